@@ -4,8 +4,8 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo race fuzz lint check-onnx conformance examples scenarios chaos bench \
-	packages test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance examples dashboard-test scenarios chaos moto \
+	bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -29,7 +29,7 @@ demo: build
 # between goroutines, and go test runs as many packages at a time as there are cores.
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -cpu 1 -timeout 20m $$(go list ./... | \
-		grep -vE '/(api/names|client/queries|leader(/.*)?|profiles(/.*)?|runtime/queue|sim(/.*)?)$$')
+		grep -vE '/(api/names|client/queries|cmd/.*/placecmd|leader(/.*)?|profiles(/.*)?|runtime/queue|sim(/.*)?)$$')
 	go test -trimpath -vet=off -race -short -cpu 1 -run 'TestCompare|Throughput|TestOracle' ./sim
 
 # Every fuzz target for FUZZTIME.
@@ -52,6 +52,10 @@ conformance: build
 examples: build
 	@scripts/examples.sh
 
+# The dashboard's page: in Node, in a real Chromium, and beside a fleet. UPDATE=1 keeps new pictures.
+dashboard-test: build
+	@scripts/dashboard.sh
+
 # Every scenario of scripts/fleet, each for some seconds: fleets of agents as processes, which are
 # killed, frozen, cut off, replaced and overloaded. `go run ./scripts/fleet` lists the scenarios.
 scenarios: build
@@ -60,6 +64,10 @@ scenarios: build
 # The scenario chaos: all of that at random, for ten minutes; CHAOS_FLAGS="--for 1m" for less.
 chaos: build
 	@go run ./scripts/fleet chaos $(CHAOS_FLAGS)
+
+# Holds cloud/ec2 against moto, a program that answers like AWS.
+moto:
+	@scripts/moto.sh
 
 # Benchmarks that compare serving with ONNX Runtime alone and with a bare gRPC echo.
 bench: onnxruntime

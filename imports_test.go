@@ -33,6 +33,15 @@ const exporters = "go.opentelemetry.io/otel/sdk"
 
 var network = []string{"net", "google.golang.org/grpc", "github.com/hashicorp/memberlist"}
 
+// only says which folder alone may import a package from elsewhere, whatever the rules say.
+var only = map[string]string{
+	"github.com/aws/aws-sdk-go-v2/service/ec2":     "cloud/ec2",
+	"github.com/aws/aws-sdk-go-v2/service/pricing": "cloud/ec2",
+	"github.com/aws/aws-sdk-go-v2/service/sts":     "cloud/ec2",
+	"gocloud.dev":       "models/store/remote",
+	"oras.land/oras-go": "models/store/oci",
+}
+
 // rules are the design's arrows, inwards. Tests may import more.
 var rules = []rule{
 	{
@@ -50,8 +59,25 @@ var rules = []rule{
 	},
 	{
 		folder: "models", imports: []string{"api", "runtime/queue"}, never: network,
-		reason: "what can be served is a matter of files; how it runs and who asks is for others, " +
+		reason: "what can be served is a matter of files; how it runs and who asks is for " +
+			"others, " +
 			"but for the names of the policies",
+	},
+	{
+		folder: "models/store", never: network,
+		reason: "what a store holds is a matter of documents and sums, whichever store it is",
+	},
+	{
+		folder: "models/store/releases", imports: []string{"api", "models/store"}, never: network,
+		reason: "what is released is a document in a store, whichever store it is",
+	},
+	{
+		folder: "models/store/oci", imports: []string{"models/store"},
+		reason: "one package speaks to registries, and knows what a store keeps there",
+	},
+	{
+		folder: "models/store/remote", imports: []string{"models/store"},
+		reason: "one package speaks to the clouds' stores, and cmd alone brings it along",
 	},
 	{
 		folder: "runtime", imports: []string{"api", "models", "api/names", "runtime/queue"},
@@ -94,13 +120,52 @@ var rules = []rule{
 		reason: "matching is pure, and what else the leader does builds on it",
 	},
 	{
+		folder: "leader/place", imports: []string{"api/names", "leader/internal", "profiles"},
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "what agents should hold is arithmetic on types, rates and demand",
+	},
+	{
+		folder: "leader/place/rivals", imports: []string{"leader/place"},
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "rivals decide as the placement does, from the same values",
+	},
+	{
+		folder: "leader/inquire", imports: []string{"leader/match", "api/names"},
+		never:  append([]string{"log", "os"}, network...),
+		reason: "a gateway without a leader decides by the same prices and latencies",
+	},
+	{
+		folder: "leader/canary",
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "which version a query gets is arithmetic that gateways, leaders and workers share",
+	},
+	{
+		folder: "leader/rent", imports: []string{"profiles"},
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "what to rent and to return is arithmetic on what is seen",
+	},
+	{
+		folder: "leader/rent/choose", imports: []string{"leader/plan", "leader/rent", "profiles"},
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "how many of each type to rent is arithmetic on demand and prices",
+	},
+	{
+		folder: "cloud", imports: []string{"cloud", "leader/rent", "profiles"},
+		reason: "renting machines is a matter of a provider's calls; what to rent is decided " +
+			"elsewhere",
+	},
+	{
+		folder: "cloud/ec2", imports: []string{"cloud", "leader/rent", "profiles"},
+		reason: "one package speaks to AWS, and what it says to it is in one place",
+	},
+	{
 		folder: "gossip", never: nil,
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
 		folder: "client", imports: []string{
-			"api", "client/queries", "api/names", "profiles", "leader/match", "leader/election",
-			"runtime/queue",
+			"api", "client/queries", "api/names", "profiles", "leader/inquire", "leader/match",
+			"leader/election", "leader/canary", "runtime/queue",
 		},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
@@ -142,22 +207,30 @@ var rules = []rule{
 		reason: "all rooms of the agent wrap its errors, so it can know none of them",
 	},
 	{
+		folder: "agent/dashboard", imports: []string{"agent/members", "api", "profiles"},
+		never:  []string{exporters},
+		reason: "the page shows what the other rooms hand in, and none of them needs it",
+	},
+	{
 		folder: "agent/members", imports: []string{
-			"agent/outcome", "api", "gossip", "models", "api/names", "profiles",
+			"agent/outcome", "api", "client/stream", "gossip", "models", "api/names", "profiles",
 		},
-		reason: "who is there does not depend on what this agent does for others, nor on who leads",
+		reason: "who is there does not depend on what this agent does for others, nor on who " +
+			"leads; it keeps the connections to the others",
 	},
 	{
 		folder: "agent/worker", imports: []string{
 			"agent/members", "agent/outcome", "api", "models", "api/names", "profiles", "runtime",
+			"leader/canary", "leader/place",
 		},
+		never: []string{module + "leader/place/replan"},
 		reason: "what an agent does for others does not depend on who leads, nor on how clients " +
-			"reach it",
+			"reach it; of placement it knows the form of layouts",
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models",
-			"api/names",
+			"agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/worker",
+			"api", "client", "models", "api/names",
 			"runtime",
 		},
 		never: []string{"github.com/spf13", exporters},
@@ -165,8 +238,29 @@ var rules = []rule{
 			"members'",
 	},
 	{
+		folder: "agent/renting", imports: []string{"api", "cloud", "leader", "profiles"},
+		never:  []string{module + "agent", module + "cloud/ec2", module + "cloud/process"},
+		reason: "the leader rents from whichever provider it is handed",
+	},
+	{
+		folder: "agent/modelstore", imports: []string{"api", "models"},
+		never:  []string{module + "agent", module + "models/store/remote"},
+		reason: "which versions are fetched follows from what it is told of the fleet",
+	},
+	{
+		folder: "agent/shadow", imports: []string{"api", "client"},
+		never:  []string{module + "agent"},
+		reason: "answers are compared without knowing who serves or leads",
+	},
+	{
+		folder: "agent/releasing", imports: []string{"api", "leader"},
+		never:  []string{module + "agent", module + "models/store"},
+		reason: "which versions are released is known without knowing where they are kept",
+	},
+	{
 		folder: "agent/lead", imports: []string{
-			"agent/members", "agent/outcome", "api", "leader", "api/names", "profiles",
+			"agent/members", "agent/outcome", "agent/releasing", "agent/renting", "api", "leader",
+			"api/names", "profiles",
 		},
 		reason: "who leads, and what a leader tells whom, does not depend on what this agent " +
 			"does for others",
@@ -176,7 +270,9 @@ var rules = []rule{
 		imports: []string{
 			"agent", "api", "client", "gossip", "leader", "models", "api/names", "profiles",
 			"runtime",
-		}, never: []string{"github.com/spf13", exporters},
+			"cloud",
+		}, never: []string{"github.com/spf13", exporters, module + "cloud/ec2",
+			module + "cloud/process", module + "models/store/remote"},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so " +
 			"are its settings",
 	},
@@ -216,6 +312,11 @@ func fault(dir, imported string) error {
 	r := ruleOf(dir)
 	if r == nil {
 		return fmt.Errorf("%s has no rule: add one to the list, with its reason", dir)
+	}
+	for path, folder := range only {
+		if under(imported, path) && !under(dir, folder) {
+			return fmt.Errorf("%s imports %s, which is for %s alone", dir, imported, folder)
+		}
 	}
 	for _, never := range r.never {
 		if under(imported, never) {
@@ -383,6 +484,9 @@ func TestImportRules(t *testing.T) {
 		{"runtime/queue/merge", module + "profiles", false},
 		{"leader/match", module + "runtime/queue/merge", true},
 		{"leader", module + "runtime/queue/merge", false},
+		{"leader/place", "math/rand/v2", true},
+		{"leader/place", module + "leader/match", false},
+		{"leader/place", "gonum.org/v1/gonum/optimize", false},
 		{"sim", module + "runtime/queue/merge", true},
 		{"client", module + "runtime/queue/merge", true},
 		{"models", module + "runtime/queue/merge", true},
@@ -392,6 +496,10 @@ func TestImportRules(t *testing.T) {
 		{"runtime/queue", "gonum.org/v1/gonum/stat", false},
 		{"api/oip", module + "models", false},
 		{"cmd/muster", module + "sim", true},
+		{"cloud/ec2", "github.com/aws/aws-sdk-go-v2/service/ec2/types", true},
+		{"cloud/process", "github.com/aws/aws-sdk-go-v2/service/ec2", false},
+		{"cmd/muster", "github.com/aws/aws-sdk-go-v2/service/pricing", false},
+		{"cloud", module + "agent", false},
 		{"stray", "fmt", false},
 	} {
 		if err := fault(tt.dir, tt.imported); (err == nil) != tt.allowed {

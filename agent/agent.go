@@ -18,18 +18,28 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/muster-serve/muster/agent/dashboard"
 	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/modelstore"
+	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/renting"
 	"github.com/muster-serve/muster/agent/serve"
+	"github.com/muster-serve/muster/agent/shadow"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -40,7 +50,8 @@ import (
 // While Run runs, the agent has these goroutines: those of its three servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
 // lead.Leader; and one each that waits for the first models, updates the gateway's view of the
-// fleet, finds out the instance type, and forgets what belongs to removed versions and agents. All
+// fleet, finds out the instance type, gathers the dashboard's beats, and forgets what belongs to
+// removed versions and agents. All
 // have ended when Run returns.
 type Agent struct {
 	config  Config
@@ -57,13 +68,22 @@ type Agent struct {
 	receiveTimeout time.Duration
 	// sendTimeout is [serve.SendTimeout], except in tests.
 	sendTimeout time.Duration
+	// newReplanner is [lead.Config.Replanner], nil except in tests.
+	newReplanner func(replan.Config, replan.Memory) (lead.Replanner, error)
 	// spoken is the range of protocol versions that this agent speaks: control.Spoken, except in
 	// tests.
 	spoken control.Versions
 
 	name      names.AgentName // unique in the fleet
 	catalogue *profiles.Catalogue
-	library   *profiles.Library // the profiles that come with the program
+	library   *profiles.Library  // the profiles that come with the program
+	slow      profiles.Slowdowns // measured; nil: none
+	// rents opens the provider of a policy; nil: this agent rents nothing.
+	rents func(p *policy.Policy, join string) (cloud.Provider, error)
+	// openStore opens the model store at a URL; nil: Config.ModelStore must be empty.
+	openStore func(ctx context.Context, url string) (*store.Store, error)
+	rented    atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it
+	ends      atomic.Pointer[notice]         // of this machine's end; nil: there was none
 	// a profiles.InstanceType; unset until the agent has found out its type
 	typ atomic.Value
 
@@ -75,6 +95,11 @@ type Agent struct {
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
 	leading    *lead.Leader
+	renting    *renting.Renting
+	releases   *releasing.Releases  // what versions of models are released
+	stored     *modelstore.Follower // nil: there is no model store
+	shadows    *shadow.Comparer
+	hub        *dashboard.Hub
 	worker     *worker.Worker
 	gateway    *client.Gateway
 	executor   runtime.Executor
@@ -127,6 +152,9 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		}
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
+	if config.Rented != "" && config.Rented != rentedEC2 {
+		a.rented.Store(rentedOf(config.Rented))
+	}
 	return a, nil
 }
 
@@ -144,12 +172,17 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	if config.Executor == "emulated" {
 		return worker.Emulate(profiles.InstanceType(config.InstanceType), config.Profile)
 	}
+	cores, lanes := config.Cores, config.Lanes
+	if config.Layout != "" {
+		cores, lanes = config.cores(), config.lanes()
+	}
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
 		Provider:    runtime.Provider(config.Provider),
-		Cores:       config.Cores,
-		Lanes:       config.Lanes,
+		Cores:       cores,
+		Lanes:       lanes,
 		MapData:     config.ModelData == "mapped",
+		Kernels:     config.Kernels == "on",
 		Logger:      logger,
 	})
 }
@@ -162,6 +195,11 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 // Run returns nil after a drain, or the reason why the agent could not serve. It may be called
 // once.
 func (a *Agent) Run(ctx context.Context) error {
+	if a.config.ModelStore != "" {
+		if err := os.MkdirAll(a.config.ModelDir, 0o755); err != nil {
+			return fmt.Errorf("model-dir: %w", err)
+		}
+	}
 	if err := checkModelDir(a.config.ModelDir); err != nil {
 		return err
 	}
@@ -204,17 +242,34 @@ func (a *Agent) open() (err error) {
 			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
 	id := 1 + rand.Uint64N(math.MaxUint64)
+	layout, err := a.config.layout()
+	if err != nil {
+		return err // Validate has checked it
+	}
+	if a.slow, err = a.slowdowns(); err != nil {
+		return err
+	}
 	a.worker, err = worker.Open(worker.Config{
-		Executor: a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(),
+		Slowdowns: a.slow,
+		Executor:  a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(), Layout: layout,
 		MaxWaitingQueries: a.config.MaxWaitingQueries, MaxWaitingBytes: a.config.MaxWaitingBytes,
 		ModelDir: a.config.ModelDir, LoadTimeout: a.config.LoadTimeout,
+		LoadByCall: a.config.ModelControl == "explicit",
+		Placed:     a.config.ModelControl == "leader", ModelMemory: a.config.ModelMemory,
+		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
+		StateDir: a.config.StateDir, Changed: func() { a.members.SelfChanged() },
 		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
 		Gateway: id, Leading: following{a},
-		Own: func() *control.Member { return a.members.Own() },
+		Desired: func() *control.DesiredFleet { return a.renting.Desired() },
+		Own:     func() *control.Member { return a.members.Own() },
 		ToldByLeader: func(m *control.LeaderMessage) {
 			a.members.ToldByLeader(m)
+			a.renting.Heard(m.GetFleet())
+			a.releases.Heard(m.GetReleases())
 		},
-		Callers: serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
+		Releases: func() []*control.Release { return a.releases.All() },
+		Release:  func(model string) canary.Release { return a.releases.Of(model) },
+		Callers:  serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
 		Full:    func(ctx context.Context) error { return a.server.Full(ctx) },
 		Loaded:  func(v *models.Version) { a.server.Loaded(v) },
 		Observe: a.observe,
@@ -226,7 +281,7 @@ func (a *Agent) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if len(a.worker.Repository().Index()) == 0 {
+	if len(a.worker.Repository().Index()) == 0 && a.config.ModelStore == "" {
 		a.log.Warn("there is no model yet; it will be served as soon as there is one",
 			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
 	}
@@ -243,7 +298,18 @@ func (a *Agent) open() (err error) {
 		Loaded:    func(l *control.LaneLoad) { a.gateway.SetLoads([]*control.LaneLoad{l}) },
 		Log:       a.log,
 	})
+	a.guard.KnowFamilies(a.members.Family)
 	a.keyring = members.NewKeyring(a.members, a.config.gossipKeyFile())
+	a.hub = dashboard.NewHub(dashboard.HubConfig{
+		Self: a.name, Members: a.members, Leading: following{a}, Events: a.events, Log: a.log,
+	})
+	if err = a.openRenting(); err != nil {
+		return err
+	}
+	a.openReleases()
+	if err = a.follow(); err != nil {
+		return err
+	}
 	if a.leading, err = a.newLeading(); err != nil {
 		return err
 	}
@@ -260,16 +326,27 @@ func (a *Agent) open() (err error) {
 	if err != nil {
 		return err
 	}
+	a.shadows = shadow.New(shadow.Config{
+		OnTrial: func(model string) bool { return a.releases.Of(model).OnTrial() },
+		View:    a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
+		Transport: client.Remote{
+			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
+				return a.members.Dial(m.AgentName())
+			},
+		},
+	})
 	a.metrics.watchGossip(a.gossip.Stats)
 	a.server = serve.New(serve.Config{
 		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
-		Leading: following{a}, Gateway: a.gateway,
+		Leading: following{a}, Gateway: a.gateway, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
+		Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
 		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout,
 		SendTimeout: a.sendTimeout,
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
 		Encrypted: a.config.Security.TLS(),
-		Pprof:     a.config.Pprof, Version: Version(),
+		Dashboard: a.openDashboard(), Beats: a.hub,
+		Pprof: a.config.Pprof, Version: Version(),
 		Closing: a.closing, Drain: func() { a.askedToStop() }, Draining: a.draining.Load,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
@@ -281,9 +358,10 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 	config := lead.Config{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
-		Library: a.library, Tracer: a.tracer,
-		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker},
-		Counts: a.worker, Registry: a.metrics.registry, Log: a.log,
+		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.newReplanner,
+		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Beat: a.hub.Led,
+		Counts: a.worker, Renting: a.renting, Releasing: a.releases, Registry: a.metrics.registry,
+		Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
@@ -408,12 +486,18 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { a.members.Run(fleetCtx); return nil })
 	group.Go(func() error { a.server.Follow(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
+	group.Go(func() error { a.watchMachine(failed); return nil })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.Run(fleetCtx) })
+	group.Go(func() error { a.hub.Run(fleetCtx); return nil })
+	if a.stored != nil {
+		group.Go(func() error { a.runStore(failed); return nil })
+	}
 	group.Go(func() error {
 		select {
 		case <-a.worker.Repository().Settled():
 			a.server.Settle()
+			a.members.SelfChanged() // it is ready
 			if !a.draining.Load() {
 				a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
 			}
@@ -424,6 +508,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 
 	<-failed.Done()
 	a.drain(ctx)
+	a.shadows.Close()
 	a.gateway.Close()
 	leaveFleet()
 	a.leaveGossip()

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	goruntime "runtime"
 	"strings"
 	"sync"
@@ -33,7 +34,8 @@ import (
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// zooDir holds the small models; tests must not write there.
+// zooDir holds the small models, for agents in real time; tests must not write there. On a busy
+// machine a query may wait for longer than a model's own deadline, so theirs are longer.
 var zooDir = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "muster-agent-test")
 	if err != nil {
@@ -42,6 +44,19 @@ var zooDir = sync.OnceValues(func() (string, error) {
 	for _, model := range zoo.Names() {
 		if _, err := zoo.Generate(context.Background(), dir, model,
 			zoo.Options{Scale: zoo.Small}); err != nil {
+			return "", err
+		}
+		config := filepath.Join(dir, model, models.ConfigFile)
+		settings, err := os.ReadFile(config)
+		if err != nil {
+			return "", err
+		}
+		patient := regexp.MustCompile(`(?m)^deadline_ms: .*$`).ReplaceAll(settings,
+			[]byte("deadline_ms: 30000"))
+		if bytes.Equal(patient, settings) {
+			return "", fmt.Errorf("%s has no deadline", config)
+		}
+		if err := os.WriteFile(config, patient, 0o644); err != nil {
 			return "", err
 		}
 	}

@@ -93,11 +93,11 @@ func TestQueryAllocations(t *testing.T) {
 		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() })
 		f.led(worker, gateway)
 		led := func(*client.Client) bool { return gateway.gateway.Leader() == worker.name }
-		measure("a client of the protocol, gateway and worker", gateway, 422.5, led,
+		measure("a client of the protocol, gateway and worker", gateway, 318, led,
 			client.WithoutFleet())
 		led = func(c *client.Client) bool {
 			return c.Gateway() != nil && c.Gateway().Leader() == worker.name
 		}
-		measure("the SDK, leader and worker", worker, 253.8, led)
+		measure("the SDK, leader and worker", worker, 152, led)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -32,6 +33,23 @@ type Config struct {
 	// ModelDir is the model repository. It must exist, and may be empty.
 	// Default ./model-repository.
 	ModelDir string
+	// ModelStore is the URL of a model store whose models are fetched into ModelDir, which the
+	// agent then makes; see package remote for the URLs. Empty, the default, fetches none. The
+	// fields below have an effect only with it.
+	ModelStore string
+	// StoreModels are the names of the models to fetch; none, the default, means all.
+	StoreModels []string
+	// ModelCacheSize is how many bytes the store's files may take in ModelDir; 0, the default, is
+	// no bound. What is loaded is never removed for it.
+	ModelCacheSize int64
+	// StoreRate is how many bytes a second the agent receives of the store and of other agents, and
+	// sends to them. Must be 0, which is no bound, or at least 1 MiB. Default 128 MiB.
+	StoreRate int64
+	// StorePoll is the time between two looks at the store. Must be > 0. Default 15 s.
+	StorePoll time.Duration
+	// RequireSignature is the path of a file with public keys of minisign, of which one must have
+	// signed each version. Empty, the default, requires none.
+	RequireSignature string
 	// StateDir is the directory for what must survive a restart: the last epoch and the learned
 	// latency profiles. The agent makes the directory if there is none; an agent that cannot write
 	// to it never leads. Default ./state.
@@ -43,6 +61,14 @@ type Config struct {
 	// Lanes is how many queries run at once, in [1, Cores], each on its share
 	// of the cores; 0 means 1, which is the default.
 	Lanes int
+	// Layout gives models lanes on cores of their own, as "rm2:2x1+wnd:1x1": rm2 two lanes of one
+	// core each, wnd one. The agent then has these lanes and models only; with ModelControl
+	// "leader" the leader moves lanes between them as their loads change. Default "": all models
+	// have all lanes.
+	Layout string
+	// Sharing is the path of a file of `muster profile --pairs`: what is learned of models beside each
+	// other starts from the slowdowns measured there. Default "": from none.
+	Sharing string
 	// Executor is what runs the models: "onnx", or "emulated", which runs nothing
 	// and waits as long as Profile says. Default "onnx".
 	Executor string
@@ -56,6 +82,16 @@ type Config struct {
 	// ModelData says where the external data of loaded models is held: "memory" copies it, "mapped"
 	// maps the files, which nobody may then write to. Default "memory".
 	ModelData string
+	// Kernels says whether lookups in embedding tables run as operators of package kernels: "on",
+	// or "off" for ONNX Runtime's own. Default "on".
+	Kernels string
+	// ModelControl says when models load: "poll" is at start and whenever their files change,
+	// "explicit" by calls alone, and "leader" when the fleet's leader places them here. Default
+	// "poll".
+	ModelControl string
+	// ModelMemory is how many bytes models may take in all where the leader places them; 0, the
+	// default, is the memory that the agent may use, less a tenth and less what it uses otherwise.
+	ModelMemory int64
 	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
 	// one embedded in the binary. Default empty.
 	ONNXRuntimeLib string
@@ -104,6 +140,12 @@ type Config struct {
 	// use the same kind of security. Default: no TLS, and every caller may do everything.
 	Security secure.Config
 
+	// Rent is the path of a fleet.yaml: while this agent leads, it rents and returns machines.
+	// Empty, the default, rents none.
+	Rent string
+	// Rented is what this machine is to the fleet that has rented it: "ID SLOT ZONE", or "ec2",
+	// which asks EC2's metadata service. Empty, the default, asks that unless InstanceType is set.
+	Rented string
 	// Leader is the agent's role in elections: "never" stands for none; "must" wins over "may".
 	// Default "may".
 	Leader string
@@ -121,6 +163,10 @@ type Config struct {
 	// come with the program. Empty, the default, means none.
 	Catalogue string
 
+	// Dashboard serves a page that shows the fleet, under /dashboard/ on the HTTP address. Default
+	// true.
+	Dashboard bool
+
 	// Pprof serves Go's profiles under /debug/pprof/ on the metrics address.
 	// Default false.
 	Pprof bool
@@ -134,9 +180,13 @@ func DefaultConfig() Config {
 		MetricsAddress:    "127.0.0.1:8002",
 		ModelDir:          "./model-repository",
 		StateDir:          "./state",
+		StoreRate:         128 << 20,
+		StorePoll:         15 * time.Second,
 		Executor:          "onnx",
 		Provider:          "auto",
 		ModelData:         "memory",
+		Kernels:           "on",
+		ModelControl:      "poll",
 		GossipAddress:     "127.0.0.1:7946",
 		Leader:            "may",
 		Policy:            match.DefaultPolicy,
@@ -145,11 +195,18 @@ func DefaultConfig() Config {
 		LoadTimeout:       models.DefaultLoadTimeout,
 		Limits:            secure.Limits{Connections: 384, Calls: 384},
 		DrainTimeout:      30 * time.Second,
+		Dashboard:         true,
 	}
 }
 
 // Providers are the values of Config.Provider.
 func Providers() []string { return []string{"auto", "cpu", "cuda"} }
+
+// KernelSwitch are the values of Config.Kernels.
+func KernelSwitch() []string { return []string{"on", "off"} }
+
+// ModelControls are the values of Config.ModelControl.
+func ModelControls() []string { return []string{"poll", "explicit", "leader"} }
 
 // ModelDatas are the values of Config.ModelData.
 func ModelDatas() []string { return []string{"memory", "mapped"} }
@@ -186,6 +243,20 @@ func (c Config) Validate() error {
 	if c.ModelDir == "" {
 		fault("model-dir: empty, want the path of a directory")
 	}
+	if c.StoreRate != 0 && c.StoreRate < 1<<20 {
+		fault("model-store-rate: %d, want 0, which is no bound, or at least %d", c.StoreRate, 1<<20)
+	}
+	if c.StorePoll <= 0 {
+		fault("model-store-poll: %v, want more than 0", c.StorePoll)
+	}
+	if c.ModelCacheSize < 0 {
+		fault("model-cache-size: %d, want 0, which is no bound, or more", c.ModelCacheSize)
+	}
+	if c.ModelStore == "" && (len(c.StoreModels) > 0 || c.ModelCacheSize != 0 ||
+		c.RequireSignature != "") {
+		fault("model-store: empty, want the store that store-models, model-cache-size or " +
+			"require-signature are about")
+	}
 	if c.StateDir == "" {
 		fault("state-dir: empty, want the path of a directory")
 	}
@@ -195,11 +266,30 @@ func (c Config) Validate() error {
 	} else if cores := c.cores(); c.Lanes < 0 || c.Lanes > cores {
 		fault("lanes: %d, want 1 to %d (the cores), or 0 for one", c.Lanes, cores)
 	}
+	if c.Layout != "" {
+		if _, err := c.layout(); err != nil {
+			fault("layout: %w", err)
+		}
+		if c.Lanes != 0 || c.Cores != 0 {
+			fault("layout: it says which lanes and cores there are, so lanes and cores must not")
+		}
+	}
 	if !slices.Contains(Providers(), c.Provider) {
 		fault("provider: %q, want one of %q", c.Provider, Providers())
 	}
 	if !slices.Contains(ModelDatas(), c.ModelData) {
 		fault("model-data: %q, want one of %q", c.ModelData, ModelDatas())
+	}
+	if !slices.Contains(KernelSwitch(), c.Kernels) {
+		fault("kernels: %q, want one of %q", c.Kernels, KernelSwitch())
+	}
+	if !slices.Contains(ModelControls(), c.ModelControl) {
+		fault("model-control: %q, want one of %q", c.ModelControl, ModelControls())
+	}
+	if c.ModelMemory < 0 {
+		fault("model-memory: %d, want 0 or more", c.ModelMemory)
+	} else if c.ModelMemory > 0 && c.ModelControl != "leader" {
+		fault("model-memory: %d without model-control leader, which alone minds it", c.ModelMemory)
 	}
 	if c.MaxWaitingQueries <= 0 {
 		fault("max-waiting-queries: %d, want more than 0", c.MaxWaitingQueries)
@@ -236,6 +326,15 @@ func (c Config) Validate() error {
 	}
 	if !slices.Contains(Roles(), c.Leader) {
 		fault("leader: %q, want one of %q", c.Leader, Roles())
+	}
+	if c.Rent != "" && c.Leader == "never" {
+		fault("rent: %q, want none: only an agent that may lead rents", c.Rent)
+	}
+	if c.Rented != "" && c.Rented != rentedEC2 && rentedOf(c.Rented) == nil {
+		fault(
+			"rented: %q, want \"ec2\", or \"ID SLOT ZONE\" with a slot such as "+
+				"r5n.large/on-demand/0/0",
+			c.Rented)
 	}
 	if !slices.Contains(match.Policies(), c.Policy) {
 		fault("policy: %q, want one of %q", c.Policy, match.Policies())
@@ -389,8 +488,35 @@ func validateInstanceType(name string) error {
 	return nil
 }
 
+// mostShared bounds the cores of a layout, by those of the machine.
+const mostShared = 16
+
+// layout is Layout as a value.
+func (c Config) layout() (place.Layout, error) {
+	if c.Layout == "" {
+		return place.Layout{}, nil
+	}
+	l, err := place.ParseLayout(c.Layout)
+	if err != nil {
+		return l, err
+	}
+	if err := worker.CheckLayout(l); err != nil {
+		return l, fmt.Errorf("%q: %w", c.Layout, err)
+	}
+	// With more cores than there are, lanes share them and are not pinned.
+	if _, cores := worker.LanesOf(l); cores > mostShared*goruntime.NumCPU() {
+		return l, fmt.Errorf("%q: %d cores, and the machine has %d: want at most %d times as many",
+			c.Layout, cores, goruntime.NumCPU(), mostShared)
+	}
+	return l, nil
+}
+
 // cores is Cores with its default filled in.
 func (c Config) cores() int {
+	if l, err := c.layout(); err == nil && len(l.Partitions) > 0 {
+		_, cores := worker.LanesOf(l)
+		return cores
+	}
 	if c.Cores == 0 {
 		return goruntime.NumCPU()
 	}
@@ -398,4 +524,10 @@ func (c Config) cores() int {
 }
 
 // lanes is Lanes with its default filled in.
-func (c Config) lanes() int { return max(c.Lanes, 1) }
+func (c Config) lanes() int {
+	if l, err := c.layout(); err == nil && len(l.Partitions) > 0 {
+		lanes, _ := worker.LanesOf(l)
+		return lanes
+	}
+	return max(c.Lanes, 1)
+}

@@ -30,6 +30,12 @@ func TestFleetSettings(t *testing.T) {
 		{func(c *Config) { c.Executor = "emulated" }, "instance-type: empty"},
 		{func(c *Config) { c.Profile = "shipped" }, "profile: \"shipped\", want none"},
 		{func(c *Config) { c.InstanceType = "two words" }, "instance-type: \"two words\""},
+		{func(c *Config) { c.Layout = "rm2:" }, "layout: layout \"rm2:\""},
+		{func(c *Config) { c.Layout = "rm2" }, "rm2 has no lanes, want :LANESxCORES"},
+		{func(c *Config) { c.Layout = "-" }, "layout: \"-\": holds nothing"},
+		{func(c *Config) { c.Layout = "rm2/3:1x1" }, "rm2/3 names a version"},
+		{func(c *Config) { c.Layout = "rm2:4000x1" }, "4000 cores, and the machine has"},
+		{func(c *Config) { c.Layout, c.Lanes = "rm2:1x1", 1 }, "so lanes and cores must not"},
 	} {
 		config := DefaultConfig()
 		tt.change(&config)

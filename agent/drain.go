@@ -10,16 +10,17 @@ import (
 const handOver = 100 * time.Millisecond
 
 // drain resigns the leadership, lets the queries that the agent holds finish, and closes the
-// servers, all within Config.DrainTimeout. It blocks until then. In a fleet the agent goes on
+// servers, all within drainTimeout. It blocks until then. In a fleet the agent goes on
 // serving meanwhile: its gateway sends new queries to other agents.
 func (a *Agent) drain(ctx context.Context) {
 	start := time.Now()
 	a.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
-	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone",
+	timeout := a.drainTimeout()
+	a.log.Info("draining", "timeout_ms", timeout.Milliseconds(), "alone",
 		a.server.Alone(), eventKey, "draining")
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 
 	if !a.server.Alone() {

@@ -31,7 +31,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Seeds:     a.config.Join,
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
-		Meta:      members.MetaOf(a.describe()).Encode(),
+		Meta:      members.MetaOf(a.introduce()).Encode(),
 		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.spoken) },
 		Logger:    a.log,
 
@@ -73,7 +73,9 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 func (a *Agent) learnInstanceType(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, identityTimeout)
 	defer cancel()
-	t := a.config.instanceType(asking, imds.Options{Endpoint: a.network.metadata})
+	t := a.config.instanceType(asking, imds.Options{
+		Endpoint: a.network.metadata, HTTPClient: a.network.metadataClient,
+	})
 	a.typ.Store(t)
 	a.log.Info("instance type", "instance_type", string(t))
 	a.members.SelfChanged()
@@ -92,20 +94,31 @@ func (a *Agent) leaveGossip() {
 }
 
 // describe returns this agent's description, with revision 0: its name, addresses, type, price and
-// models.
-func (a *Agent) describe() *control.Member {
+// models. apart says of models that name a family and do not fit into it why.
+func (a *Agent) describe() (m *control.Member, apart map[string]string) {
+	m, apart = a.worker.Describe()
+	m.Rank = uint32(a.rank())
+	a.sign(m)
+	return m, apart
+}
+
+// introduce returns this agent's description while it has no worker yet.
+func (a *Agent) introduce() *control.Member {
 	m := &control.Member{InstanceType: string(a.instanceType())}
-	if a.worker != nil { // nil only while Run still opens the parts
-		m = a.worker.Describe()
-		m.Rank = uint32(a.rank())
-	}
+	a.sign(m)
+	return m
+}
+
+// sign adds to a description what does not depend on the worker.
+func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role, m.Software = string(a.name), a.advertised, a.config.Leader, Version()
 	m.Protocol, m.NewestProtocol = a.spoken.Oldest, a.spoken.Newest
 	m.Draining = a.draining.Load()
+	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
+	m.Ready = a.server != nil && a.server.Ready()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}
-	return m
 }
 
 // instanceType is this machine's instance type; "" until learnInstanceType has found it.

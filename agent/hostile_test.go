@@ -471,6 +471,7 @@ func TestGarbage(t *testing.T) {
 	for _, method := range []string{
 		control.Control_Match_FullMethodName, control.Control_Link_FullMethodName,
 		control.Control_Probe_FullMethodName, control.Control_Keyring_FullMethodName,
+		control.Control_Queries_FullMethodName,
 	} {
 		for _, body := range [][]byte{
 			frame(hello)[:3], frame(hello)[:8], append(frame(hello), frame(hello)[:8]...),

@@ -46,8 +46,8 @@ func taking(mean time.Duration) func(*Agent) {
 // the speed half the queries, once the reports have told it so.
 func TestWeightedRoundRobin(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(taking(4 * time.Millisecond)),
-			f.start(taking(8 * time.Millisecond))}
+		agents := []*fleetAgent{f.start(taking(8 * time.Millisecond)),
+			f.start(taking(16 * time.Millisecond))}
 		list := manual.NewBuilderWithScheme("agents")
 		var state resolver.State
 		for _, a := range agents {
@@ -69,7 +69,7 @@ func TestWeightedRoundRobin(t *testing.T) {
 		}
 		defer conn.Close()
 		to := inference.NewGRPCInferenceServiceClient(conn)
-		// shares sends 200 queries/s, of 375 that the two could serve, and returns how many each
+		// shares sends 100 queries/s, of 188 that the two could serve, and returns how many each
 		// agent got.
 		shares := func(d time.Duration) [2]float64 {
 			var before, got [2]float64
@@ -81,7 +81,8 @@ func TestWeightedRoundRobin(t *testing.T) {
 			}
 			count(&before)
 			var sent sync.WaitGroup
-			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 *
+				time.Millisecond) {
 				sent.Go(func() {
 					if _, err := to.ModelInfer(f.Context(), ncfRequest(1)); err != nil {
 						f.Error(err)
@@ -124,7 +125,8 @@ func TestLoadReports(t *testing.T) {
 			if u := r.GetApplicationUtilization(); math.Abs(u-0.5) > 0.05 ||
 				math.Abs(named-0.5) > 0.05 || named > u ||
 				math.Abs(r.GetRpsFractional()-50) > 5 || r.GetEps() != 0 {
-				f.Errorf("%s: %v, want 50 queries/s that keep the lane busy half of the time", what, r)
+				f.Errorf("%s: %v, want 50 queries/s that keep the lane busy half of the time", what,
+					r)
 			}
 		}
 		trailer := func(ctx context.Context) (reports []string) {

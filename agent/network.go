@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
@@ -27,6 +28,8 @@ type network struct {
 	gossip func(*gossip.Config)
 	// metadata is the URL of EC2's metadata service; "" is EC2's usual one.
 	metadata string
+	// metadataClient asks the metadata service; nil: by HTTP.
+	metadataClient imds.HTTPClient
 	// credentials authenticate both ends of a connection between agents; nil: connections are
 	// neither encrypted nor authenticated.
 	credentials credentials.TransportCredentials

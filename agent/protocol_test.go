@@ -22,6 +22,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
 )
 
 // randomInputs are inputs that the version accepts.
@@ -285,7 +286,7 @@ func TestGRPC(t *testing.T) {
 		t.Errorf("ModelStatistics: %v, %v", stats, err)
 	}
 	index, err := a.grpc.RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
-	if err != nil || len(index.GetModels()) != 5 {
+	if err != nil || len(index.GetModels()) != len(zoo.Names()) {
 		t.Errorf("RepositoryIndex: %v, %v", index, err)
 	}
 	if _, err := a.grpc.RepositoryModelUnload(ctx,

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	goruntime "runtime"
 	"strconv"
 	"strings"
@@ -112,7 +110,12 @@ func TestOverloadBytes(t *testing.T) {
 // saying it, and else as long as its model does.
 func TestDeadlines(t *testing.T) {
 	g := newGate()
-	a := startAgent(t, testConfig(t), g)
+	config := testConfig(t)
+	var err error
+	if config.ModelDir, err = ncfDir(); err != nil { // whose deadline is its own
+		t.Fatal(err)
+	}
+	a := startAgent(t, config, g)
 	finish := a.occupy(g, 0)
 	defer finish()
 
@@ -120,7 +123,7 @@ func TestDeadlines(t *testing.T) {
 	wantCode(t, a.inferGRPC(ncfRequest(1)), "DeadlineExceeded") // the model's: 50 ms
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := a.grpc.ModelInfer(ctx, ncfRequest(1))
+	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1))
 	wantCode(t, err, "DeadlineExceeded")
 
 	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":1000},"inputs"`, 1)
@@ -284,36 +287,12 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// mergingDir holds a small NCF whose queries are merged.
-func mergingDir(t *testing.T) string {
-	t.Helper()
-	ncf, err := ncfDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(ncf)); err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.OpenFile(filepath.Join(dir, "ncf", "model.yaml"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if _, err := file.WriteString("merge: deadline\n"); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 // TestMerged: queries that wait run as one, which statistics and metrics count as one execution, and
 // from which the estimate of small queries does not grow.
 func TestMerged(t *testing.T) {
 	const floor = 50 * time.Millisecond
 	executor := runtime.NewEmulated(func(*models.Version, int) time.Duration { return floor })
-	config := testConfig(t)
-	config.ModelDir = mergingDir(t)
-	a := startAgent(t, config, executor)
+	a := startAgent(t, testConfig(t), executor)
 	for _, batchSize := range []int{1, 64, 1} { // the lane learns that a large one takes no longer
 		if err := a.inferGRPC(patient(batchSize)); err != nil {
 			t.Fatal(err)

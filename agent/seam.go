@@ -22,7 +22,10 @@ type fleet struct {
 func (f fleet) Self() names.AgentName       { return f.members.Self() }
 func (f fleet) View() *control.View         { return f.members.View() }
 func (f fleet) Proposal() *control.Proposal { return f.members.Proposal() }
-func (f fleet) Changed() <-chan struct{}    { return f.members.Changed() }
+func (f fleet) Placement() *control.Placement {
+	return f.members.Placement()
+}
+func (f fleet) Changed() <-chan struct{} { return f.members.Changed() }
 
 func (f fleet) Dial(name names.AgentName) (grpc.ClientConnInterface, error) {
 	return f.members.Dial(name)
@@ -67,6 +70,31 @@ func (f following) Status(s *control.FleetStatus) { f.agent.leading.Status(s) }
 
 // Demand implements [serve.Leading].
 func (f following) Demand(d *control.FleetDemand) bool { return f.agent.leading.Demand(d) }
+
+// Place implements [serve.Leading].
+func (f following) Place(ctx context.Context, req *control.PlaceRequest, by string) (
+	*control.PlaceResponse, error) {
+	return f.agent.leading.Place(ctx, req, by)
+}
+
+// Fleet implements [serve.Leading].
+func (f following) Fleet() (*control.FleetState, error) { return f.agent.renting.State() }
+
+// SetFleet implements [serve.Leading].
+func (f following) SetFleet(r *control.SetFleetRequest) (*control.FleetState, error) {
+	return f.agent.renting.Set(r)
+}
+
+// Release implements [serve.Leading].
+func (f following) Release(model string) (*control.ReleaseResponse, error) {
+	return f.agent.releases.State(model)
+}
+
+// SetRelease implements [serve.Leading].
+func (f following) SetRelease(ctx context.Context, r *control.SetReleaseRequest) (
+	*control.ReleaseResponse, error) {
+	return f.agent.releases.Set(ctx, r)
+}
 
 // Elect implements [worker.Leading].
 func (f following) Elect(m *control.Election) { f.agent.leading.Elect(m) }

@@ -40,7 +40,7 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 		var load sync.WaitGroup
 		load.Go(func() {
 			for !enough.Load() {
-				if failed := f.send(100, 5*time.Millisecond, agents...); len(failed) > 0 {
+				if failed := f.send(20, max(5*time.Millisecond, pace()), agents...); len(failed) > 0 {
 					f.Errorf("failed: %v", failed)
 				}
 			}

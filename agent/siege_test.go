@@ -265,7 +265,9 @@ func TestStalledQueries(t *testing.T) {
 		make([]byte, size-64)...)
 	before := liveBytes()
 	c := newRawClient(t, a.addresses.GRPC)
+	sent := make(chan struct{})
 	go func() { // or neither side would read
+		defer close(sent)
 		for range calls {
 			c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, body, false)
 		}
@@ -275,6 +277,7 @@ func TestStalledQueries(t *testing.T) {
 			t.Fatalf("refusal %d: got %q, want ResourceExhausted", i+1, code)
 		}
 	}
+	<-sent // a call is refused before the whole of it has been sent
 	if held := a.held("serve: bytes of queries"); int64(held) != config.MaxWaitingBytes {
 		t.Errorf("%d bytes are held, want %d", held, config.MaxWaitingBytes)
 	}

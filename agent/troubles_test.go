@@ -126,6 +126,9 @@ func TestClockOff(t *testing.T) {
 // finds out by how much, it gets less to do, and few queries are late; and all is as before
 // when it is over.
 func TestSlowWorker(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it sends thousands of queries")
+	}
 	testInFleet(t, func(f *testFleet) {
 		var agents []*fleetAgent
 		sites := map[*fleetAgent]*site{}

@@ -184,6 +184,12 @@ func TestStatusOfPastModels(t *testing.T) {
 	_, err := a.grpc.ModelInfer(withKey(t.Context(), feedKey),
 		&inference.ModelInferRequest{ModelName: "wnd"})
 	wantCode(t, err, "InvalidArgument")
+	counted := func(m *control.ModelStatus) bool {
+		return m.GetModel() == "wnd" && m.GetRate() > 0
+	}
+	for !slices.ContainsFunc(status(feedKey).GetModels(), counted) {
+		goruntime.Gosched() // the gateway tells the leader after it has answered
+	}
 	if err := a.worker.Repository().Unload(t.Context(), "wnd"); err != nil {
 		t.Fatal(err)
 	}
@@ -211,4 +217,34 @@ func TestStatusOfPastModels(t *testing.T) {
 			t.Errorf("with key %s: got %v, want the past model and decisions %v", key, got, sees)
 		}
 	}
+}
+
+// TestStatusOfPlacement: a client that may not query every model is not told what agents hold.
+func TestStatusOfPlacement(t *testing.T) {
+	files := newTestCA(t)
+	config := testConfig(t)
+	config.ModelControl = "leader"
+	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
+	config.Security.AccessFile = files.write("access",
+		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
+	a := startAgent(t, config, emulated())
+	a.leads()
+	of := func(key string) *control.PlacementStatus {
+		t.Helper()
+		status, err := control.NewControlClient(a.conn).Status(withKey(t.Context(), key),
+			&control.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.GetPlacement()
+	}
+	for of(feedKey) == nil {
+		goruntime.Gosched()
+	}
+	if got := of(adsKey); got != nil {
+		t.Errorf("a client of ncf is told %v", got)
+	}
+	_, err := control.NewControlClient(a.conn).Place(withKey(t.Context(), feedKey),
+		&control.PlaceRequest{Verb: "pause"})
+	wantCode(t, err, "PermissionDenied")
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/client/stream"
 )
 
 // mostAttempts is on how many servers a call is tried at most.
@@ -51,7 +52,7 @@ type Client struct {
 
 type server struct {
 	address string
-	conn    *grpc.ClientConn
+	conn    *stream.Conn
 }
 
 // An Option changes how a Client works.
@@ -110,7 +111,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 			return nil, fmt.Errorf("client: address %q: %w", address, err)
 		}
 		conn.Connect()
-		c.servers = append(c.servers, server{address, conn})
+		c.servers = append(c.servers, server{address, stream.New(conn, false)})
 	}
 	if !c.noFleet {
 		c.fleet = c.discover()
@@ -175,7 +176,7 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 			}
 			fallthrough
 		default:
-			gateway.failedWith(req.Model, req.Version, err, time.Since(sent))
+			gateway.failedWith(req, err, time.Since(sent))
 			return nil, c.newError("", err)
 		}
 	}
@@ -218,7 +219,9 @@ func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc
 }
 
 // route is the servers in the order in which to try them: round-robin, those with a connection
-// first. If none of the given servers has a connection, the agents of their fleet follow.
+// first. If none of the given servers has a connection, the agents of their fleet follow. A server
+// whose address a member says to be its own is reached by the connection to that member: nothing
+// stands between that would balance calls, so small queries may go on a stream.
 func (c *Client) route() []server {
 	members := c.fleet.members()
 	if len(c.servers) == 1 && len(members) == 0 {
@@ -227,8 +230,11 @@ func (c *Client) route() []server {
 	first := int(c.next.Add(1) % uint64(len(c.servers)))
 	order := slices.Concat(c.servers[first:], c.servers[:first])
 	for _, p := range members {
-		if !slices.ContainsFunc(c.servers, func(s server) bool { return s.address == p.address }) {
+		at := slices.IndexFunc(order, func(s server) bool { return s.address == p.address })
+		if at < 0 {
 			order = append(order, p.server)
+		} else if p.conn.GetState() == connectivity.Ready {
+			order[at] = p.server
 		}
 	}
 	ready := 0

@@ -90,6 +90,15 @@ func (f *fake) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequ
 	return &inference.ModelMetadataResponse{Name: "sum", Versions: []string{"1"}}, nil
 }
 
+func (f *fake) ModelStreamInfer(oip.InferStream) error {
+	return status.Error(codes.Unimplemented, "no streams")
+}
+
+func (f *fake) ModelConfig(context.Context, *inference.ModelConfigRequest) (
+	*inference.ModelConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "no configurations")
+}
+
 func (f *fake) ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
 	*inference.ModelStatisticsResponse, error) {
 	return &inference.ModelStatisticsResponse{

@@ -32,6 +32,21 @@ func (c *Client) Drain(ctx context.Context, agents ...string) ([]string, error) 
 	return resp.GetDraining(), err
 }
 
+// Fleet returns what the fleet's leader rents.
+func (c *Client) Fleet(ctx context.Context) (*control.FleetState, error) {
+	resp := new(control.FleetState)
+	err := c.call(ctx, control.Control_Fleet_FullMethodName, &control.FleetRequest{}, resp)
+	return orNil(resp, err)
+}
+
+// SetFleet changes what is desired of the fleet, or says what would follow.
+func (c *Client) SetFleet(ctx context.Context, req *control.SetFleetRequest) (*control.FleetState,
+	error) {
+	resp := new(control.FleetState)
+	err := c.call(ctx, control.Control_SetFleet_FullMethodName, req, resp)
+	return orNil(resp, err)
+}
+
 // LoadModelOn makes the named agent load a model, or load it again, and waits until the model takes
 // queries there; "" or "all" means every agent that has the model's files.
 func (c *Client) LoadModelOn(ctx context.Context, agent, model string) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/client/stream"
 )
 
 const (
@@ -103,7 +104,7 @@ func (d *discovery) run() {
 		plain := 0
 		for i := range servers {
 			at := (first + i) % len(servers)
-			fleet, err := d.watch(servers[at].conn)
+			fleet, err := d.watch(servers[at].conn.ClientConn)
 			if d.ctx.Err() != nil {
 				return
 			}
@@ -215,7 +216,8 @@ func (d *discovery) connect(m *control.Member) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{server: server{m.GetAddress(), conn}}
+	offered := m.Versions().Newest >= control.StreamVersion
+	p := &peer{server: server{m.GetAddress(), stream.New(conn, offered)}}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(d.ctx)
 	d.running.Go(func() { d.keep(ctx, p) })

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // sdk makes a client of the named agents. With hidden, members cannot be reached
@@ -175,8 +176,8 @@ func TestLoadsRank(t *testing.T) {
 			g.leaderless.mu.Lock()
 			defer g.leaderless.mu.Unlock()
 			g.leaderless.arrange()
-			return string(g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0,
-				1)[0].Lane])
+			return string(g.leaderless.agents[g.leaderless.priced.Rank(time.Now(),
+				&match.Inquiry{Model: "sum/1", BatchSize: 1}, 0, 1)[0].Lane])
 		}
 		load := func(agent string, age, remaining time.Duration) *control.LaneLoad {
 			return &control.LaneLoad{

@@ -255,7 +255,8 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 		return a.sum(req) // as a gateway
 	}
 	attempt, err := control.ParseAttempt(header[0],
-		strings.Join(md.Get(control.PartHeader), ","))
+		strings.Join(md.Get(control.PartHeader), ","),
+		strings.Join(md.Get(control.MergeHeader), ","))
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}

@@ -1,12 +1,14 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,10 +51,11 @@ type Gateway struct {
 
 	mu       sync.Mutex
 	queries  *queries.State
-	link     *link              // nil if none is open
-	hangUp   context.CancelFunc // ends the stream to the member that is tried or linked
-	released []queries.Action   // reservations to release
-	failed   map[Failure]uint64 // not told to the leader yet
+	link     *link                      // nil if none is open
+	hangUp   context.CancelFunc         // ends the stream to the member that is tried or linked
+	released []queries.Action           // reservations to release
+	failed   map[Failure]uint64         // not told to the leader yet
+	compared []*control.AnswersCompared // not told yet
 	watching bool
 	closed   bool
 }
@@ -61,7 +64,13 @@ type Gateway struct {
 type query struct {
 	queries.Query
 	model   string
-	version int64 // 0 means the newest
+	version int64 // 0 means the one that was released, else the newest
+	tried   int64 // the version of the last attempt, if it was released; else 0
+	// family is what the query names, nil for a model. least is the least accuracy that it demands.
+	family *fleetFamily
+	least  float64
+	// instead is the variant that is asked for at a leader that knows no families; empty before.
+	instead queries.Variant
 	batch   uint32
 	part    part // which part of a query it is, if any
 	bytes   uint64
@@ -184,6 +193,9 @@ type Failure struct {
 // of them, mostTold those of one message: an agent accepts messages of 64 KiB.
 const mostFailures, mostTold = 1 << 8, 1 << 5
 
+// hasNews reports whether the leader is to be told of more than queries. The caller holds the lock.
+func (g *Gateway) hasNews() bool { return len(g.failed)+len(g.compared) > 0 }
+
 // Failed notes that a query of the gateway's owner failed, so that the leader can tell how the
 // fleet serves. A Client notes its failures itself.
 func (g *Gateway) Failed(f Failure) {
@@ -201,25 +213,66 @@ func (g *Gateway) Failed(f Failure) {
 }
 
 // failedWith notes that a query of a Client failed with err, a time after it was sent.
-func (g *Gateway) failedWith(model, version string, err error, after time.Duration) {
+func (g *Gateway) failedWith(req *oip.Request, err error, after time.Duration) {
 	f := Failure{}
-	number, target, ok := g.Version(model, version)
+	number, target, ok := g.Version(req.Model, req.Version)
 	if ok {
-		f.Model, f.Version = model, number
+		f.Model, f.Version = req.Model, cmp.Or(req.Tried, number)
 	}
 	f.Reason = oip.ReasonAfter(oip.Reason(status.Convert(err)), after, target)
 	g.Failed(f)
 }
 
+// Compared adds to what the leader is to be told of the answers of canaries that were compared. Only
+// what agents tell counts.
+func (g *Gateway) Compared(c *control.AnswersCompared) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, known := range g.compared {
+		if known.Model == c.Model && known.Canary == c.Canary && known.Current == c.Current {
+			known.Compared += c.Compared
+			known.Wrong += c.Wrong
+			known.Sum += c.Sum
+			known.Most = max(known.Most, c.Most)
+			return
+		}
+	}
+	if len(g.compared) < mostTold {
+		g.compared = append(g.compared, c)
+	}
+	if g.link != nil && !g.closed {
+		g.awake()
+	}
+}
+
+// Family returns the family of the given name whose variants members hold; nil if there is none. The
+// caller must not change it.
+func (g *Gateway) Family(name string) *control.Family {
+	if f := g.members.Load().families[name]; f != nil {
+		return f.Family
+	}
+	return nil
+}
+
+// Loadable reports whether no member that stays holds a model, and the leader may have one load it.
+func (g *Gateway) Loadable(model string) bool {
+	m := g.members.Load().models[model]
+	if m == nil {
+		return false
+	}
+	v := m.versions[m.newest]
+	return v != nil && v.loadable
+}
+
 // Version returns the version of a model that a query gets which names the given one, or "", and its
-// QoS target. It reports false if no member that stays holds it.
+// QoS target. It reports false if no member that stays holds it. A family has version 0.
 func (g *Gateway) Version(model, version string) (number int64, target time.Duration, ok bool) {
 	members := g.members.Load()
-	held, number, err := members.find(model, version)
+	held, number, family, err := members.find(model, version, 0)
 	if err != nil {
 		return 0, 0, false
 	}
-	if number == 0 {
+	if number == 0 && family == nil {
 		number = members.models[model].newest
 	}
 	return number, held.qosTarget, true
@@ -241,7 +294,9 @@ func (g *Gateway) Leader() names.AgentName {
 // the model's, within the bound of [oip.Timeout]. Errors are gRPC's: those that a worker or the
 // leader answered, or
 //
-//   - NotFound: no member holds the model or the version
+//   - NotFound: no member holds the model, the version, or a variant of the family that is as
+//     accurate as req demands
+//   - InvalidArgument: the query names a version of a family
 //   - Unavailable: the members that hold it are draining, or attempts have failed
 //   - DeadlineExceeded, Canceled: ctx has ended, or the gateway was closed
 //
@@ -253,15 +308,19 @@ func (g *Gateway) Leader() names.AgentName {
 // the answer has the rows of theirs in the query's order, in new memory. An error of one part is
 // that of the query, and ends the others.
 //
+// If the query names a family, each attempt is for one of its variants, which the leader chooses
+// when it chooses the lane. The answer says which it was. All parts of a query have the same.
+//
 // If ctx has an OpenTelemetry span, the gateway's steps for the query are its child spans.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	held, version, err := g.members.Load().find(req.Model, req.Version)
+	held, version, family, err := g.members.Load().find(req.Model, req.Version, req.LeastAccuracy)
 	if err != nil {
 		return nil, err
 	}
 	q := &query{
 		Query: queries.Query{Arrival: g.at(arrival)}, model: req.Model, version: version, batch: 1,
+		family: family, least: req.LeastAccuracy,
 		wake: make(chan struct{}, 1), trace: newQueryTrace(ctx),
 	}
 	q.Tag = q
@@ -293,7 +352,14 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	g.queries.Arrive(&q.Query, g.now())
 	g.awake()
 	g.leave(true)
-	return g.run(ctx, q, req)
+	resp, err := g.run(ctx, q, req)
+	if known := g.members.Load(); err != nil && q.version == 0 && known.releases[q.model].OnTrial() {
+		req.Tried = q.tried
+		if q.tried == 0 {
+			req.Tried = known.bind(q, g.config.ID)
+		}
+	}
+	return resp, err
 }
 
 // run does what is to be done for q, which may be a part, until it has its outcome.
@@ -322,6 +388,12 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	to, send := g.queries.Take(&q.Query, now)
 	if send {
 		q.abort = abort
+		if q.family != nil && to.Model == "" { // the leader knows no families
+			to.Variant = q.instead
+		}
+		if q.family == nil && to.Model != "" {
+			_, q.tried = to.Model.Split()
+		}
 	}
 	err, done = q.outcome()
 	split := q.Parts() != nil
@@ -341,13 +413,17 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		Attempt: control.Attempt{
 			Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane,
 			Reservation: to.Reservation, Part: q.part.number,
+			Merge: to.Merge, Merged: to.Merged,
 		},
 		Arrival: g.began.Add(q.Arrival),
 	}
 	if member := g.members.Load().byName[to.Agent]; member == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
 	} else {
-		resp, err = g.config.Transport.Infer(attemptCtx, member, req, &attempt)
+		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(req, to.Variant), &attempt)
+	}
+	if resp != nil && q.family != nil {
+		resp.AnsweredBy(q.model, to.Accuracy)
 	}
 	err = q.part.invalid(err)
 	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
@@ -378,6 +454,19 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		q.trace.wait()
 	}
 	return resp, err, done
+}
+
+// forVariant returns the query for an attempt: req, or if it names a family a copy that names the
+// variant. It shares the inputs, which req frees.
+func forVariant(req *oip.Request, v queries.Variant) *oip.Request {
+	if v.Model == "" {
+		return req
+	}
+	attempt := *req
+	model, version := v.Model.Split()
+	attempt.Model, attempt.Version = model, strconv.FormatInt(version, 10)
+	attempt.LeastAccuracy = 0
+	return &attempt
 }
 
 // outcome returns the query's outcome if it has one: nil for an answer, else the gRPC error.
@@ -536,7 +625,7 @@ func (g *Gateway) watch() {
 		case <-timer.C:
 			g.leaderless.prepare(time.Now())
 			g.mu.Lock()
-			if l := g.link; l != nil && len(g.failed) > 0 {
+			if l := g.link; l != nil && g.hasNews() {
 				l.kick()
 			}
 			if g.queries.Idle() {

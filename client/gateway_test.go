@@ -12,6 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -712,6 +713,27 @@ func TestNoSuchModel(t *testing.T) {
 			}
 		}
 		v := f.view()
+		could := proto.CloneOf(v.Members[0].Models[0])
+		could.Name, could.Family = "variant", "family"
+		lone := proto.CloneOf(could)
+		lone.Name, lone.Family = "lone", ""
+		v.Members[0].Loadable = []*control.Model{could, lone}
+		g.SetView(v)
+		for model, want := range map[string]codes.Code{ // wait until a leader has it loaded
+			"family": codes.DeadlineExceeded, "lone": codes.DeadlineExceeded,
+			"variant": codes.NotFound, "other": codes.NotFound,
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			req := sumQuery(1)
+			req.Model = model
+			_, err := g.Infer(ctx, req, time.Now())
+			if status.Code(err) != want || want == codes.DeadlineExceeded &&
+				!strings.Contains(err.Error(), "no agent that takes queries holds the model") {
+				t.Errorf("%s, which can be loaded: got %v, want %v", model, err, want)
+			}
+			cancel()
+		}
+		v = f.view()
 		for _, m := range v.Members {
 			m.Draining = true
 		}

@@ -136,7 +136,7 @@ type benchWorker struct {
 func (*benchWorker) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	defer req.Release()
 	if md, _ := metadata.FromIncomingContext(ctx); len(md.Get(control.AttemptHeader)) > 0 {
-		if _, err := control.ParseAttempt(md.Get(control.AttemptHeader)[0], ""); err != nil {
+		if _, err := control.ParseAttempt(md.Get(control.AttemptHeader)[0], "", ""); err != nil {
 			return nil, err
 		}
 	}

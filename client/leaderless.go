@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -29,7 +30,7 @@ const (
 	keepGone, lookGone = 10 * time.Minute, time.Minute
 )
 
-// A leaderless drives a match.Leaderless, which decides a gateway's queries while there is no
+// A leaderless drives a inquire.State, which decides a gateway's queries while there is no
 // leader. It gives it the fleet's view, prices and profiles, keeps a Probe stream to each member
 // that is asked, and hands the decisions to the gateway.
 //
@@ -48,20 +49,21 @@ type leaderless struct {
 	absent   profiles.Absence[names.TableKey]
 	looked   time.Time     // when forget last ran
 	priced   *match.Priced // nil if nothing is known to decide by
-	decision *match.Leaderless
+	decision *inquire.State
 	wakeAt   time.Time // when timer fires; zero means never
 	lanes    map[names.AgentName]match.LaneID
 	agents   map[match.LaneID]names.AgentName
 	lastLane match.LaneID
 	probers  map[match.LaneID]*prober
 	inquired map[uint64]inquired // queries with an open inquiry, by sequence
-	decided  []match.LeaderlessAction
+	decided  []inquire.Action
 }
 
 // An inquired is a query with an open inquiry.
 type inquired struct {
 	*query
-	traced *decision
+	traced   *decision
+	released names.ModelKey // the version that answers, if a release says so; else ""
 }
 
 // A profile is read from its JSON when it is first needed.
@@ -76,7 +78,7 @@ func newLeaderless(g *Gateway) *leaderless {
 		g: g, timer: time.NewTimer(time.Hour), view: &control.View{},
 		loads:    map[names.AgentName]heardLoad{},
 		profiles: map[names.TableKey]*profile{},
-		decision: match.NewLeaderless(match.DefaultProbes, rand.Uint64()),
+		decision: inquire.New(inquire.DefaultProbes, rand.Uint64()),
 		lanes:    map[names.AgentName]match.LaneID{}, agents: map[match.LaneID]names.AgentName{},
 		probers: map[match.LaneID]*prober{}, inquired: map[uint64]inquired{},
 	}
@@ -220,9 +222,14 @@ func (l *leaderless) arrange() {
 	var models []match.Model
 	for name, m := range known.models {
 		for number, v := range m.versions {
+			family := names.ModelKey("")
+			if known.families[v.family] != nil {
+				family = names.ModelKey(v.family)
+			}
 			models = append(models, match.Model{Name: names.NewModelKey(name, number),
 				QoSTarget:        max(v.qosTarget, time.Microsecond),
-				LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
+				LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize),
+				Family:           family, Accuracy: v.accuracy})
 		}
 	}
 	slices.SortFunc(
@@ -245,14 +252,21 @@ func (l *leaderless) arrange() {
 		}
 		// Every member is an instance type of its own in priced, because it may have its own price
 		// and profiles.
-		general, own := m.LaneType(), m.OwnLaneType()
+		own, general := m.OwnLaneType(), m.LaneType()
+		if parts := m.GetParts(); len(parts) > 0 && len(parts[0].GetModels()) > 0 {
+			general = m.LaneTypeOf(parts[0].GetModels()[0]) // here a member has one price
+		}
 		if i := l.price(general); i >= 0 && l.price(own) < 0 {
 			prices = append(prices, match.Price{
 				Type: own, PerMs: l.prices[i].PerMs, Service: l.prices[i].Service,
 			})
 		}
 		for i, model := range models {
-			table := l.dense(names.TableKey{Model: model.Name, Type: own}, &model)
+			name, _ := model.Name.Split()
+			general := m.LaneTypeOf(name)
+			table := l.dense(names.TableKey{
+				Model: model.Name, Type: general.Own(m.AgentName()),
+			}, &model)
 			if table == nil {
 				table = l.dense(names.TableKey{Model: model.Name, Type: general}, &model)
 			}
@@ -317,10 +331,12 @@ func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
 // slow is the 99th percentile of q's execution latency at an agent, 0 if unknown.
 func (l *leaderless) slow(q *query, agent names.AgentName) time.Duration {
 	known := l.g.members.Load()
-	model, member := known.profileName(q), known.byName[agent]
+	model, member := known.profileName(q, l.g.config.ID), known.byName[agent]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, laneType := range []names.LaneType{member.OwnLaneType(), member.LaneType()} {
+	name, _ := model.Split()
+	general := member.LaneTypeOf(name)
+	for _, laneType := range []names.LaneType{general.Own(agent), general} {
 		key := names.TableKey{Model: model, Type: laneType}
 		if table := l.profiles[key].read(); table != nil {
 			return table.Quantile(0.99, int(q.batch))
@@ -368,10 +384,19 @@ func (l *leaderless) begin(q *query, failed []names.AgentName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.arrange()
-	l.inquired[q.Sequence] = inquired{q, traced}
+	known := l.g.members.Load()
+	about := inquired{query: q, traced: traced}
+	name := known.profileName(q, l.g.config.ID)
+	if known.releases[q.model].Current != 0 && q.version == 0 && q.family == nil {
+		about.released = name
+	}
+	l.inquired[q.Sequence] = about
 	inquiry := match.Inquiry{
-		Query: q.Sequence, Model: l.g.members.Load().profileName(q),
-		BatchSize: int(q.batch), Arrival: l.g.began.Add(q.Arrival),
+		Query: q.Sequence, Model: name,
+		BatchSize: int(q.batch), Arrival: l.g.began.Add(q.Arrival), LeastAccuracy: q.least,
+	}
+	if q.family != nil {
+		inquiry.Model = names.ModelKey(q.model)
 	}
 	for _, name := range failed {
 		if lane, ok := l.lanes[name]; ok {
@@ -447,17 +472,17 @@ func (l *leaderless) step(event func(now time.Time)) {
 func (l *leaderless) carryOut(now time.Time) {
 	for do, ok := l.decision.Next(); ok; do, ok = l.decision.Next() {
 		switch about := l.inquired[do.Query]; do.Kind {
-		case match.AskLane:
-			if !l.ask(now, about.query, do.Lane, do.ID) {
+		case inquire.AskLane:
+			if !l.ask(now, about, &do) {
 				l.decision.Unasked(now, do.ID)
 			}
-		case match.ReleaseLane:
+		case inquire.ReleaseLane:
 			l.release(do.Lane, do.ID)
-		case match.LaneAnswered:
+		case inquire.LaneAnswered:
 			about.traced.heard(l.agents[do.Lane], do.Finish)
-		case match.LaneSilent:
+		case inquire.LaneSilent:
 			about.traced.silent(l.agents[do.Lane])
-		case match.SendQuery, match.NoLane:
+		case inquire.SendQuery, inquire.NoLane:
 			l.decided = append(l.decided, do)
 		}
 	}
@@ -476,14 +501,20 @@ func (l *leaderless) wake(now time.Time, d time.Duration) {
 
 // ask sends a question to a lane, and reports false if that is impossible. The caller holds the
 // lock.
-func (l *leaderless) ask(now time.Time, q *query, lane match.LaneID, id uint64) bool {
-	p := l.prober(lane)
+func (l *leaderless) ask(now time.Time, q inquired, do *inquire.Action) bool {
+	p := l.prober(do.Lane)
 	if p == nil {
 		return false
 	}
 	m := &control.ProbeRequest{
-		Id: id, Gateway: l.g.config.ID,
+		Id: do.ID, Gateway: l.g.config.ID,
 		Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
+	}
+	switch {
+	case q.family != nil:
+		m.Model, m.Version = do.Model.Split()
+	case q.released != "":
+		m.Model, m.Version = q.released.Split()
 	}
 	if q.Deadline != 0 {
 		m.TimeLeftNs = int64(max(1, q.Deadline-l.g.at(now)))
@@ -529,10 +560,15 @@ func (l *leaderless) next() (d decided, ok bool) {
 	delete(l.inquired, do.Query)
 	d = decided{query: about.query, again: do.Again}
 	switch {
-	case do.Kind == match.SendQuery && l.agents[do.Lane] == "":
+	case do.Kind == inquire.SendQuery && l.agents[do.Lane] == "":
 		d.why = "the agent that would have taken it has left"
-	case do.Kind == match.SendQuery:
+	case do.Kind == inquire.SendQuery:
 		d.target = queries.Target{Agent: l.agents[do.Lane], Reservation: do.ID, Took: do.Finish}
+		if about.query.family != nil {
+			d.target.Variant = queries.Variant{Model: do.Model, Accuracy: do.Accuracy}
+		} else {
+			d.target.Variant.Model = about.released
+		}
 	case do.Asked == 0:
 		d.why = "no agent that takes queries holds the model"
 	default:

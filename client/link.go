@@ -22,6 +22,7 @@ const mostDirect = 32
 // A link is the gateway's stream to one leader.
 type link struct {
 	stream  MatchStream
+	old     bool          // the leader knows no families
 	kicked  chan struct{} // buffered, size 1
 	sending bool          // a goroutine sends; guarded by the gateway's lock
 }
@@ -133,7 +134,10 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		_, err = stream.Recv() // Recv returns why the stream broke
 		return err
 	}
-	l := &link{stream: stream, kicked: make(chan struct{}, 1)}
+	l := &link{
+		stream: stream, kicked: make(chan struct{}, 1),
+		old: to.Versions().Newest < control.FamiliesVersion,
+	}
 	written = make(chan struct{})
 	go func() {
 		defer close(written)
@@ -158,7 +162,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 				m.GetLeadership().GetEpoch())
 			g.mu.Lock()
 			g.link = l
-			if len(g.failed) > 0 {
+			if g.hasNews() {
 				g.awake()
 			}
 			g.queries.Opened(g.now())
@@ -192,6 +196,7 @@ func (g *Gateway) take(m *control.MatchMessage) {
 			Agent: names.AgentName(a.GetAgent()),
 			Lane:  a.GetLane(),
 			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
+			Merge: a.GetMerge(), Merged: a.GetMerged(), Variant: variant(a),
 		})
 	}
 	for _, r := range m.GetReject() {
@@ -201,11 +206,21 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	g.leave(false)
 }
 
+// variant is the variant that an assignment names, empty for none.
+func variant(a *control.Assign) queries.Variant {
+	if a.GetModel() == "" {
+		return queries.Variant{}
+	}
+	return queries.Variant{
+		Model: names.NewModelKey(a.GetModel(), a.GetVersion()), Accuracy: a.GetAccuracy(),
+	}
+}
+
 // rejection is the error of a query that the leader has rejected.
 func rejection(r *control.Reject) error {
 	code, reason, wait := codes.ResourceExhausted, "overloaded", time.Duration(r.GetRetryAfterNs())
 	switch r.GetReason() {
-	case match.UnknownModel.String():
+	case match.UnknownModel.String(), match.LeastAccuracy.String():
 		code, reason = codes.NotFound, "not_found"
 	case match.BadBatchSize.String():
 		code, reason = codes.InvalidArgument, "invalid"
@@ -233,10 +248,11 @@ func rejection(r *control.Reject) error {
 // message takes the next message for the leader, nil if there is none. The caller holds the lock.
 func (g *Gateway) message() *control.GatewayMessage {
 	from, ok := g.queries.Message()
-	if !ok && len(g.failed) == 0 {
+	if !ok && !g.hasNews() {
 		return nil
 	}
-	m := &control.GatewayMessage{Cancel: slices.Clone(from.Cancel)}
+	m := &control.GatewayMessage{Cancel: slices.Clone(from.Cancel), Compared: g.compared}
+	g.compared = nil
 	for f, n := range g.failed {
 		if len(m.Failed) == mostTold {
 			break
@@ -256,7 +272,12 @@ func (g *Gateway) message() *control.GatewayMessage {
 			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
-			Agent: string(s.Agent), Lane: s.Lane, Splits: true,
+			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
+		}
+		if q.family != nil && g.link.old {
+			v := q.family.best(q.least)
+			q.instead = queries.Variant{Model: v.Key(), Accuracy: v.KnownAccuracy()}
+			m.Submit[i].Model, m.Submit[i].Version = v.GetName(), v.GetVersion()
 		}
 		q.trace.submitted(m.Submit[i])
 	}
@@ -278,7 +299,7 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 		}
 		for {
 			g.mu.Lock()
-			if g.link != l || l.sending || !g.queries.HasMessage() && len(g.failed) == 0 {
+			if g.link != l || l.sending || !g.queries.HasMessage() && !g.hasNews() {
 				g.mu.Unlock()
 				break
 			}

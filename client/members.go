@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/leader/canary"
 )
 
 // members indexes one View of a fleet by model and version. It is immutable.
@@ -21,27 +22,48 @@ type members struct {
 	view   *control.View
 	byName map[names.AgentName]*control.Member
 	models map[string]*fleetModel
+	// families are those that no model has the name of.
+	families map[string]*fleetFamily
+	releases map[string]canary.Release // of models
 }
 
-// A fleetModel is a model that members hold.
+// A fleetFamily is a family whose variants members hold. As a version it has what the variants
+// agree in, and as its largest batch size one that all of them take.
+type fleetFamily struct {
+	*control.Family
+	fleetVersion
+}
+
+// A fleetModel is a model that members hold, or that is in no family and may be loaded.
 type fleetModel struct {
-	newest   int64 // version for queries that name none
-	leaving  int64 // the newest version on draining members, which is newest if all drain
+	newest int64 // version for queries that name none
+	// leaving is the newest version that members hold which drain, or that may be loaded. It is newest
+	// if no other member holds any.
+	leaving  int64
 	versions map[int64]*fleetVersion
 }
 
-// A fleetVersion is a version of a model that members hold.
+// A fleetVersion is a version of such a model.
 type fleetVersion struct {
 	qosTarget time.Duration
 	deadline  time.Duration
 	largest   int // largest batch size
 	holders   int
-	draining  int // how many of the holders drain
+	draining  int     // how many of the holders drain
+	loadable  bool    // the leader may have a member load it that does not drain
+	family    string  // "" if it is in none
+	accuracy  float64 // in (0, 1]; 0 if unknown
 }
 
 func newMembers(v *control.View) *members {
 	m := &members{
 		view: v, byName: map[names.AgentName]*control.Member{}, models: map[string]*fleetModel{},
+		releases: make(map[string]canary.Release, len(v.GetReleases())),
+	}
+	for _, r := range v.GetReleases() {
+		m.releases[r.GetModel()] = canary.Release{
+			Current: r.GetCurrent(), Canary: r.GetCanary(), Share: r.GetShare(),
+		}
 	}
 	for _, member := range v.GetMembers() {
 		m.byName[member.AgentName()] = member
@@ -49,8 +71,37 @@ func newMembers(v *control.View) *members {
 			m.add(member, held)
 		}
 	}
+	for _, member := range v.GetMembers() {
+		for _, could := range member.GetLoadable() {
+			held := m.models[could.GetName()]
+			if could.GetFamily() == "" && !member.GetDraining() && (held == nil || held.newest == 0) {
+				m.version(could).loadable = true
+				held = m.models[could.GetName()]
+				held.leaving = max(held.leaving, could.GetVersion())
+			}
+		}
+	}
 	for _, model := range m.models {
 		model.newest = cmp.Or(model.newest, model.leaving)
+	}
+	for name, r := range m.releases { // members that know of no releases name another version
+		if model := m.models[name]; model != nil {
+			model.newest = model.best(r)
+		}
+	}
+	for name, f := range control.Families(v.GetMembers()) {
+		if m.families == nil {
+			m.families = map[string]*fleetFamily{}
+		}
+		of := &fleetFamily{Family: f}
+		best := &fleetVersion{} // if no member holds a variant
+		if held := m.models[f.Variants[0].GetName()]; held != nil {
+			best = cmp.Or(held.versions[f.Variants[0].GetVersion()], best)
+		}
+		best.take(f.Variants[0].Model)
+		of.qosTarget, of.deadline = best.qosTarget, best.deadline
+		of.largest = int(f.LargestBatchSize())
+		m.families[name] = of
 	}
 	return m
 }
@@ -58,8 +109,11 @@ func newMembers(v *control.View) *members {
 // next returns the members of v, the view that follows m's. It reuses the parts of m that have not
 // changed.
 func (m *members) next(v *control.View) *members {
-	if slices.Equal(m.view.GetMembers(), v.GetMembers()) {
-		return &members{view: v, byName: m.byName, models: m.models}
+	if slices.Equal(m.view.GetMembers(), v.GetMembers()) &&
+		slices.Equal(m.view.GetReleases(), v.GetReleases()) {
+		same := *m
+		same.view = v
+		return &same
 	}
 	return newMembers(v)
 }
@@ -75,38 +129,81 @@ func (m *members) overlap(other *members) bool {
 }
 
 func (m *members) add(member *control.Member, held *control.Model) {
+	v := m.version(held)
 	model := m.models[held.GetName()]
-	if model == nil {
-		model = &fleetModel{versions: map[int64]*fleetVersion{}}
-		m.models[held.GetName()] = model
-	}
 	switch {
 	case held.GetNewest() && member.GetDraining():
 		model.leaving = max(model.leaving, held.GetVersion())
 	case held.GetNewest():
 		model.newest = max(model.newest, held.GetVersion())
 	}
-	v := model.versions[held.GetVersion()]
-	if v == nil {
-		v = &fleetVersion{}
-		model.versions[held.GetVersion()] = v
-	}
-	v.qosTarget = max(v.qosTarget, time.Duration(held.GetQosTargetNs()))
-	v.deadline = max(v.deadline, time.Duration(held.GetDeadlineNs()))
-	v.largest = max(v.largest, int(held.GetLargestBatchSize()))
 	v.holders++
 	if member.GetDraining() {
 		v.draining++
 	}
 }
 
+// version returns the entry of a model's version, which takes what held says.
+func (m *members) version(held *control.Model) *fleetVersion {
+	model := m.models[held.GetName()]
+	if model == nil {
+		model = &fleetModel{versions: map[int64]*fleetVersion{}}
+		m.models[held.GetName()] = model
+	}
+	v := model.versions[held.GetVersion()]
+	if v == nil {
+		v = &fleetVersion{}
+		model.versions[held.GetVersion()] = v
+	}
+	v.take(held)
+	return v
+}
+
+func (v *fleetVersion) take(held *control.Model) {
+	v.qosTarget = max(v.qosTarget, time.Duration(held.GetQosTargetNs()))
+	v.deadline = max(v.deadline, time.Duration(held.GetDeadlineNs()))
+	v.largest = max(v.largest, int(held.GetLargestBatchSize()))
+	v.family = cmp.Or(held.GetFamily(), v.family)
+	v.accuracy = cmp.Or(held.GetAccuracy(), v.accuracy)
+}
+
 // find returns the version of a model that a query names, and its number, 0 if the query asks for
-// the newest.
-func (m *members) find(name, version string) (*fleetVersion, int64, error) {
+// the newest. If the query names a family, family is that. least is the least accuracy that the query
+// demands, 0 for any.
+func (m *members) find(name, version string, least float64) (held *fleetVersion, number int64,
+	family *fleetFamily, err error) {
+	if f := m.families[name]; f != nil {
+		if why, invalid := f.Refuses(version, least); invalid {
+			return nil, 0, nil, status.Error(codes.InvalidArgument, why)
+		} else if why != "" {
+			return nil, 0, nil, status.Error(codes.NotFound, why)
+		}
+		if !f.Serving() && !f.Loadable {
+			return nil, 0, nil, oip.Explain(status.Newf(codes.Unavailable,
+				"all agents that hold variants of family %q are draining", name), "draining",
+				0).Err()
+		}
+		return &f.fleetVersion, 0, f, nil
+	}
+	held, number, err = m.findModel(name, version)
+	if err == nil && least > 0 && cmp.Or(held.accuracy, 1) < least {
+		return nil, 0, nil, status.Errorf(codes.NotFound,
+			"model %q has accuracy %v, which does not reach least_accuracy %v", name,
+			held.accuracy, least)
+	}
+	return held, number, nil, err
+}
+
+// findModel is find for the name of a model.
+func (m *members) findModel(name, version string) (*fleetVersion, int64, error) {
 	model := m.models[name]
 	if model == nil {
-		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %.255q; they hold: %s",
-			name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(m.models)), ", "), "none"))
+		families := ""
+		if len(m.families) > 0 {
+			families = "; families: " + strings.Join(slices.Sorted(maps.Keys(m.families)), ", ")
+		}
+		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %.255q; they hold: %s%s",
+			name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(m.models)), ", "), "none"), families)
 	}
 	number := int64(0)
 	v := model.versions[model.newest]
@@ -128,11 +225,22 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 			"no agent holds version %q of model %q; there are: %s", version, name,
 			strings.Join(there, ", "))
 	}
-	if v.draining == v.holders {
+	if v.draining == v.holders && !v.loadable {
 		return nil, 0, oip.Explain(status.Newf(codes.Unavailable,
 			"all agents that hold model %q (%d) are draining", name, v.holders), "draining", 0).Err()
 	}
 	return v, number, nil
+}
+
+// best returns the most accurate variant of a family that serves, for a leader that knows no
+// families; the first of all if none does. Variants less accurate than least come last.
+func (f *fleetFamily) best(least float64) control.Variant {
+	for _, v := range f.Variants {
+		if v.Serving && v.KnownAccuracy() >= least {
+			return v
+		}
+	}
+	return f.Variants[0]
 }
 
 // newest is the version of a model for queries that name none, 0 if nobody holds the model.
@@ -143,13 +251,44 @@ func (m *members) newest(model string) int64 {
 	return 0
 }
 
-// profileName is the name under which profiles know q's model and version.
-func (m *members) profileName(q *query) names.ModelKey {
-	version := q.version
-	if version == 0 {
-		version = m.newest(q.model)
+// profileName is the name under which profiles know q's model and version; of a query that names a
+// family, those of the attempt under way, or the family's name if there is none. gateway is q's.
+func (m *members) profileName(q *query, gateway uint64) names.ModelKey {
+	if q.family != nil {
+		return cmp.Or(q.Variant(), names.ModelKey(q.model))
 	}
-	return names.NewModelKey(q.model, version)
+	return names.NewModelKey(q.model, m.bind(q, gateway))
+}
+
+// bind is the version that is to answer q, which names no family: the one that it names, else what
+// the model's release says, else the newest.
+func (m *members) bind(q *query, gateway uint64) int64 {
+	if q.version != 0 {
+		return q.version
+	}
+	r := m.releases[q.model]
+	return r.Version(gateway, q.Sequence, m.newest(q.model), func(version int64) bool {
+		model := m.models[q.model]
+		return model != nil && model.serves(version)
+	})
+}
+
+// serves reports whether a member that does not drain holds the version.
+func (f *fleetModel) serves(version int64) bool {
+	v := f.versions[version]
+	return v != nil && v.draining < v.holders
+}
+
+// best is the version for queries that name none and are not a canary's.
+func (f *fleetModel) best(r canary.Release) (best int64) {
+	leaving := int64(0)
+	for version := range f.versions {
+		if f.serves(version) {
+			best = r.Prefer(best, version)
+		}
+		leaving = r.Prefer(leaving, version)
+	}
+	return cmp.Or(best, leaving)
 }
 
 // FleetExtension is the extension that an agent of a fleet lists in its server metadata. It means

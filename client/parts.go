@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
@@ -37,15 +38,27 @@ func (g *Gateway) split(s *control.Split) {
 			fmt.Sprint(s.GetRows())))
 		return
 	}
-	version := whole.version
-	if version == 0 { // all parts must run the same version
-		version = g.members.Load().newest(whole.model)
+	// All parts must run the same version.
+	model, version := whole.model, whole.version
+	switch {
+	case whole.family != nil:
+		if s.GetModel() != "" {
+			whole.instead = queries.Variant{
+				Model:    names.NewModelKey(s.GetModel(), s.GetVersion()),
+				Accuracy: s.GetAccuracy(),
+			}
+		}
+		model, version = whole.instead.Model.Split()
+	case version == 0 && s.GetModel() != "": // it was released
+		version = s.GetVersion()
+	case version == 0:
+		version = g.members.Load().newest(model)
 	}
 	parts, from := make([]*queries.Query, len(s.GetRows())), 0
 	for i, n := range s.GetRows() {
 		p := part{uint32(i + 1), from, from + int(n)}
 		q := &query{
-			model: whole.model, version: version, batch: n, part: p,
+			model: model, version: version, batch: n, part: p,
 			bytes: whole.bytes * uint64(n) / sum,
 			trace: whole.trace.part(p), wake: make(chan struct{}, 1),
 		}
@@ -74,6 +87,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	}
 	run := func(i int) {
 		part := parts[i].Tag.(*query)
+		requests[i].Model, requests[i].LeastAccuracy = part.model, 0
 		if part.version != 0 {
 			requests[i].Version = strconv.FormatInt(part.version, 10)
 		}
@@ -103,6 +117,9 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	resp, err := oip.Join(answers, rows)
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if q.family != nil {
+		resp.AnsweredBy(q.model, q.instead.Accuracy)
 	}
 	return resp, nil
 }

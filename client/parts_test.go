@@ -83,6 +83,36 @@ func inOrder(resp *oip.Response, rows int, n float32) error {
 	return nil
 }
 
+// TestMergeHeader: a worker hears with which queries the leader wants a query to run, and of a query
+// that runs alone nothing.
+func TestMergeHeader(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = func(s *control.Submit, _ int) *control.MatchMessage {
+			a := &control.Assign{
+				Sequence: s.Sequence, Attempt: s.Attempts + 1, Agent: "agent-1",
+				ExecutionNs: int64(time.Millisecond),
+			}
+			if s.BatchSize == 2 {
+				a.Merge, a.Merged = 7, 3
+			}
+			return &control.MatchMessage{Assign: []*control.Assign{a}}
+		}
+		g := f.gateway()
+		settle()
+		for rows := range 2 {
+			if _, err := g.Infer(t.Context(), rowsQuery(t, rows+1, 0), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen := f.agents[1].seen
+		if len(seen) != 2 || seen[0].Merge != 0 || seen[0].Merged != 0 || seen[1].Merge != 7 ||
+			seen[1].Merged != 3 {
+			t.Errorf("attempts %+v, want the second one to name group 7 of 3", seen)
+		}
+	})
+}
+
 // TestParts: the parts of a query that the leader splits run at the same time, and the answer has
 // its rows in order.
 func TestParts(t *testing.T) {

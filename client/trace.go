@@ -72,6 +72,10 @@ func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Contex
 	t.step.End()
 	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where,
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
+	if to.Model != "" {
+		t.step.SetAttributes(tracing.Variant.String(string(to.Model)),
+			tracing.Accuracy.Float64(to.Accuracy))
+	}
 	return ctx
 }
 

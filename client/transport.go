@@ -91,9 +91,11 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	ctx = tracing.Inject(ctx)
 	attempt.Waited = time.Since(attempt.Arrival)
 	ctx = metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String())
-	if attempt.Part != 0 {
-		ctx = metadata.AppendToOutgoingContext(ctx, control.PartHeader,
-			strconv.FormatUint(uint64(attempt.Part), 10))
+	if part := attempt.PartString(); part != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, control.PartHeader, part)
+	}
+	if attempt.Merge != 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, control.MergeHeader, attempt.MergeString())
 	}
 	var options []grpc.CallOption
 	var trailer metadata.MD

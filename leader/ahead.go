@@ -2,6 +2,7 @@ package leader
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
@@ -35,12 +36,14 @@ const (
 	// The first fit is made after aheadAnswers answers, and each later one after moreAnswers more:
 	// a fit costs as much CPU time as deciding on some queries.
 	aheadAnswers, moreAnswers = 32, 64
+	// unknownEarly stands for an execution of which only its end is known.
+	unknownEarly time.Duration = math.MinInt64
 )
 
 // observe learns from one answered query. round is the time from the decision to the completion,
 // without the time at the lane. It spans three ways, those of the decision, the payload and the
 // completion, of which two come before the start. receive is how long the payload took to come in.
-// early is how much shorter than predicted the execution was.
+// early is how much shorter than predicted the execution was, or unknownEarly.
 func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint64) {
 	receive = min(max(receive, 0), max(round, 0))
 	e.samples[e.observed%len(e.samples)] = aheadSample{
@@ -68,7 +71,11 @@ func (e *aheadEstimate) fit() {
 	}
 	e.fixed = max(0, e.medianAhead(s, e.perByte))
 	slices.SortFunc(s, func(a, b aheadSample) int { return cmp.Compare(a.early, b.early) })
-	e.spread = max(0, s[int(spreadQuantile*float64(len(s)))].early)
+	first, _ := slices.BinarySearchFunc(s, unknownEarly+1,
+		func(x aheadSample, early time.Duration) int { return cmp.Compare(x.early, early) })
+	if s = s[first:]; len(s) > 0 {
+		e.spread = max(0, s[int(spreadQuantile*float64(len(s)))].early)
+	}
 }
 
 // medianAhead is the median of the samples' ways without the part that their bytes account for.

@@ -46,6 +46,28 @@ func TestAheadEstimate(t *testing.T) {
 	}
 }
 
+// TestAheadUnknown: queries that run with another one teach the way, and nothing of the executions.
+func TestAheadUnknown(t *testing.T) {
+	var e aheadEstimate
+	for i := range 128 {
+		early := time.Millisecond
+		if i%8 != 0 {
+			early = unknownEarly
+		}
+		e.observe(3*time.Millisecond, 0, early, 1000)
+	}
+	if v, ok := e.value(); !ok || v != 3*time.Millisecond {
+		t.Errorf("got %v, %t, want 2ms of way and 1ms of spread", v, ok)
+	}
+	var none aheadEstimate
+	for range 128 {
+		none.observe(3*time.Millisecond, 0, unknownEarly, 1000)
+	}
+	if v, ok := none.value(); !ok || v != 2*time.Millisecond {
+		t.Errorf("got %v, %t, want 2ms of way and no spread", v, ok)
+	}
+}
+
 // TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS
 // target that lanes serve.
 func TestAheadBounded(t *testing.T) {

@@ -33,9 +33,9 @@ const (
 	GatewayConnected
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
-	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, BatchSize,
-	// Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last attempt still runs or
-	// is on its way: also Agent and Lane, where it is.
+	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, LeastAccuracy,
+	// BatchSize, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last attempt
+	// still runs or is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
@@ -43,9 +43,9 @@ const (
 	// does not hold it, or need not be reserved for it any more.
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
-	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused it:
-	// also Execution, Queue, Receive, Latency, Bytes,
-	// Merged.
+	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused
+	// it: also Execution, Queue, Receive, Latency, Bytes, Merged,
+	// Shadow.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
@@ -53,6 +53,8 @@ const (
 	Outdated
 	// Failed: Model, Why, N, Excused. A gateway says how queries of its clients failed.
 	Failed
+	// Released: Releases. Another release was made; these are all that hold.
+	Released
 )
 
 // An Event tells a state what happened. Kind says which fields count. The state keeps what the
@@ -67,9 +69,14 @@ type Event struct {
 	// Agent and Lane, counted from 0, name a member's lane.
 	Agent names.AgentName
 	Lane  int
-	// Model has version 0 if the query names no version; the newest one then serves it.
-	Model     ModelID
-	BatchSize int
+	// Model has version 0 if the query names no version; the version that was released then serves
+	// it, else the newest. It may also be a family, which has no version: such versions of its
+	// variants then serve it.
+	Model ModelID
+	// LeastAccuracy is the least accuracy of the variants that may answer the query, in [0, 1]; 0
+	// means that any may.
+	LeastAccuracy float64
+	BatchSize     int
 	// Waited is how long the query had waited when it was submitted. TimeLeft is how long after now
 	// it is dropped: 0 means never, a negative value at once.
 	Waited, TimeLeft time.Duration
@@ -121,6 +128,11 @@ type Event struct {
 	Advice *Advice
 	Models []ModelID
 	Tables []names.TableKey
+
+	// Releases are by model; a model without one was never released.
+	Releases []Release
+	// Shadow says that an attempt was made to compare its answer, and is no client's query.
+	Shadow bool
 }
 
 // query is the event's query as the matcher names it.
@@ -149,9 +161,28 @@ type Member struct {
 	Type, OwnType names.LaneType
 	Lanes         int
 	Draining      bool
+	// Ends is in how long the member's machine is taken, as of its last other value; 0: it is not.
+	Ends time.Duration
 	// Revision counts the member's descriptions; a higher one is newer.
 	Revision uint64
 	Models   []Model
+	// Loadable are the newest versions that it has on disk and does not hold, and that it may be told
+	// to load.
+	Loadable []Model
+	// Parts are groups of the member's lanes, by their indices; nil: all lanes are of Type and hold
+	// all models.
+	Parts []Part
+}
+
+// A Part is lanes of a member that are alike: a partition of what it holds. Lanes that leave a
+// member's description are lost; one that is to end its queries before drains first.
+type Part struct {
+	// First is the index of the part's first lane; the others follow. A member uses an index once.
+	First, Lanes int
+	// Type and OwnType are as those of a [Member], with the models beside which the lanes run.
+	Type, OwnType names.LaneType
+	Models        []ModelID // of the member's Models, each in one part
+	Draining      bool
 }
 
 // A Model is a version of a model that a member holds, as the member describes it.
@@ -170,6 +201,12 @@ type Model struct {
 	// Merge is how the member's lanes run several waiting queries as one, as package
 	// runtime/queue/merge names it; "": each query alone.
 	Merge string
+	// Family is the name of the model's family, which queries may ask for instead of the model; ""
+	// if they may not.
+	Family string
+	// Accuracy is how good the model's answers are beside those of the family's best variant, in
+	// (0, 1]; 0 if it is unknown, which counts as 1.
+	Accuracy float64
 	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }
@@ -182,6 +219,18 @@ func (m *Member) Model(id ModelID) *Model {
 		}
 	}
 	return nil
+}
+
+// Groups returns the member's parts; one of all lanes if it has none.
+func (m *Member) Groups() []Part {
+	if m.Parts != nil {
+		return m.Parts
+	}
+	all := Part{Lanes: m.Lanes, Type: m.Type, OwnType: m.OwnType}
+	for i := range m.Models {
+		all.Models = append(all.Models, m.Models[i].ModelID)
+	}
+	return []Part{all}
 }
 
 // A Held is an attempt that a lane holds, as its member reports it.

@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -26,36 +27,112 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	typ := s.typeOf(described)
 	changed := typ != m.typ || !slices.Equal(holds, m.holds)
 	m.typ, m.holds = typ, holds
-	if len(m.lanes) != described.Lanes {
+	if described.Parts == nil && len(m.lanes) != described.Lanes {
 		if len(m.lanes) > 0 {
 			s.lose(m, "it has other lanes now")
 		}
-		a := s.act(LanesJoined)
-		a.Agent, a.N = m.Name, described.Lanes
+		drained = false
+	}
+	if slices.ContainsFunc(described.Groups(), func(p Part) bool { return p.Lanes > 0 }) {
 		s.members[m.Name] = m
-		for i := range described.Lanes {
-			s.lastLane++
-			ln := &lane{id: s.lastLane, member: m, index: i}
-			m.lanes = append(m.lanes, ln)
-			s.lanes[ln.id] = ln
-			s.step(match.Event{
-				Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds),
-				Remaining: at(free, i),
-			})
+	}
+	changed = s.arrangeLanes(m, free) || changed
+	for _, ln := range m.lanes {
+		if ln.ends != m.Ends {
+			ln.ends = m.Ends
+			s.step(match.Event{Kind: match.LaneEnds, Lane: ln.id, Remaining: ln.ends})
 		}
-		drained, changed = false, true
-	} else if changed {
-		s.retype(m)
 	}
 	if m.Draining && !drained {
 		for _, ln := range m.lanes {
-			s.step(match.Event{Kind: match.LaneDraining, Lane: ln.id})
+			s.drain(ln)
 		}
 		changed = true
 	}
 	if changed {
 		s.poolChanged()
 	}
+}
+
+// arrangeLanes makes the member's lanes those that it describes, and reports whether any differs
+// from before.
+func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
+	var all, joined []*lane
+	for _, p := range m.Groups() {
+		for i := range p.Lanes {
+			ln := m.lane(p.First + i)
+			if ln == nil {
+				ln = &lane{member: m, agent: m.Name, index: p.First + i}
+				joined = append(joined, ln)
+			}
+			all = append(all, ln)
+		}
+	}
+	s.loseLanes(m, func(ln *lane) bool { return !slices.Contains(all, ln) },
+		"its layout has changed",
+		true)
+	if changed = len(all) != len(m.lanes) || len(joined) > 0; len(joined) > 0 {
+		a := s.act(LanesJoined)
+		a.Agent, a.N = m.Name, len(joined)
+	}
+	for _, ln := range joined {
+		s.lastLane++
+		ln.id = s.lastLane
+	}
+	slices.SortFunc(all, func(a, b *lane) int { return cmp.Compare(a.index, b.index) })
+	m.lanes = all
+	for _, p := range m.Groups() {
+		typ, holds := s.typeOfPart(m, &p), m.holdsOf(&p)
+		for i := range p.Lanes {
+			ln := m.lane(p.First + i)
+			isNew := slices.Contains(joined, ln)
+			if isNew || ln.typ != typ || !slices.Equal(ln.holds, holds) {
+				ln.typ, ln.holds, changed = typ, holds, true
+				e := match.Event{
+					Kind: match.LaneModels, Lane: ln.id, Type: typ, Models: keys(holds),
+				}
+				if isNew {
+					e.Kind, e.Agent = match.LaneJoined, m.Name
+					e.Remaining = at(free, slices.Index(m.lanes, ln))
+					s.lanes[ln.id] = ln
+				}
+				s.step(e)
+			}
+			if p.Draining && !ln.draining {
+				s.drain(ln)
+				changed = true
+			}
+		}
+	}
+	return changed
+}
+
+// drain tells the matcher that a lane takes no more queries.
+func (s *State) drain(ln *lane) {
+	ln.draining = true
+	s.step(match.Event{Kind: match.LaneDraining, Lane: ln.id})
+}
+
+// lane is the member's lane with an index, nil if there is none.
+func (m *member) lane(index int) *lane {
+	if index >= 0 && index < len(m.lanes) && m.lanes[index].index == index {
+		return m.lanes[index]
+	}
+	i, ok := slices.BinarySearchFunc(m.lanes, index,
+		func(ln *lane, index int) int { return cmp.Compare(ln.index, index) })
+	if !ok {
+		return nil
+	}
+	return m.lanes[i]
+}
+
+// holdsOf are the models that a part's lanes hold, by key.
+func (m *member) holdsOf(p *Part) []*model {
+	if m.Parts == nil {
+		return m.holds
+	}
+	return slices.DeleteFunc(slices.Clone(m.holds),
+		func(held *model) bool { return !slices.Contains(p.Models, held.ModelID) })
 }
 
 // typeOf is the instance type of a member's lanes as the matcher knows it: the member's own, if its
@@ -67,11 +144,12 @@ func (s *State) typeOf(m *Member) names.LaneType {
 	return m.Type
 }
 
-// retype tells the matcher the type of a member's lanes and the models that they hold.
-func (s *State) retype(m *member) {
-	for _, ln := range m.lanes {
-		s.step(match.Event{Kind: match.LaneModels, Lane: ln.id, Type: m.typ, Models: keys(m.holds)})
+// typeOfPart is the same of a part of the member's lanes.
+func (s *State) typeOfPart(m *member, p *Part) names.LaneType {
+	if m.typ == m.Type {
+		return p.Type
 	}
+	return p.OwnType
 }
 
 // at is the time from now until lane i is free.
@@ -91,7 +169,7 @@ func (s *State) greeted(e *Event) {
 	for i, ln := range m.lanes {
 		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: s.left(at(e.Free, i))}
 		for j := range e.Holds {
-			if h := &e.Holds[j]; h.Lane == i {
+			if h := &e.Holds[j]; h.Lane == ln.index {
 				has.Holds = append(has.Holds, match.Held{
 					Query:   match.QueryID{Gateway: h.Gateway, Sequence: h.Sequence},
 					Attempt: h.Attempt, Model: h.Model.Key(), BatchSize: h.BatchSize,
@@ -124,8 +202,8 @@ func (s *State) left(free time.Duration) time.Duration {
 
 // lane is a member's lane, nil if the member has no such lane.
 func (s *State) lane(agent names.AgentName, index int) *lane {
-	if m := s.members[agent]; m != nil && index >= 0 && index < len(m.lanes) {
-		return m.lanes[index]
+	if m := s.members[agent]; m != nil {
+		return m.lane(index)
 	}
 	return nil
 }
@@ -164,8 +242,9 @@ func (s *State) completed(e *Event) {
 	siblings := known && q.siblings() > 0
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	m := s.models[e.Model]
-	if m != nil && !known && !ours && e.Attempt <= 1 { // the query never passed this leader
+	if m != nil && !known && !ours && e.Attempt <= 1 && !e.Shadow { // it never passed this leader
 		s.hasArrived(m, e.BatchSize)
+		s.counted(m).Arrived++
 	}
 	if e.Refused {
 		answer.Kind = match.Refused
@@ -180,7 +259,7 @@ func (s *State) completed(e *Event) {
 		round := s.at().Sub(attempt.Since) - e.Queue - e.Execution
 		early := attempt.Latency - e.Execution
 		if e.Merged > 0 {
-			early = 0 // with which others it would run was not known
+			early = s.earlyMerged(ln, m, e)
 		}
 		s.ahead.observe(round, e.Receive, early, e.Bytes)
 	}
@@ -188,7 +267,7 @@ func (s *State) completed(e *Event) {
 	if m == nil {
 		return
 	}
-	if !siblings { // a query is answered with its last part
+	if !siblings && !e.Shadow { // a query is answered with its last part
 		t := tally{answered: 1}
 		if e.Latency > m.target {
 			t.late = 1
@@ -198,9 +277,25 @@ func (s *State) completed(e *Event) {
 	if e.Merged > 0 && e.Execution == 0 {
 		return // another query's completion tells of the run
 	}
+	if e.Merged == 0 && !e.Shadow {
+		s.ran(m, ln.typ, e.BatchSize, e.Execution)
+	}
 	seen := s.act(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
 	seen.BatchSize, seen.Duration = max(e.BatchSize, e.Merged), e.Execution
+}
+
+// earlyMerged is how much shorter than predicted a run of several queries was, of which e completes
+// one; unknownEarly if another one's completion tells of the run.
+func (s *State) earlyMerged(ln *lane, m *model, e *Event) time.Duration {
+	if m == nil || e.Execution == 0 {
+		return unknownEarly
+	}
+	known := s.latencies[names.TableKey{Model: m.key, Type: ln.typ}]
+	if known == nil || e.Merged > known.Table.Largest() {
+		return unknownEarly
+	}
+	return known.Table.Mean(e.Merged) - e.Execution
 }
 
 // hasArrived tells the learning loop of a query that has arrived.
@@ -212,7 +307,14 @@ func (s *State) hasArrived(m *model, batch int) {
 // failed counts queries that failed at a gateway, or that the gateway was told were refused.
 func (s *State) failed(e *Event) {
 	m := s.models[e.Model]
-	if m == nil {
+	switch {
+	case m != nil:
+	case e.Model.Version == 0 && s.families[e.Model.Name] != nil:
+		if m = s.unbound[e.Model.Name]; m == nil {
+			m = &model{ModelID: e.Model}
+			s.unbound[e.Model.Name] = m
+		}
+	default:
 		m = &s.nowhere
 	}
 	t := tally{lost: e.N}
@@ -244,6 +346,9 @@ func (s *State) linkBroken(e *Event) {
 	}
 }
 
+// Gone reports whether the process of an agent that is in the view has ended.
+func (s *State) Gone(agent names.AgentName) bool { return s.gone[agent] }
+
 // mended takes it that a member's link is not broken any more, or no matter.
 func (s *State) mended(m *member) {
 	if m.lostAt > 0 {
@@ -259,13 +364,26 @@ func (s *State) lose(m *member, why string) {
 	if len(m.lanes) == 0 {
 		return
 	}
-	a := s.act(LanesLost)
-	a.Agent, a.N, a.Message, a.Known = m.Name, len(m.lanes), why, m.Draining ||
-		s.view[m.Name] == nil
+	s.loseLanes(m, func(*lane) bool { return true }, why, m.Draining || s.view[m.Name] == nil)
+	m.lanes = nil
+	s.poolChanged()
+}
+
+// loseLanes gives up those of a member's lanes that are gone; known says that this is no surprise.
+func (s *State) loseLanes(m *member, gone func(*lane) bool, why string, known bool) {
+	var lost []*lane
 	for _, ln := range m.lanes {
+		if gone(ln) {
+			lost = append(lost, ln)
+		}
+	}
+	if len(lost) == 0 {
+		return
+	}
+	a := s.act(LanesLost)
+	a.Agent, a.N, a.Message, a.Known = m.Name, len(lost), why, known
+	for _, ln := range lost {
 		delete(s.lanes, ln.id)
 		s.step(match.Event{Kind: match.LaneLost, Lane: ln.id})
 	}
-	m.lanes = nil
-	s.poolChanged()
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -15,10 +16,12 @@ type model struct {
 	ModelID
 	key names.ModelKey
 	settings
+	told string // the family that the matcher knows it in
 
 	perSecond [StatusSeconds]tally
 	total     tally
 	refusals  map[string]uint64 // those of total that failed, by reason
+	trial     *canary.Counts    // since the canary of its model came; nil: there is none
 }
 
 func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
@@ -40,27 +43,41 @@ type settings struct {
 	late    bool        // reject late queries
 	splits  bool        // queries may be split
 	merge   match.Merge // "" if queries are not merged
+	// family is "" if queries may not ask for one; accuracy is 0 if it is unknown.
+	family   string
+	accuracy float64
 }
 
 func settingsOf(m *Model) settings {
-	return settings{
+	s := settings{
 		target: max(m.QoSTarget, 1), share: m.Share,
 		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate, splits: m.Splits,
-		merge: match.ParseMerge(m.Merge),
+		merge: match.ParseMerge(m.Merge), family: m.Family, accuracy: m.Accuracy,
 	}
+	if s.family == m.Name {
+		s.family = "" // queries may ask for that name anyway
+	}
+	if !(s.accuracy > 0 && s.accuracy <= 1) {
+		s.accuracy = 0
+	}
+	return s
 }
 
 // and combines the settings s and o of a model whose model.yaml is being changed on one member
 // after the other, so that some serve by s and others by o. What either allows is allowed, as at a
 // gateway, so the order of the members does not matter. Only splitting must be allowed by both, and
-// queries are merged only if both do so alike.
+// queries are merged only if both do so alike. A model that is in different families is in none,
+// and its accuracy is the lower of two.
 func (s settings) and(o settings) settings {
 	if s.merge != o.merge {
 		s.merge = ""
 	}
+	if s.family != o.family {
+		s.family = ""
+	}
 	return settings{
 		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
-		s.splits && o.splits, s.merge,
+		s.splits && o.splits, s.merge, s.family, min(s.accuracy, o.accuracy),
 	}
 }
 
@@ -68,7 +85,15 @@ func (s settings) and(o settings) settings {
 // models there are.
 func (s *State) viewChanged(members []*Member) {
 	s.view = make(map[names.AgentName]*Member, len(members))
-	said := map[ModelID]settings{}
+	said, could := map[ModelID]settings{}, map[ModelID]settings{}
+	learn := func(to map[ModelID]settings, m *Model) {
+		settings := settingsOf(m)
+		if others, ok := to[m.ModelID]; ok {
+			settings = settings.and(others)
+		}
+		to[m.ModelID] = settings
+	}
+	serves := map[string]bool{} // families and models that members hold that do not drain
 	for _, described := range members {
 		s.view[described.Name] = described
 		if m := s.members[described.Name]; m != nil && m.Revision > described.Revision {
@@ -76,11 +101,22 @@ func (s *State) viewChanged(members []*Member) {
 		}
 		for i := range described.Models {
 			m := &described.Models[i]
-			settings := settingsOf(m)
-			if others, ok := said[m.ModelID]; ok {
-				settings = settings.and(others)
+			learn(said, m)
+			if !described.Draining {
+				serves[m.Name], serves[m.Family] = true, true
 			}
-			said[m.ModelID] = settings
+		}
+		for i := range described.Loadable {
+			if !described.Draining {
+				learn(could, &described.Loadable[i])
+			}
+		}
+	}
+	// Queries for what no member serves, and one may load, wait for that.
+	s.loadable = map[ModelID]bool{}
+	for id, settings := range could {
+		if _, ok := said[id]; !ok && !serves[cmp.Or(settings.family, id.Name)] {
+			s.loadable[id], said[id] = true, settings
 		}
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(said), ModelID.compare) {
@@ -112,18 +148,70 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	case k == nil:
 		k = &model{ModelID: id, key: id.Key()}
 		s.models[id] = k
+		if r := s.releases[id.Name]; r.OnTrial() && slices.Contains(r.Versions(), id.Version) {
+			k.trial = &canary.Counts{}
+		}
 	case k.settings == settings:
 		return k
 	case k.largest < settings.largest:
 		s.lengthen(k.key, settings.largest)
 	}
 	k.settings = settings
+	s.tell(k)
+	s.poolChanged()
+	return k
+}
+
+// tell tells the matcher of a model. Of each model of a family only one version answers for it: the
+// one that was released, else the newest.
+func (s *State) tell(k *model) {
+	k.told = s.familyOf(k)
 	s.step(match.Event{
 		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
 		RejectLate: k.late, Splits: k.splits, Merge: k.merge,
+		Family: names.ModelKey(k.told), Accuracy: k.accuracy,
 	})
-	s.poolChanged()
-	return k
+}
+
+// familyOf is the family for which a version answers, "" if it does not for any.
+func (s *State) familyOf(k *model) string {
+	if k.family == "" || k.Version != s.newestOf(k.Name) {
+		return ""
+	}
+	return k.family
+}
+
+// arrangeFamilies notes which versions answer for which family, the most accurate first. A family
+// that has the name of a model cannot be asked for.
+func (s *State) arrangeFamilies() {
+	clear(s.families)
+	for _, k := range slices.SortedFunc(maps.Values(s.models), byKey) {
+		if k.told != s.familyOf(k) {
+			s.tell(k)
+		}
+		if k.told != "" {
+			s.families[k.told] = append(s.families[k.told], k)
+		}
+	}
+	for _, k := range s.models {
+		delete(s.families, k.Name)
+	}
+	maps.DeleteFunc(s.unbound, func(family string, _ *model) bool {
+		return s.families[family] == nil
+	})
+	for _, all := range s.families {
+		slices.SortStableFunc(all, func(a, b *model) int {
+			return cmp.Compare(b.knownAccuracy(), a.knownAccuracy())
+		})
+	}
+}
+
+// knownAccuracy is the model's accuracy, 1 if it is unknown.
+func (m *model) knownAccuracy() float64 {
+	if m.accuracy == 0 {
+		return 1
+	}
+	return m.accuracy
 }
 
 // lengthen extends the matcher's tables of a model to a larger batch size, which is about to become
@@ -160,25 +248,32 @@ func (s *State) poolChanged() {
 		for i, held := range m.holds {
 			holds[i] = held.ModelID
 			if !m.Draining {
-				s.newest[held.Name] = max(s.newest[held.Name], held.Version)
+				s.newest[held.Name] = s.releases[held.Name].Prefer(s.newest[held.Name],
+					held.Version)
 				served[held.ModelID] = true
 			}
 		}
 		p.Members = append(p.Members, PoolMember{m.Member, holds})
 	}
 	for _, m := range slices.SortedFunc(maps.Values(s.models), byKey) {
-		known := Model{ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest}
+		known := Model{
+			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
+			Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
+		}
 		p.Models = append(p.Models, known)
 	}
 	s.act(PoolChanged).Pool = p
+	s.arrangeFamilies()
 	if !maps.Equal(served, s.served) {
 		s.served = served
-		s.toNewest()
+		// Queries may wait for a version that no lane serves any more.
+		s.rebind(func(q *query, _ ModelID) bool { return !s.served[q.model.ModelID] })
 	}
 }
 
-// newestOf is the newest version of a model on a lane that does not drain. If there is none, it is
-// the newest that any member has.
+// newestOf is the version of a model for queries that name none and are not a canary's: of those on
+// lanes that do not drain the one that was released, else the newest. If there is none, it is that
+// of those that any member has.
 func (s *State) newestOf(name string) int64 {
 	if v, ok := s.newest[name]; ok {
 		return v
@@ -186,13 +281,13 @@ func (s *State) newestOf(name string) int64 {
 	newest := int64(0)
 	for id := range s.models {
 		if id.Name == name {
-			newest = max(newest, id.Version)
+			newest = s.releases[name].Prefer(newest, id.Version)
 		}
 	}
 	return newest
 }
 
-// Newest returns id, with the version that serves a query that names none.
+// Newest returns id, with the version that serves a query that names none and is not a canary's.
 func (s *State) Newest(id ModelID) ModelID {
 	if id.Version == 0 {
 		id.Version = s.newestOf(id.Name)
@@ -200,8 +295,10 @@ func (s *State) Newest(id ModelID) ModelID {
 	return id
 }
 
-// Knows reports whether a member holds, or lately held, the version.
-func (s *State) Knows(id ModelID) bool { return s.models[id] != nil }
+// Knows reports whether a member holds, or lately held, the version, or a variant of the family.
+func (s *State) Knows(id ModelID) bool {
+	return s.models[id] != nil || id.Version == 0 && s.families[id.Name] != nil
+}
 
 // outdated forgets the models and tables that the learning loop reports as gone, except those that
 // have come back.
@@ -230,6 +327,11 @@ func (s *State) outdated(e *Event) {
 			func(k names.TableKey, _ *Latency) bool { return k.Model == m.key })
 		s.step(match.Event{Kind: match.ModelGone, Model: m.key})
 	}
+	there := map[string]bool{}
+	for _, m := range s.models {
+		there[m.familyName()] = true
+	}
+	maps.DeleteFunc(s.counts, func(name string, _ *FamilyCount) bool { return !there[name] })
 	s.poolChanged()
 }
 
@@ -257,7 +359,7 @@ func (s *State) learned(a *Advice) {
 			note := s.act(Departs)
 			note.Agent, note.Factor, note.Known = name, s.factors[name], typ != m.Type
 			m.typ = typ
-			s.retype(m)
+			s.arrangeLanes(m, nil)
 			s.poolChanged()
 		}
 	}

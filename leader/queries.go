@@ -2,7 +2,6 @@ package leader
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +38,10 @@ type query struct {
 	gateway  *gateway
 	sequence uint64
 	asked    ModelID // as its gateway names it
-	model    *model  // nil: unknown
+	byFamily bool    // asked is a family
+	accuracy float64 // the least that its answer must have
+	// model is the version that answers; nil if that is unknown, or open because a family is asked.
+	model    *model
 	batch    int
 	attempts int
 	agent    names.AgentName // where the gateway says that it is; "" means nowhere
@@ -59,6 +61,12 @@ type query struct {
 type account struct {
 	gateways int
 	bytes    int
+}
+
+// HasQueries reports whether a gateway has queries that the state knows.
+func (s *State) HasQueries(gateway uint64) bool {
+	g := s.gateways[gateway]
+	return g != nil && len(g.queries) > 0
 }
 
 // remember adds a query of the gateway's to the state. A whole replaces its parts, and a part its
@@ -204,7 +212,7 @@ func (s *State) submitted(g *gateway, e *Event) {
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
-		tagSize: e.TagSize, splits: e.Splits,
+		tagSize: e.TagSize, splits: e.Splits, accuracy: e.LeastAccuracy,
 	}
 	s.submit(q)
 }
@@ -225,7 +233,9 @@ func (s *State) deny(g *gateway, e *Event) {
 
 // submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
-	g, id := q.gateway, s.Newest(q.asked)
+	g, id := q.gateway, s.bind(q.asked, q.id())
+	variants := s.families[q.asked.Name]
+	q.byFamily = q.asked.Version == 0 && len(variants) > 0
 	if q.attempts == 0 && g.hasParts(q.sequence) {
 		return // it was submitted before it was split
 	}
@@ -241,8 +251,15 @@ func (s *State) submit(q *query) {
 	}
 	if q.attempts == 0 {
 		q.agent = ""
-		if q.model != nil && !q.isPart() { // its whole has arrived
-			s.hasArrived(q.model, q.batch)
+		asked := q.model
+		if q.byFamily {
+			asked = variants[0]
+		}
+		if asked != nil && !q.isPart() { // the whole of a part has arrived
+			s.hasArrived(asked, q.batch)
+			if q.waited < earlier {
+				s.counted(asked).Arrived++
+			}
 		}
 	}
 	if q.agent != "" {
@@ -271,14 +288,17 @@ func (s *State) submission(q *query, id ModelID) match.Event {
 		Kind: match.Submitted, Query: q.id(), Attempt: q.attempts,
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
 		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
-		Splits: q.splits,
+		Splits: q.splits, LeastAccuracy: q.accuracy,
 	}
 	if q.timeLeft < 0 {
 		e.TimeLeft = 1
 	}
-	if q.model != nil {
+	switch {
+	case q.byFamily:
+		e.Model = names.ModelKey(q.asked.Name)
+	case q.model != nil:
 		e.Model = q.model.key
-	} else {
+	default:
 		e.Model = id.Key()
 	}
 	return e
@@ -291,6 +311,8 @@ func (s *State) reject(q *query, d *match.Decision) {
 	switch {
 	case d.Reason == match.UnknownModel:
 		message = "no member of the fleet holds the model"
+	case d.Reason == match.LeastAccuracy && q != nil:
+		message = s.tooAccurate(q)
 	case d.Reason == match.Late && q != nil && q.model != nil:
 		message = fmt.Sprintf(
 			"the QoS target of %v can no longer be met, and the model rejects such queries",
@@ -309,6 +331,19 @@ func (s *State) reject(q *query, d *match.Decision) {
 			a.Model = q.model.ModelID
 		}
 	}
+}
+
+// tooAccurate says that no variant of what q asks for has the accuracy that q demands.
+func (s *State) tooAccurate(q *query) string {
+	best := q.model
+	if all := s.families[q.asked.Name]; q.byFamily && len(all) > 0 {
+		best = all[0]
+	}
+	if best == nil {
+		return fmt.Sprintf("no variant of %s is of accuracy %v", q.asked.Name, q.accuracy)
+	}
+	return fmt.Sprintf("no variant of %s is of accuracy %v; the best that the fleet has is %s of %v",
+		q.asked.Name, q.accuracy, best.Name, best.knownAccuracy())
 }
 
 // unpark submits the parked queries for which ready is true.
@@ -343,44 +378,23 @@ func (q *query) age(now time.Duration) {
 	}
 }
 
-// toNewest moves queries that name no version, and that wait for a version that no lane serves any
-// more, to the newest version.
-func (s *State) toNewest() {
-	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
-		g := s.gateways[id]
-		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
-			// A query moved earlier in this loop may have caused this one's rejection.
-			q := g.queries[sequence]
-			if q == nil || q.asked.Version != 0 || q.model == nil || s.served[q.model.ModelID] ||
-				!s.matcher.Waits(q.id()) {
-				continue
-			}
-			newest := ModelID{q.asked.Name, s.newestOf(q.asked.Name)}
-			if !s.served[newest] {
-				continue
-			}
-			q.age(s.now)
-			q.model = s.models[newest]
-			s.step(match.Event{Kind: match.Cancelled, Query: q.id()})
-			e := s.submission(q, newest)
-			s.step(e)
-		}
-	}
-}
-
 // split replaces a query by its parts, which have its tag.
 func (s *State) split(g *gateway, q *query, d *match.Decision) {
 	a := s.act(Split)
 	a.Decision = *d
+	a.Model.Name, a.Model.Version = d.Model.Split()
 	if q == nil {
 		return
 	}
-	a.Tag = q.tag
+	a.Tag, a.Known = q.tag, s.isReleased(q)
 	g.forget(q.sequence)
 	for i, rows := range d.Rows {
 		part := s.spare()
 		*part = *q
 		part.sequence, part.batch = d.Query.Part(i+1).Sequence, rows
+		if q.byFamily || a.Known {
+			part.asked, part.model, part.byFamily = a.Model, s.models[a.Model], false
+		}
 		g.remember(part)
 	}
 	s.recycle(q)

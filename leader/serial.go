@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/lines"
 	"github.com/muster-serve/muster/leader/match"
@@ -18,7 +19,7 @@ import (
 // The serial form has one line per event or action, as in package match: its kind, then key=value
 // fields in a fixed order. A field is absent if its value is the zero of its type. Lines of events
 // start with the time since the term began. In a list of things that have fields of their own, each
-// thing begins with its first field: member, model, held, latency, agent or price.
+// thing begins with its first field: member, part, model, held, latency, agent or price.
 //
 //	12.5ms submitted query=1/7 model=m/0 batch=120 waited=1ms
 //	12.5ms completed agent=w0 lane=0 query=1/3 attempt=1 model=m/1 batch=3 execution=2ms latency=3ms
@@ -35,7 +36,7 @@ const Header = "muster-term 1"
 
 var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken",
 	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned",
-	"outdated", "failed"}
+	"outdated", "failed", "released"}
 
 var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome", "heartbeat",
 	"tell-latencies",
@@ -96,6 +97,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "waited", e.Waited)
 		b = lines.Duration(b, "time_left", e.TimeLeft)
 		b = lines.Flag(b, "splits", "yes", e.Splits)
+		b = lines.Float(b, "least_accuracy", e.LeastAccuracy)
 		b = appendLane(b, e)
 		b = lines.Text(b, "denied", e.Denied)
 		b = lines.Duration(b, "retry_after", e.RetryAfter)
@@ -120,6 +122,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "latency", e.Latency)
 		b = lines.Int(b, "bytes", int(e.Bytes))
 		b = lines.Int(b, "merged", e.Merged)
+		b = lines.Flag(b, "shadow", "yes", e.Shadow)
 	case Learned:
 		b = e.Advice.append(b)
 	case Outdated:
@@ -134,6 +137,12 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Text(b, "why", e.Why)
 		b = lines.Int(b, "n", int(e.N))
 		b = lines.Flag(b, "excused", "yes", e.Excused)
+	case Released:
+		for _, r := range e.Releases {
+			b = lines.Item(b, "model", names.NewModelKey(r.Model, r.Current))
+			b = lines.Int(b, "canary", int(r.Canary))
+			b = lines.Float(b, "share", r.Share)
+		}
 	}
 	return b
 }
@@ -162,16 +171,35 @@ func (m *Member) append(b []byte) []byte {
 	b = lines.Text(b, "own", m.OwnType)
 	b = lines.Int(b, "lanes", m.Lanes)
 	b = lines.Flag(b, "draining", "yes", m.Draining)
+	b = lines.Duration(b, "ends", m.Ends)
 	b = lines.Int(b, "revision", int(m.Revision))
-	for i := range m.Models {
-		held := &m.Models[i]
-		b = lines.Item(b, "model", held.Key())
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		b = lines.Item(b, "part", strconv.Itoa(p.First))
+		b = lines.Int(b, "lanes", p.Lanes)
+		b = lines.Text(b, "type", p.Type)
+		b = lines.Text(b, "own", p.OwnType)
+		b = lines.Flag(b, "draining", "yes", p.Draining)
+		for _, id := range p.Models {
+			b = lines.Item(b, "holds", id.Key())
+		}
+	}
+	b = appendModels(b, "model", m.Models)
+	return appendModels(b, "loadable", m.Loadable)
+}
+
+func appendModels(b []byte, item string, all []Model) []byte {
+	for i := range all {
+		held := &all[i]
+		b = lines.Item(b, item, held.Key())
 		b = lines.Duration(b, "target", held.QoSTarget)
 		b = lines.Float(b, "share", held.Share)
 		b = lines.Int(b, "largest", held.Largest)
 		b = lines.Flag(b, "late", "reject", held.RejectLate)
 		b = lines.Flag(b, "splits", "yes", held.Splits)
 		b = lines.Text(b, "merge", held.Merge)
+		b = lines.Text(b, "family", held.Family)
+		b = lines.Float(b, "accuracy", held.Accuracy)
 	}
 	return b
 }
@@ -300,6 +328,7 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 type parser struct {
 	e      *Event
 	member *Member
+	part   *Part
 	model  *Model
 	agent  names.AgentName // whose factor comes next
 }
@@ -345,6 +374,24 @@ func (p *parser) set(key, value string) (err error) {
 			return errKey
 		}
 		return nil
+	case Released:
+		if key == "model" {
+			id := parseModel(value)
+			e.Releases = append(e.Releases, Release{id.Name, canary.Release{Current: id.Version}})
+			return nil
+		}
+		if len(e.Releases) == 0 {
+			return errKey
+		}
+		switch r := &e.Releases[len(e.Releases)-1]; key {
+		case "canary":
+			r.Canary, err = strconv.ParseInt(value, 10, 64)
+		case "share":
+			r.Share, err = lines.ParseShare(value)
+		default:
+			err = errKey
+		}
+		return err
 	}
 	switch key {
 	case "query":
@@ -367,6 +414,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.TimeLeft, err = time.ParseDuration(value)
 	case "splits":
 		e.Splits, err = yes(value)
+	case "least_accuracy":
+		e.LeastAccuracy, err = lines.ParseShare(value)
 	case "denied":
 		e.Denied = value
 	case "retry_after":
@@ -391,6 +440,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.Bytes, err = strconv.ParseUint(value, 10, 64)
 	case "merged":
 		e.Merged, err = strconv.Atoi(value)
+	case "shadow":
+		e.Shadow, err = yes(value)
 	case "free":
 		err = appendDuration(&e.Free, value)
 	case "gone":
@@ -419,6 +470,7 @@ func (p *parser) setMember(key, value string) (err error) {
 			p.e.Members = append(p.e.Members, m)
 		}
 		m.Name, p.member, p.model = names.AgentName(value), m, nil
+		p.part = nil
 		return nil
 	case "free":
 		return appendDuration(&p.e.Free, value)
@@ -430,6 +482,11 @@ func (p *parser) setMember(key, value string) (err error) {
 	if key == "model" {
 		m.Models = append(m.Models, Model{ModelID: parseModel(value)})
 		p.model = &m.Models[len(m.Models)-1]
+		return nil
+	}
+	if key == "loadable" {
+		m.Loadable = append(m.Loadable, Model{ModelID: parseModel(value)})
+		p.model = &m.Loadable[len(m.Loadable)-1]
 		return nil
 	}
 	if held := p.model; held != nil {
@@ -448,6 +505,33 @@ func (p *parser) setMember(key, value string) (err error) {
 			held.Splits, err = yes(value)
 		case "merge":
 			held.Merge = value
+		case "family":
+			held.Family = value
+		case "accuracy":
+			held.Accuracy, err = lines.ParseShare(value)
+		default:
+			err = errKey
+		}
+		return err
+	}
+	if key == "part" {
+		m.Parts = append(m.Parts, Part{})
+		p.part = &m.Parts[len(m.Parts)-1]
+		p.part.First, err = small(value)
+		return err
+	}
+	if part := p.part; part != nil {
+		switch key {
+		case "type":
+			part.Type = names.LaneType(value)
+		case "own":
+			part.OwnType = names.LaneType(value)
+		case "lanes":
+			part.Lanes, err = small(value)
+		case "draining":
+			part.Draining, err = yes(value)
+		case "holds":
+			part.Models = append(part.Models, parseModel(value))
 		default:
 			err = errKey
 		}
@@ -462,6 +546,8 @@ func (p *parser) setMember(key, value string) (err error) {
 		m.Lanes, err = small(value)
 	case "draining":
 		m.Draining, err = yes(value)
+	case "ends":
+		m.Ends, err = time.ParseDuration(value)
 	case "revision":
 		m.Revision, err = strconv.ParseUint(value, 10, 64)
 	default:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -65,8 +66,18 @@ type State struct {
 	models map[ModelID]*model
 	// nowhere counts the queries that failed without reaching a version.
 	nowhere model
-	newest  map[string]int64 // by model name: the newest version on a lane that does not drain
-	served  map[ModelID]bool // versions on lanes that do not drain
+	// loadable are the models that no member holds and queries may wait for all the same.
+	loadable map[ModelID]bool
+	// unbound counts, by family, the queries for it that failed.
+	unbound map[string]*model
+	counts  map[string]*FamilyCount // by family; without what is known of its models
+	// by model name: of the versions on lanes that do not drain, the one for queries that name none
+	// and are not a canary's
+	newest   map[string]int64
+	releases map[string]canary.Release // by model name
+	served   map[ModelID]bool          // versions on lanes that do not drain
+	// families is, by name, the versions that answer for a family, the most accurate first.
+	families map[string][]*model
 
 	gateways map[uint64]*gateway // the connected ones, by id
 	accounts map[string]*account // of named clients with a gateway, by name
@@ -89,8 +100,8 @@ type State struct {
 
 // A member is an agent that has lanes, or had some.
 type member struct {
-	*Member // its last description
-	lanes   []*lane
+	*Member         // its last description
+	lanes   []*lane // by index
 	typ     names.LaneType
 	holds   []*model // by key
 	// when its lanes are given up unless its link comes back; 0: the link is there
@@ -103,7 +114,13 @@ type member struct {
 type lane struct {
 	id     match.LaneID
 	member *member
+	agent  names.AgentName // the member's name; a look at all lanes does not read the members
 	index  int
+
+	typ      names.LaneType
+	holds    []*model // by key
+	draining bool
+	ends     time.Duration // as the member had it when the matcher was told
 }
 
 // New returns the state of a new term, or what is wrong with cfg.
@@ -121,7 +138,8 @@ func New(cfg Config) (*State, error) {
 		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
-		factors: map[names.AgentName]float64{},
+		factors: map[names.AgentName]float64{}, families: map[string][]*model{},
+		unbound: map[string]*model{}, counts: map[string]*FamilyCount{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64
 	return s, nil
@@ -174,6 +192,8 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 		s.outdated(e)
 	case Failed:
 		s.failed(e)
+	case Released:
+		s.released(e.Releases)
 	}
 	return s.out
 }
@@ -250,10 +270,12 @@ func (s *State) take(d *match.Decision) {
 	case match.Assign:
 		ln, a := s.lanes[d.Lane], s.act(Assign)
 		a.Decision, a.Agent, a.Lane = *d, ln.member.Name, ln.index
+		a.Model.Name, a.Model.Version = d.Model.Split()
 		if q != nil {
-			a.Tag, q.attempts = q.tag, d.Attempt
-			if q.model != nil {
-				a.Model = q.model.ModelID
+			a.Tag, a.BatchSize, q.attempts = q.tag, q.batch, d.Attempt
+			a.Known = s.isReleased(q)
+			if q.byFamily {
+				q.model = s.models[a.Model]
 			}
 		}
 	case match.Reject:

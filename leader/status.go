@@ -24,8 +24,11 @@ type Status struct {
 	Limit                float64 // the fluid limit, queries/s; 0: unknown
 	Agents               []AgentStatus
 	// Models are by name and version. Queries that reached no version are of one without a name,
-	// which is absent if there were none.
-	Models    []ModelStatus
+	// and those for a family that failed are of one with the family's name and version 0; they are
+	// absent if there were none.
+	Models []ModelStatus
+	// Families are by name.
+	Families  []FamilyStatus
 	Decisions []string // the last ones, newest first
 }
 
@@ -50,6 +53,29 @@ type ModelStatus struct {
 	// Refused is how many queries failed since the term began, by reason. The caller must not
 	// change it.
 	Refused map[string]uint64
+}
+
+// A FamilyStatus describes a family of models, of which each may answer. It counts all answers of
+// the versions that answer for the family, also of those that were asked for by their own names.
+type FamilyStatus struct {
+	Name string
+	// Rate, Within and Any are as those of a ModelStatus. They also count the queries for the family
+	// that failed before a variant was chosen, or after.
+	Rate, Within float64
+	Any          bool
+	// Accuracy is the effective accuracy: the mean of the answers of the last ten seconds, in
+	// (0, 1]; 0 if there were none. Best is that of the best variant, 1 if it is unknown.
+	Accuracy, Best float64
+	Variants       []VariantStatus // by accuracy, the best first, then by name
+}
+
+// A VariantStatus describes a variant of a family: the version of it that answers.
+type VariantStatus struct {
+	ModelID
+	Accuracy float64 // 1 if it is unknown
+	// Share is the part of the family's answers of the last ten seconds that were the variant's.
+	Share    float64
+	Answered uint64 // queries since the term began
 }
 
 // Status returns the status as of now.
@@ -82,9 +108,13 @@ func (s *State) Status() *Status {
 	if len(s.nowhere.refusals) > 0 {
 		out.Models = append(out.Models, s.nowhere.status(s.now))
 	}
+	for _, m := range s.unbound {
+		out.Models = append(out.Models, m.status(s.now))
+	}
 	slices.SortFunc(out.Models, func(a, b ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
 	})
+	out.Families = s.Families()
 	for i := range len(s.decisions) {
 		d := &s.decisions[(s.decided-1-i)%len(s.decisions)]
 		text := match.AppendDecision(nil, d)
@@ -96,9 +126,48 @@ func (s *State) Status() *Status {
 	return out
 }
 
+// Families returns the status of each family as of now, by name.
+func (s *State) Families() (all []FamilyStatus) {
+	for _, name := range slices.Sorted(maps.Keys(s.families)) {
+		all = append(all, s.familyStatus(name))
+	}
+	return all
+}
+
+func (s *State) familyStatus(name string) FamilyStatus {
+	f := FamilyStatus{Name: name}
+	var minute, lately tally
+	if m := s.unbound[name]; m != nil {
+		minute.add(m.last(s.now, StatusSeconds))
+		lately.add(m.last(s.now, rateSeconds))
+	}
+	for _, m := range s.families[name] {
+		v := VariantStatus{
+			ModelID: m.ModelID, Accuracy: m.knownAccuracy(), Answered: m.total.answered,
+		}
+		last := m.last(s.now, rateSeconds)
+		minute.add(m.last(s.now, StatusSeconds))
+		lately.add(last)
+		v.Share = float64(last.answered)
+		f.Best = max(f.Best, v.Accuracy)
+		f.Variants = append(f.Variants, v)
+	}
+	for i := range f.Variants {
+		v := &f.Variants[i]
+		v.Share /= max(float64(lately.answered), 1)
+		f.Accuracy += v.Share * v.Accuracy
+	}
+	f.Rate = lately.rate(s.now)
+	f.Within, f.Any = minute.within()
+	return f
+}
+
 // held are the versions that members have, by the view or by their links.
 func (s *State) held() map[ModelID]bool {
-	held := map[ModelID]bool{}
+	held := maps.Clone(s.loadable)
+	if held == nil {
+		held = map[ModelID]bool{}
+	}
 	for _, m := range s.members {
 		for _, k := range m.holds {
 			held[k.ModelID] = true
@@ -119,13 +188,8 @@ func (m *model) status(now time.Duration) ModelStatus {
 		ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late,
 		Refused: m.refusals,
 	}
-	// The counts are of whole seconds, of which the last one is not over.
-	span := min(now, (rateSeconds-1)*time.Second+now%time.Second)
-	status.Rate = float64(lately.answered+lately.lost+lately.excused) /
-		max(span, time.Second).Seconds()
-	if n := minute.answered + minute.lost; n > 0 {
-		status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
-	}
+	status.Rate = lately.rate(now)
+	status.Within, status.Any = minute.within()
 	return status
 }
 
@@ -135,19 +199,50 @@ type tally struct {
 	answered, late, lost, excused uint64
 }
 
+// add adds the counts of o.
+func (t *tally) add(o tally) {
+	t.answered += o.answered
+	t.late += o.late
+	t.lost += o.lost
+	t.excused += o.excused
+}
+
+// rate is the queries/s of t, which counts those of the last rateSeconds.
+func (t *tally) rate(now time.Duration) float64 {
+	// The counts are of whole seconds, of which the last one is not over.
+	span := min(now, (rateSeconds-1)*time.Second+now%time.Second)
+	return float64(t.answered+t.lost+t.excused) / max(span, time.Second).Seconds()
+}
+
+// within is the share answered in time, without the excused ones; any is false if there were none.
+func (t *tally) within() (share float64, any bool) {
+	n := t.answered + t.lost
+	if n == 0 {
+		return 0, false
+	}
+	return float64(t.answered-t.late) / float64(n), true
+}
+
 // count adds t to the model's counts of the current second and of the whole term.
 func (s *State) count(m *model, t tally) {
 	s.ended.add(s.now, float64(t.answered+t.lost+t.excused))
+	if m != &s.nowhere {
+		f := s.counted(m)
+		f.Ended += t.answered + t.lost
+		f.Late += t.late + t.lost
+	}
 	second := int64(s.now / time.Second)
 	p := &m.perSecond[second%StatusSeconds]
 	if p.second != second {
 		*p = tally{second: second}
 	}
 	for _, to := range []*tally{p, &m.total} {
-		to.answered += t.answered
-		to.late += t.late
-		to.lost += t.lost
-		to.excused += t.excused
+		to.add(t)
+	}
+	if c := m.trial; c != nil {
+		c.Answered += t.answered
+		c.Late += t.late
+		c.Failed += t.lost
 	}
 }
 
@@ -156,10 +251,7 @@ func (m *model) last(now time.Duration, seconds int64) (sum tally) {
 	second := int64(now / time.Second)
 	for i := range m.perSecond {
 		if p := &m.perSecond[i]; p.second > second-seconds && p.second <= second {
-			sum.answered += p.answered
-			sum.late += p.late
-			sum.lost += p.lost
-			sum.excused += p.excused
+			sum.add(*p)
 		}
 	}
 	return sum
@@ -227,6 +319,6 @@ func (s *State) Sizes() map[string]int {
 		"models": len(s.models), "matcher's models": s.matcher.Models(),
 		"latencies": len(s.latencies), "gateways": len(s.gateways), "accounts": len(s.accounts),
 		"gone": len(s.gone), "factors": len(s.factors) + len(s.slow), "prices": len(s.prices),
-		"waiting": waiting, "reserved": reserved, "queries": queries, "parked": len(s.parked),
+		"counts": len(s.counts), "waiting": waiting, "reserved": reserved, "queries": queries, "parked": len(s.parked),
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/triton"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
@@ -137,6 +138,17 @@ type Config struct {
 	// shapes. Data types and shapes that they give must agree with the model's.
 	Inputs  []Port
 	Outputs []Port
+	// Batchless is whether the tensors have no batch dimension although their first one may be
+	// dynamic (`max_batch_size: 0` in config.pbtxt).
+	Batchless bool
+	// ModelFile is the name of a version's model file; "" means model.onnx.
+	ModelFile string
+	// Triton is the model's config.pbtxt, else nil; Ensemble its ensemble_scheduling, nil for a
+	// model that is a file. They must not be changed.
+	Triton   *triton.ModelConfig
+	Ensemble *triton.ModelEnsembling
+	// Notes say what a user's files have that has no effect, for the log.
+	Notes []string
 	// Tables are the embedding tables of a generated model, for information.
 	Tables []Table
 	// Generated is the provenance of a generated model, else nil.
@@ -163,12 +175,16 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Merging is how several waiting queries run as one: Merge, or merge.None where that is empty.
+// Merging is how several waiting queries run as one: Merge, or where that is empty the default, which
+// is merge.Deadline if rows are independent. Otherwise nothing can be merged.
 func (c *Config) Merging() merge.Policy {
-	if c.Merge == "" {
-		return merge.None
+	switch {
+	case c.Merge != "":
+		return c.Merge
+	case c.RowsIndependent:
+		return merge.Deadline
 	}
-	return c.Merge
+	return merge.None
 }
 
 // setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.
@@ -216,6 +232,10 @@ func (c Config) Validate() error {
 		check(v >= 1, "version is %d, expected at least 1", v)
 	}
 	check(c.Versions.Latest >= 0, "latest versions are %d, expected at least 1", c.Versions.Latest)
+	if c.Family != "" {
+		check(checkName(c.Family) == nil, "family is %.64q, expected a name as a model has it",
+			c.Family)
+	}
 	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1",
 		c.Accuracy)
 	check(c.Score >= 0 && c.Score <= 1, "score is %v, expected more than 0 and at most 1", c.Score)

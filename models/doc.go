@@ -15,11 +15,13 @@
 // # The repository
 //
 //	<dir>/<model>/model.yaml             optional, see below
+//	<dir>/<model>/config.pbtxt           optional: Triton's settings, where model.yaml says nothing
 //	<dir>/<model>/<version>/model.onnx   a version's number is a whole number above 0
 //	<dir>/<model>/<version>/...          the model's external data
 //
-// Any ONNX model serves without configuration if the first dimension of its inputs and outputs is
-// the batch size and dynamic. Hidden folders are ignored, and so are folders within a model's
+// Any ONNX model serves without configuration. The first dimension of its inputs and outputs is the
+// batch size if it is dynamic in all of them; otherwise the model is batchless ([Version]). Hidden
+// folders are ignored, and so are folders within a model's
 // folder whose names are no version numbers. Symbolic links must not lead out of the directory.
 //
 // The directory is scanned once a second by default. The repository acts on new, changed and
@@ -30,6 +32,18 @@
 //
 // To replace a file, rename another one over it, or add a version. Do not write to a file in place:
 // if ONNX Runtime has mapped it as external data, truncating it kills the process.
+//
+// # config.pbtxt
+//
+// A model's settings as a Triton model repository has them: a ModelConfig of package triton in
+// protobuf's text form. Taken over are name, platform, backend, max_batch_size, input, output (names,
+// types, dims), version_policy, default_model_filename, dynamic_batching (rows are independent, and
+// queries merge), default_timeout_microseconds, the batch sizes of model_warmup, and
+// ensemble_scheduling. What would change the answers is an error; the names of all else that is set,
+// and of files that nothing reads, go into Config.Notes, which the repository logs.
+//
+// An ensemble is a version whose [Step]s run one after the other, each a model of the repository that
+// is a file. It is loaded anew when a file of one of them changes.
 //
 // # model.yaml
 //
@@ -44,8 +58,9 @@
 //	largest_batch_size: 1000   up to 1048576
 //	rows_independent: false    whether a large batch may run in pieces, and queries be merged
 //	split: false               no query runs as parts on several lanes, though rows are independent
-//	merge: none                how several waiting queries run as one (see package
-//	                           runtime/queue/merge); others than none need rows_independent
+//	merge: deadline            how several waiting queries run as one (see package
+//	                           runtime/queue/merge); default deadline if rows_independent, which
+//	                           it needs, else none
 //	late: serve                late queries: serve when a lane would be idle, or reject
 //	warm_up: [1, 64]           batch sizes that run before a version serves; [] for none
 //	versions: {latest: 1}      which versions to serve: {latest: N}, all, or a list such as [1, 3]

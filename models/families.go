@@ -63,7 +63,7 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 		for _, v := range all {
 			var fit []*Version
 			for _, other := range all {
-				if v.misfit(other) == "" {
+				if v.Misfit(other) == "" {
 					fit = append(fit, other)
 				}
 			}
@@ -73,7 +73,7 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 		}
 		f := Family{Name: family}
 		for _, v := range all {
-			if why := model.misfit(v); why != "" {
+			if why := model.Misfit(v); why != "" {
 				apart[v.Model] = fmt.Sprintf("does not fit into family %q: %s", family, why)
 				families = append(families, Family{Name: v.Model, Variants: []Variant{v.variant()}})
 			} else {
@@ -96,8 +96,9 @@ func (v *Version) variant() Variant {
 	return Variant{Model: v.Model, Accuracy: 1}
 }
 
-// misfit returns why other cannot be in a family with v; empty if it can.
-func (v *Version) misfit(other *Version) string {
+// Misfit returns why other cannot be in a family with v; empty if it can. Of their configurations
+// it reads what variants agree in.
+func (v *Version) Misfit(other *Version) string {
 	a, b := v.Config, other.Config
 	differ := func(key string, theirs, ours any) string {
 		return fmt.Sprintf("%s is %v, %v in %s", key, theirs, ours, v.Model)
@@ -157,11 +158,7 @@ func ReadNewest(dir, model string) (*Version, error) {
 	if f.problem != "" {
 		return nil, fmt.Errorf("model %q: %s", model, f.problem)
 	}
-	path, err := within(dir, model, ConfigFile)
-	if err != nil {
-		return nil, err
-	}
-	c, err := ReadConfig(path)
+	c, err := configOf(dir, model)
 	if err != nil {
 		return nil, err
 	}

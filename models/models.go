@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,8 +28,9 @@ const (
 type Port struct {
 	Name     string
 	DataType tensor.DataType
-	// Shape is the size of each dimension, or Dynamic. The first dimension is the batch size and
-	// always Dynamic. Shape is nil for an output whose shape the model does not declare.
+	// Shape is the size of each dimension, or Dynamic. Unless the version is batchless, the first
+	// dimension is the batch size and always Dynamic. Shape is nil for an output whose shape the
+	// model does not declare.
 	Shape []int64
 	// IDBounds limits the values of an integer input: value v at index i of the second dimension
 	// must satisfy 0 <= v < IDBounds[i]. A single bound holds for all indices. Nil is no limit.
@@ -39,11 +41,17 @@ type Port struct {
 type Version struct {
 	Model  string
 	Number int64 // > 0; also the name of the version's folder
-	// Path is the path of the version's model.onnx.
-	Path    string
+	// Path is the path of the version's model.onnx, or of an ensemble's config.pbtxt.
+	Path string
+	// Steps are those of an ensemble, in an order in which they can run; nil for a model that is a
+	// file.
+	Steps   []Step
 	Inputs  []Port
 	Outputs []Port
-	Config  Config
+	// Batchless is whether the tensors have no batch dimension. A query then is one item, whatever
+	// its shapes, and neither runs in pieces nor with others; Config.LargestBatchSize is 1.
+	Batchless bool
+	Config    Config
 }
 
 // String returns the version's name for log lines and errors, such as "ncf version 1".
@@ -56,11 +64,7 @@ func ReadVersion(dir, model string, number int64) (*Version, error) {
 	if err := checkName(model); err != nil {
 		return nil, err
 	}
-	config, err := within(dir, model, ConfigFile)
-	if err != nil {
-		return nil, err
-	}
-	c, err := ReadConfig(config)
+	c, err := configOf(dir, model)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +73,11 @@ func ReadVersion(dir, model string, number int64) (*Version, error) {
 
 // readVersion is ReadVersion with the configuration c.
 func readVersion(dir, model string, number int64, c Config) (*Version, error) {
+	if c.Ensemble != nil {
+		return readEnsemble(dir, model, number, c)
+	}
 	folder := filepath.Join(model, strconv.FormatInt(number, 10))
-	path, err := within(dir, folder, ModelFile)
+	path, err := within(dir, folder, cmp.Or(c.ModelFile, ModelFile))
 	if err != nil {
 		return nil, err
 	}
@@ -81,21 +88,99 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	if err != nil {
 		return nil, err
 	}
+	read := []string{filepath.Base(path)}
 	for _, d := range s.Data {
 		if _, err := within(dir, folder, d.Location); err != nil {
 			return nil, err
 		}
+		first, _, _ := strings.Cut(d.Location, string(filepath.Separator))
+		read = append(read, first)
 	}
+	c.noteStray(dir, model, folder, read)
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
-	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs)
-	outputs, more := mergePorts("output", s.Outputs, c.Outputs)
+	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs, c.Batchless)
+	outputs, more := mergePorts("output", s.Outputs, c.Outputs, c.Batchless)
 	v.Outputs = outputs
-	if errs = append(errs, more...); len(errs) > 0 {
-		return nil, fmt.Errorf("%s does not fit %s: %w", filepath.Join(dir, model, ConfigFile),
-			path, errors.Join(errs...))
+	errs = append(errs, more...)
+	why := s.Batchless()
+	switch {
+	case c.Batchless:
+		errs = append(errs, v.withoutBatch("max_batch_size is 0 in "+TritonFile))
+	case why == "":
+	case c.Triton.GetMaxBatchSize() > 0:
+		errs = append(errs, fmt.Errorf("max_batch_size is %d, expected 0: %s",
+			c.Triton.GetMaxBatchSize(), why))
+	default:
+		if err := v.withoutBatch(why); err != nil {
+			errs = append(errs, err)
+		} else {
+			v.Config.Notes = append(v.Config.Notes, "queries run one at a time: "+why)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("%s does not fit %s: %w", c.path(dir, model), path, err)
 	}
 	return v, nil
+}
+
+// path returns the file with the model's settings in the repository dir, for an error: both
+// if there are two.
+func (c *Config) path(dir, model string) string {
+	path := filepath.Join(dir, model, ConfigFile)
+	if c.Triton == nil {
+		return path
+	}
+	if _, err := os.Stat(path); err != nil {
+		return filepath.Join(dir, model, TritonFile)
+	}
+	return path + " or " + TritonFile
+}
+
+// mostStray is how many files noteStray names.
+const mostStray = 10
+
+// noteStray notes the files that nothing reads: those in the model's folder, and those in that of
+// the version (folder, below dir) but for the ones that are read.
+func (c *Config) noteStray(dir, model, folder string, read []string) {
+	var stray []string
+	entries, _ := os.ReadDir(filepath.Join(dir, model)) // ReadVersion has read more of it
+	for _, e := range entries {
+		_, err := strconv.ParseInt(e.Name(), 10, 64)
+		if err != nil && e.Name() != ConfigFile && e.Name() != TritonFile {
+			stray = append(stray, e.Name())
+		}
+	}
+	entries, _ = os.ReadDir(filepath.Join(dir, folder))
+	for _, e := range entries {
+		if !slices.Contains(read, e.Name()) {
+			stray = append(stray, filepath.Join(filepath.Base(folder), e.Name()))
+		}
+	}
+	stray = slices.DeleteFunc(stray, func(name string) bool {
+		return strings.HasPrefix(filepath.Base(name), ".")
+	})
+	if n := len(stray); n > mostStray {
+		stray = append(stray[:mostStray], fmt.Sprintf("and %d others", n-mostStray))
+	}
+	if len(stray) > 0 {
+		c.Notes = append(slices.Clone(c.Notes),
+			"nothing reads the files "+strings.Join(stray, ", "))
+	}
+}
+
+// withoutBatch makes v a batchless version. It is an error if its configuration says what only
+// holds for batches; why says how it is known that v has none.
+func (v *Version) withoutBatch(why string) error {
+	v.Batchless = true
+	v.Config.LargestBatchSize = 1
+	if len(v.Config.WarmUp) > 0 {
+		v.Config.WarmUp = []int{1}
+	}
+	if v.Config.RowsIndependent {
+		return fmt.Errorf("rows_independent is true, but the model has no rows: %s", why)
+	}
+	return nil
 }
 
 // FileVersion reads the signature of a model file that is in no repository, as version 1 of a model
@@ -106,8 +191,11 @@ func FileVersion(path string) (*Version, error) {
 		return nil, err
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
-	v.Inputs, _ = mergePorts("input", s.Inputs, nil)
-	v.Outputs, _ = mergePorts("output", s.Outputs, nil)
+	v.Inputs, _ = mergePorts("input", s.Inputs, nil, false)
+	v.Outputs, _ = mergePorts("output", s.Outputs, nil, false)
+	if why := s.Batchless(); why != "" {
+		return v, v.withoutBatch(why)
+	}
 	return v, nil
 }
 
@@ -161,9 +249,9 @@ func within(dir string, elements ...string) (string, error) {
 	return path, nil
 }
 
-// mergePorts returns the model's ports (have) with the id bounds and shapes that its configuration adds
-// (said), and an error for each contradiction. role is "input" or "output".
-func mergePorts(role string, have []onnx.Port, said []Port) ([]Port, []error) {
+// mergePorts returns the model's ports (have) with the id bounds and shapes that its configuration
+// adds (said), and an error for each contradiction. role is "input" or "output".
+func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]Port, []error) {
 	ports := make([]Port, len(have))
 	names := make([]string, len(have))
 	for i, p := range have {
@@ -184,12 +272,13 @@ func mergePorts(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 				fmt.Errorf("%s %q: data_type is %s, the model has %s", role, s.Name, s.DataType,
 					p.DataType))
 		}
-		if s.Shape != nil && p.Shape != nil && !slices.Equal(s.Shape, p.Shape) {
+		switch {
+		case s.Shape == nil:
+		case p.Shape == nil || narrows(s.Shape, p.Shape, batchless):
+			p.Shape = s.Shape
+		default:
 			errs = append(errs,
 				fmt.Errorf("%s %q: shape is %v, the model has %v", role, s.Name, s.Shape, p.Shape))
-		}
-		if p.Shape == nil {
-			p.Shape = s.Shape
 		}
 		if len(s.IDBounds) > 0 {
 			if err := checkBounds(*p, s.IDBounds); err != nil {
@@ -199,6 +288,15 @@ func mergePorts(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 		}
 	}
 	return ports, errs
+}
+
+// narrows reports whether a shape is that of the model, or has fixed sizes where the model's has
+// not, but for a batch size.
+func narrows(said, have []int64, batchless bool) bool {
+	if !batchless && len(said) > 0 && len(have) > 0 && said[0] != have[0] {
+		return false
+	}
+	return slices.EqualFunc(said, have, func(s, h int64) bool { return s == h || h == Dynamic })
 }
 
 // checkBounds checks that id bounds are possible for p: it holds integers, and there is one bound,

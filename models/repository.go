@@ -96,6 +96,13 @@ type Options struct {
 	LoadTimeout time.Duration
 	// Logger gets a line for each change; default none.
 	Logger *slog.Logger
+	// Explicit is whether models are loaded, and loaded anew, by calls of Load alone. A model that
+	// such a call has loaded serves until Unload, whatever becomes of its files. Load also loads
+	// the models of an ensemble's steps, without waiting for them.
+	Explicit bool
+	// Placed is Explicit where the calls carry out a placement: the files of a model that is loaded
+	// are followed as without Explicit.
+	Placed bool
 	// OnEvent is called for each change of a version's state, one call at a time, with the
 	// repository locked: it must return soon and must not call the repository. Default none.
 	OnEvent func(Event)
@@ -104,7 +111,8 @@ type Options struct {
 // A Repository loads the models of a directory, follows changes of the files, and hands the loaded
 // versions to queries. Of each model it serves the versions that the version policy chooses, by
 // default the newest. If a chosen version cannot be loaded, the next older one serves in its place.
-// If a version has changed and cannot be loaded again, its earlier load goes on serving.
+// Choose adds to what the policies choose. If a version has changed and cannot be loaded again, its
+// earlier load goes on serving.
 //
 // The methods may be called concurrently. While Run runs, the repository owns one goroutine for
 // each load, and one for each version that is closed after its last query.
@@ -132,11 +140,12 @@ type Repository[M io.Closer] struct {
 	// retired holds a function for each load that no longer serves. The function closes it after
 	// its last query; update starts it.
 	retired []func()
+	choices map[string]Choice // by model
 }
 
 // served holds the versions of a model that serve.
 type served[M io.Closer] struct {
-	newest   *Loaded[M]
+	newest   *Loaded[M] // or the one that the model's choice prefers
 	versions map[int64]*Loaded[M]
 }
 
@@ -145,9 +154,11 @@ type model[M io.Closer] struct {
 	name     string
 	config   fingerprint
 	policy   VersionPolicy
+	choice   Choice // nil: the policy alone
 	problem  string
 	versions map[int64]*version[M]
-	// unloaded is whether Unload was called, unloadedAs the fingerprints of the files at that time.
+	// unloaded is whether Unload was called, or with Options.Explicit whether Load was not;
+	// unloadedAs has the fingerprints of the files at the time of Unload, which is nil before.
 	unloaded   bool
 	unloadedAs map[int64]fingerprint
 	// loading is the load in progress, nil if there is none.
@@ -170,12 +181,14 @@ type version[M io.Closer] struct {
 	found  fingerprint // of its files at the last scan; zero if they are gone
 	stable bool        // whether the scan before found the same
 
-	loading  bool
-	loaded   *Loaded[M]  // the load that serves; nil if none does
-	loadedAs fingerprint // of the files of loaded
-	failure  error       // of the last load; nil if it succeeded
-	failedAs fingerprint // of the files of that load
-	retiring int         // how many earlier loads wait for their last queries
+	loading   bool
+	loaded    *Loaded[M]    // the load that serves; nil if none does
+	loadedAs  fingerprint   // of the files of loaded
+	failure   error         // of the last load; nil if it succeeded
+	failedAs  fingerprint   // of the files of that load
+	retiring  int           // how many earlier loads wait for their last queries
+	took      time.Duration // of the last load that succeeded
+	described *described    // nil until OnDisk has read the files
 
 	told Status // the status in the last event
 }
@@ -202,6 +215,7 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 	if options.LoadTimeout == 0 {
 		options.LoadTimeout = DefaultLoadTimeout
 	}
+	options.Explicit = options.Explicit || options.Placed
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -302,9 +316,9 @@ func (r *Repository[M]) close() {
 	r.retiring.Wait()
 }
 
-// Acquire returns a loaded version for one query; version 0 means the newest that is ready. It does
-// not block. The caller calls Release when the query is done. The error wraps ErrNotFound or
-// ErrNotReady.
+// Acquire returns a loaded version for one query; version 0 means the newest that is ready, or the
+// one that the model's [Choice] prefers. It does not block. The caller calls Release when the query
+// is done. The error wraps ErrNotFound or ErrNotReady.
 func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error) {
 	for {
 		s, ok := (*r.serving.Load())[model]
@@ -414,6 +428,10 @@ func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 		s.Reason = "shut down"
 	case v.found == (fingerprint{}):
 		s.Reason = "removed"
+	case m.unloaded && r.options.Placed:
+		s.Reason = "not placed here"
+	case m.unloaded && m.unloadedAs == nil:
+		s.Reason = "not loaded by a call yet"
 	case m.unloaded:
 		s.Reason = "unloaded by call"
 	case v.broken():
@@ -497,7 +515,11 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 		if v.loaded != nil {
 			closed = append(closed, v.loaded.closed)
 		}
-		r.retire(m, v, "unloaded by call")
+		why := "unloaded by call"
+		if r.options.Placed {
+			why = "no longer placed here"
+		}
+		r.retire(m, v, why)
 	}
 	r.update()
 	return closed, nil
@@ -519,14 +541,22 @@ func (r *Repository[M]) note(found map[string]folder, trust bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name := range r.models {
-		if _, ok := found[name]; !ok {
+		if _, ok := found[name]; !ok && r.follows(name) {
 			r.noteModel(name, folder{}, trust)
 		}
 	}
 	for name, f := range found {
-		r.noteModel(name, f, trust)
+		if r.follows(name) {
+			r.noteModel(name, f, trust)
+		}
 	}
 	r.update()
+}
+
+// follows reports whether changes of a model's files matter without a call. r.mu is held.
+func (r *Repository[M]) follows(model string) bool {
+	m, ok := r.models[model]
+	return !r.options.Explicit || r.options.Placed || !ok || m.unloaded
 }
 
 // noteModel updates one model to the result of a scan; f is zero if the model is gone. If trust is
@@ -534,7 +564,10 @@ func (r *Repository[M]) note(found map[string]folder, trust bool) {
 func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	m, ok := r.models[name]
 	if !ok {
-		m = &model[M]{name: name, versions: map[int64]*version[M]{}}
+		m = &model[M]{
+			name: name, versions: map[int64]*version[M]{}, unloaded: r.options.Explicit,
+			choice: r.choices[name],
+		}
 		r.models[name] = m
 	}
 	if f.problem != "" && f.problem != m.problem {
@@ -552,7 +585,7 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		m.config = f.config
 		// The load of a version reports a faulty configuration. Until it is repaired, the policy
 		// stays as it was.
-		if c, err := r.config(name); err == nil {
+		if c, err := configOf(r.dir, name); err == nil {
 			m.policy = c.Versions
 		}
 	}
@@ -566,7 +599,7 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		v.stable = v.found == now || trust && now != fingerprint{}
 		v.found = now
 	}
-	if m.unloaded && !maps.Equal(m.unloadedAs, m.files()) {
+	if m.unloaded && !r.options.Explicit && !maps.Equal(m.unloadedAs, m.files()) {
 		m.unloaded = false
 	}
 	if l := m.loading; l != nil && (l.stable && l.found != l.files ||
@@ -575,22 +608,13 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	}
 }
 
-// config reads a model's model.yaml.
-func (r *Repository[M]) config(model string) (Config, error) {
-	path, err := within(r.dir, model, ConfigFile)
-	if err != nil {
-		return Config{}, err
-	}
-	return ReadConfig(path)
-}
-
-// wants reports whether the version policy chooses v. A version whose files cannot be loaded does
-// not count as one of the newest.
+// wants reports whether the version policy or the model's choice chooses v. A version whose files
+// cannot be loaded does not count as one of the newest.
 func (m *model[M]) wants(v *version[M]) bool {
 	switch p := m.policy; {
 	case v.found == (fingerprint{}):
 		return false
-	case p.All:
+	case p.All, m.choice != nil && slices.Contains(m.choice.Versions(), v.number):
 		return true
 	case p.Specific != nil:
 		return slices.Contains(p.Specific, v.number)
@@ -606,18 +630,19 @@ func (m *model[M]) wants(v *version[M]) bool {
 	}
 }
 
-// next returns the newest version that is to be loaded; nil if there is none.
+// next returns the version that is to be loaded before all others, the one that the choice prefers
+// or the newest; nil if there is none.
 func (m *model[M]) next() *version[M] {
 	if m.unloaded {
 		return nil
 	}
-	for _, number := range slices.Backward(slices.Sorted(maps.Keys(m.versions))) {
-		v := m.versions[number]
+	best := int64(0)
+	for number, v := range m.versions {
 		if v.stable && !v.current() && !v.broken() && m.wants(v) {
-			return v
+			best = m.prefer(best, number)
 		}
 	}
-	return nil
+	return m.versions[best]
 }
 
 // startNext answers the calls of Load whose versions are all loaded or have failed. Then it starts
@@ -670,14 +695,41 @@ func (r *Repository[M]) take(req *request) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.noteModel(req.model, f, true)
-	m := r.models[req.model]
+	m := r.ask(req.model, f)
+	m.waiting = append(m.waiting, req)
+	if r.options.Explicit && !r.options.Placed { // a placement names all that is to serve
+		r.askParts(req.model)
+	}
+	r.update()
+}
+
+// ask makes the versions of a model load that its policy chooses. r.mu is held.
+func (r *Repository[M]) ask(name string, f folder) *model[M] {
+	r.noteModel(name, f, true)
+	m := r.models[name]
 	m.unloaded = false
 	for _, v := range m.versions {
 		v.failure = nil
 	}
-	m.waiting = append(m.waiting, req)
-	r.update()
+	return m
+}
+
+// askParts is ask for the models of an ensemble's steps that no call has loaded. What is wrong with
+// one is told by its own state, and by the load of the ensemble. r.mu is held.
+func (r *Repository[M]) askParts(name string) {
+	c, err := configOf(r.dir, name)
+	if err != nil {
+		return
+	}
+	for _, step := range c.Ensemble.GetStep() {
+		part := step.GetModelName()
+		if checkName(part) != nil || !r.follows(part) {
+			continue
+		}
+		if f, err := scanModel(r.dir, part); err == nil {
+			r.ask(part, f)
+		}
+	}
 }
 
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
@@ -729,6 +781,9 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		if err != nil {
 			ended <- result{nil, err}
 			return
+		}
+		for _, note := range described.Config.Notes {
+			r.options.Logger.Warn(note, "model", name, "version", number)
 		}
 		m, err := r.load(ctx, described)
 		if err != nil {
@@ -791,7 +846,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		r.tell(m, v, Event{Err: err})
 	default:
 		r.retire(m, v, "") // the load before, which the new one replaces
-		v.loaded, v.loadedAs, v.failure = loaded, l.files, nil
+		v.loaded, v.loadedAs, v.failure, v.took = loaded, l.files, nil, took
 		r.publish()
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
 			took.Milliseconds(), "event", "loaded")
@@ -895,7 +950,7 @@ func (r *Repository[M]) publish() {
 				continue
 			}
 			s.versions[number] = v.loaded
-			if s.newest == nil || number > s.newest.Version.Number {
+			if s.newest == nil || m.prefer(number, s.newest.Version.Number) == number {
 				s.newest = v.loaded
 			}
 		}

@@ -38,6 +38,28 @@ func (f *fake) Close() error {
 	return nil
 }
 
+// A lockedLog is written by the repository's goroutines and read by the test's. Its lock tells the
+// race detector in which order, which the timers of a bubble do not.
+type lockedLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// take returns what was written since the last call.
+func (l *lockedLog) take() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := bytes.Clone(l.b.Bytes())
+	l.b.Reset()
+	return text
+}
+
 // A bench is a repository in a synctest bubble, with its folder.
 type bench struct {
 	t   testing.TB
@@ -50,7 +72,11 @@ type bench struct {
 	// events lists what OnEvent was told, "ncf/1 READY".
 	events []string
 	// log is where the repository logs to, if it is to.
-	log *bytes.Buffer
+	log *lockedLog
+	// explicit is Options.Explicit.
+	explicit bool
+	// placed is Options.Placed.
+	placed bool
 }
 
 func newBench(t testing.TB) *bench { return &bench{t: t, dir: t.TempDir()} }
@@ -67,13 +93,15 @@ func (b *bench) start() {
 			}
 		}
 		return &fake{version: v}, nil
-	}, Options{PollInterval: poll, Logger: b.logger(), OnEvent: func(e Event) {
-		gone := ""
-		if e.Gone {
-			gone = " gone"
-		}
-		b.events = append(b.events, fmt.Sprintf("%s/%d %s%s", e.Model, e.Version, e.State, gone))
-	}})
+	}, Options{PollInterval: poll, Explicit: b.explicit, Placed: b.placed, Logger: b.logger(),
+		OnEvent: func(e Event) {
+			gone := ""
+			if e.Gone {
+				gone = " gone"
+			}
+			b.events = append(b.events,
+				fmt.Sprintf("%s/%d %s%s", e.Model, e.Version, e.State, gone))
+		}})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -98,7 +126,7 @@ func (b *bench) logger() *slog.Logger {
 
 // logged returns the events that were logged since the last call, in lines of kind, model and why.
 func (b *bench) logged() (events string) {
-	for line := range bytes.Lines(b.log.Bytes()) {
+	for line := range bytes.Lines(b.log.take()) {
 		var e struct {
 			Event, Model, Why string
 			Version           int64
@@ -110,15 +138,17 @@ func (b *bench) logged() (events string) {
 			events += fmt.Sprintf("%s %s/%d %s\n", e.Event, e.Model, e.Version, e.Why)
 		}
 	}
-	b.log.Reset()
 	return events
 }
 
 // onLoad has f decide whether a version loads. Without it all do.
 func (b *bench) onLoad(f func(ctx context.Context, v *Version) error) { b.load.Store(&f) }
 
-// polls lets the repository look at its folder n times.
+// polls lets the repository look at its folder n times. Index takes the repository's lock: so the
+// race detector knows that what the test has read and reset was before what the repository does
+// next, which the timers of a bubble do not tell it.
 func (b *bench) polls(n int) {
+	b.Index()
 	time.Sleep(time.Duration(n) * poll)
 	synctest.Wait()
 }
@@ -555,7 +585,7 @@ func TestRemovedVersion(t *testing.T) {
 func TestEventsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.log = &bytes.Buffer{}
+		b.log = &lockedLog{}
 		b.add("ncf/1", "wnd/1")
 		b.start()
 		want := func(what, events string) {
@@ -1061,5 +1091,131 @@ func TestFIFO(t *testing.T) {
 		b.start()
 		b.status("config", 1, Unavailable, "model.yaml: not a regular file")
 		b.status("fifo", 1, Unavailable, "not a regular file")
+	})
+}
+
+// TestExplicit: with explicit control, nothing but calls loads, changes or unloads a model.
+func TestExplicit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.explicit = true
+		b.add("ncf/1", "wnd/1")
+		b.start()
+		<-b.Settled()
+		b.add("rm2/1")
+		b.polls(3)
+		for _, model := range []string{"ncf", "wnd", "rm2"} {
+			b.status(model, 1, Unavailable, "not loaded by a call yet")
+		}
+		if err := b.Load(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		b.serves("ncf", 1)
+		// changes of the files wait for a call
+		b.write("ncf/model.yaml", "qos_target_ms: 7\n")
+		b.add("ncf/2")
+		b.polls(3)
+		b.serves("ncf", 1)
+		if !slices.Equal(b.loads, []string{"ncf/1"}) {
+			t.Errorf("loaded %v, want ncf/1 alone", b.loads)
+		}
+		if err := b.Load(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		b.serves("ncf", 2)
+		if err := b.Unload(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		b.status("ncf", 2, Unavailable, "unloaded by call")
+		b.add("ncf/3")
+		b.polls(3)
+		b.status("ncf", 3, Unavailable, "unloaded by call")
+		// a model whose files are gone serves until it is unloaded
+		if err := b.Load(t.Context(), "wnd"); err != nil {
+			t.Fatal(err)
+		}
+		b.remove("wnd")
+		b.polls(3)
+		b.serves("wnd", 1)
+		if err := b.Unload(t.Context(), "wnd"); err != nil {
+			t.Fatal(err)
+		}
+		b.polls(3)
+		if _, err := b.Acquire("wnd", 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("a model that is unloaded and gone: got %v, want not found", err)
+		}
+		// a load that fails is tried again by the next call
+		b.onLoad(func(context.Context, *Version) error { return errors.New("no") })
+		for range 2 {
+			if err := b.Load(t.Context(), "rm2"); err == nil {
+				t.Error("a load that fails succeeds")
+			}
+		}
+		b.polls(3)
+		if n := len(b.loads); n != 5 {
+			t.Errorf("loaded %v, want five loads", b.loads)
+		}
+	})
+}
+
+// TestPlaced: with placed control only calls load a model, whose files are then followed; what is
+// on disk is told, loaded or not.
+func TestPlaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.placed = true
+		load := func(context.Context, *Version) error { time.Sleep(time.Second); return nil }
+		b.load.Store(&load)
+		b.add("ncf/1", "wnd/1")
+		b.start()
+		<-b.Settled()
+		b.polls(3)
+		for _, model := range []string{"ncf", "wnd"} {
+			b.status(model, 1, Unavailable, "not placed here")
+		}
+		if err := b.Load(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		b.add("ncf/2", "wnd/2")
+		b.polls(3)
+		time.Sleep(2 * time.Second)
+		b.serves("ncf", 2)
+		var found []string
+		for _, d := range b.OnDisk() {
+			found = append(found, d.Version.String())
+			if d.Bytes <= 0 || (d.LoadTime > 0) != (d.Version.Model == "ncf") || d.Problem != nil {
+				t.Errorf("got %+v", d)
+			}
+		}
+		if want := []string{"ncf version 2", "wnd version 2"}; !slices.Equal(found, want) {
+			t.Errorf("on disk %v, want %v", found, want)
+		}
+		if err := b.Unload(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		b.status("ncf", 2, Unavailable, "not placed here")
+	})
+}
+
+// TestExplicitEnsemble: a call that loads an ensemble loads its models too.
+func TestExplicitEnsemble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.explicit = true
+		b.dir = repositoryOf(t, abc())
+		b.start()
+		if err := b.Load(t.Context(), "e"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		b.serves("e", 1)
+		b.serves("a", 2)
+		b.serves("b", 1)
+		if err := b.Unload(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		b.polls(3)
+		b.serves("e", 1)
+		b.status("a", 2, Unavailable, "unloaded by call")
 	})
 }

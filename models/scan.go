@@ -18,9 +18,10 @@ type fingerprint [sha256.Size]byte
 
 // A folder is the state of a model's folder at one scan.
 type folder struct {
-	config fingerprint // of model.yaml
-	// versions has the fingerprint of each version by its number. It includes that of model.yaml:
-	// if model.yaml changes, all versions count as changed.
+	config fingerprint // of model.yaml and config.pbtxt
+	// versions has the fingerprint of each version by its number. It includes that of
+	// model.yaml and config.pbtxt, and of the models of an ensemble: if they change, all
+	// versions count as changed.
 	versions map[int64]fingerprint
 	// problem is why the folder has no version; empty if it has one.
 	problem string
@@ -73,12 +74,20 @@ func scanModel(dir, model string) (folder, error) {
 		return folder{}, err
 	}
 	f.config = fingerprintOf(filepath.Join(path, ConfigFile), fingerprint{})
+	if triton := fingerprintOf(filepath.Join(path, TritonFile),
+		f.config); triton != (fingerprint{}) {
+		f.config = triton
+	}
+	base := f.config
+	if base != (fingerprint{}) {
+		base = withParts(dir, model, base)
+	}
 	var others []string
 	for _, e := range entries {
 		name := e.Name()
 		number, err := strconv.ParseInt(name, 10, 64)
 		if err != nil || number < 1 || strconv.FormatInt(number, 10) != name {
-			if name != ConfigFile && !strings.HasPrefix(name, ".") {
+			if name != ConfigFile && name != TritonFile && !strings.HasPrefix(name, ".") {
 				others = append(others, name)
 			}
 			continue
@@ -92,7 +101,7 @@ func scanModel(dir, model string) (folder, error) {
 			others = append(others, name)
 			continue
 		}
-		f.versions[number] = fingerprintOf(version, f.config)
+		f.versions[number] = fingerprintOf(version, base)
 	}
 	if len(f.versions) == 0 {
 		f.problem = fmt.Sprintf(

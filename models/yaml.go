@@ -19,44 +19,82 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// largestConfig is the most bytes that a model.yaml may have.
+// largestConfig is the most bytes that a model.yaml or config.pbtxt may have.
 const largestConfig = 1 << 20
 
 // ReadConfig reads a model.yaml. A file that does not exist gives DefaultConfig.
 // All faults are reported at once, each with the file, the line, the key, what
 // was found and what was expected.
-func ReadConfig(path string) (Config, error) {
-	f, info, err := onnx.OpenFile(path)
+func ReadConfig(path string) (Config, error) { return readConfig(path, unset()) }
+
+// unset returns the defaults without those that depend on other settings.
+func unset() Config {
+	c := DefaultConfig()
+	c.Deadline, c.WarmUp = 0, nil
+	return c
+}
+
+// configOf reads the settings of a model in the repository dir: those of its model.yaml, and where
+// that says nothing those of its config.pbtxt.
+func configOf(dir, model string) (Config, error) {
+	c := unset()
+	path, err := within(dir, model, TritonFile)
+	if err != nil {
+		return Config{}, err
+	}
+	if err := readTriton(path, model, &c); err != nil {
+		return Config{}, err
+	}
+	if path, err = within(dir, model, ConfigFile); err != nil {
+		return Config{}, err
+	}
+	return readConfig(path, c)
+}
+
+// readConfig reads a model.yaml, over settings that setDefaults has not completed.
+func readConfig(path string, c Config) (Config, error) {
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return DefaultConfig(), nil
+		c.setDefaults()
+		return c, nil
 	}
 	if err != nil {
-		return Config{}, fmt.Errorf("read model configuration: %w", err)
+		return Config{}, err
+	}
+	return parseOver(path, data, c)
+}
+
+// readFile reads a file with settings. The error wraps fs.ErrNotExist if there is none.
+func readFile(path string) ([]byte, error) {
+	f, info, err := onnx.OpenFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read model configuration: %w", err)
 	}
 	defer f.Close()
 	if info.Size() > largestConfig {
-		return Config{}, fmt.Errorf(
-			"read model configuration: %s has %d bytes, expected at most %d", path, info.Size(),
-			largestConfig)
+		return nil, fmt.Errorf("read model configuration: %s has %d bytes, expected at most %d",
+			path, info.Size(), largestConfig)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, largestConfig))
 	if err != nil {
-		return Config{}, fmt.Errorf("read model configuration: %w", err)
+		return nil, fmt.Errorf("read model configuration: %w", err)
 	}
-	return parseConfig(path, data)
+	return data, nil
 }
 
-func parseConfig(path string, data []byte) (Config, error) {
+func parseConfig(path string, data []byte) (Config, error) { return parseOver(path, data, unset()) }
+
+// parseOver parses a model.yaml, over settings that setDefaults has not completed.
+func parseOver(path string, data []byte, c Config) (Config, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	var document yaml.Node
 	if err := d.Decode(&document); err != nil {
 		if err == io.EOF { // nothing but comments
-			return DefaultConfig(), nil
+			c.setDefaults()
+			return c, nil
 		}
 		return Config{}, fmt.Errorf("%s: %w", path, err)
 	}
-	c := DefaultConfig()
-	c.Deadline, c.WarmUp = 0, nil
 	p := parser{path: path}
 	p.config(document.Content[0], &c)
 	return c, errors.Join(p.faults...)
@@ -133,10 +171,12 @@ func (p *parser) mapping(where string, n *yaml.Node,
 }
 
 func (p *parser) config(n *yaml.Node, c *Config) {
-	var deadline, warmUp, split, merging, score, metric, measured *yaml.Node
+	var target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
+	var inputs, outputs []Port
 	splits := true
 	p.mapping("", n, map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
+			target = v
 			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
 		},
 		"qos_percentile": func(key string, v *yaml.Node) {
@@ -199,8 +239,8 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			measured = v
 			p.measurement(key, v, &c.Measured)
 		},
-		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &c.Inputs) },
-		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &c.Outputs) },
+		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &inputs) },
+		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &outputs) },
 		"tables": func(key string, v *yaml.Node) {
 			p.list(key, v, "a list of tables",
 				func(key string, v *yaml.Node) { p.table(key, v, c) })
@@ -210,10 +250,16 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			p.provenance(key, v, c.Generated)
 		},
 	})
+	// Ports of config.pbtxt stay: the version checks that all that is said of a port agrees.
+	c.Inputs, c.Outputs = append(c.Inputs, inputs...), append(c.Outputs, outputs...)
 	c.setDefaults()
 	if deadline != nil && c.Deadline < c.QoSTarget {
 		p.wrong("deadline_ms", deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
+	}
+	if deadline == nil && c.Deadline < c.QoSTarget && target != nil {
+		p.wrong("qos_target_ms", target, fmt.Sprintf("at most default_timeout_microseconds of %s, "+
+			"which is %s ms, or deadline_ms beside it", TritonFile, milliseconds(c.Deadline)))
 	}
 	if split != nil && splits && !c.RowsIndependent {
 		p.wrong("split", split, "false unless rows_independent is true")
@@ -229,6 +275,9 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		p.fault(metric, "metric: has no score beside it")
 	case score == nil && measured != nil:
 		p.fault(measured, "measured: has no score beside it")
+	}
+	if warmUp == nil {
+		c.WarmUp = slices.DeleteFunc(c.WarmUp, func(n int) bool { return n > c.LargestBatchSize })
 	}
 	for _, n := range c.WarmUp {
 		if n > c.LargestBatchSize {

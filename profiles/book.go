@@ -21,7 +21,9 @@ import (
 //   - the latest learned profile of the same version of the model with another checksum,
 //   - that of the newest earlier version,
 //   - that of any other version,
-//   - the shipped profile of the model on the instance type.
+//   - the shipped profile of the model on the instance type,
+//   - for a lane beside other models: what is known of the lane without them, as much slower as
+//     [Book.SetSlowdowns] says.
 //
 // Files written before checksums were kept hold learners under keys without a checksum. Such a
 // learner moves to the first key, equal but for the checksum, that a method is called with.
@@ -31,6 +33,8 @@ type Book struct {
 	library  *Library // may be nil
 	learners map[Key]*Learner
 	unused   Absence[Key]
+	shared   Absence[Key] // unused keys with neighbours
+	slow     Slowdowns
 }
 
 // NewBook returns an empty book. library, which may be nil, holds the shipped profiles.
@@ -39,13 +43,14 @@ func NewBook(library *Library) *Book {
 }
 
 // Keys returns the keys that have a learner, ordered by model, instance type, provider, cores,
-// version and checksum.
+// neighbours, version and checksum.
 func (b *Book) Keys() []Key { return slices.SortedFunc(maps.Keys(b.learners), compareKeys) }
 
 func compareKeys(a, b Key) int {
 	return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.InstanceType, b.InstanceType),
 		cmp.Compare(a.Provider, b.Provider),
-		cmp.Compare(a.Cores, b.Cores), cmp.Compare(a.Version, b.Version),
+		cmp.Compare(a.Cores, b.Cores), cmp.Compare(a.Beside, b.Beside),
+		cmp.Compare(a.Version, b.Version),
 		cmp.Compare(a.Checksum, b.Checksum))
 }
 
@@ -120,6 +125,17 @@ func (b *Book) start(key Key) *Table {
 	if best != nil {
 		return best.Table()
 	}
+	if key.Beside != "" {
+		if alone := b.Table(key.alone()); alone != nil {
+			return alone.Scale(b.slow.of(key.Model, key.Beside))
+		}
+		return nil
+	}
+	return b.shipped(key)
+}
+
+// shipped returns the library's profile for a key, or nil.
+func (b *Book) shipped(key Key) *Table {
 	if b.library == nil {
 		return nil
 	}
@@ -136,11 +152,16 @@ const (
 	keptVersions = 2
 	// keptUnused is how many unused keys Forget keeps in all, those updated last.
 	keptUnused = 256
+	// keepShared is how long Forget keeps unused keys with neighbours, of which it keeps keptShared
+	// at most, those updated last: placements come back, but there are many.
+	keepShared = time.Hour
+	keptShared = 64
 )
 
 // Forget deletes the learners of keys that used has reported as unused in all calls for at least
 // keep, and returns these keys. Of each model and kind of lane it keeps the two newest unused
-// versions, but at most 256 unused keys in all, those updated last. Call it from time to time.
+// versions, but at most 256 unused keys in all, those updated last; of keys with neighbours at most
+// 64, and none that has been unused for an hour. Call it from time to time.
 func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (forgotten []Key) {
 	over := b.unused.Over(now, keep, maps.Keys(b.learners), used)
 	like := func(key Key) Key {
@@ -163,10 +184,21 @@ func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (f
 			forgotten = append(forgotten, key)
 		}
 	}
-	if len(kept) > keptUnused {
-		slices.SortStableFunc(kept,
-			func(x, y Key) int { return b.learners[y].updated.Compare(b.learners[x].updated) })
-		forgotten = append(forgotten, kept[keptUnused:]...)
+	slices.SortStableFunc(kept,
+		func(x, y Key) int { return b.learners[y].updated.Compare(b.learners[x].updated) })
+	long := b.shared.Over(now, keepShared, maps.Keys(b.learners),
+		func(key Key) bool { return key.Beside == "" || used(key) })
+	left, shared := 0, 0
+	for _, key := range kept {
+		if key.Beside != "" {
+			if shared++; shared > keptShared || slices.Contains(long, key) {
+				forgotten = append(forgotten, key)
+				continue
+			}
+		}
+		if left++; left > keptUnused {
+			forgotten = append(forgotten, key)
+		}
 	}
 	for _, key := range forgotten {
 		delete(b.learners, key)

@@ -290,11 +290,11 @@ func (f *fit) makeTable(l *Learner) *Table {
 		k.P90 = at(z90, k.P50)
 		k.P99 = at(z99, k.P90)
 	}
-	origin := Learned
-	if l.observed == 0 {
-		origin = Inherited
+	origin, source := Learned, fmt.Sprintf("%d queries", l.observed)
+	if l.observed == 0 { // there is a prior
+		origin, source = Inherited, l.prior.source
 	}
-	table, err := NewTable(l.key, origin, fmt.Sprintf("%d queries", l.observed), knots)
+	table, err := NewTable(l.key, origin, source, knots)
 	if err != nil {
 		panic(fmt.Sprintf("profiles: a learner made a bad table: %v", err))
 	}

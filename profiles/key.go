@@ -1,6 +1,11 @@
 package profiles
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+
+	"github.com/muster-serve/muster/api/names"
+)
 
 // A Key identifies a latency profile: a version of a model on one kind of lane.
 type Key struct {
@@ -15,6 +20,9 @@ type Key struct {
 	Provider string `json:"provider"`
 	// Cores is the number of cores of the lane; 0 means the whole machine.
 	Cores int `json:"cores,omitempty"`
+	// Beside names the models that other lanes of the machine run, as [KeyOf] writes them; "" if
+	// the machine has no other models.
+	Beside string `json:"beside,omitempty"`
 }
 
 func (k Key) String() string {
@@ -28,6 +36,9 @@ func (k Key) String() string {
 	if k.Cores != 0 {
 		s += fmt.Sprintf(", %d cores", k.Cores)
 	}
+	if k.Beside != "" {
+		s += ", beside " + k.Beside
+	}
 	return s + ")"
 }
 
@@ -39,6 +50,10 @@ type Lane struct {
 	Emulated bool
 	// Lanes is the number of lanes of the machine, Cores the number of cores of each.
 	Lanes, Cores int
+	// Beside are the models that other lanes of the machine run and this one does not.
+	Beside []string
+	// Ways of the last-level cache are the lane's and those of its models alone; 0: it shares all.
+	Ways int
 }
 
 // KeyOf returns the key of the profile of a version of a model on a lane. All keys are made here,
@@ -51,6 +66,10 @@ func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) 
 	k := Key{
 		Model: model, Version: version, Checksum: checksum,
 		InstanceType: on.InstanceType, Provider: on.Provider, Cores: on.Cores,
+		Beside: strings.Join(names.Neighbours(on.Beside), "+"),
+	}
+	if k.Beside != "" && on.Ways > 0 {
+		k.Beside += fmt.Sprintf("/%dw", on.Ways)
 	}
 	known, ok := c.byType[on.InstanceType]
 	if !ok {
@@ -68,5 +87,11 @@ func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) 
 // unsummed returns the key without its checksum.
 func (k Key) unsummed() Key {
 	k.Checksum = ""
+	return k
+}
+
+// alone returns the key of the same lane without neighbours.
+func (k Key) alone() Key {
+	k.Beside = ""
 	return k
 }

@@ -188,12 +188,13 @@ func (t *Table) LargestBatchSize(within time.Duration, limit int) int {
 }
 
 // As returns the same table under another key, with the origin Inherited. It is the start for a key
-// of which no latency was measured yet.
+// of which no latency was measured yet. The source says where the numbers came from at first.
 func (t *Table) As(key Key) *Table {
-	return &Table{
-		key: key, origin: Inherited, source: fmt.Sprintf("%s of %s", t.origin, t.key),
-		knots: t.knots,
+	source := t.source
+	if t.origin != Inherited || source == "" {
+		source = fmt.Sprintf("%s of %s", t.origin, t.key)
 	}
+	return &Table{key: key, origin: Inherited, source: source, knots: t.knots}
 }
 
 // Scale returns the table with every latency multiplied by factor, which must be above 0. That is
@@ -226,12 +227,12 @@ type knotJSON struct {
 	Error     float64 `json:"error"`
 }
 
-// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves the
-// key's checksum out: gateways of older versions, which read this form, do not know it, and
-// only learners need it.
+// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves the key's
+// checksum and neighbours out: gateways of older versions, which read this form, do not know them,
+// and only learners need them.
 func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
-	j.Checksum = ""
+	j.Checksum, j.Beside = "", ""
 	for _, k := range t.knots {
 		j.Knots = append(j.Knots, knotJSON{
 			k.BatchSize, ms(k.Mean), ms(k.P50), ms(k.P90), ms(k.P99), k.Error,

@@ -39,7 +39,11 @@ func generate(b testing.TB, name string, scale zoo.Scale) *models.Version {
 
 // randomInputs are inputs with ids within their bounds.
 func randomInputs(v *models.Version, batch int) []tensor.Tensor {
-	r := rand.New(rand.NewPCG(7, 7))
+	return seededInputs(v, batch, 7)
+}
+
+func seededInputs(v *models.Version, batch int, seed uint64) []tensor.Tensor {
+	r := rand.New(rand.NewPCG(seed, 7))
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
 		shape := append([]int64{int64(batch)}, p.Shape[1:]...)

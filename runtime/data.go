@@ -22,6 +22,8 @@ const (
 	readPiece = 4 << 20
 	// copyPiece is how many bytes one call copies, which takes about as long.
 	copyPiece = 1 << 20
+	// hugePage is the size of a huge page, or a multiple of it.
+	hugePage = 2 << 20
 )
 
 // readFolder reads every file of a folder once, so that the kernel's page cache holds it. It blocks
@@ -74,7 +76,7 @@ func readFile(ctx context.Context, f, null *os.File) error {
 			return nil
 		}
 		// The pause is bounded: a call that took long waited for a disk, which disturbs nobody.
-		if err := pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
+		if err := Pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
 			return err
 		}
 	}
@@ -140,7 +142,7 @@ func populate(ctx context.Context, all []mapping) error {
 				unix.MADV_POPULATE_READ); errno != 0 {
 				return nil
 			}
-			if err := pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
+			if err := Pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
 				return err
 			}
 		}
@@ -162,11 +164,25 @@ func detach(ctx context.Context, all []mapping) error {
 
 func (m mapping) detach(ctx context.Context) error {
 	size := m.to - m.from
-	block, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE,
+	// The copy begins as far from the beginning of a huge page as the mapping does, so that it keeps
+	// its huge pages when it takes the mapping's place.
+	room, err := unix.MmapPtr(-1, 0, nil, size+hugePage, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
+	before := (m.from - uintptr(room)) % hugePage
+	block := unsafe.Add(room, before)
+	if before > 0 {
+		err = unix.MunmapPtr(room, before)
+	}
+	if err := errors.Join(err,
+		unix.MunmapPtr(unsafe.Add(block, size), hugePage-before)); err != nil {
+		return err
+	}
+	// Lookups of random rows then miss the address translation's cache less: RM1's and RM2's rows take
+	// 20 to 25 % less time. A system without huge pages says no, which does not matter.
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(block), size, unix.MADV_HUGEPAGE)
 	for done := uintptr(0); done < size; {
 		start := time.Now()
 		n := min(copyPiece, size-done)
@@ -176,7 +192,7 @@ func (m mapping) detach(ctx context.Context) error {
 			[]unix.RemoteIovec{{Base: m.from + done, Len: int(n)}}, 0)
 		if err == nil {
 			done += uintptr(got)
-			err = pause(ctx, min(time.Since(start), time.Millisecond))
+			err = Pause(ctx, min(time.Since(start), time.Millisecond))
 		} else if err == unix.EFAULT {
 			err = errors.New("the file was cut short while it was being loaded")
 		}

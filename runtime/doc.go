@@ -9,6 +9,9 @@
 // queue. [Lanes.Stats] tells how long the lanes will be busy. [Lanes.Reserve] keeps time on a lane
 // for a query that may come.
 //
+// A [Partition] is lanes on some of this machine's cores, with threads that stay there: package
+// isolate knows the cores. [Partition.Place] gives a model sessions with as many threads.
+//
 // A query runs on its caller's goroutine. [Lanes] and models may be used concurrently. The package
 // uses no network.
 package runtime

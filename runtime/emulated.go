@@ -54,7 +54,7 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	batch, err := checkInputs(m.version.Inputs, inputs)
+	batch, err := checkInputs(m.version.Inputs, inputs, m.version.Batchless)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", m.version, err)
 	}
@@ -77,7 +77,7 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	m.overrun.Store(int64(min(time.Since(start)-wait, mostOverrun)))
 	r := &Result{}
 	for _, out := range m.version.Outputs {
-		t, err := zeros(out, batch)
+		t, err := zeros(out, batch, m.version.Batchless)
 		if err != nil {
 			return nil, fmt.Errorf("run %s: %w", m.version, err)
 		}
@@ -90,9 +90,12 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 
 // zeros returns a tensor for p at a batch size with all elements zero. Dimensions that the model
 // leaves open are 1.
-func zeros(p models.Port, batch int) (tensor.Tensor, error) {
-	shape := []int64{int64(batch)}
-	for _, d := range p.Shape[min(1, len(p.Shape)):] {
+func zeros(p models.Port, batch int, batchless bool) (tensor.Tensor, error) {
+	shape, row := []int64{int64(batch)}, p.Shape[min(1, len(p.Shape)):]
+	if batchless && len(p.Shape) > 0 {
+		shape, row = nil, p.Shape
+	}
+	for _, d := range row {
 		if d == models.Dynamic {
 			d = 1
 		}

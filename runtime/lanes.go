@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime/isolate"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
@@ -72,12 +73,19 @@ type Query struct {
 	// be independent. LargestBatch bounds the batch size of such a run.
 	Merge        merge.Policy
 	LargestBatch int
+	// Group names the queries with which a leader wants the query to run; the lane waits for them
+	// for a moment. It counts only if Merge merges.
+	Group merge.GroupID
 	// Reservation is the time that Reserve has kept for this query; nil if there is none. Do
 	// releases it when it admits or refuses the query.
 	Reservation *Reservation
-	// Background runs the query only when a lane is idle and no other query waits. A background
-	// query does not count as waiting. If its run takes longer than 100 ms, the lane goes to the
-	// next query while the run goes on, so that a run that never ends blocks no lane.
+	// Refuse refuses the query as overload as soon as it is expected neither to meet its QoS target
+	// nor to start before its deadline, among the late queries that run when a lane would be idle.
+	Refuse bool
+	// Background runs the query only when a lane is idle and no other query waits, or when it has
+	// waited for queue.BackgroundWait. A background query does not count as waiting. If its run
+	// takes longer than 100 ms, the lane goes to the next query while the run goes on, so that a
+	// run that never ends blocks no lane.
 	Background bool
 }
 
@@ -92,41 +100,54 @@ type LanesConfig struct {
 	// Estimator predicts execution times; nil means [NewLinearEstimator]. Lanes owns it from then
 	// on.
 	Estimator Estimator
+	// Pins keeps the thread of a run on its lane's processors. It has one for each lane; nil means
+	// that the system may run threads wherever it wants.
+	Pins []*isolate.Pin
+	// Unpinned is called with the reason, once for each lane, when the system refuses to pin. The
+	// lane's queries then run unpinned. It must not block. nil: nobody is told.
+	Unpinned func(lane int, err error)
 }
 
-// Lanes runs queries, at most one at a time on each lane, or several as one where package merge says
-// so. A query runs on the goroutine that calls Do, or on that of another query which runs with it;
-// Lanes starts none. Waiting queries are served in the order of package queue. The methods may be
-// called concurrently; only Do and Drain block.
+// Lanes runs queries, at most one at a time on each lane, or several as one where package merge
+// says so. A query runs on the goroutine that calls Do, or on that of another query which runs with
+// it; Lanes starts none. Waiting queries are served in the order of package queue. The methods may
+// be called concurrently; only Do and Drain block.
 type Lanes struct {
 	lanes           int
 	maxWaiting      int
 	maxWaitingBytes int64
 	start           time.Time // origin of the times in turns, reservations and the queue
+	pins            []*pin    // by lane; nil: none
 
 	mu        sync.Mutex
 	estimator Estimator
 	queue     queue.Queue[*turn]
 	taker     merge.Taker[*turn]
+	groups    merge.Groups
 	kinds     []*kind
 	timer     *time.Timer // calls serveWaiting; nil until a lane waits for more queries to merge
 	memory    []memory    // by lane
 	idle      []int       // numbers of the lanes that run no query
-	reserved  map[*Reservation]struct{}
-	current   map[*turn]struct{} // admitted queries, waiting or running
-	busy      time.Duration
-	dropped   Dropped
-	draining  bool
-	drained   chan struct{} // closed when draining and nothing is left
+	overload
+	reserved map[*Reservation]struct{}
+	current  map[*turn]struct{} // admitted queries, waiting or running
+	busy     time.Duration
+	asked    time.Duration // when the last query came that was not a background one; 0: never
+	dropped  Dropped
+	draining bool
+	drained  chan struct{} // closed when draining and nothing is left
 }
 
 // A turn is a query on its way through the lanes. Times count from the lanes' start.
 type turn struct {
 	queue.Place
-	spread time.Duration // the 90 % quantile of the execution time, less Estimate
-	inputs []tensor.Tensor
-	batch  int
-	kind   *kind // nil: the query runs alone
+	refusable
+	spread  time.Duration // the 90 % quantile of the execution time, less Estimate
+	inputs  []tensor.Tensor
+	batch   int
+	profile names.ModelKey
+	kind    *kind        // nil: the query runs alone
+	group   *merge.Group // that it was sent to run with; nil: none
 
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when the query gets a lane; nil if it did not have to wait
@@ -136,6 +157,8 @@ type turn struct {
 	lane      int           // the lane's number
 	running   bool          // whether the query holds its lane
 	abandoned bool          // whether Drain has cancelled it
+	timely    bool          // whether it was in time when it started
+	refusal   error         // why it was refused while it waited, once granted; nil: it was not
 	cancel    context.CancelFunc
 }
 
@@ -158,6 +181,9 @@ func NewLanes(cfg LanesConfig) *Lanes {
 		drained:         make(chan struct{}),
 	}
 	l.memory = make([]memory, l.lanes)
+	for lane, p := range cfg.Pins {
+		l.pins = append(l.pins, &pin{Pin: p, lane: lane, told: cfg.Unpinned})
+	}
 	for lane := range l.lanes {
 		l.idle = append(l.idle, lane)
 	}
@@ -177,6 +203,7 @@ func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	t := &turn{
 		Place: queue.Place{Background: q.Background}, inputs: q.Inputs, batch: q.BatchSize,
+		profile: q.Profile,
 	}
 	if q.Deadline.IsZero() {
 		ctx, t.cancel = context.WithCancel(ctx)
@@ -221,7 +248,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		timer := time.AfterFunc(longestBackground, func() { l.giveUp(t) })
 		defer timer.Stop()
 	}
-	result, err = q.Model.Run(ctx, q.Inputs)
+	result, err = l.run(ctx, t.lane, q.Model, q.Inputs)
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			l.mu.Lock()
@@ -249,7 +276,12 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		arrival = q.Arrival.Sub(l.start)
 	}
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
-	waits := q.Merge.Waits() && !q.Background // even while a lane is idle
+	t.refusable = l.newRefusable(q, arrival)
+	if !q.Background {
+		l.asked = now
+	}
+	// Others may be awaited even while a lane is idle, and so wait those that come meanwhile.
+	waits := q.Merge.Merges() && !q.Background && (q.Merge.Waits() || q.Group.Number != 0)
 	switch {
 	case l.draining:
 		l.dropped.Draining++
@@ -259,26 +291,27 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	case q.rejects() && t.LatestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
-	case len(l.idle) > 0 && !waits:
+	case len(l.idle) > 0 && l.queue.Len() == 0 && !waits:
 		i := max(slices.Index(l.idle, q.Lane), 0)
-		t.running, t.started, t.lane = true, now, l.idle[i]
+		t.started, t.lane = now, l.idle[i]
+		l.starts(t, now)
 		l.idle = slices.Delete(l.idle, i, i+1)
 		l.kindOf(t, q)
 	case !q.Background && (l.queue.Len() >= l.maxWaiting ||
 		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
-		l.dropped.Overloaded++
-		return 0, &OverloadedError{
-			l.queue.Len(), l.queue.Bytes(), max(l.remaining(now), time.Millisecond),
-		}
+		return 0, l.overloaded(now)
+	case l.hopeless(t, now):
+		return 0, l.overloaded(now)
 	default:
 		t.granted = make(chan struct{})
-		l.kindOf(t, q)
+		if l.kindOf(t, q); t.kind != nil {
+			t.group = l.groups.Arrive(q.Group, now, t.LatestStart)
+		}
 		l.push(t, now)
 	}
 	l.current[t] = struct{}{}
-	if waits {
-		l.serve(now)
-	}
+	l.serve(now)
+	l.refuse(now)
 	return now, nil
 }
 
@@ -288,6 +321,11 @@ func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
 // push makes t wait.
 func (l *Lanes) push(t *turn, now time.Duration) {
 	l.queue.Push(t, now)
+	l.entered(t)
+}
+
+// entered notes that t waits.
+func (l *Lanes) entered(t *turn) {
 	if t.kind != nil {
 		t.kind.Enter(t.batch, t.Estimate)
 	}
@@ -324,7 +362,7 @@ func (l *Lanes) serve(now time.Duration) {
 		if len(run) > 1 {
 			l.merge(run)
 		}
-		run[0].running = true
+		l.starts(run[0], now)
 		close(run[0].granted)
 	}
 }
@@ -361,7 +399,7 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 		isLate := false
 		select {
 		case <-t.granted:
-			return nil
+			return t.refusal
 		case <-ctx.Done():
 		case <-late:
 			isLate, late = true, nil
@@ -369,9 +407,9 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 		l.mu.Lock()
 		removed, m := l.remove(t), t.merged
 		switch {
-		case !removed && (t.running || t.result != nil):
+		case !removed && (t.running || t.result != nil || t.refusal != nil):
 			l.mu.Unlock()
-			return nil // it got a lane meanwhile; its run checks whether ctx has ended
+			return t.refusal // it got a lane meanwhile; its run checks whether ctx has ended
 		case !removed && isLate:
 			l.mu.Unlock()
 			continue
@@ -415,6 +453,9 @@ func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.mu.Lock()
 	if result != nil {
 		l.estimator.Observe(q.Profile, result.Items, result.Execution)
+		if t.Estimate == 0 {
+			l.estimateAnew(q.Profile, l.now())
+		}
 		if t.kind != nil && result.Queries == 1 {
 			t.kind.Ran(q.BatchSize, t.due() < l.now())
 		}
@@ -431,19 +472,20 @@ func (l *Lanes) giveUp(t *turn) {
 		return
 	}
 	now := l.now()
-	t.running = false
+	if t.running = false; t.timely {
+		l.timely--
+	}
 	l.busy += now - t.started
 	l.idle = append(l.idle, t.lane)
 	l.serve(now)
 	l.leave(t)
+	l.refuse(now)
 }
 
 // leave takes t off the admitted queries, and ends a Drain after the last one. l.mu is held.
 func (l *Lanes) leave(t *turn) {
 	delete(l.current, t)
-	if t.kind != nil {
-		t.kind.users--
-	}
+	l.unkind(t)
 	if l.draining && len(l.current) == 0 {
 		close(l.drained)
 	}
@@ -559,6 +601,7 @@ type Reservation struct {
 	// probability of about 90 % the query would be answered within Finish.
 	Finish, Remaining time.Duration
 
+	of       *Lanes
 	until    time.Duration // when the reservation ends by itself
 	estimate time.Duration
 }
@@ -571,7 +614,7 @@ func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duratio
 	defer l.mu.Unlock()
 	now := l.now()
 	r := &Reservation{
-		Remaining: l.remaining(now), until: now + keep,
+		Remaining: l.remaining(now), of: l, until: now + keep,
 		estimate: l.estimator.Estimate(profile, batchSize),
 	}
 	own := float64(l.estimator.High(profile, batchSize) - r.estimate)

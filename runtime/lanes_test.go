@@ -151,6 +151,22 @@ func TestLanesOrder(t *testing.T) {
 	})
 }
 
+// TestBackgroundHasItsTurn: on a lane that always has more to do, a background query runs all the
+// same, once it has waited for a while.
+func TestBackgroundHasItsTurn(t *testing.T) {
+	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
+		ctx := context.Background()
+		s.learn()
+		s.send(ctx, "1", 60, nil)
+		s.send(ctx, "background", 1, func(q *runtime.Query) { q.Background = true })
+		for _, name := range []string{"2", "3", "4"} {
+			s.send(ctx, name, 60, nil)
+		}
+		s.want("1: ok at 60ms", "2: ok at 120ms", "background: ok at 121ms", "3: ok at 181ms",
+			"4: ok at 241ms")
+	})
+}
+
 // TestReserve: a place that is kept is seen by others until it is taken, given
 // back or past, and says when the query would be answered. What is told of each
 // lane, which is not told anew when the place lapses, leaves it out.
@@ -223,6 +239,23 @@ func TestLanesRunBesideEachOther(t *testing.T) {
 		if got, want := s.lanes.Stats().Busy, (11+10+4+3+5)*ms; got != want {
 			t.Errorf("busy for %v, want %v", got, want)
 		}
+	})
+}
+
+// TestLanesFirstRun: queries that came before anything was known of their model keep their order.
+func TestLanesFirstRun(t *testing.T) {
+	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
+		var want []string
+		for i := range 20 {
+			name := fmt.Sprint(i)
+			s.send(context.Background(), name, 1, func(q *runtime.Query) {
+				if i%5 == 4 {
+					q.Profile = "other/1"
+				}
+			})
+			want = append(want, fmt.Sprintf("%d: ok at %v", i, time.Duration(i+1)*ms))
+		}
+		s.want(want...)
 	})
 }
 

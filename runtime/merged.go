@@ -38,11 +38,20 @@ func (e *latencies) P80(batch int) time.Duration {
 }
 
 // Merging implements [merge.Query].
-func (t *turn) Merging() (of *merge.Kind, batch int) {
+func (t *turn) Merging() (of *merge.Kind, batch int, group *merge.Group) {
 	if t.kind == nil {
-		return nil, t.batch
+		return nil, t.batch, nil
 	}
-	return &t.kind.Kind, t.batch
+	return &t.kind.Kind, t.batch, t.group
+}
+
+// unkind makes t a query that runs alone.
+func (l *Lanes) unkind(t *turn) {
+	if t.kind != nil {
+		t.kind.users--
+	}
+	l.groups.Leave(t.group)
+	t.kind, t.group = nil, nil
 }
 
 // kindOf sets t.kind, which stays nil if the query runs alone.
@@ -178,8 +187,7 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 				close(member.granted)
 			case !m.gone[i]:
 				member.merged = nil
-				member.kind.users--
-				member.kind = nil
+				l.unkind(member)
 				l.push(member, now)
 			}
 		}
@@ -191,7 +199,7 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 	}()
 	inputs := l.memory[t.lane].concatenate(m)
 	close(m.copied)
-	whole, err := q.Model.Run(m.ctx, inputs)
+	whole, err := l.run(m.ctx, t.lane, q.Model, inputs)
 	if err != nil {
 		return nil
 	}

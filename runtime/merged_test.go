@@ -168,7 +168,8 @@ func TestMerge(t *testing.T) {
 		m.send(background, "a", 1, nil)
 		m.send(background, "b", 1, nil)
 		m.send(background, "c", 2, nil)
-		if got, want := m.lanes.RemainingByLane()[0], 10100*time.Microsecond+10300*time.Microsecond; got !=
+		if got, want := m.lanes.RemainingByLane()[0], 10100*time.Microsecond+
+			10300*time.Microsecond; got !=
 			want {
 			t.Errorf("the lane is busy for %v, want %v: the two that wait run as one", got, want)
 		}
@@ -182,6 +183,48 @@ func TestMerge(t *testing.T) {
 		if !slices.Equal(m.known.seen, []int{1, 3, 1}) {
 			t.Errorf("the estimator saw runs of %v items", m.known.seen)
 		}
+	})
+}
+
+// TestCollect: an idle lane waits for the queries that a leader sent to run together.
+func TestCollect(t *testing.T) {
+	group := func(number uint64, queries int) func(*runtime.Query) {
+		return func(q *runtime.Query) {
+			q.Group = merge.GroupID{Number: number, Queries: queries}
+		}
+	}
+	onMerging(t, func(m *merging) {
+		m.send(background, "a", 1, group(5, 3))
+		time.Sleep(ms / 2)
+		m.send(background, "b", 1, group(5, 3))
+		m.send(background, "x", 1, func(q *runtime.Query) { q.Merge = merge.None })
+		if s := m.lanes.Stats(); s.Running != 0 || s.Waiting != 3 {
+			t.Errorf("of a group of three two are there, and another query: %d run, %d wait",
+				s.Running, s.Waiting)
+		}
+		time.Sleep(ms / 2)
+		m.send(background, "c", 2, group(5, 3))
+		m.wg.Wait()
+		m.want([]int64{4, 1},
+			"a: 3 of 4 items, waited 1ms at 11.4ms",
+			"b: 3 of 4 items, joined, waited 500µs at 11.4ms",
+			"c: 3 of 4 items, joined, waited 0s at 11.4ms",
+			"x: 1 of 1 items, waited 10.9ms at 21.5ms",
+		)
+	})
+	onMerging(t, func(m *merging) { // one is cancelled, one comes too late
+		ctx, cancel := context.WithCancel(background)
+		m.send(background, "a", 1, group(6, 3))
+		m.send(ctx, "b", 1, group(6, 3))
+		time.Sleep(ms)
+		cancel()
+		time.Sleep(3 * ms)
+		m.send(background, "c", 1, group(6, 3))
+		m.want([]int64{1, 1},
+			"a: 1 of 1 items, waited 2ms at 12.1ms",
+			"b: context canceled at 1ms",
+			"c: 1 of 1 items, waited 8.1ms at 22.2ms",
+		)
 	})
 }
 
@@ -304,11 +347,13 @@ func TestMergeOutcomes(t *testing.T) {
 			m.send(background, "a", 1, symphony(50*ms)) // until 39.9 ms, for two until 39.8 ms
 			m.send(background, "b", 1, symphony(60*ms))
 			time.Sleep(5 * ms)
-			m.send(background, "c", 1, func(q *runtime.Query) { q.Profile = "m/2" }) // need not wait
+			// need not wait
+			m.send(background, "c", 1, func(q *runtime.Query) { q.Profile = "m/2" })
 			time.Sleep(36 * ms)
 			m.send(background, "d", 1, symphony(30*ms))
 		}, []int64{1, 2, 1}, []string{
-			"a: 2 of 2 items, waited 39.8ms at 50ms", "b: 2 of 2 items, joined, waited 39.8ms at 50ms",
+			"a: 2 of 2 items, waited 39.8ms at 50ms",
+			"b: 2 of 2 items, joined, waited 39.8ms at 50ms",
 			"c: 1 of 1 items, waited 0s at 15.1ms", "d: 1 of 1 items, waited 19.9ms at 71ms",
 		}},
 	} {
@@ -321,9 +366,9 @@ func TestMergeOutcomes(t *testing.T) {
 	}
 }
 
-// TestMergedRows: whatever is merged, cancelled or refused by ONNX Runtime, each query gets the
-// rows for its own inputs, in order, and only bad queries fail. Callers use their inputs for
-// something else as soon as Do returns.
+// TestMergedRows: whatever is merged, awaited, cancelled or refused by ONNX Runtime, each query
+// gets the rows for its own inputs, in order, and only bad queries fail. Callers use their inputs
+// for something else as soon as Do returns.
 func TestMergedRows(t *testing.T) {
 	x := runtimetest.Open(t)
 	m := &observer{Model: load(t, x, writeEmbedding(t))}
@@ -332,12 +377,13 @@ func TestMergedRows(t *testing.T) {
 		return nil
 	}
 	lanes := runtime.NewLanes(runtime.LanesConfig{Lanes: 2, Estimator: &floor{}})
-	var queries, merged, bad, cancelled atomic.Int64
+	var queries, merged, bad, cancelled, grouped atomic.Int64
 	one := func(r *rand.Rand) {
 		dense, ids, _ := embeddingInputs(100)
 		from := r.IntN(90)
 		rows := 1 + r.IntN(9)
-		dense, ids = slices.Clone(dense[4*from:4*(from+rows)]), slices.Clone(ids[2*from:2*(from+rows)])
+		dense, ids = slices.Clone(dense[4*from:4*(from+rows)]), slices.Clone(ids[2*from:2*(from+
+			rows)])
 		isBad := r.IntN(40) == 0
 		want := embeddingScores(dense, ids)
 		if isBad {
@@ -361,6 +407,10 @@ func TestMergedRows(t *testing.T) {
 		}
 		if r.IntN(10) == 0 {
 			q.Merge = merge.None
+		}
+		if r.IntN(2) == 0 { // three come of a group of two to five
+			n := grouped.Add(1)
+			q.Group = merge.GroupID{Number: uint64(1 + n/3), Queries: 2 + int(n/3%4)}
 		}
 		queries.Add(1)
 		result, err := lanes.Do(ctx, q)
@@ -402,6 +452,9 @@ func TestMergedRows(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	if s := lanes.Stats(); s.Waiting+s.Running > 0 || s.Remaining > 0 {
+		t.Errorf("in the end %+v", s)
+	}
 	if err := lanes.Drain(background); err != nil {
 		t.Error(err)
 	}

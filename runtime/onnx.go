@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
+	"github.com/muster-serve/muster/runtime/kernels"
 )
 
 // A Provider is an execution provider of ONNX Runtime: the hardware that it computes on.
@@ -48,6 +49,9 @@ type Config struct {
 	// memory, and the system can take it back, but truncating such a file kills the process. If
 	// MapData is false, the data is copied into memory if it fits.
 	MapData bool
+	// Kernels makes models use the operators of package kernels for lookups in embedding tables.
+	// Only on the CPU.
+	Kernels bool
 	// Logger gets the library's version at start and warnings about models' data; nil discards
 	// them.
 	Logger *slog.Logger
@@ -84,6 +88,7 @@ func (c Config) cores() int {
 type ONNX struct {
 	info    Info
 	mapData bool
+	kernels bool
 	log     *slog.Logger
 }
 
@@ -131,6 +136,7 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 			o.info.Fallback = err.Error()
 		}
 	}
+	o.kernels = cfg.Kernels && o.info.Provider == CPU
 	if log := cfg.Logger; log != nil {
 		log.Info("ONNX Runtime loaded", "version", o.info.Version, "library", o.info.Library,
 			"provider", o.info.Provider, "threads", o.info.Threads,
@@ -202,6 +208,9 @@ func load(path string) error {
 	}
 	if err := shareArena(); err != nil {
 		return fmt.Errorf("make the allocator that models share: %w", err)
+	}
+	if err := kernels.Open(name); err != nil {
+		return err
 	}
 	library.loaded, library.path = true, path
 	nameBusErrors()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/kernels"
 )
 
 // pieceTime is about how long one piece of a large batch runs. A run can be cancelled between
@@ -50,11 +53,24 @@ var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
 	tensor.Bytes:  ort.TensorElementDataTypeString,
 }
 
-// A session is a model version loaded into ONNX Runtime, shared by all lanes.
+// threads are those of one run of a model: how many, and on which processors those run that ONNX
+// Runtime starts; all but one, which is the caller's.
+type threads struct {
+	count int
+	cpus  []int // by thread, the caller's first; nil: wherever the system wants
+}
+
+// A session is a model version loaded into ONNX Runtime, shared by all lanes of as many cores.
 type session struct {
 	name    string // "model/version", for errors
+	from    *ONNX
+	version *models.Version
+	threads threads
 	inputs  []models.Port
 	outputs []port
+	// batchless is whether a query has shapes of its own, without a batch size: models.Version has
+	// it.
+	batchless bool
 	// pieces is whether a large batch may run in pieces: rows are independent, the provider is the
 	// CPU, and the shapes of all outputs are known before the run.
 	pieces bool
@@ -77,34 +93,57 @@ type session struct {
 // A port is an output and the size of one of its rows.
 type port struct {
 	models.Port
-	// rowElements is the product of all dimensions but the first. It is -1 if it depends on the
-	// query; ONNX Runtime then allocates the output.
+	// rowElements is the product of all dimensions but the first; of all dimensions, if there is no
+	// batch. It is -1 if it depends on the query; ONNX Runtime then allocates the output.
 	rowElements int
 }
 
-// Load creates the session of a version, which all lanes share, and reads its files into memory. It
-// reads in pieces with pauses, to disturb the models that serve as little as it can. External data
-// is copied to memory of this process, unless Config.MapData is set. ONNX Runtime's threads inherit
-// the priority of the calling thread.
+// Load creates the session of a version, which all lanes share, and reads its files into memory; of
+// an ensemble, those of its steps. It reads in pieces with pauses, to disturb the models that serve
+// as little as it can. External data is copied to memory of this process, unless Config.MapData is
+// set. ONNX Runtime's threads inherit the priority of the calling thread.
 func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
+	if len(v.Steps) > 0 {
+		return loadEnsemble(ctx, o, v)
+	}
 	// ONNX Runtime finds the same faults, but its errors do not name the file that is missing,
 	// truncated or outside of the folder.
 	signature, err := onnx.ReadSignature(v.Path)
 	if err != nil {
 		return nil, err
 	}
-	s, err := o.loadWithData(ctx, v, signature.Data)
+	s, err := o.loadWithData(ctx, v, signature, threads{count: max(1, o.info.Threads)}, true)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", v.Path, err)
 	}
 	return s, nil
 }
 
-// loadWithData creates the session and loads data, the model's files of external data.
-func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.DataFile) (*session,
-	error) {
+// withThreads implements [resizable]. The new session maps external data from its files, so that
+// all such sessions share the memory.
+func (s *session) withThreads(ctx context.Context, t threads) (Model, error) {
+	signature, err := onnx.ReadSignature(s.version.Path)
+	if err != nil {
+		return nil, err
+	}
+	other, err := s.from.loadWithData(ctx, s.version, signature, t, false)
+	if err != nil {
+		return nil, fmt.Errorf("load %s for %d threads: %w", s.version.Path, t.count, err)
+	}
+	return other, nil
+}
+
+// suits implements [resizable]. One thread is the caller's, wherever that runs.
+func (s *session) suits(t threads) bool {
+	return s.threads.count == t.count && (t.count == 1 || slices.Equal(s.threads.cpus, t.cpus))
+}
+
+// loadWithData creates the session and loads the model's files of external data; first is whether
+// it may copy them.
+func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *onnx.Signature,
+	t threads, first bool) (*session, error) {
 	dir := filepath.Dir(v.Path)
-	files, err := realPaths(dir, data)
+	files, err := realPaths(dir, signature.Data)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +151,13 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.
 		return nil, err
 	}
 	alone, release := useFiles(files)
-	s, err := o.load(ctx, v)
+	s, err := o.load(ctx, v, signature, t)
 	if err != nil {
 		release()
 		return nil, err
 	}
 	s.release = release
-	if err := o.bring(ctx, s, files, alone); err != nil {
+	if err := o.bring(ctx, s, files, alone && first); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -162,11 +201,14 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alo
 }
 
 // load creates the session of a version. It does not read external data.
-func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
+func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Signature,
+	t threads) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &session{name: v.String(), inputs: v.Inputs}
+	s := &session{
+		name: v.String(), inputs: v.Inputs, batchless: v.Batchless, from: o, version: v, threads: t,
+	}
 	s.pieces = v.Config.RowsIndependent && o.info.Provider == CPU
 	var inputs, outputs []string
 	for _, in := range v.Inputs {
@@ -180,7 +222,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
 	}
 	for _, out := range v.Outputs {
 		outputs = append(outputs, out.Name)
-		p := port{out, rowElements(out)}
+		p := port{out, rowElements(out, v.Batchless)}
 		if p.rowElements < 0 {
 			s.pieces = false
 			if out.DataType == tensor.FP16 || out.DataType == tensor.BF16 {
@@ -195,38 +237,111 @@ func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
 		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
 			len(inputs), len(outputs))
 	}
-	opts, err := o.sessionOptions()
+	opts, err := o.sessionOptions(t)
 	if err != nil {
 		return nil, fmt.Errorf("set session options: %w", err)
 	}
 	defer opts.Destroy()
-	s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
-	if err != nil {
-		return nil, trim(err)
+	if o.kernels {
+		s.ort = o.withKernels(v, signature, t, inputs, outputs)
+	}
+	if s.ort == nil {
+		s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
+		if err != nil {
+			return nil, trim(err)
+		}
 	}
 	s.runs.New = func() any { return newRun(s) }
 	return s, nil
 }
 
+// withKernels creates a session that looks up rows of tables with package kernels. It returns
+// nil if the model has no such lookups, or if they do not give what the standard operators
+// do, and logs why.
+func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threads,
+	inputs, outputs []string) *ort.DynamicAdvancedSession {
+	log := o.log.With("model", v.String())
+	k, err := kernels.Rewrite(v.Path, signature, t.count)
+	if err == nil && k.Model == nil {
+		if len(k.Left) > 0 {
+			log.Info("lookups stay with ONNX Runtime's operators", "reason", k.Reason())
+		}
+		return nil
+	}
+	var s *ort.DynamicAdvancedSession
+	if err == nil {
+		s, err = o.rewritten(k, filepath.Dir(v.Path), t, inputs, outputs)
+	}
+	if err != nil {
+		log.Warn("lookups stay with ONNX Runtime's operators", "reason", trim(err))
+		return nil
+	}
+	attributes := []any{"tables", k.Tables, "operators", k.Operators, "with", kernels.Target()}
+	if len(k.Left) > 0 {
+		attributes = append(attributes, "others", k.Reason())
+	}
+	log.Info("lookups use operators of Muster", attributes...)
+	return s
+}
+
+// rewritten creates the session of a rewritten model whose external data is in dir, after a check.
+func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, inputs, outputs []string) (
+	*ort.DynamicAdvancedSession, error) {
+	opts, err := o.sessionOptions(t)
+	if err != nil {
+		return nil, err
+	}
+	defer opts.Destroy()
+	if err := kernels.Register(opts); err != nil {
+		return nil, err
+	}
+	if err := k.Check(opts); err != nil {
+		return nil, err
+	}
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	const folder = "session.model_external_initializers_file_folder_path"
+	if err := opts.AddSessionConfigEntry(folder, dir); err != nil {
+		return nil, err
+	}
+	return ort.NewDynamicAdvancedSessionWithONNXData(k.Model, inputs, outputs, opts)
+}
+
 // rowElements returns port.rowElements of an output.
-func rowElements(out models.Port) int {
-	if out.DataType == tensor.Bytes || len(out.Shape) == 0 || out.Shape[0] != models.Dynamic {
+func rowElements(out models.Port, batchless bool) int {
+	if out.DataType == tensor.Bytes || len(out.Shape) == 0 {
 		return -1
 	}
-	n, err := tensor.Elements(out.Shape[1:])
+	row := out.Shape
+	if !batchless {
+		row = row[1:]
+	}
+	n, err := tensor.Elements(row)
 	if err != nil {
 		return -1
 	}
 	return n
 }
 
-func (o *ONNX) sessionOptions() (*ort.SessionOptions, error) {
+func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 	opts, err := ort.NewSessionOptions()
 	if err != nil {
 		return nil, err
 	}
+	if len(t.cpus) > 1 {
+		// ONNX Runtime counts processors from 1, and wants one for each thread that it starts.
+		var affinities []string
+		for _, cpu := range t.cpus[1:] {
+			affinities = append(affinities, strconv.Itoa(cpu+1))
+		}
+		err = opts.AddSessionConfigEntry("session.intra_op_thread_affinities",
+			strings.Join(affinities, ";"))
+	}
 	err = errors.Join(
-		opts.SetIntraOpNumThreads(max(1, o.info.Threads)),
+		err,
+		opts.SetIntraOpNumThreads(t.count),
 		opts.SetInterOpNumThreads(1),
 		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
 		// Threads that spin while they wait would take cores from threads with work.
@@ -268,7 +383,7 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	batch, err := checkInputs(s.inputs, inputs)
+	batch, err := checkInputs(s.inputs, inputs, s.batchless)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", s.name, err)
 	}
@@ -291,8 +406,9 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 
 // checkInputs checks that the inputs have the ports' data types and one batch size, and that their
 // data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
-// batch size.
-func checkInputs(ports []models.Port, inputs []tensor.Tensor) (batch int, err error) {
+// batch size, which is 1 without a batch.
+func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
+	err error) {
 	if len(inputs) != len(ports) {
 		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))
 	}
@@ -313,7 +429,9 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor) (batch int, err er
 			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name,
 				len(in.Data), in.Shape, in.DataType)
 		}
-		if i == 0 {
+		if batchless {
+			batch = 1
+		} else if i == 0 {
 			batch = int(in.Shape[0])
 		} else if int(in.Shape[0]) != batch {
 			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name,
@@ -429,7 +547,9 @@ func (r *run) prepareOutputs(batch int) error {
 		r.outputs[i] = tensor.Tensor{Name: out.Name, DataType: out.DataType}
 		if out.rowElements >= 0 {
 			size := batch * out.rowElements * out.DataType.Size()
-			r.shapes[i][0] = int64(batch)
+			if !r.s.batchless {
+				r.shapes[i][0] = int64(batch)
+			}
 			r.outputs[i].Shape = r.shapes[i]
 			r.outputs[i].Data = block[:size:size]
 			block = block[roundUp(size):]
@@ -475,7 +595,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 			r.in[i], err = newStrings(in)
 		} else {
 			stride := len(in.Data) / max(batch, 1)
-			r.in[i], err = r.newValue(in.DataType, in.Shape[1:], rows,
+			r.in[i], err = r.newValue(in.DataType, in.Shape, rows,
 				r.aligned(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
 		}
 		if err != nil {
@@ -488,7 +608,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 			continue
 		}
 		stride := out.rowElements * out.DataType.Size()
-		r.out[i], err = r.newValue(out.DataType, out.Shape[1:], rows,
+		r.out[i], err = r.newValue(out.DataType, out.Shape, rows,
 			r.outputs[i].Data[row*stride:(row+rows)*stride])
 		if err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
@@ -508,10 +628,14 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	return nil
 }
 
-// newValue makes a value of ONNX Runtime that shares data. It pins data until r.pinner.Unpin.
-func (r *run) newValue(t tensor.DataType, rowShape []int64, rows int, data []byte) (ort.Value,
+// newValue makes a value of ONNX Runtime that shares data: one of the given shape, but of rows in
+// place of its batch size. It pins data until r.pinner.Unpin.
+func (r *run) newValue(t tensor.DataType, shape []int64, rows int, data []byte) (ort.Value,
 	error) {
-	r.shape = append(append(r.shape[:0], int64(rows)), rowShape...)
+	r.shape = append(r.shape[:0], shape...)
+	if !r.s.batchless {
+		r.shape[0] = int64(rows)
+	}
 	if len(data) == 0 {
 		data = empty[:] // the binding needs an address even for no elements
 	}

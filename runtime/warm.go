@@ -17,7 +17,8 @@ import (
 //
 // Warm disturbs the models that serve as little as it can. It runs background queries on the lanes.
 // If rows are independent, it splits a batch into small queries with pauses between them, and ends
-// a batch size after 20 ms of execution.
+// a batch size after 20 ms of execution. With a context of [Lanes.Considerate] it pauses only while
+// queries come.
 func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	if err := warm(ctx, l, m, v); err != nil {
 		return fmt.Errorf("warm %s: %w", v.Path, err)
@@ -45,7 +46,7 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 			if v.Config.RowsIndependent {
 				n = min(n, max(1, speed.within(warmPiece)))
 			}
-			inputs, err := randomInputs(r, v, n)
+			inputs, err := RandomInputs(r, v, n)
 			if err != nil {
 				return err
 			}
@@ -59,7 +60,7 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 			speed.observe(n, result.Execution)
 			spent += result.Execution
 			rest -= n
-			if err := pause(ctx, warmPause*result.Execution); err != nil {
+			if err := Pause(ctx, warmPause*result.Execution); err != nil {
 				return err
 			}
 		}
@@ -67,8 +68,24 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	return nil
 }
 
-// pause blocks for d, or until ctx ends, whose error it then returns.
-func pause(ctx context.Context, d time.Duration) error {
+// serving is the key of a context's lanes.
+type serving struct{}
+
+// calmAfter is how long after the last query nobody is disturbed by a load.
+const calmAfter = time.Second
+
+// Considerate returns a context with which loads pause between their pieces only while queries come
+// to these lanes: as long as nobody is served, as when an agent starts, nobody is disturbed.
+func (l *Lanes) Considerate(ctx context.Context) context.Context {
+	return context.WithValue(ctx, serving{}, l)
+}
+
+// Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
+// [Lanes.Considerate] it returns at once if no query came within the last second.
+func Pause(ctx context.Context, d time.Duration) error {
+	if l, ok := ctx.Value(serving{}).(interface{ calm() bool }); ok && l.calm() {
+		return ctx.Err()
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -79,11 +96,18 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// randomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.
-func randomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
+// calm reports whether no query came within the last second, not counting background queries.
+func (l *Lanes) calm() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked == 0 || l.now()-l.asked > calmAfter
+}
+
+// RandomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.
+func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
-		in, err := zeros(p, batch)
+		in, err := zeros(p, batch, v.Batchless)
 		if err != nil {
 			return nil, fmt.Errorf("input %w", err)
 		}

@@ -177,7 +177,7 @@ def triton_type(onnx_type):
 class Agent:
     """A running `muster agent`."""
 
-    def __init__(self, muster, work):
+    def __init__(self, muster, work, *more):
         self.lines = []
         arguments = [
             "--model-dir",
@@ -195,7 +195,7 @@ class Agent:
             "--gossip",
             "127.0.0.1:0",
         ]
-        arguments += ["--log-format", "json"]
+        arguments += ["--log-format", "json", *more]
         self.process = subprocess.Popen(
             [str(muster), "agent", *arguments], stderr=subprocess.PIPE, text=True
         )

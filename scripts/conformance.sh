@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # conformance.sh [DIRECTORY]: checks that an agent speaks the Open Inference Protocol, with clients of
 # others: tritonclient, grpcurl and curl. The outputs are compared with those of ONNX Runtime in
-# Python. The agent serves the models in the directory, or a small one of every kind. It needs
-# bin/muster; `make conformance` builds that first.
+# Python. The agent serves the models in the directory, or a small one of every kind; another one then serves
+# a Triton model repository. It needs bin/muster; `make conformance` builds that first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,5 +19,7 @@ else
   # What is right is looked at, and not how fast: this machine may have much else to do.
   sed -i 's/^deadline_ms: .*/deadline_ms: 60000/' "$work"/models/*/model.yaml
 fi
-ORT_DISABLE_TELEMETRY=1 "$commands/python" scripts/conformance.py --muster bin/muster \
-  --grpcurl "$grpcurl" --work "$work"
+export ORT_DISABLE_TELEMETRY=1
+"$commands/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
+# A Triton model repository, and all that Triton's clients may ask.
+timeout 300 "$commands/python" scripts/triton.py --muster bin/muster

@@ -109,15 +109,16 @@ fi
 echo "=== Prometheus"
 metrics=$(field metrics "$work/agent1.log")
 curl -sf "http://$metrics/metrics" >"$work/metrics"
-grep -v '^ *#' examples/prometheus/muster.rules.yml | grep -oE '(^|[^:a-z_])muster_[a-z_]+' |
-  grep -oE 'muster_[a-z_]+' | sort -u | while read -r name; do
+# Only an agent that rents machines has muster_fleet_*.
+grep -v '^ *#' deploy/prometheus/muster.rules.yml | grep -oE '(^|[^:a-z_])muster_[a-z_]+' |
+  grep -oE 'muster_[a-z_]+' | sed 's/_bucket$//' | grep -v '^muster_fleet_' | sort -u | while read -r name; do
   if ! grep -q "^# TYPE $name " "$work/metrics"; then
     echo "examples: an agent has no metric $name" >&2
     exit 1
   fi
 done
 if debian=$(scripts/debian.sh prometheus 2>"$work/debian.log"); then
-  (cd examples/prometheus && "$debian/usr/bin/promtool" check config prometheus.yml &&
+  (cd deploy/prometheus && "$debian/usr/bin/promtool" check config prometheus.yml &&
     "$debian/usr/bin/promtool" test rules muster.test.yml)
 else
   echo "skipped: no promtool, for $(tail -n 1 "$work/debian.log")"

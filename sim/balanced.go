@@ -5,6 +5,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/load"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/balancers"
 )
 
@@ -94,7 +95,7 @@ func (b *balanced) arrived(seq uint64, _ ...match.LaneID) {
 		server = g.weighted.Pick(b.now)
 	}
 	done()
-	b.dispatch(seq, g.lanes[server], b.cfg.RTT/2)
+	b.dispatch(seq, g.lanes[server], b.cfg.RTT/2, merge.GroupID{})
 	for _, probed := range probes {
 		b.asked++
 		b.answers[b.asked] = probeAnswer{gateway: g}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -20,8 +21,8 @@ func twoSpeeds(t *testing.T, policy string) *Config {
 		Models: []Model{{
 			Name: "m", QoSTarget: time.Second, BatchSizes: sizes,
 			Latencies: map[string]match.Latencies{
-				"fast": Fixed{Base: 10 * time.Millisecond},
-				"slow": Fixed{Base: 20 * time.Millisecond},
+				"fast": latency.Fixed{Base: 10 * time.Millisecond},
+				"slow": latency.Fixed{Base: 20 * time.Millisecond},
 			},
 		}},
 		Pool: Pool{{"fast", 1}, {"slow", 1}}, Policy: policy, Rate: 90, Queries: 18_000, Seed: 1,
@@ -72,7 +73,8 @@ func TestGatewaysHear(t *testing.T) {
 	one, four := share(1), share(4)
 	t.Logf("%.3f with one gateway, %.3f with four", one, four)
 	if one < 0.6 || four > 0.4 {
-		t.Errorf("share of the fluid limit %v with one gateway, want it near that with fresh news; "+
-			"%v with four, want it far below", one, four)
+		t.Errorf(
+			"share of the fluid limit %v with one gateway, want it near that with fresh news; "+
+				"%v with four, want it far below", one, four)
 	}
 }

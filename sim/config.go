@@ -12,7 +12,9 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
+	"github.com/muster-serve/muster/sim/placing"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -39,6 +41,9 @@ type Model struct {
 	RejectLate bool
 	// Splits says that a query may run as several parts. Only the policy horizon splits queries.
 	Splits bool
+	// Variants, if there are any, make this a family: each may answer its queries. Then Latencies
+	// and Known are those of the fastest, as [Model.SetVariants] sets them.
+	Variants []Variant
 }
 
 // Instances is a number of instances of one type in a pool.
@@ -79,6 +84,15 @@ const MaxInstances = 100_000
 type Config struct {
 	Models []Model
 	Pool   Pool
+	// Holds says which models instances hold; those that it is not about hold all.
+	Holds []Holding
+	// Placement, if not nil, is how the models that instances hold are decided while queries
+	// arrive; Holds are those at the start.
+	Placement *placing.Config
+	// Bind is how a query for a family is bound to a variant: by the policy when it starts
+	// ("matcher", or ""), or drawn at its gateway when it arrives ("drawn"), in proportion to the
+	// fluid limits of the instances that hold the variants.
+	Bind string
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
 	// Threshold is the batch size above which the policy drs sends a query to the base type. If it
@@ -105,9 +119,15 @@ type Config struct {
 	// assignment back, the payload to the worker and the answer back take half a round trip each.
 	// The leader hears of a completion half a round trip after it.
 	RTT time.Duration
-	// Merge is how lanes run several waiting queries as one, and the leader gives them such. "" means
-	// each query alone.
+	// Jitter is how much longer, in the mean, the payload's way takes than half a round trip, with
+	// an exponential distribution. It counts only without faults.
+	Jitter time.Duration
+	// Merge is how lanes run several waiting queries as one, and the leader gives them such. ""
+	// means each query alone.
 	Merge merge.Policy
+	// Sharing, if not nil, says which instances are lanes of one machine, where runs slow each
+	// other down. The policy knows what it is told by [Model.Known].
+	Sharing *colocate.Sharing
 	// Deadline is how long after its arrival a query is dropped; 0 means never. A lane refuses a
 	// query that it would start later.
 	Deadline time.Duration
@@ -125,7 +145,7 @@ type Config struct {
 	// that their view may have; 0 means that the view is always up to date.
 	GossipDelay time.Duration
 	// Probes is how many lanes a gateway compares for a query; it asks at most twice as many in
-	// all. 0 means match.DefaultProbes; a negative value means that it asks none.
+	// all. 0 means inquire.DefaultProbes; a negative value means that it asks none.
 	Probes int
 
 	// Log, if not nil, receives a CSV line for each query when its outcome is known.
@@ -180,7 +200,8 @@ func (c *Config) Validate() error {
 		bad("prediction noise is %v, want a standard deviation in 0..1", c.PredictionNoise)
 	}
 	for name, d := range map[string]time.Duration{
-		"round trip": c.RTT, "gossip delay": c.GossipDelay, "deadline": c.Deadline,
+		"round trip": c.RTT, "jitter": c.Jitter, "gossip delay": c.GossipDelay,
+		"deadline": c.Deadline,
 	} {
 		if d < 0 || d > MaxLatency {
 			bad("%s is %v, want 0..%v", name, d, MaxLatency)
@@ -195,6 +216,8 @@ func (c *Config) Validate() error {
 	errs = append(errs, c.validatePool()...)
 	errs = append(errs, c.validateModels()...)
 	errs = append(errs, c.validateFaults()...)
+	errs = append(errs, c.validateFamilies()...)
+	errs = append(errs, c.validatePlacement()...)
 	return errors.Join(errs...)
 }
 

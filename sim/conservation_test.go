@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -238,7 +239,7 @@ func TestInterrupted(t *testing.T) {
 	cfg := reference(t, "rm2")
 	cfg.Queries, cfg.Rate = 20_000, 50_000
 	var served int
-	cfg.Models[0].Latencies["r5n.large"] = Fixed{Base: time.Second}
+	cfg.Models[0].Latencies["r5n.large"] = latency.Fixed{Base: time.Second}
 	cfg.Log = writerFunc(func(p []byte) (int, error) {
 		if served++; served == 3 {
 			cancel()

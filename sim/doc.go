@@ -12,7 +12,7 @@
 //     queries by gateway, and rejects queries for which it has no room. This holds for the policies
 //     that an agent can have and for drs, whose threshold is searched only here.
 //   - Lanes take queries in the order of runtime/queue.
-//   - The policy priced has no leader: gateways decide by match.Leaderless.
+//   - The policy priced has no leader: gateways decide by inquire.State.
 //   - The policies prequal and orca have none either: gateways decide by the rivals of package
 //     sim/balancers, and lanes report by runtime/load.
 //   - With faults, package sim/fleet simulates the whole fleet: elections, a [leader.State] for

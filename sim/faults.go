@@ -7,8 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
@@ -24,9 +23,6 @@ func (c *Config) validateFaults() (errs []error) {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policy()) {
 		bad("policy %s cannot be simulated with faults: no agent leads with it", c.policy())
-	}
-	if c.Merge.Merges() {
-		bad("merge is %q, want %q: with faults each query runs alone", c.Merge, merge.None)
 	}
 	if n := c.Pool.Count(); n > mostAgents {
 		bad("pool has %d instances, want 1..%d with faults", n, mostAgents)
@@ -53,23 +49,24 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 	c := &fleet.Config{
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Deadline: r.cfg.Deadline,
 		Gateways: r.cfg.gateways(), GossipDelay: r.cfg.GossipDelay,
-		Probes: cmp.Or(r.cfg.Probes, match.DefaultProbes), Faults: r.cfg.Faults,
+		Probes: cmp.Or(r.cfg.Probes, inquire.DefaultProbes), Faults: r.cfg.Faults,
 		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record,
 		Clock: r.cfg.Clock,
 	}
 	for i, m := range r.matchModels() {
+		m.Merge = r.cfg.Merge
 		c.Models = append(c.Models, fleet.Model{Model: m, Share: r.models[i].qosShare()})
 	}
 	for i := range r.lanes {
 		l := &r.lanes[i]
 		c.Lanes = append(c.Lanes, fleet.Lane{
 			Type: names.LaneType(r.types[l.instanceType]), Known: l.known, Predicted: l.predicted,
+			Kinds: l.kinds,
 		})
 	}
 	c.Service = func(lane int, q *fleet.Query) time.Duration {
-		return r.service(&r.lanes[lane], &query{
-			uniform: q.Uniform, noise: q.Noise, model: int32(q.Model),
-		}, q.BatchSize)
+		drawn := query{uniform: q.Uniform, noise: q.Noise}
+		return r.service(&r.lanes[lane], &drawn, int32(q.Model), q.BatchSize)
 	}
 	c.Waits = func(seq uint64, waits bool) {
 		r.now = r.fleet.Now()

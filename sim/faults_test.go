@@ -12,7 +12,9 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -27,7 +29,9 @@ func even(t testing.TB, faults ...string) *Config {
 	c := &Config{
 		Models: []Model{{
 			Name: "m", QoSTarget: 60 * time.Millisecond, BatchSizes: sizes,
-			Latencies: map[string]match.Latencies{"box": Fixed{Base: 20 * time.Millisecond}},
+			Latencies: map[string]match.Latencies{
+				"box": latency.Fixed{Base: 20 * time.Millisecond},
+			},
 		}},
 		Pool: Pool{{"box", 4}}, Rate: 100, Queries: 1000, Seed: 1, RTT: time.Millisecond,
 		Gateways:    2,
@@ -57,13 +61,13 @@ func TestFaults(t *testing.T) {
 		{fault: "kill-leader@5s", agent: "box-4", next: "box-3", after: 1, atMost: 20},
 		{fault: "kill-box-1@5s", agent: "box-1"},
 		// What it ran is given up when it is overdue.
-		{fault: "freeze-leader@5s+3s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+		{fault: "freeze-leader@5s+3s", agent: "box-4", next: "box-3", after: 800, atMost: 1100,
 			lateBefore: 1},
 		{fault: "freeze-box-1@5s+3s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "freeze-box-1@5s+20ms", agent: "box-1"},
-		{fault: "cut-leader@5s+2s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+		{fault: "cut-leader@5s+2s", agent: "box-4", next: "box-3", after: 800, atMost: 1100,
 			lateBefore: 1},
-		{fault: "cut-leader@5s+9s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+		{fault: "cut-leader@5s+9s", agent: "box-4", next: "box-3", after: 800, atMost: 1100,
 			lateBefore: 1},
 		{fault: "cut-box-1@5s+2s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "cut-box-1@5s+9s", agent: "box-1", late: 1, lateMost: 1},
@@ -218,20 +222,45 @@ func TestFaultsRecorded(t *testing.T) {
 	}
 }
 
-// TestWithoutFaults: a fleet in which nothing goes wrong yet serves as a leader's run does.
+// TestWithoutFaults: a fleet in which nothing goes wrong yet serves as a leader's run does, with
+// queries merged, too.
 func TestWithoutFaults(t *testing.T) {
-	cfg := reference(t, "dien")
-	cfg.Pool, cfg.Policy = Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, "horizon"
-	cfg.Rate, cfg.RTT, cfg.Queries, cfg.Gateways = 500, 2*time.Millisecond, 5000, 1
-	alone := mustRun(t, cfg)
 	far, err := fleet.ParseFault("delay@1h+1s:1ms")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Faults = []fleet.Fault{far}
-	// In a fleet the leader is a lane's agent, and so hears of that one sooner.
-	if whole := mustRun(t, cfg); max(whole.Late-alone.Late, alone.Late-whole.Late) > alone.Late/10 {
-		t.Errorf("%d late in the whole fleet, %d under its leader alone", whole.Late, alone.Late)
+	one, err := workload.Fixed(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		model string
+		pool  Pool
+		merge merge.Policy
+		rate  float64
+		sizes *workload.BatchSizes
+	}{
+		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, merge.None, 500, nil},
+		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, merge.Deadline, 500, nil},
+		{"wnd", Pool{{"r5n.large", 2}}, merge.Deadline, 4 * 380, one}, // 2 x what they serve alone
+	} {
+		cfg := reference(t, x.model)
+		cfg.Pool, cfg.Policy, cfg.Merge = x.pool, "horizon", x.merge
+		cfg.Rate, cfg.RTT, cfg.Queries, cfg.Gateways = x.rate, 2*time.Millisecond, 5000, 1
+		if x.sizes != nil {
+			cfg.Models[0].BatchSizes = x.sizes
+		}
+		alone := mustRun(t, cfg)
+		cfg.Faults = []fleet.Fault{far}
+		whole := mustRun(t, cfg)
+		t.Logf("%s, %s: %d late in the whole fleet, %d under its leader alone", x.model, x.merge,
+			whole.Late, alone.Late)
+		// In a fleet the leader is a lane's agent, and so hears of that one sooner.
+		if max(whole.Late-alone.Late, alone.Late-whole.Late) > max(10, alone.Late/10) {
+			t.Errorf("%s, %s: %d late in the whole fleet, %d under its leader alone", x.model,
+				x.merge,
+				whole.Late, alone.Late)
+		}
 	}
 }
 
@@ -265,5 +294,26 @@ func TestFaultsThatCannotBe(t *testing.T) {
 	if _, err := FindThroughput(t.Context(), even(t, "kill-leader@1s"), 1, nil); err == nil ||
 		!strings.Contains(err.Error(), "faults") {
 		t.Errorf("throughput with faults: %v", err)
+	}
+}
+
+// TestFaultsMerge: a fleet in which an agent is killed serves small queries at a rate that it can
+// serve only if they run together, and each query once.
+func TestFaultsMerge(t *testing.T) {
+	late := map[merge.Policy]int{}
+	for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+		c := even(t, "kill-box-1@2s")
+		c.Models[0].Latencies = map[string]match.Latencies{
+			"box": latency.Fixed{Base: 20 * time.Millisecond, PerItem: 10 * time.Microsecond},
+		}
+		c.Policy, c.Merge, c.Rate, c.Queries = "horizon", policy, 300, 1500
+		res := mustRun(t, c)
+		if res.Served != c.Queries {
+			t.Errorf("%s: %d of %d queries are served", policy, res.Served, c.Queries)
+		}
+		late[policy] = res.Late
+	}
+	if late[merge.Deadline] > 30 || late[merge.None] < 300 {
+		t.Errorf("of 1500 queries %v are late, want few only if they run together", late)
 	}
 }

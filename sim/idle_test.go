@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -19,7 +20,7 @@ func TestTargetOutOfReach(t *testing.T) {
 	for _, lanes := range []int{1, 2, 3, 10, 40} {
 		cfg := &Config{
 			Models: []Model{{Name: "m", QoSTarget: execution / 2, BatchSizes: one,
-				Latencies: map[string]match.Latencies{"a": Fixed{Base: execution}}}},
+				Latencies: map[string]match.Latencies{"a": latency.Fixed{Base: execution}}}},
 			Pool: Pool{{"a", lanes}}, Policy: "horizon",
 			Rate: 0.3 * float64(lanes) / execution.Seconds(), Queries: 5000, Seed: 1,
 		}

@@ -8,24 +8,36 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/colocate"
 )
 
 // A lane is one instance of the pool. It runs one query at a time, or several as one where
 // runtime/queue/merge says so; the others wait in a queue of runtime/queue.
 type lane struct {
 	instanceType int
-	execution    []match.Latencies // by model; nil: the lane cannot run it
-	known        []match.Latencies // by model: the latencies that the policy knows
-	predicted    []*match.Table    // by model: known, as a table
+	only         []string          // the models that it holds at the start; nil: all
+	execution    []match.Latencies // by variant; nil: the lane cannot run it
+	known        []match.Latencies // by variant: the latencies that the policy knows
+	predicted    []*match.Table    // by variant: known, as a table
 	queue        queue.Queue[*attempt]
-	kinds        []*merge.Kind // by model; nil: its queries are not merged
+	kinds        []*merge.Kind // by variant; nil: its queries are not merged
 	startsAt     time.Duration // 1 ns after the idle lane looks at its queue; 0: it need not
 	running      *attempt      // nil: the lane idles
 	with         []*attempt    // those that run together with running
 	freeAt       time.Duration // when the running query ends
-	promised     []uint64      // queries with a reservation that have not arrived (priced)
+	promised     []promise     // reservations of queries that have not arrived (priced)
+	seat         colocate.Seat
 	busy         time.Duration // sum of execution times
 	served       int           // number of queries started
+}
+
+// holds reports whether the lane holds a model at the start.
+func (l *lane) holds(model string) bool { return l.only == nil || slices.Contains(l.only, model) }
+
+// A promise is a reservation of a lane, to run a variant for a query.
+type promise struct {
+	query   uint64
+	variant int32
 }
 
 // An attempt is a query on its way to a lane, at the lane, or on its way back. The memory of
@@ -34,10 +46,13 @@ type attempt struct {
 	queue.Place
 	query   uint64 // the query's sequence number
 	kind    *merge.Kind
+	sent    merge.GroupID // with which it is to run
+	group   *merge.Group
 	batch   int
 	merged  int  // items of its run, if others run with it
 	joined  bool // it runs with another, which tells the leader of the run
 	lane    int32
+	variant int32         // which it runs
 	found   int32         // number of queries that it found at the lane
 	number  int8          // 1 for the first of its query
 	cameAt  time.Duration // arrival at the lane
@@ -49,9 +64,12 @@ type attempt struct {
 	revoked bool          // cut off by its gateway; not reused, because events may still name it
 }
 
-// dispatch sends a query to a lane, which it reaches after the time way. An attempt under way is
-// cut off at that moment.
-func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
+// dispatch sends a query to a lane, which it reaches after the time way and the jitter, to run
+// together with others if there is a group. An attempt under way is cut off at that moment.
+func (r *run) dispatch(seq uint64, to int32, way time.Duration, group merge.GroupID) {
+	if r.cfg.Jitter > 0 {
+		way += min(time.Duration(r.jitter.ExpFloat64()*float64(r.cfg.Jitter)), MaxLatency)
+	}
 	q := r.at(seq)
 	r.setWaits(seq, false)
 	if former := q.last; former != nil && !former.over {
@@ -65,8 +83,8 @@ func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 	}
 	q.sent++
 	q.open++
-	*a = attempt{query: seq, lane: to, number: q.sent}
-	q.last = a
+	*a = attempt{query: seq, lane: to, number: q.sent, sent: group}
+	q.last, a.variant = a, q.variant
 	if r.cfg.Deadline > 0 {
 		r.heap.push(event{
 			at: max(r.now, q.arrival+r.cfg.Deadline), kind: deadlinePasses, query: seq,
@@ -86,19 +104,19 @@ func (r *run) enqueue(a *attempt) {
 	}
 	l, q := &r.lanes[a.lane], r.at(a.query)
 	m := &r.models[q.model]
-	if l.predicted[q.model] == nil {
+	if l.predicted[a.variant] == nil {
 		r.fail(fmt.Errorf("query %d of %s is on lane %d, a %s, which cannot run it",
-			a.query, m.Name, a.lane, r.types[l.instanceType]))
+			a.query, r.variants[a.variant].Name, a.lane, r.types[l.instanceType]))
 		return
 	}
 	promised := l.unpromise(a.query)
 	a.cameAt, r.movedAt = r.now, r.now
 	a.found = int32(l.has())
-	a.kind, a.batch = l.kinds[q.model], int(q.batch)
+	a.kind, a.batch = l.kinds[a.variant], int(q.batch)
 	// The payload says how long the query had waited when it was sent. The time on the way is
 	// unknown to the lane, because hosts do not compare clocks.
 	arrival := q.arrival + r.cfg.RTT/2
-	a.Estimate = l.predicted[q.model].Mean(int(q.batch))
+	a.Estimate = l.predicted[a.variant].Mean(int(q.batch))
 	a.LatestStart = queue.LatestStart(arrival, m.QoSTarget, a.Estimate)
 	switch {
 	case !q.live, // the query has an outcome already
@@ -114,6 +132,7 @@ func (r *run) enqueue(a *attempt) {
 		l.queue.Push(a, r.now)
 		if a.kind != nil {
 			a.kind.Enter(a.batch, a.Estimate)
+			a.group = r.groups.Arrive(a.sent, r.now, a.LatestStart)
 		}
 		if l.running == nil { // others may come in the same moment
 			r.startAt(a.lane, r.now)
@@ -136,7 +155,9 @@ func (l *lane) remove(a *attempt) bool {
 }
 
 // Merging implements [merge.Query].
-func (a *attempt) Merging() (kind *merge.Kind, batch int) { return a.kind, a.batch }
+func (a *attempt) Merging() (kind *merge.Kind, batch int, group *merge.Group) {
+	return a.kind, a.batch, a.group
+}
 
 // startAt makes an idle lane look at its queue at a time.
 func (r *run) startAt(lane int32, at time.Duration) {
@@ -170,9 +191,10 @@ func (r *run) start(lane int32) {
 	}
 }
 
-// service is how long a lane runs a query, or others too if batch is larger than its own.
-func (r *run) service(l *lane, q *query, batch int) time.Duration {
-	service := l.execution[q.model].Quantile(q.uniform, batch)
+// service is how long a lane runs a variant for a query, or others too if batch is larger than its
+// own.
+func (r *run) service(l *lane, q *query, variant int32, batch int) time.Duration {
+	service := l.execution[variant].Quantile(q.uniform, batch)
 	if q.noise != 1 {
 		service = time.Duration(float64(service) * q.noise)
 	}
@@ -186,32 +208,51 @@ func (r *run) serve(l *lane, run []*attempt) {
 		x.start = r.now
 		sum += x.batch
 	}
-	q := r.at(a.query)
-	service := r.service(l, q, sum)
+	service := r.service(l, r.at(a.query), a.variant, sum)
 	l.running, l.with = a, append(l.with[:0], run[1:]...)
 	if len(run) > 1 {
-		a.Estimate = l.predicted[q.model].Mean(sum)
+		a.Estimate = l.predicted[a.variant].Mean(sum)
 		for _, x := range run {
 			x.merged, x.joined = sum, x != a
 		}
 	}
-	l.busy += service
 	l.served += len(run)
+	if l.seat.Machine != nil {
+		l.freeAt = r.now
+		l.seat.Machine.Start(r.now, l.seat.Lane, int(a.variant), service)
+		r.retime(l.seat.Machine)
+		return
+	}
+	l.busy += service
 	l.freeAt = r.now + service
 	r.heap.push(event{at: l.freeAt, kind: laneDone, attempt: a})
+}
+
+// retime schedules anew the ends of runs that changes on their machine have moved.
+func (r *run) retime(on *colocate.Machine) {
+	for lane, end := range on.Moved() {
+		l := &r.lanes[lane]
+		l.busy += end - l.freeAt
+		l.freeAt = end
+		r.heap.push(event{at: end, kind: laneDone, attempt: l.running})
+	}
 }
 
 // free starts what is next in a lane's queue.
 func (r *run) free(lane int32) {
 	l := &r.lanes[lane]
 	l.running, l.with = nil, l.with[:0]
+	if on := l.seat.Machine; on != nil {
+		on.Stop(r.now, l.seat.Lane)
+		r.retime(on)
+	}
 	r.start(lane)
 }
 
 // done ends the run whose first attempt is a.
 func (r *run) done(a *attempt) {
 	l := &r.lanes[a.lane]
-	if l.running != a { // it was cut off before
+	if l.running != a || r.now != l.freeAt { // it was cut off before, or ends at another time
 		return
 	}
 	if a.kind != nil {
@@ -364,6 +405,8 @@ func (r *run) becameLate(seq uint64) {
 
 // recycle ends an attempt to which no event refers any more.
 func (r *run) recycle(a *attempt) {
+	r.groups.Leave(a.group)
+	a.group = nil
 	q := r.at(a.query)
 	if q.last == a {
 		q.last = nil
@@ -398,9 +441,8 @@ func (r *run) busy(l *lane) time.Duration {
 // remaining is the same with what the lane has promised to take, as it tells gateways.
 func (r *run) remaining(l *lane) time.Duration {
 	d := r.busy(l)
-	for _, seq := range l.promised {
-		q := r.at(seq)
-		d += l.predicted[q.model].Mean(int(q.batch))
+	for _, p := range l.promised {
+		d += l.predicted[p.variant].Mean(int(r.at(p.query).batch))
 	}
 	return d
 }
@@ -416,7 +458,7 @@ func (l *lane) has() int {
 
 // unpromise removes a query's reservation, and reports whether there was one.
 func (l *lane) unpromise(seq uint64) bool {
-	i := slices.Index(l.promised, seq)
+	i := slices.IndexFunc(l.promised, func(p promise) bool { return p.query == seq })
 	if i >= 0 {
 		l.promised = slices.Delete(l.promised, i, i+1)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -24,7 +25,7 @@ func fixedModel(t *testing.T, name string, execution, target time.Duration) Mode
 	if err != nil {
 		t.Fatal(err)
 	}
-	latencies := map[string]match.Latencies{"a": Fixed{Base: execution}}
+	latencies := map[string]match.Latencies{"a": latency.Fixed{Base: execution}}
 	return Model{Name: name, QoSTarget: target, BatchSizes: one, Latencies: latencies}
 }
 
@@ -195,7 +196,9 @@ func idle(t *testing.T, r *run) {
 // small are the batch sizes 1 to 4.
 func small() *workload.BatchSizes {
 	sizes, err := workload.Weighted("small", []workload.Probability{
-		{BatchSize: 1, P: 0.25}, {BatchSize: 2, P: 0.25}, {BatchSize: 3, P: 0.25}, {BatchSize: 4, P: 0.25},
+		{BatchSize: 1, P: 0.25}, {BatchSize: 2, P: 0.25}, {BatchSize: 3, P: 0.25}, {
+			BatchSize: 4, P: 0.25,
+		},
 	})
 	if err != nil {
 		panic(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -75,6 +76,31 @@ func TestMergeTrace(t *testing.T) {
 	}
 }
 
+// TestMergeJitter: the payloads of queries that are to run together come at different times, and
+// the lane waits for them. So merging makes no more queries late than it would if they came at
+// once, and far fewer are late than without merging.
+func TestMergeJitter(t *testing.T) {
+	late := func(policy merge.Policy, jitter time.Duration) (n int) {
+		cfg := reference(t, "dien")
+		cfg.Policy, cfg.Merge, cfg.Queries = "horizon", policy, 5000
+		cfg.Rate, cfg.RTT, cfg.Jitter = 620, 2*time.Millisecond, jitter
+		cfg.Models[0].Splits = true
+		for cfg.Seed = range 3 {
+			n += mustRun(t, cfg).Late
+		}
+		return n
+	}
+	const jitter = 100 * time.Microsecond
+	apart, merged, at := late(merge.None, jitter), late(merge.Deadline,
+		jitter), late(merge.Deadline, 0)
+	t.Logf("of 15000 queries %d are late unmerged, %d merged, %d without jitter", apart, merged, at)
+	if 5*merged > 4*apart || merged > 2*at {
+		t.Errorf("of 15000 queries %d are late unmerged, %d merged, %d without jitter", apart,
+			merged,
+			at)
+	}
+}
+
 // TestMergeNothing: where latency is in proportion to the items, the policy deadline changes no
 // query's fate by a nanosecond.
 func TestMergeNothing(t *testing.T) {
@@ -92,8 +118,8 @@ func TestMergeNothing(t *testing.T) {
 			var log bytes.Buffer
 			cfg := reference(t, "rm2")
 			cfg.Models[0].Latencies = map[string]match.Latencies{
-				"g4dn.xlarge": Fixed{PerItem: 250 * time.Microsecond},
-				"r5n.large":   Fixed{PerItem: 500 * time.Microsecond},
+				"g4dn.xlarge": latency.Fixed{PerItem: 250 * time.Microsecond},
+				"r5n.large":   latency.Fixed{PerItem: 500 * time.Microsecond},
 			}
 			cfg.Rate, cfg.Queries, cfg.Log, cfg.Merge = 100, 2000, &log, policy
 			change(cfg)

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A leaderless decides where queries go in a run without a leader.
@@ -21,7 +23,7 @@ type leaderless interface {
 	probes() uint64
 }
 
-// gateways are the gateways of a run without a leader; they decide by match.Leaderless. Queries are
+// gateways are the gateways of a run without a leader; they decide by inquire.State. Queries are
 // assigned to gateways in turn. Half a round trip after a query's arrival the lanes asked reserve a
 // place for it and say when they would finish it. Half a round trip later the gateway asks others
 // or chooses. After another half round trip the payload is at its lane, and the reservations end.
@@ -40,13 +42,14 @@ type gateways struct {
 type gateway struct {
 	id       int
 	known    *match.Priced
-	decision *match.Leaderless
+	decision *inquire.State
 	wakeAt   time.Duration // 0: it need not be woken
 }
 
 // A question is a question to a lane, on its way or answered.
 type question struct {
 	query             uint64
+	variant           int32
 	remaining, finish time.Duration
 }
 
@@ -55,7 +58,7 @@ func newGateways(r *run) (*gateways, error) {
 		run: r, ask: r.cfg.Probes >= 0, questions: map[uint64]*question{},
 		stale: r.cfg.GossipDelay,
 	}
-	probes, n := cmp.Or(r.cfg.Probes, match.DefaultProbes), r.cfg.gateways()
+	probes, n := cmp.Or(r.cfg.Probes, inquire.DefaultProbes), r.cfg.gateways()
 	for i := range n {
 		seed := r.cfg.Seed*uint64(n) + uint64(i)
 		p, err := match.NewPriced(r.matchModels(), seed)
@@ -70,7 +73,7 @@ func newGateways(r *run) (*gateways, error) {
 				if table == nil {
 					continue
 				}
-				key := names.ModelKey(r.models[m].Name)
+				key := names.ModelKey(r.variants[m].Name)
 				models = append(models, key)
 				if err := p.SetProfile(key, typ, table); err != nil {
 					return nil, err
@@ -79,7 +82,7 @@ func newGateways(r *run) (*gateways, error) {
 			p.Join(match.LaneID(id), typ, models)
 		}
 		p.SetPrices(r.splitLimit.Prices)
-		decision := match.NewLeaderless(probes, seed)
+		decision := inquire.New(probes, seed)
 		decision.Know(p)
 		g.each = append(g.each, &gateway{id: i, known: p, decision: decision})
 	}
@@ -135,31 +138,33 @@ func (g *gateways) gossip(id int32) {
 
 func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	at, q := g.of(seq), g.at(seq)
-	model := names.ModelKey(g.models[q.model].Name)
+	model := names.ModelKey(g.asks(q))
 	now := epoch.Add(g.now)
 	if g.stale == 0 {
 		for id := range g.lanes {
 			at.known.Heard(match.LaneID(id), now, g.remaining(&g.lanes[id]))
 		}
 	}
+	about := match.Inquiry{
+		Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival),
+		Failed: failed,
+	}
 	done := g.measure()
 	if g.ask {
-		at.decision.Begin(now, match.Inquiry{
-			Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival),
-			Failed: failed,
-		})
+		at.decision.Begin(now, about)
 		done()
 		g.carryOut(at)
 		return
 	}
-	best := at.known.Rank(now, model, int(q.batch), g.cfg.RTT, 1)
+	best := at.known.Rank(now, &about, g.cfg.RTT, 1)
 	done()
 	if len(best) == 0 {
 		g.noLane(seq)
 		return
 	}
 	at.known.Sent(best[0].Lane, now, best[0].Latency)
-	g.dispatch(seq, int32(best[0].Lane), g.cfg.RTT/2)
+	q.variant = g.variantOf[string(best[0].Model)]
+	g.dispatch(seq, int32(best[0].Lane), g.cfg.RTT/2, merge.GroupID{})
 }
 
 func (r *run) noLane(seq uint64) {
@@ -172,12 +177,12 @@ func (g *gateways) carryOut(at *gateway) {
 		// make the id differ from those of other gateways
 		lane, id := int32(do.Lane), do.ID*uint64(len(g.each))+uint64(at.id)
 		switch do.Kind {
-		case match.AskLane:
+		case inquire.AskLane:
 			q := &question{}
 			if n := len(g.unused); n > 0 {
 				q, g.unused = g.unused[n-1], g.unused[:n-1]
 			}
-			q.query = do.Query
+			q.query, q.variant = do.Query, g.variantOf[string(do.Model)]
 			g.questions[id] = q
 			if g.cfg.RTT > 0 {
 				g.heap.push(event{
@@ -186,7 +191,7 @@ func (g *gateways) carryOut(at *gateway) {
 				continue
 			}
 			g.probed(lane, id)
-		case match.ReleaseLane:
+		case inquire.ReleaseLane:
 			if g.cfg.RTT > 0 {
 				g.heap.push(event{
 					at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: lane, query: id,
@@ -194,10 +199,11 @@ func (g *gateways) carryOut(at *gateway) {
 				continue
 			}
 			g.released(lane, id)
-		case match.SendQuery:
+		case inquire.SendQuery:
 			g.drop(id)
-			g.dispatch(do.Query, lane, g.cfg.RTT/2)
-		case match.NoLane:
+			g.at(do.Query).variant = g.variantOf[string(do.Model)]
+			g.dispatch(do.Query, lane, g.cfg.RTT/2, merge.GroupID{})
+		case inquire.NoLane:
 			if do.Asked == 0 {
 				g.noLane(do.Query)
 				return
@@ -241,8 +247,8 @@ func (g *gateways) probed(id int32, question uint64) {
 	q := g.at(asked.query)
 	const certainty = 0.9
 	asked.remaining = g.remaining(l)
-	asked.finish = asked.remaining + l.known[q.model].Quantile(certainty, int(q.batch))
-	l.promised = append(l.promised, asked.query)
+	asked.finish = asked.remaining + l.known[asked.variant].Quantile(certainty, int(q.batch))
+	l.promised = append(l.promised, promise{asked.query, asked.variant})
 	if g.cfg.RTT > 0 {
 		g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: answerBack, lane: id, query: question})
 		return

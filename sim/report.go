@@ -1,14 +1,12 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,6 +37,10 @@ type Report struct {
 	// Threshold is the batch size above which the policy drs sends a query to the base type, given
 	// or found.
 	Threshold int `json:"threshold,omitempty"`
+	// EffectiveAccuracy is the mean accuracy of the answers, in (0, 1]; absent if there is no
+	// family. Bind is how queries were bound to variants.
+	EffectiveAccuracy float64 `json:"effective_accuracy,omitempty"`
+	Bind              string  `json:"bind,omitempty"`
 	// Found is set by ReportThroughput, which makes the runs at the rate found with each seed.
 	*Found
 	// DecisionCostUs is the mean wall time of a step of the policy, in µs; absent unless measured.
@@ -203,6 +205,15 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	if all.Queries > 0 {
 		r.SplitShare = round(float64(all.Split)/float64(all.Queries), 6)
 	}
+	answers := 0.0
+	for _, run := range r.Runs {
+		if run.EffectiveAccuracy > 0 {
+			r.Bind = cmp.Or(cfg.Bind, BindByMatcher)
+			answers += float64(run.Served)
+			r.EffectiveAccuracy += run.EffectiveAccuracy * float64(run.Served)
+		}
+	}
+	r.EffectiveAccuracy = round(r.EffectiveAccuracy/max(answers, 1), 6)
 	q := quantiles(latency)
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
 	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b,
@@ -246,112 +257,4 @@ func warnings(models []Model, pool Pool) []string {
 		}
 	}
 	return all
-}
-
-// WriteText writes the report for people.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s on %s, policy %s, %s\n", r.Model, r.Pool, r.Policy, r.Source)
-	for _, warning := range r.Warnings {
-		fmt.Fprintf(&b, "warning: %s\n", warning)
-	}
-	if r.Interrupted {
-		b.WriteString("interrupted: this is what was known by then; rates are those known to " +
-			"hold\n")
-	}
-	if r.Found != nil {
-		fmt.Fprintf(
-			&b,
-			"allowable throughput %.2f queries/s, standard error %.2f (%d seeds of %d queries), "+
-				"%.1f %% of the fluid limit %.2f\n",
-			r.Found.Rate, r.StandardError, len(r.PerSeed), r.Queries, 100*r.Share, r.FluidLimit)
-	} else {
-		fmt.Fprintf(&b, "%.2f queries/s (fluid limit %.2f); %d seeds of %d queries\n", r.Rate,
-			r.FluidLimit, len(r.Runs), r.Queries)
-	}
-	if r.SplitFluidLimit > 0 {
-		fmt.Fprintf(&b, "%.2f %% of the queries split; with splitting the fluid limit is %.2f\n",
-			100*r.SplitShare, r.SplitFluidLimit)
-	}
-	if r.Threshold > 0 {
-		fmt.Fprintf(&b, "batch size threshold %d\n", r.Threshold)
-	}
-	if r.QoSSatisfaction != nil {
-		fmt.Fprintf(&b, "within the QoS target %.3f %% (shared %.3f %%, base-only %.3f %%)\n",
-			100**r.QoSSatisfaction, 100**r.QoSSatisfactionShared, 100**r.QoSSatisfactionBaseOnly)
-		fmt.Fprintf(&b, "latency p50 %.3f ms, p95 %.3f ms, p99 %.3f ms\n", r.Latency.P50,
-			r.Latency.P95, r.Latency.P99)
-	}
-	if r.DecisionCostUs > 0 {
-		fmt.Fprintf(&b, "a decision takes %.2f us\n", r.DecisionCostUs)
-	}
-	if len(r.Faults) > 0 {
-		b.WriteByte('\n')
-		r.writeFaults(&b)
-	}
-	if len(r.Runs) > 0 {
-		b.WriteByte('\n')
-		r.writeRuns(&b)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// writeFaults writes, for each fault, the outcomes of the queries before and after it.
-func (r *Report) writeFaults(b *strings.Builder) {
-	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window,
-		fleet.Window)
-	late := func(c fleet.Count) string {
-		return fmt.Sprintf("%d of %d (%.2f %%)", c.Late, c.Queries, 100*c.LateShare())
-	}
-	for _, f := range r.Faults {
-		next := "-"
-		switch {
-		case f.NextLeader > 0:
-			next = fmt.Sprintf("after %.1f ms, at most %.1f ms", f.WithoutLeaderMS,
-				f.WithoutLeaderMaxMS)
-		case f.HitLeader > 0:
-			next = "none"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t\n", f.Fault, late(f.Before), late(f.After),
-			f.After.Lost, next)
-	}
-	t.Flush()
-	var all Counts
-	for _, run := range r.Runs {
-		all.add(run.Counts)
-	}
-	fmt.Fprintf(b, "of all %d queries %d late, %d lost\n", all.Queries, all.Late,
-		all.Lost+all.NeverServed)
-}
-
-func (r *Report) writeRuns(b *strings.Builder) {
-	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "seed\trate\twithin QoS\tp99 ms\tqueue mean\tlongest\t")
-	for _, ty := range r.Runs[0].Types {
-		fmt.Fprintf(t, "%s busy\t", ty.Type)
-	}
-	fmt.Fprintln(t)
-	for _, run := range r.Runs {
-		fmt.Fprintf(t, "%d\t%.2f\t%.3f %%\t%.3f\t%.2f\t%d\t", run.Seed, run.Rate,
-			100*run.QoSSatisfaction, run.Latency.P99, run.QueueMean, run.QueueLongest)
-		for _, ty := range run.Types {
-			fmt.Fprintf(t, "%.1f %%\t", 100*ty.Utilisation)
-		}
-		fmt.Fprintln(t)
-	}
-	t.Flush()
-	if models := r.Runs[0].Models; len(models) > 1 {
-		b.WriteByte('\n')
-		t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "seed\tmodel\tqueries\twithin QoS\tp50 ms\tp95 ms\tp99 ms\t")
-		for _, run := range r.Runs {
-			for _, m := range run.Models {
-				fmt.Fprintf(t, "%d\t%s\t%d\t%.3f %%\t%.3f\t%.3f\t%.3f\t\n", run.Seed, m.Model,
-					m.Queries, 100*m.QoSSatisfaction, m.Latency.P50, m.Latency.P95, m.Latency.P99)
-			}
-		}
-		t.Flush()
-	}
 }

@@ -2,12 +2,14 @@ package sim
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/muster-serve/muster/sim/fleet"
+	"github.com/muster-serve/muster/sim/placing"
 )
 
 // An Outcome is the outcome of a query. Every query has exactly one.
@@ -65,6 +67,10 @@ type ModelResult struct {
 	Latency                 Quantiles `json:"latency_ms"`
 	// Satisfied says that QoSSatisfaction is at least the model's QoSShare.
 	Satisfied bool `json:"satisfied"`
+	// EffectiveAccuracy is the mean accuracy of the answers of a family, and Variants the parts of
+	// them that each variant gave; absent for a model.
+	EffectiveAccuracy float64         `json:"effective_accuracy,omitempty"`
+	Variants          []VariantResult `json:"variants,omitempty"`
 }
 
 // Quantiles are quantiles of the latency from arrival to answer, in ms, of the queries served, with
@@ -102,7 +108,9 @@ type Result struct {
 	QoSSatisfactionBaseOnly float64       `json:"qos_satisfaction_base_only"`
 	Latency                 Quantiles     `json:"latency_ms"`
 	Models                  []ModelResult `json:"models"`
-	Types                   []TypeResult  `json:"types"`
+	// EffectiveAccuracy is the mean accuracy of the answers; absent if there is no family.
+	EffectiveAccuracy float64      `json:"effective_accuracy,omitempty"`
+	Types             []TypeResult `json:"types"`
 	// QueueMean and QueueLongest are the mean and largest numbers of queries that wait for an
 	// assignment.
 	QueueMean    float64 `json:"queue_mean"`
@@ -122,6 +130,8 @@ type Result struct {
 	Satisfied bool `json:"satisfied"`
 	// Faults are the results of Config.Faults, in the order of their times.
 	Faults []fleet.Result `json:"faults,omitempty"`
+	// Placement tells how the models that instances hold changed.
+	Placement *placing.Result `json:"placement,omitempty"`
 
 	latency          *hdrhistogram.Histogram // over all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only
@@ -147,7 +157,10 @@ func (r *run) result() *Result {
 		Steps:        r.steps,
 		Satisfied:    true,
 	}
-	if r.splitLimit != r.limit {
+	if len(r.cfg.Holds) > 0 {
+		res.FluidLimit = round(r.capacity, 6)
+	}
+	if r.splitLimit != r.limit && len(r.cfg.Holds) == 0 {
 		res.SplitFluidLimit = round(r.splitLimit.Rate, 6)
 	}
 	all := r.models[0].latency
@@ -161,6 +174,12 @@ func (r *run) result() *Result {
 		mr.QoSSatisfaction = mr.Satisfaction()
 		mr.QoSSatisfactionBaseOnly = m.classes[baseOnly].Satisfaction()
 		mr.QoSSatisfactionShared = m.classes[shared].Satisfaction()
+		for _, v := range r.variants[m.first:][:len(m.Variants)] {
+			mr.Variants = append(mr.Variants, VariantResult{v.Name, v.Accuracy, v.served})
+		}
+		if len(mr.Variants) > 0 {
+			mr.EffectiveAccuracy = round(EffectiveAccuracy(mr.Variants), 6)
+		}
 		mr.Satisfied = m.counts.Late <= allowedLate(m.qosShare(), m.counts.Queries)
 		res.Satisfied = res.Satisfied && mr.Satisfied
 		res.Models = append(res.Models, mr)
@@ -172,6 +191,7 @@ func (r *run) result() *Result {
 			all.Merge(m.latency)
 		}
 	}
+	res.EffectiveAccuracy = res.accuracy()
 	res.QoSSatisfaction = res.Satisfaction()
 	res.shared, res.baseOnly = classes[shared], classes[baseOnly]
 	res.QoSSatisfactionShared = res.shared.Satisfaction()
@@ -197,6 +217,11 @@ func (r *run) result() *Result {
 	if r.fleet != nil {
 		res.Faults = r.fleet.Results()
 	}
+	if r.placed != nil {
+		if res.Placement, r.err = r.placed.Result(r.now); r.err != nil {
+			r.err = fmt.Errorf("write timeline: %w", r.err)
+		}
+	}
 	if r.without != nil {
 		res.Probes = round(float64(r.without.probes())/float64(r.next/numbering), 6)
 	}
@@ -204,6 +229,22 @@ func (r *run) result() *Result {
 		res.DecisionCost = r.cost / time.Duration(r.steps)
 	}
 	return res
+}
+
+// accuracy is the mean accuracy of the answers, 0 if there is no family.
+func (r *Result) accuracy() float64 {
+	var all []VariantResult
+	family := false
+	for _, m := range r.Models {
+		if len(m.Variants) == 0 {
+			all = append(all, VariantResult{Accuracy: 1, Served: m.Served})
+		}
+		all, family = append(all, m.Variants...), family || len(m.Variants) > 0
+	}
+	if !family {
+		return 0
+	}
+	return round(EffectiveAccuracy(all), 6)
 }
 
 func (c *Counts) add(o Counts) {

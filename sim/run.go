@@ -16,6 +16,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
+	"github.com/muster-serve/muster/sim/latency"
+	"github.com/muster-serve/muster/sim/placing"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -39,6 +41,7 @@ const (
 	// a query that no lane took asks again, at its gateway (priced)
 	arrivesAgain
 	laneStarts // an idle lane looks at its queue, to merge queries
+	planWakes
 )
 
 // epoch is the time at which every run starts; only differences matter.
@@ -53,6 +56,9 @@ type query struct {
 	uniform float64 // quantile of its service time, in (0, 1)
 	noise   float64 // factor of its service time
 	model   int32
+	// variant answers the query, by the last decision; pinned says that its gateway has drawn it.
+	variant int32
+	pinned  bool
 	batch   int32
 	last    *attempt // nil: there is none, or it has ended for all
 	sent    int8     // attempts so far
@@ -72,14 +78,19 @@ type run struct {
 	limit *fluid.Solution // if no query were split
 	// splitLimit is the solution with queries split as the models allow; the policy has its prices.
 	splitLimit *fluid.Solution
+	capacity   float64 // the fluid limit of what each instance holds, by [Config.Holds]
 	models     []modelState
-	byName     map[string]int
+	byName     map[string]int // by name of a model or family: its index in models
+	variants   []variantState // what can run, in the order of models
+	variantOf  map[string]int32
 	types      []string // base types first
 	lanes      []lane
-	term       *term        // the leader; nil if one of the next two is set
-	without    leaderless   // in place of a leader, or nil
-	fleet      *fleet.Fleet // in place of a leader and lanes, with faults
-	lanesOf    []fleet.Lane // the fleet's lanes
+	known      []lane           // by type: a lane that holds all models
+	placed     *placing.Planner // nil: what lanes hold does not change
+	term       *term            // the leader; nil if one of the next two is set
+	without    leaderless       // in place of a leader, or nil
+	fleet      *fleet.Fleet     // in place of a leader and lanes, with faults
+	lanesOf    []fleet.Lane     // the fleet's lanes
 	log        *queryLog
 
 	now      time.Duration
@@ -95,10 +106,12 @@ type run struct {
 	overdueAt   uint64 // queries before it are counted as late, or have their outcome
 	unused      []*attempt
 	taker       merge.Taker[*attempt]
+	groups      merge.Groups
 	ended       []*attempt // scratch
 	alone       [1]*attempt
 
-	ranks, noise *rand.Rand
+	ranks, noise, jitter *rand.Rand
+	draws                *rand.Rand // of variants
 
 	// warmUp is how long queries arrive before those that count.
 	warmUp time.Duration
@@ -118,10 +131,19 @@ type run struct {
 	err   error
 }
 
+// A variantState is a variant of a family, or a model that is in none.
+type variantState struct {
+	Variant
+	family string // "" if it is in none
+	served int    // queries answered that count
+}
+
 type modelState struct {
 	*Model
-	shared  []bool // by batch size: whether some auxiliary type meets the QoS target
-	allowed int    // how many queries may be late for the QoS share to hold
+	first   int       // its first variant
+	shares  []float64 // by variant, if they are drawn
+	shared  []bool    // by batch size: whether some auxiliary type meets the QoS target
+	allowed int       // how many queries may be late for the QoS share to hold
 	counts  Counts
 	classes [2]Counts // by size class; Queries and Late only
 	latency *hdrhistogram.Histogram
@@ -143,7 +165,7 @@ func Run(ctx context.Context, cfg *Config) (*Result, error) {
 	if err := r.simulate(ctx); err != nil {
 		return nil, err
 	}
-	return r.result(), nil
+	return r.result(), r.err
 }
 
 func newRun(cfg *Config) (*run, error) {
@@ -156,28 +178,44 @@ func newRun(cfg *Config) (*run, error) {
 		ring:   make([]query, 64*numbering),
 		ranks:  rand.New(rand.NewPCG(cfg.Seed, 11)),
 		noise:  rand.New(rand.NewPCG(cfg.Seed, 12)),
-		byName: map[string]int{},
+		jitter: rand.New(rand.NewPCG(cfg.Seed, 14)),
+		byName: map[string]int{}, variantOf: map[string]int32{},
+		draws: rand.New(rand.NewPCG(cfg.Seed, 15)),
 	}
 	r.types = typeOrder(cfg.Models, cfg.Pool)
 	var err error
-	if r.limit, err = FluidLimit(cfg.Models, cfg.Pool); err != nil {
+	if r.limit, err = FluidLimit(cfg.held(), cfg.Pool); err != nil {
+		return nil, err
+	}
+	if r.capacity, err = cfg.capacity(); err != nil {
 		return nil, err
 	}
 	r.splitLimit = r.limit
 	if slices.ContainsFunc(cfg.Models, func(m Model) bool { return m.Splits }) {
-		if r.splitLimit, err = fluidLimit(cfg.Models, cfg.Pool, true); err != nil {
+		if r.splitLimit, err = fluidLimit(cfg.held(), cfg.Pool, true); err != nil {
 			return nil, err
 		}
 	}
 	for i := range cfg.Models {
 		m := &cfg.Models[i]
 		r.byName[m.Name] = i
-		r.models = append(r.models, modelState{
+		state := modelState{
 			Model:   m,
+			first:   len(r.variants),
 			shared:  sharedSizes(m, cfg.Pool),
 			allowed: allowedLate(m.qosShare(), cfg.Queries),
 			latency: newHistogram(),
-		})
+		}
+		if len(m.Variants) > 0 && cfg.Bind == BindDrawn {
+			if state.shares, err = cfg.shares(m); err != nil {
+				return nil, err
+			}
+		}
+		r.models = append(r.models, state)
+		for _, v := range m.variants() {
+			r.variantOf[v.Name] = int32(len(r.variants))
+			r.variants = append(r.variants, variantState{Variant: v, family: m.family()})
+		}
 	}
 	if cfg.Log != nil {
 		if r.log, err = newQueryLog(cfg.Log); err != nil {
@@ -187,36 +225,77 @@ func newRun(cfg *Config) (*run, error) {
 	misjudgements := rand.New(rand.NewPCG(cfg.Seed, 13))
 	for t, name := range r.types {
 		l := lane{instanceType: t}
-		for i := range r.models {
-			m := &r.models[i]
-			execution, known := m.Latencies[name], m.known(name)
+		for i := range r.variants {
+			v := &r.variants[i]
+			m := &cfg.Models[r.modelOf(i)]
+			execution, known := v.Latencies[name], v.known()[name]
 			var predicted *match.Table
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
-					known = misjudge(known, cfg.largestRun(m.Model), cfg.PredictionNoise,
+					known = latency.Misjudge(known, cfg.largestRun(m), cfg.PredictionNoise,
 						misjudgements)
 				}
-				if predicted, err = match.NewTable(known, cfg.largestRun(m.Model)); err != nil {
-					return nil, fmt.Errorf("model %s on %s: %w", m.Name, name, err)
+				if predicted, err = match.NewTable(known, cfg.largestRun(m)); err != nil {
+					return nil, fmt.Errorf("model %s on %s: %w", v.Name, name, err)
 				}
 			}
 			l.execution = append(l.execution, execution)
 			l.known = append(l.known, known)
 			l.predicted = append(l.predicted, predicted)
 		}
-		for range cfg.Pool.Of(name) {
-			l.kinds = cfg.kinds(l.predicted)
-			r.lanes = append(r.lanes, l)
+		r.known = append(r.known, l)
+		for _, p := range cfg.parts() {
+			if p.typ != name {
+				continue
+			}
+			its := l
+			its.only = p.holds
+			if p.holds != nil && cfg.Placement == nil {
+				its = l.holding(func(variant int) bool { return p.has(r.variants[variant].Name) })
+			}
+			for range p.count {
+				its.kinds = cfg.kinds(its.predicted)
+				r.lanes = append(r.lanes, its)
+			}
+		}
+	}
+	if s := cfg.Sharing; s != nil {
+		var lanes []string
+		for i := range r.lanes {
+			lanes = append(lanes, r.types[r.lanes[i].instanceType])
+		}
+		seats, err := s.Seats(lanes, len(r.variants))
+		if err != nil {
+			return nil, err
+		}
+		for i, seat := range seats {
+			r.lanes[i].seat = seat
 		}
 	}
 	return r, nil
 }
 
+// modelOf is the index of the model or family of which a variant is.
+func (r *run) modelOf(variant int) int {
+	i := len(r.models) - 1
+	for r.models[i].first > variant {
+		i--
+	}
+	return i
+}
+
 func (r *run) matchModels() []match.Model {
 	var models []match.Model
-	for _, m := range r.models {
+	for i, v := range r.variants {
+		m := &r.models[r.modelOf(i)]
+		accuracy := v.Accuracy
+		if v.family == "" {
+			accuracy = 0
+		}
 		models = append(models, match.Model{
-			Name:             names.ModelKey(m.Name),
+			Name:             names.ModelKey(v.Name),
+			Family:           names.ModelKey(v.family),
+			Accuracy:         accuracy,
 			QoSTarget:        m.QoSTarget,
 			LargestBatchSize: m.BatchSizes.Largest(),
 			RejectLate:       m.RejectLate,
@@ -242,7 +321,9 @@ func (r *run) simulate(ctx context.Context) error {
 	case slices.Contains(withBalancers, r.cfg.Policy):
 		r.without, r.warmUp = newBalanced(r), balancing
 	default:
-		r.term, err = newTerm(r)
+		if r.term, err = newTerm(r); err == nil {
+			r.placed, err = newPlanner(r)
+		}
 	}
 	if err != nil {
 		return err
@@ -365,6 +446,8 @@ func (r *run) handle(e *event) {
 		r.without.arrived(e.query)
 	case laneStarts:
 		r.start(e.lane)
+	case planWakes:
+		r.wakePlanner()
 	}
 }
 
@@ -394,8 +477,16 @@ func (r *run) arrive(q *workload.Query) {
 		arrival: r.now, uniform: rank(r.ranks), noise: r.factor(r.noise), model: int32(model),
 		batch: int32(q.BatchSize), live: true, early: q.At < r.warmUp,
 	}
+	r.at(seq).variant = int32(m.first)
+	if m.shares != nil {
+		r.at(seq).variant += int32(draw(m.shares, r.draws))
+		r.at(seq).pinned = true
+	}
 	if !r.at(seq).early {
 		m.counts.Queries++
+	}
+	if r.placed != nil {
+		r.placed.Arrived(model)
 	}
 	r.markLate()
 	switch {
@@ -419,7 +510,7 @@ func (r *run) factor(from *rand.Rand) float64 {
 	if r.cfg.LatencyNoise == 0 {
 		return 1
 	}
-	return noiseFactor(r.cfg.LatencyNoise, from)
+	return latency.NoiseFactor(r.cfg.LatencyNoise, from)
 }
 
 func (r *run) at(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
@@ -517,6 +608,9 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 	if !q.early {
 		r.count(seq, q, o, by)
 	}
+	if r.placed != nil {
+		r.tellEnd(q, o, by)
+	}
 	r.forget()
 }
 
@@ -539,6 +633,9 @@ func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
 	switch o {
 	case Served:
 		m.counts.Served++
+		if by != nil {
+			r.variants[by.variant].served++
+		}
 		// Cannot fail: the value is in the histogram's range.
 		_ = m.latency.RecordValue(int64(min(latency, MaxLatency)))
 	case Rejected:

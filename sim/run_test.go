@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -42,7 +43,7 @@ func reference(tb testing.TB, model string) *Config {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		m.Latencies[name] = Measured(s)
+		m.Latencies[name] = latency.Measured(s)
 	}
 	return &Config{
 		Models:  []Model{m},
@@ -115,7 +116,7 @@ func TestSingleServerQueue(t *testing.T) {
 		latencies match.Latencies
 		cs2       float64 // squared coefficient of variation of the service time
 	}{
-		{"M/D/1", Fixed{Base: service}, 0},
+		{"M/D/1", latency.Fixed{Base: service}, 0},
 		{"M/M/1", exponential{service}, 1},
 	} {
 		for _, utilisation := range []float64{0.3, 0.7} {

@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -112,7 +113,7 @@ func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload
 		if err != nil {
 			return m, err
 		}
-		m.Latencies[t] = Measured(series)
+		m.Latencies[t] = latency.Measured(series)
 		largest = slices.Max(series.BatchSizes())
 	}
 	if m.BatchSizes, err = batchSizes.AtMost(largest); err != nil {

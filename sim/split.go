@@ -33,7 +33,7 @@ func (r *run) split(seq uint64, rows []int) {
 		luck := rand.New(rand.NewPCG(r.cfg.Seed, part))
 		*r.at(part) = query{
 			arrival: q.arrival, uniform: rank(luck), noise: r.factor(luck), model: q.model,
-			batch: int32(n), live: true, waits: true,
+			variant: q.variant, batch: int32(n), live: true, waits: true,
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A term is the leadership of a run without faults: the leader's state and the code that passes
@@ -14,13 +15,15 @@ import (
 // fails.
 type term struct {
 	*run
-	state    *leader.State
-	rec      *leader.Recorder          // nil: not recorded
-	gateways uint64                    // number of gateways, which submit in turn
-	members  []*leader.Member          // by lane
-	lane     map[names.AgentName]int32 // by the member's name
-	models   []leader.ModelID          // by model
-	event    leader.Event              // the last event
+	state     *leader.State
+	rec       *leader.Recorder          // nil: not recorded
+	gateways  uint64                    // number of gateways, which submit in turn
+	members   []*leader.Member          // by lane
+	lane      map[names.AgentName]int32 // by the member's name
+	models    []leader.ModelID          // by variant
+	described []leader.Model            // by variant
+	event     leader.Event              // the last event
+	glance    leader.Glance
 }
 
 // newTerm returns a term whose state knows the run's latencies, prices and lanes.
@@ -40,13 +43,25 @@ func newTerm(r *run) (*term, error) {
 		}
 	}
 	advice := &leader.Advice{Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Priced: true}
-	held := make([][]leader.Model, len(r.types))
-	for i := range r.models {
-		m := &r.models[i]
-		id := leader.ModelID{Name: m.Name, Version: 1}
+	models := make([]leader.Model, len(r.variants))
+	for i := range r.variants {
+		v, m := &r.variants[i], &r.models[r.modelOf(i)]
+		id := leader.ModelID{Name: v.Name, Version: 1}
 		t.models = append(t.models, id)
+		models[i] = leader.Model{
+			ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
+			Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate, Splits: m.Splits,
+			Merge: string(r.cfg.Merge), Family: v.family,
+		}
+		if v.family != "" {
+			models[i].Accuracy = v.Accuracy
+		}
 		known := make([]bool, len(r.types))
-		for _, l := range r.lanes {
+		lanes := r.lanes
+		if r.cfg.Placement != nil {
+			lanes = r.known
+		}
+		for _, l := range lanes {
 			table := l.predicted[i]
 			if table == nil || known[l.instanceType] {
 				continue
@@ -58,14 +73,9 @@ func newTerm(r *run) (*term, error) {
 			advice.Latencies = append(advice.Latencies, &leader.Latency{
 				TableKey: key, Table: table,
 			})
-			held[l.instanceType] = append(held[l.instanceType], leader.Model{
-				ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
-				Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate,
-				Splits: m.Splits,
-				Merge:  string(r.cfg.Merge),
-			})
 		}
 	}
+	t.described = models
 	number := make([]int, len(r.types))
 	for id := range r.lanes {
 		k := r.lanes[id].instanceType
@@ -74,7 +84,12 @@ func newTerm(r *run) (*term, error) {
 			Name: names.AgentName(fmt.Sprintf("%s-%d", r.types[k], number[k])),
 			Type: names.LaneType(r.types[k]), Lanes: 1,
 		}
-		m.OwnType, m.Models = m.Type.Own(m.Name), held[k]
+		m.OwnType = m.Type.Own(m.Name)
+		for i, table := range r.lanes[id].predicted {
+			if table != nil && r.lanes[id].holds(r.variants[i].Name) {
+				m.Models = append(m.Models, t.holding(m, i))
+			}
+		}
 		t.members, t.lane[m.Name] = append(t.members, m), int32(id)
 		t.step(&leader.Event{Kind: leader.Described, Member: m})
 	}
@@ -96,7 +111,7 @@ func (t *term) about(kind leader.Kind, seq uint64) *leader.Event {
 func (t *term) submitted(seq uint64) {
 	q := t.at(seq)
 	e := t.about(leader.Submitted, seq)
-	e.Model.Name, e.BatchSize = t.models[q.model].Name, int(q.batch)
+	e.Model.Name, e.BatchSize = t.asks(q), int(q.batch)
 	e.Splits = t.run.models[q.model].Splits
 	if t.cfg.Deadline > 0 {
 		e.TimeLeft = max(1, q.arrival+t.cfg.Deadline-t.now)
@@ -111,7 +126,7 @@ func (t *term) ended(a *attempt, refused bool) {
 	e.Agent, e.Attempt, e.Refused = t.members[a.lane].Name, int(a.number), refused
 	e.Remaining = a.remains
 	if !refused {
-		e.Model, e.BatchSize = t.models[q.model], int(q.batch)
+		e.Model, e.BatchSize = t.models[a.variant], int(q.batch)
 		e.Execution, e.Queue = a.end-a.start, a.start-a.cameAt
 		if e.Merged = a.merged; a.merged > 0 && a.joined {
 			e.Execution, e.Queue = 0, a.end-a.cameAt
@@ -163,6 +178,9 @@ func (t *term) carryOut(a *leader.Action) {
 		t.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", t.now, a.Message))
 		return
 	default: // a lane asked what it holds need not answer: no message is lost
+		if t.placed != nil {
+			t.placed.Acts(t.now, a)
+		}
 		return
 	}
 	d := &a.Decision
@@ -173,9 +191,12 @@ func (t *term) carryOut(a *leader.Action) {
 		return
 	}
 	q := t.at(seq)
+	if a.Kind == leader.Assign {
+		q.variant = t.variantOf[a.Model.Name]
+	}
 	if !q.live { // its gateway has decided, and the leader does not know yet
 		if a.Kind == leader.Assign {
-			t.dispatch(seq, t.lane[a.Agent], t.cfg.RTT)
+			t.dispatch(seq, t.lane[a.Agent], t.cfg.RTT, merge.GroupID{})
 		}
 		return
 	}
@@ -188,7 +209,7 @@ func (t *term) carryOut(a *leader.Action) {
 					"and has been sent %d times", t.now, seq, a.Agent, d.Attempt, q.waits, q.sent))
 			return
 		}
-		t.dispatch(seq, to, t.cfg.RTT)
+		t.dispatch(seq, to, t.cfg.RTT, merge.GroupID{Number: d.Merge, Queries: d.Merged})
 	case leader.Reject:
 		outcome := Rejected
 		if d.Reason == match.DeadlinePassed {

@@ -43,6 +43,9 @@ type Fleet interface {
 	// Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller
 	// must not change it.
 	Proposal() *control.Proposal
+	// Placement returns what the last leader has told this agent of the placement; nil: nothing. The
+	// caller must not change it.
+	Placement() *control.Placement
 	// Dial returns the connection to a member, or an error if the name is no member's. The
 	// connection is shared: the caller must not close it.
 	Dial(name names.AgentName) (grpc.ClientConnInterface, error)

@@ -51,6 +51,7 @@ func (f *stillFleet) View() *control.View {
 	}
 }
 func (f *stillFleet) Proposal() *control.Proposal                { return nil }
+func (f *stillFleet) Placement() *control.Placement              { return nil }
 func (f *stillFleet) Changed() <-chan struct{}                   { return nil }
 func (f *stillFleet) Gone(context.Context, names.AgentName) bool { return false }
 func (f *stillFleet) Dial(names.AgentName) (grpc.ClientConnInterface, error) {

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,6 +41,9 @@ type gateway struct {
 	// count counts a query of the gateway's client against its limits, or returns why it exceeds
 	// them. It is nil if the client has no name.
 	count func(bytes uint64) error
+	rests bool      // it expects few heartbeats while it has no queries
+	heard time.Time // when its last message came
+	told  time.Time // when a message to it was last flushed
 	// received is the number of submits read from the stream, which acknowledges them.
 	received uint64
 	// out gathers what the loop sends to this gateway at the next flush; nil: nothing.
@@ -125,6 +129,8 @@ func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMe
 		return
 	}
 	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == ""
+	g.rests = control.VersionsOf(m.GetHello().GetProtocol(),
+		m.GetHello().GetNewestProtocol()).Newest >= control.RestingVersion
 	t.post(func() { t.connect(g) })
 	defer t.post(func() { t.disconnect(g) })
 	hello <- nil
@@ -200,6 +206,23 @@ func (t *term) disconnect(g *gateway) {
 	t.step(leader.Event{Kind: leader.GatewayLost, Gateway: g.id})
 }
 
+// A gateway with queries gets a message at least each activeBeat and a heartbeat of the state, one
+// without each restingBeat and a heartbeat: the link is there when a query comes. A gateway counts
+// as without once nothing has come from it for resting: it may have queries of which the leader
+// does not know.
+const activeBeat, restingBeat, resting = 25 * time.Millisecond, 175 * time.Millisecond, time.Second
+
+// beat adds a heartbeat to the next message to a gateway, unless it got a message not long ago.
+func (t *term) beat(g *gateway) {
+	often := activeBeat
+	if g.rests && t.now.Sub(g.heard) > resting && !t.state.HasQueries(g.id) {
+		often = restingBeat
+	}
+	if t.now.Sub(g.told) >= often {
+		t.outbox(g)
+	}
+}
+
 // outbox returns the message that goes to a gateway at the next flush, for the loop to add to.
 func (t *term) outbox(g *gateway) *control.MatchMessage {
 	if g.out == nil {
@@ -215,7 +238,7 @@ func (t *term) flush() {
 	for i, g := range t.touched {
 		t.touched[i] = nil
 		m := g.out
-		g.out = nil
+		g.out, g.told = nil, t.now
 		m.Received = g.received
 		g.mu.Lock()
 		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain) + len(m.Split)
@@ -279,6 +302,7 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	if t.gateways[g.id] != g {
 		return
 	}
+	g.heard = t.now
 	for _, s := range m.GetSubmit() {
 		g.received++
 		t.submit(g, s)
@@ -292,6 +316,7 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	for _, f := range m.GetFailed() {
 		t.failed(g, f)
 	}
+	t.compared(g, m.GetCompared())
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{
 			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(),
@@ -333,6 +358,14 @@ func (t *term) known(id leader.ModelID) leader.ModelID {
 	return leader.ModelID{}
 }
 
+// leastAccuracy is that of a submit. A gateway has checked it; what is out of range counts as any.
+func leastAccuracy(s *control.Submit) float64 {
+	if least := s.GetLeastAccuracy(); least > 0 && least <= 1 {
+		return least
+	}
+	return 0
+}
+
 // submit passes a query that a gateway submitted to the state, as a Submitted event.
 func (t *term) submit(g *gateway, s *control.Submit) {
 	unsplit(g.out, s.GetSequence())
@@ -345,9 +378,10 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		Model:     leader.ModelID{Name: s.GetModel(), Version: s.GetVersion()},
 		BatchSize: int(s.GetBatchSize()),
 		Waited:    control.Duration(s.GetWaitedNs()), Agent: names.AgentName(s.GetAgent()),
-		Lane:    int(s.GetLane()),
-		Splits:  s.GetSplits(),
-		TagSize: len(s.GetTraceparent()) + len(s.GetTracestate()),
+		Lane:          int(s.GetLane()),
+		Splits:        s.GetSplits(),
+		LeastAccuracy: leastAccuracy(s),
+		TagSize:       len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {
 		e.TimeLeft = control.Duration(s.GetTimeLeftNs())

@@ -21,10 +21,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/renting"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -48,11 +51,22 @@ type Config struct {
 	// anything is learned. Neither may be nil.
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
+	// Slowdowns are those from which profiles of models beside others start; nil: none.
+	Slowdowns profiles.Slowdowns
 	// Clients identifies the callers that open Match streams; nil: every caller may query every
 	// model, without a name.
 	Clients Clients
+	// Beat takes what a term shows each second, and the plans that it makes. It must not block, and
+	// owns the message; nil: nothing is shown.
+	Beat func(*control.PulseMessage)
+	// Replanner makes what decides on the placement; nil: replan.New. Tests replace it.
+	Replanner func(replan.Config, replan.Memory) (Replanner, error)
 	// Counts counts the queries of gateways without an agent.
 	Counts Counts
+	// Renting rents machines while this agent leads; nil: nothing is rented.
+	Renting *renting.Renting
+	// Releasing decides about canaries while this agent leads; nil: the newest versions serve.
+	Releasing *releasing.Releases
 	// Tracer makes the spans of decisions; nil: the leader makes none.
 	Tracer trace.Tracer
 	// Fleet, Registry and Log may not be nil.
@@ -119,6 +133,9 @@ func New(config Config) (*Leader, error) {
 	if err != nil {
 		return nil, err
 	}
+	if config.Beat == nil {
+		config.Beat = func(*control.PulseMessage) {}
+	}
 	l := &Leader{
 		config: config, fleet: f, log: log, metrics: newMetrics(config.Registry),
 		book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1),
@@ -129,12 +146,14 @@ func New(config Config) (*Leader, error) {
 	}); err != nil {
 		return nil, err
 	}
+	l.book.SetSlowdowns(config.Slowdowns)
 	l.restoreBook()
 	l.following.Store(&control.Leadership{})
 	l.links = newLinks(f, log)
 	l.links.elect, l.links.broken = l.Elect, func(name names.AgentName) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
 	}
+	config.Registry.MustRegister(prometheus.CollectorFunc(l.collect))
 	return l, nil
 }
 
@@ -488,6 +507,29 @@ func (l *Leader) leads() *term {
 func (l *Leader) Status(s *control.FleetStatus) {
 	if t := l.leads(); t != nil {
 		t.call(func() { t.fillStatus(s) })
+		t.placing.fillStatus(s)
+	}
+}
+
+// effectiveAccuracy is what the metric of this name describes.
+var effectiveAccuracy = prometheus.NewDesc("muster_family_accuracy",
+	"The effective accuracy of a family in the whole fleet: the mean of the accuracies of its "+
+		"answers of the last 10 s. Only the leader has it.",
+	[]string{"family"}, nil)
+
+// collect adds the metrics that only a leader has, as of now.
+func (l *Leader) collect(metrics chan<- prometheus.Metric) {
+	t := l.leads()
+	if t == nil {
+		return
+	}
+	var families []leader.FamilyStatus
+	t.call(func() { families = t.state.Families() })
+	for _, f := range families {
+		if f.Accuracy > 0 { // there were answers
+			metrics <- prometheus.MustNewConstMetric(effectiveAccuracy, prometheus.GaugeValue,
+				f.Accuracy, f.Name)
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 const (
 	// learnRest is how long queries and answers gather before the learning loop handles them
 	// together. A wake-up for each would cost the leader more time than the learning itself.
-	learnRest = 5 * time.Millisecond
+	learnRest = 50 * time.Millisecond
 	// mostObserved is how many queries, and how many answers, may wait to be learned from; further
 	// ones are dropped.
 	mostObserved = 1 << 14
@@ -128,18 +128,8 @@ func (s *learning) run(ctx context.Context) {
 	}
 }
 
-// ask makes run's goroutine call do, and blocks until do has returned. It reports false, without
-// calling do, if the term has ended.
-func (s *learning) ask(do func()) bool {
-	done := make(chan struct{})
-	select {
-	case s.asks <- func() { do(); close(done) }:
-		<-done
-		return true
-	case <-s.term.ctx.Done():
-		return false
-	}
-}
+// ask is [term.ask] on run's goroutine.
+func (s *learning) ask(do func()) bool { return s.term.ask(s.asks, do) }
 
 // look passes what was seen since the last call to the state, and the state's advice to the term.
 // It returns the time until the next call is due; 0 if none is due before something new is seen.

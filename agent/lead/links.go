@@ -172,6 +172,15 @@ func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
 	}
 }
 
+// tellOne calls add with the next message of the term's link to one member, if there is one.
+func (s *links) tellOne(t *term, name names.AgentName, add func(*control.LeaderMessage)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.out[name]; k != nil && k.term == t {
+		k.push(add)
+	}
+}
+
 // renew opens the link to a member again, which makes the member report what its lanes hold.
 func (s *links) renew(t *term, name names.AgentName) {
 	s.mu.Lock()
@@ -390,7 +399,8 @@ func (k *link) exchange() (renewed bool, err error) {
 		for _, e := range m.GetElection() {
 			k.links.elect(e)
 		}
-		if k.serves() && (m.Member != nil || m.Completed != nil || m.RemainingNs != nil) {
+		if k.serves() && (m.Member != nil || m.Completed != nil || m.RemainingNs != nil ||
+			m.Layout != nil || m.Fleet != nil) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
@@ -438,7 +448,7 @@ func (k *link) write(ctx context.Context,
 				first = false
 				m.From = string(k.links.fleet.Self())
 				if k.serves() {
-					k.term.introduce(m)
+					k.term.introduce(k.to, m)
 				}
 			}
 			k.keep(m)

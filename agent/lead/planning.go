@@ -34,6 +34,9 @@ type planning struct {
 	term *term
 	wake chan struct{} // of size 1: there are changes
 
+	outlook outlook
+	reason  string // of the last plan shown
+
 	mu      sync.Mutex
 	changes map[leader.ModelID]learn.DemandChange // the changes not planned for yet
 }
@@ -65,10 +68,16 @@ func (s *planning) changed(changes []learn.DemandChange) {
 	signal(s.wake)
 }
 
-// run plans for the changes, until ctx ends.
+// run plans for the changes, and for what the dashboard shows, until ctx ends.
 func (s *planning) run(ctx context.Context) {
+	inBackground()
+	look := time.NewTicker(outlookEvery)
+	defer look.Stop()
 	for {
 		select {
+		case <-look.C:
+			s.look(ctx)
+			continue
 		case <-s.wake:
 		case <-ctx.Done():
 			return
@@ -80,6 +89,10 @@ func (s *planning) run(ctx context.Context) {
 		s.mu.Unlock()
 		for _, c := range changes {
 			s.propose(ctx, c)
+		}
+		if len(changes) > 0 {
+			s.show(ctx, "demand", instancesOf(s.term.leader.fleet.View().GetMembers()),
+				s.term.beating.rate())
 		}
 		select {
 		case <-time.After(planRest):
@@ -160,6 +173,14 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 // profile; the types of the running instances must be among them.
 func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
+	return problemAt(d, func() (map[string]float64, error) {
+		return PricesOf(d, catalogue, true)
+	}, library)
+}
+
+// problemAt is problemOf where the types to choose from are those with a price.
+func problemAt(d *control.FleetDemand, pricesOf func() (map[string]float64, error),
+	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
 	known := TablesOf(d)
 	p := &plan.Problem{}
 	asked := slices.DeleteFunc(slices.Clone(d.GetModels()), func(m *control.ModelDemand) bool {
@@ -169,16 +190,11 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 		return nil, nil, fmt.Errorf(
 			"of no model at least %d queries have come, and some in the last minute", LeastDemand)
 	}
-	prices, err := PricesOf(d, catalogue, true)
+	prices, err := pricesOf()
 	if err != nil {
 		return nil, nil, err
 	}
-	counts := map[string]int{}
-	for _, m := range d.GetMembers() {
-		if !m.GetDraining() && described(m) {
-			counts[m.GetInstanceType()]++
-		}
-	}
+	counts := instancesOf(d.GetMembers())
 	if len(counts) == 0 {
 		return nil, nil, errors.New("all agents drain")
 	}

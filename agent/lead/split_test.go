@@ -30,6 +30,7 @@ func TestSplitTold(t *testing.T) {
 		leader: &Leader{metrics: newMetrics(prometheus.NewRegistry())}, state: state,
 		gateways: map[uint64]*gateway{7: g},
 	}
+	tm.beating = newBeating(tm)
 	split := func(sequence uint64) {
 		id := match.QueryID{Gateway: 7, Sequence: sequence}
 		tm.carryOut(&leader.Action{Kind: leader.Split, Decision: match.Decision{
@@ -81,6 +82,7 @@ func TestSplitTraced(t *testing.T) {
 		metrics: newMetrics(prometheus.NewRegistry()),
 		config:  Config{Tracer: provider.Tracer("test")},
 	}}
+	tm.beating = newBeating(tm)
 	id := match.QueryID{Gateway: 7, Sequence: 4}
 	tag := &queryTrace{ctx: t.Context(), batch: 8}
 	for _, d := range []match.Decision{

@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/beat"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -19,20 +20,63 @@ import (
 func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	out := &leader.Member{
 		Name: m.AgentName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()),
-		Draining: m.GetDraining(),
-		Revision: m.GetRevision(), Models: make([]leader.Model, len(m.GetModels())),
+		Draining: m.GetDraining(), Ends: control.Duration(m.GetRented().GetEndsNs()),
+		Revision: m.GetRevision(), Models: modelsOf(c, m, m.GetModels()),
+		Loadable: modelsOf(c, m, m.GetLoadable()),
 	}
-	for i, held := range m.GetModels() {
-		out.Models[i] = leader.Model{
+	out.Parts = partsOf(m, out)
+	return out
+}
+
+// modelsOf converts a member's descriptions of models.
+func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []leader.Model {
+	if len(all) == 0 {
+		return nil
+	}
+	out := make([]leader.Model, len(all))
+	for i, held := range all {
+		out[i] = leader.Model{
 			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
 			Largest:    int(held.GetLargestBatchSize()),
 			RejectLate: held.GetRejectLate(), Splits: held.GetSplits(),
-			Merge:   held.GetMerge(),
+			Merge:  held.GetMerge(),
+			Family: held.GetFamily(), Accuracy: held.GetAccuracy(),
 			Profile: members.KeyOf(c, m, held),
 		}
 	}
 	return out
+}
+
+// partsOf converts the parts of a member's lanes; nil if each lane has all models, or the parts are
+// not all of the member's lanes in their order. A model that no part names is not held as far as
+// the leader is concerned.
+func partsOf(m *control.Member, of *leader.Member) (parts []leader.Part) {
+	next, lanes := uint64(0), uint64(0)
+	for _, p := range m.GetParts() {
+		if uint64(p.GetFirst()) < next {
+			return nil
+		}
+		next = uint64(p.GetFirst()) + uint64(p.GetLanes())
+		if lanes += uint64(p.GetLanes()); lanes > uint64(m.GetLanes()) {
+			return nil
+		}
+		part := leader.Part{
+			First: int(p.GetFirst()), Lanes: int(p.GetLanes()), Draining: of.Draining,
+			Type: of.Type,
+		}
+		if len(p.GetModels()) > 0 {
+			part.Type = m.LaneTypeOf(p.GetModels()[0])
+		}
+		part.OwnType = part.Type.Own(of.Name)
+		for _, held := range of.Models {
+			if slices.Contains(p.GetModels(), held.Name) {
+				part.Models = append(part.Models, held.ModelID)
+			}
+		}
+		parts = append(parts, part)
+	}
+	return parts
 }
 
 // fillStatus adds the state's figures to out: of the queue, of each agent and of each model.
@@ -70,7 +114,28 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 		}
 		out.Models = append(out.Models, status)
 	}
+	for i := range s.Families {
+		out.Families = append(out.Families, familyOf(&s.Families[i]))
+	}
 	out.Decisions = append(out.Decisions, s.Decisions...)
+}
+
+// familyOf converts the status of a family.
+func familyOf(f *leader.FamilyStatus) *control.FamilyStatus {
+	status := &control.FamilyStatus{Family: f.Name, Rate: f.Rate, Best: f.Best}
+	if f.Any {
+		status.WithinQos = proto.Float64(f.Within)
+	}
+	if f.Accuracy > 0 {
+		status.Accuracy = proto.Float64(f.Accuracy)
+	}
+	for _, v := range f.Variants {
+		status.Variants = append(status.Variants, &control.FamilyStatus_VariantShare{
+			Model: v.Name, Version: v.Version, Accuracy: v.Accuracy, Share: v.Share,
+			Answered: v.Answered,
+		})
+	}
+	return status
 }
 
 // metrics are the metrics of an agent as leader; all are registered even while it does not lead.
@@ -85,6 +150,13 @@ type metrics struct {
 	overdue   prometheus.Counter
 	ahead     prometheus.Gauge
 	limit     prometheus.Gauge
+	byType    *prometheus.CounterVec
+	factors   *prometheus.GaugeVec
+
+	placements       prometheus.Counter
+	placementVersion prometheus.Gauge
+	placementSolve   prometheus.Histogram
+	placementGap     prometheus.Gauge
 
 	demandChanges *prometheus.CounterVec
 	instances     *prometheus.GaugeVec
@@ -105,8 +177,9 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Decisions of this agent as the leader, by action and reason.",
 		}, []string{"action", "reason"}),
 		loopDelay: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:                        "muster_leader_loop_delay_seconds",
-			Help:                        "Time from when the leader is told something until it looks at it.",
+			Name: "muster_leader_loop_delay_seconds",
+			Help: "Time from when the leader is told something until it " +
+				"looks at it.",
 			Buckets:                     []float64{1e-4, 1e-3, 1e-2, 1e-1},
 			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
 		}),
@@ -124,6 +197,27 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 				"at will; "+
 				"0: unknown."),
 	}
+	m.byType = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "muster_leader_queries_by_type_total",
+		Help: "Queries, and parts of queries, that this agent as the leader has assigned, by the " +
+			"type of instance.",
+	}, []string{"instance_type"})
+	m.factors = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "muster_agent_factor",
+		Help: "Latency of an agent's lanes against the mean of their type, as this agent as the " +
+			"leader has learned it.",
+	}, []string{"agent"})
+	m.placements = counter("muster_placement_changes_total",
+		"Placements that this agent has made as the leader.")
+	m.placementVersion = gauge("muster_placement_version",
+		"The version of the last placement that this agent has made as the leader; 0: none.")
+	m.placementGap = gauge("muster_placement_bound_gap_points",
+		"How much more accurate, in points, no placement can be than the last plan.")
+	m.placementSolve = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "muster_placement_solve_seconds",
+		Help:    "Time to solve a placement, at a priority below that of queries.",
+		Buckets: []float64{.01, .1, 1, 10},
+	})
 	m.demandChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "muster_demand_changes_total",
 		Help: "Times that what is asked of a model changed, by what did.",
@@ -138,9 +232,27 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"less; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
 	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
-		m.overdue, m.ahead, m.limit,
+		m.overdue, m.ahead, m.limit, m.byType, m.factors,
+		m.placements, m.placementVersion, m.placementSolve, m.placementGap,
 		m.demandChanges, m.instances, m.gain)
 	return m
+}
+
+// assigned counts queries that go to a type of instance, by bins of batch sizes.
+func (m *metrics) assigned(typ string, bins *[beat.Bins]uint32) {
+	sum := 0.0
+	for _, n := range bins {
+		sum += float64(n)
+	}
+	m.byType.WithLabelValues(typ).Add(sum)
+}
+
+// factorsAre sets the metrics of the agents' factors.
+func (m *metrics) factorsAre(factors map[string]float64) {
+	m.factors.Reset()
+	for agent, factor := range factors {
+		m.factors.WithLabelValues(agent).Set(factor)
+	}
 }
 
 // proposed sets the metrics of the proposed plan.

@@ -19,8 +19,8 @@ import (
 
 // A term is the time for which this agent leads, from its election until it steps down. The
 // goroutine of run owns state and all fields below it; other goroutines reach them by post and
-// call. A term has two more goroutines, the learning loop and the planning loop, and Match runs one
-// for each gateway.
+// call. A term has more goroutines, those of learning, planning, placing, beating and noding, and Match
+// runs one for each gateway.
 type term struct {
 	leader *Leader
 	claim  election.Claim
@@ -33,6 +33,9 @@ type term struct {
 	inbox    chan task
 	learning *learning
 	planning *planning
+	placing  *placing
+	beating  *beating
+	noding   *noding
 
 	start time.Time
 	now   time.Time
@@ -48,6 +51,9 @@ type term struct {
 	// the last description of each member that has greeted, by name
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
+	// what each of them holds and could hold, if it has said so
+	layouts  map[names.AgentName]*control.LayoutState
+	released chan struct{} // of size 1: a release was made
 }
 
 // A task is a function for the loop to call, and when it was posted.
@@ -61,9 +67,11 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 		leader: l, claim: claim, former: former, done: make(chan struct{}),
 		inbox:    make(chan task, 256),
 		gateways: map[uint64]*gateway{}, described: map[names.AgentName]*control.Member{},
+		layouts: map[names.AgentName]*control.LayoutState{}, released: make(chan struct{}, 1),
 	}
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
-	t.learning, t.planning = newLearning(t), newPlanning(t)
+	t.learning, t.planning, t.beating = newLearning(t), newPlanning(t), newBeating(t)
+	t.placing, t.noding = newPlacing(t), newNoding(t)
 	return t
 }
 
@@ -90,6 +98,19 @@ func (t *term) call(do func()) {
 	}
 }
 
+// asked returns what the loop gets from look; the zero value once the term ends. Unlike with call,
+// the caller may be a goroutine that the term waits for.
+func asked[T any](t *term, look func() T) (none T) {
+	answer := make(chan T, 1)
+	t.post(func() { answer <- look() })
+	select {
+	case a := <-answer:
+		return a
+	case <-t.ctx.Done():
+		return none
+	}
+}
+
 // run is the term's loop. It waits for the former term to end, and returns after stop.
 func (t *term) run() {
 	defer close(t.done)
@@ -104,6 +125,15 @@ func (t *term) run() {
 	var beside sync.WaitGroup
 	beside.Go(func() { t.learning.run(t.ctx) })
 	beside.Go(func() { t.planning.run(t.ctx) })
+	beside.Go(func() { t.beating.run(t.ctx) })
+	beside.Go(func() { t.placing.run(t.ctx) })
+	beside.Go(func() { t.noding.run(t.ctx) })
+	if r := t.leader.config.Renting; r != nil {
+		beside.Go(func() { r.Run(t.ctx, t.rents()) })
+	}
+	if r := t.leader.config.Releasing; r != nil {
+		beside.Go(func() { r.Run(t.ctx, t.releases()) })
+	}
 	defer beside.Wait()
 	defer t.cancel()
 
@@ -113,6 +143,9 @@ func (t *term) run() {
 		select {
 		case x := <-t.inbox:
 			t.do(x)
+		case <-t.released:
+			t.now = time.Now()
+			t.followReleases()
 		case <-timer.C:
 		case <-t.ctx.Done():
 			return
@@ -131,6 +164,7 @@ func (t *term) run() {
 			t.step(leader.Event{Kind: leader.TimePassed})
 		}
 		t.flush()
+		t.beating.tick(t.now.Sub(t.start))
 		timer.Reset(max(0, t.state.Next()-t.now.Sub(t.start)))
 	}
 }
@@ -166,6 +200,7 @@ func (t *term) open() bool {
 		l.metrics.proposed(t.proposal)
 	}
 	t.viewChanged()
+	t.followReleases()
 	t.step(leader.Event{Kind: leader.TimePassed})
 	return true
 }
@@ -211,7 +246,6 @@ func (t *term) step(e leader.Event) {
 }
 
 // carryOut does what one action of the state asks for: it sends messages, logs, or counts.
-// carryOut does what one action of the state asks for: it sends messages, logs, or counts.
 func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
@@ -225,7 +259,7 @@ func (t *term) carryOut(a *leader.Action) {
 		}
 	case leader.Heartbeat:
 		for _, g := range t.gateways {
-			t.outbox(g)
+			t.beat(g)
 		}
 	case leader.TellLatencies:
 		profiles := profilesOf(a.Latencies)
@@ -288,6 +322,7 @@ func (t *term) carryOut(a *leader.Action) {
 func (t *term) decided(a *leader.Action) {
 	d := &a.Decision
 	t.leader.metrics.decided(d)
+	t.beating.decided(a)
 	t.trace(a)
 	g := t.gateways[d.Query.Gateway]
 	if g == nil {
@@ -296,11 +331,17 @@ func (t *term) decided(a *leader.Action) {
 	out := t.outbox(g)
 	switch a.Kind {
 	case leader.Assign:
-		out.Assign = append(out.Assign, &control.Assign{
+		assign := &control.Assign{
 			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: string(a.Agent),
 			Lane:   uint32(a.Lane),
 			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
-		})
+			Merge: d.Merge, Merged: uint32(d.Merged),
+		}
+		if d.Family != "" || a.Known {
+			assign.Model, assign.Version, assign.Accuracy = a.Model.Name, a.Model.Version,
+				d.Accuracy
+		}
+		out.Assign = append(out.Assign, assign)
 	case leader.Reject:
 		out.Reject = append(out.Reject, &control.Reject{
 			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message,
@@ -310,6 +351,9 @@ func (t *term) decided(a *leader.Action) {
 		split := &control.Split{Sequence: d.Query.Sequence, Rows: make([]uint32, len(d.Rows))}
 		for i, n := range d.Rows {
 			split.Rows[i] = uint32(n)
+		}
+		if d.Family != "" || a.Known {
+			split.Model, split.Version, split.Accuracy = a.Model.Name, a.Model.Version, d.Accuracy
 		}
 		out.Split = append(out.Split, split)
 	case leader.OfferAgain:
@@ -355,12 +399,35 @@ func (t *term) viewChanged() {
 	t.step(leader.Event{Kind: leader.ViewChanged, Members: said})
 	maps.DeleteFunc(t.described,
 		func(name names.AgentName, _ *control.Member) bool { return !there[name] })
+	maps.DeleteFunc(t.layouts,
+		func(name names.AgentName, _ *control.LayoutState) bool { return !there[name] })
+	signal(t.placing.wake)
+}
+
+// ask has the goroutine that takes functions from asks call do, and blocks until do has returned.
+// It reports false, without calling do, if the term has ended.
+func (t *term) ask(asks chan<- func(), do func()) bool {
+	done := make(chan struct{})
+	select {
+	case asks <- func() { do(); close(done) }:
+		<-done
+		return true
+	case <-t.ctx.Done():
+		return false
+	}
 }
 
 // introduce adds the leadership, prices and profiles to the first message of a link, so that a
 // member that accepts this leader follows it before the member greets.
-func (t *term) introduce(m *control.LeaderMessage) {
+func (t *term) introduce(to names.AgentName, m *control.LeaderMessage) {
+	m.Placement = t.placing.introduction(to)
 	m.Leadership = t.leader.Leadership()
+	if r := t.leader.config.Renting; r != nil {
+		m.Fleet = r.Desired()
+	}
+	if r := t.leader.config.Releasing; r != nil {
+		m.Releases = r.All()
+	}
 	m.Election = append(m.Election, t.leader.message(&election.Message{
 		Kind: election.Heartbeat, Claim: t.claim,
 		Successor: names.AgentName(m.Leadership.GetSuccessor()),
@@ -376,12 +443,22 @@ func (t *term) introduce(m *control.LeaderMessage) {
 // current stream, which lists what its lanes hold.
 func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
+	if greets || m.GetFleet() != nil {
+		t.desired(name, m.GetFleet())
+	}
+	if r := t.leader.config.Releasing; r != nil {
+		r.Heard(m.GetReleases()) // of a leader that this agent has not followed, if they are newer
+	}
 	if m.Member != nil {
 		t.described[name] = m.Member
 		t.step(leader.Event{
 			Kind: leader.Described, Member: memberOf(t.leader.config.Catalogue, m.Member),
 			Free: free,
 		})
+	}
+	if m.Layout != nil {
+		t.layouts[name] = m.Layout
+		signal(t.placing.wake)
 	}
 	for _, c := range m.GetCompleted() {
 		t.completed(name, c)
@@ -403,6 +480,10 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 }
 
 func (t *term) completed(name names.AgentName, c *control.Completed) {
+	if !c.GetShadow() {
+		t.beating.completed(name, c)
+		t.noding.completed(name, c)
+	}
 	t.step(leader.Event{
 		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()),
 		Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
@@ -411,7 +492,7 @@ func (t *term) completed(name names.AgentName, c *control.Completed) {
 		BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
-		Merged: int(c.GetMerged()),
+		Merged: int(c.GetMerged()), Shadow: c.GetShadow(),
 	})
 }
 
@@ -421,7 +502,6 @@ func (t *term) linkBroken(name names.AgentName, gone bool, err error) {
 	t.step(leader.Event{Kind: leader.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
 }
 
-// durations converts nanoseconds that a member sent; nil if there are none.
 // durations converts nanoseconds that a member sent; nil if there are none.
 func durations(ns []int64) []time.Duration {
 	if len(ns) == 0 {
@@ -453,4 +533,5 @@ func (t *term) tellLeadership() {
 	for _, g := range t.gateways {
 		t.outbox(g).Leadership = t.leader.Leadership()
 	}
+	t.placing.tellSuccessor()
 }

@@ -90,5 +90,8 @@ func (t *term) trace(a *leader.Action) {
 			tracing.Ms(tracing.PredictedLatency, d.Waited+d.Wait+d.Latency),
 			tracing.Ms(tracing.Slack, d.Slack))
 	}
+	if d.Family != "" {
+		span.SetAttributes(tracing.Accuracy.Float64(d.Accuracy))
+	}
 	span.End(trace.WithTimestamp(t.now))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/client/stream"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -129,7 +130,8 @@ func (ms *Members) askStranger(o *other, address string) error {
 	case err == nil && o.address == address:
 		delete(ms.strangers, o.name)
 		ms.others[o.name] = o
-		o.described, o.shown, o.conn = m, nil, conn
+		o.described, o.shown = m, nil
+		o.conn = stream.New(conn, m.Versions().Newest >= control.StreamVersion)
 		ms.config.Log.Info("agent joined", "agent", o.name, "address", address, "event", "joined")
 		ms.replace(o)
 		ms.touchMembers()
@@ -231,7 +233,8 @@ func (ms *Members) replace(o *other) {
 
 // askDescription calls Describe on o through conn, and checks the answer. For a stranger the call
 // fails at once if nobody listens at the address; for a member it waits for the connection.
-func (ms *Members) askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
+func (ms *Members) askDescription(o *other, conn grpc.ClientConnInterface) (*control.Member,
+	error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
 	m, err := control.NewControlClient(conn).Describe(LocalOnly(ctx), &control.DescribeRequest{},
@@ -261,7 +264,7 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0",
 			m.GetPriceUsdPerHour())
 	}
-	for _, model := range m.GetModels() {
+	for _, model := range slices.Concat(m.GetModels(), m.GetLoadable()) {
 		switch {
 		case model.GetName() == "":
 			return errors.New("it says that it holds a model without a name")
@@ -274,6 +277,13 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		case model.GetLargestBatchSize() < 1:
 			return fmt.Errorf(
 				"it says that the largest batch size of model %q is 0, want 1 or more",
+				model.GetName())
+		case !(model.GetAccuracy() >= 0 && model.GetAccuracy() <= 1):
+			return fmt.Errorf(
+				"it says that the accuracy of model %q is %v, want above 0, at most 1, or 0 for "+
+					"unknown", model.GetName(), model.GetAccuracy())
+		case model.GetFamily() == model.GetName():
+			return fmt.Errorf("it says that model %q is of a family of the same name",
 				model.GetName())
 		}
 	}

@@ -91,8 +91,13 @@ func (ms *Members) SelfChanged() {
 // ctx ends.
 func (ms *Members) tellSelf(ctx context.Context) {
 	last := ms.Own()
+	ready := ms.config.Gossip.Ready()
+	var patience <-chan time.Time
 	for {
-		m := ms.config.Describe()
+		changed := ms.Changed()
+		ms.join(ready == nil)
+		m, apart := ms.describeSelf()
+		ms.tellApart(apart)
 		m.Revision = last.Revision
 		if !proto.Equal(m, last) {
 			m.Revision++
@@ -105,6 +110,11 @@ func (ms *Members) tellSelf(ctx context.Context) {
 		}
 		select {
 		case <-ms.selfChanged:
+		case <-changed: // what others hold decides on the families of this agent
+		case <-ready:
+			ready, patience = nil, time.After(joinPatience)
+		case <-patience:
+			ms.joinAnyway()
 		case <-ctx.Done():
 			return
 		}

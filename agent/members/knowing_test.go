@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/client/stream"
 )
 
 // A stillLeading is a Leading whose leadership never changes.
@@ -71,9 +72,11 @@ func newKnowing(tb testing.TB, members int) *knowing {
 	}
 	k.Members = New(Config{
 		Closing: ctx, Leading: stillLeading{&control.Leadership{Epoch: 1}}, Estimates: &k.estimates,
-		Describe: func() *control.Member { return sampleMember("self", 0) },
-		Loaded:   func(l *control.LaneLoad) { k.gateway.SetLoads([]*control.LaneLoad{l}) },
-		Log:      slog.New(slog.DiscardHandler),
+		Describe: func() (*control.Member, map[string]string) {
+			return sampleMember("self", 0), map[string]string{}
+		},
+		Loaded: func(l *control.LaneLoad) { k.gateway.SetLoads([]*control.LaneLoad{l}) },
+		Log:    slog.New(slog.DiscardHandler),
 	})
 	for i := range members - 1 {
 		addMember(k.Members, i)
@@ -118,8 +121,9 @@ func addMember(ms *Members, i int) *other {
 	}
 	o.left, o.leave = context.WithCancel(context.Background())
 	// it never connects
-	o.conn, _ = grpc.NewClient("passthrough:///"+m.Address,
+	conn, _ := grpc.NewClient("passthrough:///"+m.Address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	o.conn = stream.New(conn, true)
 	ms.mu.Lock()
 	ms.others[names.AgentName(name)] = o
 	ms.mu.Unlock()

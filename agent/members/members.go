@@ -24,6 +24,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/client/stream"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -71,8 +72,10 @@ type Config struct {
 	Local     grpc.ClientConnInterface
 	Leading   Leading
 	Estimates Estimates
-	// Describe returns this agent's description, a new message with revision 0.
-	Describe func() *control.Member
+	// Describe returns this agent's description, a new message with revision 0. apart
+	// says of models that name a family and do not fit into it why; it is not nil, and
+	// belongs to the caller.
+	Describe func() (m *control.Member, apart map[string]string)
 	// Load returns how many queries wait at this agent, and the remaining time of each lane.
 	Load func() (waiting int, remaining []time.Duration)
 	// Described is called with this agent's new description whenever it has changed.
@@ -100,6 +103,8 @@ type Members struct {
 
 	mu      sync.Mutex
 	own     *control.Member
+	joined  uint64            // control.Member's field of this name
+	apart   map[string]string // by model, why it is not served as its model.yaml says
 	ownLoad control.HeardLoad // LaneLoad is nil before the first
 	others  map[names.AgentName]*other
 	// strangers holds the agents that have not described themselves. unasked queues those whose
@@ -111,13 +116,16 @@ type Members struct {
 	// lastUndescribed is when a stranger's failed Describe call was last logged.
 	lastUndescribed time.Time
 
-	prices   []*control.TypePrice
-	ahead    time.Duration
-	proposal *control.Proposal // the last plan of a leader; nil: none
-	profiles map[names.TableKey]*control.Profile
-	absent   profiles.Absence[names.TableKey]
-	current  *control.View     // the view; nil if it has to be built anew, from members and all
-	members  []*control.Member // sorted by name; nil if they have to be gathered
+	prices    []*control.TypePrice
+	ahead     time.Duration
+	proposal  *control.Proposal  // the last plan of a leader; nil: none
+	placement *control.Placement // what the last leader told of the placement; nil: nothing
+	releases  []*control.Release // by model
+	profiles  map[names.TableKey]*control.Profile
+	absent    profiles.Absence[names.TableKey]
+	current   *control.View     // the view; nil if it has to be built anew, from members and all
+	members   []*control.Member // sorted by name; nil if they have to be gathered
+	families  map[string]string // of members' models, by model; nil: there are none
 	// profiles and those that Estimates add; nil if they have to be gathered
 	all       []*control.Profile
 	learnedAt uint64 // Estimates.Learned when all was gathered
@@ -132,7 +140,7 @@ type other struct {
 	shown     *control.Member   // the result of member; nil if said or described has changed since
 	load      control.HeardLoad // LaneLoad is nil before the first
 	ask       chan struct{}     // of size 1: its description may have changed
-	conn      *grpc.ClientConn  // nil for a stranger
+	conn      *stream.Conn      // nil for a stranger
 	left      context.Context
 	leave     context.CancelFunc
 
@@ -147,12 +155,13 @@ type other struct {
 // end.
 func New(config Config) *Members {
 	ms := &Members{
-		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
+		config: config, selfChanged: make(chan struct{}, 1),
 		others: map[names.AgentName]*other{}, strangers: map[names.AgentName]*other{},
 		failures: rate.NewLimiter(failuresPerSecond, describers),
 		profiles: map[names.TableKey]*control.Profile{},
 	}
 	ms.feed.members = ms
+	ms.own, ms.apart = ms.describeSelf()
 	return ms
 }
 
@@ -205,7 +214,7 @@ func (ms *Members) LoadedView() *control.View {
 	v := ms.View()
 	return &control.View{
 		Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles,
-		AheadNs: v.AheadNs, Loads: ms.Loads(),
+		AheadNs: v.AheadNs, Loads: ms.Loads(), Releases: v.Releases,
 	}
 }
 
@@ -245,7 +254,7 @@ func (ms *Members) build(leadership *control.Leadership) *control.View {
 	}
 	v := &control.View{
 		Leadership: leadership, Prices: ms.prices, AheadNs: int64(ms.ahead), Members: ms.members,
-		Profiles: ms.all,
+		Profiles: ms.all, Releases: ms.releases,
 	}
 	if ms.all == nil {
 		ms.gatherProfiles(v)
@@ -270,7 +279,28 @@ func (ms *Members) gather() []*control.Member {
 		}
 	}
 	slices.SortFunc(members, func(a, b *control.Member) int { return cmp.Compare(a.Name, b.Name) })
+	ms.families = nil
+	for _, m := range members {
+		for _, held := range m.Models {
+			if held.Family != "" {
+				if ms.families == nil {
+					ms.families = map[string]string{}
+				}
+				ms.families[held.Name] = held.Family
+			}
+		}
+	}
 	return members
+}
+
+// Family returns the family of a model that members hold; "" if it has none.
+func (ms *Members) Family(model string) string {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if ms.members == nil {
+		ms.members, ms.all = ms.gather(), nil
+	}
+	return ms.families[model]
 }
 
 // gatherProfiles sets v.Profiles, which need v.Members. ms.mu is held.
@@ -560,6 +590,9 @@ func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	if m.Proposal != nil {
 		ms.proposal = m.Proposal
 	}
+	if m.Placement != nil {
+		ms.placement = m.Placement
+	}
 	if len(m.Prices) == 0 && len(m.Profiles) == 0 && m.AheadNs == 0 {
 		return
 	}
@@ -576,12 +609,35 @@ func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.touch()
 }
 
+// SetReleases sets the releases that the view has, by model, without what only people need to know.
+func (ms *Members) SetReleases(all []*control.Release) {
+	short := make([]*control.Release, len(all))
+	for i, r := range all {
+		short[i] = &control.Release{
+			Model: r.Model, Number: r.Number, Epoch: r.Epoch, Current: r.Current, Canary: r.Canary,
+			Share: r.Share, Tolerance: r.Tolerance,
+		}
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	ms.releases = short
+	ms.touch()
+}
+
 // Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller must
 // not change it.
 func (ms *Members) Proposal() *control.Proposal {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	return ms.proposal
+}
+
+// Placement returns what the last leader has told this agent of the placement; nil: nothing. The
+// caller must not change it.
+func (ms *Members) Placement() *control.Placement {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.placement
 }
 
 // KeepTold is how long Members keep a profile after the last member with such lanes and such a
@@ -592,12 +648,17 @@ const KeepTold = 10 * time.Minute
 // KeyOf returns the key of the latency profile of the model m on the member's lanes. The member and
 // the leader compute the same key.
 func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
-	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
+	on := profiles.Lane{
 		InstanceType: profiles.InstanceType(member.GetInstanceType()),
 		Provider:     member.GetProvider(),
 		Emulated:     member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()),
 		Cores: int(member.GetCores()),
-	})
+	}
+	if part := member.PartOf(m.GetName()); part != nil {
+		on.Cores, on.Ways = int(member.CoresOf(part)), int(part.GetWays())
+		on.Beside = member.Beside(part)
+	}
+	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), on)
 }
 
 // Forget removes the leader's profiles of model versions and lanes that have been gone for

@@ -24,7 +24,7 @@ func TestMembersForget(t *testing.T) {
 	}
 	ms := New(Config{
 		Leading: stillLeading{}, Estimates: noEstimates{},
-		Describe: func() *control.Member { return self },
+		Describe: func() (*control.Member, map[string]string) { return self, map[string]string{} },
 	})
 	tell := func(model, typ string) {
 		ms.ToldByLeader(&control.LeaderMessage{

@@ -15,18 +15,24 @@ import (
 func Visible(v *control.View, sees func(model string) bool) *control.View {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
 	profiles := VisibleProfiles(v.GetProfiles(), sees)
-	if len(profiles) == len(v.GetProfiles()) &&
+	releases := slices.DeleteFunc(slices.Clone(v.GetReleases()),
+		func(r *control.Release) bool { return !sees(r.GetModel()) })
+	if len(profiles) == len(v.GetProfiles()) && len(releases) == len(v.GetReleases()) &&
 		!slices.ContainsFunc(v.GetMembers(),
-			func(m *control.Member) bool { return slices.ContainsFunc(m.GetModels(), hidden) }) {
+			func(m *control.Member) bool {
+				return slices.ContainsFunc(m.GetModels(), hidden) ||
+					slices.ContainsFunc(m.GetLoadable(), hidden)
+			}) {
 		return v
 	}
 	seen := &control.View{
 		Leadership: v.Leadership, Prices: v.Prices, Profiles: profiles, Loads: v.Loads,
-		AheadNs: v.AheadNs,
+		AheadNs: v.AheadNs, Releases: releases,
 	}
 	for _, m := range v.GetMembers() {
 		copied := proto.CloneOf(m)
 		copied.Models = slices.DeleteFunc(copied.Models, hidden)
+		copied.Loadable = slices.DeleteFunc(copied.Loadable, hidden)
 		seen.Members = append(seen.Members, copied)
 	}
 	return seen

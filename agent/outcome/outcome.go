@@ -121,6 +121,8 @@ func ofStatus(s *status.Status) Outcome {
 		f.HTTPStatus = http.StatusGatewayTimeout
 	case codes.Canceled:
 		f.HTTPStatus = 499
+	case codes.Unimplemented:
+		f.HTTPStatus = http.StatusNotImplemented
 	}
 	return f
 }

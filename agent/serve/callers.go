@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -73,9 +74,17 @@ func (s *Server) visibleMetrics(ctx context.Context) prometheus.Gatherer {
 		return s.config.Registry
 	}
 	hidden := func(m *dto.Metric) bool {
-		return slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
-			return l.GetName() == "model" && l.GetValue() != "" && !sees(l.GetValue())
-		})
+		model, family := "", ""
+		for _, l := range m.GetLabel() {
+			switch l.GetName() {
+			case "model":
+				model = l.GetValue()
+			case "family":
+				family = l.GetValue()
+			}
+		}
+		name := cmp.Or(model, family)
+		return name != "" && !sees(name)
 	}
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		families, err := s.config.Registry.Gather()

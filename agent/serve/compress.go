@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
@@ -43,7 +44,26 @@ func decompressed(req *http.Request) (*http.Request, error) {
 type compressor struct {
 	http.ResponseWriter
 	encoding string // "" for plain
-	writer   io.WriteCloser
+	writer   resettable
+}
+
+// A resettable is a *gzip.Writer or a *zlib.Writer. Each holds most of a megabyte,
+// so they are reused.
+type resettable interface {
+	io.WriteCloser
+	Reset(w io.Writer)
+}
+
+// Answers are large, and the CPU is needed for queries: use the fastest level, which is valid.
+var writers = map[string]*sync.Pool{
+	"gzip": {New: func() any {
+		w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+		return w
+	}},
+	"deflate": {New: func() any {
+		w, _ := zlib.NewWriterLevel(nil, zlib.BestSpeed)
+		return w
+	}},
 }
 
 func newCompressor(w http.ResponseWriter, req *http.Request) *compressor {
@@ -53,12 +73,9 @@ func newCompressor(w http.ResponseWriter, req *http.Request) *compressor {
 }
 
 func (c *compressor) WriteHeader(status int) {
-	// Answers are large, and the CPU is needed for queries: use the fastest level.
-	switch c.encoding {
-	case "gzip":
-		c.writer, _ = gzip.NewWriterLevel(c.ResponseWriter, gzip.BestSpeed) // the level is valid
-	case "deflate":
-		c.writer, _ = zlib.NewWriterLevel(c.ResponseWriter, zlib.BestSpeed)
+	if pool := writers[c.encoding]; pool != nil {
+		c.writer = pool.Get().(resettable)
+		c.writer.Reset(c.ResponseWriter)
 	}
 	if c.writer != nil {
 		c.Header().Set("Content-Encoding", c.encoding)
@@ -81,6 +98,9 @@ func (c *compressor) Write(b []byte) (int, error) {
 func (c *compressor) finish() {
 	if c.writer != nil {
 		_ = c.writer.Close() // fails only if the client is gone
+		c.writer.Reset(nil)
+		writers[c.encoding].Put(c.writer)
+		c.writer = nil
 	}
 }
 

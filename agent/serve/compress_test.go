@@ -1,6 +1,12 @@
 package serve
 
 import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"io"
+	"net/http/httptest"
+	"runtime"
 	"testing"
 )
 
@@ -12,6 +18,47 @@ func TestAcceptedEncoding(t *testing.T) {
 	} {
 		if got := acceptedEncoding([]string{accept}); got != want {
 			t.Errorf("%q: got %q, want %q", accept, got, want)
+		}
+	}
+}
+
+// TestCompressorMemory: an answer that is compressed allocates no compressor of its own.
+func TestCompressorMemory(t *testing.T) {
+	req := httptest.NewRequest("GET", "/", nil)
+	for _, encoding := range []string{"gzip", "deflate"} {
+		req.Header.Set("Accept-Encoding", encoding)
+		text := bytes.Repeat([]byte("scores"), 100)
+		answer := func() *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			c := newCompressor(w, req)
+			if _, err := c.Write(text); err != nil {
+				t.Fatal(err)
+			}
+			c.finish()
+			return w
+		}
+		const n = 50
+		answer()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range n {
+			answer()
+		}
+		runtime.ReadMemStats(&after)
+		// The race detector drops some of what a pool holds.
+		if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 200<<10 && !raceDetector {
+			t.Errorf("%s: %d bytes an answer", encoding, each)
+		}
+		var r io.Reader
+		var err error
+		if r, err = gzip.NewReader(answer().Body); encoding == "deflate" {
+			r, err = zlib.NewReader(answer().Body)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, text) {
+			t.Errorf("%s: got %q, %v", encoding, got, err)
 		}
 	}
 }

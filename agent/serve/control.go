@@ -6,12 +6,14 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/secure"
 )
 
 // A controlService implements the control protocol: the calls of other agents, and of SDKs that
@@ -130,27 +132,78 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 // statusTimeout bounds the leader's answer to a Status or Demand call of this agent.
 const statusTimeout = 2 * time.Second
 
+// toLeader returns a client of the leader; nil if the call is for this agent itself.
+func (s controlService) toLeader(ctx context.Context) (control.ControlClient, error) {
+	leader := names.AgentName(s.config.Members.View().GetLeadership().GetLeader())
+	if leader == "" || leader == s.config.Name || members.IsLocalOnly(ctx) {
+		return nil, nil
+	}
+	conn, err := s.config.Members.Dial(leader)
+	if err != nil {
+		return nil, err
+	}
+	return control.NewControlClient(conn), nil
+}
+
+// byLeader has the leader answer a call; here answers it if the call is for this agent itself.
+func byLeader[Request, Response any](ctx context.Context, s controlService, req *Request,
+	call func(control.ControlClient, context.Context, *Request, ...grpc.CallOption) (*Response,
+		error), here func() (*Response, error)) (*Response, error) {
+	leader, err := s.toLeader(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case leader != nil:
+		return call(leader, members.LocalOnly(ctx), req)
+	}
+	return here()
+}
+
 // Demand returns what planning needs: each model's demand and the learned profiles. Only the leader
 // knows them, so another agent passes the call on.
 func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (
 	*control.FleetDemand, error) {
 	view := s.config.Members.View()
 	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
-	leader := names.AgentName(view.GetLeadership().GetLeader())
-	if leader != "" && leader != s.config.Name && !members.IsLocalOnly(ctx) {
-		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-		defer cancel()
-		conn, err := s.config.Members.Dial(leader)
-		if err != nil {
-			return nil, err
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	return byLeader(ctx, s, req, control.ControlClient.Demand, func() (*control.FleetDemand, error) {
+		if !s.config.Leading.Demand(d) {
+			return nil, status.Error(codes.Unavailable,
+				"the fleet has no leader now, and only a leader knows its demand")
 		}
-		return control.NewControlClient(conn).Demand(members.LocalOnly(ctx), req)
+		return d, nil
+	})
+}
+
+// Place does what is asked of the placement, or explains it. Only the leader can, so another agent
+// passes the call on.
+func (s controlService) Place(ctx context.Context, req *control.PlaceRequest) (
+	*control.PlaceResponse, error) {
+	resp, err := s.place(ctx, req)
+	s.audit(ctx, "placement", "asked to "+placeVerb(req), err, "agent", short(req.GetAgent()),
+		"layout",
+		short(req.GetLayout()), "version", req.GetVersion())
+	return resp, err
+}
+
+func placeVerb(req *control.PlaceRequest) string {
+	if slices.Contains(PlaceVerbs, req.GetVerb()) {
+		return req.GetVerb() + " the placement"
 	}
-	if !s.config.Leading.Demand(d) {
-		return nil, status.Error(codes.Unavailable,
-			"the fleet has no leader now, and only a leader knows its demand")
-	}
-	return d, nil
+	return "do something unknown with the placement"
+}
+
+// PlaceVerbs are those of a PlaceRequest.
+var PlaceVerbs = []string{"pause", "resume", "pin", "unpin", "rollback", "explain"}
+
+func (s controlService) place(ctx context.Context, req *control.PlaceRequest) (
+	*control.PlaceResponse, error) {
+	who, _ := secure.Who(ctx)
+	brief, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	return byLeader(brief, s, req, control.ControlClient.Place,
+		func() (*control.PlaceResponse, error) { return s.config.Leading.Place(ctx, req, who) })
 }
 
 // Status returns the fleet as this agent sees it, with the figures that only the leader knows, if
@@ -207,12 +260,27 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	if sees("") { // every model
 		return status, nil
 	}
-	// The leader may know models that are not in the view, and decisions may name any model.
-	status.View, status.Decisions = members.Visible(view, sees), nil
+	// The leader may know models that are not in the view, and decisions and layouts may name any
+	// model.
+	status.View, status.Decisions, status.Placement = members.Visible(view, sees), nil, nil
 	status.Models = slices.DeleteFunc(status.Models,
 		func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	status.Families = slices.DeleteFunc(status.Families,
+		func(f *control.FamilyStatus) bool { return !sees(f.Family) })
 	if !sees(status.Proposal.GetModel()) {
 		status.Proposal = nil
 	}
 	return status, nil
+}
+
+// File says what this agent has of a file of the model store.
+func (s controlService) File(_ context.Context, req *control.FileRequest) (*control.FileState,
+	error) {
+	return s.config.Files.File(req), nil
+}
+
+// ReadFile sends a range of a file of the model store.
+func (s controlService) ReadFile(req *control.ReadFileRequest,
+	stream control.Control_ReadFileServer) error {
+	return s.config.Files.ReadFile(req, stream)
 }

@@ -89,6 +89,9 @@ func (r *Events) After(sequence uint64) []*control.Event {
 	return slices.Clone(r.kept[at:])
 }
 
+// Next returns a channel that is closed at the next event.
+func (r *Events) Next() <-chan struct{} { return r.told.Next() }
+
 // Handler returns a handler that stores the events among the log lines, and passes every line to
 // next.
 func (r *Events) Handler(next slog.Handler) slog.Handler {
@@ -190,7 +193,7 @@ func (s controlService) Events(req *control.EventsRequest,
 		return outcome.Invalid("events of the fleet cannot be followed, only those of one agent")
 	}
 	if req.GetFleet() && !members.IsLocalOnly(ctx) {
-		for _, e := range s.fleetEvents(ctx) {
+		for _, e := range s.FleetEvents(ctx) {
 			if err := stream.Send(e); err != nil {
 				return err
 			}
@@ -198,7 +201,7 @@ func (s controlService) Events(req *control.EventsRequest,
 		return nil
 	}
 	for last := uint64(0); ; {
-		more := s.config.Events.told.Next()
+		more := s.config.Events.Next()
 		for _, e := range s.config.Events.After(last) {
 			if err := stream.Send(e); err != nil {
 				return err
@@ -219,9 +222,9 @@ func (s controlService) Events(req *control.EventsRequest,
 // eventsTimeout bounds the answers of other agents to Events.
 const eventsTimeout = 2 * time.Second
 
-// fleetEvents returns the events of all agents, ordered by time. For an agent that does not answer,
+// FleetEvents returns the events of all agents, ordered by time. For an agent that does not answer,
 // it adds an event that says so. It blocks at most eventsTimeout.
-func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
+func (s *Server) FleetEvents(ctx context.Context) []*control.Event {
 	ctx, cancel := context.WithTimeout(ctx, eventsTimeout)
 	defer cancel()
 	var mu sync.Mutex

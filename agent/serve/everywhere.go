@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +20,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -51,8 +52,24 @@ func (s *Server) fleetModel(model string, number int64) (found *control.Model, s
 	return found, serving, nil
 }
 
-// anyMetadata returns the protocol's metadata of a version that this agent or another holds.
+// anyMetadata returns the protocol's metadata of a version that this agent or another holds, or of a
+// family.
 func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
+	if f := s.config.Gateway.Family(model); f != nil {
+		if why, _ := f.Refuses(version, 0); why != "" {
+			return nil, outcome.Invalid("%s", why)
+		}
+		return familyMetadata(f)
+	}
+	metadata, err := s.modelMetadata(model, version)
+	if family := s.config.Members.Family(model); family != "" && err == nil {
+		metadata.Properties["family"] = family
+	}
+	return metadata, err
+}
+
+// modelMetadata is anyMetadata for the name of a model.
+func (s *Server) modelMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
 	if loaded, err := s.config.Worker.Acquire(model, version); s.alone.Load() ||
 		errors.Is(err, outcome.ErrInvalid) {
 		if err != nil {
@@ -79,6 +96,57 @@ func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataRes
 	return metadata, nil
 }
 
+// familyMetadata returns the metadata of a family: the signature, which its variants agree in, and
+// the least of their limits.
+func familyMetadata(f *control.Family) (*inference.ModelMetadataResponse, error) {
+	metadata := proto.CloneOf(f.Variants[0].Metadata)
+	metadata.Name, metadata.Versions = f.Name, nil
+	of, err := oip.ParseProperties(metadata.Properties)
+	if err != nil {
+		return nil, err
+	}
+	of.Family, of.Variants, of.LargestBatchSize = f.Name, f.Names(), int(f.LargestBatchSize())
+	of.Accuracy, of.Score = map[string]float64{}, map[string]float64{}
+	for _, v := range f.Variants {
+		its, err := oip.ParseProperties(v.Metadata.GetProperties())
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(of.Accuracy, its.Accuracy)
+		maps.Copy(of.Score, its.Score)
+		of.IDBounds = leastBounds(of.IDBounds, its.IDBounds)
+	}
+	metadata.Properties = of.Map()
+	return metadata, nil
+}
+
+// leastBounds returns the id bounds that those of two models of the same inputs have in common. A
+// single bound holds for all indices.
+func leastBounds(a, b map[string][]int64) map[string][]int64 {
+	least := map[string][]int64{}
+	for input, bounds := range a {
+		least[input] = slices.Clone(bounds)
+	}
+	for input, bounds := range b {
+		have := least[input]
+		if len(have) < len(bounds) {
+			have, bounds = bounds, have
+		}
+		have = slices.Clone(have)
+		for i := range have {
+			switch len(bounds) {
+			case 0:
+			case 1:
+				have[i] = min(have[i], bounds[0])
+			default:
+				have[i] = min(have[i], bounds[i])
+			}
+		}
+		least[input] = have
+	}
+	return least
+}
+
 // fleetVersions returns the versions of a model that members hold, ascending.
 func (s *Server) fleetVersions(model string) []int64 {
 	var versions []int64
@@ -93,9 +161,15 @@ func (s *Server) fleetVersions(model string) []int64 {
 	return slices.Compact(versions)
 }
 
-// anyReady reports whether any agent of the fleet serves a version of a model. Only a malformed
-// version is an error.
+// anyReady reports whether any agent of the fleet serves a version of a model, or a variant of a
+// family. Only a malformed version is an error, and one of a family.
 func (s *Server) anyReady(model, version string) (bool, error) {
+	if f := s.config.Gateway.Family(model); f != nil {
+		if why, _ := f.Refuses(version, 0); why != "" {
+			return false, outcome.Invalid("%s", why)
+		}
+		return f.Serving(), nil
+	}
 	loaded, err := s.config.Worker.Acquire(model, version)
 	switch {
 	case errors.Is(err, outcome.ErrInvalid):
@@ -131,7 +205,8 @@ func (s *Server) anyIndex(ready bool,
 			}
 		}
 	}
-	resp := &inference.RepositoryIndexResponse{}
+	resp, apart, own := &inference.RepositoryIndexResponse{}, s.config.Members.Apart(),
+		s.config.Members.Own()
 	for _, s := range s.config.Worker.Repository().Index() {
 		index := &inference.RepositoryIndexResponse_ModelIndex{
 			Name: s.Model, State: string(s.State), Reason: s.Reason,
@@ -142,6 +217,13 @@ func (s *Server) anyIndex(ready bool,
 		if v := (version{s.Model, index.Version}); elsewhere[v] {
 			index.State, index.Reason = string(models.Ready), ""
 			delete(elsewhere, v)
+		}
+		if why := apart[s.Model]; why != "" && index.State == string(models.Ready) {
+			index.Reason = why
+			if !slices.ContainsFunc(own.Models,
+				func(m *control.Model) bool { return m.Name == s.Model }) {
+				index.State = string(models.Unavailable)
+			}
 		}
 		if !ready || index.State == string(models.Ready) {
 			resp.Models = append(resp.Models, index)
@@ -159,17 +241,6 @@ func (s *Server) anyIndex(ready bool,
 			return strings.Compare(a.Name, b.Name)
 		})
 	return resp
-}
-
-// portsOf converts the inputs in another agent's description of a model.
-func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.Port {
-	ports := make([]models.Port, len(metadata))
-	for i, m := range metadata {
-		ports[i] = models.Port{
-			Name: m.GetName(), DataType: tensor.DataType(m.GetDatatype()), Shape: m.GetShape(),
-		}
-	}
-	return ports
 }
 
 // agentParameter is the parameter of a load or unload call that names the agent to act on. Its
@@ -270,13 +341,21 @@ type partialError struct {
 func (e *partialError) Error() string              { return e.message }
 func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
 
-// largestBody returns the largest body, in bytes, that a REST query of the model may have.
+// largestBody returns the largest body, in bytes, that a REST query of the model or family may have.
 func (s *Server) largestBody(model, version string) (int64, error) {
+	if f := s.config.Gateway.Family(model); f != nil {
+		if why, _ := f.Refuses(version, 0); why != "" {
+			return 0, outcome.Invalid("%s", why)
+		}
+		return largestQuery(members.PortsOf(f.Variants[0].Metadata.GetInputs()),
+			int(f.LargestBatchSize()), isBatchless(f.Variants[0].Model), jsonElement,
+			s.config.MaxWaitingBytes), nil
+	}
 	loaded, err := s.config.Worker.Acquire(model, version)
 	if err == nil {
 		defer loaded.Release()
 		v := loaded.Version
-		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement,
+		return largestQuery(v.Inputs, v.Config.LargestBatchSize, v.Batchless, jsonElement,
 			s.config.MaxWaitingBytes), nil
 	}
 	if s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
@@ -290,6 +369,13 @@ func (s *Server) largestBody(model, version string) (int64, error) {
 	if err != nil {
 		return 0, s.whileStarting(err)
 	}
-	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement,
-		s.config.MaxWaitingBytes), nil
+	return largestQuery(members.PortsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize),
+		isBatchless(m), jsonElement, s.config.MaxWaitingBytes), nil
+}
+
+// isBatchless reports whether the model of another agent's description has no batch dimension. An
+// unreadable description counts as one of batches, as other agents take it.
+func isBatchless(m *control.Model) bool {
+	p, _ := oip.ParseProperties(m.GetMetadata().GetProperties())
+	return p.Batchless
 }

@@ -59,6 +59,7 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		grpc.InTapHandle(s.tap),
 		grpc.ChainUnaryInterceptor(s.interceptUnary),
 		grpc.ChainStreamInterceptor(s.interceptStream),
+		grpc.UnknownServiceHandler(unknownMethod),
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
@@ -77,7 +78,8 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	server := grpc.NewServer(append(options, s.config.Guard.ServerOptions()...)...)
 	to := boundedServer{server, s, oip.Bounded(server, func(method string) int64 {
 		switch method {
-		case inference.GRPCInferenceService_ModelInfer_FullMethodName:
+		case inference.GRPCInferenceService_ModelInfer_FullMethodName,
+			inference.GRPCInferenceService_ModelStreamInfer_FullMethodName:
 			return s.largest.Load()
 		// only agents call it, and profiles may exceed largestMessage
 		case control.Control_Link_FullMethodName:
@@ -176,6 +178,7 @@ func asRefused(err error) error { return fmt.Errorf("%w: %w", outcome.ErrRefused
 func (s *Server) register(to grpc.ServiceRegistrar) {
 	oip.RegisterServer(to, service{s})
 	control.RegisterControlServer(to, controlService{Server: s})
+	control.RegisterDashboardServer(to, s.config.Beats)
 }
 
 // isAttempt reports whether a query is a gateway's attempt, which this agent must run itself or
@@ -298,7 +301,8 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 	case isQuery:
 		return s.tapQuery(ctx, info.Header)
 	case strings.HasPrefix(info.FullMethodName,
-		"/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
+		"/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"),
+		info.FullMethodName == control.Control_Queries_FullMethodName: // answers what it has received
 		return ctx, nil
 	}
 	// Health watches and reflection streams do not end by themselves. They end when the agent

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
@@ -18,19 +20,38 @@ import (
 // infer answers a query that came to this agent by any protocol. It owns req, and releases its
 // inputs when it returns; the caller must release the response. arrival is when the query began to
 // arrive. infer blocks until the query is answered, has failed or ctx ends.
-func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
-	error) {
-	if s.alone.Load() {
-		return s.config.Worker.Infer(ctx, req, arrival)
+func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (
+	resp *oip.Response, err error) {
+	if s.alone.Load() && s.config.Gateway.Family(req.Model) == nil &&
+		!s.config.Gateway.Loadable(req.Model) {
+		compare := s.comparing(req)
+		resp, err = s.config.Worker.Infer(ctx, req, arrival)
+		compare(resp, err)
+		return resp, err
 	}
 	defer req.Release()
 	model, version, target := s.asked(req.Model, req.Version)
 	s.config.Worker.Arrived(model, version)
-	resp, err := s.pass(ctx, req, arrival)
+	resp, err = s.pass(ctx, req, arrival)
 	if err != nil {
-		s.config.Worker.Failed(model, version, err, time.Since(arrival), target)
+		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target)
 	}
 	return resp, err
+}
+
+// comparing returns what takes the answer to a query that runs on this agent, to be compared with
+// another version's if the model has one on trial. It must be called. req may be released before.
+func (s *Server) comparing(req *oip.Request) func(*oip.Response, error) {
+	if !s.config.Shadows.Wants(req) {
+		return func(*oip.Response, error) {}
+	}
+	shared := req.Share()
+	return func(resp *oip.Response, err error) {
+		if err == nil {
+			s.config.Shadows.Answered(shared, resp)
+		}
+		shared.Release()
+	}
 }
 
 // asked returns the model and version that metrics name for a query that names the given ones, and
@@ -120,7 +141,8 @@ func (s *Server) allowFleet(v *control.View,
 			continue
 		}
 		for _, m := range member.Models {
-			s.allowLargest(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize))
+			s.allowLargest(members.PortsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize),
+				isBatchless(m))
 		}
 	}
 	return now

@@ -79,8 +79,12 @@ func (s *Server) newREST() *rest {
 	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		handle("GET "+model, r.modelMetadata)
 		handle("GET "+model+"/ready", r.modelReady)
+		handle("GET "+model+"/config", r.modelConfig)
 		handle("GET "+model+"/stats", r.modelStatistics)
 		handle("POST "+model+"/infer", r.infer)
+	}
+	for path, why := range missingPaths {
+		handle(path, missingPath(why))
 	}
 	handle("GET /v2/models/stats", r.modelStatistics)
 	handle("POST /v2/repository/index", r.repositoryIndex)
@@ -98,6 +102,10 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			writeError(w, r.panicked(req.Pattern, p))
 		}
 	}()
+	if d := r.config.Dashboard; d != nil && isDashboard(req.URL.Path) {
+		d.ServeHTTP(w, req)
+		return
+	}
 	// The mux would redirect such a path to its clean form.
 	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
 		writeErrorStatus(w, http.StatusBadRequest,
@@ -120,6 +128,11 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mux.ServeHTTP(w, req)
 }
 
+// isDashboard reports whether a path is the dashboard's.
+func isDashboard(path string) bool {
+	return path == "/dashboard" || strings.HasPrefix(path, "/dashboard/")
+}
+
 // A statusRecorder is a ResponseWriter that stores the status and drops the body.
 type statusRecorder struct {
 	header http.Header
@@ -140,7 +153,7 @@ func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 	if r.config.Encrypted {
 		scheme = "https"
 	}
-	return writeJSON(w, map[string]any{
+	about := map[string]any{
 		"name":     "muster",
 		"what":     "serves recommendation models by the Open Inference Protocol, version 2",
 		"version":  r.config.Version,
@@ -150,7 +163,11 @@ func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 		"health":   []string{"/livez", "/readyz"},
 		"grpc":     r.config.GRPCAddress,
 		"metrics":  scheme + "://" + r.config.MetricsAddress + "/metrics",
-	})
+	}
+	if r.config.Dashboard != nil {
+		about["dashboard"] = "/dashboard/"
+	}
+	return writeJSON(w, about)
 }
 
 func (r *rest) live(http.ResponseWriter, *http.Request) error { return nil }
@@ -168,6 +185,12 @@ func (r *rest) serverMetadata(w http.ResponseWriter, req *http.Request) error {
 
 func (r *rest) modelMetadata(w http.ResponseWriter, req *http.Request) error {
 	return answer(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{
+		Name: req.PathValue("model"), Version: req.PathValue("version"),
+	})
+}
+
+func (r *rest) modelConfig(w http.ResponseWriter, req *http.Request) error {
+	return answer(w, req, r.service.ModelConfig, &inference.ModelConfigRequest{
 		Name: req.PathValue("model"), Version: req.PathValue("version"),
 	})
 }
@@ -257,6 +280,9 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 		return err
 	}
 	defer resp.Release()
+	if span := trace.SpanFromContext(ctx); span.IsRecording() && resp.Variant != "" {
+		span.SetAttributes(tracing.Answer(resp)...)
+	}
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
 	if err := kept.AtLeast(resp.Bytes()); err != nil {

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/modelstore"
+	"github.com/muster-serve/muster/agent/shadow"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -33,6 +35,18 @@ type Leading interface {
 	Status(*control.FleetStatus)
 	// Demand adds what only the leader knows. It reports false if this agent does not lead.
 	Demand(*control.FleetDemand) bool
+	// Place does what a person asks of the placement, in by's name, if this agent leads; else it
+	// fails with UNAVAILABLE.
+	Place(ctx context.Context, req *control.PlaceRequest, by string) (*control.PlaceResponse, error)
+	// Fleet returns what this agent rents as the leader, SetFleet changes what is desired of it.
+	// The errors have the code to answer with.
+	Fleet() (*control.FleetState, error)
+	SetFleet(*control.SetFleetRequest) (*control.FleetState, error)
+	// Release returns the releases of a model or, for "", of all, and what this agent has
+	// counted of canaries if it leads. SetRelease makes a release, or fails with UNAVAILABLE
+	// if it does not.
+	Release(model string) (*control.ReleaseResponse, error)
+	SetRelease(context.Context, *control.SetReleaseRequest) (*control.ReleaseResponse, error)
 }
 
 // A Config holds what a [Server] serves, and what it needs of the rest of the agent. Functions must
@@ -44,10 +58,17 @@ type Config struct {
 	Worker  *worker.Worker
 	Leading Leading
 	Gateway *client.Gateway // this agent's gateway
+	Shadows *shadow.Comparer
 	Guard   *secure.Guard
 	Events  *Events
 	Health  *Health
 	Local   *Local // this agent's connection to itself; New registers the services with it
+
+	// Refresh brings a model's files to what a model store has, and blocks until then. Without a
+	// store it does nothing.
+	Refresh func(ctx context.Context, model string) error
+	// Files gives other agents files of the model store.
+	Files *modelstore.Server
 
 	// MaxWaitingBytes bounds the bytes of all queries in the agent, running ones included.
 	MaxWaitingBytes int64
@@ -59,7 +80,11 @@ type Config struct {
 	GRPCAddress, MetricsAddress string
 	Encrypted                   bool // the servers use TLS
 	Pprof                       bool // the metrics server also serves Go's profiles
-	Version                     string
+	// Dashboard answers the requests under /dashboard; nil: there is none.
+	Dashboard http.Handler
+	// Beats serves what agents tell each other for the dashboard.
+	Beats   control.DashboardServer
+	Version string
 
 	// Closing ends when the servers begin to close.
 	Closing context.Context
@@ -192,7 +217,7 @@ func (s *Server) Full(ctx context.Context) error { return s.intake.full(ctx) }
 // Loaded raises the limit on a query's size to what the version allows. It must be called before
 // the version serves.
 func (s *Server) Loaded(v *models.Version) {
-	s.allowLargest(v.Inputs, v.Config.LargestBatchSize)
+	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, v.Batchless)
 }
 
 // Settle makes the agent ready. It must be called once, when the first models have loaded or

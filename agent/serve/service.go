@@ -12,13 +12,15 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
 )
 
 // extensions lists the inference protocol's extensions that the agent supports.
 var extensions = []string{
-	"binary_tensor_data", "model_repository", "statistics", client.FleetExtension,
+	"binary_tensor_data", "model_configuration", "model_repository", "statistics",
+	client.FleetExtension,
 }
 
 // A service implements the calls of the inference protocol, for gRPC and REST. It returns plain
@@ -68,6 +70,9 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	arrival := received(ctx)
 	ctx, span := s.traceCall(ctx, req, arrival)
 	resp, err := s.modelInfer(ctx, req, arrival)
+	if span != nil && err == nil && resp.Variant != "" {
+		span.SetAttributes(tracing.Answer(resp)...)
+	}
 	endCall(span, err)
 	return resp, err
 }
@@ -75,8 +80,11 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 // attempt has the worker run the attempt that the call's headers name.
 func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	return s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
-		header(ctx, control.PartHeader), req, arrival)
+	compare := s.comparing(req)
+	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
+		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival)
+	compare(resp, err)
+	return resp, err
 }
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request,
@@ -107,12 +115,16 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 }
 
 // ModelStatistics returns the statistics of the queries that this agent's lanes ran, not the
-// fleet's.
+// fleet's; of a family, those of its variants.
 func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatisticsRequest) (
 	*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
+	asked := []string{model}
 	if model != "" {
-		if s.knownModel(model) == "" {
+		family := s.config.Gateway.Family(model)
+		if family != nil {
+			asked = family.Names()
+		} else if s.knownModel(model) == "" {
 			return nil, fmt.Errorf("model %q: %w", model, models.ErrNotFound)
 		}
 		if version != "" {
@@ -125,7 +137,8 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 	for _, status := range s.config.Worker.Repository().Index() {
 		number := strconv.FormatInt(status.Version, 10)
 		if status.State != models.Ready || !sees(status.Model) ||
-			model != "" && model != status.Model || version != "" && version != number {
+			model != "" && !slices.Contains(asked, status.Model) ||
+			version != "" && version != number {
 			continue
 		}
 		if stats := s.config.Worker.Statistics(status.Model, status.Version); stats != nil {
@@ -173,6 +186,12 @@ func (s service) RepositoryModelLoad(ctx context.Context,
 
 // loadHere loads a model on this agent, and blocks until it has loaded.
 func (s *Server) loadHere(ctx context.Context, model string) error {
+	if err := s.config.Worker.ByLeader(); err != nil {
+		return err
+	}
+	if err := s.config.Refresh(ctx, model); err != nil {
+		return fmt.Errorf("%w model %q: %w", outcome.ErrLoad, model, err)
+	}
 	err := s.config.Worker.Repository().Load(ctx, model)
 	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) ||
 		ctx.Err() != nil {
@@ -196,7 +215,12 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 		return nil, err
 	}
 	err = s.onAgents(ctx, chosen, req.GetModelName(),
-		func() error { return s.config.Worker.Repository().Unload(ctx, req.GetModelName()) },
+		func() error {
+			if err := s.config.Worker.ByLeader(); err != nil {
+				return err
+			}
+			return s.config.Worker.Repository().Unload(ctx, req.GetModelName())
+		},
 		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
 			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{
 				ModelName: req.GetModelName(),
@@ -236,12 +260,13 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	return nil
 }
 
-// Knows reports whether this agent's repository or any member has the model.
+// Knows reports whether this agent's repository or any member has the model, or a variant of the
+// family.
 func (s *Server) Knows(model string) bool { return s.knownModel(model) != "" }
 
 // knownModel returns model, or "" if neither this agent's repository nor any member has it.
 func (s *Server) knownModel(model string) string {
-	if len(s.fleetVersions(model)) > 0 {
+	if len(s.fleetVersions(model)) > 0 || s.config.Gateway.Family(model) != nil {
 		return model
 	}
 	for _, status := range s.config.Worker.Repository().Index() {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // fileSums caches the SHA-256 of files, so that an unchanged file is read only once. Its methods
@@ -40,8 +41,8 @@ type fileID struct {
 // sumPiece is how many bytes of reads and hashes between two pauses.
 const sumPiece = 4 << 20
 
-// of returns the SHA-256 of an open file. It pauses for up to 1 ms after each piece, so that
-// running queries are not disturbed, and blocks until it has read the file or ctx ends.
+// of returns the SHA-256 of an open file. It pauses for up to 1 ms after each piece (runtime.Pause),
+// so that running queries are not disturbed, and blocks until it has read the file or ctx ends.
 func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha256.Size]byte,
 	error) {
 	id, identified := identify(info)
@@ -64,10 +65,8 @@ func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha25
 		if err != nil {
 			return sum, err
 		}
-		select {
-		case <-time.After(min(time.Since(start), time.Millisecond)):
-		case <-ctx.Done():
-			return sum, ctx.Err()
+		if err := runtime.Pause(ctx, min(time.Since(start), time.Millisecond)); err != nil {
+			return sum, err
 		}
 	}
 	hash.Sum(sum[:0])
@@ -99,11 +98,24 @@ func identify(info fs.FileInfo) (fileID, bool) {
 // checksum returns a checksum of the names and contents of a version's files, by which the fleet
 // distinguishes different versions with the same name and number. Of model.yaml it includes only
 // the settings that change how long queries run, because latency profiles are stored under the
-// checksum.
+// checksum. Of an ensemble it includes the checksums of its steps and how they are joined.
 func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
 		fmt.Fprintln(hash, "rows_independent")
+	}
+	if v.Batchless {
+		fmt.Fprintln(hash, "batchless")
+	}
+	for _, step := range v.Steps {
+		sum, err := c.checksum(ctx, step.Version)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(hash, "%s %q %q\n", sum, step.Inputs, step.Outputs)
+	}
+	if len(v.Steps) > 0 {
+		return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 	}
 	dir := filepath.Dir(v.Path)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -134,4 +146,10 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 		return "", fmt.Errorf("checksum of %s: %w", v, err)
 	}
 	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
+}
+
+// Checksum returns the checksum of a version by which the fleet, and files of measurements, tell
+// its files from others of the same name and number.
+func Checksum(ctx context.Context, v *models.Version) (string, error) {
+	return new(fileSums).checksum(ctx, v)
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/muster-serve/muster/api/control"
@@ -10,72 +11,148 @@ import (
 )
 
 // Describe returns the worker's part of this agent's description: its lanes and the models that are
-// ready. The caller owns it.
-func (w *Worker) Describe() *control.Member {
-	m := w.describeLanes()
+// ready. apart says of those that name a family and do not fit into it why. The caller owns both.
+func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
+	m = w.describeLanes()
+	var newest []*models.Version
 	for _, s := range w.repository.Index() {
-		if s.State != models.Ready {
+		if s.State != models.Ready || w.layouts != nil && !w.layouts.announces(s.Model) {
 			continue
 		}
-		if held := w.describeModel(s); held != nil {
-			m.Models = append(m.Models, held)
+		held, v := w.describeModel(s)
+		if held == nil {
+			continue
+		}
+		m.Models = append(m.Models, held)
+		if held.Newest {
+			newest = append(newest, v)
 		}
 	}
-	return m
+	families, apart := models.Families(newest)
+	for _, f := range families {
+		for _, v := range f.Variants {
+			i := slices.IndexFunc(m.Models, func(held *control.Model) bool {
+				return held.Newest && held.Name == v.Model
+			})
+			if v.Model != f.Name {
+				m.Models[i].Family = f.Name
+			}
+		}
+	}
+	if w.layouts != nil {
+		m.Loadable = w.describeLoadable(newest)
+	}
+	return m, apart
+}
+
+// describeLoadable returns the descriptions of the models that this agent does not hold and could
+// load: they fit into its memory, and no load of the files that there are has failed. held are the
+// versions that it holds. What does not fit into its family is left out.
+func (w *Worker) describeLoadable(held []*models.Version) (all []*control.Model) {
+	memory := w.layouts.memoryForModels()
+	could := slices.Clone(held)
+	for _, d := range w.repository.OnDisk() {
+		is := func(v *models.Version) bool { return v.Model == d.Version.Model }
+		if !slices.ContainsFunc(held, is) && d.Problem == nil && (memory == 0 || d.Bytes <= memory) {
+			could = append(could, d.Version)
+		}
+	}
+	families, apart := models.Families(could)
+	for _, v := range could[len(held):] {
+		if apart[v.Model] != "" {
+			continue
+		}
+		m := w.describeVersion(v)
+		for _, f := range families {
+			if f.Name == v.Config.Family && f.Name != v.Model {
+				m.Family = f.Name
+			}
+		}
+		all = append(all, m)
+	}
+	return all
 }
 
 // describeLanes returns a description with the lanes only, which is all that the key of a latency
 // profile depends on.
 func (w *Worker) describeLanes() *control.Member {
 	info := w.config.Executor.Info()
-	return &control.Member{
+	m := &control.Member{
 		InstanceType: string(w.config.InstanceType()), Provider: string(info.Provider),
 		Executor: info.Executor,
 		Lanes:    uint32(w.config.Lanes), Cores: uint32(w.config.Cores / w.config.Lanes),
+		Parts: w.describeParts(),
 	}
+	if len(m.Parts) > 0 {
+		last := m.Parts[len(m.Parts)-1]
+		m.Lanes = last.First + last.Lanes
+	}
+	return m
 }
 
-// describeModel returns the description of a ready version; nil if it has been unloaded meanwhile.
-func (w *Worker) describeModel(s models.Status) *control.Model {
+// describeModel returns the description of a ready version, without its family, and the version;
+// nil if it has been unloaded meanwhile.
+func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version) {
 	loaded, err := w.repository.Acquire(s.Model, s.Version)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	defer loaded.Release()
-	newest := false
+	held := w.Held(loaded)
 	if served, err := w.repository.Acquire(s.Model, 0); err == nil {
-		newest = served.Version.Number == s.Version
+		held.Newest = served.Version.Number == s.Version
 		served.Release()
 	}
-	config := &loaded.Version.Config
+	return held, loaded.Version
+}
+
+// Held returns the description of a version that this agent holds, which the caller owns. Newest is
+// not set.
+func (w *Worker) Held(loaded *Loaded) *control.Model {
+	held := w.describeVersion(loaded.Version)
+	held.Checksum = loaded.Model.checksum
+	return held
+}
+
+func (w *Worker) describeVersion(v *models.Version) *control.Model {
+	config := &v.Config
 	return &control.Model{
-		Name: s.Model, Version: s.Version, Newest: newest,
-		Metadata:         w.Metadata(loaded.Version),
+		Name: v.Model, Version: v.Number,
+		Metadata:         w.Metadata(v),
 		QosTargetNs:      int64(config.QoSTarget),
 		QosPercentile:    config.QoSPercentile / 100,
 		DeadlineNs:       int64(config.Deadline),
 		LargestBatchSize: uint32(config.LargestBatchSize),
 		RejectLate:       config.Late == models.LateReject,
-		Checksum:         loaded.Model.checksum,
 		Splits:           config.Splits(),
 		Merge:            string(config.Merging()),
+		Accuracy:         config.Accuracy,
 	}
 }
 
-// Metadata returns the inference protocol's metadata of a version that this agent holds.
+// Metadata returns the inference protocol's metadata of a version that this agent holds, without
+// its family, which depends on other agents.
 func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
+	properties := oip.Properties{
+		QoSTarget:        v.Config.QoSTarget,
+		QoSPercentile:    v.Config.QoSPercentile,
+		Deadline:         v.Config.Deadline,
+		LargestBatchSize: v.Config.LargestBatchSize,
+		IDBounds:         idBounds(v.Inputs),
+		Batchless:        v.Batchless,
+	}
+	if a := v.Config.Accuracy; a > 0 {
+		properties.Accuracy = map[string]float64{v.Model: a}
+	}
+	if s := v.Config.Score; s > 0 {
+		properties.Score = map[string]float64{v.Model: s}
+	}
 	resp := &inference.ModelMetadataResponse{
-		Name:     v.Model,
-		Platform: w.platform(),
-		Inputs:   tensorMetadata(v.Inputs),
-		Outputs:  tensorMetadata(v.Outputs),
-		Properties: oip.Properties{
-			QoSTarget:        v.Config.QoSTarget,
-			QoSPercentile:    v.Config.QoSPercentile,
-			Deadline:         v.Config.Deadline,
-			LargestBatchSize: v.Config.LargestBatchSize,
-			IDBounds:         idBounds(v.Inputs),
-		}.Map(),
+		Name:       v.Model,
+		Platform:   w.platform(v),
+		Inputs:     tensorMetadata(v.Inputs),
+		Outputs:    tensorMetadata(v.Outputs),
+		Properties: properties.Map(),
 	}
 	for _, status := range w.repository.Index() {
 		if status.Model == v.Model && status.State == models.Ready {
@@ -85,8 +162,11 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 	return resp
 }
 
-// platform names the executor as other servers of the protocol do.
-func (w *Worker) platform() string {
+// platform names what runs a version as other servers of the protocol do.
+func (w *Worker) platform(v *models.Version) string {
+	if len(v.Steps) > 0 {
+		return "ensemble"
+	}
 	if info := w.config.Executor.Info(); info.Executor != "onnx" {
 		return info.Executor
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
@@ -39,23 +40,21 @@ func Emulate(typ profiles.InstanceType, profile string) (runtime.Executor, error
 			return nil, fmt.Errorf("profile: %w", err)
 		}
 	}
-	e.Emulated = runtime.NewEmulated(e.latency)
+	e.Emulated = runtime.NewEmulated(nil) // Load has an executor of each version
 	return e, nil
 }
 
-// Load implements [runtime.Executor]. It fails for a model without a profile on the instance type.
+// Load implements [runtime.Executor]. A version is emulated by a profile of its own, such as that of
+// "ncf/3", else by that of its model. Without either on the instance type it fails.
 func (e *emulation) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
-	if _, err := e.library.Table(v.Model, e.typ); err != nil {
+	table, err := e.library.Table(string(names.NewModelKey(v.Model, v.Number)), e.typ)
+	if err != nil {
+		table, err = e.library.Table(v.Model, e.typ)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("emulate %s on %s: %w", v, e.typ, err)
 	}
-	return e.Emulated.Load(ctx, v)
-}
-
-// latency draws a random execution time from the profile's distribution.
-func (e *emulation) latency(v *models.Version, batchSize int) time.Duration {
-	table, err := e.library.Table(v.Model, e.typ)
-	if err != nil {
-		return 0 // cannot happen: Load has found the table
-	}
-	return table.Quantile(rand.Float64(), batchSize)
+	return runtime.NewEmulated(func(_ *models.Version, batchSize int) time.Duration {
+		return table.Quantile(rand.Float64(), batchSize) // drawn from the profile's distribution
+	}).Load(ctx, v)
 }

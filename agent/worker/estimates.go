@@ -35,7 +35,6 @@ type estimate struct {
 	table    *profiles.Table // nil: nothing has been learned and no profile comes with the program
 	json     []byte          // table's encoding; nil until needed
 	// observed counts the observations; when it reaches rebuild, the table is built anew.
-	// observed counts the observations; when it reaches rebuild, the table is built anew.
 	observed uint64
 	rebuild  uint64
 }
@@ -80,18 +79,34 @@ func (e *estimates) of(profile names.ModelKey) *estimate {
 	case known.key.InstanceType != "":
 		return known
 	default: // the instance type was not known, and may be now
-		fresh := e.begin(profile, known.checksum)
-		if fresh.key == known.key {
-			return known
-		}
-		if fresh.table == nil && known.table != nil {
-			e.book.Begin(fresh.key, known.table)
-			fresh.table = e.book.Table(fresh.key)
-		}
-		known = fresh
+		known = e.again(profile, known)
 	}
 	e.learned[profile] = known
 	return known
+}
+
+// again returns the estimate of a version for the lanes as they are now, which starts from what is
+// known of it if nothing else is. e.mu is held.
+func (e *estimates) again(profile names.ModelKey, known *estimate) *estimate {
+	fresh := e.begin(profile, known.checksum)
+	if fresh.key == known.key {
+		return known
+	}
+	if fresh.table == nil && known.table != nil {
+		e.book.Begin(fresh.key, known.table)
+		fresh.table = e.book.Table(fresh.key)
+	}
+	return fresh
+}
+
+// rearranged notes that the lanes have changed: models may run beside others, or on other cores.
+func (e *estimates) rearranged() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for profile, known := range e.learned {
+		e.learned[profile] = e.again(profile, known)
+	}
+	e.learnedTimes.Add(1)
 }
 
 // Estimate implements [runtime.Estimator].
@@ -170,7 +185,7 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 		known.json = text
 	}
 	return &control.Profile{
-		Model: string(version), Type: string(member.LaneType()), Table: known.json,
+		Model: string(version), Type: string(member.LaneTypeOf(m.GetName())), Table: known.json,
 	}
 }
 
@@ -182,7 +197,7 @@ func (e *estimates) complete(v *control.View) {
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := names.TableKey{Model: m.Key(), Type: member.LaneType()}
+			key := names.TableKey{Model: m.Key(), Type: member.LaneTypeOf(m.GetName())}
 			if known[key] {
 				continue
 			}

@@ -43,8 +43,8 @@ type followedLink struct {
 	mu       sync.Mutex
 	unsaid   *control.WorkerMessage // the next message to send; nil: nothing
 	overflow bool                   // there were more than mostUnsaid ends of attempts
-	// The prices, profiles, dispatch-ahead time and plan from the other end, until this agent
-	// follows it and takes them; nil: nothing new.
+	// The prices, profiles, dispatch-ahead time, plan, layout and placement from the other end,
+	// until this agent follows it and takes them, and its orders; nil: nothing new.
 	news *control.LeaderMessage
 }
 
@@ -90,9 +90,11 @@ func (k *followedLink) next() (*control.WorkerMessage, error) {
 	return m, nil
 }
 
-// told stores the prices, profiles, dispatch-ahead time and plan in a message of the other end.
+// told stores what a message of the other end tells this agent as its leader.
 func (k *followedLink) told(m *control.LeaderMessage) {
-	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil {
+	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil &&
+		m.Layout == nil && m.Placement == nil && m.Fleet == nil && m.Lanes == nil &&
+		len(m.Releases) == 0 {
 		return
 	}
 	k.mu.Lock()
@@ -110,6 +112,21 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 	}
 	if m.Proposal != nil {
 		k.news.Proposal = m.Proposal
+	}
+	if m.Layout != nil {
+		k.news.Layout = m.Layout
+	}
+	if m.Lanes != nil {
+		k.news.Lanes = m.Lanes
+	}
+	if m.Placement != nil {
+		k.news.Placement = m.Placement
+	}
+	if m.Fleet != nil {
+		k.news.Fleet = m.Fleet
+	}
+	if len(m.Releases) > 0 {
+		k.news.Releases = m.Releases
 	}
 }
 
@@ -144,8 +161,17 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 	for _, e := range first.Election {
 		w.config.Leading.Elect(e)
 	}
+	state := w.LayoutState()
 	w.mu.Lock()
-	greeting := &control.WorkerMessage{Member: w.config.Own(), RemainingNs: w.remaining()}
+	greeting := &control.WorkerMessage{
+		Member: w.config.Own(), RemainingNs: w.remaining(), Layout: state,
+	}
+	if w.config.Desired != nil {
+		greeting.Fleet = w.config.Desired()
+	}
+	if w.config.Releases != nil {
+		greeting.Releases = w.config.Releases()
+	}
 	for held := range w.held {
 		greeting.Held = append(greeting.Held, held)
 	}
@@ -215,14 +241,40 @@ func ended(err error) error {
 	return err
 }
 
-// obey applies the prices, profiles and dispatch-ahead time of k's other end if that is the leader
-// that this agent follows.
+// obey applies what k's other end has told if that is the leader that this agent follows.
 func (w *Worker) obey(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
 		if news := k.take(); news != nil {
 			w.config.ToldByLeader(news)
+			if news.Fleet != nil && w.config.Desired != nil { // the leader waits for it
+				k.say(func(m *control.WorkerMessage) { m.Fleet = w.config.Desired() })
+			}
+			if w.layouts != nil && news.Layout != nil {
+				w.layouts.take(news.Layout)
+			}
+			if w.layouts != nil && news.Lanes != nil {
+				w.layouts.move(news.Lanes)
+			}
 		}
 	}
+}
+
+// LayoutState is what this agent holds and could hold; nil if no leader says what it holds.
+func (w *Worker) LayoutState() *control.LayoutState {
+	if w.layouts == nil {
+		return nil
+	}
+	return w.layouts.state()
+}
+
+// ByLeader returns an error if a leader says what this agent holds, so that nobody else may load or
+// unload a model.
+func (w *Worker) ByLeader() error {
+	if w.layouts == nil || w.layouts.fixed() {
+		return nil
+	}
+	return fmt.Errorf("%w: the leader says what this agent holds (--model-control leader); "+
+		"`muster place pin` decides it for good", outcome.ErrLoad)
 }
 
 // TellMember sends this agent's new description on all links, also to agents that only stand for

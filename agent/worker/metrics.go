@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -50,6 +51,7 @@ type metrics struct {
 	queue          *prometheus.HistogramVec
 	execution      *prometheus.HistogramVec
 	merged         *prometheus.HistogramVec
+	accuracy       *prometheus.SummaryVec
 	loads          *prometheus.CounterVec
 	loadDuration   *prometheus.HistogramVec
 	warmUpDuration *prometheus.HistogramVec
@@ -130,6 +132,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"Time a query waited for a lane, of queries answered."),
 		execution: duration("muster_execution_duration_seconds",
 			"Time the model itself took, of queries answered."),
+		accuracy: prometheus.NewSummaryVec(prometheus.SummaryOpts{
+			Name: "muster_answers_accuracy",
+			Help: "Accuracy of the variants that answered queries, by family; an unknown one " +
+				"counts as 1.",
+		}, []string{"family", "model", "version"}),
 		merged: duration("muster_lane_merged_queries",
 			"Queries that ran as one, of each execution."),
 		loads: counter("muster_model_loads_total",
@@ -148,7 +155,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Questions of gateways when this agent would finish a query.",
 		}),
 		modelState: gauge("muster_model_state",
-			"1 for the state a model version is in, 0 for the others.", "model", "version", "state"),
+			"1 for the state a model version is in, 0 for the others.", "model", "version",
+			"state"),
 		qosTarget: gauge("muster_model_qos_target_seconds", "The QoS target of a model version.",
 			version...),
 		qosPercentile: gauge("muster_model_qos_percentile",
@@ -160,7 +168,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m.ask(versionKey{})
 	registry.MustRegister(m.arrived, m.queries, m.items, m.late, m.failures, m.failureSeconds,
-		m.queue, m.execution, m.merged, m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget,
+		m.queue, m.execution, m.merged, m.accuracy, m.loads, m.loadDuration, m.warmUpDuration,
+		m.modelState, m.qosTarget,
 		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
 }
@@ -206,15 +215,15 @@ func (w *Worker) Failed(model string, version int64, err error, after, target ti
 	w.config.Failed(model, version, reason)
 }
 
-// CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls it
-// for those of gateways without an agent.
+// CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls
+// it for those of gateways without an agent.
 func (w *Worker) CountFailed(model string, version int64, reason string, n uint64) {
 	key := versionKey{model, version}
 	w.metrics.failures.WithLabelValues(key.model, key.number(), reason).Add(float64(n))
 }
 
 // register registers metrics that read the lanes whenever they are scraped.
-func (m *metrics) register(info runtime.Info, lanes *runtime.Lanes) {
+func (m *metrics) register(info runtime.Info, lanes *runtime.Partitions) {
 	gauge := func(name, help string, value func(runtime.LanesStats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
 			func() float64 { return value(lanes.Stats()) })
@@ -262,7 +271,8 @@ type versionMetrics struct {
 	failed        atomic.Uint64 // queries and attempts that failed here
 	failedFor     atomic.Int64  // time spent on them, ns
 	lastInference atomic.Int64  // Unix time in ms; 0 before the first
-	ended         *tally        // of all versions
+	rating        atomic.Pointer[rating]
+	ended         *tally // of all versions
 }
 
 // version returns the metrics of a version with a QoS target: the same object in all calls, until
@@ -303,6 +313,23 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	return v
 }
 
+// A rating says what each answer of a version of a family counts as.
+type rating struct {
+	answers  prometheus.Observer
+	accuracy float64
+}
+
+// rate makes the answers of a version count for the family that its model.yaml names, if it does.
+func (m *metrics) rate(v *versionMetrics, c *models.Config) {
+	if c.Family == "" {
+		v.rating.Store(nil)
+		return
+	}
+	v.rating.Store(&rating{
+		m.accuracy.WithLabelValues(c.Family, v.key.model, v.key.number()), cmp.Or(c.Accuracy, 1),
+	})
+}
+
 // ran counts a query or a part that has run: its batch size, its time in the queue and on the lane,
 // and its execution, which counts once for all queries that ran as one.
 func (v *versionMetrics) ran(batchSize int, result *runtime.Result) {
@@ -323,6 +350,9 @@ func (v *versionMetrics) answered(request, qosTarget time.Duration) {
 		v.late.Inc()
 	}
 	v.request.Observe(request.Seconds())
+	if r := v.rating.Load(); r != nil {
+		r.answers.Observe(r.accuracy)
+	}
 }
 
 // failedHere counts, for the protocol's statistics and load reports, a query or an attempt that
@@ -388,7 +418,8 @@ func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
-		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.loadDuration,
+		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
+			m.loadDuration,
 			m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
@@ -445,8 +476,8 @@ func (w *Worker) Statistics(model string, number int64) *inference.ModelStatisti
 }
 
 // statistics returns the counts in the inference protocol's form. As in other servers,
-// inference_count counts items and execution_count executions. Several queries may be one execution,
-// and a query that runs as parts is several; the durations count for each query.
+// inference_count counts items and execution_count executions. Several queries may be one
+// execution, and a query that runs as parts is several; the durations count for each query.
 func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -73,7 +74,13 @@ func (w *Worker) answer(ctx context.Context, id reservationID,
 	req *control.ProbeRequest) *control.ProbeAnswer {
 	w.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}
-	loaded, err := w.repository.Acquire(req.Model, req.Version)
+	version := ""
+	if req.Version > 0 {
+		version = strconv.FormatInt(req.Version, 10)
+	}
+	loaded, _, err := w.acquire(asked{
+		model: req.Model, version: version, batchSize: int(max(1, req.BatchSize)),
+	})
 	if err != nil || w.config.Draining() {
 		if err == nil {
 			loaded.Release()
@@ -81,7 +88,7 @@ func (w *Worker) answer(ctx context.Context, id reservationID,
 		return answer
 	}
 	defer loaded.Release()
-	answer.RemainingNs = int64(w.lanes.Remaining())
+	answer.RemainingNs = int64(w.lanes.Remaining(loaded.Version.Model))
 	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize ||
 		w.config.Full(ctx) != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {

@@ -8,12 +8,14 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Loaded is a loaded version that Acquire has returned. The version stays loaded until the caller
@@ -23,10 +25,14 @@ type Loaded = models.Loaded[*Model]
 // A Model is a loaded version as the repository holds it.
 type Model struct {
 	runtime.Model
-	profile  names.ModelKey // its name in estimates, "ncf/1"
-	checksum string         // the result of fileSums.checksum
+	runs     *runtime.Spread // as the lanes of its partition run it
+	profile  names.ModelKey  // its name in estimates, "ncf/1"
+	checksum string          // the result of fileSums.checksum
 	counts   *versionMetrics
 }
+
+// Close closes the sessions of the lanes, and the model.
+func (m *Model) Close() error { return m.runs.Close() }
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
 // in its fleet. It owns req, and releases its inputs when it returns; the caller must release the
@@ -35,7 +41,8 @@ type Model struct {
 func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	defer req.Release()
-	loaded, err := w.Acquire(req.Model, req.Version)
+	sequence := w.sequence.Add(control.Numbering)
+	loaded, err := w.acquireAlone(req, sequence)
 	if err != nil {
 		model := w.known(req.Model)
 		w.Arrived(model, 0)
@@ -56,14 +63,28 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 		return failed(err)
 	}
 	result, err := w.execute(ctx, loaded, q, execution{
-		timeout: req.Timeout, arrival: arrival, lane: -1,
+		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 	})
-	w.completedAlone(v, q.batchSize, req.Bytes(), arrival, result, err)
+	w.completedAlone(v, sequence, q.batchSize, req.Bytes(), arrival, result, err)
 	if err != nil {
 		return failed(err)
 	}
 	counts.answered(time.Since(arrival), v.Config.QoSTarget)
 	return respond(v, req, q, result), nil
+}
+
+// acquireAlone is Acquire for a query of this agent, which is alone; the model's canary gets its
+// share of them.
+func (w *Worker) acquireAlone(req *oip.Request, sequence uint64) (*Loaded, error) {
+	if w.config.Release != nil && req.Version == "" {
+		r := w.config.Release(req.Model)
+		if r.Takes(w.config.Gateway, sequence) {
+			if loaded, err := w.repository.Acquire(req.Model, r.Canary); err == nil {
+				return loaded, nil
+			}
+		}
+	}
+	return w.Acquire(req.Model, req.Version)
 }
 
 // known returns model, or "" if this agent's repository does not have it.
@@ -80,8 +101,10 @@ func (w *Worker) known(model string) string {
 type execution struct {
 	timeout     time.Duration // the query's own, counted from its arrival; 0: none
 	arrival     time.Time
-	lane        int // the preferred lane; -1: any
+	lane        int  // the preferred lane; -1: any
+	alone       bool // nobody else has decided that the query is to run
 	reservation *runtime.Reservation
+	group       merge.GroupID // the queries with which a leader wants it to run
 }
 
 // execute queues a validated query for a lane, runs it, and makes its spans. It blocks until then.
@@ -92,7 +115,7 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
 	result, err := w.lanes.Do(ctx, runtime.Query{
-		Model:       loaded.Model,
+		Model:       loaded.Model.runs,
 		Inputs:      q.inputs,
 		BatchSize:   q.batchSize,
 		Profile:     loaded.Model.profile,
@@ -102,8 +125,9 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 		RejectLate:  config.Late == models.LateReject,
 		Lane:        e.lane,
 		Reservation: e.reservation,
+		Refuse:      e.alone,
 
-		Merge: config.Merging(), LargestBatch: config.LargestBatchSize,
+		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})
 	if err == nil {
 		loaded.Model.counts.ran(q.batchSize, result)
@@ -167,20 +191,39 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
-	model, err := w.config.Executor.Load(ctx, v)
+	part, err := w.runsOn(v)
 	if err != nil {
 		return nil, err
+	}
+	ctx = w.lanes.Considerate(ctx)
+	var model runtime.Model
+	load := func() { model, err = w.config.Executor.Load(ctx, v) }
+	// A session that runs on several threads starts them when it is loaded: they must
+	// have the usual priority.
+	if w.layouts != nil && w.config.Executor.Info().Threads <= 1 {
+		atLowPriority(load)
+	} else {
+		load()
+	}
+	if err != nil {
+		return nil, err
+	}
+	runs := runtime.NewSpread(model)
+	if part.Models != nil {
+		if err := runs.Place(ctx, part.Partition); err != nil {
+			return nil, errors.Join(err, runs.Close())
+		}
 	}
 	took := time.Since(start)
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
 		took.Milliseconds())
 	sum, err := w.sums.checksum(ctx, v)
-	if err != nil {
-		return nil, errors.Join(err, model.Close())
+	if err == nil {
+		start = time.Now()
+		err = runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
 	}
-	start = time.Now()
-	if err := runtime.Warm(ctx, w.lanes, model, v); err != nil {
-		return nil, errors.Join(err, model.Close())
+	if err != nil {
+		return nil, errors.Join(err, runs.Close())
 	}
 	w.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
@@ -189,10 +232,13 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	w.metrics.qosPercentile.WithLabelValues(v.Model, version).Set(v.Config.QoSPercentile)
 	profile := names.NewModelKey(v.Model, v.Number)
 	w.estimates.loaded(profile, sum)
+	counts := w.metrics.version(v.Model, v.Number, v.Config.QoSTarget)
+	w.metrics.rate(counts, &v.Config)
 	return &Model{
 		Model:    model,
+		runs:     runs,
 		profile:  profile,
 		checksum: sum,
-		counts:   w.metrics.version(v.Model, v.Number, v.Config.QoSTarget),
+		counts:   counts,
 	}, nil
 }

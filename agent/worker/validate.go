@@ -28,6 +28,9 @@ type query struct {
 // outcome.ErrInvalid.
 func validate(v *models.Version, req *oip.Request) (query, error) {
 	q := query{inputs: make([]tensor.Tensor, len(v.Inputs))}
+	if v.Batchless {
+		q.batchSize = 1
+	}
 	given := make([]bool, len(v.Inputs))
 	for i := range req.Inputs {
 		t := &req.Inputs[i]
@@ -40,20 +43,13 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 			return query{}, outcome.Invalid("input %q is given twice", t.Name)
 		}
 		given[position] = true
-		if err := checkTensor(&v.Inputs[position], t); err != nil {
+		if err := checkTensor(v, &v.Inputs[position], t); err != nil {
 			return query{}, err
 		}
-		batchSize := t.Shape[0]
-		if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
-			return query{}, outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name,
-				batchSize, largest)
-		}
-		if q.batchSize == 0 {
-			q.batchSize = int(batchSize)
-		}
-		if int(batchSize) != q.batchSize {
-			return query{}, outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name,
-				batchSize, req.Inputs[0].Name, q.batchSize)
+		if !v.Batchless {
+			if err := q.checkBatch(v, req, t); err != nil {
+				return query{}, err
+			}
 		}
 		if err := checkContents(t); err != nil {
 			return query{}, err
@@ -72,22 +68,42 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 	return q, err
 }
 
+// checkBatch checks an input's batch size, and takes it for that of the query if it is the first.
+func (q *query) checkBatch(v *models.Version, req *oip.Request, t *tensor.Tensor) error {
+	batchSize := t.Shape[0]
+	if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
+		return outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
+	}
+	if q.batchSize == 0 {
+		q.batchSize = int(batchSize)
+	}
+	if int(batchSize) != q.batchSize {
+		return outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize,
+			req.Inputs[0].Name, q.batchSize)
+	}
+	return nil
+}
+
 // checkTensor checks an input's type and shape, except the batch size.
-func checkTensor(p *models.Port, t *tensor.Tensor) error {
+func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 	if t.DataType != p.DataType {
 		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
 	}
 	if len(t.Shape) != len(p.Shape) {
 		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name,
-			t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
+			t.Shape, len(t.Shape), len(p.Shape), shape(v, p.Shape))
 	}
-	for i := 1; i < len(p.Shape); i++ {
+	first := 1
+	if v.Batchless {
+		first = 0
+	}
+	for i := first; i < len(p.Shape); i++ {
 		// A dimension of size 0 would leave no elements.
 		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
 		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)",
-			t.Name, t.Shape, shape(p.Shape))
+			t.Name, t.Shape, shape(v, p.Shape))
 	}
 	return nil
 }
@@ -248,8 +264,11 @@ func portNames(ports []models.Port) string {
 	return strings.Join(names, ", ")
 }
 
-// shape formats a signature's shape with N as the batch size: [N 4].
-func shape(dims []int64) string {
+// shape formats a shape of v's signature with N as the batch size: [N 4].
+func shape(v *models.Version, dims []int64) string {
+	if v.Batchless {
+		return fmt.Sprint(dims)
+	}
 	return strings.Replace(fmt.Sprint(dims), fmt.Sprint(models.Dynamic), "N", 1)
 }
 

@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -22,9 +24,13 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // Leading tells which leader this agent follows, and handles election messages. Its methods may be
@@ -56,8 +62,13 @@ type Callers interface {
 type Config struct {
 	// Executor runs the models. The Worker does not close it.
 	Executor runtime.Executor
-	// Lanes is how many queries run at once, each on its share of Cores; both are > 0.
+	// Lanes is how many queries run at once, each on its share of Cores, until a leader orders
+	// other lanes; both are > 0.
 	Lanes, Cores int
+	// Layout gives each of some models lanes of their own, on processors of their own, and no
+	// others; CheckLayout accepts it, and Lanes and Cores are its LanesOf. The empty one gives
+	// all models all lanes.
+	Layout place.Layout
 	// MaxWaitingQueries and MaxWaitingBytes bound the queries that wait for a lane, and the bytes
 	// of their inputs.
 	MaxWaitingQueries int
@@ -67,8 +78,22 @@ type Config struct {
 	// start.
 	ModelDir    string
 	LoadTimeout time.Duration
-	Catalogue   *profiles.Catalogue
-	Library     *profiles.Library
+	// LoadByCall is whether models load by calls alone; see models.Options.Explicit.
+	LoadByCall bool
+	// Placed is whether a leader says which models load; with a Layout, only how many lanes each
+	// of its partitions has. ModelMemory is how many bytes they may
+	// then take in all; 0: what the process may use, less a tenth and what it uses otherwise.
+	// StateDir is where the last layout is kept. Changed is called after each change of what is to
+	// be told of this agent.
+	Placed      bool
+	ModelMemory int64
+	// InMemory is whether models that load are copied to memory.
+	InMemory  bool
+	StateDir  string
+	Changed   func()
+	Catalogue *profiles.Catalogue
+	Library   *profiles.Library
+	Slowdowns profiles.Slowdowns // measured; nil: none
 	// InstanceType returns this machine's instance type; "" until it is known.
 	InstanceType func() profiles.InstanceType
 
@@ -77,6 +102,13 @@ type Config struct {
 	Leading Leading
 	// Own returns this agent's description, which the Worker does not change.
 	Own func() *control.Member
+	// Desired returns what this agent knows to be desired of the fleet, for greetings; nil:
+	// nothing.
+	Desired func() *control.DesiredFleet
+	// Releases returns those that this agent knows, for greetings, and Release is that of one model,
+	// zero without one; both nil: there are none.
+	Releases func() []*control.Release
+	Release  func(model string) canary.Release
 	// ToldByLeader handles the prices, profiles, dispatch-ahead time and plan of the leader that
 	// this agent follows; see members.Members.ToldByLeader.
 	ToldByLeader func(*control.LeaderMessage)
@@ -107,8 +139,12 @@ type Worker struct {
 	config     Config
 	metrics    *metrics
 	estimates  *estimates
-	lanes      *runtime.Lanes
+	lanes      *runtime.Partitions
+	layout     atomic.Pointer[place.Layout]   // of the lanes
+	coming     atomic.Pointer[[]runtime.Part] // the lanes that are to be; nil: those that are
+	isolator   isolate.Isolator               // nil: nothing parts the cache
 	repository *models.Repository[*Model]
+	layouts    *layouts // nil: no leader says what this agent holds
 	sums       fileSums
 	sequence   atomic.Uint64
 
@@ -119,36 +155,62 @@ type Worker struct {
 }
 
 // Open returns a Worker with the models that ModelDir holds, none of them loaded yet; Run loads
-// them. The error says why ModelDir cannot be read.
+// them. The error says why ModelDir cannot be read, or that the Layout does not fit the memory.
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
 		config: config, metrics: newMetrics(config.Registry),
 		held: map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
 	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
-	w.lanes = runtime.NewLanes(runtime.LanesConfig{
-		Estimator:       w.estimates,
-		Lanes:           config.Lanes,
-		MaxWaiting:      config.MaxWaitingQueries,
-		MaxWaitingBytes: config.MaxWaitingBytes,
-	})
+	w.estimates.book.SetSlowdowns(config.Slowdowns)
+	w.layout.Store(&config.Layout)
+	parts, err := w.partitions(config.Layout, nil)
+	if err != nil {
+		return nil, err
+	}
+	if w.lanes, err = runtime.NewPartitions(parts...); err != nil {
+		return nil, err
+	}
 	w.metrics.register(config.Executor.Info(), w.lanes)
-	var err error
+	if config.Placed {
+		w.layouts = newLayouts(w)
+	}
+	fixed := len(config.Layout.Partitions) > 0
 	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
-		LoadTimeout: config.LoadTimeout, Logger: config.Log, OnEvent: w.observe,
+		LoadTimeout: config.LoadTimeout, Explicit: config.LoadByCall,
+		Placed: config.Placed && !fixed,
+		Logger: config.Log, OnEvent: w.observe,
 	})
+	if err == nil && fixed {
+		err = w.fits(cmp.Or(config.ModelMemory, usableMemory(memoryLimit(), residentMemory())))
+	}
 	return w, err
 }
 
 // Run loads the repository's models, and keeps them loaded until ctx ends. It blocks until all
 // models are closed, which waits for the last Release of each. It may be called once.
-func (w *Worker) Run(ctx context.Context) error { return w.repository.Run(ctx) }
+func (w *Worker) Run(ctx context.Context) error {
+	defer func() {
+		if w.isolator == nil {
+			return
+		}
+		if err := w.isolator.Close(); err != nil {
+			w.config.Log.Warn("the cache stays parted", "reason", err)
+		}
+	}()
+	if w.layouts != nil {
+		var beside sync.WaitGroup
+		beside.Go(func() { w.layouts.run(ctx) })
+		defer beside.Wait()
+	}
+	return w.repository.Run(ctx)
+}
 
 // Repository returns the model repository.
 func (w *Worker) Repository() *models.Repository[*Model] { return w.repository }
 
 // Lanes returns the lanes.
-func (w *Worker) Lanes() *runtime.Lanes { return w.lanes }
+func (w *Worker) Lanes() *runtime.Partitions { return w.lanes }
 
 // Info describes the executor.
 func (w *Worker) Info() runtime.Info { return w.config.Executor.Info() }
@@ -164,6 +226,9 @@ func (w *Worker) Learned() uint64 { return w.estimates.learnedTimes.Load() }
 func (w *Worker) observe(e models.Event) {
 	w.metrics.observe(e)
 	w.config.Observe(e)
+	if w.layouts != nil {
+		w.layouts.look()
+	}
 }
 
 // Forget removes estimates and metrics of versions that have long been gone. held names the
@@ -194,14 +259,15 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 }
 
 // Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, part that of
-// its control.PartHeader, "" if it has none, and received the time when the headers arrived.
+// its control.PartHeader and merge that of its control.MergeHeader, "" if it has none, and received
+// the time when the headers arrived.
 // Attempt owns req, and releases its inputs; the caller must release the response. It tells the
 // leader the end of the attempt. An error that wraps outcome.ErrRefused means that the attempt was
 // not run and another agent may run the query.
-func (w *Worker) Attempt(ctx context.Context, header, part string, req *oip.Request,
+func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *oip.Request,
 	received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
-	t, err := w.begin(header, part, received)
+	t, err := w.begin(header, part, merge, received)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +282,7 @@ func (w *Worker) Attempt(ctx context.Context, header, part string, req *oip.Requ
 	defer func() { w.ended(t, err) }()
 	resp, err = w.perform(ctx, req, t)
 	if t.probed {
-		remaining := strconv.FormatInt(int64(w.lanes.Remaining()), 10)
+		remaining := strconv.FormatInt(int64(w.lanes.Remaining(t.held.Model)), 10)
 		// fails only outside a gRPC call
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining))
 	}
@@ -225,8 +291,8 @@ func (w *Worker) Attempt(ctx context.Context, header, part string, req *oip.Requ
 
 // begin returns the attempt that the headers name. It takes the attempt's reservation out of
 // w.reservations.
-func (w *Worker) begin(header, part string, received time.Time) (*attempt, error) {
-	named, err := control.ParseAttempt(header, part)
+func (w *Worker) begin(header, part, merge string, received time.Time) (*attempt, error) {
+	named, err := control.ParseAttempt(header, part, merge)
 	if err != nil {
 		return nil, outcome.Invalid("%w", err)
 	}
@@ -251,7 +317,7 @@ var errCutOff = fmt.Errorf("the call has ended before the query was received: %w
 // attempt's reservation and tells the leader that the attempt was not run. The arguments are those
 // of Attempt, for which a part is an attempt like any other.
 func (w *Worker) CutOff(header string, received time.Time) {
-	if t, err := w.begin(header, "", received); err == nil {
+	if t, err := w.begin(header, "", "", received); err == nil {
 		w.lanes.Release(t.reservation)
 		w.ended(t, errCutOff)
 	}
@@ -271,11 +337,13 @@ type attempt struct {
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,
 // which may run on several agents, the first one does.
-func (t *attempt) isQuery() bool { return t.attempt.Part <= 1 }
+func (t *attempt) isQuery() bool { return t.attempt.Part <= 1 && !t.attempt.Shadow }
 
 // perform validates the attempt's query and runs it.
 func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oip.Response, error) {
-	loaded, err := w.Acquire(req.Model, req.Version)
+	loaded, accuracy, err := w.acquire(asked{
+		req.Model, req.Version, req.LeastAccuracy, batchSizeOf(req), t.attempt.Waited,
+	})
 	if err != nil {
 		if !errors.Is(err, outcome.ErrInvalid) {
 			err = fmt.Errorf("%w: %w", outcome.ErrRefused, err)
@@ -294,16 +362,23 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number,
 		uint32(q.batchSize)
 	if deadline, ok := ctx.Deadline(); ok {
-		if remaining := w.lanes.Remaining(); t.reservation == nil &&
+		if remaining := w.lanes.Remaining(loaded.Version.Model); t.reservation == nil &&
 			time.Until(deadline) < remaining {
 			return nil, fmt.Errorf("%w: it would start after its deadline, a lane is free in %v",
 				outcome.ErrRefused, remaining)
 		}
 	}
+	if remaining := w.lanes.Remaining(loaded.Version.Model); t.attempt.Shadow && remaining > 0 {
+		return nil, fmt.Errorf("%w: it is a shadow, and no lane is idle for %v", outcome.ErrRefused,
+			remaining)
+	}
 	w.hold(t, q.batchSize)
 	result, err := w.execute(ctx, loaded, q, execution{
 		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
 		reservation: t.reservation,
+		group: merge.GroupID{
+			Number: t.attempt.Merge, Queries: int(t.attempt.Merged),
+		},
 	})
 	if err != nil {
 		var overloaded *runtime.OverloadedError
@@ -320,7 +395,19 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	if t.isQuery() {
 		loaded.Model.counts.answered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
 	}
-	return respond(loaded.Version, req, q, result), nil
+	resp := respond(loaded.Version, req, q, result)
+	if accuracy > 0 {
+		resp.AnsweredBy(req.Model, accuracy)
+	}
+	return resp, nil
+}
+
+// batchSizeOf returns the batch size of a query that was not validated yet, at least 1.
+func batchSizeOf(req *oip.Request) int {
+	if len(req.Inputs) == 0 || len(req.Inputs[0].Shape) == 0 {
+		return 1
+	}
+	return int(min(max(1, req.Inputs[0].Shape[0]), math.MaxInt32))
 }
 
 // hold notes that the lanes are about to hold an attempt. If a gateway chose the lane without the
@@ -329,13 +416,13 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held[t.held] = true
-	if !t.probed {
+	if !t.probed && !t.attempt.Shadow {
 		return
 	}
-	more := w.lanes.Estimate(names.NewModelKey(t.held.Model, t.held.Version), batchSize) /
-		time.Duration(w.config.Lanes)
+	more := w.lanes.Estimate(names.NewModelKey(t.held.Model, t.held.Version), batchSize)
 	w.tellLeader(func(m *control.WorkerMessage) {
 		m.RemainingNs = w.remaining()
+		more /= time.Duration(max(1, len(m.RemainingNs)))
 		for lane := range m.RemainingNs {
 			m.RemainingNs[lane] += int64(more)
 		}
@@ -353,7 +440,7 @@ func (w *Worker) ended(t *attempt, err error) {
 		Lane:  t.attempt.Lane,
 		Model: t.held.Model, Version: t.held.Version, BatchSize: t.held.BatchSize,
 		ReceiveNs: int64(t.receive), LatencyNs: int64(time.Since(t.arrival)),
-		Bytes: uint64(t.bytes),
+		Bytes: uint64(t.bytes), Shadow: t.attempt.Shadow,
 	}
 	if t.result != nil {
 		durations(c, t.result)
@@ -370,11 +457,10 @@ func (w *Worker) ended(t *attempt, err error) {
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
 // the leader's decision; result is nil if it was refused with err.
-func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time,
-	result *runtime.Result, err error) {
+func (w *Worker) completedAlone(v *models.Version, sequence uint64, batchSize int, bytes int64,
+	arrival time.Time, result *runtime.Result, err error) {
 	c := &control.Completed{
-		Gateway: w.config.Gateway, Sequence: w.sequence.Add(control.Numbering), Attempt: 1,
-		Model:   v.Model,
+		Gateway: w.config.Gateway, Sequence: sequence, Attempt: 1, Model: v.Model,
 		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
 		Bytes: uint64(bytes),
 	}

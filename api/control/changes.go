@@ -36,14 +36,14 @@ type Changes struct {
 	revision  uint64
 	members   map[string]*toldMember
 	profiles  map[names.TableKey]*Profile
-	models    map[string]*toldModel // the models that members hold, by their encoded content
+	models    map[string]*toldModel // those that members hold or may load, by their encoded content
 	lastModel uint64
 	loads     map[string]HeardLoad // the last load sent of each member
 }
 
 type toldMember struct {
 	*Member
-	holds []*toldModel
+	holds, could []*toldModel // its models, and those that it may load
 }
 
 type toldModel struct {
@@ -76,13 +76,21 @@ func (c *Changes) Next(v *View) *View {
 	}) {
 		change.Prices = v.Prices
 	}
+	if !sameReleases(v.Releases, before.Releases) {
+		change.Releases = v.Releases
+	}
 	c.nextMembers(v.Members, change)
 	c.nextProfiles(v.Profiles, change)
 	if v.AheadNs == before.AheadNs && change.Leadership == nil && change.Prices == nil &&
-		len(change.Members)+len(change.Gone)+len(change.Profiles) == 0 {
+		change.Releases == nil && len(change.Members)+len(change.Gone)+len(change.Profiles) == 0 {
 		return nil
 	}
 	return c.step(change)
+}
+
+// sameReleases reports whether two lists of releases say the same.
+func sameReleases(a, b []*Release) bool {
+	return slices.EqualFunc(a, b, func(a, b *Release) bool { return a == b || proto.Equal(a, b) })
 }
 
 // step numbers change as the step from the current revision to the next.
@@ -100,13 +108,8 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 			continue
 		}
 		fresh := &toldMember{Member: m}
-		for _, model := range m.GetModels() {
-			known := c.model(model)
-			if known.holders++; known.holders == 1 {
-				change.Models = append(change.Models, known.Model)
-			}
-			fresh.holds = append(fresh.holds, known)
-		}
+		fresh.holds = c.hold(m.GetModels(), change)
+		fresh.could = c.hold(m.GetLoadable(), change)
 		if told != nil {
 			c.release(told) // released last, so that a model in both stays
 		}
@@ -130,6 +133,18 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 	}
 }
 
+// hold returns the entries of a member's models, and tells of those that are new.
+func (c *Changes) hold(all []*Model, change *View) (told []*toldModel) {
+	for _, model := range all {
+		known := c.model(model)
+		if known.holders++; known.holders == 1 {
+			change.Models = append(change.Models, known.Model)
+		}
+		told = append(told, known)
+	}
+	return told
+}
+
 // model returns the entry for m's content: members with equal models share one entry, which is sent
 // once.
 func (c *Changes) model(m *Model) *toldModel {
@@ -149,9 +164,11 @@ func (c *Changes) model(m *Model) *toldModel {
 }
 
 func (c *Changes) release(m *toldMember) {
-	for _, model := range m.holds {
-		if model.holders--; model.holders == 0 {
-			delete(c.models, model.content)
+	for _, all := range [][]*toldModel{m.holds, m.could} {
+		for _, model := range all {
+			if model.holders--; model.holders == 0 {
+				delete(c.models, model.content)
+			}
 		}
 	}
 }
@@ -159,11 +176,17 @@ func (c *Changes) release(m *toldMember) {
 // wire returns the member as it is sent: with the models' numbers in place of the models.
 func (m *toldMember) wire() *Member {
 	w := shallow(m.Member)
-	w.Models, w.Held = nil, make([]uint64, len(m.holds))
-	for i, model := range m.holds {
-		w.Held[i] = model.Number
-	}
+	w.Models, w.Held = nil, numbers(m.holds)
+	w.Loadable, w.Could = nil, numbers(m.could)
 	return w
+}
+
+func numbers(of []*toldModel) []uint64 {
+	all := make([]uint64, len(of))
+	for i, model := range of {
+		all[i] = model.Number
+	}
+	return all
 }
 
 // shallow returns a copy of a message that shares the values of its fields.
@@ -221,7 +244,7 @@ func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
 func (c *Changes) Whole(now time.Time) *View {
 	v := &View{
 		Leadership: c.view.Leadership, Prices: c.view.Prices, Profiles: c.view.Profiles,
-		AheadNs: c.view.AheadNs, Revision: c.revision,
+		AheadNs: c.view.AheadNs, Revision: c.revision, Releases: c.view.Releases,
 	}
 	for _, m := range c.view.Members {
 		v.Members = append(v.Members, c.members[m.GetName()].wire())
@@ -266,14 +289,17 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 			before.GetRevision(), v.GetBase())
 	}
 	now := &View{Leadership: before.Leadership, Prices: before.Prices, Members: before.Members,
-		Profiles: before.Profiles,
-		AheadNs:  v.GetAheadNs(), Revision: v.GetRevision()}
+		Profiles: before.Profiles, Releases: before.Releases,
+		AheadNs: v.GetAheadNs(), Revision: v.GetRevision()}
 	w.view = now
 	if v.GetLeadership() != nil {
 		now.Leadership = v.GetLeadership()
 	}
 	if len(v.GetPrices()) > 0 {
 		now.Prices = v.GetPrices()
+	}
+	if len(v.GetReleases()) > 0 {
+		now.Releases = v.GetReleases()
 	}
 	if err := w.takeMembers(v); err != nil {
 		return false, err
@@ -297,7 +323,8 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 		})
 	}
 	return whole || v.GetLeadership() != nil || v.GetAheadNs() != before.GetAheadNs() ||
-		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles()) > 0, nil
+		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles())+
+			len(v.GetReleases()) > 0, nil
 }
 
 func (w *Watched) takeMembers(v *View) error {
@@ -308,13 +335,12 @@ func (w *Watched) takeMembers(v *View) error {
 		delete(w.members, name)
 	}
 	for _, m := range v.GetMembers() {
-		for _, number := range m.GetHeld() {
-			model := w.models[number]
-			if model == nil {
-				return fmt.Errorf("member %q holds model number %d, which was not told",
-					m.GetName(), number)
-			}
-			m.Models = append(m.Models, model)
+		var err error
+		if m.Models, err = w.take(m, m.GetHeld(), m.Models); err != nil {
+			return err
+		}
+		if m.Loadable, err = w.take(m, m.GetCould(), m.Loadable); err != nil {
+			return err
 		}
 		w.members[m.GetName()] = m
 	}
@@ -323,12 +349,25 @@ func (w *Watched) takeMembers(v *View) error {
 	}
 	held := map[uint64]bool{}
 	for _, m := range w.members {
-		for _, number := range m.GetHeld() {
+		for _, number := range slices.Concat(m.GetHeld(), m.GetCould()) {
 			held[number] = true
 		}
 	}
 	maps.DeleteFunc(w.models, func(number uint64, _ *Model) bool { return !held[number] })
 	return nil
+}
+
+// take adds the models of the numbers, which are a member's, to all.
+func (w *Watched) take(m *Member, numbers []uint64, all []*Model) ([]*Model, error) {
+	for _, number := range numbers {
+		model := w.models[number]
+		if model == nil {
+			return nil, fmt.Errorf("member %q holds model number %d, which was not told",
+				m.GetName(), number)
+		}
+		all = append(all, model)
+	}
+	return all, nil
 }
 
 // View returns the current view, without loads; nil before the first message. It is never changed

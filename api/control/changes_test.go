@@ -56,6 +56,9 @@ func (f *changingFleet) change() {
 		for range f.rng.IntN(4) {
 			m.Models = append(m.Models, f.model())
 		}
+		for range f.rng.IntN(3) {
+			m.Loadable = append(m.Loadable, f.model())
+		}
 		f.members[name] = m
 	case 3, 4:
 		delete(f.members, name)
@@ -82,12 +85,16 @@ func (f *changingFleet) change() {
 		f.rest.Leadership = &Leadership{Epoch: uint64(f.serial), Leader: name}
 		f.rest.Prices = []*TypePrice{{Type: "box", PerMs: float64(f.rng.IntN(3))}}
 		f.rest.AheadNs = int64(f.rng.IntN(3))
+		f.rest.Releases = []*Release{{Model: "m", Current: int64(1 + f.rng.IntN(3))}}
 	}
 }
 
 // view is the whole of it.
 func (f *changingFleet) view() *View {
-	v := &View{Leadership: f.rest.Leadership, Prices: f.rest.Prices, AheadNs: f.rest.AheadNs}
+	v := &View{
+		Leadership: f.rest.Leadership, Prices: f.rest.Prices, AheadNs: f.rest.AheadNs,
+		Releases: f.rest.Releases,
+	}
 	for _, m := range f.members {
 		v.Members = append(v.Members, m)
 	}
@@ -152,11 +159,12 @@ func alike(a, b *View) bool {
 	plain := func(v *View) *View {
 		p := &View{
 			Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs,
+			Releases: v.Releases,
 		}
 		for _, m := range v.Members {
 			m = proto.CloneOf(m)
-			m.Held = nil
-			for _, model := range m.Models {
+			m.Held, m.Could = nil, nil
+			for _, model := range slices.Concat(m.Models, m.Loadable) {
 				model.Number = 0
 			}
 			p.Members = append(p.Members, m)
@@ -229,7 +237,7 @@ func TestChanges(t *testing.T) {
 		}
 		held := map[string]bool{}
 		for _, m := range f.members {
-			for _, model := range m.Models {
+			for _, model := range slices.Concat(m.Models, m.Loadable) {
 				held[model.String()] = true
 			}
 		}

@@ -29,6 +29,378 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type FileRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sha256        string                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"` // in hexadecimal
+	Agent         string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`   // who asks, if it fetches the file too
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileRequest) Reset() {
+	*x = FileRequest{}
+	mi := &file_control_control_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileRequest) ProtoMessage() {}
+
+func (x *FileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileRequest.ProtoReflect.Descriptor instead.
+func (*FileRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *FileRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *FileRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+// A FileState is what an agent has of a file.
+type FileState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Has           bool                   `protobuf:"varint,1,opt,name=has,proto3" json:"has,omitempty"`      // it has the file, or fetches it
+	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`      // it has the whole file
+	Parts         []byte                 `protobuf:"bytes,3,opt,name=parts,proto3" json:"parts,omitempty"`   // else a bit for each part of 8 MiB that it has
+	Taking        []byte                 `protobuf:"bytes,4,opt,name=taking,proto3" json:"taking,omitempty"` // and for each that it takes from the model store now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileState) Reset() {
+	*x = FileState{}
+	mi := &file_control_control_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileState) ProtoMessage() {}
+
+func (x *FileState) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileState.ProtoReflect.Descriptor instead.
+func (*FileState) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FileState) GetHas() bool {
+	if x != nil {
+		return x.Has
+	}
+	return false
+}
+
+func (x *FileState) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *FileState) GetParts() []byte {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *FileState) GetTaking() []byte {
+	if x != nil {
+		return x.Taking
+	}
+	return nil
+}
+
+type ReadFileRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sha256        string                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Length        int64                  `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // at most 8 MiB
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadFileRequest) Reset() {
+	*x = ReadFileRequest{}
+	mi := &file_control_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadFileRequest) ProtoMessage() {}
+
+func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
+func (*ReadFileRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ReadFileRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *ReadFileRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadFileRequest) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+type FileBytes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"` // what follows; in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileBytes) Reset() {
+	*x = FileBytes{}
+	mi := &file_control_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileBytes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileBytes) ProtoMessage() {}
+
+func (x *FileBytes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileBytes.ProtoReflect.Descriptor instead.
+func (*FileBytes) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *FileBytes) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// A StreamedQuery is a ModelInfer call on a stream, or says that one is given up.
+type StreamedQuery struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`                                // of the query on its stream; its answer has it, too
+	Cancel    bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`                        // nobody waits for that query any more; there is nothing else
+	TimeoutNs int64                  `protobuf:"varint,3,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // until the call's deadline; 0: it has none
+	// The call's metadata, each name followed by its value.
+	Metadata      [][]byte                     `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty"`
+	Query         *inference.ModelInferRequest `protobuf:"bytes,5,opt,name=query,proto3" json:"query,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamedQuery) Reset() {
+	*x = StreamedQuery{}
+	mi := &file_control_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamedQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamedQuery) ProtoMessage() {}
+
+func (x *StreamedQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamedQuery.ProtoReflect.Descriptor instead.
+func (*StreamedQuery) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *StreamedQuery) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamedQuery) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *StreamedQuery) GetTimeoutNs() int64 {
+	if x != nil {
+		return x.TimeoutNs
+	}
+	return 0
+}
+
+func (x *StreamedQuery) GetMetadata() [][]byte {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *StreamedQuery) GetQuery() *inference.ModelInferRequest {
+	if x != nil {
+		return x.Query
+	}
+	return nil
+}
+
+type StreamedAnswer struct {
+	state  protoimpl.MessageState        `protogen:"open.v1"`
+	Id     uint64                        `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Error  []byte                        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // a google.rpc.Status; or
+	Answer *inference.ModelInferResponse `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
+	// The worker's remaining time, as the trailer muster-remaining has it.
+	RemainingNs   *int64 `protobuf:"varint,4,opt,name=remaining_ns,json=remainingNs,proto3,oneof" json:"remaining_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamedAnswer) Reset() {
+	*x = StreamedAnswer{}
+	mi := &file_control_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamedAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamedAnswer) ProtoMessage() {}
+
+func (x *StreamedAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamedAnswer.ProtoReflect.Descriptor instead.
+func (*StreamedAnswer) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StreamedAnswer) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamedAnswer) GetError() []byte {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetAnswer() *inference.ModelInferResponse {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetRemainingNs() int64 {
+	if x != nil && x.RemainingNs != nil {
+		return *x.RemainingNs
+	}
+	return 0
+}
+
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -37,7 +409,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_control_control_proto_msgTypes[0]
+	mi := &file_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -49,7 +421,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[0]
+	mi := &file_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -62,7 +434,620 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{0}
+	return file_control_control_proto_rawDescGZIP(), []int{6}
+}
+
+// A Release says which version of a model answers the queries that name none. The leader sends all
+// of them to all members, which keep them on disk, so that the next leader goes on. Of two of one
+// model the newer has the higher number, then the higher epoch.
+type Release struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Model          string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Number         uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`     // counts the model's releases
+	Epoch          uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`       // of the leader that has made it
+	Current        int64                  `protobuf:"varint,4,opt,name=current,proto3" json:"current,omitempty"`   // the version that answers
+	Canary         int64                  `protobuf:"varint,5,opt,name=canary,proto3" json:"canary,omitempty"`     // a version that answers a share of the queries; 0: none
+	Share          float64                `protobuf:"fixed64,6,opt,name=share,proto3" json:"share,omitempty"`      // in [0, 1); 0: the canary was taken back
+	Previous       int64                  `protobuf:"varint,7,opt,name=previous,proto3" json:"previous,omitempty"` // the version that was current before; 0: none
+	Why            string                 `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	By             string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`                                                   // who made it; "": the leader, by its rule
+	TimeUnixNs     int64                  `protobuf:"varint,10,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"`             // by the leader's clock: for people, never compared
+	Tolerance      float64                `protobuf:"fixed64,11,opt,name=tolerance,proto3" json:"tolerance,omitempty"`                                  // by which a score of the canary's may differ; 0: the leader's
+	PromoteAfterNs int64                  `protobuf:"varint,12,opt,name=promote_after_ns,json=promoteAfterNs,proto3" json:"promote_after_ns,omitempty"` // on trial, then it is promoted; this and the next one 0: by hand
+	PromoteQueries uint64                 `protobuf:"varint,13,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
+	// The number under which the model store has this release or, if that is not number, the one that
+	// it follows; 0: neither. Of two releases the one with the higher number here is newer, then the one
+	// with the higher number, then with the higher epoch.
+	Kept          uint64 `protobuf:"varint,14,opt,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Release) Reset() {
+	*x = Release{}
+	mi := &file_control_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Release) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Release) ProtoMessage() {}
+
+func (x *Release) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Release.ProtoReflect.Descriptor instead.
+func (*Release) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Release) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Release) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Release) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Release) GetCurrent() int64 {
+	if x != nil {
+		return x.Current
+	}
+	return 0
+}
+
+func (x *Release) GetCanary() int64 {
+	if x != nil {
+		return x.Canary
+	}
+	return 0
+}
+
+func (x *Release) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Release) GetPrevious() int64 {
+	if x != nil {
+		return x.Previous
+	}
+	return 0
+}
+
+func (x *Release) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Release) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Release) GetTimeUnixNs() int64 {
+	if x != nil {
+		return x.TimeUnixNs
+	}
+	return 0
+}
+
+func (x *Release) GetTolerance() float64 {
+	if x != nil {
+		return x.Tolerance
+	}
+	return 0
+}
+
+func (x *Release) GetPromoteAfterNs() int64 {
+	if x != nil {
+		return x.PromoteAfterNs
+	}
+	return 0
+}
+
+func (x *Release) GetPromoteQueries() uint64 {
+	if x != nil {
+		return x.PromoteQueries
+	}
+	return 0
+}
+
+func (x *Release) GetKept() uint64 {
+	if x != nil {
+		return x.Kept
+	}
+	return 0
+}
+
+type ReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // "": all that were released
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRequest) Reset() {
+	*x = ReleaseRequest{}
+	mi := &file_control_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRequest) ProtoMessage() {}
+
+func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ReleaseRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+type ReleaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Releases      []*ReleaseState        `protobuf:"bytes,1,rep,name=releases,proto3" json:"releases,omitempty"` // by model
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseResponse) Reset() {
+	*x = ReleaseResponse{}
+	mi := &file_control_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseResponse) ProtoMessage() {}
+
+func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReleaseResponse) GetReleases() []*ReleaseState {
+	if x != nil {
+		return x.Releases
+	}
+	return nil
+}
+
+// A ReleaseState is a release, and how its trial goes.
+type ReleaseState struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Release *Release               `protobuf:"bytes,1,opt,name=release,proto3" json:"release,omitempty"`
+	State   string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`     // "released", "on trial", "waits for agents" or "taken back"
+	Verdict string                 `protobuf:"bytes,3,opt,name=verdict,proto3" json:"verdict,omitempty"` // of the rule on the canary, in words
+	// Of the trial that goes on or was the last, absent without one.
+	Current       *VersionCounts   `protobuf:"bytes,4,opt,name=current,proto3" json:"current,omitempty"`
+	Canary        *VersionCounts   `protobuf:"bytes,5,opt,name=canary,proto3" json:"canary,omitempty"`
+	Answers       *AnswersCompared `protobuf:"bytes,6,opt,name=answers,proto3" json:"answers,omitempty"`
+	AgeNs         int64            `protobuf:"varint,7,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // of the trial, under this leader
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseState) Reset() {
+	*x = ReleaseState{}
+	mi := &file_control_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseState) ProtoMessage() {}
+
+func (x *ReleaseState) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseState.ProtoReflect.Descriptor instead.
+func (*ReleaseState) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ReleaseState) GetRelease() *Release {
+	if x != nil {
+		return x.Release
+	}
+	return nil
+}
+
+func (x *ReleaseState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ReleaseState) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *ReleaseState) GetCurrent() *VersionCounts {
+	if x != nil {
+		return x.Current
+	}
+	return nil
+}
+
+func (x *ReleaseState) GetCanary() *VersionCounts {
+	if x != nil {
+		return x.Canary
+	}
+	return nil
+}
+
+func (x *ReleaseState) GetAnswers() *AnswersCompared {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *ReleaseState) GetAgeNs() int64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+type VersionCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queries       uint64                 `protobuf:"varint,1,opt,name=queries,proto3" json:"queries,omitempty"` // that have ended
+	Late          uint64                 `protobuf:"varint,2,opt,name=late,proto3" json:"late,omitempty"`
+	Failed        uint64                 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"` // for no fault of their clients
+	Runs          uint64                 `protobuf:"varint,4,opt,name=runs,proto3" json:"runs,omitempty"`     // whose time could be compared; slow of them were too long
+	Slow          uint64                 `protobuf:"varint,5,opt,name=slow,proto3" json:"slow,omitempty"`
+	P50Ns         int64                  `protobuf:"varint,6,opt,name=p50_ns,json=p50Ns,proto3" json:"p50_ns,omitempty"` // of executions; so is the next one
+	P99Ns         int64                  `protobuf:"varint,7,opt,name=p99_ns,json=p99Ns,proto3" json:"p99_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VersionCounts) Reset() {
+	*x = VersionCounts{}
+	mi := &file_control_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VersionCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VersionCounts) ProtoMessage() {}
+
+func (x *VersionCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VersionCounts.ProtoReflect.Descriptor instead.
+func (*VersionCounts) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *VersionCounts) GetQueries() uint64 {
+	if x != nil {
+		return x.Queries
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetLate() uint64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetRuns() uint64 {
+	if x != nil {
+		return x.Runs
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetSlow() uint64 {
+	if x != nil {
+		return x.Slow
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetP50Ns() int64 {
+	if x != nil {
+		return x.P50Ns
+	}
+	return 0
+}
+
+func (x *VersionCounts) GetP99Ns() int64 {
+	if x != nil {
+		return x.P99Ns
+	}
+	return 0
+}
+
+// An AnswersCompared is of queries that both versions have answered.
+type AnswersCompared struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Canary        int64                  `protobuf:"varint,2,opt,name=canary,proto3" json:"canary,omitempty"`
+	Current       int64                  `protobuf:"varint,3,opt,name=current,proto3" json:"current,omitempty"`
+	Compared      uint64                 `protobuf:"varint,4,opt,name=compared,proto3" json:"compared,omitempty"`
+	Wrong         uint64                 `protobuf:"varint,5,opt,name=wrong,proto3" json:"wrong,omitempty"` // in which a score differs by more than the tolerance
+	Sum           float64                `protobuf:"fixed64,6,opt,name=sum,proto3" json:"sum,omitempty"`    // of the largest difference of a score in each
+	Most          float64                `protobuf:"fixed64,7,opt,name=most,proto3" json:"most,omitempty"`  // the largest of all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnswersCompared) Reset() {
+	*x = AnswersCompared{}
+	mi := &file_control_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnswersCompared) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnswersCompared) ProtoMessage() {}
+
+func (x *AnswersCompared) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnswersCompared.ProtoReflect.Descriptor instead.
+func (*AnswersCompared) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AnswersCompared) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *AnswersCompared) GetCanary() int64 {
+	if x != nil {
+		return x.Canary
+	}
+	return 0
+}
+
+func (x *AnswersCompared) GetCurrent() int64 {
+	if x != nil {
+		return x.Current
+	}
+	return 0
+}
+
+func (x *AnswersCompared) GetCompared() uint64 {
+	if x != nil {
+		return x.Compared
+	}
+	return 0
+}
+
+func (x *AnswersCompared) GetWrong() uint64 {
+	if x != nil {
+		return x.Wrong
+	}
+	return 0
+}
+
+func (x *AnswersCompared) GetSum() float64 {
+	if x != nil {
+		return x.Sum
+	}
+	return 0
+}
+
+func (x *AnswersCompared) GetMost() float64 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type SetReleaseRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Model          string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Version        int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // to promote; 0: roll back
+	Share          float64                `protobuf:"fixed64,3,opt,name=share,proto3" json:"share,omitempty"`    // of the queries, in [0, 1); 0: all of them
+	PromoteAfterNs int64                  `protobuf:"varint,4,opt,name=promote_after_ns,json=promoteAfterNs,proto3" json:"promote_after_ns,omitempty"`
+	PromoteQueries uint64                 `protobuf:"varint,5,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
+	Tolerance      float64                `protobuf:"fixed64,6,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	By             string                 `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"` // who asks, as the agent says that passes the call on
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SetReleaseRequest) Reset() {
+	*x = SetReleaseRequest{}
+	mi := &file_control_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReleaseRequest) ProtoMessage() {}
+
+func (x *SetReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReleaseRequest.ProtoReflect.Descriptor instead.
+func (*SetReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetReleaseRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SetReleaseRequest) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SetReleaseRequest) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *SetReleaseRequest) GetPromoteAfterNs() int64 {
+	if x != nil {
+		return x.PromoteAfterNs
+	}
+	return 0
+}
+
+func (x *SetReleaseRequest) GetPromoteQueries() uint64 {
+	if x != nil {
+		return x.PromoteQueries
+	}
+	return 0
+}
+
+func (x *SetReleaseRequest) GetTolerance() float64 {
+	if x != nil {
+		return x.Tolerance
+	}
+	return 0
+}
+
+func (x *SetReleaseRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
 }
 
 // A Member is an agent.
@@ -86,13 +1071,24 @@ type Member struct {
 	Held           []uint64 `protobuf:"varint,15,rep,packed,name=held,proto3" json:"held,omitempty"`                                    // in a Watch of changes, in place of models: their numbers
 	NewestProtocol uint32   `protobuf:"varint,16,opt,name=newest_protocol,json=newestProtocol,proto3" json:"newest_protocol,omitempty"` // that it speaks; 0: it speaks one version
 	Software       string   `protobuf:"bytes,17,opt,name=software,proto3" json:"software,omitempty"`                                    // its version of Muster
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// joined orders the members by when they came: it is above that of every member that the agent
+	// found when it joined, and fixed from then on; 0: it is still joining, or of before version 5.
+	Joined uint64  `protobuf:"varint,18,opt,name=joined,proto3" json:"joined,omitempty"`
+	Rented *Rented `protobuf:"bytes,19,opt,name=rented,proto3" json:"rented,omitempty"` // absent of a machine that no fleet has rented
+	Ready  bool    `protobuf:"varint,20,opt,name=ready,proto3" json:"ready,omitempty"`  // the models that it is to hold are loaded and warm
+	Rents  bool    `protobuf:"varint,21,opt,name=rents,proto3" json:"rents,omitempty"`  // it can rent and return machines while it leads
+	Parts  []*Part `protobuf:"bytes,22,rep,name=parts,proto3" json:"parts,omitempty"`   // empty: every lane runs every model
+	// loadable are the newest versions on its disk that it does not hold, and that a leader may have
+	// it load.
+	Loadable      []*Model `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
+	Could         []uint64 `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"` // in a Watch of changes, in place of loadable: their numbers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_control_proto_msgTypes[1]
+	mi := &file_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -104,7 +1100,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[1]
+	mi := &file_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -117,7 +1113,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{1}
+	return file_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Member) GetName() string {
@@ -239,6 +1235,1162 @@ func (x *Member) GetSoftware() string {
 	return ""
 }
 
+func (x *Member) GetJoined() uint64 {
+	if x != nil {
+		return x.Joined
+	}
+	return 0
+}
+
+func (x *Member) GetRented() *Rented {
+	if x != nil {
+		return x.Rented
+	}
+	return nil
+}
+
+func (x *Member) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *Member) GetRents() bool {
+	if x != nil {
+		return x.Rents
+	}
+	return false
+}
+
+func (x *Member) GetParts() []*Part {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *Member) GetLoadable() []*Model {
+	if x != nil {
+		return x.Loadable
+	}
+	return nil
+}
+
+func (x *Member) GetCould() []uint64 {
+	if x != nil {
+		return x.Could
+	}
+	return nil
+}
+
+// A Part is lanes of a member that run some of its models.
+type Part struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"` // the number of its first lane; the others follow
+	Lanes         uint32                 `protobuf:"varint,2,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	Models        []string               `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
+	Cores         uint32                 `protobuf:"varint,4,opt,name=cores,proto3" json:"cores,omitempty"` // of a lane; 0: the member's
+	Ways          uint32                 `protobuf:"varint,5,opt,name=ways,proto3" json:"ways,omitempty"`   // of the last-level cache; 0: it is shared with all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_control_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Part) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Part) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
+func (x *Part) GetModels() []string {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+func (x *Part) GetCores() uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *Part) GetWays() uint32 {
+	if x != nil {
+		return x.Ways
+	}
+	return 0
+}
+
+// A Rented is a machine as its provider knows it.
+type Rented struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Instance      string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"` // the provider's name of it
+	Slot          string                 `protobuf:"bytes,2,opt,name=slot,proto3" json:"slot,omitempty"`         // in the form of leader/rent: "r5n.large/spot/3/0"; "": not a fleet's
+	Zone          string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	EndsNs        int64                  `protobuf:"varint,4,opt,name=ends_ns,json=endsNs,proto3" json:"ends_ns,omitempty"` // > 0: the provider takes the machine back so soon
+	Advised       bool                   `protobuf:"varint,5,opt,name=advised,proto3" json:"advised,omitempty"`             // the provider advises to leave the machine
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rented) Reset() {
+	*x = Rented{}
+	mi := &file_control_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rented) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rented) ProtoMessage() {}
+
+func (x *Rented) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rented.ProtoReflect.Descriptor instead.
+func (*Rented) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Rented) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *Rented) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+func (x *Rented) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *Rented) GetEndsNs() int64 {
+	if x != nil {
+		return x.EndsNs
+	}
+	return 0
+}
+
+func (x *Rented) GetAdvised() bool {
+	if x != nil {
+		return x.Advised
+	}
+	return false
+}
+
+// A DesiredFleet is what the fleet is to become. The leader sends it to all members, so that the
+// next leader goes on, and those that rent keep it on disk. Of two the newer has the higher epoch,
+// then the higher version.
+type DesiredFleet struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Epoch   uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`     // of the leader that has set it
+	Version uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // grows with each change, also from one leader to the next
+	// identity is random, and set once: instances carry it, so that two fleets of one name are told
+	// apart.
+	Identity      string        `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	Policy        string        `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"` // the text of fleet.yaml
+	Counts        []*FleetCount `protobuf:"bytes,5,rep,name=counts,proto3" json:"counts,omitempty"` // of rented instances, by kind
+	Known         bool          `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`  // counts were set; otherwise nothing is rented or returned
+	Why           string        `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
+	By            string        `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`                              // who has set or approved it, "" of the leader itself
+	PausedNs      int64         `protobuf:"varint,9,opt,name=paused_ns,json=pausedNs,proto3" json:"paused_ns,omitempty"` // > 0: nothing is rented or returned for so long; < 0: until resumed
+	Electors      []string      `protobuf:"bytes,10,rep,name=electors,proto3" json:"electors,omitempty"`                 // addresses of the agents that may lead, for majorities
+	Destroyed     bool          `protobuf:"varint,11,opt,name=destroyed,proto3" json:"destroyed,omitempty"`              // all is to be returned, whatever is asked of the fleet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DesiredFleet) Reset() {
+	*x = DesiredFleet{}
+	mi := &file_control_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DesiredFleet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DesiredFleet) ProtoMessage() {}
+
+func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DesiredFleet.ProtoReflect.Descriptor instead.
+func (*DesiredFleet) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DesiredFleet) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *DesiredFleet) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *DesiredFleet) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *DesiredFleet) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *DesiredFleet) GetCounts() []*FleetCount {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *DesiredFleet) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *DesiredFleet) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *DesiredFleet) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *DesiredFleet) GetPausedNs() int64 {
+	if x != nil {
+		return x.PausedNs
+	}
+	return 0
+}
+
+func (x *DesiredFleet) GetElectors() []string {
+	if x != nil {
+		return x.Electors
+	}
+	return nil
+}
+
+func (x *DesiredFleet) GetDestroyed() bool {
+	if x != nil {
+		return x.Destroyed
+	}
+	return false
+}
+
+type FleetCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "r5n.large", or "r5n.large@spot"
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetCount) Reset() {
+	*x = FleetCount{}
+	mi := &file_control_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetCount) ProtoMessage() {}
+
+func (x *FleetCount) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetCount.ProtoReflect.Descriptor instead.
+func (*FleetCount) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FleetCount) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FleetCount) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type FleetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetRequest) Reset() {
+	*x = FleetRequest{}
+	mi := &file_control_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetRequest) ProtoMessage() {}
+
+func (x *FleetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
+func (*FleetRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{19}
+}
+
+type FleetState struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Desired         *DesiredFleet          `protobuf:"bytes,1,opt,name=desired,proto3" json:"desired,omitempty"`
+	Mode            string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`         // "off", "advise", "approve" or "auto"; "": the leader cannot rent
+	Machines        []*RentedMachine       `protobuf:"bytes,3,rep,name=machines,proto3" json:"machines,omitempty"` // those paid for, by slot
+	Foreign         []*FleetCount          `protobuf:"bytes,4,rep,name=foreign,proto3" json:"foreign,omitempty"`   // agents that serve on machines that this fleet has not rented
+	Held            []*HeldChange          `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
+	PriceUsdPerHour float64                `protobuf:"fixed64,6,opt,name=price_usd_per_hour,json=priceUsdPerHour,proto3" json:"price_usd_per_hour,omitempty"` // of all that is paid for
+	LimitUsdPerHour float64                `protobuf:"fixed64,7,opt,name=limit_usd_per_hour,json=limitUsdPerHour,proto3" json:"limit_usd_per_hour,omitempty"`
+	Lacking         []*LackingKind         `protobuf:"bytes,8,rep,name=lacking,proto3" json:"lacking,omitempty"`
+	Proposal        *FleetProposal         `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"` // absent: none
+	Exact           bool                   `protobuf:"varint,10,opt,name=exact,proto3" json:"exact,omitempty"`     // the fleet is as desired, and all of it serves
+	Next            []string               `protobuf:"bytes,11,rep,name=next,proto3" json:"next,omitempty"`        // what would be done now, where the mode or a pause keeps it from it
+	Fault           string                 `protobuf:"bytes,12,opt,name=fault,proto3" json:"fault,omitempty"`      // what the provider's last call ended with, "" if well
+	Prices          []*PricedKind          `protobuf:"bytes,13,rep,name=prices,proto3" json:"prices,omitempty"`
+	Outlook         string                 `protobuf:"bytes,14,opt,name=outlook,proto3" json:"outlook,omitempty"` // what the last planning came to, or why there is no plan
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *FleetState) Reset() {
+	*x = FleetState{}
+	mi := &file_control_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetState) ProtoMessage() {}
+
+func (x *FleetState) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetState.ProtoReflect.Descriptor instead.
+func (*FleetState) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FleetState) GetDesired() *DesiredFleet {
+	if x != nil {
+		return x.Desired
+	}
+	return nil
+}
+
+func (x *FleetState) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *FleetState) GetMachines() []*RentedMachine {
+	if x != nil {
+		return x.Machines
+	}
+	return nil
+}
+
+func (x *FleetState) GetForeign() []*FleetCount {
+	if x != nil {
+		return x.Foreign
+	}
+	return nil
+}
+
+func (x *FleetState) GetHeld() []*HeldChange {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *FleetState) GetPriceUsdPerHour() float64 {
+	if x != nil {
+		return x.PriceUsdPerHour
+	}
+	return 0
+}
+
+func (x *FleetState) GetLimitUsdPerHour() float64 {
+	if x != nil {
+		return x.LimitUsdPerHour
+	}
+	return 0
+}
+
+func (x *FleetState) GetLacking() []*LackingKind {
+	if x != nil {
+		return x.Lacking
+	}
+	return nil
+}
+
+func (x *FleetState) GetProposal() *FleetProposal {
+	if x != nil {
+		return x.Proposal
+	}
+	return nil
+}
+
+func (x *FleetState) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
+}
+
+func (x *FleetState) GetNext() []string {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *FleetState) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
+func (x *FleetState) GetPrices() []*PricedKind {
+	if x != nil {
+		return x.Prices
+	}
+	return nil
+}
+
+func (x *FleetState) GetOutlook() string {
+	if x != nil {
+		return x.Outlook
+	}
+	return ""
+}
+
+type RentedMachine struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Instance        string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	Slot            string                 `protobuf:"bytes,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	Zone            string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	Agent           string                 `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"` // "": it has not joined
+	Phase           string                 `protobuf:"bytes,5,opt,name=phase,proto3" json:"phase,omitempty"` // as leader/rent names it
+	AgeNs           int64                  `protobuf:"varint,6,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
+	PriceUsdPerHour float64                `protobuf:"fixed64,7,opt,name=price_usd_per_hour,json=priceUsdPerHour,proto3" json:"price_usd_per_hour,omitempty"` // 0: unknown
+	EndsNs          int64                  `protobuf:"varint,8,opt,name=ends_ns,json=endsNs,proto3" json:"ends_ns,omitempty"`                                 // > 0: the provider takes it so soon
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *RentedMachine) Reset() {
+	*x = RentedMachine{}
+	mi := &file_control_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RentedMachine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RentedMachine) ProtoMessage() {}
+
+func (x *RentedMachine) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RentedMachine.ProtoReflect.Descriptor instead.
+func (*RentedMachine) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RentedMachine) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *RentedMachine) GetSlot() string {
+	if x != nil {
+		return x.Slot
+	}
+	return ""
+}
+
+func (x *RentedMachine) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *RentedMachine) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *RentedMachine) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *RentedMachine) GetAgeNs() int64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+func (x *RentedMachine) GetPriceUsdPerHour() float64 {
+	if x != nil {
+		return x.PriceUsdPerHour
+	}
+	return 0
+}
+
+func (x *RentedMachine) GetEndsNs() int64 {
+	if x != nil {
+		return x.EndsNs
+	}
+	return 0
+}
+
+// A HeldChange is something that is wished for and not done.
+type HeldChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`             // as docs/fleet.md lists them
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`                   // in words
+	ForNs         int64                  `protobuf:"varint,4,opt,name=for_ns,json=forNs,proto3" json:"for_ns,omitempty"` // at least so long; 0: unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldChange) Reset() {
+	*x = HeldChange{}
+	mi := &file_control_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldChange) ProtoMessage() {}
+
+func (x *HeldChange) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldChange.ProtoReflect.Descriptor instead.
+func (*HeldChange) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *HeldChange) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *HeldChange) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *HeldChange) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *HeldChange) GetForNs() int64 {
+	if x != nil {
+		return x.ForNs
+	}
+	return 0
+}
+
+type LackingKind struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	ForNs         int64                  `protobuf:"varint,3,opt,name=for_ns,json=forNs,proto3" json:"for_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LackingKind) Reset() {
+	*x = LackingKind{}
+	mi := &file_control_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LackingKind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LackingKind) ProtoMessage() {}
+
+func (x *LackingKind) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LackingKind.ProtoReflect.Descriptor instead.
+func (*LackingKind) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *LackingKind) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *LackingKind) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *LackingKind) GetForNs() int64 {
+	if x != nil {
+		return x.ForNs
+	}
+	return 0
+}
+
+type PricedKind struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Kind            string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	PriceUsdPerHour float64                `protobuf:"fixed64,2,opt,name=price_usd_per_hour,json=priceUsdPerHour,proto3" json:"price_usd_per_hour,omitempty"` // where it is dearest
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *PricedKind) Reset() {
+	*x = PricedKind{}
+	mi := &file_control_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PricedKind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PricedKind) ProtoMessage() {}
+
+func (x *PricedKind) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PricedKind.ProtoReflect.Descriptor instead.
+func (*PricedKind) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PricedKind) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PricedKind) GetPriceUsdPerHour() float64 {
+	if x != nil {
+		return x.PriceUsdPerHour
+	}
+	return 0
+}
+
+// A FleetProposal is a plan that differs from what is desired.
+type FleetProposal struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Number          uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // to approve it by
+	Counts          []*FleetCount          `protobuf:"bytes,2,rep,name=counts,proto3" json:"counts,omitempty"`
+	PriceUsdPerHour float64                `protobuf:"fixed64,3,opt,name=price_usd_per_hour,json=priceUsdPerHour,proto3" json:"price_usd_per_hour,omitempty"`
+	NowUsdPerHour   float64                `protobuf:"fixed64,4,opt,name=now_usd_per_hour,json=nowUsdPerHour,proto3" json:"now_usd_per_hour,omitempty"` // of what is desired now
+	Why             string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	Changes         []string               `protobuf:"bytes,6,rep,name=changes,proto3" json:"changes,omitempty"` // "r5n.large: 2 more"
+	Waits           string                 `protobuf:"bytes,7,opt,name=waits,proto3" json:"waits,omitempty"`     // why the leader does not carry it out by itself
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *FleetProposal) Reset() {
+	*x = FleetProposal{}
+	mi := &file_control_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetProposal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetProposal) ProtoMessage() {}
+
+func (x *FleetProposal) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetProposal.ProtoReflect.Descriptor instead.
+func (*FleetProposal) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *FleetProposal) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *FleetProposal) GetCounts() []*FleetCount {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *FleetProposal) GetPriceUsdPerHour() float64 {
+	if x != nil {
+		return x.PriceUsdPerHour
+	}
+	return 0
+}
+
+func (x *FleetProposal) GetNowUsdPerHour() float64 {
+	if x != nil {
+		return x.NowUsdPerHour
+	}
+	return 0
+}
+
+func (x *FleetProposal) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *FleetProposal) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *FleetProposal) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
+type SetFleetRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ExpectedVersion uint64                 `protobuf:"varint,1,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"` // of what is desired; 0: any
+	DryRun          bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	By              string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"` // who asks, as the agent says that passes the call on
+	// Types that are valid to be assigned to Change:
+	//
+	//	*SetFleetRequest_Counts
+	//	*SetFleetRequest_Policy
+	//	*SetFleetRequest_Approve
+	//	*SetFleetRequest_PauseNs
+	//	*SetFleetRequest_Adopt
+	//	*SetFleetRequest_Destroy
+	Change        isSetFleetRequest_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetFleetRequest) Reset() {
+	*x = SetFleetRequest{}
+	mi := &file_control_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetFleetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetFleetRequest) ProtoMessage() {}
+
+func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetFleetRequest.ProtoReflect.Descriptor instead.
+func (*SetFleetRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SetFleetRequest) GetExpectedVersion() uint64 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
+}
+
+func (x *SetFleetRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *SetFleetRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *SetFleetRequest) GetChange() isSetFleetRequest_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *SetFleetRequest) GetCounts() *FleetCounts {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_Counts); ok {
+			return x.Counts
+		}
+	}
+	return nil
+}
+
+func (x *SetFleetRequest) GetPolicy() string {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_Policy); ok {
+			return x.Policy
+		}
+	}
+	return ""
+}
+
+func (x *SetFleetRequest) GetApprove() uint64 {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_Approve); ok {
+			return x.Approve
+		}
+	}
+	return 0
+}
+
+func (x *SetFleetRequest) GetPauseNs() int64 {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_PauseNs); ok {
+			return x.PauseNs
+		}
+	}
+	return 0
+}
+
+func (x *SetFleetRequest) GetAdopt() bool {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_Adopt); ok {
+			return x.Adopt
+		}
+	}
+	return false
+}
+
+func (x *SetFleetRequest) GetDestroy() bool {
+	if x != nil {
+		if x, ok := x.Change.(*SetFleetRequest_Destroy); ok {
+			return x.Destroy
+		}
+	}
+	return false
+}
+
+type isSetFleetRequest_Change interface {
+	isSetFleetRequest_Change()
+}
+
+type SetFleetRequest_Counts struct {
+	Counts *FleetCounts `protobuf:"bytes,3,opt,name=counts,proto3,oneof"`
+}
+
+type SetFleetRequest_Policy struct {
+	Policy string `protobuf:"bytes,4,opt,name=policy,proto3,oneof"` // the text of fleet.yaml
+}
+
+type SetFleetRequest_Approve struct {
+	Approve uint64 `protobuf:"varint,5,opt,name=approve,proto3,oneof"` // a proposal's number
+}
+
+type SetFleetRequest_PauseNs struct {
+	PauseNs int64 `protobuf:"varint,6,opt,name=pause_ns,json=pauseNs,proto3,oneof"` // < 0: until resumed; 0: resume
+}
+
+type SetFleetRequest_Adopt struct {
+	Adopt bool `protobuf:"varint,7,opt,name=adopt,proto3,oneof"` // instances of this fleet's name that another identity has launched
+}
+
+type SetFleetRequest_Destroy struct {
+	Destroy bool `protobuf:"varint,8,opt,name=destroy,proto3,oneof"` // return all that is rented, but machines that can rent
+}
+
+func (*SetFleetRequest_Counts) isSetFleetRequest_Change() {}
+
+func (*SetFleetRequest_Policy) isSetFleetRequest_Change() {}
+
+func (*SetFleetRequest_Approve) isSetFleetRequest_Change() {}
+
+func (*SetFleetRequest_PauseNs) isSetFleetRequest_Change() {}
+
+func (*SetFleetRequest_Adopt) isSetFleetRequest_Change() {}
+
+func (*SetFleetRequest_Destroy) isSetFleetRequest_Change() {}
+
+type FleetCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Counts        []*FleetCount          `protobuf:"bytes,1,rep,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetCounts) Reset() {
+	*x = FleetCounts{}
+	mi := &file_control_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetCounts) ProtoMessage() {}
+
+func (x *FleetCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetCounts.ProtoReflect.Descriptor instead.
+func (*FleetCounts) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *FleetCounts) GetCounts() []*FleetCount {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
 // A Model is one version that an agent holds and serves now.
 type Model struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -256,16 +2408,22 @@ type Model struct {
 	Checksum string `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"`
 	// merge is how the member's lanes run several waiting queries as one, as runtime/queue/merge
 	// names it; empty: each query alone.
-	Merge         string `protobuf:"bytes,13,opt,name=merge,proto3" json:"merge,omitempty"`
-	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
-	Splits        bool   `protobuf:"varint,12,opt,name=splits,proto3" json:"splits,omitempty"` // its queries may run as several parts
+	Merge  string `protobuf:"bytes,13,opt,name=merge,proto3" json:"merge,omitempty"`
+	Number uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
+	Splits bool   `protobuf:"varint,12,opt,name=splits,proto3" json:"splits,omitempty"` // its queries may run as several parts
+	// family is what the model answers for beside its own name; empty: nothing.
+	Family   string  `protobuf:"bytes,14,opt,name=family,proto3" json:"family,omitempty"`
+	Accuracy float64 `protobuf:"fixed64,15,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // in (0, 1]; 0: unknown, which counts as 1
+	// The following are of a LayoutState.
+	Bytes         uint64 `protobuf:"varint,16,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // of memory that the version takes once loaded, about
+	LoadNs        int64  `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long its last load took here, warming included; 0: none yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_control_control_proto_msgTypes[2]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +2435,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[2]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +2448,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{2}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Model) GetName() string {
@@ -384,6 +2542,34 @@ func (x *Model) GetSplits() bool {
 	return false
 }
 
+func (x *Model) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *Model) GetAccuracy() float64 {
+	if x != nil {
+		return x.Accuracy
+	}
+	return 0
+}
+
+func (x *Model) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Model) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
+}
+
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// changes: views but the first one have only what has changed since the one before, see View.
@@ -394,7 +2580,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[3]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -406,7 +2592,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[3]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -419,7 +2605,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{3}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -445,17 +2631,18 @@ type View struct {
 	Loads      []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`                     // coarse: what gossip last said
 	AheadNs    int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // as the leader last said
 	// The following are of a Watch of changes.
-	Revision      uint64   `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"` // of this view, above 0
-	Base          uint64   `protobuf:"varint,8,opt,name=base,proto3" json:"base,omitempty"`         // the revision that this view changes; 0: it is whole
-	Gone          []string `protobuf:"bytes,9,rep,name=gone,proto3" json:"gone,omitempty"`          // members that are no more, and their loads
-	Models        []*Model `protobuf:"bytes,10,rep,name=models,proto3" json:"models,omitempty"`     // that members hold and the watcher has not been told
+	Revision      uint64     `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"` // of this view, above 0
+	Base          uint64     `protobuf:"varint,8,opt,name=base,proto3" json:"base,omitempty"`         // the revision that this view changes; 0: it is whole
+	Gone          []string   `protobuf:"bytes,9,rep,name=gone,proto3" json:"gone,omitempty"`          // members that are no more, and their loads
+	Models        []*Model   `protobuf:"bytes,10,rep,name=models,proto3" json:"models,omitempty"`     // that members hold or may load, and the watcher has not been told
+	Releases      []*Release `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"` // by model; in a change all of them, or none if none has changed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[4]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +2654,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[4]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +2667,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{4}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -553,6 +2740,13 @@ func (x *View) GetModels() []*Model {
 	return nil
 }
 
+func (x *View) GetReleases() []*Release {
+	if x != nil {
+		return x.Releases
+	}
+	return nil
+}
+
 // A Leadership says who leads.
 type Leadership struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -565,7 +2759,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[5]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +2771,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[5]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +2784,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{5}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -626,7 +2820,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[6]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +2832,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[6]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +2845,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{6}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TypePrice) GetType() string {
@@ -687,7 +2881,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[7]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +2893,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[7]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +2906,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{7}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Profile) GetModel() string {
@@ -749,7 +2943,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[8]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +2955,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[8]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +2968,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{8}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -816,14 +3010,15 @@ type GatewayMessage struct {
 	Unused []*Assign `protobuf:"bytes,4,rep,name=unused,proto3" json:"unused,omitempty"`
 	// failed counts queries of the gateway's clients that failed since the message before, wherever
 	// they did: the leader does not count its refusals.
-	Failed        []*Failed `protobuf:"bytes,5,rep,name=failed,proto3" json:"failed,omitempty"`
+	Failed        []*Failed          `protobuf:"bytes,5,rep,name=failed,proto3" json:"failed,omitempty"`
+	Compared      []*AnswersCompared `protobuf:"bytes,20,rep,name=compared,proto3" json:"compared,omitempty"` // since the message before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[9]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +3030,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[9]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +3043,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{9}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -886,6 +3081,13 @@ func (x *GatewayMessage) GetFailed() []*Failed {
 	return nil
 }
 
+func (x *GatewayMessage) GetCompared() []*AnswersCompared {
+	if x != nil {
+		return x.Compared
+	}
+	return nil
+}
+
 // A Failed counts queries that failed alike.
 type Failed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -899,7 +3101,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[10]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +3113,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[10]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +3126,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{10}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Failed) GetModel() string {
@@ -967,7 +3169,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[11]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +3181,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[11]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +3194,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{11}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -1028,7 +3230,7 @@ func (x *GatewayHello) GetNewestProtocol() uint32 {
 type Submit struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Sequence   uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Model      string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Model      string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`      // or a family
 	Version    int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // 0: the newest
 	BatchSize  uint32                 `protobuf:"varint,4,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
 	Bytes      uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                               // of the inputs
@@ -1043,14 +3245,15 @@ type Submit struct {
 	Tracestate  string `protobuf:"bytes,12,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	// splits: the gateway can split queries and join the answers of their parts. Its queries have
 	// sequence numbers that are multiples of 4; the numbers between are those of parts.
-	Splits        bool `protobuf:"varint,13,opt,name=splits,proto3" json:"splits,omitempty"`
+	Splits        bool    `protobuf:"varint,13,opt,name=splits,proto3" json:"splits,omitempty"`
+	LeastAccuracy float64 `protobuf:"fixed64,14,opt,name=least_accuracy,json=leastAccuracy,proto3" json:"least_accuracy,omitempty"` // of the model that answers, in (0, 1]; 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[12]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +3265,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[12]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +3278,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{12}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -1169,6 +3372,13 @@ func (x *Submit) GetSplits() bool {
 	return false
 }
 
+func (x *Submit) GetLeastAccuracy() float64 {
+	if x != nil {
+		return x.LeastAccuracy
+	}
+	return 0
+}
+
 // A MatchMessage is what the leader tells a gateway. A message without content
 // is a heartbeat.
 type MatchMessage struct {
@@ -1189,7 +3399,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[13]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +3411,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[13]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +3424,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{13}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -1276,16 +3486,20 @@ func (x *MatchMessage) GetSplit() []*Split {
 // A Split replaces a query by parts that run on their own. Part n, from 1 on, has the query's
 // sequence number plus n; assignments, cancellations and submits name it by that number.
 type Split struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Rows          []uint32               `protobuf:"varint,2,rep,packed,name=rows,proto3" json:"rows,omitempty"` // batch sizes of the parts, in the order of the query's rows
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Rows     []uint32               `protobuf:"varint,2,rep,packed,name=rows,proto3" json:"rows,omitempty"` // batch sizes of the parts, in the order of the query's rows
+	// As in Assign; the version answers all parts, which name it from then on.
+	Model         string  `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	Version       int64   `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	Accuracy      float64 `protobuf:"fixed64,5,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // 1 if it is unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +3511,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +3524,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{14}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -1327,21 +3541,51 @@ func (x *Split) GetRows() []uint32 {
 	return nil
 }
 
+func (x *Split) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Split) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Split) GetAccuracy() float64 {
+	if x != nil {
+		return x.Accuracy
+	}
+	return 0
+}
+
 type Assign struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Attempt       uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"` // 1 is the first
-	Agent         string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	Lane          uint32                 `protobuf:"varint,4,opt,name=lane,proto3" json:"lane,omitempty"`
-	WaitNs        int64                  `protobuf:"varint,5,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`                // predicted: until the lane is free
-	ExecutionNs   int64                  `protobuf:"varint,6,opt,name=execution_ns,json=executionNs,proto3" json:"execution_ns,omitempty"` // predicted
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Sequence    uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Attempt     uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"` // 1 is the first
+	Agent       string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	Lane        uint32                 `protobuf:"varint,4,opt,name=lane,proto3" json:"lane,omitempty"`
+	WaitNs      int64                  `protobuf:"varint,5,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`                // predicted: until the lane is free
+	ExecutionNs int64                  `protobuf:"varint,6,opt,name=execution_ns,json=executionNs,proto3" json:"execution_ns,omitempty"` // predicted
+	// merge is a number that the leader has chosen for the queries that are to run together on the
+	// lane, merged how many they are; 0: the query runs alone.
+	Merge  uint64 `protobuf:"varint,7,opt,name=merge,proto3" json:"merge,omitempty"`
+	Merged uint32 `protobuf:"varint,8,opt,name=merged,proto3" json:"merged,omitempty"`
+	// Of a query that names a family: the variant that is to answer it. Of one that names a model
+	// that was released, and no version: the version.
+	Model         string  `protobuf:"bytes,9,opt,name=model,proto3" json:"model,omitempty"`
+	Version       int64   `protobuf:"varint,10,opt,name=version,proto3" json:"version,omitempty"`
+	Accuracy      float64 `protobuf:"fixed64,11,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // 1 if it is unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +3597,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +3610,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -1411,6 +3655,41 @@ func (x *Assign) GetExecutionNs() int64 {
 	return 0
 }
 
+func (x *Assign) GetMerge() uint64 {
+	if x != nil {
+		return x.Merge
+	}
+	return 0
+}
+
+func (x *Assign) GetMerged() uint32 {
+	if x != nil {
+		return x.Merged
+	}
+	return 0
+}
+
+func (x *Assign) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Assign) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Assign) GetAccuracy() float64 {
+	if x != nil {
+		return x.Accuracy
+	}
+	return 0
+}
+
 type Reject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -1423,7 +3702,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +3714,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +3727,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -1491,7 +3770,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +3782,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +3795,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -1557,7 +3836,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +3848,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +3861,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Election) GetFrom() string {
@@ -1645,13 +3924,18 @@ type LeaderMessage struct {
 	From          string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`                       // the sender's name
 	AheadNs       int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // how long before a lane is free the leader gives it the next query; 0: as before
 	Proposal      *Proposal              `protobuf:"bytes,7,opt,name=proposal,proto3" json:"proposal,omitempty"`               // sent when there is another, and with the first message
+	Layout        *LayoutOrder           `protobuf:"bytes,8,opt,name=layout,proto3" json:"layout,omitempty"`                   // what the member is to hold
+	Placement     *Placement             `protobuf:"bytes,9,opt,name=placement,proto3" json:"placement,omitempty"`             // sent when there is another, and with the first message
+	Fleet         *DesiredFleet          `protobuf:"bytes,10,opt,name=fleet,proto3" json:"fleet,omitempty"`                    // sent when there is another, and with the first message
+	Lanes         *LanesOrder            `protobuf:"bytes,11,opt,name=lanes,proto3" json:"lanes,omitempty"`                    // how the member is to split its lanes
+	Releases      []*Release             `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"`              // sent when one has changed, and with the first message; all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +3947,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +3960,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -1728,6 +4012,41 @@ func (x *LeaderMessage) GetProposal() *Proposal {
 	return nil
 }
 
+func (x *LeaderMessage) GetLayout() *LayoutOrder {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+func (x *LeaderMessage) GetPlacement() *Placement {
+	if x != nil {
+		return x.Placement
+	}
+	return nil
+}
+
+func (x *LeaderMessage) GetFleet() *DesiredFleet {
+	if x != nil {
+		return x.Fleet
+	}
+	return nil
+}
+
+func (x *LeaderMessage) GetLanes() *LanesOrder {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+func (x *LeaderMessage) GetReleases() []*Release {
+	if x != nil {
+		return x.Releases
+	}
+	return nil
+}
+
 // A WorkerMessage is what a member tells the leader. The first one is a greeting.
 type WorkerMessage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1735,14 +4054,17 @@ type WorkerMessage struct {
 	Member        *Member                `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`                                      // the greeting, and later each change
 	RemainingNs   []int64                `protobuf:"varint,3,rep,packed,name=remaining_ns,json=remainingNs,proto3" json:"remaining_ns,omitempty"` // by lane; with a greeting, and when it is not what completions said
 	Completed     []*Completed           `protobuf:"bytes,4,rep,name=completed,proto3" json:"completed,omitempty"`
-	Held          []*Held                `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"` // with a greeting: what the lanes hold
+	Held          []*Held                `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`          // with a greeting: what the lanes hold
+	Layout        *LayoutState           `protobuf:"bytes,6,opt,name=layout,proto3" json:"layout,omitempty"`      // with a greeting, and at each change
+	Fleet         *DesiredFleet          `protobuf:"bytes,7,opt,name=fleet,proto3" json:"fleet,omitempty"`        // the newest that the member knows: with a greeting, and once it is told
+	Releases      []*Release             `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"` // with a greeting: the newest that the member knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +4076,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +4089,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -1805,6 +4127,479 @@ func (x *WorkerMessage) GetHeld() []*Held {
 	return nil
 }
 
+func (x *WorkerMessage) GetLayout() *LayoutState {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+func (x *WorkerMessage) GetFleet() *DesiredFleet {
+	if x != nil {
+		return x.Fleet
+	}
+	return nil
+}
+
+func (x *WorkerMessage) GetReleases() []*Release {
+	if x != nil {
+		return x.Releases
+	}
+	return nil
+}
+
+// A LayoutOrder tells a member what it is to hold. A member takes orders of the leader that it
+// follows, and only those that are newer, by epoch and then by version, than the last that it took.
+// Layouts are in the form of leader/place: "wnd/1", "ncf/1,wnd/1", "rm2/1:2x1/4w+wnd/1:6x1/7w".
+type LayoutOrder struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Epoch   uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Version uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Layout  string                 `protobuf:"bytes,3,opt,name=layout,proto3" json:"layout,omitempty"`
+	// What the member holds and what it is to load do not fit together: it unloads before it loads.
+	DrainFirst    bool `protobuf:"varint,4,opt,name=drain_first,json=drainFirst,proto3" json:"drain_first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutOrder) Reset() {
+	*x = LayoutOrder{}
+	mi := &file_control_control_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutOrder) ProtoMessage() {}
+
+func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
+func (*LayoutOrder) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *LayoutOrder) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LayoutOrder) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *LayoutOrder) GetLayout() string {
+	if x != nil {
+		return x.Layout
+	}
+	return ""
+}
+
+func (x *LayoutOrder) GetDrainFirst() bool {
+	if x != nil {
+		return x.DrainFirst
+	}
+	return false
+}
+
+// A LanesOrder moves lanes between the models of a member. A member takes orders of the leader that
+// it follows, and only those that are newer, by epoch and then by version, than the last that it
+// took, while its lanes are those of the layout that the order is made for.
+type LanesOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // of the leader's orders to move lanes
+	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`        // a layout as LayoutState's lanes
+	To            string                 `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`            // of the same partitions, with other numbers of lanes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LanesOrder) Reset() {
+	*x = LanesOrder{}
+	mi := &file_control_control_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LanesOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LanesOrder) ProtoMessage() {}
+
+func (x *LanesOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
+func (*LanesOrder) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *LanesOrder) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LanesOrder) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *LanesOrder) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *LanesOrder) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+// A LayoutState is how far a member has come with the last order that it took, and what it could
+// hold. It is sent whole.
+type LayoutState struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Automatic   bool                   `protobuf:"varint,1,opt,name=automatic,proto3" json:"automatic,omitempty"` // the leader says what the member holds; otherwise nobody does
+	Epoch       uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`         // of the last order that the member took; 0: it took none
+	Version     uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Holds       string                 `protobuf:"bytes,4,opt,name=holds,proto3" json:"holds,omitempty"`                                 // the layout that the member serves now
+	State       string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`                                 // "reached", "loading", "draining" or "failed"
+	Why         string                 `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`                                     // it failed, in words
+	Failed      []string               `protobuf:"bytes,7,rep,name=failed,proto3" json:"failed,omitempty"`                               // the models, as "wnd/1", that could not be loaded
+	Available   []*Model               `protobuf:"bytes,8,rep,name=available,proto3" json:"available,omitempty"`                         // the newest version of each model on disk, loaded or not
+	MemoryBytes uint64                 `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // that models may take, those included that it holds; 0: unknown
+	// The layout of the lanes as they are: that which it holds, but for lanes that a leader has moved.
+	// "": all lanes run all models, or a leader cannot move them.
+	Lanes         string `protobuf:"bytes,10,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	OwnLanes      uint32 `protobuf:"varint,11,opt,name=own_lanes,json=ownLanes,proto3" json:"own_lanes,omitempty"` // by the member's own settings, which a layout without lanes has
+	OwnCores      uint32 `protobuf:"varint,12,opt,name=own_cores,json=ownCores,proto3" json:"own_cores,omitempty"` // of all lanes together
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutState) Reset() {
+	*x = LayoutState{}
+	mi := &file_control_control_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutState) ProtoMessage() {}
+
+func (x *LayoutState) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
+func (*LayoutState) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *LayoutState) GetAutomatic() bool {
+	if x != nil {
+		return x.Automatic
+	}
+	return false
+}
+
+func (x *LayoutState) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LayoutState) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *LayoutState) GetHolds() string {
+	if x != nil {
+		return x.Holds
+	}
+	return ""
+}
+
+func (x *LayoutState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *LayoutState) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *LayoutState) GetFailed() []string {
+	if x != nil {
+		return x.Failed
+	}
+	return nil
+}
+
+func (x *LayoutState) GetAvailable() []*Model {
+	if x != nil {
+		return x.Available
+	}
+	return nil
+}
+
+func (x *LayoutState) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *LayoutState) GetLanes() string {
+	if x != nil {
+		return x.Lanes
+	}
+	return ""
+}
+
+func (x *LayoutState) GetOwnLanes() uint32 {
+	if x != nil {
+		return x.OwnLanes
+	}
+	return 0
+}
+
+func (x *LayoutState) GetOwnCores() uint32 {
+	if x != nil {
+		return x.OwnCores
+	}
+	return 0
+}
+
+// A Placement is what a leader has decided. Members are told, so that the next leader goes on.
+type Placement struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // grows with each placement, also from one leader to the next
+	Memory        []byte                 `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`    // JSON of leader/place/replan's Memory
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placement) Reset() {
+	*x = Placement{}
+	mi := &file_control_control_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placement) ProtoMessage() {}
+
+func (x *Placement) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placement.ProtoReflect.Descriptor instead.
+func (*Placement) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Placement) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Placement) GetMemory() []byte {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+type PlaceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Verb          string                 `protobuf:"bytes,1,opt,name=verb,proto3" json:"verb,omitempty"`        // "pause", "resume", "pin", "unpin", "rollback" or "explain"
+	Agent         string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`      // to pin, unpin or explain
+	Layout        string                 `protobuf:"bytes,3,opt,name=layout,proto3" json:"layout,omitempty"`    // to pin
+	Version       uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"` // of the placement to return to
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceRequest) Reset() {
+	*x = PlaceRequest{}
+	mi := &file_control_control_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceRequest) ProtoMessage() {}
+
+func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
+func (*PlaceRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PlaceRequest) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *PlaceRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *PlaceRequest) GetLayout() string {
+	if x != nil {
+		return x.Layout
+	}
+	return ""
+}
+
+func (x *PlaceRequest) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type PlaceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // of the placement now
+	Lines         []string               `protobuf:"bytes,2,rep,name=lines,proto3" json:"lines,omitempty"`      // what has happened, or the explanation, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceResponse) Reset() {
+	*x = PlaceResponse{}
+	mi := &file_control_control_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceResponse) ProtoMessage() {}
+
+func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
+func (*PlaceResponse) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *PlaceResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *PlaceResponse) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
 // A Completed ends one attempt at a worker.
 type Completed struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -1826,13 +4621,14 @@ type Completed struct {
 	// Where several queries ran as one: the items of all. One of them has the execution_ns of the
 	// run; the others have 0, and what they spent in it counts in queue_ns.
 	Merged        uint32 `protobuf:"varint,15,opt,name=merged,proto3" json:"merged,omitempty"`
+	Shadow        bool   `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"` // no client's query; see Attempt's header
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +4640,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +4653,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -1965,6 +4761,13 @@ func (x *Completed) GetMerged() uint32 {
 	return 0
 }
 
+func (x *Completed) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
 // A Held is a query that a worker has, running or waiting.
 type Held struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1981,7 +4784,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +4796,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +4809,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -2074,7 +4877,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +4889,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +4902,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -2169,7 +4972,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +4984,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +4997,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -2227,7 +5030,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +5042,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +5055,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -2274,15 +5077,17 @@ type FleetStatus struct {
 	Rate        float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s that arrive, over all models
 	FluidLimit  float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
 	// The last ones, newest first: the serial form of leader/match, and the lane's agent.
-	Decisions     []string  `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`
-	Proposal      *Proposal `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"` // the last plan that a leader made for a changed demand, if any
+	Decisions     []string         `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	Proposal      *Proposal        `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"`    // the last plan that a leader made for a changed demand, if any
+	Families      []*FamilyStatus  `protobuf:"bytes,10,rep,name=families,proto3" json:"families,omitempty"`   // by name
+	Placement     *PlacementStatus `protobuf:"bytes,11,opt,name=placement,proto3" json:"placement,omitempty"` // absent where no agent's layout is the leader's to say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +5099,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +5112,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -2373,6 +5178,89 @@ func (x *FleetStatus) GetProposal() *Proposal {
 	return nil
 }
 
+func (x *FleetStatus) GetFamilies() []*FamilyStatus {
+	if x != nil {
+		return x.Families
+	}
+	return nil
+}
+
+func (x *FleetStatus) GetPlacement() *PlacementStatus {
+	if x != nil {
+		return x.Placement
+	}
+	return nil
+}
+
+// A PlacementStatus is the placement that a leader has decided, and how far the agents have come.
+type PlacementStatus struct {
+	state         protoimpl.MessageState         `protogen:"open.v1"`
+	Version       uint64                         `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Paused        bool                           `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
+	Reason        string                         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // why it was made, in words
+	Agents        []*PlacementStatus_AgentPlaced `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"` // by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementStatus) Reset() {
+	*x = PlacementStatus{}
+	mi := &file_control_control_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementStatus) ProtoMessage() {}
+
+func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
+func (*PlacementStatus) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *PlacementStatus) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *PlacementStatus) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *PlacementStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PlacementStatus) GetAgents() []*PlacementStatus_AgentPlaced {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
 // A Proposal says how the demand of a model has changed, and which instances are best for what is
 // asked of the fleet since. Nothing is rented or released.
 type Proposal struct {
@@ -2396,7 +5284,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +5296,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +5309,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -2515,7 +5403,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +5415,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +5428,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -2605,7 +5493,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +5505,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +5518,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -2689,6 +5577,117 @@ func (x *ModelStatus) GetRefusals() []*ModelStatus_Refusals {
 	return nil
 }
 
+// A FamilyStatus counts the queries for a family and for its variants.
+type FamilyStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Family    string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	Rate      float64                `protobuf:"fixed64,2,opt,name=rate,proto3" json:"rate,omitempty"`                                  // queries/s that arrive
+	WithinQos *float64               `protobuf:"fixed64,3,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"` // as that of a ModelStatus
+	// The mean accuracy of the answers of the last 10 s; absent: there were none.
+	Accuracy *float64                     `protobuf:"fixed64,4,opt,name=accuracy,proto3,oneof" json:"accuracy,omitempty"`
+	Best     float64                      `protobuf:"fixed64,5,opt,name=best,proto3" json:"best,omitempty"`       // the accuracy of the most accurate variant
+	Variants []*FamilyStatus_VariantShare `protobuf:"bytes,6,rep,name=variants,proto3" json:"variants,omitempty"` // the most accurate first
+	// What the placement expects, where the leader places models; absent elsewhere.
+	Forecast      *float64 `protobuf:"fixed64,7,opt,name=forecast,proto3,oneof" json:"forecast,omitempty"` // accuracy
+	Demand        float64  `protobuf:"fixed64,8,opt,name=demand,proto3" json:"demand,omitempty"`           // queries/s that the placement is for
+	Served        float64  `protobuf:"fixed64,9,opt,name=served,proto3" json:"served,omitempty"`           // the part of them that the agents can serve in time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FamilyStatus) Reset() {
+	*x = FamilyStatus{}
+	mi := &file_control_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FamilyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FamilyStatus) ProtoMessage() {}
+
+func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
+func (*FamilyStatus) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *FamilyStatus) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *FamilyStatus) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetWithinQos() float64 {
+	if x != nil && x.WithinQos != nil {
+		return *x.WithinQos
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetAccuracy() float64 {
+	if x != nil && x.Accuracy != nil {
+		return *x.Accuracy
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetBest() float64 {
+	if x != nil {
+		return x.Best
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetVariants() []*FamilyStatus_VariantShare {
+	if x != nil {
+		return x.Variants
+	}
+	return nil
+}
+
+func (x *FamilyStatus) GetForecast() float64 {
+	if x != nil && x.Forecast != nil {
+		return *x.Forecast
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetDemand() float64 {
+	if x != nil {
+		return x.Demand
+	}
+	return 0
+}
+
+func (x *FamilyStatus) GetServed() float64 {
+	if x != nil {
+		return x.Served
+	}
+	return 0
+}
+
 type DemandRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2697,7 +5696,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +5708,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +5721,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -2738,7 +5737,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +5749,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +5762,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -2812,7 +5811,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +5823,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +5836,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -2915,7 +5914,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +5926,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +5939,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -2973,7 +5972,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +5984,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +5997,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -3017,7 +6016,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +6028,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +6041,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -3062,7 +6061,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3074,7 +6073,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3087,7 +6086,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -3124,7 +6123,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +6135,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +6148,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Event) GetAgent() string {
@@ -3218,7 +6217,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +6229,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +6242,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -3275,7 +6274,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +6286,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +6299,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -3335,7 +6334,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +6346,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +6359,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -3385,7 +6384,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +6396,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +6409,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 type ListKeysResponse struct {
@@ -3422,7 +6421,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3434,7 +6433,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3447,7 +6446,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -3472,7 +6471,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +6483,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +6496,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -3555,7 +6554,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +6566,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +6579,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -3604,6 +6603,82 @@ func (x *KeyringRequest) GetRotation() uint64 {
 	return 0
 }
 
+type PlacementStatus_AgentPlaced struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Holds         string                 `protobuf:"bytes,2,opt,name=holds,proto3" json:"holds,omitempty"`   // a layout
+	Wanted        string                 `protobuf:"bytes,3,opt,name=wanted,proto3" json:"wanted,omitempty"` // a layout; "" for what it holds
+	Waits         string                 `protobuf:"bytes,4,opt,name=waits,proto3" json:"waits,omitempty"`   // for what, in words; or why it failed
+	Pinned        bool                   `protobuf:"varint,5,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementStatus_AgentPlaced) Reset() {
+	*x = PlacementStatus_AgentPlaced{}
+	mi := &file_control_control_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementStatus_AgentPlaced) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
+
+func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
+func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{59, 0}
+}
+
+func (x *PlacementStatus_AgentPlaced) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *PlacementStatus_AgentPlaced) GetHolds() string {
+	if x != nil {
+		return x.Holds
+	}
+	return ""
+}
+
+func (x *PlacementStatus_AgentPlaced) GetWanted() string {
+	if x != nil {
+		return x.Wanted
+	}
+	return ""
+}
+
+func (x *PlacementStatus_AgentPlaced) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
+func (x *PlacementStatus_AgentPlaced) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
 // A Load is what is asked of the model.
 type Proposal_Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3616,7 +6691,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +6703,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +6716,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{60, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -3675,7 +6750,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +6762,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +6775,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{60, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -3727,7 +6802,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +6814,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +6827,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -3769,12 +6844,168 @@ func (x *ModelStatus_Refusals) GetCount() uint64 {
 	return 0
 }
 
+type FamilyStatus_VariantShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Accuracy      float64                `protobuf:"fixed64,3,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // 1 if it is unknown
+	Share         float64                `protobuf:"fixed64,4,opt,name=share,proto3" json:"share,omitempty"`       // of the answers of the last 10 s
+	Answered      uint64                 `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`  // since the leader began to lead
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FamilyStatus_VariantShare) Reset() {
+	*x = FamilyStatus_VariantShare{}
+	mi := &file_control_control_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FamilyStatus_VariantShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FamilyStatus_VariantShare) ProtoMessage() {}
+
+func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
+func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+}
+
+func (x *FamilyStatus_VariantShare) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *FamilyStatus_VariantShare) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *FamilyStatus_VariantShare) GetAccuracy() float64 {
+	if x != nil {
+		return x.Accuracy
+	}
+	return 0
+}
+
+func (x *FamilyStatus_VariantShare) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *FamilyStatus_VariantShare) GetAnswered() uint64 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
 var File_control_control_proto protoreflect.FileDescriptor
 
 const file_control_control_proto_rawDesc = "" +
 	"\n" +
-	"\x15control/control.proto\x12\x11muster.control.v1\x1a\x19inference/inference.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xf3\x03\n" +
+	"\x15control/control.proto\x12\x11muster.control.v1\x1a\x19inference/inference.proto\";\n" +
+	"\vFileRequest\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\"]\n" +
+	"\tFileState\x12\x10\n" +
+	"\x03has\x18\x01 \x01(\bR\x03has\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\x12\x14\n" +
+	"\x05parts\x18\x03 \x01(\fR\x05parts\x12\x16\n" +
+	"\x06taking\x18\x04 \x01(\fR\x06taking\"Y\n" +
+	"\x0fReadFileRequest\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\x03R\x06length\"\x1f\n" +
+	"\tFileBytes\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xa6\x01\n" +
+	"\rStreamedQuery\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x1d\n" +
+	"\n" +
+	"timeout_ns\x18\x03 \x01(\x03R\ttimeoutNs\x12\x1a\n" +
+	"\bmetadata\x18\x04 \x03(\fR\bmetadata\x122\n" +
+	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xa6\x01\n" +
+	"\x0eStreamedAnswer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\fR\x05error\x125\n" +
+	"\x06answer\x18\x03 \x01(\v2\x1d.inference.ModelInferResponseR\x06answer\x12&\n" +
+	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01B\x0f\n" +
+	"\r_remaining_ns\"\x11\n" +
+	"\x0fDescribeRequest\"\xfa\x02\n" +
+	"\aRelease\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\acurrent\x18\x04 \x01(\x03R\acurrent\x12\x16\n" +
+	"\x06canary\x18\x05 \x01(\x03R\x06canary\x12\x14\n" +
+	"\x05share\x18\x06 \x01(\x01R\x05share\x12\x1a\n" +
+	"\bprevious\x18\a \x01(\x03R\bprevious\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\x12\x0e\n" +
+	"\x02by\x18\t \x01(\tR\x02by\x12 \n" +
+	"\ftime_unix_ns\x18\n" +
+	" \x01(\x03R\n" +
+	"timeUnixNs\x12\x1c\n" +
+	"\ttolerance\x18\v \x01(\x01R\ttolerance\x12(\n" +
+	"\x10promote_after_ns\x18\f \x01(\x03R\x0epromoteAfterNs\x12'\n" +
+	"\x0fpromote_queries\x18\r \x01(\x04R\x0epromoteQueries\x12\x12\n" +
+	"\x04kept\x18\x0e \x01(\x04R\x04kept\"&\n" +
+	"\x0eReleaseRequest\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\"N\n" +
+	"\x0fReleaseResponse\x12;\n" +
+	"\breleases\x18\x01 \x03(\v2\x1f.muster.control.v1.ReleaseStateR\breleases\"\xbf\x02\n" +
+	"\fReleaseState\x124\n" +
+	"\arelease\x18\x01 \x01(\v2\x1a.muster.control.v1.ReleaseR\arelease\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
+	"\averdict\x18\x03 \x01(\tR\averdict\x12:\n" +
+	"\acurrent\x18\x04 \x01(\v2 .muster.control.v1.VersionCountsR\acurrent\x128\n" +
+	"\x06canary\x18\x05 \x01(\v2 .muster.control.v1.VersionCountsR\x06canary\x12<\n" +
+	"\aanswers\x18\x06 \x01(\v2\".muster.control.v1.AnswersComparedR\aanswers\x12\x15\n" +
+	"\x06age_ns\x18\a \x01(\x03R\x05ageNs\"\xab\x01\n" +
+	"\rVersionCounts\x12\x18\n" +
+	"\aqueries\x18\x01 \x01(\x04R\aqueries\x12\x12\n" +
+	"\x04late\x18\x02 \x01(\x04R\x04late\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12\x12\n" +
+	"\x04runs\x18\x04 \x01(\x04R\x04runs\x12\x12\n" +
+	"\x04slow\x18\x05 \x01(\x04R\x04slow\x12\x15\n" +
+	"\x06p50_ns\x18\x06 \x01(\x03R\x05p50Ns\x12\x15\n" +
+	"\x06p99_ns\x18\a \x01(\x03R\x05p99Ns\"\xb1\x01\n" +
+	"\x0fAnswersCompared\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
+	"\x06canary\x18\x02 \x01(\x03R\x06canary\x12\x18\n" +
+	"\acurrent\x18\x03 \x01(\x03R\acurrent\x12\x1a\n" +
+	"\bcompared\x18\x04 \x01(\x04R\bcompared\x12\x14\n" +
+	"\x05wrong\x18\x05 \x01(\x04R\x05wrong\x12\x10\n" +
+	"\x03sum\x18\x06 \x01(\x01R\x03sum\x12\x12\n" +
+	"\x04most\x18\a \x01(\x01R\x04most\"\xda\x01\n" +
+	"\x11SetReleaseRequest\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\x01R\x05share\x12(\n" +
+	"\x10promote_after_ns\x18\x04 \x01(\x03R\x0epromoteAfterNs\x12'\n" +
+	"\x0fpromote_queries\x18\x05 \x01(\x04R\x0epromoteQueries\x12\x1c\n" +
+	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
+	"\x02by\x18\a \x01(\tR\x02by\"\xe5\x05\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -3793,7 +7024,105 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x0e \x01(\rR\x04rank\x12\x12\n" +
 	"\x04held\x18\x0f \x03(\x04R\x04held\x12'\n" +
 	"\x0fnewest_protocol\x18\x10 \x01(\rR\x0enewestProtocol\x12\x1a\n" +
-	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\xa8\x03\n" +
+	"\bsoftware\x18\x11 \x01(\tR\bsoftware\x12\x16\n" +
+	"\x06joined\x18\x12 \x01(\x04R\x06joined\x121\n" +
+	"\x06rented\x18\x13 \x01(\v2\x19.muster.control.v1.RentedR\x06rented\x12\x14\n" +
+	"\x05ready\x18\x14 \x01(\bR\x05ready\x12\x14\n" +
+	"\x05rents\x18\x15 \x01(\bR\x05rents\x12-\n" +
+	"\x05parts\x18\x16 \x03(\v2\x17.muster.control.v1.PartR\x05parts\x124\n" +
+	"\bloadable\x18\x19 \x03(\v2\x18.muster.control.v1.ModelR\bloadable\x12\x14\n" +
+	"\x05could\x18\x1a \x03(\x04R\x05could\"t\n" +
+	"\x04Part\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
+	"\x05lanes\x18\x02 \x01(\rR\x05lanes\x12\x16\n" +
+	"\x06models\x18\x03 \x03(\tR\x06models\x12\x14\n" +
+	"\x05cores\x18\x04 \x01(\rR\x05cores\x12\x12\n" +
+	"\x04ways\x18\x05 \x01(\rR\x04ways\"\x7f\n" +
+	"\x06Rented\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\tR\x04slot\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x17\n" +
+	"\aends_ns\x18\x04 \x01(\x03R\x06endsNs\x12\x18\n" +
+	"\aadvised\x18\x05 \x01(\bR\aadvised\"\xb8\x02\n" +
+	"\fDesiredFleet\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1a\n" +
+	"\bidentity\x18\x03 \x01(\tR\bidentity\x12\x16\n" +
+	"\x06policy\x18\x04 \x01(\tR\x06policy\x125\n" +
+	"\x06counts\x18\x05 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\x12\x14\n" +
+	"\x05known\x18\x06 \x01(\bR\x05known\x12\x10\n" +
+	"\x03why\x18\a \x01(\tR\x03why\x12\x0e\n" +
+	"\x02by\x18\b \x01(\tR\x02by\x12\x1b\n" +
+	"\tpaused_ns\x18\t \x01(\x03R\bpausedNs\x12\x1a\n" +
+	"\belectors\x18\n" +
+	" \x03(\tR\belectors\x12\x1c\n" +
+	"\tdestroyed\x18\v \x01(\bR\tdestroyed\"6\n" +
+	"\n" +
+	"FleetCount\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\x0e\n" +
+	"\fFleetRequest\"\xe8\x04\n" +
+	"\n" +
+	"FleetState\x129\n" +
+	"\adesired\x18\x01 \x01(\v2\x1f.muster.control.v1.DesiredFleetR\adesired\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\x12<\n" +
+	"\bmachines\x18\x03 \x03(\v2 .muster.control.v1.RentedMachineR\bmachines\x127\n" +
+	"\aforeign\x18\x04 \x03(\v2\x1d.muster.control.v1.FleetCountR\aforeign\x121\n" +
+	"\x04held\x18\x05 \x03(\v2\x1d.muster.control.v1.HeldChangeR\x04held\x12+\n" +
+	"\x12price_usd_per_hour\x18\x06 \x01(\x01R\x0fpriceUsdPerHour\x12+\n" +
+	"\x12limit_usd_per_hour\x18\a \x01(\x01R\x0flimitUsdPerHour\x128\n" +
+	"\alacking\x18\b \x03(\v2\x1e.muster.control.v1.LackingKindR\alacking\x12<\n" +
+	"\bproposal\x18\t \x01(\v2 .muster.control.v1.FleetProposalR\bproposal\x12\x14\n" +
+	"\x05exact\x18\n" +
+	" \x01(\bR\x05exact\x12\x12\n" +
+	"\x04next\x18\v \x03(\tR\x04next\x12\x14\n" +
+	"\x05fault\x18\f \x01(\tR\x05fault\x125\n" +
+	"\x06prices\x18\r \x03(\v2\x1d.muster.control.v1.PricedKindR\x06prices\x12\x18\n" +
+	"\aoutlook\x18\x0e \x01(\tR\aoutlook\"\xdc\x01\n" +
+	"\rRentedMachine\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\tR\x04slot\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05phase\x18\x05 \x01(\tR\x05phase\x12\x15\n" +
+	"\x06age_ns\x18\x06 \x01(\x03R\x05ageNs\x12+\n" +
+	"\x12price_usd_per_hour\x18\a \x01(\x01R\x0fpriceUsdPerHour\x12\x17\n" +
+	"\aends_ns\x18\b \x01(\x03R\x06endsNs\"a\n" +
+	"\n" +
+	"HeldChange\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x15\n" +
+	"\x06for_ns\x18\x04 \x01(\x03R\x05forNs\"J\n" +
+	"\vLackingKind\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x15\n" +
+	"\x06for_ns\x18\x03 \x01(\x03R\x05forNs\"M\n" +
+	"\n" +
+	"PricedKind\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12+\n" +
+	"\x12price_usd_per_hour\x18\x02 \x01(\x01R\x0fpriceUsdPerHour\"\xf6\x01\n" +
+	"\rFleetProposal\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x125\n" +
+	"\x06counts\x18\x02 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\x12+\n" +
+	"\x12price_usd_per_hour\x18\x03 \x01(\x01R\x0fpriceUsdPerHour\x12'\n" +
+	"\x10now_usd_per_hour\x18\x04 \x01(\x01R\rnowUsdPerHour\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x18\n" +
+	"\achanges\x18\x06 \x03(\tR\achanges\x12\x14\n" +
+	"\x05waits\x18\a \x01(\tR\x05waits\"\xb0\x02\n" +
+	"\x0fSetFleetRequest\x12)\n" +
+	"\x10expected_version\x18\x01 \x01(\x04R\x0fexpectedVersion\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x0e\n" +
+	"\x02by\x18\t \x01(\tR\x02by\x128\n" +
+	"\x06counts\x18\x03 \x01(\v2\x1e.muster.control.v1.FleetCountsH\x00R\x06counts\x12\x18\n" +
+	"\x06policy\x18\x04 \x01(\tH\x00R\x06policy\x12\x1a\n" +
+	"\aapprove\x18\x05 \x01(\x04H\x00R\aapprove\x12\x1b\n" +
+	"\bpause_ns\x18\x06 \x01(\x03H\x00R\apauseNs\x12\x16\n" +
+	"\x05adopt\x18\a \x01(\bH\x00R\x05adopt\x12\x1a\n" +
+	"\adestroy\x18\b \x01(\bH\x00R\adestroyB\b\n" +
+	"\x06change\"D\n" +
+	"\vFleetCounts\x125\n" +
+	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\x8b\x04\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3810,9 +7139,13 @@ const file_control_control_proto_rawDesc = "" +
 	" \x01(\tR\bchecksum\x12\x14\n" +
 	"\x05merge\x18\r \x01(\tR\x05merge\x12\x16\n" +
 	"\x06number\x18\v \x01(\x04R\x06number\x12\x16\n" +
-	"\x06splits\x18\f \x01(\bR\x06splits\"(\n" +
+	"\x06splits\x18\f \x01(\bR\x06splits\x12\x16\n" +
+	"\x06family\x18\x0e \x01(\tR\x06family\x12\x1a\n" +
+	"\baccuracy\x18\x0f \x01(\x01R\baccuracy\x12\x14\n" +
+	"\x05bytes\x18\x10 \x01(\x04R\x05bytes\x12\x17\n" +
+	"\aload_ns\x18\x11 \x01(\x03R\x06loadNs\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
-	"\achanges\x18\x01 \x01(\bR\achanges\"\xac\x03\n" +
+	"\achanges\x18\x01 \x01(\bR\achanges\"\xe4\x03\n" +
 	"\x04View\x123\n" +
 	"\amembers\x18\x01 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
 	"\n" +
@@ -3826,7 +7159,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04base\x18\b \x01(\x04R\x04base\x12\x12\n" +
 	"\x04gone\x18\t \x03(\tR\x04gone\x120\n" +
 	"\x06models\x18\n" +
-	" \x03(\v2\x18.muster.control.v1.ModelR\x06models\"X\n" +
+	" \x03(\v2\x18.muster.control.v1.ModelR\x06models\x126\n" +
+	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\"X\n" +
 	"\n" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -3845,13 +7179,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x15\n" +
 	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12\x18\n" +
-	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xf8\x01\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xb8\x02\n" +
 	"\x0eGatewayMessage\x125\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1f.muster.control.v1.GatewayHelloR\x05hello\x121\n" +
 	"\x06submit\x18\x02 \x03(\v2\x19.muster.control.v1.SubmitR\x06submit\x12\x16\n" +
 	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
 	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\x121\n" +
-	"\x06failed\x18\x05 \x03(\v2\x19.muster.control.v1.FailedR\x06failed\"f\n" +
+	"\x06failed\x18\x05 \x03(\v2\x19.muster.control.v1.FailedR\x06failed\x12>\n" +
+	"\bcompared\x18\x14 \x03(\v2\".muster.control.v1.AnswersComparedR\bcompared\"f\n" +
 	"\x06Failed\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3861,7 +7196,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12'\n" +
-	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xe8\x02\n" +
+	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\x8f\x03\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -3880,7 +7215,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"tracestate\x18\f \x01(\tR\n" +
 	"tracestate\x12\x16\n" +
-	"\x06splits\x18\r \x01(\bR\x06splits\"\xad\x03\n" +
+	"\x06splits\x18\r \x01(\bR\x06splits\x12%\n" +
+	"\x0eleast_accuracy\x18\x0e \x01(\x01R\rleastAccuracy\"\xad\x03\n" +
 	"\fMatchMessage\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x04R\breceived\x121\n" +
 	"\x06assign\x18\x02 \x03(\v2\x19.muster.control.v1.AssignR\x06assign\x121\n" +
@@ -3892,17 +7228,26 @@ const file_control_control_proto_rawDesc = "" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x06 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\a \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12.\n" +
-	"\x05split\x18\b \x03(\v2\x18.muster.control.v1.SplitR\x05split\"7\n" +
+	"\x05split\x18\b \x03(\v2\x18.muster.control.v1.SplitR\x05split\"\x83\x01\n" +
 	"\x05Split\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04rows\x18\x02 \x03(\rR\x04rows\"\xa4\x01\n" +
+	"\x04rows\x18\x02 \x03(\rR\x04rows\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x03R\aversion\x12\x1a\n" +
+	"\baccuracy\x18\x05 \x01(\x01R\baccuracy\"\x9e\x02\n" +
 	"\x06Assign\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x12\n" +
 	"\x04lane\x18\x04 \x01(\rR\x04lane\x12\x17\n" +
 	"\await_ns\x18\x05 \x01(\x03R\x06waitNs\x12!\n" +
-	"\fexecution_ns\x18\x06 \x01(\x03R\vexecutionNs\"|\n" +
+	"\fexecution_ns\x18\x06 \x01(\x03R\vexecutionNs\x12\x14\n" +
+	"\x05merge\x18\a \x01(\x04R\x05merge\x12\x16\n" +
+	"\x06merged\x18\b \x01(\rR\x06merged\x12\x14\n" +
+	"\x05model\x18\t \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\n" +
+	" \x01(\x03R\aversion\x12\x1a\n" +
+	"\baccuracy\x18\v \x01(\x01R\baccuracy\"|\n" +
 	"\x06Reject\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -3920,7 +7265,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
 	"\tsuccessor\x18\x06 \x01(\tR\tsuccessor\x12\x14\n" +
-	"\x05heard\x18\a \x01(\bR\x05heard\"\xdd\x02\n" +
+	"\x05heard\x18\a \x01(\bR\x05heard\"\xf5\x04\n" +
 	"\rLeaderMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x12=\n" +
 	"\n" +
@@ -3930,13 +7275,59 @@ const file_control_control_proto_rawDesc = "" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12\x12\n" +
 	"\x04from\x18\x05 \x01(\tR\x04from\x12\x19\n" +
 	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\x127\n" +
-	"\bproposal\x18\a \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\"\x87\x02\n" +
+	"\bproposal\x18\a \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\x126\n" +
+	"\x06layout\x18\b \x01(\v2\x1e.muster.control.v1.LayoutOrderR\x06layout\x12:\n" +
+	"\tplacement\x18\t \x01(\v2\x1c.muster.control.v1.PlacementR\tplacement\x125\n" +
+	"\x05fleet\x18\n" +
+	" \x01(\v2\x1f.muster.control.v1.DesiredFleetR\x05fleet\x123\n" +
+	"\x05lanes\x18\v \x01(\v2\x1d.muster.control.v1.LanesOrderR\x05lanes\x126\n" +
+	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\"\xae\x03\n" +
 	"\rWorkerMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12:\n" +
 	"\tcompleted\x18\x04 \x03(\v2\x1c.muster.control.v1.CompletedR\tcompleted\x12+\n" +
-	"\x04held\x18\x05 \x03(\v2\x17.muster.control.v1.HeldR\x04held\"\xa5\x03\n" +
+	"\x04held\x18\x05 \x03(\v2\x17.muster.control.v1.HeldR\x04held\x126\n" +
+	"\x06layout\x18\x06 \x01(\v2\x1e.muster.control.v1.LayoutStateR\x06layout\x125\n" +
+	"\x05fleet\x18\a \x01(\v2\x1f.muster.control.v1.DesiredFleetR\x05fleet\x126\n" +
+	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\"v\n" +
+	"\vLayoutOrder\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x16\n" +
+	"\x06layout\x18\x03 \x01(\tR\x06layout\x12\x1f\n" +
+	"\vdrain_first\x18\x04 \x01(\bR\n" +
+	"drainFirst\"`\n" +
+	"\n" +
+	"LanesOrder\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xdc\x02\n" +
+	"\vLayoutState\x12\x1c\n" +
+	"\tautomatic\x18\x01 \x01(\bR\tautomatic\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05holds\x18\x04 \x01(\tR\x05holds\x12\x14\n" +
+	"\x05state\x18\x05 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\x12\x16\n" +
+	"\x06failed\x18\a \x03(\tR\x06failed\x126\n" +
+	"\tavailable\x18\b \x03(\v2\x18.muster.control.v1.ModelR\tavailable\x12!\n" +
+	"\fmemory_bytes\x18\t \x01(\x04R\vmemoryBytes\x12\x14\n" +
+	"\x05lanes\x18\n" +
+	" \x01(\tR\x05lanes\x12\x1b\n" +
+	"\town_lanes\x18\v \x01(\rR\bownLanes\x12\x1b\n" +
+	"\town_cores\x18\f \x01(\rR\bownCores\"=\n" +
+	"\tPlacement\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\fR\x06memory\"j\n" +
+	"\fPlaceRequest\x12\x12\n" +
+	"\x04verb\x18\x01 \x01(\tR\x04verb\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06layout\x18\x03 \x01(\tR\x06layout\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\"?\n" +
+	"\rPlaceResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05lines\x18\x02 \x03(\tR\x05lines\"\xbd\x03\n" +
 	"\tCompleted\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -3956,7 +7347,8 @@ const file_control_control_proto_rawDesc = "" +
 	"latency_ns\x18\f \x01(\x03R\tlatencyNs\x12\x18\n" +
 	"\arefused\x18\r \x01(\tR\arefused\x12\x14\n" +
 	"\x05bytes\x18\x0e \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06merged\x18\x0f \x01(\rR\x06merged\"\xb9\x01\n" +
+	"\x06merged\x18\x0f \x01(\rR\x06merged\x12\x16\n" +
+	"\x06shadow\x18\x14 \x01(\bR\x06shadow\"\xb9\x01\n" +
 	"\x04Held\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -3982,7 +7374,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"%\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\"\xf3\x02\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\"\xf2\x03\n" +
 	"\vFleetStatus\x12+\n" +
 	"\x04view\x18\x01 \x01(\v2\x17.muster.control.v1.ViewR\x04view\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.muster.control.v1.AgentStatusR\x06agents\x126\n" +
@@ -3993,7 +7385,21 @@ const file_control_control_proto_rawDesc = "" +
 	"\vfluid_limit\x18\a \x01(\x01R\n" +
 	"fluidLimit\x12\x1c\n" +
 	"\tdecisions\x18\b \x03(\tR\tdecisions\x127\n" +
-	"\bproposal\x18\t \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\"\xb5\x04\n" +
+	"\bproposal\x18\t \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\x12;\n" +
+	"\bfamilies\x18\n" +
+	" \x03(\v2\x1f.muster.control.v1.FamilyStatusR\bfamilies\x12@\n" +
+	"\tplacement\x18\v \x01(\v2\".muster.control.v1.PlacementStatusR\tplacement\"\xa4\x02\n" +
+	"\x0fPlacementStatus\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x16\n" +
+	"\x06paused\x18\x02 \x01(\bR\x06paused\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12F\n" +
+	"\x06agents\x18\x04 \x03(\v2..muster.control.v1.PlacementStatus.AgentPlacedR\x06agents\x1a\x7f\n" +
+	"\vAgentPlaced\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05holds\x18\x02 \x01(\tR\x05holds\x12\x16\n" +
+	"\x06wanted\x18\x03 \x01(\tR\x06wanted\x12\x14\n" +
+	"\x05waits\x18\x04 \x01(\tR\x05waits\x12\x16\n" +
+	"\x06pinned\x18\x05 \x01(\bR\x06pinned\"\xb5\x04\n" +
 	"\bProposal\x12 \n" +
 	"\ftime_unix_ns\x18\x01 \x01(\x03R\n" +
 	"timeUnixNs\x12\x14\n" +
@@ -4036,7 +7442,27 @@ const file_control_control_proto_rawDesc = "" +
 	"\bRefusals\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05countB\r\n" +
-	"\v_within_qos\"\x0f\n" +
+	"\v_within_qos\"\xe6\x03\n" +
+	"\fFamilyStatus\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\"\n" +
+	"\n" +
+	"within_qos\x18\x03 \x01(\x01H\x00R\twithinQos\x88\x01\x01\x12\x1f\n" +
+	"\baccuracy\x18\x04 \x01(\x01H\x01R\baccuracy\x88\x01\x01\x12\x12\n" +
+	"\x04best\x18\x05 \x01(\x01R\x04best\x12H\n" +
+	"\bvariants\x18\x06 \x03(\v2,.muster.control.v1.FamilyStatus.VariantShareR\bvariants\x12\x1f\n" +
+	"\bforecast\x18\a \x01(\x01H\x02R\bforecast\x88\x01\x01\x12\x16\n" +
+	"\x06demand\x18\b \x01(\x01R\x06demand\x12\x16\n" +
+	"\x06served\x18\t \x01(\x01R\x06served\x1a\x8c\x01\n" +
+	"\fVariantShare\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x1a\n" +
+	"\baccuracy\x18\x03 \x01(\x01R\baccuracy\x12\x14\n" +
+	"\x05share\x18\x04 \x01(\x01R\x05share\x12\x1a\n" +
+	"\banswered\x18\x05 \x01(\x04R\bansweredB\r\n" +
+	"\v_within_qosB\v\n" +
+	"\t_accuracyB\v\n" +
+	"\t_forecast\"\x0f\n" +
 	"\rDemandRequest\"\xf8\x01\n" +
 	"\vFleetDemand\x12=\n" +
 	"\n" +
@@ -4100,13 +7526,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\x0eKeyringRequest\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1a\n" +
-	"\brotation\x18\x03 \x01(\x06R\brotation2\xc4\a\n" +
+	"\brotation\x18\x03 \x01(\x06R\brotation2\xcc\f\n" +
 	"\aControl\x12K\n" +
 	"\bDescribe\x12\".muster.control.v1.DescribeRequest\x1a\x19.muster.control.v1.Member\"\x00\x12E\n" +
 	"\x05Watch\x12\x1f.muster.control.v1.WatchRequest\x1a\x17.muster.control.v1.View\"\x000\x01\x12Q\n" +
 	"\x05Match\x12!.muster.control.v1.GatewayMessage\x1a\x1f.muster.control.v1.MatchMessage\"\x00(\x010\x01\x12P\n" +
 	"\x04Link\x12 .muster.control.v1.LeaderMessage\x1a .muster.control.v1.WorkerMessage\"\x00(\x010\x01\x12N\n" +
-	"\x05Probe\x12\x1f.muster.control.v1.ProbeRequest\x1a\x1e.muster.control.v1.ProbeAnswer\"\x00(\x010\x01\x12L\n" +
+	"\x05Probe\x12\x1f.muster.control.v1.ProbeRequest\x1a\x1e.muster.control.v1.ProbeAnswer\"\x00(\x010\x01\x12T\n" +
+	"\aQueries\x12 .muster.control.v1.StreamedQuery\x1a!.muster.control.v1.StreamedAnswer\"\x00(\x010\x01\x12L\n" +
 	"\x06Status\x12 .muster.control.v1.StatusRequest\x1a\x1e.muster.control.v1.FleetStatus\"\x00\x12L\n" +
 	"\x06Demand\x12 .muster.control.v1.DemandRequest\x1a\x1e.muster.control.v1.FleetDemand\"\x00\x12L\n" +
 	"\x05Drain\x12\x1f.muster.control.v1.DrainRequest\x1a .muster.control.v1.DrainResponse\"\x00\x12W\n" +
@@ -4114,7 +7541,15 @@ const file_control_control_proto_rawDesc = "" +
 	"RotateKeys\x12$.muster.control.v1.RotateKeysRequest\x1a\x1f.muster.control.v1.KeysProgress\"\x000\x01\x12U\n" +
 	"\bListKeys\x12\".muster.control.v1.ListKeysRequest\x1a#.muster.control.v1.ListKeysResponse\"\x00\x12H\n" +
 	"\x06Events\x12 .muster.control.v1.EventsRequest\x1a\x18.muster.control.v1.Event\"\x000\x01\x12L\n" +
-	"\aKeyring\x12!.muster.control.v1.KeyringRequest\x1a\x1c.muster.control.v1.AgentKeys\"\x00B,Z*github.com/muster-serve/muster/api/controlb\x06proto3"
+	"\x05Place\x12\x1f.muster.control.v1.PlaceRequest\x1a .muster.control.v1.PlaceResponse\"\x00\x12I\n" +
+	"\x05Fleet\x12\x1f.muster.control.v1.FleetRequest\x1a\x1d.muster.control.v1.FleetState\"\x00\x12O\n" +
+	"\bSetFleet\x12\".muster.control.v1.SetFleetRequest\x1a\x1d.muster.control.v1.FleetState\"\x00\x12R\n" +
+	"\aRelease\x12!.muster.control.v1.ReleaseRequest\x1a\".muster.control.v1.ReleaseResponse\"\x00\x12X\n" +
+	"\n" +
+	"SetRelease\x12$.muster.control.v1.SetReleaseRequest\x1a\".muster.control.v1.ReleaseResponse\"\x00\x12L\n" +
+	"\aKeyring\x12!.muster.control.v1.KeyringRequest\x1a\x1c.muster.control.v1.AgentKeys\"\x00\x12F\n" +
+	"\x04File\x12\x1e.muster.control.v1.FileRequest\x1a\x1c.muster.control.v1.FileState\"\x00\x12P\n" +
+	"\bReadFile\x12\".muster.control.v1.ReadFileRequest\x1a\x1c.muster.control.v1.FileBytes\"\x000\x01B,Z*github.com/muster-serve/muster/api/controlb\x06proto3"
 
 var (
 	file_control_control_proto_rawDescOnce sync.Once
@@ -4128,132 +7563,222 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_control_control_proto_goTypes = []any{
-	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
-	(*Member)(nil),                          // 1: muster.control.v1.Member
-	(*Model)(nil),                           // 2: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 3: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 4: muster.control.v1.View
-	(*Leadership)(nil),                      // 5: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 6: muster.control.v1.TypePrice
-	(*Profile)(nil),                         // 7: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 8: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 9: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 10: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 11: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 12: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 13: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 14: muster.control.v1.Split
-	(*Assign)(nil),                          // 15: muster.control.v1.Assign
-	(*Reject)(nil),                          // 16: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 17: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 18: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 19: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 20: muster.control.v1.WorkerMessage
-	(*Completed)(nil),                       // 21: muster.control.v1.Completed
-	(*Held)(nil),                            // 22: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 23: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 24: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 25: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 26: muster.control.v1.FleetStatus
-	(*Proposal)(nil),                        // 27: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 28: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 29: muster.control.v1.ModelStatus
-	(*DemandRequest)(nil),                   // 30: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 31: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 32: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 33: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 34: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 35: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 36: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 37: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 38: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 39: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 40: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 41: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 42: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 43: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 44: muster.control.v1.KeyringRequest
-	(*Proposal_Load)(nil),                   // 45: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 46: muster.control.v1.Proposal.Instances
-	(*ModelStatus_Refusals)(nil),            // 47: muster.control.v1.ModelStatus.Refusals
-	(*inference.ModelMetadataResponse)(nil), // 48: inference.ModelMetadataResponse
+	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
+	(*FileState)(nil),                       // 1: muster.control.v1.FileState
+	(*ReadFileRequest)(nil),                 // 2: muster.control.v1.ReadFileRequest
+	(*FileBytes)(nil),                       // 3: muster.control.v1.FileBytes
+	(*StreamedQuery)(nil),                   // 4: muster.control.v1.StreamedQuery
+	(*StreamedAnswer)(nil),                  // 5: muster.control.v1.StreamedAnswer
+	(*DescribeRequest)(nil),                 // 6: muster.control.v1.DescribeRequest
+	(*Release)(nil),                         // 7: muster.control.v1.Release
+	(*ReleaseRequest)(nil),                  // 8: muster.control.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),                 // 9: muster.control.v1.ReleaseResponse
+	(*ReleaseState)(nil),                    // 10: muster.control.v1.ReleaseState
+	(*VersionCounts)(nil),                   // 11: muster.control.v1.VersionCounts
+	(*AnswersCompared)(nil),                 // 12: muster.control.v1.AnswersCompared
+	(*SetReleaseRequest)(nil),               // 13: muster.control.v1.SetReleaseRequest
+	(*Member)(nil),                          // 14: muster.control.v1.Member
+	(*Part)(nil),                            // 15: muster.control.v1.Part
+	(*Rented)(nil),                          // 16: muster.control.v1.Rented
+	(*DesiredFleet)(nil),                    // 17: muster.control.v1.DesiredFleet
+	(*FleetCount)(nil),                      // 18: muster.control.v1.FleetCount
+	(*FleetRequest)(nil),                    // 19: muster.control.v1.FleetRequest
+	(*FleetState)(nil),                      // 20: muster.control.v1.FleetState
+	(*RentedMachine)(nil),                   // 21: muster.control.v1.RentedMachine
+	(*HeldChange)(nil),                      // 22: muster.control.v1.HeldChange
+	(*LackingKind)(nil),                     // 23: muster.control.v1.LackingKind
+	(*PricedKind)(nil),                      // 24: muster.control.v1.PricedKind
+	(*FleetProposal)(nil),                   // 25: muster.control.v1.FleetProposal
+	(*SetFleetRequest)(nil),                 // 26: muster.control.v1.SetFleetRequest
+	(*FleetCounts)(nil),                     // 27: muster.control.v1.FleetCounts
+	(*Model)(nil),                           // 28: muster.control.v1.Model
+	(*WatchRequest)(nil),                    // 29: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 30: muster.control.v1.View
+	(*Leadership)(nil),                      // 31: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 32: muster.control.v1.TypePrice
+	(*Profile)(nil),                         // 33: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 34: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 35: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 36: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 37: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 38: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 39: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 40: muster.control.v1.Split
+	(*Assign)(nil),                          // 41: muster.control.v1.Assign
+	(*Reject)(nil),                          // 42: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 43: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 44: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 45: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 46: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 47: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 48: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 49: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 50: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 51: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 52: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 53: muster.control.v1.Completed
+	(*Held)(nil),                            // 54: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 55: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 56: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 57: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 58: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 59: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 60: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 61: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 62: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 63: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 64: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 65: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 66: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 67: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 68: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 69: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 70: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 71: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 72: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 73: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 74: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 75: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 76: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 77: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 78: muster.control.v1.KeyringRequest
+	(*PlacementStatus_AgentPlaced)(nil),     // 79: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 80: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 81: muster.control.v1.Proposal.Instances
+	(*ModelStatus_Refusals)(nil),            // 82: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 83: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 84: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 85: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 86: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	48, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 5: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	8,  // 6: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	2,  // 7: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	11, // 8: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	12, // 9: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	15, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	10, // 11: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	15, // 12: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	16, // 13: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	17, // 14: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	5,  // 15: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 16: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 17: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	14, // 18: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	18, // 19: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	5,  // 20: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 21: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 22: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	27, // 23: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	18, // 24: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	1,  // 25: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	21, // 26: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	22, // 27: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 28: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	28, // 29: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	29, // 30: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	27, // 31: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	45, // 32: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	45, // 33: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	46, // 34: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	46, // 35: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	47, // 36: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	5,  // 37: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	1,  // 38: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	32, // 39: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	33, // 40: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	38, // 41: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	43, // 42: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	43, // 43: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 44: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 45: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 46: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	19, // 47: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	23, // 48: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	25, // 49: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	30, // 50: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	34, // 51: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	39, // 52: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	41, // 53: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	36, // 54: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	44, // 55: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 56: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 57: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	13, // 58: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	20, // 59: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	24, // 60: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	26, // 61: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	31, // 62: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	35, // 63: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	40, // 64: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	42, // 65: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	37, // 66: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	43, // 67: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	56, // [56:68] is the sub-list for method output_type
-	44, // [44:56] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	84,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	85,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
+	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
+	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
+	11,  // 5: muster.control.v1.ReleaseState.canary:type_name -> muster.control.v1.VersionCounts
+	12,  // 6: muster.control.v1.ReleaseState.answers:type_name -> muster.control.v1.AnswersCompared
+	28,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
+	16,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
+	15,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
+	28,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
+	18,  // 11: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
+	17,  // 12: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
+	21,  // 13: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
+	18,  // 14: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
+	22,  // 15: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
+	23,  // 16: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
+	25,  // 17: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
+	24,  // 18: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
+	18,  // 19: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
+	27,  // 20: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
+	18,  // 21: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
+	86,  // 22: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	14,  // 23: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	31,  // 24: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	32,  // 25: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	33,  // 26: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	34,  // 27: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	28,  // 28: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 29: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	37,  // 30: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	38,  // 31: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	41,  // 32: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	36,  // 33: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 34: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	41,  // 35: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	42,  // 36: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	43,  // 37: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	31,  // 38: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	32,  // 39: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	33,  // 40: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	40,  // 41: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	44,  // 42: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	31,  // 43: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	32,  // 44: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	33,  // 45: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	60,  // 46: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	47,  // 47: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	50,  // 48: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	17,  // 49: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	48,  // 50: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 51: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	44,  // 52: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 53: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	53,  // 54: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	54,  // 55: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	49,  // 56: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	17,  // 57: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 58: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	28,  // 59: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	30,  // 60: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	61,  // 61: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	62,  // 62: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	60,  // 63: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	63,  // 64: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	59,  // 65: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	79,  // 66: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	80,  // 67: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	80,  // 68: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	81,  // 69: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	81,  // 70: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	82,  // 71: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	83,  // 72: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	31,  // 73: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 74: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	66,  // 75: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	67,  // 76: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	72,  // 77: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	77,  // 78: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	77,  // 79: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	6,   // 80: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	29,  // 81: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	35,  // 82: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	45,  // 83: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	55,  // 84: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 85: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	57,  // 86: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	64,  // 87: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	68,  // 88: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	73,  // 89: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	75,  // 90: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	70,  // 91: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	51,  // 92: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	19,  // 93: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	26,  // 94: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 95: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 96: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	78,  // 97: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 98: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 99: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 100: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	30,  // 101: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	39,  // 102: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	46,  // 103: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	56,  // 104: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 105: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	58,  // 106: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	65,  // 107: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	69,  // 108: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	74,  // 109: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	76,  // 110: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	71,  // 111: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	52,  // 112: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	20,  // 113: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	20,  // 114: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 115: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 116: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	77,  // 117: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 118: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 119: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	100, // [100:120] is the sub-list for method output_type
+	80,  // [80:100] is the sub-list for method input_type
+	80,  // [80:80] is the sub-list for extension type_name
+	80,  // [80:80] is the sub-list for extension extendee
+	0,   // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -4261,14 +7786,24 @@ func file_control_control_proto_init() {
 	if File_control_control_proto != nil {
 		return
 	}
-	file_control_control_proto_msgTypes[29].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[26].OneofWrappers = []any{
+		(*SetFleetRequest_Counts)(nil),
+		(*SetFleetRequest_Policy)(nil),
+		(*SetFleetRequest_Approve)(nil),
+		(*SetFleetRequest_PauseNs)(nil),
+		(*SetFleetRequest_Adopt)(nil),
+		(*SetFleetRequest_Destroy)(nil),
+	}
+	file_control_control_proto_msgTypes[62].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[63].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,13 +31,21 @@ const (
 	Control_Match_FullMethodName      = "/muster.control.v1.Control/Match"
 	Control_Link_FullMethodName       = "/muster.control.v1.Control/Link"
 	Control_Probe_FullMethodName      = "/muster.control.v1.Control/Probe"
+	Control_Queries_FullMethodName    = "/muster.control.v1.Control/Queries"
 	Control_Status_FullMethodName     = "/muster.control.v1.Control/Status"
 	Control_Demand_FullMethodName     = "/muster.control.v1.Control/Demand"
 	Control_Drain_FullMethodName      = "/muster.control.v1.Control/Drain"
 	Control_RotateKeys_FullMethodName = "/muster.control.v1.Control/RotateKeys"
 	Control_ListKeys_FullMethodName   = "/muster.control.v1.Control/ListKeys"
 	Control_Events_FullMethodName     = "/muster.control.v1.Control/Events"
+	Control_Place_FullMethodName      = "/muster.control.v1.Control/Place"
+	Control_Fleet_FullMethodName      = "/muster.control.v1.Control/Fleet"
+	Control_SetFleet_FullMethodName   = "/muster.control.v1.Control/SetFleet"
+	Control_Release_FullMethodName    = "/muster.control.v1.Control/Release"
+	Control_SetRelease_FullMethodName = "/muster.control.v1.Control/SetRelease"
 	Control_Keyring_FullMethodName    = "/muster.control.v1.Control/Keyring"
+	Control_File_FullMethodName       = "/muster.control.v1.Control/File"
+	Control_ReadFile_FullMethodName   = "/muster.control.v1.Control/ReadFile"
 )
 
 // ControlClient is the client API for Control service.
@@ -57,6 +65,10 @@ type ControlClient interface {
 	// Probe asks a worker, in the absence of a leader, when it would finish a
 	// query; each answer reserves the place until it is used, released or past.
 	Probe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProbeRequest, ProbeAnswer], error)
+	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
+	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
+	// 6 or newer have it; the stream's headers say that queries may follow.
+	Queries(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamedQuery, StreamedAnswer], error)
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error)
 	// Demand is what planning needs to know of the fleet. The leader knows it;
@@ -72,8 +84,29 @@ type ControlClient interface {
 	// Events streams what has happened to the agent asked, the oldest first, and on request what
 	// happens from then on.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
+	// Place changes how the leader places models, or explains it. An agent that does not lead passes
+	// it on to the leader.
+	Place(ctx context.Context, in *PlaceRequest, opts ...grpc.CallOption) (*PlaceResponse, error)
+	// Fleet says what the leader rents: what is desired, what is there, what is not done and why. An
+	// agent that does not lead passes it on to the leader, and so it does with SetFleet.
+	Fleet(ctx context.Context, in *FleetRequest, opts ...grpc.CallOption) (*FleetState, error)
+	// SetFleet changes what is desired, or says with dry_run what would follow. It ends with ABORTED
+	// where another version is desired meanwhile, with OUT_OF_RANGE where a limit of the policy would
+	// be passed, and with FAILED_PRECONDITION where the leader cannot rent, or the mode is another.
+	SetFleet(ctx context.Context, in *SetFleetRequest, opts ...grpc.CallOption) (*FleetState, error)
+	// Release says which versions of models are released, and how a canary does; SetRelease changes
+	// it. The leader knows and decides, and an agent that does not lead passes the calls on to it.
+	// SetRelease ends with NOT_FOUND where no agent holds the version, and with FAILED_PRECONDITION
+	// where there is nothing to return to.
+	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	SetRelease(ctx context.Context, in *SetReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// Keyring is one agent's step of a rotation; agents make it, of each other.
 	Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error)
+	// File says what the agent has of a file of a model store, and ReadFile reads a range of what it
+	// has; agents make them, of each other. ReadFile ends with NOT_FOUND where the agent lacks a part
+	// of the range, and with RESOURCE_EXHAUSTED where others read already.
+	File(ctx context.Context, in *FileRequest, opts ...grpc.CallOption) (*FileState, error)
+	ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FileBytes], error)
 }
 
 type controlClient struct {
@@ -152,6 +185,19 @@ func (c *controlClient) Probe(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ProbeClient = grpc.BidiStreamingClient[ProbeRequest, ProbeAnswer]
 
+func (c *controlClient) Queries(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamedQuery, StreamedAnswer], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_Queries_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamedQuery, StreamedAnswer]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_QueriesClient = grpc.BidiStreamingClient[StreamedQuery, StreamedAnswer]
+
 func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FleetStatus)
@@ -184,7 +230,7 @@ func (c *controlClient) Drain(ctx context.Context, in *DrainRequest, opts ...grp
 
 func (c *controlClient) RotateKeys(ctx context.Context, in *RotateKeysRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeysProgress], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_RotateKeys_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_RotateKeys_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +259,7 @@ func (c *controlClient) ListKeys(ctx context.Context, in *ListKeysRequest, opts 
 
 func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[6], Control_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -230,6 +276,56 @@ func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_EventsClient = grpc.ServerStreamingClient[Event]
 
+func (c *controlClient) Place(ctx context.Context, in *PlaceRequest, opts ...grpc.CallOption) (*PlaceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlaceResponse)
+	err := c.cc.Invoke(ctx, Control_Place_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Fleet(ctx context.Context, in *FleetRequest, opts ...grpc.CallOption) (*FleetState, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FleetState)
+	err := c.cc.Invoke(ctx, Control_Fleet_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) SetFleet(ctx context.Context, in *SetFleetRequest, opts ...grpc.CallOption) (*FleetState, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FleetState)
+	err := c.cc.Invoke(ctx, Control_SetFleet_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseResponse)
+	err := c.cc.Invoke(ctx, Control_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) SetRelease(ctx context.Context, in *SetReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseResponse)
+	err := c.cc.Invoke(ctx, Control_SetRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AgentKeys)
@@ -239,6 +335,35 @@ func (c *controlClient) Keyring(ctx context.Context, in *KeyringRequest, opts ..
 	}
 	return out, nil
 }
+
+func (c *controlClient) File(ctx context.Context, in *FileRequest, opts ...grpc.CallOption) (*FileState, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FileState)
+	err := c.cc.Invoke(ctx, Control_File_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FileBytes], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[7], Control_ReadFile_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReadFileRequest, FileBytes]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ReadFileClient = grpc.ServerStreamingClient[FileBytes]
 
 // ControlServer is the server API for Control service.
 // All implementations should embed UnimplementedControlServer
@@ -257,6 +382,10 @@ type ControlServer interface {
 	// Probe asks a worker, in the absence of a leader, when it would finish a
 	// query; each answer reserves the place until it is used, released or past.
 	Probe(grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]) error
+	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
+	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
+	// 6 or newer have it; the stream's headers say that queries may follow.
+	Queries(grpc.BidiStreamingServer[StreamedQuery, StreamedAnswer]) error
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(context.Context, *StatusRequest) (*FleetStatus, error)
 	// Demand is what planning needs to know of the fleet. The leader knows it;
@@ -272,8 +401,29 @@ type ControlServer interface {
 	// Events streams what has happened to the agent asked, the oldest first, and on request what
 	// happens from then on.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
+	// Place changes how the leader places models, or explains it. An agent that does not lead passes
+	// it on to the leader.
+	Place(context.Context, *PlaceRequest) (*PlaceResponse, error)
+	// Fleet says what the leader rents: what is desired, what is there, what is not done and why. An
+	// agent that does not lead passes it on to the leader, and so it does with SetFleet.
+	Fleet(context.Context, *FleetRequest) (*FleetState, error)
+	// SetFleet changes what is desired, or says with dry_run what would follow. It ends with ABORTED
+	// where another version is desired meanwhile, with OUT_OF_RANGE where a limit of the policy would
+	// be passed, and with FAILED_PRECONDITION where the leader cannot rent, or the mode is another.
+	SetFleet(context.Context, *SetFleetRequest) (*FleetState, error)
+	// Release says which versions of models are released, and how a canary does; SetRelease changes
+	// it. The leader knows and decides, and an agent that does not lead passes the calls on to it.
+	// SetRelease ends with NOT_FOUND where no agent holds the version, and with FAILED_PRECONDITION
+	// where there is nothing to return to.
+	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	SetRelease(context.Context, *SetReleaseRequest) (*ReleaseResponse, error)
 	// Keyring is one agent's step of a rotation; agents make it, of each other.
 	Keyring(context.Context, *KeyringRequest) (*AgentKeys, error)
+	// File says what the agent has of a file of a model store, and ReadFile reads a range of what it
+	// has; agents make them, of each other. ReadFile ends with NOT_FOUND where the agent lacks a part
+	// of the range, and with RESOURCE_EXHAUSTED where others read already.
+	File(context.Context, *FileRequest) (*FileState, error)
+	ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[FileBytes]) error
 }
 
 // UnimplementedControlServer should be embedded to have
@@ -298,6 +448,9 @@ func (UnimplementedControlServer) Link(grpc.BidiStreamingServer[LeaderMessage, W
 func (UnimplementedControlServer) Probe(grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]) error {
 	return status.Error(codes.Unimplemented, "method Probe not implemented")
 }
+func (UnimplementedControlServer) Queries(grpc.BidiStreamingServer[StreamedQuery, StreamedAnswer]) error {
+	return status.Error(codes.Unimplemented, "method Queries not implemented")
+}
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*FleetStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
 }
@@ -316,8 +469,29 @@ func (UnimplementedControlServer) ListKeys(context.Context, *ListKeysRequest) (*
 func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
+func (UnimplementedControlServer) Place(context.Context, *PlaceRequest) (*PlaceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Place not implemented")
+}
+func (UnimplementedControlServer) Fleet(context.Context, *FleetRequest) (*FleetState, error) {
+	return nil, status.Error(codes.Unimplemented, "method Fleet not implemented")
+}
+func (UnimplementedControlServer) SetFleet(context.Context, *SetFleetRequest) (*FleetState, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetFleet not implemented")
+}
+func (UnimplementedControlServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedControlServer) SetRelease(context.Context, *SetReleaseRequest) (*ReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRelease not implemented")
+}
 func (UnimplementedControlServer) Keyring(context.Context, *KeyringRequest) (*AgentKeys, error) {
 	return nil, status.Error(codes.Unimplemented, "method Keyring not implemented")
+}
+func (UnimplementedControlServer) File(context.Context, *FileRequest) (*FileState, error) {
+	return nil, status.Error(codes.Unimplemented, "method File not implemented")
+}
+func (UnimplementedControlServer) ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[FileBytes]) error {
+	return status.Error(codes.Unimplemented, "method ReadFile not implemented")
 }
 func (UnimplementedControlServer) testEmbeddedByValue() {}
 
@@ -388,6 +562,13 @@ func _Control_Probe_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ProbeServer = grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]
+
+func _Control_Queries_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ControlServer).Queries(&grpc.GenericServerStream[StreamedQuery, StreamedAnswer]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_QueriesServer = grpc.BidiStreamingServer[StreamedQuery, StreamedAnswer]
 
 func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
@@ -483,6 +664,96 @@ func _Control_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_EventsServer = grpc.ServerStreamingServer[Event]
 
+func _Control_Place_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Place(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Place_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Place(ctx, req.(*PlaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Fleet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FleetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Fleet(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Fleet_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Fleet(ctx, req.(*FleetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_SetFleet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetFleetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).SetFleet(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_SetFleet_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).SetFleet(ctx, req.(*SetFleetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Release_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Release(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Release_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Release(ctx, req.(*ReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_SetRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).SetRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_SetRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).SetRelease(ctx, req.(*SetReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Keyring_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(KeyringRequest)
 	if err := dec(in); err != nil {
@@ -500,6 +771,35 @@ func _Control_Keyring_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Control_File_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FileRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).File(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_File_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).File(ctx, req.(*FileRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_ReadFile_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReadFileRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).ReadFile(m, &grpc.GenericServerStream[ReadFileRequest, FileBytes]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ReadFileServer = grpc.ServerStreamingServer[FileBytes]
 
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -529,8 +829,32 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Control_ListKeys_Handler,
 		},
 		{
+			MethodName: "Place",
+			Handler:    _Control_Place_Handler,
+		},
+		{
+			MethodName: "Fleet",
+			Handler:    _Control_Fleet_Handler,
+		},
+		{
+			MethodName: "SetFleet",
+			Handler:    _Control_SetFleet_Handler,
+		},
+		{
+			MethodName: "Release",
+			Handler:    _Control_Release_Handler,
+		},
+		{
+			MethodName: "SetRelease",
+			Handler:    _Control_SetRelease_Handler,
+		},
+		{
 			MethodName: "Keyring",
 			Handler:    _Control_Keyring_Handler,
+		},
+		{
+			MethodName: "File",
+			Handler:    _Control_File_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
@@ -558,6 +882,12 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			ClientStreams: true,
 		},
 		{
+			StreamName:    "Queries",
+			Handler:       _Control_Queries_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
 			StreamName:    "RotateKeys",
 			Handler:       _Control_RotateKeys_Handler,
 			ServerStreams: true,
@@ -565,6 +895,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Events",
 			Handler:       _Control_Events_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ReadFile",
+			Handler:       _Control_ReadFile_Handler,
 			ServerStreams: true,
 		},
 	},

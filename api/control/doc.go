@@ -20,8 +20,12 @@ const (
 	// an entry of HPACK's tables.
 	AttemptHeader = "muster-attempt"
 	// PartHeader comes with AttemptHeader if the attempt is of a part of a query. Its value is the
-	// part's number, from 1 on.
+	// part's number, from 1 on; or "shadow" if the attempt is no client's query: it was made to
+	// compare the answer, and is refused unless a lane is idle.
 	PartHeader = "muster-part"
+	// MergeHeader comes with AttemptHeader if the leader wants the lane to run the query together
+	// with others. Its value is Assign's "merge/merged".
+	MergeHeader = "muster-merge"
 	// RemainingTrailer comes with a worker's answer and holds the worker's remaining time in
 	// nanoseconds.
 	RemainingTrailer = "muster-remaining-ns"
@@ -47,6 +51,24 @@ type Attempt struct {
 	// Part is the value of PartHeader: the number of the part of which this is an attempt; 0: it is
 	// of a whole query.
 	Part uint32
+	// Merge and Merged are the value of MergeHeader, as in Assign; 0: the query runs alone.
+	Merge  uint64
+	Merged uint32
+	Shadow bool // by PartHeader, too
+}
+
+// shadow is the value of the PartHeader of shadows.
+const shadow = "shadow"
+
+// PartString returns a in the form of PartHeader; "" if it has none.
+func (a Attempt) PartString() string {
+	switch {
+	case a.Shadow:
+		return shadow
+	case a.Part != 0:
+		return strconv.FormatUint(uint64(a.Part), 10)
+	}
+	return ""
 }
 
 // String returns a in the form of AttemptHeader.
@@ -60,9 +82,15 @@ func (a Attempt) String() string {
 	return string(b)
 }
 
-// ParseAttempt parses the values of an AttemptHeader and of the PartHeader with it, "" if there is
-// none.
-func ParseAttempt(s, part string) (a Attempt, err error) {
+// MergeString returns a in the form of MergeHeader.
+func (a Attempt) MergeString() string {
+	b := strconv.AppendUint(make([]byte, 0, 32), a.Merge, 10)
+	return string(strconv.AppendUint(append(b, '/'), uint64(a.Merged), 10))
+}
+
+// ParseAttempt parses the values of an AttemptHeader and of the PartHeader and MergeHeader with it,
+// "" where there is none.
+func ParseAttempt(s, part, merge string) (a Attempt, err error) {
 	rest, field := s, ""
 	number := func(base, bits int) uint64 {
 		field, rest, _ = strings.Cut(rest, "/")
@@ -79,12 +107,20 @@ func ParseAttempt(s, part string) (a Attempt, err error) {
 		return Attempt{}, fmt.Errorf(
 			"%s is %q, expected gateway/sequence/attempt/lane/waited/reservation", AttemptHeader, s)
 	}
-	if part != "" {
+	if a.Shadow = part == shadow; part != "" && !a.Shadow {
 		n, err := strconv.ParseUint(part, 10, 32)
 		if err != nil || n == 0 {
 			return Attempt{}, fmt.Errorf("%s is %q, expected a number above 0", PartHeader, part)
 		}
 		a.Part = uint32(n)
+	}
+	if merge != "" {
+		rest = merge
+		a.Merge, a.Merged = number(10, 64), uint32(number(10, 32))
+		if err != nil || rest != "" || a.Merge == 0 || a.Merged < 2 {
+			return Attempt{}, fmt.Errorf("%s is %q, expected a number above 0, / and one above 1",
+				MergeHeader, merge)
+		}
 	}
 	return a, nil
 }

@@ -1,6 +1,8 @@
 package control
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -22,10 +24,11 @@ func (m *ModelDemand) Key() names.ModelKey {
 func (m *Model) Key() names.ModelKey { return names.NewModelKey(m.GetName(), m.GetVersion()) }
 
 // ProfileKeys adds to keys the keys of all profiles that can apply to the member: for each model
-// that it holds, that of its LaneType and that of its OwnLaneType.
+// that it holds, those of the types of the lanes that run it.
 func (m *Member) ProfileKeys(keys map[names.TableKey]bool) {
-	general, own := m.LaneType(), m.OwnLaneType()
 	for _, held := range m.GetModels() {
+		general := m.LaneTypeOf(held.GetName())
+		own := general.Own(m.AgentName())
 		keys[names.TableKey{Model: held.Key(), Type: general}] = true
 		keys[names.TableKey{Model: held.Key(), Type: own}] = true
 	}
@@ -48,3 +51,37 @@ func (m *Member) AgentName() names.AgentName { return names.AgentName(m.GetName(
 // differs from that of its type: a price or profile with this name applies to the member in place
 // of that of its LaneType.
 func (m *Member) OwnLaneType() names.LaneType { return m.LaneType().Own(m.AgentName()) }
+
+// PartOf is the part of the member's lanes that run a model; nil if all lanes run all models, or
+// none runs this one.
+func (m *Member) PartOf(model string) *Part {
+	for _, p := range m.GetParts() {
+		if slices.Contains(p.GetModels(), model) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Beside are the models that the member's lanes run which do not run a model of the part's.
+func (m *Member) Beside(part *Part) (models []string) {
+	for _, p := range m.GetParts() {
+		if p != part {
+			models = append(models, p.GetModels()...)
+		}
+	}
+	return names.Neighbours(models)
+}
+
+// LaneTypeOf is the type of the member's lanes that run a model: LaneType, unless only a part of
+// them does.
+func (m *Member) LaneTypeOf(model string) names.LaneType {
+	part := m.PartOf(model)
+	if part == nil {
+		return m.LaneType()
+	}
+	return m.LaneType().Partition(int(m.CoresOf(part)), m.Beside(part), int(part.GetWays()))
+}
+
+// CoresOf is the number of cores of each lane of a part, which may be nil.
+func (m *Member) CoresOf(part *Part) uint32 { return cmp.Or(part.GetCores(), m.GetCores()) }

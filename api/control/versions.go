@@ -7,14 +7,28 @@ import "fmt"
 // own.
 type Versions struct{ Oldest, Newest uint32 }
 
-// Spoken are the versions that this code speaks: the newest and the one before, so that a fleet can
-// be upgraded agent by agent. Raise both only when old and new code would misunderstand each other;
-// until then, add fields to messages, which older code ignores. What each version brought:
+// Spoken are the versions that this code speaks: the newest and at least the one before, so that a
+// fleet can be upgraded agent by agent. Raise the newest when a side has to know what the other
+// understands, the oldest only when old and new code would misunderstand each other; until then,
+// add fields to messages, which older code ignores. What each version brought:
 //
 //	2  one header for an attempt
 //	3  Events, views by changes, versions by range
 //	4  queries that run as several parts
-var Spoken = Versions{Oldest: 3, Newest: 4}
+//	5  queries that name a family, of whose variants the leader chooses
+//	6  layouts: the leader says which models an agent holds; machines that the leader rents; fewer
+//	   heartbeats to gateways without queries; queries on a stream
+var Spoken = Versions{Oldest: 3, Newest: 6}
+
+// FamiliesVersion is the first version in which queries may name a family.
+const FamiliesVersion = 5
+
+// RestingVersion is the first version whose gateways expect few heartbeats of the leader while they
+// have no queries.
+const RestingVersion = 6
+
+// StreamVersion is the first version whose agents have Queries.
+const StreamVersion = 6
 
 // VersionsOf returns the versions from a message's two fields; newest is 0 in messages of older
 // code, which speaks one version.

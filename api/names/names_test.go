@@ -38,3 +38,25 @@ func TestLaneType(t *testing.T) {
 			own.IsOwn())
 	}
 }
+
+// TestLanesBesideOthers: a type names the neighbours, in one form, whatever they are called.
+func TestLanesBesideOthers(t *testing.T) {
+	alone := NewLaneType("c5n.2xlarge", "cpu", 2)
+	for _, tt := range []struct {
+		models []string
+		want   LaneType
+	}{
+		{nil, "c5n.2xlarge/cpu/2"},
+		{[]string{"rm2"}, "c5n.2xlarge/cpu/2+rm2"},
+		{[]string{"wnd", "rm2", "wnd"}, "c5n.2xlarge/cpu/2+rm2+wnd"},
+		{[]string{"a+b@c%"}, "c5n.2xlarge/cpu/2+a%2Bb%40c%25"},
+	} {
+		got := alone.Beside(tt.models...)
+		if got != tt.want {
+			t.Errorf("beside %q: %q, want %q", tt.models, got, tt.want)
+		}
+		if got.IsShared() != (len(tt.models) > 0) || got.IsOwn() || !got.Own("x").IsOwn() {
+			t.Errorf("%q: shared %v, own %v", got, got.IsShared(), got.IsOwn())
+		}
+	}
+}

@@ -7,7 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec is the gRPC codec "proto" for [Request] and [Response]. Decoding copies each tensor once,
+// Codec is the gRPC codec "proto" for [Request] and [Response], and for [StreamedQuery] and
+// [StreamedAnswer] with one of them. Decoding copies each tensor once,
 // from gRPC's receive buffers to pooled memory aligned to 64 bytes; encoding sends tensors from
 // their own memory without a copy. It passes any other message to gRPC's own codec. It has to be
 // forced on the server ([ServerOptions]) and on the client ([DialOptions]). It may be used
@@ -47,6 +48,16 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *Response:
 		defer v.Release()
 		return v.marshal()
+	case *streamed:
+		defer v.Release()
+		return v.marshal()
+	case *StreamedQuery:
+		return v.marshal()
+	case *StreamedAnswer:
+		if v.Answer != nil {
+			defer v.Answer.Release()
+		}
+		return v.marshal()
 	case Encoded:
 		// not from a pool, so freeing it does nothing
 		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil
@@ -62,6 +73,10 @@ func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
 		v.err = v.unmarshal(data)
 		return nil
 	case *Response:
+		return v.unmarshal(data)
+	case *StreamedQuery:
+		return v.unmarshal(data)
+	case *StreamedAnswer:
 		return v.unmarshal(data)
 	}
 	return ordinary.Unmarshal(data, v)

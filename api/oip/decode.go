@@ -88,16 +88,19 @@ func (r *Request) unmarshal(data mem.BufferSlice) error { return r.decode(data, 
 // decode decodes a ModelInferRequest, and adds the bytes of the inputs to charge before it
 // allocates them.
 func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
+	return r.decodeFrom(newCursor(data), charge)
+}
+
+func (r *Request) decodeFrom(c cursor, charge *Charge) error {
 	r.Release()
 	*r = Request{}
 	b := bodies.Get().(*body)
 	defer b.done()
-	c := newCursor(data)
 	if err := b.decode(&c, requestSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters},
 		r); err != nil {
 		return err
 	}
-	if err := r.takeTimeout(); err != nil {
+	if err := r.takeParameters(); err != nil {
 		return err
 	}
 	block, err := b.read(requestSide, charge)
@@ -109,12 +112,13 @@ func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 }
 
 // unmarshal decodes a ModelInferResponse into r.
-func (r *Response) unmarshal(data mem.BufferSlice) error {
+func (r *Response) unmarshal(data mem.BufferSlice) error { return r.decodeFrom(newCursor(data)) }
+
+func (r *Response) decodeFrom(c cursor) error {
 	r.Release()
 	*r = Response{}
 	b := bodies.Get().(*body)
 	defer b.done()
-	c := newCursor(data)
 	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters},
 		nil); err != nil {
 		return err
@@ -123,6 +127,7 @@ func (r *Response) unmarshal(data mem.BufferSlice) error {
 	if err != nil {
 		return err
 	}
+	r.takeVariant()
 	r.Outputs, r.hold = b.tensors, &block.hold
 	return nil
 }
@@ -407,6 +412,33 @@ func checkParameters(name string, parameters map[string]any) error {
 	return nil
 }
 
+// takeParameters moves the parameters that have a field of their own to it.
+func (r *Request) takeParameters() error {
+	if len(r.Parameters) == 0 {
+		return nil
+	}
+	return errors.Join(r.checkSequence(), r.takeTimeout(), r.takeLeastAccuracy())
+}
+
+// checkSequence refuses a query of a sequence: it would be answered without the state that its
+// client counts on.
+func (r *Request) checkSequence() error {
+	switch id := r.Parameters["sequence_id"]; id {
+	case nil, int64(0), uint64(0), "":
+		return nil
+	default:
+		return invalidf("parameter sequence_id is %v: no model keeps state from one query to the "+
+			"next here, so queries cannot be of a sequence", id)
+	}
+}
+
+// take removes a parameter.
+func take(parameters *map[string]any, name string) {
+	if delete(*parameters, name); len(*parameters) == 0 {
+		*parameters = nil
+	}
+}
+
 // takeTimeout moves the parameter `timeout` to r.Timeout.
 func (r *Request) takeTimeout() error {
 	v, ok := r.Parameters["timeout"]
@@ -423,10 +455,7 @@ func (r *Request) takeTimeout() error {
 			v, v)
 	}
 	r.Timeout = time.Duration(min(us, math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
-	delete(r.Parameters, "timeout")
-	if len(r.Parameters) == 0 {
-		r.Parameters = nil
-	}
+	take(&r.Parameters, "timeout")
 	return nil
 }
 

@@ -35,6 +35,9 @@ func (r *Request) marshal() (mem.BufferSlice, error) {
 	if r.Timeout > 0 {
 		e.parameter(4, "timeout", int64(r.Timeout/time.Microsecond))
 	}
+	if r.LeastAccuracy > 0 {
+		e.parameter(4, "least_accuracy", r.LeastAccuracy)
+	}
 	if err := e.parameters(4, r.Parameters); err != nil {
 		return nil, err
 	}
@@ -58,7 +61,9 @@ func (r *Response) marshal() (mem.BufferSlice, error) {
 	e.text(1, r.Model)
 	e.text(2, r.Version)
 	e.text(3, r.ID)
-	if err := e.parameters(4, r.Parameters); err != nil {
+	if err := r.eachParameter(func(key string, value any) error {
+		return e.parameter(4, key, value)
+	}); err != nil {
 		return nil, err
 	}
 	for i := range r.Outputs {

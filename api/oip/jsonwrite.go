@@ -10,7 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/triton"
 )
 
 // appendJSONTensor appends the elements of t as one flat array.
@@ -123,14 +125,25 @@ func appendJSONScalar(b []byte, v any) ([]byte, error) {
 
 // JSON returns the REST form of a message of the protocol that is neither a query nor an answer.
 // All fields are present, under their names in the .proto file, and 64-bit integers are JSON
-// numbers (protobuf's own JSON has strings). A RepositoryIndexResponse is the list alone.
+// numbers (protobuf's own JSON has strings). A RepositoryIndexResponse is the list alone, a
+// ModelConfigResponse the config alone, in which a message is left out if it is not set: to clients
+// its presence means that the model has the feature.
 func JSON(m proto.Message) []byte {
 	r := m.ProtoReflect()
-	if r.Descriptor().Name() == "RepositoryIndexResponse" {
+	switch m := m.(type) {
+	case *inference.RepositoryIndexResponse:
 		f := r.Descriptor().Fields().ByName("models")
 		return appendJSONField(nil, f, r.Get(f))
+	case *inference.ModelConfigResponse:
+		return appendJSONMessage(nil, m.GetConfig().ProtoReflect())
 	}
 	return appendJSONMessage(nil, r)
+}
+
+// leftOut reports whether a field of m is left out: see [JSON].
+func leftOut(m protoreflect.Message, f protoreflect.FieldDescriptor) bool {
+	return f.HasPresence() && !m.Has(f) &&
+		f.ParentFile() == triton.File_triton_model_config_proto
 }
 
 // ErrorJSON returns the REST form of an error, with message cut as by [ErrorText].
@@ -141,11 +154,16 @@ func ErrorJSON(message string) []byte {
 func appendJSONMessage(b []byte, m protoreflect.Message) []byte {
 	b = append(b, '{')
 	fields := m.Descriptor().Fields()
+	first := true
 	for i := range fields.Len() {
-		if i > 0 {
+		f := fields.Get(i)
+		if leftOut(m, f) {
+			continue
+		}
+		if !first {
 			b = append(b, ',')
 		}
-		f := fields.Get(i)
+		first = false
 		b = appendJSONString(b, string(f.Name()))
 		b = append(b, ':')
 		b = appendJSONField(b, f, m.Get(f))
@@ -189,6 +207,14 @@ func appendJSONValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Va
 		return appendJSONMessage(b, v.Message())
 	case protoreflect.StringKind:
 		return appendJSONString(b, v.String())
+	case protoreflect.EnumKind:
+		if name := f.Enum().Values().ByNumber(v.Enum()); name != nil {
+			return appendJSONString(b, string(name.Name()))
+		}
+	case protoreflect.FloatKind, protoreflect.DoubleKind:
+		if x := v.Float(); math.IsNaN(x) || math.IsInf(x, 0) {
+			return append(b, "null"...)
+		}
 	}
-	return append(b, v.String()...) // bool, int64, uint64
+	return append(b, v.String()...) // bool, integers, floats
 }

@@ -24,18 +24,25 @@ type Request struct {
 	// Timeout is how long the client will wait, from the `timeout` parameter (microseconds on the
 	// wire); 0 if it gave none.
 	Timeout time.Duration
+	// LeastAccuracy is the least accuracy of the model that is to answer, in (0, 1], from the
+	// `least_accuracy` parameter; 0 if any will do.
+	LeastAccuracy float64
 	// Parameters holds the remaining request parameters: bool, int64,
 	// uint64, float64 or string.
 	Parameters map[string]any
 	Inputs     []tensor.Tensor
 	// Outputs names the outputs to return, in their order; empty means all outputs.
 	Outputs []RequestedOutput
+	// Tried is set by a gateway that failed to answer a query for a model with a canary: the version
+	// that it was for, if the query names none.
+	Tried int64
 	// BinaryOutputs asks for binary data of every output without a Binary of its own
 	// (`binary_data_output`, REST only).
 	BinaryOutputs bool
 
-	err  error // the fault that Codec has found; nil: none
-	hold *hold // counts the readers of the inputs' memory; nil: nothing is to be freed
+	err    error   // the fault that Codec has found; nil: none
+	hold   *hold   // counts the readers of the inputs' memory; nil: nothing is to be freed
+	charge *Charge // of a query on a stream, until Release; nil: the call has it
 }
 
 // A RequestedOutput is an output that a client asks for.
@@ -49,6 +56,11 @@ type RequestedOutput struct {
 // Check returns the error that a server would return for the form of the query; nil if there is
 // none. It wraps [ErrInvalid] and names the input.
 func (r *Request) Check() error {
+	if r.LeastAccuracy != 0 {
+		if err := checkLeastAccuracy(r.LeastAccuracy); err != nil {
+			return err
+		}
+	}
 	if err := checkNames(r.Inputs, "input"); err != nil {
 		return err
 	}
@@ -59,6 +71,10 @@ func (r *Request) Check() error {
 	}
 	return nil
 }
+
+// Fault returns why a query that has arrived cannot be served; nil if it can. It wraps [ErrInvalid]
+// if the query is malformed.
+func (r *Request) Fault() error { return r.err }
 
 // OnRelease makes Release call f once the inputs' memory has no readers: the caller has called
 // Release, and every connection that the query was sent on is done with it. f may be called on
@@ -83,6 +99,7 @@ func dataBytes(tensors []tensor.Tensor) (n int64) {
 // released.
 func (r *Request) Share() *Request {
 	c := *r
+	c.charge = nil
 	if c.hold != nil {
 		c.hold.add()
 	}
@@ -93,6 +110,8 @@ func (r *Request) Share() *Request {
 // afterwards. Further calls do nothing. The garbage collector frees the memory of a request that is
 // never released.
 func (r *Request) Release() {
+	r.charge.Only(0)
+	r.charge = nil
 	if r.hold != nil {
 		r.hold.drop()
 		r.hold = nil
@@ -101,9 +120,15 @@ func (r *Request) Release() {
 
 // A Response is the answer to a Request. It is not safe for concurrent use.
 type Response struct {
-	Model      string
-	Version    string
-	ID         string
+	Model   string // as the request named it
+	Version string // empty if the request named a family
+	ID      string
+	// Variant and VariantVersion are the model that answered a query for a family, and its version;
+	// empty in other answers. They and Accuracy are parameters on the wire.
+	Variant, VariantVersion string
+	// Accuracy is the variant's, in (0, 1]; 0 if unknown.
+	Accuracy float64
+	// Parameters holds the remaining parameters, as those of a Request.
 	Parameters map[string]any
 	Outputs    []tensor.Tensor
 

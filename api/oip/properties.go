@@ -16,9 +16,25 @@ type Properties struct {
 	Deadline         time.Duration      // deadline_ms
 	LargestBatchSize int                // largest_batch_size
 	IDBounds         map[string][]int64 // id_bounds.INPUT, separated by commas; see models.Port
+	// Family is what the model answers for beside its own name. Variants are the models that answer
+	// for the family that the metadata is of, the most accurate first, separated by commas.
+	Family   string   // family
+	Variants []string // variants
+	// Accuracy is in (0, 1] and Score in terms of the metric of the model's measurement, both by
+	// model: of the family's variants, or of the one model.
+	Accuracy map[string]float64 // accuracy.MODEL
+	Score    map[string]float64 // score.MODEL
+	// Batchless is whether the tensors have no batch dimension, so that a query counts as one item:
+	// batchless, "true" or left out.
+	Batchless bool
 }
 
-const idBoundsPrefix = "id_bounds."
+const (
+	idBoundsPrefix = "id_bounds."
+	accuracyPrefix = "accuracy."
+	scorePrefix    = "score."
+	batchless      = "batchless"
+)
 
 // Map returns p in the form of the field `properties`.
 func (p Properties) Map() map[string]string {
@@ -32,12 +48,27 @@ func (p Properties) Map() map[string]string {
 	number("qos_percentile", p.QoSPercentile)
 	number("deadline_ms", milliseconds(p.Deadline))
 	number("largest_batch_size", float64(p.LargestBatchSize))
+	if p.Batchless {
+		m[batchless] = "true"
+	}
 	for input, bounds := range p.IDBounds {
 		s := make([]string, len(bounds))
 		for i, b := range bounds {
 			s[i] = strconv.FormatInt(b, 10)
 		}
 		m[idBoundsPrefix+input] = strings.Join(s, ",")
+	}
+	if p.Family != "" {
+		m["family"] = p.Family
+	}
+	if len(p.Variants) > 0 {
+		m["variants"] = strings.Join(p.Variants, ",")
+	}
+	for model, accuracy := range p.Accuracy {
+		number(accuracyPrefix+model, accuracy)
+	}
+	for model, score := range p.Score {
+		number(scorePrefix+model, score)
 	}
 	return m
 }
@@ -66,6 +97,30 @@ func ParseProperties(m map[string]string) (Properties, error) {
 	p.QoSTarget = time.Duration(qos * float64(time.Millisecond))
 	p.Deadline = time.Duration(deadline * float64(time.Millisecond))
 	p.LargestBatchSize = int(largest)
+	p.Family = m["family"]
+	if variants := m["variants"]; variants != "" {
+		p.Variants = strings.Split(variants, ",")
+	}
+	for prefix, byModel := range map[string]*map[string]float64{
+		accuracyPrefix: &p.Accuracy, scorePrefix: &p.Score,
+	} {
+		for name, value := range m {
+			model, ok := strings.CutPrefix(name, prefix)
+			if !ok {
+				continue
+			}
+			x, err := strconv.ParseFloat(value, 64)
+			if err != nil || !(x > 0 && x <= 1) {
+				return Properties{}, fmt.Errorf(
+					"model property %s: found %q, want a number above 0, at most 1", name, value)
+			}
+			if *byModel == nil {
+				*byModel = map[string]float64{}
+			}
+			(*byModel)[model] = x
+		}
+	}
+	p.Batchless = m[batchless] == "true"
 	for name, value := range m {
 		input, ok := strings.CutPrefix(name, idBoundsPrefix)
 		if !ok {

@@ -163,11 +163,11 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 	}
 	flag, n := r.header[0], int64(binary.BigEndian.Uint32(r.header[1:]))
 	if n > r.most {
-		return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes, want at most %d",
-			n, r.most)
+		return nil, &refusal{status.Errorf(codes.ResourceExhausted,
+			"a message of %d bytes, want at most %d", n, r.most), n}
 	}
 	if err := r.charge.AtLeast(n); err != nil {
-		return nil, err
+		return nil, &refusal{err, n}
 	}
 	data, err := r.from.Read(int(n))
 	if err != nil {
@@ -194,8 +194,25 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 			compression)
 	}
 	defer data.Free()
-	return inflate(data, r.most, r.charge)
+	plain, err := inflate(data, r.most, r.charge)
+	if err != nil {
+		return nil, &refusal{err, -1}
+	}
+	return plain, nil
 }
+
+// A refusal is the error of a message that is at fault, on a connection that is not. unread is how
+// many bytes of it have not been read.
+type refusal struct {
+	error
+	unread int64
+}
+
+// Unwrap returns the error itself.
+func (r *refusal) Unwrap() error { return r.error }
+
+// GRPCStatus makes the error that of the call.
+func (r *refusal) GRPCStatus() *status.Status { return status.Convert(r.error) }
 
 // inflateStep is how many bytes are decompressed at a time.
 const inflateStep = 32 << 10
@@ -292,6 +309,12 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 		charge.Only(r.Bytes())
 		return nil
 	}
+	if q, ok := m.(*StreamedQuery); ok {
+		if err := q.unmarshal(data); err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		return nil
+	}
 	if err := ordinary.Unmarshal(data, m); err != nil {
 		return status.Errorf(codes.Internal, "unmarshal: %v", err)
 	}
@@ -340,7 +363,9 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 		handle, many := stream.Handler, stream.ClientStreams
 		stream.Handler = func(service any, s grpc.ServerStream) error {
 			if from, ok := grpc.ServerTransportStreamFromContext(s.Context()).(arrival); ok {
-				s = &boundedStream{s, receiver{from: from, most: b.largest(method)}, many}
+				s = &boundedStream{
+					s, receiver{from: from, most: b.largest(method)}, many, b.intake,
+				}
 			}
 			return handle(service, s)
 		}
@@ -352,12 +377,16 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 type boundedStream struct {
 	grpc.ServerStream
 	receiver receiver
-	many     bool // the client may send several
+	many     bool   // the client may send several
+	intake   Intake // counts the bytes of queries
 }
 
 func (s *boundedStream) RecvMsg(m any) error {
 	if !s.many {
 		return s.receiver.receiveOnly(m)
+	}
+	if query, ok := m.(*Request); ok {
+		return s.receiver.receiveQuery(query, NewCharge(s.Context(), s.intake))
 	}
 	data, err := s.receiver.receive()
 	if err != nil {

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 
@@ -47,7 +45,7 @@ func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, erro
 	if err != nil {
 		return nil, invalidf("decode JSON: %v", err)
 	}
-	if err := req.takeTimeout(); err != nil {
+	if err := req.takeParameters(); err != nil {
 		return nil, err
 	}
 	if err := req.readInputs(*text, inputs, &body, binary != ""); err != nil {
@@ -531,19 +529,20 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 		b = append(b, `,"id":`...)
 		b = appendJSONString(b, resp.ID)
 	}
-	if len(resp.Parameters) > 0 {
-		b = append(b, `,"parameters":{`...)
-		for i, key := range slices.Sorted(maps.Keys(resp.Parameters)) {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendJSONString(b, key)
-			b = append(b, ':')
-			var err error
-			if b, err = appendJSONScalar(b, resp.Parameters[key]); err != nil {
-				return nil, fmt.Errorf("encode parameter %q: %w", key, err)
-			}
+	opening := `,"parameters":{`
+	err := resp.eachParameter(func(key string, value any) (err error) {
+		b = append(b, opening...)
+		opening = ","
+		b = append(appendJSONString(b, key), ':')
+		if b, err = appendJSONScalar(b, value); err != nil {
+			return fmt.Errorf("encode parameter %q: %w", key, err)
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if opening == "," {
 		b = append(b, '}')
 	}
 	b = append(b, `,"outputs":[`...)
@@ -571,7 +570,6 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 			continue
 		}
 		b = append(b, `,"data":`...)
-		var err error
 		if b, err = appendJSONTensor(b, out); err != nil {
 			return nil, invalidf("output %q: %v", out.Name, err)
 		}

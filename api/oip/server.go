@@ -29,6 +29,11 @@ type Server interface {
 	// codes.InvalidArgument. ModelInfer owns the request, and must Release it when nothing reads
 	// the inputs any more. The connection releases the response when it has been sent.
 	ModelInfer(context.Context, *Request) (*Response, error)
+	// ModelStreamInfer answers the queries of a stream, and owns each as ModelInfer does. It blocks
+	// until the stream ends.
+	ModelStreamInfer(InferStream) error
+	ModelConfig(context.Context, *inference.ModelConfigRequest) (*inference.ModelConfigResponse,
+		error)
 	ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
 		*inference.ModelStatisticsResponse, error)
 	RepositoryIndex(context.Context, *inference.RepositoryIndexRequest) (
@@ -77,10 +82,15 @@ const (
 // [ServerOptions].
 func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 	desc := inference.GRPCInferenceService_ServiceDesc
-	desc.Methods = slices.Clone(desc.Methods)
+	desc.Methods, desc.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i := range desc.Methods {
 		if desc.Methods[i].MethodName == "ModelInfer" {
 			desc.Methods[i].Handler = modelInferHandler(srv)
+		}
+	}
+	for i := range desc.Streams { // ModelStreamInfer is the only one
+		desc.Streams[i].Handler = func(_ any, stream grpc.ServerStream) error {
+			return srv.ModelStreamInfer(InferStream{stream})
 		}
 	}
 	s.RegisterService(&desc, service{srv})
@@ -93,6 +103,11 @@ type service struct{ Server }
 func (service) ModelInfer(context.Context, *inference.ModelInferRequest) (
 	*inference.ModelInferResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ModelInfer not implemented")
+}
+
+// ModelStreamInfer is never called either.
+func (service) ModelStreamInfer(inference.GRPCInferenceService_ModelStreamInferServer) error {
+	return status.Error(codes.Unimplemented, "method ModelStreamInfer not implemented")
 }
 
 // modelInferHandler returns the generated handler, with Request and Response in place of the

@@ -28,9 +28,11 @@ const (
 	// Metrics is the right to read the metrics of all models. Without it, a client reads those of
 	// models that it may query.
 	Metrics Control = "metrics"
+	// Fleet is the right to change what agents hold and how many there are.
+	Fleet Control = "fleet"
 )
 
-var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events, Metrics}
+var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events, Metrics, Fleet}
 
 // Anyone stands, in the access file, for all clients without an entry of their own, or for all
 // models.
@@ -51,7 +53,7 @@ type grant struct {
 // control:
 //
 //	clients:
-//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events, metrics]}
+//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events, metrics, fleet]}
 //	  "*": {models: ["*"]}
 func DefaultAccess() *Access {
 	all := map[string]bool{Anyone: true}
@@ -67,7 +69,7 @@ func DefaultAccess() *Access {
 //	clients:
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
-//	    control: [load, unload] # of load, unload, drain, plan, keys, events, metrics
+//	    control: [load, unload] # of load, unload, drain, plan, keys, events, metrics, fleet
 //	    limits:                 # how much it may use of each agent; none, without
 //	      queries_per_second: 200
 //	      burst: 400            # at once after a pause; without, those of a second

@@ -84,7 +84,8 @@ func TestParseAccess(t *testing.T) {
 		{"unknown right", "clients:\n  ads: {model: [ncf]}\n",
 			`access:2: unknown key "model", want models, control or limits`},
 		{"unknown control", "clients:\n  ads: {control: [reboot]}\n",
-			`access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events" "metrics"]`},
+			`access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" ` +
+				`"events" "metrics" "fleet"]`},
 		{"models that are a word", "clients:\n  ads: {models: ncf}\n",
 			"access:2: want a list of models"},
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n",
@@ -127,6 +128,7 @@ ads plan false
 ads keys false
 ads events false
 ads metrics false
+ads fleet false
 ops ncf false
 ops rm2 false
 ops load false
@@ -136,6 +138,7 @@ ops plan false
 ops keys false
 ops events false
 ops metrics false
+ops fleet false
 somebody ncf true
 somebody rm2 true
 somebody load false
@@ -145,6 +148,7 @@ somebody plan false
 somebody keys false
 somebody events false
 somebody metrics false
+somebody fleet false
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -155,7 +159,7 @@ somebody metrics false
 func TestDefaultAccess(t *testing.T) {
 	written, err := ParseAccess("comment",
 		[]byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, "+
-			"events, metrics]}\n  \"*\": {models: [\"*\"]}\n"))
+			"events, metrics, fleet]}\n  \"*\": {models: [\"*\"]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

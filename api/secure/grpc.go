@@ -116,7 +116,7 @@ func (s serverCredentials) Clone() credentials.TransportCredentials { return s }
 func (serverCredentials) OverrideServerName(string) error           { return nil }
 
 // demandOf returns the rights that a call of the method needs. Unlisted methods of the control
-// service are for agents; other unlisted methods are for every caller with a name.
+// service, and those of the dashboard's, are for agents; other unlisted methods are for every caller with a name.
 func demandOf(method string) demand {
 	switch method {
 	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName,
@@ -136,11 +136,17 @@ func demandOf(method string) demand {
 		return demand{control: Rotate}
 	case control.Control_Events_FullMethodName:
 		return demand{control: Events}
+	case control.Control_Place_FullMethodName, control.Control_SetFleet_FullMethodName,
+		control.Control_SetRelease_FullMethodName:
+		return demand{control: Fleet}
 	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,
-		control.Control_Probe_FullMethodName, control.Control_Status_FullMethodName:
+		control.Control_Probe_FullMethodName, control.Control_Queries_FullMethodName,
+		control.Control_Status_FullMethodName, control.Control_Fleet_FullMethodName,
+		control.Control_Release_FullMethodName:
 		return demand{} // SDKs make these
 	}
-	if strings.HasPrefix(method, "/"+control.Control_ServiceDesc.ServiceName+"/") {
+	if strings.HasPrefix(method, "/"+control.Control_ServiceDesc.ServiceName+"/") ||
+		strings.HasPrefix(method, "/"+control.Dashboard_ServiceDesc.ServiceName+"/") {
 		return demand{agent: true}
 	}
 	return demand{}
@@ -154,6 +160,8 @@ func modelOf(message any) (model string, ok bool) {
 	case *inference.ModelInferRequest:
 		return m.GetModelName(), true
 	case *inference.ModelMetadataRequest:
+		return m.GetName(), true
+	case *inference.ModelConfigRequest:
 		return m.GetName(), true
 	case *inference.ModelReadyRequest:
 		return m.GetName(), true
@@ -220,7 +228,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		}
 	}
 	d := demandOf(method)
-	c, r := g.check(state, header.Get("authorization"), d)
+	c, r := g.check(state, header.Get("authorization"), "", d)
 	if r != nil || d.open {
 		g.pace()
 	}
@@ -230,6 +238,14 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	}
 	c.from = addressOf(p)
 	return context.WithValue(ctx, callerKey{}, c), nil
+}
+
+// Again checks the caller of a stream anew, for one of several calls that the stream carries, as Tap
+// would check a call of the method: what the caller may do, and whether its API key is known, may
+// have changed. header is the stream's. It returns a context for the call.
+func (g *Guard) Again(ctx context.Context, method string, header metadata.MD) (context.Context,
+	error) {
+	return g.enter(ctx, method, header)
 }
 
 // entered is enter for a call that Tap has not checked; it accepts one that Tap has. It copies the

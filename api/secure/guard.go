@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	timerate "golang.org/x/time/rate"
@@ -42,8 +43,14 @@ type Guard struct {
 	meters             meters            // the use of clients with limits
 	free               *timerate.Limiter // see pace
 
+	attempts    attempts        // of logins
+	sessionKeys func() [][]byte // Options.SessionKeys
+	ownSecret   func() []byte
+
 	tlsMu sync.Mutex
 	tls   tlsConfigs
+
+	familyOf atomic.Pointer[func(model string) string] // nil: not known yet
 
 	knownMu sync.Mutex
 	known   func(model string) bool
@@ -75,6 +82,10 @@ type Options struct {
 	// nil: no function is called.
 	OnRefusal func(reason string)
 	Limits    Limits
+	// SessionKeys returns the keys that all agents of the fleet share, the newest first, from which
+	// they derive the secret of logins; nil, or none: logins are good for this process alone. It is
+	// called concurrently and must not block.
+	SessionKeys func() [][]byte
 }
 
 // Open returns a Guard, and reads the files that config names. The error says what is wrong with
@@ -86,7 +97,8 @@ func Open(config Config, o Options) (*Guard, error) {
 	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal,
 		refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
 		turns: newTurns(runtime.GOMAXPROCS(0)), free: timerate.NewLimiter(paceRate, paceBurst),
-		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls}}
+		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls},
+		sessionKeys: o.SessionKeys, ownSecret: newSecret()}
 	if g.observe == nil {
 		g.observe = func(string) {}
 	}
@@ -255,11 +267,11 @@ func (r *refusal) Error() string { return r.text }
 // GRPCStatus returns the refusal as a gRPC status.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-// authenticate returns the caller: by the API key, if there is one, or else by the connection's
-// certificate, if it uses TLS. A caller without a name and a nil error mean that no name is
-// required.
-func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string) (caller,
-	*refusal) {
+// authenticate returns the caller: by the API key, if there is one, or by the name of who has
+// logged in, if that is not "", or else by the connection's certificate, if it uses TLS. A caller
+// without a name and a nil error mean that no name is required.
+func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
+	loggedIn string) (caller, *refusal) {
 	var c caller
 	if state != nil {
 		var err error
@@ -284,6 +296,8 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 				}
 			}
 			c = caller{name: name, apiKey: true}
+		} else if loggedIn != "" {
+			c = caller{name: loggedIn, apiKey: true}
 		}
 	}
 	if c.name == "" && !c.agent && g.config.Named() {
@@ -358,7 +372,7 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 			codes.PermissionDenied, "may not " + string(d.control),
 			fmt.Sprintf("client %q may not %s", c.name, d.control),
 		}
-	case d.query && c.name != "" && !g.access.get().MayQuery(c.name, d.model):
+	case d.query && c.name != "" && !g.mayQuery(c.name, d.model):
 		return &refusal{
 			codes.PermissionDenied, "may not query",
 			fmt.Sprintf("client %q may not query model %q", c.name, d.model),
@@ -367,13 +381,31 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	return nil
 }
 
+// mayQuery reports whether a client may query a model, under its own name or that of its family.
+func (g *Guard) mayQuery(client, model string) bool {
+	access := g.access.get()
+	if access.MayQuery(client, model) {
+		return true
+	}
+	familyOf := g.familyOf.Load()
+	if familyOf == nil {
+		return false
+	}
+	family := (*familyOf)(model)
+	return family != "" && access.MayQuery(client, family)
+}
+
+// KnowFamilies sets the function that returns the family of a model, "" if it has none. A client
+// that may query a family may query its models.
+func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.Store(&familyOf) }
+
 // check authenticates the caller, and checks its rights.
-func (g *Guard) check(state *tls.ConnectionState, authorization []string, d demand) (caller,
-	*refusal) {
+func (g *Guard) check(state *tls.ConnectionState, authorization []string, loggedIn string,
+	d demand) (caller, *refusal) {
 	if d.open {
 		return caller{}, nil
 	}
-	c, r := g.authenticate(state, authorization)
+	c, r := g.authenticate(state, authorization, loggedIn)
 	if r != nil {
 		return caller{}, r
 	}

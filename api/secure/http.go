@@ -23,7 +23,7 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		var c caller
 		d := demandOfPath(req.URL.EscapedPath())
 		if r == nil {
-			c, r = g.check(req.TLS, req.Header.Values("Authorization"), d)
+			c, r = g.checkHTTP(req, d)
 		}
 		if r != nil || d.open {
 			g.pace()
@@ -43,6 +43,15 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		w.WriteHeader(code)
 		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // fails only if the client has gone
 	})
+}
+
+// checkHTTP is check of a request.
+func (g *Guard) checkHTTP(req *http.Request, d demand) (caller, *refusal) {
+	loggedIn := ""
+	if strings.HasPrefix(req.URL.Path, "/dashboard/api/") {
+		loggedIn, _ = g.sessionClient(req)
+	}
+	return g.check(req.TLS, req.Header.Values("Authorization"), loggedIn, d)
 }
 
 // counted passes a request to next, unless its client has too many open calls.
@@ -84,12 +93,17 @@ func (g *Guard) ofForeignPage(req *http.Request) *refusal {
 // check it: the network restricts access to other addresses, and with TLS the client checks the
 // name in the certificate.
 func (g *Guard) isOwnHost(req *http.Request, host string) bool {
-	local, _ := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	if req.TLS != nil || local == nil || !local.IP.IsLoopback() {
+	if req.TLS != nil || !onLoopback(req) {
 		return true
 	}
 	return host == "" || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
 		host == g.hostname || net.ParseIP(host) != nil
+}
+
+// onLoopback reports whether a request came to an address of loopback.
+func onLoopback(req *http.Request) bool {
+	local, _ := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return local != nil && local.IP.IsLoopback()
 }
 
 // hostname returns the name or address in a Host header, in lower case.
@@ -119,6 +133,10 @@ func demandOfPath(path string) demand {
 	switch {
 	case len(parts) == 1 && (parts[0] == "livez" || parts[0] == "readyz"):
 		return demand{open: true}
+	case at(0) == "dashboard" && at(1) == "api":
+		return demand{open: len(parts) == 3 && (at(2) == "session" || at(2) == "login")}
+	case at(0) == "dashboard":
+		return demand{open: true} // files that are the same everywhere
 	case at(0) != "v2":
 		return demand{}
 	case at(1) == "health":

@@ -19,6 +19,7 @@ const shortestKey = 16
 type Keys struct {
 	secret  [sha256.Size]byte
 	clients map[digest]string
+	digests map[string][]digest // by client
 }
 
 type digest [sha256.Size]byte
@@ -41,7 +42,7 @@ type apiKey struct {
 // those that begin with # are passed over. path is for errors, which never
 // show a key; all faults are reported at once.
 func ParseKeys(path string, data []byte) (*Keys, error) {
-	k := &Keys{clients: map[digest]string{}}
+	k := &Keys{clients: map[digest]string{}, digests: map[string][]digest{}}
 	_, _ = rand.Read(k.secret[:]) // never fails
 	var faults []error
 	first := map[digest]int{} // the first line of each digest
@@ -65,6 +66,7 @@ func ParseKeys(path string, data []byte) (*Keys, error) {
 		}
 		first[key.digest] = number
 		k.clients[k.index(key.digest)] = key.client
+		k.digests[key.client] = append(k.digests[key.client], key.digest)
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)

@@ -39,9 +39,12 @@ var Method = strings.TrimPrefix(inference.GRPCInferenceService_ModelInfer_FullMe
 
 // Keys of attributes. Times are in milliseconds.
 const (
-	Model        = attribute.Key("muster.model")
-	Version      = attribute.Key("muster.version")
-	BatchSize    = attribute.Key("muster.batch_size")
+	Model     = attribute.Key("muster.model")
+	Version   = attribute.Key("muster.version")
+	BatchSize = attribute.Key("muster.batch_size")
+	// The model and version that answers a query for a family, "wnd-int8/1", and its accuracy.
+	Variant      = attribute.Key("muster.variant")
+	Accuracy     = attribute.Key("muster.accuracy")
 	Attempt      = attribute.Key("muster.attempt")
 	Part         = attribute.Key("muster.part")  // the number of a part of a query, from 1 on
 	Agent        = attribute.Key("muster.agent") // the agent that the query goes to
@@ -88,6 +91,13 @@ func Query(req *oip.Request) []attribute.KeyValue {
 		attributes = append(attributes, BatchSize.Int64(req.Inputs[0].Shape[0]))
 	}
 	return attributes
+}
+
+// Answer returns the attributes of the answer to a query for a family.
+func Answer(resp *oip.Response) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		Variant.String(resp.Variant + "/" + resp.VariantVersion), Accuracy.Float64(resp.Accuracy),
+	}
 }
 
 // EndClient ends a client's span of a gRPC call that returned err, a gRPC status or nil.

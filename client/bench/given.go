@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -65,7 +66,10 @@ func (m *Model) give(g *Given) error {
 		m.queries = map[int][]*oip.Request{}
 		m.rows = 0
 		for i, q := range g.Queries {
-			b, err := batchSizeOf(q.Inputs)
+			b, err := 1, error(nil)
+			if !m.batchless {
+				b, err = batchSizeOf(q.Inputs)
+			}
 			if err != nil {
 				return fmt.Errorf("query %d: %w", i+1, err)
 			}
@@ -139,6 +143,6 @@ func (m *Model) query(batchSize int, r *rand.Rand) *oip.Request {
 	q := given[r.IntN(len(given))]
 	return &oip.Request{
 		Model: m.Name, Parameters: q.Parameters, Inputs: slices.Clone(q.Inputs), Outputs: q.Outputs,
-		Timeout: q.Timeout,
+		Timeout: q.Timeout, LeastAccuracy: cmp.Or(m.LeastAccuracy, q.LeastAccuracy),
 	}
 }

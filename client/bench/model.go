@@ -30,15 +30,18 @@ type Model struct {
 	QoSPercentile float64
 	// Timeout is how long after a query was due its client stops waiting.
 	Timeout time.Duration
+	// LeastAccuracy is demanded of the variants that answer; 0: any will do.
+	LeastAccuracy float64
 	// LargestBatchSize is the largest batch size that can be sent: that of the options, or the
 	// model's if that is smaller.
 	LargestBatchSize int
 	// Notes say, for the user, what had to be guessed or reduced.
 	Notes []string
 
-	rows    int // number of rows that the inputs hold; the largest batch size of queries
-	inputs  []input
-	queries map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
+	batchless bool // each query is one row, whose shapes are the query's
+	rows      int  // number of rows that the inputs hold; the largest batch size of queries
+	inputs    []input
+	queries   map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
 	// expected are the answers to all rows; nil: answers are not compared
 	expected []expected
 }
@@ -48,7 +51,7 @@ type Model struct {
 type input struct {
 	name     string
 	dataType tensor.DataType
-	shape    []int64 // without the batch size
+	shape    []int64 // without the batch size, if there is one
 	rowBytes int     // of each row, unless there are ends
 	ends     []int   // where each row ends, if rows differ in length
 	data     []byte
@@ -74,6 +77,8 @@ type ModelOptions struct {
 	QoSTarget time.Duration
 	// Timeout overrides the model's deadline; 0 keeps that.
 	Timeout time.Duration
+	// LeastAccuracy is demanded of the variants that answer; 0: any will do.
+	LeastAccuracy float64
 	// Seed seeds the random inputs.
 	Seed uint64
 	// Given, if set, replaces the random inputs.
@@ -118,7 +123,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 	}
 	m := &Model{
 		Name: name, QoSTarget: o.QoSTarget, QoSPercentile: properties.QoSPercentile,
-		Timeout: o.Timeout,
+		Timeout: o.Timeout, LeastAccuracy: o.LeastAccuracy, batchless: properties.Batchless,
 	}
 	if m.QoSTarget == 0 {
 		m.QoSTarget = properties.QoSTarget
@@ -158,8 +163,12 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 			m.LargestBatchSize, m.rows*rowBytes, maxInputBytes)
 	}
 	r := rand.New(rand.NewPCG(o.Seed, 3))
+	second := 1
+	if m.batchless {
+		second = 2
+	}
 	for i := range m.inputs {
-		m.inputs[i].fill(m.rows, properties.IDBounds[m.inputs[i].name], r)
+		m.inputs[i].fill(m.rows, second, properties.IDBounds[m.inputs[i].name], r)
 	}
 	return m, nil
 }
@@ -181,12 +190,15 @@ func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*in
 	if len(d.GetShape()) == 0 {
 		return nil, fmt.Errorf("input %q has no batch dimension", in.name)
 	}
-	in.shape = slices.Clone(d.GetShape()[1:])
+	if in.shape = slices.Clone(d.GetShape()); !m.batchless {
+		in.shape = in.shape[1:]
+	}
 	for i, n := range in.shape {
 		if n < 0 {
 			in.shape[i] = 1
 			m.Notes = append(m.Notes,
-				fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name, i+1))
+				fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name,
+					len(d.GetShape())-len(in.shape)+i))
 		}
 	}
 	n, err := tensor.Elements(in.shape)
@@ -206,20 +218,18 @@ const wordLetters = 8
 
 // fill makes rows rows of random values: floats from a standard normal distribution, ids uniform
 // within their bounds, other integers 0, strings of random letters.
-func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
+func (in *input) fill(rows, second int, bounds []int64, r *rand.Rand) {
 	in.data = make([]byte, rows*in.rowBytes)
 	size := in.dataType.Size()
 	if in.dataType == tensor.Bytes {
 		size = 4 + wordLetters
 	}
 	perRow := in.rowBytes / size
-	// Bounds are per position of the second dimension; all elements below one position have its
-	// bound.
+	// Bounds are per position of the second dimension, behind which are those from second on; all
+	// elements below one position have its bound.
 	perBound := 1
-	if len(in.shape) > 1 {
-		for _, n := range in.shape[1:] {
-			perBound *= int(n)
-		}
+	for _, n := range in.shape[min(second, len(in.shape)):] {
+		perBound *= int(n)
 	}
 	for i := range rows * perRow {
 		element := in.data[i*size : (i+1)*size]
@@ -265,12 +275,13 @@ func (m *Model) request(batchSize int, r *rand.Rand) (req *oip.Request, from int
 
 // rowsFrom makes a query of some of the model's rows.
 func (m *Model) rowsFrom(from, batchSize int) *oip.Request {
-	req := &oip.Request{Model: m.Name, Inputs: make([]tensor.Tensor, len(m.inputs))}
+	req := &oip.Request{Model: m.Name, LeastAccuracy: m.LeastAccuracy, Inputs: make([]tensor.Tensor, len(m.inputs))}
 	for i := range m.inputs {
 		in := &m.inputs[i]
-		shape := make([]int64, 1+len(in.shape))
-		shape[0] = int64(batchSize)
-		copy(shape[1:], in.shape)
+		shape := in.shape
+		if !m.batchless {
+			shape = append([]int64{int64(batchSize)}, in.shape...)
+		}
 		req.Inputs[i] = tensor.Tensor{
 			Name:     in.name,
 			DataType: in.dataType,

@@ -55,6 +55,9 @@ func (p Progress) String() string {
 			fmt.Fprintf(&b, "  %s p99 %s ms", m.Model, figures(milliseconds(m.Latency)))
 		}
 	}
+	for _, m := range p.Accuracy {
+		fmt.Fprintf(&b, "  %s accuracy %.4f", m.Family, m.Accuracy)
+	}
 	fmt.Fprintf(&b, "  late %d  errors %d", p.Late, p.Failed)
 	return b.String()
 }

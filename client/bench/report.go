@@ -39,8 +39,12 @@ type ModelReport struct {
 	Answered      int64   `json:"answered"`
 	// Verified counts the answers that agree with the reference's; see [Model.Verify].
 	Verified int64 `json:"verified,omitempty"`
-	Late     int64 `json:"late"`   // answered after the QoS target
-	Failed   int64 `json:"failed"` // not answered; Failures has the reasons, by count
+	Late     int64 `json:"late"` // answered after the QoS target
+	// EffectiveAccuracy is the mean accuracy of the answers of a family, and Variants are those who
+	// gave them, the most accurate first; absent for a model.
+	EffectiveAccuracy float64   `json:"effective_accuracy,omitempty"`
+	Variants          []Variant `json:"variants,omitempty"`
+	Failed            int64     `json:"failed"` // not answered; Failures has the reasons, by count
 	// Unfinished counts queries that were in flight when ctx ended the run. No other field counts
 	// them.
 	Unfinished int64     `json:"unfinished"`
@@ -199,6 +203,7 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 	if m.expected != nil {
 		r.Verified = r.Answered
 	}
+	r.Variants, r.EffectiveAccuracy = m.variants.report()
 	for _, reason := range slices.Sorted(maps.Keys(m.failures)) {
 		r.Failures = append(r.Failures, *m.failures[reason])
 	}
@@ -223,17 +228,32 @@ func (r *Report) WriteText(w io.Writer) error {
 			r.Workload.Seed)
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(
+	families := slices.ContainsFunc(r.Models,
+		func(m ModelReport) bool { return len(m.Variants) > 0 })
+	accuracy := func(m ModelReport) string { // beside the share within QoS
+		switch {
+		case !families:
+			return ""
+		case len(m.Variants) == 0:
+			return "\t-"
+		}
+		return fmt.Sprintf("\t%.4f", m.EffectiveAccuracy)
+	}
+	title := ""
+	if families {
+		title = "\taccuracy"
+	}
+	fmt.Fprintf(
 		t,
 		"model\tqueries\toffered/s\tanswered/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\twithin "+
-			"QoS\ttarget ms\tlate\terrors\t")
+			"QoS%s\ttarget ms\tlate\terrors\t\n", title)
 	for _, m := range r.Models {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f %%\t%g\t%d\t%d\t\n", m.Model,
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f %%%s\t%g\t%d\t%d\t\n", m.Model,
 			m.Queries,
 			figures(m.OfferedQPS), figures(m.AchievedQPS),
 			figures(m.LatencyMS.P50), figures(m.LatencyMS.P95), figures(m.LatencyMS.P99),
 			figures(m.LatencyMS.Max),
-			100*m.QoSSatisfaction, m.QoSTargetMS, m.Late, m.Failed)
+			100*m.QoSSatisfaction, accuracy(m), m.QoSTargetMS, m.Late, m.Failed)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -242,6 +262,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintln(&b, "A failed query counts as infinitely late; max is of the answered ones.")
 	}
 	for _, m := range r.Models {
+		if len(m.Variants) > 0 {
+			fmt.Fprintf(&b, "%s: answered by %s\n", m.Model, sharesOf(m.Variants))
+		}
 		if m.Verified > 0 {
 			fmt.Fprintf(&b, "%s: %d answers agree with those of the model alone\n", m.Model, m.Verified)
 		}

@@ -49,7 +49,9 @@ type Probe struct {
 	Queries   int64   `json:"queries"`
 	// QoSSatisfaction is the lowest of the models' shares, in [0, 1].
 	QoSSatisfaction float64 `json:"qos_satisfaction"`
-	Held            bool    `json:"held"` // every model met its QoS target
+	// EffectiveAccuracy is the lowest of the families'; absent if no family was queried.
+	EffectiveAccuracy float64 `json:"effective_accuracy,omitempty"`
+	Held              bool    `json:"held"` // every model met its QoS target
 	// Certain is whether the probe, together with those before it at this rate, leaves less than 5
 	// % doubt about that; see FindThroughput.
 	Certain bool `json:"certain"`
@@ -348,6 +350,10 @@ func (s *searcher) probe(ctx context.Context, rate float64, tallies []tally) (he
 		if m.Queries > 0 {
 			p.QoSSatisfaction = min(p.QoSSatisfaction, m.QoSSatisfaction)
 		}
+		if a := m.EffectiveAccuracy; a > 0 && (p.EffectiveAccuracy == 0 ||
+			a < p.EffectiveAccuracy) {
+			p.EffectiveAccuracy = a
+		}
 	}
 	held, certain = s.decide(tallies)
 	if report.Interrupted { // far more misses than are allowed
@@ -440,6 +446,9 @@ func (p Probe) String() string {
 	}
 	text := fmt.Sprintf("%8s queries/s  %s: %.2f %% within QoS of %d queries in %.1f s",
 		figures(p.RateQPS), outcome, 100*p.QoSSatisfaction, p.Queries, p.DurationS)
+	if p.EffectiveAccuracy > 0 {
+		text += fmt.Sprintf(", accuracy %.4f", p.EffectiveAccuracy)
+	}
 	if !p.Certain {
 		text += ", not certain"
 	}

@@ -31,6 +31,9 @@ var errWrong = errors.New("wrong answer")
 // the inputs alone. Verify has the reference answer all rows that queries of the model can have, a
 // few queries' worth, and blocks until then.
 func (m *Model) Verify(ctx context.Context, reference Reference) error {
+	if m.batchless {
+		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare", m.Name)
+	}
 	if m.queries != nil {
 		return fmt.Errorf("model %q: queries of a file cannot be compared row by row", m.Name)
 	}

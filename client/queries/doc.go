@@ -7,5 +7,5 @@
 // leader answers, sends a message, splits a query, or is lost. Out go actions ([State.Next]),
 // messages to the leader ([State.Message]), the member to try as the leader ([State.Try]) and the
 // queries to decide without a leader ([State.Inquire]). The caller owns the streams, the timers,
-// the payloads, and the match.Leaderless that makes those decisions.
+// the payloads, and the inquire.State that makes those decisions.
 package queries

@@ -11,8 +11,8 @@ const (
 	// leastSilence is the least time that a leader has to acknowledge a submit before it counts as
 	// silent.
 	leastSilence = 10 * time.Millisecond
-	// heartbeatSilence is how long a leader may send nothing before it counts as silent: three
-	// heartbeats.
+	// heartbeatSilence is how long a leader may send nothing, while there are queries, before it
+	// counts as silent: three heartbeats. Without queries it sends fewer.
 	heartbeatSilence = 150 * time.Millisecond
 	// lostSilence is how long a leader may send nothing before the gateway looks for another: the
 	// time after which agents elect one.
@@ -251,7 +251,7 @@ func (s *State) silence() time.Duration { return max(leastSilence, 3*s.usual) }
 // queries are decided without it, until it has acknowledged all submits.
 func (s *State) Check(now time.Duration) (silent bool) {
 	if s.link == linkOpen && (len(s.unacked) > 0 && now-s.unacked[0] > s.silence() ||
-		now-s.heardAt > max(heartbeatSilence, s.silence())) {
+		now-max(s.heardAt, s.busyAt) > max(heartbeatSilence, s.silence())) {
 		s.linkIs(linkSilent, s.lost)
 		s.stats.Silences++
 		return true

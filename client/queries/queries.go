@@ -57,6 +57,7 @@ type State struct {
 	submitted uint64 // on this link
 	acked     uint64
 	heardAt   time.Duration
+	busyAt    time.Duration // when a query last came while there was none
 	usual     time.Duration // usual time between a submit and its acknowledgement
 
 	slow    func(q *Query, agent names.AgentName) time.Duration
@@ -178,6 +179,14 @@ func (q *Query) At() names.AgentName {
 	return q.at.Agent
 }
 
+// Variant is the model of the attempt under way, "" if there is none or the query names a model.
+func (q *Query) Variant() names.ModelKey {
+	if !q.underWay() {
+		return ""
+	}
+	return q.at.Model
+}
+
 // Parts returns the queries that the query's caller is to run in its place, in the order of their
 // rows; nil unless the query was split. The caller must not change the slice.
 func (q *Query) Parts() []*Query { return q.parts }
@@ -202,6 +211,10 @@ type Target struct {
 	Lane        uint32
 	Reservation uint64        // of the lane's answer to a probe; 0 if a leader chose the lane
 	Took        time.Duration // predicted time until the answer
+	// Merge and Merged name the queries with which it is to run, as in [Assign].
+	Merge  uint64
+	Merged uint32
+	Variant
 
 	// claimed: the leader knows of the attempt from this gateway; the lane may report its end to
 	// another leader.
@@ -211,6 +224,13 @@ type Target struct {
 	overdue time.Duration
 }
 
+// A Variant is the model that is to answer a query that names a family, with its version; empty for
+// a query that names a model.
+type Variant struct {
+	Model    names.ModelKey
+	Accuracy float64 // in (0, 1]
+}
+
 // An Assign is a leader's choice of a lane for a query, or such a choice given back.
 type Assign struct {
 	Sequence uint64
@@ -218,6 +238,11 @@ type Assign struct {
 	Agent    names.AgentName
 	Lane     uint32
 	Took     time.Duration // predicted time until the answer
+	// Merge, if not 0, is the leader's number for the queries that are to run together on the lane;
+	// Merged is how many they are.
+	Merge  uint64
+	Merged uint32
+	Variant
 }
 
 // A Submit asks the leader for a lane. If Agent is set, it says instead where the query is already.
@@ -349,6 +374,9 @@ func (s *State) Unacknowledged() int { return len(s.unacked) }
 func (s *State) Arrive(q *Query, now time.Duration) {
 	s.sequence += match.MostParts + 1
 	q.Sequence, q.since = s.sequence, now
+	if s.first == nil {
+		s.busyAt = now
+	}
 	s.insert(q, s.last)
 	s.stats.Queries++
 	if s.link == linkOpen {
@@ -441,7 +469,10 @@ func (s *State) Assign(a Assign) {
 		return
 	}
 	q.atLeader = assigned
-	s.goTo(q, Target{Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took})
+	s.goTo(q, Target{
+		Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took, Merge: a.Merge,
+		Merged: a.Merged, Variant: a.Variant,
+	})
 }
 
 // forgotten tells the leader that the outcome of a query or part that is not known here is decided;

@@ -38,6 +38,7 @@ type run struct {
 	acked  uint64
 	usual  time.Duration // between a submit and its acknowledgement
 	heard  time.Duration // when it was heard last
+	busy   time.Duration // when a query came while there was none
 
 	reserved map[uint64]bool // by probe: true until released or taken
 	lastID   uint64
@@ -110,6 +111,9 @@ func (r *run) arrive() *caller {
 	c := &caller{}
 	c.q = &Query{Arrival: r.now, Tag: c}
 	r.callers = append(r.callers, c)
+	if r.s.first == nil {
+		r.busy = r.now
+	}
 	r.s.Arrive(c.q, r.now)
 	r.note("%d arrives", c.q.Sequence)
 	r.carryOut()
@@ -401,7 +405,7 @@ func (r *run) tick() {
 func (r *run) silent() bool {
 	patience := max(leastSilence, 3*r.usual)
 	return len(r.sent) > 0 && r.now-r.sent[0] > patience ||
-		r.now-r.heard > max(heartbeatSilence, patience)
+		r.now-max(r.heard, r.busy) > max(heartbeatSilence, patience)
 }
 
 // The callers.

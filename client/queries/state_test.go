@@ -255,6 +255,27 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 	}
 }
 
+// TestSilenceWithoutQueries: a leader that sends little while there are no queries has all of
+// heartbeatSilence to send more once there is one.
+func TestSilenceWithoutQueries(t *testing.T) {
+	r := led(t)
+	r.now += 300 * ms
+	c := r.arrive()
+	r.hears() // and then nothing
+	if r.tick(); len(r.probing) > 0 {
+		t.Error("the leader counts as silent because it sent nothing while there was no query")
+	}
+	r.s.heardAt = 0 // as if its acknowledgement had told nothing of when it was sent
+	r.now += heartbeatSilence
+	if r.tick(); len(r.probing) > 0 {
+		t.Errorf("the leader is silent after %v", heartbeatSilence)
+	}
+	r.now++
+	if r.tick(); len(r.probing) != 1 || r.probing[0] != c.q {
+		t.Error("nothing is decided without the leader that is silent")
+	}
+}
+
 // TestLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when
 // the leader is heard again, whatever that one had decided about it before it read so.
 func TestLeaderHeardAgain(t *testing.T) {

@@ -10,6 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/cmd/muster/internal/fleetcmd"
+	"github.com/muster-serve/muster/models/store/remote"
 )
 
 func newAgentCommand() *cobra.Command {
@@ -51,6 +55,10 @@ holds, and exits with status 0. A second signal ends it at once.`,
 			if provider != nil {
 				a.Trace(provider)
 			}
+			a.OpenStore(remote.Open)
+			a.Rent(func(p *policy.Policy, join string) (cloud.Provider, error) {
+				return fleetcmd.Open(p, settings.Config, join)
+			})
 			return a.Run(cmd.Context())
 		},
 	}

@@ -33,6 +33,7 @@ type benchOptions struct {
 	arrivals       string
 	qosMS          float64       // 0: the models' own QoS targets
 	timeout        time.Duration // of a query; 0: its model's deadline
+	leastAccuracy  float64       // 0: any
 	seed           uint64
 	json           string // a path, - for standard output, or empty
 	plot           string // a path, or empty
@@ -77,6 +78,9 @@ which every model meets its QoS target. Each rate is tried with so many queries
 that the result is 95 % sure (299 for a target of 99 %), so slow models take long;
 the first line says how long. --duration bounds the whole search.
 
+--model may name a family of models. The effective accuracy, the mean accuracy of
+the variants that answered, then stands beside the share within QoS.
+
 --verify DIR runs the models of a repository in this process, by ONNX Runtime alone,
 and compares each answer with theirs, row by row. It works for models whose rows
 are independent. A wrong answer counts as an error, and the command then fails.
@@ -99,7 +103,7 @@ ends with status 130.`,
 	o.add(cmd.Flags())
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.models, "model", nil,
-		"model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
+		"model or family to query, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
 	flags.DurationVar(&o.duration, "duration", 20*time.Second,
 		"how long to send queries; with --find-throughput, how long to search at most (default "+
@@ -115,6 +119,8 @@ ends with status 130.`,
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.DurationVar(&o.timeout, "timeout", 0,
 		"time after which a query has failed; 0 means the model's deadline")
+	flags.Float64Var(&o.leastAccuracy, "least-accuracy", 0,
+		"least accuracy of the variants that answer for a family; 0 means any")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
 		"write the results as JSON to this file; with - to standard output, instead of the table")
@@ -153,6 +159,9 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 	if given("fail-below") && !(o.failBelow > 0 && o.failBelow <= 100) {
 		fault("fail-below: %v, want percent above 0 and up to 100", o.failBelow)
 	}
+	if !(o.leastAccuracy >= 0 && o.leastAccuracy <= 1) {
+		fault("least-accuracy: %v, want above 0 and at most 1, or 0 for any", o.leastAccuracy)
+	}
 	if o.timeout < 0 {
 		fault("timeout: %v, want 0 or more", o.timeout)
 	}
@@ -185,6 +194,7 @@ func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
 	options := load.Options{
 		Models: o.models, Inputs: o.inputs, Arrivals: o.arrivals, Rate: o.rate,
 		Find: o.findThroughput, QoSMS: o.qosMS, Timeout: o.timeout, Seed: o.seed,
+		LeastAccuracy: o.leastAccuracy,
 	}
 	if cmd.Flags().Changed("batch") {
 		options.BatchSize = o.batch

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,7 +135,9 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
-	if len(found.Probes) == 0 || found.AllowableQPS == 0 ||
+	// A busy machine may not hold any rate within the 4 s.
+	held := slices.ContainsFunc(found.Probes, func(p bench.Probe) bool { return p.Held })
+	if len(found.Probes) == 0 || (found.AllowableQPS > 0) != held ||
 		strings.Count(errs, "queries/s") != len(found.Probes) {
 		t.Errorf("found %s\ntold %s", out, errs)
 	}

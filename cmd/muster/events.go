@@ -110,19 +110,5 @@ func printEvent(w io.Writer, e *control.Event, agent bool) error {
 
 // printEventJSON prints an event as a line of JSON for programs. It always names the agent.
 func printEventJSON(w io.Writer, e *control.Event, _ bool) error {
-	details := map[string]string{}
-	for _, d := range e.GetDetails() {
-		details[d.GetKey()] = d.GetValue()
-	}
-	return json.NewEncoder(terminal.PlainJSON{W: w}).Encode(struct {
-		Time     time.Time         `json:"time"`
-		Agent    string            `json:"agent"`
-		Sequence uint64            `json:"sequence"`
-		Kind     string            `json:"kind"`
-		What     string            `json:"what"`
-		Who      string            `json:"who,omitempty"`
-		From     string            `json:"from,omitempty"`
-		Details  map[string]string `json:"details,omitempty"`
-	}{time.Unix(0, e.GetTimeUnixNs()).UTC(), e.GetAgent(), e.GetSequence(), e.GetKind(),
-		e.GetWhat(), e.GetWho(), e.GetFrom(), details})
+	return json.NewEncoder(terminal.PlainJSON{W: w}).Encode(e.JSON())
 }

@@ -28,9 +28,10 @@ func newInferCommand() *cobra.Command {
 	var batchSize int
 	var seed uint64
 	var timeout time.Duration
+	var leastAccuracy float64
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "infer MODEL",
+		Use:   "infer MODEL|FAMILY",
 		Short: "Send one query by hand",
 		Long: `Send one query to a running agent and print its outputs and its latency.
 
@@ -69,6 +70,9 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 				return err
 			}
 			query.Model, query.Version = args[0], version
+			if leastAccuracy != 0 {
+				query.LeastAccuracy = leastAccuracy
+			}
 			if provider != nil {
 				var span trace.Span
 				ctx, span = provider.Tracer(tracing.Scope).Start(ctx, "muster infer")
@@ -96,6 +100,8 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+	flags.Float64Var(&leastAccuracy, "least-accuracy", 0,
+		"least accuracy of the variant that answers for a family; 0 means any")
 	flags.BoolVar(&asJSON, "json", false, "print the answer as JSON, with all values")
 	cmd.MarkFlagsMutuallyExclusive("input", "batch-size")
 	return cmd
@@ -161,8 +167,15 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 	if err := json.Unmarshal(body.Bytes(), &decoded); err != nil {
 		return fmt.Errorf("read back the answer: %w", err)
 	}
-	fmt.Fprintf(w, "%s version %s answered in %v\n", terminal.Plain(response.Model),
-		terminal.Plain(response.Version), took.Round(time.Microsecond))
+	if response.Variant == "" {
+		fmt.Fprintf(w, "%s version %s answered in %v\n", terminal.Plain(response.Model),
+			terminal.Plain(response.Version), took.Round(time.Microsecond))
+	} else {
+		fmt.Fprintf(w, "%s answered by %s version %s, accuracy %.4f, in %v\n",
+			terminal.Plain(response.Model), terminal.Plain(response.Variant),
+			terminal.Plain(response.VariantVersion), response.Accuracy,
+			took.Round(time.Microsecond))
+	}
 	for _, o := range decoded.Outputs {
 		fmt.Fprintf(w, "%s %s %v\n", terminal.Plain(o.Name), terminal.Plain(o.Datatype), o.Shape)
 		rows := 1

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cmd/muster/internal/families"
+	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
@@ -34,6 +35,8 @@ func newModelsCommand() *cobra.Command {
 			(*client.Client).UnloadModelOn),
 	)
 	cmd.AddCommand(families.Commands()...)
+	cmd.AddCommand(storecmd.Commands()...)
+	cmd.AddCommand(releaseCommands()...)
 	return cmd
 }
 
@@ -117,16 +120,20 @@ type listedModel struct {
 
 func newModelsListCommand() *cobra.Command {
 	var settings clientSettings
-	var dir string
+	var dir, address string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the models of a running agent, or of a directory",
+		Short: "List the models of a running agent, of a directory, or of a store",
 		Example: `  muster models list
   muster models list --server 10.0.0.7:8001 --json
-  muster models list --dir ./model-repository`,
+  muster models list --dir ./model-repository
+  muster models list --store s3://acme-models/prod`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if address != "" {
+				return storecmd.List(cmd, address, asJSON)
+			}
 			var list []listedModel
 			var err error
 			if dir != "" {
@@ -145,6 +152,8 @@ func newModelsListCommand() *cobra.Command {
 	}
 	settings.add(cmd.Flags())
 	cmd.Flags().StringVar(&dir, "dir", "", "list this directory instead of asking an agent")
+	storecmd.AddFlag(cmd.Flags(), &address, "list this store instead of asking an agent")
+	cmd.MarkFlagsMutuallyExclusive("dir", "store")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
 }

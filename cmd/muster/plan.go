@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/cmd/muster/internal/variants"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
@@ -40,6 +42,10 @@ type planOptions struct {
 	plotFile  string
 	live      bool
 	client    clientSettings
+
+	place         bool
+	headroom      float64
+	leastAccuracy float64
 }
 
 // planners has for each name of --planner the function that makes the planner. A planner that draws
@@ -127,13 +133,17 @@ Evaluators:
 --runs repeats a search that draws at random, and reports how many evaluations it
 needs to find the best configuration of the table.
 
+` + planning.PlaceHelp + `
+
 ` + simInputHelp,
 		Example: `  muster plan --model rm2 --budget 2.5
   muster plan --model rm2 --rate 100
   muster plan --live --server 10.0.0.7:8001
   muster plan --model wnd --budget 2.5 --max g4dn.xlarge=2 --planner kairos --json
   muster plan --evaluator table:published --model mtwnd --runs 30
-  muster plan --model ncf=3 --model wnd --budget 4 --batch gaussian:250,100 --plot plan.png`,
+  muster plan --model ncf=3 --model wnd --budget 4 --batch gaussian:250,100 --plot plan.png
+  muster plan --place --family ctr=wnd:1,wnd-int8:.985:wnd*.4 \
+    --family feed=dien:1,dien-s:.97:dien*.5@2 --rate 900 --budget 2.5`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -166,6 +176,15 @@ needs to find the best configuration of the table.
 	flags.BoolVar(&o.live, "live", false,
 		"plan for the running fleet at --server, with its demand, profiles and prices; --model "+
 			"then limits the plan to some of its models")
+	flags.BoolVar(&o.place, "place", false,
+		"plan also which variants the instances hold (see above)")
+	flags.StringArrayVar(&o.sim.families, "family", nil,
+		"with --place: family of models that queries are for, as in \"muster sim\"; repeat it for "+
+			"several")
+	flags.Float64Var(&o.headroom, "place-headroom", 1.3,
+		"with --place: how many times the rate is planned for")
+	flags.Float64Var(&o.leastAccuracy, "least-accuracy", 0,
+		"with --place: mean accuracy of the answers at which to serve all queries at the least cost")
 	o.sim.add(flags)
 	o.client.add(flags)
 	return cmd
@@ -174,6 +193,14 @@ needs to find the best configuration of the table.
 // run checks the flags, plans and prints the report. Planning blocks for as long as the planner
 // evaluates, up to minutes.
 func (o *planOptions) run(cmd *cobra.Command) error {
+	if o.place {
+		return o.runPlaced(cmd)
+	}
+	for _, flag := range []string{"family", "place-headroom", "least-accuracy"} {
+		if cmd.Flags().Changed(flag) {
+			return fmt.Errorf("%s: it means nothing without --place", flag)
+		}
+	}
 	table, isTable := strings.CutPrefix(o.evaluator, byTable)
 	if o.planner == "" {
 		if o.planner = defaultPlanner; isTable {
@@ -269,6 +296,85 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	}
 	line.Done()
 	return o.print(cmd, planning.NewReport(p, o.planner, o.plain, first, trials))
+}
+
+// runPlaced plans instances and what they hold.
+func (o *planOptions) runPlaced(cmd *cobra.Command) error {
+	given := cmd.Flags().Changed
+	for _, flag := range []string{"live", "planner", "plain", "runs", "target", "plot"} {
+		if given(flag) {
+			return fmt.Errorf("%s: it does not go with --place; omit one of them", flag)
+		}
+	}
+	switch {
+	case o.evaluator != bySimulation && o.evaluator != byBound:
+		return fmt.Errorf("evaluator %q: with --place want %s or %s", o.evaluator, bySimulation,
+			byBound)
+	case !given("rate") || !(o.rate > 0) || math.IsInf(o.rate, 1):
+		return fmt.Errorf("rate: %v queries/s, want above 0: give --rate", o.rate)
+	case !given("budget") && !given("least-accuracy"):
+		return errors.New("budget: give --budget for the most accurate fleet within it, or " +
+			"--least-accuracy for the cheapest")
+	case given("budget") && !(o.budget > 0):
+		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
+	case given("least-accuracy") && !(o.leastAccuracy > 0 && o.leastAccuracy <= 1):
+		return fmt.Errorf("least-accuracy: %v, want above 0 and up to 1", o.leastAccuracy)
+	case !(o.headroom >= 1 && o.headroom <= 100):
+		return fmt.Errorf("place-headroom: %v, want 1..100", o.headroom)
+	case o.top < 1:
+		return fmt.Errorf("top is %d plans, want at least 1", o.top)
+	case load.IsFile(o.sim.arrivals):
+		return errors.New("arrivals: with --place the load is --rate; give poisson, constant, " +
+			"gamma:SHAPE or artifact")
+	}
+	source, err := sim.OpenSource(o.sim.samples)
+	if err != nil {
+		return err
+	}
+	types := o.types
+	if len(types) == 0 {
+		models := slices.Clone(o.sim.models)
+		for _, text := range o.sim.families {
+			f, err := variants.Parse(text)
+			if err != nil {
+				return err
+			}
+			for _, v := range f.Variants {
+				models = append(models, v.Of)
+			}
+		}
+		types = planning.ProfiledTypes(source, models)
+	}
+	cfg, source, err := o.sim.config(types)
+	if err != nil {
+		return err
+	}
+	prices, err := readPrices(o.catalogue, types)
+	if err != nil {
+		return err
+	}
+	cfg.Policy = o.policy
+	problem := sim.Problem(nil, prices)
+	problem.Budget, problem.Rate = o.budget, o.rate
+	if err := planning.SetLimits(problem, o.limits); err != nil {
+		return err
+	}
+	p := &planning.Placed{
+		Problem: problem, Config: cfg, Seeds: o.sim.seeds, Headroom: o.headroom,
+		LeastAccuracy: o.leastAccuracy, Source: source.String(),
+	}
+	line := terminal.NewStatusLine(cmd.ErrOrStderr())
+	defer line.Done()
+	report, err := p.Plan(cmd.Context(), o.top, o.evaluator == bySimulation,
+		func(text string) { line.Show("%s", text) })
+	line.Done()
+	if err != nil {
+		return err
+	}
+	if o.sim.json {
+		return terminal.PrintJSON(cmd.OutOrStdout(), report)
+	}
+	return report.WriteText(cmd.OutOrStdout())
 }
 
 func (o *planOptions) print(cmd *cobra.Command, report *planning.Report) error {

@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Unsetenv("MUSTER_SLOW_TESTS") // every command would warn of it
+	os.Unsetenv("GOMAXPROCS")        // emulated agents choose it unless it is set
 	os.Exit(m.Run())
 }
 

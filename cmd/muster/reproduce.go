@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,17 +19,21 @@ func newReproduceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reproduce FIGURE...",
 		Short: "Reproduce figures of the papers by simulation",
-		Long: `Reproduce figures of the KAIROS and RIBBON papers by simulation. Each figure is
+		Long: `Reproduce figures of the KAIROS, RIBBON, Hera and Proteus papers by simulation. Each is
 written as FIGURE.csv, FIGURE.png and FIGURE.txt; the last says which results of
 the paper the simulation reproduces and which it does not.
 
 Figures: ` + strings.Join(figures.Names(), ", ") + `.
 
 The figures use the measurements that the papers' authors published, which are part
-of this program. --data names a directory with other measurements: samples.csv.gz,
-and for RIBBON's figures the tables mtwnd.json and dien.json.`,
+of this program; of Hera, whose authors published none, synthetic profiles. --data
+names a directory with other measurements: samples.csv.gz, and for RIBBON's figures
+the tables mtwnd.json and dien.json. For Proteus's figures it is a copy of
+github.com/UMass-LIDS/Proteus, whose licence permits comparisons only, so it is not
+part of this program; without it the figures are of families and a trace of our own.`,
 		Example: `  muster reproduce kairos-fig5
-  muster reproduce kairos-fig8 kairos-fig9 ribbon-fig10 --out figures`,
+  muster reproduce kairos-fig8 kairos-fig9 ribbon-fig10 --out figures
+  muster reproduce proteus-fig4 --data Proteus`,
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: figures.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -56,6 +61,8 @@ and for RIBBON's figures the tables mtwnd.json and dien.json.`,
 // reproduce makes one figure, writes its three files to the directory out, and prints its text.
 func reproduce(cmd *cobra.Command, name string, o figures.Options, out string) error {
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
+	began := time.Now()
+	o.Clock = func() time.Duration { return time.Since(began) }
 	o.Progress = func(format string, args ...any) { line.Show(name+": "+format, args...) }
 	f, err := figures.Reproduce(cmd.Context(), name, o)
 	line.Done()

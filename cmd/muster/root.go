@@ -136,10 +136,11 @@ SIGTERM, if the work was not done by then; else 1.`,
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{
 			newStatusCommand(), newTopCommand(), newEventsCommand(), newDrainCommand(),
-			newKeysCommand(),
+			newKeysCommand(), newFleetCommand(),
 		}},
 		{"Simulate and plan a fleet:", []*cobra.Command{
-			newSimCommand(), newPlanCommand(), newReproduceCommand(),
+			newSimCommand(), newPlanCommand(), newProfileCommand(), newPlaceCommand(),
+			newReproduceCommand(),
 		}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})

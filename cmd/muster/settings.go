@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/models/store/remote"
 )
 
 // agentSettings are the settings of `muster agent`.
@@ -34,11 +36,31 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress,
 		"address to serve Prometheus metrics on")
 	fs.StringVar(&s.ModelDir, "model-dir", s.ModelDir, "directory of the models to serve")
+	fs.StringVar(&s.ModelStore, "model-store", s.ModelStore,
+		"URL of a model store, such as s3://bucket/prefix, whose models are fetched into "+
+			"--model-dir")
+	fs.StringSliceVar(&s.StoreModels, "store-models", s.StoreModels,
+		"models to fetch from the store; without any all")
+	fs.Int64Var(&s.ModelCacheSize, "model-cache-size", s.ModelCacheSize,
+		"bytes that files of the store may take in --model-dir; 0: no bound")
+	fs.Int64Var(&s.StoreRate, "model-store-rate", s.StoreRate,
+		"bytes a second to receive of the store and of other agents; 0: no bound")
+	fs.DurationVar(&s.StorePoll, "model-store-poll", s.StorePoll,
+		"time between two looks at the store")
+	fs.StringVar(&s.RequireSignature, "require-signature", s.RequireSignature,
+		"`file` of public keys of minisign, of which one must have signed the store's versions")
 	fs.StringVar(&s.StateDir, "state-dir", s.StateDir,
 		"directory for what the agent keeps across restarts, such as learned profiles")
 	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes,
 		"lanes, each running one query at a time on its share of the cores; 0 means 1")
+	fs.StringVar(&s.Layout, "layout", s.Layout,
+		"lanes of models on cores of their own, as rm2:2x1+wnd:1x1 (2 lanes of 1 core, and 1 of "+
+			"1), pinned to them; no other models are served. With --model-control leader the leader "+
+			"moves lanes between them")
+	fs.StringVar(&s.Sharing, "sharing", s.Sharing,
+		"file of muster profile --pairs: how much longer models take beside others, before that "+
+			"is learned")
 	fs.StringVar(&s.Executor, "executor", s.Executor,
 		"what runs the models: "+strings.Join(agent.Executors(), ", ")+
 			" (runs no model, only waits for the latency that --profile gives)")
@@ -47,6 +69,15 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 			"ones")
 	fs.StringVar(&s.ModelData, "model-data", s.ModelData,
 		"how a model's external data is loaded: "+strings.Join(agent.ModelDatas(), ", "))
+	fs.StringVar(&s.Kernels, "kernels", s.Kernels,
+		"whether lookups in embedding tables run as Muster's own operators: "+
+			strings.Join(agent.KernelSwitch(), ", "))
+	fs.StringVar(&s.ModelControl, "model-control", s.ModelControl,
+		"when models load: poll (at start, and when their files change), explicit (by calls) or "+
+			"leader (when the leader places them here)")
+	fs.Int64Var(&s.ModelMemory, "model-memory", s.ModelMemory,
+		"bytes that models may take in all, with --model-control leader; 0 means what the agent "+
+			"may use")
 	fs.StringVar(&s.Provider, "provider", s.Provider,
 		"ONNX Runtime execution provider: "+strings.Join(agent.Providers(), ", "))
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib,
@@ -86,6 +117,11 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.Leader, "leader", s.Leader,
 		"whether this agent may lead the fleet: "+strings.Join(agent.Roles(), ", ")+
 			" (is preferred to agents with \"may\")")
+	fs.StringVar(&s.Rent, "rent", s.Rent,
+		"fleet.yaml by which this agent, while it leads, rents and returns machines")
+	fs.StringVar(&s.Rented, "rented", s.Rented,
+		"\"`id slot zone`\" of this machine, as its provider names it; \"ec2\" asks EC2, as is "+
+			"done without --instance-type")
 	fs.StringVar(&s.Policy, "policy", s.Policy,
 		"how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record,
@@ -94,6 +130,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 		"instance type of this machine (default: the one EC2 reports, else its CPU and cores)")
 	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue,
 		"YAML file with more instance types and prices than the built-in ones")
+	fs.BoolVar(&s.Dashboard, "dashboard", s.Dashboard,
+		"serve a page that shows the fleet, under /dashboard/ on the address of --http")
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "lowest level to log: debug, info, warn, error")
@@ -104,6 +142,11 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 // validate reports all faults at once.
 func (s *agentSettings) validate() error {
 	_, err := s.logHandler(nil)
+	if s.ModelStore != "" {
+		if bad := remote.Check(s.ModelStore); bad != nil {
+			err = errors.Join(err, fmt.Errorf("model-store: %w", bad))
+		}
+	}
 	return errors.Join(s.Config.Validate(), s.traceSettings.validate(), err)
 }
 

@@ -13,14 +13,17 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
+	"github.com/muster-serve/muster/cmd/muster/internal/placing"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/cmd/muster/internal/variants"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
 	"github.com/muster-serve/muster/sim/fleet"
+	simreport "github.com/muster-serve/muster/sim/report"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -28,6 +31,7 @@ import (
 // models, the load and the conditions of the simulation.
 type simOptions struct {
 	models       []string // NAME or NAME=SHARE
+	families     []string // as variants.Parse reads them
 	samples      string   // path, published.Name, or "" for the shipped profiles
 	batch        string
 	arrivals     string
@@ -38,6 +42,7 @@ type simOptions struct {
 	latencyNoise float64 // relative standard deviation
 	prediction   float64 // relative standard deviation
 	rttMS        float64
+	jitterMS     float64
 	deadlineMS   float64
 	rejectLate   bool
 	split        bool
@@ -67,19 +72,21 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 		"relative standard deviation of errors in the latencies that the policy predicts, e.g. "+
 			"0.05")
 	flags.Float64Var(&o.rttMS, "rtt-ms", 0, "network round trip in ms")
+	flags.Float64Var(&o.jitterMS, "jitter-ms", 0,
+		"how many ms longer the way of a query's inputs to a lane takes in the mean, at random")
 	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0,
 		"drop a query that has waited for this many ms; 0: never")
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
 	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
-	flags.StringVar(&o.merge, "merge", string(merge.None),
+	flags.StringVar(&o.merge, "merge", string(merge.Deadline),
 		fmt.Sprintf("how lanes run several waiting queries as one: %v", merge.Policies()))
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
 		"ms between two reports of a lane's load to the gateways; 0: they always know it; for "+
 			"the policy priced and --fault")
-	flags.IntVar(&o.probes, "probes", match.DefaultProbes,
+	flags.IntVar(&o.probes, "probes", inquire.DefaultProbes,
 		"lanes that a gateway asks at once when there is no leader; if none is in time it asks "+
 			"as many again; -1: none; for the policy priced and --fault")
 	flags.BoolVar(&o.json, "json", false, "print as JSON")
@@ -95,7 +102,9 @@ func newSimCommand() *cobra.Command {
 	var rate float64
 	var threshold int
 	var find bool
-	var faults []string
+	var faults, holds []string
+	var bind string
+	var placed placing.Flags
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate a fleet with a pool of instances and a policy",
@@ -109,6 +118,15 @@ Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 --find-throughput searches for the allowable throughput: the highest arrival rate
 at which 99 % of the queries still meet their QoS target.
 
+--family gives a family, of which each variant may answer a query, with their
+accuracies and the family's share of the queries. A variant whose latencies are not
+known is given as VARIANT:ACCURACY:MODEL*FACTOR: it takes FACTOR times as long as MODEL.
+All instances hold all variants, but for those of --hold. With --bind drawn a query's
+variant is drawn in proportion to the fluid limits of the instances that hold each,
+of whose time the variants that they hold have equal parts.
+
+` + placing.Help + `
+
 --fault makes something fail. The report then says what happened to the queries of
 the two seconds before and after. A fault is
 ` + fleet.Help + `
@@ -121,6 +139,10 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
   muster sim --model ncf=3 --model wnd --pool g4dn.xlarge=2,c5n.2xlarge=3 --rate 900 --load 10s:1,5s:1.2
   muster sim --model rm2 --pool g4dn.xlarge=4 --rate 50 --seeds 1 --log queries.csv --record run.txt
   muster sim replay run.txt
+  muster sim --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --family feed=dien:1,dien-s:.97:dien*.5@2 \
+    --pool g4dn.xlarge=4,r5n.large=6 --hold g4dn.xlarge=2:wnd,dien --rate 900
+  muster sim --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --family feed=dien:1,dien-s:.97:dien*.5 \
+    --pool g4dn.xlarge=4,r5n.large=6 --place --rate 900 --queries 200000 --swing 2m:.5
   muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 \
     --fault kill-leader@10s --fault freeze-leader@15s+3s
   muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 \
@@ -139,7 +161,14 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 			if err != nil {
 				return err
 			}
-			cfg.Pool, cfg.Policy, cfg.Threshold = p, policy, threshold
+			cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = p, policy, threshold, bind
+			for _, text := range holds {
+				h, err := variants.ParseHolding(text)
+				if err != nil {
+					return err
+				}
+				cfg.Holds = append(cfg.Holds, h)
+			}
 			if cfg.Faults, err = readFaults(faults); err != nil {
 				return err
 			}
@@ -154,6 +183,10 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 				}
 				cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
 			}
+			if err := placed.Apply(cfg, o.seeds); err != nil {
+				return err
+			}
+			defer placed.Close()
 			if find {
 				return o.findThroughput(cmd, cfg, source)
 			}
@@ -168,6 +201,16 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.models, "model", nil,
 		"model that queries are for, as NAME or NAME=SHARE of the queries; repeat it for several")
+	flags.StringArrayVar(&o.families, "family", nil,
+		"family of models that queries are for, as NAME=VARIANT:ACCURACY,VARIANT:ACCURACY@SHARE "+
+			"(see "+
+			"above); repeat it for several")
+	flags.StringArrayVar(&holds, "hold", nil,
+		"instances that hold some models only, as TYPE=COUNT:MODEL,MODEL; repeat it for several")
+	flags.StringVar(&bind, "bind", sim.BindByMatcher,
+		"how a query for a family is bound to a variant: matcher, when it starts, or drawn, when "+
+			"it "+
+			"arrives")
 	flags.StringVar(&pool, "pool", "", "instances, as TYPE=COUNT,TYPE=COUNT")
 	flags.StringVar(&policy, "policy", "",
 		"how queries are distributed (default "+sim.DefaultPolicy+")")
@@ -184,6 +227,8 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 		"a fault, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one on each "+
 			"line; repeat it for several")
 	o.add(flags)
+	placed.Add(flags)
+	cmd.MarkFlagsMutuallyExclusive("place", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("fault", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("log", "find-throughput")
@@ -222,10 +267,10 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		}
 	}
 	models := o.models
-	if len(models) == 0 && trace != nil {
+	if len(models) == 0 && len(o.families) == 0 && trace != nil {
 		models = trace.Models()
 	}
-	if len(models) == 0 {
+	if len(models) == 0 && len(o.families) == 0 {
 		return nil, nil, fmt.Errorf("model: give --model NAME at least once; %s has: %s",
 			source, strings.Join(source.Models(), ", "))
 	}
@@ -248,8 +293,31 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		if err != nil {
 			return nil, nil, err
 		}
-		m.Weight, m.RejectLate, m.Splits = share, o.rejectLate, o.split
+		m.Weight = share
 		cfg.Models = append(cfg.Models, m)
+	}
+	for _, text := range o.families {
+		f, err := variants.Parse(text)
+		if err != nil {
+			return nil, nil, err
+		}
+		if trace != nil {
+			if sizes = trace.BatchSizes(f.Name); sizes == nil {
+				return nil, nil, fmt.Errorf(
+					"arrivals: %s has no queries for family %q, only for: %s",
+					o.arrivals, f.Name, strings.Join(trace.Models(), ", "))
+			}
+		}
+		m, err := f.Model(func(name string) (sim.Model, error) {
+			return source.Model(name, instanceTypes, sizes, qosTarget)
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg.Models = append(cfg.Models, m)
+	}
+	for i := range cfg.Models {
+		cfg.Models[i].RejectLate, cfg.Models[i].Splits = o.rejectLate, o.split
 	}
 	return cfg, source, nil
 }
@@ -269,6 +337,7 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 		LatencyNoise:    o.latencyNoise,
 		PredictionNoise: o.prediction,
 		RTT:             ms("rtt-ms", o.rttMS),
+		Jitter:          ms("jitter-ms", o.jitterMS),
 		Merge:           merge.Policy(o.merge),
 		Deadline:        ms("deadline-ms", o.deadlineMS),
 		Gateways:        o.gateways,
@@ -362,7 +431,7 @@ func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.S
 	if o.json {
 		return errors.Join(err, terminal.PrintJSON(cmd.OutOrStdout(), report))
 	}
-	return errors.Join(err, report.WriteText(cmd.OutOrStdout()))
+	return errors.Join(err, simreport.Text(cmd.OutOrStdout(), report))
 }
 
 func newSimCompareCommand() *cobra.Command {

@@ -130,7 +130,8 @@ type Config struct {
 	// With 0 it claims at once, which is right for an agent that knows no other. An agent that
 	// joins others should wait about 1 s.
 	JoinWait time.Duration
-	// Heartbeat is how often the leader tells the members that it leads. 0 means 50 ms.
+	// Heartbeat is how often the leader tells a member that it leads, until the member acknowledges
+	// it; then it does so every fourth time. 0 means 50 ms.
 	Heartbeat time.Duration
 	// Silence is how long the agents wait, after they last heard the leader, before they claim; at
 	// least ten heartbeats. 0 means 1 s.

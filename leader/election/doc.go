@@ -8,10 +8,11 @@
 //
 // # How an election goes
 //
-// The leader sends a heartbeat to every member each 50 ms. An agent that may lead and believes that
-// there is no leader chooses an epoch above all that it has ever seen. It has the epoch written to
+// The leader sends a heartbeat to every member each 200 ms, and each 50 ms until the member has
+// acknowledged one that says the same. An agent that may lead and believes that there is no leader
+// chooses an epoch above all that it has ever seen. It has the epoch written to
 // disk and asks the members ([Propose]). A member that hears a leader refuses, so an agent that has
-// merely lost sight of the leader does not depose it. For 200 ms after it heard the leader itself
+// merely lost sight of the leader does not depose it. For 300 ms after it heard the leader itself
 // the agent continues to ask, because others may hear of a leader's end a little later. If all
 // members grant the claim, or nobody refuses within 150 ms, the agent leads, and its first
 // heartbeats say so. Of two claims the higher wins everywhere: by epoch, then rank, then id.

@@ -52,9 +52,11 @@ type Node struct {
 type member struct {
 	id      names.AgentName
 	rank    Rank
-	ackedAt time.Time // when it last acknowledged a heartbeat of our term; zero: never
-	granted bool      // it has granted our claim
-	broken  bool      // its stream broke, and neither we nor the leader have heard it since
+	ackedAt time.Time       // when it last acknowledged a heartbeat of our term; zero: never
+	toldAt  time.Time       // when we last sent it a heartbeat, and
+	told    names.AgentName // the successor that the heartbeat announced
+	granted bool            // it has granted our claim
+	broken  bool            // its stream broke, and neither we nor the leader have heard it since
 }
 
 // Waits, in heartbeats; see [Node.wait].
@@ -62,7 +64,8 @@ const (
 	proposeWait   = 3 // until a proposal that nobody refuses holds
 	staggerWait   = 2 // between the claims of two agents next to each other in rank
 	brokenWait    = 2 // after the leader's stream broke
-	freshWait     = 4 // a leader heard within this time is certainly there
+	restWait      = 4 // from a heartbeat that was acknowledged to the next
+	freshWait     = 6 // a leader heard within this time is certainly there
 	listenWait    = 2 // after a freeze
 	freezeWait    = 4 // a step that is this late means that we were frozen
 	mostStaggered = 5 // agents that claim one after the other; those of lower rank claim together
@@ -207,7 +210,7 @@ func (n *Node) memberUp(id names.AgentName, rank Rank) {
 	n.members = slices.Insert(n.members, i, &member{id: id, rank: rank})
 	switch {
 	case n.leading:
-		n.send(id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
+		n.beat(n.members[i])
 	case n.claiming && n.persisted:
 		n.send(id, Message{Kind: Propose, Claim: n.claim})
 	}
@@ -415,10 +418,27 @@ func (n *Node) lead() {
 		n.lose(HandedOver)
 		return
 	}
-	n.tell(Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
+	for _, m := range n.members {
+		if n.resigned || !n.rests(m) {
+			n.beat(m)
+		}
+	}
 	if n.resigned {
 		n.send(n.successor, Message{Kind: Resign, Claim: n.top, Successor: n.successor})
 	}
+}
+
+// rests reports whether the member needs no heartbeat now: it has acknowledged the last one, which
+// said all that there is to say, not long ago.
+func (n *Node) rests(m *member) bool {
+	return !m.broken && !m.ackedAt.Before(m.toldAt) && m.told == n.successor &&
+		n.now.Sub(m.toldAt) < n.wait(restWait)
+}
+
+// beat sends a member a heartbeat.
+func (n *Node) beat(m *member) {
+	m.toldAt, m.told = n.now, n.successor
+	n.send(m.id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
 }
 
 // chooseSuccessor is the member of the highest rank among those that may lead and that we reach,
@@ -530,7 +550,7 @@ func (n *Node) takeOver() {
 	n.top, n.successor = n.claim, ""
 	n.heardAt, n.brokenAt = time.Time{}, time.Time{}
 	for _, m := range n.members {
-		m.ackedAt = time.Time{}
+		m.ackedAt, m.toldAt = time.Time{}, time.Time{}
 	}
 	n.out = append(n.out, Action{Kind: Lead, Claim: n.top}, Action{Kind: Follow, Claim: n.top})
 	n.sendAt = n.now

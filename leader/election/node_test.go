@@ -110,6 +110,48 @@ func TestResignedInTime(t *testing.T) {
 	t.Error("leads on")
 }
 
+// TestFewHeartbeats checks that a member gets few heartbeats while it acknowledges them and there is
+// no news, and one each 50 ms otherwise.
+func TestFewHeartbeats(t *testing.T) {
+	n, at := leadingNode(t)
+	beats := func(acknowledges bool) (beats int) {
+		for end := at.Add(2 * time.Second); at.Before(end); {
+			at = at.Add(10 * time.Millisecond)
+			actions, _ := n.Step(at, &Event{Kind: TimePassed})
+			for _, a := range actions {
+				if a.Kind != Send || a.To != "b" || a.Message.Kind != Heartbeat {
+					continue
+				}
+				if beats++; acknowledges {
+					ack := Message{Kind: Ack, Claim: a.Message.Claim}
+					n.Step(at, &Event{Kind: Received, ID: "b", Message: ack})
+				}
+			}
+		}
+		return beats
+	}
+	beats(true)
+	if got := beats(true); got != 10 {
+		t.Errorf("%d heartbeats in 2 s to a member that acknowledges them, want 10", got)
+	}
+	if got := beats(false); got < 36 {
+		t.Errorf("%d heartbeats in 2 s to a member that acknowledges none, want at least 36", got)
+	}
+	beats(true)
+	n.Step(at, &Event{Kind: MemberUp, ID: "c", Rank: 2}) // the next successor
+	if got := beats(true); got != 10 {
+		t.Errorf("%d heartbeats in 2 s beside a member that acknowledges none, want 10", got)
+	}
+	n.Step(at, &Event{Kind: Received, ID: "c", Message: Message{Kind: Ack, Claim: n.top}})
+	at = at.Add(50 * time.Millisecond)
+	actions, _ := n.Step(at, &Event{Kind: TimePassed})
+	if !slices.ContainsFunc(actions, func(a Action) bool {
+		return a.To == "b" && a.Message.Kind == Heartbeat && a.Message.Successor == "c"
+	}) {
+		t.Errorf("the next successor is not told at once: %v", actions)
+	}
+}
+
 // TestNotPersisted checks that a node whose disk fails does not lead, and tries again.
 func TestNotPersisted(t *testing.T) {
 	n, err := New(Config{ID: "a", Rank: 1, Epoch: 4})

@@ -12,7 +12,7 @@ const mostParts = 3
 // A splitter finds the cheapest ways to run queries as parts. A part has the size of a bin of its
 // model.
 type splitter struct {
-	bins  []Bin
+	sizes []int   // by bin: the batch size
 	order [][]int // by model: its bins that may be split or be a part's, by batch size
 	at    []int   // by bin: its place in order
 	of    []int   // by bin: its model, -1 if it may not be split
@@ -24,10 +24,10 @@ type splitter struct {
 }
 
 func (s *splitter) prepare(p *Program) {
-	s.bins, s.order = p.Bins, s.order[:0]
+	s.sizes, s.order = make([]int, len(p.Bins)), s.order[:0]
 	s.of, s.at = slices.Repeat([]int{-1}, len(p.Bins)), make([]int, len(p.Bins))
 	for b := range p.Bins {
-		if !p.Bins[b].Splits {
+		if s.sizes[b] = p.Bins[b].BatchSize; !p.Bins[b].Splits {
 			continue
 		}
 		m := slices.IndexFunc(s.order,
@@ -50,7 +50,7 @@ func (s *splitter) prepare(p *Program) {
 	}
 }
 
-func (s *splitter) size(bin int) int { return s.bins[bin].BatchSize }
+func (s *splitter) size(bin int) int { return s.sizes[bin] }
 
 // price computes the costs, given where a query of a bin costs least, and how much.
 func (s *splitter) price(cheapest func(bin int) (to int, cost float64)) {
@@ -59,14 +59,19 @@ func (s *splitter) price(cheapest func(bin int) (to int, cost float64)) {
 			s.types[b], s.costs[0][b] = cheapest(b)
 		}
 		for k := 1; k < mostParts; k++ {
+			one, fewer := s.costs[0], s.costs[k-1]
 			for i, b := range bins {
-				s.costs[k][b], s.firsts[k][b] = s.costs[k-1][b], -1
+				least, best := fewer[b], -1
+				rest, size := i, s.sizes[b] // the rest gets smaller as the first part gets larger
 				for _, first := range bins[:i] {
-					rest := s.rest(bins, b, first)
-					if c := s.costs[0][first] + s.costs[k-1][rest]; c < s.costs[k][b] {
-						s.costs[k][b], s.firsts[k][b] = c, first
+					for left := size - s.sizes[first]; rest > 0 && s.sizes[bins[rest-1]] >= left; {
+						rest--
+					}
+					if c := one[first] + fewer[bins[rest]]; c < least {
+						least, best = c, first
 					}
 				}
+				s.costs[k][b], s.firsts[k][b] = least, best
 			}
 		}
 	}

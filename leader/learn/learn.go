@@ -109,7 +109,14 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 		}
 		key, ok := keys[l.TableKey]
 		if !ok {
+			if l.Type.IsShared() {
+				continue // what is told does not say beside which models
+			}
 			key = t.Key() // no member holds the model now
+		}
+		if t.Origin() != profiles.Learned && s.book.Table(key) != nil {
+			// what is known here, and what queries show, says as much, and changes with them
+			continue
 		}
 		s.book.Begin(key, &t)
 		s.learned[key] = t.Origin() == profiles.Learned
@@ -210,15 +217,16 @@ func (s *State) observe(x Observation) (urgent bool) {
 func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.TableKey) {
 	heldModels, heldTables := map[leader.ModelID]bool{}, map[names.TableKey]bool{}
 	used := map[profiles.Key]bool{}
-	for _, p := range s.pool.Members {
-		for _, id := range p.Holds {
+	for i := range s.pool.Members {
+		p := &s.pool.Members[i]
+		held(p, func(id leader.ModelID, part *leader.Part) {
 			heldModels[id], heldTables[names.TableKey{
-				Model: id.Key(), Type: s.typeOf(p.Member),
+				Model: id.Key(), Type: s.typeOf(p.Member, part),
 			}] = true, true
 			if held := p.Model(id); held != nil && s.model(id) != nil {
 				used[held.Profile] = true
 			}
-		}
+		})
 	}
 	known := func(yield func(leader.ModelID) bool) {
 		for i := range s.pool.Models {
@@ -257,7 +265,8 @@ func (s *State) Changed() bool {
 	return changed
 }
 
-// A Demand describes the queries for a version of a model.
+// A Demand describes the queries for a version of a model. Those for a family count for its most
+// accurate variant.
 type Demand struct {
 	*leader.Model
 	Queries    int     // number of queries counted in BatchSizes
@@ -330,15 +339,19 @@ func keysOf(members []*leader.Member) map[names.TableKey]profiles.Key {
 	holders := map[profiles.Key]int{}
 	most := map[names.TableKey]profiles.Key{}
 	for _, member := range members {
-		for i := range member.Models {
-			told, key := names.TableKey{
-				Model: member.Models[i].Key(), Type: member.Type,
-			}, member.Models[i].Profile
-			holders[key]++
-			before, ok := most[told]
-			if n := holders[before]; !ok || holders[key] > n ||
-				holders[key] == n && key.Checksum < before.Checksum {
-				most[told] = key
+		for _, part := range member.Groups() {
+			for _, id := range part.Models {
+				model := member.Model(id)
+				if model == nil {
+					continue
+				}
+				told, key := names.TableKey{Model: id.Key(), Type: part.Type}, model.Profile
+				holders[key]++
+				before, ok := most[told]
+				if n := holders[before]; !ok || holders[key] > n ||
+					holders[key] == n && key.Checksum < before.Checksum {
+					most[told] = key
+				}
 			}
 		}
 	}

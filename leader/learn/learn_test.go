@@ -2,7 +2,9 @@ package learn
 
 import (
 	"encoding/json"
+	"maps"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -161,4 +163,204 @@ func TestDemandChanges(t *testing.T) {
 			t.Fatalf("change %d: got %v", i, all)
 		}
 	}
+}
+
+// TestPricesOfParts: where queries may run as parts, the limit and the prices are those of a
+// program that splits them: here no lane serves the large ones whole in time.
+func TestPricesOfParts(t *testing.T) {
+	for _, splits := range []bool{false, true} {
+		w := newWorld(t, 1)
+		a := member("a", "x", "", m)
+		a.Models[0].Splits = splits
+		w.are(a)
+		for i := range 500 {
+			batch := 50
+			if i%10 == 0 {
+				batch = 100
+			}
+			w.now = w.now.Add(100 * time.Millisecond)
+			w.arrives(m, batch)
+			w.runs(a, m, batch, w.latency(batch, 1.5))
+		}
+		w.look()
+		// 90 % of the queries take 10.5 ms, the others twice that.
+		if l := w.last.Limit; !splits && l != 0 || splits && (l < 80 || l > 95) {
+			t.Errorf("splits %v: the limit is %v queries/s, want %v", splits, l,
+				map[bool]string{false: "0", true: "about 87"}[splits])
+		}
+	}
+}
+
+// TestFamilyPrices: of a family whose queries count for its best variant, the fastest variant that
+// a type holds says how much the type can serve.
+func TestFamilyPrices(t *testing.T) {
+	limit := func(family string) float64 {
+		w := newWorld(t, 1)
+		x := member("a", "x", "s", m, n)
+		for i := range x.Models {
+			x.Models[i].Family = family
+		}
+		w.are(x)
+		w.look()
+		for range 300 {
+			w.runs(x, m, 10, 8*time.Millisecond)
+			w.runs(x, n, 10, 2*time.Millisecond)
+			w.arrives(m, 10)
+			w.now = w.now.Add(20 * time.Millisecond)
+		}
+		w.look()
+		a, _, err := w.Look(w.now.Add(interval), Seen{Pool: w.State.pool})
+		if err != nil || a == nil || !a.Priced {
+			t.Fatalf("family %q: got %+v, %v", family, a, err)
+		}
+		return a.Limit
+	}
+	alone, together := limit(""), limit("f")
+	if math.Abs(alone-125) > 10 || math.Abs(together-500) > 40 {
+		t.Errorf("limits are %v and %v queries/s, want 125 by m alone and 500 by n", alone,
+			together)
+	}
+}
+
+// TestBesideOthers: what a model takes beside others is told as a doubtful multiple of what it
+// takes alone, then as it was measured; a new leader does not take it for what it takes alone.
+func TestBesideOthers(t *testing.T) {
+	alone := member("a", "x", "", m)
+	shared := member("b", names.LaneType("x").Beside("n"), "", m)
+	shared.Models[0].Profile.InstanceType, shared.Models[0].Profile.Beside = "x", "n"
+	w := newWorld(t, 1)
+	w.book.SetSlowdowns(profiles.Slowdowns{"m": {"n": 1.5}})
+	w.are(alone)
+	runs := func(on *leader.Member, queries int, factor float64) {
+		for i := range queries {
+			w.runs(on, m, 1+i%100, w.latency(1+i%100, factor))
+			w.look()
+			w.now = w.now.Add(10 * time.Millisecond)
+		}
+	}
+	key := names.TableKey{Model: m.Key(), Type: shared.Type}
+	told := func(what string, doubtful bool, factor float64) {
+		t.Helper()
+		l := w.advised[key]
+		if l == nil || l.Doubtful != doubtful || math.Abs(float64(l.Profile.Mean(50))/
+			(factor*float64(linear(50)))-1) > 0.07 {
+			t.Fatalf("%s: it is not told as %v times as long, doubtful %v", what, factor, doubtful)
+		}
+	}
+	runs(alone, 300, 1)
+	w.are(alone, shared)
+	w.look()
+	told("before any query", true, 1.5)
+	runs(shared, 300, 1.2)
+	told("after queries", false, 1.2)
+
+	next := newWorld(t, 1)
+	next.Suggest(nil, []leader.Latency{{TableKey: key, Told: w.advised[key].Told}})
+	if keys := next.book.Keys(); len(keys) > 0 {
+		t.Errorf("a leader begins %v from what is known beside others", keys)
+	}
+}
+
+// TestParts: what a member's lanes of one part hold is told of their type only, and counts for them
+// alone in the limit.
+func TestParts(t *testing.T) {
+	a := member("a", "x", "", m, n)
+	a.Lanes = 2
+	a.Parts = []leader.Part{
+		{Lanes: 1, Type: "x+n", OwnType: "x+n@a", Models: []leader.ModelID{m}},
+		{First: 1, Lanes: 1, Type: "x+m", OwnType: "x+m@a", Models: []leader.ModelID{n}},
+	}
+	w := newWorld(t, 1)
+	w.are(a)
+	for range 300 {
+		w.runs(a, m, 10, 10*time.Millisecond)
+		w.runs(a, n, 10, 5*time.Millisecond)
+		w.arrives(m, 10)
+		w.arrives(n, 10)
+		w.now = w.now.Add(20 * time.Millisecond)
+		w.look()
+	}
+	told := slices.SortedFunc(maps.Keys(w.advised), names.TableKey.Compare)
+	want := []names.TableKey{{Model: m.Key(), Type: "x+n"}, {Model: n.Key(), Type: "x+m"}}
+	if !slices.Equal(told, want) {
+		t.Errorf("is told of %v, want of %v", told, want)
+	}
+	a.Parts = slices.Clone(a.Parts)
+	w.are(a)
+	w.now = w.now.Add(interval)
+	w.look()
+	if l := w.last.Limit; math.Abs(l-200) > 15 { // 100/s of m, and as many of n
+		t.Errorf("the limit is %v queries/s, want 200", l)
+	}
+	w.are()
+	w.now = w.now.Add(keepGone)
+	w.look()
+	w.forget()
+	w.now = w.now.Add(keepGone)
+	w.forget()
+	if len(w.told) > 0 {
+		t.Errorf("%d types are still known", len(w.told))
+	}
+}
+
+// TestUntried: where what runs on a type takes longer than known before, so do in what is told the
+// models there of which no query has run; also by the next leader, and until they run.
+func TestUntried(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := member("a", "x", "", m, n), member("b", "y", "", n)
+	begin := func(w *world) {
+		for _, x := range []*leader.Member{a, b} {
+			for i := range x.Models {
+				key := x.Models[i].Profile
+				table, err := profiles.NewTable(key, profiles.Measured, "", []profiles.Knot{
+					{BatchSize: 1, Mean: linear(1), P50: linear(1), P90: linear(1), P99: linear(1)},
+					{BatchSize: 100, Mean: linear(100), P50: linear(100), P90: linear(100),
+						P99: linear(100)},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.book.Begin(key, table)
+			}
+		}
+	}
+	begin(w)
+	w.are(a, b)
+	w.look()
+	told := func(w *world, id leader.ModelID, typ names.LaneType, want float64) {
+		t.Helper()
+		l := w.advised[names.TableKey{Model: id.Key(), Type: typ}]
+		if l == nil {
+			t.Fatalf("nothing is told of %v on %s", id, typ)
+		}
+		if got := float64(l.Profile.Mean(50)) / float64(linear(50)); math.Abs(got/want-1) > .07 {
+			t.Errorf("%v on %s is told to take %.3f times as long, want %v", id, typ, got, want)
+		}
+	}
+	told(w, n, "x", 1)
+	run := func(w *world, id leader.ModelID, factor float64) {
+		for i := range 300 {
+			w.runs(a, id, 1+i%100, w.latency(1+i%100, factor))
+			w.now = w.now.Add(10 * time.Millisecond)
+		}
+		w.look()
+	}
+	run(w, m, 1.5)
+	told(w, m, "x", 1.5)
+	told(w, n, "x", 1.37) // one model of another family has shown it
+	told(w, n, "y", 1)
+
+	next := newWorld(t, 2)
+	var all []leader.Latency
+	for _, l := range w.advised {
+		all = append(all, *l)
+	}
+	next.Suggest([]*leader.Member{a, b}, all)
+	next.are(a, b)
+	next.look()
+	told(next, n, "x", 1.37)
+	told(next, n, "y", 1)
+
+	run(w, n, 1.1)
+	told(w, n, "x", 1.1)
 }

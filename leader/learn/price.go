@@ -46,21 +46,27 @@ func (s *State) program(now time.Time) *fluid.Program {
 	p := &fluid.Program{Unserved: 1}
 	index := map[names.LaneType]int{} // into p.Types, by type
 	holds := map[names.TableKey]bool{}
-	for _, m := range s.pool.Members {
+	for k := range s.pool.Members {
+		m := &s.pool.Members[k]
 		if m.Draining {
 			continue
 		}
-		typ := s.typeOf(m.Member)
-		i, ok := index[typ]
-		if !ok {
-			i = len(p.Types)
-			index[typ] = i
-			p.Types = append(p.Types, fluid.Type{Name: typ})
+		for _, part := range m.Groups() {
+			if part.Draining {
+				continue
+			}
+			typ := s.typeOf(m.Member, &part)
+			i, ok := index[typ]
+			if !ok {
+				i = len(p.Types)
+				index[typ] = i
+				p.Types = append(p.Types, fluid.Type{Name: typ})
+			}
+			p.Types[i].Count += part.Lanes
 		}
-		p.Types[i].Count += m.Lanes
-		for _, id := range m.Holds {
-			holds[names.TableKey{Model: id.Key(), Type: typ}] = true
-		}
+		held(m, func(id leader.ModelID, part *leader.Part) {
+			holds[names.TableKey{Model: id.Key(), Type: s.typeOf(m.Member, part)}] = true
+		})
 	}
 	for i := range s.pool.Models {
 		m := &s.pool.Models[i]
@@ -75,14 +81,22 @@ func (s *State) program(now time.Time) *fluid.Program {
 		p.Unserved = min(p.Unserved, 1-m.Share)
 		for _, x := range binned(monitor.Distribution(), m.Largest) {
 			bin := fluid.Bin{
-				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate,
+				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate, Splits: m.Splits,
 				Latency: make([]time.Duration, len(p.Types)),
 			}
 			for t := range p.Types {
-				key := names.TableKey{Model: bin.Model, Type: p.Types[t].Name}
-				if told, ok := s.told[key]; ok && holds[key] {
-					if l := told.table.Mean(bin.BatchSize); l <= m.QoSTarget {
-						bin.Latency[t] = l
+				// The fastest variant that the type holds says how much it can serve.
+				for k := range s.pool.Models {
+					v := &s.pool.Models[k]
+					if v != m && (v.Family == "" || v.Family != m.Family) {
+						continue
+					}
+					key := names.TableKey{Model: v.Key(), Type: p.Types[t].Name}
+					if told, ok := s.told[key]; ok && holds[key] {
+						l := told.table.Mean(bin.BatchSize)
+						if l <= m.QoSTarget && (bin.Latency[t] == 0 || l < bin.Latency[t]) {
+							bin.Latency[t] = l
+						}
 					}
 				}
 			}

@@ -1,11 +1,13 @@
 package learn
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -34,13 +36,25 @@ type profile struct {
 	sure    bool
 }
 
-// typeOf is the instance type of the member's lanes as the matcher knows it: the member's own, if
-// it has one.
-func (s *State) typeOf(m *leader.Member) names.LaneType {
+// typeOf is the type of a part of the member's lanes as the matcher knows it: the member's own,
+// if it has one.
+func (s *State) typeOf(m *leader.Member, p *leader.Part) names.LaneType {
 	if _, own := s.scaled[m.Name]; own {
-		return m.OwnType
+		return p.OwnType
 	}
-	return m.Type
+	return p.Type
+}
+
+// held calls yield with each model that lanes of a pool's member hold, and the part that they are.
+func held(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.Part)) {
+	groups := p.Groups()
+	for i := range groups {
+		for _, id := range p.Holds {
+			if p.Parts == nil || slices.Contains(groups[i].Models, id) {
+				yield(id, &groups[i])
+			}
+		}
+	}
 }
 
 // compare finds the agents whose latencies depart from their type's.
@@ -94,72 +108,95 @@ func (s *State) compare(a *leader.Advice) {
 // table can be made.
 func (s *State) tell(a *leader.Advice) error {
 	var useless []error
+	shown := s.Shown()
 	done := map[names.TableKey]bool{}
-	for _, p := range s.pool.Members {
-		for _, id := range p.Holds {
-			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
+	for i := range s.pool.Members {
+		p := &s.pool.Members[i]
+		held(p, func(id leader.ModelID, part *leader.Part) {
+			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member, part)}
 			m := s.model(id)
 			if done[key] || m == nil {
-				continue
+				return
 			}
 			done[key] = true
-			now := s.profile(p.Member, m)
+			now := s.profile(p.Member, part, m, shown)
 			if scale, own := s.scaled[p.Name]; own {
 				now.table = now.table.Scale(scale)
 			}
 			if before, ok := s.told[key]; ok && before.largest >= m.Largest &&
 				before.sure == now.sure &&
 				sameLatency(before.table, now.table, m.Largest) {
-				continue
+				return
 			}
 			latency, err := latencyOf(key, now)
 			if err != nil {
 				useless = append(useless,
 					fmt.Errorf("the profile of %s on %s is of no use: %w", key.Model, key.Type,
 						err))
-				continue
+				return
 			}
 			s.told[key] = now
 			a.Latencies = append(a.Latencies, latency)
-		}
+		})
 	}
 	return errors.Join(useless...)
 }
 
-// profile is the profile of a model on a member's lanes; a guess if nothing was measured.
-func (s *State) profile(member *leader.Member, m *leader.Model) profile {
+// Shown returns by how much longer models take than their profiles say, for
+// [profiles.Book.Expected] of the state's book.
+func (s *State) Shown() *profiles.Shown {
+	return s.book.Shown(func(model string) string {
+		for i := range s.pool.Models {
+			if m := &s.pool.Models[i]; m.Name == model {
+				return familyOf(m)
+			}
+		}
+		return model
+	})
+}
+
+func familyOf(m *leader.Model) string { return cmp.Or(m.Family, m.Name) }
+
+// profile is the profile of a model on a part of a member's lanes; a guess if nothing was measured.
+func (s *State) profile(member *leader.Member, part *leader.Part, m *leader.Model,
+	shown *profiles.Shown) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
 		key = held.Profile
 	}
-	if ofType, ok := s.keys[names.TableKey{Model: m.Key(), Type: member.Type}]; ok &&
-		s.typeOf(member) == member.Type {
+	if ofType, ok := s.keys[names.TableKey{Model: m.Key(), Type: part.Type}]; ok &&
+		s.typeOf(member, part) == part.Type {
 		key = ofType
 	}
-	now := profile{table: s.book.Table(key), largest: m.Largest, sure: true}
-	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 &&
-		!s.learned[key] {
+	now := profile{table: s.book.Expected(key, shown, familyOf(m)), largest: m.Largest, sure: true}
+	l := s.book.Learner(key)
+	if l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] ||
+		l == nil && key.Beside != "" { // what neighbours cost is a guess, until queries have run
 		now.sure = false
 	}
 	if now.table == nil {
-		// The guess is half of the QoS target for the largest batch: a lane with it gets queries,
-		// and the first of them replace the guess.
-		knot := func(batch int, mean time.Duration) profiles.Knot {
-			mean = max(mean, 1)
-			return profiles.Knot{
-				BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10,
-				Error: 1,
-			}
-		}
-		knots := []profiles.Knot{knot(1, m.QoSTarget/10)}
-		if m.Largest > 1 {
-			knots = append(knots, knot(m.Largest, m.QoSTarget/2))
-		}
-		// cannot fail with these knots
-		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots)
+		now.table = Guess(key, m.QoSTarget, m.Largest)
 		now.sure = false
 	}
 	return now
+}
+
+// Guess is the profile of a model of which nothing is known: half of the QoS target for the largest
+// batch, so that a lane with it gets queries, and the first of them replace the guess.
+func Guess(key profiles.Key, target time.Duration, largest int) *profiles.Table {
+	knot := func(batch int, mean time.Duration) profiles.Knot {
+		mean = max(mean, 1)
+		return profiles.Knot{
+			BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10,
+			Error: 1,
+		}
+	}
+	knots := []profiles.Knot{knot(1, target/10)}
+	if largest > 1 {
+		knots = append(knots, knot(largest, target/2))
+	}
+	table, _ := profiles.NewTable(key, profiles.Inherited, guess, knots) // these knots are valid
+	return table
 }
 
 func latencyOf(key names.TableKey, p profile) (*leader.Latency, error) {

@@ -14,6 +14,13 @@ import (
 // A Model describes a model to the matcher.
 type Model struct {
 	Name names.ModelKey
+	// Family is the name of the model's family, which queries may ask for instead of the model; ""
+	// if they may not. No model may have a family's name. The models of a family, its variants,
+	// answer the same question.
+	Family names.ModelKey
+	// Accuracy is how good the answers are beside those of the family's best variant, in (0, 1]. 0
+	// means that it is unknown, and counts as 1.
+	Accuracy float64
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
 	// LargestBatchSize bounds the batch size of a query; 1..[MaxBatchSize].
@@ -38,6 +45,13 @@ func (m *Model) validate() error {
 			errs,
 			fmt.Errorf("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize,
 				MaxBatchSize))
+	}
+	if !(m.Accuracy >= 0 && m.Accuracy <= 1) {
+		errs = append(errs,
+			fmt.Errorf("model %q: accuracy is %v, want in (0, 1]", m.Name, m.Accuracy))
+	}
+	if m.Family == m.Name {
+		errs = append(errs, fmt.Errorf("model %q has the name of its family", m.Name))
 	}
 	if m.Merge != "" && !slices.Contains(merge.Policies(), m.Merge) {
 		errs = append(errs, fmt.Errorf("model %q: merge is %q, want one of %v", m.Name, m.Merge,

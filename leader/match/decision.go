@@ -1,6 +1,10 @@
 package match
 
-import "time"
+import (
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+)
 
 // An Action is what a decision asks the caller to do.
 type Action uint8
@@ -19,7 +23,8 @@ const (
 	Ask
 	// Split: Query is split into as many parts as Rows has entries, of these batch sizes, in the
 	// order of the query's rows. The matcher has forgotten Query. Its parts, [QueryID.Part] 1 and
-	// up, wait as queries of their own, with the arrival and deadline of Query.
+	// up, wait as queries of their own, with the arrival and deadline of Query. They ask for Model,
+	// so that one variant answers all rows.
 	Split
 )
 
@@ -46,6 +51,8 @@ const (
 	LaneRefused
 	LaneGone
 	LaneOverdue
+	// LeastAccuracy: no variant of the family is as accurate as the query demands.
+	LeastAccuracy
 	// Limit: the query's client is beyond its limits. Only package leader gives this reason: a
 	// matcher does not know the limits.
 	Limit
@@ -63,6 +70,15 @@ type Decision struct {
 	Attempt int    // number of the assignment; 1 for the first
 	Rows    []int  // Split: the parts' batch sizes
 	Lane    LaneID // Assign, OfferAgain, Ask
+	// Model is the model that Lane runs, or that the parts of a split query ask for: the one that
+	// the query names, or a variant of the family that it names. Family is then that family, and
+	// Accuracy the variant's, 1 if it is unknown. Assign, Split
+	Model, Family names.ModelKey
+	Accuracy      float64
+	// Merge, if not 0, is the number of the run in which the lane is to run the query with others
+	// that are assigned to it in the same step; Merged is how many they all are. Assign has these.
+	Merge  uint64
+	Merged int
 	// Cost is the cost that the policy minimised, in the policy's own unit; 0 if it has none.
 	Cost float64
 	// Latency is the predicted mean execution latency on the lane.

@@ -11,7 +11,6 @@
 // model that it lacks. A [Policy] only chooses which waiting query an open lane takes next. A pool
 // of more than some twenty lanes is divided into shards, which are matched separately.
 //
-// [Leaderless] is the same kind of state machine for a gateway that has no leader. It ranks lanes
-// by prices and by the last news of them ([Priced]), asks some of them when they would finish the
-// query, and chooses one. Gateways and the simulator drive it.
+// A gateway that has no leader ranks lanes by prices and by the last news of them ([Priced]);
+// package inquire asks the best when they would finish the query.
 package match

@@ -24,10 +24,10 @@ const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed Kind = iota
-	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt, Splits. Attempt is the number
-	// of the query's last assignment, 0 if there was none. A second submit of a query that the
-	// matcher knows is ignored, unless its gateway has made attempts that the matcher does not
-	// know; then the query waits anew.
+	// Submitted: Query, Model, LeastAccuracy, BatchSize, Waited, TimeLeft, Attempt, Splits. Model
+	// is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
+	// none. A second submit of a query that the matcher knows is ignored, unless its gateway has
+	// made attempts that the matcher does not know; then the query waits anew.
 	//
 	// Splits says that the gateway can split queries and join their parts' answers. Its queries
 	// then have numbers that are multiples of 4; the other numbers are those of parts. A query that
@@ -79,12 +79,15 @@ const (
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
-	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate, Splits, Merge.
-	// The model is new, or has these settings from now on. The matcher forgets profiles of it that end
-	// before the largest batch size.
+	// ModelChanged: Model, Family, Accuracy, QoSTarget, BatchSize (the model's largest),
+	// RejectLate, Splits, Merge. The model is new, or has these settings from now on. The matcher
+	// forgets profiles of it that end before the largest batch size.
 	ModelChanged
 	// AheadChanged: Ahead. [Config.DispatchAhead] is Ahead from now on.
 	AheadChanged
+	// LaneEnds: Lane, Remaining. The lane's machine is taken after Remaining, counted from now, so
+	// the lane gets no query any more that would then still run; Remaining 0: it is not taken.
+	LaneEnds
 	// ModelGone: Model. No lane holds the model and no query asks for it. The matcher forgets it
 	// and its profiles.
 	ModelGone
@@ -97,6 +100,13 @@ type Event struct {
 	// Attempt is the number of the assignment; 1 for a query's first.
 	Attempt int
 	Model   names.ModelKey
+	// Family and Accuracy are those of [Model].
+	Family   names.ModelKey
+	Accuracy float64
+	// LeastAccuracy is the least accuracy of the variants that may answer the query, in [0, 1]; 0
+	// means that any may. A query that names a model is answered by that model, which must be as
+	// accurate.
+	LeastAccuracy float64
 	// BatchSize must be in 1..the model's largest batch size; a query with another is rejected.
 	BatchSize int
 	// QoSTarget and RejectLate are those of [Model]; so is Splits with ModelChanged.
@@ -139,4 +149,11 @@ type Held struct {
 	Attempt   int
 	Model     names.ModelKey
 	BatchSize int
+}
+
+// settings is the model that a ModelChanged describes.
+func (e *Event) settings() Model {
+	return Model{
+		e.Model, e.Family, e.Accuracy, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge,
+	}
 }

@@ -28,29 +28,38 @@ const (
 	// Lost queries start at once if, in the mean, spareLanes lanes or a share spareMost of all
 	// lanes are spare.
 	spareLanes, spareMost = 3, 0.75
+	// Prices are those of time at the limit. For the choice between variants, time costs the less
+	// the more a group idles: its whole price if it does not idle, and leastScarcity of that if its
+	// lanes have idled for plentyIdle of the last time or more. That time is idleTargets QoS
+	// targets of the slowest model. A longer one would see a burst too late: slow variants would
+	// fill the lanes first.
+	plentyIdle, leastScarcity = 0.15, 0.001
+	idleTargets               = 0.3
 )
 
 // horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
-// kairos in six ways. An instance's time costs the fluid program's price, which rises with the
+// kairos in seven ways. An instance's time costs the fluid program's price, which rises with the
 // type's backlog. Queries are matched to two slots per lane. The 80 % quantile of latency, not the
-// mean, is compared with the time left. A query may run as several parts (see split.go). The policy
-// chooses which of a type's queries runs first. When lanes are scarce, lost queries wait for calm
-// moments. A lane for which nothing is planned does not idle while a query could be in time there by
-// the mean latency.
+// mean, is compared with the time left. A query may run as several parts (see split.go). The
+// policy chooses which of a type's queries runs first. When lanes are scarce, lost queries wait
+// for calm moments. A lane for which nothing is planned does not idle while a query could be in
+// time there by the mean latency. And of a family's variants it takes the one that costs least,
+// its lack of accuracy included.
 type horizon struct {
 	solver assign.Solver
 	groups []group
 	rows   []*query
 	risky  []*query // live queries that are in no group's plan
-	// mean, safe (80 % quantile) and price are by row and group; they are +Inf if no lane of the
-	// group serves the row.
-	mean, safe, price []float64
-	due               []float64 // by row: the time left until the QoS target, ms
-	dearest           float64   // the highest cost of any row on a group that serves it
-	slots             []slot
-	cost              []float64
-	match             []int
-	taken             []bool // by slot: something is planned for it
+	cells  []cell   // by row and group
+	// others has, for each cell of a row that several variants may answer, all that the group
+	// holds.
+	others  []cell
+	due     []float64 // by row: the time left until the QoS target, ms
+	dearest float64   // the highest cost of any row on a group that serves it
+	slots   []slot
+	cost    []float64
+	match   []int
+	taken   []bool // by slot: something is planned for it
 	// early lists, by group, the MostParts slots that begin first of those that are not taken, and
 	// -1 for each that is missing.
 	early []int
@@ -61,13 +70,27 @@ type horizon struct {
 	merging        merging
 }
 
-// A group is the usable lanes of one type.
+// A cell says what a row takes and costs on a group, by the variant that is the best choice there.
+type cell struct {
+	model      int     // -1 if the group serves no variant; then mean and safe are +Inf
+	mean, safe float64 // safe is the 80 % quantile
+	price      float64 // of 1 ms
+	regret     float64 // what the answer costs for its accuracy
+	from, n    int32   // its variants in others, if there are several
+}
+
+// cost is what the row costs there, without waiting.
+func (c *cell) cost() float64 { return c.price*c.mean + c.regret }
+
+// A group is the usable lanes of one type that hold the same models and end at the same time.
 type group struct {
 	typ   *instanceType
 	lanes []*lane
 	work  float64 // work of all its lanes and of the queries waiting for them, lane ms
 	first float64 // when the first of them is free, ms from now
-	rest  []int32 // rows planned for it and not dispatched, the oldest first
+	// scarcity is the part of the price that time costs in the choice between variants.
+	scarcity float64
+	rest     []int32 // rows planned for it and not dispatched, the oldest first
 }
 
 // idles reports whether g has an open lane and nothing is planned for it.
@@ -112,11 +135,12 @@ func (h *horizon) choose(s *shard) {
 // gather collects the groups and their work.
 func (h *horizon) gather(s *shard) {
 	h.groups = h.groups[:0]
-	for _, l := range s.lanes { // sorted by type
+	for _, l := range s.lanes { // sorted by type and models held
 		if !l.usable() {
 			continue
 		}
-		if k := len(h.groups); k == 0 || h.groups[k-1].typ != l.typ {
+		if k := len(h.groups); k == 0 || h.groups[k-1].typ != l.typ ||
+			h.groups[k-1].lanes[0].set != l.set {
 			if k == cap(h.groups) {
 				h.groups = append(h.groups, group{})
 			} else {
@@ -130,6 +154,21 @@ func (h *horizon) gather(s *shard) {
 		g.work += max(0, l.freeAt-s.m.now)
 		g.first = min(g.first, l.start())
 	}
+	if len(s.m.named) > 0 {
+		for g := range h.groups {
+			h.groups[g].assess(s)
+		}
+	}
+}
+
+// assess sets how scarce g's time is.
+func (g *group) assess(s *shard) {
+	idle := 0.0
+	for _, l := range g.lanes {
+		l.idle.look(s.m.now, s.m.idleOver())
+		idle += l.idle.share / float64(len(g.lanes))
+	}
+	g.scarcity = min(1, max(leastScarcity, 1-idle/plentyIdle))
 }
 
 // estimate collects the rows, with their latencies and prices: those of the oldest live queries
@@ -139,59 +178,104 @@ func (h *horizon) estimate(s *shard) {
 	for g := range h.groups {
 		lanes += len(h.groups[g].lanes)
 	}
-	h.rows, h.due, h.mean, h.safe, h.price = h.rows[:0], h.due[:0], h.mean[:0], h.safe[:0],
-		h.price[:0]
+	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
 	looked := 0
 	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes &&
 		looked < 2*roundRows*lanes; q = q.next {
 		looked++
-		due := q.arrival + s.m.target[q.model] - s.m.now
-		at := len(h.mean)
+		due := q.arrival + q.family.target - s.m.now
+		at := len(h.cells)
 		possible, cheapest, least := false, -1, math.Inf(1)
 		for g := range h.groups {
 			grp := &h.groups[g]
-			mean, safe := grp.latency(q)
-			price := grp.typ.worth(q.model)
-			h.mean, h.safe, h.price = append(h.mean, mean), append(h.safe, safe), append(h.price,
-				price)
-			possible = possible || grp.first+safe <= due
-			if cost := price * mean; mean <= due && cost < least {
+			c := grp.fastest(q)
+			h.cells = append(h.cells, c)
+			possible = possible || grp.first+c.safe <= due
+			if cost := c.price * c.mean; c.mean <= due && cost < least {
 				cheapest, least = g, cost
 			}
 		}
 		if cheapest >= 0 {
-			h.groups[cheapest].work += h.mean[at+cheapest]
+			h.groups[cheapest].work += h.cells[at+cheapest].mean
 		}
 		if !possible {
-			h.mean, h.safe, h.price = h.mean[:at], h.safe[:at], h.price[:at]
+			h.cells = h.cells[:at]
 			h.risky = append(h.risky, q)
 			continue
 		}
 		h.rows, h.due = append(h.rows, q), append(h.due, due)
 	}
-	at := 0
 	h.dearest = 0
-	for _, q := range h.rows {
+	for i := range h.rows {
 		for g := range h.groups {
-			grp := &h.groups[g]
-			if !math.IsInf(h.mean[at], 1) {
-				h.price[at] *= grp.rise(s.m.target[q.model], h.mean[at])
-				h.dearest = max(h.dearest, h.price[at]*h.mean[at])
-			}
-			at++
+			h.value(i, g)
 		}
 	}
 }
 
-// latency returns the mean latency of q on g and its 80 % quantile; both are +Inf if no lane of g
-// serves it.
-func (g *group) latency(q *query) (mean, safe float64) {
-	if tab := g.typ.tables[q.model]; tab != nil &&
-		slices.ContainsFunc(g.lanes, func(l *lane) bool { return l.holds[q.model] }) {
-		return tab.mean[q.batch], tab.safe[q.batch]
+// at returns the cell of a row and a group.
+func (h *horizon) at(row, group int) *cell { return &h.cells[row*len(h.groups)+group] }
+
+// fastest returns what q takes on g by the fastest variant, at the price without backlog.
+func (g *group) fastest(q *query) cell {
+	model, t := g.lanes[0].fastest(q)
+	if !g.lanes[0].lasts(t, q.batch) {
+		return cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)}
 	}
-	return math.Inf(1), math.Inf(1)
+	return cell{
+		model: model, mean: t.mean[q.batch], safe: t.safe[q.batch], price: g.typ.worth(model),
+	}
+}
+
+// value sets what a row costs on a group. Of several variants it takes the one that costs least and
+// is in time on the lane of the group that is free first, else the fastest.
+func (h *horizon) value(row, group int) {
+	q, grp, c := h.rows[row], &h.groups[group], h.at(row, group)
+	if c.model < 0 {
+		return
+	}
+	worth := c.price
+	c.price *= grp.rise(q.family.target, c.mean)
+	if all := q.allowed(); len(all) > 1 {
+		c.from = int32(len(h.others))
+		c.price *= grp.scarcity
+		for _, v := range all {
+			if t := grp.lanes[0].table(v.model); grp.lanes[0].lasts(t, q.batch) {
+				o := cell{
+					model: v.model, mean: t.mean[q.batch], safe: t.safe[q.batch], regret: v.regret,
+				}
+				o.price = worth * grp.scarcity * grp.rise(q.family.target, o.mean)
+				h.others = append(h.others, o)
+				h.dearest = max(h.dearest, o.cost())
+				if v.model == c.model {
+					c.regret = o.regret
+				}
+			}
+		}
+		c.n = int32(len(h.others)) - c.from
+		if o := h.cheapest(c, h.due[row]-grp.first); o != nil {
+			c.take(o)
+		}
+	}
+	h.dearest = max(h.dearest, c.cost())
+}
+
+// cheapest returns the variant that costs least of those of c that are in time after the given
+// time, nil if none is.
+func (h *horizon) cheapest(c *cell, within float64) (best *cell) {
+	for i := range c.n {
+		o := &h.others[c.from+i]
+		if o.safe <= within && (best == nil || o.cost() < best.cost()) {
+			best = o
+		}
+	}
+	return best
+}
+
+// take makes another variant the choice.
+func (c *cell) take(o *cell) {
+	c.model, c.mean, c.safe, c.price, c.regret = o.model, o.mean, o.safe, o.price, o.regret
 }
 
 // rise is the factor by which the price of g's time rises for a query of the given mean latency.
@@ -237,17 +321,20 @@ func (h *horizon) plan(s *shard) {
 	h.cut()
 	h.cost = h.cost[:0]
 	for i, q := range h.rows {
-		perMs := waitPrice / s.m.target[q.model]
+		perMs := waitPrice / q.family.target
 		for _, slot := range h.slots {
-			at := i*len(h.groups) + slot.group
-			c := math.Inf(1)
-			if slot.lane.serves(q) {
-				c = h.price[at]*h.mean[at] + perMs*slot.start
-				if slot.start+h.safe[at] > h.due[i] {
-					c = latePrice + h.dearest + c/lateScale
+			cost := math.Inf(1)
+			if c := h.at(i, slot.group); c.model >= 0 {
+				cost = c.cost() + perMs*slot.start
+				if slot.start+c.safe > h.due[i] {
+					if o := h.cheapest(c, h.due[i]-slot.start); o != nil {
+						cost = o.cost() + perMs*slot.start
+					} else {
+						cost = latePrice + h.dearest + cost/lateScale
+					}
 				}
 			}
-			h.cost = append(h.cost, c)
+			h.cost = append(h.cost, cost)
 		}
 	}
 	h.match = slices.Grow(h.match[:0], len(h.rows))[:len(h.rows)]
@@ -255,12 +342,21 @@ func (h *horizon) plan(s *shard) {
 		panic(err) // costs are finite or +Inf
 	}
 	for i, k := range h.match {
-		if k >= 0 && h.slots[k].start+h.safe[i*len(h.groups)+h.slots[k].group] <= h.due[i] {
-			grp := &h.groups[h.slots[k].group]
-			grp.rest = append(grp.rest, int32(i))
-		} else {
-			h.risky = append(h.risky, h.rows[i])
+		if k >= 0 {
+			slot := h.slots[k]
+			c := h.at(i, slot.group)
+			if slot.start+c.safe > h.due[i] {
+				if o := h.cheapest(c, h.due[i]-slot.start); o != nil {
+					c.take(o)
+				}
+			}
+			if slot.start+c.safe <= h.due[i] {
+				grp := &h.groups[slot.group]
+				grp.rest = append(grp.rest, int32(i))
+				continue
+			}
 		}
+		h.risky = append(h.risky, h.rows[i])
 	}
 }
 
@@ -303,7 +399,7 @@ func (h *horizon) dispatch(s *shard, g int) {
 		h.byLatestStart(g, h.order)
 		chosen := int32(-1)
 		for _, i := range h.order {
-			if !l.serves(h.rows[i]) || l.start()+h.safe[int(i)*len(h.groups)+g] > h.due[i] {
+			if l.start()+h.at(int(i), g).safe > h.due[i] {
 				continue
 			}
 			if chosen < 0 {
@@ -314,19 +410,23 @@ func (h *horizon) dispatch(s *shard, g int) {
 				break
 			}
 		}
-		if chosen < 0 || h.waits(s, grp, h.rows[chosen], l) {
+		if chosen < 0 {
+			continue
+		}
+		c := h.at(int(chosen), g)
+		h.rows[chosen].model = c.model
+		if h.waits(s, grp, h.rows[chosen], l) {
 			continue
 		}
 		k := slices.Index(grp.rest, chosen)
 		grp.rest = slices.Delete(grp.rest, k, k+1)
-		at := int(chosen)*len(h.groups) + g
-		s.assign(h.rows[chosen], l, h.price[at]*h.mean[at])
+		s.assign(h.rows[chosen], l, c.model, c.cost())
 	}
 }
 
 // byLatestStart sorts rows by the latest time at which they can start on g and be in time.
 func (h *horizon) byLatestStart(g int, rows []int32) {
-	latest := func(i int32) float64 { return h.due[i] - h.safe[int(i)*len(h.groups)+g] }
+	latest := func(i int32) float64 { return h.due[i] - h.at(int(i), g).safe }
 	for k := 1; k < len(rows); k++ { // an insertion sort: the rows are few, and mostly sorted
 		for j := k; j > 0 && latest(rows[j]) < latest(rows[j-1]); j-- {
 			rows[j], rows[j-1] = rows[j-1], rows[j]
@@ -358,21 +458,21 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	for k, o := range lanes {
 		h.freeAt[k] = o.start()
 		if o == l {
-			h.freeAt[k] += h.mean[int(first)*len(h.groups)+g]
+			h.freeAt[k] += h.at(int(first), g).mean
 		}
 	}
 	for _, i := range h.planned {
 		next := -1
 		for k, t := range h.freeAt {
-			if (next < 0 || t < h.freeAt[next]) && lanes[k].holds[h.rows[i].model] {
+			if next < 0 || t < h.freeAt[next] {
 				next = k
 			}
 		}
-		at := int(i)*len(h.groups) + g
-		if next < 0 || h.freeAt[next]+h.safe[at] > h.due[i] {
+		c := h.at(int(i), g)
+		if h.freeAt[next]+c.safe > h.due[i] {
 			return false
 		}
-		h.freeAt[next] += h.mean[at]
+		h.freeAt[next] += c.mean
 	}
 	return true
 }
@@ -383,24 +483,24 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 func (h *horizon) serveRisky(s *shard) {
 	hopeless := h.risky[:0]
 	for _, q := range h.risky {
-		due := q.arrival + s.m.target[q.model] - s.m.now
+		due := q.arrival + q.family.target - s.m.now
 		var safest *lane
-		least, hope := math.Inf(1), false
+		least, hope, model := math.Inf(1), false, -1
 		for g := range h.groups {
 			grp := &h.groups[g]
+			c := grp.fastest(q)
 			for _, l := range grp.lanes {
-				if !l.serves(q) || l.start()+l.latency(q) > due {
+				if l.start()+c.mean > due {
 					continue
 				}
 				hope = true
-				if safe := l.start() + grp.typ.tables[q.model].safe[q.batch]; safe < least &&
-					l.open() && len(grp.rest) == 0 {
-					safest, least = l, safe
+				if safe := l.start() + c.safe; safe < least && l.open() && len(grp.rest) == 0 {
+					safest, least, model = l, safe, c.model
 				}
 			}
 		}
 		if safest != nil {
-			s.assign(q, safest, 0)
+			s.assign(q, safest, model, 0)
 		} else if !hope {
 			hopeless = append(hopeless, q)
 		}
@@ -414,7 +514,10 @@ func (h *horizon) serveHopeless(s *shard) {
 	for _, q := range h.risky {
 		for g := range h.groups {
 			for _, l := range h.groups[g].lanes {
-				if len(h.groups[g].rest) == 0 && s.hasSpare() && s.assign(q, l, 0) {
+				if len(h.groups[g].rest) > 0 || !s.hasSpare() {
+					continue
+				}
+				if model, _ := l.fastest(q); s.assign(q, l, model, 0) {
 					break
 				}
 			}
@@ -437,8 +540,9 @@ func (h *horizon) serveLost(s *shard) bool {
 					continue
 				}
 				if q := h.lost(s, grp, l, spare); q != nil {
-					grp.work += l.latency(q)
-					return s.assign(q, l, 0)
+					model, t := l.fastest(q)
+					grp.work += t.mean[q.batch]
+					return s.assign(q, l, model, 0)
 				}
 			}
 		}
@@ -454,11 +558,11 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 	}
 	n := 0
 	for q := s.late.first; q != nil && n < calmChoice; q = q.next {
-		if !l.serves(q) {
+		if _, t := l.fastest(q); !l.lasts(t, q.batch) {
 			continue
 		}
 		n++
-		target, lost := s.m.target[q.model], max(0, s.m.now-q.lostAt)
+		target, lost := q.family.target, max(0, s.m.now-q.lostAt)
 		calm := max(calmWork*(target+lost), target*lost/(q.deadline-q.lostAt))
 		if (spare || !h.spared(q)) && work <= calm && (chosen == nil || q.batch < chosen.batch) {
 			chosen = q

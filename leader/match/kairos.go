@@ -28,13 +28,15 @@ type kairos struct {
 	columns []*lane
 	start   []float64 // by column
 	cost    []float64
+	model   []int // by row and column: the variant
 	match   []int
 }
 
 func (*kairos) arrived(*shard, *query) {}
 
 func (k *kairos) choose(s *shard) {
-	k.columns, k.start, k.rows, k.cost = k.columns[:0], k.start[:0], k.rows[:0], k.cost[:0]
+	k.columns, k.start, k.rows = k.columns[:0], k.start[:0], k.rows[:0]
+	k.cost, k.model = k.cost[:0], k.model[:0]
 	for _, l := range s.lanes {
 		if l.usable() {
 			k.columns = append(k.columns, l)
@@ -56,18 +58,19 @@ func (k *kairos) choose(s *shard) {
 	}
 	now := s.m.now
 	for _, q := range k.rows {
-		target := s.m.target[q.model]
+		target := q.family.target
 		limit := kairosMargin*target - (now - q.arrival)
 		for j, l := range k.columns {
 			c := math.Inf(1)
-			if l.serves(q) {
-				L := k.start[j] + l.latency(q)
+			model, latency := l.inTime(q, limit-k.start[j])
+			if model >= 0 {
+				L := k.start[j] + latency
 				if L > limit {
 					L = kairosPenalty * target
 				}
-				c = l.typ.coefficient[q.model] * L / target
+				c = l.typ.coefficient[model] * L / target
 			}
-			k.cost = append(k.cost, c)
+			k.cost, k.model = append(k.cost, c), append(k.model, model)
 		}
 	}
 	k.match = slices.Grow(k.match[:0], len(k.rows))[:len(k.rows)]
@@ -76,7 +79,8 @@ func (k *kairos) choose(s *shard) {
 	}
 	for i, j := range k.match {
 		if j >= 0 && k.columns[j].open() {
-			s.assign(k.rows[i], k.columns[j], k.cost[i*len(k.columns)+j])
+			at := i*len(k.columns) + j
+			s.assign(k.rows[i], k.columns[j], k.model[at], k.cost[at])
 		}
 	}
 }

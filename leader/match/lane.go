@@ -8,6 +8,10 @@ import (
 // A query is a query that waits or is sent to a lane. The memory of queries is reused.
 type query struct {
 	id       QueryID
+	family   *family // what it asks for
+	accuracy float64 // the least that its answer must have
+	// model is the variant that it is sent to run; while horizon merges queries, also the one with
+	// which it is planned.
 	model    int
 	batch    int
 	arrival  float64
@@ -68,15 +72,23 @@ const (
 // together count as one. It has more than two only if they are short compared with DispatchAhead.
 const LaneDepth = 8
 
-// A lane as the matcher knows it.
-type lane struct {
-	m     *Matcher
-	id    LaneID
+// A holding is what a lane is and which models it holds.
+type holding struct {
 	typ   *instanceType
 	holds []bool // by model
+}
+
+// A lane as the matcher knows it.
+type lane struct {
+	m  *Matcher
+	id LaneID
+	holding
+	set   int // lanes that hold the same models and end together have the same number
 	shard *shard
+	idle  spareTime // kept while there are families
 
 	freeAt   float64
+	ends     float64       // when its machine is taken; +Inf: never
 	held     []reservation // attempts sent and not answered, the oldest first
 	draining bool
 	overdue  bool
@@ -138,12 +150,26 @@ func (l *lane) room() bool {
 // start.
 func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 
-// latency returns the predicted mean latency of q on l; l must hold q's model
-// and its profile be known.
-func (l *lane) latency(q *query) float64 { return l.typ.tables[q.model].mean[q.batch] }
+// lasts reports whether a query that l is given next, and that takes so long there, would very
+// likely end before l does; false if t is nil.
+func (l *lane) lasts(t *Table, batch int) bool {
+	return t != nil && l.m.now+l.start()+t.tail[batch] <= l.ends
+}
 
-// serves reports whether l holds q's model and its latency is known.
-func (l *lane) serves(q *query) bool { return l.holds[q.model] && l.typ.tables[q.model] != nil }
+// latency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does not
+// serve q.
+func (l *lane) latency(q *query) float64 {
+	if _, t := l.fastest(q); t != nil {
+		return t.mean[q.batch]
+	}
+	return math.Inf(1)
+}
+
+// serves reports whether l holds a variant that may answer q and its latency is known.
+func (l *lane) serves(q *query) bool {
+	_, t := l.fastest(q)
+	return t != nil
+}
 
 // setFree sets when l will be free, and a timer for when l opens without an answer.
 func (l *lane) setFree(at float64) {

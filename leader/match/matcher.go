@@ -20,7 +20,7 @@ type Matcher struct {
 	cfg    Config
 	models []Model   // one without a name is gone; the next new model takes its place
 	target []float64 // by model, ms; 0 for one that is gone
-	byName map[names.ModelKey]int
+	catalogue
 
 	origin  time.Time
 	started bool
@@ -46,8 +46,7 @@ type Matcher struct {
 	dues                 timers // timers of lanes that should have answered
 	out                  []Decision
 	changed              []*query // scratch
-	// renewed says, by model, whether the model has changed since the last arrange.
-	renewed []bool
+	merged               uint64   // runs of several queries, which it numbers
 	// reentered counts the waiting queries that arrange has moved to another shard or queue.
 	reentered int
 }
@@ -93,19 +92,20 @@ func New(cfg Config) (*Matcher, error) {
 		cfg.ShardLanes = defaultShardLanes
 	}
 	m := &Matcher{
-		cfg:     cfg,
-		models:  slices.Clone(cfg.Models),
-		byName:  map[names.ModelKey]int{},
-		ahead:   toMs(cfg.DispatchAhead),
-		lanes:   map[LaneID]*lane{},
-		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
-		queries: map[QueryID]*query{},
+		cfg:       cfg,
+		models:    slices.Clone(cfg.Models),
+		catalogue: newCatalogue(),
+		ahead:     toMs(cfg.DispatchAhead),
+		lanes:     map[LaneID]*lane{},
+		rng:       rand.New(rand.NewPCG(cfg.Seed, 0)),
+		queries:   map[QueryID]*query{},
 	}
 	for i, model := range m.models {
 		m.byName[model.Name] = i
 		m.target = append(m.target, toMs(model.QoSTarget))
+		m.catalogue.changed(m.models, i, "")
 	}
-	m.renewed = make([]bool, len(m.models))
+	m.settled(nil)
 	m.spareOver = spareOver(m.target)
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
@@ -276,7 +276,7 @@ func (m *Matcher) settle(q *query) {
 		m.reject(q, DeadlinePassed, 0)
 		return
 	case !q.isLate && q.lostAt <= m.now:
-		if m.models[q.model].RejectLate {
+		if q.family.rejectLate {
 			m.reject(q, Late, q.shard.backlog(q))
 			return
 		}
@@ -404,6 +404,11 @@ func (m *Matcher) apply(e *Event) error {
 	case LaneDraining:
 		l.draining = true
 		m.arrange()
+	case LaneEnds:
+		if l.ends = math.Inf(1); e.Remaining > 0 {
+			l.ends = m.now + toMs(e.Remaining)
+		}
+		m.arrange()
 	case LaneModels:
 		holds, err := m.holds(e)
 		if err != nil {
@@ -507,6 +512,10 @@ func (m *Matcher) sent(e *Event, l *lane) {
 		return
 	}
 	q.sent, q.lane = true, l
+	// Which variant runs there is not said; the lane says so when it greets.
+	if q.model, _ = l.inTime(q, math.Inf(1)); q.model < 0 {
+		q.model = q.allowed()[0].model
+	}
 	if l.reservation(q.id, q.attempt) < 0 {
 		latency, wait := l.predict(q.model, q.batch), max(0, l.freeAt-m.now)
 		l.reserve(
@@ -530,14 +539,22 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 	} else if !part {
 		m.eachPart(e.Query, m.cancel)
 	}
-	model, ok := m.byName[e.Model]
-	switch {
-	case !ok:
-		reason = UnknownModel
-	case e.BatchSize < 1 || e.BatchSize > m.models[model].LargestBatchSize:
-		reason = BadBatchSize
+	add := query{
+		id: e.Query, family: m.asked(e.Model), accuracy: e.LeastAccuracy, batch: e.BatchSize,
+		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), attempt: max(0, e.Attempt),
+		splits: e.Splits, part: part,
 	}
-	if reason != Matched {
+	switch {
+	case add.family == nil || len(add.family.variants) == 0:
+		reason = UnknownModel
+	case e.BatchSize < 1 || e.BatchSize > add.family.largest:
+		reason = BadBatchSize
+	case len(add.allowed()) == 0:
+		reason = LeastAccuracy
+	}
+	if reason == Matched {
+		add.model = add.allowed()[0].model
+	} else {
 		m.out = append(m.out, Decision{
 			Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt,
 		})
@@ -546,14 +563,10 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		}
 		return nil
 	}
-	deadline := math.Inf(1)
 	if e.TimeLeft > 0 {
-		deadline = m.now + toMs(e.TimeLeft)
+		add.deadline = m.now + toMs(e.TimeLeft)
 	}
-	return m.add(query{
-		id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)),
-		deadline: deadline, attempt: max(0, e.Attempt), splits: e.Splits, part: part,
-	})
+	return m.add(add)
 }
 
 // add adds a query to the matcher.
@@ -573,8 +586,12 @@ func (m *Matcher) add(as query) *query {
 // wait makes q wait (again).
 func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
-	if q.batch > m.models[q.model].LargestBatchSize { // the model has changed since
+	switch { // the family has changed since
+	case q.batch > q.family.largest:
 		m.reject(q, BadBatchSize, 0)
+		return
+	case len(q.allowed()) == 0 && len(q.family.variants) > 0:
+		m.reject(q, LeastAccuracy, 0)
 		return
 	}
 	q.bound = m.bound(q)
@@ -587,14 +604,16 @@ func (m *Matcher) wait(q *query) {
 
 // bound computes what the pool can do for q at best.
 func (m *Matcher) bound(q *query) bound {
-	target := m.target[q.model]
+	target := q.family.target
 	b := bound{class: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
 	for _, t := range m.types {
-		if tab := t.served[q.model]; tab != nil {
-			latency := tab.mean[q.batch]
-			b.least = min(b.least, latency)
-			if !t.base && latency <= target {
-				b.class = shared
+		for _, v := range q.allowed() {
+			if tab := t.served[v.model]; tab != nil {
+				latency := tab.mean[q.batch]
+				b.least = min(b.least, latency)
+				if !t.base && latency <= target {
+					b.class = shared
+				}
 			}
 		}
 	}
@@ -689,8 +708,8 @@ func (m *Matcher) join(e *Event) error {
 		return err
 	}
 	l := &lane{
-		m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1},
-		due: timer{at: -1},
+		m: m, id: e.Lane, holding: holding{m.instanceType(e.Type), holds}, timer: timer{at: -1},
+		due: timer{at: -1}, ends: math.Inf(1), idle: spareTime{share: 1, since: m.now},
 	}
 	l.timer.lane, l.due.lane, l.queue.lane = l, l, l
 	m.lanes[l.id] = l
@@ -744,7 +763,7 @@ func (m *Matcher) profile(e *Event) error {
 
 // changeModel adds a model or changes one.
 func (m *Matcher) changeModel(e *Event) error {
-	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge}
+	model := e.settings()
 	if err := model.validate(); err != nil {
 		return err
 	}
@@ -753,7 +772,6 @@ func (m *Matcher) changeModel(e *Event) error {
 		if i = slices.IndexFunc(m.models, func(m Model) bool { return m.Name == "" }); i < 0 {
 			i = len(m.models)
 			m.models, m.target = append(m.models, model), append(m.target, 0)
-			m.renewed = append(m.renewed, false)
 			for _, t := range m.types {
 				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient,
 					0), append(t.lanes, 0)
@@ -765,7 +783,9 @@ func (m *Matcher) changeModel(e *Event) error {
 		}
 		m.byName[e.Model] = i
 	}
-	m.models[i], m.target[i], m.renewed[i] = model, toMs(model.QoSTarget), true
+	was := m.models[i].Family
+	m.models[i], m.target[i] = model, toMs(model.QoSTarget)
+	m.catalogue.changed(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		if t.tables[i] != nil && t.tables[i].Largest() < model.LargestBatchSize {
@@ -790,12 +810,14 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 		}
 	}
 	for _, q := range m.queries {
-		if q.model == i {
+		if q.family == m.alone[i] || q.sent && q.model == i {
 			return fmt.Errorf("model %q is gone, but query %v asks for it", name, q.id)
 		}
 	}
 	delete(m.byName, name)
+	was := m.models[i].Family
 	m.models[i], m.target[i] = Model{}, 0
+	m.catalogue.changed(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		t.tables[i] = nil
@@ -842,14 +864,16 @@ func (m *Matcher) arrange() {
 	for _, s := range append(slices.Clip(shards), m.nowhere) {
 		for _, l := range []*list{&s.live, &s.late} {
 			for q := l.first; q != nil; q = q.next {
-				if split || m.renewed[q.model] || !s.keeps(q, moved[q.model]) ||
-					moved[q.model] && q.bound != m.bound(q) {
+				hasMoved := slices.ContainsFunc(q.allowed(),
+					func(v variant) bool { return moved[v.model] })
+				if split || q.family.renewed || !s.keeps(q, hasMoved) ||
+					hasMoved && q.bound != m.bound(q) {
 					m.changed = append(m.changed, q)
 				}
 			}
 		}
 	}
-	clear(m.renewed)
+	m.settled(m.queries)
 	m.reentered += len(m.changed)
 	slices.SortFunc(m.changed, byArrival)
 	for _, q := range m.changed {
@@ -860,6 +884,22 @@ func (m *Matcher) arrange() {
 			m.wait(q)
 		}
 	}
+}
+
+// assess adds a family to what is known of t's speed.
+func (t *instanceType) assess(f *family) {
+	largest := math.Inf(1)
+	for _, v := range f.variants {
+		if t.tables[v.model] != nil {
+			largest = min(largest, t.tables[v.model].mean[f.largest])
+		}
+	}
+	if math.IsInf(largest, 1) {
+		t.slowness += 1e3
+		return
+	}
+	t.slowness += largest / f.target
+	t.base = t.base && largest <= f.target
 }
 
 // assess recomputes what depends on lanes and profiles for each type, and returns, by model,
@@ -891,14 +931,14 @@ func (m *Matcher) assess() (moved []bool) {
 		}
 		for _, t := range m.types {
 			t.coefficient[i] = 0
-			if t.tables[i] == nil {
-				t.slowness += 1e3
-				continue
+			if t.tables[i] != nil {
+				t.coefficient[i] = min(1, fastest/t.tables[i].mean[model.LargestBatchSize])
 			}
-			largest := t.tables[i].mean[model.LargestBatchSize]
-			t.coefficient[i] = min(1, fastest/largest)
-			t.slowness += largest / m.target[i]
-			t.base = t.base && largest <= m.target[i]
+		}
+	}
+	for f := range m.each(m.models) {
+		for _, t := range m.types {
+			t.assess(f)
 		}
 	}
 	for k, t := range m.types {

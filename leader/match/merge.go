@@ -7,10 +7,10 @@ import (
 )
 
 // Lanes merge the queries that wait there. The matcher gives a lane queries to merge: when horizon
-// has chosen a query for a lane, it adds others that wait. Each of them is an attempt of its own,
-// and nothing tells the lane which belong together: the lane decides by the same code, on the
-// queries that have arrived when it is free. What the matcher expects is only its account of when
-// the lane will be free, and the lane corrects it with each answer.
+// has chosen a query for a lane, it adds others that wait. Each of them is an attempt of its own.
+// Their decisions have one number, by which the lane waits for those that come a little later. The
+// lane then decides by the same code, and may add others. What the matcher expects is only its
+// account of when the lane will be free, and the lane corrects it with each answer.
 
 // Merge is how lanes run several waiting queries as one.
 type Merge = merge.Policy
@@ -57,13 +57,18 @@ func (h *horizon) fill(s *shard, from int) {
 			h.notePlan()
 			planned = true
 		}
-		start := l.freeAt - l.latency(first)
+		start := l.freeAt - l.table(first.model).mean[first.batch]
 		h.merging.gather(s, h.group(l), first, l, start)
 		take, _ := h.merging.kind.Choose(0, h.merging.items)
-		sum := first.batch
+		if len(take) > 1 && s.m.models[first.model].Merge != merge.AIMD {
+			s.m.merged++
+			d.Merge, d.Merged = s.m.merged, len(take)
+		}
+		run, sum := *d, first.batch
 		for _, k := range take[1:] {
 			q := h.merging.waiting[k]
-			s.join(q, l, start, sum)
+			q.model = first.model
+			s.join(q, l, start, sum, &run)
 			sum += q.batch
 		}
 	}
@@ -82,18 +87,20 @@ func (h *horizon) notePlan() {
 	}
 	for g := range h.groups {
 		for _, i := range h.groups[g].rest {
-			at := int(i)*len(h.groups) + g
-			q := h.rows[i]
-			q.plannedFor, q.plannedCost = h.groups[g].typ, h.price[at]*h.mean[at]
+			// A query may be left at a group that can not run it any more, such as before its lanes
+			// end. It is planned nowhere then.
+			if c, q := h.at(int(i), g), h.rows[i]; c.model >= 0 {
+				q.plannedFor, q.plannedCost, q.model = h.groups[g].typ, c.price*c.mean, c.model
+			}
 		}
 	}
 }
 
-// group returns the group of l's type.
+// group returns l's group.
 func (h *horizon) group(l *lane) *group {
 	for g := range h.groups {
-		if h.groups[g].typ == l.typ {
-			return &h.groups[g]
+		if grp := &h.groups[g]; grp.typ == l.typ && grp.lanes[0].set == l.set {
+			return grp
 		}
 	}
 	return nil
@@ -106,8 +113,8 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 	m := s.m
 	table := l.typ.tables[first.model]
 	b.kind.Policy, b.kind.Latency = m.models[first.model].merges(), table
-	b.kind.Largest = table.Largest()
-	due := func(q *query) float64 { return q.arrival + m.target[q.model] - start }
+	b.kind.Largest = table.within(l.ends-start, table.Largest())
+	due := func(q *query) float64 { return q.arrival + q.family.target - start }
 	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
 	b.waiting = append(b.waiting[:0], first)
 	for q := s.live.first; q != nil && len(b.items) < merge.Most; q = q.next {
@@ -115,7 +122,7 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 		switch {
 		case q == first:
 			continue
-		case q.model != first.model:
+		case q.plannedFor != nil && q.model != first.model || !q.may(first.model):
 			of := l.typ.tables[q.model]
 			if q.plannedFor != l.typ || of == nil {
 				continue
@@ -146,8 +153,8 @@ func (h *horizon) waits(s *shard, grp *group, first *query, l *lane) bool {
 }
 
 // join sends a waiting query to l, to run together with the queries that l got last, whose run
-// starts at start and has sum items.
-func (s *shard) join(q *query, l *lane, start float64, sum int) {
+// starts at start, has sum items and began with the decision run.
+func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
 	s.leave(q)
 	m, table := s.m, l.typ.tables[q.model]
 	total := table.mean[sum+q.batch]
@@ -161,15 +168,15 @@ func (s *shard) join(q *query, l *lane, start float64, sum int) {
 	})
 	l.setDue(l.due.time + extra)
 	l.setFree(l.freeAt + extra)
-	slack, reason := m.target[q.model]-waited-wait-total, Matched
+	slack, reason := q.family.target-waited-wait-total, Matched
 	if slack < 0 {
 		reason = Late
 	}
-	m.out = append(m.out, Decision{
-		Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
+	m.out = append(m.out, m.bind(q, Decision{
+		Action: Assign, Reason: reason, Attempt: q.attempt, Lane: l.id,
 		Cost: l.typ.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
-		Wait: fromMs(wait), Slack: fromMs(slack),
-	})
+		Wait: fromMs(wait), Slack: fromMs(slack), Merge: run.Merge, Merged: run.Merged,
+	}))
 }
 
 // runs returns how many runs l holds, as far as known.

@@ -11,8 +11,8 @@ const (
 )
 
 // A spareTime is the share of a shard's lane time that is left for late queries: the time in which
-// lanes idle while no live query waits, or run late queries. It is a moving average that starts at
-// 1.
+// lanes idle while no live query waits, or run late queries. Or it is the share of the time in
+// which a lane idles. It is a moving average that starts at 1.
 type spareTime struct {
 	share float64
 	idle  float64 // share of the lanes that idle since the last look
@@ -46,6 +46,11 @@ func (s *shard) hasSpare() bool {
 func (s *shard) noteSpare() {
 	s.spare.look(s.m.now, s.m.spareOver)
 	s.spare.idle = 0
+	if len(s.m.named) > 0 {
+		for _, l := range s.lanes {
+			l.noteIdle()
+		}
+	}
 	if s.live.n > 0 || s.usable == 0 {
 		return
 	}
@@ -53,6 +58,18 @@ func (s *shard) noteSpare() {
 		if l.usable() && len(l.held) == 0 && l.freeAt <= s.m.now {
 			s.spare.idle += 1 / float64(s.usable)
 		}
+	}
+}
+
+// idleOver is the time over which a lane's idling is averaged.
+func (m *Matcher) idleOver() float64 { return idleTargets / spareTargets * m.spareOver }
+
+// noteIdle records whether l is idle from now on.
+func (l *lane) noteIdle() {
+	l.idle.look(l.m.now, l.m.idleOver())
+	l.idle.idle = 0
+	if len(l.held) == 0 && l.freeAt <= l.m.now {
+		l.idle.idle = 1
 	}
 }
 
@@ -95,7 +112,11 @@ func (s *shard) becomesLate(q *query) {
 		if s.m.now+wait <= o.deadline {
 			return
 		}
-		s.m.reject(o, Overloaded, wait)
+		reason := Overloaded
+		if o.deadline <= s.m.now { // its turn to be looked at has not come in this step
+			reason, wait = DeadlinePassed, 0
+		}
+		s.m.reject(o, reason, wait)
 	}
 }
 
@@ -129,8 +150,8 @@ func (s *shard) isFull(q *query) bool {
 func (s *shard) meanLatency(q *query) float64 {
 	sum, n := 0.0, 0
 	for _, l := range s.lanes {
-		if l.usable() && l.serves(q) {
-			sum += l.latency(q)
+		if _, t := l.fastest(q); t != nil && l.usable() {
+			sum += t.mean[q.batch]
 			n++
 		}
 	}

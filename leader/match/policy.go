@@ -32,37 +32,44 @@ func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 // that holds the model.
 type fifo struct {
 	bySize bool
-	queues []*queue // by model: the small queries', then the large ones'
+	kinds  []*kind
+}
+
+// A kind is the queries for a family, or with bySize the small or the large ones of them.
+type kind struct {
+	queue
+	family *family
+	large  bool
 }
 
 func (f *fifo) arrived(s *shard, q *query) {
-	kind := 2 * q.model
-	if f.bySize && q.batch > s.m.cfg.Threshold {
-		kind++
+	large := f.bySize && q.batch > s.m.cfg.Threshold
+	i := slices.IndexFunc(f.kinds,
+		func(k *kind) bool { return k.family == q.family && k.large == large })
+	if i < 0 {
+		f.kinds = slices.DeleteFunc(f.kinds, func(k *kind) bool { return k.n == 0 })
+		i = len(f.kinds)
+		f.kinds = append(f.kinds, &kind{family: q.family, large: large})
 	}
-	for len(f.queues) <= kind {
-		f.queues = append(f.queues, &queue{})
-	}
-	f.queues[kind].push(q, 0)
+	f.kinds[i].push(q, 0)
 }
 
 func (f *fifo) choose(s *shard) {
 	for {
 		var oldest *query
 		var to *lane
-		for kind := range f.queues {
-			q := f.queues[kind].first
+		for _, k := range f.kinds {
+			q := k.first
 			if q == nil || oldest != nil && byArrival(oldest, q) < 0 {
 				continue
 			}
-			if l := f.lane(s, q, kind%2 == 1); l != nil {
+			if l := f.lane(s, q, k.large); l != nil {
 				oldest, to = q, l
 			}
 		}
-		if oldest == nil {
+		if oldest == nil || !s.assignInTime(oldest, to) {
 			return
 		}
-		s.assign(oldest, to, 0)
 	}
 }
 
@@ -98,20 +105,33 @@ type queues struct {
 
 func (p queues) arrived(s *shard, q *query) {
 	if l := p.pick(s, q); l != nil {
-		l.queue.push(q, l.latency(q))
+		wait := l.start() + l.queue.work
+		_, latency := l.inTime(q, s.m.left(q)-wait)
+		l.queue.push(q, latency)
 	}
 }
 
 func (queues) choose(s *shard) {
 	for _, l := range s.lanes {
-		for l.queue.first != nil && s.assign(l.queue.first, l, 0) {
+		for l.queue.first != nil && s.assignInTime(l.queue.first, l) {
 		}
 	}
 }
 
 // finish returns the time, in ms from now, at which q would be done if it joined the end of l's
-// queue.
-func (l *lane) finish(q *query) float64 { return l.start() + l.queue.work + l.latency(q) }
+// queue, and the variant that would run.
+func (l *lane) finish(q *query) (model int, at float64) {
+	wait := l.start() + l.queue.work
+	model, latency := l.inTime(q, l.m.left(q)-wait)
+	return model, wait + latency
+}
+
+// assignInTime sends a waiting query to a lane, which runs the most accurate variant that is in
+// time, else the fastest.
+func (s *shard) assignInTime(q *query, l *lane) bool {
+	model, _ := l.inTime(q, s.m.left(q)-l.start())
+	return s.assign(q, l, model, 0)
+}
 
 // outstanding returns how many queries l holds or has queued.
 func (l *lane) outstanding() int { return len(l.held) + l.queue.n }
@@ -125,15 +145,16 @@ func pickEarliest(s *shard, q *query) *lane { return pickInTime(s, q, false) }
 func pickCheapest(s *shard, q *query) *lane { return pickInTime(s, q, true) }
 
 func pickInTime(s *shard, q *query, cheapest bool) (best *lane) {
-	left := s.m.target[q.model] - (s.m.now - q.arrival)
+	left := s.m.left(q)
 	finish, cost := math.Inf(1), math.Inf(1)
 	for _, l := range s.lanes {
 		if !l.usable() || !l.serves(q) {
 			continue
 		}
-		f, c := l.finish(q), math.Inf(1)
+		model, f := l.finish(q)
+		c := math.Inf(1)
 		if cheapest && f <= left {
-			c = l.typ.coefficient[q.model]
+			c = l.typ.coefficient[model]
 		}
 		if c < cost || c == cost && f < finish {
 			best, finish, cost = l, f, c

@@ -16,24 +16,23 @@ import (
 type Price = fluid.Price
 
 // A Priced holds what a gateway without a leader knows of the lanes: prices, profiles, and the last
-// news of each. It ranks the lanes for a query; [Leaderless] then asks the best.
+// news of each. It ranks the lanes for a query; package inquire then asks the best.
 //
 // It is not safe for concurrent use.
 type Priced struct {
 	models []Model
-	byName map[names.ModelKey]int
-	types  []*instanceType
-	lanes  []*pricedLane // in the order of their ids
-	rng    *rand.Rand
+	catalogue
+	types []*instanceType
+	lanes []*pricedLane // in the order of their ids
+	rng   *rand.Rand
 
 	ranked []Candidate
 }
 
 // A pricedLane is a lane as a gateway knows it.
 type pricedLane struct {
-	id     LaneID
-	typ    *instanceType
-	holds  []bool
+	id LaneID
+	holding
 	heard  time.Time // the time of the last news
 	freeAt time.Time
 }
@@ -41,6 +40,10 @@ type pricedLane struct {
 // A Candidate is a lane worth asking.
 type Candidate struct {
 	Lane LaneID
+	// Model is the model that the lane would run: the one that the query names, or a variant of the
+	// family that it names. Accuracy is that variant's, 1 if it is unknown.
+	Model    names.ModelKey
+	Accuracy float64
 	// Cost is what the lane's time for the query costs, in units of what an average query is worth.
 	Cost float64
 	// Latency is the predicted mean execution latency there. Wait is how long the query would wait
@@ -53,6 +56,20 @@ type Candidate struct {
 	rank, tie float64
 }
 
+// An Inquiry is a query for which a lane is to be chosen.
+type Inquiry struct {
+	// Query identifies the query among those without a decision; the caller chooses it.
+	Query uint64
+	// Model is a model or a family, of which LeastAccuracy is the least accuracy that a variant
+	// must have to answer the query; 0 means that any may.
+	Model         names.ModelKey
+	LeastAccuracy float64
+	BatchSize     int
+	Arrival       time.Time
+	// Failed are lanes that have failed the query. They are asked only if there are no others.
+	Failed []LaneID
+}
+
 // NewPriced returns a Priced with the given models and no lanes. Gateways need different seeds, so
 // that they do not all ask the same of several equal lanes.
 func NewPriced(models []Model, seed uint64) (*Priced, error) {
@@ -61,11 +78,12 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 		return nil, err
 	}
 	p := &Priced{
-		models: slices.Clone(models), byName: map[names.ModelKey]int{},
+		models: slices.Clone(models), catalogue: newCatalogue(),
 		rng: rand.New(rand.NewPCG(seed, 1)),
 	}
 	for i, m := range p.models {
 		p.byName[m.Name] = i
+		p.changed(p.models, i, "")
 	}
 	return p, nil
 }
@@ -98,10 +116,10 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 	}
 }
 
-// target is a model's QoS target, 0 if the model is unknown.
-func (p *Priced) target(model names.ModelKey) time.Duration {
-	if i, ok := p.byName[model]; ok {
-		return p.models[i].QoSTarget
+// Target returns the QoS target of a model or a family, 0 if it is unknown.
+func (p *Priced) Target(name names.ModelKey) time.Duration {
+	if f := p.asked(name); f != nil {
+		return fromMs(f.target)
 	}
 	return 0
 }
@@ -153,36 +171,57 @@ func (p *Priced) find(id LaneID) (at int, known bool) {
 		func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
 }
 
-// Rank returns up to n lanes to ask for a query, the best first, by price times latency plus
-// waiting in QoS targets. Lanes that seem too late for the QoS target come last. Among equal lanes
-// the order is random. Rank returns none if no lane can serve the query. The result is valid until
-// the next call.
-func (p *Priced) Rank(now time.Time, model names.ModelKey, batchSize int, waited time.Duration,
-	n int) []Candidate {
+// Rank returns up to n lanes to ask for q, which has waited for so long, the best first, by price
+// times latency plus the answer's regret and waiting in QoS targets. Each lane would run the
+// variant that is best by that and in time, else the fastest. Lanes that seem too late for the QoS
+// target come last. Among equal lanes the order is random. Rank returns none if no lane can serve
+// the query. The result is valid until the next call.
+func (p *Priced) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []Candidate {
 	p.ranked = p.ranked[:0]
-	m, ok := p.byName[model]
-	if !ok || batchSize < 1 || batchSize > p.models[m].LargestBatchSize || n < 1 {
+	f := p.asked(q.Model)
+	if f == nil || q.BatchSize < 1 || q.BatchSize > f.largest || n < 1 {
 		return nil
 	}
-	target := toMs(p.models[m].QoSTarget)
+	asks := query{family: f, accuracy: q.LeastAccuracy, batch: q.BatchSize}
 	for _, l := range p.lanes {
-		tab := l.typ.tables[m]
-		if tab == nil || !l.holds[m] {
-			continue
+		if c, ok := p.candidate(l, &asks, toMs(waited), max(0, toMs(l.freeAt.Sub(now)))); ok {
+			c.tie = p.rng.Float64()
+			p.keepBest(c, n)
 		}
-		wait := max(0, toMs(l.freeAt.Sub(now)))
-		c := Candidate{
-			Lane: l.id, Cost: l.typ.worth(m) * tab.mean[batchSize], Latency: tab.Mean(batchSize),
-			Wait: fromMs(wait), tie: p.rng.Float64(),
-		}
-		c.rank = c.Cost + wait/target
-		c.Needs = fromMs(wait + tab.safe[batchSize])
-		if toMs(waited)+wait+tab.safe[batchSize] > target {
-			c.rank = latePrice + (toMs(c.Latency)+wait)/target
-		}
-		p.keepBest(c, n)
 	}
 	return p.ranked
+}
+
+// candidate returns l as a candidate for q, which has waited for so long and would wait there;
+// false if l does not serve it. Times are in ms.
+func (p *Priced) candidate(l *pricedLane, q *query, waited, wait float64) (best Candidate,
+	ok bool) {
+	model, fastest := l.fastest(q)
+	if fastest == nil {
+		return best, false
+	}
+	worth, inTime := l.typ.worth(model), false
+	for _, v := range q.allowed() {
+		tab := l.table(v.model)
+		if tab == nil {
+			continue
+		}
+		c := Candidate{
+			Lane: l.id, Model: p.models[v.model].Name, Accuracy: v.accuracy,
+			Cost:    worth*tab.mean[q.batch] + v.regret,
+			Latency: tab.Mean(q.batch), Wait: fromMs(wait), Needs: fromMs(wait + tab.safe[q.batch]),
+		}
+		c.rank = c.Cost + wait/q.family.target
+		if waited+wait+tab.safe[q.batch] > q.family.target {
+			c.rank = latePrice + (toMs(c.Latency)+wait)/q.family.target
+			if !inTime && v.model == model {
+				best, ok = c, true
+			}
+		} else if !inTime || c.rank < best.rank {
+			best, ok, inTime = c, true, true
+		}
+	}
+	return best, ok
 }
 
 // keepBest inserts c into ranked, which holds the best n so far.

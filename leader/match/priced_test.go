@@ -36,37 +36,44 @@ func pricedPool(t *testing.T, seed uint64) *Priced {
 
 func TestPricedRanks(t *testing.T) {
 	p := pricedPool(t, 1)
-	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 5 || got[4].Lane != 1 {
+	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 5); len(got) != 5 ||
+		got[4].Lane != 1 {
 		t.Errorf("small query: got %+v, want all lanes, the gpu last", got)
 	}
-	if got := p.Rank(epoch, "m", 100, 0, 2); len(got) != 2 || got[0].Lane != 1 {
+	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 100}, 0, 2); len(got) != 2 ||
+		got[0].Lane != 1 {
 		t.Errorf("large query: got %+v, want the gpu first", got)
 	}
 	for id := LaneID(2); id <= 5; id++ {
 		p.Heard(id, epoch, 9*time.Millisecond)
 	}
-	if got := p.Rank(epoch, "m", 50, 0, 1); len(got) != 1 || got[0].Lane != 1 {
+	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 1); len(got) != 1 ||
+		got[0].Lane != 1 {
 		t.Errorf("busy cpus: got %+v, want the gpu", got)
 	}
 	// Time passes, and older news than the last does not count.
 	p.Heard(3, epoch.Add(-time.Second), 0)
 	p.Heard(4, epoch.Add(time.Millisecond), 0)
-	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 1); len(got) != 1 ||
+	if got := p.Rank(epoch.Add(time.Millisecond), &Inquiry{Model: "m", BatchSize: 50}, 0,
+		1); len(got) != 1 ||
 		got[0].Lane != 4 {
 		t.Errorf("one cpu is free: got %+v, want lane 4", got)
 	}
-	if got := p.Rank(epoch.Add(9*time.Millisecond), "m", 50, 0, 5); got[4].Lane != 1 ||
+	if got := p.Rank(epoch.Add(9*time.Millisecond), &Inquiry{Model: "m", BatchSize: 50}, 0,
+		5); got[4].Lane != 1 ||
 		got[0].Wait != 0 {
 		t.Errorf("all are free again: got %+v, want the gpu last", got)
 	}
 	p.Leave(1)
 	p.Leave(1)
 	p.Join(2, "cpu", []names.ModelKey{"another"})
-	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 3 {
+	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 5); len(got) != 3 {
 		t.Errorf("two lanes less: got %+v, want three", got)
 	}
 	for _, got := range [][]Candidate{
-		p.Rank(epoch, "nope", 50, 0, 5), p.Rank(epoch, "m", 0, 0, 5), p.Rank(epoch, "m", 101, 0, 5),
+		p.Rank(epoch, &Inquiry{Model: "nope", BatchSize: 50}, 0, 5),
+		p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 0}, 0, 5),
+		p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 101}, 0, 5),
 	} {
 		if len(got) != 0 {
 			t.Errorf("bad query: got %+v, want none", got)
@@ -81,7 +88,7 @@ func TestPricedRanks(t *testing.T) {
 func TestPricedSpreads(t *testing.T) {
 	first := map[LaneID]int{}
 	for seed := range uint64(100) {
-		first[pricedPool(t, seed).Rank(epoch, "m", 50, 0, 1)[0].Lane]++
+		first[pricedPool(t, seed).Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 1)[0].Lane]++
 	}
 	for id := LaneID(2); id <= 5; id++ {
 		if first[id] < 10 {
@@ -98,12 +105,14 @@ func TestPricedSent(t *testing.T) {
 	for id := LaneID(2); id <= 4; id++ {
 		p.Sent(id, epoch, 5*time.Millisecond)
 	}
-	if got := p.Rank(epoch, "m", 50, 0, 4); got[0].Lane != 5 || got[3].Wait != 5*time.Millisecond {
+	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 4); got[0].Lane != 5 ||
+		got[3].Wait != 5*time.Millisecond {
 		t.Errorf("got %+v, want lane 5 first, the others busy", got)
 	}
 	p.Sent(5, epoch, 9*time.Millisecond)
 	p.Heard(3, epoch.Add(time.Millisecond), 0)
-	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 4); got[0].Lane != 3 {
+	if got := p.Rank(epoch.Add(time.Millisecond), &Inquiry{Model: "m", BatchSize: 50}, 0,
+		4); got[0].Lane != 3 {
 		t.Errorf("got %+v, want lane 3, which is free", got)
 	}
 }

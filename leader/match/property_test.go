@@ -38,6 +38,7 @@ type referee struct {
 	queries map[QueryID]*seenQuery
 	lanes   map[LaneID]*seenLane
 	splits  *atomic.Int64
+	merge   uint64 // the last number of a run
 	log     []byte // events and decisions in their serial form
 	events  []string
 }
@@ -97,6 +98,7 @@ func (r *referee) split(d *Decision) {
 type seenLane struct {
 	models            []names.ModelKey
 	held              []reservation
+	ends              float64 // 0: never
 	draining, overdue bool
 }
 
@@ -176,6 +178,28 @@ func (r *referee) joins(before []Decision, d *Decision) bool {
 		slices.ContainsFunc(before, func(o Decision) bool {
 			return o.Action == Assign && o.Lane == d.Lane && r.queries[o.Query].model == model
 		})
+}
+
+// numbered reports whether decision i has no number of a run, or that of a run of at least two
+// queries of one model, all on one lane, and a higher one than any step before.
+func (r *referee) numbered(all []Decision, i int) bool {
+	d, n, first := &all[i], 0, true
+	for k := range all {
+		if o := &all[k]; d.Merge != 0 && o.Merge == d.Merge {
+			n, first = n+1, first && k >= i
+			if o.Action != Assign || o.Lane != d.Lane || o.Merged != d.Merged ||
+				r.queries[o.Query].model != r.queries[d.Query].model {
+				return false
+			}
+		}
+	}
+	if first && d.Merge != 0 {
+		if d.Merge <= r.merge {
+			return false
+		}
+		r.merge = d.Merge
+	}
+	return n == d.Merged && n != 1
 }
 
 // served says whether some lane takes queries of the model.
@@ -332,8 +356,10 @@ func (r *referee) step(e Event) []Decision {
 	case Completed, Refused:
 		q := r.queries[e.Query]
 		if lane != nil {
-			lane.held = slices.DeleteFunc(lane.held,
-				func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
+			// A gateway that was lost may ask again by the same name; then there are two.
+			if i := lane.find(e.Query, e.Attempt); i >= 0 {
+				lane.held = slices.Delete(lane.held, i, i+1)
+			}
 			lane.overdue = false
 		}
 		switch {
@@ -356,15 +382,17 @@ func (r *referee) step(e Event) []Decision {
 		r.lanes[e.Lane] = &seenLane{models: slices.Clone(e.Models)}
 	case LaneDraining:
 		lane.draining = true
+	case LaneEnds:
+		if lane.ends = 0; e.Remaining > 0 {
+			lane.ends = toMs(r.now + e.Remaining)
+		}
 	case LaneModels:
 		lane.models = slices.Clone(e.Models)
 	case ModelChanged:
 		if m := r.model(e.Model); m != nil {
-			*m = Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge}
+			*m = e.settings()
 		} else {
-			r.cfg.Models = append(r.cfg.Models, Model{
-				e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge,
-			})
+			r.cfg.Models = append(r.cfg.Models, e.settings())
 		}
 	case ModelGone:
 		r.cfg.Models = slices.DeleteFunc(r.cfg.Models,
@@ -416,6 +444,12 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("lane %d is given query %v and holds %v", d.Lane, d.Query, l.held)
 			case d.Attempt != q.attempt+1 || d.Attempt > MaxAttempts:
 				r.failf("query %v: attempt %d after %d", d.Query, d.Attempt, q.attempt)
+			case !r.numbered(decisions, i):
+				r.failf("query %v is in run %d of %d queries: %+v", d.Query, d.Merge, d.Merged,
+					decisions)
+			case l.ends > 0 && toMs(r.now+d.Wait+d.Latency) > l.ends+1e-3:
+				r.failf("query %v would run until after lane %d ends, at %v", d.Query, d.Lane,
+					fromMs(l.ends))
 			case d.Latency <= 0 || d.Wait < 0 || (d.Reason == Matched) != (d.Slack >= 0):
 				r.failf("the numbers of %+v make no sense", d)
 			}
@@ -709,7 +743,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 			join(someModels.Draw(t, "models"))
 		case 17:
 			onLane(rapid.SampledFrom([]Kind{
-				LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining,
+				LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining, LaneEnds,
 			}).Draw(t, "kind"))
 		case 18:
 			if id, ok := pick(t, r.queries, lessQuery); ok {
@@ -745,7 +779,12 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		}
 	}
 
-	// Now everything behaves.
+	// Now everything behaves, and machines that were to be taken are.
+	for id := range lane + 1 {
+		if l := r.lanes[id]; l != nil && l.ends > 0 {
+			r.step(Event{Kind: LaneLost, Lane: id})
+		}
+	}
 	profiles(100)
 	join(r.modelNames())
 	for n := 0; ; n++ {

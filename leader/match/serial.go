@@ -32,13 +32,13 @@ import (
 var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused",
 	"lane-has", "unused", "gateway-lost",
 	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile",
-	"prices", "model", "ahead", "model-gone"}
+	"prices", "model", "ahead", "lane-ends", "model-gone"}
 
 var actionNames = []string{"assign", "reject", "offer-again", "ask", "split"}
 
 var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size",
 	"overloaded", "too-many-attempts",
-	"lane-refused", "lane-gone", "lane-overdue", "limit"}
+	"lane-refused", "lane-gone", "lane-overdue", "least-accuracy", "limit"}
 
 func name(names []string, i int) string {
 	if i < len(names) {
@@ -79,6 +79,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "waited", e.Waited)
 		b = lines.Duration(b, "time_left", e.TimeLeft)
 		b = lines.Flag(b, "splits", "yes", e.Splits)
+		b = lines.Float(b, "least_accuracy", e.LeastAccuracy)
 	case LaneHas:
 		b = lines.Number(b, "lane", int(e.Lane))
 		b = lines.Duration(b, "remaining", e.Remaining)
@@ -100,7 +101,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
 	case LaneLost, LaneDraining:
 		b = lines.Number(b, "lane", int(e.Lane))
-	case LaneRemaining:
+	case LaneRemaining, LaneEnds:
 		b = lines.Number(b, "lane", int(e.Lane))
 		b = lines.Duration(b, "remaining", e.Remaining)
 	case LaneJoined:
@@ -120,6 +121,8 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Flag(b, "late", "reject", e.RejectLate)
 		b = lines.Flag(b, "splits", "yes", e.Splits)
 		b = lines.Text(b, "merge", e.Merge)
+		b = lines.Text(b, "family", e.Family)
+		b = lines.Float(b, "accuracy", e.Accuracy)
 	case ModelGone:
 		b = lines.Text(b, "model", e.Model)
 	case AheadChanged:
@@ -167,6 +170,13 @@ func AppendDecision(b []byte, d *Decision) []byte {
 	b = appendRounded(b, "waited", d.Waited)
 	b = appendRounded(b, "wait", d.Wait)
 	b = appendRounded(b, "slack", d.Slack)
+	if d.Family != "" {
+		b = lines.Text(b, "variant", d.Model)
+		b = lines.Float(b, "accuracy", d.Accuracy)
+	}
+	if d.Merge != 0 {
+		b = lines.Int(lines.Int(b, "merge", int(d.Merge)), "merged", d.Merged)
+	}
 	return b
 }
 
@@ -312,6 +322,12 @@ func (e *Event) set(field string) error {
 		}
 	case "merge":
 		e.Merge = Merge(value)
+	case "family":
+		e.Family = names.ModelKey(value)
+	case "accuracy":
+		e.Accuracy, err = lines.ParseShare(value)
+	case "least_accuracy":
+		e.LeastAccuracy, err = lines.ParseShare(value)
 	case "splits":
 		if e.Splits = true; value != "yes" {
 			err = fmt.Errorf("got %s, want yes", value)

@@ -1,13 +1,18 @@
 package match
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+
+	"github.com/muster-serve/muster/api/names"
+)
 
 // A shard is a group of lanes that are matched together, with the queries that wait for them. A
 // small pool is one shard.
 type shard struct {
 	m      *Matcher
 	policy policy
-	lanes  []*lane // by the rank of their type, then by id
+	lanes  []*lane // by the rank of their type, then by the set of models held, then by id
 	live   list    // waiting queries that can still be in time, the oldest first
 	late   list    // waiting queries that cannot, in the order in which they became late
 	usable int     // number of lanes that are usable
@@ -84,18 +89,21 @@ func (s *shard) round() {
 	s.noteSpare()
 }
 
-// assign sends a waiting query to a lane, and reports false, without effect, if the lane is not
-// open or does not serve the model. The cost only goes into the decision.
-func (s *shard) assign(q *query, l *lane, cost float64) bool {
-	if !q.waiting || q.shard != s || l.shard != s || !l.open() || !l.serves(q) {
+// assign sends a waiting query to a lane, to run the given variant, and reports false, without
+// effect, if the lane is not open or does not serve the variant. The cost only goes into the
+// decision.
+func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
+	if !q.waiting || q.shard != s || l.shard != s || model < 0 || !q.may(model) || !l.open() ||
+		!l.lasts(l.table(model), q.batch) {
 		return false
 	}
 	s.leave(q)
-	latency, wait, waited := l.latency(q), l.start(), s.m.now-q.arrival
+	q.model = model
+	latency, wait, waited := l.table(model).mean[q.batch], l.start(), s.m.now-q.arrival
 	if q.isLate {
 		s.giveSpare(latency)
 	}
-	slack := s.m.target[q.model] - waited - wait - latency
+	slack := q.family.target - waited - wait - latency
 	reason := Matched
 	if slack < 0 {
 		reason = Late
@@ -109,10 +117,17 @@ func (s *shard) assign(q *query, l *lane, cost float64) bool {
 		}, wait)
 	l.setFree(s.m.now + wait + latency)
 	s.m.out = append(s.m.out,
-		Decision{Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
+		s.m.bind(q, Decision{Action: Assign, Reason: reason, Attempt: q.attempt, Lane: l.id,
 			Cost: cost, Latency: fromMs(latency), Waited: fromMs(waited), Wait: fromMs(wait),
-			Slack: fromMs(slack)})
+			Slack: fromMs(slack)}))
 	return true
+}
+
+// bind completes a decision that binds q to the variant q.model.
+func (m *Matcher) bind(q *query, d Decision) Decision {
+	model := &m.models[q.model]
+	d.Query, d.Model, d.Family, d.Accuracy = q.id, model.Name, q.family.name, model.accuracy()
+	return d
 }
 
 // all iterates over all waiting queries, late or not, roughly the oldest first. The loop may assign
@@ -143,11 +158,23 @@ func (s *shard) keeps(q *query, moved bool) bool {
 	return s == s.m.nowhere || s.accepts(q)
 }
 
-// deal deals the lanes to the shards, so that every shard has its part of every type. A shard that
-// is no longer needed is left without lanes.
+// deal deals the lanes to the shards. Lanes of which some may answer the same queries go to as few
+// shards as their number asks for, so that each of these has its part of every type and every set
+// of models held. A shard that is no longer needed is left without lanes.
 func (m *Matcher) deal() {
 	lanes := slices.Clone(m.all)
-	slices.SortStableFunc(lanes, func(a, b *lane) int { return a.typ.rank - b.typ.rank })
+	var sets []*lane // one of each set
+	for _, l := range lanes {
+		l.set = slices.IndexFunc(sets, func(o *lane) bool {
+			return o.ends == l.ends && slices.Equal(o.holds, l.holds)
+		})
+		if l.set < 0 {
+			l.set, sets = len(sets), append(sets, l)
+		}
+	}
+	slices.SortStableFunc(lanes, func(a, b *lane) int {
+		return cmp.Or(cmp.Compare(a.typ.rank, b.typ.rank), cmp.Compare(a.set, b.set))
+	})
 	want := m.cfg.ShardLanes
 	if n := len(lanes); want > 0 && (3*n > 4*want*len(m.shards) || 3*n < 2*want*len(m.shards)) {
 		count := max(1, (n+want/2)/want)
@@ -162,13 +189,60 @@ func (m *Matcher) deal() {
 	for _, s := range m.shards {
 		s.lanes, s.usable, s.dirty = s.lanes[:0], 0, true
 	}
-	for i, l := range lanes {
-		l.shard = m.shards[i%len(m.shards)]
-		l.shard.lanes = append(l.shard.lanes, l)
-		if l.usable() {
-			l.shard.usable++
+	for _, part := range m.apart(lanes, sets) {
+		shards := m.shards
+		if len(part) < len(lanes) {
+			shards = slices.Clone(shards)
+			slices.SortStableFunc(shards, func(a, b *shard) int {
+				return cmp.Compare(len(a.lanes), len(b.lanes))
+			})
+			shards = shards[:min(len(shards), max(1, (len(part)+want/2)/want))]
+		}
+		for i, l := range part {
+			l.shard = shards[i%len(shards)]
+			l.shard.lanes = append(l.shard.lanes, l)
+			if l.usable() {
+				l.shard.usable++
+			}
 		}
 	}
+}
+
+// apart divides lanes into parts such that no query may be answered in two of them; the largest
+// comes first. Where agents hold one variant each, a family has few lanes, and in several shards
+// its queries would wait at slow ones while fast ones of another shard idle. sets has one lane of
+// each set of models.
+func (m *Matcher) apart(lanes, sets []*lane) (parts [][]*lane) {
+	if len(m.shards) == 1 || len(sets) == 1 {
+		return [][]*lane{lanes}
+	}
+	part := make([]int, len(sets)) // by set: the least set of its part
+	first := map[names.ModelKey]int{}
+	for i, l := range sets {
+		part[i] = i
+		for model, holds := range l.holds {
+			if !holds {
+				continue
+			}
+			family := cmp.Or(m.models[model].Family, m.models[model].Name)
+			if k, ok := first[family]; ok {
+				least, other := min(part[i], part[k]), max(part[i], part[k])
+				for j := range i + 1 {
+					if part[j] == other {
+						part[j] = least
+					}
+				}
+			} else {
+				first[family] = i
+			}
+		}
+	}
+	of := make([][]*lane, len(sets))
+	for _, l := range lanes {
+		of[part[l.set]] = append(of[part[l.set]], l)
+	}
+	slices.SortStableFunc(of, func(a, b []*lane) int { return cmp.Compare(len(b), len(a)) })
+	return slices.DeleteFunc(of, func(part []*lane) bool { return len(part) == 0 })
 }
 
 // route returns the shard at which q is to wait: of two drawn at random that can serve q, the one
@@ -215,8 +289,8 @@ func (s *shard) accepts(q *query) bool {
 
 // suits reports whether l may be given q, and can meet q's QoS target if any type in the pool can.
 func (l *lane) suits(q *query) bool {
-	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] ||
-		q.least > l.m.target[q.model])
+	return l.usable() && l.serves(q) && (l.latency(q) <= q.family.target ||
+		q.least > q.family.target)
 }
 
 // backlog returns about how long, in ms, a query of q's size class would wait at s; 0, which stands

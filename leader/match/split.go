@@ -74,18 +74,19 @@ func (m *Matcher) partTaken(q *query) bool {
 }
 
 // split replaces q, which waits at s and may be split, by parts of the given batch sizes, which
-// wait at s.
-func (s *shard) split(q *query, rows []int) []*query {
+// wait at s. All ask for the given variant, so that one answers all rows.
+func (s *shard) split(q *query, rows []int, model int) []*query {
 	m := s.m
-	m.out = append(m.out, Decision{
-		Action: Split, Query: q.id, Waited: fromMs(m.now - q.arrival), Rows: slices.Clone(rows),
-	})
+	q.model = model
+	m.out = append(m.out, m.bind(q, Decision{
+		Action: Split, Waited: fromMs(m.now - q.arrival), Rows: slices.Clone(rows),
+	}))
 	s.leave(q)
 	parts := make([]*query, len(rows))
 	for p, batch := range rows {
 		part := m.add(query{
-			id: q.id.Part(p + 1), model: q.model, batch: batch, arrival: q.arrival,
-			deadline: q.deadline, splits: true, part: true,
+			id: q.id.Part(p + 1), family: m.alone[model], model: model, accuracy: q.accuracy,
+			batch: batch, arrival: q.arrival, deadline: q.deadline, splits: true, part: true,
 		})
 		part.bound = m.bound(part)
 		s.enter(part)
@@ -109,16 +110,17 @@ const (
 // A cutting is a way to split a query: the parts' batch sizes, and the slots where they are in
 // time.
 type cutting struct {
+	model       int // the variant
 	rows, slots [MostParts]int
 	n           int
-	cost        float64 // of running the parts
+	cost        float64 // of running the parts, and of the answer
 	start       float64 // of the last slot
 }
 
 // maySplit reports whether q may run as several parts. A query that was ever sent is not split: its
 // last attempt may still be answered.
 func (m *Matcher) maySplit(q *query) bool {
-	return q.splits && !q.part && q.attempt == 0 && q.batch > 1 && m.models[q.model].Splits
+	return q.splits && !q.part && q.attempt == 0 && q.batch > 1 && q.family.splits
 }
 
 // split splits queries into parts that are in time in slots for which nothing is planned: what is
@@ -146,13 +148,13 @@ func (h *horizon) split(s *shard) {
 			continue
 		}
 		g := h.slots[k].group
-		grp, at := &h.groups[g], i*len(h.groups)+g
+		grp := &h.groups[g]
 		place := slices.Index(grp.rest, int32(i))
 		if place < 0 {
 			continue // it is risky
 		}
-		perMs := waitPrice / s.m.target[q.model]
-		whole := h.price[at]*h.mean[at] + perMs*h.slots[k].start
+		perMs := waitPrice / q.family.target
+		whole := h.at(i, g).cost() + perMs*h.slots[k].start
 		if c, ok := h.cutting(s, q); ok && c.cost+perMs*c.start <= splitGain*whole {
 			grp.rest = slices.Delete(grp.rest, place, place+1)
 			h.taken[k] = false
@@ -173,11 +175,11 @@ func (h *horizon) split(s *shard) {
 
 // waitsWhole reports whether q could be in time on some type behind all other work there.
 func (h *horizon) waitsWhole(s *shard, q *query) bool {
-	due := q.arrival + s.m.target[q.model] - s.m.now
+	due := q.arrival + q.family.target - s.m.now
 	for g := range h.groups {
 		grp := &h.groups[g]
-		mean, safe := grp.latency(q)
-		if max(0, grp.work-mean)/float64(len(grp.lanes))+safe <= due {
+		c := grp.fastest(q)
+		if max(0, grp.work-c.mean)/float64(len(grp.lanes))+c.safe <= due {
 			return true
 		}
 	}
@@ -205,21 +207,37 @@ func (h *horizon) findEarly() {
 	}
 }
 
-// cutting returns the cutting of q into the fewest parts, of sizes in proportion to what their
-// slots can serve in time. It returns false if there is none, or q is in time whole in such a slot.
-func (h *horizon) cutting(s *shard, q *query) (c cutting, ok bool) {
-	due := q.arrival + s.m.target[q.model] - s.m.now
+// cutting returns the cheapest cutting of q, by one variant; false if there is none.
+func (h *horizon) cutting(s *shard, q *query) (best cutting, ok bool) {
 	if s.m.partTaken(q) {
-		return c, false
+		return best, false
 	}
+	for _, v := range q.allowed() {
+		if c, can := h.cuttingBy(s, q, v); can && (!ok || c.cost < best.cost) {
+			best, ok = c, true
+		}
+	}
+	return best, ok
+}
+
+// cuttingBy returns the cutting of q, to run by a variant, into the fewest parts, of sizes in
+// proportion to what their slots can serve in time. It returns false if there is none, or q is in
+// time whole in such a slot.
+func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) {
+	due := q.arrival + q.family.target - s.m.now
+	c.model, c.cost = v.model, v.regret
 	// the slots that can serve most
 	var most [MostParts]int
 	for _, k := range h.early {
-		if k < 0 || !h.slots[k].lane.serves(q) {
+		if k < 0 {
 			continue
 		}
 		slot := h.slots[k]
-		can := slot.lane.typ.tables[q.model].within(due-slot.start, q.batch)
+		table := slot.lane.table(v.model)
+		if table == nil {
+			continue
+		}
+		can := table.within(due-slot.start, q.batch)
 		for i, o := range most {
 			if can > o {
 				copy(most[i+1:], most[i:])
@@ -241,16 +259,16 @@ func (h *horizon) cutting(s *shard, q *query) (c cutting, ok bool) {
 	}
 	left := q.batch
 	for i := range c.n {
-		part := *q
-		part.batch = (left*most[i] + room - 1) / room // at most most[i], and the last is left
-		c.rows[i], left, room = part.batch, left-part.batch, room-most[i]
+		batch := (left*most[i] + room - 1) / room // at most most[i], and the last is left
+		c.rows[i], left, room = batch, left-batch, room-most[i]
 		slot := h.slots[c.slots[i]]
 		grp := &h.groups[slot.group]
-		mean, safe := grp.latency(&part)
-		if slot.start+safe > due { // the latencies do not rise with the batch size
+		table := slot.lane.table(v.model)
+		if slot.start+table.safe[batch] > due { // the latencies do not rise with the batch size
 			return c, false
 		}
-		c.cost += grp.typ.worth(q.model) * grp.rise(s.m.target[q.model], mean) * mean
+		mean := table.mean[batch]
+		c.cost += grp.fastest(q).price * grp.rise(q.family.target, mean) * mean
 		c.start = max(c.start, slot.start)
 	}
 	return c, true
@@ -258,19 +276,18 @@ func (h *horizon) cutting(s *shard, q *query) (c cutting, ok bool) {
 
 // carryOut splits q as c says and plans its parts.
 func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
-	for i, part := range s.split(q, c.rows[:c.n]) {
+	for i, part := range s.split(q, c.rows[:c.n], c.model) {
 		slot := h.slots[c.slots[i]]
 		h.taken[c.slots[i]] = true
 		grp := &h.groups[slot.group]
 		grp.rest = append(grp.rest, int32(len(h.rows)))
 		h.rows = append(h.rows, part)
-		h.due = append(h.due, part.arrival+s.m.target[part.model]-s.m.now)
+		h.due = append(h.due, part.arrival+part.family.target-s.m.now)
 		for g := range h.groups {
 			grp := &h.groups[g]
-			mean, safe := grp.latency(part)
-			h.mean, h.safe = append(h.mean, mean), append(h.safe, safe)
-			h.price = append(h.price,
-				grp.typ.worth(part.model)*grp.rise(s.m.target[part.model], mean))
+			at := grp.fastest(part)
+			at.price *= grp.rise(part.family.target, at.mean)
+			h.cells = append(h.cells, at)
 		}
 	}
 	h.findEarly()

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -281,5 +282,60 @@ func TestPlansWhereNothingServes(t *testing.T) {
 				t.Errorf("%+v: notes %q", planner, r.Notes)
 			}
 		}
+	}
+}
+
+// TestKairosPlusBeyondBounds: where fleets serve more than their bounds, the search does not end
+// with the first evaluation. Others that may exceed their bounds by a little more count, too.
+func TestKairosPlusBeyondBounds(t *testing.T) {
+	p := rm2()
+	p.Types, p.Budget = slices.Clone(p.Types), 1.5
+	p.Types[3].Price = p.Types[2].Price // almost the same type once more
+	nearly := p.Models[0].Latencies[2].(line)
+	nearly.perItem += nearly.perItem / 100
+	p.Models[0].Latencies[3] = nearly
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := a.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := func(c Configuration) float64 {
+		sol, err := a.Fluid(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sol.Rate
+	}
+	slices.SortFunc(space, func(a, b Configuration) int { return cmp.Compare(limit(b), limit(a)) })
+	highest, best := space[0], space[0]
+	for _, c := range space[1:] {
+		if !c.Within(highest) {
+			best = c // of the others the one with the highest limit
+			break
+		}
+	}
+	share := 1.02 * limit(highest) / limit(best) * 1.01
+	if share > 1.05 {
+		t.Fatalf("%v has a limit of %v, %v of %v: too far apart", highest, limit(highest), best,
+			limit(best))
+	}
+	res, err := KairosPlus{FluidBound: true}.Plan(t.Context(), p,
+		EvaluatorFunc(func(_ context.Context, c Configuration) (Estimate, error) {
+			if slices.Equal(c, best) {
+				return Estimate{Value: share * limit(c)}, nil
+			}
+			return Estimate{Value: 1.02 * limit(c)}, nil
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := res.Plans[0].Configuration; !slices.Equal(got, best) {
+		t.Errorf("got %v after %d evaluations, want %v", got, len(res.Evaluations), best)
+	}
+	if n := len(res.Evaluations); n > len(space)/4 {
+		t.Errorf("%d of %d configurations were evaluated", n, len(space))
 	}
 }

@@ -34,7 +34,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	for i := range p.Models {
 		asked.Rate += p.Models[i].weight()
 	}
-	replanner := &Replanner{Planner: coarse{Fluid{Top: 1}}}
+	replanner := &Replanner{Planner: Coarse{Fluid{Top: 1}}}
 	if kind != profiles.BatchSizesChanged {
 		return replanner.Decide(ctx, current, &asked, nil)
 	}
@@ -46,7 +46,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	}
 	d.Reason += fmt.Sprintf("; that is sure to serve %.6g of the %.6g queries/s that are asked for",
 		d.Plan.Predicted, asked.Rate)
-	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
+	if r, err := (Coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
 		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration),
 			r.Plans[0].Price)
 	}
@@ -61,14 +61,14 @@ func SureTarget(target float64, queries int) float64 {
 	return min(target+2*math.Sqrt(target*(1-target)/float64(max(1, queries))), max(target, 0.9999))
 }
 
-// coarse plans large fleets in steps of several instances, so that there are at most mostCoarse
+// Coarse plans large fleets in steps of several instances, so that there are at most mostCoarse
 // configurations to choose from: a leader has neither the memory nor the time for millions.
-type coarse struct{ planner Planner }
+type Coarse struct{ Planner Planner }
 
 const mostCoarse = 100_000
 
 // Plan plans; what it returns describes the first plan of its planner.
-func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
+func (c Coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	a, err := analyse(p, p.efficiency())
 	if err != nil {
 		return nil, err
@@ -76,6 +76,12 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	part := *p
 	for step := 1; ; step *= 2 {
 		part.Budget, part.Rate = a.Problem.Budget/float64(step), p.Rate/float64(step)
+		part.Types = slices.Clone(p.Types)
+		for i := range part.Types {
+			if most := &part.Types[i].Max; *most > 0 {
+				*most = max(1, *most/step)
+			}
+		}
 		most, budget, err := part.limits()
 		if err != nil {
 			return nil, err
@@ -83,13 +89,16 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 		if part.count(most, budget) > mostCoarse {
 			continue
 		}
-		r, err := c.planner.Plan(ctx, &part, e)
+		r, err := c.Planner.Plan(ctx, &part, e)
 		if err != nil || step == 1 {
 			return r, err
 		}
 		whole := r.Plans[0].Configuration.Clone()
 		for i := range whole {
 			whole[i] *= step
+			if most := p.Types[i].Max; most > 0 {
+				whole[i] = min(whole[i], most)
+			}
 		}
 		plan, err := a.Plan(whole,
 			fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step))

@@ -41,6 +41,7 @@ type Graph struct {
 	outputs      []string
 	used         map[string]int  // how often each value was used in the file
 	names        map[string]bool // of all values and nodes
+	ranks        map[string]int  // of values; nil until Rank needs them
 }
 
 // A wireField is a field of a message in memory.
@@ -458,35 +459,11 @@ func (g *Graph) floats(t Initializer) ([]float32, error) {
 	if t.DataType != tensor.FP32 {
 		return nil, fmt.Errorf("elements are %s, expected %s", t.DataType, tensor.FP32)
 	}
-	data := t.Data
-	if t.raw != nil {
-		fields, err := split(t.raw)
-		if err != nil {
-			return nil, err
-		}
-		external, err := readExternal(fields)
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range fields {
-			switch f.number {
-			case tensorRawData:
-				data = f.body
-			case tensorFloatData: // packed, or one field for each element
-				if f.body != nil {
-					data = append(data, f.body...)
-				} else {
-					data = append(data, f.raw[len(f.raw)-4:]...)
-				}
-			}
-		}
-		if external != nil {
-			if data, err = g.readData(*external); err != nil {
-				return nil, err
-			}
-		}
-	}
 	n, err := tensor.Elements(t.Shape)
+	if err != nil {
+		return nil, err
+	}
+	data, err := g.data(t, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -566,15 +543,6 @@ func (g *Graph) section(e External) (*os.File, *io.SectionReader, error) {
 	return f, io.NewSectionReader(f, e.Offset, e.Length), nil
 }
 
-func (g *Graph) readData(e External) ([]byte, error) {
-	f, r, err := g.section(e)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(r)
-}
-
 // inlineBytes is the size up to which an added tensor stays in the model file.
 const inlineBytes = 1 << 10
 
@@ -586,17 +554,30 @@ const dataAlignment = 4096
 // one file beside path, named as path with ".data". Constants that the changes left without a use
 // are left out.
 func (g *Graph) Write(path string) (err error) {
-	used, err := g.uses()
-	if err != nil {
-		return err
-	}
-	idle := func(name string) bool { return g.used[name] > 0 && used[name] == 0 }
 	w := &dataWriter{graph: g, path: path + ".data", moved: map[External]External{}}
 	defer func() {
 		if w.file != nil {
 			err = errors.Join(err, w.file.Close())
 		}
 	}()
+	b, err := g.marshal(w)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o644)
+}
+
+// Marshal returns the contents of a model file that stands in the folder of the one that was read:
+// external data stays where it is, and added tensors are in the file. Constants that the changes
+// left without a use are left out.
+func (g *Graph) Marshal() ([]byte, error) { return g.marshal(&dataWriter{graph: g}) }
+
+func (g *Graph) marshal(w *dataWriter) ([]byte, error) {
+	used, err := g.uses()
+	if err != nil {
+		return nil, err
+	}
+	idle := func(name string) bool { return g.used[name] > 0 && used[name] == 0 }
 	var body encoder
 	for _, f := range g.graph {
 		switch f.number {
@@ -618,7 +599,7 @@ func (g *Graph) Write(path string) (err error) {
 			body.b = append(body.b, f.raw...)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	var e encoder
@@ -629,7 +610,7 @@ func (g *Graph) Write(path string) (err error) {
 			e.b = append(e.b, f.raw...)
 		}
 	}
-	return os.WriteFile(path, e.b, 0o644)
+	return e.b, nil
 }
 
 func (g *Graph) writeNodes(w *dataWriter, e *encoder, idle func(name string) bool) error {
@@ -668,7 +649,7 @@ func (g *Graph) writeInitializers(w *dataWriter, e *encoder, idle func(name stri
 	return nil
 }
 
-// A dataWriter moves the external data of a graph to one file.
+// A dataWriter moves the external data of a graph to one file. Without a path it moves nothing.
 type dataWriter struct {
 	graph *Graph
 	path  string
@@ -676,6 +657,8 @@ type dataWriter struct {
 	end   int64
 	moved map[External]External
 }
+
+func (w *dataWriter) moves() bool { return w.path != "" && len(w.graph.Signature.Data) > 0 }
 
 // append writes r to the file and returns where it is.
 func (w *dataWriter) append(r io.Reader) (External, error) {
@@ -700,7 +683,7 @@ func (w *dataWriter) append(r io.Reader) (External, error) {
 
 // added encodes a tensor that was not in the file.
 func (w *dataWriter) added(t Initializer) ([]byte, error) {
-	if len(w.graph.Signature.Data) > 0 && len(t.Data) > inlineBytes {
+	if w.moves() && len(t.Data) > inlineBytes {
 		at, err := w.append(bytes.NewReader(t.Data))
 		if err != nil {
 			return nil, err
@@ -714,7 +697,7 @@ func (w *dataWriter) added(t Initializer) ([]byte, error) {
 
 // tensor returns the TensorProto with its external data moved to the file.
 func (w *dataWriter) tensor(b []byte) ([]byte, error) {
-	if len(w.graph.Signature.Data) == 0 {
+	if !w.moves() {
 		return b, nil
 	}
 	fields, err := split(b)
@@ -767,7 +750,7 @@ func (w *dataWriter) sparse(b []byte) ([]byte, error) {
 
 // node returns the NodeProto with the external data of its attributes moved to the file.
 func (w *dataWriter) node(b []byte) ([]byte, error) {
-	if len(w.graph.Signature.Data) == 0 {
+	if !w.moves() {
 		return b, nil
 	}
 	return rewrite(b, func(f wireField) ([]byte, error) {

@@ -36,6 +36,7 @@ const (
 	graphInitializer       protowire.Number = 5
 	graphInput             protowire.Number = 11
 	graphOutput            protowire.Number = 12
+	graphValueInfo         protowire.Number = 13
 	graphSparseInitializer protowire.Number = 15
 
 	sparseValues  protowire.Number = 1
@@ -64,6 +65,8 @@ const (
 	tensorDims         protowire.Number = 1
 	tensorDataType     protowire.Number = 2
 	tensorFloatData    protowire.Number = 4
+	tensorInt32Data    protowire.Number = 5
+	tensorInt64Data    protowire.Number = 7
 	tensorName         protowire.Number = 8
 	tensorRawData      protowire.Number = 9
 	tensorExternalData protowire.Number = 13

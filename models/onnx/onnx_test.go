@@ -52,6 +52,7 @@ func TestReadSignature(t *testing.T) {
 	}
 	want := &Signature{
 		IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs,
+		Operators: map[string]bool{"MatMul": true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("signature (-want +got):\n%s", diff)
@@ -72,6 +73,7 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 		Inputs:    []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}}},
 		Outputs:   []Port{{Name: "y", DataType: tensor.FP32}},
 		Data:      []DataFile{{Location: "subgraphs.data", Size: 48}},
+		Operators: map[string]bool{"Add": true, "If": true, "MatMul": true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("signature (-want +got):\n%s", diff)
@@ -111,6 +113,33 @@ func (c *countingReader) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
+// TestBatchless: a model has a batch dimension if the first one of all its tensors is dynamic.
+func TestBatchless(t *testing.T) {
+	for _, tt := range []struct {
+		in, out []int64
+		want    string
+	}{
+		{[]int64{Dynamic, 2}, []int64{Dynamic, 1}, ""},
+		{[]int64{Dynamic, 2}, nil, ""},
+		{[]int64{1, 2}, []int64{Dynamic, 1}, `input "x" has shape [1 2] with a fixed first ` +
+			`dimension of 1; to serve batches, export the model with it dynamic`},
+		{[]int64{Dynamic, 2}, []int64{8, 1}, `output "y" has shape [8 1] with a fixed first ` +
+			`dimension of 8`},
+	} {
+		m := linear()
+		m.Inputs[0].Shape, m.Outputs[0].Shape = tt.in, tt.out
+		s, err := ReadSignature(write(t, m.Marshal()))
+		if err != nil {
+			t.Errorf("%v, %v: %v", tt.in, tt.out, err)
+			continue
+		}
+		if got := s.Batchless(); (tt.want == "") != (got == "") ||
+			!strings.Contains(got, tt.want) {
+			t.Errorf("%v, %v: got %q, want %q", tt.in, tt.out, got, tt.want)
+		}
+	}
+}
+
 func TestReadSignatureErrors(t *testing.T) {
 	edit := func(f func(*Model)) []byte {
 		m := linear()
@@ -133,14 +162,6 @@ func TestReadSignatureErrors(t *testing.T) {
 		"no inputs": {edit(func(m *Model) { m.Inputs = nil }), "no inputs"},
 		"no outputs": {edit(func(m *Model) { m.Outputs = nil }),
 			"no outputs"},
-		"fixed input": {
-			edit(func(m *Model) { m.Inputs[0].Shape = []int64{1, 2} }),
-			`input "x" has shape [1 2] with a fixed first dimension of 1; export the model with it dynamic`,
-		},
-		"fixed output": {
-			edit(func(m *Model) { m.Outputs[0].Shape = []int64{8, 2} }),
-			`output "y" has shape [8 2] with a fixed first dimension of 8`,
-		},
 		"scalar": {
 			edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`,
 		},

@@ -1,6 +1,7 @@
 package onnx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -23,6 +24,9 @@ type Signature struct {
 	Outputs []Port
 	// Data lists the files that hold the model's external data.
 	Data []DataFile
+	// Operators holds the names of the operators that the graph applies, without those of graphs
+	// within nodes.
+	Operators map[string]bool
 }
 
 // A DataFile is a file with weights of a model, separate from its .onnx file.
@@ -37,8 +41,8 @@ type DataFile struct {
 // external data. It is an error if
 //
 //   - the file is no ONNX model,
-//   - an input or output is no tensor, its first dimension (the batch size) is not dynamic, or the
-//     Open Inference Protocol lacks its data type,
+//   - an input or output is no tensor, is a scalar, or the Open Inference Protocol lacks its data
+//     type,
 //   - a file of external data is missing or too short.
 //
 // Errors name the path.
@@ -51,6 +55,23 @@ func ReadSignature(path string) (*Signature, error) {
 		return nil, fmt.Errorf("read model %s: %w", path, err)
 	}
 	return s, nil
+}
+
+// Batchless returns why the model has no batch dimension: the first dimension of one of its inputs
+// or outputs has a fixed size. It returns "" if that of all is dynamic, as far as they have shapes.
+func (s *Signature) Batchless() string {
+	why := func(role string, ports []Port) string {
+		for _, p := range ports {
+			if len(p.Shape) > 0 && p.Shape[0] != Dynamic {
+				return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
+					"serve batches, export the model with it dynamic (torch.onnx.export: "+
+					"dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
+					role, p.Name, p.Shape, p.Shape[0], p.Name)
+			}
+		}
+		return ""
+	}
+	return cmp.Or(why("input", s.Inputs), why("output", s.Outputs))
 }
 
 func readFile(path string) (*Signature, error) {
@@ -145,8 +166,8 @@ func read(m message) (*Signature, error) {
 		p, err := v.port("input")
 		if err == nil && p.Shape == nil {
 			err = fmt.Errorf(
-				"input %q has no shape: export the model with the shape of each input and its "+
-					"first dimension dynamic", v.name)
+				"input %q has no shape: export the model with the shape of each input, its first "+
+					"dimension dynamic", v.name)
 		}
 		errs = append(errs, err)
 		r.signature.Inputs = append(r.signature.Inputs, p)
@@ -181,17 +202,9 @@ func (v value) port(role string) (Port, error) {
 			"%s %q has ONNX element type %d, which the protocol has no name for", role, v.name,
 			v.element)
 	}
-	if v.hasShape {
-		if len(v.shape) == 0 {
-			return Port{}, fmt.Errorf(
-				"%s %q is a scalar; its first dimension must be the batch size", role, v.name)
-		}
-		if v.shape[0] != Dynamic {
-			return Port{}, fmt.Errorf("%s %q has shape %v with a fixed first dimension of %d; "+
-				"export the model with it dynamic (torch.onnx.export: dynamic_axes={%q: {0: "+
-				"\"batch\"}}, or dynamic_shapes)",
-				role, v.name, v.shape, v.shape[0], v.name)
-		}
+	if v.hasShape && len(v.shape) == 0 {
+		return Port{}, fmt.Errorf("%s %q is a scalar; export the model with a tensor of one or "+
+			"more dimensions", role, v.name)
 	}
 	return Port{Name: v.name, DataType: dataType, Shape: v.shape}, nil
 }
@@ -281,6 +294,14 @@ func (r *reader) node(f field, depth int) error {
 		return err
 	}
 	return m.each(func(f field) error {
+		if f.number == nodeOpType && depth == 0 {
+			op, err := f.text()
+			if r.signature.Operators == nil {
+				r.signature.Operators = map[string]bool{}
+			}
+			r.signature.Operators[op] = true
+			return err
+		}
 		if f.number != nodeAttribute {
 			return nil
 		}

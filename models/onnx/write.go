@@ -2,7 +2,9 @@ package onnx
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -16,10 +18,14 @@ const (
 	Opset     = 17
 )
 
-// A Model is a model to write. It consists of standard operators.
+// A Model is a model to write. It consists of standard operators, and of those of Domains.
 type Model struct {
 	// Name is the graph's name.
 	Name string
+	// Opset is the version of the standard operators; 0 means the constant Opset. Domains holds the
+	// versions of other operators by their domain.
+	Opset   int64
+	Domains map[string]int64
 	// Producer and ProducerVersion name the tool that made the model.
 	Producer        string
 	ProducerVersion string
@@ -91,11 +97,32 @@ func (m *Model) Marshal() []byte {
 	e.text(modelProducerName, m.Producer)
 	e.text(modelProducerVersion, m.ProducerVersion)
 	e.message(modelGraph, func(e *encoder) { e.b = append(e.b, g.b...) })
-	e.message(modelOpsetImport, func(e *encoder) { e.integer(opsetVersion, Opset) })
+	opset := m.Opset
+	if opset == 0 {
+		opset = Opset
+	}
+	e.message(modelOpsetImport, func(e *encoder) { e.integer(opsetVersion, opset) })
+	for _, domain := range slices.Sorted(maps.Keys(m.Domains)) {
+		e.b = append(e.b, opsetImport(domain, m.Domains[domain])...)
+	}
+	return e.b
+}
+
+// opsetImport returns a model's field that declares the version of a domain.
+func opsetImport(domain string, version int64) []byte {
+	var e encoder
+	e.message(modelOpsetImport, func(e *encoder) {
+		e.text(opsetDomain, domain)
+		e.integer(opsetVersion, version)
+	})
 	return e.b
 }
 
 func (n Node) encode(e *encoder) {
+	if n.raw != nil {
+		e.b = append(e.b, n.raw...)
+		return
+	}
 	for _, s := range n.Inputs {
 		e.text(nodeInput, s)
 	}

@@ -112,6 +112,9 @@ func (k Kind) rewrite(from, to string) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	if why := g.Signature.Batchless(); why != "" {
+		return Report{}, fmt.Errorf("model %s: %s", from, why)
+	}
 	var all Report
 	for _, change := range changes {
 		r, err := change(g)

@@ -3,6 +3,7 @@ package zoo
 import (
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,14 +18,20 @@ type architecture struct {
 	qosTarget    time.Duration
 	defaultScale *big.Rat
 	build        func(*builder)
+	// source is "paper", or "reference" where DeepRecSys's code is another model than the paper that
+	// introduced it, and the zoo follows the code.
+	source string
 }
 
 var architectures = []architecture{
-	{"ncf", 5 * time.Millisecond, big.NewRat(1, 1), buildNCF},
-	{"rm2", 350 * time.Millisecond, big.NewRat(1, 16), buildRM2},
-	{"wnd", 25 * time.Millisecond, big.NewRat(1, 16), buildWND},
-	{"mtwnd", 25 * time.Millisecond, big.NewRat(1, 16), buildMTWND},
-	{"dien", 35 * time.Millisecond, big.NewRat(1, 16), buildDIEN},
+	{"ncf", 5 * time.Millisecond, big.NewRat(1, 1), buildNCF, "paper"},
+	{"rm1", 100 * time.Millisecond, big.NewRat(1, 16), buildRM1, "paper"},
+	{"rm2", 350 * time.Millisecond, big.NewRat(1, 16), buildRM2, "paper"},
+	{"rm3", 100 * time.Millisecond, big.NewRat(1, 10), buildRM3, "paper"},
+	{"wnd", 25 * time.Millisecond, big.NewRat(1, 16), buildWND, "paper"},
+	{"mtwnd", 25 * time.Millisecond, big.NewRat(1, 16), buildMTWND, "paper"},
+	{"din", 100 * time.Millisecond, big.NewRat(1, 10), buildDIN, "reference"},
+	{"dien", 35 * time.Millisecond, big.NewRat(1, 16), buildDIEN, "paper"},
 }
 
 // buildNCF is neural collaborative filtering: the product of two embeddings beside an
@@ -46,15 +53,36 @@ func buildNCF(b *builder) {
 	b.output("scores", 64)
 }
 
+// buildRM1 is a small recommendation model that spends most of its time on lookups in few embedding
+// tables.
+func buildRM1(b *builder) {
+	b.recommendation(8, 80, 4_000_000, []int64{128, 64, 32}, 256, 64)
+}
+
 // buildRM2 is a recommendation model that spends most of its time on lookups in embedding tables.
 func buildRM2(b *builder) {
-	dense := b.input(denseInput, tensor.FP32, 256)
-	ids := b.ids(32, 120)
-	features := []string{b.row("bottom", b.mlp("bottom", dense, "Relu", 256, 128, 64), 64)}
-	for i := range 32 {
-		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, 500_000, 64, 120))
+	b.recommendation(32, 120, 500_000, []int64{256, 128, 64}, 128, 64)
+}
+
+// buildRM3 is a recommendation model that spends most of its time in its MLPs.
+func buildRM3(b *builder) {
+	b.recommendation(10, 20, 2_000_000, []int64{2560, 1024, 256, 32}, 512, 256)
+}
+
+// recommendation builds a DLRM: an MLP over dense features, sizes bottom, beside tables whose rows
+// are as wide as its result and are summed over the lookups, and an MLP over all of them, with hidden
+// layers of the sizes top.
+func (b *builder) recommendation(tables int, lookups, rows int64, bottom []int64, top ...int64) {
+	dim := bottom[len(bottom)-1]
+	dense := b.input(denseInput, tensor.FP32, bottom[0])
+	ids := b.ids(tables, lookups)
+	features := []string{b.row("bottom", b.mlp("bottom", dense, "Relu", bottom...), dim)}
+	for i := range tables {
+		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, rows, dim, lookups))
 	}
-	b.mlp("top", b.join("top", 2112, features...), "Sigmoid", 2112, 128, 64, 1)
+	width := dim * int64(tables+1)
+	sizes := slices.Concat([]int64{width}, top, []int64{1})
+	b.mlp("top", b.join("top", width, features...), "Sigmoid", sizes...)
 	b.output("score", 1)
 }
 
@@ -89,6 +117,27 @@ func buildMTWND(b *builder) {
 		b.mlp(name, shared, "Sigmoid", 512, 256, 128)
 		b.output(name, 128)
 	}
+}
+
+// buildDIN is the deep interest network (Zhou et al., KDD 2018) as DeepRecSys's code has it: three
+// behaviours of a user are summed before the attention unit, whose result is a vector, not a score.
+func buildDIN(b *builder) {
+	const dim, lookups = 32, 3
+	ids := b.ids(4, lookups)
+	user := b.table("user", ids, 1_000_000, dim, lookups)
+	behaviour := b.table("behaviour", ids, 100_000, dim, lookups)
+	ad := b.table("ad", ids, 10_000_000, dim, lookups)
+	context := b.table("context", ids, 10_000_000, dim, lookups)
+	both := b.node("Add", "attention", []string{behaviour, ad})
+	x := b.join("attention", 3*dim, behaviour, ad, both)
+	attention := b.mlp("attention", x, "Relu", 3*dim, 1, dim)
+	x = b.join("top", 4*dim, user, b.row("attention", attention, dim), ad, context)
+	x = b.mlp("top", x, "Relu", 4*dim, 200, 80)
+	// The bias is above 0, so that most outputs are above 0 too.
+	w := b.weight("top_2.weight", 0, spread(2./80), 2, 80)
+	bias := b.weight("top_2.bias", 1, smallBias, 2)
+	b.node("Relu", "top_2", []string{b.gemm("top_2", x, w, bias)})
+	b.output("scores", 2)
 }
 
 // behaviours is the length of DIEN's sequence.

@@ -32,7 +32,10 @@ type item struct {
 // forward computes the model's outputs for one item.
 var forward = map[string]func(w weights, x item) [][]float64{
 	"ncf":   ncf,
-	"rm2":   rm2,
+	"rm1":   func(w weights, x item) [][]float64 { return recommendation(w, x, 2) },
+	"rm2":   func(w weights, x item) [][]float64 { return recommendation(w, x, 2) },
+	"rm3":   func(w weights, x item) [][]float64 { return recommendation(w, x, 3) },
+	"din":   din,
 	"wnd":   wnd,
 	"mtwnd": mtwnd,
 	"dien":  dien,
@@ -48,9 +51,12 @@ func ncf(w weights, x item) [][]float64 {
 	return [][]float64{relu(w.fc("top", join(mf, mlp)))}
 }
 
-func rm2(w weights, x item) [][]float64 {
-	y := relu(w.fc("bottom_0", x.dense))
-	y = relu(w.fc("bottom_1", y))
+// recommendation is RM1, RM2 and RM3, whose bottom MLP has the given number of layers.
+func recommendation(w weights, x item, bottom int) [][]float64 {
+	y := x.dense
+	for i := range bottom {
+		y = relu(w.fc(fmt.Sprintf("bottom_%d", i), y))
+	}
 	for i, ids := range x.ids {
 		y = join(y, w.embed(fmt.Sprintf("table_%d", i), ids))
 	}
@@ -83,6 +89,17 @@ func mtwnd(w weights, x item) [][]float64 {
 		outputs = append(outputs, sigmoid(w.fc(fmt.Sprintf("task_%d_1", i), hidden)))
 	}
 	return outputs
+}
+
+func din(w weights, x item) [][]float64 {
+	user, behaviour := w.embed("user", x.ids[0]), w.embed("behaviour", x.ids[1])
+	ad, context := w.embed("ad", x.ids[2]), w.embed("context", x.ids[3])
+	attention := relu(w.fc("attention_0", join(behaviour, ad, sum(behaviour, ad))))
+	attention = relu(w.fc("attention_1", attention))
+	y := join(user, attention, ad, context)
+	y = relu(w.fc("top_0", y))
+	y = relu(w.fc("top_1", y))
+	return [][]float64{relu(w.fc("top_2", y))}
 }
 
 func dien(w weights, x item) [][]float64 {

@@ -347,6 +347,24 @@ var branches = map[string]map[string]columns{
 		"the product": {"top.weight", 0, 64},
 		"the MLP":     {"top.weight", 64, 128},
 	},
+	"rm1": {
+		"the bottom MLP": {"top_0.weight", 0, 32},
+		"the embeddings": {"top_0.weight", 32, 288},
+	},
+	"rm3": {
+		"the bottom MLP": {"top_0.weight", 0, 32},
+		"the embeddings": {"top_0.weight", 32, 352},
+	},
+	"din": {
+		"the user":                     {"top_0.weight", 0, 32},
+		"the attention":                {"top_0.weight", 32, 64},
+		"the ad":                       {"top_0.weight", 64, 96},
+		"the context":                  {"top_0.weight", 96, 128},
+		"the attention's behaviour":    {"attention_0.weight", 0, 32},
+		"the attention's ad":           {"attention_0.weight", 32, 64},
+		"the attention's sum of both":  {"attention_0.weight", 64, 96},
+		"the attention's second layer": {"attention_1.weight", 0, 1},
+	},
 	"rm2": {
 		"the bottom MLP": {"top_0.weight", 0, 64},
 		"the embeddings": {"top_0.weight", 64, 2112},

@@ -149,7 +149,7 @@ func newPlan(model string, options Options) (*plan, error) {
 	}
 	config.Generated = &models.Provenance{
 		Generator:    generator,
-		Architecture: "paper",
+		Architecture: a.source,
 		Scale:        scale.RatString(),
 		Seed:         options.Seed,
 	}

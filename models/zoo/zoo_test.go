@@ -66,6 +66,9 @@ func names(t *testing.T, folder string) []string {
 func TestSameBytes(t *testing.T) {
 	want := map[string]string{
 		"ncf":   "941011bbad32a4cba567c3380d3a4ee90e6260d4bc57088269926133078e1160",
+		"rm1":   "da9d30b8fa5693c55a194eb9e93ae09a5a22fca9a81138365e0de7afe108c7d9",
+		"rm3":   "6156cabc67214a1ed65b5b21d1590b18ec7a38a5471cd87acda23e5d6239a6da",
+		"din":   "6397e86da2dc34798c9d7c78e5f2f177082bd57cce2050843391c48f83b0fbfb",
 		"rm2":   "84e1ce4595b3dcf412bc3bfda3df325927e2285ba7b0ecf2083862ddc1c04a2e",
 		"wnd":   "fa2d11ce809f16978448b177a28f3fa080527f9d86c1c3fd8f40c25e45f9b60e",
 		"mtwnd": "723fcf84945be458192f45172f21276fd9772e00829690d418e846b764529511",
@@ -104,7 +107,8 @@ func TestBytesDependOnSeedAlone(t *testing.T) {
 }
 
 func TestManifest(t *testing.T) {
-	targets := map[string]time.Duration{"ncf": 5, "rm2": 350, "wnd": 25, "mtwnd": 25, "dien": 35}
+	targets := map[string]time.Duration{"ncf": 5, "rm1": 100, "rm2": 350, "rm3": 100, "wnd": 25,
+		"mtwnd": 25, "din": 100, "dien": 35}
 	for _, model := range zoo.Names() {
 		dir := t.TempDir()
 		generate(t, dir, model, zoo.Options{Scale: zoo.Small, Seed: 3})
@@ -120,8 +124,12 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s: largest batch size %d, rows independent %v, want 1000, true", model,
 				c.LargestBatchSize, c.RowsIndependent)
 		}
+		source := "paper"
+		if model == "din" {
+			source = "reference"
+		}
 		if got, want := *c.Generated, (models.Provenance{
-			Generator: "muster zoo 1", Architecture: "paper", Scale: "1/1000", Seed: 3,
+			Generator: "muster zoo 1", Architecture: source, Scale: "1/1000", Seed: 3,
 		}); got != want {
 			t.Errorf("%s: generated %+v, want %+v", model, got, want)
 		}
@@ -141,7 +149,8 @@ func TestManifest(t *testing.T) {
 // The tables at full scale are as large as published.
 func TestFullScale(t *testing.T) {
 	for model, want := range map[string]float64{
-		"ncf": 0.086, "rm2": 4.10, "wnd": 3.46, "mtwnd": 3.90, "dien": 3.90,
+		"ncf": 0.086, "rm1": 4.10, "rm2": 4.10, "rm3": 2.56, "wnd": 3.46, "mtwnd": 3.90, "din": 2.70,
+		"dien": 3.90,
 	} {
 		c, err := zoo.Config(model, zoo.Options{Scale: zoo.Full})
 		if err != nil {
@@ -268,8 +277,8 @@ func TestProgress(t *testing.T) {
 
 func TestUnknownModel(t *testing.T) {
 	_, err := zoo.Generate(t.Context(), t.TempDir(), "dlrm", zoo.Options{})
-	if want := "generate model dlrm: unknown model, expected one of ncf, rm2, wnd, mtwnd, " +
-		"dien"; err == nil || err.Error() != want {
+	if want := "generate model dlrm: unknown model, expected one of ncf, rm1, rm2, rm3, wnd, " +
+		"mtwnd, din, dien"; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
 }

@@ -33,15 +33,21 @@ type Place struct {
 	LatestStart, Estimate time.Duration
 	// Bytes is the size of the query's inputs.
 	Bytes int64
-	// Background makes the query wait until no other query does. It then counts in none of the
-	// queue's sums.
+	// Background makes the query wait until no other query does, or for BackgroundWait. It counts in
+	// none of the queue's sums.
 	Background bool
 
 	in       class         // none while the query does not wait
 	index    int           // in the items of its class
 	key      time.Duration // orders the items of a class; sequence orders equal keys
 	sequence uint64        // order of arrival
+	turn     time.Duration // after which a background query goes first
 }
+
+// BackgroundWait is how long a background query waits at most while others do; then it goes first.
+// Else models would never be warm on lanes that have more to do than they can, which may need them
+// most.
+const BackgroundWait = 100 * time.Millisecond
 
 // Waits reports whether the query is in a queue.
 func (p *Place) Waits() bool { return p.in != none }
@@ -64,7 +70,8 @@ func PlaceOf[T Item](item T) *Place { return item.place() }
 type class uint8
 
 const (
-	none class = iota
+	none   class = iota
+	waited       // background queries, for long enough
 	inTime
 	late
 	background
@@ -94,12 +101,20 @@ func (q *Queue[T]) Estimate() time.Duration { return q.estimate }
 
 // Push adds a query to the queue at time now. It panics if the query already waits.
 func (q *Queue[T]) Push(item T, now time.Duration) {
+	if p := item.place(); !p.Waits() {
+		q.sequence++
+		p.sequence, p.turn = q.sequence, now+BackgroundWait
+	}
+	q.PushAgain(item, now)
+}
+
+// PushAgain adds a query that Remove took from q, maybe with another estimate. The query keeps its
+// place in the order of arrival. PushAgain panics if the query already waits.
+func (q *Queue[T]) PushAgain(item T, now time.Duration) {
 	p := item.place()
 	if p.Waits() {
 		panic("queue: the query waits already")
 	}
-	q.sequence++
-	p.sequence = q.sequence
 	switch {
 	case p.Background:
 		q.enter(background, item)
@@ -136,8 +151,12 @@ func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
 	return item, false
 }
 
-// age moves the queries that have become late by now.
+// age moves the queries that have become late by now, and background queries that have waited for
+// long enough.
 func (q *Queue[T]) age(now time.Duration) {
+	for len(q.of[background]) > 0 && q.of[background][0].place().turn < now {
+		q.enter(waited, heap.Pop(&q.of[background]).(T))
+	}
 	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
 		q.enter(late, heap.Pop(&q.of[inTime]).(T))
 	}

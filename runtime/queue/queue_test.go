@@ -2,6 +2,7 @@ package queue_test
 
 import (
 	"cmp"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -14,7 +15,21 @@ import (
 
 type query struct {
 	queue.Place
-	name int
+	name   int
+	pushed time.Duration
+}
+
+// class is where a query that waits stands.
+func (w *query) class(now time.Duration) int {
+	switch {
+	case w.Background && w.pushed+queue.BackgroundWait < now:
+		return -1
+	case w.Background:
+		return 2
+	case w.LatestStart < now:
+		return 1
+	}
+	return 0
 }
 
 // order compares a queue with the plain definition of its order, for any sequence of pushes,
@@ -25,20 +40,11 @@ func order(t *rapid.T) {
 	now := rapid.SampledFrom([]time.Duration{-1 << 40, 0, 1 << 40}).Draw(t, "origin")
 	// next is the definition.
 	next := func() *query {
-		class := func(w *query) int {
-			switch {
-			case w.Background:
-				return 2
-			case w.LatestStart < now:
-				return 1
-			}
-			return 0
-		}
 		if len(waiting) == 0 {
 			return nil
 		}
 		return slices.MinFunc(waiting, func(a, b *query) int { // the first of equals
-			if c := cmp.Compare(class(a), class(b)); c != 0 || class(a) > 0 {
+			if c := cmp.Compare(a.class(now), b.class(now)); c != 0 || a.class(now) != 0 {
 				return c
 			}
 			return cmp.Compare(a.LatestStart+a.Estimate, b.LatestStart+b.Estimate)
@@ -61,9 +67,12 @@ func order(t *rapid.T) {
 	}
 	for i := range rapid.IntRange(0, 60).Draw(t, "steps") {
 		now += time.Duration(rapid.IntRange(0, 3).Draw(t, "passed"))
-		switch rapid.IntRange(0, 3).Draw(t, "what") {
+		if rapid.IntRange(0, 9).Draw(t, "long") == 0 {
+			now += queue.BackgroundWait
+		}
+		switch rapid.IntRange(0, 4).Draw(t, "what") {
 		case 0, 1:
-			w := &query{name: i, Place: queue.Place{
+			w := &query{name: i, pushed: now, Place: queue.Place{
 				LatestStart: now + time.Duration(rapid.IntRange(-5, 20).Draw(t, "slack")),
 				Background:  rapid.IntRange(0, 9).Draw(t, "background") == 0,
 				Bytes:       rapid.Int64Range(0, 9).Draw(t, "bytes"),
@@ -96,6 +105,17 @@ func order(t *rapid.T) {
 					t.Fatalf("query %d waits, but is not taken out", w.name)
 				}
 				take(w)
+			}
+		case 4:
+			if len(waiting) > 0 {
+				w := rapid.SampledFrom(waiting).Draw(t, "estimate anew")
+				q.Remove(w)
+				longer := time.Duration(rapid.Int64Range(0, 9).Draw(t, "longer"))
+				w.Estimate += longer
+				if w.LatestStart != queue.NoTarget {
+					w.LatestStart -= longer
+				}
+				q.PushAgain(w, now)
 			}
 		}
 		n, bytes, estimate := 0, int64(0), time.Duration(0)
@@ -244,7 +264,7 @@ func TestFirst(t *testing.T) {
 		var q queue.Queue[*query]
 		now := time.Duration(0)
 		for range r.IntN(40) {
-			x := &query{}
+			x := &query{pushed: now}
 			x.Estimate = time.Duration(1 + r.IntN(5))
 			x.LatestStart = queue.NoTarget
 			if r.IntN(3) > 0 {
@@ -253,6 +273,9 @@ func TestFirst(t *testing.T) {
 			x.Background = r.IntN(5) == 0
 			q.Push(x, now)
 			now += time.Duration(r.IntN(2))
+			if r.IntN(20) == 0 {
+				now += queue.BackgroundWait
+			}
 		}
 		most := r.IntN(30)
 		first := q.First(nil, now, most)
@@ -265,18 +288,77 @@ func TestFirst(t *testing.T) {
 				t.Fatalf("query %d of the first %d is not the next that Pop returns", i, len(first))
 			}
 		}
-		class := func(x *query) int {
+		next, ok := q.Pop(now)
+		if ok && len(first) < most && (len(first) == 0 || next.class(now) == first[0].class(now)) {
+			t.Fatalf("First leaves out a query of the class of the first; %d waited", before)
+		}
+	}
+}
+
+// TestSpare: the share of spare time is the moving average that it says, by small steps.
+func TestSpare(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 3))
+	for range 200 {
+		var s queue.Spare
+		const over = 1000
+		now, held, want := time.Duration(r.IntN(100)), 0., 1.
+		s.Note(now, over, 0)
+		for range 20 {
+			passed := r.IntN(500)
+			for range passed { // each step moves the average a thousandth of the way
+				want += (1 - held - want) * -math.Expm1(-1./over)
+			}
+			now += time.Duration(passed)
+			if got := s.Share(now, over); math.Abs(got-want) > 1e-9 {
+				t.Fatalf("at %d: got %v, want %v", now, got, want)
+			}
+			held = float64(r.IntN(5)) / 4
+			if r.IntN(5) == 0 {
+				s.Restart(now, held)
+				want = 1
+				continue
+			}
+			s.Note(now, over, held)
+		}
+	}
+}
+
+// TestWaitingWork: Before and Late say what a look at all queries that wait says.
+func TestWaitingWork(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 4))
+	for range 2000 {
+		var q queue.Queue[*query]
+		var all []*query
+		now := time.Duration(0)
+		for range r.IntN(30) {
+			x := &query{}
+			x.Estimate = time.Duration(1 + r.IntN(5))
+			x.LatestStart = now + time.Duration(r.IntN(30)-5)
+			x.Background = r.IntN(5) == 0
+			q.Push(x, now)
+			all = append(all, x)
+			now += time.Duration(r.IntN(3))
+		}
+		due := now + time.Duration(r.IntN(40))
+		var before, work time.Duration
+		var late []*query
+		for _, x := range all { // in order of arrival
 			switch {
 			case x.Background:
-				return 2
 			case x.LatestStart < now:
-				return 1
+				late = append(late, x)
+				work += x.Estimate
+			case x.LatestStart+x.Estimate <= due:
+				before += x.Estimate
 			}
-			return 0
 		}
-		next, ok := q.Pop(now)
-		if ok && len(first) < most && (len(first) == 0 || class(next) == class(first[0])) {
-			t.Fatalf("First leaves out a query of the class of the first; %d waited", before)
+		if got := q.Before(due, now); got != before {
+			t.Fatalf("before %d: got %d, want %d", due, got, before)
+		}
+		first, last, got, ok := q.Late(now)
+		if ok != (len(late) > 0) || got != work ||
+			ok && (first != late[0] || last != late[len(late)-1]) {
+			t.Fatalf("late: got %v, %v, %d, %v, want the ends of %v", first, last, got, ok, late)
 		}
 	}
 }

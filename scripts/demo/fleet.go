@@ -74,9 +74,21 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err := d.join(ctx, f, others...); err != nil {
 		return err
 	}
+	// An agent that came later: the one that leads is killed further below.
+	shows := f.Nodes[len(f.Nodes)-1]
+	d.say("   Watch it at %s", pageURL(shows))
+	picture := make(chan string, 1)
+	halfway := time.AfterFunc(d.load/2, func() { picture <- d.takePagePicture(ctx, shows) })
 	whole, err := d.driveFleet(ctx, f, rate, d.load)
+	for err == nil && len(picture) == 0 { // the picture shall show the load
+		_, err = d.driveFleet(ctx, f, rate, time.Second)
+	}
 	if err != nil {
+		halfway.Stop()
 		return err
+	}
+	if said := <-picture; said != "" {
+		d.say("   %s", said)
 	}
 	d.say("   The other five join it. All six answer %s of %d queries within %g ms",
 		percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
@@ -86,14 +98,14 @@ func (d *demo) showFleet(ctx context.Context) error {
 	d.say("\n3  The same load again. After a third of it the leader's process is killed")
 	killed := make(chan error, 1)
 	var story string
-	halfway := time.AfterFunc(d.load/3, func() {
+	killing := time.AfterFunc(d.load/3, func() {
 		var err error
 		story, err = killLeader(ctx, f)
 		killed <- err
 	})
 	without, err := d.driveFleet(ctx, f, rate, d.load)
 	if err != nil {
-		halfway.Stop()
+		killing.Stop()
 		return err
 	}
 	if err := <-killed; err != nil {

@@ -1,8 +1,9 @@
-// Command demo shows Muster at work on one machine, in three parts. First an agent serves two real
+// Command demo shows Muster at work on one machine, in four parts. First an agent serves two real
 // models, and their latencies are compared with ONNX Runtime's alone. Then an emulated fleet serves
 // a load that none of its members could serve in time. Then the fleet's leader is killed under that
-// load. The QoS targets and the loads follow from measurements on this machine, so the demo works
-// on slow machines too. `make demo` builds the binary and runs it.
+// load. Last a fleet rents and returns machines, as its load doubles and falls. The QoS targets and
+// the loads follow from measurements on this machine, so the demo works on slow machines too. `make
+// demo` builds the binary and runs it.
 //
 // The demo fails if a query was lost or answered wrongly. It never fails because the machine is
 // slow.
@@ -88,6 +89,9 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	if err := d.showFleet(ctx); err != nil {
+		return err
+	}
+	if err := d.showRenting(ctx); err != nil {
 		return err
 	}
 	if err := writePlot(d.picturePath(), &d.picture); err != nil {
@@ -180,8 +184,9 @@ func (d *demo) whereToLook(a *harness.Node) {
 Picture of the latencies: %s; logs: %s, %s
 To go on, start the agent again, and ask it from another terminal:
   %s
+  a browser at %s shows what it does
   %s infer ncf --server %s
   %s bench --server %s --model wnd --find-throughput`,
-		d.picturePath(), a.LogPath, filepath.Join(d.dir, "emulated", "*.log"), a.Command, d.muster,
-		a.GRPC, d.muster, a.GRPC)
+		d.picturePath(), a.LogPath, filepath.Join(d.dir, "emulated", "*.log"), a.Command,
+		pageURL(a), d.muster, a.GRPC, d.muster, a.GRPC)
 }

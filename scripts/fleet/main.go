@@ -66,6 +66,9 @@ var scenarios = []scenario{
 		(*run).demand, nil},
 	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
 		(*run).overload, nil},
+	{"alone",
+		"three times as many queries as one agent can serve, from clients that wait for outcomes",
+		"1 min", "10 s", (*run).alone, nil},
 	{"metrics", "what a real Prometheus says of agents in an overload, against what clients count",
 		"3 min", "20 s", (*run).metrics, nil},
 	{"partition", "half of the agents cut off and reconnected, in network namespaces (needs root)",
@@ -73,8 +76,25 @@ var scenarios = []scenario{
 	{"overhead", "the time that Muster adds to a query, compared with bare gRPC relays", "1 min",
 		"10 s",
 		(*run).overhead, overheadFlags},
+	{"cpu", "the CPU time of idle agents, and of a query beside its execution", "1 min", "10 s",
+		(*run).cpu, cpuFlags},
 	{"loading", "the latency of a model while another is loaded", "1 min", "10 s", (*run).loading,
 		nil},
+	{"families", "the accuracy of a family's answers, and what is late, at rising rates", "3 min",
+		"25 s", (*run).families, nil},
+	{"placement",
+		"the accuracy of families while the leader changes what agents hold, and is killed",
+		"5 min", "90 s", (*run).placement, nil},
+	{"moving", "the latency of a model while the agent changes another one for its variant",
+		"3 min",
+		"15 s", (*run).moving, nil},
+	{"sharing", "lanes that move between two models of an agent when their loads swap", "2 min",
+		"5 s", (*run).sharing, nil},
+	{"store", "the bytes that agents fetch of a model store, and the latency of a model meanwhile",
+		"10 min", "20 s", (*run).store, storeFlags},
+	{"canary",
+		"canaries that are slower, answer wrongly, or are as good, by themselves and by a store",
+		"5 min", "30 s", (*run).canary, nil},
 	{"gossip", "the traffic of gossip, and the age of what it says", "1 min", "10 s", (*run).gossip,
 		gossipFlags},
 }
@@ -133,6 +153,10 @@ type run struct {
 		previous string
 		threads  int
 		agents   int
+		profiles string
+		rate     float64
+
+		megabytes int64
 	}
 
 	wanted  int
@@ -327,8 +351,9 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 	return allowable, err
 }
 
-// loaded starts a fleet that serves DIEN, and a load of a share of its limit, which lasts until the
-// driver is stopped. An r5n.large leads: without one of them, the others can still serve the load.
+// loaded starts a fleet that serves DIEN, and a load of a share of its limit, in a short run of 50
+// queries/s at most, which lasts until the driver is stopped. An r5n.large leads: without one of
+// them, the others can still serve the load.
 func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harness.Driver, error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
@@ -345,8 +370,10 @@ func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harne
 	if err != nil {
 		return nil, nil, err
 	}
-	r.say("Load: %.0f queries/s", share*limit)
-	return f, d, d.Start(ctx, harness.Load{Rate: share * limit, Seed: r.seed})
+	// A short run loads a busy machine with no more than it may have the CPU time for.
+	rate := pick(r, share*limit, min(share*limit, 50))
+	r.say("Load: %.0f queries/s", rate)
+	return f, d, d.Start(ctx, harness.Load{Rate: rate, Seed: r.seed})
 }
 
 // account ends the load. It wants that no query since begin failed or was answered wrongly or

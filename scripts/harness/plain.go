@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/inference"
@@ -101,9 +102,13 @@ func try(ctx context.Context, s *server, req *oip.Request) (*oip.Response, error
 	return s.infer(ctx, req)
 }
 
-// NewPlainGRPC makes a client that speaks gRPC by the generated code.
+// NewPlainGRPC makes a client that speaks gRPC by the generated code, without TLS if config is nil.
 func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
 	p := &Plain{}
+	secure := insecure.NewCredentials()
+	if config != nil {
+		secure = credentials.NewTLS(config)
+	}
 	var conns []*grpc.ClientConn
 	p.close = func() {
 		for _, conn := range conns {
@@ -112,7 +117,7 @@ func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
 	}
 	for _, address := range addresses {
 		conn, err := grpc.NewClient(address,
-			grpc.WithTransportCredentials(credentials.NewTLS(config)),
+			grpc.WithTransportCredentials(secure),
 			grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff: backoff.Config{
 					BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,

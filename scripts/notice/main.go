@@ -51,9 +51,11 @@ var accepted = []string{
 var legal = regexp.MustCompile(`(?i)^(licen[cs]es?|copying|copyright|notice|patents|` +
 	`third.?party.?(licen[cs]es|notices))([-_.].*)?$|[-_](licen[cs]e|source)(\.md|\.txt)?$`)
 
-// declined are the texts of licences that are left out, because the owner offers another one too.
+// declined are the texts of licences that are left out, because the owner offers another one too, or
+// because they are of what the binary does not contain.
 var declined = map[string]string{
-	"github.com/golang/freetype": "licenses/gpl.txt", // or the FreeType License
+	"github.com/golang/freetype":          "licenses/gpl.txt", // or the FreeType License
+	"github.com/opencontainers/go-digest": "LICENSE.docs",     // of its documentation
 }
 
 // A component is a part of the binary that others made, with the texts of its licences by file.

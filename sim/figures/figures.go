@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
@@ -54,10 +55,13 @@ func (f *Figure) WriteText(w io.Writer) error {
 type Options struct {
 	// Data is a directory with samples (samples.csv.gz or samples.csv) and, for RIBBON's figures,
 	// its tables (mtwnd.json and dien.json); "" means the data published with the figure's paper.
+	// For Proteus's figures it is a copy of that paper's artifact; "" means our own families.
 	Data string
 	// Seeds is the number of runs over which a throughput is averaged, Queries the number of
 	// queries of each. Searches are repeated six times per seed.
 	Seeds, Queries int
+	// Clock, if not nil, is the time since any moment; proteus-fig10 measures by it.
+	Clock func() time.Duration
 	// Progress, if not nil, is called with what is being done, one call at a time.
 	Progress func(format string, args ...any)
 }
@@ -70,29 +74,43 @@ var paperModels = []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
 
 // figures makes each figure.
 var figures = map[string]func(context.Context, *lab) (*Figure, error){
-	"kairos-fig1":  fig1,
-	"kairos-fig2":  fig2,
-	"kairos-fig3":  fig3,
-	"kairos-fig5":  fig5,
-	"kairos-fig8":  fig8,
-	"kairos-fig9":  fig9,
-	"kairos-fig10": fig10,
-	"kairos-fig11": fig11,
-	"kairos-fig12": fig12,
-	"kairos-fig13": fig13,
-	"kairos-fig14": fig14,
-	"kairos-fig15": fig15,
-	"kairos-fig16": fig16,
-	"ribbon-fig4":  ribbonFig4,
-	"ribbon-fig8":  ribbonFig8,
-	"ribbon-fig9":  ribbonFig9,
-	"ribbon-fig10": ribbonFig10,
-	"ribbon-fig11": ribbonFig11,
-	"ribbon-fig12": ribbonFig12,
-	"ribbon-fig13": ribbonFig13,
-	"ribbon-fig14": ribbonFig14,
-	"ribbon-fig15": ribbonFig15,
-	"ribbon-fig16": ribbonFig16,
+	"kairos-fig1":   fig1,
+	"kairos-fig2":   fig2,
+	"kairos-fig3":   fig3,
+	"kairos-fig5":   fig5,
+	"kairos-fig8":   fig8,
+	"kairos-fig9":   fig9,
+	"kairos-fig10":  fig10,
+	"kairos-fig11":  fig11,
+	"kairos-fig12":  fig12,
+	"kairos-fig13":  fig13,
+	"kairos-fig14":  fig14,
+	"kairos-fig15":  fig15,
+	"kairos-fig16":  fig16,
+	"hera-fig6":     heraFig6,
+	"hera-fig7":     heraFig7,
+	"hera-fig10":    heraFig10,
+	"hera-fig11":    heraFig11,
+	"hera-fig12":    heraFig12,
+	"hera-fig14":    heraFig14,
+	"hera-fig15":    heraFig15,
+	"hera-fig17":    heraFig17,
+	"proteus-fig4":  proteusFig4,
+	"proteus-fig5":  proteusFig5,
+	"proteus-fig6":  proteusFig6,
+	"proteus-fig7":  proteusFig7,
+	"proteus-fig10": proteusFig10,
+	"proteus-wrong": proteusWrong,
+	"ribbon-fig4":   ribbonFig4,
+	"ribbon-fig8":   ribbonFig8,
+	"ribbon-fig9":   ribbonFig9,
+	"ribbon-fig10":  ribbonFig10,
+	"ribbon-fig11":  ribbonFig11,
+	"ribbon-fig12":  ribbonFig12,
+	"ribbon-fig13":  ribbonFig13,
+	"ribbon-fig14":  ribbonFig14,
+	"ribbon-fig15":  ribbonFig15,
+	"ribbon-fig16":  ribbonFig16,
 }
 
 // Names lists the figures that can be reproduced, by paper and number.
@@ -139,8 +157,13 @@ type lab struct {
 
 func newLab(o Options, paper string) (*lab, error) {
 	l := &lab{Options: o}
+	if paper == "hera" { // its figures are of built-in profiles
+		return l, nil
+	}
 	var err error
-	if o.Data == "" {
+	if paper == proteusPaper { // its data are of another form, or our own families are of KAIROS's
+		l.samples, err = published.Samples(published.KAIROS)
+	} else if o.Data == "" {
 		l.data = published.Files(paper)
 		l.samples, err = published.Samples(paper)
 	} else {

@@ -21,8 +21,8 @@ func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12",
-		"kairos-fig14",
+	names := []string{"hera-fig6", "hera-fig7", "hera-fig10", "hera-fig11", "hera-fig17",
+		"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14",
 		"ribbon-fig4", "ribbon-fig8", "ribbon-fig9", "ribbon-fig11", "ribbon-fig12", "ribbon-fig14",
 		"ribbon-fig15"}
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
@@ -52,8 +52,15 @@ func TestReproduce(t *testing.T) {
 			if err := f.WriteText(&text); err != nil {
 				t.Fatal(err)
 			}
+			source := "samples.csv.gz"
+			switch paper, _, _ := strings.Cut(name, "-"); paper {
+			case "hera":
+				source = "simulated"
+			case proteusPaper:
+				source = ""
+			}
 			if !strings.Contains(text.String(), "eproduce") ||
-				!strings.Contains(text.String(), "samples.csv.gz") ||
+				!strings.Contains(text.String(), source) ||
 				strings.Contains(text.String(), "NaN") {
 				t.Errorf("text: %s", &text)
 			}

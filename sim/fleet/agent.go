@@ -6,6 +6,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // An agent is a simulated agent: it runs queries on its lane, and may lead.
@@ -24,8 +25,12 @@ type agent struct {
 	link   *term          // the term that it has greeted
 
 	waiting  queue.Queue[*call]
-	running  *call
-	held     []*call // the attempts at its lane, the running one first
+	taker    merge.Taker[*call]
+	groups   merge.Groups
+	startsAt time.Duration // when its idle lane looks at the queue; Never: it need not
+	running  []*call       // as one run; nil: its lane idles
+	runs     int           // counts runs
+	held     []*call       // the attempts at its lane
 	promises []promise
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // Never is later than any event.
@@ -46,9 +47,9 @@ type Config struct {
 	// Clock, if not nil, is a wall clock, with which the time of leaders' steps is measured.
 	Clock func() time.Duration
 
-	// Service returns how long a lane runs a query. Waits is called when a query begins or ends to
-	// wait for a lane. Finish is called with a query's outcome, and if it is served with the lane
-	// and the start of its execution.
+	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
+	// with it. Waits is called when a query begins or ends to wait for a lane. Finish is called
+	// with a query's outcome, and if it is served with the lane and the start of its execution.
 	Service func(lane int, q *Query) time.Duration
 	Waits   func(sequence uint64, waits bool)
 	Finish  func(sequence uint64, o Outcome, lane int, start time.Duration)
@@ -71,13 +72,16 @@ func (c *Config) matchModels() (all []match.Model) {
 	return all
 }
 
-// A Lane runs queries, one at a time.
+// A Lane runs queries, one at a time, or several as one where package merge says so.
 type Lane struct {
 	Type names.LaneType
 	// Known is, by model, its latency on the lane as leaders and gateways assume it, Predicted the
 	// same as a table; nil if the lane cannot run the model.
 	Known     []match.Latencies
 	Predicted []*match.Table
+	// Kinds is, by model, what its queries share that run together on the lane; nil if none do. The
+	// lane counts in them.
+	Kinds []*merge.Kind
 	// Busy is the lane's total execution time, Served the number of queries that it has started.
 	// The fleet sets both.
 	Busy   time.Duration

@@ -2,7 +2,7 @@
 // which one leads, gateways, and the network between them.
 //
 // Production code makes the decisions: package election decides who leads, [leader.State] is the
-// leader, client/queries and match.Leaderless decide at gateways, and runtime/queue orders the
+// leader, client/queries and inquire.State decide at gateways, and runtime/queue orders the
 // queries of a lane. This package carries the messages between them, and delays, cuts off, freezes
 // or kills what the faults name.
 //

@@ -35,7 +35,7 @@ const (
 )
 
 // A Fleet is a simulated fleet: agents with one lane each, which elect a leader (leader/election);
-// the leader's [leader.State]; gateways, which decide by [match.Leaderless] while no leader
+// the leader's [leader.State]; gateways, which decide by [inquire.State] while no leader
 // answers; and the network between them. All agents have the same rank, so the one with the last
 // name leads.
 //
@@ -125,7 +125,7 @@ func (f *Fleet) addAgents() {
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
 		number[l.Type]++
-		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never}
+		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never, startsAt: Never}
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
 		a.member.OwnType = l.Type.Own(a.member.Name)
 		for m, table := range l.Predicted {
@@ -136,7 +136,7 @@ func (f *Fleet) addAgents() {
 			a.member.Models = append(a.member.Models, leader.Model{
 				ModelID: model.id(), QoSTarget: model.QoSTarget, Share: model.Share,
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
-				Splits: model.Splits,
+				Splits: model.Splits, Merge: string(model.Merge),
 			})
 			if number[l.Type] == 1 {
 				key := names.TableKey{Model: model.id().Key(), Type: l.Type}

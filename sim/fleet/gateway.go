@@ -9,11 +9,13 @@ import (
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// A gateway carries messages between a [queries.State], a [match.Leaderless] and the fleet's hosts,
+// A gateway carries messages between a [queries.State], a [inquire.State] and the fleet's hosts,
 // as client.Gateway does.
 type gateway struct {
 	host
@@ -29,7 +31,7 @@ type gateway struct {
 	watching bool
 
 	known    *match.Priced
-	decision *match.Leaderless
+	decision *inquire.State
 	wakeAt   time.Duration
 	inquired map[uint64]*asked // queries with an open inquiry, by id
 }
@@ -52,7 +54,12 @@ type call struct {
 	gateway     *gateway
 	number      int           // 1 for the query's first
 	start       time.Duration // start of its execution
-	over        bool          // the lane has run it or given it back
+	sent        merge.GroupID // with which it is to run
+	kind        *merge.Kind
+	group       *merge.Group
+	merged      int  // items of its run, if others run with it
+	joined      bool // it runs with another, whose end tells the leader of the run
+	over        bool // the lane has run it or given it back
 	to          *agent
 	reservation uint64 // id of the reservation; 0: a leader chose the lane
 	waited      time.Duration
@@ -82,7 +89,7 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 	}
 	g := &gateway{
 		host: newHost(), f: f, index: index, id: uint64(index + 1), wakeAt: Never,
-		known: p, decision: match.NewLeaderless(f.cfg.Probes, seed), inquired: map[uint64]*asked{},
+		known: p, decision: inquire.New(f.cfg.Probes, seed), inquired: map[uint64]*asked{},
 	}
 	g.state = queries.New(g.slow)
 	for _, a := range f.agents {
@@ -257,7 +264,7 @@ func (g *gateway) look(q *asked) {
 	}
 	c := &call{
 		of: q, gateway: g, to: f.named[t.Agent], number: int(t.Attempt), reservation: t.Reservation,
-		waited: f.now - q.Arrival,
+		waited: f.now - q.Arrival, sent: merge.GroupID{Number: t.Merge, Queries: int(t.Merged)},
 	}
 	q.call, g.calls = c, append(g.calls, c)
 	f.movedAt = f.now
@@ -523,6 +530,7 @@ func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.De
 	case leader.Assign:
 		g.state.Assign(queries.Assign{
 			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: name, Took: d.Wait + d.Latency,
+			Merge: d.Merge, Merged: uint32(d.Merged),
 		})
 	case leader.OfferAgain:
 		if q := g.state.OfferAgain(sequence, uint32(d.Attempt)); q != nil {
@@ -585,21 +593,21 @@ func (g *gateway) settle() {
 	for do, ok := g.decision.Next(); ok; do, ok = g.decision.Next() {
 		q := g.inquired[do.Query]
 		switch do.Kind {
-		case match.AskLane:
+		case inquire.AskLane:
 			a, model, batch, id := f.agents[do.Lane], q.Model, q.BatchSize, do.ID
 			f.send(&g.host, &a.host, func() { a.probed(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.now(), id)
 				g.leave()
 			})
-		case match.ReleaseLane:
+		case inquire.ReleaseLane:
 			g.release(f.agents[do.Lane], do.ID)
-		case match.SendQuery:
+		case inquire.SendQuery:
 			delete(g.inquired, do.Query)
 			name := f.agents[do.Lane].member.Name
 			g.state.Decided(&q.state, queries.Target{
 				Agent: name, Reservation: do.ID, Took: do.Finish,
 			})
-		case match.NoLane:
+		case inquire.NoLane:
 			delete(g.inquired, do.Query)
 			g.state.Undecided(&q.state, do.Again.Sub(epoch))
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // greet sends an agent's description and the attempts that its lane holds to t's leader, if the
@@ -54,6 +55,9 @@ func (a *agent) ended(c *call, refused bool) {
 	}
 	if !refused {
 		e.Execution, e.Queue = f.now-c.start, c.start-c.cameAt
+		if e.Merged = c.merged; c.joined {
+			e.Execution, e.Queue = 0, f.now-c.cameAt
+		}
 	}
 	a.tell(func(t *term) { t.step(&e) })
 }
@@ -81,57 +85,145 @@ func (a *agent) takes(c *call) {
 		return
 	}
 	a.held = append(a.held, c)
+	if l.Kinds != nil {
+		c.kind = l.Kinds[c.of.Model]
+	}
 	if c.reservation != 0 { // not sent by the leader
 		free := []time.Duration{a.busy() + c.Estimate}
 		a.tell(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
 	}
-	if a.running == nil {
-		a.serve(c)
+	if a.running == nil && c.kind == nil && a.waiting.Len() == 0 {
+		a.serve([]*call{c})
 		return
 	}
 	a.waiting.Push(c, f.now)
+	if c.kind != nil {
+		c.kind.Enter(c.of.BatchSize, c.Estimate)
+		c.group = a.groups.Arrive(c.sent, f.now, c.LatestStart)
+	}
+	if a.running == nil { // others may come in the same moment
+		a.startAt(f.now)
+	}
 	if m.RejectLate {
 		f.on(&a.host, c.LatestStart+1-f.now, func() {
 			if c.Waits() && c.LatestStart < f.now {
-				a.waiting.Remove(c)
+				a.remove(c)
 				a.giveBack(c, rejected)
 			}
 		})
 	}
 }
 
-func (a *agent) serve(c *call) {
-	f, l := a.f, a.lane
-	service := f.cfg.Service(a.index, &c.of.Query)
-	c.start, a.running = f.now, c
-	l.Busy += service
-	l.Served++
-	a.freeAt = f.now + service
-	f.movedAt = f.now
-	f.on(&a.host, service, func() {
-		if c.over { // it was cut off before
-			return
+// Merging implements [merge.Query].
+func (c *call) Merging() (kind *merge.Kind, batch int, group *merge.Group) {
+	return c.kind, c.of.BatchSize, c.group
+}
+
+// remove takes an attempt out of the lane's queue, and reports whether it was there.
+func (a *agent) remove(c *call) bool {
+	if !a.waiting.Remove(c) {
+		return false
+	}
+	a.taken(c)
+	return true
+}
+
+// taken counts an attempt that has left the lane's queue.
+func (a *agent) taken(c *call) {
+	if c.kind != nil {
+		c.kind.Leave(c.of.BatchSize, c.Estimate)
+	}
+}
+
+// startAt makes the idle lane look at its queue at a time.
+func (a *agent) startAt(at time.Duration) {
+	if a.startsAt <= at {
+		return
+	}
+	a.startsAt = at
+	a.f.on(&a.host, at-a.f.now, func() {
+		if a.startsAt == at {
+			a.startsAt = Never
 		}
-		a.drop(c)
-		a.next()
-		a.ended(c, false)
-		remaining := a.remaining()
-		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
+		if a.running == nil {
+			a.next()
+		}
 	})
 }
 
-// next starts the next query of the lane's queue.
+// next starts what the lane's queue has for it.
 func (a *agent) next() {
 	a.running = nil
-	if c, ok := a.waiting.Pop(a.f.now); ok {
-		a.serve(c)
+	run, until := a.taker.Take(&a.waiting, a.f.now)
+	if len(run) == 0 {
+		if until != merge.Never {
+			a.startAt(until)
+		}
+		return
+	}
+	for _, c := range run {
+		a.taken(c)
+	}
+	a.serve(slices.Clone(run))
+}
+
+// serve starts attempts on the idle lane, as one run.
+func (a *agent) serve(run []*call) {
+	f, l, c, sum := a.f, a.lane, run[0], 0
+	for _, x := range run {
+		x.start = f.now
+		sum += x.of.BatchSize
+	}
+	whole := c.of.Query
+	whole.BatchSize = sum
+	service := f.cfg.Service(a.index, &whole)
+	if len(run) > 1 {
+		c.Estimate = l.Predicted[c.of.Model].Mean(sum)
+		for _, x := range run {
+			x.merged, x.joined = sum, x != c
+		}
+	}
+	a.running = run
+	a.runs++
+	number := a.runs
+	l.Busy += service
+	l.Served += len(run)
+	a.freeAt = f.now + service
+	f.movedAt = f.now
+	f.on(&a.host, service, func() {
+		if a.runs == number && a.running != nil { // else it was cut off before
+			a.done(sum)
+		}
+	})
+}
+
+// done ends the lane's run, of so many items.
+func (a *agent) done(items int) {
+	f, kind, late := a.f, a.running[0].kind, false
+	for _, c := range a.running {
+		late = late || f.now > c.of.Arrival+f.cfg.Models[c.of.Model].QoSTarget
+	}
+	if kind != nil {
+		kind.Ran(items, late)
+	}
+	run := slices.DeleteFunc(a.running, func(c *call) bool { return c.over }) // cut off before
+	for _, c := range run {
+		a.drop(c)
+	}
+	a.next()
+	for _, c := range run {
+		a.ended(c, false)
+		remaining := a.remaining()
+		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
 	}
 }
 
 func (a *agent) drop(c *call) {
 	c.over = true
+	a.groups.Leave(c.group)
+	c.group = nil
 	a.held = slices.DeleteFunc(a.held, func(o *call) bool { return o == c })
 }
 
@@ -148,12 +240,16 @@ func (a *agent) cutOff(c *call) {
 	if c.over {
 		return
 	}
-	if !a.waiting.Remove(c) {
+	waits := a.remove(c)
+	c.over = true
+	runs := func(c *call) bool { return !c.over } // others of its run go on
+	stops := !waits && slices.Contains(a.running, c) && !slices.ContainsFunc(a.running, runs)
+	if stops {
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
 		a.running = nil
 	}
 	a.giveBack(c, refused)
-	if a.running == nil {
+	if stops {
 		a.next()
 	}
 }
@@ -162,8 +258,13 @@ func (a *agent) cutOff(c *call) {
 // gossip: they would not hear that a promise lapses.
 func (a *agent) busy() time.Duration {
 	d := a.waiting.Estimate()
-	if c := a.running; c != nil {
-		d += max(0, c.start+c.Estimate-a.f.now)
+	for _, k := range a.lane.Kinds {
+		if k != nil {
+			d -= k.Saved()
+		}
+	}
+	if a.running != nil {
+		d += max(0, a.running[0].start+a.running[0].Estimate-a.f.now)
 	}
 	return d
 }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: as many as a test wants")
@@ -96,7 +98,7 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 			}, Share: 0.99},
 		},
 		Seed: seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
-		GossipDelay: time.Second, Probes: match.DefaultProbes, Faults: randomFaults(rng, types),
+		GossipDelay: time.Second, Probes: inquire.DefaultProbes, Faults: randomFaults(rng, types),
 		Service: func(lane int, q *Query) time.Duration {
 			mean := latency[types[lane]].Mean(q.BatchSize)
 			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
@@ -105,13 +107,20 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		Finish: r.finish,
 	}
 	for _, typ := range types {
-		table, err := match.NewTable(latency[typ], 10)
+		table, err := match.NewTable(latency[typ], 40)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.cfg.Lanes = append(r.cfg.Lanes, Lane{
 			Type: typ, Known: []match.Latencies{latency[typ]}, Predicted: []*match.Table{table},
 		})
+	}
+	if seed%3 == 0 {
+		r.cfg.Models[0].Merge = merge.Deadline
+		for i := range r.cfg.Lanes {
+			l := &r.cfg.Lanes[i]
+			l.Kinds = []*merge.Kind{{Policy: merge.Deadline, Latency: l.Predicted[0], Largest: 40}}
+		}
 	}
 	var err error
 	if r.f, err = New(&r.cfg); err != nil {
@@ -166,8 +175,11 @@ func (r *referee) run() {
 	const arrivals, end = 3 * time.Second, 10 * time.Second
 	// half of what the lanes serve, or more if the first one is to be busy
 	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes))
-	if r.cfg.Models[0].Splits {
+	switch m := &r.cfg.Models[0]; {
+	case m.Splits:
 		gap = gap * 3 / 5
+	case m.Merge.Merges(): // more than the lanes serve one by one
+		gap = gap * 2 / 5
 	}
 	for at := time.Duration(0); at < arrivals; at += gap/2 +
 		time.Duration(r.rng.Int64N(int64(gap)*2)) {
@@ -316,18 +328,21 @@ func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
 	}
 }
 
-// schedule runs a random schedule, and returns how many queries were split, and the first broken
-// promise.
-func schedule(t testing.TB, seed uint64, m *mutant) (splits uint64, err error) {
+// schedule runs a random schedule, and returns how many queries were split, how many ran together
+// with another, and the first broken promise.
+func schedule(t testing.TB, seed uint64, m *mutant) (splits, joined uint64, err error) {
 	r := newReferee(t, seed, m)
 	r.run()
 	for _, g := range r.f.gateways {
 		splits += g.state.Stats().Splits
 	}
-	if r.fault != nil {
-		return splits, fmt.Errorf("%w (%v)", r.fault, r.cfg.Faults)
+	for _, a := range r.f.agents {
+		joined += uint64(a.lane.Served - a.runs)
 	}
-	return splits, nil
+	if r.fault != nil {
+		err = fmt.Errorf("%w (%v)", r.fault, r.cfg.Faults)
+	}
+	return splits, joined, err
 }
 
 // TestSchedules: whatever goes wrong for a while, each query is served once, by the attempt that
@@ -335,7 +350,7 @@ func schedule(t testing.TB, seed uint64, m *mutant) (splits uint64, err error) {
 // cancelled; no gateway keeps a leader that says nothing; and in the end nobody remembers anything.
 func TestSchedules(t *testing.T) {
 	if *seedFlag != 0 {
-		if _, err := schedule(t, *seedFlag, nil); err != nil {
+		if _, _, err := schedule(t, *seedFlag, nil); err != nil {
 			t.Error(err)
 		}
 		return
@@ -344,16 +359,18 @@ func TestSchedules(t *testing.T) {
 	if testing.Short() {
 		n = 40
 	}
-	splits := uint64(0)
+	splits, joined := uint64(0), uint64(0)
 	for seed := uint64(1); seed <= n; seed++ {
-		split, err := schedule(t, seed, nil)
+		split, with, err := schedule(t, seed, nil)
 		if err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
-		splits += split
+		splits, joined = splits+split, joined+with
 	}
-	if t.Logf("%d queries were split", splits); splits < n {
-		t.Errorf("%d queries were split, want more to look at", splits)
+	t.Logf("%d queries were split, %d ran with another", splits, joined)
+	if splits < n || joined < n {
+		t.Errorf("%d queries were split and %d ran with another, want more to look at", splits,
+			joined)
 	}
 }
 
@@ -422,7 +439,7 @@ func TestMutants(t *testing.T) {
 		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
 			others := 0
 			for seed := uint64(1); seed <= most; seed++ {
-				_, err := schedule(t, seed, m)
+				_, _, err := schedule(t, seed, m)
 				if err != nil && strings.Contains(err.Error(), m.caught) {
 					t.Logf("seed %d, after %d of other faults: %v", seed, others, err)
 					return

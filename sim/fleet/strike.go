@@ -5,6 +5,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // leader is the agent that leads, the latest elected if there are several; nil if none leads.
@@ -83,7 +84,8 @@ func (a *agent) kill() {
 	for _, c := range a.held {
 		c.over = true
 	}
-	a.running, a.held, a.promises, a.waiting = nil, nil, nil, queue.Queue[*call]{}
+	a.running, a.held, a.promises = nil, nil, nil
+	a.waiting, a.groups = queue.Queue[*call]{}, merge.Groups{}
 	a.others(func(b *agent) { f.send(&a.host, &b.host, func() { b.broken(a) }, nil) })
 	for _, g := range f.gateways {
 		f.send(&a.host, &g.host, func() { g.broken(a) }, nil)

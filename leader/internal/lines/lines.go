@@ -29,6 +29,15 @@ func Float(b []byte, key string, v float64) []byte {
 	return strconv.AppendFloat(append(append(append(b, ' '), key...), '='), v, 'g', -1, 64)
 }
 
+// ParseShare parses a number in [0, 1].
+func ParseShare(value string) (float64, error) {
+	v, err := strconv.ParseFloat(value, 64)
+	if err == nil && !(v >= 0 && v <= 1) {
+		err = fmt.Errorf("got %s, want a number in 0..1", value)
+	}
+	return v, err
+}
+
 // Flag appends key=value if on.
 func Flag(b []byte, key, value string, on bool) []byte {
 	if !on {

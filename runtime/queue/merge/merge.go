@@ -75,6 +75,9 @@ type Item struct {
 	Extra time.Duration
 	// Other says that the query cannot run together with the first.
 	Other bool
+	// Planned says that the query was sent to run together with the first. Deadline then takes it
+	// in any case up to the largest batch size: the leader's account of the lane is of that run.
+	Planned bool
 }
 
 // A Kind is what queries that may run together share: they are of one version of a model, and their
@@ -125,13 +128,26 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 
 // deadline takes what Deadline runs now.
 func (k *Kind) deadline(now time.Duration, waiting []Item) {
-	sum := waiting[0].Batch
-	mean, due := k.Latency.Mean(sum), waiting[0].Due
+	sum, due := waiting[0].Batch, waiting[0].Due
+	for i := 1; i < len(waiting); i++ {
+		if x := &waiting[i]; x.Planned {
+			sum, due = sum+x.Batch, min(due, x.Due)
+		}
+	}
+	planned := sum <= k.Largest
+	if !planned { // it has become smaller
+		sum, due = waiting[0].Batch, waiting[0].Due
+	}
+	mean := k.Latency.Mean(sum)
 	// The run must end by limit, so that those are in time that are not taken, are more urgent than
 	// some that are, and would be in time after the first. They take behind, one after the other.
 	limit, behind := Never, time.Duration(0)
 	for i := 1; i < len(waiting); i++ {
 		x := &waiting[i]
+		if x.Planned && planned {
+			k.taken = append(k.taken, i)
+			continue
+		}
 		if !x.Other && sum+x.Batch <= k.Largest {
 			joined, alone := k.Latency.Mean(sum+x.Batch), k.Latency.Mean(x.Batch)
 			if float64(joined) < Gain*float64(mean+alone) && now+joined <= limit &&

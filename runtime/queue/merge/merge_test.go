@@ -258,10 +258,11 @@ type query struct {
 	queue.Place
 	name  string
 	kind  *merge.Kind
+	group *merge.Group
 	batch int
 }
 
-func (q *query) Merging() (*merge.Kind, int) { return q.kind, q.batch }
+func (q *query) Merging() (*merge.Kind, int, *merge.Group) { return q.kind, q.batch, q.group }
 
 func TestTake(t *testing.T) {
 	var q queue.Queue[*query]
@@ -310,6 +311,129 @@ func TestTake(t *testing.T) {
 	want(37*ms, "late ", 0)
 	want(37*ms, "background ", 0)
 	want(37*ms, "", merge.Never)
+}
+
+// TestGroup: a lane waits for the queries of a group for 2 ms at most and a quarter of their slack,
+// and then runs what is there; those that come later run on their own.
+func TestGroup(t *testing.T) {
+	flat := func() *merge.Kind {
+		return &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, 0}, Largest: 100}
+	}
+	type arrival struct {
+		at, due time.Duration
+		name    string
+		group   int // 0: none
+		kind    *merge.Kind
+	}
+	kind, other := flat(), flat()
+	steep := &merge.Kind{Policy: merge.Deadline, Latency: line{0, 10 * ms}, Largest: 100}
+	for _, tt := range []struct {
+		name     string
+		arrivals []arrival
+		want     []string // runs, of 10 ms each, with their starts
+	}{
+		{"all come", []arrival{
+			{0, 90 * ms, "a", 3, kind}, {ms / 2, 80 * ms, "b", 3, kind}, {ms, 95 * ms, "c", 3, kind},
+		}, []string{"1ms b a c"}},
+		{"one never comes", []arrival{{0, 90 * ms, "a", 3, kind}, {ms, 80 * ms, "b", 3, kind}},
+			[]string{"2ms b a"}},
+		{"one comes too late", []arrival{
+			{0, 90 * ms, "a", 3, kind}, {ms, 80 * ms, "b", 3, kind}, {3 * ms, 85 * ms, "c", 3, kind},
+		}, []string{"2ms b a", "12ms c"}},
+		{"one comes when the others are gone", []arrival{
+			{0, 90 * ms, "a", 2, kind}, {30 * ms, 85 * ms, "b", 2, kind},
+		}, []string{"2ms a", "32ms b"}},
+		{"little time", []arrival{{0, 12 * ms, "a", 2, kind}, {ms, 80 * ms, "b", 2, kind}},
+			[]string{"500µs a", "10.5ms b"}},
+		{"the later one has little time", []arrival{
+			{0, 90 * ms, "a", 3, kind}, {ms, 13 * ms, "b", 3, kind},
+		}, []string{"1.5ms b a"}},
+		{"late", []arrival{{0, 9 * ms, "a", 2, kind}, {ms, 80 * ms, "b", 2, kind}},
+			[]string{"0s a", "10ms b"}},
+		{"no target", []arrival{{0, 0, "a", 2, kind}}, []string{"0s a"}},
+		{"nothing passes them", []arrival{{0, 50 * ms, "a", 2, kind}, {ms, 90 * ms, "x", 0, other}},
+			[]string{"2ms a", "12ms x"}},
+		{"what is more urgent does", []arrival{
+			{0, 50 * ms, "a", 2, kind}, {ms, 40 * ms, "x", 0, kind}, {3 * ms / 2, 50 * ms, "b", 2, kind},
+		}, []string{"1ms x", "11ms a b"}},
+		{"together though the policy would not", []arrival{
+			{0, 50 * ms, "a", 2, steep}, {ms, 50 * ms, "b", 2, steep},
+		}, []string{"1ms a b"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var q queue.Queue[*query]
+			var taker merge.Taker[*query]
+			var groups merge.Groups
+			var got []string
+			var ran []*query
+			arrivals, now, free := tt.arrivals, time.Duration(0), time.Duration(0)
+			for {
+				until := merge.Never
+				if now >= free {
+					for _, x := range ran {
+						groups.Leave(x.group)
+					}
+					var run []*query
+					if run, until = taker.Take(&q, now); len(run) > 0 {
+						at := now.String()
+						for _, x := range run {
+							at += " " + x.name
+							x.kind.Leave(1, 10*ms)
+						}
+						got, free, until = append(got, at), now+10*ms, now+10*ms
+					}
+					ran = slices.Clone(run)
+				} else {
+					until = free
+				}
+				if len(arrivals) > 0 && arrivals[0].at <= until {
+					x := arrivals[0]
+					arrivals, now = arrivals[1:], x.at
+					wait := &query{name: x.name, kind: x.kind, batch: 1}
+					wait.Estimate = 10 * ms
+					wait.LatestStart = queue.LatestStart(0, x.due, wait.Estimate)
+					wait.group = groups.Arrive(merge.GroupID{
+						Number: min(1, uint64(x.group)), Queries: x.group,
+					}, now, wait.LatestStart)
+					q.Push(wait, now)
+					x.kind.Enter(1, wait.Estimate)
+					continue
+				}
+				if until == merge.Never {
+					break
+				}
+				now = until
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestGroupsEnd: a group is forgotten with the last of its queries that have come.
+func TestGroupsEnd(t *testing.T) {
+	var groups merge.Groups
+	id := merge.GroupID{Number: 7, Queries: 3}
+	a, b := groups.Arrive(id, 0, ms), groups.Arrive(id, 0, ms)
+	if a == nil || a != b {
+		t.Fatalf("two of a group got %p and %p", a, b)
+	}
+	groups.Leave(a)
+	if groups.Arrive(id, 0, ms) != b {
+		t.Error("the third has another group, although the second is there")
+	}
+	groups.Leave(b)
+	groups.Leave(b)
+	if c := groups.Arrive(id, 0, ms); c == b {
+		t.Error("the group outlives its queries")
+	}
+	for _, id := range []merge.GroupID{{}, {Number: 1, Queries: 1}, {Queries: 5}} {
+		if g := groups.Arrive(id, 0, ms); g != nil {
+			t.Errorf("%+v is a group", id)
+		}
+	}
+	groups.Leave(nil)
 }
 
 func TestSaved(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 type Query interface {
 	queue.Item
 	// Merging returns what the query shares with those that it may run with, and its batch size. A
-	// nil kind means that it runs alone.
-	Merging() (kind *Kind, batch int)
+	// nil kind means that it runs alone. group, if not nil, was sent to run together.
+	Merging() (kind *Kind, batch int, group *Group)
 }
 
 // A Taker takes from a queue what a lane is to run next. The zero value is ready to use.
@@ -31,14 +31,20 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 	if len(t.waiting) == 0 {
 		return nil, until
 	}
-	if kind, _ := t.waiting[0].Merging(); !kind.seeks() {
+	switch kind, _, group := t.waiting[0].Merging(); {
+	case group.awaited(now):
+		return nil, group.until
+	case !kind.seeks():
 		q.Remove(t.waiting[0])
 		return append(t.run, t.waiting[0]), now
 	}
 	t.waiting = q.First(t.waiting[:0], now, Most)
 	for i, head := range t.waiting {
-		kind, batch := head.Merging()
-		if !kind.seeks() {
+		kind, batch, group := head.Merging()
+		switch {
+		case group.awaited(now): // only where the queries before wait for others by their policy
+			return nil, min(until, group.until)
+		case !kind.seeks():
 			q.Remove(head)
 			return append(t.run, head), now
 		}
@@ -46,10 +52,13 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 			continue
 		}
 		t.tried = append(t.tried, kind)
-		t.items = append(t.items[:0], item(head, batch, true))
+		t.items = append(t.items[:0], item(head, batch))
 		for _, x := range t.waiting[i+1:] {
-			other, n := x.Merging()
-			t.items = append(t.items, item(x, n, other == kind))
+			of, n, with := x.Merging()
+			other := item(x, n)
+			other.Planned = with != nil && with == group && of == kind
+			other.Other = of != kind || !other.Planned && with.awaited(now)
+			t.items = append(t.items, other)
 		}
 		take, at := kind.Choose(now, t.items)
 		if at > now {
@@ -75,12 +84,12 @@ func (t *Taker[T]) hasTried(kind *Kind) bool {
 	return false
 }
 
-// item describes a query. alike says that it is of the kind that is chosen for.
-func item[T Query](x T, batch int, alike bool) Item {
+// item describes a query.
+func item[T Query](x T, batch int) Item {
 	of := queue.PlaceOf(x)
 	due := of.Due()
 	if due == queue.NoTarget {
 		due = Never
 	}
-	return Item{Batch: batch, Due: due, Mean: of.Estimate, P80: of.Estimate, Other: !alike}
+	return Item{Batch: batch, Due: due, Mean: of.Estimate, P80: of.Estimate}
 }

@@ -65,6 +65,12 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
+	if err := printFamilies(w, s); err != nil {
+		return err
+	}
+	if err := printPlacement(w, s); err != nil {
+		return err
+	}
 	if len(s.GetModels()) == 0 {
 		return nil
 	}
@@ -72,8 +78,8 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	var why []string
 	for _, m := range s.GetModels() {
 		name, version := m.GetModel(), fmt.Sprint(m.GetVersion())
-		if m.GetVersion() == 0 {
-			name, version = noModel, "-"
+		if m.GetVersion() == 0 { // of no model, or a family, at none of its variants
+			name, version = cmp.Or(m.GetModel(), noModel), "-"
 		}
 		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
 			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
@@ -95,7 +101,7 @@ const noModel = "(none)"
 // nameOf returns the model and version as one word.
 func nameOf(m *control.ModelStatus) string {
 	if m.GetVersion() == 0 {
-		return noModel
+		return cmp.Or(m.GetModel(), noModel)
 	}
 	return string(names.NewModelKey(m.GetModel(), m.GetVersion()))
 }

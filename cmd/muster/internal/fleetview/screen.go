@@ -36,11 +36,15 @@ var (
 // 0 means no limit.
 func Draw(s *control.FleetStatus, width, height int) string {
 	tables := slices.DeleteFunc([]table{
-		modelTable(s, width), agentTable(s, width), decisionTable(s, width),
+		modelTable(s, width), familyTable(s, width), agentTable(s, width),
+		placementTable(s, width), decisionTable(s, width),
 	},
 		func(t table) bool { return len(t.rows) == 0 })
 	lines := fleetHeader(s)
 	lines = append(lines, proposalOf(s)...)
+	if placement := placementOf(s); placement != "" {
+		lines = append(lines, placement)
+	}
 	for i := range lines {
 		lines[i] = bold.Render(cut(lines[i], width))
 	}
@@ -229,7 +233,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 		target, rate, late, answered, lateQueries, refused := "-", "-", "-", "-", "-", "-"
 		r, shown, why := row{}, string(key), ""
 		if e.held == nil && e.GetVersion() == 0 {
-			shown = noModel
+			shown = cmp.Or(e.GetModel(), noModel)
 		}
 		if e.held.GetQosTargetNs() > 0 {
 			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(),

@@ -29,6 +29,8 @@ type Options struct {
 	QoSMS     float64 // 0: the models' own QoS targets
 	Timeout   time.Duration
 	Seed      uint64
+	// LeastAccuracy is demanded of the variants that answer for families; 0: any will do.
+	LeastAccuracy float64
 }
 
 // A Load is the load that Options describe.
@@ -196,6 +198,7 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 		options := bench.ModelOptions{
 			QoSTarget:        time.Duration(l.options.QoSMS * float64(time.Millisecond)),
 			Timeout:          l.options.Timeout,
+			LeastAccuracy:    l.options.LeastAccuracy,
 			Seed:             l.options.Seed,
 			LargestBatchSize: sizes.Largest(),
 			Given:            l.given[name],

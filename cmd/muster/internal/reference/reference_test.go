@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -35,7 +36,7 @@ func (s server) ModelMetadata(context.Context, string,
 	}
 	m := &inference.ModelMetadataResponse{Name: s.version.Model, Properties: oip.Properties{
 		QoSTarget: s.version.Config.QoSTarget, LargestBatchSize: s.version.Config.LargestBatchSize,
-		IDBounds: bounds,
+		IDBounds: bounds, Deadline: time.Hour, // however busy the machine
 	}.Map()}
 	for _, p := range s.version.Inputs {
 		m.Inputs = append(m.Inputs, &inference.ModelMetadataResponse_TensorMetadata{

@@ -1,0 +1,700 @@
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
+)
+
+const (
+	// quiet is how long no beat of a leader comes before the hub makes beats of what gossip knows.
+	quiet = 2500 * time.Millisecond
+	// mostEvents is how many events of the fleet are kept, mostToldEvents how many
+	// go with one beat.
+	mostEvents, mostToldEvents = 1000, 200
+	// mostUnread is how many messages may wait for a watcher before it is cut off. A viewer that
+	// does not read for [writeTimeout] has been cut before.
+	mostUnread = 32
+	// mostRows is how many rows of the past go into one message.
+	mostRows = 200
+	// farSecond is beyond all seconds that a fleet counts to. It keeps a foreign number from
+	// overflowing.
+	farSecond = 1 << 50
+)
+
+// Members are what a hub needs of the agent's view of the fleet.
+type Members interface {
+	// LoadedView returns the view with the loads that gossip last told.
+	LoadedView() *control.View
+	Dial(names.AgentName) (grpc.ClientConnInterface, error)
+}
+
+// Events are this agent's.
+type Events interface {
+	// After returns the events kept that have a higher sequence number, in order.
+	After(sequence uint64) []*control.Event
+	// Next returns a channel that is closed at the next event.
+	Next() <-chan struct{}
+}
+
+// A HubConfig holds what a [Hub] needs of the rest of the agent.
+type HubConfig struct {
+	Self    names.AgentName
+	Members Members
+	Leading members.Leading
+	Events  Events
+	Log     *slog.Logger
+}
+
+// A Hub gathers the beats of the fleet's leader and passes them on to watchers: viewers of this
+// agent's page, and other agents. The leader's hub gets them from its own term. The announced
+// successor's hub follows the leader always, so that the past survives a takeover; any other's does
+// while somebody watches, and follows the successor, so that the leader has one stream however many
+// watch, and where. Each hub numbers the seconds on from what it has heard.
+//
+// Its methods may be called concurrently. Run has three goroutines at most, which have ended when
+// it returns.
+type Hub struct {
+	config HubConfig
+	wake   chan struct{} // of size 1: somebody has begun to watch, or ceased
+
+	mu       sync.Mutex
+	rings    rings
+	fleet    *control.Fleet // the last one; nil: none
+	plan     *control.Plan
+	planAt   time.Time
+	last     uint64    // the last second; 0: none
+	lastAt   time.Time // when it came
+	ledAt    time.Time // when a leader's beat came
+	events   []*control.Event
+	newest   map[string]uint64 // by agent: the sequence number of its newest event
+	untold   []*control.Event  // those of the next beat that this agent makes
+	watchers map[*watcher]bool
+	watched  time.Time // since when somebody watches; zero: nobody does
+	without  uint64    // how many fleets were made without a leader
+	viewed   *control.View
+}
+
+// A watcher gets what is new from a hub.
+type watcher struct {
+	viewer bool         // it is of a page; otherwise it is another agent
+	out    chan *packet // closed when it is cut off
+}
+
+// A packet is what is new, for watchers. It is never changed but for frames.
+type packet struct {
+	fleet            *control.Fleet // as of now, and of the beat; nil: none is known
+	beat             *control.Beat  // nil: none
+	plan             *control.Plan  // another one; nil: as before
+	seconds, minutes []row          // of the past
+	events           []*control.Event
+
+	mu     sync.Mutex
+	frames map[class][]byte // by who may see what; see packet.frame
+}
+
+// NewHub returns a hub that has heard nothing.
+func NewHub(config HubConfig) *Hub {
+	return &Hub{
+		config: config, wake: make(chan struct{}, 1), newest: map[string]uint64{},
+		watchers: map[*watcher]bool{},
+	}
+}
+
+// Led takes a message of this agent's own term. It does not block.
+func (h *Hub) Led(m *control.PulseMessage) {
+	if h.config.Leading.Leadership().GetLeader() != string(h.config.Self) {
+		return // of a term that has ended
+	}
+	if err := h.deliver(m, true); err != nil {
+		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
+	}
+}
+
+// deliver takes what is new. own says that this agent has made it, so its seconds have no numbers.
+// It returns an error if the message makes no sense, and then takes nothing.
+func (h *Hub) deliver(m *control.PulseMessage, own bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fleet := m.GetFleet()
+	if fleet == nil {
+		fleet = h.fleet
+	} else if err := fleet.Check(); err != nil {
+		return err
+	}
+	if !own && fleet.GetLeaderless() != "" {
+		return errors.New("a beat of no leader, though this agent has gossip of its own")
+	}
+	now := time.Now()
+	if b := m.GetBeat(); b != nil {
+		if err := checkBeat(b, fleet); err != nil {
+			return err
+		}
+		if own {
+			b.Row.Second = h.next(now)
+			b.Events, h.untold = h.untold, nil
+		}
+	}
+	h.fleet = fleet
+	p := &packet{fleet: fleet, plan: m.GetPlan()}
+	p.seconds, p.minutes = h.rings.put(m.GetSeconds(), m.GetMinutes())
+	for _, r := range p.seconds {
+		h.heardOf(r.second, now)
+	}
+	for _, e := range m.GetEvents() {
+		h.remember(e)
+	}
+	if m.GetPlan() != nil {
+		h.plan, h.planAt = m.Plan, now.Add(-control.Duration(m.Plan.GetAgeNs()))
+	}
+	if b := m.GetBeat(); b != nil {
+		second := b.GetRow().GetSecond()
+		if second <= h.last || second > farSecond {
+			b = nil // somebody else has told of this second
+		} else {
+			h.last, h.lastAt = second, now
+			h.rings.add(rowOf(b.Row))
+			if !own {
+				b.Events = slices.DeleteFunc(b.Events,
+					func(e *control.Event) bool { return !h.remember(e) })
+			}
+		}
+		if p.beat = b; fleet.GetLeaderless() == "" {
+			h.ledAt = now
+		}
+	}
+	h.publish(p)
+	return nil
+}
+
+// heardOf notes that somebody has counted to a second. h.mu is held.
+func (h *Hub) heardOf(second uint64, now time.Time) {
+	if second > h.last && second < farSecond {
+		h.last, h.lastAt = second, now
+	}
+}
+
+// checkBeat returns what is wrong with a beat of the fleet.
+func checkBeat(b *control.Beat, f *control.Fleet) error {
+	if f == nil || b.GetFleet() != f.GetRevision() || b.GetRow() == nil {
+		return fmt.Errorf("beat of fleet %d, the last one told is %d", b.GetFleet(),
+			f.GetRevision())
+	}
+	if _, err := b.LanesOf(f); err != nil {
+		return err
+	}
+	types, models := uint32(len(f.GetTypes())), uint32(len(f.GetModels()))
+	for _, m := range b.GetModels() {
+		if m.GetModel() >= models {
+			return fmt.Errorf("beat of model %d of %d", m.GetModel(), models)
+		}
+	}
+	for _, x := range b.GetHeat() {
+		if x.GetType() >= types || x.GetModel() >= models || len(x.GetBins())%2 != 0 {
+			return fmt.Errorf("beat with decisions for type %d of %d, model %d of %d, %d numbers",
+				x.GetType(), types, x.GetModel(), models, len(x.GetBins()))
+		}
+	}
+	shots := b.GetShots()
+	if len(shots)%4 != 0 {
+		return fmt.Errorf("beat with a sample of %d numbers, want four each", len(shots))
+	}
+	for ; len(shots) > 0; shots = shots[4:] {
+		if shots[1] >= types || shots[2] >= models {
+			return fmt.Errorf("beat with a sample of type %d of %d, model %d of %d", shots[1],
+				types, shots[2], models)
+		}
+	}
+	return nil
+}
+
+// next returns the number of the second that is now. Only the monotonic clock counts, so that it
+// goes on by one a second whatever the machine's time does; the first of a fleet is Unix time.
+// h.mu is held.
+func (h *Hub) next(now time.Time) uint64 {
+	if h.last == 0 {
+		return uint64(max(1, now.Unix()))
+	}
+	if h.lastAt.IsZero() {
+		return h.last + 1
+	}
+	return h.last + max(1, uint64(max(0, math.Round(now.Sub(h.lastAt).Seconds()))))
+}
+
+// remember keeps an event, and reports whether it is new. h.mu is held.
+func (h *Hub) remember(e *control.Event) bool {
+	if e.GetSequence() <= h.newest[e.GetAgent()] {
+		return false
+	}
+	h.newest[e.GetAgent()] = e.GetSequence()
+	h.events = append(h.events, e)
+	if n := len(h.events) - mostEvents; n > 0 {
+		h.events = slices.Delete(h.events, 0, n)
+	}
+	if len(h.newest) > mostEvents { // forget agents of which no event is left
+		kept := map[string]uint64{}
+		for _, e := range h.events {
+			kept[e.GetAgent()] = e.GetSequence()
+		}
+		h.newest = kept
+	}
+	return true
+}
+
+// tell takes events of an agent for the next beat that this agent makes.
+func (h *Hub) tell(events []*control.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range events {
+		if len(h.untold) < mostToldEvents && h.remember(e) {
+			h.untold = append(h.untold, e)
+		}
+	}
+}
+
+// publish passes a packet on to all watchers, and cuts off those that do not read. h.mu is held.
+func (h *Hub) publish(p *packet) {
+	for w := range h.watchers {
+		if p.fleet.GetLeaderless() != "" && !w.viewer {
+			continue // other agents have gossip of their own
+		}
+		select {
+		case w.out <- p:
+		default:
+			close(w.out)
+			h.leave(w)
+		}
+	}
+}
+
+// watch adds a watcher, and returns what it must be told first: the fleet and the past after a
+// second. leave removes it.
+func (h *Hub) watch(viewer bool, after uint64) (w *watcher, first *packet) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w = &watcher{viewer: viewer, out: make(chan *packet, mostUnread)}
+	if len(h.watchers) == 0 {
+		h.watched = time.Now()
+	}
+	h.watchers[w] = true
+	h.signal()
+	if !viewer {
+		h.heardOf(after, time.Now()) // so that the seconds go on for the other agent, too
+	}
+	first = &packet{fleet: h.fleet, plan: h.plannedNow(), events: slices.Clone(h.events)}
+	first.seconds, first.minutes = h.rings.after(after, h.last)
+	return w, first
+}
+
+// plannedNow returns the plan with its age; nil if there is none. h.mu is held.
+func (h *Hub) plannedNow() *control.Plan {
+	if h.plan == nil {
+		return nil
+	}
+	return planAged(h.plan, time.Since(h.planAt))
+}
+
+func (h *Hub) unwatch(w *watcher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watchers[w] {
+		h.leave(w)
+	}
+}
+
+// leave removes a watcher. h.mu is held.
+func (h *Hub) leave(w *watcher) {
+	delete(h.watchers, w)
+	if len(h.watchers) == 0 {
+		h.watched = time.Time{}
+	}
+	h.signal()
+}
+
+func (h *Hub) signal() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// viewers returns how many pages watch.
+func (h *Hub) viewers() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		if w.viewer {
+			n++
+		}
+	}
+	return n
+}
+
+// Planned returns the last plan, with its age; nil if there is none.
+func (h *Hub) Planned() *control.Plan {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.plannedNow()
+}
+
+// Described returns the fleet that the last beat was of; nil if there was none.
+func (h *Hub) Described() *control.Fleet {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.fleet
+}
+
+// Run follows the leader while that is needed, and tells it this agent's events, until ctx ends.
+func (h *Hub) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { h.tellEvents(ctx) })
+	var sources []names.AgentName
+	stop := func() {}
+	defer func() { stop() }()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		changed := h.config.Leading.Changed()
+		if wanted := h.sources(); !slices.Equal(wanted, sources) {
+			stop()
+			stop, sources = func() {}, wanted
+			if len(wanted) > 0 {
+				following, cancel := context.WithCancel(ctx)
+				stop = cancel
+				running.Go(func() { h.follow(following, wanted) })
+			}
+		}
+		select {
+		case <-changed:
+		case <-h.wake:
+		case <-tick.C:
+			h.beatAlone()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sources returns the agents whose beats this one should follow, the best first; none if it should
+// follow nobody.
+func (h *Hub) sources() []names.AgentName {
+	l := h.config.Leading.Leadership()
+	self := string(h.config.Self)
+	h.mu.Lock()
+	watched := len(h.watchers) > 0
+	h.mu.Unlock()
+	switch {
+	case l.GetLeader() == "" || l.GetLeader() == self:
+		return nil
+	case l.GetSuccessor() == self:
+		return []names.AgentName{names.AgentName(l.GetLeader())}
+	case !watched:
+		return nil
+	case l.GetSuccessor() == "":
+		return []names.AgentName{names.AgentName(l.GetLeader())}
+	}
+	return []names.AgentName{names.AgentName(l.GetSuccessor()), names.AgentName(l.GetLeader())}
+}
+
+const (
+	leastPause, mostPause = 50 * time.Millisecond, 2 * time.Second
+)
+
+// follow follows one of the sources, and the next when that one fails, until ctx ends.
+func (h *Hub) follow(ctx context.Context, sources []names.AgentName) {
+	pause := leastPause
+	for i := 0; ctx.Err() == nil; i++ {
+		began := time.Now()
+		source := sources[i%len(sources)]
+		err := h.followOne(ctx, source)
+		if ctx.Err() != nil {
+			return
+		}
+		h.config.Log.Debug("no more beats", "from", source, "error", err)
+		if time.Since(began) > quiet {
+			pause = leastPause
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		pause = min(2*pause, mostPause)
+	}
+}
+
+var errSilent = errors.New("it sends no beats")
+
+// followOne takes the messages of another agent until its stream ends or is silent for quiet.
+func (h *Hub) followOne(ctx context.Context, source names.AgentName) error {
+	conn, err := h.config.Members.Dial(source)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	h.mu.Lock()
+	after := h.last
+	h.mu.Unlock()
+	silent := time.AfterFunc(2*quiet, func() { cancel(errSilent) })
+	defer silent.Stop()
+	stream, err := control.NewDashboardClient(conn).Pulse(ctx, &control.PulseRequest{After: after})
+	for err == nil {
+		var m *control.PulseMessage
+		if m, err = stream.Recv(); err == nil {
+			silent.Reset(quiet)
+			err = h.deliver(m, false)
+		}
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// Pulse serves the stream of another agent that follows this one.
+func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseServer) error {
+	w, first := h.watch(false, req.GetAfter())
+	defer h.unwatch(w)
+	// The fleet comes first: viewers cannot be told of the past without it.
+	told := first.fleet
+	if told.GetLeaderless() != "" {
+		told = nil
+	}
+	if err := stream.Send(&control.PulseMessage{
+		Fleet: told, Plan: first.plan, Events: first.events,
+	}); err != nil {
+		return err
+	}
+	for len(first.seconds)+len(first.minutes) > 0 {
+		n, m := min(mostRows, len(first.seconds)), min(mostRows, len(first.minutes))
+		past := &control.PulseMessage{
+			Seconds: messages(first.seconds[:n]), Minutes: messages(first.minutes[:m]),
+		}
+		first.seconds, first.minutes = first.seconds[n:], first.minutes[m:]
+		if err := stream.Send(past); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case p, ok := <-w.out:
+			if !ok {
+				return status.Error(codes.ResourceExhausted, "beats are not read in time")
+			}
+			m := &control.PulseMessage{
+				Beat: p.beat, Plan: p.plan, Seconds: messages(p.seconds),
+				Minutes: messages(p.minutes),
+			}
+			if p.fleet != told {
+				m.Fleet, told = p.fleet, p.fleet
+			}
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+func messages(rows []row) (all []*control.Row) {
+	for i := range rows {
+		all = append(all, rows[i].message())
+	}
+	return all
+}
+
+// Tell takes events of another agent, if this one leads.
+func (h *Hub) Tell(_ context.Context, req *control.TellRequest) (*control.TellResponse, error) {
+	if h.config.Leading.Leadership().GetLeader() != string(h.config.Self) {
+		return nil, status.Error(codes.FailedPrecondition, "this agent does not lead")
+	}
+	for _, e := range req.GetEvents() {
+		if e.GetAgent() != req.GetAgent() {
+			return nil, status.Errorf(codes.InvalidArgument, "agent %.64q tells events of %.64q",
+				req.GetAgent(), e.GetAgent())
+		}
+	}
+	h.tell(req.GetEvents())
+	return &control.TellResponse{}, nil
+}
+
+const (
+	// tellTimeout bounds a call of Tell.
+	tellTimeout = 2 * time.Second
+	// mostTellEvents is how many events an agent tells at once: the last ones.
+	mostTellEvents = 64
+	// A new leader may not know what has happened in againTime before it led. All agents tell it,
+	// within againSpread.
+	againTime, againSpread = 30 * time.Second, time.Second
+)
+
+// tellEvents tells the leader this agent's events, until ctx ends. Without one they go with this
+// agent's own beats.
+func (h *Hub) tellEvents(ctx context.Context) {
+	told, to := uint64(0), ""
+	for {
+		more, changed := h.config.Events.Next(), h.config.Leading.Changed()
+		leader := h.config.Leading.Leadership().GetLeader()
+		if leader != to {
+			to = leader
+			if again := lately(h.config.Events.After(0), time.Now()); again < told {
+				told = again
+			}
+			select {
+			case <-time.After(rand.N(againSpread)):
+			case <-ctx.Done():
+				return
+			}
+			continue
+		}
+		events := h.config.Events.After(told)
+		events = events[max(0, len(events)-mostTellEvents):]
+		var retry <-chan time.Time
+		switch {
+		case len(events) == 0:
+		case leader == "" || leader == string(h.config.Self):
+			h.tell(events)
+			told = events[len(events)-1].GetSequence()
+		default:
+			if err := h.tellLeader(ctx, leader, events); err != nil &&
+				status.Code(err) != codes.Unimplemented {
+				retry = time.After(mostPause)
+			} else {
+				told = events[len(events)-1].GetSequence()
+			}
+		}
+		select {
+		case <-more:
+			// What happens together goes together, and a storm of events is not one of calls.
+			select {
+			case <-time.After(500 * time.Millisecond):
+			case <-ctx.Done():
+				return
+			}
+		case <-changed:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// lately returns the sequence number of the last event that happened more than againTime ago; 0 if
+// none did.
+func lately(events []*control.Event, now time.Time) (sequence uint64) {
+	for _, e := range events {
+		if now.Sub(time.Unix(0, e.GetTimeUnixNs())) <= againTime {
+			break
+		}
+		sequence = e.GetSequence()
+	}
+	return sequence
+}
+
+func (h *Hub) tellLeader(ctx context.Context, leader string, events []*control.Event) error {
+	conn, err := h.config.Members.Dial(names.AgentName(leader))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	defer cancel()
+	_, err = control.NewDashboardClient(conn).Tell(ctx, &control.TellRequest{
+		Agent: string(h.config.Self), Events: events,
+	})
+	return err
+}
+
+// beatAlone makes a beat of what gossip knows if viewers have waited for one of a leader for quiet.
+func (h *Hub) beatAlone() {
+	now := time.Now()
+	h.mu.Lock()
+	since := h.watched
+	if h.ledAt.After(since) {
+		since = h.ledAt
+	}
+	silent := !h.watched.IsZero() && now.Sub(since) > quiet
+	h.mu.Unlock()
+	if !silent || h.viewers() == 0 {
+		return
+	}
+	if err := h.deliver(h.alone(), true); err != nil {
+		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
+	}
+}
+
+// alone returns a beat of what gossip knows, with the fleet if that has changed.
+func (h *Hub) alone() *control.PulseMessage {
+	view := h.config.Members.LoadedView()
+	why := "no leader is elected"
+	if leader := view.GetLeadership().GetLeader(); leader == string(h.config.Self) {
+		why = "this agent leads, and has not begun"
+	} else if leader != "" {
+		why = leader + " leads, and sends no beats"
+	}
+	m := &control.PulseMessage{}
+	h.mu.Lock()
+	fleet := h.fleet
+	if fleet.GetLeaderless() != why || h.viewed == nil ||
+		!slices.Equal(h.viewed.GetMembers(), view.GetMembers()) {
+		fleet = control.NewFleet(view, nil)
+		fleet.Leaderless = why
+		h.without++
+		// in the upper half of an epoch's revisions: a leader's are in the lower
+		fleet.Revision = view.GetLeadership().GetEpoch()<<20 | 1<<19 | h.without&(1<<19-1)
+		h.viewed, m.Fleet = view, fleet
+	}
+	h.mu.Unlock()
+	loads := map[string]*control.LaneLoad{}
+	for _, l := range view.GetLoads() {
+		loads[l.GetAgent()] = l
+	}
+	unknown := math.NaN()
+	r := &control.Row{
+		Beats: 1, Rate: unknown, Limit: unknown, Allowable: unknown, Busy: unknown,
+		Price: fleet.Price(),
+	}
+	b := &control.Beat{
+		Fleet: fleet.Revision, Epoch: view.GetLeadership().GetEpoch(), Row: r, Within: unknown,
+		ShotWeight: 1,
+	}
+	for _, a := range fleet.GetAgents() {
+		l := loads[a.GetName()]
+		r.Waiting += l.GetWaiting()
+		for i := range int(a.GetLanes()) {
+			lane := control.LaneBeat{Busy: -1, Model: -1}
+			if i < len(l.GetRemainingNs()) {
+				lane.Free = control.Duration(l.RemainingNs[i]) - control.Duration(l.GetAgeNs())
+			}
+			if a.GetDraining() {
+				lane.Flags |= control.LaneDraining
+			}
+			b.Lanes = control.AppendLane(b.Lanes, lane)
+		}
+	}
+	m.Beat = b
+	return m
+}
+
+// planAged returns a plan that says how old it is.
+func planAged(p *control.Plan, age time.Duration) *control.Plan {
+	aged := proto.CloneOf(p)
+	aged.AgeNs = int64(age)
+	return aged
+}

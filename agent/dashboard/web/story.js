@@ -1,0 +1,77 @@
+// What has happened, told once: every agent has seen it, and each says so by itself. All functions are
+// pure.
+
+// kinds are those of docs/fleet.md: how an event looks, and how long after it others may still tell
+// of the same, in seconds.
+const kinds = {
+  started: ["good", 10], joined: ["good", 10], ready: ["good", 10], left: ["quiet", 15], failed: ["error", 15],
+  replaced: ["warning", 15], silent: ["warning", 15], answers: ["good", 15], leader: ["leader", Infinity],
+  draining: ["quiet", 10], drained: ["quiet", 10], loaded: ["model", 60], unloaded: ["quiet", 60],
+  slow: ["warning", 60], broken: ["error", 60], returned: ["good", 60], lane: ["warning", 1], demand: ["plan", 1],
+  load: ["model", 5], unload: ["quiet", 5], drain: ["quiet", 5], keys: ["model", 5], refused: ["warning", 1], files: ["quiet", 5],
+};
+const told = ["agent", "leader", "epoch", "model", "version", "address", "grpc", "http", "metrics", "model_dir",
+  "advertised_grpc", "may_lead", "took_ms"];
+const newcomer = 10; // seconds after its start in which an agent hears of those who were there before
+
+// about is what an event is about: an agent, a leader's epoch, a version of a model; "": itself.
+function about(e) {
+  const d = e.details;
+  if (e.kind === "leader") return d.epoch ? "epoch " + d.epoch : "";
+  if (["joined", "left", "failed", "replaced", "silent", "answers", "drain"].includes(e.kind)) return d.agent ?? d.name ?? "";
+  if (["started", "ready", "draining", "drained"].includes(e.kind)) return e.agent;
+  if (d.model) return d.version ? d.model + "/" + d.version : d.model;
+  return "";
+}
+
+// story makes of events, the latest first, what the page lists, the latest first:
+// {key, at, time, kind, look, title, details}.
+export function story(events) {
+  const started = new Map(); // when each agent has
+  for (const e of events) if (e.kind === "started") started.set(e.agent, e.at);
+  const groups = new Map();
+  const all = [];
+  for (const e of [...events].reverse()) {
+    const since = e.at - (started.get(e.agent) ?? -Infinity);
+    if (e.kind === "joined" && since >= 0 && since < newcomer) continue;
+    const subject = about(e);
+    // Who starts joins; others say so, too.
+    const kind = e.kind === "started" ? "joined" : e.kind;
+    const key = kind + " " + subject + (subject ? "" : " " + e.agent + " " + e.what);
+    const [look, within] = kinds[e.kind] ?? ["other", 0];
+    let g = groups.get(key);
+    if (!g || e.at - g.last > within) {
+      g = { key: key + " " + e.time, at: e.at, time: e.time, kind: e.kind, look, subject, first: e, by: new Set(), leader: "" };
+      groups.set(key, g);
+      all.push(g);
+    }
+    g.last = e.at;
+    g.by.add(e.agent);
+    if (e.kind === "leader") g.leader ||= e.details.leader ?? (/^leading/.test(e.what) ? e.agent : "");
+    if (e.kind === "joined") Object.assign(g, { kind: e.kind, first: e });
+  }
+  return all.reverse().map((g) => ({ ...g, title: title(g), details: details(g) }));
+}
+
+function title({ kind, subject, first, leader }) {
+  if (kind === "leader") return leader ? leader + " leads" + (subject ? ", " + subject : "") : first.what;
+  const verb = {
+    started: "started", joined: "joined", ready: "is ready", left: "left", failed: "has failed", draining: "drains",
+    drained: "has drained", loaded: "serves", unloaded: "serves no more", broken: "cannot be loaded",
+    silent: "does not answer", answers: "answers again",
+  }[kind];
+  if (verb && subject) return subject + " " + verb;
+  return (subject ? subject + ": " : "") + (first.what || kind);
+}
+
+function details({ kind, first, by }) {
+  const parts = [];
+  if (["loaded", "unloaded", "slow", "broken", "returned"].includes(kind)) parts.push("on " + (by.size === 1 ? [...by][0] : by.size + " agents"));
+  else if (["failed", "silent", "answers", "left"].includes(kind)) parts.push("seen by " + (by.size === 1 ? [...by][0] : by.size + " agents"));
+  else if (["lane", "demand", "refused", "files"].includes(kind)) parts.push("at " + first.agent);
+  if (first.who) parts.push("by " + first.who + (first.from ? " from " + first.from : ""));
+  for (const [k, v] of Object.entries(first.details)) {
+    if (!told.includes(k) && v !== "" && parts.length < 5) parts.push(k.replaceAll("_", " ") + " " + v);
+  }
+  return parts.join(" · ");
+}

@@ -1,0 +1,327 @@
+// Tests of what draws nothing: numbers, scales, rows of the past, the stream. node --test runs them.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as format from "../web/format.js";
+import { Bins, binsOf, height, ticks, tileSize } from "../web/scale.js";
+import { sentence, Series, State, title, Window } from "../web/state.js";
+import { story } from "../web/story.js";
+import { Parser, patience, silence, Stream } from "../web/stream.js";
+import { binOf, fixtures } from "./fixtures.js";
+
+test("numbers are written as people read them", () => {
+  const cases = [
+    [format.count, 0, "0"], [format.count, 7, "7"], [format.count, 7.25, "7.3"], [format.count, 12.4, "12"],
+    [format.count, 1298.6, "1,299"], [format.count, 123456, "123k"], [format.count, 3.14e6, "3.1M"], [format.count, 2e9, "2.0G"],
+    [format.count, null, "–"], [format.count, NaN, "–"],
+    [format.percent, 0.876, "88 %"], [format.percent, 0.9996, "99 %"], [format.percent, 1, "100 %"],
+    [format.percent, 0.001, "< 1 %"], [format.percent, 0, "0 %"], [format.percent, undefined, "–"],
+    [format.milliseconds, 0.42, "0.42 ms"], [format.milliseconds, 3.94, "3.9 ms"], [format.milliseconds, 287.4, "287 ms"],
+    [format.milliseconds, 1230, "1.2 s"], [format.milliseconds, 61000, "61 s"], [format.milliseconds, null, "–"],
+    [format.target, 5, "5 ms"], [format.target, 400, "400 ms"], [format.target, 2.5, "2.5 ms"],
+    [format.dollars, 0.149, "$0.149"], [format.dollars, 0.4, "$0.40"], [format.dollars, 4.756, "$4.76"],
+    [format.dollars, 1204.3, "$1,204"], [format.dollars, -0.42, "−$0.42"], [format.dollars, 0, "$0.00"],
+    [format.span, 37.9, "0:37"], [format.span, 485, "8:05"], [format.span, 7810, "2 h 10 min"], [format.span, 86400, "1 day"],
+    [format.span, -3, "0:00"], [format.list, ["a", "b", "c"], "a, b and c"], [format.list, [], ""], [format.signed, -3, "−3"],
+  ];
+  for (const [f, x, want] of cases) assert.equal(f(x), want, f.name + " of " + x);
+  assert.equal(format.percent(0.99996, 2), "99.99 %", "what is not all is not 100 %");
+  assert.equal(format.things(1, "lane"), "1 lane");
+  assert.equal(format.things(1000, "lane"), "1,000 lanes");
+});
+
+test("ticks are round, and not more than asked", () => {
+  assert.deepEqual(ticks(6.5, 3), [0, 2, 4, 6]);
+  assert.deepEqual(ticks(1680, 4), [0, 500, 1000, 1500]);
+  assert.deepEqual(ticks(0), [0]);
+  assert.deepEqual(ticks(Infinity), [0]);
+  for (let max = 1e-6; max < 1e12; max *= 1.37) {
+    for (const n of [2, 3, 4, 5]) {
+      const all = ticks(max, n);
+      assert.ok(all.length >= 2 && all.length <= n + 1, max + ": " + all);
+      assert.ok(all[all.length - 1] <= max * 1.000001);
+    }
+  }
+});
+
+test("each batch size has one column, and columns are in order", () => {
+  for (const largest of [64, 700, 1000, 4096]) {
+    const { bins, column } = binsOf(largest);
+    let last = 0;
+    for (let size = 1; size <= largest; size++) {
+      const c = column[binOf(size)];
+      assert.ok(c >= 0 && c < bins.count, "size " + size + " of " + largest + " is in column " + c);
+      assert.equal(bins.of(size), c, "size " + size);
+      assert.ok(c === last || c === last + 1);
+      last = c;
+      assert.ok(size >= bins.first(c) && size <= bins.edges[c]);
+    }
+    let before = -1;
+    for (let size = 1; size <= largest; size++) {
+      const p = bins.place(size);
+      assert.ok(p >= before && p <= 1, "place of " + size);
+      before = p;
+    }
+  }
+  assert.equal(new Bins([8, 10, 12]).label(1), "9 to 10");
+  assert.equal(new Bins([8, 9]).label(1), "9");
+  assert.equal(new Bins([8, 9]).of(1e6), 1);
+});
+
+test("tiles fit", () => {
+  assert.equal(height(0, 350), 0);
+  assert.equal(height(-5, 350), 0);
+  assert.equal(height(0.001, 350), 0.06);
+  assert.equal(height(1e9, 350), 1);
+  assert.equal(tileSize([1, 2], 400, 300, [60, 40, 20], 6, 18), 60);
+  assert.equal(tileSize([300], 400, 300, [60, 40, 20], 6, 18), 20);
+  assert.equal(tileSize([100000], 400, 300, [60, 40, 20], 6, 18), 20, "the least, if none fits");
+});
+
+const row = (rate) => ({ rate });
+
+test("rows: a gap breaks the line, a beat that comes twice counts once, and old ones go", () => {
+  const s = new Series(1, 5);
+  assert.ok(s.add(10, row(1), [["a/1", { p99_ms: 3 }]]));
+  assert.ok(!s.add(10, row(9), []));
+  assert.ok(!s.add(9, row(9), []));
+  assert.ok(s.add(13, row(2), [["b/1", { p99_ms: 4 }]]));
+  assert.deepEqual(s.second, [10, 11, 13]);
+  assert.deepEqual(s.columns.rate, [1, null, 2]);
+  assert.deepEqual(s.models.get("a/1").p99_ms, [3, null, null]);
+  assert.deepEqual(s.models.get("b/1").p99_ms, [null, null, 4]);
+  for (let i = 14; i < 40; i++) s.add(i, row(i), []);
+  assert.equal(s.length, 5);
+  assert.equal(s.models.size, 0, "a model without a row left is forgotten");
+  assert.ok(!s.add(NaN, row(1), []));
+});
+
+test("history of the past joins what is there", () => {
+  const s = new Series(1, 600);
+  s.load({ second: [1, 2, 3], rate: [5, 6, null], models: [{ model: 0, answered: [1, 2, 3] }, { model: 7, answered: [9, 9, 9] }] }, ["a/1"]);
+  s.load({ second: [2, 3, 4], rate: [60, 70, 8], models: [] }, ["a/1"]);
+  assert.deepEqual(s.columns.rate, [5, 6, null, 8]);
+  assert.deepEqual(s.models.get("a/1").answered, [1, 2, 3, null]);
+  assert.equal(s.models.size, 1);
+});
+
+test("the map is of the last minute", () => {
+  const w = new Window(60);
+  for (let second = 0; second < 200; second++) w.add(second, [["g4dn", "a/1", [[3, 2], [99, 5], [-1, 1]]]]);
+  const [sum] = [...w.sums.values()];
+  assert.equal(sum.bins[3], 120);
+  assert.equal(sum.total, 120);
+  assert.equal(w.span, 60);
+  w.add(1000, []);
+  assert.equal(w.sums.size, 0);
+});
+
+// fed is the state after a fixture's events.
+function fed(f, beats = f.beats.length) {
+  const s = new State();
+  s.take("hello", f.hello);
+  s.take("fleet", f.fleet);
+  for (const h of f.histories) s.take("history", h);
+  f.beats.slice(0, beats).forEach((b, i) => {
+    if (i === f.afterAt) s.take("fleet", f.after);
+    s.take("beat", b);
+  });
+  return s;
+}
+
+const small = fixtures.one();
+
+test("a fleet's events make its state", () => {
+  const s = fed(small);
+  assert.equal(s.seconds.length, 600);
+  assert.equal(s.seconds.columns.rate.filter((r) => r === null).length, 0, "history and beats leave no gap");
+  assert.equal(s.minutes.length, 1440);
+  assert.equal(s.lanes().length, 1);
+  assert.equal(s.models().length, 1);
+  assert.match(sentence(s).words, /^of what this fleet can do, and every model is on time$/);
+  assert.match(sentence(s).number, /^\d+ %$/);
+});
+
+test("the page's own minutes are the leader's", () => {
+  const s = new State();
+  s.take("fleet", small.fleet);
+  for (let i = 0; i < 130; i++) s.take("beat", { ...small.beats[0], second: 6000 + i, rate: i, answered: 2, waiting: i % 7 });
+  assert.deepEqual(s.minutes.second, [6000, 6060]);
+  assert.deepEqual(s.minutes.columns.rate, [29.5, 89.5]);
+  assert.deepEqual(s.minutes.columns.answered, [120, 120]);
+  assert.deepEqual(s.minutes.columns.waiting, [6, 6]);
+});
+
+test("600 beats keep no more than 60 do", () => {
+  const s = new State();
+  s.take("fleet", small.fleet);
+  const sizes = [];
+  for (let i = 0; i < 2000; i++) {
+    s.take("beat", { ...small.beats[i % small.beats.length], second: 1000 + i, events: [{ time: new Date(i * 1000).toISOString(), agent: "a", sequence: i, kind: "k", what: "w" }] });
+    if (i === 700 || i === 1999) sizes.push([s.seconds.length, s.heat.beats.length, s.events.length, s.seen.size]);
+  }
+  assert.deepEqual(sizes[0], sizes[1]);
+});
+
+test("a clock that jumps: beats of the past are left out; if no others come, time is counted from there", () => {
+  const s = fed(small);
+  const last = s.lastSecond;
+  assert.ok(!s.take("beat", { ...small.beats[0], second: last - 3600 }));
+  assert.ok(s.take("beat", { ...small.beats[0], second: last + 1 }));
+  for (let i = 0; i < 9; i++) s.take("beat", { ...small.beats[0], second: last - 100 + i });
+  assert.equal(s.lastSecond, last - 92);
+  assert.equal(s.seconds.length, 600 - 1 - 97 + 5, "what was before stays");
+  assert.ok(s.seconds.second.every((x, i, all) => i === 0 || x > all[i - 1]));
+  for (let i = 0; i < 9; i++) s.take("beat", { ...small.beats[0], second: last - 36000 + i });
+  assert.equal(s.lastSecond, last - 36000 + 8);
+  s.take("beat", { ...small.beats[0], second: last + 1e6 });
+  assert.equal(s.lastSecond, last + 1e6);
+  assert.equal(s.seconds.columns.rate.at(-2), null);
+});
+
+test("what the page does not know does not break it", () => {
+  const s = new State();
+  assert.ok(!s.take("beat", { second: 1 }), "a beat before the fleet");
+  assert.ok(!s.take("something new", {}));
+  s.take("fleet", {});
+  s.take("beat", { second: 1 });
+  assert.deepEqual(s.lanes(), []);
+  s.take("fleet", { models: [{ name: "a", version: 1 }], types: [], agents: [{ name: "x", type: 4, lanes: 2 }] });
+  s.take("beat", { second: 2, models: [{ model: 9 }], heat: [{ type: 8, model: 0, bins: [[1, 1]] }], shots: [[1, 2, 3, 4]], lanes: {} });
+  assert.equal(s.lanes().length, 2);
+  assert.equal(s.heat.sums.size, 0);
+  s.take("history", { step: 60, second: [1, 2] });
+  assert.equal(title({ name: "a", version: 2 }, [{ name: "a", version: 1 }]), "a/2");
+});
+
+test("the sentence", () => {
+  const say = (fleet, beat) => {
+    const s = new State();
+    s.take("fleet", { models: [{ name: "ncf", version: 1, percentile: 0.99 }, { name: "rm2", version: 1, percentile: 0.99 }], ...fleet });
+    s.take("beat", { second: 1, rate: 800, limit: 1000, within: 0.999, models: [], ...beat });
+    const { number, words, level } = sentence(s);
+    return [number, words, level];
+  };
+  assert.deepEqual(say({}, {}), ["80 %", "of what this fleet can do, and every model is on time", ""]);
+  assert.deepEqual(say({}, { rate: 930 }), ["93 %", "of what this fleet can do: little room left, yet every model is on time", "warn"]);
+  assert.deepEqual(say({}, { rate: 980 }).slice(2), ["bad"]);
+  assert.deepEqual(say({}, { models: [{ model: 1, rate: 9, within: 0.98 }] }), ["80 %", "of what this fleet can do, but rm2 is late", "bad"]);
+  assert.deepEqual(say({}, { models: [{ model: 1, within: 0.98 }, { model: 0, within: 0.5 }] })[1], "of what this fleet can do, but ncf and rm2 are late");
+  assert.deepEqual(say({}, { limit: null }), [null, "what the fleet can do is not known yet", ""]);
+  assert.deepEqual(say({}, { rate: 0, within: null })[0], "Ready");
+  assert.deepEqual(say({}, { leaderless: true, rate: null })[0], "No leader");
+});
+
+test("the parser takes pieces of any size", () => {
+  const text = ": hello\n\nevent: beat\r\nid: 7\r\ndata: {\"a\":\ndata: 1}\n\ndata: x\rid:9\r\revent: none\n\n";
+  for (let size = 1; size < text.length; size++) {
+    const told = [];
+    const p = new Parser((...a) => told.push(a));
+    for (let i = 0; i < text.length; i += size) p.push(text.slice(i, i + size));
+    assert.deepEqual(told.map((t) => t[1]), ['{"a":\n1}', "x"], "pieces of " + size);
+    assert.equal(told[0][0], "beat");
+  }
+});
+
+test("it waits longer from attempt to attempt, up to 15 s", () => {
+  assert.deepEqual([0, 1, 2, 3, 4, 5, 50].map(patience), [250, 1000, 2000, 4000, 8000, 15000, 15000]);
+});
+
+// A bench is a Stream on clocks and answers that a test makes.
+function bench(answers) {
+  const b = { asked: [], told: [], states: [], timers: new Map(), n: 0 };
+  b.stream = new Stream({
+    url: "api/stream",
+    fetch: async (url, o) => {
+      b.asked.push(o.headers["Last-Event-ID"]);
+      return answers[Math.min(b.asked.length, answers.length) - 1](o.signal);
+    },
+    tell: (name, data) => b.told.push([name, data]),
+    changed: (what, text) => b.states.push([what, text]),
+    timers: {
+      setTimeout: (f, ms) => { b.timers.set(++b.n, { f, ms }); return b.n; },
+      clearTimeout: (id) => b.timers.delete(id),
+    },
+  });
+  // fire runs the timer that is set for so many ms.
+  b.fire = async (ms) => {
+    const [id, t] = [...b.timers].find(([, x]) => x.ms === ms) ?? [];
+    assert.ok(t, "no timer of " + ms + " ms, only " + [...b.timers.values()].map((x) => x.ms));
+    b.timers.delete(id);
+    t.f();
+    await settled();
+  };
+  return b;
+}
+const settled = async () => { for (let i = 0; i < 60; i++) await null; };
+const ended = (text) => () => new Response(text, { status: 200 });
+const hanging = (text) => (signal) => new Response(new ReadableStream({
+  start(c) {
+    c.enqueue(new TextEncoder().encode(text));
+    signal.addEventListener("abort", () => c.error(signal.reason));
+  },
+}), { status: 200 });
+const beat = (second) => `event: beat\nid: ${second}\ndata: {"second":${second}}\n\n`;
+
+test("a stream that ends is opened again from the last second", async () => {
+  const b = bench([ended(beat(5) + beat(6)), hanging(beat(7))]);
+  b.stream.start();
+  b.stream.start(); // which changes nothing
+  for (let i = 0; i < 5; i++) await settled();
+  await new Promise((done) => setImmediate(done));
+  assert.equal(b.states.at(-1)[0], "lost");
+  await b.fire(250);
+  await new Promise((done) => setImmediate(done));
+  assert.deepEqual(b.asked, [undefined, "6"]);
+  assert.deepEqual(b.told.map((t) => t[1].second), [5, 6, 7]);
+  assert.equal(b.states.at(-1)[0], "live");
+  b.stream.stop();
+  await settled();
+  assert.equal(b.timers.size, 0, "a stream that is stopped waits for nothing");
+});
+
+test("a stream that says nothing is given up", async () => {
+  const b = bench([hanging(beat(5)), hanging(beat(6))]);
+  b.stream.start();
+  await new Promise((done) => setImmediate(done));
+  await b.fire(silence);
+  await new Promise((done) => setImmediate(done));
+  assert.deepEqual(b.states.at(-1), ["lost", "nothing came for 6 s"]);
+  await b.fire(250);
+  assert.deepEqual(b.asked, [undefined, "5"]);
+  b.stream.stop();
+});
+
+test("refusals: 401 asks for a key, 503 waits as long as it says, others are said", async () => {
+  const b = bench([
+    () => new Response('{"error": "100 viewers are here"}', { status: 503, headers: { "Retry-After": "7" } }),
+    () => { throw new TypeError("fetch failed"); },
+    () => new Response("no", { status: 401 }),
+  ]);
+  b.stream.start();
+  await new Promise((done) => setImmediate(done));
+  assert.deepEqual(b.states.at(-1), ["lost", "100 viewers are here"]);
+  await b.fire(7000);
+  await new Promise((done) => setImmediate(done));
+  assert.deepEqual(b.states.at(-1), ["lost", "the agent does not answer"]);
+  await b.fire(1000);
+  await new Promise((done) => setImmediate(done));
+  assert.deepEqual(b.states.at(-1), ["login", "no"]);
+  assert.equal(b.timers.size, 0, "it does not try again by itself");
+});
+
+test("what all agents tell is told once", () => {
+  const told = (at, agent, kind, what, details = {}, who = "") => ({ key: at + agent + kind, at, time: new Date(at * 1000).toISOString(), agent, kind, what, details, who, from: "" });
+  const all = story([
+    told(1, "a", "started", "muster agent", { http: "x" }), told(1.1, "a", "leader", "leading the fleet", { epoch: "1" }),
+    told(1.2, "a", "loaded", "model ready", { model: "ncf", version: "1" }),
+    told(20, "b", "started", "muster agent"), told(20.1, "b", "joined", "agent joined", { agent: "a" }), told(20.2, "a", "joined", "agent joined", { agent: "b" }),
+    told(20.3, "b", "leader", "following a leader", { epoch: "1", leader: "a" }), told(21, "b", "loaded", "model ready", { model: "ncf", version: "1" }),
+    told(90, "c", "failed", "agent failed", { agent: "b" }), told(91, "a", "failed", "agent failed", { agent: "b" }),
+    told(95, "a", "drain", "asked to drain", { agent: "c" }, "admin"), told(99, "a", "of a later version", "something new", { x: "y" }),
+    told(200, "a", "failed", "agent failed", { agent: "b" }),
+  ].reverse());
+  assert.deepEqual(all.map((e) => e.title), ["b has failed", "something new", "c: asked to drain", "b has failed", "b joined", "ncf/1 serves", "a leads, epoch 1", "a started"]);
+  assert.deepEqual(all.map((e) => e.details), ["seen by a", "x y", "by admin", "seen by 2 agents", "", "on 2 agents", "", ""]);
+  assert.equal(new Set(all.map((e) => e.key)).size, all.length);
+});

@@ -1,0 +1,302 @@
+package lead
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/beat"
+)
+
+// beatEvery is the time between two beats.
+const beatEvery = time.Second
+
+// approximately is the share of the fluid limit that counts as the allowable throughput where
+// nobody has simulated it.
+const approximately = 0.95
+
+// beating makes the beats of a term: the term's loop counts, and hands over what it has counted
+// once a second; the goroutine of run makes a message of it. So viewers cost the leader nothing.
+type beating struct {
+	term  *term
+	taken chan second // of size 1
+
+	// The loop owns these.
+	counts *beat.Counts
+	last   time.Duration // when the counts began
+
+	asked atomic.Uint64 // the bits of the rate at the last beat, queries/s
+
+	// run owns these.
+	meter    *beat.Meter
+	before   map[leader.ModelID]leader.ModelGlance // of the second before
+	revision uint64
+	fleet    *control.Fleet
+	members  []*control.Member  // that fleet is of
+	factors  map[string]float64 // that fleet is of
+	models   map[names.ModelKey]int
+	types    map[string]int
+	offsets  map[names.AgentName]int // of an agent's first lane
+}
+
+// A second is what the loop hands over.
+type second struct {
+	counts *beat.Counts
+	glance *leader.Glance
+	passed time.Duration
+}
+
+func newBeating(t *term) *beating {
+	return &beating{
+		term: t, taken: make(chan second, 1), counts: beat.NewCounts(nil),
+		meter: beat.NewMeter(), before: map[leader.ModelID]leader.ModelGlance{},
+		// beyond those of earlier epochs, and half of them for agents that see no leader
+		revision: t.claim.Epoch << 20,
+	}
+}
+
+// rate returns how many queries a second arrived, as of the last beat.
+func (s *beating) rate() float64 { return math.Float64frombits(s.asked.Load()) }
+
+// decided counts a decision if it is an assignment. The loop calls it.
+func (s *beating) decided(a *leader.Action) {
+	if a.Kind != leader.Assign {
+		return
+	}
+	typ := s.term.described[a.Agent].GetInstanceType()
+	s.counts.Decided(typ, a.Model, a.BatchSize, a.Decision.Slack < 0)
+}
+
+// completed counts an answer. The loop calls it.
+func (s *beating) completed(agent names.AgentName, c *control.Completed) {
+	if c.GetRefused() != "" || s.term.described[agent].GetLanes() <= c.GetLane() {
+		return
+	}
+	id := leader.ModelID{Name: c.GetModel(), Version: c.GetVersion()}
+	if !s.term.state.Knows(id) {
+		return
+	}
+	s.counts.Answered(agent, int(c.GetLane()), id, control.Duration(c.GetExecutionNs()),
+		control.Duration(c.GetLatencyNs()))
+}
+
+// tick hands over the counts of a second that is over. The loop calls it whenever it has done
+// something, which is more often than each second. If run has not taken the second before,
+// the counts go on.
+func (s *beating) tick(now time.Duration) {
+	if now < s.last+beatEvery || len(s.taken) == cap(s.taken) {
+		return
+	}
+	g := &leader.Glance{}
+	s.term.state.Glance(g)
+	s.taken <- second{s.counts, g, now - s.last} // there is room, and nobody else sends
+	s.counts, s.last = beat.NewCounts(s.counts), now.Truncate(beatEvery)
+}
+
+// run makes a beat of each second, until ctx ends.
+func (s *beating) run(ctx context.Context) {
+	defer s.term.leader.metrics.factorsAre(nil)
+	for {
+		select {
+		case x := <-s.taken:
+			s.term.leader.config.Beat(s.make(x))
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// make returns the message of a second, with the fleet, which is the same as before if that has not
+// changed.
+func (s *beating) make(x second) *control.PulseMessage {
+	s.describe(x.glance)
+	out := &control.PulseMessage{Fleet: s.fleet}
+	lanes := map[names.AgentName]int{}
+	for i := range x.glance.Lanes {
+		l := &x.glance.Lanes[i]
+		lanes[l.Agent] = max(lanes[l.Agent], l.Lane+1)
+	}
+	s.meter.Take(x.counts, x.passed, lanes)
+	unknown := math.NaN()
+	known := func(v float64) float64 {
+		if v > 0 {
+			return v
+		}
+		return unknown
+	}
+	g := x.glance
+	s.asked.Store(math.Float64bits(g.Rate))
+	row := &control.Row{
+		Beats: 1, Rate: g.Rate, Limit: known(g.Limit), Allowable: known(g.Limit * approximately),
+		Price: s.fleet.Price(), Waiting: uint32(g.Waiting), WaitingLate: uint32(g.WaitingLate),
+	}
+	b := &control.Beat{
+		Fleet: s.revision, Epoch: s.term.claim.Epoch, Row: row, Approximate: true, Within: unknown,
+		ShotWeight: uint32(x.counts.Weight()),
+	}
+	if g.Any {
+		b.Within = g.Within
+	}
+	b.Lanes, row.Busy = s.lanes(g)
+	s.ofModels(b, g)
+	for cell, bins := range x.counts.Heat {
+		s.term.leader.metrics.assigned(cell.Type, bins)
+		typ, known := s.types[cell.Type]
+		model, held := s.models[cell.Model.Key()]
+		if !known || !held {
+			continue
+		}
+		h := &control.Heat{Type: uint32(typ), Model: uint32(model)}
+		for i, n := range bins {
+			if n > 0 {
+				h.Bins = append(h.Bins, uint32(i), n)
+			}
+		}
+		b.Heat = append(b.Heat, h)
+	}
+	for _, shot := range x.counts.Shots {
+		typ, known := s.types[shot.Type]
+		model, held := s.models[shot.Model.Key()]
+		if !known || !held {
+			continue
+		}
+		late := uint32(0)
+		if shot.Late {
+			late = 1
+		}
+		b.Shots = append(b.Shots, uint32(max(0, shot.Batch)), uint32(typ), uint32(model), late)
+	}
+	out.Beat = b
+	return out
+}
+
+// describe makes the fleet anew if members, leadership or factors have changed.
+func (s *beating) describe(g *leader.Glance) {
+	view := s.term.leader.fleet.View()
+	factors := map[string]float64{}
+	for agent, f := range g.Factors {
+		if f > 0 {
+			factors[string(agent)] = told(s.factors[string(agent)], f)
+		}
+	}
+	leadership := s.term.leader.Leadership()
+	if s.fleet != nil && slices.Equal(s.members, view.GetMembers()) &&
+		maps.Equal(s.factors, factors) && proto.Equal(s.fleet.Leadership, leadership) {
+		return
+	}
+	s.members, s.factors = view.GetMembers(), factors
+	s.term.leader.metrics.factorsAre(factors)
+	s.fleet = control.NewFleet(view, factors)
+	s.fleet.Leadership = leadership
+	s.revision++
+	s.fleet.Revision = s.revision
+	s.models, s.types = map[names.ModelKey]int{}, map[string]int{}
+	for i, m := range s.fleet.Models {
+		s.models[names.NewModelKey(m.Name, m.Version)] = i
+	}
+	for i, t := range s.fleet.Types {
+		s.types[t.Name] = i
+	}
+	s.offsets = map[names.AgentName]int{}
+	offset := 0
+	for _, a := range s.fleet.Agents {
+		s.offsets[names.AgentName(a.Name)] = offset
+		offset += int(a.Lanes)
+	}
+}
+
+// told returns a factor as it is told if before was told before: the same unless that is far off or
+// on the other side of what is slow. Else all agents would be told anew each second.
+func told(before, f float64) float64 {
+	if before > 0 && math.Abs(f-before) < 0.05 &&
+		(f > control.SlowFactor) == (before > control.SlowFactor) {
+		return before
+	}
+	return f
+}
+
+// lanes returns the lanes as a beat holds them, and the share of their time in use.
+func (s *beating) lanes(g *leader.Glance) (encoded []byte, busy float64) {
+	all := make([]control.LaneBeat, 0, s.fleet.CountLanes())
+	for _, a := range s.fleet.Agents {
+		for range a.Lanes {
+			all = append(all, control.LaneBeat{
+				Busy: -1, Model: -1, Flags: control.LaneStarting,
+			})
+		}
+	}
+	linked := 0
+	for i := range g.Lanes {
+		l := &g.Lanes[i]
+		at, ok := s.offsets[l.Agent]
+		if at += l.Lane; !ok || at >= len(all) {
+			continue
+		}
+		b := control.LaneBeat{Free: l.Free, Busy: s.meter.Busy(l.Agent, l.Lane), Model: -1}
+		if model, ok := s.models[l.Runs]; ok {
+			b.Model = model
+		}
+		for _, f := range []struct {
+			is   bool
+			flag control.LaneFlags
+		}{
+			{l.Overdue, control.LaneOverdue},
+			{g.Factors[l.Agent] > control.SlowFactor, control.LaneSlow},
+			{l.Draining, control.LaneDraining}, {l.Silent, control.LaneSilent},
+		} {
+			if f.is {
+				b.Flags |= f.flag
+			}
+		}
+		all[at] = b
+		busy += b.Busy
+		linked++
+	}
+	encoded = make([]byte, 0, 5*len(all))
+	for _, l := range all {
+		encoded = control.AppendLane(encoded, l)
+	}
+	if linked == 0 {
+		return encoded, math.NaN()
+	}
+	return encoded, busy / float64(linked)
+}
+
+// ofModels adds to b what is known of each model, and to its row the sums.
+func (s *beating) ofModels(b *control.Beat, g *leader.Glance) {
+	now := make(map[leader.ModelID]leader.ModelGlance, len(g.Models))
+	for _, m := range g.Models {
+		now[m.ModelID] = m
+		before := s.before[m.ModelID] // zero of a model that is new
+		answered, late, failed := m.Answered-before.Answered, m.Late-before.Late,
+			m.Failed-before.Failed
+		b.Row.Answered += answered
+		b.Row.Late += late
+		b.Row.Failed += failed
+		index, held := s.models[m.Key()]
+		if !held {
+			continue
+		}
+		p50, p99 := s.meter.Quantiles(m.ModelID)
+		b.Row.Models = append(b.Row.Models, &control.ModelRow{
+			Model: string(m.Key()), Answered: answered, Late: late, Failed: failed, P50Ns: p50,
+			P99Ns: p99,
+		})
+		within := math.NaN()
+		if m.Any {
+			within = m.Within
+		}
+		b.Models = append(b.Models, &control.ModelBeat{
+			Model: uint32(index), Rate: m.Rate, Within: within,
+		})
+	}
+	s.before = now
+}

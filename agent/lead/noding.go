@@ -1,0 +1,101 @@
+package lead
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/place/node"
+)
+
+// noding moves lanes between the models that share an agent, as a [node.Manager] decides. The term's
+// loop owns all fields.
+type noding struct {
+	term    *term
+	manager *node.Manager
+	last    time.Time // of the manager's last step
+	version uint64    // of the last order
+}
+
+func newNoding(t *term) *noding { return &noding{term: t, manager: node.New()} }
+
+// run makes the loop step the manager until ctx ends.
+func (s *noding) run(ctx context.Context) {
+	ticker := time.NewTicker(node.Period)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			s.term.post(func() { s.step(now) })
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// completed counts an answer.
+func (s *noding) completed(agent names.AgentName, c *control.Completed) {
+	if c.GetRefused() == "" {
+		s.manager.Answered(agent, c.GetModel(), control.Duration(c.GetExecutionNs()),
+			control.Duration(c.GetLatencyNs()))
+	}
+}
+
+// step steps the manager, and orders agents to move the lanes that it wants to be moved.
+func (s *noding) step(now time.Time) {
+	t := s.term
+	agents := s.agents()
+	var families []node.Family
+	if len(agents) > 0 {
+		for _, c := range t.state.FamilyCounts() {
+			families = append(families, s.family(&c))
+		}
+	}
+	moves := s.manager.Step(now.Sub(s.last), agents, families)
+	s.last = now
+	for _, m := range moves {
+		s.version++
+		t.leader.log.Info("lanes of an agent are to move", "agent", m.Agent, "from",
+			m.From.String(), "to", m.To.String(), "why", m.Why, eventKey, "lanes")
+		order := &control.LanesOrder{
+			Epoch: t.claim.Epoch, Version: s.version, From: m.From.String(), To: m.To.String(),
+		}
+		t.leader.links.tellOne(t, m.Agent, func(out *control.LeaderMessage) { out.Lanes = order })
+	}
+}
+
+// agents are those whose lanes may move: they let the leader, and nobody has pinned their layout.
+func (s *noding) agents() (all []node.Agent) {
+	t := s.term
+	for _, name := range slices.Sorted(maps.Keys(t.layouts)) {
+		state, m := t.layouts[name], t.described[name]
+		if state.GetLanes() == "" || m == nil || m.GetDraining() || t.placing.pinned(name) ||
+			state.GetState() != "reached" {
+			continue
+		}
+		l, err := place.ParseLayout(state.GetLanes())
+		if err != nil {
+			continue // it is of a later version of Muster
+		}
+		all = append(all, node.Agent{Name: name, Lanes: l})
+	}
+	return all
+}
+
+// family is what is known of a family: what arrived, and the target of its models.
+func (s *noding) family(c *leader.FamilyCount) node.Family {
+	f := node.Family{
+		Arrived: c.Arrived, WaitingLate: c.WaitingLate, QoSTarget: c.QoSTarget, Share: .95,
+	}
+	for _, id := range c.Models {
+		if !slices.Contains(f.Models, id.Name) {
+			f.Models = append(f.Models, id.Name)
+		}
+	}
+	return f
+}

@@ -1,0 +1,43 @@
+package lead
+
+import (
+	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader"
+)
+
+// releases is what package releasing needs of the term.
+func (t *term) releases() releasing.Term {
+	return releasing.Term{
+		Epoch:   t.claim.Epoch,
+		Trials:  func() []leader.Trial { return asked(t, t.state.Trials) },
+		Serving: func() map[string][]int64 { return asked(t, t.state.Serving) },
+		Tell: func(all []*control.Release) {
+			t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Releases = all })
+			signal(t.released)
+		},
+	}
+}
+
+// followReleases makes the state follow the newest releases. The loop calls it.
+func (t *term) followReleases() {
+	r := t.leader.config.Releasing
+	if r == nil {
+		return
+	}
+	all := r.All()
+	e := leader.Event{Kind: leader.Released, Releases: make([]leader.Release, len(all))}
+	for i, x := range all {
+		e.Releases[i] = leader.Release{Model: x.GetModel(), Release: releasing.Choice(x)}
+	}
+	if len(all) > 0 {
+		t.step(e)
+	}
+}
+
+// compared takes answers that an agent's gateway has compared; what clients say does not count.
+func (t *term) compared(g *gateway, all []*control.AnswersCompared) {
+	if r := t.leader.config.Releasing; r != nil && len(all) > 0 && !g.sdk {
+		r.Compared(all)
+	}
+}

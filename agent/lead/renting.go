@@ -1,0 +1,64 @@
+package lead
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/plan"
+)
+
+// rents is what package renting needs of the term.
+func (t *term) rents() renting.Term {
+	l := t.leader
+	return renting.Term{
+		Self: string(l.fleet.Self()), Epoch: t.claim.Epoch, View: l.fleet.View,
+		Changed: l.fleet.Changed,
+		Status: func() *control.FleetStatus {
+			return asked(t, func() *control.FleetStatus {
+				s := &control.FleetStatus{}
+				t.fillStatus(s)
+				return s
+			})
+		},
+		Problem: t.problem,
+		Drain: func(ctx context.Context, agent string) error {
+			conn, err := l.fleet.Dial(names.AgentName(agent))
+			if err != nil {
+				return err
+			}
+			_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx),
+				&control.DrainRequest{})
+			return err
+		},
+		Tell: t.tellDesired,
+	}
+}
+
+// tellDesired sends all members what is desired of the fleet. It does not block.
+func (t *term) tellDesired(d *control.DesiredFleet) {
+	t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Fleet = d })
+}
+
+// desired takes what a member says is desired of the fleet. What is newer than this agent knows is
+// of a leader that this agent has not followed, and all are told.
+func (t *term) desired(member names.AgentName, d *control.DesiredFleet) {
+	if r := t.leader.config.Renting; r != nil && r.Said(t.claim.Epoch, string(member), d) {
+		t.tellDesired(d)
+	}
+}
+
+// problem is the demand with the types that all models with demand have a profile on.
+func (t *term) problem() (*plan.Problem, error) {
+	l := t.leader
+	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
+	if !t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) }) {
+		return nil, errors.New("the term has ended")
+	}
+	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)
+	return problem, err
+}

@@ -1,0 +1,563 @@
+// Package modelstore keeps an agent's model directory as a model store says.
+//
+// A [Follower] asks the store every Config.Poll which versions there are, and at once when Refresh
+// is called. Of each model it fetches the newest, and those that the fleet has released, by package
+// store, from the fleet's other agents first. It changes the model directory, whose changes the
+// model repository then follows. Whatever fails is an event and tried again; what was there serves
+// on, also what the store has no longer.
+//
+// Run has a goroutine of its own, and starts one for each model whose versions it fetches, and for
+// each look at the store. So what hangs keeps nothing else waiting. A [Server] answers other agents,
+// concurrently.
+package modelstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/store"
+)
+
+// A Config says which store a Follower follows, and how. Fields without a default must be set.
+type Config struct {
+	// Open opens the store; it is called until it succeeds.
+	Open func(context.Context) (*store.Store, error)
+	// Dir is the model directory. CacheBytes is the most bytes that files of the store may take in
+	// it; 0 is no bound.
+	Dir        string
+	CacheBytes int64
+	// Models are the names of the models to fetch; none: all of the store.
+	Models []string
+	// Keys are those of which one must have signed each version; nil: none must.
+	Keys store.Keys
+	// BytesPerSecond bounds what is received, and what is sent to others; 0 is no bound.
+	BytesPerSecond int64
+	// Poll is the time between two looks at the store.
+	Poll time.Duration
+	// Peers are asked before the store; nil: there are none.
+	Peers *Peers
+	// Pause blocks for d, or until ctx ends, while there are queries; without, it returns at once.
+	// nil: there are never any.
+	Pause func(ctx context.Context, d time.Duration) error
+	// Statuses returns the states of the versions in the model directory.
+	Statuses func() []models.Status
+	// Released returns the versions of a model that the fleet has released, the current one first,
+	// in a slice that the caller may change. They are held beside the newest.
+	Released func(model string) []int64
+	// Release reads the newest release that the store has of a model, and makes the fleet follow it
+	// unless that knows a newer one. It is called concurrently. If it fails, the model's versions
+	// here stay as they are. nil: releases in the store are not followed.
+	Release func(ctx context.Context, s *store.Store, model string, number uint64) error
+	Metrics *Metrics
+	Log     *slog.Logger
+}
+
+// Metrics count what Followers do.
+type Metrics struct {
+	received *prometheus.CounterVec
+	failures *prometheus.CounterVec
+	fetched  prometheus.Counter
+	sent     prometheus.Counter
+	faults   prometheus.Gauge
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(registry prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		received: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "muster_store_received_bytes_total",
+			Help: "Bytes of models' files received, by source: the store or a peer.",
+		}, []string{"source"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "muster_store_failures_total",
+			Help: "Reads of models' files that failed and were tried again, by source.",
+		}, []string{"source"}),
+		fetched: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "muster_store_changes_total",
+			Help: "Times that a model's versions in the model directory were changed.",
+		}),
+		sent: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "muster_store_sent_bytes_total",
+			Help: "Bytes of models' files sent to other agents.",
+		}),
+		faults: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "muster_store_faults",
+			Help: "What does not succeed now: the store, or models of it.",
+		}),
+	}
+	for _, source := range []string{"store", "peer"} {
+		m.received.WithLabelValues(source)
+		m.failures.WithLabelValues(source)
+	}
+	registry.MustRegister(m.received, m.failures, m.fetched, m.sent, m.faults)
+	return m
+}
+
+const (
+	// pending is the time between two looks at what is released and which versions serve, on which
+	// depends which older ones are to stay.
+	pending = time.Second
+	// long is how long a model that is fetched keeps others waiting, which is so that agents fetch the
+	// same at a time, with few questions to each other.
+	long = 10 * time.Second
+	// listTime is for a look at the store.
+	listTime = time.Minute
+	// readers is how many releases are read at a time, and releaseTime for all.
+	readers     = 16
+	releaseTime = 20 * time.Second
+	// whole is the fault of the store itself, beside those of models.
+	whole = ""
+)
+
+// A Follower keeps a model directory as a store says. Its methods may be called concurrently.
+type Follower struct {
+	config  Config
+	cache   *store.Cache
+	fetcher *store.Fetcher
+	refresh chan *ask
+	listed  chan listing
+	brought chan bringing
+	opened  atomic.Pointer[store.Store]
+
+	// The fields below belong to Run.
+	index  map[string]*store.Entry // as the store said last
+	unread map[string]error        // what it did not say
+	last   map[string]error        // what does not succeed
+	models map[string]*model       // those that are held or wanted
+	lists  int                     // how many looks have begun
+	taken  int                     // the number of the last look that has ended
+	asks   []*ask
+}
+
+// A model is what is known of one. While it is fetched, it belongs to the goroutine that does so.
+type model struct {
+	name      string
+	held      []*store.Manifest // what the directory holds
+	manifests map[int64]*store.Manifest
+	err       error     // the last attempt's; nil: it succeeded
+	again     time.Time // when it is tried again after an error
+	begun     time.Time // when it began to be fetched; zero: it is not
+}
+
+// A listing is what a look at the store found.
+type listing struct {
+	number int
+	store  *store.Store
+	index  map[string]*store.Entry
+	err    error
+	// unread are the models whose releases could not be read.
+	unread map[string]error
+}
+
+// A bringing is the end of an attempt.
+type bringing struct {
+	model *model
+	err   error
+}
+
+// An ask waits for a look at the store that begins after it, and then for a model.
+type ask struct {
+	model  string
+	list   int  // the number of the look
+	tried  bool // an attempt at the model has begun since, or there is nothing to do
+	answer chan error
+}
+
+// New returns a Follower. It opens the cache in the model directory, which must exist.
+func New(config Config) (*Follower, error) {
+	cache, err := store.OpenCache(config.Dir, config.CacheBytes)
+	if err != nil {
+		return nil, err
+	}
+	f := &Follower{
+		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan listing),
+		brought: make(chan bringing), models: map[string]*model{},
+	}
+	for name, held := range cache.Held() {
+		f.model(name).held = held
+	}
+	f.fetcher = &store.Fetcher{
+		Cache: cache, Keys: config.Keys, Pace: newPacer(&config).wait,
+		Received: func(source string, n int) {
+			config.Metrics.received.WithLabelValues(source).Add(float64(n))
+		},
+		Failed: func(source string, err error) {
+			config.Metrics.failures.WithLabelValues(source).Inc()
+			config.Log.Debug("a read of a model's file failed", "source", source, "error", err)
+		},
+	}
+	if config.Peers != nil {
+		f.fetcher.Peers = config.Peers
+	}
+	return f, nil
+}
+
+// Holds reports whether a model's folder is from the store.
+func (f *Follower) Holds(model string) bool { return f.cache.Holds(model) }
+
+// Store returns the store, nil until it has been opened. Run closes it when it ends.
+func (f *Follower) Store() *store.Store { return f.opened.Load() }
+
+func (f *Follower) model(name string) *model {
+	if f.models[name] == nil {
+		f.models[name] = &model{name: name, manifests: map[int64]*store.Manifest{}}
+	}
+	return f.models[name]
+}
+
+// Run follows the store until ctx ends.
+func (f *Follower) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer func() {
+		running.Wait()
+		if f.fetcher.Store != nil {
+			_ = f.fetcher.Store.Close() // nothing was written
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var due time.Time // of the next look
+	looking := false
+	for {
+		late := slices.ContainsFunc(f.asks, func(a *ask) bool { return a.list > f.lists })
+		if !looking && (late || !time.Now().Before(due)) {
+			looking, due = true, time.Now().Add(f.config.Poll)
+			f.lists++
+			number, opened := f.lists, f.fetcher.Store
+			running.Go(func() {
+				l := f.list(ctx, opened)
+				l.number = number
+				select {
+				case f.listed <- l:
+				case <-ctx.Done():
+				}
+			})
+		}
+		f.bringAll(ctx, &running)
+		f.answer()
+		timer.Reset(pending)
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case l := <-f.listed:
+			looking = false
+			f.take(l)
+		case b := <-f.brought:
+			f.end(b)
+		case a := <-f.refresh:
+			a.list = f.lists + 1
+			f.asks = append(f.asks, a)
+		}
+	}
+}
+
+// Refresh looks at the store at once, and blocks until what it says of a model is in the model
+// directory. The error is that of the model, or of the store. For a model whose folder is not from
+// the store there is nothing to do.
+func (f *Follower) Refresh(ctx context.Context, model string) error {
+	if err := store.CheckName(model); err != nil {
+		return err
+	}
+	_, err := os.Stat(filepath.Join(f.config.Dir, model))
+	if err == nil && !f.cache.Holds(model) {
+		return nil
+	}
+	a := &ask{model: model, answer: make(chan error, 1)}
+	select {
+	case f.refresh <- a:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-a.answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// answer answers those whose model has been looked after. The others wait.
+func (f *Follower) answer() {
+	f.asks = slices.DeleteFunc(f.asks, func(a *ask) bool {
+		m := f.models[a.model]
+		done := a.tried && (m == nil || m.begun.IsZero())
+		if done {
+			a.answer <- errors.Join(f.last[whole], f.last[a.model])
+		}
+		return done
+	})
+}
+
+// list asks the store, which it opens if it is nil, which versions there are.
+func (f *Follower) list(ctx context.Context, s *store.Store) listing {
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	var err error
+	if s == nil {
+		if s, err = f.config.Open(ctx); err != nil {
+			return listing{err: err}
+		}
+		f.opened.Store(s)
+	}
+	l := listing{store: s}
+	if l.index, l.err = s.Index(ctx); l.err == nil {
+		l.unread = f.readReleases(ctx, s, l.index)
+	}
+	return l
+}
+
+// readReleases makes the fleet follow the releases in the store, also those of models that this
+// agent does not hold: it may lead those that do. It returns the errors.
+func (f *Follower) readReleases(ctx context.Context, s *store.Store,
+	index map[string]*store.Entry) map[string]error {
+	unread := map[string]error{}
+	if f.config.Release == nil {
+		return unread
+	}
+	ctx, cancel := context.WithTimeout(ctx, releaseTime)
+	defer cancel()
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(readers)
+	for name, entry := range index {
+		if entry.Release == 0 {
+			continue
+		}
+		group.Go(func() error {
+			if err := f.config.Release(ctx, s, name, entry.Release); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				unread[name] = err
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // no function returns an error
+	return unread
+}
+
+// take takes what a look at the store found. If it failed, what was found before holds.
+func (f *Follower) take(l listing) {
+	f.unread, f.taken = map[string]error{}, l.number
+	if f.fetcher.Store == nil {
+		f.fetcher.Store = l.store
+	}
+	if l.err != nil {
+		f.unread[whole] = l.err
+	} else {
+		f.index, f.unread = l.index, l.unread
+		for name, m := range f.models {
+			if f.index[name] == nil {
+				m.err = nil // what is here of it serves on
+			}
+		}
+		for _, name := range f.config.Models {
+			if f.index[name] == nil {
+				f.unread[name] = fmt.Errorf("%w: model %q in %s", store.ErrNotFound, name,
+					f.fetcher.Store)
+			}
+		}
+	}
+	for _, a := range f.asks {
+		if a.list > l.number {
+			continue
+		}
+		// What is asked for is tried in the next bringAll, if the store has it.
+		a.tried = l.err != nil || f.index[a.model] == nil || f.unread[a.model] != nil ||
+			!f.follows(a.model)
+	}
+}
+
+func (f *Follower) follows(name string) bool {
+	return len(f.config.Models) == 0 || slices.Contains(f.config.Models, name)
+}
+
+// wanted returns the versions of a model that are to be here: those that are released, of which the
+// first one's settings hold, and the newest. Beside them it returns those that are here and serve,
+// until the wanted ones serve too.
+func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status) (wanted,
+	beside []int64) {
+	newest := entry.Versions[len(entry.Versions)-1]
+	for _, number := range append(f.config.Released(m.name), newest) {
+		if slices.Contains(entry.Versions, number) && !slices.Contains(wanted, number) {
+			wanted = append(wanted, number)
+		}
+	}
+	states := map[int64]models.State{}
+	for _, s := range statuses {
+		if s.Model == m.name {
+			states[s.Version] = s.State
+		}
+	}
+	fresh := slices.ContainsFunc(wanted, func(number int64) bool {
+		return states[number] != models.Ready
+	})
+	for _, held := range m.held {
+		if fresh && states[held.Version] == models.Ready &&
+			!slices.Contains(wanted, held.Version) {
+			beside = append(beside, held.Version)
+		}
+	}
+	return wanted, beside
+}
+
+// bringAll begins to bring the models to what the store said when it was last asked, and to what is
+// released.
+func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
+	now, statuses := time.Now(), f.config.Statuses()
+	busy := false
+	for _, m := range f.models {
+		busy = busy || !m.begun.IsZero() && now.Sub(m.begun) < long
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.index)) {
+		m := f.model(name)
+		if f.unread[name] != nil { // its release is not known: the newest may not be what is to serve
+			continue
+		}
+		if !f.follows(name) || !m.begun.IsZero() || now.Before(m.again) && !f.asked(name) {
+			continue
+		}
+		wanted, beside := f.wanted(m, f.index[name], statuses)
+		if m.holds(wanted, beside) {
+			f.tried(name)
+			m.err = nil
+			continue
+		}
+		if busy && !f.asked(name) {
+			continue
+		}
+		busy, m.begun = true, now
+		f.tried(name)
+		running.Go(func() {
+			err := f.bring(ctx, m, wanted, beside)
+			select {
+			case f.brought <- bringing{m, err}:
+			case <-ctx.Done():
+			}
+		})
+	}
+	for name, m := range f.models {
+		if f.follows(name) || len(m.held) == 0 {
+			continue
+		}
+		if m.err = f.cache.Remove(name); m.err == nil {
+			delete(f.models, name)
+			f.config.Log.Info("a model of the store is no longer wanted here", "model", name,
+				"event", "store")
+		}
+	}
+	f.tell()
+}
+
+// asked reports whether somebody waits for an attempt at a model.
+func (f *Follower) asked(name string) bool {
+	return slices.ContainsFunc(f.asks, func(a *ask) bool {
+		return a.model == name && !a.tried && a.list <= f.taken
+	})
+}
+
+// tried notes that an attempt at a model has begun, or that there is nothing to do. Those who asked
+// after the last look had begun wait on.
+func (f *Follower) tried(name string) {
+	for _, a := range f.asks {
+		if a.model == name && a.list <= f.taken {
+			a.tried = true
+		}
+	}
+}
+
+// end takes note of the end of an attempt.
+func (f *Follower) end(b bringing) {
+	m := b.model
+	m.begun, m.err = time.Time{}, b.err
+	if b.err != nil {
+		m.again = time.Now().Add(f.config.Poll)
+	}
+}
+
+// tell reports the faults that are new and those that are over.
+func (f *Follower) tell() {
+	faults := maps.Clone(f.unread)
+	if faults == nil {
+		faults = map[string]error{}
+	}
+	for name, m := range f.models {
+		if m.begun.IsZero() && m.err != nil {
+			faults[name] = m.err
+		} else if !m.begun.IsZero() && f.last[name] != nil {
+			faults[name] = f.last[name] // until the attempt has ended
+		}
+	}
+	f.config.Metrics.faults.Set(float64(len(faults)))
+	for _, model := range slices.Sorted(maps.Keys(faults)) {
+		before := f.last[model]
+		if before == nil || before.Error() != faults[model].Error() {
+			f.config.Log.Error("the model store is not followed; what is here serves on", "model",
+				model, "error", faults[model], "event", "broken")
+		}
+	}
+	for model := range f.last {
+		if faults[model] == nil {
+			f.config.Log.Info("the model store is followed again", "model", model, "event",
+				"returned")
+		}
+	}
+	f.last = faults
+}
+
+// holds reports whether the directory has these versions, and no others, of which those that are
+// wanted were read from the store.
+func (m *model) holds(wanted, beside []int64) bool {
+	var held []int64
+	for _, h := range m.held {
+		held = append(held, h.Version)
+	}
+	return slices.Equal(slices.Concat(wanted, beside), held) &&
+		!slices.ContainsFunc(wanted, func(number int64) bool { return m.manifests[number] == nil })
+}
+
+// bring makes a model's folder hold versions, of which those beside the wanted are there.
+func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) error {
+	var versions []*store.Manifest
+	for _, number := range wanted {
+		if m.manifests[number] == nil {
+			read, _, _, err := f.fetcher.Store.Trusted(ctx, m.name, number, f.config.Keys)
+			if err != nil {
+				return err
+			}
+			m.manifests[number] = read
+		}
+		versions = append(versions, m.manifests[number])
+	}
+	for _, held := range m.held {
+		if slices.Contains(beside, held.Version) {
+			versions = append(versions, held)
+		}
+	}
+	begin := time.Now()
+	changed, err := f.fetcher.Ensure(ctx, m.name, versions, nil)
+	if err != nil {
+		return err
+	}
+	m.held = versions
+	if changed {
+		f.config.Metrics.fetched.Inc()
+		f.config.Log.Info("a model is as the store has it", "model", m.name, "versions",
+			fmt.Sprint(wanted), "took_ms", time.Since(begin).Milliseconds(), "event", "store")
+	}
+	return nil
+}

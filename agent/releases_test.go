@@ -1,0 +1,452 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// versions is a model directory with these versions of ncf, which all serve, and a change that has
+// an agent emulate them, each with its latency.
+func (f *testFleet) versions(latencies map[int64]time.Duration) (string, func(*Agent)) {
+	f.Helper()
+	dir := f.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "ncf"),
+		os.DirFS(filepath.Join(f.dir, "ncf"))); err != nil {
+		f.Fatal(err)
+	}
+	for v := range latencies {
+		if v != 1 {
+			f.publish(dir, v)
+		}
+	}
+	path := filepath.Join(dir, "ncf", "model.yaml")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, append(text, "\nversions: all\n"...), 0o644)
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+	return dir, func(a *Agent) {
+		a.config.ModelDir = dir
+		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+			return runtime.NewEmulated(func(v *models.Version, _ int) time.Duration {
+				return latencies[v.Number]
+			}), nil
+		}
+	}
+}
+
+// publish adds a version of ncf, as version 1 is, to a model directory.
+func (f *testFleet) publish(dir string, version int64) {
+	f.Helper()
+	to := filepath.Join(dir, "ncf", fmt.Sprint(version))
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(f.dir, "ncf", "1"))); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// answered sends n queries that name no version to the agents in turn, and returns how many each
+// version answered, and how many failed, as version 0.
+func (f *testFleet) answered(n int, interval time.Duration, agents ...*fleetAgent) map[string]int {
+	f.Helper()
+	var sent sync.WaitGroup
+	var mu sync.Mutex
+	by := map[string]int{}
+	for i := range n {
+		sent.Go(func() {
+			ctx, cancel := context.WithTimeout(f.Context(), 5*time.Second)
+			defer cancel()
+			resp, err := agents[i%len(agents)].oip.ModelInfer(ctx, ncfRequest(10))
+			mu.Lock()
+			defer mu.Unlock()
+			if by[resp.GetModelVersion()]++; err != nil {
+				f.Logf("query %d: %v", i, err)
+			}
+		})
+		time.Sleep(interval)
+	}
+	sent.Wait()
+	return by
+}
+
+// answers sends 200 queries and wants each version to have answered its share of them.
+func (f *testFleet) answers(what string, want map[string]float64, agents ...*fleetAgent) {
+	f.Helper()
+	const n = 200
+	got := f.answered(n, 5*time.Millisecond, agents...)
+	for _, v := range slices.Sorted(maps.Keys(got)) {
+		if d := float64(got[v]) - want[v]*n; d < -15 || d > 15 || want[v] == 0 {
+			f.Errorf("%s: got %v answers by version, want shares %v", what, got, want)
+			return
+		}
+	}
+}
+
+// release asks an agent for a release.
+func (f *testFleet) release(a *fleetAgent, req *control.SetReleaseRequest) *control.ReleaseState {
+	f.Helper()
+	req.Model = "ncf"
+	resp, err := a.ctl.SetRelease(f.Context(), req)
+	if err != nil || len(resp.GetReleases()) != 1 {
+		f.Fatalf("%v: got %v, %v", req, resp, err)
+	}
+	return resp.GetReleases()[0]
+}
+
+// released waits until all agents follow a release of ncf.
+func (f *testFleet) released(current, canary int64, share float64, agents ...*fleetAgent) {
+	f.Helper()
+	f.eventually(10*time.Second, func() string {
+		for _, a := range agents {
+			if r := a.releases.Of("ncf"); r.Current != current || r.Canary != canary ||
+				r.Share != share {
+				return fmt.Sprintf("%s follows %+v, want %d, %d with %v", a.host, r, current, canary,
+					share)
+			}
+		}
+		return ""
+	})
+}
+
+// tellsRelease checks that a leader with a canary on trial has the metrics that docs/metrics.md
+// lists.
+func (f *testFleet) tellsRelease(leader *fleetAgent) {
+	f.Helper()
+	_, documented := documentedMetrics(f)
+	families, err := leader.metrics.registry.Gather()
+	if err != nil {
+		f.Fatal(err)
+	}
+	there := 0
+	for _, family := range families {
+		if name := family.GetName(); strings.HasPrefix(name, "muster_release_") {
+			there++
+			if served := typeAndLabels(family); documented[name] != served {
+				f.Errorf("%s is a %q, docs/metrics.md has %q", name, served, documented[name])
+			}
+		}
+	}
+	if there != 4 {
+		f.Errorf("there are %d metrics of releases, want 4", there)
+	}
+}
+
+var twoVersions = map[int64]time.Duration{1: time.Millisecond, 2: time.Millisecond}
+
+// TestReleases: the newest version serves until one is released. A canary gets its share through
+// each agent, also under the next leader, and nothing once it is rolled back.
+func TestReleases(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		dir, with := f.versions(twoVersions)
+		agents := []*fleetAgent{f.start(with), f.start(with), f.start(with)}
+		f.settled(agents...)
+		leader := f.led(agents...)
+		f.answers("nothing released", map[string]float64{"2": 1}, agents...)
+		if resp, err := agents[1].ctl.Release(f.Context(), &control.ReleaseRequest{}); err != nil ||
+			len(resp.GetReleases()) != 0 {
+			f.Errorf("got %v, %v, want no release", resp, err)
+		}
+		for _, a := range agents { // each passes it to the leader
+			f.release(a, &control.SetReleaseRequest{Version: 1})
+		}
+		f.released(1, 0, 0, agents...)
+		f.answers("1 is released", map[string]float64{"1": 1}, agents...)
+		f.publish(dir, 3)
+		f.eventually(10*time.Second, func() string {
+			if len(leader.members.Own().GetModels()) != 3 {
+				return "version 3 does not serve"
+			}
+			return ""
+		})
+		f.answers("3 has come", map[string]float64{"1": 1}, agents...)
+		state := f.release(agents[2], &control.SetReleaseRequest{Version: 2, Share: .25})
+		if state.GetState() != "on trial" || state.GetRelease().GetBy() != "" {
+			f.Errorf("got %v", state)
+		}
+		f.released(1, 2, .25, agents...)
+		f.answers("2 is on trial", map[string]float64{"1": .75, "2": .25}, agents...)
+
+		f.kill(leader)
+		rest := slices.DeleteFunc(slices.Clone(agents), func(a *fleetAgent) bool { return a == leader })
+		f.eventually(20*time.Second, func() string {
+			if l := rest[0].leading.Leadership().GetLeader(); l == "" || l == leader.Name() {
+				return "there is no other leader"
+			}
+			return ""
+		})
+		next := f.led(rest...)
+		f.answers("under the next leader", map[string]float64{"1": .75, "2": .25}, rest...)
+		f.eventually(10*time.Second, func() string {
+			resp, err := rest[0].ctl.Release(f.Context(), &control.ReleaseRequest{Model: "ncf"})
+			if err != nil || resp.GetReleases()[0].GetCanary().GetQueries() < 40 {
+				return fmt.Sprintf("got %v, %v", resp, err)
+			}
+			return ""
+		})
+		f.tellsRelease(next)
+		f.release(rest[1], &control.SetReleaseRequest{})
+		f.released(1, 2, 0, rest...)
+		f.answers("2 is rolled back", map[string]float64{"1": 1}, rest...)
+		if log := next.log.String(); !strings.Contains(log, "event=release") {
+			f.Errorf("the leader has logged no event")
+		}
+		if _, err := rest[1].ctl.SetRelease(f.Context(),
+			&control.SetReleaseRequest{Model: "ncf"}); status.Code(err) != codes.FailedPrecondition {
+			f.Errorf("nothing to roll back: got %v", err)
+		}
+	})
+}
+
+// TestReleaseAloneAndLeaderless: gateways without a leader, and an agent alone, follow the last
+// known release.
+func TestReleaseAloneAndLeaderless(t *testing.T) {
+	kept := `{"releases": [{"model": "ncf", "number": "7", "current": "1", "canary": "2", "share": 0.25}]}`
+	for n, what := range map[int]string{1: "alone", 2: "without a leader"} {
+		t.Run(what, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				_, with := f.versions(twoVersions)
+				keeps := func(a *Agent) {
+					a.config.Leader = "never"
+					if err := os.WriteFile(filepath.Join(a.config.StateDir, "releases.json"),
+						[]byte(kept), 0o644); err != nil {
+						f.Fatal(err)
+					}
+				}
+				var agents []*fleetAgent
+				for range n {
+					agents = append(agents, f.start(with, keeps))
+				}
+				f.settled(agents...)
+				f.eventually(10*time.Second, func() string {
+					for _, a := range agents {
+						if n := len(a.members.Own().GetModels()); n != 2 {
+							return fmt.Sprintf("%s serves %d versions", a.host, n)
+						}
+					}
+					return ""
+				})
+				f.answers("from the disk", map[string]float64{"1": .75, "2": .25}, agents...)
+				if _, err := agents[0].ctl.SetRelease(f.Context(), &control.SetReleaseRequest{
+					Model: "ncf", Version: 2,
+				}); status.Code(err) != codes.Unavailable {
+					f.Errorf("a release without a leader: got %v", err)
+				}
+				resp, err := agents[0].ctl.Release(f.Context(), &control.ReleaseRequest{Model: "ncf"})
+				if err != nil || resp.GetReleases()[0].GetRelease().GetCanary() != 2 {
+					f.Errorf("got %v, %v", resp, err)
+				}
+			})
+		})
+	}
+}
+
+// TestReleaseErrors: what cannot be released is refused, and changes nothing.
+func TestReleaseErrors(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		_, with := f.versions(map[int64]time.Duration{1: time.Millisecond})
+		a := f.start(with)
+		f.settled(a)
+		f.led(a)
+		for _, tt := range []struct {
+			req  *control.SetReleaseRequest
+			code codes.Code
+			says string
+		}{
+			{&control.SetReleaseRequest{}, codes.InvalidArgument, "want its name"},
+			{&control.SetReleaseRequest{Model: "ncf"}, codes.FailedPrecondition, "no canary"},
+			{&control.SetReleaseRequest{Model: "nfc", Version: 1}, codes.NotFound, "no agent serves"},
+			{&control.SetReleaseRequest{Model: "ncf", Version: 9}, codes.NotFound, "there are [1]"},
+			{&control.SetReleaseRequest{Model: "ncf", Version: 1, Share: 1}, codes.InvalidArgument,
+				"below 1"},
+			{&control.SetReleaseRequest{Model: "ncf", Version: 1, Share: .1},
+				codes.FailedPrecondition, "beside which 1 could be tried"},
+			{&control.SetReleaseRequest{Model: "ncf", Version: -1}, codes.InvalidArgument, "below 0"},
+		} {
+			_, err := a.ctl.SetRelease(f.Context(), tt.req)
+			if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
+				f.Errorf("%v: got %v, want %v with %q", tt.req, err, tt.code, tt.says)
+			}
+		}
+		if all := a.releases.All(); len(all) != 0 {
+			f.Errorf("there are releases: %v", all)
+		}
+		_, err := a.ctl.Release(f.Context(), &control.ReleaseRequest{Model: "ncf"})
+		if status.Code(err) != codes.NotFound {
+			f.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestSlowCanary: a canary that takes twice as long is rolled back within a minute of load, and one
+// that is as fast is promoted.
+func TestSlowCanary(t *testing.T) {
+	for slower, want := range map[time.Duration]string{1: "promoted by", 2: "rolled back by"} {
+		t.Run(want, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				_, with := f.versions(map[int64]time.Duration{
+					1: 2 * time.Millisecond, 2: slower * 2 * time.Millisecond,
+				})
+				agents := []*fleetAgent{f.start(with), f.start(with)}
+				f.settled(agents...)
+				f.led(agents...)
+				f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+				f.released(1, 0, 0, agents...)
+				f.answered(500, 10*time.Millisecond, agents...) // its latency is learned
+				f.release(agents[0], &control.SetReleaseRequest{
+					Version: 2, Share: .1, PromoteAfterNs: int64(15 * time.Second),
+				})
+				began := time.Now()
+				for {
+					f.answered(100, 10*time.Millisecond, agents...)
+					resp, err := agents[1].ctl.Release(f.Context(), &control.ReleaseRequest{})
+					if err != nil {
+						f.Fatal(err)
+					}
+					s := resp.GetReleases()[0]
+					if why := s.GetRelease().GetWhy(); strings.HasPrefix(why, want) {
+						f.Logf("after %v: %s", time.Since(began).Round(time.Second), why)
+						break
+					}
+					if time.Since(began) > time.Minute {
+						f.Fatalf("after a minute: %v", s)
+					}
+				}
+				if slower == 1 {
+					f.released(2, 0, 0, agents...)
+					f.answers("2 is promoted", map[string]float64{"2": 1}, agents...)
+				} else {
+					f.released(1, 2, 0, agents...)
+					f.answers("2 is rolled back", map[string]float64{"1": 1}, agents...)
+				}
+			})
+		})
+	}
+}
+
+// A wrongExecutor answers one in every queries to version 2 wrongly.
+type wrongExecutor struct {
+	runtime.Executor
+	every int64
+}
+
+func (e wrongExecutor) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
+	m, err := e.Executor.Load(ctx, v)
+	if err == nil && v.Number == 2 {
+		m = &wrongModel{Model: m, every: e.every}
+	}
+	return m, err
+}
+
+type wrongModel struct {
+	runtime.Model
+	every int64
+	runs  atomic.Int64
+}
+
+func (m *wrongModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
+	r, err := m.Model.Run(ctx, inputs)
+	if err == nil && m.runs.Add(1)%m.every == 0 {
+		for i := range r.Outputs {
+			for at := range r.Outputs[i].Data {
+				r.Outputs[i].Data[at] = 0x3f // about 0.75 in each type
+			}
+		}
+	}
+	return r, err
+}
+
+// TestWrongCanary: a canary that answers 1 % of its queries wrongly is rolled back, whatever clients
+// use, and the shadows that show it count for no client. That is a matter of a minute, but for
+// chance: leader/canary has the shares.
+func TestWrongCanary(t *testing.T) {
+	t.Run("SDK", func(t *testing.T) { testWrongCanary(t, true) })
+	t.Run("clients of the protocol", func(t *testing.T) { testWrongCanary(t, false) })
+}
+
+func testWrongCanary(t *testing.T, sdk bool) {
+	testInFleet(t, func(f *testFleet) {
+		_, with := f.versions(twoVersions)
+		wrong := func(a *Agent) {
+			open := a.openExecutor
+			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+				e, err := open(c, log)
+				return wrongExecutor{e, 100}, err
+			}
+		}
+		agents := []*fleetAgent{f.start(with, wrong), f.start(with, wrong)}
+		f.settled(agents...)
+		f.led(agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+		f.released(1, 0, 0, agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 2, Share: .3})
+		sent := 0
+		send := func() { f.answered(100, 8*time.Millisecond, agents...) }
+		if sdk {
+			c := f.sdk(agents...)
+			defer c.Close()
+			ids, err := tensor.Of("ids", ncfIDs(10), 10, 4)
+			if err != nil {
+				f.Fatal(err)
+			}
+			send = func() {
+				for range 100 {
+					resp, err := c.Infer(f.Context(),
+						&oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}})
+					if err != nil {
+						f.Fatal(err)
+					}
+					resp.Release()
+					time.Sleep(8 * time.Millisecond)
+				}
+			}
+		}
+		for began := time.Now(); ; {
+			sent += 100
+			send()
+			resp, err := agents[1].ctl.Release(f.Context(), &control.ReleaseRequest{})
+			if err != nil {
+				f.Fatal(err)
+			}
+			s := resp.GetReleases()[0]
+			if strings.HasPrefix(s.GetRelease().GetWhy(), "rolled back by") {
+				f.Logf("after %v: %v", time.Since(began).Round(time.Second), s)
+				if !strings.Contains(s.GetRelease().GetWhy(), "answers differ") {
+					f.Errorf("got %v", s)
+				}
+				break
+			}
+			if time.Since(began) > 5*time.Minute {
+				f.Fatalf("after 5 minutes: %v", s)
+			}
+		}
+		f.released(1, 2, 0, agents...)
+		answered := 0
+		for _, a := range agents {
+			answered += int(a.worker.Statistics("ncf", 1).GetInferenceStats().GetSuccess().GetCount() +
+				a.worker.Statistics("ncf", 2).GetInferenceStats().GetSuccess().GetCount())
+		}
+		if answered != sent {
+			f.Errorf("%d queries of clients were answered, want %d", answered, sent)
+		}
+	})
+}

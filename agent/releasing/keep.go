@@ -1,0 +1,121 @@
+package releasing
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+const (
+	// patience bounds each call of the store.
+	patience = 5 * time.Second
+	// again is the time between two attempts to write what the store lacks.
+	again = 15 * time.Second
+)
+
+// waits reports whether a release is to be written to the store, which lacks it.
+func waits(x *control.Release) bool { return x.GetKept() > 0 && x.GetKept() < x.GetNumber() }
+
+// asKept returns the release as the store is to have it: under the number that follows there.
+func asKept(x *control.Release) *control.Release {
+	kept := proto.CloneOf(x)
+	kept.Kept++
+	kept.Number = kept.Kept
+	return kept
+}
+
+// keep writes a release that is about to be made to the store, and returns it as it then is. A
+// release of a model that is not of the store is the fleet's own. So is, for a time, one that takes
+// a version back: that must not wait for a store that fails.
+func (r *Releases) keep(ctx context.Context, next *control.Release) (*control.Release, error) {
+	if r.config.Store == nil {
+		return next, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var err error
+	if next.GetKept() == 0 {
+		var stored []int64
+		stored, err = r.config.Store.Versions(ctx, next.GetModel())
+		if err == nil && !slices.Contains(stored, next.GetCurrent()) {
+			return next, nil
+		}
+	}
+	kept := asKept(next)
+	if err == nil {
+		err = r.config.Store.Create(ctx, kept)
+	}
+	switch takesBack := next.GetCanary() != 0 && next.GetShare() == 0; {
+	case err == nil:
+		return kept, nil
+	case errors.Is(err, ErrNewer):
+		return nil, status.Error(codes.Aborted, err.Error())
+	case takesBack:
+		r.failed(next.GetModel(), err)
+		return next, nil
+	}
+	return nil, status.Errorf(codes.Aborted,
+		"the release is not made: the model store cannot be written: %v", err)
+}
+
+func (r *Releases) failed(model string, err error) {
+	r.log.Error("a release holds in this fleet only: the model store cannot be written", "model",
+		model, "error", err, eventKey, "broken")
+}
+
+// keepAll writes what the store lacks, until ctx ends.
+func (r *Releases) keepAll(ctx context.Context, term *Term) {
+	ticker := time.NewTicker(again)
+	defer ticker.Stop()
+	last := ""
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, x := range r.All() {
+			if !waits(x) {
+				continue
+			}
+			err := r.keepLater(ctx, term, x)
+			if err == nil {
+				continue
+			}
+			if text := err.Error(); text != last && ctx.Err() == nil {
+				last = text
+				r.failed(x.GetModel(), err)
+			}
+			break // the store has failed: it would for the others too
+		}
+	}
+}
+
+// keepLater writes a release that the fleet follows already. If the store has a newer one, the
+// fleet now follows that.
+func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	kept := asKept(x)
+	switch err := r.config.Store.Create(ctx, kept); {
+	case errors.Is(err, ErrNewer):
+		return nil
+	case err != nil:
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.term == term && newer(kept, r.known[x.GetModel()]) {
+		r.known[x.GetModel()] = kept
+		r.changed()
+		r.tell("kept in the model store", kept)
+	}
+	return nil
+}

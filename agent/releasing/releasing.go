@@ -1,0 +1,557 @@
+package releasing
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/canary"
+)
+
+// A Config says how an agent keeps releases.
+type Config struct {
+	// StateDir is where they are kept.
+	StateDir string
+	// Apply makes the agent follow all releases, by model, which it must not change. It is called
+	// at first, unless there are none, and after each change, one call at a time, and must not
+	// block nor call the Releases.
+	Apply func(all []*control.Release)
+	// Store keeps the releases of its models; nil: there is none.
+	Store    Store
+	Registry prometheus.Registerer
+	Log      *slog.Logger
+}
+
+// A Store keeps releases for all fleets that follow it. Its calls may take as long as their ctx.
+type Store interface {
+	// Versions returns those that the store has of a model; none if the model is not of the store.
+	Versions(ctx context.Context, model string) ([]int64, error)
+	// Create writes a release under its number. If the store has another one with that number, the
+	// newest comes by [Releases.Heard], and the error wraps ErrNewer.
+	Create(ctx context.Context, r *control.Release) error
+}
+
+// ErrNewer means that the store has a newer release than this agent knew.
+var ErrNewer = errors.New("another release was made meanwhile: look at it, and try again")
+
+// eventKey is the log attribute that makes a line an event, as in package serve.
+const eventKey = "event"
+
+// DefaultTolerance is by how much a score of a canary's answer may differ from the current
+// version's where the release says nothing.
+const DefaultTolerance = .05
+
+// mostReleases bounds the models that an agent keeps releases of.
+const mostReleases = 1 << 12
+
+// Releases are those that an agent knows.
+type Releases struct {
+	config Config
+	log    *slog.Logger
+
+	// now is what is known, for those who must not wait while mu is held.
+	now atomic.Pointer[snapshot]
+
+	mu    sync.Mutex
+	known map[string]*control.Release // by model; a release is never changed, only replaced
+	// trials are those of the canaries in known, as far as this agent has led; by model.
+	trials map[string]*trial
+	term   *Term // nil while this agent does not lead
+	making bool  // a release is being made
+}
+
+// A snapshot is all releases, and the choices that they are.
+type snapshot struct {
+	all     []*control.Release // by model
+	choices map[string]canary.Release
+}
+
+// A trial is what a leader knows of a canary's.
+type trial struct {
+	canary, current int64
+	age             time.Duration // for which the canary served
+	counted         canary.Trial
+	serves          bool
+	verdict         string
+	// refused is when the release that the rule wants could not be made.
+	refused time.Time
+}
+
+// A Term is what the Releases need of the term that this agent leads. Its functions may be called
+// concurrently, and end with the term.
+type Term struct {
+	Epoch uint64
+	// Trials and Serving are those of the leader's state.
+	Trials  func() []leader.Trial
+	Serving func() map[string][]int64
+	// Tell sends all releases to the leader's state and to all members. It must not block.
+	Tell func(all []*control.Release)
+}
+
+// New returns the Releases that StateDir has. A file that cannot be read is told of and left out.
+func New(config Config) *Releases {
+	r := &Releases{
+		config: config, log: config.Log, known: map[string]*control.Release{},
+		trials: map[string]*trial{},
+	}
+	text, err := os.ReadFile(r.path())
+	all := &control.View{}
+	if err == nil {
+		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, all)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Error(
+			"the releases of models cannot be read: the newest versions serve until a leader "+
+				"tells of them", "file", r.path(), "error", err)
+	}
+	for _, x := range all.GetReleases() {
+		if Validate(x) == nil {
+			r.known[x.GetModel()] = x
+		}
+	}
+	r.publish()
+	if all := r.All(); len(all) > 0 {
+		config.Apply(all)
+	}
+	config.Registry.MustRegister(prometheus.CollectorFunc(r.collect))
+	return r
+}
+
+func (r *Releases) path() string { return filepath.Join(r.config.StateDir, "releases.json") }
+
+// Validate returns what is wrong with a release, or nil.
+func Validate(x *control.Release) error {
+	switch share := x.GetShare(); {
+	case x.GetModel() == "" || len(x.GetModel()) > 255:
+		return fmt.Errorf("model %.80q, want a name", x.GetModel())
+	case x.GetNumber() < 1 || x.GetCurrent() < 1 || x.GetPrevious() < 0:
+		return fmt.Errorf("%s: number %d, current version %d, previous %d: want numbers above 0",
+			x.GetModel(), x.GetNumber(), x.GetCurrent(), x.GetPrevious())
+	case x.GetCanary() < 0 || x.GetCanary() == x.GetCurrent():
+		return fmt.Errorf("%s: canary version %d beside version %d, want another", x.GetModel(),
+			x.GetCanary(), x.GetCurrent())
+	case !(share >= 0 && share < 1) || share > 0 && x.GetCanary() == 0:
+		return fmt.Errorf("%s: share %v of canary %d, want at least 0 and below 1", x.GetModel(),
+			share, x.GetCanary())
+	}
+	return nil
+}
+
+// newer reports whether a is newer than b, another release of the same model. What the store has
+// decides first: a fleet's own releases follow one of the store, or none.
+func newer(a, b *control.Release) bool {
+	return cmp.Or(cmp.Compare(a.GetKept(), b.GetKept()), cmp.Compare(a.GetNumber(), b.GetNumber()),
+		cmp.Compare(a.GetEpoch(), b.GetEpoch())) > 0
+}
+
+// Choice is what a release says to who chooses versions.
+func Choice(x *control.Release) canary.Release {
+	return canary.Release{
+		Current: x.GetCurrent(), Canary: x.GetCanary(), Share: x.GetShare(),
+	}
+}
+
+// Of is the release of a model, the zero Release if there is none. It does not block.
+func (r *Releases) Of(model string) canary.Release { return r.now.Load().choices[model] }
+
+// Kept is the number of the newest release in the model store that is known of a model; 0: none. It
+// does not block.
+func (r *Releases) Kept(model string) uint64 {
+	for _, x := range r.All() {
+		if x.GetModel() == model {
+			return x.GetKept()
+		}
+	}
+	return 0
+}
+
+// All returns the newest releases known, by model. The caller must not change them. It does not
+// block.
+func (r *Releases) All() []*control.Release { return r.now.Load().all }
+
+// publish makes Of and All return what is known. r.mu is held, but in New.
+func (r *Releases) publish() {
+	s := &snapshot{choices: make(map[string]canary.Release, len(r.known))}
+	s.all = slices.SortedFunc(maps.Values(r.known),
+		func(a, b *control.Release) int { return cmp.Compare(a.Model, b.Model) })
+	for model, x := range r.known {
+		s.choices[model] = Choice(x)
+	}
+	r.now.Store(s)
+}
+
+// Heard takes what another agent, or a model store, says is released, and reports whether any of it
+// was news. The caller must not change it afterwards. If this agent leads, all members are told.
+func (r *Releases) Heard(all []*control.Release) (news bool) {
+	if slices.EqualFunc(all, r.All(), func(a, b *control.Release) bool {
+		return a.GetModel() == b.GetModel() && !newer(a, b)
+	}) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, x := range all {
+		known := r.known[x.GetModel()]
+		if Validate(x) != nil || known == nil && len(r.known) >= mostReleases ||
+			known != nil && !newer(x, known) {
+			continue
+		}
+		news = true
+		r.known[x.GetModel()] = x
+		if r.term != nil && x.GetKept() == x.GetNumber() {
+			r.tell(x.GetWhy()+", as the model store says", x)
+		}
+	}
+	if news {
+		r.changed()
+	}
+	return news
+}
+
+// changed keeps the releases on disk and makes all follow them. r.mu is held.
+func (r *Releases) changed() {
+	r.publish()
+	all := r.All()
+	if r.term != nil {
+		r.term.Tell(all)
+	}
+	r.config.Apply(all)
+	text, err := protojson.MarshalOptions{Multiline: true}.Marshal(&control.View{Releases: all})
+	if err == nil {
+		if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
+			err = renameio.WriteFile(r.path(), text, 0o644)
+		}
+	}
+	if err != nil {
+		r.log.Error("the releases of models are not kept on disk", "error", err)
+	}
+	maps.DeleteFunc(r.trials, func(model string, t *trial) bool {
+		x := r.known[model]
+		return x.GetCanary() != t.canary || x.GetCurrent() != t.current
+	})
+}
+
+// errNoLeader is for what only a leader can do.
+var errNoLeader = status.Error(codes.Unavailable,
+	"the fleet has no leader now, and only a leader makes releases")
+
+// Set makes a release, in by's name, and returns it. Only a leader can.
+func (r *Releases) Set(ctx context.Context, req *control.SetReleaseRequest) (
+	*control.ReleaseResponse, error) {
+	if share := req.GetShare(); !(share >= 0 && share < 1) {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"share %v, want above 0 and below 1, or none "+
+				"to promote the version for all queries", share)
+	}
+	if t := req.GetTolerance(); t < 0 || math.IsNaN(t) || req.GetPromoteAfterNs() < 0 ||
+		req.GetVersion() < 0 {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"version %d, tolerance %v, promote after %v: "+
+				"want nothing below 0", req.GetVersion(), t, time.Duration(req.GetPromoteAfterNs()))
+	}
+	r.mu.Lock()
+	term := r.term
+	r.mu.Unlock()
+	if term == nil {
+		return nil, errNoLeader
+	}
+	var stored []int64
+	if r.config.Store != nil && req.GetVersion() > 0 {
+		looks, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		var err error
+		if stored, err = r.config.Store.Versions(looks, req.GetModel()); err != nil {
+			return nil, status.Errorf(codes.Unavailable,
+				"the release is not made: the model store cannot be read: %v", err)
+		}
+	}
+	versions := slices.Concat(term.Serving()[req.GetModel()], stored)
+	slices.Sort(versions)
+	versions = slices.Compact(versions)
+	err := r.make(ctx, term, req.GetModel(), func(next *control.Release) error {
+		return Change(next, req, versions)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.State(req.GetModel())
+}
+
+// Change makes a release the one that is asked for: a promotion, or a roll-back if no version is
+// named. versions are those that there are of the model.
+func Change(next *control.Release, req *control.SetReleaseRequest, versions []int64) error {
+	next.Model, next.By = req.GetModel(), req.GetBy()
+	if req.GetVersion() == 0 {
+		return rollBack(next)
+	}
+	version := req.GetVersion()
+	switch known := version == next.Current || version == next.Canary || version == next.Previous; {
+	case known || slices.Contains(versions, version):
+	case len(versions) == 0:
+		return status.Errorf(codes.NotFound, "no agent serves model %.80q", req.GetModel())
+	default:
+		return status.Errorf(codes.NotFound, "no agent serves version %d of %s, there are %v; "+
+			"versions in model.yaml says which an agent loads", version, req.GetModel(),
+			versions)
+	}
+	next.Why = "promoted"
+	if req.GetShare() == 0 {
+		if version != next.Current {
+			next.Previous, next.Current = next.Current, version
+		}
+		next.Canary, next.Share = 0, 0
+		return nil
+	}
+	if next.Current == 0 { // the first release: the newest of the others is current
+		for _, v := range versions {
+			if v != version {
+				next.Current = max(next.Current, v)
+			}
+		}
+	}
+	switch next.Current {
+	case 0:
+		return status.Errorf(codes.FailedPrecondition,
+			"%s has no version beside which %d could be "+
+				"tried: release the present one before the new one comes, without a share",
+			req.GetModel(), version)
+	case version:
+		return status.Errorf(codes.FailedPrecondition, "version %d of %s is the current one: it "+
+			"answers all queries already", version, req.GetModel())
+	}
+	next.Canary, next.Share, next.Why = version, req.GetShare(), "on trial"
+	next.Tolerance = cmp.Or(req.GetTolerance(), DefaultTolerance)
+	next.PromoteAfterNs, next.PromoteQueries = req.GetPromoteAfterNs(), req.GetPromoteQueries()
+	return nil
+}
+
+// rollBack changes a release to the one before.
+func rollBack(next *control.Release) error {
+	next.Why = "rolled back"
+	switch {
+	case next.Canary != 0 && next.Share > 0:
+		next.Share = 0
+	case next.Previous != 0:
+		next.Current, next.Canary, next.Share, next.Previous = next.Previous, next.Current, 0, 0
+	default:
+		return status.Errorf(codes.FailedPrecondition,
+			"%s has no canary, and no earlier version to "+
+				"return to", cmp.Or(next.Model, "the model"))
+	}
+	return nil
+}
+
+// make makes the next release of a model, which change makes of the last one.
+func (r *Releases) make(ctx context.Context, term *Term, model string,
+	change func(next *control.Release) error) error {
+	if model == "" || len(model) > 255 {
+		return status.Errorf(codes.InvalidArgument, "model %.80q, want its name", model)
+	}
+	r.mu.Lock()
+	before := r.known[model]
+	next := &control.Release{Model: model}
+	if before != nil {
+		next = proto.CloneOf(before)
+	}
+	next.By = ""
+	busy := r.making
+	r.making = true
+	r.mu.Unlock()
+	if busy {
+		return status.Error(codes.Aborted, "another release is being made: try again")
+	}
+	defer func() {
+		r.mu.Lock()
+		r.making = false
+		r.mu.Unlock()
+	}()
+	if err := change(next); err != nil {
+		return err
+	}
+	next.Number, next.Epoch = before.GetNumber()+1, term.Epoch
+	next.TimeUnixNs = time.Now().UnixNano()
+	if err := Validate(next); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	next, err := r.keep(ctx, next)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.term != term && next.GetKept() < next.GetNumber(): // else the store has it
+		return errNoLeader
+	case r.known[model] != before && !newer(next, r.known[model]):
+		return status.Error(codes.Aborted, ErrNewer.Error())
+	}
+	if r.known[model] = next; before == nil && len(r.known) > mostReleases {
+		delete(r.known, model)
+		return status.Errorf(codes.ResourceExhausted, "there are releases of %d models already",
+			mostReleases)
+	}
+	r.tell(next.Why, next)
+	r.changed()
+	return nil
+}
+
+// tell tells of a release that is made.
+func (r *Releases) tell(what string, x *control.Release) {
+	r.log.Info("release", "model", x.Model, "what", what, "current", x.Current, "canary", x.Canary,
+		"share", x.Share, "number", x.Number, "by", x.By, eventKey, "release")
+}
+
+// Compared takes the answers that a gateway has compared since it told of them last.
+func (r *Releases) Compared(all []*control.AnswersCompared) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range all {
+		x := r.known[c.GetModel()]
+		if r.term == nil || x.GetCanary() != c.GetCanary() || x.GetCurrent() != c.GetCurrent() ||
+			c.GetWrong() > c.GetCompared() || c.GetCompared() > 1<<20 {
+			continue
+		}
+		r.trialOf(x).counted.Answers.Add(canary.Answers{
+			Compared: c.GetCompared(), Wrong: c.GetWrong(), Sum: c.GetSum(), Most: c.GetMost(),
+		})
+	}
+}
+
+// trialOf is the trial of a release's canary. r.mu is held.
+func (r *Releases) trialOf(x *control.Release) *trial {
+	t := r.trials[x.GetModel()]
+	if t == nil {
+		t = &trial{canary: x.GetCanary(), current: x.GetCurrent()}
+		r.trials[x.GetModel()] = t
+	}
+	return t
+}
+
+// every is how often a leader judges canaries.
+const every = time.Second
+
+// Run judges the canaries of a term, until ctx ends. Only one Run may run at a time.
+func (r *Releases) Run(ctx context.Context, term Term) {
+	r.mu.Lock()
+	r.term = &term
+	clear(r.trials)
+	term.Tell(r.All())
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		r.term = nil
+		r.mu.Unlock()
+	}()
+	var keeps sync.WaitGroup
+	defer keeps.Wait()
+	if r.config.Store != nil {
+		keeps.Go(func() { r.keepAll(ctx, &term) })
+	}
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			r.judge(ctx, &term)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// judge looks at what the leader has counted, and does what the rule says.
+func (r *Releases) judge(ctx context.Context, term *Term) {
+	if !r.tries() {
+		return
+	}
+	for _, counted := range term.Trials() {
+		verdict, x, refused := r.look(&counted)
+		if verdict.Decision == canary.Wait ||
+			verdict.Decision == canary.Promote && time.Since(refused) < again {
+			continue
+		}
+		err := r.make(ctx, term, counted.Model, func(next *control.Release) error {
+			if newer(next, x) {
+				return status.Error(codes.Aborted, ErrNewer.Error())
+			}
+			next.Why = "promoted by the rule: " + verdict.Why
+			if verdict.Decision == canary.Promote {
+				next.Previous, next.Current, next.Canary = next.Current, next.Canary, 0
+			} else {
+				next.Why = "rolled back by the rule: " + verdict.Why
+			}
+			next.Share = 0
+			return nil
+		})
+		if err != nil && ctx.Err() == nil {
+			r.refused(counted.Model)
+			r.log.Warn("a canary's release is not changed", "model", counted.Model, "verdict",
+				verdict.Why, "error", err)
+		}
+	}
+}
+
+// tries reports whether there is a canary on trial.
+func (r *Releases) tries() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, x := range r.known {
+		if Choice(x).OnTrial() {
+			return true
+		}
+	}
+	return false
+}
+
+// refused keeps that the release that the rule wants could not be made.
+func (r *Releases) refused(model string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.trials[model]; t != nil {
+		t.refused = time.Now()
+	}
+}
+
+// look keeps what was counted and returns the verdict on it, the release that it is on, and when
+// what the rule wants was refused last.
+func (r *Releases) look(counted *leader.Trial) (canary.Verdict, *control.Release, time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	x := r.known[counted.Model]
+	if !Choice(x).OnTrial() || Choice(x) != counted.Release.Release {
+		return canary.Verdict{}, x, time.Time{}
+	}
+	t := r.trialOf(x)
+	t.counted.Current, t.counted.Canary = counted.Current, counted.Canary
+	if t.serves = counted.Serves; !t.serves {
+		t.verdict = "no agent serves it yet"
+		return canary.Verdict{}, x, time.Time{}
+	}
+	t.age += every
+	rule := canary.DefaultRule()
+	rule.PromoteAfter = time.Duration(x.GetPromoteAfterNs())
+	rule.PromoteQueries = x.GetPromoteQueries()
+	verdict := rule.Judge(&t.counted, t.age)
+	t.verdict = verdict.Why
+	return verdict, x, t.refused
+}

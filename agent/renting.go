@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/leader/rent"
+)
+
+// Rent has the agent rent machines while it leads, by the policy in the file Config.Rent. open
+// returns the provider of a policy; join is the gossip address by which what is rented joins this
+// agent. Rent must be called before Run.
+func (a *Agent) Rent(open func(p *policy.Policy, join string) (cloud.Provider, error)) {
+	a.rents = open
+}
+
+// openRenting makes the part that rents, for an agent that can, and for all others the one that
+// remembers what is desired.
+func (a *Agent) openRenting() (err error) {
+	config := renting.Config{
+		StateDir: a.config.StateDir, Registry: a.metrics.registry, Log: a.log,
+	}
+	if a.config.Rent != "" {
+		text, err := os.ReadFile(a.config.Rent)
+		if err != nil {
+			return fmt.Errorf("rent: %w", err)
+		}
+		if a.rents == nil {
+			return fmt.Errorf("rent: %s: this program has no provider", a.config.Rent)
+		}
+		config.Policy = string(text)
+		config.Open = func(p *policy.Policy) (cloud.Provider, error) {
+			return a.rents(p, a.gossip.Addr().String())
+		}
+	}
+	a.renting, err = renting.New(config)
+	return err
+}
+
+// SetRented tells the fleet what the provider says of this machine; nil: it was not rented. The
+// caller must not change it afterwards.
+func (a *Agent) setRented(r *control.Rented) {
+	a.rented.Store(r)
+	if a.members != nil {
+		a.members.SelfChanged()
+	}
+}
+
+// rentedOf reads Config.Rented; nil if that has faults.
+func rentedOf(text string) *control.Rented {
+	words := strings.Fields(text)
+	if len(words) != 3 {
+		return nil
+	}
+	if _, err := rent.ParseSlot(words[1]); err != nil {
+		return nil
+	}
+	return &control.Rented{Instance: words[0], Slot: words[1], Zone: words[2]}
+}

@@ -1,0 +1,64 @@
+package renting
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// forgotten is after how long an agent that may lead, and is gone, does not count any more while
+// most of the others are there.
+const forgotten = 24 * time.Hour
+
+// electors are the agents that may lead, by address: a name changes with each start. A leader that
+// sees no majority of them may be cut off, and another may lead beside it. The zero value knows
+// none.
+type electors struct {
+	known    map[string]time.Duration // when they were last there
+	draining map[string]bool
+}
+
+// remember adds those that another leader has seen.
+func (e *electors) remember(now time.Duration, addresses []string) {
+	if e.known == nil {
+		e.known, e.draining = map[string]time.Duration{}, map[string]bool{}
+	}
+	for _, address := range addresses {
+		if _, ok := e.known[address]; !ok {
+			e.known[address] = now
+		}
+	}
+}
+
+// addresses are those known, in order.
+func (e *electors) addresses() []string { return slices.Sorted(maps.Keys(e.known)) }
+
+// majority reports whether most of the electors are among the members.
+func (e *electors) majority(now time.Duration, members []*control.Member) bool {
+	e.remember(now, nil)
+	there := map[string]bool{}
+	for _, m := range members {
+		if m.GetLanes() > 0 && isElector(m) {
+			there[m.GetAddress()] = true
+			e.known[m.GetAddress()], e.draining[m.GetAddress()] = now, m.GetDraining()
+		}
+	}
+	for address := range e.known {
+		if !there[address] && e.draining[address] { // it has left in order
+			delete(e.known, address)
+			delete(e.draining, address)
+		}
+	}
+	if 2*len(there) <= len(e.known) {
+		return false
+	}
+	for address, last := range e.known {
+		if now-last > forgotten {
+			delete(e.known, address)
+			delete(e.draining, address)
+		}
+	}
+	return true
+}

@@ -1,0 +1,448 @@
+package renting
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/rent/choose"
+)
+
+// A Config says how an agent rents while it leads.
+type Config struct {
+	// StateDir is where an agent that rents keeps what is desired.
+	StateDir string
+	// Policy is the text of fleet.yaml, for a fleet that has none yet; "": this agent does not rent.
+	Policy string
+	// Open returns the provider that a policy names. It may be called again for another policy, and
+	// must not be nil if Policy is not "".
+	Open     func(*policy.Policy) (cloud.Provider, error)
+	Registry prometheus.Registerer
+	Log      *slog.Logger
+}
+
+// eventKey is the log attribute that makes a line an event, as in package serve.
+const eventKey = "event"
+
+// A Renting is an agent's. Its methods may be called concurrently, and only Run blocks, but for
+// writing a small file.
+type Renting struct {
+	config  Config
+	log     *slog.Logger
+	metrics *metrics
+	wake    chan struct{} // of size 1: there is news for Run
+	// first is the policy of the agent's own file.
+	first    *policy.Policy
+	electors electors // of Run's goroutine
+
+	mu      sync.Mutex
+	desired *control.DesiredFleet // the newest known; never changed, only replaced; nil: none
+	// said is what members have said in the term saidIn that they know to be desired, by name; heard
+	// is closed when one says so again.
+	said    map[string]*control.DesiredFleet
+	saidIn  uint64
+	heard   chan struct{}
+	resumes time.Time // when a pause ends that is not for good
+	term    *loop     // nil while Run does not run
+}
+
+// New returns a Renting that knows what StateDir has. It returns an error if the policy has faults,
+// or the file of what is desired cannot be read.
+func New(config Config) (*Renting, error) {
+	r := &Renting{config: config, log: config.Log, wake: make(chan struct{}, 1),
+		heard: make(chan struct{})}
+	if config.Policy == "" {
+		return r, nil
+	}
+	var err error
+	if r.first, err = policy.Parse("rent", config.Policy); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(r.path())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("what is desired of the fleet: %w", err)
+	default:
+		d := &control.DesiredFleet{}
+		if err := protojson.Unmarshal(text, d); err != nil {
+			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.path(), err)
+		}
+		r.desired = d
+	}
+	r.metrics = newMetrics(config.Registry)
+	return r, nil
+}
+
+func (r *Renting) path() string { return filepath.Join(r.config.StateDir, "desired.json") }
+
+// Rents reports whether this agent can rent.
+func (r *Renting) Rents() bool { return r.first != nil }
+
+// Desired returns the newest of what is desired that this agent knows; nil: nothing is. The caller
+// must not change it.
+func (r *Renting) Desired() *control.DesiredFleet {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.desired
+}
+
+// Heard takes what another agent says is desired, if it is newer than what this one knows, and
+// reports whether it is. The caller must not change it afterwards.
+func (r *Renting) Heard(d *control.DesiredFleet) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if d == nil || !newer(d, r.desired) {
+		return false
+	}
+	r.keep(d)
+	return true
+}
+
+// Said takes what a member says in a term of this agent's that it knows to be desired, as it does
+// when it greets its leader and when it was told: nil where it knows nothing. It reports whether that
+// is newer than what this agent knows. The caller must not change d afterwards.
+func (r *Renting) Said(epoch uint64, member string, d *control.DesiredFleet) bool {
+	r.mu.Lock()
+	if epoch > r.saidIn {
+		r.saidIn, r.said = epoch, map[string]*control.DesiredFleet{}
+	}
+	if epoch == r.saidIn {
+		r.said[member] = d
+		close(r.heard)
+		r.heard = make(chan struct{})
+	}
+	r.mu.Unlock()
+	return r.Heard(d)
+}
+
+// keepWait is how long a change waits for most of the agents that may lead.
+const keepWait = 3 * time.Second
+
+// know counts the agents that may lead: all, and those that have said in this term what they know
+// to be desired, and know d if that is not nil. This agent is one of them.
+func (l *loop) know(d *control.DesiredFleet) (know, all int) {
+	members, r := l.term.View().GetMembers(), l.renting
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	addresses := map[string]bool{}
+	for _, address := range r.desired.GetElectors() {
+		addresses[address] = true
+	}
+	for _, m := range members {
+		if m.GetLanes() == 0 || !isElector(m) {
+			continue
+		}
+		addresses[m.GetAddress()] = true
+		said, ok := r.said[m.GetName()]
+		if m.GetName() == l.term.Self || ok && r.saidIn == l.term.Epoch && !newer(d, said) {
+			know++
+		}
+	}
+	return know, len(addresses)
+}
+
+// knowsMost reports whether most of the agents that may lead have said what they know to be desired.
+// This leader then knows the newest that most of them have known.
+func (l *loop) knowsMost() bool {
+	know, all := l.know(nil)
+	return 2*know > all
+}
+
+// await waits until most of the agents that may lead know d, or have said what they know if d is nil.
+// It returns how many do, and false where that are too few for too long.
+func (l *loop) await(d *control.DesiredFleet) (know, all int, ok bool) {
+	timeout := time.NewTimer(keepWait)
+	defer timeout.Stop()
+	for {
+		l.renting.mu.Lock()
+		heard, leads := l.renting.heard, l.renting.term == l
+		l.renting.mu.Unlock()
+		know, all = l.know(d)
+		if 2*know > all || !leads {
+			return know, all, leads
+		}
+		select {
+		case <-heard:
+		case <-timeout.C:
+			return know, all, false
+		}
+	}
+}
+
+// newer reports whether a is newer than b.
+func newer(a, b *control.DesiredFleet) bool {
+	return a.GetEpoch() > b.GetEpoch() ||
+		a.GetEpoch() == b.GetEpoch() && a.GetVersion() > b.GetVersion()
+}
+
+// keep replaces what is desired, and writes it to disk if this agent rents. r.mu is held.
+func (r *Renting) keep(d *control.DesiredFleet) {
+	if paused := d.GetPausedNs(); paused > 0 && r.desired.GetPausedNs() != paused {
+		r.resumes = time.Now().Add(time.Duration(paused))
+	}
+	r.desired = d
+	if r.Rents() {
+		text, err := protojson.MarshalOptions{Multiline: true}.Marshal(d)
+		if err == nil {
+			if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
+				err = renameio.WriteFile(r.path(), text, 0o644)
+			}
+		}
+		if err != nil {
+			r.log.Error("what is desired of the fleet is not kept on disk", "error", err)
+		}
+	}
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// State returns what this agent rents as the leader; UNAVAILABLE if it does not lead.
+func (r *Renting) State() (*control.FleetState, error) {
+	r.mu.Lock()
+	l, d := r.term, r.desired
+	r.mu.Unlock()
+	if l == nil {
+		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, and only a "+
+			"leader knows what is rented")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := proto.CloneOf(l.shown)
+	s.Desired = d
+	s.Exact = s.Exact && l.of == d // there has been a step for it
+	return s, nil
+}
+
+// errCannot is for a leader that is no keeper.
+var errCannot = status.Error(codes.FailedPrecondition, "the leader cannot rent machines: start the "+
+	"agents that may lead with --rent FILE, and all others with --leader never")
+
+// Set changes what is desired, or says what would follow.
+func (r *Renting) Set(req *control.SetFleetRequest) (*control.FleetState, error) {
+	r.mu.Lock()
+	l := r.term
+	r.mu.Unlock()
+	switch {
+	case l == nil:
+		return r.State()
+	case !r.Rents():
+		return nil, errCannot
+	}
+	if know, all, ok := l.await(nil); !ok {
+		return nil, status.Errorf(codes.Unavailable, "this leader has heard of %d of the %d agents "+
+			"that may lead what is desired, and changes nothing before it has of most", know, all)
+	}
+	d := r.Desired()
+	if req.GetExpectedVersion() > 0 && req.GetExpectedVersion() != d.GetVersion() {
+		return nil, status.Errorf(codes.Aborted, "version %d is desired meanwhile, and not %d: "+
+			"look at it, and try again", d.GetVersion(), req.GetExpectedVersion())
+	}
+	next := proto.CloneOf(d)
+	if next == nil {
+		next = &control.DesiredFleet{}
+	}
+	next.By = req.GetBy()
+	if err := l.change(next, req); err != nil {
+		return nil, err
+	}
+	if req.GetDryRun() {
+		return l.dryRun(next), nil
+	}
+	if err := l.desire(d, next); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	if textOf(next.Counts) != textOf(d.GetCounts()) || next.Known != d.GetKnown() {
+		l.shown.Proposal, l.shown.Outlook = nil, "" // it was of a change from what was desired
+	}
+	l.mu.Unlock()
+	if know, all, ok := l.await(next); !ok {
+		return nil, status.Errorf(codes.DeadlineExceeded, "version %d is desired, but only %d of the "+
+			"%d agents that may lead have said that they know: it may be lost with this leader",
+			next.GetVersion(), know, all)
+	}
+	if pause := next.GetPausedNs(); pause > 0 {
+		r.mu.Lock()
+		r.resumes = time.Now().Add(time.Duration(pause))
+		r.mu.Unlock()
+	}
+	return r.State()
+}
+
+// desire makes next what is desired, unless that has changed since before.
+func (l *loop) desire(before, next *control.DesiredFleet) error {
+	if !l.knowsMost() {
+		return status.Error(codes.Unavailable, "this leader does not know yet what most know")
+	}
+	l.renting.mu.Lock()
+	defer l.renting.mu.Unlock()
+	if l.renting.desired != before {
+		return status.Error(codes.Aborted, "what is desired has changed meanwhile: try again")
+	}
+	next.Epoch, next.Version = l.term.Epoch, before.GetVersion()+1
+	l.renting.keep(next)
+	l.term.Tell(next)
+	if textOf(before.GetCounts()) != textOf(next.Counts) || before.GetPolicy() != next.Policy ||
+		before.GetPausedNs() != next.PausedNs {
+		l.renting.log.Info("the fleet is to be another", "desired", textOf(next.Counts), "version",
+			next.Version, "why", next.Why, "by", next.By, eventKey, "fleet")
+	}
+	return nil
+}
+
+// change applies a request to what is desired.
+func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.policy
+	if p == nil {
+		return status.Errorf(codes.FailedPrecondition, "%s", l.fault)
+	}
+	switch c := req.GetChange().(type) {
+	case *control.SetFleetRequest_Counts:
+		if !p.Mode.Acts() {
+			return status.Errorf(codes.FailedPrecondition, "the mode is %s, in which nothing is "+
+				"rented or returned: apply a fleet.yaml with mode approve or auto first", p.Mode)
+		}
+		counts, err := countsOf(c.Counts.GetCounts())
+		if err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		if err := p.Allows(counts, l.prices); err != nil {
+			return status.Error(codes.OutOfRange, err.Error())
+		}
+		d.Counts, d.Known, d.Why = toCounts(counts), true, "set"
+		d.Destroyed = false
+	case *control.SetFleetRequest_Policy:
+		next, err := policy.Parse("fleet.yaml", c.Policy)
+		if err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		if next.Fleet != p.Fleet {
+			return status.Errorf(codes.InvalidArgument, "fleet: %q, but this fleet is %q: its "+
+				"instances carry the name", next.Fleet, p.Fleet)
+		}
+		if err := next.Affords(l.prices); err != nil {
+			return status.Error(codes.OutOfRange, err.Error())
+		}
+		d.Policy, d.Why = c.Policy, "another fleet.yaml"
+		d.Destroyed = false
+	case *control.SetFleetRequest_Approve:
+		proposal := l.shown.GetProposal()
+		switch {
+		case proposal == nil:
+			return status.Error(codes.FailedPrecondition, "nothing is proposed now")
+		case proposal.GetNumber() != c.Approve:
+			return status.Errorf(codes.Aborted, "proposal %d is there meanwhile, and not %d: look "+
+				"at it, and try again", proposal.GetNumber(), c.Approve)
+		case !p.Mode.Acts():
+			return status.Errorf(codes.FailedPrecondition, "the mode is %s, in which nothing is "+
+				"rented or returned: apply a fleet.yaml with mode approve or auto first", p.Mode)
+		}
+		d.Counts, d.Known, d.Why = proposal.GetCounts(), true, proposal.GetWhy()
+		d.Destroyed = false
+	case *control.SetFleetRequest_PauseNs:
+		d.PausedNs, d.Why = c.PauseNs, "paused"
+		if c.PauseNs == 0 {
+			d.Why = "resumed"
+		}
+	case *control.SetFleetRequest_Adopt:
+		others := l.identities()
+		others = slices.DeleteFunc(others, func(id string) bool { return id == d.Identity })
+		if len(others) > 1 {
+			return status.Errorf(codes.FailedPrecondition, "the instances with this fleet's name "+
+				"are of %d other fleets, and one can be adopted: %q", len(others), others)
+		}
+		if len(others) == 1 {
+			d.Identity = others[0]
+		}
+		if !d.Known {
+			counts := map[rent.Kind]int{}
+			for _, i := range l.list {
+				if i.State < rent.Stopping {
+					counts[i.Slot.Kind]++
+				}
+			}
+			d.Counts, d.Known = toCounts(counts), len(counts) > 0
+		}
+		d.Why = "adopted"
+	case *control.SetFleetRequest_Destroy:
+		if !p.Mode.Acts() {
+			return status.Errorf(codes.FailedPrecondition, "the mode is %s, in which nothing is "+
+				"returned: apply a fleet.yaml with mode approve first", p.Mode)
+		}
+		d.Counts, d.Known, d.Why, d.PausedNs = nil, true, "destroyed", 0
+		d.Destroyed = true
+	default:
+		return status.Error(codes.InvalidArgument, "no change: want counts, a policy, an approval, "+
+			"a pause, adopt or destroy")
+	}
+	return nil
+}
+
+// newIdentity returns a new identity of a fleet.
+func newIdentity() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}
+
+func countsOf(all []*control.FleetCount) (map[rent.Kind]int, error) {
+	counts := map[rent.Kind]int{}
+	for _, c := range all {
+		kind, err := rent.ParseKind(c.GetKind())
+		if err != nil {
+			return nil, err
+		}
+		if c.GetCount() > 1<<16 {
+			return nil, fmt.Errorf("%d of %s, want at most %d", c.GetCount(), kind, 1<<16)
+		}
+		counts[kind] += int(c.GetCount())
+	}
+	return counts, nil
+}
+
+func toCounts(counts map[rent.Kind]int) (all []*control.FleetCount) {
+	for kind, n := range counts {
+		if n > 0 {
+			all = append(all, &control.FleetCount{Kind: kind.String(), Count: uint32(n)})
+		}
+	}
+	slices.SortFunc(all, func(a, b *control.FleetCount) int {
+		if a.Kind < b.Kind {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+func textOf(all []*control.FleetCount) string {
+	counts, err := countsOf(all)
+	if err != nil {
+		return err.Error()
+	}
+	return choose.Text(counts)
+}

@@ -1,0 +1,226 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// mostCarried is how many queries of one Queries stream run at a time; further ones are not read
+// from the connection. It is what one connection may have of calls.
+const mostCarried = streamsPerConnection
+
+// Queries answers the queries of a stream, each as soon as it has an answer. Each is served as a
+// ModelInfer call is. The stream ends when the client sends no more and all is answered, or when
+// the agent stops: it then answers what it has received.
+//
+// It owns a goroutine that receives, which ends soon after Queries returns, and one for each query.
+func (s controlService) Queries(stream control.Control_QueriesServer) error {
+	if err := stream.SendHeader(nil); err != nil { // the client waits for it
+		return err
+	}
+	header, _ := metadata.FromIncomingContext(stream.Context())
+	c := &carrying{
+		header:  header,
+		service: service{s.Server}, stream: stream, cancels: map[uint64]context.CancelFunc{},
+		room: make(chan struct{}, mostCarried),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.receive() }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-s.config.Closing.Done():
+		err = runtime.ErrDraining
+	}
+	c.mu.Lock()
+	c.closed = true
+	if !errors.Is(err, io.EOF) && !errors.Is(err, runtime.ErrDraining) {
+		for _, cancel := range c.cancels { // nobody will read their answers
+			cancel()
+		}
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// A carrying is a Queries stream.
+type carrying struct {
+	service service
+	stream  grpc.ServerStream
+	running sync.WaitGroup // queries
+	room    chan struct{}  // has an element for each query
+	header  metadata.MD    // the stream's
+
+	sending sync.Mutex // held while an answer is sent
+
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelFunc // of the queries that run
+	closed  bool                          // no further query begins
+}
+
+// receive begins the queries that the client sends, until the stream ends.
+func (c *carrying) receive() error {
+	for {
+		q := new(oip.StreamedQuery)
+		if err := c.stream.RecvMsg(q); err != nil {
+			return err
+		}
+		c.mu.Lock()
+		cancel, known := c.cancels[q.ID]
+		c.mu.Unlock()
+		switch {
+		case q.Cancel:
+			if known {
+				cancel()
+			}
+			continue
+		case q.Query == nil:
+			return outcome.Invalid("message %d of the stream has no query", q.ID)
+		case known:
+			q.Query.Release()
+			return outcome.Invalid("two queries of the stream have the id %d", q.ID)
+		}
+		select {
+		case c.room <- struct{}{}:
+		case <-c.stream.Context().Done():
+			q.Query.Release()
+			return c.stream.Context().Err()
+		}
+		c.begin(q)
+	}
+}
+
+// begin serves a query on a goroutine of its own. It drops the query if the stream has closed.
+func (c *carrying) begin(q *oip.StreamedQuery) {
+	r := &carried{id: q.ID}
+	r.receipt = receipt{server: c.service.Server, arrival: time.Now(), received: true}
+	r.header = make(metadata.MD, len(q.Metadata)/2)
+	for i := 0; i+1 < len(q.Metadata); i += 2 {
+		r.header[q.Metadata[i]] = append(r.header[q.Metadata[i]], q.Metadata[i+1])
+	}
+	ctx := c.stream.Context()
+	if q.Timeout > 0 {
+		ctx, r.cancel = context.WithDeadline(ctx, r.arrival.Add(q.Timeout))
+	} else {
+		ctx, r.cancel = context.WithCancel(ctx)
+	}
+	ctx = metadata.NewIncomingContext(ctx, r.header)
+	r.Context = grpc.NewContextWithServerTransportStream(ctx, &r.transport)
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		r.cancel()
+		q.Query.Release()
+		return
+	}
+	c.cancels[q.ID] = r.cancel
+	c.running.Add(1)
+	c.mu.Unlock()
+	go func() {
+		defer c.running.Done()
+		c.answer(r, q.Query)
+	}()
+}
+
+// A carried is a query of a Queries stream, and its context.
+type carried struct {
+	receipt
+	id        uint64
+	transport localTransport
+}
+
+// answer serves a query, and sends its answer.
+func (c *carrying) answer(r *carried, req *oip.Request) {
+	a := &oip.StreamedAnswer{ID: r.id}
+	var err error
+	if a.Answer, err = c.service.carried(r, req, c.header); err != nil {
+		a.Answer, a.Error = nil, status.Convert(outcome.GRPC(err)).Proto()
+	}
+	if said := r.transport.trailer[control.RemainingTrailer]; len(said) == 1 {
+		if ns, err := strconv.ParseInt(said[0], 10, 64); err == nil {
+			a.Remaining, a.HasRemaining = time.Duration(ns), true
+		}
+	}
+	c.mu.Lock()
+	delete(c.cancels, r.id)
+	c.mu.Unlock()
+	r.cancel()
+	<-c.room
+	c.sending.Lock()
+	err = c.stream.SendMsg(a)
+	c.sending.Unlock()
+	if err != nil && a.Answer != nil { // the stream has broken
+		a.Answer.Release()
+	}
+}
+
+// carried answers one query, with what a ModelInfer call would do before and after. It owns req;
+// the caller must release the response. header is the stream's.
+func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp *oip.Response,
+	err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			resp, err = nil, s.panicked(control.Control_Queries_FullMethodName, p)
+		}
+	}()
+	attempt := isAttempt(r)
+	refuse := func(err error) (*oip.Response, error) {
+		req.Release()
+		if attempt {
+			s.config.Worker.CutOff(r.header[control.AttemptHeader][0], r.arrival)
+		} else {
+			s.turnedAway("", "", err)
+		}
+		return nil, err
+	}
+	if err := req.Fault(); err != nil {
+		return refuse(status.Error(codes.InvalidArgument, err.Error()))
+	}
+	r.Context, err = s.config.Guard.Again(r.Context,
+		inference.GRPCInferenceService_ModelInfer_FullMethodName, header)
+	if err == nil {
+		err = Callers{s.config.Guard}.MayQuery(r, req.Model)
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	err = s.intake.full(r)
+	if err == nil {
+		err = s.config.Guard.Query(r, wayOf(attempt), 0)
+	}
+	charge := oip.NewCharge(r, &s.intake)
+	if err == nil {
+		err = charge.AtLeast(req.Bytes())
+	}
+	if err == nil { // as a call of its client's limit
+		err = s.config.Guard.Count(r.Context,
+			inference.GRPCInferenceService_ModelInfer_FullMethodName)
+	}
+	if err != nil {
+		if attempt {
+			err = asRefused(err)
+		}
+		return refuse(err)
+	}
+	defer charge.Only(0)
+	return s.ModelInfer(r, req)
+}

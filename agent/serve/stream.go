@@ -1,0 +1,123 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// mostStreamed is how many queries of one stream are answered at a time. Further ones are not read
+// from the connection.
+const mostStreamed = 64
+
+// An answered is a query of a stream with its answer, or its error.
+type answered struct {
+	id   string
+	req  *oip.Request // for the metrics; its inputs are released
+	resp *oip.Response
+	err  error
+}
+
+// ModelStreamInfer answers the queries of a stream, several at a time, in their order. A query that
+// fails has its error as the answer. The stream ends when the client sends no more and all is
+// answered, or when the agent stops: it then answers what it has received.
+//
+// It owns a goroutine that receives, which ends soon after ModelStreamInfer returns, and one for
+// each query that it answers.
+func (s service) ModelStreamInfer(stream oip.InferStream) error {
+	order := make(chan chan answered, mostStreamed)
+	var ended error // set when order is closed
+	go func() {
+		defer close(order)
+		for {
+			req, err := stream.Recv()
+			if err != nil {
+				ended = err
+				return
+			}
+			answer := make(chan answered, 1)
+			order <- answer
+			go func() { answer <- s.streamed(stream.Context(), req) }()
+		}
+	}()
+	for {
+		var answer chan answered
+		var more bool
+		select {
+		case answer, more = <-order:
+		case <-s.config.Closing.Done():
+			select {
+			case answer, more = <-order:
+			default:
+				go drop(order)
+				return runtime.ErrDraining
+			}
+		}
+		switch {
+		case more:
+			if err := s.sendStreamed(stream, <-answer); err != nil {
+				go drop(order)
+				return err
+			}
+		case errors.Is(ended, io.EOF):
+			return nil
+		default:
+			return ended
+		}
+	}
+}
+
+// drop releases the answers that nobody will read. It returns when the stream has ended.
+func drop(order <-chan chan answered) {
+	for answer := range order {
+		if a := <-answer; a.resp != nil {
+			a.resp.Release()
+		}
+	}
+}
+
+// streamed answers one query of a stream, with what a call of its own would do before and after.
+func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
+	a.id, a.req = req.ID, req
+	defer func() {
+		if p := recover(); p != nil {
+			a.err = s.panicked(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, p)
+		}
+	}()
+	if a.err = req.Fault(); a.err == nil {
+		a.err = Callers{s.config.Guard}.MayQuery(ctx, req.Model)
+	}
+	if a.err != nil {
+		req.Release()
+		s.turnedAway("", "", a.err)
+		return a
+	}
+	if a.err = s.fullFor(ctx, false); a.err != nil {
+		req.Release()
+		return a
+	}
+	arrival := time.Now()
+	ctx, span := s.traceCall(ctx, req, arrival)
+	a.resp, a.err = s.infer(ctx, req, arrival)
+	endCall(span, a.err)
+	return a
+}
+
+// sendStreamed sends an answer, and counts its bytes until the connection has taken it.
+func (s service) sendStreamed(stream oip.InferStream, a answered) error {
+	if a.err == nil {
+		if a.err = s.sent(stream.Context(), a.resp); a.err == nil {
+			return stream.Send(a.resp)
+		}
+		s.unsendable(a.req, a.err)
+	}
+	return stream.SendError(a.id, status.Convert(outcome.GRPC(a.err)).Message())
+}

@@ -1,0 +1,282 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/store"
+	"github.com/muster-serve/muster/models/store/releases"
+)
+
+// A readOnlyBucket is a bucket that cannot be written while fails is set.
+type readOnlyBucket struct {
+	store.Bucket
+	fails *atomic.Bool
+}
+
+func (b readOnlyBucket) Create(ctx context.Context, key string, size int64, r io.Reader) error {
+	if b.fails.Load() {
+		return fmt.Errorf("%w: %s", store.ErrDenied, key)
+	}
+	return b.Bucket.Create(ctx, key, size, r)
+}
+
+// A publisher is a store that agents follow, with versions of ncf.
+type publisher struct {
+	*store.Store
+	f      *testFleet
+	folder string
+	sealed atomic.Bool // it cannot be written
+}
+
+func (f *testFleet) publisher(versions ...int64) *publisher {
+	f.Helper()
+	p := &publisher{f: f, folder: filepath.Join(f.TempDir(), "ncf")}
+	p.Store = store.New(readOnlyBucket{store.Directory(f.TempDir()), &p.sealed}, "store")
+	if err := os.CopyFS(p.folder, os.DirFS(filepath.Join(f.dir, "ncf"))); err != nil {
+		f.Fatal(err)
+	}
+	for _, version := range versions {
+		if version != 1 {
+			f.publish(filepath.Dir(p.folder), version)
+		}
+		if _, err := p.Push(f.Context(), p.folder, version, store.PushOptions{}); err != nil {
+			f.Fatal(err)
+		}
+	}
+	return p
+}
+
+// start starts an agent that follows the store, with nothing on its disk.
+func (p *publisher) start(changes ...func(*Agent)) *fleetAgent {
+	return p.f.start(append([]func(*Agent){func(a *Agent) {
+		a.config.ModelDir, a.config.ModelStore = p.f.TempDir(), "file:///models"
+		a.config.StorePoll = 15 * time.Second
+		a.OpenStore(func(context.Context, string) (*store.Store, error) { return p.Store, nil })
+	}}, changes...)...)
+}
+
+// elsewhere makes a release as another fleet does.
+func (p *publisher) elsewhere(r *control.Release) {
+	p.f.Helper()
+	r.Model = "ncf"
+	if err := releases.Create(p.f.Context(), p.Store, r); err != nil {
+		p.f.Fatal(err)
+	}
+}
+
+// newest is the newest release in the store.
+func (p *publisher) newest() *control.Release {
+	p.f.Helper()
+	r, _, err := releases.Newest(p.f.Context(), p.Store, "ncf")
+	if err != nil {
+		p.f.Fatal(err)
+	}
+	return r
+}
+
+// serve waits until the agents serve a version.
+func (p *publisher) serve(version int64, agents ...*fleetAgent) {
+	p.f.Helper()
+	p.f.eventually(time.Minute, func() string {
+		for _, a := range agents {
+			if a.states()[version] != models.Ready {
+				return fmt.Sprintf("%s does not serve version %d", a.host, version)
+			}
+		}
+		return ""
+	})
+}
+
+// states are those of the versions of ncf.
+func (a *fleetAgent) states() map[int64]models.State {
+	all := map[int64]models.State{}
+	if a.worker != nil {
+		for _, s := range a.worker.Repository().Index() {
+			all[s.Version] = s.State
+		}
+	}
+	return all
+}
+
+// TestStoreReleases: what a fleet releases is in its store; what others release there the fleet
+// follows within a poll, and at once when told; and agents that begin with nothing serve what is
+// released, not the newest.
+func TestStoreReleases(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1, 2, 3)
+		agents := []*fleetAgent{p.start(), p.start(), p.start(neverLeads)}
+		p.serve(3, agents...)
+		f.settled(agents...)
+		f.led(agents...)
+		f.answers("nothing released", map[string]float64{"3": 1}, agents...)
+
+		f.release(agents[2], &control.SetReleaseRequest{Version: 2}) // which no agent has
+		f.released(2, 0, 0, agents...)
+		p.serve(2, agents...)
+		f.answers("2 is released", map[string]float64{"2": 1}, agents...)
+		if r := p.newest(); r.GetNumber() != 1 || r.GetCurrent() != 2 || r.GetWhy() != "promoted" {
+			f.Errorf("the store has %v", r)
+		}
+		_, err := agents[0].ctl.SetRelease(f.Context(),
+			&control.SetReleaseRequest{Model: "ncf", Version: 4})
+		if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "[1 2 3]") {
+			f.Errorf("a version that nobody has: got %v", err)
+		}
+
+		p.elsewhere(&control.Release{Number: 2, Current: 1, Previous: 2})
+		time.Sleep(16 * time.Second) // a poll
+		f.released(1, 0, 0, agents...)
+		p.elsewhere(&control.Release{Number: 3, Current: 1, Canary: 3, Share: .25})
+		if _, err := agents[2].oip.RepositoryModelLoad(f.Context(),
+			&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+			f.Fatal(err)
+		}
+		f.released(1, 3, .25, agents...)
+		p.serve(1, agents...)
+		f.settled(agents...)
+		f.answers("released elsewhere", map[string]float64{"1": .75, "3": .25}, agents...)
+		f.eventually(time.Second, func() string {
+			for _, a := range agents {
+				if strings.Contains(a.log.String(), "as the model store says") {
+					return ""
+				}
+			}
+			return "no event says what was released elsewhere"
+		})
+
+		// The fleet does not know that number 4 is taken.
+		p.elsewhere(&control.Release{Number: 4, Current: 2, Previous: 1})
+		_, err = agents[1].ctl.SetRelease(f.Context(),
+			&control.SetReleaseRequest{Model: "ncf", Version: 3})
+		if status.Code(err) != codes.Aborted ||
+			!strings.Contains(err.Error(), "number 4, version 2") {
+			f.Errorf("two at once: got %v", err)
+		}
+		f.released(2, 0, 0, agents...)
+
+		for _, a := range agents {
+			if err := a.stop(); err != nil {
+				f.Error(err)
+			}
+		}
+		again := p.start()
+		f.eventually(time.Minute, func() string {
+			states := again.states()
+			if states[3] == models.Ready && states[2] != models.Ready {
+				f.Error("the newest version serves before the released one")
+			}
+			if states[2] != models.Ready || states[3] != models.Ready {
+				return fmt.Sprintf("the new agent has %v", states)
+			}
+			return ""
+		})
+		f.answers("after all were gone", map[string]float64{"2": 1}, again)
+	})
+}
+
+// TestStoreReleasesDenied: while the store cannot be written nothing is promoted, but a version is
+// taken back at once, which is said, and is in the store when that can be written again. If another
+// fleet has released meanwhile, that holds.
+func TestStoreReleasesDenied(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		t.Run(fmt.Sprintf("other=%v", other), func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				p := f.publisher(1, 2)
+				agents := []*fleetAgent{p.start(), p.start()}
+				p.serve(2, agents...)
+				f.settled(agents...)
+				leader := f.led(agents...)
+				f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+				f.release(agents[1], &control.SetReleaseRequest{Version: 2, Share: .25})
+				f.released(1, 2, .25, agents...)
+				p.sealed.Store(true)
+				_, err := agents[0].ctl.SetRelease(f.Context(),
+					&control.SetReleaseRequest{Model: "ncf", Version: 2})
+				if status.Code(err) != codes.Aborted ||
+					!strings.Contains(err.Error(), "no rights") {
+					f.Errorf("promoted: got %v", err)
+				}
+				state := f.release(agents[1], &control.SetReleaseRequest{})
+				if !strings.Contains(state.GetVerdict(), "in this fleet only") {
+					f.Errorf("taken back: got %v", state)
+				}
+				f.released(1, 2, 0, agents...)
+				if !strings.Contains(leader.log.String(), "holds in this fleet only") {
+					f.Error("no event says that the store cannot be written")
+				}
+				if r := p.newest(); r.GetNumber() != 2 {
+					f.Fatalf("the store has %v", r)
+				}
+				time.Sleep(time.Minute) // the store, which says less, is read again
+				f.released(1, 2, 0, agents...)
+				p.sealed.Store(false)
+				if other {
+					p.elsewhere(&control.Release{Number: 3, Current: 2, Previous: 1})
+					time.Sleep(time.Minute)
+					f.released(2, 0, 0, agents...)
+					if r := p.newest(); r.GetNumber() != 3 {
+						f.Errorf("the store has %v", r)
+					}
+					return
+				}
+				f.eventually(time.Minute, func() string {
+					if r := p.newest(); r.GetNumber() != 3 || r.GetShare() != 0 ||
+						r.GetCanary() != 2 {
+						return fmt.Sprintf("the store has %v", r)
+					}
+					return ""
+				})
+				f.eventually(time.Second, func() string {
+					resp, err := agents[0].ctl.Release(f.Context(), &control.ReleaseRequest{})
+					if err != nil || resp.GetReleases()[0].GetVerdict() != "rolled back" {
+						return fmt.Sprintf("got %v, %v", resp, err)
+					}
+					return ""
+				})
+			})
+		})
+	}
+}
+
+// TestStoreReleaseDamaged: agents that begin with nothing serve no version of a model whose release
+// cannot be read, for it might be one that was taken back; the next release is read again.
+func TestStoreReleaseDamaged(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1, 2)
+		if err := p.CreateRelease(f.Context(), "ncf", 1, []byte("{}")); err != nil {
+			f.Fatal(err)
+		}
+		a := p.start()
+		f.eventually(time.Minute, func() string {
+			if !strings.Contains(a.log.String(), "release 1 of ncf in store: format is 0") {
+				return "nothing says what is wrong"
+			}
+			return ""
+		})
+		time.Sleep(time.Minute)
+		if states := a.states(); len(states) > 0 {
+			f.Errorf("there is %v", states)
+		}
+		if _, _, err := releases.Newest(f.Context(), p.Store, "ncf"); err == nil ||
+			errors.Is(err, store.ErrNotFound) {
+			f.Errorf("got %v", err)
+		}
+		p.elsewhere(&control.Release{Number: 2, Current: 1})
+		p.serve(1, a)
+	})
+}

@@ -1,0 +1,277 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
+)
+
+// CheckLayout returns why agents cannot have a layout by their settings; nil if they can.
+func CheckLayout(l place.Layout) error {
+	if len(l.Partitions) == 0 {
+		return errors.New("holds nothing")
+	}
+	var errs []error
+	for _, p := range l.Partitions {
+		if p.Lanes < 1 {
+			errs = append(errs, fmt.Errorf("%s has no lanes, want :LANESxCORES behind the models",
+				p.Models[0]))
+		}
+		for _, key := range p.Models {
+			if _, version := key.Split(); version != 0 {
+				errs = append(errs, fmt.Errorf("%s names a version, want the model only", key))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fits returns an error if the models of the agent's own layout take more than so many bytes of
+// memory; 0: that is not known.
+func (w *Worker) fits(usable int64) error {
+	if usable <= 0 || !w.config.InMemory {
+		return nil
+	}
+	wanted := modelsOf(w.config.Layout)
+	var all int64
+	var each []string
+	for _, d := range w.repository.OnDisk() {
+		if slices.Contains(wanted, d.Version.Model) {
+			all += d.Bytes
+			each = append(each, fmt.Sprintf("%s %d MB", d.Version.Model, d.Bytes/1e6))
+		}
+	}
+	if all <= usable {
+		return nil
+	}
+	return fmt.Errorf(
+		"layout %s does not fit: its models take %d MB (%s), and models of this agent may take %d MB: "+
+			"leave some out, or load them with --model-data mapped", w.config.Layout, all/1e6,
+		strings.Join(each, ", "), usable/1e6)
+}
+
+// LanesOf returns how many lanes and cores a layout has in all.
+func LanesOf(l place.Layout) (lanes, cores int) {
+	for _, p := range l.Partitions {
+		lanes += p.Lanes
+		cores += p.Lanes * p.Cores
+	}
+	return lanes, cores
+}
+
+// partitions makes the lanes of a layout, each on processors of its own, or those of the agent's own
+// settings for all models wherever the system runs them. Of now, it keeps the partitions that stay
+// as they are. What cannot be pinned runs unpinned, which the log says.
+func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part, error) {
+	config := &w.config
+	lanes := runtime.LanesConfig{
+		Estimator:       w.estimates,
+		Lanes:           config.Lanes,
+		MaxWaiting:      config.MaxWaitingQueries,
+		MaxWaitingBytes: config.MaxWaitingBytes,
+	}
+	if lanesOf, _ := LanesOf(l); lanesOf == 0 {
+		if len(now) == 1 && now[0].Models == nil {
+			return now, nil
+		}
+		p, err := runtime.NewPartition(runtime.PartitionConfig{
+			LanesConfig: lanes, Cores: config.Cores / config.Lanes,
+		})
+		return []runtime.Part{{Partition: p}}, err
+	}
+	assigned, err := w.isolate(l)
+	if err != nil {
+		config.Log.Warn("lanes are not pinned to processors", "layout", l.String(), "reason", err)
+	}
+	var parts []runtime.Part
+	for i, of := range l.Partitions {
+		cfg := runtime.PartitionConfig{LanesConfig: lanes, Cores: of.Cores}
+		cfg.Lanes = of.Lanes
+		cfg.Unpinned = func(lane int, err error) {
+			config.Log.Warn("a lane is not pinned to its processors any more", "models",
+				strings.Join(namesOf(of.Models), ","), "lane", lane, "reason", err)
+		}
+		if assigned != nil {
+			cfg.CPUs = assigned[i]
+		}
+		part := runtime.Part{Models: namesOf(of.Models)}
+		same := slices.IndexFunc(now, func(o runtime.Part) bool {
+			return slices.Equal(o.Models, part.Models) && o.Size() == of.Lanes &&
+				o.Cores() == of.Cores &&
+				slices.EqualFunc(o.CPUs(), cfg.CPUs, slices.Equal[[]int])
+		})
+		if same >= 0 {
+			parts = append(parts, now[same])
+			continue
+		}
+		part.Partition, err = runtime.NewPartition(cfg)
+		if err != nil { // a processor has just gone
+			config.Log.Warn("lanes are not pinned to processors", "partition", i, "reason", err)
+			cfg.CPUs = nil
+			if part.Partition, err = runtime.NewPartition(cfg); err != nil {
+				return nil, err
+			}
+		}
+		parts = append(parts, part)
+	}
+	return parts, nil
+}
+
+// arrange makes parts, which partitions has made of the layout, the agent's lanes, with sessions of
+// all models that are loaded. Those that were the lanes before run what they hold; retire ends them.
+func (w *Worker) arrange(ctx context.Context, l place.Layout, parts []runtime.Part) error {
+	err := w.place(ctx, parts)
+	if err == nil {
+		w.layout.Store(&l)
+		_, err = w.lanes.Arrange(parts...)
+	}
+	if err != nil {
+		w.leave(slices.DeleteFunc(slices.Clone(parts), func(part runtime.Part) bool {
+			return slices.ContainsFunc(w.lanes.Parts(), func(o runtime.Part) bool {
+				return o.Partition == part.Partition
+			})
+		}))
+		return err
+	}
+	w.estimates.rearranged()
+	return nil
+}
+
+// retire ends partitions that were lanes before. It returns when they have ended what they held,
+// which they may until ctx ends.
+func (w *Worker) retire(ctx context.Context, former []runtime.Part) {
+	if err := w.lanes.Retire(ctx, former); err != nil {
+		w.config.Log.Warn("queries are cancelled on lanes that were replaced", "error", err)
+	}
+	w.leave(former)
+}
+
+// place makes sessions of the models that are loaded for the partitions that run them.
+func (w *Worker) place(ctx context.Context, parts []runtime.Part) error {
+	for _, part := range parts {
+		for _, model := range part.Models {
+			for _, status := range w.repository.Index() {
+				if status.Model != model || status.State != models.Ready {
+					continue
+				}
+				loaded, err := w.repository.Acquire(model, status.Version)
+				if err != nil {
+					continue // it has just been unloaded
+				}
+				err = loaded.Model.runs.Place(ctx, part.Partition)
+				loaded.Release()
+				if err != nil {
+					return fmt.Errorf("sessions of %s for lanes of %d cores: %w", model,
+						part.Cores(), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// leave closes the sessions of partitions that are no lanes any more.
+func (w *Worker) leave(parts []runtime.Part) {
+	for _, status := range w.repository.Index() {
+		loaded, err := w.repository.Acquire(status.Model, status.Version)
+		if err != nil {
+			continue // it is not loaded
+		}
+		for _, part := range parts {
+			if err := loaded.Model.runs.Leave(part.Partition); err != nil {
+				w.config.Log.Warn("sessions are not closed", "model", status.Model, "error", err)
+			}
+		}
+		loaded.Release()
+	}
+}
+
+// isolate returns the processors of the layout's lanes, by partition, and parts the cache where the
+// layout wants that. Without its own ways a layout has its processors all the same.
+func (w *Worker) isolate(l place.Layout) ([][][]int, error) {
+	top, err := isolate.Read()
+	if err != nil {
+		return nil, err
+	}
+	var wants []isolate.Want
+	var titles []string
+	for _, p := range l.Partitions {
+		wants = append(wants, isolate.Want{Lanes: p.Lanes, Cores: p.Cores, Ways: p.Ways})
+		titles = append(titles, string(p.Models[0]))
+	}
+	assigned, err := top.Assign(wants)
+	if err != nil {
+		return nil, err
+	}
+	w.config.Log.Info("lanes are pinned", "processors", isolate.Describe(titles, assigned))
+	var groups []isolate.Group
+	parted := w.isolator != nil
+	for i, want := range wants {
+		g := isolate.Group{Name: titles[i], Ways: want.Ways}
+		for _, cpus := range assigned[i] {
+			g.CPUs = append(g.CPUs, cpus...)
+		}
+		groups = append(groups, g)
+		parted = parted || want.Ways > 0
+	}
+	if parted {
+		if w.isolator == nil {
+			w.isolator = isolate.Open()
+		}
+		if err := w.isolator.Apply(context.Background(), groups); err != nil {
+			w.config.Log.Warn("models share the whole cache", "reason", err)
+		}
+	}
+	return assigned, nil
+}
+
+// runsOn returns the partition of a version's model: that of the layout to which the agent is on its
+// way, or else that which it has. The error says that the layout has none.
+func (w *Worker) runsOn(v *models.Version) (*runtime.Part, error) {
+	if coming := w.coming.Load(); coming != nil {
+		for i := range *coming {
+			if part := &(*coming)[i]; part.Models == nil ||
+				slices.Contains(part.Models, v.Model) {
+				return part, nil
+			}
+		}
+	}
+	if part := w.lanes.Of(v.Model); part != nil {
+		return part, nil
+	}
+	return nil, fmt.Errorf("the layout %s has no lanes for model %q", w.layout.Load(), v.Model)
+}
+
+// describeParts returns which lanes have which models; nil if all lanes have all.
+func (w *Worker) describeParts() (parts []*control.Part) {
+	first := 0
+	for _, p := range w.layout.Load().Partitions {
+		if p.Lanes == 0 {
+			return nil
+		}
+		parts = append(parts, &control.Part{
+			First: uint32(first), Lanes: uint32(p.Lanes), Cores: uint32(p.Cores),
+			Ways: uint32(p.Ways), Models: namesOf(p.Models),
+		})
+		first += p.Lanes
+	}
+	return parts
+}
+
+// namesOf are the models' names without their versions.
+func namesOf(keys []names.ModelKey) (all []string) {
+	for _, key := range keys {
+		model, _ := key.Split()
+		all = append(all, model)
+	}
+	return all
+}

@@ -1,0 +1,259 @@
+package oip
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// A StreamedQuery is the message of that name of package control, which carries a query on a stream
+// of several: the codec encodes it as it does a Request. Either Cancel is set, or Query.
+type StreamedQuery struct {
+	ID       uint64
+	Cancel   bool
+	Timeout  time.Duration // until the deadline; 0: there is none
+	Metadata []string      // names and values in turn
+	// Query is nil in a message received that has none. It belongs to the sender, or to the
+	// receiver of the message.
+	Query *Request
+	// Outbox counts the message while the connection holds it; nil: nobody counts. Only senders
+	// have one.
+	Outbox *Outbox
+}
+
+// A StreamedAnswer is the message of that name of package control. Either Error is set, or Answer.
+type StreamedAnswer struct {
+	ID    uint64
+	Error *spb.Status
+	// Answer is nil in a message received that has none. The connection releases that of a message
+	// sent.
+	Answer *Response
+	// Remaining is the worker's remaining time, and HasRemaining whether the answer tells it.
+	Remaining    time.Duration
+	HasRemaining bool
+}
+
+// mostMetadata bounds the names and values of a query on a stream.
+const mostMetadata = 64
+
+// An Outbox counts the bytes of messages that a connection has not sent yet. The zero value is
+// ready for use. Its methods may be called concurrently.
+type Outbox struct{ held atomic.Int64 }
+
+// Take counts n bytes if no more than most are then counted, and reports whether it has.
+func (o *Outbox) Take(n, most int64) bool {
+	if o.held.Add(n) <= most {
+		return true
+	}
+	o.held.Add(-n)
+	return false
+}
+
+// Give takes n bytes back that Take has counted, for a message that is not sent.
+func (o *Outbox) Give(n int64) { o.held.Add(-n) }
+
+// Held returns the bytes that are counted.
+func (o *Outbox) Held() int64 { return o.held.Load() }
+
+// An envelope is the memory of the fields before a query. gRPC says by Put that it is done with it,
+// which it does not of fewer bytes than envelopeSize.
+type envelope struct {
+	buf    []byte
+	bytes  int64
+	outbox *Outbox
+}
+
+const envelopeSize = 1536
+
+var envelopes = sync.Pool{New: func() any { return &envelope{buf: make([]byte, 0, envelopeSize)} }}
+
+// Get makes an envelope a mem.BufferPool; gRPC takes no buffer from it.
+func (e *envelope) Get(length int) *[]byte {
+	b := make([]byte, length)
+	return &b
+}
+
+// Put is called when the connection has sent the buffer.
+func (e *envelope) Put(*[]byte) {
+	outbox, bytes := e.outbox, e.bytes
+	e.outbox = nil
+	e.buf = e.buf[:0]
+	envelopes.Put(e)
+	if outbox != nil {
+		outbox.Give(bytes)
+	}
+}
+
+// Size returns about how many bytes the message has, which is what Outbox counts.
+func (q *StreamedQuery) Size() int64 {
+	n := int64(envelopeSize)
+	if q.Query != nil {
+		n += q.Query.Bytes()
+	}
+	return n
+}
+
+func (q *StreamedQuery) marshal() (mem.BufferSlice, error) {
+	var query mem.BufferSlice
+	if q.Query != nil {
+		var err error
+		if query, err = q.Query.marshal(); err != nil {
+			return nil, err
+		}
+	}
+	e := envelopes.Get().(*envelope)
+	e.bytes, e.outbox = q.Size(), q.Outbox
+	b := encoder{buf: e.buf[:0]}
+	b.varint(1, q.ID)
+	if q.Cancel {
+		b.varint(2, 1)
+	}
+	if q.Timeout > 0 {
+		b.varint(3, uint64(q.Timeout))
+	}
+	for _, s := range q.Metadata {
+		b.buf = protowire.AppendTag(b.buf, 4, protowire.BytesType)
+		b.buf = protowire.AppendString(b.buf, s)
+	}
+	if q.Query != nil {
+		b.length(5, query.Len())
+	}
+	e.buf = b.buf // grown, if the metadata are long
+	return append(mem.BufferSlice{mem.NewBuffer(&e.buf, e)}, query...), nil
+}
+
+// length appends the tag and the length of a field whose n bytes follow.
+func (e *encoder) length(num protowire.Number, n int) {
+	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
+	e.buf = protowire.AppendVarint(e.buf, uint64(n))
+}
+
+// unmarshal decodes a message. A query in it that is malformed has the fault ([Request.Fault]). An
+// error is of the message itself, whose stream cannot go on.
+func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
+	*q = StreamedQuery{}
+	c := newCursor(data)
+	err := eachField(&c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		var n uint64
+		switch {
+		case num <= 3 && typ == protowire.VarintType:
+			n, err = c.varint()
+			switch num {
+			case 1:
+				q.ID = n
+			case 2:
+				q.Cancel = n != 0
+			case 3:
+				q.Timeout = time.Duration(min(n, math.MaxInt64))
+			}
+		case num == 4 && typ == protowire.BytesType:
+			if len(q.Metadata) == mostMetadata {
+				return true, fmt.Errorf("more than %d metadata", mostMetadata)
+			}
+			var s cursor
+			if s, err = c.message(); err == nil {
+				b := make([]byte, s.len())
+				s.copyTo(b)
+				q.Metadata = append(q.Metadata, string(b))
+			}
+		case num == 5 && typ == protowire.BytesType:
+			if q.Query != nil {
+				return true, errors.New("two queries")
+			}
+			var of cursor
+			if of, err = c.message(); err == nil {
+				q.Query = new(Request)
+				q.Query.err = q.Query.decodeFrom(of, nil)
+			}
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err == nil && len(q.Metadata)%2 != 0 {
+		err = errors.New("metadata: a name without its value")
+	}
+	if err != nil {
+		if q.Query != nil {
+			q.Query.Release()
+			q.Query = nil
+		}
+		return invalidf("decode StreamedQuery: %v", err)
+	}
+	return nil
+}
+
+func (a *StreamedAnswer) marshal() (mem.BufferSlice, error) {
+	e := encoder{buf: make([]byte, 0, 64)}
+	e.varint(1, a.ID)
+	if a.Error != nil {
+		b, err := proto.Marshal(a.Error)
+		if err != nil {
+			return nil, err
+		}
+		e.length(2, len(b))
+		e.buf = append(e.buf, b...)
+	}
+	if a.HasRemaining {
+		e.varint(4, uint64(max(0, a.Remaining)))
+	}
+	if a.Answer == nil {
+		return mem.BufferSlice{mem.SliceBuffer(e.buf)}, nil
+	}
+	answer, err := a.Answer.marshal()
+	if err != nil {
+		return nil, err
+	}
+	e.length(3, answer.Len())
+	return append(mem.BufferSlice{mem.SliceBuffer(e.buf)}, answer...), nil
+}
+
+func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
+	*a = StreamedAnswer{}
+	c := newCursor(data)
+	err := eachField(&c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		var n uint64
+		var of cursor
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			a.ID, err = c.varint()
+		case num == 2 && typ == protowire.BytesType:
+			if of, err = c.message(); err == nil {
+				b := make([]byte, of.len())
+				of.copyTo(b)
+				a.Error = new(spb.Status)
+				err = proto.Unmarshal(b, a.Error)
+			}
+		case num == 3 && typ == protowire.BytesType:
+			if a.Answer != nil {
+				return true, errors.New("two answers")
+			}
+			if of, err = c.message(); err == nil {
+				a.Answer = new(Response)
+				err = a.Answer.decodeFrom(of)
+			}
+		case num == 4 && typ == protowire.VarintType:
+			n, err = c.varint()
+			a.Remaining, a.HasRemaining = time.Duration(min(n, math.MaxInt64)), true
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		if a.Answer != nil {
+			a.Answer.Release()
+			a.Answer = nil
+		}
+		return invalidf("decode StreamedAnswer: %v", err)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package oip
+
+import (
+	"maps"
+	"slices"
+)
+
+// takeLeastAccuracy moves the parameter `least_accuracy` to r.LeastAccuracy.
+func (r *Request) takeLeastAccuracy() error {
+	v, ok := r.Parameters["least_accuracy"]
+	if !ok {
+		return nil
+	}
+	least, ok := number(v)
+	if !ok {
+		return invalidf("parameter least_accuracy is %v (%T), expected a number above 0, at most 1",
+			v, v)
+	}
+	if err := checkLeastAccuracy(least); err != nil {
+		return err
+	}
+	r.LeastAccuracy = least
+	take(&r.Parameters, "least_accuracy")
+	return nil
+}
+
+func checkLeastAccuracy(least float64) error {
+	if !(least > 0 && least <= 1) {
+		return invalidf("parameter least_accuracy is %v, expected a number above 0, at most 1",
+			least)
+	}
+	return nil
+}
+
+// number converts a parameter; false if it is none.
+func number(v any) (float64, bool) {
+	switch v := v.(type) {
+	case float64:
+		return v, true
+	case int64:
+		return float64(v), true
+	case uint64:
+		return float64(v), true
+	}
+	return 0, false
+}
+
+// Parameters of an answer that have a field of their own.
+const (
+	variantParameter        = "variant"
+	variantVersionParameter = "variant_version"
+	accuracyParameter       = "accuracy"
+)
+
+// takeVariant moves the parameters that say which variant answered to their fields, if there are
+// such of the right types.
+func (r *Response) takeVariant() {
+	variant, ok := r.Parameters[variantParameter].(string)
+	if !ok {
+		return
+	}
+	r.Variant = variant
+	r.VariantVersion, _ = r.Parameters[variantVersionParameter].(string)
+	if accuracy, _ := number(r.Parameters[accuracyParameter]); accuracy > 0 && accuracy <= 1 {
+		r.Accuracy = accuracy
+	}
+	for _, name := range []string{
+		variantParameter, variantVersionParameter, accuracyParameter,
+	} {
+		take(&r.Parameters, name)
+	}
+}
+
+// eachParameter calls do with each parameter of the answer, in a fixed order, until it returns an
+// error.
+func (r *Response) eachParameter(do func(name string, value any) error) error {
+	if r.Variant != "" {
+		if err := do(variantParameter, r.Variant); err != nil {
+			return err
+		}
+		if err := do(variantVersionParameter, r.VariantVersion); err != nil {
+			return err
+		}
+		if r.Accuracy > 0 {
+			if err := do(accuracyParameter, r.Accuracy); err != nil {
+				return err
+			}
+		}
+	}
+	if len(r.Parameters) == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Parameters)) {
+		if err := do(name, r.Parameters[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AnsweredBy makes r the answer of a variant to a query that names a family: r has the family's
+// name, and says which model it is of, until now its own.
+func (r *Response) AnsweredBy(family string, accuracy float64) {
+	r.Variant, r.VariantVersion, r.Accuracy = r.Model, r.Version, accuracy
+	r.Model, r.Version = family, ""
+}

@@ -1,0 +1,372 @@
+package planning
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/place/replan"
+	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/sim"
+)
+
+// PlaceHelp is the part of the command's help that is about --place.
+const PlaceHelp = `--place plans together how many instances to rent and which variant each of them
+holds, for the --family and --model that are given. With --budget it is the fleet
+within it that serves the largest share of the queries at --rate, and of those the
+one with the most accurate answers. With --least-accuracy it is the cheapest that
+serves all of them at this mean accuracy. Rates are planned for as a leader with
+"--model-control leader" plans for them, --place-headroom times as high. The first
+plan is simulated, unless --evaluator is bound.`
+
+// A Placed is a problem of instances and what they hold.
+type Placed struct {
+	*plan.Problem
+	// Config has the families, the rate of all of them together, and how to simulate a plan.
+	Config        *sim.Config
+	Seeds         int
+	Headroom      float64
+	LeastAccuracy float64 // in (0, 1]; 0: the best within the budget
+	Source        string
+
+	renting *replan.Renting
+	names   map[names.ModelKey]string
+	rates   []float64 // by family
+}
+
+// open makes the program.
+func (p *Placed) open() error {
+	s := &replan.Snapshot{Latencies: map[names.TableKey]replan.Latencies{}}
+	p.names = map[names.ModelKey]string{}
+	merges, all := p.Config.Merge.Merges(), 0.0
+	var available []names.ModelKey
+	for i := range p.Config.Models {
+		m := &p.Config.Models[i]
+		if slices.ContainsFunc(s.Families, func(f replan.Family) bool { return f.Name == m.Name }) {
+			return fmt.Errorf("family: %q is given twice", m.Name)
+		}
+		all += cmp.Or(m.Weight, 1)
+		s.Families = append(s.Families, replan.Family{
+			Name: m.Name, QoSTarget: m.QoSTarget, Sizes: sim.Distribution(m.BatchSizes),
+		})
+		variants := m.Variants
+		if len(variants) == 0 {
+			variants = []sim.Variant{{Name: m.Name, Accuracy: 1, Latencies: m.Latencies}}
+		}
+		for _, v := range variants {
+			key := leader.ModelID{Name: v.Name, Version: 1}.Key()
+			if p.names[key] != "" {
+				return fmt.Errorf("family %s: another family has a variant %s, too", m.Name, v.Name)
+			}
+			p.names[key], available = v.Name, append(available, key)
+			s.Variants = append(s.Variants, replan.Variant{
+				Model: key, Family: m.Name, Accuracy: v.Accuracy, Merges: merges,
+				Largest: m.BatchSizes.Largest(),
+			})
+			for t, l := range v.Latencies {
+				s.Latencies[names.TableKey{Model: key, Type: names.LaneType(t)}] = l
+			}
+		}
+	}
+	var demand []float64
+	for i := range p.Config.Models {
+		rate := p.Rate * cmp.Or(p.Config.Models[i].Weight, 1) / all
+		p.rates, demand = append(p.rates, rate), append(demand, rate*p.Headroom)
+	}
+	for _, t := range p.Types {
+		s.Agents = append(s.Agents, replan.Agent{
+			Name: names.AgentName(t.Name), Type: names.LaneType(t.Name), Lanes: 1,
+			Available: available,
+		})
+	}
+	p.renting = replan.NewRenting(s, demand)
+	return nil
+}
+
+// Plan plans, and simulates the best plan if it is to.
+func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
+	progress func(string)) (*PlacedReport, error) {
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	progress("searching for a fleet and what it holds")
+	found, err := plan.Placed{
+		Program: p.renting.Program, LeastAccuracy: 100 * p.LeastAccuracy, Top: top,
+	}.Plan(ctx, p.Problem)
+	if err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	r := &PlacedReport{
+		Objective: "the most served, then the most accurate", Source: p.Source, Budget: p.Budget,
+		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy, Met: found.Met,
+		Bound: rounded(found.Bound / 100), BoundServed: rounded(found.BoundServed),
+		BoundPrice: rounded(found.BoundPrice), SearchSpace: found.SearchSpace,
+		Searched: found.Evaluations, Doubt: found.Doubt, Plans: []placedFleet{},
+	}
+	if p.LeastAccuracy > 0 {
+		r.Objective = leastCost
+	}
+	for _, m := range p.Config.Models {
+		r.Families = append(r.Families, m.Name)
+	}
+	for _, e := range p.renting.Unplaced {
+		r.Notes = append(r.Notes, strings.ReplaceAll(e.Text, "no agent", "no instance"))
+	}
+	for i := range found.Plans {
+		r.Plans = append(r.Plans, p.fleet(&found.Plans[i]))
+	}
+	if len(r.Plans) == 0 || r.Plans[0].Served == 0 {
+		return nil, errors.New(strings.Join(append(
+			[]string{"plan: no fleet within the limits serves any query in time"}, r.Notes...), "; "))
+	}
+	p.notes(r)
+	if simulate {
+		progress("simulating plan 1")
+		if err := p.simulate(ctx, &r.Plans[0]); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// fleet is a placement for people.
+func (p *Placed) fleet(from *plan.Placement) placedFleet {
+	f := placedFleet{
+		Configuration: map[string]int{}, Price: rounded(from.Price), Served: rounded(from.Served),
+		Accuracy: rounded(from.Accuracy / 100), Holds: []heldLayout{},
+		name: p.Name(from.Configuration),
+	}
+	for i, n := range from.Configuration {
+		f.Configuration[string(p.Types[i].Name)] = n
+	}
+	program := p.renting.Program
+	for c, n := range from.Counts {
+		if n == 0 {
+			continue
+		}
+		choice := &program.Choices[c]
+		h := heldLayout{Type: string(p.Types[choice.Type].Name), Count: n}
+		flow := map[string]float64{}
+		for i, part := range choice.Partitions {
+			for k, s := range part {
+				v := p.names[names.ModelKey(program.Variants[s.Variant].Model)]
+				flow[v] += from.Flow[c][i][k]
+				if !slices.Contains(h.Models, v) {
+					h.Models = append(h.Models, v)
+				}
+			}
+		}
+		for _, v := range h.Models {
+			h.Rate += flow[v]
+		}
+		h.Rate = rounded(h.Rate)
+		f.Holds = append(f.Holds, h)
+	}
+	slices.SortStableFunc(f.Holds, func(a, b heldLayout) int {
+		return cmp.Compare(p.typeIndex(a.Type), p.typeIndex(b.Type))
+	})
+	for i, forecast := range p.renting.Forecast(from.Solution) {
+		family := placedFamily{
+			Family: forecast.Family, Rate: rounded(p.rates[i]), Planned: rounded(forecast.Demand),
+			Served: rounded(forecast.Served), Accuracy: rounded(forecast.Accuracy),
+			Shares: map[string]float64{},
+		}
+		for _, s := range forecast.Shares {
+			family.Shares[p.names[s.Model]] = rounded(s.Share)
+			family.order = append(family.order, p.names[s.Model])
+		}
+		f.Families = append(f.Families, family)
+	}
+	return f
+}
+
+func (p *Placed) typeIndex(name string) int {
+	return slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
+}
+
+// notes says what falls short.
+func (p *Placed) notes(r *PlacedReport) {
+	first := &r.Plans[0]
+	if p.LeastAccuracy > 0 && !r.Met {
+		r.Notes = append(r.Notes, fmt.Sprintf("no fleet within the limits is found that serves all "+
+			"queries at an accuracy of %v: these come nearest", p.LeastAccuracy))
+	}
+	for _, f := range first.Families {
+		if f.Served < 1-1e-6 {
+			r.Notes = append(r.Notes, fmt.Sprintf("plan 1 leaves %.4g of the %.4g queries/s that are "+
+				"planned for of %s unserved", (1-f.Served)*f.Planned, f.Planned, f.Family))
+		}
+	}
+}
+
+// simulate simulates a fleet that holds what it is to hold, at the rate without headroom.
+func (p *Placed) simulate(ctx context.Context, f *placedFleet) error {
+	cfg := *p.Config
+	cfg.Rate, cfg.Pool, cfg.Holds = p.Rate, nil, nil
+	for _, t := range p.Types {
+		if n := f.Configuration[string(t.Name)]; n > 0 {
+			cfg.Pool = append(cfg.Pool, sim.Instances{Type: string(t.Name), Count: n})
+		}
+	}
+	for _, h := range f.Holds {
+		cfg.Holds = append(cfg.Holds, sim.Holding{Type: h.Type, Count: h.Count, Models: h.Models})
+	}
+	report, err := sim.RunSeeds(ctx, &cfg, p.Seeds, func(int) {})
+	if err != nil {
+		return fmt.Errorf("simulate plan 1: %w", err)
+	}
+	f.Simulated = &simulatedFleet{
+		WithinQoS: rounded(*report.QoSSatisfaction),
+		Accuracy:  rounded(cmp.Or(report.EffectiveAccuracy, 1)),
+	}
+	return nil
+}
+
+// A PlacedReport is the output of `muster plan --place`. Accuracies are in (0, 1].
+type PlacedReport struct {
+	Objective     string   `json:"objective"`
+	Families      []string `json:"families"`
+	Source        string   `json:"source"`
+	Budget        float64  `json:"budget_usd_per_hour,omitempty"`
+	Rate          float64  `json:"rate_qps"`
+	Headroom      float64  `json:"headroom"`
+	LeastAccuracy float64  `json:"least_accuracy,omitempty"`
+	// Met: the first plan serves all of the rate, and at the least accuracy.
+	Met         bool `json:"met"`
+	Searched    int  `json:"configurations_searched"`
+	SearchSpace int  `json:"search_space"`
+	// No fleet within the limits serves more than BoundServed, nor as much as the first plan at a
+	// higher accuracy than Bound; or does so at the least accuracy for less than BoundPrice.
+	BoundServed float64       `json:"bound_served_share,omitempty"`
+	Bound       float64       `json:"bound_accuracy,omitempty"`
+	BoundPrice  float64       `json:"bound_usd_per_hour,omitempty"`
+	Plans       []placedFleet `json:"plans"`
+	Notes       []string      `json:"notes,omitempty"`
+	Doubt       string        `json:"doubt,omitempty"`
+}
+
+type placedFleet struct {
+	Configuration map[string]int  `json:"configuration"`
+	Price         float64         `json:"price_usd_per_hour"`
+	Served        float64         `json:"served_share"`
+	Accuracy      float64         `json:"accuracy"`
+	Holds         []heldLayout    `json:"holds"`
+	Families      []placedFamily  `json:"families"`
+	Simulated     *simulatedFleet `json:"simulated,omitempty"`
+
+	name string
+}
+
+// A heldLayout is what some instances of a type hold, and how much of what is planned for they
+// serve together.
+type heldLayout struct {
+	Type   string   `json:"instance_type"`
+	Count  int      `json:"count"`
+	Models []string `json:"models"`
+	Rate   float64  `json:"serves_qps"`
+}
+
+type placedFamily struct {
+	Family   string             `json:"family"`
+	Rate     float64            `json:"rate_qps"`
+	Planned  float64            `json:"planned_qps"`
+	Served   float64            `json:"served_share"`
+	Accuracy float64            `json:"accuracy"`
+	Shares   map[string]float64 `json:"shares"`
+
+	order []string
+}
+
+// A simulatedFleet is a plan at the rate without headroom.
+type simulatedFleet struct {
+	WithinQoS float64 `json:"qos_satisfaction"`
+	Accuracy  float64 `json:"effective_accuracy"`
+}
+
+// WriteText writes the report for people: the plans, what the instances of the first hold, and what
+// that means for the families.
+func (r *PlacedReport) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: ", strings.Join(r.Families, ", "))
+	within := ""
+	if r.Budget > 0 {
+		within = fmt.Sprintf(", within %v $/hr", r.Budget)
+	}
+	if r.LeastAccuracy > 0 {
+		fmt.Fprintf(&b, "least cost for %v queries/s at an accuracy of %v%s\n", r.Rate,
+			r.LeastAccuracy, within)
+	} else {
+		fmt.Fprintf(&b, "the most of %v queries/s, then the most accurate%s\n", r.Rate, within)
+	}
+	fmt.Fprintf(&b, "%d of %d configurations placed, for %v times the rate (%s)\n\n", r.Searched,
+		r.SearchSpace, r.Headroom, r.Source)
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\t$/hr\tserved\taccuracy\tconfiguration")
+	for i, f := range r.Plans {
+		fmt.Fprintf(t, "%d\t%.3f\t%s %%\t%.4f\t%s\n", i+1, f.Price, percentDown(f.Served),
+			down(f.Accuracy), f.name)
+	}
+	t.Flush()
+	first := &r.Plans[0]
+	fmt.Fprintln(&b, "\nPlan 1:")
+	most := 0
+	for _, h := range first.Holds {
+		most = max(most, h.Count)
+	}
+	for _, h := range first.Holds {
+		fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%.1f queries/s\n", h.Type, bar(h.Count, most), h.Count,
+			strings.Join(h.Models, ", "), h.Rate)
+	}
+	t.Flush()
+	fmt.Fprintln(&b)
+	fmt.Fprintln(t, "  family\tqueries/s\tplanned for\tserved\taccuracy\tby")
+	for _, f := range first.Families {
+		var by []string
+		for _, v := range f.order {
+			by = append(by, fmt.Sprintf("%s %.1f %%", v, 100*f.Shares[v]))
+		}
+		fmt.Fprintf(t, "  %s\t%.1f\t%.1f\t%s %%\t%.4f\t%s\n", f.Family, f.Rate, f.Planned,
+			percentDown(f.Served), down(f.Accuracy), strings.Join(by, ", "))
+	}
+	t.Flush()
+	if s := first.Simulated; s != nil {
+		fmt.Fprintf(&b, "\nSimulated at %v queries/s: %.2f %% within QoS, accuracy %.4f.\n", r.Rate,
+			100*s.WithinQoS, s.Accuracy)
+	}
+	switch {
+	case r.BoundPrice > 0:
+		fmt.Fprintf(&b, "No fleet that does it costs less than %.3f $/hr.\n", r.BoundPrice)
+	case r.BoundServed > first.Served+5e-5:
+		fmt.Fprintf(&b, "No fleet within the limits serves more than %.2f %%.\n", 100*r.BoundServed)
+	case r.Bound > 0:
+		fmt.Fprintf(&b, "No fleet that serves as much has an accuracy above %.4f.\n",
+			math.Ceil(r.Bound*1e4-1e-6)/1e4)
+	}
+	if r.Doubt != "" {
+		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "\nNote: %s.\n", note)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// bar is a bar of n marks, of at most 24.
+func bar(n, most int) string {
+	return strings.Repeat("#", max(1, n*min(most, 24)/max(1, most)))
+}
+
+// percentDown writes a share as percent, rounded down, so that only all is 100.
+func percentDown(share float64) string { return fmt.Sprintf("%.2f", 100*down(share)) }
+
+// down rounds down to four decimals.
+func down(x float64) float64 { return math.Floor(x*1e4+1e-6) / 1e4 }

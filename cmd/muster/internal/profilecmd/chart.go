@@ -1,0 +1,129 @@
+package profilecmd
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/muster-serve/muster/profiles/sharing"
+	"github.com/muster-serve/muster/sim/picture"
+)
+
+// chart draws the measurements: how models scale with workers, how long a batch takes, and, where
+// it was measured, how much longer beside another model.
+func chart(f *sharing.File) *picture.Picture {
+	panels := []*picture.Panel{scalability(f), latencies(f)}
+	if f.Slowdown != nil {
+		panels = append(panels, slowdowns(f))
+	}
+	return picture.Page(len(panels), panels...)
+}
+
+// scalability is queries/s by workers, in parts of those of one.
+func scalability(f *sharing.File) *picture.Panel {
+	p := picture.New("Queries/s by workers", "workers, a core each", "parts of one worker's")
+	p.Width = vg.Points(320)
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, float64(f.Cores)+.2, 0, float64(f.Cores)
+	p.Add(picture.Grid(true))
+	ideal := &picture.Curve{
+		XYs:       plotter.XYs{{X: 0, Y: 0}, {X: float64(f.Cores), Y: float64(f.Cores)}},
+		LineStyle: draw.LineStyle{Color: picture.Grey, Width: vg.Points(1)},
+	}
+	p.Add(ideal)
+	for i, name := range modelsOf(f) {
+		one := f.QPS[name][1][0]
+		if one <= 0 {
+			continue
+		}
+		c := &picture.Curve{LineStyle: picture.Line(i), Mark: picture.Mark(i)}
+		for n := range f.Cores + 1 {
+			c.XYs = append(c.XYs, plotter.XY{X: float64(n), Y: f.QPS[name][n][0] / one})
+		}
+		p.Add(c)
+		p.Legend(fmt.Sprintf("%s (%.4g queries/s)", name, one), c)
+	}
+	p.Legend("no loss", ideal)
+	return p
+}
+
+// latencies are medians by batch size, of one worker and of all.
+func latencies(f *sharing.File) *picture.Panel {
+	p := picture.New("Time of a batch; dots: beside workers on all other cores", "batch size",
+		"median, ms")
+	p.Width = vg.Points(340)
+	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
+	p.Add(picture.Grid(true))
+	least, most := math.Inf(1), 0.0
+	for i, name := range modelsOf(f) {
+		c := &picture.Curve{LineStyle: picture.Line(i)}
+		all := &picture.Curve{
+			LineStyle: draw.LineStyle{Color: color.Transparent}, Mark: picture.Mark(i),
+		}
+		for _, l := range f.Latencies[name] {
+			at := plotter.XY{X: float64(l.BatchSize), Y: l.P50}
+			if l.Workers == f.Latencies[name][0].Workers {
+				c.XYs = append(c.XYs, at)
+			}
+			if l.Workers == f.Cores {
+				all.XYs = append(all.XYs, at)
+			}
+			least, most = min(least, l.P50), max(most, l.P50)
+		}
+		p.Add(c, all)
+		p.Legend(name, c, all)
+	}
+	p.X.Min, p.X.Max = 1, 1200
+	p.Y.Min, p.Y.Max = math.Pow10(int(math.Floor(math.Log10(max(least, 1e-6))))), 1.5*most
+	return p
+}
+
+// slowdowns is a table with a colour for each cell.
+func slowdowns(f *sharing.File) *picture.Panel {
+	names := modelsOf(f)
+	p := picture.New("Slowdown of a model beside another", "beside", "")
+	p.Width, p.Headroom = vg.Points(max(240, float64(90+46*len(names)))), 0
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, float64(len(names)), 0, float64(len(names))
+	var ticks plot.ConstantTicks
+	for i, name := range names {
+		ticks = append(ticks, plot.Tick{Value: float64(i) + .5, Label: name})
+	}
+	p.X.Tick.Marker, p.Y.Tick.Marker = ticks, ticks
+	p.Add(&heat{names, f.Slowdown})
+	return p
+}
+
+// A heat draws a cell for each two models, the darker the slower.
+type heat struct {
+	names    []string
+	slowdown map[string]map[string]float64
+}
+
+// Plot draws the cells.
+func (h *heat) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	for i, of := range h.names {
+		for j, beside := range h.names {
+			s := h.slowdown[of][beside]
+			dark := min(max(0, (s-1)/.5), 1) // half as long again is the darkest
+			cell := []vg.Point{
+				{X: x(float64(j)), Y: y(float64(i))}, {X: x(float64(j + 1)), Y: y(float64(i))},
+				{X: x(float64(j + 1)), Y: y(float64(i + 1))}, {
+					X: x(float64(j)), Y: y(float64(i + 1)),
+				},
+			}
+			blend := func(to uint8) uint8 { return uint8(255 - dark*float64(255-to)) }
+			full := picture.Colour(1)
+			c.FillPolygon(color.RGBA{blend(full.R), blend(full.G), blend(full.B), 255}, cell)
+			style := picture.Text(9)
+			style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+			c.FillText(style, vg.Point{X: x(float64(j) + .5), Y: y(float64(i) + .5)},
+				fmt.Sprintf("%.2f", s))
+		}
+	}
+}

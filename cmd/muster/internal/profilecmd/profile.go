@@ -1,0 +1,442 @@
+package profilecmd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/sharing"
+	"github.com/muster-serve/muster/runtime/isolate"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// A profiler measures subjects on the processors of this machine.
+type profiler struct {
+	cpus     []int // of the workers, in the order in which they are used
+	counts   []int // of workers to measure, in order
+	rounds   int
+	least    time.Duration // of a turn
+	subjects []*subject
+	// again loads a subject's model once more. The caller closes it.
+	again func(context.Context, *subject) (*subject, error)
+	file  *sharing.File
+	// progress is called with the parts that are done, of so many.
+	progress func(done, of int64)
+	done, of int64
+	sizes    *workload.BatchSizes
+}
+
+// mostRepeats is how often a result that is not sure is measured on.
+const mostRepeats = 2
+
+// run measures everything into p.file.
+func (p *profiler) run(ctx context.Context, pairs bool) error {
+	n := int64(len(p.subjects))
+	p.of = n + 1
+	if pairs {
+		p.of += n * (n + 1) / 2
+	}
+	p.file.QPS, p.file.HalfBandwidth = map[string][][]float64{}, map[string]float64{}
+	p.file.Models = map[string]sharing.Model{}
+	p.file.Latencies = map[string][]sharing.Latency{}
+	p.file.Low = []string{}
+	before, err := readUsage()
+	if err != nil {
+		return err
+	}
+	if p.file.Bandwidth, err = bandwidth(ctx, p.cpus); err != nil {
+		return err
+	}
+	p.file.BandwidthBy = "copying memory on all cores"
+	p.step()
+	for _, s := range p.subjects {
+		if err := p.scale(ctx, s); err != nil {
+			return err
+		}
+		p.step()
+	}
+	if pairs {
+		p.file.Slowdown = map[string]map[string]float64{}
+		p.file.SlowdownError = map[string]map[string]float64{}
+		for _, s := range p.subjects {
+			p.file.Slowdown[s.version.Model] = map[string]float64{}
+			p.file.SlowdownError[s.version.Model] = map[string]float64{}
+		}
+		for i, a := range p.subjects {
+			for _, b := range p.subjects[i:] {
+				if err := p.pair(ctx, a, b); err != nil {
+					return err
+				}
+				p.step()
+			}
+		}
+	}
+	after, err := readUsage()
+	if err != nil {
+		return err
+	}
+	p.file.Steal, p.file.Others = after.since(before)
+	return nil
+}
+
+func (p *profiler) step() {
+	p.done++
+	p.progress(p.done, p.of)
+}
+
+// workers returns a worker of a subject on each of some processors, which runs so many of its batch
+// sizes.
+func workers(s *subject, cpus []int, batches int, on func(worker, phase, round int) bool) ([]*pinned,
+	error) {
+	var all []*pinned
+	for i, cpu := range cpus {
+		pin, err := isolate.NewPin([]int{cpu})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &pinned{
+			subject: s, batches: batches, pin: pin,
+			on: func(phase, round int) bool { return on(i, phase, round) },
+		})
+	}
+	return all, nil
+}
+
+// scale measures a model's latencies with each count of workers, and what they serve.
+func (p *profiler) scale(ctx context.Context, s *subject) error {
+	name := s.version.Model
+	most := slices.Max(p.counts)
+	// Each round begins with another processor: they may not be equally fast.
+	all, err := workers(s, p.cpus[:most], len(s.batches), func(worker, phase, round int) bool {
+		return (worker+round)%most < p.counts[phase]
+	})
+	if err != nil {
+		return err
+	}
+	var unsure []string
+	for range mostRepeats {
+		if err := measure(ctx, all, len(p.counts), p.rounds, p.least); err != nil {
+			return err
+		}
+		p.file.Latencies[name], unsure = p.latencies(s, all)
+		if len(unsure) == 0 {
+			break
+		}
+	}
+	p.file.Unsure = append(p.file.Unsure, unsure...)
+	c := &s.version.Config
+	p.file.Models[name] = sharing.Model{
+		Version: s.version.Number, Checksum: s.checksum,
+		QoSTargetMS: float64(c.QoSTarget) / 1e6, QoSPercentile: c.QoSPercentile,
+		LargestBatchSize: p.largest(s),
+	}
+	return p.serves(ctx, s)
+}
+
+// latencies returns a model's latencies, by counts of workers and batch sizes, and which are
+// not sure.
+func (p *profiler) latencies(s *subject, all []*pinned) (list []sharing.Latency, unsure []string) {
+	for phase, count := range p.counts {
+		for batch, size := range s.batches {
+			var samples []sample
+			for _, w := range all {
+				for _, round := range w.rounds[phase] {
+					samples = append(samples, round[batch]...)
+				}
+			}
+			times := timesOf(samples)
+			l := sharing.Latency{
+				Workers: count, BatchSize: size, Samples: len(times),
+				Error: round(spread(times), 4),
+			}
+			slices.Sort(times)
+			ms := func(q float64) float64 {
+				return round(float64(quantile(times, q))/float64(time.Millisecond), 6)
+			}
+			l.P50, l.P90, l.P99 = ms(.5), ms(.9), ms(.99)
+			list = append(list, l)
+			if l.Error > sure {
+				unsure = append(unsure, fmt.Sprintf("%s, %d workers, batch size %d: %.0f %%",
+					s.version.Model, count, size, 100*l.Error))
+			}
+		}
+	}
+	return list, unsure
+}
+
+// serves computes the queries/s and the bandwidth of a model by its latencies.
+func (p *profiler) serves(ctx context.Context, s *subject) error {
+	name := s.version.Model
+	sizes, err := p.sizes.AtMost(p.largest(s))
+	if err != nil {
+		return err
+	}
+	by := map[int]float64{} // queries/s by count of workers
+	half := max(1, p.file.Cores/2)
+	for _, count := range p.counts {
+		if by[count], err = p.throughput(ctx, s, sizes, count); err != nil {
+			return err
+		}
+	}
+	rows := make([][]float64, p.file.Cores+1)
+	for w := range rows {
+		rows[w] = []float64{round(between(p.counts, by, w), 2)}
+	}
+	p.file.QPS[name] = rows
+	least, most := p.medians(s, p.counts[0]), p.medians(s, p.counts[len(p.counts)-1])
+	if expect(sizes, s.batches, least) < lowScalability*expect(sizes, s.batches, most) {
+		p.file.Low = append(p.file.Low, name)
+	}
+	p.file.HalfBandwidth[name] = round(rowBytes(s)*sizes.Mean()*rows[half][0]/1e9, 3)
+	return nil
+}
+
+// lowScalability is the part of its speed that a worker has left beside others of its model on all
+// cores below which the model counts as one of low worker scalability.
+const lowScalability = .8
+
+// medians returns a model's times by batch size, in ms.
+func (p *profiler) medians(s *subject, workers int) (y []float64) {
+	for _, l := range p.file.Latencies[s.version.Model] {
+		if l.Workers == workers {
+			y = append(y, l.P50)
+		}
+	}
+	return y
+}
+
+// largest is the largest batch size with which queries of a model come to one worker: the largest
+// that it serves within half of the target, so that it may wait as long. Larger ones are split.
+func (p *profiler) largest(s *subject) int {
+	largest := min(s.version.Config.LargestBatchSize, p.sizes.Largest())
+	half := float64(s.version.Config.QoSTarget) / float64(time.Millisecond) / 2
+	y := p.medians(s, p.counts[0])
+	for b := largest; b > 1; b-- {
+		if at(s.batches, y, b) <= half {
+			return b
+		}
+	}
+	return 1
+}
+
+// rowBytes is how many bytes of its tables a row of a query reads; 0 for a model whose model.yaml
+// names no tables.
+func rowBytes(s *subject) float64 {
+	bytes := 0.0
+	for _, t := range s.version.Config.Tables {
+		bytes += float64(t.Lookups * t.Dim * 4)
+	}
+	return bytes
+}
+
+// between is the value at w of a curve through (0, 0) and some points, linear between them.
+func between(counts []int, by map[int]float64, w int) float64 {
+	low, value := 0, 0.0
+	for _, c := range counts {
+		if w <= c {
+			return value + (by[c]-value)*float64(w-low)/float64(c-low)
+		}
+		low, value = c, by[c]
+	}
+	return value
+}
+
+// throughput is the most queries/s that so many workers serve within the model's QoS target, by
+// simulation with queries of the production trace.
+func (p *profiler) throughput(ctx context.Context, s *subject, sizes *workload.BatchSizes,
+	count int) (float64, error) {
+	const typ = "worker"
+	c := &s.version.Config
+	var knots []profiles.Knot
+	for _, l := range p.file.Latencies[s.version.Model] {
+		if l.Workers != count {
+			continue
+		}
+		ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
+		knots = append(knots, profiles.Knot{
+			// The tail of so few samples is what else ran on the machine. The simulated one comes
+			// of the batch sizes and of waiting.
+			BatchSize: l.BatchSize, Mean: ms(l.P50), P50: ms(l.P50), P90: ms(l.P50), P99: ms(l.P50),
+			Error: l.Error,
+		})
+	}
+	table, err := profiles.NewTable(profiles.Key{
+		Model: s.version.Model, InstanceType: typ, Provider: "cpu",
+	}, profiles.Learned, "measured", knots)
+	if err != nil {
+		return 0, err
+	}
+	if table.Mean(1) > c.QoSTarget {
+		return 0, nil // none of its queries
+	}
+	m := sim.Model{
+		Name: s.version.Model, QoSTarget: c.QoSTarget, QoSShare: min(c.QoSPercentile/100, .9999),
+		BatchSizes: sizes, Latencies: map[string]match.Latencies{typ: table},
+	}
+	pool := sim.Pool{{Type: typ, Count: count}}
+	limit, err := sim.FluidLimit([]sim.Model{m}, pool)
+	if err != nil {
+		return 0, err
+	}
+	// Enough that those within the target at the end do not count.
+	within := 20 * c.QoSTarget.Seconds() * limit.Rate
+	if within > mostQueries {
+		return limit.Rate, nil // waiting hardly matters
+	}
+	found, err := sim.FindThroughput(ctx, &sim.Config{
+		Models: []sim.Model{m}, Pool: pool, Queries: max(fewestQueries, int(within)), Seed: 1,
+	}, simSeeds, nil)
+	if err != nil {
+		return 0, fmt.Errorf("simulate %d workers of %s: %w", count, s.version.Model, err)
+	}
+	return found.Rate, nil
+}
+
+// How many queries a simulation has.
+const fewestQueries, mostQueries = 5000, 200_000
+
+// simSeeds is over how many runs a throughput is averaged.
+const simSeeds = 3
+
+// mostPairs is how often a pair is measured on until it is precise.
+const mostPairs = 4
+
+// pair measures how much longer a model's queries take beside the other's, each on half of the
+// cores. A model beside itself is beside a copy with tables of its own, as any other model has
+// them. On the same tables both go through the same rows at about the same time, and each finds in
+// the cache what the other has fetched: two workers of rm2 were .75 times as slow as one.
+func (p *profiler) pair(ctx context.Context, a, b *subject) error {
+	if a == b {
+		var err error
+		if b, err = p.again(ctx, a); err != nil {
+			return err
+		}
+		defer b.model.Close()
+	}
+	half := len(p.cpus) / 2
+	const first, second, both = 0, 1, 2
+	ofA, err := workers(a, p.cpus[:half], p.needed(a), func(_, phase, _ int) bool {
+		return phase != second
+	})
+	if err != nil {
+		return err
+	}
+	ofB, err := workers(b, p.cpus[half:2*half], p.needed(b), func(_, phase, _ int) bool {
+		return phase != first
+	})
+	if err != nil {
+		return err
+	}
+	set := func(of, beside *subject, r, err float64) {
+		p.file.Slowdown[of.version.Model][beside.version.Model] = round(r, 4)
+		p.file.SlowdownError[of.version.Model][beside.version.Model] = round(err, 4)
+	}
+	for try := 1; ; try++ {
+		if err := measure(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least); err != nil {
+			return err
+		}
+		r, errA := p.slowdown(ofA, first, both)
+		q, errB := p.slowdown(ofB, second, both)
+		if a.version == b.version {
+			r, errA = math.Sqrt(r*q), math.Hypot(errA, errB)/2
+			q, errB = r, errA
+		}
+		set(a, b, r, errA)
+		set(b, a, q, errB)
+		if err := max(errA, errB); err <= precise || try == mostPairs {
+			if err > sure {
+				p.file.Unsure = append(p.file.Unsure, fmt.Sprintf("%s beside %s: %.0f %%",
+					a.version.Model, b.version.Model, 100*err))
+			}
+			return nil
+		}
+	}
+}
+
+// slowdown is how much longer the workers' queries took in one phase than in another.
+func (p *profiler) slowdown(of []*pinned, alone, together int) (r, err float64) {
+	s := of[0].subject
+	sizes, e := p.sizes.AtMost(p.largest(s))
+	if e != nil {
+		return 0, 1
+	}
+	var before, after [][][]sample
+	for _, w := range of {
+		before, after = append(before, w.rounds[alone]...), append(after, w.rounds[together]...)
+	}
+	return ratio(sizes, s.batches[:of[0].batches], before, after)
+}
+
+// needed is how many of a model's batch sizes say how long its queries take: all up to the first
+// that is as large as the largest query.
+func (p *profiler) needed(s *subject) int {
+	largest := p.largest(s)
+	for i, b := range s.batches {
+		if b >= largest {
+			return i + 1
+		}
+	}
+	return len(s.batches)
+}
+
+// round rounds to some digits after the point, so that files can be read and compared.
+func round(x float64, digits int) float64 {
+	f := math.Pow10(digits)
+	return math.Round(x*f) / f
+}
+
+// batchesUpTo returns the batch sizes that are measured of a model.
+func batchesUpTo(largest int) []int {
+	var list []int
+	for _, b := range []int{1, 8, 32, 64, 128, 256, 512} {
+		if b < largest {
+			list = append(list, b)
+		}
+	}
+	return append(list, min(largest, 1000))
+}
+
+// countsUpTo returns the counts of workers that are measured: all of a small machine, and fewer and
+// fewer of a large one.
+func countsUpTo(cores int) []int {
+	var list []int
+	for n := 1; n < cores; {
+		list = append(list, n)
+		if n < 4 {
+			n++
+		} else {
+			n += n / 2
+		}
+	}
+	return append(list, cores)
+}
+
+// cpuModel is the processor's name.
+func cpuModel() string {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok &&
+			strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// byName sorts subjects, so that the same models give the same file in any order.
+func byName(subjects []*subject) {
+	slices.SortFunc(subjects, func(a, b *subject) int {
+		return cmp.Compare(a.version.Model, b.version.Model)
+	})
+}

@@ -1,0 +1,297 @@
+// Package releasecmd has the commands that say which versions of models a fleet serves: promote,
+// rollback, release and compare. They speak to any agent, which passes them to the leader, or with
+// --store to a model store, which fleets follow.
+package releasecmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/leader/canary"
+)
+
+// A Dial adds the flags of a client to a command. What it returns opens a connection to an agent,
+// and explains a call's error.
+type Dial func(*cobra.Command) (open func() (*grpc.ClientConn, error), explain func(error) error)
+
+// timeout bounds a call. It is longer than an agent waits for its leader's answer.
+const timeout = 10 * time.Second
+
+// Commands are the commands for releases.
+func Commands(dial Dial) []*cobra.Command {
+	return []*cobra.Command{
+		promote(dial), rollback(dial), show(dial, false), show(dial, true),
+	}
+}
+
+// A keeper has releases: an agent, or a store.
+type keeper interface {
+	SetRelease(ctx context.Context, req *control.SetReleaseRequest, _ ...grpc.CallOption) (
+		*control.ReleaseResponse, error)
+	Release(ctx context.Context, req *control.ReleaseRequest, _ ...grpc.CallOption) (
+		*control.ReleaseResponse, error)
+}
+
+// call makes a command make a call of an agent, or of the store at an address, and print the
+// answer. address is nil for a command that needs a fleet.
+func call(dial Dial, cmd *cobra.Command, address *string, do func(ctx context.Context, k keeper,
+	args []string) (*control.ReleaseResponse, error),
+	print func(io.Writer, *control.ReleaseResponse) error) *cobra.Command {
+	open, explain := dial(cmd)
+	asJSON := cmd.Flags().Bool("json", false, "print as JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		defer cancel()
+		var k keeper
+		if address != nil && *address != "" {
+			s, err := storecmd.Open(ctx, *address)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			k, explain = inStore{s}, func(err error) error {
+				return errors.New(status.Convert(err).Message())
+			}
+		} else {
+			conn, err := open()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			k = control.NewControlClient(conn)
+		}
+		resp, err := do(ctx, k, args)
+		if _, answered := status.FromError(err); err != nil && answered {
+			return explain(err)
+		} else if err != nil {
+			return err
+		}
+		if *asJSON {
+			text, err := protojson.MarshalOptions{
+				UseProtoNames: true, EmitUnpopulated: true,
+			}.Marshal(resp)
+			if err != nil {
+				return err
+			}
+			return terminal.PrintJSON(cmd.OutOrStdout(), json.RawMessage(text))
+		}
+		terminal.PlainMessage(resp)
+		return print(cmd.OutOrStdout(), resp)
+	}
+	return cmd
+}
+
+func promote(dial Dial) *cobra.Command {
+	req, share, after := &control.SetReleaseRequest{}, "", time.Duration(0)
+	cmd := &cobra.Command{
+		Use:   "promote MODEL VERSION",
+		Short: "Have a version of a model answer the queries that name none, or a share of them",
+		Long: `Have a version of a model answer the queries that name none, in the whole fleet and
+until another is promoted. With --share it is a canary: it answers that share of
+them beside the current version, until it is promoted, or rolled back by the rule
+that docs/releases.md states or by hand. "muster models compare" shows how it does.
+
+With --store no fleet is asked: the release is written to the store, and all fleets
+whose agents have this --model-store follow it as soon as they look. A fleet that
+follows a store writes its own releases there too.
+
+It needs the right "fleet" where clients have names.`,
+		Example: `  muster models promote ncf 3
+  muster models promote ncf 4 --share 5%
+  muster models promote ncf 4 --share 5% --promote-after 10m
+  muster models promote ncf 4 --store s3://acme-models/prod`,
+		Args: cobra.ExactArgs(2),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&share, "share", "",
+		"share of the queries, such as 5% or 0.05; without it, all of them")
+	flags.DurationVar(&after, "promote-after", 0,
+		"promote a canary that has served for so long and is no worse; 0: by hand")
+	flags.Uint64Var(&req.PromoteQueries, "promote-queries", 0,
+		"promote a canary that has answered so many queries and is no worse; 0: by hand")
+	flags.Float64Var(&req.Tolerance, "tolerance", 0,
+		"by how much a score may differ from the current version's before an answer counts as "+
+			"wrong; 0: 0.05")
+	address := storeFlag(cmd)
+	return call(dial, cmd, address, func(ctx context.Context, k keeper, args []string) (
+		*control.ReleaseResponse, error) {
+		var err error
+		if req.Version, err = strconv.ParseInt(args[1], 10, 64); err != nil || req.Version < 1 {
+			return nil, fmt.Errorf("version %q, want a whole number above 0", args[1])
+		}
+		if req.Share, err = ParseShare(share); err != nil {
+			return nil, err
+		}
+		if req.Share == 0 && (after != 0 || req.PromoteQueries != 0 || req.Tolerance != 0) {
+			return nil, fmt.Errorf("--promote-after, --promote-queries and --tolerance are for a " +
+				"canary: they need --share")
+		}
+		req.Model, req.PromoteAfterNs = args[0], int64(after)
+		return k.SetRelease(ctx, req)
+	}, printReleases)
+}
+
+// storeFlag adds --store to a command.
+func storeFlag(cmd *cobra.Command) *string {
+	address := new(string)
+	storecmd.AddFlag(cmd.Flags(), address, "store of the releases, in place of a fleet's agent")
+	return address
+}
+
+// ParseShare parses a share such as 5% or 0.05, above 0 and below 1; "" is 0.
+func ParseShare(text string) (float64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	number, percent := strings.CutSuffix(text, "%")
+	share, err := strconv.ParseFloat(number, 64)
+	if percent {
+		share /= 100
+	}
+	if err != nil || !(share > 0 && share < 1) {
+		return 0, fmt.Errorf("share %q, want one above 0 and below 1, such as 5%% or 0.05", text)
+	}
+	return share, nil
+}
+
+func rollback(dial Dial) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rollback MODEL",
+		Short: "Take a model's canary back or, if it has none, return to the version before",
+		Long: `Take a model's canary back: it answers no more queries that name no version. If the
+model has no canary, the version that was current before is current again.
+
+It needs the right "fleet" where clients have names.`,
+		Example: "  muster models rollback ncf",
+		Args:    cobra.ExactArgs(1),
+	}
+	return call(dial, cmd, storeFlag(cmd), func(ctx context.Context, k keeper, args []string) (
+		*control.ReleaseResponse, error) {
+		return k.SetRelease(ctx, &control.SetReleaseRequest{Model: args[0]})
+	}, printReleases)
+}
+
+// show is the command release, or compare.
+func show(dial Dial, compares bool) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "release [MODEL]",
+		Short:   "Show which versions of models are released",
+		Example: "  muster models release\n  muster models release ncf --json",
+		Args:    cobra.MaximumNArgs(1),
+	}
+	print := printReleases
+	var address *string
+	if compares {
+		cmd.Use, cmd.Short = "compare MODEL", "Show how a model's canary does beside the current "+
+			"version"
+		cmd.Long =
+			`Show how a model's canary does beside the current version, over the same time: what
+the leader has counted since it leads or since the canary came, whichever is later.
+Bounds hold with 99 % confidence, however often one looks.`
+		cmd.Example = "  muster models compare ncf"
+		cmd.Args, print = cobra.ExactArgs(1), printComparison
+	} else {
+		address = storeFlag(cmd)
+	}
+	return call(dial, cmd, address, func(ctx context.Context, k keeper, args []string) (
+		*control.ReleaseResponse, error) {
+		req := &control.ReleaseRequest{}
+		if len(args) > 0 {
+			req.Model = args[0]
+		}
+		return k.Release(ctx, req)
+	}, print)
+}
+
+func printReleases(out io.Writer, resp *control.ReleaseResponse) error {
+	if len(resp.GetReleases()) == 0 {
+		_, err := fmt.Fprintln(out, "nothing was released: the newest version of each model serves")
+		return err
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "MODEL\tCURRENT\tCANARY\tSHARE\tSTATE\tWHY")
+	for _, s := range resp.GetReleases() {
+		r, canary, share := s.GetRelease(), "-", "-"
+		if r.GetCanary() != 0 {
+			canary, share = fmt.Sprint(r.GetCanary()), percent(r.GetShare())
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\n", r.GetModel(), r.GetCurrent(), canary, share,
+			s.GetState(), cmp.Or(s.GetVerdict(), r.GetWhy()))
+	}
+	return t.Flush()
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.3g%%", 100*share) }
+
+func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
+	for _, s := range resp.GetReleases() {
+		r := s.GetRelease()
+		if r.GetCanary() == 0 {
+			fmt.Fprintf(out, "%s: version %d answers all queries, and no canary is on trial\n",
+				r.GetModel(), r.GetCurrent())
+			continue
+		}
+		fmt.Fprintf(out, "%s: version %d beside %d with %s of the queries, %s for %v\n%s\n\n",
+			r.GetModel(), r.GetCanary(), r.GetCurrent(), percent(r.GetShare()), s.GetState(),
+			time.Duration(s.GetAgeNs()).Round(time.Second), cmp.Or(s.GetVerdict(), r.GetWhy()))
+		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(
+			t, "VERSION\tQUERIES\tLATE\tFAILED\tLATE OR FAILED\tSLOW RUNS\tP50 RUN\tP99 RUN")
+		for _, x := range []struct {
+			version int64
+			*control.VersionCounts
+		}{{r.GetCurrent(), s.GetCurrent()}, {r.GetCanary(), s.GetCanary()}} {
+			fmt.Fprintf(t, "%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\n", x.version, x.GetQueries(),
+				x.GetLate(),
+				x.GetFailed(), bounds(x.GetLate()+x.GetFailed(), x.GetQueries()),
+				bounds(x.GetSlow(), x.GetRuns()), took(x.GetP50Ns()), took(x.GetP99Ns()))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		a := s.GetAnswers()
+		if a.GetCompared() == 0 {
+			fmt.Fprintln(out, "\nno answers were compared")
+			continue
+		}
+		fmt.Fprintf(
+			out, "\n%d answers were compared: %d are wrong, by more than %.3g (%s); the top "+
+				"difference of a score is %.3g in the mean, %.3g at most\n", a.GetCompared(),
+			a.GetWrong(),
+			r.GetTolerance(), bounds(a.GetWrong(), a.GetCompared()),
+			a.GetSum()/float64(a.GetCompared()), a.GetMost())
+	}
+	return nil
+}
+
+// bounds prints a share, with its bounds of 99 % confidence.
+func bounds(k, n uint64) string {
+	if n == 0 {
+		return "-"
+	}
+	low, high := canary.Bounds(k, n, .01)
+	return fmt.Sprintf("%s [%.2g, %.2g]", percent(float64(k)/float64(n)), 100*low, 100*high)
+}
+
+func took(ns int64) string {
+	if ns == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3g ms", float64(ns)/1e6)
+}

@@ -1,0 +1,326 @@
+// Package storecmd is the part of `muster models` that speaks to model stores: push, pull, and list
+// with --store.
+package storecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/term"
+
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/store"
+	"github.com/muster-serve/muster/models/store/remote"
+)
+
+// Commands are `muster models push` and `muster models pull`.
+func Commands() []*cobra.Command { return []*cobra.Command{newPush(), newPull()} }
+
+// AddFlag adds --store to flags.
+func AddFlag(flags *pflag.FlagSet, address *string, usage string) {
+	flags.StringVar(address, "store", "", usage+": a URL with one of the schemes "+
+		strings.Join(remote.Schemes(), ", ")+", such as s3://bucket/prefix")
+}
+
+// Open opens the store that --store names.
+func Open(ctx context.Context, address string) (*store.Store, error) {
+	if address == "" {
+		return nil, errors.New("store: empty, want the URL of a model store, such as " +
+			"s3://bucket/prefix or file:///srv/models")
+	}
+	s, err := remote.Open(ctx, address)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	return s, nil
+}
+
+// Self is who runs the program, as "user@host".
+func Self() string {
+	host, _ := os.Hostname() // "" if it has none
+	name := ""
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	return name + "@" + host
+}
+
+func newPush() *cobra.Command {
+	var address, dir, key string
+	var version int64
+	cmd := &cobra.Command{
+		Use:   "push MODEL|FOLDER...",
+		Short: "Put models into a store, for agents with --model-store",
+		Long: `Put the newest version of models, or the one that --version names, into a store. An
+argument is the path of a model's folder, or the name of a model in --dir.
+
+A version never changes: pushing other files as a version that the store has is an
+error, and pushing the same again does nothing. Versions with the same file share
+it. A push that was cut off goes on when it is repeated.`,
+		Example: `  muster models push ncf --store s3://acme-models/prod
+  muster models push ./train/out/ncf --version 4 --store file:///srv/models --sign release.key`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := Open(cmd.Context(), address)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			options := store.PushOptions{By: Self()}
+			if key != "" {
+				options.Sign, err = store.ReadSigner(key, func() (string, error) {
+					return askPassword(cmd.ErrOrStderr(), key)
+				})
+				if err != nil {
+					return fmt.Errorf("sign: %w", err)
+				}
+			}
+			for _, arg := range args {
+				if err := push(cmd, s, folderOf(dir, arg), version, options); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	AddFlag(cmd.Flags(), &address, "store to put the models into")
+	cmd.Flags().StringVar(&dir, "dir", agent.DefaultConfig().ModelDir, "directory of the models")
+	cmd.Flags().Int64Var(&version, "version", 0, "version to push; 0 means the newest")
+	cmd.Flags().StringVar(&key, "sign", "",
+		"file of a private key of minisign, with which the version's manifest is signed")
+	return cmd
+}
+
+// folderOf returns the folder that an argument of push names.
+func folderOf(dir, arg string) string {
+	if strings.ContainsRune(arg, filepath.Separator) {
+		return filepath.Clean(arg)
+	}
+	return filepath.Join(dir, arg)
+}
+
+func push(cmd *cobra.Command, s *store.Store, folder string, version int64,
+	options store.PushOptions) error {
+	folder, err := filepath.Abs(folder)
+	if err != nil {
+		return err
+	}
+	dir, name := filepath.Split(folder)
+	v, err := models.ReadNewest(dir, name)
+	if version != 0 {
+		v, err = models.ReadVersion(dir, name, version)
+	}
+	if err != nil {
+		return fmt.Errorf("push %s: %w", folder, err)
+	}
+	options.Progress = terminal.NewProgress(cmd.ErrOrStderr(), v.String())
+	pushed, err := s.Push(cmd.Context(), folder, v.Number, options)
+	if err != nil {
+		return err
+	}
+	m := pushed.Manifest
+	said := fmt.Sprintf("%s: pushed, %d files, %d bytes", v, len(m.Files), m.Bytes())
+	if shared := m.Bytes() - pushed.Sent; pushed.New && shared > 0 {
+		said += fmt.Sprintf(", of which %d were there", shared)
+	}
+	if !pushed.New {
+		said = fmt.Sprintf("%s: there already, with the same files, pushed %s by %s", v,
+			m.Created.Format(time.RFC3339), terminal.Plain(m.CreatedBy))
+	}
+	if pushed.Signed {
+		said += "; signed"
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), said)
+	return err
+}
+
+func askPassword(w io.Writer, key string) (string, error) {
+	if !term.IsTerminal(int(os.Stdin.Fd())) {
+		return "", fmt.Errorf("%s is encrypted, and there is no terminal to ask for its password",
+			key)
+	}
+	fmt.Fprintf(w, "password of %s: ", key)
+	word, err := term.ReadPassword(int(os.Stdin.Fd()))
+	fmt.Fprintln(w)
+	return string(word), err
+}
+
+func newPull() *cobra.Command {
+	var address, dir, keys string
+	cmd := &cobra.Command{
+		Use:   "pull MODEL[@VERSION]...",
+		Short: "Fetch models from a store into a model directory",
+		Long: `Fetch versions of models from a store into a model directory: by default the
+newest. Each file is checked by its SHA-256. The
+files are in the hidden folder .store there, to which the model's folder is a link.
+A pull that was cut off goes on when it is repeated.`,
+		Example: `  muster models pull ncf --store s3://acme-models/prod --dir ./model-repository
+  muster models pull ncf@3 --store file:///srv/models --require-signature release.pub`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := Open(cmd.Context(), address)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			f := &store.Fetcher{Store: s}
+			if keys != "" {
+				if f.Keys, err = store.ReadKeys(keys); err != nil {
+					return fmt.Errorf("require-signature: %w", err)
+				}
+			}
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			if f.Cache, err = store.OpenCache(dir, 0); err != nil {
+				return err
+			}
+			for _, arg := range args {
+				if err := pull(cmd, f, dir, arg); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	AddFlag(cmd.Flags(), &address, "store to fetch the models from")
+	cmd.Flags().StringVar(&dir, "dir", agent.DefaultConfig().ModelDir,
+		"directory to put the models into")
+	cmd.Flags().StringVar(&keys, "require-signature", "",
+		"file of public keys of minisign, of which one must have signed the versions")
+	return cmd
+}
+
+func pull(cmd *cobra.Command, f *store.Fetcher, dir, arg string) error {
+	ctx := cmd.Context()
+	name, digits, given := strings.Cut(arg, "@")
+	number, err := strconv.ParseInt(digits, 10, 64)
+	if given && (err != nil || number < 1) {
+		return fmt.Errorf("%q, want MODEL or MODEL@VERSION", arg)
+	}
+	if !given {
+		if number, err = f.Store.Newest(ctx, name); err != nil {
+			return err
+		}
+	}
+	m, _, _, err := f.Store.Trusted(ctx, name, number, f.Keys)
+	if err != nil {
+		return err
+	}
+	all := []*store.Manifest{m}
+	for _, held := range f.Cache.Held()[name] {
+		if held.Version != number {
+			all = append(all, held)
+		}
+	}
+	changed, err := f.Ensure(ctx, name, all, terminal.NewProgress(cmd.ErrOrStderr(), m.String()))
+	if err != nil {
+		return err
+	}
+	state := "pulled"
+	if !changed {
+		state = "there already"
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s in %s, %d bytes\n", m, state, dir, m.Bytes())
+	return err
+}
+
+// A listed is one version of a model in a store.
+type listed struct {
+	Model     string    `json:"model"`
+	Version   int64     `json:"version"`
+	Bytes     int64     `json:"bytes"`
+	Files     int       `json:"files"`
+	Created   time.Time `json:"created"`
+	CreatedBy string    `json:"created_by"`
+	Signed    bool      `json:"signed"`
+	// Problem is why the version cannot be read.
+	Problem string `json:"problem,omitempty"`
+}
+
+// List prints what the store at an address has.
+func List(cmd *cobra.Command, address string, asJSON bool) error {
+	s, err := Open(cmd.Context(), address)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	list, err := list(cmd.Context(), s)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return terminal.PrintJSON(cmd.OutOrStdout(), list)
+	}
+	table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "MODEL\tVERSION\tBYTES\tCREATED\tBY\tSIGNED")
+	for _, l := range list {
+		if l.Problem != "" {
+			fmt.Fprintf(table, "%s\t%d\tBROKEN: %s\n", l.Model, l.Version,
+				terminal.Plain(l.Problem))
+			continue
+		}
+		isSigned := "no"
+		if l.Signed {
+			isSigned = "yes"
+		}
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\n", l.Model, l.Version, l.Bytes,
+			l.Created.Format("2006-01-02 15:04"), terminal.Plain(l.CreatedBy), isSigned)
+	}
+	return table.Flush()
+}
+
+// readers is how many manifests are read at a time.
+const readers = 16
+
+func list(ctx context.Context, s *store.Store) ([]listed, error) {
+	index, err := s.Index(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := []listed{}
+	for name, entry := range index {
+		for _, version := range entry.Versions {
+			all = append(all, listed{
+				Model: name, Version: version, Signed: slices.Contains(entry.Signed, version),
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b listed) int {
+		if c := strings.Compare(a.Model, b.Model); c != 0 {
+			return c
+		}
+		return int(min(max(a.Version-b.Version, -1), 1))
+	})
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(readers)
+	for i := range all {
+		group.Go(func() error {
+			l := &all[i]
+			m, _, err := s.Manifest(ctx, l.Model, l.Version)
+			if err != nil {
+				l.Problem = err.Error()
+				return ctx.Err()
+			}
+			l.Bytes, l.Files, l.Created, l.CreatedBy = m.Bytes(), len(
+				m.Files), m.Created, m.CreatedBy
+			return nil
+		})
+	}
+	return all, group.Wait()
+}

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Brings the fleet's key of gossip and the agent's certificate from SSM's Parameter Store into memory
+# (muster-secrets.service), for muster.service, which reads them as the group muster-keys. The
+# machine's role may read these three parameters alone (worker-policy.json).
+set -eu
+
+metadata=http://169.254.169.254/latest
+token=$(curl --silent --fail --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" \
+  "$metadata/api/token")
+ask() { curl --silent --fail --header "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }
+
+fleet=$(ask tags/instance/muster:fleet)
+AWS_REGION=$(ask placement/region)
+export AWS_REGION
+
+umask 027
+mkdir -p /run/muster-secrets
+chgrp muster-keys /run/muster-secrets
+for name in gossip.key agent.crt agent.key; do
+  aws ssm get-parameter --with-decryption --name "/muster/$fleet/$name" \
+    --query Parameter.Value --output text >"/run/muster-secrets/$name.new"
+  chgrp muster-keys "/run/muster-secrets/$name.new"
+  mv "/run/muster-secrets/$name.new" "/run/muster-secrets/$name"
+done

@@ -1,0 +1,102 @@
+package beat
+
+import (
+	"maps"
+	"math"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
+)
+
+const (
+	// latencySeconds is of how many seconds' answers a [Meter] knows percentiles.
+	latencySeconds = 15
+	// busyOver is the time over which a [Meter] averages how busy lanes are: what is longer ago
+	// counts for 1/e.
+	busyOver = 10 * time.Second
+)
+
+// A Meter takes the counts of each second, and knows what needs several. It is not safe for
+// concurrent use.
+type Meter struct {
+	latency map[leader.ModelID]*[latencySeconds]*Latencies
+	at      int // of latency's arrays, where the last second is
+	busy    map[names.AgentName][]float64
+	took    bool
+}
+
+// NewMeter returns a meter that has taken nothing.
+func NewMeter() *Meter {
+	return &Meter{
+		latency: map[leader.ModelID]*[latencySeconds]*Latencies{},
+		busy:    map[names.AgentName][]float64{},
+	}
+}
+
+// Take takes the counts of the time that has passed since the last call. The meter keeps parts of
+// c: the caller must not change it afterwards. Agents without lanes in the term are forgotten:
+// lanes are how many each agent has that is there.
+func (m *Meter) Take(c *Counts, passed time.Duration, lanes map[names.AgentName]int) {
+	m.at = (m.at + 1) % latencySeconds
+	for model, seconds := range m.latency {
+		seconds[m.at] = nil
+		if c.Latency[model] == nil && *seconds == ([latencySeconds]*Latencies{}) {
+			delete(m.latency, model)
+		}
+	}
+	for model, l := range c.Latency {
+		seconds := m.latency[model]
+		if seconds == nil {
+			seconds = new([latencySeconds]*Latencies)
+			m.latency[model] = seconds
+		}
+		seconds[m.at] = l
+	}
+	maps.DeleteFunc(m.busy, func(a names.AgentName, _ []float64) bool { return lanes[a] == 0 })
+	keep := math.Exp(-passed.Seconds() / busyOver.Seconds())
+	if !m.took {
+		keep = 0 // nothing is known of the time before
+	}
+	m.took = true
+	for agent, n := range lanes {
+		busy := m.busy[agent]
+		if len(busy) != n {
+			grown := make([]float64, n)
+			copy(grown, busy)
+			busy, m.busy[agent] = grown, grown
+		}
+		now := c.Busy[agent]
+		for i := range busy {
+			share := 0.0
+			if i < len(now) && passed > 0 {
+				share = float64(now[i]) / float64(passed)
+			}
+			// An execution counts when it ends, so one that is longer than a second is more than
+			// all of that second; the mean is right.
+			busy[i] = keep*busy[i] + (1-keep)*share
+		}
+	}
+}
+
+// Busy returns the share of a lane's time in use, in [0, 1].
+func (m *Meter) Busy(agent names.AgentName, lane int) float64 {
+	if busy := m.busy[agent]; lane >= 0 && lane < len(busy) {
+		return min(1, busy[lane])
+	}
+	return 0
+}
+
+// Quantiles returns the median and the 99th percentile of a model's last answers, in nanoseconds;
+// NaN if there were none.
+func (m *Meter) Quantiles(model leader.ModelID) (p50, p99 float64) {
+	var all Latencies
+	if seconds := m.latency[model]; seconds != nil {
+		for _, l := range seconds {
+			if l != nil {
+				all.Join(l)
+			}
+		}
+	}
+	return all.Quantile(0.5), all.Quantile(0.99)
+}

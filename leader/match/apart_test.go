@@ -1,0 +1,99 @@
+package match
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+)
+
+// TestFamiliesApart: where agents hold one variant each, the lanes of a family are in one shard, so
+// that no query waits at a slow lane while a fast one of its family idles; and shards are of like
+// size.
+func TestFamiliesApart(t *testing.T) {
+	const families, lanes = 9, 45
+	cfg := Config{}
+	for f := range families {
+		for v := range 2 {
+			cfg.Models = append(cfg.Models, Model{
+				Name:   names.ModelKey(fmt.Sprintf("m%d-%d", f, v)),
+				Family: names.ModelKey(fmt.Sprintf("f%d", f)), Accuracy: 1 - 0.1*float64(v),
+				QoSTarget: time.Second, LargestBatchSize: 10,
+			})
+		}
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Unix(0, 0)
+	step := func(e *Event) {
+		t.Helper()
+		if _, _, err := m.Step(at, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range lanes {
+		model := cfg.Models[i%len(cfg.Models)].Name
+		step(&Event{
+			Kind: LaneJoined, Lane: LaneID(i + 1), Agent: names.AgentName(fmt.Sprint(i)),
+			Type: names.LaneType(fmt.Sprintf("t%d", i%3)), Models: []names.ModelKey{model},
+		})
+	}
+	step(&Event{Kind: TimePassed})
+	if len(m.shards) < 2 {
+		t.Fatalf("%d shards of %d lanes, want several", len(m.shards), lanes)
+	}
+	in := map[names.ModelKey]*shard{}
+	for _, s := range m.shards {
+		if len(s.lanes) < lanes/len(m.shards)-5 || len(s.lanes) > lanes/len(m.shards)+5 {
+			t.Errorf("a shard has %d lanes of %d in %d shards", len(s.lanes), lanes, len(m.shards))
+		}
+		for _, l := range s.lanes {
+			for i, holds := range l.holds {
+				if family := m.models[i].Family; holds && in[family] == nil {
+					in[family] = s
+				} else if holds && in[family] != s {
+					t.Errorf("the lanes of %s are in two shards", family)
+				}
+			}
+		}
+	}
+}
+
+// TestOnePart: lanes that hold what others hold too are dealt as if there were no families.
+func TestOnePart(t *testing.T) {
+	m, err := New(Config{Models: []Model{
+		{Name: "a", QoSTarget: time.Second, LargestBatchSize: 10},
+		{Name: "b", QoSTarget: time.Second, LargestBatchSize: 10},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		holds := []names.ModelKey{"a", "b"}
+		if i%4 == 0 {
+			holds = holds[:1]
+		}
+		e := Event{Kind: LaneJoined, Lane: LaneID(i + 1), Type: "t", Models: holds}
+		if _, _, err := m.Step(time.Unix(0, 0), &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := m.Step(time.Unix(0, 0), &Event{Kind: TimePassed}); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range m.shards {
+		both := 0
+		for _, l := range s.lanes {
+			if l.holds[1] {
+				both++
+			}
+		}
+		if both != 30/len(m.shards) || len(m.shards) != 2 {
+			t.Errorf("%d of the %d lanes of a shard of %d hold both", both, len(s.lanes),
+				len(m.shards))
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package match
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/muster-serve/muster/api/names"
+)
+
+// What an answer of a variant costs for its accuracy, in units of what an average query is worth:
+// regretOfPoint for each point (.01) below the family's best variant, and mostRegret at most.
+const regretOfPoint, mostRegret = 0.4, 5
+
+// A family is what a query asks for: the models that may answer it. For a query that names a model
+// it is that model alone.
+type family struct {
+	name     names.ModelKey // "" if it is one model, which the query names
+	variants []variant      // the most accurate first, then by name
+	// All variants agree in the QoS target, in ms, and in rejectLate; while they are being changed
+	// one after the other, what some allow is allowed. largest is the least of their largest batch
+	// sizes, and queries are split only if all variants may be.
+	target     float64
+	largest    int
+	rejectLate bool
+	splits     bool
+	renewed    bool // since the last arrange
+}
+
+// A variant is a model that may answer for a family.
+type variant struct {
+	model    int
+	accuracy float64 // in (0, 1]
+	regret   float64 // what an answer costs
+}
+
+// accuracy is the model's accuracy, 1 if it is unknown.
+func (m *Model) accuracy() float64 {
+	if m.Accuracy == 0 {
+		return 1
+	}
+	return m.Accuracy
+}
+
+// newFamily returns the family of the given models.
+func newFamily(name names.ModelKey, models []Model, of []int) family {
+	f := family{name: name, largest: MaxBatchSize, rejectLate: true, splits: true}
+	unknown, best := false, 0.0
+	for _, i := range of {
+		m := &models[i]
+		f.target = max(f.target, toMs(m.QoSTarget))
+		f.largest = min(f.largest, m.LargestBatchSize)
+		f.rejectLate, f.splits = f.rejectLate && m.RejectLate, f.splits && m.Splits
+		f.variants = append(f.variants, variant{model: i, accuracy: m.accuracy()})
+		unknown, best = unknown || m.Accuracy == 0, max(best, m.accuracy())
+	}
+	for i := range f.variants {
+		v := &f.variants[i]
+		v.regret = min(mostRegret, regretOfPoint*100*(best-v.accuracy))
+		if unknown && v.accuracy < best { // nobody knows by how much
+			v.regret = mostRegret
+		}
+	}
+	slices.SortFunc(f.variants, func(a, b variant) int {
+		return cmp.Or(cmp.Compare(b.accuracy, a.accuracy),
+			cmp.Compare(models[a.model].Name, models[b.model].Name))
+	})
+	return f
+}
+
+// A catalogue says what queries may ask for. Queries point to families, which therefore change in
+// place.
+type catalogue struct {
+	byName map[names.ModelKey]int     // models
+	alone  []*family                  // by model: the model alone
+	named  map[names.ModelKey]*family // families
+}
+
+func newCatalogue() catalogue {
+	return catalogue{byName: map[names.ModelKey]int{}, named: map[names.ModelKey]*family{}}
+}
+
+// asked returns what a query that names a model or a family asks for, nil if that is unknown. A
+// model goes before a family of the same name.
+func (c *catalogue) asked(name names.ModelKey) *family {
+	if i, ok := c.byName[name]; ok {
+		return c.alone[i]
+	}
+	return c.named[name]
+}
+
+// changed takes it that a model is new, has other settings, or is gone.
+func (c *catalogue) changed(models []Model, i int, was names.ModelKey) {
+	for len(c.alone) <= i {
+		c.alone = append(c.alone, &family{})
+	}
+	if models[i].Name == "" {
+		c.alone[i] = &family{} // no query asks for it
+	} else {
+		*c.alone[i] = newFamily("", models, []int{i})
+		c.alone[i].renewed = true
+	}
+	for _, name := range []names.ModelKey{was, models[i].Family} {
+		if name == "" {
+			continue
+		}
+		var of []int
+		for k := range models {
+			if models[k].Name != "" && models[k].Family == name {
+				of = append(of, k)
+			}
+		}
+		f := c.named[name]
+		if f == nil {
+			f = &family{}
+			c.named[name] = f
+		}
+		if len(of) > 0 {
+			*f = newFamily(name, models, of)
+		} else {
+			f.variants = nil // queries that wait may still ask for it
+		}
+		f.renewed = true
+	}
+}
+
+// settled takes it that what has changed is arranged. It forgets the families without variants that
+// no query asks for.
+func (c *catalogue) settled(queries map[QueryID]*query) {
+	for _, f := range c.alone {
+		f.renewed = false
+	}
+	for name, f := range c.named {
+		f.renewed = false
+		if len(f.variants) > 0 {
+			continue
+		}
+		asked := false
+		for _, q := range queries {
+			asked = asked || q.family == f
+		}
+		if !asked {
+			delete(c.named, name)
+		}
+	}
+}
+
+// each iterates over the families of several variants, and over the models that are in none.
+func (c *catalogue) each(models []Model) iter.Seq[*family] {
+	return func(yield func(*family) bool) {
+		for i, f := range c.alone {
+			if models[i].Name != "" && models[i].Family == "" && !yield(f) {
+				return
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(c.named)) {
+			if !yield(c.named[name]) {
+				return
+			}
+		}
+	}
+}
+
+// allowed returns the variants that may answer q, the most accurate first.
+func (q *query) allowed() []variant {
+	all := q.family.variants
+	for n := len(all); n > 0 && all[n-1].accuracy < q.accuracy; n-- {
+		all = all[:n-1]
+	}
+	return all
+}
+
+// may reports whether a model may answer q.
+func (q *query) may(model int) bool {
+	return slices.ContainsFunc(q.allowed(), func(v variant) bool { return v.model == model })
+}
+
+// table returns the latencies of a model on l, nil if l does not hold it or they are unknown.
+func (l *holding) table(model int) *Table {
+	if l.holds[model] {
+		return l.typ.tables[model]
+	}
+	return nil
+}
+
+// fastest returns the variant that takes the least time for q on l, and its latencies; -1 and nil
+// if l serves none.
+func (l *holding) fastest(q *query) (model int, t *Table) {
+	model = -1
+	for _, v := range q.allowed() {
+		if tab := l.table(v.model); tab != nil && (t == nil ||
+			tab.mean[q.batch] < t.mean[q.batch]) {
+			model, t = v.model, tab
+		}
+	}
+	return model, t
+}
+
+// inTime returns the variant that l runs for q under a policy that knows no accuracies: the most
+// accurate that takes no longer than the given time, in ms, else the fastest.
+func (l *holding) inTime(q *query, ms float64) (model int, latency float64) {
+	for _, v := range q.allowed() {
+		if tab := l.table(v.model); tab != nil && tab.mean[q.batch] <= ms {
+			return v.model, tab.mean[q.batch]
+		}
+	}
+	model, t := l.fastest(q)
+	if t == nil {
+		return -1, math.Inf(1)
+	}
+	return model, t.mean[q.batch]
+}
+
+// left returns the time until q's QoS target, in ms.
+func (m *Matcher) left(q *query) float64 { return q.family.target - (m.now - q.arrival) }

@@ -1,0 +1,239 @@
+package place
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+	"slices"
+)
+
+// A node of branch and bound: each free choice has between lo and hi agents. In the master program
+// of patterns each group may use so many of each type.
+type node struct {
+	lo, hi []int
+	bound  float64
+}
+
+// A frontier is the nodes still to be looked at, the one with the highest bound first.
+type frontier []*node
+
+func (f frontier) Len() int           { return len(f) }
+func (f frontier) Less(i, j int) bool { return f[i].bound > f[j].bound }
+func (f frontier) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
+func (f *frontier) Push(x any)        { *f = append(*f, x.(*node)) }
+func (f *frontier) Pop() any {
+	last := len(*f) - 1
+	n := (*f)[last]
+	*f = (*f)[:last]
+	return n
+}
+
+// worthwhile is the least gain for which the search goes on: a hundred-thousandth of a point of
+// accuracy or so.
+const worthwhile = 1e-7
+
+// A branching is branch and bound over a region.
+type branching struct {
+	*region
+	best   float64 // value of the best counts so far, or what is to be exceeded
+	counts []int   // those counts by free choice; nil if none exceeds best
+	trial  []int
+	caps   []float64
+}
+
+// branch looks for counts of the region's free choices that are worth more than best. It relaxes
+// nodes nodes at most and ends when the search's work reaches limit. bound is what no counts of the
+// region exceed; if the search was not cut off, that is the value of the best counts.
+func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bound float64) {
+	b := &branching{region: r, best: best, trial: make([]int, len(r.free))}
+	s := r.s
+	root := &node{lo: make([]int, len(r.free)), hi: make([]int, len(r.free))}
+	for f, i := range r.free {
+		c := &s.m.choices[i]
+		root.hi[f] = min(c.most, r.capacity[c.typ])
+		if c.simple() {
+			root.hi[f] = min(root.hi[f], int(math.Ceil(1/c.parts[0].offers[0].rate-1e-9)))
+		}
+	}
+	root.bound = math.Inf(1)
+	open := frontier{root}
+	for k := 0; len(open) > 0; k++ {
+		n := heap.Pop(&open).(*node)
+		if n.bound <= b.best+worthwhile {
+			return b.counts, b.best, max(b.best, n.bound)
+		}
+		if k >= nodes || s.work >= limit {
+			return b.counts, b.best, n.bound
+		}
+		_, bound, ok := b.relax(n.lo, n.hi)
+		n.bound = min(n.bound, bound)
+		if !ok || n.bound <= b.best+worthwhile {
+			continue
+		}
+		if k%64 == 0 {
+			b.dive(n, limit)
+			if _, _, ok := b.relax(n.lo, n.hi); !ok || n.bound <= b.best+worthwhile {
+				continue
+			}
+		}
+		b.try()
+		f := b.fractional()
+		if f < 0 {
+			// The relaxation is as it may be; its rounding was tried, and no counts of this node
+			// are better.
+			continue
+		}
+		split := int(math.Floor(b.agents[f] + 1e-7))
+		down := &node{n.lo, slices.Clone(n.hi), n.bound}
+		down.hi[f] = split
+		up := &node{slices.Clone(n.lo), n.hi, n.bound}
+		up.lo[f] = split + 1
+		heap.Push(&open, down)
+		heap.Push(&open, up)
+	}
+	return b.counts, b.best, b.best
+}
+
+// fractional is the free choice whose agents are farthest from whole, -1 if all are whole.
+func (b *branching) fractional() int {
+	best, far := -1, 1e-6
+	for f, x := range b.agents {
+		part := x - math.Floor(x)
+		if d := min(part, 1-part); d > far {
+			best, far = f, d
+		}
+	}
+	return best
+}
+
+// try compares two roundings of the last relaxation with the best counts: up, if there are so many
+// agents, so that all of its flow is served; and by the largest remainders.
+func (b *branching) try() {
+	left := slices.Clone(b.capacity)
+	fits := true
+	for f, n := range b.need {
+		t := b.s.m.choices[b.free[f]].typ
+		left[t] -= n
+		fits = fits && left[t] >= 0 && n <= b.s.m.choices[b.free[f]].most
+	}
+	if fits {
+		b.offer(b.need)
+		return
+	}
+	copy(left, b.capacity)
+	order := make([]int, 0, 16)
+	for f, x := range b.agents {
+		t := b.s.m.choices[b.free[f]].typ
+		n := max(0, min(left[t], int(math.Floor(x+1e-7)))) // left: x is as exact as rounding allows
+		b.trial[f] = n
+		left[t] -= n
+		if x-float64(n) > 1e-7 {
+			order = append(order, f)
+		}
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		return cmp.Compare(b.agents[j]-math.Floor(b.agents[j]), b.agents[i]-math.Floor(b.agents[i]))
+	})
+	for _, f := range order {
+		if t := b.s.m.choices[b.free[f]].typ; left[t] > 0 {
+			left[t]--
+			b.trial[f]++
+		}
+	}
+	b.offer(b.trial)
+}
+
+// offer compares counts with the best.
+func (b *branching) offer(counts []int) {
+	s := b.s
+	value := 0.0
+	for f, n := range counts {
+		value -= float64(n) * s.m.choices[b.free[f]].cost
+	}
+	for _, g := range b.groups {
+		group := &s.m.groups[g]
+		if !group.greedy {
+			// The group's flow takes a program of its own, so its counts are set for a moment.
+			value += b.sharedValue(g, counts)
+			continue
+		}
+		b.caps = append(b.caps[:0], b.fixed[g]...)
+		for f, n := range counts {
+			if n == 0 {
+				continue
+			}
+			for p := range s.m.choices[b.free[f]].parts {
+				part := &s.m.choices[b.free[f]].parts[p]
+				if part.group == g {
+					b.caps[part.offers[0].level] += float64(n) * part.offers[0].rate
+				}
+			}
+		}
+		left := 1.0
+		for level, rate := range b.caps {
+			x := min(left, rate)
+			value += x * group.levels[level]
+			if left -= x; left <= 0 {
+				break
+			}
+		}
+	}
+	s.work += len(b.groups) * len(counts)
+	if value > b.best+worthwhile/10 {
+		b.best, b.counts = value, slices.Clone(counts)
+	}
+}
+
+func (b *branching) sharedValue(g int, counts []int) float64 {
+	was := make([]int, len(counts))
+	for f, n := range counts {
+		was[f], b.s.n[b.free[f]] = b.s.n[b.free[f]], n
+	}
+	v := b.s.shared(g, nil)
+	for f, n := range was {
+		b.s.n[b.free[f]] = n
+	}
+	return v
+}
+
+// dive goes from the last relaxation, that of n, to whole counts: it makes the whole parts certain,
+// all at once, and when there are none, one more agent of the choice with the largest fraction.
+func (b *branching) dive(n *node, limit int) {
+	lo, hi := slices.Clone(n.lo), slices.Clone(n.hi)
+	for range 200 {
+		b.try()
+		if b.s.work >= limit {
+			return
+		}
+		used := make([]int, len(b.capacity))
+		for f, k := range lo {
+			used[b.s.m.choices[b.free[f]].typ] += k
+		}
+		moved := false
+		for f, x := range b.agents {
+			t := b.s.m.choices[b.free[f]].typ
+			whole := int(math.Floor(x + 1e-7))
+			if whole > lo[f] && whole <= hi[f] && used[t]+whole-lo[f] <= b.capacity[t] {
+				used[t] += whole - lo[f]
+				lo[f] = whole
+				moved = true
+			}
+		}
+		if !moved {
+			most, at := 1e-7, -1
+			for f, x := range b.agents {
+				t := b.s.m.choices[b.free[f]].typ
+				if x-float64(lo[f]) > most && lo[f] < hi[f] && used[t] < b.capacity[t] {
+					most, at = x-float64(lo[f]), f
+				}
+			}
+			if at < 0 {
+				return
+			}
+			lo[at]++
+		}
+		if _, bound, ok := b.relax(lo, hi); !ok || bound <= b.best+worthwhile {
+			return
+		}
+	}
+}

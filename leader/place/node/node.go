@@ -1,0 +1,271 @@
+// Package node moves lanes between the models that share an agent, as their loads change: Hera's
+// node manager (Algorithm 3), fed with what a leader knows. It loads nothing and moves no model.
+//
+// The package has no clock and no goroutine. A Manager is not safe for concurrent use.
+package node
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/place"
+)
+
+// Period is how often [Manager.Step] should be called.
+const Period = time.Second
+
+// mostAnswers bounds the answers whose latencies are kept of a partition and period: beyond it the
+// later ones replace the earlier.
+const mostAnswers = 4096
+
+// An Agent shares its lanes between the models of its layout.
+type Agent struct {
+	Name  names.AgentName
+	Lanes place.Layout // as it has them now
+}
+
+// A Family is what arrived for a model, or for any of a family's variants.
+type Family struct {
+	Arrived     uint64 // since the beginning
+	WaitingLate int    // of those that wait for a lane now
+	Models      []string
+	QoSTarget   time.Duration
+	Share       float64 // of the queries that should be answered within QoSTarget, in (0, 1)
+}
+
+// A Move gives an agent's models other numbers of lanes.
+type Move struct {
+	Agent    names.AgentName
+	From, To place.Layout
+	// Why says what both models had and asked for, for logs.
+	Why string
+}
+
+// A Manager decides which lanes move. The zero value is not ready; use [New].
+type Manager struct {
+	agents  map[names.AgentName]*agent
+	arrived map[string]uint64 // by family's first model, at the last step
+	stepped bool
+}
+
+// New returns a manager that knows nothing yet.
+func New() *Manager {
+	return &Manager{agents: map[names.AgentName]*agent{}, arrived: map[string]uint64{}}
+}
+
+// An agent is what was seen of one since the last step.
+type agent struct {
+	models map[string]*seen
+	calm   [2]int
+}
+
+// seen is what was seen of a model on an agent.
+type seen struct {
+	answered  int
+	latencies []time.Duration // of the period
+	// Of the runs: a mean over periods, and of the squares. They are forgotten slowly, so that one
+	// quiet period does not leave them unknown.
+	weight, time, square float64
+}
+
+// forget is by how much the runs of former periods count less each period.
+const forget = 0.7
+
+// Answered notes that an agent has run a query: for how long, with the share of a run of several,
+// and how long its client has waited. Of agents that share nothing nothing is kept.
+func (m *Manager) Answered(name names.AgentName, model string, execution, latency time.Duration) {
+	a := m.agents[name]
+	if a == nil {
+		return
+	}
+	s := a.models[model]
+	if s == nil {
+		return
+	}
+	if len(s.latencies) < mostAnswers {
+		s.latencies = append(s.latencies, latency)
+	} else {
+		s.latencies[s.answered%mostAnswers] = latency
+	}
+	s.answered++
+	s.weight++
+	s.time += execution.Seconds()
+	s.square += execution.Seconds() * execution.Seconds()
+}
+
+// shares reports whether lanes can move between the partitions of a layout.
+func shares(l place.Layout) bool {
+	if len(l.Partitions) != 2 {
+		return false
+	}
+	a, b := l.Partitions[0], l.Partitions[1]
+	return a.Lanes > 0 && b.Lanes > 0 && a.Lanes+b.Lanes > 2 && a.Cores == b.Cores
+}
+
+// Step looks at a period that has passed since the last step, and returns the lanes to move. Agents
+// that are not named are forgotten.
+func (m *Manager) Step(passed time.Duration, agents []Agent, families []Family) (moves []Move) {
+	arrivals := map[string]float64{} // queries/s, by model's family
+	of := map[string]*Family{}       // by model
+	now := map[string]uint64{}
+	answered := map[*Family]int{}
+	for i := range families {
+		f := &families[i]
+		if len(f.Models) == 0 {
+			continue
+		}
+		id := f.Models[0]
+		now[id] = f.Arrived
+		if before, ok := m.arrived[id]; ok && f.Arrived >= before && passed > 0 {
+			arrivals[id] = float64(f.Arrived-before) / passed.Seconds()
+		}
+		for _, model := range f.Models {
+			of[model] = f
+		}
+	}
+	m.arrived = now
+	known := m.agents
+	m.agents = map[names.AgentName]*agent{}
+	for _, x := range agents {
+		if !shares(x.Lanes) {
+			continue
+		}
+		a := known[x.Name]
+		if a == nil {
+			a = &agent{models: map[string]*seen{}}
+		}
+		m.agents[x.Name] = a
+		for _, p := range x.Lanes.Partitions {
+			for _, key := range p.Models {
+				model, _ := key.Split()
+				if a.models[model] == nil {
+					a.models[model] = &seen{}
+				}
+				if f := of[model]; f != nil {
+					answered[f] += a.models[model].answered
+				}
+			}
+		}
+	}
+	for _, x := range agents {
+		a := m.agents[x.Name]
+		if a == nil {
+			continue
+		}
+		if move, ok := a.step(x, of, arrivals, answered, len(m.agents)); ok && m.stepped {
+			moves = append(moves, move)
+		}
+		for _, s := range a.models {
+			s.answered, s.latencies = 0, s.latencies[:0]
+			s.weight, s.time, s.square = forget*s.weight, forget*s.time, forget*s.square
+		}
+	}
+	m.stepped = true
+	return moves
+}
+
+// step is Step for one agent. answered is how many queries of a family all agents have answered
+// that share lanes, of which there are so many.
+func (a *agent) step(x Agent, of map[string]*Family, arrivals map[string]float64,
+	answered map[*Family]int, agents int) (Move, bool) {
+	machine := place.Machine{}
+	for _, p := range x.Lanes.Partitions {
+		machine.Cores += p.Lanes
+	}
+	var tenants [2]place.Tenant
+	for i, p := range x.Lanes.Partitions {
+		t := &tenants[i]
+		t.Workers, t.Calm = p.Lanes, a.calm[i]
+		var all seen
+		target, share := math.Inf(1), 0.0
+		for _, key := range p.Models {
+			model, _ := key.Split()
+			s, f := a.models[model], of[model]
+			if f == nil {
+				continue // nobody has asked for it
+			}
+			part := 1 / float64(max(1, agents))
+			if n := answered[f]; n > 0 {
+				part = float64(s.answered) / float64(n)
+			}
+			traffic := part * arrivals[f.Models[0]]
+			t.Traffic += traffic
+			t.Tail = max(t.Tail, tail(s.latencies, f))
+			if waits := part * float64(f.WaitingLate); waits > 0 {
+				t.Tail = max(t.Tail, 1+waits/max(1, traffic))
+			}
+			all.weight += s.weight
+			all.time += s.time
+			all.square += s.square
+			target, share = min(target, f.QoSTarget.Seconds()), max(share, f.Share)
+		}
+		t.Profile = all.profile(machine.Cores, target, share)
+	}
+	next, _ := machine.Adjust(tenants)
+	a.calm = [2]int{next[0].Calm, next[1].Calm}
+	// A lane that neither asks for stays where it is.
+	for i := range next {
+		spare := machine.Cores - next[0].Workers - next[1].Workers
+		next[i].Workers += max(0, min(spare, tenants[i].Workers-next[i].Workers))
+	}
+	if next[0].Workers == tenants[0].Workers {
+		return Move{}, false
+	}
+	to := place.Layout{Partitions: slices.Clone(x.Lanes.Partitions)}
+	for i := range to.Partitions {
+		to.Partitions[i].Lanes = next[i].Workers
+	}
+	return Move{Agent: x.Name, From: x.Lanes, To: to, Why: why(&tenants, x.Lanes)}, true
+}
+
+// why says what each partition's queries/s were, and its tail latency.
+func why(tenants *[2]place.Tenant, l place.Layout) string {
+	var text [2]string
+	for i, t := range tenants {
+		text[i] = fmt.Sprintf("%s had %.3g queries/s, of %.3g that %d lanes serve, at %.2g of its "+
+			"target", l.Partitions[i].Models[0], t.Traffic, t.Profile.QPS[t.Workers][0], t.Workers,
+			t.Tail)
+	}
+	return text[0] + "; " + text[1]
+}
+
+// tail is the latency within which the family's share of the answers came, by its target.
+func tail(latencies []time.Duration, f *Family) float64 {
+	if len(latencies) == 0 || f.QoSTarget <= 0 {
+		return 0
+	}
+	slices.Sort(latencies)
+	n := min(int(f.Share*float64(len(latencies))), len(latencies)-1)
+	return float64(latencies[n]) / float64(f.QoSTarget)
+}
+
+// How much of their time lanes can be in use.
+const leastUse, mostUse = 0.5, 0.9
+
+// profile is how many queries/s so many lanes serve within a target, in seconds. The wait for a lane
+// is about exponential in heavy traffic, with the mean of Kingman's formula: the use of the lanes is
+// such that a share of the queries waits no longer than the target leaves.
+func (s *seen) profile(lanes int, target, share float64) *place.Profile {
+	p := &place.Profile{QPS: make([][]float64, lanes+1)}
+	for w := range p.QPS {
+		p.QPS[w] = []float64{0}
+	}
+	mean, square := target/2, target*target/4 // nothing has run yet
+	if s.weight > 0 && s.time > 0 {
+		mean, square = s.time/s.weight, s.square/s.weight
+	}
+	if math.IsInf(target, 1) || mean <= 0 {
+		return p
+	}
+	for w := 1; w <= lanes; w++ {
+		use := leastUse
+		if left := target - mean; left > 0 {
+			use = 1 + math.Log(max(1-share, 1e-6))*square/mean/2/float64(w)/left
+		}
+		p.QPS[w][0] = min(max(use, leastUse), mostUse) * float64(w) / mean
+	}
+	return p
+}

@@ -1,0 +1,91 @@
+package replan
+
+import (
+	"slices"
+	"time"
+)
+
+// DemandWindow is the length of the windows in which a [Demand] counts.
+const DemandWindow = time.Second
+
+// demandAlpha is the weight of a window in the moving average.
+const demandAlpha = 1 / 2.6
+
+// A Demand estimates at which rate a family's queries arrive, from a count of all that have
+// arrived. The zero value has seen nothing. It is not safe for concurrent use.
+type Demand struct {
+	began   bool
+	since   time.Time // of the window that is open
+	count   uint64    // then
+	first   time.Time // when the first query was known
+	any     bool
+	windows []window // those that have ended, the newest last
+	mean    float64
+}
+
+type window struct {
+	end  time.Time
+	rate float64
+}
+
+// Count takes that so many queries have arrived in all by now. A count below the last one begins
+// anew: whoever counts has forgotten some.
+func (d *Demand) Count(now time.Time, arrived uint64) {
+	if !d.began || arrived < d.count {
+		d.began, d.since, d.count = true, now, arrived
+		return
+	}
+	if arrived > d.count && !d.any {
+		d.any, d.first = true, now
+	}
+	took := now.Sub(d.since)
+	if took < DemandWindow {
+		return
+	}
+	rate := float64(arrived-d.count) / took.Seconds()
+	if len(d.windows) == 0 {
+		d.mean = rate
+	}
+	d.mean += demandAlpha * (rate - d.mean)
+	d.since, d.count = now, arrived
+	d.windows = append(d.windows, window{now, rate})
+	if n := len(d.windows); n > 4 && n == cap(d.windows) { // rather than grow
+		old := slices.IndexFunc(d.windows,
+			func(w window) bool { return now.Sub(w.end) < 2*longestDemand })
+		d.windows = slices.Delete(d.windows, 0, max(0, old))
+	}
+}
+
+// longestDemand is the longest time over which a Demand can be asked.
+const longestDemand = time.Minute
+
+// Last is the rate in the last window that has ended, in queries/s; 0 if none has.
+func (d *Demand) Last() float64 {
+	if len(d.windows) == 0 {
+		return 0
+	}
+	return d.windows[len(d.windows)-1].rate
+}
+
+// Mean is a moving average of the windows' rates.
+func (d *Demand) Mean() float64 { return d.mean }
+
+// Most is the largest rate of a window that ended within the time before now, at most a minute.
+func (d *Demand) Most(now time.Time, within time.Duration) float64 {
+	most := 0.0
+	for _, w := range slices.Backward(d.windows) {
+		if now.Sub(w.end) >= within {
+			break
+		}
+		most = max(most, w.rate)
+	}
+	return most
+}
+
+// Known is how long ago the first query arrived; 0 if none has.
+func (d *Demand) Known(now time.Time) time.Duration {
+	if !d.any {
+		return 0
+	}
+	return now.Sub(d.first)
+}

@@ -1,0 +1,781 @@
+package replan
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/internal/assign"
+	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A Problem is a snapshot's, with the demand to plan for. It shares nothing that changes.
+type Problem struct {
+	agents     []Agent // without those that leave
+	current    []place.Layout
+	only       map[names.AgentName]bool // agents that keep what is current
+	variants   []Variant
+	families   []Family
+	rate       []float64 // by family, that arrives
+	demand     []float64 // by family, to plan for
+	latencies  map[names.TableKey]Latencies
+	layouts    map[names.LaneType][]place.Layout
+	barred     map[bar]time.Time
+	calm       bool // only what serves more is worth a change
+	generation int
+	reason     string
+	steps      int
+	seed       uint64
+
+	model   map[names.ModelKey]int // index in variants
+	family  map[string]int
+	sizes   [][]bin           // by family
+	limit   [][]time.Duration // by family and bin
+	classes [][]int           // by family: the largest batch of each class
+	first   []int             // by family: its first class
+	kinds   []*kind
+	program place.Program
+	choices []option // by choice of program
+}
+
+// An option is a layout of a kind.
+type option struct{ kind, layout int }
+
+// A kind is agents that can hold the same layouts at the same rates.
+type kind struct {
+	typ     names.LaneType
+	lanes   int
+	agents  []int
+	layouts []place.Layout
+	names   []string
+}
+
+// A bin is a narrow range of batch sizes.
+type bin struct {
+	mean, largest int
+	share         float64
+}
+
+// A Plan is the solution of a problem, agent by agent.
+type Plan struct {
+	problem  *Problem
+	layouts  []place.Layout // by agent of the problem
+	families []place.FamilyForecast
+	// Served and Accuracy (points) of the plan's agents and of those there are now, for the demand
+	// planned for; and the accuracy that no placement exceeds.
+	Served, Accuracy         float64
+	KeptServed, KeptAccuracy float64
+	Bound                    float64
+	Steps                    int
+	missing                  []Event
+}
+
+// horizon is the time in which a change must gain more than it costs.
+const horizon = 30 * time.Second
+
+// disturbance is what an agent's change costs, in points of accuracy of what the agent serves
+// while it loads.
+const disturbance = 10
+
+// usualLoad is how long a load takes of which nothing is known.
+const usualLoad = 5 * time.Second
+
+// Solve solves the problem. It takes below a second of a core and may run beside a step.
+func (p *Problem) Solve() *Plan {
+	plan := &Plan{problem: p}
+	p.build(plan)
+	sol, err := place.Solve(&p.program, p.steps)
+	if err != nil { // the program is made here, so that it is valid
+		panic(err)
+	}
+	plan.Served, plan.Accuracy, plan.Bound, plan.Steps = sol.Served, sol.Accuracy, sol.Bound,
+		sol.Steps
+	plan.families = p.forecast(&p.program, sol)
+	p.assign(plan, sol.Counts)
+	kept := p.keep()
+	if sol, err = place.Solve(kept, 0); err != nil {
+		panic(err)
+	}
+	plan.KeptServed, plan.KeptAccuracy = sol.Served, sol.Accuracy
+	if !plan.gains() {
+		plan.layouts = slices.Clone(p.current)
+		plan.Served, plan.Accuracy = plan.KeptServed, plan.KeptAccuracy
+		plan.families = p.forecast(kept, sol)
+	}
+	p.standBy(plan)
+	return plan
+}
+
+// gains reports whether the plan is worth its changes: what it serves more, and more accurately,
+// within the horizon is more than what agents lose that load.
+func (plan *Plan) gains() bool {
+	p := plan.problem
+	demand := 0.0
+	for _, d := range p.demand {
+		demand += d
+	}
+	more := plan.Served - plan.KeptServed
+	if p.calm && more < .01 {
+		return false
+	}
+	points := plan.Served*plan.Accuracy - plan.KeptServed*plan.KeptAccuracy + 100*more
+	cost := 0.0
+	for i := range p.agents {
+		if !plan.layouts[i].Equal(p.current[i]) {
+			cost += disturbance * p.load(p.current[i], plan.layouts[i]).Seconds() /
+				float64(len(p.agents))
+		}
+	}
+	return points*horizon.Seconds() > cost
+}
+
+// load is how long an agent that holds one layout takes to another.
+func (p *Problem) load(from, to place.Layout) time.Duration {
+	all := time.Duration(0)
+	for _, m := range to.Models() {
+		if !from.Has(m) {
+			all += usualLoad
+			if i, ok := p.model[m]; ok && p.variants[i].Load > 0 {
+				all += p.variants[i].Load - usualLoad
+			}
+		}
+	}
+	return max(all, 10*time.Millisecond) // new lanes at the least
+}
+
+// build makes the program.
+func (p *Problem) build(plan *Plan) {
+	p.model, p.family = map[names.ModelKey]int{}, map[string]int{}
+	for i := range p.variants {
+		p.model[p.variants[i].Model] = i
+	}
+	for i := range p.families {
+		p.family[p.families[i].Name] = i
+		p.sizes = append(p.sizes, coarse(p.families[i].Sizes))
+	}
+	p.group()
+	p.limits()
+	p.cut()
+	p.program = place.Program{Seed: p.seed}
+	for i := range p.variants {
+		v := &p.variants[i]
+		p.program.Variants = append(p.program.Variants, place.Variant{
+			Model: string(v.Model), Family: v.Family, Accuracy: 100 * accuracy(v),
+		})
+	}
+	slowest := make([]float64, len(p.families)) // by family: the least that an agent serves
+	for k, kind := range p.kinds {
+		p.program.Types = append(p.program.Types, place.Type{
+			Name: string(kind.typ), Count: len(kind.agents),
+		})
+		for l := range kind.layouts {
+			c := p.choice(k, l)
+			if len(c.Partitions) == 0 {
+				continue
+			}
+			p.program.Choices = append(p.program.Choices, c)
+			p.choices = append(p.choices, option{k, l})
+			p.slowest(&c, slowest)
+		}
+	}
+	total := 0.0
+	for _, d := range p.demand {
+		total += d
+	}
+	for f := range p.families {
+		// A family that is hardly asked for keeps a host all the same.
+		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
+		p.demand[f] = asked + burden*math.Sqrt(asked*p.best(f))
+		for k := range p.classes[f] {
+			p.program.Classes = append(p.program.Classes, place.Class{
+				Family: p.families[f].Name, Rate: p.demand[f] * p.share(f, k),
+			})
+		}
+	}
+	current := make([]int, len(p.choices))
+	load := 0.0
+	for c, o := range p.choices {
+		for _, a := range p.kinds[o.kind].agents {
+			if p.current[a].String() == p.kinds[o.kind].names[o.layout] {
+				current[c]++
+			}
+		}
+	}
+	for i := range p.variants {
+		load += cmp.Or(p.variants[i].Load, usualLoad).Seconds() / float64(len(p.variants))
+	}
+	p.program.Current = current
+	p.program.Change = disturbance * load / horizon.Seconds()
+	plan.missing = p.missing()
+}
+
+func accuracy(v *Variant) float64 {
+	if v.Accuracy == 0 {
+		return 1
+	}
+	return v.Accuracy
+}
+
+// group makes the kinds.
+func (p *Problem) group() {
+	byType := map[names.LaneType][]place.Layout{}
+	seen := map[names.LaneType]map[string]bool{}
+	add := func(t names.LaneType, l place.Layout) {
+		if seen[t] == nil {
+			seen[t] = map[string]bool{}
+		}
+		if name := l.String(); !seen[t][name] && len(l.Partitions) > 0 {
+			seen[t][name] = true
+			byType[t] = append(byType[t], l)
+		}
+	}
+	for i := range p.agents {
+		t := p.agents[i].Type
+		if seen[t] == nil {
+			for _, v := range p.variants {
+				add(t, place.NewLayout(v.Model))
+			}
+			for _, l := range p.layouts[t] {
+				add(t, l)
+			}
+		}
+		add(t, p.current[i])
+	}
+	index := map[string]*kind{}
+	for i := range p.agents {
+		a := &p.agents[i]
+		var can []place.Layout
+		var key strings.Builder
+		fmt.Fprintf(&key, "%s|%d|%d|", a.Type, a.Lanes, a.Cores)
+		if p.only[a.Name] {
+			can = []place.Layout{p.current[i]}
+			fmt.Fprintf(&key, "only %s", p.current[i])
+		} else {
+			for n, l := range byType[a.Type] {
+				if p.fits(a, l) == "" || l.Equal(p.current[i]) {
+					can = append(can, l)
+					fmt.Fprintf(&key, "%d,", n)
+				}
+			}
+		}
+		k := index[key.String()]
+		if k == nil {
+			k = &kind{typ: a.Type, lanes: a.Lanes, layouts: can}
+			for _, l := range can {
+				k.names = append(k.names, l.String())
+			}
+			index[key.String()] = k
+			p.kinds = append(p.kinds, k)
+		}
+		k.agents = append(k.agents, i)
+	}
+}
+
+// fits says why an agent cannot hold a layout, "" if it can.
+func (p *Problem) fits(a *Agent, l place.Layout) string {
+	return fits(a, l, p.bytes, func(m names.ModelKey) bool {
+		_, barred := p.barred[bar{a.Name, m}]
+		return barred
+	})
+}
+
+func (p *Problem) bytes(m names.ModelKey) int64 {
+	if i, ok := p.model[m]; ok {
+		return p.variants[i].Bytes
+	}
+	return 0
+}
+
+func fits(a *Agent, l place.Layout, bytes func(names.ModelKey) int64,
+	barred func(names.ModelKey) bool) string {
+	need, cores := int64(0), 0
+	for _, m := range l.Models() {
+		if !slices.Contains(a.Available, m) && !a.Held.Has(m) {
+			return fmt.Sprintf("model %s is not on its disk", m)
+		}
+		if barred(m) {
+			return fmt.Sprintf("loading model %s failed there not long ago", m)
+		}
+		need += bytes(m)
+	}
+	if a.Memory > 0 && need > a.Memory {
+		return fmt.Sprintf("%s takes %s, and it has %s for models", l, size(need), size(a.Memory))
+	}
+	for _, q := range l.Partitions {
+		cores += q.Lanes * q.Cores
+	}
+	if cores > a.Cores && a.Cores > 0 {
+		return fmt.Sprintf("%s takes %d cores, and it has %d", l, cores, a.Cores)
+	}
+	return ""
+}
+
+func size(bytes int64) string {
+	if bytes < 1e9 {
+		return fmt.Sprintf("%.4g MB", float64(bytes)/1e6)
+	}
+	return fmt.Sprintf("%.4g GB", float64(bytes)/1e9)
+}
+
+// coarse is a distribution in few bins.
+func coarse(sizes profiles.Distribution) []bin {
+	if len(sizes) == 0 {
+		return []bin{{1, 1, 1}}
+	}
+	const most = 24
+	var bins []bin
+	sum := 0.0
+	b := bin{}
+	for i, s := range sizes {
+		b.share += s.Share
+		sum += s.Share * float64(s.BatchSize)
+		b.largest = s.BatchSize
+		if b.share >= 1./most || i == len(sizes)-1 || s.BatchSize >= 2*sizes[0].BatchSize &&
+			i+1 < len(sizes) && sizes[i+1].BatchSize > 2*s.BatchSize {
+			if b.share > 0 {
+				b.mean = min(b.largest, max(1, int(math.Ceil(sum/b.share))))
+				bins = append(bins, b)
+			}
+			b, sum = bin{}, 0
+		}
+	}
+	return bins
+}
+
+// latency returns what is known of a variant on a partition, nil if it cannot run there. Where
+// nothing is known of it, it is taken to be as slow as its family's slowest that is known.
+func (p *Problem) latency(v *Variant, t names.LaneType) Latencies {
+	if l := p.latencies[names.TableKey{Model: v.Model, Type: t}]; l != nil {
+		return l
+	}
+	f, ok := p.family[v.Family]
+	if !ok {
+		return nil
+	}
+	sizes := p.sizes[f]
+	typical := sizes[len(sizes)/2].mean
+	var slowest Latencies
+	for i := range p.variants {
+		if o := &p.variants[i]; o.Family == v.Family {
+			l := p.latencies[names.TableKey{Model: o.Model, Type: t}]
+			if l != nil && (slowest == nil || l.Mean(typical) > slowest.Mean(typical)) {
+				slowest = l
+			}
+		}
+	}
+	return slowest
+}
+
+// mostClasses is how many size classes a family has at most.
+const mostClasses = 4
+
+// cut divides the batch sizes of each family where some variant somewhere is in time no more.
+func (p *Problem) cut() {
+	cuts := make([][]bool, len(p.families))
+	for f := range cuts {
+		cuts[f] = make([]bool, len(p.sizes[f]))
+	}
+	p.eachPair(func(f int, l Latencies) {
+		if b := p.inTime(f, l); b >= 0 {
+			cuts[f][b] = true
+		}
+	})
+	p.classes, p.first = make([][]int, len(p.families)), make([]int, len(p.families))
+	next := 0
+	for f := range p.families {
+		for b, is := range cuts[f] {
+			if is {
+				p.classes[f] = append(p.classes[f], p.sizes[f][b].largest)
+			}
+		}
+		if len(p.classes[f]) == 0 { // nothing is in time
+			p.classes[f] = []int{p.sizes[f][len(p.sizes[f])-1].largest}
+		}
+		for len(p.classes[f]) > mostClasses { // join those of the fewest queries
+			least, at := math.Inf(1), 0
+			for k := range len(p.classes[f]) - 1 {
+				if s := p.share(f, k); s < least {
+					least, at = s, k
+				}
+			}
+			p.classes[f] = slices.Delete(p.classes[f], at, at+1)
+		}
+		p.first[f] = next
+		next += len(p.classes[f])
+	}
+}
+
+// inTime is the last bin that latencies serve within the target of family f; -1: none.
+func (p *Problem) inTime(f int, l Latencies) int {
+	last := -1
+	for b, bin := range p.sizes[f] {
+		if l == nil || l.Mean(bin.largest) > p.limit[f][b] {
+			break
+		}
+		last = b
+	}
+	return last
+}
+
+// room is the part of the QoS target within which a run should end, where some agent can: the rest
+// is for waiting.
+const room = .7
+
+// limits sets, by family and bin, the longest run that counts as in time.
+func (p *Problem) limits() {
+	p.limit = make([][]time.Duration, len(p.families))
+	for f := range p.families {
+		p.limit[f] = make([]time.Duration, len(p.sizes[f]))
+		for b := range p.limit[f] {
+			p.limit[f][b] = p.families[f].QoSTarget
+		}
+	}
+	p.eachPair(func(f int, l Latencies) {
+		for b, bin := range p.sizes[f] {
+			short := time.Duration(room * float64(p.families[f].QoSTarget))
+			if l.Mean(bin.largest) <= short {
+				p.limit[f][b] = short
+			}
+		}
+	})
+}
+
+// eachPair calls do with the latencies of each variant on each partition that there may be.
+func (p *Problem) eachPair(do func(f int, l Latencies)) {
+	done := map[names.TableKey]bool{}
+	for _, k := range p.kinds {
+		for _, l := range k.layouts {
+			for i := range l.Partitions {
+				t := l.LaneType(i, k.typ)
+				for _, m := range l.Partitions[i].Models {
+					v, ok := p.model[m]
+					key := names.TableKey{Model: m, Type: t}
+					if !ok || done[key] {
+						continue
+					}
+					done[key] = true
+					f, ok := p.family[p.variants[v].Family]
+					if known := p.latency(&p.variants[v], t); ok && known != nil {
+						do(f, known)
+					}
+				}
+			}
+		}
+	}
+}
+
+// within calls do with the bins of class k of family f. What is larger than the largest that is
+// served in time counts as that.
+func (p *Problem) within(f, k int, do func(bin)) {
+	low, high := 0, p.classes[f][k]
+	if k > 0 {
+		low = p.classes[f][k-1]
+	}
+	for _, b := range p.sizes[f] {
+		top := k == len(p.classes[f])-1
+		if b.largest > low && (b.largest <= high || top) {
+			if b.largest > high {
+				b.mean, b.largest = high, high
+			}
+			do(b)
+		}
+	}
+}
+
+// share is the part of family f's queries that are of class k.
+func (p *Problem) share(f, k int) float64 {
+	share := 0.0
+	p.within(f, k, func(b bin) { share += b.share })
+	return share
+}
+
+// choice is layout l of kind k with its rates; it has no partition if it serves nothing.
+func (p *Problem) choice(k, l int) place.Choice {
+	layout := p.kinds[k].layouts[l]
+	c := place.Choice{Type: k, Layout: p.kinds[k].names[l]}
+	for i, part := range layout.Partitions {
+		lanes := cmp.Or(part.Lanes, p.kinds[k].lanes)
+		t := layout.LaneType(i, p.kinds[k].typ)
+		var services []place.Service
+		for _, m := range part.Models {
+			v, ok := p.model[m]
+			if !ok {
+				continue
+			}
+			f, ok := p.family[p.variants[v].Family]
+			if !ok {
+				continue
+			}
+			known := p.latency(&p.variants[v], t)
+			for class := range p.classes[f] {
+				if rate := p.service(f, class, &p.variants[v], known); rate > 0 {
+					services = append(services, place.Service{
+						Class: p.first[f] + class, Variant: v, Rate: rate * float64(lanes),
+					})
+				}
+			}
+		}
+		if len(services) > 0 {
+			c.Partitions = append(c.Partitions, services)
+		}
+	}
+	return c
+}
+
+// service is how many queries/s of a class one lane serves in time with a variant.
+func (p *Problem) service(f, class int, v *Variant, known Latencies) float64 {
+	largest := slices.IndexFunc(p.sizes[f], func(b bin) bool {
+		return b.largest >= p.classes[f][class]
+	})
+	if known == nil || known.Mean(p.classes[f][class]) > p.limit[f][largest] {
+		return 0
+	}
+	sum, share := 0.0, 0.0
+	p.within(f, class, func(b bin) {
+		least := known.Mean(b.mean).Seconds()
+		if v.Merges {
+			for n := 2; n*b.mean <= v.Largest; n *= 2 {
+				run := known.Mean(n * b.mean)
+				if run > p.families[f].QoSTarget/2 {
+					break
+				}
+				least = min(least, run.Seconds()/float64(n))
+			}
+		}
+		sum, share = sum+b.share*least, share+b.share
+	})
+	if share == 0 {
+		return 0
+	}
+	return 1 / max(sum/share, 1e-9)
+}
+
+// burden is how many times the square root of what it has agents do, in agents, a family needs
+// beside that, so that few queries wait: few agents need more room than many (Halfin and Whitt,
+// Operations Research 29, 1981).
+const burden = .5
+
+// best is the rate at which the fastest agent serves family f with the most accurate variant.
+func (p *Problem) best(f int) float64 {
+	fastest := make([]float64, len(p.classes[f]))
+	accurate := make([]float64, len(p.classes[f]))
+	for _, c := range p.program.Choices {
+		for _, part := range c.Partitions {
+			for _, s := range part {
+				k := s.Class - p.first[f]
+				if k < 0 || k >= len(fastest) {
+					continue
+				}
+				a := p.program.Variants[s.Variant].Accuracy
+				if a > accurate[k] || a == accurate[k] && s.Rate > fastest[k] {
+					accurate[k], fastest[k] = a, s.Rate
+				}
+			}
+		}
+	}
+	time := 0.0
+	for k, rate := range fastest {
+		if rate > 0 {
+			time += p.share(f, k) / rate
+		}
+	}
+	if time == 0 {
+		return 0
+	}
+	return 1 / time
+}
+
+// slowest lowers, by family, the rate at which the slowest agent serves it to c's, if that is less.
+func (p *Problem) slowest(c *place.Choice, to []float64) {
+	for _, part := range c.Partitions {
+		for _, s := range part {
+			f := p.family[p.program.Variants[s.Variant].Family]
+			if s.Class == p.first[f] && (to[f] == 0 || s.Rate < to[f]) {
+				to[f] = s.Rate
+			}
+		}
+	}
+}
+
+// keep is the program in which all agents keep what they have.
+func (p *Problem) keep() *place.Program {
+	kept := &place.Program{Variants: p.program.Variants, Classes: p.program.Classes, Seed: p.seed}
+	for c, n := range p.program.Current {
+		if n > 0 {
+			choice := p.program.Choices[c]
+			choice.Type = len(kept.Types)
+			kept.Types = append(kept.Types, place.Type{Count: n})
+			kept.Choices = append(kept.Choices, choice)
+		}
+	}
+	return kept
+}
+
+// forecast is what a solution of program expects of the families.
+func (p *Problem) forecast(program *place.Program, sol *place.Solution) []place.FamilyForecast {
+	flow := make([]float64, len(p.variants))
+	for c := range sol.Flow {
+		for i := range sol.Flow[c] {
+			for s, rate := range sol.Flow[c][i] {
+				flow[program.Choices[c].Partitions[i][s].Variant] += rate
+			}
+		}
+	}
+	all := make([]place.FamilyForecast, len(p.families))
+	for f := range p.families {
+		family := place.FamilyForecast{
+			Family: p.families[f].Name, Rate: p.rate[f], Demand: p.demand[f],
+		}
+		served := 0.0
+		for v := range p.variants {
+			if p.variants[v].Family == family.Family && flow[v] > 0 {
+				served += flow[v]
+				family.Accuracy += flow[v] * accuracy(&p.variants[v])
+				family.Shares = append(family.Shares,
+					place.VariantShare{Model: p.variants[v].Model, Share: flow[v]})
+			}
+		}
+		for i := range family.Shares {
+			family.Shares[i].Share /= served
+		}
+		if served > 0 {
+			family.Accuracy /= served
+			family.Served = min(1, served/p.demand[f])
+		}
+		all[f] = family
+	}
+	return all
+}
+
+// assign gives each agent a layout, so that as few models as possible are loaded.
+func (p *Problem) assign(plan *Plan, counts []int) {
+	plan.layouts = slices.Clone(p.current)
+	byKind := make([][]int, len(p.kinds)) // choices
+	for c, o := range p.choices {
+		byKind[o.kind] = append(byKind[o.kind], c)
+	}
+	for k, kind := range p.kinds {
+		free := slices.Clone(kind.agents)
+		left := map[int]int{}
+		for _, c := range byKind[k] {
+			left[c] = counts[c]
+			// Agents that have the layout keep it: by the triangle inequality of loads no
+			// assignment has less to load.
+			free = slices.DeleteFunc(free, func(a int) bool {
+				keeps := left[c] > 0 && p.current[a].String() == kind.names[p.choices[c].layout]
+				if keeps {
+					left[c]--
+				}
+				return keeps
+			})
+		}
+		var slots []int
+		for _, c := range byKind[k] {
+			for range left[c] {
+				slots = append(slots, c)
+			}
+		}
+		p.fill(plan, kind, slots, free)
+	}
+}
+
+// mostAssigned bounds the agents times layouts of which the best assignment is found at once.
+const mostAssigned = 1 << 20
+
+// fill assigns the slots, which are choices, to agents that are free, of which there are as many or
+// more.
+func (p *Problem) fill(plan *Plan, k *kind, slots, free []int) {
+	for len(slots) > 0 {
+		n := len(slots)
+		if n*len(free) > mostAssigned {
+			n = max(1, mostAssigned/len(free))
+		}
+		cost := make([]float64, 0, n*len(free))
+		for _, c := range slots[:n] {
+			for _, a := range free {
+				to := k.layouts[p.choices[c].layout]
+				cost = append(cost, p.load(p.current[a], to).Seconds())
+			}
+		}
+		match := make([]int, n)
+		if _, _, err := new(assign.Solver).Solve(cost, n, len(free), match); err != nil {
+			panic(err) // loads are finite
+		}
+		taken := make([]bool, len(free))
+		for s, a := range match {
+			plan.layouts[free[a]] = k.layouts[p.choices[slots[s]].layout]
+			taken[a] = true
+		}
+		var rest []int
+		for i, a := range free {
+			if !taken[i] {
+				rest = append(rest, a)
+			}
+		}
+		slots, free = slots[n:], rest
+	}
+}
+
+// missing tells of families that no agent can hold, and of variants that fit none.
+func (p *Problem) missing() []Event {
+	var all []Event
+	served := make([]bool, len(p.families))
+	for _, c := range p.program.Choices {
+		for _, part := range c.Partitions {
+			for _, s := range part {
+				served[p.family[p.program.Variants[s.Variant].Family]] = true
+			}
+		}
+	}
+	for i := range p.variants {
+		v := &p.variants[i]
+		l := place.NewLayout(v.Model)
+		var why []string
+		can := false
+		for a := range p.agents {
+			if reason := p.fits(&p.agents[a], l); reason == "" || p.current[a].Has(v.Model) {
+				can = true
+				break
+			} else if slices.Contains(p.agents[a].Available, v.Model) {
+				why = append(why, fmt.Sprintf("%s: %s", p.agents[a].Name, reason))
+			}
+		}
+		if !can && len(why) > 0 {
+			all = append(
+				all, Event{Kind: Unplaced, Model: v.Model, Family: v.Family, Text: fmt.Sprintf(
+					"no agent can hold model %s: %s", v.Model, several(why))})
+		}
+	}
+	for f, is := range served {
+		name := p.families[f].Name
+		if is || len(p.agents) == 0 {
+			continue
+		}
+		on := slices.ContainsFunc(p.agents, func(a Agent) bool {
+			return slices.ContainsFunc(a.Available, func(m names.ModelKey) bool {
+				v, ok := p.model[m]
+				return ok && p.variants[v].Family == name
+			})
+		})
+		text := fmt.Sprintf("family %s: no agent can serve it within its QoS target of %v", name,
+			p.families[f].QoSTarget)
+		if !on {
+			text = fmt.Sprintf("family %s: no agent has a model of it on disk", name)
+		}
+		all = append(all, Event{Kind: Unplaced, Family: name, Text: text})
+	}
+	return all
+}
+
+// several is the first of the texts.
+func several(texts []string) string {
+	if len(texts) <= 3 {
+		return strings.Join(texts, "; ")
+	}
+	return fmt.Sprintf("%s; and %d more", strings.Join(texts[:3], "; "), len(texts)-3)
+}

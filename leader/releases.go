@@ -1,0 +1,136 @@
+package leader
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// Parts of a query are numbered between queries.
+const _ = uint(canary.Numbering-(match.MostParts+1)) + uint(match.MostParts+1-canary.Numbering)
+
+// A Release says which versions of a model answer the queries that name none.
+type Release struct {
+	Model string
+	canary.Release
+}
+
+// released takes all releases. A trial whose versions or share are as before goes on.
+func (s *State) released(all []Release) {
+	before := s.releases
+	s.releases = make(map[string]canary.Release, len(all))
+	for _, r := range all {
+		s.releases[r.Model] = r.Release
+	}
+	for _, m := range s.models {
+		now, was := s.releases[m.Name], before[m.Name]
+		switch on := now.OnTrial() && slices.Contains(now.Versions(), m.Version); {
+		case on && (m.trial == nil || now.Current != was.Current || now.Canary != was.Canary):
+			m.trial = &canary.Counts{}
+		case now.Canary == 0:
+			m.trial = nil
+		}
+	}
+	if !maps.Equal(before, s.releases) {
+		s.poolChanged()
+		s.rebind(func(q *query, to ModelID) bool { return q.model.ModelID != to })
+	}
+}
+
+// bind returns what answers a query that names asked: asked itself if that has a version, else what
+// the model's release says, else the newest version.
+func (s *State) bind(asked ModelID, q match.QueryID) ModelID {
+	other := s.Newest(asked)
+	if r, ok := s.releases[asked.Name]; ok && asked.Version == 0 {
+		other.Version = r.Version(q.Gateway, q.Sequence, other.Version,
+			func(v int64) bool { return s.served[ModelID{asked.Name, v}] })
+	}
+	return other
+}
+
+// isReleased reports whether a release says which version answers q.
+func (s *State) isReleased(q *query) bool {
+	return q.asked.Version == 0 && !q.byFamily && s.releases[q.asked.Name].Current != 0
+}
+
+// rebind moves queries that name no version and wait for a lane to the version that is to answer
+// them now, if that serves and moves says so.
+func (s *State) rebind(moves func(q *query, to ModelID) bool) {
+	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
+		g := s.gateways[id]
+		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
+			// A query moved earlier in this loop may have caused this one's rejection.
+			q := g.queries[sequence]
+			if q == nil || q.asked.Version != 0 || q.byFamily || q.model == nil {
+				continue
+			}
+			to := s.bind(q.asked, q.id())
+			if !s.served[to] || !moves(q, to) || !s.matcher.Waits(q.id()) {
+				continue
+			}
+			q.age(s.now)
+			q.model = s.models[to]
+			s.step(match.Event{Kind: match.Cancelled, Query: q.id()})
+			e := s.submission(q, to)
+			s.step(e)
+		}
+	}
+}
+
+// ran counts an execution for a trial. batch is 0 if its time cannot be compared.
+func (s *State) ran(m *model, typ names.LaneType, batch int, took time.Duration) {
+	if m.trial == nil || took <= 0 {
+		return
+	}
+	m.trial.Times.Add(took)
+	current := ModelID{m.Name, s.releases[m.Name].Current}.Key()
+	usual := s.latencies[names.TableKey{Model: current, Type: typ}]
+	if usual == nil || usual.Doubtful || batch < 1 || batch > usual.Table.Largest() {
+		return
+	}
+	m.trial.Runs.Add(time.Duration(1e9 * float64(took) / float64(usual.Table.Mean(batch))))
+}
+
+// A Trial is what the state has counted of a canary, beside the current version.
+type Trial struct {
+	Release
+	canary.Trial
+	// Serves says that agents that do not drain hold the canary.
+	Serves bool
+}
+
+// Trials returns, by model, the trials that go on or, if a canary was taken back, the last ones. It
+// counts since the release, or since the term began.
+func (s *State) Trials() (all []Trial) {
+	for _, name := range slices.Sorted(maps.Keys(s.releases)) {
+		r := s.releases[name]
+		if r.Canary == 0 {
+			continue
+		}
+		t := Trial{Release: Release{name, r}, Serves: s.served[ModelID{name, r.Canary}]}
+		if m := s.models[ModelID{name, r.Current}]; m != nil && m.trial != nil {
+			t.Current = *m.trial
+		}
+		if m := s.models[ModelID{name, r.Canary}]; m != nil && m.trial != nil {
+			t.Canary = *m.trial
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+// Serving returns, by model, the versions on lanes that do not drain, in order.
+func (s *State) Serving() map[string][]int64 {
+	all := map[string][]int64{}
+	for id := range s.served {
+		all[id.Name] = append(all[id.Name], id.Version)
+	}
+	for _, versions := range all {
+		slices.Sort(versions)
+	}
+	return all
+}

@@ -1,0 +1,468 @@
+// Package choose decides how many instances of each type a fleet should rent: by the planner of
+// leader/plan, for the highest load of the last while, within limits, and calmly. It is pure.
+package choose
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A Config bounds what is chosen.
+type Config struct {
+	// Rate is what to plan for in queries/s; 0: what is asked for. Headroom is by which factor
+	// more.
+	Rate, Headroom float64
+	// Budget in $/hr, if above 0, is spent for the highest rate instead.
+	Budget       float64
+	MaxPrice     float64 // in $/hr
+	MinInstances int
+	Types        map[profiles.InstanceType]Limits
+	// Calm is how long the load that was is planned for.
+	Calm time.Duration
+	// Threshold is the share that a change must gain where the fleet serves what is asked for.
+	Threshold float64
+	// Spare is how many machines may be lost, whichever, and the rest still serves what is planned
+	// for: 0 or 1.
+	Spare int
+	// SpotShare is the share of what is planned for that spot machines may serve, those of one type
+	// MaxPool of it; 0: none.
+	SpotShare, MaxPool float64
+}
+
+// Limits are how many instances of a type there may be; Max 0: any number. Min of them are on
+// demand, all if OnDemand.
+type Limits struct {
+	Min, Max int
+	OnDemand bool
+}
+
+// starting is about how long a new instance is paid for before it serves.
+const starting = time.Minute
+
+// agreeing is how many choices in a row must agree before one that is not urgent counts.
+const agreeing = 2
+
+// A Chooser remembers the load and its last choices. It is not safe for concurrent use.
+type Chooser struct {
+	config Config
+	loads  []load // of the last Calm, a minute of them at least
+	last   map[rent.Kind]int
+	agreed int
+	waits  bool // the last choice would be a change if it were agreed on
+}
+
+type load struct {
+	at   time.Duration
+	rate float64
+}
+
+// New returns a Chooser that has seen nothing.
+func New(config Config) *Chooser { return &Chooser{config: config} }
+
+// SetConfig changes the bounds.
+func (c *Chooser) SetConfig(config Config) { c.config, c.agreed = config, 0 }
+
+// Observe notes the load of the last seconds, in queries/s.
+func (c *Chooser) Observe(now time.Duration, rate float64) {
+	c.loads = append(c.loads, load{now, rate})
+	keep := c.config.Calm + time.Minute
+	gone := 0
+	for gone < len(c.loads) && now-c.loads[gone].at > keep {
+		gone++
+	}
+	c.loads = slices.Delete(c.loads, 0, gone)
+}
+
+// Undecided reports whether the last choice waits for another that agrees.
+func (c *Chooser) Undecided() bool { return c.waits }
+
+// Peak is the highest load of a minute, or of Calm if that is shorter, that ended within Calm, but
+// at least that of the last 20 s, and for how long it will count.
+func (c *Chooser) Peak(now time.Duration) (rate float64, lasts time.Duration) {
+	over := min(time.Minute, c.config.Calm)
+	from, sum := 0, 0.0
+	at := now
+	for i, l := range c.loads {
+		sum += l.rate
+		for l.at-c.loads[from].at >= over {
+			sum -= c.loads[from].rate
+			from++
+		}
+		if mean := sum / float64(i-from+1); mean >= rate && now-l.at <= c.config.Calm &&
+			(from > 0 || l.at-c.loads[0].at >= over*4/5 || i == len(c.loads)-1) {
+			rate, at = mean, l.at
+		}
+	}
+	var recent, n float64
+	for _, l := range c.loads {
+		if now-l.at <= 20*time.Second {
+			recent, n = recent+l.rate, n+1
+		}
+	}
+	if n >= 2 && recent/n > rate {
+		rate, at = recent/n, now
+	}
+	return rate, max(0, at+c.config.Calm-now)
+}
+
+// Needed is what must be served while the fleet changes, in queries/s, and for how long at least.
+func (c *Chooser) Needed(now time.Duration) (rate float64, lasts time.Duration) {
+	rate, lasts = c.Peak(now)
+	return rate * c.config.Headroom, lasts
+}
+
+// A Fleet is what is there.
+type Fleet struct {
+	// Problem has the demand, and the types with their latencies; its prices, limits and objective
+	// are not read.
+	Problem *plan.Problem
+	Prices  map[rent.Kind]float64 // in $/hr
+	Foreign map[profiles.InstanceType]int
+	Desired map[rent.Kind]int
+	Have    map[rent.Kind]int // that are paid for and serve, or will
+	Lacks   []rent.Lack
+}
+
+// A Choice is what to desire.
+type Choice struct {
+	Counts map[rent.Kind]int
+	Rate   float64 // planned for, in queries/s
+	Price  float64 // of Counts in $/hr
+	Now    float64 // of what is desired now
+	// Serves is the load that may be planned for Counts, with what was not rented: what they are
+	// expected to serve, in queries/s, after each loss that they have to bear.
+	Serves float64
+	// Change: it should become what is desired. Urgent: what is desired does not serve the rate, or
+	// would not after a loss that the config has it bear.
+	Change, Urgent bool
+	Why            string
+}
+
+// Least is what the limits want at least, the cheapest of the types filling up; nil
+// where prices are missing.
+func (c *Chooser) Least(prices map[rent.Kind]float64) map[rent.Kind]int {
+	counts, total := map[rent.Kind]int{}, 0
+	for t, l := range c.config.Types {
+		if l.Min > 0 {
+			counts[rent.Kind{Type: t}] = l.Min
+			total += l.Min
+		}
+	}
+	return c.fill(counts, total, prices)
+}
+
+// fill adds instances of the cheapest types up to MinInstances.
+func (c *Chooser) fill(counts map[rent.Kind]int, total int,
+	prices map[rent.Kind]float64) map[rent.Kind]int {
+	for ; total < c.config.MinInstances; total++ {
+		var best rent.Kind
+		least := math.Inf(1)
+		for _, t := range slices.Sorted(maps.Keys(c.config.Types)) {
+			kind, most := rent.Kind{Type: t}, c.config.Types[t].Max
+			if p := prices[kind]; p > 0 && p < least && (most == 0 || counts[kind] < most) {
+				best, least = kind, p
+			}
+		}
+		if best.Type == "" {
+			return counts
+		}
+		counts[best]++
+	}
+	return counts
+}
+
+// sunk is the price of what is there anyway.
+const sunk = 1e-6
+
+// Choose plans for the highest load of late. Problem must have demand.
+func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Choice, error) {
+	rate, _ := c.Needed(now)
+	if c.config.Rate > 0 {
+		rate = c.config.Rate * c.config.Headroom
+	}
+	if !(rate > 0) {
+		return nil, errors.New("nothing is asked for")
+	}
+	budget := c.config.MaxPrice
+	if c.config.Budget > 0 {
+		budget = min(budget, c.config.Budget)
+	}
+	ideal := func(rate float64) (map[rent.Kind]int, error) {
+		objective := plan.LeastCost
+		if rate == 0 {
+			objective = plan.MostThroughput
+		}
+		return c.plan(ctx, f, objective, rate, budget)
+	}
+	g, err := newGuard(&c.config, f)
+	if err != nil {
+		return nil, err
+	}
+	choice := &Choice{Rate: rate}
+	switch {
+	case c.config.Budget > 0:
+		if choice.Counts, err = ideal(0); err == nil && c.config.guards() {
+			choice.Counts, err = g.highest(choice.Counts, budget, ideal)
+		}
+	case c.config.guards():
+		choice.Counts, err = g.cheapest(rate, budget, ideal, 1, 1.2, 1.5)
+	default:
+		choice.Counts, err = ideal(rate)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.weigh(choice, f, g)
+	return choice, nil
+}
+
+// plan plans on-demand machines beside those that are not rented: for the least cost of a rate, or
+// for the highest rate of a budget, in $/hr.
+func (c *Chooser) plan(ctx context.Context, f *Fleet, objective plan.Objective, rate,
+	budget float64) (map[rent.Kind]int, error) {
+	p := *f.Problem
+	p.Types, p.Models = nil, slices.Clone(f.Problem.Models)
+	for i := range p.Models {
+		p.Models[i].Latencies = nil
+	}
+	// rows say of each of the problem's types what it stands for.
+	type row struct {
+		kind rent.Kind
+		free bool
+	}
+	var rows []row
+	add := func(from int, t plan.Type, r row) {
+		p.Types, rows = append(p.Types, t), append(rows, r)
+		for i := range p.Models {
+			p.Models[i].Latencies = append(p.Models[i].Latencies,
+				f.Problem.Models[i].Latencies[from])
+		}
+	}
+	lacks := map[rent.Kind]bool{}
+	for _, l := range f.Lacks {
+		lacks[l.Kind] = true
+	}
+	for i, t := range f.Problem.Types {
+		kind := rent.Kind{Type: t.Name}
+		l, ours := c.config.Types[t.Name]
+		price := f.Prices[kind]
+		if n := f.Foreign[t.Name]; n > 0 {
+			add(i, plan.Type{Name: t.Name + " (not rented)", Price: sunk, Max: n}, row{free: true})
+			budget += sunk * float64(n)
+		}
+		if !ours || price <= 0 {
+			continue
+		}
+		if l.Min > 0 {
+			add(i, plan.Type{Name: t.Name + " (least)", Price: sunk, Max: l.Min},
+				row{kind: kind, free: true})
+			budget -= float64(l.Min) * (price - sunk)
+		}
+		most := l.Max
+		if lacks[kind] && (most == 0 || f.Have[kind] < most) {
+			most = max(f.Have[kind], l.Min)
+			if most == l.Min {
+				continue
+			}
+		}
+		if most > 0 {
+			if most -= l.Min; most == 0 {
+				continue
+			}
+		}
+		add(i, plan.Type{Name: t.Name, Price: price, Max: most}, row{kind: kind})
+	}
+	if len(p.Types) == 0 {
+		return nil, errors.New("no type of the policy has a latency profile for every model, and " +
+			"a price")
+	}
+	p.Rate, p.Objective = rate, objective
+	least := math.Inf(1)
+	for _, t := range p.Types {
+		least = min(least, t.Price)
+	}
+	if p.Budget = budget; p.Budget < least {
+		return nil, fmt.Errorf("the limit of %.4g $/hr does not pay for the least that the limits "+
+			"ask for", c.config.MaxPrice)
+	}
+	result, err := plan.Coarse{Planner: plan.Fluid{Top: 1}}.Plan(ctx, &p, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(result.Plans) == 0 {
+		return nil, errors.New("the planner found no plan")
+	}
+	best := result.Plans[0]
+	counts, total := map[rent.Kind]int{}, 0
+	for t, l := range c.config.Types {
+		if l.Min > 0 {
+			counts[rent.Kind{Type: t}] = l.Min
+			total += l.Min
+		}
+	}
+	for i, n := range best.Configuration {
+		if n > 0 && !rows[i].free {
+			counts[rows[i].kind] += n
+			total += n
+		}
+	}
+	return c.fill(counts, total, f.Prices), nil
+}
+
+// priced is the problem with a price for each type, so that it can be analysed.
+func (f *Fleet) priced() *plan.Problem {
+	p := *f.Problem
+	p.Types = slices.Clone(p.Types)
+	for i := range p.Types {
+		if !(p.Types[i].Price > 0) {
+			p.Types[i].Price = 1
+		}
+		p.Types[i].Max = 0
+	}
+	p.Objective, p.Rate, p.Budget = plan.LeastCost, 1, 0
+	return &p
+}
+
+// Serves is a function that says what so many agents are expected to serve, in queries/s, for the
+// problem's demand; types without latencies serve nothing. It remembers its answers.
+func Serves(problem *plan.Problem) (func(map[profiles.InstanceType]int) float64, error) {
+	a, err := plan.Analyse((&Fleet{Problem: problem}).priced())
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]float64{}
+	return func(counts map[profiles.InstanceType]int) float64 {
+		config := make(plan.Configuration, len(problem.Types))
+		for i, t := range problem.Types {
+			config[i] = max(0, counts[t.Name])
+		}
+		key := config.String()
+		rate, ok := known[key]
+		if !ok {
+			rate = serves(a, config)
+			known[key] = rate
+		}
+		return rate
+	}, nil
+}
+
+func serves(a *plan.Analysis, config plan.Configuration) float64 {
+	if config.Count() == 0 {
+		return 0
+	}
+	limit, err := a.Fluid(config)
+	if err != nil {
+		return 0
+	}
+	return limit.Rate * cmp.Or(a.Problem.Efficiency, plan.DefaultEfficiency)
+}
+
+// weigh says whether the choice is worth a change.
+func (c *Chooser) weigh(choice *Choice, f *Fleet, g *guard) {
+	overlap := 0.0
+	for kind, n := range choice.Counts {
+		choice.Price += float64(n) * f.Prices[kind]
+		overlap += float64(max(0, n-f.Desired[kind])) * f.Prices[kind] * starting.Hours()
+	}
+	for kind, n := range f.Desired {
+		choice.Now += float64(n) * f.Prices[kind]
+	}
+	choice.Serves = g.rate(choice.Counts)
+	now := g.rate(f.Desired)
+	if c.last != nil && maps.Equal(c.last, choice.Counts) {
+		c.agreed++
+	} else {
+		c.last, c.agreed = maps.Clone(choice.Counts), 1
+	}
+	same := Text(choice.Counts) == Text(f.Desired)
+	saves := choice.Now - choice.Price
+	within := c.within(f)
+	worth := false
+	switch {
+	case same:
+		choice.Why = fmt.Sprintf("%s is still the best for %.4g queries/s", Text(choice.Counts),
+			choice.Rate)
+	case within != "":
+		choice.Change, choice.Urgent = true, true
+		choice.Why = fmt.Sprintf("%s instead of %s: %s", Text(choice.Counts), Text(f.Desired),
+			within)
+	case now < choice.Rate && choice.Serves > now*(1+1e-9):
+		choice.Change, choice.Urgent = true, true
+		choice.Why = fmt.Sprintf("%s serves %.4g of the %.4g queries/s to plan for, %s would %.4g",
+			Text(f.Desired), now, choice.Rate, Text(choice.Counts), choice.Serves)
+	case c.config.Budget > 0:
+		gain := choice.Serves/max(now, 1e-9) - 1
+		worth = gain >= c.config.Threshold
+		choice.Why = fmt.Sprintf("%s serves %.1f %% more than %s", Text(choice.Counts), 100*gain,
+			Text(f.Desired))
+	default:
+		worth = saves >= c.config.Threshold*choice.Now && saves > overlap
+		choice.Why = fmt.Sprintf("%s costs $%.4g/hr, %s $%.4g", Text(choice.Counts), choice.Price,
+			Text(f.Desired), choice.Now)
+		if !worth {
+			choice.Why += ", which is not worth a change"
+		}
+	}
+	choice.Change = choice.Change || worth && c.agreed >= agreeing
+	if c.waits = worth && !choice.Change; c.waits {
+		choice.Why += "; another plan has to agree"
+	}
+	choice.Why += c.config.bears()
+}
+
+// within says how the desired counts break the limits; "" if they do not.
+func (c *Chooser) within(f *Fleet) string {
+	total, price := 0, 0.0
+	of := map[profiles.InstanceType]int{}
+	for _, kind := range slices.SortedFunc(maps.Keys(f.Desired), rent.Kind.Compare) {
+		n := f.Desired[kind]
+		total += n
+		price += float64(n) * f.Prices[kind]
+		of[kind.Type] += n
+		l, ok := c.config.Types[kind.Type]
+		switch {
+		case n > 0 && kind.Market == rent.Spot && !c.config.spots(kind.Type):
+			return fmt.Sprintf("the limits allow 0 of %s", kind)
+		case n > 0 && !ok || l.Max > 0 && of[kind.Type] > l.Max:
+			return fmt.Sprintf("the limits allow %d of %s", l.Max, kind.Type)
+		}
+	}
+	for _, t := range slices.Sorted(maps.Keys(c.config.Types)) {
+		if least := c.config.Types[t].Min; f.Desired[rent.Kind{Type: t}] < least {
+			return fmt.Sprintf("the limits want %d of %s", least, t)
+		}
+	}
+	switch {
+	case total < c.config.MinInstances:
+		return fmt.Sprintf("limits.min_instances is %d", c.config.MinInstances)
+	case price > c.config.MaxPrice+1e-9:
+		return fmt.Sprintf("that costs $%.4g/hr now, and the limit is $%.4g", price,
+			c.config.MaxPrice)
+	}
+	return ""
+}
+
+// Text is counts in words: "2 g4dn.xlarge, 3 r5n.large".
+func Text(counts map[rent.Kind]int) string {
+	var parts []string
+	for _, kind := range slices.SortedFunc(maps.Keys(counts), rent.Kind.Compare) {
+		if n := counts[kind]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, kind))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing"
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,274 @@
+package choose
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A guard knows what a fleet must bear: the loss of one machine, of a spot pool, of all spot
+// machines. A spot pool is a type's spot machines, for a provider may take all of a type and a zone
+// at once, and have put all of a type into one zone.
+type guard struct {
+	config *Config
+	prices map[rent.Kind]float64
+	kinds  []rent.Kind       // those that may be added, in order
+	most   map[rent.Kind]int // of each of them
+	// foreign are machines that are not rented.
+	foreign map[profiles.InstanceType]int
+	// serves is what so many agents serve, in queries/s.
+	serves func(map[profiles.InstanceType]int) float64
+	known  map[string]float64
+}
+
+// guards reports whether a fleet must bear anything.
+func (c *Config) guards() bool { return c.Spare > 0 || c.SpotShare > 0 }
+
+// bears says in words what Config has a fleet bear.
+func (c *Config) bears() string {
+	var parts []string
+	if c.Spare > 0 {
+		parts = append(parts, "one machine lost")
+	}
+	if c.SpotShare > 0 {
+		parts = append(parts, fmt.Sprintf("at most %.0f %% on spot machines, %.0f %% of one type",
+			100*c.SpotShare, 100*min(c.SpotShare, c.MaxPool)))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
+}
+
+// spots reports whether a type may be rented as spot machines.
+func (c *Config) spots(t profiles.InstanceType) bool {
+	l, ok := c.Types[t]
+	return ok && c.SpotShare > 0 && !l.OnDemand
+}
+
+func newGuard(c *Config, f *Fleet) (*guard, error) {
+	serves, err := Serves(f.Problem)
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{config: c, prices: f.Prices, most: map[rent.Kind]int{}, foreign: f.Foreign,
+		serves: serves, known: map[string]float64{}}
+	for _, t := range f.Problem.Types {
+		l, ours := c.Types[t.Name]
+		if !ours {
+			continue
+		}
+		for _, market := range []rent.Market{rent.OnDemand, rent.Spot} {
+			kind := rent.Kind{Type: t.Name, Market: market}
+			if f.Prices[kind] <= 0 || market == rent.Spot && !c.spots(t.Name) {
+				continue
+			}
+			most := l.Max
+			if most == 0 {
+				most = math.MaxInt
+			}
+			for _, lack := range f.Lacks {
+				if lack.Kind == kind {
+					most = min(most, f.Have[kind])
+				}
+			}
+			if market == rent.OnDemand {
+				most = max(most, l.Min)
+			}
+			g.kinds, g.most[kind] = append(g.kinds, kind), most
+		}
+	}
+	return g, nil
+}
+
+// losses calls do with what the counts serve after each loss that they must bear, divided by the
+// share of the load that must then be served: in queries/s of the load before. The number of calls
+// does not depend on counts.
+func (g *guard) losses(counts map[rent.Kind]int, do func(rate float64)) {
+	all, spot := maps.Clone(g.foreign), map[profiles.InstanceType]int{}
+	if all == nil {
+		all = map[profiles.InstanceType]int{}
+	}
+	for kind, n := range counts {
+		if all[kind.Type] += n; kind.Market == rent.Spot {
+			spot[kind.Type] += n
+		}
+	}
+	whole := g.serves(all)
+	do(whole)
+	without := func(lost map[profiles.InstanceType]int, share float64) {
+		rest := maps.Clone(all)
+		for t, n := range lost {
+			rest[t] -= n
+		}
+		if share < 1 {
+			do(min(whole, g.serves(rest)/(1-share)))
+		}
+	}
+	if g.config.SpotShare > 0 {
+		without(spot, g.config.SpotShare)
+	}
+	types := maps.Clone(all)
+	for _, kind := range g.kinds {
+		types[kind.Type] += 0
+	}
+	for _, t := range slices.Sorted(maps.Keys(types)) {
+		lost := spot[t]
+		if g.config.SpotShare > 0 {
+			without(map[profiles.InstanceType]int{t: lost}, g.config.MaxPool)
+		}
+		if g.config.Spare > 0 {
+			// with spot machines, one that is lost may be a pool
+			without(map[profiles.InstanceType]int{t: max(lost, min(1, all[t]))}, 0)
+		}
+	}
+}
+
+// rate is the load, in queries/s, that may be planned for the counts.
+func (g *guard) rate(counts map[rent.Kind]int) float64 {
+	key := Text(counts)
+	rate, ok := g.known[key]
+	if !ok {
+		rate = math.Inf(1)
+		g.losses(counts, func(r float64) { rate = min(rate, r) })
+		g.known[key] = rate
+	}
+	return rate
+}
+
+// towards is how near the counts come to bearing a rate after each loss.
+func (g *guard) towards(counts map[rent.Kind]int, rate float64) (sum float64) {
+	g.losses(counts, func(r float64) { sum += min(r, rate) })
+	return sum
+}
+
+func (g *guard) price(counts map[rent.Kind]int) (usd float64) {
+	for kind, n := range counts {
+		usd += float64(n) * g.prices[kind]
+	}
+	return usd
+}
+
+// allows reports whether the limits allow one more of a kind.
+func (g *guard) allows(counts map[rent.Kind]int, kind rent.Kind) bool {
+	of := counts[rent.Kind{Type: kind.Type}] + counts[rent.Kind{Type: kind.Type, Market: rent.Spot}]
+	most := g.config.Types[kind.Type].Max
+	return counts[kind] < g.most[kind] && (most == 0 || of < most)
+}
+
+// grow adds machines, that first which helps most for its price, until the counts bear the rate or
+// nothing that helps is within the limits.
+func (g *guard) grow(counts map[rent.Kind]int, rate, budget float64) {
+	for g.rate(counts) < rate {
+		best, worth, now := rent.Kind{}, 0.0, g.towards(counts, rate)
+		for _, kind := range g.kinds {
+			if !g.allows(counts, kind) || g.price(counts)+g.prices[kind] > budget+1e-9 {
+				continue
+			}
+			counts[kind]++
+			if w := (g.towards(counts, rate) - now) / g.prices[kind]; w > worth*(1+1e-9)+1e-9 {
+				best, worth = kind, w
+			}
+			counts[kind]--
+		}
+		if best.Type == "" {
+			return
+		}
+		counts[best]++
+	}
+}
+
+// trim takes machines out, or cheaper ones in their place, that first which saves most, while the
+// counts bear the rate.
+func (g *guard) trim(counts map[rent.Kind]int, rate float64) {
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
+	for {
+		var out, in rent.Kind
+		saves := 1e-9
+		for _, kind := range g.kinds {
+			least := 0
+			if kind.Market == rent.OnDemand {
+				least = g.config.Types[kind.Type].Min
+			}
+			if counts[kind] <= least {
+				continue
+			}
+			counts[kind]--
+			if g.prices[kind] > saves && total > g.config.MinInstances && g.rate(counts) >= rate {
+				out, in, saves = kind, rent.Kind{}, g.prices[kind]
+			}
+			for _, other := range g.kinds {
+				if save := g.prices[kind] - g.prices[other]; save > saves &&
+					g.allows(counts, other) {
+					counts[other]++
+					if g.rate(counts) >= rate {
+						out, in, saves = kind, other, save
+					}
+					counts[other]--
+				}
+			}
+			counts[kind]++
+		}
+		if out.Type == "" {
+			return
+		}
+		counts[out]--
+		if total--; in.Type != "" {
+			counts[in]++
+			total++
+		}
+	}
+}
+
+// cheapest is the cheapest fleet found that bears the rate, or that which bears most where none
+// within the limits does. It begins with the plans that ideal gives for multiples of the rate.
+func (g *guard) cheapest(rate, budget float64, ideal func(float64) (map[rent.Kind]int, error),
+	multiples ...float64) (best map[rent.Kind]int, err error) {
+	for _, more := range multiples {
+		counts, err := ideal(rate * more)
+		if err != nil {
+			return nil, err
+		}
+		for bears := -1.0; g.rate(counts) > bears && bears < rate; {
+			bears = g.rate(counts)
+			g.grow(counts, rate, budget)
+			g.trim(counts, min(rate, g.rate(counts)))
+		}
+		had, has := min(rate, g.rate(best)), min(rate, g.rate(counts))
+		if best == nil || has > had || has == had && g.price(counts) < g.price(best) {
+			best = counts
+		}
+	}
+	maps.DeleteFunc(best, func(_ rent.Kind, n int) bool { return n == 0 })
+	return best, nil
+}
+
+// highest is the fleet found within the budget that bears the highest rate. It begins with counts.
+func (g *guard) highest(counts map[rent.Kind]int, budget float64,
+	ideal func(rate float64) (map[rent.Kind]int, error)) (map[rent.Kind]int, error) {
+	best := counts
+	least, most := g.rate(best), 0.0
+	g.losses(counts, func(rate float64) { most = max(most, rate) })
+	for most *= 3; most > least*1.02; { // spot machines cost a third or so
+		rate := (least + most) / 2
+		found, err := g.cheapest(rate, budget, ideal, 1)
+		if err != nil {
+			return nil, err
+		}
+		if g.rate(found) > g.rate(best) {
+			best = found
+		}
+		if least = max(least, g.rate(best)); g.rate(found) < rate {
+			most = rate
+		}
+	}
+	return best, nil
+}

@@ -1,0 +1,727 @@
+package rent
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// How long until the next step, while the fleet changes and while it does not.
+const (
+	changing = 10 * time.Second
+	calm     = time.Minute
+)
+
+// slack is what rounding may make of a sum of prices or rates.
+const slack = 1e-9
+
+// deaf is after how long an agent that was told to drain, and does not say that it does, counts as
+// one that serves.
+const deaf = 30 * time.Second
+
+// restart is how long an agent that restarts may be away. An instance of which another leader has
+// said that it drains is returned after that.
+const restart = 90 * time.Second
+
+// slow is the factor of latency from which an agent goes before others of its type.
+const slow = 1.1
+
+// duds is how many instances of a kind in a row may fail to join before it is left alone.
+const duds = 2
+
+// A place is a slot of any generation.
+type place struct {
+	Kind
+	ordinal int
+}
+
+func (s Slot) place() place { return place{s.Kind, s.Ordinal} }
+
+// A Renter decides for one leader's term. Use New to make one. It is not safe for concurrent use.
+type Renter struct {
+	policy Policy
+	began  time.Duration
+	// asked are instances that were launched, and unsure slots that may have been; each with when,
+	// until it is listed.
+	asked  map[string]asked
+	unsure map[Slot]time.Duration
+	spent  map[place]int // the newest generation that has ended, where the list does not say
+	known  map[string]*history
+	lacks  map[Kind]lack
+	duds   map[Kind]int
+	// backing is until when no launch is made, why, and how long the wait was.
+	backing time.Duration
+	wait    time.Duration
+	refusal string
+}
+
+type asked struct {
+	Instance
+	at time.Duration
+}
+
+// A history is what a Renter has seen of an instance.
+type history struct {
+	agent    time.Duration // when its agent was last there
+	joined   bool          // its agent was there
+	draining time.Duration // since when its agent drains; -1: it does not
+	told     time.Duration // when its agent was told to drain; -1: it was not
+	first    time.Duration // when it was seen first
+	listed   bool
+	ends     bool // the provider said that it will take it
+	returned bool // this Renter has returned it
+	dud      bool // it counts among duds
+	ended    bool
+}
+
+type lack struct {
+	until, wait time.Duration
+	why         string
+}
+
+// New returns a Renter for a term that begins now.
+func New(policy Policy, now time.Duration) *Renter {
+	return &Renter{
+		policy: policy, began: now, asked: map[string]asked{}, unsure: map[Slot]time.Duration{},
+		spent: map[place]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
+		duds: map[Kind]int{},
+	}
+}
+
+// SetPolicy changes the policy.
+func (r *Renter) SetPolicy(policy Policy) { r.policy = policy }
+
+// Launched tells that a launch gave the instance.
+func (r *Renter) Launched(slot Slot, i Instance, now time.Duration) {
+	if i.State >= Stopping {
+		r.Failed(slot, Spent, "", now)
+		return
+	}
+	i.Slot = slot
+	delete(r.unsure, slot)
+	delete(r.lacks, slot.Kind)
+	r.wait, r.refusal = 0, ""
+	r.asked[i.ID] = asked{i, now}
+}
+
+// Failed tells that a launch gave none, with the provider's words.
+func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
+	if f != Unknown {
+		// An earlier call for the slot may have come through, but this one would have given it.
+		delete(r.unsure, slot)
+	}
+	switch f {
+	case IsShort:
+		r.leave(slot.Kind, r.policy.Shortage, r.policy.MaxShortage, why, now)
+	case OverQuota:
+		r.leave(slot.Kind, r.policy.Quota, r.policy.Quota, why, now)
+	case Denied:
+		r.backing, r.refusal = now+r.policy.Denied, why
+	case Spent:
+		r.spent[slot.place()] = max(r.spent[slot.place()], slot.Generation+1)
+	case Throttled, Unknown:
+		if f == Unknown {
+			if _, ok := r.unsure[slot]; !ok {
+				r.unsure[slot] = now
+			}
+		}
+		r.wait = min(max(2*r.wait, r.policy.Backoff), r.policy.MaxBackoff)
+		r.backing, r.refusal = now+r.wait, why
+	}
+}
+
+// leave leaves a kind alone for a time that doubles.
+func (r *Renter) leave(kind Kind, least, most time.Duration, why string, now time.Duration) {
+	l := r.lacks[kind]
+	l.wait = min(max(2*l.wait, least), most)
+	l.until, l.why = now+l.wait, why
+	r.lacks[kind] = l
+}
+
+// Told tells that the instance's agent was told to drain. It counts as draining before it says so.
+func (r *Renter) Told(id string, now time.Duration) {
+	if h := r.known[id]; h != nil {
+		h.told = now
+	}
+}
+
+// Returned tells that the provider has taken back an instance.
+func (r *Renter) Returned(id string) {
+	if h := r.known[id]; h != nil {
+		h.returned = true
+	}
+	delete(r.asked, id)
+}
+
+// Lacking are the kinds that are left alone now, in order. What the planner may choose of them is
+// what is there.
+func (r *Renter) Lacking(now time.Duration) (all []Lack) {
+	for _, kind := range slices.SortedFunc(maps.Keys(r.lacks), Kind.Compare) {
+		if l := r.lacks[kind]; now < l.until {
+			all = append(all, Lack{kind, l.why, l.until - now})
+		}
+	}
+	return all
+}
+
+// Waits says why a launch of the kind would not be tried now: "" where it would. A leader asks
+// before each launch of a step, for those before it may have failed.
+func (r *Renter) Waits(kind Kind, now time.Duration) string {
+	if now < r.backing {
+		return r.refusal
+	}
+	if l, ok := r.lacks[kind]; ok && now < l.until {
+		return l.why
+	}
+	return ""
+}
+
+// Step says what to do next.
+func (r *Renter) Step(seen *Seen) Step {
+	s := &step{Renter: r, Seen: seen, out: Step{Next: calm, Exact: true}}
+	s.join()
+	if s.mayAct() {
+		s.returns()
+		s.surplus()
+		s.launches()
+		s.drains()
+	} else {
+		s.out.Exact = false
+	}
+	s.out.Exact = s.out.Exact && len(s.out.Actions) == 0
+	if !s.out.Exact {
+		s.out.Next = min(s.out.Next, changing)
+	}
+	return s.out
+}
+
+// A step is one call of Step.
+type step struct {
+	*Renter
+	*Seen
+	out Step
+
+	generation map[place]int  // the next one
+	taken      map[place]bool // paid for
+	kinds      []Kind         // desired or there, in order
+	have       map[Kind][]*Machine
+	serving    map[profiles.InstanceType]int // agents, foreign ones included
+	agents     int                           // their number
+	starting   int
+	draining   int
+	live       int // of this fleet
+	// unpriced is a kind of which something is paid for and the price is not known.
+	unpriced *Kind
+	blocked  bool // only the price keeps something from being launched
+	missing  bool // something that is desired does not serve yet
+}
+
+func (s *step) do(a Action) { s.out.Actions = append(s.out.Actions, a) }
+func (s *step) event(f string, args ...any) {
+	s.out.Events = append(s.out.Events, fmt.Sprintf(f, args...))
+}
+
+func (s *step) hold(reason Reason, until time.Duration, what, why string, args ...any) {
+	h := Held{What: what, Reason: reason, Why: fmt.Sprintf(why, args...)}
+	if until > s.Now {
+		h.For = until - s.Now
+		s.out.Next = min(s.out.Next, h.For)
+	}
+	s.out.Held = append(s.out.Held, h)
+}
+
+// join makes machines of what the provider lists, what the agents say, and what was launched.
+func (s *step) join() {
+	s.generation, s.taken = maps.Clone(s.spent), map[place]bool{}
+	s.have, s.serving = map[Kind][]*Machine{}, map[profiles.InstanceType]int{}
+	all := map[string]*Machine{}
+	for _, i := range s.Instances {
+		m := &Machine{Instance: i, Phase: Starting}
+		all[i.ID] = m
+		delete(s.unsure, i.Slot)
+		s.history(i.ID).listed = true
+		if a, ok := s.asked[i.ID]; ok {
+			delete(s.asked, i.ID)
+			s.history(i.ID).agent = a.at
+		}
+	}
+	for id, a := range s.asked {
+		if s.Now-a.at > s.policy.Forget {
+			delete(s.asked, id)
+			continue
+		}
+		all[id] = &Machine{Instance: a.Instance, Phase: Asked}
+	}
+	for slot, at := range s.unsure {
+		if s.Now-at > s.policy.Forget {
+			delete(s.unsure, slot)
+		}
+	}
+	claimed := map[string]bool{}
+	agents := slices.Clone(s.Agents)
+	slices.SortFunc(agents, func(a, b Agent) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range agents {
+		a := &agents[i]
+		m := all[a.Instance]
+		claimed[a.Instance] = true
+		if m == nil && a.Slot != nil && a.Instance != "" { // not listed yet, or any more
+			h := s.history(a.Instance)
+			if !h.listed && s.Now-h.first <= s.policy.Forget {
+				m = &Machine{Instance: Instance{ID: a.Instance, Slot: *a.Slot, State: Running,
+					By: s.Desired.By}}
+				all[a.Instance] = m
+			}
+		}
+		switch {
+		case m != nil:
+			m.Agent = a
+		case a.Ready && !a.Draining:
+			s.out.Foreign = append(s.out.Foreign, *a)
+			s.serving[a.Type]++
+			s.agents++
+		}
+	}
+	for id := range s.known {
+		if all[id] == nil && !claimed[id] {
+			delete(s.known, id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		s.place(all[id])
+	}
+	for slot := range s.unsure {
+		s.out.Price += s.price(slot.Kind, 0)
+		s.taken[slot.place()] = true
+	}
+	kinds := map[Kind]bool{}
+	for kind := range s.Desired.Counts {
+		kinds[kind] = true
+	}
+	for kind := range s.have {
+		kinds[kind] = true
+	}
+	s.kinds = slices.SortedFunc(maps.Keys(kinds), Kind.Compare)
+	slices.SortFunc(s.out.Machines, func(a, b Machine) int {
+		return cmp.Or(a.Slot.Compare(b.Slot.Kind), cmp.Compare(a.Slot.Ordinal, b.Slot.Ordinal),
+			cmp.Compare(a.Slot.Generation, b.Slot.Generation), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// history is what is known of an instance.
+func (s *step) history(id string) *history {
+	h := s.known[id]
+	if h == nil {
+		h = &history{draining: -1, told: -1, agent: s.Now, first: s.Now}
+		s.known[id] = h
+	}
+	return h
+}
+
+// price is what an instance costs, with what the provider says of it alone.
+func (s *step) price(kind Kind, said float64) float64 {
+	if said > 0 {
+		return said
+	}
+	if price := s.Prices[kind]; price > 0 {
+		return price
+	}
+	s.unpriced = &kind
+	return 0
+}
+
+// place finds a machine's phase and counts it.
+func (s *step) place(m *Machine) {
+	p := m.Slot.place()
+	s.generation[p] = max(s.generation[p], m.Slot.Generation+1)
+	h := s.history(m.ID)
+	if m.State >= Stopping || h.returned {
+		if m.State == Gone && !h.ended && !h.returned && (h.joined || h.ends) {
+			if h.ends {
+				s.event("%s (%s): the provider has taken it back", m.ID, m.Slot)
+			} else {
+				s.event("%s (%s) was ended, and not by this leader", m.ID, m.Slot)
+			}
+		}
+		h.ended = true
+		return
+	}
+	s.phase(m, h)
+	s.taken[p] = true
+	s.out.Price += s.price(m.Slot.Kind, m.Price)
+	s.live++
+	switch m.Phase {
+	case Drained, Lost:
+	case Draining:
+		s.draining++
+	case Leaving:
+		s.serving[m.Slot.Type]++ // until it is drained; it does not count as had
+		s.agents++
+	default:
+		if m.Phase < Serving {
+			s.starting++
+		}
+		if m.Phase == Serving {
+			s.serving[m.Slot.Type]++
+			s.agents++
+		} else {
+			s.missing = true
+		}
+		s.have[m.Slot.Kind] = append(s.have[m.Slot.Kind], m)
+	}
+	s.out.Machines = append(s.out.Machines, *m)
+}
+
+// phase finds a machine's phase, unless it is Asked, and notes what is new of it.
+func (s *step) phase(m *Machine, h *history) {
+	a := m.Agent
+	if a == nil {
+		away := s.Now - h.agent
+		switch {
+		case h.draining >= 0 || h.told >= 0 || m.Instance.Drained && !h.joined && away > restart:
+			m.Phase = Drained
+		case h.joined && away > s.policy.Lost:
+			m.Phase, m.Why = Lost, fmt.Sprintf("its agent has been away for %v", round(away))
+		case !h.joined && min(m.Age, away) > s.policy.JoinTimeout:
+			m.Phase, m.Why = Lost,
+				fmt.Sprintf("its agent has not joined within %v", s.policy.JoinTimeout)
+		case h.joined || m.Age > s.Now-s.began && m.Phase != Asked:
+			// of one from before this term: its agent may have joined, and restart
+			m.Phase = Missing
+		}
+		return
+	}
+	if !h.joined {
+		delete(s.duds, m.Slot.Kind)
+	}
+	h.agent, h.joined, h.ends = s.Now, true, h.ends || a.Ends > 0
+	if !a.Draining {
+		h.draining = -1
+		if s.Now-h.told >= deaf {
+			h.told = -1
+		}
+	} else if h.draining < 0 {
+		h.draining = s.Now
+	}
+	switch {
+	case a.Draining && s.Now-h.draining > s.policy.DrainTimeout:
+		m.Phase = Drained
+	case a.Draining || h.told >= 0:
+		m.Phase = Draining
+	case a.Ends > 0:
+		m.Phase = Leaving
+	case a.Ready:
+		m.Phase = Serving
+	default:
+		m.Phase = Warming
+	}
+}
+
+func round(d time.Duration) time.Duration { return d.Round(time.Second) }
+
+// mayAct reports whether anything may be done at all, and says why where it may not.
+func (s *step) mayAct() bool {
+	const everything = "every change of the fleet"
+	others := map[string]bool{}
+	for _, m := range s.out.Machines {
+		if m.By != "" && m.By != s.Desired.By {
+			others[m.By] = true
+		}
+	}
+	switch {
+	case s.Paused != "":
+		s.hold(Paused, 0, everything, "%s", s.Paused)
+	case !s.Majority:
+		s.hold(NoMajority, 0, everything,
+			"this leader does not see most of the agents that may lead")
+	case s.ListAge > s.policy.Stale:
+		s.hold(NoList, 0, everything, "the provider has not said what is rented for %v",
+			round(s.ListAge))
+	case s.Now < s.began+s.policy.Settle:
+		s.hold(Settling, s.began+s.policy.Settle, everything,
+			"this leader is new, and watches first")
+	case len(others) > 0:
+		s.hold(TwoFleets, 0, everything, "%d of the instances with this fleet's name were "+
+			"launched by another fleet (%s; this one is %s): give one of them another name, or "+
+			"adopt them by muster fleet bootstrap", len(others),
+			strings.Join(slices.Sorted(maps.Keys(others)), ", "), s.Desired.By)
+	default:
+		return true
+	}
+	return false
+}
+
+// returns gives back what has no agent any more, and drains what the provider will take.
+func (s *step) returns() {
+	for _, m := range s.out.Machines {
+		switch {
+		case m.Phase == Drained:
+			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is drained"})
+		case m.Phase == Lost:
+			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: m.Why})
+			if h := s.known[m.ID]; !h.joined && !h.dud {
+				h.dud = true
+				if s.Renter.duds[m.Slot.Kind]++; s.Renter.duds[m.Slot.Kind] >= duds {
+					s.leave(m.Slot.Kind, s.policy.MaxShortage, s.policy.MaxShortage,
+						fmt.Sprintf("the agents of %d instances in a row did not join", duds),
+						s.Now)
+				}
+			}
+		case m.Phase == Leaving && m.Agent.Ends <= s.policy.Notice:
+			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+				Why: fmt.Sprintf("the provider takes it in %v", round(m.Agent.Ends))})
+			s.serving[m.Slot.Type]--
+			s.agents--
+		case m.Phase == Leaving:
+			s.out.Next = min(s.out.Next, m.Agent.Ends-s.policy.Notice)
+		}
+		if m.Phase != Serving {
+			s.out.Exact = false
+		}
+	}
+}
+
+// excess is by how many more than desired of a kind there are.
+func (s *step) excess(kind Kind) int { return len(s.have[kind]) - s.Desired.Counts[kind] }
+
+// surplus gives back at once what is too much and does not serve yet.
+func (s *step) surplus() {
+	for _, kind := range s.kinds {
+		machines := s.have[kind]
+		slices.SortStableFunc(machines, s.firstToGo)
+		for s.excess(kind) > 0 {
+			m := s.have[kind][0]
+			if m.Phase == Asked || m.Phase >= Serving || m.Agent != nil && m.Agent.Keeper {
+				break
+			}
+			if m.Phase == Starting {
+				s.do(Action{
+					Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is not desired any more",
+				})
+			} else {
+				s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+					Why: "it is not desired any more"})
+			}
+			s.have[kind] = s.have[kind][1:]
+			s.starting--
+		}
+	}
+}
+
+// firstToGo orders the machines of a kind by which is returned first.
+func (s *step) firstToGo(a, b *Machine) int {
+	if c := cmp.Compare(min(a.Phase, Serving), min(b.Phase, Serving)); c != 0 {
+		return c // what does not serve yet
+	}
+	if a.Agent == nil || b.Agent == nil {
+		return cmp.Or(truth(b.Agent == nil, a.Agent == nil), cmp.Compare(a.Age, b.Age),
+			-cmp.Compare(a.Slot.Ordinal, b.Slot.Ordinal))
+	}
+	return cmp.Or(
+		truth(a.Agent.Keeper, b.Agent.Keeper),
+		truth(a.Agent.Leads, b.Agent.Leads),
+		truth(b.Instance.Drained, a.Instance.Drained),
+		truth(b.Agent.Risky, a.Agent.Risky),
+		truth(s.drifted(b), s.drifted(a)),
+		truth(b.Agent.Factor > slow, a.Agent.Factor > slow),
+		cmp.Compare(a.Agent.Load, b.Agent.Load),
+		cmp.Compare(a.Age, b.Age),
+		-cmp.Compare(a.Slot.Ordinal, b.Slot.Ordinal),
+	)
+}
+
+func (s *step) drifted(m *Machine) bool {
+	return s.Template != "" && m.Template != "" && m.Template != s.Template
+}
+
+// truth orders false before true.
+func truth(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// launches asks for what is desired and not there, that first which adds most for its price.
+func (s *step) launches() {
+	counts := map[profiles.InstanceType]int{}
+	maps.Copy(counts, s.serving)
+	for kind, all := range s.have {
+		for _, m := range all {
+			if m.Phase != Serving {
+				counts[kind.Type]++
+			}
+		}
+	}
+	short := map[Kind]int{}
+	for _, kind := range s.kinds {
+		if n := -s.excess(kind); n > 0 {
+			short[kind], s.missing, s.out.Exact = n, true, false
+		} else if n < 0 {
+			s.out.Exact = false
+		}
+	}
+	s.unanswered(short)
+	for len(short) > 0 {
+		kind := s.worthiest(short, counts)
+		what := fmt.Sprintf("%s: %d more", kind, short[kind])
+		price := s.Prices[kind]
+		switch why := s.Waits(kind, s.Now); {
+		case s.Now < s.backing:
+			s.hold(Refused, s.backing, what, "%s", why)
+		case why != "":
+			s.hold(Short, s.lacks[kind].until, what, "%s", why)
+		case price <= 0:
+			s.hold(NoPrice, 0, what, "its price is not known")
+		case s.unpriced != nil:
+			s.hold(NoPrice, 0, what, "the price of %s, of which there are some, is not known",
+				s.unpriced)
+		case s.out.Price+price > s.policy.MaxPrice+slack:
+			s.hold(PriceLimit, 0, what, "what is paid for would cost $%.3f/hr, and the limit is "+
+				"$%.3f", s.out.Price+price, s.policy.MaxPrice)
+			s.blocked = true
+		case s.starting >= s.policy.Launches:
+			s.hold(Busy, 0, what, "%d are starting", s.starting)
+		default:
+			s.launch(kind)
+			counts[kind.Type]++
+			if short[kind]--; short[kind] > 0 {
+				continue
+			}
+		}
+		delete(short, kind)
+	}
+}
+
+// unanswered asks again for what may have been launched: it is paid for already, if so.
+func (s *step) unanswered(short map[Kind]int) {
+	slots := slices.SortedFunc(maps.Keys(s.unsure), func(a, b Slot) int {
+		return cmp.Or(a.Compare(b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
+	})
+	for _, slot := range slots {
+		if short[slot.Kind] == 0 || s.Waits(slot.Kind, s.Now) != "" {
+			continue
+		}
+		s.do(Action{Kind: Launch, Slot: slot, Avoid: s.avoid(slot.Kind),
+			Why: "the provider has not answered"})
+		s.starting++
+		if short[slot.Kind]--; short[slot.Kind] == 0 {
+			delete(short, slot.Kind)
+		}
+	}
+}
+
+// worthiest is the kind of short of which one more adds most for its price.
+func (s *step) worthiest(short map[Kind]int, counts map[profiles.InstanceType]int) (best Kind) {
+	most := -1.0
+	now := s.Serves(counts)
+	for _, kind := range slices.SortedFunc(maps.Keys(short), Kind.Compare) {
+		more := maps.Clone(counts)
+		more[kind.Type]++
+		worth := (s.Serves(more) - now) / max(s.Prices[kind], slack)
+		if worth > most+slack {
+			best, most = kind, worth
+		}
+	}
+	return best
+}
+
+func (s *step) launch(kind Kind) {
+	p := place{Kind: kind}
+	for s.taken[p] {
+		p.ordinal++
+	}
+	s.taken[p] = true
+	s.do(Action{Kind: Launch, Slot: Slot{kind, p.ordinal, s.generation[p]}, Avoid: s.avoid(kind),
+		Why: fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
+	s.out.Price += s.Prices[kind]
+	s.starting++
+}
+
+// avoid lists the zones in which the provider takes instances of the kind back.
+func (s *step) avoid(kind Kind) (zones []string) {
+	for _, m := range s.out.Machines {
+		if m.Slot.Kind == kind && m.Zone != "" && m.Agent != nil &&
+			(m.Agent.Ends > 0 || m.Agent.Risky) && !slices.Contains(zones, m.Zone) {
+			zones = append(zones, m.Zone)
+		}
+	}
+	return zones
+}
+
+// drains drains what serves and is too much, that first which takes least capacity for its price,
+// while the rest serves what is needed.
+func (s *step) drains() {
+	for _, kind := range s.kinds {
+		slices.SortStableFunc(s.have[kind], s.firstToGo)
+	}
+	most := max(1, int(s.policy.Drains*float64(s.live)))
+	held := map[Kind]bool{}
+	for {
+		kind, ok := s.cheapest(held)
+		if !ok {
+			return
+		}
+		m := s.have[kind][0]
+		what := fmt.Sprintf("%s: %d fewer", kind, s.excess(kind))
+		rest := maps.Clone(s.serving)
+		if m.Phase == Serving {
+			rest[kind.Type]--
+		}
+		switch {
+		case m.Phase == Asked:
+			s.hold(Busy, 0, what, "it has just been launched")
+		case m.Phase == Missing:
+			s.hold(Busy, 0, what, "its agent is away for a moment")
+		case m.Agent == nil || m.Agent.Keeper:
+			s.hold(Needed, 0, what, "it is a keeper")
+		case s.NoReturns != "":
+			s.hold(Window, 0, what, "%s", s.NoReturns)
+		case s.missing && !s.blocked:
+			s.hold(NewFirst, 0, what, "what is to be there beside it does not serve yet")
+		case s.agents-1 < s.policy.Min:
+			s.hold(Needed, 0, what, "%d agents serve, and %d must", s.agents, s.policy.Min)
+		case s.Serves(rest) < s.Needed-slack:
+			s.hold(Needed, s.Now+s.NeededFor, what,
+				"without one the fleet would serve %.4g queries/s, and %.4g are needed",
+				s.Serves(rest), s.Needed)
+		case s.draining >= most:
+			s.hold(Busy, 0, what, "%d are draining", s.draining)
+		default:
+			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+				Why: fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
+			s.have[kind] = s.have[kind][1:]
+			s.draining++
+			s.serving = rest
+			s.agents--
+			continue
+		}
+		held[kind] = true
+	}
+}
+
+// cheapest is the kind, of those with too many and not held, whose next machine takes least
+// capacity for its price along.
+func (s *step) cheapest(held map[Kind]bool) (best Kind, ok bool) {
+	least := 0.0
+	now := s.Serves(s.serving)
+	for _, kind := range s.kinds {
+		if held[kind] || s.excess(kind) <= 0 {
+			continue
+		}
+		rest := maps.Clone(s.serving)
+		rest[kind.Type]--
+		lost := (now - s.Serves(rest)) / max(s.Prices[kind], slack)
+		if !ok || lost < least-slack {
+			best, least, ok = kind, lost, true
+		}
+	}
+	return best, ok
+}

@@ -1,0 +1,187 @@
+package onnx
+
+import (
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Import declares the version of a domain of operators, if the model does not declare it yet.
+func (g *Graph) Import(domain string, version int64) {
+	if _, ok := g.Signature.Domains[domain]; ok {
+		return
+	}
+	field := opsetImport(domain, version)
+	for _, f := range g.model {
+		if f.number == modelOpsetImport && string(f.raw) == string(field) {
+			return
+		}
+	}
+	g.model = append(g.model, wireField{number: modelOpsetImport, raw: field})
+}
+
+// Rank returns how many dimensions the file declares for a value of the main graph: an input, an
+// output, a constant, or one with a ValueInfoProto. It returns false if it declares none.
+func (g *Graph) Rank(value string) (int, bool) {
+	if t, ok := g.Constant(value); ok {
+		return len(t.Shape), true
+	}
+	if g.ranks == nil {
+		g.ranks = map[string]int{}
+		for _, f := range g.graph {
+			if f.number == graphInput || f.number == graphOutput || f.number == graphValueInfo {
+				if name, rank := valueRank(f.body); rank >= 0 {
+					g.ranks[name] = rank
+				}
+			}
+		}
+	}
+	rank, ok := g.ranks[value]
+	return rank, ok
+}
+
+// valueRank returns the name in a ValueInfoProto and its number of dimensions, -1 if it has none.
+func valueRank(b []byte) (name string, rank int) {
+	name, err := nameOf(b, valueName)
+	if err != nil {
+		return "", -1
+	}
+	rank = -1
+	_ = each(b, valueType, func(kind []byte) error {
+		return each(kind, typeTensor, func(t []byte) error {
+			return each(t, tensorTypeShape, func(shape []byte) error {
+				rank = 0
+				return each(shape, shapeDim, func([]byte) error {
+					rank++
+					return nil
+				})
+			})
+		})
+	})
+	return name, rank
+}
+
+// Rows returns a constant that holds the first rows, at most n, of the matrix t. A scalar or a list
+// is returned whole.
+func (g *Graph) Rows(t Initializer, n int64) (Initializer, error) {
+	size := t.DataType.Size()
+	elements := int64(1)
+	part := Initializer{Name: t.Name, DataType: t.DataType, Shape: append([]int64{}, t.Shape...)}
+	if len(t.Shape) > 1 {
+		part.Shape[0] = min(n, t.Shape[0])
+	}
+	for _, d := range part.Shape {
+		elements *= d
+	}
+	data, err := g.data(t, elements*int64(size))
+	if err != nil {
+		return Initializer{}, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	part.Data = data
+	return part, nil
+}
+
+// data returns the first n bytes of a tensor's elements; all of them if n is -1.
+func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
+	data := t.Data
+	if t.raw != nil {
+		fields, err := split(t.raw)
+		if err != nil {
+			return nil, err
+		}
+		external, err := readExternal(fields)
+		if err != nil {
+			return nil, err
+		}
+		if external != nil {
+			f, r, err := g.section(*external)
+			if err != nil {
+				return nil, err
+			}
+			defer f.Close()
+			if n < 0 {
+				n = r.Size()
+			}
+			data = make([]byte, n)
+			_, err = io.ReadFull(r, data)
+			return data, err
+		}
+		for _, f := range fields {
+			switch {
+			case f.number == tensorRawData:
+				data = f.body
+			case f.number == tensorFloatData && t.DataType == tensor.FP32:
+				data = append(data, fixed(f)...)
+			case f.number == tensorInt64Data && t.DataType == tensor.Int64,
+				f.number == tensorInt32Data && t.DataType.Size() <= 4 && t.DataType != tensor.FP32:
+				if data, err = appendVarints(data, f, t.DataType.Size()); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if n < 0 {
+		return data, nil
+	}
+	if int64(len(data)) < n {
+		return nil, fmt.Errorf("got %d bytes, expected at least %d", len(data), n)
+	}
+	return data[:n], nil
+}
+
+// fixed returns the bytes of 32-bit floats, packed or one alone.
+func fixed(f wireField) []byte {
+	if f.body != nil {
+		return f.body
+	}
+	return f.raw[len(f.raw)-4:]
+}
+
+// appendVarints appends the varints of a field, packed or one alone, in little-endian integers of
+// size bytes.
+func appendVarints(data []byte, f wireField, size int) ([]byte, error) {
+	put := func(v uint64) {
+		for i := range size {
+			data = append(data, byte(v>>(8*i)))
+		}
+	}
+	if f.body == nil {
+		put(f.value)
+	}
+	for packed := f.body; len(packed) > 0; {
+		v, n := protowire.ConsumeVarint(packed)
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		put(v)
+		packed = packed[n:]
+	}
+	return data, nil
+}
+
+// Applies reports whether a graph within a node that was read applies an operator, at any depth.
+func (n Node) Applies(operator string) bool { return applies(n.raw, operator, 0) }
+
+func applies(node []byte, operator string, depth int) bool {
+	found := false
+	if depth > deepest {
+		return false
+	}
+	visit := func(graph []byte) error {
+		return each(graph, graphNode, func(node []byte) error {
+			op, err := nameOf(node, nodeOpType)
+			found = found || op == operator || applies(node, operator, depth+1)
+			return err
+		})
+	}
+	_ = each(node, nodeAttribute, func(attribute []byte) error { // readNode has split it before
+		if err := each(attribute, attributeGraph, visit); err != nil {
+			return err
+		}
+		return each(attribute, attributeGraphs, visit)
+	})
+	return found
+}

@@ -1,0 +1,328 @@
+package store
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+)
+
+// A Cache keeps what was fetched in a hidden folder of a model directory, and links it into models'
+// folders there:
+//
+//	.store/files/HEX        a whole file, named by its SHA-256
+//	.store/parts/HEX        a file of which parts are there; HEX.have says which
+//	.store/models/ID/       a model's folder, of hard links to files; it never changes
+//	NAME                    a symbolic link to .store/models/ID
+//
+// So the versions of a model, and its settings, change at once, by the renaming of one link; a file
+// that several versions have is there once; and a version that stays is the same file in the new
+// folder, so that an agent does not load it again. One process may use a cache. The methods may be
+// called concurrently, but for Install and Remove of one model.
+type Cache struct {
+	dir   string // the model directory
+	bound int64  // most bytes of files; 0: no bound
+
+	mu sync.Mutex
+	// parts are those of the files that are being fetched, and claimed is closed when that has
+	// ended, by SHA-256.
+	parts   map[string]*parts
+	claimed map[string]chan struct{}
+	pinned  map[string]pin
+}
+
+// A pin keeps a file that no folder links to yet.
+type pin struct {
+	users int
+	file  File
+}
+
+const (
+	filesFolder  = "files"
+	partsFolder  = "parts"
+	modelsFolder = "models"
+	// documents is the folder in a model's folder with the manifests of its versions.
+	documents = ".manifests"
+)
+
+// OpenCache opens the cache of a model directory, which must exist, and makes it if there is none.
+// bound is the most bytes that files may take; 0 is no bound. OpenCache removes folders that an
+// earlier process had not finished.
+func OpenCache(dir string, bound int64) (*Cache, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache{
+		dir: dir, bound: bound, parts: map[string]*parts{}, claimed: map[string]chan struct{}{},
+		pinned: map[string]pin{},
+	}
+	for _, name := range []string{filesFolder, partsFolder, modelsFolder} {
+		if err := os.MkdirAll(c.path(name), 0o755); err != nil {
+			return nil, fmt.Errorf("open the cache of models: %w", err)
+		}
+	}
+	linked := map[string]bool{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		linked[c.folderOf(e.Name())] = true
+	}
+	folders, err := os.ReadDir(c.path(modelsFolder))
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range folders {
+		if path := c.path(modelsFolder, e.Name()); !linked[path] {
+			if err := os.RemoveAll(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return c, nil
+}
+
+func (c *Cache) path(elements ...string) string {
+	return filepath.Join(append([]string{c.dir, ".store"}, elements...)...)
+}
+
+// folderOf returns the folder of a model that is from the store; "" if it is not.
+func (c *Cache) folderOf(model string) string {
+	to, err := os.Readlink(filepath.Join(c.dir, model))
+	if err != nil {
+		return ""
+	}
+	path := filepath.Join(c.dir, to)
+	if filepath.Dir(path) != c.path(modelsFolder) {
+		return ""
+	}
+	return path
+}
+
+// Holds reports whether a model's folder is from the store.
+func (c *Cache) Holds(model string) bool { return c.folderOf(model) != "" }
+
+// has reports whether the cache has the whole file.
+func (c *Cache) has(f File) bool {
+	info, err := os.Stat(c.path(filesFolder, f.SHA256))
+	return err == nil && info.Mode().IsRegular() && info.Size() == f.Size
+}
+
+// Held returns the versions in the folder of each model that is from the store. The first one is
+// that whose settings hold. What cannot be read is left out.
+func (c *Cache) Held() map[string][]*Manifest {
+	held := map[string][]*Manifest{}
+	entries, _ := os.ReadDir(c.dir) // a directory that cannot be read holds nothing
+	for _, e := range entries {
+		folder := c.folderOf(e.Name())
+		if folder == "" {
+			continue
+		}
+		files, _ := os.ReadDir(filepath.Join(folder, documents))
+		for _, f := range files { // in order: the first one is 0-VERSION.json
+			var place, number int64
+			if n, _ := fmt.Sscanf(f.Name(), "%d-%d.json", &place, &number); n != 2 {
+				continue
+			}
+			data, err := os.ReadFile(filepath.Join(folder, documents, f.Name()))
+			if err != nil {
+				continue
+			}
+			if m, err := ParseManifest(data, e.Name(), number); err == nil {
+				held[e.Name()] = append(held[e.Name()], m)
+			}
+		}
+	}
+	return held
+}
+
+// Install makes the folder of a model hold the given versions, whose files the cache must have, and
+// no others. The settings are those of the first one. All changes at once, or nothing does. It
+// returns false if the folder was like that. A folder that is not from the store stays, which is an
+// error.
+func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err error) {
+	if err := CheckName(model); err != nil {
+		return false, err
+	}
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%s\n", model)
+	for _, m := range versions {
+		hash.Write(write(m))
+	}
+	folder := c.path(modelsFolder, hex.EncodeToString(hash.Sum(nil)[:16]))
+	link := filepath.Join(c.dir, model)
+	before := c.folderOf(model)
+	if before == folder {
+		return false, nil
+	}
+	if _, err := os.Lstat(link); before == "" && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("%s is there and not from the store; move it away to serve the "+
+			"store's %s: %w", link, model, fs.ErrExist)
+	}
+	if err := c.build(folder, versions); err != nil {
+		return false, errors.Join(err, os.RemoveAll(folder))
+	}
+	to, err := filepath.Rel(c.dir, folder)
+	if err != nil {
+		return false, err
+	}
+	temporary := folder + ".link"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if err := os.Symlink(to, temporary); err != nil {
+		return false, err
+	}
+	if err := os.Rename(temporary, link); err != nil {
+		return false, err
+	}
+	if before != "" {
+		err = os.RemoveAll(before)
+	}
+	return true, err
+}
+
+// build makes the folder of a model from files of the cache.
+func (c *Cache) build(folder string, versions []*Manifest) error {
+	if err := os.RemoveAll(folder); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(folder, documents), 0o755); err != nil {
+		return err
+	}
+	for i, m := range versions {
+		if err := m.Validate(); err != nil { // no path may lead out of the folder
+			return err
+		}
+		for _, f := range m.Files {
+			if i > 0 && slices.Contains(settings, f.Path) {
+				continue
+			}
+			path := filepath.Join(folder, filepath.FromSlash(f.Path))
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				return err
+			}
+			if err := os.Link(c.path(filesFolder, f.SHA256), path); err != nil {
+				return err
+			}
+		}
+		name := fmt.Sprintf("%d-%d.json", i, m.Version)
+		if err := os.WriteFile(filepath.Join(folder, documents, name), write(m),
+			0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove takes a model that is from the store out of the model directory. Its files stay in the
+// cache until others need their place.
+func (c *Cache) Remove(model string) error {
+	folder := c.folderOf(model)
+	if folder == "" {
+		return nil
+	}
+	return errors.Join(os.Remove(filepath.Join(c.dir, model)), os.RemoveAll(folder))
+}
+
+// pin keeps files from being removed until the returned function is called.
+func (c *Cache) pin(files []File) (unpin func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range files {
+		c.pinned[f.SHA256] = pin{c.pinned[f.SHA256].users + 1, f}
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, f := range files {
+			p := c.pinned[f.SHA256]
+			if p.users--; p.users > 0 {
+				c.pinned[f.SHA256] = p
+			} else {
+				delete(c.pinned, f.SHA256)
+			}
+		}
+	}
+}
+
+// Room makes room for the given files, beside those that others have pinned and what the folders of
+// models hold: it removes files that no folder links to, those first that were left longest ago. The
+// error says by how much there is too little.
+func (c *Cache) Room(files []File) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.bound == 0 {
+		return nil
+	}
+	type idle struct {
+		path  string
+		bytes int64
+		left  syscall.Timespec
+	}
+	var unused []idle
+	var held, need int64
+	counted := map[string]bool{}
+	count := func(f File) {
+		if !counted[f.SHA256] && !c.has(f) {
+			need += f.Size
+		}
+		counted[f.SHA256] = true
+	}
+	for _, f := range files {
+		count(f)
+	}
+	for _, p := range c.pinned {
+		count(p.file)
+	}
+	for _, folder := range []string{filesFolder, partsFolder} {
+		entries, err := os.ReadDir(c.path(folder))
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil {
+				continue // it was removed meanwhile
+			}
+			sum := e.Name()[:min(len(e.Name()), 64)]
+			if folder == partsFolder && counted[sum] {
+				continue // counted in need, whole
+			}
+			held += info.Size()
+			stat, ok := info.Sys().(*syscall.Stat_t)
+			if ok && stat.Nlink == 1 && !counted[sum] {
+				// The change of an inode is that of its links, when a folder let go of it.
+				unused = append(unused, idle{c.path(folder, e.Name()), info.Size(), stat.Ctim})
+			}
+		}
+	}
+	slices.SortFunc(unused, func(a, b idle) int {
+		return cmp.Or(cmp.Compare(a.left.Sec, b.left.Sec), cmp.Compare(a.left.Nsec, b.left.Nsec))
+	})
+	for _, u := range unused {
+		if held+need <= c.bound {
+			break
+		}
+		if err := os.Remove(u.path); err != nil {
+			return err
+		}
+		held -= u.bytes
+	}
+	if held+need > c.bound {
+		return fmt.Errorf("the cache of models in %s may take %s bytes; %s are in use and %s more "+
+			"are needed", c.dir, strconv.FormatInt(c.bound, 10), strconv.FormatInt(held, 10),
+			strconv.FormatInt(need, 10))
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Directory returns the bucket in a folder of a disk, which agents may share by a network file
+// system. It makes the folder when it writes the first object.
+//
+// gocloud.dev/blob/fileblob, which could do this, looks whether a file exists and then renames
+// another over it: of two writers both would win. A hard link has one winner.
+func Directory(dir string) Bucket { return directory(dir) }
+
+type directory string
+
+func (d directory) path(key string) (string, error) {
+	local := filepath.FromSlash(key)
+	if !filepath.IsLocal(local) {
+		return "", fmt.Errorf("store %s: key %q leads out of the folder", d, key)
+	}
+	return filepath.Join(string(d), local), nil
+}
+
+func (d directory) List(ctx context.Context, prefix string,
+	each func(key string, size int64) error) error {
+	root, err := d.path(strings.TrimSuffix(prefix, "/"))
+	if err != nil {
+		return err
+	}
+	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if errors.Is(err, fs.ErrNotExist) { // removed since it was listed
+			return nil
+		}
+		if err != nil {
+			return d.explain(err)
+		}
+		if path != root && strings.HasPrefix(e.Name(), ".") { // being written
+			if e.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if e.IsDir() {
+			return nil
+		}
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return d.explain(err)
+		}
+		key, err := filepath.Rel(string(d), path)
+		if err != nil {
+			return err
+		}
+		return each(filepath.ToSlash(key), info.Size())
+	})
+}
+
+func (d directory) Open(_ context.Context, key string, offset, length int64) (io.ReadCloser, int64,
+	error) {
+	path, err := d.path(key)
+	if err != nil {
+		return nil, 0, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, d.explain(err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: %s is no file", ErrNotFound, path)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(d.explain(err), f.Close())
+	}
+	if length < 0 {
+		length = max(info.Size()-offset, 0)
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.NewSectionReader(f, offset, length), f}, info.Size(), nil
+}
+
+func (d directory) Create(ctx context.Context, key string, size int64, r io.Reader) (err error) {
+	path, err := d.path(key)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return d.explain(err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return d.explain(err)
+	}
+	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	n, err := io.Copy(f, r)
+	if err == nil && n != size {
+		err = fmt.Errorf("store %s: %s: read %d bytes to write, expected %d", d, key, n, size)
+	}
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close(), ctx.Err())
+	if err != nil {
+		return d.explain(err)
+	}
+	return d.explain(os.Link(f.Name(), path))
+}
+
+func (d directory) Close() error { return nil }
+
+// explain wraps the sentinel that belongs to a file's error. The error names the file.
+func (d directory) explain(err error) error {
+	for from, to := range map[error]error{
+		fs.ErrNotExist: ErrNotFound, fs.ErrExist: ErrExists, fs.ErrPermission: ErrDenied,
+	} {
+		if errors.Is(err, from) {
+			return fmt.Errorf("%w: %w", to, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,101 @@
+// Package releases keeps in a model store which versions of its models are released: documents with
+// numbers that rise, of which the newest is in force. A release is written as the next number,
+// unless there is one. So of two people, or fleets, that release at once, one is told to look
+// again, in every kind of store that can create an object or say that it exists; and what was
+// released before stays readable.
+package releases
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/models/store"
+)
+
+// format is the format of the documents that this program writes and reads.
+const format = 1
+
+// A document is a release in a store.
+type document struct {
+	Format  int             `json:"format"`
+	Release json.RawMessage `json:"release"`
+}
+
+// Read reads a release. The error wraps store.ErrNotFound if there is none with the number.
+func Read(ctx context.Context, s *store.Store, model string, number uint64) (*control.Release,
+	error) {
+	data, err := s.Release(ctx, model, number)
+	if err != nil {
+		return nil, err
+	}
+	r, err := parse(data)
+	if err == nil && (r.GetModel() != model || r.GetNumber() != number || r.GetCurrent() < 1) {
+		err = fmt.Errorf("it is number %d of model %.80q, with version %d", r.GetNumber(),
+			r.GetModel(), r.GetCurrent())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s, err)
+	}
+	r.Kept = number
+	return r, nil
+}
+
+func parse(data []byte) (*control.Release, error) {
+	d := document{}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return nil, err
+	}
+	if d.Format != format {
+		return nil, fmt.Errorf("format is %d, this program reads %d", d.Format, format)
+	}
+	r := &control.Release{}
+	return r, protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(d.Release, r)
+}
+
+// Newest reads the newest release of a model, and returns it with what else the store has of it;
+// nil if the store has none. The error wraps store.ErrNotFound if it has nothing of the model.
+func Newest(ctx context.Context, s *store.Store, model string) (*control.Release, *store.Entry,
+	error) {
+	entry, err := s.Entry(ctx, model)
+	if err != nil || entry.Release == 0 {
+		return nil, entry, err
+	}
+	r, err := Read(ctx, s, model, entry.Release)
+	return r, entry, err
+}
+
+// Create writes a release under its number, which is one above that of the store's newest.
+// The error wraps store.ErrExists if another release has the number. A write that was cut
+// off may be repeated.
+func Create(ctx context.Context, s *store.Store, r *control.Release) error {
+	r = proto.CloneOf(r)
+	r.Kept, r.Epoch = 0, 0 // of a fleet, or said by the key
+	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(r)
+	if err != nil {
+		return err
+	}
+	// protojson puts spaces where it likes.
+	var data bytes.Buffer
+	if text, err = json.Marshal(document{format, text}); err == nil {
+		err = json.Indent(&data, text, "", "  ")
+	}
+	if err != nil {
+		return err
+	}
+	data.WriteByte('\n')
+	err = s.CreateRelease(ctx, r.GetModel(), r.GetNumber(), data.Bytes())
+	if errors.Is(err, store.ErrExists) {
+		there, readErr := s.Release(ctx, r.GetModel(), r.GetNumber())
+		if readErr == nil && bytes.Equal(there, data.Bytes()) {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package releases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/models/store"
+)
+
+// opened is a store in an empty folder, which is there too, with version 1 of ncf.
+func opened(t *testing.T) (*store.Store, string) {
+	t.Helper()
+	dir := t.TempDir()
+	folder := filepath.Join(t.TempDir(), "ncf")
+	if err := os.MkdirAll(filepath.Join(folder, "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "1", "model.onnx"), []byte("x"),
+		0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(store.Directory(dir), "store")
+	if _, err := s.Push(t.Context(), folder, 1, store.PushOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return s, dir
+}
+
+// TestCreate: a release is read as it was written. Of many that write the next one at once, one
+// wins; a write that is repeated has won before.
+func TestCreate(t *testing.T) {
+	s, _ := opened(t)
+	ctx := t.Context()
+	if r, entry, err := Newest(ctx, s, "ncf"); r != nil || err != nil || len(entry.Versions) != 1 {
+		t.Fatalf("nothing released: got %v, %+v, %v", r, entry, err)
+	}
+	if _, _, err := Newest(ctx, s, "nfc"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("no such model: got %v", err)
+	}
+	var won *control.Release
+	for number := uint64(1); number <= 10; number++ {
+		var winners atomic.Int64
+		var writers sync.WaitGroup
+		for i := range int64(4) {
+			writers.Go(func() {
+				r := &control.Release{
+					Model: "ncf", Number: number, Current: 1, Canary: 2 + i, Share: .25,
+					Previous: 7,
+					Why:      "on trial <é>", By: fmt.Sprint("somebody ", i), TimeUnixNs: 1 << 62,
+					Tolerance: .1, PromoteAfterNs: 5, PromoteQueries: 6, Kept: 3, Epoch: 4,
+				}
+				err := Create(ctx, s, r)
+				if err == nil {
+					winners.Add(1)
+					won = r
+					err = Create(ctx, s, r)
+				}
+				if err != nil && !errors.Is(err, store.ErrExists) {
+					t.Errorf("release %d: %v", number, err)
+				}
+			})
+		}
+		writers.Wait()
+		if winners.Load() != 1 {
+			t.Fatalf("%d writers won, want one", winners.Load())
+		}
+		got, _, err := Newest(ctx, s, "ncf")
+		want := proto.CloneOf(won)
+		want.Kept, want.Epoch = number, 0
+		if err != nil || !proto.Equal(got, want) {
+			t.Fatalf("got %v, %v, want %v", got, err, want)
+		}
+	}
+}
+
+// TestRead: a document that is none of ours is named.
+func TestRead(t *testing.T) {
+	s, dir := opened(t)
+	path := filepath.Join(dir, "models", "ncf", "releases", "3.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	good := `{"model": "ncf", "number": "3", "current": "1", "of a later program": 1}`
+	for _, tt := range []struct{ text, says string }{
+		{`{"format": 1, "release": ` + good + `}`, ""},
+		{`{"format": 2, "release": ` + good + `}`, "format is 2"},
+		{`{"format": 1}`, "syntax error"},
+		{`{"format": 1, "release": {"model": "wnd", "number": 3, "current": 1}}`, `model "wnd"`},
+		{`{"format": 1, "release": {"model": "ncf", "number": 4, "current": 1}}`, "number 4"},
+		{`{"format": 1, "release": {"model": "ncf", "number": 3}}`, "version 0"},
+		{`{"format": 1, "release": {"model": "ncf", "number": "x"}}`, "invalid value"},
+		{`{`, "unexpected end"},
+		{``, "unexpected end"},
+	} {
+		if err := os.WriteFile(path, []byte(tt.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Read(context.Background(), s, "ncf", 3)
+		if tt.says == "" {
+			if err != nil || r.GetKept() != 3 {
+				t.Errorf("%s: got %v, %v", tt.text, r, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.says) ||
+			!strings.Contains(err.Error(), "release 3 of ncf in store") {
+			t.Errorf("%s: got %v, want %q", tt.text, err, tt.says)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Store holds models. Its methods may be called concurrently.
+type Store struct {
+	bucket Bucket
+	name   string
+}
+
+// New returns the store in a bucket. name, such as the bucket's URL, is for errors.
+func New(bucket Bucket, name string) *Store { return &Store{bucket, name} }
+
+// String returns the store's name.
+func (s *Store) String() string { return s.name }
+
+// Close closes the bucket.
+func (s *Store) Close() error { return s.bucket.Close() }
+
+// An Entry is what a store has of a model.
+type Entry struct {
+	Versions []int64 // in order
+	Signed   []int64 // those with a signature, in order
+	Release  uint64  // the number of the newest release; 0: none
+}
+
+// mostObjects bounds the manifests, signatures and releases of an index, and so its memory.
+const mostObjects = 100_000
+
+// Index lists the models. Files are not listed, however many there are. Objects that are not of a
+// store are passed over; more than 100,000 of any kind below models/ are an error.
+func (s *Store) Index(ctx context.Context) (map[string]*Entry, error) {
+	return s.index(ctx, "models/")
+}
+
+// Entry returns what the store has of one model. The error wraps ErrNotFound if that is nothing.
+func (s *Store) Entry(ctx context.Context, model string) (*Entry, error) {
+	if err := CheckName(model); err != nil {
+		return nil, err
+	}
+	all, err := s.index(ctx, "models/"+model+"/")
+	if err != nil {
+		return nil, err
+	}
+	if all[model] == nil {
+		return nil, fmt.Errorf("%w: model %q in %s", ErrNotFound, model, s.name)
+	}
+	return all[model], nil
+}
+
+func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, error) {
+	found := map[string]*Entry{}
+	objects := 0
+	err := s.bucket.List(ctx, prefix, func(key string, _ int64) error {
+		if objects++; objects > mostObjects {
+			return fmt.Errorf("there are more than %d objects below %s; is this the prefix of a "+
+				"model store?", mostObjects, prefix)
+		}
+		parts := strings.Split(key, "/")
+		release := len(parts) == 4 && parts[2] == "releases"
+		if !release && len(parts) != 3 || parts[0] != "models" || CheckName(parts[1]) != nil {
+			return nil
+		}
+		entry := found[parts[1]]
+		if entry == nil {
+			entry = &Entry{}
+			found[parts[1]] = entry
+		}
+		if release {
+			entry.Release = max(entry.Release, uint64(numberOf(parts[3], ".json")))
+		} else if v := numberOf(parts[2], ".json"); v > 0 {
+			entry.Versions = append(entry.Versions, v)
+		} else if v := numberOf(parts[2], ".json"+signatureEnd); v > 0 {
+			entry.Signed = append(entry.Signed, v)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the models of %s: %w", s.name, err)
+	}
+	maps.DeleteFunc(found, func(_ string, e *Entry) bool { return len(e.Versions) == 0 })
+	for _, entry := range found {
+		slices.Sort(entry.Versions)
+		slices.Sort(entry.Signed)
+	}
+	return found, nil
+}
+
+// numberOf returns the number above 0 in a name with the given end, else 0.
+func numberOf(name, end string) int64 {
+	digits, ok := strings.CutSuffix(name, end)
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if !ok || err != nil || n < 1 || digits[0] == '+' {
+		return 0
+	}
+	return n
+}
+
+func manifestKey(model string, version int64) string {
+	return fmt.Sprintf("models/%s/%d.json", model, version)
+}
+
+func releaseKey(model string, number uint64) string {
+	return fmt.Sprintf("models/%s/releases/%d.json", model, number)
+}
+
+func blobKey(sum string) string { return "blobs/sha256/" + sum }
+
+// Manifest reads the manifest of a version, and returns it with the document. The error wraps
+// ErrNotFound if there is none.
+func (s *Store) Manifest(ctx context.Context, model string, version int64) (*Manifest, []byte,
+	error) {
+	if err := CheckName(model); err != nil {
+		return nil, nil, err
+	}
+	data, err := s.read(ctx, manifestKey(model, version))
+	if err != nil {
+		return nil, nil, fmt.Errorf("manifest of %s version %d in %s: %w", model, version, s.name,
+			err)
+	}
+	m, err := ParseManifest(data, model, version)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", s.name, err)
+	}
+	return m, data, nil
+}
+
+// Release reads the document of a release. The error wraps ErrNotFound if there is none.
+func (s *Store) Release(ctx context.Context, model string, number uint64) ([]byte, error) {
+	if err := CheckName(model); err != nil {
+		return nil, err
+	}
+	data, err := s.read(ctx, releaseKey(model, number))
+	if err != nil {
+		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s.name, err)
+	}
+	return data, nil
+}
+
+// CreateRelease writes the document of a release, whose number is one above that of the newest. The
+// error wraps ErrExists if somebody else has written it: then that one stays.
+func (s *Store) CreateRelease(ctx context.Context, model string, number uint64,
+	document []byte) error {
+	if err := CheckName(model); err != nil {
+		return err
+	}
+	if err := s.create(ctx, releaseKey(model, number), document); err != nil {
+		return fmt.Errorf("write release %d of %s to %s: %w", number, model, s.name, err)
+	}
+	return nil
+}
+
+// Newest returns the newest version of a model. The error wraps ErrNotFound if the store has none.
+func (s *Store) Newest(ctx context.Context, model string) (int64, error) {
+	entry, err := s.Entry(ctx, model)
+	if err != nil {
+		return 0, err
+	}
+	return entry.Versions[len(entry.Versions)-1], nil
+}
+
+// read returns a document, of at most mostDocument bytes.
+func (s *Store) read(ctx context.Context, key string) ([]byte, error) {
+	r, size, err := s.bucket.Open(ctx, key, 0, -1)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(r, mostDocument+1))
+	err = errors.Join(err, r.Close())
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", key, err)
+	case len(data) > mostDocument:
+		return nil, fmt.Errorf("read %s: more than %d bytes", key, mostDocument)
+	case int64(len(data)) != size:
+		return nil, fmt.Errorf("read %s: got %d bytes, the store says %d: %w", key, len(data), size,
+			io.ErrUnexpectedEOF)
+	}
+	return data, nil
+}
+
+func (s *Store) create(ctx context.Context, key string, data []byte) error {
+	return s.bucket.Create(ctx, key, int64(len(data)), bytes.NewReader(data))
+}

@@ -1,0 +1,155 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// open returns the store in an empty folder, and the folder.
+func open(t *testing.T) (*Store, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "store")
+	return New(Directory(dir), dir), dir
+}
+
+// some returns the manifest of a version with one file, which need not be in the store.
+func some(model string, version int64) *Manifest {
+	return &Manifest{
+		Format: 1, Model: model, Version: version,
+		Files: []File{{
+			Path: fmt.Sprintf("%d/model.onnx", version), Size: 3,
+			SHA256: strings.Repeat("ab", 32),
+		}},
+	}
+}
+
+// TestCreate: of many that write an object at once, one wins.
+func TestCreate(t *testing.T) {
+	ctx := context.Background()
+	s, _ := open(t)
+	for round := range 20 {
+		var won atomic.Int64
+		var writers sync.WaitGroup
+		for i := range 8 {
+			writers.Go(func() {
+				err := s.create(ctx, fmt.Sprintf("models/ncf/%d.json", round), []byte{byte(i)})
+				if err == nil {
+					won.Add(1)
+				} else if !errors.Is(err, ErrExists) {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		writers.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("round %d: %d writers won, want one", round, won.Load())
+		}
+	}
+}
+
+// TestIndex: what is not of a store is passed over, and a prefix with too much is an error.
+func TestIndex(t *testing.T) {
+	ctx := context.Background()
+	s, dir := open(t)
+	for _, key := range []string{
+		"models/ncf/1.json", "models/ncf/10.json", "models/ncf/10.json.minisig",
+		"models/ncf/2.json", "models/ncf/x.json", "models/ncf/-1.json",
+		"models/ncf/releases/7.json", "models/ncf/releases/11.json", "models/ncf/releases/x.json",
+		"models/gone/releases/1.json",
+		"models/ncf/deep/er/1.json", "models/.x/1.json", "models/wnd/notes.txt", "blobs/sha256/00",
+	} {
+		path := filepath.Join(dir, key)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := s.Index(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := all["ncf"]
+	if len(all) != 1 || e == nil || !slices.Equal(e.Versions, []int64{1, 2, 10}) ||
+		!slices.Equal(e.Signed, []int64{10}) || e.Release != 11 {
+		t.Errorf("got %+v of %v", e, all)
+	}
+	if _, err := s.Entry(ctx, "wnd"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a model without versions: got %v, want %v", err, ErrNotFound)
+	}
+	many := New(endless{}, "s3://data")
+	if _, err := many.Index(ctx); err == nil || !strings.Contains(err.Error(), "s3://data") ||
+		!strings.Contains(err.Error(), "more than 100000 objects") {
+		t.Errorf("a million objects: got %v", err)
+	}
+}
+
+// endless is a bucket with a million objects.
+type endless struct{ Bucket }
+
+func (endless) List(_ context.Context, prefix string, each func(string, int64) error) error {
+	for i := range 1_000_000 {
+		if err := each(fmt.Sprintf("%sx/%d.parquet", prefix, i), 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestManifest: what a manifest must not say is named.
+func TestManifest(t *testing.T) {
+	sum := strings.Repeat("0a", 32)
+	for says, files := range map[string][]File{
+		`"../x"`:         {{Path: "../x", Size: 1, SHA256: sum}},
+		`"/etc/passwd"`:  {{Path: "/etc/passwd", Size: 1, SHA256: sum}},
+		`"3/../../x"`:    {{Path: "3/../../x", Size: 1, SHA256: sum}},
+		`"3/.x/y"`:       {{Path: "3/.x/y", Size: 1, SHA256: sum}},
+		`"4/model.onnx"`: {{Path: "4/model.onnx", Size: 1, SHA256: sum}},
+		`"3"`:            {{Path: "3", Size: 1, SHA256: sum}},
+		`3//x`:           {{Path: "3//x", Size: 1, SHA256: sum}},
+		`twice`: {
+			{Path: "3/x", Size: 1, SHA256: sum}, {Path: "3/x", Size: 1, SHA256: sum},
+		},
+		`"3/x" is also a folder`: {
+			{Path: "3/x", Size: 1, SHA256: sum}, {Path: "3/x/y", Size: 1, SHA256: sum},
+		},
+		`or is also a folder`: {
+			{Path: "3/x/y", Size: 1, SHA256: sum}, {Path: "3/x", Size: 1, SHA256: sum},
+		},
+		`has -1 bytes`: {{Path: "3/x", Size: -1, SHA256: sum}},
+		`has 9223372036854775807`: {
+			{Path: "3/w", Size: 1, SHA256: sum}, {Path: "3/x", Size: 1<<63 - 1, SHA256: sum},
+		},
+		`SHA-256 is "AB`:              {{Path: "3/x", Size: 1, SHA256: strings.Repeat("AB", 32)}},
+		`SHA-256 is "0a0a"`:           {{Path: "3/x", Size: 1, SHA256: "0a0a"}},
+		`0 files`:                     nil,
+		`sums of 0 parts, expected 2`: {{Path: "3/x", Size: partBytes + 1, SHA256: sum}},
+		`sums of 1 parts, expected 0`: {{Path: "3/x", Size: 1, SHA256: sum, Parts: []string{sum}}},
+	} {
+		m := &Manifest{Format: 1, Model: "ncf", Version: 3, Files: files}
+		_, err := ParseManifest(write(m), "ncf", 3)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want an error with %q", err, says)
+		}
+	}
+	if _, err := ParseManifest(write(some("ncf", 3)), "ncf", 3); err != nil {
+		t.Error(err)
+	}
+	for _, model := range []string{"wnd", "..", ""} {
+		if _, err := ParseManifest(write(some("ncf", 3)), model, 3); err == nil {
+			t.Errorf("manifest of ncf for %q: no error", model)
+		}
+	}
+	if _, err := ParseManifest(append(write(some("ncf", 3)), '{'), "ncf", 3); err == nil {
+		t.Error("a document with more behind it: no error")
+	}
+}

@@ -1,0 +1,239 @@
+package isolate
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A CPU is a logical processor.
+type CPU struct {
+	Number int
+	// Core numbers the physical core within its package: processors with the same Core and Package
+	// are threads of one core.
+	Core, Package int
+	// Cache is the lowest number of a processor that shares the last-level cache, Node the NUMA
+	// node.
+	Cache, Node int
+}
+
+// A Topology is the processors that this process may use, in order of node, package, cache, core
+// and number.
+type Topology struct {
+	CPUs []CPU
+	// Quota is how many processors' time the process gets, by the limits of its cgroups; 0 is no
+	// limit.
+	Quota float64
+}
+
+// Read returns the topology of this machine. It reads /sys and /proc; processors that are offline,
+// or that the process's affinity or cpuset excludes, are left out.
+func Read() (*Topology, error) {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return nil, fmt.Errorf("read the process's processors: %w", err)
+	}
+	return read(os.DirFS("/"), allowed.IsSet)
+}
+
+func read(root fs.FS, allowed func(cpu int) bool) (*Topology, error) {
+	const dir = "sys/devices/system/cpu"
+	online, err := readCPUs(root, dir+"/online")
+	if err != nil {
+		return nil, err
+	}
+	t := &Topology{Quota: quota(root)}
+	nodes := nodesOf(root)
+	for _, n := range online {
+		if !allowed(n) {
+			continue
+		}
+		at := fmt.Sprintf("%s/cpu%d", dir, n)
+		// Not every machine tells all of it: what is missing counts as one package, a core for each
+		// processor and a cache that all share.
+		c := CPU{Number: n, Core: n, Node: nodes[n]}
+		if core, err := readInt(root, at+"/topology/core_id"); err == nil {
+			c.Core = core
+		}
+		if p, err := readInt(root, at+"/topology/physical_package_id"); err == nil {
+			c.Package = max(0, p)
+		}
+		c.Cache = lastCache(root, at, c.Package)
+		t.CPUs = append(t.CPUs, c)
+	}
+	if len(t.CPUs) == 0 {
+		return nil, errors.New("no processor is both online and allowed to this process")
+	}
+	slices.SortFunc(t.CPUs, func(a, b CPU) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Package, b.Package),
+			cmp.Compare(a.Cache, b.Cache), cmp.Compare(a.Core, b.Core),
+			cmp.Compare(a.Number, b.Number))
+	})
+	return t, nil
+}
+
+// lastCache returns the lowest number of a processor that shares the last-level cache with the one
+// whose folder is at; without caches the package's number.
+func lastCache(root fs.FS, at string, otherwise int) int {
+	found, level := otherwise, -1
+	indexes, _ := fs.Glob(root, at+"/cache/index*")
+	for _, index := range indexes {
+		l, err := readInt(root, index+"/level")
+		if err != nil || l <= level {
+			continue
+		}
+		if shared, err := readCPUs(root, index+"/shared_cpu_list"); err == nil && len(shared) > 0 {
+			found, level = shared[0], l
+		}
+	}
+	return found
+}
+
+// nodesOf returns the NUMA node of each processor that has one.
+func nodesOf(root fs.FS) map[int]int {
+	nodes := map[int]int{}
+	dirs, _ := fs.Glob(root, "sys/devices/system/node/node[0-9]*")
+	for _, dir := range dirs {
+		n, err := strconv.Atoi(strings.TrimPrefix(path.Base(dir), "node"))
+		if err != nil {
+			continue
+		}
+		cpus, _ := readCPUs(root, dir+"/cpulist")
+		for _, c := range cpus {
+			nodes[c] = n
+		}
+	}
+	return nodes
+}
+
+func readInt(root fs.FS, name string) (int, error) {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+func readCPUs(root fs.FS, name string) ([]int, error) {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return nil, err
+	}
+	cpus, err := ParseCPUs(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, fmt.Errorf("/%s: %w", name, err)
+	}
+	return cpus, nil
+}
+
+// mostCPUs bounds the numbers of processors, as the kernel's masks do here.
+const mostCPUs = 1024
+
+// ParseCPUs reads a list of processors in the kernel's form, such as "0-3,8". It returns them in
+// order, each once.
+func ParseCPUs(list string) ([]int, error) {
+	var cpus []int
+	if list == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		from, err := strconv.Atoi(first)
+		to := from
+		if isRange && err == nil {
+			to, err = strconv.Atoi(last)
+		}
+		if err != nil || from < 0 || to < from || to >= mostCPUs {
+			return nil, fmt.Errorf(
+				"processors %q: %q is no number or range of numbers below %d, as 0-3", list, part,
+				mostCPUs)
+		}
+		for n := from; n <= to; n++ {
+			cpus = append(cpus, n)
+		}
+	}
+	slices.Sort(cpus)
+	return slices.Compact(cpus), nil
+}
+
+// FormatCPUs writes a list of processors in the kernel's form. The list is in order.
+func FormatCPUs(cpus []int) string {
+	var b strings.Builder
+	for i := 0; i < len(cpus); {
+		end := i
+		for end+1 < len(cpus) && cpus[end+1] == cpus[end]+1 {
+			end++
+		}
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, cpus[i])
+		if end > i {
+			fmt.Fprintf(&b, "-%d", cpus[end])
+		}
+		i = end + 1
+	}
+	return b.String()
+}
+
+// quota returns how many processors' time the cgroups of this process leave it; 0 if they do not
+// limit it.
+func quota(root fs.FS) float64 {
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return 0
+	}
+	least := 0.0
+	limit := func(quota, period float64) {
+		if quota > 0 && period > 0 && (least == 0 || quota/period < least) {
+			least = quota / period
+		}
+	}
+	for line := range strings.Lines(string(text)) {
+		// number:controllers:path; of version 2 the controllers are empty
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, of, _ := strings.Cut(rest, ":")
+		second := controllers == ""
+		if !second && !slices.Contains(strings.Split(controllers, ","), "cpu") {
+			continue
+		}
+		for dir := path.Clean("/" + of); ; dir = path.Dir(dir) {
+			if second {
+				for _, mounted := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
+					limit(readMax(root, path.Join(mounted, dir, "cpu.max")))
+				}
+			} else {
+				at := path.Join("sys/fs/cgroup", controllers, dir)
+				quota, err := readInt(root, path.Join(at, "cpu.cfs_quota_us"))
+				period, err2 := readInt(root, path.Join(at, "cpu.cfs_period_us"))
+				if err == nil && err2 == nil {
+					limit(float64(quota), float64(period))
+				}
+			}
+			if dir == "/" {
+				break
+			}
+		}
+	}
+	return least
+}
+
+// readMax reads a cpu.max file: "max 100000" or "150000 100000".
+func readMax(root fs.FS, name string) (quota, period float64) {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return 0, 0
+	}
+	if _, err := fmt.Sscan(string(text), &quota, &period); err != nil {
+		return 0, 0 // "max": no limit
+	}
+	return quota, period
+}

@@ -1,0 +1,219 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// A timed is a model whose runs take a time that varies by a tenth.
+type timed struct {
+	mean time.Duration
+	cut  *atomic.Int64 // runs that a deadline ended
+}
+
+func (m timed) Run(ctx context.Context, _ []tensor.Tensor) (*runtime.Result, error) {
+	took := time.Duration(float64(m.mean) * (.9 + .2*rand.Float64()))
+	select {
+	case <-time.After(took):
+	case <-ctx.Done():
+		m.cut.Add(1)
+		return nil, ctx.Err()
+	}
+	return &runtime.Result{Execution: took}, nil
+}
+
+func (timed) Close() error { return nil }
+
+// Outcomes are what has become of queries.
+type outcomes struct {
+	answered          []time.Duration // their latencies
+	refused, deadline int
+	atOnce            int // of the refused
+	cut               int // of those whose deadline passed: while they ran
+}
+
+// closedLoop has clients send queries for a time, each the next one when it knows the outcome of
+// the last; after a refusal, when it is to try again.
+func closedLoop(t *testing.T, clients int, mean, target, pace, lasts time.Duration,
+	lanes *runtime.Lanes) outcomes {
+	var all outcomes
+	var cut atomic.Int64
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	end := time.Now().Add(lasts)
+	for range clients {
+		running.Go(func() {
+			for time.Now().Before(end) {
+				arrival := time.Now()
+				r, err := lanes.Do(t.Context(), runtime.Query{
+					Model: timed{mean, &cut}, BatchSize: 256, Profile: "wnd/1", Arrival: arrival,
+					QoSTarget: target, Deadline: arrival.Add(10 * target), Refuse: true,
+				})
+				var over *runtime.OverloadedError
+				mu.Lock()
+				switch {
+				case err == nil:
+					r.Release()
+					all.answered = append(all.answered, time.Since(arrival))
+				case errors.As(err, &over):
+					all.refused++
+					if time.Since(arrival) == 0 {
+						all.atOnce++
+					}
+				case errors.Is(err, context.DeadlineExceeded):
+					all.deadline++
+				default:
+					t.Error(err)
+				}
+				mu.Unlock()
+				if over != nil {
+					time.Sleep(over.RetryAfter)
+				}
+				time.Sleep(time.Until(arrival.Add(pace)))
+			}
+		})
+	}
+	running.Wait()
+	slices.Sort(all.answered)
+	all.cut = int(cut.Load())
+	return all
+}
+
+// inTime returns how many were answered within the target.
+func (l outcomes) inTime(target time.Duration) (n int) {
+	for _, d := range l.answered {
+		if d <= target {
+			n++
+		}
+	}
+	return n
+}
+
+// TestOverload: clients that ask for more than the lanes can do are answered in time or refused,
+// and the lanes do as much in time as they can, or nearly.
+func TestOverload(t *testing.T) {
+	const target, mean, lasts = 25 * time.Millisecond, 8 * time.Millisecond, 20 * time.Second
+	for _, lanes := range []int{1, 2} {
+		for _, clients := range []int{-8, 8, 64, 512} {
+			t.Run(fmt.Sprintf("%d lanes, %d clients", lanes, clients), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l := runtime.NewLanes(runtime.LanesConfig{Lanes: lanes})
+					// three times what the lanes can do, or at once
+					pace := time.Duration(clients) * mean / time.Duration(3*lanes)
+					if clients < 0 {
+						pace, clients = 0, -clients
+					}
+					got := closedLoop(t, clients, mean, target, pace, lasts, l)
+					capacity := int(lasts/mean) * lanes
+					p99 := got.answered[len(got.answered)*99/100]
+					t.Logf(
+						"answered %d, in time %d, of %d possible; refused %d, %d at once, "+
+							"deadline %d; p99 %v",
+						len(got.answered), got.inTime(target), capacity, got.refused, got.atOnce,
+						got.deadline, p99)
+					if n := got.deadline - got.cut; n > 0 {
+						t.Errorf("%d queries wait in vain until their deadline", n)
+					}
+					if got.cut*1000 > len(got.answered) { // runs that took longer than expected
+						t.Errorf("%d of %d are cut off while they run, want 1 in 1,000", got.cut,
+							len(got.answered))
+					}
+					if got.atOnce*10 < got.refused*8 {
+						t.Errorf("%d of %d refusals at once, want 0.8 of them", got.atOnce,
+							got.refused)
+					}
+					if n := got.inTime(target); n*10 < capacity*8 {
+						t.Errorf("%d are in time, want at least 0.8 of %d", n, capacity)
+					}
+					if p99 > 3*target {
+						t.Errorf("99 %% are answered within %v, want %v", p99, 3*target)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestBurst: queries that come at once while nobody waits are all answered, though most are late
+// and a query in time has kept the lane busy just before.
+func TestBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const target = 25 * time.Millisecond
+		l := runtime.NewLanes(runtime.LanesConfig{})
+		for _, mean := range []time.Duration{8 * time.Millisecond, 40 * time.Millisecond} {
+			for _, pause := range []time.Duration{0, time.Second} {
+				warm := closedLoop(t, 1, mean, target, 0, time.Second, l)
+				if warm.refused+warm.deadline > 0 {
+					t.Errorf("one client: %d refused", warm.refused+warm.deadline)
+				}
+				time.Sleep(pause)
+				n := int(200 * time.Millisecond / mean)
+				got := closedLoop(t, n, mean, target, 0, time.Nanosecond, l)
+				if len(got.answered) != n {
+					t.Errorf("%d of %d are answered, %d refused, %d at their deadline",
+						len(got.answered), n, got.refused, got.deadline)
+				}
+			}
+		}
+	})
+}
+
+// TestRefusalsBelowCapacity: where queries at random times keep a lane busy for seven tenths of the
+// time, hardly more are refused than would else wait until their deadline.
+func TestRefusalsBelowCapacity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const target, mean, queries = 25 * time.Millisecond, 8 * time.Millisecond, 20_000
+		l := runtime.NewLanes(runtime.LanesConfig{})
+		var refused, deadline atomic.Int64
+		var all sync.WaitGroup
+		r := rand.New(rand.NewPCG(21, 1))
+		for range queries {
+			time.Sleep(time.Duration(r.ExpFloat64() * float64(mean) / 0.7))
+			all.Go(func() {
+				result, err := l.Do(t.Context(), runtime.Query{
+					Model: timed{mean, new(atomic.Int64)}, BatchSize: 256, Profile: "wnd/1", QoSTarget: target,
+					Deadline: time.Now().Add(10 * target), Refuse: true,
+				})
+				var over *runtime.OverloadedError
+				switch {
+				case err == nil:
+					result.Release()
+				case errors.As(err, &over):
+					refused.Add(1)
+				default:
+					deadline.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		t.Logf("%d of %d refused, %d at their deadline", refused.Load(), queries, deadline.Load())
+		if refused.Load() > queries/100 || deadline.Load() > queries/1000 {
+			t.Errorf("%d of %d queries refused, %d at their deadline", refused.Load(), queries,
+				deadline.Load())
+		}
+	})
+}
+
+// TestSlowModel: queries that take longer than their target, all late, are served in turn.
+func TestSlowModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const target = 25 * time.Millisecond
+		l := runtime.NewLanes(runtime.LanesConfig{})
+		got := closedLoop(t, 4, 40*time.Millisecond, target, 0, 10*time.Second, l)
+		if got.refused+got.deadline > 0 || len(got.answered) < 230 {
+			t.Errorf("answered %d of 250, refused %d, deadline %d", len(got.answered), got.refused,
+				got.deadline)
+		}
+	})
+}

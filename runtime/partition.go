@@ -1,0 +1,250 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime/isolate"
+)
+
+// A PartitionConfig says which cores of this machine a [Partition] has.
+type PartitionConfig struct {
+	// LanesConfig is that of its lanes; NewPartition sets Pins.
+	LanesConfig
+	// Cores is how many cores each lane has; 0 means 1.
+	Cores int
+	// CPUs are the lanes' processors: Cores of them for each lane. nil pins nothing.
+	CPUs [][]int
+}
+
+// A Partition is some cores of this machine and the lanes there. Models that are to run there are
+// placed there first. Several partitions of a process are independent of each other. Its methods
+// may be called concurrently.
+type Partition struct {
+	*Lanes
+	cores int
+	cpus  [][]int
+}
+
+// NewPartition returns a partition whose lanes are idle. It needs no Close. The error says which
+// processors cannot be used; without CPUs there is none.
+func NewPartition(cfg PartitionConfig) (*Partition, error) {
+	lanes, cores := max(1, cfg.Lanes), max(1, cfg.Cores)
+	if cfg.CPUs != nil && len(cfg.CPUs) != lanes {
+		return nil, fmt.Errorf("runtime: %d lanes have processors, want all %d", len(cfg.CPUs),
+			lanes)
+	}
+	cfg.Pins = nil
+	for lane, cpus := range cfg.CPUs {
+		if len(cpus) != cores {
+			return nil, fmt.Errorf("runtime: lane %d has %d processors, want %d", lane, len(cpus),
+				cores)
+		}
+		// One for each thread: the caller's is on the first, ONNX Runtime's on the others.
+		pin, err := isolate.NewPin(cpus[:1])
+		if err == nil && cores > 1 {
+			_, err = isolate.NewPin(cpus)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("runtime: lane %d: %w", lane, err)
+		}
+		cfg.Pins = append(cfg.Pins, pin)
+	}
+	return &Partition{Lanes: NewLanes(cfg.LanesConfig), cores: cores, cpus: cfg.CPUs}, nil
+}
+
+// Size returns how many lanes there are.
+func (p *Partition) Size() int { return p.lanes }
+
+// Cores returns how many cores each lane has.
+func (p *Partition) Cores() int { return p.cores }
+
+// CPUs returns the lanes' processors; nil if they are not pinned.
+func (p *Partition) CPUs() [][]int { return p.cpus }
+
+// Place returns the model as queries on this partition name it: with a session for each number of
+// cores and, where a run has several threads and they are pinned, for each lane. It blocks while
+// sessions are made. Where model itself will do, nothing is loaded. [Warm] should follow.
+//
+// The caller closes the result, before model. That does not close model.
+func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
+	resizable, ok := model.(resizable)
+	if !ok { // an emulated one takes as long as it is told
+		return &placed{sessions: []Model{model}}, nil
+	}
+	each := []threads{{count: p.cores}}
+	if p.cores > 1 && p.cpus != nil {
+		each = nil
+		for _, cpus := range p.cpus {
+			each = append(each, threads{p.cores, cpus})
+		}
+	}
+	m := &placed{}
+	for _, t := range each {
+		if resizable.suits(t) {
+			m.sessions = append(m.sessions, model)
+			continue
+		}
+		s, err := resizable.withThreads(ctx, t)
+		if err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+		m.sessions, m.owned = append(m.sessions, s), append(m.owned, s)
+	}
+	return m, nil
+}
+
+// A resizable model can run with other threads than it was loaded for.
+type resizable interface {
+	Model
+	// suits reports whether the model's runs have these threads.
+	suits(t threads) bool
+	// withThreads loads the model's version once more, for runs with these threads.
+	withThreads(ctx context.Context, t threads) (Model, error)
+}
+
+// A placed model is a model as it runs on a partition.
+type placed struct {
+	sessions []Model // by lane; a single one is that of all lanes
+	owned    []Model
+	closing  sync.Once
+}
+
+// Run implements [Model].
+func (m *placed) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
+	return m.sessions[0].Run(ctx, inputs)
+}
+
+// Close implements [Model].
+func (m *placed) Close() (err error) {
+	m.closing.Do(func() {
+		for _, s := range m.owned {
+			err = errors.Join(err, s.Close())
+		}
+	})
+	return err
+}
+
+// on returns the session for a lane's runs.
+func (m *placed) on(lane int) Model { return m.sessions[min(lane, len(m.sessions)-1)] }
+
+// A Spread is a model that runs on several partitions of a process, on each with sessions for the
+// cores of its lanes. Its methods may be called concurrently.
+type Spread struct {
+	Model    // as it was loaded: where nothing else was placed
+	changing sync.Mutex
+	on       atomic.Pointer[map[*Partition]Model]
+}
+
+// NewSpread returns the model as it is on all partitions. It owns the model.
+func NewSpread(model Model) *Spread {
+	s := &Spread{Model: model}
+	s.on.Store(&map[*Partition]Model{})
+	return s
+}
+
+// Place makes the sessions for a partition, unless there are some. It blocks meanwhile.
+func (s *Spread) Place(ctx context.Context, p *Partition) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	on := maps.Clone(*s.on.Load())
+	if on[p] != nil {
+		return nil
+	}
+	m, err := p.Place(ctx, s.Model)
+	if err != nil {
+		return err
+	}
+	on[p] = m
+	s.on.Store(&on)
+	return nil
+}
+
+// On returns the model for queries on a partition's lanes.
+func (s *Spread) On(p *Partition) Model {
+	if m := (*s.on.Load())[p]; m != nil {
+		return m
+	}
+	return s.Model
+}
+
+// Leave closes the sessions of a partition, which must not run the model any more.
+func (s *Spread) Leave(p *Partition) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	on := maps.Clone(*s.on.Load())
+	m := on[p]
+	delete(on, p)
+	s.on.Store(&on)
+	if m == nil {
+		return nil
+	}
+	return m.Close()
+}
+
+// Close closes the sessions of all partitions, and the model.
+func (s *Spread) Close() error {
+	var errs []error
+	for p := range *s.on.Load() {
+		errs = append(errs, s.Leave(p))
+	}
+	return errors.Join(append(errs, s.Model.Close())...)
+}
+
+// A pin keeps the threads of a lane's runs on its processors.
+type pin struct {
+	*isolate.Pin
+	lane   int
+	told   func(lane int, err error)
+	failed sync.Once
+}
+
+// run runs a query on a lane. It blocks until the run has ended.
+func (l *Lanes) run(ctx context.Context, lane int, model Model, inputs []tensor.Tensor) (*Result,
+	error) {
+	if m, ok := model.(*placed); ok {
+		model = m.on(lane)
+	}
+	if l.pins != nil {
+		p := l.pins[lane]
+		if err := p.Enter(); err == nil {
+			defer p.Leave()
+		} else if p.told != nil {
+			p.failed.Do(func() { p.told(p.lane, err) })
+		}
+	}
+	return model.Run(ctx, inputs)
+}
+
+// withThreads implements [resizable].
+func (e *ensembleModel) withThreads(ctx context.Context, t threads) (Model, error) {
+	other := *e
+	other.parts, other.steps = nil, slices.Clone(e.steps)
+	for _, part := range e.parts {
+		m, err := part.(resizable).withThreads(ctx, t)
+		if err != nil {
+			return nil, errors.Join(err, other.Close())
+		}
+		other.parts = append(other.parts, m)
+		for i := range other.steps {
+			if e.steps[i].model == part {
+				other.steps[i].model = m
+			}
+		}
+	}
+	return &other, nil
+}
+
+// suits implements [resizable].
+func (e *ensembleModel) suits(t threads) bool {
+	return !slices.ContainsFunc(e.parts, func(m Model) bool {
+		r, ok := m.(resizable)
+		return ok && !r.suits(t)
+	})
+}

@@ -1,0 +1,218 @@
+package runtime_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
+	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/runtimetest"
+)
+
+// whereabouts is a model that notes on how many processors the thread of each run may run, and
+// which is the first of them.
+type whereabouts struct {
+	mu    sync.Mutex
+	lanes [][2]int
+}
+
+func (m *whereabouts) Run(context.Context, []tensor.Tensor) (*runtime.Result, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, err
+	}
+	first := 0
+	for !set.IsSet(first) {
+		first++
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lanes = append(m.lanes, [2]int{set.Count(), first})
+	return &runtime.Result{}, nil
+}
+
+func (m *whereabouts) Close() error { return nil }
+
+// processors returns n processors of this machine; it skips the test if there are fewer.
+func processors(t *testing.T, n int) []int {
+	top, err := isolate.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(top.CPUs) < n {
+		t.Skipf("needs %d processors, this process may use %s", n, top)
+	}
+	var cpus []int
+	for _, c := range top.CPUs[:n] {
+		cpus = append(cpus, c.Number)
+	}
+	return cpus
+}
+
+// TestPinnedLanes: the thread of a run stays on its lane's processor, for policies that merge too.
+func TestPinnedLanes(t *testing.T) {
+	cpus := processors(t, 2)
+	p, err := runtime.NewPartition(runtime.PartitionConfig{
+		LanesConfig: runtime.LanesConfig{Lanes: 2}, CPUs: [][]int{{cpus[1]}, {cpus[0]}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &whereabouts{}
+	model, err := p.Place(context.Background(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 10 {
+		r, err := p.Do(context.Background(), runtime.Query{
+			Model: model, BatchSize: 1, Lane: n % 2, Merge: []merge.Policy{"", merge.Nexus}[n/5],
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := [2]int{1, cpus[1-r.Lane]}; m.lanes[n] != want {
+			t.Errorf("lane %d ran on %d processors from %d on, want only %d", r.Lane, m.lanes[n][0],
+				m.lanes[n][1], want[1])
+		}
+	}
+	// The test's own thread ran the queries, and is free again.
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil || set.Count() < 2 {
+		t.Errorf("afterwards: %d processors, %v", set.Count(), err)
+	}
+}
+
+// TestUnpinned: what cannot be pinned is an error that names it, and lanes whose processor goes
+// away run on and say so once.
+func TestUnpinned(t *testing.T) {
+	cpus := processors(t, 1)
+	for want, cfg := range map[string]runtime.PartitionConfig{
+		"lane 0: pin to processors [1000]: [1000] are not there": {CPUs: [][]int{{1000}}},
+		"lane 0 has 1 processors, want 2":                        {Cores: 2, CPUs: [][]int{cpus}},
+		"2 lanes have processors, want all 1":                    {CPUs: [][]int{cpus, cpus}},
+	} {
+		if _, err := runtime.NewPartition(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	told := 0
+	lanes := runtime.NewLanes(runtime.LanesConfig{
+		Pins: []*isolate.Pin{new(isolate.Pin)}, // to no processor: the kernel refuses
+		Unpinned: func(lane int, err error) {
+			told++
+			if lane != 0 || err == nil {
+				t.Errorf("told of lane %d: %v", lane, err)
+			}
+		},
+	})
+	m := &whereabouts{}
+	for range 3 {
+		if _, err := lanes.Do(context.Background(),
+			runtime.Query{Model: m, BatchSize: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told != 1 || len(m.lanes) != 3 {
+		t.Errorf("told %d times of %d runs, want once of 3", told, len(m.lanes))
+	}
+}
+
+// poolThreads returns the threads of this process that may run on one processor only, and on which.
+func poolThreads(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	files, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for line := range strings.Lines(string(text)) {
+			if list, ok := strings.CutPrefix(line, "Cpus_allowed_list:\t"); ok {
+				if list = strings.TrimSpace(list); !strings.ContainsAny(list, ",-") {
+					found[f] = list
+				}
+			}
+		}
+	}
+	return found
+}
+
+// TestPartitionSessions: a model has a session for each number of cores, and its threads are on the
+// lane's processors. Answers are the same on all.
+func TestPartitionSessions(t *testing.T) {
+	cpus := processors(t, 2)
+	ctx := context.Background()
+	x, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, Cores: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := load(t, x, writeEmbedding(t))
+	_, _, inputs := embeddingInputs(300)
+	want, err := m.Run(ctx, inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one := poolThreads(t); len(one) > 0 {
+		t.Fatalf("before: threads are pinned: %v", one)
+	}
+	for name, cfg := range map[string]runtime.PartitionConfig{
+		"one core":     {CPUs: [][]int{cpus[:1]}},
+		"two cores":    {Cores: 2, CPUs: [][]int{cpus}},
+		"two unpinned": {Cores: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := runtime.NewPartition(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			placed, err := p.Place(ctx, m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// ONNX Runtime starts one thread less than a run has, and those are where they belong.
+			var pinned []string
+			for _, on := range poolThreads(t) {
+				pinned = append(pinned, on)
+			}
+			var all []string
+			if cfg.Cores == 2 && cfg.CPUs != nil {
+				all = append(all, fmt.Sprint(cpus[1]))
+			}
+			if !slices.Equal(pinned, all) {
+				t.Errorf("threads are pinned to %v, want %v", pinned, all)
+			}
+			r, err := p.Do(ctx, runtime.Query{Model: placed, Inputs: inputs, BatchSize: 300})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(r.Outputs[0].Data, want.Outputs[0].Data) {
+				t.Error("another answer than without a partition")
+			}
+			r.Release()
+			for range 2 {
+				if err := placed.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, err := m.Run(ctx, inputs); err != nil {
+				t.Errorf("the model itself is closed: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// alone sends one agent three times the queries that it can serve: WND with batch size 256 from 8,
+// 64 and 512 clients. Each sends its next query when it knows the outcome of the last, and after a
+// refusal when it is told to try again; 8 clients also do so as fast as they can. Wanted: each
+// query is answered or refused, at least 0.8 of what the agent can do is answered in time, and the
+// 99th percentile of the answers is at most three QoS targets. The short form, in which queries may
+// wait for long, wants some answers and nothing but answers and refusals.
+func (r *run) alone(ctx context.Context) error {
+	f, _, _, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "wnd")
+	if err != nil {
+		return err
+	}
+	v, err := models.ReadVersion(filepath.Join(f.Dir, "models"), "wnd", 1)
+	if err != nil {
+		return err
+	}
+	conn, err := f.Dial(ctx, f.Nodes[0])
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	query, err := zeros(v, 256)
+	if err != nil {
+		return err
+	}
+	l := closedLoop{
+		inference.NewGRPCInferenceServiceClient(conn), query, pick(r, 0, harness.Patience),
+	}
+	lasts, target := pick(r, 10*time.Second, time.Second), v.Config.QoSTarget
+	first, err := l.run(ctx, 2, 0, lasts/2)
+	if err != nil {
+		return err
+	}
+	capacity := float64(len(first.answered)) / (lasts / 2).Seconds()
+	r.say("The agent answers %.0f queries/s of two clients; the QoS target is %v", capacity, target)
+	for _, clients := range []int{-8, 8, 64, 512} {
+		what := fmt.Sprintf("%d clients at three times that", clients)
+		pace := time.Duration(float64(clients) / (3 * capacity) * float64(time.Second))
+		if clients < 0 {
+			clients, pace = -clients, 0
+			what = fmt.Sprintf("%d clients without pause", clients)
+		}
+		got, err := l.run(ctx, clients, pace, lasts)
+		if err != nil {
+			return err
+		}
+		slices.Sort(got.answered)
+		inTime, _ := slices.BinarySearch(got.answered, target+1)
+		r.want(len(got.answered) > 0 && got.failed == 0,
+			"%s: %d answered, %d refused, %d neither; want some, any, none", what,
+			len(got.answered), got.refused, got.failed)
+		if len(got.answered) == 0 {
+			continue
+		}
+		rate := float64(inTime) / lasts.Seconds()
+		r.wantQuiet(rate >= 0.8*capacity, "%s: %.0f queries/s in time, %.2f of %.0f, want 0.80",
+			what,
+			rate, rate/capacity, capacity)
+		p99 := got.answered[len(got.answered)*99/100]
+		r.wantQuiet(p99 <= 3*target, "%s: 99 %% of the answers within %v, want %v", what,
+			p99.Round(100*time.Microsecond), 3*target)
+	}
+	return nil
+}
+
+// zeros returns a query of a batch size whose inputs are all zero.
+func zeros(v *models.Version, batch int) (*inference.ModelInferRequest, error) {
+	query := &inference.ModelInferRequest{ModelName: v.Model}
+	for _, in := range v.Inputs {
+		shape := append([]int64{int64(batch)}, in.Shape[1:]...)
+		n, err := tensor.Elements(shape)
+		if err != nil {
+			return nil, err
+		}
+		query.Inputs = append(query.Inputs, &inference.ModelInferRequest_InferInputTensor{
+			Name: in.Name, Datatype: string(in.DataType), Shape: shape,
+		})
+		query.RawInputContents = append(query.RawInputContents, make([]byte, n*in.DataType.Size()))
+	}
+	return query, nil
+}
+
+// A closedLoop is clients that each send a query when they know the outcome of the last.
+type closedLoop struct {
+	to    inference.GRPCInferenceServiceClient
+	query *inference.ModelInferRequest
+	// timeout is the queries' own; 0: none, the model's deadline holds.
+	timeout time.Duration
+}
+
+// ask sends a query.
+func (l *closedLoop) ask(ctx context.Context) error {
+	if l.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, l.timeout)
+		defer cancel()
+	}
+	_, err := l.to.ModelInfer(ctx, l.query)
+	return err
+}
+
+// outcomes are what became of queries.
+type outcomes struct {
+	answered        []time.Duration // their latencies
+	refused, failed int
+}
+
+// run lets clients send queries for a time, each at most one in a pace.
+func (l *closedLoop) run(ctx context.Context, clients int, pace, lasts time.Duration) (all outcomes,
+	err error) {
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	end := time.Now().Add(lasts)
+	for i := range clients {
+		running.Go(func() {
+			own := outcomes{}
+			wait := pace * time.Duration(i) / time.Duration(clients)
+			for harness.Settle(ctx, wait) == nil && time.Now().Before(end) {
+				start := time.Now()
+				err := l.ask(ctx)
+				took := time.Since(start)
+				s := status.Convert(err)
+				wait = pace - took
+				switch s.Code() {
+				case codes.OK:
+					own.answered = append(own.answered, took)
+				case codes.ResourceExhausted:
+					own.refused++
+					wait = max(wait, oip.RetryAfter(s))
+				default:
+					own.failed++
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all.answered = append(all.answered, own.answered...)
+			all.refused += own.refused
+			all.failed += own.failed
+		})
+	}
+	running.Wait()
+	return all, ctx.Err()
+}
