@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/internal/ortapi"
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
 	"github.com/muster-serve/muster/runtime/kernels"
 )
@@ -209,7 +210,7 @@ func load(path string) error {
 	if err := shareArena(); err != nil {
 		return fmt.Errorf("make the allocator that models share: %w", err)
 	}
-	if err := kernels.Open(name); err != nil {
+	if err := errors.Join(ortapi.Open(name), kernels.Open(name)); err != nil {
 		return err
 	}
 	library.loaded, library.path = true, path

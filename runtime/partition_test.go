@@ -6,7 +6,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -218,4 +220,53 @@ func TestPartitionSessions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestThreadsOfLoad: a session's threads have the usual priority, also if the thread that loads the
+// model has a lower one.
+func TestThreadsOfLoad(t *testing.T) {
+	x, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, Cores: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := writeEmbedding(t)
+	const low = 7
+	// threads returns how many threads there are with a priority.
+	threads := func(nice int) (n int) {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			id, err := strconv.Atoi(task.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The system call returns 20 less the nice value.
+			if p, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && 20-p == nice {
+				n++
+			}
+		}
+		return n
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		goruntime.LockOSThread() // the thread ends with the goroutine
+		if err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), low); err != nil {
+			t.Error(err)
+		}
+		before, slow := threads(0), threads(low)
+		load(t, x, v)
+		if n := threads(low); n != slow {
+			t.Errorf("%d threads have a low priority, %d before the load", n, slow)
+		}
+		if after := threads(0); after < before+2 {
+			t.Errorf("%d threads with the usual priority, %d before a session of 3 threads", after,
+				before)
+		}
+	}()
+	<-done
 }

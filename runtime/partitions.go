@@ -194,10 +194,10 @@ func (p *Partitions) Considerate(ctx context.Context) context.Context {
 	return context.WithValue(ctx, serving{}, p)
 }
 
-// calm reports whether no lane has had a query for a while.
-func (p *Partitions) calm() bool {
+// Calm reports whether no lane has had a query for a while.
+func (p *Partitions) Calm() bool {
 	now := p.now.Load()
-	busy := func(part Part) bool { return !part.calm() }
+	busy := func(part Part) bool { return !part.Calm() }
 	return !slices.ContainsFunc(now.parts, busy) && !slices.ContainsFunc(now.former, busy)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/internal/ortapi"
 	"github.com/muster-serve/muster/runtime/kernels"
 )
 
@@ -338,6 +339,9 @@ func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 		}
 		err = opts.AddSessionConfigEntry("session.intra_op_thread_affinities",
 			strings.Join(affinities, ";"))
+	}
+	if t.count > 1 {
+		err = errors.Join(err, ortapi.StartThreads(opts)) // the caller may have a low priority
 	}
 	err = errors.Join(
 		err,

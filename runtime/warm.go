@@ -83,7 +83,7 @@ func (l *Lanes) Considerate(ctx context.Context) context.Context {
 // Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
 // [Lanes.Considerate] it returns at once if no query came within the last second.
 func Pause(ctx context.Context, d time.Duration) error {
-	if l, ok := ctx.Value(serving{}).(interface{ calm() bool }); ok && l.calm() {
+	if l, ok := ctx.Value(serving{}).(interface{ Calm() bool }); ok && l.Calm() {
 		return ctx.Err()
 	}
 	timer := time.NewTimer(d)
@@ -96,8 +96,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// calm reports whether no query came within the last second, not counting background queries.
-func (l *Lanes) calm() bool {
+// Calm reports whether no query came within the last second, not counting background queries.
+func (l *Lanes) Calm() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.asked == 0 || l.now()-l.asked > calmAfter

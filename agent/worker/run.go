@@ -197,22 +197,25 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	}
 	ctx = w.lanes.Considerate(ctx)
 	var model runtime.Model
-	load := func() { model, err = w.config.Executor.Load(ctx, v) }
-	// A session that runs on several threads starts them when it is loaded: they must
-	// have the usual priority.
-	if w.layouts != nil && w.config.Executor.Info().Threads <= 1 {
-		atLowPriority(load)
-	} else {
+	var runs *runtime.Spread
+	load := func() {
+		if model, err = w.config.Executor.Load(ctx, v); err != nil {
+			return
+		}
+		runs = runtime.NewSpread(model)
+		if part.Models != nil {
+			if err = runs.Place(ctx, part.Partition); err != nil {
+				err = errors.Join(err, runs.Close())
+			}
+		}
+	}
+	if w.lanes.Calm() {
 		load()
+	} else {
+		atLowPriority(load)
 	}
 	if err != nil {
 		return nil, err
-	}
-	runs := runtime.NewSpread(model)
-	if part.Models != nil {
-		if err := runs.Place(ctx, part.Partition); err != nil {
-			return nil, errors.Join(err, runs.Close())
-		}
 	}
 	took := time.Since(start)
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",

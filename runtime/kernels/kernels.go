@@ -8,12 +8,12 @@ package kernels
 import "C"
 
 import (
-	"errors"
 	"fmt"
-	"reflect"
 	"unsafe"
 
 	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/muster-serve/muster/runtime/internal/ortapi"
 )
 
 // Open makes the operator for the ONNX Runtime library at path, which the process has loaded and
@@ -29,12 +29,11 @@ func Open(path string) error {
 
 // Register adds the operator to the options of a session.
 func Register(options *ort.SessionOptions) error {
-	// The binding has no custom operators, and keeps the pointer that they need to itself.
-	field := reflect.ValueOf(options).Elem().FieldByName("o")
-	if !field.IsValid() || field.Kind() != reflect.Pointer {
-		return errors.New("the binding's session options have no pointer o")
+	o, err := ortapi.Pointer(options)
+	if err != nil {
+		return err
 	}
-	if text := C.shim_register(field.UnsafePointer()); text != nil {
+	if text := C.shim_register(o); text != nil {
 		defer C.free(unsafe.Pointer(text))
 		return fmt.Errorf("register operator %s: %s", operator, C.GoString(text))
 	}
