@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/inference"
 )
 
 // A bucket is an intake of so many bytes.
@@ -169,5 +173,55 @@ func TestDecodeCharges(t *testing.T) {
 	}
 	if charge.Only(0); b.held != 0 {
 		t.Errorf("%d bytes are held", b.held)
+	}
+}
+
+// TestReceiveQueryCharges: of a query on a stream, what is not kept is not counted, and what is
+// kept is counted until its release.
+func TestReceiveQueryCharges(t *testing.T) {
+	large := &inference.ModelInferRequest{
+		ModelName: "m", Parameters: map[string]*inference.InferParameter{},
+	}
+	for i := range 20 {
+		large.Parameters[strconv.Itoa(i)] = &inference.InferParameter{
+			ParameterChoice: &inference.InferParameter_StringParam{
+				StringParam: strings.Repeat("x", 60<<10),
+			},
+		}
+	}
+	text, err := proto.Marshal(large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	junk := []byte(strings.Repeat("muster ", 1000))
+	for _, tt := range []struct {
+		name        string
+		wire        []byte
+		compression string
+		limit       int64
+		fails, kept bool // the stream fails; the query is counted until its release
+	}{
+		{"malformed", framed(0, junk), "", 20 << 20, false, false},
+		{"no room", framed(0, junk), "", 100, false, false},
+		{"cut off", framed(0, junk)[:100], "", 20 << 20, true, false},
+		{"flag", framed(2, junk), "", 20 << 20, true, false},
+		{"no gzip", framed(1, junk), "gzip", 20 << 20, false, false},
+		{"gzip without room", framed(1, zipped(t, text)), "gzip", 64 << 10, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := &bucket{limit: tt.limit}
+			from := &script{wire: bytes.NewReader(tt.wire), compression: tt.compression}
+			r, q := &receiver{from: from, most: 2 << 20}, new(Request)
+			if err := r.receiveQuery(q, NewCharge(t.Context(), b)); (err != nil) != tt.fails {
+				t.Errorf("got %v, want an error: %v", err, tt.fails)
+			}
+			if tt.kept && (q.Fault() != nil || b.held < int64(len(text))*9/10) {
+				t.Errorf("%d bytes are held of %d, and the fault is %v", b.held, len(text), q.Fault())
+			}
+			q.Release()
+			if b.held != 0 {
+				t.Errorf("%d bytes are held after the release", b.held)
+			}
+		})
 	}
 }

@@ -73,12 +73,15 @@ func (s *streamed) marshal() (mem.BufferSlice, error) {
 	return append(mem.BufferSlice{mem.SliceBuffer(e.buf)}, answer...), nil
 }
 
-// receiveQuery reads a query of a stream into r, whose Release then gives the bytes back that
+// receiveQuery reads a query of a stream into to, whose Release then gives the bytes back that
 // charge counts. If there is no room for the query, it is read without being kept, so that those
-// behind it can be read, and r has the fault.
+// behind it can be read, and to has the fault. A query that is not kept is not counted either.
 func (r *receiver) receiveQuery(to *Request, charge *Charge) error {
 	r.charge = charge
 	data, err := r.receive()
+	if err != nil {
+		charge.Only(0)
+	}
 	var refused *refusal
 	switch {
 	case errors.As(err, &refused) && refused.unread >= 0:
