@@ -209,7 +209,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 	}
 	charge := oip.NewCharge(r, &s.intake)
 	if err == nil {
-		err = charge.AtLeast(req.Bytes())
+		err = charge.AtLeast(req.Memory())
 	}
 	if err == nil { // as a call of its client's limit
 		err = s.config.Guard.Count(r.Context,

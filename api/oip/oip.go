@@ -85,6 +85,28 @@ func (r *Request) OnRelease(f func()) { r.hold = newHold(f) }
 // Bytes returns the size of the inputs in memory, in bytes.
 func (r *Request) Bytes() int64 { return dataBytes(r.Inputs) }
 
+// freeText is how many bytes of names, ids and parameters a query may have that Memory does not
+// count: usual queries have a few hundred.
+const freeText = 4 << 10
+
+// Memory returns about how many bytes of memory the query keeps: the inputs, and the text beyond
+// what usual queries have.
+func (r *Request) Memory() int64 {
+	const entry = 64 // of a map or a list, without its text
+	text := len(r.Model) + len(r.Version) + len(r.ID)
+	for name, value := range r.Parameters {
+		s, _ := value.(string)
+		text += entry + len(name) + len(s)
+	}
+	for i := range r.Outputs {
+		text += entry + len(r.Outputs[i].Name)
+	}
+	for i := range r.Inputs {
+		text += len(r.Inputs[i].Name)
+	}
+	return r.Bytes() + int64(max(0, text-freeText))
+}
+
 // Bytes returns the size of the outputs in memory, in bytes.
 func (r *Response) Bytes() int64 { return dataBytes(r.Outputs) }
 

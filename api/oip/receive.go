@@ -306,7 +306,7 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 		} else if err != nil {
 			return err
 		}
-		charge.Only(r.Bytes())
+		charge.Only(r.Memory())
 		return nil
 	}
 	if q, ok := m.(*StreamedQuery); ok {

@@ -201,6 +201,7 @@ func TestReceiveQueryCharges(t *testing.T) {
 		limit       int64
 		fails, kept bool // the stream fails; the query is counted until its release
 	}{
+		{"text", framed(0, text), "", 20 << 20, false, true},
 		{"malformed", framed(0, junk), "", 20 << 20, false, false},
 		{"no room", framed(0, junk), "", 100, false, false},
 		{"cut off", framed(0, junk)[:100], "", 20 << 20, true, false},

@@ -18,7 +18,7 @@ const headerLength = "Inference-Header-Content-Length"
 // DecodeRequest decodes the query in r's body, which is JSON with or without the binary tensor
 // extension. It decodes numbers and binary data directly into the tensors. The caller must
 // decompress the body before, and set Model and Version from the path afterwards. charge counts
-// memory before it is allocated, and in the end the bytes of the inputs; the caller must lower it.
+// memory before it is allocated, and in the end the query's; the caller must lower it.
 //
 // The error wraps [ErrTooLarge] for a body of more than limit bytes. Otherwise it wraps
 // [ErrInvalid], or is that of reading the body, or charge's.
@@ -51,7 +51,7 @@ func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, erro
 	if err := req.readInputs(*text, inputs, &body, binary != ""); err != nil {
 		return nil, err
 	}
-	charge.Only(req.Bytes())
+	charge.Only(req.Memory())
 	return req, nil
 }
 
