@@ -394,3 +394,28 @@ func TestStreamLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestStreamedOverLimit: queries of a stream that exceed the number of open calls are refused as
+// calls are, and leave nothing behind.
+func TestStreamedOverLimit(t *testing.T) {
+	a, _ := startLimited(t, "streams: 1") // which is the stream itself
+	stream, err := control.NewControlClient(a.conn).Queries(withKey(t.Context(), adsKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const queries = 10
+	for id := range uint64(queries) {
+		if err := stream.Send(streamed(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, answer := range received(t, stream, queries) {
+		code, message := codeOf(t, answer)
+		if code != codes.ResourceExhausted || !strings.Contains(message, "open at a time") {
+			t.Errorf("query %d: got %v %q, want a refusal for the limit", id, code, message)
+		}
+	}
+	if held := a.held("serve: bytes of queries"); held != 0 {
+		t.Errorf("%d bytes of queries are held though all are refused", held)
+	}
+}

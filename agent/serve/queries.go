@@ -208,6 +208,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 		err = s.config.Guard.Query(r, wayOf(attempt), 0)
 	}
 	charge := oip.NewCharge(r, &s.intake)
+	defer charge.Only(0)
 	if err == nil {
 		err = charge.AtLeast(req.Memory())
 	}
@@ -221,6 +222,5 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 		}
 		return refuse(err)
 	}
-	defer charge.Only(0)
 	return s.ModelInfer(r, req)
 }
