@@ -464,3 +464,35 @@ func TestRefusedWithTimeout(t *testing.T) {
 		t.Errorf("%v refusals are counted, want one for each call", got)
 	}
 }
+
+// TestUnreadRefusals: who reads no answers on a stream of queries has hardly more queries begun than
+// calls could be open, though refusals count no bytes.
+func TestUnreadRefusals(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	const most = 1024 // what one connection may have of calls
+	var body []byte
+	for id := range uint64(4 * most) {
+		q := streamed(id, 1)
+		q.Query.ModelName = "missing"
+		b, err := proto.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body = append(body, frame(b)...)
+	}
+	c := newRawClient(t, a.addresses.GRPC)
+	c.begin(control.Control_Queries_FullMethodName, body, false)
+	const arrived = "muster_arrived_queries_total"
+	for a.counted(arrived) < most {
+		goruntime.Gosched()
+	}
+	for range 100 { // time for more
+		if err := a.inferGRPC(ncfRequest(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// gRPC takes 64 KiB of answers that it cannot send yet: those of some 400 queries.
+	if n := a.counted(arrived) - 100; n > 2*most {
+		t.Errorf("%v queries have begun, want %d and as many as gRPC takes answers of", n, most)
+	}
+}

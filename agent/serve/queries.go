@@ -20,8 +20,9 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// mostCarried is how many queries of one Queries stream run at a time; further ones are not read
-// from the connection. It is what one connection may have of calls.
+// mostCarried is how many queries of one Queries stream run at a time, or have an answer that the
+// connection has not taken; further ones are not read from the connection. It is what one connection
+// may have of calls.
 const mostCarried = streamsPerConnection
 
 // Queries answers the queries of a stream, each as soon as it has an answer. Each is served as a
@@ -67,7 +68,7 @@ type carrying struct {
 	service service
 	stream  grpc.ServerStream
 	running sync.WaitGroup // queries
-	room    chan struct{}  // has an element for each query
+	room    chan struct{}  // has an element for each query whose answer is not sent
 	header  metadata.MD    // the stream's
 
 	sending sync.Mutex // held while an answer is sent
@@ -164,10 +165,11 @@ func (c *carrying) answer(r *carried, req *oip.Request) {
 	delete(c.cancels, r.id)
 	c.mu.Unlock()
 	r.cancel()
-	<-c.room
 	c.sending.Lock()
 	err = c.stream.SendMsg(a)
 	c.sending.Unlock()
+	// Not before it is sent: else a client that reads no answers could have any number of them wait.
+	<-c.room
 	if err != nil && a.Answer != nil { // the stream has broken
 		a.Answer.Release()
 	}
