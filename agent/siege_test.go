@@ -465,6 +465,29 @@ func TestRefusedWithTimeout(t *testing.T) {
 	}
 }
 
+// TestStalledStream: who sends all of a query on a stream but its end loses the connection, and so
+// does not hold the bytes for good; others are served then.
+func TestStalledStream(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 1 << 20
+	a := startAgent(t, config, emulated(), func(a *Agent) { a.receiveTimeout = time.Second })
+	c := newRawClient(t, a.addresses.GRPC)
+	begun := append(binary.BigEndian.AppendUint32([]byte{0}, 1<<20), make([]byte, 64)...)
+	c.begin(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, begun, false)
+	for gone := false; !gone; {
+		var why string
+		if why, gone = c.next(); strings.Contains(why, "timeout") {
+			t.Fatal("the connection goes on")
+		}
+	}
+	for a.held("serve: bytes of queries") > 0 { // the call ends
+		goruntime.Gosched()
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Errorf("next query: %v", err)
+	}
+}
+
 // TestUnreadRefusals: who reads no answers on a stream of queries has hardly more queries begun than
 // calls could be open, though refusals count no bytes.
 func TestUnreadRefusals(t *testing.T) {

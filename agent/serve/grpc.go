@@ -29,7 +29,8 @@ import (
 
 const (
 	// ReceiveTimeout is how long a client may take to send a query. It frees the memory of queries
-	// that clients never finish.
+	// that clients never finish. On a stream it counts for each query, and the server then closes the
+	// client's connection.
 	ReceiveTimeout = 30 * time.Second
 	// SendTimeout is how long a client may take to read an answer. The server then closes the
 	// client's connection.
@@ -169,6 +170,23 @@ func (s arrivals) Take(ctx context.Context, n, had int64) error {
 
 // Give implements [oip.Intake].
 func (s arrivals) Give(ctx context.Context, n int64) { s.intake.Give(ctx, n) }
+
+// Arriving implements [oip.Patience]: a client that does not send the rest of a query on a stream
+// loses its connection, as one does that does not read an answer. Else it would hold the bytes for
+// as long as it liked.
+func (s arrivals) Arriving(ctx context.Context) (arrived func()) {
+	a := &arriving{ctx: ctx}
+	s.arriving.begin(&a.timeout, s.config.ReceiveTimeout, a)
+	return func() { s.arriving.end(&a.timeout) }
+}
+
+// An arriving is a query of a stream that has begun to arrive.
+type arriving struct {
+	ctx     context.Context // of the stream
+	timeout timeout         // in Server.arriving
+}
+
+func (a *arriving) expire() { secure.CloseConnection(a.ctx) }
 
 // asRefused returns the error of an attempt that this agent does not run because of err: its gateway
 // tries another agent.

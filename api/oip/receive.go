@@ -28,6 +28,14 @@ type Intake interface {
 	Give(ctx context.Context, n int64)
 }
 
+// A Patience is an [Intake] that bounds how long a query on a stream may take to arrive, for as long
+// as its bytes are counted.
+type Patience interface {
+	// Arriving is called when a query of the call with context ctx begins to arrive, and arrived
+	// when all of it has, or when it will not.
+	Arriving(ctx context.Context) (arrived func())
+}
+
 // A Charge is the number of bytes that an intake counts for one query or one answer. The methods of
 // a nil Charge do nothing. It is not safe for concurrent use.
 type Charge struct {
@@ -131,6 +139,9 @@ type receiver struct {
 	charge *Charge // nil: the bytes are not counted
 	own    Charge  // the charge of a query
 	header [5]byte // of the current message
+	// begins is called when a message begins to arrive, and what it returns when it has; nil: nobody
+	// is told.
+	begins func() (arrived func())
 	// decode is the method receiveOnly, stored so that it is not allocated for each query.
 	decode func(m any) error
 }
@@ -168,6 +179,9 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 	}
 	if err := r.charge.AtLeast(n); err != nil {
 		return nil, &refusal{err, n}
+	}
+	if r.begins != nil {
+		defer r.begins()()
 	}
 	data, err := r.from.Read(int(n))
 	if err != nil {
@@ -386,6 +400,9 @@ func (s *boundedStream) RecvMsg(m any) error {
 		return s.receiver.receiveOnly(m)
 	}
 	if query, ok := m.(*Request); ok {
+		if p, ok := s.intake.(Patience); ok && s.receiver.begins == nil {
+			s.receiver.begins = func() func() { return p.Arriving(s.Context()) }
+		}
 		return s.receiver.receiveQuery(query, NewCharge(s.Context(), s.intake))
 	}
 	data, err := s.receiver.receive()
