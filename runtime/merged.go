@@ -193,6 +193,7 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 		}
 		if parts == nil {
 			t.Estimate, t.spread = alone, spread
+			l.serve(now) // another lane may be idle
 			return
 		}
 		t.kind.Ran(m.batch, late)

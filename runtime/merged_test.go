@@ -577,3 +577,28 @@ func TestMergeAllocations(t *testing.T) {
 		t.Errorf("%v allocations of a query that may be merged, %v of one that may not", may, none)
 	}
 }
+
+// TestMergeFailsBesideIdleLane: when a run of several queries fails, an idle lane takes those that
+// wait again; they do not wait for the lane that the run was on.
+func TestMergeFailsBesideIdleLane(t *testing.T) {
+	onMerging(t, func(m *merging) {
+		m.lanes = runtime.NewLanes(runtime.LanesConfig{Lanes: 2, Estimator: m.known})
+		m.model.replace = func(_ context.Context, batch int64) error {
+			if batch <= 2 {
+				return nil
+			}
+			time.Sleep(5 * ms) // until the other lane is idle
+			return errors.New("too large")
+		}
+		m.send(background, "a", 1, nil)
+		m.send(background, "b", 1, nil)
+		m.send(background, "c", 1, nil)
+		m.send(background, "d", 2, nil)
+		m.wg.Wait()
+		slices.Sort(m.model.batches) // the last two begin at the same time
+		m.want([]int64{1, 1, 1, 2, 3},
+			"a: 1 of 1 items, waited 0s at 10.1ms", "b: 1 of 1 items, waited 0s at 10.1ms",
+			"c: 1 of 1 items, waited 10.1ms at 25.2ms", "d: 1 of 2 items, waited 15.1ms at 25.3ms",
+		)
+	})
+}
