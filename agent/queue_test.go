@@ -100,9 +100,19 @@ func TestOverloadBytes(t *testing.T) {
 	a.wantOverloaded()
 	a.wantMetric("muster_held_bytes", float64(config.MaxWaitingBytes))
 	finish()
-	// One query alone is let in, though it is larger.
-	if err := a.inferGRPC(ncfRequest(12)); err != nil {
+	// One query alone is let in, though it is larger, also on a stream.
+	if err := a.inferGRPC(ncfRequest(20)); err != nil {
 		t.Errorf("after the overload: %v", err)
+	}
+	stream, err := a.grpc.ModelStreamInfer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(patient(20)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stream.Recv(); err != nil || got.GetErrorMessage() != "" {
+		t.Errorf("after the overload, on a stream: %v, %v", got, err)
 	}
 }
 

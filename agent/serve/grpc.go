@@ -334,7 +334,11 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 // fullFor returns an error if the agent has no room for a query, or the client has exceeded its
 // limits. It runs before the query is read, when a refusal costs least.
 func (s *Server) fullFor(ctx context.Context, attempt bool) error {
-	err := s.intake.full(ctx)
+	return s.within(ctx, attempt, s.intake.full(ctx))
+}
+
+// within is fullFor for a query of which the intake has said err.
+func (s *Server) within(ctx context.Context, attempt bool, err error) error {
 	if err == nil {
 		err = s.config.Guard.Query(ctx, wayOf(attempt), 0)
 	}

@@ -100,7 +100,8 @@ func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
 		s.turnedAway("", "", a.err)
 		return a
 	}
-	if a.err = s.fullFor(ctx, false); a.err != nil {
+	// the intake has counted the query, and so has room for it
+	if a.err = s.within(ctx, false, nil); a.err != nil {
 		req.Release()
 		return a
 	}
