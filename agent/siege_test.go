@@ -331,7 +331,7 @@ func TestLargerModel(t *testing.T) {
 func TestUnreadAnswers(t *testing.T) {
 	config := testConfig(t)
 	config.MaxWaitingBytes = 64 << 10
-	a := startAgent(t, config, emulated(), func(a *Agent) { a.sendTimeout = time.Second })
+	a := startAgent(t, config, emulated(), func(a *Agent) { a.sendTimeout = 3 * time.Second })
 	query, err := proto.Marshal(ncfRequest(16)) // answered with 4 KiB
 	if err != nil {
 		t.Fatal(err)
