@@ -64,8 +64,10 @@ func TestFullDisk(t *testing.T) {
 	f.Received = func(_ string, n int) { received += n }
 	for range 2 { // the first attempt leaves nothing that the second would fail of
 		err = f.ensure(t, 2)
+		// Another file of the version may fail first: while the kernel finds out that there is not
+		// enough room for the weights, none is left.
 		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) ||
-			!strings.Contains(err.Error(), " of ncf version 2: make room for ") {
+			!strings.Contains(err.Error(), " of ncf version 2: ") {
 			t.Errorf("a full disk: got %v", err)
 		}
 	}
