@@ -168,6 +168,8 @@ type parts struct {
 	file File
 	data *os.File // of the file's whole size
 	have *os.File // a byte for each part; 1: it is there, and was right
+	// kept is whether an earlier attempt left some. The disk may have lost what it wrote of them.
+	kept bool
 
 	mu      sync.Mutex
 	there   []bool
@@ -204,7 +206,7 @@ func (c *Cache) open(f File) (*parts, error) {
 	}
 	for i, b := range have {
 		if b == 1 {
-			p.there[i] = true
+			p.kept, p.there[i] = true, true
 			p.missing--
 		}
 	}
@@ -365,7 +367,7 @@ func (c *Cache) claim(ctx context.Context, f File) (done func(), err error) {
 func (f *Fetcher) complete(ctx context.Context, p *parts) error {
 	c := f.Cache
 	path := c.path(partsFolder, p.file.SHA256)
-	if len(p.file.Parts) > 0 { // else its one part was checked by the sum of the file
+	if p.kept || len(p.file.Parts) > 0 { // else its one part had the sum of the file as it came
 		hash := sha256.New()
 		buffer := make([]byte, piece)
 		for at := int64(0); at < p.file.Size; {

@@ -381,22 +381,25 @@ func TestFetchResumes(t *testing.T) {
 		t.Errorf("received %d bytes in all, want %d", got, m.Bytes())
 	}
 
-	f, _ = fetcher(t, s)
-	p, err = f.Cache.open(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.have.WriteAt([]byte{1, 1}, 0); err != nil { // but the disk has lost the data
-		t.Fatal(err)
-	}
-	if err := p.close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.ensure(t, 1); !errors.Is(err, ErrCorrupt) {
-		t.Errorf("got %v, want %v", err, ErrCorrupt)
-	}
-	if err := f.ensure(t, 1); err != nil {
-		t.Errorf("the time after: %v", err)
+	for _, file := range []File{weights, m.Files[0]} { // of three parts, and of one
+		f, _ = fetcher(t, s)
+		p, err = f.Cache.open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := bytes.Repeat([]byte{1}, file.parts())
+		if _, err := p.have.WriteAt(all, 0); err != nil { // but the disk has lost the data
+			t.Fatal(err)
+		}
+		if err := p.close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.ensure(t, 1); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: got %v, want %v", file.Path, err, ErrCorrupt)
+		}
+		if err := f.ensure(t, 1); err != nil {
+			t.Errorf("%s, the time after: %v", file.Path, err)
+		}
 	}
 }
 

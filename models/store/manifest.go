@@ -56,7 +56,7 @@ type File struct {
 }
 
 // parts is how many parts the file has, at least one.
-func (f *File) parts() int { return int(max(1, (f.Size+partBytes-1)/partBytes)) }
+func (f *File) parts() int { return int(max(1, (f.Size-1)/partBytes+1)) }
 
 // part returns where a part begins, its length and its SHA-256.
 func (f *File) part(i int) (offset, length int64, sum string) {

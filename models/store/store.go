@@ -96,11 +96,12 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 	return found, nil
 }
 
-// numberOf returns the number above 0 in a name with the given end, else 0.
+// numberOf returns the number above 0 in a name with the given end, else 0. A number that is written
+// in another way than a store's keys have it, such as 03, counts as none: nothing could read it.
 func numberOf(name, end string) int64 {
 	digits, ok := strings.CutSuffix(name, end)
 	n, err := strconv.ParseInt(digits, 10, 64)
-	if !ok || err != nil || n < 1 || digits[0] == '+' {
+	if !ok || err != nil || n < 1 || digits != strconv.FormatInt(n, 10) {
 		return 0
 	}
 	return n

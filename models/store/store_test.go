@@ -62,6 +62,7 @@ func TestIndex(t *testing.T) {
 	for _, key := range []string{
 		"models/ncf/1.json", "models/ncf/10.json", "models/ncf/10.json.minisig",
 		"models/ncf/2.json", "models/ncf/x.json", "models/ncf/-1.json",
+		"models/ncf/03.json", "models/ncf/11.json.minisig.json", "models/ncf/releases/012.json",
 		"models/ncf/releases/7.json", "models/ncf/releases/11.json", "models/ncf/releases/x.json",
 		"models/gone/releases/1.json",
 		"models/ncf/deep/er/1.json", "models/.x/1.json", "models/wnd/notes.txt", "blobs/sha256/00",
@@ -129,6 +130,8 @@ func TestManifest(t *testing.T) {
 		`has 9223372036854775807`: {
 			{Path: "3/w", Size: 1, SHA256: sum}, {Path: "3/x", Size: 1<<63 - 1, SHA256: sum},
 		},
+		// Were its parts miscounted as one, its first 8 MiB would be taken for all of it.
+		`sums of 0 parts, expected 140737488355328`: {{Path: "3/x", Size: 1<<63 - 1, SHA256: sum}},
 		`SHA-256 is "AB`:              {{Path: "3/x", Size: 1, SHA256: strings.Repeat("AB", 32)}},
 		`SHA-256 is "0a0a"`:           {{Path: "3/x", Size: 1, SHA256: "0a0a"}},
 		`0 files`:                     nil,
