@@ -201,14 +201,15 @@ func Difference(a, b []tensor.Tensor) (most float64) {
 			return math.Inf(1)
 		}
 		size := x.DataType.Size()
-		if x.DataType != tensor.FP32 && x.DataType != tensor.FP64 {
+		number := numbers[x.DataType]
+		if number == nil {
 			if !bytes.Equal(x.Data, y.Data) {
 				return math.Inf(1)
 			}
 			continue
 		}
 		for at := 0; at+size <= len(x.Data); at += size {
-			v, w := number(x.Data[at:], size), number(y.Data[at:], size)
+			v, w := number(x.Data[at:]), number(y.Data[at:])
 			switch d := math.Abs(v-w) / max(1, math.Abs(w)); {
 			case v == w || math.IsNaN(v) && math.IsNaN(w):
 			case math.IsNaN(d):
@@ -221,10 +222,18 @@ func Difference(a, b []tensor.Tensor) (most float64) {
 	return most
 }
 
-// number reads a little-endian floating-point number of so many bytes.
-func number(b []byte, size int) float64 {
-	if size == 4 {
+// numbers read the first element of little-endian data, of each floating-point type.
+var numbers = map[tensor.DataType]func([]byte) float64{
+	tensor.FP64: func(b []byte) float64 {
+		return math.Float64frombits(binary.LittleEndian.Uint64(b))
+	},
+	tensor.FP32: func(b []byte) float64 {
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
-	}
-	return math.Float64frombits(binary.LittleEndian.Uint64(b))
+	},
+	tensor.FP16: func(b []byte) float64 {
+		return tensor.OfHalf(tensor.FP16, binary.LittleEndian.Uint16(b))
+	},
+	tensor.BF16: func(b []byte) float64 {
+		return tensor.OfHalf(tensor.BF16, binary.LittleEndian.Uint16(b))
+	},
 }

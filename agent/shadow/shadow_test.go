@@ -16,6 +16,15 @@ func scores(values ...float32) []tensor.Tensor {
 	return []tensor.Tensor{t}
 }
 
+func halves(d tensor.DataType, values ...float64) []tensor.Tensor {
+	t := tensor.Tensor{Name: "score", DataType: d, Shape: []int64{int64(len(values))}}
+	for _, v := range values {
+		element, _ := tensor.HalfOf(d, v)
+		t.Data = binary.LittleEndian.AppendUint16(t.Data, element)
+	}
+	return []tensor.Tensor{t}
+}
+
 func TestDifference(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	ids := []tensor.Tensor{{Name: "id", DataType: tensor.Int64, Shape: []int64{1}, Data: make([]byte, 8)}}
@@ -34,6 +43,10 @@ func TestDifference(t *testing.T) {
 		{"one is infinite", scores(inf), scores(.5), math.Inf(1)},
 		{"other lengths", scores(1), scores(1, 2), math.Inf(1)},
 		{"one output less", scores(1), nil, math.Inf(1)},
+		{"of 16 bits", halves(tensor.FP16, .5, 1), halves(tensor.FP16, .5, .75), .25},
+		{"of bfloat16, one no number", halves(tensor.BF16, math.NaN()), halves(tensor.BF16, 1),
+			math.Inf(1)},
+		{"both zero", halves(tensor.BF16, 0), halves(tensor.BF16, math.Copysign(0, -1)), 0},
 		{"alike ids", ids, copies(ids), 0},
 		{"other ids", ids, others, math.Inf(1)},
 	} {
