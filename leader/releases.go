@@ -19,7 +19,8 @@ type Release struct {
 	canary.Release
 }
 
-// released takes all releases. A trial whose versions or share are as before goes on.
+// released takes all releases. A trial goes on as long as its versions are the same and its canary
+// was not taken back: what it did before that would take it back again at once.
 func (s *State) released(all []Release) {
 	before := s.releases
 	s.releases = make(map[string]canary.Release, len(all))
@@ -29,7 +30,8 @@ func (s *State) released(all []Release) {
 	for _, m := range s.models {
 		now, was := s.releases[m.Name], before[m.Name]
 		switch on := now.OnTrial() && slices.Contains(now.Versions(), m.Version); {
-		case on && (m.trial == nil || now.Current != was.Current || now.Canary != was.Canary):
+		case on && (m.trial == nil || !was.OnTrial() || now.Current != was.Current ||
+			now.Canary != was.Canary):
 			m.trial = &canary.Counts{}
 		case now.Canary == 0:
 			m.trial = nil

@@ -94,6 +94,27 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// TestTrialAgain: a canary that was taken back and is tried again is judged by what it does from then
+// on. Another share alone does not begin the trial anew.
+func TestTrialAgain(t *testing.T) {
+	in := newTold(t)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
+	in.join(versions("w0", 3, 4))
+	counted := func(what string, r canary.Release, before uint64) {
+		t.Helper()
+		in.release(r)
+		got := in.Trials()[0]
+		if n := got.Current.Queries() + got.Canary.Queries(); n != before {
+			t.Errorf("%s: %d queries count, want %d", what, n, before)
+		}
+	}
+	counted("on trial", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
+	in.goes(1, 100)
+	counted("a larger share", canary.Release{Current: 3, Canary: 4, Share: .5}, 100)
+	counted("taken back", canary.Release{Current: 3, Canary: 4}, 100)
+	counted("tried again", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
+}
+
 // TestReleaseMovesWaiting: queries that wait when a canary is taken back wait for the version that
 // answers now.
 func TestReleaseMovesWaiting(t *testing.T) {

@@ -95,6 +95,7 @@ type trial struct {
 	verdict         string
 	// refused is when the release that the rule wants could not be made.
 	refused time.Time
+	over    bool // the canary was taken back
 }
 
 // A Term is what the Releases need of the term that this agent leads. Its functions may be called
@@ -153,6 +154,9 @@ func Validate(x *control.Release) error {
 	case !(share >= 0 && share < 1) || share > 0 && x.GetCanary() == 0:
 		return fmt.Errorf("%s: share %v of canary %d, want at least 0 and below 1", x.GetModel(),
 			share, x.GetCanary())
+	case !(x.GetTolerance() >= 0) || x.GetPromoteAfterNs() < 0:
+		return fmt.Errorf("%s: tolerance %v, promote after %v: want nothing below 0", x.GetModel(),
+			x.GetTolerance(), time.Duration(x.GetPromoteAfterNs()))
 	}
 	return nil
 }
@@ -246,8 +250,10 @@ func (r *Releases) changed() {
 		r.log.Error("the releases of models are not kept on disk", "error", err)
 	}
 	maps.DeleteFunc(r.trials, func(model string, t *trial) bool {
-		x := r.known[model]
-		return x.GetCanary() != t.canary || x.GetCurrent() != t.current
+		x, wasOver := r.known[model], t.over
+		t.over = x.GetShare() == 0
+		// One that is tried again is not taken back at once for what it did before.
+		return x.GetCanary() != t.canary || x.GetCurrent() != t.current || wasOver && !t.over
 	})
 }
 
@@ -441,7 +447,7 @@ func (r *Releases) Compared(all []*control.AnswersCompared) {
 func (r *Releases) trialOf(x *control.Release) *trial {
 	t := r.trials[x.GetModel()]
 	if t == nil {
-		t = &trial{canary: x.GetCanary(), current: x.GetCurrent()}
+		t = &trial{canary: x.GetCanary(), current: x.GetCurrent(), over: x.GetShare() == 0}
 		r.trials[x.GetModel()] = t
 	}
 	return t
