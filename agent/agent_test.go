@@ -522,8 +522,9 @@ func TestFirstLogLines(t *testing.T) {
 // TestDrain: an agent that is asked to stop finishes what runs, refuses what is
 // new, says that it is not ready, and ends without error.
 func TestDrain(t *testing.T) {
-	g := newGate()
-	a := startAgent(t, testConfig(t), g)
+	g, config := newGate(), testConfig(t)
+	config.DrainTimeout = time.Minute // for what is asked of the agent meanwhile, on a busy machine
+	a := startAgent(t, config, g)
 	g.close()
 	running := make(chan error, 2)
 	go func() {
