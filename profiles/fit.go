@@ -3,6 +3,7 @@ package profiles
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -278,7 +279,7 @@ func (f *fit) makeTable(l *Learner) *Table {
 	if last := knots[len(knots)-1].BatchSize; last < MaxBatchSize/4 {
 		add(4*last, top)
 	}
-	ascend(means, weights)
+	Ascend(means, weights)
 	z50, z90, z99 := l.shapeQuantile(0.5), l.shapeQuantile(0.9), l.shapeQuantile(0.99)
 	for i := range knots {
 		k, noise := &knots[i], f.noise[min(i, top)]
@@ -301,16 +302,22 @@ func (f *fit) makeTable(l *Learner) *Table {
 	return table
 }
 
-// ascend changes values in place so that they never fall, with the least weighted sum of squared
-// changes. It pools adjacent values that fall (isotonic regression).
-func ascend(values, weights []float64) {
+// Ascend changes values in place so that they never fall, with the least weighted sum of squared
+// changes: it pools adjacent values that fall (isotonic regression). Without weights all count alike.
+func Ascend(values, weights []float64) {
+	if slices.IsSorted(values) {
+		return
+	}
 	type pool struct {
 		value, weight float64
 		count         int
 	}
 	pools := make([]pool, 0, len(values))
 	for i, v := range values {
-		p := pool{v, weights[i], 1}
+		p := pool{v, 1, 1}
+		if weights != nil {
+			p.weight = weights[i]
+		}
 		for len(pools) > 0 && pools[len(pools)-1].value > p.value {
 			q := pools[len(pools)-1]
 			pools = pools[:len(pools)-1]

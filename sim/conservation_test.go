@@ -195,7 +195,7 @@ func TestNoise(t *testing.T) {
 	one := func(change func(*Config)) *Result {
 		cfg := reference(t, "rm2")
 		cfg.Pool = Pool{{"g4dn.xlarge", 3}} // so that where a query runs makes no difference
-		cfg.Rate, cfg.Queries = 10, 2000
+		cfg.Rate, cfg.Queries = 30, 2000
 		change(cfg)
 		return mustRun(t, cfg)
 	}

@@ -389,6 +389,25 @@ func TestNewTableRefuses(t *testing.T) {
 	}
 }
 
+// misjudged are mean latencies in ms by batch size, from 1 on, of which some are wrong.
+type misjudged []float64
+
+func (m misjudged) Mean(batchSize int) time.Duration { return fromMs(m[batchSize-1]) }
+
+func (m misjudged) Quantile(_ float64, batchSize int) time.Duration { return m.Mean(batchSize) }
+
+func TestNewTableAscends(t *testing.T) {
+	table, err := NewTable(misjudged{1, 3, 2, 4, 6, 5, 1, 7}, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []float64{1, 2.5, 2.5, 4, 4, 4, 4, 7} {
+		if got := toMs(table.Mean(i + 1)); got != want {
+			t.Errorf("batch size %d: mean %v ms, want %v", i+1, got, want)
+		}
+	}
+}
+
 // An event that is parsed and written again must parse to the same.
 func FuzzParseEvent(f *testing.F) {
 	for _, s := range []string{

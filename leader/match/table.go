@@ -3,6 +3,8 @@ package match
 import (
 	"fmt"
 	"time"
+
+	"github.com/muster-serve/muster/profiles"
 )
 
 // Latencies is the part of a latency profile that a matcher reads: execution latency, without
@@ -27,8 +29,10 @@ type Table struct {
 	mean, safe, tail []float64 // ms, by batch size; [0] unused
 }
 
-// NewTable reads l at the batch sizes 1..largest. Every latency must be > 0; a
-// quantile below the mean counts as the mean.
+// NewTable reads l at the batch sizes 1..largest. Every latency must be > 0; a quantile below the
+// mean counts as the mean. More items never take less time, so latencies that fall with the batch
+// size are in error, and the table has the nearest that do not ([profiles.Ascend]): else a matcher
+// would choose the batch sizes, of parts and merged runs above all, whose latency is told too short.
 func NewTable(l Latencies, largest int) (*Table, error) {
 	if largest < 1 || largest > MaxBatchSize {
 		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest,
@@ -46,6 +50,9 @@ func NewTable(l Latencies, largest int) (*Table, error) {
 		}
 		t.mean[b], t.safe[b] = toMs(mean), toMs(max(mean, safe))
 		t.tail[b] = max(t.safe[b], toMs(l.Quantile(tailQuantile, b)))
+	}
+	for _, column := range [][]float64{t.mean, t.safe, t.tail} {
+		profiles.Ascend(column[1:], nil)
 	}
 	return t, nil
 }
