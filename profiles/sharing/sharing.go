@@ -44,7 +44,11 @@ type File struct {
 	// other processes took.
 	Steal  float64 `json:"steal"`
 	Others float64 `json:"others"`
-	// Unsure says which results have an error above 5 %.
+	// Apart is the part of the measurements in which processors of a virtual machine did not share
+	// a cache that they should; WaitedS is for how many seconds it was waited until they did.
+	Apart   float64 `json:"apart,omitempty"`
+	WaitedS float64 `json:"waited_s,omitempty"`
+	// Unsure says which results have an error above 5 %, or were measured apart.
 	Unsure []string `json:"unsure,omitempty"`
 }
 

@@ -37,11 +37,12 @@ type options struct {
 	counts                          []int
 	pairs                           bool
 	least                           time.Duration // of a turn
+	patience                        time.Duration // to wait for processors that are apart
 }
 
 // NewCommand returns the command.
 func NewCommand() *cobra.Command {
-	o := options{least: 5 * time.Millisecond}
+	o := options{least: 5 * time.Millisecond, patience: longestWait}
 	cmd := &cobra.Command{
 		Use:   "profile MODEL...",
 		Short: "Measure how models scale on this machine's cores and slow each other down",
@@ -55,6 +56,10 @@ Times are of the threads' processor time, which includes waiting for cache and
 memory, but not for a processor: other processes spoil them little. All phases run in
 turn, round by round. What is less certain than 5 % is measured again, and then
 listed as unsure.
+
+A virtual machine's processors may run now on cores that share a cache and now on
+cores that do not. Where the machine says that they share one, only what was
+measured while they do counts; the command waits for that up to 5 minutes.
 
 The file is what "muster place hera" reads. docs/sharing.md describes it.`,
 		Example: `  muster profile rm2 wnd --pairs
@@ -92,6 +97,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 	}
 	p := &profiler{
 		counts: o.counts, rounds: o.rounds, sizes: workload.Trace(), least: o.least,
+		watch:    newWatch(top, o.patience),
 		progress: terminal.NewPercentage(messages, "measure"),
 	}
 	if len(p.counts) == 0 {
@@ -239,7 +245,12 @@ func print(out io.Writer, f *sharing.File) error {
 		f.Cores, f.Machine.Processors, f.Bandwidth, f.BandwidthBy)
 	fmt.Fprintf(
 		out, "meanwhile the hypervisor took %.1f %% of the cores' time, and other processes "+
-			"%.1f %%\n\n", 100*f.Steal, 100*f.Others)
+			"%.1f %%\n", 100*f.Steal, 100*f.Others)
+	if f.WaitedS > 0 {
+		fmt.Fprintf(out, "waited %.1f s until processors shared a cache, as the machine says\n",
+			f.WaitedS)
+	}
+	fmt.Fprintln(out)
 	names := modelsOf(f)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "queries/s\t")

@@ -79,6 +79,7 @@ type pinned struct {
 	subject *subject
 	batches int // of the subject's: that many, the smallest
 	pin     *isolate.Pin
+	cpu     int
 	number  int // among the workers
 	on      func(phase, round int) bool
 	// rounds are the samples by phase, round and batch size. Its thread owns it until all are done.
@@ -105,23 +106,31 @@ type measurement struct {
 	phases  int
 	least   time.Duration // of a turn
 	ended   atomic.Int64  // the last turn that has ended
+
+	watch   *watch
+	links   []*link
+	apart   atomic.Int64 // the last turn in which processors were found apart
+	verdict atomic.Int32 // of the last look
 }
 
 // measure lets workers run in phases, rounds times each. In a round each worker runs its batch
 // sizes in an order of the round's, and each of them in all phases, one right after the other: what
 // else changes on the machine, and on the machine under a virtual one, changes all phases alike. A
 // turn (a batch size in a phase) lasts until each worker that is on has run a query, and at least
-// least.
+// least. If processors were apart before or after a batch size, it runs again, as long as the watch
+// has time to wait.
 //
 // Workers that are off keep their processors busy without touching memory. If they slept, the
 // processor's frequency and what else the machine has to do there would not be as they are in the
 // other phases, and "alone" would be beside that. For the same reason workers wait for each other
 // without sleeping. measure blocks until all is done or ctx ends.
-func measure(ctx context.Context, workers []*pinned, phases, rounds int,
-	least time.Duration) error {
+func measure(ctx context.Context, workers []*pinned, phases, rounds int, least time.Duration,
+	watch *watch) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	m := &measurement{workers: workers, phases: phases, least: least}
+	m := &measurement{
+		workers: workers, phases: phases, least: least, watch: watch, links: watch.links(workers),
+	}
 	defer context.AfterFunc(ctx, func() { m.ended.Store(math.MaxInt64) })()
 	for i, w := range workers {
 		w.number = i
@@ -165,32 +174,72 @@ func (m *measurement) work(ctx context.Context, w *pinned, rounds int) error {
 		r := rand.New(rand.NewPCG(uint64(round), uint64(w.number)))
 		order := r.Perm(w.batches)
 		for step := range steps {
-			for i := range m.phases {
-				phase := i
-				if (round+step)%2 == 1 { // so that a drift changes the first and the last alike
-					phase = m.phases - 1 - i
-				}
-				turn++
-				w.at.Store(turn)
-				if !m.meet(ctx, turn) {
-					return nil // the caller tells of it
-				}
-				if !w.on(phase, round) {
-					w.done.Store(turn)
-					spin(&m.ended, turn)
-					continue
-				}
-				batch := order[step%w.batches]
-				got, err := m.turn(ctx, w, turn, batch, r)
-				if err != nil {
-					return err
-				}
-				of := &w.rounds[phase][round][batch]
-				*of = append(*of, got...)
+			batch := order[step%w.batches]
+			if ok, err := m.step(ctx, w, &turn, round, step, batch, r); err != nil || !ok {
+				return err // if there is none, ctx has ended, and the caller tells of it
 			}
 		}
 	}
 	return nil
+}
+
+// step runs a batch size in all phases, again and again until the processors were together or there
+// is no more time to wait for that; false: ctx has ended.
+func (m *measurement) step(ctx context.Context, w *pinned, turn *int64, round, step, batch int,
+	r *rand.Rand) (bool, error) {
+	for {
+		before, ok := m.look(ctx, w, turn, time.Now())
+		if !ok {
+			return false, nil
+		}
+		if before == wait {
+			time.Sleep(nap)
+			continue
+		}
+		begun, got := time.Now(), make([][]sample, m.phases)
+		for i := range m.phases {
+			phase := i
+			if (round+step)%2 == 1 { // so that a drift changes the first and the last alike
+				phase = m.phases - 1 - i
+			}
+			if !m.next(ctx, w, turn) {
+				return false, nil
+			}
+			if !w.on(phase, round) {
+				w.done.Store(*turn)
+				spin(&m.ended, *turn)
+				continue
+			}
+			var err error
+			if got[phase], err = m.turn(ctx, w, *turn, batch, r); err != nil {
+				return false, err
+			}
+		}
+		after, ok := m.look(ctx, w, turn, begun)
+		if !ok {
+			return false, nil
+		}
+		if after == wait {
+			time.Sleep(nap)
+			continue
+		}
+		for phase, samples := range got {
+			of := &w.rounds[phase][round][batch]
+			*of = append(*of, samples...)
+		}
+		if w == m.workers[0] {
+			m.watch.count(before == unfit || after == unfit)
+		}
+		return true, nil
+	}
+}
+
+// next is the beginning of the next turn: it waits until all workers are ready for it; false: ctx
+// has ended.
+func (m *measurement) next(ctx context.Context, w *pinned, turn *int64) bool {
+	*turn++
+	w.at.Store(*turn)
+	return m.meet(ctx, *turn)
 }
 
 // meet waits, without sleeping, until all workers are ready for a turn; false: ctx has ended.

@@ -24,6 +24,7 @@ type profiler struct {
 	counts   []int // of workers to measure, in order
 	rounds   int
 	least    time.Duration // of a turn
+	watch    *watch
 	subjects []*subject
 	// again loads a subject's model once more. The caller closes it.
 	again func(context.Context, *subject) (*subject, error)
@@ -84,6 +85,12 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 		return err
 	}
 	p.file.Steal, p.file.Others = after.since(before)
+	p.file.WaitedS = round(p.watch.waited.Seconds(), 1)
+	if p.watch.apart > 0 {
+		p.file.Apart = round(float64(p.watch.apart)/float64(p.watch.steps), 4)
+		p.file.Unsure = append(p.file.Unsure, fmt.Sprintf("the processors shared no cache in %.0f %% of "+
+			"all that was measured, though the machine says that they do", 100*p.file.Apart))
+	}
 	return nil
 }
 
@@ -103,7 +110,7 @@ func workers(s *subject, cpus []int, batches int, on func(worker, phase, round i
 			return nil, err
 		}
 		all = append(all, &pinned{
-			subject: s, batches: batches, pin: pin,
+			subject: s, batches: batches, pin: pin, cpu: cpu,
 			on: func(phase, round int) bool { return on(i, phase, round) },
 		})
 	}
@@ -123,7 +130,7 @@ func (p *profiler) scale(ctx context.Context, s *subject) error {
 	}
 	var unsure []string
 	for range mostRepeats {
-		if err := measure(ctx, all, len(p.counts), p.rounds, p.least); err != nil {
+		if err := measure(ctx, all, len(p.counts), p.rounds, p.least, p.watch); err != nil {
 			return err
 		}
 		p.file.Latencies[name], unsure = p.latencies(s, all)
@@ -340,7 +347,7 @@ func (p *profiler) pair(ctx context.Context, a, b *subject) error {
 		p.file.SlowdownError[of.version.Model][beside.version.Model] = round(err, 4)
 	}
 	for try := 1; ; try++ {
-		if err := measure(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least); err != nil {
+		if err := measure(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least, p.watch); err != nil {
 			return err
 		}
 		r, errA := p.slowdown(ofA, first, both)

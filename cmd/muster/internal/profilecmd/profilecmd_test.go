@@ -54,7 +54,7 @@ func TestProfile(t *testing.T) {
 	var printed, messages bytes.Buffer
 	o := options{
 		modelDir: repository, library: library, out: out, cores: 2, rounds: 3, pairs: true,
-		least: time.Millisecond,
+		least: time.Millisecond, patience: time.Second,
 	}
 	if err := o.run(ctx, []string{"wnd", "ncf"}, &printed, &messages); err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestAloneCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := measure(context.Background(), all, 1, 1, 0); err != nil {
+	if err := measure(context.Background(), all, 1, 1, 0, &watch{}); err != nil {
 		t.Fatal(err)
 	}
 	samples := all[0].rounds[0][0][0]
@@ -306,7 +306,7 @@ func TestPhasesInterleave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := measure(context.Background(), all, 3, 2, 0); err != nil {
+	if err := measure(context.Background(), all, 3, 2, 0, &watch{}); err != nil {
 		t.Fatal(err)
 	}
 	if want := []int{0, 1, 2, 2, 1, 0, 2, 1, 0, 0, 1, 2}; !slices.Equal(phases, want) {
@@ -349,13 +349,13 @@ func TestMeasureEnds(t *testing.T) {
 		}
 		return all
 	}
-	if err := measure(context.Background(), one(failing{}), 1, 3, 0); err == nil ||
+	if err := measure(context.Background(), one(failing{}), 1, 3, 0, &watch{}); err == nil ||
 		!strings.Contains(err.Error(), "broken") {
 		t.Errorf("got %v, want that it is broken", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := measure(ctx, one(brief{}), 1, 1_000_000, 0); !errors.Is(err, context.Canceled) {
+	if err := measure(ctx, one(brief{}), 1, 1_000_000, 0, &watch{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want that ctx ended", err)
 	}
 }
