@@ -13,6 +13,7 @@ import (
 
 	"time"
 
+	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -38,7 +39,13 @@ type network struct {
 // sockets is the network of an agent outside tests: TCP.
 func sockets() network {
 	return network{
-		listen: func(_, address string) (net.Listener, error) { return net.Listen("tcp", address) },
+		listen: func(name, address string) (net.Listener, error) {
+			l, err := net.Listen("tcp", address)
+			if err != nil || name != "grpc" {
+				return l, err
+			}
+			return direct.Listener(l), nil
+		},
 		dial: func(ctx context.Context, address string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", address)
 		},
@@ -54,7 +61,7 @@ func (n network) connect(address string) (*grpc.ClientConn, error) {
 		proof = insecure.NewCredentials()
 	}
 	return grpc.NewClient("passthrough:///"+address, append(oip.DialOptions(),
-		grpc.WithTransportCredentials(proof),
+		grpc.WithTransportCredentials(direct.Credentials(proof)),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
@@ -86,7 +87,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 		return nil, errors.New("client: no addresses")
 	}
 	c := &Client{dial: append(oip.DialOptions(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(direct.Credentials(insecure.NewCredentials())),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,

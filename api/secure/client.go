@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/direct"
 )
 
 // A ClientConfig says how a client authenticates itself, and which servers it trusts. The zero
@@ -54,7 +56,7 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 	if err := checkKey(c.APIKey); err != nil {
 		return nil, fmt.Errorf("api-key: %w", err)
 	}
-	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	proof := insecure.NewCredentials()
 	if c.TLS() {
 		id, err := identityFiles{
 			cert: c.CertFile, key: c.KeyFile, ca: c.CAFile, crl: c.CRLFile,
@@ -63,10 +65,9 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 			return nil, err
 		}
 		current := func() *identity { return id.current(log) }
-		options = []grpc.DialOption{
-			grpc.WithTransportCredentials(clientCredentials{identity: current}),
-		}
+		proof = clientCredentials{identity: current}
 	}
+	options := []grpc.DialOption{grpc.WithTransportCredentials(direct.Credentials(proof))}
 	if c.APIKey != "" {
 		options = append(options, grpc.WithPerRPCCredentials(callKey{c.APIKey, c.Insecure}))
 	}

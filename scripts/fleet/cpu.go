@@ -36,7 +36,11 @@ func (r *run) cpu(ctx context.Context) error {
 	if err := r.start(ctx, f, pick(r, pool(2, 9), pool(1, 2))); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	c, err := r.client(f.Addresses())
+	if err != nil {
+		return err
+	}
+	d, err := r.driverOf(ctx, f, c)
 	if err != nil {
 		return err
 	}
@@ -68,7 +72,7 @@ func (r *run) cpu(ctx context.Context) error {
 		return err
 	}
 	load.Duration = pick(r, 20*time.Second, 2*time.Second)
-	begin := time.Now()
+	begin, before := time.Now(), c.Gateway().Stats()
 	if took, err = during(all, func() error {
 		done := r.profile(ctx, f, load.Duration)
 		defer done()
@@ -78,6 +82,7 @@ func (r *run) cpu(ctx context.Context) error {
 	}
 	sent := d.Between(begin, time.Now()).Queries
 	r.say("%.0f queries/s: %s of a query", rate, took.text(float64(sent), 1e6))
+	r.since(before, c)
 	return r.account(d, begin)
 }
 

@@ -32,7 +32,11 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 	if err := r.start(ctx, f, types); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	c, err := r.client(f.Addresses())
+	if err != nil {
+		return err
+	}
+	d, err := r.driverOf(ctx, f, c)
 	if err != nil {
 		return err
 	}
@@ -41,7 +45,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 		return err
 	}
 	for i, share := range shares {
-		begin := time.Now()
+		begin, before := time.Now(), c.Gateway().Stats()
 		report, err := d.Run(ctx, harness.Load{
 			Rate: share * limit, Duration: pick(r, 30*time.Second, 4*time.Second),
 			Seed: r.seed + uint64(i),
@@ -52,6 +56,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 		m := report.Models[0]
 		r.say("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit,
 			m.LatencyMS.P50, m.LatencyMS.P99)
+		r.since(before, c)
 		if r.short {
 			return r.account(d, begin)
 		}

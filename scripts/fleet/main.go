@@ -323,8 +323,26 @@ func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string,
 	if err != nil {
 		return nil, err
 	}
+	return r.driverOf(ctx, f, c)
+}
+
+// driverOf makes a driver that sends queries to the fleet's first model by c.
+func (r *run) driverOf(ctx context.Context, f *harness.Fleet,
+	c *client.Client) (*harness.Driver, error) {
 	return harness.NewDriver(ctx, c, map[string]float64{f.Models[0]: 1},
 		pick(r, 0, harness.Patience))
+}
+
+// since says what the client's gateway did for its queries since it had the given counters.
+func (r *run) since(before client.Stats, c *client.Client) {
+	now := c.Gateway().Stats()
+	queries := float64(max(1, now.Queries-before.Queries))
+	each := func(now, before uint64) float64 { return float64(now-before) / queries }
+	r.say("  a query: %.2f messages with submits, %.2f attempts, %.4f without a leader, "+
+		"%.4f questions to workers; the leader was silent %d times",
+		each(now.SubmitMessages, before.SubmitMessages), each(now.Attempts, before.Attempts),
+		each(now.Leaderless, before.Leaderless), each(now.Probes, before.Probes),
+		now.Silences-before.Silences)
 }
 
 // limit is the rate, in queries/s, that a pool should be able to serve: the allowable throughput by
