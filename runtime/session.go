@@ -348,9 +348,8 @@ func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 		opts.SetIntraOpNumThreads(t.count),
 		opts.SetInterOpNumThreads(1),
 		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
-		// Threads that spin while they wait would take cores from threads with work.
-		opts.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		opts.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
+		spin(opts, o.info.Version),
 	)
 	if o.info.Provider == CUDA {
 		err = errors.Join(err, addCUDA(opts))
@@ -360,6 +359,30 @@ func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 		return nil, err
 	}
 	return opts, nil
+}
+
+// spin has a session's threads spin while they wait, but not for long. A run wakes a thread that
+// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for
+// longer, as by ONNX Runtime's default, take cores from threads with work. While they spin they
+// pause up to 8 times at once, which leaves more to a thread that shares their core.
+func spin(opts *ort.SessionOptions, version string) error {
+	const prefix = "session.intra_op."
+	if !boundsSpinning(version) {
+		return opts.AddSessionConfigEntry(prefix+"allow_spinning", "0")
+	}
+	return errors.Join(
+		opts.AddSessionConfigEntry(prefix+"allow_spinning", "1"),
+		opts.AddSessionConfigEntry(prefix+"spin_duration_us", "50"),
+		opts.AddSessionConfigEntry(prefix+"spin_backoff_max", "8"),
+	)
+}
+
+// boundsSpinning reports whether a version of ONNX Runtime lets a session say for how long its
+// threads spin. Earlier ones do not know the setting, and would spin for long.
+func boundsSpinning(version string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	return err == nil && (major > 1 || major == 1 && minor >= 27)
 }
 
 // Close waits for runs in progress and frees the session.
