@@ -56,15 +56,18 @@ func TestTables(t *testing.T) {
 			result{Round: round, Server: "FastAPI",
 				Cases: map[string]figures{"wnd 64": {P50: us / 2, P99: us, Rate: 1e6 / us}}},
 			result{Round: round, Server: "Muster",
-				Cases: map[string]figures{"wnd 64": {P50: us, P99: 2 * us, Rate: 2e6 / us}}})
+				Cases: map[string]figures{"wnd 64": {P50: us, P99: 2 * us, Rate: 2e6 / us}}},
+			result{Round: round, Server: "Muster, SDK",
+				Cases: map[string]figures{"wnd 64": {P50: us / 1.6, P99: us, Rate: 1e6 / us}}})
 	}
 	all = append(all, result{Round: 0, Server: "LitServe", Error: "port taken"})
 	var text strings.Builder
 	all.write(&text)
 	for _, want := range []string{
-		"3 rounds;", "| Muster | 200 |\n| FastAPI | 100 |", "| Muster | 400 |",
-		"| Muster | 10000 |\n| FastAPI | 5000 |", "| wnd 64 | 0.50 | FastAPI | 2.00 | FastAPI |",
-		"loses by more than 2 %: wnd 64: p50 is 2.00 x that of FastAPI.",
+		"3 rounds;", "| Muster | 200 |\n| Muster, SDK | 125 |\n| FastAPI | 100 |", "| Muster | 400 |",
+		"| Muster | 10000 |\n| Muster, SDK | 5000 |\n| FastAPI | 5000 |",
+		"| wnd 64 | 0.50 | 0.80 | FastAPI | 2.00 | 2.00 | FastAPI |",
+		"best row loses by more than 2 %: wnd 64: p50 is 1.25 x that of FastAPI.",
 		"LitServe failed: port taken",
 	} {
 		if !strings.Contains(text.String(), want) {

@@ -27,7 +27,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/scripts/harness"
@@ -47,6 +49,7 @@ type query struct {
 	name, model string
 	bytes       []byte // as servers/models.py wants it
 	grpc        *inference.ModelInferRequest
+	sdk         *oip.Request
 	rest        []byte
 	header      int // bytes of rest that are JSON
 }
@@ -144,6 +147,7 @@ func newQuery(v *models.Version, batch int, random *rand.Rand) (query, error) {
 	q := query{
 		name: v.Model + " " + strconv.Itoa(batch), model: v.Model,
 		bytes: make([]byte, 8), grpc: &inference.ModelInferRequest{ModelName: v.Model},
+		sdk: &oip.Request{Model: v.Model},
 	}
 	copy(q.bytes, v.Model)
 	type port struct {
@@ -185,6 +189,9 @@ func newQuery(v *models.Version, batch int, random *rand.Rand) (query, error) {
 			Name: in.Name, Datatype: string(in.DataType), Shape: shape,
 		})
 		q.grpc.RawInputContents = append(q.grpc.RawInputContents, data)
+		q.sdk.Inputs = append(q.sdk.Inputs, tensor.Tensor{
+			Name: in.Name, DataType: in.DataType, Shape: shape, Data: data,
+		})
 		header.Inputs = append(header.Inputs, port{in.Name, in.DataType, shape, map[string]int{
 			"binary_data_size": len(data),
 		}})
@@ -227,6 +234,29 @@ func (a grpcAsker) ask(ctx context.Context, q query) ([]byte, error) {
 }
 
 func (a grpcAsker) close() { _ = a.conn.Close() }
+
+// An sdkAsker is Muster's own client of one agent.
+type sdkAsker struct{ *client.Client }
+
+func askSDK(p *process) (asker, error) {
+	c, err := client.New([]string{p.grpc}, client.WithoutFleet())
+	return sdkAsker{c}, err
+}
+
+func (a sdkAsker) ask(ctx context.Context, q query) ([]byte, error) {
+	answer, err := a.Infer(ctx, q.sdk)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Release()
+	var all []byte
+	for _, out := range answer.Outputs {
+		all = append(all, out.Data...)
+	}
+	return all, nil
+}
+
+func (a sdkAsker) close() { _ = a.Close() }
 
 // An httpAsker posts the bytes that body returns.
 type httpAsker struct {

@@ -51,8 +51,10 @@ func servers() (all []server) {
 			}})
 	}
 	muster("Muster", askGRPC)
+	muster("Muster, SDK", askSDK)
 	muster("Muster, REST", askREST)
 	muster("Muster, --lanes 2", askGRPC, "--lanes", "2")
+	muster("Muster, SDK, --lanes 2", askSDK, "--lanes", "2")
 	for _, spin := range []string{"1", "0"} {
 		suffix := map[string]string{"1": ", spinning", "0": ""}[spin]
 		peer := func(name, peer string, env []string, ask func(*process) (asker, error),
