@@ -65,7 +65,11 @@ func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bo
 		if k >= nodes || s.work >= limit {
 			return b.counts, b.best, n.bound
 		}
-		_, bound, ok := b.relax(n.lo, n.hi)
+		relax := b.relax
+		if k == 0 {
+			relax = b.tighten
+		}
+		_, bound, ok := relax(n.lo, n.hi)
 		n.bound = min(n.bound, bound)
 		if !ok || n.bound <= b.best+worthwhile {
 			continue

@@ -53,7 +53,9 @@ type group struct {
 	classes []int
 	// greedy says that it has one class, and no partition shares its time: the most accurate
 	// offers are used first.
-	greedy  bool
+	greedy bool
+	// mixed says that it is greedy, and a choice serves it and something else.
+	mixed   bool
 	levels  []float64 // gains, the highest first
 	choices []int     // that serve it
 }
@@ -100,6 +102,9 @@ func newModel(p *Program) *model {
 	for i := range m.choices {
 		for _, g := range m.choices[i].groups(nil) {
 			m.groups[g].choices = append(m.groups[g].choices, i)
+			if len(m.choices[i].parts) > 1 && m.groups[g].greedy {
+				m.groups[g].mixed = true
+			}
 		}
 	}
 	return m

@@ -20,6 +20,7 @@ type region struct {
 
 	classRow, typeRow []int
 	total             int // the row of share
+	cuts              []cut
 	pools             []pool
 	paid              [][]float64 // by group and level: what agents that are certain offer
 	columns           []column
@@ -37,10 +38,12 @@ type holding struct {
 // One row for all of them keeps the program small.
 type pool struct{ group, level, row int }
 
-// A column says what a column of the simplex stands for: agents, and the time that they need.
+// A column says what a column of the simplex stands for: agents, and the time that they need; or
+// flow to a greedy group.
 type column struct {
 	free         int // index in region.free
 	agents, time float64
+	group, level int // of flow alone, if free < 0
 }
 
 // region makes the region of the free choices.
@@ -123,6 +126,14 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 			r.classRow[k] = l.addRow(1)
 		}
 	}
+	for k := range r.cuts {
+		c := &r.cuts[k]
+		rhs := c.constant
+		for f, n := range lo {
+			rhs += c.of[f] * float64(n)
+		}
+		c.row = l.addRow(rhs)
+	}
 	if r.share >= 0 {
 		r.total = l.addRow(r.share)
 		l.artificial[r.total] = -served
@@ -132,18 +143,17 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 	for f := range r.free {
 		c := &s.m.choices[r.free[f]]
 		switch {
-		case c.simple():
+		case c.simple() && !s.m.groups[c.parts[0].group].mixed:
 			r.addSimple(f, c, lo[f], hi[f])
-		case len(c.parts) == 1:
+		case len(c.parts) == 1 && len(c.parts[0].offers) > 1:
 			r.addShared(f, c, lo[f], hi[f])
 		default:
 			r.addLayout(f, c, lo[f], hi[f])
 		}
 	}
 	for _, p := range r.pools {
-		gain := s.m.groups[p.group].levels[p.level]
 		l.put(p.row, 1)
-		r.flow(column{free: -1}, s.m.groups[p.group].classes[0], gain, 1)
+		r.greedyFlow(p.group, p.level, 1)
 	}
 	l.solve()
 	s.work += l.work + 20*len(r.free)
@@ -180,6 +190,17 @@ func (r *region) flow(c column, k int, gain, ub float64) {
 	}
 	l.addColumn(gain, ub)
 	r.columns = append(r.columns, c)
+}
+
+// greedyFlow ends a column of flow to group g at a level, ub at most.
+func (r *region) greedyFlow(g, level int, ub float64) {
+	group := &r.s.m.groups[g]
+	for k := range r.cuts {
+		if r.cuts[k].binds(g, level) {
+			r.s.lp.put(r.cuts[k].row, 1)
+		}
+	}
+	r.flow(column{free: -1, group: g, level: level}, group.classes[0], group.levels[level], ub)
 }
 
 // cost is what an agent of c costs.
@@ -223,8 +244,7 @@ func (r *region) certain(lo []int) {
 		sum := 0.0
 		for level, rate := range r.paid[g] {
 			if rate > 0 {
-				r.flow(column{free: -1}, s.m.groups[g].classes[0], s.m.groups[g].levels[level],
-					min(1, rate))
+				r.greedyFlow(g, level, min(1, rate))
 			}
 			sum += rate
 			r.paid[g][level] = sum // from here on: at this level or a higher one
@@ -239,7 +259,7 @@ func (r *region) addHeld(p *part, n int) {
 	for i := range p.offers {
 		o := &p.offers[i]
 		l.put(row, 1/o.rate)
-		r.flow(column{free: -1}, o.class, o.gain, 1)
+		r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
 	}
 }
 
@@ -267,10 +287,12 @@ func (r *region) addSimple(f int, c *choice, lo, hi int) {
 	if full <= most && full < more && last > 1e-6 {
 		whole = full * rate
 		l.put(r.typeRow[c.typ], 1/last)
-		r.flow(column{f, 1 / last, 1 / o.rate}, o.class, o.gain-r.cost(c)/last, last)
+		r.flow(column{free: f, agents: 1 / last, time: 1 / o.rate}, o.class,
+			o.gain-r.cost(c)/last, last)
 	}
 	l.put(r.typeRow[c.typ], 1/rate)
-	r.flow(column{f, 1 / rate, 1 / o.rate}, o.class, o.gain-r.cost(c)/rate, whole)
+	r.flow(column{free: f, agents: 1 / rate, time: 1 / o.rate}, o.class,
+		o.gain-r.cost(c)/rate, whole)
 }
 
 // addShared adds what choice c, of one partition with several services, may have beyond lo agents.
@@ -296,7 +318,8 @@ func (r *region) addShared(f int, c *choice, lo, hi int) {
 		if limit >= 0 {
 			l.put(limit, agents)
 		}
-		r.flow(column{f, agents, 1 / o.rate}, o.class, o.gain-r.cost(c)*agents, 1)
+		r.flow(column{free: f, agents: agents, time: 1 / o.rate}, o.class,
+			o.gain-r.cost(c)*agents, 1)
 	}
 }
 
@@ -321,22 +344,35 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 			for k := range p.offers {
 				o := &p.offers[k]
 				l.put(row, 1/o.rate)
-				r.flow(column{free: -1}, o.class, o.gain, 1)
+				r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
 			}
 			supplies = append(supplies, supply{row, 1})
 			scale = 1
 			continue
 		}
 		o := &p.offers[0]
-		supplies = append(supplies, supply{r.pool(p.group, o.level), o.rate})
-		scale = max(scale, o.rate)
+		// An agent serves no more than what those that are certain leave.
+		rate := min(o.rate, 1-r.paid[p.group][o.level])
+		if rate <= 1e-12 {
+			continue
+		}
+		supplies = append(supplies, supply{r.pool(p.group, o.level), rate})
+		scale = max(scale, rate)
+	}
+	if scale == 0 {
+		return
 	}
 	for _, at := range supplies {
 		l.put(at.row, -at.rate/scale)
 	}
+	for k := range r.cuts {
+		if x := r.cuts[k].of[f]; x != 0 {
+			l.put(r.cuts[k].row, -x/scale)
+		}
+	}
 	l.put(r.typeRow[c.typ], 1/scale)
 	l.addColumn(-r.cost(c)/scale, float64(hi-lo)*scale)
-	r.columns = append(r.columns, column{f, 1 / scale, 1 / scale})
+	r.columns = append(r.columns, column{free: f, agents: 1 / scale, time: 1 / scale})
 }
 
 // pool is the row of a pool.

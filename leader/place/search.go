@@ -44,6 +44,7 @@ type finder struct {
 	proven bool
 	prices []float64 // of a class's flow and a type's agent, in the relaxation
 	class  []float64
+	cuts   []cut     // of the relaxation
 	lost   []float64 // by choice: loss
 	rank   []int     // by choice: how many of its class and type lose less
 }
@@ -66,7 +67,7 @@ func (f *finder) find() {
 	for i := range hi {
 		hi[i] = f.m.choices[i].most
 	}
-	_, f.bound, _ = root.relax(lo, hi)
+	_, f.bound, _ = root.tighten(lo, hi)
 	f.relaxation = f.bound
 	f.prices = make([]float64, len(f.m.types))
 	f.class = make([]float64, len(f.m.weight))
@@ -77,6 +78,10 @@ func (f *finder) find() {
 		for _, k := range f.m.groups[g].classes {
 			f.class[k] = f.lp.price[root.classRow[k]]
 		}
+	}
+	f.cuts = root.cuts
+	for k := range f.cuts {
+		f.cuts[k].price = f.lp.price[f.cuts[k].row]
 	}
 	f.ranks()
 	f.narrow()
@@ -160,11 +165,20 @@ func (f *finder) gap() float64 { return f.bound - f.value() }
 func (f *finder) loss(i int) float64 {
 	c := &f.m.choices[i]
 	loss := f.prices[c.typ] + c.cost
+	for k := range f.cuts {
+		loss -= f.cuts[k].price * f.cuts[k].of[i]
+	}
 	for p := range c.parts {
 		gain := 0.0
 		for k := range c.parts[p].offers {
 			o := &c.parts[p].offers[k]
-			gain = max(gain, min(1, o.rate)*(o.gain-f.class[o.class]))
+			worth := o.gain - f.class[o.class]
+			for j := range f.cuts {
+				if f.cuts[j].binds(c.parts[p].group, o.level) {
+					worth -= f.cuts[j].price
+				}
+			}
+			gain = max(gain, min(1, o.rate)*worth)
 		}
 		if len(c.parts[p].offers) > 1 { // at most: each as if it had all of the time
 			gain *= float64(len(c.parts[p].offers))

@@ -92,15 +92,24 @@ func (l *simplex) solve() {
 	l.start()
 	m := len(l.rhs)
 	stalled := 0
+	l.reprice()
+	exact := true // the prices come from the basis, not from the prices before
 	for pivots := 1; pivots <= 50*(m+20)+len(l.cost); pivots++ {
 		if pivots%100 == 0 {
 			l.refactor()
+			l.reprice()
+			exact = true
 		}
-		l.reprice()
 		j, direction, ok := l.enter(stalled > 2*m+20)
-		if !ok {
+		if !ok && exact {
 			return
 		}
+		if !ok {
+			l.reprice()
+			exact = true
+			continue
+		}
+		exact = false
 		step, ok := l.pivot(j, direction)
 		if !ok {
 			return // unbounded columns do not occur: all have bounds
@@ -176,11 +185,14 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 	clear(d)
 	i, slack := l.slackOf(j)
 	step = math.Inf(1)
+	gain := 0.0 // of a unit of column j
 	if slack {
 		for k := range m {
 			d[k] = l.inverse[k*m+i]
 		}
+		gain = l.artificial[i] - l.price[i]
 	} else {
+		gain = l.reduced(int(j))
 		for e := l.begin[j]; e < l.begin[j+1]; e++ {
 			r, v := int(l.row[e]), l.entry[e]*direction
 			for k := range m {
@@ -226,6 +238,10 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 		}
 	}
 	l.eliminate(out, direction)
+	for i, v := range l.inverse[out*m : out*m+m] {
+		l.price[i] += gain * v // so that the column's next gain is 0
+	}
+	l.work += m
 	l.basis[out], l.value[out] = j, entering
 	if !slack {
 		l.at[j] = inBasis

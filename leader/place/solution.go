@@ -133,7 +133,7 @@ func (s *search) accuracyBound(p *Program, f *finder, share float64) float64 {
 	}
 	r := t.region(all)
 	r.share = share
-	_, bound, _ := r.relax(lo, hi)
+	_, bound, _ := r.tighten(lo, hi)
 	s.work += t.work
 	bound /= share * s.m.point
 	if free := !slices.ContainsFunc(s.m.choices, func(c choice) bool { return c.cost > 0 }); free {
