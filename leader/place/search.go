@@ -13,7 +13,7 @@ const operations = 1000
 
 // DefaultSteps is enough for placements within a hundredth of a point of the best, in the cases
 // that Muster is tested with, and takes below a second.
-const DefaultSteps = 200_000
+const DefaultSteps = 400_000
 
 // Solve finds counts for p, of which it takes at most steps steps, or somewhat more: what it does
 // before it searches it always does. It refuses a program that is not valid.
