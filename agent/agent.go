@@ -167,6 +167,15 @@ func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scop
 // New and never changes.
 func (a *Agent) Name() string { return string(a.name) }
 
+// MostLanes is how many queries the agent runs at once at most, and may be ordered to by a leader. It
+// never changes.
+func (a *Agent) MostLanes() int {
+	if a.config.ModelControl == "leader" {
+		return max(a.config.lanes(), goruntime.NumCPU())
+	}
+	return a.config.lanes()
+}
+
 // openExecutor opens the executor that config names.
 func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
 	if config.Executor == "emulated" {

@@ -42,10 +42,8 @@ holds, and exits with status 0. A second signal ends it at once.`,
 			if err != nil {
 				return err
 			}
-			if settings.Executor == "emulated" && os.Getenv("GOMAXPROCS") == "" {
-				// Many emulated agents share one machine. Idle Go threads spin while they look for
-				// work, which takes CPU time from the other agents, so each agent gets one thread.
-				runtime.GOMAXPROCS(1)
+			if os.Getenv("GOMAXPROCS") == "" {
+				runtime.GOMAXPROCS(threads(settings.Executor, a.MostLanes()))
 			}
 			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
 			if err != nil {
@@ -64,6 +62,19 @@ holds, and exits with status 0. A second signal ends it at once.`,
 	}
 	settings.add(cmd.Flags())
 	return cmd
+}
+
+// threads returns how many of an agent's threads may run Go at once.
+func threads(executor string, lanes int) int {
+	if executor == "emulated" {
+		// Many emulated agents share one machine. Idle Go threads spin while they look for work,
+		// which takes CPU time from the other agents.
+		return 1
+	}
+	// A run of ONNX Runtime keeps its thread's right to run Go until Go's monitor takes it back,
+	// after up to 10 ms. So there are some that no run holds, for what serves the network.
+	now := runtime.GOMAXPROCS(0)
+	return max(now, lanes+(now+1)/2)
 }
 
 // logHandler returns the handler that writes log lines to w, in the format of --log-format and from
