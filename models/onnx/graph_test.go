@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -203,4 +204,18 @@ func FuzzGraph(f *testing.F) {
 				len(again.initializers), len(g.Nodes), len(g.initializers))
 		}
 	})
+}
+
+// TestExternals: the initializers in other files are listed with where their elements are.
+func TestExternals(t *testing.T) {
+	g, err := ReadGraph("testdata/subgraphs.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := g.Externals()
+	if err != nil || len(all) != 1 || all[0].Name != "w" || all[0].DataType != tensor.FP32 ||
+		!slices.Equal(all[0].Shape, []int64{4, 2}) ||
+		all[0].External != (External{"subgraphs.data", 0, 32}) {
+		t.Errorf("got %+v, %v", all, err)
+	}
 }

@@ -64,6 +64,25 @@ func valueRank(b []byte) (name string, rank int) {
 	return name, rank
 }
 
+// Externals returns the initializers whose elements are in other files. Their Data is not set.
+func (g *Graph) Externals() (all []Initializer, err error) {
+	for _, t := range g.initializers {
+		fields, err := split(t.raw)
+		if err != nil {
+			return nil, err
+		}
+		external, err := readExternal(fields)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		if external != nil {
+			t.External = *external
+			all = append(all, t)
+		}
+	}
+	return all, nil
+}
+
 // Rows returns a constant that holds the first rows, at most n, of the matrix t. A scalar or a list
 // is returned whole.
 func (g *Graph) Rows(t Initializer, n int64) (Initializer, error) {
