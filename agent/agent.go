@@ -192,6 +192,7 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 		Lanes:       lanes,
 		MapData:     config.ModelData == "mapped",
 		Kernels:     config.Kernels == "on",
+		Divide:      config.Layout == "",
 		Logger:      logger,
 	})
 }

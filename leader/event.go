@@ -44,8 +44,7 @@ const (
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
 	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused
-	// it: also Execution, Queue, Receive, Latency, Bytes, Merged,
-	// Shadow.
+	// it: also Execution, Queue, Receive, Latency, Bytes, Merged, Divided, Shadow.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
@@ -108,6 +107,9 @@ type Event struct {
 	// Merged is the items of the run, if several queries ran as one; 0 otherwise. One of them has
 	// the run's Execution; the others have 0, and the run counts in their Queue.
 	Merged int
+	// Divided says that the query ran on one core of its lane, beside others: Execution is that core's
+	// share of the lane's time, and says nothing of a run on the whole lane.
+	Divided bool
 
 	Member  *Member
 	Members []*Member

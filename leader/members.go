@@ -274,8 +274,8 @@ func (s *State) completed(e *Event) {
 		}
 		s.count(m, t)
 	}
-	if e.Merged > 0 && e.Execution == 0 {
-		return // another query's completion tells of the run
+	if e.Merged > 0 && e.Execution == 0 || e.Divided {
+		return // another query's completion tells of the run, or there was none of the whole lane
 	}
 	if e.Merged == 0 && !e.Shadow {
 		s.ran(m, ln.typ, e.BatchSize, e.Execution)

@@ -122,6 +122,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "latency", e.Latency)
 		b = lines.Int(b, "bytes", int(e.Bytes))
 		b = lines.Int(b, "merged", e.Merged)
+		b = lines.Flag(b, "divided", "yes", e.Divided)
 		b = lines.Flag(b, "shadow", "yes", e.Shadow)
 	case Learned:
 		b = e.Advice.append(b)
@@ -440,6 +441,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.Bytes, err = strconv.ParseUint(value, 10, 64)
 	case "merged":
 		e.Merged, err = strconv.Atoi(value)
+	case "divided":
+		e.Divided, err = yes(value)
 	case "shadow":
 		e.Shadow, err = yes(value)
 	case "free":

@@ -346,3 +346,29 @@ func TestStatusOfRemovedVersion(t *testing.T) {
 		t.Errorf("version 1 is back: listed %v", got)
 	}
 }
+
+// TestDivided: a run on one core of a lane keeps the lane busy for that core's share of its time, and
+// tells nothing of runs on the whole lane.
+func TestDivided(t *testing.T) {
+	for line, want := range map[string]int{
+		"1s completed agent=w0 lane=0 query=1/4 attempt=1 model=m/1 batch=3 execution=1ms":             1,
+		"1s completed agent=w0 lane=0 query=1/4 attempt=1 model=m/1 batch=3 execution=1ms divided=yes": 0,
+	} {
+		in := newTold(t)
+		in.greet("w0")
+		at, e, err := ParseEvent([]byte(line))
+		if got := string(AppendEvent(nil, at, &e)); err != nil || got != line {
+			t.Errorf("got %s, %v, want %s", got, err, line)
+		}
+		in.now = at
+		observed := 0
+		for _, a := range in.Step(at, &e) {
+			if a.Kind == Observed {
+				observed++
+			}
+		}
+		if busy := in.Status().Agents[0].Busy; observed != want || busy == 0 {
+			t.Errorf("%s: %d observations, want %d; busy for %v of the time", line, observed, want, busy)
+		}
+	}
+}

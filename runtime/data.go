@@ -87,6 +87,7 @@ type mapping struct {
 	from, to uintptr
 	writable bool // writes then stay in this process: ONNX Runtime maps privately
 	path     string
+	offset   uintptr // of from, in the file
 }
 
 // mappings returns the mappings of files in this process. files are real paths, as realPaths
@@ -105,7 +106,8 @@ func mappings(files map[string]bool) ([]mapping, error) {
 		}
 		m := mapping{path: strings.TrimSuffix(line[slash:], "\n")}
 		var permissions string
-		if _, err := fmt.Sscanf(line, "%x-%x %s", &m.from, &m.to, &permissions); err != nil {
+		if _, err := fmt.Sscanf(line, "%x-%x %s %x", &m.from, &m.to, &permissions,
+			&m.offset); err != nil {
 			return nil, fmt.Errorf("/proc/self/maps: %q: %w", line, err)
 		}
 		m.writable = strings.Contains(permissions, "w")

@@ -24,6 +24,11 @@ func gathered(t testing.TB) *models.Version {
 	for i := range rows * dim {
 		table = append(table, float32(i/dim))
 	}
+	return gatheredFrom(t, rows, dim, floats(table...))
+}
+
+// gatheredFrom is a model that looks up rows of a table.
+func gatheredFrom(t testing.TB, rows, dim int64, table []byte) *models.Version {
 	return write(t, &onnx.Model{
 		Name:   "gathered",
 		Inputs: []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic}}},
@@ -38,8 +43,8 @@ func gathered(t testing.TB) *models.Version {
 		Initializers: []onnx.Initializer{{Name: "table", DataType: tensor.FP32, Shape: []int64{
 			rows, dim,
 		},
-			External: onnx.External{Location: "model.onnx.data", Length: rows * dim * 4}}},
-	}, map[string][]byte{"model.onnx.data": floats(table...)})
+			External: onnx.External{Location: "model.onnx.data", Length: int64(len(table))}}},
+	}, map[string][]byte{"model.onnx.data": table})
 }
 
 // last looks up the last row of gathered's table.

@@ -82,6 +82,11 @@ type Query struct {
 	// Refuse refuses the query as overload as soon as it is expected neither to meet its QoS target
 	// nor to start before its deadline, among the late queries that run when a lane would be idle.
 	Refuse bool
+	// Divide lets a lane of several cores run the query on one of them, beside others, if it has to
+	// wait. A lane begins to do so when as many queries wait as it has cores, and ends when all its
+	// cores are free. A query then takes longer, and all of them together less: cores that share a run
+	// wait for each other. Set it only if nobody plans with the lane's times.
+	Divide bool
 	// Background runs the query only when a lane is idle and no other query waits, or when it has
 	// waited for queue.BackgroundWait. A background query does not count as waiting. If its run
 	// takes longer than 100 ms, the lane goes to the next query while the run goes on, so that a
@@ -91,8 +96,9 @@ type Query struct {
 
 // A LanesConfig is the configuration of [Lanes].
 type LanesConfig struct {
-	// Lanes is how many queries run at a time; 0 means 1.
-	Lanes int
+	// Lanes is how many queries run at a time; 0 means 1. Cores is how many cores each lane has; 0
+	// means 1.
+	Lanes, Cores int
 	// MaxWaiting bounds the number of queries that wait; 0 means 1024.
 	MaxWaiting int
 	// MaxWaitingBytes bounds the bytes of the inputs of the queries that wait; 0 means 256 MiB.
@@ -109,9 +115,9 @@ type LanesConfig struct {
 }
 
 // Lanes runs queries, at most one at a time on each lane, or several as one where package merge
-// says so. A query runs on the goroutine that calls Do, or on that of another query which runs with
-// it; Lanes starts none. Waiting queries are served in the order of package queue. The methods may
-// be called concurrently; only Do and Drain block.
+// says so, or one on each of its cores ([Query.Divide]). A query runs on the goroutine that calls Do,
+// or on that of another query which runs with it; Lanes starts none. Waiting queries are served in
+// the order of package queue. The methods may be called concurrently; only Do and Drain block.
 type Lanes struct {
 	lanes           int
 	maxWaiting      int
@@ -128,6 +134,7 @@ type Lanes struct {
 	timer     *time.Timer // calls serveWaiting; nil until a lane waits for more queries to merge
 	memory    []memory    // by lane
 	idle      []int       // numbers of the lanes that run no query
+	divided
 	overload
 	reserved map[*Reservation]struct{}
 	current  map[*turn]struct{} // admitted queries, waiting or running
@@ -146,8 +153,11 @@ type turn struct {
 	inputs  []tensor.Tensor
 	batch   int
 	profile names.ModelKey
-	kind    *kind        // nil: the query runs alone
-	group   *merge.Group // that it was sent to run with; nil: none
+	kind    *kind         // nil: the query runs alone
+	group   *merge.Group  // that it was sent to run with; nil: none
+	single  Model         // runs it on one core; nil: nothing does, or it is not to
+	whole   time.Duration // what it is expected to take on all cores of a lane
+	saves   time.Duration // see Lanes.saves; while it waits
 
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when the query gets a lane; nil if it did not have to wait
@@ -155,6 +165,7 @@ type turn struct {
 	result    *Result       // its part of the result of another query's run, once granted
 	started   time.Duration // when the query got its lane
 	lane      int           // the lane's number
+	onCore    bool          // whether it has one core of the lane
 	running   bool          // whether the query holds its lane
 	abandoned bool          // whether Drain has cancelled it
 	timely    bool          // whether it was in time when it started
@@ -180,6 +191,7 @@ func NewLanes(cfg LanesConfig) *Lanes {
 		reserved:        map[*Reservation]struct{}{},
 		drained:         make(chan struct{}),
 	}
+	l.divided = newDivided(l.lanes, int(orDefault(int64(cfg.Cores), 1)))
 	l.memory = make([]memory, l.lanes)
 	for lane, p := range cfg.Pins {
 		l.pins = append(l.pins, &pin{Pin: p, lane: lane, told: cfg.Unpinned})
@@ -211,6 +223,9 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		ctx, t.cancel = context.WithDeadlineCause(ctx, q.Deadline, ErrDeadline)
 	}
 	defer t.cancel()
+	if m, ok := q.Model.(divisible); ok && q.Divide && l.cores > 1 {
+		t.single = m.onOneCore()
+	}
 	for _, in := range q.Inputs {
 		t.Bytes += int64(len(in.Data))
 	}
@@ -248,7 +263,11 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		timer := time.AfterFunc(longestBackground, func() { l.giveUp(t) })
 		defer timer.Stop()
 	}
-	result, err = l.run(ctx, t.lane, q.Model, q.Inputs)
+	model := q.Model
+	if t.onCore {
+		model = t.single
+	}
+	result, err = l.run(ctx, t.lane, model, q.Inputs)
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			l.mu.Lock()
@@ -259,6 +278,9 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	}
 	result.Queue, result.Lane = t.started-admitted, t.lane
 	result.Queries, result.Items = 1, q.BatchSize
+	if t.onCore {
+		result.Divided = l.cores
+	}
 	return result, nil
 }
 
@@ -270,7 +292,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	now := l.now()
 	delete(l.reserved, q.Reservation)
 	t.Estimate = l.estimator.Estimate(q.Profile, q.BatchSize)
-	t.spread = l.estimator.High(q.Profile, q.BatchSize) - t.Estimate
+	t.whole, t.spread = t.Estimate, l.estimator.High(q.Profile, q.BatchSize)-t.Estimate
 	arrival := now
 	if !q.Arrival.IsZero() {
 		arrival = q.Arrival.Sub(l.start)
@@ -293,16 +315,26 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		return 0, ErrLate
 	case len(l.idle) > 0 && l.queue.Len() == 0 && !waits:
 		i := max(slices.Index(l.idle, q.Lane), 0)
-		t.started, t.lane = now, l.idle[i]
-		l.starts(t, now)
-		l.idle = slices.Delete(l.idle, i, i+1)
 		l.kindOf(t, q)
+		if l.stays[l.idle[i]] {
+			l.plan(t, now, q.QoSTarget)
+			if suitsCore(t) && l.staysDivided(l.idle[i], t, now) {
+				l.divide(i)
+				l.startOnCore(t, now)
+				break
+			}
+			t.wholly()
+		}
+		t.started, t.lane = now, l.idle[i]
+		l.idle = slices.Delete(l.idle, i, i+1)
+		l.starts(t, now)
 	case !q.Background && (l.queue.Len() >= l.maxWaiting ||
 		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
 		return 0, l.overloaded(now)
-	case l.hopeless(t, now):
-		return 0, l.overloaded(now)
 	default:
+		if l.plan(t, now, q.QoSTarget); l.hopeless(t, now) {
+			return 0, l.overloaded(now)
+		}
 		t.granted = make(chan struct{})
 		if l.kindOf(t, q); t.kind != nil {
 			t.group = l.groups.Arrive(q.Group, now, t.LatestStart)
@@ -326,8 +358,10 @@ func (l *Lanes) push(t *turn, now time.Duration) {
 
 // entered notes that t waits.
 func (l *Lanes) entered(t *turn) {
+	t.saves = l.saves(t)
+	l.saved += t.saves
 	if t.kind != nil {
-		t.kind.Enter(t.batch, t.Estimate)
+		t.kind.Enter(t.batch, t.whole)
 	}
 }
 
@@ -336,15 +370,27 @@ func (l *Lanes) remove(t *turn) bool {
 	if !l.queue.Remove(t) {
 		return false
 	}
-	if t.kind != nil {
-		t.kind.Leave(t.batch, t.Estimate)
-	}
+	l.left(t)
 	return true
 }
 
-// serve gives idle lanes to queries that wait.
+// left notes that t waits no more.
+func (l *Lanes) left(t *turn) {
+	l.saved -= t.saves
+	if t.kind != nil {
+		t.kind.Leave(t.batch, t.whole)
+	}
+}
+
+// serve gives idle lanes, and free cores of divided ones, to queries that wait.
 func (l *Lanes) serve(now time.Duration) {
-	for len(l.idle) > 0 {
+	for {
+		if l.serveCore(now) {
+			continue
+		}
+		if len(l.idle) == 0 {
+			return
+		}
 		run, until := l.taker.Take(&l.queue, now)
 		if len(run) == 0 {
 			l.serveAt(until)
@@ -354,9 +400,8 @@ func (l *Lanes) serve(now time.Duration) {
 		lane := l.idle[last]
 		l.idle = l.idle[:last]
 		for _, t := range run {
-			if t.kind != nil {
-				t.kind.Leave(t.batch, t.Estimate)
-			}
+			l.left(t)
+			t.wholly()
 			t.started, t.lane = now, lane
 		}
 		if len(run) > 1 {
@@ -391,7 +436,10 @@ func (l *Lanes) serveWaiting() {
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	var late <-chan time.Time
 	if q.rejects() {
-		timer := time.NewTimer(t.LatestStart - l.now() + 1)
+		l.mu.Lock()
+		start := t.LatestStart
+		l.mu.Unlock()
+		timer := time.NewTimer(start - l.now() + 1)
 		defer timer.Stop()
 		late = timer.C
 	}
@@ -452,7 +500,7 @@ func (l *Lanes) drop(ctx context.Context, t *turn) error {
 func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.mu.Lock()
 	if result != nil {
-		l.estimator.Observe(q.Profile, result.Items, result.Execution)
+		l.estimatorOf(t).Observe(q.Profile, result.Items, result.Execution)
 		if t.Estimate == 0 {
 			l.estimateAnew(q.Profile, l.now())
 		}
@@ -473,10 +521,15 @@ func (l *Lanes) giveUp(t *turn) {
 	}
 	now := l.now()
 	if t.running = false; t.timely {
-		l.timely--
+		l.timely -= l.coresOf(t)
 	}
-	l.busy += now - t.started
-	l.idle = append(l.idle, t.lane)
+	l.busy += l.busyWith(t, now)
+	if t.onCore {
+		l.freeCore(t.lane)
+	} else {
+		l.idle = append(l.idle, t.lane)
+	}
+	l.noteLoad(t, now)
 	l.serve(now)
 	l.leave(t)
 	l.refuse(now)
@@ -535,7 +588,8 @@ type LanesStats struct {
 	// RemainingByLane estimates how long each lane is busy with the queries that run and wait. It
 	// leaves reservations out: members that hear of it would not hear that a reservation lapses.
 	RemainingByLane []time.Duration
-	// Busy is the time queries have spent on lanes, summed over the lanes.
+	// Busy is the time queries have spent on lanes, summed over the lanes; of a query on one core of a
+	// lane, that core's share of it.
 	Busy time.Duration
 	// Dropped counts queries that got no answer, by reason.
 	Dropped Dropped
@@ -555,15 +609,16 @@ func (l *Lanes) Stats() LanesStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
-	busy := l.busy
+	busy, running := l.busy, 0
 	for t := range l.current {
 		if t.running {
-			busy += now - t.started
+			busy += l.busyWith(t, now)
+			running++
 		}
 	}
 	return LanesStats{
 		Lanes:        l.lanes,
-		Running:      l.lanes - len(l.idle),
+		Running:      running,
 		Waiting:      l.queue.Len(),
 		WaitingBytes: l.queue.Bytes(),
 		Remaining:    l.remaining(now),
@@ -654,11 +709,12 @@ func (l *Lanes) promised(now time.Duration) (n int, estimate time.Duration) {
 // lane's share of the queries that wait and of the reservations.
 func (l *Lanes) remaining(now time.Duration) time.Duration {
 	n, reserved := l.promised(now)
-	if n < len(l.idle) {
+	idle := len(l.idle) + len(l.free)
+	if n < idle {
 		return 0
 	}
 	first := time.Duration(-1)
-	if len(l.idle) > 0 {
+	if idle > 0 {
 		first = 0
 	}
 	for t := range l.current {
@@ -672,7 +728,9 @@ func (l *Lanes) remaining(now time.Duration) time.Duration {
 }
 
 // rest returns how much longer t will run, by its estimate; 0 if it already takes longer.
-func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-(now-t.started)) }
+func (t *turn) rest(now time.Duration) time.Duration {
+	return max(0, t.Estimate-(now-t.started))
+}
 
 // remainingByLane returns LanesStats.RemainingByLane.
 func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
@@ -682,7 +740,7 @@ func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
 	}
 	for t := range l.current {
 		if t.running {
-			remaining[t.lane] += t.rest(now)
+			remaining[t.lane] += t.rest(now) * time.Duration(l.coresOf(t)) / time.Duration(l.cores)
 		}
 	}
 	return remaining

@@ -15,15 +15,20 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-const ms = time.Millisecond
+const (
+	ms     = time.Millisecond
+	onCore = ms * 3 / 2 // see stage
+)
 
-// A stage is lanes with an emulated model that takes 1 ms per row, in a
-// synctest bubble.
+// A stage is lanes with an emulated model that takes 1 ms per row, and 1.5 ms on one of several cores
+// of a lane, in a synctest bubble.
 type stage struct {
 	t     *testing.T
 	lanes *runtime.Lanes
-	model runtime.Model
+	model runtime.Model // runs as whole, and as single on one core of a lane
 	wg    sync.WaitGroup
+
+	whole, single runtime.Model
 
 	mu   sync.Mutex
 	done []string // "name: outcome at time since start", in order
@@ -32,9 +37,11 @@ type stage struct {
 
 func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) {
-		x := runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
-			return time.Duration(batch) * ms
-		})
+		takes := func(row time.Duration) runtime.Executor {
+			return runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
+				return time.Duration(batch) * row
+			})
+		}
 		v := &models.Version{Model: "m", Number: 1,
 			Inputs: []models.Port{
 				{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
@@ -42,7 +49,9 @@ func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *s
 			Outputs: []models.Port{
 				{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}},
 			}}
-		s := &stage{t: t, lanes: runtime.NewLanes(cfg), model: load(t, x, v), at: time.Now()}
+		s := &stage{t: t, lanes: runtime.NewLanes(cfg), whole: load(t, takes(ms), v),
+			single: load(t, takes(onCore), v), at: time.Now()}
+		s.model = runtime.Divisible(s.whole, s.single)
 		play(t, s)
 		s.wg.Wait()
 		if stats := s.lanes.Stats(); stats.Running != 0 || stats.Waiting != 0 ||
@@ -54,6 +63,12 @@ func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *s
 
 // send starts a query of so many rows and returns when it runs or waits.
 func (s *stage) send(ctx context.Context, name string, rows int, change func(*runtime.Query)) {
+	s.wg.Go(func() { s.ask(ctx, name, rows, change) })
+	synctest.Wait()
+}
+
+// ask sends a query and waits for its outcome.
+func (s *stage) ask(ctx context.Context, name string, rows int, change func(*runtime.Query)) {
 	q := runtime.Query{
 		Model: s.model,
 		Inputs: []tensor.Tensor{
@@ -66,41 +81,42 @@ func (s *stage) send(ctx context.Context, name string, rows int, change func(*ru
 	if change != nil {
 		change(&q)
 	}
-	s.wg.Go(func() {
-		r, err := s.lanes.Do(ctx, q)
-		outcome := "ok"
-		var overloaded *runtime.OverloadedError
-		switch {
-		case err == nil:
-			if r.Execution != time.Duration(rows)*ms {
-				s.t.Errorf("%s executed for %v", name, r.Execution)
-			}
-			if r.Queue != time.Since(s.at)-time.Duration(rows)*ms {
-				outcome = fmt.Sprintf("ok after %v", r.Queue)
-			}
-			r.Release()
-		case errors.As(err, &overloaded):
-			outcome = fmt.Sprintf("overloaded %d %d %v", overloaded.Waiting,
-				overloaded.WaitingBytes, overloaded.RetryAfter)
-		case err == runtime.ErrDeadline:
-			outcome = "deadline"
-		case err == runtime.ErrLate:
-			outcome = "late"
-		case err == runtime.ErrDraining:
-			outcome = "draining"
-		case err == context.Canceled:
-			outcome = "cancelled"
-		case err == context.DeadlineExceeded:
-			outcome = "timeout"
-		default:
-			outcome = err.Error()
+	r, err := s.lanes.Do(ctx, q)
+	outcome := "ok"
+	var overloaded *runtime.OverloadedError
+	switch {
+	case err == nil:
+		took := time.Duration(rows) * ms
+		if r.Divided > 0 {
+			took, outcome = time.Duration(rows)*onCore, "ok on a core"
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.done = append(s.done,
-			fmt.Sprintf("%s: %s at %v", name, outcome, time.Since(s.at).Round(time.Microsecond)))
-	})
-	synctest.Wait()
+		if r.Execution != took && r.Queries == 1 {
+			s.t.Errorf("%s executed for %v", name, r.Execution)
+		}
+		if r.Queue != time.Since(s.at)-took {
+			outcome = fmt.Sprintf("%s after %v", outcome, r.Queue)
+		}
+		r.Release()
+	case errors.As(err, &overloaded):
+		outcome = fmt.Sprintf("overloaded %d %d %v", overloaded.Waiting,
+			overloaded.WaitingBytes, overloaded.RetryAfter)
+	case err == runtime.ErrDeadline:
+		outcome = "deadline"
+	case err == runtime.ErrLate:
+		outcome = "late"
+	case err == runtime.ErrDraining:
+		outcome = "draining"
+	case err == context.Canceled:
+		outcome = "cancelled"
+	case err == context.DeadlineExceeded:
+		outcome = "timeout"
+	default:
+		outcome = err.Error()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done = append(s.done,
+		fmt.Sprintf("%s: %s at %v", name, outcome, time.Since(s.at).Round(time.Microsecond)))
 }
 
 func target(d time.Duration) func(*runtime.Query) {

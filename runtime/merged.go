@@ -95,7 +95,7 @@ func (k *kind) alike(inputs []tensor.Tensor) bool {
 
 // work estimates how long all waiting queries take.
 func (l *Lanes) work() time.Duration {
-	work := l.queue.Estimate()
+	work := l.queue.Estimate() - l.saved
 	for _, k := range l.kinds {
 		work -= k.Saved()
 	}

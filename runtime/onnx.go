@@ -53,6 +53,10 @@ type Config struct {
 	// Kernels makes models use the operators of package kernels for lookups in embedding tables.
 	// Only on the CPU.
 	Kernels bool
+	// Divide makes models that the lanes of several cores can run on one core each, several queries
+	// at a time ([Query.Divide]). Only on the CPU. It takes some memory for each model: its dense
+	// weights a second time.
+	Divide bool
 	// Logger gets the library's version at start and warnings about models' data; nil discards
 	// them.
 	Logger *slog.Logger
@@ -90,6 +94,7 @@ type ONNX struct {
 	info    Info
 	mapData bool
 	kernels bool
+	divide  bool
 	log     *slog.Logger
 }
 
@@ -138,6 +143,7 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		}
 	}
 	o.kernels = cfg.Kernels && o.info.Provider == CPU
+	o.divide = cfg.Divide && o.info.Provider == CPU
 	if log := cfg.Logger; log != nil {
 		log.Info("ONNX Runtime loaded", "version", o.info.Version, "library", o.info.Library,
 			"provider", o.info.Provider, "threads", o.info.Threads,

@@ -22,7 +22,7 @@ const (
 
 // An overload says which queries that wait are refused; see Query.Refuse.
 type overload struct {
-	timely    int           // lanes that run a query which was in time when it started
+	timely    int           // cores that run a query which was in time when it started
 	spare     queue.Spare   // since a lane was idle
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
 }
@@ -61,7 +61,7 @@ func (l *Lanes) inVain(t *turn, work, now time.Duration) bool {
 	if l.queue.Before(math.MaxInt64, now) > 0 {
 		share = max(leastSpare, l.spare.Share(now, l.spareOver))
 	}
-	start, until := time.Duration(float64(work)/(share*float64(l.lanes))), t.deadline
+	start, until := time.Duration(l.less(work)/(share*float64(l.lanes))), t.deadline
 	if share < busySpare {
 		until = min(until, t.patience)
 	}
@@ -75,15 +75,20 @@ func (l *Lanes) hopeless(t *turn, now time.Duration) bool {
 		return false
 	}
 	free := l.remaining(now) - l.work()/time.Duration(l.lanes) // until the first lane is free
-	before := l.queue.Before(t.LatestStart+t.Estimate, now)
-	if all := l.queue.Estimate(); all > 0 { // less what merging saves
-		before = time.Duration(float64(before) * float64(l.work()) / float64(all))
-	}
+	before := time.Duration(l.less(l.queue.Before(t.LatestStart+t.Estimate, now)))
 	if now+max(0, free)+before/time.Duration(l.lanes)+max(0, t.spread) <= t.LatestStart {
 		return false
 	}
 	_, _, late, _ := l.queue.Late(now)
 	return l.inVain(t, late+t.Estimate, now)
+}
+
+// less returns a part of the waiting work less what merging and dividing save of it.
+func (l *Lanes) less(part time.Duration) float64 {
+	if all := l.queue.Estimate(); all > 0 {
+		return float64(part) * float64(l.work()) / float64(all)
+	}
+	return float64(part)
 }
 
 // overloaded returns the error of a query that is refused.
@@ -101,21 +106,22 @@ func (l *Lanes) estimateAnew(profile names.ModelKey, now time.Duration) {
 		if t.profile != profile || t.Estimate != 0 || !l.remove(t) {
 			continue
 		}
-		t.Estimate = l.estimator.Estimate(profile, t.batch)
-		t.spread = l.estimator.High(profile, t.batch) - t.Estimate
-		if t.LatestStart != queue.NoTarget {
-			t.LatestStart -= t.Estimate
-		}
+		t.expect(l.estimator.Estimate(profile, t.batch))
+		t.whole, t.spread = t.Estimate, l.estimator.High(profile, t.batch)-t.Estimate
 		l.queue.PushAgain(t, now)
 		l.entered(t)
 	}
 }
 
-// starts notes that t has got a lane.
+// starts notes that t has got a lane, or one core of it.
 func (l *Lanes) starts(t *turn, now time.Duration) {
 	t.running = true
+	if !t.onCore {
+		l.stays[t.lane] = false
+	}
+	l.noteLoad(t, now)
 	if t.timely = t.Estimate > 0 && now <= t.LatestStart; t.timely {
-		l.timely++
+		l.timely += l.coresOf(t)
 	}
 }
 
@@ -125,7 +131,7 @@ func (l *Lanes) refuse(now time.Duration) {
 	if l.spareOver == 0 {
 		return
 	}
-	held := float64(l.timely) / float64(l.lanes)
+	held := float64(l.timely) / float64(l.lanes*l.cores)
 	if len(l.idle) > 0 {
 		l.spare.Restart(now, held)
 		return

@@ -17,8 +17,6 @@ import (
 type PartitionConfig struct {
 	// LanesConfig is that of its lanes; NewPartition sets Pins.
 	LanesConfig
-	// Cores is how many cores each lane has; 0 means 1.
-	Cores int
 	// CPUs are the lanes' processors: Cores of them for each lane. nil pins nothing.
 	CPUs [][]int
 }

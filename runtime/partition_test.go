@@ -102,8 +102,10 @@ func TestUnpinned(t *testing.T) {
 	cpus := processors(t, 1)
 	for want, cfg := range map[string]runtime.PartitionConfig{
 		"lane 0: pin to processors [1000]: [1000] are not there": {CPUs: [][]int{{1000}}},
-		"lane 0 has 1 processors, want 2":                        {Cores: 2, CPUs: [][]int{cpus}},
-		"2 lanes have processors, want all 1":                    {CPUs: [][]int{cpus, cpus}},
+		"lane 0 has 1 processors, want 2": {
+			LanesConfig: runtime.LanesConfig{Cores: 2}, CPUs: [][]int{cpus},
+		},
+		"2 lanes have processors, want all 1": {CPUs: [][]int{cpus, cpus}},
 	} {
 		if _, err := runtime.NewPartition(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
@@ -177,8 +179,8 @@ func TestPartitionSessions(t *testing.T) {
 	}
 	for name, cfg := range map[string]runtime.PartitionConfig{
 		"one core":     {CPUs: [][]int{cpus[:1]}},
-		"two cores":    {Cores: 2, CPUs: [][]int{cpus}},
-		"two unpinned": {Cores: 2},
+		"two cores":    {LanesConfig: runtime.LanesConfig{Cores: 2}, CPUs: [][]int{cpus}},
+		"two unpinned": {LanesConfig: runtime.LanesConfig{Cores: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := runtime.NewPartition(cfg)

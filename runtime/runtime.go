@@ -60,6 +60,8 @@ type Result struct {
 	// run can be counted once.
 	Queries, Items int
 	Joined         bool
+	// Divided is how many cores the lane has if the run had only one of them ([Query.Divide]); else 0.
+	Divided int
 
 	release func()
 }

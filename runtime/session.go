@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
@@ -89,6 +90,13 @@ type session struct {
 	ort     *ort.DynamicAdvancedSession // nil once closed
 	// release tells useFiles that the session no longer maps its files; nil after the call.
 	release func()
+	// memory is the external data as the session keeps it in memory; nil if parts of it may be those
+	// of another session. common is what it has of another session's.
+	memory []mapping
+	common shared
+	// single is the same version with sessions of one thread, for [Lanes] to run several queries at a
+	// time; nil: none.
+	single *session
 }
 
 // A port is an output and the size of one of its rows.
@@ -113,21 +121,34 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := o.loadWithData(ctx, v, signature, threads{count: max(1, o.info.Threads)}, true)
+	s, err := o.loadWithData(ctx, v, signature, threads{count: max(1, o.info.Threads)}, nil)
+	if err == nil && o.divide && s.threads.count > 1 {
+		if s.single, err = o.loadWithData(ctx, v, signature, threads{count: 1}, s); err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", v.Path, err)
 	}
 	return s, nil
 }
 
-// withThreads implements [resizable]. The new session maps external data from its files, so that
-// all such sessions share the memory.
+// onOneCore implements [divisible].
+func (s *session) onOneCore() Model {
+	if s.single == nil {
+		return nil
+	}
+	return s.single
+}
+
+// withThreads implements [resizable]. The new session has external data in common with s, and must
+// be closed before s.
 func (s *session) withThreads(ctx context.Context, t threads) (Model, error) {
 	signature, err := onnx.ReadSignature(s.version.Path)
 	if err != nil {
 		return nil, err
 	}
-	other, err := s.from.loadWithData(ctx, s.version, signature, t, false)
+	other, err := s.from.loadWithData(ctx, s.version, signature, t, s)
 	if err != nil {
 		return nil, fmt.Errorf("load %s for %d threads: %w", s.version.Path, t.count, err)
 	}
@@ -139,26 +160,36 @@ func (s *session) suits(t threads) bool {
 	return s.threads.count == t.count && (t.count == 1 || slices.Equal(s.threads.cpus, t.cpus))
 }
 
-// loadWithData creates the session and loads the model's files of external data; first is whether
-// it may copy them.
+// loadWithData creates the session and loads the model's files of external data. It takes what it
+// can of the memory of like, a session of the same version, which may be nil.
 func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *onnx.Signature,
-	t threads, first bool) (*session, error) {
+	t threads, like *session) (*session, error) {
 	dir := filepath.Dir(v.Path)
 	files, err := realPaths(dir, signature.Data)
 	if err != nil {
 		return nil, err
 	}
-	if err := readFolder(ctx, dir); err != nil {
+	var common shared
+	if like != nil {
+		common, err = like.share(v.Path)
+	} else {
+		err = readFolder(ctx, dir)
+	}
+	if err != nil {
 		return nil, err
 	}
 	alone, release := useFiles(files)
-	s, err := o.load(ctx, v, signature, t)
+	s, err := o.load(ctx, v, signature, t, common)
 	if err != nil {
 		release()
-		return nil, err
+		return nil, errors.Join(err, common.Close())
 	}
-	s.release = release
-	if err := o.bring(ctx, s, files, alone && first); err != nil {
+	s.release, s.common = release, common
+	// What like still maps it has brought.
+	if alone || len(common) == 0 {
+		err = o.bring(ctx, s, files, alone)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -176,6 +207,9 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alo
 	var size int64
 	for _, m := range all {
 		size += int64(m.to - m.from)
+	}
+	if alone {
+		s.memory = all
 	}
 	available := availableMemory()
 	switch {
@@ -201,9 +235,10 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alo
 	return populate(ctx, all)
 }
 
-// load creates the session of a version. It does not read external data.
+// load creates the session of a version, which uses the tensors in common. It reads no other external
+// data that stays in memory.
 func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Signature,
-	t threads) (*session, error) {
+	t threads, common shared) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -244,9 +279,12 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	}
 	defer opts.Destroy()
 	if o.kernels {
-		s.ort = o.withKernels(v, signature, t, inputs, outputs)
+		s.ort = o.withKernels(v, signature, t, common, inputs, outputs)
 	}
 	if s.ort == nil {
+		if err := common.add(opts); err != nil {
+			return nil, err
+		}
 		s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
 		if err != nil {
 			return nil, trim(err)
@@ -260,8 +298,11 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 // nil if the model has no such lookups, or if they do not give what the standard operators
 // do, and logs why.
 func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threads,
-	inputs, outputs []string) *ort.DynamicAdvancedSession {
+	common shared, inputs, outputs []string) *ort.DynamicAdvancedSession {
 	log := o.log.With("model", v.String())
+	if common != nil { // the first session has said it
+		log = slog.New(slog.DiscardHandler)
+	}
 	k, err := kernels.Rewrite(v.Path, signature, t.count)
 	if err == nil && k.Model == nil {
 		if len(k.Left) > 0 {
@@ -271,7 +312,7 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	}
 	var s *ort.DynamicAdvancedSession
 	if err == nil {
-		s, err = o.rewritten(k, filepath.Dir(v.Path), t, inputs, outputs)
+		s, err = o.rewritten(k, filepath.Dir(v.Path), t, common, inputs, outputs)
 	}
 	if err != nil {
 		log.Warn("lookups stay with ONNX Runtime's operators", "reason", trim(err))
@@ -286,8 +327,8 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 }
 
 // rewritten creates the session of a rewritten model whose external data is in dir, after a check.
-func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, inputs, outputs []string) (
-	*ort.DynamicAdvancedSession, error) {
+func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, common shared,
+	inputs, outputs []string) (*ort.DynamicAdvancedSession, error) {
 	opts, err := o.sessionOptions(t)
 	if err != nil {
 		return nil, err
@@ -297,6 +338,9 @@ func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, inputs, ou
 		return nil, err
 	}
 	if err := k.Check(opts); err != nil {
+		return nil, err
+	}
+	if err := common.add(opts); err != nil {
 		return nil, err
 	}
 	dir, err = filepath.Abs(dir)
@@ -387,12 +431,16 @@ func boundsSpinning(version string) bool {
 
 // Close waits for runs in progress and frees the session.
 func (s *session) Close() error {
+	var single error
+	if s.single != nil {
+		single = s.single.Close()
+	}
 	s.closing.Lock()
 	defer s.closing.Unlock()
 	if s.ort == nil {
 		return nil
 	}
-	err := s.ort.Destroy()
+	err := errors.Join(single, s.ort.Destroy(), s.common.Close())
 	s.ort = nil
 	giveBack()
 	if s.release != nil {

@@ -492,7 +492,7 @@ func (t *term) completed(name names.AgentName, c *control.Completed) {
 		BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
-		Merged: int(c.GetMerged()), Shadow: c.GetShadow(),
+		Merged: int(c.GetMerged()), Divided: c.GetDivided(), Shadow: c.GetShadow(),
 	})
 }
 

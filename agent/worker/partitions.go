@@ -83,9 +83,8 @@ func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part,
 		if len(now) == 1 && now[0].Models == nil {
 			return now, nil
 		}
-		p, err := runtime.NewPartition(runtime.PartitionConfig{
-			LanesConfig: lanes, Cores: config.Cores / config.Lanes,
-		})
+		lanes.Cores = config.Cores / config.Lanes
+		p, err := runtime.NewPartition(runtime.PartitionConfig{LanesConfig: lanes})
 		return []runtime.Part{{Partition: p}}, err
 	}
 	assigned, err := w.isolate(l)
@@ -94,8 +93,8 @@ func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part,
 	}
 	var parts []runtime.Part
 	for i, of := range l.Partitions {
-		cfg := runtime.PartitionConfig{LanesConfig: lanes, Cores: of.Cores}
-		cfg.Lanes = of.Lanes
+		cfg := runtime.PartitionConfig{LanesConfig: lanes}
+		cfg.Lanes, cfg.Cores = of.Lanes, of.Cores
 		cfg.Unpinned = func(lane int, err error) {
 			config.Log.Warn("a lane is not pinned to its processors any more", "models",
 				strings.Join(namesOf(of.Models), ","), "lane", lane, "reason", err)

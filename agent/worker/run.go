@@ -126,6 +126,7 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 		Lane:        e.lane,
 		Reservation: e.reservation,
 		Refuse:      e.alone,
+		Divide:      e.alone,
 
 		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})

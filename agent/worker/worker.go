@@ -473,7 +473,7 @@ func (w *Worker) completedAlone(v *models.Version, sequence uint64, batchSize in
 }
 
 // durations sets the durations of c, which result belongs to, so that a run of several queries
-// counts once.
+// counts once, and one on a core of a divided lane by its share of the lane.
 func durations(c *control.Completed, result *runtime.Result) {
 	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
 	if result.Queries > 1 {
@@ -481,6 +481,10 @@ func durations(c *control.Completed, result *runtime.Result) {
 	}
 	if result.Joined {
 		c.QueueNs, c.ExecutionNs = c.QueueNs+c.ExecutionNs, 0
+	}
+	if cores := int64(result.Divided); cores > 0 {
+		share := c.ExecutionNs / cores
+		c.QueueNs, c.ExecutionNs, c.Divided = c.QueueNs+c.ExecutionNs-share, share, true
 	}
 }
 

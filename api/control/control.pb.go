@@ -4620,8 +4620,11 @@ type Completed struct {
 	Bytes       uint64 `protobuf:"varint,14,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Where several queries ran as one: the items of all. One of them has the execution_ns of the
 	// run; the others have 0, and what they spent in it counts in queue_ns.
-	Merged        uint32 `protobuf:"varint,15,opt,name=merged,proto3" json:"merged,omitempty"`
-	Shadow        bool   `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"` // no client's query; see Attempt's header
+	Merged uint32 `protobuf:"varint,15,opt,name=merged,proto3" json:"merged,omitempty"`
+	// It ran on one core of its lane, beside others: execution_ns is that core's share of the lane's
+	// time, and the rest of the run counts in queue_ns.
+	Divided       bool `protobuf:"varint,16,opt,name=divided,proto3" json:"divided,omitempty"`
+	Shadow        bool `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"` // no client's query; see Attempt's header
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4759,6 +4762,13 @@ func (x *Completed) GetMerged() uint32 {
 		return x.Merged
 	}
 	return 0
+}
+
+func (x *Completed) GetDivided() bool {
+	if x != nil {
+		return x.Divided
+	}
+	return false
 }
 
 func (x *Completed) GetShadow() bool {
@@ -7327,7 +7337,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\"?\n" +
 	"\rPlaceResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
-	"\x05lines\x18\x02 \x03(\tR\x05lines\"\xbd\x03\n" +
+	"\x05lines\x18\x02 \x03(\tR\x05lines\"\xd7\x03\n" +
 	"\tCompleted\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -7347,7 +7357,8 @@ const file_control_control_proto_rawDesc = "" +
 	"latency_ns\x18\f \x01(\x03R\tlatencyNs\x12\x18\n" +
 	"\arefused\x18\r \x01(\tR\arefused\x12\x14\n" +
 	"\x05bytes\x18\x0e \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06merged\x18\x0f \x01(\rR\x06merged\x12\x16\n" +
+	"\x06merged\x18\x0f \x01(\rR\x06merged\x12\x18\n" +
+	"\adivided\x18\x10 \x01(\bR\adivided\x12\x16\n" +
 	"\x06shadow\x18\x14 \x01(\bR\x06shadow\"\xb9\x01\n" +
 	"\x04Held\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +

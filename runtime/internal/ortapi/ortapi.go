@@ -4,11 +4,10 @@ package ortapi
 // #cgo CFLAGS: -O2 -Wall
 // #cgo LDFLAGS: -ldl
 // #include <stdlib.h>
-// #include "threads.h"
+// #include "calls.h"
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"unsafe"
@@ -35,19 +34,44 @@ func StartThreads(options *ort.SessionOptions) error {
 	if err != nil {
 		return err
 	}
-	if text := C.threads_set(o); text != nil {
-		defer C.free(unsafe.Pointer(text))
-		return fmt.Errorf("set how threads start: %s", C.GoString(text))
+	return failure("set how threads start", C.threads_set(o))
+}
+
+// ShareInitializer has a session use value in place of its model's initializer of that name. The
+// value must outlive the session.
+func ShareInitializer(options *ort.SessionOptions, name string,
+	value *ort.CustomDataTensor) error {
+	o, err := Pointer(options)
+	if err != nil {
+		return err
 	}
-	return nil
+	v, err := pointer(value, "ortValue")
+	if err != nil {
+		return err
+	}
+	n := C.CString(name)
+	defer C.free(unsafe.Pointer(n))
+	return failure("share initializer "+name, C.initializer_set(o, n, v))
+}
+
+// failure returns the error of a call, whose text it frees; nil if there is none.
+func failure(doing string, text *C.char) error {
+	if text == nil {
+		return nil
+	}
+	defer C.free(unsafe.Pointer(text))
+	return fmt.Errorf("%s: %s", doing, C.GoString(text))
 }
 
 // Pointer returns the OrtSessionOptions, which the binding keeps to itself. It is valid until the
 // options are destroyed.
-func Pointer(options *ort.SessionOptions) (unsafe.Pointer, error) {
-	field := reflect.ValueOf(options).Elem().FieldByName("o")
+func Pointer(options *ort.SessionOptions) (unsafe.Pointer, error) { return pointer(options, "o") }
+
+// pointer returns the pointer that a struct of the binding has in a field.
+func pointer(of any, name string) (unsafe.Pointer, error) {
+	field := reflect.ValueOf(of).Elem().FieldByName(name)
 	if !field.IsValid() || field.Kind() != reflect.Pointer {
-		return nil, errors.New("the binding's session options have no pointer o")
+		return nil, fmt.Errorf("the binding's %T has no pointer %s", of, name)
 	}
 	return field.UnsafePointer(), nil
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestPositions: threads.c has the positions that the whole header has, which comes with the
+// TestPositions: calls.c has the positions that the whole header has, which comes with the
 // binding.
 func TestPositions(t *testing.T) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}",
@@ -18,7 +18,7 @@ func TestPositions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile("threads.c")
+	text, err := os.ReadFile("calls.c")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +33,8 @@ func TestPositions(t *testing.T) {
 		fmt.Fprintf(&c, "_Static_assert(offsetof(OrtApi, %s) == %s * sizeof(void *), \"%s\");\n",
 			f[1], f[2], f[1])
 	}
-	if len(functions) != 5 {
-		t.Fatalf("found %d positions in threads.c, want 5", len(functions))
+	if len(functions) != 6 {
+		t.Fatalf("found %d positions in calls.c, want 6", len(functions))
 	}
 	source := filepath.Join(t.TempDir(), "positions.c")
 	if err := os.WriteFile(source, []byte(c.String()), 0o644); err != nil {

@@ -1,5 +1,5 @@
 // Threads of sessions, started by a thread of the usual priority that may run on all processors.
-#include "threads.h"
+#include "calls.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -13,6 +13,7 @@ enum {
 	VERSION = 24,
 	GetErrorMessage = 2,
 	ReleaseStatus = 93,
+	AddInitializer = 150,
 	SessionOptionsSetCustomCreateThreadFn = 196,
 	SessionOptionsSetCustomJoinThreadFn = 198
 };
@@ -96,13 +97,23 @@ const char *threads_open(const char *path) {
 	return NULL;
 }
 
+// text_of frees a status, which may be NULL, and returns a copy of its text.
+static char *text_of(void *status) {
+	if (!status) return NULL;
+	char *text = strdup(((const char *(*)(const void *))api[GetErrorMessage])(status));
+	((void (*)(void *))api[ReleaseStatus])(status);
+	return text;
+}
+
 char *threads_set(void *options) {
 	typedef void *setter(void *options, void *function);
 	void *status = ((setter *)api[SessionOptionsSetCustomCreateThreadFn])(options, (void *)create);
 	if (!status)
 		status = ((setter *)api[SessionOptionsSetCustomJoinThreadFn])(options, (void *)join);
-	if (!status) return NULL;
-	char *text = strdup(((const char *(*)(const void *))api[GetErrorMessage])(status));
-	((void (*)(void *))api[ReleaseStatus])(status);
-	return text;
+	return text_of(status);
+}
+
+char *initializer_set(void *options, const char *name, const void *value) {
+	typedef void *adder(void *options, const char *name, const void *value);
+	return text_of(((adder *)api[AddInitializer])(options, name, value));
 }

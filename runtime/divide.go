@@ -1,0 +1,194 @@
+package runtime
+
+import (
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/runtime/queue"
+)
+
+// A divisible model can run on one core of a lane while other queries run on the others.
+type divisible interface {
+	Model
+	// onOneCore returns what runs the model on one core; nil if nothing does. It is closed with the
+	// model.
+	onOneCore() Model
+}
+
+const (
+	// loadRuns is the time constant of the average number of busy cores, in runs.
+	loadRuns = 8
+	// wholeLoad is the share of the time that a lane may be busy, if it is whole, for it not to stay
+	// divided.
+	wholeLoad = 0.7
+)
+
+// A divided is which lanes are divided: they run several queries at a time, each on one core. A lane
+// is divided when as many queries wait as it has cores. When all its cores are free, it becomes whole
+// if the next query has no others beside it, on average, or if the whole lane could do the work
+// easily: a lone query takes less time there.
+type divided struct {
+	cores int // of each lane
+	// free has the number of a divided lane once for each of its cores that runs no query, unless all
+	// of them do not: then the lane is idle.
+	free []int
+	// stays is, by lane, whether it has been divided since it was last whole.
+	stays []bool
+	load  queue.Spare // its share is that of the cores that run no query
+	// onCore estimates runs on one core, which the lanes' own estimator does not learn of: others
+	// plan with it.
+	onCore Estimator
+	saved  time.Duration // sum of the waiting turns' saves
+	first  []*turn       // scratch of serveCore
+}
+
+func newDivided(lanes, cores int) divided {
+	return divided{cores: cores, stays: make([]bool, lanes), onCore: NewLinearEstimator()}
+}
+
+// serveCore gives a core to the query that is next, dividing an idle lane if there are queries for
+// all its cores, or if it stays divided. It reports whether it did.
+func (l *Lanes) serveCore(now time.Duration) bool {
+	if l.cores == 1 || len(l.free)+len(l.idle) == 0 {
+		return false
+	}
+	l.first = l.queue.First(l.first[:0], now, 1)
+	if len(l.first) == 0 || !suitsCore(l.first[0]) {
+		return false // what is next waits until a lane is whole
+	}
+	t, last := l.first[0], len(l.idle)-1
+	if len(l.free) == 0 {
+		if l.queue.Len() < l.cores && !l.staysDivided(l.idle[last], t, now) {
+			return false
+		}
+		l.divide(last)
+	}
+	l.remove(t)
+	l.startOnCore(t, now)
+	close(t.granted)
+	return true
+}
+
+// staysDivided reports whether an idle lane is to be divided for t, which suits it, alone.
+func (l *Lanes) staysDivided(lane int, t *turn, now time.Duration) bool {
+	if !l.stays[lane] {
+		return false
+	}
+	busy := (1 - l.load.Share(now, loadRuns*t.Estimate)) * float64(l.cores)
+	return busy > max(1, wholeLoad*float64(t.Estimate)/float64(t.whole))
+}
+
+// noteLoad notes how many cores run a query from now on. t is one that has just started or ended.
+func (l *Lanes) noteLoad(t *turn, now time.Duration) {
+	if l.cores > 1 {
+		all := l.lanes * l.cores
+		l.load.Note(now, loadRuns*max(t.Estimate, 1),
+			float64(all-len(l.idle)*l.cores-len(l.free))/float64(all))
+	}
+}
+
+// divide divides the i-th idle lane.
+func (l *Lanes) divide(i int) {
+	l.stays[l.idle[i]] = true
+	l.free = append(l.free, slices.Repeat(l.idle[i:i+1], l.cores)...)
+	l.idle = slices.Delete(l.idle, i, i+1)
+}
+
+// startOnCore gives t a free core.
+func (l *Lanes) startOnCore(t *turn, now time.Duration) {
+	last := len(l.free) - 1
+	t.started, t.lane, t.onCore = now, l.free[last], true
+	l.free = l.free[:last]
+	l.starts(t, now)
+}
+
+// freeCores returns how many of a divided lane's cores run no query.
+func (l *Lanes) freeCores(lane int) (n int) {
+	for _, other := range l.free {
+		if other == lane {
+			n++
+		}
+	}
+	return n
+}
+
+// plan decides whether t may run on one core of a lane: if its target leaves time to wait for a run of
+// the whole lane before, and it is not late for it yet. It is then expected to run on one core, even
+// though the whole lane would take less time for it.
+func (l *Lanes) plan(t *turn, now, target time.Duration) {
+	if t.single == nil {
+		return
+	}
+	onCore := l.onCore.Estimate(t.profile, t.batch)
+	if onCore == 0 { // at most as long as all cores together
+		onCore = t.whole * time.Duration(l.cores)
+	}
+	late := now+onCore > t.due() && now+t.whole <= t.due()
+	if t.whole == 0 || late || target > 0 && t.whole+onCore > target {
+		t.single = nil
+		return
+	}
+	t.spread = t.spread * onCore / t.whole
+	t.expect(onCore)
+}
+
+// expect has t, which is due when it was, be expected to take d.
+func (t *turn) expect(d time.Duration) {
+	if t.LatestStart != queue.NoTarget {
+		t.LatestStart += t.Estimate - d
+	}
+	t.Estimate = d
+}
+
+// suitsCore reports whether t, which waits, is to run on one core: it may, and would not rather run
+// with others as one.
+func suitsCore(t *turn) bool {
+	return t.single != nil && (t.kind == nil || !t.kind.Policy.Waits() && t.kind.Saved() == 0)
+}
+
+// wholly has t, which gets a whole lane, no longer be expected to run on one core.
+func (t *turn) wholly() {
+	if t.single != nil {
+		t.spread = t.spread * t.whole / t.Estimate
+		t.expect(t.whole)
+		t.single = nil
+	}
+}
+
+// saves returns by how much t is expected to take less of a lane's time than its run takes.
+func (l *Lanes) saves(t *turn) time.Duration {
+	if t.single == nil {
+		return 0
+	}
+	return t.Estimate - t.Estimate/time.Duration(l.cores)
+}
+
+// freeCore notes that a core of a divided lane runs no query any more.
+func (l *Lanes) freeCore(lane int) {
+	l.free = append(l.free, lane)
+	if l.freeCores(lane) == l.cores {
+		l.free = slices.DeleteFunc(l.free, func(other int) bool { return other == lane })
+		l.idle = append(l.idle, lane)
+	}
+}
+
+// estimatorOf returns what learns from t's run.
+func (l *Lanes) estimatorOf(t *turn) Estimator {
+	if t.onCore {
+		return l.onCore
+	}
+	return l.estimator
+}
+
+// coresOf returns how many cores t's run has.
+func (l *Lanes) coresOf(t *turn) int {
+	if t.onCore {
+		return 1
+	}
+	return l.cores
+}
+
+// busyWith returns for how long t, which runs, has kept its lane busy.
+func (l *Lanes) busyWith(t *turn, now time.Duration) time.Duration {
+	return (now - t.started) * time.Duration(l.coresOf(t)) / time.Duration(l.cores)
+}
