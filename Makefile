@@ -74,9 +74,10 @@ bench: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench 'Executor|Lanes' -benchtime 500x ./runtime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench . -benchtime 1x ./agent
 
-# Debian and RPM packages for both architectures, in build/packages; ARCHS="amd64" for one.
+# Debian and RPM packages for both architectures, in build/packages; ARCHS="amd64" for one. With
+# CUDA=1 also muster-cuda, for amd64.
 packages:
-	@scripts/packages.sh $(ARCHS)
+	@CUDA=$(CUDA) scripts/packages.sh $(ARCHS)
 
 # Installs, starts, queries, drains and removes the deb; needs root.
 test-packages: packages
@@ -94,9 +95,11 @@ generate:
 notice:
 	@go run ./scripts/notice
 
-# Downloads ONNX Runtime's library if it is not there.
+# Downloads ONNX Runtime's library if it is not there; with CUDA=1 also its CUDA build and NVIDIA's
+# libraries (1.4 GB), for amd64.
 onnxruntime:
 	@scripts/fetch-onnxruntime.sh
+	@$(if $(filter 1,$(CUDA)),scripts/fetch-onnxruntime-cuda.sh)
 
 clean:
 	rm -rf bin build runtime/internal/ortlib/*.zst

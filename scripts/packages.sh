@@ -3,7 +3,8 @@
 # packs it as deb and rpm into build/packages, with an SBOM (CycloneDX). To build for an architecture
 # that is not this machine's, it needs a C compiler for that one: CC_amd64 or CC_arm64 (default:
 # Debian's cross compilers). VERSION is the version of the packages (default: from git's tags), and
-# SOURCE_DATE_EPOCH the time of the files in them (default: the last commit's).
+# SOURCE_DATE_EPOCH the time of the files in them (default: the last commit's). CUDA=1 also packs
+# muster-cuda for amd64: 1.9 GiB of libraries, which it downloads if they are not there.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -55,4 +56,10 @@ for arch in "$@"; do
   # Licences are NOTICE's matter: -licenses would ask the network for each.
   "$cyclonedx" bin -json -std -version "v$VERSION" -output "$sbom" "$out/$arch/muster"
   GOARCH='' go run ./runtime/internal/ortlib/sbom -sbom "$sbom" -libraries "build/onnxruntime/linux-$arch"
+  if [ "${CUDA:-}" = 1 ] && [ "$arch" = amd64 ]; then
+    scripts/fetch-onnxruntime-cuda.sh "$arch"
+    for format in deb rpm; do
+      GOARCH=$arch "$nfpm" package --config deploy/nfpm-cuda.yaml --packager "$format" --target "$out/"
+    done
+  fi
 done

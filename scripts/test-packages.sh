@@ -115,7 +115,7 @@ has() {
     grep -Fqx "/usr/$file" <<<"$files" || fail "$1 has no /usr/$file"
   done
 }
-for package in build/packages/*.deb; do
+for package in build/packages/muster_*.deb; do
   dpkg-deb --fsys-tarfile "$package" | tar -t | sed 's/^\.//' | has "$package" vendor-completions
   echo "$package: $(dpkg-deb --field "$package" Package Version Architecture | tr '\n' ' ')"
   sbom=${package%.deb}.cdx.json
@@ -123,7 +123,7 @@ for package in build/packages/*.deb; do
     grep -Fq "\"name\": \"$component\"" "$sbom" || fail "$sbom has no $component"
   done
 done
-for package in build/packages/*.rpm; do
+for package in build/packages/muster-[0-9]*.rpm; do
   if ! command -v rpm >/dev/null; then
     echo "no rpm here: the files of $package are not checked" >&2
     continue

@@ -15,6 +15,9 @@ import (
 // Version is the version of ONNX Runtime that scripts/fetch-onnxruntime.sh downloads.
 const Version = "1.30.0"
 
+// CUDAProvider is the file, beside the library of a CUDA build, that has what computes on a GPU.
+const CUDAProvider = "libonnxruntime_providers_cuda.so"
+
 // ErrNone is returned by Open in a binary without a library.
 var ErrNone = errors.New("this binary was built without the ONNX Runtime library")
 
