@@ -38,8 +38,10 @@ var only = map[string]string{
 	"github.com/aws/aws-sdk-go-v2/service/ec2":     "cloud/ec2",
 	"github.com/aws/aws-sdk-go-v2/service/pricing": "cloud/ec2",
 	"github.com/aws/aws-sdk-go-v2/service/sts":     "cloud/ec2",
-	"gocloud.dev":       "models/store/remote",
-	"oras.land/oras-go": "models/store/oci",
+	"gocloud.dev":                     "models/store/remote",
+	"oras.land/oras-go":               "models/store/oci",
+	"github.com/NVIDIA/go-nvml":       "runtime/gpu",
+	module + "runtime/gpu/fakenvidia": "scripts", // and tests: no agent may have a card that is made up
 }
 
 // rules are the design's arrows, inwards. Tests may import more.
@@ -80,9 +82,13 @@ var rules = []rule{
 		reason: "one package speaks to the clouds' stores, and cmd alone brings it along",
 	},
 	{
-		folder: "runtime", imports: []string{"api", "models", "api/names", "runtime/queue"},
+		folder: "runtime", imports: []string{"api", "models", "api/names", "runtime/queue", "runtime/gpu"},
 		never:  network,
 		reason: "running a model needs no network, and must be testable without one",
+	},
+	{
+		folder: "runtime/gpu", never: append([]string{"log"}, network...),
+		reason: "what a card is and how it fares has nothing to do with what runs on it",
 	},
 	{
 		folder: "runtime/queue",

@@ -1,0 +1,233 @@
+package gpu
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A Card is the GPU, or the MIG slice of one, that this process uses. Its methods may be called
+// concurrently.
+type Card struct {
+	// UUID is NVIDIA's name of it, GPU-... or MIG-...; "" if the card cannot be watched.
+	UUID string
+	// Name is the product's. Index is the card's place in the machine, by PCI bus, of a slice that
+	// of its card.
+	Name  string
+	Index int
+	// Driver is the driver's version; "" if it is not known.
+	Driver string
+	// Memory is the bytes of memory that the card or the slice has.
+	Memory uint64
+	// Others is how many more cards and slices the machine has.
+	Others int
+	// Unwatched is why the card is used and not watched; nil: it can be watched.
+	Unwatched error
+
+	device nvml.Device
+	// parent is the card of a slice, else device; instance is the slice's number on it, or whole.
+	parent   nvml.Device
+	instance uint32
+}
+
+// whole as a Card's instance says that it is no slice; NVML's events say so too.
+const whole = ^uint32(0)
+
+func (c *Card) String() string {
+	if c.UUID == "" {
+		return "GPU"
+	}
+	return fmt.Sprintf("GPU %d (%s, %s)", c.Index, c.Name, c.UUID)
+}
+
+// management is NVML, initialized once in a process and then for its life.
+var management struct {
+	sync.Mutex
+	api nvml.Interface
+}
+
+// manage returns NVML. The error wraps ErrNoDriver if the machine does not have it.
+func manage() (nvml.Interface, error) {
+	management.Lock()
+	defer management.Unlock()
+	if management.api != nil {
+		return management.api, nil
+	}
+	api := nvml.New(nvml.WithLibraryPath(libnvml))
+	switch ret := api.Init(); {
+	case ret == nvml.ERROR_LIBRARY_NOT_FOUND:
+		return nil, fmt.Errorf("%w: %s not found", ErrNoDriver, libnvml)
+	case ret != nvml.SUCCESS:
+		return nil, fmt.Errorf("NVIDIA driver cannot start: NVML: %w", ret)
+	}
+	management.api = api
+	return api, nil
+}
+
+// CUDA_VISIBLE_DEVICES says which GPUs CUDA shows a process.
+const visible = "CUDA_VISIBLE_DEVICES"
+
+// Open chooses this process's card: by its place in the machine ("1"), by its UUID or by the UUID of
+// a MIG slice, and "" is the first one of CUDA_VISIBLE_DEVICES, or of the machine.
+//
+// If major > 0, Open also readies CUDA for a library that was built for that major version: it
+// checks that the driver can run it, and has CUDA show this process the card alone. It must then be
+// called before that library is loaded. The error says what is missing, as a reason for running on
+// the CPU.
+func Open(spec string, major int) (*Card, error) {
+	var cuda *driver
+	if major > 0 {
+		var err error
+		if cuda, err = openDriver(); err != nil {
+			return nil, err
+		}
+	}
+	api, err := manage()
+	version := ""
+	if err == nil {
+		version, _ = api.SystemGetDriverVersion() // only for messages
+	}
+	if cuda != nil {
+		if err := cuda.supports(major, version); err != nil {
+			return nil, err
+		}
+	}
+	var card *Card
+	switch {
+	case err == nil:
+		if card, err = choose(api, cmp.Or(spec, firstOf(os.Getenv(visible))), version); err != nil {
+			return nil, err
+		}
+	case cuda == nil, spec != "": // without NVML nothing is known of the cards
+		return nil, err
+	default: // as in a container that was given compute alone
+		card = &Card{Unwatched: err}
+	}
+	if cuda == nil {
+		return card, nil
+	}
+	if card.UUID != "" {
+		if err := os.Setenv(visible, card.UUID); err != nil {
+			return nil, err
+		}
+	}
+	return card, cuda.initialize(version)
+}
+
+// firstOf is the first device of a list as CUDA_VISIBLE_DEVICES has it.
+func firstOf(list string) string {
+	first, _, _ := strings.Cut(list, ",")
+	return strings.TrimSpace(first)
+}
+
+// choose returns the card that spec names.
+func choose(api nvml.Interface, spec, version string) (*Card, error) {
+	cards, err := list(api)
+	if err != nil {
+		return nil, err
+	}
+	if len(cards) == 0 {
+		return nil, noGPU(version)
+	}
+	i := slices.IndexFunc(cards, func(c *Card) bool {
+		return spec == "" || spec == c.UUID || c.instance == whole && spec == strconv.Itoa(c.Index)
+	})
+	if i < 0 {
+		names := make([]string, len(cards))
+		for i, c := range cards {
+			names[i] = c.String()
+		}
+		return nil, fmt.Errorf("no GPU %q; there are: %s%s", spec, strings.Join(names, ", "),
+			sliced(cards, spec))
+	}
+	card := cards[i]
+	card.Driver, card.Others = version, len(cards)-1
+	return card, nil
+}
+
+// sliced says that the card that spec names is split, if it is.
+func sliced(cards []*Card, spec string) string {
+	for _, c := range cards {
+		parent, _ := c.parent.GetUUID()
+		if c.instance != whole && (spec == strconv.Itoa(c.Index) || spec == parent) {
+			return fmt.Sprintf("; GPU %d is split by MIG, so name one of its slices", c.Index)
+		}
+	}
+	return ""
+}
+
+// list returns all cards and slices, in the order of the machine. A card that is split by MIG is
+// not among them: CUDA gives its slices only. A card that does not answer is left out.
+func list(api nvml.Interface) ([]*Card, error) {
+	n, ret := api.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("count the GPUs: NVML: %w", ret)
+	}
+	var all []*Card
+	for i := range n {
+		device, ret := api.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		if mode, _, ret := device.GetMigMode(); ret != nvml.SUCCESS ||
+			mode != nvml.DEVICE_MIG_ENABLE {
+			if c := newCard(device, device, i); c != nil {
+				all = append(all, c)
+			}
+			continue
+		}
+		most, _ := device.GetMaxMigDeviceCount() // 0 after an error
+		for j := range most {
+			slice, ret := device.GetMigDeviceHandleByIndex(j)
+			if ret != nvml.SUCCESS {
+				continue // there is none of that number
+			}
+			c := newCard(slice, device, i)
+			instance, ret := slice.GetGpuInstanceId()
+			if c == nil || ret != nvml.SUCCESS {
+				continue
+			}
+			c.instance = uint32(instance)
+			all = append(all, c)
+		}
+	}
+	return all, nil
+}
+
+// newCard describes a card or a slice; nil if it does not answer.
+func newCard(device, parent nvml.Device, index int) *Card {
+	c := &Card{Index: index, device: device, parent: parent, instance: whole}
+	var ret nvml.Return
+	if c.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
+		return nil
+	}
+	if c.Name, ret = device.GetName(); ret != nvml.SUCCESS {
+		c.Name = "unknown"
+	}
+	if memory, ret := device.GetMemoryInfo(); ret == nvml.SUCCESS {
+		c.Memory = memory.Total
+	}
+	return c
+}
+
+// errUnwatched is of a card about which nobody can be asked.
+var errUnwatched = errors.New("the card cannot be watched")
+
+// Free returns how many bytes of the card's memory nobody uses.
+func (c *Card) Free() (uint64, error) {
+	if c.Unwatched != nil {
+		return 0, errUnwatched
+	}
+	memory, ret := c.device.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return 0, fmt.Errorf("memory of %s: NVML: %w", c, ret)
+	}
+	return memory.Free, nil
+}

@@ -1,0 +1,190 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A Status is what is known of a card at one moment. Of a slice the memory is its own, and the rest
+// that of its card.
+type Status struct {
+	Memory, Used uint64 // bytes
+	// Utilization is the share of time in which the card computed, in [0, 1]. It, Temperature and
+	// Power are -1 if the card does not say.
+	Utilization float64
+	Temperature int     // degrees Celsius
+	Power       float64 // W
+	// Slowed lists, of SlowedBy, why the card's clocks are lower than they could be.
+	Slowed []string
+	// Corrected and Uncorrected are how many errors of its memory the card has counted since the
+	// driver was loaded; 0 of a card without ECC.
+	Corrected, Uncorrected uint64
+	// Xids is how many faults the driver has told of since the watch began, and Xid the number of the
+	// last; 0: there was none.
+	Xids, Xid uint64
+	// Failed is why this process can use the card no more; nil: it can.
+	Failed error
+}
+
+// What slows a card down. PowerCap is usual under load; the others are not.
+const (
+	PowerCap   = "power_cap"   // the card draws what it may
+	Heat       = "heat"        // the card is too hot
+	PowerBrake = "power_brake" // the machine tells it to draw less
+	Hardware   = "hardware"    // the card has another reason
+)
+
+// SlowedBy lists the values of Status.Slowed.
+func SlowedBy() []string { return []string{PowerCap, Heat, PowerBrake, Hardware} }
+
+// slowedBy reads NVML's mask.
+func slowedBy(mask uint64) (why []string) {
+	for _, r := range []struct {
+		bits uint64
+		name string
+	}{
+		{nvml.ClocksThrottleReasonSwPowerCap, PowerCap},
+		{nvml.ClocksThrottleReasonSwThermalSlowdown |
+			nvml.ClocksThrottleReasonHwThermalSlowdown, Heat},
+		{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, PowerBrake},
+	} {
+		if mask&r.bits != 0 {
+			why = append(why, r.name)
+		}
+	}
+	// The hardware's bit is also set with the two above that are the hardware's.
+	if mask&nvml.ClocksThrottleReasonHwSlowdown != 0 &&
+		mask&(nvml.ClocksThrottleReasonHwThermalSlowdown|
+			nvml.ClocksThrottleReasonHwPowerBrakeSlowdown) == 0 {
+		why = append(why, Hardware)
+	}
+	return why
+}
+
+const (
+	// lookEvery is the time between two looks at a card.
+	lookEvery = time.Second
+	// eventWait is how long NVML waits for an event at a time; a watch ends no sooner.
+	eventWait = 250 * time.Millisecond
+)
+
+// Watch looks at the card each second, and as soon as the driver tells of a fault, and calls seen
+// with what it has found. It blocks until ctx ends, and up to a quarter of a second longer, or until
+// the card has failed; seen is then called for the last time. Of a card with Unwatched set it returns
+// at once.
+func (c *Card) Watch(ctx context.Context, seen func(Status)) {
+	if c.Unwatched != nil {
+		return
+	}
+	events, why := c.events()
+	if why == nil {
+		defer events.Free()
+	}
+	var s Status
+	var last time.Time
+	for ctx.Err() == nil {
+		if now := time.Now(); s.Failed != nil || now.Sub(last) >= lookEvery {
+			c.look(&s)
+			last = now
+			seen(s)
+			if s.Failed != nil {
+				return
+			}
+		}
+		if why != nil { // the card tells of no events, as some do not
+			select {
+			case <-ctx.Done():
+			case <-time.After(lookEvery):
+			}
+			continue
+		}
+		switch event, ret := events.Wait(uint32(eventWait.Milliseconds())); {
+		case ret == nvml.SUCCESS:
+			if c.concerns(event) {
+				s.Xids++
+				s.Xid = event.EventData
+				s.Failed = xidFault(c, s.Xid)
+				last = time.Time{}
+			}
+		case ret != nvml.ERROR_TIMEOUT:
+			if s.Failed = lost(c, ret); s.Failed == nil {
+				why = ret
+			}
+		}
+	}
+}
+
+// events registers for the card's faults.
+func (c *Card) events() (nvml.EventSet, error) {
+	api, err := manage()
+	if err != nil {
+		return nil, err
+	}
+	set, ret := api.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	if ret := c.parent.RegisterEvents(nvml.EventTypeXidCriticalError, set); ret != nvml.SUCCESS {
+		set.Free()
+		return nil, ret
+	}
+	return set, nil
+}
+
+// concerns reports whether an event is a fault of this card, or of this slice or the whole card.
+func (c *Card) concerns(e nvml.EventData) bool {
+	return e.EventType&nvml.EventTypeXidCriticalError != 0 &&
+		(c.instance == whole || e.GpuInstanceId == whole || e.GpuInstanceId == c.instance)
+}
+
+// lost returns the error of a card that NVML has lost; nil if ret says something else.
+func lost(c *Card, ret nvml.Return) error {
+	if slices.Contains([]nvml.Return{
+		nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED, nvml.ERROR_GPU_NOT_FOUND,
+	}, ret) {
+		return fmt.Errorf("%s failed: NVML: %w", c, ret)
+	}
+	return nil
+}
+
+// look sets all of s but the faults that events tell of.
+func (c *Card) look(s *Status) {
+	s.Utilization, s.Temperature, s.Power, s.Slowed = -1, -1, -1, nil
+	failed := func(ret nvml.Return) bool {
+		if s.Failed == nil {
+			s.Failed = lost(c, ret)
+		}
+		return ret != nvml.SUCCESS
+	}
+	if memory, ret := c.device.GetMemoryInfo(); !failed(ret) {
+		s.Memory, s.Used = memory.Total, memory.Used
+	}
+	if use, ret := c.parent.GetUtilizationRates(); !failed(ret) {
+		s.Utilization = float64(use.Gpu) / 100
+	}
+	if degrees, ret := c.parent.GetTemperature(nvml.TEMPERATURE_GPU); !failed(ret) {
+		s.Temperature = int(degrees)
+	}
+	if mW, ret := c.parent.GetPowerUsage(); !failed(ret) {
+		s.Power = float64(mW) / 1000
+	}
+	// The call's newer name is missing in drivers before 535.
+	if mask, ret := c.parent.GetCurrentClocksThrottleReasons(); !failed(ret) {
+		s.Slowed = slowedBy(mask)
+	}
+	for _, count := range []struct {
+		kind nvml.MemoryErrorType
+		to   *uint64
+	}{
+		{nvml.MEMORY_ERROR_TYPE_CORRECTED, &s.Corrected},
+		{nvml.MEMORY_ERROR_TYPE_UNCORRECTED, &s.Uncorrected},
+	} {
+		if n, ret := c.parent.GetTotalEccErrors(count.kind, nvml.VOLATILE_ECC); !failed(ret) {
+			*count.to = n
+		}
+	}
+}
