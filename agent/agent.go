@@ -188,6 +188,8 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
 		Provider:    runtime.Provider(config.Provider),
+		GPU:         config.GPU,
+		GPUMemory:   config.GPUMemory,
 		Cores:       cores,
 		Lanes:       lanes,
 		MapData:     config.ModelData == "mapped",

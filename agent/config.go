@@ -79,6 +79,13 @@ type Config struct {
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto", which is CUDA on a
 	// machine where CUDA works and the CPU elsewhere. Default "auto".
 	Provider string
+	// GPU is the card that models run on, or a MIG slice of one: its place in the machine ("1") or
+	// its UUID. Empty, the default, is the first that CUDA shows. An emulated executor has no card,
+	// and the agent watches the one that is named.
+	GPU string
+	// GPUMemory is how many bytes of the card's memory each loaded model may take for its tensors; 0,
+	// the default, is no bound.
+	GPUMemory int64
 	// ModelData says where the external data of loaded models is held: "memory" copies it, "mapped"
 	// maps the files, which nobody may then write to. Default "memory".
 	ModelData string
@@ -92,8 +99,8 @@ type Config struct {
 	// ModelMemory is how many bytes models may take in all where the leader places them; 0, the
 	// default, is the memory that the agent may use, less a tenth and less what it uses otherwise.
 	ModelMemory int64
-	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
-	// one embedded in the binary. Default empty.
+	// ONNXRuntimeLib is the path of the ONNX Runtime library. Empty, the default, means the installed
+	// CUDA build where Provider allows it and CUDA works, else the one embedded in the binary.
 	ONNXRuntimeLib string
 
 	// MaxWaitingQueries bounds the queries that wait for a lane; the agent refuses one more with
@@ -276,6 +283,12 @@ func (c Config) Validate() error {
 	}
 	if !slices.Contains(Providers(), c.Provider) {
 		fault("provider: %q, want one of %q", c.Provider, Providers())
+	}
+	if c.Provider == "cpu" && (c.GPU != "" || c.GPUMemory != 0) {
+		fault("gpu: %q with gpu-memory %d, want neither with provider cpu", c.GPU, c.GPUMemory)
+	}
+	if c.GPUMemory < 0 {
+		fault("gpu-memory: %d, want 0, which is no bound, or more", c.GPUMemory)
 	}
 	if !slices.Contains(ModelDatas(), c.ModelData) {
 		fault("model-data: %q, want one of %q", c.ModelData, ModelDatas())

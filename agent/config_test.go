@@ -29,6 +29,8 @@ func TestFleetSettings(t *testing.T) {
 		{func(c *Config) { c.Policy = "best" }, "policy: \"best\""},
 		{func(c *Config) { c.Executor = "emulated" }, "instance-type: empty"},
 		{func(c *Config) { c.Profile = "shipped" }, "profile: \"shipped\", want none"},
+		{func(c *Config) { c.Provider, c.GPU = "cpu", "1" }, "gpu: \"1\" with gpu-memory 0, want neither"},
+		{func(c *Config) { c.GPUMemory = -1 }, "gpu-memory: -1"},
 		{func(c *Config) { c.InstanceType = "two words" }, "instance-type: \"two words\""},
 		{func(c *Config) { c.Layout = "rm2:" }, "layout: layout \"rm2:\""},
 		{func(c *Config) { c.Layout = "rm2" }, "rm2 has no lanes, want :LANESxCORES"},

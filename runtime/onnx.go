@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
 	"github.com/muster-serve/muster/runtime/kernels"
@@ -35,11 +37,17 @@ const (
 // A Config says which ONNX Runtime to use and how. Its zero value is usable in
 // a binary with an embedded library.
 type Config struct {
-	// LibraryPath is the shared library to load. Empty means the one embedded
-	// in this binary; a binary without one (plain `go build`) needs a path.
+	// LibraryPath is the shared library to load. Empty means the installed CUDA build, if there is
+	// one and Provider can use it, else the library embedded in this binary; a binary without one
+	// (plain `go build`) needs a path.
 	LibraryPath string
 	// Provider is the hardware to compute on; empty means Auto.
 	Provider Provider
+	// GPU is the card or MIG slice to use, as [gpu.Open] takes it; empty means the first. GPUMemory is
+	// how many bytes of its memory each session, which is a loaded model, may take for tensors; 0
+	// means no bound. Both have no effect on the CPU.
+	GPU       string
+	GPUMemory int64
 	// Cores is how many CPU cores the lanes share, 0 for all that this
 	// process may use (its affinity mask and its cgroup's limit count).
 	Cores int
@@ -76,6 +84,9 @@ func (c Config) Validate() error {
 	if c.Lanes < 0 {
 		errs = append(errs, fmt.Errorf("lanes %d: want at least 1, or 0 for one", c.Lanes))
 	}
+	if c.GPUMemory < 0 {
+		errs = append(errs, fmt.Errorf("GPU memory %d: want 0 or more", c.GPUMemory))
+	}
 	if cores := c.cores(); c.Cores >= 0 && c.Lanes > cores {
 		errs = append(errs, fmt.Errorf("lanes %d: more than the %d cores", c.Lanes, cores))
 	}
@@ -92,6 +103,8 @@ func (c Config) cores() int {
 // ONNX is the executor that runs models with ONNX Runtime.
 type ONNX struct {
 	info    Info
+	card    *gpu.Card // nil on the CPU
+	memory  int64     // Config.GPUMemory
 	mapData bool
 	kernels bool
 	divide  bool
@@ -114,33 +127,42 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
 	}
 	start := time.Now()
-	if err := load(cfg.LibraryPath); err != nil {
+	path := cfg.LibraryPath
+	var card *gpu.Card
+	var noCUDA error
+	if cfg.Provider != CPU {
+		var build *cudaBuild
+		if build, card, noCUDA = cfg.openCUDA(); noCUDA == nil {
+			path = build.library
+		} else if cfg.Provider == CUDA {
+			return nil, fmt.Errorf("open ONNX Runtime: provider cuda: %w", noCUDA)
+		}
+	}
+	if err := load(path); err != nil {
 		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
 	}
 	o := &ONNX{mapData: cfg.MapData, log: cfg.Logger, info: Info{
 		Executor: "onnx",
 		Version:  ort.GetVersion(),
-		Library:  cfg.LibraryPath,
+		Library:  cmp.Or(path, "embedded"),
 		Provider: CPU,
 		Threads:  cfg.cores() / max(cfg.Lanes, 1),
 	}}
 	if o.log == nil {
 		o.log = slog.New(slog.DiscardHandler)
 	}
-	if o.info.Library == "" {
-		o.info.Library = "embedded"
+	if card != nil {
+		noCUDA = explain(probeCUDA(cfg.GPUMemory), path)
 	}
-	if cfg.Provider != CPU {
-		err := probeCUDA()
-		switch {
-		case err == nil:
-			o.info.Provider = CUDA
-		case cfg.Provider == CUDA:
-			return nil, fmt.Errorf("open ONNX Runtime: provider cuda with library %s: %w",
-				o.info.Library, err)
-		default:
-			o.info.Fallback = err.Error()
-		}
+	switch {
+	case cfg.Provider == CPU:
+	case noCUDA == nil:
+		o.info.Provider, o.card, o.memory = CUDA, card, cfg.GPUMemory
+	case cfg.Provider == CUDA:
+		return nil, fmt.Errorf("open ONNX Runtime: provider cuda with library %s: %w",
+			o.info.Library, noCUDA)
+	default:
+		o.info.Fallback = noCUDA.Error()
 	}
 	o.kernels = cfg.Kernels && o.info.Provider == CPU
 	o.divide = cfg.Divide && o.info.Provider == CPU
@@ -151,12 +173,21 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		if o.info.Fallback != "" {
 			log.Info("no CUDA, running on the CPU", "reason", o.info.Fallback)
 		}
+		if card := o.card; card != nil {
+			log.Info("GPU", "gpu", card.String(), "driver", card.Driver, "others", card.Others)
+			if card.Unwatched != nil {
+				log.Warn("the GPU is used but not watched", "reason", card.Unwatched)
+			}
+		}
 	}
 	return o, nil
 }
 
 // Info returns the library and provider that the executor uses.
 func (o *ONNX) Info() Info { return o.info }
+
+// GPU returns the card that models run on; nil on the CPU.
+func (o *ONNX) GPU() *gpu.Card { return o.card }
 
 // load loads the library at path, or the embedded one if path is "". A second call with the
 // same path does nothing.
@@ -241,13 +272,13 @@ func shareArena() error {
 }
 
 // probeCUDA runs a small model on the GPU and returns the error if that fails.
-func probeCUDA() error {
+func probeCUDA(memory int64) error {
 	opts, err := ort.NewSessionOptions()
 	if err != nil {
 		return err
 	}
 	defer opts.Destroy()
-	if err := addCUDA(opts); err != nil {
+	if err := addCUDA(opts, memory); err != nil {
 		return err
 	}
 	s, err := ort.NewDynamicAdvancedSessionWithONNXData(probeModel(), []string{"x"}, []string{"y"},
@@ -266,15 +297,6 @@ func probeCUDA() error {
 		return err
 	}
 	return outputs[0].Destroy()
-}
-
-func addCUDA(opts *ort.SessionOptions) error {
-	cuda, err := ort.NewCUDAProviderOptions()
-	if err != nil {
-		return err
-	}
-	defer cuda.Destroy()
-	return opts.AppendExecutionProviderCUDA(cuda)
 }
 
 // probeModel returns the smallest model that computes something: y = Relu(x).

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 	if provider, path, ok := strings.Cut(os.Getenv(openEnv), ":"); ok {
 		log := slog.New(slog.NewTextHandler(os.Stdout, nil))
 		o, err := runtime.OpenONNX(runtime.Config{
-			LibraryPath: path, Provider: runtime.Provider(provider), Logger: log,
+			LibraryPath: path, Provider: runtime.Provider(provider), Logger: log, GPUMemory: 1 << 30,
 		})
 		if err != nil {
 			fmt.Println("error:", err)
@@ -80,8 +81,7 @@ func TestOpenONNX(t *testing.T) {
 		}
 	}
 	out = open(t, runtime.CUDA, library)
-	for _, want := range []string{"error: open ONNX Runtime: provider cuda with library " +
-		library + ": "} {
+	for _, want := range []string{"error: open ONNX Runtime: provider cuda: "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("cuda: got %q, want it to contain %q", out, want)
 		}
@@ -142,4 +142,56 @@ func TestConfigValidate(t *testing.T) {
 	if err := (runtime.Config{}).Validate(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestOpenFake has a fake driver with a card that does nothing, so everything up to the use of the
+// card is real: what is found, what is loaded in which order, what is said.
+func TestOpenFake(t *testing.T) {
+	library := runtimetest.Library(t)
+	driver, err := fakenvidia.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, variable := range driver.Environment() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	set := func(s fakenvidia.State) {
+		if err := driver.Set(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(provider runtime.Provider, library string, wants ...string) {
+		t.Helper()
+		out := open(t, provider, library)
+		for _, want := range wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: got %q, want it to contain %q", provider, out, want)
+			}
+		}
+	}
+	const none = "NVIDIA driver 580.95.05 is there but finds no GPU"
+	expect(runtime.Auto, library, "no CUDA, running on the CPU", none, "Provider:cpu")
+	expect(runtime.CUDA, library, "error: open ONNX Runtime: provider cuda: "+none)
+	set(fakenvidia.State{Cards: []fakenvidia.Card{{UUID: "GPU-a", Name: "Fake"}}})
+	expect(runtime.CUDA, library, "no CUDA build of ONNX Runtime: "+library+
+		" has no libonnxruntime_providers_cuda.so beside it")
+
+	built, err := filepath.Abs("../build/onnxruntime-cuda/linux-amd64/libonnxruntime.so.1.30.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(built); err != nil {
+		t.Skip("the rest needs `make onnxruntime CUDA=1`, 1.4 GB")
+	}
+	// CUDA itself finds that the fake lacks most of a driver.
+	const unsupported = "the GPU failed: CUDA failure 36: API call is not supported in the " +
+		"installed CUDA driver"
+	expect(runtime.Auto, built, "no CUDA, running on the CPU", unsupported, "Provider:cpu")
+	expect(runtime.CUDA, built, "error: open ONNX Runtime: provider cuda with library "+built+": "+
+		unsupported)
+	set(fakenvidia.State{Driver: "535.183.01", CUDA: 12020,
+		Cards: []fakenvidia.Card{{UUID: "GPU-a", Name: "Fake"}}})
+	expect(runtime.Auto, built, "NVIDIA driver 535.183.01 supports CUDA 12.2, the library needs "+
+		"13.x: install driver 580 or later", "Provider:cpu")
 }

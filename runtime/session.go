@@ -178,10 +178,17 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 	if err != nil {
 		return nil, err
 	}
+	var free uint64 // on the GPU
+	if o.card != nil {
+		free, _ = o.card.Free() // only for an error
+	}
 	alone, release := useFiles(files)
 	s, err := o.load(ctx, v, signature, t, common)
 	if err != nil {
 		release()
+		if o.card != nil {
+			err = loadError(err, o.card, free)
+		}
 		return nil, errors.Join(err, common.Close())
 	}
 	s.release, s.common = release, common
@@ -396,7 +403,7 @@ func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 		spin(opts, o.info.Version),
 	)
 	if o.info.Provider == CUDA {
-		err = errors.Join(err, addCUDA(opts))
+		err = errors.Join(err, addCUDA(opts, o.memory))
 	}
 	if err != nil {
 		opts.Destroy()
@@ -690,6 +697,9 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 		}
 	}
 	if err := r.s.ort.RunWithOptions(r.in, r.out, opts); err != nil {
+		if card := r.s.from.card; card != nil {
+			return runError(trim(err), card)
+		}
 		return trim(err)
 	}
 	for i, out := range r.s.outputs {
@@ -751,5 +761,6 @@ func destroy(values []ort.Value) {
 // trim removes the binding's prefixes from an error of ONNX Runtime.
 func trim(err error) error {
 	text := strings.TrimPrefix(err.Error(), "Error running network: ")
+	text = strings.TrimPrefix(text, "Error creating C session: ")
 	return errors.New(strings.TrimPrefix(text, "Error creating C session from file: "))
 }

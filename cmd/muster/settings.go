@@ -80,8 +80,12 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 			"may use")
 	fs.StringVar(&s.Provider, "provider", s.Provider,
 		"ONNX Runtime execution provider: "+strings.Join(agent.Providers(), ", "))
+	fs.StringVar(&s.GPU, "gpu", s.GPU,
+		"card, or MIG slice of one, to run models on: its number or its UUID (default: the first)")
+	fs.Int64Var(&s.GPUMemory, "gpu-memory", s.GPUMemory,
+		"bytes of the card's memory that each model may take for its tensors; 0: no bound")
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib,
-		"ONNX Runtime library to load instead of the embedded one")
+		"ONNX Runtime library to load instead of the embedded one or that of muster-cuda")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries,
 		"queries that may wait in the agent; more are refused")
 	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes,

@@ -1,0 +1,254 @@
+package runtime
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/muster-serve/muster/runtime/gpu"
+	"github.com/muster-serve/muster/runtime/internal/dynlib"
+	"github.com/muster-serve/muster/runtime/internal/ortlib"
+)
+
+// installedCUDA is where the package muster-cuda has its libraries. Tests name another folder.
+var installedCUDA = "/usr/lib/muster/cuda"
+
+// A cudaBuild is a CUDA build of ONNX Runtime: a library and what lies beside it.
+type cudaBuild struct {
+	library string // its path
+	folder  *dynlib.Folder
+	major   int // the version of CUDA that it was built for
+}
+
+var errNoCUDABuild = errors.New("no CUDA build of ONNX Runtime")
+
+// findCUDA finds the CUDA build that the configuration names, or else the installed one.
+func (c Config) findCUDA() (*cudaBuild, error) {
+	library := c.LibraryPath
+	if library == "" {
+		library = filepath.Join(installedCUDA, "libonnxruntime.so."+ortlib.Version)
+		if _, err := os.Stat(library); errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(installedCUDA); err == nil {
+				return nil, fmt.Errorf("%w %s in %s: install muster-cuda in the version of muster",
+					errNoCUDABuild, ortlib.Version, installedCUDA)
+			}
+			return nil, fmt.Errorf("%w: install the package muster-cuda, or name a library with "+
+				"--onnxruntime-lib", errNoCUDABuild)
+		}
+	}
+	dir := filepath.Dir(library)
+	if _, err := os.Stat(filepath.Join(dir, ortlib.CUDAProvider)); err != nil {
+		return nil, fmt.Errorf("%w: %s has no %s beside it", errNoCUDABuild, library,
+			ortlib.CUDAProvider)
+	}
+	folder, err := dynlib.Read(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w that can be loaded: %w", errNoCUDABuild, err)
+	}
+	for _, needed := range folder.Needs[ortlib.CUDAProvider] {
+		if major, ok := strings.CutPrefix(needed, "libcudart.so."); ok {
+			b := &cudaBuild{library: library, folder: folder}
+			if b.major, err = strconv.Atoi(major); err == nil {
+				return b, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("%w: %s does not say for which CUDA it was built", errNoCUDABuild,
+		filepath.Join(dir, ortlib.CUDAProvider))
+}
+
+// nvidia matches NVIDIA's libraries by their file names.
+var nvidia = regexp.MustCompile(`^lib(cublas|cudart|cudnn|cufft|curand|nvrtc|nvJitLink)`)
+
+// prepare chooses the card and loads NVIDIA's libraries that lie beside the build, so that the
+// loader finds them without LD_LIBRARY_PATH. It must be called before the build is loaded.
+func (b *cudaBuild) prepare(spec string) (*gpu.Card, error) {
+	card, err := gpu.Open(spec, b.major)
+	if err != nil {
+		return nil, err
+	}
+	order := slices.DeleteFunc(b.folder.Order(), func(path string) bool {
+		return !nvidia.MatchString(filepath.Base(path))
+	})
+	return card, gpu.Preload(order)
+}
+
+// anyCUDA is a version of CUDA that every driver supports.
+const anyCUDA = 1
+
+// openCUDA finds a CUDA build and a card for it, before any library is loaded. The error says what is
+// missing: a driver or a card first, since without these a build is of no use.
+func (c Config) openCUDA() (*cudaBuild, *gpu.Card, error) {
+	build, err := c.findCUDA()
+	if err != nil {
+		if _, missing := gpu.Open(c.GPU, anyCUDA); missing != nil {
+			err = missing
+		}
+		return nil, nil, err
+	}
+	card, err := build.prepare(c.GPU)
+	if err != nil {
+		return nil, nil, err
+	}
+	return build, card, nil
+}
+
+// cudaOptions are the options of the CUDA provider where a model may take at most memory bytes; 0: no
+// bound.
+func cudaOptions(memory int64) map[string]string {
+	if memory == 0 {
+		return nil
+	}
+	return map[string]string{
+		"gpu_mem_limit": strconv.FormatInt(memory, 10),
+		// Otherwise the memory doubles each time that it grows, and reaches the bound too soon.
+		"arena_extend_strategy": "kSameAsRequested",
+	}
+}
+
+func addCUDA(opts *ort.SessionOptions, memory int64) error {
+	cuda, err := ort.NewCUDAProviderOptions()
+	if err != nil {
+		return err
+	}
+	defer cuda.Destroy()
+	if err := cuda.Update(cudaOptions(memory)); err != nil {
+		return err
+	}
+	return opts.AppendExecutionProviderCUDA(cuda)
+}
+
+// explain returns err of the first use of the CUDA provider beside a library. If the provider could
+// not be loaded, it says why, which ONNX Runtime tells only its log.
+func explain(err error, library string) error {
+	if err == nil {
+		return nil
+	}
+	if !strings.Contains(err.Error(), "Failed to load shared library") {
+		return deviceError(trim(err))
+	}
+	// It fails again, in the same way. It cannot be tried before ONNX Runtime has: the provider
+	// looks for what has loaded it.
+	provider := filepath.Join(filepath.Dir(library), ortlib.CUDAProvider)
+	return cmp.Or(gpu.Preload([]string{provider}), err)
+}
+
+// A DeviceError is an error of the GPU: not of the query, which another machine may well run.
+type DeviceError struct {
+	// Dead is whether this process can use the GPU no more.
+	Dead bool
+	// Memory is whether the GPU had too little memory, and Wanted how many bytes more were asked for;
+	// 0: ONNX Runtime does not say. Free is how many nobody used right after; 0: not known.
+	Memory       bool
+	Wanted, Free uint64
+	// Text is ONNX Runtime's.
+	Text string
+}
+
+func (e *DeviceError) Error() string {
+	if !e.Memory {
+		return "the GPU failed: " + e.Text
+	}
+	text := "the GPU has too little memory"
+	if e.Wanted > 0 {
+		text += fmt.Sprintf(" for %s more", size(e.Wanted))
+	}
+	if e.Free > 0 {
+		text += fmt.Sprintf(", %s are free", size(e.Free))
+	}
+	return text + ": " + e.Text
+}
+
+// dead are CUDA's errors after which, by cuda.h, a process must end to use CUDA again: the card or
+// the context is lost.
+var dead = []int{
+	46,  // devices busy or unavailable
+	101, // no such device
+	214, // uncorrectable ECC error
+	220, // uncorrectable NVLink error
+	226, // contained error
+	700, // illegal address
+	702, // launch timed out
+	709, // context destroyed
+	710, // assertion
+	714, // hardware stack error
+	715, // illegal instruction
+	716, // misaligned address
+	717, // invalid address space
+	718, // invalid program counter
+	719, // launch failed
+	721, // cluster launch failed
+	999, // unknown
+}
+
+var (
+	// cudaFailure matches how ONNX Runtime tells a failed call, between names of its own functions.
+	cudaFailure = regexp.MustCompile(`\b(CUDA|CUBLAS|CUBLAS_LT|CUDNN|CUDNN_FE|CUFFT|CURAND) ` +
+		`failure (\d+): ([^;]*?) ?;(?:.*; expr=([^;]*))?`)
+	outOfMemory = regexp.MustCompile(`(?:requested buffer of size|smaller than requested bytes of) ` +
+		`(\d+)|CUDA failure 2:|ALLOC(?:ATION)?_FAILED`)
+)
+
+// deviceError returns err of ONNX Runtime as a DeviceError if it is one, else err.
+func deviceError(err error) error {
+	e := &DeviceError{Text: err.Error()}
+	if m := outOfMemory.FindStringSubmatch(e.Text); m != nil {
+		e.Memory = true
+		e.Wanted, _ = strconv.ParseUint(m[1], 10, 64) // 0 if it is not said
+	}
+	m := cudaFailure.FindStringSubmatch(e.Text)
+	switch {
+	case m != nil:
+		code, _ := strconv.Atoi(m[2])
+		e.Dead = m[1] == "CUDA" && slices.Contains(dead, code)
+		if e.Text = fmt.Sprintf("%s failure %d: %s", m[1], code, m[3]); m[4] != "" {
+			e.Text += " (" + m[4] + ")"
+		}
+	case !e.Memory:
+		return err
+	}
+	return e
+}
+
+// runError is err of a run on a card.
+func runError(err error, card *gpu.Card) error {
+	err = deviceError(err)
+	var device *DeviceError
+	if errors.As(err, &device) && device.Memory {
+		device.Free, _ = card.Free() // only for the text
+	}
+	return err
+}
+
+// loadError is err of a model's load on a card that had free bytes of memory, or of which that is not
+// known: then free is 0.
+func loadError(err error, card *gpu.Card, free uint64) error {
+	var device *DeviceError
+	if err = deviceError(err); !errors.As(err, &device) || !device.Memory || free == 0 {
+		return err
+	}
+	wanted := ""
+	if device.Wanted > 0 {
+		wanted = fmt.Sprintf(", and it asked for %s more than it had got", size(device.Wanted))
+	}
+	return fmt.Errorf("it does not fit into the memory of %s: %s of %s were free%s: %s", card,
+		size(free), size(card.Memory), wanted, device.Text)
+}
+
+// size formats bytes for people.
+func size(bytes uint64) string {
+	const gib, mib = 1 << 30, 1 << 20
+	if bytes >= gib {
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/gib)
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/mib)
+}
