@@ -50,9 +50,8 @@ import (
 // While Run runs, the agent has these goroutines: those of its three servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
 // lead.Leader; and one each that waits for the first models, updates the gateway's view of the
-// fleet, finds out the instance type, gathers the dashboard's beats, and forgets what belongs to
-// removed versions and agents. All
-// have ended when Run returns.
+// fleet, finds out the instance type, watches the card, gathers the dashboard's beats, and forgets
+// what belongs to removed versions and agents. All have ended when Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger // its handler also records events for [serve.Events]
@@ -103,6 +102,7 @@ type Agent struct {
 	worker     *worker.Worker
 	gateway    *client.Gateway
 	executor   runtime.Executor
+	card       *cardWatch // nil without a card
 	guard      *secure.Guard
 	server     *serve.Server
 
@@ -252,6 +252,9 @@ func (a *Agent) open() (err error) {
 	if info.Executor != "onnx" {
 		a.log.Warn("no model is run: answers are made up", "executor", info.Executor,
 			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
+	}
+	if a.card, err = a.openCard(); err != nil {
+		return err
 	}
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	layout, err := a.config.layout()
@@ -499,6 +502,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { a.server.Follow(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
 	group.Go(func() error { a.watchMachine(failed); return nil })
+	group.Go(func() error { return a.card.run(failed) })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.Run(fleetCtx) })
 	group.Go(func() error { a.hub.Run(fleetCtx); return nil })

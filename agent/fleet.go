@@ -116,6 +116,7 @@ func (a *Agent) sign(m *control.Member) {
 	m.Draining = a.draining.Load()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
 	m.Ready = a.server != nil && a.server.Ready()
+	m.Gpu = a.card.tell()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}

@@ -1,10 +1,16 @@
 package agent
 
 import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/runtime/gpu"
 )
 
 // metrics holds the registry that all parts register their metrics with, and the metrics of package
@@ -75,4 +81,64 @@ func (m *metrics) watchGossip(gossiped func() gossip.Stats) {
 			"Packets and streams beyond what is read of their sender.",
 			func(s gossip.Stats) int64 { return s.Refused }),
 	)
+}
+
+// watchGPU registers metrics of the card that read its status whenever they are scraped. Of a card that
+// cannot be watched there is only what it is.
+func (m *metrics) watchGPU(card *gpu.Card, status func() gpu.Status) {
+	text := func(of string) string { return strings.ToValidUTF8(of, "?") } // of the driver
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "muster_gpu_info", Help: "The card that models run on, as labels; always 1.",
+		ConstLabels: prometheus.Labels{
+			"gpu": strconv.Itoa(card.Index), "name": text(card.Name), "uuid": text(card.UUID),
+			"driver": text(card.Driver),
+		},
+	}, func() float64 { return 1 }))
+	if card.Unwatched != nil {
+		return
+	}
+	gauge := func(name, help string, labels prometheus.Labels, value func(gpu.Status) float64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "muster_gpu_" + name, Help: help, ConstLabels: labels,
+		}, func() float64 { return value(status()) }))
+	}
+	counter := func(name, help string, labels prometheus.Labels, value func(gpu.Status) uint64) {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "muster_gpu_" + name, Help: help, ConstLabels: labels,
+		}, func() float64 { return float64(value(status())) }))
+	}
+	reading := func(value float64) float64 {
+		if value < 0 { // the card does not say
+			return math.NaN()
+		}
+		return value
+	}
+	gauge("memory_bytes", "Memory of the card.", nil,
+		func(s gpu.Status) float64 { return float64(s.Memory) })
+	gauge("memory_used_bytes", "Memory of the card that is in use.", nil,
+		func(s gpu.Status) float64 { return float64(s.Used) })
+	gauge("utilization_ratio", "Share of the time in which the card computed.", nil,
+		func(s gpu.Status) float64 { return reading(s.Utilization) })
+	gauge("temperature_celsius", "Temperature of the card.", nil,
+		func(s gpu.Status) float64 { return reading(float64(s.Temperature)) })
+	gauge("power_watts", "Power that the card draws.", nil,
+		func(s gpu.Status) float64 { return reading(s.Power) })
+	for _, reason := range gpu.SlowedBy() {
+		gauge("slowed", "1 if the card's clocks are low for the reason, else 0.",
+			prometheus.Labels{"reason": reason}, func(s gpu.Status) float64 {
+				if slices.Contains(s.Slowed, reason) {
+					return 1
+				}
+				return 0
+			})
+	}
+	const errors = "Errors of the card's memory since its driver was loaded, by kind."
+	counter("memory_errors_total", errors, prometheus.Labels{"kind": "corrected"},
+		func(s gpu.Status) uint64 { return s.Corrected })
+	counter("memory_errors_total", errors, prometheus.Labels{"kind": "uncorrected"},
+		func(s gpu.Status) uint64 { return s.Uncorrected })
+	counter("xid_errors_total", "Faults (Xid) that the card's driver told of.", nil,
+		func(s gpu.Status) uint64 { return s.Xids })
+	gauge("last_xid", "Number of the last of them; 0: there was none.", nil,
+		func(s gpu.Status) float64 { return float64(s.Xid) })
 }

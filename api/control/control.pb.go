@@ -1082,6 +1082,7 @@ type Member struct {
 	// it load.
 	Loadable      []*Model `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
 	Could         []uint64 `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"` // in a Watch of changes, in place of loadable: their numbers
+	Gpu           *GPU     `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`             // that its models run on; absent without one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1284,6 +1285,114 @@ func (x *Member) GetCould() []uint64 {
 	return nil
 }
 
+func (x *Member) GetGpu() *GPU {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+// A GPU is a card, or a MIG slice of one.
+type GPU struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // the card's place in the machine
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`    // the product's; "": the card cannot be watched, and nothing is known
+	Uuid          string                 `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	UsedBytes     uint64                 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // in sixteenths of the memory
+	Slowed        []string               `protobuf:"bytes,6,rep,name=slowed,proto3" json:"slowed,omitempty"`                         // why its clocks are low, as docs/metrics.md lists it; but power_cap
+	Uncorrected   uint64                 `protobuf:"varint,7,opt,name=uncorrected,proto3" json:"uncorrected,omitempty"`              // errors of its memory since the driver was loaded
+	Xid           uint64                 `protobuf:"varint,8,opt,name=xid,proto3" json:"xid,omitempty"`                              // the last fault that the driver told of; 0: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GPU) Reset() {
+	*x = GPU{}
+	mi := &file_control_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GPU) ProtoMessage() {}
+
+func (x *GPU) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GPU.ProtoReflect.Descriptor instead.
+func (*GPU) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GPU) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GPU) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GPU) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *GPU) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *GPU) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *GPU) GetSlowed() []string {
+	if x != nil {
+		return x.Slowed
+	}
+	return nil
+}
+
+func (x *GPU) GetUncorrected() uint64 {
+	if x != nil {
+		return x.Uncorrected
+	}
+	return 0
+}
+
+func (x *GPU) GetXid() uint64 {
+	if x != nil {
+		return x.Xid
+	}
+	return 0
+}
+
 // A Part is lanes of a member that run some of its models.
 type Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1298,7 +1407,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1419,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1432,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -1375,7 +1484,7 @@ type Rented struct {
 
 func (x *Rented) Reset() {
 	*x = Rented{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1496,7 @@ func (x *Rented) String() string {
 func (*Rented) ProtoMessage() {}
 
 func (x *Rented) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1509,7 @@ func (x *Rented) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rented.ProtoReflect.Descriptor instead.
 func (*Rented) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Rented) GetInstance() string {
@@ -1462,7 +1571,7 @@ type DesiredFleet struct {
 
 func (x *DesiredFleet) Reset() {
 	*x = DesiredFleet{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1583,7 @@ func (x *DesiredFleet) String() string {
 func (*DesiredFleet) ProtoMessage() {}
 
 func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1596,7 @@ func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredFleet.ProtoReflect.Descriptor instead.
 func (*DesiredFleet) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DesiredFleet) GetEpoch() uint64 {
@@ -1577,7 +1686,7 @@ type FleetCount struct {
 
 func (x *FleetCount) Reset() {
 	*x = FleetCount{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1698,7 @@ func (x *FleetCount) String() string {
 func (*FleetCount) ProtoMessage() {}
 
 func (x *FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1711,7 @@ func (x *FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCount.ProtoReflect.Descriptor instead.
 func (*FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FleetCount) GetKind() string {
@@ -1627,7 +1736,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1748,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1761,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 type FleetState struct {
@@ -1677,7 +1786,7 @@ type FleetState struct {
 
 func (x *FleetState) Reset() {
 	*x = FleetState{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1798,7 @@ func (x *FleetState) String() string {
 func (*FleetState) ProtoMessage() {}
 
 func (x *FleetState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1811,7 @@ func (x *FleetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetState.ProtoReflect.Descriptor instead.
 func (*FleetState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FleetState) GetDesired() *DesiredFleet {
@@ -1819,7 +1928,7 @@ type RentedMachine struct {
 
 func (x *RentedMachine) Reset() {
 	*x = RentedMachine{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1940,7 @@ func (x *RentedMachine) String() string {
 func (*RentedMachine) ProtoMessage() {}
 
 func (x *RentedMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1953,7 @@ func (x *RentedMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RentedMachine.ProtoReflect.Descriptor instead.
 func (*RentedMachine) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RentedMachine) GetInstance() string {
@@ -1916,7 +2025,7 @@ type HeldChange struct {
 
 func (x *HeldChange) Reset() {
 	*x = HeldChange{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2037,7 @@ func (x *HeldChange) String() string {
 func (*HeldChange) ProtoMessage() {}
 
 func (x *HeldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2050,7 @@ func (x *HeldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldChange.ProtoReflect.Descriptor instead.
 func (*HeldChange) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HeldChange) GetWhat() string {
@@ -1983,7 +2092,7 @@ type LackingKind struct {
 
 func (x *LackingKind) Reset() {
 	*x = LackingKind{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2104,7 @@ func (x *LackingKind) String() string {
 func (*LackingKind) ProtoMessage() {}
 
 func (x *LackingKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2117,7 @@ func (x *LackingKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingKind.ProtoReflect.Descriptor instead.
 func (*LackingKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LackingKind) GetKind() string {
@@ -2042,7 +2151,7 @@ type PricedKind struct {
 
 func (x *PricedKind) Reset() {
 	*x = PricedKind{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2163,7 @@ func (x *PricedKind) String() string {
 func (*PricedKind) ProtoMessage() {}
 
 func (x *PricedKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +2176,7 @@ func (x *PricedKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PricedKind.ProtoReflect.Descriptor instead.
 func (*PricedKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PricedKind) GetKind() string {
@@ -2100,7 +2209,7 @@ type FleetProposal struct {
 
 func (x *FleetProposal) Reset() {
 	*x = FleetProposal{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2221,7 @@ func (x *FleetProposal) String() string {
 func (*FleetProposal) ProtoMessage() {}
 
 func (x *FleetProposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2234,7 @@ func (x *FleetProposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetProposal.ProtoReflect.Descriptor instead.
 func (*FleetProposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FleetProposal) GetNumber() uint64 {
@@ -2197,7 +2306,7 @@ type SetFleetRequest struct {
 
 func (x *SetFleetRequest) Reset() {
 	*x = SetFleetRequest{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2318,7 @@ func (x *SetFleetRequest) String() string {
 func (*SetFleetRequest) ProtoMessage() {}
 
 func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2331,7 @@ func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFleetRequest.ProtoReflect.Descriptor instead.
 func (*SetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetFleetRequest) GetExpectedVersion() uint64 {
@@ -2356,7 +2465,7 @@ type FleetCounts struct {
 
 func (x *FleetCounts) Reset() {
 	*x = FleetCounts{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2477,7 @@ func (x *FleetCounts) String() string {
 func (*FleetCounts) ProtoMessage() {}
 
 func (x *FleetCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2490,7 @@ func (x *FleetCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCounts.ProtoReflect.Descriptor instead.
 func (*FleetCounts) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FleetCounts) GetCounts() []*FleetCount {
@@ -2423,7 +2532,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2544,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2557,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Model) GetName() string {
@@ -2580,7 +2689,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2701,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2714,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -2642,7 +2751,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2763,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2776,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -2759,7 +2868,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2880,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2893,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -2820,7 +2929,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +2941,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +2954,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TypePrice) GetType() string {
@@ -2881,7 +2990,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3002,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3015,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Profile) GetModel() string {
@@ -2943,7 +3052,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3064,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3077,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3018,7 +3127,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3139,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3152,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3101,7 +3210,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3222,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3235,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Failed) GetModel() string {
@@ -3169,7 +3278,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +3290,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +3303,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3253,7 +3362,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3374,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3387,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3399,7 +3508,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3520,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3533,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -3499,7 +3608,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3620,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3633,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -3585,7 +3694,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3706,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3719,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -3702,7 +3811,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +3823,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +3836,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -3770,7 +3879,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3891,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +3904,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -3836,7 +3945,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +3957,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +3970,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Election) GetFrom() string {
@@ -3935,7 +4044,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3947,7 +4056,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3960,7 +4069,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4064,7 +4173,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4076,7 +4185,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4089,7 +4198,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4164,7 +4273,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4285,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4298,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4235,7 +4344,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4247,7 +4356,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4260,7 +4369,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4315,7 +4424,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4327,7 +4436,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4340,7 +4449,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4438,7 +4547,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4559,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4572,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -4492,7 +4601,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4613,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4626,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -4558,7 +4667,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4679,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4692,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -4631,7 +4740,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4643,7 +4752,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4656,7 +4765,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -4794,7 +4903,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4806,7 +4915,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4819,7 +4928,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -4887,7 +4996,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +5008,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5021,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -4982,7 +5091,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5103,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5116,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5040,7 +5149,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5052,7 +5161,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5065,7 +5174,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5097,7 +5206,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5109,7 +5218,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5122,7 +5231,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5215,7 +5324,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5336,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5349,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5294,7 +5403,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5415,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5428,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -5413,7 +5522,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5425,7 +5534,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5438,7 +5547,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -5503,7 +5612,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +5624,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +5637,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -5607,7 +5716,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +5728,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +5741,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -5706,7 +5815,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +5827,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +5840,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -5747,7 +5856,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5759,7 +5868,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5772,7 +5881,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -5821,7 +5930,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5833,7 +5942,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5846,7 +5955,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -5924,7 +6033,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5936,7 +6045,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5949,7 +6058,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -5982,7 +6091,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5994,7 +6103,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6007,7 +6116,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6026,7 +6135,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6038,7 +6147,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6051,7 +6160,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6071,7 +6180,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6083,7 +6192,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6096,7 +6205,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6133,7 +6242,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6145,7 +6254,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6158,7 +6267,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Event) GetAgent() string {
@@ -6227,7 +6336,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6239,7 +6348,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6252,7 +6361,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6284,7 +6393,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6405,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6418,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -6344,7 +6453,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6356,7 +6465,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6478,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -6394,7 +6503,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6406,7 +6515,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6419,7 +6528,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 type ListKeysResponse struct {
@@ -6431,7 +6540,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6443,7 +6552,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6456,7 +6565,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -6481,7 +6590,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6493,7 +6602,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6506,7 +6615,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -6564,7 +6673,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6576,7 +6685,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6589,7 +6698,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -6626,7 +6735,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6638,7 +6747,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6651,7 +6760,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{60, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -6701,7 +6810,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6713,7 +6822,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6726,7 +6835,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{61, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -6760,7 +6869,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6772,7 +6881,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6785,7 +6894,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{61, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -6812,7 +6921,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6824,7 +6933,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6837,7 +6946,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -6867,7 +6976,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6879,7 +6988,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6892,7 +7001,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7015,7 +7124,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x10promote_after_ns\x18\x04 \x01(\x03R\x0epromoteAfterNs\x12'\n" +
 	"\x0fpromote_queries\x18\x05 \x01(\x04R\x0epromoteQueries\x12\x1c\n" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
-	"\x02by\x18\a \x01(\tR\x02by\"\xe5\x05\n" +
+	"\x02by\x18\a \x01(\tR\x02by\"\x8f\x06\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -7041,7 +7150,18 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05rents\x18\x15 \x01(\bR\x05rents\x12-\n" +
 	"\x05parts\x18\x16 \x03(\v2\x17.muster.control.v1.PartR\x05parts\x124\n" +
 	"\bloadable\x18\x19 \x03(\v2\x18.muster.control.v1.ModelR\bloadable\x12\x14\n" +
-	"\x05could\x18\x1a \x03(\x04R\x05could\"t\n" +
+	"\x05could\x18\x1a \x03(\x04R\x05could\x12(\n" +
+	"\x03gpu\x18\x1b \x01(\v2\x16.muster.control.v1.GPUR\x03gpu\"\xd1\x01\n" +
+	"\x03GPU\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12!\n" +
+	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\x12\x16\n" +
+	"\x06slowed\x18\x06 \x03(\tR\x06slowed\x12 \n" +
+	"\vuncorrected\x18\a \x01(\x04R\vuncorrected\x12\x10\n" +
+	"\x03xid\x18\b \x01(\x04R\x03xid\"t\n" +
 	"\x04Part\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\x12\x16\n" +
@@ -7574,7 +7694,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -7591,205 +7711,207 @@ var file_control_control_proto_goTypes = []any{
 	(*AnswersCompared)(nil),                 // 12: muster.control.v1.AnswersCompared
 	(*SetReleaseRequest)(nil),               // 13: muster.control.v1.SetReleaseRequest
 	(*Member)(nil),                          // 14: muster.control.v1.Member
-	(*Part)(nil),                            // 15: muster.control.v1.Part
-	(*Rented)(nil),                          // 16: muster.control.v1.Rented
-	(*DesiredFleet)(nil),                    // 17: muster.control.v1.DesiredFleet
-	(*FleetCount)(nil),                      // 18: muster.control.v1.FleetCount
-	(*FleetRequest)(nil),                    // 19: muster.control.v1.FleetRequest
-	(*FleetState)(nil),                      // 20: muster.control.v1.FleetState
-	(*RentedMachine)(nil),                   // 21: muster.control.v1.RentedMachine
-	(*HeldChange)(nil),                      // 22: muster.control.v1.HeldChange
-	(*LackingKind)(nil),                     // 23: muster.control.v1.LackingKind
-	(*PricedKind)(nil),                      // 24: muster.control.v1.PricedKind
-	(*FleetProposal)(nil),                   // 25: muster.control.v1.FleetProposal
-	(*SetFleetRequest)(nil),                 // 26: muster.control.v1.SetFleetRequest
-	(*FleetCounts)(nil),                     // 27: muster.control.v1.FleetCounts
-	(*Model)(nil),                           // 28: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 29: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 30: muster.control.v1.View
-	(*Leadership)(nil),                      // 31: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 32: muster.control.v1.TypePrice
-	(*Profile)(nil),                         // 33: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 34: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 35: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 36: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 37: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 38: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 39: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 40: muster.control.v1.Split
-	(*Assign)(nil),                          // 41: muster.control.v1.Assign
-	(*Reject)(nil),                          // 42: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 43: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 44: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 45: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 46: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 47: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 48: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 49: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 50: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 51: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 52: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 53: muster.control.v1.Completed
-	(*Held)(nil),                            // 54: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 55: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 56: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 57: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 58: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 59: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 60: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 61: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 62: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 63: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 64: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 65: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 66: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 67: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 68: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 69: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 70: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 71: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 72: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 73: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 74: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 75: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 76: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 77: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 78: muster.control.v1.KeyringRequest
-	(*PlacementStatus_AgentPlaced)(nil),     // 79: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 80: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 81: muster.control.v1.Proposal.Instances
-	(*ModelStatus_Refusals)(nil),            // 82: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 83: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 84: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 85: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 86: inference.ModelMetadataResponse
+	(*GPU)(nil),                             // 15: muster.control.v1.GPU
+	(*Part)(nil),                            // 16: muster.control.v1.Part
+	(*Rented)(nil),                          // 17: muster.control.v1.Rented
+	(*DesiredFleet)(nil),                    // 18: muster.control.v1.DesiredFleet
+	(*FleetCount)(nil),                      // 19: muster.control.v1.FleetCount
+	(*FleetRequest)(nil),                    // 20: muster.control.v1.FleetRequest
+	(*FleetState)(nil),                      // 21: muster.control.v1.FleetState
+	(*RentedMachine)(nil),                   // 22: muster.control.v1.RentedMachine
+	(*HeldChange)(nil),                      // 23: muster.control.v1.HeldChange
+	(*LackingKind)(nil),                     // 24: muster.control.v1.LackingKind
+	(*PricedKind)(nil),                      // 25: muster.control.v1.PricedKind
+	(*FleetProposal)(nil),                   // 26: muster.control.v1.FleetProposal
+	(*SetFleetRequest)(nil),                 // 27: muster.control.v1.SetFleetRequest
+	(*FleetCounts)(nil),                     // 28: muster.control.v1.FleetCounts
+	(*Model)(nil),                           // 29: muster.control.v1.Model
+	(*WatchRequest)(nil),                    // 30: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 31: muster.control.v1.View
+	(*Leadership)(nil),                      // 32: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 33: muster.control.v1.TypePrice
+	(*Profile)(nil),                         // 34: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 35: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 36: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 37: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 38: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 39: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 40: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 41: muster.control.v1.Split
+	(*Assign)(nil),                          // 42: muster.control.v1.Assign
+	(*Reject)(nil),                          // 43: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 44: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 45: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 46: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 47: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 48: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 49: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 50: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 51: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 52: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 53: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 54: muster.control.v1.Completed
+	(*Held)(nil),                            // 55: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 56: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 57: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 58: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 59: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 60: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 61: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 62: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 63: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 64: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 65: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 66: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 67: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 68: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 69: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 70: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 71: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 72: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 73: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 74: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 75: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 76: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 77: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 78: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 79: muster.control.v1.KeyringRequest
+	(*PlacementStatus_AgentPlaced)(nil),     // 80: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 81: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 82: muster.control.v1.Proposal.Instances
+	(*ModelStatus_Refusals)(nil),            // 83: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 84: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 85: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 86: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 87: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	84,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	85,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	85,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	86,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
 	11,  // 5: muster.control.v1.ReleaseState.canary:type_name -> muster.control.v1.VersionCounts
 	12,  // 6: muster.control.v1.ReleaseState.answers:type_name -> muster.control.v1.AnswersCompared
-	28,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	16,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
-	15,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
-	28,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
-	18,  // 11: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
-	17,  // 12: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
-	21,  // 13: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
-	18,  // 14: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
-	22,  // 15: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
-	23,  // 16: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
-	25,  // 17: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
-	24,  // 18: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
-	18,  // 19: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
-	27,  // 20: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
-	18,  // 21: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	86,  // 22: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	14,  // 23: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	31,  // 24: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	32,  // 25: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	33,  // 26: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	34,  // 27: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	28,  // 28: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	7,   // 29: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	37,  // 30: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	38,  // 31: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	41,  // 32: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	36,  // 33: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 34: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	41,  // 35: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	42,  // 36: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	43,  // 37: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	31,  // 38: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	32,  // 39: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	33,  // 40: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	40,  // 41: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	44,  // 42: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	31,  // 43: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	32,  // 44: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	33,  // 45: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	60,  // 46: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	47,  // 47: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	50,  // 48: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	17,  // 49: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	48,  // 50: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 51: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	44,  // 52: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 53: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	53,  // 54: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	54,  // 55: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	49,  // 56: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	17,  // 57: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 58: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	28,  // 59: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	30,  // 60: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	61,  // 61: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	62,  // 62: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	60,  // 63: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	63,  // 64: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	59,  // 65: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	79,  // 66: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	80,  // 67: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	80,  // 68: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	81,  // 69: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	81,  // 70: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	82,  // 71: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	83,  // 72: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	31,  // 73: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 74: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	66,  // 75: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	67,  // 76: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	72,  // 77: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	77,  // 78: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	77,  // 79: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	6,   // 80: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	29,  // 81: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	35,  // 82: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	45,  // 83: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	55,  // 84: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 85: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	57,  // 86: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	64,  // 87: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	68,  // 88: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	73,  // 89: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	75,  // 90: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	70,  // 91: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	51,  // 92: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	19,  // 93: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	26,  // 94: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 95: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 96: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	78,  // 97: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 98: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 99: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 100: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	30,  // 101: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	39,  // 102: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	46,  // 103: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	56,  // 104: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 105: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	58,  // 106: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	65,  // 107: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	69,  // 108: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	74,  // 109: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	76,  // 110: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	71,  // 111: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	52,  // 112: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	20,  // 113: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	20,  // 114: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 115: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 116: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	77,  // 117: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 118: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 119: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	100, // [100:120] is the sub-list for method output_type
-	80,  // [80:100] is the sub-list for method input_type
-	80,  // [80:80] is the sub-list for extension type_name
-	80,  // [80:80] is the sub-list for extension extendee
-	0,   // [0:80] is the sub-list for field type_name
+	29,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
+	17,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
+	16,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
+	29,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
+	15,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
+	19,  // 12: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
+	18,  // 13: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
+	22,  // 14: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
+	19,  // 15: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
+	23,  // 16: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
+	24,  // 17: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
+	26,  // 18: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
+	25,  // 19: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
+	19,  // 20: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
+	28,  // 21: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
+	19,  // 22: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
+	87,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	14,  // 24: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	32,  // 25: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	33,  // 26: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	34,  // 27: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	35,  // 28: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	29,  // 29: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 30: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	38,  // 31: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	39,  // 32: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	42,  // 33: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	37,  // 34: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 35: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	42,  // 36: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	43,  // 37: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	44,  // 38: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	32,  // 39: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	33,  // 40: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	34,  // 41: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	41,  // 42: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	45,  // 43: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	32,  // 44: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	33,  // 45: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	34,  // 46: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	61,  // 47: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	48,  // 48: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	51,  // 49: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	18,  // 50: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	49,  // 51: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 52: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	45,  // 53: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 54: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	54,  // 55: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	55,  // 56: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	50,  // 57: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	18,  // 58: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 59: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	29,  // 60: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	31,  // 61: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	62,  // 62: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	63,  // 63: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	61,  // 64: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	64,  // 65: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	60,  // 66: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	80,  // 67: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	81,  // 68: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	81,  // 69: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	82,  // 70: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	82,  // 71: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	83,  // 72: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	84,  // 73: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	32,  // 74: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 75: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	67,  // 76: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	68,  // 77: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	73,  // 78: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	78,  // 79: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	78,  // 80: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	6,   // 81: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	30,  // 82: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	36,  // 83: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	46,  // 84: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	56,  // 85: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 86: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	58,  // 87: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	65,  // 88: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	69,  // 89: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	74,  // 90: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	76,  // 91: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	71,  // 92: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	52,  // 93: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	20,  // 94: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	27,  // 95: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 96: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 97: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	79,  // 98: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 99: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 100: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 101: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	31,  // 102: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	40,  // 103: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	47,  // 104: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	57,  // 105: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 106: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	59,  // 107: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	66,  // 108: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	70,  // 109: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	75,  // 110: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	77,  // 111: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	72,  // 112: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	53,  // 113: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	21,  // 114: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	21,  // 115: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 116: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 117: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	78,  // 118: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 119: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 120: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	101, // [101:121] is the sub-list for method output_type
+	81,  // [81:101] is the sub-list for method input_type
+	81,  // [81:81] is the sub-list for extension type_name
+	81,  // [81:81] is the sub-list for extension extendee
+	0,   // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -7798,7 +7920,7 @@ func file_control_control_proto_init() {
 		return
 	}
 	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[26].OneofWrappers = []any{
+	file_control_control_proto_msgTypes[27].OneofWrappers = []any{
 		(*SetFleetRequest_Counts)(nil),
 		(*SetFleetRequest_Policy)(nil),
 		(*SetFleetRequest_Approve)(nil),
@@ -7806,15 +7928,15 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[62].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[63].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[64].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   84,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

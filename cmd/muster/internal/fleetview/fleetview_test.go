@@ -109,6 +109,37 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestGPUs: status shows the cards and what is wrong with them, and top that something is.
+func TestGPUs(t *testing.T) {
+	s := testFleet(3)
+	for i, g := range []*control.GPU{
+		{Name: "Tesla T4", MemoryBytes: 15 << 30, UsedBytes: 3 << 30},
+		{Index: 1, Name: "NVIDIA H100", MemoryBytes: 80 << 30, Slowed: []string{"heat", "hardware"},
+			Uncorrected: 2, Xid: 63},
+		{},
+	} {
+		s.View.Members[i].Gpu = g
+	}
+	var printed strings.Builder
+	if err := Print(&printed, s); err != nil {
+		t.Fatal(err)
+	}
+	const want = "\nAGENT                 GPU  NAME         USED GIB     TROUBLE\n" +
+		"ip-10-0-0-1-9e3779b1  0    Tesla T4     3.0 of 15.0  -\n" +
+		"ip-10-0-0-2-3c6ef362  1    NVIDIA H100  0.0 of 80.0  Xid 63, 2 uncorrected memory " +
+		"errors, slowed: heat and hardware\n" +
+		"ip-10-0-0-3-daa66d13  -    not watched  -            -\n"
+	if !strings.Contains(printed.String(), want) {
+		t.Errorf("status: got\n%s\nwant in it%s", &printed, want)
+	}
+	if top := ansi.Strip(Draw(s, 110, 0)); strings.Count(top, "GPU trouble") != 1 {
+		t.Errorf("top: got\n%s\nwant in it once: GPU trouble", top)
+	}
+	if printed.Reset(); Print(&printed, testFleet(3)) != nil || strings.Contains(printed.String(), "GPU") {
+		t.Errorf("status of a fleet without GPUs: got\n%s", &printed)
+	}
+}
+
 // TestDraw draws what testdata/top says. With -rewrite it writes down what
 // it draws.
 func TestDraw(t *testing.T) {

@@ -2,6 +2,7 @@ package fleetview
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -62,7 +63,7 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()),
 			terminal.OrDash(strings.Join(statesOf(s, m, a), ", ")))
 	}
-	if err := table.Flush(); err != nil {
+	if err := errors.Join(table.Flush(), printGPUs(w, s)); err != nil {
 		return err
 	}
 	if err := printFamilies(w, s); err != nil {
@@ -93,6 +94,43 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(why, "\n"))
 	return err
+}
+
+// printGPUs writes a table of the agents with a GPU, if there are any.
+func printGPUs(w io.Writer, s *control.FleetStatus) error {
+	const gib = 1 << 30
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	title := "\nAGENT\tGPU\tNAME\tUSED GIB\tTROUBLE\n"
+	for _, m := range s.GetView().GetMembers() {
+		g := m.GetGpu()
+		if g == nil {
+			continue
+		}
+		fmt.Fprint(table, title)
+		title = ""
+		if g.GetName() == "" {
+			fmt.Fprintf(table, "%s\t-\tnot watched\t-\t-\n", m.GetName())
+			continue
+		}
+		fmt.Fprintf(table, "%s\t%d\t%s\t%.1f of %.1f\t%s\n", m.GetName(), g.GetIndex(), g.GetName(),
+			float64(g.GetUsedBytes())/gib, float64(g.GetMemoryBytes())/gib,
+			terminal.OrDash(strings.Join(troublesOf(g), ", ")))
+	}
+	return table.Flush()
+}
+
+// troublesOf returns what is wrong with a GPU, in words.
+func troublesOf(g *control.GPU) (words []string) {
+	if g.GetXid() > 0 {
+		words = append(words, fmt.Sprintf("Xid %d", g.GetXid()))
+	}
+	if n := g.GetUncorrected(); n > 0 {
+		words = append(words, fmt.Sprintf("%s uncorrected memory errors", count(n)))
+	}
+	if len(g.GetSlowed()) > 0 {
+		words = append(words, "slowed: "+strings.Join(g.GetSlowed(), " and "))
+	}
+	return words
 }
 
 // noModel stands for the model of queries that reached no version of any.
@@ -208,6 +246,9 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 		words = append(words, "draining")
 	case len(m.GetModels()) == 0:
 		words = append(words, "no models")
+	}
+	if len(troublesOf(m.GetGpu())) > 0 {
+		words = append(words, "GPU trouble")
 	}
 	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
 		words = append(words, m.GetExecutor())

@@ -1,0 +1,173 @@
+package agent
+
+import (
+	"io"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/runtime/gpu"
+	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
+)
+
+// fakeCard has this process find a driver with one card, which is at hand.
+func fakeCard(t *testing.T, card fakenvidia.Card) (set func(fakenvidia.Card)) {
+	t.Helper()
+	driver, err := fakenvidia.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	set = func(card fakenvidia.Card) {
+		t.Helper()
+		if err := driver.Set(fakenvidia.State{Cards: []fakenvidia.Card{card}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(card)
+	t.Setenv(fakenvidia.Variable, driver.State())
+	// A library that is loaded is found by its name, wherever it lies.
+	if err := gpu.Preload([]string{driver.NVML}); err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// TestGPU: an agent with a card has the metrics of docs/metrics.md, tells the fleet of the card, and
+// leaves when it fails.
+func TestGPU(t *testing.T) {
+	card := fakenvidia.Card{
+		UUID: "GPU-a", Name: "Fake T4", Memory: 16 << 30, Used: 3 << 30, Percent: 37, Celsius: 55,
+		Watts: 60, Corrected: 5, Uncorrected: 1,
+	}
+	set := fakeCard(t, card)
+	config := testConfig(t)
+	config.GPU = "GPU-a"
+	a := startAgent(t, config, emulated())
+	value := func(name string, labels ...string) float64 {
+		t.Helper()
+		families, err := a.metrics.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, m := range family.GetMetric() {
+				matches := family.GetName() == name
+				for _, l := range m.GetLabel() {
+					matches = matches && l.GetValue() == strings.Join(labels, "")
+				}
+				if matches {
+					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
+			}
+		}
+		return math.NaN()
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		poll := time.NewTicker(10 * time.Millisecond)
+		defer poll.Stop()
+		for deadline := time.Now().Add(time.Minute); !is(); <-poll.C {
+			if time.Now().After(deadline) {
+				t.Fatalf("after a minute not %s; the log:\n%s", what, a.log)
+			}
+		}
+	}
+	await("looked at", func() bool { return value("muster_gpu_memory_bytes") > 0 })
+	for _, tt := range []struct {
+		name, label string
+		want        float64
+	}{
+		{"muster_gpu_memory_bytes", "", 16 << 30}, {"muster_gpu_memory_used_bytes", "", 3 << 30},
+		{"muster_gpu_utilization_ratio", "", .37}, {"muster_gpu_temperature_celsius", "", 55},
+		{"muster_gpu_power_watts", "", 60}, {"muster_gpu_slowed", gpu.Heat, 0},
+		{"muster_gpu_memory_errors_total", "corrected", 5},
+		{"muster_gpu_memory_errors_total", "uncorrected", 1},
+		{"muster_gpu_xid_errors_total", "", 0}, {"muster_gpu_last_xid", "", 0},
+	} {
+		if got := value(tt.name, tt.label); got != tt.want {
+			t.Errorf("%s of %q: got %v, want %v", tt.name, tt.label, got, tt.want)
+		}
+	}
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, documented := documentedMetrics(t)
+	served := map[string]bool{}
+	for _, family := range families {
+		name := family.GetName()
+		if !strings.HasPrefix(name, "muster_gpu_") {
+			continue
+		}
+		served[name] = true
+		if is := typeAndLabels(family); documented[name] != is {
+			t.Errorf("%s is a %q, docs/metrics.md has %q", name, is, documented[name])
+		}
+	}
+	for name := range documented {
+		if strings.HasPrefix(name, "muster_gpu_") && !served[name] {
+			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
+		}
+	}
+
+	card.Throttled, card.Xid, card.Event = 0x40, 63, 1 // a thermal slowdown; a row was remapped
+	set(card)
+	own := func() *control.GPU { return a.members.Own().GetGpu() }
+	await("told", func() bool { return own().GetXid() == 63 && len(own().GetSlowed()) > 0 })
+	if g := own(); g.GetName() != "Fake T4" || g.GetUsedBytes() != 3<<30 || g.GetSlowed()[0] != gpu.Heat ||
+		g.GetUncorrected() != 1 {
+		t.Errorf("the fleet is told %v", g)
+	}
+	if got := value("muster_gpu_slowed", gpu.Heat); got != 1 {
+		t.Errorf("muster_gpu_slowed by heat: got %v, want 1", got)
+	}
+
+	card.Xid, card.Event = 79, 2
+	set(card)
+	const want = "GPU 0 (Fake T4, GPU-a) failed: Xid 79: the GPU has fallen off the bus; it needs a reset"
+	await("failed", func() bool { return strings.Contains(a.log.String(), "has failed") })
+	if err := a.stop(); err == nil || err.Error() != want {
+		t.Errorf("the agent ended with %v, want %s", err, want)
+	}
+	a.stop = func() error { return nil } // it has ended as it should
+	for _, line := range []string{
+		`msg="the GPU is slowed"`, "xid=63", `msg="this agent leaves: its GPU has failed"`, "msg=drained",
+	} {
+		if !strings.Contains(a.log.String(), line) {
+			t.Errorf("the log has no %s:\n%s", line, a.log)
+		}
+	}
+}
+
+// TestGPUIsCalm: what comes and goes each second is told once.
+func TestGPUIsCalm(t *testing.T) {
+	told := 0
+	w := &cardWatch{
+		card: &gpu.Card{Name: "Fake"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		changed: func() { told++ }, slowed: map[string]time.Time{},
+	}
+	w.told = w.describe()
+	at := time.Now()
+	see := func(after time.Duration, s gpu.Status, want int, why string) {
+		t.Helper()
+		s.Memory = 16 << 30
+		at = at.Add(after)
+		if w.take(s, at); told != want {
+			t.Errorf("%s: told %d times, want %d", why, told, want)
+		}
+	}
+	hot := gpu.Status{Slowed: []string{gpu.Heat}}
+	see(0, gpu.Status{Slowed: []string{gpu.PowerCap}}, 0, "the limit of power is usual")
+	see(time.Second, gpu.Status{Used: 100 << 20}, 0, "a little memory")
+	see(time.Second, gpu.Status{Used: 2 << 30}, 1, "much memory")
+	see(time.Second, gpu.Status{Used: 2<<30 + 100<<20}, 1, "a little more")
+	hot.Used = 2 << 30
+	see(time.Second, hot, 2, "hot")
+	see(time.Second, gpu.Status{Used: 2 << 30}, 2, "cooler")
+	see(time.Second, hot, 2, "hot again")
+	see(calmAfter-time.Second, gpu.Status{Used: 2 << 30}, 2, "cool for not so long")
+	see(2*time.Second, gpu.Status{Used: 2 << 30}, 3, "cool for a minute")
+}
