@@ -1,14 +1,20 @@
 package agent
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
 )
@@ -170,4 +176,74 @@ func TestGPUIsCalm(t *testing.T) {
 	see(time.Second, hot, 2, "hot again")
 	see(calmAfter-time.Second, gpu.Status{Used: 2 << 30}, 2, "cool for not so long")
 	see(2*time.Second, gpu.Status{Used: 2 << 30}, 3, "cool for a minute")
+}
+
+// A brokenExecutor is one on a card that fails each run while it is broken.
+type brokenExecutor struct {
+	runtime.Executor
+	broken *atomic.Bool
+	failed *atomic.Int64
+}
+
+type brokenModel struct {
+	runtime.Model
+	brokenExecutor
+}
+
+func (e brokenExecutor) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
+	m, err := e.Executor.Load(ctx, v)
+	return brokenModel{m, e}, err
+}
+
+func (m brokenModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
+	if m.broken.Load() {
+		m.failed.Add(1)
+		return nil, fmt.Errorf("run ncf/1: %w", &runtime.DeviceError{Memory: true, Text: "full"})
+	}
+	return m.Model.Run(ctx, inputs)
+}
+
+// TestGPUErrors: a query whose run fails of the card runs on another agent. An agent that is alone
+// says that it could.
+func TestGPUErrors(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		var broken atomic.Bool
+		var failed atomic.Int64
+		with := func(a *Agent) {
+			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+				e, err := openExecutor(c, log)
+				return brokenExecutor{e, &broken, &failed}, err
+			}
+		}
+		bad := f.start(with)
+		f.settled(bad)
+		broken.Store(true)
+		for error := range f.send(1, 0, bad) {
+			const want = "rpc error: code = Unavailable desc = run ncf/1: the GPU has too little memory: full"
+			if error != want {
+				f.Errorf("alone: got %q, want %q", error, want)
+			}
+		}
+		if failed.Swap(0) != 1 {
+			f.Error("alone: no run failed")
+		}
+		if got := bad.counted("muster_failed_queries_total", "gpu"); got != 1 {
+			f.Errorf("alone: %v queries failed for the reason gpu, want 1", got)
+		}
+
+		broken.Store(false)
+		good := f.start()
+		f.settled(bad, good)
+		f.led(bad, good)
+		broken.Store(true)
+		if errors := f.send(40, 5*time.Millisecond, bad, good); len(errors) > 0 {
+			f.Errorf("failed: %v", errors)
+		}
+		if failed.Load() == 0 {
+			f.Error("no run failed, so nothing was tried again")
+		}
+		if got := bad.counted("muster_attempts_not_run_total", "gpu"); got != float64(failed.Load()) {
+			f.Errorf("%v attempts were not run for the reason gpu, want %d", got, failed.Load())
+		}
+	})
 }

@@ -219,11 +219,21 @@ func deviceError(err error) error {
 	return e
 }
 
-// runError is err of a run on a card.
-func runError(err error, card *gpu.Card) error {
+// onCard is err of what was done on a card, as a DeviceError if it is one. A card that this process
+// can use no more has then failed.
+func onCard(err error, card *gpu.Card) (*DeviceError, error) {
 	err = deviceError(err)
 	var device *DeviceError
-	if errors.As(err, &device) && device.Memory {
+	if errors.As(err, &device) && device.Dead {
+		card.Fail(fmt.Errorf("%s: %w", card, device))
+	}
+	return device, err
+}
+
+// runError is err of a run on a card.
+func runError(err error, card *gpu.Card) error {
+	device, err := onCard(err, card)
+	if device != nil && device.Memory {
 		device.Free, _ = card.Free() // only for the text
 	}
 	return err
@@ -232,8 +242,8 @@ func runError(err error, card *gpu.Card) error {
 // loadError is err of a model's load on a card that had free bytes of memory, or of which that is not
 // known: then free is 0.
 func loadError(err error, card *gpu.Card, free uint64) error {
-	var device *DeviceError
-	if err = deviceError(err); !errors.As(err, &device) || !device.Memory || free == 0 {
+	device, err := onCard(err, card)
+	if device == nil || !device.Memory || free == 0 {
 		return err
 	}
 	wanted := ""

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
@@ -65,6 +66,25 @@ func TestDeviceError(t *testing.T) {
 		"out of data bounds, idx=700 must be within the inclusive range [-10,9]")
 	if got := deviceError(other); got != other {
 		t.Errorf("of the query's own fault: got %v", got)
+	}
+}
+
+// TestDeadCard: after a run that has killed the context the card has failed, and after others not.
+func TestDeadCard(t *testing.T) {
+	card := &gpu.Card{Unwatched: errors.New("no NVML")}
+	runError(errors.New("CUDA failure 2: out of memory ; GPU=0"), card)
+	runError(errors.New("indices element out of data bounds"), card)
+	failed := make(chan error, 1)
+	go card.Watch(t.Context(), func(s gpu.Status) { failed <- s.Failed })
+	select {
+	case err := <-failed:
+		t.Errorf("without reason the card failed: %v", err)
+	case <-time.After(500 * time.Millisecond): // twice as long as Watch may take
+	}
+	runError(errors.New("CUDA failure 700: an illegal memory access was encountered ; GPU=0"), card)
+	const want = "GPU: the GPU failed: CUDA failure 700: an illegal memory access was encountered"
+	if err := <-failed; err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 

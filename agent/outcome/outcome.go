@@ -56,7 +56,10 @@ type Outcome struct {
 func Of(err error) Outcome {
 	var overloaded *runtime.OverloadedError
 	var over *secure.LimitError
+	var device *runtime.DeviceError
 	switch {
+	case errors.As(err, &device):
+		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "gpu", 0}
 	case errors.Is(err, ErrRefused):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
 	case errors.As(err, &over):

@@ -382,8 +382,9 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	})
 	if err != nil {
 		var overloaded *runtime.OverloadedError
+		var device *runtime.DeviceError
 		if errors.As(err, &overloaded) || errors.Is(err, runtime.ErrDraining) ||
-			errors.Is(err, runtime.ErrClosed) {
+			errors.Is(err, runtime.ErrClosed) || errors.As(err, &device) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 		}
 		if t.isQuery() {
@@ -429,6 +430,11 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	})
 }
 
+// avoidFor is how long a lane counts as busy after a run that failed of the card. It fails at once, so
+// the lane would always be free and get the query again, with others, until an agent that has to leave
+// has said so.
+const avoidFor = 500 * time.Millisecond
+
 // ended tells the leader that an attempt has ended, with its durations or the reason why it was not
 // run.
 func (w *Worker) ended(t *attempt, err error) {
@@ -450,6 +456,10 @@ func (w *Worker) ended(t *attempt, err error) {
 			f := outcome.Of(err)
 			c.Refused = f.Reason
 			w.metrics.refused.WithLabelValues(f.Reason).Inc()
+		}
+		var device *runtime.DeviceError
+		if errors.As(err, &device) {
+			c.RemainingNs = int64(avoidFor)
 		}
 	}
 	w.completed(c)
@@ -494,7 +504,7 @@ func (w *Worker) completed(c *control.Completed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if remaining := w.lanes.RemainingByLane(); int(c.Lane) < len(remaining) {
-		c.RemainingNs = int64(remaining[c.Lane])
+		c.RemainingNs = max(c.RemainingNs, int64(remaining[c.Lane]))
 	}
 	w.tellLeader(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
 }

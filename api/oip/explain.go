@@ -84,5 +84,5 @@ func Reasons() []string { return slices.Clone(reasons) }
 
 var reasons = []string{
 	"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "limit", "late",
-	"deadline", "cancelled", "draining", "unavailable", "internal",
+	"deadline", "cancelled", "draining", "gpu", "unavailable", "internal",
 }

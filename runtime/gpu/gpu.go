@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -35,7 +36,12 @@ type Card struct {
 	// parent is the card of a slice, else device; instance is the slice's number on it, or whole.
 	parent   nvml.Device
 	instance uint32
+	broken   atomic.Pointer[error] // of Fail; nil: it was not called
 }
+
+// Fail has Watch end with err, as if the driver had told of a fault: whoever uses the card has found
+// that this process can do so no more. Only the first call counts.
+func (c *Card) Fail(err error) { c.broken.CompareAndSwap(nil, &err) }
 
 // whole as a Card's instance says that it is no slice; NVML's events say so too.
 const whole = ^uint32(0)

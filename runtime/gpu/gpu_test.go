@@ -168,7 +168,15 @@ func TestWithoutNVML(t *testing.T) {
 	if err != nil || c.Unwatched == nil || c.UUID != "" {
 		t.Fatalf("got %+v, %v", c, err)
 	}
-	c.Watch(t.Context(), func(Status) { t.Error("a card without NVML was looked at") })
+	seen := watched(t, c)
+	dead := errors.New("dead")
+	c.Fail(dead)
+	if s := <-seen; s.Failed != dead || s.Memory != 0 {
+		t.Errorf("a card without NVML: got %+v, want no more than its failure", s)
+	}
+	if _, more := <-seen; more {
+		t.Error("the watch goes on after the card has failed")
+	}
 	if _, err := c.Free(); err == nil {
 		t.Error("a card without NVML has free memory")
 	}
@@ -261,6 +269,24 @@ func TestWatch(t *testing.T) {
 	}
 	if _, more := <-seen; more {
 		t.Error("the watch goes on after the card has failed")
+	}
+}
+
+// TestFail: who uses a card ends its watch.
+func TestFail(t *testing.T) {
+	fake(t, fakenvidia.State{Cards: []fakenvidia.Card{card("GPU-a")}})
+	c, err := Open("", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := watched(t, c)
+	await(t, seen, func(s Status) bool { return s.Failed == nil })
+	dead := errors.New("dead")
+	c.Fail(dead)
+	c.Fail(errors.New("as was known"))
+	got := await(t, seen, func(s Status) bool { return s.Failed != nil })
+	if got.Failed != dead || got.Used != 2*gib {
+		t.Errorf("got %+v", got)
 	}
 }
 

@@ -74,31 +74,37 @@ const (
 
 // Watch looks at the card each second, and as soon as the driver tells of a fault, and calls seen
 // with what it has found. It blocks until ctx ends, and up to a quarter of a second longer, or until
-// the card has failed; seen is then called for the last time. Of a card with Unwatched set it returns
-// at once.
+// the card has failed; seen is then called for the last time. A card with Unwatched set has failed
+// when Fail is called, and is not looked at.
 func (c *Card) Watch(ctx context.Context, seen func(Status)) {
-	if c.Unwatched != nil {
-		return
-	}
-	events, why := c.events()
+	var events nvml.EventSet
+	why := c.Unwatched
 	if why == nil {
-		defer events.Free()
+		if events, why = c.events(); why == nil {
+			defer events.Free()
+		}
 	}
 	var s Status
 	var last time.Time
 	for ctx.Err() == nil {
-		if now := time.Now(); s.Failed != nil || now.Sub(last) >= lookEvery {
+		if broken := c.broken.Load(); broken != nil && s.Failed == nil {
+			s.Failed = *broken
+		}
+		now := time.Now()
+		if c.Unwatched == nil && (s.Failed != nil || now.Sub(last) >= lookEvery) {
 			c.look(&s)
 			last = now
 			seen(s)
-			if s.Failed != nil {
-				return
-			}
+		} else if s.Failed != nil {
+			seen(s)
+		}
+		if s.Failed != nil {
+			return
 		}
 		if why != nil { // the card tells of no events, as some do not
 			select {
 			case <-ctx.Done():
-			case <-time.After(lookEvery):
+			case <-time.After(eventWait):
 			}
 			continue
 		}

@@ -59,6 +59,8 @@ var scenarios = []scenario{
 		nil},
 	{"worker", "workers killed, frozen and drained", "2 min", "15 s", (*run).worker,
 		nil},
+	{"gpu", "agents whose card (of a fake driver) falls off the bus, or faults", "1 min", "15 s",
+		(*run).gpu, nil},
 	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).gateway,
 		nil},
 	{"demand", "the plan that a leader proposes after a change of batch sizes or rate", "5 min",
