@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/muster-serve/muster/api/inference"
@@ -214,7 +215,11 @@ type grpcAsker struct {
 }
 
 func askGRPC(p *process) (asker, error) {
-	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// It tries again as often as HTTP clients do, not after a second, the default: that would count as
+	// the server's start.
+	retry := backoff.Config{BaseDelay: poll, Multiplier: 1, MaxDelay: poll}
+	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}))
 	if err != nil {
 		return nil, err
 	}

@@ -142,6 +142,9 @@ type process struct {
 	done chan struct{}
 }
 
+// poll is how long a client waits until it asks a server that starts again.
+const poll = 5 * time.Millisecond
+
 // start starts a server of the models of a repository, and waits until it has answered one query to
 // each of them.
 func (r *run) start(ctx context.Context, s server, repository string, queries []query) (*process,
@@ -207,7 +210,7 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 			break
 		}
 		select {
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(poll):
 		case <-p.done:
 			p.stop()
 			return nil, fmt.Errorf("it ended before it answered: %w; its log is %s", err, p.log)
