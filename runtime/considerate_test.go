@@ -10,7 +10,7 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// TestConsiderate: a warm-up pauses between its runs only while queries come.
+// TestConsiderate: a warm-up pauses between its runs only while ten queries come a second.
 func TestConsiderate(t *testing.T) {
 	v := &models.Version{Model: "m", Number: 1, Inputs: []models.Port{
 		{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
@@ -31,11 +31,16 @@ func TestConsiderate(t *testing.T) {
 		time.Sleep(ms)
 		warm(ctx, 10*ms, "nothing is served")
 		warm(t.Context(), 100*ms, "without lanes to consider")
+		for range 9 {
+			s.send(t.Context(), "query", 5, nil)
+		}
+		s.wg.Wait()
+		warm(ctx, 10*ms, "nine queries came just before")
 		s.send(t.Context(), "query", 5, nil)
 		s.wg.Wait()
-		warm(ctx, 100*ms, "a query came just before")
+		warm(ctx, 100*ms, "ten queries came just before")
 		time.Sleep(time.Second)
-		warm(ctx, 10*ms, "a query came a second ago")
+		warm(ctx, 10*ms, "ten queries came a second ago")
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		if err := runtime.Pause(ended, time.Hour); err != context.Canceled {

@@ -139,7 +139,7 @@ type Lanes struct {
 	reserved map[*Reservation]struct{}
 	current  map[*turn]struct{} // admitted queries, waiting or running
 	busy     time.Duration
-	asked    time.Duration // when the last query came that was not a background one; 0: never
+	asked    asked
 	dropped  Dropped
 	draining bool
 	drained  chan struct{} // closed when draining and nothing is left
@@ -300,7 +300,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
 	t.refusable = l.newRefusable(q, arrival)
 	if !q.Background {
-		l.asked = now
+		l.asked.note(now)
 	}
 	// Others may be awaited even while a lane is idle, and so wait those that come meanwhile.
 	waits := q.Merge.Merges() && !q.Background && (q.Merge.Waits() || q.Group.Number != 0)

@@ -71,17 +71,33 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 // serving is the key of a context's lanes.
 type serving struct{}
 
-// calmAfter is how long after the last query nobody is disturbed by a load.
-const calmAfter = time.Second
+const (
+	// fewQueries is how many queries within calmTime are so few that loads go on at full speed: a load
+	// is sooner done then, and disturbs one or two of them.
+	fewQueries = 10
+	calmTime   = time.Second
+)
 
-// Considerate returns a context with which loads pause between their pieces only while queries come
-// to these lanes: as long as nobody is served, as when an agent starts, nobody is disturbed.
+// An asked notes when the last queries came that were not background ones.
+type asked struct {
+	at   [fewQueries]time.Duration // 0: never
+	next int                       // the place of the oldest one
+}
+
+// note notes that a query came.
+func (a *asked) note(now time.Duration) {
+	a.at[a.next] = max(now, 1)
+	a.next = (a.next + 1) % len(a.at)
+}
+
+// Considerate returns a context with which loads pause between their pieces only while [Lanes.Calm] is
+// false: as long as hardly anybody is served, as when an agent starts, hardly anybody is disturbed.
 func (l *Lanes) Considerate(ctx context.Context) context.Context {
 	return context.WithValue(ctx, serving{}, l)
 }
 
 // Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
-// [Lanes.Considerate] it returns at once if no query came within the last second.
+// [Lanes.Considerate] it returns at once if these are calm.
 func Pause(ctx context.Context, d time.Duration) error {
 	if l, ok := ctx.Value(serving{}).(interface{ Calm() bool }); ok && l.Calm() {
 		return ctx.Err()
@@ -96,11 +112,13 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Calm reports whether no query came within the last second, not counting background queries.
+// Calm reports whether less than ten queries came within the last second, not counting background
+// queries.
 func (l *Lanes) Calm() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.asked == 0 || l.now()-l.asked > calmAfter
+	oldest := l.asked.at[l.asked.next]
+	return oldest == 0 || l.now()-oldest > calmTime
 }
 
 // RandomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -196,7 +197,9 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx = w.lanes.Considerate(ctx)
+	ctx, cancel := context.WithCancel(w.lanes.Considerate(ctx))
+	defer cancel()
+	checksum := sync.OnceValues(func() (string, error) { return w.sums.checksum(ctx, v) })
 	var model runtime.Model
 	var runs *runtime.Spread
 	load := func() {
@@ -211,6 +214,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 		}
 	}
 	if w.lanes.Calm() {
+		go func() { _, _ = checksum() }() // a load uses one core, and nobody is disturbed
 		load()
 	} else {
 		atLowPriority(load)
@@ -221,7 +225,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	took := time.Since(start)
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
 		took.Milliseconds())
-	sum, err := w.sums.checksum(ctx, v)
+	sum, err := checksum()
 	if err == nil {
 		start = time.Now()
 		err = runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
