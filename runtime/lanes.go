@@ -82,10 +82,9 @@ type Query struct {
 	// Refuse refuses the query as overload as soon as it is expected neither to meet its QoS target
 	// nor to start before its deadline, among the late queries that run when a lane would be idle.
 	Refuse bool
-	// Divide lets a lane of several cores run the query on one of them, beside others, if it has to
-	// wait. A lane begins to do so when as many queries wait as it has cores, and ends when all its
-	// cores are free. A query then takes longer, and all of them together less: cores that share a run
-	// wait for each other. Set it only if nobody plans with the lane's times.
+	// Divide lets a lane of several cores run the query on one of them, beside others, while several
+	// wait. A query then takes longer, and all of them together less: cores that share a run wait for
+	// each other. Set it only if nobody plans with the lane's times.
 	Divide bool
 	// Background runs the query only when a lane is idle and no other query waits, or when it has
 	// waited for queue.BackgroundWait. A background query does not count as waiting. If its run
@@ -728,9 +727,7 @@ func (l *Lanes) remaining(now time.Duration) time.Duration {
 }
 
 // rest returns how much longer t will run, by its estimate; 0 if it already takes longer.
-func (t *turn) rest(now time.Duration) time.Duration {
-	return max(0, t.Estimate-(now-t.started))
-}
+func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-(now-t.started)) }
 
 // remainingByLane returns LanesStats.RemainingByLane.
 func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {

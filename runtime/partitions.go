@@ -194,7 +194,7 @@ func (p *Partitions) Considerate(ctx context.Context) context.Context {
 	return context.WithValue(ctx, serving{}, p)
 }
 
-// Calm reports whether no lane has had a query for a while.
+// Calm is [Lanes.Calm] of all lanes.
 func (p *Partitions) Calm() bool {
 	now := p.now.Load()
 	busy := func(part Part) bool { return !part.Calm() }
