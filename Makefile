@@ -26,9 +26,10 @@ demo: build
 # (pure_test.go). Of sim only the searches start any. -cpu 1, because with more the race detector
 # itself crashes now and then in tests on virtual time: timers of a synctest bubble that fire on two
 # threads share one of its contexts (Go 1.26, runtime/time.go, unlockAndRun). It still finds races
-# between goroutines, and go test runs as many packages at a time as there are cores.
+# between goroutines. One package more than there are cores runs at a time, since tests also wait.
 race: onnxruntime
-	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -cpu 1 -timeout 20m $$(go list ./... | \
+	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -cpu 1 -timeout 20m \
+		-p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $$(go list ./... | \
 		grep -vE '/(api/names|client/queries|cmd/.*/placecmd|leader(/.*)?|profiles(/.*)?|runtime/queue|sim(/.*)?)$$')
 	go test -trimpath -vet=off -race -short -cpu 1 -run 'TestCompare|Throughput|TestOracle' ./sim
 
