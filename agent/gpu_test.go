@@ -97,27 +97,7 @@ func TestGPU(t *testing.T) {
 			t.Errorf("%s of %q: got %v, want %v", tt.name, tt.label, got, tt.want)
 		}
 	}
-	families, err := a.metrics.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, documented := documentedMetrics(t)
-	served := map[string]bool{}
-	for _, family := range families {
-		name := family.GetName()
-		if !strings.HasPrefix(name, "muster_gpu_") {
-			continue
-		}
-		served[name] = true
-		if is := typeAndLabels(family); documented[name] != is {
-			t.Errorf("%s is a %q, docs/metrics.md has %q", name, is, documented[name])
-		}
-	}
-	for name := range documented {
-		if strings.HasPrefix(name, "muster_gpu_") && !served[name] {
-			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
-		}
-	}
+	servesAsDocumented(t, a.Agent, "muster_gpu_")
 
 	card.Throttled, card.Xid, card.Event = 0x40, 63, 1 // a thermal slowdown; a row was remapped
 	set(card)

@@ -136,6 +136,33 @@ func (a *Agent) held(what string) (held int) {
 	return held
 }
 
+// servesAsDocumented: of the metrics whose names have the prefix the agent serves those of
+// docs/metrics.md, with the types and labels there, and no others.
+func servesAsDocumented(t testing.TB, a *Agent, prefix string) {
+	t.Helper()
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, documented := documentedMetrics(t)
+	served := map[string]bool{}
+	for _, family := range families {
+		name := family.GetName()
+		if !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		served[name] = true
+		if is := typeAndLabels(family); documented[name] != is {
+			t.Errorf("%s is a %q, docs/metrics.md has %q", name, is, documented[name])
+		}
+	}
+	for name := range documented {
+		if strings.HasPrefix(name, prefix) && !served[name] {
+			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
+		}
+	}
+}
+
 // typeAndLabels is "counter of model, version": the labels are sorted.
 func typeAndLabels(family *dto.MetricFamily) string {
 	var labels []string

@@ -389,25 +389,7 @@ func TestRentingMetrics(t *testing.T) {
 		r.cloud.Short(kindOf("t3.xlarge"), true)
 		r.want(leader, map[string]uint32{"r5n.large": 1, "t3.xlarge": 1})
 		time.Sleep(30 * time.Second)
-		families, err := leader.metrics.registry.Gather()
-		if err != nil {
-			r.Fatal(err)
-		}
-		_, documented := documentedMetrics(t)
-		served := map[string]bool{}
-		for _, family := range families {
-			if name := family.GetName(); strings.HasPrefix(name, "muster_fleet_") {
-				served[name] = true
-				if is := typeAndLabels(family); documented[name] != is {
-					r.Errorf("%s is a %q, docs/metrics.md has %q", name, is, documented[name])
-				}
-			}
-		}
-		for name := range documented {
-			if strings.HasPrefix(name, "muster_fleet_") && !served[name] {
-				r.Errorf("docs/metrics.md has %s, which the leader does not serve", name)
-			}
-		}
+		servesAsDocumented(r, leader.Agent, "muster_fleet_")
 	})
 }
 

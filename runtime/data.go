@@ -121,16 +121,22 @@ func mappings(files map[string]bool) ([]mapping, error) {
 func realPaths(dir string, data []onnx.DataFile) (map[string]bool, error) {
 	paths := map[string]bool{}
 	for _, d := range data {
-		path, err := filepath.EvalSymlinks(filepath.Join(dir, d.Location))
-		if err == nil {
-			path, err = filepath.Abs(path)
-		}
+		path, err := realPath(dir, d.Location)
 		if err != nil {
 			return nil, err
 		}
 		paths[path] = true
 	}
 	return paths, nil
+}
+
+// realPath is realPaths of one file, by its path in dir.
+func realPath(dir, location string) (string, error) {
+	path, err := filepath.EvalSymlinks(filepath.Join(dir, location))
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(path)
 }
 
 // populate enters the pages of mapped files into the page table. Otherwise the first queries would

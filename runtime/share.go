@@ -40,10 +40,7 @@ func (s *session) share(path string) (_ shared, err error) {
 	}()
 	dir := filepath.Dir(path)
 	for _, t := range tensors {
-		file, err := filepath.EvalSymlinks(filepath.Join(dir, t.External.Location))
-		if err == nil {
-			file, err = filepath.Abs(file)
-		}
+		file, err := realPath(dir, t.External.Location)
 		if err != nil {
 			return nil, err
 		}
