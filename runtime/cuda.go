@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	ort "github.com/yalue/onnxruntime_go"
 
 	"github.com/muster-serve/muster/runtime/gpu"
+	"github.com/muster-serve/muster/runtime/internal/cuda"
 	"github.com/muster-serve/muster/runtime/internal/dynlib"
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
 )
@@ -103,28 +105,32 @@ func (c Config) openCUDA() (*cudaBuild, *gpu.Card, error) {
 }
 
 // cudaOptions are the options of the CUDA provider where a model may take at most memory bytes; 0: no
-// bound.
-func cudaOptions(memory int64) map[string]string {
-	if memory == 0 {
-		return nil
-	}
-	return map[string]string{
-		"gpu_mem_limit": strconv.FormatInt(memory, 10),
-		// Otherwise the memory doubles each time that it grows, and reaches the bound too soon.
+// bound. They include others.
+func cudaOptions(memory int64, others map[string]string) map[string]string {
+	options := map[string]string{
+		// Otherwise products of FP32 have the precision of FP16 on cards since Ampere, and answers are
+		// up to 1e-3 from the CPU's.
+		"use_tf32": "0",
+		// Otherwise the memory doubles each time that it grows.
 		"arena_extend_strategy": "kSameAsRequested",
 	}
+	if memory > 0 {
+		options["gpu_mem_limit"] = strconv.FormatInt(memory, 10)
+	}
+	maps.Copy(options, others)
+	return options
 }
 
-func addCUDA(opts *ort.SessionOptions, memory int64) error {
-	cuda, err := ort.NewCUDAProviderOptions()
+func addCUDA(opts *ort.SessionOptions, memory int64, others map[string]string) error {
+	options, err := ort.NewCUDAProviderOptions()
 	if err != nil {
 		return err
 	}
-	defer cuda.Destroy()
-	if err := cuda.Update(cudaOptions(memory)); err != nil {
+	defer options.Destroy()
+	if err := options.Update(cudaOptions(memory, others)); err != nil {
 		return err
 	}
-	return opts.AppendExecutionProviderCUDA(cuda)
+	return opts.AppendExecutionProviderCUDA(options)
 }
 
 // explain returns err of the first use of the CUDA provider beside a library. If the provider could
@@ -168,6 +174,9 @@ func (e *DeviceError) Error() string {
 	return text + ": " + e.Text
 }
 
+// noMemory is CUDA's error for too little memory.
+const noMemory = 2
+
 // dead are CUDA's errors after which, by cuda.h, a process must end to use CUDA again: the card or
 // the context is lost.
 var dead = []int{
@@ -198,8 +207,13 @@ var (
 		`(\d+)|CUDA failure 2:|ALLOC(?:ATION)?_FAILED`)
 )
 
-// deviceError returns err of ONNX Runtime as a DeviceError if it is one, else err.
+// deviceError returns err of ONNX Runtime or of package cuda as a DeviceError if it is one, else err.
 func deviceError(err error) error {
+	var failed *cuda.Error
+	if errors.As(err, &failed) {
+		return &DeviceError{Dead: slices.Contains(dead, failed.Code),
+			Memory: failed.Code == noMemory, Text: failed.Error()}
+	}
 	e := &DeviceError{Text: err.Error()}
 	if m := outOfMemory.FindStringSubmatch(e.Text); m != nil {
 		e.Memory = true

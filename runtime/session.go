@@ -94,6 +94,8 @@ type session struct {
 	// of another session. common is what it has of another session's.
 	memory []mapping
 	common shared
+	// graphs is what runs the queries on the card; nil: ort does.
+	graphs *graphs
 	// single is the same version with sessions of one thread, for [Lanes] to run several queries at a
 	// time; nil: none.
 	single *session
@@ -280,15 +282,20 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
 			len(inputs), len(outputs))
 	}
-	opts, err := o.sessionOptions(t)
-	if err != nil {
-		return nil, fmt.Errorf("set session options: %w", err)
-	}
-	defer opts.Destroy()
-	if o.kernels {
+	switch {
+	case o.kernels:
 		s.ort = o.withKernels(v, signature, t, common, inputs, outputs)
+	case o.info.Provider == CUDA:
+		if err := o.withGraphs(ctx, s, v, common, inputs, outputs); err != nil {
+			return nil, err
+		}
 	}
 	if s.ort == nil {
+		opts, err := o.sessionOptions(t, nil)
+		if err != nil {
+			return nil, fmt.Errorf("set session options: %w", err)
+		}
+		defer opts.Destroy()
 		if err := common.add(opts); err != nil {
 			return nil, err
 		}
@@ -336,7 +343,7 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 // rewritten creates the session of a rewritten model whose external data is in dir, after a check.
 func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, common shared,
 	inputs, outputs []string) (*ort.DynamicAdvancedSession, error) {
-	opts, err := o.sessionOptions(t)
+	opts, err := o.sessionOptions(t, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -377,7 +384,9 @@ func rowElements(out models.Port, batchless bool) int {
 	return n
 }
 
-func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
+// sessionOptions returns the options of a session; onCard are options of the CUDA provider beside the
+// usual ones.
+func (o *ONNX) sessionOptions(t threads, onCard map[string]string) (*ort.SessionOptions, error) {
 	opts, err := ort.NewSessionOptions()
 	if err != nil {
 		return nil, err
@@ -403,7 +412,7 @@ func (o *ONNX) sessionOptions(t threads) (*ort.SessionOptions, error) {
 		spin(opts, o.info.Version),
 	)
 	if o.info.Provider == CUDA {
-		err = errors.Join(err, addCUDA(opts, o.memory))
+		err = errors.Join(err, addCUDA(opts, o.memory, onCard))
 	}
 	if err != nil {
 		opts.Destroy()
@@ -447,7 +456,13 @@ func (s *session) Close() error {
 	if s.ort == nil {
 		return nil
 	}
-	err := errors.Join(single, s.ort.Destroy(), s.common.Close())
+	var err error
+	if s.graphs != nil {
+		err = s.graphs.close()
+	} else {
+		err = s.ort.Destroy()
+	}
+	err = errors.Join(single, err, s.common.Close())
 	s.ort = nil
 	giveBack()
 	if s.release != nil {
@@ -457,8 +472,9 @@ func (s *session) Close() error {
 	return err
 }
 
-// Run executes one query. On the CPU a batch of independent rows runs in pieces of about 10 ms, and
-// the end of ctx takes effect between two pieces. Any other run is terminated through ONNX Runtime,
+// Run executes one query. On the CPU a batch of independent rows runs in pieces of about 10 ms, on a
+// card in pieces of the largest batch size, and the end of ctx takes effect between two pieces. Any
+// other run is terminated through ONNX Runtime,
 // which takes effect between two nodes of the graph. Input data that is not aligned for its type is
 // copied.
 func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
@@ -562,6 +578,9 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) er
 	s := r.s
 	if err := r.prepareOutputs(batch); err != nil {
 		return err
+	}
+	if s.graphs != nil {
+		return s.graphs.execute(ctx, r, inputs, batch)
 	}
 	if !s.pieces {
 		err := r.callCancellable(ctx, inputs, batch)

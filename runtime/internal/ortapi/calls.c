@@ -1,4 +1,5 @@
-// Threads of sessions, started by a thread of the usual priority that may run on all processors.
+// What ONNX Runtime has and its Go binding lacks: threads of sessions, started by a thread of the
+// usual priority that may run on all processors; shared initializers; tensors in a card's memory.
 #include "calls.h"
 
 #include <dlfcn.h>
@@ -12,8 +13,16 @@
 enum {
 	VERSION = 24,
 	GetErrorMessage = 2,
+	Run = 9,
+	CreateRunOptions = 39,
+	CreateTensorWithDataAsOrtValue = 49,
+	CreateMemoryInfo = 68,
 	ReleaseStatus = 93,
+	ReleaseMemoryInfo = 94,
+	ReleaseValue = 96,
+	ReleaseRunOptions = 97,
 	AddInitializer = 150,
+	AddRunConfigEntry = 165,
 	SessionOptionsSetCustomCreateThreadFn = 196,
 	SessionOptionsSetCustomJoinThreadFn = 198
 };
@@ -116,4 +125,38 @@ char *threads_set(void *options) {
 char *initializer_set(void *options, const char *name, const void *value) {
 	typedef void *adder(void *options, const char *name, const void *value);
 	return text_of(((adder *)api[AddInitializer])(options, name, value));
+}
+
+char *tensor_on_card(void *data, size_t size, const int64_t *shape, size_t dims, int type,
+	void **value) {
+	// OrtDeviceAllocator and OrtMemTypeDefault are 0. The process sees one card, which is 0 too.
+	typedef void *memory_creator(const char *name, int type, int id, int kind, void **memory);
+	void *memory = NULL;
+	void *status = ((memory_creator *)api[CreateMemoryInfo])("Cuda", 0, 0, 0, &memory);
+	if (status) return text_of(status);
+	typedef void *creator(const void *memory, void *data, size_t size, const int64_t *shape,
+		size_t dims, int type, void **value);
+	status = ((creator *)api[CreateTensorWithDataAsOrtValue])(memory, data, size, shape, dims, type,
+		value);
+	((void (*)(void *))api[ReleaseMemoryInfo])(memory);
+	return text_of(status);
+}
+
+void value_release(void *value) { ((void (*)(void *))api[ReleaseValue])(value); }
+
+char *run_on_card(void *session, const char *const *inputs, const void *const *in, size_t count,
+	const char *const *outputs, size_t outs, void **out) {
+	void *options = NULL;
+	void *status = ((void *(*)(void **))api[CreateRunOptions])(&options);
+	if (status) return text_of(status);
+	typedef void *setter(void *options, const char *key, const char *value);
+	setter *set = (setter *)api[AddRunConfigEntry];
+	status = set(options, "gpu_graph_id", "-1");
+	if (!status) status = set(options, "disable_synchronize_execution_providers", "1");
+	typedef void *runner(void *session, const void *options, const char *const *inputs,
+		const void *const *in, size_t count, const char *const *outputs, size_t outs, void **out);
+	if (!status)
+		status = ((runner *)api[Run])(session, options, inputs, in, count, outputs, outs, out);
+	((void (*)(void *))api[ReleaseRunOptions])(options);
+	return text_of(status);
 }

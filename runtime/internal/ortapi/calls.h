@@ -1,6 +1,9 @@
 #ifndef MUSTER_CALLS_H
 #define MUSTER_CALLS_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 // threads_open finds ONNX Runtime in the library at path, which this process has loaded, and starts
 // the thread that starts others. It returns NULL or an error. Call it once.
 const char *threads_open(const char *path);
@@ -12,5 +15,19 @@ char *threads_set(void *options);
 // initializer_set has a session with an OrtSessionOptions use an OrtValue as the initializer of that
 // name. It returns NULL or an error, which the caller frees.
 char *initializer_set(void *options, const char *name, const void *value);
+
+// tensor_on_card makes an OrtValue of memory of the card, which must outlive it. It returns NULL or an
+// error, which the caller frees.
+char *tensor_on_card(void *data, size_t size, const int64_t *shape, size_t dims, int type,
+	void **value);
+
+// value_release frees an OrtValue.
+void value_release(void *value);
+
+// run_on_card runs an OrtSession with values in the card's memory. It returns before the card has done
+// the work, which it gives to the session's stream, and neither makes nor uses ONNX Runtime's own
+// graphs. It returns NULL or an error, which the caller frees.
+char *run_on_card(void *session, const char *const *inputs, const void *const *in, size_t count,
+	const char *const *outputs, size_t outs, void **out);
 
 #endif

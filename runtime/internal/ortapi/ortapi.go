@@ -10,6 +10,7 @@ import "C"
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"unsafe"
 
 	ort "github.com/yalue/onnxruntime_go"
@@ -52,6 +53,51 @@ func ShareInitializer(options *ort.SessionOptions, name string,
 	n := C.CString(name)
 	defer C.free(unsafe.Pointer(n))
 	return failure("share initializer "+name, C.initializer_set(o, n, v))
+}
+
+// A CardTensor is a tensor in a card's memory.
+type CardTensor struct{ value unsafe.Pointer }
+
+// NewCardTensor returns a tensor of size bytes of the card's memory, which must outlive it.
+func NewCardTensor(memory unsafe.Pointer, size int, shape []int64,
+	kind ort.TensorElementDataType) (*CardTensor, error) {
+	t := &CardTensor{}
+	return t, failure("make a tensor on the card", C.tensor_on_card(memory, C.size_t(size),
+		(*C.int64_t)(unsafe.SliceData(shape)), C.size_t(len(shape)), C.int(kind), &t.value))
+}
+
+// Destroy frees the tensor, not its memory.
+func (t *CardTensor) Destroy() { C.value_release(t.value) }
+
+// RunOnCard has a session that was made with a stream of the caller's run with inputs and outputs by
+// their names. It gives the stream the work, and does not wait for it. The session's own graphs stay
+// unused.
+func RunOnCard(session *ort.DynamicAdvancedSession, inputs []string, in []*CardTensor,
+	outputs []string, out []*CardTensor) error {
+	inner, err := pointer(session, "s")
+	if err != nil {
+		return err
+	}
+	s, err := pointer((*ort.AdvancedSession)(inner), "ortSession")
+	if err != nil {
+		return err
+	}
+	names := make([]*C.char, 0, len(inputs)+len(outputs))
+	defer func() {
+		for _, name := range names {
+			C.free(unsafe.Pointer(name))
+		}
+	}()
+	values := make([]unsafe.Pointer, 0, cap(names))
+	for _, name := range slices.Concat(inputs, outputs) {
+		names = append(names, C.CString(name))
+	}
+	for _, t := range slices.Concat(in, out) {
+		values = append(values, t.value)
+	}
+	n := len(inputs)
+	return failure("run on the card", C.run_on_card(s, &names[0], &values[0], C.size_t(n), &names[n],
+		C.size_t(len(outputs)), &values[n]))
 }
 
 // failure returns the error of a call, whose text it frees; nil if there is none.

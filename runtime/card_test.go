@@ -1,0 +1,193 @@
+package runtime_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// openBoth opens the CUDA build that MUSTER_CUDA_LIB names, on the machine's card and on its CPU. It
+// skips the test without one.
+func openBoth(t testing.TB, cfg runtime.Config) (card, cpu *runtime.ONNX) {
+	cfg.LibraryPath = os.Getenv("MUSTER_CUDA_LIB")
+	if cfg.LibraryPath == "" {
+		t.Skip("needs a card, and the path of ONNX Runtime's CUDA build in MUSTER_CUDA_LIB")
+	}
+	cfg.Provider = runtime.CUDA
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	card = must(runtime.OpenONNX(cfg))
+	cfg.Provider = runtime.CPU
+	return card, must(runtime.OpenONNX(cfg))
+}
+
+// apart is the largest difference of two models' answers, as a share of the largest value.
+func apart(t testing.TB, a, b runtime.Model, v *models.Version, batch int, seed uint64) float64 {
+	t.Helper()
+	inputs := seededInputs(v, batch, seed)
+	x, err := a.Run(context.Background(), inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Release()
+	y, err := b.Run(context.Background(), inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Release()
+	most := 0.
+	for i, out := range x.Outputs {
+		if !slices.Equal(out.Shape, y.Outputs[i].Shape) {
+			t.Fatalf("output %s has shapes %v and %v", out.Name, out.Shape, y.Outputs[i].Shape)
+		}
+		difference, largest := 0., 1e-9
+		for k := range len(out.Data) / 4 {
+			p := float64(math.Float32frombits(binary.LittleEndian.Uint32(out.Data[4*k:])))
+			q := float64(math.Float32frombits(binary.LittleEndian.Uint32(y.Outputs[i].Data[4*k:])))
+			if !(math.Abs(p-q) <= difference) {
+				difference = math.Abs(p - q)
+			}
+			largest = max(largest, math.Abs(q))
+		}
+		most = max(most, difference/largest)
+	}
+	return most
+}
+
+// TestCardAnswers: the card answers as the CPU does, whatever the batch size and the order.
+func TestCardAnswers(t *testing.T) {
+	card, cpu := openBoth(t, runtime.Config{})
+	for _, name := range zoo.Names() {
+		t.Run(name, func(t *testing.T) {
+			v := generate(t, name, zoo.Small)
+			a, b := load(t, card, v), load(t, cpu, v)
+			random := rand.New(rand.NewPCG(1, 2))
+			sizes := []int{1, 2, 3, 1000, 5, 64, 200, 257, 1000, 1, 2500, 0}
+			for range 20 {
+				sizes = append(sizes, 1+random.IntN(1000))
+			}
+			most := 0.
+			for i, batch := range sizes {
+				d := apart(t, a, b, v, batch, uint64(i))
+				if most = max(most, d); !(d <= 1e-4) {
+					t.Fatalf("batch size %d: %g apart", batch, d)
+				}
+			}
+			t.Logf("at most %.1e apart", most)
+		})
+	}
+}
+
+// TestCardConcurrency: queries to several models and of several sizes, at a time, get their own
+// answers, also while another model is loaded and closed.
+func TestCardConcurrency(t *testing.T) {
+	card, cpu := openBoth(t, runtime.Config{})
+	var group sync.WaitGroup
+	for _, name := range []string{"ncf", "wnd"} {
+		v := generate(t, name, zoo.Small)
+		a, b := load(t, card, v), load(t, cpu, v)
+		for worker := range 4 {
+			group.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(worker), 2))
+				for i := range 100 {
+					batch := 1 + random.IntN(300)
+					if d := apart(t, a, b, v, batch, uint64(i)); !(d <= 1e-4) {
+						t.Errorf("%s, batch size %d: %g apart", name, batch, d)
+						return
+					}
+				}
+			})
+		}
+	}
+	v := generate(t, "rm2", zoo.Small)
+	for range 5 {
+		m, err := card.Load(context.Background(), v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group.Wait()
+}
+
+// TestCardWithoutGraphs: a model whose rows are not independent runs all the same.
+func TestCardWithoutGraphs(t *testing.T) {
+	card, cpu := openBoth(t, runtime.Config{})
+	v := generate(t, "wnd", zoo.Small)
+	v.Config.RowsIndependent = false
+	a, b := load(t, card, v), load(t, cpu, v)
+	for _, batch := range []int{1, 7, 300} {
+		if d := apart(t, a, b, v, batch, 3); !(d <= 1e-4) {
+			t.Fatalf("batch size %d: %g apart", batch, d)
+		}
+	}
+}
+
+// TestCardMemory: a model for which the memory is too small does not load, and another one runs on.
+func TestCardMemory(t *testing.T) {
+	card, cpu := openBoth(t, runtime.Config{GPUMemory: 200 << 20})
+	small := generate(t, "wnd", zoo.Small)
+	a, b := load(t, card, small), load(t, cpu, small)
+	_, err := card.Load(context.Background(), generate(t, "rm2", zoo.Default))
+	wantError(t, err, "it does not fit into the memory of GPU 0", "it asked for")
+	t.Log(err)
+	if d := apart(t, a, b, small, 100, 3); !(d <= 1e-4) {
+		t.Fatalf("%g apart", d)
+	}
+}
+
+// BenchmarkCard measures runs by batch size, in turns with those of the CPU with all cores, and how
+// far their answers are apart.
+func BenchmarkCard(b *testing.B) {
+	card, cpu := openBoth(b, runtime.Config{})
+	for _, name := range []string{"ncf", "rm2", "wnd", "mtwnd", "dien"} {
+		v := generate(b, name, zoo.Default)
+		on := []runtime.Model{load(b, card, v), load(b, cpu, v)}
+		plain := *v
+		plain.Config.RowsIndependent = false
+		on = append(on, load(b, card, &plain))
+		for _, batch := range []int{1, 4, 16, 64, 256, 1000} {
+			b.Run(fmt.Sprintf("%s/%d", name, batch), func(b *testing.B) {
+				inputs := randomInputs(v, batch)
+				took := make([][]float64, len(on))
+				for range b.N {
+					for i, m := range on {
+						for end := time.Now().Add(60 * time.Millisecond); ; {
+							start := time.Now()
+							r, err := m.Run(context.Background(), inputs)
+							if err != nil {
+								b.Fatal(err)
+							}
+							took[i] = append(took[i], float64(time.Since(start).Nanoseconds())/1e3)
+							r.Release()
+							if time.Now().After(end) {
+								break
+							}
+						}
+					}
+				}
+				b.ReportMetric(quantile(took[0], .5), "card-us")
+				b.ReportMetric(quantile(took[0], .99), "card-p99-us")
+				b.ReportMetric(quantile(took[2], .5), "no-graph-us")
+				b.ReportMetric(quantile(took[1], .5), "cpu-us")
+				if batch > 1 {
+					b.ReportMetric(1e6*apart(b, on[0], on[1], v, batch, 9), "apart-ppm")
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}

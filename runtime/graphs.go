@@ -1,0 +1,358 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/internal/cuda"
+	"github.com/muster-serve/muster/runtime/internal/ortapi"
+)
+
+const (
+	// mostStaged bounds the bytes of a model's inputs and outputs for its largest graph.
+	mostStaged = 64 << 20
+	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was made
+	// of, as a share of the largest value: some kernels sum in another order each time.
+	agreement = 1e-4
+)
+
+// A graphs runs a model on the card. For some batch sizes it has a CUDA graph, in which the copies to
+// and from the card and all kernels of the model are one call. A query takes the graph of the next
+// larger size; the rows that it does not have are those of an earlier query, and what comes of them is
+// left unread. ONNX Runtime itself starts each kernel by a call of its own, for which the card waits.
+//
+// Runs follow one another: they share memory, and the session's scratch memory is the graphs' too. So
+// nothing else may run on the session, or shrink its memory.
+type graphs struct {
+	s       *session
+	stream  *cuda.Stream
+	in, out []*cuda.Buffer // by input and output, for the largest size
+
+	mu    sync.Mutex
+	sizes []sizedGraph // ascending
+}
+
+type sizedGraph struct {
+	rows  int
+	graph *cuda.Graph
+}
+
+// graphSizes returns the batch sizes that have a graph, ascending: powers of two and the middles
+// between them, so that at most a third of the rows are idle.
+func graphSizes(largest int) (sizes []int) {
+	for n := 1; n < largest; n *= 2 {
+		sizes = append(sizes, n)
+		if middle := n + n/2; n > 2 && middle < largest {
+			sizes = append(sizes, middle)
+		}
+	}
+	return append(sizes, largest)
+}
+
+// whyNoGraphs returns why queries of a version cannot run as graphs; "" if they can.
+func (s *session) whyNoGraphs(v *models.Version) string {
+	if !v.Config.RowsIndependent || v.Batchless {
+		return "its configuration does not say rows_independent"
+	}
+	for _, in := range v.Inputs {
+		if in.DataType.Size() == 0 || slices.Contains(in.Shape[1:], onnx.Dynamic) {
+			return fmt.Sprintf("input %q has no fixed size", in.Name)
+		}
+	}
+	for _, out := range s.outputs {
+		if out.rowElements <= 0 {
+			return fmt.Sprintf("output %q has no fixed size", out.Name)
+		}
+	}
+	return ""
+}
+
+// withGraphs creates the session and its graphs if the version can have them, and logs why not. Then s
+// has neither. An error is one after which no session can be.
+func (o *ONNX) withGraphs(ctx context.Context, s *session, v *models.Version, common shared,
+	inputs, outputs []string) error {
+	why := s.whyNoGraphs(v)
+	if why == "" {
+		err := o.loadGraphs(ctx, s, v, common, inputs, outputs)
+		var device *DeviceError
+		if err == nil || ctx.Err() != nil || errors.As(deviceError(err), &device) && device.Dead {
+			return err
+		}
+		why = trim(err).Error()
+	}
+	o.log.Info("runs without CUDA graphs", "model", s.name, "reason", why)
+	return nil
+}
+
+// loadGraphs creates the session and its graphs. After an error s has neither.
+func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, common shared,
+	inputs, outputs []string) (err error) {
+	if err := cuda.Open(); err != nil {
+		return err
+	}
+	start := time.Now()
+	g := &graphs{s: s}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+		}
+	}()
+	if g.stream, err = cuda.NewStream(); err != nil {
+		return err
+	}
+	opts, err := o.sessionOptions(s.threads, map[string]string{
+		// Otherwise ONNX Runtime frees memory of the machine that a graph copies from. It makes no
+		// graph: see RunOnCard.
+		"enable_cuda_graph":       "1",
+		"has_user_compute_stream": "1",
+		"user_compute_stream":     strconv.FormatUint(uint64(uintptr(g.stream.Handle())), 10),
+	})
+	if err != nil {
+		return err
+	}
+	defer opts.Destroy()
+	if err := common.add(opts); err != nil {
+		return err
+	}
+	s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
+	if err != nil {
+		return trim(err)
+	}
+	row := 0
+	for i := range s.inputs {
+		row += s.inputRow(i)
+	}
+	for i := range s.outputs {
+		row += s.outputRow(i)
+	}
+	sizes := graphSizes(max(1, min(v.Config.LargestBatchSize, mostStaged/row)))
+	if err := g.allocate(sizes[len(sizes)-1]); err != nil {
+		return err
+	}
+	// ONNX Runtime has handles for each thread, which it makes in that thread's first run.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	random := rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
+	for _, rows := range slices.Backward(sizes) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := g.add(random, v, rows, inputs, outputs); err != nil {
+			return fmt.Errorf("graph of batch size %d: %w", rows, err)
+		}
+	}
+	slices.Reverse(g.sizes)
+	s.graphs = g
+	o.log.Info("runs as CUDA graphs", "model", s.name, "graphs", len(sizes), "largest_batch_size",
+		sizes[len(sizes)-1], "took_ms", float64(time.Since(start).Microseconds())/1e3)
+	return nil
+}
+
+// inputRow and outputRow return the bytes of a row.
+func (s *session) inputRow(i int) int {
+	n := s.inputs[i].DataType.Size()
+	for _, d := range s.inputs[i].Shape[1:] {
+		n *= int(d)
+	}
+	return n
+}
+
+func (s *session) outputRow(i int) int {
+	return s.outputs[i].rowElements * s.outputs[i].DataType.Size()
+}
+
+// allocate allocates the buffers, for rows rows.
+func (g *graphs) allocate(rows int) error {
+	for i := range g.s.inputs {
+		b, err := cuda.NewBuffer(max(1, rows*g.s.inputRow(i)))
+		if err != nil {
+			return err
+		}
+		g.in = append(g.in, b)
+	}
+	for i := range g.s.outputs {
+		b, err := cuda.NewBuffer(rows * g.s.outputRow(i))
+		if err != nil {
+			return err
+		}
+		g.out = append(g.out, b)
+	}
+	return nil
+}
+
+// add makes the graph of a batch size, and compares what it answers with what ONNX Runtime does.
+func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, outputs []string) error {
+	values, err := RandomInputs(random, v, rows)
+	if err != nil {
+		return err
+	}
+	for i, in := range values {
+		copy(g.in[i].Host, in.Data)
+	}
+	in, out, err := g.tensors(rows)
+	defer func() {
+		for _, t := range slices.Concat(in, out) {
+			t.Destroy()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	work := func() error {
+		for i, b := range g.in {
+			if err := g.stream.ToDevice(b, rows*g.s.inputRow(i)); err != nil {
+				return err
+			}
+		}
+		if err := ortapi.RunOnCard(g.s.ort, inputs, in, outputs, out); err != nil {
+			return err
+		}
+		for i, b := range g.out {
+			if err := g.stream.ToHost(b, rows*g.s.outputRow(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	// The first run also has ONNX Runtime allocate what a graph must not.
+	if err := errors.Join(work(), g.stream.Wait()); err != nil {
+		return err
+	}
+	want := make([][]byte, len(g.out))
+	for i, b := range g.out {
+		want[i] = bytes.Clone(b.Host[:rows*g.s.outputRow(i)])
+		clear(b.Host)
+	}
+	graph, err := g.stream.Capture(work)
+	if err != nil {
+		return err
+	}
+	g.sizes = append(g.sizes, sizedGraph{rows, graph})
+	if err := graph.Run(g.stream); err != nil {
+		return err
+	}
+	for i, b := range g.out {
+		if p := g.s.outputs[i]; !agrees(p.DataType, b.Host[:len(want[i])], want[i]) {
+			return fmt.Errorf("output %q is not as without it", p.Name)
+		}
+	}
+	return nil
+}
+
+// tensors returns the inputs and outputs of a batch size on the card.
+func (g *graphs) tensors(rows int) (in, out []*ortapi.CardTensor, err error) {
+	tensorOf := func(p models.Port, b *cuda.Buffer, row int) (*ortapi.CardTensor, error) {
+		shape := slices.Clone(p.Shape)
+		shape[0] = int64(rows)
+		return ortapi.NewCardTensor(b.Device(), rows*row, shape, elementTypes[p.DataType])
+	}
+	for i, p := range g.s.inputs {
+		t, err := tensorOf(p, g.in[i], g.s.inputRow(i))
+		if err != nil {
+			return in, out, err
+		}
+		in = append(in, t)
+	}
+	for i, p := range g.s.outputs {
+		t, err := tensorOf(p.Port, g.out[i], g.s.outputRow(i))
+		if err != nil {
+			return in, out, err
+		}
+		out = append(out, t)
+	}
+	return in, out, nil
+}
+
+// agrees reports whether an output is as it is wanted; of a type other than FP32, exactly.
+func agrees(t tensor.DataType, got, want []byte) bool {
+	if t != tensor.FP32 || bytes.Equal(got, want) {
+		return bytes.Equal(got, want)
+	}
+	value := func(data []byte, i int) float64 {
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:])))
+	}
+	largest, apart := 0., 0.
+	for i := range len(want) / 4 {
+		a, b := value(got, i), value(want, i)
+		if math.IsNaN(a) != math.IsNaN(b) {
+			return false
+		}
+		if a != b && !math.IsNaN(a) {
+			apart = max(apart, math.Abs(a-b))
+		}
+		largest = max(largest, math.Abs(b))
+	}
+	return apart <= agreement*largest
+}
+
+// execute runs a batch, in pieces if it is larger than the largest graph, and fills r's outputs. The
+// end of ctx takes effect between two pieces.
+func (g *graphs) execute(ctx context.Context, r *run, inputs []tensor.Tensor, batch int) error {
+	largest := g.sizes[len(g.sizes)-1].rows
+	for row := 0; row < batch; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		rows := balanced(batch-row, largest)
+		if err := g.piece(r, inputs, row, rows); err != nil {
+			return runError(err, g.s.from.card)
+		}
+		row += rows
+	}
+	return nil
+}
+
+// piece runs the rows [row, row+rows).
+func (g *graphs) piece(r *run, inputs []tensor.Tensor, row, rows int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, in := range inputs {
+		n := g.s.inputRow(i)
+		copy(g.in[i].Host, in.Data[row*n:(row+rows)*n])
+	}
+	at, _ := slices.BinarySearchFunc(g.sizes, rows, func(s sizedGraph, rows int) int {
+		return s.rows - rows
+	})
+	if err := g.sizes[at].graph.Run(g.stream); err != nil {
+		return err
+	}
+	for i := range g.out {
+		n := g.s.outputRow(i)
+		copy(r.outputs[i].Data[row*n:(row+rows)*n], g.out[i].Host)
+	}
+	return nil
+}
+
+// close frees the graphs and their session. No run may be in progress.
+func (g *graphs) close() error {
+	var errs []error
+	for _, size := range g.sizes {
+		errs = append(errs, size.graph.Free())
+	}
+	if g.s.ort != nil {
+		errs = append(errs, g.s.ort.Destroy())
+		g.s.ort = nil
+	}
+	for _, b := range slices.Concat(g.in, g.out) {
+		errs = append(errs, b.Free())
+	}
+	if g.stream != nil {
+		errs = append(errs, g.stream.Free())
+	}
+	return errors.Join(errs...)
+}
