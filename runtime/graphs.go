@@ -12,9 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	ort "github.com/yalue/onnxruntime_go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -26,6 +28,12 @@ import (
 const (
 	// mostStaged bounds the bytes of a model's inputs and outputs for its largest graph.
 	mostStaged = 64 << 20
+	// smallCopy is how many bytes of inputs one thread copies as soon as several would. Larger inputs
+	// are copied in chunks, by several threads, and each chunk goes to the card while the next ones are
+	// copied.
+	smallCopy = 256 << 10
+	// mostCopiers is how many threads copy; more would wait for the memory.
+	mostCopiers = 8
 	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was made
 	// of, as a share of the largest value: some kernels sum in another order each time.
 	agreement = 1e-4
@@ -36,6 +44,8 @@ const (
 // larger size; the rows that it does not have are those of an earlier query, and what comes of them is
 // left unread. ONNX Runtime itself starts each kernel by a call of its own, for which the card waits.
 //
+// Large inputs are copied to the card before the graph runs: see smallCopy.
+//
 // Runs follow one another: they share memory, and the session's scratch memory is the graphs' too. So
 // nothing else may run on the session, or shrink its memory.
 type graphs struct {
@@ -43,13 +53,21 @@ type graphs struct {
 	stream  *cuda.Stream
 	in, out []*cuda.Buffer // by input and output, for the largest size
 
-	mu    sync.Mutex
-	sizes []sizedGraph // ascending
+	mu     sync.Mutex
+	sizes  []sizedGraph // ascending
+	chunks []chunk      // scratch of stage
 }
 
 type sizedGraph struct {
 	rows  int
 	graph *cuda.Graph
+	took  time.Duration // the shortest of some runs
+}
+
+// A chunk is part of an input: from goes to bytes [at, at+len(from)) of its buffer.
+type chunk struct {
+	input, at int
+	from      []byte
 }
 
 // graphSizes returns the batch sizes that have a graph, ascending: powers of two and the middles
@@ -157,10 +175,42 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 		}
 	}
 	slices.Reverse(g.sizes)
+	if err := g.dropSlow(); err != nil {
+		return err
+	}
 	s.graphs = g
-	o.log.Info("runs as CUDA graphs", "model", s.name, "graphs", len(sizes), "largest_batch_size",
-		sizes[len(sizes)-1], "took_ms", float64(time.Since(start).Microseconds())/1e3)
+	o.log.Info("runs as CUDA graphs", "model", s.name, "graphs", len(g.sizes), "largest_batch_size",
+		g.largest(), "took_ms", float64(time.Since(start).Microseconds())/1e3)
 	return nil
+}
+
+// largest is the batch size of the largest graph.
+func (g *graphs) largest() int { return g.sizes[len(g.sizes)-1].rows }
+
+// dropSlow drops the graphs that take longer than a larger one: cuBLAS has slow kernels for some
+// sizes.
+func (g *graphs) dropSlow() error {
+	var errs []error
+	var kept []sizedGraph
+	for _, size := range slices.Backward(g.sizes) {
+		if n := len(kept); n > 0 && size.took >= kept[n-1].took {
+			errs = append(errs, size.graph.Free())
+			continue
+		}
+		kept = append(kept, size)
+	}
+	slices.Reverse(kept)
+	g.sizes = kept
+	return errors.Join(errs...)
+}
+
+// inGraph reports whether the graph of a batch size copies the inputs to the card.
+func (g *graphs) inGraph(rows int) bool {
+	size := 0
+	for i := range g.s.inputs {
+		size += rows * g.s.inputRow(i)
+	}
+	return size <= smallCopy
 }
 
 // inputRow and outputRow return the bytes of a row.
@@ -213,24 +263,30 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 	if err != nil {
 		return err
 	}
-	work := func() error {
+	send := func() error {
+		var errs []error
 		for i, b := range g.in {
-			if err := g.stream.ToDevice(b, rows*g.s.inputRow(i)); err != nil {
+			errs = append(errs, g.stream.ToDevice(b, 0, rows*g.s.inputRow(i)))
+		}
+		return errors.Join(errs...)
+	}
+	work := func() error {
+		if g.inGraph(rows) {
+			if err := send(); err != nil {
 				return err
 			}
 		}
 		if err := ortapi.RunOnCard(g.s.ort, inputs, in, outputs, out); err != nil {
 			return err
 		}
+		var errs []error
 		for i, b := range g.out {
-			if err := g.stream.ToHost(b, rows*g.s.outputRow(i)); err != nil {
-				return err
-			}
+			errs = append(errs, g.stream.ToHost(b, rows*g.s.outputRow(i)))
 		}
-		return nil
+		return errors.Join(errs...)
 	}
 	// The first run also has ONNX Runtime allocate what a graph must not.
-	if err := errors.Join(work(), g.stream.Wait()); err != nil {
+	if err := errors.Join(send(), work(), g.stream.Wait()); err != nil {
 		return err
 	}
 	want := make([][]byte, len(g.out))
@@ -242,10 +298,15 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 	if err != nil {
 		return err
 	}
-	g.sizes = append(g.sizes, sizedGraph{rows, graph})
-	if err := graph.Run(g.stream); err != nil {
-		return err
+	took := time.Duration(math.MaxInt64)
+	for range 3 {
+		start := time.Now()
+		if err := graph.Run(g.stream); err != nil {
+			return errors.Join(err, graph.Free())
+		}
+		took = min(took, time.Since(start))
 	}
+	g.sizes = append(g.sizes, sizedGraph{rows, graph, took})
 	for i, b := range g.out {
 		if p := g.s.outputs[i]; !agrees(p.DataType, b.Host[:len(want[i])], want[i]) {
 			return fmt.Errorf("output %q is not as without it", p.Name)
@@ -300,16 +361,15 @@ func agrees(t tensor.DataType, got, want []byte) bool {
 	return apart <= agreement*largest
 }
 
-// execute runs a batch, in pieces if it is larger than the largest graph, and fills r's outputs. The
-// end of ctx takes effect between two pieces.
-func (g *graphs) execute(ctx context.Context, r *run, inputs []tensor.Tensor, batch int) error {
-	largest := g.sizes[len(g.sizes)-1].rows
+// execute runs queries as one, of batch rows in all, in pieces if these are more than the largest
+// graph's, and fills r's outputs. The end of ctx takes effect between two pieces.
+func (g *graphs) execute(ctx context.Context, r *run, queries [][]tensor.Tensor, batch int) error {
 	for row := 0; row < batch; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		rows := balanced(batch-row, largest)
-		if err := g.piece(r, inputs, row, rows); err != nil {
+		rows := balanced(batch-row, g.largest())
+		if err := g.piece(r, queries, row, rows); err != nil {
 			return runError(err, g.s.from.card)
 		}
 		row += rows
@@ -318,17 +378,17 @@ func (g *graphs) execute(ctx context.Context, r *run, inputs []tensor.Tensor, ba
 }
 
 // piece runs the rows [row, row+rows).
-func (g *graphs) piece(r *run, inputs []tensor.Tensor, row, rows int) error {
+func (g *graphs) piece(r *run, queries [][]tensor.Tensor, row, rows int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, in := range inputs {
-		n := g.s.inputRow(i)
-		copy(g.in[i].Host, in.Data[row*n:(row+rows)*n])
-	}
 	at, _ := slices.BinarySearchFunc(g.sizes, rows, func(s sizedGraph, rows int) int {
 		return s.rows - rows
 	})
-	if err := g.sizes[at].graph.Run(g.stream); err != nil {
+	size := g.sizes[at]
+	if err := g.stage(queries, row, rows, !g.inGraph(size.rows)); err != nil {
+		return err
+	}
+	if err := size.graph.Run(g.stream); err != nil {
 		return err
 	}
 	for i := range g.out {
@@ -336,6 +396,55 @@ func (g *graphs) piece(r *run, inputs []tensor.Tensor, row, rows int) error {
 		copy(r.outputs[i].Data[row*n:(row+rows)*n], g.out[i].Host)
 	}
 	return nil
+}
+
+// stage copies the rows [row, row+rows) of the queries' inputs, one query behind the other, to where
+// the card reads them, and sends them to the card if the graph does not.
+func (g *graphs) stage(queries [][]tensor.Tensor, row, rows int, send bool) error {
+	g.chunks = g.chunks[:0]
+	for i := range g.in {
+		width := g.s.inputRow(i)
+		at, skip, left := 0, row*width, rows*width
+		for _, q := range queries {
+			data := q[i].Data
+			if skip >= len(data) {
+				skip -= len(data)
+				continue
+			}
+			data = data[skip:min(len(data), skip+left)]
+			skip, left = 0, left-len(data)
+			for len(data) > 0 {
+				n := min(len(data), smallCopy)
+				g.chunks = append(g.chunks, chunk{i, at, data[:n]})
+				data, at = data[n:], at+n
+			}
+		}
+	}
+	if !send {
+		for _, c := range g.chunks {
+			copy(g.in[c.input].Host[c.at:], c.from)
+		}
+		return nil
+	}
+	var next atomic.Int32
+	copies := func() error {
+		for {
+			k := int(next.Add(1)) - 1
+			if k >= len(g.chunks) {
+				return nil
+			}
+			c := g.chunks[k]
+			copy(g.in[c.input].Host[c.at:], c.from)
+			if err := g.stream.ToDevice(g.in[c.input], c.at, len(c.from)); err != nil {
+				return err
+			}
+		}
+	}
+	var group errgroup.Group
+	for range min(len(g.chunks), g.s.threads.count, mostCopiers) - 1 {
+		group.Go(copies)
+	}
+	return errors.Join(copies(), group.Wait())
 }
 
 // close frees the graphs and their session. No run may be in progress.

@@ -266,7 +266,9 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	if t.onCore {
 		model = t.single
 	}
-	result, err = l.run(ctx, t.lane, model, q.Inputs)
+	result, err = l.run(t.lane, model, func(m Model) (*Result, error) {
+		return m.Run(ctx, q.Inputs)
+	})
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			l.mu.Lock()

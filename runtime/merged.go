@@ -198,9 +198,15 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 		}
 		t.kind.Ran(m.batch, late)
 	}()
-	inputs := l.memory[t.lane].concatenate(m)
-	close(m.copied)
-	whole, err := l.run(m.ctx, t.lane, q.Model, inputs)
+	whole, err := l.run(t.lane, q.Model, func(model Model) (*Result, error) {
+		if j, ok := model.(joining); ok && j.joins() {
+			defer close(m.copied)
+			return j.runJoined(m.ctx, m.inputs())
+		}
+		inputs := l.memory[t.lane].concatenate(m)
+		close(m.copied)
+		return model.Run(m.ctx, inputs)
+	})
 	if err != nil {
 		return nil
 	}
@@ -212,6 +218,23 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 		part.Lane = t.lane
 	}
 	return parts[0]
+}
+
+// A joining model may run queries as one without their inputs lying one behind the other.
+type joining interface {
+	Model
+	joins() bool
+	// runJoined is [Model.Run] for queries whose inputs are alike but for the batch size, if joins
+	// returns true.
+	runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error)
+}
+
+// inputs returns the members' inputs.
+func (m *mergedRun) inputs() (all [][]tensor.Tensor) {
+	for _, t := range m.members {
+		all = append(all, t.inputs)
+	}
+	return all
 }
 
 // A memory is where a lane puts the inputs of merged queries one behind the other. It is reused.

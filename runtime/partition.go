@@ -203,9 +203,8 @@ type pin struct {
 	failed sync.Once
 }
 
-// run runs a query on a lane. It blocks until the run has ended.
-func (l *Lanes) run(ctx context.Context, lane int, model Model, inputs []tensor.Tensor) (*Result,
-	error) {
+// run calls f with the model as it is on a lane, on whose processors f then runs.
+func (l *Lanes) run(lane int, model Model, f func(Model) (*Result, error)) (*Result, error) {
 	if m, ok := model.(*placed); ok {
 		model = m.on(lane)
 	}
@@ -217,7 +216,7 @@ func (l *Lanes) run(ctx context.Context, lane int, model Model, inputs []tensor.
 			p.failed.Do(func() { p.told(p.lane, err) })
 		}
 	}
-	return model.Run(ctx, inputs)
+	return f(model)
 }
 
 // withThreads implements [resizable].

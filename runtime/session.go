@@ -485,6 +485,28 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", s.name, err)
 	}
+	return s.run(ctx, inputs, nil, batch)
+}
+
+// joins implements [joining].
+func (s *session) joins() bool { return s.graphs != nil }
+
+// runJoined implements [joining].
+func (s *session) runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error) {
+	batch := 0
+	for _, inputs := range queries {
+		n, err := checkInputs(s.inputs, inputs, s.batchless)
+		if err != nil {
+			return nil, fmt.Errorf("run %s: %w", s.name, err)
+		}
+		batch += n
+	}
+	return s.run(ctx, nil, queries, batch)
+}
+
+// run runs one query or, if joined is not nil, several as one.
+func (s *session) run(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
+	batch int) (*Result, error) {
 	s.closing.RLock()
 	defer s.closing.RUnlock()
 	if s.ort == nil {
@@ -492,7 +514,7 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	}
 	r := s.runs.Get().(*run)
 	start := time.Now()
-	if err := r.execute(ctx, inputs, batch); err != nil {
+	if err := r.execute(ctx, inputs, joined, batch); err != nil {
 		r.recycle()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -548,7 +570,8 @@ type run struct {
 	block   []byte    // data of the outputs whose shapes are known before the run
 	copies  [][]byte  // of misaligned inputs, by input
 	in, out []ort.Value
-	shape   []int64 // scratch
+	alone   [1][]tensor.Tensor // the query's inputs
+	shape   []int64            // scratch
 	pinner  goruntime.Pinner
 }
 
@@ -573,14 +596,21 @@ func (r *run) recycle() {
 	r.s.runs.Put(r)
 }
 
-// execute runs the query, in pieces if the session allows that, and sets r.outputs.
-func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) error {
+// execute runs the query, in pieces if the session allows that, and sets r.outputs. It runs several
+// as one if joined is not nil, which takes graphs.
+func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
+	batch int) error {
 	s := r.s
 	if err := r.prepareOutputs(batch); err != nil {
 		return err
 	}
 	if s.graphs != nil {
-		return s.graphs.execute(ctx, r, inputs, batch)
+		if joined == nil {
+			r.alone[0] = inputs
+			defer clear(r.alone[:])
+			joined = r.alone[:]
+		}
+		return s.graphs.execute(ctx, r, joined, batch)
 	}
 	if !s.pieces {
 		err := r.callCancellable(ctx, inputs, batch)

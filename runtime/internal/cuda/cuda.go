@@ -92,10 +92,10 @@ func (s *Stream) Free() error { return failure("free a stream", C.cuda_stream_fr
 // Wait blocks until all work is done.
 func (s *Stream) Wait() error { return failure("wait for work", C.cuda_wait(s.handle)) }
 
-// ToDevice has the first n bytes of the machine's memory copied to the card's.
-func (s *Stream) ToDevice(b *Buffer, n int) error {
-	return failure("copy to the card",
-		C.cuda_to_device(b.device, unsafe.Pointer(&b.Host[0]), C.size_t(n), s.handle))
+// ToDevice has n bytes from byte at on copied from the machine's memory to the card's.
+func (s *Stream) ToDevice(b *Buffer, at, n int) error {
+	return failure("copy to the card", C.cuda_to_device(unsafe.Add(b.device, at),
+		unsafe.Pointer(&b.Host[at:][0]), C.size_t(n), s.handle))
 }
 
 // ToHost has the first n bytes of the card's memory copied to the machine's.
