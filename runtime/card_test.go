@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -13,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // openBoth opens the CUDA build that MUSTER_CUDA_LIB names, on the machine's card and on its CPU. It
@@ -89,18 +93,38 @@ func TestCardAnswers(t *testing.T) {
 	}
 }
 
-// TestCardConcurrency: queries to several models and of several sizes, at a time, get their own
-// answers, also while another model is loaded and closed.
+// A laned model runs on a lane, merged with what else waits.
+type laned struct {
+	runtime.Model
+	lanes *runtime.Lanes
+	v     *models.Version
+}
+
+func (l laned) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
+	return l.lanes.Do(ctx, runtime.Query{
+		Model: l.Model, Inputs: inputs, BatchSize: int(inputs[0].Shape[0]),
+		Profile: names.NewModelKey(l.v.Model, l.v.Number), QoSTarget: time.Minute,
+		Merge: merge.Deadline, LargestBatch: 2000,
+	})
+}
+
+// TestCardConcurrency: queries to several models and of several sizes, at a time, merged and not, get
+// their own answers, also while another model is loaded and closed.
 func TestCardConcurrency(t *testing.T) {
 	card, cpu := openBoth(t, runtime.Config{})
 	var group sync.WaitGroup
 	for _, name := range []string{"ncf", "wnd"} {
 		v := generate(t, name, zoo.Small)
 		a, b := load(t, card, v), load(t, cpu, v)
-		for worker := range 4 {
+		merged := laned{a, runtime.NewLanes(runtime.LanesConfig{}), v}
+		for worker := range 16 {
 			group.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(worker), 2))
-				for i := range 100 {
+				a := a
+				if worker >= 4 {
+					a = merged
+				}
+				for i := range 40 {
 					batch := 1 + random.IntN(300)
 					if d := apart(t, a, b, v, batch, uint64(i)); !(d <= 1e-4) {
 						t.Errorf("%s, batch size %d: %g apart", name, batch, d)
@@ -149,43 +173,28 @@ func TestCardMemory(t *testing.T) {
 	}
 }
 
-// BenchmarkCard measures runs by batch size, in turns with those of the CPU with all cores, and how
-// far their answers are apart.
-func BenchmarkCard(b *testing.B) {
-	card, cpu := openBoth(b, runtime.Config{})
+// BenchmarkCardCopies compares runs with their graphs alone, which copy small inputs and all outputs.
+func BenchmarkCardCopies(b *testing.B) {
+	card, _ := openBoth(b, runtime.Config{})
 	for _, name := range []string{"ncf", "rm2", "wnd", "mtwnd", "dien"} {
 		v := generate(b, name, zoo.Default)
-		on := []runtime.Model{load(b, card, v), load(b, cpu, v)}
-		plain := *v
-		plain.Config.RowsIndependent = false
-		on = append(on, load(b, card, &plain))
-		for _, batch := range []int{1, 4, 16, 64, 256, 1000} {
+		m := load(b, card, v)
+		graphs := runtime.GraphTimes(m)
+		for _, batch := range slices.Sorted(maps.Keys(graphs)) {
 			b.Run(fmt.Sprintf("%s/%d", name, batch), func(b *testing.B) {
 				inputs := randomInputs(v, batch)
-				took := make([][]float64, len(on))
-				for range b.N {
-					for i, m := range on {
-						for end := time.Now().Add(60 * time.Millisecond); ; {
-							start := time.Now()
-							r, err := m.Run(context.Background(), inputs)
-							if err != nil {
-								b.Fatal(err)
-							}
-							took[i] = append(took[i], float64(time.Since(start).Nanoseconds())/1e3)
-							r.Release()
-							if time.Now().After(end) {
-								break
-							}
-						}
+				var took []float64
+				for b.Loop() {
+					start := time.Now()
+					r, err := m.Run(context.Background(), inputs)
+					if err != nil {
+						b.Fatal(err)
 					}
+					took = append(took, float64(time.Since(start).Nanoseconds())/1e3)
+					r.Release()
 				}
-				b.ReportMetric(quantile(took[0], .5), "card-us")
-				b.ReportMetric(quantile(took[0], .99), "card-p99-us")
-				b.ReportMetric(quantile(took[2], .5), "no-graph-us")
-				b.ReportMetric(quantile(took[1], .5), "cpu-us")
-				if batch > 1 {
-					b.ReportMetric(1e6*apart(b, on[0], on[1], v, batch, 9), "apart-ppm")
-				}
+				b.ReportMetric(quantile(took, .5), "run-us")
+				b.ReportMetric(float64(graphs[batch].Nanoseconds())/1e3, "graph-us")
 				b.ReportMetric(0, "ns/op")
 			})
 		}

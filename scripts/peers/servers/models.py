@@ -1,7 +1,8 @@
 """What the servers have in common: the models of a repository, and one way to run a query of bytes.
 
 A query is the model's name in 8 bytes and then the inputs' values, one input behind the other. The
-answer is the outputs' values. Environment: REPOSITORY, THREADS, SPINNING (1 or 0).
+answer is the outputs' values. Environment: REPOSITORY, THREADS, SPINNING (1 or 0), and PROVIDER if
+it is not the CPU's.
 """
 
 import os
@@ -22,7 +23,7 @@ class Model:
             "session.intra_op.allow_spinning", os.environ["SPINNING"]
         )
         self.session = ort.InferenceSession(
-            str(path), options, ["CPUExecutionProvider"]
+            str(path), options, [os.environ.get("PROVIDER", "CPUExecutionProvider")]
         )
         self.inputs = []
         for port in self.session.get_inputs():

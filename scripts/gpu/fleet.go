@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+const (
+	cpuAgents = 2
+	cpuCores  = 4 // of each
+)
+
+// A point is a mixed fleet at a rate, live and simulated.
+type point struct {
+	Rate  float64 `json:"rate_qps"`
+	Share float64 `json:"of_allowable_throughput"`
+	// Within are percent of the queries within the QoS target.
+	Within          float64 `json:"within_percent"`
+	P50             float64 `json:"p50_ms"`
+	P99             float64 `json:"p99_ms"`
+	SimulatedWithin float64 `json:"simulated_within_percent"`
+	SimulatedP50    float64 `json:"simulated_p50_ms"`
+	SimulatedP99    float64 `json:"simulated_p99_ms"`
+}
+
+// fleet has an agent on the card and two on the CPU serve DIEN, whose small queries are faster on the
+// CPU and whose large ones are on the card, with the batch sizes of the production trace. It measures
+// both kinds first, simulates the fleet with these latencies, and then runs it at some rates.
+func (r *run) fleet(ctx context.Context) error {
+	const model = "dien"
+	samples := filepath.Join(r.dir, "samples.csv")
+	if err := r.sample(ctx, model, samples); err != nil {
+		return err
+	}
+	pool := fmt.Sprintf("gpu=1,cpu=%d", cpuAgents)
+	simulate := func(args ...string) (found struct {
+		Allowable float64 `json:"allowable_throughput_qps"`
+		Within    float64 `json:"qos_satisfaction"`
+		Latency   struct {
+			P50 float64 `json:"p50"`
+			P99 float64 `json:"p99"`
+		} `json:"latency_ms"`
+	}, err error) {
+		out, err := harness.Output(ctx, "", r.muster, append([]string{"sim", "--json", "--model", model,
+			"--pool", pool, "--samples", samples, "--rtt-ms", "0.3", "--queries", "10000"}, args...)...)
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &found)
+		}
+		return found, err
+	}
+	limit, err := simulate("--find-throughput", "--seeds", "1")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("simulated allowable throughput of %s: %.0f queries/s\n", pool, limit.Allowable)
+
+	f := &harness.Fleet{Muster: r.muster, Dir: filepath.Join(r.dir, "fleet"), Models: []string{model},
+		Args: []string{"--onnxruntime-lib", r.library}}
+	defer f.Stop()
+	if err := os.RemoveAll(f.Dir); err != nil {
+		return err
+	}
+	if err := os.CopyFS(filepath.Join(f.Dir, "models", model),
+		os.DirFS(filepath.Join(r.models(), model))); err != nil {
+		return err
+	}
+	for range cpuAgents {
+		if _, err := f.Add(ctx, "cpu", "--provider", "cpu", "--cores", fmt.Sprint(cpuCores)); err != nil {
+			return err
+		}
+	}
+	if _, err := f.Add(ctx, "gpu", "--provider", "cuda", "--leader", "never"); err != nil {
+		return err
+	}
+	if err := f.WaitComplete(ctx); err != nil {
+		return err
+	}
+	var points []point
+	fmt.Println("of limit  queries/s   within %  p50 ms  p99 ms   simulated: within %  p50 ms  p99 ms")
+	for i, share := range []float64{.5, .5, .8, .95, 1.1} {
+		p := point{Rate: share * limit.Allowable, Share: share}
+		out, err := harness.Output(ctx, "", r.muster, "bench", "--server",
+			strings.Join(f.Addresses(), ","), "--model", model, "--rate", fmt.Sprint(p.Rate),
+			"--duration", "6s", "--json", "-", "--seed", fmt.Sprint(i+1))
+		if err != nil {
+			return err
+		}
+		var report struct {
+			Models []struct {
+				Within  float64 `json:"qos_satisfaction"`
+				Latency struct {
+					P50 float64 `json:"p50"`
+					P99 float64 `json:"p99"`
+				} `json:"latency_ms"`
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &report); err != nil || len(report.Models) == 0 {
+			return fmt.Errorf("muster bench printed %s: %w", out, err)
+		}
+		live := report.Models[0]
+		p.Within, p.P50, p.P99 = 100*live.Within, live.Latency.P50, live.Latency.P99
+		simulated, err := simulate("--rate", fmt.Sprint(p.Rate), "--seeds", "1")
+		if err != nil {
+			return err
+		}
+		p.SimulatedWithin, p.SimulatedP50, p.SimulatedP99 = 100*simulated.Within,
+			simulated.Latency.P50, simulated.Latency.P99
+		if i == 0 {
+			continue // the leader learns
+		}
+		points = append(points, p)
+		fmt.Printf("%8.2f %10.0f %10.2f %7.2f %7.2f %21.2f %7.2f %7.2f\n", share, p.Rate, p.Within, p.P50,
+			p.P99, p.SimulatedWithin, p.SimulatedP50, p.SimulatedP99)
+	}
+	out, err := harness.Output(ctx, "", r.muster, "status", "--server", f.Nodes[0].GRPC)
+	fmt.Println(out)
+	r.results["fleet"] = points
+	return err
+}
+
+// sample measures a model's runs on the card and on the cores of an agent, and writes them as
+// samples for the simulator.
+func (r *run) sample(ctx context.Context, model, file string) (err error) {
+	v, err := models.ReadVersion(r.models(), model, 1)
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	text.WriteString("model,instance_type,batch_size,sample_ms\n")
+	for _, on := range []struct {
+		kind string
+		cfg  runtime.Config
+	}{
+		{"gpu", runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA}},
+		{"cpu", runtime.Config{LibraryPath: r.library, Provider: runtime.CPU, Kernels: true,
+			Cores: cpuCores}},
+	} {
+		x, err := runtime.OpenONNX(on.cfg)
+		if err != nil {
+			return err
+		}
+		m, err := x.Load(ctx, v)
+		if err != nil {
+			return err
+		}
+		random := rand.New(rand.NewPCG(5, 6))
+		for _, batch := range []int{1, 10, 20, 40, 80, 120, 160, 240, 320, 480, 640, 800, 1000} {
+			inputs, err := runtime.RandomInputs(random, v, batch)
+			if err != nil {
+				return errors.Join(err, m.Close())
+			}
+			us, err := loop(ctx, m, inputs, r.time+20*time.Millisecond)
+			if err != nil {
+				return errors.Join(err, m.Close())
+			}
+			for _, t := range us[len(us)/5:] {
+				fmt.Fprintf(&text, "%s,%s,%d,%.4f\n", model, on.kind, batch, t/1e3)
+			}
+		}
+		if err := m.Close(); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(file, []byte(text.String()), 0o644)
+}

@@ -1,0 +1,38 @@
+"""Takes the GPU's memory, all but some 100 MB, until the input ends."""
+
+import ctypes
+import sys
+
+STEP, LEFT = 64 << 20, 100 << 20
+
+
+def main():
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, free, total = (
+        ctypes.c_void_p(),
+        ctypes.c_size_t(),
+        ctypes.c_size_t(),
+    )
+    for code in (
+        cuda.cuInit(0),
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        cuda.cuCtxSetCurrent(context),
+    ):
+        if code:
+            sys.exit(f"hog: CUDA error {code}")
+    taken = 0
+    size = 8 << 30
+    while size >= STEP:
+        cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        memory = ctypes.c_uint64()
+        enough = free.value >= size + LEFT
+        if enough and cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)) == 0:
+            taken += size
+        else:
+            size //= 2
+    cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    print(f"took {taken >> 20} MiB, {free.value >> 20} MiB are free", flush=True)
+    sys.stdin.read()
+
+
+main()

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// start starts an agent on the card, and waits until it has answered for all models.
+func (r *run) start(ctx context.Context, repository string, args ...string) (*harness.Agent,
+	*client.Client, error) {
+	state := filepath.Join(r.dir, "state")
+	if err := os.RemoveAll(state); err != nil {
+		return nil, nil, err
+	}
+	agent, err := harness.Start(harness.Config{
+		Muster: r.muster, Log: filepath.Join(r.dir, "agent.log"), Args: append([]string{
+			"--model-dir", repository, "--state-dir", state, "--provider", "cuda",
+			"--onnxruntime-lib", r.library,
+		}, args...),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := client.New([]string{agent.GRPC}, client.WithoutFleet())
+	if err != nil {
+		return nil, nil, errors.Join(err, agent.Stop())
+	}
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		ready, err := c.Ready(ctx)
+		if err == nil && ready {
+			return agent, c, nil
+		}
+		if agent.HasExited() || time.Now().After(until) {
+			return nil, nil, errors.Join(fmt.Errorf("no agent: %w; its log is %s", err, agent.LogPath),
+				agent.Stop())
+		}
+	}
+}
+
+// queryOf returns a query with random values.
+func queryOf(repository, model string, batch int) (*oip.Request, error) {
+	v, err := models.ReadVersion(repository, model, 1)
+	if err != nil {
+		return nil, err
+	}
+	inputs, err := runtime.RandomInputs(rand.New(rand.NewPCG(3, uint64(batch))), v, batch)
+	return &oip.Request{Model: model, Inputs: inputs}, err
+}
+
+// closed has a number of clients send a query again and again, and returns all times in us and
+// queries/s.
+func closed(ctx context.Context, c *client.Client, q *oip.Request, clients int, d time.Duration) (
+	us []float64, qps float64, err error) {
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	start := time.Now()
+	for range clients {
+		group.Go(func() {
+			var mine []float64
+			var failed error
+			for now := start; now.Sub(start) < d; {
+				begin := time.Now()
+				answer, e := c.Infer(ctx, q)
+				if e != nil {
+					failed = e
+					break
+				}
+				answer.Release()
+				now = time.Now()
+				mine = append(mine, float64(now.Sub(begin).Nanoseconds())/1e3)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			us, err = append(us, mine...), errors.Join(err, failed)
+		})
+	}
+	group.Wait()
+	return us, float64(len(us)) / time.Since(start).Seconds(), err
+}
+
+// A served is what an agent on the card gives clients of the SDK on this machine.
+type served struct {
+	Model string  `json:"model"`
+	Batch int     `json:"batch_size"`
+	P50   float64 `json:"one_client_p50_us"`
+	P99   float64 `json:"one_client_p99_us"`
+	Eight float64 `json:"eight_clients_qps"`
+	P99Of float64 `json:"eight_clients_p99_us"`
+	// One and Four are queries/s of ONNX Runtime in Python, without a server, by threads.
+	One  float64 `json:"python_cuda_1_thread_qps,omitempty"`
+	Four float64 `json:"python_cuda_4_threads_qps,omitempty"`
+}
+
+// unhurried are settings with which no query is refused: the clients wait for each answer.
+var targets = regexp.MustCompile(`(?m)^(qos_target_ms|deadline_ms): .*$`)
+
+// unhurried copies the models, and gives them targets that no query misses.
+func (r *run) unhurried(settings string) (string, error) {
+	dir := filepath.Join(r.dir, "unhurried")
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		from, to := filepath.Join(r.models(), name), filepath.Join(dir, name)
+		if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+			return "", err
+		}
+		text, err := os.ReadFile(filepath.Join(from, "model.yaml"))
+		if err != nil {
+			return "", err
+		}
+		text = append(targets.ReplaceAll(text, nil),
+			"\nqos_target_ms: 1000\ndeadline_ms: 60000\n"+settings...)
+		if err := os.WriteFile(filepath.Join(to, "model.yaml"), text, 0o644); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// serving measures an agent on the card by gRPC, with one and with eight clients, in turns with ONNX
+// Runtime in Python.
+func (r *run) serving(ctx context.Context) error {
+	repository, err := r.unhurried("")
+	if err != nil {
+		return err
+	}
+	agent, c, err := r.start(ctx, repository)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = agent.Stop() }()
+	defer c.Close()
+	bare, err := r.startBare(ctx)
+	if err != nil {
+		return err
+	}
+	defer bare.stop()
+	fmt.Println("model batch  p50 us   p99 us   8 clients/s   p99 us  Python/s  4 threads/s  8/1  8/4")
+	var all []served
+	for _, name := range names {
+		for _, batch := range []int{1, 16, 64, 256} {
+			q, err := queryOf(repository, name, batch)
+			if err != nil {
+				return err
+			}
+			file, err := r.writeQuery(name, batch, q.Inputs)
+			if err != nil {
+				return err
+			}
+			s := served{Model: name, Batch: batch}
+			var one, many, alone, four, rate []float64
+			if _, _, err := closed(ctx, c, q, 8, r.time); err != nil { // lanes learn
+				return err
+			}
+			for range r.rounds {
+				us, _, err := closed(ctx, c, q, 1, r.time)
+				if err != nil {
+					return err
+				}
+				one = append(one, us...)
+				us, qps, err := closed(ctx, c, q, 8, r.time)
+				if err != nil {
+					return err
+				}
+				many, rate = append(many, us...), append(rate, qps)
+				for threads, to := range map[int]*[]float64{1: &alone, 4: &four} {
+					_, qps, err := bare.ask(file, threads, r.time)
+					if err != nil {
+						return err
+					}
+					*to = append(*to, qps)
+				}
+			}
+			s.P50, s.P99, s.P99Of = quantile(one, .5), quantile(one, .99), quantile(many, .99)
+			s.Eight, s.One, s.Four = quantile(rate, .5), quantile(alone, .5), quantile(four, .5)
+			all = append(all, s)
+			fmt.Printf("%-5s %5d %7.0f %8.0f %13.0f %8.0f %9.0f %12.0f %5.2f %4.2f\n", name, batch,
+				s.P50, s.P99, s.Eight, s.P99Of, s.One, s.Four, s.Eight/s.One, s.Eight/s.Four)
+		}
+	}
+	r.results["serving"] = all
+	return nil
+}
+
+// merging measures queries/s of one item from 256 clients, merged and not.
+func (r *run) merging(ctx context.Context) error {
+	rates := map[string]map[string]float64{}
+	for _, settings := range []string{"", "merge: none\n"} {
+		repository, err := r.unhurried(settings)
+		if err != nil {
+			return err
+		}
+		agent, c, err := r.start(ctx, repository)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			q, err := queryOf(repository, name, 1)
+			if err != nil {
+				return errors.Join(err, agent.Stop())
+			}
+			us, qps := []float64(nil), 0.
+			for range 2 { // the first time lanes learn
+				if us, qps, err = closed(ctx, c, q, 256, 10*r.time); err != nil {
+					return errors.Join(err, agent.Stop())
+				}
+			}
+			if rates[name] == nil {
+				rates[name] = map[string]float64{}
+			}
+			rates[name][map[string]string{"": "merged"}[settings]+"_qps"] = qps
+			fmt.Printf("%-5s %-12q %8.0f queries/s, p50 %.0f us, p99 %.0f us\n", name, settings, qps,
+				quantile(us, .5), quantile(us, .99))
+		}
+		c.Close()
+		if err := agent.Stop(); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		fmt.Printf("%-5s merged %.1f times\n", name, rates[name]["merged_qps"]/rates[name]["_qps"])
+	}
+	r.results["merging"] = rates
+	return nil
+}
