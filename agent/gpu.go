@@ -120,13 +120,15 @@ func (w *cardWatch) take(s gpu.Status, now time.Time) {
 // describe returns what the fleet is told of the card: nothing that changes each second, since each
 // change is a new description of the agent. w.mu is held, or nobody else has w.
 func (w *cardWatch) describe() *control.GPU {
-	const steps = 16 // of the memory
+	const little = 256 << 20 // of memory
 	m := &control.GPU{
 		Index: uint32(w.card.Index), Name: w.card.Name, Uuid: w.card.UUID,
-		MemoryBytes: w.card.Memory, Uncorrected: w.last.Uncorrected, Xid: w.last.Xid,
+		MemoryBytes: w.card.Memory, UsedBytes: w.told.GetUsedBytes(),
+		Uncorrected: w.last.Uncorrected, Xid: w.last.Xid,
 	}
-	if step := w.last.Memory / steps; step > 0 {
-		m.UsedBytes = (w.last.Used + step/2) / step * step
+	apart := max(m.UsedBytes, w.last.Used) - min(m.UsedBytes, w.last.Used)
+	if apart > max(little, m.UsedBytes/8) {
+		m.UsedBytes = w.last.Used
 	}
 	for _, reason := range gpu.SlowedBy() {
 		if _, is := w.slowed[reason]; is && reason != gpu.PowerCap {

@@ -160,14 +160,22 @@ func TestCardWithoutGraphs(t *testing.T) {
 	}
 }
 
-// TestCardMemory: a model for which the memory is too small does not load, and another one runs on.
+// TestCardMemory: tables for which the card's memory is too small stay in the machine's, a model without
+// such tables does not load, and another one runs on.
 func TestCardMemory(t *testing.T) {
 	card, cpu := openBoth(t, runtime.Config{GPUMemory: 200 << 20})
 	small := generate(t, "wnd", zoo.Small)
 	a, b := load(t, card, small), load(t, cpu, small)
-	_, err := card.Load(context.Background(), generate(t, "rm2", zoo.Default))
+	_, err := card.Load(context.Background(), generate(t, "dien", zoo.Default))
 	wantError(t, err, "it does not fit into the memory of GPU 0", "it asked for")
 	t.Log(err)
+	large := generate(t, "rm2", zoo.Default)
+	x, y := load(t, card, large), load(t, cpu, large)
+	for _, batch := range []int{1, 100} {
+		if d := apart(t, x, y, large, batch, 3); !(d <= 1e-4) {
+			t.Fatalf("tables off the card, batch size %d: %g apart", batch, d)
+		}
+	}
 	if d := apart(t, a, b, small, 100, 3); !(d <= 1e-4) {
 		t.Fatalf("%g apart", d)
 	}

@@ -28,9 +28,8 @@ import (
 const (
 	// mostStaged bounds the bytes of a model's inputs and outputs for its largest graph.
 	mostStaged = 64 << 20
-	// smallCopy is how many bytes of inputs one thread copies as soon as several would. Larger inputs
-	// are copied in chunks, by several threads, and each chunk goes to the card while the next ones are
-	// copied.
+	// smallCopy is how many bytes one thread copies as soon as several would. More are copied in chunks,
+	// by several threads, and each chunk of an input goes to the card while the next ones are copied.
 	smallCopy = 256 << 10
 	// mostCopiers is how many threads copy; more would wait for the memory.
 	mostCopiers = 8
@@ -55,7 +54,7 @@ type graphs struct {
 
 	mu     sync.Mutex
 	sizes  []sizedGraph // ascending
-	chunks []chunk      // scratch of stage
+	chunks []chunk      // scratch
 }
 
 type sizedGraph struct {
@@ -64,10 +63,12 @@ type sizedGraph struct {
 	took  time.Duration // the shortest of some runs
 }
 
-// A chunk is part of an input: from goes to bytes [at, at+len(from)) of its buffer.
+// A chunk is bytes to be copied. Those of an input then go to the card: they are at a place in its
+// buffer.
 type chunk struct {
-	input, at int
-	from      []byte
+	to, from []byte
+	send     *cuda.Buffer // nil: nothing is sent
+	at       int
 }
 
 // graphSizes returns the batch sizes that have a graph, ascending: powers of two and the middles
@@ -213,6 +214,23 @@ func (g *graphs) inGraph(rows int) bool {
 	return size <= smallCopy
 }
 
+// withTablesOffCard creates a session whose tables stay in the machine's memory, where package kernels
+// looks up their rows; the rest of the model runs on the card. It returns nil if failure, of the model
+// as a whole, is not for want of the card's memory, or if the model has no tables that can stay behind.
+func (o *ONNX) withTablesOffCard(v *models.Version, signature *onnx.Signature, t threads,
+	common shared, inputs, outputs []string, failure error) *ort.DynamicAdvancedSession {
+	var device *DeviceError
+	if o.card == nil || !errors.As(deviceError(failure), &device) || !device.Memory {
+		return nil
+	}
+	s := o.withKernels(v, signature, t, common, inputs, outputs)
+	if s != nil {
+		o.log.Warn("tables stay in the machine's memory: they do not fit into the card's",
+			"model", v.String())
+	}
+	return s
+}
+
 // inputRow and outputRow return the bytes of a row.
 func (s *session) inputRow(i int) int {
 	n := s.inputs[i].DataType.Size()
@@ -350,13 +368,15 @@ func agrees(t tensor.DataType, got, want []byte) bool {
 	largest, apart := 0., 0.
 	for i := range len(want) / 4 {
 		a, b := value(got, i), value(want, i)
-		if math.IsNaN(a) != math.IsNaN(b) {
+		switch {
+		case math.IsNaN(a) != math.IsNaN(b):
 			return false
-		}
-		if a != b && !math.IsNaN(a) {
+		case a != b && !math.IsNaN(a):
 			apart = max(apart, math.Abs(a-b))
 		}
-		largest = max(largest, math.Abs(b))
+		if !math.IsNaN(b) {
+			largest = max(largest, math.Abs(b))
+		}
 	}
 	return apart <= agreement*largest
 }
@@ -391,18 +411,23 @@ func (g *graphs) piece(r *run, queries [][]tensor.Tensor, row, rows int) error {
 	if err := size.graph.Run(g.stream); err != nil {
 		return err
 	}
-	for i := range g.out {
+	g.chunks = g.chunks[:0]
+	for i, b := range g.out {
 		n := g.s.outputRow(i)
-		copy(r.outputs[i].Data[row*n:(row+rows)*n], g.out[i].Host)
+		to := r.outputs[i].Data[row*n : (row+rows)*n]
+		for at := 0; at < len(to); at += smallCopy {
+			end := min(at+smallCopy, len(to))
+			g.chunks = append(g.chunks, chunk{to: to[at:end], from: b.Host[at:end]})
+		}
 	}
-	return nil
+	return g.copy()
 }
 
 // stage copies the rows [row, row+rows) of the queries' inputs, one query behind the other, to where
 // the card reads them, and sends them to the card if the graph does not.
 func (g *graphs) stage(queries [][]tensor.Tensor, row, rows int, send bool) error {
 	g.chunks = g.chunks[:0]
-	for i := range g.in {
+	for i, b := range g.in {
 		width := g.s.inputRow(i)
 		at, skip, left := 0, row*width, rows*width
 		for _, q := range queries {
@@ -415,36 +440,52 @@ func (g *graphs) stage(queries [][]tensor.Tensor, row, rows int, send bool) erro
 			skip, left = 0, left-len(data)
 			for len(data) > 0 {
 				n := min(len(data), smallCopy)
-				g.chunks = append(g.chunks, chunk{i, at, data[:n]})
+				c := chunk{to: b.Host[at:], from: data[:n], at: at}
+				if send {
+					c.send = b
+				}
+				g.chunks = append(g.chunks, c)
 				data, at = data[n:], at+n
 			}
 		}
 	}
-	if !send {
-		for _, c := range g.chunks {
-			copy(g.in[c.input].Host[c.at:], c.from)
-		}
-		return nil
+	return g.copy()
+}
+
+// copy copies the chunks, by several threads if that is worth it, and sends those that are to be sent.
+func (g *graphs) copy() error {
+	size := 0
+	for _, c := range g.chunks {
+		size += len(c.from)
+	}
+	workers := 1
+	if size > smallCopy {
+		workers = min(len(g.chunks), g.s.threads.count, mostCopiers)
 	}
 	var next atomic.Int32
-	copies := func() error {
+	work := func() error {
 		for {
 			k := int(next.Add(1)) - 1
 			if k >= len(g.chunks) {
 				return nil
 			}
 			c := g.chunks[k]
-			copy(g.in[c.input].Host[c.at:], c.from)
-			if err := g.stream.ToDevice(g.in[c.input], c.at, len(c.from)); err != nil {
+			copy(c.to, c.from)
+			if c.send == nil {
+				continue
+			}
+			if err := g.stream.ToDevice(c.send, c.at, len(c.from)); err != nil {
 				return err
 			}
 		}
 	}
 	var group errgroup.Group
-	for range min(len(g.chunks), g.s.threads.count, mostCopiers) - 1 {
-		group.Go(copies)
+	for range workers - 1 {
+		group.Go(work)
 	}
-	return errors.Join(copies(), group.Wait())
+	err := errors.Join(work(), group.Wait())
+	clear(g.chunks) // they keep the queries' memory alive
+	return err
 }
 
 // close frees the graphs and their session. No run may be in progress.

@@ -291,20 +291,32 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		}
 	}
 	if s.ort == nil {
-		opts, err := o.sessionOptions(t, nil)
-		if err != nil {
-			return nil, fmt.Errorf("set session options: %w", err)
-		}
-		defer opts.Destroy()
-		if err := common.add(opts); err != nil {
-			return nil, err
-		}
-		s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
-		if err != nil {
-			return nil, trim(err)
+		var err error
+		if s.ort, err = o.plain(v, t, common, inputs, outputs); err != nil {
+			if s.ort = o.withTablesOffCard(v, signature, t, common, inputs, outputs, err); s.ort == nil {
+				return nil, err
+			}
 		}
 	}
 	s.runs.New = func() any { return newRun(s) }
+	return s, nil
+}
+
+// plain creates a session of the model as it is.
+func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, outputs []string) (
+	*ort.DynamicAdvancedSession, error) {
+	opts, err := o.sessionOptions(t, nil)
+	if err != nil {
+		return nil, fmt.Errorf("set session options: %w", err)
+	}
+	defer opts.Destroy()
+	if err := common.add(opts); err != nil {
+		return nil, err
+	}
+	s, err := ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
+	if err != nil {
+		return nil, trim(err)
+	}
 	return s, nil
 }
 

@@ -1299,7 +1299,7 @@ type GPU struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`    // the product's; "": the card cannot be watched, and nothing is known
 	Uuid          string                 `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	UsedBytes     uint64                 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // in sixteenths of the memory
+	UsedBytes     uint64                 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // told when it has changed by an eighth and 256 MiB
 	Slowed        []string               `protobuf:"bytes,6,rep,name=slowed,proto3" json:"slowed,omitempty"`                         // why its clocks are low, as docs/metrics.md lists it; but power_cap
 	Uncorrected   uint64                 `protobuf:"varint,7,opt,name=uncorrected,proto3" json:"uncorrected,omitempty"`              // errors of its memory since the driver was loaded
 	Xid           uint64                 `protobuf:"varint,8,opt,name=xid,proto3" json:"xid,omitempty"`                              // the last fault that the driver told of; 0: none

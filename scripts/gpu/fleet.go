@@ -3,15 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/scripts/harness"
 )
@@ -40,7 +36,17 @@ type point struct {
 func (r *run) fleet(ctx context.Context) error {
 	const model = "dien"
 	samples := filepath.Join(r.dir, "samples.csv")
-	if err := r.sample(ctx, model, samples); err != nil {
+	text := samplesHeader
+	for kind, cfg := range map[string]runtime.Config{
+		"gpu": {Provider: runtime.CUDA}, "cpu": {Provider: runtime.CPU, Kernels: true, Cores: cpuCores},
+	} {
+		lines, err := r.sample(ctx, model, kind, cfg, r.time)
+		if err != nil {
+			return err
+		}
+		text += lines
+	}
+	if err := os.WriteFile(samples, []byte(text), 0o644); err != nil {
 		return err
 	}
 	pool := fmt.Sprintf("gpu=1,cpu=%d", cpuAgents)
@@ -127,50 +133,4 @@ func (r *run) fleet(ctx context.Context) error {
 	fmt.Println(out)
 	r.results["fleet"] = points
 	return err
-}
-
-// sample measures a model's runs on the card and on the cores of an agent, and writes them as
-// samples for the simulator.
-func (r *run) sample(ctx context.Context, model, file string) (err error) {
-	v, err := models.ReadVersion(r.models(), model, 1)
-	if err != nil {
-		return err
-	}
-	var text strings.Builder
-	text.WriteString("model,instance_type,batch_size,sample_ms\n")
-	for _, on := range []struct {
-		kind string
-		cfg  runtime.Config
-	}{
-		{"gpu", runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA}},
-		{"cpu", runtime.Config{LibraryPath: r.library, Provider: runtime.CPU, Kernels: true,
-			Cores: cpuCores}},
-	} {
-		x, err := runtime.OpenONNX(on.cfg)
-		if err != nil {
-			return err
-		}
-		m, err := x.Load(ctx, v)
-		if err != nil {
-			return err
-		}
-		random := rand.New(rand.NewPCG(5, 6))
-		for _, batch := range []int{1, 10, 20, 40, 80, 120, 160, 240, 320, 480, 640, 800, 1000} {
-			inputs, err := runtime.RandomInputs(random, v, batch)
-			if err != nil {
-				return errors.Join(err, m.Close())
-			}
-			us, err := loop(ctx, m, inputs, r.time+20*time.Millisecond)
-			if err != nil {
-				return errors.Join(err, m.Close())
-			}
-			for _, t := range us[len(us)/5:] {
-				fmt.Fprintf(&text, "%s,%s,%d,%.4f\n", model, on.kind, batch, t/1e3)
-			}
-		}
-		if err := m.Close(); err != nil {
-			return err
-		}
-	}
-	return os.WriteFile(file, []byte(text.String()), 0o644)
 }

@@ -26,7 +26,10 @@ def main():
         cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         memory = ctypes.c_uint64()
         enough = free.value >= size + LEFT
-        if enough and cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)) == 0:
+        if (
+            enough
+            and cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)) == 0
+        ):
             taken += size
         else:
             size //= 2
