@@ -73,3 +73,63 @@ func (r *run) memory(ctx context.Context) error {
 	r.results["memory"] = fmt.Sprint(failure)
 	return errors.Join(append(failed, again)...)
 }
+
+// loading has one client send queries to WND while RM2 is loaded and unloaded, in turns with seconds in
+// which it is not.
+func (r *run) loading(ctx context.Context) error {
+	repository, err := r.unhurried("")
+	if err != nil {
+		return err
+	}
+	agent, c, err := r.start(ctx, repository)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = agent.Stop() }()
+	defer c.Close()
+	q, err := queryOf(repository, "wnd", 64)
+	if err != nil {
+		return err
+	}
+	var quiet, loaded []float64
+	loads := 0
+	for range r.rounds {
+		us, _, err := closed(ctx, c, q, 1, 5*r.time)
+		if err != nil {
+			return err
+		}
+		quiet = append(quiet, us...)
+		done, failed := make(chan struct{}), make(chan error, 1)
+		go func() {
+			defer close(failed)
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				loads++
+				if err := errors.Join(c.UnloadModel(ctx, "rm2"), c.LoadModel(ctx, "rm2")); err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
+		us, _, err = closed(ctx, c, q, 1, 10*r.time)
+		close(done)
+		if err := errors.Join(err, <-failed); err != nil {
+			return err
+		}
+		loaded = append(loaded, us...)
+	}
+	for name, us := range map[string][]float64{"alone": quiet, "while RM2 is loaded": loaded} {
+		fmt.Printf("wnd 64 %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us\n", name, quantile(us, .5),
+			quantile(us, .99), quantile(us, .999))
+	}
+	fmt.Printf("%d loads\n", loads)
+	r.results["loading"] = map[string]float64{
+		"alone_p50_us": quantile(quiet, .5), "alone_p99_us": quantile(quiet, .99),
+		"loading_p50_us": quantile(loaded, .5), "loading_p99_us": quantile(loaded, .99),
+	}
+	return nil
+}
