@@ -28,7 +28,7 @@ type Graph struct {
 	// Signature is that of the file. Do not change it.
 	Signature *Signature
 	// Nodes are in an order in which they can run. The caller may insert, remove and replace nodes.
-	// To change a node that was read, use SetInput, or replace it.
+	// To change a node that was read, use SetInput or SetOutput, or replace it.
 	Nodes []Node
 
 	dir   string // of the file
@@ -405,12 +405,24 @@ func (n Node) Attribute(name string) any {
 func (n *Node) SetInput(i int, name string) {
 	n.Inputs = slices.Clone(n.Inputs)
 	n.Inputs[i] = name
+	n.rename(nodeInput, i, name)
+}
+
+// SetOutput changes the name of the node's output i.
+func (n *Node) SetOutput(i int, name string) {
+	n.Outputs = slices.Clone(n.Outputs)
+	n.Outputs[i] = name
+	n.rename(nodeOutput, i, name)
+}
+
+// rename changes the name in the field i of those with the given number, in a node that was read.
+func (n *Node) rename(number protowire.Number, i int, name string) {
 	if n.raw == nil {
 		return
 	}
 	at := -1
 	n.raw, _ = rewrite(n.raw, func(f wireField) ([]byte, error) { // readNode has split it before
-		if f.number == nodeInput {
+		if f.number == number {
 			if at++; at == i {
 				return []byte(name), nil
 			}

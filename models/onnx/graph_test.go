@@ -75,6 +75,7 @@ func TestGraphKeepsBytes(t *testing.T) {
 	// A change leaves the unknown field, and what is not used any more goes.
 	g.Nodes = g.Nodes[1:]
 	g.Nodes[0].SetInput(0, "x")
+	g.Nodes[0].SetOutput(0, "z")
 	if err := g.Write(out); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +86,36 @@ func TestGraphKeepsBytes(t *testing.T) {
 		!bytes.Contains(written, []byte("idle")) {
 		t.Errorf("got %q", written)
 	}
-	if g, err = ReadGraph(out); err != nil || g.Nodes[0].Inputs[0] != "x" {
+	if g, err = ReadGraph(out); err != nil || g.Nodes[0].Inputs[0] != "x" ||
+		g.Nodes[0].Outputs[0] != "z" {
 		t.Errorf("got error %v", err)
+	}
+}
+
+// What a file says of the types of values is removed for one type, and stays for others.
+func TestUndeclare(t *testing.T) {
+	const path = "../../runtime/kernels/testdata/sum-dynamo.onnx"
+	declared := func(g *Graph) (n int) {
+		for _, node := range g.Nodes {
+			for _, output := range node.Outputs {
+				if _, ok := g.Rank(output); ok {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	g, err := ReadGraph(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := declared(g)
+	g.Undeclare(tensor.Int64)
+	integers := declared(g)
+	g.Undeclare(tensor.FP32)
+	if floats := declared(g); before != len(g.Nodes) || integers != before-3 || floats != 1 {
+		t.Errorf("got ranks of %d values of %d, of %d without integers, of %d without floats",
+			before, len(g.Nodes), integers, floats)
 	}
 }
 

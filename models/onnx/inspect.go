@@ -3,6 +3,7 @@ package onnx
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -62,6 +63,27 @@ func valueRank(b []byte) (name string, rank int) {
 		})
 	})
 	return name, rank
+}
+
+// Undeclare removes what the file says of the types of values within the graph that are of the type
+// d: after a change to another type, ONNX Runtime would refuse it.
+func (g *Graph) Undeclare(d tensor.DataType) {
+	g.ranks = nil
+	g.graph = slices.DeleteFunc(g.graph, func(f wireField) bool {
+		found := false
+		if f.number == graphValueInfo {
+			_ = each(f.body, valueType, func(kind []byte) error {
+				return each(kind, typeTensor, func(t []byte) error {
+					fields, err := split(t)
+					found = found || slices.ContainsFunc(fields, func(f wireField) bool {
+						return f.number == tensorTypeElement && elementTypes[f.value] == d
+					})
+					return err
+				})
+			})
+		}
+		return found
+	})
 }
 
 // Externals returns the initializers whose elements are in other files. Their Data is not set.
