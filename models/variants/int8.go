@@ -159,7 +159,7 @@ func (q *quantiser) layer(l layer) (why string, err error) {
 	x := q.input(l.x)
 	sum := q.node("MatMulInteger", output, x.integers, weight, x.zero)
 	sum = q.node("Cast", output, sum)
-	q.nodes[len(q.nodes)-1].Attributes = []onnx.Attribute{{Name: "to", Value: int64(1)}} // FP32
+	q.nodes[len(q.nodes)-1].Attributes = []onnx.Attribute{toFloat}
 	sum = q.node("Mul", output, sum, x.scale)
 	sum = q.node("Mul", output, sum, scales)
 	if l.bias != "" {

@@ -52,7 +52,6 @@ func tables(g *onnx.Graph, bits int) (Report, error) {
 			op := func(op string, inputs []string, attributes ...onnx.Attribute) string {
 				return add(g, &nodes, op, output, inputs, attributes...)
 			}
-			toFloat := onnx.Attribute{Name: "to", Value: int64(1)}
 			row := op("Cast", []string{op("Gather", []string{integers, ids})}, toFloat)
 			if bits == 4 {
 				// The high half of a byte h * 16 + l is floor(byte / 16).

@@ -29,10 +29,11 @@ const generator = "muster variants 1"
 //	table4       embedding tables in 4-bit integers
 //	lowrank:R    weights as the product of two thin matrices of rank R
 //	lookups:N/M  only the first N/M of the lookups in each table
+//	fp16         weights, tables and all computation in FP16, for GPUs; last of those joined
 type Kind string
 
 // Kinds are the forms that a Kind takes.
-const Kinds = "int8, table8, table4, lowrank:R, lookups:N/M, or several joined with +"
+const Kinds = "int8, table8, table4, lowrank:R, lookups:N/M, fp16, or several joined with +"
 
 // parts returns the functions that make the variant, and the suffix of its name.
 func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix string, err error) {
@@ -43,6 +44,8 @@ func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix strin
 		change := int8Layers
 		switch {
 		case name == "int8" && !has:
+		case name == "fp16" && !has:
+			change = fp16
 		case (name == "table8" || name == "table4") && !has:
 			bits := int(name[len(name)-1] - '0')
 			change = func(g *onnx.Graph) (Report, error) { return tables(g, bits) }
@@ -69,6 +72,14 @@ func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix strin
 			return nil, "", wrong
 		}
 		changes, suffixes = append(changes, change), append(suffixes, name)
+	}
+	switch at := slices.Index(suffixes, "fp16"); {
+	case at >= 0 && slices.Contains(suffixes, "int8"):
+		return nil, "", fmt.Errorf("variant %q: int8 gains on CPUs and fp16 on GPUs; make one of "+
+			"each", k)
+	case at >= 0 && at < len(suffixes)-1:
+		return nil, "", fmt.Errorf("variant %q: fp16 leaves no FP32 weights that others could "+
+			"change; put it last", k)
 	}
 	return changes, strings.Join(suffixes, "-"), nil
 }

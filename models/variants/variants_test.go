@@ -162,6 +162,10 @@ func TestMake(t *testing.T) {
 		{"ncf", "int8", "ncf-int8", .5, .03},
 		{"mtwnd", "int8", "mtwnd-int8", .5, .02},
 		{"dien", "int8", "dien-int8", .99, .03},
+		{"rm2", "table8+fp16", "rm2-table8-fp16", .35, .002},
+		{"wnd", "table4+fp16", "wnd-table4-fp16", .48, .03},
+		{"rm3", "lowrank:32+fp16", "rm3-lowrank32-fp16", .3, .3},
+		{"rm2", "lookups:1/2+fp16", "rm2-lookups1of2-fp16", .52, .4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -322,9 +326,35 @@ func TestQuantizeFaults(t *testing.T) {
 		change func(*onnx.Model)
 		want   string
 	}{
-		"kind":    {"int7", nil, `variant "int7": expected int8, table8, table4, lowrank:R`},
-		"rank":    {"lowrank:0", nil, `got rank "0", expected a whole number of at least 1`},
-		"share":   {"lookups:3/2", nil, `got share "3/2", expected a fraction above 0 and below 1`},
+		"kind":          {"int7", nil, `variant "int7": expected int8, table8, table4, lowrank:R`},
+		"rank":          {"lowrank:0", nil, `got rank "0", expected a whole number of at least 1`},
+		"share":         {"lookups:3/2", nil, `got share "3/2", expected a fraction above 0 and below 1`},
+		"fp16 and int8": {"int8+fp16", nil, `variant "int8+fp16": int8 gains on CPUs and fp16 on GPUs`},
+		"fp16 not last": {"fp16+table8", nil, `variant "fp16+table8": fp16 leaves no FP32 weights`},
+		"fp16 of what":  {"fp16:2", nil, `variant "fp16:2": expected int8, table8`},
+		"too large": {"fp16", func(m *onnx.Model) {
+			binary.LittleEndian.PutUint32(m.Initializers[0].Data, math.Float32bits(-65520))
+		}, `tensor "w" holds -65520, and FP16 at most 65504`},
+		"too small": {"fp16", func(m *onnx.Model) {
+			m.Initializers = append(m.Initializers, onnx.Initializer{Name: "epsilon",
+				DataType: tensor.FP32, Shape: []int64{},
+				Data: binary.LittleEndian.AppendUint32(nil, math.Float32bits(1e-12))})
+			m.Nodes[0].Outputs[0] = "h"
+			m.Nodes = append(m.Nodes,
+				onnx.Node{Op: "Add", Inputs: []string{"h", "epsilon"}, Outputs: []string{"y"}})
+		}, `tensor "epsilon" holds at most 1e-12, too little for FP16 to keep it`},
+		"no kernel": {"fp16", func(m *onnx.Model) {
+			m.Nodes[0].Outputs[0] = "h"
+			m.Nodes = append(m.Nodes, onnx.Node{Op: "DynamicQuantizeLinear", Name: "q",
+				Inputs: []string{"h"}, Outputs: []string{"integers", "scale", "zero"}})
+		}, "DynamicQuantizeLinear q: it computes with FP32, and is no operator that fp16 knows"},
+		"other domain": {"fp16", func(m *onnx.Model) {
+			m.Nodes[0].Domain = "com.microsoft"
+		}, "MatMul the node of y: it computes with FP32, and is no operator that fp16 knows"},
+		"nothing in FP32": {"fp16", func(m *onnx.Model) {
+			m.Inputs[0].DataType, m.Outputs[0].DataType = tensor.FP64, tensor.FP64
+			m.Initializers[0].DataType, m.Initializers[0].Shape = tensor.FP64, []int64{8, 8}
+		}, "nothing that fp16 changes"},
 		"tables":  {"table8", nil, "nothing that table8 changes: it has no MatMul, Gemm or Gather"},
 		"lookups": {"lookups:1/2", nil, "no input of ids with several lookups"},
 		"rank above": {"lowrank:9", nil,
