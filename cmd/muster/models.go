@@ -57,7 +57,7 @@ was generated before with the same options is not written again.`,
 		Example: `  muster models generate ncf wnd
   muster models generate all --scale small --out /tmp/models
   muster models generate rm2 --scale 0.01 --seed 7
-  muster models generate wnd --variants int8,table8,lowrank:64`,
+  muster models generate wnd --variants int8,fp16,table8,lowrank:64`,
 		ValidArgs: every,
 		Args:      cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -102,6 +102,16 @@ func TestVariants(t *testing.T) {
 		t.Errorf("got rating %+v", c.Measured)
 	}
 
+	for name, flags := range map[string][]string{
+		"ncf-fp16": {"--fp16"}, "ncf-table8-fp16": {"--fp16", "--tables"},
+	} {
+		file := filepath.Join(dir, "ncf", "1", "model.onnx")
+		out, err := execute(t, append([]string{"quantize", file}, flags...)...)
+		if err != nil || !strings.Contains(out, name+": made in "+dir) {
+			t.Errorf("%v: got %s and error %v", flags, out, err)
+		}
+	}
+
 	// A variant whose target the user changes is in the family no more.
 	text := "family: rank\nqos_target_ms: 7\n"
 	if err := os.WriteFile(filepath.Join(dir, "ncf-int8", models.ConfigFile), []byte(text),
