@@ -52,6 +52,7 @@ var parts = []part{
 	{"merging", (*run).merging},
 	{"memory", (*run).memory},
 	{"loading", (*run).loading},
+	{"variants", (*run).variants},
 	{"profile", (*run).profile},
 	{"fleet", (*run).fleet},
 }
@@ -72,7 +73,8 @@ func main() {
 		"ONNX Runtime's CUDA build (default: what make onnxruntime CUDA=1 makes)")
 	flags.StringVar(&r.python, "python", "", "a Python with onnxruntime-gpu")
 	flags.StringVar(&r.dir, "dir", "build/gpu", "directory for models, results and logs")
-	flags.StringSliceVar(&r.only, "only", nil, "only these parts: runs, serving, merging, memory, loading, profile, fleet")
+	flags.StringSliceVar(&r.only, "only", nil, "only some parts: runs, serving, merging, memory, "+
+		"loading, variants, profile, fleet")
 	flags.IntVar(&r.rounds, "rounds", 5, "rounds of each measurement")
 	flags.DurationVar(&r.time, "time", 100*time.Millisecond, "time of each measurement in a round")
 	if err := root.ExecuteContext(ctx); err != nil {

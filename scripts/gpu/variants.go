@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// A variant is how a variant of a model does on the card at a batch size.
+type variant struct {
+	Model string  `json:"model"`
+	Batch int     `json:"batch_size"`
+	US    float64 `json:"us"`
+	// Whole is the time of the model that it is a variant of, in turns, and Apart how far its answers
+	// are from those of that model on the CPU, as a share of the largest value.
+	Whole float64 `json:"whole_us"`
+	Apart float64 `json:"apart"`
+}
+
+// variants measures the variants fp16 and int8 of each model on the card, in turns with the model.
+func (r *run) variants(ctx context.Context) error {
+	card, err := runtime.OpenONNX(runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA})
+	if err != nil {
+		return err
+	}
+	cpu, err := runtime.OpenONNX(runtime.Config{LibraryPath: r.library, Provider: runtime.CPU})
+	if err != nil {
+		return err
+	}
+	var all []variant
+	fmt.Println("model        batch       us  whole us  whole/variant   apart")
+	for _, name := range names {
+		whole, err := models.ReadVersion(r.models(), name, 1)
+		if err != nil {
+			return err
+		}
+		for _, kind := range []string{"fp16", "int8"} {
+			args := []string{"models", "quantize", filepath.Join(r.models(), name, "1", "model.onnx"),
+				"--overwrite", "--onnxruntime-lib", r.library}
+			if kind == "fp16" {
+				args = append(args, "--fp16")
+			}
+			if _, err := harness.Output(ctx, "", r.muster, args...); err != nil {
+				return err
+			}
+			v, err := models.ReadVersion(r.models(), name+"-"+kind, 1)
+			if err != nil {
+				return err
+			}
+			of, err := r.variant(ctx, card, cpu, v, whole)
+			if err != nil {
+				return err
+			}
+			all = append(all, of...)
+		}
+	}
+	r.results["variants"] = all
+	return nil
+}
+
+func (r *run) variant(ctx context.Context, card, cpu *runtime.ONNX, v, whole *models.Version) (
+	all []variant, err error) {
+	var on []runtime.Model
+	defer func() {
+		for _, m := range on {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	for _, load := range []struct {
+		x *runtime.ONNX
+		v *models.Version
+	}{{card, v}, {card, whole}, {cpu, whole}} {
+		m, err := load.x.Load(ctx, load.v)
+		if err != nil {
+			return nil, err
+		}
+		on = append(on, m)
+	}
+	random := rand.New(rand.NewPCG(7, 8))
+	for _, batch := range []int{1, 64, 256, 1000} {
+		inputs, err := runtime.RandomInputs(random, whole, batch)
+		if err != nil {
+			return nil, err
+		}
+		off, err := apart(ctx, on[0], on[2], inputs)
+		if err != nil {
+			return nil, err
+		}
+		times := make([][]float64, 2)
+		for range r.rounds {
+			for i := range times {
+				us, err := loop(ctx, on[i], inputs, r.time/2)
+				if err != nil {
+					return nil, err
+				}
+				times[i] = append(times[i], us...)
+			}
+		}
+		one := variant{v.Model, batch, quantile(times[0], .5), quantile(times[1], .5), off}
+		all = append(all, one)
+		fmt.Printf("%-12s %5d %8.0f  %8.0f  %13.2f  %.1e\n", one.Model, batch, one.US, one.Whole,
+			one.Whole/one.US, one.Apart)
+	}
+	return all, nil
+}
