@@ -50,7 +50,10 @@ type Dashboard struct {
 func New(config Config) *Dashboard {
 	d := &Dashboard{config: config, hub: config.Hub, mux: http.NewServeMux()}
 	d.mux.Handle("GET "+Path[:len(Path)-1], http.RedirectHandler(Path, http.StatusMovedPermanently))
-	d.mux.HandleFunc("GET "+Path+"{file...}", thePage().serveFile)
+	// Its files are compressed when somebody first asks for one, not while the agent starts.
+	d.mux.HandleFunc("GET "+Path+"{file...}", func(w http.ResponseWriter, req *http.Request) {
+		thePage().serveFile(w, req)
+	})
 	const api = Path + "api/"
 	d.mux.HandleFunc("GET "+api+"session", d.session)
 	d.mux.HandleFunc("POST "+api+"login", d.login)
