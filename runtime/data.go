@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -161,13 +163,31 @@ func populate(ctx context.Context, all []mapping) error {
 // detach replaces mapped files by private memory with the same contents. Later writes to the files
 // then have no effect, and truncating one does not kill the process. The kernel copies the contents
 // (process_vm_readv), so that a file that is already too short gives an error and no SIGBUS.
+// While nobody is disturbed, two threads copy: the caller's, which may be of a low priority, and
+// another one.
 func detach(ctx context.Context, all []mapping) error {
-	for _, m := range all {
-		if err := m.detach(ctx); err != nil {
-			return fmt.Errorf("copy %s into memory: %w", m.path, err)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var next atomic.Int64
+	copyWhile := func(goOn func() bool) error {
+		for goOn() {
+			i := next.Add(1) - 1
+			if i >= int64(len(all)) {
+				break
+			}
+			if err := all[i].detach(ctx); err != nil {
+				return fmt.Errorf("copy %s into memory: %w", all[i].path, err)
+			}
 		}
+		return nil
 	}
-	return nil
+	other := make(chan error, 1)
+	go func() { other <- copyWhile(func() bool { return calm(ctx) }) }()
+	err := copyWhile(func() bool { return true })
+	if err != nil {
+		stop()
+	}
+	return cmp.Or(err, <-other)
 }
 
 func (m mapping) detach(ctx context.Context) error {

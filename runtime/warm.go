@@ -99,7 +99,7 @@ func (l *Lanes) Considerate(ctx context.Context) context.Context {
 // Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
 // [Lanes.Considerate] it returns at once if these are calm.
 func Pause(ctx context.Context, d time.Duration) error {
-	if l, ok := ctx.Value(serving{}).(interface{ Calm() bool }); ok && l.Calm() {
+	if calm(ctx) {
 		return ctx.Err()
 	}
 	timer := time.NewTimer(d)
@@ -110,6 +110,12 @@ func Pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// calm reports whether a context is one of [Lanes.Considerate], whose lanes are calm.
+func calm(ctx context.Context) bool {
+	l, ok := ctx.Value(serving{}).(interface{ Calm() bool })
+	return ok && l.Calm()
 }
 
 // Calm reports whether less than ten queries came within the last second, not counting background
