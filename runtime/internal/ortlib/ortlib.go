@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
@@ -56,12 +57,16 @@ func unpack(f *os.File, dec *zstd.Decoder, size int) error {
 	if err := f.Truncate(int64(size)); err != nil {
 		return err
 	}
-	pages, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED|unix.MAP_POPULATE)
+	pages, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return err
 	}
 	defer unix.Munmap(pages)
+	var populate sync.WaitGroup
+	defer populate.Wait()
+	populate.Go(func() { // ahead of what is decompressed, which takes twice as long
+		_ = unix.Madvise(pages, unix.MADV_POPULATE_WRITE) // not before Linux 5.14
+	})
 	out, err := dec.DecodeAll(packed, pages[:0])
 	if err != nil {
 		return err
