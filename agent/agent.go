@@ -285,6 +285,7 @@ func (a *Agent) open() (err error) {
 		Releases: func() []*control.Release { return a.releases.All() },
 		Release:  func(model string) canary.Release { return a.releases.Of(model) },
 		Callers:  serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
+		Alone:   func() bool { return a.server.Alone() },
 		Full:    func(ctx context.Context) error { return a.server.Full(ctx) },
 		Loaded:  func(v *models.Version) { a.server.Loaded(v) },
 		Observe: a.observe,
@@ -511,7 +512,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	}
 	group.Go(func() error {
 		select {
-		case <-a.worker.Repository().Settled():
+		case <-a.worker.Settled():
 			a.server.Settle()
 			a.members.SelfChanged() // it is ready
 			if !a.draining.Load() {

@@ -163,7 +163,7 @@ func startAgent(t testing.TB, config Config, executor runtime.Executor,
 	t.Helper()
 	a := newTestAgent(t, config, executor, changes...)
 	select {
-	case <-a.worker.Repository().Settled():
+	case <-a.worker.Settled():
 	case <-t.Context().Done():
 	}
 	for !a.server.Ready() { // settled, and about to say so

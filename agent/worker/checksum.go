@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime"
@@ -117,8 +118,24 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 	if len(v.Steps) > 0 {
 		return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 	}
+	err := eachFile(v, func(name string, f *os.File, info fs.FileInfo) error {
+		sum, err := c.of(ctx, f, info)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(hash, "%s %d %x\n", name, info.Size(), sum)
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("checksum of %s: %w", v, err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
+}
+
+// eachFile calls do with each file of a version, open, and its path in the version's folder.
+func eachFile(v *models.Version, do func(name string, f *os.File, info fs.FileInfo) error) error {
 	dir := filepath.Dir(v.Path)
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}
@@ -135,21 +152,140 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 		if err != nil {
 			return err
 		}
-		sum, err := c.of(ctx, f, info)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(hash, "%s %d %x\n", filepath.ToSlash(name), info.Size(), sum)
-		return nil
+		return do(filepath.ToSlash(name), f, info)
 	})
-	if err != nil {
-		return "", fmt.Errorf("checksum of %s: %w", v, err)
+}
+
+// filesOf returns the names and identities of a version's files, of an ensemble those of its steps:
+// it differs after every change of the files. It leaves out those that cannot be read.
+func filesOf(v *models.Version) string {
+	var all strings.Builder
+	for _, step := range v.Steps {
+		all.WriteString(filesOf(step.Version))
 	}
-	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
+	if len(v.Steps) == 0 {
+		_ = eachFile(v, func(name string, _ *os.File, info fs.FileInfo) error {
+			id, _ := identify(info)
+			fmt.Fprintf(&all, "%q %v\n", name, id)
+			return nil
+		})
+	}
+	return all.String()
 }
 
 // Checksum returns the checksum of a version by which the fleet, and files of measurements, tell
 // its files from others of the same name and number.
 func Checksum(ctx context.Context, v *models.Version) (string, error) {
 	return new(fileSums).checksum(ctx, v)
+}
+
+// latest is how long a checksum that may be late lets loads go first. Those that take longer wait for
+// a disk, or are many.
+const latest = time.Second
+
+// A checksum is that of a version that loads or is loaded, computed on a goroutine of the worker.
+type checksum struct {
+	// begin makes the computation begin; cancel makes it end.
+	begin, cancel func()
+	done          chan struct{} // closed when value and err are set
+	value         string
+	err           error
+}
+
+// newChecksum returns a version's checksum, which is to begin before ctx ends. If it may be late, it
+// lets the agent's first loads end, and fails if the files have changed since this call.
+func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) *checksum {
+	s := &checksum{done: make(chan struct{})}
+	ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	before := ""
+	if late {
+		before = filesOf(v)
+	}
+	s.begin = sync.OnceFunc(func() {
+		w.summing.Go(func() {
+			defer close(s.done)
+			if !late {
+				s.value, s.err = w.sums.checksum(ctx, v)
+				return
+			}
+			timer := time.NewTimer(latest)
+			defer timer.Stop()
+			select {
+			case <-w.repository.Settled():
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+			w.oneLate.Lock() // the other cores are for queries
+			defer w.oneLate.Unlock()
+			s.value, s.err = w.sums.checksum(ctx, v)
+			if s.err == nil && filesOf(v) != before {
+				s.value, s.err = "", fmt.Errorf("the files of %s changed after they were loaded", v)
+			}
+		})
+	})
+	return s
+}
+
+// wait blocks until the checksum is known, and returns why it cannot be.
+func (s *checksum) wait(ctx context.Context) error {
+	select {
+	case <-s.done:
+		return s.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// known returns the checksum; "" while it is not known.
+func (s *checksum) known() string {
+	select {
+	case <-s.done:
+		return s.value
+	default:
+		return ""
+	}
+}
+
+// startsAlone reports whether the agent still loads its first models, and knows of no other agent.
+// Then nobody else is told of a model, and what the agent learns of it can be filed later. So a
+// model need not wait for its checksum, which takes as long as the load.
+func (w *Worker) startsAlone() bool {
+	select {
+	case <-w.repository.Settled():
+		return false
+	default:
+		return w.layouts == nil && w.config.Alone()
+	}
+}
+
+// tellChecksum waits for the checksum of a version that serves, and has the fleet told of the
+// version.
+func (w *Worker) tellChecksum(profile names.ModelKey, s *checksum) {
+	<-s.done
+	switch {
+	case s.err == nil:
+		w.estimates.loaded(profile, s.value)
+		w.config.Changed()
+	case !errors.Is(s.err, context.Canceled):
+		w.config.Log.Error("other agents do not hear of the model until its files change", "model",
+			profile, "error", s.err)
+	}
+}
+
+// settle closes w.settled when the repository has settled and the checksums are known of what it has
+// loaded, or cannot be. It blocks until then, or until ctx ends.
+func (w *Worker) settle(ctx context.Context) {
+	select {
+	case <-w.repository.Settled():
+	case <-ctx.Done():
+		return
+	}
+	for _, s := range w.repository.Index() {
+		if loaded, err := w.repository.Acquire(s.Model, s.Version); err == nil {
+			sum := loaded.Model.checksum
+			loaded.Release()
+			_ = sum.wait(ctx) // tellChecksum handles the error
+		}
+	}
+	close(w.settled)
 }

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/muster-serve/muster/models"
 )
@@ -66,6 +69,70 @@ func TestChecksum(t *testing.T) {
 		context.Canceled) {
 		t.Errorf("cancelled: got error %v", err)
 	}
+}
+
+// TestLateChecksum: while an agent starts alone, checksums wait until its first models are loaded, but
+// not for long, and are those of the files that were loaded.
+func TestLateChecksum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		alone := true
+		w := &Worker{config: Config{Alone: func() bool { return alone }}}
+		var err error
+		if w.repository, err = models.Open[*Model](t.TempDir(), nil, models.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		begun := func() (*checksum, *models.Version) {
+			v := &models.Version{
+				Model: "m", Number: 1, Path: filepath.Join(t.TempDir(), "model.onnx"),
+			}
+			if err := os.WriteFile(v.Path, []byte("a model"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			s := w.newChecksum(t.Context(), v, w.startsAlone())
+			s.begin()
+			synctest.Wait()
+			return s, v
+		}
+		check := func(s *checksum, v *models.Version, when string) {
+			t.Helper()
+			if err := s.wait(t.Context()); err != nil {
+				t.Errorf("%s: %v", when, err)
+			}
+			if want, err := Checksum(t.Context(), v); err != nil || s.known() != want {
+				t.Errorf("%s: got %q, want %q (%v)", when, s.known(), want, err)
+			}
+		}
+		alone = false
+		s, v := begun()
+		check(s, v, "in a fleet")
+		alone = true
+		s, v = begun()
+		if s.known() != "" {
+			t.Error("alone: it did not wait for the loads")
+		}
+		time.Sleep(latest)
+		check(s, v, "loads take long")
+
+		s, v = begun()
+		changed, other := begun()
+		if err := os.WriteFile(other.Path, []byte("another model"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() { _ = w.repository.Run(ctx) })
+		check(s, v, "all is loaded")
+		if err := changed.wait(t.Context()); err == nil || changed.known() != "" {
+			t.Errorf("the files have changed: got %q, error %v", changed.known(), err)
+		}
+		if s, v = begun(); w.startsAlone() {
+			t.Error("starts although all is loaded")
+		}
+		check(s, v, "after the start")
+		cancel()
+		run.Wait()
+		w.summing.Wait()
+	})
 }
 
 func BenchmarkChecksum(b *testing.B) {

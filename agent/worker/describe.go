@@ -11,7 +11,8 @@ import (
 )
 
 // Describe returns the worker's part of this agent's description: its lanes and the models that are
-// ready. apart says of those that name a family and do not fit into it why. The caller owns both.
+// ready and whose checksums are known. apart says of those that name a family and do not fit into
+// it why. The caller owns both.
 func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
 	m = w.describeLanes()
 	var newest []*models.Version
@@ -91,7 +92,7 @@ func (w *Worker) describeLanes() *control.Member {
 }
 
 // describeModel returns the description of a ready version, without its family, and the version;
-// nil if it has been unloaded meanwhile.
+// nil if it has been unloaded meanwhile, or its checksum is not known.
 func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version) {
 	loaded, err := w.repository.Acquire(s.Model, s.Version)
 	if err != nil {
@@ -99,6 +100,9 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 	}
 	defer loaded.Release()
 	held := w.Held(loaded)
+	if held.Checksum == "" {
+		return nil, nil
+	}
 	if served, err := w.repository.Acquire(s.Model, 0); err == nil {
 		held.Newest = served.Version.Number == s.Version
 		served.Release()
@@ -110,7 +114,7 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 // not set.
 func (w *Worker) Held(loaded *Loaded) *control.Model {
 	held := w.describeVersion(loaded.Version)
-	held.Checksum = loaded.Model.checksum
+	held.Checksum = loaded.Model.checksum.known()
 	return held
 }
 

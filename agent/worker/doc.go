@@ -8,6 +8,7 @@
 // the agent follows, the end of each attempt; and for the fleet, a description of the lanes and
 // models.
 //
-// Worker.Run owns the repository's goroutines, which load models. Attempts and streams run on their
+// Worker.Run owns the repository's goroutines, which load models, one for each checksum that is
+// computed or waited for, and one that waits for the first of them. Attempts and streams run on their
 // callers' goroutines; a Link has one more, which reads it.
 package worker

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -28,12 +27,15 @@ type Model struct {
 	runtime.Model
 	runs     *runtime.Spread // as the lanes of its partition run it
 	profile  names.ModelKey  // its name in estimates, "ncf/1"
-	checksum string          // the result of fileSums.checksum
+	checksum *checksum
 	counts   *versionMetrics
 }
 
 // Close closes the sessions of the lanes, and the model.
-func (m *Model) Close() error { return m.runs.Close() }
+func (m *Model) Close() error {
+	m.checksum.cancel()
+	return m.runs.Close()
+}
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
 // in its fleet. It owns req, and releases its inputs when it returns; the caller must release the
@@ -189,17 +191,23 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 	execute.End(trace.WithTimestamp(ended))
 }
 
-// load is the repository's loader: it loads and warms up a version, and computes its checksum.
-func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
+// load is the repository's loader: it loads and warms up a version, and computes its checksum. While
+// the agent starts alone, a version serves before its checksum is known.
+func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
 	part, err := w.runsOn(v)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(w.lanes.Considerate(ctx))
-	defer cancel()
-	checksum := sync.OnceValues(func() (string, error) { return w.sums.checksum(ctx, v) })
+	ctx = w.lanes.Considerate(ctx)
+	late := w.startsAlone()
+	sum := w.newChecksum(ctx, v, late)
+	defer func() {
+		if err != nil {
+			sum.cancel()
+		}
+	}()
 	var model runtime.Model
 	var runs *runtime.Spread
 	load := func() {
@@ -214,7 +222,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 		}
 	}
 	if w.lanes.Calm() {
-		go func() { _, _ = checksum() }() // a load uses one core, and nobody is disturbed
+		sum.begin() // a load uses one core, and nobody is disturbed
 		load()
 	} else {
 		atLowPriority(load)
@@ -225,7 +233,10 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	took := time.Since(start)
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
 		took.Milliseconds())
-	sum, err := checksum()
+	sum.begin()
+	if late = late && w.startsAlone(); !late {
+		err = sum.wait(ctx)
+	}
 	if err == nil {
 		start = time.Now()
 		err = runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
@@ -239,7 +250,11 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	w.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
 	w.metrics.qosPercentile.WithLabelValues(v.Model, version).Set(v.Config.QoSPercentile)
 	profile := names.NewModelKey(v.Model, v.Number)
-	w.estimates.loaded(profile, sum)
+	if late {
+		w.summing.Go(func() { w.tellChecksum(profile, sum) })
+	} else {
+		w.estimates.loaded(profile, sum.value)
+	}
 	counts := w.metrics.version(v.Model, v.Number, v.Config.QoSTarget)
 	w.metrics.rate(counts, &v.Config)
 	return &Model{

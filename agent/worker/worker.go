@@ -116,6 +116,8 @@ type Config struct {
 	// Full returns an error if there is no room for another query of the call's client; nil if
 	// there is.
 	Full func(context.Context) error
+	// Alone reports whether this agent knows of no other.
+	Alone func() bool
 	// Draining reports whether the agent drains: it then reserves no lanes for gateways.
 	Draining func() bool
 	// Loaded is called with each version before it serves. Observe is called after each change of a
@@ -146,6 +148,9 @@ type Worker struct {
 	repository *models.Repository[*Model]
 	layouts    *layouts // nil: no leader says what this agent holds
 	sums       fileSums
+	summing    sync.WaitGroup // goroutines of checksums
+	oneLate    sync.Mutex     // held by a late checksum while it is computed
+	settled    chan struct{}
 	sequence   atomic.Uint64
 
 	mu           sync.Mutex
@@ -159,7 +164,8 @@ type Worker struct {
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
 		config: config, metrics: newMetrics(config.Registry),
-		held: map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
+		settled: make(chan struct{}),
+		held:    map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
 	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
 	w.estimates.book.SetSlowdowns(config.Slowdowns)
@@ -198,13 +204,19 @@ func (w *Worker) Run(ctx context.Context) error {
 			w.config.Log.Warn("the cache stays parted", "reason", err)
 		}
 	}()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { w.settle(ctx) })
 	if w.layouts != nil {
-		var beside sync.WaitGroup
 		beside.Go(func() { w.layouts.run(ctx) })
-		defer beside.Wait()
 	}
+	defer w.summing.Wait()
 	return w.repository.Run(ctx)
 }
+
+// Settled returns a channel that is closed when the repository has settled, and the fleet is told of
+// what it has loaded.
+func (w *Worker) Settled() <-chan struct{} { return w.settled }
 
 // Repository returns the model repository.
 func (w *Worker) Repository() *models.Repository[*Model] { return w.repository }
