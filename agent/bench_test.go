@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -12,7 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
@@ -211,6 +214,153 @@ func BenchmarkAllocation(b *testing.B) {
 	}
 }
 
+// BenchmarkLarge compares the time of large queries whose runs take none, and of a small one beside
+// them, by the SDK and by gRPC's generated code with its defaults, with that of as many bytes by a
+// bare gRPC echo with its defaults and by bare TCP. The four take turns.
+func BenchmarkLarge(b *testing.B) {
+	for _, q := range []struct {
+		model     string
+		batchSize int
+	}{{"ncf", 1}, {"wnd", 256}, {"rm2", 64}, {"rm2", 256}} {
+		b.Run(fmt.Sprint(q.model, "-", q.batchSize), func(b *testing.B) {
+			benchmarkLarge(b, q.model, q.batchSize)
+		})
+	}
+}
+
+func benchmarkLarge(b *testing.B, model string, batchSize int) {
+	s := &benchmark{agent: startAgent(b, testConfig(b), emulated())}
+	var err error
+	if s.version, err = models.ReadVersion(s.agent.config.ModelDir, model, 1); err != nil {
+		b.Fatal(err)
+	}
+	if s.client, err = client.New([]string{s.agent.addresses.GRPC}); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = s.client.Close() })
+	s.inputs = randomInputs(b, s.version, batchSize)
+	plain := newPlain(b, s)
+	request, response := proto.Size(plain.request), plain.answer(b)
+	echo, tcp := newEcho(b, request, response), newTCPEcho(b, request, response)
+	ways := []struct {
+		name string
+		call func(b *testing.B, n int) time.Duration
+		us   []float64
+	}{
+		{name: "sdk", call: func(b *testing.B, n int) time.Duration { return s.infer(b, n, 1) }},
+		{name: "plain", call: plain.call},
+		{name: "echo", call: echo.call},
+		{name: "tcp", call: tcp.call},
+	}
+	n := max(5, min(200, 20<<20/request))
+	for i := range ways {
+		ways[i].call(b, n)
+	}
+	for b.Loop() {
+		for range pairs {
+			for i := range ways {
+				took := ways[i].call(b, n)
+				ways[i].us = append(ways[i].us, float64(took.Nanoseconds())/1e3/float64(n))
+			}
+		}
+		for _, w := range ways {
+			b.ReportMetric(median(w.us), "us-"+w.name)
+		}
+	}
+}
+
+// A plain sends queries as clients of other makers do: by the generated code and gRPC's defaults.
+type plain struct {
+	stub    inference.GRPCInferenceServiceClient
+	request *inference.ModelInferRequest
+}
+
+func newPlain(b *testing.B, s *benchmark) *plain {
+	b.Helper()
+	conn, err := grpc.NewClient(s.agent.addresses.GRPC,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = conn.Close() })
+	request := &inference.ModelInferRequest{ModelName: s.version.Model}
+	for _, in := range s.inputs {
+		request.Inputs = append(request.Inputs, &inference.ModelInferRequest_InferInputTensor{
+			Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
+		})
+		request.RawInputContents = append(request.RawInputContents, in.Data)
+	}
+	return &plain{inference.NewGRPCInferenceServiceClient(conn), request}
+}
+
+// answer returns the size of an answer.
+func (p *plain) answer(b *testing.B) int {
+	b.Helper()
+	answer, err := p.stub.ModelInfer(b.Context(), p.request)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return proto.Size(answer)
+}
+
+func (p *plain) call(b *testing.B, n int) time.Duration {
+	start := time.Now()
+	for range n {
+		p.answer(b)
+	}
+	return time.Since(start)
+}
+
+// A tcpEcho is a connection whose other end answers each request with bytes.
+type tcpEcho struct {
+	conn              net.Conn
+	request, response []byte
+}
+
+func newTCPEcho(b *testing.B, request, response int) *tcpEcho {
+	b.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = l.Close() })
+	go func() { // ends with the connection
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		received, answer := make([]byte, request), make([]byte, response)
+		for {
+			if _, err := io.ReadFull(conn, received); err != nil {
+				return
+			}
+			if _, err := conn.Write(answer); err != nil {
+				return
+			}
+		}
+	}()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = conn.Close() })
+	return &tcpEcho{conn, make([]byte, request), make([]byte, response)}
+}
+
+func (e *tcpEcho) call(b *testing.B, n int) time.Duration {
+	start := time.Now()
+	for range n {
+		if _, err := e.conn.Write(e.request); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.ReadFull(e.conn, e.response); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return time.Since(start)
+}
+
 // An echo is a gRPC server that answers with bytes, and a client of it.
 type echo struct {
 	conn    *grpc.ClientConn
@@ -224,7 +374,7 @@ func newEcho(b *testing.B, request, response int) *echo {
 		b.Fatal(err)
 	}
 	answer := make([]byte, response)
-	server := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}))
+	server := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}), grpc.MaxRecvMsgSize(32<<20))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "Echo", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Echo",
