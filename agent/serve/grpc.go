@@ -45,8 +45,6 @@ const (
 	streamWorkers = 32
 	// streamsPerConnection bounds the calls in progress on one connection.
 	streamsPerConnection = 1024
-	// readBuffer is the size of each gRPC connection's read buffer, in bytes.
-	readBuffer = 4 << 10
 	// largestHeader bounds the headers of a request, in bytes.
 	largestHeader = 64 << 10
 )
@@ -65,8 +63,6 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(largestHeader),
-		// An idle connection holds this much memory. gRPC reads larger frames without this buffer.
-		grpc.ReadBufferSize(readBuffer),
 		// The server notices within two and a half minutes that a client has vanished. A client may
 		// send keepalive pings every ten seconds.
 		grpc.KeepaliveParams(keepalive.ServerParameters{

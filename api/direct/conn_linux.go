@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"unsafe"
+
+	"google.golang.org/grpc/mem"
 )
 
 // most is the largest number of bytes that a call reads or writes without the scheduler's knowledge.
@@ -50,7 +52,15 @@ type transfer struct {
 	b    []byte
 	n    int // bytes of b that were read or written
 	fail syscall.Errno
+	// ReadOnReady reads size bytes into a buffer from pool; pool is nil in other calls.
+	pool   mem.BufferPool
+	size   int
+	buffer *[]byte
 }
+
+// ReadBuffer is the size of the read buffer that gRPC's server should have with these connections,
+// in bytes. They hold a buffer only while it has bytes that gRPC has not taken.
+const ReadBuffer = most
 
 // SyscallConn implements [syscall.Conn].
 func (c *direct) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
@@ -70,6 +80,27 @@ func (c *direct) Read(b []byte) (int, error) {
 	return n, nil
 }
 
+// ReadOnReady implements [Reader].
+func (c *direct) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
+	t := &c.reading
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pool, t.size = pool, min(size, most)
+	n, err := t.runLocked(nil)
+	buffer := t.buffer
+	t.pool, t.buffer = nil, nil
+	if n > 0 {
+		return buffer, n, nil
+	}
+	if buffer != nil {
+		pool.Put(buffer)
+	}
+	if err != nil {
+		return nil, 0, c.failed("read", err)
+	}
+	return nil, 0, io.EOF
+}
+
 // Write implements [net.Conn].
 func (c *direct) Write(b []byte) (int, error) {
 	if len(b) == 0 || len(b) > most {
@@ -87,6 +118,10 @@ func (c *direct) Write(b []byte) (int, error) {
 func (t *transfer) run(b []byte) (n int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.runLocked(b)
+}
+
+func (t *transfer) runLocked(b []byte) (n int, err error) {
 	t.b, t.n, t.fail = b, 0, 0
 	err = t.by(t.do)
 	t.b = nil
@@ -98,6 +133,10 @@ func (t *transfer) run(b []byte) (n int, err error) {
 
 // read reads once, if something is there or the other end has closed.
 func (t *transfer) read(fd uintptr) (done bool) {
+	if t.pool != nil {
+		t.buffer = t.pool.Get(t.size)
+		t.b = *t.buffer
+	}
 	for {
 		n, _, err := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&t.b[0])),
 			uintptr(len(t.b)))
@@ -106,6 +145,10 @@ func (t *transfer) read(fd uintptr) (done bool) {
 			t.n = int(n)
 			return true
 		case syscall.EAGAIN:
+			if t.pool != nil {
+				t.pool.Put(t.buffer)
+				t.buffer, t.b = nil, nil
+			}
 			return false
 		case syscall.EINTR:
 			continue

@@ -5,7 +5,31 @@ import (
 	"net"
 
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/mem"
 )
+
+// A Reader is a connection from which gRPC reads without a buffer of its own while there is nothing
+// to read.
+type Reader interface {
+	// ReadOnReady waits until there is something to read, and then reads up to size bytes into a
+	// buffer from pool. The caller returns the buffer to pool. Without an error n is above 0.
+	ReadOnReady(size int, pool mem.BufferPool) (buffer *[]byte, n int, err error)
+}
+
+// ReadOnReady calls conn's method, or if it has none does the same with a buffer that it holds while
+// it waits.
+func ReadOnReady(conn net.Conn, size int, pool mem.BufferPool) (*[]byte, int, error) {
+	if r, ok := conn.(Reader); ok {
+		return r.ReadOnReady(size, pool)
+	}
+	buffer := pool.Get(size)
+	n, err := conn.Read(*buffer)
+	if n > 0 {
+		return buffer, n, nil // an error comes again
+	}
+	pool.Put(buffer)
+	return nil, 0, err
+}
 
 // Listener returns l with connections as Conn returns them.
 func Listener(l net.Listener) net.Listener { return listener{l} }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,6 +43,45 @@ func TestConn(t *testing.T) {
 		a, b := connected(t)
 		return direct.Conn(a), direct.Conn(b), func() { a.Close(); b.Close() }, nil
 	})
+}
+
+// A ready is a connection that is read as gRPC does.
+type ready struct {
+	net.Conn
+	pool *pool
+}
+
+func (r ready) Read(b []byte) (int, error) {
+	buffer, n, err := direct.ReadOnReady(r.Conn, len(b), r.pool)
+	if buffer != nil {
+		copy(b, (*buffer)[:n])
+		r.pool.Put(buffer)
+	}
+	return n, err
+}
+
+// A pool counts the buffers that are out.
+type pool struct{ out atomic.Int64 }
+
+func (p *pool) Get(n int) *[]byte {
+	p.out.Add(1)
+	b := make([]byte, n)
+	return &b
+}
+
+func (p *pool) Put(*[]byte) { p.out.Add(-1) }
+
+// TestReadOnReady does with ReadOnReady what TestConn does with Read. No buffer is lost.
+func TestReadOnReady(t *testing.T) {
+	var p pool
+	nettest.TestConn(t, func() (here, there net.Conn, stop func(), err error) {
+		a, b := connected(t)
+		return ready{direct.Conn(a), &p}, ready{direct.Conn(b), &p},
+			func() { a.Close(); b.Close() }, nil
+	})
+	if n := p.out.Load(); n != 0 {
+		t.Errorf("%d buffers have not been put back", n)
+	}
 }
 
 // Writes that a Conn makes itself and those that it leaves to Go do not mix, whether or not the

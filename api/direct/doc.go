@@ -8,6 +8,9 @@
 // call the system without telling the scheduler. Calls for more than 64 KiB, which copy for a while,
 // are made as usual.
 //
+// Large queries take fewer calls, because gRPC can have large read buffers: a connection has one only
+// while there is something to read ([Reader]).
+//
 // Input and output: connections and listeners. It starts no goroutine. Other systems than Linux,
 // and programs with the race detector, which learns of messages by Go's own calls, get their
 // connections back as they are.

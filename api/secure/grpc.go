@@ -17,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 )
@@ -25,7 +26,14 @@ import (
 // refuse calls that the caller may not make. [Guard.Tap] refuses earlier and at less cost, where it
 // can.
 func (g *Guard) ServerOptions() []grpc.ServerOption {
+	// A connection with TLS holds its buffer as long as it is open. gRPC reads larger frames without
+	// it.
+	readBuffer := 4 << 10
+	if !g.config.TLS() {
+		readBuffer = direct.ReadBuffer
+	}
 	return []grpc.ServerOption{
+		grpc.ReadBufferSize(readBuffer),
 		grpc.Creds(serverCredentials{g}),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),
@@ -38,7 +46,7 @@ type serverCredentials struct{ guard *Guard }
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	s.guard.silent.enter(raw)
 	if !s.guard.config.TLS() {
-		conn := &newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}
+		conn := plainNewcomer{&newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}}
 		return conn, authInfo{
 			credentials.TLSInfo{
 				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},

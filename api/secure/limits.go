@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 )
 
@@ -123,6 +125,11 @@ func (c *countedConn) Close() error {
 	err := c.Conn.Close()
 	c.uncount()
 	return err
+}
+
+// ReadOnReady implements [direct.Reader].
+func (c *countedConn) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
+	return direct.ReadOnReady(c.Conn, size, pool)
 }
 
 // CloseWrite closes the writing side; see plainConn.

@@ -6,6 +6,10 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/muster-serve/muster/api/direct"
 )
 
 // ConnState is for an HTTP server's field ConnState. It registers the server's silent connections
@@ -78,4 +82,13 @@ func (c *newcomer) Read(b []byte) (int, error) {
 func (c *newcomer) Close() error {
 	c.guard.silent.leave(c.raw)
 	return c.Conn.Close()
+}
+
+// A plainNewcomer is a newcomer without TLS.
+type plainNewcomer struct{ *newcomer }
+
+// ReadOnReady implements [direct.Reader], for gRPC. gRPC has called Read before, for the first bytes
+// of the connection, which say all that the Guard wants to know.
+func (c plainNewcomer) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
+	return direct.ReadOnReady(c.raw, size, pool)
 }
