@@ -64,6 +64,10 @@ type body struct {
 	// contents holds the typed contents of each tensor; empty if the tensor has none.
 	contents []cursor
 	raw      []cursor
+	// placed is how many of raw, the first ones, have been copied to where their tensors' data
+	// belongs in block. block is nil if there are none.
+	placed int
+	block  *block
 }
 
 // bodies pools bodies. A message keeps a body's tensors, not the body itself.
@@ -74,6 +78,10 @@ const largestBody = 64
 
 // done clears b and returns it to the pool.
 func (b *body) done() {
+	if b.block != nil {
+		b.block.drop()
+	}
+	b.block, b.placed = nil, 0
 	clear(b.contents)
 	clear(b.raw)
 	if b.tensors = nil; max(cap(b.contents), cap(b.raw)) <= largestBody {
@@ -195,9 +203,60 @@ func (b *body) addRaw(c *cursor) error {
 	if len(b.raw) == mostTensors {
 		return fmt.Errorf("more than %d raw contents", mostTensors)
 	}
-	raw, err := c.message()
+	if c.from == nil {
+		raw, err := c.message()
+		b.raw = append(b.raw, raw)
+		return err
+	}
+	n, err := c.varint()
+	if err != nil {
+		return err
+	}
+	if n > uint64(c.len()) {
+		return errTruncated
+	}
+	raw := cursor{}
+	if data := b.place(int(n), c.from.charge); data != nil {
+		c.copyTo(data)
+		raw.cur = data
+	} else {
+		raw, err = c.sub(int(n))
+	}
 	b.raw = append(b.raw, raw)
 	return err
+}
+
+// place returns the memory for the data of the next tensor in whose raw contents have n bytes, so
+// that they need not be kept until the rest has arrived. It returns nil if that is not known yet, or
+// something is wrong, which read will find.
+func (b *body) place(n int, charge *Charge) []byte {
+	if len(b.raw) >= len(b.tensors) || len(b.raw) > b.placed || rawSize(&b.tensors[b.placed]) != n {
+		return nil
+	}
+	if b.block == nil {
+		total := 0
+		for i := range b.tensors {
+			total += align(max(0, rawSize(&b.tensors[i])))
+		}
+		if charge.AtLeast(int64(total)) != nil {
+			return nil
+		}
+		b.block = newBlock(total)
+	}
+	if align(n) > len(b.block.mem)-b.block.used {
+		return nil
+	}
+	b.placed++
+	return b.block.take(n)
+}
+
+// rawSize returns how many bytes of raw contents t must have; -1 if its type and shape do not say.
+func rawSize(t *tensor.Tensor) int {
+	elements, err := checkShape(t)
+	if err != nil || t.DataType == tensor.Bytes {
+		return -1
+	}
+	return elements * t.DataType.Size()
 }
 
 // decodeTensor decodes an InferInputTensor or InferOutputTensor, except its contents.
@@ -480,6 +539,9 @@ func (b *body) read(s side, charge *Charge) (*block, error) {
 	if err := charge.AtLeast(int64(total)); err != nil {
 		return nil, err
 	}
+	if b.placed == len(b.tensors) && b.placed > 0 {
+		return b.readPlaced(s)
+	}
 	block := newBlock(total)
 	for i := range b.tensors {
 		if err := b.readTensor(i, s, block); err != nil {
@@ -487,6 +549,24 @@ func (b *body) read(s side, charge *Charge) (*block, error) {
 			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
 		}
 	}
+	return block, nil
+}
+
+// readPlaced is read for contents that are all in their place. b keeps the block after an error.
+func (b *body) readPlaced(s side) (*block, error) {
+	for i := range b.tensors {
+		t := &b.tensors[i]
+		t.Data = b.raw[i].cur
+		elements, err := checkShape(t)
+		if err == nil {
+			err = checkElements(t, elements)
+		}
+		if err != nil {
+			return nil, invalidf("%s %q: %v", s.tensor, t.Name, err)
+		}
+	}
+	block := b.block
+	b.block = nil
 	return block, nil
 }
 

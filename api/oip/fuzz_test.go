@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"net/http/httptest"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -338,6 +340,94 @@ func FuzzWire(f *testing.F) {
 		if err := (proto.UnmarshalOptions{}).Unmarshal(wire,
 			new(inference.ServerLiveRequest)); err != nil {
 			t.Errorf("fields skipped that are not valid: %v", err)
+		}
+	})
+}
+
+// A poisoned pool overwrites buffers that are freed.
+type poisoned struct{ mem.NopBufferPool }
+
+func (poisoned) Put(b *[]byte) {
+	for i := range *b {
+		(*b)[i] = 0xa5
+	}
+}
+
+// An arriving message comes in buffers that are overwritten when they are freed, and breaks off at
+// the end of wire.
+type arriving struct{ wire []byte }
+
+func (a *arriving) ReadMessageHeader([]byte) error { return io.EOF }
+func (a *arriving) RecvCompress() string           { return "" }
+
+func (a *arriving) Read(n int) (mem.BufferSlice, error) {
+	if n > len(a.wire) {
+		return nil, io.EOF
+	}
+	var all mem.BufferSlice
+	for part := range slices.Chunk(a.wire[:n], 7) {
+		b := append(make([]byte, 0, 4<<10), part...) // gRPC does not free smaller ones
+		all = append(all, mem.NewBuffer(&b, poisoned{}))
+	}
+	a.wire = a.wire[n:]
+	return all, nil
+}
+
+// FuzzArriving: a query that is decoded while it arrives is what it is when decoded afterwards, or
+// has the same fault; and if it breaks off, the error says so.
+func FuzzArriving(f *testing.F) {
+	raw, typed, shape := []byte("0123456789abcdef"), &contents{IntContents: []int32{1, 2, 300}},
+		[]int64{2, 1}
+	ids := &inputTensor{Name: "ids", Datatype: "INT64", Shape: shape}
+	for _, m := range []*inference.ModelInferRequest{
+		{ModelName: "m", Id: "q", Inputs: []*inputTensor{ids,
+			{Name: "x", Datatype: "INT8", Shape: []int64{16}}}, RawInputContents: [][]byte{raw, raw}},
+		{ModelName: "typed", Inputs: []*inputTensor{
+			{Name: "x", Datatype: "INT32", Shape: []int64{3}, Contents: typed}}},
+		{ModelName: "both", Inputs: []*inputTensor{
+			{Name: "x", Datatype: "INT32", Shape: []int64{3}, Contents: typed}, ids},
+			RawInputContents: [][]byte{raw, raw}},
+		{ModelName: "bool", Inputs: []*inputTensor{
+			{Name: "x", Datatype: "BOOL", Shape: []int64{16}}}, RawInputContents: [][]byte{raw}},
+		{ModelName: "text", Inputs: []*inputTensor{ids,
+			{Name: "s", Datatype: "BYTES", Shape: []int64{1}}},
+			RawInputContents: [][]byte{raw, []byte("\x03\x00\x00\x00abc")}},
+		{ModelName: "length", Inputs: []*inputTensor{ids}, RawInputContents: [][]byte{raw[:15]}},
+		{ModelName: "many", Inputs: []*inputTensor{ids}, RawInputContents: [][]byte{raw, raw}},
+		{ModelName: "few", Inputs: []*inputTensor{ids, ids}, RawInputContents: [][]byte{raw}},
+	} {
+		wire := marshal(f, m)
+		for _, step := range []uint8{0, 1, 13, 200} {
+			f.Add(wire, step, uint16(0))
+			f.Add(wire, step, uint16(len(wire)/2))
+		}
+		// Fields in an unusual order.
+		first := marshal(f, &inference.ModelInferRequest{RawInputContents: m.RawInputContents})
+		m.RawInputContents = nil
+		f.Add(append(first, marshal(f, m)...), uint8(9), uint16(0))
+		f.Add(slices.Concat(marshal(f, m), first, marshal(f, m)), uint8(9), uint16(0))
+	}
+	f.Fuzz(func(t *testing.T, wire []byte, step uint8, missing uint16) {
+		var want, got Request
+		wantErr := want.unmarshal(split(wire, 16<<10))
+		defer want.Release()
+		arrived := wire[:max(0, len(wire)-int(missing))]
+		in := &incoming{from: &arriving{arrived}, unread: len(wire), step: 1 + int(step)}
+		err := got.decodeFrom(cursor{left: len(wire), from: in}, nil)
+		broken := in.end()
+		defer got.Release()
+		if (broken != nil) != (len(arrived) < len(wire)) {
+			t.Fatalf("%d of %d bytes have arrived: %v", len(arrived), len(wire), broken)
+		}
+		if broken != nil {
+			return
+		}
+		if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+			t.Fatalf("got the error %v, want %v", err, wantErr)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Request{}),
+			cmpopts.EquateEmpty(), cmpopts.EquateNaNs()); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

@@ -78,7 +78,7 @@ func (s *streamed) marshal() (mem.BufferSlice, error) {
 // behind it can be read, and to has the fault. A query that is not kept is not counted either.
 func (r *receiver) receiveQuery(to *Request, charge *Charge) error {
 	r.charge = charge
-	data, err := r.receive()
+	err := r.receiveInto(to)
 	if err != nil {
 		charge.Only(0)
 	}
@@ -92,9 +92,6 @@ func (r *receiver) receiveQuery(to *Request, charge *Charge) error {
 		return nil
 	case err != nil:
 		return err
-	}
-	if err := unmarshal(data, to, charge); err != nil {
-		to.err = err
 	}
 	to.charge = charge
 	return nil

@@ -3,6 +3,7 @@ package oip
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/mem"
@@ -10,11 +11,12 @@ import (
 )
 
 // A cursor decodes protobuf's wire format from gRPC's receive buffers without joining them. It is a
-// value: a copy reads the same bytes again.
+// value: a copy reads the same bytes again, unless the cursor is of a message that still arrives.
 type cursor struct {
 	cur  []byte          // the rest of the current buffer, within the limit
 	rest mem.BufferSlice // the buffers after it
-	left int             // bytes of rest that are within the limit
+	left int             // bytes after cur that are within the limit
+	from *incoming       // where the buffers after rest come from; nil: rest is all
 }
 
 var (
@@ -38,6 +40,12 @@ func (c *cursor) fill() bool {
 	for len(c.cur) == 0 {
 		if c.left == 0 {
 			return false
+		}
+		if len(c.rest) == 0 {
+			if c.rest = c.from.next(); len(c.rest) == 0 {
+				c.left = 0
+				return false
+			}
 		}
 		c.cur, c.rest = c.rest[0].ReadOnlyData(), c.rest[1:]
 		c.cur = c.cur[:min(len(c.cur), c.left)]
@@ -66,8 +74,16 @@ func (c *cursor) skip(n int) error {
 	return nil
 }
 
-// sub returns a cursor over the next n bytes, and moves past them.
+// sub returns a cursor over the next n bytes, and moves past them. They stay in memory until the
+// whole message is decoded.
 func (c *cursor) sub(n int) (cursor, error) {
+	if c.from != nil && n <= c.len() {
+		more, err := c.from.keep(n - len(c.cur) - c.rest.Len())
+		if err != nil {
+			return cursor{}, err
+		}
+		c.rest = append(slices.Clip(c.rest), more...)
+	}
 	if n <= len(c.cur) {
 		s := cursor{cur: c.cur[:n]}
 		c.cur = c.cur[n:]
@@ -79,6 +95,7 @@ func (c *cursor) sub(n int) (cursor, error) {
 	}
 	s.left = max(0, n-len(s.cur))
 	s.cur = s.cur[:min(n, len(s.cur))]
+	s.from = nil
 	return s, nil
 }
 
