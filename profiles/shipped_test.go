@@ -3,6 +3,8 @@ package profiles_test
 import (
 	"bytes"
 	"math"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,6 +153,32 @@ func TestLibraryRoundTrip(t *testing.T) {
 	}
 	if !bytes.Equal(first.Bytes(), second.Bytes()) {
 		t.Error("written, read and written again, the library differs")
+	}
+}
+
+// TestH200: the file of docs/gpu.md can be read, and has the papers' models.
+func TestH200(t *testing.T) {
+	f, err := os.Open("h200.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l, err := profiles.ReadLibrary("h200.json", f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := l.Models(), profiles.ShippedLibrary().Models(); !slices.Equal(got, want) {
+		t.Errorf("it has the models %v, want %v", got, want)
+	}
+	for _, model := range l.Models() {
+		table, err := l.Table(model, "h200")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if knots := table.Knots(); knots[0].BatchSize != 1 || knots[len(knots)-1].BatchSize != 1000 {
+			t.Errorf("%s is measured from %d to %d", model, knots[0].BatchSize,
+				knots[len(knots)-1].BatchSize)
+		}
 	}
 }
 

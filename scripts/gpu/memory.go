@@ -11,8 +11,9 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// memory has another process take the card's memory. Wanted: the models that are loaded answer on, one
-// more cannot be loaded, the error says why, and it can when the memory is back.
+// memory has another process take the card's memory. Wanted: the models that are loaded answer on; DIEN
+// cannot be loaded, the error says why, and it can when the memory is back; RM2 can, with its tables in
+// the machine's memory.
 func (r *run) memory(ctx context.Context) error {
 	repository, err := r.unhurried("")
 	if err != nil {
@@ -29,7 +30,7 @@ func (r *run) memory(ctx context.Context) error {
 		fmt.Println(out)
 		return err
 	}
-	if err := errors.Join(status(), c.UnloadModel(ctx, "rm2")); err != nil {
+	if err := errors.Join(status(), c.UnloadModel(ctx, "rm2"), c.UnloadModel(ctx, "dien")); err != nil {
 		return err
 	}
 
@@ -51,13 +52,14 @@ func (r *run) memory(ctx context.Context) error {
 		return fmt.Errorf("hog.py: %w", err)
 	}
 	fmt.Print("another process: ", line)
-	failure := c.LoadModel(ctx, "rm2")
-	fmt.Println("load rm2:", failure)
+	failure := c.LoadModel(ctx, "dien")
+	fmt.Println("load dien:", failure)
 	var failed []error
 	if failure == nil {
-		failed = append(failed, errors.New("rm2 was loaded without memory"))
+		failed = append(failed, errors.New("dien was loaded without memory"))
 	}
-	for _, model := range []string{"wnd", "dien"} {
+	failed = append(failed, c.LoadModel(ctx, "rm2"))
+	for _, model := range []string{"wnd", "rm2"} {
 		q, err := queryOf(repository, model, 1000)
 		if err != nil {
 			return err
@@ -68,8 +70,8 @@ func (r *run) memory(ctx context.Context) error {
 		failed = append(failed, err)
 	}
 	failed = append(failed, stdin.Close(), hog.Wait())
-	again := c.LoadModel(ctx, "rm2")
-	fmt.Println("load rm2 when the memory is back:", again)
+	again := c.LoadModel(ctx, "dien")
+	fmt.Println("load dien when the memory is back:", again)
 	r.results["memory"] = fmt.Sprint(failure)
 	return errors.Join(append(failed, again)...)
 }
