@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/scripts/harness"
 )
@@ -22,12 +23,11 @@ type point struct {
 	Rate  float64 `json:"rate_qps"`
 	Share float64 `json:"of_allowable_throughput"`
 	// Within are percent of the queries within the QoS target.
-	Within          float64 `json:"within_percent"`
-	P50             float64 `json:"p50_ms"`
-	P99             float64 `json:"p99_ms"`
-	SimulatedWithin float64 `json:"simulated_within_percent"`
-	SimulatedP50    float64 `json:"simulated_p50_ms"`
-	SimulatedP99    float64 `json:"simulated_p99_ms"`
+	Within          float64         `json:"within_percent"`
+	LatencyMS       bench.Latencies `json:"latency_ms"`
+	SimulatedWithin float64         `json:"simulated_within_percent"`
+	SimulatedP50    float64         `json:"simulated_p50_ms"`
+	SimulatedP99    float64         `json:"simulated_p99_ms"`
 }
 
 // fleet has an agent on the card and two on the CPU serve DIEN, whose small queries are faster on the
@@ -102,20 +102,12 @@ func (r *run) fleet(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		var report struct {
-			Models []struct {
-				Within  float64 `json:"qos_satisfaction"`
-				Latency struct {
-					P50 float64 `json:"p50"`
-					P99 float64 `json:"p99"`
-				} `json:"latency_ms"`
-			}
-		}
+		var report bench.Report
 		if err := json.Unmarshal([]byte(out), &report); err != nil || len(report.Models) == 0 {
 			return fmt.Errorf("muster bench printed %s: %w", out, err)
 		}
 		live := report.Models[0]
-		p.Within, p.P50, p.P99 = 100*live.Within, live.Latency.P50, live.Latency.P99
+		p.Within, p.LatencyMS = 100*live.QoSSatisfaction, live.LatencyMS
 		simulated, err := simulate("--rate", fmt.Sprint(p.Rate), "--seeds", "1")
 		if err != nil {
 			return err
@@ -126,8 +118,8 @@ func (r *run) fleet(ctx context.Context) error {
 			continue // the leader learns
 		}
 		points = append(points, p)
-		fmt.Printf("%8.2f %10.0f %10.2f %7.2f %7.2f %21.2f %7.2f %7.2f\n", share, p.Rate, p.Within, p.P50,
-			p.P99, p.SimulatedWithin, p.SimulatedP50, p.SimulatedP99)
+		fmt.Printf("%8.2f %10.0f %10.2f %7.2f %7.2f %21.2f %7.2f %7.2f\n", share, p.Rate, p.Within,
+			p.LatencyMS.P50, p.LatencyMS.P99, p.SimulatedWithin, p.SimulatedP50, p.SimulatedP99)
 	}
 	out, err := harness.Output(ctx, "", r.muster, "status", "--server", f.Nodes[0].GRPC)
 	fmt.Println(out)

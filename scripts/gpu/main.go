@@ -7,7 +7,8 @@
 //	go run ./scripts/gpu --only runs,merging
 //
 // PYTHON needs onnxruntime-gpu; without it the columns of ONNX Runtime alone are missing. It prints
-// tables, and writes results.json, latencies.png and profiles of the card to build/gpu. All traffic stays on loopback.
+// tables, and writes results.json, latencies.png and profiles of the card to build/gpu. All traffic
+// stays on loopback.
 package main
 
 import (
@@ -115,11 +116,3 @@ func (r *run) all(ctx context.Context) (err error) {
 }
 
 func (r *run) models() string { return filepath.Join(r.dir, "models") }
-
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
-}

@@ -122,8 +122,8 @@ func (r *run) runsOf(ctx context.Context, v *models.Version, card, cpu *runtime.
 		if _, m.Four, err = bare.ask(query, 4, 2*r.time); err != nil {
 			return nil, err
 		}
-		m.Card, m.P99 = quantile(times[0], .5), quantile(times[0], .99)
-		m.CPU, m.Python = quantile(times[1], .5), quantile(times[2], .5)
+		m.Card, m.P99 = harness.Quantile(times[0], .5), harness.Quantile(times[0], .99)
+		m.CPU, m.Python = harness.Quantile(times[1], .5), harness.Quantile(times[2], .5)
 		all = append(all, m)
 		fmt.Printf("%-5s %5d %8.0f %6.0f %8.0f %8.0f  %6.2f  %8.2f  %.1e\n", m.Model, batch, m.Card,
 			m.P99, m.CPU, m.Python, m.Python/m.Card, m.CPU/m.Card, m.Apart)

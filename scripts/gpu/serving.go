@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"sync"
 	"time"
 
@@ -18,33 +17,46 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// start starts an agent on the card, and waits until it has answered for all models.
-func (r *run) start(ctx context.Context, repository string, args ...string) (*harness.Agent,
-	*client.Client, error) {
+// A server is an agent on the card that serves unhurried models, and a client of it.
+type server struct {
+	*harness.Agent
+	*client.Client
+	repository string
+}
+
+func (s *server) stop() error { return errors.Join(s.Client.Close(), s.Agent.Stop()) }
+
+// start starts an agent whose models have further settings, and waits until all are ready. It is to be
+// stopped.
+func (r *run) start(ctx context.Context, settings string) (*server, error) {
+	repository, err := r.unhurried(settings)
+	if err != nil {
+		return nil, err
+	}
 	state := filepath.Join(r.dir, "state")
 	if err := os.RemoveAll(state); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	agent, err := harness.Start(harness.Config{
-		Muster: r.muster, Log: filepath.Join(r.dir, "agent.log"), Args: append([]string{
+		Muster: r.muster, Log: filepath.Join(r.dir, "agent.log"), Args: []string{
 			"--model-dir", repository, "--state-dir", state, "--provider", "cuda",
 			"--onnxruntime-lib", r.library,
-		}, args...),
+		},
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	c, err := client.New([]string{agent.GRPC}, client.WithoutFleet())
 	if err != nil {
-		return nil, nil, errors.Join(err, agent.Stop())
+		return nil, errors.Join(err, agent.Stop())
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		ready, err := c.Ready(ctx)
 		if err == nil && ready {
-			return agent, c, nil
+			return &server{agent, c, repository}, nil
 		}
 		if agent.HasExited() || time.Now().After(until) {
-			return nil, nil, errors.Join(fmt.Errorf("no agent: %w; its log is %s", err, agent.LogPath),
+			return nil, errors.Join(fmt.Errorf("no agent: %w; its log is %s", err, agent.LogPath),
 				agent.Stop())
 		}
 	}
@@ -104,10 +116,7 @@ type served struct {
 	Four float64 `json:"python_cuda_4_threads_qps,omitempty"`
 }
 
-// unhurried are settings with which no query is refused: the clients wait for each answer.
-var targets = regexp.MustCompile(`(?m)^(qos_target_ms|deadline_ms): .*$`)
-
-// unhurried copies the models, and gives them targets that no query misses.
+// unhurried copies the models, with targets that no query misses and further settings.
 func (r *run) unhurried(settings string) (string, error) {
 	dir := filepath.Join(r.dir, "unhurried")
 	if err := os.RemoveAll(dir); err != nil {
@@ -122,8 +131,7 @@ func (r *run) unhurried(settings string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		text = append(targets.ReplaceAll(text, nil),
-			"\nqos_target_ms: 1000\ndeadline_ms: 60000\n"+settings...)
+		text = append(harness.Unhurried(text), settings...)
 		if err := os.WriteFile(filepath.Join(to, "model.yaml"), text, 0o644); err != nil {
 			return "", err
 		}
@@ -134,16 +142,11 @@ func (r *run) unhurried(settings string) (string, error) {
 // serving measures an agent on the card by gRPC, with one and with eight clients, in turns with ONNX
 // Runtime in Python.
 func (r *run) serving(ctx context.Context) error {
-	repository, err := r.unhurried("")
+	agent, err := r.start(ctx, "")
 	if err != nil {
 		return err
 	}
-	agent, c, err := r.start(ctx, repository)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = agent.Stop() }()
-	defer c.Close()
+	defer func() { _ = agent.stop() }()
 	bare, err := r.startBare(ctx)
 	if err != nil {
 		return err
@@ -153,7 +156,7 @@ func (r *run) serving(ctx context.Context) error {
 	var all []served
 	for _, name := range names {
 		for _, batch := range []int{1, 16, 64, 256} {
-			q, err := queryOf(repository, name, batch)
+			q, err := queryOf(agent.repository, name, batch)
 			if err != nil {
 				return err
 			}
@@ -163,16 +166,16 @@ func (r *run) serving(ctx context.Context) error {
 			}
 			s := served{Model: name, Batch: batch}
 			var one, many, alone, four, rate []float64
-			if _, _, err := closed(ctx, c, q, 8, r.time); err != nil { // lanes learn
+			if _, _, err := closed(ctx, agent.Client, q, 8, r.time); err != nil { // lanes learn
 				return err
 			}
 			for range r.rounds {
-				us, _, err := closed(ctx, c, q, 1, r.time)
+				us, _, err := closed(ctx, agent.Client, q, 1, r.time)
 				if err != nil {
 					return err
 				}
 				one = append(one, us...)
-				us, qps, err := closed(ctx, c, q, 8, r.time)
+				us, qps, err := closed(ctx, agent.Client, q, 8, r.time)
 				if err != nil {
 					return err
 				}
@@ -185,8 +188,9 @@ func (r *run) serving(ctx context.Context) error {
 					*to = append(*to, qps)
 				}
 			}
-			s.P50, s.P99, s.P99Of = quantile(one, .5), quantile(one, .99), quantile(many, .99)
-			s.Eight, s.One, s.Four = quantile(rate, .5), quantile(alone, .5), quantile(four, .5)
+			s.P50, s.P99 = harness.Quantile(one, .5), harness.Quantile(one, .99)
+			s.Eight, s.P99Of = harness.Quantile(rate, .5), harness.Quantile(many, .99)
+			s.One, s.Four = harness.Quantile(alone, .5), harness.Quantile(four, .5)
 			all = append(all, s)
 			fmt.Printf("%-5s %5d %7.0f %8.0f %13.0f %8.0f %9.0f %12.0f %5.2f %4.2f\n", name, batch,
 				s.P50, s.P99, s.Eight, s.P99Of, s.One, s.Four, s.Eight/s.One, s.Eight/s.Four)
@@ -200,34 +204,7 @@ func (r *run) serving(ctx context.Context) error {
 func (r *run) merging(ctx context.Context) error {
 	rates := map[string]map[string]float64{}
 	for _, settings := range []string{"", "merge: none\n"} {
-		repository, err := r.unhurried(settings)
-		if err != nil {
-			return err
-		}
-		agent, c, err := r.start(ctx, repository)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			q, err := queryOf(repository, name, 1)
-			if err != nil {
-				return errors.Join(err, agent.Stop())
-			}
-			us, qps := []float64(nil), 0.
-			for range 2 { // the first time lanes learn
-				if us, qps, err = closed(ctx, c, q, 256, 10*r.time); err != nil {
-					return errors.Join(err, agent.Stop())
-				}
-			}
-			if rates[name] == nil {
-				rates[name] = map[string]float64{}
-			}
-			rates[name][map[string]string{"": "merged"}[settings]+"_qps"] = qps
-			fmt.Printf("%-5s %-12q %8.0f queries/s, p50 %.0f us, p99 %.0f us\n", name, settings, qps,
-				quantile(us, .5), quantile(us, .99))
-		}
-		c.Close()
-		if err := agent.Stop(); err != nil {
+		if err := r.ofOne(ctx, settings, rates); err != nil {
 			return err
 		}
 	}
@@ -235,5 +212,34 @@ func (r *run) merging(ctx context.Context) error {
 		fmt.Printf("%-5s merged %.1f times\n", name, rates[name]["merged_qps"]/rates[name]["_qps"])
 	}
 	r.results["merging"] = rates
+	return nil
+}
+
+// ofOne measures queries/s of one item with further settings of the models, and adds them to rates.
+func (r *run) ofOne(ctx context.Context, settings string, rates map[string]map[string]float64) (
+	err error) {
+	agent, err := r.start(ctx, settings)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, agent.stop()) }()
+	for _, name := range names {
+		q, err := queryOf(agent.repository, name, 1)
+		if err != nil {
+			return err
+		}
+		us, qps := []float64(nil), 0.
+		for range 2 { // the first time lanes learn
+			if us, qps, err = closed(ctx, agent.Client, q, 256, 10*r.time); err != nil {
+				return err
+			}
+		}
+		if rates[name] == nil {
+			rates[name] = map[string]float64{}
+		}
+		rates[name][map[string]string{"": "merged"}[settings]+"_qps"] = qps
+		fmt.Printf("%-5s %-12q %8.0f queries/s, p50 %.0f us, p99 %.0f us\n", name, settings, qps,
+			harness.Quantile(us, .5), harness.Quantile(us, .99))
+	}
 	return nil
 }

@@ -102,7 +102,8 @@ func (r *run) variant(ctx context.Context, card, cpu *runtime.ONNX, v, whole *mo
 				times[i] = append(times[i], us...)
 			}
 		}
-		one := variant{v.Model, batch, quantile(times[0], .5), quantile(times[1], .5), off}
+		one := variant{v.Model, batch, harness.Quantile(times[0], .5),
+			harness.Quantile(times[1], .5), off}
 		all = append(all, one)
 		fmt.Printf("%-12s %5d %8.0f  %8.0f  %13.2f  %.1e\n", one.Model, batch, one.US, one.Whole,
 			one.Whole/one.US, one.Apart)

@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,8 +54,6 @@ type query struct {
 	header      int // bytes of rest that are JSON
 }
 
-var targets = regexp.MustCompile(`(?m)^(qos_target_ms|deadline_ms): .*$`)
-
 // makeModels writes the models: all of them, and for --start a repository with WND and RM2 alone.
 // QoS targets are long, so that Muster serves queries in the order in which they come, as the
 // others do, and refuses none.
@@ -79,13 +76,7 @@ func (r *run) makeModels(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		long := targets.ReplaceAllFunc(text, func(line []byte) []byte {
-			name, _, _ := strings.Cut(string(line), ":")
-			return []byte(name + ": " + map[string]string{
-				"qos_target_ms": "1000", "deadline_ms": "60000",
-			}[name])
-		})
-		if err := os.WriteFile(file, long, 0o644); err != nil {
+		if err := os.WriteFile(file, harness.Unhurried(text), 0o644); err != nil {
 			return err
 		}
 	}
@@ -349,7 +340,7 @@ func (r *run) figures(ctx context.Context, p *process, q query) (f figures, err 
 		return f, err
 	}
 	f.CPU = 1e6 * (p.cpuTime() - used) / float64(len(times))
-	f.P50, f.P99 = quantile(times, 0.5), quantile(times, 0.99)
+	f.P50, f.P99 = harness.Quantile(times, 0.5), harness.Quantile(times, 0.99)
 	if _, err = load(ctx, p.ask, q, atATime, r.time/5); err != nil {
 		return f, err
 	}
@@ -358,7 +349,7 @@ func (r *run) figures(ctx context.Context, p *process, q query) (f figures, err 
 		return f, err
 	}
 	f.Rate = float64(len(times)) / time.Since(begin).Seconds()
-	f.LoadP99 = quantile(times, 0.99)
+	f.LoadP99 = harness.Quantile(times, 0.99)
 	return f, nil
 }
 
@@ -421,7 +412,7 @@ func (r *run) loop(ctx context.Context, s server, cases []query, got *result) er
 			sum += us
 		}
 		got.Cases[cases[i].name] = figures{
-			P50: quantile(one.Us, 0.5), P99: quantile(one.Us, 0.99),
+			P50: harness.Quantile(one.Us, 0.5), P99: harness.Quantile(one.Us, 0.99),
 			Rate: 1e6 * float64(len(one.Us)) / sum,
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/prometheus/procfs"
+
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 // figures are what was measured in a case, in us and queries/s.
@@ -89,15 +91,6 @@ func appendResult(path string, x result) error {
 	return errors.Join(err, f.Close())
 }
 
-// quantile returns a quantile of values, which it sorts; 0 if there are none.
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	return values[int(q*float64(len(values)-1))]
-}
-
 // print prints the tables of what is measured so far.
 func (r *run) print() error {
 	all, err := readResults(r.results())
@@ -139,8 +132,8 @@ func (rs results) write(w io.Writer) {
 	slices.SortStableFunc(servers, func(a, b string) int { return rank(a) - rank(b) })
 	fmt.Fprintf(w, "%d rounds; in the median other processes took %.0f %% of the CPUs' time "+
 		"(at most %.0f), and %.1f %% was stolen (at most %.1f).\n", rounds,
-		100*quantile(others, 0.5), 100*quantile(others, 1), 100*quantile(stolen, 0.5),
-		100*quantile(stolen, 1))
+		100*harness.Quantile(others, 0.5), 100*harness.Quantile(others, 1), 100*harness.Quantile(stolen, 0.5),
+		100*harness.Quantile(stolen, 1))
 	table := func(title string, of func(figures) float64) {
 		fmt.Fprintf(w, "\n%s\n\n| | %s |\n|%s\n", title, strings.Join(cases, " | "),
 			strings.Repeat(" --- |", len(cases)+1))
@@ -218,7 +211,7 @@ func (rs results) median(server, name string, of func(figures) float64) float64 
 			values = append(values, of(f))
 		}
 	}
-	return quantile(values, 0.5)
+	return harness.Quantile(values, 0.5)
 }
 
 // lead says how far Muster is ahead of a peer: above 1 it is.
@@ -268,7 +261,7 @@ func (rs results) ratio(name, server, other string, of func(figures) float64) fl
 			ratios = append(ratios, in[x.Round]/of(f))
 		}
 	}
-	return quantile(ratios, 0.5)
+	return harness.Quantile(ratios, 0.5)
 }
 
 // A cpuWatch knows how the CPUs' time was spent before.

@@ -58,7 +58,7 @@ func (r *run) starts(ctx context.Context) error {
 	fmt.Printf("Until WND and RM2 have answered, median of %d:\n\n| | s |\n| --- | --- |\n",
 		r.rounds)
 	for _, name := range names {
-		fmt.Printf("| %s | %.2f |\n", name, quantile(took[name], 0.5))
+		fmt.Printf("| %s | %.2f |\n", name, harness.Quantile(took[name], 0.5))
 	}
 	return nil
 }
