@@ -134,7 +134,7 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 	if g.stream, err = cuda.NewStream(); err != nil {
 		return err
 	}
-	opts, err := o.sessionOptions(s.threads, map[string]string{
+	s.ort, err = o.plain(v, s.threads, common, inputs, outputs, map[string]string{
 		// Otherwise ONNX Runtime frees memory of the machine that a graph copies from. It makes no
 		// graph: see RunOnCard.
 		"enable_cuda_graph":       "1",
@@ -143,14 +143,6 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 	})
 	if err != nil {
 		return err
-	}
-	defer opts.Destroy()
-	if err := common.add(opts); err != nil {
-		return err
-	}
-	s.ort, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
-	if err != nil {
-		return trim(err)
 	}
 	row := 0
 	for i := range s.inputs {

@@ -292,7 +292,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	}
 	if s.ort == nil {
 		var err error
-		if s.ort, err = o.plain(v, t, common, inputs, outputs); err != nil {
+		if s.ort, err = o.plain(v, t, common, inputs, outputs, nil); err != nil {
 			if s.ort = o.withTablesOffCard(v, signature, t, common, inputs, outputs, err); s.ort == nil {
 				return nil, err
 			}
@@ -302,10 +302,10 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	return s, nil
 }
 
-// plain creates a session of the model as it is.
-func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, outputs []string) (
-	*ort.DynamicAdvancedSession, error) {
-	opts, err := o.sessionOptions(t, nil)
+// plain creates a session of the model as it is; onCard is as for sessionOptions.
+func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, outputs []string,
+	onCard map[string]string) (*ort.DynamicAdvancedSession, error) {
+	opts, err := o.sessionOptions(t, onCard)
 	if err != nil {
 		return nil, fmt.Errorf("set session options: %w", err)
 	}
