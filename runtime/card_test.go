@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -20,20 +19,13 @@ import (
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// openBoth opens the CUDA build that MUSTER_CUDA_LIB names, on the machine's card and on its CPU. It
-// skips the test without one.
+// openBoth opens the executors on the machine's card and on its CPU, whose log is the test's.
 func openBoth(t testing.TB, cfg runtime.Config) (card, cpu *runtime.ONNX) {
-	cfg.LibraryPath = os.Getenv("MUSTER_CUDA_LIB")
-	if cfg.LibraryPath == "" {
-		t.Skip("needs a card, and the path of ONNX Runtime's CUDA build in MUSTER_CUDA_LIB")
-	}
-	cfg.Provider = runtime.CUDA
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	card = must(runtime.OpenONNX(cfg))
-	cfg.Provider = runtime.CPU
-	return card, must(runtime.OpenONNX(cfg))
+	return runtimetest.OpenCard(t, cfg)
 }
 
 // apart is the largest difference of two models' answers, as a share of the largest value.

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -245,22 +244,10 @@ func TestFP16Constants(t *testing.T) {
 // On a card every node of the zoo's models in FP16 runs on the card, where ONNX Runtime makes no
 // graph of a model otherwise, and the answers are close to those of the model on the CPU.
 func TestFP16OnCard(t *testing.T) {
-	library := os.Getenv("MUSTER_CUDA_LIB")
-	if library == "" {
-		t.Skip("needs a card, and the path of ONNX Runtime's CUDA build in MUSTER_CUDA_LIB")
-	}
 	var log bytes.Buffer
-	cfg := runtime.Config{LibraryPath: library, Provider: runtime.CPU,
-		Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	cpu, err := runtime.OpenONNX(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Provider = runtime.CUDA
-	card, err := runtime.OpenONNX(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	card, cpu := runtimetest.OpenCard(t, runtime.Config{
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
 	for _, model := range zoo.Names() {
 		before, after := makeHalf(t, model)
 		for _, rows := range []int{1, 64, 1000} {

@@ -58,3 +58,22 @@ func Open(t testing.TB) *runtime.ONNX {
 	}
 	return o
 }
+
+// OpenCard returns the executors on the machine's card and on its CPU with all cores, both of the CUDA
+// build that MUSTER_CUDA_LIB names. cfg says the rest. It skips the test without one.
+func OpenCard(t testing.TB, cfg runtime.Config) (card, cpu *runtime.ONNX) {
+	t.Helper()
+	cfg.LibraryPath = os.Getenv("MUSTER_CUDA_LIB")
+	if cfg.LibraryPath == "" {
+		t.Skip("needs a card, and the path of ONNX Runtime's CUDA build in MUSTER_CUDA_LIB")
+	}
+	open := func(p runtime.Provider) *runtime.ONNX {
+		cfg.Provider = p
+		o, err := runtime.OpenONNX(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	return open(runtime.CUDA), open(runtime.CPU)
+}

@@ -73,19 +73,28 @@ func Build(dir string) (*Driver, error) {
 	if err := d.Set(State{}); err != nil {
 		return nil, err
 	}
-	cc, err := exec.Command("go", "env", "CC").Output()
-	if err != nil {
-		return nil, fmt.Errorf("fake NVIDIA driver: go env CC: %w", err)
-	}
 	for _, library := range []string{d.NVML, d.CUDA} {
-		compiler := exec.Command(strings.TrimSpace(string(cc)), "-shared", "-fPIC", "-O1", "-Wall",
-			"-Wl,-soname,"+filepath.Base(library), "-x", "c", "-", "-o", library)
-		compiler.Stdin = bytes.NewReader(source)
-		if out, err := compiler.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("fake NVIDIA driver: %w\n%s", err, out)
+		if err := Compile(source, library); err != nil {
+			return nil, err
 		}
 	}
 	return d, nil
+}
+
+// Compile makes a shared library of a program in C, with the C compiler that Go uses. The library goes
+// by the name of its file.
+func Compile(source []byte, library string) error {
+	cc, err := exec.Command("go", "env", "CC").Output()
+	if err != nil {
+		return fmt.Errorf("fake NVIDIA driver: go env CC: %w", err)
+	}
+	compiler := exec.Command(strings.TrimSpace(string(cc)), "-shared", "-fPIC", "-O1", "-Wall",
+		"-Wl,-soname,"+filepath.Base(library), "-x", "c", "-", "-o", library)
+	compiler.Stdin = bytes.NewReader(source)
+	if out, err := compiler.CombinedOutput(); err != nil {
+		return fmt.Errorf("fake NVIDIA driver: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // Environment returns the variables by which a process finds the fake, as for exec.Cmd.

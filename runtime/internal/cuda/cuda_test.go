@@ -6,8 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
 )
 
 // TestFake runs the test with each of two drivers that are made up: one is whole, one lacks a function.
@@ -19,21 +20,15 @@ func TestFake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cc, err := exec.Command("go", "env", "CC").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, test := range []string{"TestWithDriver", "TestWithOldDriver"} {
 		dir := t.TempDir()
-		compiler := exec.Command(strings.TrimSpace(string(cc)), "-shared", "-fPIC", "-O1", "-Wall",
-			"-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", filepath.Join(dir, "libcuda.so.1"))
-		code := string(source)
+		code := source
 		if test == "TestWithOldDriver" {
-			code = strings.Replace(code, "cuGraphInstantiateWithFlags", "cuGraphInstantiate", 1)
+			code = bytes.Replace(code, []byte("cuGraphInstantiateWithFlags"),
+				[]byte("cuGraphInstantiate"), 1)
 		}
-		compiler.Stdin = strings.NewReader(code)
-		if out, err := compiler.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+		if err := fakenvidia.Compile(code, filepath.Join(dir, "libcuda.so.1")); err != nil {
+			t.Fatal(err)
 		}
 		command := exec.Command(os.Args[0], "-test.run", "^"+test+"$", "-test.v")
 		command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "FAKE_CUDA=1000")
