@@ -271,7 +271,7 @@ func benchmarkLarge(b *testing.B, model string, batchSize int) {
 
 // A plain sends queries as clients of other makers do: by the generated code and gRPC's defaults.
 type plain struct {
-	stub    inference.GRPCInferenceServiceClient
+	client  inference.GRPCInferenceServiceClient
 	request *inference.ModelInferRequest
 }
 
@@ -296,7 +296,7 @@ func newPlain(b *testing.B, s *benchmark) *plain {
 // answer returns the size of an answer.
 func (p *plain) answer(b *testing.B) int {
 	b.Helper()
-	answer, err := p.stub.ModelInfer(b.Context(), p.request)
+	answer, err := p.client.ModelInfer(b.Context(), p.request)
 	if err != nil {
 		b.Fatal(err)
 	}
