@@ -183,12 +183,13 @@ func TestSlowWorker(t *testing.T) {
 			f.Errorf("the slow one ran %v of 1000 queries, %v before", ran[slow], before)
 		}
 		sites[slow].slower.Store(1)
-		during("it is needed, and fast again", 2000, time.Second)
+		// Two agents run 2,250 queries/s at most, by merging four of them.
+		during("it is needed, and fast again", 2500, time.Second)
 		if now := factor(); now > 1.1 {
 			f.Errorf("the factor of the one that was slow is %v", now)
 		}
-		if ran := during("all are equal again", 2000, time.Second); ran[slow] < 500 {
-			f.Errorf("the one that was slow ran %v of 2000 queries", ran[slow])
+		if ran := during("all are equal again", 2500, time.Second); ran[slow] < 600 {
+			f.Errorf("the one that was slow ran %v of 2500 queries", ran[slow])
 		}
 	})
 }
