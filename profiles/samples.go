@@ -31,8 +31,10 @@ type Series struct {
 	cells        [][]time.Duration // the samples at each of batchSizes
 }
 
-// samplesHeader is the first line of a samples file.
 var samplesHeader = []string{"model", "instance_type", "batch_size", "sample_ms"}
+
+// SamplesHeader returns the columns' names, which are the first line of a samples file.
+func SamplesHeader() []string { return slices.Clone(samplesHeader) }
 
 // OpenSamples reads the samples file at path; see ReadSamples.
 func OpenSamples(path string) (*Samples, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/muster-serve/muster/client/bench"
-	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
@@ -36,17 +36,15 @@ type point struct {
 func (r *run) fleet(ctx context.Context) error {
 	const model = "dien"
 	samples := filepath.Join(r.dir, "samples.csv")
-	text := samplesHeader
-	for kind, cfg := range map[string]runtime.Config{
-		"gpu": {Provider: runtime.CUDA}, "cpu": {Provider: runtime.CPU, Kernels: true, Cores: cpuCores},
+	for kind, args := range map[string][]string{
+		"gpu": {"--provider", "cuda"}, "cpu": {"--provider", "cpu", "--cores", fmt.Sprint(cpuCores)},
 	} {
-		lines, err := r.sample(ctx, model, kind, cfg, r.time)
-		if err != nil {
+		if _, err := r.sample(ctx, kind+".csv", []string{model},
+			append(args, "--instance-type", kind)...); err != nil {
 			return err
 		}
-		text += lines
 	}
-	if err := os.WriteFile(samples, []byte(text), 0o644); err != nil {
+	if err := join(samples, filepath.Join(r.dir, "gpu.csv"), filepath.Join(r.dir, "cpu.csv")); err != nil {
 		return err
 	}
 	pool := fmt.Sprintf("gpu=1,cpu=%d", cpuAgents)
@@ -125,4 +123,20 @@ func (r *run) fleet(ctx context.Context) error {
 	fmt.Println(out)
 	r.results["fleet"] = points
 	return err
+}
+
+// join writes files of samples as one.
+func join(to string, files ...string) error {
+	var all []byte
+	for i, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if _, after, ok := bytes.Cut(text, []byte("\n")); ok && i > 0 {
+			text = after // without the header
+		}
+		all = append(all, text...)
+	}
+	return os.WriteFile(to, all, 0o644)
 }

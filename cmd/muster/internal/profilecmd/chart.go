@@ -62,9 +62,7 @@ func latencies(f *sharing.File) *picture.Panel {
 	least, most := math.Inf(1), 0.0
 	for i, name := range modelsOf(f) {
 		c := &picture.Curve{LineStyle: picture.Line(i)}
-		all := &picture.Curve{
-			LineStyle: draw.LineStyle{Color: color.Transparent}, Mark: picture.Mark(i),
-		}
+		all := dots(i)
 		for _, l := range f.Latencies[name] {
 			at := plotter.XY{X: float64(l.BatchSize), Y: l.P50}
 			if l.Workers == f.Latencies[name][0].Workers {
@@ -79,9 +77,19 @@ func latencies(f *sharing.File) *picture.Panel {
 		p.Legend(name, c, all)
 	}
 	p.X.Min, p.X.Max = 1, 1200
-	p.Y.Min, p.Y.Max = math.Pow10(int(math.Floor(math.Log10(max(least, 1e-6))))), 1.5*most
+	p.Y.Min, p.Y.Max = floor10(least), 1.5*most
 	return p
 }
+
+// dots is a curve of marks without a line.
+func dots(i int) *picture.Curve {
+	return &picture.Curve{
+		LineStyle: draw.LineStyle{Color: color.Transparent}, Mark: picture.Mark(i),
+	}
+}
+
+// floor10 is the power of ten below x.
+func floor10(x float64) float64 { return math.Pow10(int(math.Floor(math.Log10(max(x, 1e-6))))) }
 
 // slowdowns is a table with a colour for each cell.
 func slowdowns(f *sharing.File) *picture.Panel {

@@ -3,6 +3,7 @@
 package profilecmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,13 +32,14 @@ import (
 
 // options are what the command is told.
 type options struct {
-	modelDir, library, out, picture string
-	format                          string // of the picture
-	cores, rounds                   int
-	counts                          []int
-	pairs                           bool
-	least                           time.Duration // of a turn
-	patience                        time.Duration // to wait for processors that are apart
+	modelDir, library, out, picture      string
+	samples, provider, gpu, instanceType string
+	format                               string // of the picture
+	cores, rounds                        int
+	counts                               []int
+	pairs                                bool
+	least                                time.Duration // of a turn
+	patience                             time.Duration // to wait for processors that are apart
 }
 
 // NewCommand returns the command.
@@ -61,10 +63,15 @@ A virtual machine's processors may run now on cores that share a cache and now o
 cores that do not. Where the machine says that they share one, only what was
 measured while they do counts; the command waits for that up to 5 minutes.
 
-The file is what "muster place hera" reads. docs/sharing.md describes it.`,
+The file is what "muster place hera" reads. docs/sharing.md describes it.
+
+With --samples it measures something else: how long runs of each batch size take on
+the lane that an agent has here by default, which is all cores, or the GPU. "muster
+sim" and "muster plan" read that file, or several in one (docs/profiles.md).`,
 		Example: `  muster profile rm2 wnd --pairs
   muster profile ncf wnd --cores 4 --out ncf-wnd.json --picture ncf-wnd.png
-  muster place hera sharing.json --load 10`,
+  muster place hera sharing.json --load 10
+  muster profile mymodel --samples g4dn.csv --instance-type g4dn.xlarge`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), args, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -75,6 +82,11 @@ The file is what "muster place hera" reads. docs/sharing.md describes it.`,
 	fs.StringVar(&o.modelDir, "model-dir", "./model-repository", "directory of the models")
 	fs.StringVar(&o.library, "onnxruntime-lib", "",
 		"ONNX Runtime library to load instead of the embedded one")
+	fs.StringVar(&o.provider, "provider", string(runtime.Auto),
+		"with --samples: what models run on, cpu, cuda (an NVIDIA GPU), or auto, cuda if it works")
+	fs.StringVar(&o.gpu, "gpu", "", "with --samples: the GPU, by number or UUID (default the first)")
+	fs.StringVar(&o.instanceType, "instance-type", "",
+		"with --samples: instance type to name in the file (default one made of the processor)")
 	settings.Add(flags, fs)
 	flags.IntVar(&o.cores, "cores", 0, "cores to measure on; 0 means all that this process may use")
 	flags.IntSliceVar(&o.counts, "workers", nil,
@@ -83,7 +95,12 @@ The file is what "muster place hera" reads. docs/sharing.md describes it.`,
 	flags.BoolVar(&o.pairs, "pairs", false, "also measure each two models side by side")
 	flags.StringVar(&o.out, "out", "sharing.json", "file to write the measurements to")
 	flags.StringVar(&o.picture, "picture", "",
-		"file to draw them to, .png or .svg (default beside --out)")
+		"file to draw them to, .png or .svg (default beside the other file)")
+	flags.StringVar(&o.samples, "samples", "",
+		"CSV file to write the times of single runs to, instead of all else")
+	for _, other := range []string{"out", "pairs", "workers"} {
+		cmd.MarkFlagsMutuallyExclusive("samples", other)
+	}
 	return cmd
 }
 
@@ -94,6 +111,9 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 	}
 	if err := o.check(names, top); err != nil {
 		return err
+	}
+	if o.samples != "" {
+		return o.measureSamples(ctx, names, out, messages)
 	}
 	p := &profiler{
 		counts: o.counts, rounds: o.rounds, sizes: workload.Trace(), least: o.least,
@@ -132,7 +152,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		if err != nil {
 			return err
 		}
-		s, err := newSubject(ctx, executor, v)
+		s, err := newSubject(ctx, executor, v, batchesUpTo(v.Config.LargestBatchSize))
 		if err != nil {
 			return err
 		}
@@ -140,7 +160,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		p.subjects = append(p.subjects, s)
 	}
 	p.again = func(ctx context.Context, s *subject) (*subject, error) {
-		return newSubject(ctx, executor, s.version)
+		return newSubject(ctx, executor, s.version, s.batches)
 	}
 	byName(p.subjects)
 	if err := p.run(ctx, o.pairs); err != nil {
@@ -194,15 +214,16 @@ func (o *options) check(names []string, top *isolate.Topology) error {
 	if len(o.counts) > 0 && len(errs) == 0 && o.counts[len(o.counts)-1] != o.cores {
 		o.counts = append(o.counts, o.cores) // the file says what all cores do
 	}
+	file := cmp.Or(o.samples, o.out)
 	if o.picture == "" {
-		o.picture = strings.TrimSuffix(o.out, filepath.Ext(o.out)) + ".png"
+		o.picture = strings.TrimSuffix(file, filepath.Ext(file)) + ".png"
 	}
 	var err error
 	if o.format, err = picture.Format(o.picture); err != nil {
 		fault("--picture: %w", err)
 	}
 	// Before an hour of measurements, not after it.
-	for _, path := range []string{o.out, o.picture} {
+	for _, path := range []string{file, o.picture} {
 		if info, err := os.Stat(filepath.Dir(path)); err != nil {
 			fault("%s cannot be written: %w", path, err)
 		} else if !info.IsDir() {

@@ -31,9 +31,9 @@ type subject struct {
 // run do not find in the cache what the run before has fetched.
 const variety = 4096
 
-// newSubject loads a model, with inputs. The caller closes the model.
-func newSubject(ctx context.Context, x runtime.Executor, v *models.Version) (*subject, error) {
-	batches := batchesUpTo(v.Config.LargestBatchSize)
+// newSubject loads a model, with inputs of the batch sizes. The caller closes the model.
+func newSubject(ctx context.Context, x runtime.Executor, v *models.Version, batches []int) (*subject,
+	error) {
 	model, err := x.Load(ctx, v)
 	if err != nil {
 		return nil, err

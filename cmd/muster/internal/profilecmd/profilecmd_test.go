@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"image/png"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/sharing"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/isolate"
@@ -38,18 +40,7 @@ func TestProfile(t *testing.T) {
 		t.Skip("needs two processors")
 	}
 	ctx, dir := context.Background(), t.TempDir()
-	repository := filepath.Join(dir, "models")
-	for _, model := range []string{"ncf", "wnd"} {
-		if _, err := zoo.Generate(ctx, repository, model,
-			zoo.Options{Scale: zoo.Small}); err != nil {
-			t.Fatal(err)
-		}
-		small := []byte("largest_batch_size: 64\nqos_target_ms: 100\n")
-		if err := os.WriteFile(filepath.Join(repository, model, "model.yaml"), small,
-			0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	repository := smallModels(t, "ncf", "wnd")
 	out := filepath.Join(dir, "s.json")
 	var printed, messages bytes.Buffer
 	o := options{
@@ -109,6 +100,95 @@ func TestProfile(t *testing.T) {
 		if !strings.Contains(printed.String(), want) {
 			t.Errorf("no %q in:\n%s", want, printed.String())
 		}
+	}
+}
+
+// smallModels makes small models of the zoo, for batch sizes up to 64, and returns their repository.
+func smallModels(t *testing.T, names ...string) string {
+	repository := t.TempDir()
+	for _, model := range names {
+		if _, err := zoo.Generate(t.Context(), repository, model,
+			zoo.Options{Scale: zoo.Small}); err != nil {
+			t.Fatal(err)
+		}
+		small := []byte("largest_batch_size: 64\nqos_target_ms: 100\n")
+		if err := os.WriteFile(filepath.Join(repository, model, "model.yaml"), small,
+			0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return repository
+}
+
+// TestSamples measures runs of two models; what is written can be simulated with.
+func TestSamples(t *testing.T) {
+	o := options{
+		modelDir: smallModels(t, "ncf", "wnd"), library: runtimetest.Library(t), provider: "cpu",
+		samples: filepath.Join(t.TempDir(), "s.csv"), rounds: 3, least: time.Microsecond,
+		instanceType: "x.large",
+	}
+	var printed, messages bytes.Buffer
+	if err := o.run(t.Context(), []string{"wnd", "ncf"}, &printed, &messages); err != nil {
+		t.Fatal(err)
+	}
+	found, err := profiles.OpenSamples(o.samples)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"ncf", "wnd"} {
+		series, err := found.Series(model, "x.large")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b := series.BatchSizes(); !slices.Equal(b, sampleSizes(64)) {
+			t.Errorf("%s: batch sizes %v", model, b)
+		}
+		for _, batch := range series.BatchSizes() {
+			if n := len(series.At(batch)); n != 9 { // in each round 3, and one that does not count
+				t.Errorf("%s: %d runs of batch size %d", model, n, batch)
+			}
+		}
+	}
+	for _, want := range []string{"as x.large\n", "p99 ms", "the hypervisor took",
+		"muster sim --samples " + o.samples + " --model ncf --qos-ms 100 --pool x.large=2"} {
+		if !strings.Contains(printed.String(), want) {
+			t.Errorf("no %q in:\n%s", want, printed.String())
+		}
+	}
+	drawn, err := os.Open(strings.TrimSuffix(o.samples, "csv") + "png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drawn.Close()
+	if image, err := png.Decode(drawn); err != nil || image.Bounds().Dx() < 500 {
+		t.Errorf("the picture: %v", err)
+	}
+}
+
+// TestBadSamples: the other measurements' flags are refused, and so is what is not there.
+func TestBadSamples(t *testing.T) {
+	for want, args := range map[string][]string{
+		"none of the others can be; [pairs samples] were all set": {"--pairs"},
+		"[samples workers] were all set":                          {"--workers", "1"},
+		`provider "tpu": want cpu, cuda or auto`:                  {"--provider", "tpu"},
+		"nowhere/x.png cannot be written":                         {"--picture", "nowhere/x.png"},
+	} {
+		cmd := NewCommand()
+		cmd.SetArgs(append(args, "ncf", "--samples", filepath.Join(t.TempDir(), "s.csv"),
+			"--model-dir", t.TempDir(), "--onnxruntime-lib", runtimetest.Library(t)))
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	if got := sampleSizes(33); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24,
+		28, 32, 33}) {
+		t.Errorf("up to 33: %v", got)
+	}
+	s := samples{runs: [][]float64{{4, 1, 3, 2}}}
+	if s.quantile(0, .5) != 2 || s.quantile(0, .99) != 4 || s.quantile(0, 0) != 1 {
+		t.Errorf("of 1 to 4: %v, %v, %v", s.quantile(0, .5), s.quantile(0, .99), s.quantile(0, 0))
 	}
 }
 
