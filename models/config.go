@@ -115,6 +115,9 @@ type Config struct {
 	KeepWhole bool
 	// Merge is how several waiting queries run as one; see [Config.Merging]. Default "".
 	Merge merge.Policy
+	// TF32 is whether a GPU rounds the factors of FP32 products to TF32, whose precision is that of
+	// FP16. Default false.
+	TF32 bool
 	// Late is what happens to late queries; default LateServe.
 	Late LatePolicy
 	// WarmUp lists the batch sizes that run before a version serves, each in

@@ -21,6 +21,7 @@ largest_batch_size: 512
 rows_independent: true
 split: false
 merge: nexus
+tf32: true
 late: reject
 warm_up: [1, 8, 512]
 versions: {latest: 2}
@@ -53,7 +54,8 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, KeepWhole: true, Merge: merge.Nexus, Late: LateReject, WarmUp: []int{1, 8, 512},
+			RowsIndependent:  true, KeepWhole: true, Merge: merge.Nexus, TF32: true, Late: LateReject,
+			WarmUp:   []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
 			Measured: Measurement{Against: "rows.csv", Rows: 200_000, Seed: 1, Error: .0012},
@@ -159,8 +161,8 @@ merge: often
 		`model.yaml:22: generated.seed: got "-1", expected a whole number of at least 0`,
 		`model.yaml:23: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
 			`generated, inputs, largest_batch_size, late, measured, merge, metric, ` +
-			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, versions, ` +
-			`warm_up`,
+			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, tf32, ` +
+			`versions, warm_up`,
 		`model.yaml:25: key "deadline_ms" is given twice`,
 		`model.yaml:26: merge: got "often", expected one of [deadline proteus nexus symphony aimd none]`,
 		`model.yaml:24: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,

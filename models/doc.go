@@ -61,6 +61,7 @@
 //	merge: deadline            how several waiting queries run as one (see package
 //	                           runtime/queue/merge); default deadline if rows_independent, which
 //	                           it needs, else none
+//	tf32: false                whether a GPU computes products of FP32 in TF32
 //	late: serve                late queries: serve when a lane would be idle, or reject
 //	warm_up: [1, 64]           batch sizes that run before a version serves; [] for none
 //	versions: {latest: 1}      which versions to serve: {latest: N}, all, or a list such as [1, 3]

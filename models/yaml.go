@@ -194,6 +194,7 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		"rows_independent": func(key string, v *yaml.Node) {
 			p.boolean(key, v, &c.RowsIndependent)
 		},
+		"tf32": func(key string, v *yaml.Node) { p.boolean(key, v, &c.TF32) },
 		"split": func(key string, v *yaml.Node) {
 			split = v
 			p.boolean(key, v, &splits)
@@ -515,6 +516,7 @@ func (c Config) YAML() ([]byte, error) {
 		RowsIndependent  bool         `yaml:"rows_independent,omitempty"`
 		Split            *bool        `yaml:"split,omitempty"`
 		Merge            merge.Policy `yaml:"merge,omitempty"`
+		TF32             bool         `yaml:"tf32,omitempty"`
 		Late             LatePolicy   `yaml:"late,omitempty"`
 		WarmUp           []int        `yaml:"warm_up,omitempty,flow"`
 		Versions         any          `yaml:"versions,omitempty"`
@@ -534,6 +536,7 @@ func (c Config) YAML() ([]byte, error) {
 		LargestBatchSize: c.LargestBatchSize,
 		RowsIndependent:  c.RowsIndependent,
 		Merge:            c.Merge,
+		TF32:             c.TF32,
 		Late:             c.Late,
 		WarmUp:           c.WarmUp,
 		Family:           c.Family,

@@ -105,14 +105,16 @@ func (c Config) openCUDA() (*cudaBuild, *gpu.Card, error) {
 }
 
 // cudaOptions are the options of the CUDA provider where a model may take at most memory bytes; 0: no
-// bound. They include others.
-func cudaOptions(memory int64, others map[string]string) map[string]string {
+// bound. With tf32 products of FP32 have the precision of FP16 on cards since Ampere, and answers are up
+// to 1e-3 from the CPU's. The options include others.
+func cudaOptions(memory int64, tf32 bool, others map[string]string) map[string]string {
 	options := map[string]string{
-		// Otherwise products of FP32 have the precision of FP16 on cards since Ampere, and answers are
-		// up to 1e-3 from the CPU's.
-		"use_tf32": "0",
+		"use_tf32": "0", // the provider's default is 1
 		// Otherwise the memory doubles each time that it grows.
 		"arena_extend_strategy": "kSameAsRequested",
+	}
+	if tf32 {
+		options["use_tf32"] = "1"
 	}
 	if memory > 0 {
 		options["gpu_mem_limit"] = strconv.FormatInt(memory, 10)
@@ -121,13 +123,13 @@ func cudaOptions(memory int64, others map[string]string) map[string]string {
 	return options
 }
 
-func addCUDA(opts *ort.SessionOptions, memory int64, others map[string]string) error {
+func addCUDA(opts *ort.SessionOptions, memory int64, tf32 bool, others map[string]string) error {
 	options, err := ort.NewCUDAProviderOptions()
 	if err != nil {
 		return err
 	}
 	defer options.Destroy()
-	if err := options.Update(cudaOptions(memory, others)); err != nil {
+	if err := options.Update(cudaOptions(memory, tf32, others)); err != nil {
 		return err
 	}
 	return opts.AppendExecutionProviderCUDA(options)

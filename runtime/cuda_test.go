@@ -26,6 +26,20 @@ const (
 		"BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) "
 )
 
+func TestCUDAOptions(t *testing.T) {
+	got := cudaOptions(1<<30, true, map[string]string{"user_compute_stream": "7"})
+	for key, want := range map[string]string{
+		"use_tf32": "1", "gpu_mem_limit": "1073741824", "user_compute_stream": "7",
+	} {
+		if got[key] != want {
+			t.Errorf("%s is %q, want %q", key, got[key], want)
+		}
+	}
+	if got := cudaOptions(0, false, nil); got["use_tf32"] != "0" || got["gpu_mem_limit"] != "" {
+		t.Errorf("by default: %v", got)
+	}
+}
+
 func TestDeviceError(t *testing.T) {
 	for text, want := range map[string]DeviceError{
 		call + "CUDA failure 36: API call is not supported in the installed CUDA driver" + place +

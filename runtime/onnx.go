@@ -278,7 +278,7 @@ func probeCUDA(memory int64) error {
 		return err
 	}
 	defer opts.Destroy()
-	if err := addCUDA(opts, memory, nil); err != nil {
+	if err := addCUDA(opts, memory, false, nil); err != nil {
 		return err
 	}
 	s, err := ort.NewDynamicAdvancedSessionWithONNXData(probeModel(), []string{"x"}, []string{"y"},

@@ -305,7 +305,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 // plain creates a session of the model as it is; onCard is as for sessionOptions.
 func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, outputs []string,
 	onCard map[string]string) (*ort.DynamicAdvancedSession, error) {
-	opts, err := o.sessionOptions(t, onCard)
+	opts, err := o.sessionOptions(v, t, onCard)
 	if err != nil {
 		return nil, fmt.Errorf("set session options: %w", err)
 	}
@@ -338,7 +338,7 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	}
 	var s *ort.DynamicAdvancedSession
 	if err == nil {
-		s, err = o.rewritten(k, filepath.Dir(v.Path), t, common, inputs, outputs)
+		s, err = o.rewritten(k, v, t, common, inputs, outputs)
 	}
 	if err != nil {
 		log.Warn("lookups stay with ONNX Runtime's operators", "reason", trim(err))
@@ -352,10 +352,10 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	return s
 }
 
-// rewritten creates the session of a rewritten model whose external data is in dir, after a check.
-func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, common shared,
+// rewritten creates the session of v's model as rewritten, after a check.
+func (o *ONNX) rewritten(k *kernels.Rewritten, v *models.Version, t threads, common shared,
 	inputs, outputs []string) (*ort.DynamicAdvancedSession, error) {
-	opts, err := o.sessionOptions(t, nil)
+	opts, err := o.sessionOptions(v, t, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -369,7 +369,7 @@ func (o *ONNX) rewritten(k *kernels.Rewritten, dir string, t threads, common sha
 	if err := common.add(opts); err != nil {
 		return nil, err
 	}
-	dir, err = filepath.Abs(dir)
+	dir, err := filepath.Abs(filepath.Dir(v.Path))
 	if err != nil {
 		return nil, err
 	}
@@ -396,9 +396,10 @@ func rowElements(out models.Port, batchless bool) int {
 	return n
 }
 
-// sessionOptions returns the options of a session; onCard are options of the CUDA provider beside the
-// usual ones.
-func (o *ONNX) sessionOptions(t threads, onCard map[string]string) (*ort.SessionOptions, error) {
+// sessionOptions returns the options of a session of v; onCard are options of the CUDA provider beside
+// the usual ones.
+func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]string) (
+	*ort.SessionOptions, error) {
 	opts, err := ort.NewSessionOptions()
 	if err != nil {
 		return nil, err
@@ -424,7 +425,7 @@ func (o *ONNX) sessionOptions(t threads, onCard map[string]string) (*ort.Session
 		spin(opts, o.info.Version),
 	)
 	if o.info.Provider == CUDA {
-		err = errors.Join(err, addCUDA(opts, o.memory, onCard))
+		err = errors.Join(err, addCUDA(opts, o.memory, v.Config.TF32, onCard))
 	}
 	if err != nil {
 		opts.Destroy()

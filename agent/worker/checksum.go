@@ -105,6 +105,9 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 	if v.Config.RowsIndependent {
 		fmt.Fprintln(hash, "rows_independent")
 	}
+	if v.Config.TF32 {
+		fmt.Fprintln(hash, "tf32")
+	}
 	if v.Batchless {
 		fmt.Fprintln(hash, "batchless")
 	}
