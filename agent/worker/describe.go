@@ -92,7 +92,8 @@ func (w *Worker) describeLanes() *control.Member {
 }
 
 // describeModel returns the description of a ready version, without its family, and the version;
-// nil if it has been unloaded meanwhile, or its checksum is not known.
+// nil if it has been unloaded meanwhile, or its checksum is not known, or that of the version that
+// serves by default: a model of which no version is the newest could not be asked for.
 func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version) {
 	loaded, err := w.repository.Acquire(s.Model, s.Version)
 	if err != nil {
@@ -104,8 +105,11 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 		return nil, nil
 	}
 	if served, err := w.repository.Acquire(s.Model, 0); err == nil {
+		defer served.Release()
+		if served.Model.checksum.known() == "" {
+			return nil, nil
+		}
 		held.Newest = served.Version.Number == s.Version
-		served.Release()
 	}
 	return held, loaded.Version
 }
