@@ -21,6 +21,7 @@ import (
 // TestPlanLive: a fleet is planned for from what it is asked for and has learned,
 // beside what it is.
 func TestPlanLive(t *testing.T) {
+	skipSimulations(t)
 	// The one that can lead goes on doing so, however busy the machine: another would
 	// not know the demand.
 	agents := startFleet(t, 1)

@@ -105,6 +105,7 @@ func TestPlanBadInput(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
+	skipSimulations(t)
 	type report struct {
 		Planner     string
 		Evaluations *int
@@ -195,6 +196,7 @@ func TestPlan(t *testing.T) {
 }
 
 func TestPlanTable(t *testing.T) {
+	skipSimulations(t)
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, published.Files(published.RIBBON)); err != nil {
 		t.Fatal(err)

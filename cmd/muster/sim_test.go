@@ -23,7 +23,17 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
+// skipSimulations skips a test whose time goes into simulations when tests are to be short, as under the
+// race detector: what runs at a time in a simulation, sim's own tests show there.
+func skipSimulations(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it simulates for seconds")
+	}
+}
+
 func TestSimBadInput(t *testing.T) {
+	skipSimulations(t)
 	dir := writeFiles(t, map[string]string{
 		"empty.csv": "",
 		"words.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,fast\n",
@@ -196,6 +206,7 @@ func TestSimFaults(t *testing.T) {
 }
 
 func TestSimCompare(t *testing.T) {
+	skipSimulations(t)
 	bars := filepath.Join(t.TempDir(), "bars.png")
 	stdout, _, err := execute(t, "sim", "compare", "--model", "rm2", "--model", "wnd", "--budget",
 		"0.8", "--policies", "kairos,fcfs", "--queries", "500", "--seeds", "2", "--plot", bars)
