@@ -245,7 +245,7 @@ func (f *Fleet) complete(ctx context.Context, n *Node) error {
 			continue
 		}
 		f.Nodes[i].Name = m.Name
-		if m.Ready && !slices.ContainsFunc(f.Models, func(model string) bool {
+		if !slices.ContainsFunc(f.Models, func(model string) bool {
 			return !slices.ContainsFunc(m.Models,
 				func(held *control.Model) bool { return held.Name == model })
 		}) {
@@ -253,7 +253,7 @@ func (f *Fleet) complete(ctx context.Context, n *Node) error {
 		}
 	}
 	if whole != len(f.Nodes) {
-		return fmt.Errorf("agent %d sees %d of %d agents ready with %v", n.Index, whole, len(f.Nodes),
+		return fmt.Errorf("agent %d sees %d of %d agents with %v", n.Index, whole, len(f.Nodes),
 			f.Models)
 	}
 	if leader := view.Leadership.GetLeader(); f.named(leader) == nil {
