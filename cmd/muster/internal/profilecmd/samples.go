@@ -1,11 +1,9 @@
 package profilecmd
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/csv"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -166,19 +164,18 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // writeSamples writes them as [profiles.ReadSamples] reads them.
 func writeSamples(w io.Writer, instanceType profiles.InstanceType, all []samples) error {
-	buffered := bufio.NewWriter(w)
-	rows := csv.NewWriter(buffered)
-	err := rows.Write(profiles.SamplesHeader())
+	rows := csv.NewWriter(w) // which buffers, and keeps its first error
+	_ = rows.Write(profiles.SamplesHeader())
 	for _, s := range all {
 		for i, batch := range s.batches {
 			for _, took := range s.runs[i] {
-				err = errors.Join(err, rows.Write([]string{s.model, string(instanceType),
-					strconv.Itoa(batch), strconv.FormatFloat(took, 'f', 4, 64)}))
+				_ = rows.Write([]string{s.model, string(instanceType), strconv.Itoa(batch),
+					strconv.FormatFloat(took, 'f', 4, 64)})
 			}
 		}
 	}
 	rows.Flush()
-	return errors.Join(err, rows.Error(), buffered.Flush())
+	return rows.Error()
 }
 
 // quantile is the smallest run of which a share of p are no longer.
