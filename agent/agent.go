@@ -304,7 +304,7 @@ func (a *Agent) open() (err error) {
 	a.local = serve.NewLocal(a.closing)
 	a.members = members.New(members.Config{
 		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip,
-		Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
+		Connect: a.network.connect, Queries: a.network.queries(), Dial: a.network.dial, Local: a.local,
 		Leading: following{a}, Estimates: a.worker, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
 			stats := a.worker.Lanes().Stats()

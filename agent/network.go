@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/queryconn"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -31,9 +32,9 @@ type network struct {
 	metadata string
 	// metadataClient asks the metadata service; nil: by HTTP.
 	metadataClient imds.HTTPClient
-	// credentials authenticate both ends of a connection between agents; nil: connections are
-	// neither encrypted nor authenticated.
-	credentials credentials.TransportCredentials
+	// credentials authenticate both ends of a connection between agents, and queryCredentials those of
+	// a connection for queries; nil: connections are neither encrypted nor authenticated.
+	credentials, queryCredentials credentials.TransportCredentials
 }
 
 // sockets is the network of an agent outside tests: TCP.
@@ -46,9 +47,7 @@ func sockets() network {
 			}
 			return direct.Listener(l), nil
 		},
-		dial: func(ctx context.Context, address string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", address)
-		},
+		dial: queryconn.TCP,
 	}
 }
 
@@ -56,12 +55,8 @@ func sockets() network {
 // dialled at its first call, and dialled again, after at most about a second, when it has broken.
 // The caller closes it.
 func (n network) connect(address string) (*grpc.ClientConn, error) {
-	proof := n.credentials
-	if proof == nil {
-		proof = insecure.NewCredentials()
-	}
 	return grpc.NewClient("passthrough:///"+address, append(oip.DialOptions(),
-		grpc.WithTransportCredentials(direct.Credentials(proof)),
+		grpc.WithTransportCredentials(proof(n.credentials)),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
@@ -76,4 +71,16 @@ func (n network) connect(address string) (*grpc.ClientConn, error) {
 			Time: 5 * time.Minute, Timeout: 3 * time.Second,
 		}),
 	)...)
+}
+
+// queries returns what opens connections for queries to other agents.
+func (n network) queries() *queryconn.Dialer {
+	return &queryconn.Dialer{Dial: n.dial, Credentials: proof(n.queryCredentials)}
+}
+
+func proof(given credentials.TransportCredentials) credentials.TransportCredentials {
+	if given == nil {
+		given = insecure.NewCredentials()
+	}
+	return direct.Credentials(given)
 }

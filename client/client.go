@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/queryconn"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client/stream"
 )
@@ -45,6 +46,7 @@ type Client struct {
 	next    atomic.Uint64 // counts calls, to take servers in turn
 	timeout time.Duration
 	dial    []grpc.DialOption
+	queries *queryconn.Dialer // nil: there are no connections for queries
 	closed  atomic.Bool
 	noFleet bool
 	fleet   *discovery   // nil if noFleet
@@ -66,7 +68,10 @@ func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = 
 // WithDialOptions adds gRPC dial options, such as [secure.ClientConfig.DialOptions]. Without any,
 // connections are not encrypted.
 func WithDialOptions(opts ...grpc.DialOption) Option {
-	return func(c *Client) { c.dial = append(c.dial, opts...) }
+	return func(c *Client) {
+		c.dial = append(c.dial, opts...)
+		c.queries = queryconn.DialerOf(opts)
+	}
 }
 
 // WithoutFleet makes the Client send queries only to the given servers, even if they are agents of
@@ -86,8 +91,10 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("client: no addresses")
 	}
-	c := &Client{dial: append(oip.DialOptions(),
-		grpc.WithTransportCredentials(direct.Credentials(insecure.NewCredentials())),
+	plain := direct.Credentials(insecure.NewCredentials())
+	c := &Client{queries: &queryconn.Dialer{Dial: queryconn.TCP, Credentials: plain}}
+	c.dial = append(oip.DialOptions(),
+		grpc.WithTransportCredentials(plain),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
@@ -101,7 +108,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 5 * time.Minute, Timeout: 3 * time.Second,
 		}),
-	)}
+	)
 	for _, o := range opts {
 		o(c)
 	}
@@ -112,7 +119,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 			return nil, fmt.Errorf("client: address %q: %w", address, err)
 		}
 		conn.Connect()
-		c.servers = append(c.servers, server{address, stream.New(conn, false)})
+		c.servers = append(c.servers, server{address, stream.New(conn, 0, nil)})
 	}
 	if !c.noFleet {
 		c.fleet = c.discover()

@@ -216,8 +216,9 @@ func (d *discovery) connect(m *control.Member) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	offered := m.Versions().Newest >= control.StreamVersion
-	p := &peer{server: server{m.GetAddress(), stream.New(conn, offered)}}
+	p := &peer{server: server{
+		m.GetAddress(), stream.New(conn, m.Versions().Newest, d.c.queries.To(m.GetAddress())),
+	}}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(d.ctx)
 	d.running.Go(func() { d.keep(ctx, p) })

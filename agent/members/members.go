@@ -24,6 +24,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/queryconn"
 	"github.com/muster-serve/muster/client/stream"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
@@ -65,6 +66,8 @@ type Config struct {
 	// Connect returns a connection to an agent's gRPC address. It does not dial: the first call
 	// does. Members own the connection.
 	Connect func(address string) (*grpc.ClientConn, error)
+	// Queries opens connections for queries to agents.
+	Queries *queryconn.Dialer
 	// Dial opens a TCP connection to an address, and may block until ctx ends. Members use it only
 	// to see whether the address refuses connections.
 	Dial func(ctx context.Context, address string) (net.Conn, error)

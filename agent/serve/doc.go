@@ -10,6 +10,9 @@
 // loads, events, status) from the members' view, or it calls the other members. Output: answers,
 // errors with the codes of package outcome, metrics, events and health.
 //
+// Queries also come on connections of their own (package queryconn), which the gRPC server's port
+// accepts.
+//
 // A [Server] owns the goroutines of its three servers, and those of their connections and calls;
 // Stop and Close end them. Follow runs on a goroutine of the caller. Local owns one goroutine for
 // each stream in process.

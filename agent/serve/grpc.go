@@ -72,8 +72,8 @@ func (s *Server) newGRPCServer() *grpc.Server {
 			MinTime: 10 * time.Second, PermitWithoutStream: true,
 		}),
 	)
-	server := grpc.NewServer(append(options, s.config.Guard.ServerOptions()...)...)
-	to := boundedServer{server, s, oip.Bounded(server, func(method string) int64 {
+	server := grpc.NewServer(append(options, s.config.Guard.ServerOptions(s.queries.serve)...)...)
+	to := boundedServer{server, s, oip.Bounded(both{server, &s.queries}, func(method string) int64 {
 		switch method {
 		case inference.GRPCInferenceService_ModelInfer_FullMethodName,
 			inference.GRPCInferenceService_ModelStreamInfer_FullMethodName:
@@ -90,6 +90,16 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	// cannot fail: the options are complete
 	_ = orca.Register(to, orca.ServiceOptions{ServerMetricsProvider: s.loads})
 	return server
+}
+
+// both registers services with both of its registrars.
+type both [2]grpc.ServiceRegistrar
+
+// RegisterService implements [grpc.ServiceRegistrar].
+func (b both) RegisterService(desc *grpc.ServiceDesc, service any) {
+	for _, to := range b {
+		to.RegisterService(desc, service)
+	}
 }
 
 // A boundedServer registers services with bounds on their messages ([oip.Bounded]). It also makes a

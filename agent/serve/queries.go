@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strconv"
 	"sync"
 	"time"
 
@@ -114,10 +113,7 @@ func (c *carrying) receive() error {
 func (c *carrying) begin(q *oip.StreamedQuery) {
 	r := &carried{id: q.ID}
 	r.receipt = receipt{server: c.service.Server, arrival: time.Now(), received: true}
-	r.header = make(metadata.MD, len(q.Metadata)/2)
-	for i := 0; i+1 < len(q.Metadata); i += 2 {
-		r.header[q.Metadata[i]] = append(r.header[q.Metadata[i]], q.Metadata[i+1])
-	}
+	r.header = q.Header()
 	ctx := c.stream.Context()
 	if q.Timeout > 0 {
 		ctx, r.cancel = context.WithDeadline(ctx, r.arrival.Add(q.Timeout))
@@ -156,11 +152,7 @@ func (c *carrying) answer(r *carried, req *oip.Request) {
 	if a.Answer, err = c.service.carried(r, req, c.header); err != nil {
 		a.Answer, a.Error = nil, status.Convert(outcome.GRPC(err)).Proto()
 	}
-	if said := r.transport.trailer[control.RemainingTrailer]; len(said) == 1 {
-		if ns, err := strconv.ParseInt(said[0], 10, 64); err == nil {
-			a.Remaining, a.HasRemaining = time.Duration(ns), true
-		}
-	}
+	a.Remaining, a.HasRemaining = r.transport.remaining()
 	c.mu.Lock()
 	delete(c.cancels, r.id)
 	c.mu.Unlock()

@@ -114,6 +114,7 @@ type Server struct {
 	settled           atomic.Bool  // the first models have loaded, or failed to
 	loads             *loads
 
+	queries       queryConns
 	grpc          *grpc.Server
 	rest, scraped *http.Server
 }
@@ -131,6 +132,9 @@ func New(config Config) *Server {
 	s.intake.answers = &s.answers
 	registerMetrics(config.Registry, &s.intake, config.Gateway.Stats, config.Members.Own)
 	s.loads = newLoads(config.Worker, s.laneType)
+	s.queries = queryConns{
+		server: s, stopped: make(chan struct{}), conns: map[*queryConn]struct{}{},
+	}
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))
@@ -177,6 +181,7 @@ func (s *Server) Stop(ctx context.Context) {
 	go func() {
 		defer close(ended)
 		s.grpc.GracefulStop()
+		s.queries.stop(ctx)
 	}()
 	if err := s.rest.Shutdown(ctx); err != nil {
 		cutOff("http")
@@ -205,6 +210,13 @@ func (s *Server) Sizes(tell func(what string, n int)) {
 	s.intake.mu.Lock()
 	defer s.intake.mu.Unlock()
 	tell("serve: clients with queries", len(s.intake.of))
+}
+
+// QueryConns returns how many connections for queries are open, for tests.
+func (s *Server) QueryConns() int {
+	s.queries.mu.Lock()
+	defer s.queries.mu.Unlock()
+	return len(s.queries.conns)
 }
 
 // Alone reports whether the view has no other agent.

@@ -67,7 +67,8 @@ type ControlClient interface {
 	Probe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProbeRequest, ProbeAnswer], error)
 	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
 	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
-	// 6 or newer have it; the stream's headers say that queries may follow.
+	// 6 or newer have it; the stream's headers say that queries may follow. Connections for queries
+	// (package queryconn) have the same messages, in parts.
 	Queries(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamedQuery, StreamedAnswer], error)
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error)
@@ -384,7 +385,8 @@ type ControlServer interface {
 	Probe(grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]) error
 	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
 	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
-	// 6 or newer have it; the stream's headers say that queries may follow.
+	// 6 or newer have it; the stream's headers say that queries may follow. Connections for queries
+	// (package queryconn) have the same messages, in parts.
 	Queries(grpc.BidiStreamingServer[StreamedQuery, StreamedAnswer]) error
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(context.Context, *StatusRequest) (*FleetStatus, error)

@@ -18,7 +18,8 @@ type Versions struct{ Oldest, Newest uint32 }
 //	5  queries that name a family, of whose variants the leader chooses
 //	6  layouts: the leader says which models an agent holds; machines that the leader rents; fewer
 //	   heartbeats to gateways without queries; queries on a stream
-var Spoken = Versions{Oldest: 3, Newest: 6}
+//	7  connections for queries
+var Spoken = Versions{Oldest: 3, Newest: 7}
 
 // FamiliesVersion is the first version in which queries may name a family.
 const FamiliesVersion = 5
@@ -29,6 +30,10 @@ const RestingVersion = 6
 
 // StreamVersion is the first version whose agents have Queries.
 const StreamVersion = 6
+
+// QueryConnVersion is the first version whose agents accept connections for queries, which package
+// queryconn describes.
+const QueryConnVersion = 7
 
 // VersionsOf returns the versions from a message's two fields; newest is 0 in messages of older
 // code, which speaks one version.

@@ -217,7 +217,7 @@ func (b *body) addRaw(c *cursor) error {
 	}
 	raw := cursor{}
 	if data := b.place(int(n), c.from.charge); data != nil {
-		c.copyTo(data)
+		c.arriveTo(data)
 		raw.cur = data
 	} else {
 		raw, err = c.sub(int(n))

@@ -132,6 +132,11 @@ type arrival interface {
 	RecvCompress() string
 }
 
+// A placer is an arrival that can read bytes straight to where they belong.
+type placer interface {
+	ReadInto(b []byte) error
+}
+
 // A receiver reads the messages of one call, each of at most `most` bytes.
 type receiver struct {
 	from   arrival
@@ -231,13 +236,18 @@ func (r *receiver) receiveRest(n int) (mem.BufferSlice, error) {
 // readPart reads the next n bytes of a message.
 func readPart(from arrival, n int) (mem.BufferSlice, error) {
 	data, err := from.Read(n)
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
 	if err != nil {
-		return nil, receiveError(err)
+		return nil, receiveError(unexpected(err))
 	}
 	return data, nil
+}
+
+// unexpected returns err, of reading a part of a message, in which no end is expected.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // pieceSize is how many bytes of a large query are decoded at a time, while the next ones arrive.
@@ -273,6 +283,20 @@ func (in *incoming) keep(n int) (mem.BufferSlice, error) {
 	more := in.read(n)
 	in.kept = append(in.kept, more...)
 	return more, in.err
+}
+
+// into reads the next bytes, which have not been read, into b. It reports false, and reads nothing,
+// if they cannot be read so.
+func (in *incoming) into(b []byte) bool {
+	from, ok := in.from.(placer)
+	if !ok || len(b) > in.unread || in.err != nil {
+		return false
+	}
+	in.unread -= len(b)
+	if err := from.ReadInto(b); err != nil {
+		in.err = receiveError(unexpected(err))
+	}
+	return true
 }
 
 func (in *incoming) read(n int) mem.BufferSlice {

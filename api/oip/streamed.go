@@ -10,6 +10,7 @@ import (
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
@@ -111,23 +112,53 @@ func (q *StreamedQuery) marshal() (mem.BufferSlice, error) {
 	}
 	e := envelopes.Get().(*envelope)
 	e.bytes, e.outbox = q.Size(), q.Outbox
-	b := encoder{buf: e.buf[:0]}
-	b.varint(1, q.ID)
-	if q.Cancel {
-		b.varint(2, 1)
-	}
-	if q.Timeout > 0 {
-		b.varint(3, uint64(q.Timeout))
-	}
-	for _, s := range q.Metadata {
-		b.buf = protowire.AppendTag(b.buf, 4, protowire.BytesType)
-		b.buf = protowire.AppendString(b.buf, s)
-	}
+	b := encoder{buf: q.AppendHead(e.buf[:0])}
 	if q.Query != nil {
 		b.length(5, query.Len())
 	}
 	e.buf = b.buf // grown, if the metadata are long
 	return append(mem.BufferSlice{mem.NewBuffer(&e.buf, e)}, query...), nil
+}
+
+// Header returns the metadata as gRPC has those of a call.
+func (q *StreamedQuery) Header() metadata.MD {
+	md := make(metadata.MD, len(q.Metadata)/2)
+	for i := 0; i+1 < len(q.Metadata); i += 2 {
+		md[q.Metadata[i]] = append(md[q.Metadata[i]], q.Metadata[i+1])
+	}
+	return md
+}
+
+// AppendHead appends the message without its query to b.
+func (q *StreamedQuery) AppendHead(b []byte) []byte {
+	e := encoder{buf: b}
+	if q.ID != 0 {
+		e.varint(1, q.ID)
+	}
+	if q.Cancel {
+		e.varint(2, 1)
+	}
+	if q.Timeout > 0 {
+		e.varint(3, uint64(q.Timeout))
+	}
+	for _, s := range q.Metadata {
+		e.buf = protowire.AppendTag(e.buf, 4, protowire.BytesType)
+		e.buf = protowire.AppendString(e.buf, s)
+	}
+	return e.buf
+}
+
+// DecodeHead decodes a message without a query, which is what AppendHead appends.
+func (q *StreamedQuery) DecodeHead(head []byte) error {
+	if err := q.unmarshal(mem.BufferSlice{mem.SliceBuffer(head)}); err != nil {
+		return err
+	}
+	if q.Query != nil {
+		q.Query.Release()
+		q.Query = nil
+		return invalidf("decode StreamedQuery: a query in its head")
+	}
+	return nil
 }
 
 // length appends the tag and the length of a field whose n bytes follow.
@@ -192,18 +223,10 @@ func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
 }
 
 func (a *StreamedAnswer) marshal() (mem.BufferSlice, error) {
-	e := encoder{buf: make([]byte, 0, 64)}
-	e.varint(1, a.ID)
-	if a.Error != nil {
-		b, err := proto.Marshal(a.Error)
-		if err != nil {
-			return nil, err
-		}
-		e.length(2, len(b))
-		e.buf = append(e.buf, b...)
-	}
-	if a.HasRemaining {
-		e.varint(4, uint64(max(0, a.Remaining)))
+	e := encoder{}
+	var err error
+	if e.buf, err = a.AppendHead(make([]byte, 0, 64)); err != nil {
+		return nil, err
 	}
 	if a.Answer == nil {
 		return mem.BufferSlice{mem.SliceBuffer(e.buf)}, nil
@@ -214,6 +237,39 @@ func (a *StreamedAnswer) marshal() (mem.BufferSlice, error) {
 	}
 	e.length(3, answer.Len())
 	return append(mem.BufferSlice{mem.SliceBuffer(e.buf)}, answer...), nil
+}
+
+// AppendHead appends the message without its answer to b.
+func (a *StreamedAnswer) AppendHead(b []byte) ([]byte, error) {
+	e := encoder{buf: b}
+	if a.ID != 0 {
+		e.varint(1, a.ID)
+	}
+	if a.Error != nil {
+		status, err := proto.Marshal(a.Error)
+		if err != nil {
+			return b, err
+		}
+		e.length(2, len(status))
+		e.buf = append(e.buf, status...)
+	}
+	if a.HasRemaining {
+		e.varint(4, uint64(max(0, a.Remaining)))
+	}
+	return e.buf, nil
+}
+
+// DecodeHead decodes a message without an answer, which is what AppendHead appends.
+func (a *StreamedAnswer) DecodeHead(head []byte) error {
+	if err := a.unmarshal(mem.BufferSlice{mem.SliceBuffer(head)}); err != nil {
+		return err
+	}
+	if a.Answer != nil {
+		a.Answer.Release()
+		a.Answer = nil
+		return invalidf("decode StreamedAnswer: an answer in its head")
+	}
+	return nil
 }
 
 func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {

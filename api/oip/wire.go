@@ -63,6 +63,18 @@ func (c *cursor) copyTo(dst []byte) {
 	}
 }
 
+// arriveTo is copyTo for a cursor of a message that still arrives: what has not arrived is read
+// straight into dst, if that is possible.
+func (c *cursor) arriveTo(dst []byte) {
+	n := min(len(dst), len(c.cur)+c.rest.Len())
+	c.copyTo(dst[:n])
+	if dst = dst[n:]; len(dst) > 0 && c.from.into(dst) {
+		c.left -= len(dst)
+	} else {
+		c.copyTo(dst)
+	}
+}
+
 func (c *cursor) skip(n int) error {
 	if n > c.len() {
 		return errTruncated

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/direct"
+	"github.com/muster-serve/muster/api/queryconn"
 )
 
 // A ClientConfig says how a client authenticates itself, and which servers it trusts. The zero
@@ -56,7 +57,7 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 	if err := checkKey(c.APIKey); err != nil {
 		return nil, fmt.Errorf("api-key: %w", err)
 	}
-	proof := insecure.NewCredentials()
+	proof, queryProof := insecure.NewCredentials(), insecure.NewCredentials()
 	if c.TLS() {
 		id, err := identityFiles{
 			cert: c.CertFile, key: c.KeyFile, ca: c.CAFile, crl: c.CRLFile,
@@ -66,12 +67,16 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 		}
 		current := func() *identity { return id.current(log) }
 		proof = clientCredentials{identity: current}
+		queryProof = clientCredentials{identity: current, queries: true}
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(direct.Credentials(proof))}
+	queries := queryconn.Dialer{Dial: queryconn.TCP, Credentials: direct.Credentials(queryProof)}
 	if c.APIKey != "" {
-		options = append(options, grpc.WithPerRPCCredentials(callKey{c.APIKey, c.Insecure}))
+		key := callKey{c.APIKey, c.Insecure}
+		options = append(options, grpc.WithPerRPCCredentials(key))
+		queries.PerQuery = key
 	}
-	return options, nil
+	return append(options, queryconn.Option(queries)), nil
 }
 
 // PeerCredentials returns the credentials of connections to other agents. With a certificate they
@@ -83,10 +88,21 @@ func (g *Guard) PeerCredentials() credentials.TransportCredentials {
 	return clientCredentials{identity: g.identity.get, agents: true, open: &g.open}
 }
 
+// PeerQueryCredentials is PeerCredentials for connections for queries ([queryconn]).
+func (g *Guard) PeerQueryCredentials() credentials.TransportCredentials {
+	c, ok := g.PeerCredentials().(clientCredentials)
+	if !ok {
+		return insecure.NewCredentials()
+	}
+	c.queries = true
+	return c
+}
+
 // clientCredentials are the credentials of a client's connections.
 type clientCredentials struct {
 	identity func() *identity
 	agents   bool   // only agents are trusted
+	queries  bool   // the connection is for queries
 	open     *peers // gets the open connections; nil: none does
 }
 
@@ -113,6 +129,9 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 			}
 			return id.cert, nil
 		},
+	}
+	if c.queries {
+		config.NextProtos = []string{queryconn.Protocol}
 	}
 	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
 	if err != nil || c.open == nil {

@@ -20,12 +20,15 @@ import (
 	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/queryconn"
 )
 
 // ServerOptions returns options that make a gRPC server use TLS, if there is a certificate, and
 // refuse calls that the caller may not make. [Guard.Tap] refuses earlier and at less cost, where it
-// can.
-func (g *Guard) ServerOptions() []grpc.ServerOption {
+// can. Connections for queries ([queryconn]) go to queries, which owns them and is called on a
+// goroutine of each; nil: there are none.
+func (g *Guard) ServerOptions(
+	queries func(net.Conn, credentials.AuthInfo)) []grpc.ServerOption {
 	// A connection with TLS holds its buffer as long as it is open. gRPC reads larger frames without
 	// it.
 	readBuffer := 4 << 10
@@ -34,26 +37,33 @@ func (g *Guard) ServerOptions() []grpc.ServerOption {
 	}
 	return []grpc.ServerOption{
 		grpc.ReadBufferSize(readBuffer),
-		grpc.Creds(serverCredentials{g}),
-		grpc.ChainUnaryInterceptor(g.unary),
+		grpc.Creds(serverCredentials{g, queries}),
+		grpc.ChainUnaryInterceptor(g.Unary),
 		grpc.ChainStreamInterceptor(g.stream),
 	}
 }
 
 // serverCredentials are the credentials of a server's connections.
-type serverCredentials struct{ guard *Guard }
+type serverCredentials struct {
+	guard   *Guard
+	queries func(net.Conn, credentials.AuthInfo) // nil: there are no connections for queries
+}
 
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	s.guard.silent.enter(raw)
 	if !s.guard.config.TLS() {
 		conn := plainNewcomer{&newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}}
-		return conn, authInfo{
+		return s.dispatch(conn, authInfo{
 			credentials.TLSInfo{
 				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
 			}, false, conn, new(atomic.Uint64),
-		}, nil
+		}, func() (forQueries bool, err error) { return conn.preface(queryconn.Preface) })
 	}
-	conn, err := s.guard.handshake(raw, http2)
+	p := http2
+	if s.queries != nil {
+		p = http2OrQueries
+	}
+	conn, err := s.guard.handshake(raw, p)
 	if err != nil {
 		s.guard.silent.leave(raw)
 		return nil, nil, err
@@ -66,10 +76,29 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	}
 	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
 	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
-	return taken, authInfo{credentials.TLSInfo{
+	return s.dispatch(taken, authInfo{credentials.TLSInfo{
 		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-	}, true, taken, new(atomic.Uint64)}, nil
+	}, true, taken, new(atomic.Uint64)}, func() (forQueries bool, err error) {
+		return state.NegotiatedProtocol == queryconn.Protocol, nil
+	})
+}
+
+// dispatch returns a connection for gRPC, or passes one for queries on.
+func (s serverCredentials) dispatch(conn net.Conn, info authInfo,
+	forQueries func() (bool, error)) (net.Conn, credentials.AuthInfo, error) {
+	if s.queries == nil {
+		return conn, info, nil
+	}
+	switch is, err := forQueries(); {
+	case err != nil:
+		_ = conn.Close() // gRPC, which knows only the raw connection, logs err
+		return nil, nil, err
+	case is:
+		go s.queries(conn, info)
+		return nil, nil, credentials.ErrConnDispatched
+	}
+	return conn, info, nil
 }
 
 // authInfo is the authentication state of a connection.
@@ -273,7 +302,8 @@ func addressOf(p *peer.Peer) net.Addr {
 	return p.Addr
 }
 
-func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+// Unary is the interceptor of a gRPC server's calls. It refuses those that the caller may not make.
+func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
 	ctx, err := g.entered(ctx, info.FullMethod)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -130,6 +131,16 @@ func (c *countedConn) Close() error {
 // ReadOnReady implements [direct.Reader].
 func (c *countedConn) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
 	return direct.ReadOnReady(c.Conn, size, pool)
+}
+
+// SyscallConn implements [syscall.Conn].
+func (c *countedConn) SyscallConn() (syscall.RawConn, error) { return syscallConn(c.Conn) }
+
+func syscallConn(conn net.Conn) (syscall.RawConn, error) {
+	if c, ok := conn.(syscall.Conn); ok {
+		return c.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
 }
 
 // CloseWrite closes the writing side; see plainConn.

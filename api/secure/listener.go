@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/muster-serve/muster/api/queryconn"
 )
 
 const (
@@ -29,14 +31,23 @@ type protocol string
 const (
 	http1 protocol = "http/1.1"
 	http2 protocol = "h2"
+	// http2OrQueries is HTTP/2 or, if the client asks for it, queryconn.Protocol.
+	http2OrQueries protocol = "h2 or queries"
 )
+
+// names returns the names in ALPN, the preferred one first.
+func (p protocol) names() []string {
+	if p == http2OrQueries {
+		return []string{queryconn.Protocol, string(http2)}
+	}
+	return []string{string(p)}
+}
 
 // tlsConfigs are the TLS configurations for an identity. They are kept as long as the identity,
 // because they hold the keys of session tickets.
 type tlsConfigs struct {
-	of    *identity
-	http1 *tls.Config
-	http2 *tls.Config
+	of *identity
+	by map[protocol]*tls.Config
 }
 
 // serverConfig returns the TLS configuration for a new connection.
@@ -45,15 +56,12 @@ func (g *Guard) serverConfig(p protocol) *tls.Config {
 	g.tlsMu.Lock()
 	defer g.tlsMu.Unlock()
 	if g.tls.of != id {
-		g.tls = tlsConfigs{
-			of: id, http1: id.server(http1, g.config.RequireClientCert),
-			http2: id.server(http2, g.config.RequireClientCert),
-		}
+		g.tls = tlsConfigs{of: id, by: map[protocol]*tls.Config{}}
 	}
-	if p == http1 {
-		return g.tls.http1
+	if g.tls.by[p] == nil {
+		g.tls.by[p] = id.server(p, g.config.RequireClientCert)
 	}
-	return g.tls.http2
+	return g.tls.by[p]
 }
 
 // cipherSuites are Go's default cipher suites of TLS 1.2 without those with CBC, whose padding has
@@ -72,7 +80,7 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 		ClientCAs:    id.clients,
 		MinVersion:   tls.VersionTLS12,
 		CipherSuites: cipherSuites,
-		NextProtos:   []string{string(p)},
+		NextProtos:   p.names(),
 		// There are no chains for a client without a certificate.
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return id.revoked.check(state.VerifiedChains)

@@ -185,7 +185,7 @@ func serve(t testing.TB, config Config, tapped bool) *guarded {
 	t.Helper()
 	s := &guarded{t: t, listener: bufconn.Listen(1 << 20)}
 	s.Guard, s.log = openGuard(t, config)
-	options := append(oip.ServerOptions(1<<20), s.ServerOptions()...)
+	options := append(oip.ServerOptions(1<<20), s.ServerOptions(nil)...)
 	if tapped {
 		options = append(options,
 			grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {

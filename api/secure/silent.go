@@ -1,11 +1,13 @@
 package secure
 
 import (
+	"io"
 	"maps"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"syscall"
 
 	"google.golang.org/grpc/mem"
 
@@ -67,10 +69,30 @@ type newcomer struct {
 	net.Conn
 	raw   net.Conn // its key in silent
 	guard *Guard
-	begun bool // Read is called by one goroutine at a time
+	begun bool   // Read is called by one goroutine at a time
+	first []byte // what preface has read, for Read
+}
+
+// preface reads as many bytes as p has and reports whether they are p. If not, Read returns them
+// again.
+func (c *newcomer) preface(p string) (is bool, err error) {
+	b := make([]byte, len(p))
+	if _, err := io.ReadFull(c, b); err != nil {
+		return false, err
+	}
+	if string(b) == p {
+		return true, nil
+	}
+	c.first = b
+	return false, nil
 }
 
 func (c *newcomer) Read(b []byte) (int, error) {
+	if len(c.first) > 0 {
+		n := copy(b, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
 	n, err := c.Conn.Read(b)
 	if !c.begun && n > 0 {
 		c.begun = true
@@ -78,6 +100,9 @@ func (c *newcomer) Read(b []byte) (int, error) {
 	}
 	return n, err
 }
+
+// SyscallConn implements [syscall.Conn].
+func (c *newcomer) SyscallConn() (syscall.RawConn, error) { return syscallConn(c.raw) }
 
 func (c *newcomer) Close() error {
 	c.guard.silent.leave(c.raw)

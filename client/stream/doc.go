@@ -1,8 +1,9 @@
-// Package stream sends queries to an agent on a stream: a [Conn] is a gRPC connection whose
-// ModelInfer calls go, where they are small, on one Queries stream of the control protocol. That
-// costs both ends less than half of a call's CPU time, and changes nothing else: a call's metadata,
-// deadline, cancellation, errors and trailer are those that it would have.
+// Package stream sends queries to an agent in cheaper ways than calls: a [Conn] is a gRPC connection
+// whose ModelInfer calls go on a connection for queries (package queryconn) if one is free, or else,
+// where they are small, on one Queries stream of the control protocol. Nothing else changes: a call's
+// metadata, deadline, cancellation, errors and trailer are those that it would have.
 //
 // What comes in: calls, from package client and from agents. What goes out: the same calls. A Conn
-// has at most one goroutine, which opens the stream and receives its answers.
+// has at most two goroutines: one opens the stream and receives its answers, the other opens
+// connections.
 package stream

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/queryconn"
 )
 
 const (
@@ -42,6 +43,7 @@ const (
 type Conn struct {
 	*grpc.ClientConn
 	offered bool
+	pool    *pool           // nil: there are no query connections
 	ctx     context.Context // of the streams; ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -54,11 +56,18 @@ type Conn struct {
 	closed bool
 }
 
-// New returns a Conn on conn, which it owns. offered is whether the agent has Queries, of which its
-// protocol's version tells; otherwise all calls are calls. The caller closes the Conn.
-func New(conn *grpc.ClientConn, offered bool) *Conn {
-	c := &Conn{ClientConn: conn, offered: offered, pause: pause}
+// New returns a Conn on conn, which it owns. version is the newest protocol version of the agent at
+// the other end, which says how queries can be sent to it; 0: all calls are calls. dial opens a query
+// connection to it; nil: there are none. The caller closes the Conn.
+func New(conn *grpc.ClientConn, version uint32,
+	dial func(context.Context) (*queryconn.Client, error)) *Conn {
+	c := &Conn{ClientConn: conn, offered: version >= control.StreamVersion, pause: pause}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if version >= control.QueryConnVersion && dial != nil {
+		c.pool = &pool{
+			dial: dial, ctx: c.ctx, running: &c.running, all: map[*queryconn.Client]struct{}{},
+		}
+	}
 	return c
 }
 
@@ -69,6 +78,9 @@ func (c *Conn) Close() error {
 	c.mu.Unlock()
 	err := c.ClientConn.Close() // first, so that what waits on the stream ends as calls do
 	c.cancel()
+	if c.pool != nil {
+		c.pool.close()
+	}
 	c.running.Wait()
 	return err
 }
@@ -76,18 +88,36 @@ func (c *Conn) Close() error {
 // Invoke implements [grpc.ClientConnInterface].
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
-	if q, ok := args.(*oip.Request); ok && c.offered &&
-		method == inference.GRPCInferenceService_ModelInfer_FullMethodName &&
-		q.Bytes() <= largest && ctx.Err() == nil {
+	q, ok := args.(*oip.Request)
+	if ok && c.offered && method == inference.GRPCInferenceService_ModelInfer_FullMethodName &&
+		ctx.Err() == nil {
 		if trailer, ok := onlyTrailer(options); ok {
-			if s := c.stream(); s != nil {
-				if err, sent := s.infer(ctx, q, reply.(*oip.Response), trailer); sent {
-					return err
-				}
+			if err, answered := c.infer(ctx, q, reply.(*oip.Response), trailer); answered {
+				return err
 			}
 		}
 	}
 	return c.ClientConn.Invoke(ctx, method, args, reply, options...)
+}
+
+// infer has a query answered on a query connection or, if it is small, the stream. answered is false
+// if it must be a call.
+func (c *Conn) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
+	trailer *metadata.MD) (err error, answered bool) {
+	small := q.Bytes() <= largest
+	if c.pool != nil {
+		if conn := c.pool.take(small); conn != nil {
+			if err, answered := c.pool.infer(ctx, conn, q, reply, trailer); answered {
+				return err, true
+			}
+		}
+	}
+	if small {
+		if s := c.stream(); s != nil {
+			return s.infer(ctx, q, reply, trailer)
+		}
+	}
+	return nil, false
 }
 
 // onlyTrailer returns where the call's trailer is wanted, nil for nowhere. ok is false for calls
@@ -196,17 +226,8 @@ var queriesStream = func() int {
 func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 	trailer *metadata.MD) (err error, sent bool) {
 	m := &oip.StreamedQuery{Query: q, Outbox: &s.unsent}
-	if deadline, ok := ctx.Deadline(); ok {
-		if m.Timeout = time.Until(deadline); m.Timeout <= 0 {
-			return nil, false
-		}
-	}
-	if md, ok := metadata.FromOutgoingContext(ctx); ok {
-		for name, values := range md {
-			for _, v := range values {
-				m.Metadata = append(m.Metadata, name, v)
-			}
-		}
+	if err := outgoing(ctx, m); err != nil {
+		return err, true
 	}
 	size := m.Size()
 	if !s.unsent.Take(size, mostUnsent) {
@@ -285,27 +306,50 @@ func (s *open) receive() error {
 			}
 			continue
 		}
-		if waits.trailer != nil && a.HasRemaining {
-			*waits.trailer = metadata.Pairs(control.RemainingTrailer,
-				strconv.FormatInt(int64(a.Remaining), 10))
-		}
-		switch {
-		case a.Answer != nil:
-			if a.Answer.Bytes() > largest {
-				s.mu.Lock()
-				if len(s.large) < mostLarge {
-					s.large[a.Answer.Model] = true
-				}
-				s.mu.Unlock()
+		if a.Answer != nil && a.Answer.Bytes() > largest {
+			s.mu.Lock()
+			if len(s.large) < mostLarge {
+				s.large[a.Answer.Model] = true
 			}
-			*waits.reply = *a.Answer
-		case a.Error != nil && a.Error.Code != int32(codes.OK):
-			waits.err = status.FromProto(a.Error).Err()
-		default:
-			waits.err = status.Error(codes.Internal, "an answer without answer or error")
+			s.mu.Unlock()
 		}
+		waits.err = result(&a, waits.reply, waits.trailer)
 		waits.done <- struct{}{}
 	}
+}
+
+// outgoing adds the deadline and the outgoing metadata of ctx to a query, or returns the error of a
+// call whose deadline has passed.
+func outgoing(ctx context.Context, m *oip.StreamedQuery) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		if m.Timeout = time.Until(deadline); m.Timeout <= 0 {
+			return status.FromContextError(context.DeadlineExceeded).Err()
+		}
+	}
+	if md, ok := metadata.FromOutgoingContext(ctx); ok {
+		for name, values := range md {
+			for _, v := range values {
+				m.Metadata = append(m.Metadata, name, v)
+			}
+		}
+	}
+	return nil
+}
+
+// result returns a call's result: it moves the answer to reply, or returns the error.
+func result(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) error {
+	if trailer != nil && a.HasRemaining {
+		*trailer = metadata.Pairs(control.RemainingTrailer,
+			strconv.FormatInt(int64(a.Remaining), 10))
+	}
+	switch {
+	case a.Answer != nil:
+		*reply = *a.Answer
+		return nil
+	case a.Error != nil && a.Error.Code != int32(codes.OK):
+		return status.FromProto(a.Error).Err()
+	}
+	return status.Error(codes.Internal, "an answer without answer or error")
 }
 
 // end ends all calls that wait with why the stream has ended: that of a broken connection.

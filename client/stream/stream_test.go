@@ -184,7 +184,7 @@ func newPair(t *testing.T, a *agent) (p pair, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Conn = New(conn, true)
+	p.Conn = New(conn, control.StreamVersion, nil)
 	return p, func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)

@@ -1,0 +1,242 @@
+package serve
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/direct"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/queryconn"
+)
+
+// lookAgain is how often the server looks for query connections whose clients have gone, or which
+// have been idle for too long.
+const lookAgain = 250 * time.Millisecond
+
+// queryConns are the query connections of a server ([queryconn]). Each has a goroutine, which serves
+// its queries as ModelInfer calls; one more looks after them while there are any.
+type queryConns struct {
+	server  *Server
+	handler localUnary // of ModelInfer, with the bounds on its messages
+	running sync.WaitGroup
+
+	stopped chan struct{} // closed by stop
+
+	mu     sync.Mutex
+	conns  map[*queryConn]struct{}
+	looks  bool // a goroutine looks after the connections
+	closed bool // connections end when they have no query
+}
+
+// A queryConn is a query connection.
+type queryConn struct {
+	*queryconn.Server
+	conn   net.Conn
+	ctx    context.Context // has the client's address and credentials
+	cancel context.CancelFunc
+}
+
+// RegisterService implements [grpc.ServiceRegistrar]: it takes the handler of ModelInfer.
+func (c *queryConns) RegisterService(desc *grpc.ServiceDesc, service any) {
+	if desc.ServiceName != inference.GRPCInferenceService_ServiceDesc.ServiceName {
+		return
+	}
+	i := slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool {
+		return m.MethodName == "ModelInfer"
+	})
+	c.handler = localUnary{service, grpc.MethodHandler(desc.Methods[i].Handler)}
+}
+
+// serve serves the queries of a connection, and blocks until it has ended. It owns the connection.
+func (c *queryConns) serve(conn net.Conn, info credentials.AuthInfo) {
+	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(),
+		&peer.Peer{Addr: conn.RemoteAddr(), LocalAddr: conn.LocalAddr(), AuthInfo: info}))
+	q := &queryConn{queryconn.NewServer(conn, queryconn.Timeouts{
+		Head: connectTimeout, Rest: c.server.config.ReceiveTimeout,
+	}), conn, ctx, cancel}
+	defer func() {
+		cancel()
+		_ = conn.Close() // nobody would hear of an error
+		q.Release()
+	}()
+	if !c.enter(q) {
+		return
+	}
+	defer c.leave(q)
+	for ctx.Err() == nil && !c.closing() {
+		query, err := q.Next()
+		if err != nil || c.answer(q, query) != nil {
+			return
+		}
+	}
+}
+
+// answer serves a query, and sends its answer. It returns an error if the connection has broken.
+func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
+	header := query.Header()
+	ctx := metadata.NewIncomingContext(q.ctx, header)
+	var cancel context.CancelFunc
+	if query.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, query.Timeout)
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	defer cancel()
+	call := &queryCall{
+		localTransport: localTransport{
+			method: inference.GRPCInferenceService_ModelInfer_FullMethodName,
+		},
+		Server: q.Server,
+	}
+	resp, err := c.infer(ctx, call, header)
+	a := &oip.StreamedAnswer{Answer: resp}
+	if err != nil {
+		a.Error = status.Convert(outcome.GRPC(err)).Proto()
+	}
+	a.Remaining, a.HasRemaining = call.remaining()
+	return q.Answer(a)
+}
+
+// A queryCall is a query of a query connection in place of gRPC's stream: it has the methods with
+// which package oip reads the query.
+type queryCall struct {
+	localTransport
+	*queryconn.Server
+}
+
+// remaining returns the worker's remaining time, of the trailer.
+func (t *localTransport) remaining() (d time.Duration, ok bool) {
+	if said := t.trailer[control.RemainingTrailer]; len(said) == 1 {
+		ns, err := strconv.ParseInt(said[0], 10, 64)
+		return time.Duration(ns), err == nil
+	}
+	return 0, false
+}
+
+// infer does what gRPC's server does with a ModelInfer call.
+func (c *queryConns) infer(ctx context.Context, call *queryCall, header metadata.MD) (
+	*oip.Response, error) {
+	ctx, err := c.server.tap(ctx, &tap.Info{FullMethodName: call.method, Header: header})
+	if err != nil {
+		return nil, err
+	}
+	call.Begin(ctx)
+	resp, err := c.handler.handle(c.handler.service,
+		grpc.NewContextWithServerTransportStream(ctx, call), nil, c.intercept)
+	if err != nil {
+		return nil, err
+	}
+	return resp.(*oip.Response), nil
+}
+
+func (c *queryConns) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
+	return c.server.interceptUnary(ctx, req, info, func(ctx context.Context, req any) (any, error) {
+		return c.server.config.Guard.Unary(ctx, req, info, handle)
+	})
+}
+
+// enter adds a connection, and reports false if the server stops.
+func (c *queryConns) enter(q *queryConn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	if c.conns[q] = struct{}{}; !c.looks {
+		c.looks = true
+		c.running.Go(c.look)
+	}
+	c.running.Add(1)
+	return true
+}
+
+func (c *queryConns) leave(q *queryConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.conns, q)
+	c.running.Done()
+}
+
+func (c *queryConns) closing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// look cancels the queries whose clients have gone, and closes connections that have had no query
+// for idleTimeout. It returns when there are no connections, or the server stops.
+func (c *queryConns) look() {
+	ticker := time.NewTicker(lookAgain)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-c.stopped:
+			return
+		case now := <-ticker.C:
+			if !c.lookOnce(now) {
+				return
+			}
+		}
+	}
+}
+
+// lookOnce reports whether there are any connections.
+func (c *queryConns) lookOnce(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for q := range c.conns {
+		switch phase, since := q.Phase(); {
+		case phase == queryconn.Answering && now.Sub(since) > lookAgain && q.ended():
+			q.cancel()
+		case phase == queryconn.Idle && now.Sub(since) > idleTimeout:
+			_ = q.conn.Close() // its goroutine ends
+		}
+	}
+	c.looks = len(c.conns) > 0
+	return c.looks
+}
+
+// ended reports whether the client has closed the connection.
+func (q *queryConn) ended() bool {
+	conn, ok := q.conn.(syscall.Conn)
+	return ok && direct.Ended(conn)
+}
+
+// stop closes the connections that have no query now, and each other one when its query is answered.
+// It blocks until then; when ctx ends, it ends the queries.
+func (c *queryConns) stop(ctx context.Context) {
+	c.mu.Lock()
+	c.closed = true
+	close(c.stopped)
+	for q := range c.conns {
+		if phase, _ := q.Phase(); phase == queryconn.Idle {
+			_ = q.conn.Close()
+		}
+	}
+	c.mu.Unlock()
+	defer context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for q := range c.conns {
+			q.cancel()
+			_ = q.conn.Close()
+		}
+	})()
+	c.running.Wait()
+}

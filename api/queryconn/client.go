@@ -1,0 +1,80 @@
+package queryconn
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// A Client is the client's end of a connection, made by a [Dialer]. One goroutine at a time calls its methods, except
+// Close.
+type Client struct {
+	reader
+	// Metadata has what is to be sent with each query, names and values in turn.
+	Metadata []string
+}
+
+// Close closes the connection, which ends a query.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Query sends a query, with Metadata, and reads the answer into a, which then has an answer or an
+// error. After an error of its own the caller closes the Client; if ctx has ended, that is why.
+func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.StreamedAnswer) error {
+	message, err := encode(q.Query)
+	if err != nil {
+		return err
+	}
+	head := *q
+	head.Query = nil
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // which ends reads and writes
+	err = write(c.conn, func(b []byte) ([]byte, error) { return head.AppendHead(b), nil }, message)
+	message.Free()
+	if err == nil {
+		err = c.answer(a)
+	}
+	if !stop() && err == nil { // the connection is closed
+		if a.Answer != nil {
+			a.Answer.Release()
+		}
+		err = context.Cause(ctx)
+	}
+	c.release()
+	return err
+}
+
+// answer reads an answer.
+func (c *Client) answer(a *oip.StreamedAnswer) error {
+	head, err := c.head("the head of an answer")
+	if err != nil {
+		return err
+	}
+	if err := a.DecodeHead(head); err != nil || a.Error != nil {
+		return err
+	}
+	n, err := c.length("an answer", math.MaxInt32)
+	if err != nil {
+		return unexpected(err)
+	}
+	var message mem.BufferSlice
+	if n > 0 && n <= c.buffered() {
+		message = mem.BufferSlice{c.take(n)}
+	} else {
+		pool := mem.DefaultBufferPool()
+		b := pool.Get(n)
+		message = mem.BufferSlice{mem.NewBuffer(b, pool)}
+		if err := c.full(*b); err != nil {
+			message.Free()
+			return unexpected(err)
+		}
+	}
+	defer message.Free()
+	if c.buffered() > 0 {
+		return fmt.Errorf("%d bytes after an answer", c.buffered())
+	}
+	a.Answer = new(oip.Response)
+	return oip.Codec{}.Unmarshal(message, a.Answer)
+}
