@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/scripts/harness"
 	"github.com/muster-serve/muster/sim/placing"
 )
@@ -43,7 +44,7 @@ func (p *placedPhase) found(r *bench.Report, c harness.Count) {
 // one is killed has an agent less for a while.
 func (p *placedRun) simulated(ctx context.Context, rate float64, live []placedPhase) error {
 	var csv strings.Builder
-	csv.WriteString("model,instance_type,batch_size,sample_ms\n")
+	fmt.Fprintln(&csv, strings.Join(profiles.SamplesHeader(), ","))
 	args := []string{"sim", "--json", "--seeds", "1", "--pool", placedType + "=6", "--place",
 		"--merge", "none", "--batch", "fixed:1", "--rate", fmt.Sprint(rate),
 		"--qos-ms", fmt.Sprint(placedTarget.Milliseconds()),

@@ -178,10 +178,8 @@ func writeSamples(w io.Writer, instanceType profiles.InstanceType, all []samples
 	return rows.Error()
 }
 
-// quantile is the smallest run of which a share of p are no longer.
-func (s *samples) quantile(batch int, p float64) float64 {
-	sorted := slices.Sorted(slices.Values(s.runs[batch]))
-	return sorted[max(int(math.Ceil(p*float64(len(sorted))))-1, 0)]
+func (s *samples) quantile(batch int, q float64) float64 {
+	return quantile(slices.Sorted(slices.Values(s.runs[batch])), q)
 }
 
 // printSamples writes the samples for people: those of each octave's first batch size and the largest.

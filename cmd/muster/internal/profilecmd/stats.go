@@ -64,9 +64,9 @@ func spread[T ~float64 | ~int64](x []T) float64 {
 	return 1.2533 * 1.4826 * median(deviations) / math.Sqrt(float64(len(x))) / m
 }
 
-// quantile is the q-quantile of sorted values.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+// quantile is the least of the sorted values of which a share of q are no higher.
+func quantile[T cmp.Ordered](sorted []T, q float64) T {
+	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }
 
 // expect is the mean of a curve over a distribution of batch sizes. y is by batch size; between
