@@ -10,19 +10,19 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// A Client is the client's end of a connection, made by a [Dialer]. One goroutine at a time calls its methods, except
-// Close.
+// A Client is the client's end of a connection, made by a [Dialer]. One goroutine at a time calls its
+// methods, except Close.
 type Client struct {
 	reader
-	// Metadata has what is to be sent with each query, names and values in turn.
+	// Metadata has what the metadata of each query must begin with, names and values in turn.
 	Metadata []string
 }
 
 // Close closes the connection, which ends a query.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Query sends a query, with Metadata, and reads the answer into a, which then has an answer or an
-// error. After an error of its own the caller closes the Client; if ctx has ended, that is why.
+// Query sends a query, and reads the answer into a, which then has an answer or an error. After an
+// error of its own the caller closes the Client; if ctx has ended, that is why.
 func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.StreamedAnswer) error {
 	message, err := encode(q.Query)
 	if err != nil {
