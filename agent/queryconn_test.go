@@ -293,3 +293,26 @@ func TestClientUsesQueryConnections(t *testing.T) {
 		t.Errorf("an agent that has stopped: %v", err)
 	}
 }
+
+// TestCrowdedQueryConnections: connections for queries leave half of those that may be open to others.
+func TestCrowdedQueryConnections(t *testing.T) {
+	config := testConfig(t)
+	config.Limits.Connections = 16
+	a := startAgent(t, config, emulated())
+	served := 0
+	for range 10 {
+		q, err := dialQueries(t, a, secure.ClientConfig{})
+		if err != nil {
+			continue // closed before it has sent the preface
+		}
+		if _, err := q.ask(t.Context(), ncfQuery(1), 0); err == nil {
+			served++
+		}
+	}
+	if served != 8 {
+		t.Errorf("%d connections for queries are served, want 8 of 16", served)
+	}
+	if err := a.inferGRPC(ncfRequest(2)); err != nil {
+		t.Errorf("a call beside them: %v", err)
+	}
+}

@@ -84,7 +84,9 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	})
 }
 
-// dispatch returns a connection for gRPC, or passes one for queries on.
+// dispatch returns a connection for gRPC, or passes one for queries on. When more than half of the
+// connections that may be open are, it closes one for queries: its client can do without, and without
+// gRPC it could not.
 func (s serverCredentials) dispatch(conn net.Conn, info authInfo,
 	forQueries func() (bool, error)) (net.Conn, credentials.AuthInfo, error) {
 	if s.queries == nil {
@@ -94,6 +96,9 @@ func (s serverCredentials) dispatch(conn net.Conn, info authInfo,
 	case err != nil:
 		_ = conn.Close() // gRPC, which knows only the raw connection, logs err
 		return nil, nil, err
+	case is && s.guard.connections.crowded():
+		_ = conn.Close() // the client sends its queries as calls
+		return nil, nil, credentials.ErrConnDispatched
 	case is:
 		go s.queries(conn, info)
 		return nil, nil, credentials.ErrConnDispatched

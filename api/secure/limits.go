@@ -62,6 +62,13 @@ func (q *quota) take(peer string, n int) bool {
 	return true
 }
 
+// crowded reports whether more than half of all units are held.
+func (q *quota) crowded() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.limit > 0 && q.held > q.limit/2
+}
+
 func (q *quota) give(peer string, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
