@@ -2,6 +2,7 @@ package queryconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -21,12 +22,16 @@ type Client struct {
 // Close closes the connection, which ends a query.
 func (c *Client) Close() error { return c.conn.Close() }
 
+// ErrEncode is the error of a query that cannot be sent because of what is in it.
+var ErrEncode = errors.New("encode a query")
+
 // Query sends a query, and reads the answer into a, which then has an answer or an error. After an
-// error of its own the caller closes the Client; if ctx has ended, that is why.
+// error of its own that is not [ErrEncode] the caller closes the Client; if ctx has ended, that is
+// why.
 func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.StreamedAnswer) error {
 	message, err := encode(q.Query)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrEncode, err)
 	}
 	head := *q
 	head.Query = nil

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -150,7 +151,10 @@ func (p *pool) infer(ctx context.Context, c *queryconn.Client, q *oip.Request, r
 		return err, true
 	}
 	var a oip.StreamedAnswer
-	if err := c.Query(ctx, m, &a); err != nil {
+	if err := c.Query(ctx, m, &a); errors.Is(err, queryconn.ErrEncode) {
+		p.give(c)
+		return nil, false // a call says what is wrong
+	} else if err != nil {
 		p.drop(c)
 		if ctx.Err() != nil {
 			return status.FromContextError(ctx.Err()).Err(), true

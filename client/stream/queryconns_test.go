@@ -206,6 +206,12 @@ func TestPoolQuery(t *testing.T) {
 			status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("with a deadline in the past: got %v, %v", err, answered)
 		}
+		bad := item()
+		bad.Inputs[0].Data = nil
+		if err, answered := f.pool.infer(t.Context(), f.taken(t, true, 1)[0], bad, &reply,
+			nil); answered {
+			t.Errorf("an answer to a query that cannot be sent, or %v", err)
+		}
 		if len(f.pool.free) != 1 {
 			t.Error("a connection was closed for a query that was not sent")
 		}
