@@ -380,6 +380,9 @@ func (m *wrongModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.
 // chance: leader/canary has the shares.
 func TestWrongCanary(t *testing.T) {
 	t.Run("SDK", func(t *testing.T) { testWrongCanary(t, true) })
+	if testing.Short() {
+		return
+	}
 	t.Run("clients of the protocol", func(t *testing.T) { testWrongCanary(t, false) })
 }
 

@@ -54,6 +54,9 @@ func makeHalf(t *testing.T, model string) (before, after *models.Version) {
 // Every model of the zoo has a variant of half the size with nothing left in FP32 but its inputs and
 // outputs, and with close answers.
 func TestFP16(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	ort := runtimetest.Open(t)
 	for _, model := range zoo.Names() {
 		t.Run(model, func(t *testing.T) {
@@ -138,6 +141,9 @@ func fileVersion(t *testing.T, path string) *models.Version {
 // Values that are made from shapes and numbers, compared, and given out as well as used on, have the
 // types that they need. Arithmetic with indices stays as it is.
 func TestFP16OfAnyGraph(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	ort := runtimetest.Open(t)
 	dir := t.TempDir()
 	float := func(v float32) []byte {

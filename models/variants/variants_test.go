@@ -144,6 +144,9 @@ func check(ort *runtime.ONNX) variants.Check {
 
 // Variants of the zoo's models run, with answers close to the model's, and are smaller.
 func TestMake(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	ort := runtimetest.Open(t)
 	for _, tt := range []struct {
 		model string
@@ -211,6 +214,9 @@ func TestMake(t *testing.T) {
 // An item's answer does not depend on the other items of its batch, so that batches may be split
 // and merged. With one scale for a batch, as DynamicQuantizeLinear has it, it would.
 func TestRowsIndependent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	ort := runtimetest.Open(t)
 	dir := generate(t, "wnd")
 	if _, err := variants.Make(t.Context(), dir, "wnd", "int8+table8",
@@ -281,6 +287,9 @@ func files(t *testing.T, dir string) []string {
 
 // A user's file is quantised into another one. A second time needs overwrite.
 func TestQuantize(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	ort := runtimetest.Open(t)
 	dir := t.TempDir()
 	from, to := write(t, dir, nil), filepath.Join(dir, "m-int8.onnx")

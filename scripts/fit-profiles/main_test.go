@@ -13,6 +13,9 @@ import (
 
 // One model is fitted anew, to show that the shipped profiles are what this program makes.
 func TestShippedProfilesAreReproduced(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and starts no goroutine")
+	}
 	samples, err := published.Samples(published.KAIROS)
 	if err != nil {
 		t.Fatal(err)
