@@ -244,6 +244,9 @@ func TestPlaced(t *testing.T) {
 // TestPlacedFailover: agents whose leader dies in the middle of a change keep what they hold
 // until another leads; it knows the placement, goes on, and no agent takes an older layout.
 func TestPlacedFailover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	testInFleet(t, func(f *testFleet) {
 		s := &script{most: 1}
 		variants := f.variants(time.Millisecond, both)

@@ -156,6 +156,9 @@ func TestLanesMove(t *testing.T) {
 // TestPlacedPartitions: agents come to layouts of several partitions that the leader says, and back,
 // while queries come, and none fails.
 func TestPlacedPartitions(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	testInFleet(t, func(f *testFleet) {
 		s := &script{most: 1}
 		variants := f.variants(time.Millisecond, both)

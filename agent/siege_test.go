@@ -422,6 +422,9 @@ func TestForgedAttempt(t *testing.T) {
 // TestRefusedWithTimeout: calls that are refused leave nothing behind, however far away their
 // deadline is, and are refused as those without one.
 func TestRefusedWithTimeout(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	files := newTestCA(t)
 	config := testConfig(t)
 	config.Security.APIKeysFile = files.write("keys", "feed: feed-feed-feed-feed\n")
