@@ -35,12 +35,11 @@ type queryConns struct {
 	handler localUnary // of ModelInfer, with the bounds on its messages
 	running sync.WaitGroup
 
-	stopped chan struct{} // closed by stop
+	stopped chan struct{} // closed by stop: connections end when they have no query
 
-	mu     sync.Mutex
-	conns  map[*queryConn]struct{}
-	looks  bool // a goroutine looks after the connections
-	closed bool // connections end when they have no query
+	mu    sync.Mutex
+	conns map[*queryConn]struct{}
+	looks bool // a goroutine looks after the connections
 }
 
 // A queryConn is a query connection.
@@ -78,7 +77,7 @@ func (c *queryConns) serve(conn net.Conn, info credentials.AuthInfo) {
 		return
 	}
 	defer c.leave(q)
-	for ctx.Err() == nil && !c.closing() {
+	for ctx.Err() == nil && !c.stops() {
 		query, err := q.Next()
 		if err != nil || c.answer(q, query) != nil {
 			return
@@ -155,7 +154,7 @@ func (c *queryConns) intercept(ctx context.Context, req any, info *grpc.UnarySer
 func (c *queryConns) enter(q *queryConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	if c.stops() {
 		return false
 	}
 	if c.conns[q] = struct{}{}; !c.looks {
@@ -173,10 +172,14 @@ func (c *queryConns) leave(q *queryConn) {
 	c.running.Done()
 }
 
-func (c *queryConns) closing() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.closed
+// stops reports whether stop was called.
+func (c *queryConns) stops() bool {
+	select {
+	case <-c.stopped:
+		return true
+	default:
+		return false
+	}
 }
 
 // look cancels the queries whose clients have gone, and closes connections that have had no query
@@ -222,8 +225,7 @@ func (q *queryConn) ended() bool {
 // It blocks until then; when ctx ends, it ends the queries.
 func (c *queryConns) stop(ctx context.Context) {
 	c.mu.Lock()
-	c.closed = true
-	close(c.stopped)
+	close(c.stopped) // with the lock, so that no connection enters afterwards
 	for q := range c.conns {
 		if phase, _ := q.Phase(); phase == queryconn.Idle {
 			_ = q.conn.Close()

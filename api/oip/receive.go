@@ -132,7 +132,8 @@ type arrival interface {
 	RecvCompress() string
 }
 
-// A placer is an arrival that can read bytes straight to where they belong.
+// A placer is an arrival that can read bytes straight to where they belong. Its error at an end within
+// them is io.ErrUnexpectedEOF.
 type placer interface {
 	ReadInto(b []byte) error
 }
@@ -236,18 +237,13 @@ func (r *receiver) receiveRest(n int) (mem.BufferSlice, error) {
 // readPart reads the next n bytes of a message.
 func readPart(from arrival, n int) (mem.BufferSlice, error) {
 	data, err := from.Read(n)
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
 	if err != nil {
-		return nil, receiveError(unexpected(err))
+		return nil, receiveError(err)
 	}
 	return data, nil
-}
-
-// unexpected returns err, of reading a part of a message, in which no end is expected.
-func unexpected(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // pieceSize is how many bytes of a large query are decoded at a time, while the next ones arrive.
@@ -294,7 +290,7 @@ func (in *incoming) into(b []byte) bool {
 	}
 	in.unread -= len(b)
 	if err := from.ReadInto(b); err != nil {
-		in.err = receiveError(unexpected(err))
+		in.err = receiveError(err)
 	}
 	return true
 }
