@@ -281,7 +281,7 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 	a.mu.Lock()
 	a.ran[attempt.Sequence]++
 	a.mu.Unlock()
-	grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, "0"))
+	grpc.SetTrailer(ctx, control.RemainingTrailer(0))
 	return a.sum(req)
 }
 

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
@@ -108,10 +107,6 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 		resp.Release()
 		return nil, err
 	}
-	if said := trailer.Get(control.RemainingTrailer); len(said) > 0 {
-		if ns, err := strconv.ParseInt(said[0], 10, 64); err == nil && ns >= 0 {
-			attempt.Remaining, attempt.HasRemaining = time.Duration(ns), true
-		}
-	}
+	attempt.Remaining, attempt.HasRemaining = control.RemainingOf(trailer)
 	return resp, nil
 }

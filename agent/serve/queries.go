@@ -152,7 +152,7 @@ func (c *carrying) answer(r *carried, req *oip.Request) {
 	if a.Answer, err = c.service.carried(r, req, c.header); err != nil {
 		a.Answer, a.Error = nil, status.Convert(outcome.GRPC(err)).Proto()
 	}
-	a.Remaining, a.HasRemaining = r.transport.remaining()
+	a.Remaining, a.HasRemaining = control.RemainingOf(r.transport.trailer)
 	c.mu.Lock()
 	delete(c.cancels, r.id)
 	c.mu.Unlock()

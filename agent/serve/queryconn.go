@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -107,7 +106,7 @@ func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
 	if err != nil {
 		a.Error = status.Convert(outcome.GRPC(err)).Proto()
 	}
-	a.Remaining, a.HasRemaining = call.remaining()
+	a.Remaining, a.HasRemaining = control.RemainingOf(call.trailer)
 	return q.Answer(a)
 }
 
@@ -116,15 +115,6 @@ func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
 type queryCall struct {
 	localTransport
 	*queryconn.Server
-}
-
-// remaining returns the worker's remaining time, of the trailer.
-func (t *localTransport) remaining() (d time.Duration, ok bool) {
-	if said := t.trailer[control.RemainingTrailer]; len(said) == 1 {
-		ns, err := strconv.ParseInt(said[0], 10, 64)
-		return time.Duration(ns), err == nil
-	}
-	return 0, false
 }
 
 // infer does what gRPC's server does with a ModelInfer call.

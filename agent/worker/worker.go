@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
@@ -294,9 +292,8 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 	defer func() { w.ended(t, err) }()
 	resp, err = w.perform(ctx, req, t)
 	if t.probed {
-		remaining := strconv.FormatInt(int64(w.lanes.Remaining(t.held.Model)), 10)
 		// fails only outside a gRPC call
-		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining))
+		_ = grpc.SetTrailer(ctx, control.RemainingTrailer(w.lanes.Remaining(t.held.Model)))
 	}
 	return resp, err
 }

@@ -3,6 +3,9 @@ package control
 import (
 	"math"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/metadata"
 )
 
 func TestAttempt(t *testing.T) {
@@ -67,4 +70,17 @@ func FuzzAttempt(f *testing.F) {
 			t.Errorf("%q: got %v, then %v, %v", s, a, again, err)
 		}
 	})
+}
+
+func TestRemaining(t *testing.T) {
+	for _, want := range []time.Duration{0, 1, math.MaxInt64} {
+		if d, ok := RemainingOf(RemainingTrailer(want)); d != want || !ok {
+			t.Errorf("got %d, %v, want %d", d, ok, want)
+		}
+	}
+	for _, said := range [][]string{nil, {""}, {"-1"}, {"x"}, {"1", "2"}, {"9223372036854775808"}} {
+		if d, ok := RemainingOf(metadata.MD{remainingTrailer: said}); ok {
+			t.Errorf("%q: got %d, want none", said, d)
+		}
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/metadata"
 )
 
 // Names of gRPC metadata: of ModelInfer between a gateway and a worker, and of the control calls
@@ -26,12 +28,27 @@ const (
 	// MergeHeader comes with AttemptHeader if the leader wants the lane to run the query together
 	// with others. Its value is Assign's "merge/merged".
 	MergeHeader = "muster-merge"
-	// RemainingTrailer comes with a worker's answer and holds the worker's remaining time in
-	// nanoseconds.
-	RemainingTrailer = "muster-remaining-ns"
+	// remainingTrailer comes with a worker's answer: see [RemainingTrailer].
+	remainingTrailer = "muster-remaining-ns"
 	// LocalHeader marks a call that the agent must answer for itself alone, without passing it on.
 	LocalHeader = "muster-local"
 )
+
+// RemainingTrailer returns the trailer with which a worker says when a lane of its will be free: its
+// remaining time, >= 0, in nanoseconds.
+func RemainingTrailer(d time.Duration) metadata.MD {
+	return metadata.Pairs(remainingTrailer, strconv.FormatInt(int64(d), 10))
+}
+
+// RemainingOf returns the remaining time that a trailer says; ok is false if it says none.
+func RemainingOf(trailer metadata.MD) (d time.Duration, ok bool) {
+	said := trailer.Get(remainingTrailer)
+	if len(said) != 1 {
+		return 0, false
+	}
+	ns, err := strconv.ParseInt(said[0], 10, 64)
+	return time.Duration(ns), err == nil && ns >= 0
+}
 
 // Numbering is the distance between the numbers of a gateway's queries; the numbers between are those
 // of parts.

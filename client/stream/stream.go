@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strconv"
 	"sync"
 	"time"
 
@@ -339,8 +338,7 @@ func outgoing(ctx context.Context, m *oip.StreamedQuery) error {
 // result returns a call's result: it moves the answer to reply, or returns the error.
 func result(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) error {
 	if trailer != nil && a.HasRemaining {
-		*trailer = metadata.Pairs(control.RemainingTrailer,
-			strconv.FormatInt(int64(a.Remaining), 10))
+		*trailer = control.RemainingTrailer(a.Remaining)
 	}
 	switch {
 	case a.Answer != nil:

@@ -49,7 +49,7 @@ func (a *agent) ModelInfer(ctx context.Context, q *oip.Request) (*oip.Response, 
 	a.calls.Add(1)
 	md, _ := metadata.FromIncomingContext(ctx)
 	deadline, _ := ctx.Deadline()
-	if err := grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, "7")); err != nil {
+	if err := grpc.SetTrailer(ctx, control.RemainingTrailer(7)); err != nil {
 		return nil, err
 	}
 	return a.run(ctx, md, time.Until(deadline), q)
@@ -366,8 +366,8 @@ func TestSameAsCall(t *testing.T) {
 			if err := p.infer(ctx, 5, 10, grpc.Trailer(&trailer)); err != nil {
 				t.Fatal(err)
 			}
-			if said := trailer[control.RemainingTrailer]; len(said) != 1 || said[0] != "7" {
-				t.Errorf("the trailer says %q, want 7", said)
+			if said, ok := control.RemainingOf(trailer); said != 7 || !ok {
+				t.Errorf("the trailer %v says %d, want 7", trailer, said)
 			}
 			p.offered = false
 		}
