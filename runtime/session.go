@@ -435,9 +435,10 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 }
 
 // spin has a session's threads spin while they wait, but not for long. A run wakes a thread that
-// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for
-// longer, as by ONNX Runtime's default, take cores from threads with work. While they spin they
-// pause up to 8 times at once, which leaves more to a thread that shares their core.
+// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for 200 us
+// are often still awake when the next small query comes. For longer, as by ONNX Runtime's default,
+// they take cores from threads with work. While they spin they pause up to 8 times at once, which
+// leaves more to a thread that shares their core.
 func spin(opts *ort.SessionOptions, version string) error {
 	const prefix = "session.intra_op."
 	if !boundsSpinning(version) {
@@ -445,7 +446,7 @@ func spin(opts *ort.SessionOptions, version string) error {
 	}
 	return errors.Join(
 		opts.AddSessionConfigEntry(prefix+"allow_spinning", "1"),
-		opts.AddSessionConfigEntry(prefix+"spin_duration_us", "50"),
+		opts.AddSessionConfigEntry(prefix+"spin_duration_us", "200"),
 		opts.AddSessionConfigEntry(prefix+"spin_backoff_max", "8"),
 	)
 }
