@@ -35,7 +35,8 @@ import (
 )
 
 // zooDir holds the small models, for agents in real time; tests must not write there. On a busy
-// machine a query may wait for longer than a model's own deadline, so theirs are longer.
+// machine a query may wait for longer than a model's own deadline, so theirs are longer. They warm up
+// with few rows: with 1000 each agent needs 2 s under the race detector.
 var zooDir = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "muster-agent-test")
 	if err != nil {
@@ -51,12 +52,14 @@ var zooDir = sync.OnceValues(func() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		patient := regexp.MustCompile(`(?m)^deadline_ms: .*$`).ReplaceAll(settings,
-			[]byte("deadline_ms: 30000"))
-		if bytes.Equal(patient, settings) {
-			return "", fmt.Errorf("%s has no deadline", config)
+		for name, value := range map[string]string{"deadline_ms": "30000", "warm_up": "[1, 10]"} {
+			line := regexp.MustCompile(`(?m)^` + name + `: .*$`)
+			if !line.Match(settings) {
+				return "", fmt.Errorf("%s has no %s", config, name)
+			}
+			settings = line.ReplaceAll(settings, []byte(name+": "+value))
 		}
-		if err := os.WriteFile(config, patient, 0o644); err != nil {
+		if err := os.WriteFile(config, settings, 0o644); err != nil {
 			return "", err
 		}
 	}
