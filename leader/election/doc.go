@@ -8,7 +8,7 @@
 //
 // # How an election goes
 //
-// The leader sends a heartbeat to every member each 200 ms, and each 50 ms until the member has
+// The leader sends a heartbeat to all members each 200 ms, and to each of them each 50 ms until it has
 // acknowledged one that says the same. An agent that may lead and believes that there is no leader
 // chooses an epoch above all that it has ever seen. It has the epoch written to
 // disk and asks the members ([Propose]). A member that hears a leader refuses, so an agent that has

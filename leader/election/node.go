@@ -41,6 +41,9 @@ type Node struct {
 	unasked   bool   // the leader has resigned in our favour: no member is asked
 	claimEnd  time.Time
 	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
+	// allAt is when a leader next sends a heartbeat to all members. They get it at the same time so that
+	// they miss the leader at the same time: only then do they claim in order, the successor first.
+	allAt time.Time
 
 	resigned bool
 	resignBy time.Time // leading and resigned: when to stop, with or without a successor
@@ -64,7 +67,7 @@ const (
 	proposeWait   = 3 // until a proposal that nobody refuses holds
 	staggerWait   = 2 // between the claims of two agents next to each other in rank
 	brokenWait    = 2 // after the leader's stream broke
-	restWait      = 4 // from a heartbeat that was acknowledged to the next
+	restWait      = 4 // from a heartbeat to all members to the next
 	freshWait     = 6 // a leader heard within this time is certainly there
 	listenWait    = 2 // after a freeze
 	freezeWait    = 4 // a step that is this late means that we were frozen
@@ -418,8 +421,12 @@ func (n *Node) lead() {
 		n.lose(HandedOver)
 		return
 	}
+	all := n.resigned || !n.now.Before(n.allAt)
+	if all {
+		n.allAt = n.now.Add(n.wait(restWait))
+	}
 	for _, m := range n.members {
-		if n.resigned || !n.rests(m) {
+		if all || !n.rests(m) {
 			n.beat(m)
 		}
 	}
@@ -428,11 +435,10 @@ func (n *Node) lead() {
 	}
 }
 
-// rests reports whether the member needs no heartbeat now: it has acknowledged the last one, which
-// said all that there is to say, not long ago.
+// rests reports whether the member needs no heartbeat before all get one: it has acknowledged the
+// last one, which said all that there is to say.
 func (n *Node) rests(m *member) bool {
-	return !m.broken && !m.ackedAt.Before(m.toldAt) && m.told == n.successor &&
-		n.now.Sub(m.toldAt) < n.wait(restWait)
+	return !m.broken && !m.toldAt.IsZero() && !m.ackedAt.Before(m.toldAt) && m.told == n.successor
 }
 
 // beat sends a member a heartbeat.

@@ -54,6 +54,7 @@ type proc struct {
 	joinWait    time.Duration
 
 	known    [8]bool // members by gossip
+	unknown  [8]int  // ticks in which one was there and not known
 	missedAt [8]time.Duration
 	leading  bool  // as the actions told
 	follows  Claim // zero: none
@@ -70,6 +71,10 @@ type entry struct {
 }
 
 const allQueries = 1<<3 - 1
+
+// mostUnknown is after how many ticks gossip has told a member of another one at the latest: 1 s. A
+// leader sends heartbeats to members alone, so without it the agents need not agree within bound.
+const mostUnknown = 20
 
 type itemKind uint8
 
@@ -220,8 +225,8 @@ func (w *world) start(p *proc) {
 	p.incarnation++
 	p.running, p.frozen, p.leading, p.leaving = true, false, false, false
 	p.follows, p.highest, p.obeyed = Claim{}, Claim{}, Claim{}
-	p.pending, p.book, p.known, p.missedAt, p.inbox = allQueries, [8]entry{}, [8]bool{},
-		[8]time.Duration{}, p.inbox[:0]
+	p.pending, p.book, p.known, p.unknown, p.missedAt, p.inbox = allQueries, [8]entry{}, [8]bool{},
+		[8]int{}, [8]time.Duration{}, p.inbox[:0]
 	cfg := Config{ID: p.id, Rank: p.rank, Epoch: p.disk, JoinWait: p.joinWait}
 	if w.mutant != nil && w.mutant.forgets {
 		cfg.Epoch = 0
@@ -376,8 +381,12 @@ func (w *world) tick(p *proc) {
 		switch {
 		case there:
 			p.missedAt[q.index] = 0
-			if !p.known[q.index] && w.rng.IntN(4) == 0 {
-				p.known[q.index] = true
+			if p.known[q.index] {
+				continue
+			}
+			p.unknown[q.index]++
+			if w.rng.IntN(4) == 0 || p.unknown[q.index] == mostUnknown {
+				p.known[q.index], p.unknown[q.index] = true, 0
 				w.step(p, Event{Kind: MemberUp, ID: q.id, Rank: q.rank})
 			}
 		case p.known[q.index] && p.missedAt[q.index] == 0:
