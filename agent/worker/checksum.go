@@ -39,13 +39,21 @@ type fileID struct {
 	modified, changed syscall.Timespec
 }
 
-// sumPiece is how many bytes of reads and hashes between two pauses.
-const sumPiece = 4 << 20
+// sumPiece is how many bytes are hashed between two pauses: in some 0.2 ms, which a query may have to
+// wait.
+const sumPiece = 256 << 10
 
-// of returns the SHA-256 of an open file. It pauses for up to 1 ms after each piece (runtime.Pause),
-// so that running queries are not disturbed, and blocks until it has read the file or ctx ends.
-func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha256.Size]byte,
-	error) {
+// How many times as long as each piece took a checksum pauses after it while queries come.
+const (
+	restWanted = 1 // a load waits for the checksum
+	restLate   = 9
+)
+
+// of returns the SHA-256 of an open file. After each piece it pauses (runtime.Pause) for rest times
+// the piece's time, or rest ms if that is less, so that running queries are not disturbed. It blocks
+// until it has read the file or ctx ends.
+func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo, rest time.Duration) (
+	[sha256.Size]byte, error) {
 	id, identified := identify(info)
 	c.mu.Lock()
 	sum, ok := c.known[id]
@@ -53,20 +61,20 @@ func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha25
 	if ok && identified {
 		return sum, nil
 	}
-	hash := sha256.New()
+	hash, buffer := sha256.New(), make([]byte, 32<<10)
 	for {
 		start := time.Now()
-		n, err := io.CopyN(hash, f, sumPiece)
+		n, err := io.CopyBuffer(hash, io.LimitReader(f, sumPiece), buffer)
 		c.mu.Lock()
 		c.read += n
 		c.mu.Unlock()
-		if err == io.EOF {
-			break
-		}
 		if err != nil {
 			return sum, err
 		}
-		if err := runtime.Pause(ctx, min(time.Since(start), time.Millisecond)); err != nil {
+		if n < sumPiece {
+			break
+		}
+		if err := runtime.Pause(ctx, rest*min(time.Since(start), time.Millisecond)); err != nil {
 			return sum, err
 		}
 	}
@@ -99,8 +107,10 @@ func identify(info fs.FileInfo) (fileID, bool) {
 // checksum returns a checksum of the names and contents of a version's files, by which the fleet
 // distinguishes different versions with the same name and number. Of model.yaml it includes only
 // the settings that change how long queries run, because latency profiles are stored under the
-// checksum. Of an ensemble it includes the checksums of its steps and how they are joined.
-func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
+// checksum. Of an ensemble it includes the checksums of its steps and how they are joined. For rest
+// see [fileSums.of].
+func (c *fileSums) checksum(ctx context.Context, v *models.Version, rest time.Duration) (string,
+	error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
 		fmt.Fprintln(hash, "rows_independent")
@@ -112,7 +122,7 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 		fmt.Fprintln(hash, "batchless")
 	}
 	for _, step := range v.Steps {
-		sum, err := c.checksum(ctx, step.Version)
+		sum, err := c.checksum(ctx, step.Version, rest)
 		if err != nil {
 			return "", err
 		}
@@ -122,7 +132,7 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 		return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 	}
 	err := eachFile(v, func(name string, f *os.File, info fs.FileInfo) error {
-		sum, err := c.of(ctx, f, info)
+		sum, err := c.of(ctx, f, info, rest)
 		if err != nil {
 			return err
 		}
@@ -179,7 +189,7 @@ func filesOf(v *models.Version) string {
 // Checksum returns the checksum of a version by which the fleet, and files of measurements, tell
 // its files from others of the same name and number.
 func Checksum(ctx context.Context, v *models.Version) (string, error) {
-	return new(fileSums).checksum(ctx, v)
+	return new(fileSums).checksum(ctx, v, restWanted)
 }
 
 // latest is how long a checksum that may be late lets loads go first. Those that take longer wait for
@@ -208,7 +218,7 @@ func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) 
 		w.summing.Go(func() {
 			defer close(s.done)
 			if !late {
-				s.value, s.err = w.sums.checksum(ctx, v)
+				s.value, s.err = w.sums.checksum(ctx, v, restWanted)
 				return
 			}
 			timer := time.NewTimer(latest)
@@ -220,7 +230,7 @@ func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) 
 			}
 			w.oneLate.Lock() // the other cores are for queries
 			defer w.oneLate.Unlock()
-			s.value, s.err = w.sums.checksum(ctx, v)
+			s.value, s.err = w.sums.checksum(ctx, v, restLate)
 			if s.err == nil && filesOf(v) != before {
 				s.value, s.err = "", fmt.Errorf("the files of %s changed after they were loaded", v)
 			}

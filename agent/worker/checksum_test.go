@@ -36,7 +36,7 @@ func TestChecksum(t *testing.T) {
 	var sums fileSums
 	of := func(v *models.Version) string {
 		t.Helper()
-		sum, err := sums.checksum(t.Context(), v)
+		sum, err := sums.checksum(t.Context(), v, restWanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,8 +65,8 @@ func TestChecksum(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := sums.checksum(ctx, version(func(data []byte) { data[0] = 9 })); !errors.Is(err,
-		context.Canceled) {
+	changed := version(func(data []byte) { data[0] = 9 })
+	if _, err := sums.checksum(ctx, changed, restWanted); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: got error %v", err)
 	}
 }
@@ -143,8 +143,8 @@ func BenchmarkChecksum(b *testing.B) {
 	b.SetBytes(256 << 20)
 	for b.Loop() {
 		var sums fileSums
-		if _, err := sums.checksum(b.Context(),
-			&models.Version{Model: "m", Number: 1, Path: path}); err != nil {
+		v := &models.Version{Model: "m", Number: 1, Path: path}
+		if _, err := sums.checksum(b.Context(), v, restWanted); err != nil {
 			b.Fatal(err)
 		}
 	}
