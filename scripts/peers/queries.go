@@ -235,7 +235,7 @@ func (a grpcAsker) close() { _ = a.conn.Close() }
 type sdkAsker struct{ *client.Client }
 
 func askSDK(p *process) (asker, error) {
-	c, err := client.New([]string{p.grpc}, client.WithoutFleet())
+	c, err := client.New([]string{p.grpc})
 	return sdkAsker{c}, err
 }
 

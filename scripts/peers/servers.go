@@ -146,7 +146,7 @@ type process struct {
 const poll = 5 * time.Millisecond
 
 // start starts a server of the models of a repository, and waits until it has answered one query to
-// each of them.
+// each of them, and for Muster until it is ready: until then it computes checksums.
 func (r *run) start(ctx context.Context, s server, repository string, queries []query) (*process,
 	error) {
 	ports, err := freePorts(4)
@@ -224,7 +224,30 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 		}
 	}
 	p.ready = time.Since(begin)
+	if s.peer == "" {
+		if err := p.settle(ctx); err != nil {
+			p.stop()
+			return nil, err
+		}
+	}
 	return p, nil
+}
+
+// settle waits until an agent that answers is ready.
+func (p *process) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		_, err := read(http.Get("http://" + p.http + "/v2/health/ready"))
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(10 * poll):
+		case <-ctx.Done():
+			return fmt.Errorf("not ready after a minute: %w; its log is %s", err, p.log)
+		}
+	}
 }
 
 // environment says which models a server of Python serves, and how.
