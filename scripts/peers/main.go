@@ -141,6 +141,11 @@ func (r *run) one(ctx context.Context, round int, s server, cases []query) error
 		}
 		defer p.stop()
 		got.Ready = p.ready.Seconds()
+		if s.peer == "" {
+			if err := p.settle(ctx); err != nil {
+				return fmt.Errorf("%w; its log is %s", err, p.log)
+			}
+		}
 		for _, q := range cases {
 			f, err := r.figures(ctx, p, q)
 			if err != nil {

@@ -146,7 +146,7 @@ type process struct {
 const poll = 5 * time.Millisecond
 
 // start starts a server of the models of a repository, and waits until it has answered one query to
-// each of them, and for Muster until it is ready: until then it computes checksums.
+// each of them.
 func (r *run) start(ctx context.Context, s server, repository string, queries []query) (*process,
 	error) {
 	ports, err := freePorts(4)
@@ -224,28 +224,28 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 		}
 	}
 	p.ready = time.Since(begin)
-	if s.peer == "" {
-		if err := p.settle(ctx); err != nil {
-			p.stop()
-			return nil, err
-		}
-	}
 	return p, nil
 }
 
-// settle waits until an agent that answers is ready.
+// settle waits until an agent that answers is ready: until then it computes checksums.
 func (p *process) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://"+p.http+"/v2/health/ready", nil)
+	if err != nil {
+		return err
+	}
 	for {
-		_, err := read(http.Get("http://" + p.http + "/v2/health/ready"))
-		if err == nil {
+		if _, err = read(http.DefaultClient.Do(req)); err == nil {
 			return nil
 		}
 		select {
 		case <-time.After(10 * poll):
+		case <-p.done:
+			return fmt.Errorf("it ended before it was ready: %w", err)
 		case <-ctx.Done():
-			return fmt.Errorf("not ready after a minute: %w; its log is %s", err, p.log)
+			return fmt.Errorf("not ready after a minute: %w", err)
 		}
 	}
 }
