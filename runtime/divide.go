@@ -21,20 +21,32 @@ const (
 	// wholeLoad is the share of the time that a lane may be busy, if it is whole, for it not to stay
 	// divided.
 	wholeLoad = 0.7
+	// Lanes find out by trying whether one core serves a query as fast as all of them. The first query
+	// of a model of which nothing is known for one core runs on one, and each tryEvery-th query the
+	// other way than the rest; but none on one core that takes longer than shortRun on all.
+	tryEvery = 128
+	shortRun = 500 * time.Microsecond
 )
 
-// A divided is which lanes are divided: they run several queries at a time, each on one core. A lane
-// is divided when as many queries wait as it has cores. When all its cores are free, it becomes whole
-// if the next query has no others beside it, on average, or if the whole lane could do the work
-// easily: a lone query takes less time there.
+// A divided is which lanes are divided: they run several queries at a time, each on one core.
+//
+// A lane is divided for load when as many queries wait as it has cores. When all its cores are free,
+// it becomes whole if the next query has no others beside it, on average, or if the whole lane could
+// do the work easily: a lone query takes less time there.
+//
+// A lane is also divided for a narrow query, which one core serves as fast as all of them: the others
+// would only wait for each other, and spin. A query that is not narrow then waits until the lane is
+// whole, unless there is load.
 type divided struct {
 	cores int // of each lane
 	// free has the number of a divided lane once for each of its cores that runs no query, unless all
 	// of them do not: then the lane is idle.
 	free []int
-	// stays is, by lane, whether it has been divided since it was last whole.
-	stays []bool
-	load  queue.Spare // its share is that of the cores that run no query
+	// stays is, by lane, whether it has been divided for load since it was last whole; forLoad whether
+	// it was when it was last divided, or became so since.
+	stays, forLoad []bool
+	tried          int         // queries that could go the other way
+	load           queue.Spare // its share is that of the cores that run no query
 	// onCore estimates runs on one core, which the lanes' own estimator does not learn of: others
 	// plan with it.
 	onCore Estimator
@@ -43,11 +55,14 @@ type divided struct {
 }
 
 func newDivided(lanes, cores int) divided {
-	return divided{cores: cores, stays: make([]bool, lanes), onCore: NewLinearEstimator()}
+	return divided{
+		cores: cores, stays: make([]bool, lanes), forLoad: make([]bool, lanes),
+		onCore: NewLinearEstimator(),
+	}
 }
 
-// serveCore gives a core to the query that is next, dividing an idle lane if there are queries for
-// all its cores, or if it stays divided. It reports whether it did.
+// serveCore gives a core to the query that is next, dividing an idle lane if the query is narrow, if
+// there are queries for all its cores, or if it stays divided. It reports whether it did.
 func (l *Lanes) serveCore(now time.Duration) bool {
 	if l.cores == 1 || len(l.free)+len(l.idle) == 0 {
 		return false
@@ -56,9 +71,14 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	if len(l.first) == 0 || !suitsCore(l.first[0]) {
 		return false // what is next waits until a lane is whole
 	}
-	t, last := l.first[0], len(l.idle)-1
-	if len(l.free) == 0 {
-		if l.queue.Len() < l.cores && !l.staysDivided(l.idle[last], t, now) {
+	t, load := l.first[0], l.queue.Len() >= l.cores
+	if n := len(l.free); n > 0 {
+		if lane := l.free[n-1]; !t.narrow && !load && !l.forLoad[lane] {
+			return false
+		}
+	} else {
+		last := len(l.idle) - 1
+		if !t.narrow && !load && !l.staysDivided(l.idle[last], t, now) {
 			return false
 		}
 		l.divide(last)
@@ -89,7 +109,7 @@ func (l *Lanes) noteLoad(t *turn, now time.Duration) {
 
 // divide divides the i-th idle lane.
 func (l *Lanes) divide(i int) {
-	l.stays[l.idle[i]] = true
+	l.forLoad[l.idle[i]] = false
 	l.free = append(l.free, slices.Repeat(l.idle[i:i+1], l.cores)...)
 	l.idle = slices.Delete(l.idle, i, i+1)
 }
@@ -99,6 +119,9 @@ func (l *Lanes) startOnCore(t *turn, now time.Duration) {
 	last := len(l.free) - 1
 	t.started, t.lane, t.onCore = now, l.free[last], true
 	l.free = l.free[:last]
+	if !t.narrow {
+		l.stays[t.lane], l.forLoad[t.lane] = true, true
+	}
 	l.starts(t, now)
 }
 
@@ -119,8 +142,9 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 	if t.single == nil {
 		return
 	}
-	onCore := l.onCore.Estimate(t.profile, t.batch)
-	if onCore == 0 { // at most as long as all cores together
+	known := l.onCore.Estimate(t.profile, t.batch)
+	onCore := known
+	if known == 0 { // at most as long as all cores together
 		onCore = t.whole * time.Duration(l.cores)
 	}
 	late := now+onCore > t.due() && now+t.whole <= t.due()
@@ -128,8 +152,20 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 		t.single = nil
 		return
 	}
+	t.narrow = l.isNarrow(t.whole, known)
 	t.spread = t.spread * onCore / t.whole
 	t.expect(onCore)
+}
+
+// isNarrow reports whether one core is to run a query because all cores are not expected to take less.
+// onCore is 0 if nobody knows how long one takes. See tryEvery for queries that go the other way.
+func (l *Lanes) isNarrow(whole, onCore time.Duration) bool {
+	narrow := onCore > 0 && onCore <= whole
+	if !narrow && whole > shortRun {
+		return false
+	}
+	l.tried++
+	return narrow != (onCore == 0 || l.tried%tryEvery == 0)
 }
 
 // expect has t, which is due when it was, be expected to take d.
@@ -151,7 +187,7 @@ func (t *turn) wholly() {
 	if t.single != nil {
 		t.spread = t.spread * t.whole / t.Estimate
 		t.expect(t.whole)
-		t.single = nil
+		t.single, t.narrow = nil, false
 	}
 }
 

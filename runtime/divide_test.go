@@ -148,6 +148,75 @@ func TestNotDivided(t *testing.T) {
 	}
 }
 
+// narrow has one row take 300 us on a core and 350 us on the whole lane, and ten rows 1.2 ms and 0.8.
+func (s *stage) narrow() {
+	s.takes = func(rows int) time.Duration { return time.Duration(300+50*rows) * ms / 1000 }
+	s.takesOnCore = func(rows int) time.Duration { return time.Duration(200+100*rows) * ms / 1000 }
+	s.learn()
+}
+
+// TestNarrow: one core runs what it serves as fast as the whole lane, as the first such query shows;
+// others run beside it. What takes longer on one core waits for the whole lane, and is not overtaken.
+func TestNarrow(t *testing.T) {
+	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
+		ctx := t.Context()
+		s.narrow()
+		s.send(ctx, "a", 1, divide)
+		s.wg.Wait()
+		s.send(ctx, "b", 1, divide)
+		time.Sleep(ms / 10)
+		s.send(ctx, "c", 1, divide)
+		if got := s.lanes.Stats(); got.Running != 2 || got.Remaining.Round(ms/100) != ms/5 {
+			t.Errorf("two run side by side: %+v", got)
+		}
+		s.wg.Wait()
+		s.send(ctx, "d", 1, divide)
+		time.Sleep(ms / 10)
+		s.send(ctx, "e", 10, divide)
+		time.Sleep(ms / 2)
+		s.send(ctx, "f", 1, divide)
+		s.want("a: ok on a core at 300µs", "b: ok on a core after 0s at 600µs",
+			"c: ok on a core after 0s at 700µs", "d: ok on a core after 0s at 1ms",
+			"e: ok after 200µs at 1.8ms", "f: ok on a core after 500µs at 2.1ms")
+	})
+}
+
+// TestNarrowLearns: now and then a short query runs the other way. So the lanes notice when one core
+// takes longer than all, and when it no longer does; long queries are never tried.
+func TestNarrowLearns(t *testing.T) {
+	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
+		onCore := func(queries, rows int) (n int) {
+			s.done = nil
+			for range queries {
+				s.ask(t.Context(), "", rows, divide)
+			}
+			for _, outcome := range s.done {
+				if strings.Contains(outcome, "core") {
+					n++
+				}
+			}
+			return n
+		}
+		s.narrow()
+		if got := onCore(1280, 1); got != 1270 {
+			t.Errorf("%d of 1280 on a core, want all but each 128th", got)
+		}
+		s.takesOnCore = func(int) time.Duration { return ms }
+		onCore(1280, 1)
+		if got := onCore(1280, 1); got != 10 {
+			t.Errorf("%d of 1280 on a core when that takes longer, want each 128th", got)
+		}
+		if got := onCore(1280, 10); got != 0 {
+			t.Errorf("%d long queries of 1280 on a core, want none", got)
+		}
+		s.takesOnCore = func(int) time.Duration { return ms / 5 }
+		onCore(128*200, 1)
+		if got := onCore(1280, 1); got != 1270 {
+			t.Errorf("%d of 1280 on a core when that takes less again, want all but each 128th", got)
+		}
+	})
+}
+
 // TestMergedIsNotDivided: a lane stays whole for queries that run as one.
 func TestMergedIsNotDivided(t *testing.T) {
 	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
@@ -179,6 +248,11 @@ func TestDivideRandomly(t *testing.T) {
 		onStage(t, runtime.LanesConfig{Lanes: lanes, Cores: cores},
 			func(t *testing.T, s *stage) {
 				var busy occupied
+				if seed%2 == 0 { // one core serves small queries as fast
+					s.takesOnCore = func(rows int) time.Duration {
+						return time.Duration(3*rows-3)*ms/2 + ms/2
+					}
+				}
 				s.model = runtime.Divisible(busy.by(s.whole, cores), busy.by(s.single, 1))
 				s.learn()
 				for range 100 {

@@ -83,8 +83,9 @@ type Query struct {
 	// nor to start before its deadline, among the late queries that run when a lane would be idle.
 	Refuse bool
 	// Divide lets a lane of several cores run the query on one of them, beside others, while several
-	// wait. A query then takes longer, and all of them together less: cores that share a run wait for
-	// each other. Set it only if nobody plans with the lane's times.
+	// wait, or if one core takes no longer for it. While several wait a query then takes longer, and
+	// all of them together less: cores that share a run wait for each other. Set it only if nobody
+	// plans with the lane's times.
 	Divide bool
 	// Background runs the query only when a lane is idle and no other query waits, or when it has
 	// waited for queue.BackgroundWait. A background query does not count as waiting. If its run
@@ -156,6 +157,7 @@ type turn struct {
 	group   *merge.Group  // that it was sent to run with; nil: none
 	single  Model         // runs it on one core; nil: nothing does, or it is not to
 	whole   time.Duration // what it is expected to take on all cores of a lane
+	narrow  bool          // whether one core is to run it though there is no load; see divided
 	saves   time.Duration // see Lanes.saves; while it waits
 
 	// Guarded by the lanes' mutex.
@@ -317,15 +319,13 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	case len(l.idle) > 0 && l.queue.Len() == 0 && !waits:
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		l.kindOf(t, q)
-		if l.stays[l.idle[i]] {
-			l.plan(t, now, q.QoSTarget)
-			if suitsCore(t) && l.staysDivided(l.idle[i], t, now) {
-				l.divide(i)
-				l.startOnCore(t, now)
-				break
-			}
-			t.wholly()
+		l.plan(t, now, q.QoSTarget)
+		if suitsCore(t) && (t.narrow || l.staysDivided(l.idle[i], t, now)) {
+			l.divide(i)
+			l.startOnCore(t, now)
+			break
 		}
+		t.wholly()
 		t.started, t.lane = now, l.idle[i]
 		l.idle = slices.Delete(l.idle, i, i+1)
 		l.starts(t, now)

@@ -29,6 +29,8 @@ type stage struct {
 	wg    sync.WaitGroup
 
 	whole, single runtime.Model
+	// How long whole and single take, by rows; a test may change it.
+	takes, takesOnCore func(rows int) time.Duration
 
 	mu   sync.Mutex
 	done []string // "name: outcome at time since start", in order
@@ -37,9 +39,12 @@ type stage struct {
 
 func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) {
-		takes := func(row time.Duration) runtime.Executor {
+		s := &stage{t: t, lanes: runtime.NewLanes(cfg), at: time.Now()}
+		s.takes = func(rows int) time.Duration { return time.Duration(rows) * ms }
+		s.takesOnCore = func(rows int) time.Duration { return time.Duration(rows) * onCore }
+		by := func(takes *func(int) time.Duration) runtime.Executor {
 			return runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
-				return time.Duration(batch) * row
+				return (*takes)(batch)
 			})
 		}
 		v := &models.Version{Model: "m", Number: 1,
@@ -49,8 +54,7 @@ func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *s
 			Outputs: []models.Port{
 				{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}},
 			}}
-		s := &stage{t: t, lanes: runtime.NewLanes(cfg), whole: load(t, takes(ms), v),
-			single: load(t, takes(onCore), v), at: time.Now()}
+		s.whole, s.single = load(t, by(&s.takes), v), load(t, by(&s.takesOnCore), v)
 		s.model = runtime.Divisible(s.whole, s.single)
 		play(t, s)
 		s.wg.Wait()
@@ -86,9 +90,9 @@ func (s *stage) ask(ctx context.Context, name string, rows int, change func(*run
 	var overloaded *runtime.OverloadedError
 	switch {
 	case err == nil:
-		took := time.Duration(rows) * ms
+		took := s.takes(rows)
 		if r.Divided > 0 {
-			took, outcome = time.Duration(rows)*onCore, "ok on a core"
+			took, outcome = s.takesOnCore(rows), "ok on a core"
 		}
 		if r.Execution != took && r.Queries == 1 {
 			s.t.Errorf("%s executed for %v", name, r.Execution)
