@@ -337,7 +337,7 @@ type StreamedAnswer struct {
 	Id     uint64                        `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Error  []byte                        `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // a google.rpc.Status; or
 	Answer *inference.ModelInferResponse `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
-	// The worker's remaining time, as the trailer muster-remaining has it.
+	// The worker's remaining time, as the trailer muster-remaining-ns has it.
 	RemainingNs   *int64 `protobuf:"varint,4,opt,name=remaining_ns,json=remainingNs,proto3,oneof" json:"remaining_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

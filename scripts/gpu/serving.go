@@ -46,7 +46,7 @@ func (r *run) start(ctx context.Context, settings string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := client.New([]string{agent.GRPC}, client.WithoutFleet())
+	c, err := client.New([]string{agent.GRPC})
 	if err != nil {
 		return nil, errors.Join(err, agent.Stop())
 	}
