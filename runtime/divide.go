@@ -42,8 +42,8 @@ type divided struct {
 	// free has the number of a divided lane once for each of its cores that runs no query, unless all
 	// of them do not: then the lane is idle.
 	free []int
-	// stays is, by lane, whether it has been divided for load since it was last whole; forLoad whether
-	// it was when it was last divided, or became so since.
+	// stays is, by lane, whether it has been divided for load since it was last whole; forLoad, since it
+	// was last idle.
 	stays, forLoad []bool
 	tried          int         // queries that could go the other way
 	load           queue.Spare // its share is that of the cores that run no query
@@ -73,12 +73,12 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	}
 	t, load := l.first[0], l.queue.Len() >= l.cores
 	if n := len(l.free); n > 0 {
-		if lane := l.free[n-1]; !t.narrow && !load && !l.forLoad[lane] {
+		if !t.narrow && !load && !l.forLoad[l.free[n-1]] {
 			return false
 		}
 	} else {
 		last := len(l.idle) - 1
-		if !t.narrow && !load && !l.staysDivided(l.idle[last], t, now) {
+		if !load && !l.dividesFor(t, l.idle[last], now) {
 			return false
 		}
 		l.divide(last)
@@ -89,9 +89,13 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	return true
 }
 
-// staysDivided reports whether an idle lane is to be divided for t, which suits it, alone.
-func (l *Lanes) staysDivided(lane int, t *turn, now time.Duration) bool {
-	if !l.stays[lane] {
+// dividesFor reports whether an idle lane is to be divided for t, which suits it, alone: because t is
+// narrow, or the lane stays divided.
+func (l *Lanes) dividesFor(t *turn, lane int, now time.Duration) bool {
+	switch {
+	case t.narrow:
+		return true
+	case !l.stays[lane]:
 		return false
 	}
 	busy := (1 - l.load.Share(now, loadRuns*t.Estimate)) * float64(l.cores)

@@ -62,6 +62,16 @@ func TestDivide(t *testing.T) {
 	})
 }
 
+// onCore returns how many queries have run on one core.
+func (s *stage) onCore() (n int) {
+	for _, outcome := range s.done {
+		if strings.Contains(outcome, "core") {
+			n++
+		}
+	}
+	return n
+}
+
 // TestLoneClientHasTheLane: after others have shared a lane with it, a client that sends one query
 // after the other soon has the whole lane again, while two go on to share it.
 func TestLoneClientHasTheLane(t *testing.T) {
@@ -82,12 +92,7 @@ func TestLoneClientHasTheLane(t *testing.T) {
 				})
 			}
 			s.wg.Wait()
-			onCore := 0
-			for _, outcome := range s.done {
-				if strings.Contains(outcome, "core") {
-					onCore++
-				}
-			}
+			onCore := s.onCore()
 			if clients == 1 && (onCore == 0 || onCore > 25) || clients == 2 && onCore != 60 {
 				t.Errorf("%d clients: %d of %d on a core", clients, onCore, len(s.done))
 			}
@@ -185,17 +190,12 @@ func TestNarrow(t *testing.T) {
 // takes longer than all, and when it no longer does; long queries are never tried.
 func TestNarrowLearns(t *testing.T) {
 	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
-		onCore := func(queries, rows int) (n int) {
+		onCore := func(queries, rows int) int {
 			s.done = nil
 			for range queries {
 				s.ask(t.Context(), "", rows, divide)
 			}
-			for _, outcome := range s.done {
-				if strings.Contains(outcome, "core") {
-					n++
-				}
-			}
-			return n
+			return s.onCore()
 		}
 		s.narrow()
 		if got := onCore(1280, 1); got != 1270 {

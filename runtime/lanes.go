@@ -320,7 +320,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		l.kindOf(t, q)
 		l.plan(t, now, q.QoSTarget)
-		if suitsCore(t) && (t.narrow || l.staysDivided(l.idle[i], t, now)) {
+		if suitsCore(t) && l.dividesFor(t, l.idle[i], now) {
 			l.divide(i)
 			l.startOnCore(t, now)
 			break
