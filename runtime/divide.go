@@ -21,10 +21,12 @@ const (
 	// wholeLoad is the share of the time that a lane may be busy, if it is whole, for it not to stay
 	// divided.
 	wholeLoad = 0.7
-	// Lanes find out by trying whether one core serves a query as fast as all of them. The first query
-	// of a model of which nothing is known for one core runs on one, and each tryEvery-th query the
-	// other way than the rest; but none on one core that takes longer than shortRun on all.
+	// Lanes find out by trying whether one core serves a query as fast as all of them, if it takes at
+	// most shortRun on all. The first query of a model of which nothing is known for one core runs on
+	// one, and each tryEvery-th query the other way than the rest.
 	tryEvery = 128
+	// shortRun bounds what a wrong answer costs: one that was true while others used the machine is
+	// corrected only by the tries. Longer runs gain from all cores, but for models that cannot use them.
 	shortRun = 500 * time.Microsecond
 )
 
@@ -164,10 +166,10 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 // isNarrow reports whether one core is to run a query because all cores are not expected to take less.
 // onCore is 0 if nobody knows how long one takes. See tryEvery for queries that go the other way.
 func (l *Lanes) isNarrow(whole, onCore time.Duration) bool {
-	narrow := onCore > 0 && onCore <= whole
-	if !narrow && whole > shortRun {
+	if whole > shortRun {
 		return false
 	}
+	narrow := onCore > 0 && onCore <= whole
 	l.tried++
 	return narrow != (onCore == 0 || l.tried%tryEvery == 0)
 }
