@@ -53,7 +53,7 @@ type divided struct {
 	// plan with it.
 	onCore Estimator
 	saved  time.Duration // sum of the waiting turns' saves
-	first  []*turn       // scratch of serveCore
+	first  []*turn       // scratch
 }
 
 func newDivided(lanes, cores int) divided {
@@ -142,24 +142,26 @@ func (l *Lanes) freeCores(lane int) (n int) {
 }
 
 // plan decides whether t may run on one core of a lane: if its target leaves time to wait for a run of
-// the whole lane before, and it is not late for it yet. It is then expected to run on one core, even
-// though the whole lane would take less time for it.
+// the whole lane before, also if its own takes longer than most, and it is not late for it yet. It is
+// then expected to run on one core, even though the whole lane would take less time for it.
 func (l *Lanes) plan(t *turn, now, target time.Duration) {
 	if t.single == nil {
 		return
 	}
 	known := l.onCore.Estimate(t.profile, t.batch)
-	onCore := known
+	onCore, spread := known, max(0, l.onCore.High(t.profile, t.batch)-known)
 	if known == 0 { // at most as long as all cores together
 		onCore = t.whole * time.Duration(l.cores)
 	}
 	late := now+onCore > t.due() && now+t.whole <= t.due()
-	if t.whole == 0 || late || target > 0 && t.whole+onCore > target {
+	if t.whole == 0 || late || target > 0 && t.whole+onCore+spread > target {
 		t.single = nil
 		return
 	}
 	t.narrow = l.isNarrow(t.whole, known)
-	t.spread = t.spread * onCore / t.whole
+	if t.spread = t.spread * onCore / t.whole; known > 0 {
+		t.spread = spread
+	}
 	t.expect(onCore)
 }
 

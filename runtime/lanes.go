@@ -333,7 +333,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
 		return 0, l.overloaded(now)
 	default:
-		if l.plan(t, now, q.QoSTarget); l.hopeless(t, now) {
+		if l.plan(t, now, q.QoSTarget); l.refusesAtOnce(t, now) {
 			return 0, l.overloaded(now)
 		}
 		t.granted = make(chan struct{})
@@ -531,6 +531,7 @@ func (l *Lanes) giveUp(t *turn) {
 		l.idle = append(l.idle, t.lane)
 	}
 	l.noteLoad(t, now)
+	l.preferSafe(now)
 	l.serve(now)
 	l.leave(t)
 	l.refuse(now)

@@ -18,6 +18,14 @@ const (
 	// Otherwise its deadline decides.
 	busySpare    = 0.2
 	latePatience = 0.25
+	// Late queries are a standing queue when they have waited for standingTargets QoS targets without a
+	// break, and standingLate or more of the runs meanwhile were of late ones.
+	standingTargets = 3
+	standingLate    = 1. / 3
+	// mostlyRefused is the share of queries refused on arrival, of the last refusedOver or so, above
+	// which so many come that lanes can choose among those that wait.
+	mostlyRefused = 0.5
+	refusedOver   = 32
 )
 
 // An overload says which queries that wait are refused; see Query.Refuse.
@@ -25,7 +33,51 @@ type overload struct {
 	timely    int           // cores that run a query which was in time when it started
 	spare     queue.Spare   // since a lane was idle
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
+	standing  standing
+	refused   float64 // share of the queries that were refused on arrival, a moving average
 }
+
+// A standing tells whether there is a standing queue of late queries: they have waited for long while
+// others kept coming, and many of the runs are theirs. Then each late query that runs makes those late
+// that come meanwhile, until all are, and that lasts as long as the load. So lanes run no query any
+// more that has become late by waiting. A queue that a burst left drains by itself: CoDel (Nichols and
+// Jacobson, 2012) tells the two apart in the same way.
+type standing struct {
+	late        bool          // late queries wait that could have been in time
+	since       time.Duration // since when, if late
+	runs, lates int           // runs since then, and how many of them were late when they started
+	arrived     time.Duration // the last query that may be refused
+	until       time.Duration // until when a standing queue is believed to be there
+}
+
+// waits reports whether late queries have waited for long, for a query with a target.
+func (s *standing) waits(target, now time.Duration) bool {
+	return s.late && now-s.since > standingTargets*target
+}
+
+// queue reports whether there is a standing queue, for a query with a target.
+func (s *standing) queue(target, now time.Duration) bool {
+	return now < s.until ||
+		s.waits(target, now) && float64(s.lates) >= standingLate*float64(s.runs)
+}
+
+// note notes whether late queries wait that could have been in time, with a target.
+func (s *standing) note(late bool, target, now time.Duration) {
+	if !s.late || now-s.arrived > target {
+		s.since, s.runs, s.lates = now, 0, 0
+	}
+	s.late = late
+}
+
+// started notes that a run has started.
+func (s *standing) started(timely bool) {
+	if s.runs++; !timely {
+		s.lates++
+	}
+}
+
+// refused notes that a query with a target was refused because of a standing queue.
+func (s *standing) refused(target, now time.Duration) { s.until = now + standingTargets*target }
 
 // A refusable holds what is needed to refuse a query while it waits. Times count from the lanes'
 // start.
@@ -40,7 +92,7 @@ func (l *Lanes) newRefusable(q *Query, arrival time.Duration) refusable {
 	if !q.Refuse || q.Background || q.QoSTarget <= 0 {
 		return refusable{}
 	}
-	l.spareOver = spareTargets * q.QoSTarget
+	l.spareOver, l.standing.arrived = spareTargets*q.QoSTarget, arrival
 	r := refusable{q.QoSTarget, math.MaxInt64, math.MaxInt64}
 	if !q.Deadline.IsZero() {
 		r.deadline = q.Deadline.Sub(l.start)
@@ -48,6 +100,9 @@ func (l *Lanes) newRefusable(q *Query, arrival time.Duration) refusable {
 	}
 	return r
 }
+
+// capable reports whether t can be in time on lanes that are free.
+func (t *turn) capable() bool { return t.target > 0 && t.Estimate+max(0, t.spread) <= t.target }
 
 // inVain reports whether t, a late query with the given work of late queries up to it, its own
 // included, is expected to start too late to be worth its time. Queries in time that come later go
@@ -57,23 +112,37 @@ func (l *Lanes) inVain(t *turn, work, now time.Duration) bool {
 	if t.target <= 0 {
 		return false
 	}
+	if t.capable() && l.standing.queue(t.target, now) {
+		l.standing.refused(t.target, now)
+		return true
+	}
 	share := 1.
 	if l.queue.Before(math.MaxInt64, now) > 0 {
 		share = max(leastSpare, l.spare.Share(now, l.spareOver))
 	}
 	start, until := time.Duration(l.less(work)/(share*float64(l.lanes))), t.deadline
-	if share < busySpare {
+	if share < busySpare || l.standing.waits(2*t.target, now) {
 		until = min(until, t.patience)
 	}
 	return now+start > until-t.Estimate-max(0, t.spread)
 }
 
-// hopeless reports whether t, which would have to wait, is expected neither to be in time nor to
-// start as a late query while that is worth it.
-func (l *Lanes) hopeless(t *turn, now time.Duration) bool {
+// refusesAtOnce reports whether t, which would have to wait, is to be refused: it is expected neither to
+// be in time nor to start as a late query while that is worth it.
+func (l *Lanes) refusesAtOnce(t *turn, now time.Duration) bool {
 	if t.target <= 0 {
 		return false
 	}
+	hopeless, refused := l.hopeless(t, now), 0.
+	if hopeless {
+		refused = 1
+	}
+	l.overload.refused += (refused - l.overload.refused) / refusedOver
+	return hopeless
+}
+
+// hopeless says what refusesAtOnce reports, of a query with a target.
+func (l *Lanes) hopeless(t *turn, now time.Duration) bool {
 	free := l.remaining(now) - l.work()/time.Duration(l.lanes) // until the first lane is free
 	before := time.Duration(l.less(l.queue.Before(t.LatestStart+t.Estimate, now)))
 	if now+max(0, free)+before/time.Duration(l.lanes)+max(0, t.spread) <= t.LatestStart {
@@ -120,7 +189,8 @@ func (l *Lanes) starts(t *turn, now time.Duration) {
 		l.stays[t.lane] = false
 	}
 	l.noteLoad(t, now)
-	if t.timely = t.Estimate > 0 && now <= t.LatestStart; t.timely {
+	t.timely = t.Estimate > 0 && now <= t.LatestStart
+	if l.standing.started(t.timely); t.timely {
 		l.timely += l.coresOf(t)
 	}
 }
@@ -134,10 +204,12 @@ func (l *Lanes) refuse(now time.Duration) {
 	held := float64(l.timely) / float64(l.lanes*l.cores)
 	if len(l.idle) > 0 {
 		l.spare.Restart(now, held)
+		l.standing.note(false, 0, now)
 		return
 	}
 	l.spare.Note(now, l.spareOver, held)
 	first, last, work, ok := l.queue.Late(now)
+	l.standing.note(ok && last.capable(), l.spareOver/spareTargets, now)
 	for ok {
 		t := first
 		if !l.inVain(first, first.Estimate, now) {
@@ -145,10 +217,32 @@ func (l *Lanes) refuse(now time.Duration) {
 				return
 			}
 		}
-		l.remove(t)
-		t.refusal = l.overloaded(now)
-		l.leave(t)
-		close(t.granted)
+		l.refuseWaiting(t, now)
 		first, last, work, ok = l.queue.Late(now)
+	}
+}
+
+// refuseWaiting refuses t, which waits.
+func (l *Lanes) refuseWaiting(t *turn, now time.Duration) {
+	l.remove(t)
+	t.refusal = l.overloaded(now)
+	l.leave(t)
+	close(t.granted)
+}
+
+// preferSafe refuses queries that may well end too late, in favour of others that wait, if there is a
+// standing queue or most queries are refused on arrival. What is due first runs first, so else many
+// queries would end just too late.
+func (l *Lanes) preferSafe(now time.Duration) {
+	for now < l.standing.until || l.overload.refused > mostlyRefused {
+		l.first = l.queue.First(l.first[:0], now, 2)
+		if len(l.first) < 2 {
+			return
+		}
+		t := l.first[0]
+		if t.Due() == queue.NoTarget || !t.capable() || now+max(0, t.spread) <= t.LatestStart {
+			return
+		}
+		l.refuseWaiting(t, now)
 	}
 }

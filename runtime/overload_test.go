@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -16,14 +17,21 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// A timed is a model whose runs take a time that varies by a tenth.
+// A timed is a model whose runs take a time that varies by a tenth; if shared, as on a machine that
+// others use, each by 30 % and all by 30 % more in the course of three seconds.
 type timed struct {
-	mean time.Duration
-	cut  *atomic.Int64 // runs that a deadline ended
+	mean   time.Duration
+	cut    *atomic.Int64 // runs that a deadline ended
+	shared bool
 }
 
 func (m timed) Run(ctx context.Context, _ []tensor.Tensor) (*runtime.Result, error) {
-	took := time.Duration(float64(m.mean) * (.9 + .2*rand.Float64()))
+	factor := .9 + .2*rand.Float64()
+	if m.shared {
+		now := float64(time.Now().UnixNano()) / 1e9
+		factor = (.7 + .6*rand.Float64()) * (1 + .3*math.Sin(2*math.Pi*now/3))
+	}
+	took := time.Duration(float64(m.mean) * factor)
 	select {
 	case <-time.After(took):
 	case <-ctx.Done():
@@ -40,17 +48,19 @@ type outcomes struct {
 	answered          []time.Duration // their latencies
 	refused, deadline int
 	atOnce            int // of the refused
-	cut               int // of those whose deadline passed: while they ran
+}
+
+// runs returns a model with runs of a mean duration, which take longer on one core of a lane.
+func runs(whole, onCore time.Duration, shared bool) (m runtime.Model, cut *atomic.Int64) {
+	cut = new(atomic.Int64)
+	return runtime.Divisible(timed{whole, cut, shared}, timed{onCore, cut, shared}), cut
 }
 
 // closedLoop has clients send queries for a time, each the next one when it knows the outcome of
-// the last; after a refusal, when it is to try again. On one of several cores of a lane a run takes
-// half longer.
-func closedLoop(t *testing.T, clients int, mean, target, pace, lasts time.Duration,
+// the last; after a refusal, when it is to try again.
+func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, lasts time.Duration,
 	lanes *runtime.Lanes) outcomes {
 	var all outcomes
-	var cut atomic.Int64
-	model := runtime.Divisible(timed{mean, &cut}, timed{mean * 3 / 2, &cut})
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	end := time.Now().Add(lasts)
@@ -88,7 +98,6 @@ func closedLoop(t *testing.T, clients int, mean, target, pace, lasts time.Durati
 	}
 	running.Wait()
 	slices.Sort(all.answered)
-	all.cut = int(cut.Load())
 	return all
 }
 
@@ -103,25 +112,35 @@ func (l outcomes) inTime(target time.Duration) (n int) {
 }
 
 // TestOverload: clients that ask for more than the lanes can do are answered in time or refused,
-// and the lanes do as much in time as they can, or nearly.
+// and the lanes do as much in time as they can, or nearly; also on a machine that others use, where
+// two cores of a lane serve no more when they run a query each.
 func TestOverload(t *testing.T) {
 	const target, mean, lasts = 25 * time.Millisecond, 8 * time.Millisecond, 20 * time.Second
-	for _, c := range [][2]int{{1, 1}, {2, 1}, {1, 2}} {
-		lanes, cores := c[0], c[1]
+	for _, c := range []struct {
+		lanes, cores int
+		shared       bool
+	}{
+		{1, 1, false}, {2, 1, false}, {1, 2, false},
+		{1, 1, true}, {2, 1, true}, {1, 2, true},
+	} {
 		for _, clients := range []int{-8, 8, 64, 512} {
-			t.Run(fmt.Sprintf("%d lanes of %d, %d clients", lanes, cores, clients), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%+v, %d clients", c, clients), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					l := runtime.NewLanes(runtime.LanesConfig{Lanes: lanes, Cores: cores})
-					each := mean / time.Duration(lanes) // for a query; less if lanes divide
-					if cores > 1 {
-						each = each * 3 / 2 / time.Duration(cores)
+					l := runtime.NewLanes(runtime.LanesConfig{Lanes: c.lanes, Cores: c.cores})
+					each := mean / time.Duration(c.lanes) // for a query; less if lanes divide
+					onCore, percent, most := mean*3/2, 80, 3*target
+					if c.shared {
+						onCore, percent, most = mean*2, 75, 6*target
+					} else if c.cores > 1 {
+						each = onCore / time.Duration(c.cores)
 					}
 					// three times what the lanes can do, or at once
 					pace := time.Duration(clients) * each / 3
 					if clients < 0 {
 						pace, clients = 0, -clients
 					}
-					got := closedLoop(t, clients, mean, target, pace, lasts, l)
+					model, cut := runs(mean, onCore, c.shared)
+					got := closedLoop(t, clients, model, target, pace, lasts, l)
 					capacity := int(lasts / each)
 					p99 := got.answered[len(got.answered)*99/100]
 					t.Logf(
@@ -129,22 +148,23 @@ func TestOverload(t *testing.T) {
 							"deadline %d; p99 %v",
 						len(got.answered), got.inTime(target), capacity, got.refused, got.atOnce,
 						got.deadline, p99)
-					if n := got.deadline - got.cut; n > 0 {
+					if n := got.deadline - int(cut.Load()); n > 0 {
 						t.Errorf("%d queries wait in vain until their deadline", n)
 					}
-					if got.cut*1000 > len(got.answered) { // runs that took longer than expected
-						t.Errorf("%d of %d are cut off while they run, want 1 in 1,000", got.cut,
+					// runs that took longer than expected
+					if n := int(cut.Load()); n*500 > len(got.answered) {
+						t.Errorf("%d of %d are cut off while they run, want 1 in 500", n,
 							len(got.answered))
 					}
-					if got.atOnce*10 < got.refused*8 {
-						t.Errorf("%d of %d refusals at once, want 0.8 of them", got.atOnce,
+					if got.atOnce*5 < got.refused*2 {
+						t.Errorf("%d of %d refusals at once, want 0.4 of them", got.atOnce,
 							got.refused)
 					}
-					if n := got.inTime(target); n*10 < capacity*8 {
-						t.Errorf("%d are in time, want at least 0.8 of %d", n, capacity)
+					if n := got.inTime(target); n*100 < capacity*percent {
+						t.Errorf("%d are in time, want at least %d %% of %d", n, percent, capacity)
 					}
-					if p99 > 3*target {
-						t.Errorf("99 %% are answered within %v, want %v", p99, 3*target)
+					if p99 > most {
+						t.Errorf("99 %% are answered within %v, want %v", p99, most)
 					}
 				})
 			})
@@ -159,14 +179,15 @@ func TestBurst(t *testing.T) {
 		const target = 25 * time.Millisecond
 		l := runtime.NewLanes(runtime.LanesConfig{})
 		for _, mean := range []time.Duration{8 * time.Millisecond, 40 * time.Millisecond} {
+			model, _ := runs(mean, mean, false)
 			for _, pause := range []time.Duration{0, time.Second} {
-				warm := closedLoop(t, 1, mean, target, 0, time.Second, l)
+				warm := closedLoop(t, 1, model, target, 0, time.Second, l)
 				if warm.refused+warm.deadline > 0 {
 					t.Errorf("one client: %d refused", warm.refused+warm.deadline)
 				}
 				time.Sleep(pause)
 				n := int(200 * time.Millisecond / mean)
-				got := closedLoop(t, n, mean, target, 0, time.Nanosecond, l)
+				got := closedLoop(t, n, model, target, 0, time.Nanosecond, l)
 				if len(got.answered) != n {
 					t.Errorf("%d of %d are answered, %d refused, %d at their deadline",
 						len(got.answered), n, got.refused, got.deadline)
@@ -182,6 +203,7 @@ func TestRefusalsBelowCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target, mean, queries = 25 * time.Millisecond, 8 * time.Millisecond, 20_000
 		l := runtime.NewLanes(runtime.LanesConfig{})
+		model, _ := runs(mean, mean, false)
 		var refused, deadline atomic.Int64
 		var all sync.WaitGroup
 		r := rand.New(rand.NewPCG(21, 1))
@@ -189,7 +211,7 @@ func TestRefusalsBelowCapacity(t *testing.T) {
 			time.Sleep(time.Duration(r.ExpFloat64() * float64(mean) / 0.7))
 			all.Go(func() {
 				result, err := l.Do(t.Context(), runtime.Query{
-					Model: timed{mean, new(atomic.Int64)}, BatchSize: 256, Profile: "wnd/1", QoSTarget: target,
+					Model: model, BatchSize: 256, Profile: "wnd/1", QoSTarget: target,
 					Deadline: time.Now().Add(10 * target), Refuse: true,
 				})
 				var over *runtime.OverloadedError
@@ -217,7 +239,8 @@ func TestSlowModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target = 25 * time.Millisecond
 		l := runtime.NewLanes(runtime.LanesConfig{})
-		got := closedLoop(t, 4, 40*time.Millisecond, target, 0, 10*time.Second, l)
+		model, _ := runs(40*time.Millisecond, 40*time.Millisecond, false)
+		got := closedLoop(t, 4, model, target, 0, 10*time.Second, l)
 		if got.refused+got.deadline > 0 || len(got.answered) < 230 {
 			t.Errorf("answered %d of 250, refused %d, deadline %d", len(got.answered), got.refused,
 				got.deadline)

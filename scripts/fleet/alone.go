@@ -23,8 +23,9 @@ import (
 // 64 and 512 clients. Each sends its next query when it knows the outcome of the last, and after a
 // refusal when it is told to try again; 8 clients also do so as fast as they can. Wanted: each
 // query is answered or refused, at least 0.8 of what the agent can do is answered in time, and the
-// 99th percentile of the answers is at most three QoS targets. The short form, in which queries may
-// wait for long, wants some answers and nothing but answers and refusals.
+// 99th percentile of the answers is at most three QoS targets. The target is the model's own or, if
+// this machine is too slow for that, three times what a query takes. The short form, in which queries
+// may wait for long, wants some answers and nothing but answers and refusals.
 func (r *run) alone(ctx context.Context) error {
 	f, _, _, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "wnd")
 	if err != nil {
@@ -47,21 +48,42 @@ func (r *run) alone(ctx context.Context) error {
 		inference.NewGRPCInferenceServiceClient(conn), query, pick(r, 0, harness.Patience),
 	}
 	lasts, target := pick(r, 10*time.Second, time.Second), v.Config.QoSTarget
-	first, err := l.run(ctx, 2, 0, lasts/2)
-	if err != nil {
+	// Two clients keep the agent busy, and are in time if nobody else asks.
+	capacity := func() (float64, error) {
+		got, err := l.run(ctx, 2, 0, lasts/4)
+		if err == nil && len(got.answered) == 0 {
+			err = fmt.Errorf("none of %d queries was answered", got.refused+got.failed)
+		}
+		return float64(len(got.answered)) / (lasts / 4).Seconds(), err
+	}
+	dir := filepath.Join(f.Dir, "models")
+	if err := l.retarget(ctx, dir, harness.Patience); err != nil {
 		return err
 	}
-	capacity := float64(len(first.answered)) / (lasts / 2).Seconds()
-	r.say("The agent answers %.0f queries/s of two clients; the QoS target is %v", capacity, target)
+	can := 0.
+	for range 2 { // first it gets to know how long a run takes
+		if can, err = capacity(); err != nil {
+			return err
+		}
+	}
+	target = max(target, time.Duration(3/can*float64(time.Second)).Round(time.Millisecond))
+	if err := l.retarget(ctx, dir, target); err != nil {
+		return err
+	}
+	r.say("The agent answers %.0f queries/s of two clients; the QoS target is %v", can, target)
 	for _, clients := range []int{-8, 8, 64, 512} {
 		what := fmt.Sprintf("%d clients at three times that", clients)
-		pace := time.Duration(float64(clients) / (3 * capacity) * float64(time.Second))
+		pace := time.Duration(float64(clients) / (3 * can) * float64(time.Second))
 		if clients < 0 {
 			clients, pace = -clients, 0
 			what = fmt.Sprintf("%d clients without pause", clients)
 		}
 		got, err := l.run(ctx, clients, pace, lasts)
 		if err != nil {
+			return err
+		}
+		before := can
+		if can, err = capacity(); err != nil { // it changes with what else the machine does
 			return err
 		}
 		slices.Sort(got.answered)
@@ -72,15 +94,27 @@ func (r *run) alone(ctx context.Context) error {
 		if len(got.answered) == 0 {
 			continue
 		}
-		rate := float64(inTime) / lasts.Seconds()
-		r.wantQuiet(rate >= 0.8*capacity, "%s: %.0f queries/s in time, %.2f of %.0f, want 0.80",
-			what,
-			rate, rate/capacity, capacity)
+		rate, possible := float64(inTime)/lasts.Seconds(), (before+can)/2
+		r.wantQuiet(rate >= 0.8*possible, "%s: %.0f queries/s in time, %.2f of %.0f, want 0.80",
+			what, rate, rate/possible, possible)
 		p99 := got.answered[len(got.answered)*99/100]
 		r.wantQuiet(p99 <= 3*target, "%s: 99 %% of the answers within %v, want %v", what,
 			p99.Round(100*time.Microsecond), 3*target)
 	}
 	return nil
+}
+
+// retarget changes the model's QoS target, and has the agent load the model again.
+func (l *closedLoop) retarget(ctx context.Context, dir string, target time.Duration) error {
+	err := editConfig(dir, l.query.GetModelName(), fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n",
+		target.Milliseconds(), 10*target.Milliseconds()))
+	if err != nil {
+		return err
+	}
+	_, err = l.to.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{
+		ModelName: l.query.GetModelName(),
+	})
+	return err
 }
 
 // zeros returns a query of a batch size whose inputs are all zero.

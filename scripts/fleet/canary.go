@@ -68,7 +68,7 @@ func (r *run) slowCanary(ctx context.Context) error {
 		return err
 	}
 	err := errors.Join(
-		editConfig(filepath.Join(dir, "models"), fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n"+
+		editConfig(filepath.Join(dir, "models"), canaryModel, fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n"+
 			"merge: none\nversions: all\n", canaryTarget.Milliseconds(),
 			harness.Patience.Milliseconds())),
 		writeProfiles(filepath.Join(dir, "profiles.json"), map[string]time.Duration{
@@ -124,7 +124,7 @@ func (r *run) wrongCanary(ctx context.Context) error {
 	}
 	err := errors.Join(copyVersion(source, 2, 0),
 		copyVersion(source, 3, pick(r, 100, 10)),
-		editConfig(source, fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n",
+		editConfig(source, canaryModel, fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n",
 			canaryTarget.Milliseconds(), harness.Patience.Milliseconds())))
 	if err != nil {
 		return err
@@ -269,9 +269,9 @@ func copyVersion(dir string, version, spoil int) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// editConfig puts settings in the place of those of the same names in the model's file.
-func editConfig(dir, settings string) error {
-	path := filepath.Join(dir, canaryModel, models.ConfigFile)
+// editConfig puts settings in the place of those of the same names in a model's file.
+func editConfig(dir, model, settings string) error {
+	path := filepath.Join(dir, model, models.ConfigFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
