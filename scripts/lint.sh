@@ -24,12 +24,11 @@ if [ -n "$long" ]; then
   echo "$long" >&2
   exit 1
 fi
-# Without -trimpath: staticcheck reads files with C code at the path that the build cache names, which
-# could be that of another clone, gone by now.
-"$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)" ./...
-# -trimpath keeps the folder's name out of what is compiled, so all clones share the build cache.
+# -trimpath keeps the folder's name out of what is compiled, so all clones share the build cache, and
+# all of this shares it with `make build`.
 GOFLAGS="$(go env GOFLAGS) -trimpath"
 export GOFLAGS
+"$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)" ./...
 go vet ./...
 go run ./scripts/notice -check
 
