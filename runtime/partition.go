@@ -80,7 +80,7 @@ func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 	if p.cores > 1 && p.cpus != nil {
 		each = nil
 		for _, cpus := range p.cpus {
-			each = append(each, threads{p.cores, cpus})
+			each = append(each, threads{count: p.cores, cpus: cpus})
 		}
 	}
 	m := &placed{}

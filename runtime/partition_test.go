@@ -133,8 +133,8 @@ func TestUnpinned(t *testing.T) {
 	}
 }
 
-// poolThreads returns the threads of this process that may run on one processor only, and on which.
-func poolThreads(t *testing.T) map[string]string {
+// allowed returns on which processors each thread of this process may run.
+func allowed(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	files, err := filepath.Glob("/proc/self/task/*/status")
@@ -148,13 +148,67 @@ func poolThreads(t *testing.T) map[string]string {
 		}
 		for line := range strings.Lines(string(text)) {
 			if list, ok := strings.CutPrefix(line, "Cpus_allowed_list:\t"); ok {
-				if list = strings.TrimSpace(list); !strings.ContainsAny(list, ",-") {
-					found[f] = list
-				}
+				found[f] = strings.TrimSpace(list)
 			}
 		}
 	}
 	return found
+}
+
+// poolThreads returns the threads of this process that may run on one processor only, and on which.
+func poolThreads(t *testing.T) map[string]string {
+	t.Helper()
+	found := allowed(t)
+	maps.DeleteFunc(found, func(_, list string) bool { return strings.ContainsAny(list, ",-") })
+	return found
+}
+
+// TestThreadsLeaveCaller: the threads of a session run on other processors than the thread that calls
+// it, also when that moves.
+func TestThreadsLeaveCaller(t *testing.T) {
+	processors(t, 2)
+	top, err := isolate.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cpus []int
+	for _, c := range top.CPUs {
+		cpus = append(cpus, c.Number)
+	}
+	x, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, Cores: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := load(t, x, writeEmbedding(t))
+	_, _, inputs := embeddingInputs(3)
+	for _, own := range []int{0, 1, 1, 0} {
+		pin, err := isolate.NewPin(cpus[own : own+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := isolate.FormatCPUs(slices.Delete(slices.Clone(cpus), own, own+1))
+		if err := pin.Enter(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Run(context.Background(), inputs)
+		pin.Leave()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		n := 0
+		for _, list := range allowed(t) {
+			if list == others {
+				n++
+			}
+		}
+		if n != 2 {
+			t.Errorf("called on processor %d: %d threads may run on %s, want the session's 2: %v",
+				cpus[own], n, others, allowed(t))
+		}
+	}
 }
 
 // TestPartitionSessions: a model has a session for each number of cores, and its threads are on the

@@ -60,6 +60,8 @@ var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
 type threads struct {
 	count int
 	cpus  []int // by thread, the caller's first; nil: wherever the system wants
+	// started are the others of a session; nil if it has none.
+	started *ortapi.Threads
 }
 
 // A session is a model version loaded into ONNX Runtime, shared by all lanes of as many cores.
@@ -112,7 +114,7 @@ type port struct {
 // Load creates the session of a version, which all lanes share, and reads its files into memory; of
 // an ensemble, those of its steps. It reads in pieces with pauses, to disturb the models that serve
 // as little as it can. External data is copied to memory of this process, unless Config.MapData is
-// set. ONNX Runtime's threads inherit the priority of the calling thread.
+// set.
 func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	if len(v.Steps) > 0 {
 		return loadEnsemble(ctx, o, v)
@@ -184,10 +186,16 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 	if o.card != nil {
 		free, _ = o.card.Free() // only for an error
 	}
+	if t.count > 1 {
+		if t.started, err = ortapi.NewThreads(); err != nil {
+			return nil, errors.Join(err, common.Close())
+		}
+	}
 	alone, release := useFiles(files)
 	s, err := o.load(ctx, v, signature, t, common)
 	if err != nil {
 		release()
+		t.started.Close()
 		if o.card != nil {
 			err = loadError(err, o.card, free)
 		}
@@ -414,7 +422,7 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 			strings.Join(affinities, ";"))
 	}
 	if t.count > 1 {
-		err = errors.Join(err, ortapi.StartThreads(opts)) // the caller may have a low priority
+		err = errors.Join(err, t.started.Start(opts)) // the caller may have a low priority
 	}
 	err = errors.Join(
 		err,
@@ -476,6 +484,7 @@ func (s *session) Close() error {
 	} else {
 		err = s.ort.Destroy()
 	}
+	s.threads.started.Close()
 	err = errors.Join(single, err, s.common.Close())
 	s.ort = nil
 	giveBack()
@@ -758,6 +767,9 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 		if err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
 		}
+	}
+	if t := r.s.threads; t.started != nil && t.cpus == nil {
+		t.started.LeaveCaller()
 	}
 	if err := r.s.ort.RunWithOptions(r.in, r.out, opts); err != nil {
 		if card := r.s.from.card; card != nil {

@@ -1,9 +1,12 @@
 // What ONNX Runtime has and its Go binding lacks: threads of sessions, started by a thread of the
 // usual priority that may run on all processors; shared initializers; tensors in a card's memory.
+#define _GNU_SOURCE // for threads' processors
 #include "calls.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,10 +27,18 @@ enum {
 	AddInitializer = 150,
 	AddRunConfigEntry = 165,
 	SessionOptionsSetCustomCreateThreadFn = 196,
+	SessionOptionsSetCustomThreadCreationOptions = 197,
 	SessionOptionsSetCustomJoinThreadFn = 198
 };
 
 static void *const *api;
+
+// A group is the threads of some sessions.
+struct group {
+	pthread_mutex_t mutex;
+	struct thread *first;
+	int left; // the processor on which they do not run; -1: none
+};
 
 // A thread is one that ONNX Runtime asks for, and then its handle.
 struct thread {
@@ -36,12 +47,14 @@ struct thread {
 	pthread_t id;
 	int error;
 	enum { ASKED, STARTED } state;
-	struct thread *next;
+	struct thread *next; // in the queue, and then in the group
+	struct group *group;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t asked = PTHREAD_COND_INITIALIZER, started = PTHREAD_COND_INITIALIZER;
 static struct thread *queue;
+static cpu_set_t all; // the process's processors
 
 static void *run(void *argument) {
 	struct thread *t = argument;
@@ -64,11 +77,11 @@ static void *start_all(void *unused) {
 	return NULL;
 }
 
-// create is an OrtCustomCreateThreadFn: it returns a handle, or NULL for an error.
-static void *create(void *options, void (*work)(void *), void *argument) {
-	(void)options;
+// create is an OrtCustomCreateThreadFn for a group: it returns a handle, or NULL for an error.
+static void *create(void *group, void (*work)(void *), void *argument) {
 	struct thread *t = calloc(1, sizeof *t);
 	if (!t) return NULL;
+	t->group = group;
 	t->work = work;
 	t->argument = argument;
 	pthread_mutex_lock(&mutex);
@@ -77,14 +90,25 @@ static void *create(void *options, void (*work)(void *), void *argument) {
 	pthread_cond_signal(&asked);
 	while (t->state == ASKED) pthread_cond_wait(&started, &mutex);
 	pthread_mutex_unlock(&mutex);
-	if (t->error == 0) return t;
-	free(t);
-	return NULL;
+	if (t->error) {
+		free(t);
+		return NULL;
+	}
+	pthread_mutex_lock(&t->group->mutex);
+	t->next = t->group->first;
+	t->group->first = t;
+	pthread_mutex_unlock(&t->group->mutex);
+	return t;
 }
 
 // join is an OrtCustomJoinThreadFn.
 static void join(void *handle) {
 	struct thread *t = handle;
+	pthread_mutex_lock(&t->group->mutex);
+	struct thread **link = &t->group->first;
+	while (*link != t) link = &(*link)->next;
+	*link = t->next;
+	pthread_mutex_unlock(&t->group->mutex);
 	pthread_join(t->id, NULL);
 	free(t);
 }
@@ -99,6 +123,7 @@ const char *threads_open(const char *path) {
 	if (!base) return dlerror();
 	api = base()->api(VERSION);
 	if (!api) return "the library lacks the interface's version";
+	if (sched_getaffinity(0, sizeof all, &all)) return strerror(errno);
 	pthread_t thread;
 	int error = pthread_create(&thread, NULL, start_all, NULL);
 	if (error) return strerror(error);
@@ -114,12 +139,40 @@ static char *text_of(void *status) {
 	return text;
 }
 
-char *threads_set(void *options) {
-	typedef void *setter(void *options, void *function);
+void *group_new(void) {
+	struct group *g = calloc(1, sizeof *g);
+	if (g) {
+		pthread_mutex_init(&g->mutex, NULL);
+		g->left = -1;
+	}
+	return g;
+}
+
+void group_free(void *group) { free(group); }
+
+char *group_set(void *group, void *options) {
+	typedef void *setter(void *options, void *value);
 	void *status = ((setter *)api[SessionOptionsSetCustomCreateThreadFn])(options, (void *)create);
 	if (!status)
 		status = ((setter *)api[SessionOptionsSetCustomJoinThreadFn])(options, (void *)join);
+	if (!status)
+		status = ((setter *)api[SessionOptionsSetCustomThreadCreationOptions])(options, group);
 	return text_of(status);
+}
+
+void group_leave(void *group) {
+	struct group *g = group;
+	int cpu = sched_getcpu();
+	pthread_mutex_lock(&g->mutex);
+	if (cpu >= 0 && cpu != g->left) {
+		g->left = cpu;
+		cpu_set_t others = all;
+		CPU_CLR(cpu, &others);
+		// An error changes nothing: then the kernel places the threads, as well as it does.
+		for (struct thread *t = g->first; t; t = t->next)
+			pthread_setaffinity_np(t->id, sizeof others, &others);
+	}
+	pthread_mutex_unlock(&g->mutex);
 }
 
 char *initializer_set(void *options, const char *name, const void *value) {

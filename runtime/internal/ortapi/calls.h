@@ -8,9 +8,17 @@
 // the thread that starts others. It returns NULL or an error. Call it once.
 const char *threads_open(const char *path);
 
-// threads_set has an OrtSessionOptions start its threads by that thread. It returns NULL or an error,
-// which the caller frees.
-char *threads_set(void *options);
+// group_new returns a group of threads, or NULL if there is no memory. group_free frees it after the
+// last session with such threads.
+void *group_new(void);
+void group_free(void *group);
+
+// group_set has an OrtSessionOptions start its threads by that thread, in a group. It returns NULL or
+// an error, which the caller frees.
+char *group_set(void *group, void *options);
+
+// group_leave has the threads of a group leave the processor that the caller runs on to it.
+void group_leave(void *group);
 
 // initializer_set has a session with an OrtSessionOptions use an OrtValue as the initializer of that
 // name. It returns NULL or an error, which the caller frees.
