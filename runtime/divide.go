@@ -22,8 +22,9 @@ const (
 	// divided.
 	wholeLoad = 0.7
 	// Lanes find out by trying whether one core serves a query as fast as all of them, if it takes at
-	// most shortRun on all. The first query of a model of which nothing is known for one core runs on
-	// one, and each tryEvery-th query the other way than the rest.
+	// most shortRun on all. A query of a model of which nothing is known for one core runs on one, and
+	// each tryEvery-th query the other way than the rest. Of longer ones, which run on one core while
+	// others wait, these do so even if merging is expected to save more.
 	tryEvery = 128
 	// shortRun bounds what a wrong answer costs: one that was true while others used the machine is
 	// corrected only by the tries. Longer runs gain from all cores, but for models that cannot use them.
@@ -47,7 +48,7 @@ type divided struct {
 	// stays is, by lane, whether it has been divided for load since it was last whole; forLoad, since it
 	// was last idle.
 	stays, forLoad []bool
-	tried          int         // queries that could go the other way
+	tried          int         // queries that could run on one core
 	load           queue.Spare // its share is that of the cores that run no query
 	// onCore estimates runs on one core, which the lanes' own estimator does not learn of: others
 	// plan with it.
@@ -158,22 +159,13 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 		t.single = nil
 		return
 	}
-	t.narrow = l.isNarrow(t.whole, known)
+	l.tried++
+	t.tries = known == 0 || l.tried%tryEvery == 0
+	t.narrow = t.whole <= shortRun && (known > 0 && known <= t.whole) != t.tries
 	if t.spread = t.spread * onCore / t.whole; known > 0 {
 		t.spread = spread
 	}
 	t.expect(onCore)
-}
-
-// isNarrow reports whether one core is to run a query because all cores are not expected to take less.
-// onCore is 0 if nobody knows how long one takes. See tryEvery for queries that go the other way.
-func (l *Lanes) isNarrow(whole, onCore time.Duration) bool {
-	if whole > shortRun {
-		return false
-	}
-	narrow := onCore > 0 && onCore <= whole
-	l.tried++
-	return narrow != (onCore == 0 || l.tried%tryEvery == 0)
 }
 
 // expect has t, which is due when it was, be expected to take d.
@@ -184,10 +176,11 @@ func (t *turn) expect(d time.Duration) {
 	t.Estimate = d
 }
 
-// suitsCore reports whether t, which waits, is to run on one core: it may, and would not rather run
-// with others as one.
+// suitsCore reports whether t, which waits, is to run on one core: it may, and would not take less of a
+// lane's time if it ran with others as one.
 func suitsCore(t *turn) bool {
-	return t.single != nil && (t.kind == nil || !t.kind.Policy.Waits() && t.kind.Saved() == 0)
+	return t.single != nil &&
+		(t.kind == nil || !t.kind.Policy.Waits() && (t.tries || t.kind.Saved() == 0))
 }
 
 // wholly has t, which gets a whole lane, no longer be expected to run on one core.

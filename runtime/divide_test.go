@@ -246,6 +246,51 @@ func TestMergedIsNotDivided(t *testing.T) {
 	})
 }
 
+// TestDividesOrMerges: queries that wait run on one core each, or as one on all, whichever takes less
+// of the lane's time; and it is noticed when that changes.
+func TestDividesOrMerges(t *testing.T) {
+	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
+		longer := 1.5 // than on all cores
+		s.takes = func(rows int) time.Duration { return time.Duration(4+rows) * ms }
+		s.takesOnCore = func(rows int) time.Duration {
+			return time.Duration(longer * float64(s.takes(rows)))
+		}
+		s.learn()
+		onCore := func(queries, rows int) float64 {
+			s.done = nil
+			for range 8 {
+				s.wg.Go(func() {
+					for range queries / 8 {
+						s.ask(t.Context(), "", rows, func(q *runtime.Query) {
+							q.Divide, q.Merge, q.LargestBatch = true, merge.Deadline, 100
+						})
+					}
+				})
+			}
+			s.wg.Wait()
+			return float64(s.onCore()) / float64(len(s.done))
+		}
+		// Alone a query takes 20 ms, on one core 30, and four take 68 together: 17 each, beside 15.
+		if got := onCore(800, 16); got < 0.98 {
+			t.Errorf("large queries: %.2f on a core, want all but the last", got)
+		}
+		// Alone a query takes 8 ms, on one core 12, and four take 20 together: 5 each, beside 6.
+		if got := onCore(800, 4); got > 0.02 {
+			t.Errorf("small queries: %.2f on a core, want those that try", got)
+		}
+		longer = 2.5
+		onCore(4000, 16)
+		if got := onCore(800, 16); got > 0.02 {
+			t.Errorf("when a core is slow: %.2f on a core, want those that try", got)
+		}
+		longer = 1.5
+		onCore(8000, 16)
+		if got := onCore(800, 16); got < 0.98 {
+			t.Errorf("when a core is fast again: %.2f on a core, want all but the last", got)
+		}
+	})
+}
+
 // whole is a model that does not run on one core.
 type whole struct{ runtime.Model }
 

@@ -158,6 +158,7 @@ type turn struct {
 	single  Model         // runs it on one core; nil: nothing does, or it is not to
 	whole   time.Duration // what it is expected to take on all cores of a lane
 	narrow  bool          // whether one core is to run it though there is no load; see divided
+	tries   bool          // whether its run on one core is to show how long that takes
 	saves   time.Duration // see Lanes.saves; while it waits
 
 	// Guarded by the lanes' mutex.
@@ -268,7 +269,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	if t.onCore {
 		model = t.single
 	}
-	result, err = l.run(t.lane, model, func(m Model) (*Result, error) {
+	result, err = l.run(t, model, func(m Model) (*Result, error) {
 		return m.Run(ctx, q.Inputs)
 	})
 	if err != nil {
@@ -362,7 +363,7 @@ func (l *Lanes) entered(t *turn) {
 	t.saves = l.saves(t)
 	l.saved += t.saves
 	if t.kind != nil {
-		t.kind.Enter(t.batch, t.whole)
+		t.kind.Enter(t.batch, t.Estimate-t.saves)
 	}
 }
 
@@ -379,7 +380,7 @@ func (l *Lanes) remove(t *turn) bool {
 func (l *Lanes) left(t *turn) {
 	l.saved -= t.saves
 	if t.kind != nil {
-		t.kind.Leave(t.batch, t.whole)
+		t.kind.Leave(t.batch, t.Estimate-t.saves)
 	}
 }
 

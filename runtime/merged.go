@@ -198,7 +198,7 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 		}
 		t.kind.Ran(m.batch, late)
 	}()
-	whole, err := l.run(t.lane, q.Model, func(model Model) (*Result, error) {
+	whole, err := l.run(t, q.Model, func(model Model) (*Result, error) {
 		if j, ok := model.(joining); ok && j.joins() {
 			defer close(m.copied)
 			return j.runJoined(m.ctx, m.inputs())

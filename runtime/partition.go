@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/isolate"
@@ -203,18 +204,30 @@ type pin struct {
 	failed sync.Once
 }
 
-// run calls f with the model as it is on a lane, on whose processors f then runs.
-func (l *Lanes) run(lane int, model Model, f func(Model) (*Result, error)) (*Result, error) {
+// worthApart is how long a run takes at least, for each that may run beside it, that is kept on another
+// processor than those: that takes about a hundredth of this time.
+const worthApart = 100 * time.Microsecond
+
+// apart keeps the runs of all lanes of the process that have one thread on different processors.
+var apart = sync.OnceValue(isolate.NewApart)
+
+// run calls f with the model as it is on t's lane, on whose processors f then runs.
+func (l *Lanes) run(t *turn, model Model, f func(Model) (*Result, error)) (*Result, error) {
 	if m, ok := model.(*placed); ok {
-		model = m.on(lane)
+		model = m.on(t.lane)
 	}
-	if l.pins != nil {
-		p := l.pins[lane]
+	s, _ := model.(*session)
+	switch {
+	case l.pins != nil:
+		p := l.pins[t.lane]
 		if err := p.Enter(); err == nil {
 			defer p.Leave()
 		} else if p.told != nil {
 			p.failed.Do(func() { p.told(p.lane, err) })
 		}
+	case s != nil && s.threads.count == 1 && t.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
+		thread := apart().Enter()
+		defer apart().Leave(thread)
 	}
 	return f(model)
 }

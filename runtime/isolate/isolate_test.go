@@ -3,6 +3,7 @@ package isolate
 import (
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -321,6 +322,85 @@ func TestPin(t *testing.T) {
 	}
 	if _, err := NewPin(nil); err == nil {
 		t.Error("no processors: got no error")
+	}
+}
+
+// TestApart: threads that compute leave the processor of one that begins to, and may run everywhere
+// when they have ended, on whichever goroutine that is said.
+func TestApart(t *testing.T) {
+	top, err := Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := NewApart()
+	if len(top.CPUs) < 2 {
+		if a != nil {
+			t.Error("there is nothing to choose with one processor")
+		}
+		a.Leave(a.Enter())
+		t.Skip("needs two processors")
+	}
+	// onThread has f called on another thread, which only calls can end.
+	onThread := func() (call func(f func()), end func()) {
+		calls, done := make(chan func()), make(chan struct{})
+		go func() {
+			runtime.LockOSThread() // the thread ends with the goroutine
+			for f := range calls {
+				f()
+				done <- struct{}{}
+			}
+		}()
+		return func(f func()) { calls <- f; <-done }, func() { close(calls) }
+	}
+	may := func(thread int) string {
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(thread, &set); err != nil {
+			t.Fatal(err)
+		}
+		var cpus []int
+		for _, c := range top.CPUs {
+			if set.IsSet(c.Number) {
+				cpus = append(cpus, c.Number)
+			}
+		}
+		return FormatCPUs(cpus)
+	}
+	var cpus []int
+	for _, c := range top.CPUs {
+		cpus = append(cpus, c.Number)
+	}
+	all := FormatCPUs(cpus)
+	without := func(i int) string { return FormatCPUs(slices.Delete(slices.Clone(cpus), i, i+1)) }
+
+	callFirst, endFirst := onThread()
+	defer endFirst()
+	callSecond, endSecond := onThread()
+	defer endSecond()
+	var first int
+	callFirst(func() { first = a.Enter() })
+	if got := may(first); got != all {
+		t.Errorf("alone: may run on %s, want %s", got, all)
+	}
+	for _, i := range []int{0, 1, 1} {
+		pin, err := NewPin(cpus[i : i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		callSecond(func() {
+			if err := pin.Enter(); err != nil {
+				t.Error(err)
+			}
+			second := a.Enter()
+			if got := may(first); got != without(i) {
+				t.Errorf("beside one on %d: may run on %s, want %s", cpus[i], got, without(i))
+			}
+			a.Leave(second)
+			pin.Leave()
+		})
+	}
+	a.Leave(first)
+	if got := may(first); got != all {
+		t.Errorf("afterwards: may run on %s, want %s", got, all)
 	}
 }
 
