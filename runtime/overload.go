@@ -145,7 +145,7 @@ func (l *Lanes) refusesAtOnce(t *turn, now time.Duration) bool {
 func (l *Lanes) hopeless(t *turn, now time.Duration) bool {
 	free := l.remaining(now) - l.work()/time.Duration(l.lanes) // until the first lane is free
 	before := time.Duration(l.less(l.queue.Before(t.LatestStart+t.Estimate, now)))
-	if now+max(0, free)+before/time.Duration(l.lanes)+max(0, t.spread) <= t.LatestStart {
+	if now+max(0, free)+before/time.Duration(l.lanes)+l.margin(t, now) <= t.LatestStart {
 		return false
 	}
 	_, _, late, _ := l.queue.Late(now)
@@ -230,17 +230,31 @@ func (l *Lanes) refuseWaiting(t *turn, now time.Duration) {
 	close(t.granted)
 }
 
-// preferSafe refuses queries that may well end too late, in favour of others that wait, if there is a
-// standing queue or most queries are refused on arrival. What is due first runs first, so else many
-// queries would end just too late.
+// picks reports whether lanes can choose among those that wait, because so many come: there is a standing
+// queue, or most queries are refused on arrival.
+func (l *Lanes) picks(now time.Duration) bool {
+	return now < l.standing.until || l.overload.refused > mostlyRefused
+}
+
+// margin returns how much longer than expected t may run and still has to be in time: nine runs of ten
+// take no longer and, where lanes can choose, hardly any takes longer.
+func (l *Lanes) margin(t *turn, now time.Duration) time.Duration {
+	if l.picks(now) {
+		return 2 * max(0, t.spread)
+	}
+	return max(0, t.spread)
+}
+
+// preferSafe refuses queries that may well end too late, in favour of others that wait, where lanes can
+// choose. What is due first runs first, so else many queries would end just too late.
 func (l *Lanes) preferSafe(now time.Duration) {
-	for now < l.standing.until || l.overload.refused > mostlyRefused {
+	for l.picks(now) {
 		l.first = l.queue.First(l.first[:0], now, 2)
 		if len(l.first) < 2 {
 			return
 		}
 		t := l.first[0]
-		if t.Due() == queue.NoTarget || !t.capable() || now+max(0, t.spread) <= t.LatestStart {
+		if t.Due() == queue.NoTarget || !t.capable() || now+l.margin(t, now) <= t.LatestStart {
 			return
 		}
 		l.refuseWaiting(t, now)
