@@ -158,7 +158,7 @@ type turn struct {
 	single  Model         // runs it on one core; nil: nothing does, or it is not to
 	whole   time.Duration // what it is expected to take on all cores of a lane
 	narrow  bool          // whether one core is to run it though there is no load; see divided
-	tries   bool          // whether its run on one core is to show how long that takes
+	tries   bool          // whether it goes the way that is not expected to be best, to learn of it
 	saves   time.Duration // see Lanes.saves; while it waits
 
 	// Guarded by the lanes' mutex.
@@ -362,7 +362,7 @@ func (l *Lanes) push(t *turn, now time.Duration) {
 func (l *Lanes) entered(t *turn) {
 	t.saves = l.saves(t)
 	l.saved += t.saves
-	if t.kind != nil {
+	if t.kind != nil { // beside merging it, what counts is the time that it takes of a lane
 		t.kind.Enter(t.batch, t.Estimate-t.saves)
 	}
 }

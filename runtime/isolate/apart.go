@@ -37,27 +37,32 @@ func NewApart() *Apart {
 // Enter notes that the calling thread, which is not pinned, computes, and has the others that do leave
 // its processor. That takes about 1 us for each of them. The caller calls Leave with the result, maybe
 // on another thread. What the kernel refuses is not done.
-func (a *Apart) Enter() (thread int) {
+func (a *Apart) Enter() int {
 	if a == nil {
 		return 0
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	thread = unix.Gettid()
-	var cpu uint32
-	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); e != 0 {
-		cpu = mostCPUs
-	}
+	thread, cpu := unix.Gettid(), currentCPU()
 	others := *a.own
-	others.Clear(int(cpu))
+	others.Clear(cpu)
 	for i := range a.threads {
 		t := &a.threads[i]
-		if t.id != thread && t.left != int(cpu) && unix.SchedSetaffinity(t.id, &others) == nil {
-			t.left = int(cpu)
+		if t.id != thread && t.left != cpu && unix.SchedSetaffinity(t.id, &others) == nil {
+			t.left = cpu
 		}
 	}
 	a.threads = append(a.threads, computing{thread, -1})
 	return thread
+}
+
+// currentCPU returns the processor that the calling thread is on; mostCPUs if the kernel does not say.
+func currentCPU() int {
+	var cpu uint32
+	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); e != 0 {
+		return mostCPUs
+	}
+	return int(cpu)
 }
 
 // Leave notes that a thread, the result of Enter, computes no more.

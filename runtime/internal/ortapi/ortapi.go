@@ -60,11 +60,7 @@ func (t *Threads) Start(options *ort.SessionOptions) error {
 
 // LeaveCaller has the threads run on other processors than the one that the calling thread is on, if
 // there are others. It takes 0.1 us, and 0.6 for each thread if the caller has moved since the last
-// call. Calls may be concurrent.
-//
-// When the processors have much to do, Linux looks for no idle one on which to wake a thread. It wakes
-// it where it ran last, even if its caller runs there now: then the two share one processor for a few
-// milliseconds, and another has nothing to do.
+// call. Calls may be concurrent. Package isolate's Apart says what it is for.
 func (t *Threads) LeaveCaller() { C.group_leave(t.group) }
 
 // ShareInitializer has a session use value in place of its model's initializer of that name. The
