@@ -361,7 +361,7 @@ export class Profiles {
       this.choice = key;
       this.show();
     });
-    new ResizeObserver(() => this.state.fleet && this.show()).observe(this.canvas.parentElement);
+    new ResizeObserver(() => this.show()).observe(this.canvas.parentElement);
   }
 
   take(data) {
@@ -381,9 +381,10 @@ export class Profiles {
     return found;
   }
 
+  // show waits for a beat, as the other panels do: without one no model is the busiest.
   show() {
     const { state } = this;
-    if (!state.fleet) return;
+    if (!state.beat) return;
     const models = (this.data?.models ?? []).filter((m) => m.types?.length);
     if (!models.some((m) => m.name + "/" + m.version === this.choice)) {
       const busiest = state.models().sort((a, b) => b.rate - a.rate).find((m) => models.some((x) => x.name + "/" + x.version === m.key));

@@ -74,11 +74,14 @@ describe("the page", { skip: missing() }, () => {
 
   for (const name of Object.keys(fixtures)) {
     test("looks: " + name, { timeout: 120000 }, async () => {
-      const server = await serve({ fixture: name });
+      const fixture = fixtures[name]();
+      const server = await serve({ fixture });
       const page = await open(browser, server.address + "?still");
       const comparer = await browser.newPage();
       try {
-        await until(page, () => document.documentElement.dataset.second);
+        await until(page, (last) => document.documentElement.dataset.second === last, String(fixture.beats.at(-1).second));
+        await until(page, () => ["profiles", "plan", "fleet", "events"].every((what) =>
+          performance.getEntriesByType("resource").some((e) => e.name.endsWith("/api/" + what))));
         const wrong = [];
         for (const look of ["dark", "light"]) {
           if (look === "light") await page.click("#theme");
@@ -91,10 +94,10 @@ describe("the page", { skip: missing() }, () => {
         await settle(page);
         assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, name + " scrolls sideways on a phone");
         wrong.push(await compare(page, comparer, name + "-phone"));
-        const lanes = server.what.made.fleet.agents.reduce((n, a) => n + a.lanes, 0);
+        const lanes = fixture.fleet.agents.reduce((n, a) => n + a.lanes, 0);
         assert.equal(await page.getAttribute("#types", "data-lanes"), String(lanes));
         if (lanes <= 200) {
-          const starting = server.what.made.fleet.agents.filter((a) => !a.lanes).length;
+          const starting = fixture.fleet.agents.filter((a) => !a.lanes).length;
           assert.equal(await page.locator(".tile").count(), lanes + starting);
         }
         assert.equal(await page.locator("main img, body > img").count(), 0, "a name became markup");
