@@ -5,6 +5,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+skip() {
+  echo "vulncheck: SKIPPED, nothing was checked: the database of vulnerabilities is out of reach" >&2
+  exit 0
+}
+
+# Without the database govulncheck would compile everything first, in vain.
+if [ $# = 0 ] && command -v curl >/dev/null &&
+  ! curl --silent --head --fail --max-time 20 https://vuln.go.dev/index/modules.json.gz >/dev/null; then
+  skip
+fi
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 status=0
@@ -14,7 +24,7 @@ if [ "$status" = 0 ]; then
   echo "vulncheck: ok"
 # What this version of govulncheck says if there is no connection, or if a proxy refuses it.
 elif grep -Eq '^govulncheck: fetching vulnerabilities: (Get "https?:|HTTP GET )' "$errors"; then
-  echo "vulncheck: SKIPPED, nothing was checked: the database of vulnerabilities is out of reach" >&2
+  skip
 else
   echo "vulncheck: failed: vulnerabilities were found, or govulncheck could not finish; see above" >&2
   exit 1
