@@ -17,23 +17,30 @@ func TestVulncheck(t *testing.T) {
 	for _, tt := range []struct {
 		name, stderr string // of go run, which says the program's exit status, and ends with 1
 		status       string
+		reach        string // exit status of curl, by which the database is asked for
 		passes       bool
 		says         string
 	}{
-		{"nothing found", "", "0", true, "vulncheck: ok\n"},
-		{"found", "exit status 3", "1", false, "vulnerabilities were found"},
-		{"no name server", fetch + `Get "` + url + `": no such host`, "1", true, "SKIPPED"},
-		{"refused", fetch + refused, "1", true, "SKIPPED"},
-		{"a damaged database", fetch + "invalid character 'x'", "1", false, ended},
-		{"no such database", fetch + "no such directory: file:///x", "1", false, ended},
-		{"the tool cannot be had", "go: reading " + refused, "1", false, ended},
-		{"code that does not build", "govulncheck: loading packages: undefined: x", "1", false,
+		{"nothing found", "", "0", "0", true, "vulncheck: ok\n"},
+		{"found", "exit status 3", "1", "0", false, "vulnerabilities were found"},
+		{"no network", "", "1", "6", true, "SKIPPED"},
+		{"no name server", fetch + `Get "` + url + `": no such host`, "1", "0", true, "SKIPPED"},
+		{"refused", fetch + refused, "1", "0", true, "SKIPPED"},
+		{"a damaged database", fetch + "invalid character 'x'", "1", "0", false, ended},
+		{"no such database", fetch + "no such directory: file:///x", "1", "0", false, ended},
+		{"the tool cannot be had", "go: reading " + refused, "1", "0", false, ended},
+		{"code that does not build", "govulncheck: loading packages: undefined: x", "1", "0", false,
 			ended},
 	} {
 		dir := t.TempDir()
-		stub := "#!/bin/sh\nprintf '%s\\n' \"$STDERR\" >&2\nexit " + tt.status + "\n"
-		if err := os.WriteFile(filepath.Join(dir, "go"), []byte(stub), 0o755); err != nil {
-			t.Fatal(err)
+		for name, stub := range map[string]string{
+			"go":   "printf '%s\\n' \"$STDERR\" >&2\nexit " + tt.status + "\n",
+			"curl": "exit " + tt.reach + "\n",
+		} {
+			stub = "#!/bin/sh\n" + stub
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755); err != nil {
+				t.Fatal(err)
+			}
 		}
 		cmd := exec.Command("scripts/vulncheck.sh")
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "STDERR="+tt.stderr)
