@@ -18,7 +18,7 @@ test race: export GOGC ?= 400
 test: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off ./...
 
-# Shows Muster at work on this machine, in 90 s; with DEMO_FLAGS=--short in half of that.
+# Shows Muster at work on this machine, in four minutes; with DEMO_FLAGS=--short in half of that.
 demo: build
 	@go run -trimpath -tags embed_onnxruntime ./scripts/demo $(DEMO_FLAGS)
 

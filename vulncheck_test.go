@@ -33,12 +33,12 @@ func TestVulncheck(t *testing.T) {
 			ended},
 	} {
 		dir := t.TempDir()
-		for name, stub := range map[string]string{
+		for name, script := range map[string]string{
 			"go":   "printf '%s\\n' \"$STDERR\" >&2\nexit " + tt.status + "\n",
 			"curl": "exit " + tt.reach + "\n",
 		} {
-			stub = "#!/bin/sh\n" + stub
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755); err != nil {
+			err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755)
+			if err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -79,27 +79,33 @@ var ncfDir = sync.OnceValues(func() (string, error) {
 // dienDir holds a model named dien alone, with DIEN's QoS target and deadline and NCF's inputs,
 // which are smaller, for agents that emulate it.
 var dienDir = sync.OnceValues(func() (string, error) {
-	ncf, err := ncfDir()
-	if err != nil {
-		return "", err
-	}
 	dir, err := os.MkdirTemp("", "muster-agent-test")
 	if err != nil {
 		return "", err
 	}
-	dien := filepath.Join(dir, "dien")
-	if err := os.CopyFS(dien, os.DirFS(filepath.Join(ncf, "ncf"))); err != nil {
-		return "", err
+	return dir, copyNCF(dir, "dien", func(settings []byte) []byte {
+		return []byte(strings.NewReplacer("qos_target_ms: 5", "qos_target_ms: 35", "deadline_ms: 50",
+			"deadline_ms: 350").Replace(string(settings)))
+	})
+})
+
+// copyNCF copies ncfDir's model into a model directory under a name, with its settings changed.
+func copyNCF(dir, name string, change func(settings []byte) []byte) error {
+	ncf, err := ncfDir()
+	if err != nil {
+		return err
 	}
-	config := filepath.Join(dien, "model.yaml")
+	to := filepath.Join(dir, name)
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(ncf, "ncf"))); err != nil {
+		return err
+	}
+	config := filepath.Join(to, models.ConfigFile)
 	settings, err := os.ReadFile(config)
 	if err != nil {
-		return "", err
+		return err
 	}
-	changed := strings.NewReplacer("qos_target_ms: 5", "qos_target_ms: 35", "deadline_ms: 50",
-		"deadline_ms: 350").Replace(string(settings))
-	return dir, os.WriteFile(config, []byte(changed), 0o644)
-})
+	return os.WriteFile(config, change(settings), 0o644)
+}
 
 func TestMain(m *testing.M) {
 	if raceDetector {

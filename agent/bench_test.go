@@ -95,7 +95,7 @@ func (s *benchmark) infer(b *testing.B, n, clients int) time.Duration {
 	})
 }
 
-// together has clients call at the same time.
+// together has clients call at the same time, a single one without a goroutine of its own.
 func together(clients int, call func()) time.Duration {
 	start := time.Now()
 	if clients == 1 {

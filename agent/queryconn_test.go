@@ -238,22 +238,10 @@ func TestQueryConnectionEnds(t *testing.T) {
 // TestClientUsesQueryConnections: the SDK opens query connections to an agent whose own address it
 // was given, as many as there are queries at a time, up to a limit.
 func TestClientUsesQueryConnections(t *testing.T) {
-	ncf, err := ncfDir()
-	if err != nil {
-		t.Fatal(err)
-	}
 	config := testConfig(t)
 	config.ModelDir = t.TempDir()
-	if err := os.CopyFS(config.ModelDir, os.DirFS(ncf)); err != nil {
-		t.Fatal(err)
-	}
 	// Otherwise a slow machine is late for the target of 5 ms, and the agent refuses some of so many.
-	settings := filepath.Join(config.ModelDir, "ncf", "model.yaml")
-	text, err := os.ReadFile(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(settings, harness.Unhurried(text), 0o644); err != nil {
+	if err := copyNCF(config.ModelDir, "ncf", harness.Unhurried); err != nil {
 		t.Fatal(err)
 	}
 	a := startAgent(t, config, emulated())

@@ -229,7 +229,7 @@ describe("the page", { skip: missing() }, () => {
   });
 
   test("by keyboard: tiles, cells, rates and tables", { timeout: 60000 }, async () => {
-    const server = await serve({ fixture: "busy" });
+    const server = await serve({ fixture: fixtures.busy() });
     const page = await open(browser, server.address + "?still");
     try {
       await until(page, () => document.querySelectorAll(".tile").length);
@@ -271,7 +271,7 @@ describe("the page", { skip: missing() }, () => {
   });
 
   test("with reduced motion nothing moves between beats", { timeout: 60000 }, async () => {
-    await on({ fixture: "busy", live: 1e9 }, { reducedMotion: "reduce" }, async (page) => {
+    await on({ fixture: fixtures.busy(), live: 1e9 }, { reducedMotion: "reduce" }, async (page) => {
       await until(page, () => document.documentElement.dataset.second);
       const drawn = () => page.evaluate(() => document.getElementById("rain").toDataURL());
       await settle(page);

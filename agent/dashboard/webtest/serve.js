@@ -11,14 +11,12 @@ const kinds = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", "
 export const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
   "font-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'";
 
-// serve starts a server on a free port of loopback. what.fixture is what it sends, a name or a
-// fixture; what.live: beats go on, one each what.live ms, what.most
-// at most; what.session and what.status change its
-// answers. What it is asked for is in the list asked.
+// serve starts a server on a free port of loopback. what.fixture is what it sends; what.live: beats
+// go on, one each what.live ms, what.most at most; what.answer may change its answers. What it is
+// asked for is in the list asked.
 export async function serve(what = {}) {
   const asked = [];
   const open = new Set();
-  const fixture = () => (typeof what.fixture === "string" ? (what.made ??= fixtures[what.fixture]()) : what.fixture);
   const server = createServer((request, response) => {
     const url = new URL(request.url, "http://localhost");
     asked.push(request.method + " " + url.pathname);
@@ -34,7 +32,7 @@ export async function serve(what = {}) {
       if (answer !== undefined) return answer === true ? undefined : send(answer.value, answer.status);
       if (name === "stream") return stream(request, response);
       if (name === "fleet") return send({ mode: "", held: [] }); // it rents nothing
-      if (["session", "profiles", "plan", "events"].includes(name)) return send(fixture()[name]);
+      if (["session", "profiles", "plan", "events"].includes(name)) return send(what.fixture[name]);
       return send({ error: "no such thing" }, 404);
     }
     if (url.pathname.startsWith("/v2/models/")) {
@@ -46,7 +44,7 @@ export async function serve(what = {}) {
     createReadStream(path).pipe(response);
   });
   function stream(request, response) {
-    const f = fixture();
+    const f = what.fixture;
     const after = Number(request.headers["last-event-id"] ?? -Infinity);
     response.writeHead(200, { "Content-Type": "text/event-stream" });
     const event = (name, data, id) => response.write("event: " + name + "\n" + (id ? "id: " + id + "\n" : "") + "data: " + JSON.stringify(data) + "\n\n");
@@ -90,6 +88,6 @@ export async function serve(what = {}) {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const s = await serve({ fixture: process.argv[2] ?? "busy", live: 1000 });
+  const s = await serve({ fixture: fixtures[process.argv[2] ?? "busy"](), live: 1000 });
   console.log(s.address);
 }
