@@ -158,6 +158,11 @@ func (g *Gateway) SetView(v *control.View) {
 	g.mu.Lock()
 	defer g.leave(false)
 	g.settle()
+	for name := range former.byName {
+		if now.byName[name] == nil {
+			g.queries.Left(name, g.now())
+		}
+	}
 	if !former.overlap(now) { // the view is of another fleet, whose epochs start anew
 		g.queries.ForgetLeaders()
 	}

@@ -620,6 +620,27 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	return q
 }
 
+// Left notes that an agent is no member any more. The leader may have been told of the end of an
+// attempt there whose answer was lost on its way: it watches such an attempt no more, and the
+// connection may stay open without a word. So the gateway gives up all attempts under way there.
+// Each goes on until the query has another target.
+func (s *State) Left(agent names.AgentName, now time.Duration) {
+	for q := s.first; q != nil; q = q.next {
+		if q.stage != sent || q.at.Agent != agent || q.atLeader == refused ||
+			q.attempts >= match.MaxAttempts {
+			continue
+		}
+		if q.stage, q.since = doubted, now; q.atLeader == assigned {
+			s.giveBack(q, &q.at)
+		}
+		if q.atLeader == assigned || s.link == linkOpen && q.atLeader == unknown {
+			s.stats.ResubmitsFailed++
+			s.submit(q, now)
+		}
+		s.schedule(q)
+	}
+}
+
 // Reject notes that the leader has rejected a query; why becomes the query's error. An attempt
 // under way goes on, as the last one.
 func (s *State) Reject(sequence uint64, why error) {

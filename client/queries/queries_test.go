@@ -358,6 +358,18 @@ func (r *run) offerAgain(a Assign) {
 	})
 }
 
+// left has an agent be no member any more.
+func (r *run) left(agent names.AgentName) {
+	r.note("%s has left", agent)
+	for _, c := range r.callers {
+		if c.attempt && c.target.Agent == agent {
+			c.excused = true
+		}
+	}
+	r.s.Left(agent, r.now)
+	r.carryOut()
+}
+
 func (r *run) reject(sequence uint64) {
 	delete(r.leader.rows, sequence)
 	r.tell(func() {
@@ -673,7 +685,7 @@ func (r *run) random() {
 		r.now += time.Duration(r.rng.IntN(1500)) * time.Millisecond
 	}
 	r.tick()
-	switch r.rng.IntN(20) {
+	switch r.rng.IntN(21) {
 	case 0, 1:
 		if len(r.s.bySequence) < 4 { // few, so that much happens to each
 			r.arrive()
@@ -740,6 +752,10 @@ func (r *run) random() {
 		}
 	case 19:
 		r.decide(!r.one(3))
+	case 20:
+		if c := r.pick(); c != nil && c.attempt && r.one(4) {
+			r.left(c.target.Agent)
+		}
 	}
 }
 
@@ -951,7 +967,7 @@ var mutants = []*mutant{
 
 // TestMutants checks that the schedules find the bugs they are there to find.
 func TestMutants(t *testing.T) {
-	const most = 1500
+	const most = 8000
 	for _, m := range mutants {
 		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
 			others := 0

@@ -184,6 +184,46 @@ func TestOfferedAgain(t *testing.T) {
 	}
 }
 
+// TestLeft: an agent answers a query, tells the leader so and is cut off, and the answer is lost. When
+// it is no member any more, the query goes elsewhere, with the leader and without one. The attempt
+// goes on until then.
+func TestLeft(t *testing.T) {
+	for _, leads := range []bool{true, false} {
+		r := led(t)
+		c := r.arrive()
+		r.hears()
+		r.assign(4)
+		r.hears()
+		r.look(c)
+		at := c.target.Agent
+		if leads {
+			delete(r.leader.rows, 4)
+			clear(r.leader.lanes)
+		} else {
+			r.hangUp("it breaks")
+		}
+		r.left("another")
+		if r.hears(); leads && len(r.waiting()) > 0 {
+			t.Fatal("the query is to go elsewhere because another agent has left")
+		}
+		r.left(at)
+		if r.hears(); c.aborted {
+			t.Fatalf("led %v: the attempt is cut off before there is another target", leads)
+		}
+		if leads {
+			r.assign(4)
+			r.hears()
+		} else {
+			r.now += leastSilence
+			r.tick()
+			r.decide(true)
+		}
+		if !c.aborted || !c.q.hasTarget() {
+			t.Errorf("led %v: the query does not go elsewhere", leads)
+		}
+	}
+}
+
 // TestGivesUp: the error after the last attempt says which that was.
 func TestGivesUp(t *testing.T) {
 	r := led(t)
