@@ -215,6 +215,17 @@ func hostileRequests() []hostile {
 	grpcBytes("compressed without saying how", "Internal", append([]byte{1}, frame(valid)[1:]...))
 	grpcBytes("message cut off", "Internal", frame(valid)[:20])
 	grpcBytes("no message", "Internal", nil)
+	add("gRPC: a large query that announces a petabyte more", "InvalidArgument",
+		func(a *testAgent) (string, string) {
+			return grpcOutcome(a.inferGRPC(&inference.ModelInferRequest{
+				ModelName: "ncf",
+				Inputs: []*inference.ModelInferRequest_InferInputTensor{
+					{Name: "ids", Datatype: "UINT8", Shape: []int64{70_000}},
+					{Name: "more", Datatype: "UINT8", Shape: []int64{1 << 50}},
+				},
+				RawInputContents: [][]byte{make([]byte, 70_000)},
+			}))
+		})
 	add("gRPC: unknown method", "Unimplemented", func(a *testAgent) (string, string) {
 		return grpcOutcome(
 			a.conn.Invoke(context.Background(), "/inference.GRPCInferenceService/Nothing",

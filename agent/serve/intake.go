@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -78,6 +79,9 @@ func (i *intake) client(name string) int64 {
 // before, until Give. It returns an error if a limit is exceeded, except for a query that is the
 // only one: that may have any size.
 func (i *intake) Take(ctx context.Context, n, had int64) error {
+	if held := i.all(); n > math.MaxInt64/2-held {
+		return i.overloaded(held)
+	}
 	i.held.Add(n)
 	if held := i.all(); held > i.limit && held > n+had {
 		i.held.Add(-n)

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/muster-serve/muster/api/secure"
@@ -42,6 +43,7 @@ func TestIntake(t *testing.T) {
 	check("one more", in.Take(anyone, 1, 0), false)
 	in.Give(anyone, 160)
 	check("part", in.Take(anyone, 60, 0), true)
+	check("so many that they overflow", in.Take(anyone, math.MaxInt64-50, 0), false)
 	check("beyond", in.Take(anyone, 41, 0), false)
 	check("just within", in.Take(anyone, 40, 0), true)
 	in.Give(anyone, 60)

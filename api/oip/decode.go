@@ -216,7 +216,7 @@ func (b *body) addRaw(c *cursor) error {
 		return errTruncated
 	}
 	raw := cursor{}
-	if data := b.place(int(n), c.from.charge); data != nil {
+	if data := b.place(int(n), c.len(), c.from.charge); data != nil {
 		c.arriveTo(data)
 		raw.cur = data
 	} else {
@@ -228,15 +228,19 @@ func (b *body) addRaw(c *cursor) error {
 
 // place returns the memory for the data of the next tensor in whose raw contents have n bytes, so
 // that they need not be kept until the rest has arrived. It returns nil if that is not known yet, or
-// something is wrong, which read will find.
-func (b *body) place(n int, charge *Charge) []byte {
+// something is wrong, which read will find: the tensors have more bytes than the left that may arrive.
+func (b *body) place(n, left int, charge *Charge) []byte {
 	if len(b.raw) >= len(b.tensors) || len(b.raw) > b.placed || rawSize(&b.tensors[b.placed]) != n {
 		return nil
 	}
 	if b.block == nil {
 		total := 0
 		for i := range b.tensors {
-			total += align(max(0, rawSize(&b.tensors[i])))
+			size := max(0, rawSize(&b.tensors[i]))
+			if left -= size; left < 0 {
+				return nil
+			}
+			total += align(size)
 		}
 		if charge.AtLeast(int64(total)) != nil {
 			return nil
