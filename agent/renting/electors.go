@@ -32,6 +32,13 @@ func (e *electors) remember(now time.Duration, addresses []string) {
 	}
 }
 
+// begin begins a term, whose times count from its own begin: all that are known count as there then.
+func (e *electors) begin() {
+	for address := range e.known {
+		e.known[address] = 0
+	}
+}
+
 // addresses are those known, in order.
 func (e *electors) addresses() []string { return slices.Sorted(maps.Keys(e.known)) }
 

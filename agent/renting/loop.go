@@ -91,6 +91,9 @@ type loop struct {
 func (r *Renting) Run(ctx context.Context, term Term) {
 	l := &loop{renting: r, term: term, began: time.Now(), shown: &control.FleetState{},
 		starts: map[string]time.Time{}}
+	if !r.Rents() {
+		l.shown.Fault = "this leader cannot rent: agents that may lead need --rent"
+	}
 	r.mu.Lock()
 	r.term = l
 	r.mu.Unlock()
@@ -102,9 +105,9 @@ func (r *Renting) Run(ctx context.Context, term Term) {
 			r.metrics.forget()
 		}
 	}()
+	r.electors.begin()
 	r.electors.remember(0, r.Desired().GetElectors())
 	if !r.Rents() {
-		l.shown.Fault = "this leader cannot rent: agents that may lead need --rent"
 		<-ctx.Done()
 		return
 	}

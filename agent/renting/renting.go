@@ -88,6 +88,8 @@ func New(config Config) (*Renting, error) {
 			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.path(), err)
 		}
 		r.desired = d
+		// When the pause began is not known any more: it may last longer, never shorter.
+		r.resumes = time.Now().Add(time.Duration(d.GetPausedNs()))
 	}
 	r.metrics = newMetrics(config.Registry)
 	return r, nil
@@ -364,8 +366,12 @@ func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) err
 		d.Counts, d.Known, d.Why = proposal.GetCounts(), true, proposal.GetWhy()
 		d.Destroyed = false
 	case *control.SetFleetRequest_PauseNs:
-		d.PausedNs, d.Why = c.PauseNs, "paused"
-		if c.PauseNs == 0 {
+		pause := c.PauseNs
+		if pause > 0 && pause == d.PausedNs {
+			pause++ // so that other agents see that it begins anew
+		}
+		d.PausedNs, d.Why = pause, "paused"
+		if pause == 0 {
 			d.Why = "resumed"
 		}
 	case *control.SetFleetRequest_Adopt:

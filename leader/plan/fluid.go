@@ -32,7 +32,8 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		}
 		a.noteUnmet(ctx)
 	}
-	found, err := r.highest(topOr(f.Top))
+	// A new one: r does not look again at what cheapest has found to be too little.
+	found, err := newRelaxation(a, space).highest(topOr(f.Top))
 	if err != nil {
 		return nil, err
 	}

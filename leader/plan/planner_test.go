@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/profiles"
 )
 
 // atShare is an evaluator that reaches a share of the fluid limit: at LeastCost it satisfies the
@@ -337,5 +339,28 @@ func TestKairosPlusBeyondBounds(t *testing.T) {
 	}
 	if n := len(res.Evaluations); n > len(space)/4 {
 		t.Errorf("%d of %d configurations were evaluated", n, len(space))
+	}
+}
+
+// TestFluidComesNearest: if no configuration within the budget serves the rate, the plan is the one
+// that comes nearest, also if it was among those that were tried for the rate.
+func TestFluidComesNearest(t *testing.T) {
+	for _, rate := range []float64{290, 1000} {
+		p := &Problem{
+			Types: []Type{{"a", 1, 0}},
+			Models: []Model{{
+				Name: "m", QoSTarget: 100 * time.Millisecond,
+				BatchSizes: []profiles.Share{{BatchSize: 1, Share: 1}},
+				Latencies:  []Latencies{line{0, 10 * time.Millisecond}},
+			}},
+			Objective: LeastCost, Budget: 1.5, Rate: rate,
+		}
+		r, err := Fluid{Top: 1}.Plan(t.Context(), p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Plans) == 0 || r.Plans[0].Configuration[0] != 1 {
+			t.Errorf("%v queries/s: plans %v, want 1 of a; notes %v", rate, r.Plans, r.Notes)
+		}
 	}
 }

@@ -95,7 +95,7 @@ func (c *Chooser) Peak(now time.Duration) (rate float64, lasts time.Duration) {
 	at := now
 	for i, l := range c.loads {
 		sum += l.rate
-		for l.at-c.loads[from].at >= over {
+		for from < i && l.at-c.loads[from].at >= over {
 			sum -= c.loads[from].rate
 			from++
 		}

@@ -194,3 +194,67 @@ func TestGuardsLimits(t *testing.T) {
 			with.Price, with.Serves, Text(without.Counts), without.Price, without.Serves)
 	}
 }
+
+var (
+	onDemand = map[rent.Kind]float64{
+		{Type: "g4dn.xlarge"}: 0.526, {Type: "c5n.2xlarge"}: 0.432, {Type: "r5n.large"}: 0.149,
+	}
+	oneGPU = rent.Kind{Type: "g4dn.xlarge"}
+	small  = rent.Kind{Type: "r5n.large"}
+)
+
+// TestOverloadedFleet: a fleet that cannot serve its rate within the limit gets the instances that
+// come nearest to it, and does not shrink.
+func TestOverloadedFleet(t *testing.T) {
+	config := Config{MaxPrice: 1, MinInstances: 1, Headroom: 1, Threshold: 0.05, Types: someTypes}
+	for _, rate := range []float64{41, 44, 48} {
+		config.Rate = rate
+		for _, have := range []int{2, 3} { // of r5n.large; with 3 all is spent
+			chooser := New(config)
+			f := &Fleet{
+				Problem: problem(t, onDemand), Prices: onDemand,
+				Desired: map[rent.Kind]int{oneGPU: 1, small: have},
+			}
+			for range 2 {
+				choice, err := chooser.Choose(t.Context(), 0, f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if choice.Counts[oneGPU] != 1 || choice.Counts[small] != 3 {
+					t.Errorf("%v queries/s, with %d: %s: %s", rate, have, Text(choice.Counts),
+						choice.Why)
+				}
+			}
+		}
+	}
+	one := map[rent.Kind]float64{oneGPU: 0.526}
+	config = Config{MaxPrice: 0.6, Headroom: 1, Rate: 20, Types: someTypes}
+	if _, err := New(config).Choose(t.Context(), 0,
+		&Fleet{Problem: problem(t, one), Prices: one}); err != nil {
+		t.Errorf("$0.6/hr buys one instance of 13.5 queries/s, 20 are asked for: %v", err)
+	}
+}
+
+// TestBudgetBelowSpare: a budget that pays for no fleet that serves anything without one of its
+// instances is not searched for ever.
+func TestBudgetBelowSpare(t *testing.T) {
+	for _, prices := range []map[rent.Kind]float64{onDemand, {oneGPU: 0.526}} {
+		config := Config{
+			Budget: 0.8, MaxPrice: 8, MinInstances: 1, Spare: 1, Headroom: 1, Rate: 10, Types: someTypes,
+		}
+		if _, err := New(config).Choose(t.Context(), 0,
+			&Fleet{Problem: problem(t, prices), Prices: prices}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestCalmOfZero: each load counts by itself.
+func TestCalmOfZero(t *testing.T) {
+	c := New(Config{})
+	c.Observe(2*time.Second, 10)
+	c.Observe(4*time.Second, 20)
+	if rate, _ := c.Peak(4 * time.Second); rate != 20 {
+		t.Errorf("the peak is %v, want 20", rate)
+	}
+}

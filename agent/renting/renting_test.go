@@ -1,0 +1,93 @@
+package renting
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// renter returns a Renting that rents by a policy, with its state in dir.
+func renter(t *testing.T, dir string) *Renting {
+	t.Helper()
+	r, err := New(Config{
+		StateDir: dir, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		Policy: `
+fleet: test
+mode: auto
+limits:
+  max_price_usd_per_hour: 1
+  types:
+    g4dn.xlarge: {}
+process:
+  dir: /tmp/x
+  models: /tmp/y
+`,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestPauseOutlastsRestart: an agent that restarts within a pause still pauses.
+func TestPauseOutlastsRestart(t *testing.T) {
+	d := &control.DesiredFleet{
+		Epoch: 1, Version: 1, Identity: "a", Known: true, PausedNs: int64(24 * time.Hour), By: "ann",
+	}
+	dir := t.TempDir()
+	for range 2 {
+		r := renter(t, dir)
+		r.Heard(d) // the second hears nothing new
+		if r.paused(r.Desired()) == "" {
+			t.Error("it does not pause")
+		}
+	}
+}
+
+// TestElectorsOfTwoTerms: an elector that is gone is forgotten after a day, however long the term
+// before was.
+func TestElectorsOfTwoTerms(t *testing.T) {
+	var all []*control.Member
+	for _, address := range []string{"a", "b", "c", "d", "e"} {
+		all = append(all, &control.Member{Name: address, Address: address, Lanes: 1, Role: "may"})
+	}
+	var e electors
+	e.begin()
+	e.majority(30*24*time.Hour, all)
+	e.begin()
+	e.majority(0, all[:4])
+	e.majority(forgotten+time.Hour, all[:4])
+	if got := e.addresses(); len(got) != 4 {
+		t.Errorf("%v are known a day after e has gone", got)
+	}
+}
+
+// TestStateWhileElected: an agent can be asked for the state as soon as it leads.
+func TestStateWhileElected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, err := New(Config{
+			Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx, Term{View: func() *control.View { return &control.View{} }})
+		for {
+			if state, err := r.State(); err == nil {
+				if state.GetFault() == "" {
+					t.Error("an agent that cannot rent does not say so")
+				}
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	})
+}
