@@ -162,10 +162,15 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 	l.tried++
 	t.tries = known == 0 || l.tried%tryEvery == 0
 	t.narrow = t.whole <= shortRun && (known > 0 && known <= t.whole) != t.tries
-	if t.spread = t.spread * onCore / t.whole; known > 0 {
+	if t.spread = scaled(t.spread, onCore, t.whole); known > 0 {
 		t.spread = spread
 	}
 	t.expect(onCore)
+}
+
+// scaled returns d times a / b, whose product with d may overflow.
+func scaled(d, a, b time.Duration) time.Duration {
+	return time.Duration(float64(d) * float64(a) / float64(b))
 }
 
 // expect has t, which is due when it was, be expected to take d.
@@ -186,7 +191,7 @@ func suitsCore(t *turn) bool {
 // wholly has t, which gets a whole lane, no longer be expected to run on one core.
 func (t *turn) wholly() {
 	if t.single != nil {
-		t.spread = t.spread * t.whole / t.Estimate
+		t.spread = scaled(t.spread, t.whole, t.Estimate)
 		t.expect(t.whole)
 		t.single, t.narrow = nil, false
 	}

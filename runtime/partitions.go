@@ -98,7 +98,9 @@ func (p *Partitions) Retire(ctx context.Context, former []Part) error {
 		if !has(former, part.Partition) {
 			return false
 		}
-		next.ended.add(part.Stats())
+		s := part.Stats()
+		s.Running, s.Waiting, s.WaitingBytes = 0, 0, 0 // a run that drain gave up ends by itself
+		next.ended.add(s)
 		return true
 	})
 	p.now.Store(&next)

@@ -272,3 +272,50 @@ func TestArrangeUnderLoad(t *testing.T) {
 		clients.Wait()
 	})
 }
+
+// endless is a model whose runs go on although they are cancelled, until it is closed.
+type endless chan struct{}
+
+func (e endless) Run(context.Context, []tensor.Tensor) (*runtime.Result, error) {
+	<-e
+	return &runtime.Result{}, nil
+}
+
+func (endless) Close() error { return nil }
+
+// TestRetireGivesUp: a run that goes on in a partition which was retired does not count as running
+// for ever.
+func TestRetireGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		part := func() runtime.Part {
+			p, err := runtime.NewPartition(runtime.PartitionConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return runtime.Part{Partition: p, Models: []string{"wnd"}}
+		}
+		all, err := runtime.NewPartitions(part())
+		if err != nil {
+			t.Fatal(err)
+		}
+		model := make(endless)
+		go func() {
+			_, _ = all.Do(t.Context(), runtime.Query{Model: model, BatchSize: 1, Profile: "wnd/1"})
+		}()
+		synctest.Wait()
+		former, err := all.Arrange(part())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := all.Retire(ctx, former); err == nil {
+			t.Error("the run has ended")
+		}
+		close(model)
+		synctest.Wait()
+		if n := all.Stats().Running; n != 0 {
+			t.Errorf("%d queries run, want none", n)
+		}
+	})
+}

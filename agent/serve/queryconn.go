@@ -197,7 +197,8 @@ func (c *queryConns) lookOnce(now time.Time) bool {
 		switch phase, since := q.Phase(); {
 		case phase == queryconn.Answering && now.Sub(since) > lookAgain && q.ended():
 			q.cancel()
-		case phase == queryconn.Idle && now.Sub(since) > idleTimeout:
+		case (phase == queryconn.Idle || phase == queryconn.Sending) &&
+			now.Sub(since) > idleTimeout:
 			_ = q.conn.Close() // its goroutine ends
 		}
 	}

@@ -459,3 +459,32 @@ func benchmarkQueries(b *testing.B, size int) {
 		a.Answer.Release()
 	}
 }
+
+// TestSending: a connection does not count as idle while an answer is sent, or a server that stops
+// would close it.
+func TestSending(t *testing.T) {
+	client, conn := net.Pipe()
+	s := NewServer(conn, Timeouts{})
+	answered := make(chan error)
+	go func() {
+		answered <- s.Answer(&oip.StreamedAnswer{Answer: &oip.Response{
+			Model: "m", Outputs: []tensor.Tensor{{
+				Name: "y", DataType: tensor.Uint8, Shape: []int64{1 << 20}, Data: make([]byte, 1<<20),
+			}},
+		}})
+		_ = conn.Close()
+	}()
+	if _, err := io.ReadFull(client, make([]byte, 1)); err != nil { // the rest waits for the client
+		t.Fatal(err)
+	}
+	if phase, _ := s.Phase(); phase != Sending {
+		t.Errorf("phase %d within an answer, want %d", phase, Sending)
+	}
+	go func() { _, _ = io.Copy(io.Discard, client) }()
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if phase, _ := s.Phase(); phase != Idle {
+		t.Errorf("phase %d after an answer, want %d", phase, Idle)
+	}
+}

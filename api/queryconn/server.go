@@ -47,6 +47,7 @@ const (
 	Idle      Phase = iota // no query has begun
 	Arriving               // a query has not been read to its end
 	Answering              // a query that was read has no answer
+	Sending                // an answer is being sent
 )
 
 // NewServer returns the server's end of conn, which belongs to the caller.
@@ -233,8 +234,12 @@ func (s *Server) Answer(a *oip.StreamedAnswer) error {
 		defer message.Free()
 		head.Answer = nil
 	}
-	s.enter(Idle) // first, because the client may ask again as soon as it has the answer
-	return write(s.conn, head.AppendHead, message)
+	s.enter(Sending)
+	if err := write(s.conn, head.AppendHead, message); err != nil {
+		return err
+	}
+	s.enter(Idle)
+	return nil
 }
 
 // Release returns the memory of what was read and not used. It is the last call.

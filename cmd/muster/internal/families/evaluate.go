@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,6 +23,7 @@ const (
 	// teacher is the value of --against for the model of which the others are variants.
 	teacher     = "teacher"
 	defaultRows = 200_000
+	mostRows    = 100_000_000
 	// generatedRows is on how many rows `models generate` measures variants. Differences between
 	// variants are known well enough from those.
 	generatedRows = 50_000
@@ -89,6 +91,17 @@ type evaluation struct {
 
 // run measures the models, and writes, draws and prints the result as the flags ask.
 func (e *evaluation) run(cmd *cobra.Command) error {
+	if e.rows < 0 || e.rows > mostRows {
+		return fmt.Errorf("--rows: got %d, want 1 to %d, or 0 for the default", e.rows, mostRows)
+	}
+	if e.plot != "" {
+		if ending := filepath.Ext(e.plot); ending != ".png" {
+			return fmt.Errorf("--plot %s: the ending is %q, want .png", e.plot, ending)
+		}
+		if _, err := os.Stat(filepath.Dir(e.plot)); err != nil {
+			return fmt.Errorf("--plot: %w", err)
+		}
+	}
 	versions, err := e.versions()
 	if err != nil {
 		return err

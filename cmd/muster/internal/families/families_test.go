@@ -306,9 +306,13 @@ func TestFaults(t *testing.T) {
 		{"evaluate own", `not known of which model of family "f" own is a variant`},
 		{"evaluate ncf --against rows.txt", `the name ends in ".txt", expected .csv or .npz`},
 		{"evaluate ncf wnd --against rows.csv", "cannot be measured beside the others: "},
+		{"evaluate ncf --rows -1", "--rows: got -1, want 1 to 100000000"},
+		{"evaluate ncf --plot x.jpg", `--plot x.jpg: the ending is ".jpg", want .png`},
+		{"evaluate ncf --plot none/x.png", "--plot: stat none: no such file"},
 		{"quantize " + dir + "/none.onnx", "no such file"},
 		{"train songs", `invalid argument "songs"`},
 		{"generate " + dir + " ncf --variants int9", `variant "int9": expected int8`},
+		{"generate " + dir + " ncf --family f", "--family f, but no --variants"},
 		{"generate " + dir + " ncf --variants lookups:1/2", "no input of ids with several lookups"},
 	} {
 		args := strings.Split(tt.args, " ")

@@ -1,6 +1,8 @@
 package families
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -25,6 +27,10 @@ func (v *Variants) Add(flags *pflag.FlagSet) {
 
 // Validate returns the fault of the flags, if there is one.
 func (v *Variants) Validate() error {
+	if v.family != "" && len(v.kinds) == 0 {
+		return fmt.Errorf("--family %s, but no --variants: a family is a model and its variants",
+			v.family)
+	}
 	for _, k := range v.kinds {
 		if err := variants.Kind(k).Validate(); err != nil {
 			return err

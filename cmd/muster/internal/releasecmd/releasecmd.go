@@ -286,7 +286,7 @@ func bounds(k, n uint64) string {
 		return "-"
 	}
 	low, high := canary.Bounds(k, n, .01)
-	return fmt.Sprintf("%s [%.2g, %.2g]", percent(float64(k)/float64(n)), 100*low, 100*high)
+	return fmt.Sprintf("%s [%.3g, %.3g]", percent(float64(k)/float64(n)), 100*low, 100*high)
 }
 
 func took(ns int64) string {
