@@ -31,6 +31,8 @@ type Model struct {
 	Weight float64
 	// BatchSizes is the distribution of the batch sizes of its queries.
 	BatchSizes *workload.BatchSizes
+	// LargestRun is the largest batch size of queries that run merged; 0 means 1000.
+	LargestRun int
 	// Latencies are the execution latencies by instance type, for all types of the pool on which
 	// the model can run.
 	Latencies map[string]match.Latencies
@@ -282,13 +284,13 @@ func (c *Config) policy() string {
 
 func (c *Config) gateways() int { return cmp.Or(c.Gateways, 4) }
 
-// defaultLargest is the largest batch size of a model whose model.yaml does not say another.
+// defaultLargest is the largest batch size of a model that does not say another.
 const defaultLargest = 1000
 
 // largestRun is the largest batch size of a run: that of a query, unless queries are merged.
 func (c *Config) largestRun(m *Model) int {
 	if c.Merge.Merges() {
-		return max(m.BatchSizes.Largest(), defaultLargest)
+		return max(m.BatchSizes.Largest(), cmp.Or(m.LargestRun, defaultLargest))
 	}
 	return m.BatchSizes.Largest()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,6 +101,9 @@ func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload
 		m.QoSTarget = info.QoSTarget
 	}
 	largest := info.LargestBatchSize
+	if s.samples != nil {
+		largest = math.MaxInt
+	}
 	for _, t := range instanceTypes {
 		if s.samples == nil {
 			table, err := s.library.Table(name, profiles.InstanceType(t))
@@ -114,7 +118,8 @@ func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload
 			return m, err
 		}
 		m.Latencies[t] = latency.Measured(series)
-		largest = slices.Max(series.BatchSizes())
+		largest = min(largest, slices.Max(series.BatchSizes()))
+		m.LargestRun = largest // what a larger run takes is not known
 	}
 	if m.BatchSizes, err = batchSizes.AtMost(largest); err != nil {
 		return m, fmt.Errorf("model %s: %w", name, err)
