@@ -241,6 +241,7 @@ func TestReadVersionFaults(t *testing.T) {
 		"inputs: [{name: ids, id_bounds: [10, 20]}]":    "",
 		"inputs: [{name: ids, id_bounds: [10]}]":        "",
 		"outputs: [{name: same}]\nqos_target_ms: 1\n\n": "",
+		"qos_target_ms: 1\n---\nqos_target_ms: 2\n":     "more than one document",
 	} {
 		b := newBench(t)
 		b.add("m/1")

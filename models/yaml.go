@@ -95,6 +95,9 @@ func parseOver(path string, data []byte, c Config) (Config, error) {
 		}
 		return Config{}, fmt.Errorf("%s: %w", path, err)
 	}
+	if err := d.Decode(new(yaml.Node)); err != io.EOF {
+		return Config{}, fmt.Errorf("%s: more than one document, want one", path)
+	}
 	p := parser{path: path}
 	p.config(document.Content[0], &c)
 	return c, errors.Join(p.faults...)

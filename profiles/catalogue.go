@@ -156,6 +156,9 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 		}
 		return nil, fmt.Errorf("read instance types from %s: %w", name, err)
 	}
+	if err := d.Decode(new(yaml.Node)); err != io.EOF {
+		return nil, fmt.Errorf("read instance types from %s: more than one document, want one", name)
+	}
 	if len(file.InstanceTypes) == 0 {
 		return nil, fmt.Errorf("read instance types from %s: no entry under instance_types", name)
 	}

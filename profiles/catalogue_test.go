@@ -161,6 +161,7 @@ func TestCatalogueExtendErrors(t *testing.T) {
 		{"instances: []\n", "line 1: field instances not found"},
 		{"instance_types:\n- a\n", "line 2: an instance type is a mapping"},
 		{"instance_types: 5\n", "line 1"},
+		{entry("hour: 1", "hour: 1") + "---\nfoo: 1\n", "mine.yaml: more than one document"},
 		{"\t", "mine.yaml"},
 		{entry("vcpus", "vcpu"), `line 2: unknown key "vcpu"; known are type, price_usd_per_hour`},
 		{entry("x.large", `""`), "mine.yaml:2: instance type \"\": no type named"},

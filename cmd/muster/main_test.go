@@ -177,6 +177,7 @@ func TestConfigCheck(t *testing.T) {
 			"f.yaml:1: lanes: got 2 values, want one: a whole number",
 		}},
 		{"list", "- 1\n", []string{"f.yaml:1: want lines of `setting: value`"}},
+		{"two documents", "lanes: 1\n---\nlanes: 2\n", []string{"f.yaml: more than one document"}},
 		{"no yaml", "lanes: 1\na: b: c\n", []string{"f.yaml: line 2"}},
 		{"same address", "http: 127.0.0.1:1\ngrpc: 127.0.0.1:1\n", []string{
 			`grpc: address "127.0.0.1:1" is that of http too`,

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -152,8 +153,12 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 		return nil, fmt.Errorf("read config file: %w", err)
 	}
 	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	if err := d.Decode(&document); err != nil && err != io.EOF {
 		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := d.Decode(new(yaml.Node)); err != io.EOF {
+		return nil, fmt.Errorf("%s: more than one document, want one", path)
 	}
 	if document.Kind == 0 || document.Content[0].Tag == "!!null" { // empty, or comments alone
 		return nil, nil
