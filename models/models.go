@@ -82,9 +82,10 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return nil, err
 	}
 	s, err := onnx.ReadSignature(path)
-	// The model itself is missing, not its external data.
-	if _, gone := os.Stat(path); gone != nil && errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w%s", err, insteadOf(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, gone := os.Stat(path); gone != nil { // the model itself, not its external data
+			err = fmt.Errorf("%w%s", err, insteadOf(path))
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -26,6 +26,18 @@ func led(t *testing.T) *run {
 	return r
 }
 
+// atAgent is a led gateway with query 4, whose first attempt is under way, and that query's caller.
+func atAgent(t *testing.T) (*run, *caller) {
+	t.Helper()
+	r := led(t)
+	c := r.arrive()
+	r.hears()
+	r.assign(4)
+	r.hears()
+	r.look(c)
+	return r, c
+}
+
 // hears has all that is under way arrive.
 func (r *run) hears() {
 	for r.leader != nil && len(r.up)+len(r.down) > 0 {
@@ -189,12 +201,7 @@ func TestOfferedAgain(t *testing.T) {
 // goes on until then.
 func TestLeft(t *testing.T) {
 	for _, leads := range []bool{true, false} {
-		r := led(t)
-		c := r.arrive()
-		r.hears()
-		r.assign(4)
-		r.hears()
-		r.look(c)
+		r, c := atAgent(t)
 		at := c.target.Agent
 		if leads {
 			delete(r.leader.rows, 4)
@@ -248,12 +255,7 @@ func TestGivesUp(t *testing.T) {
 // again.
 func TestFailedAfterOfferedAgain(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		r := led(t)
-		c := r.arrive()
-		r.hears()
-		r.assign(4)
-		r.hears()
-		r.look(c)
+		r, c := atAgent(t)
 		if offered {
 			r.offerAgain(r.leader.assigned[0])
 			r.hears()

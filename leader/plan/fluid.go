@@ -21,9 +21,8 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	r := newRelaxation(a, space)
 	if p.Objective == LeastCost {
-		found, err := r.cheapest(topOr(f.Top), p.Rate/p.efficiency())
+		found, err := newRelaxation(a, space).cheapest(topOr(f.Top), p.Rate/p.efficiency())
 		if err != nil {
 			return nil, err
 		}
@@ -32,7 +31,7 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		}
 		a.noteUnmet(ctx)
 	}
-	// A new one: r does not look again at what cheapest has found to be too little.
+	// Not the relaxation above, which does not look again at what it has found to be too little.
 	found, err := newRelaxation(a, space).highest(topOr(f.Top))
 	if err != nil {
 		return nil, err
