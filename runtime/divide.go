@@ -71,10 +71,14 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 		return false
 	}
 	l.first = l.queue.First(l.first[:0], now, 1)
-	if len(l.first) == 0 || !suitsCore(l.first[0]) {
-		return false // what is next waits until a lane is whole
+	if len(l.first) == 0 {
+		return false
 	}
 	t, load := l.first[0], l.queue.Len() >= l.cores
+	if !suitsCore(t) { // it waits until a lane is whole
+		l.hasten(t, now)
+		return false
+	}
 	if n := len(l.free); n > 0 {
 		if !t.narrow && !load && !l.forLoad[l.free[n-1]] {
 			return false
@@ -90,6 +94,20 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	l.startOnCore(t, now)
 	close(t.granted)
 	return true
+}
+
+// hasten has t, which is next but needs a whole lane, stay next if it has waited for long. Else it could
+// wait for ever: queries in time go before it, and as long as they overlap on the cores of a lane, the
+// lane is never whole.
+func (l *Lanes) hasten(t *turn, now time.Duration) {
+	if len(l.idle) > 0 || !l.queue.Hasten(t, now) {
+		return
+	}
+	if t.kind != nil && t.kind.Policy.Waits() { // nobody waits for others that it might run with
+		l.left(t)
+		l.unkind(t)
+		l.entered(t)
+	}
 }
 
 // dividesFor reports whether an idle lane is to be divided for t, which suits it, alone: because t is

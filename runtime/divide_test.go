@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
@@ -184,6 +185,32 @@ func TestNarrow(t *testing.T) {
 			"c: ok on a core after 0s at 700µs", "d: ok on a core after 0s at 1ms",
 			"e: ok after 200µs at 1.8ms", "f: ok on a core after 500µs at 2.1ms")
 	})
+}
+
+// TestNarrowLeaveTurns: a query without a target that needs the whole lane waits for a moment when none
+// waits that goes before it, but not until none runs.
+func TestNarrowLeaveTurns(t *testing.T) {
+	for _, policy := range []merge.Policy{"", merge.Proteus} {
+		onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
+			s.narrow()
+			for client := range 2 {
+				s.wg.Go(func() {
+					time.Sleep(time.Duration(client) * 100 * time.Microsecond)
+					for range 1000 {
+						s.ask(t.Context(), "", 1, dueIn(10*ms))
+					}
+				})
+			}
+			time.Sleep(ms)
+			s.ask(t.Context(), "", 10, func(q *runtime.Query) {
+				q.Merge, q.LargestBatch = policy, 100
+			})
+			if waited := time.Since(s.at); waited > 110*ms {
+				t.Errorf("merging by %q: answered after %v, want little more than %v", policy, waited,
+					queue.BackgroundWait)
+			}
+		})
+	}
 }
 
 // TestNarrowLearns: now and then a short query runs the other way. So the lanes notice when one core

@@ -71,7 +71,7 @@ type class uint8
 
 const (
 	none   class = iota
-	waited       // background queries, for long enough
+	waited       // for long enough: background queries, and late ones that Hasten has moved
 	inTime
 	late
 	background
@@ -86,12 +86,13 @@ type Queue[T Item] struct {
 	of       [classes]items[T]
 	next     []int // scratch of First
 	sequence uint64
+	len      int
 	bytes    int64
 	estimate time.Duration
 }
 
 // Len returns the number of queries that wait, without background queries.
-func (q *Queue[T]) Len() int { return len(q.of[inTime]) + len(q.of[late]) }
+func (q *Queue[T]) Len() int { return q.len }
 
 // Bytes returns the sum of Place.Bytes of the queries that Len counts.
 func (q *Queue[T]) Bytes() int64 { return q.bytes }
@@ -124,6 +125,7 @@ func (q *Queue[T]) PushAgain(item T, now time.Duration) {
 		q.enter(inTime, item)
 	}
 	if !p.Background {
+		q.len++
 		q.bytes += p.Bytes
 		q.estimate += p.Estimate
 	}
@@ -160,6 +162,18 @@ func (q *Queue[T]) age(now time.Duration) {
 	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
 		q.enter(late, heap.Pop(&q.of[inTime]).(T))
 	}
+}
+
+// Hasten has a late query that has waited for BackgroundWait go before all that are not such, and
+// reports whether it does.
+func (q *Queue[T]) Hasten(item T, now time.Duration) bool {
+	p := item.place()
+	if p.in != late || p.turn >= now {
+		return false
+	}
+	heap.Remove(&q.of[late], p.index)
+	q.enter(waited, item)
+	return true
 }
 
 // First appends to into the first queries that Pop would return, in that order, as long as they are
@@ -232,6 +246,7 @@ func (q *Queue[T]) Remove(item T) bool {
 	heap.Remove(waiting, p.index)
 	p.in = none
 	if !p.Background {
+		q.len--
 		q.bytes -= p.Bytes
 		q.estimate -= p.Estimate
 	}

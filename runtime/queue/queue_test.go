@@ -15,14 +15,15 @@ import (
 
 type query struct {
 	queue.Place
-	name   int
-	pushed time.Duration
+	name     int
+	pushed   time.Duration
+	hastened bool
 }
 
 // class is where a query that waits stands.
 func (w *query) class(now time.Duration) int {
 	switch {
-	case w.Background && w.pushed+queue.BackgroundWait < now:
+	case w.hastened, w.Background && w.pushed+queue.BackgroundWait < now:
 		return -1
 	case w.Background:
 		return 2
@@ -70,7 +71,7 @@ func order(t *rapid.T) {
 		if rapid.IntRange(0, 9).Draw(t, "long") == 0 {
 			now += queue.BackgroundWait
 		}
-		switch rapid.IntRange(0, 4).Draw(t, "what") {
+		switch rapid.IntRange(0, 5).Draw(t, "what") {
 		case 0, 1:
 			w := &query{name: i, pushed: now, Place: queue.Place{
 				LatestStart: now + time.Duration(rapid.IntRange(-5, 20).Draw(t, "slack")),
@@ -115,7 +116,16 @@ func order(t *rapid.T) {
 				if w.LatestStart != queue.NoTarget {
 					w.LatestStart -= longer
 				}
+				w.hastened = false
 				q.PushAgain(w, now)
+			}
+		case 5:
+			if w := next(); w != nil {
+				want := w.class(now) == 1 && w.pushed+queue.BackgroundWait < now
+				if q.First(nil, now, 1); q.Hasten(w, now) != want {
+					t.Fatalf("query %d goes first: %v, want %v", w.name, !want, want)
+				}
+				w.hastened = w.hastened || want
 			}
 		}
 		n, bytes, estimate := 0, int64(0), time.Duration(0)
