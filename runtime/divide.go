@@ -215,6 +215,19 @@ func (t *turn) wholly() {
 	}
 }
 
+// widens has t, which waits and has become late for one core, wait for a whole lane instead, and reports
+// whether it does: unless there is load, or t is late for that as well.
+func (l *Lanes) widens(t *turn, now time.Duration) bool {
+	if t.single == nil || now+t.whole > t.due() || l.queue.Len() >= l.cores || !l.remove(t) {
+		return false
+	}
+	t.wholly()
+	l.queue.PushAgain(t, now)
+	l.entered(t)
+	l.serve(now)
+	return true
+}
+
 // saves returns by how much t is expected to take less of a lane's time than its run takes.
 func (l *Lanes) saves(t *turn) time.Duration {
 	if t.single == nil {

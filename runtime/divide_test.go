@@ -154,6 +154,36 @@ func TestNotDivided(t *testing.T) {
 	}
 }
 
+// TestLateForOneCore: a query that has waited until it is late for one core, but not for the whole lane,
+// gets the whole lane. It does not while as many wait as the lane has cores, as that takes more of its
+// time.
+func TestLateForOneCore(t *testing.T) {
+	onStage(t, runtime.LanesConfig{Cores: 4}, func(t *testing.T, s *stage) {
+		ctx := t.Context()
+		s.learn()
+		reject := func(q *runtime.Query) { dueIn(100 * ms)(q); q.RejectLate = true }
+		s.send(ctx, "long", 70, nil)
+		s.send(ctx, "a", 10, reject) // on one core 40 ms are expected
+		s.wg.Wait()
+		s.want("long: ok at 70ms", "a: ok at 80ms")
+
+		s.done, s.at = nil, time.Now()
+		s.send(ctx, "long", 70, nil)
+		s.send(ctx, "no target", 10, nil)
+		s.send(ctx, "a", 10, dueIn(100*ms))
+		s.wg.Wait()
+		s.want("long: ok at 70ms", "a: ok at 80ms", "no target: ok at 90ms")
+
+		s.done, s.at = nil, time.Now()
+		s.send(ctx, "long", 70, nil)
+		for range 4 {
+			s.send(ctx, "b", 10, reject)
+		}
+		s.want("b: late at 60ms", "long: ok at 70ms", "b: ok at 80ms", "b: ok at 90ms",
+			"b: ok at 100ms")
+	})
+}
+
 // narrow has one row take 300 us on a core and 350 us on the whole lane, and ten rows 1.2 ms and 0.8.
 func (s *stage) narrow() {
 	s.takes = func(rows int) time.Duration { return time.Duration(300+50*rows) * ms / 1000 }

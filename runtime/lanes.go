@@ -436,12 +436,13 @@ func (l *Lanes) serveWaiting() {
 // takes t out of the queue and returns why. A query whose run has begun with others does not become
 // late any more; if its ctx ends, the others go on.
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
+	var timer *time.Timer
 	var late <-chan time.Time
-	if q.rejects() {
+	if q.QoSTarget > 0 && (q.RejectLate || q.Divide && l.cores > 1) {
 		l.mu.Lock()
 		start := t.LatestStart
 		l.mu.Unlock()
-		timer := time.NewTimer(start - l.now() + 1)
+		timer = time.NewTimer(start - l.now() + 1)
 		defer timer.Stop()
 		late = timer.C
 	}
@@ -455,6 +456,17 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 			isLate, late = true, nil
 		}
 		l.mu.Lock()
+		if isLate {
+			widened := l.widens(t, l.now())
+			if widened {
+				timer.Reset(t.LatestStart - l.now() + 1)
+				late = timer.C
+			}
+			if widened || !q.RejectLate {
+				l.mu.Unlock()
+				continue
+			}
+		}
 		removed, m := l.remove(t), t.merged
 		switch {
 		case !removed && (t.running || t.result != nil || t.refusal != nil):
