@@ -28,6 +28,9 @@ type Partitions struct {
 	now atomic.Pointer[arrangement]
 	// changing guards changes of now.
 	changing sync.Mutex
+	// draining counts the queries that got no answer because their lanes drain. Lanes that were replaced
+	// refuse some that others then answer.
+	draining atomic.Uint64
 }
 
 // An arrangement is the partitions at a time. It is never changed.
@@ -164,7 +167,11 @@ func (p *Partitions) Do(ctx context.Context, q Query) (*Result, error) {
 		}
 		// The partition may have been retired just now.
 		next := p.ofProfile(q.Profile)
-		if !errors.Is(err, ErrDraining) || next != nil && next.Partition == part.Partition {
+		switch {
+		case !errors.Is(err, ErrDraining):
+			return nil, err
+		case next != nil && next.Partition == part.Partition:
+			p.draining.Add(1)
 			return nil, err
 		}
 		part = next
@@ -220,6 +227,7 @@ func (p *Partitions) Stats() (all LanesStats) {
 	for _, part := range now.former {
 		all.add(part.Stats())
 	}
+	all.Dropped.Draining = p.draining.Load()
 	return all
 }
 
@@ -233,7 +241,6 @@ func (s *LanesStats) add(o LanesStats) {
 	s.Dropped.Cancelled += o.Dropped.Cancelled
 	s.Dropped.Late += o.Dropped.Late
 	s.Dropped.Overloaded += o.Dropped.Overloaded
-	s.Dropped.Draining += o.Dropped.Draining
 }
 
 // Remaining is [Lanes.Remaining] of a model's partition; 0 if it has none.

@@ -221,7 +221,8 @@ func TestArrange(t *testing.T) {
 	})
 }
 
-// TestArrangeUnderLoad: queries that meet the end of their lanes run on those that follow.
+// TestArrangeUnderLoad: queries that meet the end of their lanes run on those that follow, and none
+// counts as dropped, while all lanes drain and only then.
 func TestArrangeUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -260,9 +261,12 @@ func TestArrangeUnderLoad(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := all.Retire(ctx, former); err != nil {
+			ended, end := context.WithCancel(ctx)
+			end()
+			if err := all.Retire(ended, former); err != nil && !errors.Is(err, context.Canceled) {
 				t.Fatal(err)
 			}
+			time.Sleep(time.Millisecond)
 			for _, p := range former {
 				if err := m.Leave(p.Partition); err != nil {
 					t.Fatal(err)
@@ -270,6 +274,16 @@ func TestArrangeUnderLoad(t *testing.T) {
 			}
 		}
 		clients.Wait()
+		if n := all.Stats().Dropped.Draining; n != 0 {
+			t.Errorf("%d answered queries count as dropped", n)
+		}
+		if err := all.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_, err = all.Do(ctx, runtime.Query{Model: m, BatchSize: 1, Profile: "wnd/1"})
+		if n := all.Stats().Dropped.Draining; n != 1 || !errors.Is(err, runtime.ErrDraining) {
+			t.Errorf("lanes that drain answer with %v, and %d queries are dropped", err, n)
+		}
 	})
 }
 
