@@ -158,6 +158,7 @@ type turn struct {
 	single  Model         // runs it on one core; nil: nothing does, or it is not to
 	whole   time.Duration // what it is expected to take on all cores of a lane
 	narrow  bool          // whether one core is to run it though there is no load; see divided
+	rejects bool          // whether it is dropped as soon as it is late
 	tries   bool          // whether it goes the way that is not expected to be best, to learn of it
 	saves   time.Duration // see Lanes.saves; while it waits
 
@@ -217,7 +218,7 @@ func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	t := &turn{
 		Place: queue.Place{Background: q.Background}, inputs: q.Inputs, batch: q.BatchSize,
-		profile: q.Profile,
+		profile: q.Profile, rejects: q.RejectLate && q.QoSTarget > 0,
 	}
 	if q.Deadline.IsZero() {
 		ctx, t.cancel = context.WithCancel(ctx)
@@ -259,6 +260,11 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		case result != nil:
 			result.Queue, result.Lane = t.started-admitted, t.lane
 			return result, nil
+		case t.rejects && t.LatestStart < l.now():
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.dropped.Late++
+			return nil, ErrLate
 		}
 	}
 	if q.Background {
@@ -314,7 +320,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		return 0, ErrDraining
 	case ctx.Err() != nil:
 		return 0, l.drop(ctx, t)
-	case q.rejects() && t.LatestStart < now:
+	case t.rejects && t.LatestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
 	case len(l.idle) > 0 && l.queue.Len() == 0 && !waits:
@@ -348,9 +354,6 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	l.refuse(now)
 	return now, nil
 }
-
-// rejects reports whether the query is to be dropped as soon as it is late.
-func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
 
 // push makes t wait.
 func (l *Lanes) push(t *turn, now time.Duration) {
@@ -438,7 +441,7 @@ func (l *Lanes) serveWaiting() {
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	var timer *time.Timer
 	var late <-chan time.Time
-	if q.QoSTarget > 0 && (q.RejectLate || q.Divide && l.cores > 1) {
+	if t.rejects || q.QoSTarget > 0 && q.Divide && l.cores > 1 {
 		l.mu.Lock()
 		start := t.LatestStart
 		l.mu.Unlock()
@@ -462,7 +465,7 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 				timer.Reset(t.LatestStart - l.now() + 1)
 				late = timer.C
 			}
-			if widened || !q.RejectLate {
+			if widened || !t.rejects {
 				l.mu.Unlock()
 				continue
 			}

@@ -150,7 +150,8 @@ func (m *mergedRun) abandon(t *turn) {
 
 // runMerged runs t, the first member of a run, with the others, and hands them their results. It
 // returns nil if the run failed: the reason may be in one member, so each then runs alone, the
-// first one at once by its caller and the others when they get a lane.
+// first one at once by its caller and the others when they get a lane. Those that have become late
+// meanwhile, and are to be rejected then, do not.
 func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Result) {
 	m := t.merged
 	defer m.cancel()
@@ -188,7 +189,12 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 			case !m.gone[i]:
 				member.merged = nil
 				l.unkind(member)
-				l.push(member, now)
+				if member.rejects && member.LatestStart < now {
+					l.dropped.Late++
+					l.refuseTurn(member, ErrLate)
+				} else {
+					l.push(member, now)
+				}
 			}
 		}
 		if parts == nil {

@@ -231,6 +231,9 @@ func TestCollect(t *testing.T) {
 func TestMergeOutcomes(t *testing.T) {
 	ending, end := context.WithCancel(background)
 	defer end()
+	rejects := func(d time.Duration) func(q *runtime.Query) {
+		return func(q *runtime.Query) { q.QoSTarget, q.RejectLate = d, true }
+	}
 	for _, tt := range []struct {
 		name    string
 		play    func(m *merging)
@@ -312,6 +315,24 @@ func TestMergeOutcomes(t *testing.T) {
 			"a: 1 of 1 items, waited 0s at 10.1ms", "b: 1 of 1 items, waited 10.1ms at 20.2ms",
 			"c: 1 of 2 items, waited 20.2ms at 30.4ms", "d: 1 of 1 items, waited 30.4ms at 40.5ms",
 		}},
+		{"the run fails, and some are late by then", func(m *merging) {
+			m.model.replace = func(_ context.Context, batch int64) error {
+				if batch > 1 {
+					time.Sleep(5 * ms)
+					return errors.New("too large")
+				}
+				return nil
+			}
+			m.send(background, "a", 1, nil)
+			m.send(background, "b", 1, rejects(23*ms))
+			m.send(background, "c", 1, rejects(24*ms))
+			m.send(background, "d", 1, rejects(60*ms))
+		}, []int64{1, 3, 1}, []string{
+			"a: 1 of 1 items, waited 0s at 10.1ms",
+			"b: runtime: query can no longer meet its QoS target at 15.1ms",
+			"c: runtime: query can no longer meet its QoS target at 15.1ms",
+			"d: 1 of 1 items, waited 15.1ms at 25.2ms",
+		}},
 		{"the run panics", func(m *merging) {
 			m.model.replace = func(_ context.Context, batch int64) error {
 				if batch > 1 {
@@ -327,9 +348,6 @@ func TestMergeOutcomes(t *testing.T) {
 			"c: 1 of 1 items, waited 10.1ms at 20.2ms",
 		}},
 		{"late ones are rejected before they run, not after", func(m *merging) {
-			rejects := func(d time.Duration) func(q *runtime.Query) {
-				return func(q *runtime.Query) { q.QoSTarget, q.RejectLate = d, true }
-			}
 			m.send(background, "a", 1, nil)
 			m.send(background, "b", 1, rejects(19*ms))
 			m.send(background, "c", 1, rejects(21*ms)) // its latest start is 10.9 ms

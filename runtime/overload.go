@@ -225,7 +225,12 @@ func (l *Lanes) refuse(now time.Duration) {
 // refuseWaiting refuses t, which waits.
 func (l *Lanes) refuseWaiting(t *turn, now time.Duration) {
 	l.remove(t)
-	t.refusal = l.overloaded(now)
+	l.refuseTurn(t, l.overloaded(now))
+}
+
+// refuseTurn refuses t, which was to wait, for a reason.
+func (l *Lanes) refuseTurn(t *turn, reason error) {
+	t.refusal = reason
 	l.leave(t)
 	close(t.granted)
 }
