@@ -138,6 +138,7 @@ func (m *placed) on(lane int) Model { return m.sessions[min(lane, len(m.sessions
 type Spread struct {
 	Model    // as it was loaded: where nothing else was placed
 	changing sync.Mutex
+	closed   bool // guarded by changing
 	on       atomic.Pointer[map[*Partition]Model]
 }
 
@@ -148,12 +149,13 @@ func NewSpread(model Model) *Spread {
 	return s
 }
 
-// Place makes the sessions for a partition, unless there are some. It blocks meanwhile.
+// Place makes the sessions for a partition, unless there are some or the model is closed. It blocks
+// meanwhile.
 func (s *Spread) Place(ctx context.Context, p *Partition) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	on := maps.Clone(*s.on.Load())
-	if on[p] != nil {
+	if s.closed || on[p] != nil {
 		return nil
 	}
 	m, err := p.Place(ctx, s.Model)
@@ -189,6 +191,9 @@ func (s *Spread) Leave(p *Partition) error {
 
 // Close closes the sessions of all partitions, and the model.
 func (s *Spread) Close() error {
+	s.changing.Lock()
+	s.closed = true
+	s.changing.Unlock()
 	var errs []error
 	for p := range *s.on.Load() {
 		errs = append(errs, s.Leave(p))

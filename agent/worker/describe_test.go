@@ -42,7 +42,9 @@ func TestDescribeWithoutNewest(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			return &Model{Model: m, runs: runtime.NewSpread(m), checksum: sums[v.Number]}, nil
+			return &Model{
+				Model: m, runs: runtime.NewSpread(m), of: w, checksum: sums[v.Number],
+			}, nil
 		}, models.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}

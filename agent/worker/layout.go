@@ -208,6 +208,7 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	}
 	if err == nil {
 		err = w.arrange(ctx, to, parts)
+		w.abandon(ctx, parts)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
@@ -324,7 +325,7 @@ func (s *layouts) follow(ctx context.Context, layout place.Layout, drainFirst bo
 		return
 	}
 	w.coming.Store(&parts)
-	defer w.coming.Store(nil)
+	defer w.abandon(ctx, parts)
 	for _, key := range layout.Models() {
 		model, _ := key.Split()
 		if !slices.Contains(missing, model) {

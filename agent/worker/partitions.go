@@ -126,23 +126,33 @@ func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part,
 }
 
 // arrange makes parts, which partitions has made of the layout, the agent's lanes, with sessions of
-// all models that are loaded. Those that were the lanes before run what they hold; retire ends them.
+// all models that load or are loaded. Those that were the lanes before run what they hold; retire ends
+// them. Whether or not it fails, the caller then calls abandon.
 func (w *Worker) arrange(ctx context.Context, l place.Layout, parts []runtime.Part) error {
-	err := w.place(ctx, parts)
-	if err == nil {
-		w.layout.Store(&l)
-		_, err = w.lanes.Arrange(parts...)
+	w.arranging.Lock()
+	defer w.arranging.Unlock()
+	if err := w.place(ctx, parts); err != nil {
+		return err
 	}
-	if err != nil {
-		w.leave(slices.DeleteFunc(slices.Clone(parts), func(part runtime.Part) bool {
-			return slices.ContainsFunc(w.lanes.Parts(), func(o runtime.Part) bool {
-				return o.Partition == part.Partition
-			})
-		}))
+	w.layout.Store(&l)
+	if _, err := w.lanes.Arrange(parts...); err != nil {
 		return err
 	}
 	w.estimates.rearranged()
 	return nil
+}
+
+// abandon ends those of parts, which partitions has made, that have not become lanes.
+func (w *Worker) abandon(ctx context.Context, parts []runtime.Part) {
+	w.arranging.Lock()
+	w.coming.Store(nil)
+	w.arranging.Unlock()
+	unused := slices.DeleteFunc(slices.Clone(parts), func(part runtime.Part) bool {
+		return slices.ContainsFunc(w.lanes.Parts(), func(o runtime.Part) bool {
+			return o.Partition == part.Partition
+		})
+	})
+	w.retire(ctx, unused)
 }
 
 // retire ends partitions that were lanes before. It returns when they have ended what they held,
@@ -154,44 +164,51 @@ func (w *Worker) retire(ctx context.Context, former []runtime.Part) {
 	w.leave(former)
 }
 
-// place makes sessions of the models that are loaded for the partitions that run them.
-func (w *Worker) place(ctx context.Context, parts []runtime.Part) error {
-	for _, part := range parts {
-		for _, model := range part.Models {
-			for _, status := range w.repository.Index() {
-				if status.Model != model || status.State != models.Ready {
-					continue
-				}
-				loaded, err := w.repository.Acquire(model, status.Version)
-				if err != nil {
-					continue // it has just been unloaded
-				}
-				err = loaded.Model.runs.Place(ctx, part.Partition)
-				loaded.Release()
-				if err != nil {
-					return fmt.Errorf("sessions of %s for lanes of %d cores: %w", model,
-						part.Cores(), err)
-				}
+// place makes sessions of the models that load or are loaded for the partitions that run them.
+func (w *Worker) place(ctx context.Context, parts []runtime.Part) (err error) {
+	w.spreads.Range(func(runs, model any) bool {
+		for _, part := range parts {
+			if !slices.Contains(part.Models, model.(string)) {
+				continue
+			}
+			if err = runs.(*runtime.Spread).Place(ctx, part.Partition); err != nil {
+				err = fmt.Errorf("sessions of %s for lanes of %d cores: %w", model, part.Cores(), err)
+				return false
 			}
 		}
+		return true
+	})
+	return err
+}
+
+// placeOne returns the partition of a version's model, with sessions for it in runs.
+func (w *Worker) placeOne(ctx context.Context, v *models.Version,
+	runs *runtime.Spread) (*runtime.Part, error) {
+	w.arranging.RLock()
+	defer w.arranging.RUnlock()
+	part, err := w.runsOn(v)
+	if err == nil && part.Models != nil {
+		err = runs.Place(ctx, part.Partition)
 	}
-	return nil
+	return part, err
 }
 
 // leave closes the sessions of partitions that are no lanes any more.
 func (w *Worker) leave(parts []runtime.Part) {
-	for _, status := range w.repository.Index() {
-		loaded, err := w.repository.Acquire(status.Model, status.Version)
-		if err != nil {
-			continue // it is not loaded
-		}
+	w.spreads.Range(func(runs, model any) bool {
 		for _, part := range parts {
-			if err := loaded.Model.runs.Leave(part.Partition); err != nil {
-				w.config.Log.Warn("sessions are not closed", "model", status.Model, "error", err)
+			if err := runs.(*runtime.Spread).Leave(part.Partition); err != nil {
+				w.config.Log.Warn("sessions are not closed", "model", model, "error", err)
 			}
 		}
-		loaded.Release()
-	}
+		return true
+	})
+}
+
+// closes closes a model.
+func (w *Worker) closes(runs *runtime.Spread) error {
+	w.spreads.Delete(runs)
+	return runs.Close()
 }
 
 // isolate returns the processors of the layout's lanes, by partition, and parts the cache where the

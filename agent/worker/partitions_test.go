@@ -5,10 +5,16 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // TestLayoutFits: the models of a fixed layout, and only they, must fit the memory; the error names
@@ -54,5 +60,94 @@ func TestLayoutFits(t *testing.T) {
 	w.config.InMemory = false
 	if err := w.fits(1); err != nil {
 		t.Errorf("emulated, or mapped from files: %v", err)
+	}
+}
+
+// A holding executor holds the load of wnd until end is closed.
+type holding struct {
+	runtime.Executor
+	began, end chan struct{}
+}
+
+func (x *holding) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
+	if v.Model == "wnd" {
+		close(x.began)
+		<-x.end
+	}
+	return x.Executor.Load(ctx, v)
+}
+
+// A leaderless agent follows nobody.
+type leaderless struct{ Leading }
+
+func (leaderless) Leadership() *control.Leadership { return nil }
+
+// TestLoadWhileLanesMove: a model that loads while lanes move serves on the lanes that follow, with
+// sessions for them, whether they move before it has warmed up or after.
+func TestLoadWhileLanesMove(t *testing.T) {
+	dir := t.TempDir()
+	for _, model := range []string{"ncf", "wnd"} {
+		if _, err := zoo.Generate(t.Context(), dir, model,
+			zoo.Options{Scale: zoo.Small}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layout, err := place.ParseLayout("ncf:2x1+wnd:1x1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	emulated, err := Emulate("r5n.large", ShippedProfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"while it loads", "when it has warmed up"} {
+		t.Run(when, func(t *testing.T) {
+			x := &holding{emulated, make(chan struct{}), make(chan struct{})}
+			changed := make(chan struct{}, 10)
+			var w *Worker
+			move := func() {
+				w.layouts.move(&control.LanesOrder{
+					Epoch: 1, From: layout.String(), To: "ncf:1x1+wnd:2x1",
+				})
+				<-changed
+			}
+			if w, err = Open(Config{
+				Executor: x, Leading: leaderless{}, Lanes: 3, Cores: 3, Layout: layout, ModelDir: dir,
+				LoadTimeout: time.Minute, Placed: true, StateDir: t.TempDir(),
+				Changed:   func() { changed <- struct{}{} },
+				Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary(),
+				InstanceType: func() profiles.InstanceType { return "r5n.large" },
+				Own:          func() *control.Member { return &control.Member{} },
+				Alone:        func() bool { return true },
+				Loaded: func(v *models.Version) {
+					if v.Model == "wnd" && when != "while it loads" {
+						move()
+					}
+				},
+				Observe: func(models.Event) {}, Registry: prometheus.NewRegistry(),
+				Log: slog.New(slog.DiscardHandler),
+			}); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- w.Run(ctx) }()
+			defer func() { stop(); <-ended }()
+			if when == "while it loads" {
+				<-x.began
+				move()
+			}
+			close(x.end)
+			<-w.repository.Settled()
+			loaded, err := w.repository.Acquire("wnd", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer loaded.Release()
+			runs, part := loaded.Model.runs, w.lanes.Of("wnd")
+			if part.Size() != 2 || runs.On(part.Partition) == runs.Model {
+				t.Errorf("the %d lanes have no sessions of wnd", part.Size())
+			}
+		})
 	}
 }

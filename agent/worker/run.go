@@ -26,7 +26,8 @@ type Loaded = models.Loaded[*Model]
 type Model struct {
 	runtime.Model
 	runs     *runtime.Spread // as the lanes of its partition run it
-	profile  names.ModelKey  // its name in estimates, "ncf/1"
+	of       *Worker
+	profile  names.ModelKey // its name in estimates, "ncf/1"
 	checksum *checksum
 	counts   *versionMetrics
 }
@@ -34,7 +35,7 @@ type Model struct {
 // Close closes the sessions of the lanes, and the model.
 func (m *Model) Close() error {
 	m.checksum.cancel()
-	return m.runs.Close()
+	return m.of.closes(m.runs)
 }
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
@@ -196,30 +197,29 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
-	part, err := w.runsOn(v)
-	if err != nil {
+	if _, err := w.runsOn(v); err != nil {
 		return nil, err
 	}
 	ctx = w.lanes.Considerate(ctx)
 	late := w.startsAlone()
 	sum := w.newChecksum(ctx, v, late)
+	var runs *runtime.Spread
 	defer func() {
-		if err != nil {
-			sum.cancel()
+		if err == nil {
+			return
+		}
+		if sum.cancel(); runs != nil {
+			err = errors.Join(err, w.closes(runs))
 		}
 	}()
-	var model runtime.Model
-	var runs *runtime.Spread
 	load := func() {
+		var model runtime.Model
 		if model, err = w.config.Executor.Load(ctx, v); err != nil {
 			return
 		}
 		runs = runtime.NewSpread(model)
-		if part.Models != nil {
-			if err = runs.Place(ctx, part.Partition); err != nil {
-				err = errors.Join(err, runs.Close())
-			}
-		}
+		w.spreads.Store(runs, v.Model)
+		_, err = w.placeOne(ctx, v, runs)
 	}
 	if w.lanes.Calm() {
 		sum.begin() // a load uses one core, and nobody is disturbed
@@ -239,10 +239,10 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	}
 	if err == nil {
 		start = time.Now()
-		err = runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
+		err = w.warmUp(ctx, v, runs)
 	}
 	if err != nil {
-		return nil, errors.Join(err, runs.Close())
+		return nil, err
 	}
 	w.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
@@ -258,10 +258,28 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	counts := w.metrics.version(v.Model, v.Number, v.Config.QoSTarget)
 	w.metrics.rate(counts, &v.Config)
 	return &Model{
-		Model:    model,
+		Model:    runs.Model,
 		runs:     runs,
+		of:       w,
 		profile:  profile,
 		checksum: sum,
 		counts:   counts,
 	}, nil
+}
+
+// warmUp warms up a version on the lanes of its model. If these are replaced meanwhile, it does so on
+// those that follow.
+func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Spread) error {
+	part, err := w.placeOne(ctx, v, runs)
+	for err == nil {
+		warm := runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
+		if warm != nil && !errors.Is(warm, runtime.ErrDraining) {
+			return warm
+		}
+		before := part.Partition
+		if part, err = w.placeOne(ctx, v, runs); err == nil && part.Partition == before {
+			return warm
+		}
+	}
+	return err
 }

@@ -136,13 +136,16 @@ type Config struct {
 // gateways, and tells the leader that the agent follows the end of each attempt. Its methods may be
 // called concurrently.
 type Worker struct {
-	config     Config
-	metrics    *metrics
-	estimates  *estimates
-	lanes      *runtime.Partitions
-	layout     atomic.Pointer[place.Layout]   // of the lanes
-	coming     atomic.Pointer[[]runtime.Part] // the lanes that are to be; nil: those that are
-	isolator   isolate.Isolator               // nil: nothing parts the cache
+	config    Config
+	metrics   *metrics
+	estimates *estimates
+	lanes     *runtime.Partitions
+	layout    atomic.Pointer[place.Layout]   // of the lanes
+	coming    atomic.Pointer[[]runtime.Part] // the lanes that are to be; nil: those that are
+	// arranging is held while lanes are replaced, and shared while a load finds those of its model.
+	arranging  sync.RWMutex
+	spreads    sync.Map         // all models that load or are loaded: *runtime.Spread to the name
+	isolator   isolate.Isolator // nil: nothing parts the cache
 	repository *models.Repository[*Model]
 	layouts    *layouts // nil: no leader says what this agent holds
 	sums       fileSums
