@@ -55,6 +55,8 @@ func (e linearEstimator) Observe(profile names.ModelKey, batchSize int, executio
 type line struct {
 	w, x, y, xx, xy float64 // weighted sums; durations in seconds
 	largest         int     // batch size observed
+	// floor and slope are what the observations have last shown, when batch sizes differed enough.
+	floor, slope float64
 	// n is the weighted number of predictions that were compared with the outcome, deviations the
 	// weighted sum of their squared relative errors.
 	n, deviations float64
@@ -76,6 +78,7 @@ func (l *line) observe(batchSize int, d time.Duration) {
 	l.y = l.y*forget + w*y
 	l.xx = l.xx*forget + w*x*x
 	l.xy = l.xy*forget + w*x*y
+	l.fit()
 }
 
 // spread returns the relative standard deviation of observations from their predictions; 0 before
@@ -87,20 +90,21 @@ func (l *line) spread() float64 {
 	return math.Sqrt(l.deviations / l.n)
 }
 
-// fit returns the floor, in seconds, and the slope, in seconds per row. ok is false while the batch
-// sizes observed are too alike to tell floor and slope apart.
-func (l *line) fit() (floor, slope float64, ok bool) {
+// fit fits the floor, in seconds, and the slope, in seconds per row. While the batch sizes observed are
+// too alike to tell them apart, the two keep their ratio.
+func (l *line) fit() {
 	x, y := l.x/l.w, l.y/l.w
 	variance := l.xx/l.w - x*x
 	if !(variance > 1e-3*x*x) {
-		return 0, 0, false
+		if known := l.floor + l.slope*x; known > 0 {
+			l.floor, l.slope = l.floor*y/known, l.slope*y/known
+		}
+		return
 	}
-	slope = max(0, (l.xy/l.w-x*y)/variance)
-	floor = y - slope*x
-	if floor < 0 {
-		return 0, l.xy / l.xx, true
+	l.slope = max(0, (l.xy/l.w-x*y)/variance)
+	if l.floor = y - l.slope*x; l.floor < 0 {
+		l.floor, l.slope = 0, l.xy/l.xx
 	}
-	return floor, slope, true
 }
 
 // at returns the predicted duration at a batch size; 0 before the first observation. If only one
@@ -109,9 +113,9 @@ func (l *line) at(batchSize int) time.Duration {
 	if l.w == 0 {
 		return 0
 	}
-	floor, slope, ok := l.fit()
-	if !ok {
-		floor, slope = 0, l.y/l.x
+	floor, slope := l.floor, l.slope
+	if floor+slope == 0 {
+		slope = l.y / l.x
 		batchSize = max(batchSize, int(l.x/l.w))
 	}
 	return time.Duration((floor + slope*float64(batchSize)) * float64(time.Second))
@@ -124,9 +128,9 @@ func (l *line) within(d time.Duration) int {
 	if l.w == 0 {
 		return 0
 	}
-	floor, slope, ok := l.fit()
-	if !ok {
-		floor, slope = 0, l.y/l.x
+	floor, slope := l.floor, l.slope
+	if floor+slope == 0 {
+		slope = l.y / l.x
 	}
 	n := max(d.Seconds()-floor, 8*floor) / slope // +Inf without a slope
 	return max(1, int(min(n, 4*float64(l.largest))))

@@ -54,6 +54,18 @@ func TestLinearEstimator(t *testing.T) {
 		}
 		near(t, e.Estimate("m/1", 50), 3*truth(50), 0.1)
 	})
+	t.Run("one size for long", func(t *testing.T) { // floor and slope keep their ratio
+		e := NewLinearEstimator()
+		for i := range 500 {
+			e.Observe("m/1", 1+i%100, truth(1+i%100))
+		}
+		for i := range 3000 {
+			e.Observe("m/1", 64, truth(64)*time.Duration(1+i/1500))
+		}
+		for _, b := range []int{1, 16, 200} {
+			near(t, e.Estimate("m/1", b), 2*truth(b), 0.2)
+		}
+	})
 	t.Run("falling", func(t *testing.T) { // noise must not make a slope negative
 		e := NewLinearEstimator()
 		e.Observe("m/1", 10, 2*time.Millisecond)
