@@ -162,10 +162,17 @@ func Validate(x *control.Release) error {
 }
 
 // newer reports whether a is newer than b, another release of the same model. What the store has
-// decides first: a fleet's own releases follow one of the store, or none.
+// decides first: a fleet's own releases follow one of the store, or none. The leaders of the two
+// sides of a fleet that was cut in two may have the same epoch, so what the releases say decides
+// last: without that each side would follow its own for good.
 func newer(a, b *control.Release) bool {
 	return cmp.Or(cmp.Compare(a.GetKept(), b.GetKept()), cmp.Compare(a.GetNumber(), b.GetNumber()),
-		cmp.Compare(a.GetEpoch(), b.GetEpoch())) > 0
+		cmp.Compare(a.GetEpoch(), b.GetEpoch()), cmp.Compare(b.GetCurrent(), a.GetCurrent()),
+		cmp.Compare(b.GetCanary(), a.GetCanary()), cmp.Compare(b.GetShare(), a.GetShare()),
+		cmp.Compare(b.GetPrevious(), a.GetPrevious()),
+		cmp.Compare(b.GetTolerance(), a.GetTolerance()),
+		cmp.Compare(b.GetPromoteAfterNs(), a.GetPromoteAfterNs()),
+		cmp.Compare(b.GetPromoteQueries(), a.GetPromoteQueries())) > 0
 }
 
 // Choice is what a release says to who chooses versions.

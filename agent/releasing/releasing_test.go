@@ -97,3 +97,43 @@ func TestValidate(t *testing.T) {
 		}
 	}
 }
+
+// TestTwoLeaders: the two sides of a fleet that was cut in two have leaders of the same epoch, and
+// both release a model. Once they hear of each other's release, all agents follow the same one.
+func TestTwoLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer stop()
+		var sides []*Releases
+		for range 2 {
+			r := New(Config{
+				StateDir: t.TempDir(), Apply: func([]*control.Release) {},
+				Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+			})
+			sides = append(sides, r)
+			running.Go(func() {
+				r.Run(ctx, Term{
+					Epoch: 5, Tell: func([]*control.Release) {},
+					Trials:  func() []leader.Trial { return nil },
+					Serving: func() map[string][]int64 { return map[string][]int64{"ncf": {3, 4}} },
+				})
+			})
+		}
+		synctest.Wait()
+		for i, version := range []int64{3, 4} { // at the same moment
+			if _, err := sides[i].Set(ctx, &control.SetReleaseRequest{
+				Model: "ncf", Version: version,
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, second := sides[0].All(), sides[1].All()
+		sides[0].Heard(second)
+		sides[1].Heard(first)
+		if a, b := sides[0].Of("ncf"), sides[1].Of("ncf"); a != b {
+			t.Errorf("one side follows %+v, the other %+v", a, b)
+		}
+	})
+}

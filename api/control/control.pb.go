@@ -457,7 +457,9 @@ type Release struct {
 	PromoteQueries uint64                 `protobuf:"varint,13,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
 	// The number under which the model store has this release or, if that is not number, the one that
 	// it follows; 0: neither. Of two releases the one with the higher number here is newer, then the one
-	// with the higher number, then with the higher epoch.
+	// with the higher number, then with the higher epoch. Two leaders may have the same epoch: then the
+	// one with the lower current version counts as newer, then with the lower canary, the smaller share
+	// and the lower previous version, tolerance and terms of promotion.
 	Kept          uint64 `protobuf:"varint,14,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
