@@ -112,10 +112,17 @@ func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.term == term && newer(kept, r.known[x.GetModel()]) {
-		r.known[x.GetModel()] = kept
-		r.changed()
-		r.tell("kept in the model store", kept)
+	known := r.known[x.GetModel()]
+	if r.term != term || !newer(kept, known) {
+		return nil
 	}
+	next := kept
+	if newer(known, x) { // made meanwhile for this fleet: it follows what the store has now
+		next = proto.CloneOf(known)
+		next.Kept, next.Number = kept.GetKept(), max(known.GetNumber(), kept.GetKept()+1)
+	}
+	r.known[x.GetModel()] = next
+	r.changed()
+	r.tell("kept in the model store", kept)
 	return nil
 }

@@ -2,10 +2,12 @@ package releasing
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +136,85 @@ func TestTwoLeaders(t *testing.T) {
 		sides[1].Heard(first)
 		if a, b := sides[0].Of("ncf"), sides[1].Of("ncf"); a != b {
 			t.Errorf("one side follows %+v, the other %+v", a, b)
+		}
+	})
+}
+
+// A slowStore is a store that cannot be written at first; then it takes what was to be written until
+// it is told to go on, and denies what others write meanwhile.
+type slowStore struct {
+	denies atomic.Bool
+	goOn   chan struct{}
+	mu     sync.Mutex
+	has    []*control.Release
+}
+
+func (s *slowStore) Versions(context.Context, string) ([]int64, error) {
+	return []int64{1, 3, 4}, nil
+}
+
+func (s *slowStore) Create(ctx context.Context, r *control.Release) error {
+	if s.denies.Load() {
+		return errors.New("denied")
+	}
+	s.denies.Store(true)
+	defer s.denies.Store(false)
+	select {
+	case <-s.goOn:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.has = append(s.has, r)
+	return nil
+}
+
+// TestTakenBackWhileKept: a version that is taken back, while the store fails, stays so if the
+// release before is being written to the store at that moment; and the store gets both.
+func TestTakenBackWhileKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slowStore{goOn: make(chan struct{})}
+		r := New(Config{
+			StateDir: t.TempDir(), Apply: func([]*control.Release) {}, Store: s,
+			Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		})
+		r.Heard([]*control.Release{{
+			Model: "ncf", Number: 2, Kept: 2, Current: 3, Canary: 4, Share: .25, Previous: 1,
+		}})
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer stop()
+		running.Go(func() {
+			r.Run(ctx, Term{
+				Epoch: 1, Tell: func([]*control.Release) {},
+				Trials:  func() []leader.Trial { return nil },
+				Serving: func() map[string][]int64 { return map[string][]int64{"ncf": {1, 3, 4}} },
+			})
+		})
+		synctest.Wait()
+		takeBack := func() {
+			t.Helper()
+			if _, err := r.Set(ctx, &control.SetReleaseRequest{Model: "ncf"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.denies.Store(true)
+		takeBack() // the canary
+		s.denies.Store(false)
+		time.Sleep(again + time.Second) // that is being written now
+		takeBack()                      // the current version, too
+		close(s.goOn)
+		synctest.Wait()
+		if got := r.Of("ncf").Current; got != 1 {
+			t.Errorf("version %d is current, want 1, to which the model was rolled back", got)
+		}
+		time.Sleep(again)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if n := len(s.has); n != 2 || s.has[1].GetNumber() != 4 || s.has[1].GetCurrent() != 1 {
+			t.Errorf("the store has got %v, want number 3 and then 4, of version 1", s.has)
 		}
 	})
 }
