@@ -222,7 +222,8 @@ func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	c := caller{name: certificateName(leaf)}
 	c.agent = slices.Contains(leaf.DNSNames, AgentName) &&
 		slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
-			return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal)
+			return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal) &&
+				id.revoked.first(chain) == nil
 		})
 	if c.name == "" && !c.agent {
 		return caller{}, errors.New("certificate without a name, want a common name, a DNS name " +

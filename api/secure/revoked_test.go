@@ -1,7 +1,10 @@
 package secure
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -234,5 +237,62 @@ func TestRevocationLists(t *testing.T) {
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("revoke %s: got %v, want %q", file, err, want)
 		}
+	}
+}
+
+// TestRevokedCA: once the fleet's CA has revoked the certificate that it gave to the clients' CA, no
+// certificate of the clients' CA is an agent's, though clients are still believed.
+func TestRevokedCA(t *testing.T) {
+	number := int64(0)
+	issue := func(name string, names []string, ca bool, key *ecdsa.PrivateKey,
+		issuer *x509.Certificate, by *ecdsa.PrivateKey) *x509.Certificate {
+		t.Helper()
+		number++
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(number), Subject: pkix.Name{CommonName: name},
+			DNSNames: names, NotBefore: time.Now().Add(-time.Hour),
+			NotAfter: time.Now().Add(time.Hour), IsCA: ca, BasicConstraintsValid: true,
+		}
+		if issuer == nil {
+			issuer = template
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, issuer, key.Public(), by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert
+	}
+	var keys [3]*ecdsa.PrivateKey
+	for i := range keys {
+		var err error
+		if keys[i], err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fleet := issue("fleet", nil, true, keys[0], nil, keys[0])
+	clients := issue("clients", nil, true, keys[1], nil, keys[1])
+	given := issue("clients", nil, true, keys[1], fleet, keys[0])
+	leaf := issue("mallory", []string{AgentName}, false, keys[2], clients, keys[1])
+	chains, err := leaf.Verify(x509.VerifyOptions{
+		Roots:         poolOf([]*x509.Certificate{fleet, clients}),
+		Intermediates: poolOf([]*x509.Certificate{given}),
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	if err != nil || len(chains) != 2 {
+		t.Fatalf("got %d chains, %v, want 2", len(chains), err)
+	}
+	id := &identity{
+		clusterCA: []*x509.Certificate{fleet},
+		revoked: &revoked{serials: map[serial]bool{
+			serialOf(given.RawIssuer, given.SerialNumber): true,
+		}},
+	}
+	c, err := id.caller(tls.ConnectionState{VerifiedChains: chains})
+	if err != nil || c.name != "mallory" || c.agent {
+		t.Errorf("the caller is %+v, %v, want a client called mallory", c, err)
 	}
 }
