@@ -169,7 +169,9 @@ func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time,
 		if err := checkList(lists[0], []*x509.Certificate{ca.cert}); err != nil {
 			return nil, fmt.Errorf("the list before: %w", err)
 		}
-		template.Number.Add(lists[0].Number, big.NewInt(1))
+		if before := lists[0].Number; before != nil { // other programs need not number lists
+			template.Number.Add(before, big.NewInt(1))
+		}
 		template.RevokedCertificateEntries = lists[0].RevokedCertificateEntries
 		for _, entry := range template.RevokedCertificateEntries {
 			known[serialOf(ca.cert.RawSubject, entry.SerialNumber)] = true

@@ -296,3 +296,32 @@ func TestRevokedCA(t *testing.T) {
 		t.Errorf("the caller is %+v, %v, want a client called mallory", c, err)
 	}
 }
+
+// TestRevokeUnnumbered: a list that another program has made without a number can be gone on with.
+func TestRevokeUnnumbered(t *testing.T) {
+	p := newPKI(t)
+	p.issue("ads", Order{Name: "ads"}, 0)
+	gone := []pkix.RevokedCertificate{{
+		SerialNumber: big.NewInt(7), RevocationTime: time.Now(),
+	}}
+	//lint:ignore SA1019 nothing else makes such a list
+	der, err := p.ca.cert.CreateCRL(rand.Reader, p.ca.key, gone, time.Now(),
+		time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs, err := readCertificates("test", p.path("ads.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: der})
+	data, err := p.ca.Revoke(before, certs, time.Now(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lists, err := parseLists(data)
+	if err != nil || len(lists) != 1 || len(lists[0].RevokedCertificateEntries) != 2 ||
+		lists[0].Number.Sign() < 1 {
+		t.Errorf("got %v, %v, want one list with a number, of two certificates", lists, err)
+	}
+}
