@@ -128,7 +128,8 @@ func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMe
 		hello <- err
 		return
 	}
-	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == ""
+	// A client with a name may say that its gateway is an agent's.
+	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == "" || g.client != ""
 	g.rests = control.VersionsOf(m.GetHello().GetProtocol(),
 		m.GetHello().GetNewestProtocol()).Newest >= control.RestingVersion
 	t.post(func() { t.connect(g) })
