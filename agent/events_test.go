@@ -102,6 +102,15 @@ func TestEventsOfFleet(t *testing.T) {
 			}); status.Code(err) != codes.NotFound {
 			f.Errorf("unload what is not there: got %v", err)
 		}
+		asIfPassedOn := metadata.AppendToOutgoingContext(f.Context(), control.LocalHeader, "1")
+		if _, err := control.NewControlClient(admin).SetRelease(asIfPassedOn,
+			&control.SetReleaseRequest{Model: "ncf", Version: 1, By: "root"}); err != nil {
+			f.Fatal(err)
+		}
+		if _, err := control.NewControlClient(admin).SetFleet(asIfPassedOn,
+			&control.SetFleetRequest{By: "root"}); err == nil {
+			f.Error("a fleet without machines to rent was changed")
+		}
 		if _, err := control.NewControlClient(admin).Drain(f.Context(),
 			&control.DrainRequest{Agents: []string{string(two.name)}}); err != nil {
 			f.Fatal(err)
@@ -123,6 +132,13 @@ func TestEventsOfFleet(t *testing.T) {
 			one.Name() +
 				" unload: asked to unload a model by admin (certificate) from bufconn " +
 				"model=nothing on=all error=",
+			one.Name() +
+				" release: asked to promote a version by admin (certificate) from bufconn " +
+				"model=ncf version=1 share=0",
+			one.Name() +
+				" fleet: asked to change the fleet by admin (certificate) from bufconn ",
+			one.Name() + " release: release model=ncf what=promoted current=1 canary=0 share=0 " +
+				"number=1 by=admin (certificate)",
 			one.Name() +
 				" drain: asked to have another agent drain by admin (certificate) from bufconn " +
 				"agent=" + two.Name(),

@@ -145,6 +145,12 @@ func (s controlService) toLeader(ctx context.Context) (control.ControlClient, er
 	return control.NewControlClient(conn), nil
 }
 
+// passedOn reports whether another agent has passed the call on, which then has written who asked
+// into it, and has audited it. A client's call may have the same header, and is the client's.
+func (s controlService) passedOn(ctx context.Context) bool {
+	return members.IsLocalOnly(ctx) && Callers{s.config.Guard}.Client(ctx) == ""
+}
+
 // byLeader has the leader answer a call; here answers it if the call is for this agent itself.
 func byLeader[Request, Response any](ctx context.Context, s controlService, req *Request,
 	call func(control.ControlClient, context.Context, *Request, ...grpc.CallOption) (*Response,

@@ -3,7 +3,6 @@ package serve
 import (
 	"context"
 
-	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -21,12 +20,13 @@ func (s controlService) Release(ctx context.Context, req *control.ReleaseRequest
 // SetRelease promotes a version of a model, or rolls the model back.
 func (s controlService) SetRelease(ctx context.Context, req *control.SetReleaseRequest) (
 	*control.ReleaseResponse, error) {
-	if !members.IsLocalOnly(ctx) {
+	passedOn := s.passedOn(ctx)
+	if !passedOn {
 		req.By, _ = secure.Who(ctx)
 	}
 	resp, err := byLeader(ctx, s, req, control.ControlClient.SetRelease,
 		func() (*control.ReleaseResponse, error) { return s.config.Leading.SetRelease(ctx, req) })
-	if !members.IsLocalOnly(ctx) {
+	if !passedOn {
 		what := "asked to promote a version"
 		if req.GetVersion() == 0 {
 			what = "asked to roll a model back"

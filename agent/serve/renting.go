@@ -3,7 +3,6 @@ package serve
 import (
 	"context"
 
-	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -19,12 +18,13 @@ func (s controlService) Fleet(ctx context.Context, req *control.FleetRequest) (
 // SetFleet changes what is desired of the fleet.
 func (s controlService) SetFleet(ctx context.Context, req *control.SetFleetRequest) (
 	*control.FleetState, error) {
-	if !members.IsLocalOnly(ctx) {
+	passedOn := s.passedOn(ctx)
+	if !passedOn {
 		req.By, _ = secure.Who(ctx)
 	}
 	state, err := byLeader(ctx, s, req, control.ControlClient.SetFleet,
 		func() (*control.FleetState, error) { return s.config.Leading.SetFleet(req) })
-	if !req.GetDryRun() && !members.IsLocalOnly(ctx) {
+	if !req.GetDryRun() && !passedOn {
 		s.audit(ctx, "fleet", "asked to change the fleet", err, "version",
 			state.GetDesired().GetVersion(), "why", state.GetDesired().GetWhy())
 	}
