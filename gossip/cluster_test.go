@@ -721,3 +721,24 @@ func TestSlowReader(t *testing.T) {
 		c.close()
 	})
 }
+
+// TestVouchAtMember: many agents are vouched for that cannot be joined, because others are at their
+// addresses, as when agents have started anew. The next one is joined all the same.
+func TestVouchAtMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
+		g := c.agents[0]
+		for i := range maxVouched {
+			g.Vouch(Member{
+				Name: fmt.Sprint("former-", i), Addr: netip.MustParseAddrPort(addrOf(1)),
+			})
+		}
+		time.Sleep(rejoinInterval)
+		unknown := c.add(func(config *Config) { config.Seeds = nil })
+		g.Vouch(Member{Name: unknown.Name(), Addr: unknown.Addr()})
+		c.within(rejoinInterval, "the last one is joined",
+			func() bool { return see(c.agents) })
+		c.close()
+	})
+}

@@ -104,7 +104,15 @@ func (g *Gossip) Vouch(m Member) {
 	defer g.mu.Unlock()
 	e := g.members[m.Name]
 	switch {
-	case e == nil && len(g.vouched) < maxVouched:
+	case e == nil:
+		if _, waits := g.vouched[m.Name]; !waits && len(g.vouched) >= maxVouched {
+			// An agent at whose address there is a member may wait for ever. A random one gives
+			// way, so that such agents cannot keep the others out.
+			for name := range g.vouched {
+				delete(g.vouched, name)
+				break
+			}
+		}
 		g.vouched[m.Name] = m.Addr
 		select {
 		case g.rejoin <- struct{}{}:
