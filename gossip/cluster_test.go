@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -739,6 +740,33 @@ func TestVouchAtMember(t *testing.T) {
 		g.Vouch(Member{Name: unknown.Name(), Addr: unknown.Addr()})
 		c.within(rejoinInterval, "the last one is joined",
 			func() bool { return see(c.agents) })
+		c.close()
+	})
+}
+
+// TestSetMetaAtOnce: of metas that are set at the same time, the others get the one that is kept
+// here.
+func TestSetMetaAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		g := c.agents[0]
+		for i := range 2000 {
+			var both sync.WaitGroup
+			for j := range 2 {
+				both.Go(func() {
+					if err := g.SetMeta(fmt.Append(nil, i, " ", j)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			both.Wait()
+			g.mu.Lock()
+			kept := string(g.meta)
+			g.mu.Unlock()
+			if told := string(g.Members()[0].Meta); told != kept {
+				t.Fatalf("round %d: others are told %q, want %q", i, told, kept)
+			}
+		}
 		c.close()
 	})
 }

@@ -66,7 +66,8 @@ type Gossip struct {
 	count  atomic.Int64  // len(members)
 	stats  counters
 
-	keyMu sync.Mutex // serializes changes of the keyring
+	keyMu  sync.Mutex // serializes changes of the keyring
+	metaMu sync.Mutex // serializes SetMeta
 
 	endMu sync.Mutex // serializes Leave and Close
 	left  bool
@@ -205,6 +206,10 @@ func (g *Gossip) SetMeta(meta []byte) error {
 	if len(meta) > MaxMeta {
 		return fmt.Errorf("gossip: meta has %d bytes, want at most %d", len(meta), MaxMeta)
 	}
+	// UpdateNode reads the meta before it numbers its message: of two at the same time, the one with
+	// the older meta might get the higher number.
+	g.metaMu.Lock()
+	defer g.metaMu.Unlock()
 	g.mu.Lock()
 	g.meta = slices.Clone(meta)
 	g.mu.Unlock()
