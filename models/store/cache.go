@@ -163,7 +163,10 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 	link := filepath.Join(c.dir, model)
 	before := c.folderOf(model)
 	if before == folder {
-		return false, nil
+		if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+		// Somebody has removed the folder.
 	}
 	if _, err := os.Lstat(link); before == "" && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("%s is there and not from the store; move it away to serve the "+
@@ -186,7 +189,7 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 	if err := os.Rename(temporary, link); err != nil {
 		return false, err
 	}
-	if before != "" {
+	if before != "" && before != folder {
 		err = os.RemoveAll(before)
 	}
 	return true, err

@@ -403,6 +403,32 @@ func TestFetchResumes(t *testing.T) {
 	}
 }
 
+// TestCacheRemoved: a model is installed anew if somebody has removed the cache, whose folder its link
+// still names, or the model's folder alone.
+func TestCacheRemoved(t *testing.T) {
+	s, _ := pushed(t)
+	for _, gone := range []string{".store", ".store/models"} {
+		f, dir := fetcher(t, s)
+		if err := f.ensure(t, 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, filepath.FromSlash(gone))); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenCache(dir, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Cache = c
+		if err := f.ensure(t, 1); err != nil {
+			t.Errorf("without %s: %v", gone, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "ncf", "1", "weights")); err != nil {
+			t.Errorf("without %s: %v", gone, err)
+		}
+	}
+}
+
 // TestSignatures: what is not signed by a trusted key is not fetched.
 func TestSignatures(t *testing.T) {
 	ctx := context.Background()
