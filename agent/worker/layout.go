@@ -56,6 +56,7 @@ type layouts struct {
 
 	mu        sync.Mutex
 	lanes     *control.LanesOrder  // the last that was taken; nil: none
+	mover     names.AgentName      // whose order that was
 	moves     bool                 // run has not looked at lanes
 	ordered   place.Layout         // that of the lanes, but for those that have been moved since
 	order     *control.LayoutOrder // the last that was taken; nil: none
@@ -107,13 +108,16 @@ func (s *layouts) take(o *control.LayoutOrder) {
 
 // move takes an order of the leader that this agent follows to move lanes, unless it took a newer
 // one before.
-func (s *layouts) move(o *control.LanesOrder) {
+func (s *layouts) move(leader names.AgentName, o *control.LanesOrder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if stampOf(o).Compare(stampOf(s.lanes)) <= 0 || o.GetEpoch() < s.order.GetEpoch() {
+	// Two leaders of one epoch each count their orders from 1.
+	same := leader == s.mover && o.GetEpoch() == s.lanes.GetEpoch()
+	if o.GetEpoch() < max(s.lanes.GetEpoch(), s.order.GetEpoch()) ||
+		same && o.GetVersion() <= s.lanes.GetVersion() {
 		return
 	}
-	s.lanes, s.moves = o, true
+	s.lanes, s.mover, s.moves = o, leader, true
 	s.look()
 }
 

@@ -253,7 +253,7 @@ func (w *Worker) obey(k *followedLink) {
 				w.layouts.take(news.Layout)
 			}
 			if w.layouts != nil && news.Lanes != nil {
-				w.layouts.move(news.Lanes)
+				w.layouts.move(k.from, news.Lanes)
 			}
 		}
 	}

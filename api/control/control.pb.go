@@ -4332,8 +4332,8 @@ func (x *LayoutOrder) GetDrainFirst() bool {
 }
 
 // A LanesOrder moves lanes between the models of a member. A member takes orders of the leader that
-// it follows, and only those that are newer, by epoch and then by version, than the last that it
-// took, while its lanes are those of the layout that the order is made for.
+// it follows, none of an earlier epoch than the last that it took, and of one leader and epoch only
+// those of a higher version, while its lanes are those of the layout that the order is made for.
 type LanesOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
