@@ -14,6 +14,6 @@
 //
 // Leader.Run owns the goroutines: one for the election's timers, one that follows the members, one
 // for each open link, the term's loop, its learning loop and its planning loop. Short-lived
-// goroutines write the epoch, or find out whether the leader's process has ended. The goroutines of
-// Match end with their streams.
+// goroutines write the epoch, solve plans, or find out whether the leader's process has ended. The
+// goroutines of Match end with their streams.
 package lead

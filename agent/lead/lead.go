@@ -92,8 +92,9 @@ const eventKey = "event"
 // a step of the election takes.
 //
 // Besides the term's goroutines it has one for the election's timers, one that follows the fleet's
-// members, one for each link that it has opened, and short-lived ones that write the epoch or find
-// out whether the leader's process has ended. All have ended when Run returns.
+// members, one for each link that it has opened, one for each plan that is solved, and short-lived ones
+// that write the epoch or find out whether the leader's process has ended. All have ended when Run
+// returns.
 type Leader struct {
 	config  Config
 	fleet   Fleet

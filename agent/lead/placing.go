@@ -62,8 +62,7 @@ type placing struct {
 	snapshot  *replan.Snapshot
 	tables    placingTables
 	solved    chan *replan.Plan // of size 1
-	solving   sync.WaitGroup
-	problem   string // the last error logged, so that it is logged once
+	problem   string            // the last error logged, so that it is logged once
 
 	mu     sync.Mutex
 	memory *control.Placement // what the successor is to know; nil: nothing yet
@@ -90,7 +89,6 @@ func newPlacing(t *term) *placing {
 
 // run steps the replanner until ctx ends.
 func (s *placing) run(ctx context.Context) {
-	defer s.solving.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -415,7 +413,8 @@ func (s *placing) carryOut(ctx context.Context, a *replan.Answer) {
 		l.links.tellOne(s.term, m.Agent, func(out *control.LeaderMessage) { out.Layout = order })
 	}
 	if a.Solve != nil {
-		s.solving.Go(func() {
+		// The next term waits for this one, but not for this: on a busy machine it may take long.
+		l.running.Go(func() {
 			inBackground()
 			start := time.Now()
 			plan := a.Solve.Solve()
