@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 const adsKey, feedKey = "ads-ads-ads-ads-ads", "feed-feed-feed-feed"
@@ -285,6 +286,34 @@ func TestLimitOfSDKs(t *testing.T) {
 	wantRefused("one after a large one", "1000 bytes a second", outcome(&control.Submit{
 		Sequence: 11, Bytes: 1,
 	}))
+}
+
+// TestPartsWithinLimit: a client may send its queries to an agent whole or in parts, as many a second
+// either way; and parts without end are refused.
+func TestPartsWithinLimit(t *testing.T) {
+	a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
+	ctx := withKey(t.Context(), adsKey)
+	attempt := func(sequence uint64, part uint32) error {
+		header := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1, Part: part}
+		_, err := a.grpc.ModelInfer(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader,
+			header.String(), control.PartHeader, header.PartString()), ncfRequest(1))
+		return err
+	}
+	const queries = 3
+	for i := range uint64(queries) {
+		for part := uint32(1); part <= match.MostParts; part++ {
+			if err := attempt(4*i+uint64(part), part); err != nil {
+				t.Fatalf("part %d of query %d: %v", part, i+1, err)
+			}
+		}
+	}
+	more := 0
+	for err := error(nil); err == nil; more++ {
+		if more > queries*match.MostParts {
+			t.Fatal("parts are not limited")
+		}
+		err = attempt(4*queries+1, 1)
+	}
 }
 
 // TestSDKOverLimit: an SDK reports a refusal for a limit to its client like one for overload.

@@ -7,7 +7,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/metadata"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
 
@@ -64,6 +66,17 @@ func wayOf(attempt bool) secure.Way {
 		return secure.Attempted
 	}
 	return secure.Asked
+}
+
+// wayIn is wayOf for a query with this header, of which it tells parts.
+func wayIn(header metadata.MD) secure.Way {
+	if len(header[control.AttemptHeader]) == 0 {
+		return secure.Asked
+	}
+	if part := header[control.PartHeader]; len(part) == 1 && control.IsPart(part[0]) {
+		return secure.AttemptedPart
+	}
+	return secure.Attempted
 }
 
 // visibleMetrics gathers the agent's metrics, without the series of models that the caller may not

@@ -311,7 +311,7 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 	}
 	isQuery := info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName
 	if isQuery {
-		if err := s.fullFor(ctx, len(info.Header[control.AttemptHeader]) > 0); err != nil {
+		if err := s.fullFor(ctx, info.Header); err != nil {
 			return ctx, err
 		}
 	}
@@ -338,20 +338,20 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 }
 
 // fullFor returns an error if the agent has no room for a query, or the client has exceeded its
-// limits. It runs before the query is read, when a refusal costs least.
-func (s *Server) fullFor(ctx context.Context, attempt bool) error {
-	return s.within(ctx, attempt, s.intake.full(ctx))
+// limits. It runs before the query is read, when a refusal costs least. header is the call's.
+func (s *Server) fullFor(ctx context.Context, header metadata.MD) error {
+	return s.within(ctx, wayIn(header), s.intake.full(ctx))
 }
 
-// within is fullFor for a query of which the intake has said err.
-func (s *Server) within(ctx context.Context, attempt bool, err error) error {
+// within is fullFor for a query that comes in a way and of which the intake has said err.
+func (s *Server) within(ctx context.Context, way secure.Way, err error) error {
 	if err == nil {
-		err = s.config.Guard.Query(ctx, wayOf(attempt), 0)
+		err = s.config.Guard.Query(ctx, way, 0)
 	}
 	switch {
 	case err == nil:
 		return nil
-	case attempt:
+	case way != secure.Asked:
 		err = asRefused(err)
 	default:
 		s.turnedAway("", "", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -101,7 +102,7 @@ func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
 		return a
 	}
 	// the intake has counted the query, and so has room for it
-	if a.err = s.within(ctx, false, nil); a.err != nil {
+	if a.err = s.within(ctx, secure.Asked, nil); a.err != nil {
 		req.Release()
 		return a
 	}

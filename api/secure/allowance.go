@@ -36,7 +36,14 @@ const (
 	Probed
 
 	ways = 3
+
+	// AttemptedPart is Attempted for a part of a query, which counts as a part of one.
+	AttemptedPart Way = ways
 )
+
+// partShare is what part of a query a part counts as. A query has at most three, which may all come
+// to one agent; who calls whole queries parts gets round Attempted by no more than this.
+const partShare = 0.25
 
 // slack is the longest delay between the acceptance of a query, by the leader or by an SDK that
 // decides without one, and its arrival here. Queries that were accepted over time may arrive
@@ -95,10 +102,11 @@ func (b *bucket) wait(now time.Time, r rate, n float64) time.Duration {
 	if r.perSecond == 0 || n == 0 {
 		return 0
 	}
-	if b.fill(now, r); b.left >= 1 {
+	least := min(n, 1)
+	if b.fill(now, r); b.left >= least {
 		return 0
 	}
-	return time.Duration(min((1-b.left)/r.perSecond*float64(time.Second), float64(longestWait))) + 1
+	return time.Duration(min((least-b.left)/r.perSecond*float64(time.Second), float64(longestWait))) + 1
 }
 
 // take takes n tokens, also if fewer are left.
@@ -196,6 +204,9 @@ func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
 // that are known so far. It returns a [*LimitError] if the query exceeds the caller's limits, which
 // are those of the access file now.
 func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
+	if w == AttemptedPart {
+		return g.use(ctx, Attempted, partShare, bytes, false)
+	}
 	return g.use(ctx, w, 1, bytes, false)
 }
 
