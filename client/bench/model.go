@@ -73,7 +73,8 @@ func (in *input) some(from, n int) []byte {
 type ModelOptions struct {
 	// LargestBatchSize is the largest batch size to send; > 0.
 	LargestBatchSize int
-	// QoSTarget overrides the server's; 0 keeps that. It is required if the server gives none.
+	// QoSTarget overrides the server's; 0 keeps that. It is required if the server gives none. It is
+	// at least a microsecond.
 	QoSTarget time.Duration
 	// Timeout overrides the model's deadline; 0 keeps that.
 	Timeout time.Duration
@@ -128,8 +129,11 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 	if m.QoSTarget == 0 {
 		m.QoSTarget = properties.QoSTarget
 	}
-	if m.QoSTarget <= 0 {
+	switch {
+	case m.QoSTarget <= 0:
 		return nil, fmt.Errorf("the server gives no QoS target; set one")
+	case m.QoSTarget < histogramUnit: // latencies are whole units, from one on
+		return nil, fmt.Errorf("QoS target %v, want at least %v", m.QoSTarget, histogramUnit)
 	}
 	if m.QoSPercentile == 0 {
 		m.QoSPercentile = 99

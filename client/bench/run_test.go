@@ -436,6 +436,11 @@ func TestNewModelErrors(t *testing.T) {
 	}{
 		"no such model": {&fakeServer{answer: ok}, "missing", ModelOptions{LargestBatchSize: 1}},
 		"no QoS target": {&fakeServer{answer: ok}, "m", ModelOptions{LargestBatchSize: 1}},
+		// The report would round it to 0 ms, of which the picture has no logarithm.
+		"QoS target 499ns, want at least 1µs": {
+			&fakeServer{answer: ok, properties: fakeProperties()}, "m",
+			ModelOptions{LargestBatchSize: 1, QoSTarget: 499},
+		},
 		`"soon", want a number`: {
 			&fakeServer{answer: ok, properties: map[string]string{"qos_target_ms": "soon"}}, "m",
 			ModelOptions{LargestBatchSize: 1},

@@ -153,8 +153,8 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 	if given("queries") && o.queries <= 0 {
 		fault("queries: %d, want more than 0", o.queries)
 	}
-	if given("qos-ms") && !(o.qosMS > 0 && o.qosMS <= 3.6e6) {
-		fault("qos-ms: %v, want above 0 and at most an hour", o.qosMS)
+	if given("qos-ms") && !(o.qosMS >= 0.001 && o.qosMS <= 3.6e6) {
+		fault("qos-ms: %v, want at least 0.001 and at most an hour", o.qosMS)
 	}
 	if given("fail-below") && !(o.failBelow > 0 && o.failBelow <= 100) {
 		fault("fail-below: %v, want percent above 0 and up to 100", o.failBelow)

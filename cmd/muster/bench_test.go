@@ -306,6 +306,7 @@ func TestBenchBadInput(t *testing.T) {
 		"--model m --rate 1 --queries 0":                "queries: 0",
 		"--model m --rate 1 --qos-ms -3":                "qos-ms: -3",
 		"--model m --rate 1 --qos-ms NaN":               "qos-ms: NaN",
+		"--model m --rate 1 --qos-ms 0.0004":            "qos-ms: 0.0004, want at least 0.001",
 		"--model m --rate 1 --timeout -1s":              "timeout: -1s",
 		"--model m --rate 1 --batch uniform":            `batch sizes "uniform": want trace`,
 		"--model m --rate 1 --batch fixed:0":            "fixed batch size 0",
