@@ -109,8 +109,8 @@ func legendOf(m ModelReport) string {
 		p99 = figures(ms) + " ms"
 	}
 	parts := []string{
-		fmt.Sprintf("%s: %s/s, p99 %s, %.2f %% within %g ms", m.Model, figures(m.OfferedQPS), p99,
-			100*m.QoSSatisfaction, m.QoSTargetMS),
+		fmt.Sprintf("%s: %s/s, p99 %s, %s within %g ms", m.Model, figures(m.OfferedQPS), p99,
+			Percent(m.QoSSatisfaction), m.QoSTargetMS),
 	}
 	if m.Late > 0 {
 		parts = append(parts, fmt.Sprintf("%d late", m.Late))

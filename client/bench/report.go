@@ -209,7 +209,7 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 	}
 	if finished := r.Answered + r.Failed; finished > 0 {
 		r.QoSSatisfaction = float64(r.Answered-r.Late) / float64(finished)
-		r.QoSMet = r.QoSSatisfaction >= r.QoSPercentile/100
+		r.QoSMet = tally{finished, r.Late + r.Failed}.reaches(r.QoSPercentile / 100)
 	}
 	if span > 0 {
 		r.OfferedQPS = round(float64(r.Queries) / span.Seconds())
@@ -248,12 +248,12 @@ func (r *Report) WriteText(w io.Writer) error {
 		"model\tqueries\toffered/s\tanswered/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\twithin "+
 			"QoS%s\ttarget ms\tlate\terrors\t\n", title)
 	for _, m := range r.Models {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f %%%s\t%g\t%d\t%d\t\n", m.Model,
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s%s\t%g\t%d\t%d\t\n", m.Model,
 			m.Queries,
 			figures(m.OfferedQPS), figures(m.AchievedQPS),
 			figures(m.LatencyMS.P50), figures(m.LatencyMS.P95), figures(m.LatencyMS.P99),
 			figures(m.LatencyMS.Max),
-			100*m.QoSSatisfaction, accuracy(m), m.QoSTargetMS, m.Late, m.Failed)
+			Percent(m.QoSSatisfaction), accuracy(m), m.QoSTargetMS, m.Late, m.Failed)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -278,8 +278,8 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		if m.Queries > 0 && !m.QoSMet {
 			fmt.Fprintf(
-				&b, "%s missed its QoS target: %.2f %% of the queries within %g ms, want %g %%\n",
-				m.Model, 100*m.QoSSatisfaction, m.QoSTargetMS, m.QoSPercentile)
+				&b, "%s missed its QoS target: %s of the queries within %g ms, want %g %%\n",
+				m.Model, Percent(m.QoSSatisfaction), m.QoSTargetMS, m.QoSPercentile)
 		}
 	}
 	if !r.GeneratorOnSchedule {
@@ -293,6 +293,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// Percent writes a share with two decimals, rounded down: a share that misses a target must not read
+// as the target, and what is not all not as 100.
+func Percent(share float64) string {
+	return fmt.Sprintf("%.2f %%", math.Floor(share*1e4+1e-6)/100)
 }
 
 // figures writes x with three significant digits, and as a whole number from 100 on.

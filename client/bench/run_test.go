@@ -171,6 +171,46 @@ func TestRunCountsAndMeasures(t *testing.T) {
 	})
 }
 
+// TestQoSMet: just the share that the target asks for meets it, whatever 99.9 divided by 100 is. A
+// share below it does not, and is not written as if it did.
+func TestQoSMet(t *testing.T) {
+	for _, tt := range []struct {
+		percentile    float64
+		answers, late int
+		met           bool
+		text          string // that of the share
+	}{
+		{99.9, 1000, 1, true, "99.90 %"},
+		{99.9, 1000, 2, false, "99.80 %"},
+		{99, 10_000, 100, true, "99.00 %"},
+		{99, 30_000, 301, false, "98.99 %"}, // of 98.997
+		{100, 30_000, 1, false, "99.99 %"},
+		{100, 1000, 0, true, "100.00 %"},
+	} {
+		m := newRecorder(&Model{
+			Name: "m", QoSTarget: 10 * time.Millisecond, QoSPercentile: tt.percentile,
+		})
+		for i := range tt.answers {
+			m.sent(1)
+			latency := time.Millisecond
+			if i < tt.late {
+				latency = 20 * time.Millisecond
+			}
+			m.finished(latency, nil, false)
+		}
+		r := &Report{Models: []ModelReport{m.report(time.Second, time.Second)}}
+		var text strings.Builder
+		if err := r.WriteText(&text); err != nil {
+			t.Fatal(err)
+		}
+		if r.QoSMet() != tt.met || !strings.Contains(text.String(), " "+tt.text) ||
+			strings.Contains(text.String(), "missed") == tt.met {
+			t.Errorf("%d of %d late, want %v %%: met is %v, want %v and %s; the report is\n%s",
+				tt.late, tt.answers, tt.percentile, r.QoSMet(), tt.met, tt.text, &text)
+		}
+	}
+}
+
 // TestRunDoesNotOmit has the server stall for a second: a generator that waited
 // for answers would have seen one slow query, an open loop sees them all.
 func TestRunDoesNotOmit(t *testing.T) {

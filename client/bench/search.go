@@ -90,11 +90,17 @@ func leastQueries(share float64) int {
 // A tally counts a model's queries at one rate, and those that missed the QoS target.
 type tally struct{ queries, misses int64 }
 
+// reaches reports whether a share of the queries, or more, are within QoS. A share that is a percentile
+// divided by 100 may be off by a rounding error.
+func (t tally) reaches(share float64) bool {
+	return float64(t.queries-t.misses) >= share*float64(t.queries)-1e-9
+}
+
 // within tells whether a share of the model's queries, or more, are within QoS, and whether that is
 // certain: the counts would be so low (or so high) in at most doubt of all runs if just that share
 // were. Queries are taken as independent of each other.
 func (t tally) within(share float64) (yes, certain bool) {
-	yes = float64(t.queries-t.misses) >= share*float64(t.queries)-1e-9
+	yes = t.reaches(share)
 	if share >= 1 {
 		return yes, !yes || t.queries >= int64(leastQueries(share))
 	}
@@ -444,8 +450,8 @@ func (p Probe) String() string {
 	if !p.Held {
 		outcome = "fails"
 	}
-	text := fmt.Sprintf("%8s queries/s  %s: %.2f %% within QoS of %d queries in %.1f s",
-		figures(p.RateQPS), outcome, 100*p.QoSSatisfaction, p.Queries, p.DurationS)
+	text := fmt.Sprintf("%8s queries/s  %s: %s within QoS of %d queries in %.1f s",
+		figures(p.RateQPS), outcome, Percent(p.QoSSatisfaction), p.Queries, p.DurationS)
 	if p.EffectiveAccuracy > 0 {
 		text += fmt.Sprintf(", accuracy %.4f", p.EffectiveAccuracy)
 	}

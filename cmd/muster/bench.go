@@ -257,10 +257,10 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	}
 	var missed []error
 	for _, m := range report.Models {
-		if m.Queries > 0 && 100*m.QoSSatisfaction < o.failBelow {
+		if m.Queries > 0 && 100*m.QoSSatisfaction < o.failBelow-1e-9 { // but for rounding errors
 			missed = append(missed,
-				fmt.Errorf("fail-below: %s: %.2f %% of the queries within QoS, "+
-					"want %v %%", m.Model, 100*m.QoSSatisfaction, o.failBelow))
+				fmt.Errorf("fail-below: %s: %s of the queries within QoS, want %v %%", m.Model,
+					bench.Percent(m.QoSSatisfaction), o.failBelow))
 		}
 	}
 	if o.verify != "" {
