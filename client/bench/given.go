@@ -24,12 +24,13 @@ type Given struct {
 }
 
 // BatchSizes returns how often each batch size is among Queries, as a distribution of that name.
-func (g *Given) BatchSizes(name string) (*workload.BatchSizes, error) {
+// batchless says that they are for a model without a batch dimension, so that each is one item.
+func (g *Given) BatchSizes(name string, batchless bool) (*workload.BatchSizes, error) {
 	counts := map[int]int{}
-	for _, q := range g.Queries {
-		b, err := batchSizeOf(q.Inputs)
+	for i, q := range g.Queries {
+		b, err := sizeOf(q, batchless)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("query %d: %w", i+1, err)
 		}
 		counts[b]++
 	}
@@ -41,6 +42,14 @@ func (g *Given) BatchSizes(name string) (*workload.BatchSizes, error) {
 	}
 	slices.SortFunc(pmf, func(a, b workload.Probability) int { return a.BatchSize - b.BatchSize })
 	return workload.Weighted(name, pmf)
+}
+
+// sizeOf returns the batch size of a query.
+func sizeOf(q *oip.Request, batchless bool) (int, error) {
+	if batchless {
+		return 1, nil
+	}
+	return batchSizeOf(q.Inputs)
 }
 
 // batchSizeOf returns the batch size that all inputs have.
@@ -66,10 +75,7 @@ func (m *Model) give(g *Given) error {
 		m.queries = map[int][]*oip.Request{}
 		m.rows = 0
 		for i, q := range g.Queries {
-			b, err := 1, error(nil)
-			if !m.batchless {
-				b, err = batchSizeOf(q.Inputs)
-			}
+			b, err := sizeOf(q, m.batchless)
 			if err != nil {
 				return fmt.Errorf("query %d: %w", i+1, err)
 			}

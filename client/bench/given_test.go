@@ -125,7 +125,7 @@ func TestGivenQueries(t *testing.T) {
 		}},
 		{Inputs: []tensor.Tensor{mustOf(t, "x", []float32{3, 3, 3, 3}, 4, 1)}},
 	}}
-	sizes, err := given.BatchSizes("f")
+	sizes, err := given.BatchSizes("f", false)
 	if err != nil {
 		t.Fatal(err)
 	}

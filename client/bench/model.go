@@ -116,6 +116,19 @@ func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (
 	return m, nil
 }
 
+// Batchless asks the server whether a model has no batch dimension.
+func Batchless(ctx context.Context, server Server, name string) (bool, error) {
+	metadata, err := server.ModelMetadata(ctx, name, "")
+	if err != nil {
+		return false, fmt.Errorf("metadata of model %q: %w", name, err)
+	}
+	properties, err := oip.ParseProperties(metadata.GetProperties())
+	if err != nil {
+		return false, fmt.Errorf("model %q: %w", name, err)
+	}
+	return properties.Batchless, nil
+}
+
 func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOptions) (*Model,
 	error) {
 	properties, err := oip.ParseProperties(metadata.GetProperties())

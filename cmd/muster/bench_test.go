@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,7 +24,7 @@ import (
 )
 
 // A benchServer answers every query to "m" at once, and refuses those of 13
-// rows. Its other methods are not called.
+// rows. Its model "whole" has no batch dimension. Its other methods are not called.
 type benchServer struct{ oip.Server }
 
 func (benchServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
@@ -33,6 +34,18 @@ func (benchServer) ServerMetadata(context.Context, *inference.ServerMetadataRequ
 
 func (benchServer) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (
 	*inference.ModelMetadataResponse, error) {
+	if req.Name == "whole" {
+		return &inference.ModelMetadataResponse{
+			Name: "whole",
+			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+				{Name: "x", Datatype: "FP32", Shape: []int64{-1}},
+				{Name: "threshold", Datatype: "FP32", Shape: []int64{}},
+			},
+			Properties: oip.Properties{
+				QoSTarget: 10 * time.Second, LargestBatchSize: 1, Batchless: true,
+			}.Map(),
+		}, nil
+	}
 	if req.Name != "m" {
 		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository", req.Name)
 	}
@@ -184,6 +197,21 @@ func TestBenchInput(t *testing.T) {
 		queries,
 		"--json", "-"); err != nil || !strings.Contains(out, `"answered": 2`) {
 		t.Errorf("a trace with inputs: got %s, %v", out, err)
+	}
+
+	// Each query for a model without a batch dimension is one item, whatever its inputs' shapes.
+	const whole = `{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%s1]},` +
+		`{"name":"threshold","datatype":"FP32","shape":[],"data":[0.5]}]}` + "\n"
+	wholes := file("w.jsonl", fmt.Sprintf(whole, 2, "1,")+fmt.Sprintf(whole, 3, "1,1,"))
+	trace = file("t.csv", "arrival_ms,model,batch_size\n0,whole,1\n1,whole,1\n")
+	for _, args := range [][]string{
+		{"--model", "whole", "--rate", "2000", "--queries", "2"}, {"--arrivals", trace},
+	} {
+		out, errs, err = execute(t, append([]string{"bench", "--server", server, "--input", wholes,
+			"--json", "-"}, args...)...)
+		if err != nil || !strings.Contains(out, `"answered": 2`) || strings.Contains(errs, "whole:") {
+			t.Errorf("a model without a batch dimension, %v: got %s, %s, %v", args, out, errs, err)
+		}
 	}
 
 	// Several models: one with queries, one with rows.

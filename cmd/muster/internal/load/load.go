@@ -191,7 +191,14 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 	note func(model, note string)) error {
 	for i := range l.loads {
 		name := l.loads[i].Model
-		sizes, err := l.sizesOf(name)
+		batchless := false
+		if given := l.given[name]; given != nil && given.Queries != nil {
+			var err error
+			if batchless, err = bench.Batchless(ctx, server, name); err != nil {
+				return err
+			}
+		}
+		sizes, err := l.sizesOf(name, batchless)
 		if err != nil {
 			return fmt.Errorf("model %q: %w", name, err)
 		}
@@ -225,11 +232,11 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 
 // sizesOf returns the batch sizes of a model's queries: those of the trace, of the file of its
 // inputs, or of the distribution.
-func (l *Load) sizesOf(model string) (sizes *workload.BatchSizes, err error) {
+func (l *Load) sizesOf(model string, batchless bool) (sizes *workload.BatchSizes, err error) {
 	given := l.given[model]
 	var ofFile *workload.BatchSizes
 	if given != nil && given.Queries != nil {
-		if ofFile, err = given.BatchSizes("of the inputs"); err != nil {
+		if ofFile, err = given.BatchSizes("of the inputs", batchless); err != nil {
 			return nil, err
 		}
 	}
