@@ -2,6 +2,8 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -111,6 +113,43 @@ func TestVerify(t *testing.T) {
 				t.Errorf("%s: it reports\n%s", name, &text)
 			}
 		})
+	}
+}
+
+// TestDiffersHalves: numbers of 16 bits may differ by one in the last place, which is more than 0.01 %
+// of them, and there are two zeros.
+func TestDiffersHalves(t *testing.T) {
+	half := func(d tensor.DataType, v float64) []byte {
+		h, ok := tensor.HalfOf(d, v)
+		if !ok {
+			t.Fatalf("%v is beyond %s", v, d)
+		}
+		return binary.LittleEndian.AppendUint16(nil, h)
+	}
+	after := func(h []byte, n uint16) []byte { // n places after h, away from 0
+		return binary.LittleEndian.AppendUint16(nil, binary.LittleEndian.Uint16(h)+n)
+	}
+	for _, d := range []tensor.DataType{tensor.FP16, tensor.BF16} {
+		zero, negative := half(d, 0), half(d, math.Copysign(0, -1))
+		if differs(d, zero, negative) >= 0 {
+			t.Errorf("%s: 0 and -0 differ", d)
+		}
+		for _, v := range []float64{0, 1e-6, 0.02, 0.5, -0.02, 1, 300} {
+			x := half(d, v)
+			if differs(d, x, after(x, 1)) >= 0 || differs(d, after(x, 1), x) >= 0 {
+				t.Errorf("%s: %v and the number beside it differ", d, v)
+			}
+			if differs(d, x, after(x, 2)) < 0 {
+				t.Errorf("%s: %v and the second number after it do not differ", d, v)
+			}
+		}
+		if differs(d, half(d, 1e-6), half(d, -1e-6)) < 0 || differs(d, half(d, 1), half(d, -1)) < 0 {
+			t.Errorf("%s: the sign makes no difference", d)
+		}
+		nan := half(d, math.NaN())
+		if differs(d, nan, nan) >= 0 || differs(d, nan, half(d, math.Inf(1))) < 0 {
+			t.Errorf("%s: NaN is not like itself alone", d)
+		}
 	}
 }
 
