@@ -82,7 +82,7 @@ func (d *Dashboard) profiles(w http.ResponseWriter, req *http.Request) {
 	fleet := control.NewFleet(view, nil)
 	out := profilesJSON{Models: []modelProfilesJSON{}}
 	shown := 0
-	for i, m := range fleet.GetModels() {
+	for _, m := range fleet.GetModels() {
 		if !sees(m.GetName()) {
 			continue
 		}
@@ -94,7 +94,7 @@ func (d *Dashboard) profiles(w http.ResponseWriter, req *http.Request) {
 		out.Models = append(out.Models, modelProfilesJSON{
 			Model: at, Name: m.GetName(), Version: m.GetVersion(),
 			TargetMs: milliseconds(float64(m.GetQosTargetNs())),
-			Types:    d.profilesOf(view, uint32(i), m),
+			Types:    d.profilesOf(view, m),
 		})
 	}
 	if model != "" && len(out.Models) == 0 {
@@ -106,7 +106,7 @@ func (d *Dashboard) profiles(w http.ResponseWriter, req *http.Request) {
 
 // profilesOf returns the profiles of a model on each type of lanes that holds it, and on single
 // agents that depart from their type.
-func (d *Dashboard) profilesOf(view *control.View, index uint32, m *control.FleetModel) (
+func (d *Dashboard) profilesOf(view *control.View, m *control.FleetModel) (
 	all []typeProfileJSON) {
 	key := names.NewModelKey(m.GetName(), m.GetVersion())
 	learned := map[names.LaneType]*profiles.Table{}
@@ -121,7 +121,7 @@ func (d *Dashboard) profilesOf(view *control.View, index uint32, m *control.Flee
 	add := func(member *control.Member, typ names.LaneType, agent string) {
 		one := typeProfileJSON{
 			Type: member.GetInstanceType(), Provider: member.GetProvider(),
-			Cores: member.GetCores(), Agent: agent,
+			Cores: member.CoresOf(member.PartOf(m.GetName())), Agent: agent,
 		}
 		if t := learned[typ]; t != nil {
 			one.Learned = tableOf(t, m.GetQosTargetNs(), largest)
@@ -140,11 +140,12 @@ func (d *Dashboard) profilesOf(view *control.View, index uint32, m *control.Flee
 		if !holds {
 			continue
 		}
-		if typ := member.LaneType(); !seen[typ] {
+		typ := member.LaneTypeOf(m.GetName())
+		if !seen[typ] {
 			seen[typ] = true
 			add(member, typ, "")
 		}
-		if own := member.OwnLaneType(); learned[own] != nil {
+		if own := typ.Own(member.AgentName()); learned[own] != nil {
 			add(member, own, member.GetName())
 		}
 	}
