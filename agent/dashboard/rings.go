@@ -113,12 +113,13 @@ func (r *rings) put(seconds, minutes []*control.Row) (newSeconds, newMinutes []r
 	return newSeconds, newMinutes
 }
 
-// after returns the rows later than second, which no row of the last one is above.
+// after returns the rows of what is later than second, which no row of the last one is above. A minute
+// that second is within is one of them: who knows of second knew it in part.
 func (r *rings) after(second, last uint64) (seconds, minutes []row) {
-	pick := func(ring []row, span uint64) (all []row) {
+	pick := func(ring []row, step, span uint64) (all []row) {
 		for i := range ring {
 			at := &ring[i]
-			if at.beats > 0 && at.second > second && at.second <= last &&
+			if at.beats > 0 && at.second+step-1 > second && at.second <= last &&
 				last-at.second < span {
 				kept := *at
 				// as in put
@@ -129,7 +130,7 @@ func (r *rings) after(second, last uint64) (seconds, minutes []row) {
 		slices.SortFunc(all, func(a, b row) int { return int(int64(a.second) - int64(b.second)) })
 		return all
 	}
-	return pick(r.seconds[:], keptSeconds), pick(r.minutes[:], keptMinutes*minute)
+	return pick(r.seconds[:], 1, keptSeconds), pick(r.minutes[:], minute, keptMinutes*minute)
 }
 
 // join adds a later row to that of a minute.

@@ -63,6 +63,14 @@ func TestRings(t *testing.T) {
 			t.Errorf("second %d is %v, was %v", x.second, x.message(), seconds[595+i].message())
 		}
 	}
+	// A minute in which the second is, and that was told in part, is told again: it had not ended.
+	_, again = r.after(last-100, last)
+	if len(again) != 2 || again[0].second != last-100-(last-100)%60 || again[0].beats != 60 {
+		t.Errorf("after the middle of a minute there are %d minutes, %+v", len(again), again)
+	}
+	if _, again = r.after(199_979, last); len(again) != 1 || again[0].second != 199_980 {
+		t.Errorf("after the last second of a minute there are %d minutes, %+v", len(again), again)
+	}
 	if s, m := other.put(messages(seconds), messages(minutes)); len(s)+len(m) != 0 {
 		t.Errorf("told twice, %d seconds and %d minutes are new", len(s), len(m))
 	}

@@ -52,6 +52,12 @@ export class Series {
     return true;
   }
 
+  // put is add, but a row of the last second replaces it: a minute has more to say when it is over.
+  put(second, row, models) {
+    if (second === this.last) this.each((column) => column.pop());
+    return this.add(second, row, models);
+  }
+
   append(second, row, models) {
     for (const [key] of models) this.model(key);
     this.second.push(second);
@@ -72,56 +78,37 @@ export class Series {
     }
   }
 
-  // load appends the rows of a history event that are newer than what is there.
+  // load appends the rows of a history event that are newer than what is there. The last minute that is
+  // there may not have been over.
   load(history, keys) {
     history.second.forEach((second, i) => {
       const models = (history.models || []).filter((m) => keys[m.model] !== undefined)
         .map((m) => [keys[m.model], Object.fromEntries(modelNumbers.map((n) => [n, m[n]?.[i] ?? null]))]);
-      this.add(second, Object.fromEntries(numbers.map((n) => [n, history[n]?.[i] ?? null])), models);
+      const row = Object.fromEntries(numbers.map((n) => [n, history[n]?.[i] ?? null]));
+      if (this.step > 1) this.put(second, row, models);
+      else this.add(second, row, models);
     });
   }
 }
 
-// A Minute sums the beats of a minute to the row that the leader keeps of it.
-class Minute {
-  constructor() { this.start = null; }
-
-  // add returns the row of the minute that a beat has ended: [second, row, models], else null.
-  add(second, row, models) {
-    const start = second - (second % 60);
-    let ended = null;
-    if (this.start !== null && start !== this.start) ended = [this.start, this.row(), this.modelRows()];
-    if (this.start === null || ended) {
-      this.start = start;
-      this.rows = [];
-      this.models = new Map();
-    }
-    this.rows.push(row);
-    for (const [key, values] of models) {
-      if (!this.models.has(key)) this.models.set(key, []);
-      this.models.get(key).push(values);
-    }
-    return ended;
+// minuteOf is the row that the leader keeps of the minute from a second on, by the rows of its seconds:
+// [second, row, models]. It is null if there are none.
+function minuteOf(seconds, start) {
+  const at = [];
+  for (let i = seconds.length - 1; i >= 0 && seconds.second[i] >= start; i--) {
+    if (seconds.second[i] < start + 60) at.push(i);
   }
-
-  row() {
-    const of = (n) => this.rows.map((r) => r[n]).filter((x) => typeof x === "number");
-    const row = {};
-    for (const n of ["answered", "late", "failed"]) row[n] = total(of(n));
-    for (const n of ["rate", "limit", "allowable", "price", "busy"]) row[n] = mean(of(n));
-    for (const n of ["waiting", "waiting_late"]) row[n] = most(of(n));
-    return row;
-  }
-
-  modelRows() {
-    return [...this.models].map(([key, rows]) => {
-      const of = (n) => rows.map((r) => r[n]).filter((x) => typeof x === "number");
-      return [key, {
-        answered: total(of("answered")), late: total(of("late")), failed: total(of("failed")),
-        p50_ms: most(of("p50_ms")), p99_ms: most(of("p99_ms")),
-      }];
-    });
-  }
+  if (!at.length) return null;
+  const of = (column) => at.map((i) => column[i]).filter((x) => typeof x === "number");
+  const row = {};
+  for (const n of ["answered", "late", "failed"]) row[n] = total(of(seconds.columns[n]));
+  for (const n of ["rate", "limit", "allowable", "price", "busy"]) row[n] = mean(of(seconds.columns[n]));
+  for (const n of ["waiting", "waiting_late"]) row[n] = most(of(seconds.columns[n]));
+  const models = [...seconds.models].filter(([, m]) => at.some((i) => m.answered[i] !== null)).map(([key, m]) => [key, {
+    answered: total(of(m.answered)), late: total(of(m.late)), failed: total(of(m.failed)),
+    p50_ms: most(of(m.p50_ms)), p99_ms: most(of(m.p99_ms)),
+  }]);
+  return [start, row, models];
 }
 
 const total = (all) => all.reduce((a, b) => a + b, 0);
@@ -175,7 +162,7 @@ export class State {
     this.beat = null;
     this.seconds = new Series(1, 600);
     this.minutes = new Series(60, 1440);
-    this.minute = new Minute();
+    this.minute = null; // when that of the last beat began
     this.heat = new Window();
     this.events = []; // by time, the latest first
     this.eventsTaken = 0; // how often there were new ones
@@ -188,7 +175,7 @@ export class State {
   forget(second) {
     this.seconds.cut(second);
     this.minutes.cut(second - (second % 60));
-    this.minute = new Minute();
+    this.minute = null;
     this.heat = new Window();
     this.beat = null;
   }
@@ -235,8 +222,10 @@ export class State {
       .map((m) => [this.keys[m.model], m]);
     this.beat = { ...beat, models: beat.models ?? [], shots: beat.shots ?? [], heat: beat.heat ?? [] };
     this.seconds.add(beat.second, beat, models);
-    const ended = this.minute.add(beat.second, beat, models);
-    if (ended) this.minutes.add(...ended);
+    const start = beat.second - (beat.second % 60);
+    const ended = this.minute !== null && this.minute < start ? minuteOf(this.seconds, this.minute) : null;
+    if (ended) this.minutes.put(...ended);
+    this.minute = start;
     this.heat.add(beat.second, this.beat.heat
       .filter((h) => this.fleet.types[h.type] && this.keys[h.model] !== undefined)
       .map((h) => [this.fleet.types[h.type].name, this.keys[h.model], h.bins ?? []]));

@@ -152,6 +152,45 @@ test("the page's own minutes are the leader's", () => {
   assert.deepEqual(s.minutes.columns.waiting, [6, 6]);
 });
 
+// past is a history event: rows of a model that answers so many queries each.
+const past = (step, seconds, answered) => ({
+  step, second: seconds, rate: seconds.map(() => 10), answered,
+  models: [{ model: 0, answered, p99_ms: seconds.map((s) => s % 100) }],
+});
+const from = (first, last) => Array.from({ length: last - first + 1 }, (_, i) => first + i);
+
+test("a minute that had begun when the page was opened becomes whole", () => {
+  const s = new State();
+  s.take("fleet", small.fleet);
+  s.take("history", past(1, from(6000, 6030), from(6000, 6030).map(() => 2)));
+  s.take("history", past(60, [5940, 6000], [120, 62]));
+  for (let i = 6031; i <= 6060; i++) s.take("beat", { second: i, rate: 20, answered: 2, models: [{ model: 0, answered: 2, p99_ms: 500 }] });
+  assert.deepEqual(s.minutes.second, [5940, 6000]);
+  assert.deepEqual(s.minutes.columns.answered, [120, 120]);
+  assert.deepEqual(s.minutes.columns.rate, [10, (31 * 10 + 29 * 20) / 60]);
+  const [m] = s.minutes.models.values();
+  assert.deepEqual(m.answered, [120, 120]);
+  assert.deepEqual(m.p99_ms, [40, 500]);
+});
+
+test("minutes that a hidden page has missed the ends of become whole", () => {
+  const s = new State();
+  s.take("fleet", small.fleet);
+  const beats = (first, last) => from(first, last).forEach((i) => s.take("beat", { second: i, rate: 10, answered: 2 }));
+  beats(6000, 6029);
+  // What an agent says of the time after 6029: each minute that has a later second.
+  s.take("history", past(1, from(6030, 6150), from(6030, 6150).map(() => 2)));
+  s.take("history", past(60, [6000, 6060, 6120], [120, 120, 62]));
+  beats(6151, 6180);
+  assert.deepEqual(s.minutes.second, [6000, 6060, 6120]);
+  assert.deepEqual(s.minutes.columns.answered, [120, 120, 120]);
+  // Once more, when the minute in which it was hidden is in the page's past already.
+  s.take("history", past(60, [6180], [2]));
+  s.take("history", past(60, [6180, 6240], [120, 4]));
+  beats(6242, 6242);
+  assert.deepEqual(s.minutes.columns.answered, [120, 120, 120, 120, 4]);
+});
+
 test("600 beats keep no more than 60 do", () => {
   const s = new State();
   s.take("fleet", small.fleet);
