@@ -3,7 +3,7 @@
 import { ranges, ratePlot } from "./charts.js";
 import { byId, choices, el, label, say, shape, table } from "./dom.js";
 import { Fleet } from "./fleet.js";
-import { count, dollars, percent, span } from "./format.js";
+import { count, dollars, percent, span, wanted } from "./format.js";
 import { Matching } from "./matching.js";
 import { forgetColours } from "./paint.js";
 import { Events, Families, Models, Money, Profiles } from "./panels.js";
@@ -108,10 +108,10 @@ function hero() {
     byId("under").replaceChildren(...under.map(([n, words]) => el("span", {}, el("b", {}, n), words)));
   }
   // 99 of every 100 by most models' word; the least is what the figure is held against.
-  const wanted = Math.min(...fleet.models.map((m) => m.percentile).filter((p) => p > 0), 1);
+  const least = Math.min(...fleet.models.map((m) => m.percentile).filter((p) => p > 0), 1);
   say(byId("ontime"), percent(beat.within, 2));
-  byId("ontime").className = beat.within === null || beat.within === undefined ? "" : beat.within < wanted ? "bad" : "ok";
-  say(byId("ontimeof"), typeof beat.within === "number" && wanted < 1 ? "of " + percent(wanted) : "");
+  byId("ontime").className = beat.within === null || beat.within === undefined ? "" : beat.within < least ? "bad" : "ok";
+  say(byId("ontimeof"), typeof beat.within === "number" && least < 1 ? "of " + wanted(least) : "");
   say(byId("waiting"), count(beat.waiting));
   say(byId("waitinglate"), beat.waiting_late > 0 ? count(beat.waiting_late) + " late" : beat.waiting === null ? "" : "none late");
   byId("waitinglate").className = beat.waiting_late > 0 ? "bad" : "";

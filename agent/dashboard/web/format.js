@@ -31,6 +31,11 @@ export function percent(x, digits = 0) {
   return p.toFixed(digits) + " %";
 }
 
+// wanted writes a share that somebody has chosen, with the digits that it has: 99 %, 99.9 %.
+export function wanted(x) {
+  return known(x) ? +(x * 100).toFixed(4) + " %" : unknown;
+}
+
 // milliseconds writes a duration in ms: 0.42 ms, 3.9 ms, 287 ms, 1.2 s.
 export function milliseconds(x) {
   if (!known(x)) return unknown;

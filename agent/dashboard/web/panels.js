@@ -2,7 +2,7 @@
 
 import { costPlot, modelPlot } from "./charts.js";
 import { byId, choices, el, label, say, shape, table } from "./dom.js";
-import { count, dollars, list, milliseconds, percent, signed, span, target, things } from "./format.js";
+import { count, dollars, list, milliseconds, percent, signed, span, target, things, wanted } from "./format.js";
 import { canvas, colour, faded, modelColour, typeColour, write } from "./paint.js";
 import { ticks } from "./scale.js";
 import { title } from "./state.js";
@@ -73,7 +73,7 @@ export class Models {
       title(m, this.state.fleet.models), count(m.rate), milliseconds(m.p50_ms), milliseconds(m.p99_ms),
       m.target_ms ? target(m.target_ms) : "–",
       el("span", { class: m.late ? "bad" : undefined }, (m.late ? "late: " : "") + percent(m.within, 2)),
-      percent(m.percentile) + " in time",
+      wanted(m.percentile) + " in time",
     ]));
   }
 }

@@ -16,6 +16,8 @@ test("numbers are written as people read them", () => {
     [format.count, null, "–"], [format.count, NaN, "–"],
     [format.percent, 0.876, "88 %"], [format.percent, 0.9996, "99 %"], [format.percent, 1, "100 %"],
     [format.percent, 0.001, "< 1 %"], [format.percent, 0, "0 %"], [format.percent, undefined, "–"],
+    [format.wanted, 0.99, "99 %"], [format.wanted, 0.999, "99.9 %"], [format.wanted, 0.9995, "99.95 %"],
+    [format.wanted, 0.9, "90 %"], [format.wanted, 1, "100 %"], [format.wanted, null, "–"],
     [format.milliseconds, 0.42, "0.42 ms"], [format.milliseconds, 3.94, "3.9 ms"], [format.milliseconds, 287.4, "287 ms"],
     [format.milliseconds, 1230, "1.2 s"], [format.milliseconds, 61000, "61 s"], [format.milliseconds, null, "–"],
     [format.target, 5, "5 ms"], [format.target, 400, "400 ms"], [format.target, 2.5, "2.5 ms"],
