@@ -7,6 +7,7 @@ import { count, dollars, percent, span, wanted } from "./format.js";
 import { Matching } from "./matching.js";
 import { forgetColours } from "./paint.js";
 import { Events, Families, Models, Money, Profiles } from "./panels.js";
+import { curl, infer } from "./sample.js";
 import { sentence, State } from "./state.js";
 import { said, Stream } from "./stream.js";
 
@@ -149,18 +150,10 @@ async function offer(idle) {
   if (!idle || !m || offered === m.name) return;
   offered = m.name;
   const agent = state.fleet.agents.find((a) => a.name === state.hello?.agent) ?? state.fleet.agents[0];
-  let line = "muster infer " + m.name + (agent?.address ? " --server " + agent.address : "");
+  let line = infer(m.name, agent?.address);
   try {
     const answer = await fetch("/v2/models/" + encodeURIComponent(m.name));
-    const inputs = answer.ok ? (await answer.json()).inputs : [];
-    const of = (shape) => shape.reduce((n, d) => n * (d > 0 ? d : 1), 1);
-    if (inputs?.length && inputs.reduce((n, i) => n + of(i.shape), 0) <= 64 && inputs.every((i) => i.datatype !== "BYTES")) {
-      line = "curl " + location.origin + "/v2/models/" + m.name + "/infer -d '" + JSON.stringify({
-        inputs: inputs.map((i) => ({
-          name: i.name, datatype: i.datatype, shape: i.shape.map((d) => (d > 0 ? d : 1)), data: new Array(of(i.shape)).fill(1),
-        })),
-      }) + "'";
-    }
+    if (answer.ok) line = curl(location.origin, m.name, (await answer.json()).inputs) ?? line;
   } catch {
     // Then the line is that of the command.
   }

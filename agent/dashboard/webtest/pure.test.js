@@ -1,8 +1,10 @@
 // Tests of what draws nothing: numbers, scales, rows of the past, the stream. node --test runs them.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 import * as format from "../web/format.js";
+import { curl, infer } from "../web/sample.js";
 import { Bins, binsOf, height, ticks, tileSize } from "../web/scale.js";
 import { sentence, Series, State, title, Window } from "../web/state.js";
 import { story } from "../web/story.js";
@@ -251,6 +253,26 @@ test("the sentence", () => {
   assert.deepEqual(say({}, { limit: null }), [null, "what the fleet can do is not known yet", ""]);
   assert.deepEqual(say({}, { rate: 0, within: null })[0], "Ready");
   assert.deepEqual(say({}, { leaderless: true, rate: null })[0], "No leader");
+});
+
+test("the line to copy is what a shell takes as it is, whatever names hold", () => {
+  // words are the words that a shell makes of a line, after the command itself.
+  const words = (line) => execFileSync("sh", ["-c", line.replace(/^\S+/, "printf '%s\\n'")], { encoding: "utf8" }).trimEnd().split("\n");
+  assert.equal(infer("ncf", "10.0.0.1:8001"), "muster infer ncf --server 10.0.0.1:8001");
+  const name = "a b'$(echo gone)`;\"é";
+  assert.deepEqual(words(infer(name, "[::1]:8001")), ["infer", name, "--server", "[::1]:8001"]);
+  const inputs = [
+    { name: "it's", datatype: "FP32", shape: [-1, 2] }, { name: "flag", datatype: "BOOL", shape: [-1, 1] },
+  ];
+  const [url, d, body] = words(curl("http://127.0.0.1:8000", name, inputs));
+  assert.equal(url, "http://127.0.0.1:8000/v2/models/" + encodeURIComponent(name) + "/infer");
+  assert.equal(d, "-d");
+  assert.deepEqual(JSON.parse(body).inputs, [
+    { name: "it's", datatype: "FP32", shape: [1, 2], data: [1, 1] }, { name: "flag", datatype: "BOOL", shape: [1, 1], data: [true] },
+  ]);
+  assert.equal(curl("http://a", "ncf", [{ name: "x", datatype: "FP32", shape: [-1, 65] }]), null, "it is too long");
+  assert.equal(curl("http://a", "ncf", [{ name: "x", datatype: "BYTES", shape: [-1, 1] }]), null);
+  assert.equal(curl("http://a", "ncf", []), null);
 });
 
 test("the parser takes pieces of any size", () => {
