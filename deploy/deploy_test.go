@@ -126,13 +126,23 @@ func TestBoard(t *testing.T) {
 			Title   string
 			GridPos struct{ X, Y, W, H int }
 			Targets []struct {
-				Expr       string
-				Datasource struct{ UID string }
+				Expr         string
+				LegendFormat string
+				Datasource   struct{ UID string }
 			}
+		}
+		Templating struct {
+			List []struct{ Name, AllValue string }
 		}
 	}
 	if err := json.Unmarshal([]byte(read(t, "grafana/muster.json")), &board); err != nil {
 		t.Fatal(err)
+	}
+	// "All" is else the models that answer. What fails for a family is under its name, which does not.
+	for _, v := range board.Templating.List {
+		if v.Name == "model" && v.AllValue != ".*" {
+			t.Errorf("all models are %q, want .*", v.AllValue)
+		}
 	}
 	taken := map[[2]int]string{}
 	ids := map[int]bool{}
@@ -162,6 +172,9 @@ func TestBoard(t *testing.T) {
 			if regexp.MustCompile(`\[[0-9]+[smh]\]`).MatchString(target.Expr) &&
 				!strings.Contains(p.Title, "5 min") {
 				t.Errorf("%s has an interval of its own: %s", p.Title, target.Expr)
+			}
+			if strings.Contains(target.Expr, "muster_arrived") && target.LegendFormat == "answered" {
+				t.Errorf("%s calls what arrives answered", p.Title)
 			}
 			if target.Datasource.UID != "${datasource}" && target.Datasource.UID != "" {
 				t.Errorf("%s asks the data source %q", p.Title, target.Datasource.UID)
