@@ -576,6 +576,7 @@ func (r *Replanner) Solved(p *Plan) { r.solved = p }
 func (r *Replanner) Memory() Memory {
 	return Memory{
 		Placements: slices.Clone(r.memory.Placements), Paused: r.memory.Paused,
-		Pins: slices.Clone(r.memory.Pins),
+		RolledBack: r.memory.RolledBack,
+		Pins:       slices.Clone(r.memory.Pins),
 	}
 }

@@ -229,6 +229,30 @@ func TestCommands(t *testing.T) {
 	}
 }
 
+// TestRollbackOutlivesLeader: what an operator has gone back to is where agents still go when the
+// leader changes before they have begun, although placements are paused.
+func TestRollbackOutlivesLeader(t *testing.T) {
+	w := newWorld(2, 3, 6)
+	w.elect(Memory{})
+	w.lives(t, 40*time.Second)
+	first := w.answer.Placement.Version
+	w.rates["f1"] = 200
+	w.lives(t, 60*time.Second)
+	want := w.history[first]
+	if err := w.r.Command(Command{Verb: Rollback, Version: first}); err != nil {
+		t.Fatal(err)
+	}
+	w.memory = w.r.Memory()
+	w.forget()
+	w.elect(w.memory)
+	w.lives(t, 60*time.Second)
+	for name, l := range want {
+		if got := w.worker(name).held.String(); got != l {
+			t.Errorf("under the next leader, after the rollback %s holds %s, want %s", name, got, l)
+		}
+	}
+}
+
 // TestUndone: a placement after which more queries are late is taken back after two periods, and
 // not made again at once.
 func TestUndone(t *testing.T) {
