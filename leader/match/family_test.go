@@ -367,6 +367,40 @@ func TestOneVariantSplits(t *testing.T) {
 	}
 }
 
+// TestSplitsByVariantsTarget: while the QoS targets of a family's variants are changed one after the
+// other, a query is split only if the parts, which ask for one variant, can meet that one's target.
+func TestSplitsByVariantsTarget(t *testing.T) {
+	for _, target := range []time.Duration{100 * time.Millisecond, 10 * time.Millisecond} {
+		f := newFixture(t, "horizon", 1, .99)
+		f.step(Event{
+			Kind: ModelChanged, Model: "m1", Family: "f", Accuracy: .99, BatchSize: 100,
+			QoSTarget: target, Splits: true, RejectLate: true,
+		})
+		f.profile(0, "fast", 20)
+		f.step(Event{
+			Kind: ProfileChanged, Model: "m1", Type: "slow", Table: tableOf(5000, 25000),
+		})
+		for i, holds := range []names.ModelKey{"m0", "m1", "m1"} {
+			e := Event{
+				Kind: LaneJoined, Lane: LaneID(i + 1), Type: "slow", Models: []names.ModelKey{holds},
+			}
+			if holds == "m0" {
+				e.Type, e.Remaining = "fast", time.Hour
+			}
+			f.step(e)
+		}
+		// Whole it takes 66 ms on the lanes that are free, in halves 36 ms, and 50 ms are left.
+		out := f.step(Event{
+			Kind: Submitted, Query: QueryID{1, 4}, Model: "f", BatchSize: 100, Splits: true,
+			Waited: 50 * time.Millisecond,
+		})
+		split := slices.ContainsFunc(out, func(d Decision) bool { return d.Action == Split })
+		if split != (target > 50*time.Millisecond) {
+			t.Errorf("with a target of %v for the variant: %+v", target, out)
+		}
+	}
+}
+
 // TestMergedRunsOneVariant: queries that run together have one variant.
 func TestMergedRunsOneVariant(t *testing.T) {
 	f := newFixture(t, "horizon")

@@ -94,7 +94,9 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 	}
 	m.forget(q)
 	for _, part := range parts {
-		m.settle(part)
+		if part.waiting { // none is rejected together with another one
+			m.settle(part)
+		}
 	}
 	return parts
 }
@@ -224,7 +226,8 @@ func (h *horizon) cutting(s *shard, q *query) (best cutting, ok bool) {
 // proportion to what their slots can serve in time. It returns false if there is none, or q is in
 // time whole in such a slot.
 func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) {
-	due := q.arrival + q.family.target - s.m.now
+	// The parts ask for the variant, whose target may be shorter while a family's are changed.
+	due := q.arrival + s.m.alone[v.model].target - s.m.now
 	c.model, c.cost = v.model, v.regret
 	// the slots that can serve most
 	var most [MostParts]int
@@ -277,6 +280,9 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) 
 // carryOut splits q as c says and plans its parts.
 func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
 	for i, part := range s.split(q, c.rows[:c.n], c.model) {
+		if !part.waiting {
+			continue // it was rejected
+		}
 		slot := h.slots[c.slots[i]]
 		h.taken[c.slots[i]] = true
 		grp := &h.groups[slot.group]
