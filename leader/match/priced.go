@@ -53,6 +53,7 @@ type Candidate struct {
 	// % quantile of its latency, without the ways.
 	Needs time.Duration
 
+	late      bool // it seems too late for the QoS target
 	rank, tie float64
 }
 
@@ -213,7 +214,7 @@ func (p *Priced) candidate(l *pricedLane, q *query, waited, wait float64) (best 
 		}
 		c.rank = c.Cost + wait/q.family.target
 		if waited+wait+tab.safe[q.batch] > q.family.target {
-			c.rank = latePrice + (toMs(c.Latency)+wait)/q.family.target
+			c.late, c.rank = true, (toMs(c.Latency)+wait)/q.family.target
 			if !inTime && v.model == model {
 				best, ok = c, true
 			}
@@ -227,8 +228,10 @@ func (p *Priced) candidate(l *pricedLane, q *query, waited, wait float64) (best 
 // keepBest inserts c into ranked, which holds the best n so far.
 func (p *Priced) keepBest(c Candidate, n int) {
 	better := func(a, b *Candidate) bool {
-		return a.rank < b.rank ||
-			a.rank == b.rank && a.tie < b.tie
+		if a.late != b.late {
+			return b.late
+		}
+		return a.rank < b.rank || a.rank == b.rank && a.tie < b.tie
 	}
 	if len(p.ranked) < n {
 		p.ranked = append(p.ranked, c)

@@ -84,6 +84,24 @@ func TestPricedRanks(t *testing.T) {
 	}
 }
 
+// A lane that seems too late comes last, however dear the others are: where most queries are short, a
+// long one is worth many.
+func TestPricedLateLast(t *testing.T) {
+	p := pricedPool(t, 1)
+	p.SetPrices([]fluid.Price{{Type: "gpu", PerMs: 100}, {Type: "cpu", PerMs: 0.1}})
+	p.Leave(2)
+	p.Leave(3)
+	for id := LaneID(4); id <= 5; id++ {
+		p.Heard(id, epoch, 9*time.Millisecond)
+	}
+	for n := 1; n <= 3; n++ {
+		if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, n); len(got) != n ||
+			got[0].Lane != 1 {
+			t.Errorf("the best of %d: got %+v, want the gpu, which alone is in time", n, got)
+		}
+	}
+}
+
 // Gateways that know the same ask different ones of equal lanes.
 func TestPricedSpreads(t *testing.T) {
 	first := map[LaneID]int{}
