@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -405,6 +406,23 @@ func TestNewTableAscends(t *testing.T) {
 		if got := toMs(table.Mean(i + 1)); got != want {
 			t.Errorf("batch size %d: mean %v ms, want %v", i+1, got, want)
 		}
+	}
+}
+
+// TestTableExactly: a matcher that is replayed has the same tables, to the last bit, even where
+// latencies fell with the batch size.
+func TestTableExactly(t *testing.T) {
+	table, err := NewTable(misjudged{1.000003, 3.000001, 2.000002, 2.000001, 4}, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(table.Append([]byte("table=")))
+	again, err := ParseTable(strings.TrimPrefix(text, "table="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(again, table) {
+		t.Errorf("%s was written of %+v and is read as %+v", text, table, again)
 	}
 }
 

@@ -53,6 +53,9 @@ func NewTable(l Latencies, largest int) (*Table, error) {
 	}
 	for _, column := range [][]float64{t.mean, t.safe, t.tail} {
 		profiles.Ascend(column[1:], nil)
+		for i, ms := range column { // whole ns again, as a recording has them
+			column[i] = toMs(fromMs(ms))
+		}
 	}
 	return t, nil
 }
