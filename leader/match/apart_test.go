@@ -97,3 +97,38 @@ func TestOnePart(t *testing.T) {
 		}
 	}
 }
+
+// TestBacklogStaysApart: a model whose lanes have far too much to do keeps no query of another one
+// from that one's idle lane, be it in time or lost already.
+func TestBacklogStaysApart(t *testing.T) {
+	for _, policy := range Policies() {
+		for _, waited := range []time.Duration{0, 60 * time.Millisecond} {
+			m, err := New(Config{Policy: policy, Models: []Model{
+				{Name: "busy", QoSTarget: time.Second, LargestBatchSize: 100},
+				{Name: "idle", QoSTarget: 50 * time.Millisecond, LargestBatchSize: 100},
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, model := range []names.ModelKey{"busy", "idle"} {
+				mustStep(t, m, 0, Event{
+					Kind: ProfileChanged, Model: model, Type: "x", Table: tableOf(2500, 2500),
+				})
+				mustStep(t, m, 0, Event{
+					Kind: LaneJoined, Lane: LaneID(i + 1), Type: "x", Models: []names.ModelKey{model},
+				})
+			}
+			for i := range uint64(100) {
+				mustStep(t, m, 0, Event{
+					Kind: Submitted, Query: QueryID{1, i}, Model: "busy", BatchSize: 10,
+				})
+			}
+			all := mustStep(t, m, time.Millisecond, Event{
+				Kind: Submitted, Query: QueryID{2, 1}, Model: "idle", BatchSize: 10, Waited: waited,
+			})
+			if len(all) != 1 || all[0].Action != Assign || all[0].Lane != 2 {
+				t.Errorf("%s: a query that has waited %v gets no idle lane: %+v", policy, waited, all)
+			}
+		}
+	}
+}

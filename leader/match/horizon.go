@@ -91,6 +91,8 @@ type group struct {
 	// scarcity is the part of the price that time costs in the choice between variants.
 	scarcity float64
 	rest     []int32 // rows planned for it and not dispatched, the oldest first
+	room     int     // how many more rows are worth looking at because of its lanes
+	asked    bool    // it serves some row
 }
 
 // idles reports whether g has an open lane and nothing is planned for it.
@@ -125,11 +127,22 @@ func (h *horizon) choose(s *shard) {
 		return
 	}
 	h.serveRisky(s)
-	if len(h.rows) == 0 {
-		for h.serveLost(s) {
-		}
+	for g := range h.groups {
+		h.groups[g].asked = h.asked(g)
+	}
+	for h.serveLost(s) {
 	}
 	h.serveHopeless(s)
+}
+
+// asked reports whether group g serves some row.
+func (h *horizon) asked(g int) bool {
+	for i := range h.rows {
+		if h.at(i, g).model >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // gather collects the groups and their work.
@@ -172,21 +185,24 @@ func (g *group) assess(s *shard) {
 }
 
 // estimate collects the rows, with their latencies and prices: those of the oldest live queries
-// that some lane can still serve in time by the 80 % quantile. The others are risky.
+// that some lane can still serve in time by the 80 % quantile. The others are risky. There are at
+// most roundRows rows for each lane, and each takes the room of a group that serves it.
 func (h *horizon) estimate(s *shard) {
-	lanes := 0
+	room := 0
 	for g := range h.groups {
-		lanes += len(h.groups[g].lanes)
+		grp := &h.groups[g]
+		grp.room = roundRows * len(grp.lanes)
+		room += grp.room
 	}
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
-	looked := 0
-	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes &&
-		looked < 2*roundRows*lanes; q = q.next {
-		looked++
+	for q := range s.oldest(2 * room) {
+		if len(h.rows) == room {
+			break
+		}
 		due := q.arrival + q.family.target - s.m.now
 		at := len(h.cells)
-		possible, cheapest, least := false, -1, math.Inf(1)
+		possible, cheapest, least, roomy := false, -1, math.Inf(1), -1
 		for g := range h.groups {
 			grp := &h.groups[g]
 			c := grp.fastest(q)
@@ -195,6 +211,13 @@ func (h *horizon) estimate(s *shard) {
 			if cost := c.price * c.mean; c.mean <= due && cost < least {
 				cheapest, least = g, cost
 			}
+			if c.model >= 0 && grp.room > 0 && (roomy < 0 || grp.room > h.groups[roomy].room) {
+				roomy = g
+			}
+		}
+		if possible && roomy < 0 {
+			h.cells = h.cells[:at]
+			continue
 		}
 		if cheapest >= 0 {
 			h.groups[cheapest].work += h.cells[at+cheapest].mean
@@ -204,6 +227,7 @@ func (h *horizon) estimate(s *shard) {
 			h.risky = append(h.risky, q)
 			continue
 		}
+		h.groups[roomy].room--
 		h.rows, h.due = append(h.rows, q), append(h.due, due)
 	}
 	h.dearest = 0
@@ -525,14 +549,14 @@ func (h *horizon) serveHopeless(s *shard) {
 	}
 }
 
-// serveLost starts a lost query on a group that is calm enough, and reports whether it did. It
-// spares the only lane of a type, because the next query may need it, unless no other lane can
-// serve the lost query.
+// serveLost starts a lost query on a group that serves no row and is calm enough, and reports whether
+// it did. It spares the only lane of a type, because the next query may need it, unless no other lane
+// can serve the lost query.
 func (h *horizon) serveLost(s *shard) bool {
 	for _, spare := range []bool{true, false} {
 		for g := range h.groups {
 			grp := &h.groups[g]
-			if spare && len(grp.lanes) == 1 {
+			if grp.asked || spare && len(grp.lanes) == 1 {
 				continue
 			}
 			for _, l := range grp.lanes {
@@ -571,10 +595,10 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 	return chosen
 }
 
-// spared reports whether some type with more than one lane can serve q.
+// spared reports whether some type with more than one lane, which serves no row, can serve q.
 func (h *horizon) spared(q *query) bool {
 	for g := range h.groups {
-		if lanes := h.groups[g].lanes; len(lanes) > 1 &&
+		if lanes := h.groups[g].lanes; len(lanes) > 1 && !h.groups[g].asked &&
 			slices.ContainsFunc(lanes, func(l *lane) bool { return l.serves(q) }) {
 			return true
 		}

@@ -14,7 +14,7 @@ const (
 	// kairosPenalty times the QoS target replaces the latency of a pair that would miss the target
 	// (Eq. 8).
 	kairosPenalty = 10
-	// roundRows bounds the waiting queries of a round, in queries per lane.
+	// roundRows bounds the waiting queries of a round, in queries per lane that serves them.
 	roundRows = 2
 )
 
@@ -27,6 +27,7 @@ type kairos struct {
 	rows    []*query
 	columns []*lane
 	start   []float64 // by column
+	room    []int     // by column: how many more rows are worth looking at because of it
 	cost    []float64
 	model   []int // by row and column: the variant
 	match   []int
@@ -49,11 +50,19 @@ func (k *kairos) choose(s *shard) {
 			k.rows = append(k.rows, q)
 		}
 	} else { // overload: those still in time first
-		for q := s.live.first; q != nil && len(k.rows) < limit; q = q.next {
-			k.rows = append(k.rows, q)
+		k.room = k.room[:0]
+		for range k.columns {
+			k.room = append(k.room, roundRows)
 		}
-		for q := s.late.first; q != nil && len(k.rows) < limit; q = q.next {
-			k.rows = append(k.rows, q)
+		for q := range s.oldest(2 * limit) {
+			if k.take(q); len(k.rows) == limit {
+				break
+			}
+		}
+		looked := 0
+		for q := s.late.first; q != nil && len(k.rows) < limit && looked < 2*limit; q = q.next {
+			k.take(q)
+			looked++
 		}
 	}
 	now := s.m.now
@@ -82,5 +91,19 @@ func (k *kairos) choose(s *shard) {
 			at := i*len(k.columns) + j
 			s.assign(k.rows[i], k.columns[j], k.model[at], k.cost[at])
 		}
+	}
+}
+
+// take makes q a row if a lane that serves it has room.
+func (k *kairos) take(q *query) {
+	roomy := -1
+	for j, l := range k.columns {
+		if k.room[j] > 0 && (roomy < 0 || k.room[j] > k.room[roomy]) && l.serves(q) {
+			roomy = j
+		}
+	}
+	if roomy >= 0 {
+		k.room[roomy]--
+		k.rows = append(k.rows, q)
 	}
 }

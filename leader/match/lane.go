@@ -29,6 +29,9 @@ type query struct {
 	shard   *shard
 
 	prev, next *query // in the shard's list
+	// kin is of the live queries.
+	kin              *kin
+	prevKin, nextKin *query
 	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
 	plannedFor  *instanceType
 	plannedCost float64
@@ -351,6 +354,50 @@ func (l *list) remove(q *query) {
 	}
 	q.prev, q.next = nil, nil
 	l.n--
+}
+
+// A kin is the live queries of a shard that the same variants may answer, the oldest first. Policies
+// look at a bounded number of queries in a round; by kin, so that many of a model whose lanes are
+// busy do not hide those of another, whose lanes idle.
+type kin struct {
+	family      *family
+	allowed     int // how many of its variants
+	first, last *query
+	next        *query // the next one of [shard.oldest], which has come to so many
+	looked      int
+}
+
+// insert inserts q.
+func (k *kin) insert(q *query) {
+	after := k.last
+	for after != nil && byArrival(after, q) > 0 {
+		after = after.prevKin
+	}
+	q.kin, q.prevKin = k, after
+	if after != nil {
+		q.nextKin, after.nextKin = after.nextKin, q
+	} else {
+		q.nextKin, k.first = k.first, q
+	}
+	if q.nextKin != nil {
+		q.nextKin.prevKin = q
+	} else {
+		k.last = q
+	}
+}
+
+func (k *kin) remove(q *query) {
+	if q.prevKin != nil {
+		q.prevKin.nextKin = q.nextKin
+	} else {
+		k.first = q.nextKin
+	}
+	if q.nextKin != nil {
+		q.nextKin.prevKin = q.prevKin
+	} else {
+		k.last = q.prevKin
+	}
+	q.kin, q.prevKin, q.nextKin = nil, nil, nil
 }
 
 // byArrival orders queries by arrival, then by id.

@@ -2,6 +2,7 @@ package match
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/muster-serve/muster/api/names"
@@ -14,6 +15,7 @@ type shard struct {
 	policy policy
 	lanes  []*lane // by the rank of their type, then by the set of models held, then by id
 	live   list    // waiting queries that can still be in time, the oldest first
+	kins   []*kin  // of the live queries; some may have none now
 	late   list    // waiting queries that cannot, in the order in which they became late
 	usable int     // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
@@ -51,6 +53,7 @@ func newShard(m *Matcher) *shard {
 func (s *shard) enter(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
+	s.kinOf(q).insert(q)
 	s.m.count(q, 1)
 	s.work[q.class] += q.work()
 	s.dirty = true
@@ -58,8 +61,56 @@ func (s *shard) enter(q *query) {
 
 func (s *shard) leaveLive(q *query) {
 	s.live.remove(q)
+	q.kin.remove(q)
 	if s.work[q.class] -= q.work(); s.live.n == 0 {
 		s.work = [2]float64{} // drop the rounding error
+	}
+}
+
+// kinOf returns the kin of a query that becomes live.
+func (s *shard) kinOf(q *query) *kin {
+	allowed := len(q.allowed())
+	var free *kin
+	for _, k := range s.kins {
+		if k.family == q.family && k.allowed == allowed {
+			return k
+		}
+		if k.first == nil {
+			free = k
+		}
+	}
+	if free == nil {
+		free = &kin{}
+		s.kins = append(s.kins, free)
+	}
+	free.family, free.allowed = q.family, allowed
+	return free
+}
+
+// oldest iterates over the live queries, the oldest first, at most so many of each kin. The loop
+// must not change which queries are live.
+func (s *shard) oldest(most int) iter.Seq[*query] {
+	return func(yield func(*query) bool) {
+		for _, k := range s.kins {
+			k.next, k.looked = k.first, 0
+		}
+		for {
+			var k *kin
+			for _, o := range s.kins {
+				if o.next != nil && o.looked < most &&
+					(k == nil || byArrival(o.next, k.next) < 0) {
+					k = o
+				}
+			}
+			if k == nil {
+				return
+			}
+			q := k.next
+			k.next, k.looked = q.nextKin, k.looked+1
+			if !yield(q) {
+				return
+			}
+		}
 	}
 }
 
