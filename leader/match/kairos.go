@@ -72,7 +72,7 @@ func (k *kairos) choose(s *shard) {
 		for j, l := range k.columns {
 			c := math.Inf(1)
 			model, latency := l.inTime(q, limit-k.start[j])
-			if model >= 0 {
+			if model >= 0 && l.lasts(l.table(model), q.batch) {
 				L := k.start[j] + latency
 				if L > limit {
 					L = kairosPenalty * target

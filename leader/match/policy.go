@@ -78,7 +78,7 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 	if f.bySize {
 		found := false
 		for _, l := range s.lanes {
-			if l.usable() && l.serves(q) && l.typ.base == large {
+			if l.usable() && l.typ.base == large && s.lastsFor(q, l) {
 				if l.open() {
 					return l
 				}
@@ -90,11 +90,18 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 		}
 	}
 	for _, l := range s.lanes {
-		if l.open() && l.serves(q) {
+		if l.open() && s.lastsFor(q, l) {
 			return l
 		}
 	}
 	return nil
+}
+
+// lastsFor reports whether a lane serves q and very likely does not end before the variant that
+// assignInTime chooses.
+func (s *shard) lastsFor(q *query, l *lane) bool {
+	model, _ := l.inTime(q, s.m.left(q)-l.start())
+	return model >= 0 && l.lasts(l.table(model), q.batch)
 }
 
 // queues queues each query, when it arrives, at the lane that pick chooses. pick returns nil if no
