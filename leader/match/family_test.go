@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A fixture is a matcher with the models of family "f", m0 being the best, and of others.
@@ -398,6 +399,51 @@ func TestSplitsByVariantsTarget(t *testing.T) {
 		if split != (target > 50*time.Millisecond) {
 			t.Errorf("with a target of %v for the variant: %+v", target, out)
 		}
+	}
+}
+
+// TestPlanOfFormerRound: what a round plans does not outlive it. The query was planned with a variant
+// that has left its family since and serves no batch of that size.
+func TestPlanOfFormerRound(t *testing.T) {
+	f := newFixture(t, "horizon")
+	variant := func(i, largest int, family names.ModelKey) {
+		f.step(Event{
+			Kind: ModelChanged, Model: modelName(i), Family: family, BatchSize: largest,
+			QoSTarget: 100 * time.Millisecond, Merge: merge.Deadline,
+		})
+	}
+	submit := func(n uint64, batch int) []Decision {
+		return f.step(Event{
+			Kind: Submitted, Query: QueryID{1, n}, Model: "f", BatchSize: batch,
+		})
+	}
+	for i, ms := range []float64{40, 20} {
+		variant(i, 100, "f")
+		f.profile(i, "x", ms)
+	}
+	f.step(Event{
+		Kind: LaneJoined, Lane: 1, Type: "x", Models: []names.ModelKey{"m0", "m1"},
+		Remaining: 10 * time.Millisecond,
+	})
+	submit(1, 100)
+	submit(2, 100)
+	f.now = 11 * time.Millisecond
+	if out := f.step(Event{Kind: TimePassed}); len(out) != 1 || out[0].Model != "m1" {
+		t.Fatalf("got %+v, want the first query assigned to m1, and so the second one planned", out)
+	}
+	variant(1, 10, "")
+	short, err := NewTable(stairs{base: 1000}, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.step(Event{Kind: ProfileChanged, Model: "m1", Type: "x", Table: short})
+	f.now = 50 * time.Millisecond
+	submit(3, 10)
+	// The second query could be in time only by the mean, so it is in no plan of this round.
+	f.now = 55 * time.Millisecond
+	out := f.step(Event{Kind: Completed, Query: QueryID{1, 1}, Attempt: 1, Lane: 1})
+	if len(out) != 1 || out[0].Query != (QueryID{1, 3}) || out[0].Model != "m0" {
+		t.Errorf("got %+v, want the third query assigned to m0", out)
 	}
 }
 

@@ -122,6 +122,7 @@ func (h *horizon) choose(s *shard) {
 			h.dispatch(s, g)
 		}
 		h.fill(s, before)
+		h.forgetPlan()
 	}
 	if !slices.ContainsFunc(h.groups, group.idles) {
 		return

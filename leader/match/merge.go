@@ -80,11 +80,16 @@ func (h *horizon) fill(s *shard, from int) {
 	}
 }
 
-// notePlan sets, for each row, where it is planned and at what cost.
-func (h *horizon) notePlan() {
+// forgetPlan forgets what notePlan has set: in the next round some of the rows may be none.
+func (h *horizon) forgetPlan() {
 	for _, q := range h.rows {
 		q.plannedFor, q.plannedCost = nil, 0
 	}
+}
+
+// notePlan sets, for each row, where it is planned and at what cost.
+func (h *horizon) notePlan() {
+	h.forgetPlan()
 	for g := range h.groups {
 		for _, i := range h.groups[g].rest {
 			// A query may be left at a group that can not run it any more, such as before its lanes
@@ -143,6 +148,7 @@ func (h *horizon) waits(s *shard, grp *group, first *query, l *lane) bool {
 		return false
 	}
 	const soon = 0.005 // ms; less is no wait
+	h.notePlan()
 	h.merging.gather(s, grp, first, l, s.m.now+l.start())
 	_, until := h.merging.kind.Choose(0, h.merging.items)
 	if toMs(until) <= soon {
