@@ -177,7 +177,11 @@ func (l *lane) serves(q *query) bool {
 // setFree sets when l will be free, and a timer for when l opens without an answer.
 func (l *lane) setFree(at float64) {
 	l.freeAt = at
-	if opens := at - l.m.ahead; opens > l.m.now && (len(l.held) == 0 || l.m.ahead > 0) {
+	opens := at - l.m.ahead
+	if opens <= l.m.now && len(l.held) == 0 {
+		opens = at // it has opened ahead of time, though not for lost queries
+	}
+	if opens > l.m.now && (len(l.held) == 0 || l.m.ahead > 0) {
 		l.m.timers.set(&l.timer, opens)
 	} else {
 		l.m.timers.remove(&l.timer)

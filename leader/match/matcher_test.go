@@ -589,3 +589,37 @@ type fixed time.Duration
 
 func (f fixed) Mean(int) time.Duration              { return time.Duration(f) }
 func (f fixed) Quantile(float64, int) time.Duration { return time.Duration(f) }
+
+// TestLostStartsWhenLaneIsFree: a lane that has news while it is open ahead of time, when no lost
+// query may start, is looked at again when it is free, though nothing else happens.
+func TestLostStartsWhenLaneIsFree(t *testing.T) {
+	m, err := New(Config{
+		DispatchAhead: 5 * time.Millisecond,
+		Models: []Model{
+			{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, m, 0, Event{
+		Kind: ProfileChanged, Model: "m", Type: "x", Table: tableOf(2500, 2500),
+	})
+	mustStep(t, m, 0, Event{
+		Kind: LaneJoined, Lane: 1, Type: "x", Models: []names.ModelKey{"m"}, Remaining: time.Second,
+	})
+	const at = 300 * time.Millisecond // after so long no time is spare
+	mustStep(t, m, at, Event{Kind: LaneRemaining, Lane: 1, Remaining: 4 * time.Millisecond})
+	decisions, next, err := m.Step(epoch.Add(at), &Event{
+		Kind: Submitted, Query: QueryID{1, 1}, Model: "m", BatchSize: 10,
+		Waited: 20 * time.Millisecond,
+	})
+	if err != nil || len(decisions) > 0 || next.IsZero() {
+		t.Fatalf("got %+v, next step at %v, %v; want none now, and to be stepped when the lane is free",
+			decisions, next, err)
+	}
+	all := mustStep(t, m, next.Sub(epoch), Event{Kind: TimePassed})
+	if len(all) != 1 || all[0].Action != Assign {
+		t.Errorf("when the lane is free: got %+v, want the lost query assigned", all)
+	}
+}
