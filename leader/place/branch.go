@@ -127,8 +127,10 @@ func (b *branching) try() {
 	copy(left, b.capacity)
 	order := make([]int, 0, 16)
 	for f, x := range b.agents {
-		t := b.s.m.choices[b.free[f]].typ
-		n := max(0, min(left[t], int(math.Floor(x+1e-7)))) // left: x is as exact as rounding allows
+		c := &b.s.m.choices[b.free[f]]
+		t := c.typ
+		// left and most: x is as exact as rounding allows
+		n := max(0, min(left[t], c.most, int(math.Floor(x+1e-7))))
 		b.trial[f] = n
 		left[t] -= n
 		if x-float64(n) > 1e-7 {
@@ -139,8 +141,8 @@ func (b *branching) try() {
 		return cmp.Compare(b.agents[j]-math.Floor(b.agents[j]), b.agents[i]-math.Floor(b.agents[i]))
 	})
 	for _, f := range order {
-		if t := b.s.m.choices[b.free[f]].typ; left[t] > 0 {
-			left[t]--
+		if c := &b.s.m.choices[b.free[f]]; left[c.typ] > 0 && b.trial[f] < c.most {
+			left[c.typ]--
 			b.trial[f]++
 		}
 	}

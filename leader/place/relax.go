@@ -308,7 +308,7 @@ func (r *region) addShared(f int, c *choice, lo, hi int) {
 	}
 	busy = min(1, busy)
 	limit := -1
-	if hi < c.most {
+	if hi < r.capacity[c.typ] { // else the type's row bounds it
 		limit = l.addRow(float64(hi - lo))
 	}
 	for i := range offers {
