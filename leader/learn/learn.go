@@ -165,15 +165,17 @@ func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Dura
 
 // monitor adds a query's arrival to the monitor of its model.
 func (s *State) monitor(x Arrival) {
+	model := s.model(x.Model)
+	if model == nil {
+		return // a client could otherwise make the leader keep monitors for any name
+	}
 	m := s.monitors[x.Model]
 	if m == nil {
-		if s.model(x.Model) == nil {
-			return // a client could otherwise make the leader keep monitors for any name
-		}
 		m = profiles.NewMonitor()
 		s.monitors[x.Model] = m
 	}
-	if x.BatchSize >= 1 && x.BatchSize <= profiles.MaxBatchSize {
+	// A query of another batch size is refused, and no lane could serve it.
+	if x.BatchSize >= 1 && x.BatchSize <= min(model.Largest, profiles.MaxBatchSize) {
 		_ = m.Observe(x.BatchSize, x.At) // cannot fail: the arguments have been checked
 	}
 	if change, ok := m.Change(); ok {

@@ -191,6 +191,31 @@ func TestPricesOfParts(t *testing.T) {
 	}
 }
 
+// TestRefusedSizes: queries of batch sizes that the model does not take are refused, so they are no
+// demand, and keep no prices from being known.
+func TestRefusedSizes(t *testing.T) {
+	w := newWorld(t, 1)
+	a := member("a", "x", "", m)
+	w.are(a)
+	w.look()
+	for i := range 500 {
+		batch := 50
+		if i%10 == 0 {
+			batch = []int{-1, 0, largest + 1, profiles.MaxBatchSize}[i/10%4]
+		}
+		w.now = w.now.Add(100 * time.Millisecond)
+		w.arrives(m, batch)
+		w.runs(a, m, 50, w.latency(50, 1))
+	}
+	w.look()
+	if l := w.last.Limit; l < 135 || l > 150 {
+		t.Errorf("the limit is %v queries/s, want about 143", l)
+	}
+	if d := w.Demand(w.now)[0]; len(d.BatchSizes) != 1 || d.BatchSizes[0].BatchSize != 50 {
+		t.Errorf("the demand is of %v, want batch size 50 alone", d.BatchSizes)
+	}
+}
+
 // TestFamilyPrices: of a family whose queries count for its best variant, the fastest variant that
 // a type holds says how much the type can serve.
 func TestFamilyPrices(t *testing.T) {
