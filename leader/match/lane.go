@@ -113,7 +113,8 @@ type reservation struct {
 	since   float64 // when it was assigned, or first reported
 	claimed bool    // reported by the gateway, not by the lane
 	told    bool    // the lane has confirmed it
-	joined  bool    // it runs together with the one before; latency is what it adds
+	joined  bool    // it was to run together with the one before; latency is what it adds
+	run     uint64  // those that run together have the same number
 }
 
 // usable reports whether l may be given queries, now or later.
@@ -199,10 +200,21 @@ func (l *lane) release(id QueryID, attempt int) bool {
 
 // reserve reserves l for an attempt that l has, or gets after the given wait.
 func (l *lane) reserve(r reservation, wait float64) {
-	l.held = append(l.held, r)
+	l.hold(r)
 	if len(l.held) == 1 {
 		l.setDue(l.m.now + wait + r.latency + r.grace)
 	}
+}
+
+// hold adds a reservation, which begins a run unless it joins one.
+func (l *lane) hold(r reservation) {
+	if r.joined {
+		r.run = l.held[len(l.held)-1].run
+	} else {
+		l.m.runs++
+		r.run = l.m.runs
+	}
+	l.held = append(l.held, r)
 }
 
 // spoke notes that l has answered, and that by its own account it has work for the given time left.

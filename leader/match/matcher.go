@@ -47,6 +47,7 @@ type Matcher struct {
 	out                  []Decision
 	changed              []*query // scratch
 	merged               uint64   // runs of several queries, which it numbers
+	runs                 uint64   // all runs, by which reservations tell which run together
 	// reentered counts the waiting queries that arrange has moved to another shard or queue.
 	reentered int
 }
@@ -477,7 +478,7 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 		if i := l.reservation(h.Query, h.Attempt); i >= 0 {
 			l.held[i].told, l.held[i].claimed = true, false
 		} else if known {
-			l.held = append(l.held, reservation{
+			l.hold(reservation{
 				query: h.Query, attempt: h.Attempt, latency: l.predict(model, h.BatchSize),
 				grace: l.grace(model, h.BatchSize), since: m.now, told: true,
 			})

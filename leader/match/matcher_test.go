@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/assign"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 var epoch = time.Unix(1000, 0)
@@ -621,5 +622,52 @@ func TestLostStartsWhenLaneIsFree(t *testing.T) {
 	all := mustStep(t, m, next.Sub(epoch), Event{Kind: TimePassed})
 	if len(all) != 1 || all[0].Action != Assign {
 		t.Errorf("when the lane is free: got %+v, want the lost query assigned", all)
+	}
+}
+
+// TestRunsOfLane: a lane that has a run and another one that follows gets no third one, though the
+// query with which the second run began was refused.
+func TestRunsOfLane(t *testing.T) {
+	const ms = time.Millisecond
+	m, err := New(Config{
+		DispatchAhead: 5 * ms,
+		Models: []Model{
+			{Name: "m", QoSTarget: 200 * ms, LargestBatchSize: 8, Merge: merge.Deadline},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := NewTable(fixed(20*ms), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: "x", Table: table})
+	mustStep(t, m, 0, Event{
+		Kind: LaneJoined, Lane: 1, Type: "x", Models: []names.ModelKey{"m"}, Remaining: 10 * ms,
+	})
+	two := func(first uint64, at, opens time.Duration) {
+		t.Helper()
+		for n := range uint64(2) {
+			mustStep(t, m, at, Event{
+				Kind: Submitted, Query: QueryID{1, first + n}, Model: "m", BatchSize: 1,
+			})
+		}
+		all := mustStep(t, m, opens+ms/10, Event{Kind: TimePassed})
+		if len(all) != 2 || all[1].Merged != 2 {
+			t.Fatalf("got %+v, want a run of two queries", all)
+		}
+	}
+	two(1, 0, 5*ms)
+	two(3, 20*ms, 25*ms)
+	mustStep(t, m, 26*ms, Event{
+		Kind: Refused, Query: QueryID{1, 3}, Attempt: 1, Lane: 1, Remaining: 4 * ms,
+	})
+	mustStep(t, m, 27*ms, Event{Kind: Cancelled, Query: QueryID{1, 3}})
+	mustStep(t, m, 28*ms, Event{Kind: LaneRemaining, Lane: 1, Remaining: 4 * ms})
+	if all := mustStep(t, m, 29*ms, Event{
+		Kind: Submitted, Query: QueryID{1, 5}, Model: "m", BatchSize: 1,
+	}); len(all) > 0 {
+		t.Errorf("got %+v for a lane that holds %+v", all, m.Holds(nil, 1))
 	}
 }

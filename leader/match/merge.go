@@ -168,7 +168,7 @@ func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
 	waited, wait := m.now-q.arrival, start-m.now
 	q.attempt++
 	q.sent, q.lane = true, l
-	l.held = append(l.held, reservation{
+	l.hold(reservation{
 		query: q.id, attempt: q.attempt, latency: extra, grace: l.grace(q.model, sum+q.batch),
 		since: m.now, joined: true,
 	})
@@ -188,7 +188,7 @@ func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
 // runs returns how many runs l holds, as far as known.
 func (l *lane) runs() (n int) {
 	for i := range l.held {
-		if !l.held[i].joined || i == 0 { // the first of its run may have been answered
+		if i == 0 || l.held[i].run != l.held[i-1].run {
 			n++
 		}
 	}
