@@ -162,6 +162,10 @@ func parsePartition(text string) (Partition, error) {
 	return p, nil
 }
 
+// mostCores bounds the lanes of a partition, the cores of a lane and the ways, so that sums of them
+// do not overflow.
+const mostCores = 1 << 16
+
 // Validate reports what is wrong with the layout.
 func (l Layout) Validate() error {
 	var errs []error
@@ -181,6 +185,9 @@ func (l Layout) Validate() error {
 		case p.Lanes < 0 || p.Cores < 0 || p.Ways < 0 || (p.Lanes == 0) != (p.Cores == 0):
 			errs = append(errs, fmt.Errorf("partition %s has %d lanes of %d cores and %d ways, "+
 				"want 1 or more lanes of 1 or more cores, or none", text, p.Lanes, p.Cores, p.Ways))
+		case max(p.Lanes, p.Cores, p.Ways) > mostCores:
+			errs = append(errs, fmt.Errorf("partition %s has %d lanes of %d cores and %d ways, "+
+				"want at most %d of each", text, p.Lanes, p.Cores, p.Ways, mostCores))
 		case p.Lanes == 0 && len(l.Partitions) > 1:
 			errs = append(errs, fmt.Errorf("partition %s of %d has no number of lanes", text,
 				len(l.Partitions)))

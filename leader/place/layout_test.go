@@ -39,6 +39,9 @@ func TestLayoutTexts(t *testing.T) {
 		"a%2":                      "an escape that is not complete",
 		"a%zz":                     "want % and two hexadecimal digits",
 		"a:99999999999999999999x1": "for its lanes",
+		// as many cores as an int overflows to 0 with
+		"a:4611686018427387904x4": "at most 65536 of each",
+		"a:1x1/65537w":            "at most 65536 of each",
 	} {
 		if l, err := ParseLayout(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %q, %v, want an error with %q", text, l, err, want)

@@ -163,6 +163,9 @@ func TestCommands(t *testing.T) {
 			"w00 cannot hold x/1: model x/1 is not on its disk"},
 		{Command{Verb: Pin, Agent: "w00", Layout: place.NewLayout("f0-v0/1", "f0-v1/1", "f0-v2/1")},
 			"takes 300 MB, and it has 200 MB for models"},
+		{Command{Verb: Pin, Agent: "w00", Layout: place.Layout{Partitions: []place.Partition{
+			{Models: []names.ModelKey{"f0-v0/1"}, Lanes: 1 << 62, Cores: 4},
+		}}}, "want at most 65536 of each"},
 		{Command{Verb: Rollback, Version: 99}, "version 99 is not remembered; there are 1"},
 	} {
 
