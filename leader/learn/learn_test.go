@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -93,6 +94,22 @@ func guessed(t *testing.T, of *leader.Member) []byte {
 		t.Fatalf("of a model of which nothing is known this is told: %+v", l)
 	}
 	return l.Told
+}
+
+// TestGuessOfAnything: whatever a member says of its model, the guess is a profile of which the
+// matcher's table can be made.
+func TestGuessOfAnything(t *testing.T) {
+	key := member("a", "x", "", m).Models[0].Profile
+	for _, target := range []time.Duration{1, 9, time.Hour, math.MaxInt64} {
+		for _, most := range []int{1, 2, match.MaxBatchSize, math.MaxInt32} {
+			g := Guess(key, target, most)
+			if g == nil {
+				t.Errorf("target %v, batch sizes up to %d: no guess", target, most)
+			} else if _, err := match.NewTable(g, min(most, match.MaxBatchSize)); err != nil {
+				t.Errorf("target %v, batch sizes up to %d: %v", target, most, err)
+			}
+		}
+	}
 }
 
 // TestOtherFiles: agents of one type hold other files under the same version. What runs at one says

@@ -181,9 +181,14 @@ func (s *State) profile(member *leader.Member, part *leader.Part, m *leader.Mode
 	return now
 }
 
+// longestGuess is the longest time that is guessed. Quantiles of much longer ones would overflow.
+const longestGuess = 24 * time.Hour
+
 // Guess is the profile of a model of which nothing is known: half of the QoS target for the largest
-// batch, so that a lane with it gets queries, and the first of them replace the guess.
+// batch, so that a lane with it gets queries, and the first of them replace the guess. It is never
+// nil, whatever a member says of its model.
 func Guess(key profiles.Key, target time.Duration, largest int) *profiles.Table {
+	target, largest = min(target, 2*longestGuess), min(largest, profiles.MaxBatchSize)
 	knot := func(batch int, mean time.Duration) profiles.Knot {
 		mean = max(mean, 1)
 		return profiles.Knot{
