@@ -64,6 +64,14 @@ type Found struct {
 	PerSeed       []Seed  `json:"allowable_throughput_per_seed"`
 }
 
+// CheckSeeds returns the fault of a number of runs, or nil.
+func CheckSeeds(seeds int) error {
+	if seeds < 1 || seeds > 10_000 {
+		return fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
+	}
+	return nil
+}
+
 // RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... concurrently. With Log or Record seeds
 // must be 1. If the policy is drs and cfg.Threshold is 0, the best threshold is searched first.
 // progress, if not nil, is called with the number of queries that have arrived in all runs
@@ -73,8 +81,8 @@ type Found struct {
 // nil if there are none.
 func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report,
 	error) {
-	if seeds < 1 || seeds > 10_000 {
-		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
+	if err := CheckSeeds(seeds); err != nil {
+		return nil, err
 	}
 	if seeds > 1 && (cfg.Log != nil || cfg.Record != nil) {
 		return nil, fmt.Errorf("a log or recording is of one seed, not %d", seeds)

@@ -47,8 +47,8 @@ type Seed struct {
 // each seed the highest rate that is known to hold, and none of a seed without one.
 func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput,
 	error) {
-	if seeds < 1 || seeds > 10_000 {
-		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
+	if err := CheckSeeds(seeds); err != nil {
+		return nil, err
 	}
 	s, err := newSearch(cfg)
 	if err != nil {

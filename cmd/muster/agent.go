@@ -13,6 +13,7 @@ import (
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cmd/muster/internal/fleetcmd"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/models/store/remote"
 )
 
@@ -33,6 +34,9 @@ holds, and exits with status 0. A second signal ends it at once.`,
   MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := settings.validate(); err != nil {
+				return misuse.Of(err)
+			}
 			handler, err := settings.logHandler(cmd.ErrOrStderr())
 			if err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/reference"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim/picture"
@@ -95,7 +96,7 @@ ends with status 130.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
-				return misuse{err}
+				return misuse.Of(err)
 			}
 			return o.run(cmd)
 		},
@@ -207,7 +208,7 @@ func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
 func (o *benchOptions) run(cmd *cobra.Command) error {
 	l, err := o.load(cmd)
 	if err != nil {
-		return misuse{err}
+		return misuse.Of(err)
 	}
 	c, err := o.open(cmd.ErrOrStderr())
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 )
 
 const (
@@ -202,7 +203,7 @@ Next, replace the list of every agent and client with it:
 func lifetime(days int) (time.Duration, error) {
 	const most = 100 * 365
 	if days < 1 || days > most {
-		return 0, fmt.Errorf("days: %d, want 1 to %d", days, most)
+		return 0, misuse.Errorf("days: %d, want 1 to %d", days, most)
 	}
 	return time.Duration(days) * day, nil
 }
@@ -215,8 +216,7 @@ func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secur
 		return err
 	}
 	if order.Name != filepath.Base(order.Name) || order.Name == "ca" {
-		return fmt.Errorf("name %q, want a valid file name other than ca",
-			order.Name)
+		return misuse.Errorf("name %q, want a valid file name other than ca", order.Name)
 	}
 	ca, err := readCA(dir)
 	if err != nil {

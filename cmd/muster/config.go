@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
@@ -70,7 +71,7 @@ it as a flag.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			origins, err := settings.Resolve(cmd, allSettings())
 			if err = errors.Join(err, agent.validate()); err != nil {
-				return misuse{err}
+				return misuse.Of(err)
 			}
 			if asJSON {
 				return terminal.PrintJSON(cmd.OutOrStdout(), settings.List(cmd.Flags(), origins))

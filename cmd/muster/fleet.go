@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/cmd/muster/internal/fleetview"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -78,7 +79,7 @@ fleet, or with an error after --timeout.`,
   muster drain worker-3-1f2e3d4c worker-4-5a6b7c8d --wait`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("timeout") && !(wait && timeout > 0) {
-				return misuse{fmt.Errorf("timeout: %v, want above 0, with --wait", timeout)}
+				return misuse.Errorf("timeout: %v, want above 0, with --wait", timeout)
 			}
 			c, err := settings.open(cmd.ErrOrStderr())
 			if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -62,6 +63,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 			var query *oip.Request
 			if input != "" {
 				query, err = inputs.ReadOne(input, cmd.InOrStdin())
+				err = misuse.Of(err)
 			} else {
 				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize,
 					seed)
@@ -113,7 +115,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string,
 	batchSize int, seed uint64) (*oip.Request, error) {
 	if batchSize < 1 {
-		return nil, fmt.Errorf("batch-size: %d, want 1 or more", batchSize)
+		return nil, misuse.Errorf("batch-size: %d, want 1 or more", batchSize)
 	}
 	metadata, err := c.ModelMetadata(ctx, model, version)
 	if err != nil {

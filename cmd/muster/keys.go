@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -71,7 +72,7 @@ that the agent at --server knows all the others.`,
 			if keyFile != "" {
 				key, err := settings.readGossipKey(keyFile)
 				if err != nil {
-					return err
+					return misuse.Of(err)
 				}
 				req.Key = key
 			}
@@ -220,13 +221,14 @@ func (s *clientSettings) readGossipKey(path string) ([]byte, error) {
 // calls concern one agent, so that no other server answers in its place.
 func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 	if len(s.servers) == 0 {
-		return nil, errors.New("server: no addresses")
+		return nil, misuse.Errorf("server: no addresses")
 	}
 	options, err := s.dialOptions(stderr)
 	if err != nil {
 		return nil, err
 	}
-	return grpc.NewClient(s.servers[0], append(oip.DialOptions(), options...)...)
+	conn, err := grpc.NewClient(s.servers[0], append(oip.DialOptions(), options...)...)
+	return conn, misuse.Of(err)
 }
 
 // ofServer names the first server in an error of a call to it, and keeps the part of the error that

@@ -369,6 +369,84 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
+// TestMisuse: a value that is refused is misuse, whichever part of the program refuses it. No server
+// is asked before, as nothing listens there.
+func TestMisuse(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "secret", "no key")
+	write(t, "bad.csv", "no column\n")
+	for args, want := range map[string]string{
+		"agent --lanes 99":                                  "lanes: 99, want",
+		"agent --log-level loud":                            `log-level: "loud", want`,
+		"agent --traces x":                                  `traces: "x", want`,
+		"agent --model-store ftp://x":                       `"ftp://x" has the scheme`,
+		"plan --model rm2":                                  "budget: give --budget",
+		"plan --model rm2 --budget -1":                      "budget: -1 $/hr, want",
+		"plan --model rm2 --rate NaN":                       "rate: NaN queries/s, want",
+		"plan --model rm2 --rate Inf":                       "rate",
+		"plan --model rm2 --budget 2 --queries 0":           "queries is 0, want",
+		"plan --model rm2 --budget 2 --seeds 0":             "number of seeds is 0, want",
+		"plan --model rm2 --budget 2 --policy x":            `policy "x" is unknown`,
+		"plan --model rm2 --budget 2 --planner x":           `planner "x" is unknown`,
+		"plan --model rm2 --budget 2 --max x=1":             "max: x is not one",
+		"plan --model x --budget 2":                         `"x"`,
+		"plan --evaluator table:nowhere --types a":          "nowhere",
+		"plan --place --model rm2":                          "rate: 0 queries/s, want",
+		"plan --live --samples x":                           "omit --samples",
+		"plan --live --rate -1 --server 127.0.0.1:1":        "rate: -1 queries/s, want",
+		"plan --live --budget -1 --server 127.0.0.1:1":      "budget: -1 $/hr, want",
+		"sim --model rm2 --pool g4dn.xlarge=1 --rate NaN":   "rate is NaN queries/s",
+		"sim --model rm2 --rate 1":                          "pool: give --pool",
+		"sim --model rm2 --rate 1 --pool x":                 `"x"`,
+		"sim --model rm2 --pool g4dn.xlarge=1":              "rate: give --rate",
+		"sim --pool g4dn.xlarge=1 --rate 1 --batch bad.csv": "bad.csv",
+
+		"sim --model rm2 --pool g4dn.xlarge=1 --find-throughput --policy x": `policy "x"`,
+		"sim --model rm2 --pool g4dn.xlarge=1 --rate 1 --seeds 0":           "seeds is 0, want",
+		"sim --model rm2 --pool g4dn.xlarge=1 --rate 1 --log x":             "--seeds 1",
+		"sim --model rm2 --pool g4dn.xlarge=1 --rate 1 --fits 0 --place":    "fits: 0, want",
+
+		"sim compare --model rm2 --policies x":    `policy "x" is unknown`,
+		"sim compare --model rm2 --budget NaN":    "budget: NaN $/hr, want",
+		"infer m --batch-size 0":                  "batch-size: 0, want",
+		"infer m --input nowhere":                 "nowhere",
+		"infer m --tls-ca nowhere":                "nowhere",
+		"models generate ncf --scale -1":          `scale is "-1", expected`,
+		"models generate x":                       `unknown model "x", want`,
+		"models generate ncf --variants x":        `"x"`,
+		"models evaluate m --rows -1":             "--rows: got -1, want",
+		"models train clicks --rows 5":            "got 5 rows to learn",
+		"models train clicks --plot x.svg":        "want .png",
+		"models promote m x":                      `version "x", want`,
+		"models promote m 1 --share 2":            `share "2", want`,
+		"models push m":                           "store: empty, want",
+		"models pull m@x --store file:///nowhere": `"m@x", want`,
+		"models list --store ftp://x":             `scheme "ftp"`,
+		"profile m --rounds 0":                    "--rounds is 0, want",
+		"place hera - --load 0":                   "--load is 0, want",
+		"place rollback x":                        `version "x", want`,
+		"place pin a wnd:x":                       `"wnd:x"`,
+		"top --once --interval -1s":               "interval: -1s, want",
+		"certs init --days 0":                     "days: 0, want",
+		"certs issue client a/b":                  `name "a/b", want`,
+		"keys rotate --key secret":                "key: secret: ",
+		"fleet apply":                             "want a fleet.yaml, or",
+		"fleet apply --count x":                   `count: "x", want TYPE=N`,
+		"fleet pause x":                           `"x", want a duration`,
+		"reproduce x":                             `figure "x" is unknown`,
+		"reproduce kairos-fig5 --seeds 0":         "0 and 20000, want",
+	} {
+		_, _, err := execute(t, strings.Fields(args)...)
+		if err == nil || exitStatus(err) != 2 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error of exit status 2 with %q", args, err, want)
+		}
+	}
+	t.Setenv("MUSTER_LANES", "99")
+	if _, _, err := execute(t, "agent"); err == nil || exitStatus(err) != 2 {
+		t.Errorf("MUSTER_LANES=99: got %v, want an error of exit status 2", err)
+	}
+}
+
 // TestHelp checks that every command says what it does, with an example.
 func TestHelp(t *testing.T) {
 	root := newRoot()

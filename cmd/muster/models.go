@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cmd/muster/internal/families"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
@@ -61,17 +63,17 @@ was generated before with the same options is not written again.`,
 		ValidArgs: every,
 		Args:      cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := variants.Validate(); err != nil {
-				return err
-			}
 			options.Scale = zoo.Scale(scale)
+			if err := errors.Join(variants.Validate(), options.Scale.Validate()); err != nil {
+				return misuse.Of(err)
+			}
 			wanted := args
 			if slices.Contains(args, "all") {
 				wanted = zoo.Names()
 			}
 			for _, model := range wanted {
 				if !slices.Contains(every, model) {
-					return fmt.Errorf("unknown model %q, want one of %s", model,
+					return misuse.Errorf("unknown model %q, want one of %s", model,
 						strings.Join(every, ", "))
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/placecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/place"
@@ -57,7 +58,7 @@ func placeVerb(verb, args, short, long, example string) *cobra.Command {
 			req := &control.PlaceRequest{Verb: verb}
 			for i, name := range strings.Fields(args) {
 				if err := placeArgument(req, name, given[i]); err != nil {
-					return err
+					return misuse.Of(err)
 				}
 			}
 			conn, err := settings.dialFirst(cmd.ErrOrStderr())

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/cmd/muster/internal/variants"
@@ -190,26 +191,22 @@ needs to find the best configuration of the table.
 	return cmd
 }
 
-// run checks the flags, plans and prints the report. Planning blocks for as long as the planner
-// evaluates, up to minutes.
-func (o *planOptions) run(cmd *cobra.Command) error {
-	if o.place {
-		return o.runPlaced(cmd)
-	}
+// check returns the fault of the flags, if there is one, and sets the planner where none is given.
+func (o *planOptions) check(cmd *cobra.Command) error {
+	given := cmd.Flags().Changed
 	for _, flag := range []string{"family", "place-headroom", "least-accuracy"} {
-		if cmd.Flags().Changed(flag) {
+		if given(flag) {
 			return fmt.Errorf("%s: it means nothing without --place", flag)
 		}
 	}
-	table, isTable := strings.CutPrefix(o.evaluator, byTable)
+	isTable := strings.HasPrefix(o.evaluator, byTable)
 	if o.planner == "" {
 		if o.planner = defaultPlanner; isTable {
 			o.planner = defaultTablePlanner
 		}
 	}
-	newPlanner := planners[o.planner]
 	switch {
-	case newPlanner == nil:
+	case planners[o.planner] == nil:
 		return fmt.Errorf("planner %q is unknown, there are: %s", o.planner,
 			strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
 	case o.plain && o.planner != ribbonPlanner:
@@ -230,20 +227,38 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 			bySimulation, byBound, byTable)
 	case !(o.target > 0 && o.target < 100):
 		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
+	case given("rate") && !(o.rate > 0):
+		return fmt.Errorf("rate: %v queries/s, want above 0", o.rate)
+	case given("budget") && !(o.budget > 0):
+		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
 	}
-	if err := checkPicture(o.plotFile); err != nil {
-		return misuse{err}
+	return checkPicture(o.plotFile)
+}
+
+// open makes the problem that the flags describe. Only that of a running fleet asks anybody, so the
+// faults of the others are the user's.
+func (o *planOptions) open(cmd *cobra.Command) (p *planning.Problem, err error) {
+	if err := o.check(cmd); err != nil {
+		return nil, misuse.Of(err)
 	}
-	open := o.openSimulation
 	if o.live {
-		open = o.openLive
+		return o.openLive(cmd)
 	}
-	if isTable {
-		open = func(cmd *cobra.Command) (*planning.Problem, error) {
-			return o.openTable(cmd, table)
-		}
+	if table, ok := strings.CutPrefix(o.evaluator, byTable); ok {
+		p, err = o.openTable(cmd, table)
+	} else {
+		p, err = o.openSimulation(cmd)
 	}
-	p, err := open(cmd)
+	return p, misuse.Of(err)
+}
+
+// run plans and prints the report. Planning blocks for as long as the planner evaluates, up to
+// minutes.
+func (o *planOptions) run(cmd *cobra.Command) error {
+	if o.place {
+		return o.runPlaced(cmd)
+	}
+	p, err := o.open(cmd)
 	if err != nil {
 		return err
 	}
@@ -262,7 +277,8 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 				}
 				return e, err
 			})
-		r, err := newPlanner(o, p, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
+		planner := planners[o.planner](o, p, o.sim.seed+uint64(run))
+		r, err := planner.Plan(cmd.Context(), p.Problem, watched)
 		if err != nil {
 			return nil, fmt.Errorf("plan: %w", err)
 		}
@@ -298,38 +314,38 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	return o.print(cmd, planning.NewReport(p, o.planner, o.plain, first, trials))
 }
 
-// runPlaced plans instances and what they hold.
-func (o *planOptions) runPlaced(cmd *cobra.Command) error {
+// openPlaced makes the problem of instances and what they hold.
+func (o *planOptions) openPlaced(cmd *cobra.Command) (*planning.Placed, error) {
 	given := cmd.Flags().Changed
 	for _, flag := range []string{"live", "planner", "plain", "runs", "target", "plot"} {
 		if given(flag) {
-			return fmt.Errorf("%s: it does not go with --place; omit one of them", flag)
+			return nil, fmt.Errorf("%s: it does not go with --place; omit one of them", flag)
 		}
 	}
 	switch {
 	case o.evaluator != bySimulation && o.evaluator != byBound:
-		return fmt.Errorf("evaluator %q: with --place want %s or %s", o.evaluator, bySimulation,
+		return nil, fmt.Errorf("evaluator %q: with --place want %s or %s", o.evaluator, bySimulation,
 			byBound)
 	case !given("rate") || !(o.rate > 0) || math.IsInf(o.rate, 1):
-		return fmt.Errorf("rate: %v queries/s, want above 0: give --rate", o.rate)
+		return nil, fmt.Errorf("rate: %v queries/s, want above 0: give --rate", o.rate)
 	case !given("budget") && !given("least-accuracy"):
-		return errors.New("budget: give --budget for the most accurate fleet within it, or " +
+		return nil, errors.New("budget: give --budget for the most accurate fleet within it, or " +
 			"--least-accuracy for the cheapest")
 	case given("budget") && !(o.budget > 0):
-		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
+		return nil, fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
 	case given("least-accuracy") && !(o.leastAccuracy > 0 && o.leastAccuracy <= 1):
-		return fmt.Errorf("least-accuracy: %v, want above 0 and up to 1", o.leastAccuracy)
+		return nil, fmt.Errorf("least-accuracy: %v, want above 0 and up to 1", o.leastAccuracy)
 	case !(o.headroom >= 1 && o.headroom <= 100):
-		return fmt.Errorf("place-headroom: %v, want 1..100", o.headroom)
+		return nil, fmt.Errorf("place-headroom: %v, want 1..100", o.headroom)
 	case o.top < 1:
-		return fmt.Errorf("top is %d plans, want at least 1", o.top)
+		return nil, fmt.Errorf("top is %d plans, want at least 1", o.top)
 	case load.IsFile(o.sim.arrivals):
-		return errors.New("arrivals: with --place the load is --rate; give poisson, constant, " +
+		return nil, errors.New("arrivals: with --place the load is --rate; give poisson, constant, " +
 			"gamma:SHAPE or artifact")
 	}
 	source, err := sim.OpenSource(o.sim.samples)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	types := o.types
 	if len(types) == 0 {
@@ -337,7 +353,7 @@ func (o *planOptions) runPlaced(cmd *cobra.Command) error {
 		for _, text := range o.sim.families {
 			f, err := variants.Parse(text)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, v := range f.Variants {
 				models = append(models, v.Of)
@@ -347,21 +363,29 @@ func (o *planOptions) runPlaced(cmd *cobra.Command) error {
 	}
 	cfg, source, err := o.sim.config(types)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	prices, err := readPrices(o.catalogue, types)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cfg.Policy = o.policy
 	problem := sim.Problem(nil, prices)
 	problem.Budget, problem.Rate = o.budget, o.rate
 	if err := planning.SetLimits(problem, o.limits); err != nil {
-		return err
+		return nil, err
 	}
-	p := &planning.Placed{
+	return &planning.Placed{
 		Problem: problem, Config: cfg, Seeds: o.sim.seeds, Headroom: o.headroom,
 		LeastAccuracy: o.leastAccuracy, Source: source.String(),
+	}, validate(*cfg, types)
+}
+
+// runPlaced plans instances and what they hold.
+func (o *planOptions) runPlaced(cmd *cobra.Command) error {
+	p, err := o.openPlaced(cmd)
+	if err != nil {
+		return misuse.Of(err)
 	}
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	defer line.Done()
@@ -439,9 +463,6 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning.Prob
 	}
 	p := table.Problem(o.target / 100)
 	if cmd.Flags().Changed("budget") {
-		if !(o.budget > 0) {
-			return nil, fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
-		}
 		p.Budget = o.budget
 	}
 	limits := make([]int, len(p.Types))
@@ -563,6 +584,9 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 			return nil, err
 		}
 	}
+	if err := validate(*cfg, types); err != nil {
+		return nil, err
+	}
 	e := &sim.Evaluator{Config: cfg, Types: types, Seeds: o.sim.seeds, Objective: p.Objective}
 	policy := o.policy
 	if policy == "" {
@@ -590,11 +614,11 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 	for _, flag := range []string{"samples", "batch", "qos-ms", "plot"} {
 		if cmd.Flags().Changed(flag) {
-			return nil, fmt.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
+			return nil, misuse.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
 		}
 	}
 	if load.IsFile(o.sim.arrivals) {
-		return nil, errors.New("arrivals: the running fleet has its own demand; give poisson, " +
+		return nil, misuse.Errorf("arrivals: the running fleet has its own demand; give poisson, " +
 			"constant, gamma:SHAPE or artifact")
 	}
 	c, err := o.client.open(cmd.ErrOrStderr())
@@ -611,7 +635,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 	terminal.PlainMessage(fleet)
 	catalogue, err := readCatalogue(o.catalogue)
 	if err != nil {
-		return nil, err
+		return nil, misuse.Of(err)
 	}
 	live, models, prices, err := planning.ReadFleet(fleet, planning.FleetOptions{
 		Models: o.sim.models, Types: o.types, Catalogue: catalogue, Override: o.catalogue != "",
@@ -622,7 +646,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 	}
 	cfg, _, err := o.sim.base()
 	if err != nil {
-		return nil, err
+		return nil, misuse.Of(err)
 	}
 	cfg.Models, o.sim.models = models, nil
 	for i := range models {
@@ -645,17 +669,12 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 	given := cmd.Flags().Changed
 	switch {
-	case given("rate") && !(o.rate > 0):
-		return fmt.Errorf("rate: %v queries/s, want above 0", o.rate)
 	case given("rate"):
 		p.Objective, p.Rate = plan.LeastCost, o.rate
 	case o.live && !given("budget"): // set by openLive
 	case !given("budget"):
-		return errors.New("budget: give --budget for the most throughput, or --rate for the " +
+		return misuse.Errorf("budget: give --budget for the most throughput, or --rate for the " +
 			"least cost")
-	}
-	if given("budget") && !(o.budget > 0) {
-		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
 	}
 	p.Budget = o.budget
 	p.Target = o.target / 100

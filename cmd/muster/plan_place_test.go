@@ -38,12 +38,9 @@ func TestPlanPlaceBadInput(t *testing.T) {
 		"--place --family a=bert:1 --rate 10 --budget 2":               "mtwnd",
 		"--place --family a=wnd --rate 10 --budget " +
 			"2": "want NAME=VARIANT:ACCURACY",
-		"--place --family a=wnd:1 --family b=wnd:1 --rate 10 --budget 2": "another family has a " +
-			"variant wnd",
-		"--place --family a=wnd:1 --family a=rm2:1 --rate 10 --budget " +
-			"2": "family: \"a\" is given " +
-			"twice",
-		"--place --family a=wnd:1,dien:.9 --rate 10 --budget 2": "give one with --qos-ms",
+		"--place --family a=wnd:1 --family b=wnd:1 --rate 10 --budget 2": "wnd is named twice",
+		"--place --family a=wnd:1 --family a=rm2:1 --rate 10 --budget 2": "family a has the name",
+		"--place --family a=wnd:1,dien:.9 --rate 10 --budget 2":          "give one with --qos-ms",
 		"--place --model rm2 --rate 10 --budget 2 --qos-ms 1": "serves any query in time; family " +
 			"rm2: no instance can serve it within its QoS target of 1ms",
 	} {

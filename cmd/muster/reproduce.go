@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim/figures"
 )
@@ -37,6 +39,16 @@ part of this program; without it the figures are of families and a trace of our 
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: figures.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range args {
+				if !slices.Contains(figures.Names(), name) {
+					return misuse.Errorf("figure %q is unknown, there are: %s", name,
+						strings.Join(figures.Names(), ", "))
+				}
+			}
+			if o.Seeds < 1 || o.Queries < 1 {
+				return misuse.Errorf("seeds and queries: %d and %d, want at least 1", o.Seeds,
+					o.Queries)
+			}
 			if err := os.MkdirAll(out, 0o755); err != nil {
 				return fmt.Errorf("out: %w", err)
 			}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
@@ -35,18 +36,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	switch {
 	case err != nil && !began:
-		return misuse{err}
+		return misuse.Of(err)
 	case ctx.Err() != nil &&
 		(errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
 		return interrupted{context.Cause(ctx)}
 	}
 	return err
 }
-
-// A misuse is an error of the command line, a variable or the config file. Nothing has been done.
-type misuse struct{ error }
-
-func (m misuse) Unwrap() error { return m.error }
 
 // signalled is why main ended a command's context.
 type signalled struct{ os.Signal }
@@ -69,7 +65,7 @@ func exitStatus(err error) int {
 		}
 		return 128 + int(syscall.SIGINT)
 	}
-	if errors.As(err, new(misuse)) {
+	if misuse.Is(err) {
 		return 2
 	}
 	return 1

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/models/store/remote"
@@ -190,13 +191,15 @@ func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.New(s.servers, client.WithDialOptions(options...))
+	c, err := client.New(s.servers, client.WithDialOptions(options...))
+	return c, misuse.Of(err)
 }
 
 // dialOptions returns the gRPC options for TLS and the API key. Problems with certificates that
 // appear later are written to stderr.
 func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
-	return s.DialOptions(warnings(stderr))
+	options, err := s.DialOptions(warnings(stderr))
+	return options, misuse.Of(err)
 }
 
 // warnings returns the logger of a command that does not log otherwise: it writes warnings and

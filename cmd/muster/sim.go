@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/placing"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/cmd/muster/internal/variants"
@@ -105,6 +107,58 @@ func newSimCommand() *cobra.Command {
 	var faults, holds []string
 	var bind string
 	var placed placing.Flags
+	configure := func(cmd *cobra.Command) (*sim.Config, *sim.Source, error) {
+		if pool == "" {
+			return nil, nil, errors.New("pool: give --pool TYPE=COUNT,TYPE=COUNT")
+		}
+		p, err := sim.ParsePool(pool)
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg, source, err := o.config(p.Types())
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = p, policy, threshold, bind
+		for _, text := range holds {
+			h, err := variants.ParseHolding(text)
+			if err != nil {
+				return nil, nil, err
+			}
+			cfg.Holds = append(cfg.Holds, h)
+		}
+		if cfg.Faults, err = readFaults(faults); err != nil {
+			return nil, nil, err
+		}
+		if phases != "" {
+			if load.IsFile(o.arrivals) {
+				return nil, nil, errors.New(
+					"load: the arrivals file sets how the load changes; omit --load")
+			}
+			parsed, err := sim.ParseLoad(phases)
+			if err != nil {
+				return nil, nil, err
+			}
+			cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
+		}
+		switch {
+		case cmd.Flags().Changed("rate"):
+			cfg.Rate = rate
+		case find && cfg.Rate == 0:
+			cfg.Rate = 1 // the search sets it
+		case cfg.Rate == 0:
+			return nil, nil, errors.New(
+				"rate: give --rate, or --find-throughput to search for one")
+		}
+		if o.seeds > 1 && (logFile != "" || recordFile != "") {
+			return nil, nil, fmt.Errorf(
+				"log and record are of one run, and there are %d; give --seeds 1", o.seeds)
+		}
+		if err := placed.Apply(cfg, o.seeds); err != nil {
+			return nil, nil, err
+		}
+		return cfg, source, cfg.Validate()
+	}
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate a fleet with a pool of instances and a policy",
@@ -150,50 +204,13 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
   muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault faults.txt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if pool == "" {
-				return errors.New("pool: give --pool TYPE=COUNT,TYPE=COUNT")
-			}
-			p, err := sim.ParsePool(pool)
-			if err != nil {
-				return err
-			}
-			cfg, source, err := o.config(p.Types())
-			if err != nil {
-				return err
-			}
-			cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = p, policy, threshold, bind
-			for _, text := range holds {
-				h, err := variants.ParseHolding(text)
-				if err != nil {
-					return err
-				}
-				cfg.Holds = append(cfg.Holds, h)
-			}
-			if cfg.Faults, err = readFaults(faults); err != nil {
-				return err
-			}
-			if phases != "" {
-				if load.IsFile(o.arrivals) {
-					return errors.New(
-						"load: the arrivals file sets how the load changes; omit --load")
-				}
-				parsed, err := sim.ParseLoad(phases)
-				if err != nil {
-					return err
-				}
-				cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
-			}
-			if err := placed.Apply(cfg, o.seeds); err != nil {
-				return err
-			}
 			defer placed.Close()
+			cfg, source, err := configure(cmd)
+			if err != nil {
+				return misuse.Of(err)
+			}
 			if find {
 				return o.findThroughput(cmd, cfg, source)
-			}
-			if cmd.Flags().Changed("rate") {
-				cfg.Rate = rate
-			} else if cfg.Rate == 0 {
-				return errors.New("rate: give --rate, or --find-throughput to search for one")
 			}
 			return o.simulate(cmd, cfg, source, logFile, recordFile)
 		},
@@ -346,7 +363,17 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 		Stream:          sim.StreamOf(o.arrivals),
 	}
 	qosTarget = ms("qos-ms", o.qosMS)
-	return cfg, qosTarget, err
+	return cfg, qosTarget, cmp.Or(err, sim.CheckSeeds(o.seeds))
+}
+
+// validate returns what is wrong with cfg, of which the search for a pool of the types sets pool
+// and rate.
+func validate(cfg sim.Config, types []string) error {
+	cfg.Pool, cfg.Rate = nil, 1
+	for _, t := range types {
+		cfg.Pool = append(cfg.Pool, sim.Instances{Type: t, Count: 1})
+	}
+	return cfg.Validate()
 }
 
 // simulate runs o.seeds simulations and prints the report. It writes each query's outcome to
@@ -454,16 +481,19 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkPicture(plotFile); err != nil {
-				return misuse{err}
+				return misuse.Of(err)
+			}
+			if !(budget > 0) {
+				return misuse.Errorf("budget: %v $/hr, want above 0", budget)
 			}
 			prices, err := readPrices(catalogue, types)
 			if err != nil {
-				return err
+				return misuse.Of(err)
 			}
 			var given sim.Pool
 			if pool != "" {
 				if given, err = sim.ParsePool(pool); err != nil {
-					return err
+					return misuse.Of(err)
 				}
 			}
 			return o.compare(cmd, policies, prices, budget, given, plotFile)
@@ -511,16 +541,14 @@ func readPrices(file string, types []string) ([]sim.Price, error) {
 func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
 	budget float64, pool sim.Pool, plotFile string) error {
 	if load.IsFile(o.arrivals) {
-		return errors.New(
-			"arrivals: a comparison varies the rate, so it takes no file; give poisson, " +
-				"constant, " +
-				"gamma:SHAPE or artifact")
+		return misuse.Errorf("arrivals: a comparison varies the rate, so it takes no file; give " +
+			"poisson, constant, gamma:SHAPE or artifact")
 	}
 	models := o.models
 	if slices.Equal(models, []string{"all"}) {
 		source, err := sim.OpenSource(o.samples)
 		if err != nil {
-			return err
+			return misuse.Of(err)
 		}
 		models = source.Models()
 	}
@@ -539,7 +567,14 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 		}
 		cfg, source, err := one.config(types)
 		if err != nil {
-			return err
+			return misuse.Of(err)
+		}
+		for _, policy := range policies {
+			checked := *cfg
+			checked.Policy = policy
+			if err := validate(checked, types); err != nil {
+				return misuse.Of(err)
+			}
 		}
 		line := terminal.NewStatusLine(cmd.ErrOrStderr())
 		c, err := sim.Compare(cmd.Context(), cfg, policies, prices, budget, pool, o.seeds,

@@ -73,7 +73,7 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --load 1:1" + pool:                        "DURATION:FACTOR",
 		"--model rm2 --rate 5 --find-throughput" + pool:                 "find-throughput rate",
 		"--model rm2 --policy oracle --rate 5" + pool:                   "oracle",
-		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one seed",
+		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one run",
 		"--model rm2 --rate 5 --samples no-such" + pool:                 "no-such",
 		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:   "empty.csv",
 		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:   "line 2",
@@ -92,7 +92,7 @@ func TestSimBadInput(t *testing.T) {
 			"/former.txt": `line 1: got the format "muster-match 2", want "muster-term 1"`,
 		"replay " + dir + "/no-such":            "no-such",
 		"compare":                               "give --model",
-		"compare --model rm2 --budget 0":        "budget is 0",
+		"compare --model rm2 --budget 0":        "budget: 0",
 		"compare --model rm2 --budget 0.2":      "no pool within 0.2",
 		"compare --model rm2 --types g5.xlarge": "g4dn.xlarge",
 		"compare --model rm2 --policies best --budget " +

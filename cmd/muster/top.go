@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"time"
 
@@ -11,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/cmd/muster/internal/fleetview"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -36,7 +35,7 @@ If the output is no terminal, or with --once, it prints the whole state once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < shortestInterval {
-				return fmt.Errorf("interval: %v, want at least %v", interval, shortestInterval)
+				return misuse.Errorf("interval: %v, want at least %v", interval, shortestInterval)
 			}
 			out := cmd.OutOrStdout()
 			live := !once && terminal.Is(out) && terminal.Is(cmd.InOrStdin())
@@ -75,7 +74,7 @@ const shortestInterval = 100 * time.Millisecond
 // openFleet makes a source that asks the servers for the fleet's state; the caller closes it.
 func (s *clientSettings) openFleet(stderr io.Writer) (*fleetview.Source, error) {
 	if len(s.servers) == 0 {
-		return nil, errors.New("server: no addresses")
+		return nil, misuse.Errorf("server: no addresses")
 	}
 	options, err := s.dialOptions(stderr)
 	if err != nil {

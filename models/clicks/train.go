@@ -1,6 +1,7 @@
 package clicks
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -80,19 +81,22 @@ type Point struct {
 	AUC  float64
 }
 
+// Validate returns the fault of o, or nil.
+func (o Options) Validate() error {
+	rows, test := cmp.Or(o.Rows, DefaultRows), cmp.Or(o.TestRows, DefaultTestRows)
+	if rows < checkpoints*miniBatch || test < 1000 {
+		return fmt.Errorf("train %s: got %d rows to learn and %d to test, expected at least %d "+
+			"and 1000", FamilyName, rows, test, checkpoints*miniBatch)
+	}
+	return nil
+}
+
 // Train trains the family. It blocks for a minute or more.
 func Train(ctx context.Context, o Options) (*Family, error) {
-	if o.Rows == 0 {
-		o.Rows = DefaultRows
+	if err := o.Validate(); err != nil {
+		return nil, err
 	}
-	if o.TestRows == 0 {
-		o.TestRows = DefaultTestRows
-	}
-	if o.Rows < checkpoints*miniBatch || o.TestRows < 1000 {
-		return nil, fmt.Errorf(
-			"train %s: got %d rows to learn and %d to test, expected at least %d "+
-				"and 1000", FamilyName, o.Rows, o.TestRows, checkpoints*miniBatch)
-	}
+	o.Rows, o.TestRows = cmp.Or(o.Rows, DefaultRows), cmp.Or(o.TestRows, DefaultTestRows)
 	return newTeacher(o.Seed).train(ctx, o)
 }
 

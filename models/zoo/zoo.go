@@ -64,6 +64,12 @@ func (s Scale) fraction(own *big.Rat) (*big.Rat, error) {
 	return &f, nil
 }
 
+// Validate returns the fault of s, or nil.
+func (s Scale) Validate() error {
+	_, err := s.fraction(nil)
+	return err
+}
+
 func (s Scale) wrong() error {
 	return fmt.Errorf("scale is %q, expected %s, %s, %s or a fraction above 0 and up to 1", s,
 		Small, Default, Full)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/evaluate"
@@ -55,6 +56,9 @@ another and no more accurate is called dominated.`,
   muster models evaluate clicks --against model-repository/clicks-test.npz --plot clicks.png`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := e.check(); err != nil {
+				return err
+			}
 			var err error
 			if e.ort, err = lib.open(); err != nil {
 				return err
@@ -89,19 +93,24 @@ type evaluation struct {
 	ort          *runtime.ONNX
 }
 
-// run measures the models, and writes, draws and prints the result as the flags ask.
-func (e *evaluation) run(cmd *cobra.Command) error {
+// check returns the fault of the flags, if there is one.
+func (e *evaluation) check() error {
 	if e.rows < 0 || e.rows > mostRows {
-		return fmt.Errorf("--rows: got %d, want 1 to %d, or 0 for the default", e.rows, mostRows)
+		return misuse.Errorf("--rows: got %d, want 1 to %d, or 0 for the default", e.rows, mostRows)
 	}
 	if e.plot != "" {
 		if ending := filepath.Ext(e.plot); ending != ".png" {
-			return fmt.Errorf("--plot %s: the ending is %q, want .png", e.plot, ending)
+			return misuse.Errorf("--plot %s: the ending is %q, want .png", e.plot, ending)
 		}
 		if _, err := os.Stat(filepath.Dir(e.plot)); err != nil {
-			return fmt.Errorf("--plot: %w", err)
+			return misuse.Errorf("--plot: %w", err)
 		}
 	}
+	return nil
+}
+
+// run measures the models, and writes, draws and prints the result as the flags ask.
+func (e *evaluation) run(cmd *cobra.Command) error {
 	versions, err := e.versions()
 	if err != nil {
 		return err

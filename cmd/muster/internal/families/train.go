@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models/clicks"
 	"github.com/muster-serve/muster/models/variants"
@@ -31,7 +32,14 @@ measured are written beside the models, to ` + clicks.TestFile + `.`,
 		ValidArgs: []string{clicks.FamilyName},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ort, err := lib.open() // first, so that nothing is trained in vain
+			// First, so that nothing is trained in vain.
+			if err := (&evaluation{plot: plot}).check(); err != nil {
+				return err
+			}
+			if err := o.Validate(); err != nil {
+				return misuse.Of(err)
+			}
+			ort, err := lib.open()
 			if err != nil {
 				return err
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/rent"
 )
@@ -289,7 +290,7 @@ with it if it is replaced by another.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) == 0) == (len(counts) == 0) {
-				return errors.New("want a fleet.yaml, or --count TYPE=N")
+				return misuse.Errorf("want a fleet.yaml, or --count TYPE=N")
 			}
 			req := &control.SetFleetRequest{}
 			if len(args) > 0 {
@@ -304,7 +305,7 @@ with it if it is replaced by another.`,
 					kind, number, _ := strings.Cut(count, "=")
 					n, err := strconv.ParseUint(number, 10, 16)
 					if err != nil {
-						return fmt.Errorf("count: %q, want TYPE=N", count)
+						return misuse.Errorf("count: %q, want TYPE=N", count)
 					}
 					all.Counts = append(all.Counts, &control.FleetCount{Kind: kind, Count: uint32(n)})
 				}
@@ -337,7 +338,7 @@ func approveCommand(dial Dial) *cobra.Command {
 				if len(args) > 0 {
 					var err error
 					if number, err = strconv.ParseUint(args[0], 10, 64); err != nil {
-						return nil, fmt.Errorf("%q, want the number of a proposal", args[0])
+						return nil, misuse.Errorf("%q, want the number of a proposal", args[0])
 					}
 				}
 				return &control.SetFleetRequest{
@@ -384,7 +385,7 @@ func pauseCommand(dial Dial) *cobra.Command {
 		if len(args) > 0 {
 			d, err := time.ParseDuration(args[0])
 			if err != nil || d <= 0 {
-				return nil, fmt.Errorf("%q, want a duration such as 30m", args[0])
+				return nil, misuse.Errorf("%q, want a duration such as 30m", args[0])
 			}
 			pause = int64(d)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
@@ -42,7 +43,7 @@ The demand is --load times the most that each model serves on one server.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !(load > 0 && load <= 1e6) {
-				return fmt.Errorf("--load is %v, want a number above 0, at most 1e6", load)
+				return misuse.Errorf("--load is %v, want a number above 0, at most 1e6", load)
 			}
 			s, err := readSharing(args[0], cmd.InOrStdin())
 			if err != nil {
@@ -187,7 +188,7 @@ func readSlowdown(slowdown element, at map[string]*place.Profile) {
 // repository dir any more. Models that are not there are not looked for.
 func checkModels(ctx context.Context, path, dir string) error {
 	if path == "-" {
-		return errors.New("--model-dir: the standard input is read once, name a file")
+		return misuse.Errorf("--model-dir: the standard input is read once, name a file")
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -233,7 +234,7 @@ type serverCounts struct {
 
 func (s *heraFile) report(load float64, steps int) (*sharingReport, error) {
 	if steps < 0 {
-		return nil, fmt.Errorf("--steps is %d, want >= 0", steps)
+		return nil, misuse.Errorf("--steps is %d, want >= 0", steps)
 	}
 	r := &sharingReport{Affinity: map[string]map[string]float64{}, EMU: map[string]float64{}}
 	demand := make([]float64, len(s.profiles))

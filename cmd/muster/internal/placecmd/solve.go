@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/place"
 )
@@ -268,7 +269,7 @@ type flow struct {
 
 func (p *problem) solve(steps int) (*answer, error) {
 	if steps < 0 {
-		return nil, fmt.Errorf("--steps is %d, want >= 0", steps)
+		return nil, misuse.Errorf("--steps is %d, want >= 0", steps)
 	}
 	start := time.Now()
 	sol, err := place.Solve(&p.Program, steps)

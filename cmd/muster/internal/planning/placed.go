@@ -30,7 +30,7 @@ plan is simulated, unless --evaluator is bound.`
 // A Placed is a problem of instances and what they hold.
 type Placed struct {
 	*plan.Problem
-	// Config has the families, the rate of all of them together, and how to simulate a plan.
+	// Config has the families, and how to simulate a plan. Their names differ, and their variants'.
 	Config        *sim.Config
 	Seeds         int
 	Headroom      float64
@@ -43,16 +43,13 @@ type Placed struct {
 }
 
 // open makes the program.
-func (p *Placed) open() error {
+func (p *Placed) open() {
 	s := &replan.Snapshot{Latencies: map[names.TableKey]replan.Latencies{}}
 	p.names = map[names.ModelKey]string{}
 	merges, all := p.Config.Merge.Merges(), 0.0
 	var available []names.ModelKey
 	for i := range p.Config.Models {
 		m := &p.Config.Models[i]
-		if slices.ContainsFunc(s.Families, func(f replan.Family) bool { return f.Name == m.Name }) {
-			return fmt.Errorf("family: %q is given twice", m.Name)
-		}
 		all += cmp.Or(m.Weight, 1)
 		s.Families = append(s.Families, replan.Family{
 			Name: m.Name, QoSTarget: m.QoSTarget, Sizes: sim.Distribution(m.BatchSizes),
@@ -63,9 +60,6 @@ func (p *Placed) open() error {
 		}
 		for _, v := range variants {
 			key := leader.ModelID{Name: v.Name, Version: 1}.Key()
-			if p.names[key] != "" {
-				return fmt.Errorf("family %s: another family has a variant %s, too", m.Name, v.Name)
-			}
 			p.names[key], available = v.Name, append(available, key)
 			s.Variants = append(s.Variants, replan.Variant{
 				Model: key, Family: m.Name, Accuracy: v.Accuracy, Merges: merges,
@@ -88,15 +82,12 @@ func (p *Placed) open() error {
 		})
 	}
 	p.renting = replan.NewRenting(s, demand)
-	return nil
 }
 
 // Plan plans, and simulates the best plan if it is to.
 func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	progress func(string)) (*PlacedReport, error) {
-	if err := p.open(); err != nil {
-		return nil, err
-	}
+	p.open()
 	progress("searching for a fleet and what it holds")
 	found, err := plan.Placed{
 		Program: p.renting.Program, LeastAccuracy: 100 * p.LeastAccuracy, Top: top,

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
@@ -110,7 +111,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		return err
 	}
 	if err := o.check(names, top); err != nil {
-		return err
+		return misuse.Of(err)
 	}
 	if o.samples != "" {
 		return o.measureSamples(ctx, names, out, messages)

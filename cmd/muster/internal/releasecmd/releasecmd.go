@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/canary"
@@ -133,13 +134,13 @@ It needs the right "fleet" where clients have names.`,
 		*control.ReleaseResponse, error) {
 		var err error
 		if req.Version, err = strconv.ParseInt(args[1], 10, 64); err != nil || req.Version < 1 {
-			return nil, fmt.Errorf("version %q, want a whole number above 0", args[1])
+			return nil, misuse.Errorf("version %q, want a whole number above 0", args[1])
 		}
 		if req.Share, err = ParseShare(share); err != nil {
 			return nil, err
 		}
 		if req.Share == 0 && (after != 0 || req.PromoteQueries != 0 || req.Tolerance != 0) {
-			return nil, fmt.Errorf("--promote-after, --promote-queries and --tolerance are for a " +
+			return nil, misuse.Errorf("--promote-after, --promote-queries and --tolerance are for a " +
 				"canary: they need --share")
 		}
 		req.Model, req.PromoteAfterNs = args[0], int64(after)
@@ -165,7 +166,7 @@ func ParseShare(text string) (float64, error) {
 		share /= 100
 	}
 	if err != nil || !(share > 0 && share < 1) {
-		return 0, fmt.Errorf("share %q, want one above 0 and below 1, such as 5%% or 0.05", text)
+		return 0, misuse.Errorf("share %q, want one above 0 and below 1, such as 5%% or 0.05", text)
 	}
 	return share, nil
 }

@@ -4,7 +4,6 @@ package storecmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/store"
@@ -40,8 +40,11 @@ func AddFlag(flags *pflag.FlagSet, address *string, usage string) {
 // Open opens the store that --store names.
 func Open(ctx context.Context, address string) (*store.Store, error) {
 	if address == "" {
-		return nil, errors.New("store: empty, want the URL of a model store, such as " +
+		return nil, misuse.Errorf("store: empty, want the URL of a model store, such as " +
 			"s3://bucket/prefix or file:///srv/models")
+	}
+	if err := remote.Check(address); err != nil {
+		return nil, misuse.Errorf("store: %w", err)
 	}
 	s, err := remote.Open(ctx, address)
 	if err != nil {
@@ -87,7 +90,7 @@ it. A push that was cut off goes on when it is repeated.`,
 					return askPassword(cmd.ErrOrStderr(), key)
 				})
 				if err != nil {
-					return fmt.Errorf("sign: %w", err)
+					return misuse.Errorf("sign: %w", err)
 				}
 			}
 			for _, arg := range args {
@@ -173,6 +176,11 @@ A pull that was cut off goes on when it is repeated.`,
   muster models pull ncf@3 --store file:///srv/models --require-signature release.pub`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, arg := range args {
+				if _, _, err := parseVersion(arg); err != nil {
+					return err
+				}
+			}
 			s, err := Open(cmd.Context(), address)
 			if err != nil {
 				return err
@@ -181,7 +189,7 @@ A pull that was cut off goes on when it is repeated.`,
 			f := &store.Fetcher{Store: s}
 			if keys != "" {
 				if f.Keys, err = store.ReadKeys(keys); err != nil {
-					return fmt.Errorf("require-signature: %w", err)
+					return misuse.Errorf("require-signature: %w", err)
 				}
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -206,14 +214,24 @@ A pull that was cut off goes on when it is repeated.`,
 	return cmd
 }
 
+// parseVersion parses MODEL or MODEL@VERSION. The number is 0 if there is none.
+func parseVersion(arg string) (model string, number int64, err error) {
+	model, digits, given := strings.Cut(arg, "@")
+	if given {
+		if number, err = strconv.ParseInt(digits, 10, 64); err != nil || number < 1 {
+			return "", 0, misuse.Errorf("%q, want MODEL or MODEL@VERSION", arg)
+		}
+	}
+	return model, number, nil
+}
+
 func pull(cmd *cobra.Command, f *store.Fetcher, dir, arg string) error {
 	ctx := cmd.Context()
-	name, digits, given := strings.Cut(arg, "@")
-	number, err := strconv.ParseInt(digits, 10, 64)
-	if given && (err != nil || number < 1) {
-		return fmt.Errorf("%q, want MODEL or MODEL@VERSION", arg)
+	name, number, err := parseVersion(arg)
+	if err != nil {
+		return err
 	}
-	if !given {
+	if number == 0 {
 		if number, err = f.Store.Newest(ctx, name); err != nil {
 			return err
 		}
