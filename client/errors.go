@@ -31,8 +31,8 @@ var (
 	// ErrUnavailable: no server could be reached, or the last server tried broke the connection or
 	// takes no queries.
 	ErrUnavailable = errors.New("server unavailable")
-	// ErrDenied: the server does not know the client, or does not permit it the call; see
-	// [WithDialOptions].
+	// ErrDenied: the server does not know the client, refuses its certificate, or does not permit
+	// it the call; see [WithDialOptions].
 	ErrDenied = errors.New("not allowed")
 	// ErrClosed: the client is closed.
 	ErrClosed = errors.New("client closed")
@@ -81,11 +81,22 @@ func (e *Error) Error() string {
 var unreached = regexp.MustCompile(
 	`connection error: desc = "(?:transport: )?(?:Error while dialing: )?(.*)"`)
 
+// refused matches the alerts with which a server refuses the certificate of a client.
+var refused = regexp.MustCompile(`remote error: (tls: (certificate required|bad certificate|` +
+	`(?:unknown|expired|revoked|unsupported) certificate(?: authority)?|access denied))`)
+
 // Reason returns the message of an error of a call, for people to read, without the text that gRPC
 // puts around it.
 func Reason(err error) string {
 	message := unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
+	alert := refused.FindStringSubmatch(message)
 	switch {
+	case alert != nil && alert[2] == "certificate required":
+		return "the server wants a client's certificate (" + alert[1] +
+			"): give one with --tls-cert and --tls-key"
+	case alert != nil:
+		return "the server refuses the client's certificate (" + alert[1] +
+			"): give another with --tls-cert and --tls-key"
 	case strings.HasPrefix(message, "error reading server preface") &&
 		(strings.HasSuffix(message, "EOF") ||
 			strings.HasSuffix(message, "connection reset by peer")):
@@ -128,7 +139,9 @@ func (c *Client) newError(address string, err error) *Error {
 	case codes.Unauthenticated, codes.PermissionDenied:
 		e.kind = ErrDenied
 	case codes.Unavailable:
-		e.kind = ErrUnavailable
+		if e.kind = ErrUnavailable; refused.MatchString(e.status.Message()) {
+			e.kind = ErrDenied
+		}
 	case codes.ResourceExhausted:
 		e.kind = ErrOverloaded
 		// gRPC gives a message over the server's size limit the same code as an overloaded server.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -113,6 +114,7 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 	if err != nil {
 		host = authority
 	}
+	asked := false
 	config := &tls.Config{
 		ServerName:   host,
 		MinVersion:   tls.VersionTLS12,
@@ -124,6 +126,7 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 			return id.verifyServer(state, host, c.agents)
 		},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked = true
 			if id.cert == nil {
 				return new(tls.Certificate), nil // none
 			}
@@ -134,6 +137,9 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 		config.NextProtos = []string{queryconn.Protocol}
 	}
 	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
+	if err == nil && asked {
+		conn = refusable{conn}
+	}
 	if err != nil || c.open == nil {
 		return conn, info, err
 	}
@@ -142,6 +148,24 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 		return nil, nil, errors.Join(err, conn.Close())
 	}
 	return c.open.enter(conn, chains, c.identity), info, nil
+}
+
+// A refusable is a client's connection to a server that has asked for a certificate. With TLS 1.3
+// the server refuses it after the client's handshake, and closes the connection.
+type refusable struct{ net.Conn }
+
+// Write returns the server's reason, if it has given one, rather than that the connection is closed.
+func (r refusable) Write(p []byte) (int, error) {
+	n, err := r.Conn.Write(p)
+	if err == nil {
+		return n, nil
+	}
+	_ = r.SetReadDeadline(time.Now().Add(time.Second)) // the reason came before the end
+	var alert *net.OpError
+	if _, said := r.Read(make([]byte, 1)); errors.As(said, &alert) && alert.Op == "remote error" {
+		err = said
+	}
+	return n, err
 }
 
 func (clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
