@@ -107,7 +107,7 @@ var rules = []rule{
 		reason: "which queries run as one is arithmetic, and whoever reckons with lanes shares it",
 	},
 	{
-		folder: "profiles", imports: []string{"api/names"},
+		folder: "profiles", imports: []string{"api/names", "api/document"},
 		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
@@ -156,7 +156,7 @@ var rules = []rule{
 		reason: "how many of each type to rent is arithmetic on demand and prices",
 	},
 	{
-		folder: "cloud", imports: []string{"cloud", "leader/rent", "profiles"},
+		folder: "cloud", imports: []string{"api/document", "cloud", "leader/rent", "profiles"},
 		reason: "renting machines is a matter of a provider's calls; what to rent is decided " +
 			"elsewhere",
 	},

@@ -182,7 +182,7 @@ func TestParseConfigOfOtherShapes(t *testing.T) {
 	for yaml, want := range map[string]string{
 		"- 1\n": "model.yaml:1: the document: got a list, expected a " +
 			"mapping",
-		"a: [": "model.yaml: yaml: line 1",
+		"a: [": "model.yaml: line 1",
 		"merge: deadline\n": `model.yaml:1: merge: got "deadline", expected "none", because ` +
 			"rows_independent is not true",
 		"late: &x serve\nfamily: *x\n": "model.yaml:2: family: got an alias, expected text",

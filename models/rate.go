@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/renameio/v2"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // A Rating is how well a model answers the question of its family. Fields with their zero value are
@@ -35,9 +37,9 @@ func WriteRating(path string, r Rating) error {
 	if _, err := parseConfig(path, data); err != nil {
 		return err
 	}
-	edited, err := r.edit(data)
+	edited, err := r.edit(path, data)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
 	if _, err := parseConfig(path, edited); err != nil {
 		return fmt.Errorf("rate model: %w", err)
@@ -48,17 +50,17 @@ func WriteRating(path string, r Rating) error {
 	return renameio.WriteFile(path, edited, 0o644)
 }
 
-func (r Rating) edit(data []byte) ([]byte, error) {
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
+func (r Rating) edit(path string, data []byte) ([]byte, error) {
+	doc, err := document.YAML(path, data)
+	if err != nil {
 		return nil, err
 	}
-	if document.Kind == 0 { // no more than comments
-		document = yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{
+	if doc == nil { // no more than comments
+		doc = &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{
 			{Kind: yaml.MappingNode, HeadComment: string(bytes.TrimSpace(data))},
 		}}
 	}
-	root := document.Content[0]
+	root := doc.Content[0]
 	set := func(key string, value *yaml.Node) {
 		for i := 0; i+1 < len(root.Content); i += 2 {
 			if root.Content[i].Value == key {
@@ -92,7 +94,7 @@ func (r Rating) edit(data []byte) ([]byte, error) {
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
-	if err := errors.Join(e.Encode(&document), e.Close()); err != nil {
+	if err := errors.Join(e.Encode(doc), e.Close()); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil

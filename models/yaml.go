@@ -1,7 +1,6 @@
 package models
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime/queue/merge"
@@ -86,20 +86,16 @@ func parseConfig(path string, data []byte) (Config, error) { return parseOver(pa
 
 // parseOver parses a model.yaml, over settings that setDefaults has not completed.
 func parseOver(path string, data []byte, c Config) (Config, error) {
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	var document yaml.Node
-	if err := d.Decode(&document); err != nil {
-		if err == io.EOF { // nothing but comments
-			c.setDefaults()
-			return c, nil
-		}
-		return Config{}, fmt.Errorf("%s: %w", path, err)
+	doc, err := document.YAML(path, data)
+	if err != nil {
+		return Config{}, err
 	}
-	if err := d.Decode(new(yaml.Node)); err != io.EOF {
-		return Config{}, fmt.Errorf("%s: more than one document, want one", path)
+	if doc == nil {
+		c.setDefaults()
+		return c, nil
 	}
 	p := parser{path: path}
-	p.config(document.Content[0], &c)
+	p.config(doc.Content[0], &c)
 	return c, errors.Join(p.faults...)
 }
 
@@ -117,23 +113,7 @@ func (p *parser) fault(n *yaml.Node, format string, args ...any) {
 
 // wrong adds a fault: the value n of key is not what is expected.
 func (p *parser) wrong(key string, n *yaml.Node, expected string) {
-	p.fault(n, "%s: got %s, expected %s", key, found(n), expected)
-}
-
-// found describes the value n in a fault.
-func found(n *yaml.Node) string {
-	switch n.Kind {
-	case yaml.MappingNode:
-		return "a mapping"
-	case yaml.SequenceNode:
-		return "a list"
-	case yaml.AliasNode:
-		return "an alias"
-	}
-	if n.Tag == "!!null" {
-		return "nothing"
-	}
-	return strconv.Quote(n.Value)
+	p.fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
 }
 
 // mapping calls the setter of each key in n with the key's full name. Unknown and repeated keys are

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/names"
 )
 
@@ -279,7 +280,7 @@ func (b *Book) load(path string) (format int, err error) {
 		return fault(checkFormat(format))
 	}
 	var j bookJSON
-	if err := strictJSON(data, &j); err != nil {
+	if err := document.JSON(data, &j); err != nil {
 		return fault(err)
 	}
 	if err := checkFormat(j.Format); err != nil {

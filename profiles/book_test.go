@@ -115,8 +115,8 @@ func TestBookSaveLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ in, want string }{
-		"cut":   {string(good[:len(good)/2]), "unexpected EOF"},
-		"empty": {"", "EOF"},
+		"cut":   {string(good[:len(good)/2]), "ends too early"},
+		"empty": {"", "empty, want JSON"},
 		"format": {
 			strings.Replace(string(good), `{"format":2`, `{"format":7`, 1),
 			"format is 7, want 1 to 2",
@@ -262,9 +262,9 @@ func TestBookRestore(t *testing.T) {
 	for name, x := range map[string]struct{ in, aside, fault string }{
 		"older":   {string(old), ".format1", ""},
 		"newer":   {`{"format":3,"entries":{"a":[1,2]}}`, ".format3", "format is 3"},
-		"cut":     {string(old[:len(old)/2]), ".damaged", "unexpected EOF"},
-		"empty":   {"", ".damaged", "EOF"},
-		"another": {`[]`, ".damaged", "cannot unmarshal"},
+		"cut":     {string(old[:len(old)/2]), ".damaged", "ends too early"},
+		"empty":   {"", ".damaged", "empty, want JSON"},
+		"another": {`[]`, ".damaged", "is a list, want an object"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "profiles.json")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"math"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // An InstanceType is the cloud provider's name for a kind of machine, such as "g4dn.xlarge".
@@ -145,22 +148,13 @@ func (c *Catalogue) ExtendFile(path string) (*Catalogue, error) {
 // in r is an error, and so are unknown keys and values out of range. Errors name the file (name)
 // and every faulty line.
 func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
-	var file struct {
-		InstanceTypes []instanceYAML `yaml:"instance_types"`
-	}
-	d := yaml.NewDecoder(r)
-	d.KnownFields(true)
-	if err := d.Decode(&file); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = errors.New("empty; want a list instance_types")
-		}
+	data, err := io.ReadAll(r)
+	if err != nil {
 		return nil, fmt.Errorf("read instance types from %s: %w", name, err)
 	}
-	if err := d.Decode(new(yaml.Node)); err != io.EOF {
-		return nil, fmt.Errorf("read instance types from %s: more than one document, want one", name)
-	}
-	if len(file.InstanceTypes) == 0 {
-		return nil, fmt.Errorf("read instance types from %s: no entry under instance_types", name)
+	entries, err := readEntries(name, data)
+	if err != nil {
+		return nil, fmt.Errorf("read instance types: %w", err)
 	}
 	extended := &Catalogue{byType: maps.Clone(c.byType)}
 	if extended.byType == nil {
@@ -168,7 +162,7 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 	}
 	lines := map[InstanceType]int{}
 	var faults []error
-	for _, y := range file.InstanceTypes {
+	for _, y := range entries {
 		fault := func(format string, args ...any) {
 			faults = append(faults,
 				fmt.Errorf("%s:%d: instance type %q: "+format,
@@ -206,12 +200,12 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 }
 
 type instanceFields struct {
-	Type            InstanceType `yaml:"type"`
-	PriceUSDPerHour float64      `yaml:"price_usd_per_hour"`
-	VCPUs           *int         `yaml:"vcpus"`
-	MemoryGiB       *float64     `yaml:"memory_gib"`
-	Class           Class        `yaml:"class"`
-	GPU             string       `yaml:"gpu"`
+	Type            InstanceType
+	PriceUSDPerHour float64
+	VCPUs           *int
+	MemoryGiB       *float64
+	Class           Class
+	GPU             string
 }
 
 func (y *instanceFields) instance() Instance {
@@ -231,24 +225,98 @@ type instanceYAML struct {
 	line int
 }
 
-func (y *instanceYAML) UnmarshalYAML(node *yaml.Node) error {
-	y.line = node.Line
-	if node.Kind != yaml.MappingNode {
-		return fmt.Errorf(
-			"line %d: an instance type is a mapping with the keys type, price_usd_per_hour, "+
-				"vcpus, memory_gib, class and gpu", node.Line)
+// readEntries reads the list under instance_types in data, the content of the file name. It reports
+// every value that is of another kind than is wanted.
+func readEntries(name string, data []byte) (entries []instanceYAML, err error) {
+	doc, err := document.YAML(name, data)
+	if err != nil {
+		return nil, err
 	}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		key := node.Content[i]
-		if !slices.Contains(instanceKeys, key.Value) {
-			return fmt.Errorf("line %d: unknown key %q; known are %s", key.Line, key.Value,
-				joined(instanceKeys))
+	const want = "want YAML with the key instance_types, and a list of instance types under it"
+	if doc == nil {
+		return nil, fmt.Errorf("%s: empty, %s", name, want)
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: found %s, %s", name, root.Line, document.Found(root), want)
+	}
+	var faults []error
+	fault := func(n *yaml.Node, format string, args ...any) {
+		faults = append(faults,
+			fmt.Errorf("%s:%d: %s", name, n.Line, fmt.Sprintf(format, args...)))
+	}
+	for key, list := range pairs(root) {
+		switch {
+		case key.Value != "instance_types":
+			fault(key, "found the key %q, %s", key.Value, want)
+			continue
+		case list.Kind != yaml.SequenceNode:
+			fault(list, "instance_types is %s, want a list of instance types", document.Found(list))
+			continue
+		case entries != nil:
+			fault(key, "instance_types is given twice")
+		}
+		entries = []instanceYAML{}
+		for _, n := range list.Content {
+			y := instanceYAML{line: n.Line}
+			y.read(n, fault)
+			entries = append(entries, y)
 		}
 	}
-	return node.Decode(&y.instanceFields)
+	if len(entries) == 0 && len(faults) == 0 {
+		return nil, fmt.Errorf("%s: no entry under instance_types", name)
+	}
+	return entries, errors.Join(faults...)
 }
 
-var instanceKeys = []string{"type", "price_usd_per_hour", "vcpus", "memory_gib", "class", "gpu"}
+// pairs are the keys and values of a mapping, or of what an alias of one names.
+func pairs(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
+	return func(yield func(key, value *yaml.Node) bool) {
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if !yield(n.Content[i], n.Content[i+1]) {
+				return
+			}
+		}
+	}
+}
+
+// read reads the mapping n.
+func (y *instanceYAML) read(n *yaml.Node, fault func(n *yaml.Node, format string, args ...any)) {
+	fields := []struct {
+		key, want string
+		into      any
+	}{
+		{"type", "a name", &y.Type},
+		{"price_usd_per_hour", "a number above 0", &y.PriceUSDPerHour},
+		{"vcpus", "a whole number", &y.VCPUs}, {"memory_gib", "a number above 0", &y.MemoryGiB},
+		{"class", "one of " + joined(classes), &y.Class}, {"gpu", "a name", &y.GPU},
+	}
+	var keys []string
+	for _, f := range fields {
+		keys = append(keys, f.key)
+	}
+	if n.Kind != yaml.MappingNode && (n.Kind != yaml.AliasNode || n.Alias.Kind != yaml.MappingNode) {
+		fault(n, "found %s, want an instance type: a mapping with the keys %s", document.Found(n),
+			joined(keys))
+		return
+	}
+	seen := map[string]bool{}
+	for key, value := range pairs(n) {
+		i := slices.Index(keys, key.Value)
+		switch {
+		case i < 0:
+			fault(key, "unknown key %q; known are %s", key.Value, joined(keys))
+		case seen[key.Value]:
+			fault(key, "%s is given twice", key.Value)
+		case value.Decode(fields[i].into) != nil:
+			fault(value, "%s is %s, want %s", key.Value, document.Found(value), fields[i].want)
+		}
+		seen[key.Value] = true
+	}
+}
 
 func positive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
 

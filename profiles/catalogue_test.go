@@ -158,19 +158,25 @@ func TestCatalogueExtendErrors(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"", "mine.yaml: empty"},
 		{"instance_types: []\n", "no entry"},
-		{"instances: []\n", "line 1: field instances not found"},
-		{"instance_types:\n- a\n", "line 2: an instance type is a mapping"},
-		{"instance_types: 5\n", "line 1"},
+		{"instances: []\n", `mine.yaml:1: found the key "instances", want YAML with the key`},
+		{"instance_types:\n- a\n", `mine.yaml:2: found "a", want an instance type: a mapping`},
+		{"instance_types: 5\n", `mine.yaml:1: instance_types is "5", want a list`},
+		{"type,price_usd_per_hour\nx.large,1\n",
+			`mine.yaml:1: found "type,price_usd_per_hour x.large,1", want YAML with the key`},
+		{"- type: x.large\n", "mine.yaml:1: found a list, want YAML with the key instance_types"},
 		{entry("hour: 1", "hour: 1") + "---\nfoo: 1\n", "mine.yaml: more than one document"},
 		{"\t", "mine.yaml"},
-		{entry("vcpus", "vcpu"), `line 2: unknown key "vcpu"; known are type, price_usd_per_hour`},
+		{entry("vcpus", "vcpu"), `mine.yaml:2: unknown key "vcpu"; known are type, price_usd_per_hour`},
 		{entry("x.large", `""`), "mine.yaml:2: instance type \"\": no type named"},
 		{entry("hour: 1", "hour: 0"),
 			`mine.yaml:2: instance type "x.large": price_usd_per_hour is 0`},
 		{entry("hour: 1", "hour: -3"), "price_usd_per_hour is -3"},
 		{entry("hour: 1", "hour: .nan"), "price_usd_per_hour is NaN"},
 		{entry("hour: 1", "hour: .inf"), "price_usd_per_hour is +Inf"},
-		{entry("hour: 1", "hour: much"), "line 2"},
+		{entry("hour: 1", "hour: much"),
+			`mine.yaml:2: price_usd_per_hour is "much", want a number above 0`},
+		{entry("vcpus: 2", "vcpus: [2]"), "mine.yaml:2: vcpus is a list, want a whole number"},
+		{entry("vcpus: 2", "vcpus: 2, vcpus: 3"), "mine.yaml:2: vcpus is given twice"},
 		{entry("vcpus: 2", "vcpus: 0"), "vcpus is 0"},
 		{entry("memory_gib: 8", "memory_gib: -8"), "memory_gib is -8"},
 		{entry("general-purpose", "cheap"), `class is "cheap", want one of general-purpose`},
@@ -181,7 +187,7 @@ func TestCatalogueExtendErrors(t *testing.T) {
 	} {
 		_, err := profiles.DefaultCatalogue().Extend("mine.yaml", strings.NewReader(c.in))
 		if err == nil || !strings.Contains(err.Error(), c.want) ||
-			!strings.Contains(err.Error(), "mine.yaml") {
+			!strings.Contains(err.Error(), "mine.yaml") || strings.Contains(err.Error(), "profiles.") {
 			t.Errorf("reading %q: %v, want %q", c.in, err, c.want)
 		}
 	}

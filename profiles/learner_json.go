@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/names"
 )
 
@@ -83,7 +84,7 @@ func checkFormat(format int) error {
 
 func readLearner(data []byte) (*Learner, error) {
 	var j learnerJSON
-	if err := strictJSON(data, &j); err != nil {
+	if err := document.JSON(data, &j); err != nil {
 		return nil, err
 	}
 	if err := checkFormat(j.Format); err != nil {

@@ -10,6 +10,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // A Library holds latency profiles of some models on some instance types, such as the shipped ones.
@@ -105,7 +107,7 @@ func ReadLibrary(name string, r io.Reader) (*Library, error) {
 		return nil, fmt.Errorf("read latency profiles from %s: %w", name, err)
 	}
 	var j libraryJSON
-	if err := strictJSON(data, &j); err != nil {
+	if err := document.JSON(data, &j); err != nil {
 		return nil, fmt.Errorf("read latency profiles from %s: %w", name, err)
 	}
 	if j.Format != libraryFormat {
@@ -176,17 +178,4 @@ func (l *Library) Table(model string, t InstanceType) (*Table, error) {
 			t, joined(l.Types(model)))
 	}
 	return table, nil
-}
-
-// strictJSON decodes exactly one JSON value without unknown keys.
-func strictJSON(data []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more data after the value")
-	}
-	return nil
 }

@@ -194,8 +194,15 @@ func TestReadLibraryErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ in, want string }{
-		{"", "EOF"},
-		{"{", "unexpected EOF"},
+		{"", "profiles.json: empty, want JSON"},
+		{"{", "it ends too early"},
+		{"\nmodel,p50\n", "line 2: not JSON: invalid character 'm'"},
+		{"[]", "the value is a list, want an object"},
+		{file("1", `"m"`, table), "models is a text, want an object"},
+		{file("1.5", model, table), "format is 1.5, want a whole number"},
+		{file("1", strings.Replace(model, "5", `"5"`, 1), table),
+			"models.qos_target_ms is a text, want a number"},
+		{file("1", model, `"t"`), "the value is a text, want an object"},
 		{file("1", model, table) + "x", "more data"},
 		{file("2", model, table), "format is 2, want 1"},
 		{file("1", "", table), `model "m", which is not among`},
@@ -216,7 +223,7 @@ func TestReadLibraryErrors(t *testing.T) {
 	} {
 		_, err := profiles.ReadLibrary("profiles.json", strings.NewReader(c.in))
 		if err == nil || !strings.Contains(err.Error(), c.want) ||
-			!strings.Contains(err.Error(), "profiles.json") {
+			!strings.Contains(err.Error(), "profiles.json") || strings.Contains(err.Error(), "Go ") {
 			t.Errorf("reading %s: %v, want %q", c.in, err, c.want)
 		}
 	}

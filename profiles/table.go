@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // An Origin says where the numbers of a table come from.
@@ -245,7 +247,7 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 // leaves the table as it was.
 func (t *Table) UnmarshalJSON(data []byte) error {
 	var j tableJSON
-	if err := strictJSON(data, &j); err != nil {
+	if err := document.JSON(data, &j); err != nil {
 		return fmt.Errorf("read latency profile: %w", err)
 	}
 	knots := make([]Knot, len(j.Knots))

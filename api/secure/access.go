@@ -1,16 +1,16 @@
 package secure
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // A Control is a right to call methods that change what agents do, or that reveal what other
@@ -83,19 +83,15 @@ func DefaultAccess() *Access {
 func ParseAccess(path string, data []byte) (*Access, error) {
 	a := &Access{clients: map[string]grant{}}
 	p := accessParser{path: path}
-	var document yaml.Node
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	switch err := decoder.Decode(&document); {
-	case err == io.EOF:
-		return nil, fmt.Errorf("%s: empty, want `clients:`", path)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", path, err)
+	doc, err := document.YAML(path, data)
+	if err != nil {
+		return nil, err
 	}
-	if err := decoder.Decode(new(yaml.Node)); err != io.EOF {
-		return nil, fmt.Errorf("%s: more than one document, want one", path)
+	if doc == nil {
+		return nil, fmt.Errorf("%s: empty, want `clients:`", path)
 	}
 	found := false
-	p.mapping(document.Content[0], "`clients:`", func(key, value *yaml.Node) {
+	p.mapping(doc.Content[0], "`clients:`", func(key, value *yaml.Node) {
 		if key.Value != "clients" {
 			p.fault(key, "unknown key %q, want clients", key.Value)
 			return

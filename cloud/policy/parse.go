@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -13,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -53,18 +52,14 @@ func Parse(path, text string) (*Policy, error) {
 	}
 	r := reader{path: path}
 	p := Default()
-	var document yaml.Node
-	decoder := yaml.NewDecoder(bytes.NewReader([]byte(text)))
-	switch err := decoder.Decode(&document); {
-	case err == io.EOF:
+	doc, err := document.YAML(path, []byte(text))
+	if err != nil {
+		return nil, err
+	}
+	if doc == nil {
 		return nil, fmt.Errorf("%s: empty, want `fleet: NAME` and more", path)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if err := decoder.Decode(new(yaml.Node)); err != io.EOF {
-		return nil, fmt.Errorf("%s: more than one document, want one", path)
-	}
-	r.section(document.Content[0], "", keys{
+	r.section(doc.Content[0], "", keys{
 		"fleet": func(n *yaml.Node) { p.Fleet = r.text(n) },
 		"mode": func(n *yaml.Node) {
 			p.Mode = Mode(r.oneOf(n, "off", "advise", "approve", "auto"))

@@ -123,9 +123,10 @@ func (t *Table) price(rows []tableRow) error {
 // read reads the rows one by one: decoding into a map would hide duplicate rows.
 func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 	const form = `want {"4, 0, 1": [2.25, 99.24], ...}: counts, price in $/hr, percent within QoS`
-	if token, err := d.Token(); err != nil || token != json.Delim('{') {
-		return nil, fmt.Errorf("found %v at byte %d (%w): %s", token, d.InputOffset(), orNone(err),
-			form)
+	if token, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("byte %d: %w: %s", d.InputOffset(), err, form)
+	} else if token != json.Delim('{') {
+		return nil, fmt.Errorf("found %v, %s", token, form)
 	}
 	for d.More() {
 		token, err := d.Token()
@@ -133,9 +134,13 @@ func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 			return nil, fmt.Errorf("byte %d: %w: %s", d.InputOffset(), err, form)
 		}
 		row, _ := token.(string)
-		var values []float64
-		if err := d.Decode(&values); err != nil {
+		var text json.RawMessage
+		if err := d.Decode(&text); err != nil {
 			return nil, fmt.Errorf("row %q: %w: %s", row, err, form)
+		}
+		var values []float64
+		if json.Unmarshal(text, &values) != nil { // its error is about Go's types
+			return nil, fmt.Errorf("row %q: found %.80s, %s", row, text, form)
 		}
 		c, err := t.add(row, values)
 		if err != nil {
@@ -150,15 +155,6 @@ func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 		return nil, fmt.Errorf("byte %d: more after the table's end: remove it", d.InputOffset())
 	}
 	return rows, nil
-}
-
-var errNone = errors.New("no opening brace")
-
-func orNone(err error) error {
-	if err == nil {
-		return errNone
-	}
-	return err
 }
 
 // add adds a row, without its price.

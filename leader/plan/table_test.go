@@ -87,12 +87,13 @@ func TestReadTable(t *testing.T) {
 		`1 of 3 rows up to (1,1) are missing, such as (1,0)`: strings.Replace(smallTable,
 			`"1, 0": [0.53, 50], `, "", 1),
 		`row "1, 1" has 1 values`:             strings.Replace(smallTable, "0.68, ", "", 1),
-		`row "1, 1": json`:                    strings.Replace(smallTable, "0.68", `"x"`, 1),
+		`row "1, 1": found ["x", 99.5], want`: strings.Replace(smallTable, "0.68", `"x"`, 1),
 		"no row has an instance of r5n.large": `{"1, 0": [0.53, 50]}`,
 		"the file ends too early":             strings.TrimSuffix(smallTable, "}"),
 		"more after the table's end":          smallTable + "{}",
-		"found [ at byte 1":                   "[]",
-		"EOF":                                 "",
+		"found [, want {":                     "[]",
+		"byte 0: EOF: want {":                 "",
+		"byte 0: invalid character 'c'":       "count,price\n",
 	} {
 		if err := read(s, types...); err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), "table T") {

@@ -13,6 +13,8 @@ import (
 	"io"
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 // A File is the measurements of some models on one machine. Its JSON form has the fields of `muster
@@ -83,10 +85,12 @@ type Latency struct {
 
 // Read reads the form that Write writes. Errors name the file (name).
 func Read(name string, r io.Reader) (*File, error) {
-	d := json.NewDecoder(r)
-	d.DisallowUnknownFields()
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	f := &File{}
-	if err := d.Decode(f); err != nil {
+	if err := document.JSON(data, f); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	var errs []error

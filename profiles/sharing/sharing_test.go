@@ -44,10 +44,10 @@ func TestFile(t *testing.T) {
 		{`"cores": 2,`, `"cores": 3,`, "f.json: qps."},
 		{`"rm2": 1.1`, `"rm2": 0`, "slowdown.wnd.rm2 is 0, want a number > 0"},
 		{"   50\n", "   -50\n", "qps.wnd[1] is [-50], want 1 numbers >= 0"},
-		{`"version": 3`, `"version": "x"`, "f.json: json:"},
+		{`"version": 3`, `"version": "x"`, "f.json: models.version is a text, want a whole number"},
 		{`"ways"`, `"way"`, `unknown field "way"`},
 		{`{
- "machine"`, ``, "f.json: invalid character"},
+ "machine"`, ``, "f.json: line 1: not JSON: invalid character"},
 	} {
 		other := strings.ReplaceAll(text, c.old, c.new)
 		if other == text {

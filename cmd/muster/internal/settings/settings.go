@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
@@ -152,18 +152,14 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read config file: %w", err)
 	}
-	var document yaml.Node
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	if err := d.Decode(&document); err != nil && err != io.EOF {
-		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	doc, err := document.YAML(path, data)
+	if err != nil {
+		return nil, err
 	}
-	if err := d.Decode(new(yaml.Node)); err != io.EOF {
-		return nil, fmt.Errorf("%s: more than one document, want one", path)
-	}
-	if document.Kind == 0 || document.Content[0].Tag == "!!null" { // empty, or comments alone
+	if doc == nil || doc.Content[0].Tag == "!!null" { // empty, or comments alone
 		return nil, nil
 	}
-	root := document.Content[0]
+	root := doc.Content[0]
 	at := func(n *yaml.Node) string { return fmt.Sprintf("%s:%d", path, n.Line) }
 	if root.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: want lines of `setting: value`", at(root))
