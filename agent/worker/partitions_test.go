@@ -106,7 +106,7 @@ func TestLoadWhileLanesMove(t *testing.T) {
 			changed := make(chan struct{}, 10)
 			var w *Worker
 			move := func() {
-				w.layouts.move(&control.LanesOrder{
+				w.layouts.move("leader", &control.LanesOrder{
 					Epoch: 1, From: layout.String(), To: "ncf:1x1+wnd:2x1",
 				})
 				<-changed
