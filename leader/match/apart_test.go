@@ -132,3 +132,46 @@ func TestBacklogStaysApart(t *testing.T) {
 		}
 	}
 }
+
+// TestLateBacklogStaysApart: the lost queries of one model do not make the matcher reject one of
+// another for lack of time, whose lane idles.
+func TestLateBacklogStaysApart(t *testing.T) {
+	m, err := New(Config{Models: []Model{
+		{Name: "busy", QoSTarget: 50 * time.Millisecond, LargestBatchSize: 100},
+		{Name: "idle", QoSTarget: 50 * time.Millisecond, LargestBatchSize: 100},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, model := range []names.ModelKey{"busy", "idle"} {
+		mustStep(t, m, 0, Event{
+			Kind: ProfileChanged, Model: model, Type: "x", Table: tableOf(2500, 2500),
+		})
+		mustStep(t, m, 0, Event{
+			Kind: LaneJoined, Lane: LaneID(i + 1), Type: "x", Models: []names.ModelKey{model},
+			Remaining: time.Duration(1-i) * time.Hour,
+		})
+	}
+	submit := func(at time.Duration, id QueryID, model names.ModelKey) []Decision {
+		t.Helper()
+		return mustStep(t, m, at, Event{
+			Kind: Submitted, Query: id, Model: model, BatchSize: 10, Waited: 60 * time.Millisecond,
+			TimeLeft: 200 * time.Millisecond,
+		})
+	}
+	rejected := 0
+	for i := range uint64(100) {
+		for _, d := range submit(0, QueryID{1, i}, "busy") {
+			if d.Action == Reject && d.Reason == Overloaded {
+				rejected++
+			}
+		}
+	}
+	if all, _ := m.Waiting(); all == 0 || rejected+all != 100 {
+		t.Errorf("%d of 100 lost queries are rejected, and %d wait", rejected, all)
+	}
+	all := submit(time.Millisecond, QueryID{2, 1}, "idle")
+	if len(all) != 1 || all[0].Action != Assign || all[0].Lane != 2 {
+		t.Errorf("got %+v, want a lost query assigned to its idle lane", all)
+	}
+}

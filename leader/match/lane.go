@@ -28,9 +28,8 @@ type query struct {
 	lane    *lane // the lane to which it is sent
 	shard   *shard
 
-	prev, next *query // in the shard's list
-	// kin is of the live queries.
-	kin              *kin
+	prev, next       *query // in the shard's list
+	kin              *kin   // while it waits
 	prevKin, nextKin *query
 	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
 	plannedFor  *instanceType
@@ -372,15 +371,22 @@ func (l *list) remove(q *query) {
 	l.n--
 }
 
-// A kin is the live queries of a shard that the same variants may answer, the oldest first. Policies
-// look at a bounded number of queries in a round; by kin, so that many of a model whose lanes are
-// busy do not hide those of another, whose lanes idle.
+// A kin is the waiting queries of a shard that the same variants may answer; the live ones are in a
+// list, the oldest first. Policies look at a bounded number of queries in a round; by kin, so that
+// many of a model whose lanes are busy do not hide those of another, whose lanes idle.
 type kin struct {
 	family      *family
 	allowed     int // how many of its variants
 	first, last *query
 	next        *query // the next one of [shard.oldest], which has come to so many
 	looked      int
+	late        int     // how many are late
+	lateWork    float64 // their part of the shard's
+}
+
+// variants are those that may answer its queries.
+func (k *kin) variants() []variant {
+	return k.family.variants[:min(k.allowed, len(k.family.variants))]
 }
 
 // insert inserts q.
@@ -413,7 +419,7 @@ func (k *kin) remove(q *query) {
 	} else {
 		k.last = q.prevKin
 	}
-	q.kin, q.prevKin, q.nextKin = nil, nil, nil
+	q.prevKin, q.nextKin = nil, nil
 }
 
 // byArrival orders queries by arrival, then by id.

@@ -1,6 +1,9 @@
 package match
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 const (
 	// spareTargets is the time over which spare time is averaged, in QoS targets of the slowest
@@ -79,14 +82,37 @@ func (s *shard) giveSpare(latency float64) {
 	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
 }
 
-// lateWait is how long, in ms, a late query is expected to wait behind the given work of other late
-// ones.
-func (s *shard) lateWait(work float64) float64 {
-	if work <= 0 || s.usable == 0 {
+// lateWait is how long, in ms, q is expected to wait behind the late queries, without itself, that
+// may run on its lanes.
+func (s *shard) lateWait(q *query) float64 {
+	if s.lateWork-q.lateWork <= 0 {
+		return 0
+	}
+	lanes, work := 0, -q.lateWork
+	for _, l := range s.lanes {
+		if l.usable() && l.serves(q) {
+			lanes++
+		}
+	}
+	for _, k := range s.kins {
+		if k.late > 0 && (k == q.kin || s.contend(q, k)) {
+			work += k.lateWork
+		}
+	}
+	if work <= 0 || lanes == 0 {
 		return 0
 	}
 	s.spare.look(s.m.now, s.m.spareOver)
-	return work / (max(leastSpare, s.spare.share) * float64(s.usable))
+	return work / (max(leastSpare, s.spare.share) * float64(lanes))
+}
+
+// contend reports whether some lane may run both q and the queries of a kin.
+func (s *shard) contend(q *query, k *kin) bool {
+	return slices.ContainsFunc(s.lanes, func(l *lane) bool {
+		return l.usable() && l.serves(q) && slices.ContainsFunc(k.variants(), func(v variant) bool {
+			return l.table(v.model) != nil
+		})
+	})
 }
 
 // settling reports whether [Config.Settle] has not passed yet, so that some lanes may not have
@@ -103,12 +129,14 @@ func (s *shard) becomesLate(q *query) {
 	s.m.count(q, 1)
 	q.lateWork = s.meanLatency(q)
 	s.lateWork += q.lateWork
+	q.kin.late++
+	q.kin.lateWork += q.lateWork
 	s.dirty = true
 	if s.m.settling() {
 		return
 	}
 	for o := s.late.last; o != nil; o = s.late.last {
-		wait := s.lateWait(s.lateWork - o.lateWork)
+		wait := s.lateWait(o)
 		if s.m.now+wait <= o.deadline {
 			return
 		}
@@ -123,7 +151,10 @@ func (s *shard) becomesLate(q *query) {
 // turnAway rejects q, which has just arrived, if it is certain to be late and then not expected to
 // start before its deadline.
 func (s *shard) turnAway(q *query) {
-	wait := s.lateWait(s.lateWork)
+	if !q.waiting || q.isLate {
+		return
+	}
+	wait := s.lateWait(q)
 	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
 		s.m.reject(q, Overloaded, q.lostAt-s.m.now+wait)
 	}

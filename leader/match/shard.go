@@ -15,7 +15,7 @@ type shard struct {
 	policy policy
 	lanes  []*lane // by the rank of their type, then by the set of models held, then by id
 	live   list    // waiting queries that can still be in time, the oldest first
-	kins   []*kin  // of the live queries; some may have none now
+	kins   []*kin  // some may have no queries now
 	late   list    // waiting queries that cannot, in the order in which they became late
 	usable int     // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
@@ -75,7 +75,7 @@ func (s *shard) kinOf(q *query) *kin {
 		if k.family == q.family && k.allowed == allowed {
 			return k
 		}
-		if k.first == nil {
+		if k.first == nil && k.late == 0 {
 			free = k
 		}
 	}
@@ -124,11 +124,16 @@ func (s *shard) leave(q *query) {
 		if s.lateWork -= q.lateWork; s.late.n == 0 {
 			s.lateWork = 0
 		}
+		k := q.kin
+		k.late--
+		if k.lateWork -= q.lateWork; k.late == 0 {
+			k.lateWork = 0
+		}
 	} else {
 		s.leaveLive(q)
 	}
 	s.m.count(q, -1)
-	q.waiting = false
+	q.waiting, q.kin = false, nil
 	s.m.timers.remove(&q.timer)
 }
 
