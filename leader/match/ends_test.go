@@ -7,8 +7,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// TestEndingLaneHoldsUpNobody: a lane that ends too soon for the queries that wait, and that is still
-// there, keeps none of them from another lane.
+// TestEndingLaneHoldsUpNobody: a lane that ends too soon for the queries that wait, and that is
+// still there, keeps none of them from another lane.
 func TestEndingLaneHoldsUpNobody(t *testing.T) {
 	for _, policy := range []string{"horizon", "kairos", "fcfs", "drs"} {
 		m, err := New(Config{Policy: policy, Models: []Model{

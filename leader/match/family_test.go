@@ -368,8 +368,9 @@ func TestOneVariantSplits(t *testing.T) {
 	}
 }
 
-// TestSplitsByVariantsTarget: while the QoS targets of a family's variants are changed one after the
-// other, a query is split only if the parts, which ask for one variant, can meet that one's target.
+// TestSplitsByVariantsTarget: while the QoS targets of a family's variants are changed one after
+// the other, a query is split only if the parts, which ask for one variant, can meet that one's
+// target.
 func TestSplitsByVariantsTarget(t *testing.T) {
 	for _, target := range []time.Duration{100 * time.Millisecond, 10 * time.Millisecond} {
 		f := newFixture(t, "horizon", 1, .99)
@@ -402,8 +403,8 @@ func TestSplitsByVariantsTarget(t *testing.T) {
 	}
 }
 
-// TestPlanOfFormerRound: what a round plans does not outlive it. The query was planned with a variant
-// that has left its family since and serves no batch of that size.
+// TestPlanOfFormerRound: what a round plans does not outlive it. The query was planned with a
+// variant that has left its family since and serves no batch of that size.
 func TestPlanOfFormerRound(t *testing.T) {
 	f := newFixture(t, "horizon")
 	variant := func(i, largest int, family names.ModelKey) {

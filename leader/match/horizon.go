@@ -550,9 +550,9 @@ func (h *horizon) serveHopeless(s *shard) {
 	}
 }
 
-// serveLost starts a lost query on a group that serves no row and is calm enough, and reports whether
-// it did. It spares the only lane of a type, because the next query may need it, unless no other lane
-// can serve the lost query.
+// serveLost starts a lost query on a group that serves no row and is calm enough, and reports
+// whether it did. It spares the only lane of a type, because the next query may need it, unless no
+// other lane can serve the lost query.
 func (h *horizon) serveLost(s *shard) bool {
 	for _, spare := range []bool{true, false} {
 		for g := range h.groups {

@@ -616,8 +616,8 @@ func TestLostStartsWhenLaneIsFree(t *testing.T) {
 		Waited: 20 * time.Millisecond,
 	})
 	if err != nil || len(decisions) > 0 || next.IsZero() {
-		t.Fatalf("got %+v, next step at %v, %v; want none now, and to be stepped when the lane is free",
-			decisions, next, err)
+		t.Fatalf("got %+v, next step at %v, %v; want none now, and to be stepped when the lane is "+
+			"free", decisions, next, err)
 	}
 	all := mustStep(t, m, next.Sub(epoch), Event{Kind: TimePassed})
 	if len(all) != 1 || all[0].Action != Assign {

@@ -84,8 +84,8 @@ func TestPricedRanks(t *testing.T) {
 	}
 }
 
-// A lane that seems too late comes last, however dear the others are: where most queries are short, a
-// long one is worth many.
+// A lane that seems too late comes last, however dear the others are: where most queries are short,
+// a long one is worth many.
 func TestPricedLateLast(t *testing.T) {
 	p := pricedPool(t, 1)
 	p.SetPrices([]fluid.Price{{Type: "gpu", PerMs: 100}, {Type: "cpu", PerMs: 0.1}})
