@@ -198,30 +198,54 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 			}
 			return workload.Queries(c.Seed, a, loads...)
 		}
-		var round []workload.Phase
-		var length time.Duration
 		for _, p := range phases {
-			a, err := workload.ParseArrivals(arrivals, c.Rate*p.Factor)
-			if err != nil {
+			if _, err := workload.ParseArrivals(arrivals, c.Rate*p.Factor); err != nil {
 				return nil, err
 			}
-			round = append(round, workload.Phase{Duration: p.Duration, Arrivals: a, Loads: loads})
-			length += p.Duration
 		}
-		return func(yield func(workload.Query) bool) {
-			for n := uint64(0); ; n++ {
-				stream, err := workload.Phases(c.Seed+n*uint64(len(round)), round...)
-				if err != nil {
-					return // cannot fail: durations and loads are valid
+		a, err := workload.ParseArrivals(arrivals, c.Rate)
+		if err != nil {
+			return nil, err
+		}
+		stream, err := workload.Queries(c.Seed, a, loads...)
+		if err != nil {
+			return nil, err
+		}
+		return warped(stream, phases), nil
+	}
+}
+
+// warped lets the time of a stream pass Factor times as fast in each phase, so that an arrival that
+// is due in a later phase than the one before it is neither lost nor drawn anew.
+func warped(stream iter.Seq[workload.Query], phases []Phase) iter.Seq[workload.Query] {
+	var length, passes float64 // of all phases in ns, and how much of the stream's time passes in them
+	for _, p := range phases {
+		length += float64(p.Duration)
+		passes += float64(p.Duration) * p.Factor
+	}
+	return func(yield func(workload.Query) bool) {
+		var last time.Duration
+		for q := range stream {
+			rounds := math.Floor(float64(q.At) / passes)
+			left := float64(q.At) - rounds*passes
+			at := rounds * length
+			for _, p := range phases {
+				if d := float64(p.Duration); left > d*p.Factor {
+					at, left = at+d, left-d*p.Factor
+					continue
 				}
-				for q := range stream {
-					q.At += time.Duration(n) * length
-					if !yield(q) {
-						return
-					}
-				}
+				at += left / p.Factor
+				break
 			}
-		}, nil
+			if at >= math.MaxInt64 {
+				return // the time overflows, after 292 years
+			}
+			last = max(last, time.Duration(at)) // rounding errors must not turn two arrivals around
+			q.At = last
+			if !yield(q) {
+				return
+			}
+		}
 	}
 }
 
