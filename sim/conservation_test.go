@@ -139,6 +139,16 @@ func TestTraceAndLoad(t *testing.T) {
 		t.Errorf("twice the rate does not halve the times:\n%s", &log)
 	}
 
+	far, err := workload.ReadTraceFile("t.csv",
+		strings.NewReader("arrival_ms,model,batch_size\n0,rm2,10\n9e9,rm2,10\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Stream, cfg.Rate = StreamOfTrace(far), 1e-11
+	if _, err := cfg.Stream(cfg); err == nil || !strings.Contains(err.Error(), "292 years") {
+		t.Errorf("a trace whose times overflow at a low rate: got %v", err)
+	}
+
 	cfg = reference(t, "rm2")
 	phases, err := ParseLoad("10s:0.5,10s:2")
 	if err != nil {

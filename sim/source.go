@@ -257,6 +257,9 @@ func StreamOfTrace(f *workload.TraceFile) func(*Config) (iter.Seq[workload.Query
 			return nil, errors.New("all queries of the trace arrive at once")
 		}
 		stretch := f.Rate() / c.Rate
+		if float64(f.Duration())*stretch >= math.MaxInt64 {
+			return nil, fmt.Errorf("at %v queries/s the trace takes more than 292 years", c.Rate)
+		}
 		return func(yield func(workload.Query) bool) {
 			for q := range f.Queries() {
 				q.At = time.Duration(float64(q.At) * stretch)

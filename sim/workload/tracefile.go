@@ -36,7 +36,8 @@ func OpenTraceFile(path string) (*TraceFile, error) {
 }
 
 // ReadTraceFile reads CSV: a header line with the columns arrival_ms, model and batch_size, then
-// one line per query in the order of arrival. name is the file's name in errors.
+// one line per query in the order of arrival. Times count from the first arrival, whatever it is: a
+// record may have those of a clock. name is the file's name in errors.
 func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 	t, err := newCSVTable(name, r, []string{"arrival_ms", "model", "batch_size"}, nil)
 	if err != nil {
@@ -82,6 +83,10 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 	if len(f.queries) == 0 {
 		return nil, fmt.Errorf("%s: no queries after the header", name)
 	}
+	first := f.queries[0].at
+	for i := range f.queries {
+		f.queries[i].at -= first
+	}
 	return f, nil
 }
 
@@ -117,12 +122,12 @@ func (f *TraceFile) BatchSizes(model string) *BatchSizes {
 // Len is the number of queries.
 func (f *TraceFile) Len() int { return len(f.queries) }
 
-// Duration is when the last query arrives.
+// Duration is when the last query arrives, since the first.
 func (f *TraceFile) Duration() time.Duration { return f.queries[len(f.queries)-1].at }
 
 // Rate is the mean number of arrivals a second; 0 if all arrive at once.
 func (f *TraceFile) Rate() float64 {
-	if d := f.Duration() - f.queries[0].at; d > 0 {
+	if d := f.Duration(); d > 0 {
 		return float64(len(f.queries)-1) / d.Seconds()
 	}
 	return 0

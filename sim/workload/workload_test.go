@@ -180,6 +180,24 @@ func TestTraceFile(t *testing.T) {
 	}
 }
 
+// TestTraceFileOfClock: times of a clock count from the first query, so that nothing waits for it and
+// no time without queries is a part of the run.
+func TestTraceFileOfClock(t *testing.T) {
+	f, err := ReadTraceFile("t.csv", strings.NewReader(
+		"arrival_ms,model,batch_size\n"+
+			"1700000000000,wnd,5\n1700000000500,wnd,7\n1700000002000,ncf,9\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Query{{0, "wnd", 5}, {500 * time.Millisecond, "wnd", 7}, {2 * time.Second, "ncf", 9}}
+	if got := slices.Collect(f.Queries()); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if f.Rate() != 1 || f.Duration() != 2*time.Second {
+		t.Errorf("rate %v, duration %v, want 1 and 2s", f.Rate(), f.Duration())
+	}
+}
+
 func FuzzReadTraceFile(f *testing.F) {
 	f.Add("arrival_ms,model,batch_size\n1,a,1\n2,b,3\n")
 	f.Fuzz(func(t *testing.T, csv string) {
