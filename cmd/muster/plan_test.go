@@ -40,8 +40,11 @@ func TestPlanBadInput(t *testing.T) {
 			"the budget",
 		"--model rm2 --budget 0.3": "needs an instance of the base type, g4dn.xlarge at " +
 			"0.526",
-		"--model rm2 --budget 1000": "lower the budget, limit how many " +
-			"of a type",
+		"--model rm2 --budget 1000":                           "lower the budget, limit how many of a type",
+		"--model rm2 --budget 1e9 --evaluator bound":          "lower the budget, limit how many",
+		"--model rm2 --rate 20000 --planner fluid":            "configurations to choose from: give a budget",
+		"--model rm2 --rate 20000 --planner kairos":           "configurations to choose from: give a budget",
+		"--model rm2 --rate 20000":                            "configurations to choose from: give a budget",
 		"--model rm2 --rate 0":                                "rate: 0",
 		"--model rm2 --rate 10 --budget 0":                    "budget: 0",
 		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1": "qos-ms: -1",

@@ -36,6 +36,8 @@ type Analysis struct {
 	program  fluid.Program
 	solver   fluid.Solver
 	eq15     *eq15
+	// unbudgeted: the problem came without the budget that it has now.
+	unbudgeted bool
 }
 
 // maxTypes is how many types fit into a set of type uint64.
@@ -256,6 +258,9 @@ func (a *Analysis) Feasible(c Configuration) bool {
 // counts. The next step overwrites the configuration yielded: clone it to keep it.
 func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
 	all, err := a.Problem.Configurations()
+	if a.unbudgeted && errors.Is(err, errTooMany) {
+		err = errBudget
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,7 @@ func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 		return nil, err
 	}
 	if a.Problem.Budget == 0 {
+		a.unbudgeted = true
 		a.Problem.Budget, err = a.homogeneousPrice(p.Rate / efficiency)
 	}
 	return a, err

@@ -60,7 +60,7 @@ const (
 	mostSearched = 600
 )
 
-// errBudget is of a least price that no budget bounds.
+// errBudget is errTooMany without a budget that could be lowered.
 var errBudget = errors.New("too many configurations to choose from: give a budget, limit how " +
 	"many of a type, or name fewer types")
 

@@ -242,10 +242,13 @@ func (p *Problem) most(i int) (int, error) {
 	if t.Max > 0 {
 		n = min(n, float64(t.Max))
 	}
-	if n > 1e9 {
-		return 0, fmt.Errorf("no limit on the number of %s: give a budget or a maximum", t.Name)
+	switch {
+	case n <= 1e9:
+		return int(n), nil
+	case p.Budget > 0:
+		return 0, errTooMany
 	}
-	return int(n), nil
+	return 0, fmt.Errorf("no limit on the number of %s: give a budget or a maximum", t.Name)
 }
 
 // limits returns the result of most for each type, and the budget plus roundingError.
