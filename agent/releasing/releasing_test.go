@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
@@ -52,6 +54,15 @@ func TestTrialAgain(t *testing.T) {
 			resp, err := r.State("ncf")
 			if err != nil || resp.GetReleases()[0].GetState() != want {
 				t.Fatalf("%s: got %v, %v, want it %s", when, resp, err, want)
+			}
+		}
+		for model, want := range map[string]string{
+			"ncf": `no version of "ncf" was released: its newest version serves`,
+			"nfc": `no agent serves model "nfc", the fleet serves: ncf`,
+		} {
+			if _, err := r.State(model); err == nil || status.Code(err) != codes.NotFound ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", model, err, want)
 			}
 		}
 		for round := range 2 {

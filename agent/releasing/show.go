@@ -1,7 +1,10 @@
 package releasing
 
 import (
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
@@ -16,18 +19,33 @@ import (
 // read events.
 func (r *Releases) State(model string) (*control.ReleaseResponse, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := &control.ReleaseResponse{}
+	out, term := &control.ReleaseResponse{}, r.term
 	for _, x := range r.All() {
 		if model == "" || x.Model == model {
 			out.Releases = append(out.Releases, r.show(x))
 		}
 	}
-	if model != "" && len(out.Releases) == 0 {
-		return nil, status.Errorf(codes.NotFound, "no version of %.80q was released: its newest "+
-			"version serves", model)
+	r.mu.Unlock()
+	if model == "" || len(out.Releases) > 0 {
+		return out, nil
 	}
-	return out, nil
+	if term != nil {
+		if served := term.Serving(); len(served[model]) == 0 {
+			return nil, unknown(model, served)
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "no version of %.80q was released: its newest "+
+		"version serves", model)
+}
+
+// unknown is the error of a model that no agent serves.
+func unknown(model string, served map[string][]int64) error {
+	there := "no model"
+	if len(served) > 0 {
+		there = strings.Join(slices.Sorted(maps.Keys(served)), ", ")
+	}
+	return status.Errorf(codes.NotFound, "no agent serves model %.80q, the fleet serves: %s", model,
+		there)
 }
 
 // StateOf says in words what a release says: "released", "on trial" or "taken back".

@@ -92,7 +92,7 @@ func (r *Renting) Run(ctx context.Context, term Term) {
 	l := &loop{renting: r, term: term, began: time.Now(), shown: &control.FleetState{},
 		starts: map[string]time.Time{}}
 	if !r.Rents() {
-		l.shown.Fault = "this leader cannot rent: agents that may lead need --rent"
+		l.shown.Fault = "the leader runs without --rent FILE, which agents that may lead need"
 	}
 	r.mu.Lock()
 	r.term = l

@@ -3,6 +3,7 @@ package renting
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,8 +82,8 @@ func TestStateWhileElected(t *testing.T) {
 		go r.Run(ctx, Term{View: func() *control.View { return &control.View{} }})
 		for {
 			if state, err := r.State(); err == nil {
-				if state.GetFault() == "" {
-					t.Error("an agent that cannot rent does not say so")
+				if fault := state.GetFault(); !strings.Contains(fault, "without --rent") {
+					t.Errorf("an agent that cannot rent says %q, want the flag", fault)
 				}
 				break
 			}

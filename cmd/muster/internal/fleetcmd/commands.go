@@ -110,6 +110,7 @@ func planCommand(dial Dial) *cobra.Command {
 			}
 			terminal.PlainMessage(s)
 			var b strings.Builder
+			b.WriteString(idle(s))
 			printPlan(&b, s)
 			if b.Len() == 0 {
 				b.WriteString("\nthere is no plan yet\n")

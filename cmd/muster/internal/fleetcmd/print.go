@@ -1,6 +1,7 @@
 package fleetcmd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -54,14 +55,25 @@ func rowsOf(s *control.FleetState) map[string]*row {
 	return rows
 }
 
+// idle says that nothing rents, and why; it is "" where something does.
+func idle(s *control.FleetState) string {
+	if s.GetMode() != "" || len(s.GetMachines()) > 0 {
+		return ""
+	}
+	return fmt.Sprintf("nothing rents machines now: %s\n",
+		cmp.Or(s.GetFault(), "the leader has just begun"))
+}
+
 // Print prints a state for people.
 func Print(w io.Writer, s *control.FleetState) error {
 	terminal.PlainMessage(s)
+	if why := idle(s); why != "" {
+		_, err := io.WriteString(w, why)
+		return err
+	}
 	var b strings.Builder
 	state := "changing"
 	switch {
-	case s.GetMode() == "":
-		state = "the leader cannot rent"
 	case !s.GetDesired().GetKnown():
 		state = "nothing is desired yet"
 	case s.GetExact():

@@ -1,11 +1,13 @@
 package releasecmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -55,7 +57,13 @@ func (k inStore) Release(ctx context.Context, req *control.ReleaseRequest, _ ...
 	*control.ReleaseResponse, error) {
 	if model := req.GetModel(); model != "" {
 		newest, _, err := releases.Newest(ctx, k.s, model)
-		if err == nil && newest == nil {
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			if index, none := k.s.Index(ctx); none == nil {
+				err = fmt.Errorf("%w, it has: %s", err,
+					cmp.Or(strings.Join(slices.Sorted(maps.Keys(index)), ", "), "no model"))
+			}
+		case err == nil && newest == nil:
 			err = fmt.Errorf("no version of %.80q was released in %s: its newest version serves",
 				model, k.s)
 		}

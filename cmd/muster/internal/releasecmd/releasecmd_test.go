@@ -1,10 +1,13 @@
 package releasecmd
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/models/store"
 )
 
 func TestParseShare(t *testing.T) {
@@ -54,6 +57,32 @@ func TestPrint(t *testing.T) {
 			if !strings.Contains(b.String(), want) {
 				t.Errorf("got\n%swant %q", &b, want)
 			}
+		}
+	}
+}
+
+// TestUnknownModelInStore: a mistyped model is told from one of which nothing was released.
+func TestUnknownModelInStore(t *testing.T) {
+	dir := t.TempDir()
+	s := store.New(store.Directory(dir), "the store")
+	folder := filepath.Join(t.TempDir(), "ncf")
+	if err := os.MkdirAll(filepath.Join(folder, "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "1", "model.onnx")
+	if err := os.WriteFile(file, []byte("no model"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Push(t.Context(), folder, 1, store.PushOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for model, want := range map[string]string{
+		"ncf": `no version of "ncf" was released in the store`,
+		"nfc": `model "nfc" in the store, it has: ncf`,
+	} {
+		_, err := inStore{s}.Release(t.Context(), &control.ReleaseRequest{Model: model})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", model, err, want)
 		}
 	}
 }

@@ -1,0 +1,22 @@
+package fleetcmd
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// TestPrintIdle: a fleet whose leader cannot rent is told in a sentence, not as a state of renting.
+func TestPrintIdle(t *testing.T) {
+	for fault, want := range map[string]string{
+		"the leader runs without --rent FILE": "nothing rents machines now: the leader runs " +
+			"without --rent FILE\n",
+		"": "nothing rents machines now: the leader has just begun\n",
+	} {
+		var b strings.Builder
+		if err := Print(&b, &control.FleetState{Fault: fault}); err != nil || b.String() != want {
+			t.Errorf("got %q, %v, want %q", &b, err, want)
+		}
+	}
+}
