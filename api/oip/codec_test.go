@@ -241,10 +241,10 @@ func TestDecodeErrors(t *testing.T) {
 			`input "x": raw_input_contents has 0 bytes, expected 8796093022208 for INT64 [1099511627776 1]`},
 		{"negative dimension", raw("INT64", "", -1, 2),
 			`input "x": shape [-1 2] has a negative dimension`},
-		{"unknown type", raw("FLOAT", "", 1), `input "x": unknown datatype "FLOAT"`},
+		{"unknown type", raw("FLOAT", "", 1), `input "x": unknown datatype "FLOAT"` + knownTypes},
 		{"long type", raw("FP32FP32FP32", "", 1),
 			`decode ModelInferRequest: field 5: field 2: datatype of 12 bytes`},
-		{"no type", raw("", "", 1), `input "x": unknown datatype ""`},
+		{"no type", raw("", "", 1), `input "x": unknown datatype ""` + knownTypes},
 		{"raw bool", raw("BOOL", "\x01\x02", 2), `input "x": BOOL element 1 is 2, expected 0 or 1`},
 		{"raw bytes cut in a length", raw("BYTES", "\x01\x00\x00", 1),
 			`input "x": BYTES element 0: 3 bytes left, expected a length of 4`},
@@ -478,7 +478,7 @@ func TestMarshalErrors(t *testing.T) {
 		want string
 	}{
 		{Request{Inputs: []tensor.Tensor{{Name: "x", DataType: "FLOAT"}}},
-			`encode input "x": unknown datatype "FLOAT"`},
+			`encode input "x": unknown datatype "FLOAT"` + knownTypes},
 		{Request{Inputs: []tensor.Tensor{{Name: "x", DataType: tensor.Int8, Shape: []int64{2}}}},
 			`encode input "x": data has 0 bytes, expected 2 for INT8 [2]`},
 		{Request{Parameters: map[string]any{"p": 1}},

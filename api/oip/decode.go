@@ -620,11 +620,16 @@ func (b *body) size(i int, s side) (int, error) {
 	return elements * t.DataType.Size(), nil
 }
 
+// unknownType is the error of a datatype that the protocol does not have.
+func unknownType(d tensor.DataType) error {
+	return fmt.Errorf("unknown datatype %q, expected one of %v", d, tensor.DataTypes())
+}
+
 // checkShape returns the number of elements of t. It returns an error if the type is not one of the
 // protocol's, or the size in bytes exceeds an int.
 func checkShape(t *tensor.Tensor) (int, error) {
 	if !t.DataType.Valid() {
-		return 0, fmt.Errorf("unknown datatype %q", t.DataType)
+		return 0, unknownType(t.DataType)
 	}
 	elements, err := tensor.Elements(t.Shape)
 	if err != nil {

@@ -399,7 +399,7 @@ func (r *jsonReader) natural() (int64, error) {
 	if err == nil && (v > math.MaxInt64 || negative && v > 0) {
 		text := r.text[start:r.pos]
 		r.pos = start
-		err = r.errorf("%.64s is out of range", text)
+		err = r.errorf("%.64s is out of range, expected 0 to %d", text, math.MaxInt64)
 	}
 	return int64(v), err
 }
@@ -538,7 +538,7 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 			return r.wholeElement(dst, d, largest, 0)
 		}, nil
 	}
-	return nil, fmt.Errorf("unknown datatype %q", d)
+	return nil, unknownType(d)
 }
 
 // wholeElement decodes an integer in [-smallest, largest].

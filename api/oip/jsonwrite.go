@@ -78,7 +78,7 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 			}
 			b = appendJSONString(b, s)
 		default:
-			return b, fmt.Errorf("unknown datatype %q", t.DataType)
+			return b, unknownType(t.DataType)
 		}
 		rest = rest[size:]
 	}

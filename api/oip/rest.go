@@ -289,8 +289,11 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 					return j.errorf("a shape of more than %d dimensions", highestRank)
 				}
 				d, err := j.natural()
+				if err != nil {
+					return fmt.Errorf("shape: %w", err)
+				}
 				in.Shape = append(in.Shape, d)
-				return err
+				return nil
 			})
 		case "parameters":
 			err = j.object(func(key string) (err error) {
@@ -313,6 +316,9 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 		}
 		return err
 	})
+	if err != nil && in.Name != "" {
+		err = fmt.Errorf("input %q: %w", in.Name, err)
+	}
 	if err != nil {
 		return in, err
 	}

@@ -23,6 +23,10 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
+// knownTypes ends the errors of unknown datatypes.
+const knownTypes = ", expected one of [BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 " +
+	"FP16 BF16 FP32 FP64 BYTES]"
+
 // post is a request with a body, of which the first header bytes are JSON;
 // header < 0: all of it, and no header says so.
 func post(body string, header int) *http.Request {
@@ -167,7 +171,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"empty", "", "", `decode JSON: byte 0: expected an object, found the end of the text`},
 		{"not JSON", "hello", "", `decode JSON: byte 0: expected an object, found 'h'`},
 		{"cut", `{"inputs":[{"name":"x"`, "",
-			`decode JSON: byte 22: expected ',' or '}', found the end of the text`},
+			`decode JSON: input "x": byte 22: expected ',' or '}', found the end of the text`},
 		{"trailing", `{"inputs":[]}x`, "",
 			`decode JSON: byte 13: expected the end of the text, found 'x'`},
 		{"no inputs", `{}`, "", `decode JSON: no inputs`},
@@ -197,7 +201,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"deep objects", `{"x":` + strings.Repeat(`{"a":`, 100_000), "",
 			`decode JSON: byte 370: nested more than 72 deep`},
 		{"deep data", data("FP32", "[1]", strings.Repeat("[", 100_000)), "",
-			`decode JSON: byte 133: nested more than 72 deep`},
+			`decode JSON: input "x": byte 133: nested more than 72 deep`},
 		{"no shape", in(`"datatype":"FP32","data":[1]`), "", `decode JSON: input "x" has no shape`},
 		{"no name", `{"inputs":[{"datatype":"FP32","shape":[1],"data":[1]}]}`, "",
 			`input 0 has no name`},
@@ -205,15 +209,17 @@ func TestDecodeRequestErrors(t *testing.T) {
 			`{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},` +
 				`{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`,
 			"", `input "x" is given twice`},
-		{"no datatype", in(`"shape":[1],"data":[1]`), "", `input "x": unknown datatype ""`},
+		{"no datatype", in(`"shape":[1],"data":[1]`), "", `input "x": unknown datatype ""` + knownTypes},
 		{"unknown datatype", data("FLOAT", "[1]", "[1]"), "",
-			`input "x": unknown datatype "FLOAT"`},
+			`input "x": unknown datatype "FLOAT"` + knownTypes},
+		{"negative shape before the name", `{"inputs":[{"shape":[-1],"name":"x"}]}`, "",
+			`decode JSON: shape: byte 21: -1 is out of range, expected 0 to 9223372036854775807`},
 		{"negative shape", data("FP32", "[-1]", "[1]"), "",
-			`decode JSON: byte 50: -1 is out of range`},
+			`decode JSON: input "x": shape: byte 50: -1 is out of range, expected 0 to 9223372036854775807`},
 		{"fractional shape", data("FP32", "[1.5]", "[1]"), "",
-			`decode JSON: byte 50: 1.5 is no whole number`},
+			`decode JSON: input "x": shape: byte 50: 1.5 is no whole number`},
 		{"huge shape", data("FP32", "[99999999999999999999]", "[1]"), "",
-			`decode JSON: byte 50: 99999999999999999999 is out of range`},
+			`decode JSON: input "x": shape: byte 50: 99999999999999999999 is out of range`},
 		{"absurd shape", data("FP32", "[4294967296,4294967296]", "[1]"), "",
 			`input "x": shape [4294967296 4294967296] has too many elements`},
 		{"large shape", data("FP32", "[1000000000]", "[1]"), "",
@@ -243,19 +249,19 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"scalar shape without data", data("FP32", "[]", "[ ]"), "",
 			`input "x": data: byte 62: 0 elements, expected 1 for shape []`},
 		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "",
-			`decode JSON: byte 65: expected a value, found ']'`},
+			`decode JSON: input "x": byte 65: expected a value, found ']'`},
 		{"string for a number", data("FP32", "[1]", `["1"]`), "",
 			`input "x": data: element 0: byte 61: expected a number, found '"'`},
 		{"null for a number", data("FP32", "[1]", `[null]`), "",
 			`input "x": data: element 0: byte 61: expected a number, found 'n'`},
 		{"NaN", data("FP32", "[1]", `[NaN]`), "",
-			`decode JSON: byte 61: expected a value, found 'N'`},
+			`decode JSON: input "x": byte 61: expected a value, found 'N'`},
 		{"leading zero", data("INT64", "[1]", `[01]`), "",
-			`decode JSON: byte 63: expected ',' or ']', found '1'`},
+			`decode JSON: input "x": byte 63: expected ',' or ']', found '1'`},
 		{"hexadecimal", data("INT64", "[1]", `[0x1]`), "",
-			`decode JSON: byte 63: expected ',' or ']', found 'x'`},
+			`decode JSON: input "x": byte 63: expected ',' or ']', found 'x'`},
 		{"plus", data("INT64", "[1]", `[+1]`), "",
-			`decode JSON: byte 62: expected a value, found '+'`},
+			`decode JSON: input "x": byte 62: expected a value, found '+'`},
 		{"fraction for an integer", data("INT64", "[2]", `[1,1.0]`), "",
 			`input "x": data: element 1: byte 64: 1.0 is no whole number`},
 		{"out of range", data("INT8", "[2]", `[-128,128]`), "",
@@ -285,7 +291,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"parameter is a list", `{"parameters":{"p":[]},"inputs":[]}`, "",
 			`decode JSON: byte 19: expected a string, number or bool, found '['`},
 		{"shared memory", in(`"parameters":{"shared_memory_region":"r"}`), "",
-			`decode JSON: byte 60: parameter shared_memory_region is not supported`},
+			`decode JSON: input "x": byte 60: parameter shared_memory_region is not supported`},
 		{"classification",
 			`{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "",
 			`decode JSON: byte 67: parameter classification is not supported`},
@@ -311,7 +317,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 			"json", `input "x": binary_data_size is 8, expected 12 for FP32 [3]`},
 		{"negative binary size",
 			in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":-8}`) + "|12345678",
-			"json", `decode JSON: byte 86: -8 is out of range`},
+			"json", `decode JSON: input "x": byte 86: -8 is out of range, expected 0 to 9223372036854775807`},
 		{"data and binary",
 			in(`"datatype":"FP32","shape":[2],"data":[1,2],"parameters":{"binary_data_size":8}`) +
 				"|12345678", "json",
@@ -505,7 +511,7 @@ func TestEncodeResponseErrors(t *testing.T) {
 			Data: []byte("\x01\x00\x00\x00\xff"),
 		}, `output "y": element 0 is not valid UTF-8, which JSON cannot hold; ask for binary data`},
 		{tensor.Tensor{Name: "y", DataType: "FP8", Shape: []int64{1}, Data: []byte{0}},
-			`output "y": unknown datatype "FP8"`},
+			`output "y": unknown datatype "FP8"` + knownTypes},
 	} {
 		resp := &Response{Outputs: []tensor.Tensor{tt.out}}
 		w := httptest.NewRecorder()

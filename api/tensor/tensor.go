@@ -44,6 +44,13 @@ func (d DataType) Size() int {
 	return 0
 }
 
+// DataTypes are the types of the protocol.
+func DataTypes() []DataType {
+	return []DataType{
+		Bool, Uint8, Uint16, Uint32, Uint64, Int8, Int16, Int32, Int64, FP16, BF16, FP32, FP64, Bytes,
+	}
+}
+
 // Valid reports whether d is a type of the protocol.
 func (d DataType) Valid() bool { return d == Bytes || d.Size() > 0 }
 
