@@ -471,7 +471,7 @@ func (g *Graph) floats(t Initializer) ([]float32, error) {
 	if t.DataType != tensor.FP32 {
 		return nil, fmt.Errorf("elements are %s, expected %s", t.DataType, tensor.FP32)
 	}
-	n, err := tensor.Elements(t.Shape)
+	size, err := t.size()
 	if err != nil {
 		return nil, err
 	}
@@ -479,10 +479,10 @@ func (g *Graph) floats(t Initializer) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(data) != 4*n {
-		return nil, fmt.Errorf("got %d bytes, expected %d for shape %v", len(data), 4*n, t.Shape)
+	if len(data) != size {
+		return nil, fmt.Errorf("got %d bytes, expected %d for shape %v", len(data), size, t.Shape)
 	}
-	values := make([]float32, n)
+	values := make([]float32, size/4)
 	for i := range values {
 		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
 	}

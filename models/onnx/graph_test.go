@@ -197,6 +197,56 @@ func TestGraphFaults(t *testing.T) {
 }
 
 // FuzzGraph: a model that can be read can be written, and reads as the same.
+// TestDamagedConstants: a constant whose elements are not what its shape and type say is an error,
+// also where the shape is that of more bytes than a number can say, or than any machine has. An
+// agent reads constants of every model that it loads.
+func TestDamagedConstants(t *testing.T) {
+	constant := func(elements int64, d tensor.DataType, data func(*encoder)) []byte {
+		var e encoder
+		e.integer(tensorDims, elements)
+		e.integer(tensorDataType, int64(elementNumber(d)))
+		e.text(tensorName, "w")
+		data(&e)
+		return e.b
+	}
+	external := func(e *encoder) {
+		External{Location: "w.data", Length: 8}.encode(e)
+		e.integer(tensorDataLocation, locationExternal)
+	}
+	for _, c := range []struct {
+		name     string
+		constant []byte
+		want     string
+	}{
+		{"a float of another wire type", constant(1, tensor.FP32, func(e *encoder) {
+			e.integer(tensorFloatData, 1)
+		}), "field 4 has wire type 0, expected 32-bit floats"},
+		{"too many elements", constant(1<<62, tensor.FP32, func(*encoder) {}),
+			"too many elements"},
+		{"more than is in another file", constant(1<<40, tensor.Int64, external),
+			"got 8 bytes, expected at least 8796093022208"},
+		{"too many in another file", constant(1<<61, tensor.Int64, external),
+			"too many elements"},
+	} {
+		g := &Graph{dir: t.TempDir()}
+		if err := os.WriteFile(filepath.Join(g.dir, "w.data"), make([]byte, 8), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		w, err := readInitializer(c.constant)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if w.DataType == tensor.FP32 {
+			_, err = g.Floats(w)
+		} else {
+			_, err = g.Rows(w, 0)
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
 func FuzzGraph(f *testing.F) {
 	b, err := os.ReadFile("testdata/subgraphs.onnx")
 	if err != nil {
@@ -220,6 +270,7 @@ func FuzzGraph(f *testing.F) {
 		}
 		for _, t := range g.initializers {
 			_, _ = g.Floats(t)
+			_, _ = g.Rows(t, 1)
 		}
 		if g.Write(out) != nil {
 			return // external data that is not where the model says

@@ -108,21 +108,25 @@ func (g *Graph) Externals() (all []Initializer, err error) {
 // Rows returns a constant that holds the first rows, at most n, of the matrix t. A scalar or a list
 // is returned whole.
 func (g *Graph) Rows(t Initializer, n int64) (Initializer, error) {
-	size := t.DataType.Size()
-	elements := int64(1)
 	part := Initializer{Name: t.Name, DataType: t.DataType, Shape: append([]int64{}, t.Shape...)}
 	if len(t.Shape) > 1 {
 		part.Shape[0] = min(n, t.Shape[0])
 	}
-	for _, d := range part.Shape {
-		elements *= d
+	size, err := part.size()
+	if err != nil {
+		return Initializer{}, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	data, err := g.data(t, elements*int64(size))
+	data, err := g.data(t, int64(size))
 	if err != nil {
 		return Initializer{}, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	part.Data = data
 	return part, nil
+}
+
+// size returns how many bytes the elements take.
+func (t Initializer) size() (int, error) {
+	return tensor.Elements(append(slices.Clone(t.Shape), int64(t.DataType.Size())))
 }
 
 // data returns the first n bytes of a tensor's elements; all of them if n is -1.
@@ -146,6 +150,9 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 			if n < 0 {
 				n = r.Size()
 			}
+			if n > r.Size() {
+				return nil, fmt.Errorf("got %d bytes, expected at least %d", r.Size(), n)
+			}
 			data = make([]byte, n)
 			_, err = io.ReadFull(r, data)
 			return data, err
@@ -155,7 +162,11 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 			case f.number == tensorRawData:
 				data = f.body
 			case f.number == tensorFloatData && t.DataType == tensor.FP32:
-				data = append(data, fixed(f)...)
+				floats, err := fixed(f)
+				if err != nil {
+					return nil, err
+				}
+				data = append(data, floats...)
 			case f.number == tensorInt64Data && t.DataType == tensor.Int64,
 				f.number == tensorInt32Data && t.DataType.Size() <= 4 && t.DataType != tensor.FP32:
 				if data, err = appendVarints(data, f, t.DataType.Size()); err != nil {
@@ -174,11 +185,15 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 }
 
 // fixed returns the bytes of 32-bit floats, packed or one alone.
-func fixed(f wireField) []byte {
+func fixed(f wireField) ([]byte, error) {
 	if f.body != nil {
-		return f.body
+		return f.body, nil
 	}
-	return f.raw[len(f.raw)-4:]
+	_, kind, n := protowire.ConsumeTag(f.raw) // split has read it before
+	if kind != protowire.Fixed32Type {
+		return nil, fmt.Errorf("field %d has wire type %d, expected 32-bit floats", f.number, kind)
+	}
+	return f.raw[n:], nil
 }
 
 // appendVarints appends the varints of a field, packed or one alone, in little-endian integers of
