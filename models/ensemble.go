@@ -60,8 +60,7 @@ func declared(role string, said []Port) (ports []Port, errs []error) {
 				errs = append(errs, fmt.Errorf("%s %q: got data_type %q and dims %v, expected both",
 					role, s.Name, s.DataType, s.Shape))
 			}
-			ports = append(ports, s)
-			continue
+			ports, i = append(ports, s), len(ports)
 		}
 		p := &ports[i]
 		if s.DataType != "" && s.DataType != p.DataType ||
@@ -142,7 +141,7 @@ func (v *Version) assemble(dir string) error {
 		if !tensors[p.Name].used {
 			return fmt.Errorf("input %q: no step uses it", p.Name)
 		}
-		v.Inputs[i].IDBounds = tensors[p.Name].IDBounds
+		v.Inputs[i].Shape, v.Inputs[i].IDBounds = tensors[p.Name].Shape, tensors[p.Name].IDBounds
 	}
 	return nil
 }
@@ -241,9 +240,8 @@ func (s *namedStep) run(tensors map[string]*madeTensor) error {
 			return fmt.Errorf("input %q gets tensor %q of %s: %w", p.Name, name, t.by, err)
 		}
 		t.used = true
-		if t.IDBounds == nil {
-			t.IDBounds = p.IDBounds
-		}
+		t.Shape = narrower(t.Shape, p.Shape)
+		t.IDBounds = LeastBounds(t.IDBounds, p.IDBounds)
 	}
 	for i, name := range s.Outputs {
 		if name == "" {
@@ -271,6 +269,17 @@ func fits(wanted, made Port) error {
 		return fmt.Errorf("its shape is %v, expected %v", made.Shape, wanted.Shape)
 	}
 	return nil
+}
+
+// narrower returns the shape a with the sizes of b where it has none; they fit.
+func narrower(a, b []int64) []int64 {
+	a = slices.Clone(a)
+	for i := range min(len(a), len(b)) {
+		if a[i] == Dynamic {
+			a[i] = b[i]
+		}
+	}
+	return a
 }
 
 // stuck says why none of the steps can run.

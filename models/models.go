@@ -320,3 +320,19 @@ func checkBounds(p Port, bounds []int64) error {
 	}
 	return nil
 }
+
+// LeastBounds returns the id bounds that two inputs of the same shape have in common; see
+// Port.IDBounds.
+func LeastBounds(a, b []int64) []int64 {
+	if len(a) < len(b) {
+		a, b = b, a
+	}
+	if len(b) == 0 {
+		return a
+	}
+	least := slices.Clone(a)
+	for i := range least {
+		least[i] = min(least[i], b[min(i, len(b)-1)])
+	}
+	return least
+}

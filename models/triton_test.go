@@ -263,6 +263,52 @@ func TestEnsembleVersion(t *testing.T) {
 	}
 }
 
+// TestEnsembleInputs: an input has the sizes and the id bounds of all models that take it, so that a
+// query which one of them refuses is refused before the first one runs. (A query with fewer ids than
+// bounds made the check of its ids endless.)
+func TestEnsembleInputs(t *testing.T) {
+	for _, tt := range []struct { // the id bounds of the models and of the ensemble
+		a, b, e string
+		want    []int64
+	}{
+		{"[9, 7, 5]", "[6]", "", []int64{6, 6, 5}},
+		{"[9]", "[6, 7, 5]", "", []int64{6, 7, 5}},
+		{"[9, 8, 5]", "[6, 6, 6]", "[5, 9, 9]", []int64{5, 6, 5}},
+		{"[9]", "[8]", "[7]", []int64{7}},
+	} {
+		files := map[string]string{
+			"a/1/model.onnx": "ids:INT64[-1,3] -> h:FP32[-1,2]",
+			"a/model.yaml":   "inputs: [{name: ids, id_bounds: " + tt.a + "}]\n",
+			"b/1/model.onnx": "ids:INT64[-1,3] h:FP32[-1,2] -> y:FP32[-1,1]",
+			"b/model.yaml":   "inputs: [{name: ids, id_bounds: " + tt.b + "}]\n",
+			"e/1/.keep":      "",
+			"e/config.pbtxt": `
+				platform: "ensemble" max_batch_size: 16
+				input { name: "ids" data_type: TYPE_INT64 dims: -1 }
+				output { name: "y" data_type: TYPE_FP32 dims: 1 }
+				ensemble_scheduling { step [
+					{ model_name: "a" model_version: -1
+					  input_map { key: "ids" value: "ids" } output_map { key: "h" value: "h" } },
+					{ model_name: "b" model_version: -1
+					  input_map [ { key: "ids" value: "ids" }, { key: "h" value: "h" } ]
+					  output_map { key: "y" value: "y" } } ] }`,
+		}
+		if tt.e != "" {
+			files["e/config.pbtxt"] = strings.Replace(files["e/config.pbtxt"], "dims: -1",
+				"dims: 3", 1)
+			files["e/model.yaml"] = "inputs: [{name: ids, id_bounds: " + tt.e + "}]\n"
+		}
+		v, err := ReadVersion(repositoryOf(t, files), "e", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in := v.Inputs[0]; !slices.Equal(in.Shape, []int64{Dynamic, 3}) ||
+			!slices.Equal(in.IDBounds, tt.want) {
+			t.Errorf("got input %+v, want id bounds %v", in, tt.want)
+		}
+	}
+}
+
 func TestEnsembleFaults(t *testing.T) {
 	for _, tt := range []struct{ old, new, want string }{
 		{`model_name: "b" model_version: -1`, `model_name: "b" model_version: 7`,
@@ -316,6 +362,13 @@ func TestEnsembleFaults(t *testing.T) {
 	if _, err := ReadVersion(repositoryOf(t, files), "e", 1); err == nil ||
 		!strings.Contains(err.Error(), "it is an ensemble, which cannot be a step") {
 		t.Errorf("ensemble of an ensemble: got %v", err)
+	}
+	files = abc()
+	files["e/model.yaml"] = "inputs: [{name: ids, data_type: INT64, shape: [-1, 3], " +
+		"id_bounds: [2, 2]}]\n"
+	if _, err := ReadVersion(repositoryOf(t, files), "e", 1); err == nil ||
+		!strings.Contains(err.Error(), "got 2 id_bounds, expected 1 or as many as the second") {
+		t.Errorf("too few id bounds: got %v", err)
 	}
 	files = abc()
 	files["a/2/model.onnx"] = "x:FP32[2,3] -> h:FP32[2,2]"

@@ -128,21 +128,7 @@ func leastBounds(a, b map[string][]int64) map[string][]int64 {
 		least[input] = slices.Clone(bounds)
 	}
 	for input, bounds := range b {
-		have := least[input]
-		if len(have) < len(bounds) {
-			have, bounds = bounds, have
-		}
-		have = slices.Clone(have)
-		for i := range have {
-			switch len(bounds) {
-			case 0:
-			case 1:
-				have[i] = min(have[i], bounds[0])
-			default:
-				have[i] = min(have[i], bounds[i])
-			}
-		}
-		least[input] = have
+		least[input] = models.LeastBounds(least[input], bounds)
 	}
 	return least
 }
