@@ -4,7 +4,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -322,8 +324,16 @@ func withParts(dir, model string, base fingerprint) fingerprint {
 		if checkName(step.GetModelName()) != nil {
 			continue
 		}
-		part := fingerprintOf(filepath.Join(dir, step.GetModelName()), base)
+		folder := filepath.Join(dir, step.GetModelName())
+		part := fingerprintOf(folder, base)
 		base = sha256.Sum256(append(base[:], part[:]...))
+		entries, _ := os.ReadDir(folder) // the load reports what cannot be read
+		for _, e := range entries {
+			if e.Type()&fs.ModeSymlink != 0 { // of a version, perhaps
+				part = fingerprintOf(filepath.Join(folder, e.Name()), base)
+				base = sha256.Sum256(append(base[:], part[:]...))
+			}
+		}
 	}
 	return base
 }

@@ -3,6 +3,7 @@ package models
 import (
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,7 +14,8 @@ import (
 // [Choice] prefers, loaded or not.
 type OnDisk struct {
 	Version *Version // the caller must not change it
-	// Bytes is the size of the version's files, about what it takes in memory once it is loaded.
+	// Bytes is the size of the version's files, those of an ensemble's models too: about what it
+	// takes in memory once it is loaded.
 	Bytes int64
 	// LoadTime is how long its last load took, warming included; 0 if it was not loaded yet.
 	LoadTime time.Duration
@@ -64,6 +66,11 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 		if f.known == nil || f.known.of != f.files {
 			f.known = &described{of: f.files, bytes: r.bytesOf(f.model, f.number)}
 			f.known.version, f.known.problem = ReadVersion(r.dir, f.model, f.number)
+			if f.known.problem == nil {
+				for _, step := range f.known.version.Steps { // an ensemble loads them all
+					f.known.bytes += r.bytesOf(step.Version.Model, step.Version.Number)
+				}
+			}
 			r.mu.Lock()
 			if m := r.models[f.model]; m != nil && m.versions[f.number] != nil {
 				m.versions[f.number].described = f.known
@@ -79,12 +86,12 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 
 // bytesOf is the size of a version's files in all, hidden ones left out.
 func (r *Repository[M]) bytesOf(model string, number int64) (sum int64) {
-	dir := filepath.Join(r.dir, model, strconv.FormatInt(number, 10))
-	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	dir := followed(filepath.Join(r.dir, model, strconv.FormatInt(number, 10)))
+	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || path != dir && filepath.Base(path)[0] == '.' {
 			return nil // what cannot be read fails the load
 		}
-		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			sum += info.Size()
 		}
 		return nil

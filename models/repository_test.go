@@ -806,6 +806,39 @@ func TestLinks(t *testing.T) {
 	})
 }
 
+// TestLinkedVersion: what a version's folder holds is followed if the folder is a link, as a tool
+// makes it that puts a new release beside the old one. So is its size.
+func TestLinkedVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add(".release/1")
+		if err := os.Mkdir(filepath.Join(b.dir, "ncf"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("../.release/1", filepath.Join(b.dir, "ncf/1")); err != nil {
+			t.Fatal(err)
+		}
+		b.start()
+		b.serves("ncf", 1)
+		before := b.hold("ncf", 0)
+		before.Release()
+		info, err := os.Stat(filepath.Join(b.dir, "ncf/1/model.onnx"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := b.OnDisk(); len(all) != 1 || all[0].Bytes != info.Size() {
+			t.Errorf("on disk are %+v, want ncf of %d bytes", all, info.Size())
+		}
+		b.add(".release/1") // the file changes
+		b.polls(3)
+		after := b.hold("ncf", 0)
+		defer after.Release()
+		if after == before {
+			t.Error("the version was not loaded anew when its file changed")
+		}
+	})
+}
+
 // Hidden folders and files beside the models are none.
 func TestIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

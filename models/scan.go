@@ -115,6 +115,15 @@ func scanModel(dir, model string) (folder, error) {
 	return f, nil
 }
 
+// followed returns where a path leads that may be a symbolic link: WalkDir does not look into a
+// folder behind one. It returns a path that leads nowhere as it is.
+func followed(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
 // fingerprintOf returns the fingerprint of a file, or of a folder and all files below it, combined
 // with the fingerprint base. It ignores hidden files. It follows symbolic links, except those below
 // path that lead to folders. A file that cannot be read counts as present, so that the attempt to
@@ -123,6 +132,7 @@ func fingerprintOf(path string, base fingerprint) fingerprint {
 	h := sha256.New()
 	h.Write(base[:])
 	any := false
+	path = followed(path)
 	_ = filepath.WalkDir(path, func(file string, e fs.DirEntry, err error) error {
 		if file != path && strings.HasPrefix(filepath.Base(file), ".") {
 			if e != nil && e.IsDir() {

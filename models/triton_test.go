@@ -1,6 +1,8 @@
 package models
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -379,6 +381,23 @@ func TestEnsembleFaults(t *testing.T) {
 	}
 }
 
+// TestEnsembleBytes: an ensemble takes the memory of its models.
+func TestEnsembleBytes(t *testing.T) {
+	r, err := Open(repositoryOf(t, abc()), func(context.Context, *Version) (*fake, error) {
+		return nil, errors.New("not to be loaded")
+	}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes := map[string]int64{}
+	for _, d := range r.OnDisk() {
+		bytes[d.Version.Model] = d.Bytes
+	}
+	if bytes["a"] == 0 || bytes["b"] == 0 || bytes["e"] < bytes["a"]+bytes["b"] {
+		t.Errorf("got bytes %v, want those of a and b in e", bytes)
+	}
+}
+
 // TestEnsembleChanges: an ensemble's version has changed when a file of one of its models has.
 func TestEnsembleChanges(t *testing.T) {
 	dir := repositoryOf(t, abc())
@@ -407,6 +426,16 @@ func TestEnsembleChanges(t *testing.T) {
 		if (before[name] != after[name]) != changed {
 			t.Errorf("%s has changed: %v, want %v", name, before[name] != after[name], changed)
 		}
+	}
+	// the same where the model's version is a link
+	if err := errors.Join(os.Rename(filepath.Join(dir, "b", "1"), filepath.Join(dir, ".b")),
+		os.Symlink("../.b", filepath.Join(dir, "b", "1"))); err != nil {
+		t.Fatal(err)
+	}
+	linked := versions()
+	writeText(t, filepath.Join(dir, ".b", "weights"), "newer")
+	if after = versions(); after["b"] == linked["b"] || after["e"] == linked["e"] {
+		t.Error("a change behind a link is not seen")
 	}
 	if err := os.RemoveAll(filepath.Join(dir, "a")); err != nil {
 		t.Fatal(err)
