@@ -51,8 +51,8 @@ type Score struct {
 // batch is how many rows run at a time. It is a multiple of items.
 const batch = 500
 
-// answers are the answers of a model by output and row: the last element of each row of an output.
-// Of probabilities of two classes that is the second one, whose label is 1.
+// answers are the answers of a model by output, in the order of the first subject's, and row: the last
+// element of each row of an output. Of probabilities of two classes that is the second one, whose label is 1.
 type answers [][]float32
 
 // collect runs all rows through the subjects. progress, if not nil, is called with the rows that
@@ -61,8 +61,13 @@ func collect(ctx context.Context, subjects []Subject, rows Rows,
 	progress func(done, total int64)) ([]answers, error) {
 	n := rows.Count()
 	all := make([]answers, len(subjects))
+	places := make([][]int, len(subjects))
 	for s := range all {
-		all[s] = make(answers, len(subjects[s].Version.Outputs))
+		var err error
+		if places[s], err = placesOf(subjects[s].Version, subjects[0].Version); err != nil {
+			return nil, err
+		}
+		all[s] = make(answers, len(places[s]))
 		for o := range all[s] {
 			all[s][o] = make([]float32, n)
 		}
@@ -80,7 +85,7 @@ func collect(ctx context.Context, subjects []Subject, rows Rows,
 					return err
 				}
 				err = s.Run(running, inputs, func(outputs []tensor.Tensor) error {
-					return all[i].take(s.Version, outputs, first, count)
+					return all[i].take(s.Version, outputs, places[i], first, count)
 				})
 				if err != nil {
 					return fmt.Errorf("run %s on rows %d to %d: %w", s.Version, first,
@@ -103,8 +108,24 @@ func collect(ctx context.Context, subjects []Subject, rows Rows,
 	return all, ctx.Err()
 }
 
-// take copies the answers of the rows [first, first+n) from outputs.
-func (a answers) take(v *models.Version, outputs []tensor.Tensor, first, n int) error {
+// placesOf returns for each output of v which one it is of first, which has the same in any order.
+func placesOf(v, first *models.Version) (places []int, err error) {
+	if len(v.Outputs) != len(first.Outputs) {
+		return nil, fmt.Errorf("%s has %d outputs, %s has %d", v, len(v.Outputs), first,
+			len(first.Outputs))
+	}
+	for _, out := range v.Outputs {
+		at := slices.IndexFunc(first.Outputs, func(p models.Port) bool { return p.Name == out.Name })
+		if at < 0 {
+			return nil, fmt.Errorf("%s has output %q, %s does not", v, out.Name, first)
+		}
+		places = append(places, at)
+	}
+	return places, nil
+}
+
+// take copies the answers of the rows [first, first+n) from outputs, each to its place.
+func (a answers) take(v *models.Version, outputs []tensor.Tensor, places []int, first, n int) error {
 	for o, out := range outputs {
 		values, err := floats(out)
 		if err != nil {
@@ -121,7 +142,7 @@ func (a answers) take(v *models.Version, outputs []tensor.Tensor, first, n int) 
 			if math.IsNaN(float64(x)) {
 				return fmt.Errorf("output %q of row %d is NaN", v.Outputs[o].Name, first+i)
 			}
-			a[o][first+i] = x
+			a[places[o]][first+i] = x
 		}
 	}
 	return nil
@@ -204,16 +225,12 @@ func scores(subjects []Subject, all []answers, metric models.Metric, taught bool
 	list := make([]Score, len(subjects))
 	beside := 0
 	for i, s := range subjects {
-		if len(all[i]) != len(all[0]) {
-			return nil, fmt.Errorf("%s has %d outputs, %s has %d", s.Version, len(all[i]),
-				subjects[0].Version, len(all[0]))
-		}
 		outputs := float64(len(all[i]))
 		list[i] = Score{Model: s.Version.Model, Metric: metric, Rows: len(all[i][0])}
 		for o, a := range all[i] {
 			c, err := measure(o, a)
 			if err != nil {
-				return nil, fmt.Errorf("output %q: %w", s.Version.Outputs[o].Name, err)
+				return nil, fmt.Errorf("output %q: %w", subjects[0].Version.Outputs[o].Name, err)
 			}
 			parts[i] = append(parts[i], c)
 			list[i].Value += c.value / outputs

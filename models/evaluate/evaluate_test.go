@@ -163,6 +163,50 @@ func TestAgainstTeacher(t *testing.T) {
 	}
 }
 
+// Models of a family may have their outputs in another order: each is compared with the one of its
+// name.
+func TestOrderOfOutputs(t *testing.T) {
+	twoOutputs := func(name string, outputs ...string) Subject {
+		answers := map[string]Subject{
+			"up":   subject(t, name, func(x float64) float64 { return sigmoid(2 * x) }),
+			"down": subject(t, name, func(x float64) float64 { return sigmoid(-2 * x) }),
+		}
+		v := version(name)
+		v.Outputs = nil
+		for _, o := range outputs {
+			v.Outputs = append(v.Outputs, models.Port{Name: o, DataType: tensor.FP32})
+		}
+		return Subject{Version: v, Run: func(ctx context.Context, inputs []tensor.Tensor,
+			use func([]tensor.Tensor) error) error {
+			var all []tensor.Tensor
+			for _, o := range outputs {
+				if err := answers[o].Run(ctx, inputs, func(out []tensor.Tensor) error {
+					all = append(all, out...)
+					return nil
+				}); err != nil {
+					return err
+				}
+			}
+			return use(all)
+		}}
+	}
+	first, other := twoOutputs("first", "up", "down"), twoOutputs("other", "down", "up")
+	rows, err := Draw(first.Version, 1000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taught, err := AgainstTeacher(t.Context(), []Subject{first, other}, rows, 1, nil)
+	if err != nil || taught[1].Value != taught[0].Value || taught[1].LostError != 0 {
+		t.Errorf("the same answers: got %+v, %v", taught, err)
+	}
+	missing := twoOutputs("missing", "up", "down")
+	missing.Version.Outputs[1].Name = "side"
+	if _, err := AgainstTeacher(t.Context(), []Subject{first, missing}, rows, 1, nil); err == nil ||
+		err.Error() != `missing version 1 has output "side", first version 1 does not` {
+		t.Errorf("another output: got error %v", err)
+	}
+}
+
 // Without probabilities the score is the share of the teacher's ten best that a model keeps.
 func TestTop10(t *testing.T) {
 	teacher := subject(t, "teacher", func(x float64) float64 { return 5 * x })
