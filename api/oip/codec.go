@@ -28,6 +28,11 @@ type Encoded struct {
 	Wire []byte // the message in its wire form
 }
 
+// A Wire is a message in its wire form, to send a message whose encoding has been looked at before:
+// gRPC ends a whole stream with a message that it cannot encode. It belongs to the connection, which
+// frees it.
+type Wire mem.BufferSlice
+
 // Encode returns m with its encoding. The caller must not change m afterwards.
 func Encode(m proto.Message) (Encoded, error) {
 	wire, err := proto.Marshal(m)
@@ -58,6 +63,8 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 			defer v.Answer.Release()
 		}
 		return v.marshal()
+	case Wire:
+		return mem.BufferSlice(v), nil
 	case Encoded:
 		// not from a pool, so freeing it does nothing
 		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil

@@ -102,7 +102,18 @@ func (q *StreamedQuery) Size() int64 {
 	return n
 }
 
+// CheckMetadata returns an error if no receiver would take so many metadata.
+func (q *StreamedQuery) CheckMetadata() error {
+	if n := len(q.Metadata); n > mostMetadata {
+		return invalidf("%d names and values of metadata, want at most %d", n, mostMetadata)
+	}
+	return nil
+}
+
 func (q *StreamedQuery) marshal() (mem.BufferSlice, error) {
+	if err := q.CheckMetadata(); err != nil {
+		return nil, err
+	}
 	var query mem.BufferSlice
 	if q.Query != nil {
 		var err error

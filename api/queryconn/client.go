@@ -29,6 +29,9 @@ var ErrEncode = errors.New("encode a query")
 // error of its own that is not [ErrEncode] the caller closes the Client; if ctx has ended, that is
 // why.
 func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.StreamedAnswer) error {
+	if err := q.CheckMetadata(); err != nil {
+		return fmt.Errorf("%w: %w", ErrEncode, err)
+	}
 	message, err := encode(q.Query)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrEncode, err)
@@ -41,7 +44,7 @@ func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.Streame
 	if err == nil {
 		err = c.answer(a)
 	}
-	if !stop() && err == nil { // the connection is closed
+	if !stop() && (err == nil || errors.Is(err, ErrEncode)) { // the connection is closed
 		if a.Answer != nil {
 			a.Answer.Release()
 		}

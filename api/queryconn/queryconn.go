@@ -158,22 +158,23 @@ func unexpected(err error) error {
 }
 
 // write sends a head and then, if there is a message, its length and itself. It does not free the
-// message.
+// message. Of what cannot be sent it sends nothing, and the error wraps ErrEncode.
 func write(conn net.Conn, appendHead func([]byte) ([]byte, error), message mem.BufferSlice) error {
 	buffer := buffers.Get(bufferSize)
 	defer buffers.Put(buffer)
 	out, err := appendHead(append((*buffer)[:0], 0, 0, 0, 0))
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrEncode, err)
 	}
 	if n := len(out) - 4; n > largestHead {
-		return fmt.Errorf("a head of %d bytes, want at most %d", n, largestHead)
+		return fmt.Errorf("%w: a head of %d bytes, want at most %d", ErrEncode, n, largestHead)
 	}
 	binary.BigEndian.PutUint32(out, uint32(len(out)-4))
 	if message != nil {
 		n := message.Len()
 		if n > math.MaxInt32 {
-			return fmt.Errorf("a message of %d bytes, want at most %d", n, math.MaxInt32)
+			return fmt.Errorf("%w: a message of %d bytes, want at most %d", ErrEncode, n,
+				math.MaxInt32)
 		}
 		out = binary.BigEndian.AppendUint32(out, uint32(n))
 		if len(out)+n > bufferSize/2 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/oip"
@@ -211,6 +213,16 @@ func TestPoolQuery(t *testing.T) {
 		if err, answered := f.pool.infer(t.Context(), f.taken(t, true, 1)[0], bad, &reply,
 			nil); answered {
 			t.Errorf("an answer to a query that cannot be sent, or %v", err)
+		}
+		for _, md := range []struct{ n, size int }{{40, 1}, {20, 4 << 10}} { // too many, too long
+			ctx := t.Context()
+			for range md.n {
+				ctx = metadata.AppendToOutgoingContext(ctx, "x", strings.Repeat("x", md.size))
+			}
+			if err, answered := f.pool.infer(ctx, f.taken(t, true, 1)[0], item(), &reply,
+				nil); answered {
+				t.Errorf("%d metadata: an answer, or %v", md.n, err)
+			}
 		}
 		if len(f.pool.free) != 1 {
 			t.Error("a connection was closed for a query that was not sent")

@@ -24,6 +24,9 @@ const (
 	// what HTTP/2 sends at a time. So a large one never holds up small ones for longer than beside
 	// them.
 	largest = 16 << 10
+	// mostMessage bounds a query with its texts and metadata on the stream, in bytes. An agent accepts
+	// messages of 64 KiB, and ends the stream with a longer one.
+	mostMessage = 48 << 10
 	// mostUnsent bounds the bytes on the stream that the connection has not sent. gRPC lets Send
 	// return at once up to 64 KiB. So nobody waits for the stream: beyond it, queries are calls.
 	mostUnsent = 48 << 10
@@ -221,7 +224,7 @@ var queriesStream = func() int {
 }()
 
 // infer sends a query and waits for its answer, as a call does. sent is false if the stream did not
-// take the query.
+// take the query, or cannot.
 func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 	trailer *metadata.MD) (err error, sent bool) {
 	m := &oip.StreamedQuery{Query: q, Outbox: &s.unsent}
@@ -247,7 +250,13 @@ func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 	s.used = true
 	s.mu.Unlock()
 
-	s.send(m) // an error also ends receive, and so this call
+	if !s.send(m) {
+		if s.take(m.ID) == nil { // the stream has ended meanwhile
+			<-waits.done
+		}
+		s.spare.Put(waits)
+		return nil, false
+	}
 	select {
 	case <-waits.done:
 	case <-ctx.Done():
@@ -275,10 +284,23 @@ func (s *open) giveUp(id uint64) {
 	}
 }
 
-func (s *open) send(m *oip.StreamedQuery) {
+// send sends a message, whose bytes unsent counts. It reports false if it is none for a stream, of
+// which either end would end the stream with all its queries: then a call says what is wrong.
+func (s *open) send(m *oip.StreamedQuery) bool {
+	wire, err := oip.Codec{}.Marshal(m)
+	if err != nil {
+		s.unsent.Give(m.Size())
+		return false
+	}
+	if wire.Len() > mostMessage {
+		wire.Free()
+		return false
+	}
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	_ = s.stream.SendMsg(m) // RecvMsg returns the reason
+	// RecvMsg returns the reason of an error, which ends receive, and so all calls.
+	_ = s.stream.SendMsg(oip.Wire(wire))
+	return true
 }
 
 // take removes the query with the given id from those that wait, and returns it; nil if it does not

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -514,6 +515,79 @@ func TestWithoutStream(t *testing.T) {
 			p.idle(t)
 		})
 	})
+}
+
+// TestNotForStreams checks that a query that either end would end a stream with is a call, which
+// says what is wrong with it or has its answer, and that the queries on the stream have theirs.
+func TestNotForStreams(t *testing.T) {
+	many := func(ctx context.Context) context.Context {
+		for range 40 {
+			ctx = metadata.AppendToOutgoingContext(ctx, "name", "value")
+		}
+		return ctx
+	}
+	for _, tt := range []struct {
+		name    string
+		spoil   func(*oip.Request)
+		context func(context.Context) context.Context
+		code    codes.Code
+	}{
+		{"parameter of an unknown type", func(q *oip.Request) {
+			q.Parameters = map[string]any{"x": 5}
+		}, nil, codes.Internal},
+		{"wrong shape", func(q *oip.Request) {
+			q.Inputs[0].Shape = []int64{7}
+		}, nil, codes.Internal},
+		{"many metadata", nil, many, codes.OK},
+		{"long texts", func(q *oip.Request) {
+			text := strings.Repeat("x", 40<<10)
+			q.Parameters = map[string]any{"x": text, "y": text}
+		}, nil, codes.OK},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &agent{}
+				p, stop := newPair(t, a)
+				defer stop()
+				p.open(t)
+				goOn := make(chan struct{})
+				a.answer = func(ctx context.Context, q *oip.Request) error {
+					if q.ID == "2" {
+						select {
+						case <-goOn:
+						case <-ctx.Done():
+						}
+					}
+					return nil
+				}
+				other := make(chan error)
+				go func() { other <- p.infer(t.Context(), 2, 1) }()
+				synctest.Wait()
+				before := a.queued.Load()
+				ctx, q := t.Context(), query(3, 1)
+				if tt.context != nil {
+					ctx = tt.context(ctx)
+				}
+				if tt.spoil != nil {
+					tt.spoil(q)
+				}
+				var resp oip.Response
+				if err := p.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, q,
+					&resp); status.Code(err) != tt.code {
+					t.Errorf("got %v, want %v", err, tt.code)
+				}
+				resp.Release()
+				close(goOn)
+				if err := <-other; err != nil {
+					t.Errorf("a query on the stream: %v", err)
+				}
+				if n := a.queued.Load() - before; n != 0 {
+					t.Errorf("%d of one query came on the stream", n)
+				}
+				p.idle(t)
+			})
+		})
+	}
 }
 
 // TestNotRead checks that nobody waits for a stream that the agent does not read: queries go as
