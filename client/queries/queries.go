@@ -626,7 +626,10 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 // Each goes on until the query has another target.
 func (s *State) Left(agent names.AgentName, now time.Duration) {
 	for q := s.first; q != nil; q = q.next {
-		if q.stage != sent || q.at.Agent != agent || q.atLeader == refused ||
+		// While the leader was silent it may have been overdue, and no lane took it. The leader, heard
+		// again, does not know that.
+		overdue := q.stage == doubted && q.atLeader == assigned
+		if q.stage != sent && !overdue || q.at.Agent != agent || q.atLeader == refused ||
 			q.attempts >= match.MaxAttempts {
 			continue
 		}

@@ -390,3 +390,27 @@ func TestCloses(t *testing.T) {
 		t.Error("a query is left, or its attempt goes on")
 	}
 }
+
+// TestLeftAfterSilence: as TestLeft, of an attempt that the gateway had found overdue while the
+// leader was silent, when no lane took the query.
+func TestLeftAfterSilence(t *testing.T) {
+	r, c := atAgent(t)
+	delete(r.leader.rows, 4)
+	clear(r.leader.lanes)
+	r.now += heartbeatSilence + 1
+	if r.tick(); len(r.probing) != 1 {
+		t.Fatal("an overdue query is not decided without the leader that is silent")
+	}
+	r.decide(false)
+	r.acknowledge()
+	r.hears()
+	r.left(c.target.Agent)
+	r.hears()
+	if all := r.waiting(); !slices.Equal(all, []uint64{4}) {
+		t.Fatalf("at the leader wait %v, want the query", all)
+	}
+	r.assign(4)
+	if r.hears(); !c.aborted || !c.q.hasTarget() {
+		t.Error("the query does not go elsewhere")
+	}
+}
