@@ -88,7 +88,7 @@ func (s *Server) modelMetadata(model, version string) (*inference.ModelMetadataR
 	if err != nil {
 		return nil, err
 	}
-	metadata := proto.CloneOf(found.Metadata)
+	metadata := metadataOf(found)
 	metadata.Versions = nil
 	for _, v := range s.fleetVersions(model) {
 		metadata.Versions = append(metadata.Versions, strconv.FormatInt(v, 10))
@@ -96,10 +96,23 @@ func (s *Server) modelMetadata(model, version string) (*inference.ModelMetadataR
 	return metadata, nil
 }
 
+// metadataOf returns a copy of the metadata in an agent's description of a model, which may lack
+// them or their properties.
+func metadataOf(m *control.Model) *inference.ModelMetadataResponse {
+	metadata := proto.CloneOf(m.GetMetadata())
+	if metadata == nil {
+		metadata = &inference.ModelMetadataResponse{Name: m.GetName()}
+	}
+	if metadata.Properties == nil {
+		metadata.Properties = map[string]string{}
+	}
+	return metadata
+}
+
 // familyMetadata returns the metadata of a family: the signature, which its variants agree in, and
 // the least of their limits.
 func familyMetadata(f *control.Family) (*inference.ModelMetadataResponse, error) {
-	metadata := proto.CloneOf(f.Variants[0].Metadata)
+	metadata := metadataOf(f.Variants[0].Model)
 	metadata.Name, metadata.Versions = f.Name, nil
 	of, err := oip.ParseProperties(metadata.Properties)
 	if err != nil {
