@@ -473,9 +473,9 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 // EncodeResponse writes the answer to req as the body of w, in the form that req asks for. It reads
 // the outputs from their own memory, and does not release resp. charge counts the text.
 //
-// Before anything is written, the error can be charge's, or wrap [ErrInvalid] if the client asked
-// for JSON, which cannot represent the outputs (NaN, infinity, BYTES that are not UTF-8). Any other
-// error is that of writing to w.
+// Before anything is written, the error can be charge's, or wrap [ErrInvalid] if JSON cannot
+// represent the parameters, or the outputs if the client asked for JSON (NaN, infinity, BYTES that
+// are not UTF-8). Any other error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)
@@ -541,7 +541,7 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 		opening = ","
 		b = append(appendJSONString(b, key), ':')
 		if b, err = appendJSONScalar(b, value); err != nil {
-			return fmt.Errorf("encode parameter %q: %w", key, err)
+			return invalidf("parameter %q: %v", key, err)
 		}
 		return nil
 	})

@@ -528,6 +528,22 @@ func TestEncodeResponseErrors(t *testing.T) {
 	}
 }
 
+// TestEncodeParameterErrors: an answer whose parameters JSON cannot hold is an error before anything
+// is written, which tells it from an error of writing: that has no answer.
+func TestEncodeParameterErrors(t *testing.T) {
+	for want, value := range map[string]any{
+		`parameter "p": JSON cannot hold NaN`:                                         math.NaN(),
+		`parameter "p": it is a int, expected bool, int64, uint64, float64 or string`: 1,
+	} {
+		resp := &Response{Parameters: map[string]any{"p": value}}
+		w := httptest.NewRecorder()
+		if err := EncodeResponse(w, &Request{}, resp, nil); err == nil || err.Error() != want ||
+			!errors.Is(err, ErrInvalid) || w.Body.Len() > 0 {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
 func TestJSONMessages(t *testing.T) {
 	for _, tt := range []struct {
 		got  []byte
