@@ -1,6 +1,7 @@
 package oip
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"encoding/binary"
@@ -88,9 +89,11 @@ const (
 )
 
 // An Inflater is a reader of decompressed data. It returns an error when the data exceeds the
-// limits above.
+// limits above. It reads the compressed data to their end, where nothing may follow: net/http
+// notices only then that a client has gone, and zlib's reader stops before.
 type Inflater struct {
 	compressed countingReader
+	source     *bufio.Reader // of compressed
 	plain      io.Reader
 	inflated   int64
 }
@@ -110,7 +113,8 @@ func (c *countingReader) Read(b []byte) (int, error) {
 // as gzip.NewReader.
 func NewInflater[R io.Reader](r io.Reader, open func(io.Reader) (R, error)) (*Inflater, error) {
 	f := &Inflater{compressed: countingReader{Reader: r}}
-	plain, err := open(&f.compressed)
+	f.source = bufio.NewReader(&f.compressed)
+	plain, err := open(f.source)
 	f.plain = plain
 	return f, err
 }
@@ -120,6 +124,11 @@ func (f *Inflater) Read(b []byte) (int, error) {
 	if f.inflated += int64(n); f.inflated > max(freeInflation, mostInflation*f.compressed.read) {
 		return 0, fmt.Errorf("%w: %d compressed bytes have become more than %d times as many",
 			ErrTooLarge, f.compressed.read, mostInflation)
+	}
+	if err == io.EOF {
+		if _, err = f.source.Peek(1); err == nil {
+			err = invalidf("bytes after the compressed data")
+		}
 	}
 	return n, err
 }

@@ -3,6 +3,7 @@ package oip
 import (
 	"bytes"
 	"compress/gzip"
+	"compress/zlib"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -224,5 +225,54 @@ func TestReceiveQueryCharges(t *testing.T) {
 				t.Errorf("%d bytes are held after the release", b.held)
 			}
 		})
+	}
+}
+
+// A whole is a body that notes when its end has been read.
+type whole struct {
+	io.Reader
+	ended bool
+}
+
+func (w *whole) Read(b []byte) (int, error) {
+	n, err := w.Reader.Read(b)
+	w.ended = w.ended || err == io.EOF
+	return n, err
+}
+
+// TestInflaterEnd: compressed data are read to the end of the body, after which alone net/http
+// notices that a client has gone. More than one such text is an error.
+func TestInflaterEnd(t *testing.T) {
+	var deflated, gzipped bytes.Buffer
+	for _, w := range []io.WriteCloser{zlib.NewWriter(&deflated), gzip.NewWriter(&gzipped)} {
+		if _, err := io.WriteString(w, "text"); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inflate := func(name string, body io.Reader) (io.Reader, error) {
+		if name == "gzip" {
+			return NewInflater(body, gzip.NewReader)
+		}
+		return NewInflater(body, zlib.NewReader)
+	}
+	for name, data := range map[string][]byte{"gzip": gzipped.Bytes(), "deflate": deflated.Bytes()} {
+		body := &whole{Reader: bytes.NewReader(data)}
+		r, err := inflate(name, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || string(got) != "text" || !body.ended {
+			t.Errorf("%s: got %q, %v, read to its end: %v", name, got, err, body.ended)
+		}
+		r, err = inflate(name, strings.NewReader(string(data)+"x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err == nil {
+			t.Errorf("%s: got %q without an error for what follows", name, got)
+		}
 	}
 }
