@@ -5,6 +5,7 @@ import (
 	"compress/zlib"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -110,8 +111,8 @@ func acceptedEncoding(accept []string) string {
 	accepted := map[string]bool{}
 	for _, option := range strings.Split(strings.Join(accept, ","), ",") {
 		name, weight, _ := strings.Cut(strings.ToLower(strings.TrimSpace(option)), ";")
-		weight = strings.TrimSpace(weight)
-		accepted[strings.TrimSpace(name)] = weight != "q=0" && weight != "q=0.0"
+		q, err := strconv.ParseFloat(strings.TrimPrefix(strings.TrimSpace(weight), "q="), 64)
+		accepted[strings.TrimSpace(name)] = err != nil || q > 0 // err: there is no weight
 	}
 	switch {
 	case accepted["gzip"]:

@@ -15,6 +15,7 @@ func TestAcceptedEncoding(t *testing.T) {
 		"": "", "gzip": "gzip", "deflate": "deflate", "deflate, gzip": "gzip", "br": "",
 		"GZIP;q=0.5":        "gzip",
 		"gzip;q=0, deflate": "deflate", "gzip; q=0.0": "", "identity": "",
+		"gzip;q=0.000": "", "gzip;q=0.001": "gzip",
 	} {
 		if got := acceptedEncoding([]string{accept}); got != want {
 			t.Errorf("%q: got %q, want %q", accept, got, want)
