@@ -448,6 +448,56 @@ func TestReadFileFaults(t *testing.T) {
 	}
 }
 
+// TestConverted: integers of a file become those of the model's type, and one that this type does not
+// have is an error.
+func TestConverted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rows.npz")
+	of := func(x tensor.Tensor, err error) tensor.Tensor {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	for _, tt := range []struct {
+		is   tensor.DataType // of the model
+		id   tensor.Tensor   // of the file
+		want string
+	}{
+		{tensor.Int64, of(tensor.Of("id", []uint64{0, 1, 2, 8, 1<<63 + 4}, 5, 1)),
+			`array "id": element 4 is 9223372036854775812, which is no INT64`},
+		{tensor.Uint64, of(tensor.Of("id", []int64{0, 1, 2, 8, -1}, 5, 1)),
+			`array "id": element 4 is -1, which is no UINT64`},
+		{tensor.Bool, of(tensor.Of("id", []uint8{0, 1, 2, 0, 0}, 5, 1)),
+			`array "id": element 2 is 2, which is no BOOL`},
+		{tensor.Uint64, of(tensor.Of("id", []int8{0, 1, 2, 8, 4}, 5, 1)), ""},
+		{tensor.Bool, of(tensor.Of("id", []int64{0, 1, 1, 0, 1}, 5, 1)), ""},
+	} {
+		v := version("m")
+		v.Inputs[1].DataType, v.Inputs[1].IDBounds = tt.is, nil
+		writeNPZ(t, path, func(a map[string]*tensor.Tensor) { *a["id"] = tt.id })
+		_, _, err := ReadFile(path, v, 0)
+		if tt.want == "" && err != nil ||
+			tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s as %s: got error %v, want %q", tt.id.DataType, tt.is, err, tt.want)
+		}
+	}
+}
+
+// TestNoColumns: rows without ids have none out of bounds.
+func TestNoColumns(t *testing.T) {
+	v := version("m")
+	v.Inputs[1].Shape[1] = models.Dynamic
+	path := filepath.Join(t.TempDir(), "rows.npz")
+	writeNPZ(t, path, func(a map[string]*tensor.Tensor) {
+		a["id"].Shape, a["id"].Data = []int64{5, 0}, nil
+	})
+	rows, _, err := ReadFile(path, v, 0)
+	if err != nil || rows.Count() != 5 {
+		t.Errorf("got %v, %v", rows, err)
+	}
+}
+
 // A model that fails, or answers NaN, is named.
 func TestRunFaults(t *testing.T) {
 	rows, err := Draw(version("m"), 700, 1)

@@ -110,6 +110,9 @@ func (t *table) checkIDs(v *models.Version) error {
 			continue
 		}
 		row := len(x.Data) / size / int(x.Shape[0])
+		if row == 0 {
+			continue
+		}
 		run := row
 		if len(x.Shape) > 1 {
 			run = row / int(x.Shape[1])
@@ -367,10 +370,16 @@ func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
 			t.Data = binary.LittleEndian.AppendUint64(t.Data, math.Float64bits(element(old, i)))
 		default:
 			v := integer(old, i)
-			t.Data = appendInteger(t.Data, p.DataType, v)
-			if got := integer(t, i); got != v {
-				return tensor.Tensor{}, fmt.Errorf("array %q: element %d is %d, which is no %s",
-					p.Name, i, v, p.DataType)
+			t.Data = appendInteger(t.Data, to, v)
+			// A number of UINT64 above those of INT64 appears as one below 0.
+			if integer(t, i) != v || v < 0 && (from == tensor.Uint64 || to == tensor.Uint64) ||
+				to == tensor.Bool && v > 1 {
+				text := strconv.FormatInt(v, 10)
+				if from == tensor.Uint64 {
+					text = strconv.FormatUint(uint64(v), 10)
+				}
+				return tensor.Tensor{}, fmt.Errorf("array %q: element %d is %s, which is no %s",
+					p.Name, i, text, to)
 			}
 		}
 	}
