@@ -26,7 +26,8 @@ func lowRank(g *onnx.Graph, rank int) (Report, error) {
 			nodes = append(nodes, n)
 			continue
 		}
-		if rank*(l.in+l.out) >= l.in*l.out {
+		// A rank from the smaller side on always has more weights; the product could be too large.
+		if rank >= min(l.in, l.out) || rank*(l.in+l.out) >= l.in*l.out {
 			l.why = fmt.Sprintf("its %d x %d weights are fewer than those of rank %d", l.in, l.out,
 				rank)
 		}

@@ -61,7 +61,8 @@ func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix strin
 		case name == "lookups":
 			var share big.Rat
 			if _, ok := share.SetString(argument); !ok || len(argument) > 16 ||
-				share.Sign() <= 0 || share.Cmp(big.NewRat(1, 1)) >= 0 {
+				share.Sign() <= 0 || share.Cmp(big.NewRat(1, 1)) >= 0 ||
+				share.Denom().BitLen() > 31 {
 				return nil, "", fmt.Errorf("variant %q: got share %q, expected a fraction above 0 "+
 					"and below 1, such as 1/2", part, argument)
 			}

@@ -335,12 +335,13 @@ func TestQuantizeFaults(t *testing.T) {
 		change func(*onnx.Model)
 		want   string
 	}{
-		"kind":          {"int7", nil, `variant "int7": expected int8, table8, table4, lowrank:R`},
-		"rank":          {"lowrank:0", nil, `got rank "0", expected a whole number of at least 1`},
-		"share":         {"lookups:3/2", nil, `got share "3/2", expected a fraction above 0 and below 1`},
-		"fp16 and int8": {"int8+fp16", nil, `variant "int8+fp16": int8 gains on CPUs and fp16 on GPUs`},
-		"fp16 not last": {"fp16+table8", nil, `variant "fp16+table8": fp16 leaves no FP32 weights`},
-		"fp16 of what":  {"fp16:2", nil, `variant "fp16:2": expected int8, table8`},
+		"kind":            {"int7", nil, `variant "int7": expected int8, table8, table4, lowrank:R`},
+		"rank":            {"lowrank:0", nil, `got rank "0", expected a whole number of at least 1`},
+		"share":           {"lookups:3/2", nil, `got share "3/2", expected a fraction above 0 and below 1`},
+		"share too small": {"lookups:1e-100", nil, `got share "1e-100", expected a fraction above 0`},
+		"fp16 and int8":   {"int8+fp16", nil, `variant "int8+fp16": int8 gains on CPUs and fp16 on GPUs`},
+		"fp16 not last":   {"fp16+table8", nil, `variant "fp16+table8": fp16 leaves no FP32 weights`},
+		"fp16 of what":    {"fp16:2", nil, `variant "fp16:2": expected int8, table8`},
 		"too large": {"fp16", func(m *onnx.Model) {
 			binary.LittleEndian.PutUint32(m.Initializers[0].Data, math.Float32bits(-65520))
 		}, `tensor "w" holds -65520, and FP16 at most 65504`},
@@ -368,6 +369,7 @@ func TestQuantizeFaults(t *testing.T) {
 		"lookups": {"lookups:1/2", nil, "no input of ids with several lookups"},
 		"rank above": {"lowrank:9", nil,
 			"nothing that lowrank:9 changes: MatMul the node of y: its 16 x 8 weights are fewer"},
+		"rank far above": {"lowrank:9223372036854775807", nil, "its 16 x 8 weights are fewer"},
 		"few": {"int8", func(m *onnx.Model) {
 			m.Initializers[0].Shape = []int64{128, 1}
 			m.Inputs[0].Shape[1], m.Outputs[0].Shape[1] = 128, 1
