@@ -620,13 +620,12 @@ func (s *step) unanswered(short map[Kind]int) {
 
 // worthiest is the kind of short of which one more adds most for its price.
 func (s *step) worthiest(short map[Kind]int, counts map[profiles.InstanceType]int) (best Kind) {
-	most := -1.0
-	now := s.Serves(counts)
+	most, now := 0.0, s.Serves(counts)
 	for _, kind := range slices.SortedFunc(maps.Keys(short), Kind.Compare) {
 		more := maps.Clone(counts)
 		more[kind.Type]++
 		worth := (s.Serves(more) - now) / max(s.Prices[kind], slack)
-		if worth > most+slack {
+		if best == (Kind{}) || worth > most+slack { // one is best even if none adds anything
 			best, most = kind, worth
 		}
 	}

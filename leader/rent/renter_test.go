@@ -266,3 +266,19 @@ func TestDuds(t *testing.T) {
 		t.Errorf("lacking %v", l)
 	}
 }
+
+// TestWorthNothing: what is desired is launched, even where the numbers say that it only harms.
+func TestWorthNothing(t *testing.T) {
+	s := situation(map[Kind]int{small: 1, gpu: 1})
+	calls := 0
+	s.Serves = func(counts map[profiles.InstanceType]int) float64 {
+		if calls++; calls > 1000 {
+			t.Fatal("a step does not end")
+		}
+		return -100 * float64(counts["r5n.large"]+counts["g4dn.xlarge"])
+	}
+	const want = "launch g4dn.xlarge/on-demand/0/0; launch r5n.large/on-demand/0/0"
+	if got := did(New(policyOf(6), 0).Step(s)); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

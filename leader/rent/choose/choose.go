@@ -213,7 +213,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	switch {
 	case c.config.Budget > 0:
 		if choice.Counts, err = ideal(0); err == nil && c.config.guards() {
-			choice.Counts, err = g.highest(choice.Counts, budget, ideal)
+			choice.Counts, err = g.highest(ctx, choice.Counts, budget, ideal)
 		}
 	case c.config.guards():
 		choice.Counts, err = g.cheapest(rate, budget, ideal, 1, 1.2, 1.5)

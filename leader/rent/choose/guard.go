@@ -1,6 +1,7 @@
 package choose
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -254,16 +255,20 @@ func (g *guard) cheapest(rate, budget float64, ideal func(float64) (map[rent.Kin
 // leastRate is a rate, in queries/s, below which fleets are alike.
 const leastRate = 1e-6
 
-// highest is the fleet found within the budget that bears the highest rate. It begins with counts.
-func (g *guard) highest(counts map[rent.Kind]int, budget float64,
+// highest is the fleet found within the budget that bears the highest rate. It begins with counts,
+// and ends early with what it has found by then when ctx does.
+func (g *guard) highest(ctx context.Context, counts map[rent.Kind]int, budget float64,
 	ideal func(rate float64) (map[rent.Kind]int, error)) (map[rent.Kind]int, error) {
 	best := counts
 	least, most := g.rate(best), 0.0
 	g.losses(counts, func(rate float64) { most = max(most, rate) })
 	// Spot machines cost a third or so. The least may be 0.
-	for most *= 3; most > max(least*1.02, leastRate); {
+	for most *= 3; most > max(least*1.02, leastRate) && ctx.Err() == nil; {
 		rate := (least + most) / 2
 		found, err := g.cheapest(rate, budget, ideal, 1)
+		if ctx.Err() != nil {
+			break
+		}
 		if err != nil {
 			return nil, err
 		}

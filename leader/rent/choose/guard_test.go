@@ -258,3 +258,33 @@ func TestCalmOfZero(t *testing.T) {
 		t.Errorf("the peak is %v, want 20", rate)
 	}
 }
+
+// TestHighestEnds: the search for the most that a budget bears ends with its context, and with what
+// it has found.
+func TestHighestEnds(t *testing.T) {
+	_, g := guarded(t, Config{MaxPrice: 8, MinInstances: 1, Types: someTypes, Spare: 1}, 15,
+		bothMarkets)
+	start := map[rent.Kind]int{{Type: "r5n.large"}: 2, {Type: "g4dn.xlarge"}: 2}
+	for _, plans := range []int{0, 1} { // before the context ends
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		if plans == 0 {
+			cancel()
+		}
+		got, err := g.highest(ctx, start, 8, func(float64) (map[rent.Kind]int, error) {
+			if calls++; calls > plans {
+				cancel()
+				return nil, ctx.Err()
+			}
+			return maps.Clone(start), nil
+		})
+		cancel()
+		if err != nil || g.rate(got) < g.rate(start) || calls > 1+plans {
+			t.Errorf("%d plans: got %v, %v after %d calls, want at least what was there", plans, got,
+				err, calls)
+		}
+		if plans == 0 && calls != 0 {
+			t.Errorf("planned %d times after the end", calls)
+		}
+	}
+}
