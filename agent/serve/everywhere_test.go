@@ -26,7 +26,7 @@ func TestMetadataOfOthers(t *testing.T) {
 		{variant("a", nil), nothing, ""},
 		{
 			variant("a", map[string]string{"id_bounds.ids": "5,6,7"}),
-			variant("b", map[string]string{"id_bounds.ids": "6,5"}), "5,5,7",
+			variant("b", map[string]string{"id_bounds.ids": "6,5"}), "5,5,5",
 		},
 	} {
 		m, err := familyMetadata(&control.Family{
