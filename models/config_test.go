@@ -91,10 +91,16 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
+// TestConfigYAML: what is written of a configuration is that configuration, for instance a variant's.
 func TestConfigYAML(t *testing.T) {
-	for _, versions := range []string{"{latest: 2}", "all", "[3, 5]"} {
-		want, err := parseConfig("model.yaml",
-			[]byte(strings.Replace(everyKey, "{latest: 2}", versions, 1)))
+	for _, text := range []string{
+		everyKey,
+		strings.Replace(everyKey, "{latest: 2}", "all", 1),
+		strings.Replace(everyKey, "{latest: 2}", "[3, 5]", 1),
+		"warm_up: []\n",
+		"tables: [{name: users}, {}]\ngenerated: {seed: 3}\n",
+	} {
+		want, err := parseConfig("model.yaml", []byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,6 +193,7 @@ func TestParseConfigOfOtherShapes(t *testing.T) {
 			"rows_independent is not true",
 		"late: &x serve\nfamily: *x\n": "model.yaml:2: family: got an alias, expected text",
 		"null":                         "model.yaml:1: the document: got nothing",
+		"qos_target_ms: 1e-7":          `qos_target_ms: got "1e-7", expected at least 0.000001, a nano`,
 	} {
 		if _, err := parseConfig("model.yaml", []byte(yaml)); err == nil ||
 			!strings.Contains(err.Error(), want) {
@@ -293,7 +300,8 @@ func FuzzParseConfig(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := parseConfig("model.yaml", written); err != nil {
+		again, err := parseConfig("model.yaml", written)
+		if err != nil || !cmp.Equal(c, again) {
 			t.Fatalf("%q became %q: %v", data, written, err)
 		}
 	})

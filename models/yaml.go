@@ -317,9 +317,12 @@ func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64)
 func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration,
 	into *time.Duration) {
 	var ms float64
+	before := len(p.faults)
 	p.float(key, n, float64(largest/time.Millisecond), &ms)
 	if d := time.Duration(math.Round(ms * float64(time.Millisecond))); d > 0 {
 		*into = d
+	} else if len(p.faults) == before {
+		p.wrong(key, n, "at least 0.000001, a nanosecond")
 	}
 }
 
@@ -472,10 +475,10 @@ func (p *parser) measurement(key string, n *yaml.Node, m *Measurement) {
 // YAML encodes c in the form of a model.yaml. It leaves out settings with their zero value.
 func (c Config) YAML() ([]byte, error) {
 	type table struct {
-		Name    string `yaml:"name"`
-		Rows    int64  `yaml:"rows"`
-		Dim     int64  `yaml:"dim"`
-		Lookups int64  `yaml:"lookups"`
+		Name    string `yaml:"name,omitempty"`
+		Rows    int64  `yaml:"rows,omitempty"`
+		Dim     int64  `yaml:"dim,omitempty"`
+		Lookups int64  `yaml:"lookups,omitempty"`
 	}
 	type port struct {
 		Name     string          `yaml:"name"`
@@ -484,7 +487,7 @@ func (c Config) YAML() ([]byte, error) {
 		IDBounds []int64         `yaml:"id_bounds,omitempty,flow"`
 	}
 	type provenance struct {
-		Generator    string `yaml:"generator"`
+		Generator    string `yaml:"generator,omitempty"`
 		Architecture string `yaml:"architecture,omitempty"`
 		Scale        string `yaml:"scale,omitempty"`
 		Seed         uint64 `yaml:"seed"`
@@ -501,7 +504,7 @@ func (c Config) YAML() ([]byte, error) {
 		Merge            merge.Policy `yaml:"merge,omitempty"`
 		TF32             bool         `yaml:"tf32,omitempty"`
 		Late             LatePolicy   `yaml:"late,omitempty"`
-		WarmUp           []int        `yaml:"warm_up,omitempty,flow"`
+		WarmUp           *[]int       `yaml:"warm_up,omitempty,flow"`
 		Versions         any          `yaml:"versions,omitempty"`
 		Family           string       `yaml:"family,omitempty"`
 		Accuracy         float64      `yaml:"accuracy,omitempty"`
@@ -521,12 +524,14 @@ func (c Config) YAML() ([]byte, error) {
 		Merge:            c.Merge,
 		TF32:             c.TF32,
 		Late:             c.Late,
-		WarmUp:           c.WarmUp,
 		Family:           c.Family,
 		Accuracy:         c.Accuracy,
 		Score:            c.Score,
 		Metric:           c.Metric,
 		Generated:        (*provenance)(c.Generated),
+	}
+	if c.WarmUp != nil { // an empty list says that nothing runs
+		document.WarmUp = &c.WarmUp
 	}
 	if c.Measured != (Measurement{}) {
 		document.Measured = (*measurement)(&c.Measured)
