@@ -128,10 +128,12 @@ func (h *horizon) choose(s *shard) {
 		return
 	}
 	h.serveRisky(s)
-	for g := range h.groups {
-		h.groups[g].asked = h.asked(g)
-	}
-	for h.serveLost(s) {
+	if s.late.n > 0 {
+		for g := range h.groups {
+			h.groups[g].asked = h.asked(g)
+		}
+		for h.serveLost(s) {
+		}
 	}
 	h.serveHopeless(s)
 }
