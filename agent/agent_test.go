@@ -290,6 +290,14 @@ func (g *gate) open() {
 	}
 }
 
+// pass opens the gate for what comes next, and not for what is at it until held is closed.
+func (g *gate) pass() (held chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	held, g.wait = g.wait, nil
+	return held
+}
+
 func (g *gate) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
 	m, err := g.Executor.Load(ctx, v)
 	return gatedModel{m, g}, err

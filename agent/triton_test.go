@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +96,45 @@ func TestStream(t *testing.T) {
 	}
 	if held := sizes(a)["serve: bytes of queries"]; held != 0 {
 		t.Errorf("%d bytes of queries are held though all are answered", held)
+	}
+}
+
+// TestStreamedAnswersCount: the bytes of answers count while they wait for that of an earlier query
+// of their stream, and do not when the client has gone.
+func TestStreamedAnswersCount(t *testing.T) {
+	g := newGate()
+	config := testConfig(t)
+	config.Cores, config.Lanes = 2, 2
+	a := startAgent(t, config, g)
+	one, err := a.grpc.ModelInfer(t.Context(), identified("one", 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := a.grpc.ModelStreamInfer(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.close()
+	defer g.open()
+	if err := stream.Send(identified("first", 1)); err != nil {
+		t.Fatal(err)
+	}
+	<-g.entered
+	held := g.pass()
+	defer close(held)
+	for range 8 {
+		if err := stream.Send(identified("later", 100)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for want := 8 * len(one.RawOutputContents[0]); sizes(a)["serve: bytes of answers"] != want; {
+		goruntime.Gosched()
+	}
+	cancel()
+	for sizes(a)["serve: bytes of answers"] > 0 {
+		goruntime.Gosched()
 	}
 }
 

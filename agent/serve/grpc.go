@@ -455,19 +455,33 @@ func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
 // long as its connection is open, even after the call has ended, so sent starts a timeout that
 // closes the connection.
 func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
+	charge, err := s.counted(ctx, resp)
+	if err == nil {
+		s.sends(ctx, resp, charge)
+	}
+	return err
+}
+
+// counted counts the bytes of an answer that is to be sent, or releases it and returns an error.
+func (s *Server) counted(ctx context.Context, resp *oip.Response) (oip.Charge, error) {
+	charge := *oip.NewCharge(ctx, &s.answers)
+	if err := charge.AtLeast(resp.Bytes()); err != nil {
+		resp.Release()
+		return charge, err
+	}
+	return charge, nil
+}
+
+// sends is sent for an answer whose bytes charge counts.
+func (s *Server) sends(ctx context.Context, resp *oip.Response, charge oip.Charge) {
 	r := receiptOf(ctx)
 	if r == nil {
 		r = &receipt{Context: ctx, server: s}
 	}
-	r.charge = *oip.NewCharge(ctx, &s.answers)
-	if err := r.charge.AtLeast(resp.Bytes()); err != nil {
-		resp.Release()
-		return err
-	}
+	r.charge = charge
 	u := (*unsent)(r)
 	s.sending.begin(&u.timeout, s.config.SendTimeout, u)
 	resp.AlsoOnRelease(u)
-	return nil
 }
 
 // panicked logs a handler's panic with its stack, and returns the error for the client.

@@ -21,10 +21,10 @@ const mostStreamed = 64
 
 // An answered is a query of a stream with its answer, or its error.
 type answered struct {
-	id   string
-	req  *oip.Request // for the metrics; its inputs are released
-	resp *oip.Response
-	err  error
+	id     string
+	resp   *oip.Response
+	charge oip.Charge // counts the answer's bytes until it is sent
+	err    error
 }
 
 // ModelStreamInfer answers the queries of a stream, several at a time, in their order. A query that
@@ -81,13 +81,15 @@ func drop(order <-chan chan answered) {
 	for answer := range order {
 		if a := <-answer; a.resp != nil {
 			a.resp.Release()
+			a.charge.Only(0)
 		}
 	}
 }
 
-// streamed answers one query of a stream, with what a call of its own would do before and after.
+// streamed answers one query of a stream, with what a call of its own would do before and after. It
+// counts the answer's bytes, as the answer may wait for earlier ones, and for the client to read.
 func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
-	a.id, a.req = req.ID, req
+	a.id = req.ID
 	defer func() {
 		if p := recover(); p != nil {
 			a.err = s.panicked(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, p)
@@ -109,17 +111,21 @@ func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
 	arrival := time.Now()
 	ctx, span := s.traceCall(ctx, req, arrival)
 	a.resp, a.err = s.infer(ctx, req, arrival)
+	if a.err == nil {
+		if a.charge, a.err = s.counted(ctx, a.resp); a.err != nil {
+			a.resp = nil
+			s.unsendable(req, a.err)
+		}
+	}
 	endCall(span, a.err)
 	return a
 }
 
-// sendStreamed sends an answer, and counts its bytes until the connection has taken it.
+// sendStreamed sends an answer, whose bytes count until the connection has taken it.
 func (s service) sendStreamed(stream oip.InferStream, a answered) error {
 	if a.err == nil {
-		if a.err = s.sent(stream.Context(), a.resp); a.err == nil {
-			return stream.Send(a.resp)
-		}
-		s.unsendable(a.req, a.err)
+		s.sends(stream.Context(), a.resp, a.charge)
+		return stream.Send(a.resp)
 	}
 	return stream.SendError(a.id, status.Convert(outcome.GRPC(a.err)).Message())
 }
