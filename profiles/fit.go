@@ -27,6 +27,7 @@ const (
 	noiseMost          = 2
 	noiseReach         = 3 // bins to each side whose noise is taken as alike
 	priorDoubt         = 0.5
+	mostDoubt          = 1e6
 	floorShare         = 0.3  // of latency, as likely as not between none and twice that
 	lineMisfit         = 0.06 // how far from a line the truth is, as a standard deviation
 	robustLimit        = 3.0  // standard deviations from which on a bin has less say in the line
@@ -83,7 +84,11 @@ func (f *fit) estimate(l *Learner) {
 		if l.prior != nil {
 			relative = line[2] / (f.slope * f.slope)
 		}
-		f.doubt[i] = math.Sqrt(f.doubt[i]*f.doubt[i] + relative)
+		doubt := math.Sqrt(f.doubt[i]*f.doubt[i] + relative)
+		if !(doubt <= mostDoubt) { // also where so little is known that it is no number
+			doubt = mostDoubt
+		}
+		f.doubt[i] = doubt
 	}
 }
 

@@ -120,6 +120,9 @@ const (
 	changeLimit = 24.0
 	// The weight that evidence from before a change keeps.
 	changeDoubt = 0.1
+	// A bin with less evidence than this, in queries, loses no more. After 300 changes it would have
+	// none of which a mean could be told.
+	leastEvidence = 1e-6
 	// The logarithm of the largest factor that is adopted at once, 4.
 	changeJump = 2 * math.Ln2
 
@@ -363,7 +366,9 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 	}
 	counts := 1 - (1-changeDoubt)*a.queries/max(all, 1) // only the agent's own part loses weight
 	for i := range l.bins {
-		l.bins[i].scale(counts)
+		if l.bins[i].weight*counts >= leastEvidence {
+			l.bins[i].scale(counts)
+		}
 	}
 	a.queries = changed.queries
 	a.rise, a.fall = run{}, run{}

@@ -42,6 +42,14 @@ type agentJSON struct {
 	Seen     time.Time       `json:"seen"`
 }
 
+// Bounds of what is read. What is beyond them is written as the bound itself: one model with latencies
+// out of all proportion must not make the file of all models damaged.
+const (
+	leastLatency                        = 1e-9 // ms, the mean of a bin
+	mostNoise                           = 1e3
+	leastFactor, mostFactor, mostSpread = 1e-9, 1e9, 1e6
+)
+
 // MarshalJSON writes all evidence. It only leaves out the cumulative sums of the agents.
 func (l *Learner) MarshalJSON() ([]byte, error) {
 	j := learnerJSON{
@@ -52,13 +60,15 @@ func (l *Learner) MarshalJSON() ([]byte, error) {
 	for _, b := range l.bins {
 		if b.weight > 0 {
 			j.Bins = append(j.Bins, binJSON{
-				b.batch / b.weight, b.weight, b.latency / b.weight / 1e6,
-				math.Sqrt(b.square / b.weight),
+				b.batch / b.weight, b.weight,
+				min(max(b.latency/b.weight/1e6, leastLatency), ms(longest)),
+				min(math.Sqrt(b.square/b.weight), mostNoise),
 			})
 		}
 	}
 	for _, a := range l.agents {
-		j.Agents = append(j.Agents, agentJSON{a.name, a.factor, a.variance, a.queries, a.seen})
+		j.Agents = append(j.Agents, agentJSON{a.name, min(max(a.factor, leastFactor), mostFactor),
+			min(a.variance, mostSpread), a.queries, a.seen})
 	}
 	return json.Marshal(j)
 }
@@ -117,12 +127,13 @@ func readLearner(data []byte) (*Learner, error) {
 			return nil, fmt.Errorf("%s: the bin of batch size %v occurs twice", j.Key, b.Batch)
 		case !(b.Weight > 0 && b.Weight <= binMemory+1):
 			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
-		case !(b.Latency > 0 && b.Latency <= ms(longest)):
+		case !(b.Latency >= leastLatency && b.Latency <= ms(longest)):
 			return nil, fault("latency_ms", b.Latency,
-				fmt.Sprintf("above 0 and at most %v", ms(longest)))
-		case !(b.Noise >= 0 && b.Noise <= 1e3):
-			return nil, fault("noise", b.Noise, "0 to 1000")
+				fmt.Sprintf("%v to %v", leastLatency, ms(longest)))
+		case !(b.Noise >= 0 && b.Noise <= mostNoise):
+			return nil, fault("noise", b.Noise, fmt.Sprintf("0 to %v", mostNoise))
 		}
+		b.Weight = max(b.Weight, leastEvidence) // earlier versions wrote less
 		l.bins[i] = bin{
 			b.Weight, b.Weight * b.Batch, b.Weight * b.Latency * 1e6, b.Weight * b.Noise * b.Noise,
 		}
@@ -133,10 +144,10 @@ func readLearner(data []byte) (*Learner, error) {
 		case n > 0 && j.Agents[n-1].Name >= a.Name:
 			return nil, fmt.Errorf("%s: agent %q stands after %q, want ascending names", j.Key,
 				a.Name, j.Agents[n-1].Name)
-		case !(a.Factor >= 1e-9 && a.Factor <= 1e9):
+		case !(a.Factor >= leastFactor && a.Factor <= mostFactor):
 			return nil, fmt.Errorf("%s: agent %q: factor is %v, want 1e-9 to 1e9", j.Key, a.Name,
 				a.Factor)
-		case !(a.Variance >= 0 && a.Variance <= 1e6):
+		case !(a.Variance >= 0 && a.Variance <= mostSpread):
 			return nil, fmt.Errorf("%s: agent %q: variance is %v, want 0 to 1e6", j.Key, a.Name,
 				a.Variance)
 		case !(a.Queries >= 0 && a.Queries <= agentMemory+1):
