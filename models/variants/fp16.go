@@ -73,6 +73,9 @@ var (
 	toHalf  = onnx.Attribute{Name: "to", Value: int64(10)}
 )
 
+// wholeNumbers are the values of that attribute for integers of more than 8 bits, such as ids.
+var wholeNumbers = []int64{4, 5, 6, 7, 12, 13}
+
 // cast has a value of FP32 cast to FP16 for all who take it.
 func (h *halver) cast(value string) {
 	h.halves[value] = add(h.graph, &h.nodes, "Cast", value, []string{value}, toHalf)
@@ -99,6 +102,11 @@ func (h *halver) node(n onnx.Node) error {
 		return errors.New(describe(n,
 			"it computes with FP32, and is no operator that fp16 knows on a GPU"))
 	case n.Standard() && n.Op == "Cast":
+		to, _ := n.Attribute("to").(int64)
+		if takes && slices.Contains(wholeNumbers, to) {
+			return errors.New(describe(n,
+				"it makes whole numbers of FP32, which FP16 does not hold above 2048"))
+		}
 		if n.Attribute("to") == toFloat.Value {
 			n = onnx.Node{Op: n.Op, Name: n.Name, Inputs: n.Inputs, Outputs: n.Outputs,
 				Attributes: []onnx.Attribute{toHalf}}

@@ -361,6 +361,19 @@ func TestQuantizeFaults(t *testing.T) {
 		"other domain": {"fp16", func(m *onnx.Model) {
 			m.Nodes[0].Domain = "com.microsoft"
 		}, "MatMul the node of y: it computes with FP32, and is no operator that fp16 knows"},
+		// An id of 2049 would be 2048, and one above 65504 none.
+		"ids in floats": {"fp16", func(m *onnx.Model) {
+			m.Nodes[0].Outputs[0] = "h"
+			m.Nodes = append(m.Nodes,
+				onnx.Node{Op: "Cast", Inputs: []string{"x"}, Outputs: []string{"ids"},
+					Attributes: []onnx.Attribute{{Name: "to", Value: int64(7)}}},
+				onnx.Node{Op: "Gather", Inputs: []string{"w", "ids"}, Outputs: []string{"rows"}},
+				onnx.Node{Op: "ReduceSum", Inputs: []string{"rows", "axes"}, Outputs: []string{"sum"},
+					Attributes: []onnx.Attribute{{Name: "keepdims", Value: int64(0)}}},
+				onnx.Node{Op: "Add", Inputs: []string{"h", "sum"}, Outputs: []string{"y"}})
+			m.Initializers = append(m.Initializers, onnx.Initializer{Name: "axes",
+				DataType: tensor.Int64, Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 0, 0, 0, 0}})
+		}, "Cast the node of ids: it makes whole numbers of FP32, which FP16 does not hold above 2048"},
 		"nothing in FP32": {"fp16", func(m *onnx.Model) {
 			m.Inputs[0].DataType, m.Outputs[0].DataType = tensor.FP64, tensor.FP64
 			m.Initializers[0].DataType, m.Initializers[0].Shape = tensor.FP64, []int64{8, 8}
