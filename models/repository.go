@@ -645,6 +645,16 @@ func (m *model[M]) next() *version[M] {
 	return m.versions[best]
 }
 
+// changing reports whether versions that are to be loaded wait until their files stay the same.
+func (m *model[M]) changing() bool {
+	for _, v := range m.versions {
+		if !m.unloaded && !v.stable && !v.current() && !v.broken() && m.wants(v) {
+			return true
+		}
+	}
+	return false
+}
+
 // startNext answers the calls of Load whose versions are all loaded or have failed. Then it starts
 // the next load, unless one is in progress that is not slow yet. It returns true if no such load is
 // in progress afterwards.
@@ -662,6 +672,9 @@ func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 		}
 		v := m.next()
 		if v == nil {
+			if m.changing() {
+				continue // the next scans tell when they can be loaded
+			}
 			for _, req := range m.waiting {
 				req.done <- r.outcome(req)
 			}

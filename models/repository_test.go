@@ -741,6 +741,33 @@ func TestUnloadWhileLoading(t *testing.T) {
 	})
 }
 
+// TestLoadOfChangingFiles: a call of Load that waits for the load of another model goes on waiting
+// when its own model's files change meanwhile.
+func TestLoadOfChangingFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.placed = true
+		b.add("ncf/1", "wnd/1")
+		b.start()
+		b.onLoad(func(context.Context, *Version) error {
+			time.Sleep(5 * poll)
+			return nil
+		})
+		loaded := make(chan error, 2)
+		for _, model := range []string{"wnd", "ncf"} {
+			go func() { loaded <- b.Load(t.Context(), model) }()
+			synctest.Wait()
+		}
+		b.add("ncf/1") // the file changes
+		for range 2 {
+			if err := <-loaded; err != nil {
+				t.Error(err)
+			}
+		}
+		b.serves("ncf", 1)
+	})
+}
+
 func TestConfigChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
