@@ -3,19 +3,24 @@ package agent
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"regexp"
 	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
 )
 
 // leads waits until the agent leads.
@@ -247,4 +252,106 @@ func TestStatusOfPlacement(t *testing.T) {
 	_, err := control.NewControlClient(a.conn).Place(withKey(t.Context(), feedKey),
 		&control.PlaceRequest{Verb: "pause"})
 	wantCode(t, err, "PermissionDenied")
+}
+
+// TestSeesNoNeighbour: where models share agents, a client of one model is not told the names of its
+// neighbours, by any agent, and is told the prices and profiles of the lanes that its model has.
+func TestSeesNoNeighbour(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		ca := newTestCA(f)
+		guard, err := secure.Open(ca.agent("tester"), secure.Options{
+			Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.credentials = guard.PeerCredentials()
+		access := ca.write("access", "clients: {ads: {models: [wnd]}}\n")
+		variants, shares := f.variants(20*time.Millisecond, twins), sharesLanes("rm2:1x1+wnd:1x1")
+		var agents []*fleetAgent
+		for _, name := range []string{"a", "b"} {
+			agents = append(agents, f.start(variants, shares, func(a *Agent) {
+				a.config.Security = ca.agent(name)
+				a.config.Security.AccessFile = access
+			}))
+		}
+		f.settled(agents...)
+		leader := f.led(agents...)
+		set, stop := f.offers(agents...)
+		set("rm2", 20)
+		set("wnd", 20)
+		ads := map[*fleetAgent]*grpc.ClientConn{}
+		for _, a := range agents {
+			ads[a] = dialSecurely(f, a.host+":8001", ca.client("ads"), grpc.WithContextDialer(
+				func(ctx context.Context, to string) (net.Conn, error) {
+					return f.network.dial(ctx, "client", to)
+				}))
+			defer ads[a].Close()
+		}
+		ctx, cancel := context.WithCancel(f.Context())
+		defer cancel()
+		match, err := control.NewControlClient(ads[leader]).Match(ctx)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if err := match.Send(&control.GatewayMessage{
+			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+		}); err != nil {
+			f.Fatal(err)
+		}
+		var mu sync.Mutex
+		var told []string
+		go func() { // until ctx ends
+			for {
+				m, err := match.Recv()
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				told = append(told, m.String())
+				mu.Unlock()
+			}
+		}()
+		for _, a := range agents {
+			ctl := control.NewControlClient(ads[a])
+			f.eventually(time.Minute, func() string {
+				status, err := ctl.Status(f.Context(), &control.StatusRequest{})
+				if err != nil {
+					f.Fatal(err)
+				}
+				if text := status.String(); strings.Contains(text, "rm2") {
+					f.Fatalf("%s tells a client of wnd alone %s", a.host, text)
+				}
+				return ofWnd(status.GetView())
+			})
+		}
+		time.Sleep(5 * time.Second)
+		if sent, failed := stop(); len(failed) > 0 {
+			f.Errorf("%d of %d queries failed: %v", len(failed), sent, failed[0])
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if text := strings.Join(told, "\n"); len(told) < 10 || strings.Contains(text, "rm2") {
+			f.Errorf("the leader tells a client of wnd alone %s", text)
+		}
+	})
+}
+
+// ofWnd says which price or profile of the lanes of wnd is missing in a view; "": none.
+func ofWnd(v *control.View) string {
+	for _, m := range v.GetMembers() {
+		if len(m.GetParts()) != 2 {
+			return fmt.Sprintf("%s has the parts %v", m.GetName(), m.GetParts())
+		}
+		lanes := string(m.LaneTypeOf("wnd"))
+		if !slices.ContainsFunc(v.GetPrices(),
+			func(p *control.TypePrice) bool { return p.GetType() == lanes }) {
+			return fmt.Sprintf("no price of %s: %v", lanes, v.GetPrices())
+		}
+		if !slices.ContainsFunc(v.GetProfiles(),
+			func(p *control.Profile) bool { return p.GetType() == lanes }) {
+			return fmt.Sprintf("no profile of %s: %v", lanes, v.GetProfiles())
+		}
+	}
+	return ""
 }

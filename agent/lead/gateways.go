@@ -100,9 +100,9 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 			if m == nil {
 				continue
 			}
-			if g.mayQuery != nil {
-				m.Profiles = members.VisibleProfiles(m.Profiles,
-					func(model string) bool { return g.mayQuery(model) == nil })
+			if len(m.Profiles)+len(m.Prices) > 0 && g.mayQuery != nil &&
+				g.mayQuery("") != nil { // there may be models that its client may not query
+				members.Hide(m, func(model string) bool { return g.mayQuery(model) == nil })
 			}
 			if err := s.Send(m); err != nil {
 				return err

@@ -182,7 +182,7 @@ func (ms *Members) watchWhole(stream control.Control_WatchServer,
 		changed, led := ms.ViewChanged(), ms.config.Leading.Changed()
 		if v := ms.View(); v != last {
 			last = v
-			if err := stream.Send(Visible(ms.LoadedView(), sees)); err != nil {
+			if err := stream.Send(ms.Visible(ms.LoadedView(), sees)); err != nil {
 				return err
 			}
 		}

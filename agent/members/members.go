@@ -3,6 +3,8 @@ package members
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -99,6 +101,7 @@ type Config struct {
 type Members struct {
 	config Config
 	feed   feed
+	secret []byte // of this process alone, for aliases
 
 	selfChanged                 chan struct{} // of size 1: wakes tellSelf
 	membersChanged, viewChanged Broadcast
@@ -161,8 +164,9 @@ func New(config Config) *Members {
 		config: config, selfChanged: make(chan struct{}, 1),
 		others: map[names.AgentName]*other{}, strangers: map[names.AgentName]*other{},
 		failures: rate.NewLimiter(failuresPerSecond, describers),
-		profiles: map[names.TableKey]*control.Profile{},
+		profiles: map[names.TableKey]*control.Profile{}, secret: make([]byte, sha256.Size),
 	}
+	_, _ = rand.Read(ms.secret) // it never fails
 	ms.feed.members = ms
 	ms.own, ms.apart = ms.describeSelf()
 	return ms

@@ -1,52 +1,129 @@
 package members
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // This file removes models that a client may not query from messages to that client.
+//
+// Where models share an agent, the names of those beside a model are a part of its lanes' type,
+// which the client computes from the agent's parts and looks up in prices and profiles. So such
+// names are not removed but replaced by aliases, alike in all of one view. Aliases are of one
+// agent: no other agent could tell that client the same ones, so all types that name a neighbour
+// come to a client in views alone.
 
-// Visible returns v without the models for which sees returns false: v itself if it has none, else
-// a copy that shares the rest with v.
-func Visible(v *control.View, sees func(model string) bool) *control.View {
-	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
-	profiles := VisibleProfiles(v.GetProfiles(), sees)
-	releases := slices.DeleteFunc(slices.Clone(v.GetReleases()),
-		func(r *control.Release) bool { return !sees(r.GetModel()) })
-	if len(profiles) == len(v.GetProfiles()) && len(releases) == len(v.GetReleases()) &&
-		!slices.ContainsFunc(v.GetMembers(),
-			func(m *control.Member) bool {
-				return slices.ContainsFunc(m.GetModels(), hidden) ||
-					slices.ContainsFunc(m.GetLoadable(), hidden)
-			}) {
+// Visible returns v as a client may see it that may know of the models for which sees returns true;
+// sees("") reports whether it may know of all, and then Visible returns v itself. The result has
+// only those models, and aliases for the names of others. It lacks prices and profiles for lanes
+// that no member has. It shares with v what is the same in both.
+func (ms *Members) Visible(v *control.View, sees func(model string) bool) *control.View {
+	if sees("") {
 		return v
 	}
 	seen := &control.View{
-		Leadership: v.Leadership, Prices: v.Prices, Profiles: profiles, Loads: v.Loads,
-		AheadNs: v.AheadNs, Releases: releases,
+		Leadership: v.Leadership, Loads: v.Loads, AheadNs: v.AheadNs,
+		Releases: slices.DeleteFunc(slices.Clone(v.GetReleases()),
+			func(r *control.Release) bool { return !sees(r.GetModel()) }),
 	}
+	types := map[names.LaneType]names.LaneType{} // the types of the members' lanes, as they are seen
 	for _, m := range v.GetMembers() {
-		copied := proto.CloneOf(m)
-		copied.Models = slices.DeleteFunc(copied.Models, hidden)
-		copied.Loadable = slices.DeleteFunc(copied.Loadable, hidden)
-		seen.Members = append(seen.Members, copied)
+		shown := ms.visible(m, sees)
+		seen.Members = append(seen.Members, shown)
+		addTypes(types, m, shown)
+	}
+	for _, p := range v.GetPrices() {
+		if to, known := types[names.LaneType(p.GetType())]; known {
+			if string(to) != p.GetType() {
+				p = proto.CloneOf(p)
+				p.Type = string(to)
+			}
+			seen.Prices = append(seen.Prices, p)
+		}
+	}
+	for _, p := range visibleProfiles(v.GetProfiles(), sees) {
+		if to, known := types[p.Key().Type]; known {
+			if string(to) != p.GetType() {
+				p = &control.Profile{Model: p.Model, Type: string(to), Table: p.Table}
+			}
+			seen.Profiles = append(seen.Profiles, p)
+		}
 	}
 	return seen
 }
 
-// VisibleProfiles returns the profiles of models for which sees returns true: profiles itself if
-// that is all of them, else a new slice.
-func VisibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
-	hidden := func(p *control.Profile) bool {
+// visible is Visible for a member.
+func (ms *Members) visible(m *control.Member, sees func(model string) bool) *control.Member {
+	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
+	hides := func(p *control.Part) bool {
+		return slices.ContainsFunc(p.GetModels(), func(model string) bool { return !sees(model) })
+	}
+	if !slices.ContainsFunc(m.GetModels(), hidden) &&
+		!slices.ContainsFunc(m.GetLoadable(), hidden) &&
+		!slices.ContainsFunc(m.GetParts(), hides) {
+		return m
+	}
+	shown := proto.CloneOf(m)
+	shown.Models = slices.DeleteFunc(shown.Models, hidden)
+	shown.Loadable = slices.DeleteFunc(shown.Loadable, hidden)
+	for _, p := range shown.Parts {
+		for i, model := range p.Models {
+			if !sees(model) {
+				p.Models[i] = ms.alias(model)
+			}
+		}
+	}
+	return shown
+}
+
+// alias is the name under which this agent tells clients of a model that they may not query. The
+// secret keeps them from finding the name by trying names that it may have.
+func (ms *Members) alias(model string) string {
+	sum := hmac.New(sha256.New, ms.secret)
+	sum.Write([]byte(model))
+	return "hidden-" + hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+// addTypes adds to types those of m's lanes, with what the client makes of them who is shown the
+// member as shown.
+func addTypes(types map[names.LaneType]names.LaneType, m, shown *control.Member) {
+	add := func(from, to names.LaneType) {
+		types[from] = to
+		types[from.Own(m.AgentName())] = to.Own(m.AgentName())
+	}
+	add(m.LaneType(), shown.LaneType())
+	for i, part := range m.GetParts() {
+		for j, model := range part.GetModels() {
+			add(m.LaneTypeOf(model), shown.LaneTypeOf(shown.Parts[i].Models[j]))
+		}
+	}
+}
+
+// Hide removes from a leader's message to a client what it may not know of: sees is as in
+// [Members.Visible], and false for some model. The types of lanes that share an agent may name such
+// models. So profiles on them are removed, too, and all prices if one is of such a type: the client
+// would take the rest for all that there are.
+func Hide(m *control.MatchMessage, sees func(model string) bool) {
+	m.Profiles = slices.DeleteFunc(visibleProfiles(m.Profiles, sees),
+		func(p *control.Profile) bool { return p.Key().Type.IsShared() })
+	if slices.ContainsFunc(m.Prices, func(p *control.TypePrice) bool {
+		return names.LaneType(p.GetType()).IsShared()
+	}) {
+		m.Prices = nil
+	}
+}
+
+// visibleProfiles returns a new slice of the profiles of models for which sees returns true.
+func visibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
+	return slices.DeleteFunc(slices.Clone(profiles), func(p *control.Profile) bool {
 		name, _ := p.Key().Model.Split()
 		return !sees(name)
-	}
-	if !slices.ContainsFunc(profiles, hidden) {
-		return profiles
-	}
-	return slices.DeleteFunc(slices.Clone(profiles), hidden)
+	})
 }

@@ -268,7 +268,8 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	}
 	// The leader may know models that are not in the view, and decisions and layouts may name any
 	// model.
-	status.View, status.Decisions, status.Placement = members.Visible(view, sees), nil, nil
+	status.View = s.config.Members.Visible(view, sees)
+	status.Decisions, status.Placement = nil, nil
 	status.Models = slices.DeleteFunc(status.Models,
 		func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	status.Families = slices.DeleteFunc(status.Families,
