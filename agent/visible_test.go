@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -30,6 +31,27 @@ func (a *testAgent) leads() {
 	}
 }
 
+// request makes a REST request with an API key.
+func (a *testAgent) request(method, path, key string) (*http.Response, string) {
+	a.t.Helper()
+	req, err := http.NewRequestWithContext(a.t.Context(), method,
+		"http://"+a.addresses.HTTP+path, nil)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+key)
+	resp, err := a.http.Do(req)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
 // TestSeesOneModel: whatever a client of one model asks for shows it nothing of others, and those
 // that may see all do.
 func TestSeesOneModel(t *testing.T) {
@@ -38,7 +60,7 @@ func TestSeesOneModel(t *testing.T) {
 	config.Security.APIKeysFile = files.write("keys",
 		"ads: "+adsKey+"\nfeed: "+feedKey+"\nprometheus: scrape-scrape-scrape\n")
 	config.Security.AccessFile = files.write("access",
-		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}, prometheus: {control: "+
+		"clients: {ads: {models: [ncf, gone]}, feed: {models: ['*']}, prometheus: {control: "+
 			"[metrics]}}\n")
 	a := startAgent(t, config, emulated())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -125,6 +147,17 @@ func TestSeesOneModel(t *testing.T) {
 			}
 			if key == feedKey && seen == "" {
 				t.Errorf("%s: a client of all models sees only %s", name, got)
+			}
+		}
+	}
+	for _, request := range [][2]string{
+		{"GET", "/v2/models/gone"}, {"GET", "/v2/models/gone/ready"},
+		{"GET", "/v2/models/gone/config"}, {"POST", "/v2/models/gone/infer"},
+	} {
+		for key, want := range map[string]bool{adsKey: false, feedKey: true} {
+			resp, body := a.request(request[0], request[1], key)
+			if resp.StatusCode != http.StatusNotFound || others.MatchString(body) != want {
+				t.Errorf("%s for who has key %s: %d %s", request, key, resp.StatusCode, body)
 			}
 		}
 	}
@@ -354,4 +387,100 @@ func ofWnd(v *control.View) string {
 		}
 	}
 	return ""
+}
+
+// TestNotFoundListsNoOther: what a client is told of a model that it may query and nobody holds
+// lists only those that it may query, whichever agent and way it asks; and so do releases.
+func TestNotFoundListsNoOther(t *testing.T) {
+	for n := 1; n <= 2; n++ {
+		t.Run(fmt.Sprint(n, " agents"), func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				ca := newTestCA(f)
+				guard, err := secure.Open(ca.agent("tester"), secure.Options{
+					Logger: slog.New(slog.DiscardHandler),
+				})
+				if err != nil {
+					f.Fatal(err)
+				}
+				f.credentials = guard.PeerCredentials()
+				access := ca.write("access",
+					"clients: {ads: {models: [wnd, gone]}, feed: {models: ['*']}, "+
+						"ops: {models: [wnd, gone], control: [fleet]}}\n")
+				variants := f.variants(time.Millisecond, twins)
+				var agents []*fleetAgent
+				for i := range n {
+					agents = append(agents, f.start(variants, func(a *Agent) {
+						a.config.Security = ca.agent(fmt.Sprint("agent", i))
+						a.config.Security.AccessFile = access
+					}))
+				}
+				f.settled(agents...)
+				leader := f.led(agents...)
+				f.eventually(time.Minute, func() string {
+					for _, a := range agents {
+						if !a.server.Ready() {
+							return a.host + " is not ready"
+						}
+					}
+					return ""
+				})
+				if _, err := leader.ctl.SetRelease(f.Context(), &control.SetReleaseRequest{
+					Model: "rm2", Version: 1,
+				}); err != nil {
+					f.Fatal(err)
+				}
+				for _, client := range []string{"ads", "feed", "ops"} {
+					for _, a := range agents {
+						conn := dialSecurely(f, a.host+":8001", ca.client(client),
+							grpc.WithContextDialer(
+								func(ctx context.Context, to string) (net.Conn, error) {
+									return f.network.dial(ctx, "client", to)
+								}))
+						defer conn.Close()
+						for way, text := range f.ofGone(conn) {
+							want := client == "feed" || client == "ops" && way == "releases"
+							if strings.Contains(text, "rm2") != want {
+								f.Errorf("%s of %s: %s is told %s", way, a.host, client, text)
+							}
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// ofGone is what the agent at conn says of a model that nobody holds, and of all releases, by the
+// way in which it is asked.
+func (f *testFleet) ofGone(conn *grpc.ClientConn) map[string]string {
+	oip, ctl := inference.NewGRPCInferenceServiceClient(conn), control.NewControlClient(conn)
+	said := map[string]string{}
+	told := func(way string, answer fmt.Stringer, err error) {
+		if said[way] = answer.String(); err != nil {
+			said[way] = err.Error()
+		}
+	}
+	infer, err := oip.ModelInfer(f.Context(), asks("gone", 0))
+	told("query", infer, err)
+	infer, err = oip.ModelInfer(metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader,
+		control.Attempt{Gateway: 9, Sequence: 1, Attempt: 1}.String()), asks("gone", 0))
+	told("attempt", infer, err)
+	described, err := oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "gone"})
+	told("metadata", described, err)
+	config, err := oip.ModelConfig(f.Context(), &inference.ModelConfigRequest{Name: "gone"})
+	told("config", config, err)
+	released, err := ctl.Release(f.Context(), &control.ReleaseRequest{Model: "gone"})
+	told("release", released, err)
+	released, err = ctl.Release(f.Context(), &control.ReleaseRequest{})
+	told("releases", released, err)
+	stream, err := oip.ModelStreamInfer(f.Context())
+	if err != nil {
+		f.Fatal(err)
+	}
+	if err := stream.Send(asks("gone", 0)); err != nil {
+		f.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	told("stream", answer, err)
+	return said
 }

@@ -3,14 +3,20 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/models"
 )
 
 // Callers identify the caller of a call by the call's context: a client or agent that the guard
@@ -39,6 +45,42 @@ func (c Callers) MayQuery(ctx context.Context, model string) error {
 func (s *Server) sees(ctx context.Context) func(model string) bool {
 	c := Callers{s.config.Guard}
 	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
+}
+
+// unlisted returns err, with which the caller's call has ended. An error of a model that is not
+// there lists those that are; if the caller may not know of one of them, unlisted returns an error
+// without the list.
+func (s *Server) unlisted(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(err, models.ErrNotFound) &&
+		outcome.Of(err).Code != codes.NotFound {
+		return err
+	}
+	sees := s.sees(ctx)
+	if sees("") || !s.lists(err.Error(),
+		func(name string) bool { return name != "" && !sees(name) }) {
+		return err
+	}
+	bare := fmt.Errorf("%w: the model that is asked for, or this version of it",
+		models.ErrNotFound)
+	if errors.Is(err, outcome.ErrRefused) { // of an attempt
+		return asRefused(bare)
+	}
+	return bare
+}
+
+// lists reports whether a text has the name of a model or family that this agent knows and for
+// which hidden returns true.
+func (s *Server) lists(text string, hidden func(name string) bool) bool {
+	named := func(name string) bool { return hidden(name) && strings.Contains(text, name) }
+	for _, member := range s.config.Members.View().Members {
+		for _, m := range slices.Concat(member.Models, member.Loadable) {
+			if named(m.Name) || named(m.Family) {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(s.config.Worker.Repository().Index(),
+		func(status models.Status) bool { return named(status.Model) })
 }
 
 // Query counts a query of the caller, with the number of its bytes that are known so far. It

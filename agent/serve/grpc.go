@@ -401,7 +401,8 @@ func header(ctx context.Context, name string) string {
 	return ""
 }
 
-// interceptUnary gives errors their gRPC code, and turns a panic of a handler into an error.
+// interceptUnary gives errors their gRPC code, without names that the caller may not know, and turns
+// a panic of a handler into an error.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
@@ -411,7 +412,7 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	}()
 	resp, err = handle(ctx, req)
 	if err != nil {
-		return nil, outcome.GRPC(err)
+		return nil, outcome.GRPC(s.unlisted(ctx, err))
 	}
 	return resp, nil
 }

@@ -27,7 +27,7 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 		compare := s.comparing(req)
 		resp, err = s.config.Worker.Infer(ctx, req, arrival)
 		compare(resp, err)
-		return resp, err
+		return resp, s.unlisted(ctx, err)
 	}
 	defer req.Release()
 	model, version, target := s.asked(req.Model, req.Version)
@@ -36,7 +36,7 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target)
 	}
-	return resp, err
+	return resp, s.unlisted(ctx, err)
 }
 
 // comparing returns what takes the answer to a query that runs on this agent, to be compared with

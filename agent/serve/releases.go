@@ -2,19 +2,36 @@ package serve
 
 import (
 	"context"
+	"slices"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// Release returns what is released. The leader knows how canaries do; without one, an agent tells
-// what it knows.
+// Release returns what is released, of the models that the caller may query or release. The leader
+// knows how canaries do; without one, an agent tells what it knows.
 func (s controlService) Release(ctx context.Context, req *control.ReleaseRequest) (
 	*control.ReleaseResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	return byLeader(ctx, s, req, control.ControlClient.Release,
+	may := Callers{s.config.Guard}.MayQuery
+	if s.config.Guard.MayControl(ctx, secure.Fleet) {
+		may = func(context.Context, string) error { return nil }
+	}
+	if req.GetModel() != "" {
+		if err := may(ctx, req.GetModel()); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := byLeader(ctx, s, req, control.ControlClient.Release,
 		func() (*control.ReleaseResponse, error) { return s.config.Leading.Release(req.GetModel()) })
+	if err != nil {
+		return nil, err
+	}
+	resp.Releases = slices.DeleteFunc(resp.Releases, func(r *control.ReleaseState) bool {
+		return may(ctx, r.GetRelease().GetModel()) != nil
+	})
+	return resp, nil
 }
 
 // SetRelease promotes a version of a model, or rolls the model back.

@@ -66,7 +66,7 @@ func (s *Server) newREST() *rest {
 	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
 		r.mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
 			if err := h(w, req); err != nil {
-				writeError(w, err)
+				writeError(w, s.unlisted(req.Context(), err))
 			}
 		})
 	}

@@ -84,7 +84,7 @@ func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Tim
 	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
 		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival)
 	compare(resp, err)
-	return resp, err
+	return resp, s.unlisted(ctx, err)
 }
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request,
