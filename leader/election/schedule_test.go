@@ -49,8 +49,9 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) (agreed tim
 	}
 	w.run(chaos)
 
-	// Quiet: processes run or are down, and messages get through.
+	// Quiet: processes run or are down, and messages get through, also those that are on their way.
 	w.heal()
+	w.hasten()
 	w.loss = []float64{0, 0.1}[r.IntN(2)]
 	w.delay = min(w.delay, 50*time.Millisecond)
 	w.lastAt = [8][8]time.Duration{}
