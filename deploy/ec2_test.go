@@ -47,6 +47,45 @@ func TestReturn(t *testing.T) {
 	}
 }
 
+// TestSecretsAreTriedAgain: the service of the secrets does not fail where a try does, and ends once one
+// succeeds. Before systemd 254 muster.service would not start after a failure, whatever Restart= says.
+func TestSecretsAreTriedAgain(t *testing.T) {
+	unit := read(t, "ec2/muster-secrets.service")
+	setting := func(key string) string {
+		found := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindStringSubmatch(unit)
+		if found == nil {
+			return ""
+		}
+		return found[1]
+	}
+	if again := setting("Restart"); again != "" || setting("TimeoutStartSec") != "infinity" ||
+		setting("Type") != "oneshot" || setting("Before") != "muster.service" {
+		t.Errorf("the service of the secrets has Restart=%s, or another type, time or order:\n%s",
+			again, unit)
+	}
+	dir := t.TempDir()
+	script := filepath.Join(dir, "secrets.sh")
+	for name, text := range map[string]string{
+		"secrets.sh": `echo >>"$DIR/tries"; [ "$(wc -l <"$DIR/tries")" -ge 3 ]`,
+		"sleep":      `exit 0`,
+	} {
+		err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	line := strings.ReplaceAll(setting("ExecStart"), "/usr/lib/muster/secrets.sh", script)
+	// systemd's quotes and a shell's are the same here.
+	cmd := exec.Command("/bin/sh", "-c", line)
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "DIR="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", line, err, out)
+	}
+	if tries := read(t, filepath.Join(dir, "tries")); len(tries) != 3 {
+		t.Errorf("%d tries, want 3", len(tries))
+	}
+}
+
 // TestEC2Files: what a reader of docs/ec2.md is given can be read by what it is for, and fits
 // together.
 func TestEC2Files(t *testing.T) {

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Brings the fleet's key of gossip and the agent's certificate from SSM's Parameter Store into memory
 # (muster-secrets.service), for muster.service, which reads them as the group muster-keys. The
-# machine's role may read these three parameters alone (worker-policy.json).
+# machine's role may read these three parameters alone (worker-policy.json). It fails if one of them
+# cannot be had, and the service tries again.
 set -eu
 
 metadata=http://169.254.169.254/latest
-token=$(curl --silent --fail --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" \
-  "$metadata/api/token")
-ask() { curl --silent --fail --header "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }
+get() { curl --silent --show-error --fail --max-time 10 "$@"; } # nothing else bounds a try
+token=$(get --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" "$metadata/api/token")
+ask() { get --header "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }
 
 fleet=$(ask tags/instance/muster:fleet)
 AWS_REGION=$(ask placement/region)
