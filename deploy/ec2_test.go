@@ -163,8 +163,47 @@ func TestEC2Files(t *testing.T) {
 	for _, name := range []string{
 		"return.sh", "secrets.sh", "muster-secrets.service", "rented.conf",
 	} {
-		if read(t, "ec2/"+name); !strings.Contains(image, "/tmp/ec2/"+name) {
+		if read(t, "ec2/"+name); !strings.Contains(image, " ec2/"+name) {
 			t.Errorf("the image lacks %s", name)
 		}
+	}
+}
+
+// TestImageUploads: Packer uploads a folder only into one that exists, and what is as large as models
+// not into /tmp, which is memory on Amazon Linux 2023.
+func TestImageUploads(t *testing.T) {
+	image := read(t, "ec2/muster.pkr.hcl")
+	made, folders := map[string]bool{}, 0
+	for _, text := range strings.Split(image, "  provisioner ")[1:] {
+		for _, found := range regexp.MustCompile(`mkdir -p ([^"&]*)`).FindAllStringSubmatch(text, -1) {
+			for _, dir := range strings.Fields(found[1]) {
+				for ; dir != "/"; dir = filepath.Dir(dir) {
+					made[dir] = true
+				}
+			}
+		}
+		if !strings.HasPrefix(text, `"file"`) {
+			continue
+		}
+		from := regexp.MustCompile(`source += (.*)`).FindStringSubmatch(text)
+		to := regexp.MustCompile(`destination += "(.*)"`).FindStringSubmatch(text)
+		if from == nil || to == nil {
+			t.Fatalf("no source or destination in %s", text)
+		}
+		if strings.HasPrefix(to[1], "/tmp/") {
+			t.Errorf("%s is uploaded into memory, %s", from[1], to[1])
+		}
+		if dir := filepath.Dir(to[1]); !made[dir] { // "a" of "a/"
+			t.Errorf("%s is uploaded into %s, which nothing has made", from[1], dir)
+		}
+		if !strings.HasSuffix(from[1], `/"`) {
+			continue
+		}
+		if folders++; !strings.HasSuffix(to[1], "/") {
+			t.Errorf("the folder %s is uploaded to %s, want a slash at its end", from[1], to[1])
+		}
+	}
+	if folders != 2 {
+		t.Errorf("%d folders are uploaded, want 2", folders)
 	}
 }

@@ -39,31 +39,38 @@ source "amazon-ebs" "muster" {
 
 build {
   sources = ["source.amazon-ebs.muster"]
+  # A folder is uploaded only into one that exists. /tmp, which is in memory, is too small for models.
+  provisioner "shell" {
+    inline = ["mkdir -p /var/tmp/muster/ec2 /var/tmp/muster/models"]
+  }
   provisioner "file" {
     source      = var.rpm
-    destination = "/tmp/muster.rpm"
+    destination = "/var/tmp/muster/muster.rpm"
   }
   provisioner "file" {
     source      = "${path.root}/"
-    destination = "/tmp/ec2"
+    destination = "/var/tmp/muster/ec2/"
   }
   provisioner "file" {
     source      = var.ca
-    destination = "/tmp/ca.crt"
+    destination = "/var/tmp/muster/ca.crt"
   }
   provisioner "file" {
     source      = "${var.models}/"
-    destination = "/tmp/models"
+    destination = "/var/tmp/muster/models/"
   }
   provisioner "shell" {
     inline = [
-      "sudo dnf install -y /tmp/muster.rpm",
+      "cd /var/tmp/muster",
+      "sudo dnf install -y ./muster.rpm",
       "sudo systemctl disable muster",
-      "sudo install -D -m 0755 -t /usr/lib/muster /tmp/ec2/return.sh /tmp/ec2/secrets.sh",
-      "sudo install -D -m 0644 -t /etc/systemd/system /tmp/ec2/muster-secrets.service",
-      "sudo install -D -m 0644 -t /etc/systemd/system/muster.service.d /tmp/ec2/rented.conf",
-      "sudo install -m 0640 -g muster-keys /tmp/ca.crt /etc/muster/ca.crt",
-      "sudo mkdir -p /var/lib/muster && sudo cp -r /tmp/models /var/lib/muster/models",
+      "sudo install -D -m 0755 -t /usr/lib/muster ec2/return.sh ec2/secrets.sh",
+      "sudo install -D -m 0644 -t /etc/systemd/system ec2/muster-secrets.service",
+      "sudo install -D -m 0644 -t /etc/systemd/system/muster.service.d ec2/rented.conf",
+      "sudo install -m 0640 -g muster-keys ca.crt /etc/muster/ca.crt",
+      "sudo mkdir -p /var/lib/muster && sudo mv -T models /var/lib/muster/models",
+      "sudo chown -R root:root /var/lib/muster/models",
+      "cd / && rm -r /var/tmp/muster",
     ]
   }
 }
