@@ -1,6 +1,6 @@
 // The page: it opens the stream, and has each panel draw what comes.
 
-import { ranges, ratePlot } from "./charts.js";
+import { ranges, ratePlot, source } from "./charts.js";
 import { byId, choices, el, label, say, shape, table } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { count, dollars, percent, span, wanted } from "./format.js";
@@ -8,7 +8,7 @@ import { Matching } from "./matching.js";
 import { forgetColours } from "./paint.js";
 import { Events, Families, Models, Money, Profiles } from "./panels.js";
 import { curl, infer } from "./sample.js";
-import { sentence, State } from "./state.js";
+import { coarser, sentence, State } from "./state.js";
 import { said, Stream } from "./stream.js";
 
 const state = new State();
@@ -79,6 +79,7 @@ for (const panel of document.querySelectorAll("[data-panel]")) {
 const rangeChoice = choices(byId("ranges"), (key) => {
   view.range = key;
   rate?.show();
+  panelTable("load", loadTable);
 });
 rangeChoice.set(Object.keys(ranges).map((r) => [r, r, "The last " + r]), view.range);
 
@@ -130,16 +131,12 @@ function hero() {
 }
 
 function loadTable() {
-  const s = ranges[view.range].seconds > 600 ? state.minutes : state.seconds;
-  const c = s.columns;
-  const every = s.step === 1 ? 15 : 1;
-  const rows = [];
-  for (let i = s.length - 1; i >= 0 && rows.length < 240; i -= every) {
-    if (c.rate[i] === null || view.now() - s.second[i] > ranges[view.range].seconds) continue;
-    rows.push([view.now() - s.second[i] < 2 ? "now" : span(view.now() - s.second[i]) + " ago", count(c.rate[i]), count(c.limit[i]),
-      c.limit[i] > 0 ? percent(c.rate[i] / c.limit[i]) : "–", count(c.answered[i]), count(c.late[i]), count(c.failed[i])]);
-  }
-  return table("Rate beside the fluid limit", ["when", "queries/s", "limit", "of it", "answered", "late", "failed"], rows);
+  const { series, seconds, row, now } = source(state, view.range, view.now());
+  const rows = coarser(series, row, now - seconds).map((r) => [
+    span(now - r.second) + " ago", count(r.rate), count(r.limit), r.limit > 0 ? percent(r.rate / r.limit) : "–",
+    count(r.answered), count(r.late), count(r.failed)]);
+  return table("Rate beside the fluid limit, by " + (row < 60 ? row + " s" : row / 60 + " min"),
+    ["from", "queries/s", "limit", "of it", "answered", "late", "failed"], rows);
 }
 
 // offer shows how to send a query, while nobody does.

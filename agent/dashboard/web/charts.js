@@ -5,11 +5,12 @@ import { axis, count, dollars, milliseconds, percent, span, target } from "./for
 import { colour, faded, font } from "./paint.js";
 import { ticks } from "./scale.js";
 
-// ranges are the times that the rate can be shown of: seconds, distance of labels and where narrow.
+// ranges are the times that the rate can be shown of: seconds, distance of labels and where narrow, and
+// of how many seconds a row of the table is.
 export const ranges = {
-  "10 min": { seconds: 600, every: 120, narrow: 300 },
-  "1 h": { seconds: 3600, every: 600, narrow: 1800 },
-  "24 h": { seconds: 86400, every: 14400, narrow: 43200 },
+  "10 min": { seconds: 600, every: 120, narrow: 300, row: 15 },
+  "1 h": { seconds: 3600, every: 600, narrow: 1800, row: 60 },
+  "24 h": { seconds: 86400, every: 14400, narrow: 43200, row: 600 },
 };
 
 // before writes how long ago a time is, for an axis.
@@ -158,7 +159,7 @@ const highest = (column, from) => {
 const shown = (d) => Math.max(0, d.x.findIndex((s) => s >= d.now - d.seconds));
 
 // source is what a range shows of a state: the series and its time.
-function source(state, range, now) {
+export function source(state, range, now) {
   const r = ranges[range];
   return { ...r, series: r.seconds > 600 ? state.minutes : state.seconds, now };
 }

@@ -99,16 +99,38 @@ function minuteOf(seconds, start) {
     if (seconds.second[i] < start + 60) at.push(i);
   }
   if (!at.length) return null;
-  const of = (column) => at.map((i) => column[i]).filter((x) => typeof x === "number");
-  const row = {};
-  for (const n of ["answered", "late", "failed"]) row[n] = total(of(seconds.columns[n]));
-  for (const n of ["rate", "limit", "allowable", "price", "busy"]) row[n] = mean(of(seconds.columns[n]));
-  for (const n of ["waiting", "waiting_late"]) row[n] = most(of(seconds.columns[n]));
+  const of = picks(at);
   const models = [...seconds.models].filter(([, m]) => at.some((i) => m.answered[i] !== null)).map(([key, m]) => [key, {
     answered: total(of(m.answered)), late: total(of(m.late)), failed: total(of(m.failed)),
     p50_ms: most(of(m.p50_ms)), p99_ms: most(of(m.p99_ms)),
   }]);
-  return [start, row, models];
+  return [start, joined(seconds, at), models];
+}
+
+// picks returns the known numbers of a column at some places.
+const picks = (at) => (column) => at.map((i) => column[i]).filter((x) => typeof x === "number");
+
+// joined is the rows at some places of a series as one.
+function joined(series, at) {
+  const of = picks(at);
+  const row = {};
+  for (const n of ["answered", "late", "failed"]) row[n] = total(of(series.columns[n]));
+  for (const n of ["rate", "limit", "allowable", "price", "busy"]) row[n] = mean(of(series.columns[n]));
+  for (const n of ["waiting", "waiting_late"]) row[n] = most(of(series.columns[n]));
+  return row;
+}
+
+// coarser is what a series has from a second on in rows of so many seconds, the latest first: each its
+// first second and its numbers. Rows of which nothing is known are left out.
+export function coarser(series, seconds, from) {
+  const places = new Map(); // by first second
+  for (let i = series.length - 1; i >= 0; i--) {
+    const start = series.second[i] - (series.second[i] % seconds);
+    if (start < from) break;
+    if (!places.has(start)) places.set(start, []);
+    places.get(start).push(i);
+  }
+  return [...places].map(([start, at]) => ({ second: start, ...joined(series, at) })).filter((row) => row.rate !== null);
 }
 
 const total = (all) => all.reduce((a, b) => a + b, 0);

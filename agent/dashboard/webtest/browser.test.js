@@ -260,7 +260,14 @@ describe("the page", { skip: missing() }, () => {
       }
       assert.deepEqual(await axe(page), [], "with tables");
       await page.click("#matching .asTable");
-      for (const range of ["1 h", "24 h"]) await page.click(`#ranges button[data-key="${range}"]`);
+      await page.click('[data-panel="load"] .asTable');
+      for (const [range, first, last] of [["10 min", /^0:\d\d ago$/, /^9:\d\d ago$/], ["1 h", /^[01]:\d\d ago$/, /^59:\d\d ago$/],
+        ["24 h", /^\d:\d\d ago$/, /^23 h 5\d min ago$/]]) {
+        await page.click(`#ranges button[data-key="${range}"]`);
+        const times = await page.locator('[data-panel="load"] tbody th').allTextContents();
+        assert.match(times[0], first, range);
+        assert.match(times.at(-1), last, range);
+      }
       await page.click('#rainmodels button[data-key="rm2/1"]');
       await settle(page);
       assert.deepEqual(page.faults, []);

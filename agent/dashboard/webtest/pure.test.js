@@ -6,7 +6,7 @@ import { test } from "node:test";
 import * as format from "../web/format.js";
 import { curl, infer } from "../web/sample.js";
 import { Bins, binsOf, height, ticks, tileSize } from "../web/scale.js";
-import { sentence, Series, State, title, Window } from "../web/state.js";
+import { coarser, sentence, Series, State, title, Window } from "../web/state.js";
 import { story } from "../web/story.js";
 import { Parser, patience, silence, Stream } from "../web/stream.js";
 import { binOf, fixtures } from "./fixtures.js";
@@ -107,6 +107,25 @@ test("history of the past joins what is there", () => {
   assert.deepEqual(s.columns.rate, [5, 6, null, 8]);
   assert.deepEqual(s.models.get("a/1").answered, [1, 2, 3, null]);
   assert.equal(s.models.size, 1);
+});
+
+test("a day's table has all of the day, in rows of ten minutes", () => {
+  const s = new Series(60, 1440);
+  for (let m = 0; m < 1440; m++) {
+    if (m >= 600 && m < 620) continue; // nothing was heard
+    s.add(6000 + 60 * m, { rate: m % 10, limit: m === 7 ? 100 : null, answered: 2, late: 1, failed: 0, waiting: m }, []);
+  }
+  const rows = coarser(s, 600, 6000);
+  assert.equal(rows.length, 142);
+  assert.equal(rows[0].second, 6000 + 60 * 1430);
+  const first = rows.at(-1);
+  assert.equal(first.second, 6000);
+  assert.equal(first.rate, 4.5);
+  assert.equal(first.limit, 100);
+  assert.deepEqual([first.answered, first.late, first.failed, first.waiting], [20, 10, 0, 9]);
+  assert.equal(rows.at(-2).limit, null);
+  assert.deepEqual(coarser(s, 600, 6001).at(-1).second, 6600, "a row is shown whole or not at all");
+  assert.deepEqual(coarser(new Series(1, 5), 15, 0), []);
 });
 
 test("the map is of the last minute", () => {
