@@ -2,6 +2,7 @@ package sim
 
 import (
 	"iter"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -118,38 +119,21 @@ func replan(t *testing.T, seed uint64, m Model, running plan.Configuration, p *p
 	const steady = 11_000
 	monitor := profiles.NewMonitor()
 	changesAt := time.Duration(steady / rate * float64(time.Second))
-	arrivals := func(rate float64) workload.Arrivals {
-		a, err := workload.ParseArrivals("poisson", rate)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
-	}
-	queries, err := workload.Phases(
-		2*seed,
-		workload.Phase{
-			Duration: changesAt,
-			Arrivals: arrivals(rate),
-			Loads:    []workload.Load{{Model: m.Name, Share: 1, BatchSizes: m.BatchSizes}},
-		},
-		workload.Phase{
-			Duration: time.Hour,
-			Arrivals: arrivals(rate * times),
-			Loads:    []workload.Load{{Model: m.Name, Share: 1, BatchSizes: sizes}},
-		},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	arriving := StreamOf("poisson", Phase{changesAt, 1}, Phase{time.Hour, times})
 	cfg := &Config{
 		Models: []Model{
 			m,
 		}, Pool: (&Evaluator{Types: PaperTypes()}).Pool(running), Rate: rate, Queries: 100_000,
 		Seed:     seed,
 		Deadline: 10 * m.QoSTarget,
-		Stream: func(*Config) (iter.Seq[workload.Query], error) {
+		Stream: func(c *Config) (iter.Seq[workload.Query], error) {
+			queries, err := arriving(c)
+			later := rand.New(rand.NewPCG(seed, 3)) // 1 and 2 are the stream's
 			return func(yield func(workload.Query) bool) {
 				for q := range queries {
+					if q.At >= changesAt {
+						q.BatchSize = sizes.Draw(later)
+					}
 					if err := monitor.Observe(q.BatchSize, time.Unix(0, 0).Add(q.At)); err != nil {
 						t.Error(err)
 						return
@@ -174,7 +158,7 @@ func replan(t *testing.T, seed uint64, m Model, running plan.Configuration, p *p
 						return
 					}
 				}
-			}, nil
+			}, err
 		},
 	}
 	if _, err := Run(t.Context(), cfg); err != nil {

@@ -80,43 +80,6 @@ func newChooser(loads []Load) (func(*rand.Rand) *Load, error) {
 	return func(r *rand.Rand) *Load { return &loads[table.draw(r)] }, nil
 }
 
-// A Phase is a part of a workload that changes over time.
-type Phase struct {
-	Duration time.Duration // > 0; queries from Duration on belong to the next phase
-	Arrivals Arrivals
-	Loads    []Load
-}
-
-// Phases returns a stream that goes through the phases in order and ends with the last.
-func Phases(seed uint64, phases ...Phase) (iter.Seq[Query], error) {
-	streams := make([]iter.Seq[Query], len(phases))
-	for i, p := range phases {
-		if p.Duration <= 0 {
-			return nil, fmt.Errorf("phase %d: duration %v, want more than 0", i+1, p.Duration)
-		}
-		s, err := Queries(seed+uint64(i), p.Arrivals, p.Loads...)
-		if err != nil {
-			return nil, fmt.Errorf("phase %d: %w", i+1, err)
-		}
-		streams[i] = s
-	}
-	return func(yield func(Query) bool) {
-		var start time.Duration
-		for i, s := range streams {
-			for q := range s {
-				if q.At >= phases[i].Duration {
-					break
-				}
-				q.At += start
-				if !yield(q) {
-					return
-				}
-			}
-			start += phases[i].Duration
-		}
-	}, nil
-}
-
 // list joins names for an error message.
 func list(names []string) string {
 	if len(names) == 1 {

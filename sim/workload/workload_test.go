@@ -95,40 +95,6 @@ func TestQueriesAreReproducible(t *testing.T) {
 	}
 }
 
-func TestPhases(t *testing.T) {
-	small, err := Fixed(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Phases(1,
-		Phase{time.Second, arrivals(t, "constant", 10), []Load{{"m", 1, Trace()}}},
-		Phase{2 * time.Second, arrivals(t, "constant", 100), []Load{{"m", 1, small}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	qs := slices.Collect(s)
-	late := 0
-	for i, q := range qs {
-		if i > 0 && q.At < qs[i-1].At {
-			t.Fatalf("query %d arrives at %v, after one at %v", i, q.At, qs[i-1].At)
-		}
-		if q.At >= time.Second {
-			late++
-			if q.BatchSize != 1 {
-				t.Fatalf("query of size %d in the second phase, want 1", q.BatchSize)
-			}
-		}
-	}
-	if late != 199 || len(qs)-late != 9 { // one that arrives when a phase ends is not in it
-		t.Errorf("%d queries in the first phase and %d in the second, want 9 and 199", len(qs)-late,
-			late)
-	}
-	if _, err := Phases(1, Phase{0, arrivals(t, "constant", 10), []Load{{"m", 1, small}}}); err ==
-		nil {
-		t.Error("a phase without duration is no error")
-	}
-}
-
 func TestTraceFile(t *testing.T) {
 	f, err := ReadTraceFile("t.csv",
 		strings.NewReader(
