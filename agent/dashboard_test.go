@@ -28,6 +28,7 @@ type shown struct {
 	beat struct {
 		Second uint64
 		Rate   float64
+		Price  float64
 		Lanes  struct {
 			Busy []float64 `json:"busy"`
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,7 +96,8 @@ func testRenting(t *testing.T, text string, test func(*rentedFleet)) {
 		r.cloud = &cloudtest.Provider{
 			Fleet: "test", Lag: time.Second, Boots: 2 * time.Second, Zones: []string{"a", "b"},
 			Prices: map[rent.Kind]float64{kindOf("r5n.large"): 0.149, kindOf("g4dn.xlarge"): 0.526,
-				kindOf("c5n.2xlarge"): 0.432, kindOf("t3.xlarge"): 0.1664},
+				// the catalogue says 0.1664
+				kindOf("c5n.2xlarge"): 0.432, kindOf("t3.xlarge"): 0.125},
 			Start: r.boot,
 		}
 		go func() { // the only one that starts agents
@@ -375,6 +377,36 @@ func TestRentingRefuses(t *testing.T) {
 			r.Errorf("version %d after, %d before, %v", after.Desired.Version, now.Desired.Version,
 				err)
 		}
+	})
+}
+
+// TestRentedPrice: what the page says that the fleet costs has of a rented machine what is paid for it,
+// not what its type costs by the catalogue.
+func TestRentedPrice(t *testing.T) {
+	testRenting(t, rentPolicy, func(r *rentedFleet) {
+		leader := r.led(r.keepers...)
+		var costs atomic.Uint64
+		stop := watchPage(r.testFleet, others(r.keepers, leader)[0], func(s *shown) {
+			costs.Store(math.Float64bits(s.beat.Price))
+		})
+		defer stop()
+		cost := func(want float64) {
+			r.Helper()
+			r.eventually(time.Minute, func() string {
+				if got := math.Float64frombits(costs.Load()); math.Abs(got-want) > 1e-6 {
+					return fmt.Sprintf("the fleet costs $%v/hr, want $%v", got, want)
+				}
+				return ""
+			})
+		}
+		keepers := 0.0
+		for _, k := range r.keepers {
+			keepers += k.members.Own().GetPriceUsdPerHour()
+		}
+		cost(keepers)
+		r.want(leader, map[string]uint32{"t3.xlarge": 2})
+		r.exact(time.Minute, leader, map[string]uint32{"t3.xlarge": 2})
+		cost(keepers + 2*0.125)
 	})
 }
 

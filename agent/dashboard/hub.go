@@ -653,7 +653,7 @@ func (h *Hub) alone() *control.PulseMessage {
 	fleet := h.fleet
 	if fleet.GetLeaderless() != why || h.viewed == nil ||
 		!slices.Equal(h.viewed.GetMembers(), view.GetMembers()) {
-		fleet = control.NewFleet(view, nil)
+		fleet = control.NewFleet(view, nil, nil)
 		fleet.Leaderless = why
 		h.without++
 		// in the upper half of an epoch's revisions: a leader's are in the lower

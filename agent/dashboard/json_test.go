@@ -60,7 +60,7 @@ func bigBeat(t testing.TB) *control.PulseMessage {
 		}
 		v.Members = append(v.Members, m)
 	}
-	f := control.NewFleet(v, nil)
+	f := control.NewFleet(v, nil, nil)
 	f.Revision = 1<<20 | 1
 	b := &control.Beat{Fleet: f.Revision, Epoch: 1, ShotWeight: 7, Row: &control.Row{
 		Beats: 1, Rate: 5000, Limit: 7000.5, Answered: 5000,

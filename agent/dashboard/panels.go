@@ -79,7 +79,7 @@ func (d *Dashboard) profiles(w http.ResponseWriter, req *http.Request) {
 		writeError(w, http.StatusForbidden, "this client may not query the model")
 		return
 	}
-	fleet := control.NewFleet(view, nil)
+	fleet := control.NewFleet(view, nil, nil)
 	out := profilesJSON{Models: []modelProfilesJSON{}}
 	shown := 0
 	for _, m := range fleet.GetModels() {

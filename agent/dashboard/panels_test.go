@@ -49,7 +49,7 @@ func TestProfilesOfParts(t *testing.T) {
 	learned(of.Own("a"), 3*time.Millisecond)
 
 	d := New(Config{Library: profiles.ShippedLibrary()})
-	shown := d.profilesOf(view, control.NewFleet(view, nil).Models[0])
+	shown := d.profilesOf(view, control.NewFleet(view, nil, nil).Models[0])
 	if len(shown) != 2 || shown[0].Agent != "" || shown[1].Agent != "a" {
 		t.Fatalf("got %+v, want the type's and the agent's own", shown)
 	}

@@ -111,7 +111,7 @@ func (w *world) names() (all []names.AgentName) {
 
 // beat returns what the term of a leader tells its hub each second.
 func (w *world) beat(answered uint64) *control.PulseMessage {
-	f := control.NewFleet(w.view(), nil)
+	f := control.NewFleet(w.view(), nil, nil)
 	f.Revision = f.Leadership.GetEpoch()<<20 | 1
 	b := &control.Beat{
 		Fleet: f.Revision, Epoch: f.Leadership.GetEpoch(), ShotWeight: 2, Within: 0.99,

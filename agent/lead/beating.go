@@ -42,6 +42,7 @@ type beating struct {
 	fleet    *control.Fleet
 	members  []*control.Member  // that fleet is of
 	factors  map[string]float64 // that fleet is of
+	paid     map[string]float64 // that fleet is of
 	models   map[names.ModelKey]int
 	types    map[string]int
 	offsets  map[names.AgentName]int // of an agent's first lane
@@ -178,7 +179,7 @@ func (s *beating) make(x second) *control.PulseMessage {
 	return out
 }
 
-// describe makes the fleet anew if members, leadership or factors have changed.
+// describe makes the fleet anew if members, leadership, factors or what is paid have changed.
 func (s *beating) describe(g *leader.Glance) {
 	view := s.term.leader.fleet.View()
 	factors := map[string]float64{}
@@ -188,13 +189,18 @@ func (s *beating) describe(g *leader.Glance) {
 		}
 	}
 	leadership := s.term.leader.Leadership()
+	var paid map[string]float64
+	if r := s.term.leader.config.Renting; r != nil {
+		paid = r.Paid()
+	}
 	if s.fleet != nil && slices.Equal(s.members, view.GetMembers()) &&
-		maps.Equal(s.factors, factors) && proto.Equal(s.fleet.Leadership, leadership) {
+		maps.Equal(s.factors, factors) && maps.Equal(s.paid, paid) &&
+		proto.Equal(s.fleet.Leadership, leadership) {
 		return
 	}
-	s.members, s.factors = view.GetMembers(), factors
+	s.members, s.factors, s.paid = view.GetMembers(), factors, paid
 	s.term.leader.metrics.factorsAre(factors)
-	s.fleet = control.NewFleet(view, factors)
+	s.fleet = control.NewFleet(view, factors, paid)
 	s.fleet.Leadership = leadership
 	s.revision++
 	s.fleet.Revision = s.revision

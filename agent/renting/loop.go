@@ -85,6 +85,7 @@ type loop struct {
 	fault  string
 	shown  *control.FleetState
 	of     *control.DesiredFleet // what was desired when shown was made
+	paid   map[string]float64    // $/hr of the machines of agents, by the last step; never changed
 }
 
 // Run rents while this agent leads, until ctx ends.

@@ -237,6 +237,20 @@ func (r *Renting) State() (*control.FleetState, error) {
 	return s, nil
 }
 
+// Paid returns what the machines of agents are rented at, in $/hour, as of the last step of this agent
+// as the leader; nil if there was none. The caller must not change it.
+func (r *Renting) Paid() map[string]float64 {
+	r.mu.Lock()
+	l := r.term
+	r.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.paid
+}
+
 // errCannot is for a leader that is no keeper.
 var errCannot = status.Error(codes.FailedPrecondition, "the leader cannot rent machines: start the "+
 	"agents that may lead with --rent FILE, and all others with --leader never")

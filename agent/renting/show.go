@@ -49,6 +49,7 @@ func (l *loop) show(p *policy.Policy, d *control.DesiredFleet, seen *rent.Seen, 
 // fill adds a step to what is shown.
 func (l *loop) fill(s *control.FleetState, seen *rent.Seen, step *rent.Step) {
 	s.PriceUsdPerHour, s.Exact = step.Price, step.Exact
+	l.paid = map[string]float64{} // anew: callers of Paid have the one before
 	for _, m := range step.Machines {
 		r := &control.RentedMachine{
 			Instance: m.ID, Slot: m.Slot.String(), Zone: m.Zone, Phase: m.Phase.String(),
@@ -58,6 +59,7 @@ func (l *loop) fill(s *control.FleetState, seen *rent.Seen, step *rent.Step) {
 			r.PriceUsdPerHour = seen.Prices[m.Slot.Kind]
 		}
 		if m.Agent != nil {
+			l.paid[m.Agent.Name] = r.PriceUsdPerHour
 			r.Agent, r.EndsNs = m.Agent.Name, int64(m.Agent.Ends)
 		}
 		s.Machines = append(s.Machines, r)

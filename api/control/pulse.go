@@ -106,14 +106,17 @@ func (f *Fleet) Check() error {
 }
 
 // NewFleet returns the fleet of a view, without a revision. factors are the agents' latencies
-// against their types' means; 0, or none, where that is not known.
-func NewFleet(v *View, factors map[string]float64) *Fleet {
+// against their types' means; 0, or none, where that is not known. paid is what some agents' machines
+// are rented at, $/hour; of others, or if it is nil, the price that they announce counts, which is the
+// type's.
+func NewFleet(v *View, factors, paid map[string]float64) *Fleet {
 	f := &Fleet{Leadership: v.GetLeadership()}
 	prices := map[string]float64{}
 	models := map[string]*FleetModel{}
 	lanes := uint32(0)
+	price := func(m *Member) float64 { return cmp.Or(paid[m.GetName()], m.GetPriceUsdPerHour()) }
 	for _, m := range v.GetMembers() {
-		prices[m.GetInstanceType()] = max(prices[m.GetInstanceType()], m.GetPriceUsdPerHour())
+		prices[m.GetInstanceType()] = max(prices[m.GetInstanceType()], price(m))
 		for _, held := range m.GetModels() {
 			if key := string(held.Key()); models[key] == nil {
 				models[key] = &FleetModel{
@@ -149,7 +152,7 @@ func NewFleet(v *View, factors map[string]float64) *Fleet {
 			Lanes: min(m.GetLanes(), MostFleetLanes-lanes), Cores: m.GetCores(),
 			Provider: m.GetProvider(), Executor: m.GetExecutor(), Software: m.GetSoftware(),
 			Draining: m.GetDraining(), Factor: factors[m.GetName()],
-			Price: m.GetPriceUsdPerHour(),
+			Price: price(m),
 		}
 		lanes += a.Lanes
 		for _, held := range m.GetModels() {
