@@ -1186,6 +1186,7 @@ func TestExplicit(t *testing.T) {
 		if err := b.Unload(t.Context(), "ncf"); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // until it is closed
 		b.status("ncf", 2, Unavailable, "unloaded by call")
 		b.add("ncf/3")
 		b.polls(3)

@@ -171,7 +171,7 @@ func (s *fakeServer) ModelMetadata(context.Context, string,
 			{Name: "x", Datatype: "FP32", Shape: []int64{-1, 1}},
 		},
 		// all are late
-		Properties: oip.Properties{QoSTarget: time.Nanosecond, Deadline: time.Minute}.Map(),
+		Properties: oip.Properties{QoSTarget: time.Microsecond, Deadline: time.Minute}.Map(),
 	}, nil
 }
 
