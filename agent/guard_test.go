@@ -46,6 +46,18 @@ func newTestCA(t testing.TB) *testCA {
 	return c
 }
 
+// callAs has the fleet's clients call with an agent's certificate of that name.
+func (f *testFleet) callAs(ca *testCA, name string) {
+	f.Helper()
+	guard, err := secure.Open(ca.agent(name), secure.Options{
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.credentials = guard.PeerCredentials()
+}
+
 func (c *testCA) write(name, content string) string {
 	c.t.Helper()
 	path := filepath.Join(c.dir, name)

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -68,13 +67,7 @@ func TestUndescribed(t *testing.T) {
 func TestClockOff(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f)
-		guard, err := secure.Open(ca.agent("client"), secure.Options{
-			Logger: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.credentials = guard.PeerCredentials()
+		f.callAs(ca, "client")
 		agent := func(name string) func(*Agent) {
 			return func(a *Agent) { a.config.Security = ca.agent(name) }
 		}

@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"regexp"
@@ -21,7 +19,6 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
-	"github.com/muster-serve/muster/api/secure"
 )
 
 // leads waits until the agent leads.
@@ -34,22 +31,7 @@ func (a *testAgent) leads() {
 // request makes a REST request with an API key.
 func (a *testAgent) request(method, path, key string) (*http.Response, string) {
 	a.t.Helper()
-	req, err := http.NewRequestWithContext(a.t.Context(), method,
-		"http://"+a.addresses.HTTP+path, nil)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	req.Header.Set("Authorization", "Bearer "+key)
-	resp, err := a.http.Do(req)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return resp, string(body)
+	return a.exchange(method, path, "", map[string]string{"Authorization": "Bearer " + key})
 }
 
 // TestSeesOneModel: whatever a client of one model asks for shows it nothing of others, and those
@@ -292,13 +274,7 @@ func TestStatusOfPlacement(t *testing.T) {
 func TestSeesNoNeighbour(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f)
-		guard, err := secure.Open(ca.agent("tester"), secure.Options{
-			Logger: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.credentials = guard.PeerCredentials()
+		f.callAs(ca, "tester")
 		access := ca.write("access", "clients: {ads: {models: [wnd]}}\n")
 		variants, shares := f.variants(20*time.Millisecond, twins), sharesLanes("rm2:1x1+wnd:1x1")
 		var agents []*fleetAgent
@@ -396,13 +372,7 @@ func TestNotFoundListsNoOther(t *testing.T) {
 		t.Run(fmt.Sprint(n, " agents"), func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				ca := newTestCA(f)
-				guard, err := secure.Open(ca.agent("tester"), secure.Options{
-					Logger: slog.New(slog.DiscardHandler),
-				})
-				if err != nil {
-					f.Fatal(err)
-				}
-				f.credentials = guard.PeerCredentials()
+				f.callAs(ca, "tester")
 				access := ca.write("access",
 					"clients: {ads: {models: [wnd, gone]}, feed: {models: ['*']}, "+
 						"ops: {models: [wnd, gone], control: [fleet]}}\n")

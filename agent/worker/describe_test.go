@@ -8,17 +8,13 @@ import (
 	"testing"
 
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
 )
 
 // TestDescribeWithoutNewest: while the checksum of the version that serves by default is not known, no
 // version of the model is described: no query that names none could be sent to it.
 func TestDescribeWithoutNewest(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := zoo.Generate(t.Context(), dir, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
-		t.Fatal(err)
-	}
+	dir := generated(t, "ncf")
 	model := filepath.Join(dir, "ncf")
 	if err := os.CopyFS(filepath.Join(model, "2"), os.DirFS(filepath.Join(model, "1"))); err != nil {
 		t.Fatal(err)

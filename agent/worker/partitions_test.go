@@ -17,16 +17,23 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// TestLayoutFits: the models of a fixed layout, and only they, must fit the memory; the error names
-// them.
-func TestLayoutFits(t *testing.T) {
-	dir := t.TempDir()
-	for _, model := range []string{"ncf", "wnd", "din"} {
+// generated returns a repository of small models.
+func generated(t *testing.T, names ...string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, model := range names {
 		if _, err := zoo.Generate(t.Context(), dir, model,
 			zoo.Options{Scale: zoo.Small}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return dir
+}
+
+// TestLayoutFits: the models of a fixed layout, and only they, must fit the memory; the error names
+// them.
+func TestLayoutFits(t *testing.T) {
+	dir := generated(t, "ncf", "wnd", "din")
 	layout, err := place.ParseLayout("ncf:2x1+wnd:1x1")
 	if err != nil {
 		t.Fatal(err)
@@ -85,13 +92,7 @@ func (leaderless) Leadership() *control.Leadership { return nil }
 // TestLoadWhileLanesMove: a model that loads while lanes move serves on the lanes that follow, with
 // sessions for them, whether they move before it has warmed up or after.
 func TestLoadWhileLanesMove(t *testing.T) {
-	dir := t.TempDir()
-	for _, model := range []string{"ncf", "wnd"} {
-		if _, err := zoo.Generate(t.Context(), dir, model,
-			zoo.Options{Scale: zoo.Small}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := generated(t, "ncf", "wnd")
 	layout, err := place.ParseLayout("ncf:2x1+wnd:1x1")
 	if err != nil {
 		t.Fatal(err)
