@@ -12,12 +12,12 @@ var policies = map[string]func(m *Matcher) policy{
 	"kairos":             func(*Matcher) policy { return &kairos{} },
 	"fcfs":               func(*Matcher) policy { return &fifo{} },
 	"drs":                func(*Matcher) policy { return &fifo{bySize: true} },
-	"clockwork-earliest": func(*Matcher) policy { return queues{pickEarliest} },
-	"clockwork-cheapest": func(*Matcher) policy { return queues{pickCheapest} },
-	"round-robin":        func(*Matcher) policy { return queues{new(turn).pick} },
-	"random":             func(*Matcher) policy { return queues{pickRandom} },
-	"least-outstanding":  func(*Matcher) policy { return queues{pickLeastOutstanding} },
-	"power-of-two":       func(*Matcher) policy { return queues{pickOfTwo} },
+	"clockwork-earliest": func(*Matcher) policy { return &queues{pick: pickEarliest} },
+	"clockwork-cheapest": func(*Matcher) policy { return &queues{pick: pickCheapest} },
+	"round-robin":        func(*Matcher) policy { return &queues{pick: new(turn).pick} },
+	"random":             func(*Matcher) policy { return &queues{pick: pickRandom} },
+	"least-outstanding":  func(*Matcher) policy { return &queues{pick: pickLeastOutstanding} },
+	"power-of-two":       func(*Matcher) policy { return &queues{pick: pickOfTwo} },
 }
 
 // DefaultPolicy is the policy of a Config that names none.
@@ -78,7 +78,7 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 	if f.bySize {
 		found := false
 		for _, l := range s.lanes {
-			if l.usable() && l.typ.base == large && s.lastsFor(q, l) {
+			if l.usable() && l.typ.base == large && l.endsAfter(q, l.start()) {
 				if l.open() {
 					return l
 				}
@@ -90,37 +90,70 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 		}
 	}
 	for _, l := range s.lanes {
-		if l.open() && s.lastsFor(q, l) {
+		if l.open() && l.endsAfter(q, l.start()) {
 			return l
 		}
 	}
 	return nil
 }
 
-// lastsFor reports whether a lane serves q and very likely does not end before the variant that
-// assignInTime chooses.
-func (s *shard) lastsFor(q *query, l *lane) bool {
-	model, _ := l.inTime(q, s.m.left(q)-l.start())
-	return model >= 0 && l.lasts(l.table(model), q.batch)
+// endsAfter reports whether l serves q and, if q starts there in start ms, very likely ends after
+// q does, by the variant that assignInTime chooses.
+func (l *lane) endsAfter(q *query, start float64) bool {
+	model, _ := l.inTime(q, l.m.left(q)-start)
+	return model >= 0 && l.m.now+start+l.table(model).tail[q.batch] <= l.ends
 }
 
-// queues queues each query, when it arrives, at the lane that pick chooses. pick returns nil if no
-// usable lane serves the query.
+// queues queues each query, when it arrives, at one of the lanes that may have it, which pick
+// chooses. Of these it gets only those that very likely end after the query, if there are any.
 type queues struct {
-	pick func(s *shard, q *query) *lane
+	pick  func(s *shard, q *query, among []*lane) *lane
+	among []*lane // scratch
 }
 
-func (p queues) arrived(s *shard, q *query) {
-	if l := p.pick(s, q); l != nil {
-		wait := l.start() + l.queue.work
-		_, latency := l.inTime(q, s.m.left(q)-wait)
+func (p *queues) arrived(s *shard, q *query) {
+	p.among = p.among[:0]
+	for _, l := range s.lanes {
+		if l.usable() && l.endsAfter(q, l.start()+l.queue.work) {
+			p.among = append(p.among, l)
+		}
+	}
+	if len(p.among) == 0 {
+		for _, l := range s.lanes {
+			if l.usable() && l.serves(q) {
+				p.among = append(p.among, l)
+			}
+		}
+	}
+	if len(p.among) > 0 {
+		l := p.pick(s, q, p.among)
+		_, latency := l.inTime(q, s.m.left(q)-l.start()-l.queue.work)
 		l.queue.push(q, latency)
 	}
 }
 
-func (queues) choose(s *shard) {
+// mostMoved is how many queries of one queue are offered to other lanes in a round.
+const mostMoved = 64
+
+// choose first chooses anew for the queries whose lane is now to end before they do.
+func (p *queues) choose(s *shard) {
 	for _, l := range s.lanes {
-		for l.queue.first != nil && s.assignInTime(l.queue.first, l) {
+		q := l.queue.first
+		for range mostMoved {
+			if q == nil || l.endsAfter(q, l.start()) {
+				break
+			}
+			next := q.nextQueued
+			l.queue.remove(q)
+			p.arrived(s, q)
+			q = next
+		}
+	}
+	for _, l := range s.lanes {
+		for q := l.queue.first; q != nil && l.open(); {
+			next := q.nextQueued
+			s.assignInTime(q, l) // unless l ends too soon for q
+			q = next
 		}
 	}
 }
@@ -147,23 +180,20 @@ func (l *lane) outstanding() int { return len(l.held) + l.queue.n }
 // its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one of the
 // cheapest type (least C_j; of these the first to finish). If there is no such lane, both take the
 // one that finishes first.
-func pickEarliest(s *shard, q *query) *lane { return pickInTime(s, q, false) }
+func pickEarliest(s *shard, q *query, among []*lane) *lane { return pickInTime(s, q, among, false) }
 
-func pickCheapest(s *shard, q *query) *lane { return pickInTime(s, q, true) }
+func pickCheapest(s *shard, q *query, among []*lane) *lane { return pickInTime(s, q, among, true) }
 
-func pickInTime(s *shard, q *query, cheapest bool) (best *lane) {
+func pickInTime(s *shard, q *query, among []*lane, cheapest bool) (best *lane) {
 	left := s.m.left(q)
 	finish, cost := math.Inf(1), math.Inf(1)
-	for _, l := range s.lanes {
-		if !l.usable() || !l.serves(q) {
-			continue
-		}
+	for _, l := range among {
 		model, f := l.finish(q)
 		c := math.Inf(1)
 		if cheapest && f <= left {
 			c = l.typ.coefficient[model]
 		}
-		if c < cost || c == cost && f < finish {
+		if best == nil || c < cost || c == cost && f < finish {
 			best, finish, cost = l, f, c
 		}
 	}
@@ -173,43 +203,34 @@ func pickInTime(s *shard, q *query, cheapest bool) (best *lane) {
 // turn is the state of round-robin: the index of the next lane.
 type turn struct{ next int }
 
-func (t *turn) pick(s *shard, q *query) *lane {
-	for range s.lanes {
+func (t *turn) pick(s *shard, _ *query, among []*lane) *lane {
+	for {
 		l := s.lanes[t.next%len(s.lanes)]
 		t.next++
-		if l.usable() && l.serves(q) {
+		if slices.Contains(among, l) {
 			return l
 		}
 	}
-	return nil
 }
 
-// pickRandom draws one of the lanes that may have q.
-func pickRandom(s *shard, q *query) (chosen *lane) {
-	n := 0
-	for _, l := range s.lanes {
-		if l.usable() && l.serves(q) {
-			if n++; s.m.rng.IntN(n) == 0 {
-				chosen = l
-			}
+func pickRandom(s *shard, _ *query, among []*lane) (chosen *lane) {
+	for i, l := range among { // a draw for each lane, as the recordings in leader/testdata have it
+		if s.m.rng.IntN(i+1) == 0 {
+			chosen = l
 		}
 	}
 	return chosen
 }
 
-func pickLeastOutstanding(s *shard, q *query) (best *lane) {
-	for _, l := range s.lanes {
-		if l.usable() && l.serves(q) && (best == nil || l.outstanding() < best.outstanding()) {
-			best = l
-		}
-	}
-	return best
+func pickLeastOutstanding(_ *shard, _ *query, among []*lane) *lane {
+	return slices.MinFunc(among,
+		func(a, b *lane) int { return a.outstanding() - b.outstanding() })
 }
 
 // pickOfTwo draws two lanes and takes the one with fewer outstanding queries.
-func pickOfTwo(s *shard, q *query) *lane {
-	a, b := pickRandom(s, q), pickRandom(s, q)
-	if a != nil && b.outstanding() < a.outstanding() {
+func pickOfTwo(s *shard, q *query, among []*lane) *lane {
+	a, b := pickRandom(s, q, among), pickRandom(s, q, among)
+	if b.outstanding() < a.outstanding() {
 		return b
 	}
 	return a

@@ -518,7 +518,7 @@ func (r *referee) step(e Event) []Decision {
 		if served != (q.shard != r.m.nowhere) || served && !q.shard.accepts(q) {
 			r.failf("query %v waits where no lane is for it", id)
 		}
-		if _, queued := q.shard.policy.(queues); queued && served && (q.queue == nil ||
+		if _, queued := q.shard.policy.(*queues); queued && served && (q.queue == nil ||
 			!slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
 			r.failf("query %v is in the queue of no lane of its shard", id)
 		}
