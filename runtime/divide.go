@@ -49,6 +49,7 @@ type divided struct {
 	// was last idle.
 	stays, forLoad []bool
 	tried          int         // queries that could run on one core
+	ruledOut       int         // queries that triesAgain has looked at
 	load           queue.Spare // its share is that of the cores that run no query
 	// onCore estimates runs on one core, which the lanes' own estimator does not learn of: others
 	// plan with it.
@@ -74,8 +75,9 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	if len(l.first) == 0 {
 		return false
 	}
-	t, load := l.first[0], l.queue.Len() >= l.cores
-	if !suitsCore(t) { // it waits until a lane is whole
+	t, load := l.first[0], l.queue.Len() >= l.cores || l.picks(now)
+	again := load && l.triesAgain(t, now)
+	if !again && !suitsCore(t) { // it waits until a lane is whole
 		l.hasten(t, now)
 		return false
 	}
@@ -91,6 +93,10 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 		l.divide(last)
 	}
 	l.remove(t)
+	if again {
+		t.single = t.ruledOut
+		t.expect(t.whole * time.Duration(l.cores))
+	}
 	l.startOnCore(t, now)
 	close(t.granted)
 	return true
@@ -172,9 +178,12 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 	if known == 0 { // at most as long as all cores together
 		onCore = t.whole * time.Duration(l.cores)
 	}
-	late := now+onCore > t.due() && now+t.whole <= t.due()
-	if t.whole == 0 || late || target > 0 && t.whole+onCore+spread > target {
+	if t.whole == 0 || now+onCore > t.due() && now+t.whole <= t.due() {
 		t.single = nil
+		return
+	}
+	if target > 0 && t.whole+onCore+spread > target {
+		t.single, t.ruledOut = nil, t.single
 		return
 	}
 	l.tried++
@@ -184,6 +193,19 @@ func (l *Lanes) plan(t *turn, now, target time.Duration) {
 		t.spread = spread
 	}
 	t.expect(onCore)
+}
+
+// triesAgain reports whether t, which is next, is to run on one core though what is known of one core
+// is against it: each tryEvery-th of those that could still be in time there. Else a first run that
+// took long by accident would have no query of the model run there ever again.
+func (l *Lanes) triesAgain(t *turn, now time.Duration) bool {
+	most := t.whole * time.Duration(l.cores) // as long as all cores together
+	if t.ruledOut == nil || len(l.idle) == 0 || now+most > t.due() ||
+		t.kind != nil && t.kind.Policy.Waits() {
+		return false
+	}
+	l.ruledOut++
+	return l.ruledOut%tryEvery == 0
 }
 
 // scaled returns d times a / b, whose product with d may overflow.

@@ -153,14 +153,16 @@ type turn struct {
 	inputs  []tensor.Tensor
 	batch   int
 	profile names.ModelKey
-	kind    *kind         // nil: the query runs alone
-	group   *merge.Group  // that it was sent to run with; nil: none
-	single  Model         // runs it on one core; nil: nothing does, or it is not to
-	whole   time.Duration // what it is expected to take on all cores of a lane
-	narrow  bool          // whether one core is to run it though there is no load; see divided
-	rejects bool          // whether it is dropped as soon as it is late
-	tries   bool          // whether it goes the way that is not expected to be best, to learn of it
-	saves   time.Duration // see Lanes.saves; while it waits
+	kind    *kind        // nil: the query runs alone
+	group   *merge.Group // that it was sent to run with; nil: none
+	single  Model        // runs it on one core; nil: nothing does, or it is not to
+	// ruledOut is what would be single but for what is known of runs on one core.
+	ruledOut Model
+	whole    time.Duration // what it is expected to take on all cores of a lane
+	narrow   bool          // whether one core is to run it though there is no load; see divided
+	rejects  bool          // whether it is dropped as soon as it is late
+	tries    bool          // whether it goes the way that is not expected to be best, to learn of it
+	saves    time.Duration // see Lanes.saves; while it waits
 
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when the query gets a lane; nil if it did not have to wait
