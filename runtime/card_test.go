@@ -1,13 +1,16 @@
 package runtime_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -171,6 +174,62 @@ func TestCardMemory(t *testing.T) {
 	if d := apart(t, a, b, small, 100, 3); !(d <= 1e-4) {
 		t.Fatalf("%g apart", d)
 	}
+}
+
+// TestCardFull: models answer on while another process has taken all memory of the card but 4 MiB, also
+// after one more could not be loaded. One without graphs has run its largest query before; it takes no
+// more memory for queries of other goroutines.
+func TestCardFull(t *testing.T) {
+	card, cpu := openBoth(t, runtime.Config{})
+	v := generate(t, "wnd", zoo.Small)
+	plain := *v
+	plain.Config.RowsIndependent = false
+	loaded := []runtime.Model{load(t, card, v), load(t, card, &plain)}
+	want := load(t, cpu, v)
+	for _, m := range loaded {
+		if d := apart(t, m, want, v, 1000, 3); !(d <= 1e-4) {
+			t.Fatalf("%g apart", d)
+		}
+	}
+
+	hog := exec.CommandContext(t.Context(), "python3", "../scripts/gpu/hog.py", "4")
+	hog.Stderr = t.Output()
+	stdin, err := hog.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := hog.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hog.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(stdin.Close(), hog.Wait()); err != nil {
+			t.Error(err)
+		}
+	}()
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(line)
+	_, err = card.Load(t.Context(), generate(t, "dien", zoo.Default))
+	wantError(t, err, "it does not fit into the memory of GPU 0")
+	var group sync.WaitGroup
+	for worker := range 16 {
+		group.Go(func() {
+			for _, m := range loaded {
+				for _, batch := range []int{1, 64, 300, 1000} {
+					if d := apart(t, m, want, v, batch, uint64(worker)); !(d <= 1e-4) {
+						t.Errorf("batch size %d: %g apart", batch, d)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
 }
 
 // BenchmarkCardCopies compares runs with their graphs alone, which copy small inputs and all outputs.

@@ -74,6 +74,10 @@ var nvidia = regexp.MustCompile(`^lib(cublas|cudart|cudnn|cufft|curand|nvrtc|nvJ
 // prepare chooses the card and loads NVIDIA's libraries that lie beside the build, so that the
 // loader finds them without LD_LIBRARY_PATH. It must be called before the build is loaded.
 func (b *cudaBuild) prepare(spec string) (*gpu.Card, error) {
+	// cuBLAS's own scratch memory, which package cuda makes needless.
+	if err := os.Setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0"); err != nil {
+		return nil, err
+	}
 	card, err := gpu.Open(spec, b.major)
 	if err != nil {
 		return nil, err
@@ -206,7 +210,7 @@ var (
 	cudaFailure = regexp.MustCompile(`\b(CUDA|CUBLAS|CUBLAS_LT|CUDNN|CUDNN_FE|CUFFT|CURAND) ` +
 		`failure (\d+): ([^;]*?) ?;(?:.*; expr=([^;]*))?`)
 	outOfMemory = regexp.MustCompile(`(?:requested buffer of size|smaller than requested bytes of) ` +
-		`(\d+)|CUDA failure 2:|ALLOC(?:ATION)?_FAILED`)
+		`(\d+)|CUDA failure 2:|CUBLAS(?:_LT)? failure 3:|ALLOC(?:ATION)?_FAILED`)
 )
 
 // deviceError returns err of ONNX Runtime or of package cuda as a DeviceError if it is one, else err.

@@ -6,8 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
@@ -58,6 +61,9 @@ func TestDeviceError(t *testing.T) {
 		// A code of another library's is not CUDA's.
 		"CUBLAS failure 214: CUBLAS_STATUS_EXECUTION_FAILED" + place + "expr=gemm(x); ": {
 			Text: "CUBLAS failure 214: CUBLAS_STATUS_EXECUTION_FAILED (gemm(x))",
+		},
+		"CUBLAS failure 3: the resource allocation failed" + place + "expr=cublasCreate(&h); ": {
+			Memory: true, Text: "CUBLAS failure 3: the resource allocation failed (cublasCreate(&h))",
 		},
 		"CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED" + place + "expr=cublasCreate(&h); ": {
 			Memory: true, Text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED (cublasCreate(&h))",
@@ -204,5 +210,26 @@ func TestFindCUDA(t *testing.T) {
 	}
 	if _, err := find(good, ""); err == nil || !strings.Contains(err.Error(), "no shared library") {
 		t.Errorf("with a broken provider: got error %v", err)
+	}
+}
+
+// TestThread: work is done one after the other on one thread of the system, whoever has it.
+func TestThread(t *testing.T) {
+	one := newThread()
+	defer one.end()
+	threads := map[int]bool{} // written without a lock
+	failed := errors.New("failed")
+	var group sync.WaitGroup
+	for range 32 {
+		group.Go(func() {
+			err := one.do(func() error { threads[unix.Gettid()] = true; return failed })
+			if !errors.Is(err, failed) {
+				t.Errorf("got %v, want the work's error", err)
+			}
+		})
+	}
+	group.Wait()
+	if len(threads) != 1 {
+		t.Errorf("ran on %d threads, want 1", len(threads))
 	}
 }

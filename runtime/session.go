@@ -98,6 +98,9 @@ type session struct {
 	common shared
 	// graphs is what runs the queries on the card; nil: ort does.
 	graphs *graphs
+	// thread is what calls ort on a card; nil: whoever has a query. For each thread that calls it ort
+	// has handles of CUDA's libraries, which take some 100 MB of the card.
+	thread *thread
 	// single is the same version with sessions of one thread, for [Lanes] to run several queries at a
 	// time; nil: none.
 	single *session
@@ -306,6 +309,9 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 			}
 		}
 	}
+	if o.info.Provider == CUDA && s.graphs == nil {
+		s.thread = newThread()
+	}
 	s.runs.New = func() any { return newRun(s) }
 	return s, nil
 }
@@ -483,6 +489,9 @@ func (s *session) Close() error {
 		err = s.graphs.close()
 	} else {
 		err = s.ort.Destroy()
+	}
+	if s.thread != nil {
+		s.thread.end()
 	}
 	s.threads.started.Close()
 	err = errors.Join(single, err, s.common.Close())
@@ -771,7 +780,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	if t := r.s.threads; t.started != nil && t.cpus == nil {
 		t.started.LeaveCaller()
 	}
-	if err := r.s.ort.RunWithOptions(r.in, r.out, opts); err != nil {
+	if err := r.s.infer(r.in, r.out, opts); err != nil {
 		if card := r.s.from.card; card != nil {
 			return runError(trim(err), card)
 		}
@@ -787,6 +796,38 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	}
 	return nil
 }
+
+// infer has ONNX Runtime run the model once, on the session's thread if it has one.
+func (s *session) infer(in, out []ort.Value, opts *ort.RunOptions) error {
+	if s.thread == nil {
+		return s.ort.RunWithOptions(in, out, opts)
+	}
+	return s.thread.do(func() error { return s.ort.RunWithOptions(in, out, opts) })
+}
+
+// A thread does work, one after the other, on one thread of the system.
+type thread struct{ work chan func() }
+
+// newThread starts a thread, which is to be ended.
+func newThread() *thread {
+	t := &thread{make(chan func())}
+	go func() {
+		goruntime.LockOSThread() // for ever: the system's thread ends with the goroutine
+		for work := range t.work {
+			work()
+		}
+	}()
+	return t
+}
+
+// do returns the work's error when it is done. It may be called concurrently, but not after end.
+func (t *thread) do(work func() error) error {
+	done := make(chan error, 1)
+	t.work <- func() { done <- work() }
+	return <-done
+}
+
+func (t *thread) end() { close(t.work) }
 
 // newValue makes a value of ONNX Runtime that shares data: one of the given shape, but of rows in
 // place of its batch size. It pins data until r.pinner.Unpin.

@@ -1,9 +1,9 @@
-"""Takes the GPU's memory, all but some 100 MB, until the input ends."""
+"""Takes the GPU's memory, all but as many MiB as the argument says, until the input ends."""
 
 import ctypes
 import sys
 
-STEP, LEFT = 64 << 20, 100 << 20
+STEP = 2 << 20
 
 
 def main():
@@ -20,12 +20,13 @@ def main():
     ):
         if code:
             sys.exit(f"hog: CUDA error {code}")
+    left = int(sys.argv[1]) << 20
     taken = 0
     size = 8 << 30
     while size >= STEP:
         cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         memory = ctypes.c_uint64()
-        enough = free.value >= size + LEFT
+        enough = free.value >= size + left
         if (
             enough
             and cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)) == 0

@@ -30,7 +30,7 @@ func (r *run) memory(ctx context.Context) error {
 		return err
 	}
 
-	hog := exec.CommandContext(ctx, "python3", "scripts/gpu/hog.py")
+	hog := exec.CommandContext(ctx, "python3", "scripts/gpu/hog.py", "100")
 	hog.Stderr, hog.SysProcAttr = os.Stderr, harness.ChildAttributes()
 	stdin, err := hog.StdinPipe()
 	if err != nil {

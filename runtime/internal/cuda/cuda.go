@@ -1,6 +1,6 @@
 // Package cuda does with a card what ONNX Runtime's provider leaves to its user: memory that both the
-// card and the machine reach, and CUDA graphs, which do the work of a whole run by one call. It calls
-// the driver, in the context that ONNX Runtime uses.
+// card and the machine reach, CUDA graphs, which do the work of a whole run by one call, and scratch
+// memory for cuBLAS. It calls the driver, in the context that ONNX Runtime uses.
 package cuda
 
 // #cgo CFLAGS: -O2 -Wall

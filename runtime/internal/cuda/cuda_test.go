@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/gpu/fakenvidia"
 )
 
-// TestFake runs the test with each of two drivers that are made up: one is whole, one lacks a function.
+// TestFake runs tests with drivers that are made up: one is whole, one lacks a function, and one has a
+// cuBLAS beside it.
 func TestFake(t *testing.T) {
 	if os.Getenv("FAKE_CUDA") != "" {
 		t.Skip("is what TestFake runs")
@@ -20,9 +22,23 @@ func TestFake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range []string{"TestWithDriver", "TestWithOldDriver"} {
-		dir := t.TempDir()
+	for _, test := range []string{"TestWithDriver", "TestWithOldDriver", "TestWorkspaces"} {
+		dir, memory := t.TempDir(), "1000"
 		code := source
+		if test == "TestWorkspaces" {
+			memory = "10485760"
+			for name, library := range map[string]string{
+				"fakecublas.c": "libcublas.so.13", "provider.c": "provider.so",
+			} {
+				code, err := os.ReadFile(filepath.Join("testdata", name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := fakenvidia.Compile(code, filepath.Join(dir, library)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 		if test == "TestWithOldDriver" {
 			code = bytes.Replace(code, []byte("cuGraphInstantiateWithFlags"),
 				[]byte("cuGraphInstantiate"), 1)
@@ -31,9 +47,11 @@ func TestFake(t *testing.T) {
 			t.Fatal(err)
 		}
 		command := exec.Command(os.Args[0], "-test.run", "^"+test+"$", "-test.v")
-		command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "FAKE_CUDA=1000")
+		command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "FAKE_CUDA="+memory)
 		out, err := command.CombinedOutput()
-		if err != nil || !bytes.Contains(out, []byte("--- PASS: "+test)) {
+		if err != nil || !bytes.Contains(out, []byte("--- PASS: "+test)) ||
+			bytes.Contains(out, []byte("--- FAIL")) ||
+			test == "TestWorkspaces" && !bytes.Contains(out, []byte("cuBLAS has been called\n")) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	}
@@ -50,6 +68,15 @@ func TestWithOldDriver(t *testing.T) {
 	const want = "the NVIDIA driver lacks cuGraphInstantiateWithFlags"
 	if err := Open(); err == nil || err.Error() != want {
 		t.Errorf("opened with %v, want %s", err, want)
+	}
+}
+
+// TestWorkspaces: what a library calls of cuBLAS are the functions of this package.
+func TestWorkspaces(t *testing.T) {
+	inFake(t)
+	// The last one calls them, and says so.
+	if err := gpu.Preload([]string{"libcublas.so.13", "provider.so"}); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 
 // The functions of libcuda.so.1 that are needed, with the types of cuda.h; handles are pointers there
@@ -9,6 +10,7 @@ typedef uint64_t device_pointer;
 
 static struct {
 	int (*DevicePrimaryCtxRetain)(void **, int);
+	int (*DeviceGetAttribute)(int *, int, int);
 	int (*CtxPushCurrent)(void *);
 	int (*CtxPopCurrent)(void **);
 	int (*MemHostAlloc)(void **, size_t, unsigned);
@@ -33,12 +35,13 @@ static void *context;
 
 enum { PORTABLE = 1, NON_BLOCKING = 1, RELAXED = 2 };
 
-int cuda_open(const char **missing) {
+static int open_card(const char **missing) {
 	static const struct {
 		const char *name;
 		void *to;
 	} functions[] = {
 		{"cuDevicePrimaryCtxRetain", &cu.DevicePrimaryCtxRetain},
+		{"cuDeviceGetAttribute", &cu.DeviceGetAttribute},
 		{"cuCtxPushCurrent_v2", &cu.CtxPushCurrent},
 		{"cuCtxPopCurrent_v2", &cu.CtxPopCurrent},
 		{"cuMemHostAlloc", &cu.MemHostAlloc},
@@ -58,7 +61,6 @@ int cuda_open(const char **missing) {
 		{"cuGraphLaunch", &cu.GraphLaunch},
 		{"cuGetErrorString", &cu.GetErrorString},
 	};
-	*missing = NULL;
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!library) {
 		*missing = "libcuda.so.1";
@@ -75,6 +77,15 @@ int cuda_open(const char **missing) {
 	return cu.DevicePrimaryCtxRetain(&context, 0);
 }
 
+int cuda_open(const char **missing) {
+	static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+	*missing = NULL;
+	pthread_mutex_lock(&opening);
+	int code = context ? 0 : open_card(missing);
+	pthread_mutex_unlock(&opening);
+	return code;
+}
+
 // WITH_CONTEXT returns the CUresult of a call while the thread has the context.
 #define WITH_CONTEXT(call)                                  \
 	do {                                                    \
@@ -85,16 +96,22 @@ int cuda_open(const char **missing) {
 		return code;                                        \
 	} while (0)
 
+static int device_allocate(size_t size, void **device) {
+	device_pointer p = 0;
+	int code = cu.MemAlloc(&p, size);
+	*device = (void *)(uintptr_t)p;
+	return code;
+}
+
+int cuda_device_allocate(size_t size, void **device) { WITH_CONTEXT(device_allocate(size, device)); }
+
+int cuda_device_free(void *device) { WITH_CONTEXT(cu.MemFree((device_pointer)(uintptr_t)device)); }
+
 static int allocate(size_t size, void **host, void **device) {
 	int code = cu.MemHostAlloc(host, size, PORTABLE);
 	if (code) return code;
-	device_pointer p = 0;
-	if ((code = cu.MemAlloc(&p, size))) {
-		cu.MemFreeHost(*host);
-		return code;
-	}
-	*device = (void *)(uintptr_t)p;
-	return 0;
+	if ((code = device_allocate(size, device))) cu.MemFreeHost(*host);
+	return code;
 }
 
 int cuda_allocate(size_t size, void **host, void **device) {
@@ -141,6 +158,13 @@ static int launch(void *graph, void *stream) {
 }
 
 int cuda_launch(void *graph, void *stream) { WITH_CONTEXT(launch(graph, stream)); }
+
+size_t cuda_workspace_size(void) {
+	enum { COMPUTE_CAPABILITY_MAJOR = 75, HOPPER = 9 };
+	int major = 0;
+	cu.DeviceGetAttribute(&major, COMPUTE_CAPABILITY_MAJOR, 0);
+	return (size_t)(major >= HOPPER ? 32 : 4) << 20;
+}
 
 const char *cuda_text(int code) {
 	const char *text = NULL;

@@ -3,18 +3,22 @@
 
 #include <stddef.h>
 
-// All functions but the first and the last return a CUresult, 0 for success, and may be called on any
+// All functions but the first and the last two return a CUresult, 0 for success, and may be called on any
 // thread.
 
 // cuda_open finds libcuda.so.1's functions and the card's primary context, which ONNX Runtime uses
-// too. It sets *missing to the name of a function that is not there, or else to NULL. Call it once,
-// after cuInit.
+// too. It sets *missing to the name of a function that is not there, or else to NULL. Call it after
+// cuInit, and before the others; a second call does nothing.
 int cuda_open(const char **missing);
 
 // cuda_allocate allocates size bytes of the machine's memory that the card reads and writes by itself,
 // and as many of the card's.
 int cuda_allocate(size_t size, void **host, void **device);
 int cuda_free(void *host, void *device);
+
+// cuda_device_allocate allocates size bytes of the card's memory.
+int cuda_device_allocate(size_t size, void **device);
+int cuda_device_free(void *device);
 
 int cuda_stream(void **stream);
 int cuda_stream_free(void *stream);
@@ -31,6 +35,9 @@ int cuda_graph_free(void *graph);
 
 // cuda_launch does the work of a graph and waits for it.
 int cuda_launch(void *graph, void *stream);
+
+// cuda_workspace_size returns how many bytes NVIDIA advises for a handle of cuBLAS on the card.
+size_t cuda_workspace_size(void);
 
 // cuda_text is the driver's text of a CUresult.
 const char *cuda_text(int code);

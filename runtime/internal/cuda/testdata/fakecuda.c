@@ -31,6 +31,11 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 	return device ? INVALID : 0;
 }
 
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+	*value = attribute == 75 ? 7 : 0; // compute capability 7.5
+	return device ? INVALID : 0;
+}
+
 int cuCtxPushCurrent_v2(void *context) {
 	pushed++;
 	return context == &pushed ? 0 : INVALID;
