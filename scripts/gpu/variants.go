@@ -23,7 +23,7 @@ type variant struct {
 	Apart float64 `json:"apart"`
 }
 
-// variants measures the variants fp16 and int8 of each model on the card, in turns with the model.
+// variants measures each model as FP16, in 8 bits and in TF32 on the card, in turns with the model.
 func (r *run) variants(ctx context.Context) error {
 	card, err := runtime.OpenONNX(runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA})
 	if err != nil {
@@ -40,16 +40,8 @@ func (r *run) variants(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, kind := range []string{"fp16", "int8"} {
-			args := []string{"models", "quantize", filepath.Join(r.models(), name, "1", "model.onnx"),
-				"--overwrite", "--onnxruntime-lib", r.library}
-			if kind == "fp16" {
-				args = append(args, "--fp16")
-			}
-			if _, err := harness.Output(ctx, "", r.muster, args...); err != nil {
-				return err
-			}
-			v, err := models.ReadVersion(r.models(), name+"-"+kind, 1)
+		for _, kind := range []string{"fp16", "int8", "tf32"} {
+			v, err := r.make(ctx, whole, kind)
 			if err != nil {
 				return err
 			}
@@ -62,6 +54,25 @@ func (r *run) variants(ctx context.Context) error {
 	}
 	r.results["variants"] = all
 	return nil
+}
+
+// make returns a model's variant of a kind. tf32 is the model itself with that setting.
+func (r *run) make(ctx context.Context, whole *models.Version, kind string) (*models.Version, error) {
+	name := whole.Model + "-" + kind
+	if kind == "tf32" {
+		v := *whole
+		v.Model, v.Config.TF32 = name, true
+		return &v, nil
+	}
+	args := []string{"models", "quantize", filepath.Join(r.models(), whole.Model, "1", "model.onnx"),
+		"--overwrite", "--onnxruntime-lib", r.library}
+	if kind == "fp16" {
+		args = append(args, "--fp16")
+	}
+	if _, err := harness.Output(ctx, "", r.muster, args...); err != nil {
+		return nil, err
+	}
+	return models.ReadVersion(r.models(), name, 1)
 }
 
 func (r *run) variant(ctx context.Context, card, cpu *runtime.ONNX, v, whole *models.Version) (
