@@ -45,6 +45,9 @@ func taking(mean time.Duration) func(*Agent) {
 // TestWeightedRoundRobin: a client with gRPC's own weighted round robin gives an agent with half
 // the speed half the queries, once the reports have told it so.
 func TestWeightedRoundRobin(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(taking(8 * time.Millisecond)),
 			f.start(taking(16 * time.Millisecond))}

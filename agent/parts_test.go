@@ -104,6 +104,9 @@ func TestPartsOfQueries(t *testing.T) {
 			f.heal()
 		},
 	} {
+		if testing.Short() && name != "leader killed" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) { f.parts(dir, name, deed) })
 		})

@@ -593,6 +593,9 @@ func TestPlacedOnlyHost(t *testing.T) {
 // TestPlacedSlower: a model that becomes slower than its profile by 3 times is said to be, and
 // planned with as it is, within two periods.
 func TestPlacedSlower(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	testInFleet(t, func(f *testFleet) {
 		var factor atomic.Int64
 		factor.Store(1)

@@ -300,6 +300,9 @@ func TestReleaseErrors(t *testing.T) {
 // TestSlowCanary: a canary that takes twice as long is rolled back within a minute of load, and one
 // that is as fast is promoted.
 func TestSlowCanary(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	for slower, want := range map[time.Duration]string{1: "promoted by", 2: "rolled back by"} {
 		t.Run(want, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {

@@ -278,6 +278,9 @@ func TestRestart(t *testing.T) {
 // with the same ones it holds as well.
 func TestManyRestarts(t *testing.T) {
 	for _, named := range []string{"-again", ""} {
+		if testing.Short() && named == "" {
+			continue
+		}
 		t.Run("name"+named, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(t, 25)

@@ -52,6 +52,9 @@ func outputs(t testing.TB, x *runtime.ONNX, v *models.Version, inputs []tensor.T
 }
 
 func TestKernels(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long; no goroutine is ours")
+	}
 	for _, name := range zoo.Names() {
 		t.Run(name, func(t *testing.T) {
 			v := generate(t, name, zoo.Small)

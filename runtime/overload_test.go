@@ -124,6 +124,9 @@ func TestOverload(t *testing.T) {
 		{1, 1, true}, {2, 1, true}, {1, 2, true},
 	} {
 		for _, clients := range []int{-8, 8, 64, 512} {
+			if testing.Short() && clients > 0 && clients < 512 {
+				continue
+			}
 			t.Run(fmt.Sprintf("%+v, %d clients", c, clients), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					l := runtime.NewLanes(runtime.LanesConfig{Lanes: c.lanes, Cores: c.cores})

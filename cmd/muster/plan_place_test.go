@@ -10,6 +10,9 @@ const twoFamilies = "--family ctr=wnd:1,wnd-int8:.985:wnd*.4 " +
 	"--family feed=dien:1,dien-s:.97:dien*.5@2"
 
 func TestPlanPlaceBadInput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	for args, want := range map[string]string{
 		"--model rm2 --family a=wnd:1 --budget 2":            "family: it means nothing without",
 		"--model rm2 --budget 2 --least-accuracy .9":         "least-accuracy: it means nothing",
@@ -56,6 +59,9 @@ func TestPlanPlaceBadInput(t *testing.T) {
 
 // TestPlanPlace: what the plans say fits together: counts, prices, layouts, shares, and the order.
 func TestPlanPlace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	type report struct {
 		Met         bool
 		BoundServed float64 `json:"bound_served_share"`

@@ -18,6 +18,9 @@ import (
 )
 
 func TestPlanBadInput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	dir := writeFiles(t, map[string]string{
 		"shares.csv": "batch_size,weight\n10,0.5\n20,0.3\n",
 		"free.yaml": "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, " +

@@ -227,6 +227,9 @@ func TestSimCompare(t *testing.T) {
 }
 
 func TestReproduce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	out := filepath.Join(t.TempDir(), "new")
 	if _, _, err := execute(t, "reproduce", "kairos-fig99", "--out", out); err == nil ||
 		!strings.Contains(err.Error(), "kairos-fig16") {
