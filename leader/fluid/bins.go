@@ -1,6 +1,7 @@
 package fluid
 
 import (
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -17,16 +18,21 @@ type Latencies interface {
 const binWidth = 10
 
 // Bins returns the bins of a model's batch sizes, ten sizes each, with their mean latency on each
-// type. The latency is 0 if the largest batch of the bin takes longer than qosTarget, or if known
-// is nil. weight is the model's part of all arrivals.
+// type. A bin ends early where a type ceases to answer within qosTarget. The latency is 0 if the
+// bin's batches take longer than qosTarget, or if known is nil. weight is the model's part of all
+// arrivals.
 func Bins(model names.ModelKey, weight float64, sizes profiles.Distribution,
 	qosTarget time.Duration,
 	known []Latencies) []Bin {
+	meets := func(l Latencies, batch int) bool { return l != nil && l.Mean(batch) <= qosTarget }
 	var all []Bin
 	for len(sizes) > 0 {
-		step := (sizes[0].BatchSize + binWidth - 1) / binWidth
-		n := 1
-		for n < len(sizes) && sizes[n].BatchSize <= step*binWidth {
+		step, n := (sizes[0].BatchSize+binWidth-1)/binWidth, 1
+		differs := func(l Latencies) bool {
+			return meets(l, sizes[n].BatchSize) != meets(l, sizes[0].BatchSize)
+		}
+		for n < len(sizes) && sizes[n].BatchSize <= step*binWidth &&
+			!slices.ContainsFunc(known, differs) {
 			n++
 		}
 		bin := Bin{
@@ -37,7 +43,7 @@ func Bins(model names.ModelKey, weight float64, sizes profiles.Distribution,
 			bin.Share += s.Share
 		}
 		for t, l := range known {
-			if l == nil || bin.Share == 0 || l.Mean(bin.BatchSize) > qosTarget {
+			if bin.Share == 0 || !meets(l, bin.BatchSize) {
 				continue
 			}
 			var sum float64

@@ -11,6 +11,7 @@ import (
 	"gonum.org/v1/gonum/optimize/convex/lp"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // randomProgram has up to 5 types, some absent, some unable to serve large
@@ -278,4 +279,26 @@ func BenchmarkConfigurations(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(len(counts)), "configurations")
+}
+
+// perItem is a latency in proportion to the batch size.
+type perItem time.Duration
+
+func (l perItem) Mean(batchSize int) time.Duration {
+	return time.Duration(batchSize) * time.Duration(l)
+}
+
+// TestBinsEndAtTarget: a type serves the batch sizes that it answers in time, also beside larger
+// ones that it does not.
+func TestBinsEndAtTarget(t *testing.T) {
+	sizes := profiles.Distribution{
+		{BatchSize: 1, Share: 0.6}, {BatchSize: 2, Share: 0.3}, {BatchSize: 8, Share: 0.1},
+	}
+	bins := Bins("m", 1, sizes, 100*time.Millisecond, []Latencies{
+		perItem(time.Millisecond), perItem(30 * time.Millisecond), nil,
+	})
+	if len(bins) != 2 || bins[0].BatchSize != 2 || bins[0].Latency[1] != 40*time.Millisecond ||
+		bins[1].BatchSize != 8 || bins[1].Latency[1] != 0 || bins[1].Latency[2] != 0 {
+		t.Errorf("got %+v", bins)
+	}
 }
