@@ -16,7 +16,7 @@ type Fluid struct {
 }
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
-func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
+func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
 	a, space, err := search(p, p.efficiency())
 	if err != nil {
 		return nil, err
@@ -29,7 +29,7 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		if len(found) > 0 {
 			return a.result(len(space), found, a.cheapestReason(len(space), found))
 		}
-		a.noteUnmet(ctx)
+		a.noteUnmet()
 	}
 	// Not the relaxation above, which does not look again at what it has found to be too little.
 	found, err := newRelaxation(a, space).highest(topOr(f.Top))
@@ -88,7 +88,7 @@ func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
 
 // noteUnmet adds a note that no configuration within the limits is expected to serve the rate, and
 // names one beyond the limits that would.
-func (a *Analysis) noteUnmet(ctx context.Context) {
+func (a *Analysis) noteUnmet() {
 	p := *a.Problem
 	note := fmt.Sprintf(
 		"no configuration within the limits is expected to serve %.6g queries/s: these come "+
@@ -97,9 +97,11 @@ func (a *Analysis) noteUnmet(ctx context.Context) {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	if r, err := (Fluid{Top: 1}).Plan(ctx, &p, nil); err == nil {
-		note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration),
-			r.Plans[0].Price)
+	if free, space, err := search(&p, p.efficiency()); err == nil {
+		found, err := newRelaxation(free, space).cheapest(1, p.Rate/p.efficiency())
+		if err == nil && len(found) > 0 {
+			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
+		}
 	}
 	a.Notes = append(a.Notes, note)
 }

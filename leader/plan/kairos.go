@@ -22,7 +22,7 @@ var errSeveralModels = errors.New(
 
 // Plan implements [Planner]. The evaluator is not used and may be nil. For LeastCost it takes the
 // cheapest configuration whose bound times [Problem.Efficiency] reaches the rate.
-func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
+func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
 	a, err := analyse(p, p.efficiency())
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, err
 		if len(found) > 0 {
 			return a.result(space, found, a.cheapestReason(space, found))
 		}
-		a.noteUnmet(ctx)
+		a.noteUnmet()
 	}
 	all, space, err := a.first(max(top, similarOf), byEq15, 0)
 	if err != nil {

@@ -177,7 +177,7 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 		}
 	}
 	if unmet || met == len(frontier) {
-		a.noteUnmet(ctx)
+		a.noteUnmet()
 	}
 	if met < len(frontier) && failed >= 0 {
 		near, err := r.cheapest(len(space), frontier[failed].bound*(1-efficiencySpread))

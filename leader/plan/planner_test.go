@@ -364,3 +364,24 @@ func TestFluidComesNearest(t *testing.T) {
 		}
 	}
 }
+
+// TestExactLoad: without a budget, a rate that some instances just serve has a plan, although their
+// limit is rounded down.
+func TestExactLoad(t *testing.T) {
+	p := &Problem{
+		Types: []Type{{"a", 1, 0}},
+		Models: []Model{{
+			Name: "m", QoSTarget: 100 * time.Millisecond,
+			BatchSizes: []profiles.Share{{BatchSize: 1, Share: 1}},
+			Latencies:  []Latencies{line{0, time.Millisecond}},
+		}},
+		Objective: LeastCost, Rate: 1000, Target: 0.9, Efficiency: 0.9,
+	}
+	r, err := Fluid{}.Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := r.Plans[0].Configuration; first.Count() != 1 || len(r.Notes) > 0 {
+		t.Errorf("got %v, %q", first, r.Notes)
+	}
+}

@@ -150,6 +150,7 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 // cheap ones, those of the highest limit.
 func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 	order, price := r.byPrice()
+	need = digits(need) // as limits are
 	var found []bounded
 	for _, i := range order {
 		if len(found) >= n && price[i] > found[len(found)-1].price {
