@@ -123,7 +123,8 @@ type Result struct {
 	Plans []Plan
 	// Evaluations are the evaluations made, in order.
 	Evaluations []Evaluation
-	// SearchSpace is the number of configurations to choose from.
+	// SearchSpace is the number of configurations to choose from; 0 if the search was interrupted
+	// and the problem itself does not limit them.
 	SearchSpace int
 	// Notes are sentences for the user: types left out, a demand that cannot be met.
 	Notes []string

@@ -385,3 +385,20 @@ func TestExactLoad(t *testing.T) {
 		t.Errorf("got %v, %q", first, r.Notes)
 	}
 }
+
+// TestSoFarWithoutLimits: what was evaluated before an interrupt is returned also if the problem
+// has neither budget nor limits, for which the search set its own.
+func TestSoFarWithoutLimits(t *testing.T) {
+	p := rm2()
+	p.Objective, p.Budget, p.Rate = LeastCost, 0, 100
+	c := make(Configuration, len(p.Types))
+	c[0] = 2
+	r, err := SoFar(p, []Evaluation{{c, Estimate{Value: 0.8}}}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Plans) != 1 || r.Plans[0].Satisfaction != 0.8 || r.SearchSpace != 0 ||
+		r.Doubt != "the search was interrupted after 1 evaluations" {
+		t.Errorf("got %+v", r)
+	}
+}

@@ -15,11 +15,7 @@ func SoFar(p *Problem, evaluations []Evaluation, top int) (*Result, error) {
 			return nil, err
 		}
 	}
-	space, err := p.Space()
-	if err != nil {
-		return nil, err
-	}
-	r := &Result{Evaluations: evaluations, SearchSpace: len(space)}
+	r := &Result{Evaluations: evaluations}
 	for _, e := range evaluations {
 		r.Plans = append(r.Plans, p.evaluated(a, e))
 	}
@@ -29,7 +25,11 @@ func SoFar(p *Problem, evaluations []Evaluation, top int) (*Result, error) {
 		r.Plans[i].Reason = "evaluated before the interrupt"
 	}
 	r.Plans[0].Reason = "the best of those evaluated before the interrupt"
-	r.Doubt = fmt.Sprintf("the search was interrupted after %d of %d configurations",
-		len(evaluations), len(space))
+	r.Doubt = fmt.Sprintf("the search was interrupted after %d evaluations", len(evaluations))
+	if space, err := p.Space(); err == nil { // otherwise the search set limits of its own
+		r.SearchSpace = len(space)
+		r.Doubt = fmt.Sprintf("the search was interrupted after %d of %d configurations",
+			len(evaluations), len(space))
+	}
 	return r, nil
 }

@@ -152,8 +152,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Plain {
 		planner += " as in its paper (--plain)"
 	}
-	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations,
-		r.SearchSpace, r.Evaluator, r.Source)
+	of := ""
+	if r.SearchSpace > 0 {
+		of = fmt.Sprintf(" of %d", r.SearchSpace)
+	}
+	fmt.Fprintf(&b, "planner %s: %d%s configurations %s (%s)\n\n", planner, r.Evaluations, of,
+		r.Evaluator, r.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t$/hr\texpected\tbound\tconfiguration\twhy")
 	for i, one := range r.Plans {
