@@ -111,7 +111,7 @@ func (r *Renter) Launched(slot Slot, i Instance, now time.Duration) {
 
 // Failed tells that a launch gave none, with the provider's words.
 func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
-	if f != Unknown {
+	if f == IsShort || f == OverQuota || f == Spent {
 		// An earlier call for the slot may have come through, but this one would have given it.
 		delete(r.unsure, slot)
 	}
@@ -126,9 +126,7 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 		r.spent[slot.place()] = max(r.spent[slot.place()], slot.Generation+1)
 	case Throttled, Unknown:
 		if f == Unknown {
-			if _, ok := r.unsure[slot]; !ok {
-				r.unsure[slot] = now
-			}
+			r.unsure[slot] = now
 		}
 		r.wait = min(max(2*r.wait, r.policy.Backoff), r.policy.MaxBackoff)
 		r.backing, r.refusal = now+r.wait, why

@@ -209,6 +209,26 @@ func TestUnansweredCounts(t *testing.T) {
 	}
 }
 
+// TestUnansweredAgain: what may have been launched is paid for as long after the last call that may
+// have done it, and a refusal of another call does not say that it was not.
+func TestUnansweredAgain(t *testing.T) {
+	for _, again := range []Failure{Unknown, Throttled, Denied} {
+		r := New(policyOf(0.6), 0)
+		s := situation(map[Kind]int{gpu: 1})
+		slot := r.Step(s).Actions[0].Slot
+		r.Failed(slot, Unknown, "timeout", s.Now)
+		if again == Unknown {
+			s.Now += 110 * time.Second
+		}
+		r.Failed(slot, again, "the provider's words", s.Now)
+		s.Desired.Counts = nil
+		s.Now += time.Minute
+		if got := r.Step(s).Price; got != 0.526 {
+			t.Errorf("%v: $%v/hr are paid for, want those of the GPU", again, got)
+		}
+	}
+}
+
 // TestSpent: a slot whose instance has ended leads to the next generation.
 func TestSpent(t *testing.T) {
 	r := New(policyOf(6), 0)
