@@ -121,6 +121,22 @@ func TestEq15(t *testing.T) {
 	}
 }
 
+// TestEq15RoundedShares: shares may add up to a little less than 1.
+func TestEq15RoundedShares(t *testing.T) {
+	p := rm2()
+	p.Models[0].BatchSizes = []profiles.Share{{BatchSize: 10, Share: 0.3333333},
+		{BatchSize: 20, Share: 0.3333333}, {BatchSize: 30, Share: 0.3333333}}
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []Configuration{{1, 1, 0, 0}, {2, 0, 3, 1}} {
+		if got := a.eq15.of(c); !(got > 0) || math.IsInf(got, 1) {
+			t.Errorf("%v: bound %v", c, got)
+		}
+	}
+}
+
 func TestAnalyse(t *testing.T) {
 	p := rm2()
 	a, err := Analyse(p)

@@ -81,11 +81,10 @@ func (e *eq15) of(c Configuration) float64 {
 			auxiliary += float64(n) * e.smaller[widest][i]
 		}
 	}
-	f := e.fraction[widest]
-	if f >= 1-1e-12 {
+	if math.IsInf(e.larger[widest], 1) { // no query is larger
 		return auxiliary + u*e.all
 	}
-	larger := u * e.larger[widest]
+	f, larger := e.fraction[widest], u*e.larger[widest]
 	spare := larger - auxiliary*(1-f)/f // Eq. 14
 	if spare <= 0 {
 		return larger / (1 - f)

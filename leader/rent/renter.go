@@ -338,7 +338,7 @@ func (s *step) place(m *Machine) {
 	s.generation[p] = max(s.generation[p], m.Slot.Generation+1)
 	h := s.history(m.ID)
 	if m.State >= Stopping || h.returned {
-		if m.State == Gone && !h.ended && !h.returned && (h.joined || h.ends) {
+		if !h.ended && !h.returned && (h.joined || h.ends) {
 			if h.ends {
 				s.event("%s (%s): the provider has taken it back", m.ID, m.Slot)
 			} else {

@@ -242,24 +242,30 @@ func TestSpent(t *testing.T) {
 	}
 }
 
-// TestEnded: an instance that another tool ends, or that the provider takes, is told once.
+// TestEnded: an instance that another tool ends, or that the provider takes, is told once, also if it
+// is first seen while it stops.
 func TestEnded(t *testing.T) {
-	r := New(policyOf(6), 0)
-	s := situation(map[Kind]int{small: 2}, slots(small, 2)...)
-	r.Step(s)
-	s.Agents[1].Ends = time.Minute
-	r.Step(s)
-	s.Agents = nil
-	for i := range s.Instances {
-		s.Instances[i].State = Gone
-	}
-	want := []string{"i-0 (r5n.large/on-demand/0/0) was ended, and not by this leader",
-		"i-1 (r5n.large/on-demand/1/0): the provider has taken it back"}
-	if got := r.Step(s).Events; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if again := r.Step(s).Events; len(again) > 0 {
-		t.Errorf("told again: %q", again)
+	for _, first := range []State{Stopping, Gone} {
+		r := New(policyOf(6), 0)
+		s := situation(map[Kind]int{small: 2}, slots(small, 2)...)
+		r.Step(s)
+		s.Agents[1].Ends = time.Minute
+		r.Step(s)
+		s.Agents = nil
+		become := func(state State) []string {
+			for i := range s.Instances {
+				s.Instances[i].State = state
+			}
+			return r.Step(s).Events
+		}
+		want := []string{"i-0 (r5n.large/on-demand/0/0) was ended, and not by this leader",
+			"i-1 (r5n.large/on-demand/1/0): the provider has taken it back"}
+		if got := become(first); !slices.Equal(got, want) {
+			t.Errorf("%v: %q, want %q", first, got, want)
+		}
+		if again := become(Gone); len(again) > 0 {
+			t.Errorf("told again: %q", again)
+		}
 	}
 }
 
