@@ -34,17 +34,24 @@ func Install(dir, model string, made Provenance, overwrite bool,
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(temporary)) }()
+	leftover := temporary
+	defer func() { err = errors.Join(err, os.RemoveAll(leftover)) }()
 	folder := filepath.Join(temporary, model)
+	old := folder + ".old"
 	if err := write(folder); err != nil {
 		return false, err
 	}
 	if there == other {
-		if err := os.Rename(target, filepath.Join(temporary, "old")); err != nil {
+		if err := os.Rename(target, old); err != nil {
 			return false, err
 		}
 	}
 	if err := os.Rename(folder, target); err != nil {
+		if there == other {
+			if back := os.Rename(old, target); back != nil { // it stays in the hidden folder
+				leftover, err = folder, errors.Join(err, back)
+			}
+		}
 		return false, err
 	}
 	return true, nil
