@@ -83,7 +83,8 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	}
 	prefix := strings.Trim(u.Path, "/")
 	u.Path = ""
-	b, err := blob.OpenBucket(ctx, u.String())
+	// Google's library keeps the context for all of the process, and gets each later token with it.
+	b, err := blob.OpenBucket(context.WithoutCancel(ctx), u.String())
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, explain(err))
 	}
