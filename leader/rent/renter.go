@@ -50,10 +50,12 @@ type Renter struct {
 	// until it is listed.
 	asked  map[string]asked
 	unsure map[Slot]time.Duration
-	spent  map[place]int // the newest generation that has ended, where the list does not say
-	known  map[string]*history
-	lacks  map[Kind]lack
-	duds   map[Kind]int
+	// generation is the next one of each place. It is kept for all of the term: a provider lists
+	// what has ended for an hour, and knows its slot for a day.
+	generation map[place]int
+	known      map[string]*history
+	lacks      map[Kind]lack
+	duds       map[Kind]int
 	// backing is until when no launch is made, why, and how long the wait was.
 	backing time.Duration
 	wait    time.Duration
@@ -88,7 +90,7 @@ type lack struct {
 func New(policy Policy, now time.Duration) *Renter {
 	return &Renter{
 		policy: policy, began: now, asked: map[string]asked{}, unsure: map[Slot]time.Duration{},
-		spent: map[place]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
+		generation: map[place]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
 		duds: map[Kind]int{},
 	}
 }
@@ -103,6 +105,7 @@ func (r *Renter) Launched(slot Slot, i Instance, now time.Duration) {
 		return
 	}
 	i.Slot = slot
+	r.used(slot)
 	delete(r.unsure, slot)
 	delete(r.lacks, slot.Kind)
 	r.wait, r.refusal = 0, ""
@@ -123,7 +126,7 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 	case Denied:
 		r.backing, r.refusal = now+r.policy.Denied, why
 	case Spent:
-		r.spent[slot.place()] = max(r.spent[slot.place()], slot.Generation+1)
+		r.used(slot)
 	case Throttled, Unknown:
 		if f == Unknown {
 			r.unsure[slot] = now
@@ -131,6 +134,12 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 		r.wait = min(max(2*r.wait, r.policy.Backoff), r.policy.MaxBackoff)
 		r.backing, r.refusal = now+r.wait, why
 	}
+}
+
+// used notes that the next instance in the slot's place is of a later generation.
+func (r *Renter) used(slot Slot) {
+	p := slot.place()
+	r.generation[p] = max(r.generation[p], slot.Generation+1)
 }
 
 // leave leaves a kind alone for a time that doubles.
@@ -204,15 +213,14 @@ type step struct {
 	*Seen
 	out Step
 
-	generation map[place]int  // the next one
-	taken      map[place]bool // paid for
-	kinds      []Kind         // desired or there, in order
-	have       map[Kind][]*Machine
-	serving    map[profiles.InstanceType]int // agents, foreign ones included
-	agents     int                           // their number
-	starting   int
-	draining   int
-	live       int // of this fleet
+	taken    map[place]bool // paid for
+	kinds    []Kind         // desired or there, in order
+	have     map[Kind][]*Machine
+	serving  map[profiles.InstanceType]int // agents, foreign ones included
+	agents   int                           // their number
+	starting int
+	draining int
+	live     int // of this fleet
 	// unpriced is a kind of which something is paid for and the price is not known.
 	unpriced *Kind
 	blocked  bool // only the price keeps something from being launched
@@ -235,7 +243,7 @@ func (s *step) hold(reason Reason, until time.Duration, what, why string, args .
 
 // join makes machines of what the provider lists, what the agents say, and what was launched.
 func (s *step) join() {
-	s.generation, s.taken = maps.Clone(s.spent), map[place]bool{}
+	s.taken = map[place]bool{}
 	s.have, s.serving = map[Kind][]*Machine{}, map[profiles.InstanceType]int{}
 	all := map[string]*Machine{}
 	for _, i := range s.Instances {
@@ -334,8 +342,7 @@ func (s *step) price(kind Kind, said float64) float64 {
 
 // place finds a machine's phase and counts it.
 func (s *step) place(m *Machine) {
-	p := m.Slot.place()
-	s.generation[p] = max(s.generation[p], m.Slot.Generation+1)
+	s.used(m.Slot)
 	h := s.history(m.ID)
 	if m.State >= Stopping || h.returned {
 		if !h.ended && !h.returned && (h.joined || h.ends) {
@@ -349,7 +356,7 @@ func (s *step) place(m *Machine) {
 		return
 	}
 	s.phase(m, h)
-	s.taken[p] = true
+	s.taken[m.Slot.place()] = true
 	s.out.Price += s.price(m.Slot.Kind, m.Price)
 	s.live++
 	switch m.Phase {

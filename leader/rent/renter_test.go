@@ -308,3 +308,22 @@ func TestWorthNothing(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestForgotten: a slot whose instance has ended leads to the next generation also when the
+// provider lists that instance no more, and so does one whose instance is never listed: a provider
+// that has forgotten an instance gives it once more.
+func TestForgotten(t *testing.T) {
+	r := New(policyOf(6), 0)
+	s := situation(map[Kind]int{}, slots(small, 1)...)
+	s.Instances[0].State, s.Agents = Gone, nil
+	r.Step(s)
+	s.Instances, s.Desired.Counts = nil, map[Kind]int{small: 1}
+	for generation := 1; generation < 3; generation++ {
+		s.Now += time.Hour
+		actions := r.Step(s).Actions
+		if len(actions) != 1 || actions[0].Slot.Generation != generation {
+			t.Fatalf("%+v, want generation %d", actions, generation)
+		}
+		r.Launched(actions[0].Slot, Instance{ID: fmt.Sprintf("i-%d", generation), By: "us"}, s.Now)
+	}
+}
