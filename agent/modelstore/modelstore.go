@@ -387,13 +387,21 @@ func (f *Follower) follows(name string) bool {
 }
 
 // wanted returns the versions of a model that are to be here: those that are released, of which the
-// first one's settings hold, and the newest. Beside them it returns those that are here and serve,
-// until the wanted ones serve too.
+// first one's settings hold, and the newest. A released one that is here stays when the store has
+// it no longer. Beside them it returns those that are here and serve, until the wanted ones serve
+// too.
 func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status) (wanted,
 	beside []int64) {
+	available := slices.Clone(entry.Versions)
+	for _, held := range m.held {
+		if !slices.Contains(entry.Versions, held.Version) {
+			m.manifests[held.Version] = held
+			available = append(available, held.Version)
+		}
+	}
 	newest := entry.Versions[len(entry.Versions)-1]
 	for _, number := range append(f.config.Released(m.name), newest) {
-		if slices.Contains(entry.Versions, number) && !slices.Contains(wanted, number) {
+		if slices.Contains(available, number) && !slices.Contains(wanted, number) {
 			wanted = append(wanted, number)
 		}
 	}

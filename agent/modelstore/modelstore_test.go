@@ -37,7 +37,8 @@ type bench struct {
 
 	mu       sync.Mutex
 	statuses []models.Status
-	away     error // what the store fails with
+	away     error  // what the store fails with
+	lacks    string // a key that it does not list
 	log      strings.Builder
 }
 
@@ -62,12 +63,17 @@ type bucket struct {
 
 func (k bucket) List(ctx context.Context, prefix string, each func(string, int64) error) error {
 	k.b.mu.Lock()
-	err := k.b.away
+	err, lacks := k.b.away, k.b.lacks
 	k.b.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	return k.Bucket.List(ctx, prefix, each)
+	return k.Bucket.List(ctx, prefix, func(key string, size int64) error {
+		if key == lacks {
+			return nil
+		}
+		return each(key, size)
+	})
 }
 
 func newBench(t *testing.T, change func(*Config)) *bench {
@@ -233,6 +239,35 @@ func TestFollow(t *testing.T) {
 			t.Error("no event says that the store is back")
 		}
 	})
+}
+
+// TestFollowGone: a released version serves on when the store has it no longer, with its settings,
+// also after a start; one that is not released goes.
+func TestFollowGone(t *testing.T) {
+	b := newBench(t, nil)
+	for version := range int64(4) {
+		b.push("ncf", version+1, 10)
+	}
+	b.released["ncf"] = []int64{3, 2}
+	b.look()
+	b.ready(2, 3, 4)
+	b.holds("with all of them", "ncf/2", "ncf/3", "ncf/4")
+	b.lacks = "models/ncf/3.json"
+	for range 2 {
+		b.look()
+		b.holds("without 3", "ncf/2", "ncf/3", "ncf/4")
+		held := b.cache.Held()["ncf"]
+		if len(held) != 3 || held[0].Version != 3 {
+			t.Errorf("held %v, want 3 first", held)
+		}
+		var err error
+		if b.Follower, err = New(b.config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.released["ncf"] = nil
+	b.look()
+	b.holds("nothing is released", "ncf/4")
 }
 
 // TestFollowReleases: the newest release is read before a model's files, once for each number. While
