@@ -84,7 +84,9 @@ func New(config Config) (*Renting, error) {
 		return nil, fmt.Errorf("what is desired of the fleet: %w", err)
 	default:
 		d := &control.DesiredFleet{}
-		if err := protojson.Unmarshal(text, d); err != nil {
+		// A later version may have written more.
+		err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, d)
+		if err != nil {
 			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.path(), err)
 		}
 		r.desired = d

@@ -3,6 +3,8 @@ package renting
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -48,6 +50,18 @@ func TestPauseOutlastsRestart(t *testing.T) {
 		if r.paused(r.Desired()) == "" {
 			t.Error("it does not pause")
 		}
+	}
+}
+
+// TestDesiredByLaterVersion: an agent that goes back to this version knows what it desired.
+func TestDesiredByLaterVersion(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"epoch": "3", "identity": "a", "known": true, "later": {"more": 1}}`
+	if err := os.WriteFile(filepath.Join(dir, "desired.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if d := renter(t, dir).Desired(); d.GetEpoch() != 3 || d.GetIdentity() != "a" {
+		t.Errorf("desires %v", d)
 	}
 }
 
