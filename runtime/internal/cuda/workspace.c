@@ -76,16 +76,15 @@ int cublasSetStream_v2(void *handle, void *stream) {
 
 int cublasDestroy_v2(void *handle) {
 	if (!has_cublas()) return NOT_INITIALIZED;
-	int code = cublas.Destroy(handle);
+	// Before the handle is destroyed: another thread's new one may then have its address.
 	pthread_mutex_lock(&mutex);
-	for (workspace **at = &first; *at; at = &(*at)->next) {
-		workspace *w = *at;
-		if (w->handle != handle) continue;
-		cuda_device_free(w->memory);
-		*at = w->next;
-		free(w);
-		break;
-	}
+	workspace **at = &first;
+	while (*at && (*at)->handle != handle) at = &(*at)->next;
+	workspace *w = *at;
+	if (w) *at = w->next;
 	pthread_mutex_unlock(&mutex);
+	int code = cublas.Destroy(handle);
+	if (w) cuda_device_free(w->memory);
+	free(w);
 	return code;
 }

@@ -17,7 +17,10 @@ int cublasSetWorkspace_v2(void *h, void *workspace, size_t size) {
 	return 0;
 }
 
+void (*destroyed)(void *); // called with a handle that has ended, whose memory may be used again
+
 int cublasDestroy_v2(void *h) {
 	*(handle *)h = (handle){NULL, NULL, 0};
+	if (destroyed) destroyed(h);
 	return 0;
 }
