@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
-	"sync"
 	"unsafe"
 )
 
@@ -35,16 +34,16 @@ func failure(call string, code C.int) error {
 	return &Error{call, int(code), C.GoString(C.cuda_text(code))}
 }
 
-// Open readies the card that CUDA shows this process, the first one. A second call does nothing. CUDA
-// must have been initialized.
-var Open = sync.OnceValue(func() error {
+// Open readies the card that CUDA shows this process, the first one. A call after one that succeeded
+// does nothing. CUDA must have been initialized.
+func Open() error {
 	var missing *C.char
 	code := C.cuda_open(&missing)
 	if missing != nil {
 		return fmt.Errorf("the NVIDIA driver lacks %s", C.GoString(missing))
 	}
 	return failure("use the card's context", code)
-})
+}
 
 // A Buffer is memory of the machine and as much of the card's, between which it is copied. It is never
 // memory of Go's.

@@ -88,6 +88,13 @@ func TestWithDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var full *Error
+	memory := os.Getenv("FAKE_CUDA")
+	t.Setenv("FAKE_CUDA", "0")
+	if err := Open(); !errors.As(err, &full) || full.Code != 2 {
+		t.Errorf("opened a card without memory: %v", err)
+	}
+	t.Setenv("FAKE_CUDA", memory)
 	check(Open())
 	s, err := NewStream()
 	check(err)
@@ -96,7 +103,6 @@ func TestWithDriver(t *testing.T) {
 	if !bytes.Equal(b.Host, make([]byte, 600)) {
 		t.Error("a new buffer is not zero")
 	}
-	var full *Error
 	if _, err := NewBuffer(600); !errors.As(err, &full) || full.Code != 2 ||
 		full.Error() != "CUDA failure 2: out of memory (allocate memory)" {
 		t.Errorf("allocated more than there is: %v", err)

@@ -8,7 +8,7 @@
 
 // cuda_open finds libcuda.so.1's functions and the card's primary context, which ONNX Runtime uses
 // too. It sets *missing to the name of a function that is not there, or else to NULL. Call it after
-// cuInit, and before the others; a second call does nothing.
+// cuInit, and before the others; a call after one that succeeded does nothing.
 int cuda_open(const char **missing);
 
 // cuda_allocate allocates size bytes of the machine's memory that the card reads and writes by itself,
