@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -690,6 +691,44 @@ func TestNewestDrains(t *testing.T) {
 		if got := version(); got != "1" {
 			f.Errorf("version %q answered in the end, want 1", got)
 		}
+	})
+}
+
+// TestReadyWhileDraining: a model that only a draining agent has is not ready, by REST as by gRPC.
+func TestReadyWhileDraining(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		newer := f.copyModels()
+		if err := os.Rename(filepath.Join(newer, "ncf", "1"),
+			filepath.Join(newer, "ncf", "2")); err != nil {
+			f.Fatal(err)
+		}
+		a, b := f.start(), f.start(func(b *Agent) { b.config.ModelDir = newer })
+		f.settled(a, b)
+		ready := func() (bool, int) {
+			resp, err := a.oip.ModelReady(f.Context(),
+				&inference.ModelReadyRequest{Name: "ncf", Version: "2"})
+			if err != nil {
+				f.Fatal(err)
+			}
+			rest := httptest.NewRecorder()
+			a.server.REST().ServeHTTP(rest,
+				httptest.NewRequest("GET", "/v2/models/ncf/versions/2/ready", nil))
+			return resp.Ready, rest.Code
+		}
+		if is, code := ready(); !is || code != 200 {
+			f.Errorf("before: %v by gRPC, %d by REST", is, code)
+		}
+		b.drain()
+		f.eventually(time.Second, func() string {
+			is, code := ready()
+			if is != (code == 200) {
+				f.Errorf("while the agent drains: %v by gRPC, %d by REST", is, code)
+			}
+			if code == 200 {
+				return "it is still ready"
+			}
+			return ""
+		})
 	})
 }
 

@@ -210,6 +210,11 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 		req.PathValue("version")); err != nil {
 		return err
 	}
+	if r.Ready() {
+		writeErrorStatus(w, http.StatusServiceUnavailable,
+			"not ready: the agents that have the model drain")
+		return nil
+	}
 	return r.serverReady(w, req)
 }
 
