@@ -81,7 +81,8 @@ func manage() (nvml.Interface, error) {
 const visible = "CUDA_VISIBLE_DEVICES"
 
 // Open chooses this process's card: by its place in the machine ("1"), by its UUID or by the UUID of
-// a MIG slice, and "" is the first one of CUDA_VISIBLE_DEVICES, or of the machine.
+// a MIG slice, and "" is the first one of CUDA_VISIBLE_DEVICES or, if that is not set, of the machine.
+// If it is set to nothing, it hides all.
 //
 // If major > 0, Open also readies CUDA for a library that was built for that major version: it
 // checks that the driver can run it, and has CUDA show this process the card alone. It must then be
@@ -106,9 +107,13 @@ func Open(spec string, major int) (*Card, error) {
 		}
 	}
 	var card *Card
+	devices, set := os.LookupEnv(visible)
+	first := firstOf(devices)
 	switch {
+	case err == nil && spec == "" && set && first == "":
+		return nil, fmt.Errorf("%s is empty, which hides all GPUs from this process", visible)
 	case err == nil:
-		if card, err = choose(api, cmp.Or(spec, firstOf(os.Getenv(visible))), version); err != nil {
+		if card, err = choose(api, cmp.Or(spec, first), version); err != nil {
 			return nil, err
 		}
 	case cuda == nil, spec != "": // without NVML nothing is known of the cards

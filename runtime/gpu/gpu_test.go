@@ -27,9 +27,17 @@ func fake(t *testing.T, s fakenvidia.State) *fakenvidia.Driver {
 		t.Fatal(err)
 	}
 	t.Setenv(fakenvidia.Variable, d.State())
-	t.Setenv(visible, "")
+	unset(t)
 	use(t, d.CUDA, d.NVML)
 	return d
+}
+
+// unset has no CUDA_VISIBLE_DEVICES until the test ends.
+func unset(t *testing.T) {
+	t.Setenv(visible, "") // restores it in the end
+	if err := os.Unsetenv(visible); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // use has the package load other libraries, by their paths.
@@ -67,7 +75,9 @@ func TestOpen(t *testing.T) {
 		{"", "", "GPU-a"}, {"0", "", "GPU-a"}, {"1", "", "GPU-b"}, {"GPU-b", "", "GPU-b"},
 		{"", "1,0", "GPU-b"}, {"", "GPU-b", "GPU-b"}, {"0", "1", "GPU-a"},
 	} {
-		t.Setenv(visible, tt.visible)
+		if unset(t); tt.visible != "" {
+			t.Setenv(visible, tt.visible)
+		}
 		c, err := Open(tt.spec, 13)
 		if err != nil {
 			t.Fatalf("%q with %q visible: %v", tt.spec, tt.visible, err)
@@ -97,7 +107,7 @@ func TestOpen(t *testing.T) {
 	for spec, uuid := range map[string]string{
 		"": "MIG-x", "MIG-y": "MIG-y", "1": "GPU-b",
 	} {
-		t.Setenv(visible, "")
+		unset(t)
 		c, err := Open(spec, 13)
 		if err != nil || c.UUID != uuid || c.Others != 2 {
 			t.Errorf("of slices, %q: got %+v, %v", spec, c, err)
@@ -136,6 +146,20 @@ func TestReasons(t *testing.T) {
 		if _, err := Open(tt.spec, 13); err == nil || err.Error() != tt.want {
 			t.Errorf("of %s: got error %v, want %s", d.Dir, err, tt.want)
 		}
+	}
+}
+
+// TestHidden: who sets CUDA_VISIBLE_DEVICES to nothing hides all cards, as from any program with CUDA.
+func TestHidden(t *testing.T) {
+	fake(t, fakenvidia.State{Cards: []fakenvidia.Card{card("GPU-a")}})
+	t.Setenv(visible, "")
+	for _, major := range []int{0, 13} {
+		if c, err := Open("", major); err == nil || !strings.Contains(err.Error(), visible) {
+			t.Errorf("for CUDA %d: got %v, error %v, want no card", major, c, err)
+		}
+	}
+	if c, err := Open("0", 13); err != nil || c.UUID != "GPU-a" {
+		t.Errorf("by its number: got %v, error %v", c, err)
 	}
 }
 
