@@ -366,7 +366,7 @@ func agrees(t tensor.DataType, got, want []byte) bool {
 		case a != b && !math.IsNaN(a):
 			apart = max(apart, math.Abs(a-b))
 		}
-		if !math.IsNaN(b) {
+		if !math.IsNaN(b) && !math.IsInf(b, 0) {
 			largest = max(largest, math.Abs(b))
 		}
 	}

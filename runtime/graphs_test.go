@@ -39,7 +39,7 @@ func TestAgrees(t *testing.T) {
 		}
 		return data
 	}
-	nan := float32(math.NaN())
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	for _, c := range []struct {
 		of        tensor.DataType
 		got, want []byte
@@ -52,6 +52,9 @@ func TestAgrees(t *testing.T) {
 		{tensor.FP32, floats(nan, 1), floats(nan, 1.00001), true},
 		{tensor.FP32, floats(nan, 1), floats(1, 1), false},
 		{tensor.FP32, floats(1, 1), floats(nan, 1), false},
+		{tensor.FP32, floats(inf, 1), floats(inf, 1.00001), true},
+		{tensor.FP32, floats(inf, 5), floats(inf, 1), false},
+		{tensor.FP32, floats(5, 1), floats(inf, 1), false},
 		{tensor.Int64, []byte{1, 0, 0, 0, 0, 0, 0, 0}, []byte{1, 0, 0, 0, 0, 0, 0, 0}, true},
 		{tensor.Int64, []byte{1, 0, 0, 0, 0, 0, 0, 0}, []byte{2, 0, 0, 0, 0, 0, 0, 0}, false},
 	} {

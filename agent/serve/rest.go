@@ -397,7 +397,7 @@ func writeJSON(w http.ResponseWriter, v any) error {
 func writeError(w http.ResponseWriter, err error) {
 	f := outcome.Of(err)
 	if f.RetryAfter > 0 { // the header holds whole seconds only
-		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(f.RetryAfter.Seconds())))
+		w.Header().Set("Retry-After", fmt.Sprintf("%.0f", math.Ceil(f.RetryAfter.Seconds())))
 	}
 	message := err.Error()
 	if s, ok := status.FromError(err); ok {

@@ -79,7 +79,10 @@ type Stream struct{ handle unsafe.Pointer }
 // NewStream returns a stream, which does not wait for others.
 func NewStream() (*Stream, error) {
 	s := &Stream{}
-	return s, failure("make a stream", C.cuda_stream(&s.handle))
+	if err := failure("make a stream", C.cuda_stream(&s.handle)); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // Handle is the cudaStream_t.
