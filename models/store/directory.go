@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,15 +108,28 @@ func (d directory) Create(ctx context.Context, key string, size int64, r io.Read
 		return d.explain(err)
 	}
 	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
-	n, err := io.Copy(f, r)
+	n, err := copyAll(ctx, f, r)
 	if err == nil && n != size {
 		err = fmt.Errorf("store %s: %s: read %d bytes to write, expected %d", d, key, n, size)
 	}
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close(), ctx.Err())
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
 	if err != nil {
 		return d.explain(err)
 	}
 	return d.explain(os.Link(f.Name(), path))
+}
+
+// copyAll copies what r has, and returns how many bytes. The end of ctx takes effect after each 16 MiB.
+func copyAll(ctx context.Context, w io.Writer, r io.Reader) (n int64, err error) {
+	for err == nil {
+		var some int64
+		some, err = io.CopyN(w, r, 16<<20)
+		n, err = n+some, cmp.Or(ctx.Err(), err)
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return n, err
 }
 
 func (d directory) Close() error { return nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,33 @@ func TestCreate(t *testing.T) {
 		if won.Load() != 1 {
 			t.Fatalf("round %d: %d writers won, want one", round, won.Load())
 		}
+	}
+}
+
+// zeros is an endless file of them that ends a context when it is read.
+type zeros struct {
+	end  context.CancelFunc
+	read int
+}
+
+func (z *zeros) Read(p []byte) (int, error) {
+	z.end()
+	clear(p)
+	z.read += len(p)
+	return len(p), nil
+}
+
+// TestCreateEnds: a push that its user ends does not copy on.
+func TestCreateEnds(t *testing.T) {
+	dir := t.TempDir()
+	ctx, end := context.WithCancel(t.Context())
+	file := &zeros{end: end}
+	err := Directory(dir).Create(ctx, "blobs/a", 1<<30, io.LimitReader(file, 1<<30))
+	if !errors.Is(err, context.Canceled) || file.read > 64<<20 {
+		t.Errorf("read %d bytes, %v", file.read, err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "blobs")); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
 	}
 }
 
