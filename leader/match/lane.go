@@ -155,8 +155,11 @@ func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 
 // lasts reports whether a query that l is given next, and that takes so long there, would very
 // likely end before l does; false if t is nil.
-func (l *lane) lasts(t *Table, batch int) bool {
-	return t != nil && l.m.now+l.start()+t.tail[batch] <= l.ends
+func (l *lane) lasts(t *Table, batch int) bool { return l.lastsFrom(l.start(), t, batch) }
+
+// lastsFrom is lasts of a query that starts there in start ms.
+func (l *lane) lastsFrom(start float64, t *Table, batch int) bool {
+	return t != nil && l.m.now+start+t.tail[batch] <= l.ends
 }
 
 // latency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does not

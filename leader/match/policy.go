@@ -101,7 +101,7 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 // q does, by the variant that assignInTime chooses.
 func (l *lane) endsAfter(q *query, start float64) bool {
 	model, _ := l.inTime(q, l.m.left(q)-start)
-	return model >= 0 && l.m.now+start+l.table(model).tail[q.batch] <= l.ends
+	return model >= 0 && l.lastsFrom(start, l.table(model), q.batch)
 }
 
 // queues queues each query, when it arrives, at one of the lanes that may have it, which pick
