@@ -1,16 +1,13 @@
 package runtime_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math"
 	"math/rand/v2"
-	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -23,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 // openBoth opens the executors on the machine's card and on its CPU, whose log is the test's.
@@ -192,29 +190,16 @@ func TestCardFull(t *testing.T) {
 		}
 	}
 
-	hog := exec.CommandContext(t.Context(), "python3", "../scripts/gpu/hog.py", "4")
-	hog.Stderr = t.Output()
-	stdin, err := hog.StdinPipe()
+	said, empty, err := harness.FillCard(t.Context(), 4)
 	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := hog.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := hog.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := errors.Join(stdin.Close(), hog.Wait()); err != nil {
+		if err := empty(); err != nil {
 			t.Error(err)
 		}
 	}()
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Log(line)
+	t.Log(said)
 	_, err = card.Load(t.Context(), generate(t, "dien", zoo.Default))
 	wantError(t, err, "it does not fit into the memory of GPU 0")
 	var group sync.WaitGroup

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 
 	"github.com/muster-serve/muster/scripts/harness"
 )
@@ -30,24 +27,11 @@ func (r *run) memory(ctx context.Context) error {
 		return err
 	}
 
-	hog := exec.CommandContext(ctx, "python3", "scripts/gpu/hog.py", "100")
-	hog.Stderr, hog.SysProcAttr = os.Stderr, harness.ChildAttributes()
-	stdin, err := hog.StdinPipe()
+	said, empty, err := harness.FillCard(ctx, 100)
 	if err != nil {
 		return err
 	}
-	stdout, err := hog.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := hog.Start(); err != nil {
-		return err
-	}
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		return fmt.Errorf("hog.py: %w", err)
-	}
-	fmt.Print("another process: ", line)
+	fmt.Print("another process: ", said)
 	failure := agent.LoadModel(ctx, "dien")
 	fmt.Println("load dien:", failure)
 	var failed []error
@@ -65,7 +49,7 @@ func (r *run) memory(ctx context.Context) error {
 			qps, err)
 		failed = append(failed, err)
 	}
-	failed = append(failed, stdin.Close(), hog.Wait())
+	failed = append(failed, empty())
 	again := agent.LoadModel(ctx, "dien")
 	fmt.Println("load dien when the memory is back:", again)
 	r.results["memory"] = fmt.Sprint(failure)
