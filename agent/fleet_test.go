@@ -657,10 +657,7 @@ func TestDrainByCall(t *testing.T) {
 func TestNewestDrains(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		newer := f.copyModels()
-		if err := os.Rename(filepath.Join(newer, "ncf", "1"),
-			filepath.Join(newer, "ncf", "2")); err != nil {
-			f.Fatal(err)
-		}
+		f.toVersion2(newer)
 		a, b := f.start(), f.start()
 		c := f.start(func(a *Agent) { a.config.ModelDir = newer })
 		f.settled(a, b, c)
@@ -698,10 +695,7 @@ func TestNewestDrains(t *testing.T) {
 func TestReadyWhileDraining(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		newer := f.copyModels()
-		if err := os.Rename(filepath.Join(newer, "ncf", "1"),
-			filepath.Join(newer, "ncf", "2")); err != nil {
-			f.Fatal(err)
-		}
+		f.toVersion2(newer)
 		a, b := f.start(), f.start(func(b *Agent) { b.config.ModelDir = newer })
 		f.settled(a, b)
 		ready := func() (bool, int) {
@@ -743,10 +737,7 @@ func TestNewVersion(t *testing.T) {
 		var done sync.WaitGroup
 		done.Go(func() {
 			time.Sleep(100 * time.Millisecond)
-			if err := os.Rename(filepath.Join(f.dir, "ncf", "1"),
-				filepath.Join(f.dir, "ncf", "2")); err != nil {
-				f.Error(err)
-			}
+			f.toVersion2(f.dir)
 			if _, err := a.oip.RepositoryModelLoad(f.Context(),
 				&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
 				f.Error(err)
@@ -773,6 +764,14 @@ func (f *testFleet) copyModels() string {
 		f.Fatal(err)
 	}
 	return dir
+}
+
+// toVersion2 makes version 1 of ncf in a repository version 2.
+func (f *testFleet) toVersion2(dir string) {
+	f.Helper()
+	if err := os.Rename(filepath.Join(dir, "ncf", "1"), filepath.Join(dir, "ncf", "2")); err != nil {
+		f.Error(err)
+	}
 }
 
 // TestModelsEverywhere: a model is unloaded and loaded on the named agent or on all agents, and

@@ -387,9 +387,9 @@ func (f *Follower) follows(name string) bool {
 }
 
 // wanted returns the versions of a model that are to be here: those that are released, of which the
-// first one's settings hold, and the newest. A released one that is here stays when the store has
-// it no longer. Beside them it returns those that are here and serve, until the wanted ones serve
-// too.
+// first one's settings hold, and the newest. A released one that is here stays, by its manifest
+// here, when the store has it no longer. Beside them it returns those that are here and serve, until
+// the wanted ones serve too.
 func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status) (wanted,
 	beside []int64) {
 	available := slices.Clone(entry.Versions)

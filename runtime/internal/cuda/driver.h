@@ -3,8 +3,7 @@
 
 #include <stddef.h>
 
-// All functions but the first and the last two return a CUresult, 0 for success, and may be called on any
-// thread.
+// All functions but the last two return a CUresult, 0 for success. All may be called on any thread.
 
 // cuda_open finds libcuda.so.1's functions and the card's primary context, which ONNX Runtime uses
 // too. It sets *missing to the name of a function that is not there, or else to NULL. Call it after
