@@ -21,6 +21,9 @@ const (
 	// wholeLoad is the share of the time that a lane may be busy, if it is whole, for it not to stay
 	// divided.
 	wholeLoad = 0.7
+	// coreGain is the share of what all cores together take for a query, the product of their number
+	// and the time, below which one core serves it better under overload.
+	coreGain = 0.9
 	// Lanes find out by trying whether one core serves a query as fast as all of them, if it takes at
 	// most shortRun on all. A query of a model of which nothing is known for one core runs on one, and
 	// each tryEvery-th query the other way than the rest. Of longer ones, which run on one core while
@@ -75,7 +78,7 @@ func (l *Lanes) serveCore(now time.Duration) bool {
 	if len(l.first) == 0 {
 		return false
 	}
-	t, load := l.first[0], l.queue.Len() >= l.cores || l.picks(now)
+	t, load := l.first[0], l.queue.Len() >= l.cores || l.overloads(now)
 	again := load && l.triesAgain(t, now)
 	if !again && !suitsCore(t) { // it waits until a lane is whole
 		l.hasten(t, now)
@@ -169,20 +172,29 @@ func (l *Lanes) freeCores(lane int) (n int) {
 // plan decides whether t may run on one core of a lane: if its target leaves time to wait for a run of
 // the whole lane before, also if its own takes longer than most, and it is not late for it yet. It is
 // then expected to run on one core, even though the whole lane would take less time for it.
+//
+// While an overload lasts, its target need only leave time for its own run: others run on one core as
+// well, and lanes choose those that can be in time. More of them can if one core takes less than its
+// share of what all take.
 func (l *Lanes) plan(t *turn, now, target time.Duration) {
 	if t.single == nil {
 		return
 	}
 	known := l.onCore.Estimate(t.profile, t.batch)
 	onCore, spread := known, max(0, l.onCore.High(t.profile, t.batch)-known)
-	if known == 0 { // at most as long as all cores together
-		onCore = t.whole * time.Duration(l.cores)
+	most := t.whole * time.Duration(l.cores) // as long as all cores together
+	if known == 0 {
+		onCore = most
 	}
 	if t.whole == 0 || now+onCore > t.due() && now+t.whole <= t.due() {
 		t.single = nil
 		return
 	}
-	if target > 0 && t.whole+onCore+spread > target {
+	longest := t.whole + onCore + spread
+	if (known == 0 || float64(known) < coreGain*float64(most)) && l.missed.lasts(target, now) {
+		longest = onCore
+	}
+	if target > 0 && longest > target {
 		t.single, t.ruledOut = nil, t.single
 		return
 	}

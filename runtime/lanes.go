@@ -406,10 +406,13 @@ func (l *Lanes) serve(now time.Duration) {
 		last := len(l.idle) - 1
 		lane := l.idle[last]
 		l.idle = l.idle[:last]
-		for _, t := range run {
+		for i, t := range run {
 			l.left(t)
 			t.wholly()
 			t.started, t.lane = now, lane
+			if i > 0 { // starts does so for the first
+				l.noteMissed(t, now > t.LatestStart, now)
+			}
 		}
 		if len(run) > 1 {
 			l.merge(run)

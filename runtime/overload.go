@@ -13,19 +13,11 @@ const (
 	spareTargets = 5
 	// leastSpare is a lower bound for the share of spare time in estimates.
 	leastSpare = 0.01
-	// busySpare is the share of spare time below which lanes are overloaded: a late query then
-	// waits no longer than latePatience, as a share of the time from its arrival to its deadline.
-	// Otherwise its deadline decides.
-	busySpare    = 0.2
-	latePatience = 0.25
-	// Late queries are a standing queue when they have waited for standingTargets QoS targets without a
-	// break, and standingLate or more of the runs meanwhile were of late ones.
-	standingTargets = 3
-	standingLate    = 1. / 3
-	// mostlyRefused is the share of queries refused on arrival, of the last refusedOver or so, above
-	// which so many come that lanes can choose among those that wait.
-	mostlyRefused = 0.5
-	refusedOver   = 32
+	// Lanes are overloaded when mostMissed of the last missedOver queries or so, or more, were refused or
+	// became late, for overloadTargets QoS targets, and none of these passed without a query.
+	mostMissed      = 0.25
+	missedOver      = 32
+	overloadTargets = 3
 )
 
 // An overload says which queries that wait are refused; see Query.Refuse.
@@ -33,58 +25,49 @@ type overload struct {
 	timely    int           // cores that run a query which was in time when it started
 	spare     queue.Spare   // since a lane was idle
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
-	standing  standing
-	refused   float64 // share of the queries that were refused on arrival, a moving average
+	missed    missed
 }
 
-// A standing tells whether there is a standing queue of late queries: they have waited for long while
-// others kept coming, and many of the runs are theirs. Then each late query that runs makes those late
-// that come meanwhile, until all are, and that lasts as long as the load. So lanes run no query any
-// more that has become late by waiting. A queue that a burst left drains by itself: CoDel (Nichols and
-// Jacobson, 2012) tells the two apart in the same way.
-type standing struct {
-	late        bool          // late queries wait that could have been in time
-	since       time.Duration // since when, if late
-	runs, lates int           // runs since then, and how many of them were late when they started
-	arrived     time.Duration // the last query that may be refused
-	until       time.Duration // until when a standing queue is believed to be there
+// A missed tells a lasting overload from a burst. Under a lasting one each late query that runs makes
+// those late that come meanwhile, until all are. So lanes run none any more that has become late by
+// waiting. A queue that a burst left drains by itself: CoDel (Nichols and Jacobson, 2012) tells the
+// two apart in the same way, by how long it lasts.
+type missed struct {
+	share   float64       // of the queries that were refused or late at their start, a moving average
+	since   time.Duration // since when it is mostMissed or more, and others keep coming
+	arrived time.Duration // the last query that may be refused
 }
 
-// waits reports whether late queries have waited for long, for a query with a target.
-func (s *standing) waits(target, now time.Duration) bool {
-	return s.late && now-s.since > standingTargets*target
-}
-
-// queue reports whether there is a standing queue, for a query with a target.
-func (s *standing) queue(target, now time.Duration) bool {
-	return now < s.until ||
-		s.waits(target, now) && float64(s.lates) >= standingLate*float64(s.runs)
-}
-
-// note notes whether late queries wait that could have been in time, with a target.
-func (s *standing) note(late bool, target, now time.Duration) {
-	if !s.late || now-s.arrived > target {
-		s.since, s.runs, s.lates = now, 0, 0
+// arrives notes that a query with a target has come.
+func (m *missed) arrives(target, now time.Duration) {
+	if now-m.arrived > overloadTargets*target {
+		m.since = now
 	}
-	s.late = late
+	m.arrived = max(m.arrived, now)
 }
 
-// started notes that a run has started.
-func (s *standing) started(timely bool) {
-	if s.runs++; !timely {
-		s.lates++
+// note notes whether a query that could have been in time was refused or late when it started.
+func (m *missed) note(did bool, now time.Duration) {
+	one := 0.
+	if did {
+		one = 1
+	}
+	if m.share += (one - m.share) / missedOver; m.share < mostMissed {
+		m.since = now
 	}
 }
 
-// refused notes that a query with a target was refused because of a standing queue.
-func (s *standing) refused(target, now time.Duration) { s.until = now + standingTargets*target }
+// lasts reports whether there is a lasting overload, for queries with a target.
+func (m *missed) lasts(target, now time.Duration) bool {
+	return m.share >= mostMissed && now-m.since > overloadTargets*target &&
+		now-m.arrived <= overloadTargets*target
+}
 
 // A refusable holds what is needed to refuse a query while it waits. Times count from the lanes'
 // start.
 type refusable struct {
 	target   time.Duration // the QoS target; 0: the query is not refused
 	deadline time.Duration
-	patience time.Duration // the deadline of a late query while lanes are overloaded
 }
 
 // newRefusable returns what is needed to refuse q, which arrived at arrival.
@@ -92,17 +75,24 @@ func (l *Lanes) newRefusable(q *Query, arrival time.Duration) refusable {
 	if !q.Refuse || q.Background || q.QoSTarget <= 0 {
 		return refusable{}
 	}
-	l.spareOver, l.standing.arrived = spareTargets*q.QoSTarget, arrival
-	r := refusable{q.QoSTarget, math.MaxInt64, math.MaxInt64}
+	l.spareOver = spareTargets * q.QoSTarget
+	l.missed.arrives(q.QoSTarget, arrival)
+	r := refusable{q.QoSTarget, math.MaxInt64}
 	if !q.Deadline.IsZero() {
 		r.deadline = q.Deadline.Sub(l.start)
-		r.patience = arrival + time.Duration(latePatience*float64(r.deadline-arrival))
 	}
 	return r
 }
 
 // capable reports whether t can be in time on lanes that are free.
-func (t *turn) capable() bool { return t.target > 0 && t.Estimate+max(0, t.spread) <= t.target }
+func (t *turn) capable() bool { return t.Estimate > 0 && t.Estimate <= t.target }
+
+// noteMissed notes whether t was refused or is late as it starts.
+func (l *Lanes) noteMissed(t *turn, did bool, now time.Duration) {
+	if t.capable() {
+		l.missed.note(did, now)
+	}
+}
 
 // inVain reports whether t, a late query with the given work of late queries up to it, its own
 // included, is expected to start too late to be worth its time. Queries in time that come later go
@@ -112,19 +102,15 @@ func (l *Lanes) inVain(t *turn, work, now time.Duration) bool {
 	if t.target <= 0 {
 		return false
 	}
-	if t.capable() && l.standing.queue(t.target, now) {
-		l.standing.refused(t.target, now)
+	if t.capable() && l.missed.lasts(t.target, now) {
 		return true
 	}
 	share := 1.
 	if l.queue.Before(math.MaxInt64, now) > 0 {
 		share = max(leastSpare, l.spare.Share(now, l.spareOver))
 	}
-	start, until := time.Duration(l.less(work)/(share*float64(l.lanes))), t.deadline
-	if share < busySpare || l.standing.waits(2*t.target, now) {
-		until = min(until, t.patience)
-	}
-	return now+start > until-t.Estimate-max(0, t.spread)
+	start := time.Duration(l.less(work) / (share * float64(l.lanes)))
+	return now+start > t.deadline-t.Estimate-max(0, t.spread)
 }
 
 // refusesAtOnce reports whether t, which would have to wait, is to be refused: it is expected neither to
@@ -133,23 +119,21 @@ func (l *Lanes) refusesAtOnce(t *turn, now time.Duration) bool {
 	if t.target <= 0 {
 		return false
 	}
-	hopeless, refused := l.hopeless(t, now), 0.
-	if hopeless {
-		refused = 1
-	}
-	l.overload.refused += (refused - l.overload.refused) / refusedOver
-	return hopeless
-}
-
-// hopeless says what refusesAtOnce reports, of a query with a target.
-func (l *Lanes) hopeless(t *turn, now time.Duration) bool {
 	free := l.remaining(now) - l.work()/time.Duration(l.lanes) // until the first lane is free
 	before := time.Duration(l.less(l.queue.Before(t.LatestStart+t.Estimate, now)))
-	if now+max(0, free)+before/time.Duration(l.lanes)+l.margin(t, now) <= t.LatestStart {
+	before /= time.Duration(l.lanes)
+	margin := time.Duration(0)
+	if before >= t.Estimate && l.overloads(now) {
+		margin = t.margin()
+	}
+	if now+max(0, free)+before+margin <= t.LatestStart {
 		return false
 	}
-	_, _, late, _ := l.queue.Late(now)
-	return l.inVain(t, late+t.Estimate, now)
+	if _, _, late, _ := l.queue.Late(now); !l.inVain(t, late+t.Estimate, now) {
+		return false
+	}
+	l.noteMissed(t, true, now)
+	return true
 }
 
 // less returns a part of the waiting work less what merging and dividing save of it.
@@ -190,7 +174,8 @@ func (l *Lanes) starts(t *turn, now time.Duration) {
 	}
 	l.noteLoad(t, now)
 	t.timely = t.Estimate > 0 && now <= t.LatestStart
-	if l.standing.started(t.timely); t.timely {
+	l.noteMissed(t, !t.timely, now)
+	if t.timely {
 		l.timely += l.coresOf(t)
 	}
 }
@@ -204,12 +189,10 @@ func (l *Lanes) refuse(now time.Duration) {
 	held := float64(l.timely) / float64(l.lanes*l.cores)
 	if len(l.idle) > 0 {
 		l.spare.Restart(now, held)
-		l.standing.note(false, 0, now)
 		return
 	}
 	l.spare.Note(now, l.spareOver, held)
 	first, last, work, ok := l.queue.Late(now)
-	l.standing.note(ok && last.capable(), l.spareOver/spareTargets, now)
 	for ok {
 		t := first
 		if !l.inVain(first, first.Estimate, now) {
@@ -225,6 +208,7 @@ func (l *Lanes) refuse(now time.Duration) {
 // refuseWaiting refuses t, which waits.
 func (l *Lanes) refuseWaiting(t *turn, now time.Duration) {
 	l.remove(t)
+	l.noteMissed(t, true, now)
 	l.refuseTurn(t, l.overloaded(now))
 }
 
@@ -235,31 +219,26 @@ func (l *Lanes) refuseTurn(t *turn, reason error) {
 	close(t.granted)
 }
 
-// picks reports whether lanes can choose among those that wait, because so many come: there is a standing
-// queue, or most queries are refused on arrival.
-func (l *Lanes) picks(now time.Duration) bool {
-	return now < l.standing.until || l.overload.refused > mostlyRefused
+// margin returns how much longer than expected t may run and still surely be in time: hardly any run
+// takes twice as much longer than expected as nine of ten do.
+func (t *turn) margin() time.Duration { return 2 * max(0, t.spread) }
+
+// overloads reports whether the overload lasts. So many queries come then that lanes can choose among
+// those that wait.
+func (l *Lanes) overloads(now time.Duration) bool {
+	return l.missed.lasts(l.spareOver/spareTargets, now)
 }
 
-// margin returns how much longer than expected t may run and still has to be in time: nine runs of ten
-// take no longer and, where lanes can choose, hardly any takes longer.
-func (l *Lanes) margin(t *turn, now time.Duration) time.Duration {
-	if l.picks(now) {
-		return 2 * max(0, t.spread)
-	}
-	return max(0, t.spread)
-}
-
-// preferSafe refuses queries that may well end too late, in favour of others that wait, where lanes can
-// choose. What is due first runs first, so else many queries would end just too late.
+// preferSafe refuses queries that may well end too late, in favour of others that wait, while the
+// overload lasts. What is due first runs first, so else many queries would end just too late.
 func (l *Lanes) preferSafe(now time.Duration) {
-	for l.picks(now) {
+	for l.overloads(now) {
 		l.first = l.queue.First(l.first[:0], now, 2)
 		if len(l.first) < 2 {
 			return
 		}
 		t := l.first[0]
-		if t.Due() == queue.NoTarget || !t.capable() || now+l.margin(t, now) <= t.LatestStart {
+		if t.Due() == queue.NoTarget || !t.capable() || now+t.margin() <= t.LatestStart {
 			return
 		}
 		l.refuseWaiting(t, now)

@@ -17,19 +17,36 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// A timed is a model whose runs take a time that varies by a tenth; if shared, as on a machine that
-// others use, each by 30 % and all by 30 % more in the course of three seconds.
+// A timed is a model whose runs take a time that varies.
 type timed struct {
-	mean   time.Duration
-	cut    *atomic.Int64 // runs that a deadline ended
-	shared bool
+	mean time.Duration
+	cut  *atomic.Int64 // runs that a deadline ended
+	how  varying
 }
+
+// A varying is how the times of runs vary.
+type varying string
+
+const (
+	steady varying = "steady" // by a tenth
+	// As on a machine that others use: each by 30 %, and all by 30 % more in the course of three
+	// seconds.
+	shared varying = "shared"
+	// As where others take the cores at times: one in ten takes several times as long.
+	uneven varying = "uneven"
+)
 
 func (m timed) Run(ctx context.Context, _ []tensor.Tensor) (*runtime.Result, error) {
 	factor := .9 + .2*rand.Float64()
-	if m.shared {
+	switch m.how {
+	case shared:
 		now := float64(time.Now().UnixNano()) / 1e9
 		factor = (.7 + .6*rand.Float64()) * (1 + .3*math.Sin(2*math.Pi*now/3))
+	case uneven:
+		if rand.Float64() < .1 {
+			factor *= 1 + 2.5*rand.ExpFloat64()
+		}
+		factor /= 1.25 // the mean of that
 	}
 	took := time.Duration(float64(m.mean) * factor)
 	select {
@@ -51,13 +68,13 @@ type outcomes struct {
 }
 
 // runs returns a model with runs of a mean duration, which take longer on one core of a lane.
-func runs(whole, onCore time.Duration, shared bool) (m runtime.Model, cut *atomic.Int64) {
+func runs(whole, onCore time.Duration, how varying) (m runtime.Model, cut *atomic.Int64) {
 	cut = new(atomic.Int64)
-	return runtime.Divisible(timed{whole, cut, shared}, timed{onCore, cut, shared}), cut
+	return runtime.Divisible(timed{whole, cut, how}, timed{onCore, cut, how}), cut
 }
 
-// closedLoop has clients send queries for a time, each the next one when it knows the outcome of
-// the last; after a refusal, when it is to try again.
+// closedLoop has clients send queries for a time, each at most one in a pace, and the next one when it
+// knows the outcome of the last; after a refusal, when it is to try again.
 func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, lasts time.Duration,
 	lanes *runtime.Lanes) outcomes {
 	var all outcomes
@@ -66,6 +83,7 @@ func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, la
 	end := time.Now().Add(lasts)
 	for range clients {
 		running.Go(func() {
+			time.Sleep(time.Duration(rand.Float64() * float64(pace)))
 			for time.Now().Before(end) {
 				arrival := time.Now()
 				r, err := lanes.Do(t.Context(), runtime.Query{
@@ -113,15 +131,16 @@ func (l outcomes) inTime(target time.Duration) (n int) {
 
 // TestOverload: clients that ask for more than the lanes can do are answered in time or refused,
 // and the lanes do as much in time as they can, or nearly; also on a machine that others use, where
-// two cores of a lane serve no more when they run a query each.
+// two cores of a lane serve no more when they run a query each, and where one run in ten takes long.
 func TestOverload(t *testing.T) {
 	const target, mean, lasts = 25 * time.Millisecond, 8 * time.Millisecond, 20 * time.Second
 	for _, c := range []struct {
 		lanes, cores int
-		shared       bool
+		how          varying
 	}{
-		{1, 1, false}, {2, 1, false}, {1, 2, false},
-		{1, 1, true}, {2, 1, true}, {1, 2, true},
+		{1, 1, steady}, {2, 1, steady}, {1, 2, steady},
+		{1, 1, shared}, {2, 1, shared}, {1, 2, shared},
+		{1, 1, uneven}, {2, 1, uneven}, {1, 2, uneven},
 	} {
 		for _, clients := range []int{-8, 8, 64, 512} {
 			if testing.Short() && clients > 0 && clients < 512 {
@@ -131,9 +150,9 @@ func TestOverload(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					l := runtime.NewLanes(runtime.LanesConfig{Lanes: c.lanes, Cores: c.cores})
 					each := mean / time.Duration(c.lanes) // for a query; less if lanes divide
-					onCore, percent, most := mean*3/2, 80, 3*target
-					if c.shared {
-						onCore, percent, most = mean*2, 75, 6*target
+					onCore, percent, most := mean*3/2, 85, 3*target
+					if c.how != steady {
+						onCore, percent, most = mean*2, 75, 5*target
 					} else if c.cores > 1 {
 						each = onCore / time.Duration(c.cores)
 					}
@@ -142,7 +161,7 @@ func TestOverload(t *testing.T) {
 					if clients < 0 {
 						pace, clients = 0, -clients
 					}
-					model, cut := runs(mean, onCore, c.shared)
+					model, cut := runs(mean, onCore, c.how)
 					got := closedLoop(t, clients, model, target, pace, lasts, l)
 					capacity := int(lasts / each)
 					p99 := got.answered[len(got.answered)*99/100]
@@ -151,7 +170,8 @@ func TestOverload(t *testing.T) {
 							"deadline %d; p99 %v",
 						len(got.answered), got.inTime(target), capacity, got.refused, got.atOnce,
 						got.deadline, p99)
-					if n := got.deadline - int(cut.Load()); n > 0 {
+					// a run behind which they waited took longer than expected
+					if n := got.deadline - int(cut.Load()); n*500 > len(got.answered) {
 						t.Errorf("%d queries wait in vain until their deadline", n)
 					}
 					// runs that took longer than expected
@@ -195,8 +215,8 @@ func TestSlowFirstRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := runtime.NewLanes(runtime.LanesConfig{Lanes: 1, Cores: 2})
 		cut := new(atomic.Int64)
-		model := runtime.Divisible(timed{8 * time.Millisecond, cut, false},
-			slowAtFirst{timed{onCore, cut, false}, new(atomic.Int64)})
+		model := runtime.Divisible(timed{8 * time.Millisecond, cut, steady},
+			slowAtFirst{timed{onCore, cut, steady}, new(atomic.Int64)})
 		got := closedLoop(t, 8, model, target, 0, lasts, l).inTime(target)
 		if possible := int(2 * lasts / onCore); got*100 < possible*82 {
 			t.Errorf("%d are in time, want at least 82 %% of %d", got, possible)
@@ -211,7 +231,7 @@ func TestBurst(t *testing.T) {
 		const target = 25 * time.Millisecond
 		l := runtime.NewLanes(runtime.LanesConfig{})
 		for _, mean := range []time.Duration{8 * time.Millisecond, 40 * time.Millisecond} {
-			model, _ := runs(mean, mean, false)
+			model, _ := runs(mean, mean, steady)
 			for _, pause := range []time.Duration{0, time.Second} {
 				warm := closedLoop(t, 1, model, target, 0, time.Second, l)
 				if warm.refused+warm.deadline > 0 {
@@ -235,7 +255,7 @@ func TestRefusalsBelowCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target, mean, queries = 25 * time.Millisecond, 8 * time.Millisecond, 20_000
 		l := runtime.NewLanes(runtime.LanesConfig{})
-		model, _ := runs(mean, mean, false)
+		model, _ := runs(mean, mean, steady)
 		var refused, deadline atomic.Int64
 		var all sync.WaitGroup
 		r := rand.New(rand.NewPCG(21, 1))
@@ -271,7 +291,7 @@ func TestSlowModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target = 25 * time.Millisecond
 		l := runtime.NewLanes(runtime.LanesConfig{})
-		model, _ := runs(40*time.Millisecond, 40*time.Millisecond, false)
+		model, _ := runs(40*time.Millisecond, 40*time.Millisecond, steady)
 		got := closedLoop(t, 4, model, target, 0, 10*time.Second, l)
 		if got.refused+got.deadline > 0 || len(got.answered) < 230 {
 			t.Errorf("answered %d of 250, refused %d, deadline %d", len(got.answered), got.refused,
