@@ -116,6 +116,36 @@ func TestHang(t *testing.T) {
 	})
 }
 
+// closing is a bucket that notes that it was closed.
+type closing struct {
+	store.Bucket
+	closed bool
+}
+
+func (c *closing) Close() error {
+	c.closed = true
+	return c.Bucket.Close()
+}
+
+// TestOpenedLate: a store that has opened when its Follower stops already is closed, too.
+func TestOpenedLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		late := &closing{Bucket: store.Directory(t.TempDir())}
+		b := newBench(t, func(c *Config) {
+			c.Open = func(context.Context) (*store.Store, error) {
+				stop()
+				synctest.Wait() // Run does no more than wait for this
+				return store.New(late, "store"), nil
+			}
+		})
+		b.Run(ctx)
+		if !late.closed {
+			t.Error("the store is open")
+		}
+	})
+}
+
 // TestPacer: while there are queries, all transfers together get a sixteenth of the rate, and their
 // work a 64th of the time; else the rate. Time is virtual.
 func TestPacer(t *testing.T) {

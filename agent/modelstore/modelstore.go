@@ -223,8 +223,8 @@ func (f *Follower) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer func() {
 		running.Wait()
-		if f.fetcher.Store != nil {
-			_ = f.fetcher.Store.Close() // nothing was written
+		if s := f.opened.Load(); s != nil { // perhaps by a look that ended after ctx
+			_ = s.Close() // nothing was written
 		}
 	}()
 	timer := time.NewTimer(0)
