@@ -144,8 +144,10 @@ type Follower struct {
 
 // A model is what is known of one. While it is fetched, it belongs to the goroutine that does so.
 type model struct {
-	name      string
-	held      []*store.Manifest // what the directory holds
+	name string
+	held []*store.Manifest // what the directory holds
+	// manifests are those of the wanted versions: read from the store, or held here if it has them no
+	// longer.
 	manifests map[int64]*store.Manifest
 	err       error     // the last attempt's; nil: it succeeded
 	again     time.Time // when it is tried again after an error
@@ -540,6 +542,9 @@ func (m *model) holds(wanted, beside []int64) bool {
 
 // bring makes a model's folder hold versions, of which those beside the wanted are there.
 func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) error {
+	maps.DeleteFunc(m.manifests, func(number int64, _ *store.Manifest) bool {
+		return !slices.Contains(wanted, number)
+	})
 	var versions []*store.Manifest
 	for _, number := range wanted {
 		if m.manifests[number] == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -268,6 +269,23 @@ func TestFollowGone(t *testing.T) {
 	b.released["ncf"] = nil
 	b.look()
 	b.holds("nothing is released", "ncf/4")
+}
+
+// TestFollowForgets: however many versions a model has had, the manifests that are kept are those of
+// the versions that are wanted.
+func TestFollowForgets(t *testing.T) {
+	b := newBench(t, nil)
+	for version := range int64(5) {
+		b.push("ncf", version+1, 10)
+		b.look()
+	}
+	b.released["ncf"] = []int64{3}
+	b.look()
+	kept := slices.Sorted(maps.Keys(b.model("ncf").manifests))
+	if want := []int64{3, 5}; !slices.Equal(kept, want) {
+		t.Errorf("kept the manifests of %v, want %v", kept, want)
+	}
+	b.holds("at the end", "ncf/3", "ncf/5")
 }
 
 // TestFollowReleases: the newest release is read before a model's files, once for each number. While
