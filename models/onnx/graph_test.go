@@ -196,7 +196,6 @@ func TestGraphFaults(t *testing.T) {
 	}
 }
 
-// FuzzGraph: a model that can be read can be written, and reads as the same.
 // TestDamagedConstants: a constant whose elements are not what its shape and type say is an error,
 // also where the shape is that of more bytes than a number can say, or than any machine has. An
 // agent reads constants of every model that it loads.
@@ -247,6 +246,29 @@ func TestDamagedConstants(t *testing.T) {
 	}
 }
 
+// TestTwofoldConstant: reading a constant that has its elements both raw and as numbers changes
+// nothing of the model.
+func TestTwofoldConstant(t *testing.T) {
+	var e encoder
+	e.integer(tensorDims, 3)
+	e.integer(tensorDataType, int64(elementNumber(tensor.FP32)))
+	e.text(tensorRawData, "raw.")
+	e.text(tensorFloatData, "12345678")
+	e.text(tensorName, "w")
+	before := bytes.Clone(e.b)
+	w, err := readInitializer(e.b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&Graph{}).Floats(w); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(e.b, before) {
+		t.Errorf("the model became\n%q, it was\n%q", e.b, before)
+	}
+}
+
+// FuzzGraph: a model that can be read can be written, and reads as the same.
 func FuzzGraph(f *testing.F) {
 	b, err := os.ReadFile("testdata/subgraphs.onnx")
 	if err != nil {

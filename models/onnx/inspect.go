@@ -160,7 +160,7 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 		for _, f := range fields {
 			switch {
 			case f.number == tensorRawData:
-				data = f.body
+				data = slices.Clip(f.body) // what a damaged tensor has besides must not go behind it
 			case f.number == tensorFloatData && t.DataType == tensor.FP32:
 				floats, err := fixed(f)
 				if err != nil {
