@@ -26,6 +26,8 @@ var (
 		Where`)
 	// halfQuestions take FP16 as well, and answer in another type.
 	halfQuestions = strings.Fields(`Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size`)
+	// halfFirst have a second result that is no number of what they take: indices, or a mask.
+	halfFirst = strings.Fields(`Dropout MaxPool TopK`)
 	// bodies hold graphs, which see values of the graph around them.
 	bodies = strings.Fields(`If Loop Scan SequenceMap`)
 )
@@ -118,7 +120,7 @@ func (h *halver) node(n onnx.Node) error {
 		return nil
 	}
 	for i, name := range n.Outputs {
-		if !gives || name == "" {
+		if !gives || name == "" || i > 0 && slices.Contains(halfFirst, n.Op) {
 			continue
 		}
 		h.halves[name] = name

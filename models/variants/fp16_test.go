@@ -212,6 +212,84 @@ func TestFP16OfAnyGraph(t *testing.T) {
 	}
 }
 
+// Indices and masks beside a result of FP16 keep their types, and so does what is computed of them.
+// The numbers of this model fit FP16, so that its answers are the same.
+func TestFP16KeepsIndices(t *testing.T) {
+	ort := runtimetest.Open(t)
+	dir := t.TempDir()
+	numbers := func(name string, shape []int64, values ...int64) onnx.Initializer {
+		var data []byte
+		for _, v := range values {
+			data = binary.LittleEndian.AppendUint64(data, uint64(v))
+		}
+		return onnx.Initializer{Name: name, DataType: tensor.Int64, Shape: shape, Data: data}
+	}
+	from := write(t, dir, func(m *onnx.Model) {
+		for i := range 16 * 8 { // columns of x, each times a power of 2
+			w := float32(0)
+			if i/8 == i%8 {
+				w = float32(int(1) << (i % 8))
+			}
+			binary.LittleEndian.PutUint32(m.Initializers[0].Data[4*i:], math.Float32bits(w))
+		}
+		m.Outputs = append(m.Outputs, onnx.Port{
+			Name: "next", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 4},
+		}, onnx.Port{Name: "dropped", DataType: tensor.Bool, Shape: []int64{onnx.Dynamic, 8}},
+			onnx.Port{Name: "places", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 1, 4}})
+		m.Initializers = append(m.Initializers, numbers("four", []int64{1}, 4),
+			numbers("one", []int64{}, 1), numbers("eight", []int64{}, 8),
+			numbers("middle", []int64{1}, 1))
+		m.Nodes = []onnx.Node{
+			{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
+			{Op: "TopK", Inputs: []string{"h", "four"}, Outputs: []string{"most", "which"}},
+			{Op: "Add", Inputs: []string{"which", "one"}, Outputs: []string{"behind"}},
+			{Op: "Mod", Inputs: []string{"behind", "eight"}, Outputs: []string{"next"}},
+			{Op: "GatherElements", Inputs: []string{"h", "next"}, Outputs: []string{"beside"},
+				Attributes: []onnx.Attribute{{Name: "axis", Value: int64(1)}}},
+			{Op: "Concat", Inputs: []string{"most", "beside"}, Outputs: []string{"all"},
+				Attributes: []onnx.Attribute{{Name: "axis", Value: int64(1)}}},
+			{Op: "Dropout", Inputs: []string{"all"}, Outputs: []string{"y", "mask"}},
+			{Op: "Not", Inputs: []string{"mask"}, Outputs: []string{"dropped"}},
+			{Op: "Unsqueeze", Inputs: []string{"h", "middle"}, Outputs: []string{"line"}},
+			{Op: "MaxPool", Inputs: []string{"line"}, Outputs: []string{"pooled", "at"},
+				Attributes: []onnx.Attribute{{Name: "kernel_shape", Value: []int64{2}},
+					{Name: "strides", Value: []int64{2}}}},
+			{Op: "Mod", Inputs: []string{"at", "eight"}, Outputs: []string{"places"}},
+		}
+	})
+	path := filepath.Join(dir, "half.onnx")
+	if _, err := variants.Quantize(t.Context(), from, path, "fp16", false, check(ort)); err != nil {
+		t.Fatal(err)
+	}
+	values := make([]float32, 16*50)
+	for i := range values {
+		values[i] = float32(i*7%16 + 1) // a row's differ
+	}
+	x, err := tensor.Of("x", values, 50, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answers [2][]tensor.Tensor
+	for i, path := range []string{path, from} {
+		m, err := ort.Load(t.Context(), fileVersion(t, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		r, err := m.Run(t.Context(), []tensor.Tensor{x})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		answers[i] = r.Outputs
+	}
+	for i, got := range answers[0] {
+		if want := answers[1][i]; !bytes.Equal(got.Data, want.Data) {
+			t.Errorf("output %s differs", want.Name)
+		}
+	}
+}
+
 // Constants become the nearest numbers of FP16, those below its normal numbers too.
 func TestFP16Constants(t *testing.T) {
 	dir := t.TempDir()
