@@ -124,6 +124,42 @@ func TestScoreFaults(t *testing.T) {
 	}
 }
 
+// TestWriteRatingOfLists: comments of lists and mappings in brackets stay, too.
+func TestWriteRatingOfLists(t *testing.T) {
+	path := filepath.Join(t.TempDir(), ConfigFile)
+	if err := os.WriteFile(path, []byte(`warm_up: # the usual sizes
+  [1, 64]
+inputs:
+  - name: ids
+    id_bounds: [50] # users
+    shape: # rows
+      [-1, 1] # and an id
+accuracy: 0.5 # a guess
+versions: # for a rollback
+  {latest: 2}
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteRating(path, Rating{Accuracy: .98}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `warm_up: [1, 64] # the usual sizes
+inputs:
+  - name: ids
+    id_bounds: [50] # users
+    shape: [-1, 1] # rows # and an id
+accuracy: 0.98 # a guess
+versions: {latest: 2} # for a rollback
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestWriteRating(t *testing.T) {
 	path := filepath.Join(t.TempDir(), ConfigFile)
 	write := func(text string) {

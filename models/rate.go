@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/renameio/v2"
 	"go.yaml.in/yaml/v3"
@@ -61,6 +62,7 @@ func (r Rating) edit(path string, data []byte) ([]byte, error) {
 		}}
 	}
 	root := doc.Content[0]
+	moveComments(root)
 	set := func(key string, value *yaml.Node) {
 		for i := 0; i+1 < len(root.Content); i += 2 {
 			if root.Content[i].Value == key {
@@ -98,6 +100,21 @@ func (r Rating) edit(path string, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	return b.Bytes(), nil
+}
+
+// moveComments puts a comment behind a key, whose value in brackets begins on the next line, behind
+// that value: the encoder would write it behind the next key, and leave it out where there is none.
+func moveComments(n *yaml.Node) {
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if value.Style&yaml.FlowStyle != 0 {
+			value.LineComment = strings.TrimSpace(key.LineComment + " " + value.LineComment)
+			key.LineComment = ""
+		}
+	}
+	for _, c := range n.Content {
+		moveComments(c)
+	}
 }
 
 func text(s string) *yaml.Node {
