@@ -24,6 +24,7 @@ const format = 1
 const (
 	mostDocument = 16 << 20 // bytes of a manifest or a signature
 	mostFiles    = 4096     // of a version
+	mostPath     = 1024     // bytes of a file's path
 )
 
 // partBytes is the size of the parts of a file that are fetched and checked one by one. The last
@@ -101,23 +102,16 @@ func (m *Manifest) Validate() error {
 	if len(m.Files) == 0 || len(m.Files) > mostFiles {
 		fault("%d files, expected 1 to %d", len(m.Files), mostFiles)
 	}
-	seen := map[string]bool{} // true: a file, false: a folder
+	// sorted are the paths with 0 in place of the slash, which no path has: so a file that is also a
+	// folder comes just before what is in it.
+	var sorted []string
 	bytes := int64(0)
 	for _, f := range m.Files[:min(len(m.Files), mostFiles)] {
 		if err := m.checkPath(f.Path); err != nil {
 			fault("%w", err)
 			continue
 		}
-		if _, ok := seen[f.Path]; ok {
-			fault("file %q is there twice, or is also a folder", f.Path)
-		}
-		seen[f.Path] = true
-		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) {
-			if seen[dir] {
-				fault("file %q is also a folder", dir)
-			}
-			seen[dir] = false
-		}
+		sorted = append(sorted, strings.ReplaceAll(f.Path, "/", "\x00"))
 		if f.Size < 0 || f.Size > math.MaxInt64-bytes {
 			fault("file %q has %d bytes", f.Path, f.Size)
 			continue
@@ -138,6 +132,15 @@ func (m *Manifest) Validate() error {
 			}
 		}
 	}
+	slices.Sort(sorted)
+	for i := 1; i < len(sorted); i++ {
+		before, name := sorted[i-1], strings.ReplaceAll(sorted[i-1], "\x00", "/")
+		if sorted[i] == before {
+			fault("file %q is there twice", name)
+		} else if strings.HasPrefix(sorted[i], before+"\x00") {
+			fault("file %q is also a folder", name)
+		}
+	}
 	return errors.Join(faults...)
 }
 
@@ -145,6 +148,10 @@ func (m *Manifest) Validate() error {
 func (m *Manifest) checkPath(p string) error {
 	if slices.Contains(settings, p) {
 		return nil
+	}
+	if len(p) > mostPath {
+		return fmt.Errorf("file %.255q... has a path of %d bytes, expected at most %d", p, len(p),
+			mostPath)
 	}
 	first, _, below := strings.Cut(p, "/")
 	hidden := slices.ContainsFunc(strings.Split(p, "/"), func(part string) bool {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -134,6 +135,29 @@ func (endless) List(_ context.Context, prefix string, each func(string, int64) e
 	return nil
 }
 
+// TestDeepManifest: what the check of a manifest takes does not grow with the depth of its folders.
+func TestDeepManifest(t *testing.T) {
+	m := some("ncf", 3)
+	f := m.Files[0]
+	m.Files = nil
+	size := 0
+	for i := range 500 {
+		f.Path = fmt.Sprintf("3/%d%s", i, strings.Repeat("/x", 500))
+		m.Files = append(m.Files, f)
+		size += len(f.Path)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := m.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	// The names of the folders on the way are 500 to a path, of 500 bytes on average.
+	if n := after.TotalAlloc - before.TotalAlloc; n > uint64(20*size) {
+		t.Errorf("%d bytes for paths of %d bytes", n, size)
+	}
+}
+
 // TestManifest: what a manifest must not say is named.
 func TestManifest(t *testing.T) {
 	sum := strings.Repeat("0a", 32)
@@ -151,8 +175,12 @@ func TestManifest(t *testing.T) {
 		`"3/x" is also a folder`: {
 			{Path: "3/x", Size: 1, SHA256: sum}, {Path: "3/x/y", Size: 1, SHA256: sum},
 		},
-		`or is also a folder`: {
-			{Path: "3/x/y", Size: 1, SHA256: sum}, {Path: "3/x", Size: 1, SHA256: sum},
+		`file "3/x" is also a folder`: {
+			{Path: "3/x/y/z", Size: 1, SHA256: sum}, {Path: "3/x-y", Size: 1, SHA256: sum},
+			{Path: "3/x", Size: 1, SHA256: sum},
+		},
+		`has a path of 1025 bytes, expected at most 1024`: {
+			{Path: "3/" + strings.Repeat("x", 1023), Size: 1, SHA256: sum},
 		},
 		`has -1 bytes`: {{Path: "3/x", Size: -1, SHA256: sum}},
 		`has 9223372036854775807`: {
