@@ -504,6 +504,12 @@ func TestSignatures(t *testing.T) {
 		!strings.Contains(err.Error(), "does not fit the manifest") {
 		t.Errorf("a manifest that was changed: got %v", err)
 	}
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.ensure(t, 1); !errors.Is(err, ErrSignature) {
+		t.Errorf("a manifest that is none, which only its signature is to show: got %v", err)
+	}
 }
 
 // fleet is the peers of agents in one process.

@@ -121,19 +121,35 @@ func blobKey(sum string) string { return "blobs/sha256/" + sum }
 // ErrNotFound if there is none.
 func (s *Store) Manifest(ctx context.Context, model string, version int64) (*Manifest, []byte,
 	error) {
-	if err := CheckName(model); err != nil {
+	data, err := s.document(ctx, model, version)
+	if err != nil {
 		return nil, nil, err
+	}
+	m, err := s.parse(data, model, version)
+	if err != nil {
+		return nil, nil, err
+	}
+	return m, data, nil
+}
+
+// document reads the manifest of a version, and does not look into it.
+func (s *Store) document(ctx context.Context, model string, version int64) ([]byte, error) {
+	if err := CheckName(model); err != nil {
+		return nil, err
 	}
 	data, err := s.read(ctx, manifestKey(model, version))
 	if err != nil {
-		return nil, nil, fmt.Errorf("manifest of %s version %d in %s: %w", model, version, s.name,
-			err)
+		return nil, fmt.Errorf("manifest of %s version %d in %s: %w", model, version, s.name, err)
 	}
-	m, err := ParseManifest(data, model, version)
+	return data, nil
+}
+
+func (s *Store) parse(document []byte, model string, version int64) (*Manifest, error) {
+	m, err := ParseManifest(document, model, version)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", s.name, err)
+		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
-	return m, data, nil
+	return m, nil
 }
 
 // Release reads the document of a release. The error wraps ErrNotFound if there is none.
