@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // open returns the store in an empty folder, and the folder.
@@ -81,6 +82,39 @@ func TestCreateEnds(t *testing.T) {
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "blobs")); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+// TestCreateAfterKilled: a push removes what one that was killed has left, and nothing that another
+// one may be writing.
+func TestCreateAfterKilled(t *testing.T) {
+	dir := t.TempDir()
+	blobs := filepath.Join(dir, "blobs")
+	if err := os.Mkdir(blobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, age := range map[string]time.Duration{
+		".new-killed": 25 * time.Hour, ".new-slow": 23 * time.Hour, "old": 1000 * time.Hour,
+	} {
+		path, then := filepath.Join(blobs, name), time.Now().Add(-age)
+		err := os.WriteFile(path, []byte("x"), 0o644)
+		if err := errors.Join(err, os.Chtimes(path, then, then)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Directory(dir).Create(t.Context(), "blobs/a", 1, strings.NewReader("a")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(blobs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if want := []string{".new-slow", "a", "old"}; !slices.Equal(got, want) {
+		t.Errorf("there is %q, want %q", got, want)
 	}
 }
 
