@@ -178,7 +178,8 @@ type ask struct {
 	answer chan error
 }
 
-// New returns a Follower. It opens the cache in the model directory, which must exist.
+// New returns a Follower. It opens the cache in the model directory, which must exist. Run closes it
+// when it ends.
 func New(config Config) (*Follower, error) {
 	cache, err := store.OpenCache(config.Dir, config.CacheBytes)
 	if err != nil {
@@ -228,6 +229,7 @@ func (f *Follower) Run(ctx context.Context) {
 		if s := f.opened.Load(); s != nil { // perhaps by a look that ended after ctx
 			_ = s.Close() // nothing was written
 		}
+		_ = f.cache.Close() // what counts was synced
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -104,6 +104,7 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 	if b.Follower, err = New(config); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = b.cache.Close() }) // or Run has done it
 	return b
 }
 
@@ -260,6 +261,9 @@ func TestFollowGone(t *testing.T) {
 		held := b.cache.Held()["ncf"]
 		if len(held) != 3 || held[0].Version != 3 {
 			t.Errorf("held %v, want 3 first", held)
+		}
+		if err := b.cache.Close(); err != nil {
+			t.Fatal(err)
 		}
 		var err error
 		if b.Follower, err = New(b.config); err != nil {

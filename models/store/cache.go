@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Cache keeps what was fetched in a hidden folder of a model directory, and links it into models'
@@ -21,15 +23,18 @@ import (
 //	.store/files/HEX        a whole file, named by its SHA-256
 //	.store/parts/HEX        a file of which parts are there; HEX.have says which
 //	.store/models/ID/       a model's folder, of hard links to files; it never changes
+//	.store/lock             which the process that uses the cache has locked
 //	NAME                    a symbolic link to .store/models/ID
 //
 // So the versions of a model, and its settings, change at once, by the renaming of one link; a file
 // that several versions have is there once; and a version that stays is the same file in the new
-// folder, so that an agent does not load it again. One process may use a cache. The methods may be
-// called concurrently, but for Install and Remove of one model.
+// folder, so that an agent does not load it again. One process at a time may use a cache: another would
+// remove folders that this one has not finished, and write to files that this one has checked. The
+// methods may be called concurrently, but for Install and Remove of one model.
 type Cache struct {
-	dir   string // the model directory
-	bound int64  // most bytes of files; 0: no bound
+	dir    string // the model directory
+	bound  int64  // most bytes of files; 0: no bound
+	locked *os.File
 
 	mu sync.Mutex
 	// parts are those of the files that are being fetched, and claimed is closed when that has
@@ -55,7 +60,8 @@ const (
 
 // OpenCache opens the cache of a model directory, which must exist, and makes it if there is none.
 // bound is the most bytes that files may take; 0 is no bound. OpenCache removes folders that an
-// earlier process had not finished.
+// earlier process had not finished. A cache that is open, also in another process, is an error. The
+// caller closes the cache.
 func OpenCache(dir string, bound int64) (*Cache, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -70,26 +76,60 @@ func OpenCache(dir string, bound int64) (*Cache, error) {
 			return nil, fmt.Errorf("open the cache of models: %w", err)
 		}
 	}
-	linked := map[string]bool{}
-	entries, err := os.ReadDir(dir)
+	if err := c.lock(); err != nil {
+		return nil, fmt.Errorf("open the cache of models: %w", err)
+	}
+	if err := c.removeUnfinished(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// lock keeps others from the cache, where the file system has locks. The kernel lets go of the lock
+// when the process ends.
+func (c *Cache) lock() (err error) {
+	if c.locked, err = os.OpenFile(c.path("lock"), os.O_RDWR|os.O_CREATE, 0o644); err != nil {
+		return err
+	}
+	err = unix.Flock(int(c.locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch err {
+	case unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOLCK:
+		return nil
+	case unix.EWOULDBLOCK:
+		err = fmt.Errorf("%s is in use by an agent that follows a model store, or by muster "+
+			"models pull; wait until it has ended, or take another model directory", c.dir)
+	}
 	if err != nil {
-		return nil, err
+		return errors.Join(err, c.locked.Close())
+	}
+	return nil
+}
+
+// Close lets others open the cache. What is there may still be read, and nothing be changed.
+func (c *Cache) Close() error { return c.locked.Close() }
+
+// removeUnfinished removes the folders of models to which no link leads.
+func (c *Cache) removeUnfinished() error {
+	linked := map[string]bool{}
+	entries, err := os.ReadDir(c.dir)
+	if err != nil {
+		return err
 	}
 	for _, e := range entries {
 		linked[c.folderOf(e.Name())] = true
 	}
 	folders, err := os.ReadDir(c.path(modelsFolder))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, e := range folders {
 		if path := c.path(modelsFolder, e.Name()); !linked[path] {
 			if err := os.RemoveAll(path); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	return c, nil
+	return nil
 }
 
 func (c *Cache) path(elements ...string) string {

@@ -50,10 +50,7 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 	f, _ := fetcher(t, s)
-	var err error
-	if f.Cache, err = OpenCache(dir, 0); err != nil {
-		t.Fatal(err)
-	}
+	f.Cache = opened(t, dir, 0)
 	if err := f.ensure(t, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +61,7 @@ func TestFullDisk(t *testing.T) {
 	var received atomic.Int64 // of the blob and of the small files, which come side by side
 	f.Received = func(_ string, n int) { received.Add(int64(n)) }
 	for range 2 { // the first attempt leaves nothing that the second would fail of
-		err = f.ensure(t, 2)
+		err := f.ensure(t, 2)
 		// Another file of the version may fail first: while the kernel finds out that there is not
 		// enough room for the weights, none is left.
 		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) ||

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -68,11 +69,51 @@ func pushed(t *testing.T) (*Store, string) {
 func fetcher(t *testing.T, s *Store) (*Fetcher, string) {
 	t.Helper()
 	dir := t.TempDir()
-	c, err := OpenCache(dir, 0)
+	return &Fetcher{Cache: opened(t, dir, 0), Store: s}, dir
+}
+
+// opened returns the cache of a model directory, until the test ends.
+func opened(t *testing.T, dir string, bound int64) *Cache {
+	t.Helper()
+	c, err := OpenCache(dir, bound)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Fetcher{Cache: c, Store: s}, dir
+	t.Cleanup(func() { _ = c.Close() }) // or the test has done it
+	return c
+}
+
+// reopen closes the cache and opens it as the next process does.
+func (f *Fetcher) reopen(t *testing.T, bound int64) {
+	t.Helper()
+	if err := f.Cache.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.Cache = opened(t, f.Cache.dir, bound)
+}
+
+// TestCacheInUse: a cache that one process has open, another does not open: it would remove what the
+// first has not finished. When the first has ended, it does.
+func TestCacheInUse(t *testing.T) {
+	s, _ := pushed(t)
+	f, dir := fetcher(t, s)
+	unfinished := f.Cache.path(modelsFolder, "unfinished")
+	if err := os.Mkdir(unfinished, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenCache(dir, 0); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("while it is in use: got %v, want an error that names %s", err, dir)
+	}
+	if _, err := os.Stat(unfinished); err != nil {
+		t.Error(err)
+	}
+	f.reopen(t, 0)
+	if _, err := os.Stat(unfinished); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what was not finished is there: %v", err)
+	}
+	if err := f.ensure(t, 1); err != nil {
+		t.Error(err)
+	}
 }
 
 func (f *Fetcher) ensure(t *testing.T, versions ...int64) error {
@@ -89,7 +130,7 @@ func (f *Fetcher) ensure(t *testing.T, versions ...int64) error {
 	return err
 }
 
-// TestPush: a version never changes, and what the store has is not sent again.
+// TestPush: a version never changes, and what the store has is not sent f.Cache.
 func TestPush(t *testing.T) {
 	ctx := context.Background()
 	s, dir := pushed(t)
@@ -154,12 +195,9 @@ func TestEnsure(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "ncf", "1")); err == nil {
 		t.Error("version 1 is still there")
 	}
-	again, err := OpenCache(dir, one.Size()+1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f.reopen(t, one.Size()+1000)
 	file := File{Path: "2/x", Size: 970, SHA256: strings.Repeat("00", 32)}
-	if err := again.Room([]File{file}); err != nil {
+	if err := f.Cache.Room([]File{file}); err != nil {
 		t.Errorf("room beside what is held: %v", err)
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, ".store", "files", "*"))
@@ -167,24 +205,25 @@ func TestEnsure(t *testing.T) {
 		t.Errorf("got %d files, want 3: %v", len(left), left)
 	}
 	file.Size = 1100
-	if err := again.Room([]File{file}); err == nil || !strings.Contains(err.Error(), "are in use") {
+	if err := f.Cache.Room([]File{file}); err == nil ||
+		!strings.Contains(err.Error(), "are in use") {
 		t.Errorf("too little room: got %v", err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "wnd"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := again.Install("wnd", held[1:]); !errors.Is(err, os.ErrExist) {
+	if _, err := f.Cache.Install("wnd", held[1:]); !errors.Is(err, os.ErrExist) {
 		t.Errorf("a folder in the way: got %v", err)
 	}
 	for _, name := range []string{"../ncf", "..", ".x"} {
-		if _, err := again.Install(name, held[1:]); err == nil {
+		if _, err := f.Cache.Install(name, held[1:]); err == nil {
 			t.Errorf("installed %q", name)
 		}
 	}
-	if err := again.Remove("ncf"); err != nil {
+	if err := f.Cache.Remove("ncf"); err != nil {
 		t.Fatal(err)
 	}
-	if len(again.Held()) != 0 {
+	if len(f.Cache.Held()) != 0 {
 		t.Error("ncf is still held")
 	}
 }
@@ -205,7 +244,7 @@ func (b faulty) Open(ctx context.Context, key string, offset, length int64) (io.
 }
 
 // TestFetchFaults: whatever a store does, an agent has the whole version or the old one, and what
-// was right is not fetched again. Time is virtual.
+// was right is not fetched f.Cache. Time is virtual.
 func TestFetchFaults(t *testing.T) {
 	limited := func(r io.ReadCloser, n int64) io.ReadCloser {
 		return struct {
@@ -283,7 +322,7 @@ func TestFetchFaults(t *testing.T) {
 			if err := f.ensure(t, 1); err != nil {
 				t.Fatal(err)
 			}
-			// The weights, which version 2 has too, are to be fetched again.
+			// The weights, which version 2 has too, are to be fetched f.Cache.
 			m, _, err := whole.Manifest(context.Background(), "ncf", 2)
 			if err != nil {
 				t.Fatal(err)
@@ -340,7 +379,7 @@ func (e errorAfter) Read([]byte) (int, error) { return 0, errors.New(string(e)) 
 // parts were damaged on the disk begins anew rather than serve them.
 func TestFetchResumes(t *testing.T) {
 	s, _ := pushed(t)
-	f, dir := fetcher(t, s)
+	f, _ := fetcher(t, s)
 	var received atomic.Int64
 	f.Received = func(_ string, n int) { received.Add(int64(n)) }
 	var opened atomic.Int64
@@ -369,11 +408,8 @@ func TestFetchResumes(t *testing.T) {
 	if err := p.close(); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := OpenCache(dir, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Cache, f.Store = cache, s
+	f.reopen(t, 0)
+	f.Store = s
 	if err := f.ensure(t, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -415,11 +451,7 @@ func TestCacheRemoved(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(dir, filepath.FromSlash(gone))); err != nil {
 			t.Fatal(err)
 		}
-		c, err := OpenCache(dir, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.Cache = c
+		f.reopen(t, 0)
 		if err := f.ensure(t, 1); err != nil {
 			t.Errorf("without %s: %v", gone, err)
 		}

@@ -124,10 +124,7 @@ func TestTogether(t *testing.T) {
 		manifests = append(manifests, p.Manifest)
 	}
 	dir := t.TempDir()
-	cache, err := OpenCache(dir, 1_500_000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := opened(t, dir, 1_500_000)
 	var received atomic.Int64
 	f := &Fetcher{
 		Cache: cache, Store: New(slow{s.bucket, time.Second, false}, "slow"),

@@ -154,6 +154,7 @@ func TestRegistry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer cache.Close()
 	fetcher := store.Fetcher{Store: s, Cache: cache}
 	if _, err := fetcher.Ensure(ctx, "ncf", []*store.Manifest{m}, nil); err != nil {
 		t.Fatal(err)

@@ -159,6 +159,7 @@ func TestMoto(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer cache.Close()
 		m, _, _, err := s.Trusted(ctx, "ncf", version, nil)
 		if err != nil {
 			return err

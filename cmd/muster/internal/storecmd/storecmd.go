@@ -198,6 +198,7 @@ A pull that was cut off goes on when it is repeated.`,
 			if f.Cache, err = store.OpenCache(dir, 0); err != nil {
 				return err
 			}
+			defer f.Cache.Close()
 			for _, arg := range args {
 				if err := pull(cmd, f, dir, arg); err != nil {
 					return err
