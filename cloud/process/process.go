@@ -91,10 +91,17 @@ func (p *Provider) save(r *record) error {
 	return renameio.WriteFile(p.path(r.ID), text, 0o644)
 }
 
+// errEmpty: a record's file has nothing in it. Its launch has just made it, or ended there, before
+// its process began.
+var errEmpty = errors.New("the file is empty")
+
 func (p *Provider) load(id string) (*record, error) {
 	text, err := os.ReadFile(p.path(id))
 	if err != nil {
 		return nil, err
+	}
+	if len(text) == 0 {
+		return nil, errEmpty
 	}
 	r := &record{}
 	return r, json.Unmarshal(text, r)
@@ -194,6 +201,9 @@ func (p *Provider) List(context.Context) ([]rent.Instance, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
+		case errors.Is(err, errEmpty):
+			removeOld(file)
+			continue
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", file, err)
 		case r.Fleet != p.config.Fleet:
@@ -213,6 +223,14 @@ func (p *Provider) List(context.Context) ([]rent.Instance, error) {
 		all = append(all, i)
 	}
 	return all, nil
+}
+
+// removeOld removes the empty file of a launch that is not carried out any more, so that the slot
+// can be asked for again.
+func removeOld(file string) {
+	if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()) > claimed {
+		_ = os.Remove(file) // another may have removed it
+	}
 }
 
 // Launch starts the slot's process, if nobody has.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/cloudtest"
@@ -96,5 +97,39 @@ func TestKeeperEnds(t *testing.T) {
 	if _, err := p.Launch(ctx, rent.Slot{Kind: rent.Kind{Type: "c5n.2xlarge"}},
 		cloud.Spec{}); !errors.As(err, &short) {
 		t.Errorf("a short type: %v", err)
+	}
+}
+
+// TestEmptyRecord: the empty file of a launch that ended before it was written is no fault of
+// others, and leaves the slot to a later launch.
+func TestEmptyRecord(t *testing.T) {
+	p, ctx := provider(t, t.TempDir(), "demo"), context.Background()
+	slot := rent.Slot{Kind: kind}
+	other, err := p.Launch(ctx, rent.Slot{Kind: kind, Ordinal: 1}, cloud.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := p.path("p-" + cloud.Token("demo", slot)[:12])
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	list := func() {
+		t.Helper()
+		all, err := p.List(ctx)
+		if err != nil || len(all) != 1 || all[0].ID != other.ID {
+			t.Errorf("listed are %v, %v, want only %s", all, err, other.ID)
+		}
+	}
+	list()
+	if _, err := p.Launch(ctx, slot, cloud.Spec{}); !errors.Is(err, errEmpty) {
+		t.Errorf("another launch, which may be under way: %v", err)
+	}
+	longAgo := time.Now().Add(-2 * claimed)
+	if err := os.Chtimes(file, longAgo, longAgo); err != nil {
+		t.Fatal(err)
+	}
+	list()
+	if _, err := p.Launch(ctx, slot, cloud.Spec{}); err != nil {
+		t.Errorf("the slot is asked for again: %v", err)
 	}
 }
