@@ -66,9 +66,14 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	n := p.attempt(slot)
 	out, err := p.aws.createFleet(ctx,
 		p.request(slot, spec, overrides, tokenOf(p.config.Fleet, slot, n)))
-	var other *apiError
-	if errors.As(err, &other) && classOf(other.code) == mismatch {
-		return p.adopt(ctx, slot, n, err)
+	if other, ok := errors.AsType[*apiError](err); ok {
+		switch classOf(other.code) {
+		case mismatch:
+			return p.adopt(ctx, slot, n, err)
+		case short, unoffered: // nothing was launched, as where each zone says so
+			p.spend(slot, n)
+			return rent.Instance{}, &cloud.ErrShort{Kind: slot.Kind, Zones: asked, Why: other.text}
+		}
 	}
 	if err != nil {
 		return rent.Instance{}, err
