@@ -24,8 +24,8 @@ const slack = 1e-9
 // one that serves.
 const deaf = 30 * time.Second
 
-// restart is how long an agent that restarts may be away. An instance of which another leader has
-// said that it drains is returned after that.
+// restart is how long an agent that restarts may be away. An instance that drains is returned after
+// that: one that is only out of sight may still answer queries.
 const restart = 90 * time.Second
 
 // slow is the factor of latency from which an agent goes before others of its type.
@@ -80,6 +80,9 @@ type history struct {
 	dud      bool // it counts among duds
 	ended    bool
 }
+
+// drains reports whether its agent drained when it was last there, or was told to.
+func (h *history) drains() bool { return h.draining >= 0 || h.told >= 0 }
 
 type lack struct {
 	until, wait time.Duration
@@ -345,12 +348,12 @@ func (s *step) place(m *Machine) {
 	s.used(m.Slot)
 	h := s.history(m.ID)
 	if m.State >= Stopping || h.returned {
-		if !h.ended && !h.returned && (h.joined || h.ends) {
-			if h.ends {
-				s.event("%s (%s): the provider has taken it back", m.ID, m.Slot)
-			} else {
-				s.event("%s (%s) was ended, and not by this leader", m.ID, m.Slot)
-			}
+		switch {
+		case h.ended || h.returned:
+		case h.ends:
+			s.event("%s (%s): the provider has taken it back", m.ID, m.Slot)
+		case h.joined && !h.drains() && !m.Drained: // a drained machine may end by itself
+			s.event("%s (%s) was ended, and not by this leader", m.ID, m.Slot)
 		}
 		h.ended = true
 		return
@@ -387,8 +390,10 @@ func (s *step) phase(m *Machine, h *history) {
 	if a == nil {
 		away := s.Now - h.agent
 		switch {
-		case h.draining >= 0 || h.told >= 0 || m.Instance.Drained && !h.joined && away > restart:
+		case (h.drains() || m.Instance.Drained && !h.joined) && away > restart:
 			m.Phase = Drained
+		case h.drains():
+			m.Phase = Draining
 		case h.joined && away > s.policy.Lost:
 			m.Phase, m.Why = Lost, fmt.Sprintf("its agent has been away for %v", round(away))
 		case !h.joined && min(m.Age, away) > s.policy.JoinTimeout:

@@ -269,6 +269,38 @@ func TestEnded(t *testing.T) {
 	}
 }
 
+// TestDrainsOutOfSight: an instance whose agent drains is not returned as soon as gossip misses
+// that, for it may still answer queries, but once it has stayed away. If it ends by itself
+// meanwhile, nobody is told that somebody ended it.
+func TestDrainsOutOfSight(t *testing.T) {
+	r := New(policyOf(6), 0)
+	s := situation(map[Kind]int{small: 1}, slots(small, 3)...)
+	agents := s.Agents
+	if got := did(r.Step(s)); got != "drain i-0; held busy: r5n.large: 1 fewer" {
+		t.Fatal(got)
+	}
+	r.Told("i-0", s.Now)
+	agents[1].Draining = true // by hand
+	for _, away := range []time.Duration{0, time.Second, restart - time.Second, 0, restart} {
+		s.Now += away
+		if s.Agents = agents[2:]; away == 0 {
+			s.Agents = agents
+		}
+		if got := did(r.Step(s)); got != "" {
+			t.Errorf("away for %v: %s", away, got)
+		}
+		agents[0].Draining = true
+	}
+	s.Now += time.Second
+	if got := did(r.Step(s)); got != "return i-0; return i-1" {
+		t.Errorf("both have stayed away: %q", got)
+	}
+	s.Instances[0].State, s.Instances[1].State = Stopping, Gone
+	if got := r.Step(s).Events; len(got) > 0 {
+		t.Errorf("told: %q", got)
+	}
+}
+
 // TestDuds: after two instances in a row whose agents did not join, a kind is left alone.
 func TestDuds(t *testing.T) {
 	r := New(policyOf(6), 0)
