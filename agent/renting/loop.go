@@ -217,6 +217,7 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 		l.rest = shortRest
 	}
 	l.priced, l.listed = time.Time{}, time.Time{}
+	l.list = nil // of another provider, perhaps; if this one does not answer, nothing is known
 	if l.renter == nil {
 		l.renter, l.chooser = rent.New(p.Rent(), l.now()), choose.New(p.Choose())
 	} else {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/cloudtest"
+	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/leader/rent"
 )
 
 // renter returns a Renting that rents by a policy, with its state in dir.
@@ -62,6 +67,32 @@ func TestDesiredByLaterVersion(t *testing.T) {
 	}
 	if d := renter(t, dir).Desired(); d.GetEpoch() != 3 || d.GetIdentity() != "a" {
 		t.Errorf("desires %v", d)
+	}
+}
+
+// TestListOfPolicyBefore: what the provider of an earlier policy has rented does not count under
+// the next one, while that one's provider does not answer.
+func TestListOfPolicyBefore(t *testing.T) {
+	r := renter(t, t.TempDir())
+	p := &cloudtest.Provider{Fleet: "test"}
+	r.config.Open = func(*policy.Policy) (cloud.Provider, error) { return p, nil }
+	slot := rent.Slot{Kind: rent.Kind{Type: "g4dn.xlarge"}}
+	if _, err := p.Launch(t.Context(), slot, cloud.Spec{By: "us"}); err != nil {
+		t.Fatal(err)
+	}
+	l := &loop{renting: r}
+	use := func(text string) []string {
+		l.usePolicy(&control.DesiredFleet{Policy: text})
+		l.refresh(t.Context(), l.policy)
+		return l.identities()
+	}
+	if got := use(r.config.Policy); !slices.Equal(got, []string{"us"}) {
+		t.Fatalf("there are instances of %q", got)
+	}
+	p = &cloudtest.Provider{Fleet: "test"}
+	p.Intercept(func(string, string) error { return cloudtest.ErrLost }, nil)
+	if got := use(strings.Replace(r.config.Policy, "/tmp/x", "/tmp/z", 1)); len(got) > 0 {
+		t.Errorf("under another policy there are instances of %q, want none", got)
 	}
 }
 
