@@ -485,7 +485,7 @@ func (l *loop) act(ctx context.Context, p *policy.Policy, step *rent.Step) bool 
 			if l.call(ctx, "return", func(ctx context.Context) error {
 				return l.provider.Return(ctx, a.ID)
 			}) == nil {
-				l.renter.Returned(a.ID)
+				l.renter.Returned(a, l.now())
 				l.renting.metrics.returned(a)
 				l.renting.log.Info("returned", "instance", a.ID, "slot", a.Slot.String(), "why",
 					a.Why, eventKey, "fleet")

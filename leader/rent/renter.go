@@ -77,7 +77,7 @@ type history struct {
 	listed   bool
 	ends     bool // the provider said that it will take it
 	returned bool // this Renter has returned it
-	dud      bool // it counts among duds
+	dud      bool // its agent did not join; it counts among duds once it is returned
 	ended    bool
 }
 
@@ -160,12 +160,20 @@ func (r *Renter) Told(id string, now time.Duration) {
 	}
 }
 
-// Returned tells that the provider has taken back an instance.
-func (r *Renter) Returned(id string) {
-	if h := r.known[id]; h != nil {
-		h.returned = true
+// Returned tells that a Return was carried out: the provider has taken back the instance.
+func (r *Renter) Returned(a Action, now time.Duration) {
+	delete(r.asked, a.ID)
+	h := r.known[a.ID]
+	if h == nil {
+		return
 	}
-	delete(r.asked, id)
+	if h.dud && !h.joined && !h.returned {
+		if r.duds[a.Slot.Kind]++; r.duds[a.Slot.Kind] >= duds {
+			r.leave(a.Slot.Kind, r.policy.MaxShortage, r.policy.MaxShortage,
+				fmt.Sprintf("the agents of %d instances in a row did not join", duds), now)
+		}
+	}
+	h.returned = true
 }
 
 // Lacking are the kinds that are left alone now, in order. What the planner may choose of them is
@@ -473,14 +481,8 @@ func (s *step) returns() {
 			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is drained"})
 		case m.Phase == Lost:
 			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: m.Why})
-			if h := s.known[m.ID]; !h.joined && !h.dud {
-				h.dud = true
-				if s.Renter.duds[m.Slot.Kind]++; s.Renter.duds[m.Slot.Kind] >= duds {
-					s.leave(m.Slot.Kind, s.policy.MaxShortage, s.policy.MaxShortage,
-						fmt.Sprintf("the agents of %d instances in a row did not join", duds),
-						s.Now)
-				}
-			}
+			h := s.known[m.ID]
+			h.dud = !h.joined
 		case m.Phase == Leaving && m.Agent.Ends <= s.policy.Notice:
 			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
 				Why: fmt.Sprintf("the provider takes it in %v", round(m.Agent.Ends))})

@@ -317,11 +317,29 @@ func TestDuds(t *testing.T) {
 		if a := got.Actions[0]; a.Kind != Return || a.Why != "its agent has not joined within 6m0s" {
 			t.Fatalf("%+v", a)
 		}
-		r.Returned(i.ID)
+		r.Returned(got.Actions[0], s.Now)
 	}
 	want := "the agents of 2 instances in a row did not join"
 	if l := r.Lacking(s.Now); len(l) != 1 || l[0].Why != want {
 		t.Errorf("lacking %v", l)
+	}
+}
+
+// TestNotCarriedOut: a step that is not carried out, as one that shows what a paused fleet would
+// do, counts no instance as one that was returned because its agent did not join.
+func TestNotCarriedOut(t *testing.T) {
+	r := New(policyOf(6), 0)
+	s := situation(map[Kind]int{small: 2}, slots(small, 2)...)
+	s.Agents = nil
+	r.Step(s)
+	for range duds {
+		s.Now += 7 * time.Minute
+		if got := did(r.Step(s)); !strings.Contains(got, "return i-0; return i-1") {
+			t.Fatalf("got %q", got)
+		}
+	}
+	if l := r.Lacking(s.Now); len(l) > 0 {
+		t.Errorf("lacking %v, want nothing", l)
 	}
 }
 

@@ -337,7 +337,7 @@ func (c *chaos) act(l *chaotic, a Action) {
 		if m.State < Stopping {
 			m.State, m.gone = Stopping, c.now
 		}
-		l.Returned(a.ID)
+		l.Returned(a, c.now)
 	}
 }
 
