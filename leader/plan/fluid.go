@@ -53,10 +53,16 @@ func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 		return nil, err
 	}
 	if a.Problem.Budget == 0 {
+		one := make(Configuration, len(a.Problem.Types))
+		one[a.Base] = 1
+		sol, err := a.Fluid(one)
+		if err != nil {
+			return nil, err
+		}
 		a.unbudgeted = true
-		a.Problem.Budget, err = a.homogeneousPrice(p.Rate / efficiency)
+		a.Problem.Budget = a.homogeneousPrice(p.Rate/efficiency, sol.Rate)
 	}
-	return a, err
+	return a, nil
 }
 
 // search analyses p and lists its search space.
@@ -69,21 +75,15 @@ func search(p *Problem, efficiency float64) (*Analysis, []Configuration, error) 
 	return a, space, err
 }
 
-// homogeneousPrice is the price of the fewest base instances that alone have a fluid limit of rate;
-// 0 if the limit on their number does not allow so many.
-func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
-	one := make(Configuration, len(a.Problem.Types))
-	one[a.Base] = 1
-	sol, err := a.Fluid(one)
-	if err != nil {
-		return 0, err
-	}
+// homogeneousPrice is the price of the fewest base instances that serve rate, of each of which the
+// bound is each; 0 if the limit on their number does not allow so many.
+func (a *Analysis) homogeneousPrice(rate, each float64) float64 {
 	base := a.Problem.Types[a.Base]
-	n := math.Ceil(rate / sol.Rate)
-	if !(sol.Rate > 0) || base.Max > 0 && n > float64(base.Max) {
-		return 0, nil
+	n := math.Ceil(rate / each)
+	if !(each > 0) || base.Max > 0 && n > float64(base.Max) {
+		return 0
 	}
-	return n * base.Price, nil
+	return n * base.Price
 }
 
 // noteUnmet adds a note that no configuration within the limits is expected to serve the rate, and

@@ -32,7 +32,11 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 	}
 	top := topOr(k.Top)
 	if p.Objective == LeastCost {
-		found, space, err := a.first(top, byPrice, p.Rate/p.efficiency())
+		need := p.Rate / p.efficiency()
+		if a.unbudgeted { // by this bound base instances serve less than by their fluid limit
+			a.Problem.Budget = max(a.Problem.Budget, a.homogeneousPrice(need, a.eq15.all))
+		}
+		found, space, err := a.first(top, byPrice, need)
 		if err != nil {
 			return nil, err
 		}

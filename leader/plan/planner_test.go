@@ -206,6 +206,24 @@ func TestLeastCost(t *testing.T) {
 	}
 }
 
+// TestKairosWithoutLimits: where nobody gave a limit, there is a fleet for any rate.
+func TestKairosWithoutLimits(t *testing.T) {
+	for types := 1; types <= 2; types++ {
+		for rate := 1.0; rate < 60; rate++ {
+			p := rm2()
+			p.Types, p.Models[0].Latencies = p.Types[:types], p.Models[0].Latencies[:types]
+			p.Objective, p.Rate, p.Budget = LeastCost, rate, 0
+			r, err := Kairos{}.Plan(t.Context(), p, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Notes) > 0 {
+				t.Errorf("%d types, %v queries/s: %q", types, rate, r.Notes)
+			}
+		}
+	}
+}
+
 func TestSeveralModels(t *testing.T) {
 	p := rm2()
 	small := p.Models[0]
