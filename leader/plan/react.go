@@ -73,9 +73,17 @@ func (c Coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	if err != nil {
 		return nil, err
 	}
+	budget := a.Problem.Budget
+	if budget == 0 { // only the types' limits bound the fleet, and they cannot be divided below 1
+		most, _, err := a.Problem.limits()
+		if err != nil {
+			return nil, err
+		}
+		budget = p.Price(most)
+	}
 	part := *p
 	for step := 1; ; step *= 2 {
-		part.Budget, part.Rate = a.Problem.Budget/float64(step), p.Rate/float64(step)
+		part.Budget, part.Rate = budget/float64(step), p.Rate/float64(step)
 		part.Types = slices.Clone(p.Types)
 		for i := range part.Types {
 			if most := &part.Types[i].Max; *most > 0 {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -185,6 +186,31 @@ func TestReact(t *testing.T) {
 		if d.Result.SearchSpace > mostCoarse {
 			t.Errorf("%s: %d configurations were looked at", tt.name, d.Result.SearchSpace)
 		}
+	}
+}
+
+// TestCoarseOfManyTypes: without a budget, and with so many types that one instance of each is too
+// much to choose from, what is planned is within the types' limits.
+func TestCoarseOfManyTypes(t *testing.T) {
+	p := rm2()
+	p.Objective, p.Rate, p.Budget = LeastCost, 1000, 0
+	types, latencies := p.Types, p.Models[0].Latencies
+	p.Types, p.Models[0].Latencies = nil, nil
+	for i := range 20 {
+		like := types[i%len(types)]
+		like.Name, like.Max = profiles.InstanceType(fmt.Sprint(like.Name, "-", i)), 1
+		p.Types = append(p.Types, like)
+		p.Models[0].Latencies = append(p.Models[0].Latencies, latencies[i%len(latencies)])
+	}
+	r, err := Coarse{Fluid{Top: 1}}.Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := r.Plans[0].Configuration; c.Count() == 0 || !p.Affordable(c) {
+		t.Errorf("%s, want at most one of each", p.Name(c))
+	}
+	if r.SearchSpace > mostCoarse {
+		t.Errorf("%d configurations were looked at", r.SearchSpace)
 	}
 }
 
