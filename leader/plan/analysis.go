@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // An Analysis holds what follows from a problem's profiles without an evaluation: which types are
@@ -113,8 +114,10 @@ func (a *Analysis) nearest(m *Model) error {
 			missed -= m.BatchSizes[n].Share
 		}
 	}
-	if n == 0 {
-		smallest := m.BatchSizes[0].BatchSize
+	if kept < 1e-9 { // no query, or rounding errors of the shares
+		asked := slices.IndexFunc(m.BatchSizes,
+			func(s profiles.Share) bool { return s.Share > 0 })
+		smallest := m.BatchSizes[asked].BatchSize
 		return fmt.Errorf(
 			"model %s: the fastest answer to the smallest query, of batch size %d, takes %v, "+
 				"which is not within the QoS target of %v: raise that or name a faster type",

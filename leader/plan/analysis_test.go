@@ -339,3 +339,17 @@ func TestPercent(t *testing.T) {
 		t.Errorf("got reason %q", got)
 	}
 }
+
+// TestOnlySharelessAnswered: where types answer only sizes in time that no query has, the error
+// names the smallest size that queries have.
+func TestOnlySharelessAnswered(t *testing.T) {
+	p := rm2()
+	p.Models[0].QoSTarget = 5 * time.Millisecond
+	p.Models[0].BatchSizes = profiles.Distribution{
+		{BatchSize: 1, Share: 0}, {BatchSize: 500, Share: 0.9}, {BatchSize: 900, Share: 0.1},
+	}
+	_, err := Analyse(p)
+	if err == nil || !strings.Contains(err.Error(), "of batch size 500, takes 132.45ms") {
+		t.Errorf("got %v, want that queries of 500 take too long", err)
+	}
+}
