@@ -16,8 +16,8 @@ import (
 const DefaultThreshold = 0.05
 
 // React plans for a demand that has changed, in what way says kind. The weights of p's models are
-// the rates at which they are asked for now, queries/s; its objective, budget and rate are not
-// read. The answer comes at once, by fluid limits, as no configuration is evaluated:
+// the rates at which they are asked for now, queries/s, 0 included; its objective, budget and rate
+// are not read. The answer comes at once, by fluid limits, as no configuration is evaluated:
 //
 //   - If only batch sizes have changed, KAIROS's choice: the most throughput for the price of what
 //     runs now.
@@ -31,8 +31,14 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	current Configuration) (*Decision, error) {
 	asked := *p
 	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
-	for i := range p.Models {
-		asked.Rate += p.Models[i].weight()
+	asked.Models = slices.DeleteFunc(slices.Clone(p.Models), func(m Model) bool {
+		return m.Weight == 0 // else it would count as 1
+	})
+	if len(asked.Models) == 0 {
+		return nil, errors.New("no model is asked for")
+	}
+	for _, m := range asked.Models {
+		asked.Rate += m.Weight
 	}
 	replanner := &Replanner{Planner: Coarse{Fluid{Top: 1}}}
 	if kind != profiles.BatchSizesChanged {

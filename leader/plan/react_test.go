@@ -189,6 +189,29 @@ func TestReact(t *testing.T) {
 	}
 }
 
+// TestReactToNone: a model that is not asked for any more, with a weight of 0, needs no instances.
+func TestReactToNone(t *testing.T) {
+	p := rm2()
+	large := p.Models[0]
+	large.Name, large.BatchSizes = "large", profiles.Distribution{{BatchSize: 900, Share: 1}}
+	p.Models[0].BatchSizes = profiles.Distribution{{BatchSize: 50, Share: 1}}
+	p.Models[0].Weight = 60
+	current := Configuration{4, 0, 0, 0}
+	alone, err := React(t.Context(), profiles.BothChanged, p, current)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Models = append(p.Models, large)
+	d, err := React(t.Context(), profiles.BothChanged, p, current)
+	if err != nil || d.Reason != alone.Reason {
+		t.Errorf("%v, %v, want %s as without the model", d, err, alone.Reason)
+	}
+	p.Models[0].Weight = 0
+	if _, err := React(t.Context(), profiles.BothChanged, p, current); err == nil {
+		t.Error("a plan for no model")
+	}
+}
+
 // TestCoarseOfManyTypes: without a budget, and with so many types that one instance of each is too
 // much to choose from, what is planned is within the types' limits.
 func TestCoarseOfManyTypes(t *testing.T) {
