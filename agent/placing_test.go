@@ -512,6 +512,33 @@ func TestPlaceCalls(t *testing.T) {
 	})
 }
 
+// TestPlacedNoMore: once the last agent that the leader places has gone, the status has no
+// placement, and there is none to change.
+func TestPlacedNoMore(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		s := &script{}
+		variants := f.variants(time.Millisecond, both)
+		fixed := f.start(variants, func(a *Agent) { a.newReplanner = s.replanner })
+		placed := f.start(variants, f.placed(s, "ncf/1"),
+			func(a *Agent) { a.config.Leader = "never" })
+		f.settled(fixed, placed)
+		f.led(fixed)
+		f.hold(map[string]string{string(placed.name): "ncf/1"}, fixed)
+		f.kill(placed)
+		f.eventually(time.Minute, func() string {
+			s, err := fixed.ctl.Status(f.Context(), &control.StatusRequest{})
+			if err != nil || s.GetPlacement() != nil {
+				return fmt.Sprintf("the placement is %v, %v, want none", s.GetPlacement(), err)
+			}
+			return ""
+		})
+		_, err := fixed.ctl.Place(f.Context(), &control.PlaceRequest{Verb: "pause"})
+		if status.Code(err) != codes.FailedPrecondition {
+			f.Errorf("a pause of no placement: %v", err)
+		}
+	})
+}
+
 // TestPlacedOnlyHost: a family's only host, which leads, is killed. Queries for the family wait until
 // another leads and has an agent load it; none fails. So do those that come when nobody holds it.
 func TestPlacedOnlyHost(t *testing.T) {

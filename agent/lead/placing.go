@@ -58,8 +58,8 @@ type placing struct {
 	wake chan struct{} // of size 1: an agent has come further
 	asks chan func()   // functions for run's goroutine to call
 
-	replanner Replanner // nil until an agent lets the leader say what it holds
-	snapshot  *replan.Snapshot
+	replanner Replanner        // nil until an agent lets the leader say what it holds
+	snapshot  *replan.Snapshot // of the last step; nil: no agent lets the leader say what it holds
 	tables    placingTables
 	solved    chan *replan.Plan // of size 1
 	problem   string            // the last error logged, so that it is logged once
@@ -120,7 +120,14 @@ func (s *placing) ask(do func()) bool { return s.term.ask(s.asks, do) }
 // how long until the next step is due.
 func (s *placing) step(ctx context.Context, now time.Time) time.Duration {
 	snapshot := s.look(now)
-	if snapshot == nil || ctx.Err() != nil {
+	if ctx.Err() != nil {
+		return time.Second
+	}
+	s.snapshot = snapshot
+	if snapshot == nil { // nobody is placed any more, and people are to see that
+		s.mu.Lock()
+		s.status, s.forecasts = nil, nil
+		s.mu.Unlock()
 		return time.Second
 	}
 	if s.replanner == nil {
@@ -128,7 +135,6 @@ func (s *placing) step(ctx context.Context, now time.Time) time.Duration {
 			return time.Minute
 		}
 	}
-	s.snapshot = snapshot
 	a := s.replanner.Step(now, snapshot)
 	s.carryOut(ctx, a)
 	return min(max(a.Next.Sub(now), placingRest), time.Second)
