@@ -201,6 +201,7 @@ func TestREST(t *testing.T) {
 			`"name":"ncf"`, `"inference_count":4`, `"execution_count":2`, `"success":{"count":2`,
 		}},
 		{"GET", "/v2/models/ncf/versions/1/stats", "", 200, []string{`"name":"ncf"`}},
+		{"GET", "/v2/models/ncf/versions/01/stats", "", 200, []string{`"name":"ncf"`}},
 		{"GET", "/v2/models/stats", "", 200, []string{`"name":"ncf"`, `"name":"wnd"`}},
 		{"POST", "/v2/repository/index", "", 200, []string{
 			`[{"name":"dien","version":"1","state":"READY","reason":""}`,
@@ -319,6 +320,8 @@ func TestGRPC(t *testing.T) {
 	wantCode(t, err, "InvalidArgument", `repository name "other"`)
 	_, err = a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "dlrm"})
 	wantCode(t, err, "NotFound", "dlrm")
+	_, err = a.grpc.ModelStatistics(ctx, &inference.ModelStatisticsRequest{Version: "x"})
+	wantCode(t, err, "InvalidArgument", `version "x"`)
 	_, err = a.grpc.ModelStatistics(ctx, &inference.ModelStatisticsRequest{Name: "dlrm"})
 	wantCode(t, err, "NotFound", "dlrm")
 }

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -133,12 +133,15 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 			}
 		}
 	}
+	number, err := worker.ParseVersion(model, version)
+	if err != nil {
+		return nil, err
+	}
 	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
 	for _, status := range s.config.Worker.Repository().Index() {
-		number := strconv.FormatInt(status.Version, 10)
 		if status.State != models.Ready || !sees(status.Model) ||
 			model != "" && !slices.Contains(asked, status.Model) ||
-			version != "" && version != number {
+			number != 0 && number != status.Version {
 			continue
 		}
 		if stats := s.config.Worker.Statistics(status.Model, status.Version); stats != nil {
