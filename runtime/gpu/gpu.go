@@ -80,9 +80,9 @@ func manage() (nvml.Interface, error) {
 // CUDA_VISIBLE_DEVICES says which GPUs CUDA shows a process.
 const visible = "CUDA_VISIBLE_DEVICES"
 
-// Open chooses this process's card: by its place in the machine ("1"), by its UUID or by the UUID of
-// a MIG slice, and "" is the first one of CUDA_VISIBLE_DEVICES or, if that is not set, of the machine.
-// If it is set to nothing, it hides all.
+// Open chooses this process's card: by its place in the machine ("1"), by its UUID or enough of its
+// beginning ("GPU-1a2b"), or by the UUID of a MIG slice, and "" is the first one of
+// CUDA_VISIBLE_DEVICES or, if that is not set, of the machine. If it is set to nothing, it hides all.
 //
 // If major > 0, Open also readies CUDA for a library that was built for that major version: it
 // checks that the driver can run it, and has CUDA show this process the card alone. It must then be
@@ -147,27 +147,39 @@ func choose(api nvml.Interface, spec, version string) (*Card, error) {
 	if len(cards) == 0 {
 		return nil, noGPU(version)
 	}
-	i := slices.IndexFunc(cards, func(c *Card) bool {
-		return spec == "" || spec == c.UUID || c.instance == whole && spec == strconv.Itoa(c.Index)
-	})
-	if i < 0 {
-		names := make([]string, len(cards))
-		for i, c := range cards {
-			names[i] = c.String()
-		}
-		return nil, fmt.Errorf("no GPU %q; there are: %s%s", spec, strings.Join(names, ", "),
-			sliced(cards, spec))
+	named := cards[:1]
+	if spec != "" {
+		named = slices.DeleteFunc(slices.Clone(cards), func(c *Card) bool {
+			return !isNamed(c.UUID, spec) &&
+				!(c.instance == whole && spec == strconv.Itoa(c.Index))
+		})
 	}
-	card := cards[i]
+	if len(named) != 1 {
+		all := make([]string, len(cards))
+		for i, c := range cards {
+			all[i] = c.String()
+		}
+		there := "there are: " + strings.Join(all, ", ")
+		if len(named) > 1 {
+			return nil, fmt.Errorf("%q is the beginning of several GPUs' UUIDs; %s", spec, there)
+		}
+		return nil, fmt.Errorf("no GPU %q; %s%s", spec, there, sliced(cards, spec))
+	}
+	card := named[0]
 	card.Driver, card.Others = version, len(cards)-1
 	return card, nil
+}
+
+// isNamed reports whether spec is a UUID or, as CUDA allows for cards, the beginning of one.
+func isNamed(uuid, spec string) bool {
+	return uuid == spec || strings.HasPrefix(spec, "GPU-") && strings.HasPrefix(uuid, spec)
 }
 
 // sliced says that the card that spec names is split, if it is.
 func sliced(cards []*Card, spec string) string {
 	for _, c := range cards {
 		parent, _ := c.parent.GetUUID()
-		if c.instance != whole && (spec == strconv.Itoa(c.Index) || spec == parent) {
+		if c.instance != whole && (spec == strconv.Itoa(c.Index) || isNamed(parent, spec)) {
 			return fmt.Sprintf("; GPU %d is split by MIG, so name one of its slices", c.Index)
 		}
 	}

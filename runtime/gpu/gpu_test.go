@@ -70,10 +70,11 @@ func card(uuid string) fakenvidia.Card {
 }
 
 func TestOpen(t *testing.T) {
-	d := fake(t, fakenvidia.State{Cards: []fakenvidia.Card{card("GPU-a"), card("GPU-b")}})
+	d := fake(t, fakenvidia.State{Cards: []fakenvidia.Card{card("GPU-a"), card("GPU-bc")}})
 	for _, tt := range []struct{ spec, visible, uuid string }{
-		{"", "", "GPU-a"}, {"0", "", "GPU-a"}, {"1", "", "GPU-b"}, {"GPU-b", "", "GPU-b"},
-		{"", "1,0", "GPU-b"}, {"", "GPU-b", "GPU-b"}, {"0", "1", "GPU-a"},
+		{"", "", "GPU-a"}, {"0", "", "GPU-a"}, {"1", "", "GPU-bc"}, {"GPU-bc", "", "GPU-bc"},
+		{"", "1,0", "GPU-bc"}, {"", "GPU-bc", "GPU-bc"}, {"0", "1", "GPU-a"},
+		{"GPU-b", "", "GPU-bc"}, {"", "GPU-b,GPU-a", "GPU-bc"}, // CUDA takes shortened UUIDs
 	} {
 		if unset(t); tt.visible != "" {
 			t.Setenv(visible, tt.visible)
@@ -139,6 +140,9 @@ func TestReasons(t *testing.T) {
 			"NVIDIA driver 580.95.05 cannot start: cuInit: CUDA error 803: a fake error"},
 		{fakenvidia.State{Cards: two}, "GPU-c", `no GPU "GPU-c"; there are: GPU 0 (Fake H100, ` +
 			`MIG-x), GPU 1 (Fake H100, GPU-b)`},
+		{fakenvidia.State{Cards: []fakenvidia.Card{card("GPU-a1"), card("GPU-a2")}}, "GPU-a",
+			`"GPU-a" is the beginning of several GPUs' UUIDs; there are: GPU 0 (Fake H100, GPU-a1), ` +
+				`GPU 1 (Fake H100, GPU-a2)`},
 		{fakenvidia.State{Cards: two}, "0", `no GPU "0"; there are: GPU 0 (Fake H100, MIG-x), ` +
 			`GPU 1 (Fake H100, GPU-b); GPU 0 is split by MIG, so name one of its slices`},
 	} {
