@@ -280,6 +280,7 @@ func (f *testFleet) answersFamily(a *fleetAgent) {
 	for path, want := range map[string]int{
 		"/v2/models/rank/ready": 200, "/v2/models/rank/versions/1/ready": 400,
 		"/v2/models/rank/versions/1": 400, "/v2/models/rank/stats": 200,
+		"/v2/models/rank/config": 200, "/v2/models/rank/versions/1/config": 400,
 	} {
 		if code, text := rest("GET", path, ""); code != want {
 			f.Errorf("%s: REST: %s: %d %s, want %d", a.host, path, code, text, want)
@@ -299,6 +300,12 @@ func (f *testFleet) answersFamily(a *fleetAgent) {
 		fmt.Sprint(p.Accuracy) != "map[ncf:1 ncf-int8:0.95]" ||
 		fmt.Sprint(p.Score) != "map[ncf:0.9]" || p.QoSTarget != 5*time.Millisecond {
 		f.Errorf("%s: properties of rank: %+v, %v", a.host, p, err)
+	}
+	conf, err := a.oip.ModelConfig(f.Context(), &inference.ModelConfigRequest{Name: "rank"})
+	if c := conf.GetConfig(); err != nil || c.GetName() != "rank" ||
+		int(c.GetMaxBatchSize()) != p.LargestBatchSize || len(c.GetInput()) != 1 ||
+		c.GetInput()[0].GetName() != "ids" {
+		f.Errorf("%s: configuration of rank: %v, %v, want that of its metadata", a.host, conf, err)
 	}
 	m, err = a.oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "ncf-int8"})
 	if got := m.GetProperties(); err != nil || got["family"] != "rank" ||

@@ -21,9 +21,17 @@ import (
 )
 
 // ModelConfig answers with a model's settings in Triton's form, as far as this agent knows them: of
-// a model that only other agents hold, what the fleet knows of it.
+// a family, or a model that only other agents hold, what the fleet knows of it.
 func (s service) ModelConfig(_ context.Context, req *inference.ModelConfigRequest) (
 	*inference.ModelConfigResponse, error) {
+	if f := s.config.Gateway.Family(req.GetName()); f != nil {
+		if why, _ := f.Refuses(req.GetVersion(), 0); why != "" {
+			return nil, outcome.Invalid("%s", why)
+		}
+		m := proto.CloneOf(f.Variants[0].Model)
+		m.Name, m.LargestBatchSize = f.Name, f.LargestBatchSize()
+		return &inference.ModelConfigResponse{Config: configOf(m, nil)}, nil
+	}
 	loaded, err := s.config.Worker.Acquire(req.GetName(), req.GetVersion())
 	if err == nil {
 		defer loaded.Release()
