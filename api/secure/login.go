@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"container/list"
 	"context"
 	"crypto/hkdf"
 	"crypto/hmac"
@@ -208,30 +209,38 @@ var errTooManyAttempts = fmt.Errorf("%d logins have failed within %v: try again 
 
 // attempts count the logins of each address that have not succeeded.
 type attempts struct {
-	mu sync.Mutex
-	by map[string]*failed
+	mu    sync.Mutex
+	by    map[string]*list.Element // of order
+	order list.List                // of *failed, the first since the longest time
 }
 
 type failed struct {
-	n     int
-	since time.Time
+	holder string
+	n      int
+	since  time.Time
 }
 
-// take counts an attempt, and returns 0 if it may be made, else how long to wait.
+// take counts an attempt, and returns 0 if it may be made, else how long to wait. It forgets
+// addresses whose time is over and, where there are too many, the one known for the longest.
 func (a *attempts) take(holder string, now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f := a.by[holder]
-	if f == nil || now.Sub(f.since) >= attemptsOver {
-		if a.by == nil {
-			a.by = map[string]*failed{}
-		}
-		if f == nil && len(a.by) >= mostAttempting {
-			a.makeRoom(now)
-		}
-		f = &failed{since: now}
-		a.by[holder] = f
+	for e := a.order.Front(); e != nil &&
+		now.Sub(e.Value.(*failed).since) >= attemptsOver; e = a.order.Front() {
+		a.remove(e)
 	}
+	e := a.by[holder]
+	if e == nil {
+		if len(a.by) == mostAttempting {
+			a.remove(a.order.Front())
+		}
+		e = a.order.PushBack(&failed{holder: holder, since: now})
+		if a.by == nil {
+			a.by = map[string]*list.Element{}
+		}
+		a.by[holder] = e
+	}
+	f := e.Value.(*failed)
 	if f.n == mostAttempts {
 		return f.since.Add(attemptsOver).Sub(now)
 	}
@@ -239,23 +248,14 @@ func (a *attempts) take(holder string, now time.Time) time.Duration {
 	return 0
 }
 
-// makeRoom forgets the addresses whose time is over, or some other one.
-func (a *attempts) makeRoom(now time.Time) {
-	for holder, f := range a.by {
-		if now.Sub(f.since) >= attemptsOver {
-			delete(a.by, holder)
-		}
-	}
-	for holder := range a.by {
-		if len(a.by) < mostAttempting {
-			return
-		}
-		delete(a.by, holder)
-	}
+func (a *attempts) remove(e *list.Element) {
+	delete(a.by, a.order.Remove(e).(*failed).holder)
 }
 
 func (a *attempts) forget(holder string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.by, holder)
+	if e := a.by[holder]; e != nil {
+		a.remove(e)
+	}
 }

@@ -269,7 +269,25 @@ func TestLoginAttempts(t *testing.T) {
 		if n := len(g.attempts.by); n > mostAttempting {
 			t.Errorf("%d addresses are kept", n)
 		}
+		for i := range mostAttempting + 100 {
+			if kept := g.attempts.by[strconv.Itoa(i)] != nil; kept != (i >= 100) {
+				t.Fatalf("address %d is kept: %v, want the latest %d", i, kept, mostAttempting)
+			}
+		}
+		g.attempts.take("later", now.Add(attemptsOver))
+		if n := len(g.attempts.by); n != 1 {
+			t.Errorf("%d addresses are kept a minute later, want one", n)
+		}
 	})
+}
+
+// BenchmarkLoginAttempts is of attempts from ever new addresses.
+func BenchmarkLoginAttempts(b *testing.B) {
+	var a attempts
+	now := time.Now()
+	for i := 0; b.Loop(); i++ {
+		a.take(strconv.Itoa(i), now.Add(time.Duration(i)*time.Microsecond))
+	}
 }
 
 // FuzzSession: what is no cookie of ours is not taken for one, and what is reads as it was written.
