@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/models"
@@ -48,5 +50,16 @@ func TestOf(t *testing.T) {
 		if !slices.Contains(Reasons(), f.Reason) {
 			t.Errorf("reason %q is not counted", f.Reason)
 		}
+	}
+}
+
+// TestForeignBytes: an error reaches the client with its details whatever bytes its text has.
+func TestForeignBytes(t *testing.T) {
+	s := status.Convert(GRPC(Invalid("operator \xff\xfe of the model")))
+	if _, err := proto.Marshal(s.Proto()); err != nil {
+		t.Errorf("%q cannot be sent: %v", s.Message(), err)
+	}
+	if want := "invalid query: operator \ufffd of the model"; s.Message() != want {
+		t.Errorf("got %q, want %q", s.Message(), want)
 	}
 }

@@ -35,13 +35,15 @@ func invalidf(format string, args ...any) error {
 // largestErrorText bounds the text of an error, in bytes.
 const largestErrorText = 2 << 10
 
-// ErrorText returns message, cut to 2 KiB: a longer text must contain what a client has sent.
+// ErrorText returns message as valid UTF-8, as protobuf sends no other, and cut to 2 KiB: a longer
+// text must contain what a client has sent.
 func ErrorText(message string) string {
-	if len(message) <= largestErrorText {
-		return message
+	text := strings.ToValidUTF8(message, "\ufffd")
+	if len(text) <= largestErrorText {
+		return text
 	}
 	return fmt.Sprintf("%s ... (%d bytes in all)",
-		strings.ToValidUTF8(message[:largestErrorText], ""), len(message))
+		strings.ToValidUTF8(text[:largestErrorText], ""), len(message))
 }
 
 // A side holds the names and numbers that differ between a request and a response.

@@ -615,4 +615,7 @@ func TestErrorsEchoLittle(t *testing.T) {
 		!strings.HasSuffix(text, "(4096 bytes in all)") {
 		t.Errorf("cut to %q", text)
 	}
+	if text := ErrorText("a\xff"); text != "a\ufffd" {
+		t.Errorf("foreign bytes are kept: %q", text)
+	}
 }
