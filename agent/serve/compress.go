@@ -19,7 +19,7 @@ import (
 func decompressed(req *http.Request) (*http.Request, error) {
 	var body *oip.Inflater
 	var err error
-	switch encoding := req.Header.Get("Content-Encoding"); encoding {
+	switch encoding := req.Header.Get("Content-Encoding"); strings.ToLower(encoding) {
 	case "", "identity":
 		return req, nil
 	case "gzip":

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,42 @@ func TestAcceptedEncoding(t *testing.T) {
 		if got := acceptedEncoding([]string{accept}); got != want {
 			t.Errorf("%q: got %q, want %q", accept, got, want)
 		}
+	}
+}
+
+// TestDecompressed: the names of content codings have no case.
+func TestDecompressed(t *testing.T) {
+	for _, coding := range []string{"", "identity", "Identity", "gzip", "GZIP", "deflate", "Deflate"} {
+		var sent bytes.Buffer
+		var w io.WriteCloser
+		switch strings.ToLower(coding) {
+		case "gzip":
+			w = gzip.NewWriter(&sent)
+		case "deflate":
+			w = zlib.NewWriter(&sent)
+		}
+		if w == nil {
+			sent.WriteString("a query")
+		} else if _, err := io.WriteString(w, "a query"); err != nil {
+			t.Fatal(err)
+		} else if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		req := httptest.NewRequest("POST", "/", &sent)
+		req.Header.Set("Content-Encoding", coding)
+		plain, err := decompressed(req)
+		if err != nil {
+			t.Errorf("%q: %v", coding, err)
+			continue
+		}
+		if got, err := io.ReadAll(plain.Body); err != nil || string(got) != "a query" {
+			t.Errorf("%q: got %q, %v", coding, got, err)
+		}
+	}
+	req := httptest.NewRequest("POST", "/", nil)
+	req.Header.Set("Content-Encoding", "BR")
+	if _, err := decompressed(req); err == nil || !strings.Contains(err.Error(), `"BR"`) {
+		t.Errorf("an unknown coding: %v", err)
 	}
 }
 
