@@ -273,7 +273,7 @@ func unsupported(j *jsonReader, parameter string) error {
 
 func decodeInput(j *jsonReader) (jsonInput, error) {
 	in := jsonInput{binary: -1}
-	hasShape := false
+	hasShape, start := false, j.pos
 	err := j.object(func(key string) (err error) {
 		switch key {
 		case "name":
@@ -316,6 +316,16 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 		}
 		return err
 	})
+	if err != nil && in.Name == "" { // it may stand behind the fault
+		again := jsonReader{text: j.text, pos: start}
+		_ = again.object(func(key string) (err error) {
+			if key == "name" {
+				in.Name, err = again.string()
+				return err
+			}
+			return again.skip(0)
+		})
+	}
 	if err != nil && in.Name != "" {
 		err = fmt.Errorf("input %q: %w", in.Name, err)
 	}
