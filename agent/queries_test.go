@@ -2,14 +2,18 @@ package agent
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // streamed is a query for NCF with the given id on a stream, and in itself.
@@ -235,4 +239,48 @@ func TestQueriesGuarded(t *testing.T) {
 		}
 		_ = conn.Close() // its calls are over
 	}
+}
+
+// gated starts an agent with a gate that is closed.
+func (f *testFleet) gated() (*fleetAgent, *gate) {
+	f.Helper()
+	g := newGate()
+	a := f.start(func(a *Agent) {
+		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return g, nil }
+	})
+	f.settled(a)
+	synctest.Wait()
+	g.close()
+	return a, g
+}
+
+// TestFullQueries: a query's timeout counts from its arrival on, also while its stream is full.
+func TestFullQueries(t *testing.T) {
+	const room = 1024
+	testInFleet(t, func(f *testFleet) {
+		a, g := f.gated()
+		stream, err := a.ctl.Queries(f.Context())
+		if err != nil {
+			f.Fatal(err)
+		}
+		for i := range room + 1 {
+			q := streamed(uint64(i), 1)
+			q.TimeoutNs = int64(time.Minute)
+			if i == room {
+				q.TimeoutNs = int64(100 * time.Millisecond)
+			}
+			if err := stream.Send(q); err != nil {
+				f.Fatal(err)
+			}
+		}
+		synctest.Wait() // all have arrived
+		time.Sleep(100 * time.Millisecond)
+		g.open()
+		answers := received(f.T, stream, room+1)
+		for id, want := range map[uint64]codes.Code{0: codes.OK, room: codes.DeadlineExceeded} {
+			if code, message := codeOf(f.T, answers[id]); code != want {
+				f.Errorf("query %d: got %v %q, want %v", id, code, message, want)
+			}
+		}
+	})
 }

@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -236,6 +239,45 @@ func TestNotSupported(t *testing.T) {
 			t.Errorf("%s %s: got %d %s, want 501 with %q", method, path, code, answer, why)
 		}
 	}
+}
+
+// TestFullStream: a query's timeout counts from its arrival on, also while its stream is full.
+func TestFullStream(t *testing.T) {
+	const room = 65
+	testInFleet(t, func(f *testFleet) {
+		a, g := f.gated()
+		stream, err := a.oip.ModelStreamInfer(f.Context())
+		if err != nil {
+			f.Fatal(err)
+		}
+		for i := range room + 1 {
+			q, timeout := identified(strconv.Itoa(i), 1), time.Minute
+			if i == room {
+				timeout = 100 * time.Millisecond
+			}
+			q.Parameters = map[string]*inference.InferParameter{"timeout": {
+				ParameterChoice: &inference.InferParameter_Int64Param{
+					Int64Param: timeout.Microseconds(),
+				},
+			}}
+			if err := stream.Send(q); err != nil {
+				f.Fatal(err)
+			}
+		}
+		synctest.Wait() // all have arrived
+		time.Sleep(100 * time.Millisecond)
+		g.open()
+		for i := range room + 1 {
+			resp, err := stream.Recv()
+			if err != nil {
+				f.Fatal(err)
+			}
+			if late := resp.GetErrorMessage() != ""; late != (i == room) {
+				f.Errorf("query %d: got %q, want an error of the last alone", i,
+					resp.GetErrorMessage())
+			}
+		}
+	})
 }
 
 // TestModelConfig: the configuration of a model as tools for Triton read it.

@@ -84,6 +84,7 @@ func (c *carrying) receive() error {
 		if err := c.stream.RecvMsg(q); err != nil {
 			return err
 		}
+		arrival := time.Now() // its client counts its wait for room, too
 		c.mu.Lock()
 		cancel, known := c.cancels[q.ID]
 		c.mu.Unlock()
@@ -105,14 +106,14 @@ func (c *carrying) receive() error {
 			q.Query.Release()
 			return c.stream.Context().Err()
 		}
-		c.begin(q)
+		c.begin(q, arrival)
 	}
 }
 
 // begin serves a query on a goroutine of its own. It drops the query if the stream has closed.
-func (c *carrying) begin(q *oip.StreamedQuery) {
+func (c *carrying) begin(q *oip.StreamedQuery, arrival time.Time) {
 	r := &carried{id: q.ID}
-	r.receipt = receipt{server: c.service.Server, arrival: time.Now(), received: true}
+	r.receipt = receipt{server: c.service.Server, arrival: arrival, received: true}
 	r.header = q.Header()
 	ctx := c.stream.Context()
 	if q.Timeout > 0 {

@@ -44,9 +44,10 @@ func (s service) ModelStreamInfer(stream oip.InferStream) error {
 				ended = err
 				return
 			}
+			arrival := time.Now() // its client counts its wait for room, too
 			answer := make(chan answered, 1)
 			order <- answer
-			go func() { answer <- s.streamed(stream.Context(), req) }()
+			go func() { answer <- s.streamed(stream.Context(), req, arrival) }()
 		}
 	}()
 	for {
@@ -88,7 +89,7 @@ func drop(order <-chan chan answered) {
 
 // streamed answers one query of a stream, with what a call of its own would do before and after. It
 // counts the answer's bytes, as the answer may wait for earlier ones, and for the client to read.
-func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
+func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Time) (a answered) {
 	a.id = req.ID
 	defer func() {
 		if p := recover(); p != nil {
@@ -108,7 +109,6 @@ func (s service) streamed(ctx context.Context, req *oip.Request) (a answered) {
 		req.Release()
 		return a
 	}
-	arrival := time.Now()
 	ctx, span := s.traceCall(ctx, req, arrival)
 	a.resp, a.err = s.infer(ctx, req, arrival)
 	if a.err == nil {
