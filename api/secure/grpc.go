@@ -174,6 +174,8 @@ func demandOf(method string) demand {
 		return demand{control: Drain}
 	case control.Control_Demand_FullMethodName:
 		return demand{control: Plan}
+	case control.Control_Fleet_FullMethodName: // to change what is rented, a client asks what is
+		return demand{control: Plan, or: Fleet}
 	case control.Control_RotateKeys_FullMethodName, control.Control_ListKeys_FullMethodName:
 		return demand{control: Rotate}
 	case control.Control_Events_FullMethodName:
@@ -183,8 +185,7 @@ func demandOf(method string) demand {
 		return demand{control: Fleet}
 	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,
 		control.Control_Probe_FullMethodName, control.Control_Queries_FullMethodName,
-		control.Control_Status_FullMethodName, control.Control_Fleet_FullMethodName,
-		control.Control_Release_FullMethodName:
+		control.Control_Status_FullMethodName, control.Control_Release_FullMethodName:
 		return demand{} // SDKs make these
 	}
 	if strings.HasPrefix(method, "/"+control.Control_ServiceDesc.ServiceName+"/") ||

@@ -20,7 +20,7 @@ import (
 const (
 	free         = "health, live"
 	queries      = "ncf, wnd, wnd metadata, all statistics, metadata, status, watch"
-	controlCalls = "load, unload, drain, demand, list keys, rotate keys, events"
+	controlCalls = "load, unload, drain, demand, rented, list keys, rotate keys, events"
 	agents       = "describe, link, keyring"
 )
 
@@ -36,6 +36,8 @@ func testWhoMayDoWhat(t *testing.T, tapped bool) {
 	p := newPKI(t)
 	p.issue("ads", Order{Name: "ads"}, 0)
 	p.issue("admin", Order{Name: "admin"}, 0)
+	p.issue("planner", Order{Name: "planner"}, 0)
+	p.issue("renter", Order{Name: "renter"}, 0)
 	p.issue("other-agent", Order{Name: "a2", Agent: true}, 0)
 	keys := p.write("keys", "feed: feed-feed-feed-feed\nadmin: admin-admin-admin\n", 0o600)
 	access := p.write("access.yaml", `
@@ -43,6 +45,8 @@ clients:
   ads: {models: [ncf]}
   ops: {control: [load, unload, drain, plan, keys, events]}
   feed: {models: [wnd], control: [load]}
+  planner: {control: [plan]}
+  renter: {control: [fleet]}
 `, 0o644)
 
 	t.Run("nothing", func(t *testing.T) {
@@ -109,6 +113,12 @@ clients:
 		both.APIKey = "feed-feed-feed-feed"
 		checkCalls(t, s.as(both), codes.OK, "wnd, wnd metadata, load")
 		checkCalls(t, s.as(both), codes.PermissionDenied, "ncf, unload, drain")
+		// Who may see the plan sees what is rented, and so does who may change that.
+		planner, renter := s.as(p.client("planner")), s.as(p.client("renter"))
+		checkCalls(t, planner, codes.OK, "rented, demand")
+		checkCalls(t, planner, codes.PermissionDenied, "set fleet")
+		checkCalls(t, renter, codes.OK, "rented, set fleet")
+		checkCalls(t, renter, codes.PermissionDenied, "demand")
 		// The access file has no "*", and no admin of its own.
 		checkCalls(t, s.as(p.client("admin")), codes.PermissionDenied, "ncf, wnd,"+controlCalls)
 		if _, message := call(t, ads, "wnd"); message != `client "ads" may not query model "wnd"` {

@@ -343,6 +343,7 @@ type demand struct {
 	open    bool    // anybody may make the call
 	agent   bool    // only agents of this fleet may make it
 	control Control // "" : none
+	or      Control // a right that does as well as control; "": none
 	query   bool    // the right to query model
 	model   string
 }
@@ -367,7 +368,8 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 			codes.Unauthenticated, "no credentials",
 			"no credentials: " + string(d.control) + " needs a client with a name",
 		}
-	case d.control != "" && !g.access.get().MayControl(c.name, d.control):
+	case d.control != "" && !g.access.get().MayControl(c.name, d.control) &&
+		(d.or == "" || !g.access.get().MayControl(c.name, d.or)):
 		return &refusal{
 			codes.PermissionDenied, "may not " + string(d.control),
 			fmt.Sprintf("client %q may not %s", c.name, d.control),

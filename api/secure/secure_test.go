@@ -294,6 +294,14 @@ var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 		_, err := control.NewControlClient(c).Demand(ctx, &control.DemandRequest{})
 		return err
 	},
+	"rented": func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := control.NewControlClient(c).Fleet(ctx, &control.FleetRequest{})
+		return err
+	},
+	"set fleet": func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := control.NewControlClient(c).SetFleet(ctx, &control.SetFleetRequest{})
+		return err
+	},
 	"list keys": func(ctx context.Context, c *grpc.ClientConn) error {
 		_, err := control.NewControlClient(c).ListKeys(ctx, &control.ListKeysRequest{})
 		return err
