@@ -310,7 +310,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		arrival = q.Arrival.Sub(l.start)
 	}
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
-	t.refusable = l.newRefusable(q, arrival)
+	t.refusable = l.newRefusable(ctx, q, arrival)
 	if !q.Background {
 		l.asked.note(now)
 	}
@@ -488,8 +488,8 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 		err := ErrLate
 		if isLate {
 			l.dropped.Late++
-		} else {
-			err = l.drop(ctx, t)
+		} else if err = l.drop(ctx, t); errors.Is(err, context.DeadlineExceeded) {
+			l.noteMissed(t, true, l.now())
 		}
 		if !removed {
 			m.abandon(t)

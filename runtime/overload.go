@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"math"
 	"time"
 
@@ -33,7 +34,9 @@ type overload struct {
 // waiting. A queue that a burst left drains by itself: CoDel (Nichols and Jacobson, 2012) tells the
 // two apart in the same way, by how long it lasts.
 type missed struct {
-	share   float64       // of the queries that were refused or late at their start, a moving average
+	// share is that of the queries that were refused, or late at their start or their deadline, a
+	// moving average.
+	share   float64
 	since   time.Duration // since when it is mostMissed or more, and others keep coming
 	arrived time.Duration // the last query that may be refused
 }
@@ -70,16 +73,16 @@ type refusable struct {
 	deadline time.Duration
 }
 
-// newRefusable returns what is needed to refuse q, which arrived at arrival.
-func (l *Lanes) newRefusable(q *Query, arrival time.Duration) refusable {
+// newRefusable returns what is needed to refuse q, which arrived at arrival and runs with ctx.
+func (l *Lanes) newRefusable(ctx context.Context, q *Query, arrival time.Duration) refusable {
 	if !q.Refuse || q.Background || q.QoSTarget <= 0 {
 		return refusable{}
 	}
 	l.spareOver = spareTargets * q.QoSTarget
 	l.missed.arrives(q.QoSTarget, arrival)
 	r := refusable{q.QoSTarget, math.MaxInt64}
-	if !q.Deadline.IsZero() {
-		r.deadline = q.Deadline.Sub(l.start)
+	if deadline, ok := ctx.Deadline(); ok { // the query's, or its client's if that is earlier
+		r.deadline = deadline.Sub(l.start)
 	}
 	return r
 }
@@ -87,7 +90,7 @@ func (l *Lanes) newRefusable(q *Query, arrival time.Duration) refusable {
 // capable reports whether t can be in time on lanes that are free.
 func (t *turn) capable() bool { return t.Estimate > 0 && t.Estimate <= t.target }
 
-// noteMissed notes whether t was refused or is late as it starts.
+// noteMissed notes whether t was refused, is late as it starts, or has waited until its deadline.
 func (l *Lanes) noteMissed(t *turn, did bool, now time.Duration) {
 	if t.capable() {
 		l.missed.note(did, now)

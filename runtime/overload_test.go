@@ -81,15 +81,22 @@ func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, la
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	end := time.Now().Add(lasts)
-	for range clients {
+	for i := range clients {
 		running.Go(func() {
 			time.Sleep(time.Duration(rand.Float64() * float64(pace)))
 			for time.Now().Before(end) {
 				arrival := time.Now()
-				r, err := lanes.Do(t.Context(), runtime.Query{
+				deadline := arrival.Add(10 * target)
+				ctx, cancel := t.Context(), context.CancelFunc(func() {})
+				if i%2 == 1 { // its own, earlier than the model's
+					ctx, cancel = context.WithDeadline(ctx, deadline)
+					deadline = arrival.Add(time.Minute)
+				}
+				r, err := lanes.Do(ctx, runtime.Query{
 					Model: model, BatchSize: 256, Profile: "wnd/1", Arrival: arrival, QoSTarget: target,
-					Deadline: arrival.Add(10 * target), Refuse: true, Divide: true,
+					Deadline: deadline, Refuse: true, Divide: true,
 				})
+				cancel()
 				var over *runtime.OverloadedError
 				mu.Lock()
 				switch {
