@@ -14,8 +14,8 @@ const (
 	spareTargets = 5
 	// leastSpare is a lower bound for the share of spare time in estimates.
 	leastSpare = 0.01
-	// Lanes are overloaded when mostMissed of the last missedOver queries or so, or more, were refused or
-	// became late, for overloadTargets QoS targets, and none of these passed without a query.
+	// An overload lasts when mostMissed of the last missedOver queries or so, or more, have missed their
+	// targets for overloadTargets of these, and others kept coming.
 	mostMissed      = 0.25
 	missedOver      = 32
 	overloadTargets = 3
@@ -49,7 +49,7 @@ func (m *missed) arrives(target, now time.Duration) {
 	m.arrived = max(m.arrived, now)
 }
 
-// note notes whether a query that could have been in time was refused or late when it started.
+// note notes whether a query that could have been in time missed its target; see missed.share.
 func (m *missed) note(did bool, now time.Duration) {
 	one := 0.
 	if did {

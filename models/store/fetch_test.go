@@ -130,7 +130,7 @@ func (f *Fetcher) ensure(t *testing.T, versions ...int64) error {
 	return err
 }
 
-// TestPush: a version never changes, and what the store has is not sent f.Cache.
+// TestPush: a version never changes, and what the store has is not sent again.
 func TestPush(t *testing.T) {
 	ctx := context.Background()
 	s, dir := pushed(t)
@@ -244,7 +244,7 @@ func (b faulty) Open(ctx context.Context, key string, offset, length int64) (io.
 }
 
 // TestFetchFaults: whatever a store does, an agent has the whole version or the old one, and what
-// was right is not fetched f.Cache. Time is virtual.
+// was right is not fetched again. Time is virtual.
 func TestFetchFaults(t *testing.T) {
 	limited := func(r io.ReadCloser, n int64) io.ReadCloser {
 		return struct {
@@ -322,7 +322,7 @@ func TestFetchFaults(t *testing.T) {
 			if err := f.ensure(t, 1); err != nil {
 				t.Fatal(err)
 			}
-			// The weights, which version 2 has too, are to be fetched f.Cache.
+			// The weights, which version 2 has too, are to be fetched again.
 			m, _, err := whole.Manifest(context.Background(), "ncf", 2)
 			if err != nil {
 				t.Fatal(err)
