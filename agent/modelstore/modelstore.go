@@ -550,7 +550,7 @@ func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) 
 	var versions []*store.Manifest
 	for _, number := range wanted {
 		if m.manifests[number] == nil {
-			read, _, _, err := f.fetcher.Store.Trusted(ctx, m.name, number, f.config.Keys)
+			read, err := f.fetcher.Store.Trusted(ctx, m.name, number, f.config.Keys)
 			if err != nil {
 				return err
 			}

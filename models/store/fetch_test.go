@@ -120,7 +120,7 @@ func (f *Fetcher) ensure(t *testing.T, versions ...int64) error {
 	t.Helper()
 	var all []*Manifest
 	for _, v := range versions {
-		m, _, _, err := f.Store.Trusted(context.Background(), "ncf", v, f.Keys)
+		m, err := f.Store.Trusted(context.Background(), "ncf", v, f.Keys)
 		if err != nil {
 			return err
 		}

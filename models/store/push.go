@@ -275,22 +275,21 @@ func (s *Store) Signature(ctx context.Context, model string, version int64) ([]b
 
 // Trusted reads the manifest of a version. If keys is not nil, one of them must have signed it, which
 // is checked before the document is parsed.
-func (s *Store) Trusted(ctx context.Context, model string, version int64, keys Keys) (m *Manifest,
-	document, signature []byte, err error) {
-	if document, err = s.document(ctx, model, version); err != nil {
-		return nil, nil, nil, err
+func (s *Store) Trusted(ctx context.Context, model string, version int64, keys Keys) (*Manifest,
+	error) {
+	document, err := s.document(ctx, model, version)
+	if err != nil {
+		return nil, err
 	}
 	if keys != nil {
-		if signature, err = s.Signature(ctx, model, version); err == nil {
+		signature, err := s.Signature(ctx, model, version)
+		if err == nil {
 			err = keys.Verify(document, signature)
 		}
 		if err != nil {
-			return nil, nil, nil, fmt.Errorf("%s version %d in %s: %w: %w", model, version, s.name,
+			return nil, fmt.Errorf("%s version %d in %s: %w: %w", model, version, s.name,
 				ErrSignature, err)
 		}
 	}
-	if m, err = s.parse(document, model, version); err != nil {
-		return nil, nil, nil, err
-	}
-	return m, document, signature, nil
+	return s.parse(document, model, version)
 }

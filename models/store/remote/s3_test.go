@@ -160,7 +160,7 @@ func TestMoto(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer cache.Close()
-		m, _, _, err := s.Trusted(ctx, "ncf", version, nil)
+		m, err := s.Trusted(ctx, "ncf", version, nil)
 		if err != nil {
 			return err
 		}

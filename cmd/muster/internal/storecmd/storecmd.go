@@ -237,7 +237,7 @@ func pull(cmd *cobra.Command, f *store.Fetcher, dir, arg string) error {
 			return err
 		}
 	}
-	m, _, _, err := f.Store.Trusted(ctx, name, number, f.Keys)
+	m, err := f.Store.Trusted(ctx, name, number, f.Keys)
 	if err != nil {
 		return err
 	}
