@@ -37,7 +37,8 @@ var (
 type OverloadedError struct {
 	Waiting      int   // queries waiting
 	WaitingBytes int64 // bytes of their inputs
-	// RetryAfter estimates how long it takes to serve the queries that wait now.
+	// RetryAfter is when to try again, > 0: when the lanes can have served the queries that wait, and
+	// those whose clients were told so before.
 	RetryAfter time.Duration
 }
 
@@ -340,10 +341,10 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		l.starts(t, now)
 	case !q.Background && (l.queue.Len() >= l.maxWaiting ||
 		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
-		return 0, l.overloaded(now)
+		return 0, l.overloaded(t, now)
 	default:
 		if l.plan(t, now, q.QoSTarget); l.refusesAtOnce(t, now) {
-			return 0, l.overloaded(now)
+			return 0, l.overloaded(t, now)
 		}
 		t.granted = make(chan struct{})
 		if l.kindOf(t, q); t.kind != nil {

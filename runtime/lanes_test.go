@@ -295,7 +295,7 @@ func TestLanesOverload(t *testing.T) {
 			s.send(ctx, "third", 1, nil)
 			s.want(
 				"too many bytes: overloaded 1 20 30ms at 0s",
-				"too many: overloaded 2 30 40ms at 0s",
+				"too many: overloaded 2 30 41ms at 0s", // after that
 				"running: ok at 10ms",
 				"first: ok at 30ms",
 				"second: ok at 40ms",

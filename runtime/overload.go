@@ -19,6 +19,9 @@ const (
 	mostMissed      = 0.25
 	missedOver      = 32
 	overloadTargets = 3
+	// longestReturn bounds how long after a lane is free a refused client is told to try again: not all
+	// do.
+	longestReturn = 10 * time.Second
 )
 
 // An overload says which queries that wait are refused; see Query.Refuse.
@@ -27,6 +30,7 @@ type overload struct {
 	spare     queue.Spare   // since a lane was idle
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
 	missed    missed
+	returned  time.Duration // when all that were refused can have been served after trying again
 }
 
 // A missed tells a lasting overload from a burst. Under a lasting one each late query that runs makes
@@ -147,12 +151,15 @@ func (l *Lanes) less(part time.Duration) float64 {
 	return float64(part)
 }
 
-// overloaded returns the error of a query that is refused.
-func (l *Lanes) overloaded(now time.Duration) *OverloadedError {
+// overloaded returns the error of t, which is refused. It tells the client to try again when the lanes
+// can have served those that were told so before. If all of them tried again as soon as a lane is free,
+// refusals would take the more time from queries, the more clients there are.
+func (l *Lanes) overloaded(t *turn, now time.Duration) *OverloadedError {
 	l.dropped.Overloaded++
-	return &OverloadedError{
-		l.queue.Len(), l.queue.Bytes(), max(l.remaining(now), time.Millisecond),
-	}
+	free := now + l.remaining(now)
+	again := min(max(l.returned, free), free+longestReturn)
+	l.returned = again + (t.Estimate-l.saves(t))/time.Duration(l.lanes)
+	return &OverloadedError{l.queue.Len(), l.queue.Bytes(), max(again-now, time.Millisecond)}
 }
 
 // estimateAnew estimates the queries that wait for which nothing was known when they came, now that
@@ -212,7 +219,7 @@ func (l *Lanes) refuse(now time.Duration) {
 func (l *Lanes) refuseWaiting(t *turn, now time.Duration) {
 	l.remove(t)
 	l.noteMissed(t, true, now)
-	l.refuseTurn(t, l.overloaded(now))
+	l.refuseTurn(t, l.overloaded(t, now))
 }
 
 // refuseTurn refuses t, which was to wait, for a reason.
