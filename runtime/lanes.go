@@ -312,6 +312,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	}
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
 	t.refusable = l.newRefusable(ctx, q, arrival)
+	l.noteSize(t)
 	if !q.Background {
 		l.asked.note(now)
 	}
@@ -322,7 +323,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		l.dropped.Draining++
 		return 0, ErrDraining
 	case ctx.Err() != nil:
-		return 0, l.drop(ctx, t)
+		return 0, l.outOfTime(ctx, t)
 	case t.rejects && t.LatestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
@@ -489,8 +490,8 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 		err := ErrLate
 		if isLate {
 			l.dropped.Late++
-		} else if err = l.drop(ctx, t); errors.Is(err, context.DeadlineExceeded) {
-			l.noteMissed(t, true, l.now())
+		} else {
+			err = l.outOfTime(ctx, t)
 		}
 		if !removed {
 			m.abandon(t)
@@ -516,6 +517,15 @@ func (l *Lanes) drop(ctx context.Context, t *turn) error {
 		l.dropped.Cancelled++
 	}
 	return cause
+}
+
+// outOfTime is drop for a query that has not run.
+func (l *Lanes) outOfTime(ctx context.Context, t *turn) error {
+	err := l.drop(ctx, t)
+	if errors.Is(err, context.DeadlineExceeded) {
+		l.noteMissed(t, true, l.now())
+	}
+	return err
 }
 
 // finish reports the run's execution time to the estimator and frees t's lane. result is nil if the

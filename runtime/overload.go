@@ -22,6 +22,10 @@ const (
 	// longestReturn bounds how long after a lane is free a refused client is told to try again: not all
 	// do.
 	longestReturn = 10 * time.Second
+	// While an overload lasts, queries are read while they are at most leastHeld bytes in all, or what
+	// lanes serve in mostHeld QoS targets.
+	leastHeld = 1 << 20
+	mostHeld  = 4
 )
 
 // An overload says which queries that wait are refused; see Query.Refuse.
@@ -31,6 +35,9 @@ type overload struct {
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
 	missed    missed
 	returned  time.Duration // when all that were refused can have been served after trying again
+	// meanWork and meanBytes are of a query that may be refused, moving averages: its share of the time of all
+	// lanes, and its inputs.
+	meanWork, meanBytes float64
 }
 
 // A missed tells a lasting overload from a burst. Under a lasting one each late query that runs makes
@@ -94,7 +101,7 @@ func (l *Lanes) newRefusable(ctx context.Context, q *Query, arrival time.Duratio
 // capable reports whether t can be in time on lanes that are free.
 func (t *turn) capable() bool { return t.Estimate > 0 && t.Estimate <= t.target }
 
-// noteMissed notes whether t was refused, is late as it starts, or has waited until its deadline.
+// noteMissed notes whether t was refused, is late as it starts, or has met its deadline before.
 func (l *Lanes) noteMissed(t *turn, did bool, now time.Duration) {
 	if t.capable() {
 		l.missed.note(did, now)
@@ -151,15 +158,55 @@ func (l *Lanes) less(part time.Duration) float64 {
 	return float64(part)
 }
 
-// overloaded returns the error of t, which is refused. It tells the client to try again when the lanes
-// can have served those that were told so before. If all of them tried again as soon as a lane is free,
-// refusals would take the more time from queries, the more clients there are.
+// overloaded returns the error of t, which is refused.
 func (l *Lanes) overloaded(t *turn, now time.Duration) *OverloadedError {
 	l.dropped.Overloaded++
+	work := (t.Estimate - l.saves(t)) / time.Duration(l.lanes)
+	return &OverloadedError{l.queue.Len(), l.queue.Bytes(), l.tryAgain(work, now)}
+}
+
+// tryAgain returns after which time the client of a refused query, which takes work of the time of all
+// lanes, is to try again: when the lanes can have served those that were told so before. If all of them
+// tried again as soon as a lane is free, refusals would take the more time from queries, the more
+// clients there are.
+func (l *Lanes) tryAgain(work, now time.Duration) time.Duration {
 	free := now + l.remaining(now)
 	again := min(max(l.returned, free), free+longestReturn)
-	l.returned = again + (t.Estimate-l.saves(t))/time.Duration(l.lanes)
-	return &OverloadedError{l.queue.Len(), l.queue.Bytes(), max(again-now, time.Millisecond)}
+	l.returned = again + work
+	return max(again-now, time.Millisecond)
+}
+
+// noteSize notes how large t is.
+func (l *Lanes) noteSize(t *turn) {
+	if t.target > 0 && t.Estimate > 0 {
+		l.meanWork += (float64(t.Estimate)/float64(l.lanes) - l.meanWork) / missedOver
+		l.meanBytes += (float64(t.Bytes) - l.meanBytes) / missedOver
+	}
+}
+
+// Crowded reports whether a query that begins to arrive, beside held bytes of others that arrive, wait
+// or run, is to be refused unread. While an overload lasts, so many may arrive at once that each of them
+// is late before it has been read.
+func (l *Lanes) Crowded(held int64) bool {
+	if held <= leastHeld {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	target := l.spareOver / spareTargets
+	return float64(held)*l.meanWork > mostHeld*float64(target)*l.meanBytes && l.overloads(l.now())
+}
+
+// RefuseUnread returns the error of a query that is refused unread, beside held bytes of others.
+func (l *Lanes) RefuseUnread(held int64) *OverloadedError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	if l.spareOver > 0 {
+		l.missed.arrives(l.spareOver/spareTargets, now)
+		l.missed.note(true, now)
+	}
+	return &OverloadedError{l.queue.Len(), held, l.tryAgain(time.Duration(l.meanWork), now)}
 }
 
 // estimateAnew estimates the queries that wait for which nothing was known when they came, now that

@@ -73,6 +73,9 @@ func runs(whole, onCore time.Duration, how varying) (m runtime.Model, cut *atomi
 	return runtime.Divisible(timed{whole, cut, how}, timed{onCore, cut, how}), cut
 }
 
+// queryBytes are the inputs of a query.
+var queryBytes = make([]byte, 100<<10)
+
 // closedLoop has clients send queries for a time, each at most one in a pace, and the next one when it
 // knows the outcome of the last; after a refusal, when it is to try again.
 func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, lasts time.Duration,
@@ -93,8 +96,9 @@ func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, la
 					deadline = arrival.Add(time.Minute)
 				}
 				r, err := lanes.Do(ctx, runtime.Query{
-					Model: model, BatchSize: 256, Profile: "wnd/1", Arrival: arrival, QoSTarget: target,
-					Deadline: deadline, Refuse: true, Divide: true,
+					Model: model, Inputs: []tensor.Tensor{{Data: queryBytes}}, BatchSize: 256,
+					Profile: "wnd/1", Arrival: arrival, QoSTarget: target, Deadline: deadline,
+					Refuse: true, Divide: true,
 				})
 				cancel()
 				var over *runtime.OverloadedError
@@ -204,6 +208,46 @@ func TestOverload(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestCrowded: while an overload lasts, and only then, no more queries are read than the lanes serve
+// in four targets, and those that are refused unread are told to try again one after the other.
+func TestCrowded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const target, mean = 25 * time.Millisecond, 8 * time.Millisecond
+		l := runtime.NewLanes(runtime.LanesConfig{})
+		most := int64(len(queryBytes)) * int64(4*target/mean)
+		want := func(when string, lasts bool) {
+			t.Helper()
+			for held, want := range map[int64]bool{
+				1 << 20: false, most * 9 / 10: false, most * 5 / 4: lasts,
+			} {
+				if got := l.Crowded(held); got != want {
+					t.Errorf("%s: beside %d bytes got %v, want %v", when, held, got, want)
+				}
+			}
+		}
+		want("at first", false)
+		model, _ := runs(mean, mean, steady)
+		closedLoop(t, 2, model, target, 0, time.Second, l)
+		want("with two clients", false)
+		closedLoop(t, 8, model, target, 0, time.Second, l)
+		want("with eight", true)
+		const refused = 20
+		first, last := l.RefuseUnread(most), new(runtime.OverloadedError)
+		for range refused {
+			last = l.RefuseUnread(most)
+		}
+		if wait := last.RetryAfter - first.RetryAfter; wait < refused*mean*9/10 ||
+			wait > refused*mean*11/10 || first.WaitingBytes != most {
+			t.Errorf("got %+v, and %d refusals later %+v, want %v more", *first, refused, *last,
+				refused*mean)
+		}
+		time.Sleep(2 * target)
+		want("after refusals", true)
+		time.Sleep(2 * target)
+		want("while none comes", false)
+	})
 }
 
 // otherAtFirst is a model whose first runs take other times.

@@ -21,8 +21,7 @@ type intake struct {
 	// limit of queries, but bytes of queries do not count against answers: under load, finished
 	// work would be lost.
 	answers *intake
-	// queue returns the state of the lanes, from which a refusal computes its Retry-After.
-	queue   func() runtime.LanesStats
+	lanes   *runtime.Partitions
 	clients clients
 
 	mu sync.Mutex
@@ -42,9 +41,11 @@ const leastAnswers = 64 << 10
 // share is how many bytes one client with a name may hold.
 func (i *intake) share() int64 { return i.limit / 2 }
 
-// full returns an error if there is no room for another query, whose size is not known yet.
+// full returns an error if there is no room for another query, whose size is not known yet, or if
+// it would be late before it has been read.
 func (i *intake) full(ctx context.Context) error {
-	if held := i.all(); held >= i.limit {
+	held := i.all()
+	if held >= i.limit || i.lanes.Crowded(i.held.Load()) {
 		return i.overloaded(held)
 	}
 	if client := i.clients.Client(ctx); client != "" {
@@ -124,9 +125,4 @@ func (i *intake) Give(ctx context.Context, n int64) {
 	}
 }
 
-func (i *intake) overloaded(held int64) error {
-	stats := i.queue()
-	return &runtime.OverloadedError{
-		Waiting: stats.Waiting, WaitingBytes: held, RetryAfter: stats.Remaining,
-	}
-}
+func (i *intake) overloaded(held int64) error { return i.lanes.RefuseUnread(held) }

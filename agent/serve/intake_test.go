@@ -24,10 +24,13 @@ func (named) Bytes(context.Context, secure.Way, int64, bool) error { return nil 
 // TestIntake: what is held has a bound, and what one client with a name holds half of it; but who
 // is alone gets in.
 func TestIntake(t *testing.T) {
-	in := intake{
-		limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} },
-		clients: named{},
+	lanes, err := runtime.NewPartitions(runtime.Part{
+		Partition: &runtime.Partition{Lanes: runtime.NewLanes(runtime.LanesConfig{})},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	in := intake{limit: 100, lanes: lanes, clients: named{}}
 	anyone, ads, feed := t.Context(), context.WithValue(t.Context(), nameKey{},
 		"ads"), context.WithValue(t.Context(), nameKey{}, "feed")
 	check := func(step string, err error, ok bool) {

@@ -126,9 +126,9 @@ func New(config Config) *Server {
 	s.alone.Store(true)
 	s.largest.Store(leastLimit)
 	clients, lanes := Callers{config.Guard}, config.Worker.Lanes()
-	s.answers.limit, s.answers.queue, s.answers.clients = max(config.MaxWaitingBytes,
-		leastAnswers), lanes.Stats, clients
-	s.intake.limit, s.intake.queue, s.intake.clients = config.MaxWaitingBytes, lanes.Stats, clients
+	s.answers.limit, s.answers.lanes, s.answers.clients = max(config.MaxWaitingBytes,
+		leastAnswers), lanes, clients
+	s.intake.limit, s.intake.lanes, s.intake.clients = config.MaxWaitingBytes, lanes, clients
 	s.intake.answers = &s.answers
 	registerMetrics(config.Registry, &s.intake, config.Gateway.Stats, config.Members.Own)
 	s.loads = newLoads(config.Worker, s.laneType)

@@ -21,7 +21,7 @@ import (
 
 // alone sends one agent three times the queries that it can serve: WND with batch size 256 from 8,
 // 64 and 512 clients. Each sends its next query when it knows the outcome of the last, and after a
-// refusal when it is told to try again; 8 clients also do so as fast as they can. Wanted: each
+// refusal when it is told to try again; 64 clients also do so as fast as they can. Wanted: each
 // query is answered or refused, at least 0.8 of what the agent can do is answered in time, and the
 // 99th percentile of the answers is at most three QoS targets. The target is the model's own or, if
 // this machine is too slow for that, three times what a query takes. The short form, in which queries
@@ -71,7 +71,7 @@ func (r *run) alone(ctx context.Context) error {
 		return err
 	}
 	r.say("The agent answers %.0f queries/s of two clients; the QoS target is %v", can, target)
-	for _, clients := range []int{-8, 8, 64, 512} {
+	for _, clients := range []int{-64, 8, 64, 512} {
 		what := fmt.Sprintf("%d clients at three times that", clients)
 		pace := time.Duration(float64(clients) / (3 * can) * float64(time.Second))
 		if clients < 0 {
