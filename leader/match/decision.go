@@ -84,7 +84,7 @@ type Decision struct {
 	// Latency is the predicted mean execution latency on the lane.
 	Latency time.Duration
 	// Waited is how long the query has waited so far. Wait is how long it will still wait for the
-	// lane.
+	// lane or, with Reject, when its client is to try again; 0: not.
 	Waited, Wait time.Duration
 	// Slack is QoS target - Waited - Wait - Latency: negative if the query will be late.
 	Slack time.Duration

@@ -653,8 +653,8 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 	m.wait(q)
 }
 
-// reject rejects q, and so the query of which q is a part. wait, in ms, is about how long q would
-// have gone on waiting.
+// reject rejects q, and so the query of which q is a part. wait, in ms, is about how long the
+// client is to wait before it tries again.
 func (m *Matcher) reject(q *query, why Reason, wait float64) {
 	m.out = append(m.out, Decision{
 		Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt,

@@ -11,6 +11,9 @@ const (
 	spareTargets = 10
 	// leastSpare is a lower bound for the share of spare time in estimates.
 	leastSpare = 0.01
+	// longestReturn bounds how long, in ms, a refused client is told to wait beyond what its query would
+	// have: not all try again.
+	longestReturn = 10_000
 )
 
 // A spareTime is the share of a shard's lane time that is left for late queries: the time in which
@@ -140,12 +143,21 @@ func (s *shard) becomesLate(q *query) {
 		if s.m.now+wait <= o.deadline {
 			return
 		}
-		reason := Overloaded
 		if o.deadline <= s.m.now { // its turn to be looked at has not come in this step
-			reason, wait = DeadlinePassed, 0
+			s.m.reject(o, DeadlinePassed, 0)
+		} else {
+			s.refuse(o, wait)
 		}
-		s.m.reject(o, reason, wait)
 	}
+}
+
+// refuse rejects q, which would have waited so long, in ms. It tells the client to try again when the
+// lanes can also have served the queries of those that were told so before. If all of them tried again
+// after the wait alone, the more clients there were, the more time would go into refusals.
+func (s *shard) refuse(q *query, wait float64) {
+	again := min(max(s.m.now+wait, s.returned), s.m.now+wait+longestReturn)
+	s.returned = again + s.meanLatency(q)/float64(max(s.usable, 1))
+	s.m.reject(q, Overloaded, again-s.m.now)
 }
 
 // turnAway rejects q, which has just arrived, if it is certain to be late and then not expected to
@@ -156,7 +168,7 @@ func (s *shard) turnAway(q *query) {
 	}
 	wait := s.lateWait(q)
 	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
-		s.m.reject(q, Overloaded, q.lostAt-s.m.now+wait)
+		s.refuse(q, q.lostAt-s.m.now+wait)
 	}
 }
 

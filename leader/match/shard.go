@@ -22,7 +22,8 @@ type shard struct {
 	work     [2]float64
 	lateWork float64 // sum of the mean latencies of the late queries, ms
 	spare    spareTime
-	dirty    bool // something has changed since the last round
+	returned float64 // when all that were refused can have been served after trying again, ms
+	dirty    bool    // something has changed since the last round
 }
 
 // The size classes of queries.
