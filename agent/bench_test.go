@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -47,7 +49,19 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := &benchmark{agent: startAgent(b, testConfig(b), executor)}
+	config := testConfig(b)
+	zoo := config.ModelDir
+	config.ModelDir = b.TempDir()
+	to := filepath.Join(config.ModelDir, model)
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(zoo, model))); err != nil {
+		b.Fatal(err)
+	}
+	// An agent that is alone refuses what would be late.
+	if err := os.WriteFile(filepath.Join(to, models.ConfigFile),
+		[]byte("qos_target_ms: 1000\ndeadline_ms: 60000\n"), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	s := &benchmark{agent: startAgent(b, config, executor)}
 	if s.version, err = models.ReadVersion(s.agent.config.ModelDir, model, 1); err != nil {
 		b.Fatal(err)
 	}
