@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"google.golang.org/grpc/mem"
 )
 
 // A hold counts the readers of some memory: the owner of a Request or Response, and each buffer
@@ -52,6 +54,33 @@ const alignment = 64
 // align rounds n up to a multiple of alignment.
 func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 
+// Buffers is a pool of buffers for messages. gRPC's own clears each buffer, and takes 1 MiB for one of
+// more than 32 KiB. This one has a size class for each power of two; what it returns has bytes of its
+// last use. It may be used concurrently.
+var Buffers mem.BufferPool = &buffers{}
+
+// buffers are pools by size class, like blocks.
+type buffers [bits.UintSize]sync.Pool
+
+// Get returns a buffer of n bytes.
+func (p *buffers) Get(n int) *[]byte {
+	class := classOf(n)
+	b, _ := p[class].Get().(*[]byte)
+	if b == nil {
+		made := make([]byte, 1<<class)
+		b = &made
+	}
+	*b = (*b)[:n]
+	return b
+}
+
+// Put takes a buffer back. It leaves one that Get has not returned to the garbage collector.
+func (p *buffers) Put(b *[]byte) {
+	if class := classOf(cap(*b)); cap(*b) == 1<<class {
+		p[class].Put(b)
+	}
+}
+
 // A block is pooled memory for the tensors of one message.
 type block struct {
 	hold
@@ -67,9 +96,12 @@ var blocks [bits.UintSize]sync.Pool
 // smallestClass is the smallest size class; its 1 KiB holds the inputs of a small query.
 const smallestClass = 10
 
+// classOf returns the size class of n bytes.
+func classOf(n int) int { return max(smallestClass, bits.Len(uint(max(n, 1)-1))) }
+
 // newBlock returns a block of at least n bytes with one reader. It contains bytes of its last use.
 func newBlock(n int) *block {
-	class := max(smallestClass, bits.Len(uint(max(n, 1)-1)))
+	class := classOf(n)
 	b, _ := blocks[class].Get().(*block)
 	if b == nil {
 		raw := make([]byte, 1<<class+alignment)

@@ -355,7 +355,7 @@ func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.Buf
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "decompress: %v", err)
 	}
-	pool := mem.DefaultBufferPool()
+	pool := Buffers
 	for have := int64(0); ; {
 		if err := charge.AtLeast(compressed + have + inflateStep); err != nil {
 			return plain, err

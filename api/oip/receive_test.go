@@ -276,3 +276,22 @@ func TestInflaterEnd(t *testing.T) {
 		}
 	}
 }
+
+// TestBuffers: a buffer has the size that is asked for, also if it was used before, and a foreign one
+// is not handed out.
+func TestBuffers(t *testing.T) {
+	for _, n := range []int{0, 1, 1 << 10, 1<<10 + 1, 64<<10 + 100, 1 << 20} {
+		for range 3 {
+			b := Buffers.Get(n)
+			if len(*b) != n || cap(*b) >= 2*max(n, 1<<10) {
+				t.Errorf("%d bytes: got %d of %d", n, len(*b), cap(*b))
+			}
+			Buffers.Put(b)
+		}
+		foreign := make([]byte, n+100)
+		Buffers.Put(&foreign)
+		if b := Buffers.Get(n + 100); len(*b) != n+100 {
+			t.Errorf("got %d bytes, want %d", len(*b), n+100)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	// for clients that compress; gRPC then also compresses the answer
 	_ "google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/inference"
@@ -55,6 +56,7 @@ func DialOptions() []grpc.DialOption {
 		),
 		grpc.WithInitialWindowSize(window),
 		grpc.WithInitialConnWindowSize(connWindow),
+		experimental.WithBufferPool(Buffers),
 	}
 }
 
@@ -68,6 +70,7 @@ func ServerOptions(largestMessage int) []grpc.ServerOption {
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.InitialWindowSize(window),
 		grpc.InitialConnWindowSize(connWindow),
+		experimental.BufferPool(Buffers),
 	}
 }
 

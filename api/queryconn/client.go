@@ -71,7 +71,7 @@ func (c *Client) answer(a *oip.StreamedAnswer) error {
 	if n > 0 && n <= c.buffered() {
 		message = mem.BufferSlice{c.take(n)}
 	} else {
-		pool := mem.DefaultBufferPool()
+		pool := oip.Buffers
 		b := pool.Get(n)
 		message = mem.BufferSlice{mem.NewBuffer(b, pool)}
 		if err := c.full(*b); err != nil {

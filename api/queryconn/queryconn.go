@@ -74,7 +74,7 @@ func (r *reader) buffered() int {
 func (r *reader) fill() error {
 	size, pool := bufferSize, mem.BufferPool(&buffers)
 	if _, ok := r.conn.(direct.Reader); !ok { // it holds the buffer while it waits
-		size, pool = waitingSize, mem.DefaultBufferPool()
+		size, pool = waitingSize, oip.Buffers
 	}
 	b, n, err := direct.ReadOnReady(r.conn, size, pool)
 	if err != nil {

@@ -176,7 +176,7 @@ func (s *Server) Read(n int) (mem.BufferSlice, error) {
 	if n == 0 {
 		return parts, nil
 	}
-	pool := mem.DefaultBufferPool()
+	pool := oip.Buffers
 	b := pool.Get(n)
 	parts = append(parts, mem.NewBuffer(b, pool))
 	if err := s.ReadInto(*b); err != nil {
