@@ -35,8 +35,8 @@ type overload struct {
 	spareOver time.Duration // over which spare is averaged; 0 until a query may be refused
 	missed    missed
 	returned  time.Duration // when all that were refused can have been served after trying again
-	// meanWork and meanBytes are of a query that may be refused, moving averages: its share of the time of all
-	// lanes, and its inputs.
+	// meanWork and meanBytes are moving averages of the queries that may be refused: of their share of
+	// the time of all lanes, in ns, and of the bytes of their inputs.
 	meanWork, meanBytes float64
 }
 
@@ -184,29 +184,29 @@ func (l *Lanes) noteSize(t *turn) {
 	}
 }
 
-// Crowded reports whether a query that begins to arrive, beside held bytes of others that arrive, wait
-// or run, is to be refused unread. While an overload lasts, so many may arrive at once that each of them
-// is late before it has been read.
-func (l *Lanes) Crowded(held int64) bool {
+// RefusesUnread reports whether a query that begins to arrive, beside held bytes of others that arrive,
+// wait or run, is to be refused unread, and counts it if so. While an overload lasts, so many may arrive
+// at once that each of them is late before it has been read.
+func (l *Lanes) RefusesUnread(held int64) bool {
 	if held <= leastHeld {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	target := l.spareOver / spareTargets
-	return float64(held)*l.meanWork > mostHeld*float64(target)*l.meanBytes && l.overloads(l.now())
+	now, target := l.now(), l.spareOver/spareTargets
+	if !l.overloads(now) || float64(held)*l.meanWork <= mostHeld*float64(target)*l.meanBytes {
+		return false
+	}
+	l.missed.arrives(target, now)
+	l.missed.note(true, now)
+	return true
 }
 
-// RefuseUnread returns the error of a query that is refused unread, beside held bytes of others.
-func (l *Lanes) RefuseUnread(held int64) *OverloadedError {
+// UnreadError returns the error of a query that is refused unread, beside held bytes of others.
+func (l *Lanes) UnreadError(held int64) *OverloadedError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	if l.spareOver > 0 {
-		l.missed.arrives(l.spareOver/spareTargets, now)
-		l.missed.note(true, now)
-	}
-	return &OverloadedError{l.queue.Len(), held, l.tryAgain(time.Duration(l.meanWork), now)}
+	return &OverloadedError{l.queue.Len(), held, l.tryAgain(time.Duration(l.meanWork), l.now())}
 }
 
 // estimateAnew estimates the queries that wait for which nothing was known when they came, now that

@@ -210,9 +210,9 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// TestCrowded: while an overload lasts, and only then, no more queries are read than the lanes serve
-// in four targets, and those that are refused unread are told to try again one after the other.
-func TestCrowded(t *testing.T) {
+// TestRefusesUnread: while an overload lasts, and only then, no more queries are read than the lanes
+// serve in four targets, and those that are refused unread are told to try again one after the other.
+func TestRefusesUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target, mean = 25 * time.Millisecond, 8 * time.Millisecond
 		l := runtime.NewLanes(runtime.LanesConfig{})
@@ -222,7 +222,7 @@ func TestCrowded(t *testing.T) {
 			for held, want := range map[int64]bool{
 				1 << 20: false, most * 9 / 10: false, most * 5 / 4: lasts,
 			} {
-				if got := l.Crowded(held); got != want {
+				if got := l.RefusesUnread(held); got != want {
 					t.Errorf("%s: beside %d bytes got %v, want %v", when, held, got, want)
 				}
 			}
@@ -234,18 +234,20 @@ func TestCrowded(t *testing.T) {
 		closedLoop(t, 8, model, target, 0, time.Second, l)
 		want("with eight", true)
 		const refused = 20
-		first, last := l.RefuseUnread(most), new(runtime.OverloadedError)
+		first, last := l.UnreadError(most), new(runtime.OverloadedError)
 		for range refused {
-			last = l.RefuseUnread(most)
+			last = l.UnreadError(most)
 		}
 		if wait := last.RetryAfter - first.RetryAfter; wait < refused*mean*9/10 ||
 			wait > refused*mean*11/10 || first.WaitingBytes != most {
 			t.Errorf("got %+v, and %d refusals later %+v, want %v more", *first, refused, *last,
 				refused*mean)
 		}
-		time.Sleep(2 * target)
-		want("after refusals", true)
-		time.Sleep(2 * target)
+		for range 3 {
+			time.Sleep(2 * target)
+			want("while others are refused", true)
+		}
+		time.Sleep(4 * target)
 		want("while none comes", false)
 	})
 }

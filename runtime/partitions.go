@@ -210,18 +210,18 @@ func (p *Partitions) Calm() bool {
 	return !slices.ContainsFunc(now.parts, busy) && !slices.ContainsFunc(now.former, busy)
 }
 
-// Crowded is [Lanes.Crowded] if there is one partition. With several it is false: nobody knows for which
-// of them a query is before it is read.
-func (p *Partitions) Crowded(held int64) bool {
+// RefusesUnread is [Lanes.RefusesUnread] if there is one partition. With several it is false: before it
+// is read, nobody knows for which of them a query is.
+func (p *Partitions) RefusesUnread(held int64) bool {
 	parts := p.Parts()
-	return len(parts) == 1 && parts[0].Crowded(held)
+	return len(parts) == 1 && parts[0].RefusesUnread(held)
 }
 
-// RefuseUnread is [Lanes.RefuseUnread] if there is one partition. With several, the client is told to try
+// UnreadError is [Lanes.UnreadError] if there is one partition. With several, the client is told to try
 // again when the first of their lanes is free.
-func (p *Partitions) RefuseUnread(held int64) *OverloadedError {
+func (p *Partitions) UnreadError(held int64) *OverloadedError {
 	if parts := p.Parts(); len(parts) == 1 {
-		return parts[0].RefuseUnread(held)
+		return parts[0].UnreadError(held)
 	}
 	s := p.Stats()
 	return &OverloadedError{s.Waiting, held, max(s.Remaining, time.Millisecond)}

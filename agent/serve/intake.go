@@ -45,7 +45,7 @@ func (i *intake) share() int64 { return i.limit / 2 }
 // it would be late before it has been read.
 func (i *intake) full(ctx context.Context) error {
 	held := i.all()
-	if held >= i.limit || i.lanes.Crowded(i.held.Load()) {
+	if held >= i.limit || i.lanes.RefusesUnread(i.held.Load()) {
 		return i.overloaded(held)
 	}
 	if client := i.clients.Client(ctx); client != "" {
@@ -125,4 +125,4 @@ func (i *intake) Give(ctx context.Context, n int64) {
 	}
 }
 
-func (i *intake) overloaded(held int64) error { return i.lanes.RefuseUnread(held) }
+func (i *intake) overloaded(held int64) error { return i.lanes.UnreadError(held) }
