@@ -311,7 +311,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		arrival = q.Arrival.Sub(l.start)
 	}
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
-	t.refusable = l.newRefusable(ctx, q, arrival)
+	t.refusable = l.newRefusable(ctx, q, now)
 	l.noteSize(t)
 	if !q.Background {
 		l.asked.note(now)

@@ -84,13 +84,13 @@ type refusable struct {
 	deadline time.Duration
 }
 
-// newRefusable returns what is needed to refuse q, which arrived at arrival and runs with ctx.
-func (l *Lanes) newRefusable(ctx context.Context, q *Query, arrival time.Duration) refusable {
+// newRefusable returns what is needed to refuse q, which has arrived by now and runs with ctx.
+func (l *Lanes) newRefusable(ctx context.Context, q *Query, now time.Duration) refusable {
 	if !q.Refuse || q.Background || q.QoSTarget <= 0 {
 		return refusable{}
 	}
 	l.spareOver = spareTargets * q.QoSTarget
-	l.missed.arrives(q.QoSTarget, arrival)
+	l.missed.arrives(q.QoSTarget, now)
 	r := refusable{q.QoSTarget, math.MaxInt64}
 	if deadline, ok := ctx.Deadline(); ok { // the query's, or its client's if that is earlier
 		r.deadline = deadline.Sub(l.start)

@@ -249,6 +249,18 @@ func TestRefusesUnread(t *testing.T) {
 		}
 		time.Sleep(4 * target)
 		want("while none comes", false)
+		for range 40 {
+			_, err := l.Do(t.Context(), runtime.Query{
+				Model: model, Inputs: []tensor.Tensor{{Data: queryBytes}}, BatchSize: 256,
+				Profile: "wnd/1", Arrival: time.Now().Add(-11 * target), QoSTarget: target,
+				Deadline: time.Now().Add(-target), Refuse: true,
+			})
+			if !errors.Is(err, runtime.ErrDeadline) {
+				t.Fatal(err)
+			}
+			time.Sleep(target / 8)
+		}
+		want("while deadlines pass before queries have been read", true)
 	})
 }
 
