@@ -95,8 +95,12 @@ func copyNCF(dir, name string, change func(settings []byte) []byte) error {
 	if err != nil {
 		return err
 	}
-	to := filepath.Join(dir, name)
-	if err := os.CopyFS(to, os.DirFS(filepath.Join(ncf, "ncf"))); err != nil {
+	return copyModel(filepath.Join(ncf, "ncf"), filepath.Join(dir, name), change)
+}
+
+// copyModel copies a model's directory, with its settings changed.
+func copyModel(from, to string, change func(settings []byte) []byte) error {
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
 		return err
 	}
 	config := filepath.Join(to, models.ConfigFile)

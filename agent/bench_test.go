@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -52,13 +51,10 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 	config := testConfig(b)
 	zoo := config.ModelDir
 	config.ModelDir = b.TempDir()
-	to := filepath.Join(config.ModelDir, model)
-	if err := os.CopyFS(to, os.DirFS(filepath.Join(zoo, model))); err != nil {
-		b.Fatal(err)
-	}
 	// An agent that is alone refuses what would be late.
-	if err := os.WriteFile(filepath.Join(to, models.ConfigFile),
-		[]byte("qos_target_ms: 1000\ndeadline_ms: 60000\n"), 0o644); err != nil {
+	unhurried := func([]byte) []byte { return []byte("qos_target_ms: 1000\ndeadline_ms: 60000\n") }
+	if err := copyModel(filepath.Join(zoo, model), filepath.Join(config.ModelDir, model),
+		unhurried); err != nil {
 		b.Fatal(err)
 	}
 	s := &benchmark{agent: startAgent(b, config, executor)}

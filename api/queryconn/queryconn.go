@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"net"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -34,27 +33,6 @@ const (
 // past is a deadline that makes reads and writes return.
 var past = time.Unix(1, 0)
 
-// buffers pools buffers, which need not be cleared. A connection has one only while it has bytes in
-// it.
-var buffers bufferPool
-
-type bufferPool struct{ pool sync.Pool }
-
-// Get implements [mem.BufferPool]; length is bufferSize or less.
-func (p *bufferPool) Get(int) *[]byte {
-	if b, ok := p.pool.Get().(*[]byte); ok {
-		return b
-	}
-	b := make([]byte, bufferSize)
-	return &b
-}
-
-// Put implements [mem.BufferPool].
-func (p *bufferPool) Put(b *[]byte) {
-	*b = (*b)[:bufferSize]
-	p.pool.Put(b)
-}
-
 // A reader reads one end of a connection.
 type reader struct {
 	conn    net.Conn
@@ -72,16 +50,16 @@ func (r *reader) buffered() int {
 
 // fill waits for bytes, and reads them. Nothing may be buffered.
 func (r *reader) fill() error {
-	size, pool := bufferSize, mem.BufferPool(&buffers)
+	size := bufferSize
 	if _, ok := r.conn.(direct.Reader); !ok { // it holds the buffer while it waits
-		size, pool = waitingSize, oip.Buffers
+		size = waitingSize
 	}
-	b, n, err := direct.ReadOnReady(r.conn, size, pool)
+	b, n, err := direct.ReadOnReady(r.conn, size, oip.Buffers)
 	if err != nil {
 		return err
 	}
 	*b = (*b)[:n]
-	r.buffer = mem.NewBuffer(b, pool)
+	r.buffer = mem.NewBuffer(b, oip.Buffers)
 	return nil
 }
 
@@ -160,8 +138,8 @@ func unexpected(err error) error {
 // write sends a head and then, if there is a message, its length and itself. It does not free the
 // message. Of what cannot be sent it sends nothing, and the error wraps ErrEncode.
 func write(conn net.Conn, appendHead func([]byte) ([]byte, error), message mem.BufferSlice) error {
-	buffer := buffers.Get(bufferSize)
-	defer buffers.Put(buffer)
+	buffer := oip.Buffers.Get(bufferSize)
+	defer oip.Buffers.Put(buffer)
 	out, err := appendHead(append((*buffer)[:0], 0, 0, 0, 0))
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrEncode, err)
