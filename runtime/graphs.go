@@ -94,6 +94,9 @@ func (s *session) whyNoGraphs(v *models.Version) string {
 		}
 	}
 	for _, out := range s.outputs {
+		if out.input >= 0 {
+			return fmt.Sprintf("output %q is an input", out.Name)
+		}
 		if out.rowElements <= 0 {
 			return fmt.Sprintf("output %q has no fixed size", out.Name)
 		}
@@ -295,14 +298,30 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 		}
 		return errors.Join(errs...)
 	}
+	// The outputs' memory is reused uncleared. fill gives it other contents before each of the two runs
+	// that are compared: what a run does not write differs, and the model then runs without graphs.
+	fill := func(with byte) error {
+		var errs []error
+		for i, b := range g.out {
+			n := rows * g.s.outputRow(i)
+			for at := range n {
+				b.Host[at] = with
+			}
+			errs = append(errs, g.stream.ToDevice(b, 0, n))
+		}
+		return errors.Join(errs...)
+	}
 	// The first run also has ONNX Runtime allocate what a graph must not.
-	if err := errors.Join(send(), work(), g.stream.Wait()); err != nil {
+	if err := errors.Join(fill(0), send(), work(), g.stream.Wait()); err != nil {
 		return err
 	}
 	want := make([][]byte, len(g.out))
 	for i, b := range g.out {
 		want[i] = bytes.Clone(b.Host[:rows*g.s.outputRow(i)])
-		clear(b.Host)
+	}
+	// 0x7b7b7b7b is a number, 1.3e36, and far from zero in all types.
+	if err := errors.Join(fill(0x7b), g.stream.Wait()); err != nil {
+		return err
 	}
 	graph, err := g.stream.Capture(work)
 	if err != nil {

@@ -112,6 +112,19 @@ type port struct {
 	// rowElements is the product of all dimensions but the first; of all dimensions, if there is no
 	// batch. It is -1 if it depends on the query; ONNX Runtime then allocates the output.
 	rowElements int
+	// input is the index of the graph input that has the output's name, or -1. ONNX Runtime takes
+	// such an output for the input itself: it neither writes to memory for it nor needs any. A run
+	// copies the input instead.
+	input int
+}
+
+// preallocated reports whether a run gives ONNX Runtime memory for the output, which r.block holds;
+// allocate is the session's. The binding has no memory for strings.
+func (p *port) preallocated(allocate bool) bool {
+	if p.input >= 0 {
+		return p.DataType != tensor.Bytes
+	}
+	return p.rowElements >= 0 && !allocate
 }
 
 // Load creates the session of a version, which all lanes share, and reads its files into memory; of
@@ -278,8 +291,8 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	}
 	for _, out := range v.Outputs {
 		outputs = append(outputs, out.Name)
-		p := port{out, rowElements(out, v.Batchless)}
-		if p.rowElements < 0 {
+		p := port{out, rowElements(out, v.Batchless), slices.Index(inputs, out.Name)}
+		if p.rowElements < 0 && p.input < 0 {
 			s.pieces = false
 			if out.DataType == tensor.FP16 || out.DataType == tensor.BF16 {
 				return nil, fmt.Errorf(
@@ -633,7 +646,7 @@ func (r *run) recycle() {
 func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
 	batch int) error {
 	s := r.s
-	if err := r.prepareOutputs(batch); err != nil {
+	if err := r.prepareOutputs(inputs, batch); err != nil {
 		return err
 	}
 	if s.graphs != nil {
@@ -686,37 +699,51 @@ func balanced(rows, most int) int {
 	return (rows + pieces - 1) / pieces
 }
 
-// prepareOutputs allocates the outputs whose shapes are known before the run, all in r.block.
-func (r *run) prepareOutputs(batch int) error {
+// prepareOutputs allocates the outputs whose shapes are known before the run, all in r.block, and
+// copies those that are inputs. inputs is not used if no output is an input.
+//
+// Invariant: r.block holds zeros, or copies of inputs, when a run starts. ONNX Runtime writes its
+// outputs, but what it left unwritten would be the answer to an earlier query, of another client.
+func (r *run) prepareOutputs(inputs []tensor.Tensor, batch int) error {
 	size := 0
 	for _, out := range r.s.outputs {
-		if out.rowElements <= 0 {
-			continue
+		switch {
+		case out.input >= 0:
+			size += roundUp(len(inputs[out.input].Data))
+		case out.rowElements > 0:
+			if batch > largestTensor/out.DataType.Size()/out.rowElements {
+				return fmt.Errorf(
+					"output %q of batch size %d and shape %v would take more than %d bytes", out.Name,
+					batch, out.Shape, largestTensor)
+			}
+			size += roundUp(batch * out.rowElements * out.DataType.Size())
 		}
-		if batch > largestTensor/out.DataType.Size()/out.rowElements {
-			return fmt.Errorf(
-				"output %q of batch size %d and shape %v would take more than %d bytes", out.Name,
-				batch, out.Shape, largestTensor)
-		}
-		size += roundUp(batch * out.rowElements * out.DataType.Size())
 	}
 	if len(r.block) < size {
 		block := make([]byte, size+alignment)
 		offset := int(-uintptr(unsafe.Pointer(&block[0])) % alignment)
 		r.block = block[offset : offset+size]
+	} else {
+		clear(r.block[:size])
 	}
 	block := r.block
 	for i, out := range r.s.outputs {
-		r.outputs[i] = tensor.Tensor{Name: out.Name, DataType: out.DataType}
-		if out.rowElements >= 0 {
-			size := batch * out.rowElements * out.DataType.Size()
+		o := &r.outputs[i]
+		*o = tensor.Tensor{Name: out.Name, DataType: out.DataType}
+		switch {
+		case out.input >= 0:
+			in := inputs[out.input]
+			r.shapes[i] = append(r.shapes[i][:0], in.Shape...)
+			o.Shape, o.Data = r.shapes[i], block[:len(in.Data):len(in.Data)]
+			copy(o.Data, in.Data)
+		case out.rowElements >= 0:
 			if !r.s.batchless {
 				r.shapes[i][0] = int64(batch)
 			}
-			r.outputs[i].Shape = r.shapes[i]
-			r.outputs[i].Data = block[:size:size]
-			block = block[roundUp(size):]
+			size := batch * out.rowElements * out.DataType.Size()
+			o.Shape, o.Data = r.shapes[i], block[:size:size]
 		}
+		block = block[roundUp(len(o.Data)):]
 	}
 	return nil
 }
@@ -767,12 +794,12 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	}
 	allocate := r.s.allocate.Load()
 	for i, out := range r.s.outputs {
-		if out.rowElements < 0 || allocate {
+		if !out.preallocated(allocate) {
 			continue
 		}
-		stride := out.rowElements * out.DataType.Size()
-		r.out[i], err = r.newValue(out.DataType, out.Shape, rows,
-			r.outputs[i].Data[row*stride:(row+rows)*stride])
+		o := r.outputs[i]
+		stride := len(o.Data) / max(batch, 1)
+		r.out[i], err = r.newValue(o.DataType, o.Shape, rows, o.Data[row*stride:(row+rows)*stride])
 		if err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
 		}
@@ -787,7 +814,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 		return trim(err)
 	}
 	for i, out := range r.s.outputs {
-		if out.rowElements >= 0 && !allocate {
+		if out.input >= 0 || out.preallocated(allocate) {
 			continue
 		}
 		if err := take(r.out[i], &r.outputs[i]); err != nil {
