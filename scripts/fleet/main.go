@@ -49,7 +49,7 @@ var scenarios = []scenario{
 			"clients",
 		"10 min", "20 s", (*run).chaos, chaosFlags},
 	{"upgrade",
-		"agents replaced one by one, from the previous version of the protocol to this, and back",
+		"agents replaced one by one, from the oldest compatible version to this, and back",
 		"2 min", "20 s", (*run).upgrade, upgradeFlags},
 	{"versions", "the memory of an agent whose model is replaced again and again",
 		"15 min", "10 s", (*run).versions, nil},

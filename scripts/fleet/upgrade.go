@@ -13,20 +13,24 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
 func upgradeFlags(r *run, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.flags.previous, "previous", "",
-		"binary of the previous version; by default, the last commit with the previous version of "+
-			"the protocol is built")
+		"binary of the previous version; by default "+oldestCompatible+" is built")
 }
 
+// oldestCompatible is the commit that this version and all between work together with, until a version
+// has a tag.
+const oldestCompatible = "958423c3"
+
 // upgrade starts six agents of the previous version, and replaces them one by one, the leader too,
-// by agents of this version; then back. Meanwhile an SDK of each version sends queries. Wanted: no
-// query of either fails. The short form has three agents.
+// by agents of this version; then back. Every second one keeps its addresses and its state, the
+// others are new agents. Meanwhile an SDK of each version sends queries, and the commands of each
+// version ask the agents of the other. Wanted: no query of either fails, and each command succeeds.
+// The short form has three agents.
 func (r *run) upgrade(ctx context.Context) error {
 	previous := r.flags.previous
 	if previous == "" {
@@ -60,28 +64,24 @@ func (r *run) upgrade(ctx context.Context) error {
 	if err := d.Start(ctx, harness.Load{Rate: limit / 4, Seed: r.seed}); err != nil {
 		return err
 	}
-	for _, way := range []struct{ name, muster string }{
-		{"upgraded", r.muster}, {"downgraded", previous},
+	for _, way := range []struct{ name, muster, other string }{
+		{"upgraded", r.muster, previous}, {"downgraded", previous, r.muster},
 	} {
 		f.Muster = way.muster
 		at := time.Now()
-		for _, n := range slices.Clone(f.Nodes) {
-			if _, err := f.Add(ctx, n.InstanceType); err != nil {
+		for i, n := range slices.Clone(f.Nodes) {
+			if err := r.replace(ctx, f, n, i%2 == 1); err != nil {
 				return err
 			}
-			if err := f.WaitComplete(ctx); err != nil {
-				return err
-			}
-			if err := r.settle(ctx, 2*time.Second); err != nil {
-				return err
-			}
-			if err := n.Stop(); err != nil {
-				return err
-			}
-			f.Remove(n)
-			if err := f.WaitComplete(ctx); err != nil {
-				return err
-			}
+		}
+		for _, command := range [][]string{
+			{"status", "--json"}, {"events"}, {"models", "list"},
+			{"infer", f.Models[0], "--batch-size", "2"},
+		} {
+			_, err := harness.Output(ctx, "", way.other,
+				append(command, "--server", f.Addresses()[0])...)
+			r.wantNil(err, "muster %s of the other version succeeds with agents that are %s",
+				command[0], way.name)
 		}
 		if err := r.settle(ctx, 2*time.Second); err != nil {
 			return err
@@ -103,19 +103,36 @@ func (r *run) upgrade(ctx context.Context) error {
 	return nil
 }
 
-// buildPrevious builds the last commit that spoke only the previous version of the protocol,
-// without ONNX Runtime: its agents are emulated.
-func (r *run) buildPrevious(ctx context.Context) (string, error) {
-	git := func(args ...string) (string, error) { return harness.Output(ctx, "", "git", args...) }
-	newest := fmt.Sprintf("Newest: %d", control.Spoken.Newest)
-	commits, err := git("log", "--format=%H", "-S"+newest, "--", "*versions.go")
-	if err != nil || commits == "" {
-		return "", skip{
-			fmt.Errorf("no commit of the previous protocol's version in this clone's history: %v",
-				err),
+// replace has an agent of the binary f.Muster take the place of n: a new agent, after whose start n
+// drains, or n itself, which drains and starts again with the state that it had.
+func (r *run) replace(ctx context.Context, f *harness.Fleet, n *harness.Node, inPlace bool) error {
+	if !inPlace {
+		if _, err := f.Add(ctx, n.InstanceType); err != nil {
+			return err
+		}
+		if err := f.WaitComplete(ctx); err != nil {
+			return err
+		}
+		if err := r.settle(ctx, 2*time.Second); err != nil {
+			return err
 		}
 	}
-	first := commits[strings.LastIndexByte(commits, '\n')+1:]
+	if err := n.Stop(); err != nil {
+		return err
+	}
+	if inPlace {
+		if err := f.Restart(n); err != nil {
+			return err
+		}
+	} else {
+		f.Remove(n)
+	}
+	return f.WaitComplete(ctx)
+}
+
+// buildPrevious builds the commit oldestCompatible, without ONNX Runtime: its agents are emulated.
+func (r *run) buildPrevious(ctx context.Context) (string, error) {
+	git := func(args ...string) (string, error) { return harness.Output(ctx, "", "git", args...) }
 	source, err := os.MkdirTemp("", "muster-previous-")
 	if err != nil {
 		return "", err
@@ -126,12 +143,12 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 	if _, err := git("clone", "--quiet", "--shared", "--no-checkout", ".", source); err != nil {
 		return "", err
 	}
-	if _, err := harness.Output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
-		return "", skip{
-			fmt.Errorf("this clone's history ends at %.7s, after the previous protocol", first),
-		}
+	if _, err := harness.Output(ctx, source, "git", "checkout", "--quiet",
+		oldestCompatible); err != nil {
+		return "", skip{fmt.Errorf("this clone's history does not reach back to %s",
+			oldestCompatible)}
 	}
-	r.say("Building %.7s^, the last commit before %q", first, newest)
+	r.say("Building %s", oldestCompatible)
 	_, err = harness.Output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o",
 		binary,
 		"./cmd/muster")

@@ -125,9 +125,10 @@ func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*
 	return n, nil
 }
 
-// Restart starts an agent that has ended, with the addresses and the state that it had.
+// Restart starts the binary f.Muster as an agent that has ended, with the addresses and the state that
+// it had.
 func (f *Fleet) Restart(n *Node) error {
-	n.config.After = n.Agent
+	n.config.Muster, n.config.After = f.Muster, n.Agent
 	return f.start(n)
 }
 
