@@ -110,7 +110,7 @@ type Agent struct {
 	// closing ends when the lanes are drained and the servers begin to close.
 	closing     context.Context
 	close       context.CancelFunc
-	askedToStop context.CancelFunc // makes Run drain and return
+	askedToStop context.CancelCauseFunc // makes Run drain and return
 	draining    atomic.Bool
 }
 
@@ -237,8 +237,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.open(); err != nil {
 		return err
 	}
-	ctx, a.askedToStop = context.WithCancel(ctx)
-	defer a.askedToStop()
+	ctx, a.askedToStop = context.WithCancelCause(ctx)
+	defer a.askedToStop(nil)
 	close(a.listening)
 	return a.serveUntil(ctx, listeners)
 }
@@ -363,7 +363,7 @@ func (a *Agent) open() (err error) {
 		Encrypted: a.config.Security.TLS(),
 		Dashboard: a.openDashboard(), Beats: a.hub,
 		Pprof: a.config.Pprof, Version: Version(),
-		Closing: a.closing, Drain: func() { a.askedToStop() }, Draining: a.draining.Load,
+		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) }, Draining: a.draining.Load,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
 	return nil
@@ -524,7 +524,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	})
 
 	<-failed.Done()
-	a.drain(ctx)
+	a.drain(ctx, context.Cause(failed))
 	a.shadows.Close()
 	a.gateway.Close()
 	leaveFleet()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -9,16 +10,23 @@ import (
 // hear of the drain before it refuses any.
 const handOver = 100 * time.Millisecond
 
+// What makes an agent drain beside a signal and the failure of a server.
+var (
+	errDrainCall   = errors.New("a call")
+	errNoFleet     = errors.New("a rented machine without a fleet")
+	errMachineEnds = errors.New("the end of the machine")
+)
+
 // drain resigns the leadership, lets the queries that the agent holds finish, and closes the
-// servers, all within drainTimeout. It blocks until then. In a fleet the agent goes on
-// serving meanwhile: its gateway sends new queries to other agents.
-func (a *Agent) drain(ctx context.Context) {
+// servers, all within drainTimeout. It blocks until then. why is the reason, for the log. In a fleet
+// the agent goes on serving meanwhile: its gateway sends new queries to other agents.
+func (a *Agent) drain(ctx context.Context, why error) {
 	start := time.Now()
 	a.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
 	timeout := a.drainTimeout()
-	a.log.Info("draining", "timeout_ms", timeout.Milliseconds(), "alone",
+	a.log.Info("draining", "why", why, "timeout_ms", timeout.Milliseconds(), "alone",
 		a.server.Alone(), eventKey, "draining")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()

@@ -161,7 +161,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 			time.Since(began) > homeless {
 			a.log.Error("this rented machine has found no fleet: draining", "join", a.config.Join,
 				"after_s", homeless.Seconds(), eventKey, "notice")
-			a.askedToStop()
+			a.askedToStop(errNoFleet)
 			return
 		}
 		next, err := m.ask(ctx, last, time.Now())
@@ -181,7 +181,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 			}
 			left := time.Until(next.ends) - a.drainLead()
 			if left <= 0 {
-				a.askedToStop()
+				a.askedToStop(errMachineEnds)
 				return
 			}
 			wait = min(wait, left)

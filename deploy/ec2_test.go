@@ -19,15 +19,17 @@ import (
 // not when it is being stopped or restarted.
 func TestReturn(t *testing.T) {
 	for _, tt := range []struct {
-		name, result, job string
-		off               bool
+		name, result, code, job string
+		off                     bool
 	}{
-		{"drained", "success", "0", true},
-		{"drained, an older systemd", "success", "", true},
-		{"failed", "exit-code", "0", false},
-		{"killed for its memory", "oom-kill", "0", false},
-		{"restarted", "success", "417", false},
-		{"without systemd", "", "0", false},
+		{"drained", "success", "exited", "0", true},
+		{"drained, an older systemd", "success", "exited", "", true},
+		{"failed", "exit-code", "exited", "0", false},
+		{"drained for SIGHUP", "exit-code", "exited", "0", false},
+		{"dead of SIGPIPE", "success", "killed", "0", false},
+		{"killed for its memory", "oom-kill", "killed", "0", false},
+		{"restarted", "success", "exited", "417", false},
+		{"without systemd", "", "", "0", false},
 	} {
 		dir := t.TempDir()
 		const systemctl = "#!/bin/sh\n" +
@@ -38,7 +40,7 @@ func TestReturn(t *testing.T) {
 		}
 		cmd := exec.Command("/bin/sh", "ec2/return.sh")
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "DIR="+dir,
-			"SERVICE_RESULT="+tt.result, "JOB="+tt.job)
+			"SERVICE_RESULT="+tt.result, "EXIT_CODE="+tt.code, "JOB="+tt.job)
 		out, err := cmd.CombinedOutput()
 		_, missing := os.Stat(filepath.Join(dir, "off"))
 		if (missing == nil) != tt.off || err != nil {

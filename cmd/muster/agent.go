@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,7 +29,10 @@ that are added to the directory, loads changed ones again, and stops serving
 removed ones, without a restart.
 
 SIGTERM or SIGINT drains the agent: it refuses new queries, finishes those it
-holds, and exits with status 0. A second signal ends it at once.`,
+holds, and exits with status 0. A second one ends it at once. SIGHUP drains it
+too, and SIGQUIT after it has written the stacks of all goroutines; the status
+is then 129 or 131, so that a service manager starts the agent again. Other
+signals are ignored, and the agent serves on if nobody reads its log.`,
 		Example: `  muster agent                                serve ./model-repository on loopback
   muster agent --http :8000 --grpc :8001 --tls-cert node1.crt --tls-key node1.key   reachable from other machines
   MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
@@ -42,6 +46,7 @@ holds, and exits with status 0. A second signal ends it at once.`,
 				return err
 			}
 			log := slog.New(handler)
+			defer serveOnWithoutReaders(log)()
 			a, err := agent.New(settings.Config, log)
 			if err != nil {
 				return err
@@ -61,7 +66,14 @@ holds, and exits with status 0. A second signal ends it at once.`,
 			a.Rent(func(p *policy.Policy, join string) (cloud.Provider, error) {
 				return fleetcmd.Open(p, settings.Config, join)
 			})
-			return a.Run(cmd.Context())
+			if err := a.Run(cmd.Context()); err != nil {
+				return err
+			}
+			cause := context.Cause(cmd.Context())
+			if s, ok := cause.(signalled); ok && s.mustRestart() {
+				return interrupted{cause}
+			}
+			return nil
 		},
 	}
 	settings.add(cmd.Flags())

@@ -13,21 +13,11 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
-	"syscall"
 )
 
 func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	go func() {
-		s := <-signals
-		// The first signal asks the command to finish. It also removes this handler, so that
-		// a second signal ends the process at once.
-		signal.Stop(signals)
-		cancel(signalled{s})
-	}()
+	go handleFinish(notifyFinish(), os.Stderr, cancel)
 	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil {
 		printError(os.Stderr, err)
 		os.Exit(exitStatus(err))

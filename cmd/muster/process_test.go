@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -24,8 +25,14 @@ import (
 // a process.
 const mainVariable = "RUN_MAIN"
 
+// ignoreVariable makes such a process ignore SIGHUP from its start, as nohup does.
+const ignoreVariable = "RUN_IGNORING_HANG_UP"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(mainVariable) != "" {
+		if os.Getenv(ignoreVariable) != "" {
+			signal.Ignore(syscall.SIGHUP)
+		}
 		main()
 		return
 	}
@@ -44,6 +51,7 @@ type process struct {
 	name                        string
 	gossip, http, grpc, metrics string        // where it listens
 	log                         *bufio.Reader // what follows of its log
+	stderr                      io.Closer     // where log reads
 }
 
 // startProcess starts an agent that serves a small NCF with ONNX Runtime, and
@@ -88,7 +96,7 @@ func startAgent(t testing.TB, models string, settings ...string) *process {
 		_ = p.Process.Kill()
 		_ = p.Wait()
 	})
-	p.log = bufio.NewReader(stderr)
+	p.log, p.stderr = bufio.NewReader(stderr), stderr
 	said := regexp.MustCompile(
 		`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=(\S+)`).
 		FindStringSubmatch(p.waitForLog(t, "advertised_addr=") + p.waitForLog(t, "http="))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -44,11 +43,6 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return err
 }
 
-// signalled is why main ended a command's context.
-type signalled struct{ os.Signal }
-
-func (s signalled) Error() string { return s.String() }
-
 // interrupted is the error of a command that a signal ended before its work was done. What the
 // command had found by then it has printed.
 type interrupted struct{ cause error }
@@ -60,10 +54,10 @@ func (interrupted) Error() string { return "interrupted" }
 func exitStatus(err error) int {
 	var signal interrupted
 	if errors.As(err, &signal) {
-		if s, ok := signal.cause.(signalled); ok && s.Signal == syscall.SIGTERM {
-			return 128 + int(syscall.SIGTERM)
+		if s, ok := signal.cause.(signalled); ok {
+			return s.status()
 		}
-		return 128 + int(syscall.SIGINT)
+		return signalled{syscall.SIGINT}.status()
 	}
 	if misuse.Is(err) {
 		return 2
@@ -101,8 +95,9 @@ names, else ./muster.yaml if it exists. "muster config print" shows the value of
 each setting and where it came from.
 
 The exit status is 0 if all went well; 2 if the command line, a variable or the
-config file has a fault, so that nothing was done; 130 after Ctrl-C, and 143 after
-SIGTERM, if the work was not done by then; else 1.`,
+config file has a fault, so that nothing was done; 130 after Ctrl-C, 143 after
+SIGTERM, 129 after SIGHUP and 131 after SIGQUIT, if the work was not done by then;
+else 1.`,
 		Example: `  muster models generate ncf wnd     make two models in ./model-repository
   muster agent                       serve them
   muster infer ncf --batch-size 8    send a query by hand`,

@@ -41,6 +41,8 @@ func TestUnit(t *testing.T) {
 	for _, want := range []string{
 		"MemoryMax=90%", "MemorySwapMax=0", "MemoryDenyWriteExecute=yes", "PrivateUsers=yes",
 		"SystemCallFilter=~@privileged @resources", "NoNewPrivileges=yes",
+		// starts an agent again that has drained for SIGHUP, not one that was asked to go
+		"Restart=on-failure", "RestartForceExitStatus=SIGHUP SIGPIPE",
 	} {
 		if !strings.Contains(string(content), "\n"+want+"\n") {
 			t.Errorf("%s lacks %s", unit, want)

@@ -9,6 +9,8 @@
 set -eu
 
 if [ "${SERVICE_RESULT:-}" != success ]; then exit 0; fi # systemd starts it anew
+# To systemd a death of SIGHUP or SIGPIPE is a success too, but nobody has had the agent drain.
+if [ "${EXIT_CODE:-}" != exited ]; then exit 0; fi
 job=$(systemctl show --property=Job --value muster.service)
 if [ -n "$job" ] && [ "$job" != 0 ]; then exit 0; fi # somebody stops or restarts it
 echo "muster: the agent has drained: powering off"
