@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/agent/outcome"
@@ -160,6 +161,75 @@ func TestSeesOneModel(t *testing.T) {
 	if text := ads.String(); !strings.Contains(text, "go_goroutines") ||
 		!strings.Contains(text, `muster_model_state{model="ncf"`) {
 		t.Errorf("a client of ncf does not get what is its: %s", text)
+	}
+}
+
+// TestHealthShowsNoModel: health checks tell a caller of no model that it may not query, and answer
+// for one as for a model that does not exist; the health of the agent is for everybody. Neither does
+// readiness tell whether a model exists.
+func TestHealthShowsNoModel(t *testing.T) {
+	files := newTestCA(t)
+	config := testConfig(t)
+	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
+	config.Security.AccessFile = files.write("access",
+		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
+	a := startAgent(t, config, emulated())
+	health := healthpb.NewHealthClient(a.conn)
+	const unknown = healthpb.HealthCheckResponse_SERVICE_UNKNOWN
+	watched := func(ctx context.Context, service string) healthpb.HealthCheckResponse_ServingStatus {
+		t.Helper()
+		ctx, end := context.WithCancel(ctx)
+		defer end()
+		watch, err := health.Watch(ctx, &healthpb.HealthCheckRequest{Service: service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.GetStatus()
+	}
+	inferences := inference.GRPCInferenceService_ServiceDesc.ServiceName
+	everybodys := []string{"", inferences}
+	for name, tt := range map[string]struct {
+		ctx  context.Context
+		sees []string
+	}{
+		"a client of all":      {withKey(t.Context(), feedKey), []string{"ncf", "wnd"}},
+		"a client of ncf":      {withKey(t.Context(), adsKey), []string{"ncf"}},
+		"one without a key":    {t.Context(), nil},
+		"one with a wrong key": {withKey(t.Context(), "wrong-wrong-wrong"), nil},
+	} {
+		list, err := health.List(tt.ctx, &healthpb.HealthListRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, service := range []string{"", inferences, "ncf", "wnd", "none"} {
+			sees := slices.Contains(tt.sees, service) || slices.Contains(everybodys, service)
+			if list.GetStatuses()[service] != nil != sees {
+				t.Errorf("List for %s has %v, want %q %v", name, list, service, sees)
+			}
+			_, err := health.Check(tt.ctx, &healthpb.HealthCheckRequest{Service: service})
+			if sees && err != nil {
+				t.Errorf("Check of %q for %s: %v", service, name, err)
+			} else if !sees {
+				wantCode(t, err, "NotFound", "unknown service")
+			}
+			if got := watched(tt.ctx, service); (got != unknown) != sees {
+				t.Errorf("Watch of %q for %s: %v, want it known %v", service, name, got, sees)
+			}
+		}
+	}
+	answers := map[string]string{}
+	for _, model := range []string{"wnd", "none"} {
+		_, err := a.grpc.ModelReady(withKey(t.Context(), adsKey),
+			&inference.ModelReadyRequest{Name: model})
+		resp, body := a.request("GET", "/v2/models/"+model+"/ready", adsKey)
+		answers[model] = strings.ReplaceAll(fmt.Sprint(err, resp.Status, body), model, "MODEL")
+	}
+	if answers["wnd"] != answers["none"] {
+		t.Errorf("readiness tells a model from none: %q", answers)
 	}
 }
 

@@ -85,7 +85,7 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		return largestMessage
 	}, arrivals{s})}
 	s.register(to)
-	healthpb.RegisterHealthServer(to, s.config.Health.server)
+	healthpb.RegisterHealthServer(to, healthService{Server: s})
 	reflection.Register(to)
 	// cannot fail: the options are complete
 	_ = orca.Register(to, orca.ServiceOptions{ServerMetricsProvider: s.loads})

@@ -1,10 +1,13 @@
 package serve
 
 import (
+	"context"
 	"sync"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/models"
@@ -17,11 +20,15 @@ type Health struct {
 
 	mu    sync.Mutex
 	serve map[string]map[int64]bool // the ready versions of each model
+	// models are those whose status the server has: their files have been seen. The server cannot
+	// be asked for them by a caller that may know of some: its List is of all, and of at most 100.
+	models map[string]bool
 }
 
 // NewHealth returns the Health of an agent that is not ready.
 func NewHealth() *Health {
-	h := &Health{server: health.NewServer(), serve: map[string]map[int64]bool{}}
+	h := &Health{server: health.NewServer(), serve: map[string]map[int64]bool{},
+		models: map[string]bool{}}
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
 		healthpb.HealthCheckResponse_NOT_SERVING)
@@ -50,10 +57,92 @@ func (h *Health) Observe(e models.Event) {
 	} else {
 		delete(h.serve[e.Model], e.Version)
 	}
-	status := healthpb.HealthCheckResponse_SERVING
+	serving := healthpb.HealthCheckResponse_SERVING
 	if len(h.serve[e.Model]) == 0 {
 		delete(h.serve, e.Model)
-		status = healthpb.HealthCheckResponse_NOT_SERVING
+		serving = healthpb.HealthCheckResponse_NOT_SERVING
 	}
-	h.server.SetServingStatus(e.Model, status)
+	h.models[e.Model] = true
+	h.server.SetServingStatus(e.Model, serving)
+}
+
+// names returns the services with a status that are not models, and the models that sees accepts.
+func (h *Health) names(sees func(model string) bool) []string {
+	names := []string{"", inference.GRPCInferenceService_ServiceDesc.ServiceName}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for model := range h.models {
+		if sees(model) {
+			names = append(names, model)
+		}
+	}
+	return names
+}
+
+// A healthService answers health checks. Anybody may ask for the health of the agent (""), as load
+// balancers do, and of the inference service. Of a model, only a caller that may query it learns
+// more than of one that does not exist.
+type healthService struct {
+	healthpb.UnimplementedHealthServer
+	*Server
+}
+
+// knows reports whether the caller of the call with context ctx may know the status of a service.
+func (s healthService) knows(ctx context.Context, service string) bool {
+	return service == "" || service == inference.GRPCInferenceService_ServiceDesc.ServiceName ||
+		s.sees(ctx)(service)
+}
+
+// Check returns the status of a service.
+func (s healthService) Check(ctx context.Context, req *healthpb.HealthCheckRequest) (
+	*healthpb.HealthCheckResponse, error) {
+	if !s.knows(ctx, req.GetService()) {
+		return nil, status.Error(codes.NotFound, "unknown service") // as [health.Server.Check]
+	}
+	return s.config.Health.server.Check(ctx, req)
+}
+
+// List returns the status of each service of which the caller may know.
+func (s healthService) List(ctx context.Context, _ *healthpb.HealthListRequest) (
+	*healthpb.HealthListResponse, error) {
+	all := map[string]*healthpb.HealthCheckResponse{}
+	for _, name := range s.config.Health.names(s.sees(ctx)) {
+		found, err := s.config.Health.server.Check(ctx, &healthpb.HealthCheckRequest{Service: name})
+		if err != nil {
+			return nil, err
+		}
+		all[name] = found
+	}
+	return &healthpb.HealthListResponse{Statuses: all}, nil
+}
+
+// Watch streams the status of a service, whenever it changes.
+func (s healthService) Watch(req *healthpb.HealthCheckRequest,
+	stream healthpb.Health_WatchServer) error {
+	return s.config.Health.server.Watch(req, &visibleHealth{
+		Health_WatchServer: stream, last: -1,
+		knows: func() bool { return s.knows(stream.Context(), req.GetService()) },
+	})
+}
+
+// A visibleHealth is a Watch stream that tells a caller nothing of a service of which it may not
+// know, also not when it changes.
+type visibleHealth struct {
+	healthpb.Health_WatchServer
+	knows func() bool
+	last  healthpb.HealthCheckResponse_ServingStatus // that was sent; -1: none
+}
+
+// Send implements [healthpb.Health_WatchServer].
+func (v *visibleHealth) Send(r *healthpb.HealthCheckResponse) error {
+	if !v.knows() {
+		r = &healthpb.HealthCheckResponse{
+			Status: healthpb.HealthCheckResponse_SERVICE_UNKNOWN,
+		}
+	}
+	if r.GetStatus() == v.last {
+		return nil
+	}
+	v.last = r.GetStatus()
+	return v.Health_WatchServer.Send(r)
 }

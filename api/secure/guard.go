@@ -357,6 +357,10 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 		return nil // the call is open, or agents may do everything
 	}
 	switch {
+	case c.stranger:
+		return &refusal{
+			codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted(),
+		}
 	case d.agent:
 		return &refusal{
 			codes.PermissionDenied, "not an agent",
@@ -401,13 +405,15 @@ func (g *Guard) mayQuery(client, model string) bool {
 // that may query a family may query its models.
 func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.Store(&familyOf) }
 
-// check authenticates the caller, and checks its rights.
+// check authenticates the caller, and checks its rights. A call that anybody may make is let in
+// whoever makes it, but its answer may depend on who does.
 func (g *Guard) check(state *tls.ConnectionState, authorization []string, loggedIn string,
 	d demand) (caller, *refusal) {
-	if d.open {
-		return caller{}, nil
-	}
 	c, r := g.authenticate(state, authorization, loggedIn)
+	if d.open {
+		c.open, c.stranger = true, r != nil
+		return c, nil
+	}
 	if r != nil {
 		return caller{}, r
 	}

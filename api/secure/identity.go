@@ -193,7 +193,11 @@ type caller struct {
 	name   string // "": not known
 	agent  bool   // it is an agent of this fleet
 	apiKey bool   // the name is from an API key, not from a certificate
-	from   net.Addr
+	// stranger: the caller had to show credentials and has shown none that are good. It is let in
+	// because anybody may make the call.
+	stranger bool
+	open     bool // anybody may make the call, so it counts for no limit of the client
+	from     net.Addr
 }
 
 // String describes the caller for logs; "" if it has no name.
