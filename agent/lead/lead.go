@@ -25,6 +25,7 @@ import (
 	"github.com/muster-serve/muster/agent/renting"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/place/replan"
@@ -586,7 +587,7 @@ func writeEpoch(dir string, epoch uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return replaceFile(epochPath(dir), fmt.Sprintln(epoch), 0o600)
+	return secure.ReplaceFile(epochPath(dir), []byte(fmt.Sprintln(epoch)))
 }
 
 // Leads reports whether this agent leads.

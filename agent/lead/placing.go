@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/match"
@@ -440,7 +441,7 @@ func (s *placing) remember(m replan.Memory) {
 	text, err := json.Marshal(m)
 	if err == nil {
 		if err = os.MkdirAll(l.config.StateDir, 0o755); err == nil {
-			err = replaceFile(l.placementPath(), string(text), 0o644)
+			err = secure.ReplaceFile(l.placementPath(), text)
 		}
 	}
 	if problem := fmt.Sprint(err); err != nil && problem != s.problem {

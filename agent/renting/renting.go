@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/rent"
@@ -209,7 +209,7 @@ func (r *Renting) keep(d *control.DesiredFleet) {
 		text, err := protojson.MarshalOptions{Multiline: true}.Marshal(d)
 		if err == nil {
 			if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-				err = renameio.WriteFile(r.path(), text, 0o644)
+				err = secure.ReplaceFile(r.path(), text)
 			}
 		}
 		if err != nil {
