@@ -55,9 +55,6 @@ func (a *Agent) follow() error {
 			}
 			r, err := releases.Read(ctx, s, model, number)
 			if err == nil {
-				err = releasing.Validate(r)
-			}
-			if err == nil {
 				a.releases.Heard([]*control.Release{r})
 			}
 			return err
@@ -148,9 +145,17 @@ func (k keeper) Create(ctx context.Context, r *control.Release) error {
 	if !errors.Is(err, store.ErrExists) {
 		return err
 	}
-	newest, _, err := releases.Newest(ctx, s, r.GetModel())
+	newest, entry, err := releases.NewestValid(ctx, s, r.GetModel())
 	if err != nil {
 		return err
+	}
+	if newest.GetNumber() < r.GetNumber() { // what has its number is not valid
+		r.Number = entry.Release + 1
+		r.Kept = r.Number
+		if err := releases.Create(ctx, s, r); !errors.Is(err, store.ErrExists) {
+			return err
+		}
+		return releasing.ErrNewer
 	}
 	k.a.releases.Heard([]*control.Release{newest})
 	return fmt.Errorf("%w: in the model store is number %d, version %d, %s", releasing.ErrNewer,

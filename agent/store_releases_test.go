@@ -263,7 +263,7 @@ func TestStoreReleaseDamaged(t *testing.T) {
 		}
 		a := p.start()
 		f.eventually(time.Minute, func() string {
-			if !strings.Contains(a.log.String(), "release 1 of ncf in store: format is 0") {
+			if !strings.Contains(a.log.String(), "release 1 of ncf in store: store: not a valid document: format is 0") {
 				return "nothing says what is wrong"
 			}
 			return ""
@@ -278,5 +278,40 @@ func TestStoreReleaseDamaged(t *testing.T) {
 		}
 		p.elsewhere(&control.Release{Number: 2, Current: 1})
 		p.serve(1, a)
+	})
+}
+
+// TestStoreReleaseHuge: whatever somebody writes into the store as a release, the agents that follow
+// the store stay one fleet, say what is wrong, and follow the next release.
+func TestStoreReleaseHuge(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1, 2)
+		agents := []*fleetAgent{p.start(), p.start()}
+		p.serve(2, agents...)
+		f.settled(agents...)
+		leader := f.led(agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 2})
+		text := `{"format": 1, "release": {"model": "ncf", "number": %d, "current": 1, "why": "%s"}}`
+		for number, why := range map[uint64]int{2: 2 << 20, 1<<63 - 1: 2 << 20, 1<<63 - 2: 1} {
+			if err := p.CreateRelease(f.Context(), "ncf", number,
+				fmt.Appendf(nil, text, number, strings.Repeat("w", why))); err != nil {
+				f.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute) // some polls
+		if again := f.led(agents...); again != leader {
+			f.Errorf("%s leads, and not %s any more", again.host, leader.host)
+		}
+		for _, want := range []string{"more than 65536 bytes", "release 9223372036854775806 of ncf"} {
+			if !strings.Contains(leader.log.String(), want) {
+				f.Errorf("the log does not say %q", want)
+			}
+		}
+		f.released(2, 0, 0, agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+		f.released(1, 0, 0, agents...)
+		if r := p.newest(); r.GetNumber() != 3 || r.GetCurrent() != 1 {
+			f.Errorf("the store has %v, want number 3 of version 1", r)
+		}
 	})
 }

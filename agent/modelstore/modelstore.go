@@ -514,6 +514,11 @@ func (f *Follower) tell() {
 			faults[name] = f.last[name] // until the attempt has ended
 		}
 	}
+	for name, entry := range f.index {
+		if err := entry.StrangeRelease(name); err != nil {
+			faults[name] = errors.Join(faults[name], err)
+		}
+	}
 	f.config.Metrics.faults.Set(float64(len(faults)))
 	for _, model := range slices.Sorted(maps.Keys(faults)) {
 		before := f.last[model]

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -16,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/canary"
 )
@@ -46,7 +45,8 @@ type Config struct {
 type Store interface {
 	// Versions returns those that the store has of a model; none if the model is not of the store.
 	Versions(ctx context.Context, model string) ([]int64, error)
-	// Create writes a release under its number. If the store has another one with that number, the
+	// Create writes a release under its number, or the next one that is free if a document that is no
+	// release has it, and sets that number. If the store has another release with that number, the
 	// newest comes by [Releases.Heard], and the error wraps ErrNewer.
 	Create(ctx context.Context, r *control.Release) error
 }
@@ -78,6 +78,8 @@ type Releases struct {
 	trials map[string]*trial
 	term   *Term // nil while this agent does not lead
 	making bool  // a release is being made
+	// nonsense is what was wrong with the last release that was left out.
+	nonsense string
 }
 
 // A snapshot is all releases, and the choices that they are.
@@ -126,8 +128,8 @@ func New(config Config) *Releases {
 				"tells of them", "file", r.path(), "error", err)
 	}
 	for _, x := range all.GetReleases() {
-		if Validate(x) == nil {
-			r.known[x.GetModel()] = x
+		if len(r.known) < mostReleases && r.acceptable(x, r.path()) {
+			r.known[x.GetModel()] = x.Bounded()
 		}
 	}
 	r.publish()
@@ -139,27 +141,6 @@ func New(config Config) *Releases {
 }
 
 func (r *Releases) path() string { return filepath.Join(r.config.StateDir, "releases.json") }
-
-// Validate returns what is wrong with a release, or nil.
-func Validate(x *control.Release) error {
-	switch share := x.GetShare(); {
-	case x.GetModel() == "" || len(x.GetModel()) > 255:
-		return fmt.Errorf("model %.80q, want a name", x.GetModel())
-	case x.GetNumber() < 1 || x.GetCurrent() < 1 || x.GetPrevious() < 0:
-		return fmt.Errorf("%s: number %d, current version %d, previous %d: want numbers above 0",
-			x.GetModel(), x.GetNumber(), x.GetCurrent(), x.GetPrevious())
-	case x.GetCanary() < 0 || x.GetCanary() == x.GetCurrent():
-		return fmt.Errorf("%s: canary version %d beside version %d, want another", x.GetModel(),
-			x.GetCanary(), x.GetCurrent())
-	case !(share >= 0 && share < 1) || share > 0 && x.GetCanary() == 0:
-		return fmt.Errorf("%s: share %v of canary %d, want at least 0 and below 1", x.GetModel(),
-			share, x.GetCanary())
-	case !(x.GetTolerance() >= 0) || x.GetPromoteAfterNs() < 0:
-		return fmt.Errorf("%s: tolerance %v, promote after %v: want nothing below 0", x.GetModel(),
-			x.GetTolerance(), time.Duration(x.GetPromoteAfterNs()))
-	}
-	return nil
-}
 
 // newer reports whether a is newer than b, another release of the same model. What the store has
 // decides first: a fleet's own releases follow one of the store, or none. The leaders of the two
@@ -223,11 +204,12 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 	defer r.mu.Unlock()
 	for _, x := range all {
 		known := r.known[x.GetModel()]
-		if Validate(x) != nil || known == nil && len(r.known) >= mostReleases ||
-			known != nil && !newer(x, known) {
+		if known != nil && !newer(x, known) || known == nil && len(r.known) >= mostReleases ||
+			!r.acceptable(x, "another agent") {
 			continue
 		}
 		news = true
+		x = x.Bounded()
 		r.known[x.GetModel()] = x
 		if r.term != nil && x.GetKept() == x.GetNumber() {
 			r.tell(x.GetWhy()+", as the model store says", x)
@@ -237,6 +219,18 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 		r.changed()
 	}
 	return news
+}
+
+// acceptable reports whether a release is valid. One that is not is left out, so that this agent does
+// not pass it on; the log says so once. r.mu is held, but in New.
+func (r *Releases) acceptable(x *control.Release, source string) bool {
+	err := x.Validate()
+	if err != nil && err.Error() != r.nonsense {
+		r.nonsense = err.Error()
+		r.log.Warn("a release that is not valid is left out", "from", source, "error", err, eventKey,
+			"broken")
+	}
+	return err == nil
 }
 
 // changed keeps the releases on disk and makes all follow them. r.mu is held.
@@ -250,7 +244,7 @@ func (r *Releases) changed() {
 	text, err := protojson.MarshalOptions{Multiline: true}.Marshal(&control.View{Releases: all})
 	if err == nil {
 		if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-			err = renameio.WriteFile(r.path(), text, 0o644)
+			err = secure.ReplaceFile(r.path(), text)
 		}
 	}
 	if err != nil {
@@ -377,7 +371,7 @@ func rollBack(next *control.Release) error {
 // make makes the next release of a model, which change makes of the last one.
 func (r *Releases) make(ctx context.Context, term *Term, model string,
 	change func(next *control.Release) error) error {
-	if model == "" || len(model) > 255 {
+	if model == "" || len(model) > control.MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "model %.80q, want its name", model)
 	}
 	r.mu.Lock()
@@ -403,10 +397,10 @@ func (r *Releases) make(ctx context.Context, term *Term, model string,
 	}
 	next.Number, next.Epoch = before.GetNumber()+1, term.Epoch
 	next.TimeUnixNs = time.Now().UnixNano()
-	if err := Validate(next); err != nil {
+	if err := next.Validate(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	next, err := r.keep(ctx, next)
+	next, err := r.keep(ctx, next.Bounded())
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,11 @@ package releasing
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"math"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
@@ -81,33 +85,58 @@ func TestTrialAgain(t *testing.T) {
 	})
 }
 
-// TestValidate: what Set refuses, no release in a store or of another agent may say either.
-func TestValidate(t *testing.T) {
-	good := func() *control.Release {
-		return &control.Release{
-			Model: "ncf", Number: 1, Current: 3, Canary: 4, Share: .1, Tolerance: .05,
+// TestBounded: what an older agent tells, or an earlier version has kept, does not go on to others as
+// it came: texts are cut, and a number that leaves no room for later ones is left out. Only the owner
+// may read the file.
+func TestBounded(t *testing.T) {
+	long := strings.Repeat("why", 1<<20)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "releases.json")
+	kept := &control.View{Releases: []*control.Release{
+		{Model: "ncf", Number: 3, Current: 2, Why: long, By: long},
+		{Model: "wnd", Number: 1<<63 - 1, Kept: 1<<63 - 1, Current: 2},
+	}}
+	text, err := protojson.Marshal(kept)
+	if err == nil {
+		err = os.WriteFile(path, text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	r := New(Config{
+		StateDir: dir, Apply: func([]*control.Release) {},
+		Registry: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	is := func(when string, want ...string) {
+		t.Helper()
+		var got []string
+		for _, x := range r.All() {
+			got = append(got, fmt.Sprint(x.GetModel(), " ", x.GetNumber()))
+			if len(x.GetWhy()) > control.MaxWhyBytes || len(x.GetBy()) > control.MaxByBytes {
+				t.Errorf("%s: %s has a text of %d bytes, made by one of %d", when, x.GetModel(),
+					len(x.GetWhy()), len(x.GetBy()))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", when, got, want)
 		}
 	}
-	if err := Validate(good()); err != nil {
-		t.Error(err)
+	is("kept", "ncf 3")
+	if !strings.Contains(log.String(), "wnd: number 9223372036854775807") {
+		t.Errorf("the log does not say what was left out: %s", &log)
 	}
-	for _, tt := range []struct {
-		change func(*control.Release)
-		says   string
-	}{
-		{func(x *control.Release) { x.Model = "" }, "want a name"},
-		{func(x *control.Release) { x.Current = 0 }, "want numbers above 0"},
-		{func(x *control.Release) { x.Canary = 3 }, "want another"},
-		{func(x *control.Release) { x.Share = math.NaN() }, "below 1"},
-		{func(x *control.Release) { x.Tolerance = -1 }, "tolerance -1"},
-		{func(x *control.Release) { x.Tolerance = math.NaN() }, "tolerance NaN"},
-		{func(x *control.Release) { x.PromoteAfterNs = -1 }, "promote after -1ns"},
-	} {
-		x := good()
-		tt.change(x)
-		if err := Validate(x); err == nil || !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%v: got %v, want %q", x, err, tt.says)
-		}
+	r.Heard([]*control.Release{
+		{Model: "ncf", Number: 4, Current: 2, Why: long},
+		{Model: "ncf", Number: 1 << 62, Current: 2},
+		{Model: "wnd", Number: 1, Kept: 1 << 62, Current: 2},
+		{Model: "wnd", Number: 7, Kept: 7, Current: 1},
+	})
+	is("heard", "ncf 4", "wnd 7")
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 || info.Size() > 1<<14 {
+		t.Errorf("releases.json: got %v of %d bytes, %v, want -rw------- and few", info.Mode(),
+			info.Size(), err)
 	}
 }
 

@@ -11,6 +11,8 @@ var (
 	ErrNotFound = errors.New("store: not found")
 	// ErrExists means that an object was not written, because there is one. Errors wrap it.
 	ErrExists = errors.New("store: exists already")
+	// ErrInvalid means that a document is not one that a store may have. Errors wrap it.
+	ErrInvalid = errors.New("store: not a valid document")
 	// ErrDenied means that the caller has no rights, or no credentials. Errors wrap it.
 	ErrDenied = errors.New("store: no rights")
 )

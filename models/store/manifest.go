@@ -22,9 +22,12 @@ const format = 1
 
 // What is read of a store is bounded, for it may hold anything.
 const (
-	mostDocument = 16 << 20 // bytes of a manifest or a signature
-	mostFiles    = 4096     // of a version
-	mostPath     = 1024     // bytes of a file's path
+	mostDocument = 16 << 20 // bytes of a manifest
+	// mostRelease bounds the bytes of a release, which are kept in memory, sent to all agents, and a
+	// few hundred as Muster writes them; and those of a signature.
+	mostRelease = 64 << 10
+	mostFiles   = 4096 // of a version
+	mostPath    = 1024 // bytes of a file's path
 )
 
 // partBytes is the size of the parts of a file that are fetched and checked one by one. The last

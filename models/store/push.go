@@ -266,7 +266,7 @@ func sumFile(ctx context.Context, path string) (f File, err error) {
 // Signature reads the signature of a version's manifest. The error wraps ErrNotFound if it has
 // none.
 func (s *Store) Signature(ctx context.Context, model string, version int64) ([]byte, error) {
-	data, err := s.read(ctx, manifestKey(model, version)+signatureEnd)
+	data, err := s.read(ctx, manifestKey(model, version)+signatureEnd, mostRelease)
 	if err != nil {
 		return nil, fmt.Errorf("signature of %s version %d in %s: %w", model, version, s.name, err)
 	}

@@ -32,6 +32,38 @@ type Entry struct {
 	Versions []int64 // in order
 	Signed   []int64 // those with a signature, in order
 	Release  uint64  // the number of the newest release; 0: none
+	// Releases are the numbers of all releases up to that, in order.
+	Releases []uint64
+	// Strange is the lowest number of the releases that are passed over, because it is too far above
+	// that of the one before; 0: none is.
+	Strange uint64
+}
+
+// maxReleaseStep is the most by which a release's number may be above that of the one before it in the
+// store, or above 0. Each release is one above the newest, and somebody may have removed old ones. One
+// that is further above was not made by Muster, and would leave no room for the later ones.
+const maxReleaseStep = 1 << 20
+
+// newestRelease finds the newest release and the lowest one that is passed over.
+func (e *Entry) newestRelease() {
+	slices.Sort(e.Releases)
+	for i, number := range e.Releases {
+		if number > e.Release+maxReleaseStep {
+			e.Strange, e.Releases = number, e.Releases[:i]
+			return
+		}
+		e.Release = number
+	}
+}
+
+// StrangeRelease returns the error of a release of a model that is passed over; nil if none is.
+func (e *Entry) StrangeRelease(model string) error {
+	if e.Strange == 0 {
+		return nil
+	}
+	return fmt.Errorf("release %d of %s is passed over, with those above it: its number is more than "+
+		"%d above %d, that of the one before; remove it from the store", e.Strange, model,
+		maxReleaseStep, e.Release)
 }
 
 // mostObjects bounds the manifests, signatures and releases of an index, and so its memory.
@@ -77,7 +109,9 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 			found[parts[1]] = entry
 		}
 		if release {
-			entry.Release = max(entry.Release, uint64(numberOf(parts[3], ".json")))
+			if number := numberOf(parts[3], ".json"); number > 0 {
+				entry.Releases = append(entry.Releases, uint64(number))
+			}
 		} else if v := numberOf(parts[2], ".json"); v > 0 {
 			entry.Versions = append(entry.Versions, v)
 		} else if v := numberOf(parts[2], ".json"+signatureEnd); v > 0 {
@@ -92,6 +126,7 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 	for _, entry := range found {
 		slices.Sort(entry.Versions)
 		slices.Sort(entry.Signed)
+		entry.newestRelease()
 	}
 	return found, nil
 }
@@ -137,7 +172,7 @@ func (s *Store) document(ctx context.Context, model string, version int64) ([]by
 	if err := CheckName(model); err != nil {
 		return nil, err
 	}
-	data, err := s.read(ctx, manifestKey(model, version))
+	data, err := s.read(ctx, manifestKey(model, version), mostDocument)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s version %d in %s: %w", model, version, s.name, err)
 	}
@@ -157,7 +192,7 @@ func (s *Store) Release(ctx context.Context, model string, number uint64) ([]byt
 	if err := CheckName(model); err != nil {
 		return nil, err
 	}
-	data, err := s.read(ctx, releaseKey(model, number))
+	data, err := s.read(ctx, releaseKey(model, number), mostRelease)
 	if err != nil {
 		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s.name, err)
 	}
@@ -186,19 +221,19 @@ func (s *Store) Newest(ctx context.Context, model string) (int64, error) {
 	return entry.Versions[len(entry.Versions)-1], nil
 }
 
-// read returns a document, of at most mostDocument bytes.
-func (s *Store) read(ctx context.Context, key string) ([]byte, error) {
+// read returns a document of at most limit bytes.
+func (s *Store) read(ctx context.Context, key string, limit int) ([]byte, error) {
 	r, size, err := s.bucket.Open(ctx, key, 0, -1)
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(r, mostDocument+1))
+	data, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
 	err = errors.Join(err, r.Close())
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", key, err)
-	case len(data) > mostDocument:
-		return nil, fmt.Errorf("read %s: more than %d bytes", key, mostDocument)
+	case len(data) > limit:
+		return nil, fmt.Errorf("read %s: %w: more than %d bytes", key, ErrInvalid, limit)
 	case int64(len(data)) != size:
 		return nil, fmt.Errorf("read %s: got %d bytes, the store says %d: %w", key, len(data), size,
 			io.ErrUnexpectedEOF)

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -28,7 +29,8 @@ type document struct {
 	Release json.RawMessage `json:"release"`
 }
 
-// Read reads a release. The error wraps store.ErrNotFound if there is none with the number.
+// Read reads a release, whose texts are cut to their bounds. The error wraps store.ErrNotFound if
+// there is none with the number, and store.ErrInvalid if the document is no release.
 func Read(ctx context.Context, s *store.Store, model string, number uint64) (*control.Release,
 	error) {
 	data, err := s.Release(ctx, model, number)
@@ -36,15 +38,18 @@ func Read(ctx context.Context, s *store.Store, model string, number uint64) (*co
 		return nil, err
 	}
 	r, err := parse(data)
-	if err == nil && (r.GetModel() != model || r.GetNumber() != number || r.GetCurrent() < 1) {
-		err = fmt.Errorf("it is number %d of model %.80q, with version %d", r.GetNumber(),
-			r.GetModel(), r.GetCurrent())
+	if err == nil && (r.GetModel() != model || r.GetNumber() != number) {
+		err = fmt.Errorf("it is number %d of model %.80q", r.GetNumber(), r.GetModel())
+	}
+	if err == nil {
+		err = r.Validate()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s, err)
+		return nil, fmt.Errorf("release %d of %s in %s: %w: %w", number, model, s, store.ErrInvalid,
+			err)
 	}
-	r.Kept = number
-	return r, nil
+	r.Kept, r.Epoch = number, 0 // said by the key, or of a fleet
+	return r.Bounded(), nil
 }
 
 func parse(data []byte) (*control.Release, error) {
@@ -69,6 +74,31 @@ func Newest(ctx context.Context, s *store.Store, model string) (*control.Release
 	}
 	r, err := Read(ctx, s, model, entry.Release)
 	return r, entry, err
+}
+
+// maxInvalid is how many releases NewestValid looks at, so that who fills a store does not have every
+// call read all of it.
+const maxInvalid = 16
+
+// NewestValid is Newest, but for releases that are not valid, which nobody follows: it passes them
+// over. The next release is one above the newest in the store, whether that is valid or not.
+func NewestValid(ctx context.Context, s *store.Store, model string) (*control.Release, *store.Entry,
+	error) {
+	entry, err := s.Entry(ctx, model)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, number := range slices.Backward(entry.Releases) {
+		r, err := Read(ctx, s, model, number)
+		if err == nil || !errors.Is(err, store.ErrInvalid) {
+			return r, entry, err
+		}
+		if len(entry.Releases)-i == maxInvalid {
+			return nil, entry, fmt.Errorf("none of the newest %d releases is valid, remove them: %w",
+				maxInvalid, err)
+		}
+	}
+	return nil, entry, nil
 }
 
 // Create writes a release under its number, which is one above that of the store's newest.

@@ -90,7 +90,8 @@ func TestRead(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	good := `{"model": "ncf", "number": "3", "current": "1", "of a later program": 1}`
+	good := `{"model": "ncf", "number": "3", "current": "1", "of a later program": 1, "epoch": 9, "why": "` +
+		strings.Repeat("y", 60000) + `"}`
 	for _, tt := range []struct{ text, says string }{
 		{`{"format": 1, "release": ` + good + `}`, ""},
 		{`{"format": 2, "release": ` + good + `}`, "format is 2"},
@@ -98,6 +99,10 @@ func TestRead(t *testing.T) {
 		{`{"format": 1, "release": {"model": "wnd", "number": 3, "current": 1}}`, `model "wnd"`},
 		{`{"format": 1, "release": {"model": "ncf", "number": 4, "current": 1}}`, "number 4"},
 		{`{"format": 1, "release": {"model": "ncf", "number": 3}}`, "version 0"},
+		{`{"format": 1, "release": {"model": "ncf", "number": 3, "current": 1, "canary": 2, "share": ` +
+			`"NaN"}}`, "share NaN"},
+		{`{"format": 1, "release": {"model": "ncf", "number": 3, "current": 1, "why": "` +
+			strings.Repeat("x", 1<<21) + `"}}`, "more than 65536 bytes"},
 		{`{"format": 1, "release": {"model": "ncf", "number": "x"}}`, "invalid value"},
 		{`{`, "unexpected end"},
 		{``, "unexpected end"},
@@ -107,14 +112,41 @@ func TestRead(t *testing.T) {
 		}
 		r, err := Read(context.Background(), s, "ncf", 3)
 		if tt.says == "" {
-			if err != nil || r.GetKept() != 3 {
+			if err != nil || r.GetKept() != 3 || r.GetEpoch() != 0 || len(r.GetWhy()) > 1024 {
 				t.Errorf("%s: got %v, %v", tt.text, r, err)
 			}
 			continue
 		}
-		if err == nil || !strings.Contains(err.Error(), tt.says) ||
+		if !errors.Is(err, store.ErrInvalid) || !strings.Contains(err.Error(), tt.says) ||
 			!strings.Contains(err.Error(), "release 3 of ncf in store") {
-			t.Errorf("%s: got %v, want %q", tt.text, err, tt.says)
+			t.Errorf("%.80s: got %v, want %q", tt.text, err, tt.says)
 		}
+	}
+}
+
+// TestStrange: a release that leaves no room for later ones is passed over, whatever it says, and
+// those that are not valid keep nobody from the next one.
+func TestStrange(t *testing.T) {
+	s, dir := opened(t)
+	if err := Create(t.Context(), s, &control.Release{Model: "ncf", Number: 1, Current: 1}); err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(dir, "models", "ncf", "releases")
+	for _, number := range []uint64{2, 1<<63 - 1, 1 << 40, 1<<20 + 3} {
+		path := filepath.Join(folder, fmt.Sprint(number, ".json"))
+		if err := os.WriteFile(path, []byte("{}"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, entry, err := NewestValid(t.Context(), s, "ncf")
+	if err != nil || r.GetNumber() != 1 || entry.Release != 2 || entry.Strange != 1<<20+3 {
+		t.Errorf("got %v, %+v, %v, want release 1, and 2 as the newest number", r, entry, err)
+	}
+	if err := entry.StrangeRelease("ncf"); err == nil ||
+		!strings.Contains(err.Error(), "release 1048579 of ncf is passed over") {
+		t.Errorf("got %v", err)
+	}
+	if r, _, err := Newest(t.Context(), s, "ncf"); !errors.Is(err, store.ErrInvalid) {
+		t.Errorf("the newest: got %v, %v, want an error", r, err)
 	}
 }

@@ -25,7 +25,7 @@ type inStore struct{ s *store.Store }
 
 func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 	_ ...grpc.CallOption) (*control.ReleaseResponse, error) {
-	newest, entry, err := releases.Newest(ctx, k.s, req.GetModel())
+	newest, entry, err := releases.NewestValid(ctx, k.s, req.GetModel())
 	if err != nil {
 		return nil, err
 	}
@@ -42,9 +42,10 @@ func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 		return nil, err
 	}
 	next.Number, next.TimeUnixNs = entry.Release+1, time.Now().UnixNano()
-	if err := releasing.Validate(next); err != nil {
+	if err := next.Validate(); err != nil {
 		return nil, err
 	}
+	next = next.Bounded()
 	if err := releases.Create(ctx, k.s, next); errors.Is(err, store.ErrExists) {
 		return nil, releasing.ErrNewer
 	} else if err != nil {
@@ -73,17 +74,24 @@ func (k inStore) Release(ctx context.Context, req *control.ReleaseRequest, _ ...
 	if err != nil {
 		return nil, err
 	}
-	var all []*control.Release
+	out := &control.ReleaseResponse{}
 	for _, model := range slices.Sorted(maps.Keys(index)) {
 		if number := index[model].Release; number > 0 {
 			r, err := releases.Read(ctx, k.s, model, number)
-			if err != nil {
+			switch {
+			case errors.Is(err, store.ErrInvalid): // of the others there is something to show
+				out.Releases = append(out.Releases, &control.ReleaseState{
+					Release: &control.Release{Model: model, Number: number}, State: "not valid",
+					Verdict: err.Error(),
+				})
+			case err != nil:
 				return nil, err
+			default:
+				out.Releases = append(out.Releases, shown(r).Releases...)
 			}
-			all = append(all, r)
 		}
 	}
-	return shown(all...), nil
+	return out, nil
 }
 
 // shown is the answer that has the releases, of whose trials a store knows nothing.
