@@ -56,7 +56,13 @@ var rules = []rule{
 		reason: "all parts name things alike, so the names can depend on none",
 	},
 	{
-		folder: "api", imports: []string{"api/names"},
+		folder: "api/accuracy",
+		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
+		reason: "agents, gateways and leaders agree in which variants answer, so none of them has " +
+			"a say in it",
+	},
+	{
+		folder: "api", imports: []string{"api/accuracy", "api/names"},
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{
@@ -112,7 +118,7 @@ var rules = []rule{
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "leader", imports: []string{"leader", "api/names", "profiles"},
+		folder: "leader", imports: []string{"leader", "api/accuracy", "api/names", "profiles"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "the leader is a pure state machine: the simulator runs the very code that " +
 			"production runs",

@@ -16,7 +16,7 @@ import (
 // pure are the folders whose packages, and those below them, start no goroutine and read no clock:
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
-	"client/queries", "leader", "api/names", "profiles", "runtime/queue",
+	"client/queries", "leader", "api/accuracy", "api/names", "profiles", "runtime/queue",
 	"runtime/load", "sim",
 }
 

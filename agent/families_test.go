@@ -475,6 +475,9 @@ func TestFamilyNames(t *testing.T) {
 		{"another QoS target", exact, map[string]string{
 			"ncf-int8": "qos_target_ms: 7\nfamily: rank\n",
 		}, "ncf-int8", "ncf-int8", `qos_target_ms is 7, 5 in ncf of agent`, "READY"},
+		{"too inaccurate", exact, map[string]string{"ncf-int8": "family: rank\naccuracy: .044\n"},
+			"ncf-int8", "ncf-int8", `accuracy is 0.044, less than 0.5 of the best one's, 1; ` +
+				`make a more accurate`, "READY"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
@@ -505,9 +508,9 @@ func TestFamilyNames(t *testing.T) {
 					f.Errorf("it announces %q, want %s and no family", got, c.want)
 				}
 				log := agents[1].log.String()
-				if !strings.Contains(log, "a model is not served as its model.yaml says") ||
+				if strings.Count(log, "a model is not served as its model.yaml says") != 1 ||
 					!strings.Contains(log, agents[0].Name()) {
-					f.Errorf("log: %s\nwant a line that names %s", log, agents[0].Name())
+					f.Errorf("log: %s\nwant one warning, and one line that names %s", log, agents[0].Name())
 				}
 				// The name goes on meaning what it meant.
 				resp, err := agents[1].oip.ModelInfer(f.Context(), asks("rank", 0))

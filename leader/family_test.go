@@ -74,6 +74,36 @@ func (in *told) answer(a *Action) {
 	})
 }
 
+// TestFamilyLeavesOut: a variant of less than half the accuracy of the best, as members of before
+// announce one, answers for no family, whichever is known first; under its own name it does.
+func TestFamilyLeavesOut(t *testing.T) {
+	in := newTold(t)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
+	in.join(holder("w0", "guess/1=.044", "half/1=.5"))
+	for i, want := range []string{"half/1", "half/1", "guess/1", "m/1"} {
+		asked := ModelID{"f", 0}
+		switch want {
+		case "guess/1":
+			asked.Name = "guess"
+		case "m/1":
+			in.join(holder("w0", "guess/1=.044", "half/1=.49"), holder("w1", "m/1=1"))
+		}
+		a := in.ask(uint64(i), asked, 0)
+		if a == nil || a.Kind != Assign || string(a.Decision.Model) != want {
+			t.Fatalf("query %d, for %v: got %+v, want %s", i, asked, a, want)
+		}
+		in.answer(a)
+	}
+	if f := in.Status().Families[0]; len(f.Variants) != 1 || f.Best != 1 {
+		t.Errorf("got %+v, want m alone", f)
+	}
+	// No lane is free of one that answers: the query waits rather than going to another.
+	first, second := in.ask(100, ModelID{"f", 0}, 0), in.ask(104, ModelID{"f", 0}, 0)
+	if first == nil || first.Agent != "w1" || second != nil && second.Agent != "w1" {
+		t.Errorf("got %+v and %+v, want both at w1", first, second)
+	}
+}
+
 // TestFamily: a query for a family gets the newest version of a variant, one for a
 // model that model, and the status says what they got. Families need no version, and
 // models go before families.

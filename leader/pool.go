@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/match"
@@ -93,7 +94,7 @@ func (s *State) viewChanged(members []*Member) {
 		}
 		to[m.ModelID] = settings
 	}
-	serves := map[string]bool{} // families and models that members hold that do not drain
+	loadableBest, serving := accuracy.Best{}, []*Model{}
 	for _, described := range members {
 		s.view[described.Name] = described
 		if m := s.members[described.Name]; m != nil && m.Revision > described.Revision {
@@ -103,13 +104,28 @@ func (s *State) viewChanged(members []*Member) {
 			m := &described.Models[i]
 			learn(said, m)
 			if !described.Draining {
-				serves[m.Name], serves[m.Family] = true, true
+				serving = append(serving, m)
 			}
 		}
 		for i := range described.Loadable {
-			if !described.Draining {
-				learn(could, &described.Loadable[i])
+			if m := &described.Loadable[i]; !described.Draining {
+				learn(could, m)
+				loadableBest.Add(m.Family, m.Accuracy)
 			}
+		}
+	}
+	if !maps.Equal(loadableBest, s.loadableBest) {
+		s.loadableBest = loadableBest
+		s.poolChanged()
+	}
+	for _, settings := range said { // before a query can go to one that is too inaccurate
+		s.best.Add(settings.family, settings.accuracy)
+	}
+	serves := map[string]bool{} // families and models that members hold that do not drain
+	for _, m := range serving {
+		serves[m.Name] = true
+		if !s.best.Excludes(m.Family, m.Accuracy) {
+			serves[m.Family] = true
 		}
 	}
 	// Queries for what no member serves, and one may load, wait for that.
@@ -157,6 +173,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 		s.lengthen(k.key, settings.largest)
 	}
 	k.settings = settings
+	s.best.Add(k.family, k.accuracy)
 	s.tell(k)
 	s.poolChanged()
 	return k
@@ -173,9 +190,11 @@ func (s *State) tell(k *model) {
 	})
 }
 
-// familyOf is the family for which a version answers, "" if it does not for any.
+// familyOf is the family for which a version answers, "" if it does not for any. Members leave
+// variants out that are too inaccurate beside those that they know of; older members do not.
 func (s *State) familyOf(k *model) string {
-	if k.family == "" || k.Version != s.newestOf(k.Name) {
+	if k.family == "" || k.Version != s.newestOf(k.Name) ||
+		s.best.Excludes(k.family, k.accuracy) {
 		return ""
 	}
 	return k.family
@@ -207,12 +226,7 @@ func (s *State) arrangeFamilies() {
 }
 
 // knownAccuracy is the model's accuracy, 1 if it is unknown.
-func (m *model) knownAccuracy() float64 {
-	if m.accuracy == 0 {
-		return 1
-	}
-	return m.accuracy
-}
+func (m *model) knownAccuracy() float64 { return accuracy.Known(m.accuracy) }
 
 // lengthen extends the matcher's tables of a model to a larger batch size, which is about to become
 // the model's largest. The matcher forgets a table that ends before the largest batch size.
@@ -239,6 +253,10 @@ func (s *State) lengthen(model names.ModelKey, largest int) {
 // served, and the pool that the learning loop knows.
 func (s *State) poolChanged() {
 	clear(s.newest)
+	s.best = maps.Clone(s.loadableBest)
+	for _, m := range s.models {
+		s.best.Add(m.family, m.accuracy)
+	}
 	s.aheadMost = s.mostAhead()
 	served := map[ModelID]bool{}
 	p := &Pool{}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/fluid"
@@ -78,6 +79,9 @@ type State struct {
 	served   map[ModelID]bool          // versions on lanes that do not drain
 	// families is, by name, the versions that answer for a family, the most accurate first.
 	families map[string][]*model
+	// best has, by the family that they name, the best of all versions, loadableBest of those that
+	// members may be told to load; "" is no family.
+	best, loadableBest accuracy.Best
 
 	gateways map[uint64]*gateway // the connected ones, by id
 	accounts map[string]*account // of named clients with a gateway, by name
@@ -139,6 +143,7 @@ func New(cfg Config) (*State, error) {
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
 		factors: map[names.AgentName]float64{}, families: map[string][]*model{},
+		best: accuracy.Best{}, loadableBest: accuracy.Best{},
 		unbound: map[string]*model{}, counts: map[string]*FamilyCount{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64

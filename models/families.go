@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/muster-serve/muster/api/accuracy"
 )
 
 // A Family is what a query may ask for: models that answer the same question with different
@@ -34,7 +36,9 @@ type Variant struct {
 // The variants of a family agree in the names, types and shapes of inputs and outputs, and in the
 // QoS target, its percentile, the deadline and what happens to late queries. If they do not, the
 // family is the largest group of variants that do; of equally large ones, that of the variant whose
-// name comes first. A family has no name that is also a model's.
+// name comes first. A family has no name that is also a model's. Nor has it variants that are too
+// inaccurate beside its best, as package accuracy has it. A measured accuracy is one beside the best
+// variant, whether that is among versions or not.
 func Families(versions []*Version) (families []Family, apart map[string]string) {
 	apart = map[string]string{}
 	byName := map[string]*Version{}
@@ -58,7 +62,7 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 	for family, all := range members {
 		// The variants that fit to the same one fit to each other, but for outputs whose shape a
 		// model does not declare.
-		var best []*Version
+		var largest []*Version
 		var model *Version
 		for _, v := range all {
 			var fit []*Version
@@ -67,18 +71,26 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 					fit = append(fit, other)
 				}
 			}
-			if len(fit) > len(best) {
-				best, model = fit, v
+			if len(fit) > len(largest) {
+				largest, model = fit, v
 			}
 		}
+		best := bestOf(family, largest)
 		f := Family{Name: family}
 		for _, v := range all {
-			if why := model.Misfit(v); why != "" {
-				apart[v.Model] = fmt.Sprintf("does not fit into family %q: %s", family, why)
+			why := best.Why(family, v.Config.Accuracy)
+			if differs := model.Misfit(v); differs != "" {
+				why = fmt.Sprintf("does not fit into family %q: %s", family, differs)
+			}
+			if why != "" {
+				apart[v.Model] = why
 				families = append(families, Family{Name: v.Model, Variants: []Variant{v.variant()}})
 			} else {
 				f.Variants = append(f.Variants, v.variant())
 			}
+		}
+		if len(f.Variants) == 0 {
+			continue
 		}
 		slices.SortStableFunc(f.Variants, func(a, b Variant) int {
 			return cmp.Compare(b.Accuracy, a.Accuracy)
@@ -89,11 +101,21 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 	return families, apart
 }
 
-func (v *Version) variant() Variant {
-	if a := v.Config.Accuracy; a > 0 {
-		return Variant{Model: v.Model, Accuracy: a, Known: true}
+// bestOf is the accuracy of the best of a family's variants.
+func bestOf(family string, variants []*Version) accuracy.Best {
+	best := accuracy.Best{}
+	for _, v := range variants {
+		best.Add(family, v.Config.Accuracy)
+		if v.Config.Score > 0 { // measured: the best of its family has 1
+			best.Add(family, 1)
+		}
 	}
-	return Variant{Model: v.Model, Accuracy: 1}
+	return best
+}
+
+func (v *Version) variant() Variant {
+	a := v.Config.Accuracy
+	return Variant{Model: v.Model, Accuracy: accuracy.Known(a), Known: a > 0}
 }
 
 // Misfit returns why other cannot be in a family with v; empty if it can. Of their configurations

@@ -57,6 +57,13 @@ func TestFamilies(t *testing.T) {
 		member("half", .99, func(v *Version) { v.Outputs[0].DataType = tensor.FP16 }),
 		member("a", .9, func(v *Version) { v.Config.Family = "alone" }),
 		member("b", .9, func(v *Version) { v.Config.Family = "b" }),
+		// Half as accurate as the best is accurate enough; what is measured is so beside the best.
+		member("half-right", .5, nil),
+		member("guess", .044, nil),
+		member("measured", .3, func(v *Version) {
+			v.Config.Family, v.Config.Score, v.Config.Metric = "lone", .65, AUC
+		}),
+		member("rated", .3, func(v *Version) { v.Config.Family = "own" }),
 		// Of two that disagree, the first by name is the family.
 		member("x", .5, func(v *Version) { v.Config.Family = "two" }),
 		member("y", 1, func(v *Version) { v.Config.Family, v.Outputs[0].Name = "two", "z" }),
@@ -68,8 +75,11 @@ func TestFamilies(t *testing.T) {
 		own("a", .9), {"alone", []Variant{{"alone", 1, false}}}, own("b", .9),
 		{"ctr", []Variant{
 			{"big", 1, true}, {"new", 1, false}, {"middle", .95, true}, {"small", .9, true},
+			{"half-right", .5, true},
 		}},
-		own("half", .99), own("less", .99), own("more", .99), own("p95", .99), own("patient", .99),
+		own("guess", .044), own("half", .99), own("less", .99), own("measured", .3),
+		own("more", .99), {"own", []Variant{{"rated", .3, true}}}, own("p95", .99),
+		own("patient", .99),
 		own("slow", .99), own("strict", .99), {"two", []Variant{{"x", .5, true}}}, own("wide", .99),
 		own("y", 1),
 	}
@@ -86,9 +96,15 @@ func TestFamilies(t *testing.T) {
 		"more":    fit + `it has output "q", which big does not have`,
 		"wide":    fit + `input "dense" has shape [-1 7], [-1 6] in big`,
 		"half":    fit + `output "p" is FP16, FP32 in big`,
-		"a":       `family "alone" has the name of a model`,
-		"b":       `family "b" has the name of a model`,
-		"y":       `does not fit into family "two": it has no output "p", as x does`,
+		"guess": `too inaccurate for family "ctr": its accuracy is 0.044, less than 0.5 of the ` +
+			`best one's, 1; make a more accurate variant, or remove the key family from its ` +
+			`model.yaml`,
+		"measured": `too inaccurate for family "lone": its accuracy is 0.3, less than 0.5 of the ` +
+			`best one's, 1; make a more accurate variant, or remove the key family from its ` +
+			`model.yaml`,
+		"a": `family "alone" has the name of a model`,
+		"b": `family "b" has the name of a model`,
+		"y": `does not fit into family "two": it has no output "p", as x does`,
 	}
 	if diff := cmp.Diff(reasons, apart); diff != "" {
 		t.Errorf("apart (-want +got):\n%s", diff)

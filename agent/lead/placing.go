@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
@@ -235,6 +236,7 @@ func (s *placing) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
 	}
 	out := &replan.Snapshot{}
 	types, factors := t.state.LaneTypes(), t.state.Factors()
+	best := t.bestVariants()
 	variants := map[names.ModelKey]replan.Variant{}
 	targets := map[string]time.Duration{}
 	for _, name := range slices.Sorted(maps.Keys(t.described)) {
@@ -278,7 +280,7 @@ func (s *placing) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
 				Bytes: int64(c.GetBytes()), Load: control.Duration(c.GetLoadNs()),
 				Merges: match.ParseMerge(c.GetMerge()) != "", Largest: int(c.GetLargestBatchSize()),
 			}
-			if v.Family == "" {
+			if v.Family == "" || best.Excludes(v.Family, v.Accuracy) {
 				v.Family = c.GetName()
 			}
 			known := variants[v.Model]
@@ -308,6 +310,18 @@ func (s *placing) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
 		})
 	}
 	return out
+}
+
+// bestVariants are the accuracies of the best variants of the families that members hold or have on
+// disk.
+func (t *term) bestVariants() accuracy.Best {
+	best := control.BestVariants(slices.Collect(maps.Values(t.described)))
+	for _, state := range t.layouts {
+		for _, m := range state.GetAvailable() {
+			best.Add(m.GetFamily(), m.GetAccuracy())
+		}
+	}
+	return best
 }
 
 // layoutStates are the states of a LayoutState.

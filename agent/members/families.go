@@ -67,14 +67,16 @@ func (ms *Members) describeSelf() (*control.Member, map[string]string) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	own.Joined = ms.joined
-	var before []*control.Member
+	var before, later []*control.Member
 	for _, o := range ms.others {
 		if compareJoined(o.described, own) < 0 {
 			before = append(before, o.described)
+		} else {
+			later = append(later, o.described)
 		}
 	}
 	slices.SortFunc(before, compareJoined)
-	withdraw(own, before, apart)
+	withdraw(own, before, later, apart)
 	return own, apart
 }
 
@@ -93,8 +95,9 @@ func compareJoined(a, b *control.Member) int {
 
 // withdraw removes from own what contradicts the members that were there before, and adds the
 // reasons to apart: families that have the name of a model, or variants that do not agree; and
-// models that have the name of a family. An agent that is still joining holds variants back.
-func withdraw(own *control.Member, before []*control.Member, apart map[string]string) {
+// models that have the name of a family. An agent that is still joining holds variants back. A
+// variant that is too inaccurate gives way to members that joined later, too.
+func withdraw(own *control.Member, before, later []*control.Member, apart map[string]string) {
 	holders, families := map[string]*control.Member{}, map[string]variant{}
 	for _, m := range before {
 		for _, held := range m.GetModels() {
@@ -143,6 +146,16 @@ func withdraw(own *control.Member, before []*control.Member, apart map[string]st
 	own.Loadable = slices.DeleteFunc(own.Loadable, func(m *control.Model) bool {
 		_, taken := families[m.GetName()]
 		return taken || misfit(m) != ""
+	})
+	best := control.BestVariants(slices.Concat(before, later, []*control.Member{own}))
+	for _, m := range own.Models {
+		if why := best.Why(m.GetFamily(), m.GetAccuracy()); m.Family != "" && why != "" {
+			apart[m.GetName()] = onlyOwnName + why
+			m.Family = ""
+		}
+	}
+	own.Loadable = slices.DeleteFunc(own.Loadable, func(m *control.Model) bool {
+		return best.Excludes(m.GetFamily(), m.GetAccuracy())
 	})
 }
 

@@ -42,39 +42,59 @@ func TestWithdraw(t *testing.T) {
 	slow := func(m *control.Model) { m.QosTargetNs = 30e6 }
 	wide := func(m *control.Model) { m.Metadata.Inputs[0].Shape[1] = 5 }
 	rejects := func(m *control.Model) { m.RejectLate = true }
+	guesses := func(m *control.Model) { m.Accuracy = .044 }
 	first := agentWith("first", 1, held("wnd", "ctr"), held("ncf", ""))
 	for _, c := range []struct {
 		name   string
 		own    *control.Member
 		before []*control.Member
+		later  []*control.Member
 		want   string // the models left, with their families
 		apart  []string
 	}{
 		{"a second variant", agentWith("me", 2, held("wnd-int8", "ctr")),
-			[]*control.Member{first}, "wnd-int8 of ctr", nil},
+			[]*control.Member{first}, nil, "wnd-int8 of ctr", nil},
+		{"too inaccurate", agentWith("me", 2, held("wnd-lowrank64", "ctr", guesses),
+			held("wnd-int8", "ctr")), []*control.Member{first}, nil,
+			"wnd-lowrank64 wnd-int8 of ctr", []string{
+				`wnd-lowrank64: served under its own name only: too inaccurate for family "ctr": ` +
+					`its accuracy is 0.044, less than 0.5 of the best one's, 0.9; make a more ` +
+					`accurate variant, or remove the key family from its model.yaml`}},
+		{"too inaccurate beside an agent that joined later",
+			agentWith("me", 1, held("wnd-lowrank64", "ctr", guesses)), nil,
+			[]*control.Member{agentWith("later", 2, held("wnd", "ctr"))}, "wnd-lowrank64",
+			[]string{`too inaccurate for family "ctr"`}},
+		{"too inaccurate beside what another could load",
+			agentWith("me", 1, held("wnd-lowrank64", "ctr", guesses)), nil,
+			[]*control.Member{{Name: "later", Joined: 2, Loadable: []*control.Model{
+				held("wnd", "ctr"),
+			}}}, "wnd-lowrank64", []string{`too inaccurate for family "ctr"`}},
+		{"inaccurate, and the best that there is",
+			agentWith("me", 1, held("wnd-lowrank64", "ctr", guesses)), nil, nil,
+			"wnd-lowrank64 of ctr", nil},
 		{"the same variant", agentWith("me", 2, held("wnd", "ctr")), []*control.Member{first},
-			"wnd of ctr", nil},
+			nil, "wnd of ctr", nil},
 		{"still joining", agentWith("me", 0, held("wnd-int8", "ctr"), held("ncf", "")), nil,
-			"ncf", nil},
+			nil, "ncf", nil},
 		{"a family with the name of another's model", agentWith("me", 2, held("ncf-int8", "ncf")),
-			[]*control.Member{first}, "ncf-int8", []string{
+			[]*control.Member{first}, nil, "ncf-int8", []string{
 				`ncf-int8: served under its own name only: family "ncf" has the name of a model ` +
 					`of agent "first"`}},
 		{"a model with the name of another's family",
-			agentWith("me", 2, held("ctr", ""), held("din", "")), []*control.Member{first}, "din",
+			agentWith("me", 2, held("ctr", ""), held("din", "")), []*control.Member{first}, nil, "din",
 			[]string{`ctr: not served: agent "first" has a family of this name`}},
 		{"another QoS target", agentWith("me", 2, held("wnd-int8", "ctr", slow)),
-			[]*control.Member{first}, "wnd-int8", []string{
+			[]*control.Member{first}, nil, "wnd-int8", []string{
 				`wnd-int8: served under its own name only: does not fit into family "ctr": ` +
 					`qos_target_ms is 30, 25 in wnd of agent "first"`}},
 		{"another signature", agentWith("me", 2, held("wnd-int8", "ctr", wide)),
-			[]*control.Member{first}, "wnd-int8", []string{
+			[]*control.Member{first}, nil, "wnd-int8", []string{
 				`input "ids" has shape [-1 5], [-1 4] in wnd of agent "first"`}},
 		{"another late policy", agentWith("me", 2, held("wnd-int8", "ctr", rejects)),
-			[]*control.Member{first}, "wnd-int8", []string{`late is reject, serve in wnd of`}},
+			[]*control.Member{first}, nil, "wnd-int8", []string{`late is reject, serve in wnd of`}},
 	} {
 		apart := map[string]string{}
-		withdraw(c.own, c.before, apart)
+		withdraw(c.own, c.before, c.later, apart)
 		var left []string
 		for _, m := range c.own.Models {
 			name := m.Name

@@ -565,10 +565,20 @@ func (s *layouts) state() *control.LayoutState {
 	}
 	held := s.held()
 	var keys []names.ModelKey
-	for _, d := range s.worker.repository.OnDisk() {
+	onDisk := s.worker.repository.OnDisk()
+	versions := make([]*models.Version, len(onDisk))
+	for i, d := range onDisk {
+		versions[i] = d.Version
+	}
+	_, apart := models.Families(versions)
+	for _, d := range onDisk {
 		v := d.Version
+		family := v.Config.Family
+		if apart[v.Model] != "" { // it would not answer for the family that it were loaded for
+			family = ""
+		}
 		m.Available = append(m.Available, &control.Model{
-			Name: v.Model, Version: v.Number, Family: v.Config.Family,
+			Name: v.Model, Version: v.Number, Family: family,
 			Accuracy:    v.Config.Accuracy,
 			QosTargetNs: int64(v.Config.QoSTarget), QosPercentile: v.Config.QoSPercentile / 100,
 			LargestBatchSize: uint32(v.Config.LargestBatchSize),

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/muster-serve/muster/api/accuracy"
 )
 
 // A Family is what a query may ask for in place of a model: models that members hold and that answer
@@ -26,13 +28,31 @@ type Variant struct {
 	Serving bool
 }
 
+// BestVariants returns the accuracies of the best variants of the members' families, held or not.
+func BestVariants(members []*Member) accuracy.Best {
+	best := accuracy.Best{}
+	for _, member := range members {
+		for _, of := range [][]*Model{member.GetModels(), member.GetLoadable()} {
+			for _, m := range of {
+				if m.GetFamily() != "" {
+					best.Add(m.GetFamily(), m.GetAccuracy())
+				}
+			}
+		}
+	}
+	return best
+}
+
 // Families returns the families of the members' models, by name. A model's name is none's, even if
-// members contradict each other for a while.
+// members contradict each other for a while. Variants that are too inaccurate are left out: older
+// agents announce them, and others do until they know of a better one.
 func Families(members []*Member) map[string]*Family {
 	families := map[string]*Family{}
+	best := BestVariants(members)
 	for _, member := range members {
 		for _, m := range member.GetModels() {
-			if m.GetFamily() == "" || !m.GetNewest() {
+			if m.GetFamily() == "" || !m.GetNewest() ||
+				best.Excludes(m.GetFamily(), m.GetAccuracy()) {
 				continue
 			}
 			f := families[m.GetFamily()]
@@ -43,7 +63,7 @@ func Families(members []*Member) map[string]*Family {
 			f.add(Variant{m, !member.GetDraining()})
 		}
 	}
-	addLoadable(families, members)
+	addLoadable(families, members, best)
 	if len(families) == 0 {
 		return nil
 	}
@@ -62,11 +82,12 @@ func Families(members []*Member) map[string]*Family {
 }
 
 // addLoadable adds what members may be told to load: to families, and those that no member holds.
-func addLoadable(families map[string]*Family, members []*Member) {
+func addLoadable(families map[string]*Family, members []*Member, best accuracy.Best) {
 	unheld := map[string]*Family{}
 	for _, member := range members {
 		for _, m := range member.GetLoadable() {
-			if m.GetFamily() == "" || member.GetDraining() {
+			if m.GetFamily() == "" || member.GetDraining() ||
+				best.Excludes(m.GetFamily(), m.GetAccuracy()) {
 				continue
 			}
 			f := families[m.GetFamily()]
@@ -97,12 +118,7 @@ func (f *Family) add(v Variant) {
 }
 
 // KnownAccuracy is the model's accuracy, which counts as 1 if it is not known.
-func (m *Model) KnownAccuracy() float64 {
-	if a := m.GetAccuracy(); a > 0 {
-		return a
-	}
-	return 1
-}
+func (m *Model) KnownAccuracy() float64 { return accuracy.Known(m.GetAccuracy()) }
 
 // Names lists the variants, the most accurate first.
 func (f *Family) Names() []string {

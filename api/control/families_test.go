@@ -72,6 +72,25 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
+// TestFamiliesLeaveOut: what older members announce for a family, and is too inaccurate beside what
+// others hold or can load, does not answer for it.
+func TestFamiliesLeaveOut(t *testing.T) {
+	variant := func(name string, accuracy float64) *Model {
+		return &Model{Name: name, Version: 1, Newest: true, Family: "ctr", Accuracy: accuracy}
+	}
+	guess := &Member{Name: "older", Models: []*Model{variant("guess", .044)}}
+	for want, members := range map[string][]*Member{
+		"[guess]":        {guess},
+		"[wnd half]":     {guess, {Name: "b", Models: []*Model{variant("wnd", 1), variant("half", .5)}}},
+		"[wnd]":          {guess, {Name: "c", Loadable: []*Model{variant("wnd", 1)}}},
+		"[unknown half]": {guess, {Name: "d", Models: []*Model{variant("unknown", 0), variant("half", .5)}}},
+	} {
+		if got := fmt.Sprint(Families(members)["ctr"].Names()); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
 // TestFamiliesLoadable: what members may load is a family of its own only if no member holds a
 // variant, and says of the others that they may have more.
 func TestFamiliesLoadable(t *testing.T) {

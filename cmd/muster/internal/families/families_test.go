@@ -129,6 +129,34 @@ func TestVariants(t *testing.T) {
 	}
 }
 
+// Of a variant that is too inaccurate to answer for its family, the command that makes it says so,
+// and so does the list.
+func TestTooInaccurate(t *testing.T) {
+	dir := small(t, "ncf")
+	out, err := execute(t, "generate", dir, "ncf", "--variants", "int8,lowrank:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := config(t, dir, "ncf-lowrank1"); !(c.Accuracy > 0 && c.Accuracy < .5) {
+		t.Fatalf("the accuracy is %v, want one that is too low", c.Accuracy)
+	}
+	if !strings.Contains(out, "WARNING: ncf-lowrank1 is too inaccurate") ||
+		strings.Count(out, "WARNING") != 1 {
+		t.Errorf("got %s, want one warning, of ncf-lowrank1", out)
+	}
+	places, err := Places(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `served under its own name only: too inaccurate for family "ncf-family"`
+	if p := places["ncf-lowrank1"]; !strings.HasPrefix(p.Reason, want) {
+		t.Errorf("got reason %q, want %q", p.Reason, want)
+	}
+	if p := places["ncf-int8"]; p.Reason != "" {
+		t.Errorf("ncf-int8: got reason %q, want none", p.Reason)
+	}
+}
+
 func config(t *testing.T, dir, model string) models.Config {
 	t.Helper()
 	c, err := models.ReadConfig(filepath.Join(dir, model, models.ConfigFile))

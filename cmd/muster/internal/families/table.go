@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/evaluate"
@@ -33,6 +34,8 @@ type measured struct {
 	Beside    string        `json:"lost_beside"`
 	Accuracy  float64       `json:"accuracy"`
 	Dominated string        `json:"dominated_by,omitempty"`
+	// TooInaccurate is whether it does not answer for the family, with the best of these models in it.
+	TooInaccurate bool `json:"too_inaccurate,omitempty"`
 }
 
 // tableOf makes the lines of the table.
@@ -53,6 +56,7 @@ func tableOf(versions []*models.Version, scores []evaluate.Score, latencies [][]
 		if m.Bytes, err = bytesOf(filepath.Dir(versions[i].Path)); err != nil {
 			return nil, err
 		}
+		m.TooInaccurate = accuracy.Best{"": 1}.Excludes("", m.Accuracy)
 		list = append(list, m)
 	}
 	for i := range list {
@@ -125,6 +129,14 @@ func printTable(w io.Writer, list []measured, rows int, against string) error {
 			}
 			fmt.Fprintf(w, "%s is dominated: %s is faster and no less accurate%s\n",
 				terminal.Plain(m.Model), terminal.Plain(m.Dominated), but)
+		}
+	}
+	for _, m := range list {
+		if m.TooInaccurate {
+			fmt.Fprintf(w, "WARNING: %s is too inaccurate to answer for a family: its accuracy is "+
+				"%.4f, less than %v of the best one's. Agents serve it under its own name only; delete it, "+
+				"or make a more accurate one.\n",
+				terminal.Plain(m.Model), m.Accuracy, accuracy.MinRatio)
 		}
 	}
 	return nil
