@@ -275,7 +275,7 @@ func readInitializer(b []byte) (Initializer, error) {
 				t.Shape, packed = append(t.Shape, int64(v)), packed[n:]
 			}
 		case tensorDataType:
-			t.DataType = elementTypes[f.value]
+			t.DataType = elementTypes[uint64(uint32(f.value))] // an int32, as protobuf reads it
 		case tensorName:
 			t.Name = string(f.body)
 		}
@@ -497,7 +497,7 @@ func readExternal(fields []wireField) (*External, error) {
 	for _, f := range fields {
 		switch f.number {
 		case tensorDataLocation:
-			external = f.value == locationExternal
+			external = isExternal(external, f.value)
 		case tensorExternalData:
 			key, value, err := splitEntry(f.body)
 			if err != nil {
@@ -616,9 +616,16 @@ func (g *Graph) marshal(w *dataWriter) ([]byte, error) {
 	}
 	var e encoder
 	for _, f := range g.model {
-		if f.number == modelGraph {
+		switch f.number {
+		case modelGraph:
 			e.text(modelGraph, string(body.b))
-		} else {
+		case modelFunctions:
+			b, err := w.function(f.body)
+			if err != nil {
+				return nil, err
+			}
+			e.text(modelFunctions, string(b))
+		default:
 			e.b = append(e.b, f.raw...)
 		}
 	}
@@ -760,35 +767,53 @@ func (w *dataWriter) sparse(b []byte) ([]byte, error) {
 	})
 }
 
+// function returns the FunctionProto with its external data moved to the file.
+func (w *dataWriter) function(b []byte) ([]byte, error) {
+	return rewrite(b, func(f wireField) ([]byte, error) {
+		switch f.number {
+		case functionNode:
+			return w.node(f.body)
+		case functionAttribute:
+			return w.attribute(f.body)
+		}
+		return nil, nil
+	})
+}
+
 // node returns the NodeProto with the external data of its attributes moved to the file.
 func (w *dataWriter) node(b []byte) ([]byte, error) {
-	if !w.moves() {
-		return b, nil
-	}
 	return rewrite(b, func(f wireField) ([]byte, error) {
 		if f.number != nodeAttribute {
 			return nil, nil
 		}
-		return rewrite(f.body, func(f wireField) ([]byte, error) {
-			switch f.number {
-			case attributeTensor, attributeTensors:
-				return w.tensor(f.body)
-			case attributeSparse, attributeSparseTensors:
-				return w.sparse(f.body)
-			case attributeGraph, attributeGraphs:
-				return rewrite(f.body, func(f wireField) ([]byte, error) {
-					switch f.number {
-					case graphNode:
-						return w.node(f.body)
-					case graphInitializer:
-						return w.tensor(f.body)
-					case graphSparseInitializer:
-						return w.sparse(f.body)
-					}
-					return nil, nil
-				})
-			}
-			return nil, nil
-		})
+		return w.attribute(f.body)
+	})
+}
+
+// attribute returns the AttributeProto with its external data moved to the file.
+func (w *dataWriter) attribute(b []byte) ([]byte, error) {
+	if !w.moves() {
+		return b, nil
+	}
+	return rewrite(b, func(f wireField) ([]byte, error) {
+		switch f.number {
+		case attributeTensor, attributeTensors:
+			return w.tensor(f.body)
+		case attributeSparse, attributeSparseTensors:
+			return w.sparse(f.body)
+		case attributeGraph, attributeGraphs:
+			return rewrite(f.body, func(f wireField) ([]byte, error) {
+				switch f.number {
+				case graphNode:
+					return w.node(f.body)
+				case graphInitializer:
+					return w.tensor(f.body)
+				case graphSparseInitializer:
+					return w.sparse(f.body)
+				}
+				return nil, nil
+			})
+		}
+		return nil, nil
 	})
 }

@@ -119,6 +119,25 @@ func TestUndeclare(t *testing.T) {
 	}
 }
 
+// External data in functions moves into the one file too.
+func TestGraphMovesDataOfFunctions(t *testing.T) {
+	g, err := ReadGraph("testdata/functions.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out.onnx")
+	if err := g.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	s, err := ReadSignature(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Data) != 1 || s.Data[0].Location != "out.onnx.data" || s.Data[0].Size < 32784 {
+		t.Errorf("got data files %v, want out.onnx.data alone", s.Data)
+	}
+}
+
 // External data, also that of nested graphs, moves into one file, and every tensor keeps its bytes.
 func TestGraphMovesData(t *testing.T) {
 	g, err := ReadGraph("testdata/subgraphs.onnx")

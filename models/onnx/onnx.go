@@ -27,6 +27,10 @@ const (
 	modelProducerVersion protowire.Number = 3
 	modelGraph           protowire.Number = 7
 	modelOpsetImport     protowire.Number = 8
+	modelFunctions       protowire.Number = 25
+
+	functionNode      protowire.Number = 7
+	functionAttribute protowire.Number = 11 // with its default value
 
 	opsetDomain  protowire.Number = 1
 	opsetVersion protowire.Number = 2
@@ -93,8 +97,24 @@ const (
 	dimParam protowire.Number = 2
 )
 
-// locationExternal is TensorProto.DataLocation.EXTERNAL.
-const locationExternal = 1
+// Values of TensorProto.DataLocation.
+const (
+	locationDefault  = 0
+	locationExternal = 1
+)
+
+// isExternal returns whether a TensorProto's elements are in another file, after a field
+// data_location of value v; before is what was known so far. Protobuf reads an enum as 32 bits of the
+// number, and ignores a value that it does not know.
+func isExternal(before bool, v uint64) bool {
+	switch int32(v) {
+	case locationDefault:
+		return false
+	case locationExternal:
+		return true
+	}
+	return before
+}
 
 // elementTypes maps values of TensorProto.DataType to data types of the Open Inference Protocol. It
 // lacks those for which the protocol has no name.

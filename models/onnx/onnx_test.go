@@ -80,6 +80,79 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 	}
 }
 
+// TestReadSignatureOfFunctions: a file that only functions of the model name is one of its files.
+// testdata/make.py wrote the model.
+func TestReadSignatureOfFunctions(t *testing.T) {
+	got, err := ReadSignature("testdata/functions.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]DataFile{{Location: "functions.data", Size: 32784}}, got.Data); diff != "" {
+		t.Errorf("data files (-want +got):\n%s", diff)
+	}
+}
+
+// TestDataLocation: tensors whose data ONNX Runtime takes from another file are those of the signature,
+// and of Externals, however the file writes the number: protobuf reads 32 bits of an enum, and ignores
+// values that it does not know.
+func TestDataLocation(t *testing.T) {
+	for _, tt := range []struct {
+		locations []uint64
+		external  bool
+	}{
+		{nil, false}, {[]uint64{0}, false}, {[]uint64{1}, true},
+		{[]uint64{1<<32 + 1}, true}, {[]uint64{1 << 32}, false},
+		{[]uint64{1, 7}, true}, {[]uint64{1, 0}, false}, {[]uint64{7}, false},
+	} {
+		m := linear()
+		m.Initializers = nil
+		var w encoder
+		w.integer(tensorDims, 2)
+		w.integer(tensorDims, 1)
+		w.integer(tensorDataType, 1)
+		w.text(tensorName, "w")
+		w.text(tensorRawData, "8 bytes.")
+		for _, entry := range [][2]string{{"location", "w.data"}, {"length", "8"}} {
+			w.message(tensorExternalData, func(e *encoder) {
+				e.text(entryKey, entry[0])
+				e.text(entryValue, entry[1])
+			})
+		}
+		for _, v := range tt.locations {
+			w.integer(tensorDataLocation, int64(v))
+		}
+		var e encoder
+		fields, err := split(m.Marshal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range fields {
+			if f.number == modelGraph {
+				e.message(modelGraph, func(e *encoder) {
+					e.b = append(e.b, f.body...)
+					e.text(graphInitializer, string(w.b))
+				})
+				continue
+			}
+			e.b = append(e.b, f.raw...)
+		}
+		path := write(t, e.b)
+		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "w.data"), make([]byte, 8),
+			0o644); err != nil {
+			t.Fatal(err)
+		}
+		g, err := ReadGraph(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := g.Externals()
+		if err != nil || (len(all) == 1) != tt.external || (len(g.Signature.Data) == 1) != tt.external {
+			t.Errorf("%v: got %d external tensors in %v, error %v, want external %v", tt.locations,
+				len(all), g.Signature.Data, err, tt.external)
+		}
+	}
+}
+
 // Weights are skipped, not read: a reader that refuses to read them does not
 // notice.
 func TestReadSkipsWeights(t *testing.T) {
@@ -172,6 +245,9 @@ func TestReadSignatureErrors(t *testing.T) {
 		},
 		"absolute": {
 			external(External{Location: "/etc/passwd", Length: 8}), "within the model's folder",
+		},
+		"memory of ONNX Runtime": {
+			external(External{Location: "*/_ORT_MEM_ADDR_/*", Length: 8}), "within the model's folder",
 		},
 		"missing data": {external(External{Location: "w.data", Length: 8}), "no such file"},
 		"negative": {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // A Signature holds a model's inputs, outputs and versions, as its file declares them.
@@ -149,6 +150,8 @@ func read(m message) (*Signature, error) {
 		case modelGraph:
 			graphs++
 			err = r.graph(f, 0)
+		case modelFunctions:
+			err = r.function(f)
 		}
 		return err
 	})
@@ -305,22 +308,48 @@ func (r *reader) node(f field, depth int) error {
 		if f.number != nodeAttribute {
 			return nil
 		}
-		m, err := f.message()
-		if err != nil {
-			return err
+		return r.attribute(f, depth)
+	})
+}
+
+// function collects the external data of a FunctionProto.
+func (r *reader) function(f field) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	err = m.each(func(f field) error {
+		switch f.number {
+		case functionNode:
+			return r.node(f, 1)
+		case functionAttribute:
+			return r.attribute(f, 1)
 		}
-		return m.each(func(f field) error {
-			var err error
-			switch f.number {
-			case attributeTensor, attributeTensors:
-				_, err = r.tensor(f)
-			case attributeGraph, attributeGraphs:
-				err = r.graph(f, depth+1)
-			case attributeSparse, attributeSparseTensors:
-				_, err = r.sparse(f)
-			}
-			return err
-		})
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("function: %w", err)
+	}
+	return nil
+}
+
+// attribute collects the external data of an AttributeProto.
+func (r *reader) attribute(f field, depth int) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	return m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case attributeTensor, attributeTensors:
+			_, err = r.tensor(f)
+		case attributeGraph, attributeGraphs:
+			err = r.graph(f, depth+1)
+		case attributeSparse, attributeSparseTensors:
+			_, err = r.sparse(f)
+		}
+		return err
 	})
 }
 
@@ -359,7 +388,7 @@ func (r *reader) tensor(f field) (name string, err error) {
 		case tensorDataLocation:
 			var v int64
 			v, err = f.integer()
-			external = v == locationExternal
+			external = isExternal(external, uint64(v))
 		case tensorExternalData:
 			var key, value string
 			if key, value, err = readEntry(f); err == nil {
@@ -377,9 +406,13 @@ func (r *reader) tensor(f field) (name string, err error) {
 	return name, nil
 }
 
+// addressPrefix begins the locations by which ONNX Runtime means its own memory: it takes the offset for
+// an address.
+const addressPrefix = "*/_ORT_"
+
 func (r *reader) external(entries map[string]string) error {
 	location := entries["location"]
-	if !filepath.IsLocal(location) {
+	if !filepath.IsLocal(location) || strings.HasPrefix(location, addressPrefix) {
 		return fmt.Errorf("external data in %q: expected a path within the model's folder",
 			location)
 	}
@@ -475,7 +508,7 @@ func (v *value) readTensorType(f field) error {
 		switch f.number {
 		case tensorTypeElement:
 			n, err := f.integer()
-			v.element = uint64(n)
+			v.element = uint64(uint32(n)) // an int32, as protobuf reads it
 			return err
 		case tensorTypeShape:
 			m, err := f.message()
