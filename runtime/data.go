@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,18 +97,23 @@ type mapping struct {
 // mappings returns the mappings of files in this process. files are real paths, as realPaths
 // returns them.
 func mappings(files map[string]bool) ([]mapping, error) {
-	maps, err := os.ReadFile("/proc/self/maps")
+	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return nil, err
 	}
 	var found []mapping
-	for line := range strings.Lines(string(maps)) {
+	for line := range strings.Lines(string(text)) {
 		// address perms offset dev inode path
 		slash := strings.IndexByte(line, '/')
-		if slash < 0 || !files[strings.TrimSuffix(line[slash:], "\n")] {
+		if slash < 0 {
 			continue
 		}
-		m := mapping{path: strings.TrimSuffix(line[slash:], "\n")}
+		// The kernel writes the end of a line in a path, and nothing else, as \012.
+		path := strings.ReplaceAll(strings.TrimSuffix(line[slash:], "\n"), `\012`, "\n")
+		if !files[path] {
+			continue
+		}
+		m := mapping{path: path}
 		var permissions string
 		if _, err := fmt.Sscanf(line, "%x-%x %s %x", &m.from, &m.to, &permissions,
 			&m.offset); err != nil {
@@ -116,6 +123,82 @@ func mappings(files map[string]bool) ([]mapping, error) {
 		found = append(found, m)
 	}
 	return found, nil
+}
+
+// without returns the parts of mappings that are not among others.
+func without(all, others []mapping) (left []mapping) {
+	left = slices.Clone(all)
+	for _, o := range others {
+		var rest []mapping
+		for _, m := range left {
+			if o.to <= m.from || m.to <= o.from {
+				rest = append(rest, m)
+				continue
+			}
+			if m.from < o.from {
+				before := m
+				before.to = o.from
+				rest = append(rest, before)
+			}
+			if o.to < m.to {
+				after := m
+				after.from, after.offset = o.to, m.offset+o.to-m.from
+				rest = append(rest, after)
+			}
+		}
+		left = rest
+	}
+	return left
+}
+
+// A stamp is of one state of a file: writing into it or replacing it changes the stamp.
+type stamp struct {
+	inode         uint64
+	size, written int64 // written is the modification time in nanoseconds
+}
+
+func stampOf(path string) (stamp, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return stamp{s.Ino, s.Size, s.Mtim.Nano()}, nil
+}
+
+// stamps are those of a model's files, by path.
+type stamps map[string]stamp
+
+// check returns an error if one of the files has changed since.
+func (s stamps) check(while string) error {
+	for _, path := range slices.Sorted(maps.Keys(s)) {
+		now, err := stampOf(path)
+		if err != nil {
+			return err
+		}
+		if now != s[path] {
+			return fmt.Errorf("%s was written %s", path, while)
+		}
+	}
+	return nil
+}
+
+// readStamped reads the signature of the model at path, and the stamps that its files had then.
+func readStamped(path string) (*onnx.Signature, stamps, error) {
+	before, _ := stampOf(path) // what is wrong with the file ReadSignature says
+	// ONNX Runtime finds the same faults, but its errors do not name the file that is missing,
+	// truncated or outside of the folder.
+	signature, err := onnx.ReadSignature(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	all := stamps{path: before}
+	for _, d := range signature.Data {
+		data := filepath.Join(filepath.Dir(path), d.Location)
+		if all[data], err = stampOf(data); err != nil {
+			return nil, nil, err
+		}
+	}
+	return signature, all, nil
 }
 
 // realPaths returns the absolute paths, with symbolic links resolved, of a model's files of
@@ -242,35 +325,55 @@ func (m mapping) detach(ctx context.Context) error {
 	return nil
 }
 
-// mapped counts, by real path, the sessions that have mapped a file or are about to. A file of two
-// sessions stays mapped: one cannot tell which mapping belongs to which session, and a session may
-// remove its own at any time.
-var mapped struct {
+// loading holds the data files, by real path, of the sessions that are being made, and of those that
+// map their files and are being closed. Nobody else maps or unmaps those files meanwhile, so what a
+// session has mapped is what is mapped after it was made and was not before.
+var loading struct {
 	sync.Mutex
-	files map[string]int
+	files map[string]chan struct{} // closed when they are free again
 }
 
-// useFiles notes that a session maps files, and reports whether it is the only one that maps any of
-// them. The session calls release once, when it no longer maps them.
-func useFiles(files map[string]bool) (alone bool, release func()) {
-	mapped.Lock()
-	defer mapped.Unlock()
-	if mapped.files == nil {
-		mapped.files = map[string]int{}
-	}
-	alone = true
-	for path := range files {
-		mapped.files[path]++
-		alone = alone && mapped.files[path] == 1
-	}
-	return alone, func() {
-		mapped.Lock()
-		defer mapped.Unlock()
-		for path := range files {
-			if mapped.files[path]--; mapped.files[path] == 0 {
-				delete(mapped.files, path)
-			}
+// lockFiles blocks until no other session of any of the files is being made, and holds the files
+// until unlock. It fails only if ctx ends.
+func lockFiles(ctx context.Context, files map[string]bool) (unlock func(), err error) {
+	for {
+		busy, path := holdFiles(files)
+		if busy == nil {
+			return func() { freeFiles(files) }, nil
 		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another load of %s: %w", path, ctx.Err())
+		}
+	}
+}
+
+// holdFiles notes that the files are held. If one of them is already, it does nothing but return its
+// path, and a channel that is closed when it is free.
+func holdFiles(files map[string]bool) (busy chan struct{}, path string) {
+	loading.Lock()
+	defer loading.Unlock()
+	for path := range files {
+		if busy := loading.files[path]; busy != nil {
+			return busy, path
+		}
+	}
+	if loading.files == nil {
+		loading.files = map[string]chan struct{}{}
+	}
+	for path := range files {
+		loading.files[path] = make(chan struct{})
+	}
+	return nil, ""
+}
+
+func freeFiles(files map[string]bool) {
+	loading.Lock()
+	defer loading.Unlock()
+	for path := range files {
+		close(loading.files[path])
+		delete(loading.files, path)
 	}
 }
 

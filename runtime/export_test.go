@@ -12,6 +12,26 @@ type both struct {
 
 func (b both) onOneCore() Model { return b.single }
 
+// OnOneCore returns the session of one thread that a model has beside its own.
+func OnOneCore(m Model) Model { return m.(divisible).onOneCore() }
+
+// GuardFiles is guardFiles.
+func GuardFiles(files map[string]bool) (end func() error) { return guardFiles(files) }
+
+// Without is without of mappings, each by its ends and its offset in the file.
+func Without(all, others [][3]uintptr) (left [][3]uintptr) {
+	mappings := func(all [][3]uintptr) (m []mapping) {
+		for _, a := range all {
+			m = append(m, mapping{from: a[0], to: a[1], offset: a[2]})
+		}
+		return m
+	}
+	for _, m := range without(mappings(all), mappings(others)) {
+		left = append(left, [3]uintptr{m.from, m.to, m.offset})
+	}
+	return left
+}
+
 // GraphTimes returns how long the graphs of a model on the card take, by batch size.
 func GraphTimes(m Model) map[int]time.Duration {
 	times := map[int]time.Duration{}

@@ -69,6 +69,7 @@ type session struct {
 	name    string // "model/version", for errors
 	from    *ONNX
 	version *models.Version
+	stamps  stamps // of the files when the version was loaded; nil for a further session of it
 	threads threads
 	inputs  []models.Port
 	outputs []port
@@ -90,12 +91,11 @@ type session struct {
 	// that a session in use is freed.
 	closing sync.RWMutex
 	ort     *ort.DynamicAdvancedSession // nil once closed
-	// release tells useFiles that the session no longer maps its files; nil after the call.
-	release func()
-	// memory is the external data as the session keeps it in memory; nil if parts of it may be those
-	// of another session. common is what it has of another session's.
+	// memory is the external data as the session keeps it in memory, common what it has of another
+	// session's. mapped holds the files if memory is still mapped from them, else nil.
 	memory []mapping
 	common shared
+	mapped map[string]bool
 	// graphs is what runs the queries on the card; nil: ort does.
 	graphs *graphs
 	// thread is what calls ort on a card; nil: whoever has a query. For each thread that calls it ort
@@ -135,20 +135,23 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	if len(v.Steps) > 0 {
 		return loadEnsemble(ctx, o, v)
 	}
-	// ONNX Runtime finds the same faults, but its errors do not name the file that is missing,
-	// truncated or outside of the folder.
-	signature, err := onnx.ReadSignature(v.Path)
+	signature, stamps, err := readStamped(v.Path)
 	if err != nil {
 		return nil, err
 	}
 	s, err := o.loadWithData(ctx, v, signature, threads{count: max(1, o.info.Threads)}, nil)
-	if err == nil && o.divide && s.threads.count > 1 {
-		if s.single, err = o.loadWithData(ctx, v, signature, threads{count: 1}, s); err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", v.Path, err)
+	}
+	s.stamps = stamps
+	if o.divide && s.threads.count > 1 {
+		s.single, err = o.loadWithData(ctx, v, signature, threads{count: 1}, s)
+	}
+	if err == nil {
+		err = stamps.check("while it was being loaded")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", v.Path, errors.Join(err, s.Close()))
 	}
 	return s, nil
 }
@@ -164,13 +167,23 @@ func (s *session) onOneCore() Model {
 // withThreads implements [resizable]. The new session has external data in common with s, and must
 // be closed before s.
 func (s *session) withThreads(ctx context.Context, t threads) (Model, error) {
+	fail := func(err error) (Model, error) {
+		return nil, fmt.Errorf("load %s for %d threads: %w", s.version.Path, t.count, err)
+	}
+	const since = "since the version was loaded, which serves as the files were then"
+	if err := s.stamps.check(since); err != nil {
+		return fail(err)
+	}
 	signature, err := onnx.ReadSignature(s.version.Path)
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
 	other, err := s.from.loadWithData(ctx, s.version, signature, t, s)
 	if err != nil {
-		return nil, fmt.Errorf("load %s for %d threads: %w", s.version.Path, t.count, err)
+		return fail(err)
+	}
+	if err := s.stamps.check(since); err != nil {
+		return fail(errors.Join(err, other.Close()))
 	}
 	return other, nil
 }
@@ -207,65 +220,69 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 			return nil, errors.Join(err, common.Close())
 		}
 	}
-	alone, release := useFiles(files)
+	fail := func(err error) (*session, error) {
+		t.started.Close()
+		return nil, errors.Join(err, common.Close())
+	}
+	unlock, err := lockFiles(ctx, files)
+	if err != nil {
+		return fail(err)
+	}
+	defer unlock()
+	before, err := mappings(files)
+	if err != nil {
+		return fail(err)
+	}
+	endGuard := func() error { return nil }
+	if len(before) == 0 { // zeros would be wrong answers of a session that maps them
+		endGuard = guardFiles(files)
+	}
 	s, err := o.load(ctx, v, signature, t, common)
 	if err != nil {
-		release()
-		t.started.Close()
 		if o.card != nil {
 			err = loadError(err, o.card, free)
 		}
-		return nil, errors.Join(err, common.Close())
+		return fail(errors.Join(endGuard(), err))
 	}
-	s.release, s.common = release, common
-	// What like still maps it has brought.
-	if alone || len(common) == 0 {
-		err = o.bring(ctx, s, files, alone)
-	}
-	if err != nil {
+	s.common = common
+	err = o.bring(ctx, s, files, before)
+	if err = errors.Join(endGuard(), err); err != nil {
+		s.mapped = nil // this function holds the files
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// bring loads the session's external data. It replaces the mapped files by private copies. If that
-// is not wanted (MapData) or not possible, it populates the mappings and logs the reason. alone is
-// whether no other session maps the same files.
-func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alone bool) error {
+// bring loads the external data that the session has mapped from the files; before is what was
+// mapped of them before it was made. It replaces the mapped files by private copies. If that is not
+// wanted (MapData) or not possible, it populates the mappings and logs the reason.
+func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool,
+	before []mapping) error {
 	all, err := mappings(files)
 	if err != nil {
 		return err
 	}
-	why := ""
+	s.memory = without(all, before)
 	var size int64
-	for _, m := range all {
+	for _, m := range s.memory {
 		size += int64(m.to - m.from)
 	}
-	if alone {
-		s.memory = all
-	}
-	available := availableMemory()
-	switch {
-	case o.mapData || size == 0:
-	case !alone:
-		why = "another load has mapped the same files"
-	case available >= 0 && size > available-available/10:
-		why = fmt.Sprintf("it has %d bytes, and %d are available", size, available)
-	default:
-		if err := detach(ctx, all); err != nil {
-			return err
+	if !o.mapData {
+		available := availableMemory()
+		if available < 0 || size <= available-available/10 {
+			return detach(ctx, s.memory)
 		}
-		s.release()
-		s.release = nil
-		return nil
-	}
-	if why != "" {
 		o.log.Warn(
 			"data stays mapped from its files; do not write to them: truncating one would kill "+
 				"the agent",
-			"model", s.name, "reason", why)
+			"model", s.name,
+			"reason", fmt.Sprintf("it has %d bytes, and %d are available", size, available))
 	}
-	return populate(ctx, all)
+	if err := populate(ctx, s.memory); err != nil {
+		return err
+	}
+	s.mapped = files
+	return nil
 }
 
 // load creates the session of a version, which uses the tensors in common. It reads no other external
@@ -492,10 +509,15 @@ func (s *session) Close() error {
 	if s.single != nil {
 		single = s.single.Close()
 	}
+	if s.mapped != nil { // see loading
+		if unlock, err := lockFiles(context.Background(), s.mapped); err == nil {
+			defer unlock()
+		}
+	}
 	s.closing.Lock()
 	defer s.closing.Unlock()
 	if s.ort == nil {
-		return nil
+		return single
 	}
 	var err error
 	if s.graphs != nil {
@@ -510,10 +532,6 @@ func (s *session) Close() error {
 	err = errors.Join(single, err, s.common.Close())
 	s.ort = nil
 	giveBack()
-	if s.release != nil {
-		s.release()
-		s.release = nil
-	}
 	return err
 }
 

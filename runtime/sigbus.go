@@ -5,9 +5,47 @@ package runtime
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+enum { GUARDS = 64, PATH_SIZE = 4096 };
+
+// A guard is of a file that is being loaded. The path is only written while the state is FILLING.
+static struct guard {
+	enum guard_state { FREE, FILLING, HELD, CUT } _Atomic state;
+	size_t length;
+	char path[PATH_SIZE];
+} guards[GUARDS];
+
+// guard_hold returns the number of a guard of the file, -1 if there is none left.
+static int guard_hold(const char *path, size_t length) {
+	if (length > PATH_SIZE) return -1;
+	for (int i = 0; i < GUARDS; i++) {
+		enum guard_state is = FREE;
+		if (!atomic_compare_exchange_strong(&guards[i].state, &is, FILLING)) continue;
+		memcpy(guards[i].path, path, length);
+		guards[i].length = length;
+		atomic_store(&guards[i].state, HELD);
+		return i;
+	}
+	return -1;
+}
+
+// guard_free ends a guard, and returns whether the file was cut short meanwhile.
+static int guard_free(int i) { return atomic_exchange(&guards[i].state, FREE) == CUT; }
+
+static struct guard *guard_of(const char *path, size_t length) {
+	for (int i = 0; i < GUARDS; i++) {
+		enum guard_state is = atomic_load(&guards[i].state);
+		if ((is == HELD || is == CUT) && guards[i].length == length &&
+			memcmp(guards[i].path, path, length) == 0)
+			return &guards[i];
+	}
+	return NULL;
+}
 
 static struct sigaction go_handler;
 
@@ -20,14 +58,15 @@ static void say(const char *text, size_t n) {
 	}
 }
 
-// on_bus_error writes the name of the file that is mapped at the faulty address to standard error,
+// on_bus_error puts zeros in the place of what a file that has a guard lacks, from the faulty address
+// to the end of the mapping, and notes that. For another file it writes its name to standard error,
 // and then calls the handler that was installed before. It only calls functions that are safe in a
-// signal handler.
+// signal handler, and mmap, which is a system call and no more.
 static void on_bus_error(int sig, siginfo_t *info, void *context) {
 	int saved = errno;
 	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
 	uintptr_t address = (uintptr_t)info->si_addr, number = 0, from = 0;
-	char buffer[1024], path[4096];
+	char buffer[1024], path[PATH_SIZE];
 	size_t length = 0;
 	enum { FROM, TO, REST, PATH } at = FROM;
 	ssize_t n;
@@ -35,6 +74,17 @@ static void on_bus_error(int sig, siginfo_t *info, void *context) {
 		for (ssize_t i = 0; i < n; i++) {
 			char c = buffer[i];
 			if (c == '\n') {
+				struct guard *g = at == PATH ? guard_of(path, length) : NULL;
+				if (g != NULL) {
+					uintptr_t page = address & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
+					if (mmap((void *)page, number - page, PROT_READ | PROT_WRITE,
+							MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) {
+						atomic_store(&g->state, CUT);
+						close(fd);
+						errno = saved;
+						return;
+					}
+				}
 				if (at == PATH) {
 					static const char before[] = "muster: bus error: the file ";
 					static const char after[] = " was cut short, or cannot be read, while ONNX Runtime had it mapped\n";
@@ -79,7 +129,39 @@ static int name_bus_errors(void) {
 */
 import "C"
 
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+)
+
 // nameBusErrors installs a handler for SIGBUS that names the mapped file at which a bus
 // error occurs, usually one that was truncated. Go alone would only print the address. It
 // must be called only once.
 func nameBusErrors() { C.name_bus_errors() }
+
+// guardFiles keeps the process alive while some files are being loaded, also if one is cut short as
+// it is read from its mapping: what it lacks then reads as zeros. end must be called once the load no
+// longer reads mappings; its error names the files that were cut short. They are real paths, as
+// realPaths returns them, and no session in use may map them. A process can guard 64 files at a
+// time; more are not guarded.
+func guardFiles(files map[string]bool) (end func() error) {
+	guards := map[string]C.int{}
+	for path := range files {
+		written := strings.ReplaceAll(path, "\n", `\012`) // as in /proc/self/maps
+		at := (*C.char)(unsafe.Pointer(unsafe.StringData(written)))
+		if i := C.guard_hold(at, C.size_t(len(written))); i >= 0 {
+			guards[path] = i
+		}
+	}
+	return func() error {
+		var errs []error
+		for path, i := range guards {
+			if C.guard_free(i) != 0 {
+				errs = append(errs, fmt.Errorf("%s was cut short while it was being loaded", path))
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
