@@ -11,6 +11,7 @@ import (
 	"net/http"
 	goruntime "runtime"
 	heap "runtime/metrics"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -141,6 +142,99 @@ func TestClientOfOneModel(t *testing.T) {
 		_, err = large.Recv()
 	}
 	wantCode(t, err, "ResourceExhausted", "want at most 65536")
+}
+
+// TestGatewayOfAnother: a gateway's id is its client's. Nobody else can end its stream by it, or
+// take its reservations, and the status tells nobody which ids there are. The same client may come
+// back with its id, as one whose stream has broken does.
+func TestGatewayOfAnother(t *testing.T) {
+	files := newTestCA(t)
+	config := testConfig(t)
+	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
+	config.Security.AccessFile = files.write("access", "clients: {'*': {models: ['*']}}\n")
+	a := startAgent(t, config, emulated())
+	a.leads() // before it does, Match is refused
+	c := control.NewControlClient(a.conn)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	const id = 1234567890123456789
+	open := func(key string) control.Control_MatchClient {
+		t.Helper()
+		s, err := c.Match(withKey(ctx, key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(&control.GatewayMessage{
+			Hello: &control.GatewayHello{Gateway: id, Protocol: control.Spoken.Oldest},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	ended := func(s control.Control_MatchClient) error {
+		for {
+			if _, err := s.Recv(); err != nil {
+				return err
+			}
+		}
+	}
+	rejected := func(s control.Control_MatchClient, sequence uint64) {
+		t.Helper()
+		if err := s.Send(&control.GatewayMessage{Submit: []*control.Submit{
+			{Sequence: sequence, Model: "none", BatchSize: 1},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := s.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range m.GetReject() {
+				if r.GetSequence() == sequence {
+					return
+				}
+			}
+		}
+	}
+	first := open(adsKey)
+	rejected(first, 4)
+	wantCode(t, ended(open(feedKey)), "PermissionDenied", "another client")
+	rejected(first, 8) // it goes on
+	again := open(adsKey)
+	rejected(again, 12)
+	wantCode(t, ended(first), "Aborted", "opened another stream")
+
+	seen, err := c.Status(withKey(ctx, feedKey), &control.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(seen.GetDecisions(), "\n"); strings.Contains(text, strconv.Itoa(id)) ||
+		!strings.Contains(text, "/12 ") {
+		t.Errorf("decisions have the gateway's id, or not its queries:\n%s", text)
+	}
+
+	probe := func(key string) control.Control_ProbeClient {
+		t.Helper()
+		s, err := c.Probe(withKey(ctx, key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(&control.ProbeRequest{
+			Id: 1, Model: "ncf", BatchSize: 1, Gateway: id,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := s.Recv(); err != nil || answer.GetFinishNs() < 0 {
+			t.Fatalf("a probe gets %v, %v", answer, err)
+		}
+		return s
+	}
+	probe(adsKey)
+	probe(feedKey)
+	if n := a.held("worker: reservations"); n != 2 {
+		t.Errorf("%d reservations are held, want one for each client", n)
+	}
 }
 
 // A rawClient speaks HTTP/2 as it likes: it lets the agent send nothing on a stream.

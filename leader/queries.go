@@ -26,7 +26,10 @@ const (
 
 // A gateway that is connected to the leader.
 type gateway struct {
-	id      uint64
+	id uint64
+	// number says which gateway it was to connect in this term, from 1 on. A status has it in place
+	// of the id: who knows a gateway's id could speak for it.
+	number  uint64
 	queries map[uint64]*query
 	client  string   // the name of its client; "" if that has none, or the gateway is an agent's
 	account *account // its client's, or its own if the client has no name
@@ -155,7 +158,10 @@ func (s *State) connect(e *Event) {
 	if former := s.gateways[e.Gateway]; former != nil {
 		s.disconnect(former)
 	}
-	g := &gateway{id: e.Gateway, client: e.Client, queries: map[uint64]*query{}}
+	s.connected++
+	g := &gateway{
+		id: e.Gateway, number: s.connected, client: e.Client, queries: map[uint64]*query{},
+	}
 	g.account = s.accounts[g.client]
 	if g.client == "" || g.account == nil {
 		g.account = &account{}

@@ -83,10 +83,11 @@ type State struct {
 	// members may be told to load; "" is no family.
 	best, loadableBest accuracy.Best
 
-	gateways map[uint64]*gateway // the connected ones, by id
-	accounts map[string]*account // of named clients with a gateway, by name
-	parked   []*query
-	spares   []*query // recycled queries
+	gateways  map[uint64]*gateway // the connected ones, by id
+	connected uint64              // how many have connected so far
+	accounts  map[string]*account // of named clients with a gateway, by name
+	parked    []*query
+	spares    []*query // recycled queries
 
 	prices    []fluid.Price
 	latencies map[names.TableKey]*Latency
@@ -97,8 +98,9 @@ type State struct {
 	aheadSet  time.Duration
 	aheadMost time.Duration // mostAhead as of the last change of the pool
 
-	ended     ring             // queries answered and failed
-	decisions []match.Decision // the last ones, as a ring
+	ended ring // queries answered and failed
+	// decisions are the last ones, as a ring. The gateways of their queries are numbers.
+	decisions []match.Decision
 	decided   int
 }
 
@@ -260,13 +262,16 @@ func (s *State) take(d *match.Decision) {
 		s.ask(d)
 		return
 	}
+	g, kept := s.gateways[d.Query.Gateway], *d
+	if kept.Query.Gateway = 0; g != nil {
+		kept.Query.Gateway = g.number
+	}
 	if len(s.decisions) < DecisionsKept {
-		s.decisions = append(s.decisions, *d)
+		s.decisions = append(s.decisions, kept)
 	} else {
-		s.decisions[s.decided%DecisionsKept] = *d
+		s.decisions[s.decided%DecisionsKept] = kept
 	}
 	s.decided++
-	g := s.gateways[d.Query.Gateway]
 	if g == nil {
 		return // the gateway is gone, and its queries are forgotten
 	}

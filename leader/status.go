@@ -28,8 +28,10 @@ type Status struct {
 	// absent if there were none.
 	Models []ModelStatus
 	// Families are by name.
-	Families  []FamilyStatus
-	Decisions []string // the last ones, newest first
+	Families []FamilyStatus
+	// Decisions are the last ones, newest first. The gateway of a query is the number of its
+	// connection in this term, from 1 on; 0: it had gone.
+	Decisions []string
 }
 
 // An AgentStatus describes an agent that has lanes.

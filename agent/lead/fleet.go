@@ -62,6 +62,9 @@ type Fleet interface {
 type Clients interface {
 	// Client returns the caller's name; "" if the caller has no name or is an agent of this fleet.
 	Client(context.Context) string
+	// Identity identifies the caller among all: clients and agents of this fleet by their names, and
+	// this agent itself; "" if the caller has no name.
+	Identity(context.Context) string
 	// MayQuery returns nil if the caller may query the model, else an error with the reason.
 	MayQuery(ctx context.Context, model string) error
 	// Query counts a query of the caller, with the number of its bytes that are known so far. It

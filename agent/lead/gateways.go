@@ -38,6 +38,7 @@ type gateway struct {
 	// function allows every model.
 	mayQuery func(model string) error
 	client   string // the name of the gateway's client; "": it has no name or is an agent
+	owner    string // who has opened the stream, by Clients.Identity; "": it is not known
 	// count counts a query of the gateway's client against its limits, or returns why it exceeds
 	// them. It is nil if the client has no name.
 	count func(bytes uint64) error
@@ -68,6 +69,7 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 	defer cut(nil)
 	g := &gateway{wake: make(chan struct{}, 1), cut: cut}
 	if who := l.config.Clients; who != nil {
+		g.owner = who.Identity(s.Context())
 		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error {
 			return who.MayQuery(s.Context(), model)
 		}
@@ -187,9 +189,18 @@ func (g *gateway) may(s *control.Submit) error {
 }
 
 // connect adds a gateway to the term, and ends the stream of an earlier connection with the same
-// id.
+// id. A gateway's id belongs to who has opened the stream: a gateway comes back with its id when its
+// stream has broken, before the leader may have noticed, and nobody else can end its stream by it.
+// Callers without an identity, as without TLS, cannot be told apart; of them, the id itself proves
+// the gateway, as it has 64 random bits and the leader tells it to nobody.
 func (t *term) connect(g *gateway) {
-	if former := t.gateways[g.id]; former != nil {
+	former := t.gateways[g.id]
+	if former != nil && former.owner != g.owner {
+		g.cut(status.Error(codes.PermissionDenied,
+			"the gateway's id is that of another client: want an id of its own, at random"))
+		return
+	}
+	if former != nil {
 		former.cut(status.Error(codes.Aborted, "the gateway has opened another stream"))
 	}
 	t.gateways[g.id] = g

@@ -32,6 +32,15 @@ func (c Callers) Client(ctx context.Context) string {
 	return c.Guard.Client(ctx)
 }
 
+// Identity identifies the caller among all: clients and agents of this fleet by their names, and
+// this agent itself; "" if the caller has no name.
+func (c Callers) Identity(ctx context.Context) string {
+	if isLocal(ctx) {
+		return "this agent"
+	}
+	return c.Guard.Identity(ctx)
+}
+
 // MayQuery returns nil if the caller may query the model, else an error with the reason.
 func (c Callers) MayQuery(ctx context.Context, model string) error {
 	if isLocal(ctx) {

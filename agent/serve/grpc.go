@@ -250,7 +250,7 @@ func (r *receipt) end(err error) {
 	}
 	r.server.arriving.end(&r.timeout)
 	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
-		r.server.config.Worker.CutOff(attempt[0], r.arrival)
+		r.server.config.Worker.CutOff(r, attempt[0], r.arrival)
 		return
 	}
 	s, _ := status.FromError(err)

@@ -181,7 +181,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 	refuse := func(err error) (*oip.Response, error) {
 		req.Release()
 		if attempt {
-			s.config.Worker.CutOff(r.header[control.AttemptHeader][0], r.arrival)
+			s.config.Worker.CutOff(r, r.header[control.AttemptHeader][0], r.arrival)
 		} else {
 			s.turnedAway("", "", err)
 		}

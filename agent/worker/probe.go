@@ -20,8 +20,12 @@ const (
 	mostReservations = 1024
 )
 
-// A reservationID names a reservation: the gateway's id and the number of the gateway's probe.
-type reservationID struct{ gateway, probe uint64 }
+// A reservationID names a reservation: the gateway's id and the number of the gateway's probe, both
+// of which the gateway chooses, and who the gateway is. So nobody can take another's reservation.
+type reservationID struct {
+	owner          string // by Callers.Identity
+	gateway, probe uint64
+}
 
 // take removes and returns the reservation id; nil if there is none.
 func (w *Worker) take(id reservationID) *runtime.Reservation {
@@ -36,6 +40,7 @@ func (w *Worker) take(id reservationID) *runtime.Reservation {
 // lane for keepReservation. The end of the stream releases what is still reserved.
 func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]) error {
 	var kept []reservationID // in order of age
+	owner := w.config.Callers.Identity(gateway.Context())
 	defer func() {
 		for _, id := range kept {
 			w.lanes.Release(w.take(id))
@@ -46,7 +51,7 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 		if err != nil {
 			return ended(err)
 		}
-		id := reservationID{req.Gateway, req.Id}
+		id := reservationID{owner, req.Gateway, req.Id}
 		if req.Release {
 			// a gateway can release only reservations of its own stream
 			if slices.Contains(kept, id) {

@@ -48,6 +48,8 @@ type Leading interface {
 // Callers identify the caller of a call by the call's context. The methods may be called
 // concurrently and do not block.
 type Callers interface {
+	// Identity identifies the caller among all; "" if the caller has no name.
+	Identity(context.Context) string
 	// MayQuery returns nil if the caller may query the model, else an error with the reason.
 	MayQuery(ctx context.Context, model string) error
 	// Query counts a query of the caller, with the number of its bytes that are known so far. It
@@ -280,7 +282,7 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *oip.Request,
 	received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
-	t, err := w.begin(header, part, merge, received)
+	t, err := w.begin(ctx, header, part, merge, received)
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +305,8 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 
 // begin returns the attempt that the headers name. It takes the attempt's reservation out of
 // w.reservations.
-func (w *Worker) begin(header, part, merge string, received time.Time) (*attempt, error) {
+func (w *Worker) begin(ctx context.Context, header, part, merge string,
+	received time.Time) (*attempt, error) {
 	named, err := control.ParseAttempt(header, part, merge)
 	if err != nil {
 		return nil, outcome.Invalid("%w", err)
@@ -316,7 +319,9 @@ func (w *Worker) begin(header, part, merge string, received time.Time) (*attempt
 		},
 	}
 	if t.probed = named.Reservation != 0; t.probed {
-		t.reservation = w.take(reservationID{named.Gateway, named.Reservation})
+		t.reservation = w.take(reservationID{
+			w.config.Callers.Identity(ctx), named.Gateway, named.Reservation,
+		})
 	}
 	w.metrics.attempts.Inc()
 	return t, nil
@@ -328,8 +333,8 @@ var errCutOff = fmt.Errorf("the call has ended before the query was received: %w
 // CutOff ends an attempt whose call has ended before its query was received: it releases the
 // attempt's reservation and tells the leader that the attempt was not run. The arguments are those
 // of Attempt, for which a part is an attempt like any other.
-func (w *Worker) CutOff(header string, received time.Time) {
-	if t, err := w.begin(header, "", "", received); err == nil {
+func (w *Worker) CutOff(ctx context.Context, header string, received time.Time) {
+	if t, err := w.begin(ctx, header, "", "", received); err == nil {
 		w.lanes.Release(t.reservation)
 		w.ended(t, errCutOff)
 	}

@@ -439,6 +439,18 @@ func (g *Guard) Client(ctx context.Context) string {
 	return ""
 }
 
+// Identity identifies who made the call with context ctx: "client NAME" or, of an agent of this
+// fleet, "agent NAME"; "" if it has no name.
+func (g *Guard) Identity(ctx context.Context) string {
+	switch c, _ := ctx.Value(callerKey{}).(caller); {
+	case c.agent:
+		return "agent " + c.name
+	case c.name != "":
+		return "client " + c.name
+	}
+	return ""
+}
+
 // MayControl reports whether the caller of the call with context ctx may make the control call.
 func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	c, ok := ctx.Value(callerKey{}).(caller)
