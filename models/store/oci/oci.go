@@ -87,7 +87,8 @@ func Open(u *url.URL) (store.Bucket, error) {
 	return &bucket{
 		repo: &remote.Repository{
 			Client: &auth.Client{
-				Client: retry.DefaultClient, Cache: auth.NewCache(),
+				Client:     &http.Client{Transport: &discreet{retry.NewTransport(nil), ref.Host()}},
+				Cache:      auth.NewCache(),
 				Credential: credentials.Credential(docker),
 			},
 			Reference: ref, PlainHTTP: plain || loopback(ref.Host()), TagListPageSize: pageSize,
@@ -95,6 +96,38 @@ func Open(u *url.URL) (store.Bucket, error) {
 		name: "oci://" + ref.String(),
 	}, nil
 }
+
+// A discreet transport sends no credentials in plain text to a host that the store's URL does not
+// name. A registry says itself, in WWW-Authenticate, where its clients get their tokens: as with
+// docker, that may be any host by HTTPS, since registries have others for it. By plain HTTP,
+// somebody between would name a host too. (oras-go refuses plain HTTP for a registry by HTTPS.)
+type discreet struct {
+	to       http.RoundTripper
+	registry string // the registry's host, as in its URL
+}
+
+// RoundTrip implements [http.RoundTripper]. It sees each redirect as a request of its own.
+func (d *discreet) RoundTrip(req *http.Request) (*http.Response, error) {
+	// a password may be in the body
+	secret := req.Header.Get("Authorization") != "" || req.Body != nil && req.Body != http.NoBody
+	at := req.URL.Host
+	if secret && req.URL.Scheme != "https" && !strings.EqualFold(nameOf(at), nameOf(d.registry)) &&
+		!(loopback(at) && loopback(d.registry)) {
+		if req.Body != nil {
+			_ = req.Body.Close() // as a RoundTripper must
+		}
+		return nil, fmt.Errorf("%w: found that the registry %s wants docker's credentials sent to "+
+			"%s://%s, expected https, or the registry's own host", errPlain, d.registry,
+			req.URL.Scheme, at)
+	}
+	return d.to.RoundTrip(req)
+}
+
+// errPlain is the error of a request that would send credentials in plain text to another host.
+var errPlain = errors.New("no credentials in plain text to another host")
+
+// nameOf is a host without its port.
+func nameOf(host string) string { return (&url.URL{Host: host}).Hostname() }
 
 func loopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
@@ -406,7 +439,7 @@ func (b *bucket) explain(key string, err error) error {
 	case errors.Is(err, errdef.ErrNotFound), code == http.StatusNotFound:
 		to = store.ErrNotFound
 	case code == http.StatusUnauthorized, code == http.StatusForbidden,
-		errors.Is(err, auth.ErrBasicCredentialNotFound):
+		errors.Is(err, auth.ErrBasicCredentialNotFound), errors.Is(err, errPlain):
 		to = store.ErrDenied
 	default:
 		return fmt.Errorf("%s in %s: %w", key, b.name, err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -244,6 +245,94 @@ func TestCredentials(t *testing.T) {
 	}
 	if _, err := s.Newest(ctx, "ncf"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRealm: docker's credentials go to a host that a registry names by HTTPS alone, whether they are
+// a password or a token; by plain HTTP they go to the registry's own host, and the error says what
+// was found.
+func TestRealm(t *testing.T) {
+	const refresh = "refresh-token"
+	var realm string
+	registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Header.Get("Authorization") != "Bearer good" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+realm+`",service="registry"`)
+			http.Error(w, `{"errors": [{"code": "UNAUTHORIZED"}]}`, http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, `{"tags": []}`)
+	}))
+	defer registry.Close()
+	var mu sync.Mutex
+	var got []string
+	tokens := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		mu.Lock()
+		got = append(got, req.Header.Get("Authorization")+" "+string(body))
+		mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"token": "good", "access_token": "good"}`)
+	})
+	plain, encrypted := httptest.NewServer(tokens), httptest.NewTLSServer(tokens)
+	defer plain.Close()
+	defer encrypted.Close()
+	// All names are of this machine, by the port.
+	real := http.DefaultTransport
+	defer func() { http.DefaultTransport = real }()
+	named := encrypted.Client().Transport.(*http.Transport).Clone()
+	named.TLSClientConfig.ServerName = "example.com" // which its certificate is of
+	named.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		_, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		return new(net.Dialer).DialContext(ctx, network, "127.0.0.1:"+port)
+	}
+	http.DefaultTransport = named
+
+	port := func(s *httptest.Server) string { return s.URL[strings.LastIndex(s.URL, ":"):] }
+	const here = "registry.example"
+	for _, tt := range []struct {
+		realm string
+		sent  bool
+	}{
+		{"http://tokens.example" + port(plain), false},
+		{"https://tokens.example" + port(encrypted), true},
+		{"http://" + here + port(plain), true},
+	} {
+		for _, secret := range []string{`"auth": "YWxpY2U6cGFzc3dvcmQ="`,
+			`"auth": "YWxpY2U6cGFzc3dvcmQ=", "identitytoken": "` + refresh + `"`} {
+			realm, got = tt.realm, nil
+			t.Setenv("DOCKER_CONFIG", t.TempDir())
+			config := `{"auths": {"` + here + port(registry) + `": {` + secret + `}}}`
+			path := filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json")
+			if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			u, err := url.Parse("oci://" + here + port(registry) + "/acme/models?plain_http=true")
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := Open(u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = store.New(b, "store").Index(context.Background())
+			mu.Lock()
+			said := strings.Join(got, "\n")
+			mu.Unlock()
+			sent := strings.Contains(said, "Basic ") || strings.Contains(said, refresh)
+			if sent != tt.sent {
+				t.Errorf("realm %s: was told %q, want credentials %v", tt.realm, said, tt.sent)
+			}
+			if tt.sent && err != nil {
+				t.Errorf("realm %s: %v", tt.realm, err)
+			}
+			if !tt.sent && (!errors.Is(err, store.ErrDenied) ||
+				!strings.Contains(err.Error(), tt.realm)) {
+				t.Errorf("realm %s: got %v, want it named", tt.realm, err)
+			}
+		}
 	}
 }
 
