@@ -72,6 +72,7 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 		r.now = r.fleet.Now()
 		r.setWaits(seq*numbering, waits)
 	}
+	c.Split = func(seq uint64) { r.models[r.at(seq*numbering).model].counts.Split++ }
 	c.Finish = func(seq uint64, o fleet.Outcome, lane int, start time.Duration) {
 		r.now = r.fleet.Now()
 		seq *= numbering

@@ -103,6 +103,29 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestFaultsCount: a run with a fault that harms nothing counts the queries that it splits as one
+// without faults does, and probes while nobody leads.
+func TestFaultsCount(t *testing.T) {
+	counts := func(faults ...string) *Result {
+		cfg := even(t, faults...)
+		cfg.Models = reference(t, "dien").Models
+		cfg.Models[0].Splits, cfg.Policy = true, "horizon"
+		cfg.Pool, cfg.Rate, cfg.Queries = Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, 600, 5000
+		cfg.Stream = StreamOf("poisson")
+		return mustRun(t, cfg)
+	}
+	without := counts()
+	with := counts("delay-r5n.large-1@1s+1ms:1us")
+	led := counts("freeze-leader@2s+2s")
+	if without.Split < 50 || 2*with.Split < without.Split || with.Split > 2*without.Split {
+		t.Errorf("%d queries are split with a fault, and %d without", with.Split, without.Split)
+	}
+	if without.Probes != 0 || with.Probes != 0 || !(led.Probes > 0) {
+		t.Errorf("gateways probe %v, with a fault %v, and while nobody leads %v times a query; "+
+			"want 0, 0, and more", without.Probes, with.Probes, led.Probes)
+	}
+}
+
 // TestNobodyLeft: queries that nobody is left to serve are never served, or dropped if they have a
 // deadline, and the run ends.
 func TestNobodyLeft(t *testing.T) {

@@ -118,7 +118,7 @@ type Result struct {
 	// FluidLimit is the highest rate of this mix, in queries/s, that the pool could serve if
 	// queries could be divided at will.
 	FluidLimit float64 `json:"fluid_limit_qps"`
-	// Probes is the mean number of probes that gateways send for a query, 0 with a leader.
+	// Probes is the mean number of probes that gateways send for a query, while there is no leader.
 	Probes float64 `json:"probes_per_query,omitempty"`
 	// SplitFluidLimit is FluidLimit with queries split, as the models allow; 0 if none does.
 	SplitFluidLimit float64 `json:"split_fluid_limit_qps,omitempty"`
@@ -222,8 +222,14 @@ func (r *run) result() *Result {
 			r.err = fmt.Errorf("write timeline: %w", r.err)
 		}
 	}
+	probes := uint64(0)
 	if r.without != nil {
-		res.Probes = round(float64(r.without.probes())/float64(r.next/numbering), 6)
+		probes = r.without.probes()
+	} else if r.fleet != nil {
+		probes = r.fleet.Probes()
+	}
+	if probes > 0 {
+		res.Probes = round(float64(probes)/float64(r.next/numbering), 6)
 	}
 	if r.cfg.Clock != nil && r.steps > 0 {
 		res.DecisionCost = r.cost / time.Duration(r.steps)

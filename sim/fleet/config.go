@@ -48,9 +48,11 @@ type Config struct {
 	Clock func() time.Duration
 
 	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
-	// with it. Waits is called when a query begins or ends to wait for a lane. Finish is called
-	// with a query's outcome, and if it is served with the lane and the start of its execution.
+	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is split,
+	// which happens once at most. Finish is called with a query's outcome, and if it is served with
+	// the lane and the start of its execution.
 	Service func(lane int, q *Query) time.Duration
+	Split   func(sequence uint64)
 	Waits   func(sequence uint64, waits bool)
 	Finish  func(sequence uint64, o Outcome, lane int, start time.Duration)
 }

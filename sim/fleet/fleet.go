@@ -47,6 +47,7 @@ type Fleet struct {
 	err       error
 	steps     int           // number of leaders' steps
 	cost      time.Duration // their time, by Config.Clock
+	probes    uint64        // that gateways sent, which have no leader
 	done      int           // number of deeds done
 	open      int           // queries without an outcome
 	rng       *rand.Rand
@@ -155,6 +156,9 @@ func (f *Fleet) Results() []Result { return f.results }
 
 // Steps returns how often leaders were stepped, and the wall time that it took by [Config.Clock].
 func (f *Fleet) Steps() (n int, cost time.Duration) { return f.steps, f.cost }
+
+// Probes returns how many probes gateways have sent that had no leader.
+func (f *Fleet) Probes() uint64 { return f.probes }
 
 // Now returns the fleet's present time.
 func (f *Fleet) Now() time.Duration { return f.now }

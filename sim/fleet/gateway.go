@@ -218,6 +218,7 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	}
 	whole.waits = len(parts)
 	g.state.Split(split, parts)
+	g.f.cfg.Split(whole.Sequence)
 }
 
 // leave ends the handling of an event: it carries out the actions of the state and of the decision.
@@ -595,6 +596,7 @@ func (g *gateway) settle() {
 		switch do.Kind {
 		case inquire.AskLane:
 			a, model, batch, id := f.agents[do.Lane], q.Model, q.BatchSize, do.ID
+			f.probes++
 			f.send(&g.host, &a.host, func() { a.probed(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.now(), id)
 				g.leave()

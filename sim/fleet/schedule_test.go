@@ -104,6 +104,7 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
 		},
 		Waits:  func(uint64, bool) {},
+		Split:  func(uint64) {},
 		Finish: r.finish,
 	}
 	for _, typ := range types {
