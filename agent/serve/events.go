@@ -29,7 +29,8 @@ const (
 	// a few fixed words and never a text from outside: each kind has a share of the memory for
 	// events.
 	eventKey = "event"
-	// whoKey and fromKey are the log attributes with the caller's name and address.
+	// whoKey and fromKey are the log attributes with the caller's name, which may be empty, and
+	// address. In a line without whoKey nobody asked, and fromKey says something else.
 	whoKey, fromKey = "who", "from"
 )
 
@@ -143,6 +144,11 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 		return s
 	}
 	e.What = cut(line.Message)
+	asked := false
+	line.Attrs(func(a slog.Attr) bool {
+		asked = asked || a.Key == whoKey
+		return !asked
+	})
 	take := func(a slog.Attr) bool {
 		switch value := a.Value.Resolve(); {
 		case a.Key == eventKey:
@@ -150,7 +156,7 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 		case left == 0: // no room is left
 		case a.Key == whoKey:
 			e.Who = cut(value.String())
-		case a.Key == fromKey:
+		case a.Key == fromKey && asked:
 			e.From = cut(value.String())
 		default:
 			e.Details = append(e.Details, &control.EventDetail{

@@ -46,3 +46,19 @@ func TestEventRing(t *testing.T) {
 		t.Errorf("after the tenth: got %d", len(after))
 	}
 }
+
+// TestEventFrom: what a line says to be from somewhere is a client's address only if a client asked.
+func TestEventFrom(t *testing.T) {
+	ring := NewEvents("a")
+	log := slog.New(ring.Handler(slog.DiscardHandler))
+	log.Info("lanes have moved", "from", "dien:1x1", "to", "dien:2x1", eventKey, "lanes")
+	log.Info("asked to drain", eventKey, "drain", fromKey, "10.0.0.9:1", whoKey, "")
+	kept := ring.After(0)
+	if moved := kept[0]; moved.From != "" || len(moved.Details) != 2 ||
+		moved.Details[0].Key != "from" || moved.Details[0].Value != "dien:1x1" {
+		t.Errorf("got %v, want the lanes as a detail and no client", moved)
+	}
+	if asked := kept[1]; asked.From != "10.0.0.9:1" || len(asked.Details) != 0 {
+		t.Errorf("got %v, want the unnamed client's address", asked)
+	}
+}
