@@ -21,6 +21,12 @@ export function axis(x) {
   return known(x) && Math.abs(x) >= 10000 && Math.abs(x) < 999950 ? +(x / 1000).toFixed(1) + "k" : count(x);
 }
 
+// inTime writes the share of a model's queries that was answered in time, and that it is too small,
+// where it is: the share of a late model is not one that was late.
+export function inTime(share, late) {
+  return late ? "late: " + percent(share, 2) + " in time" : percent(share, 2);
+}
+
 // percent writes a share: 0.998 is 99.8 %. It never rounds up to 100 %, nor down to 0 %.
 export function percent(x, digits = 0) {
   if (!known(x)) return unknown;

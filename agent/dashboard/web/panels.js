@@ -2,7 +2,7 @@
 
 import { costPlot, modelPlot } from "./charts.js";
 import { byId, choices, el, label, say, shape, table } from "./dom.js";
-import { count, dollars, list, milliseconds, percent, signed, span, target, things, wanted } from "./format.js";
+import { count, dollars, inTime, list, milliseconds, percent, signed, span, target, things, wanted } from "./format.js";
 import { canvas, colour, faded, modelColour, typeColour, write } from "./paint.js";
 import { ticks } from "./scale.js";
 import { title } from "./state.js";
@@ -48,7 +48,7 @@ export class Models {
       label(p.name, "title", name);
       say(p.says, m.rate > 0 ? count(m.rate) + "/s, p99 " + milliseconds(m.p99_ms)
         : state.beat?.leaderless ? "not known" : "no queries");
-      say(p.within, m.within === null || m.within === undefined ? "" : (m.late ? "late: " : "") + percent(m.within, 2));
+      say(p.within, m.within === null || m.within === undefined ? "" : inTime(m.within, m.late));
       p.within.className = m.late ? "bad" : "ok";
       label(p.box, "aria-label", name + ": p99 " + milliseconds(m.p99_ms) + ", p50 " + milliseconds(m.p50_ms) +
         (m.target_ms ? ", target " + target(m.target_ms) : ""));
@@ -72,7 +72,7 @@ export class Models {
     return table("Models", ["model", "queries/s", "p50", "p99", "target", "in time", "waits for"], models.map((m) => [
       title(m, this.state.fleet.models), count(m.rate), milliseconds(m.p50_ms), milliseconds(m.p99_ms),
       m.target_ms ? target(m.target_ms) : "–",
-      el("span", { class: m.late ? "bad" : undefined }, (m.late ? "late: " : "") + percent(m.within, 2)),
+      el("span", { class: m.late ? "bad" : undefined }, inTime(m.within, m.late)),
       wanted(m.percentile) + " in time",
     ]));
   }

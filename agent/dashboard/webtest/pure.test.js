@@ -256,6 +256,12 @@ test("what the page does not know does not break it", () => {
   assert.equal(title({ name: "a", version: 2 }, [{ name: "a", version: 1 }]), "a/2");
 });
 
+test("a late model says what was in time", () => {
+  assert.equal(format.inTime(0.8086, true), "late: 80.86 % in time");
+  assert.equal(format.inTime(0.9991, false), "99.91 %");
+  assert.equal(format.inTime(null, false), "–");
+});
+
 test("the sentence", () => {
   const say = (fleet, beat) => {
     const s = new State();
