@@ -1,5 +1,7 @@
 package place
 
+import "github.com/muster-serve/muster/leader/internal/simplex"
+
 // search is the state of a search: counts of the model's choices, and what they are worth.
 type search struct {
 	m    *model
@@ -9,7 +11,7 @@ type search struct {
 	caps [][]float64
 	val  []float64 // by group: the value of its flow
 	cost float64   // of all agents
-	lp   simplex
+	lp   simplex.Program
 	work int // operations so far
 }
 
@@ -105,10 +107,10 @@ func (s *search) greedy(g int) float64 {
 func (s *search) shared(g int, tell func(choice int, p *part, offer int, flow float64)) float64 {
 	group := &s.m.groups[g]
 	l := &s.lp
-	l.reset()
+	l.Reset()
 	row := make(map[int]int, len(group.classes))
 	for _, k := range group.classes {
-		row[k] = l.addRow(1)
+		row[k] = l.AddRow(1)
 	}
 	type flow struct{ choice, part, offer int }
 	var flows []flow
@@ -121,22 +123,22 @@ func (s *search) shared(g int, tell func(choice int, p *part, offer int, flow fl
 			if part.group != g {
 				continue
 			}
-			time := l.addRow(float64(s.n[i]))
+			time := l.AddRow(float64(s.n[i]))
 			for k := range part.offers {
 				o := &part.offers[k]
-				l.put(time, 1/o.rate)
-				l.put(row[o.class], 1)
-				l.addColumn(o.gain, 1)
+				l.Put(time, 1/o.rate)
+				l.Put(row[o.class], 1)
+				l.AddColumn(o.gain, 1)
 				flows = append(flows, flow{i, p, k})
 			}
 		}
 	}
-	l.solve()
-	s.work += l.work
-	l.work = 0
+	l.Solve()
+	s.work += l.Work
+	l.Work = 0
 	value := 0.0
-	for j, x := range l.solution(nil) {
-		value += x * l.cost[j]
+	for j, x := range l.Solution(nil) {
+		value += x * l.Cost[j]
 		if tell != nil {
 			f := flows[j]
 			tell(f.choice, &s.m.choices[f.choice].parts[f.part], f.offer, x)

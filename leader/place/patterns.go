@@ -289,13 +289,13 @@ func (p *patterns) generate(limit int) {
 // agents of each type, by group and type; nil is any number. It sets the prices.
 func (p *patterns) relaxed(lo, hi []int) (value, bound float64) {
 	l := &p.lp
-	l.reset()
+	l.Reset()
 	types := len(p.m.types)
 	for _, n := range p.m.types {
-		l.addRow(float64(n))
+		l.AddRow(float64(n))
 	}
 	for range p.of {
-		l.addRow(1)
+		l.AddRow(1)
 	}
 	p.column, p.group = p.column[:0], p.group[:0]
 	for g, of := range p.of {
@@ -308,23 +308,23 @@ func (p *patterns) relaxed(lo, hi []int) (value, bound float64) {
 			}
 			for t, n := range q.use {
 				if n > 0 {
-					l.put(t, float64(n))
+					l.Put(t, float64(n))
 				}
 			}
-			l.put(types+g, 1)
-			l.addColumn(q.value, 1)
+			l.Put(types+g, 1)
+			l.AddColumn(q.value, 1)
 			p.column, p.group = append(p.column, q), append(p.group, g)
 		}
 	}
-	l.solve()
-	p.x = l.solution(p.x)
-	bound = l.bound()
-	p.work += l.work
-	l.work = 0
+	l.Solve()
+	p.x = l.Solution(p.x)
+	bound = l.Bound()
+	p.work += l.Work
+	l.Work = 0
 	for j, x := range p.x {
 		value += x * p.column[j].value
 	}
-	copy(p.price, l.price[:types])
+	copy(p.price, l.Price[:types])
 	return value, bound
 }
 

@@ -1,6 +1,9 @@
 package place
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // A region is a part of a program that is solved by itself: the choices that are free there. All
 // others keep their counts.
@@ -106,7 +109,7 @@ func (s *search) region(free []int) *region {
 func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 	s := r.s
 	l := &s.lp
-	l.reset()
+	l.Reset()
 	r.columns = r.columns[:0]
 	left := append([]int(nil), r.capacity...)
 	certain := 0.0
@@ -119,11 +122,11 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 		if n < 0 {
 			return 0, 0, false
 		}
-		r.typeRow[t] = l.addRow(float64(n))
+		r.typeRow[t] = l.AddRow(float64(n))
 	}
 	for _, g := range r.groups {
 		for _, k := range s.m.groups[g].classes {
-			r.classRow[k] = l.addRow(1)
+			r.classRow[k] = l.AddRow(1)
 		}
 	}
 	for k := range r.cuts {
@@ -132,11 +135,11 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 		for f, n := range lo {
 			rhs += c.of[f] * float64(n)
 		}
-		c.row = l.addRow(rhs)
+		c.row = l.AddRow(rhs)
 	}
 	if r.share >= 0 {
-		r.total = l.addRow(r.share)
-		l.artificial[r.total] = -served
+		r.total = l.AddRow(r.share)
+		l.Artificial[r.total] = -served
 		certain = 0
 	}
 	r.certain(lo)
@@ -152,22 +155,22 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 		}
 	}
 	for _, p := range r.pools {
-		l.put(p.row, 1)
+		l.Put(p.row, 1)
 		r.greedyFlow(p.group, p.level, 1)
 	}
-	l.solve()
-	s.work += l.work + 20*len(r.free)
-	l.work = 0
-	r.x = l.solution(r.x)
+	l.Solve()
+	s.work += l.Work + 20*len(r.free)
+	l.Work = 0
+	r.x = l.Solution(r.x)
 	for f := range r.free {
 		r.agents[f], r.need[f] = 0, 0
 	}
 	value = -certain
-	r.times = grown(r.times, len(r.free))
+	r.times = slices.Grow(r.times[:0], len(r.free))[:len(r.free)]
 	times := r.times
 	clear(times)
 	for j, x := range r.x {
-		value += x * l.cost[j]
+		value += x * l.Cost[j]
 		if c := r.columns[j]; c.free >= 0 {
 			r.agents[c.free] += x * c.agents
 			times[c.free] += x * c.time
@@ -177,18 +180,18 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 		r.agents[f] += float64(lo[f])
 		r.need[f] = lo[f] + int(math.Ceil(times[f]-1e-7))
 	}
-	return value, l.bound() - certain, true
+	return value, l.Bound() - certain, true
 }
 
 // flow ends a column of flow to class k, ub at most.
 func (r *region) flow(c column, k int, gain, ub float64) {
 	l := &r.s.lp
-	l.put(r.classRow[k], 1)
+	l.Put(r.classRow[k], 1)
 	if r.share >= 0 {
-		l.put(r.total, r.s.m.weight[k])
+		l.Put(r.total, r.s.m.weight[k])
 		gain -= r.s.m.weight[k] * served
 	}
-	l.addColumn(gain, ub)
+	l.AddColumn(gain, ub)
 	r.columns = append(r.columns, c)
 }
 
@@ -197,7 +200,7 @@ func (r *region) greedyFlow(g, level int, ub float64) {
 	group := &r.s.m.groups[g]
 	for k := range r.cuts {
 		if r.cuts[k].binds(g, level) {
-			r.s.lp.put(r.cuts[k].row, 1)
+			r.s.lp.Put(r.cuts[k].row, 1)
 		}
 	}
 	r.flow(column{free: -1, group: g, level: level}, group.classes[0], group.levels[level], ub)
@@ -255,10 +258,10 @@ func (r *region) certain(lo []int) {
 // addHeld adds a partition of n agents that are certain, which serves a group that is not greedy.
 func (r *region) addHeld(p *part, n int) {
 	l := &r.s.lp
-	row := l.addRow(float64(n))
+	row := l.AddRow(float64(n))
 	for i := range p.offers {
 		o := &p.offers[i]
-		l.put(row, 1/o.rate)
+		l.Put(row, 1/o.rate)
 		r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
 	}
 }
@@ -286,11 +289,11 @@ func (r *region) addSimple(f int, c *choice, lo, hi int) {
 	whole := min(left, more*rate)
 	if full <= most && full < more && last > 1e-6 {
 		whole = full * rate
-		l.put(r.typeRow[c.typ], 1/last)
+		l.Put(r.typeRow[c.typ], 1/last)
 		r.flow(column{free: f, agents: 1 / last, time: 1 / o.rate}, o.class,
 			o.gain-r.cost(c)/last, last)
 	}
-	l.put(r.typeRow[c.typ], 1/rate)
+	l.Put(r.typeRow[c.typ], 1/rate)
 	r.flow(column{free: f, agents: 1 / rate, time: 1 / o.rate}, o.class,
 		o.gain-r.cost(c)/rate, whole)
 }
@@ -309,14 +312,14 @@ func (r *region) addShared(f int, c *choice, lo, hi int) {
 	busy = min(1, busy)
 	limit := -1
 	if hi < r.capacity[c.typ] { // else the type's row bounds it
-		limit = l.addRow(float64(hi - lo))
+		limit = l.AddRow(float64(hi - lo))
 	}
 	for i := range offers {
 		o := &offers[i]
 		agents := 1 / (o.rate * busy)
-		l.put(r.typeRow[c.typ], agents)
+		l.Put(r.typeRow[c.typ], agents)
 		if limit >= 0 {
-			l.put(limit, agents)
+			l.Put(limit, agents)
 		}
 		r.flow(column{free: f, agents: agents, time: 1 / o.rate}, o.class,
 			o.gain-r.cost(c)*agents, 1)
@@ -340,10 +343,10 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 	for i := range c.parts {
 		p := &c.parts[i]
 		if !s.m.groups[p.group].greedy {
-			row := l.addRow(0)
+			row := l.AddRow(0)
 			for k := range p.offers {
 				o := &p.offers[k]
-				l.put(row, 1/o.rate)
+				l.Put(row, 1/o.rate)
 				r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
 			}
 			supplies = append(supplies, supply{row, 1})
@@ -363,15 +366,15 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 		return
 	}
 	for _, at := range supplies {
-		l.put(at.row, -at.rate/scale)
+		l.Put(at.row, -at.rate/scale)
 	}
 	for k := range r.cuts {
 		if x := r.cuts[k].of[f]; x != 0 {
-			l.put(r.cuts[k].row, -x/scale)
+			l.Put(r.cuts[k].row, -x/scale)
 		}
 	}
-	l.put(r.typeRow[c.typ], 1/scale)
-	l.addColumn(-r.cost(c)/scale, float64(hi-lo)*scale)
+	l.Put(r.typeRow[c.typ], 1/scale)
+	l.AddColumn(-r.cost(c)/scale, float64(hi-lo)*scale)
 	r.columns = append(r.columns, column{free: f, agents: 1 / scale, time: 1 / scale})
 }
 
@@ -382,7 +385,7 @@ func (r *region) pool(group, level int) int {
 			return p.row
 		}
 	}
-	row := r.s.lp.addRow(0)
+	row := r.s.lp.AddRow(0)
 	r.pools = append(r.pools, pool{group, level, row})
 	return row
 }

@@ -53,7 +53,7 @@ func (r *Renting) Bound(counts []int) (bound, rest float64, prices []float64) {
 	_, bound, _ = r.region.relax(r.lo, r.hi)
 	rest = bound
 	for t, row := range r.region.typeRow {
-		prices[t] = r.region.s.lp.price[row]
+		prices[t] = r.region.s.lp.Price[row]
 		rest -= prices[t] * float64(counts[t])
 	}
 	for t := range prices {

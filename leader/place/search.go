@@ -72,16 +72,16 @@ func (f *finder) find() {
 	f.prices = make([]float64, len(f.m.types))
 	f.class = make([]float64, len(f.m.weight))
 	for t, row := range root.typeRow {
-		f.prices[t] = f.lp.price[row]
+		f.prices[t] = f.lp.Price[row]
 	}
 	for _, g := range root.groups {
 		for _, k := range f.m.groups[g].classes {
-			f.class[k] = f.lp.price[root.classRow[k]]
+			f.class[k] = f.lp.Price[root.classRow[k]]
 		}
 	}
 	f.cuts = root.cuts
 	for k := range f.cuts {
-		f.cuts[k].price = f.lp.price[f.cuts[k].row]
+		f.cuts[k].price = f.lp.Price[f.cuts[k].row]
 	}
 	f.ranks()
 	f.narrow()

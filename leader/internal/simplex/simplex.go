@@ -1,32 +1,34 @@
-package place
+package simplex
 
 import (
 	"math"
 	"slices"
 )
 
-// A simplex is a linear program, maximise cost*x with A x <= rhs and 0 <= x <= ub, and what solves
+// A Program is a linear program, maximise cost*x with A x <= rhs and 0 <= x <= ub, and what solves
 // it: the revised primal simplex method with bounds on the columns (Dantzig). Columns are sparse,
 // and the inverse of the basis is dense, for there are few rows. Each rhs is >= 0, so the slacks
-// are a basis to start from.
-type simplex struct {
+// are a basis to start from. Reset begins a program; it keeps the buffers of the one before.
+type Program struct {
 	rhs []float64 // by row
-	// artificial is a row's cost of slack: 0 for an inequality, a large penalty for an equality.
-	artificial []float64
+	// Artificial is a row's cost of slack: 0 for an inequality, a large penalty for an equality.
+	Artificial []float64
+	// Cost is by column, Price by row: the row's dual.
+	Cost, Price []float64
+	// Work counts operations. Solve and Bound add to it.
+	Work int
 
-	begin    []int32 // by column, where its entries begin; one more at the end
-	row      []int32
-	entry    []float64
-	cost, ub []float64
+	begin []int32 // by column, where its entries begin; one more at the end
+	row   []int32
+	entry []float64
+	ub    []float64
 
 	// Column j of the basis is structural if j >= 0, and the slack of row -1-j otherwise.
 	basis   []int32
 	inverse []float64
 	value   []float64 // of the basis' columns
 	at      []int8    // by structural column
-	price   []float64 // the rows' duals
 	change  []float64
-	work    int // operations so far
 }
 
 // Where a structural column is.
@@ -38,63 +40,64 @@ const (
 
 const tolerance = 1e-8
 
-func (l *simplex) reset() {
-	l.rhs, l.artificial = l.rhs[:0], l.artificial[:0]
+// Reset removes all rows and columns.
+func (l *Program) Reset() {
+	l.rhs, l.Artificial = l.rhs[:0], l.Artificial[:0]
 	l.begin, l.row, l.entry = append(l.begin[:0], 0), l.row[:0], l.entry[:0]
-	l.cost, l.ub = l.cost[:0], l.ub[:0]
+	l.Cost, l.ub = l.Cost[:0], l.ub[:0]
 }
 
-// addRow adds a row and returns its index.
-func (l *simplex) addRow(rhs float64) int {
-	l.rhs, l.artificial = append(l.rhs, rhs), append(l.artificial, 0)
+// AddRow adds a row and returns its index.
+func (l *Program) AddRow(rhs float64) int {
+	l.rhs, l.Artificial = append(l.rhs, rhs), append(l.Artificial, 0)
 	return len(l.rhs) - 1
 }
 
-// put adds an entry to the column that the next addColumn ends.
-func (l *simplex) put(row int, entry float64) {
+// Put adds an entry to the column that the next AddColumn ends.
+func (l *Program) Put(row int, entry float64) {
 	l.row, l.entry = append(l.row, int32(row)), append(l.entry, entry)
 }
 
-// addColumn ends a column whose entries were put, and returns its index.
-func (l *simplex) addColumn(cost, ub float64) int {
+// AddColumn ends a column whose entries were put, and returns its index.
+func (l *Program) AddColumn(cost, ub float64) int {
 	l.begin = append(l.begin, int32(len(l.row)))
-	l.cost, l.ub = append(l.cost, cost), append(l.ub, ub)
-	return len(l.cost) - 1
+	l.Cost, l.ub = append(l.Cost, cost), append(l.ub, ub)
+	return len(l.Cost) - 1
 }
 
-func (l *simplex) slackOf(basic int32) (int, bool) { return int(-1 - basic), basic < 0 }
+func (l *Program) slackOf(basic int32) (int, bool) { return int(-1 - basic), basic < 0 }
 
-func (l *simplex) basicCost(k int) float64 {
+func (l *Program) basicCost(k int) float64 {
 	if i, ok := l.slackOf(l.basis[k]); ok {
-		return l.artificial[i]
+		return l.Artificial[i]
 	}
-	return l.cost[l.basis[k]]
+	return l.Cost[l.basis[k]]
 }
 
-func (l *simplex) start() {
+func (l *Program) start() {
 	m := len(l.rhs)
 	l.inverse = grown(l.inverse, m*m)
 	clear(l.inverse)
-	l.basis, l.price, l.change = grown(l.basis, m), grown(l.price, m), grown(l.change, m)
+	l.basis, l.Price, l.change = grown(l.basis, m), grown(l.Price, m), grown(l.change, m)
 	l.value = append(l.value[:0], l.rhs...)
-	l.at = grown(l.at, len(l.cost))
+	l.at = grown(l.at, len(l.Cost))
 	clear(l.at)
 	for i := range m {
 		l.inverse[i*m+i] = 1
 		l.basis[i] = int32(-1 - i)
 	}
-	l.work += m * m
+	l.Work += m * m
 }
 
-// solve finds an optimum. If it must end early, because of rounding, the solution is feasible but
-// may not be best; bound holds whatever the prices are.
-func (l *simplex) solve() {
+// Solve finds an optimum. If it must end early, because of rounding, the solution is feasible but
+// may not be best; Bound holds whatever the prices are.
+func (l *Program) Solve() {
 	l.start()
 	m := len(l.rhs)
 	stalled := 0
 	l.reprice()
 	exact := true // the prices come from the basis, not from the prices before
-	for pivots := 1; pivots <= 50*(m+20)+len(l.cost); pivots++ {
+	for pivots := 1; pivots <= 50*(m+20)+len(l.Cost); pivots++ {
 		if pivots%100 == 0 {
 			l.refactor()
 			l.reprice()
@@ -123,43 +126,43 @@ func (l *simplex) solve() {
 	l.reprice()
 }
 
-func (l *simplex) reprice() {
+func (l *Program) reprice() {
 	m := len(l.rhs)
-	y := l.price
+	y := l.Price
 	clear(y)
 	for k := range m {
 		if c := l.basicCost(k); c != 0 {
 			for i, v := range l.inverse[k*m : k*m+m] {
 				y[i] += c * v
 			}
-			l.work += m
+			l.Work += m
 		}
 	}
 }
 
 // reduced is what a unit of column j gains at the present prices.
-func (l *simplex) reduced(j int) float64 {
-	r := l.cost[j]
+func (l *Program) reduced(j int) float64 {
+	r := l.Cost[j]
 	for e := l.begin[j]; e < l.begin[j+1]; e++ {
-		r -= l.price[l.row[e]] * l.entry[e]
+		r -= l.Price[l.row[e]] * l.entry[e]
 	}
 	return r
 }
 
 // enter chooses the column that gains most, or, so as not to cycle, the first that gains. A slack
 // is slackOf(j).
-func (l *simplex) enter(first bool) (best int32, direction float64, ok bool) {
+func (l *Program) enter(first bool) (best int32, direction float64, ok bool) {
 	most := tolerance
 	direction = 1
-	for i, y := range l.price {
-		if gain := l.artificial[i] - y; gain > most && !slices.Contains(l.basis, int32(-1-i)) {
+	for i, y := range l.Price {
+		if gain := l.Artificial[i] - y; gain > most && !slices.Contains(l.basis, int32(-1-i)) {
 			best, most, ok = int32(-1-i), gain, true
 		}
 	}
 	if ok && first {
 		return best, 1, true
 	}
-	l.work += len(l.row) + len(l.cost)
+	l.Work += len(l.row) + len(l.Cost)
 	for j, at := range l.at {
 		if at == inBasis || l.ub[j] <= 0 {
 			continue
@@ -179,7 +182,7 @@ func (l *simplex) enter(first bool) (best int32, direction float64, ok bool) {
 }
 
 // pivot moves column j from its bound, up or down, as far as the basis allows.
-func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
+func (l *Program) pivot(j int32, direction float64) (step float64, ok bool) {
 	m := len(l.rhs)
 	d := l.change
 	clear(d)
@@ -190,7 +193,7 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 		for k := range m {
 			d[k] = l.inverse[k*m+i]
 		}
-		gain = l.artificial[i] - l.price[i]
+		gain = l.Artificial[i] - l.Price[i]
 	} else {
 		gain = l.reduced(int(j))
 		for e := l.begin[j]; e < l.begin[j+1]; e++ {
@@ -201,7 +204,7 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 		}
 		step = l.ub[j]
 	}
-	l.work += 4 * m
+	l.Work += 4 * m
 	out, upper := -1, false
 	for k, v := range d {
 		var s float64
@@ -239,9 +242,9 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 	}
 	l.eliminate(out, direction)
 	for i, v := range l.inverse[out*m : out*m+m] {
-		l.price[i] += gain * v // so that the column's next gain is 0
+		l.Price[i] += gain * v // so that the column's next gain is 0
 	}
-	l.work += m
+	l.Work += m
 	l.basis[out], l.value[out] = j, entering
 	if !slack {
 		l.at[j] = inBasis
@@ -251,7 +254,7 @@ func (l *simplex) pivot(j int32, direction float64) (step float64, ok bool) {
 
 // eliminate updates the inverse for a column, of which direction times change is what it is in the
 // basis' terms, in the place of basis column out.
-func (l *simplex) eliminate(out int, direction float64) {
+func (l *Program) eliminate(out int, direction float64) {
 	m := len(l.rhs)
 	pivot := l.change[out] * direction
 	from := l.inverse[out*m : out*m+m]
@@ -267,12 +270,12 @@ func (l *simplex) eliminate(out int, direction float64) {
 		for i, v := range from {
 			to[i] -= f * v
 		}
-		l.work += m
+		l.Work += m
 	}
 }
 
 // refactor computes the inverse and the values anew from the basis, which rounding has spoilt.
-func (l *simplex) refactor() {
+func (l *Program) refactor() {
 	m := len(l.rhs)
 	basis := slices.Clone(l.basis)
 	was := slices.Clone(l.inverse)
@@ -324,12 +327,12 @@ func (l *simplex) refactor() {
 		}
 		l.value[k] = v
 	}
-	l.work += m * m
+	l.Work += m * m
 }
 
-// solution writes the columns' values to x.
-func (l *simplex) solution(x []float64) []float64 {
-	x = grown(x, len(l.cost))
+// Solution writes the columns' values to x.
+func (l *Program) Solution(x []float64) []float64 {
+	x = grown(x, len(l.Cost))
 	for j, at := range l.at {
 		x[j] = 0
 		if at == atUpper {
@@ -344,24 +347,25 @@ func (l *simplex) solution(x []float64) []float64 {
 	return x
 }
 
-// bound is a value that no solution exceeds, by the prices; it holds even if they are not the best,
+// Bound is a value that no solution exceeds, by the prices; it holds even if they are not the best,
 // so it does not depend on tolerances.
-func (l *simplex) bound() float64 {
+func (l *Program) Bound() float64 {
 	z := 0.0
-	for i, y := range l.price {
-		y = max(y, l.artificial[i])
-		l.price[i] = y
+	for i, y := range l.Price {
+		y = max(y, l.Artificial[i])
+		l.Price[i] = y
 		z += y * l.rhs[i]
 	}
-	for j := range l.cost {
+	for j := range l.Cost {
 		if r := l.reduced(j); r > 0 {
 			z += r * l.ub[j]
 		}
 	}
-	l.work += len(l.row)
+	l.Work += len(l.row)
 	return z
 }
 
+// grown returns s with length n; its contents are undefined.
 func grown[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n, n+n/4)
