@@ -51,6 +51,11 @@ type Outcome struct {
 	RetryAfter time.Duration
 }
 
+// drainRetryAfter is how long a client should wait that a draining agent refuses. This agent takes no
+// query any more, but another one behind the same address may take it at once, so it is the shortest
+// time that the header Retry-After can say.
+const drainRetryAfter = time.Second
+
 // Of returns the outcome of a request that failed with err, which must not be nil. An error of
 // unknown kind is an internal error.
 func Of(err error) Outcome {
@@ -85,7 +90,9 @@ func Of(err error) Outcome {
 	case errors.Is(err, models.ErrNotReady), errors.Is(err, runtime.ErrClosed):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "not_ready", 0}
 	case errors.Is(err, runtime.ErrDraining):
-		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "draining", 0}
+		return Outcome{
+			codes.Unavailable, http.StatusServiceUnavailable, "draining", drainRetryAfter,
+		}
 	case errors.Is(err, runtime.ErrLate):
 		return Outcome{
 			codes.ResourceExhausted, http.StatusTooManyRequests, "late", time.Millisecond,
@@ -114,7 +121,10 @@ func ofStatus(s *status.Status) Outcome {
 	case codes.NotFound:
 		f.HTTPStatus = http.StatusNotFound
 	case codes.Unavailable:
-		f.HTTPStatus = http.StatusServiceUnavailable
+		f.HTTPStatus, f.RetryAfter = http.StatusServiceUnavailable, oip.RetryAfter(s)
+		if f.Reason == "draining" {
+			f.RetryAfter = max(f.RetryAfter, drainRetryAfter)
+		}
 	case codes.FailedPrecondition:
 		f.HTTPStatus, f.Reason = http.StatusBadRequest, "load"
 	case codes.ResourceExhausted:

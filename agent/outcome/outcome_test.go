@@ -38,7 +38,7 @@ func TestOf(t *testing.T) {
 		{runtime.ErrDeadline, codes.DeadlineExceeded, 504, "deadline", false},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, 504, "deadline", false},
 		{context.Canceled, codes.Canceled, 499, "cancelled", false},
-		{runtime.ErrDraining, codes.Unavailable, 503, "draining", false},
+		{runtime.ErrDraining, codes.Unavailable, 503, "draining", true},
 		{ErrPanic, codes.Internal, 500, "internal", false},
 		{errors.New("what nobody thought of"), codes.Internal, 500, "internal", false},
 	} {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"path"
@@ -41,15 +42,21 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 					s.config.Log.Debug("bound the time to receive a body", "error", err)
 				}
 			}
-			handler.ServeHTTP(w, req)
+			closing := &closingWriter{ResponseWriter: w, draining: s.config.Draining}
+			handler.ServeHTTP(closing, req)
+			closing.begin() // net/http writes the header of an answer without a body
 		}),
 		ReadHeaderTimeout: connectTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    largestHeader,
 		// The server's own log lines are about single connections of clients, so they are debug
 		// lines.
-		ErrorLog:  slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
-		ConnState: s.config.Guard.ConnState,
+		ErrorLog:    slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
+		ConnContext: s.conns.connContext,
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			s.config.Guard.ConnState(conn, state)
+			s.conns.connState(conn, state)
+		},
 	}
 }
 
@@ -261,6 +268,7 @@ func (r *rest) modelUnload(w http.ResponseWriter, req *http.Request) error {
 // infer answers a query that came by REST, and makes its span.
 func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 	arrival := time.Now()
+	r.conns.noteQuery(req.Context(), arrival)
 	ctx, span := r.traceRequest(withTrace(req), req, arrival)
 	err := r.answerQuery(ctx, w, req, arrival)
 	endRequest(span, err)

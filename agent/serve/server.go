@@ -104,7 +104,6 @@ type Server struct {
 	config Config
 	intake intake // bounds the bytes of queries
 	// answers bounds the bytes of answers that clients have not read yet.
-	// answers bounds the bytes of answers that clients have not read yet.
 	answers intake
 	// arriving holds the timeouts of queries that arrive by gRPC, sending those of messages that
 	// clients are to read.
@@ -115,6 +114,7 @@ type Server struct {
 	loads             *loads
 
 	queries       queryConns
+	conns         *httpConns
 	grpc          *grpc.Server
 	rest, scraped *http.Server
 }
@@ -122,7 +122,7 @@ type Server struct {
 // New returns a Server. Calls through config.Local are served at once, the three servers once their
 // Serve methods are called.
 func New(config Config) *Server {
-	s := &Server{config: config}
+	s := &Server{config: config, conns: newHTTPConns()}
 	s.alone.Store(true)
 	s.largest.Store(leastLimit)
 	clients, lanes := Callers{config.Guard}, config.Worker.Lanes()

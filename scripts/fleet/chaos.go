@@ -121,6 +121,8 @@ func (c *chaos) startAgents() (err error) {
 	if c.fleet, err = c.newFleet(c.ctx, slices.Sorted(maps.Keys(chaosModels))...); err != nil {
 		return err
 	}
+	// The plain client that speaks REST asks a draining agent as long as it answers.
+	c.fleet.Args = append(c.fleet.Args, "--drain-timeout", "2s")
 	clients, err := os.Create(filepath.Join(c.dir, "clients.log"))
 	if err != nil {
 		return err

@@ -63,6 +63,8 @@ var scenarios = []scenario{
 		(*run).gpu, nil},
 	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).gateway,
 		nil},
+	{"proxy", "agents drained behind an nginx that keeps connections to them (needs nginx)", "2 min",
+		"25 s", (*run).proxy, nil},
 	{"demand", "the plan that a leader proposes after a change of batch sizes or rate", "5 min",
 		"15 s",
 		(*run).demand, nil},

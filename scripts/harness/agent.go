@@ -171,6 +171,10 @@ func (a *Agent) Kill() {
 	<-a.exited
 }
 
+// drainPatience is how long an agent may take to end: its --drain-timeout, which it takes while HTTP
+// clients go on asking it, and ten seconds for its goroutines.
+const drainPatience = 45 * time.Second
+
 // Stop drains the agent and waits until it has ended. If it had ended before, or ends with an
 // error, the error has the end of its log.
 func (a *Agent) Stop() error {
@@ -178,13 +182,13 @@ func (a *Agent) Stop() error {
 		return a.failure("the agent ended by itself")
 	}
 	a.Signal(syscall.SIGTERM)
-	patience := time.NewTimer(15 * time.Second)
+	patience := time.NewTimer(drainPatience)
 	defer patience.Stop()
 	select {
 	case <-a.exited:
 	case <-patience.C:
 		a.Kill()
-		return a.failure("the agent did not stop within 15 s of SIGTERM")
+		return a.failure(fmt.Sprintf("the agent did not stop within %v of SIGTERM", drainPatience))
 	}
 	if a.err != nil {
 		return a.failure("the agent stopped badly")
