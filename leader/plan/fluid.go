@@ -9,7 +9,7 @@ import (
 
 // Fluid is the planner that takes the configuration of the highest fluid limit, or, for the least
 // cost, the cheapest one whose limit times [Problem.Efficiency] reaches the rate. It evaluates
-// none.
+// none. Where there are too many to list, it chooses from a shortlist that holds the best one.
 type Fluid struct {
 	// Top is how many plans to return; 0 means DefaultTop.
 	Top int
@@ -17,12 +17,13 @@ type Fluid struct {
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	a, space, err := search(p, p.efficiency())
+	need := p.Rate / p.efficiency()
+	a, space, err := search(p, p.efficiency(), need)
 	if err != nil {
 		return nil, err
 	}
 	if p.Objective == LeastCost {
-		found, err := newRelaxation(a, space).cheapest(topOr(f.Top), p.Rate/p.efficiency())
+		found, err := newRelaxation(a, space).cheapest(topOr(f.Top), need)
 		if err != nil {
 			return nil, err
 		}
@@ -65,14 +66,71 @@ func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 	return a, nil
 }
 
-// search analyses p and lists its search space.
-func search(p *Problem, efficiency float64) (*Analysis, []Configuration, error) {
+// maxListed is how many configurations are listed. Of 100,000 the fluid limits take a second or two;
+// the shortlist in their place takes a few hundredths, whatever their number.
+const maxListed = 100_000
+
+// search analyses p and lists its search space. Of more than maxListed configurations it returns a
+// shortlist: for the least cost, the cheapest ones whose fluid limits reach each of the rates, for the
+// most throughput, the one of the highest limit, and those within one instance of these.
+func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Configuration, error) {
 	a, err := analyse(p, efficiency)
 	if err != nil {
 		return nil, nil, err
 	}
-	space, err := a.Space()
+	if most, budget, err := a.Problem.limits(); err == nil &&
+		a.Problem.count(most, budget) <= maxListed {
+		space, err := a.Space()
+		return a, space, err
+	}
+	space, err := a.shortlist(rates)
 	return a, space, err
+}
+
+// shortlist returns the configurations that [search] describes, without the others.
+func (a *Analysis) shortlist(rates []float64) (space []Configuration, err error) {
+	known := map[string]bool{}
+	add := func(s *countSearch, c Configuration) {
+		for _, c := range s.nearby(c) {
+			if key := c.String(); !known[key] && a.Feasible(c) {
+				known[key] = true
+				space = append(space, c)
+			}
+		}
+	}
+	if a.Problem.Objective == LeastCost {
+		s, err := newCountSearch(a, slices.Max(rates))
+		if err != nil {
+			return nil, err
+		}
+		for _, rate := range rates {
+			c, err := s.cheapest(rate, false)
+			if err != nil {
+				return nil, err
+			}
+			if c != nil {
+				add(s, c)
+			}
+		}
+	}
+	if len(space) == 0 {
+		s, err := newCountSearch(a, math.Inf(1))
+		if err != nil {
+			return nil, err
+		}
+		c, err := s.fastest()
+		if err != nil {
+			return nil, err
+		}
+		if c == nil {
+			return nil, a.noneFeasible()
+		}
+		add(s, c)
+	}
+	a.Notes = append(a.Notes, fmt.Sprintf(
+		"more than %d configurations: this is the choice among the %d of the best fluid limits for "+
+			"their price", maxListed, len(space)))
+	return space, nil
 }
 
 // homogeneousPrice is the price of the fewest base instances that serve rate, of each of which the
@@ -97,8 +155,9 @@ func (a *Analysis) noteUnmet() {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	if free, space, err := search(&p, p.efficiency()); err == nil {
-		found, err := newRelaxation(free, space).cheapest(1, p.Rate/p.efficiency())
+	need := p.Rate / p.efficiency()
+	if free, space, err := search(&p, p.efficiency(), need); err == nil {
+		found, err := newRelaxation(free, space).cheapest(1, need)
 		if err == nil && len(found) > 0 {
 			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
 		}

@@ -144,7 +144,13 @@ const (
 // for the cheapest that meets the target. Then it evaluates the cheaper configurations between them
 // whose limit is at most efficiencySpread below that of the dearest failed one.
 func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
-	a, space, err := search(p, leastEfficiency)
+	// Steps as small as what configurations of similar price may differ by.
+	rates := []float64{p.Rate}
+	for rate := p.Rate; rate < p.Rate/leastEfficiency; {
+		rate = min(rate*(1+efficiencySpread), p.Rate/leastEfficiency)
+		rates = append(rates, rate)
+	}
+	a, space, err := search(p, leastEfficiency, rates...)
 	if err != nil {
 		return nil, err
 	}

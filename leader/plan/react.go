@@ -40,7 +40,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	for _, m := range asked.Models {
 		asked.Rate += m.Weight
 	}
-	replanner := &Replanner{Planner: Coarse{Fluid{Top: 1}}}
+	replanner := &Replanner{Planner: Fluid{Top: 1}}
 	if kind != profiles.BatchSizesChanged {
 		return replanner.Decide(ctx, current, &asked, nil)
 	}
@@ -52,7 +52,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	}
 	d.Reason += fmt.Sprintf("; that is sure to serve %.6g of the %.6g queries/s that are asked for",
 		d.Plan.Predicted, asked.Rate)
-	if r, err := (Coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
+	if r, err := (Fluid{Top: 1}).Plan(ctx, &asked, nil); err == nil {
 		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration),
 			r.Plans[0].Price)
 	}
@@ -65,62 +65,6 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 // those queries alone. It is two standard errors above the target.
 func SureTarget(target float64, queries int) float64 {
 	return min(target+2*math.Sqrt(target*(1-target)/float64(max(1, queries))), max(target, 0.9999))
-}
-
-// Coarse plans large fleets in steps of several instances, so that there are at most mostCoarse
-// configurations to choose from: a leader has neither the memory nor the time for millions.
-type Coarse struct{ Planner Planner }
-
-const mostCoarse = 100_000
-
-// Plan plans; what it returns describes the first plan of its planner.
-func (c Coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
-	a, err := analyse(p, p.efficiency())
-	if err != nil {
-		return nil, err
-	}
-	budget := a.Problem.Budget
-	if budget == 0 { // only the types' limits bound the fleet, and they cannot be divided below 1
-		most, _, err := a.Problem.limits()
-		if err != nil {
-			return nil, err
-		}
-		budget = p.Price(most)
-	}
-	part := *p
-	for step := 1; ; step *= 2 {
-		part.Budget, part.Rate = budget/float64(step), p.Rate/float64(step)
-		part.Types = slices.Clone(p.Types)
-		for i := range part.Types {
-			if most := &part.Types[i].Max; *most > 0 {
-				*most = max(1, *most/step)
-			}
-		}
-		most, budget, err := part.limits()
-		if err != nil {
-			return nil, err
-		}
-		if part.count(most, budget) > mostCoarse {
-			continue
-		}
-		r, err := c.Planner.Plan(ctx, &part, e)
-		if err != nil || step == 1 {
-			return r, err
-		}
-		whole := r.Plans[0].Configuration.Clone()
-		for i := range whole {
-			whole[i] *= step
-			if most := p.Types[i].Max; most > 0 {
-				whole[i] = min(whole[i], most)
-			}
-		}
-		plan, err := a.Plan(whole,
-			fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step))
-		if err != nil {
-			return nil, err
-		}
-		return &Result{Plans: []Plan{plan}, SearchSpace: r.SearchSpace, Notes: r.Notes}, nil
-	}
 }
 
 // A Replanner decides whether a fleet should change after its demand has changed (profiles.Monitor

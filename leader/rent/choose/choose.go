@@ -296,7 +296,7 @@ func (c *Chooser) plan(ctx context.Context, f *Fleet, objective plan.Objective, 
 		return nil, fmt.Errorf("the limit of %.4g $/hr does not pay for the least that the limits "+
 			"ask for", c.config.MaxPrice)
 	}
-	result, err := plan.Coarse{Planner: plan.Fluid{Top: 1}}.Plan(ctx, &p, nil)
+	result, err := plan.Fluid{Top: 1}.Plan(ctx, &p, nil)
 	if err != nil {
 		return nil, err
 	}

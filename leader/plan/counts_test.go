@@ -1,0 +1,126 @@
+package plan
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestCounts: whole counts are those that a list of all configurations gives, for both objectives.
+func TestCounts(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	compared, cuts, nodes := 0, 0, 0
+	for i := range 300 {
+		p := randomProblem(r)
+		a, err := Analyse(p)
+		if err != nil {
+			continue
+		}
+		space, err := a.Space()
+		if err != nil {
+			continue
+		}
+		most, err := newRelaxation(a, space).highest(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		short, err := a.shortlist(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := newRelaxation(a, short).highest(1)
+		if err != nil || len(got) != 1 || got[0].bound < most[0].bound*(1-2e-6) {
+			t.Errorf("problem %d: highest limit %v, %v, want %v", i, got, err, most[0])
+		}
+		rate := most[0].bound * (0.2 + r.Float64())
+		want, err := newRelaxation(a, space).cheapest(1, rate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Problem.Objective = LeastCost
+		if short, err = a.shortlist([]float64{rate}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err = newRelaxation(a, short).cheapest(1, rate); err != nil || len(got) != len(want) ||
+			len(got) > 0 && (got[0].price > want[0].price+1e-6 || got[0].bound < digits(rate)) {
+			t.Errorf("problem %d: for %.3g queries/s %v, %v, want %v", i, rate, got, err, want)
+		}
+		s, err := newCountSearch(a, rate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.cheapest(rate, false); err != nil {
+			t.Fatal(err)
+		}
+		compared, cuts, nodes = compared+1, cuts+len(s.cuts), nodes+maxNodes-s.nodes
+	}
+	t.Logf("%d problems: %.1f cuts and %.1f linear programs each", compared,
+		float64(cuts)/float64(compared), float64(nodes)/float64(compared))
+	if compared < 200 {
+		t.Errorf("only %d problems have configurations", compared)
+	}
+}
+
+// TestMoreTypesCostNoMore: with more types to choose from a plan costs no more, at rates from a few
+// instances to hundreds, and so with configurations that are listed or too many to list.
+func TestMoreTypesCostNoMore(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	problems := 1000
+	if testing.Short() {
+		problems = 100
+	}
+	compared, searched := 0, 0
+	var nodes []int
+	for i := 0; compared < problems; i++ {
+		p := randomProblem(r)
+		p.Objective, p.Budget = LeastCost, 0
+		for k := range p.Types {
+			p.Types[k].Max = 0
+		}
+		p.Rate = 10 * float64(int(1)<<r.IntN(10))
+		all, err := Fluid{Top: 1}.Plan(t.Context(), p, nil)
+		if err != nil || strings.Contains(strings.Join(all.Notes, ""), "batch sizes up to") {
+			continue // not all queries can be served, and with other types not as many of them
+		}
+		if strings.Contains(strings.Join(all.Notes, ""), "more than") {
+			searched++
+		}
+		without := *p
+		left := r.IntN(len(p.Types))
+		without.Types = slices.Delete(slices.Clone(p.Types), left, left+1)
+		without.Models = slices.Clone(p.Models)
+		for m := range without.Models {
+			l := slices.Clone(without.Models[m].Latencies)
+			without.Models[m].Latencies = slices.Delete(l, left, left+1)
+		}
+		fewer, err := Fluid{Top: 1}.Plan(t.Context(), &without, nil)
+		if err != nil || strings.Contains(strings.Join(fewer.Notes, ""), "batch sizes up to") {
+			continue
+		}
+		compared++
+		if a, b := all.Plans[0], fewer.Plans[0]; a.Price > b.Price+1e-6 {
+			t.Errorf("problem %d: %.6g queries/s cost %.6g $/hr by %s, and %.6g without %s by %s", i,
+				p.Rate, a.Price, p.Name(a.Configuration), b.Price, p.Types[left].Name,
+				without.Name(b.Configuration))
+		}
+		a, err := analyse(p, p.efficiency())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newCountSearch(a, p.Rate/p.efficiency())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.cheapest(p.Rate/p.efficiency(), false); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, maxNodes-s.nodes)
+	}
+	slices.Sort(nodes)
+	t.Logf("%d problems, %d too large to list; linear programs: median %d, 99 %% %d, most %d",
+		compared, searched, nodes[len(nodes)/2], nodes[len(nodes)*99/100], nodes[len(nodes)-1])
+	if searched < compared/10 {
+		t.Errorf("only %d of %d problems are too large to list", searched, compared)
+	}
+}
