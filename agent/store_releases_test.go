@@ -263,7 +263,8 @@ func TestStoreReleaseDamaged(t *testing.T) {
 		}
 		a := p.start()
 		f.eventually(time.Minute, func() string {
-			if !strings.Contains(a.log.String(), "release 1 of ncf in store: store: not a valid document: format is 0") {
+			if !strings.Contains(a.log.String(),
+				"release 1 of ncf in store: store: not a valid document: format is 0") {
 				return "nothing says what is wrong"
 			}
 			return ""

@@ -8,7 +8,8 @@
 // then changes; or fewest agents in place of accuracy.
 //
 // Solver.Solve takes steps rather than seconds, and a seed, so that the same program has the same
-// solution on every machine. It solves the linear relaxation (relax.go), rounds it, climbs (climb.go), and then searches neighbourhoods by branch and bound (branch.go, search.go).
+// solution on every machine. It solves the linear relaxation (relax.go), rounds it, climbs
+// (climb.go), and then searches neighbourhoods by branch and bound (branch.go, search.go).
 //
 // The package is pure: no goroutine, no clock, no randomness but that of the seed.
 package place
