@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
@@ -66,7 +66,7 @@ func readConfig(path string, c Config) (Config, error) {
 
 // readFile reads a file with settings. The error wraps fs.ErrNotExist if there is none.
 func readFile(path string) ([]byte, error) {
-	f, info, err := onnx.OpenFile(path)
+	f, info, err := files.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read model configuration: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/models/onnx"
 )
 
@@ -47,7 +48,7 @@ func readFolder(ctx context.Context, dir string) error {
 	defer null.Close()
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		f, _, err := onnx.OpenFile(path)
+		f, _, err := files.Open(path)
 		if err != nil {
 			continue // a folder or a broken link; the load itself reports a file that it needs
 		}

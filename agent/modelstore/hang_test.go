@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/models/store"
@@ -89,6 +91,9 @@ func TestHang(t *testing.T) {
 		time.Sleep(b.config.Poll + 4*long)
 		synctest.Wait()
 		b.holds("by itself", "ncf/1", "own/1", "wnd/1")
+		if n := testutil.ToFloat64(b.config.Metrics.faults); n < 1 {
+			t.Errorf("models that hang: %v faults, want 1 or more", n)
+		}
 
 		h.hang("models/") // all of it
 		start := time.Now()
@@ -99,7 +104,7 @@ func TestHang(t *testing.T) {
 			time.Since(start) > 3*listTime {
 			t.Errorf("a model that is: %v, after %v", err, time.Since(start))
 		}
-		h.hang("")
+		h.hang("models/a")
 		b.mu.Lock()
 		b.away = errors.New("connection refused")
 		b.mu.Unlock()

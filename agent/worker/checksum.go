@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -152,9 +152,9 @@ func eachFile(v *models.Version, do func(name string, f *os.File, info fs.FileIn
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}
-		f, info, err := onnx.OpenFile(path)
+		f, info, err := files.Open(path)
 		// not a part of the model, which has loaded without it
-		if errors.Is(err, onnx.ErrNotRegular) {
+		if errors.Is(err, files.ErrNotRegular) {
 			return nil
 		}
 		if err != nil {

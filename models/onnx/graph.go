@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -94,7 +95,7 @@ func ReadGraph(path string) (*Graph, error) {
 }
 
 func (g *Graph) read(path string) error {
-	f, info, err := OpenFile(path)
+	f, info, err := files.Open(path)
 	if err != nil {
 		return withoutPath(err)
 	}
@@ -540,7 +541,7 @@ func (g *Graph) section(e External) (*os.File, *io.SectionReader, error) {
 	if !filepath.IsLocal(e.Location) { // ReadSignature has checked it
 		return nil, nil, fmt.Errorf("external data in %q", e.Location)
 	}
-	f, info, err := OpenFile(filepath.Join(g.dir, e.Location))
+	f, info, err := files.Open(filepath.Join(g.dir, e.Location))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // A Signature holds a model's inputs, outputs and versions, as its file declares them.
@@ -76,7 +78,7 @@ func (s *Signature) Batchless() string {
 }
 
 func readFile(path string) (*Signature, error) {
-	f, info, err := OpenFile(path)
+	f, info, err := files.Open(path)
 	if err != nil {
 		return nil, withoutPath(err)
 	}

@@ -3,7 +3,9 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"sync/atomic"
 )
 
 var (
@@ -16,6 +18,30 @@ var (
 	// ErrDenied means that the caller has no rights, or no credentials. Errors wrap it.
 	ErrDenied = errors.New("store: no rights")
 )
+
+type readsFile struct{}
+
+// ReadsFile reports whether a context is of Bucket.Open for the bytes of a model's file, whose length
+// a manifest says. All else that a store answers is bounded by the bucket.
+func ReadsFile(ctx context.Context) bool { return ctx.Value(readsFile{}) != nil }
+
+// maxRequests bounds the requests for a listing or a document, in which empty pages may follow each
+// other, or lead from server to server, without end. 100,000 objects take 100 full pages; a server
+// may send shorter ones.
+const maxRequests = 1000
+
+type requests struct{}
+
+// CountRequest notes a request of a bucket for a listing or a document, which ctx says. The error
+// says that there were too many, and that this one must not be sent.
+func CountRequest(ctx context.Context) error {
+	sent, ok := ctx.Value(requests{}).(*atomic.Int64)
+	if ok && sent.Add(1) > maxRequests {
+		return fmt.Errorf("the answer has not come in %d requests, expected fewer: is it a model "+
+			"store?", maxRequests)
+	}
+	return nil
+}
 
 // A Bucket holds objects by key. Keys are paths with slashes. Methods may be called concurrently,
 // and return soon after ctx ends. Errors name the object and the bucket.

@@ -11,7 +11,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // Directory returns the bucket in a folder of a disk, which agents may share by a network file
@@ -19,10 +22,19 @@ import (
 //
 // gocloud.dev/blob/fileblob, which could do this, looks whether a file exists and then renames
 // another over it: of two writers both would win. A hard link has one winner.
-func Directory(dir string) Bucket { return &directory{dir: dir} }
+//
+// A file system that hangs keeps nobody waiting for longer than his context (see files.Do).
+func Directory(dir string) Bucket {
+	return &directory{dir: dir, calls: files.NewCalls(callsAtOnce)}
+}
+
+// callsAtOnce is how many calls of a store's file system there are at a time, of which each may keep
+// a thread for ever. As many files are fetched, and releases read, at a time.
+const callsAtOnce = 64
 
 type directory struct {
 	dir     string
+	calls   files.Calls
 	cleared sync.Map // the folders from which what was abandoned was removed, as keys
 }
 
@@ -49,77 +61,149 @@ func (d *directory) List(ctx context.Context, prefix string,
 	if err != nil {
 		return err
 	}
-	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	seen := 0
+	for folders := []string{root}; len(folders) > 0; {
+		path := folders[len(folders)-1]
+		folders = folders[:len(folders)-1]
+		dir, err := d.openFolder(ctx, path)
 		if errors.Is(err, fs.ErrNotExist) { // removed since it was listed
-			return nil
+			continue
 		}
-		if err != nil {
-			return d.explain(err)
-		}
-		if path != root && strings.HasPrefix(e.Name(), ".") { // being written
-			if e.IsDir() {
-				return fs.SkipDir
+		for err == nil {
+			var page []fs.DirEntry
+			page, err = files.Do(ctx, d.calls, func() ([]fs.DirEntry, error) {
+				return dir.ReadDir(namesAtOnce)
+			}, nil)
+			if seen += len(page); seen > maxNames {
+				err = fmt.Errorf("there are more than %d names below %s; is it a model store?", maxNames,
+					root)
 			}
-			return nil
+			for _, e := range page {
+				if strings.HasPrefix(e.Name(), ".") { // being written
+					continue
+				}
+				if e.IsDir() {
+					folders = append(folders, filepath.Join(path, e.Name()))
+				} else if wrong := d.tell(filepath.Join(path, e.Name()), each); wrong != nil {
+					go dir.Close() // it was read
+					return wrong
+				}
+			}
 		}
-		if e.IsDir() {
-			return nil
+		if dir != nil {
+			go dir.Close() // it was read
 		}
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
+		if err != io.EOF {
 			return d.explain(err)
 		}
-		key, err := filepath.Rel(d.dir, path)
-		if err != nil {
-			return err
-		}
-		return each(filepath.ToSlash(key), info.Size())
-	})
+	}
+	return nil
 }
 
-func (d *directory) Open(_ context.Context, key string, offset, length int64) (io.ReadCloser, int64,
-	error) {
+const (
+	// namesAtOnce is how many names of a folder are read at a time.
+	namesAtOnce = 1024
+	// maxNames bounds the names, those of folders and of unfinished files too, which Store does not
+	// count.
+	maxNames = 10 * mostObjects
+)
+
+// openFolder opens a folder to read its names, and nothing else that may have its path.
+func (d *directory) openFolder(ctx context.Context, path string) (*os.File, error) {
+	return files.Do(ctx, d.calls, func() (*os.File, error) {
+		return os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	}, closeFile)
+}
+
+func closeFile(f *os.File) { _ = f.Close() } // it was read
+
+// tell calls each with the key of a file, whose size it does not ask for.
+func (d *directory) tell(path string, each func(key string, size int64) error) error {
+	key, err := filepath.Rel(d.dir, path)
+	if err != nil {
+		return err
+	}
+	return each(filepath.ToSlash(key), 0)
+}
+
+func (d *directory) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser,
+	int64, error) {
 	path, err := d.path(key)
 	if err != nil {
 		return nil, 0, err
 	}
-	f, err := os.Open(path)
+	type opened struct {
+		*os.File
+		size int64
+	}
+	f, err := files.Do(ctx, d.calls, func() (opened, error) {
+		f, info, err := files.Open(path)
+		if err != nil {
+			return opened{}, err
+		}
+		return opened{f, info.Size()}, nil
+	}, func(f opened) { closeFile(f.File) })
 	if err != nil {
 		return nil, 0, d.explain(err)
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%w: %s is no file", ErrNotFound, path)
-	}
-	if err != nil {
-		return nil, 0, errors.Join(d.explain(err), f.Close())
-	}
 	if length < 0 {
-		length = max(info.Size()-offset, 0)
+		length = max(f.size-offset, 0)
 	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{io.NewSectionReader(f, offset, length), f}, info.Size(), nil
+	return &objectReader{ctx, d.calls, io.NewSectionReader(f, offset, length), f.File, nil}, f.size, nil
 }
 
-func (d *directory) Create(ctx context.Context, key string, size int64, r io.Reader) (err error) {
+// An objectReader reads an object of a directory.
+type objectReader struct {
+	ctx   context.Context // of Open, as that of a request whose answer is read
+	calls files.Calls
+	of    io.Reader
+	file  *os.File
+	err   error
+}
+
+func (r *objectReader) Read(p []byte) (int, error) {
+	if r.err != nil {
+		return 0, r.err
+	}
+	// A call that is left behind writes to a buffer that nobody reads.
+	read, err := files.Do(r.ctx, r.calls, func() ([]byte, error) {
+		buffer := make([]byte, min(len(p), piece))
+		n, err := r.of.Read(buffer)
+		if n > 0 {
+			err = nil // the next call returns it
+		}
+		return buffer[:n], err
+	}, nil)
+	r.err = err
+	return copy(p, read), err
+}
+
+func (r *objectReader) Close() error {
+	if r.err != nil && r.err != io.EOF {
+		go closeFile(r.file) // the file system may hang
+		return nil
+	}
+	return r.file.Close()
+}
+
+func (d *directory) Create(ctx context.Context, key string, size int64, r io.Reader) error {
 	path, err := d.path(key)
 	if err != nil {
 		return err
 	}
+	_, err = files.Do(ctx, d.calls, func() (any, error) {
+		return nil, d.create(ctx, path, size, r)
+	}, nil)
+	return d.explain(err)
+}
+
+func (d *directory) create(ctx context.Context, path string, size int64, r io.Reader) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return d.explain(err)
+		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), unfinished+"*")
 	if err != nil {
-		return d.explain(err)
+		return err
 	}
 	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
 	if _, done := d.cleared.LoadOrStore(filepath.Dir(path), true); !done {
@@ -127,13 +211,13 @@ func (d *directory) Create(ctx context.Context, key string, size int64, r io.Rea
 	}
 	n, err := copyAll(ctx, f, r)
 	if err == nil && n != size {
-		err = fmt.Errorf("store %s: %s: read %d bytes to write, expected %d", d.dir, key, n, size)
+		err = fmt.Errorf("write %s: read %d bytes, expected %d", path, n, size)
 	}
 	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
 	if err != nil {
-		return d.explain(err)
+		return err
 	}
-	return d.explain(os.Link(f.Name(), path))
+	return os.Link(f.Name(), path)
 }
 
 // removeAbandoned removes the files in the folder of made, a new file, whose writers were killed. It
@@ -186,6 +270,7 @@ func (d *directory) Close() error { return nil }
 func (d *directory) explain(err error) error {
 	for from, to := range map[error]error{
 		fs.ErrNotExist: ErrNotFound, fs.ErrExist: ErrExists, fs.ErrPermission: ErrDenied,
+		files.ErrNotRegular: ErrNotFound,
 	} {
 		if errors.Is(err, from) {
 			return fmt.Errorf("%w: %w", to, err)

@@ -727,6 +727,7 @@ func (s *swarm) open(ctx context.Context, peer string, offset, length int64) (io
 	if file.Size == 0 {
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
+	ctx = context.WithValue(ctx, readsFile{}, true)
 	r, size, err := s.fetcher.Store.bucket.Open(ctx, blobKey(file.SHA256), offset, length)
 	if err == nil && size != file.Size {
 		err = errors.Join(fmt.Errorf("%w: %s has %d bytes, the manifest says %d", errSize,

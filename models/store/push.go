@@ -9,11 +9,12 @@ import (
 	"hash"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // A PushOptions says who pushes, and how.
@@ -99,7 +100,7 @@ func (s *Store) pushFiles(ctx context.Context, folder string, m *Manifest,
 			return sent, err
 		}
 		if !has {
-			file, err := os.Open(filepath.Join(folder, filepath.FromSlash(f.Path)))
+			file, _, err := files.Open(filepath.Join(folder, filepath.FromSlash(f.Path)))
 			if err != nil {
 				return sent, err
 			}
@@ -226,14 +227,7 @@ func describe(ctx context.Context, folder string, version int64) (*Manifest, err
 
 // sumFile returns the size and the sums of a file.
 func sumFile(ctx context.Context, path string) (f File, err error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return f, err
-	}
-	if !info.Mode().IsRegular() {
-		return f, fmt.Errorf("%s is no file", path)
-	}
-	file, err := os.Open(path)
+	file, _, err := files.Open(path)
 	if err != nil {
 		return f, err
 	}

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"aead.dev/minisign"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // signatureEnd is what the key of a manifest's signature has behind that of the manifest.
@@ -23,7 +24,7 @@ type Keys []minisign.PublicKey
 // ReadKeys reads a file of public keys in minisign's format, of which there may be several, one
 // after the other.
 func ReadKeys(path string) (Keys, error) {
-	data, err := os.ReadFile(path)
+	data, err := files.Read(path, files.MaxDocumentBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func (k Keys) Verify(document, signature []byte) error {
 // it. password is asked for if the key is encrypted.
 func ReadSigner(path string, password func() (string, error)) (func([]byte) ([]byte, error),
 	error) {
-	data, err := os.ReadFile(path)
+	data, err := files.Read(path, files.MaxDocumentBytes)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 )
 
 // A Store holds models. Its methods may be called concurrently.
@@ -66,8 +68,26 @@ func (e *Entry) StrangeRelease(model string) error {
 		maxReleaseStep, e.Release)
 }
 
-// mostObjects bounds the manifests, signatures and releases of an index, and so its memory.
-const mostObjects = 100_000
+const (
+	// mostObjects bounds the manifests, signatures and releases of an index, and so its memory.
+	mostObjects = 100_000
+	// maxListTime is for a listing: 100 pages, each of which takes a cloud a fifth of a second.
+	maxListTime = time.Minute
+	// maxReadTime is for a document: the largest comes at 280 kB/s.
+	maxReadTime = time.Minute
+)
+
+// within runs do, which lists, reads or writes documents, for at most the given time, and for as many
+// requests as CountRequest allows.
+func within(ctx context.Context, most time.Duration, do func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	err := do(context.WithValue(limited, requests{}, new(atomic.Int64)))
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return fmt.Errorf("it has taken longer than %v: %w", most, err)
+	}
+	return err
+}
 
 // Index lists the models. Files are not listed, however many there are. Objects that are not of a
 // store are passed over; more than 100,000 of any kind below models/ are an error.
@@ -93,7 +113,7 @@ func (s *Store) Entry(ctx context.Context, model string) (*Entry, error) {
 func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, error) {
 	found := map[string]*Entry{}
 	objects := 0
-	err := s.bucket.List(ctx, prefix, func(key string, _ int64) error {
+	each := func(key string, _ int64) error {
 		if objects++; objects > mostObjects {
 			return fmt.Errorf("there are more than %d objects below %s; is this the prefix of a "+
 				"model store?", mostObjects, prefix)
@@ -118,6 +138,9 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 			entry.Signed = append(entry.Signed, v)
 		}
 		return nil
+	}
+	err := within(ctx, maxListTime, func(ctx context.Context) error {
+		return s.bucket.List(ctx, prefix, each)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the models of %s: %w", s.name, err)
@@ -222,16 +245,23 @@ func (s *Store) Newest(ctx context.Context, model string) (int64, error) {
 }
 
 // read returns a document of at most limit bytes.
-func (s *Store) read(ctx context.Context, key string, limit int) ([]byte, error) {
-	r, size, err := s.bucket.Open(ctx, key, 0, -1)
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
-	err = errors.Join(err, r.Close())
+func (s *Store) read(ctx context.Context, key string, limit int) (data []byte, err error) {
+	var size int64
+	err = within(ctx, maxReadTime, func(ctx context.Context) error {
+		r, n, err := s.bucket.Open(ctx, key, 0, -1)
+		if err != nil {
+			return err
+		}
+		size = n
+		data, err = io.ReadAll(io.LimitReader(r, int64(limit)+1))
+		if err = errors.Join(err, r.Close()); err != nil {
+			return fmt.Errorf("read %s: %w", key, err)
+		}
+		return nil
+	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read %s: %w", key, err)
+		return nil, err
 	case len(data) > limit:
 		return nil, fmt.Errorf("read %s: %w: more than %d bytes", key, ErrInvalid, limit)
 	case int64(len(data)) != size:
@@ -242,5 +272,7 @@ func (s *Store) read(ctx context.Context, key string, limit int) ([]byte, error)
 }
 
 func (s *Store) create(ctx context.Context, key string, data []byte) error {
-	return s.bucket.Create(ctx, key, int64(len(data)), bytes.NewReader(data))
+	return within(ctx, maxReadTime, func(ctx context.Context) error {
+		return s.bucket.Create(ctx, key, int64(len(data)), bytes.NewReader(data))
+	})
 }

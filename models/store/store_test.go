@@ -12,7 +12,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -245,4 +247,83 @@ func TestManifest(t *testing.T) {
 	if _, err := ParseManifest(append(write(some("ncf", 3)), '{'), "ncf", 3); err == nil {
 		t.Error("a document with more behind it: no error")
 	}
+}
+
+// TestFIFO: a FIFO in place of any object is an error at once, and hides no other object. Whoever
+// opens one as a file waits until somebody writes to it.
+func TestFIFO(t *testing.T) {
+	ctx := t.Context()
+	s, dir := open(t)
+	for _, path := range []string{
+		"models/ncf/1.json", "models/ncf/1.json.minisig", "models/ncf/releases/1.json",
+		"blobs/sha256/" + strings.Repeat("0a", 32),
+	} {
+		path = filepath.Join(dir, path)
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err := errors.Join(err, syscall.Mkfifo(path, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, do := range map[string]func() error{
+		"manifest":  func() error { _, _, err := s.Manifest(ctx, "ncf", 1); return err },
+		"signature": func() error { _, err := s.Signature(ctx, "ncf", 1); return err },
+		"release":   func() error { _, err := s.Release(ctx, "ncf", 1); return err },
+		"file": func() error {
+			_, err := s.hasBlob(ctx, File{Size: 1, SHA256: strings.Repeat("0a", 32)})
+			if err == nil { // it counts as missing
+				return ErrNotFound
+			}
+			return err
+		},
+	} {
+		if err := do(); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: got %v, want ErrNotFound", what, err)
+		}
+	}
+	if _, err := ReadKeys(filepath.Join(dir, "models/ncf/1.json")); err == nil {
+		t.Error("public keys in a FIFO: no error")
+	}
+	if all, err := s.Index(ctx); err != nil || len(all["ncf"].Versions) != 1 {
+		t.Errorf("index: %v, %v", all, err)
+	}
+}
+
+// TestHangs: an object whose bucket does not answer is an error after a minute. Time is virtual.
+func TestHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(hangs{}, "store")
+		for what, do := range map[string]func() error{
+			"index":    func() error { _, err := s.Index(t.Context()); return err },
+			"manifest": func() error { _, _, err := s.Manifest(t.Context(), "ncf", 1); return err },
+			"release":  func() error { _, err := s.Release(t.Context(), "ncf", 1); return err },
+			"create": func() error {
+				return s.CreateRelease(t.Context(), "ncf", 1, []byte("{}"))
+			},
+		} {
+			begin := time.Now()
+			err := do()
+			if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) ||
+				took != time.Minute {
+				t.Errorf("%s: %v after %v, want an error after a minute", what, err, took)
+			}
+		}
+	})
+}
+
+// hangs is a bucket that answers when a context ends.
+type hangs struct{ Bucket }
+
+func (hangs) List(ctx context.Context, _ string, _ func(string, int64) error) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (hangs) Open(ctx context.Context, _ string, _, _ int64) (io.ReadCloser, int64, error) {
+	<-ctx.Done()
+	return nil, 0, ctx.Err()
+}
+
+func (hangs) Create(ctx context.Context, _ string, _ int64, _ io.Reader) error {
+	<-ctx.Done()
+	return ctx.Err()
 }

@@ -73,8 +73,9 @@ func reference(u *url.URL) (registry.Reference, error) {
 }
 
 // Open returns the bucket in the repository at a URL, oci://HOST/REPOSITORY. It asks the registry
-// nothing. HTTPS is used but on loopback, or with the parameter plain_http=true.
-func Open(u *url.URL) (store.Bucket, error) {
+// nothing. HTTPS is used but on loopback, or with the parameter plain_http=true. transport sends the
+// requests.
+func Open(u *url.URL, transport http.RoundTripper) (store.Bucket, error) {
 	ref, err := reference(u)
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func Open(u *url.URL) (store.Bucket, error) {
 	return &bucket{
 		repo: &remote.Repository{
 			Client: &auth.Client{
-				Client:     &http.Client{Transport: &discreet{retry.NewTransport(nil), ref.Host()}},
+				Client:     &http.Client{Transport: &discreet{retry.NewTransport(transport), ref.Host()}},
 				Cache:      auth.NewCache(),
 				Credential: credentials.Credential(docker),
 			},

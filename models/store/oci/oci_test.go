@@ -88,7 +88,7 @@ func (s *server) open(t *testing.T) *store.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(u)
+	b, err := Open(u, http.DefaultTransport)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(u)
+	b, err := Open(u, http.DefaultTransport)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func TestRealm(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b, err := Open(u)
+			b, err := Open(u, http.DefaultTransport)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,14 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"path/filepath"
 	"strings"
 
 	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/azureblob" // azblob://
-	_ "gocloud.dev/blob/gcsblob"   // gs://
-	_ "gocloud.dev/blob/s3blob"    // s3://
 	"gocloud.dev/gcerrors"
 
 	"github.com/muster-serve/muster/models/store"
@@ -75,7 +73,7 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	case "file":
 		return store.New(store.Directory(u.Path), name), nil
 	case "oci":
-		b, err := oci.Open(u)
+		b, err := oci.Open(u, bounded(http.DefaultTransport.RoundTrip))
 		if err != nil {
 			return nil, fmt.Errorf("open %s: %w", name, err)
 		}
@@ -84,7 +82,7 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	prefix := strings.Trim(u.Path, "/")
 	u.Path = ""
 	// Google's library keeps the context for all of the process, and gets each later token with it.
-	b, err := blob.OpenBucket(context.WithoutCancel(ctx), u.String())
+	b, err := openBucket(context.WithoutCancel(ctx), u)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, explain(err))
 	}
