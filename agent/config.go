@@ -40,7 +40,7 @@ type Config struct {
 	// StoreModels are the names of the models to fetch; none, the default, means all.
 	StoreModels []string
 	// ModelCacheSize is how many bytes the store's files may take in ModelDir; 0, the default, is
-	// no bound. What is loaded is never removed for it.
+	// 80 % of its file system. What is loaded is never removed for it.
 	ModelCacheSize int64
 	// StoreRate is how many bytes a second the agent receives of the store and of other agents, and
 	// sends to them. Must be 0, which is no bound, or at least 1 MiB. Default 128 MiB.
@@ -257,7 +257,7 @@ func (c Config) Validate() error {
 		fault("model-store-poll: %v, want more than 0", c.StorePoll)
 	}
 	if c.ModelCacheSize < 0 {
-		fault("model-cache-size: %d, want 0, which is no bound, or more", c.ModelCacheSize)
+		fault("model-cache-size: %d, want 0, which is 80 %% of the file system, or more", c.ModelCacheSize)
 	}
 	if c.ModelStore == "" && (len(c.StoreModels) > 0 || c.ModelCacheSize != 0 ||
 		c.RequireSignature != "") {

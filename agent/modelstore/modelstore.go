@@ -36,7 +36,7 @@ type Config struct {
 	// Open opens the store; it is called until it succeeds.
 	Open func(context.Context) (*store.Store, error)
 	// Dir is the model directory. CacheBytes is the most bytes that files of the store may take in
-	// it; 0 is no bound.
+	// it; 0 is 80 % of the file system.
 	Dir        string
 	CacheBytes int64
 	// Models are the names of the models to fetch; none: all of the store.
@@ -191,6 +191,14 @@ func New(config Config) (*Follower, error) {
 	}
 	for name, held := range cache.Held() {
 		f.model(name).held = held
+	}
+	switch over, bound, err := cache.Over(); {
+	case err != nil:
+		return nil, errors.Join(err, cache.Close())
+	case over > 0:
+		config.Log.Warn("the files of the model store take more than they may; what is here serves "+
+			"on, and no other version comes", "dir", config.Dir, "bound_bytes", bound, "over_bytes",
+			over, "setting", "model-cache-size")
 	}
 	f.fetcher = &store.Fetcher{
 		Cache: cache, Keys: config.Keys, Pace: newPacer(&config).wait,

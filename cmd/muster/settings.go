@@ -43,7 +43,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringSliceVar(&s.StoreModels, "store-models", s.StoreModels,
 		"models to fetch from the store; without any all")
 	fs.Int64Var(&s.ModelCacheSize, "model-cache-size", s.ModelCacheSize,
-		"bytes that files of the store may take in --model-dir; 0: no bound")
+		"bytes that files of the store may take in --model-dir; 0: 80 % of its file system")
 	fs.Int64Var(&s.StoreRate, "model-store-rate", s.StoreRate,
 		"bytes a second to receive of the store and of other agents; 0: no bound")
 	fs.DurationVar(&s.StorePoll, "model-store-poll", s.StorePoll,

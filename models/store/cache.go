@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // A Cache keeps what was fetched in a hidden folder of a model directory, and links it into models'
@@ -33,7 +36,7 @@ import (
 // methods may be called concurrently, but for Install and Remove of one model.
 type Cache struct {
 	dir    string // the model directory
-	bound  int64  // most bytes of files; 0: no bound
+	bound  int64  // most bytes of files
 	locked *os.File
 
 	mu sync.Mutex
@@ -59,8 +62,8 @@ const (
 )
 
 // OpenCache opens the cache of a model directory, which must exist, and makes it if there is none.
-// bound is the most bytes that files may take; 0 is no bound. OpenCache removes folders that an
-// earlier process had not finished. A cache that is open, also in another process, is an error. The
+// bound is the most bytes that files may take; 0 is 80 % of the file system. OpenCache removes folders
+// that an earlier process had not finished. A cache that is open, also in another process, is an error. The
 // caller closes the cache.
 func OpenCache(dir string, bound int64) (*Cache, error) {
 	dir, err := filepath.Abs(dir)
@@ -79,10 +82,55 @@ func OpenCache(dir string, bound int64) (*Cache, error) {
 	if err := c.lock(); err != nil {
 		return nil, fmt.Errorf("open the cache of models: %w", err)
 	}
-	if err := c.removeUnfinished(); err != nil {
+	if err := errors.Join(c.removeUnfinished(), c.freeUnfinished(), c.setBound()); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// setBound sets the bound that is the default: 4 fifths of all bytes of the file system, so that the
+// logs and the state of the machine have room whatever a store claims.
+func (c *Cache) setBound() error {
+	if c.bound > 0 {
+		return nil
+	}
+	disk, err := c.disk()
+	c.bound = disk.total / 5 * 4
+	return err
+}
+
+// disk are the bytes of the file system in all, and those that are free. A file system that does not
+// say how large it is has no bound.
+func (c *Cache) disk() (bytes struct{ total, free int64 }, err error) {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(c.path(), &stat); err != nil {
+		return bytes, &fs.PathError{Op: "statfs", Path: c.path(), Err: err}
+	}
+	if bytes.total = int64(stat.Blocks) * stat.Bsize; bytes.total <= 0 {
+		bytes.total, bytes.free = math.MaxInt64, math.MaxInt64
+		return bytes, nil
+	}
+	bytes.free = int64(stat.Bavail) * stat.Bsize
+	return bytes, nil
+}
+
+// Over returns by how many bytes the cache is above its bound, and the bound. What is there stays.
+func (c *Cache) Over() (over, bound int64, err error) {
+	u, err := c.usage(map[string]bool{})
+	return max(u.held-c.bound, 0), c.bound, err
+}
+
+// freeUnfinished frees what files take of which an earlier process had begun to fetch parts: also
+// one that was killed, or was older and took the room of a whole file before it came.
+func (c *Cache) freeUnfinished() error {
+	entries, err := os.ReadDir(c.path(partsFolder))
+	for _, e := range entries {
+		sum := strings.TrimSuffix(e.Name(), ".have")
+		if checkSum(sum) == nil {
+			err = errors.Join(err, c.freeMissing(sum))
+		}
+	}
+	return err
 }
 
 // lock keeps others from the cache, where the file system has locks. The kernel lets go of the lock
@@ -168,13 +216,13 @@ func (c *Cache) Held() map[string][]*Manifest {
 		if folder == "" {
 			continue
 		}
-		files, _ := os.ReadDir(filepath.Join(folder, documents))
-		for _, f := range files { // in order: the first one is 0-VERSION.json
+		names, _ := os.ReadDir(filepath.Join(folder, documents))
+		for _, f := range names { // in order: the first one is 0-VERSION.json
 			var place, number int64
 			if n, _ := fmt.Sscanf(f.Name(), "%d-%d.json", &place, &number); n != 2 {
 				continue
 			}
-			data, err := os.ReadFile(filepath.Join(folder, documents, f.Name()))
+			data, err := files.Read(filepath.Join(folder, documents, f.Name()), mostDocument)
 			if err != nil {
 				continue
 			}
@@ -299,73 +347,108 @@ func (c *Cache) pin(files []File) (unpin func()) {
 	}
 }
 
-// Room makes room for the given files, beside those that others have pinned and what the folders of
-// models hold: it removes files that no folder links to, those first that were left longest ago. The
-// error says by how much there is too little.
-func (c *Cache) Room(files []File) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.bound == 0 {
-		return nil
-	}
-	type idle struct {
-		path  string
-		bytes int64
-		left  syscall.Timespec
-	}
-	var unused []idle
-	var held, need int64
-	counted := map[string]bool{}
-	count := func(f File) {
-		if !counted[f.SHA256] && !c.has(f) {
-			need += f.Size
-		}
-		counted[f.SHA256] = true
-	}
-	for _, f := range files {
-		count(f)
-	}
-	for _, p := range c.pinned {
-		count(p.file)
-	}
+// idle is a file that no folder links to.
+type idle struct {
+	path  string
+	bytes int64
+	left  syscall.Timespec
+}
+
+// usage is what the files of a cache take.
+type usage struct {
+	held   int64 // bytes of whole files, and of parts of others than those that are wanted
+	begun  int64 // bytes of the parts of those
+	unused []idle
+}
+
+// usage looks at the files of the cache. Those in wanted do not count as unused.
+func (c *Cache) usage(wanted map[string]bool) (u usage, err error) {
 	for _, folder := range []string{filesFolder, partsFolder} {
 		entries, err := os.ReadDir(c.path(folder))
 		if err != nil {
-			return err
+			return u, err
 		}
 		for _, e := range entries {
 			info, err := e.Info()
 			if err != nil {
 				continue // it was removed meanwhile
 			}
-			sum := e.Name()[:min(len(e.Name()), 64)]
-			if folder == partsFolder && counted[sum] {
-				continue // counted in need, whole
-			}
-			held += info.Size()
 			stat, ok := info.Sys().(*syscall.Stat_t)
-			if ok && stat.Nlink == 1 && !counted[sum] {
+			if !ok {
+				continue
+			}
+			size := info.Size()
+			sum := e.Name()[:min(len(e.Name()), 64)]
+			if folder == partsFolder {
+				size = stat.Blocks * 512 // what has not come takes nothing
+				if wanted[sum] {
+					u.begun += size
+					continue
+				}
+			}
+			u.held += size
+			if stat.Nlink == 1 && !wanted[sum] {
 				// The change of an inode is that of its links, when a folder let go of it.
-				unused = append(unused, idle{c.path(folder, e.Name()), info.Size(), stat.Ctim})
+				u.unused = append(u.unused, idle{c.path(folder, e.Name()), size, stat.Ctim})
 			}
 		}
 	}
-	slices.SortFunc(unused, func(a, b idle) int {
+	slices.SortFunc(u.unused, func(a, b idle) int {
 		return cmp.Or(cmp.Compare(a.left.Sec, b.left.Sec), cmp.Compare(a.left.Nsec, b.left.Nsec))
 	})
-	for _, u := range unused {
-		if held+need <= c.bound {
+	return u, nil
+}
+
+// Room makes room for the given files, beside those that others have pinned and what the folders of
+// models hold: it removes files that no folder links to, those first that were left longest ago. What
+// a folder links to, and so all that serves, stays, even where the cache is above its bound. The error
+// says by how much there is too little.
+func (c *Cache) Room(wanted []File) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	need := int64(0)
+	counted := map[string]bool{}
+	count := func(f File) {
+		if !counted[f.SHA256] && !c.has(f) {
+			need += min(f.Size, math.MaxInt64-need)
+		}
+		counted[f.SHA256] = true
+	}
+	for _, f := range wanted {
+		count(f)
+	}
+	if need == 0 { // whatever others want
+		return nil
+	}
+	for _, p := range c.pinned {
+		count(p.file)
+	}
+	u, err := c.usage(counted)
+	if err != nil {
+		return err
+	}
+	disk, err := c.disk()
+	if err != nil {
+		return err
+	}
+	lacks := func() bool { return need > c.bound-u.held || need-u.begun > disk.free }
+	for _, f := range u.unused {
+		if !lacks() {
 			break
 		}
-		if err := os.Remove(u.path); err != nil {
+		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		held -= u.bytes
+		u.held -= f.bytes
+		disk.free += f.bytes
 	}
-	if held+need > c.bound {
-		return fmt.Errorf("the cache of models in %s may take %s bytes; %s are in use and %s more "+
-			"are needed", c.dir, strconv.FormatInt(c.bound, 10), strconv.FormatInt(held, 10),
-			strconv.FormatInt(need, 10))
+	if need > c.bound-u.held {
+		return fmt.Errorf("the cache of models in %s may take %d bytes (model-cache-size); %d are in "+
+			"use and %d more are needed", c.dir, c.bound, u.held, need)
+	}
+	if need-u.begun > disk.free {
+		return fmt.Errorf("the disk of %s has %d bytes left, and %d are needed: %w", c.dir, disk.free,
+			need-u.begun, syscall.ENOSPC)
 	}
 	return nil
 }

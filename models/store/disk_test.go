@@ -1,14 +1,21 @@
 package store
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 )
 
 // TestFullDisk: where the disk has no room for a version, the error names the disk's error and the
@@ -62,10 +69,7 @@ func TestFullDisk(t *testing.T) {
 	f.Received = func(_ string, n int) { received.Add(int64(n)) }
 	for range 2 { // the first attempt leaves nothing that the second would fail of
 		err := f.ensure(t, 2)
-		// Another file of the version may fail first: while the kernel finds out that there is not
-		// enough room for the weights, none is left.
-		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) ||
-			!strings.Contains(err.Error(), " of ncf version 2: ") {
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("a full disk: got %v", err)
 		}
 	}
@@ -81,5 +85,140 @@ func TestFullDisk(t *testing.T) {
 	}
 	if err := f.ensure(t, 2); err != nil {
 		t.Errorf("with room: %v", err)
+	}
+}
+
+// taken returns the bytes that what is below dir takes of the disk.
+func taken(t *testing.T, dir string) (bytes int64) {
+	t.Helper()
+	err := filepath.Walk(dir, func(_ string, info os.FileInfo, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return nil
+		}
+		if err == nil && info.Mode().IsRegular() {
+			bytes += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes
+}
+
+// TestClaims: a manifest takes no room for files that the store does not have, or has with other
+// bytes, while they are fetched, afterwards, and after a restart.
+func TestClaims(t *testing.T) {
+	for name, send := range map[string]func(length int64) (io.Reader, error){
+		"absent": func(int64) (io.Reader, error) { return nil, ErrNotFound },
+		"wrong":  func(length int64) (io.Reader, error) { return io.LimitReader(zeroes{}, length), nil },
+		"cut":    func(length int64) (io.Reader, error) { return io.LimitReader(zeroes{}, length/2), nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const files, size = 8, 64 << 20
+			m := some("ncf", 1)
+			m.Files = nil
+			for i := range files {
+				f := File{Path: fmt.Sprintf("1/weights-%d", i), Size: size}
+				f.SHA256 = strings.Repeat(fmt.Sprintf("a%d", i), 32)
+				for range size / partBytes {
+					f.Parts = append(f.Parts, f.SHA256)
+				}
+				m.Files = append(m.Files, f)
+			}
+			s, _ := open(t)
+			f, dir := fetcher(t, s)
+			most := int64(0)
+			f.Store = New(claims{s.bucket, func(length int64) (io.Reader, error) {
+				most = max(most, taken(t, f.Cache.path(partsFolder)))
+				return send(length)
+			}}, "claims")
+			synctest.Test(t, func(t *testing.T) {
+				if _, err := f.Ensure(t.Context(), "ncf", []*Manifest{m}, nil); err == nil {
+					t.Error("no error")
+				}
+			})
+			if want := atOnce * atOnce * partBytes; most > want { // parts of each of some files
+				t.Errorf("during the attempt: %d bytes, expected at most %d", most, want)
+			}
+			if got := taken(t, dir); got > 0 {
+				t.Errorf("after it: %d bytes, expected none", got)
+			}
+			f.reopen(t, 0)
+			if got := taken(t, dir); got > 0 {
+				t.Errorf("after a restart: %d bytes, expected none", got)
+			}
+		})
+	}
+}
+
+// claims is a bucket whose blobs are what a function makes. One call of it runs at a time.
+type claims struct {
+	Bucket
+	send func(length int64) (io.Reader, error)
+}
+
+var claimed sync.Mutex
+
+func (c claims) Open(_ context.Context, _ string, _, length int64) (io.ReadCloser, int64, error) {
+	claimed.Lock()
+	defer claimed.Unlock()
+	r, err := c.send(length)
+	return io.NopCloser(r), 64 << 20, err
+}
+
+// TestClaimsOfBefore: what an older program took on the disk before the bytes came is free again, and
+// the part that is there stays.
+func TestClaimsOfBefore(t *testing.T) {
+	s, _ := open(t)
+	f, dir := fetcher(t, s)
+	for sum, have := range map[string][]byte{
+		strings.Repeat("0a", 32): make([]byte, 16), strings.Repeat("0b", 32): append([]byte{0, 1},
+			make([]byte, 14)...),
+	} {
+		path := f.Cache.path(partsFolder, sum)
+		err := errors.Join(os.WriteFile(path, bytes.Repeat([]byte("x"), 16*int(partBytes)), 0o644),
+			os.WriteFile(path+".have", have, 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.reopen(t, 0)
+	if got := taken(t, dir); got < partBytes || got > partBytes+8192 {
+		t.Errorf("%d bytes, expected about the %d of one part", got, partBytes)
+	}
+	data, err := os.ReadFile(f.Cache.path(partsFolder, strings.Repeat("0b", 32)))
+	if err != nil || !bytes.Equal(data[partBytes:], bytes.Repeat([]byte("x"), int(partBytes))) {
+		t.Errorf("the part that is there: %d bytes, %v", len(data), err)
+	}
+}
+
+// TestBound: the bound is 80 % of the file system unless there is another; a cache that is above a new
+// one keeps and serves what it has, and takes nothing more.
+func TestBound(t *testing.T) {
+	s, _ := pushed(t)
+	f, dir := fetcher(t, s)
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if _, bound, err := f.Cache.Over(); err != nil || bound != int64(stat.Blocks)*stat.Bsize/5*4 {
+		t.Errorf("the bound is %d, %v, of a disk of %d", bound, err, int64(stat.Blocks)*stat.Bsize)
+	}
+	if err := f.ensure(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	f.reopen(t, 1000)
+	if over, _, err := f.Cache.Over(); err != nil || over == 0 {
+		t.Errorf("above the bound by %d, %v", over, err)
+	}
+	if err := f.ensure(t, 1); err != nil {
+		t.Errorf("what is there: %v", err)
+	}
+	if err := f.ensure(t, 2); err == nil || !strings.Contains(err.Error(), "model-cache-size") {
+		t.Errorf("what is not: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ncf", "1", "weights")); err != nil {
+		t.Error(err)
 	}
 }

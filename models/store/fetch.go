@@ -15,11 +15,12 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // ErrCorrupt means that all sources sent bytes that a manifest does not have. Errors wrap it.
@@ -34,13 +35,15 @@ const (
 	// piece is how many bytes are read, summed and written at a time.
 	piece = 64 << 10
 	// patience is how long an agent waits while nobody gets further with a file, before it takes a
-	// part that another is to take from the store, and for a source that sends nothing.
+	// part that another is to take from the store, and for a source that does not send a piece.
 	patience = 20 * time.Second
 	// askEvery is the time between two questions to the peers.
 	askEvery = time.Second
-	// mostFailures is how many times in a row a part may fail without a byte. The pauses between
-	// them double up to slowest, so that it takes about a minute.
+	// mostFailures is how many times in a row a part may fail without a step, of which it takes 128
+	// (64 KiB of 8 MiB): a source may send a byte each time. The pauses between them double up to
+	// slowest, so that it takes about a minute.
 	mostFailures = 10
+	steps        = 128
 	slowest      = 10 * time.Second
 	// mostWrong is how many times the store may send wrong bytes for a part, and how many times in
 	// a row a peer may fail.
@@ -178,7 +181,8 @@ type parts struct {
 	missing int
 }
 
-// open opens what is there of a file, and makes its room on the disk.
+// open opens what is there of a file. It takes no room on the disk before bytes come: a manifest may
+// claim more than there is.
 func (c *Cache) open(f File) (*parts, error) {
 	p := &parts{
 		file: f, there: make([]bool, f.parts()), taken: make([]bool, f.parts()),
@@ -195,13 +199,16 @@ func (c *Cache) open(f File) (*parts, error) {
 	info, err := p.data.Stat()
 	have, readErr := io.ReadAll(p.have)
 	err = errors.Join(err, readErr)
-	if err == nil && (info.Size() != f.Size || len(have) != f.parts()) {
+	if err == nil && (info.Size() > f.Size || len(have) != f.parts()) {
 		have = nil
-		err = errors.Join(p.have.Truncate(0), p.data.Truncate(0), reserve(p.data, f.Size),
-			p.data.Truncate(f.Size), p.have.Truncate(int64(f.parts())))
+		err = errors.Join(p.have.Truncate(0), p.data.Truncate(0),
+			p.have.Truncate(int64(f.parts())))
+	}
+	if err == nil {
+		err = p.data.Truncate(f.Size)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make room for %d bytes in %s: %w", f.Size, c.dir, err),
+		return nil, errors.Join(fmt.Errorf("open a file of %d bytes in %s: %w", f.Size, c.dir, err),
 			p.close(), os.Remove(path), os.Remove(path+".have"))
 	}
 	for i, b := range have {
@@ -275,7 +282,7 @@ func (c *Cache) ReadAt(sum string, data []byte, offset int64) error {
 	if offset < 0 {
 		return fmt.Errorf("offset %d, expected 0 or more", offset)
 	}
-	whole, err := os.Open(c.path(filesFolder, sum))
+	whole, _, err := files.Open(c.path(filesFolder, sum))
 	if err == nil {
 		_, err = whole.ReadAt(data, offset)
 		return errors.Join(err, whole.Close())
@@ -320,6 +327,9 @@ func (f *Fetcher) file(ctx context.Context, file File, slots chan struct{},
 		delete(f.Cache.parts, file.SHA256)
 		f.Cache.mu.Unlock()
 		_ = p.close() // what counts was synced
+		if !f.Cache.has(file) {
+			_ = f.Cache.freeMissing(file.SHA256) // OpenCache does it if this has failed
+		}
 	}()
 	for i, there := range p.there {
 		if _, length, _ := file.part(i); there {
@@ -609,7 +619,7 @@ func (s *swarm) part(ctx context.Context, part int, peer string, slots chan stru
 			s.refuse(peer, err)
 			return nil
 		}
-		if n > 0 {
+		if n > length/steps {
 			failures, pause = 0, 200*time.Millisecond
 		} else {
 			failures++
@@ -673,7 +683,7 @@ func (s *swarm) read(ctx context.Context, source, peer string, offset, length in
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silent := time.AfterFunc(patience, func() {
-		cancel(fmt.Errorf("the %s has sent nothing for %v", source, patience))
+		cancel(fmt.Errorf("the %s has not sent %d bytes in %v", source, piece, patience))
 	})
 	defer silent.Stop()
 	r, err := s.open(ctx, peer, offset, length)
@@ -684,7 +694,8 @@ func (s *swarm) read(ctx context.Context, source, peer string, offset, length in
 	buffer := buffers.Get().(*[piece]byte)
 	defer buffers.Put(buffer)
 	for done < length {
-		n, err := io.ReadAtLeast(r, buffer[:min(piece, length-done)], 1)
+		// Only a whole piece counts as progress: a source may send a byte now and then for ever.
+		n, err := io.ReadFull(r, buffer[:min(piece, length-done)])
 		if n > 0 {
 			silent.Stop()
 			if s.fetcher.Received != nil {
@@ -736,19 +747,41 @@ func (s *swarm) open(ctx context.Context, peer string, offset, length int64) (io
 	return r, err
 }
 
-// reserve makes room for a file on the disk, so that a full disk is known before the download.
-func reserve(f *os.File, size int64) error {
-	if size == 0 {
+// freeMissing frees the room on the disk of the parts of a file that are not there, whose bytes were
+// wrong or cut off; without any part it removes the file. Nobody fetches the file meanwhile.
+func (c *Cache) freeMissing(sum string) error {
+	path := c.path(partsFolder, sum)
+	have, err := files.Read(path+".have", mostDocument)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	last := bytes.LastIndexByte(have, 1)
+	if last < 0 {
+		for _, name := range []string{path, path + ".have"} {
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 		return nil
 	}
-	err := syscall.Fallocate(int(f.Fd()), 0, 0, size)
-	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
-		return nil
-	}
+	data, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return &fs.PathError{Op: "fallocate", Path: f.Name(), Err: err}
+		return err
 	}
-	return nil
+	defer data.Close()
+	for i, there := range have[:last] {
+		if there == 1 {
+			continue
+		}
+		// A file system without holes frees the end alone.
+		_ = unix.Fallocate(int(data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+			int64(i)*partBytes, partBytes)
+	}
+	info, err := data.Stat()
+	if err != nil {
+		return err
+	}
+	return data.Truncate(min(info.Size(), int64(last+1)*partBytes))
 }
 
 // sleep blocks for d, or until ctx ends, which is an error.

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"aead.dev/minisign"
 )
@@ -312,6 +313,10 @@ func TestFetchFaults(t *testing.T) {
 				io.Closer
 			}{io.MultiReader(r, zeroes{}), r}, size, nil
 		}, "", 0},
+		{"cut after each byte",
+			func(r io.ReadCloser, size, _, _ int64) (io.ReadCloser, int64, error) {
+				return limited(r, 1), size, nil
+			}, "after 1 of", 0},
 		{"always away", func(io.ReadCloser, int64, int64, int64) (io.ReadCloser, int64, error) {
 			return nil, 0, errors.New("connection refused")
 		}, "connection refused", 0},
@@ -365,6 +370,43 @@ func TestFetchFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dripping is a bucket whose files come a byte every ten seconds.
+type dripping struct{ Bucket }
+
+func (b dripping) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser,
+	int64, error) {
+	r, size, err := b.Bucket.Open(ctx, key, offset, length)
+	if err != nil || !ReadsFile(ctx) {
+		return r, size, err
+	}
+	return drip{r, ctx}, size, nil
+}
+
+type drip struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+func (d drip) Read(p []byte) (int, error) {
+	if err := sleep(d.ctx, 10*time.Second); err != nil {
+		return 0, err
+	}
+	return d.ReadCloser.Read(p[:1])
+}
+
+// TestFetchDrips: a store that sends a byte now and then is given up. Time is virtual.
+func TestFetchDrips(t *testing.T) {
+	s, _ := pushed(t)
+	f, _ := fetcher(t, New(dripping{s.bucket}, "dripping"))
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		err := f.ensure(t, 1)
+		if took := time.Since(begin); err == nil || took > 10*time.Minute {
+			t.Errorf("got %v after %v, want an error within ten minutes", err, took)
+		}
+	})
 }
 
 type zeroes struct{}
