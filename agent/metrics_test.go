@@ -5,10 +5,12 @@ import (
 	"bytes"
 	"io"
 	"iter"
+	"math"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/tensor"
 )
 
 // metricsOfDemand have series once the demand has changed, see TestDemandChanges, or a second after
@@ -49,7 +52,9 @@ func documentedMetrics(t testing.TB) (document string, documented map[string]str
 // every metric is there, and every one there exists, of the same type and with
 // the same labels. Names and help follow Prometheus's conventions.
 func TestMetricsAreDocumented(t *testing.T) {
-	a := startAgent(t, testConfig(t), emulated())
+	nan := new(atomic.Pointer[tensor.Tensor])
+	nan.Store(fp32(float32(math.NaN())))
+	a := startAgent(t, testConfig(t), strange{emulated(), nan})
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Fatal(err)
 	}

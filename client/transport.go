@@ -96,6 +96,9 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	if attempt.Merge != 0 {
 		ctx = metadata.AppendToOutgoingContext(ctx, control.MergeHeader, attempt.MergeString())
 	}
+	if req.OnlyJSON() {
+		ctx = metadata.AppendToOutgoingContext(ctx, control.JSONHeader, "1")
+	}
 	var options []grpc.CallOption
 	var trailer metadata.MD
 	if attempt.Reservation != 0 {

@@ -44,7 +44,8 @@ const (
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
 	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused
-	// it: also Execution, Queue, Receive, Latency, Bytes, Merged, Divided, Shadow.
+	// it: also Execution, Queue, Receive, Latency, Bytes, Merged, Divided, Shadow, NonFinite,
+	// NoAnswer.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
@@ -110,6 +111,10 @@ type Event struct {
 	// Divided says that the query ran on one core of its lane, beside others: Execution is that core's
 	// share of the lane's time, and says nothing of a run on the whole lane.
 	Divided bool
+	// NonFinite says that the answer has NaN or infinity in a floating-point output.
+	NonFinite bool
+	// NoAnswer says that the lane has run the query, whose gateway tells that it failed.
+	NoAnswer bool
 
 	Member  *Member
 	Members []*Member

@@ -267,7 +267,10 @@ func (s *State) completed(e *Event) {
 	if m == nil {
 		return
 	}
-	if !siblings && !e.Shadow { // a query is answered with its last part
+	if e.NonFinite && !e.Shadow {
+		m.nonFinite++
+	}
+	if !siblings && !e.Shadow && !e.NoAnswer { // a query is answered with its last part
 		t := tally{answered: 1}
 		if e.Latency > m.target {
 			t.late = 1

@@ -22,6 +22,7 @@ type model struct {
 	perSecond [StatusSeconds]tally
 	total     tally
 	refusals  map[string]uint64 // those of total that failed, by reason
+	nonFinite uint64            // answers with NaN or infinity, since the term began
 	trial     *canary.Counts    // since the canary of its model came; nil: there is none
 }
 

@@ -124,6 +124,8 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Int(b, "merged", e.Merged)
 		b = lines.Flag(b, "divided", "yes", e.Divided)
 		b = lines.Flag(b, "shadow", "yes", e.Shadow)
+		b = lines.Flag(b, "non_finite", "yes", e.NonFinite)
+		b = lines.Flag(b, "no_answer", "yes", e.NoAnswer)
 	case Learned:
 		b = e.Advice.append(b)
 	case Outdated:
@@ -441,6 +443,10 @@ func (p *parser) set(key, value string) (err error) {
 		e.Bytes, err = strconv.ParseUint(value, 10, 64)
 	case "merged":
 		e.Merged, err = strconv.Atoi(value)
+	case "no_answer":
+		e.NoAnswer, err = yes(value)
+	case "non_finite":
+		e.NonFinite, err = yes(value)
 	case "divided":
 		e.Divided, err = yes(value)
 	case "shadow":

@@ -55,6 +55,8 @@ type ModelStatus struct {
 	// Refused is how many queries failed since the term began, by reason. The caller must not
 	// change it.
 	Refused map[string]uint64
+	// NonFinite is how many answers, or answers of parts, had NaN or infinity since the term began.
+	NonFinite uint64
 }
 
 // A FamilyStatus describes a family of models, of which each may answer. It counts all answers of
@@ -188,7 +190,7 @@ func (m *model) status(now time.Duration) ModelStatus {
 	minute, lately := m.last(now, StatusSeconds), m.last(now, rateSeconds)
 	status := ModelStatus{
 		ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late,
-		Refused: m.refusals,
+		Refused: m.refusals, NonFinite: m.nonFinite,
 	}
 	status.Rate = lately.rate(now)
 	status.Within, status.Any = minute.within()

@@ -99,6 +99,7 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	for _, m := range s.Models {
 		status := &control.ModelStatus{
 			Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late,
+			NonFinite: m.NonFinite,
 		}
 		for reason, n := range m.Refused {
 			status.Refused += n

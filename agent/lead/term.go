@@ -493,6 +493,7 @@ func (t *term) completed(name names.AgentName, c *control.Completed) {
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
 		Merged: int(c.GetMerged()), Divided: c.GetDivided(), Shadow: c.GetShadow(),
+		NonFinite: c.GetNonFinite(), NoAnswer: c.GetNoAnswer(),
 	})
 }
 

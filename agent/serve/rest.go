@@ -310,8 +310,9 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	}
 	out := newCompressor(w, req)
 	var overloaded *runtime.OverloadedError
-	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrInvalid) ||
+	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrUnencodable) ||
 		errors.As(err, &overloaded) {
+		r.unsendable(query, err)
 		return err // nothing has been written yet
 	}
 	out.finish() // any other error means that the client has gone

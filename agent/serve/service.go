@@ -80,6 +80,7 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 // attempt has the worker run the attempt that the call's headers name.
 func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
+	req.JSON = req.JSON || header(ctx, control.JSONHeader) != ""
 	compare := s.comparing(req)
 	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
 		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival)

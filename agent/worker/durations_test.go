@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -26,7 +27,7 @@ func TestDurations(t *testing.T) {
 		},
 	} {
 		var got control.Completed
-		durations(&got, &c.result)
+		durations(&got, executed{result: &c.result, resp: &oip.Response{}})
 		if got.QueueNs != int64(c.queue) || got.ExecutionNs != int64(c.execution) ||
 			got.Divided != (c.result.Divided > 0) {
 			t.Errorf("%s: queue %d, execution %d, divided %v, want %v and %v", name, got.QueueNs,

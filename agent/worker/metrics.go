@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
@@ -52,6 +53,7 @@ type metrics struct {
 	execution      *prometheus.HistogramVec
 	merged         *prometheus.HistogramVec
 	accuracy       *prometheus.SummaryVec
+	nonFinite      *prometheus.CounterVec
 	loads          *prometheus.CounterVec
 	loadDuration   *prometheus.HistogramVec
 	warmUpDuration *prometheus.HistogramVec
@@ -137,6 +139,9 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Accuracy of the variants that answered queries, by family; an unknown one " +
 				"counts as 1.",
 		}, []string{"family", "model", "version"}),
+		nonFinite: counter("muster_nonfinite_answers_total",
+			"Answers with NaN or infinity in an output, by the worst value.", "model", "version",
+			"value"),
 		merged: duration("muster_lane_merged_queries",
 			"Queries that ran as one, of each execution."),
 		loads: counter("muster_model_loads_total",
@@ -168,7 +173,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m.ask(versionKey{})
 	registry.MustRegister(m.arrived, m.queries, m.items, m.late, m.failures, m.failureSeconds,
-		m.queue, m.execution, m.merged, m.accuracy, m.loads, m.loadDuration, m.warmUpDuration,
+		m.queue, m.execution, m.merged, m.accuracy, m.nonFinite, m.loads, m.loadDuration, m.warmUpDuration,
 		m.modelState, m.qosTarget,
 		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
@@ -268,9 +273,10 @@ type versionMetrics struct {
 	queue         prometheus.Histogram
 	execution     prometheus.Histogram
 	merged        prometheus.Histogram
-	failed        atomic.Uint64 // queries and attempts that failed here
-	failedFor     atomic.Int64  // time spent on them, ns
-	lastInference atomic.Int64  // Unix time in ms; 0 before the first
+	failed        atomic.Uint64          // queries and attempts that failed here
+	failedFor     atomic.Int64           // time spent on them, ns
+	lastInference atomic.Int64           // Unix time in ms; 0 before the first
+	nonFinite     *prometheus.CounterVec // of all versions
 	rating        atomic.Pointer[rating]
 	ended         *tally // of all versions
 }
@@ -288,9 +294,10 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	labels := []string{model, key.number()}
 	v := &versionMetrics{
 		key: key, target: target, arrived: m.ask(key), ended: &m.ended,
-		queries: m.queries.WithLabelValues(labels...),
-		items:   m.items.WithLabelValues(labels...),
-		late:    m.late.WithLabelValues(labels...),
+		nonFinite: m.nonFinite,
+		queries:   m.queries.WithLabelValues(labels...),
+		items:     m.items.WithLabelValues(labels...),
+		late:      m.late.WithLabelValues(labels...),
 		// not of a HistogramVec, all of whose histograms have the same bounds
 		request: prometheus.NewHistogram(native(prometheus.HistogramOpts{
 			Name:        "muster_request_duration_seconds",
@@ -352,6 +359,19 @@ func (v *versionMetrics) answered(request, qosTarget time.Duration) {
 	v.request.Observe(request.Seconds())
 	if r := v.rating.Load(); r != nil {
 		r.answers.Observe(r.accuracy)
+	}
+}
+
+// valuesOf are the values of the label "value".
+var valuesOf = map[tensor.NonFinite]string{
+	tensor.HasNaN: "nan", tensor.HasInfinity: "infinity", tensor.HasNegativeInfinity: "-infinity",
+}
+
+// answeredWith counts an answer, or that of a part, with values that are no finite numbers. Its series
+// exists from the first such answer on: nearly all models have none.
+func (v *versionMetrics) answeredWith(n tensor.NonFinite) {
+	if n != tensor.Finite {
+		v.nonFinite.WithLabelValues(v.key.model, v.key.number(), valuesOf[n]).Inc()
 	}
 }
 
@@ -419,8 +439,7 @@ func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
 		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
-			m.loadDuration,
-			m.warmUpDuration, m.qosTarget, m.qosPercentile)
+			m.nonFinite, m.loadDuration, m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
 	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), exists) {

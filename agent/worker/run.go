@@ -66,15 +66,16 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		return failed(err)
 	}
-	result, err := w.execute(ctx, loaded, q, execution{
+	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 	})
-	w.completedAlone(v, sequence, q.batchSize, req.Bytes(), arrival, result, err)
+	w.completedAlone(v, sequence, q.batchSize, req.Bytes(), arrival, ran, err)
 	if err != nil {
 		return failed(err)
 	}
 	counts.answered(time.Since(arrival), v.Config.QoSTarget)
-	return respond(v, req, q, result), nil
+	counts.answeredWith(ran.nonFinite)
+	return ran.resp, nil
 }
 
 // acquireAlone is Acquire for a query of this agent, which is alone; the model's canary gets its
@@ -111,10 +112,19 @@ type execution struct {
 	group       merge.GroupID // the queries with which a leader wants it to run
 }
 
-// execute queues a validated query for a lane, runs it, and makes its spans. It blocks until then.
-// The caller must release the result.
-func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
-	e execution) (*runtime.Result, error) {
+// An executed is a query that has run, with its answer.
+type executed struct {
+	result    *runtime.Result // nil: it has not run
+	resp      *oip.Response   // its release releases the result; nil: the client cannot have it
+	nonFinite tensor.NonFinite
+}
+
+// execute queues the validated query q of req for a lane, runs it, makes its spans and its answer. It
+// blocks until then. The caller must release the answer. If the answer cannot be encoded as the
+// client asks, the query has run and has failed: execute returns both, and the error wraps
+// oip.ErrUnencodable.
+func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, q query,
+	e execution) (executed, error) {
 	config := &loaded.Version.Config
 	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
@@ -134,11 +144,21 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 
 		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})
-	if err == nil {
-		loaded.Model.counts.ran(q.batchSize, result)
-		w.traceExecution(ctx, loaded, q, e.arrival, result)
+	if err != nil {
+		return executed{}, err
 	}
-	return result, err
+	w.traceExecution(ctx, loaded, q, e.arrival, result)
+	ran := executed{result: result, resp: respond(loaded.Version, req, q, result)}
+	if err := req.CheckAnswer(ran.resp.Outputs); err != nil {
+		ran.resp.Release()
+		ran.resp = nil
+		return ran, err
+	}
+	loaded.Model.counts.ran(q.batchSize, result)
+	for i := range ran.resp.Outputs {
+		ran.nonFinite = max(ran.nonFinite, ran.resp.Outputs[i].NonFinite())
+	}
+	return ran, nil
 }
 
 // respond returns the answer to req, with the outputs that it asks for, in its order. Releasing the

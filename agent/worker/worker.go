@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/place"
@@ -349,7 +350,7 @@ type attempt struct {
 	reservation *runtime.Reservation
 	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
-	result      *runtime.Result // nil if it was not run
+	ran         executed
 }
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,
@@ -390,13 +391,14 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 			remaining)
 	}
 	w.hold(t, q.batchSize)
-	result, err := w.execute(ctx, loaded, q, execution{
+	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
 		reservation: t.reservation,
 		group: merge.GroupID{
 			Number: t.attempt.Merge, Queries: int(t.attempt.Merged),
 		},
 	})
+	t.ran = ran
 	if err != nil {
 		var overloaded *runtime.OverloadedError
 		var device *runtime.DeviceError
@@ -409,15 +411,16 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 		}
 		return nil, err
 	}
-	t.result = result
 	if t.isQuery() {
 		loaded.Model.counts.answered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
 	}
-	resp := respond(loaded.Version, req, q, result)
-	if accuracy > 0 {
-		resp.AnsweredBy(req.Model, accuracy)
+	if !t.attempt.Shadow { // the values of each part count
+		loaded.Model.counts.answeredWith(ran.nonFinite)
 	}
-	return resp, nil
+	if accuracy > 0 {
+		ran.resp.AnsweredBy(req.Model, accuracy)
+	}
+	return ran.resp, nil
 }
 
 // batchSizeOf returns the batch size of a query that was not validated yet, at least 1.
@@ -465,8 +468,8 @@ func (w *Worker) ended(t *attempt, err error) {
 		ReceiveNs: int64(t.receive), LatencyNs: int64(time.Since(t.arrival)),
 		Bytes: uint64(t.bytes), Shadow: t.attempt.Shadow,
 	}
-	if t.result != nil {
-		durations(c, t.result)
+	if t.ran.result != nil {
+		durations(c, t.ran)
 	} else {
 		c.Refused = "panic"
 		if err != nil {
@@ -483,25 +486,27 @@ func (w *Worker) ended(t *attempt, err error) {
 }
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
-// the leader's decision; result is nil if it was refused with err.
+// the leader's decision; ran is empty if it was refused with err.
 func (w *Worker) completedAlone(v *models.Version, sequence uint64, batchSize int, bytes int64,
-	arrival time.Time, result *runtime.Result, err error) {
+	arrival time.Time, ran executed, err error) {
 	c := &control.Completed{
 		Gateway: w.config.Gateway, Sequence: sequence, Attempt: 1, Model: v.Model,
 		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
 		Bytes: uint64(bytes),
 	}
-	if result != nil {
-		durations(c, result)
+	if ran.result != nil {
+		durations(c, ran)
 	} else {
 		c.Refused = outcome.Of(err).Reason
 	}
 	w.completed(c)
 }
 
-// durations sets the durations of c, which result belongs to, so that a run of several queries
-// counts once, and one on a core of a divided lane by its share of the lane.
-func durations(c *control.Completed, result *runtime.Result) {
+// durations sets the durations of c, which is about ran, so that a run of several queries counts
+// once, and one on a core of a divided lane by its share of the lane; and what its answer is.
+func durations(c *control.Completed, ran executed) {
+	result := ran.result
+	c.NonFinite, c.NoAnswer = ran.nonFinite != tensor.Finite, ran.resp == nil
 	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
 	if result.Queries > 1 {
 		c.Merged = uint32(result.Items)

@@ -4734,8 +4734,11 @@ type Completed struct {
 	Merged uint32 `protobuf:"varint,15,opt,name=merged,proto3" json:"merged,omitempty"`
 	// It ran on one core of its lane, beside others: execution_ns is that core's share of the lane's
 	// time, and the rest of the run counts in queue_ns.
-	Divided       bool `protobuf:"varint,16,opt,name=divided,proto3" json:"divided,omitempty"`
-	Shadow        bool `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"` // no client's query; see Attempt's header
+	Divided   bool `protobuf:"varint,16,opt,name=divided,proto3" json:"divided,omitempty"`
+	Shadow    bool `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"`                        // no client's query; see Attempt's header
+	NonFinite bool `protobuf:"varint,21,opt,name=non_finite,json=nonFinite,proto3" json:"non_finite,omitempty"` // the answer has NaN or infinity in a floating-point output
+	// The lane has run the query, which has failed nonetheless: its client cannot have the answer.
+	NoAnswer      bool `protobuf:"varint,22,opt,name=no_answer,json=noAnswer,proto3" json:"no_answer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4885,6 +4888,20 @@ func (x *Completed) GetDivided() bool {
 func (x *Completed) GetShadow() bool {
 	if x != nil {
 		return x.Shadow
+	}
+	return false
+}
+
+func (x *Completed) GetNonFinite() bool {
+	if x != nil {
+		return x.NonFinite
+	}
+	return false
+}
+
+func (x *Completed) GetNoAnswer() bool {
+	if x != nil {
+		return x.NoAnswer
 	}
 	return false
 }
@@ -5603,11 +5620,13 @@ type ModelStatus struct {
 	Rate    float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"` // queries/s that arrive: answered and failed ones
 	// The share of the last minute's queries, in [0, 1], that were answered in time, of those answered
 	// and those that failed for no fault of their clients; absent: there were none.
-	WithinQos     *float64                `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"`
-	Answered      uint64                  `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`
-	Late          uint64                  `protobuf:"varint,6,opt,name=late,proto3" json:"late,omitempty"`
-	Refused       uint64                  `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`  // that failed
-	Refusals      []*ModelStatus_Refusals `protobuf:"bytes,8,rep,name=refusals,proto3" json:"refusals,omitempty"` // the same by reason, the most frequent first
+	WithinQos *float64                `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"`
+	Answered  uint64                  `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`
+	Late      uint64                  `protobuf:"varint,6,opt,name=late,proto3" json:"late,omitempty"`
+	Refused   uint64                  `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`  // that failed
+	Refusals  []*ModelStatus_Refusals `protobuf:"bytes,8,rep,name=refusals,proto3" json:"refusals,omitempty"` // the same by reason, the most frequent first
+	// Answers, and those of parts of queries, with NaN or infinity in a floating-point output.
+	NonFinite     uint64 `protobuf:"varint,9,opt,name=non_finite,json=nonFinite,proto3" json:"non_finite,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5696,6 +5715,13 @@ func (x *ModelStatus) GetRefusals() []*ModelStatus_Refusals {
 		return x.Refusals
 	}
 	return nil
+}
+
+func (x *ModelStatus) GetNonFinite() uint64 {
+	if x != nil {
+		return x.NonFinite
+	}
+	return 0
 }
 
 // A FamilyStatus counts the queries for a family and for its variants.
@@ -7459,7 +7485,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\"?\n" +
 	"\rPlaceResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
-	"\x05lines\x18\x02 \x03(\tR\x05lines\"\xd7\x03\n" +
+	"\x05lines\x18\x02 \x03(\tR\x05lines\"\x93\x04\n" +
 	"\tCompleted\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -7481,7 +7507,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05bytes\x18\x0e \x01(\x04R\x05bytes\x12\x16\n" +
 	"\x06merged\x18\x0f \x01(\rR\x06merged\x12\x18\n" +
 	"\adivided\x18\x10 \x01(\bR\adivided\x12\x16\n" +
-	"\x06shadow\x18\x14 \x01(\bR\x06shadow\"\xb9\x01\n" +
+	"\x06shadow\x18\x14 \x01(\bR\x06shadow\x12\x1d\n" +
+	"\n" +
+	"non_finite\x18\x15 \x01(\bR\tnonFinite\x12\x1b\n" +
+	"\tno_answer\x18\x16 \x01(\bR\bnoAnswer\"\xb9\x01\n" +
 	"\x04Held\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -7561,7 +7590,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x16\n" +
 	"\x06factor\x18\x04 \x01(\x01R\x06factor\x12\x12\n" +
 	"\x04busy\x18\x05 \x01(\x01R\x04busy\x12\x18\n" +
-	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xcd\x02\n" +
+	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xec\x02\n" +
 	"\vModelStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x12\n" +
@@ -7571,7 +7600,9 @@ const file_control_control_proto_rawDesc = "" +
 	"\banswered\x18\x05 \x01(\x04R\banswered\x12\x12\n" +
 	"\x04late\x18\x06 \x01(\x04R\x04late\x12\x18\n" +
 	"\arefused\x18\a \x01(\x04R\arefused\x12C\n" +
-	"\brefusals\x18\b \x03(\v2'.muster.control.v1.ModelStatus.RefusalsR\brefusals\x1a8\n" +
+	"\brefusals\x18\b \x03(\v2'.muster.control.v1.ModelStatus.RefusalsR\brefusals\x12\x1d\n" +
+	"\n" +
+	"non_finite\x18\t \x01(\x04R\tnonFinite\x1a8\n" +
 	"\bRefusals\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05countB\r\n" +

@@ -28,6 +28,10 @@ const (
 	// MergeHeader comes with AttemptHeader if the leader wants the lane to run the query together
 	// with others. Its value is Assign's "merge/merged".
 	MergeHeader = "muster-merge"
+	// JSONHeader comes with AttemptHeader if the client gets the answer as JSON. The worker then fails
+	// a query whose answer JSON cannot hold, where workers of before count it as answered. Its value
+	// is always "1".
+	JSONHeader = "muster-json"
 	// remainingTrailer comes with a worker's answer: see [RemainingTrailer].
 	remainingTrailer = "muster-remaining-ns"
 	// LocalHeader marks a call that the agent must answer for itself alone, without passing it on.

@@ -268,7 +268,7 @@ func (r *jsonReader) number() (string, error) {
 	return unsafe.String(&r.text[start], r.pos-start), nil
 }
 
-// word moves past w, which is true, false or null.
+// word moves past the word w if it is next.
 func (r *jsonReader) word(w string) error {
 	if !strings.HasPrefix(unsafe.String(unsafe.SliceData(r.text[r.pos:]), len(r.text)-r.pos), w) {
 		return r.unexpected(w)
@@ -316,6 +316,9 @@ func (r *jsonReader) skip(depth int) error {
 	case 'n':
 		err = r.word("null")
 	default:
+		if _, ok := r.nonFinite(); ok {
+			return nil
+		}
 		if _, err = r.number(); err != nil {
 			err = r.unexpected("a value")
 		}
@@ -601,8 +604,42 @@ func (r *jsonReader) half(d tensor.DataType, dst []byte) (int, error) {
 	return 2, nil
 }
 
+// nonFinite moves past NaN, Infinity or -Infinity, and reports whether there was one. It is a string,
+// as in answers, or a bare word, which is no JSON but what Python's json and Triton's clients write.
+func (r *jsonReader) nonFinite() (v float64, ok bool) {
+	switch c := r.next(); {
+	case c == '"', c == 'N', c == 'I':
+	case c == '-' && r.pos+1 < len(r.text) && r.text[r.pos+1] == 'I':
+	default:
+		return 0, false
+	}
+	start := r.pos
+	quoted := r.accept('"')
+	switch {
+	case r.word(nan) == nil:
+		v = math.NaN()
+	case r.word(infinity) == nil:
+		v = math.Inf(1)
+	case r.word(negativeInfinity) == nil:
+		v = math.Inf(-1)
+	default:
+		r.pos = start
+		return 0, false
+	}
+	if quoted && !r.accept('"') {
+		r.pos = start
+		return 0, false
+	}
+	return v, true
+}
+
 func (r *jsonReader) float(bits int) (float64, error) {
-	r.next()
+	if v, ok := r.nonFinite(); ok {
+		return v, nil
+	}
+	if r.next() == '"' {
+		return 0, r.unexpected(`a number, "NaN", "Infinity" or "-Infinity"`)
+	}
 	start := r.pos
 	s, err := r.number()
 	if err != nil {

@@ -65,16 +65,11 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 			}
 			// The value of a 16-bit float is one of FP32 too.
 			bits := max(8*size, 32)
-			if math.IsNaN(v) || math.IsInf(v, 0) {
-				return b, fmt.Errorf(
-					"element %d is %v, which JSON cannot hold; ask for binary data", n, v)
-			}
-			b = strconv.AppendFloat(b, v, 'g', -1, bits)
+			b = appendJSONFloat(b, v, bits)
 		case tensor.Bytes:
 			s := rest[4:size]
 			if !utf8.Valid(s) {
-				return b, fmt.Errorf(
-					"element %d is not valid UTF-8, which JSON cannot hold; ask for binary data", n)
+				return b, notUTF8(n)
 			}
 			b = appendJSONString(b, s)
 		default:
@@ -83,6 +78,29 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 		rest = rest[size:]
 	}
 	return append(b, ']'), nil
+}
+
+// The words for floating-point values that JSON's numbers do not have. As strings they are JSON;
+// protobuf's JSON has the same strings, and Python's float reads them.
+const nan, infinity, negativeInfinity = "NaN", "Infinity", "-Infinity"
+
+// notUTF8 returns the error for an element of BYTES that is no text.
+func notUTF8(element int) error {
+	return fmt.Errorf("element %d is not valid UTF-8, which JSON cannot hold; ask for it as binary "+
+		"data (\"binary_data\": true), or by gRPC", element)
+}
+
+// appendJSONFloat appends a number of the given bits, or the string that stands for NaN or infinity.
+func appendJSONFloat(b []byte, v float64, bits int) []byte {
+	switch {
+	case math.IsNaN(v):
+		return append(b, `"`+nan+`"`...)
+	case math.IsInf(v, 1):
+		return append(b, `"`+infinity+`"`...)
+	case math.IsInf(v, -1):
+		return append(b, `"`+negativeInfinity+`"`...)
+	}
+	return strconv.AppendFloat(b, v, 'g', -1, bits)
 }
 
 // appendJSONString appends s in quotes. It replaces bytes that are not valid UTF-8.
@@ -113,10 +131,7 @@ func appendJSONScalar(b []byte, v any) ([]byte, error) {
 	case uint64:
 		return strconv.AppendUint(b, v, 10), nil
 	case float64:
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return b, fmt.Errorf("JSON cannot hold %v", v)
-		}
-		return strconv.AppendFloat(b, v, 'g', -1, 64), nil
+		return appendJSONFloat(b, v, 64), nil
 	case string:
 		return appendJSONString(b, v), nil
 	}

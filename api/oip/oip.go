@@ -14,6 +14,9 @@ var (
 	ErrInvalid = errors.New("invalid message")
 	// ErrTooLarge marks a REST body over the limit; clients get 413.
 	ErrTooLarge = errors.New("message too large")
+	// ErrUnencodable marks an answer that the form in which the client asks for it cannot hold;
+	// clients get INTERNAL or 500, as the answer is the model's.
+	ErrUnencodable = errors.New("the answer cannot be encoded")
 )
 
 // A Request is a ModelInfer query. It is not safe for concurrent use.
@@ -39,6 +42,8 @@ type Request struct {
 	// BinaryOutputs asks for binary data of every output without a Binary of its own
 	// (`binary_data_output`, REST only).
 	BinaryOutputs bool
+	// JSON says that the client gets outputs that it does not ask for as binary data as JSON.
+	JSON bool
 
 	err    error   // the fault that Codec has found; nil: none
 	hold   *hold   // counts the readers of the inputs' memory; nil: nothing is to be freed

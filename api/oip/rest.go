@@ -1,12 +1,15 @@
 package oip
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/muster-serve/muster/api/tensor"
 )
@@ -40,7 +43,7 @@ func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, erro
 	if err != nil {
 		return nil, err
 	}
-	req := new(Request)
+	req := &Request{JSON: true}
 	inputs, err := req.decodeJSON(*text)
 	if err != nil {
 		return nil, invalidf("decode JSON: %v", err)
@@ -483,9 +486,9 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 // EncodeResponse writes the answer to req as the body of w, in the form that req asks for. It reads
 // the outputs from their own memory, and does not release resp. charge counts the text.
 //
-// Before anything is written, the error can be charge's, or wrap [ErrInvalid] if JSON cannot
-// represent the parameters, or the outputs if the client asked for JSON (NaN, infinity, BYTES that
-// are not UTF-8). Any other error is that of writing to w.
+// Before anything is written, the error can be charge's, or wrap [ErrUnencodable] if JSON cannot
+// represent the parameters, or the outputs if the client asked for JSON (see [Request.CheckAnswer]).
+// Any other error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)
@@ -525,6 +528,36 @@ func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge 
 	return nil
 }
 
+// OnlyJSON reports whether the client gets all outputs as JSON.
+func (r *Request) OnlyJSON() bool {
+	return r.JSON && !r.BinaryOutputs && !slices.ContainsFunc(r.Outputs,
+		func(o RequestedOutput) bool { return o.Binary != nil && *o.Binary })
+}
+
+// CheckAnswer returns an error that wraps [ErrUnencodable] if the form that r asks for cannot hold
+// outputs: BYTES that are not UTF-8, as JSON. So an agent can count a query as failed before its
+// answer is encoded.
+func (r *Request) CheckAnswer(outputs []tensor.Tensor) error {
+	if !r.JSON {
+		return nil
+	}
+	for i := range outputs {
+		out := &outputs[i]
+		if out.DataType != tensor.Bytes || r.wantsBinary(out.Name) {
+			continue
+		}
+		rest := out.Data
+		for n := 0; len(rest) >= 4; n++ {
+			size := min(uint64(binary.LittleEndian.Uint32(rest)), uint64(len(rest)-4))
+			if !utf8.Valid(rest[4 : 4+size]) {
+				return fmt.Errorf("%w: output %q: %w", ErrUnencodable, out.Name, notUTF8(n))
+			}
+			rest = rest[4+size:]
+		}
+	}
+	return nil
+}
+
 // wantsBinary reports whether the client asks for an output as binary data.
 func (r *Request) wantsBinary(output string) bool {
 	for i := range r.Outputs {
@@ -551,7 +584,7 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 		opening = ","
 		b = append(appendJSONString(b, key), ':')
 		if b, err = appendJSONScalar(b, value); err != nil {
-			return invalidf("parameter %q: %v", key, err)
+			return fmt.Errorf("%w: parameter %q: %w", ErrUnencodable, key, err)
 		}
 		return nil
 	})
@@ -587,7 +620,7 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 		}
 		b = append(b, `,"data":`...)
 		if b, err = appendJSONTensor(b, out); err != nil {
-			return nil, invalidf("output %q: %v", out.Name, err)
+			return nil, fmt.Errorf("%w: output %q: %w", ErrUnencodable, out.Name, err)
 		}
 		b = append(b, '}')
 	}

@@ -2,6 +2,7 @@ package oip
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -56,7 +58,7 @@ func TestDecodeJSON(t *testing.T) {
 	}
 	defer req.Release()
 	want := &Request{
-		ID: "qé😀\n", Timeout: 2500 * time.Microsecond, BinaryOutputs: true,
+		ID: "qé😀\n", Timeout: 2500 * time.Microsecond, BinaryOutputs: true, JSON: true,
 		Parameters: map[string]any{
 			"priority": int64(-3), "big": uint64(math.MaxUint64), "f": 1.5, "s": "x", "b": false,
 		},
@@ -256,11 +258,17 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "",
 			`decode JSON: input "x": byte 65: expected a value, found ']'`},
 		{"string for a number", data("FP32", "[1]", `["1"]`), "",
-			`input "x": data: element 0: byte 61: expected a number, found '"'`},
+			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
 		{"null for a number", data("FP32", "[1]", `[null]`), "",
 			`input "x": data: element 0: byte 61: expected a number, found 'n'`},
-		{"NaN", data("FP32", "[1]", `[NaN]`), "",
-			`decode JSON: input "x": byte 61: expected a value, found 'N'`},
+		{"NaN for an integer", data("INT64", "[1]", `["NaN"]`), "",
+			`input "x": data: element 0: byte 62: expected a number, found '"'`},
+		{"infinity in short", data("FP32", "[1]", `["Inf"]`), "",
+			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
+		{"more than NaN", data("FP64", "[1]", `["NaN "]`), "",
+			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
+		{"minus NaN", data("FP32", "[1]", `[-NaN]`), "",
+			`decode JSON: input "x": byte 62: expected a value, found 'N'`},
 		{"leading zero", data("INT64", "[1]", `[01]`), "",
 			`decode JSON: input "x": byte 63: expected ',' or ']', found '1'`},
 		{"hexadecimal", data("INT64", "[1]", `[0x1]`), "",
@@ -505,24 +513,30 @@ func TestEncodeResponseErrors(t *testing.T) {
 		out  tensor.Tensor
 		want string
 	}{
-		{must(tensor.Of("y", []float32{1, float32(math.NaN())}, 2)),
-			`output "y": element 1 is NaN, which JSON cannot hold; ask for binary data`},
-		{must(tensor.Of("y", []float64{math.Inf(-1)}, 1)),
-			`output "y": element 0 is -Inf, which JSON cannot hold; ask for binary data`},
-		{tensor.Tensor{Name: "y", DataType: tensor.FP16, Shape: []int64{1}, Data: []byte{0, 0x7c}},
-			`output "y": element 0 is +Inf, which JSON cannot hold; ask for binary data`},
 		{tensor.Tensor{
-			Name: "y", DataType: tensor.Bytes, Shape: []int64{1},
-			Data: []byte("\x01\x00\x00\x00\xff"),
-		}, `output "y": element 0 is not valid UTF-8, which JSON cannot hold; ask for binary data`},
+			Name: "y", DataType: tensor.Bytes, Shape: []int64{2},
+			Data: []byte("\x01\x00\x00\x00a\x01\x00\x00\x00\xff"),
+		}, `output "y": element 1 is not valid UTF-8, which JSON cannot hold; ask for it as binary ` +
+			`data ("binary_data": true), or by gRPC`},
 		{tensor.Tensor{Name: "y", DataType: "FP8", Shape: []int64{1}, Data: []byte{0}},
 			`output "y": unknown datatype "FP8"` + knownTypes},
 	} {
 		resp := &Response{Outputs: []tensor.Tensor{tt.out}}
 		w := httptest.NewRecorder()
 		err := EncodeResponse(w, &Request{}, resp, nil)
-		if err == nil || err.Error() != tt.want || !errors.Is(err, ErrInvalid) {
-			t.Errorf("got  %v\nwant %s", err, tt.want)
+		want := "the answer cannot be encoded: " + tt.want
+		if err == nil || err.Error() != want || !errors.Is(err, ErrUnencodable) {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+		// what can be known before is known before
+		if err := (&Request{JSON: true}).CheckAnswer(resp.Outputs); tt.out.DataType == tensor.Bytes &&
+			(err == nil || err.Error() != want) {
+			t.Errorf("the check: got  %v\nwant %s", err, want)
+		}
+		for _, req := range []*Request{{}, {JSON: true, BinaryOutputs: true}} {
+			if err := req.CheckAnswer(resp.Outputs); err != nil {
+				t.Errorf("the check of %+v: %v", req, err)
+			}
 		}
 		if w.Body.Len() > 0 || len(w.Header()) > 0 {
 			t.Error("something was written")
@@ -533,17 +547,74 @@ func TestEncodeResponseErrors(t *testing.T) {
 	}
 }
 
+// TestNonFiniteJSON: NaN and infinity are strings in answers, which any reader of JSON takes, and in
+// queries strings or the words that Python writes; they are what they were.
+func TestNonFiniteJSON(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	answers := []tensor.Tensor{
+		must(tensor.Of("FP64", []float64{1.5, nan, inf, -inf}, 4)),
+		must(tensor.Of("FP32", []float32{1.5, float32(nan), float32(inf), float32(-inf)}, 4)),
+	}
+	for _, d := range []tensor.DataType{tensor.FP16, tensor.BF16} {
+		half := tensor.Tensor{Name: string(d), DataType: d, Shape: []int64{4}}
+		for _, v := range []float64{1.5, nan, inf, -inf} {
+			element, _ := tensor.HalfOf(d, v)
+			half.Data = binary.LittleEndian.AppendUint16(half.Data, element)
+		}
+		answers = append(answers, half)
+	}
+	w := httptest.NewRecorder()
+	if err := EncodeResponse(w, &Request{}, &Response{
+		Outputs: answers, Parameters: map[string]any{"p": nan},
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Parameters map[string]any
+		Outputs    []struct{ Data []any }
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	for i, out := range got.Outputs {
+		if want := []any{1.5, "NaN", "Infinity", "-Infinity"}; !slices.Equal(out.Data, want) {
+			t.Errorf("%s: got %v, want %v", answers[i].Name, out.Data, want)
+		}
+	}
+	if got.Parameters["p"] != "NaN" || len(got.Outputs) != 4 {
+		t.Errorf("got %s", w.Body)
+	}
+	for _, tt := range []string{
+		`[1.5,"NaN","Infinity","-Infinity"]`, `[1.5,NaN,Infinity,-Infinity]`,
+		"[ 1.5 , \"NaN\"\n,Infinity , -Infinity ]",
+	} {
+		for _, want := range answers {
+			text := fmt.Sprintf(`{"inputs":[{"name":%q,"datatype":%q,"shape":[4],"data":%s}]}`,
+				want.Name, want.DataType, tt)
+			req, err := DecodeRequest(httptest.NewRequest("POST", "/", strings.NewReader(text)), 1<<20,
+				nil)
+			if err != nil {
+				t.Errorf("%s: %v", text, err)
+				continue
+			}
+			if diff := cmp.Diff([]tensor.Tensor{want}, req.Inputs); diff != "" {
+				t.Errorf("%s: (-want +got)\n%s", text, diff)
+			}
+			req.Release()
+		}
+	}
+}
+
 // TestEncodeParameterErrors: an answer whose parameters JSON cannot hold is an error before anything
 // is written, which tells it from an error of writing: that has no answer.
 func TestEncodeParameterErrors(t *testing.T) {
 	for want, value := range map[string]any{
-		`parameter "p": JSON cannot hold NaN`:                                         math.NaN(),
-		`parameter "p": it is a int, expected bool, int64, uint64, float64 or string`: 1,
+		`the answer cannot be encoded: parameter "p": it is a int, expected bool, int64, uint64, float64 or string`: 1,
 	} {
 		resp := &Response{Parameters: map[string]any{"p": value}}
 		w := httptest.NewRecorder()
 		if err := EncodeResponse(w, &Request{}, resp, nil); err == nil || err.Error() != want ||
-			!errors.Is(err, ErrInvalid) || w.Body.Len() > 0 {
+			!errors.Is(err, ErrUnencodable) || w.Body.Len() > 0 {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}

@@ -85,6 +85,10 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
 			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
 			m.GetRefused())
+		if n := m.GetNonFinite(); n > 0 {
+			why = append(why, fmt.Sprintf("answers of %s with NaN or infinity: %s", nameOf(m),
+				count(n)))
+		}
 		if len(m.GetRefusals()) > 0 {
 			why = append(why, fmt.Sprintf("refused of %s: %s", nameOf(m), reasonsOf(m)))
 		}
