@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -234,6 +235,149 @@ func TestGatewayOfAnother(t *testing.T) {
 	probe(feedKey)
 	if n := a.held("worker: reservations"); n != 2 {
 		t.Errorf("%d reservations are held, want one for each client", n)
+	}
+}
+
+// TestLostRights: what is open ends when its client loses its API key, or the right to have it open;
+// the same of other clients goes on.
+func TestLostRights(t *testing.T) {
+	files := newTestCA(t)
+	const keys = "feed: " + feedKey + "\n"
+	config := testConfig(t)
+	config.Security.APIKeysFile = files.write("keys", keys+"ads: "+adsKey+"\n")
+	const entries = "{feed: {models: ['*'], control: [events]}, ads: {models: [ncf], control: [%s]}}\n"
+	config.Security.AccessFile = files.write("access", "clients: "+fmt.Sprintf(entries, "events"))
+	a := startAgent(t, config, emulated())
+	a.leads() // before it does, Match is refused
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c := control.NewControlClient(a.conn)
+	refresh := func() {
+		a.guard.Refresh()
+		a.guard.Refresh()
+	}
+
+	// Each opens something, and returns what waits for its end.
+	type stream interface{ RecvMsg(any) error }
+	until := func(s stream, m any, err error) func() error {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(m); err != nil { // it is open
+			t.Fatal(err)
+		}
+		return func() error {
+			for {
+				if err := s.RecvMsg(m); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	open := map[string]func(ctx context.Context, key string) func() error{
+		"Watch": func(ctx context.Context, _ string) func() error {
+			s, err := c.Watch(ctx, &control.WatchRequest{})
+			return until(s, new(control.View), err)
+		},
+		"Events": func(ctx context.Context, _ string) func() error {
+			s, err := c.Events(ctx, &control.EventsRequest{Follow: true})
+			return until(s, new(control.Event), err)
+		},
+		"Match": func(ctx context.Context, key string) func() error {
+			s, err := c.Match(ctx)
+			if err == nil {
+				err = s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{
+					Gateway: uint64(key[0]), Protocol: control.Spoken.Oldest,
+				}})
+			}
+			return until(s, new(control.MatchMessage), err)
+		},
+		"Probe": func(ctx context.Context, _ string) func() error {
+			s, err := c.Probe(ctx)
+			if err == nil {
+				err = s.Send(&control.ProbeRequest{Id: 1, Model: "ncf", BatchSize: 1, Gateway: 7})
+			}
+			return until(s, new(control.ProbeAnswer), err)
+		},
+		"Queries": func(ctx context.Context, _ string) func() error {
+			s, err := c.Queries(ctx)
+			if err == nil {
+				err = s.Send(streamed(1, 1))
+			}
+			return until(s, new(control.StreamedAnswer), err)
+		},
+		"ModelStreamInfer": func(ctx context.Context, _ string) func() error {
+			s, err := a.grpc.ModelStreamInfer(ctx)
+			if err == nil {
+				err = s.Send(ncfRequest(1))
+			}
+			return until(s, new(inference.ModelStreamInferResponse), err)
+		},
+		"health": func(ctx context.Context, _ string) func() error {
+			s, err := healthpb.NewHealthClient(a.conn).Watch(ctx,
+				&healthpb.HealthCheckRequest{Service: "ncf"})
+			return until(s, new(healthpb.HealthCheckResponse), err)
+		},
+		"dashboard": func(ctx context.Context, key string) func() error {
+			req, err := http.NewRequestWithContext(ctx, "GET",
+				"http://"+a.addresses.HTTP+"/dashboard/api/stream", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer "+key)
+			resp, err := a.http.Do(req)
+			if err != nil || resp.StatusCode != http.StatusOK {
+				t.Fatalf("the dashboard's stream: %v, %v", resp, err)
+			}
+			return func() error {
+				defer resp.Body.Close()
+				_, err := io.Copy(io.Discard, resp.Body)
+				return err
+			}
+		},
+	}
+	type opened struct{ ads, feed func() error }
+	all := map[string]opened{}
+	for what, open := range open {
+		all[what] = opened{open(withKey(ctx, adsKey), adsKey), open(withKey(ctx, feedKey), feedKey)}
+	}
+	queries := map[string]*queries{}
+	for _, key := range []string{adsKey, feedKey} {
+		queries[key] = mustDialQueries(t, a, secure.ClientConfig{})
+		queries[key].Metadata = []string{"authorization", "Bearer " + key}
+		queries[key].want(codes.OK, "", ncfQuery(1), 0)
+	}
+
+	files.write("access", "clients: "+fmt.Sprintf(entries, ""))
+	refresh()
+	wantCode(t, all["Events"].ads(), "PermissionDenied", "may not events")
+	delete(open, "Events")
+	files.write("keys", keys)
+	refresh()
+	for what := range open {
+		if what == "dashboard" {
+			if err := all[what].ads(); err != nil { // it is at its end
+				t.Errorf("the dashboard's stream: %v", err)
+			}
+			continue
+		}
+		wantCode(t, all[what].ads(), "Unauthenticated", "API key")
+	}
+	if _, err := queries[adsKey].ask(ctx, ncfQuery(1), 0); err == nil {
+		t.Error("a connection for queries of a removed key is open")
+	}
+	queries[feedKey].want(codes.OK, "", ncfQuery(1), 0)
+
+	files.write("access", "clients: {other: {models: ['*']}}\n")
+	refresh()
+	for what, streams := range all {
+		if err := streams.feed(); what != "dashboard" && status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s of a client without an entry: %v", what, err)
+		}
+	}
+	if _, err := queries[feedKey].ask(ctx, ncfQuery(1), 0); err == nil {
+		t.Error("a connection for queries of a client without an entry is open")
 	}
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"regexp"
@@ -82,9 +83,9 @@ func TestSeesOneModel(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			if err := s.Send(&control.GatewayMessage{
-				Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
-			}); err != nil {
+			if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{
+				Gateway: rand.Uint64(), Protocol: control.Spoken.Oldest,
+			}}); err != nil {
 				return nil, err
 			}
 			return s.Recv()

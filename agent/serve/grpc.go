@@ -315,7 +315,7 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 			return ctx, err
 		}
 	}
-	if err := s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
+	if ctx, err = s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
 		if isQuery && len(info.Header[control.AttemptHeader]) == 0 {
 			s.turnedAway("", "", err)
 		}

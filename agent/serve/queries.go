@@ -208,7 +208,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 		err = charge.AtLeast(req.Memory())
 	}
 	if err == nil { // as a call of its client's limit
-		err = s.config.Guard.Count(r.Context,
+		r.Context, err = s.config.Guard.Count(r.Context,
 			inference.GRPCInferenceService_ModelInfer_FullMethodName)
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/queryconn"
+	"github.com/muster-serve/muster/api/secure"
 )
 
 // lookAgain is how often the server looks for query connections whose clients have gone, or which
@@ -47,6 +49,33 @@ type queryConn struct {
 	conn   net.Conn
 	ctx    context.Context // has the client's address and credentials
 	cancel context.CancelFunc
+
+	// client is that of the last query, "" if it has no name; unfollow ends the watch over its
+	// rights, nil: none. They are the connection's goroutine's.
+	client   string
+	unfollow func()
+	lost     atomic.Bool // the client may not query any more: the connection ends with its query
+}
+
+// follow has the connection end when the client of its last query, which the guard has let in as the
+// call of ctx, may not query any more.
+func (q *queryConn) follow(guard *secure.Guard, ctx context.Context, method string) {
+	client := guard.Client(ctx)
+	if client == q.client {
+		return
+	}
+	if q.unfollow != nil {
+		q.unfollow()
+	}
+	q.client, q.unfollow = client, guard.Follow(ctx, method, q.lose)
+}
+
+// lose ends the connection, if it has a query after that.
+func (q *queryConn) lose() {
+	q.lost.Store(true)
+	if phase, _ := q.Phase(); phase == queryconn.Idle {
+		_ = q.conn.Close() // its goroutine ends
+	}
 }
 
 // RegisterService implements [grpc.ServiceRegistrar]: it takes the handler of ModelInfer.
@@ -64,11 +93,14 @@ func (c *queryConns) RegisterService(desc *grpc.ServiceDesc, service any) {
 func (c *queryConns) serve(conn net.Conn, info credentials.AuthInfo) {
 	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(),
 		&peer.Peer{Addr: conn.RemoteAddr(), LocalAddr: conn.LocalAddr(), AuthInfo: info}))
-	q := &queryConn{queryconn.NewServer(conn, queryconn.Timeouts{
+	q := &queryConn{Server: queryconn.NewServer(conn, queryconn.Timeouts{
 		Head: connectTimeout, Rest: c.server.config.ReceiveTimeout,
-	}), conn, ctx, cancel}
+	}), conn: conn, ctx: ctx, cancel: cancel}
 	defer func() {
 		cancel()
+		if q.unfollow != nil {
+			q.unfollow()
+		}
 		_ = conn.Close() // nobody would hear of an error
 		q.Release()
 	}()
@@ -76,7 +108,7 @@ func (c *queryConns) serve(conn net.Conn, info credentials.AuthInfo) {
 		return
 	}
 	defer c.leave(q)
-	for ctx.Err() == nil && !c.stops() {
+	for ctx.Err() == nil && !c.stops() && !q.lost.Load() {
 		query, err := q.Next()
 		if err != nil || c.answer(q, query) != nil {
 			return
@@ -101,7 +133,7 @@ func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
 		},
 		Server: q.Server,
 	}
-	resp, err := c.infer(ctx, call, header)
+	resp, err := c.infer(ctx, q, call, header)
 	a := &oip.StreamedAnswer{Answer: resp}
 	if err != nil {
 		a.Error = status.Convert(outcome.GRPC(err)).Proto()
@@ -118,12 +150,13 @@ type queryCall struct {
 }
 
 // infer does what gRPC's server does with a ModelInfer call.
-func (c *queryConns) infer(ctx context.Context, call *queryCall, header metadata.MD) (
-	*oip.Response, error) {
+func (c *queryConns) infer(ctx context.Context, q *queryConn, call *queryCall,
+	header metadata.MD) (*oip.Response, error) {
 	ctx, err := c.server.tap(ctx, &tap.Info{FullMethodName: call.method, Header: header})
 	if err != nil {
 		return nil, err
 	}
+	q.follow(c.server.config.Guard, ctx, call.method)
 	call.Begin(ctx)
 	resp, err := c.handler.handle(c.handler.service,
 		grpc.NewContextWithServerTransportStream(ctx, call), nil, c.intercept)
@@ -198,7 +231,7 @@ func (c *queryConns) lookOnce(now time.Time) bool {
 		case phase == queryconn.Answering && now.Sub(since) > lookAgain && q.ended():
 			q.cancel()
 		case (phase == queryconn.Idle || phase == queryconn.Sending) &&
-			now.Sub(since) > idleTimeout:
+			(now.Sub(since) > idleTimeout || q.lost.Load()):
 			_ = q.conn.Close() // its goroutine ends
 		}
 	}

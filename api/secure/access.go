@@ -286,6 +286,13 @@ func (a *Access) of(client string) grant {
 	return a.clients[Anyone]
 }
 
+// knows reports whether the client has an entry, its own or that of "*".
+func (a *Access) knows(client string) bool {
+	_, own := a.clients[client]
+	_, anyone := a.clients[Anyone]
+	return own || anyone
+}
+
 // MayQuery reports whether the client may query the model.
 func (a *Access) MayQuery(client, model string) bool {
 	g := a.of(client)

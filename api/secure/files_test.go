@@ -58,13 +58,13 @@ func TestParseKeys(t *testing.T) {
 				}
 				return
 			}
-			if got, _ = keys.client("feed-feed-feed-feed"); got != tt.want {
+			if got, _ = keys.owner(digestOf("feed-feed-feed-feed")); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 			for _, wrong := range []string{
 				"", "feed-feed-feed-fee", "feed-feed-feed-feed ", "sha256:" + hashed, hashed,
 			} {
-				if name, ok := keys.client(wrong); ok {
+				if name, ok := keys.owner(digestOf(wrong)); ok {
 					t.Errorf("%q is taken for the key of %q", wrong, name)
 				}
 			}
@@ -501,7 +501,7 @@ func FuzzParseKeys(f *testing.F) {
 				t.Fatalf("name %q", name)
 			}
 		}
-		if name, ok := keys.client(""); ok {
+		if name, ok := keys.owner(digestOf("")); ok {
 			t.Fatalf("the empty key is that of %q", name)
 		}
 	})

@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -271,7 +272,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		}
 	}
 	d := demandOf(method)
-	c, r := g.check(state, header.Get("authorization"), "", d)
+	c, r := g.check(state, header.Get("authorization"), login{}, d)
 	if r != nil || d.open {
 		g.pace()
 	}
@@ -323,7 +324,11 @@ func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 			return nil, r
 		}
 	}
-	return handle(ctx, req)
+	resp, err := handle(ctx, req)
+	if err != nil {
+		return nil, cmp.Or(ended(ctx), err)
+	}
+	return resp, nil
 }
 
 func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
@@ -331,5 +336,6 @@ func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo
 	if _, err := g.entered(s.Context(), info.FullMethod); err != nil {
 		return err
 	}
-	return handle(srv, s)
+	err := handle(srv, s)
+	return cmp.Or(ended(s.Context()), err)
 }

@@ -30,14 +30,15 @@ type Guard struct {
 	// hostname is the machine's name in lower case; "" if it is not known.
 	hostname string
 
-	identity *watched[*identity]
-	keys     *watched[*Keys]
-	access   *watched[*Access]
-	refusals refusals
-	waiting  waiting // connections in their handshake
-	turns    *turns
-	silent   silent
-	open     peers // gRPC connections, both accepted and dialled
+	identity  *watched[*identity]
+	keys      *watched[*Keys]
+	access    *watched[*Access]
+	refusals  refusals
+	waiting   waiting // connections in their handshake
+	turns     *turns
+	silent    silent
+	following following
+	open      peers // gRPC connections, both accepted and dialled
 	// What callers other than agents hold.
 	connections, calls quota
 	meters             meters            // the use of clients with limits
@@ -192,9 +193,12 @@ func (g *Guard) Refresh() {
 				strings.Join(names, " "), "event", "files")
 		}
 	}
-	g.keys.refresh(g.log)
-	if g.access.refresh(g.log) {
+	keys, access := g.keys.refresh(g.log), g.access.refresh(g.log)
+	if access {
 		g.warnOfModels()
+	}
+	if keys || access {
+		g.endLost()
 	}
 }
 
@@ -267,11 +271,11 @@ func (r *refusal) Error() string { return r.text }
 // GRPCStatus returns the refusal as a gRPC status.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-// authenticate returns the caller: by the API key, if there is one, or by the name of who has
-// logged in, if that is not "", or else by the connection's certificate, if it uses TLS. A caller
-// without a name and a nil error mean that no name is required.
+// authenticate returns the caller: by the API key, if there is one, or by that of who has logged in,
+// or else by the connection's certificate, if it uses TLS. A caller without a name and a nil error
+// mean that no name is required.
 func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
-	loggedIn string) (caller, *refusal) {
+	by login) (caller, *refusal) {
 	var c caller
 	if state != nil {
 		var err error
@@ -289,15 +293,16 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
 			return caller{}, r
 		}
 		if given {
-			name, ok := keys.client(key)
+			sum := digestOf(key)
+			name, ok := keys.owner(sum)
 			if !ok {
 				return caller{}, &refusal{
 					codes.Unauthenticated, "unknown API key", "unknown API key",
 				}
 			}
-			c = caller{name: name, apiKey: true}
-		} else if loggedIn != "" {
-			c = caller{name: loggedIn, apiKey: true}
+			c = caller{name: name, apiKey: true, key: sum}
+		} else if by.name != "" {
+			c = caller{name: by.name, apiKey: true, key: by.key}
 		}
 	}
 	if c.name == "" && !c.agent && g.config.Named() {
@@ -383,6 +388,12 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 			codes.PermissionDenied, "may not query",
 			fmt.Sprintf("client %q may not query model %q", c.name, d.model),
 		}
+	case d.control == "" && !d.query && c.name != "" && !g.access.get().knows(c.name):
+		return &refusal{
+			codes.PermissionDenied, "no rights",
+			fmt.Sprintf("client %q has no rights: the access file has neither it nor %q", c.name,
+				Anyone),
+		}
 	}
 	return nil
 }
@@ -407,9 +418,9 @@ func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.St
 
 // check authenticates the caller, and checks its rights. A call that anybody may make is let in
 // whoever makes it, but its answer may depend on who does.
-func (g *Guard) check(state *tls.ConnectionState, authorization []string, loggedIn string,
+func (g *Guard) check(state *tls.ConnectionState, authorization []string, by login,
 	d demand) (caller, *refusal) {
-	c, r := g.authenticate(state, authorization, loggedIn)
+	c, r := g.authenticate(state, authorization, by)
 	if d.open {
 		c.open, c.stranger = true, r != nil
 		return c, nil

@@ -30,7 +30,13 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		}
 		if r == nil {
 			c.from = remote(req.RemoteAddr)
-			g.counted(next, w, req.WithContext(context.WithValue(req.Context(), callerKey{}, c)))
+			ctx := context.WithValue(req.Context(), callerKey{}, c)
+			if c.name != "" && strings.HasPrefix(req.URL.Path, dashboardAPI) { // some are streams
+				var cancel context.CancelCauseFunc
+				ctx, cancel = context.WithCancelCause(ctx)
+				defer g.follow(c, d, func(r *refusal) { cancel(r) })()
+			}
+			g.counted(next, w, req.WithContext(ctx))
 			return
 		}
 		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
@@ -45,13 +51,16 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 	})
 }
 
+// dashboardAPI is what the paths begin with that a browser asks for that has logged in.
+const dashboardAPI = "/dashboard/api/"
+
 // checkHTTP is check of a request.
 func (g *Guard) checkHTTP(req *http.Request, d demand) (caller, *refusal) {
-	loggedIn := ""
-	if strings.HasPrefix(req.URL.Path, "/dashboard/api/") {
-		loggedIn, _ = g.sessionClient(req)
+	by := login{}
+	if strings.HasPrefix(req.URL.Path, dashboardAPI) {
+		by, _ = g.sessionClient(req)
 	}
-	return g.check(req.TLS, req.Header.Values("Authorization"), loggedIn, d)
+	return g.check(req.TLS, req.Header.Values("Authorization"), by, d)
 }
 
 // counted passes a request to next, unless its client has too many open calls.

@@ -193,6 +193,7 @@ type caller struct {
 	name   string // "": not known
 	agent  bool   // it is an agent of this fleet
 	apiKey bool   // the name is from an API key, not from a certificate
+	key    digest // that API key
 	// stranger: the caller had to show credentials and has shown none that are good. It is let in
 	// because anybody may make the call.
 	stranger bool

@@ -22,7 +22,11 @@ type Keys struct {
 	digests map[string][]digest // by client
 }
 
+// A digest is the SHA-256 of an API key.
 type digest [sha256.Size]byte
+
+// digestOf returns the digest of an API key.
+func digestOf(key string) digest { return sha256.Sum256([]byte(key)) }
 
 func (k *Keys) index(key digest) digest {
 	return sha256.Sum256(append(k.secret[:], key[:]...))
@@ -116,9 +120,9 @@ func checkKey(secret string) error {
 	return nil
 }
 
-// client returns the name of the key's client; ok is false for an unknown key.
-func (k *Keys) client(secret string) (name string, ok bool) {
-	name, ok = k.clients[k.index(sha256.Sum256([]byte(secret)))]
+// owner returns the name of the key's client; ok is false for an unknown key.
+func (k *Keys) owner(key digest) (name string, ok bool) {
+	name, ok = k.clients[k.index(key)]
 	return name, ok
 }
 

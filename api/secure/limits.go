@@ -166,19 +166,20 @@ const longestPace = time.Second
 func (g *Guard) pace() { time.Sleep(min(g.free.Reserve().Delay(), longestPace)) }
 
 // Count counts a gRPC call until its context ends, or returns an error if the call exceeds Limits
-// or its client's limits. It must be the last check of a server's tap: gRPC never ends the context
-// of a call that a tap refuses after it.
-func (g *Guard) Count(ctx context.Context, method string) error {
+// or its client's limits. The context that it returns is the call's: it also ends when the caller
+// loses the right to make the call, unless that is a query. Count must be the last check of a
+// server's tap: gRPC never ends the context of a call that a tap refuses after it.
+func (g *Guard) Count(ctx context.Context, method string) (context.Context, error) {
 	done, over := g.hold(ctx)
 	if over != nil {
-		return over.status()
+		return ctx, over.status()
 	}
 	c, _ := ctx.Value(callerKey{}).(caller)
 	if c.agent || method == inference.GRPCInferenceService_ModelInfer_FullMethodName {
 		if done != nil {
 			context.AfterFunc(ctx, done)
 		}
-		return nil
+		return ctx, nil
 	}
 	who, n := "address "+holderOf(c.from), 1
 	if c.name != "" {
@@ -194,7 +195,7 @@ func (g *Guard) Count(ctx context.Context, method string) error {
 		g.pace()
 		g.observe(ReasonCalls)
 		g.refusals.add(c.from, "call refused", "too many calls", errTooManyCalls)
-		return errTooManyCalls
+		return ctx, errTooManyCalls
 	}
 	context.AfterFunc(ctx, func() {
 		g.calls.give(who, n)
@@ -202,5 +203,5 @@ func (g *Guard) Count(ctx context.Context, method string) error {
 			done()
 		}
 	})
-	return nil
+	return g.followCall(ctx, method), nil
 }

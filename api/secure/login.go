@@ -113,27 +113,33 @@ func cookieName(req *http.Request) string {
 	return plainCookie
 }
 
+// A login is a client that has logged in, and the API key with which it has.
+type login struct {
+	name string // "": none
+	key  digest
+}
+
 // sessionClient returns the client that has logged in by the request's browser; ok is false if none
 // has.
-func (g *Guard) sessionClient(req *http.Request) (name string, ok bool) {
+func (g *Guard) sessionClient(req *http.Request) (_ login, ok bool) {
 	keys := g.keys.get()
 	cookies := req.CookiesNamed(cookieName(req))
 	if keys == nil || len(cookies) != 1 {
-		return "", false
+		return login{}, false
 	}
 	s, ok := parseSession(cookies[0].Value)
 	left := time.Until(time.Unix(s.end, 0))
 	if !ok || left <= 0 || left > sessionTime+time.Minute {
-		return "", false
+		return login{}, false
 	}
 	for _, secret := range g.secrets() {
 		for _, key := range keys.digests[s.name] {
 			if hmac.Equal(s.mac, s.sign(secret, key)) {
-				return s.name, true
+				return login{s.name, key}, true
 			}
 		}
 	}
-	return "", false
+	return login{}, false
 }
 
 // LoginRefused returns why a browser cannot log in by this request's connection; "" if it can.
@@ -176,7 +182,7 @@ func (g *Guard) Login(w http.ResponseWriter, req *http.Request, key string) (cod
 	name, ok := "", false
 	keys := g.keys.get()
 	if len(key) <= LongestKey {
-		name, ok = keys.client(key)
+		name, ok = keys.owner(digestOf(key))
 	}
 	if !ok {
 		g.refused(from, "login", &refusal{

@@ -190,10 +190,10 @@ func serve(t testing.TB, config Config, tapped bool) *guarded {
 		options = append(options,
 			grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
 				ctx, err := s.Tap(ctx, info)
-				if err == nil {
-					err = s.Count(ctx, info.FullMethodName)
+				if err != nil {
+					return ctx, err
 				}
-				return ctx, err
+				return s.Count(ctx, info.FullMethodName)
 			}))
 	}
 	server := grpc.NewServer(options...)
