@@ -72,7 +72,7 @@ var rules = []rule{
 			"but for the names of the policies",
 	},
 	{
-		folder: "models/store", imports: []string{"api/files"}, never: network,
+		folder: "models/store", imports: []string{"api/files", "models/dirlock"}, never: network,
 		reason: "what a store holds is a matter of documents and sums, whichever store it is",
 	},
 	{

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	goruntime "runtime"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/dirlock"
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
@@ -106,6 +108,7 @@ type Agent struct {
 	guard      *secure.Guard
 	server     *serve.Server
 
+	stateLock *os.File      // the lock of the state directory; nil: there is none
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers begin to close.
 	closing     context.Context
@@ -218,6 +221,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.openGuard(); err != nil {
 		return err
 	}
+	if err := a.lockStateDir(); err != nil {
+		return err
+	}
+	defer a.stateLock.Close() // nil if there is no lock
 	a.checkStateDir()
 	listeners, err := a.listen()
 	if err != nil {
@@ -413,6 +420,22 @@ func checkModelDir(dir string) error {
 		return fmt.Errorf("model-dir: %w", err)
 	case !info.IsDir():
 		return fmt.Errorf("model-dir %q is no directory", dir)
+	}
+	return nil
+}
+
+// lockStateDir keeps the state directory to this agent, until stateLock is closed or the process has
+// ended. Two agents would write the same epoch file, and each would forget what the other has
+// learned. A directory in which nothing can be written needs no lock: see checkStateDir.
+func (a *Agent) lockStateDir() (err error) {
+	dir := a.config.StateDir
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil
+	}
+	a.stateLock, err = dirlock.Lock(filepath.Join(dir, "lock"))
+	if held := new(dirlock.HeldError); errors.As(err, &held) {
+		return fmt.Errorf("state-dir %q is that of another agent that runs: %w; give each agent a "+
+			"--state-dir of its own", dir, held)
 	}
 	return nil
 }

@@ -159,8 +159,9 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 }
 
 // kill closes a's connections without a farewell, so that no other agent hears of it any more. Its
-// goroutines run on until the end of the test.
+// goroutines run on until the end of the test, and let go of what the kernel would.
 func (f *testFleet) kill(a *fleetAgent) {
+	_ = a.stateLock.Close()
 	f.network.kill(string(a.name))
 	_ = a.wire.Shutdown() // it cannot fail
 }

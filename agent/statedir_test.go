@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -45,4 +47,35 @@ func TestStateDirWritable(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
 	}
+}
+
+// TestStateDirOfAnother: an agent does not run with the state directory of one that runs, whatever its
+// role, and says whose it is; it does once that one has ended.
+func TestStateDirOfAnother(t *testing.T) {
+	config := testConfig(t)
+	first := startAgent(t, config, emulated())
+	second := testConfig(t)
+	second.StateDir = config.StateDir
+	for _, role := range []string{"may", "never"} {
+		second.Leader = role
+		a, err := New(second, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = a.Run(t.Context())
+		if err == nil {
+			t.Fatal("two agents run with one state directory")
+		}
+		for _, want := range []string{
+			config.StateDir, fmt.Sprintf("process %d", os.Getpid()), "--state-dir of its own",
+		} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("no %q in %q", want, err)
+			}
+		}
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	startAgent(t, second, emulated())
 }

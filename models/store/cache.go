@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/muster-serve/muster/api/files"
+	"github.com/muster-serve/muster/models/dirlock"
 )
 
 // A Cache keeps what was fetched in a hidden folder of a model directory, and links it into models'
@@ -133,24 +134,14 @@ func (c *Cache) freeUnfinished() error {
 	return err
 }
 
-// lock keeps others from the cache, where the file system has locks. The kernel lets go of the lock
-// when the process ends.
+// lock keeps others from the cache, where the file system has locks.
 func (c *Cache) lock() (err error) {
-	if c.locked, err = os.OpenFile(c.path("lock"), os.O_RDWR|os.O_CREATE, 0o644); err != nil {
-		return err
+	c.locked, err = dirlock.Lock(c.path("lock"))
+	if held := new(dirlock.HeldError); errors.As(err, &held) {
+		return fmt.Errorf("%s is in use by an agent that follows a model store, or by muster "+
+			"models pull; wait until it has ended, or take another model directory: %w", c.dir, held)
 	}
-	err = unix.Flock(int(c.locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	switch err {
-	case unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOLCK:
-		return nil
-	case unix.EWOULDBLOCK:
-		err = fmt.Errorf("%s is in use by an agent that follows a model store, or by muster "+
-			"models pull; wait until it has ended, or take another model directory", c.dir)
-	}
-	if err != nil {
-		return errors.Join(err, c.locked.Close())
-	}
-	return nil
+	return err
 }
 
 // Close lets others open the cache. What is there may still be read, and nothing be changed.
