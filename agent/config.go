@@ -370,16 +370,13 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 		}
 	}
 	if c.Advertise != "" {
-		if host, port := c.advertised(); host == "" {
-			fault("advertise: %q, want host or host:port", c.Advertise)
+		host, _ := c.advertised()
+		if err := gossip.CheckAdvertised(c.Advertise); err != nil {
+			fault("advertise: %w", err)
 		} else if most := members.LargestString - len(":65535"); len(host) > most {
 			fault(
 				"advertise: host of %d characters, want at most %d, which fit into what agents "+
 					"gossip", len(host), most)
-		} else if port != "" {
-			if err := members.CheckAddress(c.Advertise); err != nil {
-				fault("advertise: %w", err)
-			}
 		}
 	}
 	keys, err := c.gossipKeys()

@@ -94,7 +94,7 @@ func (c Config) Validate() error {
 				"key, or allow it as insecure", bind)
 	}
 	if c.Advertise != "" {
-		if _, _, err := splitHostPort(c.Advertise, 0); err != nil {
+		if err := CheckAdvertised(c.Advertise); err != nil {
 			fault("advertised gossip address: %w", err)
 		}
 	}
@@ -141,6 +141,43 @@ func parseBind(bind string) (netip.AddrPort, error) {
 		}
 	}
 	return netip.AddrPortFrom(addr.Unmap(), uint16(number)), nil
+}
+
+// CheckAdvertised returns an error if address, host or host:port, is none at which other agents can
+// reach one. It looks up no name.
+func CheckAdvertised(address string) error {
+	host, _, err := splitHostPort(address, 0)
+	if err != nil {
+		return err
+	}
+	_, notHost := netip.ParseAddr(address) // an IPv6 address may end in ":0"
+	if _, port, err := net.SplitHostPort(address); notHost != nil && err == nil && port == "0" {
+		return fmt.Errorf("%q: port 0, want the port at which others reach this agent, or none for "+
+			"the one it listens on", address)
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return checkReachable(addr.Unmap())
+	}
+	return nil
+}
+
+// checkReachable returns an error if addr is none of a machine that others can reach.
+func checkReachable(addr netip.Addr) error {
+	kind := ""
+	switch {
+	case addr.IsUnspecified():
+		kind = "stands for all addresses of a machine, so others would ask themselves"
+	case addr.IsMulticast():
+		kind = "is a multicast address"
+	case addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		kind = "is the broadcast address"
+	case addr.Is6() && addr.IsLinkLocalUnicast():
+		kind = "is a link-local address, whose interface only this machine can name"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%v %s; want an address of this machine that other agents can reach", addr,
+		kind)
 }
 
 // splitHostPort splits host or host:port, and returns defaultPort if there is no port. An IPv6

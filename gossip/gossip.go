@@ -373,6 +373,9 @@ func advertised(ctx context.Context, config Config, base memberlist.Transport,
 		if err != nil {
 			return bound, fmt.Errorf("gossip: advertised host %q: %w", host, err)
 		}
+		if err := checkReachable(addrs[0]); err != nil {
+			return bound, fmt.Errorf("gossip: advertised host %q: %w", host, err)
+		}
 		return netip.AddrPortFrom(addrs[0], port), nil
 	}
 	if !bound.Addr().IsUnspecified() {

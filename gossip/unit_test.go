@@ -179,11 +179,27 @@ func TestAdvertise(t *testing.T) {
 		{"10.1.2.3:99", "10.1.2.3:99", ""},
 		{"two.example:99", "10.7.7.7:99", ""},
 		{"none.example", "", `advertised host "none.example"`},
+		{"all.example:99", "", `advertised host "all.example": 0.0.0.0 stands for all addresses`},
+		{"0.0.0.0", "", "others would ask themselves"},
+		{"0.0.0.0:99", "", "others would ask themselves"},
+		{"::", "", "others would ask themselves"},
+		{"[::]:99", "", "others would ask themselves"},
+		{"::ffff:0.0.0.0", "", "others would ask themselves"},
+		{"224.0.0.1", "", "224.0.0.1 is a multicast address"},
+		{"[ff02::1]:99", "", "ff02::1 is a multicast address"},
+		{"255.255.255.255:99", "", "is the broadcast address"},
+		{"fe80::1", "", "fe80::1 is a link-local address"},
+		{"10.1.2.3:0", "", "port 0"},
+		{"[2001:db8::1]:0", "", "port 0"},
+		{"2001:db8::0", "[2001:db8::]:0", ""},
 	} {
 		g, err := Open(t.Context(), Config{
 			Name: "a", Bind: "localhost:0", Advertise: tt.advertise,
 			Logger: slog.New(slog.DiscardHandler),
 			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
+				if host == "all.example" {
+					return []netip.Addr{netip.IPv4Unspecified()}, nil
+				}
 				if host != "two.example" {
 					return nil, errors.New("no such host")
 				}
