@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 )
 
@@ -106,7 +107,7 @@ localhost, 127.0.0.1 and ::1; --host adds more.`,
 			})
 		},
 	}
-	agent.Flags().StringSliceVar(&hosts, "host", nil,
+	lists.Var(agent.Flags(), &hosts, "host", nil,
 		"more DNS names and IP addresses at which clients reach the agent")
 	client := &cobra.Command{
 		Use:   "client NAME",

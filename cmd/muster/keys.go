@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/gossip"
@@ -98,7 +99,7 @@ that the agent at --server knows all the others.`,
 	cmd.Flags().Uint32Var(&expect, "expect", 0,
 		"how many agents the fleet has; if the agent knows another number, nothing changes "+
 			"(default: any number)")
-	cmd.Flags().StringSliceVar(&without, "without", nil,
+	lists.Var(cmd.Flags(), &without, "without", nil,
 		"names of agents to leave out if they cannot be reached")
 	return cmd
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/gossip"
@@ -77,6 +80,52 @@ func TestPrecedence(t *testing.T) {
 		if got[name] != want {
 			t.Errorf("%s: got %q, want %q", name, got[name], want)
 		}
+	}
+}
+
+// TestListsWithSpaces: a list is read alike wherever it is given, and spaces and a comma too many are
+// no part of it.
+func TestListsWithSpaces(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const want = `["10.0.0.1:7946","10.0.0.2:7946"]`
+	if got := printed(t, "--join", "10.0.0.1:7946, 10.0.0.2:7946,")["join"][0]; got != want {
+		t.Errorf("as a flag: got %s", got)
+	}
+	for _, text := range []string{
+		`join: "10.0.0.1:7946 , 10.0.0.2:7946"`, `join: ["10.0.0.1:7946 ", "", " 10.0.0.2:7946"]`,
+	} {
+		write(t, "muster.yaml", text+"\n")
+		if got := printed(t)["join"][0]; got != want {
+			t.Errorf("%s: got %s", text, got)
+		}
+	}
+	t.Setenv("MUSTER_JOIN", ",10.0.0.1:7946,\t10.0.0.2:7946")
+	if got := printed(t)["join"][0]; got != want {
+		t.Errorf("as a variable: got %s", got)
+	}
+}
+
+// TestNoOtherLists: all commands read lists alike.
+func TestNoOtherLists(t *testing.T) {
+	found := 0
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() != "stringSlice" {
+				return
+			}
+			found++
+			if got := fmt.Sprintf("%T", f.Value); got != "lists.list" {
+				t.Errorf("%s --%s is a %s; define it with lists.Var", cmd.CommandPath(), f.Name, got)
+			}
+		})
+		for _, child := range cmd.Commands() {
+			check(child)
+		}
+	}
+	check(newRoot())
+	if found < 10 {
+		t.Errorf("found %d lists, want 10 or more", found)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/planning"
@@ -155,9 +156,9 @@ needs to find the best configuration of the table.
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second to serve at the least cost")
 	flags.Float64Var(&o.target, "target", 99,
 		"percent of each model's queries that must meet their QoS target")
-	flags.StringSliceVar(&o.types, "types", nil,
+	lists.Var(flags, &o.types, "types", nil,
 		"instance types to choose from (default: all with a profile of the models)")
-	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
+	lists.Var(flags, &o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.planner, "planner", "",
 		"planner: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+
 			defaultPlanner+", with a table "+defaultTablePlanner+")")

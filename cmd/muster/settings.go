@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/leader/match"
@@ -40,7 +41,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.ModelStore, "model-store", s.ModelStore,
 		"URL of a model store, such as s3://bucket/prefix, whose models are fetched into "+
 			"--model-dir")
-	fs.StringSliceVar(&s.StoreModels, "store-models", s.StoreModels,
+	lists.Var(fs, &s.StoreModels, "store-models", s.StoreModels,
 		"models to fetch from the store; without any all")
 	fs.Int64Var(&s.ModelCacheSize, "model-cache-size", s.ModelCacheSize,
 		"bytes that files of the store may take in --model-dir; 0: 80 % of its file system")
@@ -101,7 +102,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 			"one peer may have 3/4 of them; 0: no limit")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout,
 		"longest time that a draining agent waits for its queries to finish")
-	fs.StringSliceVar(&s.Join, "join", s.Join,
+	lists.Var(fs, &s.Join, "join", s.Join,
 		"gossip addresses of agents of the fleet to join; without any the agent starts a new fleet")
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress,
 		"address to gossip with other agents on, TCP and UDP")
@@ -176,7 +177,7 @@ type clientSettings struct {
 // add defines the settings on flags, with their defaults.
 func (s *clientSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("client", pflag.ContinueOnError)
-	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress},
+	lists.Var(fs, &s.servers, "server", []string{agent.DefaultConfig().GRPCAddress},
 		"gRPC addresses of agents")
 	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.CRLFile, &s.Insecure)
 	fs.StringVar(&s.APIKey, "api-key", s.APIKey,

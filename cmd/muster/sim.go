@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/placing"
@@ -503,12 +504,12 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 	flags.StringArrayVar(&o.models, "model", nil,
 		"model to compare the policies on, or all; repeat it for several, compared one by one")
 	flags.Float64Var(&budget, "budget", 2.5, "$/hr that a pool may cost")
-	flags.StringSliceVar(&policies, "policies",
+	lists.Var(flags, &policies, "policies",
 		[]string{
 			"horizon", "kairos", "fcfs", "drs", "clockwork-earliest", "clockwork-cheapest",
 			"oracle",
 		}, "policies to compare")
-	flags.StringSliceVar(&types, "types", sim.PaperTypes(), "instance types that a pool may have")
+	lists.Var(flags, &types, "types", sim.PaperTypes(), "instance types that a pool may have")
 	flags.StringVar(&pool, "pool", "",
 		"pool that all policies use, as TYPE=COUNT,TYPE=COUNT, instead of each one's best")
 	flags.StringVar(&catalogue, "catalogue", "",

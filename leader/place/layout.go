@@ -120,7 +120,7 @@ func ParseLayout(text string) (Layout, error) {
 	}
 	var l Layout
 	for part := range strings.SplitSeq(text, "+") {
-		p, err := parsePartition(part)
+		p, err := parsePartition(strings.TrimSpace(part))
 		if err != nil {
 			return Layout{}, fmt.Errorf("layout %q: %w", text, err)
 		}
@@ -136,7 +136,7 @@ func parsePartition(text string) (Partition, error) {
 	var p Partition
 	models, cores, sized := strings.Cut(text, ":")
 	for m := range strings.SplitSeq(models, ",") {
-		name, err := unescape(m)
+		name, err := unescape(strings.TrimSpace(m))
 		if err != nil {
 			return p, err
 		}

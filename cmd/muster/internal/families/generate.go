@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/models/variants"
 )
 
@@ -18,7 +19,7 @@ type Variants struct {
 
 // Add adds the flags.
 func (v *Variants) Add(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&v.kinds, "variants", nil,
+	lists.Var(flags, &v.kinds, "variants", nil,
 		"also make these variants of each model, and measure them: "+variants.Kinds)
 	flags.StringVar(&v.family, "family", "",
 		"family of the model and its variants (default MODEL-family)")

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/rent"
@@ -318,7 +319,7 @@ with it if it is replaced by another.`,
 		},
 	}
 	c.flags(cmd, dial)
-	cmd.Flags().StringSliceVar(&counts, "count", nil, "`TYPE=N`: rent N of the type; of others none")
+	lists.Var(cmd.Flags(), &counts, "count", nil, "`TYPE=N`: rent N of the type; of others none")
 	return cmd
 }
 

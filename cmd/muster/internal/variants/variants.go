@@ -46,7 +46,7 @@ func Parse(text string) (f Family, err error) {
 		}
 	}
 	for part := range strings.SplitSeq(list, ",") {
-		fields := strings.Split(part, ":")
+		fields := strings.Split(strings.TrimSpace(part), ":")
 		if len(fields) < 2 || len(fields) > 3 || fields[0] == "" {
 			return f, fmt.Errorf("family %s: got the variant %q, want %s", name, part, form)
 		}
