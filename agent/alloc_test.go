@@ -88,7 +88,8 @@ func TestQueryAllocations(t *testing.T) {
 		}
 
 		at := func(*client.Client) bool { return true }
-		measure("a client of the protocol, one agent", worker, 192, at, client.WithoutFleet())
+		// Two are of the parameter that says of these answers that they are emulated.
+		measure("a client of the protocol, one agent", worker, 194.5, at, client.WithoutFleet())
 		// has none
 		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() })
 		f.led(worker, gateway)

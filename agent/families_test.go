@@ -226,10 +226,10 @@ func (f *testFleet) answersFamily(a *fleetAgent) {
 			}
 		}
 	}
-	// A model's own name pins it, and its answer is as it always was.
+	// A model's own name pins it, and its answer says no more than that it is emulated.
 	resp, err := a.oip.ModelInfer(f.Context(), asks("ncf-int8", 0))
 	if err != nil || resp.GetModelName() != "ncf-int8" || resp.GetModelVersion() != "1" ||
-		len(resp.GetParameters()) != 0 {
+		len(resp.GetParameters()) != 1 || !resp.GetParameters()["emulated"].GetBoolParam() {
 		f.Errorf("%s: ncf-int8 by name: %v, %v", a.host, resp, err)
 	}
 	for _, c := range []struct {
@@ -274,7 +274,7 @@ func (f *testFleet) answersFamily(a *fleetAgent) {
 	body := strings.Replace(ncfBody(2), "{", `{"parameters":{"least_accuracy":1},`, 1)
 	if code, text := rest("POST", "/v2/models/rank/infer", body); code != 200 ||
 		!strings.Contains(text, `"model_name":"rank","model_version":"","parameters":{`+
-			`"variant":"ncf","variant_version":"1","accuracy":1}`) {
+			`"variant":"ncf","variant_version":"1","accuracy":1,"emulated":true}`) {
 		f.Errorf("%s: REST: %d %s", a.host, code, text)
 	}
 	for path, want := range map[string]int{

@@ -148,7 +148,7 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, 
 		return executed{}, err
 	}
 	w.traceExecution(ctx, loaded, q, e.arrival, result)
-	ran := executed{result: result, resp: respond(loaded.Version, req, q, result)}
+	ran := executed{result: result, resp: w.respond(loaded.Version, req, q, result)}
 	if err := req.CheckAnswer(ran.resp.Outputs); err != nil {
 		ran.resp.Release()
 		ran.resp = nil
@@ -163,12 +163,14 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, 
 
 // respond returns the answer to req, with the outputs that it asks for, in its order. Releasing the
 // answer releases the result.
-func respond(v *models.Version, req *oip.Request, q query, result *runtime.Result) *oip.Response {
+func (w *Worker) respond(v *models.Version, req *oip.Request, q query,
+	result *runtime.Result) *oip.Response {
 	resp := &oip.Response{
-		Model:   v.Model,
-		Version: strconv.FormatInt(v.Number, 10),
-		ID:      req.ID,
-		Outputs: make([]tensor.Tensor, len(q.outputs)),
+		Model:    v.Model,
+		Version:  strconv.FormatInt(v.Number, 10),
+		ID:       req.ID,
+		Outputs:  make([]tensor.Tensor, len(q.outputs)),
+		Emulated: w.config.Executor.Info().Executor == "emulated",
 	}
 	for i, position := range q.outputs {
 		resp.Outputs[i] = result.Outputs[position]

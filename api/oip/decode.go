@@ -137,7 +137,7 @@ func (r *Response) decodeFrom(c cursor) error {
 	if err != nil {
 		return err
 	}
-	r.takeVariant()
+	r.takeParameters()
 	r.Outputs, r.hold = b.tensors, &block.hold
 	return nil
 }

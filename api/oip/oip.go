@@ -155,6 +155,9 @@ type Response struct {
 	Variant, VariantVersion string
 	// Accuracy is the variant's, in (0, 1]; 0 if unknown.
 	Accuracy float64
+	// Emulated is whether an agent that runs no models gave the answer, or a part of it, so that
+	// nobody takes its values for a model's. It is a parameter on the wire, if it is true.
+	Emulated bool
 	// Parameters holds the remaining parameters, as those of a Request.
 	Parameters map[string]any
 	Outputs    []tensor.Tensor

@@ -39,6 +39,7 @@ func Join(parts []*Response, rows []int) (*Response, error) {
 		Outputs: make([]tensor.Tensor, len(first.Outputs)),
 	}
 	for p, part := range parts {
+		resp.Emulated = resp.Emulated || part.Emulated
 		if part.Model != first.Model || part.Version != first.Version ||
 			len(part.Outputs) != len(first.Outputs) {
 			return nil, fmt.Errorf("parts of a query are answered by model %q, version %s, with "+

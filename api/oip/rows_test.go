@@ -75,6 +75,10 @@ func TestJoinAnswers(t *testing.T) {
 		!slices.Equal(got.Outputs[0].Data, []byte{7, 8, 9}) {
 		t.Errorf("got %+v", got)
 	}
+	parts[1].Emulated = true
+	if got, err = Join(parts, []int{1, 2}); err != nil || !got.Emulated {
+		t.Errorf("no model has run for a part: got %+v, %v, want that it says so", got, err)
+	}
 	if n := testing.AllocsPerRun(100, func() { _, _ = Join(parts, []int{1, 2}) }); n > 7 {
 		t.Errorf("%v allocations, want 7: two for each output", n)
 	}

@@ -50,11 +50,16 @@ const (
 	variantParameter        = "variant"
 	variantVersionParameter = "variant_version"
 	accuracyParameter       = "accuracy"
+	emulatedParameter       = "emulated"
 )
 
-// takeVariant moves the parameters that say which variant answered to their fields, if there are
-// such of the right types.
-func (r *Response) takeVariant() {
+// takeParameters moves the parameters that have fields of their own to those, if there are such of the
+// right types.
+func (r *Response) takeParameters() {
+	if emulated, ok := r.Parameters[emulatedParameter].(bool); ok {
+		r.Emulated = emulated
+		take(&r.Parameters, emulatedParameter)
+	}
 	variant, ok := r.Parameters[variantParameter].(string)
 	if !ok {
 		return
@@ -85,6 +90,11 @@ func (r *Response) eachParameter(do func(name string, value any) error) error {
 			if err := do(accuracyParameter, r.Accuracy); err != nil {
 				return err
 			}
+		}
+	}
+	if r.Emulated {
+		if err := do(emulatedParameter, true); err != nil {
+			return err
 		}
 	}
 	if len(r.Parameters) == 0 {

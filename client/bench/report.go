@@ -40,6 +40,9 @@ type ModelReport struct {
 	// Verified counts the answers that agree with the reference's; see [Model.Verify].
 	Verified int64 `json:"verified,omitempty"`
 	Late     int64 `json:"late"` // answered after the QoS target
+	// Emulated counts the answers of agents that run no models: their latencies are those of a
+	// profile, and their values say nothing.
+	Emulated int64 `json:"emulated,omitempty"`
 	// EffectiveAccuracy is the mean accuracy of the answers of a family, and Variants are those who
 	// gave them, the most accurate first; absent for a model.
 	EffectiveAccuracy float64   `json:"effective_accuracy,omitempty"`
@@ -194,6 +197,7 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 		Queries:       m.queries,
 		Answered:      m.latencies.TotalCount(),
 		Late:          m.late,
+		Emulated:      m.emulated,
 		Failed:        m.failed,
 		Unfinished:    m.unfinished,
 		Failures:      []Failure{},
@@ -264,6 +268,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, m := range r.Models {
 		if len(m.Variants) > 0 {
 			fmt.Fprintf(&b, "%s: answered by %s\n", m.Model, sharesOf(m.Variants))
+		}
+		if m.Emulated > 0 {
+			fmt.Fprintf(&b, "%s: %d of %d answers are of emulated agents, which run no models: they "+
+				"wait as long as a profile says\n", m.Model, m.Emulated, m.Answered)
 		}
 		if m.Verified > 0 {
 			fmt.Fprintf(&b, "%s: %d answers agree with those of the model alone\n", m.Model, m.Verified)

@@ -305,6 +305,7 @@ type recorder struct {
 	queries    int64
 	items      int64
 	late       int64
+	emulated   int64
 	failed     int64
 	unfinished int64
 	failures   map[string]*Failure
@@ -338,12 +339,15 @@ func (m *recorder) notSent(limit int) {
 	m.fail("not sent", fmt.Sprintf("not sent, as %d queries were in flight", limit))
 }
 
-// answeredBy counts who has answered a query for a family.
+// answeredBy counts who has answered a query for a family, and answers of agents that run no model.
 func (m *recorder) answeredBy(answer *oip.Response) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.variants.count(answer)
 	m.recentVariants.count(answer)
+	if answer.Emulated {
+		m.emulated++
+	}
 }
 
 // finished counts a query that was answered or failed, and reports whether more queries have missed

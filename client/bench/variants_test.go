@@ -27,7 +27,9 @@ func (s *familyServer) Infer(ctx context.Context, req *oip.Request) (*oip.Respon
 	}
 	s.least = req.LeastAccuracy
 	if s.n++; s.n%4 == 0 {
-		return &oip.Response{Variant: "wnd-xs", VariantVersion: "2", Accuracy: .9}, nil
+		return &oip.Response{
+			Variant: "wnd-xs", VariantVersion: "2", Accuracy: .9, Emulated: true,
+		}, nil
 	}
 	return &oip.Response{Variant: "wnd", VariantVersion: "1", Accuracy: 1}, nil
 }
@@ -65,6 +67,10 @@ func TestEffectiveAccuracy(t *testing.T) {
 			t.Errorf("ctr: accuracy %v by %+v of %d answers, want %v by wnd and wnd-xs",
 				ctr.EffectiveAccuracy, ctr.Variants, ctr.Answered, want)
 		}
+		if ctr.Emulated != ctr.Answered/4 || plain.Emulated != 0 {
+			t.Errorf("of %d answers %d are emulated, want those of wnd-xs; of plain %d", ctr.Answered,
+				ctr.Emulated, plain.Emulated)
+		}
 		if plain.EffectiveAccuracy != 0 || plain.Variants != nil {
 			t.Errorf("plain: accuracy %v by %+v, want none", plain.EffectiveAccuracy, plain.Variants)
 		}
@@ -73,7 +79,8 @@ func TestEffectiveAccuracy(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, want := range []string{"within QoS  accuracy", " 0.97", "ctr: answered by wnd 7",
-			"% (accuracy 1.0000), wnd-xs 2"} {
+			"% (accuracy 1.0000), wnd-xs 2", " answers are of emulated agents",
+		} {
 			if !strings.Contains(text.String(), want) {
 				t.Errorf("report:\n%s\nwant %q in it", &text, want)
 			}

@@ -163,7 +163,8 @@ func TestFleetCommands(t *testing.T) {
 		len(s.GetModels()) > 0 && s.GetModels()[0].WithinQos != nil {
 		t.Errorf("status --json of an idle fleet: got %v", s)
 	}
-	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf")
+	wantOutput(t, true, `^ncf version 1 answered[^\n]*\nemulated: no model has run`, "infer", "ncf")
+	wantOutput(t, true, `"parameters":{"emulated":true}`, "infer", "ncf", "--json")
 	last.wantWhileLed(
 		t,
 		`^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\n`+

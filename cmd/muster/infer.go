@@ -178,6 +178,10 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 			terminal.Plain(response.VariantVersion), response.Accuracy,
 			took.Round(time.Microsecond))
 	}
+	if response.Emulated {
+		fmt.Fprintln(w, "emulated: no model has run; the agent waited as long as its profile says, "+
+			"and these values mean nothing")
+	}
 	for _, o := range decoded.Outputs {
 		fmt.Fprintf(w, "%s %s %v\n", terminal.Plain(o.Name), terminal.Plain(o.Datatype), o.Shape)
 		rows := 1
