@@ -2,12 +2,18 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -169,5 +175,117 @@ func TestAgentsAreApart(t *testing.T) {
 	defer stranger.Close()
 	if got := watchAll(t, t.Context(), stranger, 10, false); got != 3 {
 		t.Errorf("a stranger got %d of 10 streams, want 3", got)
+	}
+}
+
+// TestStrangersKeepNobodyOut: strangers from many addresses, who do no more than open connections, or
+// calls that anybody may make, take no room from who has shown an API key, and none that somebody needs
+// to show one.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	ca := newTestCA(t)
+	config := testConfig(t)
+	config.Security = ca.agent("a1")
+	config.Security.APIKeysFile = ca.write("keys", "feed: "+feedKey+"\n")
+	config.Limits = secure.Limits{Connections: 40, Calls: 40}
+	a := startAgent(t, config, emulated())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.pem)
+	next := byte(1)
+	// besiege opens three connections from each of some addresses, over TLS with HTTP/2's first words,
+	// or with no word at all.
+	besiege := func(addresses int, encrypted bool) {
+		t.Helper()
+		for range addresses {
+			next++
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, next)}}
+			for range 3 {
+				conn, err := dialer.DialContext(ctx, "tcp", a.addresses.GRPC)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { conn.Close() })
+				if encrypted {
+					c := tls.Client(conn, &tls.Config{
+						RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"h2"},
+					})
+					if err := c.HandshakeContext(ctx); err != nil {
+						continue // it was displaced by another already
+					}
+					_, _ = io.WriteString(c, http2.ClientPreface) // fails if it was displaced
+				}
+			}
+		}
+	}
+	besiege(20, true)
+	credentials := ca.client("")
+	credentials.APIKey = feedKey
+	conn := dialSecurely(t, a.addresses.GRPC, credentials)
+	defer conn.Close()
+	watch, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
+	if err == nil {
+		_, err = watch.Recv()
+	}
+	if err != nil {
+		t.Fatalf("one who has a key does not get in: %v", err)
+	}
+	req, err := http.NewRequestWithContext(ctx, "GET", "https://"+a.addresses.HTTP+"/v2", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+feedKey)
+	byREST := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	defer byREST.CloseIdleConnections()
+	reused := false
+	req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused },
+	}))
+	ask := func() {
+		t.Helper()
+		resp, err := byREST.RoundTrip(req)
+		if err != nil {
+			t.Fatalf("by REST: %v", err)
+		}
+		defer resp.Body.Close()
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("by REST: %v, %v", resp.Status, err)
+		}
+	}
+	ask()
+	besiege(30, false)
+	besiege(20, true)
+	if _, err := watch.Recv(); err != nil { // it tells the fleet again from time to time
+		t.Errorf("who has shown a key loses the connection: %v", err)
+	}
+	if ask(); !reused {
+		t.Error("who has shown a key loses the connection for REST")
+	}
+	if got := a.counted("muster_refusals_total", secure.ReasonConnections); got < 100 {
+		t.Errorf("%v refusals are counted, want those displaced", got)
+	}
+
+	taken := 0
+	for address := range byte(10) {
+		proof, err := ca.client("").DialOptions(slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 2, 1+address)}}
+		stranger, err := grpc.NewClient("passthrough:///"+a.addresses.GRPC, append(proof,
+			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+				return dialer.DialContext(ctx, "tcp", to)
+			}))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stranger.Close()
+		taken += watchAll(t, ctx, stranger, 10, false)
+	}
+	if taken > 10 {
+		t.Errorf("strangers have %d streams, want a quarter of 40 at most", taken)
+	}
+	if got := watchAll(t, ctx, conn, 1, true); got != 1 {
+		t.Error("no stream is left for who has shown a key")
 	}
 }

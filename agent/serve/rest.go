@@ -51,8 +51,10 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 		MaxHeaderBytes:    largestHeader,
 		// The server's own log lines are about single connections of clients, so they are debug
 		// lines.
-		ErrorLog:    slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
-		ConnContext: s.conns.connContext,
+		ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return s.conns.connContext(s.config.Guard.ConnContext(ctx, conn), conn)
+		},
 		ConnState: func(conn net.Conn, state http.ConnState) {
 			s.config.Guard.ConnState(conn, state)
 			s.conns.connState(conn, state)

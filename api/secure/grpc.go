@@ -57,7 +57,7 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		return s.dispatch(conn, authInfo{
 			credentials.TLSInfo{
 				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
-			}, false, conn, new(atomic.Uint64),
+			}, false, conn, countedOf(raw), new(atomic.Uint64),
 		}, func() (forQueries bool, err error) { return conn.preface(queryconn.Preface) })
 	}
 	p := http2
@@ -70,17 +70,13 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		return nil, nil, err
 	}
 	state := conn.ConnectionState()
-	if c, err := s.guard.identity.get().caller(state); err == nil && c.agent {
-		if counted, ok := raw.(*countedConn); ok {
-			counted.uncount()
-		}
-	}
+	s.guard.provenBy(raw, state)
 	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
 	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
 	return s.dispatch(taken, authInfo{credentials.TLSInfo{
 		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-	}, true, taken, new(atomic.Uint64)}, func() (forQueries bool, err error) {
+	}, true, taken, countedOf(raw), new(atomic.Uint64)}, func() (forQueries bool, err error) {
 		return state.NegotiatedProtocol == queryconn.Protocol, nil
 	})
 }
@@ -112,6 +108,7 @@ type authInfo struct {
 	credentials.TLSInfo
 	tls  bool // the connection uses TLS; otherwise TLSInfo is empty
 	conn net.Conn
+	raw  *countedConn // nil: the connection does not count
 	mark *atomic.Uint64
 }
 
@@ -265,10 +262,13 @@ func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error
 func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context,
 	error) {
 	var state *tls.ConnectionState
+	var raw *countedConn
 	p, _ := peer.FromContext(ctx)
 	if p != nil {
-		if info, ok := p.AuthInfo.(authInfo); ok && info.tls {
-			state = &info.State
+		if info, ok := p.AuthInfo.(authInfo); ok {
+			if raw = info.raw; info.tls {
+				state = &info.State
+			}
 		}
 	}
 	d := demandOf(method)
@@ -280,6 +280,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		g.refused(addressOf(p), method, r)
 		return ctx, r
 	}
+	raw.prove(c)
 	c.from = addressOf(p)
 	return context.WithValue(ctx, callerKey{}, c), nil
 }

@@ -39,10 +39,11 @@ type Guard struct {
 	silent    silent
 	following following
 	open      peers // gRPC connections, both accepted and dialled
-	// What callers other than agents hold.
-	connections, calls quota
-	meters             meters            // the use of clients with limits
-	free               *timerate.Limiter // see pace
+	// What callers other than agents hold. strangers' calls are also among calls.
+	connections           connections
+	calls, strangersCalls quota
+	meters                meters            // the use of clients with limits
+	free                  *timerate.Limiter // see pace
 
 	attempts    attempts        // of logins
 	sessionKeys func() [][]byte // Options.SessionKeys
@@ -98,7 +99,10 @@ func Open(config Config, o Options) (*Guard, error) {
 	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal,
 		refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
 		turns: newTurns(runtime.GOMAXPROCS(0)), free: timerate.NewLimiter(paceRate, paceBurst),
-		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls},
+		connections: connections{
+			quota: quota{limit: o.Limits.Connections}, named: config.Named(),
+		},
+		calls: quota{limit: o.Limits.Calls}, strangersCalls: quota{limit: (o.Limits.Calls + 3) / 4},
 		sessionKeys: o.SessionKeys, ownSecret: newSecret()}
 	if g.observe == nil {
 		g.observe = func(string) {}
@@ -198,6 +202,7 @@ func (g *Guard) Refresh() {
 		g.warnOfModels()
 	}
 	if keys || access {
+		g.connections.doubt()
 		g.endLost()
 	}
 }

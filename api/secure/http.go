@@ -30,6 +30,8 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		}
 		if r == nil {
 			c.from = remote(req.RemoteAddr)
+			raw, _ := req.Context().Value(rawKey{}).(*countedConn)
+			raw.prove(c)
 			ctx := context.WithValue(req.Context(), callerKey{}, c)
 			if c.name != "" && strings.HasPrefix(req.URL.Path, dashboardAPI) { // some are streams
 				var cancel context.CancelCauseFunc
@@ -49,6 +51,17 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		w.WriteHeader(code)
 		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // fails only if the client has gone
 	})
+}
+
+type rawKey struct{}
+
+// ConnContext is for an HTTP server's field ConnContext: a request's context then has its
+// connection, which counts for the client that the request shows.
+func (g *Guard) ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	if raw := countedOf(conn); raw != nil {
+		return context.WithValue(ctx, rawKey{}, raw)
+	}
+	return ctx
 }
 
 // dashboardAPI is what the paths begin with that a browser asks for that has logged in.

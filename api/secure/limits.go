@@ -2,19 +2,15 @@ package secure
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/api/direct"
 	"github.com/muster-serve/muster/api/inference"
 )
 
@@ -25,6 +21,7 @@ type Limits struct {
 	Connections int
 	// Calls bounds gRPC calls other than queries, from when their headers have arrived: a stream
 	// may stay open for ever. A Watch, which gets every change of the fleet, counts as watchCalls.
+	// Where clients must show who they are, those that have not share a quarter.
 	Calls int
 }
 
@@ -51,27 +48,35 @@ const freeShare = 3
 func (q *quota) take(peer string, n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.limit > 0 && q.by[peer]+n > freeShare*(q.limit-q.held-n+1) {
+	if !q.fits(peer, n) {
 		return false
 	}
+	q.hold(peer, n)
+	return true
+}
+
+// fits reports whether the peer may have n more units. q.mu is held.
+func (q *quota) fits(peer string, n int) bool {
+	return q.limit == 0 || q.by[peer]+n <= freeShare*(q.limit-q.held-n+1)
+}
+
+// hold gives the peer n more units. q.mu is held.
+func (q *quota) hold(peer string, n int) {
 	if q.by == nil {
 		q.by = map[string]int{}
 	}
 	q.held += n
 	q.by[peer] += n
-	return true
-}
-
-// crowded reports whether more than half of all units are held.
-func (q *quota) crowded() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.limit > 0 && q.held > q.limit/2
 }
 
 func (q *quota) give(peer string, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.release(peer, n)
+}
+
+// release takes n units back. q.mu is held.
+func (q *quota) release(peer string, n int) {
 	q.held -= n
 	if q.by[peer] -= n; q.by[peer] == 0 {
 		delete(q.by, peer)
@@ -89,69 +94,8 @@ func holderOf(address net.Addr) string {
 	return host
 }
 
-var (
-	errTooManyCalls = status.Error(codes.ResourceExhausted,
-		"too many calls are open: try again when some have ended, or elsewhere")
-	errTooManyConnections = errors.New("one more than may be open at a time")
-)
-
-// Limit returns a listener that closes, counts and logs connections beyond Limits.Connections. A
-// connection that proves to be an agent's no longer counts.
-func (g *Guard) Limit(l net.Listener) net.Listener { return limitedListener{l, g} }
-
-type limitedListener struct {
-	net.Listener
-	guard *Guard
-}
-
-func (l limitedListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		peer, conns := holderOf(conn.RemoteAddr()), &l.guard.connections
-		if conns.take(peer, 1) {
-			return &countedConn{
-				Conn: conn, uncount: sync.OnceFunc(func() { conns.give(peer, 1) }),
-			}, nil
-		}
-		l.guard.observe(ReasonConnections)
-		l.guard.refusals.add(conn.RemoteAddr(), "connection refused", "too many connections",
-			errTooManyConnections)
-		_ = conn.Close() // no caller would handle an error
-	}
-}
-
-// A countedConn is a connection that counts until it is closed or proves to be an agent's.
-type countedConn struct {
-	net.Conn
-	uncount func() // calls after the first do nothing
-}
-
-func (c *countedConn) Close() error {
-	err := c.Conn.Close()
-	c.uncount()
-	return err
-}
-
-// ReadOnReady implements [direct.Reader].
-func (c *countedConn) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
-	return direct.ReadOnReady(c.Conn, size, pool)
-}
-
-// SyscallConn implements [syscall.Conn].
-func (c *countedConn) SyscallConn() (syscall.RawConn, error) { return syscallConn(c.Conn) }
-
-func syscallConn(conn net.Conn) (syscall.RawConn, error) {
-	if c, ok := conn.(syscall.Conn); ok {
-		return c.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
-}
-
-// CloseWrite closes the writing side; see plainConn.
-func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
+var errTooManyCalls = status.Error(codes.ResourceExhausted,
+	"too many calls are open: try again when some have ended, or elsewhere")
 
 // paceRate and paceBurst bound the calls and requests a second that cost their sender nothing:
 // refused ones, and those that anybody may make.
@@ -188,7 +132,14 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 	if method == control.Control_Watch_FullMethodName {
 		n = watchCalls
 	}
-	if !g.calls.take(who, n) {
+	stranger := c.name == "" && g.config.Named() // it may make no calls but those of everybody
+	took := !stranger || g.strangersCalls.take(who, n)
+	if took && !g.calls.take(who, n) {
+		if took = false; stranger {
+			g.strangersCalls.give(who, n)
+		}
+	}
+	if !took {
 		if done != nil {
 			done()
 		}
@@ -199,6 +150,9 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 	}
 	context.AfterFunc(ctx, func() {
 		g.calls.give(who, n)
+		if stranger {
+			g.strangersCalls.give(who, n)
+		}
 		if done != nil {
 			done()
 		}

@@ -2,8 +2,12 @@ package secure
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestQuota: whoever comes, in whatever order, the total holds, each finds some left by those
@@ -52,4 +56,94 @@ func TestHolderOf(t *testing.T) {
 	if got := holderOf(&net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 5}); got != "10.1.2.3" {
 		t.Errorf("peer of an IPv4 address: %s", got)
 	}
+}
+
+// TestDisplaced: a stranger's connection makes room for another, the idlest first, and not one of an
+// address with fewer; a client's that has shown its name never does, but beyond the client's share.
+func TestDisplaced(t *testing.T) {
+	cs := connections{quota: quota{limit: 8}, named: true}
+	age := int64(0)
+	enter := func(holder string) (c, displaced *countedConn, ok bool) {
+		c = &countedConn{holder: holder, connections: &cs}
+		age++
+		c.last.Store(age)
+		displaced, ok = cs.enter(c)
+		return c, displaced, ok
+	}
+	var many []*countedConn
+	for range 6 { // three quarters
+		c, displaced, ok := enter("many")
+		if displaced != nil || !ok {
+			t.Fatalf("connection %d: displaces %v, %v", len(many)+1, displaced, ok)
+		}
+		many = append(many, c)
+	}
+	single, _, _ := enter("single")
+	single.last.Store(0) // it is the idlest
+	many[0].active()
+	if _, displaced, ok := enter("many"); displaced != many[1] || !ok {
+		t.Errorf("the address's own idlest makes no room: %v, %v", displaced, ok)
+	}
+	other, _, _ := enter("other")
+	if _, displaced, ok := enter("single"); displaced != many[2] || !ok {
+		t.Errorf("no connection of an address with more makes room: %v, %v", displaced, ok)
+	}
+	if _, displaced, ok := enter("new"); displaced != single || !ok {
+		t.Errorf("the idlest makes no room for one of a new address: %v, %v", displaced, ok)
+	}
+	cs.prove(other, "ads")
+	for i := range 100 {
+		if _, displaced, ok := enter(fmt.Sprint(i)); displaced == nil || displaced == other || !ok {
+			t.Fatalf("stranger %d: displaces %v, %v; want another stranger's", i, displaced, ok)
+		}
+	}
+	proven := 1
+	for range 20 {
+		c, _, ok := enter("new")
+		if !ok {
+			break
+		}
+		if cs.prove(c, "ads"); c.client.Load() != nil {
+			proven++
+		}
+	}
+	if proven != 6 {
+		t.Errorf("%d connections are one client's, want three quarters", proven)
+	}
+	if _, _, ok := enter("late"); !ok {
+		t.Error("one client leaves no room")
+	}
+	if cs.doubt(); cs.known != 0 || cs.held != len(cs.strangers) || cs.held > 8 {
+		t.Errorf("after a doubt %d are known and %d of %d strangers'", cs.known,
+			len(cs.strangers), cs.held)
+	}
+	for _, c := range slices.Collect(maps.Keys(cs.strangers)) {
+		cs.leave(c)
+		cs.leave(c) // does nothing
+	}
+	if cs.held != 0 || len(cs.by) != 0 {
+		t.Errorf("%d are held by %v once all are closed", cs.held, cs.by)
+	}
+}
+
+// TestDisplacedWithoutNames: where anybody may query, only a connection that has been idle for long
+// makes room for another.
+func TestDisplacedWithoutNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cs := connections{quota: quota{limit: 1}}
+		first := &countedConn{holder: "a", connections: &cs}
+		first.active()
+		if _, ok := cs.enter(first); !ok {
+			t.Fatal("the first one is refused")
+		}
+		second := &countedConn{holder: "b", connections: &cs}
+		time.Sleep(idleEnough - 1)
+		if displaced, ok := cs.enter(second); ok {
+			t.Errorf("a connection in use makes room: %v", displaced)
+		}
+		time.Sleep(1)
+		if displaced, ok := cs.enter(second); displaced != first || !ok {
+			t.Errorf("an idle connection makes no room: %v, %v", displaced, ok)
+		}
+	})
 }

@@ -272,6 +272,7 @@ func (l *tlsListener) handshake(raw net.Conn) {
 		_ = raw.Close() // it is not used further
 		return
 	}
+	l.guard.provenBy(raw, conn.ConnectionState())
 	if !l.deliver(accepted{conn: conn}) {
 		_ = conn.Close() // no server will accept it
 	}
