@@ -97,6 +97,9 @@ type Measurement struct {
 // A Config holds the settings of a model, as model.yaml gives them. A key that model.yaml leaves
 // out has its value in DefaultConfig.
 type Config struct {
+	// Requires is the number of the format that the file says it needs, see document.Format; 0: it
+	// does not say.
+	Requires uint64
 	// QoSTarget is the latency within which QoSPercentile percent of the
 	// queries should be answered; default 100 ms, at most an hour.
 	QoSTarget     time.Duration

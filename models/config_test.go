@@ -1,6 +1,7 @@
 package models
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
@@ -98,6 +100,7 @@ func TestConfigYAML(t *testing.T) {
 		strings.Replace(everyKey, "{latest: 2}", "all", 1),
 		strings.Replace(everyKey, "{latest: 2}", "[3, 5]", 1),
 		"warm_up: []\n",
+		"requires: 1\nqos_target_ms: 7\n",
 		"tables: [{name: users}, {}]\ngenerated: {seed: 3}\n",
 	} {
 		want, err := parseConfig("model.yaml", []byte(text))
@@ -115,6 +118,20 @@ func TestConfigYAML(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
+	}
+}
+
+// TestRequires: a file that needs a later format says so, and not that its keys are unknown.
+func TestRequires(t *testing.T) {
+	if c, err := parseConfig("model.yaml", []byte("requires: 1\n")); err != nil || c.Requires != 1 {
+		t.Errorf("got %d, %v", c.Requires, err)
+	}
+	const later = "of_a_later_version: 1\nqos_target_ms: [of, another, form]\nrequires: 2\n"
+	_, err := parseConfig("model.yaml", []byte(later))
+	var format *document.FormatError
+	if want := "model.yaml:3: requires format 2, but this version of Muster knows formats up to 1: " +
+		"upgrade Muster here"; !errors.As(err, &format) || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }
 

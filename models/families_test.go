@@ -205,6 +205,7 @@ measured: {against: rows.csv, rows: 1000, seed: 1, error: 0.001235}
 	}
 	write(`# our model
 qos_target_ms: 5 # agreed in May
+requires: 1 # so far
 accuracy: 0.5 # a guess
 # what the gateway sends
 inputs:
@@ -216,6 +217,7 @@ inputs:
 	}
 	const want = `# our model
 qos_target_ms: 5 # agreed in May
+requires: 1 # so far
 accuracy: 0.98 # a guess
 # what the gateway sends
 inputs:

@@ -477,6 +477,38 @@ func TestChangedVersion(t *testing.T) {
 	})
 }
 
+// TestChangedFormat: a version whose model.yaml changes to one for a later program serves as it was,
+// by the version policy of before; where nothing was before, it does not serve.
+func TestChangedFormat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "ncf/2")
+		b.write("ncf/model.yaml", "requires: 1\nversions: [1]\nqos_target_ms: 7\n")
+		b.start()
+		b.serves("ncf", 1)
+
+		const later = "versions: of a later form\nlater: 1\nrequires: 2\n"
+		b.write("ncf/model.yaml", later)
+		b.add("wnd/1")
+		b.write("wnd/model.yaml", later)
+		b.polls(5)
+		b.serves("ncf", 1)
+		held := b.hold("ncf", 0)
+		if got := held.Version.Config.QoSTarget; got != 7*time.Millisecond {
+			t.Errorf("the QoS target is %v, want that of before", got)
+		}
+		held.Release()
+		why := "model.yaml:3: requires format 2, but this version of Muster knows formats up to 1"
+		b.status("ncf", 1, Ready, "what was loaded before serves: "+
+			filepath.Join(b.dir, "ncf", why))
+		b.status("wnd", 1, Unavailable, filepath.Join(b.dir, "wnd", why))
+
+		b.write("ncf/model.yaml", "versions: [2]\n")
+		b.polls(3)
+		b.serves("ncf", 2)
+	})
+}
+
 func TestBrokenModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

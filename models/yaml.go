@@ -86,10 +86,11 @@ func parseConfig(path string, data []byte) (Config, error) { return parseOver(pa
 
 // parseOver parses a model.yaml, over settings that setDefaults has not completed.
 func parseOver(path string, data []byte, c Config) (Config, error) {
-	doc, err := document.YAML(path, data)
+	doc, requires, err := document.SharedYAML(path, data)
 	if err != nil {
 		return Config{}, err
 	}
+	c.Requires = requires
 	if doc == nil {
 		c.setDefaults()
 		return c, nil
@@ -495,6 +496,7 @@ func (c Config) YAML() ([]byte, error) {
 		Variant      string `yaml:"variant,omitempty"`
 	}
 	document := struct {
+		Requires         uint64       `yaml:"requires,omitempty"`
 		QoSTarget        milliseconds `yaml:"qos_target_ms,omitempty"`
 		QoSPercentile    float64      `yaml:"qos_percentile,omitempty"`
 		Deadline         milliseconds `yaml:"deadline_ms,omitempty"`
@@ -516,6 +518,7 @@ func (c Config) YAML() ([]byte, error) {
 		Tables           []table      `yaml:"tables,omitempty"`
 		Generated        *provenance  `yaml:"generated,omitempty"`
 	}{
+		Requires:         c.Requires,
 		QoSTarget:        milliseconds(c.QoSTarget),
 		QoSPercentile:    c.QoSPercentile,
 		Deadline:         milliseconds(c.Deadline),

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/election"
@@ -204,6 +205,12 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 	var provider cloud.Provider
 	if err == nil {
 		provider, err = l.renting.config.Open(p)
+	}
+	var later *document.FormatError
+	if errors.As(err, &later) && l.policy != nil {
+		l.fault = err.Error()
+		l.renting.log.Error("the fleet.yaml of before stays in force", "error", err, eventKey, "fleet")
+		return
 	}
 	if err != nil {
 		l.fault = err.Error()

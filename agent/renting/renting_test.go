@@ -96,6 +96,34 @@ func TestListOfPolicyBefore(t *testing.T) {
 	}
 }
 
+// TestPolicyOfLaterFormat: a leader that is told of a fleet.yaml for a later program rents by the one
+// of before, and says so; where it knows none, it rents nothing.
+func TestPolicyOfLaterFormat(t *testing.T) {
+	r := renter(t, t.TempDir())
+	r.config.Open = func(*policy.Policy) (cloud.Provider, error) { return &cloudtest.Provider{}, nil }
+	later := &control.DesiredFleet{Policy: "requires: 2\nlater: 1\n" + r.config.Policy}
+	l := &loop{renting: r}
+	l.usePolicy(&control.DesiredFleet{})
+	before := l.policy
+	for range 2 {
+		l.usePolicy(later)
+		if l.policy != before || l.provider == nil ||
+			!strings.Contains(l.fault, "fleet.yaml:1: requires format 2") {
+			t.Errorf("got the policy %v, provider %v, fault %q, want those of before, and why", l.policy,
+				l.provider, l.fault)
+		}
+	}
+	l.usePolicy(&control.DesiredFleet{})
+	if l.policy == nil || l.fault != "" {
+		t.Errorf("got the policy %v, fault %q of a file that it knows", l.policy, l.fault)
+	}
+	l = &loop{renting: r}
+	l.usePolicy(later)
+	if l.policy != nil || !strings.Contains(l.fault, "requires format 2") {
+		t.Errorf("got the policy %v, fault %q without one before", l.policy, l.fault)
+	}
+}
+
 // TestElectorsOfTwoTerms: an elector that is gone is forgotten after a day, however long the term
 // before was.
 func TestElectorsOfTwoTerms(t *testing.T) {

@@ -79,11 +79,12 @@ func DefaultAccess() *Access {
 //	    models: ["*"]
 //
 // A client that the file does not have, where there is no "*", may do nothing.
-// path is for errors; all faults are reported at once.
+// A file that uses keys of a later version of Muster has `requires: N` beside clients, see
+// [document.Format]. path is for errors; all faults are reported at once.
 func ParseAccess(path string, data []byte) (*Access, error) {
 	a := &Access{clients: map[string]grant{}}
 	p := accessParser{path: path}
-	doc, err := document.YAML(path, data)
+	doc, _, err := document.SharedYAML(path, data)
 	if err != nil {
 		return nil, err
 	}

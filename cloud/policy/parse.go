@@ -44,7 +44,8 @@ func Read(path string) (*Policy, string, error) {
 //	spot: {share: 50%, max_pool: 30%}
 //	ec2: {region: us-east-1, template: muster-worker, template_version: "7", subnets: [subnet-a]}
 //
-// docs/rent.md describes the keys. path is for errors; all faults are reported at once, with their
+// docs/rent.md describes the keys. A file that uses keys of a later version of Muster has
+// `requires: N`; the error wraps [document.FormatError] if this program does not know them. path is for errors; all faults are reported at once, with their
 // lines.
 func Parse(path, text string) (*Policy, error) {
 	if len(text) > largest {
@@ -52,7 +53,7 @@ func Parse(path, text string) (*Policy, error) {
 	}
 	r := reader{path: path}
 	p := Default()
-	doc, err := document.YAML(path, []byte(text))
+	doc, _, err := document.SharedYAML(path, []byte(text))
 	if err != nil {
 		return nil, err
 	}

@@ -17,20 +17,24 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	shared "github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/models/store"
 )
 
-// format is the format of the documents that this program writes and reads.
+// format is the format of the documents that this program writes.
 const format = 1
 
-// A document is a release in a store.
+// A document is a release in a store. Format and Requires say which format it needs, the higher of
+// the two: see shared.Format. Programs of before know Format alone, and refuse any but 1.
 type document struct {
-	Format  int             `json:"format"`
-	Release json.RawMessage `json:"release"`
+	Format   uint64          `json:"format"`
+	Requires uint64          `json:"requires,omitempty"`
+	Release  json.RawMessage `json:"release"`
 }
 
 // Read reads a release, whose texts are cut to their bounds. The error wraps store.ErrNotFound if
-// there is none with the number, and store.ErrInvalid if the document is no release.
+// there is none with the number, and store.ErrInvalid if the document is no release; also
+// [shared.FormatError] if it needs a later program.
 func Read(ctx context.Context, s *store.Store, model string, number uint64) (*control.Release,
 	error) {
 	data, err := s.Release(ctx, model, number)
@@ -57,8 +61,11 @@ func parse(data []byte) (*control.Release, error) {
 	if err := json.Unmarshal(data, &d); err != nil {
 		return nil, err
 	}
-	if d.Format != format {
-		return nil, fmt.Errorf("format is %d, this program reads %d", d.Format, format)
+	if err := shared.CheckFormat("the document", max(d.Format, d.Requires)); err != nil {
+		return nil, err
+	}
+	if d.Format == 0 {
+		return nil, fmt.Errorf("format is 0, want 1 to %d", shared.Format)
 	}
 	r := &control.Release{}
 	return r, protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(d.Release, r)
@@ -81,7 +88,7 @@ func Newest(ctx context.Context, s *store.Store, model string) (*control.Release
 const maxInvalid = 16
 
 // NewestValid is Newest, but for releases that are not valid, which nobody follows: it passes them
-// over. The next release is one above the newest in the store, whether that is valid or not.
+// over. One that needs a later program is an error, for others may follow it. The next release is one above the newest in the store, whether that is valid or not.
 func NewestValid(ctx context.Context, s *store.Store, model string) (*control.Release, *store.Entry,
 	error) {
 	entry, err := s.Entry(ctx, model)
@@ -90,7 +97,8 @@ func NewestValid(ctx context.Context, s *store.Store, model string) (*control.Re
 	}
 	for i, number := range slices.Backward(entry.Releases) {
 		r, err := Read(ctx, s, model, number)
-		if err == nil || !errors.Is(err, store.ErrInvalid) {
+		var later *shared.FormatError
+		if err == nil || !errors.Is(err, store.ErrInvalid) || errors.As(err, &later) {
 			return r, entry, err
 		}
 		if len(entry.Releases)-i == maxInvalid {
@@ -113,7 +121,7 @@ func Create(ctx context.Context, s *store.Store, r *control.Release) error {
 	}
 	// protojson puts spaces where it likes.
 	var data bytes.Buffer
-	if text, err = json.Marshal(document{format, text}); err == nil {
+	if text, err = json.Marshal(document{Format: format, Release: text}); err == nil {
 		err = json.Indent(&data, text, "", "  ")
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	shared "github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/models/store"
 )
 
@@ -94,7 +95,11 @@ func TestRead(t *testing.T) {
 		strings.Repeat("y", 60000) + `"}`
 	for _, tt := range []struct{ text, says string }{
 		{`{"format": 1, "release": ` + good + `}`, ""},
-		{`{"format": 2, "release": ` + good + `}`, "format is 2"},
+		{`{"format": 2, "release": ` + good + `}`, "requires format 2, but this version of Muster"},
+		{`{"format": 1, "requires": 2, "release": {"of a later": "form"}}`, "requires format 2"},
+		{`{"format": 1, "requires": 1, "of a later program": 1, "release": ` + good + `}`, ""},
+		{`{"release": ` + good + `}`, "format is 0, want 1"},
+		{`{"format": 1, "requires": "2", "release": ` + good + `}`, "requires"},
 		{`{"format": 1}`, "syntax error"},
 		{`{"format": 1, "release": {"model": "wnd", "number": 3, "current": 1}}`, `model "wnd"`},
 		{`{"format": 1, "release": {"model": "ncf", "number": 4, "current": 1}}`, "number 4"},
@@ -148,5 +153,13 @@ func TestStrange(t *testing.T) {
 	}
 	if r, _, err := Newest(t.Context(), s, "ncf"); !errors.Is(err, store.ErrInvalid) {
 		t.Errorf("the newest: got %v, %v, want an error", r, err)
+	}
+	// Agents of a later version follow this one, so the next release must not be based on an older one.
+	if err := os.WriteFile(filepath.Join(folder, "2.json"), []byte(`{"format": 2}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var later *shared.FormatError
+	if r, _, err := NewestValid(t.Context(), s, "ncf"); r != nil || !errors.As(err, &later) {
+		t.Errorf("a release of a later format: got %v, %v, want an error that says so", r, err)
 	}
 }
