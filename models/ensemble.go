@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -307,8 +306,8 @@ func stuck(waiting []namedStep, tensors map[string]*madeTensor) error {
 
 // withParts returns the fingerprint base of a model's settings, with those of all files of the
 // models that it consists of, if it is an ensemble: then they are files of its versions.
-func withParts(dir, model string, base fingerprint) fingerprint {
-	path, err := within(dir, model, TritonFile)
+func (s *scanner) withParts(model string, base fingerprint) fingerprint {
+	path, err := within(s.dir, model, TritonFile)
 	if err != nil {
 		return base
 	}
@@ -324,13 +323,13 @@ func withParts(dir, model string, base fingerprint) fingerprint {
 		if checkName(step.GetModelName()) != nil {
 			continue
 		}
-		folder := filepath.Join(dir, step.GetModelName())
-		part := fingerprintOf(folder, base)
+		folder := filepath.Join(s.dir, step.GetModelName())
+		part := s.fingerprintOf(folder, base)
 		base = sha256.Sum256(append(base[:], part[:]...))
-		entries, _ := os.ReadDir(folder) // the load reports what cannot be read
+		entries, _ := s.readDir(folder) // the load reports what cannot be read
 		for _, e := range entries {
 			if e.Type()&fs.ModeSymlink != 0 { // of a version, perhaps
-				part = fingerprintOf(filepath.Join(folder, e.Name()), base)
+				part = s.fingerprintOf(filepath.Join(folder, e.Name()), base)
 				base = sha256.Sum256(append(base[:], part[:]...))
 			}
 		}

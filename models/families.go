@@ -2,10 +2,15 @@ package models
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/muster-serve/muster/api/accuracy"
 )
@@ -173,18 +178,21 @@ func ReadNewest(dir, model string) (*Version, error) {
 	if err := checkName(model); err != nil {
 		return nil, err
 	}
-	f, err := scanModel(dir, model)
+	path := filepath.Join(dir, model)
+	numbers, others, err := newScanner(dir).numbers(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil, fmt.Errorf("%w: %s is no folder", ErrNotFound, path)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if f.problem != "" {
-		return nil, fmt.Errorf("model %q: %s", model, f.problem)
+	if len(numbers) == 0 {
+		return nil, fmt.Errorf("model %q: %s", model, noVersion(path, others))
 	}
 	c, err := configOf(dir, model)
 	if err != nil {
 		return nil, err
 	}
-	numbers := slices.Sorted(maps.Keys(f.versions))
 	if specific := c.Versions.Specific; specific != nil && !c.Versions.All {
 		numbers = slices.DeleteFunc(numbers, func(n int64) bool {
 			return !slices.Contains(specific, n)
@@ -194,19 +202,19 @@ func ReadNewest(dir, model string) (*Version, error) {
 		return nil, fmt.Errorf("%w: versions %v of model %q, which its %s chooses", ErrNotFound,
 			c.Versions.Specific, model, ConfigFile)
 	}
-	return readVersion(dir, model, numbers[len(numbers)-1], c)
+	return readVersion(dir, model, numbers[0], c)
 }
 
 // ReadAll reads the newest version of each model in the repository dir, ordered by name. Models
 // that cannot be read are left out.
 func ReadAll(dir string) ([]*Version, error) {
-	found, err := scan(dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("read model directory: %w", err)
 	}
 	var all []*Version
-	for _, name := range slices.Sorted(maps.Keys(found)) {
-		if v, err := ReadNewest(dir, name); err == nil {
+	for _, e := range entries {
+		if v, err := ReadNewest(dir, e.Name()); err == nil {
 			all = append(all, v)
 		}
 	}

@@ -47,9 +47,10 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 	for _, name := range slices.Sorted(maps.Keys(r.models)) {
 		m := r.models[name]
 		best := int64(0)
-		for number, v := range m.versions {
-			if v.found != (fingerprint{}) && v.stable && m.wants(v) {
-				best = m.prefer(best, number)
+		m.choose()
+		for _, v := range m.order {
+			if v.stable && v.wanted {
+				best = m.prefer(best, v.number)
 			}
 		}
 		if v := m.versions[best]; v != nil {

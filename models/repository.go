@@ -120,6 +120,7 @@ type Repository[M io.Closer] struct {
 	dir     string
 	load    Loader[M]
 	options Options
+	scanner *scanner
 
 	// serving holds the versions that Acquire can return, by model. The map is never changed, only
 	// replaced.
@@ -141,6 +142,10 @@ type Repository[M io.Closer] struct {
 	// its last query; update starts it.
 	retired []func()
 	choices map[string]Choice // by model
+	// noted are the models whose folders calls of Load have read since the scan in progress has begun,
+	// which does not know better.
+	noted map[string]bool
+	scans uint64 // how many have begun
 }
 
 // served holds the versions of a model that serve.
@@ -153,10 +158,13 @@ type served[M io.Closer] struct {
 type model[M io.Closer] struct {
 	name     string
 	config   fingerprint
+	base     fingerprint // see folder
 	policy   VersionPolicy
 	choice   Choice // nil: the policy alone
 	problem  string
 	versions map[int64]*version[M]
+	order    []*version[M] // the newest first; nil: not known since versions came or went
+	passed   int           // how many others are on disk
 	// unloaded is whether Unload was called, or with Options.Explicit whether Load was not;
 	// unloadedAs has the fingerprints of the files at the time of Unload, which is nil before.
 	unloaded   bool
@@ -180,6 +188,8 @@ type version[M io.Closer] struct {
 	number int64
 	found  fingerprint // of its files at the last scan; zero if they are gone
 	stable bool        // whether the scan before found the same
+	wanted bool        // see choose
+	tries  bool        // whether it would be wanted, if fewer newer ones were broken
 
 	loading   bool
 	loaded    *Loaded[M]    // the load that serves; nil if none does
@@ -202,8 +212,10 @@ func (v *version[M]) current() bool { return v.loaded != nil && v.loadedAs == v.
 // A request is a call of Load that Run answers.
 type request struct {
 	model string
-	errs  []error    // of the model's loads since the call
-	done  chan error // receives the one answer; buffered
+	found folder
+	parts map[string]folder // of an ensemble's models, if a call loads them too
+	errs  []error           // of the model's loads since the call
+	done  chan error        // receives the one answer; buffered
 }
 
 // Open scans the directory and returns its repository. It loads nothing; Run does. A directory that
@@ -238,9 +250,11 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		settled:  make(chan struct{}),
 		stopped:  make(chan struct{}),
 		models:   map[string]*model[M]{},
+		noted:    map[string]bool{},
+		scanner:  newScanner(dir),
 	}
 	r.serving.Store(&map[string]*served[M]{})
-	found, err := scan(dir)
+	found, err := r.scanner.scan(nil)
 	if err != nil {
 		return nil, fmt.Errorf("open model directory: %w", err)
 	}
@@ -262,6 +276,29 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	settled := false
 	unreadable := ""
+	type scanned struct {
+		found map[string]folder
+		err   error
+	}
+	scans := make(chan scanned, 1)
+	scanning := false
+	var begun time.Time
+	failed := func(err error) {
+		if err.Error() != unreadable {
+			unreadable = err.Error()
+			r.options.Logger.Error(
+				"cannot read the model directory; what is loaded goes on serving", "error", err,
+				"event", "broken")
+		}
+	}
+	defer func() {
+		if scanning { // most end soon; one whose file system hangs is left behind
+			select {
+			case <-scans:
+			case <-time.After(abandonAfter):
+			}
+		}
+	}()
 	for ctx.Err() == nil {
 		if idle := r.startNext(ctx); idle && !settled {
 			settled = true
@@ -273,20 +310,27 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 			r.take(req)
 		case <-r.progress:
 		case <-ticker.C:
-			found, err := scan(r.dir)
-			if err == nil {
-				if unreadable != "" {
-					r.options.Logger.Info("the model directory can be read again", "event",
-						"returned")
-				}
-				unreadable = ""
-				r.note(found, false)
-			} else if err.Error() != unreadable {
-				unreadable = err.Error()
-				r.options.Logger.Error(
-					"cannot read the model directory; what is loaded goes on serving", "error", err,
-					"event", "broken")
+			if !scanning {
+				scanning, begun = true, time.Now()
+				before := r.known()
+				go func() {
+					found, err := r.scanner.scan(before)
+					scans <- scanned{found, err}
+				}()
+			} else if time.Since(begun) > 2*maxHungTime+r.options.PollInterval {
+				failed(fmt.Errorf("read %s: its file system does not answer", r.dir))
 			}
+		case s := <-scans:
+			scanning = false
+			if s.err != nil {
+				failed(s.err)
+				break
+			}
+			if unreadable != "" {
+				r.options.Logger.Info("the model directory can be read again", "event", "returned")
+			}
+			unreadable = ""
+			r.note(s.found, false)
 		}
 	}
 	return nil
@@ -345,6 +389,9 @@ func (r *Repository[M]) unavailable(model string, version int64) error {
 	return r.whyUnavailable(model, version)
 }
 
+// maxReasons bounds the versions whose reasons an error has: each query gets it.
+const maxReasons = 10
+
 // whyUnavailable is unavailable for a caller that holds r.mu.
 func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 	m, ok := r.models[model]
@@ -361,8 +408,12 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 			strings.Join(there, ", "), more)
 	}
 	if version == 0 {
-		reasons := make([]string, 0, len(m.versions))
-		for _, s := range r.statuses(m) {
+		var reasons []string
+		all := r.statuses(m)
+		if more := len(all) - maxReasons; more > 0 {
+			reasons, all = []string{fmt.Sprintf("%d older versions", more)}, all[more:]
+		}
+		for _, s := range all {
 			if s.Version != 0 {
 				reasons = append(reasons,
 					fmt.Sprintf("version %d is %s: %s", s.Version, s.State, s.Reason))
@@ -377,6 +428,7 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 		return fmt.Errorf("%w: version %d of model %q; there are %v", ErrNotFound, version, model,
 			slices.Sorted(maps.Keys(m.versions)))
 	}
+	m.choose()
 	s := r.status(m, v)
 	return fmt.Errorf("%w: version %d of model %q is %s: %s", ErrNotReady, version, model, s.State,
 		s.Reason)
@@ -393,19 +445,49 @@ func (r *Repository[M]) Index() []Status {
 	return all
 }
 
+// restScans is how many scans pass between two looks at the files of a version on which nothing
+// depends: one that the policy does not choose.
+const restScans = 60
+
+// known returns what is known of all models, before a scan.
+func (r *Repository[M]) known() map[string]*known {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.noted)
+	r.scans++
+	all := make(map[string]*known, len(r.models))
+	for name, m := range r.models {
+		m.choose()
+		k := &known{
+			config: m.config, base: m.base, policy: m.policy,
+			versions: make(map[int64]seen, len(m.versions)),
+		}
+		if m.choice != nil {
+			k.choice = m.choice.Versions()
+		}
+		for i, v := range m.order {
+			k.versions[v.number] = seen{v.found, v.stable && !v.wanted && !v.loading &&
+				v.loaded == nil && !v.broken() && (r.scans+uint64(i))%restScans != 0}
+		}
+		all[name] = k
+	}
+	return all
+}
+
 // statuses returns the status of each version of a model, or one that says why it has none.
 func (r *Repository[M]) statuses(m *model[M]) []Status {
 	if len(m.versions) == 0 {
 		return []Status{{Model: m.name, State: Unavailable, Reason: m.problem}}
 	}
 	var all []Status
-	for _, number := range slices.Sorted(maps.Keys(m.versions)) {
-		all = append(all, r.status(m, m.versions[number]))
+	m.choose()
+	for _, v := range slices.Backward(m.order) {
+		all = append(all, r.status(m, v))
 	}
 	return all
 }
 
-// status returns the state of v and its reason.
+// status returns the state of v and its reason, after choose.
 func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 	s := Status{Model: m.name, Version: v.number, State: Unavailable}
 	switch {
@@ -436,7 +518,9 @@ func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 		s.Reason = "unloaded by call"
 	case v.broken():
 		s.Reason = v.failure.Error()
-	case !m.wants(v):
+	case v.tries:
+		s.Reason = fmt.Sprintf("not tried: the %d newer versions cannot be loaded", maxTries)
+	case !v.wanted:
 		s.Reason = "not chosen by the version policy"
 	case !v.stable:
 		s.Reason = "its files are changing"
@@ -455,6 +539,21 @@ func (r *Repository[M]) Load(ctx context.Context, model string) error {
 		return err
 	}
 	req := &request{model: model, done: make(chan error, 1)}
+	select {
+	case <-r.stopped:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("load model %q: %w", model, ctx.Err())
+	default:
+	}
+	var err error
+	if req.found, err = r.scan(ctx, model); err != nil {
+		// What is loaded goes on serving, since the files may be back in a moment.
+		return err
+	}
+	if r.options.Explicit && !r.options.Placed { // a placement names all that is to serve
+		req.parts = r.scanParts(ctx, model)
+	}
 	select {
 	case r.requests <- req:
 	case <-r.stopped:
@@ -541,12 +640,12 @@ func (r *Repository[M]) note(found map[string]folder, trust bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name := range r.models {
-		if _, ok := found[name]; !ok && r.follows(name) {
-			r.noteModel(name, folder{}, trust)
+		if _, ok := found[name]; !ok && r.follows(name) && !r.noted[name] {
+			r.noteModel(name, folder{policy: &VersionPolicy{}}, trust)
 		}
 	}
 	for name, f := range found {
-		if r.follows(name) {
+		if r.follows(name) && !r.noted[name] {
 			r.noteModel(name, f, trust)
 		}
 	}
@@ -581,17 +680,19 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	if f.unreadable {
 		return
 	}
-	if f.config != m.config || !ok {
-		m.config = f.config
-		// The load of a version reports a faulty configuration. Until it is repaired, the policy
-		// stays as it was.
-		if c, err := configOf(r.dir, name); err == nil {
-			m.policy = c.Versions
-		}
+	m.config, m.base = f.config, f.base
+	if f.policy != nil {
+		m.policy = *f.policy
 	}
+	if f.passedOver > 0 && m.passed == 0 {
+		r.options.Logger.Warn("model has more versions than are followed; the newest are", "model",
+			name, "followed", len(f.versions), "passed_over", f.passedOver, "event", "broken")
+	}
+	m.passed = f.passedOver
 	for number := range f.versions {
 		if m.versions[number] == nil {
 			m.versions[number] = &version[M]{number: number}
+			m.order = nil
 		}
 	}
 	for _, v := range m.versions {
@@ -602,44 +703,64 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	if m.unloaded && !r.options.Explicit && !maps.Equal(m.unloadedAs, m.files()) {
 		m.unloaded = false
 	}
-	if l := m.loading; l != nil && (l.stable && l.found != l.files ||
-		!m.wants(l.version) && m.next() != nil) {
-		l.cancel(errUnwanted)
+	if l := m.loading; l != nil {
+		next := m.next()
+		if l.stable && l.found != l.files || !l.wanted && next != nil {
+			l.cancel(errUnwanted)
+		}
 	}
 }
 
-// wants reports whether the version policy or the model's choice chooses v. A version whose files
-// cannot be loaded does not count as one of the newest.
-func (m *model[M]) wants(v *version[M]) bool {
-	switch p := m.policy; {
-	case v.found == (fingerprint{}):
-		return false
-	case p.All, m.choice != nil && slices.Contains(m.choice.Versions(), v.number):
-		return true
-	case p.Specific != nil:
-		return slices.Contains(p.Specific, v.number)
-	default:
-		newer := 0
-		for _, other := range m.versions {
-			usable := other.found != (fingerprint{}) && (other.loaded != nil || !other.broken())
-			if other.number > v.number && usable {
-				newer++
-			}
+// maxTries is how many versions in a row are tried that cannot be loaded, before none serves in place
+// of those that the policy chooses. Somebody who has pushed as many broken ones knows.
+const maxTries = 100
+
+// choose sets wanted for each version: whether the version policy or the model's choice chooses it. A
+// version whose files cannot be loaded does not count as one of the newest.
+func (m *model[M]) choose() {
+	if m.order == nil {
+		m.order = slices.SortedFunc(maps.Values(m.versions), func(a, b *version[M]) int {
+			return cmp.Compare(b.number, a.number)
+		})
+	}
+	var chosen []int64
+	if m.choice != nil {
+		chosen = m.choice.Versions()
+	}
+	usable, broken := 0, 0 // of those that are newer
+	for _, v := range m.order {
+		v.wanted, v.tries = false, false
+		if v.found == (fingerprint{}) {
+			continue
 		}
-		return newer < max(1, p.Latest)
+		switch p := m.policy; {
+		case p.All, slices.Contains(chosen, v.number):
+			v.wanted = true
+		case p.Specific != nil:
+			v.wanted = slices.Contains(p.Specific, v.number)
+		case usable < max(1, p.Latest):
+			v.wanted = broken < maxTries || v.loaded != nil
+			v.tries = !v.wanted
+		}
+		if v.loaded != nil || !v.broken() {
+			usable++
+		} else {
+			broken++
+		}
 	}
 }
 
 // next returns the version that is to be loaded before all others, the one that the choice prefers
 // or the newest; nil if there is none.
 func (m *model[M]) next() *version[M] {
+	m.choose()
 	if m.unloaded {
 		return nil
 	}
 	best := int64(0)
-	for number, v := range m.versions {
-		if v.stable && !v.current() && !v.broken() && m.wants(v) {
-			best = m.prefer(best, number)
+	for _, v := range m.order {
+		if v.wanted && v.stable && !v.current() && !v.broken() {
+			best = m.prefer(best, v.number)
 		}
 	}
 	return m.versions[best]
@@ -647,8 +768,9 @@ func (m *model[M]) next() *version[M] {
 
 // changing reports whether versions that are to be loaded wait until their files stay the same.
 func (m *model[M]) changing() bool {
-	for _, v := range m.versions {
-		if !m.unloaded && !v.stable && !v.current() && !v.broken() && m.wants(v) {
+	m.choose()
+	for _, v := range m.order {
+		if v.wanted && !m.unloaded && !v.stable && !v.current() && !v.broken() {
 			return true
 		}
 	}
@@ -697,21 +819,42 @@ func (r *Repository[M]) outcome(req *request) error {
 	return nil
 }
 
-// take scans the model of a call of Load and notes the call, so that startNext loads what
-// is needed. If the scan fails, what is loaded goes on serving, since the files may be
-// back in a moment.
-func (r *Repository[M]) take(req *request) {
-	f, err := scanModel(r.dir, req.model)
+// scan reads the folder of one model for a call, which ends with ctx, or when the file system does not
+// answer.
+func (r *Repository[M]) scan(ctx context.Context, model string) (folder, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxHungTime)
+	defer cancel()
+	return r.scanner.model(ctx, model, nil)
+}
+
+// scanParts is scan for the models of an ensemble's steps. What is wrong with one is told by its own
+// state, and by the load of the ensemble.
+func (r *Repository[M]) scanParts(ctx context.Context, model string) map[string]folder {
+	c, err := configOf(r.dir, model)
 	if err != nil {
-		req.done <- err
-		return
+		return nil
 	}
+	parts := map[string]folder{}
+	for _, step := range c.Ensemble.GetStep() {
+		if part := step.GetModelName(); checkName(part) == nil {
+			if f, err := r.scan(ctx, part); err == nil {
+				parts[part] = f
+			}
+		}
+	}
+	return parts
+}
+
+// take notes a call of Load and what it has read, so that startNext loads what is needed.
+func (r *Repository[M]) take(req *request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.ask(req.model, f)
+	m := r.ask(req.model, req.found)
 	m.waiting = append(m.waiting, req)
-	if r.options.Explicit && !r.options.Placed { // a placement names all that is to serve
-		r.askParts(req.model)
+	for part, f := range req.parts {
+		if r.follows(part) { // no call has loaded it
+			r.ask(part, f)
+		}
 	}
 	r.update()
 }
@@ -719,30 +862,13 @@ func (r *Repository[M]) take(req *request) {
 // ask makes the versions of a model load that its policy chooses. r.mu is held.
 func (r *Repository[M]) ask(name string, f folder) *model[M] {
 	r.noteModel(name, f, true)
+	r.noted[name] = true
 	m := r.models[name]
 	m.unloaded = false
 	for _, v := range m.versions {
 		v.failure = nil
 	}
 	return m
-}
-
-// askParts is ask for the models of an ensemble's steps that no call has loaded. What is wrong with
-// one is told by its own state, and by the load of the ensemble. r.mu is held.
-func (r *Repository[M]) askParts(name string) {
-	c, err := configOf(r.dir, name)
-	if err != nil {
-		return
-	}
-	for _, step := range c.Ensemble.GetStep() {
-		part := step.GetModelName()
-		if checkName(part) != nil || !r.follows(part) {
-			continue
-		}
-		if f, err := scanModel(r.dir, part); err == nil {
-			r.ask(part, f)
-		}
-	}
 }
 
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
@@ -856,6 +982,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		}
 		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error",
 			err, "older_load_serves", v.loaded != nil, "event", "broken")
+		m.choose()
 		r.tell(m, v, Event{Err: err})
 	default:
 		r.retire(m, v, "") // the load before, which the new one replaces
@@ -863,6 +990,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		r.publish()
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
 			took.Milliseconds(), "event", "loaded")
+		m.choose()
 		r.tell(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
@@ -872,19 +1000,20 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 // replace retires the versions whose files are gone or that the policy no longer chooses. It first
 // waits until those that the policy chooses are loaded or have failed.
 func (r *Repository[M]) replace(m *model[M]) {
+	m.choose()
 	ready := false
-	for _, v := range m.versions {
-		if m.wants(v) {
+	for _, v := range m.order {
+		if v.wanted {
 			if !m.unloaded && !v.current() && !v.broken() {
 				return
 			}
 			ready = ready || v.loaded != nil
 		}
 	}
-	for _, v := range m.versions {
+	for _, v := range m.order {
 		gone := v.found == (fingerprint{})
 		switch {
-		case m.wants(v):
+		case v.wanted:
 		case gone && v.stable:
 			r.retire(m, v, "its files are gone")
 		case !gone && ready:
@@ -933,14 +1062,15 @@ func (r *Repository[M]) update() {
 	r.publish()
 	for _, name := range slices.Sorted(maps.Keys(r.models)) {
 		m := r.models[name]
-		for _, number := range slices.Sorted(maps.Keys(m.versions)) {
-			v := m.versions[number]
+		m.choose()
+		for _, v := range slices.Backward(m.order) {
 			gone := v.found == (fingerprint{}) && v.loaded == nil && !v.loading && v.retiring == 0
 			if gone || r.status(m, v) != v.told {
 				r.tell(m, v, Event{Gone: gone})
 			}
 			if gone {
-				delete(m.versions, number)
+				delete(m.versions, v.number)
+				m.order = nil
 			}
 		}
 		if len(m.versions) == 0 && m.problem == "" && len(m.waiting) == 0 {

@@ -77,6 +77,8 @@ type bench struct {
 	explicit bool
 	// placed is Options.Placed.
 	placed bool
+	// before is called before each call of the file system by a scan, but for the first one.
+	before func(path string)
 }
 
 func newBench(t testing.TB) *bench { return &bench{t: t, dir: t.TempDir()} }
@@ -105,6 +107,7 @@ func (b *bench) start() {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.scanner.before = b.before
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()

@@ -1,15 +1,21 @@
 package models
 
 import (
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 )
 
 // A fingerprint is a hash of the names, sizes, modification times and inodes of files; it changes
@@ -19,10 +25,15 @@ type fingerprint [sha256.Size]byte
 // A folder is the state of a model's folder at one scan.
 type folder struct {
 	config fingerprint // of model.yaml and config.pbtxt
-	// versions has the fingerprint of each version by its number. It includes that of
-	// model.yaml and config.pbtxt, and of the models of an ensemble: if they change, all
-	// versions count as changed.
+	// base is what the fingerprints of all versions include: that of model.yaml and config.pbtxt, and
+	// of the models of an ensemble. If they change, all versions count as changed.
+	base fingerprint
+	// policy is what the settings say, if they have changed and can be read; else nil.
+	policy *VersionPolicy
+	// versions has the fingerprint of each version by its number.
 	versions map[int64]fingerprint
+	// passedOver is how many versions are there beside them.
+	passedOver int
 	// problem is why the folder has no version; empty if it has one.
 	problem string
 	// unreadable is whether the folder could not be read. The other fields but problem are then
@@ -30,18 +41,98 @@ type folder struct {
 	unreadable bool
 }
 
-// scan reads the folders of all models in the repository dir, by name.
-func scan(dir string) (map[string]folder, error) {
-	entries, err := os.ReadDir(dir)
+// known is what is known of a model's folder before a scan; nil: nothing.
+type known struct {
+	config, base fingerprint
+	policy       VersionPolicy
+	choice       []int64
+	versions     map[int64]seen
+}
+
+// seen is what is known of a version's files before a scan.
+type seen struct {
+	files fingerprint
+	// resting is whether nothing depends on the files now, so that this scan does not look at them
+	// unless the settings have changed.
+	resting bool
+}
+
+const (
+	// maxVersions is how many versions of a model are followed: the newest, and those that are loaded
+	// or named by model.yaml or a release. Each has a state and some series in the metrics.
+	maxVersions = 1000
+	// maxHungTime is how long a scan waits for models whose files do not answer, all together, and
+	// minHungTime for each of the others, which most disks answer for in less than a ms.
+	maxHungTime = 5 * time.Second
+	minHungTime = 100 * time.Millisecond
+)
+
+// A scanner reads the folders of a repository's models. A model whose file system hangs keeps the
+// others waiting once, for maxHungTime. The methods may be called concurrently.
+type scanner struct {
+	dir string
+	// before is called with the path of each call of the file system; nil: not. Tests set it, to count
+	// the calls or to make one hang.
+	before func(path string)
+
+	mu sync.Mutex
+	// running are the scans that have not ended, by model: there is no second one of a model, each of
+	// which would keep a thread if the file system hangs.
+	running map[string]*scanning
+}
+
+// A scanning is a scan of one model.
+type scanning struct {
+	begun time.Time
+	ended chan struct{}
+	// late is whether somebody has given up waiting for it: others do not wait either. scanner.mu
+	// guards it.
+	late bool
+}
+
+func newScanner(dir string) *scanner {
+	return &scanner{dir: dir, running: map[string]*scanning{}}
+}
+
+func (s *scanner) calls(path string) {
+	if s.before != nil {
+		s.before(path)
+	}
+}
+
+func (s *scanner) stat(path string) (fs.FileInfo, error) {
+	s.calls(path)
+	return os.Stat(path)
+}
+
+// readDir returns what is in a folder, by name. Anything else is an error, also a FIFO.
+func (s *scanner) readDir(path string) ([]fs.DirEntry, error) {
+	s.calls(path)
+	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
+	entries, err := dir.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	return entries, errors.Join(err, dir.Close())
+}
+
+// scan reads the folders of all models, by name. before is what is known of them.
+func (s *scanner) scan(before map[string]*known) (map[string]folder, error) {
+	entries, err := s.readDir(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
 	found := map[string]folder{}
 	for _, e := range entries {
 		if checkName(e.Name()) != nil {
 			continue
 		}
-		f, err := scanModel(dir, e.Name())
+		ctx, cancel := context.WithTimeout(context.Background(),
+			max(maxHungTime-time.Since(begun), minHungTime))
+		f, err := s.model(ctx, e.Name(), before[e.Name()])
+		cancel()
 		switch {
 		case err == nil:
 			found[e.Name()] = f
@@ -52,13 +143,49 @@ func scan(dir string) (map[string]folder, error) {
 	return found, nil
 }
 
-// scanModel reads the folder of one model. The error wraps ErrNotFound if the folder does not
-// exist. After any other error it is not known whether it exists.
-func scanModel(dir, model string) (folder, error) {
-	path := filepath.Join(dir, model)
-	info, err := os.Stat(path)
+// model reads the folder of one model, or returns an error when ctx ends. The error wraps ErrNotFound
+// if the folder does not exist. After any other error it is not known whether it exists.
+func (s *scanner) model(ctx context.Context, name string, before *known) (folder, error) {
+	var read folder
+	var failed error
+	s.mu.Lock()
+	running, own := s.running[name], false
+	if running == nil {
+		running, own = &scanning{begun: time.Now(), ended: make(chan struct{})}, true
+		s.running[name] = running
+		go func() {
+			read, failed = s.scanModel(name, before)
+			s.mu.Lock()
+			delete(s.running, name)
+			s.mu.Unlock()
+			close(running.ended)
+		}()
+	}
+	late := running.late
+	s.mu.Unlock()
+	if !late {
+		select {
+		case <-running.ended:
+			if own {
+				return read, failed
+			}
+			return s.model(ctx, name, before) // the other one began earlier: files may have changed since
+		case <-ctx.Done():
+		}
+	}
+	s.mu.Lock()
+	running.late = time.Since(running.begun) >= minHungTime
+	s.mu.Unlock()
+	return folder{}, fmt.Errorf("read %s: its file system does not answer",
+		filepath.Join(s.dir, name))
+}
+
+// scanModel reads the folder of one model, and blocks as long as the file system does.
+func (s *scanner) scanModel(model string, before *known) (folder, error) {
+	path := filepath.Join(s.dir, model)
+	info, err := s.stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, away := os.Stat(dir); away != nil {
+		if _, away := s.stat(s.dir); away != nil {
 			return folder{}, fmt.Errorf("read the model directory: %w", away)
 		}
 	}
@@ -68,21 +195,69 @@ func scanModel(dir, model string) (folder, error) {
 	if err != nil {
 		return folder{}, err
 	}
-	f := folder{versions: map[int64]fingerprint{}}
-	entries, err := os.ReadDir(path)
+	numbers, others, err := s.numbers(path)
 	if err != nil {
 		return folder{}, err
 	}
-	f.config = fingerprintOf(filepath.Join(path, ConfigFile), fingerprint{})
-	if triton := fingerprintOf(filepath.Join(path, TritonFile),
+	f := folder{versions: map[int64]fingerprint{}}
+	f.config = s.fingerprintOf(filepath.Join(path, ConfigFile), fingerprint{})
+	if triton := s.fingerprintOf(filepath.Join(path, TritonFile),
 		f.config); triton != (fingerprint{}) {
 		f.config = triton
 	}
-	base := f.config
-	if base != (fingerprint{}) {
-		base = withParts(dir, model, base)
+	if f.base = f.config; f.base != (fingerprint{}) {
+		f.base = s.withParts(model, f.base)
 	}
-	var others []string
+	var policy VersionPolicy
+	if before == nil || f.config != before.config {
+		// The load of a version reports a faulty configuration. Until it is repaired, the policy
+		// stays as it was.
+		if c, err := configOf(s.dir, model); err == nil {
+			f.policy, policy = &c.Versions, c.Versions
+		}
+	} else {
+		policy = before.policy
+	}
+	for i, number := range numbers {
+		was := seen{}
+		named := slices.Contains(policy.Specific, number)
+		if before != nil {
+			was = before.versions[number]
+			named = named || slices.Contains(before.choice, number)
+		}
+		switch {
+		case i >= maxVersions && !named && (was.resting || was.files == fingerprint{}):
+			f.passedOver++
+		case was.resting && f.base == before.base:
+			f.versions[number] = was.files
+		default:
+			f.versions[number] = s.fingerprintOf(filepath.Join(path, strconv.FormatInt(number, 10)),
+				f.base)
+		}
+	}
+	if len(f.versions) == 0 {
+		f.problem = noVersion(path, others)
+	}
+	return f, nil
+}
+
+func noVersion(path string, others []string) string {
+	problem := fmt.Sprintf(
+		"%s holds no version, expected a folder with the version's number as its name, such as %s",
+		path, filepath.Join(path, "1", ModelFile))
+	if len(others) > 0 {
+		problem += "; found " + strings.Join(others[:min(len(others), 5)], ", ")
+	}
+	return problem
+}
+
+// numbers returns the numbers of the versions in a model's folder, the newest first, and what else is
+// there.
+func (s *scanner) numbers(path string) (numbers []int64, others []string, err error) {
+	entries, err := s.readDir(path)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, e := range entries {
 		name := e.Name()
 		number, err := strconv.ParseInt(name, 10, 64)
@@ -92,27 +267,23 @@ func scanModel(dir, model string) (folder, error) {
 			}
 			continue
 		}
-		version := filepath.Join(path, name)
-		info, err := os.Stat(version)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return folder{}, err
+		isDir := e.IsDir()
+		if e.Type()&fs.ModeSymlink != 0 {
+			info, err := s.stat(filepath.Join(path, name))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, nil, err
+			}
+			isDir = err == nil && info.IsDir()
 		}
-		if err != nil || !info.IsDir() {
+		if !isDir {
 			others = append(others, name)
 			continue
 		}
-		f.versions[number] = fingerprintOf(version, base)
+		numbers = append(numbers, number)
 	}
-	if len(f.versions) == 0 {
-		f.problem = fmt.Sprintf(
-			"%s holds no version, expected a folder with the version's number as its name, such "+
-				"as %s",
-			path, filepath.Join(path, "1", ModelFile))
-		if len(others) > 0 {
-			f.problem += "; found " + strings.Join(others[:min(len(others), 5)], ", ")
-		}
-	}
-	return f, nil
+	slices.Sort(numbers)
+	slices.Reverse(numbers)
+	return numbers, others, nil
 }
 
 // followed returns where a path leads that may be a symbolic link: WalkDir does not look into a
@@ -128,41 +299,53 @@ func followed(path string) string {
 // with the fingerprint base. It ignores hidden files. It follows symbolic links, except those below
 // path that lead to folders. A file that cannot be read counts as present, so that the attempt to
 // load it reports why.
-func fingerprintOf(path string, base fingerprint) fingerprint {
+func (s *scanner) fingerprintOf(path string, base fingerprint) fingerprint {
 	h := sha256.New()
 	h.Write(base[:])
-	any := false
-	path = followed(path)
-	_ = filepath.WalkDir(path, func(file string, e fs.DirEntry, err error) error {
-		if file != path && strings.HasPrefix(filepath.Base(file), ".") {
-			if e != nil && e.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		var info fs.FileInfo
-		if err == nil {
-			info, err = os.Stat(file)
-		}
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // removed since it was listed, or a broken link
-			return nil
-		case err != nil:
-			fmt.Fprintf(h, "%v\n", err)
-		case info.IsDir(): // its modification time does not count; its files do
-			fmt.Fprintf(h, "%q\n", file)
-		default:
-			inode := uint64(0)
-			if s, ok := info.Sys().(*syscall.Stat_t); ok {
-				inode = s.Ino
-			}
-			fmt.Fprintf(h, "%q %d %d %d\n", file, inode, info.Size(), info.ModTime().UnixNano())
-		}
-		any = true
-		return nil
-	})
-	if !any {
+	info, err := s.stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return fingerprint{}
 	}
+	s.hashFile(h, "", info, err)
+	if err == nil && info.IsDir() {
+		s.hashFolder(h, path, "")
+	}
 	return fingerprint(h.Sum(nil))
+}
+
+// hashFolder hashes what is below a folder: names, relative to that of fingerprintOf, and states.
+func (s *scanner) hashFolder(h hash.Hash, path, name string) {
+	entries, err := s.readDir(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.hashFile(h, name, nil, err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		below := filepath.Join(path, e.Name())
+		info, err := s.stat(below)
+		if errors.Is(err, fs.ErrNotExist) { // removed since it was listed, or a broken link
+			continue
+		}
+		s.hashFile(h, name+"/"+e.Name(), info, err)
+		if e.IsDir() {
+			s.hashFolder(h, below, name+"/"+e.Name())
+		}
+	}
+}
+
+func (s *scanner) hashFile(h hash.Hash, name string, info fs.FileInfo, err error) {
+	switch {
+	case err != nil:
+		fmt.Fprintf(h, "%v\n", err)
+	case info.IsDir(): // its modification time does not count; its files do
+		fmt.Fprintf(h, "%q\n", name)
+	default:
+		inode := uint64(0)
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			inode = s.Ino
+		}
+		fmt.Fprintf(h, "%q %d %d %d\n", name, inode, info.Size(), info.ModTime().UnixNano())
+	}
 }

@@ -403,7 +403,7 @@ func TestEnsembleChanges(t *testing.T) {
 	dir := repositoryOf(t, abc())
 	versions := func() map[string]fingerprint {
 		t.Helper()
-		found, err := scan(dir)
+		found, err := newScanner(dir).scan(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
