@@ -107,7 +107,7 @@ func (cs *connections) leave(c *countedConn) {
 // prove notes that the client of c has shown that it has this name. A client has as many connections
 // that count for it as a peer has of what no other client has; further ones stay strangers'.
 func (cs *connections) prove(c *countedConn, name string) {
-	if shown := c.client.Load(); shown != nil && *shown == name {
+	if c.shows(name) {
 		return
 	}
 	cs.mu.Lock()
@@ -249,6 +249,15 @@ func syscallConn(conn net.Conn) (syscall.RawConn, error) {
 
 // CloseWrite closes the writing side; see plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// shows reports whether the connection's client has shown that it has this name.
+func (c *countedConn) shows(name string) bool {
+	if c == nil {
+		return false
+	}
+	client := c.client.Load()
+	return client != nil && *client == name
+}
 
 // prove notes that a caller has shown its name on the connection; nil: a connection that does not
 // count.

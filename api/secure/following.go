@@ -51,8 +51,8 @@ func (g *Guard) still(c caller, d demand) *refusal {
 	if c.apiKey {
 		if name, known := g.keys.get().owner(c.key); !known || name != c.name {
 			return &refusal{
-				codes.Unauthenticated, "API key removed",
-				"the API key with which this call began is known no more",
+				code: codes.Unauthenticated, reason: "API key removed",
+				text: "the API key with which this call began is known no more",
 			}
 		}
 	}

@@ -272,7 +272,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		}
 	}
 	d := demandOf(method)
-	c, r := g.check(state, header.Get("authorization"), login{}, d)
+	c, r := g.check(state, header.Get("authorization"), login{}, addressOf(p), d)
 	if r != nil || d.open {
 		g.pace()
 	}
@@ -280,8 +280,8 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		g.refused(addressOf(p), method, r)
 		return ctx, r
 	}
-	raw.prove(c)
 	c.from = addressOf(p)
+	g.shownBy(c, raw, c.from)
 	return context.WithValue(ctx, callerKey{}, c), nil
 }
 

@@ -18,6 +18,8 @@ import (
 	timerate "golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/oip"
 )
 
 // A Guard authenticates and authorizes the callers of an agent's servers. Its methods may be called
@@ -45,7 +47,7 @@ type Guard struct {
 	meters                meters            // the use of clients with limits
 	free                  *timerate.Limiter // see pace
 
-	attempts    attempts        // of logins
+	attempts    attempts
 	sessionKeys func() [][]byte // Options.SessionKeys
 	ownSecret   func() []byte
 
@@ -201,6 +203,9 @@ func (g *Guard) Refresh() {
 	if access {
 		g.warnOfModels()
 	}
+	if keys {
+		g.attempts.clear()
+	}
 	if keys || access {
 		g.connections.doubt()
 		g.endLost()
@@ -266,21 +271,28 @@ func (g *Guard) RevocationEnd() time.Time {
 // A refusal is the error of a refused call: a gRPC status, and a reason for the log that is the
 // same for all refusals of its kind.
 type refusal struct {
-	code   codes.Code // Unauthenticated or PermissionDenied
+	code   codes.Code // Unauthenticated, PermissionDenied or ResourceExhausted
 	reason string
 	text   string
+	again  time.Duration // after which to try again, with ResourceExhausted
 }
 
 func (r *refusal) Error() string { return r.text }
 
 // GRPCStatus returns the refusal as a gRPC status.
-func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
+func (r *refusal) GRPCStatus() *status.Status {
+	s := status.New(r.code, r.text)
+	if r.again > 0 {
+		return oip.Explain(s, "limit", r.again)
+	}
+	return s
+}
 
 // authenticate returns the caller: by the API key, if there is one, or by that of who has logged in,
 // or else by the connection's certificate, if it uses TLS. A caller without a name and a nil error
 // mean that no name is required.
 func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
-	by login) (caller, *refusal) {
+	by login, from net.Addr) (caller, *refusal) {
 	var c caller
 	if state != nil {
 		var err error
@@ -289,7 +301,7 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
 			if errors.As(err, new(*revokedError)) {
 				reason = "certificate revoked"
 			}
-			return caller{}, &refusal{codes.Unauthenticated, reason, err.Error()}
+			return caller{}, &refusal{code: codes.Unauthenticated, reason: reason, text: err.Error()}
 		}
 	}
 	if keys := g.keys.get(); keys != nil {
@@ -298,12 +310,9 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
 			return caller{}, r
 		}
 		if given {
-			sum := digestOf(key)
-			name, ok := keys.owner(sum)
-			if !ok {
-				return caller{}, &refusal{
-					codes.Unauthenticated, "unknown API key", "unknown API key",
-				}
+			name, sum, r := g.ownerOf(key, from)
+			if r != nil {
+				return caller{}, r
 			}
 			c = caller{name: name, apiKey: true, key: sum}
 		} else if by.name != "" {
@@ -312,7 +321,8 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
 	}
 	if c.name == "" && !c.agent && g.config.Named() {
 		return caller{}, &refusal{
-			codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted(),
+			code: codes.Unauthenticated, reason: "no credentials",
+			text: "no credentials: want " + g.wanted(),
 		}
 	}
 	return c, nil
@@ -334,8 +344,8 @@ func (g *Guard) wanted() string {
 func bearer(headers []string) (token string, given bool, _ *refusal) {
 	if len(headers) > 1 {
 		return "", false, &refusal{
-			codes.Unauthenticated, "several authorizations",
-			"more than one authorization, want one",
+			code: codes.Unauthenticated, reason: "several authorizations",
+			text: "more than one authorization, want one",
 		}
 	}
 	if len(headers) == 0 {
@@ -369,34 +379,35 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	switch {
 	case c.stranger:
 		return &refusal{
-			codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted(),
+			code: codes.Unauthenticated, reason: "no credentials",
+			text: "no credentials: want " + g.wanted(),
 		}
 	case d.agent:
 		return &refusal{
-			codes.PermissionDenied, "not an agent",
-			"only agents of this cluster may: want a certificate of its CA with the name " +
+			code: codes.PermissionDenied, reason: "not an agent",
+			text: "only agents of this cluster may: want a certificate of its CA with the name " +
 				AgentName,
 		}
 	case d.control != "" && c.name == "":
 		return &refusal{
-			codes.Unauthenticated, "no credentials",
-			"no credentials: " + string(d.control) + " needs a client with a name",
+			code: codes.Unauthenticated, reason: "no credentials",
+			text: "no credentials: " + string(d.control) + " needs a client with a name",
 		}
 	case d.control != "" && !g.access.get().MayControl(c.name, d.control) &&
 		(d.or == "" || !g.access.get().MayControl(c.name, d.or)):
 		return &refusal{
-			codes.PermissionDenied, "may not " + string(d.control),
-			fmt.Sprintf("client %q may not %s", c.name, d.control),
+			code: codes.PermissionDenied, reason: "may not " + string(d.control),
+			text: fmt.Sprintf("client %q may not %s", c.name, d.control),
 		}
 	case d.query && c.name != "" && !g.mayQuery(c.name, d.model):
 		return &refusal{
-			codes.PermissionDenied, "may not query",
-			fmt.Sprintf("client %q may not query model %q", c.name, d.model),
+			code: codes.PermissionDenied, reason: "may not query",
+			text: fmt.Sprintf("client %q may not query model %q", c.name, d.model),
 		}
 	case d.control == "" && !d.query && c.name != "" && !g.access.get().knows(c.name):
 		return &refusal{
-			codes.PermissionDenied, "no rights",
-			fmt.Sprintf("client %q has no rights: the access file has neither it nor %q", c.name,
+			code: codes.PermissionDenied, reason: "no rights",
+			text: fmt.Sprintf("client %q has no rights: the access file has neither it nor %q", c.name,
 				Anyone),
 		}
 	}
@@ -424,8 +435,8 @@ func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.St
 // check authenticates the caller, and checks its rights. A call that anybody may make is let in
 // whoever makes it, but its answer may depend on who does.
 func (g *Guard) check(state *tls.ConnectionState, authorization []string, by login,
-	d demand) (caller, *refusal) {
-	c, r := g.authenticate(state, authorization, by)
+	from net.Addr, d demand) (caller, *refusal) {
+	c, r := g.authenticate(state, authorization, by, from)
 	if d.open {
 		c.open, c.stranger = true, r != nil
 		return c, nil
@@ -439,8 +450,11 @@ func (g *Guard) check(state *tls.ConnectionState, authorization []string, by log
 // refused counts and logs a call that was refused.
 func (g *Guard) refused(address net.Addr, call string, r *refusal) {
 	reason := ReasonDenied
-	if r.code == codes.Unauthenticated {
+	switch r.code {
+	case codes.Unauthenticated:
 		reason = ReasonUnauthenticated
+	case codes.ResourceExhausted:
+		reason = ReasonLimit
 	}
 	g.observe(reason)
 	g.refusals.add(address, "call refused", r.reason, fmt.Errorf("%.100q: %w", call, r))
@@ -480,7 +494,8 @@ func (g *Guard) MayQuery(ctx context.Context, model string) error {
 	c, ok := ctx.Value(callerKey{}).(caller)
 	if !ok {
 		return &refusal{
-			codes.Unauthenticated, "no credentials", "nobody knows who has made this call",
+			code: codes.Unauthenticated, reason: "no credentials",
+			text: "nobody knows who has made this call",
 		}
 	}
 	if r := g.allow(c, demand{query: true, model: model}); r != nil {

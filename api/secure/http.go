@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -31,7 +32,7 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		if r == nil {
 			c.from = remote(req.RemoteAddr)
 			raw, _ := req.Context().Value(rawKey{}).(*countedConn)
-			raw.prove(c)
+			g.shownBy(c, raw, c.from)
 			ctx := context.WithValue(req.Context(), callerKey{}, c)
 			if c.name != "" && strings.HasPrefix(req.URL.Path, dashboardAPI) { // some are streams
 				var cancel context.CancelCauseFunc
@@ -43,9 +44,13 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		}
 		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
 		code := http.StatusForbidden
-		if r.code == codes.Unauthenticated {
+		switch r.code {
+		case codes.Unauthenticated:
 			code = http.StatusUnauthorized
 			w.Header().Set("WWW-Authenticate", `Bearer realm="muster"`)
+		case codes.ResourceExhausted:
+			code = http.StatusTooManyRequests
+			w.Header().Set("Retry-After", retryAfter(r.again))
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
@@ -73,7 +78,7 @@ func (g *Guard) checkHTTP(req *http.Request, d demand) (caller, *refusal) {
 	if strings.HasPrefix(req.URL.Path, dashboardAPI) {
 		by, _ = g.sessionClient(req)
 	}
-	return g.check(req.TLS, req.Header.Values("Authorization"), by, d)
+	return g.check(req.TLS, req.Header.Values("Authorization"), by, remote(req.RemoteAddr), d)
 }
 
 // counted passes a request to next, unless its client has too many open calls.
@@ -81,7 +86,7 @@ func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Requ
 	done, over := g.hold(req.Context())
 	if over != nil {
 		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(over.RetryAfter.Seconds()))))
+		w.Header().Set("Retry-After", retryAfter(over.RetryAfter))
 		w.WriteHeader(http.StatusTooManyRequests)
 		// fails only if the client has gone
 		_, _ = w.Write(append(oip.ErrorJSON(over.text), '\n'))
@@ -93,20 +98,25 @@ func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Requ
 	next.ServeHTTP(w, req)
 }
 
+// retryAfter is the header's value, in whole seconds.
+func retryAfter(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
+
 // ofForeignPage returns a refusal for a request that a web page of another origin makes the user's
 // browser send: one that changes something, or one to a host name that the page's owner has made
 // resolve to this machine (DNS rebinding), which makes it the same origin for the browser.
 func (g *Guard) ofForeignPage(req *http.Request) *refusal {
 	if err := g.origins.Check(req); err != nil {
 		return &refusal{
-			codes.PermissionDenied, "of another origin",
-			"a web page of another origin may not ask for this: " + err.Error(),
+			code: codes.PermissionDenied, reason: "of another origin",
+			text: "a web page of another origin may not ask for this: " + err.Error(),
 		}
 	}
 	if host := hostname(req.Host); !g.isOwnHost(req, host) {
-		return &refusal{codes.PermissionDenied, "of another host", fmt.Sprintf(
-			"host %.100q, want localhost, the machine's name or an address: on loopback without "+
-				"TLS no other is answered", host)}
+		return &refusal{
+			code: codes.PermissionDenied, reason: "of another host",
+			text: fmt.Sprintf("host %.100q, want localhost, the machine's name or an address: on "+
+				"loopback without TLS no other is answered", host),
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package secure
 
 import (
-	"container/list"
 	"context"
 	"crypto/hkdf"
 	"crypto/hmac"
@@ -14,8 +13,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
 
 // This file lets a browser log in with an API key, for the dashboard. The browser gets a cookie
@@ -26,11 +23,6 @@ import (
 const (
 	// sessionTime is how long a login lasts.
 	sessionTime = 12 * time.Hour
-	// An address has mostAttempts failed logins in attemptsOver.
-	mostAttempts = 5
-	attemptsOver = time.Minute
-	// mostAttempting is of how many addresses failed logins are counted.
-	mostAttempting = 4096
 	// LongestKey is the longest API key that a login takes, in bytes.
 	LongestKey = 1024
 )
@@ -173,26 +165,21 @@ func (g *Guard) Login(w http.ResponseWriter, req *http.Request, key string) (cod
 		return http.StatusForbidden, 0, fmt.Errorf("no login: %s", why)
 	}
 	from := remote(req.RemoteAddr)
-	holder := holderOf(from)
-	if wait := g.attempts.take(holder, time.Now()); wait > 0 {
-		g.observe(ReasonLimit)
-		g.refusals.add(from, "login refused", "too many attempts", errTooManyAttempts)
-		return http.StatusTooManyRequests, wait, errTooManyAttempts
+	if len(key) > LongestKey { // it is none
+		key = key[:LongestKey]
 	}
-	name, ok := "", false
-	keys := g.keys.get()
-	if len(key) <= LongestKey {
-		name, ok = keys.owner(digestOf(key))
+	name, sum, r := g.ownerOf(key, from)
+	if r != nil {
+		g.refused(from, "login", r)
+		if r.again > 0 {
+			return http.StatusTooManyRequests, r.again, r
+		}
+		return http.StatusUnauthorized, 0, r
 	}
-	if !ok {
-		g.refused(from, "login", &refusal{
-			codes.Unauthenticated, "unknown API key", "unknown API key",
-		})
-		return http.StatusUnauthorized, 0, fmt.Errorf("unknown API key")
-	}
-	g.attempts.forget(holder)
+	raw, _ := req.Context().Value(rawKey{}).(*countedConn)
+	g.shownBy(caller{name: name, apiKey: true, key: sum}, raw, from)
 	s := session{name: name, end: time.Now().Add(sessionTime).Unix()}
-	s.mac = s.sign(g.secrets()[0], sha256.Sum256([]byte(key)))
+	s.mac = s.sign(g.secrets()[0], sum)
 	g.log.Info("logged in to the dashboard", "who", name, "from", req.RemoteAddr)
 	http.SetCookie(w, cookie(req, s.String(), int(sessionTime.Seconds())))
 	return http.StatusNoContent, 0, nil
@@ -207,61 +194,5 @@ func cookie(req *http.Request, value string, seconds int) *http.Cookie {
 	return &http.Cookie{
 		Name: cookieName(req), Value: value, Path: "/", MaxAge: seconds, HttpOnly: true,
 		Secure: req.TLS != nil, SameSite: http.SameSiteStrictMode,
-	}
-}
-
-var errTooManyAttempts = fmt.Errorf("%d logins have failed within %v: try again later",
-	mostAttempts, attemptsOver)
-
-// attempts count the logins of each address that have not succeeded.
-type attempts struct {
-	mu    sync.Mutex
-	by    map[string]*list.Element // of order
-	order list.List                // of *failed, the first since the longest time
-}
-
-type failed struct {
-	holder string
-	n      int
-	since  time.Time
-}
-
-// take counts an attempt, and returns 0 if it may be made, else how long to wait. It forgets
-// addresses whose time is over and, where there are too many, the one known for the longest.
-func (a *attempts) take(holder string, now time.Time) time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for e := a.order.Front(); e != nil &&
-		now.Sub(e.Value.(*failed).since) >= attemptsOver; e = a.order.Front() {
-		a.remove(e)
-	}
-	e := a.by[holder]
-	if e == nil {
-		if len(a.by) == mostAttempting {
-			a.remove(a.order.Front())
-		}
-		e = a.order.PushBack(&failed{holder: holder, since: now})
-		if a.by == nil {
-			a.by = map[string]*list.Element{}
-		}
-		a.by[holder] = e
-	}
-	f := e.Value.(*failed)
-	if f.n == mostAttempts {
-		return f.since.Add(attemptsOver).Sub(now)
-	}
-	f.n++
-	return 0
-}
-
-func (a *attempts) remove(e *list.Element) {
-	delete(a.by, a.order.Remove(e).(*failed).holder)
-}
-
-func (a *attempts) forget(holder string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if e := a.by[holder]; e != nil {
-		a.remove(e)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
 )
 
 // A browser keeps the cookies of one agent, and sends them to any.
@@ -233,7 +241,7 @@ func TestLoginAttempts(t *testing.T) {
 		g := all[0]
 		br := &browser{t: t, tls: true, local: "10.0.0.1", address: "10.0.0.9:4000"}
 		for i := range 8 {
-			want, key := 401, "wrong-wrong-wrong-wrong"
+			want, key := 401, "wrong-wrong-wrong-wrong-"+strconv.Itoa(i)
 			if i >= mostAttempts {
 				want, key = 429, adsKey // not even the right one
 			}
@@ -264,7 +272,7 @@ func TestLoginAttempts(t *testing.T) {
 		}
 		now := time.Now()
 		for i := range mostAttempting + 100 {
-			g.attempts.take(strconv.Itoa(i), now)
+			g.attempts.fail(strconv.Itoa(i), digest{}, now)
 		}
 		if n := len(g.attempts.by); n > mostAttempting {
 			t.Errorf("%d addresses are kept", n)
@@ -274,9 +282,92 @@ func TestLoginAttempts(t *testing.T) {
 				t.Fatalf("address %d is kept: %v, want the latest %d", i, kept, mostAttempting)
 			}
 		}
-		g.attempts.take("later", now.Add(attemptsOver))
+		g.attempts.fail("later", digest{}, now.Add(attemptsOver))
 		if n := len(g.attempts.by); n != 1 {
 			t.Errorf("%d addresses are kept a minute later, want one", n)
+		}
+	})
+}
+
+// TestWrongKeys: an address has five wrong keys a minute, shown by gRPC, by REST and in logins. Then no
+// key is looked at, but one that has been right from there before. The same wrong key again shows
+// nothing, and does not count.
+func TestWrongKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keys, refused := [][]byte(nil), []string{}
+		all, file := guardsOf(t, 1, &keys, &refused)
+		g := all[0]
+		handler := g.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		const address = "10.0.0.9:4000"
+		byGRPC := func(address, key string) codes.Code {
+			ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: remote(address)})
+			_, err := g.enter(ctx, control.Control_Status_FullMethodName,
+				metadata.Pairs("authorization", "Bearer "+key))
+			return status.Code(err)
+		}
+		byREST := func(address, key string) int {
+			req := httptest.NewRequest("GET", "/v2", nil)
+			req.RemoteAddr = address
+			req.Header.Set("Authorization", "Bearer "+key)
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, req)
+			if again, _ := strconv.Atoi(w.Header().Get("Retry-After")); w.Code == 429 &&
+				(again < 1 || again > 60) {
+				t.Errorf("again after %d s", again)
+			}
+			return w.Code
+		}
+		wrong := 0
+		guess := func() string {
+			wrong++
+			return fmt.Sprintf("wrong-wrong-wrong-wrong-%d", wrong)
+		}
+		if code := byGRPC(address, feedKey); code != codes.OK {
+			t.Fatalf("with a right key: %v", code)
+		}
+		for range 2 {
+			if code := byGRPC(address, guess()); code != codes.Unauthenticated {
+				t.Errorf("wrong key %d by gRPC: %v", wrong, code)
+			}
+			if code := byREST(address, guess()); code != 401 {
+				t.Errorf("wrong key %d by REST: %d", wrong, code)
+			}
+		}
+		br := &browser{t: t, tls: true, local: "10.0.0.1", address: address}
+		if w := br.ask(g, "POST", loginPath, guess()); w.Code != 401 {
+			t.Errorf("wrong key %d in a login: %d", wrong, w.Code)
+		}
+		for _, key := range []string{guess(), adsKey} {
+			if code := byGRPC(address, key); code != codes.ResourceExhausted {
+				t.Errorf("%s by gRPC after five: %v", key, code)
+			}
+			if code := byREST(address, key); code != 429 {
+				t.Errorf("%s by REST after five: %d", key, code)
+			}
+			if w := br.ask(g, "POST", loginPath, key); w.Code != 429 {
+				t.Errorf("%s in a login after five: %d", key, w.Code)
+			}
+		}
+		if code := byGRPC(address, feedKey); code != codes.OK {
+			t.Errorf("with a key that was right before: %v", code)
+		}
+		const other = "10.0.0.10:4000"
+		for range 3 * mostAttempts {
+			if code := byGRPC(other, "old-old-old-old-old"); code != codes.Unauthenticated {
+				t.Errorf("the same wrong key again: %v", code)
+			}
+		}
+		if code := byGRPC(other, adsKey); code != codes.OK {
+			t.Errorf("beside a client with an old key: %v", code)
+		}
+		writeKeys(t, file, "ads: "+adsKey+"\n")
+		g.Refresh()
+		g.Refresh()
+		if code := byGRPC(address, adsKey); code != codes.OK {
+			t.Errorf("when the keys are others: %v", code)
+		}
+		if code := byGRPC(address, feedKey); code != codes.Unauthenticated {
+			t.Errorf("with a key that was right before and no more: %v", code)
 		}
 	})
 }
@@ -286,7 +377,7 @@ func BenchmarkLoginAttempts(b *testing.B) {
 	var a attempts
 	now := time.Now()
 	for i := 0; b.Loop(); i++ {
-		a.take(strconv.Itoa(i), now.Add(time.Duration(i)*time.Microsecond))
+		a.fail(strconv.Itoa(i), digest{}, now.Add(time.Duration(i)*time.Microsecond))
 	}
 }
 
