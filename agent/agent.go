@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"sync/atomic"
 	"time"
 
@@ -44,6 +43,7 @@ import (
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
 )
 
 // An Agent is one node of a fleet. New makes it; Run opens its sockets, serves, drains and stops.
@@ -174,7 +174,8 @@ func (a *Agent) Name() string { return string(a.name) }
 // never changes.
 func (a *Agent) MostLanes() int {
 	if a.config.ModelControl == "leader" {
-		return max(a.config.lanes(), goruntime.NumCPU())
+		cores, _ := isolate.Cores()
+		return max(a.config.lanes(), cores)
 	}
 	return a.config.lanes()
 }
@@ -184,22 +185,35 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	if config.Executor == "emulated" {
 		return worker.Emulate(profiles.InstanceType(config.InstanceType), config.Profile)
 	}
-	cores, lanes := config.Cores, config.Lanes
-	if config.Layout != "" {
-		cores, lanes = config.cores(), config.lanes()
-	}
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
 		Provider:    runtime.Provider(config.Provider),
 		GPU:         config.GPU,
 		GPUMemory:   config.GPUMemory,
-		Cores:       cores,
-		Lanes:       lanes,
+		Cores:       config.cores(),
+		Lanes:       config.lanes(),
 		MapData:     config.ModelData == "mapped",
 		Kernels:     config.Kernels == "on",
 		Divide:      config.Layout == "",
 		Logger:      logger,
 	})
+}
+
+// logCores says on how many cores the agent runs queries, and why on so many.
+func (a *Agent) logCores(info runtime.Info) {
+	if info.Executor != "onnx" || info.Provider != runtime.CPU {
+		return
+	}
+	allowed, why := isolate.Cores()
+	cores := a.config.cores()
+	log := a.log.Info
+	if a.config.Cores > 0 || a.config.Layout != "" {
+		if cores > allowed {
+			log = a.log.Warn // they stand still together for a part of each period
+		}
+		why = fmt.Sprintf("they are set; the default is %d: %s", allowed, why)
+	}
+	log("cores to run queries on", "cores", cores, "lanes", a.config.lanes(), "why", why)
 }
 
 // Run serves until ctx ends, a call of Drain arrives or a server fails, and then drains. While it
@@ -260,6 +274,7 @@ func (a *Agent) open() (err error) {
 		a.log.Warn("no model is run: answers are made up", "executor", info.Executor,
 			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
+	a.logCores(info)
 	if a.card, err = a.openCard(); err != nil {
 		return err
 	}
@@ -405,8 +420,9 @@ func (a *Agent) role() election.Role {
 // rank is the agent's rank in elections, which orders candidates.
 func (a *Agent) rank() election.Rank {
 	info := a.executor.Info()
+	cores, _ := isolate.Cores()
 	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx",
-		goruntime.NumCPU()-a.config.cores())
+		cores-a.config.cores())
 }
 
 func checkModelDir(dir string) error {

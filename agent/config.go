@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime/isolate"
 )
 
 // A Config says what an agent serves, on which addresses, and with how much of the machine.
@@ -269,9 +270,14 @@ func (c Config) Validate() error {
 	}
 	machine := goruntime.NumCPU()
 	if c.Cores < 0 || c.Cores > machine {
-		fault("cores: %d, want 1 to %d (the machine's), or 0 for all", c.Cores, machine)
+		fault("cores: %d, want 1 to %d (the machine's), or 0 for all that the process may use",
+			c.Cores, machine)
 	} else if cores := c.cores(); c.Lanes < 0 || c.Lanes > cores {
-		fault("lanes: %d, want 1 to %d (the cores), or 0 for one", c.Lanes, cores)
+		_, why := isolate.Cores()
+		if c.Cores != 0 {
+			why = "the cores"
+		}
+		fault("lanes: %d, want 1 to %d (%s), or 0 for one", c.Lanes, cores, why)
 	}
 	if c.Layout != "" {
 		if _, err := c.layout(); err != nil {
@@ -528,7 +534,8 @@ func (c Config) cores() int {
 		return cores
 	}
 	if c.Cores == 0 {
-		return goruntime.NumCPU()
+		cores, _ := isolate.Cores()
+		return cores
 	}
 	return c.Cores
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/cgroup"
 )
 
 const (
@@ -378,58 +378,15 @@ func freeFiles(files map[string]bool) {
 	}
 }
 
-// availableMemory returns how many more bytes this process can use, by the limits of the
-// machine and of its cgroups (version 2). Page cache counts as available. It returns -1 if
-// this is not known.
+// availableMemory returns how many more bytes this process can use, by the limits of the machine and
+// of its cgroups. Page cache counts as available. It returns -1 if this is not known.
 func availableMemory() int64 {
-	available := int64(-1)
+	available := cgroup.AvailableMemory(os.DirFS("/"))
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
-		if kb := numberAfter(string(text), "MemAvailable:"); kb >= 0 {
+		if kb := cgroup.NumberAfter(string(text), "MemAvailable:"); kb >= 0 &&
+			(available < 0 || kb<<10 < available) {
 			available = kb << 10
 		}
 	}
-	group, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return available
-	}
-	_, path, ok := strings.Cut(string(group), "0::") // version 2
-	if !ok {
-		return available
-	}
-	path, _, _ = strings.Cut(path, "\n")
-	for dir := filepath.Join("/sys/fs/cgroup", path); len(dir) >= len(
-		"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
-		read := func(name string) string {
-			text, _ := os.ReadFile(filepath.Join(dir, name)) // missing in a group without limits
-			return string(text)
-		}
-		limit, err := strconv.ParseInt(strings.TrimSpace(read("memory.max")), 10, 64)
-		if err != nil {
-			continue // "max", or no such file
-		}
-		used, err := strconv.ParseInt(strings.TrimSpace(read("memory.current")), 10, 64)
-		if err != nil {
-			continue
-		}
-		free := max(0, limit-used+max(0, numberAfter(read("memory.stat"), "file ")))
-		if available < 0 || free < available {
-			available = free
-		}
-	}
 	return available
-}
-
-// numberAfter returns the number that follows word in the first line that begins with it; -1 if
-// there is none.
-func numberAfter(text, word string) int64 {
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, word); ok {
-			if fields := strings.Fields(rest); len(fields) > 0 {
-				if n, err := strconv.ParseInt(fields[0], 10, 64); err == nil {
-					return n
-				}
-			}
-		}
-	}
-	return -1
 }

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/runtime/gpu"
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
+	"github.com/muster-serve/muster/runtime/isolate"
 	"github.com/muster-serve/muster/runtime/kernels"
 )
 
@@ -48,8 +48,7 @@ type Config struct {
 	// means no bound. Both have no effect on the CPU.
 	GPU       string
 	GPUMemory int64
-	// Cores is how many CPU cores the lanes share, 0 for all that this
-	// process may use (its affinity mask and its cgroup's limit count).
+	// Cores is how many CPU cores the lanes share; 0 for isolate.Cores.
 	Cores int
 	// Lanes is how many queries run at a time, each with Cores / Lanes threads;
 	// 0 means 1.
@@ -97,7 +96,8 @@ func (c Config) cores() int {
 	if c.Cores > 0 {
 		return c.Cores
 	}
-	return goruntime.GOMAXPROCS(0)
+	cores, _ := isolate.Cores()
+	return cores
 }
 
 // ONNX is the executor that runs models with ONNX Runtime.

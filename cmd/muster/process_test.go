@@ -28,8 +28,17 @@ const mainVariable = "RUN_MAIN"
 // ignoreVariable makes such a process ignore SIGHUP from its start, as nohup does.
 const ignoreVariable = "RUN_IGNORING_HANG_UP"
 
+// groupVariable is the directory of a control group that such a process enters.
+const groupVariable = "RUN_IN_GROUP"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(mainVariable) != "" {
+		if group := os.Getenv(groupVariable); group != "" {
+			if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0); err != nil {
+				fmt.Fprintln(os.Stderr, "enter the control group:", err)
+				os.Exit(1)
+			}
+		}
 		if os.Getenv(ignoreVariable) != "" {
 			signal.Ignore(syscall.SIGHUP)
 		}

@@ -53,7 +53,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 		"`file` of public keys of minisign, of which one must have signed the store's versions")
 	fs.StringVar(&s.StateDir, "state-dir", s.StateDir,
 		"directory for what the agent keeps across restarts, such as learned profiles")
-	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
+	fs.IntVar(&s.Cores, "cores", s.Cores,
+		"CPU cores to run queries on; 0 means all that affinity and CPU quota leave the process")
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes,
 		"lanes, each running one query at a time on its share of the cores; 0 means 1")
 	fs.StringVar(&s.Layout, "layout", s.Layout,

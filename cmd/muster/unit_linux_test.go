@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
 // mdweVariable makes a process that is started by the tests one that can make no code, as
@@ -74,4 +79,84 @@ func TestWithoutWriteExecute(t *testing.T) {
 	p := startProcess(t)
 	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf", "--batch-size", "64", "--server",
 		p.grpc)
+}
+
+// TestCPUQuota: an agent in a control group with a CPU quota computes on as many cores as that is
+// worth, and says so. More lanes are refused.
+func TestCPUQuota(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("with one processor a quota of one changes nothing")
+	}
+	group, err := quotaOfOne(t)
+	if err != nil {
+		t.Skip("no control group with a quota can be made here:", err)
+	}
+	t.Setenv(groupVariable, group)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(settings ...string) *exec.Cmd {
+		cmd := exec.Command(self, append([]string{"agent", "--model-dir", smallNCF(t),
+			"--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+			"--gossip", "127.0.0.1:0", "--onnxruntime-lib", runtimetest.Library(t)}, settings...)...)
+		cmd.Env, cmd.Dir = append(os.Environ(), mainVariable+"=1"), t.TempDir()
+		return cmd
+	}
+	out, err := start("--lanes", "2").CombinedOutput()
+	if want := "lanes: 2, want 1 to 1 (the CPU quota of its cgroup, 1 of"; err == nil ||
+		!strings.Contains(string(out), want) {
+		t.Errorf("two lanes: got %s, want %q", out, want)
+	}
+	cmd := start()
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{Cmd: cmd, log: bufio.NewReader(stderr)}
+	defer func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	}()
+	if line := p.waitForLog(t, "ONNX Runtime loaded"); !strings.Contains(line, "threads=1 ") {
+		t.Errorf("got %q, want threads=1", line)
+	}
+	if line := p.waitForLog(t, "cores to run queries on"); !strings.Contains(line, "cores=1 ") ||
+		!strings.Contains(line, "the CPU quota of its cgroup, 1 of") {
+		t.Errorf("got %q, want cores=1, and why", line)
+	}
+}
+
+// quotaOfOne makes a control group with the time of one processor, of version 2 or 1, until the end of
+// the test.
+func quotaOfOne(t *testing.T) (group string, err error) {
+	name := fmt.Sprintf("muster-test-%d", os.Getpid())
+	for _, c := range []struct {
+		in    string
+		limit map[string]string
+	}{
+		{"/sys/fs/cgroup", map[string]string{"cpu.max": "100000 100000"}},
+		{"/sys/fs/cgroup/cpu", map[string]string{
+			"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000",
+		}},
+	} {
+		group = filepath.Join(c.in, name)
+		if _, err = os.Stat(filepath.Join(c.in, "cgroup.procs")); err != nil {
+			continue
+		}
+		if err = os.Mkdir(group, 0o755); err != nil {
+			continue
+		}
+		t.Cleanup(func() { _ = os.Remove(group) }) // the kernel has no process there any more
+		for file, text := range c.limit {
+			err = errors.Join(err, os.WriteFile(filepath.Join(group, file), []byte(text), 0))
+		}
+		if err == nil {
+			return group, nil
+		}
+	}
+	return "", err
 }

@@ -103,32 +103,25 @@ func TestBareMachine(t *testing.T) {
 	}
 }
 
-func TestQuota(t *testing.T) {
-	for name, c := range map[string]struct {
-		files map[string]string
-		want  float64
+// TestCores: lanes share what a quota is worth, and at least one core.
+func TestCores(t *testing.T) {
+	for _, c := range []struct {
+		processors int
+		quota      float64
+		want       int
+		why        string
 	}{
-		"none": {map[string]string{"proc/self/cgroup": "0::/\n"}, 0},
-		"version 2, of a parent": {map[string]string{
-			"proc/self/cgroup":            "0::/a/b\n",
-			"sys/fs/cgroup/a/b/cpu.max":   "max 100000\n",
-			"sys/fs/cgroup/a/cpu.max":     "150000 100000\n",
-			"sys/fs/cgroup/other/cpu.max": "10000 100000\n",
-		}, 1.5},
-		"version 1": {map[string]string{
-			"proc/self/cgroup": "4:memory:/m\n3:cpu,cpuacct:/a\n",
-			"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us":  "200000\n",
-			"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us": "100000\n",
-			"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us":    "-1\n",
-			"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us":   "100000\n",
-		}, 2},
+		{4, 0, 4, "the processors"},
+		{4, 4, 4, "the processors"},
+		{4, 8, 4, "the processors"},
+		{4, 3.5, 3, "the CPU quota of its cgroup, 3.5 of 4 processors"},
+		{4, 1, 1, "the CPU quota of its cgroup, 1 of 4 processors"},
+		{2, .5, 1, "the CPU quota of its cgroup, 0.5 of 2 processors"},
 	} {
-		files := fstest.MapFS{}
-		for name, text := range c.files {
-			files[name] = &fstest.MapFile{Data: []byte(text)}
-		}
-		if got := quota(files); got != c.want {
-			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		got, why := coresOf(c.processors, c.quota)
+		if got != c.want || !strings.HasPrefix(why, c.why) {
+			t.Errorf("%d processors, a quota of %g: got %d by %q, want %d by %q", c.processors,
+				c.quota, got, why, c.want, c.why)
 		}
 	}
 }

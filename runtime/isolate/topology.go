@@ -7,11 +7,15 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-serve/muster/runtime/cgroup"
 )
 
 // A CPU is a logical processor.
@@ -34,6 +38,24 @@ type Topology struct {
 	Quota float64
 }
 
+// Cores returns how many cores lanes share by default: as many as the processors that this process may
+// use or, if that is less, as its quota is worth, without fractions and at least one. Threads beyond a
+// quota only have all of them stand still for the rest of each period. why says what limits them.
+// Both are those of the process's start.
+func Cores() (cores int, why string) { return atStart() }
+
+var atStart = sync.OnceValues(func() (cores int, why string) {
+	return coresOf(runtime.NumCPU(), cgroup.CPUQuota(os.DirFS("/")))
+})
+
+func coresOf(processors int, quota float64) (cores int, why string) {
+	if quota == 0 || quota >= float64(processors) {
+		return processors, "the processors that this process may use"
+	}
+	return max(1, int(quota)), fmt.Sprintf("the CPU quota of its cgroup, %g of %d processors", quota,
+		processors)
+}
+
 // Read returns the topology of this machine. It reads /sys and /proc; processors that are offline,
 // or that the process's affinity or cpuset excludes, are left out.
 func Read() (*Topology, error) {
@@ -50,7 +72,7 @@ func read(root fs.FS, allowed func(cpu int) bool) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Topology{Quota: quota(root)}
+	t := &Topology{Quota: cgroup.CPUQuota(root)}
 	nodes := nodesOf(root)
 	for _, n := range online {
 		if !allowed(n) {
@@ -182,58 +204,4 @@ func FormatCPUs(cpus []int) string {
 		i = end + 1
 	}
 	return b.String()
-}
-
-// quota returns how many processors' time the cgroups of this process leave it; 0 if they do not
-// limit it.
-func quota(root fs.FS) float64 {
-	text, err := fs.ReadFile(root, "proc/self/cgroup")
-	if err != nil {
-		return 0
-	}
-	least := 0.0
-	limit := func(quota, period float64) {
-		if quota > 0 && period > 0 && (least == 0 || quota/period < least) {
-			least = quota / period
-		}
-	}
-	for line := range strings.Lines(string(text)) {
-		// number:controllers:path; of version 2 the controllers are empty
-		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
-		controllers, of, _ := strings.Cut(rest, ":")
-		second := controllers == ""
-		if !second && !slices.Contains(strings.Split(controllers, ","), "cpu") {
-			continue
-		}
-		for dir := path.Clean("/" + of); ; dir = path.Dir(dir) {
-			if second {
-				for _, mounted := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
-					limit(readMax(root, path.Join(mounted, dir, "cpu.max")))
-				}
-			} else {
-				at := path.Join("sys/fs/cgroup", controllers, dir)
-				quota, err := readInt(root, path.Join(at, "cpu.cfs_quota_us"))
-				period, err2 := readInt(root, path.Join(at, "cpu.cfs_period_us"))
-				if err == nil && err2 == nil {
-					limit(float64(quota), float64(period))
-				}
-			}
-			if dir == "/" {
-				break
-			}
-		}
-	}
-	return least
-}
-
-// readMax reads a cpu.max file: "max 100000" or "150000 100000".
-func readMax(root fs.FS, name string) (quota, period float64) {
-	text, err := fs.ReadFile(root, name)
-	if err != nil {
-		return 0, 0
-	}
-	if _, err := fmt.Sscan(string(text), &quota, &period); err != nil {
-		return 0, 0 // "max": no limit
-	}
-	return quota, period
 }
