@@ -316,3 +316,41 @@ func TestStoreReleaseHuge(t *testing.T) {
 		}
 	})
 }
+
+// TestStoreReleaseLater: a release that needs a later version of Muster changes nothing for agents
+// that do not know it. They say so, and make no release after it, which others would follow; one that
+// begins with nothing serves nothing.
+func TestStoreReleaseLater(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1, 2)
+		agents := []*fleetAgent{p.start(), p.start()}
+		p.serve(2, agents...)
+		f.settled(agents...)
+		leader := f.led(agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+		later := `{"format": 1, "requires": 2, "release": {"of": "another form"}}`
+		if err := p.CreateRelease(f.Context(), "ncf", 2, []byte(later)); err != nil {
+			f.Fatal(err)
+		}
+		fresh := p.start()
+		time.Sleep(time.Minute) // some polls
+		for _, a := range append(agents, fresh) {
+			if want := "requires format 2, but this version of Muster knows formats up to 1"; !strings.
+				Contains(a.log.String(), want) {
+				f.Errorf("the log of %s does not say %q", a.host, want)
+			}
+		}
+		f.released(1, 0, 0, agents...)
+		if states := fresh.states(); len(states) > 0 {
+			f.Errorf("an agent without the release before has %v", states)
+		}
+		_, err := leader.ctl.SetRelease(f.Context(), &control.SetReleaseRequest{Model: "ncf", Version: 2})
+		if err == nil || !strings.Contains(err.Error(), "requires format 2") {
+			f.Errorf("a release after it: got %v, want an error that says why not", err)
+		}
+		index, err := p.Index(f.Context())
+		if err != nil || index["ncf"].Release != 2 {
+			f.Errorf("the store has %+v, %v, want 2 as its newest release", index["ncf"], err)
+		}
+	})
+}
