@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -40,15 +39,18 @@ type Config struct {
 
 // A Dashboard answers the requests under [Path]. Its methods may be called concurrently.
 type Dashboard struct {
-	config Config
-	hub    *Hub
-	mux    *http.ServeMux
-	open   atomic.Int32 // streams
+	config  Config
+	hub     *Hub
+	mux     *http.ServeMux
+	viewers *secure.Shares // of streams
 }
 
 // New returns a Dashboard.
 func New(config Config) *Dashboard {
-	d := &Dashboard{config: config, hub: config.Hub, mux: http.NewServeMux()}
+	d := &Dashboard{
+		config: config, hub: config.Hub, mux: http.NewServeMux(),
+		viewers: secure.NewShares(mostViewers),
+	}
 	d.mux.Handle("GET "+Path[:len(Path)-1], http.RedirectHandler(Path, http.StatusMovedPermanently))
 	// Its files are compressed when somebody first asks for one, not while the agent starts.
 	d.mux.HandleFunc("GET "+Path+"{file...}", func(w http.ResponseWriter, req *http.Request) {

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// mostViewers is how many streams to pages an agent has open at most.
+	// mostViewers is how many streams to pages an agent has open at most. One client, or one address
+	// of those without a name, has three quarters at most.
 	mostViewers = 100
 	// writeTimeout is how long a viewer may take to read an event. It is cut off then, and comes
 	// back by itself.
@@ -24,15 +25,16 @@ const (
 
 // stream serves GET /dashboard/api/stream.
 func (d *Dashboard) stream(w http.ResponseWriter, req *http.Request) {
-	if d.open.Add(1) > mostViewers {
-		d.open.Add(-1)
+	ctx := req.Context()
+	done, ok := d.viewers.Take(ctx)
+	if !ok {
 		w.Header().Set("Retry-After", "15")
 		writeError(w, http.StatusServiceUnavailable,
-			"as many pages as this agent serves are open: ask another agent")
+			"as many pages as this agent serves, or serves one client, are open: close some, or ask "+
+				"another agent")
 		return
 	}
-	defer d.open.Add(-1)
-	ctx := req.Context()
+	defer done()
 	watcher, first := d.hub.watch(true, lastSecond(req))
 	defer d.hub.unwatch(watcher)
 	h := w.Header()

@@ -94,6 +94,33 @@ func holderOf(address net.Addr) string {
 	return host
 }
 
+// holder is the caller as a holder of units: its name, or its address without one.
+func (c caller) holder() string {
+	if c.name != "" {
+		return clientHolder(c.name)
+	}
+	return "address " + holderOf(c.from)
+}
+
+// Shares bound how many of something callers have at a time, in total and each: a single one has
+// three quarters of all at most, and whoever comes next finds some left. The methods may be called
+// concurrently.
+type Shares struct{ quota quota }
+
+// NewShares returns Shares of limit in total.
+func NewShares(limit int) *Shares { return &Shares{quota{limit: limit}} }
+
+// Take gives the caller of the call with context ctx one more, until it calls done. ok is false if
+// the caller has its share.
+func (s *Shares) Take(ctx context.Context) (done func(), ok bool) {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	holder := c.holder()
+	if !s.quota.take(holder, 1) {
+		return nil, false
+	}
+	return func() { s.quota.give(holder, 1) }, true
+}
+
 var errTooManyCalls = status.Error(codes.ResourceExhausted,
 	"too many calls are open: try again when some have ended, or elsewhere")
 
@@ -125,10 +152,7 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 		}
 		return ctx, nil
 	}
-	who, n := "address "+holderOf(c.from), 1
-	if c.name != "" {
-		who = "client " + c.name
-	}
+	who, n := c.holder(), 1
 	if method == control.Control_Watch_FullMethodName {
 		n = watchCalls
 	}
