@@ -214,6 +214,8 @@ type Comparison struct {
 	Homogeneous       Entry   `json:"homogeneous"`
 	HomogeneousScaled float64 `json:"homogeneous_scaled_qps"`
 	Policies          []Entry `json:"policies"`
+	// Notes say where the policies are not compared on equal terms.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Compare finds each policy's allowable throughput: on pool, or, if pool is nil, on the policy's
@@ -235,6 +237,11 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 		Homogeneous:       homogeneous,
 		HomogeneousScaled: round(homogeneous.Rate*budget/homogeneous.PriceUSDPerHour, 6),
 		Policies:          make([]Entry, len(policies)),
+	}
+	if slices.Contains(policies, Oracle) {
+		c.Notes = append(c.Notes, "the oracle is that of KAIROS's paper: it runs whole queries one by "+
+			"one, the largest first on base types and the smallest first on others. It is no bound: "+
+			"other policies may exceed it, above all where they split or merge queries")
 	}
 	c.Homogeneous.Ratio = round(homogeneous.Rate/c.HomogeneousScaled, 6)
 	candidates := all
@@ -314,6 +321,9 @@ func (c *Comparison) WriteText(w io.Writer) error {
 			e.StandardError, 100*e.Share, e.Ratio, e.PriceUSDPerHour, e.Pool)
 	}
 	t.Flush()
+	for _, note := range c.Notes {
+		fmt.Fprintf(&b, "Note: %s.\n", note)
+	}
 	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -52,6 +52,11 @@ func TestCompare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var text strings.Builder
+	if err := c.WriteText(&text); err != nil || len(c.Notes) != 1 ||
+		!strings.Contains(text.String(), "\nNote: the oracle is that of KAIROS's paper") {
+		t.Errorf("got notes %q and %s, want that the oracle is no bound", c.Notes, &text)
+	}
 	for _, e := range c.Policies {
 		if e.PriceUSDPerHour > budget || e.Rate <= 0 {
 			t.Errorf("%+v", e)
