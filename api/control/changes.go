@@ -74,18 +74,24 @@ func (c *Changes) Next(v *View) *View {
 		return a == b ||
 			proto.Equal(a, b)
 	}) {
-		change.Prices = v.Prices
+		change.Prices, change.NoPrices = v.Prices, len(v.Prices) == 0
 	}
 	if !sameReleases(v.Releases, before.Releases) {
-		change.Releases = v.Releases
+		change.Releases, change.NoReleases = v.Releases, len(v.Releases) == 0
 	}
 	c.nextMembers(v.Members, change)
 	c.nextProfiles(v.Profiles, change)
-	if v.AheadNs == before.AheadNs && change.Leadership == nil && change.Prices == nil &&
-		change.Releases == nil && len(change.Members)+len(change.Gone)+len(change.Profiles) == 0 {
+	if v.AheadNs == before.AheadNs && !change.changes() {
 		return nil
 	}
 	return c.step(change)
+}
+
+// changes reports whether a change, or a whole view, says anything but loads and times.
+func (v *View) changes() bool {
+	return v.GetLeadership() != nil || v.GetNoPrices() || v.GetNoReleases() ||
+		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles())+
+			len(v.GetReleases()) > 0
 }
 
 // sameReleases reports whether two lists of releases say the same.
@@ -295,10 +301,10 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 	if v.GetLeadership() != nil {
 		now.Leadership = v.GetLeadership()
 	}
-	if len(v.GetPrices()) > 0 {
+	if len(v.GetPrices()) > 0 || v.GetNoPrices() {
 		now.Prices = v.GetPrices()
 	}
-	if len(v.GetReleases()) > 0 {
+	if len(v.GetReleases()) > 0 || v.GetNoReleases() {
 		now.Releases = v.GetReleases()
 	}
 	if err := w.takeMembers(v); err != nil {
@@ -322,9 +328,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 				cmp.Compare(a.GetType(), b.GetType()))
 		})
 	}
-	return whole || v.GetLeadership() != nil || v.GetAheadNs() != before.GetAheadNs() ||
-		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles())+
-			len(v.GetReleases()) > 0, nil
+	return whole || v.GetAheadNs() != before.GetAheadNs() || v.changes(), nil
 }
 
 func (w *Watched) takeMembers(v *View) error {

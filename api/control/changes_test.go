@@ -86,6 +86,12 @@ func (f *changingFleet) change() {
 		f.rest.Prices = []*TypePrice{{Type: "box", PerMs: float64(f.rng.IntN(3))}}
 		f.rest.AheadNs = int64(f.rng.IntN(3))
 		f.rest.Releases = []*Release{{Model: "m", Current: int64(1 + f.rng.IntN(3))}}
+		switch f.rng.IntN(4) { // what there was is no more
+		case 0:
+			f.rest.Prices = nil
+		case 1:
+			f.rest.Releases = nil
+		}
 	}
 }
 

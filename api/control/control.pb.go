@@ -2742,11 +2742,14 @@ type View struct {
 	Loads      []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`                     // coarse: what gossip last said
 	AheadNs    int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // as the leader last said
 	// The following are of a Watch of changes.
-	Revision      uint64     `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"` // of this view, above 0
-	Base          uint64     `protobuf:"varint,8,opt,name=base,proto3" json:"base,omitempty"`         // the revision that this view changes; 0: it is whole
-	Gone          []string   `protobuf:"bytes,9,rep,name=gone,proto3" json:"gone,omitempty"`          // members that are no more, and their loads
-	Models        []*Model   `protobuf:"bytes,10,rep,name=models,proto3" json:"models,omitempty"`     // that members hold or may load, and the watcher has not been told
-	Releases      []*Release `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"` // by model; in a change all of them, or none if none has changed
+	Revision uint64     `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"` // of this view, above 0
+	Base     uint64     `protobuf:"varint,8,opt,name=base,proto3" json:"base,omitempty"`         // the revision that this view changes; 0: it is whole
+	Gone     []string   `protobuf:"bytes,9,rep,name=gone,proto3" json:"gone,omitempty"`          // members that are no more, and their loads
+	Models   []*Model   `protobuf:"bytes,10,rep,name=models,proto3" json:"models,omitempty"`     // that members hold or may load, and the watcher has not been told
+	Releases []*Release `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"` // by model; in a change all of them, or none if none has changed
+	// Set in a change from some prices, or releases, to none. Older watchers keep what they have.
+	NoPrices      bool `protobuf:"varint,21,opt,name=no_prices,json=noPrices,proto3" json:"no_prices,omitempty"`
+	NoReleases    bool `protobuf:"varint,22,opt,name=no_releases,json=noReleases,proto3" json:"no_releases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2856,6 +2859,20 @@ func (x *View) GetReleases() []*Release {
 		return x.Releases
 	}
 	return nil
+}
+
+func (x *View) GetNoPrices() bool {
+	if x != nil {
+		return x.NoPrices
+	}
+	return false
+}
+
+func (x *View) GetNoReleases() bool {
+	if x != nil {
+		return x.NoReleases
+	}
+	return false
 }
 
 // A Leadership says who leads.
@@ -7303,7 +7320,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05bytes\x18\x10 \x01(\x04R\x05bytes\x12\x17\n" +
 	"\aload_ns\x18\x11 \x01(\x03R\x06loadNs\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
-	"\achanges\x18\x01 \x01(\bR\achanges\"\xe4\x03\n" +
+	"\achanges\x18\x01 \x01(\bR\achanges\"\xa2\x04\n" +
 	"\x04View\x123\n" +
 	"\amembers\x18\x01 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
 	"\n" +
@@ -7318,7 +7335,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04gone\x18\t \x03(\tR\x04gone\x120\n" +
 	"\x06models\x18\n" +
 	" \x03(\v2\x18.muster.control.v1.ModelR\x06models\x126\n" +
-	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\"X\n" +
+	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\x12\x1b\n" +
+	"\tno_prices\x18\x15 \x01(\bR\bnoPrices\x12\x1f\n" +
+	"\vno_releases\x18\x16 \x01(\bR\n" +
+	"noReleases\"X\n" +
 	"\n" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
