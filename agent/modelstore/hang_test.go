@@ -233,3 +233,63 @@ func TestHear(t *testing.T) {
 		}
 	})
 }
+
+// stuck is a bucket whose calls do not end, not even with their context, while it hangs: as those of a
+// file system whose server is away.
+type stuck struct {
+	store.Bucket
+	in string // the part of keys for which it hangs
+	// on is closed when it answers.
+	on chan struct{}
+}
+
+func (s *stuck) List(ctx context.Context, prefix string, each func(string, int64) error) error {
+	if strings.Contains("list "+prefix, s.in) {
+		<-s.on
+	}
+	return s.Bucket.List(ctx, prefix, each)
+}
+
+func (s *stuck) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser, int64,
+	error) {
+	if strings.Contains(key, s.in) {
+		<-s.on
+	}
+	return s.Bucket.Open(ctx, key, offset, length)
+}
+
+// TestStuck: what never ends, not even when it is told to, is a fault, and keeps the agent from ending
+// for a few seconds. Time is virtual.
+func TestStuck(t *testing.T) {
+	for _, in := range []string{"list models/", "blobs/"} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, nil)
+			s := &stuck{bucket{store.Directory(t.TempDir()), b}, "nothing", make(chan struct{})}
+			b.store = store.New(s, "stuck")
+			b.push("ncf", 1, 10)
+			s.in = in
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				b.Run(ctx)
+				close(ended)
+			}()
+			time.Sleep(stalled + overdue)
+			synctest.Wait()
+			if n := testutil.ToFloat64(b.config.Metrics.faults); n != 1 {
+				t.Errorf("%s: %v faults, want 1", in, n)
+			}
+			if !b.says("file system") {
+				t.Errorf("%s: nothing is logged", in)
+			}
+			begin := time.Now()
+			stop()
+			<-ended
+			if took := time.Since(begin); took > endTime {
+				t.Errorf("%s: it ended after %v", in, took)
+			}
+			close(s.on)
+			synctest.Wait()
+		})
+	}
+}

@@ -118,6 +118,13 @@ const (
 	// readers is how many releases are read at a time, and releaseTime for all.
 	readers     = 16
 	releaseTime = 20 * time.Second
+	// overdue is the age of a look that is a fault: all of it is bounded, so that it hangs.
+	overdue = 2 * time.Minute
+	// stalled is how long nothing may come or be written while a model is fetched before that is a
+	// fault. All that a store does ends within a minute, and each wait for other agents in 20 s.
+	stalled = 5 * time.Minute
+	// endTime is how long Run waits at its end for what it has begun.
+	endTime = 5 * time.Second
 	// whole is the fault of the store itself, beside those of models.
 	whole = ""
 )
@@ -131,6 +138,7 @@ type Follower struct {
 	listed  chan listing
 	brought chan bringing
 	opened  atomic.Pointer[store.Store]
+	moved   atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
 	// The fields below belong to Run.
 	index  map[string]*store.Entry // as the store said last
@@ -138,8 +146,11 @@ type Follower struct {
 	last   map[string]error        // what does not succeed
 	models map[string]*model       // those that are held or wanted
 	lists  int                     // how many looks have begun
-	taken  int                     // the number of the last look that has ended
-	asks   []*ask
+	looked time.Time               // when the last one has
+	// overdue is whether it has not ended in time.
+	overdue bool
+	taken   int // the number of the last look that has ended
+	asks    []*ask
 }
 
 // A model is what is known of one. While it is fetched, it belongs to the goroutine that does so.
@@ -149,9 +160,10 @@ type model struct {
 	// manifests are those of the wanted versions: read from the store, or held here if it has them no
 	// longer.
 	manifests map[int64]*store.Manifest
-	err       error     // the last attempt's; nil: it succeeded
-	again     time.Time // when it is tried again after an error
-	begun     time.Time // when it began to be fetched; zero: it is not
+	err       error        // the last attempt's; nil: it succeeded
+	again     time.Time    // when it is tried again after an error
+	moved     atomic.Int64 // when it last got further, in ms of Unix time
+	begun     time.Time    // when it began to be fetched; zero: it is not
 }
 
 // A listing is what a look at the store found.
@@ -200,8 +212,13 @@ func New(config Config) (*Follower, error) {
 			"on, and no other version comes", "dir", config.Dir, "bound_bytes", bound, "over_bytes",
 			over, "setting", "model-cache-size")
 	}
+	pacer := newPacer(&config)
 	f.fetcher = &store.Fetcher{
-		Cache: cache, Keys: config.Keys, Pace: newPacer(&config).wait,
+		Cache: cache, Keys: config.Keys,
+		Pace: func(ctx context.Context, n int, took time.Duration) error {
+			f.moved.Store(time.Now().UnixMilli())
+			return pacer.wait(ctx, n, took)
+		},
 		Received: func(source string, n int) {
 			config.Metrics.received.WithLabelValues(source).Add(float64(n))
 		},
@@ -233,7 +250,11 @@ func (f *Follower) model(name string) *model {
 func (f *Follower) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer func() {
-		running.Wait()
+		if !waitFor(&running, endTime) {
+			f.config.Log.Error("what reads the model store does not end when told to: does a file system "+
+				"not answer? It is left behind", "event", "slow")
+			return
+		}
 		if s := f.opened.Load(); s != nil { // perhaps by a look that ended after ctx
 			_ = s.Close() // nothing was written
 		}
@@ -244,9 +265,10 @@ func (f *Follower) Run(ctx context.Context) {
 	var due time.Time // of the next look
 	looking := false
 	for {
+		f.overdue = looking && time.Since(f.looked) > overdue
 		late := slices.ContainsFunc(f.asks, func(a *ask) bool { return a.list > f.lists })
 		if !looking && (late || !time.Now().Before(due)) {
-			looking, due = true, time.Now().Add(f.config.Poll)
+			looking, f.looked, due = true, time.Now(), time.Now().Add(f.config.Poll)
 			f.lists++
 			number, opened := f.lists, f.fetcher.Store
 			running.Go(func() {
@@ -274,6 +296,21 @@ func (f *Follower) Run(ctx context.Context) {
 			a.list = f.lists + 1
 			f.asks = append(f.asks, a)
 		}
+	}
+}
+
+// waitFor waits until all has ended, for at most the given time, and reports whether it has.
+func waitFor(all *sync.WaitGroup, most time.Duration) bool {
+	ended := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return true
+	case <-time.After(most):
+		return false
 	}
 }
 
@@ -461,6 +498,7 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 			continue
 		}
 		busy, m.begun = true, now
+		m.moved.Store(now.UnixMilli())
 		f.tried(name)
 		running.Go(func() {
 			err := f.bring(ctx, m, wanted, beside)
@@ -515,7 +553,17 @@ func (f *Follower) tell() {
 	if faults == nil {
 		faults = map[string]error{}
 	}
+	if f.overdue {
+		faults[whole] = fmt.Errorf("a look at the store has not ended in %v: does a file system not "+
+			"answer?", overdue)
+	}
 	for name, m := range f.models {
+		if moved := max(m.moved.Load(), f.moved.Load()); !m.begun.IsZero() &&
+			time.Since(time.UnixMilli(moved)) > stalled {
+			faults[name] = fmt.Errorf("nothing of it has come or been written in %v: does the file "+
+				"system of %s answer?", stalled, f.config.Dir)
+			continue
+		}
 		if m.begun.IsZero() && m.err != nil {
 			faults[name] = m.err
 		} else if !m.begun.IsZero() && f.last[name] != nil {
@@ -577,7 +625,9 @@ func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) 
 		}
 	}
 	begin := time.Now()
-	changed, err := f.fetcher.Ensure(ctx, m.name, versions, nil)
+	changed, err := f.fetcher.Ensure(ctx, m.name, versions, func(int64, int64) {
+		m.moved.Store(time.Now().UnixMilli())
+	})
 	if err != nil {
 		return err
 	}

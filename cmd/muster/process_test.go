@@ -324,3 +324,42 @@ func TestErrorsArePrintedOnce(t *testing.T) {
 		t.Errorf("got %q, want %q", out, want)
 	}
 }
+
+// TestHungCommand: a command that waits for a file system for ever ends after SIGTERM.
+func TestHungCommand(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "muster.yaml")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"models", "list", "--config", fifo}, {"agent", "--config", fifo}} {
+		cmd := exec.Command(self, args...)
+		cmd.Env = append(os.Environ(), mainVariable+"=1")
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// A writer opens the FIFO when the command has: then the command reads it, until it is told to
+		// end.
+		writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		err = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 143 ||
+			!strings.Contains(stderr.String(), "does a file system not answer?") {
+			t.Errorf("%v: exit status %d (%v), want 143; it says %q", args, code, err, stderr.String())
+		}
+		if err := writer.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

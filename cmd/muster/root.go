@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -19,6 +21,33 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
+const (
+	// agentName is the name of the command that drains when it is asked to finish.
+	agentName = "agent"
+	// endTime is how long every other command may take to finish: nothing can end one that opens a FIFO
+	// to which nobody writes, or reads a network file system whose server is away.
+	endTime = 5 * time.Second
+)
+
+// awaitEnd waits for the end of a command and returns its error; false if it does not end although ctx
+// has. A command that drains has a limit of its own.
+func awaitEnd(ctx context.Context, ended <-chan error, drains *atomic.Bool) (err error, ok bool) {
+	select {
+	case err := <-ended:
+		return err, true
+	case <-ctx.Done():
+	}
+	if drains.Load() {
+		return <-ended, true
+	}
+	select {
+	case err := <-ended:
+		return err, true
+	case <-time.After(endTime):
+		return nil, false
+	}
+}
+
 // run executes the command that args name and returns its error without printing it. Settings also
 // come from the process's environment and from muster.yaml in the working directory. The end of ctx
 // asks the command to finish.
@@ -30,11 +59,20 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetErr(stderr)
 	root.InitDefaultCompletionCmd() // it keeps the writer that is set now
 	refuseUnknown(root)
-	began := false
-	beforeRun(root, func() { began = true })
-	err := root.ExecuteContext(ctx)
+	var began, drains atomic.Bool
+	beforeRun(root, func(cmd *cobra.Command) {
+		began.Store(true)
+		drains.Store(cmd.Name() == agentName)
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- root.ExecuteContext(ctx) }()
+	err, ok := awaitEnd(ctx, ended, &drains)
 	switch {
-	case err != nil && !began:
+	case !ok:
+		fmt.Fprintf(stderr, "the command has not ended %v after %v: does a file system not answer?\n",
+			endTime, context.Cause(ctx))
+		return interrupted{context.Cause(ctx)}
+	case err != nil && !began.Load():
 		return misuse.Of(err)
 	case ctx.Err() != nil &&
 		(errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
@@ -67,10 +105,10 @@ func exitStatus(err error) int {
 
 // beforeRun has do called before cmd or one of its subcommands runs, when its flags and arguments
 // are known to be good.
-func beforeRun(cmd *cobra.Command, do func()) {
+func beforeRun(cmd *cobra.Command, do func(cmd *cobra.Command)) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			do()
+			do(cmd)
 			return run(cmd, args)
 		}
 	}
