@@ -311,8 +311,11 @@ func (a *Agent) open() (err error) {
 		Full:    func(ctx context.Context) error { return a.server.Full(ctx) },
 		Loaded:  func(v *models.Version) { a.server.Loaded(v) },
 		Observe: a.observe,
-		Failed: func(model string, version int64, reason string) {
-			a.gateway.Failed(client.Failure{Model: model, Version: version, Reason: reason})
+		Failed: func(model string, version int64, reason string, batchSize int) {
+			a.gateway.Failed(client.Failure{
+				Model: model, Version: version, Reason: reason,
+				TrialSize: client.TrialSize(batchSize),
+			})
 		},
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
@@ -365,8 +368,8 @@ func (a *Agent) open() (err error) {
 		return err
 	}
 	a.shadows = shadow.New(shadow.Config{
-		OnTrial: func(model string) bool { return a.releases.Of(model).OnTrial() },
-		View:    a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
+		Compares: a.releases.Compares,
+		View:     a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
 		Transport: client.Remote{
 			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
 				return a.members.Dial(m.AgentName())

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -316,7 +317,7 @@ func TestSlowCanary(t *testing.T) {
 				f.released(1, 0, 0, agents...)
 				f.answered(500, 10*time.Millisecond, agents...) // its latency is learned
 				f.release(agents[0], &control.SetReleaseRequest{
-					Version: 2, Share: .1, PromoteAfterNs: int64(15 * time.Second),
+					Version: 2, Share: .5, PromoteAfterNs: int64(15 * time.Second),
 				})
 				began := time.Now()
 				for {
@@ -346,16 +347,70 @@ func TestSlowCanary(t *testing.T) {
 	}
 }
 
-// A wrongExecutor answers one in every queries to version 2 wrongly.
+// TestFailingCanary: a canary that fails each eighth of its queries, beside a version that fails none,
+// is not promoted when that is due, but rolled back, though all that fails are gateways' reports and
+// all that is answered is told by workers.
+func TestFailingCanary(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		_, with := f.versions(twoVersions)
+		var fails atomic.Bool // once it is loaded and warm
+		failing := func(a *Agent) {
+			open := a.openExecutor
+			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+				e, err := open(c, log)
+				return wrongExecutor{e, 8, &fails}, err
+			}
+		}
+		agents := []*fleetAgent{f.start(with, failing), f.start(with, failing)}
+		f.settled(agents...)
+		f.led(agents...)
+		f.release(agents[0], &control.SetReleaseRequest{Version: 1})
+		f.released(1, 0, 0, agents...)
+		f.release(agents[0], &control.SetReleaseRequest{
+			Version: 2, Share: .25, PromoteQueries: 20,
+		})
+		fails.Store(true)
+		undecided := ""
+		for sent := 0; ; sent += 20 {
+			f.answered(20, 8*time.Millisecond, agents...)
+			resp, err := agents[1].ctl.Release(f.Context(), &control.ReleaseRequest{})
+			if err != nil {
+				f.Fatal(err)
+			}
+			s := resp.GetReleases()[0]
+			if v := s.GetVerdict(); strings.Contains(v, "queries failed, of the current version's 0 of") &&
+				strings.HasPrefix(v, "undecided") {
+				undecided = v
+			}
+			if why := s.GetRelease().GetWhy(); s.GetState() == "taken back" &&
+				strings.HasPrefix(why, "rolled back by the rule") &&
+				strings.Contains(why, "queries failed, of the current version's 0 of") {
+				f.Logf("before: %s; after %d queries: %s", undecided, sent, why)
+				break
+			}
+			if s.GetRelease().GetShare() == 0 || sent > 4000 {
+				f.Fatalf("after %d queries: got %v, want it rolled back because it fails", sent, s)
+			}
+		}
+		if undecided == "" {
+			f.Error("it was never said to be undecided")
+		}
+		f.released(1, 2, 0, agents...)
+	})
+}
+
+// A wrongExecutor answers one in every queries to version 2 wrongly, or not at all if fails is given
+// and true.
 type wrongExecutor struct {
 	runtime.Executor
 	every int64
+	fails *atomic.Bool
 }
 
 func (e wrongExecutor) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
 	m, err := e.Executor.Load(ctx, v)
 	if err == nil && v.Number == 2 {
-		m = &wrongModel{Model: m, every: e.every}
+		m = &wrongModel{Model: m, every: e.every, fails: e.fails}
 	}
 	return m, err
 }
@@ -363,12 +418,17 @@ func (e wrongExecutor) Load(ctx context.Context, v *models.Version) (runtime.Mod
 type wrongModel struct {
 	runtime.Model
 	every int64
+	fails *atomic.Bool
 	runs  atomic.Int64
 }
 
 func (m *wrongModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
 	r, err := m.Model.Run(ctx, inputs)
-	if err == nil && m.runs.Add(1)%m.every == 0 {
+	if err == nil && m.runs.Add(1)%m.every == 0 && (m.fails == nil || m.fails.Load()) {
+		if m.fails != nil {
+			r.Release()
+			return nil, errors.New("out of order")
+		}
 		for i := range r.Outputs {
 			for at := range r.Outputs[i].Data {
 				r.Outputs[i].Data[at] = 0x3f // about 0.75 in each type
@@ -396,7 +456,7 @@ func testWrongCanary(t *testing.T, sdk bool) {
 			open := a.openExecutor
 			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
 				e, err := open(c, log)
-				return wrongExecutor{e, 100}, err
+				return wrongExecutor{e, 100, nil}, err
 			}
 		}
 		agents := []*fleetAgent{f.start(with, wrong), f.start(with, wrong)}
@@ -404,7 +464,12 @@ func testWrongCanary(t *testing.T, sdk bool) {
 		f.led(agents...)
 		f.release(agents[0], &control.SetReleaseRequest{Version: 1})
 		f.released(1, 0, 0, agents...)
-		f.release(agents[0], &control.SetReleaseRequest{Version: 2, Share: .3})
+		req := &control.SetReleaseRequest{Version: 2, Share: .3} // as older commands ask
+		if sdk {
+			difference := .05
+			req.MaxDifference = &difference
+		}
+		f.release(agents[0], req)
 		sent := 0
 		send := func() { f.answered(100, 8*time.Millisecond, agents...) }
 		if sdk {

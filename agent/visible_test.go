@@ -50,7 +50,7 @@ func TestSeesOneModel(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, model := range []string{"ncf", "wnd"} { // so that there is something to tell
-		a.worker.Failed(model, 0, outcome.ErrSlow, 0, 0)
+		a.worker.Failed(model, 0, outcome.ErrSlow, 0, 0, 0)
 	}
 	a.leads() // before it does, Match is refused
 	others := regexp.MustCompile(`\b(wnd|mtwnd|mt-wnd|dien|rm2)\b`)

@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/leader/canary"
 )
 
 // A Gateway sends queries to a fleet. It owns each query from its arrival to its answer: it asks
@@ -192,6 +193,17 @@ type Failure struct {
 	Model   string
 	Version int64
 	Reason  string // one of oip.Reasons
+	// TrialSize is the query's batch size, up to its class, if it counts in the trial of a canary:
+	// the model has one, and the query names no version; else 0.
+	TrialSize int
+}
+
+// TrialSize returns the size of a [Failure] for a batch size.
+func TrialSize(batchSize int) int {
+	if batchSize < 1 {
+		return 0
+	}
+	return canary.ClassSize(canary.ClassOf(batchSize))
 }
 
 // mostFailures bounds the kinds of failures that a gateway remembers until it has a leader to tell
@@ -223,6 +235,7 @@ func (g *Gateway) failedWith(req *oip.Request, err error, after time.Duration) {
 	number, target, ok := g.Version(req.Model, req.Version)
 	if ok {
 		f.Model, f.Version = req.Model, cmp.Or(req.Tried, number)
+		f.TrialSize = TrialSize(req.TrialSize)
 	}
 	f.Reason = oip.ReasonAfter(oip.Reason(status.Convert(err)), after, target)
 	g.Failed(f)
@@ -319,6 +332,7 @@ func (g *Gateway) Leader() names.AgentName {
 // If ctx has an OpenTelemetry span, the gateway's steps for the query are its child spans.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
+	req.TrialSize, req.Tried = 0, 0
 	held, version, family, err := g.members.Load().find(req.Model, req.Version, req.LeastAccuracy)
 	if err != nil {
 		return nil, err
@@ -358,10 +372,12 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	g.awake()
 	g.leave(true)
 	resp, err := g.run(ctx, q, req)
-	if known := g.members.Load(); err != nil && q.version == 0 && known.releases[q.model].OnTrial() {
-		req.Tried = q.tried
-		if q.tried == 0 {
-			req.Tried = known.bind(q, g.config.ID)
+	if known := g.members.Load(); q.version == 0 && q.family == nil &&
+		known.releases[q.model].OnTrial() {
+		if req.TrialSize = int(q.batch); err != nil {
+			if req.Tried = q.tried; q.tried == 0 {
+				req.Tried = known.bind(q, g.config.ID)
+			}
 		}
 	}
 	return resp, err

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -259,6 +260,7 @@ func (g *Gateway) message() *control.GatewayMessage {
 		}
 		m.Failed = append(m.Failed, &control.Failed{
 			Model: f.Model, Version: f.Version, Reason: f.Reason, Count: n,
+			BatchSize: proto.Uint32(uint32(f.TrialSize)),
 		})
 		delete(g.failed, f)
 	}

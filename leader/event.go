@@ -51,7 +51,8 @@ const (
 	Learned
 	// Outdated: Models, Tables. The learning loop has found that these have been gone for long.
 	Outdated
-	// Failed: Model, Why, N, Excused. A gateway says how queries of its clients failed.
+	// Failed: Model, BatchSize, Why, N, Excused. A gateway says how queries of its clients failed.
+	// BatchSize is 0 if the gateway tells none, and below 0 if they count in no trial of a canary.
 	Failed
 	// Released: Releases. Another release was made; these are all that hold.
 	Released

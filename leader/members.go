@@ -240,6 +240,7 @@ func (s *State) completed(e *Event) {
 	}
 	known := q != nil
 	siblings := known && q.siblings() > 0
+	trialSize := s.trialSize(q, e.BatchSize)
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	m := s.models[e.Model]
 	if m != nil && !known && !ours && e.Attempt <= 1 && !e.Shadow { // it never passed this leader
@@ -276,6 +277,9 @@ func (s *State) completed(e *Event) {
 			t.late = 1
 		}
 		s.count(m, t)
+		if m.trial != nil && trialSize > 0 && s.isTried(m.Name) {
+			m.trial.CountAnswered(trialSize, t.late > 0)
+		}
 	}
 	if e.Merged > 0 && e.Execution == 0 || e.Divided {
 		return // another query's completion tells of the run, or there was none of the whole lane
@@ -325,6 +329,9 @@ func (s *State) failed(e *Event) {
 		t = tally{excused: e.N}
 	}
 	s.count(m, t)
+	if m.trial != nil && t.lost > 0 && e.BatchSize >= 0 && s.isTried(m.Name) {
+		m.trial.CountFailed(e.BatchSize, t.lost)
+	}
 	if m.refusals == nil {
 		m.refusals = map[string]uint64{}
 	}

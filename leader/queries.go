@@ -57,6 +57,9 @@ type query struct {
 	weight   int // bytes that it counts in its gateway's account
 	parked   bool
 	splits   bool // its gateway can split it
+	// whole is the batch size of the query of which this is a part, if its release says which version
+	// answers it; else 0.
+	whole int
 }
 
 // An account counts the gateways of one client and the bytes that the state keeps for their
@@ -398,6 +401,9 @@ func (s *State) split(g *gateway, q *query, d *match.Decision) {
 		part := s.spare()
 		*part = *q
 		part.sequence, part.batch = d.Query.Part(i+1).Sequence, rows
+		if a.Known {
+			part.whole = q.batch
+		}
 		if q.byFamily || a.Known {
 			part.asked, part.model, part.byFamily = a.Model, s.models[a.Model], false
 		}

@@ -19,8 +19,10 @@ type Release struct {
 	canary.Release
 }
 
-// released takes all releases. A trial goes on as long as its versions are the same and its canary
-// was not taken back: what it did before that would take it back again at once.
+// released takes all releases. A trial goes on as long as its release is the same. What a canary did
+// before it was taken back would take it back again at once; and with another share its queries are
+// of another time than the current version's: if a canary gets more of them since an overload began,
+// it is late more often, though it is as good.
 func (s *State) released(all []Release) {
 	before := s.releases
 	s.releases = make(map[string]canary.Release, len(all))
@@ -30,8 +32,7 @@ func (s *State) released(all []Release) {
 	for _, m := range s.models {
 		now, was := s.releases[m.Name], before[m.Name]
 		switch on := now.OnTrial() && slices.Contains(now.Versions(), m.Version); {
-		case on && (m.trial == nil || !was.OnTrial() || now.Current != was.Current ||
-			now.Canary != was.Canary):
+		case on && (m.trial == nil || now != was):
 			m.trial = &canary.Counts{}
 		case now.Canary == 0:
 			m.trial = nil
@@ -95,6 +96,25 @@ func (s *State) ran(m *model, typ names.LaneType, batch int, took time.Duration)
 		return
 	}
 	m.trial.Runs.Add(time.Duration(1e9 * float64(took) / float64(usual.Table.Mean(batch))))
+}
+
+// isTried reports whether a canary of a model gets queries now, so that those of both versions count
+// in its trial: they must be of the same time.
+func (s *State) isTried(model string) bool {
+	r := s.releases[model]
+	return r.OnTrial() && s.served[ModelID{model, r.Canary}] && s.served[ModelID{model, r.Current}]
+}
+
+// trialSize is the batch size with which a query counts in the trial of a canary, 0 if it counts in
+// none because it names a version or a family. A query that is not known, nil, counts by the batch
+// size that its worker tells.
+func (s *State) trialSize(q *query, told int) int {
+	switch {
+	case q == nil || q.whole == 0 && s.isReleased(q):
+		return max(told, 1)
+	default:
+		return q.whole
+	}
 }
 
 // A Trial is what the state has counted of a canary, beside the current version.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // versions is a member of one lane that holds versions of the model m.
@@ -74,15 +75,18 @@ func TestRelease(t *testing.T) {
 	in.release(canary.Release{Current: 3, Canary: 4, Share: .2})
 	expect("4 is on trial", 2000, map[int64]int{3: 160, 4: 40}, 200)
 	trials := in.Trials()
-	if len(trials) != 1 || !trials[0].Serves || trials[0].Canary.Answered < 37 ||
-		trials[0].Canary.Answered+trials[0].Current.Answered != 200 ||
-		trials[0].Canary.Runs.Total != trials[0].Canary.Answered {
+	canaryTotal, currentTotal := trials[0].Canary.Total(), trials[0].Current.Total()
+	if len(trials) != 1 || !trials[0].Serves || canaryTotal.Answered < 37 ||
+		canaryTotal.Answered+currentTotal.Answered != 200 ||
+		trials[0].Canary.Runs.Total != canaryTotal.Answered {
 		t.Errorf("got the trials %+v", trials)
 	}
 	in.release(canary.Release{Current: 3, Canary: 5, Share: .5})
 	expect("nobody holds the canary", 3000, map[int64]int{3: 200}, 200)
-	if trials := in.Trials(); trials[0].Serves || trials[0].Current.Answered != 200 {
-		t.Errorf("another canary: got the trials %+v", trials)
+	// The canary's queries are to be compared with those of the same time.
+	if trials := in.Trials(); trials[0].Serves || trials[0].Current.Total().Queries() != 0 {
+		t.Errorf("another canary, which nobody holds: %+v count of the current version",
+			trials[0].Current.Total())
 	}
 	in.release(canary.Release{Current: 5})
 	expect("nobody holds the current version", 4000, map[int64]int{4: 200}, 200)
@@ -94,8 +98,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestTrialAgain: a canary that was taken back and is tried again is judged by what it does from then
-// on. Another share alone does not begin the trial anew.
+// TestTrialAgain: a canary that was taken back and is tried again, or gets another share, is judged by
+// what it does from then on.
 func TestTrialAgain(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
@@ -104,14 +108,16 @@ func TestTrialAgain(t *testing.T) {
 		t.Helper()
 		in.release(r)
 		got := in.Trials()[0]
-		if n := got.Current.Queries() + got.Canary.Queries(); n != before {
+		if n := got.Current.Total().Queries() + got.Canary.Total().Queries(); n != before {
 			t.Errorf("%s: %d queries count, want %d", what, n, before)
 		}
 	}
 	counted("on trial", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
 	in.goes(1, 100)
-	counted("a larger share", canary.Release{Current: 3, Canary: 4, Share: .5}, 100)
-	counted("taken back", canary.Release{Current: 3, Canary: 4}, 100)
+	counted("the same again", canary.Release{Current: 3, Canary: 4, Share: .2}, 100)
+	counted("a larger share", canary.Release{Current: 3, Canary: 4, Share: .5}, 0)
+	in.goes(1000, 50)
+	counted("taken back", canary.Release{Current: 3, Canary: 4}, 50)
 	counted("tried again", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
 }
 
@@ -163,21 +169,86 @@ func TestTrial(t *testing.T) {
 	ends(4, 11*time.Millisecond, false)
 	ends(3, 11*time.Millisecond, false)
 	ends(3, 200*time.Millisecond, true)
-	in.tell(Event{Kind: Failed, Model: ModelID{"m", 4}, Why: "internal", N: 2})
-	in.tell(Event{Kind: Failed, Model: ModelID{"m", 4}, Why: "invalid", N: 5, Excused: true})
-	got := in.Trials()[0]
-	c := got.Canary
-	if c.Answered != 3 || c.Late != 1 || c.Failed != 2 || c.Runs.Total != 3 {
-		t.Errorf("the canary's counts are %+v", c)
+	fails := func(version int64, n uint64, batch int, excused bool) {
+		e := Event{
+			Kind: Failed, Model: ModelID{"m", version}, Why: "internal", N: n, BatchSize: batch,
+			Excused: excused,
+		}
+		_, again, err := ParseEvent(AppendEvent(nil, in.now, &e))
+		if err != nil || again.BatchSize != batch {
+			t.Errorf("read as %+v, %v, want %+v", again, err, e)
+		}
+		in.tell(e)
 	}
-	if c := got.Current; c.Answered != 1 || c.Late != 0 || c.Runs.Total != 1 {
-		t.Errorf("the current version's counts are %+v", c)
+	fails(4, 2, 16, false)
+	fails(4, 3, 0, false)  // of an older gateway
+	fails(4, 4, -1, false) // which reached no version
+	fails(4, 5, 16, true)
+	got := in.Trials()[0]
+	want := canary.Counts{UnsizedFailed: 3, Runs: got.Canary.Runs, Times: got.Canary.Times}
+	want.Classes[canary.ClassOf(10)] = canary.Tally{Answered: 3, Late: 1, Failed: 2}
+	if c := got.Canary; c != want || c.Runs.Total != 3 {
+		t.Errorf("the canary's counts are %+v and %d without a size, %d runs", c.Classes,
+			c.UnsizedFailed, c.Runs.Total)
+	}
+	if c := got.Current; c.Total() != (canary.Tally{Answered: 1}) || c.Runs.Total != 1 {
+		t.Errorf("the current version's counts are %+v, %d runs", c.Classes, c.Runs.Total)
 	}
 	if current, canary := got.Slow(); current != 0 || canary != 2 {
 		t.Errorf("%d and %d runs are slow, want 0 and 2", current, canary)
 	}
 	if after := in.FamilyCounts()[0]; after.Arrived-before.Arrived != 4 {
 		t.Errorf("%d queries have arrived, want 4 without the shadow", after.Arrived-before.Arrived)
+	}
+}
+
+// TestTrialCountsWhatItTries: queries that name a version are no draw of a trial, and one that runs in
+// parts counts by the size that it came with, as it would if it failed.
+func TestTrialCountsWhatItTries(t *testing.T) {
+	in := newTold(t)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
+	in.join(versions("w0", 3, 4))
+	in.release(canary.Release{Current: 3, Canary: 4, Share: .5})
+	for i := range uint64(10) {
+		a := in.ask((i+1)*canary.Numbering, ModelID{"m", 4}, 0)
+		if a == nil || a.Kind != Assign {
+			t.Fatalf("got %+v, want it assigned", a)
+		}
+		in.answer(a)
+	}
+	if got := in.Trials()[0].Canary.Total(); got != (canary.Tally{}) {
+		t.Errorf("of queries that name the version %+v count, want none", got)
+	}
+	m := in.models[ModelID{"m", 3}]
+	released := ModelID{"m", 0}
+	for _, tt := range []struct {
+		what string
+		q    *query
+		want int
+	}{
+		{"unknown", nil, 10},
+		{"names none", &query{asked: released, model: m}, 10},
+		{"names a version", &query{asked: ModelID{"m", 3}, model: m}, 0},
+		{"a part", &query{asked: ModelID{"m", 3}, model: m, whole: 90}, 90},
+		{"by its family", &query{asked: released, byFamily: true}, 0},
+	} {
+		if got := in.trialSize(tt.q, 10); got != tt.want {
+			t.Errorf("%s: counts with size %d, want %d", tt.what, got, tt.want)
+		}
+	}
+	g := in.gateways[1]
+	whole := &query{
+		gateway: g, sequence: 400 * canary.Numbering, asked: released, model: m, batch: 90,
+		splits: true,
+	}
+	g.remember(whole)
+	d := &match.Decision{Query: whole.id(), Model: m.key, Rows: []int{50, 40}}
+	in.split(g, whole, d)
+	for i := range d.Rows {
+		part := g.queries[d.Query.Part(i+1).Sequence]
+		if got := in.trialSize(part, part.batch); got != 90 {
+			t.Errorf("part %d of a query of 90 counts with size %d", i+1, got)
+		}
 	}
 }
 

@@ -137,6 +137,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		}
 	case Failed:
 		b = lines.Item(b, "model", e.Model.Key())
+		b = lines.Int(b, "batch", e.BatchSize)
 		b = lines.Text(b, "why", e.Why)
 		b = lines.Int(b, "n", int(e.N))
 		b = lines.Flag(b, "excused", "yes", e.Excused)

@@ -243,11 +243,6 @@ func (s *State) count(m *model, t tally) {
 	for _, to := range []*tally{p, &m.total} {
 		to.add(t)
 	}
-	if c := m.trial; c != nil {
-		c.Answered += t.answered
-		c.Late += t.late
-		c.Failed += t.lost
-	}
 }
 
 // last is the sum of the counts of the last seconds.

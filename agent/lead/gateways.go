@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // mostUnread is how many decisions and messages may wait to be read by a gateway before the leader
@@ -350,6 +352,10 @@ func (t *term) failed(g *gateway, f *control.Failed) {
 	e := leader.Event{
 		Kind: leader.Failed, Why: f.GetReason(), N: min(f.GetCount(), mostFailed),
 		Excused: outcome.Excuses(f.GetReason()),
+	}
+	if f.BatchSize != nil {
+		// A size of 0 says that the failures count in no trial.
+		e.BatchSize = cmp.Or(int(min(f.GetBatchSize(), profiles.MaxBatchSize)), -1)
 	}
 	if g.mayQuery == nil || g.mayQuery(f.GetModel()) == nil {
 		e.Model = leader.ModelID{Name: f.GetModel(), Version: f.GetVersion()}

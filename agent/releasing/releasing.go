@@ -57,10 +57,6 @@ var ErrNewer = errors.New("another release was made meanwhile: look at it, and t
 // eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// DefaultTolerance is by how much a score of a canary's answer may differ from the current
-// version's where the release says nothing.
-const DefaultTolerance = .05
-
 // mostReleases bounds the models that an agent keeps releases of.
 const mostReleases = 1 << 12
 
@@ -84,20 +80,33 @@ type Releases struct {
 
 // A snapshot is all releases, and the choices that they are.
 type snapshot struct {
-	all     []*control.Release // by model
-	choices map[string]canary.Release
+	all      []*control.Release // by model
+	choices  map[string]canary.Release
+	compared map[string]bool // models with a canary on trial whose answers are compared
 }
 
 // A trial is what a leader knows of a canary's.
 type trial struct {
-	canary, current int64
-	age             time.Duration // for which the canary served
-	counted         canary.Trial
-	serves          bool
-	verdict         string
+	of      *control.Release
+	age     time.Duration // for which the canary served
+	counted canary.Trial
+	serves  bool
+	verdict string
+	// told is the age at which an event has said last that a promotion is due and undecided; 0: none.
+	told time.Duration
 	// refused is when the release that the rule wants could not be made.
 	refused time.Time
-	over    bool // the canary was taken back
+}
+
+// goesOn reports whether the trial of one release is that of the next one: it has the same versions
+// and compares answers alike, and the canary has the same share, or none now. The trial of one that
+// was taken back is over: the canary is not taken back again at once for what it did before.
+func goesOn(before, next *control.Release) bool {
+	within, compared := before.ComparedWithin()
+	nextWithin, nextCompared := next.ComparedWithin()
+	return before.GetCanary() == next.GetCanary() && before.GetCurrent() == next.GetCurrent() &&
+		(next.GetShare() == 0 || next.GetShare() == before.GetShare() &&
+			within == nextWithin && compared == nextCompared)
 }
 
 // A Term is what the Releases need of the term that this agent leads. Its functions may be called
@@ -153,7 +162,17 @@ func newer(a, b *control.Release) bool {
 		cmp.Compare(b.GetPrevious(), a.GetPrevious()),
 		cmp.Compare(b.GetTolerance(), a.GetTolerance()),
 		cmp.Compare(b.GetPromoteAfterNs(), a.GetPromoteAfterNs()),
-		cmp.Compare(b.GetPromoteQueries(), a.GetPromoteQueries())) > 0
+		cmp.Compare(b.GetPromoteQueries(), a.GetPromoteQueries()),
+		// An older agent may have dropped this from what it keeps on its disk.
+		cmp.Compare(ofPresent(a.MaxDifference), ofPresent(b.MaxDifference))) > 0
+}
+
+// ofPresent is the value, -1 if there is none.
+func ofPresent(value *float64) float64 {
+	if value == nil {
+		return -1
+	}
+	return *value
 }
 
 // Choice is what a release says to who chooses versions.
@@ -165,6 +184,10 @@ func Choice(x *control.Release) canary.Release {
 
 // Of is the release of a model, the zero Release if there is none. It does not block.
 func (r *Releases) Of(model string) canary.Release { return r.now.Load().choices[model] }
+
+// Compares reports whether answers of a model's canary are to be compared with those of the current
+// version. It does not block.
+func (r *Releases) Compares(model string) bool { return r.now.Load().compared[model] }
 
 // Kept is the number of the newest release in the model store that is known of a model; 0: none. It
 // does not block.
@@ -183,11 +206,16 @@ func (r *Releases) All() []*control.Release { return r.now.Load().all }
 
 // publish makes Of and All return what is known. r.mu is held, but in New.
 func (r *Releases) publish() {
-	s := &snapshot{choices: make(map[string]canary.Release, len(r.known))}
+	s := &snapshot{
+		choices: make(map[string]canary.Release, len(r.known)), compared: map[string]bool{},
+	}
 	s.all = slices.SortedFunc(maps.Values(r.known),
 		func(a, b *control.Release) int { return cmp.Compare(a.Model, b.Model) })
 	for model, x := range r.known {
 		s.choices[model] = Choice(x)
+		if _, compared := x.ComparedWithin(); compared && x.GetShare() > 0 {
+			s.compared[model] = true
+		}
 	}
 	r.now.Store(s)
 }
@@ -251,10 +279,9 @@ func (r *Releases) changed() {
 		r.log.Error("the releases of models are not kept on disk", "error", err)
 	}
 	maps.DeleteFunc(r.trials, func(model string, t *trial) bool {
-		x, wasOver := r.known[model], t.over
-		t.over = x.GetShare() == 0
-		// One that is tried again is not taken back at once for what it did before.
-		return x.GetCanary() != t.canary || x.GetCurrent() != t.current || wasOver && !t.over
+		before := t.of
+		t.of = r.known[model]
+		return !goesOn(before, t.of)
 	})
 }
 
@@ -275,6 +302,9 @@ func (r *Releases) Set(ctx context.Context, req *control.SetReleaseRequest) (
 		return nil, status.Errorf(codes.InvalidArgument,
 			"version %d, tolerance %v, promote after %v: "+
 				"want nothing below 0", req.GetVersion(), t, time.Duration(req.GetPromoteAfterNs()))
+	}
+	if err := control.CheckMaxDifference(req.MaxDifference); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	r.mu.Lock()
 	term := r.term
@@ -347,7 +377,11 @@ func Change(next *control.Release, req *control.SetReleaseRequest, versions []in
 			"answers all queries already", version, req.GetModel())
 	}
 	next.Canary, next.Share, next.Why = version, req.GetShare(), "on trial"
-	next.Tolerance = cmp.Or(req.GetTolerance(), DefaultTolerance)
+	next.MaxDifference = req.MaxDifference
+	next.Tolerance = cmp.Or(req.GetTolerance(), control.DefaultTolerance)
+	if req.MaxDifference != nil {
+		next.Tolerance = control.OlderTolerance(req.MaxDifference)
+	}
 	next.PromoteAfterNs, next.PromoteQueries = req.GetPromoteAfterNs(), req.GetPromoteQueries()
 	return nil
 }
@@ -434,8 +468,11 @@ func (r *Releases) Compared(all []*control.AnswersCompared) {
 	defer r.mu.Unlock()
 	for _, c := range all {
 		x := r.known[c.GetModel()]
-		if r.term == nil || x.GetCanary() != c.GetCanary() || x.GetCurrent() != c.GetCurrent() ||
-			c.GetWrong() > c.GetCompared() || c.GetCompared() > 1<<20 {
+		_, compared := x.ComparedWithin() // older agents compare all that are on trial
+		if r.term == nil || !compared || x.GetCanary() != c.GetCanary() ||
+			x.GetCurrent() != c.GetCurrent() || c.GetWrong() > c.GetCompared() ||
+			c.GetCompared() > 1<<20 || !(c.GetSum() >= 0 && c.GetSum() <= math.MaxFloat64) ||
+			!(c.GetMost() >= 0 && c.GetMost() <= math.MaxFloat64) {
 			continue
 		}
 		r.trialOf(x).counted.Answers.Add(canary.Answers{
@@ -448,14 +485,18 @@ func (r *Releases) Compared(all []*control.AnswersCompared) {
 func (r *Releases) trialOf(x *control.Release) *trial {
 	t := r.trials[x.GetModel()]
 	if t == nil {
-		t = &trial{canary: x.GetCanary(), current: x.GetCurrent(), over: x.GetShare() == 0}
+		t = &trial{of: x}
 		r.trials[x.GetModel()] = t
 	}
 	return t
 }
 
-// every is how often a leader judges canaries.
-const every = time.Second
+const (
+	// every is how often a leader judges canaries.
+	every = time.Second
+	// remindAfter is how long a promotion that is due stays undecided between two events that say so.
+	remindAfter = 24 * time.Hour
+)
 
 // Run judges the canaries of a term, until ctx ends. Only one Run may run at a time.
 func (r *Releases) Run(ctx context.Context, term Term) {
@@ -557,8 +598,12 @@ func (r *Releases) look(counted *leader.Trial) (canary.Verdict, *control.Release
 	t.age += every
 	rule := canary.DefaultRule()
 	rule.PromoteAfter = time.Duration(x.GetPromoteAfterNs())
-	rule.PromoteQueries = x.GetPromoteQueries()
+	rule.PromoteQueries, rule.Compared = x.GetPromoteQueries(), x.MaxDifference != nil
 	verdict := rule.Judge(&t.counted, t.age)
 	t.verdict = verdict.Why
+	if verdict.Undecided && (t.told == 0 || t.age >= t.told+remindAfter) {
+		t.told = t.age
+		r.tell(verdict.Why, x)
+	}
 	return verdict, x, t.refused
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,9 +20,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/canary"
 )
 
 // TestTrialAgain: a canary that was taken back for wrong answers and is tried again, say after its
@@ -137,6 +140,187 @@ func TestBounded(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 || info.Size() > 1<<14 {
 		t.Errorf("releases.json: got %v of %d bytes, %v, want -rw------- and few", info.Mode(),
 			info.Size(), err)
+	}
+}
+
+// A tried is an agent that leads, with version 4 of ncf on trial beside version 3.
+type tried struct {
+	*Releases
+	counted atomic.Pointer[canary.Trial] // what its leader counts
+	log     lockedText
+}
+
+// A lockedText is a log that may be read while it is written.
+type lockedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// try makes one, and has test look at it. Time is virtual.
+func try(t *testing.T, req *control.SetReleaseRequest, test func(*testing.T, *tried)) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &tried{}
+		x.counted.Store(&canary.Trial{})
+		x.Releases = New(Config{
+			StateDir: t.TempDir(), Apply: func([]*control.Release) {},
+			Registry: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(&x.log, nil)),
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer stop()
+		running.Go(func() {
+			x.Run(ctx, Term{
+				Epoch: 1, Tell: func([]*control.Release) {},
+				Trials: func() []leader.Trial {
+					return []leader.Trial{{
+						Release: leader.Release{Model: "ncf", Release: x.Of("ncf")}, Serves: true,
+						Trial: *x.counted.Load(),
+					}}
+				},
+				Serving: func() map[string][]int64 { return map[string][]int64{"ncf": {3, 4}} },
+			})
+		})
+		synctest.Wait()
+		req.Model, req.Version, req.Share = "ncf", 4, .05
+		if _, err := x.Set(ctx, req); err != nil {
+			t.Fatal(err)
+		}
+		test(t, x)
+	})
+}
+
+// after lets time pass and returns the state of the release then.
+func (x *tried) after(t *testing.T, passes time.Duration) *control.ReleaseState {
+	t.Helper()
+	time.Sleep(passes)
+	synctest.Wait()
+	resp, err := x.State("ncf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.GetReleases()[0]
+}
+
+// TestUndecided: a canary whose promotion is due and that fails 6 of 50 queries stays on trial. The
+// state and an event say why.
+func TestUndecided(t *testing.T) {
+	try(t, &control.SetReleaseRequest{PromoteQueries: 50}, func(t *testing.T, x *tried) {
+		counted := &canary.Trial{}
+		counted.Canary.CountFailed(1, 6)
+		counted.Canary.Classes[0].Answered = 44
+		counted.Current.Classes[0].Answered = 950
+		x.counted.Store(counted)
+		const says = "undecided: 6 of 50 queries failed, of the current version's 0 of 950: "
+		if s := x.after(t, 3*every); s.GetState() != "on trial" ||
+			!strings.HasPrefix(s.GetVerdict(), says) {
+			t.Errorf("got %v, want it undecided", s)
+		}
+		events := func() int { return strings.Count(x.log.String(), says) }
+		if n := events(); n != 1 {
+			t.Errorf("%d events say so, want one:\n%s", n, &x.log)
+		}
+		x.mu.Lock()
+		x.trials["ncf"].age += remindAfter // a day of looking each second takes a while
+		x.mu.Unlock()
+		x.after(t, every)
+		if n := events(); n != 2 {
+			t.Errorf("%d events say so after a day, want another one", n)
+		}
+	})
+}
+
+// TestCompared: what counts as wrong, and whether promotion needs it.
+func TestCompared(t *testing.T) {
+	answers := func(compared, wrong uint64, sum float64) []*control.AnswersCompared {
+		return []*control.AnswersCompared{{
+			Model: "ncf", Canary: 4, Current: 3, Compared: compared, Wrong: wrong, Sum: sum,
+		}}
+	}
+	good := canary.Trial{}
+	good.Canary.Classes[0].Answered, good.Current.Classes[0].Answered = 1000, 19_000
+	t.Run("not asked for", func(t *testing.T) {
+		// as the command asks; older agents compare nevertheless
+		req := &control.SetReleaseRequest{Tolerance: control.OlderTolerance(nil)}
+		try(t, req, func(t *testing.T, x *tried) {
+			if x.Compares("ncf") {
+				t.Error("answers are to be compared")
+			}
+			x.Releases.Compared(answers(50, 50, 1))
+			if s := x.after(t, 3*every); s.GetState() != "on trial" || s.GetAnswers().GetCompared() > 0 {
+				t.Errorf("got %v", s)
+			}
+		})
+	})
+	t.Run("by an older command", func(t *testing.T) {
+		try(t, &control.SetReleaseRequest{PromoteQueries: 1}, func(t *testing.T, x *tried) {
+			if within, compared := x.All()[0].ComparedWithin(); within != .05 || !compared ||
+				!x.Compares("ncf") {
+				t.Errorf("got %v, %v, want 0.05", within, compared)
+			}
+			x.counted.Store(&good)
+			if s := x.after(t, 3*every); s.GetState() != "released" {
+				t.Errorf("nothing was compared: got %v, want it promoted as before", s)
+			}
+		})
+	})
+	t.Run("asked for", func(t *testing.T) {
+		req := &control.SetReleaseRequest{PromoteQueries: 1, MaxDifference: proto.Float64(0)}
+		try(t, req, func(t *testing.T, x *tried) {
+			x.counted.Store(&good)
+			if s := x.after(t, 3*every); s.GetState() != "on trial" || !strings.Contains(
+				s.GetVerdict(), "undecided: 0 of 0 compared answers differ") {
+				t.Errorf("nothing was compared: got %v", s)
+			}
+			x.Releases.Compared(answers(2000, 0, math.NaN()))
+			if s := x.after(t, 3*every); s.GetState() != "on trial" ||
+				s.GetAnswers().GetCompared() > 0 {
+				t.Errorf("a sum that is no number: got %v", s)
+			}
+			x.Releases.Compared(answers(2000, 0, 1))
+			if s := x.after(t, 3*every); s.GetState() != "released" {
+				t.Errorf("2000 answers alike: got %v, want it promoted", s)
+			}
+		})
+	})
+}
+
+// TestGoesOn: a trial is counted anew if what it compares is another.
+func TestGoesOn(t *testing.T) {
+	of := func(current, canary int64, share float64, most float64) *control.Release {
+		return &control.Release{
+			Current: current, Canary: canary, Share: share, MaxDifference: &most,
+		}
+	}
+	for _, tt := range []struct {
+		what         string
+		before, next *control.Release
+		want         bool
+	}{
+		{"other terms", of(3, 4, .1, 0), of(3, 4, .1, 0), true},
+		{"taken back", of(3, 4, .1, 0), of(3, 4, 0, 0), true},
+		{"tried again", of(3, 4, 0, 0), of(3, 4, .1, 0), false},
+		{"a larger share", of(3, 4, .1, 0), of(3, 4, .2, 0), false},
+		{"another difference", of(3, 4, .1, 0), of(3, 4, .1, .1), false},
+		{"another canary", of(3, 4, .1, 0), of(3, 5, .1, 0), false},
+		{"another current version", of(3, 4, .1, 0), of(2, 4, .1, 0), false},
+		{"promoted", of(3, 4, .1, 0), of(4, 0, 0, 0), false},
+	} {
+		if got := goesOn(tt.before, tt.next); got != tt.want {
+			t.Errorf("%s: got %v", tt.what, got)
+		}
 	}
 }
 

@@ -66,7 +66,7 @@ func (r *Releases) show(x *control.Release) *control.ReleaseState {
 			Model: x.Model, Number: x.Number, Current: x.Current, Canary: x.Canary, Share: x.Share,
 			Previous: x.Previous, Why: x.Why, TimeUnixNs: x.TimeUnixNs, Tolerance: x.Tolerance,
 			PromoteAfterNs: x.PromoteAfterNs, PromoteQueries: x.PromoteQueries,
-			Kept: x.Kept,
+			Kept: x.Kept, MaxDifference: x.MaxDifference,
 		},
 		State: StateOf(x),
 	}
@@ -98,8 +98,9 @@ func (r *Releases) show(x *control.Release) *control.ReleaseState {
 }
 
 func show(c *canary.Counts) *control.VersionCounts {
+	total := c.Total()
 	return &control.VersionCounts{
-		Queries: c.Queries(), Late: c.Late, Failed: c.Failed, Runs: c.Runs.Total,
+		Queries: total.Queries(), Late: total.Late, Failed: total.Failed, Runs: c.Runs.Total,
 		P50Ns: int64(c.Times.Quantile(.5)), P99Ns: int64(c.Times.Quantile(.99)),
 	}
 }
@@ -142,10 +143,10 @@ func (r *Releases) collect(out chan<- prometheus.Metric) {
 		for version, c := range map[int64]*canary.Counts{
 			x.Current: &t.counted.Current, x.Canary: &t.counted.Canary,
 		} {
-			v := strconv.FormatInt(version, 10)
-			gauge(queriesDesc, float64(c.Answered-min(c.Late, c.Answered)), x.Model, v, "ok")
-			gauge(queriesDesc, float64(c.Late), x.Model, v, "late")
-			gauge(queriesDesc, float64(c.Failed), x.Model, v, "failed")
+			v, total := strconv.FormatInt(version, 10), c.Total()
+			gauge(queriesDesc, float64(total.Answered-total.Late), x.Model, v, "ok")
+			gauge(queriesDesc, float64(total.Late), x.Model, v, "late")
+			gauge(queriesDesc, float64(total.Failed), x.Model, v, "failed")
 		}
 		a := &t.counted.Answers
 		gauge(comparedDesc, float64(a.Compared-a.Wrong), x.Model, "alike")

@@ -275,7 +275,7 @@ func (r *receipt) end(err error) {
 		patience = deadline.Sub(r.arrival) * 9 / 10
 	}
 	r.server.config.Worker.Arrived("", 0)
-	r.server.config.Worker.Failed("", 0, err, after, max(patience, 0))
+	r.server.config.Worker.Failed("", 0, err, after, max(patience, 0), 0)
 }
 
 // An unsent is a receipt whose answer is on its way to the client.

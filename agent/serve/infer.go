@@ -34,7 +34,8 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	s.config.Worker.Arrived(model, version)
 	resp, err = s.pass(ctx, req, arrival)
 	if err != nil {
-		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target)
+		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
+			req.TrialSize)
 	}
 	return resp, s.unlisted(ctx, err)
 }
@@ -71,13 +72,17 @@ func (s *Server) turnedAway(model, version string, err error) {
 		name, number, _ = s.asked(model, version)
 	}
 	s.config.Worker.Arrived(name, number)
-	s.config.Worker.Failed(name, number, err, 0, 0)
+	s.config.Worker.Failed(name, number, err, 0, 0, 0)
 }
 
-// unsendable counts a query that was answered, and whose answer is dropped with err.
-func (s *Server) unsendable(req *oip.Request, err error) {
-	model, version, _ := s.asked(req.Model, req.Version)
-	s.config.Worker.Failed(model, version, err, 0, 0)
+// unsendable counts a query that was answered, by the given version, and whose answer is dropped with
+// err.
+func (s *Server) unsendable(req *oip.Request, by string, err error) {
+	if s.config.Gateway.Family(req.Model) != nil {
+		by = req.Version
+	}
+	model, version, _ := s.asked(req.Model, by)
+	s.config.Worker.Failed(model, version, err, 0, 0, req.TrialSize)
 }
 
 // pass gives a query to the gateway, which has some agent of the fleet run it, perhaps this one. It

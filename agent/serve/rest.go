@@ -301,7 +301,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
 	if err := kept.AtLeast(resp.Bytes()); err != nil {
-		r.unsendable(query, err)
+		r.unsendable(query, resp.Version, err)
 		return err
 	}
 
@@ -314,7 +314,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	var overloaded *runtime.OverloadedError
 	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrUnencodable) ||
 		errors.As(err, &overloaded) {
-		r.unsendable(query, err)
+		r.unsendable(query, resp.Version, err)
 		return err // nothing has been written yet
 	}
 	out.finish() // any other error means that the client has gone

@@ -109,7 +109,7 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 		if attempt {
 			return nil, asRefused(err)
 		}
-		s.unsendable(req, err)
+		s.unsendable(req, resp.Version, err)
 		return nil, err
 	}
 	return resp, nil

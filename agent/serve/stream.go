@@ -113,8 +113,8 @@ func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Ti
 	a.resp, a.err = s.infer(ctx, req, arrival)
 	if a.err == nil {
 		if a.charge, a.err = s.counted(ctx, a.resp); a.err != nil {
+			s.unsendable(req, a.resp.Version, a.err)
 			a.resp = nil
-			s.unsendable(req, a.err)
 		}
 	}
 	endCall(span, a.err)

@@ -38,8 +38,9 @@ const (
 
 // A Config holds what a [Comparer] needs of its agent. The functions must not block.
 type Config struct {
-	// OnTrial reports whether a model has a canary that answers queries; it is asked of each query.
-	OnTrial   func(model string) bool
+	// Compares reports whether a model has a canary that answers queries, and whose answers are to be
+	// compared; it is asked of each query.
+	Compares  func(model string) bool
 	View      func() *control.View
 	Loads     func() []*control.LaneLoad
 	Transport client.Transport
@@ -84,14 +85,16 @@ func (c *Comparer) Close() {
 
 // Wants reports whether an answer to the query may be one to compare. It is cheap.
 func (c *Comparer) Wants(req *oip.Request) bool {
-	return c.config.OnTrial(req.Model)
+	return c.config.Compares(req.Model)
 }
 
-// release is that of a model with a canary on trial, nil if there is none.
+// release is that of a model with a canary on trial whose answers are compared, nil if there is none.
 func (c *Comparer) release(model string) *control.Release {
 	for _, r := range c.config.View().GetReleases() {
 		if r.GetModel() == model && r.GetShare() > 0 {
-			return r
+			if _, compared := r.ComparedWithin(); compared {
+				return r
+			}
 		}
 	}
 	return nil
@@ -179,7 +182,7 @@ func (c *Comparer) compare(r *control.Release, to *control.Member, attempt *clie
 	told := &control.AnswersCompared{
 		Model: r.GetModel(), Canary: r.GetCanary(), Current: r.GetCurrent(), Compared: 1,
 	}
-	if top > r.GetTolerance() {
+	if within, _ := r.ComparedWithin(); top > within {
 		told.Wrong = 1
 	}
 	told.Sum = min(top, math.MaxFloat32) // JSON has no infinity

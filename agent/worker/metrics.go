@@ -211,13 +211,14 @@ func (w *Worker) Arrived(model string, version int64) {
 
 // Failed counts a query of a client that has arrived and has failed with err, a time after its
 // arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
-// reached no version.
-func (w *Worker) Failed(model string, version int64, err error, after, target time.Duration) {
+// reached no version. batchSize is that of a query which counts in the trial of a canary, else 0.
+func (w *Worker) Failed(model string, version int64, err error, after, target time.Duration,
+	batchSize int) {
 	reason := oip.ReasonAfter(outcome.Of(err).Reason, after, target)
 	w.CountFailed(model, version, reason, 1)
 	key := versionKey{model, version}
 	w.metrics.failureSeconds.WithLabelValues(key.model, key.number()).Add(after.Seconds())
-	w.config.Failed(model, version, reason)
+	w.config.Failed(model, version, reason, batchSize)
 }
 
 // CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls

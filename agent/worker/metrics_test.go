@@ -18,7 +18,7 @@ func TestMetricsForget(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m := newMetrics(registry)
 	w, now := &Worker{metrics: m}, time.Unix(0, 0)
-	w.config.Failed = func(string, int64, string) {}
+	w.config.Failed = func(string, int64, string, int) {}
 	series := func(version string) (n int) {
 		t.Helper()
 		families, err := registry.Gather()
@@ -61,7 +61,7 @@ func TestMetricsForget(t *testing.T) {
 	}
 	for _, model := range []string{"ncf", ""} {
 		w.Arrived(model, 0)
-		w.Failed(model, 0, errors.New("some"), 0, 0)
+		w.Failed(model, 0, errors.New("some"), 0, 0, 0)
 	}
 	nowhere := series("")
 	all := series("1")

@@ -50,15 +50,16 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		model := w.known(req.Model)
 		w.Arrived(model, 0)
-		w.Failed(model, 0, err, time.Since(arrival), 0)
+		w.Failed(model, 0, err, time.Since(arrival), 0, 0)
 		return nil, err
 	}
 	defer loaded.Release()
 	v, counts := loaded.Version, loaded.Model.counts
 	counts.arrived.Inc()
+	batchSize := 0 // not known before the query is validated: what fails so is its client's fault
 	failed := func(err error) (*oip.Response, error) {
 		counts.failedHere(err, time.Since(arrival))
-		w.Failed(v.Model, v.Number, err, time.Since(arrival), v.Config.QoSTarget)
+		w.Failed(v.Model, v.Number, err, time.Since(arrival), v.Config.QoSTarget, batchSize)
 		return nil, err
 	}
 
@@ -66,6 +67,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		return failed(err)
 	}
+	batchSize = q.batchSize
 	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 	})

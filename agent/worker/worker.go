@@ -126,8 +126,8 @@ type Config struct {
 	Loaded  func(*models.Version)
 	Observe func(models.Event)
 	// Failed is called for each query of this agent's clients that has failed, with its model and
-	// version as in Worker.Failed, and the reason.
-	Failed func(model string, version int64, reason string)
+	// version as in Worker.Failed, the reason, and the batch size as there.
+	Failed func(model string, version int64, reason string, batchSize int)
 
 	Registry prometheus.Registerer
 	Tracer   trace.Tracer // nil: the worker makes no spans

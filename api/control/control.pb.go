@@ -441,26 +441,32 @@ func (*DescribeRequest) Descriptor() ([]byte, []int) {
 // of them to all members, which keep them on disk, so that the next leader goes on. Of two of one
 // model the newer has the higher number, then the higher epoch.
 type Release struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Model          string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	Number         uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`     // counts the model's releases
-	Epoch          uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`       // of the leader that has made it
-	Current        int64                  `protobuf:"varint,4,opt,name=current,proto3" json:"current,omitempty"`   // the version that answers
-	Canary         int64                  `protobuf:"varint,5,opt,name=canary,proto3" json:"canary,omitempty"`     // a version that answers a share of the queries; 0: none
-	Share          float64                `protobuf:"fixed64,6,opt,name=share,proto3" json:"share,omitempty"`      // in [0, 1); 0: the canary was taken back
-	Previous       int64                  `protobuf:"varint,7,opt,name=previous,proto3" json:"previous,omitempty"` // the version that was current before; 0: none
-	Why            string                 `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
-	By             string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`                                                   // who made it; "": the leader, by its rule
-	TimeUnixNs     int64                  `protobuf:"varint,10,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"`             // by the leader's clock: for people, never compared
-	Tolerance      float64                `protobuf:"fixed64,11,opt,name=tolerance,proto3" json:"tolerance,omitempty"`                                  // by which a score of the canary's may differ; 0: the leader's
-	PromoteAfterNs int64                  `protobuf:"varint,12,opt,name=promote_after_ns,json=promoteAfterNs,proto3" json:"promote_after_ns,omitempty"` // on trial, then it is promoted; this and the next one 0: by hand
-	PromoteQueries uint64                 `protobuf:"varint,13,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Model      string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Number     uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`     // counts the model's releases
+	Epoch      uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`       // of the leader that has made it
+	Current    int64                  `protobuf:"varint,4,opt,name=current,proto3" json:"current,omitempty"`   // the version that answers
+	Canary     int64                  `protobuf:"varint,5,opt,name=canary,proto3" json:"canary,omitempty"`     // a version that answers a share of the queries; 0: none
+	Share      float64                `protobuf:"fixed64,6,opt,name=share,proto3" json:"share,omitempty"`      // in [0, 1); 0: the canary was taken back
+	Previous   int64                  `protobuf:"varint,7,opt,name=previous,proto3" json:"previous,omitempty"` // the version that was current before; 0: none
+	Why        string                 `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	By         string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`                                       // who made it; "": the leader, by its rule
+	TimeUnixNs int64                  `protobuf:"varint,10,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"` // by the leader's clock: for people, never compared
+	// By how much a score of the canary's may differ, for agents that do not know max_difference: 0 is
+	// 0.05, and infinity leaves answers uncompared. Agents that do know it read this only if
+	// max_difference is absent.
+	Tolerance      float64 `protobuf:"fixed64,11,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	PromoteAfterNs int64   `protobuf:"varint,12,opt,name=promote_after_ns,json=promoteAfterNs,proto3" json:"promote_after_ns,omitempty"` // on trial, then it is promoted; this and the next one 0: by hand
+	PromoteQueries uint64  `protobuf:"varint,13,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
 	// The number under which the model store has this release or, if that is not number, the one that
 	// it follows; 0: neither. Of two releases the one with the higher number here is newer, then the one
 	// with the higher number, then with the higher epoch. Two leaders may have the same epoch: then the
 	// one with the lower current version counts as newer, then with the lower canary, the smaller share
 	// and the lower previous version, tolerance and terms of promotion.
-	Kept          uint64 `protobuf:"varint,14,opt,name=kept,proto3" json:"kept,omitempty"`
+	Kept uint64 `protobuf:"varint,14,opt,name=kept,proto3" json:"kept,omitempty"`
+	// By how much a score of the canary's may differ before an answer counts as wrong; tolerance says
+	// the same to older agents. Only where it is given does a promotion need compared answers.
+	MaxDifference *float64 `protobuf:"fixed64,15,opt,name=max_difference,json=maxDifference,proto3,oneof" json:"max_difference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -589,6 +595,13 @@ func (x *Release) GetPromoteQueries() uint64 {
 func (x *Release) GetKept() uint64 {
 	if x != nil {
 		return x.Kept
+	}
+	return 0
+}
+
+func (x *Release) GetMaxDifference() float64 {
+	if x != nil && x.MaxDifference != nil {
+		return *x.MaxDifference
 	}
 	return 0
 }
@@ -967,10 +980,12 @@ type SetReleaseRequest struct {
 	Share          float64                `protobuf:"fixed64,3,opt,name=share,proto3" json:"share,omitempty"`    // of the queries, in [0, 1); 0: all of them
 	PromoteAfterNs int64                  `protobuf:"varint,4,opt,name=promote_after_ns,json=promoteAfterNs,proto3" json:"promote_after_ns,omitempty"`
 	PromoteQueries uint64                 `protobuf:"varint,5,opt,name=promote_queries,json=promoteQueries,proto3" json:"promote_queries,omitempty"`
-	Tolerance      float64                `protobuf:"fixed64,6,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
-	By             string                 `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"` // who asks, as the agent says that passes the call on
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// As in Release: older callers set it alone, and 0 means 0.05.
+	Tolerance     float64  `protobuf:"fixed64,6,opt,name=tolerance,proto3" json:"tolerance,omitempty"`
+	By            string   `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`                                                    // who asks, as the agent says that passes the call on
+	MaxDifference *float64 `protobuf:"fixed64,8,opt,name=max_difference,json=maxDifference,proto3,oneof" json:"max_difference,omitempty"` // absent: tolerance says it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetReleaseRequest) Reset() {
@@ -1050,6 +1065,13 @@ func (x *SetReleaseRequest) GetBy() string {
 		return x.By
 	}
 	return ""
+}
+
+func (x *SetReleaseRequest) GetMaxDifference() float64 {
+	if x != nil && x.MaxDifference != nil {
+		return *x.MaxDifference
+	}
+	return 0
 }
 
 // A Member is an agent.
@@ -3218,11 +3240,14 @@ func (x *GatewayMessage) GetCompared() []*AnswersCompared {
 
 // A Failed counts queries that failed alike.
 type Failed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // "" where it is not known; so is a version that is 0
-	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // as docs/metrics.md lists them
-	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Model   string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // "" where it is not known; so is a version that is 0
+	Version int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Reason  string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // as docs/metrics.md lists them
+	Count   uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	// Of each, rounded up to the largest of its class (leader/canary); 0: they count in no trial of a
+	// canary, because they reached no version of a model with one. Absent: the gateway tells no sizes.
+	BatchSize     *uint32 `protobuf:"varint,5,opt,name=batch_size,json=batchSize,proto3,oneof" json:"batch_size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3281,6 +3306,13 @@ func (x *Failed) GetReason() string {
 func (x *Failed) GetCount() uint64 {
 	if x != nil {
 		return x.Count
+	}
+	return 0
+}
+
+func (x *Failed) GetBatchSize() uint32 {
+	if x != nil && x.BatchSize != nil {
+		return *x.BatchSize
 	}
 	return 0
 }
@@ -7116,7 +7148,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06answer\x18\x03 \x01(\v2\x1d.inference.ModelInferResponseR\x06answer\x12&\n" +
 	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01B\x0f\n" +
 	"\r_remaining_ns\"\x11\n" +
-	"\x0fDescribeRequest\"\xfa\x02\n" +
+	"\x0fDescribeRequest\"\xb9\x03\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x14\n" +
@@ -7133,7 +7165,9 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\v \x01(\x01R\ttolerance\x12(\n" +
 	"\x10promote_after_ns\x18\f \x01(\x03R\x0epromoteAfterNs\x12'\n" +
 	"\x0fpromote_queries\x18\r \x01(\x04R\x0epromoteQueries\x12\x12\n" +
-	"\x04kept\x18\x0e \x01(\x04R\x04kept\"&\n" +
+	"\x04kept\x18\x0e \x01(\x04R\x04kept\x12*\n" +
+	"\x0emax_difference\x18\x0f \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
+	"\x0f_max_difference\"&\n" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"N\n" +
 	"\x0fReleaseResponse\x12;\n" +
@@ -7161,7 +7195,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\bcompared\x18\x04 \x01(\x04R\bcompared\x12\x14\n" +
 	"\x05wrong\x18\x05 \x01(\x04R\x05wrong\x12\x10\n" +
 	"\x03sum\x18\x06 \x01(\x01R\x03sum\x12\x12\n" +
-	"\x04most\x18\a \x01(\x01R\x04most\"\xda\x01\n" +
+	"\x04most\x18\a \x01(\x01R\x04most\"\x99\x02\n" +
 	"\x11SetReleaseRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x14\n" +
@@ -7169,7 +7203,9 @@ const file_control_control_proto_rawDesc = "" +
 	"\x10promote_after_ns\x18\x04 \x01(\x03R\x0epromoteAfterNs\x12'\n" +
 	"\x0fpromote_queries\x18\x05 \x01(\x04R\x0epromoteQueries\x12\x1c\n" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
-	"\x02by\x18\a \x01(\tR\x02by\"\x8f\x06\n" +
+	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
+	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
+	"\x0f_max_difference\"\x8f\x06\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -7364,12 +7400,15 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
 	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\x121\n" +
 	"\x06failed\x18\x05 \x03(\v2\x19.muster.control.v1.FailedR\x06failed\x12>\n" +
-	"\bcompared\x18\x14 \x03(\v2\".muster.control.v1.AnswersComparedR\bcompared\"f\n" +
+	"\bcompared\x18\x14 \x03(\v2\".muster.control.v1.AnswersComparedR\bcompared\"\x99\x01\n" +
 	"\x06Failed\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05count\x18\x04 \x01(\x04R\x05count\"\x83\x01\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12\"\n" +
+	"\n" +
+	"batch_size\x18\x05 \x01(\rH\x00R\tbatchSize\x88\x01\x01B\r\n" +
+	"\v_batch_size\"\x83\x01\n" +
 	"\fGatewayHello\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
@@ -7973,6 +8012,8 @@ func file_control_control_proto_init() {
 		return
 	}
 	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[7].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[13].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[27].OneofWrappers = []any{
 		(*SetFleetRequest_Counts)(nil),
 		(*SetFleetRequest_Policy)(nil),
@@ -7981,6 +8022,7 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
+	file_control_control_proto_msgTypes[37].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[63].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[64].OneofWrappers = []any{}
 	type x struct{}

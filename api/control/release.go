@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -42,9 +43,21 @@ func (r *Release) Validate() error {
 	case !(share >= 0 && share < 1) || share > 0 && r.GetCanary() == 0:
 		return fmt.Errorf("%s: share %v of canary %d, want at least 0 and below 1", r.GetModel(),
 			share, r.GetCanary())
-	case !(r.GetTolerance() >= 0 && r.GetTolerance() <= math.MaxFloat64) || r.GetPromoteAfterNs() < 0:
+	case !(r.GetTolerance() >= 0) || r.GetPromoteAfterNs() < 0:
 		return fmt.Errorf("%s: tolerance %v, promote after %v: want nothing below 0", r.GetModel(),
 			r.GetTolerance(), time.Duration(r.GetPromoteAfterNs()))
+	}
+	if err := CheckMaxDifference(r.MaxDifference); err != nil {
+		return fmt.Errorf("%s: %w", r.GetModel(), err)
+	}
+	return nil
+}
+
+// CheckMaxDifference returns what is wrong with a max_difference, or nil.
+func CheckMaxDifference(difference *float64) error {
+	if d := difference; d != nil && !(*d >= 0 && *d <= math.MaxFloat64) {
+		return fmt.Errorf("max_difference %v, want a number of at least 0, or none: then answers are "+
+			"not compared", *d)
 	}
 	return nil
 }
@@ -73,4 +86,31 @@ func Cut(text string, limit int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:limit-len(cutMark)], "") + cutMark
+}
+
+// DefaultTolerance is how much a score of a canary's answer may differ from the current version's
+// where a release says it only by a tolerance of 0, as releases made by older agents may.
+const DefaultTolerance = .05
+
+// OlderTolerance returns the tolerance that says to agents which do not know max_difference what it
+// says: an infinite one, with which they find no answer wrong, if it is absent. They take 0 for
+// DefaultTolerance; the smallest number above 0 means the same.
+func OlderTolerance(maxDifference *float64) float64 {
+	if maxDifference == nil {
+		return math.Inf(1)
+	}
+	return max(*maxDifference, math.SmallestNonzeroFloat64)
+}
+
+// ComparedWithin returns by how much a score of the canary's answers may differ from the current
+// version's, and whether answers are compared at all.
+func (r *Release) ComparedWithin() (difference float64, compared bool) {
+	if r.GetCanary() == 0 {
+		return 0, false
+	}
+	if r.MaxDifference != nil {
+		return r.GetMaxDifference(), true
+	}
+	difference = cmp.Or(r.GetTolerance(), DefaultTolerance)
+	return difference, !math.IsInf(difference, 1)
 }

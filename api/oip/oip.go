@@ -36,9 +36,10 @@ type Request struct {
 	Inputs     []tensor.Tensor
 	// Outputs names the outputs to return, in their order; empty means all outputs.
 	Outputs []RequestedOutput
-	// Tried is set by a gateway that failed to answer a query for a model with a canary: the version
-	// that it was for, if the query names none.
-	Tried int64
+	// TrialSize is set by a gateway: the batch size of a query for a model with a canary that names no
+	// version, else 0. If the query has failed, Tried is the version that it was for.
+	TrialSize int
+	Tried     int64
 	// BinaryOutputs asks for binary data of every output without a Binary of its own
 	// (`binary_data_output`, REST only).
 	BinaryOutputs bool

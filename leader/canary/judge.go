@@ -3,14 +3,33 @@ package canary
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"time"
 )
 
+// BatchClasses is how many classes of batch sizes there are. Within one a batch is at most four times
+// as large as another, so that queries of one class are late about equally often; classes of half
+// the width would make each of them take more queries to be known.
+const BatchClasses = 6
+
+// ClassOf returns the class of a batch size: 0 up to 4, 1 up to 16, and so on; the last one is open.
+func ClassOf(batchSize int) int {
+	return min(max(0, (bits.Len(uint(max(batchSize, 1)-1))+1)/2-1), BatchClasses-1)
+}
+
+// ClassSize returns the largest batch size of a class; of the last one some batch size.
+func ClassSize(class int) int { return 4 << (2 * class) }
+
+// A Tally counts queries that have ended: Answered, of which Late were answered late, and those that
+// Failed for no fault of their clients.
+type Tally struct{ Answered, Late, Failed uint64 }
+
 // Counts are of the queries for one version since a trial began.
 type Counts struct {
-	// Answered queries, of which Late were answered late; and those that Failed for no fault of
-	// their clients.
-	Answered, Late, Failed uint64
+	Classes [BatchClasses]Tally
+	// UnsizedFailed are those that failed of which no batch size is known: gateways of earlier
+	// versions tell none.
+	UnsizedFailed uint64
 	// Runs are the executions whose time could be compared with what the current version is known
 	// to take for a batch of the same size on the same type of lane: for each second of that, how
 	// long they took.
@@ -22,11 +41,38 @@ type Counts struct {
 // as slow.
 const slower = 1.5
 
-// Queries is how many queries have ended.
-func (c *Counts) Queries() uint64 { return c.Answered + c.Failed }
+// CountAnswered counts a query that was answered.
+func (c *Counts) CountAnswered(batchSize int, late bool) {
+	t := &c.Classes[ClassOf(batchSize)]
+	t.Answered++
+	if late {
+		t.Late++
+	}
+}
 
-// Bad is how many of them were late or failed.
-func (c *Counts) Bad() uint64 { return c.Late + c.Failed }
+// CountFailed counts n queries that failed for no fault of their clients; batchSize is 0 if it is not
+// known.
+func (c *Counts) CountFailed(batchSize int, n uint64) {
+	if batchSize < 1 {
+		c.UnsizedFailed += n
+		return
+	}
+	c.Classes[ClassOf(batchSize)].Failed += n
+}
+
+// Total is the sum over the classes, with the failures of no known size.
+func (c *Counts) Total() (sum Tally) {
+	for _, t := range c.Classes {
+		sum.Answered += t.Answered
+		sum.Late += t.Late
+		sum.Failed += t.Failed
+	}
+	sum.Failed += c.UnsizedFailed
+	return sum
+}
+
+// Queries is how many queries have ended.
+func (t Tally) Queries() uint64 { return t.Answered + t.Failed }
 
 // Times is a histogram of durations in steps of a twentieth.
 type Times struct {
@@ -49,6 +95,9 @@ func stepOf(d time.Duration) int {
 // Quantile is the duration that a share q of those added do not exceed, within a twentieth; 0 if
 // none was added.
 func (t *Times) Quantile(q float64) time.Duration {
+	if t.Total == 0 {
+		return 0
+	}
 	rest := uint64(math.Ceil(q * float64(t.Total)))
 	for i, n := range t.Steps {
 		if uint64(n) >= rest && rest > 0 {
@@ -61,6 +110,9 @@ func (t *Times) Quantile(q float64) time.Duration {
 
 // above is how many durations are above d, within a twentieth.
 func (t *Times) above(d time.Duration) (n uint64) {
+	if t.Total == 0 {
+		return 0
+	}
 	for _, steps := range t.Steps[stepOf(d)+1:] {
 		n += uint64(steps)
 	}
@@ -101,27 +153,52 @@ func (t *Trial) Slow() (current, canary uint64) {
 	return t.Current.Runs.above(limit), t.Canary.Runs.above(limit)
 }
 
-// A Rule says when a canary is taken back, and when it is promoted.
+// A Limit says by how much a share of a canary's queries may exceed the current version's. Once it is
+// known to exceed it by more than Tolerated, the canary is rolled back. Until it is known to exceed it
+// by less than Margin, the canary is not promoted. Between the two either may happen, so that no
+// canary is undecided for ever.
+type Limit struct{ Tolerated, Margin float64 }
+
+// A Rule says when a canary is rolled back, and when it is promoted.
 type Rule struct {
-	// Confidence is how sure it must be that the canary is worse, at whichever time one looks.
-	Confidence float64
-	// Least is how many of the canary's queries must have ended before it is judged.
-	Least uint64
-	// Margin is by how much the share of late and failed queries may exceed the current version's.
-	Margin float64
-	// Slow is by how much the share of slow runs may exceed the current version's.
-	Slow float64
-	// Wrong is the share of answers that may be wrong.
-	Wrong float64
+	// Alpha bounds the chance that a canary is ever rolled back which is within what all limits
+	// tolerate. It holds for all reasons together, at whichever times one looks.
+	Alpha float64
+	// Beta bounds the chance that a canary is ever promoted which is worse than the margin of a
+	// limit.
+	Beta float64
+	// MinQueries is how many of the canary's queries must have ended, or runs, before it is rolled
+	// back because it is late or slow: the first runs on lanes that have just loaded a version take
+	// longer.
+	MinQueries uint64
+	// Failures and Lateness limit the shares of failed and of late queries, Slow that of slow runs.
+	// Slowness alone does not keep a canary from promotion: if it matters, queries are late.
+	Failures, Lateness, Slow Limit
+	// Wrong limits the share of compared answers that differ. Promotion needs it only if Compared.
+	Wrong    Limit
+	Compared bool
 	// PromoteAfter and PromoteQueries are after which time and how many of its queries a canary is
 	// promoted, of the two those that are not 0; if both are 0, it is not.
 	PromoteAfter   time.Duration
 	PromoteQueries uint64
+	// MaxUndecided is how long after PromoteAfter a canary may stay undecided until it is rolled back.
+	MaxUndecided time.Duration
 }
 
 // DefaultRule returns the rule of docs/releases.md.
 func DefaultRule() Rule {
-	return Rule{Confidence: .99, Least: 50, Margin: .01, Slow: .5, Wrong: .001}
+	return Rule{
+		Alpha: .01, Beta: .01, MinQueries: 50,
+		// One query in a thousand fails unnoticed by most clients; one in a hundred is what an
+		// objective of 99 % leaves in all. Lateness is noisier, for it depends on the load.
+		Failures: Limit{Tolerated: .001, Margin: .01},
+		Lateness: Limit{Tolerated: .01, Margin: .02},
+		Slow:     Limit{Tolerated: .5, Margin: 1},
+		Wrong:    Limit{Tolerated: .001, Margin: .01},
+		// Loads repeat themselves by the week: a canary that is undecided after one learns little
+		// from a second.
+		MaxUndecided: 7 * 24 * time.Hour,
+	}
 }
 
 // A Decision says what becomes of a canary.
@@ -138,44 +215,78 @@ const (
 type Verdict struct {
 	Decision Decision
 	Why      string
+	// Undecided says that a promotion is due by its terms, and waits for more queries.
+	Undecided bool
 }
 
-// Judge decides about a canary that has been on trial for so long. It may be asked as often as one
-// likes: the chance that a canary is ever taken back which is no worse than the rule allows is 1 -
-// Confidence for each of the three reasons.
-func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
-	n, alpha := t.Canary.Queries(), 1-r.Confidence
-	answers := t.Answers
-	if low, _ := Bounds(answers.Wrong, answers.Compared, alpha); low > r.Wrong {
-		return Verdict{RollBack,
-			fmt.Sprintf("%d of %d compared answers differ: above %.3g %% with "+
-				"%g %% confidence", answers.Wrong, answers.Compared, 100*r.Wrong, 100*r.Confidence)}
+// comparisons are those of a trial, in the order in which they are told of.
+func (r *Rule) comparisons(t *Trial) []comparison {
+	canary, current := t.Canary.Total(), t.Current.Total()
+	failures := comparison{
+		what: "queries failed", limit: r.Failures, needed: true,
+		canary: newShare(canary.Failed, canary.Queries()),
+		usual:  newShare(current.Failed, current.Queries()),
 	}
-	if n < r.Least {
-		return Verdict{Why: fmt.Sprintf("%d of its queries have ended, it is judged from %d on", n,
-			r.Least)}
+	if t.Canary.UnsizedFailed+t.Current.UnsizedFailed > 0 {
+		failures.all()
+	} else {
+		failures.byClass(&t.Canary, &t.Current, func(c *Tally) (uint64, uint64) {
+			return c.Failed, c.Queries()
+		})
 	}
+	lateness := comparison{
+		what: "queries were late", limit: r.Lateness, needed: true, minDraws: float64(r.MinQueries),
+		canary: newShare(canary.Late, canary.Answered),
+		usual:  newShare(current.Late, current.Answered),
+	}
+	lateness.byClass(&t.Canary, &t.Current, func(c *Tally) (uint64, uint64) {
+		return c.Late, c.Answered
+	})
 	slow, slowCanary := t.Slow()
-	for _, x := range []struct {
-		what         string
-		bad, all     uint64 // of the canary
-		usual, total uint64 // of the current version
-		margin       float64
-	}{
-		{"late or failed", t.Canary.Bad(), n, t.Current.Bad(), t.Current.Queries(), r.Margin},
-		{"slow", slowCanary, t.Canary.Runs.Total, slow, t.Current.Runs.Total, r.Slow},
-	} {
-		low, _ := Bounds(x.bad, x.all, alpha/2)
-		_, high := Bounds(x.usual, x.total, alpha/2)
-		if low > high+x.margin {
-			return Verdict{RollBack,
-				fmt.Sprintf("%d of %d are %s, of the current version %d of %d: "+
-					"more by above %g points with %g %% confidence", x.bad, x.all, x.what, x.usual,
-					x.total, 100*x.margin, 100*r.Confidence)}
-		}
+	slowness := comparison{
+		what: "runs are slow", limit: r.Slow, minDraws: float64(r.MinQueries),
+		canary: newShare(slowCanary, t.Canary.Runs.Total),
+		usual:  newShare(slow, t.Current.Runs.Total),
 	}
+	slowness.all()
+	answers := comparison{
+		what: "compared answers differ", limit: r.Wrong, needed: r.Compared,
+		canary: newShare(t.Answers.Wrong, t.Answers.Compared),
+	}
+	return []comparison{answers, failures, lateness, slowness}
+}
+
+func newShare(hits, draws uint64) share { return share{float64(hits), float64(draws)} }
+
+// Judge decides about a canary that has been on trial for so long. It may be asked as often as one
+// likes, and errs no more often than Alpha and Beta say.
+func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
+	n := t.Canary.Total().Queries()
+	all := r.comparisons(t)
+	decision, c := r.decide(all)
+	byHand := r.PromoteAfter == 0 && r.PromoteQueries == 0
+	due := !byHand && age >= r.PromoteAfter && n >= r.PromoteQueries
 	switch {
-	case r.PromoteAfter == 0 && r.PromoteQueries == 0:
+	case decision == RollBack:
+		return Verdict{Decision: RollBack, Why: fmt.Sprintf(
+			"%s: at least %s more, where %s are tolerated; the chance of an error is at most %.3g %%",
+			c.counted(), points(c.lowExcess(r.Alpha/reasons)), points(c.limit.Tolerated),
+			100*r.Alpha)}
+	case decision == Wait && !byHand && age >= r.PromoteAfter+r.MaxUndecided:
+		return Verdict{Decision: RollBack, Why: fmt.Sprintf("still undecided after %v: %s; try it "+
+			"again with a larger share, or promote it by hand", age.Round(time.Second),
+			r.waitsFor(c))}
+	case n == 0:
+		return Verdict{Why: "undecided: none of its queries has ended yet", Undecided: due}
+	case decision == Wait:
+		more := "how many more of its queries it needs is not known yet"
+		if left, any := r.queriesLeft(all, n); any {
+			more = fmt.Sprintf("it needs about %d more of its queries", left)
+		}
+		return Verdict{
+			Why: fmt.Sprintf("undecided: %s; %s", r.waitsFor(c), more), Undecided: due,
+		}
+	case byHand:
 		return Verdict{Why: "it is no worse, and promoted by hand"}
 	case age < r.PromoteAfter:
 		return Verdict{Why: fmt.Sprintf("it is no worse, and promoted in %v",
@@ -184,49 +295,46 @@ func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 		return Verdict{Why: fmt.Sprintf("it is no worse, and promoted after %d more of its queries",
 			r.PromoteQueries-n)}
 	}
-	return Verdict{Promote, fmt.Sprintf("it was no worse in %d of its queries and %v", n,
-		age.Round(time.Second))}
+	why := fmt.Sprintf("it was no worse in %d of its queries and %v", n, age.Round(time.Second))
+	for i := range all {
+		if c := &all[i]; c.needed {
+			why += fmt.Sprintf("; %s: %s", c.counted(), atMost(c.highExcess(r.Beta)))
+		}
+	}
+	return Verdict{Decision: Promote, Why: why}
 }
 
-// Bounds returns bounds of a share of which k of n draws are known. The chance that the true share
-// is ever outside, at whichever n one looks, is at most alpha: they are the shares whose likelihood
-// is not below alpha times that of a mixture of all shares, by Jeffreys's prior (Robbins 1970,
-// Ville's inequality).
-func Bounds(k, n uint64, alpha float64) (low, high float64) {
-	if n == 0 {
-		return 0, 1
+// waitsFor says what is known of a comparison for which a promotion has to wait.
+func (r *Rule) waitsFor(c *comparison) string {
+	return fmt.Sprintf("%s: %s, where a promotion needs less than %s", c.counted(),
+		atMost(c.highExcess(r.Beta)), points(c.limit.Margin))
+}
+
+// counted says what was counted.
+func (c *comparison) counted() string {
+	text := fmt.Sprintf("%.0f of %.0f %s", c.canary.hits, c.canary.draws, c.what)
+	if c.usual.draws > 0 {
+		text += fmt.Sprintf(", of the current version's %.0f of %.0f", c.usual.hits, c.usual.draws)
 	}
-	x, y := float64(k), float64(n-k)
-	beta := func(a, b float64) float64 {
-		la, _ := math.Lgamma(a)
-		lb, _ := math.Lgamma(b)
-		lab, _ := math.Lgamma(a + b)
-		return la + lb - lab
+	return text
+}
+
+// atMost says how much above the current version's a share is at most.
+func atMost(excess float64) string {
+	if excess < 0 {
+		return "at least " + points(-excess) + " fewer"
 	}
-	mixture := beta(x+.5, y+.5) - math.Log(math.Pi) + math.Log(alpha)
-	outside := func(p float64) bool {
-		likelihood := 0.
-		if x > 0 {
-			likelihood += x * math.Log(p)
-		}
-		if y > 0 {
-			likelihood += y * math.Log1p(-p)
-		}
-		return likelihood < mixture
+	return "at most " + points(excess) + " more"
+}
+
+// points prints a difference of two shares.
+func points(difference float64) string {
+	switch text := fmt.Sprintf("%.2g", 100*difference); {
+	case text == "1":
+		return "1 point"
+	case 100*difference >= 10:
+		return fmt.Sprintf("%.0f points", 100*difference)
+	default:
+		return text + " points"
 	}
-	share := x / (x + y)
-	edge := func(out, in float64) float64 {
-		if !outside(out) {
-			return out
-		}
-		for range 40 {
-			if p := (out + in) / 2; outside(p) {
-				out = p
-			} else {
-				in = p
-			}
-		}
-		return out
-	}
-	return edge(0, share), edge(1, share)
 }

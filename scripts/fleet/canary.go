@@ -101,7 +101,8 @@ func (r *run) slowCanary(ctx context.Context) error {
 		return err
 	}
 	share := pick(r, "5%", "50%")
-	if err := t.promoted("2", share, "--promote-queries", pick(r, "100", "60")); err != nil {
+	// It takes some 800 queries of a canary to know that it is no worse.
+	if err := t.promoted("2", pick(r, share, "90%"), "--promote-queries", "100"); err != nil {
 		return err
 	}
 	if err := t.models("promote", canaryModel, "3", "--share", share); err != nil {
@@ -175,14 +176,15 @@ func (r *run) wrongCanary(ctx context.Context) error {
 		return err
 	}
 	share := pick(r, "10%", "50%")
-	if err := t.promoted("2", share, "--promote-queries", pick(r, "300", "60")); err != nil {
+	if err := t.promoted("2", share, "--promote-queries", "300"); err != nil {
 		return err
 	}
 	if err := r.follows(ctx, other, "the other fleet on the store has version 2",
 		func(x *control.Release) bool { return x.GetCurrent() == 2 }); err != nil {
 		return err
 	}
-	if err := muster("promote", canaryModel, "3", "--share", share, "--store", address); err != nil {
+	if err := muster("promote", canaryModel, "3", "--share", share, "--max-difference", "0.05",
+		"--store", address); err != nil {
 		return err
 	}
 	if err := r.follows(ctx, f, "the fleet tries version 3, which was released in the store",
@@ -386,8 +388,8 @@ func (t *trial) sent(n int) error {
 }
 
 // mostTried is how many queries are sent while a canary is on trial. In the long form it takes about
-// 100 queries of a canary of 5 % until it is judged, and 500 answers compared at 40/s until 1 % of
-// them are wrong beyond doubt.
+// 800 queries of a canary of 5 % until it is promoted, 50 until it is known to be slow, and 700 answers
+// compared at 40/s until 1 % of them are wrong beyond doubt.
 const mostTried = 20_000
 
 // verdict waits until a canary has its verdict, and returns it with how long that took.

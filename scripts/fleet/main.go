@@ -98,7 +98,7 @@ var scenarios = []scenario{
 		"10 min", "20 s", (*run).store, storeFlags},
 	{"canary",
 		"canaries that are slower, answer wrongly, or are as good, by themselves and by a store",
-		"5 min", "30 s", (*run).canary, nil},
+		"8 min", "2 min", (*run).canary, nil},
 	{"gossip", "the traffic of gossip, and the age of what it says", "1 min", "10 s", (*run).gossip,
 		gossipFlags},
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -99,7 +100,7 @@ func call(dial Dial, cmd *cobra.Command, address *string, do func(ctx context.Co
 }
 
 func promote(dial Dial) *cobra.Command {
-	req, share, after := &control.SetReleaseRequest{}, "", time.Duration(0)
+	req, share, after, difference := &control.SetReleaseRequest{}, "", time.Duration(0), 0.
 	cmd := &cobra.Command{
 		Use:   "promote MODEL VERSION",
 		Short: "Have a version of a model answer the queries that name none, or a share of them",
@@ -107,6 +108,7 @@ func promote(dial Dial) *cobra.Command {
 until another is promoted. With --share it is a canary: it answers that share of
 them beside the current version, until it is promoted, or rolled back by the rule
 that docs/releases.md states or by hand. "muster models compare" shows how it does.
+With --max-difference its answers are compared with the current version's.
 
 With --store no fleet is asked: the release is written to the store, and all fleets
 whose agents have this --model-store follow it as soon as they look. A fleet that
@@ -116,6 +118,7 @@ It needs the right "fleet" where clients have names.`,
 		Example: `  muster models promote ncf 3
   muster models promote ncf 4 --share 5%
   muster models promote ncf 4 --share 5% --promote-after 10m
+  muster models promote ncf 4 --share 5% --max-difference 0.05
   muster models promote ncf 4 --store s3://acme-models/prod`,
 		Args: cobra.ExactArgs(2),
 	}
@@ -126,9 +129,11 @@ It needs the right "fleet" where clients have names.`,
 		"promote a canary that has served for so long and is no worse; 0: by hand")
 	flags.Uint64Var(&req.PromoteQueries, "promote-queries", 0,
 		"promote a canary that has answered so many queries and is no worse; 0: by hand")
-	flags.Float64Var(&req.Tolerance, "tolerance", 0,
+	flags.Float64Var(&difference, "max-difference", 0,
 		"by how much a score may differ from the current version's before an answer counts as "+
-			"wrong; 0: 0.05")
+			"wrong; without it answers are not compared")
+	flags.Float64Var(&req.Tolerance, "tolerance", 0, "as --max-difference, but 0 means 0.05")
+	_ = flags.MarkDeprecated("tolerance", "use --max-difference") // the flag is there
 	address := storeFlag(cmd)
 	return call(dial, cmd, address, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
@@ -139,9 +144,21 @@ It needs the right "fleet" where clients have names.`,
 		if req.Share, err = ParseShare(share); err != nil {
 			return nil, err
 		}
-		if req.Share == 0 && (after != 0 || req.PromoteQueries != 0 || req.Tolerance != 0) {
-			return nil, misuse.Errorf("--promote-after, --promote-queries and --tolerance are for a " +
-				"canary: they need --share")
+		compares, older := flags.Changed("max-difference"), flags.Changed("tolerance")
+		if req.Share == 0 && (after != 0 || req.PromoteQueries != 0 || compares || older) {
+			return nil, misuse.Errorf("--promote-after, --promote-queries and --max-difference are " +
+				"for a canary: they need --share")
+		}
+		switch {
+		case compares && older:
+			return nil, misuse.Errorf("--tolerance beside --max-difference, want one of them")
+		case compares && !(difference >= 0 && difference <= math.MaxFloat64):
+			return nil, misuse.Errorf("--max-difference %v, want a number of at least 0", difference)
+		case compares:
+			req.MaxDifference = &difference
+		}
+		if !older && req.Share > 0 {
+			req.Tolerance = control.OlderTolerance(req.MaxDifference)
 		}
 		req.Model, req.PromoteAfterNs = args[0], int64(after)
 		return k.SetRelease(ctx, req)
@@ -252,21 +269,25 @@ func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 			r.GetModel(), r.GetCanary(), r.GetCurrent(), percent(r.GetShare()), s.GetState(),
 			time.Duration(s.GetAgeNs()).Round(time.Second), cmp.Or(s.GetVerdict(), r.GetWhy()))
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(
-			t, "VERSION\tQUERIES\tLATE\tFAILED\tLATE OR FAILED\tSLOW RUNS\tP50 RUN\tP99 RUN")
+		fmt.Fprintln(t, "VERSION\tQUERIES\tLATE\tFAILED\tSLOW RUNS\tP50 RUN\tP99 RUN")
 		for _, x := range []struct {
 			version int64
 			*control.VersionCounts
 		}{{r.GetCurrent(), s.GetCurrent()}, {r.GetCanary(), s.GetCanary()}} {
-			fmt.Fprintf(t, "%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\n", x.version, x.GetQueries(),
-				x.GetLate(),
-				x.GetFailed(), bounds(x.GetLate()+x.GetFailed(), x.GetQueries()),
-				bounds(x.GetSlow(), x.GetRuns()), took(x.GetP50Ns()), took(x.GetP99Ns()))
+			fmt.Fprintf(t, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", x.version, x.GetQueries(),
+				counted(x.GetLate(), x.GetQueries()-min(x.GetFailed(), x.GetQueries())),
+				counted(x.GetFailed(), x.GetQueries()), bounds(x.GetSlow(), x.GetRuns()),
+				took(x.GetP50Ns()), took(x.GetP99Ns()))
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 		a := s.GetAnswers()
+		within, compared := r.ComparedWithin()
+		if !compared {
+			fmt.Fprintln(out, "\nanswers are not compared: they are with --max-difference")
+			continue
+		}
 		if a.GetCompared() == 0 {
 			fmt.Fprintln(out, "\nno answers were compared")
 			continue
@@ -275,11 +296,14 @@ func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 			out, "\n%d answers were compared: %d are wrong, by more than %.3g (%s); the top "+
 				"difference of a score is %.3g in the mean, %.3g at most\n", a.GetCompared(),
 			a.GetWrong(),
-			r.GetTolerance(), bounds(a.GetWrong(), a.GetCompared()),
+			within, bounds(a.GetWrong(), a.GetCompared()),
 			a.GetSum()/float64(a.GetCompared()), a.GetMost())
 	}
 	return nil
 }
+
+// counted prints how many of n there are, and their share, with its bounds of 99 % confidence.
+func counted(k, n uint64) string { return fmt.Sprintf("%d: %s", k, bounds(k, n)) }
 
 // bounds prints a share, with its bounds of 99 % confidence.
 func bounds(k, n uint64) string {

@@ -1,13 +1,20 @@
 package releasecmd
 
 import (
+	"context"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/models/store"
+	"github.com/muster-serve/muster/models/store/releases"
 )
 
 func TestParseShare(t *testing.T) {
@@ -30,9 +37,13 @@ func TestPrint(t *testing.T) {
 		Current: &control.VersionCounts{
 			Queries: 950, Late: 1, Runs: 900, Slow: 9, P50Ns: 2e6, P99Ns: 3e6,
 		},
-		Canary:  &control.VersionCounts{Queries: 50, Late: 2, Failed: 3, P50Ns: 4e6},
+		Canary:  &control.VersionCounts{Queries: 50, Late: 2, Failed: 5, P50Ns: 4e6},
 		Answers: &control.AnswersCompared{Compared: 40, Wrong: 1, Sum: .4, Most: .3},
-	}, {Release: &control.Release{Model: "wnd", Current: 1}, State: "released"}}}
+	}, {Release: &control.Release{Model: "wnd", Current: 1}, State: "released"}, {
+		Release: &control.Release{
+			Model: "din", Current: 1, Canary: 2, Share: .1, Tolerance: math.Inf(1),
+		}, State: "on trial",
+	}}}
 	for _, tt := range []struct {
 		print func(*strings.Builder) error
 		want  []string
@@ -42,9 +53,9 @@ func TestPrint(t *testing.T) {
 			"wnd    1        -       -      released",
 		}},
 		{func(b *strings.Builder) error { return printComparison(b, resp) }, []string{
-			"ncf: version 4 beside 3 with 5% of the queries, on trial for 1m1s", "2 ms", "10% [",
+			"ncf: version 4 beside 3 with 5% of the queries, on trial for 1m1s", "2 ms", "5: 10% [",
 			"40 answers were compared: 1 are wrong, by more than 0.05 (2.5% [", "0.01 in the mean",
-			"wnd: version 1 answers all queries",
+			"wnd: version 1 answers all queries", "answers are not compared",
 		}},
 		{func(b *strings.Builder) error { return printReleases(b, &control.ReleaseResponse{}) },
 			[]string{"nothing was released"}},
@@ -61,21 +72,101 @@ func TestPrint(t *testing.T) {
 	}
 }
 
+// TestMaxDifference: what promote asks for is what an agent of before takes it for, too.
+func TestMaxDifference(t *testing.T) {
+	ptr := func(v float64) *float64 { return &v }
+	for _, tt := range []struct {
+		args       []string
+		tolerance  float64 // which is all that an older agent knows
+		difference *float64
+		says       string
+	}{
+		{nil, math.Inf(1), nil, ""},
+		{[]string{"--max-difference", "0.1"}, .1, ptr(.1), ""},
+		{[]string{"--max-difference", "0"}, math.SmallestNonzeroFloat64, ptr(0), ""},
+		{[]string{"--tolerance", "0"}, 0, nil, ""},
+		{[]string{"--tolerance", "0.1"}, .1, nil, ""},
+		{[]string{"--max-difference", "-1"}, 0, nil, "--max-difference -1, want"},
+		{[]string{"--max-difference", "NaN"}, 0, nil, "--max-difference NaN, want"},
+		{[]string{"--max-difference", "Inf"}, 0, nil, "--max-difference +Inf, want"},
+		{[]string{"--max-difference", "0", "--tolerance", "0"}, 0, nil, "want one of them"},
+	} {
+		dir := t.TempDir()
+		s := store.New(store.Directory(dir), "the store")
+		push(t, s, 1, 2)
+		err := promoted(t, append([]string{"ncf", "2", "--share", "5%", "--store", "file://" + dir},
+			tt.args...))
+		if tt.says != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v: got %v, want %q", tt.args, err, tt.says)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%v: %v", tt.args, err)
+		}
+		r, _, err := releases.Newest(t.Context(), s, "ncf")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := tt.tolerance
+		if want == 0 {
+			want = control.DefaultTolerance
+		}
+		if r.GetTolerance() != want || (r.MaxDifference == nil) != (tt.difference == nil) ||
+			r.GetMaxDifference() != value(tt.difference) {
+			t.Errorf("%v: the store has %v, want tolerance %v", tt.args, r, want)
+		}
+	}
+	err := promoted(t, []string{"ncf", "2", "--max-difference", "0", "--store", "file:///none"})
+	if err == nil || !strings.Contains(err.Error(), "they need --share") {
+		t.Errorf("without a share: got %v", err)
+	}
+}
+
+func value(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return *v
+}
+
+// promoted runs promote.
+func promoted(t *testing.T, args []string) error {
+	t.Helper()
+	cmd := promote(func(*cobra.Command) (func() (*grpc.ClientConn, error), func(error) error) {
+		return nil, nil
+	})
+	cmd.SetArgs(args)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetOut(new(strings.Builder))
+	return cmd.ExecuteContext(context.Background())
+}
+
+// push pushes versions of ncf to a store.
+func push(t *testing.T, s *store.Store, versions ...int) {
+	t.Helper()
+	folder := filepath.Join(t.TempDir(), "ncf")
+	for _, v := range versions {
+		dir := filepath.Join(folder, fmt.Sprint(v))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "model.onnx"), fmt.Append(nil, "no model ", v),
+			0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Push(t.Context(), folder, int64(v), store.PushOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestUnknownModelInStore: a mistyped model is told from one of which nothing was released.
 func TestUnknownModelInStore(t *testing.T) {
 	dir := t.TempDir()
 	s := store.New(store.Directory(dir), "the store")
-	folder := filepath.Join(t.TempDir(), "ncf")
-	if err := os.MkdirAll(filepath.Join(folder, "1"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(folder, "1", "model.onnx")
-	if err := os.WriteFile(file, []byte("no model"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Push(t.Context(), folder, 1, store.PushOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	push(t, s, 1)
 	for model, want := range map[string]string{
 		"ncf": `no version of "ncf" was released in the store`,
 		"nfc": `model "nfc" in the store, it has: ncf`,
