@@ -28,6 +28,9 @@ var (
 	halfQuestions = strings.Fields(`Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size`)
 	// halfFirst have a second result that is no number of what they take: indices, or a mask.
 	halfFirst = strings.Fields(`Dropout MaxPool TopK`)
+	// halfButStatistics have results of FP16, and beside them statistics of FP32: LayerNormalization
+	// gives mean and deviation in the type of its stash_type, whatever it normalizes.
+	halfButStatistics = strings.Fields(`LayerNormalization`)
 	// bodies hold graphs, which see values of the graph around them.
 	bodies = strings.Fields(`If Loop Scan SequenceMap`)
 )
@@ -39,7 +42,8 @@ const leastLargest = 0x1p-20
 // fp16 stores constants of FP32 in FP16, and computes in FP16 between the model's inputs and
 // outputs, which keep their types.
 func fp16(g *onnx.Graph) (Report, error) {
-	h := &halver{graph: g, halves: map[string]string{}, outputs: map[string]bool{}}
+	h := &halver{graph: g, halves: map[string]string{}, outputs: map[string]bool{},
+		statistics: map[string]bool{}}
 	for _, p := range g.Signature.Outputs {
 		h.outputs[p.Name] = p.DataType == tensor.FP32
 	}
@@ -65,8 +69,9 @@ type halver struct {
 	// computes in FP16 itself. outputs are the model's of FP32.
 	halves      map[string]string
 	outputs     map[string]bool
-	nodes, last []onnx.Node // last are those behind all others
-	constants   int         // how many were stored in FP16
+	statistics  map[string]bool // values that stay FP32, and are cast for the first who takes them
+	nodes, last []onnx.Node     // last are those behind all others
+	constants   int             // how many were stored in FP16
 }
 
 // toFloat and toHalf are the attributes of a Cast to FP32 and to FP16.
@@ -123,6 +128,11 @@ func (h *halver) node(n onnx.Node) error {
 		if !gives || name == "" || i > 0 && slices.Contains(halfFirst, n.Op) {
 			continue
 		}
+		if i > 0 && slices.Contains(halfButStatistics, n.Op) {
+			stash := n.Attribute("stash_type")
+			h.statistics[name] = stash == nil || stash == toFloat.Value
+			continue
+		}
 		h.halves[name] = name
 		if h.outputs[name] {
 			half := h.graph.Fresh(name + "/fp16")
@@ -153,6 +163,10 @@ func makesFloats(n onnx.Node) bool {
 
 // half returns the value of FP16 that stands for a value, "" if that is not of FP32.
 func (h *halver) half(name string) (string, error) {
+	if h.statistics[name] {
+		h.cast(name)
+		delete(h.statistics, name)
+	}
 	if half, ok := h.halves[name]; ok {
 		return half, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -346,4 +347,98 @@ func TestFP16OnCard(t *testing.T) {
 	if strings.Contains(log.String(), "runs without CUDA graphs") {
 		t.Errorf("not all ran on the card alone: %s", log.String())
 	}
+}
+
+// The mean and the deviation that LayerNormalization gives beside its result stay in FP32, as its
+// stash_type says, whether they are outputs of the model, are computed with, or neither.
+func TestFP16OfLayerNormalization(t *testing.T) {
+	ort := runtimetest.Open(t)
+	ones := func(name string, n int) onnx.Initializer {
+		var data []byte
+		for i := range n {
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(1+float32(i%3)/4))
+		}
+		return onnx.Initializer{
+			Name: name, DataType: tensor.FP32, Shape: []int64{int64(n)}, Data: data,
+		}
+	}
+	column := []int64{onnx.Dynamic, 1}
+	for name, change := range map[string]func(m *onnx.Model){
+		"its result alone": func(m *onnx.Model) {
+			m.Nodes[1].Outputs = []string{"n"}
+			m.Nodes = append(m.Nodes, onnx.Node{
+				Op: "Relu", Inputs: []string{"n"}, Outputs: []string{"y"},
+			})
+		},
+		"all as outputs": func(m *onnx.Model) {
+			m.Nodes[1].Outputs = []string{"y", "mean", "deviation"}
+			for _, name := range []string{"mean", "deviation"} {
+				m.Outputs = append(m.Outputs,
+					onnx.Port{Name: name, DataType: tensor.FP32, Shape: column})
+			}
+		},
+		"all computed with": func(m *onnx.Model) {
+			m.Nodes[1].Outputs = []string{"n", "mean", "deviation"}
+			m.Nodes = append(m.Nodes,
+				onnx.Node{Op: "Mul", Inputs: []string{"n", "deviation"}, Outputs: []string{"scaled"}},
+				onnx.Node{Op: "Add", Inputs: []string{"scaled", "mean"}, Outputs: []string{"y"}})
+		},
+		"the deviation as an output, and computed with": func(m *onnx.Model) {
+			m.Nodes[1].Outputs = []string{"n", "", "deviation"}
+			m.Nodes = append(m.Nodes,
+				onnx.Node{Op: "Mul", Inputs: []string{"n", "deviation"}, Outputs: []string{"y"}})
+			m.Outputs = append(m.Outputs,
+				onnx.Port{Name: "deviation", DataType: tensor.FP32, Shape: column})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			from := write(t, dir, func(m *onnx.Model) {
+				m.Initializers = append(m.Initializers, ones("scale", 8), ones("bias", 8))
+				m.Nodes = []onnx.Node{
+					{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
+					{Op: "LayerNormalization", Inputs: []string{"h", "scale", "bias"},
+						Attributes: []onnx.Attribute{{Name: "stash_type", Value: int64(1)}}},
+				}
+				change(m)
+			})
+			to := filepath.Join(dir, "half.onnx")
+			if _, err := variants.Quantize(t.Context(), from, to, "fp16", false,
+				check(ort)); err != nil {
+				t.Fatal(err)
+			}
+			before, after := fileVersion(t, from), fileVersion(t, to)
+			inputs := draw(t, before, 50)
+			got, want := outputsOf(t, ort, after, inputs), outputsOf(t, ort, before, inputs)
+			for i := range want {
+				if off := apart(t, got[i], want[i]); !(off > 0 && off <= mostHalf) {
+					t.Errorf("output %s is off by %v", before.Outputs[i].Name, off)
+				}
+			}
+		})
+	}
+}
+
+// outputsOf are what a model answers, all of it in FP32.
+func outputsOf(t *testing.T, ort *runtime.ONNX, v *models.Version,
+	inputs []tensor.Tensor) (all [][]float32) {
+	t.Helper()
+	m, err := ort.Load(t.Context(), v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	r, err := m.Run(t.Context(), inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	for _, out := range r.Outputs {
+		values, err := tensor.Values[float32](out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, slices.Clone(values))
+	}
+	return all
 }
