@@ -14,6 +14,9 @@ const (
 	// mostSubmitted bounds the queries of one gateway that the leader remembers, and the parked
 	// queries of all gateways together.
 	mostSubmitted = 1 << 16
+	// fullRetryAfter is what a gateway with so many queries is told to wait: in a second a fleet
+	// serves thousands of them. Chosen; twice as much either way changes nothing.
+	fullRetryAfter = time.Second
 	// MostSubmittedBytes bounds the memory that the leader keeps for the queries of one gateway, in
 	// bytes of their submits. The gateways of one named client share it.
 	MostSubmittedBytes = 16 << 20
@@ -253,7 +256,7 @@ func (s *State) submit(q *query) {
 	if g.queries[q.sequence] == nil &&
 		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
 		d := match.Decision{
-			Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond,
+			Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: fullRetryAfter,
 		}
 		s.reject(q, &d)
 		return

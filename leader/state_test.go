@@ -187,7 +187,7 @@ func TestBounds(t *testing.T) {
 	for sequence := range uint64(mostSubmitted) {
 		in.gateways[1].queries[sequence] = &query{}
 	}
-	if a := in.only(in.submit(1, mostSubmitted), Reject); a.Decision.Wait <= 0 ||
+	if a := in.only(in.submit(1, mostSubmitted), Reject); a.Decision.Wait < time.Second ||
 		a.Decision.Query.Sequence != mostSubmitted {
 		t.Errorf("beyond %d queries of a gateway one more is answered with %+v, want a rejection",
 			mostSubmitted, a)

@@ -27,7 +27,8 @@ const stuckAfter = 5 * time.Second
 var (
 	// ErrDeadline is the cause when a query's deadline passed.
 	ErrDeadline = fmt.Errorf("runtime: deadline passed: %w", context.DeadlineExceeded)
-	// ErrLate is returned for a query with RejectLate that can no longer meet its QoS target.
+	// ErrLate is wrapped for a query with RejectLate that can no longer meet its QoS target, by a
+	// [LateError].
 	ErrLate = errors.New("runtime: query can no longer meet its QoS target")
 	// ErrDraining is returned after Drain was called.
 	ErrDraining = errors.New("runtime: lanes are draining")
@@ -46,6 +47,16 @@ func (e *OverloadedError) Error() string {
 	return fmt.Sprintf("runtime: overloaded: %d queries (%d bytes) waiting, retry in %v", e.Waiting,
 		e.WaitingBytes, e.RetryAfter)
 }
+
+// A LateError wraps [ErrLate], and has its text.
+type LateError struct {
+	RetryAfter time.Duration // as of an [OverloadedError]
+}
+
+func (e *LateError) Error() string { return ErrLate.Error() }
+
+// Unwrap returns [ErrLate].
+func (e *LateError) Unwrap() error { return ErrLate }
 
 // A Query is one query for [Lanes.Do]. Model, Inputs and BatchSize are required; the other
 // fields may be zero.
@@ -266,8 +277,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		case t.rejects && t.LatestStart < l.now():
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.dropped.Late++
-			return nil, ErrLate
+			return nil, l.late(t, l.now())
 		}
 	}
 	if q.Background {
@@ -325,8 +335,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	case ctx.Err() != nil:
 		return 0, l.outOfTime(ctx, t)
 	case t.rejects && t.LatestStart < now:
-		l.dropped.Late++
-		return 0, ErrLate
+		return 0, l.late(t, now)
 	case len(l.idle) > 0 && l.queue.Len() == 0 && !waits:
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		l.kindOf(t, q)
@@ -487,9 +496,9 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 			continue
 		}
 		l.leave(t)
-		err := ErrLate
+		var err error
 		if isLate {
-			l.dropped.Late++
+			err = l.late(t, l.now())
 		} else {
 			err = l.outOfTime(ctx, t)
 		}

@@ -106,7 +106,7 @@ func (s *stage) ask(ctx context.Context, name string, rows int, change func(*run
 			overloaded.WaitingBytes, overloaded.RetryAfter)
 	case err == runtime.ErrDeadline:
 		outcome = "deadline"
-	case err == runtime.ErrLate:
+	case errors.Is(err, runtime.ErrLate):
 		outcome = "late"
 	case err == runtime.ErrDraining:
 		outcome = "draining"

@@ -190,8 +190,7 @@ func (l *Lanes) runMerged(ctx context.Context, t *turn, q *Query) (result *Resul
 				member.merged = nil
 				l.unkind(member)
 				if member.rejects && member.LatestStart < now {
-					l.dropped.Late++
-					l.refuseTurn(member, ErrLate)
+					l.refuseTurn(member, l.late(member, now))
 				} else {
 					l.push(member, now)
 				}

@@ -170,10 +170,36 @@ func (l *Lanes) overloaded(t *turn, now time.Duration) *OverloadedError {
 // tried again as soon as a lane is free, refusals would take the more time from queries, the more
 // clients there are.
 func (l *Lanes) tryAgain(work, now time.Duration) time.Duration {
-	free := now + l.remaining(now)
+	free := now + max(l.remaining(now), l.overdue(now))
 	again := min(max(l.returned, free), free+longestReturn)
 	l.returned = again + work
 	return max(again-now, time.Millisecond)
+}
+
+// overdue returns for how long every lane has run longer than expected, which is since its run's start
+// if nothing was known of it; 0 if one has not. The best guess of how much longer such a run takes is
+// as long again, and at most longestReturn: so who is refused asks a few times, and not a thousand times
+// a second.
+func (l *Lanes) overdue(now time.Duration) time.Duration {
+	if len(l.idle)+len(l.free) > 0 {
+		return 0
+	}
+	least := time.Duration(-1)
+	for t := range l.current {
+		if t.running {
+			over := max(0, now-t.started-t.Estimate)
+			if least < 0 || over < least {
+				least = over
+			}
+		}
+	}
+	return min(max(0, least), longestReturn)
+}
+
+// late returns the error of t, which rejects to be late and is.
+func (l *Lanes) late(t *turn, now time.Duration) error {
+	l.dropped.Late++
+	return &LateError{l.tryAgain((t.Estimate-l.saves(t))/time.Duration(l.lanes), now)}
 }
 
 // noteSize notes how large t is.

@@ -376,3 +376,44 @@ func TestSlowModel(t *testing.T) {
 		}
 	})
 }
+
+// TestRetryBesideLongRun: who is refused while lanes run what takes long, and longer than anybody
+// knew, is not told to try again at once, again and again. So is who rejects to be late.
+func TestRetryBesideLongRun(t *testing.T) {
+	const long = 29 * time.Second
+	for _, name := range []string{"refused", "late"} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, runtime.LanesConfig{MaxWaiting: 1}, func(t *testing.T, s *stage) {
+				s.takes = func(rows int) time.Duration { return time.Duration(rows) * time.Second }
+				// Nothing is known yet of how long the model takes.
+				s.send(t.Context(), "first", int(long/time.Second), nil)
+				s.send(t.Context(), "waits", 1, nil)
+				tries := 0
+				for begin := time.Now(); time.Since(begin) < long; tries++ {
+					q := runtime.Query{
+						Model: s.model, Inputs: []tensor.Tensor{{Data: queryBytes}}, BatchSize: 1,
+						Profile: "m/1",
+					}
+					if name == "late" {
+						q.Arrival, q.QoSTarget = time.Now().Add(-time.Second), time.Millisecond
+						q.RejectLate = true
+					}
+					_, err := s.lanes.Do(t.Context(), q)
+					var over *runtime.OverloadedError
+					var late *runtime.LateError
+					switch {
+					case name == "refused" && errors.As(err, &over):
+						time.Sleep(over.RetryAfter)
+					case name == "late" && errors.As(err, &late) && errors.Is(err, runtime.ErrLate):
+						time.Sleep(late.RetryAfter)
+					default:
+						t.Fatalf("got %v", err)
+					}
+				}
+				if tries > 20 {
+					t.Errorf("it tried %d times in %v, want at most 20", tries, long)
+				}
+			})
+		})
+	}
+}

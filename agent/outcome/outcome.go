@@ -60,6 +60,7 @@ const drainRetryAfter = time.Second
 // unknown kind is an internal error.
 func Of(err error) Outcome {
 	var overloaded *runtime.OverloadedError
+	var late *runtime.LateError
 	var over *secure.LimitError
 	var device *runtime.DeviceError
 	switch {
@@ -94,9 +95,11 @@ func Of(err error) Outcome {
 			codes.Unavailable, http.StatusServiceUnavailable, "draining", drainRetryAfter,
 		}
 	case errors.Is(err, runtime.ErrLate):
-		return Outcome{
-			codes.ResourceExhausted, http.StatusTooManyRequests, "late", time.Millisecond,
+		again := time.Millisecond
+		if errors.As(err, &late) {
+			again = max(again, late.RetryAfter)
 		}
+		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "late", again}
 	case errors.Is(err, context.DeadlineExceeded):
 		return Outcome{codes.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", 0}
 	case errors.Is(err, context.Canceled):

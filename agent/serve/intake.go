@@ -5,6 +5,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
@@ -24,9 +25,24 @@ type intake struct {
 	lanes   *runtime.Partitions
 	clients clients
 
+	refusing atomic.Int64 // the length of refused
+
 	mu sync.Mutex
 	of map[string]int64 // bytes that each client with a name holds
+	// refused are the clients, "" for all without a name, of which none has been let in since it was
+	// refused.
+	refused map[string]refusals
 }
+
+// refusals are those of a client since it was let in last.
+type refusals struct {
+	first, last time.Time
+	bytes       int64 // of the smallest query; 0 if it was not known
+}
+
+// maxBackOff bounds how long refused clients are told to wait for room. What takes the room may be
+// queries that arrive slowly, and those are given up after ReceiveTimeout, 30 s.
+const maxBackOff = 10 * time.Second
 
 // clients is the part of [Callers] that an intake uses.
 type clients interface {
@@ -46,11 +62,11 @@ func (i *intake) share() int64 { return i.limit / 2 }
 func (i *intake) full(ctx context.Context) error {
 	held := i.all()
 	if held >= i.limit || i.lanes.RefusesUnread(i.held.Load()) {
-		return i.overloaded(held)
+		return i.overloaded(ctx, held, 0)
 	}
 	if client := i.clients.Client(ctx); client != "" {
 		if held := i.client(client); held >= i.share() {
-			return i.overloaded(held)
+			return i.overloaded(ctx, held, 0)
 		}
 	}
 	return nil
@@ -81,15 +97,16 @@ func (i *intake) client(name string) int64 {
 // only one: that may have any size.
 func (i *intake) Take(ctx context.Context, n, had int64) error {
 	if held := i.all(); n > math.MaxInt64/2-held {
-		return i.overloaded(held)
+		return i.overloaded(ctx, held, n)
 	}
 	i.held.Add(n)
 	if held := i.all(); held > i.limit && held > n+had {
 		i.held.Add(-n)
-		return i.overloaded(held - n)
+		return i.overloaded(ctx, held-n, n+had)
 	}
 	client := i.clients.Client(ctx)
 	if client == "" {
+		i.letIn("", n+had)
 		return nil
 	}
 	if i.answers != nil { // these are queries
@@ -106,8 +123,9 @@ func (i *intake) Take(ctx context.Context, n, had int64) error {
 	i.mu.Unlock()
 	if held := i.client(client); held > i.share() && held > n+had {
 		i.Give(ctx, n)
-		return i.overloaded(held - n)
+		return i.overloaded(ctx, held-n, n+had)
 	}
+	i.letIn(client, n+had)
 	return nil
 }
 
@@ -125,4 +143,40 @@ func (i *intake) Give(ctx context.Context, n int64) {
 	}
 }
 
-func (i *intake) overloaded(held int64) error { return i.lanes.UnreadError(held) }
+// overloaded returns the error of a query of n bytes, 0 if that is not known, that is refused beside
+// held bytes. The lanes say when they can have served what they hold. That is at once where queries
+// that arrive slowly take the room, and nobody knows when those end. So a client is told to wait at
+// least as long as it has been refused already: it asks a few times instead of a thousand times a
+// second.
+func (i *intake) overloaded(ctx context.Context, held, n int64) error {
+	err := i.lanes.UnreadError(held)
+	now, client := time.Now(), i.clients.Client(ctx)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	r, known := i.refused[client]
+	if !known || now.Sub(r.last) > 2*maxBackOff { // it has not asked when it should have
+		r = refusals{first: now, bytes: n}
+	}
+	r.last, r.bytes = now, min(r.bytes, n)
+	if i.refused == nil {
+		i.refused = map[string]refusals{}
+	}
+	i.refused[client] = r
+	i.refusing.Store(int64(len(i.refused)))
+	err.RetryAfter = max(err.RetryAfter, min(now.Sub(r.first), maxBackOff))
+	return err
+}
+
+// letIn notes that there was room for a client's query of which n bytes are known: its refusals are
+// over, unless all of them were of larger queries.
+func (i *intake) letIn(client string, n int64) {
+	if i.refusing.Load() == 0 {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if r, known := i.refused[client]; known && n >= r.bytes {
+		delete(i.refused, client)
+		i.refusing.Store(int64(len(i.refused)))
+	}
+}

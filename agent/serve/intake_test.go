@@ -2,8 +2,11 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"math"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
@@ -65,4 +68,74 @@ func TestIntake(t *testing.T) {
 	if held := in.held.Load(); held != 0 || len(in.of) != 0 {
 		t.Errorf("%d bytes are held, and of clients %v, want none", held, in.of)
 	}
+}
+
+// TestIntakeBacksOff: who is refused because queries that arrive slowly take the room is not told to
+// try again at once, again and again; and is once there was room.
+func TestIntakeBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lanes, err := runtime.NewPartitions(runtime.Part{
+			Partition: &runtime.Partition{Lanes: runtime.NewLanes(runtime.LanesConfig{})},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const arrives = 29 * time.Second
+		in := intake{limit: 100, lanes: lanes, clients: named{}}
+		for _, client := range []string{"", "ads"} {
+			ctx := context.WithValue(t.Context(), nameKey{}, client)
+			tries := func(ask func() error) (n int) {
+				t.Helper()
+				for begin := time.Now(); time.Since(begin) < arrives; n++ {
+					var over *runtime.OverloadedError
+					if err := ask(); !errors.As(err, &over) {
+						t.Fatalf("client %q: got %v", client, err)
+					}
+					time.Sleep(over.RetryAfter)
+					// Smaller queries, for which there is room, change nothing.
+					if err := in.Take(ctx, 1, 0); err == nil {
+						in.Give(ctx, 1)
+					}
+				}
+				return n
+			}
+			slow := int64(48)
+			if client == "" {
+				slow = 98
+			}
+			if err := in.Take(ctx, slow, 0); err != nil {
+				t.Fatal(err)
+			}
+			if n := tries(func() error { return in.Take(ctx, 10, 0) }); n > 20 {
+				t.Errorf("client %q tried %d times in %v, want at most 20", client, n, arrives)
+			}
+			in.Give(ctx, slow)
+			if err := in.Take(ctx, 100, 0); err != nil { // alone it may have any size
+				t.Fatal(err)
+			}
+			if n := tries(func() error { return in.full(ctx) }); n > 20 {
+				t.Errorf("client %q tried %d times in %v at its headers, want at most 20", client, n,
+					arrives)
+			}
+			in.Give(ctx, in.all())
+			if err := in.Take(ctx, 100, 0); err != nil {
+				t.Fatal(err)
+			}
+			var over *runtime.OverloadedError
+			if err := in.full(ctx); !errors.As(err, &over) || over.RetryAfter > time.Millisecond {
+				t.Errorf("client %q: after there was room: got %v, want the shortest", client, err)
+			}
+			in.Give(ctx, 100)
+			if len(in.refused) != 1 {
+				t.Errorf("refusals of %d clients are kept, want those of the last", len(in.refused))
+			}
+			if err := in.Take(ctx, 1, 0); err != nil {
+				t.Fatal(err)
+			}
+			in.Give(ctx, 1)
+			if len(in.refused) > 0 || in.refusing.Load() != 0 {
+				t.Errorf("refusals of %d clients are kept after the last was let in", len(in.refused))
+			}
+		}
+	})
 }
