@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +94,8 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// TestConfigYAML: what is written of a configuration is that configuration, for instance a variant's.
+// TestConfigYAML: what is written of a configuration is that configuration, for instance a
+// variant's.
 func TestConfigYAML(t *testing.T) {
 	for _, text := range []string{
 		everyKey,
@@ -322,4 +324,29 @@ func FuzzParseConfig(f *testing.F) {
 			t.Fatalf("%q became %q: %v", data, written, err)
 		}
 	})
+}
+
+// TestPortBounds: the bounds in common of those that are given and those of tables, and what they
+// allow.
+func TestPortBounds(t *testing.T) {
+	for _, tt := range []struct {
+		given, tables, want []int64
+		low, high           int64 // at index 1
+		limited             bool
+	}{
+		{},
+		{given: []int64{5}, want: []int64{5}, high: 5, limited: true},
+		{tables: []int64{5}, want: []int64{5}, low: -5, high: 5, limited: true},
+		{tables: []int64{5, 0}},
+		{tables: []int64{0, 5}, low: -5, high: 5, limited: true},
+		{given: []int64{7}, tables: []int64{0, 5}, want: []int64{7, 5}, high: 5, limited: true},
+		{given: []int64{7, 3}, tables: []int64{5}, want: []int64{5, 3}, high: 3, limited: true},
+	} {
+		p := Port{IDBounds: tt.given, InferredBounds: tt.tables}
+		low, high, limited := p.IDRange(1)
+		if got := p.Bounds(); !slices.Equal(got, tt.want) || low != tt.low || high != tt.high ||
+			limited != tt.limited {
+			t.Errorf("%+v: got %v, from %d to %d %v", tt, got, low, high, limited)
+		}
+	}
 }

@@ -142,7 +142,9 @@ func (v *Version) assemble(dir string) error {
 		if !tensors[p.Name].used {
 			return fmt.Errorf("input %q: no step uses it", p.Name)
 		}
-		v.Inputs[i].Shape, v.Inputs[i].IDBounds = tensors[p.Name].Shape, tensors[p.Name].IDBounds
+		t := &tensors[p.Name].Port
+		v.Inputs[i].Shape = t.Shape
+		v.Inputs[i].IDBounds, v.Inputs[i].InferredBounds = t.IDBounds, t.InferredBounds
 	}
 	return nil
 }
@@ -243,6 +245,7 @@ func (s *namedStep) run(tensors map[string]*madeTensor) error {
 		t.used = true
 		t.Shape = narrower(t.Shape, p.Shape)
 		t.IDBounds = LeastBounds(t.IDBounds, p.IDBounds)
+		t.InferredBounds = LeastBounds(t.InferredBounds, p.InferredBounds)
 	}
 	for i, name := range s.Outputs {
 		if name == "" {

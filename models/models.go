@@ -35,6 +35,40 @@ type Port struct {
 	// IDBounds limits the values of an integer input: value v at index i of the second dimension
 	// must satisfy 0 <= v < IDBounds[i]. A single bound holds for all indices. Nil is no limit.
 	IDBounds []int64
+	// InferredBounds limits the values as the model's tables do, where its configuration has no
+	// IDBounds: value v must satisfy -InferredBounds[i] <= v < InferredBounds[i], since ONNX counts
+	// negative ids from the end, and may be any where that is 0. It has indices as IDBounds has.
+	InferredBounds []int64
+}
+
+// Bounds returns a bound above every id that the input takes, by indices as in IDBounds; nil if one
+// of them has none. The ids from 0 on below it are valid.
+func (p *Port) Bounds() []int64 {
+	all := LeastBounds(p.IDBounds, p.InferredBounds)
+	if slices.Contains(all, 0) {
+		return nil
+	}
+	return all
+}
+
+// IDRange returns the range of the values at index i of the second dimension: low <= v < high. It
+// returns false if they may be any.
+func (p *Port) IDRange(i int) (low, high int64, ok bool) {
+	at := func(bounds []int64) int64 {
+		if len(bounds) == 0 {
+			return 0
+		}
+		return bounds[min(i, len(bounds)-1)]
+	}
+	high = at(p.InferredBounds)
+	low = -high
+	if b := at(p.IDBounds); b > 0 {
+		low = 0
+		if high == 0 || b < high {
+			high = b
+		}
+	}
+	return low, high, high > 0
 }
 
 // A Version is one version of a model, as found on disk.
@@ -102,6 +136,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
 	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs, c.Batchless)
+	v.inferBounds(s)
 	outputs, more := mergePorts("output", s.Outputs, c.Outputs, c.Batchless)
 	v.Outputs = outputs
 	errs = append(errs, more...)
@@ -124,6 +159,15 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return nil, fmt.Errorf("%s does not fit %s: %w", c.path(dir, model), path, err)
 	}
 	return v, nil
+}
+
+// inferBounds gives the inputs without id bounds those of their tables.
+func (v *Version) inferBounds(s *onnx.Signature) {
+	for i := range v.Inputs {
+		if p := &v.Inputs[i]; len(p.IDBounds) == 0 {
+			p.InferredBounds = s.Bounds[p.Name]
+		}
+	}
 }
 
 // path returns the file with the model's settings in the repository dir, for an error: both
@@ -194,6 +238,7 @@ func FileVersion(path string) (*Version, error) {
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
 	v.Inputs, _ = mergePorts("input", s.Inputs, nil, false)
+	v.inferBounds(s)
 	v.Outputs, _ = mergePorts("output", s.Outputs, nil, false)
 	if why := s.Batchless(); why != "" {
 		return v, v.withoutBatch(why)
@@ -322,7 +367,7 @@ func checkBounds(p Port, bounds []int64) error {
 }
 
 // LeastBounds returns the id bounds that two inputs of the same shape have in common; see
-// Port.IDBounds.
+// Port.IDBounds and Port.InferredBounds.
 func LeastBounds(a, b []int64) []int64 {
 	if len(a) < len(b) {
 		a, b = b, a
@@ -332,7 +377,9 @@ func LeastBounds(a, b []int64) []int64 {
 	}
 	least := slices.Clone(a)
 	for i := range least {
-		least[i] = min(least[i], b[min(i, len(b)-1)])
+		if other := b[min(i, len(b)-1)]; least[i] == 0 || other != 0 && other < least[i] {
+			least[i] = other
+		}
 	}
 	return least
 }

@@ -550,11 +550,12 @@ func (c Config) YAML() ([]byte, error) {
 	if c.KeepWhole {
 		document.Split = new(bool)
 	}
+	written := func(p Port) port { return port{p.Name, p.DataType, p.Shape, p.IDBounds} }
 	for _, p := range c.Inputs {
-		document.Inputs = append(document.Inputs, port(p))
+		document.Inputs = append(document.Inputs, written(p))
 	}
 	for _, p := range c.Outputs {
-		document.Outputs = append(document.Outputs, port(p))
+		document.Outputs = append(document.Outputs, written(p))
 	}
 	for _, t := range c.Tables {
 		document.Tables = append(document.Tables, table(t))

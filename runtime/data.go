@@ -276,8 +276,8 @@ func detach(ctx context.Context, all []mapping) error {
 
 func (m mapping) detach(ctx context.Context) error {
 	size := m.to - m.from
-	// The copy begins as far from the beginning of a huge page as the mapping does, so that it keeps
-	// its huge pages when it takes the mapping's place.
+	// The copy begins as far from the beginning of a huge page as the mapping does, so that it
+	// keeps its huge pages when it takes the mapping's place.
 	room, err := unix.MmapPtr(-1, 0, nil, size+hugePage, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -292,8 +292,8 @@ func (m mapping) detach(ctx context.Context) error {
 		unix.MunmapPtr(unsafe.Add(block, size), hugePage-before)); err != nil {
 		return err
 	}
-	// Lookups of random rows then miss the address translation's cache less: RM1's and RM2's rows take
-	// 20 to 25 % less time. A system without huge pages says no, which does not matter.
+	// Lookups of random rows then miss the address translation's cache less: RM1's and RM2's rows
+	// take 20 to 25 % less time. A system without huge pages says no, which does not matter.
 	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(block), size, unix.MADV_HUGEPAGE)
 	for done := uintptr(0); done < size; {
 		start := time.Now()
@@ -326,9 +326,9 @@ func (m mapping) detach(ctx context.Context) error {
 	return nil
 }
 
-// loading holds the data files, by real path, of the sessions that are being made, and of those that
-// map their files and are being closed. Nobody else maps or unmaps those files meanwhile, so what a
-// session has mapped is what is mapped after it was made and was not before.
+// loading holds the data files, by real path, of the sessions that are being made, and of those
+// that map their files and are being closed. Nobody else maps or unmaps those files meanwhile, so
+// what a session has mapped is what is mapped after it was made and was not before.
 var loading struct {
 	sync.Mutex
 	files map[string]chan struct{} // closed when they are free again
@@ -350,8 +350,8 @@ func lockFiles(ctx context.Context, files map[string]bool) (unlock func(), err e
 	}
 }
 
-// holdFiles notes that the files are held. If one of them is already, it does nothing but return its
-// path, and a channel that is closed when it is free.
+// holdFiles notes that the files are held. If one of them is already, it does nothing but return
+// its path, and a channel that is closed when it is free.
 func holdFiles(files map[string]bool) (busy chan struct{}, path string) {
 	loading.Lock()
 	defer loading.Unlock()

@@ -281,8 +281,8 @@ func TestDataInFunctions(t *testing.T) {
 	}
 }
 
-// A writer is a context that writes to a file when the load that it is for first asks whether it has
-// ended.
+// A writer is a context that writes to a file when the load that it is for first asks whether it
+// has ended.
 type writer struct {
 	context.Context
 	once  *sync.Once
@@ -294,8 +294,8 @@ func (w writer) Err() error {
 	return w.Context.Err()
 }
 
-// TestFilesThatChange: a load whose files are written meanwhile fails, and so do further sessions of
-// a version whose files have been written: they would answer otherwise than the version does.
+// TestFilesThatChange: a load whose files are written meanwhile fails, and so do further sessions
+// of a version whose files have been written: they would answer otherwise than the version does.
 func TestFilesThatChange(t *testing.T) {
 	v := gathered(t)
 	x := divided(t)
@@ -333,8 +333,8 @@ func TestFilesThatChange(t *testing.T) {
 	}
 }
 
-// TestCutShortWhileLoading: a file that is cut short while a load reads its mapping does not end the
-// process, and the load learns of it.
+// TestCutShortWhileLoading: a file that is cut short while a load reads its mapping does not end
+// the process, and the load learns of it.
 func TestCutShortWhileLoading(t *testing.T) {
 	runtimetest.Open(t) // sets the handler of bus errors
 	page := os.Getpagesize()

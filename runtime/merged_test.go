@@ -439,7 +439,7 @@ func TestMergedRows(t *testing.T) {
 		switch {
 		case err != nil && ctx.Err() != nil:
 			cancelled.Add(1)
-		case err != nil && isBad && strings.Contains(err.Error(), "idx=10"):
+		case err != nil && isBad && strings.Contains(err.Error(), "index 10 "):
 			bad.Add(1)
 		case err != nil || isBad:
 			t.Errorf("bad %v, got error %v", isBad, err)

@@ -582,7 +582,7 @@ func (s *session) run(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, fmt.Errorf("run %s: %w", s.name, err)
+		return nil, fmt.Errorf("run %s: %w", s.name, indexError(err))
 	}
 	return &Result{Outputs: r.outputs, Execution: time.Since(start), release: r.recycle}, nil
 }

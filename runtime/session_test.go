@@ -456,7 +456,7 @@ func TestRunErrors(t *testing.T) {
 	_, ids, inputs := embeddingInputs(3)
 	ids[3] = 10
 	_, err := m.Run(context.Background(), inputs)
-	wantError(t, err, "m version 1", "idx=10")
+	wantError(t, err, "m version 1", "index 10 is out of bounds, want -10 to 9")
 	ids[3] = 9
 	r, err := m.Run(context.Background(), inputs)
 	if err != nil {
@@ -578,8 +578,8 @@ func TestWarm(t *testing.T) {
 		t.Fatal(err)
 	}
 	// beyond the table: the run must fail, so ids are drawn from the bounds
-	v.Inputs[1].IDBounds = []int64{1000}
-	wantError(t, runtime.Warm(context.Background(), lanes, m, v), v.Path, "idx=")
+	v.Inputs[1].IDBounds, v.Inputs[1].InferredBounds = []int64{1000}, nil
+	wantError(t, runtime.Warm(context.Background(), lanes, m, v), v.Path, "is out of bounds")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := runtime.Warm(ctx, lanes, m, v); !errors.Is(err, context.Canceled) {

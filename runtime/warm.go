@@ -155,6 +155,7 @@ func fill(r *rand.Rand, p models.Port, t *tensor.Tensor) {
 			run *= int(d)
 		}
 	}
+	bounds := p.Bounds()
 	for i := 0; i < len(t.Data)/size; i++ {
 		to := t.Data[i*size:]
 		switch t.DataType {
@@ -167,10 +168,10 @@ func fill(r *rand.Rand, p models.Port, t *tensor.Tensor) {
 		case tensor.FP16, tensor.BF16:
 			continue
 		}
-		if len(p.IDBounds) == 0 {
+		if len(bounds) == 0 {
 			continue
 		}
-		bound := p.IDBounds[(i/run)%len(p.IDBounds)]
+		bound := bounds[(i/run)%len(bounds)]
 		if bits := 8*size - 1; bits < 63 {
 			bound = min(bound, 1<<bits)
 		}

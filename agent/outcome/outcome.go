@@ -63,6 +63,7 @@ func Of(err error) Outcome {
 	var late *runtime.LateError
 	var over *secure.LimitError
 	var device *runtime.DeviceError
+	var index *runtime.IndexError
 	switch {
 	case errors.As(err, &device):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "gpu", 0}
@@ -77,7 +78,8 @@ func Of(err error) Outcome {
 			codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded",
 			max(overloaded.RetryAfter, time.Millisecond),
 		}
-	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName):
+	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName),
+		errors.As(err, &index):
 		return Outcome{codes.InvalidArgument, http.StatusBadRequest, "invalid", 0}
 	case errors.Is(err, oip.ErrTooLarge):
 		return Outcome{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large", 0}

@@ -28,6 +28,7 @@ func TestOf(t *testing.T) {
 		{Invalid("input"), codes.InvalidArgument, 400, "invalid", false},
 		{oip.ErrInvalid, codes.InvalidArgument, 400, "invalid", false},
 		{models.ErrName, codes.InvalidArgument, 400, "invalid", false},
+		{&runtime.IndexError{Index: "99"}, codes.InvalidArgument, 400, "invalid", false},
 		{oip.ErrTooLarge, codes.InvalidArgument, 413, "too_large", false},
 		{ErrSlow, codes.DeadlineExceeded, 408, "slow", false},
 		{models.ErrNotFound, codes.NotFound, 404, "not_found", false},

@@ -193,9 +193,10 @@ func tensorMetadata(ports []models.Port) []*inference.ModelMetadataResponse_Tens
 
 func idBounds(ports []models.Port) map[string][]int64 {
 	bounds := map[string][]int64{}
-	for _, p := range ports {
-		if len(p.IDBounds) > 0 {
-			bounds[p.Name] = p.IDBounds
+	for i := range ports {
+		p := &ports[i]
+		if b := p.Bounds(); len(b) > 0 {
+			bounds[p.Name] = b
 		}
 	}
 	return bounds

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -148,9 +149,9 @@ func checkContents(t *tensor.Tensor) error {
 	return nil
 }
 
-// checkIDs checks that every id of t is in [0, its bound). checkContents must have accepted t.
+// checkIDs checks that every id of t is in its range. checkContents must have accepted t.
 func checkIDs(p *models.Port, t *tensor.Tensor) error {
-	if len(p.IDBounds) == 0 {
+	if len(p.IDBounds) == 0 && len(p.InferredBounds) == 0 {
 		return nil
 	}
 	switch t.DataType {
@@ -184,26 +185,34 @@ func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
-	// Converted to unsigned, a negative id is larger than any bound, so one comparison tests both
-	// ends.
-	if len(p.IDBounds) == 1 {
-		bound := uint64(p.IDBounds[0])
-		for i, id := range ids {
-			if uint64(id) >= bound {
-				return idOutside(t, i, id, p.IDBounds[0])
-			}
-		}
-		return nil
-	}
 	// Shape [N, tables, ...]: each table has its own bound. In every item, run consecutive ids
-	// belong to each table.
-	run := len(ids) / int(t.Shape[0]) / len(p.IDBounds)
+	// belong to each table. With a single bound all ids are one run.
+	run := len(ids)
+	tables := max(len(p.IDBounds), len(p.InferredBounds))
+	if tables > 1 {
+		run = len(ids) / int(t.Shape[0]) / tables
+	}
+	var few [64]idRange // most models have fewer tables: nothing is allocated
+	ranges := few[:0]
+	for table := range tables {
+		low, high, ok := p.IDRange(table)
+		r := idRange{uint64(low), uint64(high - low)}
+		if !ok {
+			r.size = math.MaxUint64
+		}
+		ranges = append(ranges, r)
+	}
 	for start := 0; start < len(ids); {
-		for _, b := range p.IDBounds {
-			bound := uint64(b)
+		for table := range ranges {
+			// As unsigned numbers, an id below the range is further from its begin than any in it,
+			// so one comparison tests both ends.
+			r := ranges[table]
 			for i, id := range ids[start : start+run] {
-				if uint64(id) >= bound {
-					return idOutside(t, start+i, id, b)
+				if uint64(id)-r.low < r.size {
+					continue
+				}
+				if low, high, ok := p.IDRange(table); ok {
+					return idOutside(t, start+i, id, low, high)
 				}
 			}
 			start += run
@@ -212,14 +221,17 @@ func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
 	return nil
 }
 
-func idOutside[T integer](t *tensor.Tensor, i int, id T, bound int64) error {
+// An idRange is the ids from low on, as unsigned numbers.
+type idRange struct{ low, size uint64 }
+
+func idOutside[T integer](t *tensor.Tensor, i int, id T, low, high int64) error {
 	position := make([]int, len(t.Shape))
 	for d := len(t.Shape) - 1; d >= 0; d-- {
 		size := int(t.Shape[d])
 		position[d], i = i%size, i/size
 	}
-	return outcome.Invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position,
-		bound-1)
+	return outcome.Invalid("input %q: id %d at position %v, want %d to %d", t.Name, id, position,
+		low, high-1)
 }
 
 // chooseOutputs returns the positions of the wanted outputs in the signature; all if the request

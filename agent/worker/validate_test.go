@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -82,5 +83,55 @@ func TestZeroByte(t *testing.T) {
 		`input "x": element 1, "b\x00c", has a zero byte, which ONNX Runtime's strings cannot hold`
 	if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want an invalid query: %s", err, want)
+	}
+}
+
+// TestIDs: ids are within the bounds of the configuration, or of the model's tables, which ids count
+// from the end too.
+func TestIDs(t *testing.T) {
+	const n = models.Dynamic
+	for _, tt := range []struct {
+		port models.Port
+		ids  []int64 // of one item
+		want string
+	}{
+		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-5, 4}, ""},
+		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{4, 5},
+			"id 5 at position [1 1], want -5 to 4"},
+		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-6, 0},
+			"id -6 at position [1 0], want -5 to 4"},
+		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{math.MinInt64, 0},
+			"id -9223372036854775808 at position [1 0], want -5 to 4"},
+		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
+			[]int64{4, math.MinInt64, -7}, ""},
+		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
+			[]int64{4, math.MaxInt64, 6}, ""},
+		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}}, []int64{4, -1, 7},
+			"id 7 at position [1 2], want -7 to 6"},
+		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5}}, []int64{0, -1},
+			"id -1 at position [1 1], want 0 to 4"},
+		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5, 9}, InferredBounds: []int64{7}},
+			[]int64{4, 7}, "id 7 at position [1 1], want 0 to 6"}, // of two models of an ensemble
+		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5}, InferredBounds: []int64{1 << 62}},
+			[]int64{4, math.MaxInt64}, "id 9223372036854775807 at position [1 1], want 0 to 4"},
+		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{1 << 62}},
+			[]int64{math.MinInt64, math.MaxInt64}, "want -4611686018427387904 to 4611686018427387903"},
+	} {
+		tt.port.Name, tt.port.DataType = "ids", tensor.Int64
+		v := &models.Version{Inputs: []models.Port{tt.port}}
+		v.Config.LargestBatchSize = 10
+		ids := append(make([]int64, len(tt.ids)), tt.ids...) // the first item is all zero
+		in, err := tensor.Of("ids", ids, 2, int64(len(tt.ids)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = validate(v, &oip.Request{Inputs: []tensor.Tensor{in}})
+		if tt.want == "" {
+			if err != nil {
+				t.Errorf("%v: %v", tt.ids, err)
+			}
+		} else if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: got %v, want %q", tt.ids, err, tt.want)
+		}
 	}
 }

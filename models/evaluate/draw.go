@@ -32,8 +32,9 @@ func Draw(v *models.Version, n int, seed uint64) (Rows, error) {
 		switch p.DataType {
 		case tensor.FP32:
 		case tensor.Int64, tensor.Int32:
-			if len(p.IDBounds) == 0 {
-				return wrong("has no id_bounds in %s, so ids cannot be drawn", models.ConfigFile)
+			if len(p.Bounds()) == 0 {
+				return wrong("has no id_bounds in %s, and its model does not say them, so ids "+
+					"cannot be drawn", models.ConfigFile)
 			}
 		default:
 			return wrong("holds %s, which cannot be drawn", p.DataType)
@@ -101,6 +102,7 @@ func (d *drawn) group(random *rand.Rand, p models.Port, t *tensor.Tensor) {
 		}
 	}
 	var shared []uint64
+	bounds := p.Bounds()
 	for row := range items {
 		for c := range columns {
 			for r := range run {
@@ -109,7 +111,7 @@ func (d *drawn) group(random *rand.Rand, p models.Port, t *tensor.Tensor) {
 						math.Float32bits(float32(random.NormFloat64())))
 					continue
 				}
-				bound := p.IDBounds[min(c, len(p.IDBounds)-1)]
+				bound := bounds[min(c, len(bounds)-1)]
 				id := random.Uint64N(uint64(bound))
 				if len(d.user) == columns && d.user[c] {
 					if row == 0 {

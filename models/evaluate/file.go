@@ -106,7 +106,7 @@ func (t *table) checkIDs(v *models.Version) error {
 	for _, p := range v.Inputs {
 		x := t.inputs[p.Name]
 		size := x.DataType.Size()
-		if len(p.IDBounds) == 0 || size == 0 {
+		if len(p.IDBounds) == 0 && len(p.InferredBounds) == 0 || size == 0 {
 			continue
 		}
 		row := len(x.Data) / size / int(x.Shape[0])
@@ -119,11 +119,11 @@ func (t *table) checkIDs(v *models.Version) error {
 		}
 		for i := range t.rows * row {
 			id := integer(x, i)
-			bound := p.IDBounds[min(i%row/max(run, 1), len(p.IDBounds)-1)]
-			if id < 0 || id >= bound {
+			low, high, ok := p.IDRange(i % row / max(run, 1))
+			if ok && (id < low || id >= high) {
 				return fmt.Errorf(
-					"row %d: input %q has id %d, expected at least 0 and less than %d",
-					i/row, p.Name, id, bound)
+					"row %d: input %q has id %d, expected at least %d and less than %d",
+					i/row, p.Name, id, low, high)
 			}
 		}
 	}

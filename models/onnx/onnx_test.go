@@ -294,6 +294,12 @@ func FuzzRead(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(nested)
+	f.Add(lookups(tensor.Int64, []int64{Dynamic, 4, 2}, map[string][]int64{
+		"two": {3, 1}, "at": {1}, "to": {0, -1, 4}, "end": {-1},
+	}, nodes(f, "a, b = Split(ids, two) axis=1; c = Unsqueeze(a, at); d = Transpose(c) perm=0,2,1,3; "+
+		"e = Slice(d, at, end, at, at); g = Concat(b, b) axis=-1; h = Reshape(g, to); "+
+		"i = Gather(h, one) axis=1; j = Gather(t10, i); k = Flatten(e) axis=2; "+
+		"l = GatherND(t20, k); m = Squeeze(l); n = Cast(j) to=1; y = MatMul(n, m)")...).Marshal())
 	f.Add([]byte{0x3a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := read(message{source: &source{r: bytes.NewReader(data)}, end: int64(len(data))})

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/muster-serve/muster/api/files"
+	"github.com/muster-serve/muster/api/tensor"
 )
 
 // A Signature holds a model's inputs, outputs and versions, as its file declares them.
@@ -27,6 +28,11 @@ type Signature struct {
 	Outputs []Port
 	// Data lists the files that hold the model's external data.
 	Data []DataFile
+	// Bounds holds, by input of integers, how large its ids may be, as far as the graph looks them
+	// up in tables of known sizes: value v at index i of the second dimension must satisfy
+	// -Bounds[i] <= v < Bounds[i], since ONNX counts negative ids from the end, or may be any if
+	// that is 0. A single bound holds for all indices. ONNX Runtime refuses other ids.
+	Bounds map[string][]int64
 	// Operators holds the names of the operators that the graph applies, without those of graphs
 	// within nodes.
 	Operators map[string]bool
@@ -121,10 +127,12 @@ const deepest = 64
 
 // A reader collects the signature while it reads the file.
 type reader struct {
-	signature    Signature
-	initializers map[string]bool
-	inputs       []value
-	outputs      []value
+	signature Signature
+	constants map[string]constant // the initializers
+	inputs    []value
+	outputs   []value
+	steps     []step
+	nested    *[]string // where the names of values go that nested graphs use; nil: nowhere
 }
 
 // A value is a ValueInfoProto.
@@ -138,7 +146,7 @@ type value struct {
 }
 
 func read(m message) (*Signature, error) {
-	r := reader{initializers: map[string]bool{}}
+	r := reader{constants: map[string]constant{}}
 	graphs := 0
 	err := m.each(func(f field) error {
 		var err error
@@ -165,7 +173,7 @@ func read(m message) (*Signature, error) {
 	}
 	var errs []error
 	for _, v := range r.inputs {
-		if r.initializers[v.name] { // a default value, as IR version 3 demands
+		if _, ok := r.constants[v.name]; ok { // a default value, as IR version 3 demands
 			continue
 		}
 		p, err := v.port("input")
@@ -190,6 +198,10 @@ func read(m message) (*Signature, error) {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
+	}
+	if len(r.steps) <= maxSteps {
+		r.signature.Bounds = inferBounds(r.signature.Inputs, r.signature.Outputs, r.steps,
+			r.constants)
 	}
 	return &r.signature, nil
 }
@@ -260,20 +272,25 @@ func (r *reader) graph(f field, depth int) error {
 		case graphNode:
 			return r.node(f, depth)
 		case graphInitializer:
-			name, err := r.tensor(f)
+			name, c, err := r.tensor(f)
 			if err == nil && depth == 0 {
-				r.initializers[name] = true
+				r.constants[name] = c
 			}
 			return err
 		case graphSparseInitializer:
 			name, err := r.sparse(f)
 			if err == nil && depth == 0 {
-				r.initializers[name] = true
+				r.constants[name] = constant{}
 			}
 			return err
 		case graphInput, graphOutput:
-			if depth > 0 {
+			if depth > 0 && (f.number == graphInput || r.nested == nil) {
 				return nil
+			}
+			if depth > 0 {
+				v, err := readValue(f)
+				*r.nested = append(*r.nested, v.name)
+				return err
 			}
 			v, err := readValue(f)
 			if err != nil {
@@ -298,20 +315,48 @@ func (r *reader) node(f field, depth int) error {
 	if err != nil {
 		return err
 	}
-	return m.each(func(f field) error {
-		if f.number == nodeOpType && depth == 0 {
-			op, err := f.text()
-			if r.signature.Operators == nil {
-				r.signature.Operators = map[string]bool{}
+	if depth > 0 {
+		return m.each(func(f field) error {
+			switch {
+			case f.number == nodeAttribute:
+				return r.attribute(f, depth, nil)
+			case f.number == nodeInput && r.nested != nil:
+				name, err := f.text()
+				*r.nested = append(*r.nested, name)
+				return err
 			}
-			r.signature.Operators[op] = true
-			return err
-		}
-		if f.number != nodeAttribute {
 			return nil
+		})
+	}
+	s := step{ints: map[string][]int64{}}
+	r.nested = &s.nested
+	defer func() { r.nested = nil }()
+	err = m.each(func(f field) (err error) {
+		var name string
+		switch f.number {
+		case nodeInput:
+			name, err = f.text()
+			s.inputs = append(s.inputs, name)
+		case nodeOutput:
+			name, err = f.text()
+			s.outputs = append(s.outputs, name)
+		case nodeOpType:
+			s.op, err = f.text()
+		case nodeDomain:
+			s.domain, err = f.text()
+		case nodeAttribute:
+			err = r.attribute(f, depth, &s)
 		}
-		return r.attribute(f, depth)
+		return err
 	})
+	if r.signature.Operators == nil {
+		r.signature.Operators = map[string]bool{}
+	}
+	r.signature.Operators[s.op] = true
+	if len(r.steps) <= maxSteps {
+		r.steps = append(r.steps, s)
+	}
+	return err
 }
 
 // function collects the external data of a FunctionProto.
@@ -325,7 +370,7 @@ func (r *reader) function(f field) error {
 		case functionNode:
 			return r.node(f, 1)
 		case functionAttribute:
-			return r.attribute(f, 1)
+			return r.attribute(f, 1, nil)
 		}
 		return nil
 	})
@@ -335,17 +380,37 @@ func (r *reader) function(f field) error {
 	return nil
 }
 
-// attribute collects the external data of an AttributeProto.
-func (r *reader) attribute(f field, depth int) error {
+// attribute collects the external data of an AttributeProto, and its integers for the step that it
+// is of, which may be nil.
+func (r *reader) attribute(f field, depth int, s *step) error {
 	m, err := f.message()
 	if err != nil {
 		return err
 	}
-	return m.each(func(f field) error {
-		var err error
+	var name string
+	var list []int64
+	known := true
+	var c constant
+	err = m.each(func(f field) (err error) {
 		switch f.number {
-		case attributeTensor, attributeTensors:
-			_, err = r.tensor(f)
+		case attributeName:
+			if s != nil {
+				name, err = f.text()
+			}
+		case attributeInt, attributeInts:
+			if s != nil {
+				var more []int64
+				var ok bool
+				more, ok, err = f.ints()
+				known = known && ok && len(list)+len(more) <= maxInts
+				if known {
+					list = append(list, more...)
+				}
+			}
+		case attributeTensor:
+			_, c, err = r.tensor(f)
+		case attributeTensors:
+			_, _, err = r.tensor(f)
 		case attributeGraph, attributeGraphs:
 			err = r.graph(f, depth+1)
 		case attributeSparse, attributeSparseTensors:
@@ -353,6 +418,13 @@ func (r *reader) attribute(f field, depth int) error {
 		}
 		return err
 	})
+	if s != nil && known && list != nil {
+		s.ints[name] = list
+	}
+	if s != nil && name == "value" {
+		s.value = c
+	}
+	return err
 }
 
 // sparse reads a SparseTensorProto and returns its name, which is that of its values.
@@ -365,26 +437,49 @@ func (r *reader) sparse(f field) (name string, err error) {
 		var err error
 		switch f.number {
 		case sparseValues:
-			name, err = r.tensor(f)
+			name, _, err = r.tensor(f)
 		case sparseIndices:
-			_, err = r.tensor(f)
+			_, _, err = r.tensor(f)
 		}
 		return err
 	})
 	return name, err
 }
 
-// tensor reads a tensor. It returns the name and adds its external data to the signature.
-func (r *reader) tensor(f field) (name string, err error) {
+// tensor reads a tensor. It returns its name and what is to be known of it, and adds its external
+// data to the signature.
+func (r *reader) tensor(f field) (name string, c constant, err error) {
 	m, err := f.message()
 	if err != nil {
-		return "", err
+		return "", constant{}, err
 	}
-	external := false
+	external, few := false, true // few: its integers are few, as far as they were read
 	entries := map[string]string{}
+	var kind uint64
+	c.shape = []int64{}
 	err = m.each(func(f field) error {
 		var err error
 		switch f.number {
+		case tensorDims:
+			var dims []int64
+			var ok bool
+			if dims, ok, err = f.ints(); !ok && err == nil {
+				err = errors.New("too many dimensions")
+			}
+			c.shape = append(c.shape, dims...)
+		case tensorDataType:
+			var v int64
+			v, err = f.integer()
+			kind = uint64(uint32(v)) // an int32, as protobuf reads it
+		case tensorInt32Data, tensorInt64Data:
+			var list []int64
+			var ok bool
+			list, ok, err = f.ints()
+			if few = few && ok && len(c.ints)+len(list) <= maxInts; few {
+				c.ints = append(c.ints, list...)
+			}
+		case tensorRawData:
+			c.ints, err = f.rawInts(kind)
 		case tensorName:
 			name, err = f.text()
 		case tensorDataLocation:
@@ -403,13 +498,17 @@ func (r *reader) tensor(f field) (name string, err error) {
 		err = r.external(entries)
 	}
 	if err != nil {
-		return "", fmt.Errorf("tensor %q: %w", name, err)
+		return "", constant{}, fmt.Errorf("tensor %q: %w", name, err)
 	}
-	return name, nil
+	if !few || external || int64(len(c.ints)) != product(c.shape) ||
+		elementTypes[kind] != tensor.Int64 && elementTypes[kind] != tensor.Int32 {
+		c.ints = nil
+	}
+	return name, c, nil
 }
 
-// addressPrefix begins the locations by which ONNX Runtime means its own memory: it takes the offset for
-// an address.
+// addressPrefix begins the locations by which ONNX Runtime means its own memory: it takes the
+// offset for an address.
 const addressPrefix = "*/_ORT_"
 
 func (r *reader) external(entries map[string]string) error {
