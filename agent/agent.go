@@ -519,6 +519,7 @@ func (a *Agent) forgetGone(ctx context.Context) {
 				}
 			}
 			a.worker.Forget(now, held, a.server.Knows)
+			a.leading.Forget(now, held)
 		case <-ctx.Done():
 			return
 		}

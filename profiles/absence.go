@@ -1,7 +1,9 @@
 package profiles
 
 import (
+	"cmp"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -29,5 +31,22 @@ func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K],
 		}
 	}
 	a.since = since
+	return over
+}
+
+// Excess returns the keys that the last call of Over has noted as absent, but for the n of each group
+// that were noted last; of those that were noted at once, the ones that compare as the highest.
+func (a *Absence[K]) Excess(n int, group func(K) string, compare func(a, b K) int) (over []K) {
+	groups := map[string][]K{}
+	for k := range a.since {
+		groups[group(k)] = append(groups[group(k)], k)
+	}
+	for _, keys := range groups {
+		slices.SortFunc(keys, func(x, y K) int { // the last one first
+			return cmp.Or(a.since[y].Compare(a.since[x]), compare(y, x))
+		})
+		over = append(over, keys[min(n, len(keys)):]...)
+	}
+	slices.SortFunc(over, compare)
 	return over
 }

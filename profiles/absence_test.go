@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,5 +107,25 @@ func TestBookIsBounded(t *testing.T) {
 	if b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t399"}) == nil ||
 		b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t0"}) != nil {
 		t.Errorf("those learned last are not those that are left: %v", b.Keys())
+	}
+}
+
+// TestExcess: of each group the keys stay that were noted last, and the highest of those noted at once.
+func TestExcess(t *testing.T) {
+	var a profiles.Absence[string]
+	now := time.Unix(0, 0)
+	keys := []string{"a1", "b1"}
+	for _, more := range [][]string{nil, {"a2", "a3"}, {"a0", "b0"}} {
+		keys = append(keys, more...)
+		a.Over(now, time.Hour, slices.Values(keys), func(string) bool { return false })
+		now = now.Add(time.Second)
+	}
+	for n, want := range [][]string{
+		{"a0", "a1", "a2", "a3", "b0", "b1"}, {"a1", "a2", "a3", "b1"}, {"a1", "a2"}, {"a1"}, nil,
+	} {
+		got := a.Excess(n, func(k string) string { return k[:1] }, strings.Compare)
+		if !slices.Equal(got, want) {
+			t.Errorf("but for %d of each: got %v, want %v", n, got, want)
+		}
 	}
 }

@@ -116,7 +116,7 @@ func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
 	if ctx.Err() != nil {
 		return
 	}
-	l.metrics.demandChanges.WithLabelValues(p.Model, fmt.Sprint(p.Version), p.Kind).Inc()
+	l.metrics.demandChanged(p)
 	l.metrics.proposed(p)
 	l.log.Info("demand has changed", "model", p.Model, "version", p.Version, "kind", p.Kind,
 		"before", c.Before.String(), "now", c.Now.String(), "plan", p.Reason, eventKey, "demand")

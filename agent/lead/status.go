@@ -2,7 +2,10 @@ package lead
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/beat"
 	"github.com/muster-serve/muster/leader/match"
@@ -159,6 +163,9 @@ type metrics struct {
 	placementSolve   prometheus.Histogram
 	placementGap     prometheus.Gauge
 
+	mu            sync.Mutex
+	changed       map[names.ModelKey]bool // that have series of demandChanges
+	gone          profiles.Absence[names.ModelKey]
 	demandChanges *prometheus.CounterVec
 	instances     *prometheus.GaugeVec
 	gain          prometheus.Gauge
@@ -173,6 +180,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	m := &metrics{
+		changed: map[names.ModelKey]bool{},
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "muster_leader_decisions_total",
 			Help: "Decisions of this agent as the leader, by action and reason.",
@@ -246,6 +254,34 @@ func (m *metrics) assigned(typ string, bins *[beat.Bins]uint32) {
 		sum += float64(n)
 	}
 	m.byType.WithLabelValues(typ).Add(sum)
+}
+
+// demandChanged counts a change of what is asked of a model.
+func (m *metrics) demandChanged(p *control.Proposal) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changed[names.NewModelKey(p.GetModel(), p.GetVersion())] = true
+	m.demandChanges.WithLabelValues(p.GetModel(), fmt.Sprint(p.GetVersion()), p.GetKind()).Inc()
+}
+
+// keepSeries is how long the series of versions that are gone stay, so that scrapers read the last
+// counts.
+const keepSeries = 10 * time.Minute
+
+// Forget removes the series of versions that the fleet has not held for ten minutes. Agents that have
+// led, and lead no more, have some too. It must be called from time to time.
+func (l *Leader) Forget(now time.Time, held map[names.ModelKey]bool) {
+	m := l.metrics
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.changed),
+		func(key names.ModelKey) bool { return held[key] }) {
+		model, version := key.Split()
+		delete(m.changed, key)
+		m.demandChanges.DeletePartialMatch(prometheus.Labels{
+			"model": model, "version": fmt.Sprint(version),
+		})
+	}
 }
 
 // factorsAre sets the metrics of the agents' factors.

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -395,6 +396,10 @@ func (m *metrics) observe(e models.Event) {
 	}
 	m.mu.Unlock()
 	version := strconv.FormatInt(e.Version, 10)
+	if e.Gone { // it has no state; what it counted stays for a while
+		key.drop(m.modelState)
+		return
+	}
 	for _, state := range []models.State{
 		models.Unavailable, models.Loading, models.Ready, models.Unloading,
 	} {
@@ -412,13 +417,32 @@ func (m *metrics) observe(e models.Event) {
 	}
 }
 
-// keepSeries is how long the series of a removed version stay, so that every scraper reads its last
-// counts.
-const keepSeries = 10 * time.Minute
+const (
+	// keepSeries is how long the counters of a removed version stay, so that every scraper reads its
+	// last counts. Scrapers come once a minute or more often.
+	keepSeries = 10 * time.Minute
+	// keepVersions is how many removed versions of a model keep their counters for so long: the last
+	// ones. A version has some 40 series, and one may be pushed each minute.
+	keepVersions = 3
+)
+
+// over returns the versions that have been absent for keepSeries, and those after whose end more than
+// keepVersions others of the model have ended.
+func over(now time.Time, absence *profiles.Absence[versionKey], all iter.Seq[versionKey],
+	there func(versionKey) bool) []versionKey {
+	gone := absence.Over(now, keepSeries, all, there)
+	for _, key := range absence.Excess(keepVersions, func(k versionKey) string { return k.model },
+		func(a, b versionKey) int { return cmp.Compare(a.version, b.version) }) {
+		if key.version != 0 && !slices.Contains(gone, key) {
+			gone = append(gone, key)
+		}
+	}
+	return gone
+}
 
 // forget removes all series of versions that have not served for keepSeries, except the state of a
 // version that is still on disk, and what clients asked of versions and models that are not known
-// any more. held names the versions that the fleet holds, as "ncf/1".
+// any more. Of a model that many versions have left, it removes more; see over. held names the versions that the fleet holds, as "ncf/1".
 func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 	known func(model string) bool) {
 	m.mu.Lock()
@@ -436,19 +460,19 @@ func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 		s := m.states[key]
 		return s != "" && s != models.Unavailable
 	}
-	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
+	for _, key := range over(now, &m.unserved, maps.Keys(m.versions), served) {
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
 		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
 			m.nonFinite, m.loadDuration, m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
-	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), exists) {
+	for _, key := range over(now, &m.gone, maps.Keys(m.states), exists) {
 		delete(m.states, key)
-		key.drop(m.loads, m.modelState)
+		key.drop(m.loads)
 	}
 	isKnown := func(key versionKey) bool { return there[key] || served(key) }
-	for _, key := range m.unknown.Over(now, keepSeries, maps.Keys(m.asked), isKnown) {
+	for _, key := range over(now, &m.unknown, maps.Keys(m.asked), isKnown) {
 		delete(m.asked, key)
 		key.drop(m.arrived, m.failures, m.failureSeconds)
 	}

@@ -67,9 +67,10 @@ func TestMetricsForget(t *testing.T) {
 	all := series("1")
 	state(1, models.Unavailable, true)
 	state(2, models.Unavailable, false)
+	const states = 4 // which a version that is gone has no more
 	forget(0)
 	forget(keepSeries - 1)
-	if series("1") != all || series("2") != all || series("3") != all {
+	if series("1") != all-states || series("2") != all || series("3") != all {
 		t.Errorf("before their time %d, %d and %d series are left of %d", series("1"), series("2"),
 			series("3"), all)
 	}
@@ -93,11 +94,19 @@ func TestMetricsForget(t *testing.T) {
 		t.Errorf("of queries without a version there are %d series once nobody knows the model, "+
 			"want half of %d: those without a model", n, nowhere)
 	}
-	const times = 50
+	const times = 60
 	for v := range int64(times) {
 		state(v+10, models.Ready, false)
 		state(v+10, models.Unavailable, true)
-		forget(time.Minute)
+		forget(time.Second)
+	}
+	left := 0
+	for v := range int64(times) {
+		left += series(fmt.Sprint(v + 10))
+	}
+	if want := keepVersions * (all - states); left != want {
+		t.Errorf("after %d more versions within a minute there are %d series of them, want %d, those of "+
+			"%d", times, left, want, keepVersions)
 	}
 	forget(keepSeries)
 	if len(m.versions) != 2 || len(m.states) != 2 || len(m.asked) != 3 {
