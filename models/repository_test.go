@@ -1315,3 +1315,39 @@ func TestExplicitEnsemble(t *testing.T) {
 		b.status("a", 2, Unavailable, "unloaded by call")
 	})
 }
+
+// TestSameFiles: a model whose folder is a link, which comes to lead to another folder with the same
+// files, is not loaded again; so a model store can add a version.
+func TestSameFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.write(".a/1/model.onnx", identity())
+		b.write(".a/model.yaml", "versions: all\n")
+		if err := os.Symlink(".a", filepath.Join(b.dir, "ncf")); err != nil {
+			t.Fatal(err)
+		}
+		b.start()
+		b.serves("ncf", 1)
+		b.write(".b/2/model.onnx", identity())
+		if err := os.Mkdir(filepath.Join(b.dir, ".b", "1"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"1/model.onnx", "model.yaml"} {
+			if err := os.Link(filepath.Join(b.dir, ".a", name),
+				filepath.Join(b.dir, ".b", name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink(".b", filepath.Join(b.dir, ".new")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(b.dir, ".new"), filepath.Join(b.dir, "ncf")); err != nil {
+			t.Fatal(err)
+		}
+		b.polls(5)
+		b.serves("ncf", 2)
+		if !slices.Equal(b.loads, []string{"ncf/1", "ncf/2"}) {
+			t.Errorf("loaded %v, want each version once", b.loads)
+		}
+	})
+}
