@@ -99,6 +99,7 @@ type Agent struct {
 	renting    *renting.Renting
 	releases   *releasing.Releases  // what versions of models are released
 	stored     *modelstore.Follower // nil: there is no model store
+	trust      trust
 	shadows    *shadow.Comparer
 	hub        *dashboard.Hub
 	worker     *worker.Worker
@@ -299,6 +300,12 @@ func (a *Agent) open() (err error) {
 		Gateway: id, Leading: following{a},
 		Desired: func() *control.DesiredFleet { return a.renting.Desired() },
 		Own:     func() *control.Member { return a.members.Own() },
+		Admit: func(ctx context.Context, v *models.Version) error {
+			if a.stored == nil {
+				return nil
+			}
+			return a.stored.Admit(ctx, v)
+		},
 		ToldByLeader: func(m *control.LeaderMessage) {
 			a.members.ToldByLeader(m)
 			a.renting.Heard(m.GetFleet())
@@ -347,6 +354,9 @@ func (a *Agent) open() (err error) {
 	if err = a.openRenting(); err != nil {
 		return err
 	}
+	if err = a.openTrust(); err != nil {
+		return err
+	}
 	a.openReleases()
 	if err = a.follow(); err != nil {
 		return err
@@ -381,7 +391,7 @@ func (a *Agent) open() (err error) {
 		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
 		Leading: following{a}, Gateway: a.gateway, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
-		Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
+		Note: a.note, Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
 		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout,
 		SendTimeout: a.sendTimeout,
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,

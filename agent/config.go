@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
@@ -49,8 +50,11 @@ type Config struct {
 	// StorePoll is the time between two looks at the store. Must be > 0. Default 15 s.
 	StorePoll time.Duration
 	// RequireSignature is the path of a file with public keys of minisign, of which one must have
-	// signed each version. Empty, the default, requires none.
+	// signed each version, release and revocation. Empty, the default, requires none.
 	RequireSignature string
+	// FleetName is the name for which releases and revocations must be signed. Default: the URL of
+	// ModelStore without its parameters.
+	FleetName string
 	// StateDir is the directory for what must survive a restart: the last epoch and the learned
 	// latency profiles. The agent makes the directory if there is none; an agent that cannot write
 	// to it never leads. Default ./state.
@@ -261,9 +265,12 @@ func (c Config) Validate() error {
 		fault("model-cache-size: %d, want 0, which is 80 %% of the file system, or more", c.ModelCacheSize)
 	}
 	if c.ModelStore == "" && (len(c.StoreModels) > 0 || c.ModelCacheSize != 0 ||
-		c.RequireSignature != "") {
-		fault("model-store: empty, want the store that store-models, model-cache-size or " +
-			"require-signature are about")
+		c.RequireSignature != "" || c.FleetName != "") {
+		fault("model-store: empty, want the store that store-models, model-cache-size, " +
+			"require-signature or fleet-name are about")
+	}
+	if len(c.FleetName) > control.MaxNameBytes {
+		fault("fleet-name: %d bytes, want at most %d", len(c.FleetName), control.MaxNameBytes)
 	}
 	if c.StateDir == "" {
 		fault("state-dir: empty, want the path of a directory")

@@ -13,7 +13,14 @@ func (a *Agent) openReleases() {
 		kept = keeper{a}
 	}
 	a.releases = releasing.New(releasing.Config{
-		Store:    kept,
+		Store: kept,
+		Trusts: func(x *control.Release) bool {
+			trusted := a.trust.covers(x)
+			if !trusted {
+				a.stored.Look()
+			}
+			return trusted
+		},
 		StateDir: a.config.StateDir, Registry: a.metrics.registry, Log: a.log,
 		Apply: func(all []*control.Release) {
 			choices := make(map[string]models.Choice, len(all))

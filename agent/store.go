@@ -1,14 +1,17 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/muster-serve/muster/agent/modelstore"
 	"github.com/muster-serve/muster/agent/releasing"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/models/store/releases"
 	"github.com/muster-serve/muster/runtime"
@@ -29,20 +32,14 @@ func (a *Agent) follow() error {
 	if a.openStore == nil {
 		return errors.New("model-store: this program cannot open model stores")
 	}
-	var keys store.Keys
-	if path := a.config.RequireSignature; path != "" {
-		var err error
-		if keys, err = store.ReadKeys(path); err != nil {
-			return fmt.Errorf("require-signature: %w", err)
-		}
-	}
 	var err error
 	a.stored, err = modelstore.New(modelstore.Config{
 		Open: func(ctx context.Context) (*store.Store, error) {
 			return a.openStore(ctx, a.config.ModelStore)
 		},
 		Dir: a.config.ModelDir, CacheBytes: a.config.ModelCacheSize, Models: a.config.StoreModels,
-		Keys: keys, BytesPerSecond: a.config.StoreRate, Poll: a.config.StorePoll,
+		Keys: a.trust.keys, Fleet: a.trust.fleet, Rekeyed: a.trust.forget,
+		Readmit: a.worker.Repository().Readmit, BytesPerSecond: a.config.StoreRate, Poll: a.config.StorePoll,
 		Peers: &modelstore.Peers{Fleet: a.members},
 		Pause: func(ctx context.Context, d time.Duration) error {
 			return runtime.Pause(a.worker.Lanes().Considerate(ctx), d)
@@ -50,18 +47,114 @@ func (a *Agent) follow() error {
 		Statuses: a.worker.Repository().Index,
 		Released: func(model string) []int64 { return released(a.releases, model) },
 		Release: func(ctx context.Context, s *store.Store, model string, number uint64) error {
-			if a.releases.Kept(model) >= number {
-				return nil
-			}
-			r, err := releases.Read(ctx, s, model, number)
-			if err == nil {
-				a.releases.Heard([]*control.Release{r})
-			}
-			return err
+			return a.followRelease(ctx, s, model, number)
 		},
 		Metrics: metrics, Log: a.log,
 	})
 	return err
+}
+
+// A trust knows which signatures count, and which releases of the store this process has found signed.
+type trust struct {
+	keys       *secure.File[store.Keys] // nil: none must be signed
+	fleet, url string
+
+	mu sync.Mutex
+	// signed are the numbers of the newest releases that were found to be signed, by model, and newest
+	// those of the newest ones that the store has.
+	signed, newest map[string]uint64
+}
+
+// openTrust reads the public keys.
+func (a *Agent) openTrust() error {
+	t := &a.trust
+	t.fleet, t.url = cmp.Or(a.config.FleetName, store.FleetName(a.config.ModelStore)),
+		a.config.ModelStore
+	if a.config.RequireSignature == "" {
+		return nil
+	}
+	var err error
+	t.keys, err = secure.WatchFile("public keys of model stores", a.config.RequireSignature,
+		store.ReadKeys)
+	if err != nil {
+		return fmt.Errorf("require-signature: %w", err)
+	}
+	return nil
+}
+
+func (t *trust) required() bool { return t.keys != nil }
+
+// releases is the trust in the form in which package releases needs it.
+func (t *trust) releases() releases.Trust {
+	r := releases.Trust{Fleet: t.fleet, URL: t.url}
+	if t.keys != nil {
+		r.Keys = t.keys.Get()
+	}
+	return r
+}
+
+// forget forgets which releases are signed, because the keys have changed.
+func (t *trust) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.signed = nil
+}
+
+// has notes which release the store has as its newest.
+func (t *trust) has(model string, number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.newest == nil {
+		t.newest = map[string]uint64{}
+	}
+	t.newest[model] = number
+}
+
+// found notes that a release is signed.
+func (t *trust) found(model string, number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.signed == nil {
+		t.signed = map[string]uint64{}
+	}
+	t.signed[model] = number
+}
+
+// covers reports whether the release in the store that a release is, or follows, need not be signed or
+// was found to be. A fleet's own release follows none of the store. One that is too far above what the
+// store has comes from an agent of before, which took any number.
+func (t *trust) covers(x *control.Release) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	newest, listed := t.newest[x.GetModel()]
+	if listed && x.GetKept() > newest+store.MaxReleaseStep {
+		return false
+	}
+	return t.keys == nil || x.GetKept() == 0 || x.GetKept() <= t.signed[x.GetModel()]
+}
+
+// followRelease makes the fleet follow the newest release that the store has of a model.
+func (a *Agent) followRelease(ctx context.Context, s *store.Store, model string,
+	number uint64) error {
+	a.trust.has(model, number)
+	kept := a.releases.Kept(model)
+	jumped := kept > number+store.MaxReleaseStep
+	switch {
+	case kept >= number && a.trust.covers(&control.Release{Model: model, Kept: kept}):
+		return nil
+	case kept > number && !jumped:
+		return fmt.Errorf("%w: this agent knows release %d of %s, which %s has no longer, so that nobody "+
+			"can tell whether it was signed; release a version under a higher number: muster models "+
+			"promote %s VERSION --store %s --fleet-name %s --above %d --sign KEY", store.ErrSignature,
+			kept, model, s, model, a.trust.url, a.trust.fleet, kept)
+	}
+	r, err := releases.ReadTrusted(ctx, s, model, number, a.trust.releases())
+	if err != nil {
+		return err
+	}
+	a.trust.found(model, number)
+	a.releases.Read(r, jumped)
+	return nil
 }
 
 // runStore follows the model store until ctx ends. An agent that is to join a fleet first waits
@@ -138,6 +231,14 @@ func (k keeper) Versions(ctx context.Context, model string) ([]int64, error) {
 }
 
 func (k keeper) Create(ctx context.Context, r *control.Release) error {
+	if k.a.trust.required() {
+		do := fmt.Sprintf("promote %s %d", r.GetModel(), cmp.Or(r.GetCanary(), r.GetCurrent()))
+		if r.GetCanary() != 0 && r.GetShare() == 0 {
+			do = "rollback " + r.GetModel()
+		}
+		return fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
+			"--sign KEY", releasing.ErrUnsigned, do, k.a.config.ModelStore, k.a.trust.fleet)
+	}
 	s, err := k.open()
 	if err == nil {
 		err = releases.Create(ctx, s, r)
@@ -145,7 +246,7 @@ func (k keeper) Create(ctx context.Context, r *control.Release) error {
 	if !errors.Is(err, store.ErrExists) {
 		return err
 	}
-	newest, entry, err := releases.NewestValid(ctx, s, r.GetModel())
+	newest, entry, err := releases.NewestValid(ctx, s, r.GetModel(), releases.Trust{})
 	if err != nil {
 		return err
 	}
@@ -157,9 +258,17 @@ func (k keeper) Create(ctx context.Context, r *control.Release) error {
 		}
 		return releasing.ErrNewer
 	}
-	k.a.releases.Heard([]*control.Release{newest})
+	k.a.releases.Read(newest, false)
 	return fmt.Errorf("%w: in the model store is number %d, version %d, %s", releasing.ErrNewer,
 		newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
+}
+
+// note says of a version that serves why it does although nobody trusted has signed it.
+func (a *Agent) note(model string, version int64) string {
+	if a.stored == nil {
+		return ""
+	}
+	return a.stored.Note(model, version)
 }
 
 // refresh fetches what the model store has of a model, if there is a store.

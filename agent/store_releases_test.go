@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"aead.dev/minisign"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -351,6 +352,146 @@ func TestStoreReleaseLater(t *testing.T) {
 		index, err := p.Index(f.Context())
 		if err != nil || index["ncf"].Release != 2 {
 			f.Errorf("the store has %+v, %v, want 2 as its newest release", index["ncf"], err)
+		}
+	})
+}
+
+// TestStoreReleasesSigned: agents that require signatures follow signed releases alone, say with which
+// command one is signed, and write none that is not: a version is still taken back, by hand or by the
+// rule, and whoever signed a canary's release has signed its terms.
+func TestStoreReleasesSigned(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1, 2)
+		public, private, err := minisign.GenerateKey(nil)
+		if err != nil {
+			f.Fatal(err)
+		}
+		signer := &store.Signer{Key: store.Keys{public}, Sign: func(d []byte) ([]byte, error) {
+			return minisign.Sign(private, d), nil
+		}}
+		for _, version := range []int64{1, 2} {
+			if _, err := p.Push(f.Context(), p.folder, version,
+				store.PushOptions{Sign: signer.Sign}); err != nil {
+				f.Fatal(err)
+			}
+		}
+		text, err := public.MarshalText()
+		keys := filepath.Join(f.TempDir(), "keys")
+		if err == nil {
+			err = os.WriteFile(keys, append(text, '\n'), 0o600)
+		}
+		if err != nil {
+			f.Fatal(err)
+		}
+		write := func(r *control.Release, fleet string) {
+			f.Helper()
+			r.Model = "ncf"
+			if err := releases.CreateSigned(f.Context(), p.Store, r, signer, fleet); err != nil {
+				f.Fatal(err)
+			}
+		}
+		const fleet = "file:///models" // the store's URL
+		write(&control.Release{Number: 1, Current: 1}, fleet)
+		requires := func(a *Agent) { a.config.RequireSignature = keys }
+		agents := []*fleetAgent{p.start(requires), p.start(requires)}
+		p.serve(1, agents...)
+		f.settled(agents...)
+		leader := f.led(agents...)
+		f.released(1, 0, 0, agents...)
+
+		p.elsewhere(&control.Release{Number: 2, Current: 2}) // which nobody has signed
+		time.Sleep(time.Minute)
+		f.released(1, 0, 0, agents...)
+		if want := "muster models release ncf --store file:///models --fleet-name file:///models " +
+			"--sign KEY"; !strings.Contains(leader.log.String(), want) {
+			f.Errorf("the log does not say %q", want)
+		}
+		write(&control.Release{Number: 3, Current: 2}, "another fleet")
+		time.Sleep(time.Minute)
+		f.released(1, 0, 0, agents...)
+
+		_, err = agents[0].ctl.SetRelease(f.Context(),
+			&control.SetReleaseRequest{Model: "ncf", Version: 2})
+		if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(),
+			"muster models promote ncf 2 --store file:///models") {
+			f.Errorf("promoted by an agent: got %v", err)
+		}
+		write(&control.Release{
+			Number: 4, Current: 1, Canary: 2, Share: .25, Tolerance: .05, Why: "on trial",
+		}, fleet)
+		time.Sleep(20 * time.Second)
+		f.released(1, 2, .25, agents...)
+		f.release(agents[1], &control.SetReleaseRequest{})
+		f.released(1, 2, 0, agents...)
+		if !strings.Contains(leader.log.String(), "muster models rollback ncf --store") {
+			f.Error("the log does not say how the store gets to know")
+		}
+		if r := p.newest(); r.GetNumber() != 4 {
+			f.Errorf("the store has %v, want number 4 as the newest", r)
+		}
+		write(&control.Release{Number: 5, Current: 2, Previous: 1}, fleet)
+		time.Sleep(20 * time.Second)
+		f.released(2, 0, 0, agents...)
+	})
+}
+
+// TestStoreUnsignedOnDisk: an agent that serves a version that nobody has signed, and is started again
+// to require signatures, does not serve it from its disk, until the store has a signature.
+func TestStoreUnsignedOnDisk(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		p := f.publisher(1)
+		public, private, err := minisign.GenerateKey(nil)
+		if err != nil {
+			f.Fatal(err)
+		}
+		text, err := public.MarshalText()
+		keys := filepath.Join(f.TempDir(), "keys")
+		if err == nil {
+			err = os.WriteFile(keys, append(text, '\n'), 0o600)
+		}
+		if err != nil {
+			f.Fatal(err)
+		}
+		dir := f.TempDir()
+		first := p.start(func(a *Agent) { a.config.ModelDir = dir })
+		p.serve(1, first)
+		if err := first.stop(); err != nil {
+			f.Fatal(err)
+		}
+		again := p.start(func(a *Agent) { a.config.ModelDir, a.config.RequireSignature = dir, keys })
+		time.Sleep(time.Minute)
+		if state := again.states()[1]; state == models.Ready {
+			f.Errorf("a version that nobody has signed is %s", state)
+		}
+		if !strings.Contains(again.log.String(), "muster models push --sign KEY") {
+			f.Error("the log does not say how to sign it")
+		}
+		if _, err := p.Push(f.Context(), p.folder, 1, store.PushOptions{
+			Sign: func(d []byte) ([]byte, error) { return minisign.Sign(private, d), nil },
+		}); err != nil {
+			f.Fatal(err)
+		}
+		p.serve(1, again)
+		if err := os.Remove(keys); err != nil { // what it said stays in force
+			f.Fatal(err)
+		}
+		other, _, err := minisign.GenerateKey(nil)
+		if err == nil {
+			text, err = other.MarshalText()
+		}
+		if err == nil {
+			err = os.WriteFile(keys, append(text, '\n'), 0o600)
+		}
+		if err != nil {
+			f.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if state := again.states()[1]; state != models.Ready {
+			f.Errorf("after its key was taken out, the version is %s", state)
+		}
+		index, err := again.oip.RepositoryIndex(f.Context(), &inference.RepositoryIndexRequest{})
+		if err != nil || !strings.Contains(index.GetModels()[0].GetReason(), "not signed by a key") {
+			f.Errorf("the index is %v, %v", index, err)
 		}
 	})
 }

@@ -25,6 +25,8 @@ var (
 	ErrNotReady = errors.New("models: not ready")
 	// ErrClosed is returned after the repository's Run has ended.
 	ErrClosed = errors.New("models: repository is closed")
+	// ErrRefused means that Options.Admit has refused a version. Errors wrap it.
+	ErrRefused = errors.New("models: refused")
 	// ErrSlow means that a load took longer than Options.LoadTimeout. Errors wrap it.
 	ErrSlow = errors.New("models: load takes too long")
 
@@ -103,6 +105,10 @@ type Options struct {
 	// Placed is Explicit where the calls carry out a placement: the files of a model that is loaded
 	// are followed as without Explicit.
 	Placed bool
+	// Admit returns why a version may not be loaded; nil if it may. It is called before each load, on
+	// its goroutine, and should return soon after ctx ends. What it has refused is tried again when
+	// its files change, or by Readmit. Default none.
+	Admit func(ctx context.Context, v *Version) error
 	// OnEvent is called for each change of a version's state, one call at a time, with the
 	// repository locked: it must return soon and must not call the repository. Default none.
 	OnEvent func(Event)
@@ -871,6 +877,21 @@ func (r *Repository[M]) ask(name string, f folder) *model[M] {
 	return m
 }
 
+// Readmit tries versions again that Options.Admit has refused. It does not block.
+func (r *Repository[M]) Readmit() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range r.models {
+		for _, v := range m.versions {
+			if errors.Is(v.failure, ErrRefused) {
+				v.failure = nil
+			}
+		}
+	}
+	r.update()
+	r.pass(nil)
+}
+
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
 func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -894,9 +915,9 @@ func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 	})
 }
 
-// pass lets other loads go ahead without waiting for l, and wakes Run. r.mu is held.
+// pass lets other loads go ahead without waiting for l, if that is not nil, and wakes Run. r.mu is held.
 func (r *Repository[M]) pass(l *load[M]) {
-	if r.loading == l {
+	if l != nil && r.loading == l {
 		r.loading = nil
 	}
 	select {
@@ -920,6 +941,12 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		if err != nil {
 			ended <- result{nil, err}
 			return
+		}
+		if r.options.Admit != nil {
+			if err := r.options.Admit(ctx, described); err != nil {
+				ended <- result{nil, fmt.Errorf("%w: %w", ErrRefused, err)}
+				return
+			}
 		}
 		for _, note := range described.Config.Notes {
 			r.options.Logger.Warn(note, "model", name, "version", number)

@@ -79,6 +79,8 @@ type bench struct {
 	placed bool
 	// before is called before each call of the file system by a scan, but for the first one.
 	before func(path string)
+	// admit is Options.Admit.
+	admit func(ctx context.Context, v *Version) error
 }
 
 func newBench(t testing.TB) *bench { return &bench{t: t, dir: t.TempDir()} }
@@ -95,7 +97,7 @@ func (b *bench) start() {
 			}
 		}
 		return &fake{version: v}, nil
-	}, Options{PollInterval: poll, Explicit: b.explicit, Placed: b.placed, Logger: b.logger(),
+	}, Options{PollInterval: poll, Explicit: b.explicit, Placed: b.placed, Logger: b.logger(), Admit: b.admit,
 		OnEvent: func(e Event) {
 			gone := ""
 			if e.Gone {
@@ -1313,6 +1315,45 @@ func TestExplicitEnsemble(t *testing.T) {
 		b.polls(3)
 		b.serves("e", 1)
 		b.status("a", 2, Unavailable, "unloaded by call")
+	})
+}
+
+// TestAdmit: a version that is refused is not loaded, and tried again when it may be, not before; what
+// serves goes on.
+func TestAdmit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		var mu sync.Mutex
+		refused := errors.New("nobody has signed it")
+		b.admit = func(_ context.Context, v *Version) error {
+			mu.Lock()
+			defer mu.Unlock()
+			return refused
+		}
+		b.add("ncf/1")
+		b.start()
+		if _, err := b.Acquire("ncf", 0); err == nil || !strings.Contains(err.Error(), refused.Error()) {
+			t.Errorf("refused: got %v", err)
+		}
+		if err := b.Load(t.Context(), "ncf"); !errors.Is(err, ErrRefused) {
+			t.Errorf("asked for: got %v, want %v", err, ErrRefused)
+		}
+		time.Sleep(10 * poll)
+		if len(b.loads) > 0 {
+			t.Errorf("loaded %v", b.loads)
+		}
+		mu.Lock()
+		refused = nil
+		mu.Unlock()
+		b.Readmit()
+		synctest.Wait()
+		b.serves("ncf", 1)
+		mu.Lock()
+		refused = errors.New("its key is trusted no more")
+		mu.Unlock()
+		b.Readmit()
+		time.Sleep(10 * poll)
+		b.serves("ncf", 1)
 	})
 }
 

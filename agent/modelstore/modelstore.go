@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/store"
 )
@@ -41,8 +42,13 @@ type Config struct {
 	CacheBytes int64
 	// Models are the names of the models to fetch; none: all of the store.
 	Models []string
-	// Keys are those of which one must have signed each version; nil: none must.
-	Keys store.Keys
+	// Keys are those of which one must have signed each version and revocation; nil: none must.
+	Keys *secure.File[store.Keys]
+	// Fleet is the name of the fleets that signed revocations must be for.
+	Fleet string
+	// Rekeyed is called when the keys have changed, and Readmit when versions that Admit has refused
+	// are to be tried again. They must not block; nil: not.
+	Rekeyed, Readmit func()
 	// BytesPerSecond bounds what is received, and what is sent to others; 0 is no bound.
 	BytesPerSecond int64
 	// Poll is the time between two looks at the store.
@@ -72,6 +78,8 @@ type Metrics struct {
 	fetched  prometheus.Counter
 	sent     prometheus.Counter
 	faults   prometheus.Gauge
+	// untrusted is set where signatures are required.
+	untrusted prometheus.Gauge
 }
 
 // NewMetrics registers the metrics.
@@ -97,12 +105,17 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Name: "muster_store_faults",
 			Help: "What does not succeed now: the store, or models of it.",
 		}),
+		untrusted: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "muster_store_untrusted_versions",
+			Help: "Versions of the store that serve although no key of --require-signature has " +
+				"signed them.",
+		}),
 	}
 	for _, source := range []string{"store", "peer"} {
 		m.received.WithLabelValues(source)
 		m.failures.WithLabelValues(source)
 	}
-	registry.MustRegister(m.received, m.failures, m.fetched, m.sent, m.faults)
+	registry.MustRegister(m.received, m.failures, m.fetched, m.sent, m.faults, m.untrusted)
 	return m
 }
 
@@ -137,6 +150,7 @@ type Follower struct {
 	refresh chan *ask
 	listed  chan listing
 	brought chan bringing
+	look    chan struct{} // of size 1: somebody wants a look at the store
 	opened  atomic.Pointer[store.Store]
 	moved   atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
@@ -151,6 +165,16 @@ type Follower struct {
 	overdue bool
 	taken   int // the number of the last look that has ended
 	asks    []*ask
+	// revoked are the versions that are, by model.
+	revoked map[string]map[int64]bool
+	odd     map[string]error // revocations that do not count
+	rekeyed int              // how often the keys have changed
+	// revokedBy is how often they had changed when revoked was read.
+	revokedBy int
+
+	mu sync.Mutex
+	// untrusted are the versions that serve without a signature of a trusted key, and why.
+	untrusted map[versionOf]error
 }
 
 // A model is what is known of one. While it is fetched, it belongs to the goroutine that does so.
@@ -160,10 +184,16 @@ type model struct {
 	// manifests are those of the wanted versions: read from the store, or held here if it has them no
 	// longer.
 	manifests map[int64]*store.Manifest
+	keyed     int          // how often the keys had changed when the manifests were read
+	changed   bool         // the last attempt has changed the directory
 	err       error        // the last attempt's; nil: it succeeded
 	again     time.Time    // when it is tried again after an error
 	moved     atomic.Int64 // when it last got further, in ms of Unix time
 	begun     time.Time    // when it began to be fetched; zero: it is not
+	// judged says of the versions judgedOf, by the keys judgedAs, why they are not trusted.
+	judged   map[int64]error
+	judgedAs int
+	judgedOf []*store.Manifest
 }
 
 // A listing is what a look at the store found.
@@ -174,6 +204,10 @@ type listing struct {
 	err    error
 	// unread are the models whose releases could not be read.
 	unread map[string]error
+	// revoked are the versions that are, by model, and odd the errors of revocations that do not count.
+	revoked map[string]map[int64]bool
+	odd     map[string]error
+	rekeyed int // how often the keys had changed
 }
 
 // A bringing is the end of an attempt.
@@ -199,7 +233,7 @@ func New(config Config) (*Follower, error) {
 	}
 	f := &Follower{
 		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan listing),
-		brought: make(chan bringing), models: map[string]*model{},
+		brought: make(chan bringing), models: map[string]*model{}, look: make(chan struct{}, 1),
 	}
 	for name, held := range cache.Held() {
 		f.model(name).held = held
@@ -214,7 +248,7 @@ func New(config Config) (*Follower, error) {
 	}
 	pacer := newPacer(&config)
 	f.fetcher = &store.Fetcher{
-		Cache: cache, Keys: config.Keys,
+		Cache: cache,
 		Pace: func(ctx context.Context, n int, took time.Duration) error {
 			f.moved.Store(time.Now().UnixMilli())
 			return pacer.wait(ctx, n, took)
@@ -231,6 +265,14 @@ func New(config Config) (*Follower, error) {
 		f.fetcher.Peers = config.Peers
 	}
 	return f, nil
+}
+
+// Look looks at the store soon. It does not block.
+func (f *Follower) Look() {
+	select {
+	case f.look <- struct{}{}:
+	default:
+	}
 }
 
 // Holds reports whether a model's folder is from the store.
@@ -266,14 +308,18 @@ func (f *Follower) Run(ctx context.Context) {
 	looking := false
 	for {
 		f.overdue = looking && time.Since(f.looked) > overdue
+		if f.followKeys() {
+			due = time.Time{}
+		}
 		late := slices.ContainsFunc(f.asks, func(a *ask) bool { return a.list > f.lists })
 		if !looking && (late || !time.Now().Before(due)) {
 			looking, f.looked, due = true, time.Now(), time.Now().Add(f.config.Poll)
 			f.lists++
-			number, opened := f.lists, f.fetcher.Store
+			number, opened, revoked, rekeyed := f.lists, f.fetcher.Store, f.revoked, f.rekeyed
+			again := f.revokedBy != rekeyed // by other keys than those that there are now
 			running.Go(func() {
-				l := f.list(ctx, opened)
-				l.number = number
+				l := f.list(ctx, opened, revoked, again)
+				l.number, l.rekeyed = number, rekeyed
 				select {
 				case f.listed <- l:
 				case <-ctx.Done():
@@ -287,6 +333,13 @@ func (f *Follower) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+		case <-f.look:
+			due = time.Time{}
+			select { // others who want one want no further one
+			case <-timer.C:
+			case <-ctx.Done():
+				return
+			}
 		case l := <-f.listed:
 			looking = false
 			f.take(l)
@@ -351,8 +404,10 @@ func (f *Follower) answer() {
 	})
 }
 
-// list asks the store, which it opens if it is nil, which versions there are.
-func (f *Follower) list(ctx context.Context, s *store.Store) listing {
+// list asks the store, which it opens if it is nil, which versions there are. known are the revocations
+// that were read before, which are to be read again if again is set.
+func (f *Follower) list(ctx context.Context, s *store.Store, known map[string]map[int64]bool,
+	again bool) listing {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	var err error
@@ -362,9 +417,10 @@ func (f *Follower) list(ctx context.Context, s *store.Store) listing {
 		}
 		f.opened.Store(s)
 	}
-	l := listing{store: s}
+	l := listing{store: s, odd: map[string]error{}}
 	if l.index, l.err = s.Index(ctx); l.err == nil {
 		l.unread = f.readReleases(ctx, s, l.index)
+		f.readRevocations(ctx, s, &l, known, again)
 	}
 	return l
 }
@@ -408,10 +464,18 @@ func (f *Follower) take(l listing) {
 	if l.err != nil {
 		f.unread[whole] = l.err
 	} else {
-		f.index, f.unread = l.index, l.unread
+		f.index, f.unread, f.odd = l.index, l.unread, l.odd
+		f.revoked, f.revokedBy = l.revoked, l.rekeyed
 		for name, m := range f.models {
-			if f.index[name] == nil {
+			entry := f.index[name]
+			if entry == nil {
 				m.err = nil // what is here of it serves on
+				continue
+			}
+			if m.begun.IsZero() { // signatures that were added are to be here, too
+				maps.DeleteFunc(m.manifests, func(number int64, known *store.Manifest) bool {
+					return !known.Signed() && slices.Contains(entry.Signed, number)
+				})
 			}
 		}
 		for _, name := range f.config.Models {
@@ -441,14 +505,20 @@ func (f *Follower) follows(name string) bool {
 // the wanted ones serve too.
 func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status) (wanted,
 	beside []int64) {
-	available := slices.Clone(entry.Versions)
+	revoked := f.revoked[m.name]
+	available := slices.DeleteFunc(slices.Clone(entry.Versions), func(number int64) bool {
+		return revoked[number]
+	})
+	newest := int64(0)
+	if n := len(available); n > 0 {
+		newest = available[n-1]
+	}
 	for _, held := range m.held {
 		if !slices.Contains(entry.Versions, held.Version) {
 			m.manifests[held.Version] = held
 			available = append(available, held.Version)
 		}
 	}
-	newest := entry.Versions[len(entry.Versions)-1]
 	for _, number := range append(f.config.Released(m.name), newest) {
 		if slices.Contains(available, number) && !slices.Contains(wanted, number) {
 			wanted = append(wanted, number)
@@ -476,6 +546,7 @@ func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status
 // released.
 func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 	now, statuses := time.Now(), f.config.Statuses()
+	f.cutAll(ctx, running)
 	busy := false
 	for _, m := range f.models {
 		busy = busy || !m.begun.IsZero() && now.Sub(m.begun) < long
@@ -488,6 +559,14 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 		if !f.follows(name) || !m.begun.IsZero() || now.Before(m.again) && !f.asked(name) {
 			continue
 		}
+		if len(f.index[name].Versions) == 0 { // only revocations: what is here serves on
+			f.tried(name)
+			continue
+		}
+		if m.keyed != f.rekeyed { // what they say must be signed by the keys that there are now
+			clear(m.manifests)
+			m.keyed = f.rekeyed
+		}
 		wanted, beside := f.wanted(m, f.index[name], statuses)
 		if m.holds(wanted, beside) {
 			f.tried(name)
@@ -497,11 +576,17 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 		if busy && !f.asked(name) {
 			continue
 		}
+		serves := map[int64]bool{}
+		for _, s := range statuses {
+			if s.Model == name && s.State == models.Ready {
+				serves[s.Version] = true
+			}
+		}
 		busy, m.begun = true, now
 		m.moved.Store(now.UnixMilli())
 		f.tried(name)
 		running.Go(func() {
-			err := f.bring(ctx, m, wanted, beside)
+			err := f.bring(ctx, m, wanted, beside, serves)
 			select {
 			case f.brought <- bringing{m, err}:
 			case <-ctx.Done():
@@ -518,7 +603,7 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 				"event", "store")
 		}
 	}
-	f.tell()
+	f.tell(statuses)
 }
 
 // asked reports whether somebody waits for an attempt at a model.
@@ -545,10 +630,14 @@ func (f *Follower) end(b bringing) {
 	if b.err != nil {
 		m.again = time.Now().Add(f.config.Poll)
 	}
+	if m.changed { // what has come may have a signature that was missing
+		m.changed = false
+		f.readmit()
+	}
 }
 
 // tell reports the faults that are new and those that are over.
-func (f *Follower) tell() {
+func (f *Follower) tell(statuses []models.Status) {
 	faults := maps.Clone(f.unread)
 	if faults == nil {
 		faults = map[string]error{}
@@ -564,16 +653,21 @@ func (f *Follower) tell() {
 				"system of %s answer?", stalled, f.config.Dir)
 			continue
 		}
-		if m.begun.IsZero() && m.err != nil {
+		if m.err != nil {
 			faults[name] = m.err
-		} else if !m.begun.IsZero() && f.last[name] != nil {
-			faults[name] = f.last[name] // until the attempt has ended
+		}
+	}
+	also := func(name string, err error) {
+		if err != nil {
+			faults[name] = errors.Join(faults[name], err)
 		}
 	}
 	for name, entry := range f.index {
-		if err := entry.StrangeRelease(name); err != nil {
-			faults[name] = errors.Join(faults[name], err)
-		}
+		also(name, entry.StrangeRelease(name))
+		also(name, f.odd[name])
+	}
+	for name, err := range f.judge(statuses) {
+		also(name, err)
 	}
 	f.config.Metrics.faults.Set(float64(len(faults)))
 	for _, model := range slices.Sorted(maps.Keys(faults)) {
@@ -603,19 +697,35 @@ func (m *model) holds(wanted, beside []int64) bool {
 		!slices.ContainsFunc(wanted, func(number int64) bool { return m.manifests[number] == nil })
 }
 
-// bring makes a model's folder hold versions, of which those beside the wanted are there.
-func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) error {
+// bring makes a model's folder hold versions, of which those beside the wanted are there. serves are
+// those that do. A wanted version that is not signed as it must be keeps the others from nothing,
+// unless it is the first, which is to answer, and does not serve.
+func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64,
+	serves map[int64]bool) error {
 	maps.DeleteFunc(m.manifests, func(number int64, _ *store.Manifest) bool {
 		return !slices.Contains(wanted, number)
 	})
+	keys := f.keys()
 	var versions []*store.Manifest
-	for _, number := range wanted {
+	var faults []error
+	for place, number := range wanted {
 		if m.manifests[number] == nil {
-			read, err := f.fetcher.Store.Trusted(ctx, m.name, number, f.config.Keys)
-			if err != nil {
+			read, err := f.fetcher.Store.Trusted(ctx, m.name, number, keys)
+			i := slices.IndexFunc(m.held, func(h *store.Manifest) bool { return h.Version == number })
+			switch {
+			case err == nil:
+				m.manifests[number] = read
+			case !errors.Is(err, store.ErrSignature):
 				return err
+			case place == 0 && (i < 0 || !serves[number]):
+				return err
+			default:
+				faults = append(faults, err)
+				if i >= 0 {
+					versions = append(versions, m.held[i])
+				}
+				continue
 			}
-			m.manifests[number] = read
 		}
 		versions = append(versions, m.manifests[number])
 	}
@@ -633,9 +743,10 @@ func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64) 
 	}
 	m.held = versions
 	if changed {
+		m.changed = true
 		f.config.Metrics.fetched.Inc()
 		f.config.Log.Info("a model is as the store has it", "model", m.name, "versions",
 			fmt.Sprint(wanted), "took_ms", time.Since(begin).Milliseconds(), "event", "store")
 	}
-	return nil
+	return errors.Join(faults...)
 }

@@ -34,6 +34,7 @@ type bench struct {
 	t        *testing.T
 	store    *store.Store
 	dir      string
+	root     string // of the store
 	released map[string][]int64
 
 	mu       sync.Mutex
@@ -79,8 +80,8 @@ func (k bucket) List(ctx context.Context, prefix string, each func(string, int64
 
 func newBench(t *testing.T, change func(*Config)) *bench {
 	t.Helper()
-	b := &bench{t: t, dir: t.TempDir(), released: map[string][]int64{}}
-	b.store = store.New(bucket{store.Directory(t.TempDir()), b}, "store")
+	b := &bench{t: t, dir: t.TempDir(), root: t.TempDir(), released: map[string][]int64{}}
+	b.store = store.New(bucket{store.Directory(b.root), b}, "store")
 	config := Config{
 		Open: func(context.Context) (*store.Store, error) { return b.store, nil },
 		Dir:  b.dir, Poll: time.Minute,
@@ -112,7 +113,7 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 func (b *bench) look() {
 	b.t.Helper()
 	b.lists++
-	l := b.list(b.t.Context(), b.fetcher.Store)
+	l := b.list(b.t.Context(), b.fetcher.Store, b.revoked, false)
 	l.number = b.lists
 	b.take(l)
 	var running sync.WaitGroup

@@ -33,8 +33,10 @@ func asKept(x *control.Release) *control.Release {
 
 // keep writes a release that is about to be made to the store, and returns it as it then is. A
 // release of a model that is not of the store is the fleet's own. So is, for a time, one that takes
-// a version back: that must not wait for a store that fails.
-func (r *Releases) keep(ctx context.Context, next *control.Release) (*control.Release, error) {
+// a version back: that must not wait for a store that fails. So is, where the store's must be signed,
+// one that the rule makes: whoever signed the canary's release has signed its terms.
+func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool) (*control.Release,
+	error) {
 	if r.config.Store == nil {
 		return next, nil
 	}
@@ -57,16 +59,16 @@ func (r *Releases) keep(ctx context.Context, next *control.Release) (*control.Re
 		return kept, nil
 	case errors.Is(err, ErrNewer):
 		return nil, status.Error(codes.Aborted, err.Error())
-	case takesBack:
+	case takesBack || byRule && errors.Is(err, ErrUnsigned):
 		r.failed(next.GetModel(), err)
 		return next, nil
 	}
 	return nil, status.Errorf(codes.Aborted,
-		"the release is not made: the model store cannot be written: %v", err)
+		"the release is not made: it cannot be written to the model store: %v", err)
 }
 
 func (r *Releases) failed(model string, err error) {
-	r.log.Error("a release holds in this fleet only: the model store cannot be written", "model",
+	r.log.Error("a release holds in this fleet only: it is not written to the model store", "model",
 		model, "error", err, eventKey, "broken")
 }
 

@@ -36,7 +36,10 @@ type Config struct {
 	// block nor call the Releases.
 	Apply func(all []*control.Release)
 	// Store keeps the releases of its models; nil: there is none.
-	Store    Store
+	Store Store
+	// Trusts reports whether a release that another agent tells may be followed; nil: all may. It
+	// must not block.
+	Trusts   func(*control.Release) bool
 	Registry prometheus.Registerer
 	Log      *slog.Logger
 }
@@ -53,6 +56,9 @@ type Store interface {
 
 // ErrNewer means that the store has a newer release than this agent knew.
 var ErrNewer = errors.New("another release was made meanwhile: look at it, and try again")
+
+// ErrUnsigned means that the store takes signed releases only.
+var ErrUnsigned = errors.New("releases in the model store must be signed")
 
 // eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
@@ -220,8 +226,34 @@ func (r *Releases) publish() {
 	r.now.Store(s)
 }
 
-// Heard takes what another agent, or a model store, says is released, and reports whether any of it
-// was news. The caller must not change it afterwards. If this agent leads, all members are told.
+// Read takes a release that the model store has, and that is signed if it must be. The caller must not
+// change it afterwards. If this agent leads, all members are told. It takes the place of what others have
+// told of the same number, too; and of whatever is known if anyway is set.
+func (r *Releases) Read(x *control.Release, anyway bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[x.GetModel()]
+	same := known != nil && known.GetKept() == x.GetKept() && known.GetNumber() == x.GetNumber()
+	if known != nil && !anyway && !newer(x, known) && (!same || alike(x, known)) ||
+		known == nil && len(r.known) >= mostReleases || !r.acceptable(x, "the model store") {
+		return
+	}
+	r.known[x.GetModel()] = x.Bounded()
+	if r.term != nil {
+		r.tell(x.GetWhy()+", as the model store says", x)
+	}
+	r.changed()
+}
+
+// alike reports whether two releases of the same number say the same, whichever leader made them.
+func alike(a, b *control.Release) bool {
+	a, b = proto.CloneOf(a), proto.CloneOf(b)
+	a.Epoch = b.Epoch
+	return !newer(a, b) && !newer(b, a)
+}
+
+// Heard takes what another agent says is released, and reports whether any of it was news. The caller
+// must not change it afterwards. If this agent leads, all members are told.
 func (r *Releases) Heard(all []*control.Release) (news bool) {
 	if slices.EqualFunc(all, r.All(), func(a, b *control.Release) bool {
 		return a.GetModel() == b.GetModel() && !newer(a, b)
@@ -233,7 +265,8 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 	for _, x := range all {
 		known := r.known[x.GetModel()]
 		if known != nil && !newer(x, known) || known == nil && len(r.known) >= mostReleases ||
-			!r.acceptable(x, "another agent") {
+			!r.acceptable(x, "another agent") ||
+			r.config.Trusts != nil && !r.config.Trusts(x) {
 			continue
 		}
 		news = true
@@ -325,7 +358,7 @@ func (r *Releases) Set(ctx context.Context, req *control.SetReleaseRequest) (
 	versions := slices.Concat(term.Serving()[req.GetModel()], stored)
 	slices.Sort(versions)
 	versions = slices.Compact(versions)
-	err := r.make(ctx, term, req.GetModel(), func(next *control.Release) error {
+	err := r.make(ctx, term, req.GetModel(), false, func(next *control.Release) error {
 		return Change(next, req, versions)
 	})
 	if err != nil {
@@ -402,8 +435,9 @@ func rollBack(next *control.Release) error {
 	return nil
 }
 
-// make makes the next release of a model, which change makes of the last one.
-func (r *Releases) make(ctx context.Context, term *Term, model string,
+// make makes the next release of a model, which change makes of the last one. byRule is whether the
+// rule wants it, by the terms of the last one.
+func (r *Releases) make(ctx context.Context, term *Term, model string, byRule bool,
 	change func(next *control.Release) error) error {
 	if model == "" || len(model) > control.MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "model %.80q, want its name", model)
@@ -434,7 +468,7 @@ func (r *Releases) make(ctx context.Context, term *Term, model string,
 	if err := next.Validate(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	next, err := r.keep(ctx, next.Bounded())
+	next, err := r.keep(ctx, next.Bounded(), byRule)
 	if err != nil {
 		return err
 	}
@@ -538,7 +572,7 @@ func (r *Releases) judge(ctx context.Context, term *Term) {
 			verdict.Decision == canary.Promote && time.Since(refused) < again {
 			continue
 		}
-		err := r.make(ctx, term, counted.Model, func(next *control.Release) error {
+		err := r.make(ctx, term, counted.Model, true, func(next *control.Release) error {
 			if newer(next, x) {
 				return status.Error(codes.Aborted, ErrNewer.Error())
 			}

@@ -71,7 +71,7 @@ func (r *Releases) show(x *control.Release) *control.ReleaseState {
 		State: StateOf(x),
 	}
 	if waits(x) {
-		s.Release.Why += "; in this fleet only: the model store could not be written"
+		s.Release.Why += "; in this fleet only: it is not written to the model store"
 	}
 	s.Verdict = s.Release.Why
 	t := r.trials[x.Model]

@@ -206,6 +206,7 @@ func (s *Server) anyIndex(ready bool,
 	}
 	resp, apart, own := &inference.RepositoryIndexResponse{}, s.config.Members.Apart(),
 		s.config.Members.Own()
+	note := s.config.Note
 	for _, s := range s.config.Worker.Repository().Index() {
 		index := &inference.RepositoryIndexResponse_ModelIndex{
 			Name: s.Model, State: string(s.State), Reason: s.Reason,
@@ -216,6 +217,9 @@ func (s *Server) anyIndex(ready bool,
 		if v := (version{s.Model, index.Version}); elsewhere[v] {
 			index.State, index.Reason = string(models.Ready), ""
 			delete(elsewhere, v)
+		}
+		if note != nil && s.State == models.Ready && index.Reason == "" {
+			index.Reason = note(s.Model, s.Version)
 		}
 		if why := apart[s.Model]; why != "" && index.State == string(models.Ready) {
 			index.Reason = why

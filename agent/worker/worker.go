@@ -110,6 +110,9 @@ type Config struct {
 	// zero without one; both nil: there are none.
 	Releases func() []*control.Release
 	Release  func(model string) canary.Release
+	// Admit returns why a version may not be loaded; nil if it may, or always. See
+	// [models.Options].
+	Admit func(ctx context.Context, v *models.Version) error
 	// ToldByLeader handles the prices, profiles, dispatch-ahead time and plan of the leader that
 	// this agent follows; see members.Members.ToldByLeader.
 	ToldByLeader func(*control.LeaderMessage)
@@ -189,7 +192,7 @@ func Open(config Config) (*Worker, error) {
 	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
 		LoadTimeout: config.LoadTimeout, Explicit: config.LoadByCall,
 		Placed: config.Placed && !fixed,
-		Logger: config.Log, OnEvent: w.observe,
+		Logger: config.Log, OnEvent: w.observe, Admit: config.Admit,
 	})
 	if err == nil && fixed {
 		err = w.fits(cmp.Or(config.ModelMemory, usableMemory(memoryLimit(), residentMemory())))

@@ -50,7 +50,11 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.DurationVar(&s.StorePoll, "model-store-poll", s.StorePoll,
 		"time between two looks at the store")
 	fs.StringVar(&s.RequireSignature, "require-signature", s.RequireSignature,
-		"`file` of public keys of minisign, of which one must have signed the store's versions")
+		"`file` of public keys of minisign, of which one must have signed the store's versions "+
+			"and releases")
+	fs.StringVar(&s.FleetName, "fleet-name", s.FleetName,
+		"`name` for which the store's releases must be signed (default: the URL of --model-store, "+
+			"without parameters)")
 	fs.StringVar(&s.StateDir, "state-dir", s.StateDir,
 		"directory for what the agent keeps across restarts, such as learned profiles")
 	fs.IntVar(&s.Cores, "cores", s.Cores,

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -58,7 +59,8 @@ const (
 	filesFolder  = "files"
 	partsFolder  = "parts"
 	modelsFolder = "models"
-	// documents is the folder in a model's folder with the manifests of its versions.
+	// documents is the folder in a model's folder with the manifests of its versions, as
+	// PLACE-VERSION.json, and their signatures behind .minisig.
 	documents = ".manifests"
 )
 
@@ -207,22 +209,82 @@ func (c *Cache) Held() map[string][]*Manifest {
 		if folder == "" {
 			continue
 		}
-		names, _ := os.ReadDir(filepath.Join(folder, documents))
-		for _, f := range names { // in order: the first one is 0-VERSION.json
-			var place, number int64
-			if n, _ := fmt.Sscanf(f.Name(), "%d-%d.json", &place, &number); n != 2 {
-				continue
-			}
-			data, err := files.Read(filepath.Join(folder, documents, f.Name()), mostDocument)
-			if err != nil {
-				continue
-			}
-			if m, err := ParseManifest(data, e.Name(), number); err == nil {
-				held[e.Name()] = append(held[e.Name()], m)
-			}
+		held[e.Name()] = heldIn(folder, e.Name())
+	}
+	return held
+}
+
+// heldIn returns the versions in a model's folder.
+func heldIn(folder, model string) (held []*Manifest) {
+	names, _ := os.ReadDir(filepath.Join(folder, documents))
+	for _, f := range names { // in order: the first one is 0-VERSION.json
+		var place, number int64
+		n, _ := fmt.Sscanf(f.Name(), "%d-%d.json", &place, &number)
+		if n != 2 || filepath.Ext(f.Name()) != ".json" {
+			continue
+		}
+		path := filepath.Join(folder, documents, f.Name())
+		data, err := files.Read(path, mostDocument)
+		if err != nil {
+			continue
+		}
+		if m, err := ParseManifest(data, model, number); err == nil {
+			m.document = data
+			m.signature, _ = files.Read(path+signatureEnd, mostRelease) // nil if it has none
+			held = append(held, m)
 		}
 	}
 	return held
+}
+
+// Check returns nil if a version of a model may be loaded from the model directory: if the model is
+// not from the store, for its folder is then its operator's, or if one of the keys has signed the
+// version's manifest, and that of the version whose settings hold, and the files are those that the
+// manifests name. It reads all of them, and returns soon after ctx ends. fromStore is whether the model
+// is from the store.
+func (c *Cache) Check(ctx context.Context, model string, version int64, keys Keys) (fromStore bool,
+	err error) {
+	folder := c.folderOf(model)
+	if folder == "" {
+		return false, nil
+	}
+	held := heldIn(folder, model)
+	i := slices.IndexFunc(held, func(m *Manifest) bool { return m.Version == version })
+	if i < 0 {
+		return true, fmt.Errorf("%s version %d: %w: the model is from the store, and this version is not",
+			model, version, ErrSignature)
+	}
+	var all []File
+	for _, m := range slices.Compact([]*Manifest{held[0], held[i]}) {
+		if err := m.Verify(keys); err != nil {
+			return true, err
+		}
+		for _, f := range m.Files {
+			isSettings := slices.Contains(settings, f.Path)
+			if isSettings && m == held[0] || !isSettings && m == held[i] {
+				all = append(all, f)
+			}
+		}
+	}
+	for _, name := range settings {
+		_, err := os.Lstat(filepath.Join(folder, name))
+		if err == nil && !slices.ContainsFunc(all, func(f File) bool { return f.Path == name }) {
+			return true, fmt.Errorf("%s: %w: %s is beside it, and the manifest does not name it", held[i],
+				ErrSignature, name)
+		}
+	}
+	for _, f := range all {
+		found, err := sumFile(ctx, filepath.Join(folder, filepath.FromSlash(f.Path)))
+		if err == nil && found.SHA256 != f.SHA256 {
+			err = fmt.Errorf("%s: %w: %s has the SHA-256 %s, the manifest says %s; remove the model's "+
+				"folder and %s to fetch it again", held[i], ErrSignature, f.Path, found.SHA256,
+				f.SHA256, c.path(filesFolder, f.SHA256))
+		}
+		if err != nil {
+			return true, err
+		}
+	}
+	return true, nil
 }
 
 // Install makes the folder of a model hold the given versions, whose files the cache must have, and
@@ -237,6 +299,10 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 	fmt.Fprintf(hash, "%s\n", model)
 	for _, m := range versions {
 		hash.Write(write(m))
+		if m.signature != nil { // the folder with it is another
+			hash.Write(m.text())
+			hash.Write(m.signature)
+		}
 	}
 	folder := c.path(modelsFolder, hex.EncodeToString(hash.Sum(nil)[:16]))
 	link := filepath.Join(c.dir, model)
@@ -298,10 +364,14 @@ func (c *Cache) build(folder string, versions []*Manifest) error {
 				return err
 			}
 		}
-		name := fmt.Sprintf("%d-%d.json", i, m.Version)
-		if err := os.WriteFile(filepath.Join(folder, documents, name), write(m),
-			0o644); err != nil {
+		document := filepath.Join(folder, documents, fmt.Sprintf("%d-%d.json", i, m.Version))
+		if err := os.WriteFile(document, m.text(), 0o644); err != nil {
 			return err
+		}
+		if m.signature != nil {
+			if err := os.WriteFile(document+signatureEnd, m.signature, 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -9,9 +9,10 @@
 //	models/NAME/VERSION.json           the manifest of a version
 //	models/NAME/VERSION.json.minisig   its signature in minisign's format, if it is signed
 //	models/NAME/releases/NUMBER.json   a release, the one with the highest number being in force
+//	models/NAME/revoked/VERSION.json   takes a version out of service
 //	blobs/sha256/HEX                   a file, named by its SHA-256
 //
-// All are written once and never changed, so that one condition is enough to keep two writers from
+// The signature of a release or a revocation has .minisig behind its key, too. All are written once and never changed, so that one condition is enough to keep two writers from
 // each other: write this object unless it exists. Every kind of store has it. A version appears
 // with its manifest, which is written after the files. Versions with the same file share it.
 //

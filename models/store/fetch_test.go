@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -545,10 +546,11 @@ func TestSignatures(t *testing.T) {
 	}
 	f, _ := fetcher(t, s)
 	f.Keys = keys
-	if err := f.ensure(t, 1); !errors.Is(err, ErrSignature) || !errors.Is(err, ErrNotFound) {
+	if err := f.ensure(t, 1); !errors.Is(err, ErrSignature) ||
+		!strings.Contains(err.Error(), "muster models push --sign KEY") {
 		t.Errorf("without a signature: got %v", err)
 	}
-	p, err := s.Push(ctx, folder, 1, PushOptions{Sign: sign})
+	p, err := s.Push(ctx, folder, 1, PushOptions{Sign: sign.Sign})
 	if err != nil || p.New || !p.Signed {
 		t.Fatalf("signing what is there: %+v, %v", p, err)
 	}
@@ -575,7 +577,7 @@ func TestSignatures(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := f.ensure(t, 1); !errors.Is(err, ErrSignature) ||
-		!strings.Contains(err.Error(), "does not fit the manifest") {
+		!strings.Contains(err.Error(), "does not fit the document") {
 		t.Errorf("a manifest that was changed: got %v", err)
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
@@ -670,6 +672,138 @@ func TestPeers(t *testing.T) {
 			float64(received[1].Load())/float64(m.Bytes()))
 		if got, most := received[0].Load(), 3*m.Bytes(); got > most {
 			t.Errorf("wrong %q: %d bytes from the store, want at most %d", wrong, got, most)
+		}
+	}
+}
+
+// TestCheck: a version of the store is loaded from the disk only as somebody trusted has signed it, with
+// its settings; a folder of the operator's is loaded as it is. Signatures that are added to the store
+// come to what is there already.
+func TestCheck(t *testing.T) {
+	ctx, from := t.Context(), t.TempDir()
+	s := New(Directory(filepath.Join(from, "store")), "store")
+	public, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := Keys{public}
+	sign := func(document []byte) ([]byte, error) { return minisign.Sign(private, document), nil }
+	folder := model(t, from, "ncf", 1, 1, 100)
+	if err := os.WriteFile(filepath.Join(folder, "model.yaml"), []byte("family: f\n"),
+		0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Push(ctx, folder, 1, PushOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f, dir := fetcher(t, s)
+	check := func(when, model string, fromStore bool, says string) {
+		t.Helper()
+		got, err := f.Cache.Check(ctx, model, 1, keys)
+		if got != fromStore || (err == nil) != (says == "") ||
+			err != nil && (!errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: got %v, %v, want %v, %q", when, got, err, fromStore, says)
+		}
+	}
+	if err := f.ensure(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	check("not signed", "ncf", true, "it has no signature")
+	if _, err := s.Push(ctx, folder, 1, PushOptions{Sign: sign}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.ensure(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	check("signed", "ncf", true, "")
+	if held := f.Cache.Held()["ncf"]; len(held) != 1 || held[0].Verify(keys) != nil {
+		t.Errorf("the cache holds %v, want the one version, signed", held)
+	}
+	model(t, dir, "own", 1, 1, 100)
+	check("of the operator", "own", false, "")
+	if got, err := f.Cache.Check(ctx, "ncf", 2, keys); !got || !errors.Is(err, ErrSignature) {
+		t.Errorf("a version beside those of the store: got %v, %v", got, err)
+	}
+	replace := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(dir, "ncf", path)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace("config.pbtxt", "")
+	check("other settings", "ncf", true, "config.pbtxt is beside it")
+	if err := os.Remove(filepath.Join(dir, "ncf", "config.pbtxt")); err != nil {
+		t.Fatal(err)
+	}
+	replace("model.yaml", "family: g\n")
+	check("changed settings", "ncf", true, "model.yaml has the SHA-256")
+	replace("model.yaml", "family: f\n")
+	check("as it was", "ncf", true, "")
+	files := f.Cache.Held()["ncf"][0].Files
+	replace(files[0].Path, "another model")
+	check("another file", "ncf", true, "has the SHA-256")
+}
+
+// TestRevoke: a revocation counts for the version, and where signatures are required for the fleet, that
+// it was signed for. One that exists is not written again.
+func TestRevoke(t *testing.T) {
+	ctx := t.Context()
+	dir := t.TempDir()
+	s := New(Directory(dir), "store")
+	keys, signers := []Keys{}, []*Signer{}
+	for range 2 {
+		public, private, err := minisign.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, Keys{public})
+		signers = append(signers, &Signer{Key: Keys{public}, Sign: func(d []byte) ([]byte, error) {
+			return minisign.Sign(private, d), nil
+		}})
+	}
+	r := Revocation{Fleet: "prod", Model: "ncf", Version: 3, Why: "it leaks"}
+	if err := s.Revoke(ctx, r, signers[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Revoke(ctx, r, signers[0]); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+	if err := s.Revoke(ctx, r, signers[1]); !errors.Is(err, ErrExists) {
+		t.Errorf("by another key: got %v", err)
+	}
+	if index, err := s.Index(ctx); err != nil || !slices.Equal(index["ncf"].Revoked, []int64{3}) {
+		t.Errorf("the index is %v, %v", index, err)
+	}
+	folder := filepath.Join(dir, "models", "ncf", "revoked")
+	for _, end := range []string{".json", ".json.minisig"} {
+		data, err := os.ReadFile(filepath.Join(folder, "3"+end))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, "4"+end), data, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		version int64
+		keys    Keys
+		fleet   string
+		is      error
+	}{
+		{3, keys[0], "prod", nil},
+		{3, nil, "", nil},
+		{3, keys[1], "prod", ErrSignature},
+		{3, keys[0], "staging", ErrSignature},
+		{4, keys[0], "prod", ErrInvalid},
+		{5, nil, "", ErrNotFound},
+	} {
+		got, err := s.Revoked(ctx, "ncf", tt.version, tt.keys, tt.fleet)
+		if !errors.Is(err, tt.is) || err == nil && got.Why != r.Why {
+			t.Errorf("version %d for %q: got %v, %v, want %v", tt.version, tt.fleet, got, err, tt.is)
 		}
 	}
 }

@@ -44,6 +44,37 @@ type Manifest struct {
 	CreatedBy string `json:"created_by"`
 	// Files are ordered by Path.
 	Files []File `json:"files"`
+
+	// document and signature are the manifest as the store has it, and who has signed it; nil: not
+	// known, or nobody.
+	document, signature []byte
+}
+
+// Signed reports whether the manifest has a signature, which may be anybody's.
+func (m *Manifest) Signed() bool { return m.signature != nil }
+
+// Verify returns nil if one of the keys has signed the manifest, else an error that wraps ErrSignature.
+// It returns nil if keys is nil.
+func (m *Manifest) Verify(keys Keys) error {
+	if keys == nil {
+		return nil
+	}
+	err := errNoSignature
+	if m.signature != nil {
+		err = keys.Verify(m.text(), m.signature)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", m, ErrSignature, err)
+	}
+	return nil
+}
+
+// text is the document of the manifest.
+func (m *Manifest) text() []byte {
+	if m.document != nil {
+		return m.document
+	}
+	return write(m)
 }
 
 // A File is one file of a version.

@@ -267,17 +267,26 @@ func (s *Store) Signature(ctx context.Context, model string, version int64) ([]b
 	return data, nil
 }
 
-// Trusted reads the manifest of a version. If keys is not nil, one of them must have signed it, which
-// is checked before the document is parsed.
+// errNoSignature is the cause of an error that wraps ErrSignature.
+var errNoSignature = errors.New("it has no signature; pushing the same version again adds one: " +
+	"muster models push --sign KEY")
+
+// Trusted reads the manifest of a version, with its signature if it has one. If keys is not nil, one of
+// them must have signed it, which is checked before the document is parsed.
 func (s *Store) Trusted(ctx context.Context, model string, version int64, keys Keys) (*Manifest,
 	error) {
 	document, err := s.document(ctx, model, version)
 	if err != nil {
 		return nil, err
 	}
+	signature, err := s.Signature(ctx, model, version)
+	// Some stores deny what is not there.
+	none := errors.Is(err, ErrNotFound) || keys == nil && errors.Is(err, ErrDenied)
+	if err != nil && !none {
+		return nil, err
+	}
 	if keys != nil {
-		signature, err := s.Signature(ctx, model, version)
-		if err == nil {
+		if err = errNoSignature; !none {
 			err = keys.Verify(document, signature)
 		}
 		if err != nil {
@@ -285,5 +294,10 @@ func (s *Store) Trusted(ctx context.Context, model string, version int64, keys K
 				ErrSignature, err)
 		}
 	}
-	return s.parse(document, model, version)
+	m, err := s.parse(document, model, version)
+	if err != nil {
+		return nil, err
+	}
+	m.document, m.signature = document, signature
+	return m, nil
 }

@@ -15,7 +15,8 @@ import (
 // signatureEnd is what the key of a manifest's signature has behind that of the manifest.
 const signatureEnd = ".minisig"
 
-// ErrSignature means that a version is not signed as it must be. Errors wrap it.
+// ErrSignature means that a version, a release or a revocation is not signed as it must be. Errors
+// wrap it.
 var ErrSignature = errors.New("store: not signed by a trusted key")
 
 // Keys are the public keys that may sign versions; nil: versions need no signature.
@@ -60,17 +61,31 @@ func (k Keys) Verify(document, signature []byte) error {
 			if minisign.Verify(key, document, signature) {
 				return nil
 			}
-			return fmt.Errorf("the signature of key %X does not fit the manifest", s.KeyID)
+			return fmt.Errorf("the signature of key %X does not fit the document", s.KeyID)
 		}
 		known = append(known, fmt.Sprintf("%X", key.ID()))
 	}
 	return fmt.Errorf("key %X has signed it, trusted is %s", s.KeyID, strings.Join(known, ", "))
 }
 
-// ReadSigner reads a private key in minisign's format, and returns the function that signs with
-// it. password is asked for if the key is encrypted.
-func ReadSigner(path string, password func() (string, error)) (func([]byte) ([]byte, error),
-	error) {
+// FleetName is the name of the fleets that follow the store at a URL, unless they are given another:
+// the URL without its parameters, which may differ from machine to machine. Signed documents say for
+// which fleet they are, so that one for another store cannot be copied to this one.
+func FleetName(address string) string {
+	address, _, _ = strings.Cut(address, "?")
+	return strings.TrimRight(address, "/")
+}
+
+// A Signer signs documents.
+type Signer struct {
+	// Sign returns the signature of a document.
+	Sign func(document []byte) ([]byte, error)
+	// Key has the public key that belongs to it.
+	Key Keys
+}
+
+// ReadSigner reads a private key in minisign's format. password is asked for if the key is encrypted.
+func ReadSigner(path string, password func() (string, error)) (*Signer, error) {
 	data, err := files.Read(path, files.MaxDocumentBytes)
 	if err != nil {
 		return nil, err
@@ -87,12 +102,16 @@ func ReadSigner(path string, password func() (string, error)) (func([]byte) ([]b
 	} else if err := key.UnmarshalText(bytes.TrimSpace(data)); err != nil {
 		return nil, fmt.Errorf("%s: %w; expected a private key of minisign", path, err)
 	}
-	return func(document []byte) ([]byte, error) {
+	public, ok := key.Public().(minisign.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("%s: it has no public key", path)
+	}
+	return &Signer{Key: Keys{public}, Sign: func(document []byte) ([]byte, error) {
 		// A Reader signs the document's hash, as minisign does by default.
 		r := minisign.NewReader(bytes.NewReader(document))
 		if _, err := io.Copy(io.Discard, r); err != nil {
 			return nil, err
 		}
 		return r.Sign(key), nil
-	}, nil
+	}}, nil
 }

@@ -33,6 +33,7 @@ func (s *Store) Close() error { return s.bucket.Close() }
 type Entry struct {
 	Versions []int64 // in order
 	Signed   []int64 // those with a signature, in order
+	Revoked  []int64 // those of which there is a revocation, which may not count, in order
 	Release  uint64  // the number of the newest release; 0: none
 	// Releases are the numbers of all releases up to that, in order.
 	Releases []uint64
@@ -41,16 +42,16 @@ type Entry struct {
 	Strange uint64
 }
 
-// maxReleaseStep is the most by which a release's number may be above that of the one before it in the
+// MaxReleaseStep is the most by which a release's number may be above that of the one before it in the
 // store, or above 0. Each release is one above the newest, and somebody may have removed old ones. One
 // that is further above was not made by Muster, and would leave no room for the later ones.
-const maxReleaseStep = 1 << 20
+const MaxReleaseStep = 1 << 20
 
 // newestRelease finds the newest release and the lowest one that is passed over.
 func (e *Entry) newestRelease() {
 	slices.Sort(e.Releases)
 	for i, number := range e.Releases {
-		if number > e.Release+maxReleaseStep {
+		if number > e.Release+MaxReleaseStep {
 			e.Strange, e.Releases = number, e.Releases[:i]
 			return
 		}
@@ -65,7 +66,7 @@ func (e *Entry) StrangeRelease(model string) error {
 	}
 	return fmt.Errorf("release %d of %s is passed over, with those above it: its number is more than "+
 		"%d above %d, that of the one before; remove it from the store", e.Strange, model,
-		maxReleaseStep, e.Release)
+		MaxReleaseStep, e.Release)
 }
 
 const (
@@ -89,7 +90,7 @@ func within(ctx context.Context, most time.Duration, do func(context.Context) er
 	return err
 }
 
-// Index lists the models. Files are not listed, however many there are. Objects that are not of a
+// Index lists the models, also those of which there are only revocations. Files are not listed, however many there are. Objects that are not of a
 // store are passed over; more than 100,000 of any kind below models/ are an error.
 func (s *Store) Index(ctx context.Context) (map[string]*Entry, error) {
 	return s.index(ctx, "models/")
@@ -104,7 +105,7 @@ func (s *Store) Entry(ctx context.Context, model string) (*Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	if all[model] == nil {
+	if all[model] == nil || len(all[model].Versions) == 0 {
 		return nil, fmt.Errorf("%w: model %q in %s", ErrNotFound, model, s.name)
 	}
 	return all[model], nil
@@ -120,7 +121,8 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 		}
 		parts := strings.Split(key, "/")
 		release := len(parts) == 4 && parts[2] == "releases"
-		if !release && len(parts) != 3 || parts[0] != "models" || CheckName(parts[1]) != nil {
+		revoked := len(parts) == 4 && parts[2] == "revoked"
+		if !release && !revoked && len(parts) != 3 || parts[0] != "models" || CheckName(parts[1]) != nil {
 			return nil
 		}
 		entry := found[parts[1]]
@@ -131,6 +133,10 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 		if release {
 			if number := numberOf(parts[3], ".json"); number > 0 {
 				entry.Releases = append(entry.Releases, uint64(number))
+			}
+		} else if revoked {
+			if v := numberOf(parts[3], ".json"); v > 0 {
+				entry.Revoked = append(entry.Revoked, v)
 			}
 		} else if v := numberOf(parts[2], ".json"); v > 0 {
 			entry.Versions = append(entry.Versions, v)
@@ -145,10 +151,13 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 	if err != nil {
 		return nil, fmt.Errorf("list the models of %s: %w", s.name, err)
 	}
-	maps.DeleteFunc(found, func(_ string, e *Entry) bool { return len(e.Versions) == 0 })
+	maps.DeleteFunc(found, func(_ string, e *Entry) bool {
+		return len(e.Versions)+len(e.Revoked) == 0
+	})
 	for _, entry := range found {
 		slices.Sort(entry.Versions)
 		slices.Sort(entry.Signed)
+		slices.Sort(entry.Revoked)
 		entry.newestRelease()
 	}
 	return found, nil
@@ -220,6 +229,30 @@ func (s *Store) Release(ctx context.Context, model string, number uint64) ([]byt
 		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s.name, err)
 	}
 	return data, nil
+}
+
+// ReleaseSignature reads the signature of a release's document. The error wraps ErrNotFound if there
+// is none.
+func (s *Store) ReleaseSignature(ctx context.Context, model string, number uint64) ([]byte, error) {
+	data, err := s.read(ctx, releaseKey(model, number)+signatureEnd, mostRelease)
+	if err != nil {
+		return nil, fmt.Errorf("signature of release %d of %s in %s: %w", number, model, s.name, err)
+	}
+	return data, nil
+}
+
+// CreateReleaseSignature writes the signature of a release's document. The error wraps ErrExists if
+// there is one.
+func (s *Store) CreateReleaseSignature(ctx context.Context, model string, number uint64,
+	signature []byte) error {
+	if err := CheckName(model); err != nil {
+		return err
+	}
+	if err := s.create(ctx, releaseKey(model, number)+signatureEnd, signature); err != nil {
+		return fmt.Errorf("write the signature of release %d of %s to %s: %w", number, model, s.name,
+			err)
+	}
+	return nil
 }
 
 // CreateRelease writes the document of a release, whose number is one above that of the newest. The

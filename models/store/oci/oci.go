@@ -6,6 +6,9 @@
 //	NAME.VERSION           the manifest of a version, which has the version's files as its layers
 //	NAME.VERSION.minisig   its signature
 //	NAME.release-NUMBER    a release
+//	NAME.revoked-VERSION   a revocation
+//
+// and the signature of one of the last two is under its tag with .minisig behind it.
 //
 // The document is the artifact's config. So the registry keeps what a version needs, other tools
 // pull a version as any artifact, and another repository may have a copy of it. Credentials are
@@ -157,7 +160,9 @@ func tagOf(key string) (string, error) {
 	case len(parts) == 3:
 		tag = parts[1] + "." + strings.Replace(parts[2], ".json", "", 1)
 	case len(parts) == 4 && parts[2] == "releases":
-		tag = parts[1] + ".release-" + strings.TrimSuffix(parts[3], ".json")
+		tag = parts[1] + ".release-" + strings.Replace(parts[3], ".json", "", 1)
+	case len(parts) == 4 && parts[2] == "revoked":
+		tag = parts[1] + ".revoked-" + strings.Replace(parts[3], ".json", "", 1)
 	}
 	ref := registry.Reference{Reference: tag}
 	if parts[0] != "models" || ref.ValidateReferenceAsTag() != nil {
@@ -174,18 +179,20 @@ func keyOf(tag string) string {
 	if i <= 0 {
 		return ""
 	}
-	model, what := rest[:i], rest[i+1:]
-	number, release := strings.CutPrefix(what, "release-")
-	if _, err := strconv.ParseUint(number, 10, 64); err != nil || release && signed {
+	model, number, folder := rest[:i], rest[i+1:], "/"
+	for begins, in := range map[string]string{"release-": "/releases/", "revoked-": "/revoked/"} {
+		if n, ok := strings.CutPrefix(number, begins); ok {
+			number, folder = n, in
+		}
+	}
+	if _, err := strconv.ParseUint(number, 10, 64); err != nil {
 		return ""
 	}
-	switch {
-	case release:
-		return "models/" + model + "/releases/" + number + ".json"
-	case signed:
-		return "models/" + model + "/" + number + ".json.minisig"
+	key := "models/" + model + folder + number + ".json"
+	if signed {
+		key += ".minisig"
 	}
-	return "models/" + model + "/" + number + ".json"
+	return key
 }
 
 func (b *bucket) List(ctx context.Context, prefix string,

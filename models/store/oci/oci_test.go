@@ -342,6 +342,9 @@ func TestTags(t *testing.T) {
 		"models/ncf/3.json":                  "ncf.3",
 		"models/ncf/3.json.minisig":          "ncf.3.minisig",
 		"models/ncf/releases/7.json":         "ncf.release-7",
+		"models/ncf/releases/7.json.minisig": "ncf.release-7.minisig",
+		"models/ncf/revoked/3.json":          "ncf.revoked-3",
+		"models/ncf/revoked/3.json.minisig":  "ncf.revoked-3.minisig",
 		"models/a.b_c-D/3.json":              "a.b_c-D.3",
 		"models/ncf.3/1.json":                "ncf.3.1",
 		"models/ncf.release-1/2.json":        "ncf.release-1.2",
@@ -358,7 +361,7 @@ func TestTags(t *testing.T) {
 			t.Errorf("%s: got %q, want an error", key, tag)
 		}
 	}
-	for _, tag := range []string{"latest", "v1.2.x", "ncf.minisig", ".3", "ncf.release-7.minisig", "3"} {
+	for _, tag := range []string{"latest", "v1.2.x", "ncf.minisig", ".3", "ncf.released-7", "3"} {
 		if key := keyOf(tag); key != "" {
 			t.Errorf("%s: got %q, want none", tag, key)
 		}

@@ -3,6 +3,10 @@
 // unless there is one. So of two people, or fleets, that release at once, one is told to look
 // again, in every kind of store that can create an object or say that it exists; and what was
 // released before stays readable.
+//
+// Where signatures are required a release counts only with a signature beside it ([Trust]). That is
+// over the document, which says the model, the number and the fleet, so that nobody can take an old
+// release for a newer one, for another model or for another fleet.
 package releases
 
 import (
@@ -27,9 +31,51 @@ const format = 1
 // A document is a release in a store. Format and Requires say which format it needs, the higher of
 // the two: see shared.Format. Programs of before know Format alone, and refuse any but 1.
 type document struct {
-	Format   uint64          `json:"format"`
-	Requires uint64          `json:"requires,omitempty"`
-	Release  json.RawMessage `json:"release"`
+	Format   uint64 `json:"format"`
+	Requires uint64 `json:"requires,omitempty"`
+	// Fleet is the name of the fleets that the release is for; "" of one that is not signed. Agents
+	// that know nothing of it ignore it.
+	Fleet   string          `json:"fleet,omitempty"`
+	Release json.RawMessage `json:"release"`
+}
+
+// A Trust says which releases count. The zero value takes all.
+type Trust struct {
+	// Keys are those of which one must have signed a release; nil: none must.
+	Keys store.Keys
+	// Fleet is the name that a signed release must be for.
+	Fleet string
+	// URL is that of the store, for errors.
+	URL string
+}
+
+// check returns an error that wraps store.ErrSignature unless the document is signed, for the fleet.
+// It asks for the signature before anybody parses the document.
+func (t *Trust) check(ctx context.Context, s *store.Store, model string, number uint64,
+	data []byte) error {
+	if t.Keys == nil {
+		return nil
+	}
+	signature, err := s.ReleaseSignature(ctx, model, number)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	if err == nil {
+		err = t.Keys.Verify(data, signature)
+	}
+	if err == nil {
+		d := document{}
+		if err = json.Unmarshal(data, &d); err == nil && d.Fleet != t.Fleet {
+			err = fmt.Errorf("it is signed for the fleet %.255q, this one is %q (--fleet-name)", d.Fleet,
+				t.Fleet)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("release %d of %s in %s: %w: %w; if it is right, write it signed as the next "+
+			"one: muster models release %s --store %s --fleet-name %s --sign KEY", number, model, s,
+			store.ErrSignature, err, model, t.URL, t.Fleet)
+	}
+	return nil
 }
 
 // Read reads a release, whose texts are cut to their bounds. The error wraps store.ErrNotFound if
@@ -37,7 +83,17 @@ type document struct {
 // [shared.FormatError] if it needs a later program.
 func Read(ctx context.Context, s *store.Store, model string, number uint64) (*control.Release,
 	error) {
+	return ReadTrusted(ctx, s, model, number, Trust{})
+}
+
+// ReadTrusted is Read, and also an error that wraps store.ErrSignature unless the release is signed as
+// trust says.
+func ReadTrusted(ctx context.Context, s *store.Store, model string, number uint64, trust Trust) (
+	*control.Release, error) {
 	data, err := s.Release(ctx, model, number)
+	if err == nil {
+		err = trust.check(ctx, s, model, number, data)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -87,18 +143,20 @@ func Newest(ctx context.Context, s *store.Store, model string) (*control.Release
 // call read all of it.
 const maxInvalid = 16
 
-// NewestValid is Newest, but for releases that are not valid, which nobody follows: it passes them
-// over. One that needs a later program is an error, for others may follow it. The next release is one above the newest in the store, whether that is valid or not.
-func NewestValid(ctx context.Context, s *store.Store, model string) (*control.Release, *store.Entry,
-	error) {
+// NewestValid is Newest, but for releases that are not valid, or not signed as trust says, which nobody
+// follows: it passes them over. One that needs a later program is an error, for others may follow it. The
+// next release is one above the newest in the store, whether that is valid or not.
+func NewestValid(ctx context.Context, s *store.Store, model string, trust Trust) (*control.Release,
+	*store.Entry, error) {
 	entry, err := s.Entry(ctx, model)
 	if err != nil {
 		return nil, nil, err
 	}
 	for i, number := range slices.Backward(entry.Releases) {
-		r, err := Read(ctx, s, model, number)
+		r, err := ReadTrusted(ctx, s, model, number, trust)
 		var later *shared.FormatError
-		if err == nil || !errors.Is(err, store.ErrInvalid) || errors.As(err, &later) {
+		if err == nil || errors.As(err, &later) ||
+			!errors.Is(err, store.ErrInvalid) && !errors.Is(err, store.ErrSignature) {
 			return r, entry, err
 		}
 		if len(entry.Releases)-i == maxInvalid {
@@ -113,25 +171,63 @@ func NewestValid(ctx context.Context, s *store.Store, model string) (*control.Re
 // The error wraps store.ErrExists if another release has the number. A write that was cut
 // off may be repeated.
 func Create(ctx context.Context, s *store.Store, r *control.Release) error {
+	data, err := encode(r, "")
+	if err != nil {
+		return err
+	}
+	return create(ctx, s, r, data)
+}
+
+// CreateSigned is Create, and writes the signature of a release for a fleet after it. If that fails,
+// the release does not count where signatures are required, and may be written again as the next one.
+func CreateSigned(ctx context.Context, s *store.Store, r *control.Release, signer *store.Signer,
+	fleet string) error {
+	data, err := encode(r, fleet)
+	if err != nil {
+		return err
+	}
+	signature, err := signer.Sign(data)
+	if err != nil {
+		return fmt.Errorf("sign release %d of %s: %w", r.GetNumber(), r.GetModel(), err)
+	}
+	if err := create(ctx, s, r, data); err != nil {
+		return err
+	}
+	err = s.CreateReleaseSignature(ctx, r.GetModel(), r.GetNumber(), signature)
+	if errors.Is(err, store.ErrExists) { // of this document, in an earlier attempt, or of another
+		return ReadSigned(ctx, s, r, Trust{Keys: signer.Key, Fleet: fleet})
+	}
+	return err
+}
+
+// ReadSigned returns an error unless the store has a release, signed as trust says.
+func ReadSigned(ctx context.Context, s *store.Store, r *control.Release, trust Trust) error {
+	_, err := ReadTrusted(ctx, s, r.GetModel(), r.GetNumber(), trust)
+	return err
+}
+
+// encode returns the document of a release, for a fleet if that is not "".
+func encode(r *control.Release, fleet string) ([]byte, error) {
 	r = proto.CloneOf(r)
 	r.Kept, r.Epoch = 0, 0 // of a fleet, or said by the key
 	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// protojson puts spaces where it likes.
 	var data bytes.Buffer
-	if text, err = json.Marshal(document{Format: format, Release: text}); err == nil {
+	if text, err = json.Marshal(document{Format: format, Fleet: fleet, Release: text}); err == nil {
 		err = json.Indent(&data, text, "", "  ")
 	}
-	if err != nil {
-		return err
-	}
 	data.WriteByte('\n')
-	err = s.CreateRelease(ctx, r.GetModel(), r.GetNumber(), data.Bytes())
+	return data.Bytes(), err
+}
+
+func create(ctx context.Context, s *store.Store, r *control.Release, data []byte) error {
+	err := s.CreateRelease(ctx, r.GetModel(), r.GetNumber(), data)
 	if errors.Is(err, store.ErrExists) {
 		there, readErr := s.Release(ctx, r.GetModel(), r.GetNumber())
-		if readErr == nil && bytes.Equal(there, data.Bytes()) {
+		if readErr == nil && bytes.Equal(there, data) {
 			return nil
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"aead.dev/minisign"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
@@ -143,7 +144,7 @@ func TestStrange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, entry, err := NewestValid(t.Context(), s, "ncf")
+	r, entry, err := NewestValid(t.Context(), s, "ncf", Trust{})
 	if err != nil || r.GetNumber() != 1 || entry.Release != 2 || entry.Strange != 1<<20+3 {
 		t.Errorf("got %v, %+v, %v, want release 1, and 2 as the newest number", r, entry, err)
 	}
@@ -159,7 +160,99 @@ func TestStrange(t *testing.T) {
 		t.Fatal(err)
 	}
 	var later *shared.FormatError
-	if r, _, err := NewestValid(t.Context(), s, "ncf"); r != nil || !errors.As(err, &later) {
+	if r, _, err := NewestValid(t.Context(), s, "ncf", Trust{}); r != nil || !errors.As(err, &later) {
 		t.Errorf("a release of a later format: got %v, %v, want an error that says so", r, err)
+	}
+}
+
+// signer returns a new key.
+func signer(t *testing.T) *store.Signer {
+	t.Helper()
+	_, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := private.MarshalText()
+	path := filepath.Join(t.TempDir(), "key")
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := store.ReadSigner(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestTrust: where signatures are required a release counts as what its signer has signed: nobody can
+// have an old one count as a newer one, for another model or in another fleet. What others read of it
+// is as before.
+func TestTrust(t *testing.T) {
+	s, dir := opened(t)
+	ctx := t.Context()
+	key, stranger := signer(t), signer(t)
+	trust := Trust{Keys: key.Key, Fleet: "prod", URL: "s3://acme"}
+	r := &control.Release{Model: "ncf", Number: 1, Current: 1, Why: "promoted"}
+	if err := Create(ctx, s, r); err != nil {
+		t.Fatal(err)
+	}
+	r.Number = 2
+	if err := CreateSigned(ctx, s, r, key, "prod"); err != nil {
+		t.Fatal(err)
+	}
+	r.Number = 3
+	if err := CreateSigned(ctx, s, r, key, "staging"); err != nil {
+		t.Fatal(err)
+	}
+	r.Number = 4
+	if err := CreateSigned(ctx, s, r, stranger, "prod"); err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(dir, "models")
+	for _, model := range []string{"ncf/releases/5", "wnd/releases/2"} {
+		for _, end := range []string{".json", ".json.minisig"} {
+			data, err := os.ReadFile(filepath.Join(folder, "ncf/releases/2"+end))
+			path := filepath.Join(folder, model+end)
+			if err == nil {
+				err = os.MkdirAll(filepath.Dir(path), 0o755)
+			}
+			if err == nil {
+				err = os.WriteFile(path, data, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		model  string
+		number uint64
+		is     error
+		says   string
+	}{
+		{"ncf", 2, nil, ""},
+		{"ncf", 1, store.ErrSignature, "muster models release ncf --store s3://acme --fleet-name prod " +
+			"--sign KEY"},
+		{"ncf", 3, store.ErrSignature, `signed for the fleet "staging"`},
+		{"ncf", 4, store.ErrSignature, "has signed it, trusted is"},
+		{"ncf", 5, store.ErrInvalid, "it is number 2"},
+		{"wnd", 2, store.ErrInvalid, `of model "ncf"`},
+		{"ncf", 6, store.ErrNotFound, ""},
+	} {
+		got, err := ReadTrusted(ctx, s, tt.model, tt.number, trust)
+		if !errors.Is(err, tt.is) || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s %d: got %v, %v, want %v that says %q", tt.model, tt.number, got, err, tt.is,
+				tt.says)
+		}
+	}
+	if got, err := Read(ctx, s, "ncf", 3); err != nil || got.GetWhy() != "promoted" {
+		t.Errorf("without keys: got %v, %v", got, err)
+	}
+	got, entry, err := NewestValid(ctx, s, "ncf", trust)
+	if err != nil || got.GetNumber() != 2 || entry.Release != 5 {
+		t.Errorf("the newest that counts: got %v, %v, %v, want number 2", got, entry, err)
 	}
 }

@@ -21,13 +21,80 @@ import (
 )
 
 // inStore keeps releases in a store, without a fleet.
-type inStore struct{ s *store.Store }
+type inStore struct {
+	s      *store.Store
+	signer *store.Signer // nil: releases are not signed
+	fleet  string        // for which they are signed
+	above  uint64        // the next release has a higher number
+}
+
+// trust is that of the releases from which signed ones follow: those that the same key has signed.
+func (k inStore) trust() releases.Trust {
+	if k.signer == nil {
+		return releases.Trust{}
+	}
+	return releases.Trust{Keys: k.signer.Key, Fleet: k.fleet, URL: k.s.String()}
+}
+
+// write writes a release as the next one after those of entry.
+func (k inStore) write(ctx context.Context, next *control.Release, entry *store.Entry) (
+	*control.ReleaseResponse, error) {
+	next.Number, next.TimeUnixNs = max(entry.Release, k.above)+1, time.Now().UnixNano()
+	if next.Number > entry.Release+store.MaxReleaseStep {
+		return nil, fmt.Errorf("number %d is more than %d above %d, the newest of %s in %s: agents would "+
+			"pass it over", next.Number, store.MaxReleaseStep, entry.Release, next.Model, k.s)
+	}
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	next = next.Bounded()
+	var err error
+	if k.signer != nil {
+		err = releases.CreateSigned(ctx, k.s, next, k.signer, k.fleet)
+	} else {
+		err = releases.Create(ctx, k.s, next)
+	}
+	if errors.Is(err, store.ErrExists) {
+		return nil, releasing.ErrNewer
+	} else if err != nil {
+		return nil, err
+	}
+	return shown(next), nil
+}
+
+// sign writes the newest release of a model as the next one, signed, unless it is.
+func (k inStore) sign(ctx context.Context, model string) (*control.ReleaseResponse, error) {
+	newest, entry, err := releases.Newest(ctx, k.s, model)
+	if err != nil {
+		return nil, err
+	}
+	if newest == nil {
+		return nil, fmt.Errorf("no version of %.80q was released in %s", model, k.s)
+	}
+	err = releases.ReadSigned(ctx, k.s, newest, k.trust())
+	switch {
+	case err == nil:
+		return shown(newest), nil
+	case !errors.Is(err, store.ErrSignature):
+		return nil, err
+	}
+	newest.By = storecmd.Self()
+	return k.write(ctx, newest, entry)
+}
 
 func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 	_ ...grpc.CallOption) (*control.ReleaseResponse, error) {
-	newest, entry, err := releases.NewestValid(ctx, k.s, req.GetModel())
+	newest, entry, err := releases.NewestValid(ctx, k.s, req.GetModel(), k.trust())
 	if err != nil {
 		return nil, err
+	}
+	if k.signer != nil && newest.GetNumber() < entry.Release &&
+		(req.GetVersion() == 0 || req.GetShare() > 0) {
+		// What it is signed for would follow from what somebody else wrote.
+		return nil, fmt.Errorf("release %d of %s is not signed by this key: look at it (muster models "+
+			"release %s --store URL), and sign it (muster models release %s --store URL --sign KEY) or "+
+			"promote a version without --share", entry.Release, req.GetModel(), req.GetModel(),
+			req.GetModel())
 	}
 	if v := req.GetVersion(); v > 0 && !slices.Contains(entry.Versions, v) {
 		return nil, fmt.Errorf("%s has no version %d of %s, it has %v", k.s, v, req.GetModel(),
@@ -41,17 +108,7 @@ func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 	if err := releasing.Change(next, req, entry.Versions); err != nil {
 		return nil, err
 	}
-	next.Number, next.TimeUnixNs = entry.Release+1, time.Now().UnixNano()
-	if err := next.Validate(); err != nil {
-		return nil, err
-	}
-	next = next.Bounded()
-	if err := releases.Create(ctx, k.s, next); errors.Is(err, store.ErrExists) {
-		return nil, releasing.ErrNewer
-	} else if err != nil {
-		return nil, err
-	}
-	return shown(next), nil
+	return k.write(ctx, next, entry)
 }
 
 func (k inStore) Release(ctx context.Context, req *control.ReleaseRequest, _ ...grpc.CallOption) (

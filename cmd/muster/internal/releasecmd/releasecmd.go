@@ -26,6 +26,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/models/store"
 )
 
 // A Dial adds the flags of a client to a command. What it returns opens a connection to an agent,
@@ -50,24 +51,48 @@ type keeper interface {
 		*control.ReleaseResponse, error)
 }
 
-// call makes a command make a call of an agent, or of the store at an address, and print the
-// answer. address is nil for a command that needs a fleet.
-func call(dial Dial, cmd *cobra.Command, address *string, do func(ctx context.Context, k keeper,
+// A place is the store that --store names, and how releases are written there.
+type place struct {
+	address string
+	signing storecmd.Signing
+	above   uint64
+}
+
+// open opens the store.
+func (p *place) open(ctx context.Context, signer *store.Signer) (k inStore, err error) {
+	k = inStore{signer: signer, fleet: p.signing.Fleet(p.address), above: p.above}
+	k.s, err = storecmd.Open(ctx, p.address)
+	return k, err
+}
+
+// call makes a command make a call of an agent, or of the store in a place, and print the answer. in is
+// nil for a command that needs a fleet.
+func call(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Context, k keeper,
 	args []string) (*control.ReleaseResponse, error),
 	print func(io.Writer, *control.ReleaseResponse) error) *cobra.Command {
 	open, explain := dial(cmd)
 	asJSON := cmd.Flags().Bool("json", false, "print as JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if in == nil {
+			in = &place{}
+		}
+		if in.address == "" && (in.signing.Key != "" || in.above > 0) {
+			return misuse.Errorf("--sign and --above are for releases in a store: they need --store")
+		}
+		signer, err := in.signing.Signer(cmd) // which may take a person's time
+		if err != nil {
+			return err
+		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
 		var k keeper
-		if address != nil && *address != "" {
-			s, err := storecmd.Open(ctx, *address)
+		if in.address != "" {
+			s, err := in.open(ctx, signer)
 			if err != nil {
 				return err
 			}
-			defer s.Close()
-			k, explain = inStore{s}, func(err error) error {
+			defer s.s.Close()
+			k, explain = s, func(err error) error {
 				return errors.New(status.Convert(err).Message())
 			}
 		} else {
@@ -134,8 +159,11 @@ It needs the right "fleet" where clients have names.`,
 			"wrong; without it answers are not compared")
 	flags.Float64Var(&req.Tolerance, "tolerance", 0, "as --max-difference, but 0 means 0.05")
 	_ = flags.MarkDeprecated("tolerance", "use --max-difference") // the flag is there
-	address := storeFlag(cmd)
-	return call(dial, cmd, address, func(ctx context.Context, k keeper, args []string) (
+	in := storeFlags(cmd)
+	flags.Uint64Var(&in.above, "above", 0,
+		"with --store: give the release a number above this one, where fleets know one that was "+
+			"removed from the store")
+	return call(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		var err error
 		if req.Version, err = strconv.ParseInt(args[1], 10, 64); err != nil || req.Version < 1 {
@@ -165,11 +193,12 @@ It needs the right "fleet" where clients have names.`,
 	}, printReleases)
 }
 
-// storeFlag adds --store to a command.
-func storeFlag(cmd *cobra.Command) *string {
-	address := new(string)
-	storecmd.AddFlag(cmd.Flags(), address, "store of the releases, in place of a fleet's agent")
-	return address
+// storeFlags adds --store, --sign and --fleet-name to a command.
+func storeFlags(cmd *cobra.Command) *place {
+	in := &place{}
+	storecmd.AddFlag(cmd.Flags(), &in.address, "store of the releases, in place of a fleet's agent")
+	in.signing.Add(cmd.Flags(), "the release in the store")
+	return in
 }
 
 // ParseShare parses a share such as 5% or 0.05, above 0 and below 1; "" is 0.
@@ -199,7 +228,7 @@ It needs the right "fleet" where clients have names.`,
 		Example: "  muster models rollback ncf",
 		Args:    cobra.ExactArgs(1),
 	}
-	return call(dial, cmd, storeFlag(cmd), func(ctx context.Context, k keeper, args []string) (
+	return call(dial, cmd, storeFlags(cmd), func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		return k.SetRelease(ctx, &control.SetReleaseRequest{Model: args[0]})
 	}, printReleases)
@@ -214,7 +243,7 @@ func show(dial Dial, compares bool) *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 	}
 	print := printReleases
-	var address *string
+	var in *place
 	if compares {
 		cmd.Use, cmd.Short = "compare MODEL", "Show how a model's canary does beside the current "+
 			"version"
@@ -225,10 +254,20 @@ Bounds hold with 99 % confidence, however often one looks.`
 		cmd.Example = "  muster models compare ncf"
 		cmd.Args, print = cobra.ExactArgs(1), printComparison
 	} else {
-		address = storeFlag(cmd)
+		cmd.Long = `Show which versions of models are released. With --store and --sign the newest release
+of the model there is written once more, as the next one and signed, unless this key
+has signed it: agents with --require-signature follow signed ones only.`
+		cmd.Example += "\n  muster models release ncf --store s3://acme-models/prod --sign release.key"
+		in = storeFlags(cmd)
 	}
-	return call(dial, cmd, address, func(ctx context.Context, k keeper, args []string) (
+	return call(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
+		if s, ok := k.(inStore); ok && s.signer != nil {
+			if len(args) == 0 {
+				return nil, misuse.Errorf("--sign is for one model: name it")
+			}
+			return s.sign(ctx, args[0])
+		}
 		req := &control.ReleaseRequest{}
 		if len(args) > 0 {
 			req.Model = args[0]

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"aead.dev/minisign"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
@@ -171,9 +172,87 @@ func TestUnknownModelInStore(t *testing.T) {
 		"ncf": `no version of "ncf" was released in the store`,
 		"nfc": `model "nfc" in the store, it has: ncf`,
 	} {
-		_, err := inStore{s}.Release(t.Context(), &control.ReleaseRequest{Model: model})
+		_, err := inStore{s: s}.Release(t.Context(), &control.ReleaseRequest{Model: model})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", model, err, want)
 		}
+	}
+}
+
+// TestSign: a release of before is written once more, signed, and once only; what others wrote without
+// the key is no ground on which something is signed.
+func TestSign(t *testing.T) {
+	dir := t.TempDir()
+	s := store.New(store.Directory(dir), "the store")
+	folder := filepath.Join(t.TempDir(), "ncf")
+	for _, version := range []int64{1, 2} {
+		file := filepath.Join(folder, fmt.Sprint(version), "model.onnx")
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte("no model"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Push(t.Context(), folder, version, store.PushOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	public, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signs := inStore{s: s, fleet: "prod", signer: &store.Signer{
+		Key: store.Keys{public},
+		Sign: func(d []byte) ([]byte, error) {
+			return minisign.Sign(private, d), nil
+		},
+	}}
+	trust := releases.Trust{Keys: store.Keys{public}, Fleet: "prod"}
+	newest := func(when string, number uint64, current int64) {
+		t.Helper()
+		r, _, err := releases.NewestValid(t.Context(), s, "ncf", trust)
+		if err != nil || r.GetNumber() != number || r.GetCurrent() != current {
+			t.Errorf("%s: got %v, %v, want number %d of version %d", when, r, err, number, current)
+		}
+	}
+	promote := func(k inStore, version int64, share float64) error {
+		_, err := k.SetRelease(t.Context(), &control.SetReleaseRequest{
+			Model: "ncf", Version: version, Share: share,
+		})
+		return err
+	}
+	if err := promote(inStore{s: s}, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := promote(signs, 2, .1); err == nil || !strings.Contains(err.Error(),
+		"muster models release ncf --store URL --sign KEY") {
+		t.Errorf("a canary beside a version that nobody has signed for: got %v", err)
+	}
+	for range 2 {
+		if _, err := signs.sign(t.Context(), "ncf"); err != nil {
+			t.Error(err)
+		}
+		newest("signed", 2, 1)
+	}
+	if err := promote(signs, 2, .1); err != nil {
+		t.Error(err)
+	}
+	newest("a canary", 3, 1)
+	if err := promote(inStore{s: s}, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	newest("another has written", 3, 1)
+	if err := promote(signs, 2, 0); err != nil {
+		t.Error(err)
+	}
+	newest("promoted", 5, 2)
+	signs.above = 100
+	if err := promote(signs, 1, 0); err != nil {
+		t.Error(err)
+	}
+	newest("above what a fleet knows", 101, 1)
+	signs.above = 1 << 30
+	if err := promote(signs, 2, 0); err == nil || !strings.Contains(err.Error(), "pass it over") {
+		t.Errorf("far above: got %v", err)
 	}
 }

@@ -3,7 +3,9 @@
 package storecmd
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,8 +30,40 @@ import (
 	"github.com/muster-serve/muster/models/store/remote"
 )
 
-// Commands are `muster models push` and `muster models pull`.
-func Commands() []*cobra.Command { return []*cobra.Command{newPush(), newPull()} }
+// Commands are `muster models push`, `pull` and `revoke`.
+func Commands() []*cobra.Command { return []*cobra.Command{newPush(), newPull(), newRevoke()} }
+
+// A Signing says with which key documents are signed, and for which fleet.
+type Signing struct {
+	Key   string // the file of the private key; "": they are not
+	fleet string
+}
+
+// Add adds --sign and --fleet-name to flags. what is signed.
+func (s *Signing) Add(flags *pflag.FlagSet, what string) {
+	flags.StringVar(&s.Key, "sign", "",
+		"`file` of a private key of minisign, with which "+what+" is signed")
+	flags.StringVar(&s.fleet, "fleet-name", "",
+		"name of the fleets for which it is signed, as their agents have it (default: the URL of "+
+			"--store, without parameters)")
+}
+
+// Fleet is the name of the fleets that follow the store at an address.
+func (s *Signing) Fleet(address string) string { return cmp.Or(s.fleet, store.FleetName(address)) }
+
+// Signer reads the key, for which it may ask for a password; nil if none is named.
+func (s *Signing) Signer(cmd *cobra.Command) (*store.Signer, error) {
+	if s.Key == "" {
+		return nil, nil
+	}
+	signer, err := store.ReadSigner(s.Key, func() (string, error) {
+		return askPassword(cmd.ErrOrStderr(), s.Key)
+	})
+	if err != nil {
+		return nil, misuse.Errorf("sign: %w", err)
+	}
+	return signer, nil
+}
 
 // AddFlag adds --store to flags.
 func AddFlag(flags *pflag.FlagSet, address *string, usage string) {
@@ -64,7 +98,8 @@ func Self() string {
 }
 
 func newPush() *cobra.Command {
-	var address, dir, key string
+	var address, dir string
+	var signing Signing
 	var version int64
 	cmd := &cobra.Command{
 		Use:   "push MODEL|FOLDER...",
@@ -85,13 +120,12 @@ it. A push that was cut off goes on when it is repeated.`,
 			}
 			defer s.Close()
 			options := store.PushOptions{By: Self()}
-			if key != "" {
-				options.Sign, err = store.ReadSigner(key, func() (string, error) {
-					return askPassword(cmd.ErrOrStderr(), key)
-				})
-				if err != nil {
-					return misuse.Errorf("sign: %w", err)
-				}
+			signer, err := signing.Signer(cmd)
+			if err != nil {
+				return err
+			}
+			if signer != nil {
+				options.Sign = signer.Sign
 			}
 			for _, arg := range args {
 				if err := push(cmd, s, folderOf(dir, arg), version, options); err != nil {
@@ -104,7 +138,7 @@ it. A push that was cut off goes on when it is repeated.`,
 	AddFlag(cmd.Flags(), &address, "store to put the models into")
 	cmd.Flags().StringVar(&dir, "dir", agent.DefaultConfig().ModelDir, "directory of the models")
 	cmd.Flags().Int64Var(&version, "version", 0, "version to push; 0 means the newest")
-	cmd.Flags().StringVar(&key, "sign", "",
+	cmd.Flags().StringVar(&signing.Key, "sign", "",
 		"file of a private key of minisign, with which the version's manifest is signed")
 	return cmd
 }
@@ -164,7 +198,7 @@ func askPassword(w io.Writer, key string) (string, error) {
 }
 
 func newPull() *cobra.Command {
-	var address, dir, keys string
+	var address, dir, keys, fleet string
 	cmd := &cobra.Command{
 		Use:   "pull MODEL[@VERSION]...",
 		Short: "Fetch models from a store into a model directory",
@@ -186,21 +220,23 @@ A pull that was cut off goes on when it is repeated.`,
 				return err
 			}
 			defer s.Close()
-			f := &store.Fetcher{Store: s}
+			p := &puller{
+				Fetcher: store.Fetcher{Store: s}, dir: dir, fleet: cmp.Or(fleet, store.FleetName(address)),
+			}
 			if keys != "" {
-				if f.Keys, err = store.ReadKeys(keys); err != nil {
+				if p.Keys, err = store.ReadKeys(keys); err != nil {
 					return misuse.Errorf("require-signature: %w", err)
 				}
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return err
 			}
-			if f.Cache, err = store.OpenCache(dir, 0); err != nil {
+			if p.Cache, err = store.OpenCache(dir, 0); err != nil {
 				return err
 			}
-			defer f.Cache.Close()
+			defer p.Cache.Close()
 			for _, arg := range args {
-				if err := pull(cmd, f, dir, arg); err != nil {
+				if err := p.pull(cmd, arg); err != nil {
 					return err
 				}
 			}
@@ -212,6 +248,9 @@ A pull that was cut off goes on when it is repeated.`,
 		"directory to put the models into")
 	cmd.Flags().StringVar(&keys, "require-signature", "",
 		"file of public keys of minisign, of which one must have signed the versions")
+	cmd.Flags().StringVar(&fleet, "fleet-name", "",
+		"name of the fleets for which revocations must be signed (default: the URL of --store, "+
+			"without parameters)")
 	return cmd
 }
 
@@ -226,16 +265,50 @@ func parseVersion(arg string) (model string, number int64, err error) {
 	return model, number, nil
 }
 
-func pull(cmd *cobra.Command, f *store.Fetcher, dir, arg string) error {
-	ctx := cmd.Context()
+// A puller fetches versions into a model directory.
+type puller struct {
+	store.Fetcher
+	dir, fleet string
+}
+
+// choose returns a version that is not revoked: number or, if that is 0, the newest.
+func (p *puller) choose(ctx context.Context, name string, number int64) (int64, error) {
+	entry, err := p.Store.Entry(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	for _, n := range slices.Backward(entry.Versions) {
+		if number != 0 && n != number {
+			continue
+		}
+		if !slices.Contains(entry.Revoked, n) {
+			return n, nil
+		}
+		r, err := p.Store.Revoked(ctx, name, n, p.Keys, p.fleet)
+		switch {
+		case err == nil && number != 0:
+			return 0, fmt.Errorf("%s version %d is revoked in %s, by %s: %s", name, n, p.Store,
+				terminal.Plain(r.CreatedBy), terminal.Plain(r.Why))
+		case errors.Is(err, store.ErrSignature), errors.Is(err, store.ErrInvalid): // it does not count
+			return n, nil
+		case err != nil:
+			return 0, err
+		}
+	}
+	if number != 0 {
+		return number, nil // which is not there
+	}
+	return 0, fmt.Errorf("all versions of %s in %s are revoked", name, p.Store)
+}
+
+func (p *puller) pull(cmd *cobra.Command, arg string) error {
+	ctx, f, dir := cmd.Context(), &p.Fetcher, p.dir
 	name, number, err := parseVersion(arg)
 	if err != nil {
 		return err
 	}
-	if number == 0 {
-		if number, err = f.Store.Newest(ctx, name); err != nil {
-			return err
-		}
+	if number, err = p.choose(ctx, name, number); err != nil {
+		return err
 	}
 	m, err := f.Store.Trusted(ctx, name, number, f.Keys)
 	if err != nil {
@@ -268,6 +341,7 @@ type listed struct {
 	Created   time.Time `json:"created"`
 	CreatedBy string    `json:"created_by"`
 	Signed    bool      `json:"signed"`
+	Revoked   bool      `json:"revoked"` // there is a revocation, which may not count
 	// Problem is why the version cannot be read.
 	Problem string `json:"problem,omitempty"`
 }
@@ -298,6 +372,9 @@ func List(cmd *cobra.Command, address string, asJSON bool) error {
 		if l.Signed {
 			isSigned = "yes"
 		}
+		if l.Revoked {
+			isSigned += ", revoked"
+		}
 		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\n", l.Model, l.Version, l.Bytes,
 			l.Created.Format("2006-01-02 15:04"), terminal.Plain(l.CreatedBy), isSigned)
 	}
@@ -317,6 +394,7 @@ func list(ctx context.Context, s *store.Store) ([]listed, error) {
 		for _, version := range entry.Versions {
 			all = append(all, listed{
 				Model: name, Version: version, Signed: slices.Contains(entry.Signed, version),
+				Revoked: slices.Contains(entry.Revoked, version),
 			})
 		}
 	}
