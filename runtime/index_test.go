@@ -69,7 +69,6 @@ type drawing struct {
 	*rand.Rand
 	model  onnx.Model
 	values []drawn // that were not looked up yet
-	sums   []string
 }
 
 // A drawn value has some dimensions if the batch size is 2.
