@@ -182,3 +182,20 @@ func TestBoard(t *testing.T) {
 		}
 	}
 }
+
+// TestPackagesSuggestLocale: models with a StringNormalizer need a locale that few machines have.
+func TestPackagesSuggestLocale(t *testing.T) {
+	var packages struct {
+		Suggests  []string
+		Overrides map[string]struct{ Suggests []string }
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "nfpm.yaml")), &packages); err != nil {
+		t.Fatal(err)
+	}
+	if got := packages.Suggests; len(got) != 1 || got[0] != "locales" {
+		t.Errorf("the deb suggests %q, want locales", got)
+	}
+	if got := packages.Overrides["rpm"].Suggests; len(got) != 1 || got[0] != "glibc-langpack-en" {
+		t.Errorf("the rpm suggests %q, want glibc-langpack-en", got)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"regexp"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -359,7 +360,7 @@ func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, output
 	}
 	s, err := ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
 	if err != nil {
-		return nil, trim(err)
+		return nil, localeError(trim(err))
 	}
 	return s, nil
 }
@@ -924,4 +925,23 @@ func trim(err error) error {
 	text := strings.TrimPrefix(err.Error(), "Error running network: ")
 	text = strings.TrimPrefix(text, "Error creating C session: ")
 	return errors.New(strings.TrimPrefix(text, "Error creating C session from file: "))
+}
+
+// noLocale is what ONNX Runtime says of a StringNormalizer, with the name of its locale.
+var noLocale = regexp.MustCompile(`Failed to construct locale with name:([^\s:]+)`)
+
+// localeError returns err or, if it is of a locale that the machine does not have, what to do. A
+// StringNormalizer without the attribute needs en_US.UTF-8, which images of clouds and containers leave
+// out.
+func localeError(err error) error {
+	found := noLocale.FindStringSubmatch(err.Error())
+	if found == nil {
+		return err
+	}
+	locale := found[1]
+	language, _, _ := strings.Cut(locale, "_")
+	return fmt.Errorf("a StringNormalizer of the model needs the locale %[1]s, which this machine does "+
+		"not have: install the locale %[1]s (Debian, Ubuntu: apt-get install locales, then localedef "+
+		"-i %[2]s -f UTF-8 %[1]s; Fedora: dnf install glibc-langpack-%[3]s) and load the model again",
+		locale, strings.TrimSuffix(locale, ".UTF-8"), language)
 }
