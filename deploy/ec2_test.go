@@ -138,7 +138,7 @@ func TestEC2Files(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, "ec2/user-data.yaml")), &data2); err != nil {
 		t.Fatal(err)
 	}
-	settings := regexp.MustCompile(`fs\.\w+Var\([^,]+, "([a-z0-9-]+)"`)
+	settings := regexp.MustCompile(`(?:fs\.\w+Var\(|lists\.Var\(fs, )[^,]+, "([a-z0-9-]+)"`)
 	known := map[string]bool{}
 	for _, found := range settings.FindAllStringSubmatch(read(t, "../cmd/muster/settings.go"), -1) {
 		known[found[1]] = true
