@@ -289,30 +289,43 @@ func TestLimitOfSDKs(t *testing.T) {
 }
 
 // TestPartsWithinLimit: a client may send its queries to an agent whole or in parts, as many a second
-// either way; and parts without end are refused.
+// either way. What it calls parts and are queries counts as queries: parts of ever other queries, the
+// same part again, and parts with more rows than one query may have.
 func TestPartsWithinLimit(t *testing.T) {
-	a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
-	ctx := withKey(t.Context(), adsKey)
-	attempt := func(sequence uint64, part uint32) error {
-		header := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1, Part: part}
-		_, err := a.grpc.ModelInfer(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader,
-			header.String(), control.PartHeader, header.PartString()), ncfRequest(1))
-		return err
-	}
-	const queries = 3
-	for i := range uint64(queries) {
-		for part := uint32(1); part <= match.MostParts; part++ {
-			if err := attempt(4*i+uint64(part), part); err != nil {
-				t.Fatalf("part %d of query %d: %v", part, i+1, err)
+	const queries, largest = 3, 1000
+	for name, part := range map[string]func(i int) (query uint64, number uint32, rows int){
+		"parts":           func(i int) (uint64, uint32, int) { return uint64(i / 3), uint32(1 + i%3), 1 },
+		"each of another": func(i int) (uint64, uint32, int) { return uint64(i), 1, 1 },
+		"the same again":  func(int) (uint64, uint32, int) { return 1, 2, 1 },
+		"too many rows": func(i int) (uint64, uint32, int) {
+			return uint64(i / 3), uint32(1 + i%3), largest
+		},
+		"numbered as whole queries": func(i int) (uint64, uint32, int) { return uint64(i), 0, 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
+			ctx := withKey(t.Context(), adsKey)
+			want := queries
+			if name == "parts" {
+				want *= match.MostParts
 			}
-		}
-	}
-	more := 0
-	for err := error(nil); err == nil; more++ {
-		if more > queries*match.MostParts {
-			t.Fatal("parts are not limited")
-		}
-		err = attempt(4*queries+1, 1)
+			for i := range want + 1 {
+				query, number, rows := part(i)
+				header := control.Attempt{
+					Gateway: 7, Sequence: control.Numbering*query + uint64(number),
+					Attempt: 1, Part: max(1, number),
+				}
+				_, err := a.grpc.ModelInfer(metadata.AppendToOutgoingContext(ctx,
+					control.AttemptHeader, header.String(), control.PartHeader,
+					header.PartString()), ncfRequest(rows))
+				if i < want && err != nil {
+					t.Fatalf("attempt %d: %v", i+1, err)
+				}
+				if i == want {
+					wantCode(t, err, "Unavailable", "over its limit of 0.001 queries a second")
+				}
+			}
+		})
 	}
 }
 

@@ -119,15 +119,29 @@ func wayOf(attempt bool) secure.Way {
 	return secure.Asked
 }
 
-// wayIn is wayOf for a query with this header, of which it tells parts.
-func wayIn(header metadata.MD) secure.Way {
-	if len(header[control.AttemptHeader]) == 0 {
-		return secure.Asked
+// countQuery counts a query with this header that the caller sends. It returns an error if the query
+// exceeds the caller's limits.
+func (s *Server) countQuery(ctx context.Context, header metadata.MD) error {
+	attempt, part := header[control.AttemptHeader], header[control.PartHeader]
+	if len(attempt) > 0 && len(part) > 0 {
+		// of one that cannot be parsed the worker says so
+		if a, err := control.ParseAttempt(attempt[0], part[0], ""); err == nil {
+			if p, ok := secure.PartOf(a); ok {
+				return s.config.Guard.QueryPart(ctx, p)
+			}
+		}
 	}
-	if part := header[control.PartHeader]; len(part) == 1 && control.IsPart(part[0]) {
-		return secure.AttemptedPart
+	return s.config.Guard.Query(ctx, wayOf(len(attempt) > 0), 0)
+}
+
+// PartRows counts the rows of an attempt, if it is of a part of a query, against the caller's limits.
+// largest is the most that a query may have.
+func (c Callers) PartRows(ctx context.Context, a control.Attempt, rows, largest int) error {
+	p, ok := secure.PartOf(a)
+	if !ok || isLocal(ctx) {
+		return nil
 	}
-	return secure.Attempted
+	return c.Guard.PartRows(ctx, p, rows, largest)
 }
 
 // visibleMetrics gathers the agent's metrics, without the series of models that the caller may not

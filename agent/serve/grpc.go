@@ -340,18 +340,18 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 // fullFor returns an error if the agent has no room for a query, or the client has exceeded its
 // limits. It runs before the query is read, when a refusal costs least. header is the call's.
 func (s *Server) fullFor(ctx context.Context, header metadata.MD) error {
-	return s.within(ctx, wayIn(header), s.intake.full(ctx))
+	return s.within(ctx, header, s.intake.full(ctx))
 }
 
-// within is fullFor for a query that comes in a way and of which the intake has said err.
-func (s *Server) within(ctx context.Context, way secure.Way, err error) error {
+// within is fullFor for a query of which the intake has said err.
+func (s *Server) within(ctx context.Context, header metadata.MD, err error) error {
 	if err == nil {
-		err = s.config.Guard.Query(ctx, way, 0)
+		err = s.countQuery(ctx, header)
 	}
 	switch {
 	case err == nil:
 		return nil
-	case way != secure.Asked:
+	case len(header[control.AttemptHeader]) > 0:
 		err = asRefused(err)
 	default:
 		s.turnedAway("", "", err)

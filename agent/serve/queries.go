@@ -200,7 +200,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 	}
 	err = s.intake.full(r)
 	if err == nil {
-		err = s.config.Guard.Query(r, wayIn(r.header), 0)
+		err = s.countQuery(r, r.header)
 	}
 	charge := oip.NewCharge(r, &s.intake)
 	defer charge.Only(0)

@@ -11,7 +11,6 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
-	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -105,7 +104,7 @@ func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Ti
 		return a
 	}
 	// the intake has counted the query, and so has room for it
-	if a.err = s.within(ctx, secure.Asked, nil); a.err != nil {
+	if a.err = s.within(ctx, nil, nil); a.err != nil {
 		req.Release()
 		return a
 	}

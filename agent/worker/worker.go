@@ -56,6 +56,10 @@ type Callers interface {
 	// Query counts a query of the caller, with the number of its bytes that are known so far. It
 	// returns an error if the query exceeds the caller's limits.
 	Query(ctx context.Context, w secure.Way, bytes int64) error
+	// PartRows counts the rows of an attempt, if it is of a part of a query. It returns an error if
+	// the parts have together more rows than largest, the most that a query may have, and the caller
+	// may make no further query.
+	PartRows(ctx context.Context, a control.Attempt, rows, largest int) error
 }
 
 // A Config holds what a [Worker] runs models with, and what it needs of the rest of the agent.
@@ -378,6 +382,10 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	q, err := validate(loaded.Version, req)
 	if err != nil {
 		return nil, err
+	}
+	if err := w.config.Callers.PartRows(ctx, t.attempt, q.batchSize,
+		loaded.Version.Config.LargestBatchSize); err != nil {
+		return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 	}
 	t.bytes = req.Bytes()
 	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number,

@@ -92,9 +92,6 @@ func (a Attempt) PartString() string {
 	return ""
 }
 
-// IsPart reports whether a PartHeader of this value marks a part of a query, not a shadow.
-func IsPart(header string) bool { return header != "" && header != shadow }
-
 // String returns a in the form of AttemptHeader.
 func (a Attempt) String() string {
 	b := strconv.AppendUint(make([]byte, 0, 64), a.Gateway, 16)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 )
 
@@ -36,14 +37,63 @@ const (
 	Probed
 
 	ways = 3
-
-	// AttemptedPart is Attempted for a part of a query, which counts as a part of one.
-	AttemptedPart Way = ways
 )
 
-// partShare is what part of a query a part counts as. A query has at most three, which may all come
-// to one agent; who calls whole queries parts gets round Attempted by no more than this.
-const partShare = 0.25
+// A Part is a part of a query that a leader has split, as an attempt's headers name it: what a
+// gateway says. The parts of a query that come to one agent count as one query.
+type Part struct {
+	Gateway uint64
+	Query   uint64 // the number of the query at its gateway
+	Number  uint   // of the part, from 1 on, below maxParts
+}
+
+// maxParts is above the number of any part: a gateway numbers its queries by fours.
+const maxParts = control.Numbering
+
+// PartOf returns the part of which an attempt is; ok is false if it is of a whole query.
+func PartOf(a control.Attempt) (p Part, ok bool) {
+	p = Part{a.Gateway, a.Sequence - a.Sequence%maxParts, uint(a.Sequence % maxParts)}
+	return p, a.Part != 0 && p.Number != 0
+}
+
+// splitQueries are the last queries of a client of which parts have come. The zero value has none.
+type splitQueries struct {
+	of    map[splitID]*splitQuery
+	order []splitID // the oldest first
+}
+
+type splitID struct{ gateway, query uint64 }
+
+// A splitQuery is a query of which parts have come.
+type splitQuery struct {
+	parts uint // a bit for each
+	rows  int  // theirs together
+}
+
+// maxSplit is how many split queries of a client are remembered. Their parts come at about the same
+// time; a part that comes too late counts as a query.
+const maxSplit = 128
+
+// find returns the query of a part; nil if it is not known.
+func (s *splitQueries) find(p Part) *splitQuery { return s.of[splitID{p.Gateway, p.Query}] }
+
+// add adds a part, of a query that may be new.
+func (s *splitQueries) add(p Part) {
+	q := s.find(p)
+	if q == nil {
+		if s.of == nil {
+			s.of = map[splitID]*splitQuery{}
+		}
+		if len(s.order) == maxSplit {
+			delete(s.of, s.order[0])
+			s.order = append(s.order[:0], s.order[1:]...)
+		}
+		q = &splitQuery{}
+		id := splitID{p.Gateway, p.Query}
+		s.of[id], s.order = q, append(s.order, id)
+	}
+	q.parts |= 1 << p.Number
+}
 
 // slack is the longest delay between the acceptance of a query, by the leader or by an SDK that
 // decides without one, and its arrival here. Queries that were accepted over time may arrive
@@ -76,6 +126,7 @@ type meters struct {
 type meter struct {
 	open           int // open calls
 	queries, bytes [ways]bucket
+	split          splitQueries
 }
 
 // A bucket is a token bucket. An amount larger than the burst is accepted when the bucket is full,
@@ -204,10 +255,61 @@ func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
 // that are known so far. It returns a [*LimitError] if the query exceeds the caller's limits, which
 // are those of the access file now.
 func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
-	if w == AttemptedPart {
-		return g.use(ctx, Attempted, partShare, bytes, false)
-	}
 	return g.use(ctx, w, 1, bytes, false)
+}
+
+// QueryPart is Query for an attempt at a part of a query. The first part of a query that comes
+// counts as an attempt at a query, the others as nothing; but a part that comes again does, as it
+// may be another query under the same numbers.
+func (g *Guard) QueryPart(ctx context.Context, p Part) error {
+	c, a := g.limited(ctx)
+	if a == nil {
+		return nil
+	}
+	if err := g.meters.usePart(c.name, a, p, g.allowed); err != nil {
+		g.overLimit(c, err)
+		return err
+	}
+	return nil
+}
+
+// usePart is QueryPart for a client with limits.
+func (s *meters) usePart(client string, a *allowance, p Part,
+	allowed func(string) *allowance) *LimitError {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	split := &s.meter(client, time.Now(), allowed).split
+	if q := split.find(p); q == nil || q.parts&(1<<p.Number) != 0 {
+		if err := s.useLocked(client, a, Attempted, 1, 0, false, allowed); err != nil {
+			return err
+		}
+	}
+	split.add(p)
+	return nil
+}
+
+// PartRows counts the rows of a part that QueryPart has accepted. Parts of one query have together no
+// more than largest, the most that a query may have; who sends more has sent several queries, of which
+// the last one counts as one of its own.
+func (g *Guard) PartRows(ctx context.Context, p Part, rows, largest int) error {
+	c, a := g.limited(ctx)
+	if a == nil {
+		return nil
+	}
+	s := &g.meters
+	s.mu.Lock()
+	q := s.meter(c.name, time.Now(), g.allowed).split.find(p)
+	over := q != nil && q.rows > 0 && q.rows+rows > largest
+	if q != nil {
+		if q.rows += rows; over {
+			q.rows = rows
+		}
+	}
+	s.mu.Unlock()
+	if over {
+		return g.use(ctx, Attempted, 1, 0, false)
+	}
+	return nil
 }
 
 // Bytes counts further bytes of a query that [Guard.Query] has accepted. It returns an error only
@@ -236,6 +338,12 @@ func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64,
 	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.useLocked(client, a, w, queries, bytes, anyway, allowed)
+}
+
+// useLocked is use with s.mu held.
+func (s *meters) useLocked(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
+	allowed func(string) *allowance) *LimitError {
 	now := time.Now()
 	m := s.meter(client, now, allowed)
 	ofQueries, ofBytes := &m.queries[w], &m.bytes[w]

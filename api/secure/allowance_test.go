@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -313,4 +314,34 @@ func TestNoLimitsCostNothing(t *testing.T) {
 	if len(g.meters.of) != 0 {
 		t.Error("a client without limits is remembered")
 	}
+}
+
+// TestPartsAtOnce: of the parts of a query that come at the same time one counts; no more than the last
+// queries are remembered.
+func TestPartsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, of := guardOf(t, "clients: {ads: {limits: {queries_per_second: 0.001, burst: 300}}}\n")
+		for query := range uint64(300) {
+			var parts sync.WaitGroup
+			for number := range uint(3) {
+				parts.Go(func() {
+					if err := g.QueryPart(of("ads"), Part{7, query, 1 + number}); err != nil {
+						t.Errorf("part %d of query %d: %v", 1+number, query, err)
+					}
+				})
+			}
+			parts.Wait()
+		}
+		if err := g.QueryPart(of("ads"), Part{7, 300, 1}); err == nil {
+			t.Error("a part of one query more is let in")
+		}
+		if err := g.QueryPart(of("ads"), Part{7, 0, 2}); err == nil {
+			t.Error("a part that comes again is let in")
+		}
+		if split := g.meters.of["ads"].split; len(split.of) != maxSplit ||
+			len(split.order) != maxSplit {
+			t.Errorf("%d and %d queries are remembered, want %d", len(split.of), len(split.order),
+				maxSplit)
+		}
+	})
 }
