@@ -564,6 +564,55 @@ func TestLargerModel(t *testing.T) {
 	ask("InvalidArgument")
 }
 
+// TestAnswersWithoutRoom: a query whose answer finds no room is refused, and counts as failed alone.
+func TestAnswersWithoutRoom(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 64 << 10
+	g := newGate()
+	a := startAgent(t, config, g)
+	query, err := proto.Marshal(ncfRequest(16)) // 512 bytes, answered with 4 KiB
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 20
+	g.close()
+	c := newRawClient(t, a.addresses.GRPC)
+	for range n {
+		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, frame(query), true)
+	}
+	for a.held("serve: bytes of queries") < n*16*4*8 {
+		goruntime.Gosched()
+	}
+	g.open()
+	refused := 0
+	for range n {
+		code, gone := c.next()
+		if gone || code != "" && code != "ResourceExhausted" {
+			t.Fatalf("got %s, gone: %v", code, gone)
+		}
+		if code != "" {
+			refused++
+		}
+	}
+	if refused < n-17 {
+		t.Errorf("%d of %d queries are refused, want those whose answers are above the limit", refused, n)
+	}
+	for series, want := range map[string]float64{
+		`muster_queries_total{model="ncf",version="1"}`:                            float64(n - refused),
+		`muster_failed_queries_total{model="ncf",reason="overloaded",version="1"}`: float64(refused),
+	} {
+		a.wantMetric(series, want)
+	}
+	stats, err := a.grpc.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{Name: "ncf"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := stats.GetModelStats()[0].GetInferenceStats(); s.GetSuccess().GetCount() != uint64(n-refused) ||
+		s.GetFail().GetCount() != uint64(refused) {
+		t.Errorf("the statistics have %v, want %d successes and %d failures", s, n-refused, refused)
+	}
+}
+
 // TestUnreadAnswers: answers that their client does not read are counted until its connection ends,
 // which it soon does.
 func TestUnreadAnswers(t *testing.T) {

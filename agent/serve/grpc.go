@@ -451,35 +451,10 @@ func (s *impatientStream) SendMsg(m any) error {
 
 func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
 
-// sent counts the bytes of an answer until the client's connection has taken them. If there is no
-// room for the answer, sent releases it and returns an error. gRPC keeps an unread answer for as
-// long as its connection is open, even after the call has ended, so sent starts a timeout that
-// closes the connection.
-func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
-	charge, err := s.counted(ctx, resp)
-	if err == nil {
-		s.sends(ctx, resp, charge)
-	}
-	return err
-}
-
-// counted counts the bytes of an answer that is to be sent, or releases it and returns an error.
-func (s *Server) counted(ctx context.Context, resp *oip.Response) (oip.Charge, error) {
-	charge := *oip.NewCharge(ctx, &s.answers)
-	if err := charge.AtLeast(resp.Bytes()); err != nil {
-		resp.Release()
-		return charge, err
-	}
-	return charge, nil
-}
-
-// sends is sent for an answer whose bytes charge counts.
-func (s *Server) sends(ctx context.Context, resp *oip.Response, charge oip.Charge) {
-	r := receiptOf(ctx)
-	if r == nil {
-		r = &receipt{Context: ctx, server: s}
-	}
-	r.charge = charge
+// sends counts the bytes of an answer, which r.charge has, until the client's connection has taken
+// them. gRPC keeps an unread answer for as long as its connection is open, even after the call has
+// ended, so sends starts a timeout that closes the connection.
+func (s *Server) sends(r *receipt, resp *oip.Response) {
 	u := (*unsent)(r)
 	s.sending.begin(&u.timeout, s.config.SendTimeout, u)
 	resp.AlsoOnRelease(u)

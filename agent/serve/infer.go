@@ -19,21 +19,27 @@ import (
 
 // infer answers a query that came to this agent by any protocol. It owns req, and releases its
 // inputs when it returns; the caller must release the response. arrival is when the query began to
-// arrive. infer blocks until the query is answered, has failed or ctx ends.
-func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (
-	resp *oip.Response, err error) {
+// arrive. answers, of Server.answers, counts the bytes of the answer from then on. infer blocks until
+// the query is answered, has failed or ctx ends.
+func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time,
+	answers *oip.Charge) (resp *oip.Response, err error) {
 	if s.alone.Load() && s.config.Gateway.Family(req.Model) == nil &&
 		!s.config.Gateway.Loadable(req.Model) {
 		compare := s.comparing(req)
-		resp, err = s.config.Worker.Infer(ctx, req, arrival)
+		resp, err = s.config.Worker.Infer(ctx, req, arrival, answers)
 		compare(resp, err)
 		return resp, s.unlisted(ctx, err)
 	}
 	defer req.Release()
 	model, version, target := s.asked(req.Model, req.Version)
 	s.config.Worker.Arrived(model, version)
-	resp, err = s.pass(ctx, req, arrival)
-	if err != nil {
+	if resp, err = s.pass(ctx, req, arrival); err == nil {
+		if err = answers.AtLeast(resp.Bytes()); err != nil {
+			s.unsendable(req, resp.Version, err)
+			resp.Release()
+			resp = nil
+		}
+	} else {
 		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
 			req.TrialSize)
 	}

@@ -289,7 +289,9 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(tracing.Query(query)...)
 	}
-	resp, err := r.Server.infer(ctx, query, arrival)
+	kept := oip.NewCharge(req.Context(), &r.answers)
+	defer kept.Only(0)
+	resp, err := r.Server.infer(ctx, query, arrival, kept)
 	r.loads.toResponse(w.Header())
 	if err != nil {
 		return err
@@ -298,13 +300,6 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	if span := trace.SpanFromContext(ctx); span.IsRecording() && resp.Variant != "" {
 		span.SetAttributes(tracing.Answer(resp)...)
 	}
-	kept := oip.NewCharge(req.Context(), &r.answers)
-	defer kept.Only(0)
-	if err := kept.AtLeast(resp.Bytes()); err != nil {
-		r.unsendable(query, resp.Version, err)
-		return err
-	}
-
 	// The time for sending is over; the client now has SendTimeout to read the answer.
 	if err := http.NewResponseController(w).SetWriteDeadline(
 		time.Now().Add(r.config.SendTimeout)); err != nil {

@@ -78,12 +78,14 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 }
 
 // attempt has the worker run the attempt that the call's headers name.
-func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
-	error) {
+// answers counts the bytes of the answer; nil: nobody does.
+func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time,
+	answers *oip.Charge) (*oip.Response, error) {
 	req.JSON = req.JSON || header(ctx, control.JSONHeader) != ""
 	compare := s.comparing(req)
 	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
-		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival)
+		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival,
+		answers)
 	compare(resp, err)
 	return resp, s.unlisted(ctx, err)
 }
@@ -91,27 +93,25 @@ func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Tim
 func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	arrival time.Time) (*oip.Response, error) {
 	if isLocal(ctx) { // this agent's gateway has counted the query already
-		return s.attempt(ctx, req, arrival)
+		return s.attempt(ctx, req, arrival, nil)
 	}
-	attempt := isAttempt(ctx)
+	r := receiptOf(ctx)
+	if r == nil {
+		r = &receipt{Context: ctx, server: s.Server}
+	}
+	r.charge = *oip.NewCharge(ctx, &s.answers)
 	var resp *oip.Response
 	var err error
-	if attempt {
-		resp, err = s.attempt(ctx, req, arrival)
+	if isAttempt(ctx) {
+		resp, err = s.attempt(ctx, req, arrival, &r.charge)
 	} else {
-		resp, err = s.infer(ctx, req, arrival)
+		resp, err = s.infer(ctx, req, arrival, &r.charge)
 		s.loads.toCall(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := s.sent(ctx, resp); err != nil {
-		if attempt {
-			return nil, asRefused(err)
-		}
-		s.unsendable(req, resp.Version, err)
-		return nil, err
-	}
+	s.sends(r, resp)
 	return resp, nil
 }
 

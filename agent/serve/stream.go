@@ -109,13 +109,8 @@ func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Ti
 		return a
 	}
 	ctx, span := s.traceCall(ctx, req, arrival)
-	a.resp, a.err = s.infer(ctx, req, arrival)
-	if a.err == nil {
-		if a.charge, a.err = s.counted(ctx, a.resp); a.err != nil {
-			s.unsendable(req, a.resp.Version, a.err)
-			a.resp = nil
-		}
-	}
+	a.charge = *oip.NewCharge(ctx, &s.answers)
+	a.resp, a.err = s.infer(ctx, req, arrival, &a.charge)
 	endCall(span, a.err)
 	return a
 }
@@ -123,7 +118,7 @@ func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Ti
 // sendStreamed sends an answer, whose bytes count until the connection has taken it.
 func (s service) sendStreamed(stream oip.InferStream, a answered) error {
 	if a.err == nil {
-		s.sends(stream.Context(), a.resp, a.charge)
+		s.sends(&receipt{Context: stream.Context(), server: s.Server, charge: a.charge}, a.resp)
 		return stream.Send(a.resp)
 	}
 	return stream.SendError(a.id, status.Convert(outcome.GRPC(a.err)).Message())

@@ -40,10 +40,11 @@ func (m *Model) Close() error {
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
 // in its fleet. It owns req, and releases its inputs when it returns; the caller must release the
-// response. arrival is when the query began to arrive. Infer blocks until the query is answered,
-// has failed or ctx ends.
-func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
-	error) {
+// response. arrival is when the query began to arrive. answers counts the bytes of the answer; a query
+// whose answer it does not take has failed. Infer blocks until the query is answered, has failed or
+// ctx ends.
+func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time,
+	answers *oip.Charge) (*oip.Response, error) {
 	defer req.Release()
 	sequence := w.sequence.Add(control.Numbering)
 	loaded, err := w.acquireAlone(req, sequence)
@@ -70,6 +71,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	batchSize = q.batchSize
 	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
+		answers: answers,
 	})
 	w.completedAlone(v, sequence, q.batchSize, req.Bytes(), arrival, ran, err)
 	if err != nil {
@@ -112,6 +114,7 @@ type execution struct {
 	alone       bool // nobody else has decided that the query is to run
 	reservation *runtime.Reservation
 	group       merge.GroupID // the queries with which a leader wants it to run
+	answers     *oip.Charge   // counts the bytes of the answer; nil: nobody does
 }
 
 // An executed is a query that has run, with its answer.
@@ -124,7 +127,8 @@ type executed struct {
 // execute queues the validated query q of req for a lane, runs it, makes its spans and its answer. It
 // blocks until then. The caller must release the answer. If the answer cannot be encoded as the
 // client asks, the query has run and has failed: execute returns both, and the error wraps
-// oip.ErrUnencodable.
+// oip.ErrUnencodable. If there is no room for the answer, it counts as not run: another agent may have
+// room.
 func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, q query,
 	e execution) (executed, error) {
 	config := &loaded.Version.Config
@@ -155,6 +159,10 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, 
 		ran.resp.Release()
 		ran.resp = nil
 		return ran, err
+	}
+	if err := e.answers.AtLeast(ran.resp.Bytes()); err != nil {
+		ran.resp.Release()
+		return executed{}, err
 	}
 	loaded.Model.counts.ran(q.batchSize, result)
 	for i := range ran.resp.Outputs {

@@ -283,12 +283,13 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 
 // Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, part that of
 // its control.PartHeader and merge that of its control.MergeHeader, "" if it has none, and received
-// the time when the headers arrived.
+// the time when the headers arrived. answers counts the bytes of the answer; an attempt whose answer it
+// does not take counts as not run.
 // Attempt owns req, and releases its inputs; the caller must release the response. It tells the
 // leader the end of the attempt. An error that wraps outcome.ErrRefused means that the attempt was
 // not run and another agent may run the query.
 func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *oip.Request,
-	received time.Time) (resp *oip.Response, err error) {
+	received time.Time, answers *oip.Charge) (resp *oip.Response, err error) {
 	defer req.Release()
 	t, err := w.begin(ctx, header, part, merge, received)
 	if err != nil {
@@ -303,7 +304,7 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 		}
 	}
 	defer func() { w.ended(t, err) }()
-	resp, err = w.perform(ctx, req, t)
+	resp, err = w.perform(ctx, req, t, answers)
 	if t.probed {
 		// fails only outside a gRPC call
 		_ = grpc.SetTrailer(ctx, control.RemainingTrailer(w.lanes.Remaining(t.held.Model)))
@@ -365,7 +366,8 @@ type attempt struct {
 func (t *attempt) isQuery() bool { return t.attempt.Part <= 1 && !t.attempt.Shadow }
 
 // perform validates the attempt's query and runs it.
-func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oip.Response, error) {
+func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt,
+	answers *oip.Charge) (*oip.Response, error) {
 	loaded, accuracy, err := w.acquire(asked{
 		req.Model, req.Version, req.LeastAccuracy, batchSizeOf(req), t.attempt.Waited,
 	})
@@ -404,7 +406,7 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	w.hold(t, q.batchSize)
 	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
-		reservation: t.reservation,
+		reservation: t.reservation, answers: answers,
 		group: merge.GroupID{
 			Number: t.attempt.Merge, Queries: int(t.attempt.Merged),
 		},
