@@ -225,7 +225,8 @@ func TestStrangeAnswers(t *testing.T) {
 					return
 				}
 				// A gateway's attempt says that the answer is to be JSON.
-				ctx := metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader, "1/1/1/0/0/0", control.JSONHeader, "1")
+				ctx := metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader,
+					"1/1/1/0/0/0", control.JSONHeader, "1")
 				if _, err := leader.oip.ModelInfer(ctx, ncfRequest(1)); status.Code(err) !=
 					codes.Internal {
 					f.Errorf("an attempt for JSON: got %v, want INTERNAL", err)

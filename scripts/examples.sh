@@ -112,7 +112,8 @@ curl -sf "http://$metrics/metrics" >"$work/metrics"
 # Only an agent that rents machines has muster_fleet_*, one with a card muster_gpu_*, and one whose
 # models answer NaN muster_nonfinite_*.
 grep -v '^ *#' deploy/prometheus/muster.rules.yml | grep -oE '(^|[^:a-z_])muster_[a-z_]+' |
-  grep -oE 'muster_[a-z_]+' | sed 's/_bucket$//' | grep -vE '^muster_(fleet|gpu|nonfinite)_' | sort -u | while read -r name; do
+  grep -oE 'muster_[a-z_]+' | sed 's/_bucket$//' | grep -vE '^muster_(fleet|gpu|nonfinite)_' | sort -u |
+  while read -r name; do
   if ! grep -q "^# TYPE $name " "$work/metrics"; then
     echo "examples: an agent has no metric $name" >&2
     exit 1

@@ -442,7 +442,8 @@ func over(now time.Time, absence *profiles.Absence[versionKey], all iter.Seq[ver
 
 // forget removes all series of versions that have not served for keepSeries, except the state of a
 // version that is still on disk, and what clients asked of versions and models that are not known
-// any more. Of a model that many versions have left, it removes more; see over. held names the versions that the fleet holds, as "ncf/1".
+// any more. Of a model that many versions have left, it removes more; see over. held names the
+// versions that the fleet holds, as "ncf/1".
 func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 	known func(model string) bool) {
 	m.mu.Lock()

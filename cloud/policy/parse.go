@@ -45,8 +45,8 @@ func Read(path string) (*Policy, string, error) {
 //	ec2: {region: us-east-1, template: muster-worker, template_version: "7", subnets: [subnet-a]}
 //
 // docs/rent.md describes the keys. A file that uses keys of a later version of Muster has
-// `requires: N`; the error wraps [document.FormatError] if this program does not know them. path is for errors; all faults are reported at once, with their
-// lines.
+// `requires: N`; the error wraps [document.FormatError] if this program does not know them. path is
+// for errors; all faults are reported at once, with their lines.
 func Parse(path, text string) (*Policy, error) {
 	if len(text) > largest {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", path, len(text), largest)

@@ -12,8 +12,9 @@
 //	models/NAME/revoked/VERSION.json   takes a version out of service
 //	blobs/sha256/HEX                   a file, named by its SHA-256
 //
-// The signature of a release or a revocation has .minisig behind its key, too. All are written once and never changed, so that one condition is enough to keep two writers from
-// each other: write this object unless it exists. Every kind of store has it. A version appears
+// The signature of a release or a revocation has .minisig behind its key, too. All are written once
+// and never changed, so that one condition is enough to keep two writers from each other: write this
+// object unless it exists. Every kind of store has it. A version appears
 // with its manifest, which is written after the files. Versions with the same file share it.
 //
 // A [Bucket] is what a kind of store must do. [Directory] is one on a disk; package remote
