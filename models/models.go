@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
@@ -265,10 +266,11 @@ func insteadOf(missing string) string {
 // checkName returns an error if model cannot be the name of a model's folder. So no name that a
 // client sends leads out of the repository.
 func checkName(model string) error {
-	if model == "" || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
+	// Names go into messages, which carry text in UTF-8 alone.
+	if model == "" || len(model) > 255 || !utf8.ValidString(model) || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
 		!filepath.IsLocal(model) {
 		return fmt.Errorf(
-			"%w: model %q; expected the name of a folder of the model directory, not hidden",
+			"%w: model %.255q; expected the name of a folder of the model directory, not hidden, in UTF-8",
 			ErrName, model)
 	}
 	return nil

@@ -1392,3 +1392,19 @@ func TestSameFiles(t *testing.T) {
 		}
 	})
 }
+
+// TestNotUTF8: a folder whose name no message could carry is passed over, and does not keep the agent
+// from describing itself.
+func TestNotUTF8(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "n\xffcf/1")
+		b.start()
+		for _, s := range b.Index() {
+			if s.Model != "ncf" {
+				t.Errorf("the index has %q", s.Model)
+			}
+		}
+		b.serves("ncf", 1)
+	})
+}

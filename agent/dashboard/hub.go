@@ -540,6 +540,8 @@ const (
 	tellTimeout = 2 * time.Second
 	// mostTellEvents is how many events an agent tells at once: the last ones.
 	mostTellEvents = 64
+	// mostTellBytes is how many bytes they may have: an agent accepts messages of 64 KiB.
+	mostTellBytes = 48 << 10
 	// A new leader may not know what has happened in againTime before it led. All agents tell it,
 	// within againSpread.
 	againTime, againSpread = 30 * time.Second, time.Second
@@ -564,8 +566,7 @@ func (h *Hub) tellEvents(ctx context.Context) {
 			}
 			continue
 		}
-		events := h.config.Events.After(told)
-		events = events[max(0, len(events)-mostTellEvents):]
+		events := fitting(h.config.Events.After(told))
 		var retry <-chan time.Time
 		switch {
 		case len(events) == 0:
@@ -594,6 +595,18 @@ func (h *Hub) tellEvents(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// fitting returns the last events that one call of Tell may have.
+func fitting(events []*control.Event) []*control.Event {
+	first, size := len(events), 0
+	for first > 0 && len(events)-first < mostTellEvents {
+		if size += proto.Size(events[first-1]); size > mostTellBytes {
+			break
+		}
+		first--
+	}
+	return events[first:]
 }
 
 // lately returns the sequence number of the last event that happened more than againTime ago; 0 if

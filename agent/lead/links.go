@@ -26,10 +26,13 @@ const (
 	// mostElections is how many election messages may wait for a link; the oldest are dropped,
 	// because the election repeats its messages.
 	mostElections = 32
-	// mostProfileBytes bounds the bytes of profiles in one message, unless a single profile is
-	// larger; the rest go in the next messages. It is well below serve's leastLimit, which every
-	// agent accepts.
-	mostProfileBytes = 256 << 10
+	// mostListBytes bounds the bytes of releases and of profiles in one message, unless a single one is
+	// larger; the rest go in the next messages. With a placement's mostMemory it is well below serve's
+	// leastLimit, which every agent accepts.
+	mostListBytes = 256 << 10
+	// mostPriceBytes bounds those of prices, which a member takes as all that there are: types beyond
+	// them have none. It is enough for a thousand types.
+	mostPriceBytes = 128 << 10
 )
 
 // links are the Link streams between this agent and the others, which carry election messages and
@@ -225,18 +228,33 @@ func (k *link) take() *control.LeaderMessage {
 	return m
 }
 
-// keep moves the profiles beyond mostProfileBytes from m to the next message.
+// keep moves the profiles and releases beyond mostListBytes from m to the next message, and leaves
+// prices out beyond mostPriceBytes.
 func (k *link) keep(m *control.LeaderMessage) {
-	n, size := 0, 0
-	for ; n < len(m.Profiles); n++ {
-		if size += proto.Size(m.Profiles[n]); n > 0 && size > mostProfileBytes {
-			break
+	m.Prices, _ = cut(m.Prices, mostPriceBytes)
+	var profiles []*control.Profile
+	if m.Profiles, profiles = cut(m.Profiles, mostListBytes); len(profiles) > 0 {
+		k.push(func(out *control.LeaderMessage) { out.Profiles = newest(profiles, out.Profiles) })
+	}
+	var releases []*control.Release
+	if m.Releases, releases = cut(m.Releases, mostListBytes); len(releases) > 0 {
+		k.push(func(out *control.LeaderMessage) {
+			if len(out.Releases) == 0 { // otherwise it has all of them, and newer ones
+				out.Releases = releases
+			}
+		})
+	}
+}
+
+// cut divides all into the first messages of at most limit bytes together, at least one, and the rest.
+func cut[M proto.Message](all []M, limit int) (now, later []M) {
+	size := 0
+	for n, m := range all {
+		if size += proto.Size(m); n > 0 && size > limit {
+			return all[:n:n], all[n:]
 		}
 	}
-	if rest := m.Profiles[n:]; len(rest) > 0 {
-		m.Profiles = m.Profiles[:n:n]
-		k.push(func(out *control.LeaderMessage) { out.Profiles = newest(rest, out.Profiles) })
-	}
+	return all, nil
 }
 
 // newest merges two lists of profiles; for a model and type in both it keeps that of later.

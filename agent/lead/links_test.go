@@ -2,6 +2,7 @@ package lead
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -105,9 +106,45 @@ func TestManyProfiles(t *testing.T) {
 		}
 		soon(t, time.Second, "b knows all profiles",
 			func() bool { n, _ := told(); return n == many })
-		if _, largest := told(); largest > mostProfileBytes+size {
+		if _, largest := told(); largest > mostListBytes+size {
 			t.Errorf("a message has %d bytes, want not much more than %d", largest,
-				mostProfileBytes)
+				mostListBytes)
 		}
 	})
+}
+
+// TestCutMessages: however many releases and types there are, each message of a link is one that members
+// accept, and all releases come.
+func TestCutMessages(t *testing.T) {
+	k := &link{wake: make(chan struct{}, 1)}
+	var all []*control.Release
+	for i := range 1 << 12 {
+		all = append(all, &control.Release{
+			Model: fmt.Sprintf("%0255d", i), Number: 1, Current: 1,
+			Why: strings.Repeat("w", control.MaxWhyBytes), By: strings.Repeat("b", control.MaxByBytes),
+		})
+	}
+	var prices []*control.TypePrice
+	for i := range 1 << 14 {
+		prices = append(prices, &control.TypePrice{Type: fmt.Sprintf("%0200d", i), PerMs: 1})
+	}
+	k.push(func(m *control.LeaderMessage) { m.Releases, m.Prices = all, prices })
+	var told []*control.Release
+	for m := k.take(); m != nil; m = k.take() {
+		k.keep(m)
+		if size := proto.Size(m); size > 1<<20 {
+			t.Fatalf("a message has %d bytes, members accept 1 MiB", size)
+		}
+		told = append(told, m.Releases...)
+	}
+	if !slices.Equal(told, all) {
+		t.Errorf("%d of %d releases have come", len(told), len(all))
+	}
+	k.push(func(m *control.LeaderMessage) { m.Releases = all })
+	k.keep(k.take())
+	k.push(func(m *control.LeaderMessage) { m.Releases = all[:1] }) // the newest that there are
+	k.keep(k.take())
+	if m := k.take(); m != nil {
+		t.Errorf("after the newest releases come others: %d", len(m.Releases))
+	}
 }

@@ -469,6 +469,12 @@ func (s *placing) remember(m replan.Memory) {
 	}
 	m.Placements = nil
 	short, _ := json.Marshal(m)
+	if len(memory.Memory) > mostMemory { // the successor begins anew, and the link stays
+		memory.Memory = nil
+	}
+	if len(short) > mostMemory {
+		short = nil
+	}
 	brief := &control.Placement{Version: memory.Version, Memory: short}
 	s.mu.Lock()
 	s.memory, s.brief = memory, brief

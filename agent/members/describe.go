@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -245,6 +246,18 @@ func (ms *Members) askDescription(o *other, conn grpc.ClientConnInterface) (*con
 	return m, CheckDescription(m, o.name, ms.config.Spoken)
 }
 
+// maxDescriptionBytes bounds a description, of which every agent keeps those of all others: 10,000 models
+// of a few inputs each take half as much.
+const maxDescriptionBytes = 16 << 20
+
+// longest is the length of the longest of texts.
+func longest(texts ...string) (n int) {
+	for _, text := range texts {
+		n = max(n, len(text))
+	}
+	return n
+}
+
 // mostLanes is the largest number of lanes that this agent accepts in a description.
 const mostLanes = 1 << 12
 
@@ -258,6 +271,14 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		return fmt.Errorf("found agent %q at its address", m.GetName())
 	case spoken.Understands(m.Versions()) != nil:
 		return spoken.Understands(m.Versions())
+	case proto.Size(m) > maxDescriptionBytes:
+		return fmt.Errorf("its description has %d bytes, want at most %d", proto.Size(m),
+			maxDescriptionBytes)
+	case longest(m.GetAddress(), m.GetInstanceType(), m.GetProvider(), m.GetExecutor(), m.GetRole(),
+		m.GetSoftware(), m.GetRented().GetInstance(), m.GetRented().GetSlot(),
+		m.GetRented().GetZone()) > control.MaxNameBytes:
+		return fmt.Errorf("one of its address, type, provider, executor, role, version and machine has "+
+			"more than %d bytes", control.MaxNameBytes)
 	case m.GetLanes() > mostLanes:
 		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), mostLanes)
 	case !notNegative(m.GetPriceUsdPerHour()):
@@ -268,6 +289,10 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		switch {
 		case model.GetName() == "":
 			return errors.New("it says that it holds a model without a name")
+		case longest(model.GetName(), model.GetFamily(), model.GetChecksum(),
+			model.GetMerge()) > control.MaxNameBytes:
+			return fmt.Errorf("it says that it holds model %.80q..., want names of at most %d bytes",
+				model.GetName(), control.MaxNameBytes)
 		case model.GetQosTargetNs() <= 0,
 			!(model.GetQosPercentile() > 0 && model.GetQosPercentile() <= 1):
 			return fmt.Errorf(

@@ -529,7 +529,7 @@ func (s *layouts) unload(ctx context.Context, all []string) {
 // becomes notes how far the agent has come, and tells the leader.
 func (s *layouts) becomes(state, why string, failed []string) {
 	s.mu.Lock()
-	s.at, s.why, s.failed = state, why, failed
+	s.at, s.why, s.failed = state, control.Cut(why, control.MaxWhyBytes), failed
 	s.mu.Unlock()
 	s.tell()
 }

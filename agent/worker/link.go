@@ -20,6 +20,8 @@ const (
 	// mostProfiles is how many profiles are kept from an agent that this agent does not follow
 	// (yet).
 	mostProfiles = 1 << 12
+	// mostReleases is likewise how many releases.
+	mostReleases = 1 << 13
 )
 
 // A Stream is one end of a two-way stream of messages, over gRPC or in process. One goroutine may
@@ -125,9 +127,9 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 	if m.Fleet != nil {
 		k.news.Fleet = m.Fleet
 	}
-	if len(m.Releases) > 0 {
-		k.news.Releases = m.Releases
-	}
+	// Many releases come in several messages; of two of a model the newer one counts.
+	k.news.Releases = append(k.news.Releases, m.Releases...)
+	k.news.Releases = k.news.Releases[max(0, len(k.news.Releases)-mostReleases):]
 }
 
 // take returns, and clears, what told has stored since the last call; nil for nothing.

@@ -235,6 +235,9 @@ func TestReadSignatureErrors(t *testing.T) {
 		"no inputs": {edit(func(m *Model) { m.Inputs = nil }), "no inputs"},
 		"no outputs": {edit(func(m *Model) { m.Outputs = nil }),
 			"no outputs"},
+		"long name": {
+			edit(func(m *Model) { m.Inputs[0].Name = strings.Repeat("x", 1025) }), "a name of 1025 bytes",
+		},
 		"scalar": {
 			edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`,
 		},

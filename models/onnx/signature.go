@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/tensor"
@@ -206,12 +207,21 @@ func read(m message) (*Signature, error) {
 	return &r.signature, nil
 }
 
+// maxNameBytes bounds the name of an input or output, which is a few words. It is far below longestText,
+// because every message that describes the model has it.
+const maxNameBytes = 1 << 10
+
 // port checks that v can be served. role is "input" or "output".
 func (v value) port(role string) (Port, error) {
 	if v.kind != "" {
 		return Port{}, fmt.Errorf(
 			"%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)",
 			role, v.name, v.kind)
+	}
+	// Names go into messages, which carry text in UTF-8 alone, and to all agents and their clients.
+	if len(v.name) > maxNameBytes || !utf8.ValidString(v.name) {
+		return Port{}, fmt.Errorf("%s %.80q has a name of %d bytes; expected UTF-8, at most %d bytes", role,
+			v.name, len(v.name), maxNameBytes)
 	}
 	dataType, ok := elementTypes[v.element]
 	if !ok {

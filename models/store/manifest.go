@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // format is the format of the documents that this program writes and reads.
@@ -209,7 +210,7 @@ func checkSum(sum string) error {
 
 // CheckName returns an error if name cannot be that of a model: of a folder that is not hidden.
 func CheckName(name string) error {
-	if name == "" || len(name) > 255 || strings.HasPrefix(name, ".") ||
+	if name == "" || len(name) > 255 || !utf8.ValidString(name) || strings.HasPrefix(name, ".") ||
 		strings.ContainsAny(name, "/\\\x00") || !filepath.IsLocal(name) {
 		return fmt.Errorf("model %.255q, expected the name of a folder, not hidden", name)
 	}
