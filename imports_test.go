@@ -205,7 +205,8 @@ var rules = []rule{
 	{
 		folder: "sim",
 		imports: []string{
-			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "runtime/load",
+			"api/accuracy", "client/queries", "leader", "api/names", "profiles", "runtime/queue",
+			"runtime/load",
 			"sim/picture",
 			"sim/workload",
 		},

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
@@ -136,7 +137,14 @@ func (c *Config) validateFamilies() (errs []error) {
 			}
 			names[m.Name] = true
 		}
+		best := accuracy.Best{}
 		for _, v := range m.variants() {
+			best.Add(m.Name, v.Accuracy)
+		}
+		for _, v := range m.variants() {
+			if why := best.Why(m.Name, v.Accuracy); why != "" { // no leader would let it answer
+				bad("variant %s is %s", v.Name, why)
+			}
 			if names[v.Name] {
 				bad("model %s is named twice, or has the name of a family", v.Name)
 			}

@@ -133,8 +133,11 @@ func TestFamilyConfigs(t *testing.T) {
 		"named twice":             func(c *Config) { c.Models[1].Variants[0].Name = "wnd" },
 		"has the name of a model": func(c *Config) { c.Models[1].Name = "wnd" },
 		"accuracy is 1.5":         func(c *Config) { c.Models[0].Variants[0].Accuracy = 1.5 },
-		`bind is "early"`:         func(c *Config) { c.Bind = "early" },
-		"not simulated with":      func(c *Config) { c.Policy = ORCA },
+		"low is too inaccurate": func(c *Config) {
+			c.Models[0].Variants[1].Name, c.Models[0].Variants[1].Accuracy = "low", .3
+		},
+		`bind is "early"`:    func(c *Config) { c.Bind = "early" },
+		"not simulated with": func(c *Config) { c.Policy = ORCA },
 		"model x is not": func(c *Config) {
 			c.Holds = []Holding{{"g4dn.xlarge", 1, []string{"x"}}}
 		},

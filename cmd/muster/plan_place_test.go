@@ -42,6 +42,7 @@ func TestPlanPlaceBadInput(t *testing.T) {
 		"--place --family a=wnd --rate 10 --budget " +
 			"2": "want NAME=VARIANT:ACCURACY",
 		"--place --family a=wnd:1 --family b=wnd:1 --rate 10 --budget 2": "wnd is named twice",
+		"--place --family a=wnd:1,low:.3:wnd*.2 --rate 10 --budget 2":    `low is too inaccurate for family "a"`,
 		"--place --family a=wnd:1 --family a=rm2:1 --rate 10 --budget 2": "family a has the name",
 		"--place --family a=wnd:1,dien:.9 --rate 10 --budget 2":          "give one with --qos-ms",
 		"--place --model rm2 --rate 10 --budget 2 --qos-ms 1": "serves any query in time; family " +
