@@ -112,8 +112,9 @@ type discreet struct {
 
 // RoundTrip implements [http.RoundTripper]. It sees each redirect as a request of its own.
 func (d *discreet) RoundTrip(req *http.Request) (*http.Response, error) {
-	// a password may be in the body
-	secret := req.Header.Get("Authorization") != "" || req.Body != nil && req.Body != http.NoBody
+	// by OAuth 2 the password or token is in a form
+	secret := req.Header.Get("Authorization") != "" ||
+		req.Header.Get("Content-Type") == "application/x-www-form-urlencoded"
 	at := req.URL.Host
 	if secret && req.URL.Scheme != "https" && !strings.EqualFold(nameOf(at), nameOf(d.registry)) &&
 		!(loopback(at) && loopback(d.registry)) {
