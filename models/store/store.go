@@ -91,7 +91,8 @@ func within(ctx context.Context, most time.Duration, do func(context.Context) er
 }
 
 // Index lists the models, also those of which there are only revocations. Files are not listed,
-// however many there are. Objects that are not of a store are passed over; more than 100,000 of any kind below models/ are an error.
+// however many there are. Objects that are not of a store are passed over; more than 100,000 of any
+// kind below models/ are an error.
 func (s *Store) Index(ctx context.Context) (map[string]*Entry, error) {
 	return s.index(ctx, "models/")
 }

@@ -18,7 +18,8 @@ const (
 )
 
 // bounded sends HTTP requests of a store, as many as an operation may take, and bounds the bodies of
-// the answers. Only an answer with bytes of a model's file has no bound of its own: whoever reads it stops after the length that a
+// the answers. Only an answer with bytes of a model's file has no bound of its own: whoever reads
+// it stops after the length that a
 // manifest says. It is a client for all the libraries, each of which wants one of its methods.
 type bounded func(*http.Request) (*http.Response, error)
 
