@@ -137,11 +137,11 @@ func TestDisplacedWithoutNames(t *testing.T) {
 			t.Fatal("the first one is refused")
 		}
 		second := &countedConn{holder: "b", connections: &cs}
-		time.Sleep(idleEnough - 1)
+		time.Sleep(idleEnough - time.Millisecond)
 		if displaced, ok := cs.enter(second); ok {
 			t.Errorf("a connection in use makes room: %v", displaced)
 		}
-		time.Sleep(time.Nanosecond)
+		time.Sleep(time.Millisecond)
 		if displaced, ok := cs.enter(second); displaced != first || !ok {
 			t.Errorf("an idle connection makes no room: %v, %v", displaced, ok)
 		}
