@@ -267,7 +267,8 @@ func insteadOf(missing string) string {
 // client sends leads out of the repository.
 func checkName(model string) error {
 	// Names go into messages, which carry text in UTF-8 alone.
-	if model == "" || len(model) > 255 || !utf8.ValidString(model) || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
+	if model == "" || len(model) > 255 || !utf8.ValidString(model) ||
+		strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
 		!filepath.IsLocal(model) {
 		return fmt.Errorf(
 			"%w: model %.255q; expected the name of a folder of the model directory, not hidden, in UTF-8",
