@@ -20,7 +20,7 @@ func TestLongDescription(t *testing.T) {
 		t.Fatal(err)
 	}
 	for says, change := range map[string]func(*control.Member){
-		"one of its address":       func(m *control.Member) { m.InstanceType = long },
+		"one of its address":   func(m *control.Member) { m.InstanceType = long },
 		"names of at most 255": func(m *control.Member) { m.Models[0].Family = long },
 		"its description has 1677": func(m *control.Member) {
 			m.Models[0].Metadata.Platform = strings.Repeat(long, 16)
