@@ -43,11 +43,9 @@ func TestPlanBadInput(t *testing.T) {
 			"the budget",
 		"--model rm2 --budget 0.3": "needs an instance of the base type, g4dn.xlarge at " +
 			"0.526",
-		"--model rm2 --budget 1000":                           "lower the budget, limit how many of a type",
+		"--model rm2 --budget 1000 --planner kairos":          "lower the budget, limit how many of a type",
 		"--model rm2 --budget 1e9 --evaluator bound":          "lower the budget, limit how many",
-		"--model rm2 --rate 20000 --planner fluid":            "configurations to choose from: give a budget",
 		"--model rm2 --rate 20000 --planner kairos":           "configurations to choose from: give a budget",
-		"--model rm2 --rate 20000":                            "configurations to choose from: give a budget",
 		"--model rm2 --rate 0":                                "rate: 0",
 		"--model rm2 --rate 10 --budget 0":                    "budget: 0",
 		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1": "qos-ms: -1",
@@ -106,6 +104,23 @@ func TestPlanBadInput(t *testing.T) {
 		}
 		if stdout != "" {
 			t.Errorf("plan %s: printed %q", args, stdout)
+		}
+	}
+}
+
+// TestPlanLarge: fleets of hundreds of instances are planned, of which there are too many
+// configurations to list.
+func TestPlanLarge(t *testing.T) {
+	for args, want := range map[string]string{
+		"--rate 500":   "g4dn.xlarge=1,r5n.large=55 ",
+		"--budget 50":  "g4dn.xlarge=5,c5n.2xlarge=1,r5n.large=315 ",
+		"--rate 20000": "the cheapest of ",
+	} {
+		stdout, _, err := execute(t, append([]string{"plan", "--model", "rm2", "--planner", "fluid",
+			"--evaluator", "bound"}, strings.Fields(args)...)...)
+		if err != nil || !strings.Contains(stdout, want) ||
+			!strings.Contains(stdout, "more than 100000 configurations") {
+			t.Errorf("plan %s: %v\n%s\nwant %q, and a note of too many to list", args, err, stdout, want)
 		}
 	}
 }

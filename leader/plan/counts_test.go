@@ -124,3 +124,36 @@ func TestMoreTypesCostNoMore(t *testing.T) {
 		t.Errorf("only %d of %d problems are too large to list", searched, compared)
 	}
 }
+
+// TestLargeBudget: within a budget for hundreds of instances no fleet beside the one that is planned has
+// a higher fluid limit.
+func TestLargeBudget(t *testing.T) {
+	p := rm2()
+	p.Budget = 50
+	r, err := Fluid{Top: 1}.Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best := r.Plans[0]
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := best.Configuration
+	for base := max(0, c[0]-4); base <= c[0]+4; base++ {
+		for second := max(0, c[1]-4); second <= c[1]+4; second++ {
+			for last := max(0, c[3]-2); last <= c[3]+2; last++ {
+				other := Configuration{base, second, 0, last}
+				other[2] = int((p.Budget - p.Price(other)) / p.Types[2].Price)
+				sol, err := a.Fluid(other)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if sol.Rate > best.FluidLimit*(1+2e-6) {
+					t.Errorf("%s serves %.6g queries/s, the plan %s only %.6g", p.Name(other), sol.Rate,
+						p.Name(c), best.FluidLimit)
+				}
+			}
+		}
+	}
+}
