@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"aead.dev/minisign"
@@ -103,8 +104,10 @@ func (p *publisher) serve(version int64, agents ...*fleetAgent) {
 	})
 }
 
-// states are those of the versions of ncf.
+// states are those of the versions of ncf, once all that is to happen now has happened: an agent that
+// has just been started sets its worker on a goroutine of its own.
 func (a *fleetAgent) states() map[int64]models.State {
+	synctest.Wait()
 	all := map[int64]models.State{}
 	if a.worker != nil {
 		for _, s := range a.worker.Repository().Index() {
