@@ -615,15 +615,13 @@ def check_new_model(c, work, name):
 
 
 def check_infinity(c):
-    x = np.array([[0, 2]], dtype=np.float32)
-    if c.is_http and not c.binary:
-        fails(lambda: c.infer("reciprocal", {"x": x}, ["y"]), c.invalid, "y", "binary")
-    else:
-        same(
-            c.infer("reciprocal", {"x": x}, ["y"]).as_numpy("y"),
-            np.array([[np.inf, 0.5]], dtype=np.float32),
-            "y",
-        )
+    """Infinity and NaN, in a query and in an answer, in JSON too."""
+    x = np.array([[0, 2], [-0.0, np.nan]], dtype=np.float32)
+    same(
+        c.infer("reciprocal", {"x": x}, ["y"]).as_numpy("y"),
+        np.array([[np.inf, 0.5], [-np.inf, np.nan]], dtype=np.float32),
+        "y",
+    )
 
 
 def check_concurrent(c, model):
