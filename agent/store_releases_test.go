@@ -72,6 +72,26 @@ func (p *publisher) start(changes ...func(*Agent)) *fleetAgent {
 	}}, changes...)...)
 }
 
+// newSigner makes a pair of keys. It writes the public one to the file keys, in the place of those that
+// the file had.
+func (f *testFleet) newSigner(keys string) *store.Signer {
+	f.Helper()
+	public, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	text, err := public.MarshalText()
+	if err == nil {
+		err = os.WriteFile(keys, append(text, '\n'), 0o600)
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+	return &store.Signer{Key: store.Keys{public}, Sign: func(d []byte) ([]byte, error) {
+		return minisign.Sign(private, d), nil
+	}}
+}
+
 // elsewhere makes a release as another fleet does.
 func (p *publisher) elsewhere(r *control.Release) {
 	p.f.Helper()
@@ -365,26 +385,13 @@ func TestStoreReleaseLater(t *testing.T) {
 func TestStoreReleasesSigned(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		p := f.publisher(1, 2)
-		public, private, err := minisign.GenerateKey(nil)
-		if err != nil {
-			f.Fatal(err)
-		}
-		signer := &store.Signer{Key: store.Keys{public}, Sign: func(d []byte) ([]byte, error) {
-			return minisign.Sign(private, d), nil
-		}}
+		keys := filepath.Join(f.TempDir(), "keys")
+		signer := f.newSigner(keys)
 		for _, version := range []int64{1, 2} {
 			if _, err := p.Push(f.Context(), p.folder, version,
 				store.PushOptions{Sign: signer.Sign}); err != nil {
 				f.Fatal(err)
 			}
-		}
-		text, err := public.MarshalText()
-		keys := filepath.Join(f.TempDir(), "keys")
-		if err == nil {
-			err = os.WriteFile(keys, append(text, '\n'), 0o600)
-		}
-		if err != nil {
-			f.Fatal(err)
 		}
 		write := func(r *control.Release, fleet string) {
 			f.Helper()
@@ -413,7 +420,7 @@ func TestStoreReleasesSigned(t *testing.T) {
 		time.Sleep(time.Minute)
 		f.released(1, 0, 0, agents...)
 
-		_, err = agents[0].ctl.SetRelease(f.Context(),
+		_, err := agents[0].ctl.SetRelease(f.Context(),
 			&control.SetReleaseRequest{Model: "ncf", Version: 2})
 		if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(),
 			"muster models promote ncf 2 --store file:///models") {
@@ -443,18 +450,8 @@ func TestStoreReleasesSigned(t *testing.T) {
 func TestStoreUnsignedOnDisk(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		p := f.publisher(1)
-		public, private, err := minisign.GenerateKey(nil)
-		if err != nil {
-			f.Fatal(err)
-		}
-		text, err := public.MarshalText()
 		keys := filepath.Join(f.TempDir(), "keys")
-		if err == nil {
-			err = os.WriteFile(keys, append(text, '\n'), 0o600)
-		}
-		if err != nil {
-			f.Fatal(err)
-		}
+		signer := f.newSigner(keys)
 		dir := f.TempDir()
 		first := p.start(func(a *Agent) { a.config.ModelDir = dir })
 		p.serve(1, first)
@@ -469,25 +466,15 @@ func TestStoreUnsignedOnDisk(t *testing.T) {
 		if !strings.Contains(again.log.String(), "muster models push --sign KEY") {
 			f.Error("the log does not say how to sign it")
 		}
-		if _, err := p.Push(f.Context(), p.folder, 1, store.PushOptions{
-			Sign: func(d []byte) ([]byte, error) { return minisign.Sign(private, d), nil },
-		}); err != nil {
+		if _, err := p.Push(f.Context(), p.folder, 1,
+			store.PushOptions{Sign: signer.Sign}); err != nil {
 			f.Fatal(err)
 		}
 		p.serve(1, again)
 		if err := os.Remove(keys); err != nil { // what it said stays in force
 			f.Fatal(err)
 		}
-		other, _, err := minisign.GenerateKey(nil)
-		if err == nil {
-			text, err = other.MarshalText()
-		}
-		if err == nil {
-			err = os.WriteFile(keys, append(text, '\n'), 0o600)
-		}
-		if err != nil {
-			f.Fatal(err)
-		}
+		f.newSigner(keys)
 		time.Sleep(time.Minute)
 		if state := again.states()[1]; state != models.Ready {
 			f.Errorf("after its key was taken out, the version is %s", state)
