@@ -2,6 +2,7 @@ package leader
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -73,12 +74,59 @@ func TestReplay(t *testing.T) {
 		t.Errorf("%d terms replayed, want more than one a schedule now and then", terms)
 	}
 	for _, in := range []string{
-		"", Header + "\n", Header + "\nconfig {\"Policy\":\"x\"}\n",
+		"", Header + "\n", Header + "0\n", Header + " decider=0\n", Header + " decider=x\n",
+		Header + "\nconfig {}\n0s time-passed\n" + Header + " decider=-1\n", Header + "\nconfig", Header + "\nconfig {\"Policy\":\"x\"}\n",
 		Header + "\nconfig {\"X\":1}\n", "muster-term 2\n",
 	} {
 		if _, err := Replay(strings.NewReader(in)); err == nil ||
 			!strings.Contains(err.Error(), "line ") {
 			t.Errorf("%q replays: %v", in, err)
+		}
+	}
+}
+
+// TestReplayOfOtherDecider: where another version of the decider decided otherwise, a replay says so
+// without an error, goes on with the next term, and still finds faults in its own version's terms.
+func TestReplayOfOtherDecider(t *testing.T) {
+	const assign, other = "agent=w", "agent=v"
+	text := record(t, 1)
+	own := fmt.Sprintf("%s decider=%d\n", Header, DeciderVersion)
+	if !strings.HasPrefix(text, own) {
+		t.Fatalf("a recording begins with %.40q, want %q", text, own)
+	}
+	var line string
+	for line = range strings.Lines(text) {
+		if strings.HasPrefix(line, "assign ") {
+			break
+		}
+	}
+	changed := strings.Replace(text, line, strings.Replace(line, assign, other, 1), 1)
+	whole, err := Replay(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole.Decider != DeciderVersion || whole.Difference != "" {
+		t.Errorf("replayed %+v, want no difference by decider %d", whole, DeciderVersion)
+	}
+	for header, decider := range map[string]int{
+		Header + "\n": 1, Header + " decider=1\n": 1, Header + " decider=12345\n": 12345,
+	} {
+		same := strings.ReplaceAll(text, own, header)
+		if got, err := Replay(strings.NewReader(same)); err != nil || got.Decider != decider ||
+			got.Difference != "" || got.Events != whole.Events {
+			t.Errorf("%q: replayed %+v, %v; want decider %d, no difference and %d events", header,
+				got, err, decider, whole.Events)
+		}
+		differs := strings.ReplaceAll(changed, own, header)
+		got, err := Replay(strings.NewReader(differs + text))
+		if err != nil || got.Decider != decider || !strings.Contains(got.Difference, other) ||
+			got.Events <= whole.Events {
+			t.Errorf("%q: replayed %+v, %v; want decider %d, the difference with %q, and the "+
+				"%d events of the next term", header, got, err, decider, other, whole.Events)
+		}
+		if got, err := Replay(strings.NewReader(differs + changed)); err == nil ||
+			!strings.Contains(err.Error(), other) {
+			t.Errorf("%q: own term with another decision: %+v, %v", header, got, err)
 		}
 	}
 }

@@ -1,46 +1,72 @@
 package leader
 
 import (
+	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
 )
 
-// TestRecordings: a leader decides as it did before it knew families of several variants, byte for
-// byte. The recordings were made in November 2026 with
-//
-//	muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --rate 135 --load 1s:.9,1s:1.3 \
-//	  --merge none --rtt-ms 0.5 --deadline-ms 900 --samples published --seeds 1 --queries 600 \
-//	  --record rm2.txt
-//
-// and the like for the other four models. mixed is of three models, faults has a killed leader and
-// a cut link, and rivals has a term for each other policy. A recording that a change of decisions
-// makes wrong on purpose is made anew, and the commit says why.
+// goldenDecisions is the SHA-256 of the golden recordings, and goldenDecider the version of the
+// decider that made them. They change together: whoever writes another hash here raises
+// [DeciderVersion], unless nobody has that version yet.
+const (
+	goldenDecider   = 2
+	goldenDecisions = "e83e59c4d7a4e1f42cba3a16ede05fa8ec5df7e6a4b0765a90373dbe4ac8eeef"
+)
+
+// TestRecordings: a leader decides as it did when the golden recordings were made, byte for byte.
+// scripts/record.sh makes them: of each of five models below and above its limit, of three models
+// (mixed), with a killed leader and a cut link (faults), and with a term for each other policy
+// (rivals).
 func TestRecordings(t *testing.T) {
 	files, err := filepath.Glob("testdata/recordings/*.txt.gz")
 	if err != nil || len(files) != 8 {
 		t.Fatalf("%d recordings, %v; want 8", len(files), err)
 	}
+	hash := sha256.New()
 	for _, name := range files {
+		recording := readRecording(t, name)
+		fmt.Fprintf(hash, "%s %d\n", filepath.Base(name), len(recording))
+		hash.Write(recording)
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			t.Parallel()
-			f, err := os.Open(name)
+			replayed, err := Replay(bytes.NewReader(recording))
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer f.Close()
-			zipped, err := gzip.NewReader(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			replayed, err := Replay(zipped)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if replayed.Decisions < 400 {
-				t.Errorf("replayed %+v, want 400 decisions or more", replayed)
+			if replayed.Decider != DeciderVersion || replayed.Decisions < 400 {
+				t.Errorf("replayed %+v, want 400 decisions or more of decider %d", replayed,
+					DeciderVersion)
 			}
 		})
 	}
+	if got := fmt.Sprintf("%x", hash.Sum(nil)); got != goldenDecisions ||
+		goldenDecider != DeciderVersion {
+		t.Errorf("the golden decisions of decider %d have the hash\n%s, want\n%s of decider %d.\n"+
+			"If decisions changed on purpose, raise DeciderVersion and write both here",
+			DeciderVersion, got, goldenDecisions, goldenDecider)
+	}
+}
+
+func readRecording(t *testing.T, name string) []byte {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zipped, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recording, err := io.ReadAll(zipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return recording
 }

@@ -31,7 +31,7 @@ import (
 // A model is written name/version, with version 0 if a query names none. The line of an event holds
 // all that a state reads of it, exactly. Tags are left out, because a state only hands them back.
 
-// Header is the first line of a recorded term, without the newline.
+// Header begins the first line of a recorded term; [DeciderVersion] follows it.
 const Header = "muster-term 1"
 
 var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken",

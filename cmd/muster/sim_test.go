@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"image/png"
 	"os"
 	"path/filepath"
@@ -135,6 +136,26 @@ func TestSim(t *testing.T) {
 	if stdout, _, err = execute(t, "sim", "replay", run); err != nil ||
 		!strings.Contains(stdout, "all as recorded") {
 		t.Errorf("replay: %q, %v", stdout, err)
+	}
+	recording, err := os.ReadFile(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(recording), "\n")
+	former := writeFiles(t, map[string]string{
+		"same.txt":    leader.Header + "\n" + rest,
+		"differs.txt": leader.Header + "\n" + strings.Replace(rest, "lane=0", "lane=99", 1),
+	})
+	says := fmt.Sprintf("recorded by decider 1, this is decider %d: decisions may differ\n",
+		leader.DeciderVersion)
+	for name, want := range map[string]string{
+		"same.txt": ", all as recorded\n" + says, "differs.txt": ", not all as recorded\n" + says +
+			"first difference: line ",
+	} {
+		if stdout, _, err = execute(t, "sim", "replay", filepath.Join(former, name)); err != nil ||
+			!strings.Contains(stdout, want) {
+			t.Errorf("replay %s: %q, %v; want %q and no error", name, stdout, err, want)
+		}
 	}
 
 	stdout, _, err = execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4",
