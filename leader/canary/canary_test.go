@@ -34,30 +34,42 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// TestShare: of any queries in a row the canary gets its share, give or take a few, also if only
-// each second or each seventh of a gateway's queries is for the model; and each query always goes
-// the same way.
+// TestShare: of queries of a gateway with any period the canary gets its share as of independent
+// draws, neither more nor less regularly; and each query always goes the same way.
 func TestShare(t *testing.T) {
+	const queries = 2000 // of each residue class
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, share := range []float64{.001, .01, .05, .2, .5, .99} {
+	for _, share := range []float64{.01, .05, .2, .5, .99} {
 		release := Release{Current: 3, Canary: 4, Share: share}
-		for _, stride := range []uint64{1, 2, 7} {
+		classes, sum := 0, 0.
+		for _, period := range []uint64{
+			1, 2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 34, 50, 55, 60, 64, 89, 100, 128, 144, 233, 256, 360,
+			377, 500, 610, 987, 1000, 1024, 1597, 4096, 10946, 65536, 1 << 20, 1 << 32,
+		} {
 			gateway, first := r.Uint64(), r.Uint64N(1<<40)
-			got, most := 0, 0.
-			for n := range 100_000 {
-				id := (first + uint64(n)*stride) * Numbering
-				if release.Takes(gateway, id) {
-					got++
+			for residue := range min(period, 20) {
+				got := 0
+				for n := range uint64(queries) {
+					id := (first + residue + n*period) * Numbering
+					if release.Takes(gateway, id) {
+						got++
+					}
+					if release.Takes(gateway, id) != release.Takes(gateway, id+3) {
+						t.Fatalf("a part of query %d goes another way than the query", id)
+					}
 				}
-				if release.Takes(gateway, id) != release.Takes(gateway, id+3) {
-					t.Fatalf("a part of query %d goes another way than the query", id)
+				z := (float64(got) - share*queries) / math.Sqrt(share*(1-share)*queries)
+				if math.Abs(z) > 5 { // 1 in 10^6 of 3,000, and a little more for small shares
+					t.Errorf("share %v, each %d. query from %d on: %d of %d, want about %v", share,
+						period, residue, got, queries, share*queries)
 				}
-				most = max(most, math.Abs(float64(got)-share*float64(n+1)))
+				classes, sum = classes+1, sum+z*z
 			}
-			if most > 12 {
-				t.Errorf("share %v, each %d.: off by %.1f queries, want at most 12", share, stride,
-					most)
-			}
+		}
+		// The sum of z^2 over so many classes has a standard deviation of sqrt(2 x classes).
+		if off := (sum - float64(classes)) / math.Sqrt(2*float64(classes)); math.Abs(off) > 4 {
+			t.Errorf("share %v: what %d classes get varies %.3g times as much as independent draws",
+				share, classes, sum/float64(classes))
 		}
 	}
 	for _, none := range []Release{{}, {Current: 3}, {Current: 3, Canary: 4}} {
@@ -66,6 +78,17 @@ func TestShare(t *testing.T) {
 				t.Fatalf("%+v: query %d goes to the canary", none, id)
 			}
 		}
+	}
+	near, want := 0, .3*.3*10_000
+	for id := range uint64(10_000) {
+		third := Release{Current: 3, Canary: 4, Share: .3}
+		if third.Takes(41, id*Numbering) && third.Takes(42, id*Numbering) {
+			near++
+		}
+	}
+	if math.Abs(float64(near)-want) > 4*math.Sqrt(want) {
+		t.Errorf("of the same queries of two gateways %d of 10000 go to the canary, want about %v", near,
+			want)
 	}
 	yes, no := func(int64) bool { return true }, func(int64) bool { return false }
 	all := Release{Current: 3, Canary: 4, Share: .999999}

@@ -52,16 +52,26 @@ const Numbering = 4
 
 // Takes reports whether the canary answers a query, of which it takes the gateway's id and the
 // query's sequence number there. The same query goes the same way whoever decides, so that a
-// second attempt, another leader or none change nothing. A gateway's queries, in their order, fall
-// on the multiples of the golden ratio in [0, 1), so that of n queries in a row the canary gets
-// share x n, give or take a few, where a random choice would be off by the square root of that.
+// second attempt, another leader or none change nothing; agents that chose by the golden ratio's
+// multiples, as all did at first, choose other queries but the same share. A hash decides: of
+// queries that have something in common, such as each hundredth one of a gateway, the canary gets
+// its share as by independent draws. Any regular choice falls in step with some regular client.
 func (r Release) Takes(gateway, sequence uint64) bool {
 	if !r.OnTrial() {
 		return false
 	}
-	const golden = 0x9E3779B97F4A7C15 // the golden ratio's fraction, x 2^64
-	place := sequence/Numbering*golden + gateway
+	const golden = 0x9E3779B97F4A7C15 // odd, and its bits look random: SplitMix64's step
+	place := mix(mix(gateway) + sequence/Numbering*golden)
 	return float64(place>>11)/(1<<53) < r.Share
+}
+
+// mix returns a number of which each bit depends on all bits of x: the last step of SplitMix64
+// (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). What it
+// returns decides which queries go to a canary, in all agents and clients: it must not change.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
 }
 
 // Version returns the version that answers a query which names none: the canary, if the query is
