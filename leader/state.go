@@ -35,6 +35,9 @@ type Config struct {
 	Self names.AgentName
 	// Policy is one of [match.Policies]; "" means [match.DefaultPolicy].
 	Policy string
+	// NewChooser, if not nil, makes a policy from outside of [match.Policies], in place of Policy. A
+	// recording does not have it, so it cannot be replayed.
+	NewChooser func() match.Chooser `json:"-"`
 	// Threshold is the batch size above which drs sends a query to the base type.
 	// Only drs reads it.
 	Threshold int `json:",omitempty"`
@@ -132,7 +135,8 @@ type lane struct {
 // New returns the state of a new term, or what is wrong with cfg.
 func New(cfg Config) (*State, error) {
 	m, err := match.New(match.Config{
-		Policy: cfg.Policy, Threshold: cfg.Threshold, Settle: settleTime, Seed: cfg.Seed,
+		Policy: cfg.Policy, NewChooser: cfg.NewChooser, Threshold: cfg.Threshold,
+		Settle: settleTime, Seed: cfg.Seed,
 	})
 	if err != nil {
 		return nil, err

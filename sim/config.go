@@ -122,7 +122,7 @@ type Config struct {
 	// The leader hears of a completion half a round trip after it.
 	RTT time.Duration
 	// Jitter is how much longer, in the mean, the payload's way takes than half a round trip, with
-	// an exponential distribution. It counts only without faults.
+	// an exponential distribution.
 	Jitter time.Duration
 	// Merge is how lanes run several waiting queries as one, and the leader gives them such. ""
 	// means each query alone.

@@ -47,7 +47,8 @@ var outcomes = [...]Outcome{
 // newFleet returns the fleet that serves the run's queries in place of the run's own lanes.
 func newFleet(r *run) (*fleet.Fleet, error) {
 	c := &fleet.Config{
-		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Deadline: r.cfg.Deadline,
+		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Jitter: r.cfg.Jitter,
+		Deadline: r.cfg.Deadline,
 		Gateways: r.cfg.gateways(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, inquire.DefaultProbes), Faults: r.cfg.Faults,
 		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record,

@@ -71,6 +71,8 @@ type Config struct {
 	Models []Model
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
+	// NewChooser, if not nil, makes a policy from outside for each shard, in place of Policy.
+	NewChooser func() Chooser
 	// Threshold is the batch size above which the policy drs sends a query to the base type. No
 	// other policy reads it.
 	Threshold int

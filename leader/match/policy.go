@@ -26,6 +26,14 @@ const DefaultPolicy = "horizon"
 // Policies lists the names that [Config.Policy] accepts, in alphabetical order.
 func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 
+// newPolicy makes the policy of one shard.
+func (m *Matcher) newPolicy() policy {
+	if m.cfg.NewChooser != nil {
+		return chosen{m.cfg.NewChooser()}
+	}
+	return policies[m.cfg.Policy](m)
+}
+
 // fifo gives the oldest query to the first open lane that may have it, the fastest type first. This
 // is fcfs, by which RIBBON serves. With bySize it is drs (DeepRecSys): queries above the threshold
 // go only to base types and the others only to auxiliary types, unless the shard has no such lane
@@ -135,8 +143,20 @@ func (p *queues) arrived(s *shard, q *query) {
 // mostMoved is how many queries of one queue are offered to other lanes in a round.
 const mostMoved = 64
 
-// choose first chooses anew for the queries whose lane is now to end before they do.
 func (p *queues) choose(s *shard) {
+	s.leaveEndingLanes(p)
+	for _, l := range s.lanes {
+		for q := l.queue.first; q != nil && l.open(); {
+			next := q.nextQueued
+			s.assignInTime(q, l) // unless l ends too soon for q
+			q = next
+		}
+	}
+}
+
+// leaveEndingLanes lets the queries arrive again that are in the queue of a lane that is now to end
+// before they do.
+func (s *shard) leaveEndingLanes(p policy) {
 	for _, l := range s.lanes {
 		q := l.queue.first
 		for range mostMoved {
@@ -146,13 +166,6 @@ func (p *queues) choose(s *shard) {
 			next := q.nextQueued
 			l.queue.remove(q)
 			p.arrived(s, q)
-			q = next
-		}
-	}
-	for _, l := range s.lanes {
-		for q := l.queue.first; q != nil && l.open(); {
-			next := q.nextQueued
-			s.assignInTime(q, l) // unless l ends too soon for q
 			q = next
 		}
 	}

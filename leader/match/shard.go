@@ -47,7 +47,7 @@ type policy interface {
 const defaultShardLanes = 15
 
 func newShard(m *Matcher) *shard {
-	return &shard{m: m, policy: policies[m.cfg.Policy](m), spare: spareTime{share: 1}}
+	return &shard{m: m, policy: m.newPolicy(), spare: spareTime{share: 1}}
 }
 
 // enter adds q to the live queries of s.

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"io"
 	"math"
 	"time"
@@ -25,12 +26,16 @@ var epoch = time.Unix(0, 0).UTC()
 type Config struct {
 	Models []Model
 	Lanes  []Lane // one for each agent
-	// Policy is one of match.Policies.
-	Policy string
-	Seed   uint64
-	// RTT is the round trip between any two hosts.
-	RTT time.Duration
-	// Deadline is how long after its arrival a query is dropped; 0 means never.
+	// Policy is one of match.Policies. NewChooser, if not nil, makes a policy from outside in its
+	// place.
+	Policy     string
+	NewChooser func() match.Chooser
+	Seed       uint64
+	// RTT is the round trip between any two hosts. Jitter is how much longer, in the mean, the way
+	// of a query to its lane takes, with an exponential distribution.
+	RTT, Jitter time.Duration
+	// Deadline is how long after its arrival a query is dropped; 0 means never. That of a model goes
+	// before it.
 	Deadline time.Duration
 	// Gateways is the number of gateways, >= 1. GossipDelay is the time between two reports of a
 	// lane's load to them; 0 means that the loads that they know are always up to date. Probes is
@@ -62,10 +67,17 @@ type Model struct {
 	match.Model
 	// Share is the share of its queries that should meet the QoS target, in (0, 1].
 	Share float64
+	// Deadline is how long after its arrival a query is dropped; 0 means as Config.Deadline says.
+	Deadline time.Duration
 }
 
 // id is the model's id at a leader.
 func (m *Model) id() leader.ModelID { return leader.ModelID{Name: string(m.Name), Version: 1} }
+
+// deadline is how long after its arrival a query of a model is dropped; 0 means never.
+func (c *Config) deadline(model int) time.Duration {
+	return cmp.Or(c.Models[model].Deadline, c.Deadline)
+}
 
 func (c *Config) matchModels() (all []match.Model) {
 	for i := range c.Models {
@@ -77,6 +89,9 @@ func (c *Config) matchModels() (all []match.Model) {
 // A Lane runs queries, one at a time, or several as one where package merge says so.
 type Lane struct {
 	Type names.LaneType
+	// Distance is how much longer than half a round trip a message from or to the lane's agent
+	// takes, such as one in another zone.
+	Distance time.Duration
 	// Known is, by model, its latency on the lane as leaders and gateways assume it, Predicted the
 	// same as a table; nil if the lane cannot run the model.
 	Known     []match.Latencies

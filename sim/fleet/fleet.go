@@ -122,11 +122,12 @@ func New(cfg *Config) (*Fleet, error) {
 
 // addAgents adds an agent for each lane, and the latencies that are known of it.
 func (f *Fleet) addAgents() {
-	number := map[names.LaneType]int{}
+	number, known := map[names.LaneType]int{}, map[names.TableKey]bool{}
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
 		number[l.Type]++
 		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never, startsAt: Never}
+		a.distance = l.Distance
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
 		a.member.OwnType = l.Type.Own(a.member.Name)
 		for m, table := range l.Predicted {
@@ -139,8 +140,8 @@ func (f *Fleet) addAgents() {
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
 				Splits: model.Splits, Merge: string(model.Merge),
 			})
-			if number[l.Type] == 1 {
-				key := names.TableKey{Model: model.id().Key(), Type: l.Type}
+			if key := (names.TableKey{Model: model.id().Key(), Type: l.Type}); !known[key] {
+				known[key] = true
 				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
 					TableKey: key, Table: table,
 				})

@@ -164,9 +164,9 @@ func (g *gateway) arrive(new Query) {
 	f := g.f
 	q := &asked{Query: new}
 	q.state = queries.Query{Arrival: new.Arrival, Tag: q}
-	if f.cfg.Deadline > 0 {
-		q.state.Deadline = new.Arrival + f.cfg.Deadline
-		f.on(&g.host, f.cfg.Deadline, func() {
+	if d := f.cfg.deadline(new.Model); d > 0 {
+		q.state.Deadline = new.Arrival + d
+		f.on(&g.host, d, func() {
 			g.state.End(&q.state, fate(Dropped))
 			if q.call != nil {
 				g.abort(q)
@@ -275,7 +275,7 @@ func (g *gateway) look(q *asked) {
 		f.on(&g.host, 0, unreached)
 		return
 	}
-	f.send(&g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
+	f.sendAfter(f.drawJitter(), &g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
 }
 
 // end handles that a query, or a part, has its outcome.

@@ -73,11 +73,11 @@ func (a *agent) takes(c *call) {
 	}
 	promised := a.unpromise(c.gateway, c.reservation)
 	c.cameAt = f.now
-	arrival := f.now - c.waited
+	arrival, deadline := f.now-c.waited, f.cfg.deadline(c.of.Model)
 	c.Estimate = l.Predicted[c.of.Model].Mean(c.of.BatchSize)
 	c.LatestStart = queue.LatestStart(arrival, m.QoSTarget, c.Estimate)
 	switch {
-	case f.cfg.Deadline > 0 && !promised && f.now+a.remaining() > arrival+f.cfg.Deadline:
+	case deadline > 0 && !promised && f.now+a.remaining() > arrival+deadline:
 		a.giveBack(c, refused)
 		return
 	case m.RejectLate && c.LatestStart < f.now:

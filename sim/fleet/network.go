@@ -8,6 +8,7 @@ import (
 // A host is an agent or a gateway, as the network sees it.
 type host struct {
 	dead     bool
+	distance time.Duration // how much longer messages from and to it take
 	froze    time.Duration
 	thaws    time.Duration // it is frozen until then
 	inbox    []func()      // what has arrived while it was frozen
@@ -53,7 +54,7 @@ func (f *Fleet) way(from, to *host) time.Duration {
 	if from == to {
 		return 0
 	}
-	way := f.cfg.RTT / 2
+	way := f.cfg.RTT/2 + from.distance + to.distance
 	f.delays = slices.DeleteFunc(f.delays, func(d delay) bool { return d.until <= f.now })
 	for _, d := range f.delays {
 		if d.of == nil || d.of == from || d.of == to {
@@ -79,7 +80,20 @@ func (f *Fleet) cut(a, b *host) (until time.Duration, breaks bool) {
 // process has ended, or the connection is known to be broken, refused, unless it is nil, is called
 // at from.
 func (f *Fleet) send(from, to *host, what, refused func()) {
-	way := f.way(from, to)
+	f.sendAfter(0, from, to, what, refused)
+}
+
+// drawJitter draws how much longer the way of a query takes than that of other messages.
+func (f *Fleet) drawJitter() time.Duration {
+	if f.cfg.Jitter == 0 {
+		return 0
+	}
+	return time.Duration(f.rng.ExpFloat64() * float64(f.cfg.Jitter))
+}
+
+// sendAfter is send of a message whose way takes longer by jitter.
+func (f *Fleet) sendAfter(jitter time.Duration, from, to *host, what, refused func()) {
+	way := f.way(from, to) + jitter
 	at := f.now + way
 	if until, breaks := f.cut(from, to); until > 0 {
 		if breaks {

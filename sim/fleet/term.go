@@ -29,7 +29,8 @@ type term struct {
 func (a *agent) lead(claim election.Claim) {
 	f := a.f
 	cfg := leader.Config{
-		Self: a.member.Name, Policy: f.cfg.Policy, Seed: f.cfg.Seed + claim.Epoch, Ahead: f.ahead,
+		Self: a.member.Name, Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser,
+		Seed: f.cfg.Seed + claim.Epoch, Ahead: f.ahead,
 	}
 	t := &term{
 		f: f, agent: a, claim: claim, began: f.now, wakeAt: Never,

@@ -1,0 +1,122 @@
+package regimes
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/fleet"
+)
+
+// A Regime is a setting in which policies are compared.
+type Regime struct {
+	// Name is unique, in words and hyphens; About says what the regime is, for people.
+	Name, About string
+	// Models are the models, with their true latencies and what is known of them.
+	Models []Model
+	// Lanes are the lanes.
+	Lanes []Lanes
+	// Load is the mean arrival rate as a multiple of the fluid limit of the lanes and the models'
+	// mix, of whole queries that run one by one, by the true latencies.
+	Load float64
+	// Arrivals is the arrival process in the form of workload.ParseArrivals; "" is Poisson.
+	// Phases, if not nil, returns how the rate changes over time, for a seed.
+	Arrivals string
+	Phases   func(seed uint64) []sim.Phase
+	// RTT and Jitter are the network's, as fleet.Config has them.
+	RTT, Jitter time.Duration
+	// Deadline is when a query is dropped, in QoS targets of its model after its arrival; 0: never.
+	Deadline float64
+	// Gateways share the queries equally; 0 means 4.
+	Gateways int
+	Faults   []fleet.Fault
+	// Queries is how many queries arrive in one run, and ShortQueries in one of the short form; 0:
+	// the short form leaves the regime out.
+	Queries, ShortQueries int
+	// Seeds is the number of runs of the whole form; 0 means 3.
+	Seeds int
+}
+
+// A Model is a model of a regime.
+type Model struct {
+	sim.Model
+	// Merge is how lanes run several waiting queries as one.
+	Merge merge.Policy
+	// Infeasible says that no lane can meet the model's target. Its queries count neither as late
+	// nor as in time.
+	Infeasible bool
+}
+
+// Lanes are some lanes that are alike.
+type Lanes struct {
+	Type  string
+	Count int
+	// Models are the names of the models that the lanes hold; nil: all that have latencies on the
+	// type.
+	Models []string
+	// Distance is how much longer than half a round trip a message from or to one of them takes.
+	Distance time.Duration
+}
+
+// largestRun is the largest batch size of a run: that of a query, unless queries are merged.
+func (m *Model) largestRun() int {
+	largest := m.BatchSizes.Largest()
+	if !m.Merge.Merges() {
+		return largest
+	}
+	const usual = 1000 // as sim.Model.LargestRun has it
+	if m.LargestRun > 0 {
+		return max(largest, m.LargestRun)
+	}
+	return max(largest, usual)
+}
+
+// known is the latency on a type that the policy assumes.
+func (m *Model) known(laneType string) match.Latencies {
+	if m.Known != nil {
+		return m.Known[laneType]
+	}
+	return m.Latencies[laneType]
+}
+
+// holds reports whether the lanes hold a model.
+func (l *Lanes) holds(m *Model) bool {
+	if m.Latencies[l.Type] == nil {
+		return false
+	}
+	if l.Models == nil {
+		return true
+	}
+	for _, name := range l.Models {
+		if name == m.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// overloaded reports whether the load is above the limit.
+func (r *Regime) overloaded() bool { return r.Load > 1 }
+
+func (r *Regime) String() string {
+	return fmt.Sprintf("%s: %s", r.Name, r.About)
+}
+
+// The seeds of the whole form are firstSeed and those that follow it, and the only one of the short
+// form is shortSeed: what policies are tuned with is not what tests hold them to.
+const firstSeed, shortSeed = 1, 7001
+
+// SeedsOf returns the seeds of one of the regime's forms.
+func (r *Regime) SeedsOf(short bool) (seeds []uint64) {
+	if short {
+		return []uint64{shortSeed}
+	}
+	const usual = 3
+	for i := range cmp.Or(r.Seeds, usual) {
+		seeds = append(seeds, uint64(firstSeed+i))
+	}
+	return seeds
+}

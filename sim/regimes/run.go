@@ -1,0 +1,313 @@
+package regimes
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/inquire"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/fleet"
+)
+
+// A Result is what became of the queries of a regime under a policy, over some seeds.
+type Result struct {
+	Policy string
+	// Models are in the regime's order.
+	Models []ModelResult
+	// Duration is how long queries arrived, over all seeds.
+	Duration time.Duration
+	// Steps counts the steps of leaders; Cost is the time that they took, by Options.Clock.
+	Steps int
+	Cost  time.Duration
+}
+
+// A ModelResult is the part of a Result that is of one model.
+type ModelResult struct {
+	Queries  int
+	InTime   int // answered within the QoS target
+	Answered int
+	// latencies are those of the answered queries.
+	latencies []time.Duration
+}
+
+// LateShare is the share of the queries of feasible models that were not answered in time.
+func (x *Result) LateShare(r *Regime) float64 {
+	queries, inTime := x.total(r)
+	return 1 - float64(inTime)/float64(queries)
+}
+
+// InTimeRate is the rate of answers in time, in queries/s.
+func (x *Result) InTimeRate(r *Regime) float64 {
+	_, inTime := x.total(r)
+	return float64(inTime) / x.Duration.Seconds()
+}
+
+func (x *Result) total(r *Regime) (queries, inTime int) {
+	for i, m := range x.Models {
+		if !r.Models[i].Infeasible {
+			queries, inTime = queries+m.Queries, inTime+m.InTime
+		}
+	}
+	return max(queries, 1), inTime
+}
+
+// Quantile is the quantile p of the latency of answered queries of feasible models, in QoS targets
+// of their models; 0 if none was answered.
+func (x *Result) Quantile(r *Regime, p float64) float64 {
+	var all []float64
+	for i, m := range x.Models {
+		if r.Models[i].Infeasible {
+			continue
+		}
+		target := float64(r.Models[i].QoSTarget)
+		for _, l := range m.latencies {
+			all = append(all, float64(l)/target)
+		}
+	}
+	slices.Sort(all)
+	return quantile(all, p)
+}
+
+// QuantileMS is the same in ms.
+func (x *Result) QuantileMS(r *Regime, p float64) float64 {
+	var all []time.Duration
+	for i, m := range x.Models {
+		if !r.Models[i].Infeasible {
+			all = append(all, m.latencies...)
+		}
+	}
+	slices.Sort(all)
+	return float64(quantile(all, p)) / 1e6
+}
+
+func quantile[T any](sorted []T, p float64) (at T) {
+	if n := len(sorted); n > 0 {
+		at = sorted[min(int(p*float64(n)), n-1)]
+	}
+	return at
+}
+
+// InTimeShare is the share of a model's queries that were answered in time.
+func (m *ModelResult) InTimeShare() float64 {
+	return float64(m.InTime) / float64(max(m.Queries, 1))
+}
+
+func (m *ModelResult) add(o *ModelResult) {
+	m.Queries += o.Queries
+	m.InTime += o.InTime
+	m.Answered += o.Answered
+	m.latencies = append(m.latencies, o.latencies...)
+}
+
+// Options say how a regime is run.
+type Options struct {
+	Seeds []uint64
+	// Short says to take Regime.ShortQueries for Regime.Queries.
+	Short bool
+	// Clock, if not nil, is a wall clock, with which Result.Cost is measured.
+	Clock func() time.Duration
+}
+
+// Run runs a regime under a policy. The result depends on the arguments only, but for its Cost.
+func (r *Regime) Run(ctx context.Context, p *Policy, o *Options) (*Result, error) {
+	all := &Result{Policy: p.Name, Models: make([]ModelResult, len(r.Models))}
+	for _, seed := range o.Seeds {
+		x, err := r.runSeed(ctx, p, o, seed)
+		if err != nil {
+			return nil, fmt.Errorf("regime %s, policy %s, seed %d: %w", r.Name, p.Name, seed, err)
+		}
+		for i := range x.Models {
+			all.Models[i].add(&x.Models[i])
+		}
+		all.Duration += x.Duration
+		all.Steps += x.Steps
+		all.Cost += x.Cost
+	}
+	return all, nil
+}
+
+// An execution is one run of a fleet.
+type execution struct {
+	r       *Regime
+	fleet   *fleet.Fleet
+	lanes   []*Lanes // by lane of the fleet
+	open    map[uint64]arrival
+	results []ModelResult
+}
+
+// An arrival is a query without an outcome.
+type arrival struct {
+	model int
+	at    time.Duration
+}
+
+func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64) (*Result, error) {
+	rate, err := r.rate()
+	if err != nil {
+		return nil, err
+	}
+	e := &execution{r: r, open: map[uint64]arrival{}, results: make([]ModelResult, len(r.Models))}
+	cfg, err := e.config(p, seed)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Clock = o.Clock
+	if e.fleet, err = fleet.New(cfg); err != nil {
+		return nil, err
+	}
+	queries := r.Queries
+	if o.Short {
+		queries = r.ShortQueries
+	}
+	last, err := e.arrive(ctx, rate, queries, seed)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.fleet.Until(ctx, fleet.Never); err != nil {
+		return nil, err
+	}
+	x := &Result{Models: e.results, Duration: last}
+	x.Steps, x.Cost = e.fleet.Steps()
+	return x, nil
+}
+
+// arrive lets the queries arrive, and returns when the last one has.
+func (e *execution) arrive(ctx context.Context, rate float64, queries int,
+	seed uint64) (last time.Duration, err error) {
+	r := e.r
+	drawn := &sim.Config{Rate: rate, Seed: seed}
+	index := map[string]int{}
+	for i := range r.Models {
+		drawn.Models = append(drawn.Models, r.Models[i].Model)
+		index[r.Models[i].Name] = i
+	}
+	var phases []sim.Phase
+	if r.Phases != nil {
+		phases = r.Phases(seed)
+	}
+	stream, err := sim.StreamOf(cmp.Or(r.Arrivals, "poisson"), phases...)(drawn)
+	if err != nil {
+		return 0, err
+	}
+	luck := rand.New(rand.NewPCG(seed, 11))
+	sequence := uint64(0)
+	for q := range stream {
+		if sequence == uint64(queries) {
+			break
+		}
+		if err := e.fleet.Until(ctx, q.At); err != nil {
+			return 0, err
+		}
+		sequence++
+		m := index[q.Model]
+		e.results[m].Queries++
+		e.open[sequence] = arrival{m, q.At}
+		e.fleet.Arrive(fleet.Query{
+			Sequence: sequence, Model: m, BatchSize: q.BatchSize, Arrival: q.At,
+			Uniform: luck.Float64(),
+		})
+		last = q.At
+	}
+	return last, nil
+}
+
+// config describes the fleet.
+func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
+	r := e.r
+	c := &fleet.Config{
+		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Gateways: cmp.Or(r.Gateways, 4),
+		Probes: inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
+		Service: e.service, Finish: e.finish,
+		Split: func(uint64) {}, Waits: func(uint64, bool) {},
+	}
+	if p.NewChooser == nil {
+		c.Policy = p.Name
+	}
+	var err error
+	if c.Limit, c.Prices, err = r.advice(); err != nil {
+		return nil, err
+	}
+	for i := range r.Models {
+		m := &r.Models[i]
+		c.Models = append(c.Models, fleet.Model{
+			Share: qosShare, Deadline: scale(m.QoSTarget, r.Deadline),
+			Model: match.Model{
+				Name: names.ModelKey(m.Name), QoSTarget: m.QoSTarget,
+				LargestBatchSize: m.BatchSizes.Largest(), Splits: m.Splits, Merge: m.Merge,
+			},
+		})
+	}
+	tables := map[[2]string]*match.Table{} // by model and type
+	for i := range r.Lanes {
+		l := &r.Lanes[i]
+		for range l.Count {
+			lane, err := r.newLane(l, tables)
+			if err != nil {
+				return nil, err
+			}
+			c.Lanes, e.lanes = append(c.Lanes, lane), append(e.lanes, l)
+		}
+	}
+	return c, nil
+}
+
+// newLane describes a lane. It keeps tables for others.
+func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lane, error) {
+	lane := fleet.Lane{Type: names.LaneType(l.Type), Distance: l.Distance}
+	for i := range r.Models {
+		m := &r.Models[i]
+		var known match.Latencies
+		var table *match.Table
+		if l.holds(m) {
+			known = m.known(l.Type)
+			key := [2]string{m.Name, l.Type}
+			if table = tables[key]; table == nil {
+				var err error
+				if table, err = match.NewTable(known, m.largestRun()); err != nil {
+					return lane, fmt.Errorf("model %s on %s: %w", m.Name, l.Type, err)
+				}
+				tables[key] = table
+			}
+		}
+		lane.Known, lane.Predicted = append(lane.Known, known), append(lane.Predicted, table)
+		var kind *merge.Kind
+		if table != nil && m.Merge.Merges() {
+			kind = &merge.Kind{Policy: m.Merge, Latency: table, Largest: table.Largest()}
+		}
+		lane.Kinds = append(lane.Kinds, kind)
+	}
+	return lane, nil
+}
+
+// service is how long a lane runs a query.
+func (e *execution) service(lane int, q *fleet.Query) time.Duration {
+	l := e.r.Models[q.Model].Latencies[e.lanes[lane].Type]
+	return max(1, l.Quantile(q.Uniform, q.BatchSize))
+}
+
+// finish counts the outcome of a query.
+func (e *execution) finish(sequence uint64, o fleet.Outcome, _ int, _ time.Duration) {
+	q := e.open[sequence]
+	delete(e.open, sequence)
+	if o != fleet.Served {
+		return
+	}
+	m := &e.results[q.model]
+	took := e.fleet.Now() - q.at
+	m.Answered++
+	m.latencies = append(m.latencies, took)
+	if took <= e.r.Models[q.model].QoSTarget {
+		m.InTime++
+	}
+}
+
+func scale(d time.Duration, by float64) time.Duration {
+	return time.Duration(float64(d) * by)
+}
