@@ -179,7 +179,7 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 				Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond)),
 			})
 		}
-		l.stale = l.stale || !slices.Equal(before, l.prices)
+		l.stale = l.stale || !slices.EqualFunc(before, l.prices, match.Price.Equal)
 	}
 	for _, p := range profiles {
 		key := p.Key()

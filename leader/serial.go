@@ -228,9 +228,7 @@ func (a *Advice) append(b []byte) []byte {
 
 func appendPrices(b []byte, prices []fluid.Price) []byte {
 	for _, p := range prices {
-		b = lines.Item(b, "price", p.Type)
-		b = lines.Float(b, "per_ms", p.PerMs)
-		b = lines.Duration(b, "service", p.Service)
+		b = match.AppendPriceFields(lines.Item(b, "price", p.Type), &p)
 	}
 	return b
 }
@@ -607,10 +605,8 @@ func (p *parser) setAdvice(key, value string) (err error) {
 		a.Limit, err = strconv.ParseFloat(value, 64)
 	case key == "price":
 		a.Prices = append(a.Prices, fluid.Price{Type: names.LaneType(value)})
-	case key == "per_ms" && price != nil:
-		price.PerMs, err = strconv.ParseFloat(value, 64)
-	case key == "service" && price != nil:
-		price.Service, err = time.ParseDuration(value)
+	case price != nil && slices.Contains([]string{"class", "holds", "per_ms", "service"}, key):
+		err = match.SetPriceField(price, key, value)
 	default:
 		err = errKey
 	}

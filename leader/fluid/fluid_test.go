@@ -138,7 +138,7 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 	money, worth, sum := 0.0, 0.0, 0.0
 	share, most := map[string]float64{}, map[string]float64{}
 	for i, typ := range p.Types {
-		money += float64(typ.Count) * sol.Prices[i].PerMs * 1000
+		money += float64(typ.Count) * sol.PerMs[i] * 1000
 		if sol.Busy[i] > float64(typ.Count)*(1+1e-9) {
 			t.Fatalf("%+v: %s is busy on %v instances of %d", p, typ.Name, sol.Busy[i], typ.Count)
 		}
@@ -146,9 +146,9 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 	for b, bin := range p.Bins {
 		w := sol.Worth[b]
 		for i, l := range bin.Latency {
-			if l > 0 && w > sol.Prices[i].PerMs*milliseconds(l)*(1+1e-9)+1e-12 {
+			if l > 0 && w > sol.PerMs[i]*milliseconds(l)*(1+1e-9)+1e-12 {
 				t.Fatalf("%+v: batch size %d is worth %v, but %s serves it for %v", p,
-					bin.BatchSize, w, p.Types[i].Name, sol.Prices[i].PerMs*milliseconds(l))
+					bin.BatchSize, w, p.Types[i].Name, sol.PerMs[i]*milliseconds(l))
 			}
 		}
 		worth += bin.Share * w
@@ -170,7 +170,7 @@ func TestByHand(t *testing.T) {
 	// Three of four queries are small. The base type takes 1 and 4 ms, the auxiliary
 	// 2 ms and cannot.
 	p := &Program{
-		Types: []Type{{"base", 1}, {"aux", 1}},
+		Types: []Type{{Name: "base", Count: 1}, {Name: "aux", Count: 1}},
 		Bins: []Bin{
 			{Model: "m", BatchSize: 1, Share: 3, Latency: []time.Duration{1 * ms, 2 * ms}},
 			{Model: "m", BatchSize: 9, Share: 1, Latency: []time.Duration{4 * ms, 0}},
@@ -208,7 +208,7 @@ func TestByHand(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	good := func() *Program {
 		return &Program{
-			Types: []Type{{"a", 1}}, Bins: []Bin{
+			Types: []Type{{Name: "a", Count: 1}}, Bins: []Bin{
 				{Model: "m", BatchSize: 1, Share: 1, Latency: []time.Duration{1}},
 			},
 		}

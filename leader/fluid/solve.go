@@ -39,6 +39,16 @@ func (p *Program) Validate() error {
 				bad("%s at batch size %d: latency %d is %v, want >= 0", b.Model, b.BatchSize, i, l)
 			}
 		}
+		if b.Late != nil && len(b.Late) != len(p.Types) {
+			bad("%s at batch size %d: %d late latencies for %d types", b.Model, b.BatchSize,
+				len(b.Late), len(p.Types))
+		}
+		for i, l := range b.Late {
+			if l < 0 {
+				bad("%s at batch size %d: late latency %d is %v, want >= 0", b.Model, b.BatchSize, i,
+					l)
+			}
+		}
 	}
 	if !(shares > 0) {
 		bad("the shares of %d bins sum to %v, want > 0", len(p.Bins), shares)
@@ -69,8 +79,15 @@ type Solver struct {
 	permitted []float64        // by model: the part of all queries that may go unserved
 	model     []int            // by bin
 	share     []float64        // by bin, normalised
-	latency   []float64        // by bin and type in the pool, ms; +Inf: misses the QoS target
-	splitter  splitter
+	// latency is by bin and type in the pool, ms; +Inf: misses the QoS target, or for a late bin:
+	// does not hold the model.
+	latency  []float64
+	splitter splitter
+	unmet    []bool  // by model, see [Bin.Late]
+	late     []bool  // by bin: it is work without a deadline
+	counted  float64 // the part of all arrivals that some type serves, in time or late
+	// approximates makes it solve programs of few types as those of many, for tests.
+	approximates bool
 
 	// The simplex tableau in revised form: everything by row, the inverse of the basis by row and
 	// column.
@@ -94,6 +111,12 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 		return nil, err
 	}
 	s.prepare(p)
+	if s.counted == 0 {
+		return s.solution(p), nil
+	}
+	if len(s.types) > maxExact || s.approximates {
+		return s.approximate(p), nil
+	}
 	const enough = 100_000 // steps; some tens are usual
 	for range enough {
 		s.reprice()
@@ -140,7 +163,6 @@ func (s *Solver) prepare(p *Program) {
 			s.latency = append(s.latency, ms)
 		}
 	}
-	s.splitter.prepare(p)
 	n := len(s.types)
 	rows := n + len(s.models)
 	s.inverse, s.basis = make([]float64, rows*rows), make([]column, rows)
@@ -154,6 +176,62 @@ func (s *Solver) prepare(p *Program) {
 		}
 	}
 	s.entry = column{use: make([]float64, rows), served: make([]float64, n)}
+	s.late, s.unmet = make([]bool, len(p.Bins)), make([]bool, len(s.models))
+	s.splitter.prepare(p, s.late)
+	s.counted = 1
+	if slices.ContainsFunc(p.Bins, func(b Bin) bool { return b.Late != nil }) {
+		s.setLate(p)
+	}
+}
+
+// setLate makes work without a deadline of the bins that no type serves in time, where they are more
+// than their model may have unserved. It leaves those out that nothing serves at all.
+func (s *Solver) setLate(p *Program) {
+	s.splitter.price(s.fastest) // all prices are 0: what costs +Inf cannot be served
+	missed := make([]float64, len(s.models))
+	for b, share := range s.share {
+		if s.late[b] = !s.servable(b); s.late[b] {
+			missed[s.model[b]] += share
+		}
+	}
+	for m, permitted := range s.permitted {
+		if missed[m] > permitted+tolerance {
+			s.unmet[m], s.permitted[m] = true, 0
+		}
+	}
+	n, lost := len(s.types), 0.0
+	for b := range p.Bins {
+		if s.late[b] = s.late[b] && s.unmet[s.model[b]]; !s.late[b] {
+			continue
+		}
+		for i, t := range s.types {
+			if l := p.Bins[b].Late; l != nil && l[t] > 0 {
+				s.latency[b*n+i] = milliseconds(l[t])
+			}
+		}
+		if _, cost := s.fastest(b); math.IsInf(cost, 1) {
+			lost += s.share[b]
+			s.share[b] = 0
+		}
+	}
+	if s.counted = 1 - lost; s.counted < tolerance {
+		s.counted = 0
+		return
+	}
+	for b := range s.share {
+		s.share[b] /= s.counted
+	}
+	for m := range s.permitted {
+		s.permitted[m] /= s.counted
+	}
+	s.splitter.prepare(p, s.late)
+}
+
+// servable reports whether some type serves a query of bin b, whole or as parts. The splitter must
+// have prices.
+func (s *Solver) servable(b int) bool {
+	_, cost := s.fastest(b)
+	return !math.IsInf(cost, 1) || !math.IsInf(s.splitter.cost(b), 1)
 }
 
 // reprice computes the prices of the rows (the duals) at which each column of the basis costs what
@@ -293,38 +371,53 @@ func (s *Solver) before(k, o int) bool {
 }
 
 func (s *Solver) solution(p *Program) *Solution {
-	n := len(s.types)
-	sol := &Solution{
-		Prices: make([]Price, len(p.Types)),
-		Worth:  make([]float64, len(p.Bins)),
-		Busy:   make([]float64, len(p.Types)),
+	served := make([]float64, len(p.Types))
+	sol := s.newSolution(p)
+	if s.counted == 0 {
+		sol.setPrices(p, served)
+		return sol
 	}
-	served := make([]float64, n)
 	for k, b := range s.basis {
 		if b.rate == 0 {
 			continue
 		}
-		sol.Rate += s.value[k] * 1000
+		sol.Rate += s.value[k] * 1000 / s.counted
 		for i, t := range s.types {
 			sol.Busy[t] += s.value[k] * b.use[i]
-			served[i] += s.value[k] * b.served[i]
+			served[t] += s.value[k] * b.served[i]
 		}
 	}
-	for i, t := range p.Types {
-		sol.Prices[i].Type = t.Name
+	s.setWorth(sol, p)
+	sol.setPrices(p, served)
+	return sol
+}
+
+func (s *Solver) newSolution(p *Program) *Solution {
+	sol := &Solution{
+		PerMs: make([]float64, len(p.Types)),
+		Worth: make([]float64, len(p.Bins)),
+		Busy:  make([]float64, len(p.Types)),
 	}
+	for m, unmet := range s.unmet {
+		if unmet {
+			sol.Unmet = append(sol.Unmet, s.models[m])
+		}
+	}
+	return sol
+}
+
+// setWorth sets what queries and the types' time are worth at the solver's prices.
+func (s *Solver) setWorth(sol *Solution, p *Program) {
 	if sol.Rate == 0 {
-		return sol
+		return
 	}
 	for b := range p.Bins {
-		_, sol.Worth[b] = s.cheapest(b)
+		if s.share[b] > 0 || p.Bins[b].Share == 0 { // else nothing serves it
+			_, sol.Worth[b] = s.cheapest(b)
+		}
 	}
 	for i, t := range s.types {
-		sol.Prices[t].PerMs = max(0, s.price[i])
-		if served[i] > 0 {
-			sol.Prices[t].Service = time.Duration(sol.Busy[t] / served[i] *
-				float64(time.Millisecond))
-		}
+		sol.PerMs[t] = max(0, s.price[i])
 	}
 	for t := range p.Types { // a type without instances: its price is what its best bin would pay
 		if p.Types[t].Count > 0 {
@@ -332,12 +425,48 @@ func (s *Solver) solution(p *Program) *Solution {
 		}
 		for b, bin := range p.Bins {
 			if bin.Latency[t] > 0 {
-				sol.Prices[t].PerMs = max(sol.Prices[t].PerMs,
-					sol.Worth[b]/milliseconds(bin.Latency[t]))
+				sol.PerMs[t] = max(sol.PerMs[t], sol.Worth[b]/milliseconds(bin.Latency[t]))
 			}
 		}
 	}
-	return sol
+}
+
+// setPrices sets the prices by name. served is, by type, the rate of the queries, or parts, that
+// are sent to it.
+func (sol *Solution) setPrices(p *Program, served []float64) {
+	index := map[names.LaneType]int{} // into Prices
+	var busy, queries []float64
+	service := func(busy, served float64) time.Duration {
+		if served == 0 {
+			return 0
+		}
+		return time.Duration(busy / served * float64(time.Millisecond))
+	}
+	for t, typ := range p.Types {
+		i, ok := index[typ.Name]
+		if !ok {
+			i = len(sol.Prices)
+			index[typ.Name] = i
+			sol.Prices = append(sol.Prices, Price{Type: typ.Name})
+			busy, queries = append(busy, 0), append(queries, 0)
+		}
+		sol.Prices[i].Classes = append(sol.Prices[i].Classes, ClassPrice{
+			Models: typ.Models, PerMs: sol.PerMs[t], Service: service(sol.Busy[t], served[t]),
+		})
+		// Until it is divided by the time, PerMs is what the time of the type is worth.
+		sol.Prices[i].PerMs += sol.PerMs[t] * sol.Busy[t]
+		busy[i] += sol.Busy[t]
+		queries[i] += served[t]
+	}
+	for i := range sol.Prices {
+		price := &sol.Prices[i]
+		price.Service = service(busy[i], queries[i])
+		if len(price.Classes) == 1 {
+			price.PerMs, price.Classes = price.Classes[0].PerMs, nil
+		} else if busy[i] > 0 {
+			price.PerMs /= busy[i]
+		}
+	}
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -23,11 +23,12 @@ type splitter struct {
 	types  []int // by bin: where a part of its size costs least
 }
 
-func (s *splitter) prepare(p *Program) {
+// prepare takes the bins of p, of which those that are late run whole.
+func (s *splitter) prepare(p *Program, late []bool) {
 	s.sizes, s.order = make([]int, len(p.Bins)), s.order[:0]
 	s.of, s.at = slices.Repeat([]int{-1}, len(p.Bins)), make([]int, len(p.Bins))
 	for b := range p.Bins {
-		if s.sizes[b] = p.Bins[b].BatchSize; !p.Bins[b].Splits {
+		if s.sizes[b] = p.Bins[b].BatchSize; !p.Bins[b].Splits || late[b] {
 			continue
 		}
 		m := slices.IndexFunc(s.order,

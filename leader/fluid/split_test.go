@@ -11,7 +11,7 @@ import (
 func TestSplitByHand(t *testing.T) {
 	ms := time.Millisecond
 	p := &Program{
-		Types: []Type{{"base", 1}, {"aux", 2}},
+		Types: []Type{{Name: "base", Count: 1}, {Name: "aux", Count: 2}},
 		Bins: []Bin{
 			{Model: "m", BatchSize: 10, Share: 2, Latency: []time.Duration{4 * ms, 3 * ms}},
 			{Model: "m", BatchSize: 20, Share: 1, Latency: []time.Duration{6 * ms, 0}},

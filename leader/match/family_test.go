@@ -172,7 +172,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 			c = 0
 		}
 		capacity := float64(len(g.lanes)) * q.family.target
-		c = min(c, 5) + g.typ.price*scarcity*g.typ.rise(g.work/capacity, mean/capacity)*mean
+		c = min(c, 5) + g.lanes[0].price*scarcity*g.typ.rise(g.work/capacity, mean/capacity)*mean
 		return c + 4/q.family.target*s.start
 	}
 	least, model = math.Inf(1), -1

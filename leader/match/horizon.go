@@ -251,7 +251,7 @@ func (g *group) fastest(q *query) cell {
 		return cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)}
 	}
 	return cell{
-		model: model, mean: t.mean[q.batch], safe: t.safe[q.batch], price: g.typ.worth(model),
+		model: model, mean: t.mean[q.batch], safe: t.safe[q.batch], price: g.lanes[0].worth(model),
 	}
 }
 
@@ -309,19 +309,6 @@ func (c *cell) take(o *cell) {
 func (g *group) rise(target, mean float64) float64 {
 	capacity := float64(len(g.lanes)) * target
 	return g.typ.rise(g.work/capacity, mean/capacity)
-}
-
-// worth is the price of 1 ms of t: the fluid program's, or until there is one a guess in proportion
-// to C_j.
-func (t *instanceType) worth(model int) float64 {
-	if !math.IsNaN(t.price) {
-		return t.price
-	}
-	largest := t.tables[model]
-	if largest == nil {
-		return 0
-	}
-	return 1 / largest.mean[largest.Largest()]
 }
 
 // rise is the factor by which the price of t rises with its backlog: the mean of exp(a (min(y,
@@ -398,7 +385,7 @@ func (h *horizon) cut() {
 		grp := &h.groups[g]
 		for _, l := range grp.lanes {
 			for k := range ahead {
-				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*grp.typ.service})
+				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*l.service})
 			}
 		}
 	}

@@ -78,6 +78,7 @@ const LaneDepth = 8
 type holding struct {
 	typ   *instanceType
 	holds []bool // by model
+	lanePrice
 }
 
 // A lane as the matcher knows it.

@@ -65,16 +65,16 @@ type instanceType struct {
 	lanes       []int    // by model: the number of usable lanes that hold it
 	served      []*Table // by model; nil if the latency is unknown or there is no such lane
 	// rank is the type's place in the order of speed at the largest batch sizes; 0 is the fastest.
-	rank     int
-	slowness float64
-	// price and service, in ms, are the fluid program's; NaN and 0 if unknown.
-	price, service float64
+	rank      int
+	slowness  float64
+	lanePrice // of lanes whose class has no price of its own
+	classes   laneClasses
 }
 
 func newInstanceType(name names.LaneType, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
-		served: make([]*Table, models), price: math.NaN()}
+		served: make([]*Table, models), lanePrice: unpriced}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg
@@ -340,19 +340,24 @@ func (m *Matcher) apply(e *Event) error {
 	case ProfileChanged:
 		return m.profile(e)
 	case PricesChanged:
-		for _, p := range e.Prices {
-			if !(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) || p.Service < 0 {
-				return fmt.Errorf("price of %s is %v a ms, service %v; want both >= 0", p.Type,
-					p.PerMs, p.Service)
+		for i := range e.Prices {
+			if err := validatePrice(&e.Prices[i]); err != nil {
+				return err
 			}
 		}
 		for _, t := range m.types {
-			t.price, t.service = math.NaN(), 0
+			t.unsetPrice()
 		}
-		for _, p := range e.Prices {
-			t := m.instanceType(p.Type)
-			t.price, t.service = p.PerMs, toMs(p.Service)
+		for i := range e.Prices {
+			m.instanceType(e.Prices[i].Type).setPrice(&e.Prices[i])
 		}
+		m.setPrices(func(yield func(*holding) bool) {
+			for _, l := range m.all {
+				if !yield(&l.holding) {
+					return
+				}
+			}
+		})
 		m.forgetTypes()
 		return nil
 	}
@@ -419,6 +424,7 @@ func (m *Matcher) apply(e *Event) error {
 		if e.Type != "" {
 			l.typ = m.instanceType(e.Type)
 		}
+		l.setPrice(m.classModels(l.typ))
 		m.arrange()
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
@@ -709,9 +715,10 @@ func (m *Matcher) join(e *Event) error {
 		return err
 	}
 	l := &lane{
-		m: m, id: e.Lane, holding: holding{m.instanceType(e.Type), holds}, timer: timer{at: -1},
+		m: m, id: e.Lane, holding: holding{typ: m.instanceType(e.Type), holds: holds}, timer: timer{at: -1},
 		due: timer{at: -1}, ends: math.Inf(1), idle: spareTime{share: 1, since: m.now},
 	}
+	l.setPrice(m.classModels(l.typ))
 	l.timer.lane, l.due.lane, l.queue.lane = l, l, l
 	m.lanes[l.id] = l
 	i, _ := slices.BinarySearchFunc(m.all, l.id,

@@ -135,7 +135,7 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 			x.Other, x.Mean, x.P80 = true, of.Mean(q.batch), of.P80(q.batch)
 		case q.plannedFor != nil && q.plannedFor != l.typ:
 			// Elsewhere it would be in time, too; here it must cost less.
-			x.Extra = fromMs(min(q.plannedCost/max(grp.typ.worth(q.model), 1e-12), 1e9))
+			x.Extra = fromMs(min(q.plannedCost/max(grp.lanes[0].worth(q.model), 1e-12), 1e9))
 		}
 		b.items, b.waiting = append(b.items, x), append(b.waiting, q)
 	}
@@ -180,7 +180,7 @@ func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
 	}
 	m.out = append(m.out, m.bind(q, Decision{
 		Action: Assign, Reason: reason, Attempt: q.attempt, Lane: l.id,
-		Cost: l.typ.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
+		Cost: l.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
 		Wait: fromMs(wait), Slack: fromMs(slack), Merge: run.Merge, Merged: run.Merged,
 	}))
 }

@@ -2,7 +2,6 @@ package match
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -10,10 +9,6 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 )
-
-// A Price is the worth of an instance type's time. The alias is for importers of this package that
-// may not import package fluid.
-type Price = fluid.Price
 
 // A Priced holds what a gateway without a leader knows of the lanes: prices, profiles, and the last
 // news of each. It ranks the lanes for a query; package inquire then asks the best.
@@ -108,13 +103,20 @@ func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Ta
 // counts as unknown.
 func (p *Priced) SetPrices(prices []fluid.Price) {
 	for _, t := range p.types {
-		t.price = math.NaN()
+		t.unsetPrice()
 	}
-	for _, price := range prices {
-		if price.PerMs >= 0 && price.PerMs <= math.MaxFloat64 {
-			p.instanceType(price.Type).price = price.PerMs
+	for i := range prices {
+		if validatePrice(&prices[i]) == nil {
+			p.instanceType(prices[i].Type).setPrice(&prices[i])
 		}
 	}
+	p.setPrices(func(yield func(*holding) bool) {
+		for _, l := range p.lanes {
+			if !yield(&l.holding) {
+				return
+			}
+		}
+	})
 }
 
 // Target returns the QoS target of a model or a family, 0 if it is unknown.
@@ -149,7 +151,9 @@ func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKe
 	if !known {
 		p.lanes = slices.Insert(p.lanes, i, &pricedLane{id: id})
 	}
-	p.lanes[i].typ, p.lanes[i].holds = p.instanceType(laneType), holds
+	l := p.lanes[i]
+	l.typ, l.holds = p.instanceType(laneType), holds
+	l.setPrice(p.classModels(l.typ))
 }
 
 // Leave removes a lane that is lost or takes no more queries.
@@ -201,7 +205,7 @@ func (p *Priced) candidate(l *pricedLane, q *query, waited, wait float64) (best 
 	if fastest == nil {
 		return best, false
 	}
-	worth, inTime := l.typ.worth(model), false
+	worth, inTime := l.worth(model), false
 	for _, v := range q.allowed() {
 		tab := l.table(v.model)
 		if tab == nil {

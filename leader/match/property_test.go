@@ -761,7 +761,11 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 				{Type: "base", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"),
 					Service: duration("service", 10*time.Millisecond)},
 				{Type: "mid", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"),
-					Service: duration("service", 10*time.Millisecond)},
+					Service: duration("service", 10*time.Millisecond),
+					Classes: []fluid.ClassPrice{
+						{Models: r.modelNames(), PerMs: rapid.Float64Range(0, 2).Draw(t, "price")},
+						{Models: r.modelNames()[:1]},
+					}},
 			}})
 		case 21: // an answer that comes after the query has gone elsewhere, or of a lane long lost
 			if id, ok := pick(t, r.queries, lessQuery); ok && r.queries[id].attempt > 1 {

@@ -3,7 +3,6 @@ package match
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,9 +137,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	case PricesChanged:
 		for _, p := range e.Prices {
 			b = lines.Item(b, "type", p.Type)
-			b = append(b, " per_ms="...)
-			b = strconv.AppendFloat(b, p.PerMs, 'g', -1, 64)
-			b = lines.Duration(b, "service", p.Service)
+			b = AppendPriceFields(b, &p)
 		}
 	}
 	return b
@@ -348,17 +345,11 @@ func (e *Event) set(field string) error {
 		} else {
 			e.Type = names.LaneType(value)
 		}
-	case "per_ms", "service":
+	case "class", "holds", "per_ms", "service":
 		if len(e.Prices) == 0 {
 			return fmt.Errorf("%s before any type", key)
 		}
-		p := &e.Prices[len(e.Prices)-1]
-		if key == "service" {
-			p.Service, err = time.ParseDuration(value)
-		} else if p.PerMs, err = strconv.ParseFloat(value, 64); err == nil &&
-			!(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) {
-			err = fmt.Errorf("got %s, want a price >= 0", value)
-		}
+		err = SetPriceField(&e.Prices[len(e.Prices)-1], key, value)
 	case "waited":
 		e.Waited, err = time.ParseDuration(value)
 	case "time_left":
