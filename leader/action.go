@@ -39,6 +39,8 @@ const (
 	Arrived
 	// Observed: Member, Model, BatchSize, Duration. Tell the learning loop how long a query ran.
 	Observed
+	// ObservedCut: as Observed. The query was cut off when it had run for so long.
+	ObservedCut
 	// PoolChanged: Pool. Tell the learning loop which members and models the fleet has.
 	PoolChanged
 	// The kinds from here on are facts for the log.

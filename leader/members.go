@@ -250,6 +250,11 @@ func (s *State) completed(e *Event) {
 	if e.Refused {
 		answer.Kind = match.Refused
 		s.hear(ln, answer)
+		if m != nil && e.Execution > 0 {
+			cut := s.act(ObservedCut)
+			cut.Member, cut.Model = ln.member.Member, m.ModelID
+			cut.BatchSize, cut.Duration = e.BatchSize, e.Execution
+		}
 		return
 	}
 	s.hear(ln, answer)

@@ -51,7 +51,7 @@ func scriptSteps(s *State, input string) string {
 	step := func(at time.Duration, e *Event) {
 		for _, a := range s.Step(at, e) {
 			switch a.Kind {
-			case Heartbeat, Arrived, Observed, PoolChanged:
+			case Heartbeat, Arrived, Observed, ObservedCut, PoolChanged:
 			default:
 				out = append(AppendAction(fmt.Appendf(out, "%v ", at), &a), '\n')
 			}

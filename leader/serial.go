@@ -40,8 +40,8 @@ var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-f
 
 var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome", "heartbeat",
 	"tell-latencies",
-	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "pool", "lanes-joined",
-	"lanes-lost",
+	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "observed-cut", "pool",
+	"lanes-joined", "lanes-lost",
 	"lane-overdue", "lane-silent", "lane-answers", "departs", "nonsense"}
 
 // String returns the serial form of k.
@@ -258,7 +258,7 @@ func AppendAction(b []byte, a *Action) []byte {
 		b = lines.Text(b, "agent", a.Agent)
 	case Arrived:
 		b = lines.Int(lines.Item(b, "model", a.Model.Key()), "batch", a.BatchSize)
-	case Observed:
+	case Observed, ObservedCut:
 		b = lines.Item(lines.Text(b, "agent", a.Member.Name), "model", a.Model.Key())
 		b = lines.Duration(lines.Int(b, "batch", a.BatchSize), "execution", a.Duration)
 	case PoolChanged:

@@ -347,6 +347,35 @@ func TestStatusOfRemovedVersion(t *testing.T) {
 	}
 }
 
+// TestObservedCut: the learning loop is told how long a query had run that its lane has cut off, and
+// nothing of one that had not begun.
+func TestObservedCut(t *testing.T) {
+	for line, want := range map[string]time.Duration{
+		"1s completed agent=w0 lane=0 query=1/4 attempt=1 refused=yes model=m/1 batch=3 execution=70ms": 70 *
+			time.Millisecond,
+		"1s completed agent=w0 lane=0 query=1/4 attempt=1 refused=yes model=m/1 batch=3": 0,
+	} {
+		in := newTold(t)
+		in.greet("w0")
+		at, e, err := ParseEvent([]byte(line))
+		if got := string(AppendEvent(nil, at, &e)); err != nil || got != line {
+			t.Errorf("got %s, %v, want %s", got, err, line)
+		}
+		in.now = at
+		var observed time.Duration
+		for _, a := range in.Step(at, &e) {
+			if a.Kind == Observed || a.Kind == ObservedCut && (a.BatchSize != 3 || a.Model != modelM) {
+				t.Errorf("%s: the learning loop is told %s", line, AppendAction(nil, &a))
+			} else if a.Kind == ObservedCut {
+				observed += a.Duration
+			}
+		}
+		if observed != want {
+			t.Errorf("%s: it is told of a run of %v that was cut off, want %v", line, observed, want)
+		}
+	}
+}
+
 // TestDivided: a run on one core of a lane keeps the lane busy for that core's share of its time, and
 // tells nothing of runs on the whole lane.
 func TestDivided(t *testing.T) {

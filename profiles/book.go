@@ -72,14 +72,26 @@ func (b *Book) Learner(key Key) *Learner {
 // Observe calls Learner.Observe of the key's learner. If the key has none, Observe makes one.
 func (b *Book) Observe(key Key, batch int, latency time.Duration, agent names.AgentName,
 	now time.Time) error {
+	return b.observe(key, func(l *Learner) error { return l.Observe(batch, latency, agent, now) })
+}
+
+// ObserveCut calls Learner.ObserveCut of the key's learner, as Observe does.
+func (b *Book) ObserveCut(key Key, batch int, ran time.Duration, agent names.AgentName,
+	now time.Time) error {
+	return b.observe(key, func(l *Learner) error { return l.ObserveCut(batch, ran, agent, now) })
+}
+
+func (b *Book) observe(key Key, add func(*Learner) error) error {
 	l := b.Learner(key)
 	if l == nil {
 		l = NewLearner(key, b.start(key))
 	}
-	if err := l.Observe(batch, latency, agent, now); err != nil {
+	if err := add(l); err != nil {
 		return err
 	}
-	b.learners[key] = l
+	if l.observed > 0 || l.prior != nil { // a query that was cut off may say nothing yet
+		b.learners[key] = l
+	}
 	return nil
 }
 

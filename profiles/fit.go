@@ -286,6 +286,10 @@ func (f *fit) makeTable(l *Learner) *Table {
 	}
 	Ascend(means, weights)
 	z50, z90, z99 := l.shapeQuantile(0.5), l.shapeQuantile(0.9), l.shapeQuantile(0.99)
+	long, excess := l.tail.estimate(0.99)
+	if l.tail.queries < tailKnown {
+		long = max(long, l.inherited)
+	}
 	for i := range knots {
 		k, noise := &knots[i], f.noise[min(i, top)]
 		at := func(z float64, least time.Duration) time.Duration {
@@ -295,6 +299,11 @@ func (f *fit) makeTable(l *Learner) *Table {
 		k.P50 = at(z50, 1)
 		k.P90 = at(z90, k.P50)
 		k.P99 = at(z99, k.P90)
+		// Shape has nothing beyond this limit, and is finer up to it.
+		if long > (1+f.winsor*noise)*tailRatio(1) {
+			k.P99 = max(k.P99, saturated(means[i]*long))
+		}
+		k.Load = saturated(float64(k.Mean) * (1 + excess))
 	}
 	origin, source := Learned, fmt.Sprintf("%d queries", l.observed)
 	if l.observed == 0 { // there is a prior

@@ -26,7 +26,13 @@ import (
 // sizes, gives the quantiles.
 //
 // Observations are winsorised: one above the 99.5 % quantile that the model predicts, or above 4
-// standard deviations if that is less, enters the mean as this limit. Each bin forgets
+// standard deviations if that is less, enters the mean as this limit. So the mean is that of usual
+// queries, by which a scheduler knows when one of them ends. What is beyond the limit is kept in a
+// tail, the same at all batch sizes, from which come the 99 % quantile, where that is beyond the
+// limit, and the load ([Table.Load]), which is the plain mean. In both the one longest query counts
+// as a usual one. A query that was cut off counts by how long it has run, see ObserveCut.
+//
+// Each bin forgets
 // exponentially and remembers about its last 500 queries. The learner recognises a lasting change
 // by a two-sided cumulative sum of the standardised residuals of each agent. It then adopts the
 // change at once: the agent's factor jumps, or the whole profile if there is only one agent, and
@@ -42,17 +48,21 @@ import (
 // A Learner is not safe for concurrent use. The same calls, those of Table included, give the same
 // values. Observe allocates only when it sees a new agent.
 type Learner struct {
-	key      Key
-	prior    *Table // nil: the base is a line
-	bins     [binCount]bin
-	top      int // the highest bin with evidence; -1 before the first query
-	agents   []agent
-	shape    [shapeCount]float64 // weights of z by value
-	early    [earlyQueries]query
-	kept     int // queries in early
-	observed uint64
-	changes  int
-	updated  time.Time
+	key    Key
+	prior  *Table // nil: the base is a line
+	bins   [binCount]bin
+	top    int // the highest bin with evidence; -1 before the first query
+	agents []agent
+	shape  [shapeCount]float64 // weights of z by value
+	tail   tail
+	// inherited is the 99 % quantile of the profile that the learner started from, divided by its
+	// mean; 0 if there is none. It counts until the tail knows more.
+	inherited float64
+	early     [earlyQueries]query
+	kept      int // queries in early
+	observed  uint64
+	changes   int
+	updated   time.Time
 
 	fit        fit
 	sinceRefit int
@@ -83,6 +93,16 @@ type agent struct {
 	rise     run
 	fall     run
 	seen     time.Time
+	// pending are outliers that are not in the tail yet: if they turn out to be the first queries
+	// after a lasting change, they are none.
+	pending [tailPending]outlier
+	pends   int8
+}
+
+// An outlier is an argument of [tail.add].
+type outlier struct {
+	ratio, counted float32
+	cut            bool
 }
 
 // A run is a cumulative sum (CUSUM) since it was last zero.
@@ -141,6 +161,7 @@ func NewLearner(key Key, prior *Table) *Learner {
 	l := &Learner{key: key, top: -1}
 	if prior != nil {
 		l.prior = prior.As(key)
+		l.Inherit(prior)
 	}
 	for i := range l.shape {
 		low := shapeLow + float64(i)*shapeStep
@@ -149,6 +170,14 @@ func NewLearner(key Key, prior *Table) *Learner {
 	}
 	l.refit()
 	return l
+}
+
+// Inherit takes from a profile how long the longest queries take, beside the mean, until queries
+// have shown it.
+func (l *Learner) Inherit(from *Table) {
+	k := from.knots[len(from.knots)/2]
+	l.inherited = float64(k.P99) / float64(k.Mean)
+	l.table = nil
 }
 
 func normalShare(z float64) float64 { return 0.5 * math.Erfc(-z/math.Sqrt2) }
@@ -199,6 +228,20 @@ func (l *Learner) Updated() time.Time { return l.updated }
 // 24 h is an error and leaves the learner as it was.
 func (l *Learner) Observe(batch int, latency time.Duration, agentName names.AgentName,
 	now time.Time) error {
+	return l.observe(batch, latency, agentName, now, false)
+}
+
+// ObserveCut is Observe for a query that was cut off after it had run for so long: it takes at least
+// that. If that is beyond the limit of what enters the mean, the query enters it as one that ended,
+// for which the limit counts too, and can be a sign of a lasting change; otherwise it says
+// nothing of the mean.
+func (l *Learner) ObserveCut(batch int, ran time.Duration, agentName names.AgentName,
+	now time.Time) error {
+	return l.observe(batch, ran, agentName, now, true)
+}
+
+func (l *Learner) observe(batch int, latency time.Duration, agentName names.AgentName,
+	now time.Time, cut bool) error {
 	if batch < 1 || batch > MaxBatchSize {
 		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch,
 			MaxBatchSize)
@@ -207,14 +250,16 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 		return fmt.Errorf("observe %s: latency %v is not positive and at most %v", l.key, latency,
 			maxLatency)
 	}
+	isEarly := l.prior == nil && l.observed == uint64(l.kept) && l.kept < earlyQueries
+	if cut && isEarly {
+		return nil // nothing says yet how long queries take
+	}
 	i := binOf(batch)
 	a := l.agent(agentName)
-	a.seen = now
-	l.updated = now
-	l.observed++
-
 	value := float64(latency) / a.factor
-	if l.prior == nil && l.observed == uint64(l.kept)+1 && l.kept < earlyQueries {
+	if isEarly {
+		a.seen, l.updated = now, now
+		l.observed++
 		l.early[l.kept] = query{batch, value}
 		l.kept++
 		a.queries++
@@ -224,11 +269,19 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 	predicted := l.fit.base(l.prior, float64(batch)) * (1 + l.fit.deviation[i])
 	noise, doubt := l.fit.noise[i], l.fit.doubt[i]
 	spread := math.Sqrt(noise*noise + doubt*doubt + a.variance)
-	if l.watch(a, math.Log(value/predicted), spread) {
+	ratio := value / predicted
+	if cut && (ratio-1)/spread < l.fit.winsor {
+		l.tail.add(ratio, ratio, true)
 		return nil
 	}
-	z := min(max((value/predicted-1)/spread, -winsorLimit), l.fit.winsor)
+	a.seen, l.updated = now, now
+	l.observed++
+	if l.watch(a, math.Log(ratio), spread) {
+		return nil
+	}
+	z := min(max((ratio-1)/spread, -winsorLimit), l.fit.winsor)
 	residual := max(z*spread, -0.99)
+	l.observeTail(a, outlier{float32(ratio), float32(1 + residual), cut})
 	if doubt < noise {
 		l.observeShape(z * spread / noise)
 	}
@@ -266,9 +319,10 @@ func (l *Learner) startOver() {
 	slices.Sort(sizes[:len(early)])
 	limit := winsorLimit * 1.5 * sizes[(len(early)-1)/2] // 1.5 medians are a standard deviation
 	limit = min(max(limit, earlyLimit), winsorLimit)
-	l.bins = [binCount]bin{}
+	l.bins, l.tail = [binCount]bin{}, tail{}
 	for _, q := range early {
 		residual := min(max(q.latency/line(q)-1, -limit), limit)
+		l.tail.add(q.latency/line(q), 1+residual, false)
 		l.add(binOf(q.batch), q.batch, line(q)*max(1+residual, 0.1), residual*residual)
 	}
 	l.refit()
@@ -337,6 +391,33 @@ func (l *Learner) observeShape(z float64) {
 	l.shape[min(max(i, 0), shapeCount-1)]++
 }
 
+// observeTail counts an observation in the tail; later, if it is among those that may show a lasting
+// change.
+func (l *Learner) observeTail(a *agent, o outlier) {
+	if a.rise.sum == 0 {
+		l.settleTail(a, 1)
+	}
+	if a.rise.sum == 0 || o.ratio < 1 {
+		l.tail.add(float64(o.ratio), float64(o.counted), o.cut)
+		return
+	}
+	if a.pends == tailPending {
+		l.settleTail(a, 1)
+	}
+	a.pending[a.pends] = o
+	a.pends++
+}
+
+// settleTail counts the agent's pending outliers, by what is predicted since its latencies have
+// changed by the factor jump.
+func (l *Learner) settleTail(a *agent, jump float64) {
+	for _, o := range a.pending[:a.pends] {
+		ratio := float64(o.ratio) / jump
+		l.tail.add(ratio, min(float64(o.counted), ratio), o.cut)
+	}
+	a.pends = 0
+}
+
 // watch adds a residual to an agent's cumulative sums: logRatio is log(latency / predicted), spread
 // its standard deviation. If the sums show a lasting change, watch adopts it and returns true.
 func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
@@ -352,6 +433,7 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 		return false
 	}
 	jump := math.Exp(changed.ratio / changed.queries)
+	l.settleTail(a, jump)
 	if len(l.agents) == 1 {
 		for i := range l.bins {
 			l.bins[i].latency *= jump
@@ -469,6 +551,9 @@ func (l *Learner) refit() {
 		for i := range l.shape {
 			l.shape[i] *= shapeMemory / total
 		}
+	}
+	if l.tail.queries > shapeMemory {
+		l.tail.scale(shapeMemory / l.tail.queries)
 	}
 	l.fit.estimate(l)
 }

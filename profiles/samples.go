@@ -241,7 +241,10 @@ func (s *Series) Table(key Key) (*Table, error) {
 		for _, d := range cell {
 			squares += math.Pow(float64(d-mean), 2)
 		}
-		knots[i] = Knot{s.batchSizes[i], mean, quantile(0.5), quantile(0.9), quantile(0.99), 0}
+		knots[i] = Knot{
+			BatchSize: s.batchSizes[i], Mean: mean, P50: quantile(0.5), P90: quantile(0.9),
+			P99: quantile(0.99),
+		}
 		if n := float64(len(cell)); n > 1 {
 			knots[i].Error = math.Sqrt(squares/(n-1)/n) / float64(mean)
 		}

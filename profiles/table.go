@@ -34,6 +34,9 @@ type Knot struct {
 	P50       time.Duration
 	P90       time.Duration
 	P99       time.Duration
+	// Load is the mean of all queries, where Mean is that of usual ones, of which freak ones count
+	// only up to a limit. 0 means that it is Mean.
+	Load time.Duration
 	// Error is the relative standard error of Mean, >= 0: 0.02 is 2 %.
 	Error float64
 }
@@ -76,6 +79,9 @@ func NewTable(key Key, origin Origin, source string, knots []Knot) (*Table, erro
 			return nil, fmt.Errorf(
 				"profile of %s: batch size %d: want 0 < p50 <= p90 <= p99, got %v, %v, %v", key,
 				k.BatchSize, k.P50, k.P90, k.P99)
+		case k.Load < 0:
+			return nil, fmt.Errorf("profile of %s: batch size %d: load %v is negative", key,
+				k.BatchSize, k.Load)
 		case !(k.Error >= 0) || math.IsInf(k.Error, 1):
 			return nil, fmt.Errorf(
 				"profile of %s: batch size %d: relative error %v is not a finite number >= 0", key,
@@ -124,6 +130,26 @@ func (t *Table) mean(batch int) float64 {
 		return b
 	}
 	return a + share*(b-a)
+}
+
+// Load returns the mean latency of all queries of a batch size, however long: what a query takes of a
+// lane's time in the long run. Mean is that of usual queries, of which an outlier counts only up to a
+// limit; it says better when a query ends that has begun. They differ only in a profile that was
+// learned here: the JSON form has no load, because readers of it match queries, and older ones would
+// reject the key.
+func (t *Table) Load(batch int) time.Duration {
+	lo, hi, share := t.segment(batch)
+	ratio := lo.loadRatio()
+	ratio += min(share, 1) * (hi.loadRatio() - ratio)
+	return saturated(t.mean(batch) * ratio)
+}
+
+// loadRatio is the load divided by the mean.
+func (k *Knot) loadRatio() float64 {
+	if k.Load == 0 || k.Mean == 0 {
+		return 1
+	}
+	return float64(k.Load) / float64(k.Mean)
 }
 
 // Error returns the relative standard error of Mean at a batch size: 0.02 is 2 %.
@@ -209,6 +235,7 @@ func (t *Table) Scale(factor float64) *Table {
 		for _, d := range []*time.Duration{&k.Mean, &k.P50, &k.P90, &k.P99} {
 			*d = max(1, saturated(float64(*d)*factor))
 		}
+		k.Load = saturated(float64(k.Load) * factor)
 	}
 	return &s
 }
@@ -229,8 +256,8 @@ type knotJSON struct {
 	Error     float64 `json:"error"`
 }
 
-// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves the key's
-// checksum and neighbours out: gateways of older versions, which read this form, do not know them,
+// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves out loads and the
+// key's checksum and neighbours: gateways of older versions, which read this form, do not know them,
 // and only learners need them.
 func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
@@ -260,7 +287,8 @@ func (t *Table) UnmarshalJSON(data []byte) error {
 			}
 		}
 		knots[i] = Knot{
-			k.BatchSize, fromMS(k.Mean), fromMS(k.P50), fromMS(k.P90), fromMS(k.P99), k.Error,
+			BatchSize: k.BatchSize, Mean: fromMS(k.Mean), P50: fromMS(k.P50), P90: fromMS(k.P90),
+			P99: fromMS(k.P99), Error: k.Error,
 		}
 	}
 	read, err := NewTable(j.Key, j.Origin, j.Source, knots)

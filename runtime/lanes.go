@@ -58,6 +58,17 @@ func (e *LateError) Error() string { return ErrLate.Error() }
 // Unwrap returns [ErrLate].
 func (e *LateError) Unwrap() error { return ErrLate }
 
+// A CutError says that a query was dropped while it ran, alone on its lane.
+type CutError struct {
+	After time.Duration // how long it had run
+	Err   error         // why
+}
+
+func (e *CutError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *CutError) Unwrap() error { return e.Err }
+
 // A Query is one query for [Lanes.Do]. Model, Inputs and BatchSize are required; the other
 // fields may be zero.
 type Query struct {
@@ -228,7 +239,7 @@ func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 // Do waits for a lane and runs the query on it. It blocks until the query is answered or dropped.
 // The caller releases the result. Do fails at once with an [*OverloadedError] if too much waits,
 // and with [ErrDraining] after Drain. A query that waits or runs is dropped with [ErrLate], with
-// [ErrDeadline], or with ctx's cause when ctx ends.
+// [ErrDeadline], or with ctx's cause when ctx ends; if it ran by then, a [CutError] wraps that.
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	t := &turn{
 		Place: queue.Place{Background: q.Background}, inputs: q.Inputs, batch: q.BatchSize,
@@ -295,7 +306,11 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return nil, l.drop(ctx, t)
+			err := l.drop(ctx, t)
+			if t.onCore || q.Background {
+				return nil, err
+			}
+			return nil, &CutError{max(l.now()-t.started, 1), err}
 		}
 		return nil, err
 	}

@@ -88,6 +88,11 @@ func (s *stage) ask(ctx context.Context, name string, rows int, change func(*run
 	r, err := s.lanes.Do(ctx, q)
 	outcome := "ok"
 	var overloaded *runtime.OverloadedError
+	var cut *runtime.CutError
+	ran := ""
+	if errors.As(err, &cut) {
+		err, ran = cut.Err, fmt.Sprintf(" after a run of %v", cut.After)
+	}
 	switch {
 	case err == nil:
 		took := s.takes(rows)
@@ -120,7 +125,7 @@ func (s *stage) ask(ctx context.Context, name string, rows int, change func(*run
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.done = append(s.done,
-		fmt.Sprintf("%s: %s at %v", name, outcome, time.Since(s.at).Round(time.Microsecond)))
+		fmt.Sprintf("%s: %s%s at %v", name, outcome, ran, time.Since(s.at).Round(time.Microsecond)))
 }
 
 func target(d time.Duration) func(*runtime.Query) {
@@ -342,7 +347,7 @@ func TestLanesDrop(t *testing.T) {
 			"waits into its deadline: deadline at 5ms",
 			"its caller's timeout: timeout at 6ms",
 			"becomes late: late at 7ms",
-			"runs into its deadline: deadline at 9ms",
+			"runs into its deadline: deadline after a run of 9ms at 9ms",
 			"in time: ok at 10ms",
 		)
 		if got, want := s.lanes.Stats().Dropped, (runtime.Dropped{
@@ -399,7 +404,7 @@ func TestLanesDrain(t *testing.T) {
 			}
 			s.wg.Wait()
 			slices.Sort(s.done)
-			s.want("long: draining at 20ms", "quick: ok at 5ms", "waiting: draining at 20ms")
+			s.want("long: draining after a run of 15ms at 20ms", "quick: ok at 5ms", "waiting: draining at 20ms")
 			if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{Draining: 2}) {
 				t.Errorf("got %+v", got)
 			}

@@ -283,10 +283,10 @@ func (t *term) carryOut(a *leader.Action) {
 		l.links.renew(t, a.Agent)
 	case leader.Arrived:
 		t.learning.arrived(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
-	case leader.Observed:
+	case leader.Observed, leader.ObservedCut:
 		t.learning.observed(learn.Observation{
 			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
-			At: t.now,
+			Cut: a.Kind == leader.ObservedCut, At: t.now,
 		})
 	case leader.PoolChanged:
 		t.learning.poolIs(a.Pool)

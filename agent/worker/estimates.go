@@ -140,6 +140,21 @@ func (e *estimates) Observe(profile names.ModelKey, batchSize int, execution tim
 	if err := e.book.Observe(known.key, batchSize, max(execution, 1), "", time.Now()); err != nil {
 		return // the batch size is beyond what profiles cover
 	}
+	e.observed(known)
+}
+
+// observeCut learns from a query that was cut off when it had run for so long.
+func (e *estimates) observeCut(profile names.ModelKey, batchSize int, ran time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	known := e.of(profile)
+	if e.book.ObserveCut(known.key, batchSize, max(ran, 1), "", time.Now()) == nil {
+		e.observed(known)
+	}
+}
+
+// observed counts an observation, and builds the table anew from time to time. e.mu is held.
+func (e *estimates) observed(known *estimate) {
 	known.observed++
 	if known.observed >= known.rebuild {
 		known.rebuild = known.observed + min(1+known.observed/8, mostUnlearned)

@@ -359,6 +359,7 @@ type attempt struct {
 	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
 	ran         executed
+	cut         time.Duration // how long it had run when it was cut off; 0: it was not
 }
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,
@@ -415,6 +416,11 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt,
 	if err != nil {
 		var overloaded *runtime.OverloadedError
 		var device *runtime.DeviceError
+		var cut *runtime.CutError
+		if errors.As(err, &cut) {
+			t.cut = cut.After
+			w.estimates.observeCut(loaded.Model.profile, q.batchSize, cut.After)
+		}
 		if errors.As(err, &overloaded) || errors.Is(err, runtime.ErrDraining) ||
 			errors.Is(err, runtime.ErrClosed) || errors.As(err, &device) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
@@ -484,7 +490,7 @@ func (w *Worker) ended(t *attempt, err error) {
 	if t.ran.result != nil {
 		durations(c, t.ran)
 	} else {
-		c.Refused = "panic"
+		c.Refused, c.ExecutionNs = "panic", int64(t.cut)
 		if err != nil {
 			f := outcome.Of(err)
 			c.Refused = f.Reason

@@ -4768,7 +4768,9 @@ type Completed struct {
 	Attempt     uint32                 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Lane        uint32                 `protobuf:"varint,4,opt,name=lane,proto3" json:"lane,omitempty"`
 	RemainingNs int64                  `protobuf:"varint,5,opt,name=remaining_ns,json=remainingNs,proto3" json:"remaining_ns,omitempty"` // until the lane is free
-	// Of an attempt that ran; otherwise refused says why it did not.
+	// Of an attempt that ran; otherwise refused says why it did not. If it was cut off while it ran,
+	// alone on its lane, execution_ns is how long it had run; agents of before tell 0, and leaders of
+	// before do not read it.
 	Model       string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
 	Version     int64  `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
 	BatchSize   uint32 `protobuf:"varint,8,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`

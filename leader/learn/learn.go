@@ -77,13 +77,15 @@ type Arrival struct {
 	At        time.Time
 }
 
-// An Observation says how long a query ran on a lane of a member's.
+// An Observation says how long a query ran on a lane of a member's; until it ended or, if it is Cut,
+// until it was cut off.
 type Observation struct {
 	Member    *leader.Member
 	Model     leader.ModelID
 	BatchSize int
 	Execution time.Duration
 	At        time.Time
+	Cut       bool
 }
 
 // New returns the state of a new term. The book holds the profiles known from before. The state
@@ -117,6 +119,9 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 		if t.Origin() != profiles.Learned && s.book.Table(key) != nil {
 			// what is known here, and what queries show, says as much, and changes with them
 			continue
+		}
+		if l := s.book.Learner(key); l != nil { // from a file, which does not say how long outliers are
+			l.Inherit(&t)
 		}
 		s.book.Begin(key, &t)
 		s.learned[key] = t.Origin() == profiles.Learned
@@ -206,11 +211,16 @@ func (s *State) observe(x Observation) (urgent bool) {
 		return false // the member no longer says which files ran
 	}
 	key := held.Profile
-	if s.book.Observe(key, x.BatchSize, x.Execution, x.Member.Name, x.At) != nil {
+	observe := s.book.Observe
+	if x.Cut {
+		observe = s.book.ObserveCut
+	}
+	if observe(key, x.BatchSize, x.Execution, x.Member.Name, x.At) != nil {
 		return false
 	}
 	s.unlooked, s.changed = true, true
-	return !s.learned[key] && s.book.Learner(key).Queries() <= firstQueries
+	l := s.book.Learner(key)
+	return !s.learned[key] && l != nil && l.Queries() <= firstQueries
 }
 
 // Forget drops what belongs to versions and lanes that have been gone for keepGone, and returns

@@ -148,13 +148,20 @@ func (p *plain) checkTold() {
 	}
 }
 
-// near reports whether two profiles are alike where the state compares them.
+// near reports whether two profiles are alike where the state compares them; load and 99 % quantile
+// by five times as much.
 func near(a, b *profiles.Table, by float64) bool {
 	for _, batch := range []int{1, largest / 8, largest / 3, largest * 2 / 3, largest} {
-		for _, x := range [][2]time.Duration{
-			{a.Mean(batch), b.Mean(batch)}, {a.Quantile(0.8, batch), b.Quantile(0.8, batch)},
+		for _, x := range []struct {
+			a, b time.Duration
+			by   float64
+		}{
+			{a.Mean(batch), b.Mean(batch), by},
+			{a.Quantile(0.8, batch), b.Quantile(0.8, batch), by},
+			{a.Load(batch), b.Load(batch), 5 * by},
+			{a.Quantile(0.99, batch), b.Quantile(0.99, batch), 5 * by},
 		} {
-			if math.Abs(float64(x[0]-x[1])) > by*float64(max(x[0], x[1]))+2 {
+			if math.Abs(float64(x.a-x.b)) > x.by*float64(max(x.a, x.b))+2 {
 				return false
 			}
 		}
@@ -266,16 +273,15 @@ func (p *plain) checkPrices() {
 		for _, x := range monitor.Distribution() {
 			bin := fluid.Bin{Model: id.Key(), BatchSize: x.BatchSize, Share: x.Share * rate}
 			for _, typ := range program.Types {
-				latency := time.Duration(0)
+				latency, usual := time.Duration(0), time.Duration(0)
 				for _, y := range p.members {
 					on := y.Type == typ.Name && !p.own[y.Name] || y.OwnType == typ.Name
 					if on && y.Model(id) != nil {
-						latency = p.advised[names.TableKey{
-							Model: id.Key(), Type: typ.Name,
-						}].Profile.Mean(x.BatchSize)
+						told := p.advised[names.TableKey{Model: id.Key(), Type: typ.Name}].Profile
+						latency, usual = told.Load(x.BatchSize), told.Mean(x.BatchSize)
 					}
 				}
-				if latency > target {
+				if usual > target {
 					latency = 0
 				}
 				bin.Latency = append(bin.Latency, latency)

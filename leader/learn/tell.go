@@ -17,8 +17,11 @@ import (
 )
 
 const (
-	// leastChange is the least relative change of a mean or a quantile that is told.
-	leastChange = 0.01
+	// leastChange is the least relative change of a mean or the 80 % quantile that is told,
+	// leastTailChange that of a load or the 99 % quantile, which vary more and matter less: a lane is
+	// overdue after several times that quantile.
+	leastChange     = 0.01
+	leastTailChange = 0.05
 	// sureQueries is the number of queries from which on a profile is not doubtful.
 	sureQueries = 16
 	// An agent gets profiles of its own when its factor departs from 1 by more than slowFrom, and
@@ -218,16 +221,18 @@ func latencyOf(key names.TableKey, p profile) (*leader.Latency, error) {
 	}, nil
 }
 
-// sameLatency reports whether no mean or quantile of two profiles differs by more than leastChange.
+// sameLatency reports whether two profiles differ by less than what is told.
 func sameLatency(a, b *profiles.Table, largest int) bool {
-	near := func(x, y time.Duration) bool {
-		return math.Abs(float64(x-y)) <= leastChange*float64(max(x, y))
+	near := func(x, y time.Duration, most float64) bool {
+		return math.Abs(float64(x-y)) <= most*float64(max(x, y))
 	}
 	for _, batch := range []int{
 		1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest,
 	} {
-		if !near(a.Mean(batch), b.Mean(batch)) ||
-			!near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
+		if !near(a.Mean(batch), b.Mean(batch), leastChange) ||
+			!near(a.Quantile(0.8, batch), b.Quantile(0.8, batch), leastChange) ||
+			!near(a.Load(batch), b.Load(batch), leastTailChange) ||
+			!near(a.Quantile(0.99, batch), b.Quantile(0.99, batch), leastTailChange) {
 			return false
 		}
 	}

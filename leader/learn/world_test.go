@@ -101,7 +101,9 @@ func (w *world) arrives(id leader.ModelID, batch int) {
 
 // runs has a query run for so long.
 func (w *world) runs(on *leader.Member, id leader.ModelID, batch int, execution time.Duration) {
-	w.seen.Observations = append(w.seen.Observations, Observation{on, id, batch, execution, w.now})
+	w.seen.Observations = append(w.seen.Observations, Observation{
+		Member: on, Model: id, BatchSize: batch, Execution: execution, At: w.now,
+	})
 }
 
 // look has the state look at what was seen.

@@ -47,6 +47,9 @@ type Config struct {
 	// Limit and Prices are the solution of the fluid program; Limit is in queries/s.
 	Limit  float64
 	Prices []match.Price
+	// Learns has leaders learn latencies and prices from what lanes tell, as agents do; they then
+	// know none from the start. Gateways and lanes still know those of Lanes.
+	Learns bool
 	// Record, if not nil, receives the recordings of all terms, in the order in which they began.
 	Record io.Writer
 	// Clock, if not nil, is a wall clock, with which the time of leaders' steps is measured.

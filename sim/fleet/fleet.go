@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/profiles"
 )
 
 const (
@@ -56,14 +57,15 @@ type Fleet struct {
 	agents    []*agent
 	named     map[names.AgentName]*agent
 	gateways  []*gateway
-	lastAt    map[[2]*host]time.Duration // when the last message from one host to another arrives
-	delays    []delay                    // delays in force
-	known     *leader.Advice             // latencies and prices, known from the start
-	ahead     time.Duration              // State.Ahead of the last leader
-	terms     []*term                    // all terms so far
-	results   []Result                   // results of the faults, by time
-	faultAt   time.Duration              // when the last fault happened
-	movedAt   time.Duration              // when something last happened to a query
+	lastAt    map[[2]*host]time.Duration        // when the last message from one host to another arrives
+	delays    []delay                           // delays in force
+	known     *leader.Advice                    // latencies and prices, known from the start
+	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
+	ahead     time.Duration                     // State.Ahead of the last leader
+	terms     []*term                           // all terms so far
+	results   []Result                          // results of the faults, by time
+	faultAt   time.Duration                     // when the last fault happened
+	movedAt   time.Duration                     // when something last happened to a query
 	// seen, which may be nil, is for tests: it is called with each event before the leader's state
 	// gets it.
 	seen func(t *term, e *leader.Event)
@@ -96,6 +98,7 @@ func New(cfg *Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, now: -warmUp, rng: rand.New(rand.NewPCG(cfg.Seed, 14)), ahead: cfg.RTT,
 		named: map[names.AgentName]*agent{}, lastAt: map[[2]*host]time.Duration{},
+		told:  map[names.TableKey]leader.Latency{},
 		known: &leader.Advice{Limit: cfg.Limit, Prices: cfg.Prices, Priced: true},
 	}
 	f.addAgents()
@@ -130,15 +133,19 @@ func (f *Fleet) addAgents() {
 		a.distance = l.Distance
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
 		a.member.OwnType = l.Type.Own(a.member.Name)
+		profile := profiles.Key{
+			InstanceType: profiles.InstanceType(l.Type), Provider: "cpu", Version: 1,
+		}
 		for m, table := range l.Predicted {
 			if table == nil {
 				continue
 			}
 			model := &f.cfg.Models[m]
+			profile.Model = string(model.Name)
 			a.member.Models = append(a.member.Models, leader.Model{
 				ModelID: model.id(), QoSTarget: model.QoSTarget, Share: model.Share,
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
-				Splits: model.Splits, Merge: string(model.Merge),
+				Splits: model.Splits, Merge: string(model.Merge), Profile: profile,
 			})
 			if key := (names.TableKey{Model: model.id().Key(), Type: l.Type}); !known[key] {
 				known[key] = true

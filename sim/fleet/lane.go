@@ -43,15 +43,15 @@ func (a *agent) tell(what func(t *term)) {
 	}
 }
 
-// ended tells the leader of the end of an attempt.
-func (a *agent) ended(c *call, refused bool) {
+// ended tells the leader of the end of an attempt; of one that was cut off, how long it had run.
+func (a *agent) ended(c *call, refused bool, ran time.Duration) {
 	f := a.f
 	e := leader.Event{
 		Kind: leader.Completed, Agent: a.member.Name,
 		Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
 		Model: f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
 		Remaining: a.busy(), Refused: refused,
-		Latency: f.now - c.of.Arrival,
+		Execution: ran, Latency: f.now - c.of.Arrival,
 	}
 	if !refused {
 		e.Execution, e.Queue = f.now-c.start, c.start-c.cameAt
@@ -214,7 +214,7 @@ func (a *agent) done(items int) {
 	}
 	a.next()
 	for _, c := range run {
-		a.ended(c, false)
+		a.ended(c, false, 0)
 		remaining := a.remaining()
 		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
 	}
@@ -229,8 +229,13 @@ func (a *agent) drop(c *call) {
 
 // giveBack reports that the lane will not run an attempt, which it does not hold (any more).
 func (a *agent) giveBack(c *call, why ending) {
+	a.endsEarly(c, why, 0)
+}
+
+// endsEarly is giveBack of an attempt that had run for some time.
+func (a *agent) endsEarly(c *call, why ending, ran time.Duration) {
 	a.drop(c)
-	a.ended(c, true)
+	a.ended(c, true, ran)
 	remaining := a.remaining()
 	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why, remaining) }, nil)
 }
@@ -244,11 +249,15 @@ func (a *agent) cutOff(c *call) {
 	c.over = true
 	runs := func(c *call) bool { return !c.over } // others of its run go on
 	stops := !waits && slices.Contains(a.running, c) && !slices.ContainsFunc(a.running, runs)
+	ran := time.Duration(0)
 	if stops {
+		if len(a.running) == 1 {
+			ran = a.f.now - c.start
+		}
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
 		a.running = nil
 	}
-	a.giveBack(c, refused)
+	a.endsEarly(c, refused, ran)
 	if stops {
 		a.next()
 	}

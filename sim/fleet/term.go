@@ -3,11 +3,15 @@ package fleet
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // A term is an agent's leadership.
@@ -23,7 +27,16 @@ type term struct {
 	over   bool
 	record bytes.Buffer
 	rec    *leader.Recorder // nil: not recorded
+
+	// learned is what the leader learns by; nil unless Config.Learns. It looks at what was seen after
+	// learnRest, and again at looksAt.
+	learned *learn.State
+	seen    learn.Seen
+	looksAt time.Duration
 }
+
+// learnRest is how long queries and answers gather before a leader learns from them.
+const learnRest = 50 * time.Millisecond
 
 // lead starts the term of an agent that has been elected.
 func (a *agent) lead(claim election.Claim) {
@@ -54,9 +67,19 @@ func (a *agent) lead(claim election.Claim) {
 	}
 	a.term = t
 	f.terms = append(f.terms, t)
+	if f.cfg.Learns {
+		t.learned, t.looksAt = learn.New(profiles.NewBook(nil)), Never
+		var told []leader.Latency
+		for _, key := range slices.SortedFunc(maps.Keys(f.told), names.TableKey.Compare) {
+			told = append(told, f.told[key])
+		}
+		t.learned.Suggest(a.members(), told)
+	}
 	t.viewChanged()
 	t.step(&leader.Event{Kind: leader.TimePassed})
-	t.step(&leader.Event{Kind: leader.Learned, Advice: f.known})
+	if t.learned == nil {
+		t.step(&leader.Event{Kind: leader.Learned, Advice: f.known})
+	}
 	for _, b := range f.agents {
 		t.open(b)
 	}
@@ -78,13 +101,40 @@ func (t *term) end() {
 }
 
 func (t *term) viewChanged() {
-	var members []*leader.Member
-	for _, b := range t.f.agents {
-		if t.agent.knows(b) {
-			members = append(members, b.member)
+	t.step(&leader.Event{Kind: leader.ViewChanged, Members: t.agent.members()})
+}
+
+// members are the members that the agent knows.
+func (a *agent) members() (all []*leader.Member) {
+	for _, b := range a.f.agents {
+		if a.knows(b) {
+			all = append(all, b.member)
 		}
 	}
-	t.step(&leader.Event{Kind: leader.ViewChanged, Members: members})
+	return all
+}
+
+// learn has the leader learn from what was seen, after a time.
+func (t *term) learn(after time.Duration) {
+	at := t.f.now + after
+	if t.learned == nil || t.looksAt <= at {
+		return
+	}
+	t.looksAt = at
+	t.f.on(&t.agent.host, after, func() {
+		if t.over || t.looksAt != at {
+			return
+		}
+		seen := t.seen
+		t.seen, t.looksAt = learn.Seen{}, Never
+		advice, next, _ := t.learned.Look(epoch.Add(t.f.now), seen) // prices may be unknown at first
+		if next > 0 {
+			t.learn(next)
+		}
+		if advice != nil {
+			t.step(&leader.Event{Kind: leader.Learned, Advice: advice})
+		}
+	})
 }
 
 // open makes the leader open a link to a member, which then greets it.
@@ -225,5 +275,35 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.Nonsense:
 		f.fail(fmt.Errorf("the leader %s at %v: an event makes no sense: %s",
 			t.agent.member.Name, f.now, a.Message))
+	default:
+		t.see(a)
+	}
+}
+
+// see keeps what the learning loop is to be told of.
+func (t *term) see(a *leader.Action) {
+	f := t.f
+	if t.learned == nil {
+		return
+	}
+	switch a.Kind {
+	case leader.TellLatencies:
+		for _, l := range a.Latencies {
+			f.told[l.TableKey] = *l
+		}
+	case leader.Arrived:
+		t.seen.Arrivals = append(t.seen.Arrivals, learn.Arrival{
+			Model: a.Model, BatchSize: a.BatchSize, At: epoch.Add(f.now),
+		})
+		t.learn(learnRest)
+	case leader.Observed, leader.ObservedCut:
+		t.seen.Observations = append(t.seen.Observations, learn.Observation{
+			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
+			Cut: a.Kind == leader.ObservedCut, At: epoch.Add(f.now),
+		})
+		t.learn(learnRest)
+	case leader.PoolChanged:
+		t.seen.Pool = a.Pool
+		t.learn(0)
 	}
 }

@@ -289,10 +289,11 @@ func (p *Planner) Acts(now time.Duration, a *leader.Action) {
 		p.seen.Arrivals = append(p.seen.Arrivals,
 			learn.Arrival{Model: a.Model, BatchSize: a.BatchSize,
 				At: at})
-	case leader.Observed:
+	case leader.Observed, leader.ObservedCut:
 		if !p.cfg.Blind && a.Duration > 0 {
 			p.seen.Observations = append(p.seen.Observations, learn.Observation{Member: a.Member,
-				Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration, At: at})
+				Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
+				Cut: a.Kind == leader.ObservedCut, At: at})
 		}
 	case leader.PoolChanged:
 		p.seen.Pool = a.Pool
