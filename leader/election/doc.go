@@ -66,7 +66,10 @@
 // leader for anything that must not be done twice.
 //
 // An agent that is cut off from the leader, but not from members that hear it, has no leader while
-// that lasts: its gateway chooses workers itself.
+// that lasts: its gateway chooses workers itself. So does one that no message reaches though its own
+// get through: nobody's refusal gets to it, so it does not lead before its connections have broken,
+// or 3.5 s have passed. Only if the leader is its one other member it leads at once, and the leader
+// follows it.
 //
 // Members are believed. An agent that lies about its epoch is followed, but not for good, and the
 // fleet can elect a leader afterwards. Of two epochs that are more than 2^20 apart, the higher one

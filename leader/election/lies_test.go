@@ -154,7 +154,7 @@ func TestLies(t *testing.T) {
 						}
 						f.pass(4 * time.Second)
 						delete(f.nodes, string(f.led("after the lie")))
-						f.pass(4 * time.Second)
+						f.pass(6 * time.Second) // one may be alone then, and does not know it
 						f.led("after the next election")
 						for _, id := range liedTo { // with what they have persisted
 							f.start(id, May)

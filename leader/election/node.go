@@ -34,11 +34,14 @@ type Node struct {
 	// for a while, and messages to us may lie unread.
 	listenUntil time.Time
 
+	spokeAt time.Time // when a member was last heard; zero: never
+
 	claiming  bool // claim is ours and not decided yet
 	claim     Claim
 	persisted bool   // claim.Epoch is on disk
 	kept      uint64 // the epoch persisted last by this node
 	unasked   bool   // the leader has resigned in our favour: no member is asked
+	claimedAt time.Time
 	claimEnd  time.Time
 	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
 	// allAt is when a leader next sends a heartbeat to all members. They get it at the same time so that
@@ -64,14 +67,15 @@ type member struct {
 
 // Waits, in heartbeats; see [Node.wait].
 const (
-	proposeWait   = 3 // until a proposal that nobody refuses holds
-	staggerWait   = 2 // between the claims of two agents next to each other in rank
-	brokenWait    = 2 // after the leader's stream broke
-	restWait      = 4 // from a heartbeat to all members to the next
-	freshWait     = 6 // a leader heard within this time is certainly there
-	listenWait    = 2 // after a freeze
-	freezeWait    = 4 // a step that is this late means that we were frozen
-	mostStaggered = 5 // agents that claim one after the other; those of lower rank claim together
+	proposeWait   = 3  // until a proposal that nobody refuses holds
+	staggerWait   = 2  // between the claims of two agents next to each other in rank
+	brokenWait    = 2  // after the leader's stream broke
+	restWait      = 4  // from a heartbeat to all members to the next
+	freshWait     = 6  // a leader heard within this time is certainly there
+	listenWait    = 2  // after a freeze
+	freezeWait    = 4  // a step that is this late means that we were frozen
+	deafWait      = 70 // until a claim holds about which nobody says a word; see isDeaf
+	mostStaggered = 5  // agents that claim one after the other; those of lower rank claim together
 )
 
 // heartbeatSlack is how late the heartbeat of a living leader may come.
@@ -229,7 +233,7 @@ func (n *Node) receive(from names.AgentName, msg *Message) {
 	}
 	n.seen = max(n.seen, c.Epoch)
 	if m := n.member(from); m != nil {
-		m.broken = false
+		m.broken, n.spokeAt = false, n.now
 	}
 	switch msg.Kind {
 	case Heartbeat:
@@ -395,6 +399,9 @@ func (n *Node) progress() {
 			n.lose(Silent)
 		}
 	}
+	if n.claiming && n.persisted && !n.now.Before(n.claimEnd) && n.isDeaf() {
+		n.claimEnd = n.now.Add(n.wait(proposeWait))
+	}
 	switch {
 	case n.claiming && n.decided():
 		n.takeOver()
@@ -503,7 +510,7 @@ func (n *Node) startClaim(unasked bool) {
 	n.claim = n.nextClaim()
 	n.seen = n.claim.Epoch
 	n.claiming, n.persisted, n.unasked = true, false, unasked
-	n.claimEnd = n.now.Add(n.cfg.Silence)
+	n.claimedAt, n.claimEnd = n.now, n.now.Add(n.cfg.Silence)
 	for _, m := range n.members {
 		m.granted = false
 	}
@@ -548,6 +555,23 @@ func (n *Node) decided() bool {
 		}
 	}
 	return true
+}
+
+// isDeaf reports whether our claim may have been refused without our hearing it: streams to members
+// stand, and nobody has said a word since we claimed. Otherwise an agent that no packet reaches, while
+// its own get through, would depose a leader that all others hear, and nobody could tell it anything.
+// After deafWait, 3.5 s, it holds no more: the kernel breaks a connection on which nothing was
+// acknowledged for 3 s, so that what the new leader says does not get through either. If really nobody
+// else is left, nobody misses a leader meanwhile. The leader that we have lost does not count: who is
+// alone without it leads at once.
+func (n *Node) isDeaf() bool {
+	if n.spokeAt.IsZero() || !n.spokeAt.Before(n.claimedAt) ||
+		n.now.Sub(n.claimedAt) >= n.wait(deafWait) {
+		return false
+	}
+	return slices.ContainsFunc(n.members, func(m *member) bool {
+		return !m.broken && m.id != n.top.Leader
+	})
 }
 
 // takeOver makes our agent the leader.

@@ -100,7 +100,7 @@ func (w *world) randomFault() {
 		}
 	}
 	left := chaos - w.now
-	switch r.IntN(9) {
+	switch r.IntN(11) {
 	case 0, 1:
 		w.stop(p, r.IntN(3) != 0)
 		if r.IntN(3) != 0 {
@@ -125,6 +125,12 @@ func (w *world) randomFault() {
 			w.step(p, Event{Kind: Resigned})
 		}
 	case 8:
+		w.cutOneWayLink(r.IntN(len(w.procs)), r.IntN(len(w.procs)))
+	case 9:
+		into := r.IntN(2) == 0
+		w.note("cut %s, into it %v", p.id, into)
+		w.cutOneWay(p, into)
+	case 10:
 		if p.running {
 			w.refusing[p.index] = r.IntN(2) == 0
 			w.note("streams of %s break, its host refuses others %v", p.id, w.refusing[p.index])

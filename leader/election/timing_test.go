@@ -156,6 +156,106 @@ func TestNoFlapping(t *testing.T) {
 	}
 }
 
+// cutOneWay loses all messages to p, or all from p.
+func (w *world) cutOneWay(p *proc, into bool) {
+	for i := range w.procs {
+		if into {
+			w.cut[i][p.index] = i != p.index
+		} else {
+			w.cut[p.index][i] = i != p.index
+		}
+	}
+}
+
+// TestOneWay has messages of a minute get lost in one direction: the leader changes if that helps, at
+// most once, and all that hear the leader follow it. When all is well again they agree.
+func TestOneWay(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		cut     func(w *world, leader, other *proc)
+		changes int
+	}{
+		{"to one agent from the leader", func(w *world, l, p *proc) { w.cut[l.index][p.index] = true }, 0},
+		{"to the leader from one agent", func(w *world, l, p *proc) { w.cut[p.index][l.index] = true }, 0},
+		{"all from the leader", func(w *world, l, _ *proc) { w.cutOneWay(l, false) }, 1},
+		{"all to the leader", func(w *world, l, _ *proc) { w.cutOneWay(l, true) }, 0},
+		{"all from one agent", func(w *world, _, p *proc) { w.cutOneWay(p, false) }, 0},
+	} {
+		for _, n := range []int{3, 6} {
+			t.Run(fmt.Sprintf("%s/%d", tt.name, n), func(t *testing.T) {
+				for seed := uint64(1); seed <= 20; seed++ {
+					w, old := settled(t, seed, n, []float64{0, .1}[seed%2])
+					other := w.procs[(old.index+1+int(seed)%(n-1))%n]
+					tt.cut(w, old, other)
+					w.run(w.now + time.Minute)
+					leaders := 0
+					for _, p := range w.procs {
+						if p.leading {
+							leaders++
+						}
+					}
+					for _, p := range w.procs {
+						c, ok := p.node.followed()
+						if heard := ok && c.Leader != p.id; leaders == 1 && heard &&
+							!w.procs[w.indexOf(c.Leader)].leading {
+							t.Errorf("seed %d: %s follows %v, who does not lead", seed, p.id, c)
+						}
+					}
+					if leaders != 1 || w.changes != 1+tt.changes || w.fault != nil {
+						t.Errorf("seed %d: %d lead, %d changes, want 1 and %d; %v", seed, leaders,
+							w.changes-1, tt.changes, w.fault)
+					}
+					w.heal()
+					w.run(w.now + bound)
+					if err := w.agreed(); err != nil || w.fault != nil {
+						t.Errorf("seed %d: in the end %v, %v", seed, err, w.fault)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestDeafAgentDeposesNobody has no message reach one agent, whose own get through until its
+// connections break because nothing is acknowledged on them, 3 s after it has first claimed: the
+// leader that all others hear stays.
+func TestDeafAgentDeposesNobody(t *testing.T) {
+	for _, n := range []int{3, 4, 6} {
+		for seed := uint64(1); seed <= 50; seed++ {
+			w, leader := settled(t, seed, n, []float64{0, .1}[seed%2])
+			claim := leader.follows
+			deaf := w.procs[(leader.index+1+int(seed)%(n-1))%n]
+			w.cutOneWay(deaf, true)
+			for from := w.now; !deaf.node.claiming && w.now < from+3*time.Second; {
+				w.run(w.now + time.Millisecond)
+			}
+			if !deaf.node.claiming {
+				t.Fatalf("seed %d: %s hears nobody, and claims nothing", seed, deaf.id)
+			}
+			w.run(w.now + 3*time.Second)
+			w.cutOneWay(deaf, false)
+			for _, p := range w.procs {
+				if p != deaf {
+					w.step(p, Event{Kind: StreamBroken, ID: deaf.id})
+					w.step(deaf, Event{Kind: StreamBroken, ID: p.id})
+				}
+			}
+			w.run(w.now + 20*time.Second)
+			for _, p := range w.procs {
+				if c, ok := p.node.followed(); p != deaf && (!ok || c != claim) {
+					t.Errorf("%d agents, seed %d: %s follows %v, want %v as before", n, seed, p.id,
+						c, claim)
+				}
+			}
+			w.heal()
+			w.run(w.now + bound)
+			if err := w.agreed(); err != nil || w.fault != nil {
+				t.Errorf("%d agents, seed %d: in the end %v, %v", n, seed, err, w.fault)
+			}
+		}
+	}
+}
+
 // TestFrozenLeader checks that a leader that was frozen gives up or is back, depending
 // on for how long, and that its control is not obeyed once another leads.
 func TestFrozenLeader(t *testing.T) {

@@ -569,6 +569,12 @@ func (w *world) cutLink(i, j int) {
 	w.cut[i][j], w.cut[j][i] = i != j, i != j
 }
 
+// cutOneWayLink loses what i sends to j.
+func (w *world) cutOneWayLink(i, j int) {
+	w.note("cut %s to %s", w.procs[i].id, w.procs[j].id)
+	w.cut[i][j] = i != j
+}
+
 func (w *world) heal() {
 	w.note("heal")
 	w.cut, w.refusing = [8][8]bool{}, [8]bool{}
