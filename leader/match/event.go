@@ -74,7 +74,7 @@ const (
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after Remaining, counted from
 	// now. The event says nothing about the attempts that the lane holds.
 	LaneRemaining
-	// ProfileChanged: Model, Type, Table, Doubtful. A type that has neither profiles nor lanes nor
+	// ProfileChanged: Model, Type, Table, Doubtful, More. A type that has neither profiles nor lanes nor
 	// a price is forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
@@ -132,6 +132,9 @@ type Event struct {
 	// Table is the latency of Model on Type; nil means that it is unknown again. The matcher keeps
 	// it: the caller must not change it afterwards.
 	Table *Table
+	// More says that another ProfileChanged follows at once, so that the matcher takes all in
+	// together, with the last one or with the next event of another kind.
+	More bool
 	// Doubtful says that hardly any query has run yet, so a lane gets longer before it counts as
 	// overdue.
 	Doubtful bool

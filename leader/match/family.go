@@ -76,6 +76,8 @@ type catalogue struct {
 	byName map[names.ModelKey]int     // models
 	alone  []*family                  // by model: the model alone
 	named  map[names.ModelKey]*family // families
+	// anyRenewed says that some families are renewed, anyEmpty that some have no variants.
+	anyRenewed, anyEmpty bool
 }
 
 func newCatalogue() catalogue {
@@ -93,6 +95,7 @@ func (c *catalogue) asked(name names.ModelKey) *family {
 
 // changed takes it that a model is new, has other settings, or is gone.
 func (c *catalogue) changed(models []Model, i int, was names.ModelKey) {
+	c.anyRenewed = true
 	for len(c.alone) <= i {
 		c.alone = append(c.alone, &family{})
 	}
@@ -129,19 +132,30 @@ func (c *catalogue) changed(models []Model, i int, was names.ModelKey) {
 // settled takes it that what has changed is arranged. It forgets the families without variants that
 // no query asks for.
 func (c *catalogue) settled(queries map[QueryID]*query) {
-	for _, f := range c.alone {
-		f.renewed = false
+	if c.anyRenewed {
+		c.anyRenewed, c.anyEmpty = false, false
+		for _, f := range c.alone {
+			f.renewed = false
+		}
+		for _, f := range c.named {
+			f.renewed, c.anyEmpty = false, c.anyEmpty || len(f.variants) == 0
+		}
 	}
+	if !c.anyEmpty {
+		return
+	}
+	asked := map[*family]bool{}
+	for _, q := range queries {
+		asked[q.family] = true
+	}
+	c.anyEmpty = false
 	for name, f := range c.named {
-		f.renewed = false
 		if len(f.variants) > 0 {
 			continue
 		}
-		asked := false
-		for _, q := range queries {
-			asked = asked || q.family == f
-		}
-		if !asked {
+		if asked[f] {
+			c.anyEmpty = true
+		} else {
 			delete(c.named, name)
 		}
 	}

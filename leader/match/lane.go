@@ -39,6 +39,8 @@ type query struct {
 	prevQueued, nextQueued *query
 	queuedWork             float64
 	timer                  timer
+
+	entersAgain bool // scratch of arrange
 }
 
 // A bound says what the pool can do at best for a query.
@@ -86,12 +88,15 @@ type lane struct {
 	m  *Matcher
 	id LaneID
 	holding
-	set   int // lanes that hold the same models and end together have the same number
-	shard *shard
-	idle  spareTime // kept while there are families
+	set     *modelSet
+	class   *class
+	shard   *shard
+	placed  bool      // among the shard's lanes
+	counted bool      // among the usable lanes
+	idle    spareTime // kept while there are families
 
 	freeAt   float64
-	ends     float64       // when its machine is taken; +Inf: never
+	ends     float64       // its set's
 	held     []reservation // attempts sent and not answered, the oldest first
 	draining bool
 	overdue  bool
@@ -384,8 +389,10 @@ type kin struct {
 	first, last *query
 	next        *query // the next one of [shard.oldest], which has come to so many
 	looked      int
-	late        int     // how many are late
-	lateWork    float64 // their part of the shard's
+	// scratch of arrange: its queries' places, or what the pool can do for them, may have changed
+	unsure, moved bool
+	late          int     // how many are late
+	lateWork      float64 // their part of the shard's
 }
 
 // variants are those that may answer its queries.

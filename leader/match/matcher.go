@@ -29,10 +29,13 @@ type Matcher struct {
 	// spareOver is the time, in ms, over which shards average their spare time.
 	spareOver float64
 
-	types  []*instanceType // in the order in which they were first named
-	lanes  map[LaneID]*lane
-	all    []*lane // in the order of their ids
-	shards []*shard
+	types      []*instanceType // in the order in which they were first named
+	typeByName map[names.LaneType]*instanceType
+	lanes      map[LaneID]*lane
+	all        []*lane // in the order of their ids
+	shards     []*shard
+	layout
+	changes
 	// nowhere has no lanes. Queries that no lane can serve wait there.
 	nowhere *shard
 	rng     *rand.Rand
@@ -64,6 +67,9 @@ type instanceType struct {
 	base        bool     // it meets every model's QoS target at the largest batch size
 	lanes       []int    // by model: the number of usable lanes that hold it
 	served      []*Table // by model; nil if the latency is unknown or there is no such lane
+	all         int      // the number of its lanes
+	known       int      // the number of its tables
+	stale       bool     // base and slowness are of before
 	// rank is the type's place in the order of speed at the largest batch sizes; 0 is the fastest.
 	rank      int
 	slowness  float64
@@ -74,7 +80,7 @@ type instanceType struct {
 func newInstanceType(name names.LaneType, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
-		served: make([]*Table, models), lanePrice: unpriced}
+		served: make([]*Table, models), lanePrice: unpriced, rank: -1, stale: true}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg
@@ -98,15 +104,20 @@ func New(cfg Config) (*Matcher, error) {
 		catalogue: newCatalogue(),
 		ahead:     toMs(cfg.DispatchAhead),
 		lanes:     map[LaneID]*lane{},
+		layout:    layout{byKey: map[string]*modelSet{}},
 		rng:       rand.New(rand.NewPCG(cfg.Seed, 0)),
 		queries:   map[QueryID]*query{},
 	}
+	m.typeByName = map[names.LaneType]*instanceType{}
 	for i, model := range m.models {
 		m.byName[model.Name] = i
 		m.target = append(m.target, toMs(model.QoSTarget))
 		m.catalogue.changed(m.models, i, "")
 	}
 	m.settled(nil)
+	m.numberFamilies()
+	m.moved = make([]bool, len(m.models))
+	m.touched = make([]bool, len(m.models))
 	m.spareOver = spareOver(m.target)
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
@@ -199,7 +210,16 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 		m.started, m.origin = true, now
 	}
 	m.now = max(m.now, toMs(now.Sub(m.origin)))
+	if m.pending && e.Kind != ProfileChanged {
+		m.arrange()
+	}
 	err = m.apply(e)
+	if m.pending && e.More {
+		return m.out, now, err
+	}
+	if m.pending {
+		m.arrange()
+	}
 	if e.Kind == TimePassed { // with another event, more that happened by now may still come
 		m.remind()
 	}
@@ -243,6 +263,7 @@ func (m *Matcher) overdue(l *lane, due float64) {
 	l.setDue(m.now + overdueAgain)
 	if !l.overdue {
 		l.overdue = true
+		m.countUsable(l, false)
 		m.arrange()
 		m.takeBack(l, LaneOverdue)
 		l.shard.dirty = true
@@ -405,26 +426,30 @@ func (m *Matcher) apply(e *Event) error {
 		m.timers.remove(&l.timer)
 		m.dues.remove(&l.due)
 		l.overdue = true // the queries in its queue must wait elsewhere
+		m.withdrawLane(l)
 		m.arrange()
 		m.takeBack(l, LaneGone)
 	case LaneDraining:
 		l.draining = true
+		m.countUsable(l, false)
 		m.arrange()
 	case LaneEnds:
-		if l.ends = math.Inf(1); e.Remaining > 0 {
-			l.ends = m.now + toMs(e.Remaining)
+		ends := math.Inf(1)
+		if e.Remaining > 0 {
+			ends = m.now + toMs(e.Remaining)
 		}
+		m.reclassLane(l, l.typ, m.setOf(l.set.models, ends))
 		m.arrange()
 	case LaneModels:
 		holds, err := m.holds(e)
 		if err != nil {
 			return err
 		}
-		l.holds = holds
+		typ := l.typ
 		if e.Type != "" {
-			l.typ = m.instanceType(e.Type)
+			typ = m.instanceType(e.Type)
 		}
-		l.setPrice(m.classModels(l.typ))
+		m.reclassLane(l, typ, m.setOf(holds, l.ends))
 		m.arrange()
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
@@ -634,6 +659,7 @@ func (m *Matcher) bound(q *query) bound {
 func (m *Matcher) backInTime(l *lane) {
 	if l.overdue {
 		l.overdue, l.asked = false, 0
+		m.countUsable(l, l.usable())
 		m.arrange()
 	}
 }
@@ -715,32 +741,33 @@ func (m *Matcher) join(e *Event) error {
 		return err
 	}
 	l := &lane{
-		m: m, id: e.Lane, holding: holding{typ: m.instanceType(e.Type), holds: holds}, timer: timer{at: -1},
-		due: timer{at: -1}, ends: math.Inf(1), idle: spareTime{share: 1, since: m.now},
+		m: m, id: e.Lane, timer: timer{at: -1}, due: timer{at: -1},
+		idle: spareTime{share: 1, since: m.now},
 	}
-	l.setPrice(m.classModels(l.typ))
 	l.timer.lane, l.due.lane, l.queue.lane = l, l, l
 	m.lanes[l.id] = l
 	i, _ := slices.BinarySearchFunc(m.all, l.id,
 		func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
+	m.enrollLane(l, m.instanceType(e.Type), m.setOf(holds, math.Inf(1)))
 	m.arrange()
 	l.setFree(m.now + toMs(e.Remaining))
 	return nil
 }
 
-// holds returns, by model, whether the event's lane holds it.
-func (m *Matcher) holds(e *Event) ([]bool, error) {
-	holds := make([]bool, len(m.models))
+// holds returns the models that the event's lane holds, in order.
+func (m *Matcher) holds(e *Event) ([]int, error) {
+	m.held = m.held[:0]
 	for _, name := range e.Models {
 		i, ok := m.byName[name]
 		if !ok {
 			return nil, fmt.Errorf("lane %d holds model %q, configured are: %s", e.Lane, name,
 				strings.Join(m.modelNames(), ", "))
 		}
-		holds[i] = true
+		m.held = append(m.held, i)
 	}
-	return holds, nil
+	slices.Sort(m.held)
+	return slices.Compact(m.held), nil
 }
 
 func (m *Matcher) modelNames() []string {
@@ -764,8 +791,9 @@ func (m *Matcher) profile(e *Event) error {
 			e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
 	}
 	t := m.instanceType(e.Type)
-	t.tables[model], t.doubtful[model] = e.Table, e.Doubtful
-	m.arrange()
+	t.doubtful[model] = e.Doubtful
+	m.setTable(t, model, e.Table)
+	m.changeAllShards()
 	return nil
 }
 
@@ -785,9 +813,13 @@ func (m *Matcher) changeModel(e *Event) error {
 					0), append(t.lanes, 0)
 				t.served, t.doubtful = append(t.served, nil), append(t.doubtful, false)
 			}
-			for _, l := range m.all {
-				l.holds = append(l.holds, false)
+			for _, s := range m.sets {
+				s.holds = append(s.holds, false)
 			}
+			for _, l := range m.all {
+				l.holds = l.set.holds
+			}
+			m.moved, m.touched = append(m.moved, false), append(m.touched, false)
 		}
 		m.byName[e.Model] = i
 	}
@@ -796,11 +828,14 @@ func (m *Matcher) changeModel(e *Event) error {
 	m.catalogue.changed(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
+		t.stale = true
 		if t.tables[i] != nil && t.tables[i].Largest() < model.LargestBatchSize {
-			t.tables[i] = nil
+			m.setTable(t, i, nil)
 		}
 	}
-	m.arrange()
+	m.touchModel(i)
+	m.numberFamilies()
+	m.changeAllShards()
 	return nil
 }
 
@@ -828,69 +863,178 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 	m.catalogue.changed(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
-		t.tables[i] = nil
+		t.stale = true
+		m.setTable(t, i, nil)
 	}
-	m.arrange()
+	m.touchModel(i)
+	m.numberFamilies()
+	m.changeAllShards()
 	return nil
 }
 
 // forgetTypes forgets the types that have no lane, no profile and no price.
 func (m *Matcher) forgetTypes() {
-	inUse := map[*instanceType]bool{}
-	for _, l := range m.all {
-		inUse[l.typ] = true
-	}
 	m.types = slices.DeleteFunc(m.types, func(t *instanceType) bool {
-		unknown := math.IsNaN(t.price) &&
-			!slices.ContainsFunc(t.tables, func(tab *Table) bool { return tab != nil })
-		return unknown && !inUse[t]
+		unused := math.IsNaN(t.price) && t.known == 0 && t.all == 0
+		if unused {
+			delete(m.typeByName, t.name)
+		}
+		return unused
 	})
 }
 
 func (m *Matcher) instanceType(name names.LaneType) *instanceType {
-	for _, t := range m.types {
-		if t.name == name {
-			return t
-		}
+	t := m.typeByName[name]
+	if t == nil {
+		t = newInstanceType(name, len(m.models))
+		m.types, m.typeByName[name] = append(m.types, t), t
 	}
-	t := newInstanceType(name, len(m.models))
-	m.types = append(m.types, t)
 	return t
 }
 
-// arrange recomputes what depends on the lanes and profiles: the coefficients and the order of the
-// types, the shards and their lanes, and where and until when each waiting query waits. Queries for
-// which nothing has changed keep their place. It is called on changes that are rare compared with
-// queries.
+// setTable sets what is known of a model on a type; nil means nothing.
+func (m *Matcher) setTable(t *instanceType, model int, table *Table) {
+	if t.tables[model] != nil {
+		t.known--
+	}
+	if table != nil {
+		t.known++
+	}
+	t.tables[model], t.stale = table, true
+	m.touchModel(model)
+}
+
+// changes is what has changed since the last arrange, but for the lanes; see [layout].
+type changes struct {
+	pending bool // arrange is to be called
+	// touched says, by model, that on some type there is a first usable lane or no lane any more
+	// that holds it, or that its latency or its settings have changed. touches lists these models.
+	touched []bool
+	touches []int
+	// moved says, by model, that the bounds of its queries may have changed, and anyMoved that some
+	// have.
+	moved    []bool
+	anyMoved bool
+	held     []int // scratch
+}
+
+// touchModel notes that what depends on which types serve a model, and how fast, may have changed.
+func (m *Matcher) touchModel(model int) {
+	if !m.touched[model] {
+		m.touched[model], m.touches = true, append(m.touches, model)
+	}
+}
+
+// changeAllShards notes a change that concerns all shards.
+func (m *Matcher) changeAllShards() {
+	m.pending = true
+	for _, s := range m.shards {
+		s.dirty = true
+	}
+}
+
+// arrange recomputes what depends on the lanes and profiles that have changed since it was called
+// last: the coefficients and the order of the types, the shards and their lanes, and where and
+// until when each waiting query waits. Queries for which nothing has changed keep their place.
+//
+// Its cost is in proportion to what has changed: a lane that joins or leaves costs the models that
+// it holds, a look at each shard, and the queries of its shard that it alone could serve.
 func (m *Matcher) arrange() {
-	moved := m.assess() // by model: whether the bounds of its queries have changed
+	m.pending = false
+	m.assess()
 	m.forgetTypes()
-	shards := m.shards
-	m.deal()
-	split := len(m.shards) > len(shards)
-	m.changed = m.changed[:0]
-	for _, s := range append(slices.Clip(shards), m.nowhere) {
-		for _, l := range []*list{&s.live, &s.late} {
-			for q := l.first; q != nil; q = q.next {
-				hasMoved := slices.ContainsFunc(q.allowed(),
-					func(v variant) bool { return moved[v.model] })
-				if split || q.family.renewed || !s.keeps(q, hasMoved) ||
-					hasMoved && q.bound != m.bound(q) {
-					m.changed = append(m.changed, q)
-				}
-			}
+	m.layOutShards()
+	for _, s := range m.shards {
+		if s.unsorted {
+			m.visited += len(s.lanes)
+			s.sortLanes()
 		}
 	}
+	m.changed = m.changed[:0]
+	m.findChanged()
+	for _, i := range m.touches {
+		m.touched[i], m.moved[i] = false, false
+	}
+	if m.anyMoved {
+		clear(m.moved)
+	}
+	m.touches, m.anyMoved, m.dealt, m.split = m.touches[:0], false, false, false
+	clear(m.departed)
+	clear(m.closed)
+	m.departed, m.closed = m.departed[:0], m.closed[:0]
 	m.settled(m.queries)
 	m.reentered += len(m.changed)
 	slices.SortFunc(m.changed, byArrival)
 	for _, q := range m.changed {
+		q.entersAgain = false
 		q.shard.leave(q)
 	}
 	for _, q := range m.changed {
 		if m.queries[q.id] == q { // not rejected with another part of the same query
 			m.wait(q)
 		}
+	}
+}
+
+// findChanged collects the queries that must enter a shard or a queue again.
+func (m *Matcher) findChanged() {
+	if m.dealt || m.anyMoved || m.anyRenewed {
+		for _, s := range m.shards {
+			m.findUnsure(s, nil)
+		}
+		for _, s := range m.closed {
+			m.findUnsure(s, nil)
+		}
+		m.findUnsure(m.nowhere, nil)
+	}
+	for i := range m.departed {
+		gone := &m.departed[i]
+		for q := gone.lane.queue.first; q != nil; q = q.nextQueued {
+			m.enterAgain(q, false)
+		}
+		like := func(l *lane) bool {
+			return l.typ == gone.typ && l.set == gone.set && l.counted
+		}
+		if !m.dealt && !slices.ContainsFunc(gone.shard.lanes, like) {
+			m.findUnsure(gone.shard, gone.set)
+		}
+	}
+}
+
+// findUnsure collects such queries of s; those that a lane with the given set served, if there is
+// one, have lost that lane.
+func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
+	late := false
+	for _, k := range s.kins {
+		all := k.variants()
+		k.moved = slices.ContainsFunc(all, func(v variant) bool { return m.moved[v.model] })
+		k.unsure = k.moved || m.dealt || k.family.renewed || lost != nil &&
+			slices.ContainsFunc(all, func(v variant) bool { return lost.holds[v.model] })
+		if !k.unsure {
+			continue
+		}
+		late = late || k.late > 0
+		for q := k.first; q != nil; q = q.nextKin {
+			m.enterAgain(q, k.moved)
+		}
+	}
+	if late {
+		for q := s.late.first; q != nil; q = q.next {
+			if q.kin.unsure {
+				m.enterAgain(q, q.kin.moved)
+			}
+		}
+	}
+}
+
+// enterAgain has q enter again unless it may keep its place. moved says that its bound may have
+// changed.
+func (m *Matcher) enterAgain(q *query, moved bool) {
+	m.visited++
+	if !q.entersAgain && (m.split || q.family.renewed || !q.shard.keeps(q, moved) ||
+		moved && q.bound != m.bound(q)) {
+		q.entersAgain = true
+		m.changed = append(m.changed, q)
 	}
 }
 
@@ -910,60 +1054,83 @@ func (t *instanceType) assess(f *family) {
 	t.base = t.base && largest <= f.target
 }
 
-// assess recomputes what depends on lanes and profiles for each type, and returns, by model,
-// whether its queries' bound may have changed.
-func (m *Matcher) assess() (moved []bool) {
-	moved = make([]bool, len(m.models))
-	wasBase := make([]bool, len(m.types))
-	for i, t := range m.types {
-		wasBase[i] = t.base
-		clear(t.lanes)
-		t.base, t.slowness = true, 0
-	}
-	for _, l := range m.all {
-		for model, held := range l.holds {
-			if held && l.usable() {
-				l.typ.lanes[model]++
-			}
-		}
-	}
-	for i, model := range m.models {
-		if model.Name == "" {
-			continue
-		}
+// assess recomputes for each type what depends on the lanes and profiles that have changed, and
+// notes the models whose queries' bound may have changed.
+func (m *Matcher) assess() {
+	m.assessTypes()
+	for _, i := range m.touches {
+		largest := m.models[i].LargestBatchSize
 		fastest := math.Inf(1)
 		for _, t := range m.types {
 			if t.lanes[i] > 0 && t.tables[i] != nil {
-				fastest = min(fastest, t.tables[i].mean[model.LargestBatchSize])
+				fastest = min(fastest, t.tables[i].mean[largest])
 			}
 		}
 		for _, t := range m.types {
 			t.coefficient[i] = 0
 			if t.tables[i] != nil {
-				t.coefficient[i] = min(1, fastest/t.tables[i].mean[model.LargestBatchSize])
+				t.coefficient[i] = min(1, fastest/t.tables[i].mean[largest])
 			}
-		}
-	}
-	for f := range m.each(m.models) {
-		for _, t := range m.types {
-			t.assess(f)
-		}
-	}
-	for k, t := range m.types {
-		for i := range m.models {
 			was := t.served[i]
 			if t.served[i] = nil; t.lanes[i] > 0 {
 				t.served[i] = t.tables[i]
 			}
-			moved[i] = moved[i] || t.served[i] != was || t.served[i] != nil && t.base != wasBase[k]
+			if t.served[i] != was {
+				m.moved[i], m.anyMoved = true, true
+			}
+		}
+	}
+	if len(m.touches) > 0 {
+		for _, s := range m.shards {
+			s.dirty = true
+		}
+	}
+}
+
+// assessTypes recomputes the speed of the types of which other tables are known, or all if a model
+// has changed, and their ranks.
+func (m *Matcher) assessTypes() {
+	var stale []*instanceType
+	var wasBase []bool
+	for _, t := range m.types {
+		if t.stale {
+			stale, wasBase = append(stale, t), append(wasBase, t.base)
+			t.base, t.slowness, t.stale = true, 0, false
+		}
+	}
+	if stale == nil {
+		return
+	}
+	for f := range m.each(m.models) {
+		for _, t := range stale {
+			if len(f.variants) > 0 {
+				t.assess(f)
+			}
+		}
+	}
+	for k, t := range stale {
+		if t.base != wasBase[k] {
+			for i := range m.models {
+				if t.served[i] != nil {
+					m.moved[i], m.anyMoved = true, true
+				}
+			}
 		}
 	}
 	order := slices.Clone(m.types)
 	slices.SortFunc(order, func(a, b *instanceType) int {
 		return cmp.Or(cmp.Compare(a.slowness, b.slowness), cmp.Compare(a.name, b.name))
 	})
+	before := -1
 	for i, t := range order {
+		if t.rank >= 0 {
+			if t.rank < before { // two types have changed places
+				for _, s := range m.shards {
+					s.unsorted = true
+				}
+			}
+			before = t.rank
+		}
 		t.rank = i
 	}
-	return moved
 }

@@ -1,11 +1,8 @@
 package match
 
 import (
-	"cmp"
 	"iter"
 	"slices"
-
-	"github.com/muster-serve/muster/api/names"
 )
 
 // A shard is a group of lanes that are matched together, with the queries that wait for them. A
@@ -13,7 +10,7 @@ import (
 type shard struct {
 	m      *Matcher
 	policy policy
-	lanes  []*lane // by the rank of their type, then by the set of models held, then by id
+	lanes  []*lane // in the order of sortLanes
 	live   list    // waiting queries that can still be in time, the oldest first
 	kins   []*kin  // some may have no queries now
 	late   list    // waiting queries that cannot, in the order in which they became late
@@ -24,6 +21,8 @@ type shard struct {
 	spare    spareTime
 	returned float64 // when all that were refused can have been served after trying again, ms
 	dirty    bool    // something has changed since the last round
+	index    int     // among the matcher's shards
+	unsorted bool    // lanes are not in order
 }
 
 // The size classes of queries.
@@ -213,93 +212,6 @@ func (s *shard) keeps(q *query, moved bool) bool {
 		return false
 	}
 	return s == s.m.nowhere || s.accepts(q)
-}
-
-// deal deals the lanes to the shards. Lanes of which some may answer the same queries go to as few
-// shards as their number asks for, so that each of these has its part of every type and every set
-// of models held. A shard that is no longer needed is left without lanes.
-func (m *Matcher) deal() {
-	lanes := slices.Clone(m.all)
-	var sets []*lane // one of each set
-	for _, l := range lanes {
-		l.set = slices.IndexFunc(sets, func(o *lane) bool {
-			return o.ends == l.ends && slices.Equal(o.holds, l.holds)
-		})
-		if l.set < 0 {
-			l.set, sets = len(sets), append(sets, l)
-		}
-	}
-	slices.SortStableFunc(lanes, func(a, b *lane) int {
-		return cmp.Or(cmp.Compare(a.typ.rank, b.typ.rank), cmp.Compare(a.set, b.set))
-	})
-	want := m.cfg.ShardLanes
-	if n := len(lanes); want > 0 && (3*n > 4*want*len(m.shards) || 3*n < 2*want*len(m.shards)) {
-		count := max(1, (n+want/2)/want)
-		for len(m.shards) < count {
-			m.shards = append(m.shards, newShard(m))
-		}
-		for _, s := range m.shards[count:] {
-			s.lanes = nil
-		}
-		m.shards = m.shards[:count]
-	}
-	for _, s := range m.shards {
-		s.lanes, s.usable, s.dirty = s.lanes[:0], 0, true
-	}
-	for _, part := range m.apart(lanes, sets) {
-		shards := m.shards
-		if len(part) < len(lanes) {
-			shards = slices.Clone(shards)
-			slices.SortStableFunc(shards, func(a, b *shard) int {
-				return cmp.Compare(len(a.lanes), len(b.lanes))
-			})
-			shards = shards[:min(len(shards), max(1, (len(part)+want/2)/want))]
-		}
-		for i, l := range part {
-			l.shard = shards[i%len(shards)]
-			l.shard.lanes = append(l.shard.lanes, l)
-			if l.usable() {
-				l.shard.usable++
-			}
-		}
-	}
-}
-
-// apart divides lanes into parts such that no query may be answered in two of them; the largest
-// comes first. Where agents hold one variant each, a family has few lanes, and in several shards
-// its queries would wait at slow ones while fast ones of another shard idle. sets has one lane of
-// each set of models.
-func (m *Matcher) apart(lanes, sets []*lane) (parts [][]*lane) {
-	if len(m.shards) == 1 || len(sets) == 1 {
-		return [][]*lane{lanes}
-	}
-	part := make([]int, len(sets)) // by set: the least set of its part
-	first := map[names.ModelKey]int{}
-	for i, l := range sets {
-		part[i] = i
-		for model, holds := range l.holds {
-			if !holds {
-				continue
-			}
-			family := cmp.Or(m.models[model].Family, m.models[model].Name)
-			if k, ok := first[family]; ok {
-				least, other := min(part[i], part[k]), max(part[i], part[k])
-				for j := range i + 1 {
-					if part[j] == other {
-						part[j] = least
-					}
-				}
-			} else {
-				first[family] = i
-			}
-		}
-	}
-	of := make([][]*lane, len(sets))
-	for _, l := range lanes {
-		of[part[l.set]] = append(of[part[l.set]], l)
-	}
-	slices.SortStableFunc(of, func(a, b []*lane) int { return cmp.Compare(len(b), len(a)) })
-	return slices.DeleteFunc(of, func(part []*lane) bool { return len(part) == 0 })
 }
 
 // route returns the shard at which q is to wait: of two drawn at random that can serve q, the one
