@@ -174,10 +174,7 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 		before := l.prices
 		l.prices = nil
 		for _, p := range prices {
-			l.prices = append(l.prices, match.Price{
-				Type: names.LaneType(p.GetType()), PerMs: p.GetPerMs(),
-				Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond)),
-			})
+			l.prices = append(l.prices, priceOf(p))
 		}
 		l.stale = l.stale || !slices.EqualFunc(before, l.prices, match.Price.Equal)
 	}
@@ -188,6 +185,22 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 			l.stale = true
 		}
 	}
+}
+
+// priceOf converts a price.
+func priceOf(p *control.TypePrice) match.Price {
+	service := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+	price := match.Price{
+		Type: names.LaneType(p.GetType()), PerMs: p.GetPerMs(), Service: service(p.GetServiceMs()),
+	}
+	for _, c := range p.GetClasses() {
+		class := match.ClassPrice{PerMs: c.GetPerMs(), Service: service(c.GetServiceMs())}
+		for _, model := range c.GetModels() {
+			class.Models = append(class.Models, names.ModelKey(model))
+		}
+		price.Classes = append(price.Classes, class)
+	}
+	return price
 }
 
 // read returns a profile's table, nil if it is unknown or cannot be parsed.
@@ -257,9 +270,9 @@ func (l *leaderless) arrange() {
 			general = m.LaneTypeOf(parts[0].GetModels()[0]) // here a member has one price
 		}
 		if i := l.price(general); i >= 0 && l.price(own) < 0 {
-			prices = append(prices, match.Price{
-				Type: own, PerMs: l.prices[i].PerMs, Service: l.prices[i].Service,
-			})
+			price := l.prices[i]
+			price.Type = own
+			prices = append(prices, price)
 		}
 		for i, model := range models {
 			name, _ := model.Name.Split()

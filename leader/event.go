@@ -272,5 +272,14 @@ type Advice struct {
 	// Limit is the fluid limit in queries/s. Prices are those of the types; nil means: as before.
 	Limit  float64
 	Prices []fluid.Price
-	Priced bool // Limit is new
+	// Unmet are the models that miss their QoS target whatever the leader decides, by key.
+	Unmet  []Unmet
+	Priced bool // Limit and Unmet are new
+}
+
+// An Unmet is a model that misses its QoS target: no lane would answer a Share of its queries in
+// time if it had nothing else to do, and that is more than may be late.
+type Unmet struct {
+	Model ModelID
+	Share float64
 }

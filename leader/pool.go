@@ -277,7 +277,7 @@ func (s *State) poolChanged() {
 	for _, m := range slices.SortedFunc(maps.Values(s.models), byKey) {
 		known := Model{
 			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
-			Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
+			RejectLate: m.late, Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
 		}
 		p.Models = append(p.Models, known)
 	}

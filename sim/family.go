@@ -7,7 +7,6 @@ import (
 
 	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/sim/latency"
 )
@@ -103,26 +102,6 @@ func (l lane) holding(has func(variant int) bool) lane {
 		}
 	}
 	return l
-}
-
-// held returns the models with the latencies on the types of which some instance holds them. So
-// does a leader know them when it computes prices: by type.
-func (c *Config) held() []Model {
-	if len(c.Holds) == 0 {
-		return c.Models
-	}
-	models := slices.Clone(c.Models)
-	for i := range models {
-		m := &models[i]
-		m.Known = map[string]match.Latencies{}
-		for _, p := range c.parts() {
-			if l := p.latencies(m); l != nil {
-				all, _ := m.Known[p.typ].(latency.Fastest)
-				m.Known[p.typ] = append(all, l)
-			}
-		}
-	}
-	return models
 }
 
 func (c *Config) validateFamilies() (errs []error) {
@@ -223,6 +202,20 @@ func (c *Config) parts() (all []part) {
 
 func (p *part) has(model string) bool { return p.holds == nil || slices.Contains(p.holds, model) }
 
+// models are the models, and variants of families, that p's instances hold, in order.
+func (p *part) models(all []Model) []names.ModelKey {
+	held := []names.ModelKey{}
+	for i := range all {
+		for _, v := range all[i].variants() {
+			if p.has(v.Name) {
+				held = append(held, names.ModelKey(v.Name))
+			}
+		}
+	}
+	slices.Sort(held)
+	return held
+}
+
 // latencies returns what is known of m's latencies on p, of the fastest variant that p holds; nil
 // if it holds none.
 func (p *part) latencies(m *Model) match.Latencies {
@@ -236,46 +229,6 @@ func (p *part) latencies(m *Model) match.Latencies {
 		return nil
 	}
 	return all
-}
-
-// capacity is the fluid limit of what each instance holds, by the fastest variants, without
-// splitting; 0 if all hold all.
-func (c *Config) capacity() (float64, error) {
-	if len(c.Holds) == 0 {
-		return 0, nil
-	}
-	return partsLimit(c.Models, c.parts())
-}
-
-// partsLimit is the fluid limit of the models on parts of a pool.
-func partsLimit(models []Model, parts []part) (float64, error) {
-	var weights float64
-	p := fluid.Program{Unserved: 1}
-	for i := range models {
-		weights += models[i].weight()
-		p.Unserved = min(p.Unserved, 1-models[i].qosShare())
-	}
-	for i := range parts {
-		p.Types = append(p.Types, fluid.Type{
-			Name: names.LaneType(fmt.Sprintf("%s/%d", parts[i].typ, i)), Count: parts[i].count,
-		})
-	}
-	for i := range models {
-		m := &models[i]
-		known := make([]fluid.Latencies, len(parts))
-		for k := range parts {
-			if l := parts[k].latencies(m); l != nil {
-				known[k] = l
-			}
-		}
-		p.Bins = append(p.Bins, fluid.Bins(names.ModelKey(m.Name), m.weight()/weights,
-			Distribution(m.BatchSizes), m.QoSTarget, known)...)
-	}
-	s, err := new(fluid.Solver).Solve(&p)
-	if err != nil {
-		return 0, fmt.Errorf("fluid limit: %w", err)
-	}
-	return s.Rate, nil
 }
 
 // shares returns, for each variant of m, the share of its queries that [BindDrawn] sends to it: in
@@ -304,12 +257,12 @@ func (c *Config) shares(m *Model) ([]float64, error) {
 			}
 		}
 		if len(its) > 0 {
-			limit, err := partsLimit([]Model{alone}, its)
+			limit, err := solveFluid([]Model{alone}, its, false, false)
 			if err != nil {
 				return nil, err
 			}
-			shares[i] = limit
-			sum += limit
+			shares[i] = limit.Rate
+			sum += limit.Rate
 		}
 	}
 	if sum == 0 {

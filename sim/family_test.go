@@ -81,11 +81,11 @@ func TestBoundLate(t *testing.T) {
 	for _, load := range []float64{.6, .9} {
 		cfg := families(t)
 		divided(cfg)
-		capacity, err := cfg.capacity()
+		capacity, err := cfg.fluidLimit(false, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.Rate = load * capacity
+		cfg.Rate = load * capacity.Rate
 		bound := mustRun(t, cfg)
 		cfg.Bind = BindDrawn
 		drawn := mustRun(t, cfg)

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
@@ -15,52 +16,78 @@ import (
 // pool could serve if no query were split; 0 means that it cannot serve enough of the queries at
 // any rate.
 func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
-	return fluidLimit(models, pool, false)
+	var parts []part
+	for _, name := range typeOrder(models, pool) {
+		parts = append(parts, part{typ: name, count: pool.Of(name)})
+	}
+	return solveFluid(models, parts, false, false)
 }
 
-// fluidLimit is FluidLimit or, with splits, the limit with queries split as the models allow.
-func fluidLimit(models []Model, pool Pool, splits bool) (*fluid.Solution, error) {
-	types := typeOrder(models, pool)
-	p := fluid.Program{Bins: bins(models, types), Unserved: 1}
-	for _, name := range types {
-		p.Types = append(p.Types, fluid.Type{Name: names.LaneType(name), Count: pool.Of(name)})
+// fluidLimit is FluidLimit of what each instance holds. With splits, queries are split as the models
+// allow; with late, models may miss their QoS targets, as for a leader, see [fluid.Bin.Late].
+func (c *Config) fluidLimit(splits, late bool) (*fluid.Solution, error) {
+	types, parts := typeOrder(c.Models, c.Pool), c.parts()
+	slices.SortStableFunc(parts, func(a, b part) int {
+		return slices.Index(types, a.typ) - slices.Index(types, b.typ)
+	})
+	return solveFluid(c.Models, parts, splits, late)
+}
+
+// solveFluid solves the fluid program of the models' mix on parts of a pool.
+func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solution, error) {
+	var weights float64
+	p := fluid.Program{Unserved: 1}
+	for i := range models {
+		weights += models[i].weight()
+		p.Unserved = min(p.Unserved, 1-models[i].qosShare())
 	}
-	for i := range p.Bins {
-		p.Bins[i].Splits = splits && slices.ContainsFunc(models,
-			func(m Model) bool { return m.Splits && m.Name == string(p.Bins[i].Model) })
+	for i := range parts {
+		typ := fluid.Type{Name: names.LaneType(parts[i].typ), Count: parts[i].count}
+		if slices.ContainsFunc(parts, func(o part) bool {
+			return o.typ == parts[i].typ && !slices.Equal(o.holds, parts[i].holds)
+		}) {
+			typ.Models = parts[i].models(models)
+		}
+		p.Types = append(p.Types, typ)
 	}
 	for i := range models {
-		p.Unserved = min(p.Unserved, 1-models[i].qosShare())
+		m := &models[i]
+		known := make([]fluid.Latencies, len(parts))
+		for k := range parts {
+			if l := parts[k].latencies(m); l != nil {
+				known[k] = l
+			}
+		}
+		bins := fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, Distribution(m.BatchSizes),
+			m.QoSTarget, known)
+		for b := range bins {
+			bins[b].Splits = splits && m.Splits
+			if late {
+				bins[b].Late = lateLatencies(m, &bins[b], known)
+			}
+		}
+		p.Bins = append(p.Bins, bins...)
 	}
 	s, err := new(fluid.Solver).Solve(&p)
 	if err != nil {
-		return nil, fmt.Errorf("fluid limit of pool %s: %w", pool, err)
+		return nil, fmt.Errorf("fluid limit: %w", err)
 	}
 	return s, nil
 }
 
-// bins returns the bins of the models' batch sizes, with the mean latencies that the policy knows.
-func bins(models []Model, types []string) []fluid.Bin {
-	var weights float64
-	for i := range models {
-		weights += models[i].weight()
+// lateLatencies are the mean latencies of a bin that no part serves in time; 0 if late queries are
+// rejected, and nil if some part serves it in time.
+func lateLatencies(m *Model, bin *fluid.Bin, known []fluid.Latencies) []time.Duration {
+	if slices.ContainsFunc(bin.Latency, func(l time.Duration) bool { return l > 0 }) {
+		return nil
 	}
-	var all []fluid.Bin
-	for i := range models {
-		m := &models[i]
-		known := make([]fluid.Latencies, len(types))
-		for t, name := range types {
-			if l := m.known(name); l != nil {
-				known[t] = l
-			}
+	late := make([]time.Duration, len(known))
+	for k, l := range known {
+		if l != nil && !m.RejectLate {
+			late[k] = l.Mean(bin.BatchSize)
 		}
-		all = append(
-			all,
-			fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, Distribution(m.BatchSizes),
-				m.QoSTarget,
-				known)...)
 	}
-	return all
+	return late
 }
 
 // Distribution converts batch sizes to a distribution of package profiles.

@@ -157,10 +157,7 @@ func (r *run) result() *Result {
 		Steps:        r.steps,
 		Satisfied:    true,
 	}
-	if len(r.cfg.Holds) > 0 {
-		res.FluidLimit = round(r.capacity, 6)
-	}
-	if r.splitLimit != r.limit && len(r.cfg.Holds) == 0 {
+	if r.splitLimit != r.limit {
 		res.SplitFluidLimit = round(r.splitLimit.Rate, 6)
 	}
 	all := r.models[0].latency

@@ -78,7 +78,6 @@ type run struct {
 	limit *fluid.Solution // if no query were split
 	// splitLimit is the solution with queries split as the models allow; the policy has its prices.
 	splitLimit *fluid.Solution
-	capacity   float64 // the fluid limit of what each instance holds, by [Config.Holds]
 	models     []modelState
 	byName     map[string]int // by name of a model or family: its index in models
 	variants   []variantState // what can run, in the order of models
@@ -184,15 +183,12 @@ func newRun(cfg *Config) (*run, error) {
 	}
 	r.types = typeOrder(cfg.Models, cfg.Pool)
 	var err error
-	if r.limit, err = FluidLimit(cfg.held(), cfg.Pool); err != nil {
-		return nil, err
-	}
-	if r.capacity, err = cfg.capacity(); err != nil {
+	if r.limit, err = cfg.fluidLimit(false, true); err != nil {
 		return nil, err
 	}
 	r.splitLimit = r.limit
 	if slices.ContainsFunc(cfg.Models, func(m Model) bool { return m.Splits }) {
-		if r.splitLimit, err = fluidLimit(cfg.held(), cfg.Pool, true); err != nil {
+		if r.splitLimit, err = cfg.fluidLimit(true, true); err != nil {
 			return nil, err
 		}
 	}

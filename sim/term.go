@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -42,7 +43,9 @@ func newTerm(r *run) (*term, error) {
 			return nil, fmt.Errorf("write recording: %w", err)
 		}
 	}
-	advice := &leader.Advice{Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Priced: true}
+	advice := &leader.Advice{
+		Limit: r.splitLimit.Rate, Prices: versioned(r.splitLimit.Prices), Priced: true,
+	}
 	models := make([]leader.Model, len(r.variants))
 	for i := range r.variants {
 		v, m := &r.variants[i], &r.models[r.modelOf(i)]
@@ -99,6 +102,22 @@ func newTerm(r *run) (*term, error) {
 	}
 	t.step(&leader.Event{Kind: leader.TimePassed})
 	return t, r.err
+}
+
+// versioned returns the prices with the first versions of the models that tell classes apart.
+func versioned(prices []match.Price) []match.Price {
+	all := slices.Clone(prices)
+	for i := range all {
+		all[i].Classes = slices.Clone(all[i].Classes)
+		for k := range all[i].Classes {
+			c := &all[i].Classes[k]
+			c.Models = slices.Clone(c.Models)
+			for j, model := range c.Models {
+				c.Models[j] = names.NewModelKey(string(model), 1)
+			}
+		}
+	}
+	return all
 }
 
 // about returns an event about a query.

@@ -129,7 +129,7 @@ func newSearch(cfg *Config) (*search, error) {
 	if err := s.cfg.Validate(); err != nil {
 		return nil, err
 	}
-	limit, err := FluidLimit(s.cfg.held(), s.cfg.Pool)
+	limit, err := s.cfg.fluidLimit(false, false)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
@@ -364,11 +366,27 @@ func (t *term) decided(a *leader.Action) {
 	}
 }
 
+// pricesOf converts prices. If they are more than mostPriceBytes, it leaves the classes out:
+// members and gateways then go by the prices of the types.
 func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
+	size := 0
 	for _, p := range prices {
-		all = append(all, &control.TypePrice{
+		told := &control.TypePrice{
 			Type: string(p.Type), PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6,
-		})
+		}
+		for _, c := range p.Classes {
+			told.Classes = append(told.Classes, &control.ClassPrice{
+				Models: names.Strings(c.Models), PerMs: c.PerMs,
+				ServiceMs: float64(c.Service) / 1e6,
+			})
+		}
+		size += proto.Size(told)
+		all = append(all, told)
+	}
+	if size > mostPriceBytes {
+		for _, told := range all {
+			told.Classes = nil
+		}
 	}
 	return all
 }

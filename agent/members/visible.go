@@ -23,7 +23,7 @@ import (
 // Visible returns v as a client may see it that may know of the models for which sees returns true;
 // sees("") reports whether it may know of all, and then Visible returns v itself. The result has
 // only those models, and aliases for the names of others. It lacks prices and profiles for lanes
-// that no member has. It shares with v what is the same in both.
+// that no member has, and prices of classes of lanes. It shares with v what is the same in both.
 func (ms *Members) Visible(v *control.View, sees func(model string) bool) *control.View {
 	if sees("") {
 		return v
@@ -41,11 +41,7 @@ func (ms *Members) Visible(v *control.View, sees func(model string) bool) *contr
 	}
 	for _, p := range v.GetPrices() {
 		if to, known := types[names.LaneType(p.GetType())]; known {
-			if string(to) != p.GetType() {
-				p = proto.CloneOf(p)
-				p.Type = string(to)
-			}
-			seen.Prices = append(seen.Prices, p)
+			seen.Prices = append(seen.Prices, priceOfType(p, to))
 		}
 	}
 	for _, p := range visibleProfiles(v.GetProfiles(), sees) {
@@ -57,6 +53,15 @@ func (ms *Members) Visible(v *control.View, sees func(model string) bool) *contr
 		}
 	}
 	return seen
+}
+
+// priceOfType is p as the price of a type without classes: which models tell those apart, and which
+// lanes are of which, only those know who may know of all models.
+func priceOfType(p *control.TypePrice, typ names.LaneType) *control.TypePrice {
+	if string(typ) == p.GetType() && len(p.GetClasses()) == 0 {
+		return p
+	}
+	return &control.TypePrice{Type: string(typ), PerMs: p.PerMs, ServiceMs: p.ServiceMs}
 }
 
 // visible is Visible for a member.
@@ -109,7 +114,7 @@ func addTypes(types map[names.LaneType]names.LaneType, m, shown *control.Member)
 // Hide removes from a leader's message to a client what it may not know of: sees is as in
 // [Members.Visible], and false for some model. The types of lanes that share an agent may name such
 // models. So profiles on them are removed, too, and all prices if one is of such a type: the client
-// would take the rest for all that there are.
+// would take the rest for all that there are. Prices of classes of lanes are removed.
 func Hide(m *control.MatchMessage, sees func(model string) bool) {
 	m.Profiles = slices.DeleteFunc(visibleProfiles(m.Profiles, sees),
 		func(p *control.Profile) bool { return p.Key().Type.IsShared() })
@@ -118,6 +123,11 @@ func Hide(m *control.MatchMessage, sees func(model string) bool) {
 	}) {
 		m.Prices = nil
 	}
+	var prices []*control.TypePrice // anew: messages to other gateways have the same slice
+	for _, p := range m.Prices {
+		prices = append(prices, priceOfType(p, names.LaneType(p.GetType())))
+	}
+	m.Prices = prices
 }
 
 // visibleProfiles returns a new slice of the profiles of models for which sees returns true.

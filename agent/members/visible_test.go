@@ -49,6 +49,9 @@ func sharingView() *control.View {
 	for typ := range types {
 		v.Prices = append(v.Prices, &control.TypePrice{
 			Type: string(typ), PerMs: float64(len(v.Prices) + 1), ServiceMs: 1,
+			Classes: []*control.ClassPrice{
+				{Models: []string{"secret-a/1", "wnd/1"}, PerMs: 1}, {Models: []string{"wnd/1"}},
+			},
 		})
 		for _, model := range []string{"aaa", "ncf", "secret-a", "secret-b", "wnd", "zzz"} {
 			v.Profiles = append(v.Profiles, &control.Profile{
@@ -135,21 +138,26 @@ func TestAliases(t *testing.T) {
 
 // TestHide: a leader's message says nothing of lanes that other models may share, and all else.
 func TestHide(t *testing.T) {
-	price := func(typ string) *control.TypePrice { return &control.TypePrice{Type: typ} }
+	price := func(typ string) *control.TypePrice { return &control.TypePrice{Type: typ, PerMs: 2} }
 	profile := func(model, typ string) *control.Profile {
 		return &control.Profile{Model: model, Type: typ}
 	}
 	prices := []*control.TypePrice{price("box/cpu/1"), price("box/cpu/1@a")}
+	withClasses := []*control.TypePrice{price("box/cpu/1"), price("box/cpu/1@a")}
+	withClasses[0].Classes = []*control.ClassPrice{{Models: []string{"secret/1"}}, {}}
 	told := []*control.Profile{
 		profile("wnd/1", "box/cpu/1"), profile("wnd/1", "box/cpu/1+secret"),
 		profile("secret/1", "box/cpu/1"), profile("wnd/1", "box/cpu/1+secret/4w@a"),
 	}
-	m := &control.MatchMessage{Received: 7, Prices: prices, Profiles: told}
+	m := &control.MatchMessage{Received: 7, Prices: withClasses, Profiles: told}
 	Hide(m, func(model string) bool { return model == "wnd" })
 	if want := (&control.MatchMessage{
 		Received: 7, Prices: prices, Profiles: told[:1],
 	}); !proto.Equal(m, want) {
 		t.Errorf("got %v, want %v", m, want)
+	}
+	if len(withClasses[0].Classes) != 2 {
+		t.Error("the leader's own prices were changed")
 	}
 	m.Prices = append(prices, price("box/cpu/1+secret"))
 	Hide(m, func(model string) bool { return model == "wnd" })

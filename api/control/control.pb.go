@@ -2960,10 +2960,15 @@ func (x *Leadership) GetSuccessor() string {
 
 // A TypePrice is the worth of an instance type's time (the fluid program's dual).
 type TypePrice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"` // of lanes, see names.go
-	PerMs         float64                `protobuf:"fixed64,2,opt,name=per_ms,json=perMs,proto3" json:"per_ms,omitempty"`
-	ServiceMs     float64                `protobuf:"fixed64,3,opt,name=service_ms,json=serviceMs,proto3" json:"service_ms,omitempty"` // mean latency of what is sent there
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Type      string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"` // of lanes, see names.go
+	PerMs     float64                `protobuf:"fixed64,2,opt,name=per_ms,json=perMs,proto3" json:"per_ms,omitempty"`
+	ServiceMs float64                `protobuf:"fixed64,3,opt,name=service_ms,json=serviceMs,proto3" json:"service_ms,omitempty"` // mean latency of what is sent there
+	// Where lanes of the type hold different models, the prices of those that hold the same, if they
+	// differ; per_ms is then the mean over the time that the type's lanes are busy. Absent: all lanes
+	// of the type have that price, as for older agents, which ignore this field, and for clients that
+	// may not know of all models. A lane of no class has the type's price.
+	Classes       []*ClassPrice `protobuf:"bytes,4,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3019,6 +3024,75 @@ func (x *TypePrice) GetServiceMs() float64 {
 	return 0
 }
 
+func (x *TypePrice) GetClasses() []*ClassPrice {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+// A ClassPrice is the worth of the time of lanes of a type that hold, of all the models that the
+// type's classes name, exactly these.
+type ClassPrice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Models        []string               `protobuf:"bytes,1,rep,name=models,proto3" json:"models,omitempty"` // name/version, in order
+	PerMs         float64                `protobuf:"fixed64,2,opt,name=per_ms,json=perMs,proto3" json:"per_ms,omitempty"`
+	ServiceMs     float64                `protobuf:"fixed64,3,opt,name=service_ms,json=serviceMs,proto3" json:"service_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClassPrice) Reset() {
+	*x = ClassPrice{}
+	mi := &file_control_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClassPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClassPrice) ProtoMessage() {}
+
+func (x *ClassPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClassPrice.ProtoReflect.Descriptor instead.
+func (*ClassPrice) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ClassPrice) GetModels() []string {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+func (x *ClassPrice) GetPerMs() float64 {
+	if x != nil {
+		return x.PerMs
+	}
+	return 0
+}
+
+func (x *ClassPrice) GetServiceMs() float64 {
+	if x != nil {
+		return x.ServiceMs
+	}
+	return 0
+}
+
 // A Profile is the latency of a model on an instance type, as JSON of profiles.Table.
 type Profile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3031,7 +3105,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3117,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3130,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Profile) GetModel() string {
@@ -3093,7 +3167,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3179,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3192,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3168,7 +3242,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3254,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3267,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3254,7 +3328,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3340,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3353,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Failed) GetModel() string {
@@ -3329,7 +3403,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3415,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3428,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3413,7 +3487,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3499,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3512,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3559,7 +3633,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3645,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3658,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -3659,7 +3733,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3745,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3758,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -3745,7 +3819,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +3831,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3844,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -3862,7 +3936,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +3948,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +3961,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -3930,7 +4004,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4016,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4029,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -3996,7 +4070,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4082,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4095,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Election) GetFrom() string {
@@ -4095,7 +4169,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4107,7 +4181,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4120,7 +4194,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4224,7 +4298,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4310,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4323,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4324,7 +4398,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4336,7 +4410,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4349,7 +4423,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4395,7 +4469,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4481,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4494,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4475,7 +4549,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4561,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4574,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4598,7 +4672,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4684,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4697,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -4652,7 +4726,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +4738,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +4751,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -4718,7 +4792,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +4804,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +4817,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -4796,7 +4870,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4808,7 +4882,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4821,7 +4895,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -4973,7 +5047,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4985,7 +5059,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4998,7 +5072,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5066,7 +5140,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5078,7 +5152,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5091,7 +5165,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5161,7 +5235,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5247,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5260,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5219,7 +5293,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5305,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5318,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5276,7 +5350,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5288,7 +5362,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5375,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5394,7 +5468,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5480,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5493,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5473,7 +5547,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5559,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5572,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -5592,7 +5666,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5604,7 +5678,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5617,7 +5691,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -5684,7 +5758,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5696,7 +5770,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5709,7 +5783,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -5795,7 +5869,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5807,7 +5881,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5820,7 +5894,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -5894,7 +5968,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5906,7 +5980,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5919,7 +5993,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -5935,7 +6009,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5947,7 +6021,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5960,7 +6034,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6009,7 +6083,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6021,7 +6095,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6034,7 +6108,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6112,7 +6186,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6124,7 +6198,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6137,7 +6211,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6170,7 +6244,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6182,7 +6256,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6195,7 +6269,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6214,7 +6288,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6226,7 +6300,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6239,7 +6313,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6259,7 +6333,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6271,7 +6345,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6284,7 +6358,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6321,7 +6395,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6333,7 +6407,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6346,7 +6420,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Event) GetAgent() string {
@@ -6415,7 +6489,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6427,7 +6501,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6440,7 +6514,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6472,7 +6546,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6484,7 +6558,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6497,7 +6571,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -6532,7 +6606,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6544,7 +6618,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6557,7 +6631,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -6582,7 +6656,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6594,7 +6668,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6607,7 +6681,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 type ListKeysResponse struct {
@@ -6619,7 +6693,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6705,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6718,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -6669,7 +6743,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6681,7 +6755,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6694,7 +6768,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -6752,7 +6826,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6764,7 +6838,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6777,7 +6851,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -6814,7 +6888,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6826,7 +6900,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6839,7 +6913,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{61, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -6889,7 +6963,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6901,7 +6975,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6914,7 +6988,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -6948,7 +7022,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6960,7 +7034,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6973,7 +7047,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{62, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -7000,7 +7074,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7086,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7099,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7055,7 +7129,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7067,7 +7141,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7080,7 +7154,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7381,9 +7455,16 @@ const file_control_control_proto_rawDesc = "" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x1c\n" +
-	"\tsuccessor\x18\x03 \x01(\tR\tsuccessor\"U\n" +
+	"\tsuccessor\x18\x03 \x01(\tR\tsuccessor\"\x8e\x01\n" +
 	"\tTypePrice\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x15\n" +
+	"\x06per_ms\x18\x02 \x01(\x01R\x05perMs\x12\x1d\n" +
+	"\n" +
+	"service_ms\x18\x03 \x01(\x01R\tserviceMs\x127\n" +
+	"\aclasses\x18\x04 \x03(\v2\x1d.muster.control.v1.ClassPriceR\aclasses\"Z\n" +
+	"\n" +
+	"ClassPrice\x12\x16\n" +
+	"\x06models\x18\x01 \x03(\tR\x06models\x12\x15\n" +
 	"\x06per_ms\x18\x02 \x01(\x01R\x05perMs\x12\x1d\n" +
 	"\n" +
 	"service_ms\x18\x03 \x01(\x01R\tserviceMs\"I\n" +
@@ -7788,7 +7869,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -7824,64 +7905,65 @@ var file_control_control_proto_goTypes = []any{
 	(*View)(nil),                            // 31: muster.control.v1.View
 	(*Leadership)(nil),                      // 32: muster.control.v1.Leadership
 	(*TypePrice)(nil),                       // 33: muster.control.v1.TypePrice
-	(*Profile)(nil),                         // 34: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 35: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 36: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 37: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 38: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 39: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 40: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 41: muster.control.v1.Split
-	(*Assign)(nil),                          // 42: muster.control.v1.Assign
-	(*Reject)(nil),                          // 43: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 44: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 45: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 46: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 47: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 48: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 49: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 50: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 51: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 52: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 53: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 54: muster.control.v1.Completed
-	(*Held)(nil),                            // 55: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 56: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 57: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 58: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 59: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 60: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 61: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 62: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 63: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 64: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 65: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 66: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 67: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 68: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 69: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 70: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 71: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 72: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 73: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 74: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 75: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 76: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 77: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 78: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 79: muster.control.v1.KeyringRequest
-	(*PlacementStatus_AgentPlaced)(nil),     // 80: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 81: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 82: muster.control.v1.Proposal.Instances
-	(*ModelStatus_Refusals)(nil),            // 83: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 84: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 85: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 86: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 87: inference.ModelMetadataResponse
+	(*ClassPrice)(nil),                      // 34: muster.control.v1.ClassPrice
+	(*Profile)(nil),                         // 35: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 36: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 37: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 38: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 39: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 40: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 41: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 42: muster.control.v1.Split
+	(*Assign)(nil),                          // 43: muster.control.v1.Assign
+	(*Reject)(nil),                          // 44: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 45: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 46: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 47: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 48: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 49: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 50: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 51: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 52: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 53: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 54: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 55: muster.control.v1.Completed
+	(*Held)(nil),                            // 56: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 57: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 58: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 59: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 60: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 61: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 62: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 63: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 64: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 65: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 66: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 67: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 68: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 69: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 70: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 71: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 72: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 73: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 74: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 75: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 76: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 77: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 78: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 79: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 80: muster.control.v1.KeyringRequest
+	(*PlacementStatus_AgentPlaced)(nil),     // 81: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 82: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 83: muster.control.v1.Proposal.Instances
+	(*ModelStatus_Refusals)(nil),            // 84: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 85: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 86: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 87: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 88: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	85,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	86,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	86,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	87,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
@@ -7903,109 +7985,110 @@ var file_control_control_proto_depIdxs = []int32{
 	19,  // 20: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
 	28,  // 21: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
 	19,  // 22: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	87,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	88,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	14,  // 24: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	32,  // 25: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	33,  // 26: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	34,  // 27: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	35,  // 28: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	35,  // 27: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	36,  // 28: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
 	29,  // 29: muster.control.v1.View.models:type_name -> muster.control.v1.Model
 	7,   // 30: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	38,  // 31: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	39,  // 32: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	42,  // 33: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	37,  // 34: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 35: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	42,  // 36: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	43,  // 37: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	44,  // 38: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	32,  // 39: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	33,  // 40: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	34,  // 41: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	41,  // 42: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	45,  // 43: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	32,  // 44: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	33,  // 45: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	34,  // 46: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	61,  // 47: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	48,  // 48: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	51,  // 49: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	18,  // 50: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	49,  // 51: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 52: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	45,  // 53: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 54: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	54,  // 55: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	55,  // 56: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	50,  // 57: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	18,  // 58: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 59: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	29,  // 60: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	31,  // 61: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	62,  // 62: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	63,  // 63: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	61,  // 64: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	64,  // 65: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	60,  // 66: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	80,  // 67: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	81,  // 68: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	81,  // 69: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	82,  // 70: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	82,  // 71: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	83,  // 72: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	84,  // 73: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	32,  // 74: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 75: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	67,  // 76: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	68,  // 77: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	73,  // 78: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	78,  // 79: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	78,  // 80: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	6,   // 81: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	30,  // 82: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	36,  // 83: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	46,  // 84: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	56,  // 85: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 86: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	58,  // 87: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	65,  // 88: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	69,  // 89: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	74,  // 90: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	76,  // 91: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	71,  // 92: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	52,  // 93: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	20,  // 94: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	27,  // 95: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 96: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 97: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	79,  // 98: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 99: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 100: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 101: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	31,  // 102: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	40,  // 103: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	47,  // 104: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	57,  // 105: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 106: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	59,  // 107: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	66,  // 108: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	70,  // 109: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	75,  // 110: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	77,  // 111: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	72,  // 112: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	53,  // 113: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	21,  // 114: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	21,  // 115: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 116: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 117: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	78,  // 118: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 119: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 120: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	101, // [101:121] is the sub-list for method output_type
-	81,  // [81:101] is the sub-list for method input_type
-	81,  // [81:81] is the sub-list for extension type_name
-	81,  // [81:81] is the sub-list for extension extendee
-	0,   // [0:81] is the sub-list for field type_name
+	34,  // 31: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
+	39,  // 32: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	40,  // 33: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	43,  // 34: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	38,  // 35: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 36: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	43,  // 37: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	44,  // 38: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	45,  // 39: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	32,  // 40: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	33,  // 41: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	35,  // 42: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	42,  // 43: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	46,  // 44: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	32,  // 45: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	33,  // 46: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	35,  // 47: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	62,  // 48: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	49,  // 49: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	52,  // 50: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	18,  // 51: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	50,  // 52: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 53: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	46,  // 54: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 55: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	55,  // 56: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	56,  // 57: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	51,  // 58: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	18,  // 59: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 60: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	29,  // 61: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	31,  // 62: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	63,  // 63: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	64,  // 64: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	62,  // 65: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	65,  // 66: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	61,  // 67: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	81,  // 68: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	82,  // 69: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	82,  // 70: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	83,  // 71: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	83,  // 72: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	84,  // 73: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	85,  // 74: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	32,  // 75: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 76: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	68,  // 77: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	69,  // 78: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	74,  // 79: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	79,  // 80: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	79,  // 81: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	6,   // 82: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	30,  // 83: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	37,  // 84: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	47,  // 85: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	57,  // 86: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 87: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	59,  // 88: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	66,  // 89: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	70,  // 90: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	75,  // 91: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	77,  // 92: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	72,  // 93: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	53,  // 94: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	20,  // 95: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	27,  // 96: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 97: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 98: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	80,  // 99: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 100: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 101: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 102: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	31,  // 103: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	41,  // 104: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	48,  // 105: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	58,  // 106: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 107: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	60,  // 108: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	67,  // 109: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	71,  // 110: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	76,  // 111: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	78,  // 112: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	73,  // 113: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	54,  // 114: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	21,  // 115: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	21,  // 116: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 117: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 118: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	79,  // 119: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 120: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 121: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	102, // [102:122] is the sub-list for method output_type
+	82,  // [82:102] is the sub-list for method input_type
+	82,  // [82:82] is the sub-list for extension type_name
+	82,  // [82:82] is the sub-list for extension extendee
+	0,   // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -8024,16 +8107,16 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[37].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[63].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[38].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[64].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[65].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   86,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

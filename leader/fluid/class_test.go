@@ -173,19 +173,19 @@ func TestUnmet(t *testing.T) {
 		what  string
 		bins  []Bin
 		rate  float64 // of all queries
-		unmet []names.ModelKey
+		unmet []Unmet
 	}{
 		{"m alone", []Bin{m}, 200 / .99, nil},
 		// At r queries/s m takes .99 r 10 ms, less what may go unserved, and n .01 r 100 ms.
 		{"a slow model", []Bin{m, bin("n", 1, 0, 100*ms)}, 2000 / (.99*.99*10 + 1),
-			[]names.ModelKey{"n"}},
+			[]Unmet{{"n", 1}}},
 		{"a model that nobody holds", []Bin{m, bin("n", 1, 0, 0)}, 200 / .99 / .99,
-			[]names.ModelKey{"n"}},
+			[]Unmet{{"n", 1}}},
 		{"large batches", []Bin{m, bin("m", 1.5, 0, 100*ms)}, 2000 / (99*10 + 1.5*100) * 100.5,
-			[]names.ModelKey{"m"}},
+			[]Unmet{{"m", 1.5 / 100.5}}},
 		{"few large batches", []Bin{m, bin("m", .5, 0, 100*ms)}, 200 * 99.5 / (99 - .495),
 			nil},
-		{"nothing that is served", []Bin{bin("n", 1, 0, 0)}, 0, []names.ModelKey{"n"}},
+		{"nothing that is served", []Bin{bin("n", 1, 0, 0)}, 0, []Unmet{{"n", 1}}},
 	} {
 		sol := solve(tt.bins...)
 		if math.Abs(sol.Rate-tt.rate) > 1e-6*tt.rate || !slices.Equal(sol.Unmet, tt.unmet) {

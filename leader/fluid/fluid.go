@@ -55,7 +55,7 @@ type Price struct {
 	// Service is the mean latency of the queries that the program sends to the type; 0 if it sends
 	// none.
 	Service time.Duration
-	// Classes are the prices of the type's classes; nil if all its instances are alike.
+	// Classes are the prices of the type's classes; nil if they are alike.
 	Classes []ClassPrice
 }
 
@@ -75,6 +75,13 @@ func (p Price) Equal(o Price) bool {
 		})
 }
 
+// An Unmet is a model that misses its target: the Share of its queries that no type serves in time
+// is more than may go unserved.
+type Unmet struct {
+	Model names.ModelKey
+	Share float64
+}
+
 // A Solution is the solution of a Program.
 type Solution struct {
 	// Rate is the fluid limit in queries/s of all arrivals, those included that nothing serves.
@@ -85,7 +92,7 @@ type Solution struct {
 	PerMs []float64
 	// Unmet are the models that miss their target however queries are divided, see [Bin.Late], in
 	// the order of their first bins.
-	Unmet []names.ModelKey
+	Unmet []Unmet
 	// Worth is, by bin, the price of the time that one of its queries takes (an average query is
 	// worth 1). It is 0 for a bin that is left unserved for free.
 	Worth []float64

@@ -83,9 +83,9 @@ type Solver struct {
 	// does not hold the model.
 	latency  []float64
 	splitter splitter
-	unmet    []bool  // by model, see [Bin.Late]
-	late     []bool  // by bin: it is work without a deadline
-	counted  float64 // the part of all arrivals that some type serves, in time or late
+	unmet    []float64 // by model, see [Unmet.Share]; 0: it meets its target
+	late     []bool    // by bin: it is work without a deadline
+	counted  float64   // the part of all arrivals that some type serves, in time or late
 	// approximates makes it solve programs of few types as those of many, for tests.
 	approximates bool
 
@@ -176,7 +176,7 @@ func (s *Solver) prepare(p *Program) {
 		}
 	}
 	s.entry = column{use: make([]float64, rows), served: make([]float64, n)}
-	s.late, s.unmet = make([]bool, len(p.Bins)), make([]bool, len(s.models))
+	s.late, s.unmet = make([]bool, len(p.Bins)), make([]float64, len(s.models))
 	s.splitter.prepare(p, s.late)
 	s.counted = 1
 	if slices.ContainsFunc(p.Bins, func(b Bin) bool { return b.Late != nil }) {
@@ -188,20 +188,21 @@ func (s *Solver) prepare(p *Program) {
 // than their model may have unserved. It leaves those out that nothing serves at all.
 func (s *Solver) setLate(p *Program) {
 	s.splitter.price(s.fastest) // all prices are 0: what costs +Inf cannot be served
-	missed := make([]float64, len(s.models))
+	missed, asked := make([]float64, len(s.models)), make([]float64, len(s.models))
 	for b, share := range s.share {
+		asked[s.model[b]] += share
 		if s.late[b] = !s.servable(b); s.late[b] {
 			missed[s.model[b]] += share
 		}
 	}
 	for m, permitted := range s.permitted {
 		if missed[m] > permitted+tolerance {
-			s.unmet[m], s.permitted[m] = true, 0
+			s.unmet[m], s.permitted[m] = missed[m]/asked[m], 0
 		}
 	}
 	n, lost := len(s.types), 0.0
 	for b := range p.Bins {
-		if s.late[b] = s.late[b] && s.unmet[s.model[b]]; !s.late[b] {
+		if s.late[b] = s.late[b] && s.unmet[s.model[b]] > 0; !s.late[b] {
 			continue
 		}
 		for i, t := range s.types {
@@ -398,9 +399,9 @@ func (s *Solver) newSolution(p *Program) *Solution {
 		Worth: make([]float64, len(p.Bins)),
 		Busy:  make([]float64, len(p.Types)),
 	}
-	for m, unmet := range s.unmet {
-		if unmet {
-			sol.Unmet = append(sol.Unmet, s.models[m])
+	for m, share := range s.unmet {
+		if share > 0 {
+			sol.Unmet = append(sol.Unmet, Unmet{s.models[m], share})
 		}
 	}
 	return sol
@@ -461,12 +462,20 @@ func (sol *Solution) setPrices(p *Program, served []float64) {
 	for i := range sol.Prices {
 		price := &sol.Prices[i]
 		price.Service = service(busy[i], queries[i])
-		if len(price.Classes) == 1 {
+		if price.isOfAll() {
 			price.PerMs, price.Classes = price.Classes[0].PerMs, nil
 		} else if busy[i] > 0 {
 			price.PerMs /= busy[i]
 		}
 	}
+}
+
+// isOfAll reports whether the price is that of all classes.
+func (p *Price) isOfAll() bool {
+	first := p.Classes[0].PerMs
+	return !slices.ContainsFunc(p.Classes, func(c ClassPrice) bool {
+		return math.Abs(c.PerMs-first) > tolerance*max(1, first)
+	})
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -49,6 +49,7 @@ type State struct {
 	scaled  map[names.AgentName]float64 // by agent with profiles of its own: its factor
 	solver  fluid.Solver
 	prices  []fluid.Price
+	unmet   map[names.ModelKey]unmet // see unmetOf
 
 	goneModels profiles.Absence[leader.ModelID]
 	goneTables profiles.Absence[names.TableKey]
@@ -59,6 +60,13 @@ type State struct {
 	// since the last pricing. changed: the book has changed since the last call of [State.Changed].
 	unlooked, unpriced, changed bool
 	looked, priced              time.Time
+}
+
+// An unmet is the share of a model's queries that no lane answers in time, when that was last more
+// than may be late.
+type unmet struct {
+	share float64
+	at    time.Time
 }
 
 // Seen is what happened in the term since the last [State.Look].
@@ -94,7 +102,7 @@ func New(book *profiles.Book) *State {
 	return &State{
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
 		told: map[names.TableKey]profile{}, learned: map[profiles.Key]bool{},
-		scaled: map[names.AgentName]float64{},
+		scaled: map[names.AgentName]float64{}, unmet: map[names.ModelKey]unmet{},
 	}
 }
 

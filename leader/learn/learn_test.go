@@ -2,6 +2,7 @@ package learn
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -183,7 +184,8 @@ func TestDemandChanges(t *testing.T) {
 }
 
 // TestPricesOfParts: where queries may run as parts, the limit and the prices are those of a
-// program that splits them: here no lane serves the large ones whole in time.
+// program that splits them: here no lane serves the large ones whole in time, and if they may not
+// run as parts, the model misses its target.
 func TestPricesOfParts(t *testing.T) {
 	for _, splits := range []bool{false, true} {
 		w := newWorld(t, 1)
@@ -201,9 +203,103 @@ func TestPricesOfParts(t *testing.T) {
 		}
 		w.look()
 		// 90 % of the queries take 10.5 ms, the others twice that.
-		if l := w.last.Limit; !splits && l != 0 || splits && (l < 80 || l > 95) {
-			t.Errorf("splits %v: the limit is %v queries/s, want %v", splits, l,
-				map[bool]string{false: "0", true: "about 87"}[splits])
+		if l := w.last.Limit; l < 80 || l > 95 || (len(w.last.Unmet) == 0) != splits {
+			t.Errorf("splits %v: the limit is %v queries/s, unmet are %v; want about 87, and m "+
+				"unless it splits", splits, l, w.last.Unmet)
+		}
+	}
+}
+
+// TestHeldApart: of ten agents of a type one holds m and nine n, and m is asked for ten times as
+// often. The limit is what the one can do, whose time has a price.
+func TestHeldApart(t *testing.T) {
+	w := newWorld(t, 1)
+	all := []*leader.Member{member("a0", "x", "", m)}
+	for i := range 9 {
+		all = append(all, member(names.AgentName(fmt.Sprint("a", i+1)), "x", "", n))
+	}
+	w.are(all...)
+	for i := range 2200 {
+		w.now = w.now.Add(10 * time.Millisecond)
+		if i%11 == 0 {
+			w.arrives(n, 80)
+		} else {
+			w.arrives(m, 80)
+		}
+	}
+	for _, x := range all {
+		for range 20 {
+			w.runs(x, x.Models[0].ModelID, 80, linear(80))
+		}
+	}
+	w.look()
+	w.now = w.now.Add(interval)
+	w.poolIs()
+	w.look()
+	if l := w.last.Limit; math.Abs(l-110) > 2 {
+		t.Errorf("the limit is %v queries/s, want 110", l)
+	}
+	prices := w.State.prices
+	if len(prices) != 1 || len(prices[0].Classes) != 2 {
+		t.Fatalf("prices are %v, want those of two classes", prices)
+	}
+	for i, want := range []leader.ModelID{m, n} {
+		c := prices[0].Classes[i]
+		if !slices.Equal(c.Models, []names.ModelKey{want.Key()}) || (c.PerMs > 0.1) != (i == 0) {
+			t.Errorf("class %d is %v, want that of %v", i, c, want)
+		}
+	}
+}
+
+// TestUnmetTargets: a model that no lane answers in time, one whose holder has left, and large
+// queries of a third take neither limit nor prices from the others.
+func TestUnmetTargets(t *testing.T) {
+	slow := leader.ModelID{Name: "slow", Version: 1}
+	for _, tt := range []struct {
+		what         string
+		asks         leader.ModelID // by 1 of 100 queries; the others are of m and take 9 ms
+		batch        int
+		rejects      bool
+		limit, share float64
+	}{
+		{"a slow model", slow, 40, false, 1000 / (.99*.99*9 + .01*45), 1},
+		{"a slow model whose late queries are rejected", slow, 40, true,
+			1000 / (.99 * .99 * 9), 1},
+		{"a model that nobody holds any more", n, 40, false, 1000 / (.99 * .99 * 9), 1},
+		{"large queries", m, largest, false, 1000 / (.985*9 + .015*18), 0.015},
+	} {
+		w := newWorld(t, 1)
+		a, b := member("a", "x", "", m, slow), member("b", "x", "", n)
+		a.Models[1].RejectLate = tt.rejects
+		w.are(a, b)
+		w.look()
+		for i := range 4000 {
+			w.now = w.now.Add(10 * time.Millisecond)
+			if i%200 == 99 || i%200 == 199 || tt.share < 1 && i%200 == 50 {
+				w.arrives(tt.asks, tt.batch)
+			} else {
+				w.arrives(m, 40)
+			}
+		}
+		for i := range 500 {
+			batch := 1 + i%largest
+			w.runs(a, m, batch, linear(batch)*3/2)
+			w.runs(a, slow, batch, linear(batch)*15/2)
+			w.runs(b, n, batch, linear(batch))
+		}
+		w.look()
+		w.are(a)
+		w.now = w.now.Add(interval)
+		w.look()
+		if l := w.last.Limit; math.Abs(l/tt.limit-1) > 0.01 {
+			t.Errorf("%s: the limit is %v queries/s, want %v", tt.what, l, tt.limit)
+		}
+		if u := w.last.Unmet; len(u) != 1 || u[0].Model != tt.asks ||
+			math.Abs(u[0].Share/tt.share-1) > 0.02 {
+			t.Errorf("%s: unmet are %v, want %v of %v", tt.what, u, tt.share, tt.asks)
+		}
+		if p := w.State.prices; len(p) == 0 || !(p[0].PerMs > 0) {
+			t.Errorf("%s: prices are %v", tt.what, p)
 		}
 	}
 }

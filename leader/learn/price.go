@@ -2,6 +2,7 @@ package learn
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -15,8 +16,9 @@ import (
 const (
 	// pricedOver is the time over which the models' arrival rates are averaged for the prices.
 	pricedOver = 30 * time.Second
-	// mostBins bounds the bins of batch sizes that a model has in the fluid program.
-	mostBins = 100
+	// A model has at most mostBins bins of batch sizes in the fluid program; fewer, but not less than
+	// leastBins, if there are more than mostLatencies latencies by bin and class of lanes: 16 MB.
+	mostBins, leastBins, mostLatencies = 100, 5, 2_000_000
 	// leastPriceChange is the least relative change of a price that is told. A price below noPrice
 	// counts as 0: it is a rounding error of the solver.
 	leastPriceChange, noPrice = 0.02, 1e-9
@@ -34,6 +36,7 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 		return fmt.Errorf("prices are not known: %w", err)
 	}
 	a.Limit, a.Priced = solution.Rate, true
+	a.Unmet = s.unmetOf(solution, now)
 	if solution.Rate > 0 && !samePrices(s.prices, solution.Prices) {
 		s.prices = solution.Prices
 		a.Prices = slices.Clone(s.prices)
@@ -41,33 +44,15 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 	return nil
 }
 
-// program is the fluid program of the pool and the recent demand.
-func (s *State) program(now time.Time) *fluid.Program {
-	p := &fluid.Program{Unserved: 1}
-	index := map[names.LaneType]int{} // into p.Types, by type
-	holds := map[names.TableKey]bool{}
-	for k := range s.pool.Members {
-		m := &s.pool.Members[k]
-		if m.Draining {
-			continue
-		}
-		for _, part := range m.Groups() {
-			if part.Draining {
-				continue
-			}
-			typ := s.typeOf(m.Member, &part)
-			i, ok := index[typ]
-			if !ok {
-				i = len(p.Types)
-				index[typ] = i
-				p.Types = append(p.Types, fluid.Type{Name: typ})
-			}
-			p.Types[i].Count += part.Lanes
-		}
-		held(m, func(id leader.ModelID, part *leader.Part) {
-			holds[names.TableKey{Model: id.Key(), Type: s.typeOf(m.Member, part)}] = true
-		})
-	}
+// A demanded is a model for which queries have arrived lately.
+type demanded struct {
+	*leader.Model
+	rate     float64 // queries/s
+	variants []int   // the models that may answer for it, as indices into the pool's
+}
+
+// demanded returns the models for which queries have arrived lately, in the pool's order.
+func (s *State) demanded(now time.Time) (all []demanded) {
 	for i := range s.pool.Models {
 		m := &s.pool.Models[i]
 		monitor := s.monitors[m.ModelID]
@@ -78,30 +63,138 @@ func (s *State) program(now time.Time) *fluid.Program {
 		if rate <= 0 {
 			continue
 		}
-		p.Unserved = min(p.Unserved, 1-m.Share)
-		for _, x := range binned(monitor.Distribution(), m.Largest) {
-			bin := fluid.Bin{
-				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate, Splits: m.Splits,
-				Latency: make([]time.Duration, len(p.Types)),
+		d := demanded{Model: m, rate: rate}
+		for k := range s.pool.Models {
+			if v := &s.pool.Models[k]; v == m || v.Family != "" && v.Family == m.Family {
+				d.variants = append(d.variants, k)
 			}
-			for t := range p.Types {
-				// The fastest variant that the type holds says how much it can serve.
-				for k := range s.pool.Models {
-					v := &s.pool.Models[k]
-					if v != m && (v.Family == "" || v.Family != m.Family) {
-						continue
-					}
-					key := names.TableKey{Model: v.Key(), Type: p.Types[t].Name}
-					if told, ok := s.told[key]; ok && holds[key] {
-						// Usual queries are in time, and all of them take the lanes' time.
-						l := told.table.Load(bin.BatchSize)
-						if told.table.Mean(bin.BatchSize) <= m.QoSTarget &&
-							(bin.Latency[t] == 0 || l < bin.Latency[t]) {
-							bin.Latency[t] = l
-						}
-					}
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// A laneClass is the lanes of a type that hold the same of the models that can answer queries of
+// late.
+type laneClass struct {
+	typ   int // into the types' names
+	holds []bool
+}
+
+// classes returns the classes of lanes that do not drain, and the names of their types. It adds
+// them to p.
+func (s *State) classes(p *fluid.Program, asked []demanded) (all []laneClass,
+	types []names.LaneType) {
+	wanted := make([]bool, len(s.pool.Models))
+	for i := range asked {
+		for _, v := range asked[i].variants {
+			wanted[v] = true
+		}
+	}
+	models := make(map[leader.ModelID]int, len(wanted))
+	for i := range s.pool.Models {
+		models[s.pool.Models[i].ModelID] = i
+	}
+	index, typeIndex := map[string]int{}, map[names.LaneType]int{}
+	for k := range s.pool.Members {
+		m := &s.pool.Members[k]
+		if m.Draining {
+			continue
+		}
+		for _, part := range m.Groups() {
+			if part.Draining {
+				continue
+			}
+			holds := make([]bool, len(wanted))
+			key := make([]byte, len(wanted)) // a byte for each model, and the type
+			heldBy(m, &part, func(id leader.ModelID) {
+				if i, ok := models[id]; ok && wanted[i] {
+					holds[i], key[i] = true, 1
 				}
+			})
+			typ := s.typeOf(m.Member, &part)
+			t, ok := typeIndex[typ]
+			if !ok {
+				t = len(types)
+				typeIndex[typ], types = t, append(types, typ)
 			}
+			i, ok := index[string(key)+string(typ)]
+			if !ok {
+				i = len(all)
+				index[string(key)+string(typ)] = i
+				all = append(all, laneClass{t, holds})
+				p.Types = append(p.Types, fluid.Type{Name: typ})
+			}
+			p.Types[i].Count += part.Lanes
+		}
+	}
+	s.nameClasses(p, all, len(types))
+	return all, types
+}
+
+// nameClasses sets the models that tell classes apart of the types that have several.
+func (s *State) nameClasses(p *fluid.Program, all []laneClass, types int) {
+	count := make([]int, types)
+	for i := range all {
+		count[all[i].typ]++
+	}
+	for i := range all {
+		if count[all[i].typ] == 1 {
+			continue
+		}
+		p.Types[i].Models = []names.ModelKey{}
+		for k, held := range all[i].holds { // the pool's models are by key
+			if held {
+				p.Types[i].Models = append(p.Types[i].Models, s.pool.Models[k].Key())
+			}
+		}
+	}
+}
+
+// unmetOf returns the models that miss their targets whatever the leader decides, by key. One
+// counts for a while after it was the last time, so that it does not come and go with the mix of
+// its queries.
+func (s *State) unmetOf(solution *fluid.Solution, now time.Time) []leader.Unmet {
+	for _, u := range solution.Unmet {
+		s.unmet[u.Model] = unmet{u.Share, now}
+	}
+	var all []leader.Unmet
+	for i := range s.pool.Models {
+		id := s.pool.Models[i].ModelID
+		if u, ok := s.unmet[id.Key()]; ok && now.Sub(u.at) < pricedOver {
+			all = append(all, leader.Unmet{Model: id, Share: u.share})
+		}
+	}
+	maps.DeleteFunc(s.unmet, func(_ names.ModelKey, u unmet) bool {
+		return now.Sub(u.at) >= pricedOver
+	})
+	return all
+}
+
+// program is the fluid program of the pool and the recent demand.
+func (s *State) program(now time.Time) *fluid.Program {
+	p := &fluid.Program{Unserved: 1}
+	asked := s.demanded(now)
+	classes, types := s.classes(p, asked)
+	bins := mostBins
+	if n := len(classes) * len(asked); n > 0 {
+		bins = min(max(mostLatencies/n, leastBins), mostBins)
+	}
+	for i := range asked {
+		d := &asked[i]
+		p.Unserved = min(p.Unserved, 1-d.Share)
+		tables := make([][]*profiles.Table, len(types)) // by type and variant
+		for t, typ := range types {
+			for _, v := range d.variants {
+				key := names.TableKey{Model: s.pool.Models[v].Key(), Type: typ}
+				tables[t] = append(tables[t], s.told[key].table)
+			}
+		}
+		for _, x := range binned(s.monitors[d.ModelID].Distribution(), d.Largest, bins) {
+			bin := fluid.Bin{
+				Model: d.Key(), BatchSize: x.BatchSize, Share: x.Share * d.rate, Splits: d.Splits,
+			}
+			bin.Latency, bin.Late = latencies(d, classes, tables, x.BatchSize)
 			p.Bins = append(p.Bins, bin)
 		}
 	}
@@ -109,10 +202,55 @@ func (s *State) program(now time.Time) *fluid.Program {
 	return p
 }
 
-// binned reduces the distribution to at most mostBins batch sizes, counting neighbouring sizes as
+// latencies returns how long a batch size takes a lane, by class, with the fastest variant that the
+// class holds: 0 where no variant is usually in time. If none is in any class, late are those
+// whatever the target; all 0 if late queries are rejected, which takes no lane's time.
+func latencies(d *demanded, classes []laneClass, tables [][]*profiles.Table,
+	batchSize int) (inTime, late []time.Duration) {
+	type loads struct{ all, inTime time.Duration }
+	of := make([][]loads, len(tables)) // as tables
+	for t := range tables {
+		of[t] = make([]loads, len(tables[t]))
+		for v, table := range tables[t] {
+			if table == nil {
+				continue
+			}
+			// Usual queries are in time, and all of them take the lanes' time.
+			l := &of[t][v]
+			if l.all = table.Load(batchSize); table.Mean(batchSize) <= d.QoSTarget {
+				l.inTime = l.all
+			}
+		}
+	}
+	inTime, late = make([]time.Duration, len(classes)), make([]time.Duration, len(classes))
+	served := false
+	least := func(to *time.Duration, l time.Duration) {
+		if l > 0 && (*to == 0 || l < *to) {
+			*to = l
+		}
+	}
+	for c := range classes {
+		for v, model := range d.variants {
+			if classes[c].holds[model] {
+				least(&inTime[c], of[classes[c].typ][v].inTime)
+				least(&late[c], of[classes[c].typ][v].all)
+			}
+		}
+		served = served || inTime[c] > 0
+	}
+	if served {
+		return inTime, nil
+	}
+	if d.RejectLate {
+		return inTime, inTime
+	}
+	return inTime, late
+}
+
+// binned reduces the distribution to at most so many batch sizes, counting neighbouring sizes as
 // the largest of them.
-func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
-	width := (largest + mostBins - 1) / mostBins
+func binned(d profiles.Distribution, largest, most int) (bins profiles.Distribution) {
+	width := (largest + most - 1) / most
 	end := 0
 	for _, x := range d {
 		if x.BatchSize > end {
@@ -125,14 +263,18 @@ func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
 	return bins
 }
 
-// samePrices reports whether the lists have the same types and no price or service time differs by
-// more than leastPriceChange.
+// samePrices reports whether the lists have the same types and classes and no price or service time
+// differs by more than leastPriceChange.
 func samePrices(a, b []fluid.Price) bool {
 	near := func(x, y float64) bool {
 		return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y))
 	}
 	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
 		return p.Type == q.Type && near(p.PerMs, q.PerMs) &&
-			near(float64(p.Service), float64(q.Service))
+			near(float64(p.Service), float64(q.Service)) &&
+			slices.EqualFunc(p.Classes, q.Classes, func(c, d fluid.ClassPrice) bool {
+				return near(c.PerMs, d.PerMs) && near(float64(c.Service), float64(d.Service)) &&
+					slices.Equal(c.Models, d.Models)
+			})
 	})
 }

@@ -252,15 +252,18 @@ func (p *plain) checkPrices() {
 		return
 	}
 	program := &fluid.Program{Unserved: 0.01}
+	var types []names.LaneType // of the program's, which are classes
 	for _, name := range slices.Sorted(maps.Keys(p.members)) {
 		typ := p.members[name].Type
 		if p.own[name] {
 			typ = p.members[name].OwnType
 		}
-		i := slices.IndexFunc(program.Types, func(t fluid.Type) bool { return t.Name == typ })
+		class := p.classOf(p.members[name], typ)
+		i := slices.IndexFunc(program.Types, func(t fluid.Type) bool { return t.Name == class })
 		if i < 0 {
 			i = len(program.Types)
-			program.Types = append(program.Types, fluid.Type{Name: typ})
+			program.Types = append(program.Types, fluid.Type{Name: class})
+			types = append(types, typ)
 		}
 		program.Types[i].Count++
 	}
@@ -272,15 +275,13 @@ func (p *plain) checkPrices() {
 		rate := monitor.Rate(p.now, 30*time.Second)
 		for _, x := range monitor.Distribution() {
 			bin := fluid.Bin{Model: id.Key(), BatchSize: x.BatchSize, Share: x.Share * rate}
-			for _, typ := range program.Types {
+			for i, class := range program.Types {
 				latency, usual := time.Duration(0), time.Duration(0)
-				for _, y := range p.members {
-					on := y.Type == typ.Name && !p.own[y.Name] || y.OwnType == typ.Name
-					if on && y.Model(id) != nil {
-						told := p.advised[names.TableKey{Model: id.Key(), Type: typ.Name}].Profile
-						latency, usual = told.Load(x.BatchSize), told.Mean(x.BatchSize)
-					}
+				if l := p.advised[names.TableKey{Model: id.Key(), Type: types[i]}]; l != nil &&
+					strings.Contains(string(class.Name), " "+string(id.Key())) {
+					latency, usual = l.Profile.Load(x.BatchSize), l.Profile.Mean(x.BatchSize)
 				}
+				bin.Late = append(bin.Late, latency)
 				if usual > target {
 					latency = 0
 				}
@@ -300,15 +301,42 @@ func (p *plain) checkPrices() {
 	if want.Rate == 0 {
 		return // nothing is worth anything, and prices stay as they were
 	}
-	// Of a type several means of service may be best.
-	for i := range p.prices {
-		if i < len(want.Prices) {
-			want.Prices[i].Service = p.prices[i].Service
+	told := map[names.LaneType]float64{}
+	for _, price := range p.prices {
+		if price.Classes == nil {
+			told[price.Type] = price.PerMs
+		}
+		for _, c := range price.Classes {
+			class := price.Type
+			for _, model := range c.Models {
+				class += " " + names.LaneType(model)
+			}
+			told[class] = c.PerMs
 		}
 	}
-	if !samePricesBut(p.prices, want.Prices, 0.0201) {
-		p.t.Errorf("prices are %v as told, want %v", p.prices, want.Prices)
+	for i, class := range program.Types {
+		got, ok := told[class.Name]
+		if !ok {
+			got, ok = told[types[i]] // of all classes
+		}
+		if want := want.PerMs[i]; !ok ||
+			math.Abs(got-want) > 0.0201*max(got, want)+1e-9 {
+			p.t.Errorf("the price of %s is %v as told, want %v; told are %v", class.Name, got, want,
+				p.prices)
+		}
 	}
+}
+
+// classOf names the class of a member's lanes: their type and what of all that is asked for they
+// hold.
+func (p *plain) classOf(x *leader.Member, typ names.LaneType) names.LaneType {
+	for _, id := range []leader.ModelID{m, n} {
+		asked := p.arrivals[id] != nil && p.arrivals[id].Rate(p.now, 30*time.Second) > 0
+		if asked && x.Model(id) != nil {
+			typ += " " + names.LaneType(id.Key())
+		}
+	}
+	return typ
 }
 
 // samePricesBut reports whether two lists are alike but for a share.
@@ -316,7 +344,11 @@ func samePricesBut(a, b []fluid.Price, share float64) bool {
 	off := func(x, y float64) bool { return math.Abs(x-y) > share*max(x, y)+1e-9 }
 	for i := range a {
 		if i >= len(b) || a[i].Type != b[i].Type || off(a[i].PerMs, b[i].PerMs) ||
-			off(float64(a[i].Service), float64(b[i].Service)) {
+			off(float64(a[i].Service), float64(b[i].Service)) ||
+			!slices.EqualFunc(a[i].Classes, b[i].Classes, func(c, d fluid.ClassPrice) bool {
+				return slices.Equal(c.Models, d.Models) && !off(c.PerMs, d.PerMs) &&
+					!off(float64(c.Service), float64(d.Service))
+			}) {
 			return false
 		}
 	}

@@ -52,10 +52,15 @@ func (s *State) typeOf(m *leader.Member, p *leader.Part) names.LaneType {
 func held(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.Part)) {
 	groups := p.Groups()
 	for i := range groups {
-		for _, id := range p.Holds {
-			if p.Parts == nil || slices.Contains(groups[i].Models, id) {
-				yield(id, &groups[i])
-			}
+		heldBy(p, &groups[i], func(id leader.ModelID) { yield(id, &groups[i]) })
+	}
+}
+
+// heldBy calls yield with each model that the lanes of a part of a pool's member hold.
+func heldBy(p *leader.PoolMember, part *leader.Part, yield func(id leader.ModelID)) {
+	for _, id := range p.Holds {
+		if p.Parts == nil || slices.Contains(part.Models, id) {
+			yield(id)
 		}
 	}
 }
