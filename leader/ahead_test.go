@@ -4,8 +4,6 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
-
-	"github.com/muster-serve/muster/api/names"
 )
 
 // TestAheadEstimate: the way of a query of the median size is learned, whatever a fifth of
@@ -71,20 +69,27 @@ func TestAheadUnknown(t *testing.T) {
 // TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS
 // target that lanes serve.
 func TestAheadBounded(t *testing.T) {
-	of := func(target time.Duration) *model { return &model{settings: settings{target: target}} }
-	ncf, rm2, fast := of(5*time.Millisecond), of(350*time.Millisecond), of(time.Millisecond)
-	s := &State{
-		members: map[names.AgentName]*member{"a": {holds: []*model{ncf, rm2}}},
-		models: map[ModelID]*model{
-			{"fast", 1}: fast,
-		},
+	of := func(name string, target time.Duration) Model {
+		return Model{ModelID: ModelID{name, 1}, QoSTarget: target, Share: .99, Largest: 1}
 	}
-	if got, want := s.mostAhead(), 1250*time.Microsecond; got != want {
-		t.Errorf("with NCF and RM2 got %v, want %v", got, want)
-	}
-	s.members["a"].holds = []*model{rm2}
-	if got, want := s.mostAhead(), 87500*time.Microsecond; got != want {
-		t.Errorf("with RM2 got %v, want %v", got, want)
+	ncf, rm2 := of("ncf", 5*time.Millisecond), of("rm2", 350*time.Millisecond)
+	a, idle := box("a"), box("idle")
+	idle.Lanes, idle.Models = 0, []Model{of("fast", time.Millisecond)}
+	in := newTold(t)
+	in.tell(Event{Kind: ViewChanged, Members: []*Member{a, idle}})
+	for _, test := range []struct {
+		models []Model
+		want   time.Duration
+	}{
+		{[]Model{ncf, rm2}, 1250 * time.Microsecond},
+		{[]Model{rm2}, 87500 * time.Microsecond},
+	} {
+		a := *a
+		a.Models = test.models
+		in.tell(Event{Kind: Described, Member: &a})
+		if in.aheadMost != test.want {
+			t.Errorf("with %s got %v, want %v", test.models[0].Name, in.aheadMost, test.want)
+		}
 	}
 }
 

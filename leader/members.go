@@ -17,6 +17,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	}
 	drained := m.Member != nil && m.Draining
 	m.Member = described
+	s.changedMembers = append(s.changedMembers, m)
 	s.mended(m)
 	delete(s.gone, m.Name)
 	holds := make([]*model, 0, len(described.Models))
@@ -27,6 +28,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	typ := s.typeOf(described)
 	changed := typ != m.typ || !slices.Equal(holds, m.holds)
 	m.typ, m.holds = typ, holds
+	s.changedMembers = append(s.changedMembers, m)
 	if described.Parts == nil && len(m.lanes) != described.Lanes {
 		if len(m.lanes) > 0 {
 			s.lose(m, "it has other lanes now")
@@ -178,7 +180,7 @@ func (s *State) greeted(e *Event) {
 		}
 		s.hear(ln, has)
 	}
-	s.unpark(func(q *query) bool { return q.agent == e.Agent })
+	s.unparkOf(e.Agent)
 }
 
 func (s *State) lanesFree(e *Event) {
@@ -348,7 +350,7 @@ func (s *State) failed(e *Event) {
 func (s *State) linkBroken(e *Event) {
 	if e.Gone {
 		s.gone[e.Agent] = true
-		s.unpark(func(q *query) bool { return q.agent == e.Agent })
+		s.unparkOf(e.Agent)
 	}
 	m := s.members[e.Agent]
 	switch {
@@ -375,6 +377,7 @@ func (s *State) mended(m *member) {
 // lose gives up a member's lanes. The matcher offers the queries that they hold again.
 func (s *State) lose(m *member, why string) {
 	delete(s.members, m.Name)
+	s.changedMembers = append(s.changedMembers, m)
 	s.mended(m)
 	if len(m.lanes) == 0 {
 		return

@@ -3,7 +3,9 @@ package leader
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/api/accuracy"
@@ -24,6 +26,8 @@ type model struct {
 	refusals  map[string]uint64 // those of total that failed, by reason
 	nonFinite uint64            // answers with NaN or infinity, since the term began
 	trial     *canary.Counts    // since the canary of its model came; nil: there is none
+
+	held, serving int // how many members hold it, and how many of them do not drain
 }
 
 func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
@@ -116,7 +120,7 @@ func (s *State) viewChanged(members []*Member) {
 		}
 	}
 	if !maps.Equal(loadableBest, s.loadableBest) {
-		s.loadableBest = loadableBest
+		s.loadableBest, s.modelsStale = loadableBest, true
 		s.poolChanged()
 	}
 	for _, settings := range said { // before a query can go to one that is too inaccurate
@@ -145,7 +149,7 @@ func (s *State) viewChanged(members []*Member) {
 		}
 	}
 	maps.DeleteFunc(s.gone, func(name names.AgentName, _ bool) bool { return s.view[name] == nil })
-	s.unpark(func(q *query) bool { return s.view[q.agent] == nil })
+	s.unpark(func(agent names.AgentName) bool { return s.view[agent] == nil })
 }
 
 // learnModel takes a member's description of a model. Settings that no member has any more are
@@ -165,6 +169,8 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	case k == nil:
 		k = &model{ModelID: id, key: id.Key()}
 		s.models[id] = k
+		i, _ := slices.BinarySearchFunc(s.sortedModels, k, byKey)
+		s.sortedModels = slices.Insert(s.sortedModels, i, k)
 		if r := s.releases[id.Name]; r.OnTrial() && slices.Contains(r.Versions(), id.Version) {
 			k.trial = &canary.Counts{}
 		}
@@ -173,7 +179,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	case k.largest < settings.largest:
 		s.lengthen(k.key, settings.largest)
 	}
-	k.settings = settings
+	k.settings, s.modelsStale = settings, true
 	s.best.Add(k.family, k.accuracy)
 	s.tell(k)
 	s.poolChanged()
@@ -205,7 +211,7 @@ func (s *State) familyOf(k *model) string {
 // that has the name of a model cannot be asked for.
 func (s *State) arrangeFamilies() {
 	clear(s.families)
-	for _, k := range slices.SortedFunc(maps.Values(s.models), byKey) {
+	for _, k := range s.sortedModels {
 		if k.told != s.familyOf(k) {
 			s.tell(k)
 		}
@@ -251,43 +257,116 @@ func (s *State) lengthen(model names.ModelKey, largest int) {
 }
 
 // poolChanged recomputes what depends on which lanes there are: the newest versions, the models
-// served, and the pool that the learning loop knows.
+// served, and the pool that the learning loop knows. Its cost is that of the members that have
+// changed, beside a copy of the list of members, unless the models that are held or served have
+// changed or the releases.
 func (s *State) poolChanged() {
-	clear(s.newest)
-	s.best = maps.Clone(s.loadableBest)
-	for _, m := range s.models {
-		s.best.Add(m.family, m.accuracy)
+	s.countMembers()
+	stale := s.modelsStale
+	var served map[ModelID]bool
+	if s.modelsStale = false; stale {
+		served = s.countModels()
 	}
-	s.aheadMost = s.mostAhead()
-	served := map[ModelID]bool{}
-	p := &Pool{}
-	for _, name := range slices.Sorted(maps.Keys(s.members)) {
-		m := s.members[name]
-		holds := make([]ModelID, len(m.holds))
-		for i, held := range m.holds {
-			holds[i] = held.ModelID
-			if !m.Draining {
-				s.newest[held.Name] = s.releases[held.Name].Prefer(s.newest[held.Name],
-					held.Version)
-				served[held.ModelID] = true
-			}
-		}
-		p.Members = append(p.Members, PoolMember{m.Member, holds})
+	s.act(PoolChanged).Pool = &Pool{Members: s.poolMembers, Models: s.poolModels}
+	if !stale {
+		return
 	}
-	for _, m := range slices.SortedFunc(maps.Values(s.models), byKey) {
-		known := Model{
-			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
-			RejectLate: m.late, Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
-		}
-		p.Models = append(p.Models, known)
-	}
-	s.act(PoolChanged).Pool = p
 	s.arrangeFamilies()
-	if !maps.Equal(served, s.served) {
-		s.served = served
+	before := s.served
+	if s.served = served; s.othersServe(before) {
 		// Queries may wait for a version that no lane serves any more.
 		s.rebind(func(q *query, _ ModelID) bool { return !s.served[q.model.ModelID] })
 	}
+}
+
+// othersServe reports whether other versions of a model are served than before, and there are
+// several.
+func (s *State) othersServe(before map[ModelID]bool) bool {
+	for i, m := range s.sortedModels {
+		several := i > 0 && s.sortedModels[i-1].Name == m.Name ||
+			i+1 < len(s.sortedModels) && s.sortedModels[i+1].Name == m.Name
+		if several && before[m.ModelID] != s.served[m.ModelID] {
+			return true
+		}
+	}
+	return false
+}
+
+// countMembers counts the members that have changed by the models that they hold, and lists them.
+func (s *State) countMembers() {
+	if len(s.changedMembers) == 0 {
+		return
+	}
+	s.poolMembers = slices.Clone(s.poolMembers) // the learning loop has the former
+	for _, m := range s.changedMembers {
+		there := s.members[m.Name] == m
+		s.countMember(m, -1)
+		if m.counted, m.serves = nil, false; there {
+			m.counted, m.serves = m.holds, !m.Draining
+		}
+		s.countMember(m, 1)
+		i, listed := slices.BinarySearchFunc(s.poolMembers, m.Name,
+			func(p PoolMember, name names.AgentName) int { return cmp.Compare(p.Name, name) })
+		switch {
+		case there:
+			holds := make([]ModelID, len(m.holds))
+			for k, held := range m.holds {
+				holds[k] = held.ModelID
+			}
+			if !listed {
+				s.poolMembers = slices.Insert(s.poolMembers, i, PoolMember{})
+			}
+			s.poolMembers[i] = PoolMember{m.Member, holds}
+		case listed && s.members[m.Name] == nil:
+			s.poolMembers = slices.Delete(s.poolMembers, i, i+1)
+		}
+	}
+	clear(s.changedMembers)
+	s.changedMembers = s.changedMembers[:0]
+}
+
+// countMember adds n to the counts of the models for which m is counted.
+func (s *State) countMember(m *member, n int) {
+	for _, held := range m.counted {
+		if held.held += n; held.held == 0 || held.held == n {
+			s.modelsStale = true
+		}
+		if !m.serves {
+			continue
+		}
+		if held.serving += n; held.serving == 0 || held.serving == n {
+			s.modelsStale = true
+		}
+	}
+}
+
+// countModels recomputes what depends on the models, and returns those that are served.
+func (s *State) countModels() (served map[ModelID]bool) {
+	clear(s.newest)
+	s.best = maps.Clone(s.loadableBest)
+	// The learned way to a lane is at most a quarter of the shortest QoS target of the models that
+	// lanes hold. A longer way, whether real or due to starved processes, is not compensated for:
+	// deciding that early would leave no query in time.
+	s.aheadMost = time.Duration(math.MaxInt64)
+	served = map[ModelID]bool{}
+	for _, m := range s.sortedModels {
+		s.best.Add(m.family, m.accuracy)
+		if m.held > 0 {
+			s.aheadMost = min(s.aheadMost, m.target/4)
+		}
+		if m.serving > 0 {
+			s.newest[m.Name] = s.releases[m.Name].Prefer(s.newest[m.Name], m.Version)
+			served[m.ModelID] = true
+		}
+	}
+	s.poolModels = nil // the learning loop has the former
+	for _, m := range s.sortedModels {
+		s.poolModels = append(s.poolModels, Model{
+			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
+			RejectLate: m.late, Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
+		})
+	}
+	return served
 }
 
 // newestOf is the version of a model for queries that name none and are not a canary's: of those on
@@ -297,10 +376,15 @@ func (s *State) newestOf(name string) int64 {
 	if v, ok := s.newest[name]; ok {
 		return v
 	}
-	newest := int64(0)
-	for id := range s.models {
-		if id.Name == name {
-			newest = s.releases[name].Prefer(newest, id.Version)
+	newest, prefix := int64(0), name+"/"
+	from, _ := slices.BinarySearchFunc(s.sortedModels, prefix,
+		func(m *model, prefix string) int { return cmp.Compare(string(m.key), prefix) })
+	for _, m := range s.sortedModels[from:] {
+		if !strings.HasPrefix(string(m.key), prefix) {
+			break
+		}
+		if m.Name == name {
+			newest = s.releases[name].Prefer(newest, m.Version)
 		}
 	}
 	return newest
@@ -342,6 +426,8 @@ func (s *State) outdated(e *Event) {
 			continue
 		}
 		delete(s.models, id)
+		s.sortedModels = slices.DeleteFunc(s.sortedModels, func(o *model) bool { return o == m })
+		s.modelsStale = true
 		maps.DeleteFunc(s.latencies,
 			func(k names.TableKey, _ *Latency) bool { return k.Model == m.key })
 		s.step(match.Event{Kind: match.ModelGone, Model: m.key})
@@ -356,15 +442,17 @@ func (s *State) outdated(e *Event) {
 
 // learned takes the learning loop's advice.
 func (s *State) learned(a *Advice) {
+	current := make([]*Latency, 0, len(a.Latencies))
 	for _, l := range a.Latencies {
-		m := s.modelOf(l.Model)
-		if m == nil || l.Table.Largest() < m.largest {
-			continue // made before the model changed
+		if m := s.modelOf(l.Model); m != nil && l.Table.Largest() >= m.largest {
+			current = append(current, l) // the others were made before the model changed
 		}
+	}
+	for i, l := range current {
 		s.latencies[l.TableKey] = l
 		s.step(match.Event{
 			Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table,
-			Doubtful: l.Doubtful,
+			Doubtful: l.Doubtful, More: i+1 < len(current),
 		})
 	}
 	if a.Factors != nil {
@@ -397,10 +485,10 @@ func (s *State) learned(a *Advice) {
 
 // modelOf is the model with a key, nil if there is none.
 func (s *State) modelOf(key names.ModelKey) *model {
-	for _, m := range s.models {
-		if m.key == key {
-			return m
-		}
+	i, ok := slices.BinarySearchFunc(s.sortedModels, key,
+		func(m *model, key names.ModelKey) int { return cmp.Compare(m.key, key) })
+	if !ok {
+		return nil
 	}
-	return nil
+	return s.sortedModels[i]
 }

@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,7 +60,8 @@ type query struct {
 	tagSize  int
 	weight   int // bytes that it counts in its gateway's account
 	parked   bool
-	splits   bool // its gateway can split it
+	parkedAs uint64 // its number among the parked ones
+	splits   bool   // its gateway can split it
 	// whole is the batch size of the query of which this is a part, if its release says which version
 	// answers it; else 0.
 	whole int
@@ -276,10 +278,12 @@ func (s *State) submit(q *query) {
 	}
 	if q.agent != "" {
 		greets := s.members[q.agent] == nil && s.view[q.agent] != nil && !s.gone[q.agent]
-		if greets && s.now < settleTime && len(s.parked) < mostSubmitted {
+		if greets && s.now < settleTime && s.parkings < mostSubmitted {
 			g.remember(q)
-			q.parked = true
-			s.parked = append(s.parked, q)
+			s.parkings++
+			s.parkedLast++
+			q.parked, q.parkedAs = true, s.parkedLast
+			s.parked[q.agent] = append(s.parked[q.agent], q)
 			return
 		}
 	}
@@ -358,23 +362,34 @@ func (s *State) tooAccurate(q *query) string {
 		q.asked.Name, q.accuracy, best.Name, best.knownAccuracy())
 }
 
-// unpark submits the parked queries for which ready is true.
-func (s *State) unpark(ready func(*query) bool) {
-	if len(s.parked) == 0 {
-		return
+// unpark submits the queries that are parked for agents for which ready is true.
+func (s *State) unpark(ready func(names.AgentName) bool) {
+	var all []*query
+	for agent, queries := range s.parked {
+		if ready(agent) {
+			all = append(all, queries...)
+			delete(s.parked, agent)
+		}
 	}
-	var again []*query
-	s.parked = slices.DeleteFunc(s.parked, func(q *query) bool {
-		if s.gateways[q.gateway.id] != q.gateway || q.gateway.queries[q.sequence] != q {
-			return true // it was cancelled, or has been submitted again
-		}
-		if ready(q) {
-			again = append(again, q)
-			return true
-		}
-		return false
+	slices.SortFunc(all, func(a, b *query) int { return cmp.Compare(a.parkedAs, b.parkedAs) })
+	s.submitParked(all)
+}
+
+// unparkOf submits the queries that are parked for an agent.
+func (s *State) unparkOf(agent names.AgentName) {
+	all := s.parked[agent]
+	delete(s.parked, agent)
+	s.submitParked(all)
+}
+
+// submitParked submits queries that are not parked any more, but for those that were cancelled or
+// submitted again meanwhile.
+func (s *State) submitParked(all []*query) {
+	s.parkings -= len(all)
+	all = slices.DeleteFunc(all, func(q *query) bool {
+		return s.gateways[q.gateway.id] != q.gateway || q.gateway.queries[q.sequence] != q
 	})
-	for _, q := range again {
+	for _, q := range all {
 		q.age(s.now)
 		s.submit(q)
 	}

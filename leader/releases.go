@@ -39,6 +39,7 @@ func (s *State) released(all []Release) {
 		}
 	}
 	if !maps.Equal(before, s.releases) {
+		s.modelsStale = true
 		s.poolChanged()
 		s.rebind(func(q *query, to ModelID) bool { return q.model.ModelID != to })
 	}

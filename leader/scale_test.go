@@ -64,15 +64,87 @@ func scaleAdvice(tb testing.TB) *Advice {
 	return a
 }
 
-// BenchmarkTakeover times all that a new leader does about 2,000 lanes that hold 400 sets of 200
-// models: each agent describes itself and greets, the latencies are told, and 2,000 queries are
-// submitted again, of which half wait.
-func BenchmarkTakeover(b *testing.B) {
-	advice := scaleAdvice(b)
-	var members []*Member
-	for i := range scaleLanes {
-		members = append(members, scaleMember(i))
+// takeOver has a new leader take over the fleet: the gateway submits its queries, of which half are
+// at lanes, then each agent describes itself and greets, and the latencies are told. Each message is
+// a step, in which do tells the leader.
+func takeOver(members []*Member, advice *Advice, do func(e *Event)) {
+	do(&Event{Kind: ViewChanged, Members: members})
+	do(&Event{Kind: GatewayConnected, Gateway: 7})
+	held := func(i int) *Held {
+		return &Held{
+			Gateway: 7, Sequence: uint64(4 * i), Attempt: 1, Model: members[i].Models[0].ModelID,
+			BatchSize: 3,
+		}
 	}
+	for i, m := range members {
+		h := held(i)
+		do(&Event{
+			Kind: Submitted, Gateway: 7, Sequence: h.Sequence, Model: h.Model, BatchSize: 3,
+			Attempt: 1, Agent: m.Name,
+		})
+		do(&Event{
+			Kind: Submitted, Gateway: 7, Sequence: h.Sequence + 4*uint64(len(members)),
+			Model: h.Model, BatchSize: 3,
+		})
+	}
+	for i, m := range members {
+		do(&Event{Kind: Described, Member: m})
+		do(&Event{Kind: Greeted, Agent: m.Name, Holds: []Held{*held(i)}})
+	}
+	do(&Event{Kind: Learned, Advice: advice})
+}
+
+func scaleMembers() (all []*Member) {
+	for i := range scaleLanes {
+		all = append(all, scaleMember(i))
+	}
+	return all
+}
+
+// TestTakeoverCost: what a takeover costs is in proportion to the fleet, and the profiles that are
+// told at last are taken in at once. Allocations stand for the work, of which the more goes into the
+// list of members.
+func TestTakeoverCost(t *testing.T) {
+	advice, members := scaleAdvice(t), scaleMembers()
+	cost := func(n int) float64 {
+		return testing.AllocsPerRun(1, func() {
+			s, err := New(Config{Self: "leader"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			takeOver(members[:n], advice, func(e *Event) { s.Step(0, e) })
+			if all, _ := s.Waiting(); len(s.lanes) != n || s.parkings > 0 || all == 0 {
+				t.Fatalf("%d lanes, %d queries parked, %d waiting", len(s.lanes), s.parkings, all)
+			}
+		})
+	}
+	few, many := cost(400), cost(1600)
+	if perMember := (many - few) / 1200; perMember > 100 {
+		t.Errorf("400 members take %v allocations, 1600 take %v: %v for each more, want at most 100",
+			few, many, perMember)
+	}
+}
+
+// TestAdviceCost: the matcher takes the latencies of an advice in at once, and not one after the
+// other.
+func TestAdviceCost(t *testing.T) {
+	advice, members := scaleAdvice(t), scaleMembers()
+	s, err := New(Config{Self: "leader"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	takeOver(members[:100], advice, func(e *Event) { s.Step(0, e) })
+	n := testing.AllocsPerRun(1, func() { s.Step(0, &Event{Kind: Learned, Advice: advice}) })
+	if most := float64(len(advice.Latencies)) / 10; n > most {
+		t.Errorf("%d latencies take %v allocations, want at most %v", len(advice.Latencies), n, most)
+	}
+}
+
+// BenchmarkTakeover times all that a new leader does about 2,000 lanes that hold 400 sets of 200
+// models, and 4,000 queries.
+func BenchmarkTakeover(b *testing.B) {
+	advice, members := scaleAdvice(b), scaleMembers()
+	b.ReportAllocs()
 	var slowest time.Duration
 	for b.Loop() {
 		s, err := New(Config{Self: "leader"})
@@ -80,37 +152,19 @@ func BenchmarkTakeover(b *testing.B) {
 			b.Fatal(err)
 		}
 		now := time.Duration(0)
-		step := func(e Event) {
+		takeOver(members, advice, func(e *Event) {
+			for ; now >= s.Next(); now++ {
+				s.Step(now, &Event{Kind: TimePassed})
+			}
 			start := time.Now()
-			now += 20 * time.Microsecond
-			for _, a := range s.Step(now, &e) {
+			now += 12 * time.Microsecond // all greet in the time in which queries wait for that
+			for _, a := range s.Step(now, e) {
 				if a.Kind == Nonsense {
 					b.Fatal(a.Message)
 				}
 			}
 			slowest = max(slowest, time.Since(start))
-		}
-		step(Event{Kind: ViewChanged, Members: members})
-		step(Event{Kind: GatewayConnected, Gateway: 7})
-		for i, m := range members {
-			sent := uint64(4 * i)
-			step(Event{Kind: Described, Member: m})
-			step(Event{Kind: Greeted, Agent: m.Name, Holds: []Held{{
-				Gateway: 7, Sequence: sent, Attempt: 1, Model: m.Models[0].ModelID, BatchSize: 3,
-			}}})
-			e := Event{
-				Kind: Submitted, Gateway: 7, Sequence: sent, Model: m.Models[0].ModelID,
-				BatchSize: 3, Attempt: 1, Agent: m.Name,
-			}
-			if i%2 == 1 {
-				e.Attempt, e.Agent, e.Sequence = 0, "", e.Sequence+4*scaleLanes
-			}
-			step(e)
-			for now >= s.Next() {
-				step(Event{Kind: TimePassed})
-			}
-		}
-		step(Event{Kind: Learned, Advice: advice})
+		})
 	}
 	b.ReportMetric(float64(slowest)/1e6, "slowest-step-ms")
 }
@@ -157,10 +211,7 @@ func BenchmarkStep(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			var members []*Member
-			for i := range scaleLanes {
-				members = append(members, scaleMember(i))
-			}
+			members := scaleMembers()
 			r := &scaleRun{State: s}
 			r.step(Event{Kind: ViewChanged, Members: members})
 			for _, m := range members {

@@ -67,7 +67,8 @@ type State struct {
 	// Members whose process has ended, while the view still lists them.
 	gone map[names.AgentName]bool
 
-	models map[ModelID]*model
+	models       map[ModelID]*model
+	sortedModels []*model // the same, by key
 	// nowhere counts the queries that failed without reaching a version.
 	nowhere model
 	// loadable are the models that no member holds and queries may wait for all the same.
@@ -89,8 +90,12 @@ type State struct {
 	gateways  map[uint64]*gateway // the connected ones, by id
 	connected uint64              // how many have connected so far
 	accounts  map[string]*account // of named clients with a gateway, by name
-	parked    []*query
-	spares    []*query // recycled queries
+	// parked are, by the agent that is said to have them, the queries that wait for its greeting;
+	// parkings is how many there are, and parkedLast numbers them.
+	parked     map[names.AgentName][]*query
+	parkings   int
+	parkedLast uint64
+	spares     []*query // recycled queries
 
 	prices    []fluid.Price
 	latencies map[names.TableKey]*Latency
@@ -99,7 +104,15 @@ type State struct {
 	limit     float64 // the fluid limit, queries/s; 0: unknown
 	ahead     aheadEstimate
 	aheadSet  time.Duration
-	aheadMost time.Duration // mostAhead as of the last change of the pool
+	aheadMost time.Duration // as of the last change of the pool; see poolChanged
+
+	// changedMembers are the members that are to be counted with the next change of the pool. modelsStale says
+	// that what depends on the models, on which members hold them, and on the releases is of before.
+	// poolMembers and poolModels are the last pool's; nobody changes them any more.
+	changedMembers []*member
+	modelsStale    bool
+	poolMembers    []PoolMember
+	poolModels     []Model
 
 	ended ring // queries answered and failed
 	// decisions are the last ones, as a ring. The gateways of their queries are numbers.
@@ -116,7 +129,11 @@ type member struct {
 	// when its lanes are given up unless its link comes back; 0: the link is there
 	lostAt time.Duration
 	broken string // why its link broke
-	busy   ring   // time in use, ns
+	// counted are the models for which the member counts as one that holds them, and if serves is
+	// set as one that takes queries.
+	counted []*model
+	serves  bool
+	busy    ring // time in use, ns
 }
 
 // A lane is one lane of a member. The matcher knows which attempts it holds.
@@ -146,6 +163,7 @@ func New(cfg Config) (*State, error) {
 		members: map[names.AgentName]*member{}, lanes: map[match.LaneID]*lane{},
 		view: map[names.AgentName]*Member{}, gone: map[names.AgentName]bool{},
 		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
+		parked:   map[names.AgentName][]*query{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
 		factors: map[names.AgentName]float64{}, families: map[string][]*model{},
@@ -331,25 +349,12 @@ func (s *State) beat() {
 		s.lose(m, "its link broke and did not come back: "+m.broken)
 	}
 	if s.now >= settleTime {
-		s.unpark(func(*query) bool { return true })
+		s.unpark(func(names.AgentName) bool { return true })
 	}
 	if len(s.gateways) > 0 {
 		s.act(Heartbeat)
 	}
 	s.tuneAhead()
-}
-
-// mostAhead bounds the learned way to a lane: a quarter of the shortest QoS target of the models
-// that lanes hold. A longer way, whether real or due to starved processes, is not compensated for:
-// deciding that early would leave no query in time.
-func (s *State) mostAhead() time.Duration {
-	most := time.Duration(math.MaxInt64)
-	for _, m := range s.members {
-		for _, held := range m.holds {
-			most = min(most, held.target/4)
-		}
-	}
-	return most
 }
 
 // tuneAhead tells the matcher and the members how long the way to a lane takes, if that has

@@ -318,6 +318,6 @@ func (s *State) Sizes() map[string]int {
 		"models": len(s.models), "matcher's models": s.matcher.Models(),
 		"latencies": len(s.latencies), "gateways": len(s.gateways), "accounts": len(s.accounts),
 		"gone": len(s.gone), "factors": len(s.factors) + len(s.slow), "prices": len(s.prices),
-		"counts": len(s.counts), "waiting": waiting, "reserved": reserved, "queries": queries, "parked": len(s.parked),
+		"counts": len(s.counts), "waiting": waiting, "reserved": reserved, "queries": queries, "parked": s.parkings,
 	}
 }
