@@ -41,7 +41,7 @@ func (c *Config) validateFaults() (errs []error) {
 // outcomes maps a fleet's outcomes to a run's.
 var outcomes = [...]Outcome{
 	fleet.Served: Served, fleet.Rejected: Rejected, fleet.Dropped: Dropped,
-	fleet.NeverServed: NeverServed, fleet.Lost: Lost,
+	fleet.NeverServed: NeverServed, fleet.Lost: Lost, fleet.Cancelled: Dropped,
 }
 
 // newFleet returns the fleet that serves the run's queries in place of the run's own lanes.

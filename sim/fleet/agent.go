@@ -17,12 +17,16 @@ type agent struct {
 	lane   *Lane
 	freeAt time.Duration // when its lane ends the query that it runs
 	member *leader.Member
-	left   bool // gossip has removed it as a member, and all others at it
-	node   *election.Node
-	wakeAt time.Duration  // when to step the node
-	follow election.Claim // zero: it follows nobody
-	term   *term          // its own leadership; nil: it does not lead
-	link   *term          // the term that it has greeted
+	left   bool   // gossip has removed it as a member, and all others at it
+	lives  int    // counts how often its process has started again
+	epoch  uint64 // the highest on its disk
+	// startsAgainAfter is how long after it has drained its process starts again; 0: never.
+	startsAgainAfter time.Duration
+	node             *election.Node
+	wakeAt           time.Duration  // when to step the node
+	follow           election.Claim // zero: it follows nobody
+	term             *term          // its own leadership; nil: it does not lead
+	link             *term          // the term that it has greeted
 
 	waiting  queue.Queue[*call]
 	taker    merge.Taker[*call]
@@ -44,8 +48,8 @@ type promise struct {
 
 // join starts an agent at a time. It knows all other agents.
 func (a *agent) join(at time.Duration) (err error) {
-	rank := election.RankOf(election.May, false, 0)
-	if a.node, err = election.New(election.Config{ID: a.member.Name, Rank: rank}); err != nil {
+	config := election.Config{ID: a.member.Name, Rank: a.rank()}
+	if a.node, err = election.New(config); err != nil {
 		return err
 	}
 	a.f.on(&a.host, at-a.f.now, func() {
@@ -55,9 +59,20 @@ func (a *agent) join(at time.Duration) (err error) {
 	return nil
 }
 
+// rank is the agent's rank in the election.
+func (a *agent) rank() election.Rank {
+	if n := a.f.cfg.Candidates; n < 0 || n > 0 && a.index >= n {
+		return election.RankOf(election.Never, false, 0)
+	}
+	return election.RankOf(election.May, false, 0)
+}
+
+// meet takes it that b is a member. Of two that never lead, neither elects the other.
 func (a *agent) meet(b *agent) {
-	rank := election.RankOf(election.May, false, 0)
-	a.step(&election.Event{Kind: election.MemberUp, ID: b.member.Name, Rank: rank})
+	if a.rank() == 0 && b.rank() == 0 {
+		return
+	}
+	a.step(&election.Event{Kind: election.MemberUp, ID: b.member.Name, Rank: b.rank()})
 	if a.term != nil {
 		a.term.open(b)
 	}
@@ -103,6 +118,7 @@ func (a *agent) carryOut(act election.Action) {
 		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
 	case election.Persist:
 		f.on(&a.host, persistTime, func() {
+			a.epoch = max(a.epoch, act.Claim.Epoch)
 			a.step(&election.Event{Kind: election.Persisted, Epoch: act.Claim.Epoch})
 		})
 	case election.Lead:
@@ -110,6 +126,7 @@ func (a *agent) carryOut(act election.Action) {
 	case election.StepDown:
 		a.term.end()
 		a.term = nil
+		f.on(&a.host, 0, a.endIfDrained)
 	case election.Follow:
 		a.follow = act.Claim
 		successor := a.node.Successor()

@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
@@ -47,9 +48,14 @@ type Config struct {
 	// Limit and Prices are the solution of the fluid program; Limit is in queries/s.
 	Limit  float64
 	Prices []match.Price
-	// Learns has leaders learn latencies and prices from what lanes tell, as agents do; they then
-	// know none from the start. Gateways and lanes still know those of Lanes.
+	// Learns says that leaders learn latencies and prices by leader/learn, from what they see: Limit
+	// and Prices then do not count. They start from Prior, which returns what is known of a model on
+	// a type at first; nil: nothing.
 	Learns bool
+	Prior  func(model int, laneType names.LaneType) *profiles.Table
+	// Candidates is how many agents may lead, the first ones; 0: all; below 0: none, so that gateways
+	// decide for good.
+	Candidates int
 	// Record, if not nil, receives the recordings of all terms, in the order in which they began.
 	Record io.Writer
 	// Clock, if not nil, is a wall clock, with which the time of leaders' steps is measured.
@@ -96,7 +102,8 @@ type Lane struct {
 	// takes, such as one in another zone.
 	Distance time.Duration
 	// Known is, by model, its latency on the lane as leaders and gateways assume it, Predicted the
-	// same as a table; nil if the lane cannot run the model.
+	// same as a table; nil if the lane cannot run the model. Where leaders learn, they are what is
+	// assumed at first, and the fleet changes copies of them.
 	Known     []match.Latencies
 	Predicted []*match.Table
 	// Kinds is, by model, what its queries share that run together on the lane; nil if none do. The
@@ -117,6 +124,9 @@ type Query struct {
 	Arrival   time.Duration
 	// Uniform and Noise are random numbers for [Config.Service].
 	Uniform, Noise float64
+	// CancelAfter is how long after its arrival the client cancels the query, if it has no outcome
+	// by then; 0: it does not.
+	CancelAfter time.Duration
 }
 
 // An Outcome is the outcome of a query.
@@ -133,4 +143,6 @@ const (
 	NeverServed
 	// Lost: all attempts that a query may have have failed.
 	Lost
+	// Cancelled: its client has cancelled it.
+	Cancelled
 )

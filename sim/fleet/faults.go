@@ -18,6 +18,9 @@ const (
 	// kill: the agent's process ends for good. The queries at its lane are lost, and hosts with a
 	// connection to it learn that at once.
 	kill = "kill"
+	// drain: the agent gets no more queries, ends when its lane has none, and leaves the fleet. After
+	// the fault's duration it starts again, and joins.
+	drain = "drain"
 	// freeze: the agent's process stops for the fault's duration. It handles messages, and ends of
 	// executions, of that time afterwards.
 	freeze = "freeze"
@@ -37,6 +40,7 @@ const TheLeader = "leader"
 // Help describes the text form of a fault, for users.
 const Help = `VERB[-TARGET]@TIME[+DURATION][:AMOUNT]
   kill-TARGET@TIME                       the process ends; what its lane has is lost
+  drain-TARGET@TIME[+DURATION]           it ends when its lane has nothing left, and starts again
   freeze-TARGET@TIME[+DURATION]          the process stands still
   cut-TARGET@TIME[+DURATION]             it and all others do not reach each other
   delay[-TARGET]@TIME[+DURATION]:AMOUNT  messages, to and from it or all, take longer
@@ -45,13 +49,14 @@ type. TIME counts from the start of the run; without DURATION it is for good.`
 
 // A Fault is a failure of an agent or the network in a simulated fleet.
 type Fault struct {
-	// Verb is kill, freeze, cut or delay.
+	// Verb is kill, drain, freeze, cut or delay.
 	Verb string
 	// Target is an agent's name, [TheLeader], or "" for all agents (delay only).
 	Target names.AgentName
 	// At is when the fault happens, since the start of the run.
 	At time.Duration
-	// Duration is how long the fault lasts; 0 means to the end of the run.
+	// Duration is how long the fault lasts, of a drain from the end of the process; 0 means to the
+	// end of the run.
 	Duration time.Duration
 	// Amount is by how much messages are delayed (delay only).
 	Amount time.Duration
@@ -86,7 +91,7 @@ func ParseFault(text string) (Fault, error) {
 	when, amount, hasAmount := strings.Cut(when, ":")
 	at, duration, hasDuration := strings.Cut(when, "+")
 	switch f.Verb {
-	case kill, freeze, cut:
+	case kill, drain, freeze, cut:
 		if target == "" {
 			return bad("got no target, want %q or an agent, e.g. %s-leader@10s", TheLeader, verb)
 		}
@@ -103,7 +108,7 @@ func ParseFault(text string) (Fault, error) {
 				"got no amount, want by how much messages are delayed, e.g. delay@5s+3s:20ms")
 		}
 	default:
-		return bad("got the verb %q, want kill, freeze, cut or delay", verb)
+		return bad("got the verb %q, want kill, drain, freeze, cut or delay", verb)
 	}
 	if f.Verb == kill && hasDuration {
 		return bad("got the duration %q, want none: who is killed does not come back", duration)

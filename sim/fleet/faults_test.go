@@ -32,7 +32,7 @@ func TestParseFault(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                         "got no @",
 		"kill-leader":              "got no @",
-		"crash-leader@10s":         `got the verb "crash", want kill, freeze, cut or delay`,
+		"crash-leader@10s":         `got the verb "crash", want kill, drain, freeze, cut or delay`,
 		"@10s":                     `got the verb ""`,
 		"kill@10s":                 `got no target, want "leader" or an agent`,
 		"kill-@10s":                "got no target",

@@ -10,7 +10,6 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/profiles"
 )
 
 const (
@@ -129,23 +128,23 @@ func (f *Fleet) addAgents() {
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
 		number[l.Type]++
+		if f.cfg.Learns {
+			l.Known, l.Predicted = slices.Clone(l.Known), slices.Clone(l.Predicted)
+		}
 		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never, startsAt: Never}
 		a.distance = l.Distance
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
 		a.member.OwnType = l.Type.Own(a.member.Name)
-		profile := profiles.Key{
-			InstanceType: profiles.InstanceType(l.Type), Provider: "cpu", Version: 1,
-		}
 		for m, table := range l.Predicted {
 			if table == nil {
 				continue
 			}
 			model := &f.cfg.Models[m]
-			profile.Model = string(model.Name)
 			a.member.Models = append(a.member.Models, leader.Model{
 				ModelID: model.id(), QoSTarget: model.QoSTarget, Share: model.Share,
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
-				Splits: model.Splits, Merge: string(model.Merge), Profile: profile,
+				Splits: model.Splits, Merge: string(model.Merge),
+				Profile: profileKey(model, l.Type),
 			})
 			if key := (names.TableKey{Model: model.id().Key(), Type: l.Type}); !known[key] {
 				known[key] = true
@@ -181,6 +180,16 @@ func (f *Fleet) fail(err error) {
 func (f *Fleet) Arrive(q Query) {
 	f.now = q.Arrival
 	f.open++
+	f.arrive(q)
+}
+
+// ArriveLater makes a query arrive at its time of arrival, which is to come.
+func (f *Fleet) ArriveLater(q Query) {
+	f.open++
+	f.do(q.Arrival, func() { f.arrive(q) })
+}
+
+func (f *Fleet) arrive(q Query) {
 	f.gateways[q.Sequence%uint64(len(f.gateways))].arrive(q)
 }
 

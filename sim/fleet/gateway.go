@@ -166,18 +166,24 @@ func (g *gateway) arrive(new Query) {
 	q.state = queries.Query{Arrival: new.Arrival, Tag: q}
 	if d := f.cfg.deadline(new.Model); d > 0 {
 		q.state.Deadline = new.Arrival + d
-		f.on(&g.host, d, func() {
-			g.state.End(&q.state, fate(Dropped))
-			if q.call != nil {
-				g.abort(q)
-			}
-			g.leave()
-		})
+		f.on(&g.host, d, func() { g.endEarly(q, Dropped) })
+	}
+	if new.CancelAfter > 0 {
+		f.on(&g.host, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
 	}
 	g.waits(q, true)
 	g.state.Arrive(&q.state, f.now)
 	g.leave()
 	g.watch()
+}
+
+// endEarly ends a query that may not have its outcome yet.
+func (g *gateway) endEarly(q *asked, o Outcome) {
+	g.state.End(&q.state, fate(o))
+	if q.call != nil {
+		g.abort(q)
+	}
+	g.leave()
 }
 
 // waits notes that a query, or a part, begins or ends to wait for a lane. A query that was split

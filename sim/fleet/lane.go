@@ -218,6 +218,7 @@ func (a *agent) done(items int) {
 		remaining := a.remaining()
 		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
 	}
+	a.endIfDrained()
 }
 
 func (a *agent) drop(c *call) {
@@ -238,6 +239,7 @@ func (a *agent) endsEarly(c *call, why ending, ran time.Duration) {
 	a.ended(c, true, ran)
 	remaining := a.remaining()
 	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why, remaining) }, nil)
+	a.f.on(&a.host, 0, a.endIfDrained)
 }
 
 // cutOff makes the lane stop an attempt that waits or runs.

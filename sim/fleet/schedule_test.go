@@ -145,7 +145,7 @@ func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
 	killed := 0
 	for range 1 + rng.IntN(4) {
 		f := Fault{
-			Verb: []string{kill, freeze, cut, slow}[rng.IntN(4)],
+			Verb: []string{kill, freeze, cut, slow, drain}[rng.IntN(5)],
 			Target: []names.AgentName{
 				TheLeader, victims[rng.IntN(agents)],
 			}[rng.IntN(2)],

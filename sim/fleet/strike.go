@@ -3,6 +3,7 @@ package fleet
 import (
 	"time"
 
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
@@ -49,6 +50,8 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	switch fault.Verb {
 	case kill:
 		hit.kill()
+	case drain:
+		hit.drain(fault.Duration)
 	case freeze:
 		hit.freeze(until)
 	case cut:
@@ -90,7 +93,69 @@ func (a *agent) kill() {
 	for _, g := range f.gateways {
 		f.send(&a.host, &g.host, func() { g.broken(a) }, nil)
 	}
-	f.do(f.now+gossipGivesUp, a.leave)
+	life := a.lives
+	f.do(f.now+gossipGivesUp, func() {
+		if a.lives == life {
+			a.leave()
+		}
+	})
+}
+
+// drain makes an agent end when its lane has nothing left, and start again a time after that; 0:
+// never.
+func (a *agent) drain(back time.Duration) {
+	if a.member.Draining {
+		return
+	}
+	a.describe(true)
+	a.startsAgainAfter = back
+	a.f.tellViews()
+	a.tell(func(t *term) {
+		t.step(&leader.Event{
+			Kind: leader.Described, Member: a.member, Free: []time.Duration{a.busy()},
+		})
+	})
+	a.step(&election.Event{Kind: election.Resigned})
+	a.endIfDrained()
+}
+
+// describe makes a new description of the agent.
+func (a *agent) describe(draining bool) {
+	member := *a.member
+	member.Draining = draining
+	member.Revision++
+	a.member = &member
+}
+
+// endIfDrained ends the process of an agent that drains, if its lane has nothing left and it does
+// not lead. An attempt that is on its way to it is then sent elsewhere.
+func (a *agent) endIfDrained() {
+	f := a.f
+	if !a.member.Draining || a.dead || len(a.held) > 0 || a.term != nil {
+		return
+	}
+	a.kill()
+	a.leave() // it says so
+	if a.startsAgainAfter > 0 {
+		f.do(f.now+a.startsAgainAfter, a.startAgain)
+	}
+}
+
+// startAgain starts the agent's process again.
+func (a *agent) startAgain() {
+	a.dead, a.lives = false, a.lives+1
+	a.describe(false)
+	a.follow, a.link, a.wakeAt, a.startsAt = election.Claim{}, nil, Never, Never
+	node, err := election.New(election.Config{
+		ID: a.member.Name, Rank: a.rank(), Epoch: a.epoch,
+	})
+	if err != nil {
+		a.f.fail(err)
+		return
+	}
+	a.node = node
+	a.step(&election.Event{Kind: election.TimePassed})
+	a.comeBack()
 }
 
 // freeze stops an agent until a time.

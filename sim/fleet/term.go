@@ -11,7 +11,6 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/learn"
-	"github.com/muster-serve/muster/profiles"
 )
 
 // A term is an agent's leadership.
@@ -68,7 +67,7 @@ func (a *agent) lead(claim election.Claim) {
 	a.term = t
 	f.terms = append(f.terms, t)
 	if f.cfg.Learns {
-		t.learned, t.looksAt = learn.New(profiles.NewBook(nil)), Never
+		t.learned, t.looksAt = learn.New(f.book()), Never
 		var told []leader.Latency
 		for _, key := range slices.SortedFunc(maps.Keys(f.told), names.TableKey.Compare) {
 			told = append(told, f.told[key])
@@ -288,8 +287,11 @@ func (t *term) see(a *leader.Action) {
 	}
 	switch a.Kind {
 	case leader.TellLatencies:
-		for _, l := range a.Latencies {
-			f.told[l.TableKey] = *l
+		t.tellLatencies(slices.Clone(a.Latencies))
+	case leader.TellPrices:
+		prices := slices.Clone(a.Prices)
+		for _, g := range f.gateways {
+			t.tell(g, func() { g.known.SetPrices(prices) })
 		}
 	case leader.Arrived:
 		t.seen.Arrivals = append(t.seen.Arrivals, learn.Arrival{

@@ -3,6 +3,7 @@ package regimes
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
@@ -13,17 +14,59 @@ import (
 // qosShare is the share of queries that should be in time.
 const qosShare = 0.99
 
-// solve solves the fluid program of the regime's lanes and the given models, with lanes of one type
-// that hold different models as types of their own. latency is what a model takes on a type.
-// Infeasible models are left out.
-func (r *Regime) solve(models []Model, splits bool,
-	latency func(m *Model, laneType string) match.Latencies) (*fluid.Solution, error) {
-	p := fluid.Program{Unserved: 1 - qosShare}
+// A class is lanes that are alike in the fluid program.
+type class struct {
+	fluid.Type
+	lanes *Lanes
+}
+
+// classes are the regime's lanes as they differ in fact.
+func (r *Regime) classes() (all []class) {
 	for i := range r.Lanes {
 		l := &r.Lanes[i]
-		p.Types = append(p.Types, fluid.Type{
-			Name: names.LaneType(fmt.Sprintf("%s-%d", l.Type, i)), Count: l.Count,
+		name := names.LaneType(fmt.Sprintf("%s-%d", l.Type, i))
+		all = append(all, class{fluid.Type{Name: name, Count: l.Count}, l})
+	}
+	return all
+}
+
+// knownClasses are the regime's lanes as leaders tell them apart: by type and by what they hold.
+func (r *Regime) knownClasses() (all []class) {
+	several := map[names.LaneType]bool{}
+	for i := range r.Lanes {
+		l := &r.Lanes[i]
+		t := fluid.Type{Name: names.LaneType(l.Type), Count: l.Count}
+		for m := range r.Models {
+			if l.holds(&r.Models[m]) {
+				t.Models = append(t.Models, names.ModelKey(r.Models[m].Name))
+			}
+		}
+		slices.Sort(t.Models)
+		at := slices.IndexFunc(all, func(c class) bool {
+			return c.Name == t.Name && slices.Equal(c.Models, t.Models)
 		})
+		if at >= 0 {
+			all[at].Count += t.Count
+			continue
+		}
+		several[t.Name] = slices.ContainsFunc(all, func(c class) bool { return c.Name == t.Name })
+		all = append(all, class{t, l})
+	}
+	for i := range all {
+		if !several[all[i].Name] {
+			all[i].Models = nil
+		}
+	}
+	return all
+}
+
+// solve solves the fluid program of classes of lanes and models. latency is what a model takes on
+// lanes. Infeasible models are left out.
+func (r *Regime) solve(classes []class, models []Model, splits bool,
+	latency func(m *Model, l *Lanes) match.Latencies) (*fluid.Solution, error) {
+	p := fluid.Program{Unserved: 1 - qosShare}
+	for i := range classes {
+		p.Types = append(p.Types, classes[i].Type)
 	}
 	weights := 0.0
 	for i := range models {
@@ -36,10 +79,10 @@ func (r *Regime) solve(models []Model, splits bool,
 		if m.Infeasible {
 			continue
 		}
-		on := make([]fluid.Latencies, len(r.Lanes))
-		for k := range r.Lanes {
-			if l := &r.Lanes[k]; l.holds(m) {
-				on[k] = latency(m, l.Type)
+		on := make([]fluid.Latencies, len(classes))
+		for k := range classes {
+			if l := classes[k].lanes; l.holds(m) {
+				on[k] = latency(m, l)
 			}
 		}
 		bins := fluid.Bins(names.ModelKey(m.Name), cmp.Or(m.Weight, 1)/weights,
@@ -56,15 +99,20 @@ func (r *Regime) solve(models []Model, splits bool,
 	return s, nil
 }
 
-func trueLatency(m *Model, laneType string) match.Latencies { return m.Latencies[laneType] }
+func trueLatency(m *Model, l *Lanes) match.Latencies { return l.slowed(m.Latencies[l.Type]) }
+
+func knownLatency(m *Model, l *Lanes) match.Latencies { return m.known(l.Type) }
 
 // Limit is the fluid limit, in queries/s of all feasible models together.
 func (r *Regime) Limit() (float64, error) {
-	s, err := r.solve(r.Models, false, trueLatency)
-	if err != nil {
-		return 0, err
+	if r.limit == 0 {
+		s, err := r.solve(r.classes(), r.Models, false, trueLatency)
+		if err != nil {
+			return 0, err
+		}
+		r.limit = s.Rate
 	}
-	return s.Rate, nil
+	return r.limit, nil
 }
 
 // rate is the mean arrival rate of all models together, in queries/s.
@@ -101,7 +149,7 @@ func (r *Regime) alone() ([]float64, error) {
 		if m.Infeasible {
 			continue
 		}
-		s, err := r.solve(r.Models[i:i+1], false, trueLatency)
+		s, err := r.solve(r.classes(), r.Models[i:i+1], false, trueLatency)
 		if err != nil {
 			return nil, err
 		}
@@ -110,30 +158,12 @@ func (r *Regime) alone() ([]float64, error) {
 	return shares, nil
 }
 
-// advice is the solution that leaders and gateways know, by the type of lanes: the price of a type
-// whose lanes hold different models is the mean of theirs.
+// advice is the solution that leaders and gateways know.
 func (r *Regime) advice() (limit float64, prices []match.Price, err error) {
-	s, err := r.solve(r.Models, true, func(m *Model, laneType string) match.Latencies {
-		return m.known(laneType)
-	})
-	if err != nil {
-		return 0, nil, err
-	}
-	lanes := map[string]float64{}
-	for i := range r.Lanes {
-		lanes[r.Lanes[i].Type] += float64(r.Lanes[i].Count)
-	}
-	at := map[string]int{}
-	for i, p := range s.Prices {
-		l := &r.Lanes[i]
-		k, ok := at[l.Type]
-		if !ok {
-			k, at[l.Type] = len(prices), len(prices)
-			prices = append(prices, match.Price{Type: names.LaneType(l.Type)})
+	if r.known == nil {
+		if r.known, err = r.solve(r.knownClasses(), r.Models, true, knownLatency); err != nil {
+			return 0, nil, err
 		}
-		share := float64(l.Count) / lanes[l.Type]
-		prices[k].PerMs += share * p.PerMs
-		prices[k].Service += max(0, scale(p.Service, share))
 	}
-	return s.Rate, prices, nil
+	return r.known.Rate, r.known.Prices, nil
 }

@@ -2,12 +2,17 @@ package regimes
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -25,9 +30,33 @@ func List() ([]*Regime, error) {
 	l := &lister{source: source}
 	l.oneModel()
 	l.twoModels()
+	l.manyModels()
+	l.manySpeeds()
+	l.arrivals()
+	l.runTimes()
 	l.wrongProfiles()
 	l.network()
+	l.comingAndGoing()
+	l.odd()
+	l.large()
+	for _, r := range l.all {
+		if slices.Contains(longOnly, r.Name) {
+			r.ShortQueries = 0
+		}
+	}
 	return l.all, l.err
+}
+
+// longOnly are regimes that the short form leaves out, because others there show the same, or
+// because they take long.
+var longOnly = []string{
+	"rm2-0.3", "rm2-0.8", "rm2-1", "rm2-1.5",
+	"wnd-whole-0.03", "wnd-whole-0.5", "wnd-whole-0.95", "wnd-whole-1.2", "wnd-whole-3",
+	"rm2-whole-0.3", "rm2-whole-0.5", "rm2-whole-0.95", "rm2-whole-1", "rm2-whole-1.5",
+	"wnd+rm2-6:1-0.3", "zipf50-0.3", "speeds-0.3", "speeds-1.2", "speeds-learned-0.8",
+	"speeds-learned-1.2", "mmpp-0.6", "mmpp-whole-0.6", "diurnal-whole-0.7", "flash-crowd-0.5",
+	"wrong-10-0.8", "wrong-5-0.8", "wrong-5-1.2", "wrong+10-0.8", "wrong+10-1.2", "wrong+20-1.2",
+	"rtt1-1.2", "rtt5-0.3", "leaderless-0.6",
 }
 
 // A lister collects regimes.
@@ -90,6 +119,15 @@ func (l *lister) oneModel() {
 	}
 }
 
+// few are the batch sizes of regimes with many models, whose fluid programs would else be large.
+func (l *lister) few() *workload.BatchSizes {
+	sizes, err := workload.Weighted("few", []workload.Probability{
+		{BatchSize: 2, P: .3}, {BatchSize: 5, P: .4}, {BatchSize: 8, P: .3},
+	})
+	l.must(err)
+	return sizes
+}
+
 // synthetic returns a model of which queries have 1 to 10 items, with a fixed latency on each type.
 func (l *lister) synthetic(name string, target time.Duration, weight float64,
 	latencies map[string]match.Latencies) Model {
@@ -145,6 +183,285 @@ func (l *lister) twoModels() {
 	}
 }
 
+// lasting is the share of the queries that leaders that learn may use up before queries count.
+const lasting = 0.25
+
+// zipf are weights of n models by Zipf's law.
+func zipf(n int) []float64 {
+	all := make([]float64, n)
+	for i := range all {
+		all[i] = 1 / float64(i+1)
+	}
+	return all
+}
+
+// spread gives each of the models of the weights to lanes, in proportion to the weights and to two at
+// least, and each lane so many models at most. The lanes come one by one, of types in turn.
+func spread(weights []float64, types []string, lanes, each int) []Lanes {
+	all := make([]Lanes, lanes)
+	for i := range all {
+		all[i] = Lanes{Type: types[i%len(types)], Count: 1}
+	}
+	sum := 0.0
+	for _, w := range weights {
+		sum += w
+	}
+	next := 0
+	for i, w := range weights {
+		const fewest = 2
+		left := fewest * (len(weights) - i - 1) // places for those to come
+		free := 0
+		for k := range all {
+			free += each - len(all[k].Models)
+		}
+		n := max(fewest, min(int(w/sum*float64(lanes*each)+.5), lanes, free-left))
+		for range lanes {
+			if n == 0 {
+				break
+			}
+			if at := &all[next%lanes]; len(at.Models) < each {
+				at.Models = append(at.Models, modelName(i))
+				n--
+			}
+			next++
+		}
+	}
+	return all
+}
+
+func modelName(i int) string { return fmt.Sprintf("m%d", i+1) }
+
+func (l *lister) manyModels() {
+	const models, lanes, each = 50, 30, 10
+	const target = 100 * time.Millisecond
+	for _, load := range []float64{.3, .8, 1.2} {
+		r := Regime{
+			Name: fmt.Sprintf("zipf50-%g", load),
+			About: fmt.Sprintf("50 models by Zipf's law with a target of %v on 30 lanes of two "+
+				"types, each of which holds 10, at %g of the limit", target, load),
+			Lanes: spread(zipf(models), []string{"fast", "slow", "slow"}, lanes, each),
+			Load:  load, Deadline: patience, Queries: 16000, ShortQueries: 3000,
+		}
+		for i, w := range zipf(models) {
+			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
+			m.BatchSizes = l.few()
+			r.Models = append(r.Models, m)
+		}
+		l.add(r)
+	}
+}
+
+func (l *lister) manySpeeds() {
+	const types, each = 10, 10
+	short, long := 100*time.Millisecond, 400*time.Millisecond
+	// Speeds are between .7 and 1.4 times the usual, in an order like chance.
+	slowdown := func(i int) float64 { return .7 + .7*float64(i*37%(types*each))/(types*each-1) }
+	for _, learns := range []bool{false, true} {
+		for _, load := range []float64{.3, .8, 1.2} {
+			name, how := "speeds", "each lane's latencies are known"
+			if learns {
+				name, how = "speeds-learned", "those of its type are known, and leaders learn"
+			}
+			r := Regime{
+				Name: fmt.Sprintf("%s-%g", name, load),
+				About: fmt.Sprintf("models with targets of %v and %v, 4:1, on 10 lanes each of 10 "+
+					"types, each of its own speed, at %g of the limit; %s", short, long, load, how),
+				Load: load, Deadline: patience, Learns: learns, Queries: 16000, ShortQueries: 3000,
+				Seeds: 2,
+			}
+			latencies := []map[string]match.Latencies{{}, {}}
+			for i := range types {
+				for k := range each {
+					by := slowdown(i*each + k)
+					lanes := Lanes{Type: fmt.Sprintf("type%d", i), Count: 1}
+					part := .2 + .1*float64(i) // of the target, for the largest query
+					if learns {
+						r.WarmUp = lasting
+						lanes.Slowdown = func(int) float64 { return by }
+					} else {
+						lanes.Type = fmt.Sprintf("type%d-%d", i, k)
+						part *= by
+					}
+					r.Lanes = append(r.Lanes, lanes)
+					for m, target := range []time.Duration{short, long} {
+						latencies[m][lanes.Type] = latency.Fixed{
+							Base: scale(target, part/2), PerItem: scale(target, part/20),
+						}
+					}
+				}
+			}
+			r.Models = []Model{
+				l.synthetic("short", short, 4, latencies[0]),
+				l.synthetic("long", long, 1, latencies[1]),
+			}
+			l.add(r)
+		}
+	}
+	for _, load := range []float64{.3, .8} {
+		r := Regime{
+			Name: fmt.Sprintf("slow-on-large-%g", load),
+			About: fmt.Sprintf("a model on 2 + 8 lanes at %g of the limit; on half of each type's, "+
+				"queries of more than 5 items take 1.6 times as long as on the others, and leaders "+
+				"learn", load),
+			Models: []Model{l.synthetic("m", short, 1, byTarget(short, .3, .55))},
+			Load:   load, Deadline: patience, Learns: true, WarmUp: lasting, Queries: 16000,
+			ShortQueries: 3000,
+		}
+		large := func(batch int) float64 {
+			if batch > 5 {
+				return 1.6
+			}
+			return 1
+		}
+		for _, x := range []Lanes{{Type: "fast", Count: 1}, {Type: "slow", Count: 4}} {
+			bad := x
+			bad.Slowdown = large
+			r.Lanes = append(r.Lanes, x, bad)
+		}
+		l.add(r)
+	}
+}
+
+func (l *lister) arrivals() {
+	heavy, err := workload.Weighted("heavy-tailed", pareto(1.2, 1000))
+	l.must(err)
+	for _, load := range []float64{.3, .8, 1.2} {
+		m, err := l.source.Model("wnd", []string{"g4dn.xlarge", "r5n.large"}, heavy, 0)
+		l.must(err)
+		m.Splits = true
+		l.add(Regime{
+			Name: fmt.Sprintf("heavy-tail-%g", load),
+			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit, batch sizes by a Pareto law "+
+				"of shape 1.2", load),
+			Models: []Model{{Model: m, Merge: merge.Deadline}}, Lanes: pool(3, 10), Load: load,
+			Deadline: patience, Queries: 8000, ShortQueries: 1500,
+		})
+	}
+	for _, x := range []struct {
+		name, about string
+		load        float64
+		phases      func(seed uint64) []sim.Phase
+	}{
+		{"mmpp", "the rate jumps between .4 and 1.6 times the mean, for .5 s in the mean", .6, mmpp},
+		{"mmpp", "the rate jumps between .4 and 1.6 times the mean, for .5 s in the mean", .8, mmpp},
+		{"diurnal", "the rate swings as a sine by .7 of the mean", .7, diurnal},
+		{"flash-crowd", "a tenth of the time at four times the usual rate", .5, flashCrowd},
+	} {
+		for _, whole := range []bool{false, true} {
+			name, how := x.name, "split and merged"
+			if whole {
+				name, how = name+"-whole", "whole"
+			}
+			l.add(Regime{
+				Name: fmt.Sprintf("%s-%g", name, x.load),
+				About: fmt.Sprintf("wnd, %s, on 3 + 10 lanes at %g of the limit in the mean; %s", how,
+					x.load, x.about),
+				Models: []Model{l.published("wnd", whole)}, Lanes: pool(3, 10), Load: x.load,
+				Phases: x.phases, Deadline: patience, Queries: 12000, ShortQueries: 2000,
+			})
+		}
+	}
+}
+
+// pareto are batch sizes with a tail that falls as their power.
+func pareto(shape float64, largest int) (all []workload.Probability) {
+	beyond := func(size int) float64 { return math.Pow(float64(size), -shape) }
+	rest := 1 - beyond(largest+1)
+	for size := 1; size <= largest; size++ {
+		all = append(all, workload.Probability{
+			BatchSize: size, P: (beyond(size) - beyond(size+1)) / rest,
+		})
+	}
+	return all
+}
+
+// mmpp is a Markov-modulated Poisson process of two states.
+func mmpp(seed uint64) (phases []sim.Phase) {
+	rng := rand.New(rand.NewPCG(seed, 13))
+	const states, dwell = 200, 500 * time.Millisecond
+	length, passes := 0.0, 0.0
+	for i := range states {
+		p := sim.Phase{Duration: max(1, scale(dwell, rng.ExpFloat64())), Factor: .4}
+		if i%2 == 1 {
+			p.Factor = 1.6
+		}
+		phases = append(phases, p)
+		length += p.Duration.Seconds()
+		passes += p.Duration.Seconds() * p.Factor
+	}
+	for i := range phases {
+		phases[i].Factor *= length / passes
+	}
+	return phases
+}
+
+// diurnal is a sine, of which a run has some periods.
+func diurnal(uint64) (phases []sim.Phase) {
+	const steps, depth, period = 40, .7, 4 * time.Second
+	for i := range steps {
+		phases = append(phases, sim.Phase{
+			Duration: period / steps,
+			Factor:   1 + depth*math.Sin(2*math.Pi*(float64(i)+.5)/steps),
+		})
+	}
+	return phases
+}
+
+// flashCrowd is a rate of four times the usual one in a tenth of the time.
+func flashCrowd(uint64) []sim.Phase {
+	const part, times = 0.1, 4
+	const period = 3 * time.Second
+	usual := 1 / (1 - part + part*times)
+	return []sim.Phase{
+		{Duration: scale(period, .4), Factor: usual},
+		{Duration: scale(period, part), Factor: times * usual},
+		{Duration: scale(period, .5), Factor: usual},
+	}
+}
+
+func (l *lister) runTimes() {
+	const target = 100 * time.Millisecond
+	for _, law := range []struct {
+		name, about string
+		of          func(usual match.Latencies) match.Latencies
+	}{
+		{"log-normal", "run times are log-normal, with a deviation of .5", func(
+			u match.Latencies) match.Latencies {
+			return logNormal{u, .5}
+		}},
+		{"bimodal", "5 % of the runs take 8 times as long", func(
+			u match.Latencies) match.Latencies {
+			return bimodal{u, .05, 8}
+		}},
+	} {
+		for _, learns := range []bool{false, true} {
+			for _, load := range []float64{.3, .8, 1.2} {
+				usual := byTarget(target, .05, .11)
+				m := l.synthetic("m", target, 1, map[string]match.Latencies{})
+				for laneType, u := range usual {
+					m.Latencies[laneType] = law.of(u)
+				}
+				r := Regime{
+					Name: fmt.Sprintf("%s-%g", law.name, load), Lanes: []Lanes{
+						{Type: "fast", Count: 3}, {Type: "slow", Count: 8},
+					},
+					About: fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit; %s, which is "+
+						"known", load, law.about),
+					Load: load, Deadline: patience, Queries: 16000, ShortQueries: 3000,
+				}
+				if learns {
+					m.Known, r.Learns, r.WarmUp = usual, true, lasting
+					r.Name = fmt.Sprintf("%s-learned-%g", law.name, load)
+					r.About = fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit; %s, of which "+
+						"the usual time is known, and leaders learn", load, law.about)
+				}
+				r.Models = []Model{m}
+				l.add(r)
+			}
+		}
+	}
+}
+
 // misjudge lets the policy know a model's latencies times a factor.
 func misjudge(m Model, factor float64) Model {
 	m.Known = map[string]match.Latencies{}
@@ -155,15 +472,31 @@ func misjudge(m Model, factor float64) Model {
 }
 
 func (l *lister) wrongProfiles() {
-	for _, percent := range []float64{-20, -10, 10, 20} {
+	for _, percent := range []float64{-50, -20, -10, -5, -3, 3, 5, 10, 20, 50} {
 		for _, load := range []float64{.8, 1.2} {
+			short := 1500
+			if percent == -3 || percent == 3 || percent == 5 {
+				short = 0
+			}
 			l.add(Regime{
 				Name: fmt.Sprintf("wrong%+g-%g", percent, load),
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong, and nobody learns", load, percent),
 				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
 				Lanes:  pool(2, 9), Load: load, Deadline: patience, Queries: 8000,
-				ShortQueries: 1500,
+				ShortQueries: short,
+			})
+		}
+	}
+	for _, percent := range []float64{-20, 20} {
+		for _, load := range []float64{.8, 1.2} {
+			l.add(Regime{
+				Name: fmt.Sprintf("wrong%+g-learned-%g", percent, load),
+				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
+					"known %+g %% wrong at first, and leaders learn", load, percent),
+				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
+				Lanes:  pool(2, 9), Load: load, Deadline: patience, Learns: true, WarmUp: lasting,
+				Queries: 12000, ShortQueries: 2000,
 			})
 		}
 	}
@@ -171,7 +504,7 @@ func (l *lister) wrongProfiles() {
 
 func (l *lister) network() {
 	for _, percent := range []float64{1, 5, 10} {
-		for _, load := range []float64{.3, .85} {
+		for _, load := range []float64{.3, .85, 1.2} {
 			m := l.published("rm2", true)
 			rtt := scale(m.QoSTarget, percent/100)
 			l.add(Regime{
@@ -184,4 +517,125 @@ func (l *lister) network() {
 			})
 		}
 	}
+	for _, load := range []float64{.3, .85} {
+		m := l.published("rm2", true)
+		far := scale(m.QoSTarget, .05)
+		l.add(Regime{
+			Name: fmt.Sprintf("zones-%g", load),
+			About: fmt.Sprintf("rm2, whole, on 4 + 12 lanes at %g of the limit; a round trip of 1 %% "+
+				"of the target, and of 11 %% to half of the lanes, in another zone", load),
+			Models: []Model{m}, Lanes: []Lanes{
+				{Type: "g4dn.xlarge", Count: 2}, {Type: "g4dn.xlarge", Count: 2, Distance: far},
+				{Type: "r5n.large", Count: 6}, {Type: "r5n.large", Count: 6, Distance: far},
+			},
+			Load: load, RTT: scale(m.QoSTarget, .01), Deadline: patience, Queries: 8000,
+			ShortQueries: 1000,
+		})
+	}
+}
+
+func (l *lister) comingAndGoing() {
+	for _, load := range []float64{.3, .8} {
+		r := Regime{
+			Name: fmt.Sprintf("come-and-go-%g", load),
+			About: fmt.Sprintf("wnd on 3 + 12 lanes at %g of the limit; each second a lane drains and "+
+				"leaves, and the one that left before joins", load),
+			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 12), Load: load,
+			RTT: 200 * time.Microsecond, Deadline: patience, Queries: 12000, ShortQueries: 3000,
+		}
+		for i := range 30 {
+			r.Faults = append(r.Faults, fleet.Fault{
+				Verb: "drain", Target: names.AgentName(fmt.Sprintf("r5n.large-%d", 1+i*5%12)),
+				At: time.Duration(i)*time.Second + 300*time.Millisecond, Duration: time.Second,
+			})
+		}
+		l.add(r)
+	}
+	for _, load := range []float64{.5, .8} {
+		l.add(Regime{
+			Name: fmt.Sprintf("cancel-storm-%g", load),
+			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit; clients cancel 30 %% of the "+
+				"queries after a fifth of the target", load),
+			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 10), Load: load,
+			RTT: 200 * time.Microsecond, Deadline: patience, CancelShare: .3, CancelAfter: .2,
+			Queries: 12000, ShortQueries: 2000,
+		})
+	}
+	for _, load := range []float64{.8, 1.1, 1.5} {
+		l.add(Regime{
+			Name: fmt.Sprintf("retry-storm-%g", load),
+			About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; clients cancel after a "+
+				"target, and try again after half a target, three times", load),
+			Models: []Model{l.published("wnd", true)}, Lanes: pool(2, 9), Load: load,
+			RTT: 200 * time.Microsecond, Deadline: patience, CancelShare: 1, CancelAfter: 1,
+			RetryAfter: .5, Retries: 3, Queries: 8000, ShortQueries: 2000,
+		})
+	}
+}
+
+func (l *lister) odd() {
+	const target = 100 * time.Millisecond
+	for _, load := range []float64{.3, .8} {
+		// The latencies are known to be above the target everywhere.
+		never := l.synthetic("never", target, 1, byTarget(target, 2, 2.5))
+		never.Infeasible = true
+		l.add(Regime{
+			Name: fmt.Sprintf("infeasible-%g", load),
+			About: fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit, and one with 1 %% of the "+
+				"queries that no lane can answer in time; leaders learn prices", load),
+			Models: []Model{l.synthetic("m", target, 99, byTarget(target, .3, .8)), never},
+			Lanes:  []Lanes{{Type: "fast", Count: 3}, {Type: "slow", Count: 8}}, Load: load,
+			Deadline: patience, Learns: true, WarmUp: lasting, Queries: 12000, ShortQueries: 2000,
+		})
+	}
+	for _, load := range []float64{.3, .8, 1.2} {
+		l.add(Regime{
+			Name: fmt.Sprintf("held-apart-%g", load),
+			About: fmt.Sprintf("two models, 1:1, on 12 lanes of one type, of which 2 hold the one, 4 "+
+				"the other and 6 both, at %g of the limit; leaders learn prices", load),
+			Models: []Model{
+				l.synthetic("a", target, 1, byTarget(target, .3, .5)),
+				l.synthetic("b", target, 1, byTarget(target, .3, .5)),
+			},
+			Lanes: []Lanes{
+				{Type: "slow", Count: 2, Models: []string{"a"}},
+				{Type: "slow", Count: 4, Models: []string{"b"}}, {Type: "slow", Count: 6},
+			},
+			Load: load, Deadline: patience, Learns: true, WarmUp: lasting, Queries: 12000,
+			ShortQueries: 2000,
+		})
+	}
+	const models, lanes, each = 20, 20, 6
+	for _, load := range []float64{.3, .6, .8} {
+		r := Regime{
+			Name: fmt.Sprintf("leaderless-%g", load),
+			About: fmt.Sprintf("20 models by Zipf's law on 20 lanes of two types, each of which holds "+
+				"6, at %g of the limit; %s has no leader, the others have one", load, Subject),
+			Lanes: spread(zipf(models), []string{"fast", "slow"}, lanes, each), Load: load,
+			RTT: 500 * time.Microsecond, Deadline: patience, Leaderless: true, Queries: 12000,
+			ShortQueries: 2000,
+		}
+		for i, w := range zipf(models) {
+			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
+			m.BatchSizes = l.few()
+			r.Models = append(r.Models, m)
+		}
+		l.add(r)
+	}
+}
+
+func (l *lister) large() {
+	for _, load := range []float64{.3, .8, 1.2} {
+		l.add(Regime{
+			Name:   fmt.Sprintf("lanes200-%g", load),
+			About:  fmt.Sprintf("wnd on 40 + 160 lanes at %g of the limit", load),
+			Models: []Model{l.published("wnd", false)}, Lanes: pool(40, 160), Load: load,
+			Deadline: patience, Queries: 20000, Seeds: 1,
+		})
+	}
+	l.add(Regime{
+		Name: "lanes2000-0.8", About: "wnd on 400 + 1600 lanes at 0.8 of the limit",
+		Models: []Model{l.published("wnd", false)}, Lanes: pool(400, 1600), Load: .8,
+		Deadline: patience, Queries: 60000, Seeds: 1,
+	})
 }

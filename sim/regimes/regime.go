@@ -3,8 +3,10 @@ package regimes
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
@@ -33,11 +35,28 @@ type Regime struct {
 	// Gateways share the queries equally; 0 means 4.
 	Gateways int
 	Faults   []fleet.Fault
+	// Learns says that leaders learn latencies and prices, and know at first what the models' Known
+	// says. Else leaders know that from the start, and learn nothing. WarmUp is the share of the
+	// queries, the first ones, that do not count.
+	Learns bool
+	WarmUp float64
+	// Leaderless says that no agent leads when the subject runs, so that its gateways decide. The
+	// other policies have a leader.
+	Leaderless bool
+	// CancelShare is the share of the queries that their clients cancel after CancelAfter QoS targets
+	// without an answer. A client tries Retries times, RetryAfter QoS targets after it has cancelled.
+	// Without retries the queries of such clients do not count, answered or not. With retries the
+	// answer to any try counts, which is in time within a QoS target after that try began.
+	CancelShare, CancelAfter, RetryAfter float64
+	Retries                              int
 	// Queries is how many queries arrive in one run, and ShortQueries in one of the short form; 0:
 	// the short form leaves the regime out.
 	Queries, ShortQueries int
 	// Seeds is the number of runs of the whole form; 0 means 3.
 	Seeds int
+
+	limit float64         // 0: not computed yet
+	known *fluid.Solution // what leaders and gateways know; nil: not computed yet
 }
 
 // A Model is a model of a regime.
@@ -59,6 +78,9 @@ type Lanes struct {
 	Models []string
 	// Distance is how much longer than half a round trip a message from or to one of them takes.
 	Distance time.Duration
+	// Slowdown is by how much longer runs of a batch size take there than the latencies of the type
+	// say; nil: no longer. Nobody is told.
+	Slowdown func(batchSize int) float64
 }
 
 // largestRun is the largest batch size of a run: that of a query, unless queries are merged.
@@ -100,6 +122,9 @@ func (l *Lanes) holds(m *Model) bool {
 
 // overloaded reports whether the load is above the limit.
 func (r *Regime) overloaded() bool { return r.Load > 1 }
+
+// Group is the name without the load at its end.
+func (r *Regime) Group() string { return r.Name[:strings.LastIndex(r.Name, "-")] }
 
 func (r *Regime) String() string {
 	return fmt.Sprintf("%s: %s", r.Name, r.About)

@@ -15,6 +15,16 @@ const (
 	totalAbove     = 0.10  // answers in time of all models, as a share
 )
 
+// fewQueries is the number of a model's queries below which its share says little.
+const fewQueries = 50
+
+// exceptions are the groups of regimes, see [Regime.Group], for which the rule does not hold, with
+// the reason and the numbers; three at most.
+var exceptions = map[string]string{}
+
+// Exception is why the rule does not hold for the regime; "" if it does.
+func (r *Regime) Exception() string { return exceptions[r.Group()] }
+
 // Broken returns where the subject breaks the rule in a regime: in which figure which baseline is
 // better by more than the rule allows, one line each. results has one result for each policy.
 func (r *Regime) Broken(results []*Result) (broken []string, err error) {
@@ -84,12 +94,12 @@ func (r *Regime) feasible() (n int) {
 	return n
 }
 
-// least is the least part that a model gets of the share that it would reach alone; models that
-// would reach nothing do not count.
+// least is the least part that a model gets of the share that it would reach alone. Models that
+// would reach nothing, or have few queries, do not count.
 func (x *Result) least(alone []float64) float64 {
 	least := math.Inf(1)
 	for i := range x.Models {
-		if alone[i] > 0 && x.Models[i].Queries > 0 {
+		if alone[i] > 0 && x.Models[i].Queries >= fewQueries {
 			least = min(least, x.Models[i].InTimeShare()/alone[i])
 		}
 	}

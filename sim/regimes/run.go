@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/fleet"
@@ -140,12 +141,17 @@ type execution struct {
 	lanes   []*Lanes // by lane of the fleet
 	open    map[uint64]arrival
 	results []ModelResult
+	// sequence is that of the last query, or try.
+	sequence uint64
 }
 
-// An arrival is a query without an outcome.
+// An arrival is a query without an outcome, or one try of it.
 type arrival struct {
-	model int
-	at    time.Duration
+	fleet.Query
+	first   time.Duration // when its first try began
+	tries   int           // so far
+	cancels bool          // its client does not wait for ever
+	counts  bool
 }
 
 func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64) (*Result, error) {
@@ -196,42 +202,81 @@ func (e *execution) arrive(ctx context.Context, rate float64, queries int,
 	if err != nil {
 		return 0, err
 	}
-	luck := rand.New(rand.NewPCG(seed, 11))
-	sequence := uint64(0)
+	luck, clients := rand.New(rand.NewPCG(seed, 11)), rand.New(rand.NewPCG(seed, 12))
+	warmUp, begin := int(r.WarmUp*float64(queries)), time.Duration(0)
+	arrived := 0
 	for q := range stream {
-		if sequence == uint64(queries) {
+		if arrived == queries {
 			break
 		}
 		if err := e.fleet.Until(ctx, q.At); err != nil {
 			return 0, err
 		}
-		sequence++
-		m := index[q.Model]
-		e.results[m].Queries++
-		e.open[sequence] = arrival{m, q.At}
-		e.fleet.Arrive(fleet.Query{
-			Sequence: sequence, Model: m, BatchSize: q.BatchSize, Arrival: q.At,
-			Uniform: luck.Float64(),
-		})
+		a := arrival{
+			Query: fleet.Query{
+				Model: index[q.Model], BatchSize: q.BatchSize, Arrival: q.At, Uniform: luck.Float64(),
+			},
+			first: q.At, counts: arrived >= warmUp,
+		}
+		if r.CancelShare > 0 {
+			a.cancels = clients.Float64() < r.CancelShare
+			a.counts = a.counts && (!a.cancels || r.Retries > 0)
+		}
+		if arrived == warmUp {
+			begin = q.At
+		}
+		arrived++
+		if a.counts {
+			e.results[a.Model].Queries++
+		}
+		e.fleet.Arrive(e.try(&a))
 		last = q.At
 	}
-	return last, nil
+	return last - begin, nil
 }
+
+// try notes a try of a query, and returns it.
+func (e *execution) try(a *arrival) fleet.Query {
+	e.sequence++
+	a.Sequence = e.sequence
+	a.tries++
+	if a.cancels {
+		a.CancelAfter = scale(e.r.Models[a.Model].QoSTarget, e.r.CancelAfter)
+	}
+	e.open[a.Sequence] = *a
+	return a.Query
+}
+
+// In a fleet of more than manyLanes only the first candidates agents may lead: the election of a
+// fleet in which all may costs more time than its queries do.
+const manyLanes, candidates = 100, 5
 
 // config describes the fleet.
 func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
 	r := e.r
+	for i := range r.Lanes {
+		for range r.Lanes[i].Count {
+			e.lanes = append(e.lanes, &r.Lanes[i])
+		}
+	}
 	c := &fleet.Config{
 		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Gateways: cmp.Or(r.Gateways, 4),
 		Probes: inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
-		Service: e.service, Finish: e.finish,
+		GossipDelay: time.Second, Service: e.service, Finish: e.finish,
 		Split: func(uint64) {}, Waits: func(uint64, bool) {},
 	}
 	if p.NewChooser == nil {
 		c.Policy = p.Name
 	}
 	var err error
-	if c.Limit, c.Prices, err = r.advice(); err != nil {
+	if r.Leaderless && p.Name == Subject {
+		c.Candidates = -1
+	} else if len(e.lanes) > manyLanes {
+		c.Candidates = candidates
+	}
+	if r.Learns {
+		c.Learns, c.Prior = true, e.prior
+	} else if c.Limit, c.Prices, err = r.advice(); err != nil {
 		return nil, err
 	}
 	for i := range r.Models {
@@ -252,7 +297,7 @@ func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
 			if err != nil {
 				return nil, err
 			}
-			c.Lanes, e.lanes = append(c.Lanes, lane), append(e.lanes, l)
+			c.Lanes = append(c.Lanes, lane)
 		}
 	}
 	return c, nil
@@ -288,23 +333,54 @@ func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lan
 
 // service is how long a lane runs a query.
 func (e *execution) service(lane int, q *fleet.Query) time.Duration {
-	l := e.r.Models[q.Model].Latencies[e.lanes[lane].Type]
+	on := e.lanes[lane]
+	l := on.slowed(e.r.Models[q.Model].Latencies[on.Type])
 	return max(1, l.Quantile(q.Uniform, q.BatchSize))
+}
+
+// priorKnots is the number of batch sizes at which a leader that learns knows latencies at first.
+const priorKnots = 20
+
+// prior is what a leader that learns knows at first of a model on a type.
+func (e *execution) prior(model int, laneType names.LaneType) *profiles.Table {
+	m := &e.r.Models[model]
+	l := m.known(string(laneType))
+	if l == nil {
+		return nil
+	}
+	var knots []profiles.Knot
+	largest := m.largestRun()
+	for i := range priorKnots {
+		batch := 1 + i*(largest-1)/(priorKnots-1)
+		if n := len(knots); n > 0 && knots[n-1].BatchSize == batch {
+			continue
+		}
+		knots = append(knots, profiles.Knot{
+			BatchSize: batch, Mean: l.Mean(batch), P50: l.Quantile(.5, batch),
+			P90: l.Quantile(.9, batch), P99: l.Quantile(.99, batch), Error: 0.05,
+		})
+	}
+	// The knots are valid, since latencies are above 0 and quantiles ascend.
+	table, _ := profiles.NewTable(profiles.Key{Model: m.Name}, profiles.Measured, e.r.Name, knots)
+	return table
 }
 
 // finish counts the outcome of a query.
 func (e *execution) finish(sequence uint64, o fleet.Outcome, _ int, _ time.Duration) {
 	q := e.open[sequence]
 	delete(e.open, sequence)
-	if o != fleet.Served {
-		return
-	}
-	m := &e.results[q.model]
-	took := e.fleet.Now() - q.at
-	m.Answered++
-	m.latencies = append(m.latencies, took)
-	if took <= e.r.Models[q.model].QoSTarget {
-		m.InTime++
+	m, target, now := &e.results[q.Model], e.r.Models[q.Model].QoSTarget, e.fleet.Now()
+	switch {
+	case o == fleet.Cancelled && q.tries <= e.r.Retries:
+		q.Arrival = now + scale(target, e.r.RetryAfter)
+		e.fleet.ArriveLater(e.try(&q))
+	case !q.counts:
+	case o == fleet.Served:
+		m.Answered++
+		m.latencies = append(m.latencies, now-q.first)
+		if now-q.Arrival <= target {
+			m.InTime++
+		}
 	}
 }
 

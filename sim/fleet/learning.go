@@ -1,0 +1,82 @@
+package fleet
+
+import (
+	"slices"
+
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// profileKey is the key under which agents of a type learn a model's latency.
+func profileKey(model *Model, laneType names.LaneType) profiles.Key {
+	return profiles.Key{
+		Model: string(model.Name), Version: 1, InstanceType: profiles.InstanceType(laneType),
+		Provider: "cpu",
+	}
+}
+
+// book is what a leader that learns knows at first.
+func (f *Fleet) book() *profiles.Book {
+	book := profiles.NewBook(nil)
+	for i := range f.cfg.Lanes {
+		lane := &f.cfg.Lanes[i]
+		for m, table := range lane.Predicted {
+			if f.cfg.Prior == nil || table == nil {
+				continue
+			}
+			key := profileKey(&f.cfg.Models[m], lane.Type)
+			if book.Learner(key) != nil {
+				continue
+			}
+			if prior := f.cfg.Prior(m, lane.Type); prior != nil {
+				book.Begin(key, prior.As(key))
+			}
+		}
+	}
+	return book
+}
+
+// tellLatencies tells gateways and lanes what the leader has learned, and keeps it for the next
+// leader.
+func (t *term) tellLatencies(all []*leader.Latency) {
+	f := t.f
+	for _, l := range all {
+		f.told[l.TableKey] = *l
+	}
+	for _, g := range f.gateways {
+		t.tell(g, func() {
+			for _, l := range all {
+				if m := f.modelOf(l.Model); m >= 0 {
+					if err := g.known.SetProfile(f.cfg.Models[m].Name, l.Type, l.Table); err != nil {
+						f.fail(err)
+					}
+				}
+			}
+		})
+	}
+	for _, b := range f.agents {
+		f.send(&t.agent.host, &b.host, func() {
+			for _, l := range all {
+				if m := f.modelOf(l.Model); m >= 0 && b.lane.Predicted[m] != nil &&
+					(l.Type == b.member.Type || l.Type == b.member.OwnType) {
+					b.lane.learn(m, l.Table, l.Profile)
+				}
+			}
+		}, nil)
+	}
+}
+
+// modelOf is the index of the model that leaders know by a key, -1 if there is none.
+func (f *Fleet) modelOf(key names.ModelKey) int {
+	return slices.IndexFunc(f.cfg.Models, func(m Model) bool { return m.id().Key() == key })
+}
+
+// learn takes it that a model's latency on the lane is known to be another.
+func (l *Lane) learn(model int, table *match.Table, known match.Latencies) {
+	l.Predicted[model], l.Known[model] = table, known
+	if model < len(l.Kinds) && l.Kinds[model] != nil {
+		l.Kinds[model].Latency, l.Kinds[model].Largest = table, table.Largest()
+	}
+}
