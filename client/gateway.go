@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // A Gateway sends queries to a fleet. It owns each query from its arrival to its answer: it asks
@@ -32,7 +33,8 @@ import (
 // link to the leader; one that sends the messages to the leader that callers do not send
 // themselves; one that watches, while there are queries, whether the leader is silent; one that
 // drives the decisions without a leader; and two for each member that was asked in one. The caller
-// of a query that the leader splits starts one more for each part but the first, and waits for them.
+// of a query that the leader splits starts one more for each part but the first, and waits for them;
+// and for those that make an attempt beside its own while the query is hedged.
 //
 // Its methods may be called concurrently.
 type Gateway struct {
@@ -75,10 +77,32 @@ type query struct {
 	batch   uint32
 	part    part // which part of a query it is, if any
 	bytes   uint64
-	trace   *queryTrace        // nil: it is not traced
-	wake    chan struct{}      // buffered, size 1: the caller checks the query again
-	abort   context.CancelFunc // cancels the attempt under way; nil if there is none
-	why     string             // why no lane took it when there was no leader
+	trace   *queryTrace   // nil: it is not traced
+	wake    chan struct{} // buffered, size 1: the caller checks the query again
+	why     string        // why no lane took it when there was no leader
+	answer  *oip.Response // the outcome, if it is one
+	aborts  [match.MaxAttempts]underWay
+	busy    bool // the caller makes an attempt, and does not see wake
+	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges counts.
+	ctx    context.Context
+	req    *oip.Request
+	hedges sync.WaitGroup
+}
+
+// underWay cancels an attempt under way.
+type underWay struct {
+	attempt uint32 // 0: there is none
+	abort   context.CancelFunc
+}
+
+// abortOf is the place for an attempt in aborts, or for another one with 0; nil if there is none.
+func (q *query) abortOf(attempt uint32) *underWay {
+	for i := range q.aborts {
+		if a := &q.aborts[i]; a.attempt == attempt {
+			return a
+		}
+	}
+	return nil
 }
 
 // A GatewayConfig has a gateway's identity and its access to the fleet.
@@ -385,20 +409,31 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 
 // run does what is to be done for q, which may be a part, until it has its outcome.
 func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
-	for {
+	g.mu.Lock()
+	q.ctx, q.req = ctx, req
+	g.mu.Unlock()
+	for over := false; !over; {
 		select {
 		case <-q.wake:
 		case <-ctx.Done():
 		}
-		if resp, err, done := g.advance(ctx, q, req); done {
-			return resp, err
-		}
+		over = g.advance(q, false)
 	}
+	q.hedges.Wait()
+	g.mu.Lock()
+	err, ended := q.outcome()
+	g.mu.Unlock()
+	if !ended {
+		return g.inParts(ctx, q, req)
+	}
+	return q.answer, err
 }
 
-// advance does the next step for q: none, an attempt, its parts, or its end.
-func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response,
-	err error, done bool) {
+// advance makes the next attempt for q, if it has a target. beside says that the query's caller makes
+// one meanwhile, and that this goroutine is not the caller's. It returns whether the query has its
+// outcome, or is to run in parts.
+func (g *Gateway) advance(q *query, beside bool) (over bool) {
+	ctx, trace := q.ctx, q.trace
 	attemptCtx, abort := context.WithCancel(ctx)
 	defer abort()
 	now := g.now()
@@ -408,7 +443,8 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	}
 	to, send := g.queries.Take(&q.Query, now)
 	if send {
-		q.abort = abort
+		*q.abortOf(0) = underWay{to.Attempt, abort}
+		q.busy = q.busy || !beside
 		if q.family != nil && to.Model == "" { // the leader knows no families
 			to.Variant = q.instead
 		}
@@ -416,20 +452,17 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 			_, q.tried = to.Model.Split()
 		}
 	}
-	err, done = q.outcome()
-	split := q.Parts() != nil
+	over = q.isOver()
+	backoff := q.Backoff()
 	g.leave(true)
-	switch {
-	case done:
-		return nil, err, true
-	case split:
-		resp, err = g.inParts(ctx, q, req)
-		return resp, err, true
-	case !send:
-		return nil, nil, false
+	if !send {
+		return over
 	}
 
-	attemptCtx = q.trace.send(attemptCtx, to)
+	if beside {
+		trace = trace.beside()
+	}
+	attemptCtx = trace.send(attemptCtx, to)
 	attempt := Attempt{
 		Attempt: control.Attempt{
 			Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane,
@@ -438,43 +471,54 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		},
 		Arrival: g.began.Add(q.Arrival),
 	}
+	var resp *oip.Response
+	var err error
 	if member := g.members.Load().byName[to.Agent]; member == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
 	} else {
-		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(req, to.Variant), &attempt)
+		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(q.req, to.Variant),
+			&attempt)
 	}
 	if resp != nil && q.family != nil {
 		resp.AnsweredBy(q.model, to.Accuracy)
 	}
 	err = q.part.invalid(err)
-	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
+	trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
 		g.leaderless.heard(to.Agent, attempt.Remaining)
-	} else if wait := q.Backoff(); wait > 0 && judge(err) == queries.Elsewhere {
+	} else if backoff > 0 && judge(err) == queries.Elsewhere {
 		select {
-		case <-time.After(jitter(wait)):
+		case <-time.After(jitter(backoff)):
 		case <-attemptCtx.Done():
 		}
 	}
 
 	now = g.now()
 	g.mu.Lock()
-	q.abort = nil
+	*q.abortOf(to.Attempt) = underWay{}
+	q.busy = q.busy && beside
 	if err != nil && ctx.Err() != nil {
 		g.queries.End(&q.Query, g.lateness(ctx, q, now))
 	}
-	g.queries.Attempted(&q.Query, judge(err), err, now)
-	if err, done = q.outcome(); err != nil || !done {
-		if resp != nil {
-			resp.Release()
-			resp = nil
-		}
+	_, before := q.Ended()
+	g.queries.Attempted(&q.Query, to.Attempt, judge(err), err, now)
+	if _, ended := q.Ended(); resp != nil && ended && !before {
+		q.answer = resp
+	} else if resp != nil { // the answer of another attempt counts
+		resp.Release()
 	}
+	over = q.isOver()
 	g.leave(true)
-	if !done {
-		q.trace.wait()
+	if !over && !beside {
+		trace.wait()
 	}
-	return resp, err, done
+	return over
+}
+
+// isOver reports whether the query has its outcome, or is to run in parts.
+func (q *query) isOver() bool {
+	_, ended := q.Ended()
+	return ended || q.Parts() != nil
 }
 
 // forVariant returns the query for an attempt: req, or if it names a family a copy that names the
@@ -582,13 +626,17 @@ func (g *Gateway) carryOut() {
 	for a, ok := g.queries.Next(); ok; a, ok = g.queries.Next() {
 		switch a.Kind {
 		case queries.Wake:
+			q := a.Query.Tag.(*query)
 			select {
-			case a.Query.Tag.(*query).wake <- struct{}{}:
+			case q.wake <- struct{}{}:
 			default:
 			}
+			if q.busy && q.IsHedged() {
+				q.hedges.Go(func() { g.advance(q, true) })
+			}
 		case queries.CutOff:
-			if abort := a.Query.Tag.(*query).abort; abort != nil {
-				abort()
+			if cut := a.Query.Tag.(*query).abortOf(a.Attempt); cut != nil {
+				cut.abort()
 			}
 		case queries.Release:
 			g.released = append(g.released, a)

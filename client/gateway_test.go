@@ -606,6 +606,61 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 	})
 }
 
+// TestHedged has the leader give up an attempt and assign the query anew while the first attempt goes
+// on: the first answer counts, whichever it is, and ends the other attempt.
+func TestHedged(t *testing.T) {
+	for _, c := range []struct {
+		first, second, want time.Duration
+	}{
+		{200 * time.Millisecond, time.Second, 200 * time.Millisecond},
+		{time.Second, 50 * time.Millisecond, 170 * time.Millisecond},
+	} {
+		bubble(t, 3, func(t *testing.T, f *testFleet) {
+			f.lead("agent-0", "agent-1")
+			f.agents[0].assign = assignTo("agent-1")
+			f.agents[1].takes, f.agents[2].takes = c.first, c.second
+			g := f.gateway()
+			settle()
+			// More than may be hedged at once: of the others the first attempt is cut off.
+			const n, most = 30, 18
+			begun := time.Now()
+			for i := range n {
+				go func() {
+					time.Sleep(100 * time.Millisecond)
+					sequence := uint64(4 * (i + 1))
+					g.take(&control.MatchMessage{
+						OfferAgain: []*control.OfferAgain{{Sequence: sequence, Attempt: 1}},
+					})
+					time.Sleep(20 * time.Millisecond)
+					g.take(&control.MatchMessage{
+						Assign: []*control.Assign{{Sequence: sequence, Attempt: 2, Agent: "agent-2"}},
+					})
+				}()
+				start := time.Now()
+				good(t, g, t.Context())
+				hedged := g.Stats().Hedged
+				if took := time.Since(start); int(hedged) == i+1 && took != c.want {
+					t.Errorf("query %d took %v, want %v", i, took, c.want)
+				}
+			}
+			if s := g.Stats(); s.Hedged < 16 || s.Hedged > most || s.Hedged+s.Superseded != n {
+				t.Errorf("in %v %d of %d queries were hedged, and %d cut off; want 16 to %d, and the "+
+					"others", time.Since(begun), s.Hedged, n, s.Superseded, most)
+			}
+			time.Sleep(time.Second)
+			if ran := f.total(t); ran != n {
+				t.Errorf("%d runs came to their end, want one a query, %d", ran, n)
+			}
+			f.agents[0].mu.Lock()
+			defer f.agents[0].mu.Unlock()
+			// What the leader waits for, an agent tells it; of an earlier attempt's answer the gateway does.
+			if told := len(f.agents[0].cancels) > 0; told != (c.first < c.second) {
+				t.Errorf("the leader is told that queries are over: %v, want %v", told, !told)
+			}
+		})
+	}
+}
+
 // TestAttemptsAreBounded has every worker refuse, or cut attempts off, with and without a leader.
 func TestAttemptsAreBounded(t *testing.T) {
 	for i, code := range []codes.Code{

@@ -52,6 +52,17 @@ func newQueryTrace(ctx context.Context) *queryTrace {
 	return t
 }
 
+// beside is a trace for an attempt that is made beside another one; it waits for a target.
+func (t *queryTrace) beside() *queryTrace {
+	if t == nil {
+		return nil
+	}
+	other := *t
+	other.own = false
+	other.wait()
+	return &other
+}
+
 // wait begins the span of the wait for a target.
 func (t *queryTrace) wait() {
 	if t != nil {

@@ -27,6 +27,12 @@ const (
 	// firstAgain is the backoff of a query after the second member in a row could not be reached;
 	// see [Query.Backoff].
 	firstAgain = 10 * time.Millisecond
+	// A query that goes elsewhere while an attempt of it is under way has both go on: it is hedged.
+	// hedgeShare is the share of attempts that may do so over time, hedgeBurst how many at once.
+	// Chosen: a hedge takes at most one more run of a lane, so lanes have at most 5 % more to do,
+	// which is less than what the slowest runs of a fleet cost without; the queries of a few lanes
+	// that stop together are within the burst, and beyond it an attempt is cut off for the next.
+	hedgeShare, hedgeBurst = 0.05, 16
 	// past is earlier than any time.
 	past = time.Duration(math.MinInt64)
 )
@@ -36,8 +42,8 @@ const (
 // outcome is. After each event the caller carries out the actions of Next, then begins a decision
 // for each query of Inquire, then sends the messages of Message.
 //
-// A query has at most one attempt under way, which the query's caller makes, and exactly one
-// outcome. A query that the leader has split waits, by Split, for the outcomes of its parts, which
+// A query has at most one attempt under way, or two while it is hedged, which the query's caller
+// makes, and exactly one outcome: the first answer, which ends the other attempt. A query that the leader has split waits, by Split, for the outcomes of its parts, which
 // are queries of their own. Times are since a fixed time that the caller chooses. A State is not
 // safe for concurrent use.
 type State struct {
@@ -60,6 +66,7 @@ type State struct {
 	busyAt    time.Duration // when a query last came while there was none
 	usual     time.Duration // usual time between a submit and its acknowledgement
 
+	hedges  float64 // how many attempts may be made beside another; a token bucket
 	slow    func(q *Query, agent names.AgentName) time.Duration
 	actions []Action
 	taken   int // actions that Next has returned
@@ -79,8 +86,9 @@ type Stats struct {
 	ResubmitsFailed, ResubmitsLeader uint64
 	// Attempts counts payloads sent, Leaderless those of them that were decided without a leader.
 	Attempts, Leaderless uint64
-	// Superseded counts attempts cut off because the query was assigned anew.
-	Superseded uint64
+	// Superseded counts attempts cut off because the query was assigned anew, Hedged those that then
+	// went on beside the new one.
+	Superseded, Hedged uint64
 	// Unused counts assignments given back to leaders.
 	Unused uint64
 	// Probes counts questions to workers, ProbesUnanswered those without an answer in time.
@@ -111,6 +119,8 @@ type Query struct {
 	err            error  // why it ended without an answer, or why the leader refused it
 
 	at       Target // target of the attempt under way
+	aborted  bool   // that attempt is cut off
+	earlier  Target // of an attempt under way beside it, made before; Attempt 0: there is none
 	goesTo   Target
 	attempts int    // attempts made so far
 	number   uint32 // number of the last attempt; the leader counts those that it voids too
@@ -128,11 +138,12 @@ type Query struct {
 type stage uint8
 
 const (
-	held  stage = iota // the query waits for a target
-	bound              // its caller is to send it to its target, goesTo
-	sent               // an attempt is under way at the target at
+	held stage = iota // the query waits for a target
+	// bound: its caller is to send it to its target, goesTo. An attempt before may be under way, earlier.
+	bound
+	sent // an attempt is under way at the target at
 	// doubted: an attempt is under way, but the leader has given it up or it is overdue. It goes on
-	// until there is another target.
+	// until there is another target, and beside that if it may be hedged.
 	doubted
 	cutOff  // the attempt under way is aborted: another target, goesTo, is known
 	divided // its parts run instead; an attempt that was under way is aborted
@@ -171,10 +182,10 @@ func (q *Query) Ended() (err error, done bool) {
 	return q.err, true
 }
 
-// At is the agent at which an attempt is under way, "" if there is none.
+// At is the agent at which an attempt is under way, the last one of two, "" if there is none.
 func (q *Query) At() names.AgentName {
 	if !q.underWay() {
-		return ""
+		return q.earlier.Agent
 	}
 	return q.at.Agent
 }
@@ -186,6 +197,9 @@ func (q *Query) Variant() names.ModelKey {
 	}
 	return q.at.Model
 }
+
+// IsHedged reports whether the query is to be sent to a target while an attempt is under way.
+func (q *Query) IsHedged() bool { return q.stage == bound && q.earlier.Attempt != 0 }
 
 // Parts returns the queries that the query's caller is to run in its place, in the order of their
 // rows; nil unless the query was split. The caller must not change the slice.
@@ -270,8 +284,8 @@ const (
 	// Wake: Query. Wake the query's caller: the query has a target, which Take returns, or its
 	// outcome.
 	Wake ActionKind = iota
-	// CutOff: Query. Cancel the attempt under way. The query's caller still reports its end with
-	// Attempted.
+	// CutOff: Query, Attempt. Cancel that attempt, which is under way. The query's caller still
+	// reports its end with Attempted.
 	CutOff
 	// Release: Agent, Reservation. Tell the agent that the reservation is not needed.
 	Release
@@ -283,6 +297,7 @@ const (
 type Action struct {
 	Kind        ActionKind
 	Query       *Query
+	Attempt     uint32
 	Agent       names.AgentName
 	Reservation uint64
 }
@@ -312,7 +327,9 @@ func (e *GaveUp) Error() string {
 // percentile of a query's execution latency at an agent, 0 if unknown. It is called at most once
 // per attempt, and only for attempts that no leader watches.
 func New(slow func(q *Query, agent names.AgentName) time.Duration) *State {
-	s := &State{bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow}
+	s := &State{
+		bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow, hedges: hedgeBurst,
+	}
 	s.leaders.retry = firstRetry
 	return s
 }
@@ -501,8 +518,7 @@ func (s *State) ToSplit(sequence uint64) *Query {
 // the arrival and the deadline of q, and go their own ways. q is answered when all of them are; the
 // first other outcome of a part is that of q, and the outcome of q ends the parts that have none.
 func (s *State) Split(q *Query, parts []*Query) {
-	underWay := q.underWay()
-	q.stage, q.atLeader, q.parts, q.open = divided, unknown, parts, len(parts)
+	q.atLeader, q.parts, q.open = unknown, parts, len(parts)
 	s.stats.Splits++
 	before := q
 	for i, part := range parts {
@@ -514,28 +530,49 @@ func (s *State) Split(q *Query, parts []*Query) {
 		before = part
 	}
 	s.unlink(q)
+	s.stats.Superseded += uint64(s.cutOff(q, 0))
+	q.stage = divided
 	s.schedule(q)
-	if underWay {
-		s.stats.Superseded++
-		s.do(Action{Kind: CutOff, Query: q})
-	}
 	s.do(Action{Kind: Wake, Query: q})
+}
+
+// cutOff cuts off the attempts of q that are under way, but for the given one, and returns how many.
+func (s *State) cutOff(q *Query, but uint32) (n int) {
+	if q.underWay() && !q.aborted && q.at.Attempt != but {
+		q.aborted = true
+		s.do(Action{Kind: CutOff, Query: q, Attempt: q.at.Attempt})
+		n++
+	}
+	if q.earlier.Attempt != 0 && q.earlier.Attempt != but {
+		s.do(Action{Kind: CutOff, Query: q, Attempt: q.earlier.Attempt})
+		n++
+	}
+	q.earlier = Target{}
+	return n
 }
 
 // crosses reports whether the leader sent its message about q before it had read q's last submit.
 func (s *State) crosses(q *Query) bool { return q.submit > s.acked }
 
-// goTo makes t the target of q, and cuts off the attempt under way.
+// goTo makes t the target of q. An attempt under way goes on beside the next one, if that is within
+// the budget of hedges; of two, the first one is cut off. Without budget all are cut off.
 func (s *State) goTo(q *Query, t Target) {
 	s.dropTarget(q)
 	q.goesTo = t
-	if q.underWay() {
-		q.stage = cutOff
-		s.stats.Superseded++
-		s.do(Action{Kind: CutOff, Query: q})
-	} else {
+	switch {
+	case !q.underWay():
 		q.stage = bound
 		s.do(Action{Kind: Wake, Query: q})
+	case q.aborted:
+		q.stage = cutOff
+	case s.hedges >= 1:
+		s.stats.Superseded += uint64(s.cutOff(q, q.at.Attempt))
+		q.earlier, q.stage = q.at, bound
+		s.hedges--
+		s.do(Action{Kind: Wake, Query: q})
+	default:
+		s.stats.Superseded += uint64(s.cutOff(q, 0))
+		q.stage = cutOff
 	}
 	s.schedule(q)
 }
@@ -557,14 +594,24 @@ func (s *State) release(t Target) {
 	s.do(Action{Kind: Release, Agent: t.Agent, Reservation: t.Reservation})
 }
 
-// unbind removes q's target. An attempt that was cut off for it stays cut off.
+// unbind removes q's target. An attempt that was cut off for it stays cut off, and one that was to go
+// on beside it goes on.
 func (s *State) unbind(q *Query) {
 	q.goesTo = Target{}
-	if q.stage == cutOff {
+	switch {
+	case q.stage == cutOff:
 		q.stage = doubted
-	} else {
+	case q.earlier.Attempt != 0:
+		s.hedges++
+		q.fallBack()
+	default:
 		q.stage = held
 	}
+}
+
+// fallBack makes the earlier one of two attempts the only one.
+func (q *Query) fallBack() {
+	q.at, q.earlier, q.aborted, q.stage = q.earlier, Target{}, false, doubted
 }
 
 // unused gives an assignment back to the leader.
@@ -578,6 +625,14 @@ func (s *State) unused(a Assign) {
 // giveBack gives the lane of a target that q does not need back to the leader.
 func (s *State) giveBack(q *Query, t *Target) {
 	s.unused(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent, Lane: t.Lane})
+}
+
+// giveBackClaimed gives back the lane of the earlier attempt, which has ended, if its lane may have
+// told another leader so.
+func (s *State) giveBackClaimed(q *Query) {
+	if q.earlier.claimed {
+		s.giveBack(q, &q.earlier)
+	}
 }
 
 // cancelled tells the leader that a query's outcome is decided.
@@ -668,8 +723,12 @@ func (s *State) Take(q *Query, now time.Duration) (t Target, ok bool) {
 		return Target{}, false
 	}
 	q.goesTo.sent, q.goesTo.overdue = now, past
-	q.at, q.stage = q.goesTo, sent
+	q.at, q.stage, q.aborted = q.goesTo, sent, false
 	q.goesTo = Target{}
+	s.hedges = min(s.hedges+hedgeShare, hedgeBurst)
+	if q.earlier.Attempt != 0 {
+		s.stats.Hedged++
+	}
 	q.attempts++
 	q.number = max(q.number, q.at.Attempt)
 	s.stats.Attempts++
@@ -680,25 +739,37 @@ func (s *State) Take(q *Query, now time.Duration) (t Target, ok bool) {
 	return q.at, true
 }
 
-// Attempted notes that the attempt of q's caller has ended. If q has no outcome then, its caller
-// waits for a Wake.
-func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
+// Attempted notes that an attempt of q's caller has ended, also one that was cut off. If q has no
+// outcome then, its caller waits for a Wake.
+func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now time.Duration) {
+	current, hedged := q.underWay() && q.at.Attempt == attempt, q.earlier.Attempt != 0
 	switch {
 	case q.stage == ended:
 		return
-	case o == Answered, o == Final:
+	case o == Answered, o == Final && (current && !hedged || q.stage == divided):
 		// The worker tells the leader of the end, unless the leader waits for another attempt, or
 		// the worker did not follow this leader yet.
 		switch {
-		case q.atLeader != assigned || q.hasTarget():
+		case !current || q.atLeader != assigned || q.hasTarget():
 		case q.at.claimed:
 			s.giveBack(q, &q.at)
 		case o == Answered:
 			q.atLeader = unknown
 		}
+		if hedged && q.earlier.Attempt == attempt {
+			s.giveBackClaimed(q)
+		}
+		s.cutOff(q, attempt)
 		s.End(q, err)
 		return
 	case q.stage == divided: // the attempt was cut off for the parts
+		return
+	case hedged && q.earlier.Attempt == attempt: // the one after it goes on
+		q.failed = append(q.failed, q.earlier.Agent)
+		s.giveBackClaimed(q)
+		q.earlier = Target{}
+		return
+	case !current: // it was cut off for the one after it
 		return
 	case q.hasTarget(): // the attempt was cut off for the target, or failed just before
 		q.stage = bound
@@ -706,20 +777,31 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 		return
 	}
 	q.stage = held
-	q.failed = append(q.failed, q.at.Agent)
+	last := q.at
+	q.failed = append(q.failed, last.Agent)
+	if hedged {
+		q.fallBack()
+	}
 	switch {
+	case q.atLeader == refused && hedged: // the earlier attempt is the last
+		s.schedule(q)
+		return
 	case q.atLeader == refused:
 		s.End(q, q.err)
 		return
-	case q.attempts >= match.MaxAttempts:
-		s.End(q, &GaveUp{q.attempts, q.at.Agent, err})
+	case q.attempts >= match.MaxAttempts && !hedged:
+		s.End(q, &GaveUp{q.attempts, last.Agent, err})
 		return
 	}
 	q.since = now
 	if q.atLeader == assigned { // the leader need not reserve the lane any more
-		s.giveBack(q, &q.at)
+		s.giveBack(q, &last)
 	}
 	switch {
+	case o == Final, q.attempts >= match.MaxAttempts: // the earlier attempt is the last
+		if s.withdraw(q); o == Final {
+			q.atLeader, q.err = refused, err
+		}
 	case len(q.failed) >= mostLed:
 		s.withdraw(q)
 		q.atLeader = passed
@@ -732,7 +814,7 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 }
 
 // End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt of q is
-// under way, the caller cancels it itself.
+// under way, the caller cancels it itself, and so for two.
 func (s *State) End(q *Query, err error) {
 	if q.stage == ended {
 		return
@@ -763,12 +845,10 @@ func (s *State) End(q *Query, err error) {
 // has yet answered the whole query.
 var errWhole = errors.New("the whole query is answered")
 
-// abandon is End, and cancels the attempt under way.
+// abandon is End, and cancels the attempts under way.
 func (s *State) abandon(q *Query, why error) {
-	underWay := q.underWay()
-	if s.End(q, why); underWay {
-		s.do(Action{Kind: CutOff, Query: q})
-	}
+	s.cutOff(q, 0)
+	s.End(q, why)
 }
 
 // Close ends all queries with the error why.

@@ -40,6 +40,9 @@ type run struct {
 	heard  time.Duration // when it was heard last
 	busy   time.Duration // when a query came while there was none
 
+	made, hedged int // attempts, and those beside another
+	budget       float64
+
 	reserved map[uint64]bool // by probe: true until released or taken
 	lastID   uint64
 	probing  []*Query // that Inquire has returned
@@ -49,17 +52,50 @@ type run struct {
 type caller struct {
 	q         *Query
 	parts     []*caller // those of the query's parts; nil: it was not split
-	attempt   bool      // one is under way
-	aborted   bool
-	excused   bool // somebody has given it up
-	target    Target
+	tries     []*try    // attempts under way, the oldest first
 	attempts  int
 	failures  int
+	passed    bool // so many have failed that it is to be decided alone
 	gaveUp    bool
 	outcomes  int
 	woken     bool
 	submitted bool // the leader linked knows of it
 	answered  bool // by its own attempt
+}
+
+// A try is an attempt.
+type try struct {
+	target  Target
+	aborted bool
+	excused bool // somebody has given it up
+}
+
+// try is the attempt under way with a number, nil if there is none.
+func (c *caller) try(attempt uint32) *try {
+	for _, a := range c.tries {
+		if a.target.Attempt == attempt {
+			return a
+		}
+	}
+	return nil
+}
+
+// last is the newest attempt under way, nil if there is none.
+func (c *caller) last() *try {
+	if len(c.tries) == 0 {
+		return nil
+	}
+	return c.tries[len(c.tries)-1]
+}
+
+// goOn are the attempts that are not aborted.
+func (c *caller) goOn() (all []uint32) {
+	for _, a := range c.tries {
+		if !a.aborted {
+			all = append(all, a.target.Attempt)
+		}
+	}
+	return all
 }
 
 // A leaderAt is what a leader has of the gateway: as leader.State, without anything to decide with.
@@ -89,7 +125,10 @@ func newRun(seed uint64) *run {
 		s:      New(func(*Query, names.AgentName) time.Duration { return 0 }),
 		splits: seed%4 >= 2,
 	}
-	r.s.Learn(r.known)
+	if r.s.Learn(r.known); seed%3 == 1 { // few hedges, so that attempts are cut off for others, too
+		r.s.hedges = 1
+	}
+	r.budget = r.s.hedges
 	return r
 }
 
@@ -107,7 +146,7 @@ func (r *run) one(in int) bool { return r.rng.IntN(in) == 0 }
 
 func (r *run) arrive() *caller {
 	r.callers = slices.DeleteFunc(r.callers,
-		func(c *caller) bool { return c.outcomes == 1 && !c.attempt && !r.one(4) })
+		func(c *caller) bool { return c.outcomes == 1 && len(c.tries) == 0 && !r.one(4) })
 	c := &caller{}
 	c.q = &Query{Arrival: r.now, Tag: c}
 	r.callers = append(r.callers, c)
@@ -132,14 +171,16 @@ func (r *run) carryOut() {
 			a.Query.Tag.(*caller).woken = true
 		case CutOff:
 			c := a.Query.Tag.(*caller)
-			if !c.attempt {
-				r.failf("query %d is cut off, and no attempt is under way", c.q.Sequence)
+			of := c.try(a.Attempt)
+			if of == nil {
+				r.failf("attempt %d of query %d is cut off, and not under way", a.Attempt, c.q.Sequence)
+				continue
 			}
-			if whole := c.q.whole; !c.excused && (whole == nil || whole.stage != ended) {
+			if whole := c.q.whole; !of.excused && !c.answered && (whole == nil || whole.stage != ended) {
 				r.failf("query %d is cut off on agent %s, and nobody has given it up", c.q.Sequence,
-					c.target.Agent)
+					of.target.Agent)
 			}
-			c.aborted = true
+			of.aborted = true
 		case Release:
 			if !r.reserved[a.Reservation] {
 				r.failf("reservation %d is released twice, or was taken", a.Reservation)
@@ -350,8 +391,8 @@ func (r *run) offerAgain(a Assign) {
 	r.tell(func() {
 		r.note("%d is offered again after attempt %d", a.Sequence, a.Attempt)
 		for _, c := range r.callers {
-			if c.q.Sequence == a.Sequence && c.attempt && c.target.Attempt == a.Attempt {
-				c.excused = true
+			if of := c.try(a.Attempt); of != nil && c.q.Sequence == a.Sequence {
+				of.excused = true
 			}
 		}
 		r.s.OfferAgain(a.Sequence, a.Attempt)
@@ -362,8 +403,8 @@ func (r *run) offerAgain(a Assign) {
 func (r *run) left(agent names.AgentName) {
 	r.note("%s has left", agent)
 	for _, c := range r.callers {
-		if c.attempt && c.target.Agent == agent {
-			c.excused = true
+		for _, of := range c.tries {
+			of.excused = of.excused || of.target.Agent == agent
 		}
 	}
 	r.s.Left(agent, r.now)
@@ -405,8 +446,8 @@ func (r *run) tick() {
 	}
 	for q := r.s.Inquire(r.now); q != nil; q = r.s.Inquire(r.now) {
 		r.note("%d is to be decided", q.Sequence)
-		if c := q.Tag.(*caller); c.attempt {
-			c.excused = true
+		if of := q.Tag.(*caller).last(); of != nil {
+			of.excused = true
 		}
 		r.probing = append(r.probing, q)
 	}
@@ -427,11 +468,8 @@ func (r *run) look(c *caller) {
 	if !c.woken {
 		return
 	}
-	if c.attempt {
-		if c.q.stage < divided {
-			r.failf("the caller of query %d is woken while it makes an attempt", c.q.Sequence)
-		}
-		return // it looks when the attempt has ended
+	if len(c.tries) > 0 && c.q.stage >= divided {
+		return // it looks when the attempts have ended
 	}
 	c.woken = false
 	t, ok := r.s.Take(c.q, r.now)
@@ -441,7 +479,19 @@ func (r *run) look(c *caller) {
 		r.whole(c)
 	case ok:
 		r.note("%d goes to %s as attempt %d", c.q.Sequence, t.Agent, t.Attempt)
-		c.attempt, c.aborted, c.excused, c.target = true, false, false, t
+		if r.made++; len(c.goOn()) > 0 {
+			r.hedged++
+		}
+		for _, of := range c.tries {
+			if !of.excused {
+				r.failf("query %d goes elsewhere from agent %s, and nobody has given it up",
+					c.q.Sequence, of.target.Agent)
+			}
+		}
+		if float64(r.hedged) > r.budget+hedgeShare*float64(r.made) {
+			r.failf("%d of %d attempts are made beside another", r.hedged, r.made)
+		}
+		c.tries = append(c.tries, &try{target: t})
 		c.attempts++
 		if t.Reservation != 0 {
 			if !r.reserved[t.Reservation] {
@@ -471,17 +521,20 @@ func (r *run) whole(c *caller) {
 	}
 }
 
-func (r *run) attempted(c *caller, o Outcome) {
-	if c.aborted && o == Final {
+// attempted ends the newest attempt.
+func (r *run) attempted(c *caller, o Outcome) { r.ends(c, c.last(), o) }
+
+func (r *run) ends(c *caller, of *try, o Outcome) {
+	if of.aborted && o == Final {
 		o = Elsewhere
 	}
-	c.answered = o == Answered && c.q.stage != ended
-	r.note("%d: attempt %d comes to %d", c.q.Sequence, c.target.Attempt, o)
+	c.answered = c.answered || o == Answered && c.q.stage != ended
+	r.note("%d: attempt %d comes to %d", c.q.Sequence, of.target.Attempt, o)
 	// The worker tells the leader that it follows. Of an attempt that the leader knows from the
 	// gateway that may be the one before, unless the attempt was cut off just now.
 	if l := r.leader; l != nil {
-		at := place{c.q.Sequence, c.target.Attempt, c.target.Agent}
-		if claimed, reserved := l.lanes[at]; reserved && (!claimed || c.aborted ||
+		at := place{c.q.Sequence, of.target.Attempt, of.target.Agent}
+		if claimed, reserved := l.lanes[at]; reserved && (!claimed || of.aborted ||
 			o == Elsewhere && r.one(2)) {
 			if o == Elsewhere {
 				r.offerAgain(Assign{Sequence: at.sequence, Attempt: at.attempt, Agent: at.agent})
@@ -492,8 +545,10 @@ func (r *run) attempted(c *caller, o Outcome) {
 			delete(l.lanes, at)
 		}
 	}
-	if o == Elsewhere && !c.q.hasTarget() {
+	current := c.q.underWay() && of.target.Attempt == c.q.at.Attempt
+	if o != Answered && (current && !c.q.hasTarget() || of.target.Attempt == c.q.earlier.Attempt) {
 		c.failures++
+		c.passed = c.passed || current && c.failures >= mostLed && o == Elsewhere
 	}
 	err := error(nil)
 	if o != Answered {
@@ -502,8 +557,8 @@ func (r *run) attempted(c *caller, o Outcome) {
 	if r.mutant != nil && r.mutant.attempted != nil {
 		r.mutant.attempted(c)
 	}
-	r.s.Attempted(c.q, o, err, r.now)
-	c.attempt = false
+	r.s.Attempted(c.q, of.target.Attempt, o, err, r.now)
+	c.tries = slices.DeleteFunc(c.tries, func(x *try) bool { return x == of })
 	r.carryOut()
 }
 
@@ -512,8 +567,8 @@ func (r *run) end(c *caller) {
 	c.gaveUp = true
 	r.s.End(c.q, errTest)
 	r.carryOut()
-	if c.attempt {
-		c.aborted, c.excused = true, true
+	for len(c.tries) > 0 {
+		c.last().aborted, c.last().excused = true, true
 		r.attempted(c, Elsewhere)
 	}
 }
@@ -540,7 +595,7 @@ func (r *run) decide(somebody bool) {
 // turn checks from when on q may be decided without a leader, by what it is now.
 func (r *run) turn(q *Query) {
 	c := q.Tag.(*caller)
-	never := r.s.link == linkOpen && c.failures < mostLed || q.inquired || q.hasTarget() ||
+	never := r.s.link == linkOpen && !c.passed || q.inquired || q.hasTarget() ||
 		q.attempts >= match.MaxAttempts
 	due := q.again
 	if since := q.since + leastSilence; r.s.link == linkOpening && !r.s.lost && since > due {
@@ -609,18 +664,23 @@ func (r *run) check() {
 		if c.outcomes > 1 {
 			r.failf("query %d has %d outcomes", q.Sequence, c.outcomes)
 		}
-		if q.stage < divided && c.attempt != q.underWay() {
-			r.failf("query %d: an attempt is under way: %v, the gateway has it at stage %d",
-				q.Sequence, c.attempt, q.stage)
+		var goOn []uint32
+		if q.earlier.Attempt != 0 {
+			goOn = append(goOn, q.earlier.Attempt)
 		}
-		if (q.hasTarget() || q.stage == ended) && !c.attempt && c.outcomes == 0 && !c.woken {
+		if q.underWay() && !q.aborted {
+			goOn = append(goOn, q.at.Attempt)
+		}
+		if q.stage < divided && !slices.Equal(goOn, c.goOn()) {
+			r.failf("query %d: attempts %v go on, the gateway has %v at stage %d", q.Sequence,
+				c.goOn(), goOn, q.stage)
+		}
+		if (q.stage == bound || q.stage == ended && len(c.tries) == 0) && c.outcomes == 0 &&
+			!c.woken {
 			r.failf("query %d: nobody is told that it has a target or an end", q.Sequence)
 		}
-		if q.stage == divided && c.attempt && !c.aborted {
-			r.failf("query %d is split, but its attempt goes on", q.Sequence)
-		}
-		if q.hasTarget() && c.attempt && !c.aborted {
-			r.failf("query %d is assigned anew, but its attempt goes on", q.Sequence)
+		if n := len(c.goOn()); q.stage >= divided && n > 0 || n > 2 || q.hasTarget() && n > 1 {
+			r.failf("query %d is split, assigned anew or has ended, but its attempt goes on", q.Sequence)
 		}
 	}
 	r.compare()
@@ -635,13 +695,12 @@ func (r *run) compare() {
 	}
 	expected := map[place]bool{}
 	for _, c := range r.callers {
-		if c.attempt {
-			expected[place{c.q.Sequence, c.target.Attempt, c.target.Agent}] = true
-			if _, reserved := l.lanes[place{
-				c.q.Sequence, c.target.Attempt, c.target.Agent,
-			}]; c.q.stage == sent && c.q.atLeader == assigned && !reserved {
-				r.failf("query %d is at %s, and the leader does not know", c.q.Sequence,
-					c.target.Agent)
+		for _, of := range c.tries {
+			at := place{c.q.Sequence, of.target.Attempt, of.target.Agent}
+			expected[at] = true
+			if _, reserved := l.lanes[at]; c.q.stage == sent && c.q.at.Attempt == at.attempt &&
+				c.q.atLeader == assigned && !reserved {
+				r.failf("query %d is at %s, and the leader does not know", c.q.Sequence, at.agent)
 			}
 		}
 		if c.q.hasTarget() {
@@ -695,9 +754,9 @@ func (r *run) random() {
 			r.look(c)
 		}
 	case 5, 6:
-		if c := r.pick(); c != nil && c.attempt {
-			r.attempted(
-				c,
+		if c := r.pick(); c != nil && len(c.tries) > 0 {
+			r.ends(
+				c, c.tries[r.rng.IntN(len(c.tries))],
 				[]Outcome{
 					Answered, Final, Elsewhere, Elsewhere, Elsewhere, Elsewhere,
 				}[r.rng.IntN(6)])
@@ -753,8 +812,8 @@ func (r *run) random() {
 	case 19:
 		r.decide(!r.one(3))
 	case 20:
-		if c := r.pick(); c != nil && c.attempt && r.one(4) {
-			r.left(c.target.Agent)
+		if c := r.pick(); c != nil && len(c.tries) > 0 && r.one(4) {
+			r.left(c.tries[0].target.Agent)
 		}
 	}
 }
@@ -801,10 +860,12 @@ func (r *run) finish(led bool) {
 		r.check()
 		for _, c := range r.callers {
 			r.look(c)
-			if c.attempt && c.aborted {
-				r.attempted(c, Elsewhere)
-			} else if c.attempt {
-				r.attempted(c, Answered)
+			for len(c.tries) > 0 {
+				if c.last().aborted {
+					r.attempted(c, Elsewhere)
+				} else {
+					r.attempted(c, Answered)
+				}
 			}
 			r.look(c)
 		}
@@ -907,6 +968,10 @@ var mutants = []*mutant{
 	{
 		name: "does not cut off", caught: "but its attempt goes on",
 		action: func(_ *run, a *Action) bool { return a.Kind != CutOff },
+	},
+	{
+		name: "hedges without bound", caught: "are made beside another",
+		action: func(r *run, _ *Action) bool { r.s.hedges = hedgeBurst; return true },
 	},
 	{
 		name: "does not wake", caught: "nobody is told",

@@ -170,29 +170,73 @@ func TestOfferedAgain(t *testing.T) {
 	for n := uint32(1); n <= match.MaxAttempts; n++ {
 		r.assign(4)
 		r.hears()
-		if c.attempt { // the one before
-			if !c.aborted {
-				t.Fatalf("attempt %d goes on beside attempt %d", n-1, n)
-			}
-			r.attempted(c, Elsewhere)
+		if n > 1 && c.tries[0].aborted != (n > 2) {
+			t.Fatalf("attempt %d is cut off for attempt %d: %v", c.tries[0].target.Attempt, n,
+				c.tries[0].aborted)
+		} else if n > 2 { // two go on, and this was the first of them
+			r.ends(c, c.tries[0], Elsewhere)
 		}
 		r.look(c)
 		r.offerAgain(r.leader.assigned[n-1])
 		r.hears()
-		if !c.attempt || c.aborted {
+		if c.last().aborted || c.last().target.Attempt != n {
 			t.Fatalf("attempt %d does not go on although it may yet answer", n)
 		}
 	}
 	r.s.Assign(Assign{Sequence: 4, Attempt: match.MaxAttempts + 1, Agent: "b"})
 	r.carryOut()
-	if m := r.told(); c.aborted || len(m.Unused) != 1 || !slices.Equal(m.Cancel, []uint64{4}) {
+	if m := r.told(); len(c.goOn()) != 2 || len(m.Unused) != 1 ||
+		!slices.Equal(m.Cancel, []uint64{4}) {
 		t.Errorf(
-			"after the last attempt: aborted %v, told %v; want it to go on, one assignment "+
-				"unused and query 1 cancelled", c.aborted, m)
+			"after the last attempt: %v go on, told %v; want the last two to go on, one assignment "+
+				"unused and query 1 cancelled", c.goOn(), m)
 	}
 	r.attempted(c, Answered)
+	if !c.last().aborted {
+		t.Errorf("attempt %d goes on although another has answered", c.last().target.Attempt)
+	}
+	r.attempted(c, Elsewhere)
 	if r.look(c); c.outcomes != 1 || c.q.err != nil {
 		t.Errorf("got %d outcomes, error %v; want the answer", c.outcomes, c.q.err)
+	}
+}
+
+// TestHedge follows a query of which a second attempt is made beside the first: the answer of either
+// counts and ends the other, and a failure of either leaves the other.
+func TestHedge(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		for _, o := range []Outcome{Answered, Final, Elsewhere} {
+			r, c := atAgent(t)
+			r.offerAgain(r.leader.assigned[0])
+			r.assign(4)
+			r.hears()
+			r.look(c)
+			if len(c.goOn()) != 2 {
+				t.Fatalf("%v go on, want two attempts", c.goOn())
+			}
+			one, other := c.tries[0], c.tries[1]
+			if !first {
+				one, other = other, one
+			}
+			r.ends(c, one, o)
+			if other.aborted != (o == Answered) {
+				t.Errorf("first %v comes to %d: the other is cut off: %v", first, o, other.aborted)
+			}
+			if m := r.told(); first && o == Answered && !slices.Equal(m.Cancel, []uint64{4}) {
+				t.Errorf("the first attempt has answered, and the leader, which knows the second, is "+
+					"told %v", m)
+			}
+			if o != Answered {
+				r.hears()
+				r.attempted(c, Answered)
+			} else {
+				r.attempted(c, Elsewhere)
+			}
+			if r.look(c); c.outcomes != 1 || c.q.err != nil {
+				t.Errorf("first %v comes to %d: %d outcomes, error %v, want the answer", first, o,
+					c.outcomes, c.q.err)
+			}
+		}
 	}
 }
 
@@ -202,7 +246,7 @@ func TestOfferedAgain(t *testing.T) {
 func TestLeft(t *testing.T) {
 	for _, leads := range []bool{true, false} {
 		r, c := atAgent(t)
-		at := c.target.Agent
+		at := c.last().target.Agent
 		if leads {
 			delete(r.leader.rows, 4)
 			clear(r.leader.lanes)
@@ -214,7 +258,7 @@ func TestLeft(t *testing.T) {
 			t.Fatal("the query is to go elsewhere because another agent has left")
 		}
 		r.left(at)
-		if r.hears(); c.aborted {
+		if r.hears(); len(c.goOn()) == 0 {
 			t.Fatalf("led %v: the attempt is cut off before there is another target", leads)
 		}
 		if leads {
@@ -225,7 +269,7 @@ func TestLeft(t *testing.T) {
 			r.tick()
 			r.decide(true)
 		}
-		if !c.aborted || !c.q.hasTarget() {
+		if r.look(c); len(c.tries) != 2 || c.last().target.Agent == "" {
 			t.Errorf("led %v: the query does not go elsewhere", leads)
 		}
 	}
@@ -239,7 +283,7 @@ func TestGivesUp(t *testing.T) {
 		r.s.Decided(c.q, Target{Agent: names.AgentName(string(rune('a' + n))), Reservation: 1})
 		r.s.inquiries = 0
 		r.s.Take(c.q, r.now)
-		r.s.Attempted(c.q, Elsewhere, errTest, r.now)
+		r.s.Attempted(c.q, uint32(n+1), Elsewhere, errTest, r.now)
 	}
 	err, done := c.q.Ended()
 	var gaveUp *GaveUp
@@ -350,9 +394,9 @@ func TestLeaderHeardAgain(t *testing.T) {
 			r.carryOut()
 		}
 		r.look(c)
-		if c.aborted || c.target.Agent != "agent-9" {
-			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9",
-				c.target.Agent, c.aborted)
+		if of := c.last(); of.aborted || of.target.Agent != "agent-9" || len(c.tries) > 1 {
+			t.Errorf("%d attempts, the last at %q, aborted: %v; want one that goes on at agent-9",
+				len(c.tries), of.target.Agent, of.aborted)
 		}
 		if u := r.told().Unused; !slices.EqualFunc(u, r.leader.assigned,
 			func(a, b Assign) bool { return a.Attempt == b.Attempt && a.Agent == b.Agent }) {
@@ -377,16 +421,16 @@ func TestCloses(t *testing.T) {
 	r.assign(4)
 	r.hears()
 	r.look(r.callers[0])
-	r.callers[0].excused = true
+	r.callers[0].last().excused = true
 	r.s.Close(errTest)
 	r.carryOut()
 	for _, c := range r.callers {
-		if err, done := c.q.Ended(); !done || err != errTest || !c.woken || c.aborted != c.attempt {
-			t.Errorf("query %d: ended %v with %v, its caller is woken: %v; cut off: %v",
-				c.q.Sequence, done, err, c.woken, c.aborted)
+		if err, done := c.q.Ended(); !done || err != errTest || !c.woken || len(c.goOn()) > 0 {
+			t.Errorf("query %d: ended %v with %v, its caller is woken: %v; attempts that go on: %v",
+				c.q.Sequence, done, err, c.woken, c.goOn())
 		}
 	}
-	if r.s.first != nil || !r.callers[0].aborted {
+	if r.s.first != nil || !r.callers[0].last().aborted {
 		t.Error("a query is left, or its attempt goes on")
 	}
 }
@@ -404,13 +448,14 @@ func TestLeftAfterSilence(t *testing.T) {
 	r.decide(false)
 	r.acknowledge()
 	r.hears()
-	r.left(c.target.Agent)
+	r.left(c.last().target.Agent)
 	r.hears()
 	if all := r.waiting(); !slices.Equal(all, []uint64{4}) {
 		t.Fatalf("at the leader wait %v, want the query", all)
 	}
 	r.assign(4)
-	if r.hears(); !c.aborted || !c.q.hasTarget() {
+	r.hears()
+	if r.look(c); len(c.tries) != 2 {
 		t.Error("the query does not go elsewhere")
 	}
 }

@@ -40,7 +40,7 @@ func BenchmarkLeaderless(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				q := arriveLeaderless(b, s, 0)
-				s.Attempted(q, Answered, nil, 0)
+				s.Attempted(q, q.at.Attempt, Answered, nil, 0)
 				s.Inquire(0)
 				drain(s)
 			}
@@ -62,7 +62,7 @@ func BenchmarkLed(b *testing.B) {
 		s.Heard(q.Sequence, 0)
 		s.Assign(Assign{Sequence: q.Sequence, Attempt: 1, Agent: "b"})
 		s.Take(q, 0)
-		s.Attempted(q, Answered, nil, 0)
+		s.Attempted(q, q.at.Attempt, Answered, nil, 0)
 		drain(s)
 	}
 }
@@ -77,7 +77,7 @@ func TestOverdueOnce(t *testing.T) {
 		arriveLeaderless(t, s, 0)
 	}
 	for range inFlight {
-		s.Attempted(arriveLeaderless(t, s, 0), Answered, nil, 0)
+		s.Attempted(arriveLeaderless(t, s, 0), 1, Answered, nil, 0)
 		if q := s.Inquire(0); q != nil {
 			t.Fatalf("query %d is to be decided, which is at a lane", q.Sequence)
 		}

@@ -41,9 +41,9 @@ type asked struct {
 	Query
 	whole *asked // of which it is a part; nil: it is none
 	state queries.Query
-	waits int   // 1 while it waits for a lane; of a query that was split, how many parts wait
-	call  *call // the call under way; nil: none
-	by    *call // the call that has answered; of a query that was split, the last one
+	waits int     // 1 while it waits for a lane; of a query that was split, how many parts wait
+	calls []*call // those under way: two while the query is hedged
+	by    *call   // the call that has answered; of a query that was split, the last one
 	done  bool
 }
 
@@ -180,8 +180,8 @@ func (g *gateway) arrive(new Query) {
 // endEarly ends a query that may not have its outcome yet.
 func (g *gateway) endEarly(q *asked, o Outcome) {
 	g.state.End(&q.state, fate(o))
-	if q.call != nil {
-		g.abort(q)
+	for len(q.calls) > 0 {
+		g.abort(q.calls[0])
 	}
 	g.leave()
 }
@@ -248,8 +248,12 @@ func (g *gateway) carryOut() {
 			g.look(do.Query.Tag.(*asked))
 		case queries.CutOff:
 			q := do.Query.Tag.(*asked)
-			g.abort(q)
-			g.state.Attempted(&q.state, queries.Elsewhere, nil, g.f.now)
+			for _, c := range slices.Clone(q.calls) {
+				if c.number == int(do.Attempt) {
+					g.abort(c)
+				}
+			}
+			g.state.Attempted(&q.state, do.Attempt, queries.Elsewhere, nil, g.f.now)
 		case queries.Release:
 			g.release(g.f.named[do.Agent], do.Reservation)
 		case queries.HangUp:
@@ -273,7 +277,7 @@ func (g *gateway) look(q *asked) {
 		of: q, gateway: g, to: f.named[t.Agent], number: int(t.Attempt), reservation: t.Reservation,
 		waited: f.now - q.Arrival, sent: merge.GroupID{Number: t.Merge, Queries: int(t.Merged)},
 	}
-	q.call, g.calls = c, append(g.calls, c)
+	q.calls, g.calls = append(q.calls, c), append(g.calls, c)
 	f.movedAt = f.now
 	g.waits(q, false)
 	unreached := func() { c.ended(unheard, -1) }
@@ -313,18 +317,17 @@ func (g *gateway) end(q *asked, err error) {
 
 // The functions from here on handle attempts.
 
-// drop removes the call under way.
-func (g *gateway) drop(q *asked) {
-	i := slices.Index(g.calls, q.call)
-	g.calls = slices.Delete(g.calls, i, i+1)
-	q.call = nil
+// drop removes a call under way.
+func (g *gateway) drop(c *call) {
+	is := func(o *call) bool { return o == c }
+	g.calls = slices.DeleteFunc(g.calls, is)
+	c.of.calls = slices.DeleteFunc(c.of.calls, is)
 }
 
-// abort cuts off the attempt under way.
-func (g *gateway) abort(q *asked) {
-	c := q.call
+// abort cuts off an attempt under way.
+func (g *gateway) abort(c *call) {
 	g.f.send(&g.host, &c.to.host, func() { c.to.cutOff(c) }, nil)
-	g.drop(q)
+	g.drop(c)
 }
 
 // ended tells the gateway how an attempt ended and, unless remaining is negative, how long the
@@ -334,37 +337,38 @@ func (c *call) ended(how ending, remaining time.Duration) {
 	if remaining >= 0 {
 		g.known.Heard(match.LaneID(c.to.index), g.now(), remaining)
 	}
-	if q.call != c { // the query goes elsewhere or has its outcome
+	if !slices.Contains(q.calls, c) { // the query goes elsewhere or has its outcome
 		return
 	}
 	if wait := q.state.Backoff(); how == unheard && wait > 0 {
 		g.f.on(&g.host, g.f.jitter(wait), func() {
-			if q.call == c {
-				g.attempted(q, how)
+			if slices.Contains(q.calls, c) {
+				g.attempted(c, how)
 			}
 		})
 		return
 	}
-	g.attempted(q, how)
+	g.attempted(c, how)
 }
 
 // attempted tells the state that an attempt is over.
-func (g *gateway) attempted(q *asked, how ending) {
-	f := g.f
-	c := q.call
-	g.drop(q)
+func (g *gateway) attempted(c *call, how ending) {
+	f, q, attempt := g.f, c.of, uint32(c.number)
+	g.drop(c)
 	switch how {
 	case answered:
 		q.by = c
 		if q.whole != nil {
 			q.whole.by = c
 		}
-		g.state.Attempted(&q.state, queries.Answered, nil, f.now)
+		g.state.Attempted(&q.state, attempt, queries.Answered, nil, f.now)
 	case rejected:
-		g.state.Attempted(&q.state, queries.Final, fate(Rejected), f.now)
+		g.state.Attempted(&q.state, attempt, queries.Final, fate(Rejected), f.now)
 	default:
-		g.state.Attempted(&q.state, queries.Elsewhere, fate(Lost), f.now)
-		g.waits(q, true)
+		g.state.Attempted(&q.state, attempt, queries.Elsewhere, fate(Lost), f.now)
+		if len(q.calls) == 0 {
+			g.waits(q, true)
+		}
 	}
 	g.leave()
 }

@@ -397,9 +397,9 @@ var mutants = []*mutant{
 			for _, a := range f.agents {
 				for _, c := range a.held {
 					q, g := c.of, c.gateway
-					if q.call != nil && q.call != c && c.number < q.call.number {
-						g.calls[slices.Index(g.calls, q.call)] = c
-						q.call = c
+					if n := len(q.calls); n > 0 && !slices.Contains(q.calls, c) {
+						g.calls[slices.Index(g.calls, q.calls[n-1])] = c
+						q.calls[n-1] = c
 					}
 				}
 			}
