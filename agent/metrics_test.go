@@ -24,10 +24,11 @@ import (
 )
 
 // metricsOfDemand have series once the demand has changed, see TestDemandChanges, or a second after
-// queries were assigned, see TestDashboard.
+// queries were assigned, see TestDashboard, or when a target cannot be met, see TestTargetUnmet.
 var metricsOfDemand = []string{
 	"muster_demand_changes_total", "muster_proposed_instances",
 	"muster_leader_queries_by_type_total", "muster_agent_factor",
+	"muster_leader_unmet_share",
 }
 
 // documentedMetrics is docs/metrics.md, and the type and the labels that it says of each metric.

@@ -59,6 +59,9 @@ const (
 	// Departs: Agent, Factor, Known. The agent's latencies depart from its type's by Factor; Known
 	// says that it has an instance type of its own from now on, false that it has it no more.
 	Departs
+	// TargetUnmet: Model, Share, Message (why). The model misses its QoS target whatever is decided:
+	// a Share of its queries would be late if no other queries came. Share 0: that has ended.
+	TargetUnmet
 	// Nonsense: Message. The matcher got an event that contradicts what it knows.
 	Nonsense
 )
@@ -77,6 +80,7 @@ type Action struct {
 	Duration  time.Duration
 	N         int
 	Factor    float64
+	Share     float64
 	Known     bool
 	Member    *Member
 	Latencies []*Latency

@@ -472,6 +472,7 @@ func (s *State) learned(a *Advice) {
 	}
 	if a.Priced {
 		s.limit = a.Limit
+		s.setUnmet(a.Unmet)
 	}
 	if a.Prices != nil {
 		s.prices = a.Prices
@@ -481,6 +482,32 @@ func (s *State) learned(a *Advice) {
 	if len(a.Latencies) > 0 {
 		s.act(TellLatencies).Latencies = a.Latencies
 	}
+}
+
+// setUnmet notes which models miss their QoS targets, and says which do so anew or no more.
+func (s *State) setUnmet(unmet []Unmet) {
+	before := s.unmet
+	s.unmet = make(map[ModelID]float64, len(unmet))
+	for _, u := range unmet {
+		s.unmet[u.Model] = u.Share
+		if before[u.Model] == 0 {
+			note := s.act(TargetUnmet)
+			note.Model, note.Share, note.Message = u.Model, u.Share, s.whyUnmet(u.Model)
+		}
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(before), ModelID.compare) {
+		if s.unmet[id] == 0 {
+			s.act(TargetUnmet).Model = id
+		}
+	}
+}
+
+// whyUnmet says why a model misses its QoS target.
+func (s *State) whyUnmet(id ModelID) string {
+	if !s.served[id] {
+		return "no agent that takes queries holds the model"
+	}
+	return "no lane answers these queries within the QoS target, however idle"
 }
 
 // modelOf is the model with a key, nil if there is none.

@@ -42,7 +42,7 @@ var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome"
 	"tell-latencies",
 	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "observed-cut", "pool",
 	"lanes-joined", "lanes-lost",
-	"lane-overdue", "lane-silent", "lane-answers", "departs", "nonsense"}
+	"lane-overdue", "lane-silent", "lane-answers", "departs", "target-unmet", "nonsense"}
 
 // String returns the serial form of k.
 func (k Kind) String() string { return name(kindNames, int(k)) }
@@ -222,6 +222,9 @@ func (a *Advice) append(b []byte) []byte {
 	}
 	if a.Priced {
 		b = strconv.AppendFloat(append(b, " limit="...), a.Limit, 'g', -1, 64)
+	}
+	for _, u := range a.Unmet {
+		b = lines.Float(lines.Item(b, "unmet", u.Model.Key()), "share", u.Share)
 	}
 	return appendPrices(b, a.Prices)
 }
@@ -603,6 +606,10 @@ func (p *parser) setAdvice(key, value string) (err error) {
 	case key == "limit":
 		a.Priced = true
 		a.Limit, err = strconv.ParseFloat(value, 64)
+	case key == "unmet":
+		a.Unmet = append(a.Unmet, Unmet{Model: parseModel(value)})
+	case key == "share" && len(a.Unmet) > 0:
+		a.Unmet[len(a.Unmet)-1].Share, err = lines.ParseShare(value)
 	case key == "price":
 		a.Prices = append(a.Prices, fluid.Price{Type: names.LaneType(value)})
 	case price != nil && slices.Contains([]string{"class", "holds", "per_ms", "service"}, key):

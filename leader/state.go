@@ -98,6 +98,7 @@ type State struct {
 	spares     []*query // recycled queries
 
 	prices    []fluid.Price
+	unmet     map[ModelID]float64 // see Advice.Unmet
 	latencies map[names.TableKey]*Latency
 	slow      map[names.AgentName]names.LaneType // by agent: its own type, if it has one
 	factors   map[names.AgentName]float64

@@ -52,6 +52,10 @@ type ModelStatus struct {
 	Within         float64
 	Any            bool
 	Answered, Late uint64 // queries since the term began
+	// Unmet is the share of its queries that would be late if no other queries came, or that nobody
+	// answers, if that is more than may be late; else 0. WhyUnmet says why.
+	Unmet    float64
+	WhyUnmet string
 	// Refused is how many queries failed since the term began, by reason. The caller must not
 	// change it.
 	Refused map[string]uint64
@@ -106,7 +110,11 @@ func (s *State) Status() *Status {
 	for _, m := range s.models {
 		// A version that no member has any more stays for a minute after its last query.
 		if held[m.ModelID] || m.last(s.now, StatusSeconds) != (tally{}) {
-			out.Models = append(out.Models, m.status(s.now))
+			status := m.status(s.now)
+			if status.Unmet = s.unmet[m.ModelID]; status.Unmet > 0 {
+				status.WhyUnmet = s.whyUnmet(m.ModelID)
+			}
+			out.Models = append(out.Models, status)
 		}
 	}
 	if len(s.nowhere.refusals) > 0 {

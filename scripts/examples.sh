@@ -109,10 +109,10 @@ fi
 echo "=== Prometheus"
 metrics=$(field metrics "$work/agent1.log")
 curl -sf "http://$metrics/metrics" >"$work/metrics"
-# Only an agent that rents machines has muster_fleet_*, one with a card muster_gpu_*, and one whose
-# models answer NaN muster_nonfinite_*.
+# Only an agent that rents machines has muster_fleet_*, one with a card muster_gpu_*, one whose models
+# answer NaN muster_nonfinite_*, and one that leads where a target cannot be met muster_leader_unmet_share.
 grep -v '^ *#' deploy/prometheus/muster.rules.yml | grep -oE '(^|[^:a-z_])muster_[a-z_]+' |
-  grep -oE 'muster_[a-z_]+' | sed 's/_bucket$//' | grep -vE '^muster_(fleet|gpu|nonfinite)_' | sort -u |
+  grep -oE 'muster_[a-z_]+' | sed 's/_bucket$//' | grep -vE '^muster_(fleet|gpu|nonfinite|leader_unmet)_' | sort -u |
   while read -r name; do
   if ! grep -q "^# TYPE $name " "$work/metrics"; then
     echo "examples: an agent has no metric $name" >&2

@@ -103,7 +103,7 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	for _, m := range s.Models {
 		status := &control.ModelStatus{
 			Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late,
-			NonFinite: m.NonFinite,
+			NonFinite: m.NonFinite, UnmetShare: m.Unmet, WhyUnmet: m.WhyUnmet,
 		}
 		for reason, n := range m.Refused {
 			status.Refused += n
@@ -155,6 +155,7 @@ type metrics struct {
 	overdue   prometheus.Counter
 	ahead     prometheus.Gauge
 	limit     prometheus.Gauge
+	unmet     *prometheus.GaugeVec
 	byType    *prometheus.CounterVec
 	factors   *prometheus.GaugeVec
 
@@ -216,6 +217,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		Help: "Latency of an agent's lanes against the mean of their type, as this agent as the " +
 			"leader has learned it.",
 	}, []string{"agent"})
+	m.unmet = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "muster_leader_unmet_share",
+		Help: "Share of a model's queries that would be late if no other queries came, where that is " +
+			"more than its QoS target allows.",
+	}, []string{"model", "version"})
 	m.placements = counter("muster_placement_changes_total",
 		"Placements that this agent has made as the leader.")
 	m.placementVersion = gauge("muster_placement_version",
@@ -241,7 +247,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"less; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
 	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
-		m.overdue, m.ahead, m.limit, m.byType, m.factors,
+		m.overdue, m.ahead, m.limit, m.unmet, m.byType, m.factors,
 		m.placements, m.placementVersion, m.placementSolve, m.placementGap,
 		m.demandChanges, m.instances, m.gain)
 	return m
@@ -289,6 +295,14 @@ func (m *metrics) factorsAre(factors map[string]float64) {
 	m.factors.Reset()
 	for agent, factor := range factors {
 		m.factors.WithLabelValues(agent).Set(factor)
+	}
+}
+
+// unmetAre sets the metrics of the models that miss their QoS targets.
+func (m *metrics) unmetAre(all []leader.Unmet) {
+	m.unmet.Reset()
+	for _, u := range all {
+		m.unmet.WithLabelValues(u.Model.Name, fmt.Sprint(u.Model.Version)).Set(u.Share)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -315,9 +316,23 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.Departs:
 		l.log.Info("an agent departs from its type", "agent", a.Agent, "factor", a.Factor,
 			"own_profile", a.Known, eventKey, "lane")
+	case leader.TargetUnmet:
+		t.targetUnmet(a)
 	case leader.Nonsense:
 		l.log.Warn("an event makes no sense", "event", a.Message)
 	}
+}
+
+// targetUnmet logs that a model misses its QoS target whatever is decided, or no more.
+func (t *term) targetUnmet(a *leader.Action) {
+	if a.Share == 0 {
+		t.leader.log.Info("a model can meet its QoS target again", "model", a.Model.Name, "version",
+			a.Model.Version, eventKey, "target")
+		return
+	}
+	t.leader.log.Warn("a model cannot meet its QoS target", "model", a.Model.Name, "version",
+		a.Model.Version, "share_of_queries", math.Round(1000*a.Share)/1000, "why", a.Message,
+		eventKey, "target")
 }
 
 // decided counts and traces a decision, and adds it to the next message to the query's gateway.
@@ -537,6 +552,7 @@ func durations(ns []int64) []time.Duration {
 func (t *term) advise(a *leader.Advice) {
 	if a.Priced {
 		t.leader.metrics.limit.Set(a.Limit)
+		t.leader.metrics.unmetAre(a.Unmet)
 	}
 	t.step(leader.Event{Kind: leader.Learned, Advice: a})
 }

@@ -5751,7 +5751,12 @@ type ModelStatus struct {
 	Refused   uint64                  `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`  // that failed
 	Refusals  []*ModelStatus_Refusals `protobuf:"bytes,8,rep,name=refusals,proto3" json:"refusals,omitempty"` // the same by reason, the most frequent first
 	// Answers, and those of parts of queries, with NaN or infinity in a floating-point output.
-	NonFinite     uint64 `protobuf:"varint,9,opt,name=non_finite,json=nonFinite,proto3" json:"non_finite,omitempty"`
+	NonFinite uint64 `protobuf:"varint,9,opt,name=non_finite,json=nonFinite,proto3" json:"non_finite,omitempty"`
+	// The share of its queries that would be late if no other queries came, or that nobody answers, if
+	// that is more than the QoS target allows, and why. Absent: the target can be met; so it is from
+	// older leaders.
+	UnmetShare    float64 `protobuf:"fixed64,10,opt,name=unmet_share,json=unmetShare,proto3" json:"unmet_share,omitempty"`
+	WhyUnmet      string  `protobuf:"bytes,11,opt,name=why_unmet,json=whyUnmet,proto3" json:"why_unmet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5847,6 +5852,20 @@ func (x *ModelStatus) GetNonFinite() uint64 {
 		return x.NonFinite
 	}
 	return 0
+}
+
+func (x *ModelStatus) GetUnmetShare() float64 {
+	if x != nil {
+		return x.UnmetShare
+	}
+	return 0
+}
+
+func (x *ModelStatus) GetWhyUnmet() string {
+	if x != nil {
+		return x.WhyUnmet
+	}
+	return ""
 }
 
 // A FamilyStatus counts the queries for a family and for its variants.
@@ -7732,7 +7751,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x16\n" +
 	"\x06factor\x18\x04 \x01(\x01R\x06factor\x12\x12\n" +
 	"\x04busy\x18\x05 \x01(\x01R\x04busy\x12\x18\n" +
-	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xec\x02\n" +
+	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xaa\x03\n" +
 	"\vModelStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x12\n" +
@@ -7744,7 +7763,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\arefused\x18\a \x01(\x04R\arefused\x12C\n" +
 	"\brefusals\x18\b \x03(\v2'.muster.control.v1.ModelStatus.RefusalsR\brefusals\x12\x1d\n" +
 	"\n" +
-	"non_finite\x18\t \x01(\x04R\tnonFinite\x1a8\n" +
+	"non_finite\x18\t \x01(\x04R\tnonFinite\x12\x1f\n" +
+	"\vunmet_share\x18\n" +
+	" \x01(\x01R\n" +
+	"unmetShare\x12\x1b\n" +
+	"\twhy_unmet\x18\v \x01(\tR\bwhyUnmet\x1a8\n" +
 	"\bRefusals\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05countB\r\n" +

@@ -68,7 +68,7 @@ function details({ kind, first, by }) {
   const parts = [];
   if (["loaded", "unloaded", "slow", "broken", "returned"].includes(kind)) parts.push("on " + (by.size === 1 ? [...by][0] : by.size + " agents"));
   else if (["failed", "silent", "answers", "left"].includes(kind)) parts.push("seen by " + (by.size === 1 ? [...by][0] : by.size + " agents"));
-  else if (["lane", "demand", "refused", "files"].includes(kind)) parts.push("at " + first.agent);
+  else if (["lane", "demand", "target", "refused", "files"].includes(kind)) parts.push("at " + first.agent);
   if (first.who) parts.push("by " + first.who + (first.from ? " from " + first.from : ""));
   for (const [k, v] of Object.entries(first.details)) {
     if (!told.includes(k) && v !== "" && parts.length < 5) parts.push(k.replaceAll("_", " ") + " " + v);

@@ -37,7 +37,8 @@ func testFleet(n int) *control.FleetStatus {
 				}},
 			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97),
 				Answered: 1234567890, Late: 12345678},
-			{Model: "ncf", Version: 2},
+			{Model: "ncf", Version: 2, UnmetShare: 0.0254,
+				WhyUnmet: "no lane answers these queries within the QoS target, however idle"},
 			{Model: "retired", Version: 7, Answered: 17},
 		},
 		Decisions: []string{
@@ -92,7 +93,9 @@ func TestRefusals(t *testing.T) {
 	}
 	for _, want := range []string{
 		"\n(none)   -        0.2        -           0           0         2\n",
-		"\nrefused of (none): not_found 2\nrefused of dien/1: overloaded 3, late 1\n",
+		"\nrefused of (none): not_found 2\nrefused of dien/1: overloaded 3, late 1\n" +
+			"ncf/2 cannot meet its QoS target with 2.54 % of its queries: no lane answers these " +
+			"queries within the QoS target, however idle\n",
 	} {
 		if !strings.Contains(printed.String(), want) {
 			t.Errorf("status: got\n%s\nwant in it\n%s", &printed, want)

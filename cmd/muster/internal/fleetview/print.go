@@ -85,6 +85,10 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
 			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
 			m.GetRefused())
+		if share := m.GetUnmetShare(); share > 0 {
+			why = append(why, fmt.Sprintf("%s cannot meet its QoS target with %.3g %% of its queries: %s",
+				nameOf(m), 100*share, m.GetWhyUnmet()))
+		}
 		if n := m.GetNonFinite(); n > 0 {
 			why = append(why, fmt.Sprintf("answers of %s with NaN or infinity: %s", nameOf(m),
 				count(n)))
