@@ -120,9 +120,6 @@ func (l *Lanes) holds(m *Model) bool {
 	return false
 }
 
-// overloaded reports whether the load is above the limit.
-func (r *Regime) overloaded() bool { return r.Load > 1 }
-
 // Group is the name without the load at its end.
 func (r *Regime) Group() string { return r.Name[:strings.LastIndex(r.Name, "-")] }
 

@@ -41,7 +41,7 @@ func TestRule(t *testing.T) {
 			}
 			switch {
 			case len(broken) > 0 && !isKnown:
-				t.Errorf("%s\nbreaks the rule:\n%s", r, strings.Join(broken, "\n"))
+				t.Errorf("%s\nbreaks the rule:\n%s", r, lines(broken))
 			case len(broken) == 0 && isKnown:
 				t.Errorf("%s\ndoes not break the rule any more: take it off the list of known", r)
 			}
@@ -50,6 +50,15 @@ func TestRule(t *testing.T) {
 	if len(left) > 0 {
 		t.Errorf("the list of known names %v, which are no regimes with a short form", left)
 	}
+}
+
+// lines writes the breaks one a line.
+func lines(all []Break) string {
+	var out []string
+	for _, b := range all {
+		out = append(out, b.String())
+	}
+	return strings.Join(out, "\n")
 }
 
 // runShort runs the short form of a regime under all policies.

@@ -25,9 +25,21 @@ var exceptions = map[string]string{}
 // Exception is why the rule does not hold for the regime; "" if it does.
 func (r *Regime) Exception() string { return exceptions[r.Group()] }
 
-// Broken returns where the subject breaks the rule in a regime: in which figure which baseline is
-// better by more than the rule allows, one line each. results has one result for each policy.
-func (r *Regime) Broken(results []*Result) (broken []string, err error) {
+// A Break is a figure in which a baseline is better than the subject by more than the rule allows.
+type Break struct {
+	Policy string // the baseline
+	Figure string
+	// Theirs and Ours are the baseline's figure and the subject's.
+	Theirs, Ours float64
+}
+
+func (b Break) String() string {
+	return fmt.Sprintf("%s: %s %.4g, with %s %.4g", b.Policy, b.Figure, b.Theirs, Subject, b.Ours)
+}
+
+// Broken returns where the subject breaks the rule in a regime. results has one result for each
+// policy.
+func (r *Regime) Broken(results []*Result) (broken []Break, err error) {
 	var subject *Result
 	for _, x := range results {
 		if x.Policy == Subject {
@@ -37,51 +49,51 @@ func (r *Regime) Broken(results []*Result) (broken []string, err error) {
 	if subject == nil {
 		return nil, fmt.Errorf("regime %s: no result of %s", r.Name, Subject)
 	}
-	fair := r.feasible() > 1 && r.overloaded()
 	var alone []float64
-	if fair {
+	if r.isFair() {
 		if alone, err = r.alone(); err != nil {
 			return nil, err
 		}
 	}
 	for _, x := range results {
-		if x == subject {
-			continue
-		}
-		add := func(format string, args ...any) {
-			broken = append(broken, x.Policy+": "+fmt.Sprintf(format, args...))
-		}
-		if fair {
-			if ours, theirs := subject.least(alone), x.least(alone); theirs > ours+lessFair {
-				add("the model that gets least gets %.3f of what it would reach alone, "+
-					"with %s %.3f", theirs, Subject, ours)
-			}
-			r.compareRate(subject, x, totalAbove, add)
-			continue
-		}
-		r.compareRate(subject, x, moreThroughput, add)
-		ours, theirs := subject.LateShare(r), x.LateShare(r)
-		if theirs < ours-lessLate {
-			add("late %.2f %%, with %s %.2f %%", 100*theirs, Subject, 100*ours)
-		}
-		if theirs > ours+lessLate {
-			continue // not the same lateness
-		}
-		for _, p := range []float64{0.5, 0.99} {
-			ours, theirs := subject.Quantile(r, p), x.Quantile(r, p)
-			if theirs < (1-fasterLatency)*ours {
-				add("p%.0f %.3f targets, with %s %.3f", 100*p, theirs, Subject, ours)
-			}
+		if x != subject {
+			broken = append(broken, r.compare(subject, x, alone)...)
 		}
 	}
 	return broken, nil
 }
 
-func (r *Regime) compareRate(subject, x *Result, tolerance float64,
-	add func(format string, args ...any)) {
-	if ours, theirs := subject.InTimeRate(r), x.InTimeRate(r); theirs > (1+tolerance)*ours {
-		add("%.1f answers/s in time, with %s %.1f", theirs, Subject, ours)
+// isFair reports whether the rule is about fairness: several models are above the limit.
+func (r *Regime) isFair() bool { return r.feasible() > 1 && r.Load > 1 }
+
+// compare returns where a baseline is better. alone is nil unless fairness counts.
+func (r *Regime) compare(subject, x *Result, alone []float64) (broken []Break) {
+	note := func(better bool, figure string, theirs, ours float64) {
+		if better {
+			broken = append(broken, Break{x.Policy, figure, theirs, ours})
+		}
 	}
+	ours, theirs := subject.InTimeRate(r), x.InTimeRate(r)
+	tolerance := moreThroughput
+	if alone != nil {
+		tolerance = totalAbove
+	}
+	note(theirs > (1+tolerance)*ours, "in time/s", theirs, ours)
+	if alone != nil {
+		ours, theirs = subject.least(alone), x.least(alone)
+		note(theirs > ours+lessFair, "least of a model", theirs, ours)
+		return broken
+	}
+	ours, theirs = subject.LateShare(r), x.LateShare(r)
+	note(theirs < ours-lessLate, "late %", 100*theirs, 100*ours)
+	if theirs > ours+lessLate {
+		return broken // not the same lateness
+	}
+	for _, p := range []float64{0.5, 0.99} {
+		ours, theirs := subject.Quantile(r, p), x.Quantile(r, p)
+		note(theirs < (1-fasterLatency)*ours, fmt.Sprintf("p%.0f / target", 100*p), theirs, ours)
+	}
+	return broken
 }
 
 // feasible is the number of feasible models.
@@ -104,4 +116,26 @@ func (x *Result) least(alone []float64) float64 {
 		}
 	}
 	return least
+}
+
+// A Description has the numbers of the rule, for people.
+type Description struct {
+	Subject string
+	// Seeds is how many seeds the whole form has in most regimes, ShortSeeds are those of the short
+	// form.
+	Seeds      int
+	ShortSeeds []uint64
+	// Percent, LessLate in points, LessFair as a share.
+	MoreThroughput, LessLate, FasterLatency, LessFair, TotalAbove float64
+}
+
+// DescribeRule returns the numbers of the rule.
+func DescribeRule() Description {
+	const percent = 100
+	var usual Regime
+	return Description{
+		Subject: Subject, Seeds: len(usual.SeedsOf(false)), ShortSeeds: usual.SeedsOf(true),
+		MoreThroughput: percent * moreThroughput, LessLate: percent * lessLate,
+		FasterLatency: percent * fasterLatency, LessFair: lessFair, TotalAbove: percent * totalAbove,
+	}
 }
