@@ -2,13 +2,13 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // A term is the leadership of a run without faults: the leader's state and the code that passes
@@ -44,7 +44,7 @@ func newTerm(r *run) (*term, error) {
 		}
 	}
 	advice := &leader.Advice{
-		Limit: r.splitLimit.Rate, Prices: versioned(r.splitLimit.Prices), Priced: true,
+		Limit: r.splitLimit.Rate, Prices: fleet.Versioned(r.splitLimit.Prices), Priced: true,
 	}
 	models := make([]leader.Model, len(r.variants))
 	for i := range r.variants {
@@ -102,22 +102,6 @@ func newTerm(r *run) (*term, error) {
 	}
 	t.step(&leader.Event{Kind: leader.TimePassed})
 	return t, r.err
-}
-
-// versioned returns the prices with the first versions of the models that tell classes apart.
-func versioned(prices []match.Price) []match.Price {
-	all := slices.Clone(prices)
-	for i := range all {
-		all[i].Classes = slices.Clone(all[i].Classes)
-		for k := range all[i].Classes {
-			c := &all[i].Classes[k]
-			c.Models = slices.Clone(c.Models)
-			for j, model := range c.Models {
-				c.Models[j] = names.NewModelKey(string(model), 1)
-			}
-		}
-	}
-	return all
 }
 
 // about returns an event about a query.

@@ -45,7 +45,8 @@ type Config struct {
 	GossipDelay time.Duration
 	Probes      int
 	Faults      []Fault
-	// Limit and Prices are the solution of the fluid program; Limit is in queries/s.
+	// Limit and Prices are the solution of the fluid program; Limit is in queries/s, and the models
+	// that tell classes of lanes apart have no versions.
 	Limit  float64
 	Prices []match.Price
 	// Learns says that leaders learn latencies and prices by leader/learn, from what they see: Limit

@@ -98,7 +98,7 @@ func New(cfg *Config) (*Fleet, error) {
 		cfg: cfg, now: -warmUp, rng: rand.New(rand.NewPCG(cfg.Seed, 14)), ahead: cfg.RTT,
 		named: map[names.AgentName]*agent{}, lastAt: map[[2]*host]time.Duration{},
 		told:  map[names.TableKey]leader.Latency{},
-		known: &leader.Advice{Limit: cfg.Limit, Prices: cfg.Prices, Priced: true},
+		known: &leader.Advice{Limit: cfg.Limit, Prices: Versioned(cfg.Prices), Priced: true},
 	}
 	f.addAgents()
 	for i := range cfg.Gateways {

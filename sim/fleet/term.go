@@ -289,7 +289,7 @@ func (t *term) see(a *leader.Action) {
 	case leader.TellLatencies:
 		t.tellLatencies(slices.Clone(a.Latencies))
 	case leader.TellPrices:
-		prices := slices.Clone(a.Prices)
+		prices := unversioned(a.Prices)
 		for _, g := range f.gateways {
 			t.tell(g, func() { g.known.SetPrices(prices) })
 		}
