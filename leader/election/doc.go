@@ -67,9 +67,9 @@
 //
 // An agent that is cut off from the leader, but not from members that hear it, has no leader while
 // that lasts: its gateway chooses workers itself. So does one that no message reaches though its own
-// get through: nobody's refusal gets to it, so it does not lead before its connections have broken,
-// or 3.5 s have passed. Only if the leader is its one other member it leads at once, and the leader
-// follows it.
+// get through: nobody's refusal gets to it, so it does not lead while streams to others stand. If it
+// leads when that begins, it steps down after 1 s in which it heard nobody. In a fleet of two neither
+// holds: who loses the other leads, and so the leader may be one who hears nobody.
 //
 // Members are believed. An agent that lies about its epoch is followed, but not for good, and the
 // fleet can elect a leader afterwards. Of two epochs that are more than 2^20 apart, the higher one

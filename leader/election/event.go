@@ -176,12 +176,14 @@ const (
 	Gone
 	// Disowned: the leader's epoch was a lie, or of another fleet; see [Beyond].
 	Disowned
+	// HearsNobody: the leader has heard no other agent for [Config.Silence].
+	HearsNobody
 )
 
 var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen",
 	HandedOver: "handed over", Silent: "silent",
 	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone",
-	Disowned: "epoch is far above others'"}
+	Disowned: "epoch is far above others'", HearsNobody: "hears nobody"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) && reasonNames[r] != "" {

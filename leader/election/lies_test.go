@@ -56,6 +56,14 @@ func (f *lied) start(id string, role Role) {
 	}
 }
 
+// kill ends a node. The others have no stream to it any more.
+func (f *lied) kill(id string) {
+	delete(f.nodes, id)
+	for _, other := range liedTo {
+		f.step(other, &Event{Kind: StreamBroken, ID: names.AgentName(id)})
+	}
+}
+
 func (f *lied) step(id string, e *Event) {
 	n := f.nodes[id]
 	if n == nil {
@@ -141,7 +149,7 @@ func TestLies(t *testing.T) {
 							leader := f.led("before")
 							switch when {
 							case "just without a leader":
-								delete(f.nodes, string(leader))
+								f.kill(string(leader))
 								f.pass(1020 * time.Millisecond)
 							case "restarted":
 								f.start("a", May)
@@ -153,8 +161,8 @@ func TestLies(t *testing.T) {
 							t.Errorf("a claim far above the epoch of its leader upsets the fleet")
 						}
 						f.pass(4 * time.Second)
-						delete(f.nodes, string(f.led("after the lie")))
-						f.pass(6 * time.Second) // one may be alone then, and does not know it
+						f.kill(string(f.led("after the lie")))
+						f.pass(4 * time.Second)
 						f.led("after the next election")
 						for _, id := range liedTo { // with what they have persisted
 							f.start(id, May)

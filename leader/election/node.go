@@ -35,6 +35,7 @@ type Node struct {
 	listenUntil time.Time
 
 	spokeAt time.Time // when a member was last heard; zero: never
+	ledAt   time.Time // when we began to lead
 
 	claiming  bool // claim is ours and not decided yet
 	claim     Claim
@@ -67,15 +68,14 @@ type member struct {
 
 // Waits, in heartbeats; see [Node.wait].
 const (
-	proposeWait   = 3  // until a proposal that nobody refuses holds
-	staggerWait   = 2  // between the claims of two agents next to each other in rank
-	brokenWait    = 2  // after the leader's stream broke
-	restWait      = 4  // from a heartbeat to all members to the next
-	freshWait     = 6  // a leader heard within this time is certainly there
-	listenWait    = 2  // after a freeze
-	freezeWait    = 4  // a step that is this late means that we were frozen
-	deafWait      = 70 // until a claim holds about which nobody says a word; see isDeaf
-	mostStaggered = 5  // agents that claim one after the other; those of lower rank claim together
+	proposeWait   = 3 // until a proposal that nobody refuses holds
+	staggerWait   = 2 // between the claims of two agents next to each other in rank
+	brokenWait    = 2 // after the leader's stream broke
+	restWait      = 4 // from a heartbeat to all members to the next
+	freshWait     = 6 // a leader heard within this time is certainly there
+	listenWait    = 2 // after a freeze
+	freezeWait    = 4 // a step that is this late means that we were frozen
+	mostStaggered = 5 // agents that claim one after the other; those of lower rank claim together
 )
 
 // heartbeatSlack is how late the heartbeat of a living leader may come.
@@ -399,13 +399,10 @@ func (n *Node) progress() {
 			n.lose(Silent)
 		}
 	}
-	if n.claiming && n.persisted && !n.now.Before(n.claimEnd) && n.isDeaf() {
-		n.claimEnd = n.now.Add(n.wait(proposeWait))
-	}
 	switch {
-	case n.claiming && n.decided():
+	case n.claiming && n.decided() && !n.isDeaf():
 		n.takeOver()
-	case n.claiming && !n.now.Before(n.claimEnd): // the epoch was not persisted in time
+	case n.claiming && !n.now.Before(n.claimEnd): // nobody answers, or the epoch was not persisted
 		n.claiming = false
 		n.base = n.now.Add(n.cfg.Silence)
 	case n.claiming && n.persisted && !n.now.Before(n.sendAt):
@@ -426,6 +423,13 @@ func (n *Node) lead() {
 		n.tell(Message{Kind: Resign, Claim: n.top})
 		n.stepDown(HandedOver)
 		n.lose(HandedOver)
+		return
+	}
+	if n.hearsNobody() {
+		n.tell(Message{Kind: Resign, Claim: n.top})
+		n.stepDown(HearsNobody)
+		n.lose(HearsNobody)
+		n.base = n.now.Add(n.cfg.Silence)
 		return
 	}
 	all := n.resigned || !n.now.Before(n.allAt)
@@ -560,23 +564,37 @@ func (n *Node) decided() bool {
 // isDeaf reports whether our claim may have been refused without our hearing it: streams to members
 // stand, and nobody has said a word since we claimed. Otherwise an agent that no packet reaches, while
 // its own get through, would depose a leader that all others hear, and nobody could tell it anything.
-// After deafWait, 3.5 s, it holds no more: the kernel breaks a connection on which nothing was
-// acknowledged for 3 s, so that what the new leader says does not get through either. If really nobody
-// else is left, nobody misses a leader meanwhile. The leader that we have lost does not count: who is
-// alone without it leads at once.
+// Such an agent claims again after a while, with pauses in which others can. It ends when the kernel
+// breaks the connections, on which nothing is acknowledged, after 3 s, or when gossip gives the members
+// up, after 5 s. If really nobody else is left, nobody misses a leader meanwhile. The leader that we
+// have lost does not count: who is alone without it leads at once.
 func (n *Node) isDeaf() bool {
-	if n.spokeAt.IsZero() || !n.spokeAt.Before(n.claimedAt) ||
-		n.now.Sub(n.claimedAt) >= n.wait(deafWait) {
+	return !n.spokeAt.IsZero() && n.spokeAt.Before(n.claimedAt) &&
+		slices.ContainsFunc(n.members, func(m *member) bool {
+			return !m.broken && m.id != n.top.Leader
+		})
+}
+
+// hearsNobody reports whether our agent leads, and no other has said a word for Silence though the
+// streams to two or more stand. Such a leader gets no queries and no answers, perhaps because only
+// what it sends gets through; others can lead. In a fleet of two it goes on: the other agent has
+// probably lost its power, and the stream to it breaks soon.
+func (n *Node) hearsNobody() bool {
+	if n.now.Sub(later(n.spokeAt, n.ledAt)) < n.cfg.Silence {
 		return false
 	}
-	return slices.ContainsFunc(n.members, func(m *member) bool {
-		return !m.broken && m.id != n.top.Leader
-	})
+	standing := 0
+	for _, m := range n.members {
+		if !m.broken {
+			standing++
+		}
+	}
+	return standing >= 2
 }
 
 // takeOver makes our agent the leader.
 func (n *Node) takeOver() {
-	n.claiming, n.leading, n.following = false, true, true
+	n.claiming, n.leading, n.following, n.ledAt = false, true, true, n.now
 	n.top, n.successor = n.claim, ""
 	n.heardAt, n.brokenAt = time.Time{}, time.Time{}
 	for _, m := range n.members {

@@ -168,7 +168,8 @@ func (w *world) cutOneWay(p *proc, into bool) {
 }
 
 // TestOneWay has messages of a minute get lost in one direction: the leader changes if that helps, at
-// most once, and all that hear the leader follow it. When all is well again they agree.
+// most once, and all that hear the leader follow it. Neither one whom nobody hears goes on to lead,
+// nor one who hears nobody. When all is well again they agree.
 func TestOneWay(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -178,7 +179,7 @@ func TestOneWay(t *testing.T) {
 		{"to one agent from the leader", func(w *world, l, p *proc) { w.cut[l.index][p.index] = true }, 0},
 		{"to the leader from one agent", func(w *world, l, p *proc) { w.cut[p.index][l.index] = true }, 0},
 		{"all from the leader", func(w *world, l, _ *proc) { w.cutOneWay(l, false) }, 1},
-		{"all to the leader", func(w *world, l, _ *proc) { w.cutOneWay(l, true) }, 0},
+		{"all to the leader", func(w *world, l, _ *proc) { w.cutOneWay(l, true) }, 1},
 		{"all from one agent", func(w *world, _, p *proc) { w.cutOneWay(p, false) }, 0},
 	} {
 		for _, n := range []int{3, 6} {
@@ -200,6 +201,9 @@ func TestOneWay(t *testing.T) {
 							!w.procs[w.indexOf(c.Leader)].leading {
 							t.Errorf("seed %d: %s follows %v, who does not lead", seed, p.id, c)
 						}
+					}
+					if tt.changes > 0 && old.leading {
+						t.Errorf("seed %d: %s still leads", seed, old.id)
 					}
 					if leaders != 1 || w.changes != 1+tt.changes || w.fault != nil {
 						t.Errorf("seed %d: %d lead, %d changes, want 1 and %d; %v", seed, leaders,
