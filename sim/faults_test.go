@@ -71,6 +71,13 @@ func TestFaults(t *testing.T) {
 			lateBefore: 1},
 		{fault: "cut-box-1@5s+2s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "cut-box-1@5s+9s", agent: "box-1", late: 1, lateMost: 1},
+		// What it runs it answers, and it steps down.
+		{fault: "deafen-leader@5s+2s", agent: "box-4", next: "box-3", after: 800, atMost: 1100},
+		{fault: "deafen-leader@5s+9s", agent: "box-4", next: "box-3", after: 800, atMost: 1100},
+		{fault: "deafen-box-1@5s+9s", agent: "box-1", late: 1, lateMost: 1},
+		{fault: "mute-leader@5s+9s", agent: "box-4", next: "box-3", after: 800, atMost: 1100,
+			lateBefore: 1},
+		{fault: "mute-box-1@5s+9s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "freeze-leader@5s+300ms", agent: "box-4", lateBefore: 1}, // it goes on to lead
 		// Four ways of 20 ms and the lane's 20 ms are more than 60.
 		{fault: "delay@5s+1s:20ms", late: 98, lateMost: 104},
@@ -165,13 +172,15 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 			Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond,
 		}
 		f.Target = []names.AgentName{fleet.TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
-		switch f.Verb = []string{"kill", "freeze", "cut", "delay"}[r.IntN(4)]; f.Verb {
+		switch f.Verb = []string{
+			"kill", "freeze", "cut", "delay", "deafen", "mute",
+		}[r.IntN(6)]; f.Verb {
 		case "kill":
 			if killed++; killed > 2 {
 				continue
 			}
 			f.Duration = 0
-		case "cut":
+		case "cut", "deafen", "mute":
 			// some break connections, and outlast gossip's patience
 			f.Duration *= time.Duration(1 + 3*r.IntN(2))
 		case "delay":

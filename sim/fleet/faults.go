@@ -27,6 +27,10 @@ const (
 	// cut: the agent and all other hosts, gateways too, cannot reach each other. Messages of that
 	// time arrive afterwards, unless the connections break before.
 	cut = "cut"
+	// deafen and mute: as cut, but only messages to the agent, or only those from it, do not get
+	// through, until connections break because nothing is acknowledged.
+	deafen = "deafen"
+	mute   = "mute"
 	// slow: messages take Amount longer: those from and to the agent, or all.
 	slow = "delay"
 )
@@ -43,13 +47,15 @@ const Help = `VERB[-TARGET]@TIME[+DURATION][:AMOUNT]
   drain-TARGET@TIME[+DURATION]           it ends when its lane has nothing left, and starts again
   freeze-TARGET@TIME[+DURATION]          the process stands still
   cut-TARGET@TIME[+DURATION]             it and all others do not reach each other
+  deafen-TARGET@TIME[+DURATION]          what others send does not reach it
+  mute-TARGET@TIME[+DURATION]            what it sends reaches nobody
   delay[-TARGET]@TIME[+DURATION]:AMOUNT  messages, to and from it or all, take longer
 TARGET is "leader", who leads then, or an agent: r5n.large-3 is the third of that
 type. TIME counts from the start of the run; without DURATION it is for good.`
 
 // A Fault is a failure of an agent or the network in a simulated fleet.
 type Fault struct {
-	// Verb is kill, drain, freeze, cut or delay.
+	// Verb is kill, drain, freeze, cut, deafen, mute or delay.
 	Verb string
 	// Target is an agent's name, [TheLeader], or "" for all agents (delay only).
 	Target names.AgentName
@@ -91,7 +97,7 @@ func ParseFault(text string) (Fault, error) {
 	when, amount, hasAmount := strings.Cut(when, ":")
 	at, duration, hasDuration := strings.Cut(when, "+")
 	switch f.Verb {
-	case kill, drain, freeze, cut:
+	case kill, drain, freeze, cut, deafen, mute:
 		if target == "" {
 			return bad("got no target, want %q or an agent, e.g. %s-leader@10s", TheLeader, verb)
 		}
@@ -108,7 +114,7 @@ func ParseFault(text string) (Fault, error) {
 				"got no amount, want by how much messages are delayed, e.g. delay@5s+3s:20ms")
 		}
 	default:
-		return bad("got the verb %q, want kill, drain, freeze, cut or delay", verb)
+		return bad("got the verb %q, want kill, drain, freeze, cut, deafen, mute or delay", verb)
 	}
 	if f.Verb == kill && hasDuration {
 		return bad("got the duration %q, want none: who is killed does not come back", duration)

@@ -16,6 +16,8 @@ func TestParseFault(t *testing.T) {
 		"freeze-leader@10s+3s":    {Verb: "freeze", Target: "leader", At: 10 * s, Duration: 3 * s},
 		"freeze-g4dn.xlarge-1@0s": {Verb: "freeze", Target: "g4dn.xlarge-1"},
 		"cut-leader@5s+500ms":     {Verb: "cut", Target: "leader", At: 5 * s, Duration: 500 * ms},
+		"deafen-leader@5s+500ms":  {Verb: "deafen", Target: "leader", At: 5 * s, Duration: 500 * ms},
+		"mute-box-1@5s":           {Verb: "mute", Target: "box-1", At: 5 * s},
 		"delay@5s+3s:20ms":        {Verb: "delay", At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
 		"delay-r5n.large-2@1.5s:20ms": {
 			Verb: "delay", Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms,
@@ -32,7 +34,7 @@ func TestParseFault(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                         "got no @",
 		"kill-leader":              "got no @",
-		"crash-leader@10s":         `got the verb "crash", want kill, drain, freeze, cut or delay`,
+		"crash-leader@10s":         `got the verb "crash", want kill, drain, freeze, cut, deafen, mute or delay`,
 		"@10s":                     `got the verb ""`,
 		"kill@10s":                 `got no target, want "leader" or an agent`,
 		"kill-@10s":                "got no target",

@@ -135,7 +135,7 @@ func (g *gateway) join(a *agent) error {
 // gossip reports an agent's load to the gateway, every GossipDelay.
 func (g *gateway) gossip(a *agent) {
 	f := g.f
-	if _, breaks := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !breaks {
+	if o, is := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !(is && o.breaks()) {
 		at, busy := epoch.Add(f.now), a.busy()
 		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, busy) }, nil)
 	}

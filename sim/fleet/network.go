@@ -12,11 +12,38 @@ type host struct {
 	froze    time.Duration
 	thaws    time.Duration // it is frozen until then
 	inbox    []func()      // what has arrived while it was frozen
-	cutSince time.Duration
-	cutUntil time.Duration // it and the other hosts cannot reach each other until then
+	cuts     [directions]outage
 }
 
-func newHost() host { return host{thaws: -warmUp, cutUntil: -warmUp} }
+// A direction is that of the messages which a cut keeps from getting through: to the host, from it.
+type direction int
+
+const (
+	into direction = iota
+	outOf
+	directions
+)
+
+// An outage is a time in which messages do not get through.
+type outage struct{ since, until time.Duration }
+
+// breaks reports whether it lasts until connections break.
+func (o outage) breaks() bool { return o.until-o.since > connectionTimeout }
+
+func newHost() host {
+	h := host{thaws: -warmUp}
+	for d := range h.cuts {
+		h.cuts[d].until = -warmUp
+	}
+	return h
+}
+
+// cutFor reports whether a cut of the host, in either direction, has lasted for so long.
+func (f *Fleet) cutFor(h *host, d time.Duration) bool {
+	return slices.ContainsFunc(h.cuts[:], func(o outage) bool {
+		return o.until > f.now && f.now-o.since >= d
+	})
+}
 
 // A delay lengthens the way of messages until a time: those of one host, or all.
 type delay struct {
@@ -64,16 +91,25 @@ func (f *Fleet) way(from, to *host) time.Duration {
 	return way
 }
 
-// cut returns the time until which two hosts cannot reach each other, 0 if they can, and whether
-// the connections between them break before.
-func (f *Fleet) cut(a, b *host) (until time.Duration, breaks bool) {
-	for _, h := range []*host{a, b} {
-		if a != b && h.cutUntil > f.now {
-			until = max(until, h.cutUntil)
-			breaks = breaks || h.cutUntil-h.cutSince > connectionTimeout
+// cut returns the outage which keeps messages from one host from getting to another; false if none
+// does. Where messages do not get through in one direction, neither do acknowledgements of those in
+// the other: their connections break, too, and from then on nothing gets through.
+func (f *Fleet) cut(from, to *host) (longest outage, is bool) {
+	for _, h := range []*host{from, to} {
+		for d, o := range h.cuts {
+			if from == to || o.until <= f.now {
+				continue
+			}
+			other := (h == from) != (direction(d) == outOf)
+			if other && f.now-o.since < connectionTimeout {
+				continue
+			}
+			if !is || o.until > longest.until {
+				longest, is = o, true
+			}
 		}
 	}
-	return until, breaks
+	return longest, is
 }
 
 // send calls what at the host to when a message from the host from has arrived there. If to's
@@ -95,15 +131,14 @@ func (f *Fleet) drawJitter() time.Duration {
 func (f *Fleet) sendAfter(jitter time.Duration, from, to *host, what, refused func()) {
 	way := f.way(from, to) + jitter
 	at := f.now + way
-	if until, breaks := f.cut(from, to); until > 0 {
-		if breaks {
-			if since := max(from.cutSince, to.cutSince); refused != nil &&
-				f.now-since >= connectionTimeout {
+	if o, is := f.cut(from, to); is {
+		if o.breaks() {
+			if refused != nil && f.now-o.since >= connectionTimeout {
 				f.on(from, way, refused)
 			}
 			return
 		}
-		at += until - f.now // TCP sends it again until it gets through
+		at += o.until - f.now // TCP sends it again until it gets through
 	}
 	key := [2]*host{from, to}
 	if last, ok := f.lastAt[key]; ok {

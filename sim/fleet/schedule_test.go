@@ -145,12 +145,15 @@ func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
 	killed := 0
 	for range 1 + rng.IntN(4) {
 		f := Fault{
-			Verb: []string{kill, freeze, cut, slow, drain}[rng.IntN(5)],
+			Verb: []string{kill, freeze, cut, slow, drain, deafen, mute}[rng.IntN(7)],
 			Target: []names.AgentName{
 				TheLeader, victims[rng.IntN(agents)],
 			}[rng.IntN(2)],
 			At:       time.Duration(rng.IntN(1000)) * ms,
 			Duration: time.Duration(1+rng.IntN(1500)) * ms,
+		}
+		if f.Verb == deafen && agents == 1 {
+			f.Verb = cut // it would give its lane each query four times in vain, and then give up
 		}
 		switch f.Verb {
 		case kill:
@@ -158,7 +161,7 @@ func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
 				continue
 			}
 			f.Duration = 0
-		case cut:
+		case cut, deafen, mute:
 			// some break connections, and outlast gossip's patience
 			f.Duration *= time.Duration(1 + 3*rng.IntN(2))
 		case slow:
@@ -258,7 +261,8 @@ func (r *referee) look() {
 		if g.link == nil {
 			continue
 		}
-		if a := g.link.agent; a.frozen() && !a.dead && a.cutUntil <= a.froze {
+		if a := g.link.agent; a.frozen() && !a.dead && max(a.cuts[into].until,
+			a.cuts[outOf].until) <= a.froze {
 			const least = time.Second + 70*ms // what it said before may be under way
 			if r.f.now-a.froze > least {
 				r.failf("gateway %d has the leader %s, which has said nothing for %v", g.id,

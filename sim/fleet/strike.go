@@ -55,7 +55,11 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	case freeze:
 		hit.freeze(until)
 	case cut:
-		hit.cutOffFromAll(until)
+		hit.cutNetwork(until, into, outOf)
+	case deafen:
+		hit.cutNetwork(until, into)
+	case mute:
+		hit.cutNetwork(until, outOf)
 	case slow:
 		d := delay{until: until, amount: fault.Amount}
 		if hit != nil {
@@ -187,16 +191,18 @@ func (a *agent) freeze(until time.Duration) {
 	})
 }
 
-// cutOffFromAll cuts the network between an agent and all other hosts.
-func (a *agent) cutOffFromAll(until time.Duration) {
+// cutNetwork cuts the network between an agent and all other hosts, in some directions.
+func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 	f := a.f
-	if a.cutUntil <= f.now {
-		a.cutSince = f.now
+	for _, way := range ways {
+		o := &a.cuts[way]
+		if o.until <= f.now {
+			o.since = f.now
+		}
+		o.until = max(o.until, until)
 	}
-	a.cutUntil = max(a.cutUntil, until)
-	cut := func() bool { return !a.dead && a.cutUntil > f.now }
 	f.do(f.now+connectionTimeout, func() {
-		if !cut() || f.now-a.cutSince < connectionTimeout {
+		if a.dead || !f.cutFor(&a.host, connectionTimeout) {
 			return
 		}
 		a.others(func(b *agent) {
@@ -207,8 +213,9 @@ func (a *agent) cutOffFromAll(until time.Duration) {
 			g.broken(a)
 		}
 	})
+	// Gossip needs both directions: a ping, and its answer.
 	f.do(f.now+gossipGivesUp, func() {
-		if cut() && f.now-a.cutSince >= gossipGivesUp {
+		if !a.dead && f.cutFor(&a.host, gossipGivesUp) {
 			a.leave()
 		}
 	})
@@ -248,7 +255,7 @@ func (a *agent) leave() {
 // comeBack handles that gossip hears an agent again.
 func (a *agent) comeBack() {
 	f := a.f
-	if !a.left || a.dead || a.frozen() || a.cutUntil > f.now {
+	if !a.left || a.dead || a.frozen() || f.cutFor(&a.host, 0) {
 		return
 	}
 	a.left = false
