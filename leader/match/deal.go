@@ -104,7 +104,8 @@ type layout struct {
 	dealt    bool     // lanes were dealt anew
 	split    bool     // there are more shards
 
-	// visited counts the lanes and sets that were looked at because of changes.
+	// visited counts the looks at lanes, sets, shards and queries because of changes, and for a
+	// place for a query.
 	visited int
 	// scratch
 	key           []byte
@@ -196,6 +197,7 @@ func (m *Matcher) countUsable(l *lane, usable bool) {
 	}
 	if l.placed {
 		l.shard.usable += n
+		l.shard.countHolders(l.set, int32(n))
 		l.shard.dirty = true
 		if !usable {
 			m.departed = append(m.departed, departure{l.shard, l, l.typ, l.set})
@@ -224,6 +226,7 @@ func (m *Matcher) placeLane(l *lane, s *shard) {
 	s.lanes = append(s.lanes, l)
 	if l.counted {
 		s.usable++
+		s.countHolders(c.set, 1)
 	}
 	c.in.add(s, 1)
 	c.ofType.lanes++
@@ -241,6 +244,7 @@ func (m *Matcher) displaceLane(l *lane) {
 	s.lanes = slices.Delete(s.lanes, i, i+1)
 	if l.counted {
 		s.usable--
+		s.countHolders(c.set, -1)
 	}
 	c.in.add(s, -1)
 	c.ofType.in.add(s, -1)
@@ -426,12 +430,13 @@ func (m *Matcher) dealAnew() {
 		m.shards = append(m.shards, newShard(m))
 	}
 	for _, s := range m.shards[count:] {
-		s.lanes, s.usable = nil, 0
+		s.lanes, s.usable, s.holders = nil, 0, nil
 		m.closed = append(m.closed, s)
 	}
 	m.shards = m.shards[:count:count]
 	for i, s := range m.shards {
 		s.index, s.lanes, s.usable, s.unsorted, s.dirty = i, s.lanes[:0], 0, true, true
+		clear(s.holders)
 	}
 	m.makeComponents()
 	m.order = m.order[:0]

@@ -142,7 +142,7 @@ func (f *changingFleet) anew() *Matcher {
 func uneven(m *Matcher) string {
 	lanes := map[*lane]*shard{}
 	for i, s := range m.shards {
-		usable := 0
+		usable, holders := 0, make([]int32, len(m.models))
 		for _, l := range s.lanes {
 			if lanes[l] != nil || l.shard != s || m.lanes[l.id] != l {
 				return fmt.Sprintf("lane %d is in shard %d too", l.id, i)
@@ -150,10 +150,17 @@ func uneven(m *Matcher) string {
 			lanes[l] = s
 			if l.usable() {
 				usable++
+				for _, i := range l.set.models {
+					holders[i]++
+				}
 			}
 			if !slices.Contains(l.set.component.shards, s) {
 				return fmt.Sprintf("lane %d is in a shard that is not its component's", l.id)
 			}
+		}
+		if n := len(s.holders); n > len(holders) || !slices.Equal(holders[:n], s.holders) ||
+			slices.ContainsFunc(holders[n:], func(n int32) bool { return n > 0 }) {
+			return fmt.Sprintf("shard %d: by model, %v lanes, want %v", i, s.holders, holders)
 		}
 		if usable != s.usable {
 			return fmt.Sprintf("shard %d: %d usable lanes, want %d", i, s.usable, usable)

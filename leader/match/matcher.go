@@ -118,6 +118,7 @@ func New(cfg Config) (*Matcher, error) {
 	m.numberFamilies()
 	m.moved = make([]bool, len(m.models))
 	m.touched = make([]bool, len(m.models))
+	m.servers = make([][]*instanceType, len(m.models))
 	m.spareOver = spareOver(m.target)
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
@@ -638,14 +639,12 @@ func (m *Matcher) wait(q *query) {
 func (m *Matcher) bound(q *query) bound {
 	target := q.family.target
 	b := bound{class: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
-	for _, t := range m.types {
-		for _, v := range q.allowed() {
-			if tab := t.served[v.model]; tab != nil {
-				latency := tab.mean[q.batch]
-				b.least = min(b.least, latency)
-				if !t.base && latency <= target {
-					b.class = shared
-				}
+	for _, v := range q.allowed() {
+		for _, t := range m.servers[v.model] {
+			latency := t.served[v.model].mean[q.batch]
+			b.least = min(b.least, latency)
+			if !t.base && latency <= target {
+				b.class = shared
 			}
 		}
 	}
@@ -820,6 +819,7 @@ func (m *Matcher) changeModel(e *Event) error {
 				l.holds = l.set.holds
 			}
 			m.moved, m.touched = append(m.moved, false), append(m.touched, false)
+			m.servers = append(m.servers, nil)
 		}
 		m.byName[e.Model] = i
 	}
@@ -915,7 +915,9 @@ type changes struct {
 	// have.
 	moved    []bool
 	anyMoved bool
-	held     []int // scratch
+	// servers are, by model, the types that serve it.
+	servers [][]*instanceType
+	held    []int // scratch
 }
 
 // touchModel notes that what depends on which types serve a model, and how fast, may have changed.
@@ -1066,14 +1068,17 @@ func (m *Matcher) assess() {
 				fastest = min(fastest, t.tables[i].mean[largest])
 			}
 		}
+		clear(m.servers[i])
+		m.servers[i] = m.servers[i][:0]
 		for _, t := range m.types {
 			t.coefficient[i] = 0
 			if t.tables[i] != nil {
 				t.coefficient[i] = min(1, fastest/t.tables[i].mean[largest])
 			}
 			was := t.served[i]
-			if t.served[i] = nil; t.lanes[i] > 0 {
+			if t.served[i] = nil; t.lanes[i] > 0 && t.tables[i] != nil {
 				t.served[i] = t.tables[i]
+				m.servers[i] = append(m.servers[i], t)
 			}
 			if t.served[i] != was {
 				m.moved[i], m.anyMoved = true, true

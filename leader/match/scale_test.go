@@ -114,6 +114,31 @@ func TestChangesCostWhatChanges(t *testing.T) {
 	}
 }
 
+// TestRareModel: a query for a model that one lane holds costs one look at each shard, not at each
+// lane.
+func TestRareModel(t *testing.T) {
+	m := scaleFleet(t, scaleLanes)
+	mustStep(t, m, 0, Event{
+		Kind: ModelChanged, Model: "rare", QoSTarget: time.Second, BatchSize: 200,
+	})
+	mustStep(t, m, 0, Event{
+		Kind: ProfileChanged, Model: "rare", Type: "type0", Table: scaleTable(t, 0, 0),
+	})
+	mustStep(t, m, 0, Event{
+		Kind: LaneJoined, Lane: 1e6, Type: "type0", Models: []names.ModelKey{"rare"},
+	})
+	m.visited = 0
+	all := mustStep(t, m, 0, Event{
+		Kind: Submitted, Query: QueryID{1, 1}, Model: "rare", BatchSize: 1,
+	})
+	if len(all) != 1 || all[0].Action != Assign || all[0].Lane != 1e6 {
+		t.Errorf("got %+v, want the query assigned to the only lane", all)
+	}
+	if most := 2*len(m.shards) + 100; m.visited > most {
+		t.Errorf("%d looks at shards and lanes, want at most %d", m.visited, most)
+	}
+}
+
 // TestProfilesTogether: profiles that are told together are taken in once.
 func TestProfilesTogether(t *testing.T) {
 	m := crowd(t, "horizon", 1000)

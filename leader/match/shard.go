@@ -22,6 +22,7 @@ type shard struct {
 	returned float64 // when all that were refused can have been served after trying again, ms
 	dirty    bool    // something has changed since the last round
 	index    int     // among the matcher's shards
+	holders  []int32 // by model: how many usable lanes hold it; no lane holds one beyond the end
 	unsorted bool    // lanes are not in order
 }
 
@@ -248,12 +249,33 @@ func (m *Matcher) draw(q *query) *shard {
 // accepts reports whether s has a lane for q; if some lane of the pool can meet q's QoS target, s
 // must have one that can.
 func (s *shard) accepts(q *query) bool {
+	if !slices.ContainsFunc(q.allowed(), s.holds) {
+		return false
+	}
 	for _, l := range s.lanes {
+		s.m.visited++
 		if l.suits(q) {
 			return true
 		}
 	}
 	return false
+}
+
+// holds reports whether some usable lane of s holds the variant.
+func (s *shard) holds(v variant) bool {
+	s.m.visited++
+	return v.model < len(s.holders) && s.holders[v.model] > 0
+}
+
+// countHolders adds n to the number of lanes of s that hold the models of a set.
+func (s *shard) countHolders(of *modelSet, n int32) {
+	if last := len(of.models) - 1; last >= 0 && of.models[last] >= len(s.holders) {
+		more := of.models[last] + 1 - len(s.holders)
+		s.holders = append(s.holders, make([]int32, more)...)
+	}
+	for _, i := range of.models {
+		s.holders[i] += n
+	}
 }
 
 // suits reports whether l may be given q, and can meet q's QoS target if any type in the pool can.
