@@ -51,7 +51,7 @@ func (s *Solver) approximate(p *Program) *Solution {
 	sol := s.newSolution(p)
 	share, ok := s.wholeShares()
 	if !ok {
-		sol.setPrices(p, make([]float64, len(p.Types)))
+		sol.setPrices(p, make([]float64, len(p.Types)), maxGap)
 		return sol
 	}
 	var options []option
@@ -93,7 +93,7 @@ func (s *Solver) approximate(p *Program) *Solution {
 			sol.Worth[b] = 0
 		}
 	}
-	sol.setPrices(p, served)
+	sol.setPrices(p, served, maxGap)
 	return sol
 }
 

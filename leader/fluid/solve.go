@@ -375,7 +375,7 @@ func (s *Solver) solution(p *Program) *Solution {
 	served := make([]float64, len(p.Types))
 	sol := s.newSolution(p)
 	if s.counted == 0 {
-		sol.setPrices(p, served)
+		sol.setPrices(p, served, tolerance)
 		return sol
 	}
 	for k, b := range s.basis {
@@ -389,7 +389,7 @@ func (s *Solver) solution(p *Program) *Solution {
 		}
 	}
 	s.setWorth(sol, p)
-	sol.setPrices(p, served)
+	sol.setPrices(p, served, tolerance)
 	return sol
 }
 
@@ -433,8 +433,8 @@ func (s *Solver) setWorth(sol *Solution, p *Program) {
 }
 
 // setPrices sets the prices by name. served is, by type, the rate of the queries, or parts, that
-// are sent to it.
-func (sol *Solution) setPrices(p *Program, served []float64) {
+// are sent to it. Prices of classes that differ by no more than a share are alike.
+func (sol *Solution) setPrices(p *Program, served []float64, share float64) {
 	index := map[names.LaneType]int{} // into Prices
 	var busy, queries []float64
 	service := func(busy, served float64) time.Duration {
@@ -462,7 +462,7 @@ func (sol *Solution) setPrices(p *Program, served []float64) {
 	for i := range sol.Prices {
 		price := &sol.Prices[i]
 		price.Service = service(busy[i], queries[i])
-		if price.isOfAll() {
+		if price.isOfAll(share) {
 			price.PerMs, price.Classes = price.Classes[0].PerMs, nil
 		} else if busy[i] > 0 {
 			price.PerMs /= busy[i]
@@ -470,11 +470,12 @@ func (sol *Solution) setPrices(p *Program, served []float64) {
 	}
 }
 
-// isOfAll reports whether the price is that of all classes.
-func (p *Price) isOfAll() bool {
+// isOfAll reports whether the prices of the classes differ from that of the first by no more than a
+// share of it.
+func (p *Price) isOfAll(share float64) bool {
 	first := p.Classes[0].PerMs
 	return !slices.ContainsFunc(p.Classes, func(c ClassPrice) bool {
-		return math.Abs(c.PerMs-first) > tolerance*max(1, first)
+		return math.Abs(c.PerMs-first) > share*first+tolerance
 	})
 }
 
