@@ -81,7 +81,7 @@ func TestBoundLate(t *testing.T) {
 	for _, load := range []float64{.6, .9} {
 		cfg := families(t)
 		divided(cfg)
-		capacity, err := cfg.fluidLimit(false, false)
+		capacity, err := cfg.FluidLimit(false, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,9 +23,10 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 	return solveFluid(models, parts, false, false)
 }
 
-// fluidLimit is FluidLimit of what each instance holds. With splits, queries are split as the models
-// allow; with late, models may miss their QoS targets, as for a leader, see [fluid.Bin.Late].
-func (c *Config) fluidLimit(splits, late bool) (*fluid.Solution, error) {
+// FluidLimit is as the function of that name, of what each instance holds. With splits, queries are
+// split as the models allow; with late, models may miss their QoS targets, as for a leader, see
+// [fluid.Bin.Late].
+func (c *Config) FluidLimit(splits, late bool) (*fluid.Solution, error) {
 	types, parts := typeOrder(c.Models, c.Pool), c.parts()
 	slices.SortStableFunc(parts, func(a, b part) int {
 		return slices.Index(types, a.typ) - slices.Index(types, b.typ)

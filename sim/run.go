@@ -183,12 +183,12 @@ func newRun(cfg *Config) (*run, error) {
 	}
 	r.types = typeOrder(cfg.Models, cfg.Pool)
 	var err error
-	if r.limit, err = cfg.fluidLimit(false, true); err != nil {
+	if r.limit, err = cfg.FluidLimit(false, true); err != nil {
 		return nil, err
 	}
 	r.splitLimit = r.limit
 	if slices.ContainsFunc(cfg.Models, func(m Model) bool { return m.Splits }) {
-		if r.splitLimit, err = cfg.fluidLimit(true, true); err != nil {
+		if r.splitLimit, err = cfg.FluidLimit(true, true); err != nil {
 			return nil, err
 		}
 	}

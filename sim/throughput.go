@@ -129,7 +129,7 @@ func newSearch(cfg *Config) (*search, error) {
 	if err := s.cfg.Validate(); err != nil {
 		return nil, err
 	}
-	limit, err := s.cfg.fluidLimit(false, false)
+	limit, err := s.cfg.FluidLimit(false, false)
 	if err != nil {
 		return nil, err
 	}

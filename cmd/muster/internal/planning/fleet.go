@@ -104,7 +104,53 @@ func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, mode
 		}
 		models = append(models, m)
 	}
+	if err := live.noteHeld(reported, demand, models); err != nil {
+		return nil, nil, nil, err
+	}
 	return live, models, prices, nil
+}
+
+// noteHeld notes what the fleet can do at most if its agents hold different models, because a plan
+// is for instances that hold all.
+func (live *Fleet) noteHeld(fleet *control.FleetDemand, demand []*control.ModelDemand,
+	models []sim.Model) error {
+	cfg, apart := &sim.Config{Models: models}, false
+	for _, typ := range slices.Sorted(maps.Keys(live.Counts)) {
+		cfg.Pool = append(cfg.Pool, sim.Instances{Type: typ, Count: live.Counts[typ]})
+	}
+	for _, m := range fleet.GetMembers() {
+		if m.GetDraining() {
+			continue
+		}
+		hold := sim.Holding{Type: m.GetInstanceType(), Count: 1, Models: []string{}}
+		for i, d := range demand {
+			if slices.ContainsFunc(m.GetModels(), func(held *control.Model) bool {
+				return held.GetName() == d.GetModel() && held.GetVersion() == d.GetVersion()
+			}) {
+				hold.Models = append(hold.Models, models[i].Name)
+			}
+		}
+		apart = apart || len(hold.Models) < len(models)
+		i := slices.IndexFunc(cfg.Holds, func(h sim.Holding) bool {
+			return h.Type == hold.Type && slices.Equal(h.Models, hold.Models)
+		})
+		if i < 0 {
+			cfg.Holds = append(cfg.Holds, hold)
+		} else {
+			cfg.Holds[i].Count++
+		}
+	}
+	if !apart {
+		return nil
+	}
+	limit, err := cfg.FluidLimit(false, true)
+	if err != nil {
+		return fmt.Errorf("what the fleet can do with the models that its agents hold: %w", err)
+	}
+	live.Notes = append(live.Notes, fmt.Sprintf("agents hold different models: with what they "+
+		"hold the fleet can do at most %.4g queries/s of this mix (its fluid limit); all other "+
+		"figures are of instances that hold every model planned for", limit.Rate))
+	return nil
 }
 
 // Cost returns the price of the running fleet in $/hr.
