@@ -181,6 +181,15 @@ func (l *lister) twoModels() {
 			Load: load, Deadline: patience, Queries: 12000, ShortQueries: 1500,
 		})
 	}
+	wnd := l.published("wnd", false)
+	wnd.Weight = 6
+	l.add(Regime{
+		Name: "wnd+rm2-late-1.2",
+		About: "the same at 1.2 of the limit, where all queries are dropped after 3 s: many targets " +
+			"of the one model, few of the other",
+		Models: []Model{wnd, l.published("rm2", false)}, Lanes: pool(3, 10), Load: 1.2,
+		DeadlineAfter: 3 * time.Second, Queries: 12000, ShortQueries: 3000,
+	})
 }
 
 // lasting is the share of the queries that leaders that learn may use up before queries count.
@@ -240,7 +249,7 @@ func (l *lister) manyModels() {
 			About: fmt.Sprintf("50 models by Zipf's law with a target of %v on 30 lanes of two "+
 				"types, each of which holds 10, at %g of the limit", target, load),
 			Lanes: spread(zipf(models), []string{"fast", "slow", "slow"}, lanes, each),
-			Load:  load, Deadline: patience, Queries: 16000, ShortQueries: 3000,
+			Load:  load, Deadline: patience, Queries: 16000, ShortQueries: 2000,
 		}
 		for i, w := range zipf(models) {
 			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
@@ -266,8 +275,8 @@ func (l *lister) manySpeeds() {
 				Name: fmt.Sprintf("%s-%g", name, load),
 				About: fmt.Sprintf("models with targets of %v and %v, 4:1, on 10 lanes each of 10 "+
 					"types, each of its own speed, at %g of the limit; %s", short, long, load, how),
-				Load: load, Deadline: patience, Learns: learns, Queries: 16000, ShortQueries: 3000,
-				Seeds: 2,
+				Load: load, Deadline: patience, Learns: learns, Queries: 16000, ShortQueries: 2000,
+				Seeds: 1,
 			}
 			latencies := []map[string]match.Latencies{{}, {}}
 			for i := range types {

@@ -30,8 +30,10 @@ type Regime struct {
 	Phases   func(seed uint64) []sim.Phase
 	// RTT and Jitter are the network's, as fleet.Config has them.
 	RTT, Jitter time.Duration
-	// Deadline is when a query is dropped, in QoS targets of its model after its arrival; 0: never.
-	Deadline float64
+	// Deadline is when a query is dropped, in QoS targets of its model after its arrival; 0: after
+	// DeadlineAfter, the same for all models.
+	Deadline      float64
+	DeadlineAfter time.Duration
 	// Gateways share the queries equally; 0 means 4.
 	Gateways int
 	Faults   []fleet.Fault
@@ -52,7 +54,7 @@ type Regime struct {
 	// Queries is how many queries arrive in one run, and ShortQueries in one of the short form; 0:
 	// the short form leaves the regime out.
 	Queries, ShortQueries int
-	// Seeds is the number of runs of the whole form; 0 means 3.
+	// Seeds is the number of runs of the whole form; 0 means 2.
 	Seeds int
 
 	limit float64         // 0: not computed yet
@@ -136,7 +138,7 @@ func (r *Regime) SeedsOf(short bool) (seeds []uint64) {
 	if short {
 		return []uint64{shortSeed}
 	}
-	const usual = 3
+	const usual = 2
 	for i := range cmp.Or(r.Seeds, usual) {
 		seeds = append(seeds, uint64(firstSeed+i))
 	}

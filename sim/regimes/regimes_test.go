@@ -15,9 +15,9 @@ var known = []string{
 	"rm2-0.03", "rm2-3", "rm2-whole-0.03", "rm2-whole-3", "rtt1-0.3", "rtt1-0.85", "rtt10-1.2",
 	"rtt5-1.2", "slow-on-large-0.3", "speeds-0.8", "speeds-learned-0.3", "two-400x-1:1-0.3",
 	"two-400x-8:1-0.3", "two-4x-1:1-0.3", "two-4x-1:1-1.2", "two-4x-8:1-0.3", "two-4x-8:1-1.2",
-	"wnd+rm2-6:1-1.2", "wnd-0.03", "wnd-0.3", "wnd-0.5", "wnd-0.8", "wnd-whole-0.3",
-	"wnd-whole-1.5", "wrong+20-learned-1.2", "wrong+50-0.8", "wrong-10-1.2", "wrong-20-0.8",
-	"wrong-20-1.2", "wrong-50-1.2", "zipf50-0.8", "zipf50-1.2", "zones-0.3",
+	"wnd+rm2-6:1-1.2", "wnd+rm2-late-1.2", "wnd-0.03", "wnd-0.3", "wnd-0.5", "wnd-0.8",
+	"wnd-whole-0.3", "wnd-whole-1.5", "wrong+20-learned-1.2", "wrong+50-0.8", "wrong-10-1.2",
+	"wrong-20-0.8", "wrong-20-1.2", "wrong-50-1.2", "zipf50-0.8", "zipf50-1.2", "zones-0.3",
 }
 
 // TestRule holds the rule on the short form of each regime.

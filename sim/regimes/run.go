@@ -260,7 +260,7 @@ func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
 		}
 	}
 	c := &fleet.Config{
-		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Gateways: cmp.Or(r.Gateways, 4),
+		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Deadline: r.DeadlineAfter, Gateways: cmp.Or(r.Gateways, 4),
 		Probes: inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
 		GossipDelay: time.Second, Service: e.service, Finish: e.finish,
 		Split: func(uint64) {}, Waits: func(uint64, bool) {},
