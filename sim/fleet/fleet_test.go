@@ -302,3 +302,30 @@ func TestDeadlines(t *testing.T) {
 			o.Outcome, o.at)
 	}
 }
+
+// TestModelOfReturningAgent: a model that only an agent holds which a new leader does not know at first
+// is served when that agent is back.
+func TestModelOfReturningAgent(t *testing.T) {
+	x := newTrial(t, boxes, map[names.LaneType]time.Duration{"box": 20 * ms}, func(c *Config) {
+		other := c.Models[0]
+		other.Name = "other"
+		c.Models = append(c.Models, other)
+		for i := range c.Lanes {
+			l := &c.Lanes[i]
+			l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
+			if i == 0 {
+				l.Known[1], l.Predicted[1] = l.Known[0], l.Predicted[0]
+			}
+		}
+		c.Faults = []Fault{
+			{Verb: cut, Target: "box-1", At: 0, Duration: 8 * time.Second},
+			{Verb: kill, Target: TheLeader, At: 7 * time.Second},
+		}
+	})
+	x.until(9 * time.Second)
+	x.Arrive(Query{Sequence: 1, Model: 1, BatchSize: 1, Arrival: 9 * time.Second})
+	x.until(Never)
+	if o := x.outcomes[1]; o.Outcome != Served || o.at > 10*time.Second {
+		t.Errorf("got the outcome %d at %v, want it served at once", o.Outcome, o.at)
+	}
+}

@@ -43,6 +43,8 @@ type referee struct {
 	fault  error // the first broken promise
 
 	queries   int
+	cancels   bool // clients cancel queries
+	cancelled int
 	outcomes  map[uint64]Outcome
 	calls     map[*call]bool // those seen; false: cut off, or over
 	answered  map[*call]bool
@@ -80,6 +82,9 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 	}
 	mean := []time.Duration{20 * ms, 100 * ms}[rng.IntN(2)]
 	n := []int{1, 2, 4}[rng.IntN(3)]
+	// In some fleets no agent may lead; in some there are many models, each on three of the lanes.
+	leaderless, many := seed%7 == 3 && m == nil, seed%4 == 1 && n == 4 && m == nil
+	r.cancels = seed%5 == 2 && m == nil
 	// In some fleets only the first agent answers large queries in time, and others their parts.
 	types := make([]names.LaneType, n)
 	latency := map[names.LaneType]match.Latencies{"box": flat(mean)}
@@ -98,7 +103,7 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 			}, Share: 0.99},
 		},
 		Seed: seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
-		GossipDelay: time.Second, Probes: inquire.DefaultProbes, Faults: randomFaults(rng, types),
+		GossipDelay: time.Second, Probes: inquire.DefaultProbes,
 		Service: func(lane int, q *Query) time.Duration {
 			mean := latency[types[lane]].Mean(q.BatchSize)
 			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
@@ -107,16 +112,36 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		Split:  func(uint64) {},
 		Finish: r.finish,
 	}
-	for _, typ := range types {
+	mostKilled := n - 1
+	if leaderless {
+		r.cfg.Candidates = -1
+	}
+	if many {
+		mostKilled = 1
+		for k := 1; k < 24; k++ {
+			other := r.cfg.Models[0]
+			other.Name = names.ModelKey(fmt.Sprint("m", k))
+			other.QoSTarget *= time.Duration(1 + k%3)
+			r.cfg.Models = append(r.cfg.Models, other)
+		}
+	}
+	r.cfg.Faults = randomFaults(rng, types, mostKilled)
+	for i, typ := range types {
 		table, err := match.NewTable(latency[typ], 40)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.cfg.Lanes = append(r.cfg.Lanes, Lane{
-			Type: typ, Known: []match.Latencies{latency[typ]}, Predicted: []*match.Table{table},
-		})
+		l := Lane{Type: typ}
+		for k := range r.cfg.Models {
+			if many && k%n == i {
+				l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
+				continue
+			}
+			l.Known, l.Predicted = append(l.Known, latency[typ]), append(l.Predicted, table)
+		}
+		r.cfg.Lanes = append(r.cfg.Lanes, l)
 	}
-	if seed%3 == 0 {
+	if seed%3 == 0 && !many {
 		r.cfg.Models[0].Merge = merge.Deadline
 		for i := range r.cfg.Lanes {
 			l := &r.cfg.Lanes[i]
@@ -131,9 +156,9 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 	return r
 }
 
-// randomFaults are some of the first second, after which all goes well. Of several agents one at
-// least is not killed.
-func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
+// randomFaults are some of the first second, after which all goes well. No more agents are killed
+// than mostKilled.
+func randomFaults(rng *rand.Rand, types []names.LaneType, mostKilled int) (all []Fault) {
 	agents, victims := len(types), []names.AgentName{}
 	for i, typ := range types {
 		n := i + 1
@@ -157,7 +182,7 @@ func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
 		}
 		switch f.Verb {
 		case kill:
-			if killed++; killed >= agents {
+			if killed++; killed > mostKilled {
 				continue
 			}
 			f.Duration = 0
@@ -176,7 +201,7 @@ func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
 // run lets queries arrive, and everything that follows happen.
 func (r *referee) run() {
 	// The last fault ends before 7 s.
-	const arrivals, end = 3 * time.Second, 10 * time.Second
+	const arrivals, storm, end = 3 * time.Second, 1500 * ms, 10 * time.Second
 	// half of what the lanes serve, or more if the first one is to be busy
 	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes))
 	switch m := &r.cfg.Models[0]; {
@@ -190,6 +215,14 @@ func (r *referee) run() {
 		r.until(at)
 		r.queries++
 		q := Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at}
+		if n := len(r.cfg.Models); n > 1 {
+			q.Model = r.rng.IntN(n)
+		}
+		if r.cancels && at < storm { // some by themselves, all others at once
+			if q.CancelAfter = storm - at; r.rng.IntN(4) == 0 {
+				q.CancelAfter = 1 + time.Duration(r.rng.Int64N(int64(q.CancelAfter)))
+			}
+		}
 		r.rows[q.Sequence] = q.BatchSize
 		r.f.Arrive(q)
 		r.look()
@@ -198,7 +231,20 @@ func (r *referee) run() {
 	if len(r.outcomes) != r.queries {
 		r.failf("%d of %d queries have an outcome", len(r.outcomes), r.queries)
 	}
+	for _, a := range r.f.agents {
+		kept := slices.ContainsFunc(a.promises, func(p promise) bool { return p.until >= r.f.now })
+		if !a.dead && len(a.held) > 0 || kept {
+			r.failf("in the end %s holds %d attempts, and keeps its lane for gateways: %v",
+				a.member.Name, len(a.held), kept)
+		}
+	}
 	leads := r.f.leader()
+	if r.cfg.Candidates < 0 {
+		if leads != nil {
+			r.failf("%s leads, and must not", leads.member.Name)
+		}
+		return
+	}
 	if leads == nil {
 		r.failf("nobody leads")
 		return
@@ -316,6 +362,10 @@ func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
 		r.failf("query %d has the outcome %d, and had %d", sequence, o, was)
 	}
 	r.outcomes[sequence] = o
+	if o == Cancelled && r.cancels {
+		r.cancelled++
+		return
+	}
 	if o != Served {
 		r.failf("query %d has the outcome %d, want it to be served", sequence, o)
 		return

@@ -278,6 +278,7 @@ func (f *Fleet) tellViews() {
 		f.on(&a.host, 0, func() {
 			if a.term != nil {
 				a.term.viewChanged()
+				a.term.tellKnown()
 			}
 		})
 	}

@@ -76,9 +76,7 @@ func (a *agent) lead(claim election.Claim) {
 	}
 	t.viewChanged()
 	t.step(&leader.Event{Kind: leader.TimePassed})
-	if t.learned == nil {
-		t.step(&leader.Event{Kind: leader.Learned, Advice: f.known})
-	}
+	t.tellKnown()
 	for _, b := range f.agents {
 		t.open(b)
 	}
@@ -96,6 +94,14 @@ func (t *term) end() {
 				}
 			}, nil)
 		}
+	}
+}
+
+// tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies of
+// models that no member that it knows holds, and so is told again when members join.
+func (t *term) tellKnown() {
+	if t.learned == nil {
+		t.step(&leader.Event{Kind: leader.Learned, Advice: t.f.known})
 	}
 }
 
