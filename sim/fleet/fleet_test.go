@@ -313,12 +313,13 @@ func TestModelOfReturningAgent(t *testing.T) {
 		for i := range c.Lanes {
 			l := &c.Lanes[i]
 			l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
-			if i == 0 {
+			if i == 2 {
 				l.Known[1], l.Predicted[1] = l.Known[0], l.Predicted[0]
 			}
 		}
+		c.Candidates = 2
 		c.Faults = []Fault{
-			{Verb: cut, Target: "box-1", At: 0, Duration: 8 * time.Second},
+			{Verb: cut, Target: "box-3", At: 0, Duration: 8 * time.Second},
 			{Verb: kill, Target: TheLeader, At: 7 * time.Second},
 		}
 	})

@@ -27,7 +27,7 @@ func (a *agent) greet(t *term) {
 		})
 	}
 	a.tell(func(t *term) {
-		t.step(&leader.Event{Kind: leader.Described, Member: a.member, Free: e.Free})
+		t.described(&leader.Event{Kind: leader.Described, Member: a.member, Free: e.Free})
 		t.step(&e)
 	})
 }

@@ -278,7 +278,6 @@ func (f *Fleet) tellViews() {
 		f.on(&a.host, 0, func() {
 			if a.term != nil {
 				a.term.viewChanged()
-				a.term.tellKnown()
 			}
 		})
 	}

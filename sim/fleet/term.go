@@ -24,6 +24,7 @@ type term struct {
 	linked []bool        // by gateway: it has a stream to this leader
 	read   []uint64      // by gateway: submits read on its stream
 	over   bool
+	lacks  bool // there are latencies of models that it did not know when it was told of them
 	record bytes.Buffer
 	rec    *leader.Recorder // nil: not recorded
 
@@ -98,10 +99,19 @@ func (t *term) end() {
 }
 
 // tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies of
-// models that no member that it knows holds, and so is told again when members join.
+// models that it does not know yet, and is told them again when an agent has described itself.
 func (t *term) tellKnown() {
 	if t.learned == nil {
 		t.step(&leader.Event{Kind: leader.Learned, Advice: t.f.known})
+		t.lacks = t.state.Sizes()["latencies"] < len(t.f.known.Latencies)
+	}
+}
+
+// described takes an agent's description.
+func (t *term) described(e *leader.Event) {
+	t.step(e)
+	if t.lacks {
+		t.tellKnown()
 	}
 }
 
