@@ -15,13 +15,15 @@ import (
 //
 // Its model of a query of batch size b on agent a is
 //
-//	latency = base(b) * (1 + deviation(b)) * factor(a) * (1 + noise(b) * z)
+//	latency = base(b) * (1 + deviation(b)) * factor(a) * size(a, b) * (1 + noise(b) * z)
 //
 // base is a line, floor + slope * b. If the learner was given a profile to start from, base is that
 // profile times a factor. Two or three queries determine a base, and about thirty a good one,
 // because latency is nearly linear. deviation is a smooth function over bins of the batch size,
 // which turns the line into a table: it is zero in bins without evidence and approaches the bin's
-// own mean as evidence grows. The mean of factor over the agents is one. noise is the relative
+// own mean as evidence grows. The mean of factor over the agents is one. size is by how much more the
+// agent departs from its type at sizes like b than at others, as a machine does whose memory is slow,
+// or whose clock falls in long runs; it is one without evidence. noise is the relative
 // standard deviation near b. z is standardised noise; its distribution, the same at all batch
 // sizes, gives the quantiles.
 //
@@ -93,10 +95,18 @@ type agent struct {
 	rise     run
 	fall     run
 	seen     time.Time
+	sizes    [sizeClasses]sizeFactor
 	// pending are outliers that are not in the tail yet: if they turn out to be the first queries
 	// after a lasting change, they are none.
 	pending [tailPending]outlier
 	pends   int8
+}
+
+// A sizeFactor is an agent's size(a, b) for batch sizes of one class.
+type sizeFactor struct {
+	log      float32
+	variance float32 // of log
+	queries  float32 // number of queries; older ones have less weight
 }
 
 // An outlier is an argument of [tail.add].
@@ -147,6 +157,16 @@ const (
 	changeJump = 2 * math.Ln2
 
 	agentSpread = 0.1 // standard deviation of the agents' factors, before evidence
+	// sizeSpread is the same of what the factor for a class of batch sizes differs from the agent's.
+	// Chosen: half of it, since most agents that are slow are so at all sizes.
+	sizeSpread = agentSpread / 2
+	// sizeMemory is how many queries the factor for a class of an agent remembers: so few that the
+	// agents come apart soon where their type's profile begins as the mean of both.
+	sizeMemory = 50
+	// Classes of batch sizes, of two octaves each: what slows down large batches alone (caches, memory
+	// bandwidth, clocks) begins at some size and holds beyond it.
+	classBins   = 16
+	sizeClasses = 1 + (binCount-fineBins)/classBins
 
 	// z is counted in intervals of 1/4 from shapeLow on; the first and the last are open.
 	shapeLow, shapeStep = -5.0, 0.25
@@ -200,6 +220,9 @@ func binRange(i int) (lo, hi int) {
 	lo = fineBins<<octave + part<<(octave+1) + 1
 	return lo, lo + 1<<(octave+1) - 1
 }
+
+// classOf returns the class of batch sizes that a bin is in.
+func classOf(i int) int { return max(0, i-fineBins+classBins) / classBins }
 
 // Key returns the key of the profile.
 func (l *Learner) Key() Key { return l.key }
@@ -256,7 +279,8 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 	}
 	i := binOf(batch)
 	a := l.agent(agentName)
-	value := float64(latency) / a.factor
+	size := &a.sizes[classOf(i)]
+	value := float64(latency) / (a.factor * math.Exp(float64(size.log)))
 	if isEarly {
 		a.seen, l.updated = now, now
 		l.observed++
@@ -268,7 +292,7 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 	}
 	predicted := l.fit.base(l.prior, float64(batch)) * (1 + l.fit.deviation[i])
 	noise, doubt := l.fit.noise[i], l.fit.doubt[i]
-	spread := math.Sqrt(noise*noise + doubt*doubt + a.variance)
+	spread := math.Sqrt(noise*noise + doubt*doubt + a.variance + float64(size.variance))
 	ratio := value / predicted
 	if cut && (ratio-1)/spread < l.fit.winsor {
 		l.tail.add(ratio, ratio, true)
@@ -292,6 +316,9 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 	gain := a.variance / (a.variance + noise*noise + doubt*doubt)
 	a.factor *= 1 + gain*residual
 	a.variance *= 1 - gain
+	if len(l.agents) > 1 { // else deviation says all
+		size.observe(residual*(1-gain), noise*noise+doubt*doubt)
+	}
 	// The squared residual includes doubt and the factor's variance; only its noise part is added.
 	l.add(i, batch, predicted*(1+residual), residual*residual*noise*noise/(spread*spread))
 	if l.sinceRefit++; l.sinceRefit >= 64 || uint64(l.sinceRefit)*16 >= l.observed {
@@ -373,6 +400,24 @@ func (l *Learner) agent(name names.AgentName) *agent {
 	return &l.agents[i]
 }
 
+// observe takes what is left of a residual with a variance of one query. The weight of the prior is
+// what the variance says now: at first it has the agents' differences in it, and so the first
+// queries count less than they do later.
+func (s *sizeFactor) observe(residual, variance float64) {
+	prior := variance / (sizeSpread * sizeSpread)
+	s.queries += 1 - s.queries/sizeMemory
+	gain := 1 / (float64(s.queries) + prior)
+	s.log += float32(math.Log1p(min(gain, 1) * residual))
+	s.variance = float32(variance * gain)
+}
+
+// forgetSizes makes the agent's factors by size uncertain.
+func (a *agent) forgetSizes() {
+	for c := range a.sizes {
+		a.sizes[c].queries = min(a.sizes[c].queries, 1)
+	}
+}
+
 func (l *Learner) add(i, batch int, latency, square float64) {
 	b := &l.bins[i]
 	if b.weight >= binMemory {
@@ -440,6 +485,7 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 		}
 	} else {
 		a.factor *= jump
+		a.forgetSizes() // the change may be of some sizes only
 	}
 	a.variance = spread * spread / changed.queries
 	var all float64
@@ -476,19 +522,84 @@ type Agent struct {
 	Factor float64
 	// Error is the standard error of Factor; the error of the type's profile is not included.
 	Error float64
+	// Sizes says by class of batch sizes what more there is to Factor, if observations show that it
+	// is not the same for all.
+	Sizes []SizeFactor
 	// Seen is when the agent's last query was observed.
 	Seen time.Time
 }
 
-// Agents returns the agents seen within the last ten minutes of observations, by name.
-func (l *Learner) Agents() []Agent {
-	mean := l.meanFactor()
-	all := make([]Agent, 0, len(l.agents))
-	for _, a := range l.agents {
-		all = append(all, Agent{a.name, a.factor / mean, math.Sqrt(a.variance), a.seen})
+// At returns the agent's latency divided by its type's at a batch size.
+func (a *Agent) At(batch int) float64 {
+	for _, s := range a.Sizes {
+		if batch >= s.First && batch <= s.Last {
+			return a.Factor * s.Factor
+		}
+	}
+	return a.Factor
+}
+
+// A SizeFactor says that an agent's latency at the batch sizes First..Last is Factor times what the
+// agent's own factor says. Error is the standard error of Factor.
+type SizeFactor struct {
+	First, Last   int
+	Factor, Error float64
+}
+
+// leastSizeErrors and leastSizeFactor are the least departure of a size factor from 1, in standard
+// errors and by itself, with which those of an agent are told: with less it is chance, since many are
+// looked at, or does not matter.
+const leastSizeErrors, leastSizeFactor = 4, 0.05
+
+// departs reports whether the factor departs from 1.
+func (s sizeFactor) departs() bool {
+	away := math.Abs(float64(s.log))
+	return away >= leastSizeFactor && away >= leastSizeErrors*math.Sqrt(float64(s.variance))
+}
+
+// bySize returns the agent's factors by size, nil if none is told.
+func (a *agent) bySize() (all []SizeFactor) {
+	if !slices.ContainsFunc(a.sizes[:], sizeFactor.departs) {
+		return nil
+	}
+	for c, s := range a.sizes {
+		if s.queries == 0 {
+			continue
+		}
+		first, last := 0, min(fineBins+classBins*c, binCount)-1
+		if c > 0 {
+			first = fineBins + classBins*(c-1)
+		}
+		f := SizeFactor{
+			Factor: math.Exp(float64(s.log)), Error: math.Sqrt(float64(s.variance)),
+		}
+		f.First, _ = binRange(first)
+		_, f.Last = binRange(last)
+		all = append(all, f)
 	}
 	return all
 }
+
+// Agents returns the agents seen within the last ten minutes of observations, by name.
+func (l *Learner) Agents() []Agent { return slices.Collect(l.EachAgent) }
+
+// EachAgent yields what Agents returns. It allocates only for agents with factors by size. As Table
+// does, it takes all evidence into account: factors and profile belong together.
+func (l *Learner) EachAgent(yield func(Agent) bool) {
+	if l.sinceRefit > 0 {
+		l.refit()
+	}
+	mean := l.meanFactor()
+	for i := range l.agents {
+		a := &l.agents[i]
+		if !yield(Agent{a.name, a.factor / mean, math.Sqrt(a.variance), a.bySize(), a.seen}) {
+			return
+		}
+	}
+}
+
+// Shared reports whether the learner knows several agents, so that they can be compared.
+func (l *Learner) Shared() bool { return len(l.agents) > 1 }
 
 // Factor returns an agent's latency divided by the mean of its type's; 1 for an unknown agent.
 func (l *Learner) Factor(agentName names.AgentName) float64 {
@@ -528,6 +639,60 @@ func (l *Learner) Table() *Table {
 	return l.table
 }
 
+// meanSize is the mean of the logarithms of the agents' factors for a class of batch sizes.
+func (l *Learner) meanSize(c int) float64 {
+	var sum, weight float64
+	for i := range l.agents {
+		s := &l.agents[i].sizes[c]
+		w := float64(s.queries / (s.queries + 20))
+		sum += w * float64(s.log)
+		weight += w
+	}
+	if weight == 0 {
+		return 0
+	}
+	return sum / weight
+}
+
+// centerSizes scales the factors by size so that their geometric mean is one: over each agent's
+// classes, the rest of which is the agent's own factor, and over the agents of each class.
+func (l *Learner) centerSizes() {
+	for i := range l.agents {
+		a := &l.agents[i]
+		var sum, weight float64
+		for _, s := range a.sizes {
+			w := float64(s.queries / (s.queries + 20))
+			sum += w * float64(s.log)
+			weight += w
+		}
+		if sum == 0 {
+			continue
+		}
+		a.factor *= math.Exp(sum / weight)
+		for c := range a.sizes {
+			if s := &a.sizes[c]; s.queries > 0 {
+				s.log -= float32(sum / weight)
+			}
+		}
+	}
+	for c := range sizeClasses {
+		mean := l.meanSize(c)
+		if mean == 0 {
+			continue
+		}
+		for i := range l.agents {
+			if s := &l.agents[i].sizes[c]; s.queries > 0 {
+				s.log -= float32(mean)
+			}
+		}
+		for i := range l.bins {
+			if classOf(i) == c {
+				l.bins[i].latency *= math.Exp(mean)
+			}
+		}
+	}
+}
+
 // refit scales the factors to a mean of one, forgets agents without recent queries, and estimates
 // the fit again from the bins.
 func (l *Learner) refit() {
@@ -535,6 +700,7 @@ func (l *Learner) refit() {
 	l.table = nil
 	l.agents = slices.DeleteFunc(l.agents,
 		func(a agent) bool { return l.updated.Sub(a.seen) > agentLife })
+	l.centerSizes()
 	if mean := l.meanFactor(); mean != 1 {
 		for i := range l.agents {
 			l.agents[i].factor /= mean

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/document"
@@ -50,8 +51,14 @@ const (
 	leastFactor, mostFactor, mostSpread = 1e-9, 1e9, 1e6
 )
 
-// MarshalJSON writes all evidence. It only leaves out the cumulative sums of the agents.
+// MarshalJSON writes all evidence but the cumulative sums of the agents and, because older versions
+// reject keys that they do not know, their factors by size and the tail. These are learned anew, or
+// inherited from the profiles that a former leader has told.
 func (l *Learner) MarshalJSON() ([]byte, error) {
+	centered := *l // so that what is left out is nothing on average
+	centered.agents = slices.Clone(l.agents)
+	centered.centerSizes()
+	l = &centered
 	j := learnerJSON{
 		Format: learnerFormat, Key: l.key, Prior: l.prior, Observed: l.observed, Changes: l.changes,
 		Updated: l.updated,

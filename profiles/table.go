@@ -225,19 +225,27 @@ func (t *Table) As(key Key) *Table {
 	return &Table{key: key, origin: Inherited, source: source, knots: t.knots}
 }
 
-// Scale returns the table with every latency multiplied by factor, which must be above 0. That is
-// the profile of a machine with this factor relative to its type.
-func (t *Table) Scale(factor float64) *Table {
+// ScaleBy is Scale with a factor for each batch size.
+func (t *Table) ScaleBy(factor func(batch int) float64) *Table {
 	s := *t
 	s.knots = slices.Clone(t.knots)
 	for i := range s.knots {
-		k := &s.knots[i]
-		for _, d := range []*time.Duration{&k.Mean, &k.P50, &k.P90, &k.P99} {
-			*d = max(1, saturated(float64(*d)*factor))
-		}
-		k.Load = saturated(float64(k.Load) * factor)
+		s.knots[i].scale(factor(s.knots[i].BatchSize))
 	}
 	return &s
+}
+
+func (k *Knot) scale(factor float64) {
+	for _, d := range []*time.Duration{&k.Mean, &k.P50, &k.P90, &k.P99} {
+		*d = max(1, saturated(float64(*d)*factor))
+	}
+	k.Load = saturated(float64(k.Load) * factor)
+}
+
+// Scale returns the table with every latency multiplied by factor, which must be above 0. That is
+// the profile of a machine with this factor relative to its type.
+func (t *Table) Scale(factor float64) *Table {
+	return t.ScaleBy(func(int) float64 { return factor })
 }
 
 type tableJSON struct {

@@ -46,7 +46,7 @@ type State struct {
 	told     map[names.TableKey]profile
 	// learned by a former leader: its first queries are not urgent
 	learned map[profiles.Key]bool
-	scaled  map[names.AgentName]float64 // by agent with profiles of its own: its factor
+	scaled  map[names.AgentName]*departure // by agent with profiles of its own
 	solver  fluid.Solver
 	prices  []fluid.Price
 	unmet   map[names.ModelKey]unmet // see unmetOf
@@ -102,7 +102,7 @@ func New(book *profiles.Book) *State {
 	return &State{
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
 		told: map[names.TableKey]profile{}, learned: map[profiles.Key]bool{},
-		scaled: map[names.AgentName]float64{}, unmet: map[names.ModelKey]unmet{},
+		scaled: map[names.AgentName]*departure{}, unmet: map[names.ModelKey]unmet{},
 	}
 }
 

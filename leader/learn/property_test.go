@@ -128,6 +128,11 @@ func (p *plain) check() {
 		}
 	}
 	if p.last.Factors != nil { // it has looked at profiles this time
+		for _, key := range p.book.Keys() {
+			if l := p.book.Learner(key); l.Shared() {
+				l.Agents() // as the state has it, so that both take the same evidence into account
+			}
+		}
 		p.checkOwn()
 		p.checkTold()
 	}
@@ -140,18 +145,22 @@ func (p *plain) checkTold() {
 		l := p.advised[key]
 		if l == nil {
 			p.t.Errorf("%s on %s was never told", key.Model, key.Type)
-		} else if want != nil && !near(l.Profile, want, 0.01+0.05*p.isOwn(key)) {
-			p.t.Errorf("%s on %s: batches of %d take %v as told, %v as learned", key.Model,
-				key.Type, largest,
-				l.Profile.Mean(largest), want.Mean(largest))
+		} else if want.low != nil && !within(l.Profile, want, 0.01+0.05*p.isOwn(key)) {
+			for _, batch := range compared {
+				p.t.Errorf("%s on %s: batches of %d take %v as told, %v to %v as learned", key.Model,
+					key.Type, batch, l.Profile.Mean(batch), want.low.Mean(batch), want.high.Mean(batch))
+			}
 		}
 	}
 }
 
+// compared are the batch sizes at which the state compares profiles.
+var compared = []int{1, largest / 8, largest / 3, largest * 2 / 3, largest}
+
 // near reports whether two profiles are alike where the state compares them; load and 99 % quantile
 // by five times as much.
 func near(a, b *profiles.Table, by float64) bool {
-	for _, batch := range []int{1, largest / 8, largest / 3, largest * 2 / 3, largest} {
+	for _, batch := range compared {
 		for _, x := range []struct {
 			a, b time.Duration
 			by   float64
@@ -169,6 +178,21 @@ func near(a, b *profiles.Table, by float64) bool {
 	return true
 }
 
+// within reports whether the means of a profile are within bounds.
+func within(a *profiles.Table, b bounds, by float64) bool {
+	for _, batch := range compared {
+		low, high := b.low.Mean(batch), b.high.Mean(batch)
+		if a := float64(a.Mean(batch)); a < (1-by)*float64(min(low, high))-2 ||
+			a > float64(max(low, high))/(1-by)+2 {
+			return false
+		}
+	}
+	return true
+}
+
+// bounds are two profiles between which one should be; nil where nothing but a guess is known.
+type bounds struct{ low, high *profiles.Table }
+
 // isOwn is 1 for an agent's own type, else 0.
 func (p *plain) isOwn(key names.TableKey) float64 {
 	if key.Type.IsOwn() {
@@ -177,19 +201,26 @@ func (p *plain) isOwn(key names.TableKey) float64 {
 	return 0
 }
 
-// want is what should be told; nil where nothing but a guess is.
-func (p *plain) want() map[names.TableKey]*profiles.Table {
-	all := map[names.TableKey]*profiles.Table{}
+// want is what should be told: of an agent that departs, what is between its factor for the model and
+// that for all.
+func (p *plain) want() map[names.TableKey]bounds {
+	all := map[names.TableKey]bounds{}
 	for _, x := range p.members {
 		for _, held := range x.Models {
 			key, of := names.TableKey{Model: held.Key(), Type: x.Type}, held.Profile
 			if p.own[x.Name] {
 				key.Type = x.OwnType
+				all[key] = bounds{}
 				if table := p.book.Table(of); table != nil {
-					table = table.Scale(p.last.Factors[x.Name])
-					all[key] = table
-				} else {
-					all[key] = nil
+					g := profiles.Agent{Factor: p.last.Factors[x.Name]}
+					if l := p.book.Learner(of); l != nil && l.Shared() {
+						for _, a := range l.Agents() {
+							if a.Name == x.Name {
+								g = a
+							}
+						}
+					}
+					all[key] = bounds{table.Scale(p.last.Factors[x.Name]), table.ScaleBy(g.At)}
 				}
 				continue
 			}
@@ -204,7 +235,7 @@ func (p *plain) want() map[names.TableKey]*profiles.Table {
 			if count["old"] > count["new"] {
 				of.Checksum = "old"
 			}
-			all[key] = p.book.Table(of)
+			all[key] = bounds{p.book.Table(of), p.book.Table(of)}
 		}
 	}
 	return all
@@ -225,8 +256,8 @@ func (p *plain) checkOwn() {
 		case now && !known:
 			p.t.Errorf("%s is slow, and nothing is known of its factor", name)
 		case now && !before:
-			if p.departs++; away <= 0.10 {
-				p.t.Errorf("%s departs with a factor of %.3f", name, f)
+			if p.departs++; max(away, p.away(name)) <= 0.10 {
+				p.t.Errorf("%s departs with a factor of %.3f, of models %.3f", name, f, p.away(name))
 			}
 		case !now && before && known:
 			if p.returns++; away >= 0.05 {
@@ -237,6 +268,20 @@ func (p *plain) checkOwn() {
 	}
 	maps.DeleteFunc(
 		p.own, func(name names.AgentName, _ bool) bool { return p.members[name] == nil })
+}
+
+// away is the largest departure of an agent from its type at a model, of some size.
+func (p *plain) away(name names.AgentName) (most float64) {
+	for _, key := range p.book.Keys() {
+		if l := p.book.Learner(key); l.Shared() {
+			for _, a := range l.Agents() {
+				for batch := 1; a.Name == name && batch <= largest; batch++ {
+					most = max(most, math.Abs(a.At(batch)-1))
+				}
+			}
+		}
+	}
+	return most
 }
 
 // checkPrices solves the fluid program of all that was told and seen, and compares.

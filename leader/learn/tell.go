@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -24,12 +23,19 @@ const (
 	leastTailChange = 0.05
 	// sureQueries is the number of queries from which on a profile is not doubtful.
 	sureQueries = 16
-	// An agent gets profiles of its own when its factor departs from 1 by more than slowFrom, and
-	// keeps them until it is within slowUntil. They are scaled anew when the factor changes by more
-	// than slowAgain. A factor counts only if its standard error is at most slowError.
+	// An agent gets profiles of its own when its factor, or that of a model or of a class of its batch
+	// sizes, departs from 1 by more than slowFrom, and keeps them until all are within slowUntil. They
+	// are scaled anew when one changes by more than slowAgain. A factor counts only if its standard
+	// error is at most slowError.
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
 	// leastError is a lower bound for the standard error of a factor.
 	leastError = 0.01
+	// modelSpread is the standard deviation of an agent's factors for models from the mean of them,
+	// before queries have run: that of agents from their type.
+	modelSpread = 0.1
+	// The factor of one model, or of one class of its batch sizes, counts as nearer to 1 by sureErrors
+	// standard errors than it seems, since many are looked at, and some are far from 1 by chance.
+	sureErrors = 2
 )
 
 // A profile is the latency of a model on a type of lanes, as it is told.
@@ -65,51 +71,133 @@ func heldBy(p *leader.PoolMember, part *leader.Part, yield func(id leader.ModelI
 	}
 }
 
-// compare finds the agents whose latencies depart from their type's.
-func (s *State) compare(a *leader.Advice) {
-	type sum struct{ logs, weights float64 }
-	sums := map[names.AgentName]*sum{}
-	for _, key := range s.book.Keys() {
-		agents := s.book.Learner(key).Agents()
-		if len(agents) < 2 {
-			continue
-		}
-		for _, g := range agents {
-			w := 1 / (g.Error*g.Error + leastError*leastError)
-			x := sums[g.Name]
-			if x == nil {
-				x = &sum{}
-				sums[g.Name] = x
+// A departure is by how much an agent's latencies depart from its type's.
+type departure struct {
+	factor float64 // of models of which nothing is known there
+	models map[profiles.Key]profiles.Agent
+}
+
+// of is the departure for a model.
+func (d *departure) of(key profiles.Key) profiles.Agent {
+	if g, ok := d.models[key]; ok {
+		return g
+	}
+	return profiles.Agent{Factor: d.factor}
+}
+
+// like reports whether two departures differ by no more than slowAgain.
+func (d *departure) like(o *departure) bool {
+	near := func(x, y float64) bool { return math.Abs(x/y-1) <= slowAgain }
+	if !near(d.factor, o.factor) {
+		return false
+	}
+	for _, both := range [][2]*departure{{d, o}, {o, d}} {
+		for key, g := range both[0].models {
+			h := both[1].of(key)
+			if !near(g.Factor, h.Factor) {
+				return false
 			}
+			for _, size := range g.Sizes {
+				if !near(g.At(size.First), h.At(size.First)) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// An agentFactor is what the learners of all models say together of an agent.
+type agentFactor struct {
+	logs, weights float64
+	away          float64 // the largest sure departure from 1 of the factor of one model, at some size
+}
+
+// factor is the mean of the models' factors.
+func (x *agentFactor) factor() float64 { return math.Exp(x.logs / x.weights) }
+
+// departs reports whether the agent departs from its type; own says that it did so before.
+func (x *agentFactor) departs(own bool) bool {
+	away, sure := math.Abs(x.factor()-1), x.weights >= 1/(slowError*slowError)
+	if own {
+		return !sure || max(away, x.away) >= slowUntil
+	}
+	return sure && away > slowFrom || x.away > slowFrom
+}
+
+// shrink returns what is known of an agent under the key of one model, whose factor counts as far as
+// it is sure, and else is that of all the agent's models.
+func (x *agentFactor) shrink(g profiles.Agent) profiles.Agent {
+	all, e := math.Log(x.factor()), math.Hypot(g.Error, leastError)
+	w := modelSpread * modelSpread / (modelSpread*modelSpread + e*e)
+	g.Factor = math.Exp(all + w*(math.Log(g.Factor)-all))
+	return g
+}
+
+// note looks whether an agent departs under the key of one model.
+func (x *agentFactor) note(g *profiles.Agent) {
+	look := func(factor, e float64) {
+		if e <= slowError {
+			x.away = max(x.away, math.Abs(factor-1)-sureErrors*e)
+		}
+	}
+	e := math.Hypot(g.Error, leastError)
+	if len(g.Sizes) == 0 {
+		look(g.Factor, e)
+	}
+	for _, size := range g.Sizes {
+		look(g.Factor*size.Factor, math.Hypot(e, size.Error))
+	}
+}
+
+// compare finds the agents whose latencies depart from their type's: at all models and sizes, at some
+// models, or at some sizes of them.
+func (s *State) compare(a *leader.Advice) {
+	known := map[names.AgentName]*agentFactor{}
+	keys := slices.DeleteFunc(s.book.Keys(),
+		func(key profiles.Key) bool { return !s.book.Learner(key).Shared() })
+	for _, key := range keys {
+		for g := range s.book.Learner(key).EachAgent {
+			x := known[g.Name]
+			if x == nil {
+				x = &agentFactor{}
+				known[g.Name] = x
+			}
+			w := 1 / (g.Error*g.Error + leastError*leastError)
 			x.logs += w * math.Log(g.Factor)
 			x.weights += w
+			x.note(&g)
 		}
 	}
 	a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
-	there := map[names.AgentName]bool{}
+	now := map[names.AgentName]*departure{}
 	for _, p := range s.pool.Members {
-		name := p.Name
-		there[name] = true
-		x := sums[name]
+		x := known[p.Name]
 		if x == nil {
-			delete(s.scaled, name)
 			continue
 		}
-		f := math.Exp(x.logs / x.weights)
-		a.Factors[name] = f
-		scale, own := s.scaled[name]
-		switch away := math.Abs(f - 1); {
-		case x.weights < 1/(slowError*slowError):
-		case own && away < slowUntil:
-			delete(s.scaled, name)
-		case own && math.Abs(f/scale-1) > slowAgain, !own && away > slowFrom:
-			s.scaled[name] = f
-		}
-		if _, own := s.scaled[name]; own {
-			a.Slow[name] = p.OwnType
+		a.Factors[p.Name] = x.factor()
+		if x.departs(s.scaled[p.Name] != nil) {
+			a.Slow[p.Name] = p.OwnType
+			now[p.Name] = &departure{x.factor(), map[profiles.Key]profiles.Agent{}}
 		}
 	}
-	maps.DeleteFunc(s.scaled, func(name names.AgentName, _ float64) bool { return !there[name] })
+	for _, key := range keys {
+		if len(now) == 0 {
+			break
+		}
+		for g := range s.book.Learner(key).EachAgent {
+			if d := now[g.Name]; d != nil {
+				d.models[key] = known[g.Name].shrink(g)
+			}
+		}
+	}
+	for name, before := range s.scaled { // what has hardly changed stays
+		if d := now[name]; d != nil && d.like(before) {
+			now[name] = before
+		}
+	}
+	s.scaled = now
 }
 
 // tell puts the profiles that are new or have changed into a. The error names those from which no
@@ -128,8 +216,12 @@ func (s *State) tell(a *leader.Advice) error {
 			}
 			done[key] = true
 			now := s.profile(p.Member, part, m, shown)
-			if scale, own := s.scaled[p.Name]; own {
-				now.table = now.table.Scale(scale)
+			if d := s.scaled[p.Name]; d != nil {
+				g := profiles.Agent{Factor: d.factor}
+				if held := p.Model(id); held != nil {
+					g = d.of(held.Profile)
+				}
+				now.table = now.table.ScaleBy(g.At)
 			}
 			if before, ok := s.told[key]; ok && before.largest >= m.Largest &&
 				before.sure == now.sure &&
