@@ -16,7 +16,7 @@ import (
 // [DeciderVersion], unless nobody has that version yet.
 const (
 	goldenDecider   = 2
-	goldenDecisions = "e83e59c4d7a4e1f42cba3a16ede05fa8ec5df7e6a4b0765a90373dbe4ac8eeef"
+	goldenDecisions = "d53a803bd524b2d02e2c64061c981c5b1163cfe15857c44015e4b72cdb713411"
 )
 
 // TestRecordings: a leader decides as it did when the golden recordings were made, byte for byte.

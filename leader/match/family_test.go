@@ -110,6 +110,7 @@ func TestVariantChoice(t *testing.T) {
 			})
 		}
 		s := f.shards[0]
+		s.spare.share = r.Float64()
 		h := s.policy.(*horizon)
 		h.gather(s)
 		h.estimate(s)
@@ -161,7 +162,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 	cost := func(model int) float64 {
 		c := 0.4 * 100 * (best - m.models[model].accuracy())
 		mean := g.typ.tables[model].mean[q.batch]
-		scarcity := 1.0
+		scarcity := 1 - h.spare
 		if len(q.allowed()) > 1 {
 			idle := 0.0
 			for _, l := range g.lanes {
@@ -173,7 +174,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 		}
 		capacity := float64(len(g.lanes)) * q.family.target
 		c = min(c, 5) + g.lanes[0].price*scarcity*g.typ.rise(g.work/capacity, mean/capacity)*mean
-		return c + 4/q.family.target*s.start
+		return c
 	}
 	least, model = math.Inf(1), -1
 	fastest, ms := -1, math.Inf(1)
@@ -189,8 +190,16 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 			least, model = c, v.model
 		}
 	}
-	if model < 0 && fastest >= 0 {
-		least = latePrice + h.dearest + cost(h.at(row, s.group).model)/lateScale
+	// what counts in the choice between slots, and not between variants
+	delay := func(model int) float64 {
+		return 4 / q.family.target * (s.start + h.spare*g.typ.tables[model].mean[q.batch])
+	}
+	switch {
+	case model >= 0:
+		least += delay(model)
+	case fastest >= 0:
+		late := h.at(row, s.group).model
+		least = latePrice + h.dearest + (cost(late)+delay(late))/lateScale
 	}
 	return least, model
 }

@@ -15,6 +15,10 @@ const (
 	// query of the round. The query's usual cost there, divided by lateScale, is added to it, and
 	// so orders such slots.
 	latePrice, lateScale = 20, 1000
+	// fairPrice is added to it for each share that the query's family has got less than another,
+	// latePrice at most, so that the slots go first to whom .01 is missing. Twice or half of it
+	// makes no difference.
+	fairPrice = 200
 	// fullBacklog is the backlog, in QoS targets, above which prices do not rise.
 	fullBacklog = 0.8
 	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have at
@@ -38,13 +42,15 @@ const (
 )
 
 // horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
-// kairos in seven ways. An instance's time costs the fluid program's price, which rises with the
-// type's backlog. Queries are matched to two slots per lane. The 80 % quantile of latency, not the
-// mean, is compared with the time left. A query may run as several parts (see split.go). The
-// policy chooses which of a type's queries runs first. When lanes are scarce, lost queries wait
-// for calm moments. A lane for which nothing is planned does not idle while a query could be in
-// time there by the mean latency. And of a family's variants it takes the one that costs least,
-// its lack of accuracy included.
+// kairos in ten ways. An instance's time costs the fluid program's price, which rises with the
+// type's backlog and falls with the spare time of the lanes; the answer's time costs the more
+// instead. Above the limit families get fair shares (demand.go), the dearest queries are shed
+// (shed.go), and lanes are kept from long runs (reserve.go). Queries are matched to two slots per
+// lane. The 80 % quantile of latency, not the mean, is compared with the time left. A query may run
+// as several parts (see split.go). The policy chooses which of a type's queries runs first. When
+// lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned does not
+// idle while a query could be in time there by the mean latency. And of a family's variants it takes
+// the one that costs least, its lack of accuracy included.
 type horizon struct {
 	solver assign.Solver
 	groups []group
@@ -63,6 +69,9 @@ type horizon struct {
 	// early lists, by group, the MostParts slots that begin first of those that are not taken, and
 	// -1 for each that is missing.
 	early []int
+	// largest is the largest share that a family of a row has got, spare that of lane time that is
+	// left for late queries.
+	largest, spare float64
 
 	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
@@ -90,9 +99,11 @@ type group struct {
 	first float64 // when the first of them is free, ms from now
 	// scarcity is the part of the price that time costs in the choice between variants.
 	scarcity float64
-	rest     []int32 // rows planned for it and not dispatched, the oldest first
-	room     int     // how many more rows are worth looking at because of its lanes
-	asked    bool    // it serves some row
+	// weight is the part of its price that its time costs: 1 without spare time, 0 if all is spare.
+	weight float64
+	rest   []int32 // rows planned for it and not dispatched, the oldest first
+	room   int     // how many more rows are worth looking at because of its lanes
+	asked  bool    // it serves some row
 }
 
 // idles reports whether g has an open lane and nothing is planned for it.
@@ -151,6 +162,8 @@ func (h *horizon) asked(g int) bool {
 // gather collects the groups and their work.
 func (h *horizon) gather(s *shard) {
 	h.groups = h.groups[:0]
+	s.spare.look(s.m.now, s.m.spareOver)
+	h.spare = min(1, s.spare.share)
 	for _, l := range s.lanes { // sorted by type and models held
 		if !l.usable() {
 			continue
@@ -164,6 +177,7 @@ func (h *horizon) gather(s *shard) {
 			}
 			g := &h.groups[k]
 			g.typ, g.lanes, g.rest, g.work, g.first = l.typ, g.lanes[:0], g.rest[:0], 0, math.Inf(1)
+			g.weight = 1 - h.spare
 		}
 		g := &h.groups[len(h.groups)-1]
 		g.lanes = append(g.lanes, l)
@@ -199,7 +213,12 @@ func (h *horizon) estimate(s *shard) {
 	}
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
-	for q := range s.oldest(2 * room) {
+	for _, k := range s.kins {
+		if k.first != nil {
+			h.weigh(s, k)
+		}
+	}
+	for q := range s.byShare(2 * room) {
 		if len(h.rows) == room {
 			break
 		}
@@ -225,7 +244,7 @@ func (h *horizon) estimate(s *shard) {
 		if cheapest >= 0 {
 			h.groups[cheapest].work += h.cells[at+cheapest].mean
 		}
-		if !possible {
+		if !possible || q.kin.demand.sheds(q) {
 			h.cells = h.cells[:at]
 			h.risky = append(h.risky, q)
 			continue
@@ -233,8 +252,9 @@ func (h *horizon) estimate(s *shard) {
 		h.groups[roomy].room--
 		h.rows, h.due = append(h.rows, q), append(h.due, due)
 	}
-	h.dearest = 0
+	h.dearest, h.largest = 0, 0
 	for i := range h.rows {
+		h.largest = max(h.largest, h.rows[i].kin.demand.share())
 		for g := range h.groups {
 			h.value(i, g)
 		}
@@ -251,7 +271,8 @@ func (g *group) fastest(q *query) cell {
 		return cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)}
 	}
 	return cell{
-		model: model, mean: t.mean[q.batch], safe: t.safe[q.batch], price: g.lanes[0].worth(model),
+		model: model, mean: t.mean[q.batch], safe: g.typ.safe(model, q),
+		price: g.lanes[0].worth(model),
 	}
 }
 
@@ -262,17 +283,18 @@ func (h *horizon) value(row, group int) {
 	if c.model < 0 {
 		return
 	}
-	worth := c.price
-	c.price *= grp.rise(q.family.target, c.mean)
-	if all := q.allowed(); len(all) > 1 {
+	all := q.allowed()
+	worth := c.price * grp.discount(len(all))
+	c.price = worth * grp.rise(q.family.target, c.mean)
+	if len(all) > 1 {
 		c.from = int32(len(h.others))
-		c.price *= grp.scarcity
 		for _, v := range all {
 			if t := grp.lanes[0].table(v.model); grp.lanes[0].lasts(t, q.batch) {
 				o := cell{
-					model: v.model, mean: t.mean[q.batch], safe: t.safe[q.batch], regret: v.regret,
+					model: v.model, mean: t.mean[q.batch], safe: grp.typ.safe(v.model, q),
+					regret: v.regret,
 				}
-				o.price = worth * grp.scarcity * grp.rise(q.family.target, o.mean)
+				o.price = worth * grp.rise(q.family.target, o.mean)
 				h.others = append(h.others, o)
 				h.dearest = max(h.dearest, o.cost())
 				if v.model == c.model {
@@ -286,6 +308,14 @@ func (h *horizon) value(row, group int) {
 		}
 	}
 	h.dearest = max(h.dearest, c.cost())
+}
+
+// discount is the part of its price that g's time costs a query for which there are so many variants.
+func (g *group) discount(variants int) float64 {
+	if variants > 1 {
+		return g.scarcity
+	}
+	return g.weight
 }
 
 // cheapest returns the variant that costs least of those of c that are in time after the given
@@ -339,12 +369,12 @@ func (h *horizon) plan(s *shard) {
 		for _, slot := range h.slots {
 			cost := math.Inf(1)
 			if c := h.at(i, slot.group); c.model >= 0 {
-				cost = c.cost() + perMs*slot.start
+				cost = c.cost() + perMs*h.delay(slot, c)
 				if slot.start+c.safe > h.due[i] {
 					if o := h.cheapest(c, h.due[i]-slot.start); o != nil {
-						cost = o.cost() + perMs*slot.start
+						cost = o.cost() + perMs*h.delay(slot, o)
 					} else {
-						cost = latePrice + h.dearest + cost/lateScale
+						cost = latePrice + h.dearest + h.unfair(q) + cost/lateScale
 					}
 				}
 			}
@@ -372,6 +402,17 @@ func (h *horizon) plan(s *shard) {
 		}
 		h.risky = append(h.risky, h.rows[i])
 	}
+}
+
+// delay is the time, in ms, that counts in the choice of a slot: the wait for it, and as far as lane
+// time is spare also the run. At the limit a slow lane is as good as a fast one if the query is in
+// time there, and leaves the fast one to another; far below it, there is none.
+func (h *horizon) delay(s slot, c *cell) float64 { return s.start + h.spare*c.mean }
+
+// unfair is what it costs beside latePrice if q is late, because its family has got a smaller share
+// than another.
+func (h *horizon) unfair(q *query) float64 {
+	return min(latePrice, fairPrice*(h.largest-q.kin.demand.share()))
 }
 
 // cut cuts the lanes' time into slots.
@@ -429,7 +470,7 @@ func (h *horizon) dispatch(s *shard, g int) {
 		}
 		c := h.at(int(chosen), g)
 		h.rows[chosen].model = c.model
-		if h.waits(s, grp, h.rows[chosen], l) {
+		if s.holdsBack(h.rows[chosen], l, c.mean) || h.waits(s, grp, h.rows[chosen], l) {
 			continue
 		}
 		k := slices.Index(grp.rest, chosen)
@@ -508,7 +549,8 @@ func (h *horizon) serveRisky(s *shard) {
 					continue
 				}
 				hope = true
-				if safe := l.start() + c.safe; safe < least && l.open() && len(grp.rest) == 0 {
+				if safe := l.start() + c.safe; safe < least && l.open() && len(grp.rest) == 0 &&
+					!s.holdsBack(q, l, c.mean) {
 					safest, least, model = l, safe, c.model
 				}
 			}
@@ -531,7 +573,8 @@ func (h *horizon) serveHopeless(s *shard) {
 				if len(h.groups[g].rest) > 0 || !s.hasSpare() {
 					continue
 				}
-				if model, _ := l.fastest(q); s.assign(q, l, model, 0) {
+				if model, t := l.fastest(q); model >= 0 && !s.holdsBack(q, l, t.mean[q.batch]) &&
+					s.assign(q, l, model, 0) {
 					break
 				}
 			}
@@ -580,6 +623,11 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 		calm := max(calmWork*(target+lost), target*lost/(q.deadline-q.lostAt))
 		if (spare || !h.spared(q)) && work <= calm && (chosen == nil || q.batch < chosen.batch) {
 			chosen = q
+		}
+	}
+	if chosen != nil {
+		if _, t := l.fastest(chosen); s.holdsBack(chosen, l, t.mean[chosen.batch]) {
+			return nil
 		}
 	}
 	return chosen

@@ -17,11 +17,13 @@ type query struct {
 	arrival  float64
 	deadline float64 // +Inf: none
 	bound
+	cost     float64 // what the cheapest time costs in which its shard answers it
 	lateWork float64 // its part of the shard's lateWork, while it waits and is late
 	attempt  int     // number of the last assignment; 0: none yet
 	splits   bool    // its gateway can split it
 	part     bool    // it is a part of a query that was split
 
+	lost    bool  // its demand counts it as lost
 	waiting bool  // in a list of its shard
 	isLate  bool  // waiting, and lost
 	sent    bool  // to lane
@@ -112,6 +114,7 @@ type lane struct {
 // A reservation is an attempt that the lane has not answered.
 type reservation struct {
 	query   QueryID
+	family  *family // nil if it is unknown
 	attempt int
 	latency float64 // predicted
 	grace   float64 // how late its answer may be before the lane is overdue
@@ -385,8 +388,10 @@ func (l *list) remove(q *query) {
 // many of a model whose lanes are busy do not hide those of another, whose lanes idle.
 type kin struct {
 	family      *family
+	demand      *demand
 	allowed     int // how many of its variants
 	first, last *query
+	n           int
 	next        *query // the next one of [shard.oldest], which has come to so many
 	looked      int
 	// scratch of arrange: its queries' places, or what the pool can do for them, may have changed
@@ -407,6 +412,7 @@ func (k *kin) insert(q *query) {
 		after = after.prevKin
 	}
 	q.kin, q.prevKin = k, after
+	k.n++
 	if after != nil {
 		q.nextKin, after.nextKin = after.nextKin, q
 	} else {
@@ -431,6 +437,7 @@ func (k *kin) remove(q *query) {
 		k.last = q.prevKin
 	}
 	q.prevKin, q.nextKin = nil, nil
+	k.n--
 }
 
 // byArrival orders queries by arrival, then by id.

@@ -75,12 +75,14 @@ type instanceType struct {
 	slowness  float64
 	lanePrice // of lanes whose class has no price of its own
 	classes   laneClasses
+	margins   []margin // by model
 }
 
 func newInstanceType(name names.LaneType, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
-		served: make([]*Table, models), lanePrice: unpriced, rank: -1, stale: true}
+		served: make([]*Table, models), lanePrice: unpriced, rank: -1, stale: true,
+		margins: make([]margin, models)}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg
@@ -300,6 +302,7 @@ func (m *Matcher) settle(q *query) {
 		return
 	case !q.isLate && q.lostAt <= m.now:
 		if q.family.rejectLate {
+			q.shard.noteLost(q)
 			m.reject(q, Late, q.shard.backlog(q))
 			return
 		}
@@ -397,6 +400,9 @@ func (m *Matcher) apply(e *Event) error {
 	}
 	switch e.Kind {
 	case Completed, Refused:
+		if q := m.live(l, e.Query, e.Attempt); q != nil && e.Kind == Completed {
+			l.judge(q)
+		}
 		l.release(e.Query, e.Attempt)
 		l.spoke(toMs(e.Remaining))
 		if q := m.live(l, e.Query, e.Attempt); q == nil {
@@ -485,6 +491,7 @@ func (m *Matcher) submit(e *Event) {
 		return
 	}
 	if m.wait(q); q.waiting {
+		q.shard.noteArrival(q)
 		q.shard.turnAway(q)
 	}
 }
@@ -681,7 +688,9 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 		m.out,
 		Decision{Action: OfferAgain, Reason: why, Query: q.id, Attempt: q.attempt, Lane: q.lane.id,
 			Waited: fromMs(m.now - q.arrival)})
-	m.wait(q)
+	if m.wait(q); q.waiting {
+		q.shard.noteArrival(q)
+	}
 }
 
 // reject rejects q, and so the query of which q is a part. wait, in ms, is about how long the
@@ -811,6 +820,7 @@ func (m *Matcher) changeModel(e *Event) error {
 				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient,
 					0), append(t.lanes, 0)
 				t.served, t.doubtful = append(t.served, nil), append(t.doubtful, false)
+				t.margins = append(t.margins, margin{})
 			}
 			for _, s := range m.sets {
 				s.holds = append(s.holds, false)
@@ -863,7 +873,7 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 	m.catalogue.changed(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
-		t.stale = true
+		t.stale, t.margins[i] = true, margin{}
 		m.setTable(t, i, nil)
 	}
 	m.touchModel(i)

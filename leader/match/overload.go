@@ -128,6 +128,7 @@ func (s *shard) becomesLate(q *query) {
 	s.m.count(q, -1)
 	s.leaveLive(q)
 	q.isLate = true
+	s.noteLost(q)
 	s.late.push(q)
 	s.m.count(q, 1)
 	q.lateWork = s.meanLatency(q)
@@ -168,6 +169,7 @@ func (s *shard) turnAway(q *query) {
 	}
 	wait := s.lateWait(q)
 	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
+		s.noteLost(q)
 		s.refuse(q, q.lostAt-s.m.now+wait)
 	}
 }

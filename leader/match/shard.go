@@ -8,13 +8,14 @@ import (
 // A shard is a group of lanes that are matched together, with the queries that wait for them. A
 // small pool is one shard.
 type shard struct {
-	m      *Matcher
-	policy policy
-	lanes  []*lane // in the order of sortLanes
-	live   list    // waiting queries that can still be in time, the oldest first
-	kins   []*kin  // some may have no queries now
-	late   list    // waiting queries that cannot, in the order in which they became late
-	usable int     // number of lanes that are usable
+	m       *Matcher
+	policy  policy
+	lanes   []*lane   // in the order of sortLanes
+	live    list      // waiting queries that can still be in time, the oldest first
+	kins    []*kin    // some may have no queries now
+	demands []*demand // of the families whose queries have come lately
+	late    list      // waiting queries that cannot, in the order in which they became late
+	usable  int       // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
 	work     [2]float64
 	lateWork float64 // sum of the mean latencies of the late queries, ms
@@ -74,6 +75,9 @@ func (s *shard) kinOf(q *query) *kin {
 	var free *kin
 	for _, k := range s.kins {
 		if k.family == q.family && k.allowed == allowed {
+			if k.demand.family != k.family { // it was forgotten
+				k.demand = s.demandOf(k.family)
+			}
 			return k
 		}
 		if k.first == nil && k.late == 0 {
@@ -84,7 +88,7 @@ func (s *shard) kinOf(q *query) *kin {
 		free = &kin{}
 		s.kins = append(s.kins, free)
 	}
-	free.family, free.allowed = q.family, allowed
+	free.family, free.allowed, free.demand = q.family, allowed, s.demandOf(q.family)
 	return free
 }
 
@@ -164,12 +168,17 @@ func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
 	reason := Matched
 	if slack < 0 {
 		reason = Late
+		if !q.isLate {
+			s.noteLost(q)
+		}
+	} else {
+		s.noteStart(q)
 	}
 	q.attempt++
 	q.sent, q.lane = true, l
 	l.reserve(
 		reservation{
-			query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
+			query: q.id, family: q.family, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
 			since: s.m.now,
 		}, wait)
 	l.setFree(s.m.now + wait + latency)

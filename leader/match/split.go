@@ -164,7 +164,7 @@ func (h *horizon) split(s *shard) {
 		}
 	}
 	h.risky = slices.DeleteFunc(h.risky, func(q *query) bool {
-		if !s.m.maySplit(q) || h.waitsWhole(s, q) {
+		if !s.m.maySplit(q) || q.kin.demand.sheds(q) || h.waitsWhole(s, q) {
 			return false
 		}
 		c, ok := h.cutting(s, q)
@@ -271,7 +271,8 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) 
 			return c, false
 		}
 		mean := table.mean[batch]
-		c.cost += grp.fastest(q).price * grp.rise(q.family.target, mean) * mean
+		price := grp.fastest(q).price * grp.discount(len(q.allowed()))
+		c.cost += price * grp.rise(q.family.target, mean) * mean
 		c.start = max(c.start, slot.start)
 	}
 	return c, true
@@ -292,7 +293,7 @@ func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
 		for g := range h.groups {
 			grp := &h.groups[g]
 			at := grp.fastest(part)
-			at.price *= grp.rise(part.family.target, at.mean)
+			at.price *= grp.discount(1) * grp.rise(part.family.target, at.mean)
 			h.cells = append(h.cells, at)
 		}
 	}

@@ -1,0 +1,207 @@
+package match
+
+import (
+	"iter"
+	"math"
+	"slices"
+)
+
+// Above the limit not all queries can be answered in time. Horizon then serves of each family the
+// same part of what the family would reach if it were alone on the lanes: the shares are max-min
+// fair. So a model with a short target is not passed over for the many queries of a long target
+// that have waited for longer, and a family that floods the lanes takes no more from the others
+// than one that just fills them. Below the limit all shares are 1, and nothing depends on them.
+
+// A demand is what a family has asked of a shard and lost there in the last time. The counts decay
+// over Matcher.spareOver; at time since they were right.
+type demand struct {
+	family *family
+	// arrivals counts queries that came to wait, lost those of them that were not started in time
+	// or not answered in time. cost is the sum of the costs of the former, in units of what an
+	// average query is worth.
+	arrivals, lost, cost float64
+	since                float64
+
+	shedding
+	// reserved is how many lanes are kept from runs that would block the family; see holdsBack.
+	reserved float64
+
+	alone  float64 // the part of its queries that the lanes would answer if it were alone, (0, 1]
+	looked int     // scratch: how many of its queries are in the round
+}
+
+// minArrivals is how many queries a share needs to count in full: that one of fewer is lost is
+// chance.
+const minArrivals = 20
+
+// size is the number of arrivals to which a loss is compared.
+func (d *demand) size() float64 { return max(d.arrivals, minArrivals) }
+
+// share is the part that the family has got of what it would reach alone.
+func (d *demand) share() float64 { return d.shareAfter(0) }
+
+// shareAfter is share if so many more queries had been answered.
+func (d *demand) shareAfter(more int) float64 {
+	return (d.size() - d.lost + float64(more)) / (d.size() * d.alone)
+}
+
+// demandOf returns the demand of a family at s, which begins if there is none.
+func (s *shard) demandOf(f *family) *demand {
+	if d := s.known(f); d != nil {
+		return d
+	}
+	var free *demand
+	for _, d := range s.demands {
+		if free == nil && d.decay(s.m) < 1e-3 && !slices.ContainsFunc(s.kins,
+			func(k *kin) bool { return k.demand == d && k.first != nil }) {
+			free = d
+		}
+	}
+	if free == nil {
+		free = &demand{}
+		s.demands = append(s.demands, free)
+	}
+	*free = demand{family: f, since: s.m.now, alone: 1, shedding: shedding{threshold: 1}}
+	return free
+}
+
+// known returns the demand of a family at s, nil if there is none.
+func (s *shard) known(f *family) *demand {
+	for _, d := range s.demands {
+		if d.family == f {
+			return d
+		}
+	}
+	return nil
+}
+
+// decay brings the counts up to now, and returns that of the arrivals.
+func (d *demand) decay(m *Matcher) float64 {
+	if m.now > d.since {
+		keep := math.Exp((d.since - m.now) / m.spareOver)
+		d.arrivals, d.lost, d.cost = d.arrivals*keep, d.lost*keep, d.cost*keep
+		d.maxCost, d.since = d.maxCost*keep, m.now
+	}
+	return d.arrivals
+}
+
+// noteArrival counts a query that has come to wait at s. Of a query that was split only the whole
+// counts, here and below: its gateway gets one answer.
+func (s *shard) noteArrival(q *query) {
+	if q.part || len(s.lanes) == 0 {
+		return
+	}
+	d := s.demandOf(q.family)
+	d.decay(s.m)
+	q.cost, q.lost = s.leastCost(q), q.isLate
+	d.arrivals++
+	d.cost += q.cost
+	d.maxCost = max(d.maxCost, q.cost)
+	d.reserved = max(0, d.reserved-reserveReturn/d.size())
+}
+
+// noteStart counts a query that is started in time.
+func (s *shard) noteStart(q *query) {
+	if !q.part {
+		s.demandOf(q.family).admitMore(q)
+	}
+}
+
+// noteLost counts a query that cannot be started in time any more.
+func (s *shard) noteLost(q *query) {
+	if q.part || len(s.lanes) == 0 {
+		return
+	}
+	d := s.demandOf(q.family)
+	d.decay(s.m)
+	d.lost, q.lost = min(d.lost+1, d.arrivals), true
+	if !d.sheds(q) && !s.reserve(q, d) {
+		d.admitLess()
+	}
+}
+
+// noteMiss counts a query that was started in time and answered late.
+func (s *shard) noteMiss(q *query) {
+	if q.part {
+		return
+	}
+	d := s.demandOf(q.family)
+	d.decay(s.m)
+	d.lost, q.lost = min(d.lost+1, d.arrivals), true
+	d.admitLess()
+}
+
+// leastCost is what the cheapest time costs in which some lane of s answers q, 0 if none does.
+func (s *shard) leastCost(q *query) float64 {
+	least, seen := math.Inf(1), (*lane)(nil)
+	for _, l := range s.lanes {
+		if !l.usable() || seen != nil && seen.typ == l.typ && seen.set == l.set {
+			continue
+		}
+		seen = l
+		for _, v := range q.allowed() {
+			if t := l.table(v.model); t != nil {
+				least = min(least, l.worth(v.model)*t.mean[q.batch])
+			}
+		}
+	}
+	if math.IsInf(least, 1) {
+		return 0
+	}
+	return least
+}
+
+// weigh brings the demand of a kin with live queries up to now. Alone, the family could have all
+// the time of the lanes that serve it. They would lose its largest queries, so they answer more of
+// its queries than their time is a part of what all take: with the published batch sizes of rm2 .86
+// and .75 where it is .74 and .57, near the square root.
+func (h *horizon) weigh(s *shard, k *kin) {
+	d := k.demand
+	d.decay(s.m)
+	if d.alone = 1; len(s.demands) == 1 {
+		return
+	}
+	capacity := 0.0
+	for g := range h.groups {
+		grp := &h.groups[g]
+		if model, _ := grp.lanes[0].fastest(k.first); model >= 0 {
+			capacity += float64(len(grp.lanes)) * grp.lanes[0].worth(model)
+		}
+	}
+	if capacity *= s.m.spareOver; capacity > 0 && d.cost > capacity {
+		d.alone = math.Sqrt(capacity / d.cost)
+	}
+}
+
+// byShare iterates over the live queries: those first whose family has got the smallest share, each
+// counting as answered for the next, and of a family the oldest first, at most so many of each kin.
+// The loop must not change which queries are live.
+func (s *shard) byShare(most int) iter.Seq[*query] {
+	return func(yield func(*query) bool) {
+		for _, k := range s.kins {
+			k.next, k.looked, k.demand.looked = k.first, 0, 0
+		}
+		for {
+			var k *kin
+			share := 0.0
+			for _, o := range s.kins {
+				if o.next == nil || o.looked >= most {
+					continue
+				}
+				after := o.demand.shareAfter(o.demand.looked)
+				if k == nil || after < share || after == share && byArrival(o.next, k.next) < 0 {
+					k, share = o, after
+				}
+			}
+			if k == nil {
+				return
+			}
+			q := k.next
+			k.next, k.looked = q.nextKin, k.looked+1
+			k.demand.looked++
+			if !yield(q) {
+				return
+			}
+		}
+	}
+}

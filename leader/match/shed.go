@@ -1,0 +1,93 @@
+package match
+
+// While lanes are scarce, some queries are lost whatever is done. Most are answered if those are
+// lost that take the most of scarce time. Were it left to chance, all queries would wait until
+// their last moment, so what takes a little longer than it is told to take would be late.
+//
+// So horizon sheds the queries of a family whose cost is above a threshold: it plans no lane for
+// them, and starts them only on a lane that would idle. The threshold falls with each query below
+// it that is lost, and rises with each that is started, until about one of thirty is lost. Below
+// the limit hardly any is, and nothing is shed.
+type shedding struct {
+	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
+	// 1 sheds none.
+	threshold float64
+	maxCost   float64 // the largest cost of a query in the last time
+}
+
+const (
+	// The threshold falls by shedStep with each query that is lost: by half with 35. It rises by
+	// shedStep x shedLoss with each that is started, so in balance the share shedLoss is lost. With
+	// less, too much is shed where many queries cost the same: .010 gave 1 % fewer answers for rm2
+	// at three times the limit, and no more elsewhere.
+	shedStep = 0.02
+	shedLoss = 0.03
+)
+
+// sheds reports whether q costs too much for the scarce time of the lanes.
+func (c *shedding) sheds(q *query) bool {
+	return c.threshold < 1 && q.cost > c.threshold*c.maxCost
+}
+
+// admitLess lowers the threshold, because a query below it was lost.
+func (c *shedding) admitLess() { c.threshold *= 1 - shedStep }
+
+// admitMore raises the threshold, because q is started in time. If q is above it, lanes idled.
+func (c *shedding) admitMore(q *query) {
+	step := shedStep
+	if !c.sheds(q) {
+		step *= shedLoss
+	}
+	c.threshold = min(1, c.threshold*(1+step))
+}
+
+// A margin is what queries of a model need on a type beside the safe latency, because they were
+// answered late although they were to be in time: the latencies are told too short, or messages
+// take longer at times. It is in ms, by class of latency: one class would shed large queries for
+// the sake of small ones.
+type margin [marginClasses]float64
+
+const (
+	// The classes are quarters of the QoS target. A larger latency is in the last.
+	marginClasses = 4
+	// A margin grows by marginStep targets with each query that is late, up to maxMargin. It
+	// shrinks by marginStep x marginMisses with each in time, so in balance the share marginMisses
+	// is late.
+	marginStep, marginMisses, maxMargin = 0.02, 0.01, 0.5
+)
+
+// of returns the margin of queries with the given mean latency and target.
+func (m *margin) of(mean, target float64) *float64 {
+	return &m[min(marginClasses-1, int(marginClasses*mean/target))]
+}
+
+// safe is the latency in ms that a query of the model does not exceed on t with the safe quantile,
+// and its margin.
+func (t *instanceType) safe(model int, q *query) float64 {
+	table := t.tables[model]
+	return table.safe[q.batch] + *t.margins[model].of(table.mean[q.batch], q.family.target)
+}
+
+// judge learns from the answer to q, which l has run, unless q was started late. Where queries wait
+// for others to run with, all are started at their last moment, so that a miss tells nothing.
+func (l *lane) judge(q *query) {
+	if q.lost || q.isLate || l.m.models[q.model].merges().Waits() {
+		return
+	}
+	target := q.family.target
+	late := l.m.now > q.arrival+target
+	if late {
+		l.shard.noteMiss(q)
+	}
+	i := l.reservation(q.id, q.attempt)
+	if i < 0 || l.held[i].latency == 0 || l.held[i].joined ||
+		i+1 < len(l.held) && l.held[i+1].run == l.held[i].run {
+		return // the latency is not that of a run of q alone
+	}
+	margin := l.typ.margins[q.model].of(l.held[i].latency, target)
+	if late {
+		*margin = min(maxMargin*target, *margin+marginStep*target)
+	} else {
+		*margin = max(0, *margin-marginStep*marginMisses*target)
+	}
+}
