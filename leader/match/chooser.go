@@ -31,8 +31,8 @@ type WaitingQuery struct{ q *query }
 // A UsableLane is a lane that may be given queries, now or later: it neither drains nor is overdue.
 type UsableLane struct{ l *lane }
 
-// Waiting iterates over all waiting queries, roughly the oldest first. The loop may assign the query
-// that it was given, and no other.
+// Waiting iterates over all waiting queries, roughly the oldest first. The loop may assign the
+// query that it was given, and no other.
 func (v View) Waiting() iter.Seq[WaitingQuery] {
 	return func(yield func(WaitingQuery) bool) {
 		v.s.all(func(q *query) bool { return yield(WaitingQuery{q}) })
@@ -131,12 +131,12 @@ func (u UsableLane) Latency(q WaitingQuery, start time.Duration) (mean time.Dura
 	return fromMs(latency), true
 }
 
-// A chosen is the policy of a shard with a Chooser.
-type chosen struct{ Chooser }
+// A chooserPolicy is the policy of a shard with a Chooser.
+type chooserPolicy struct{ Chooser }
 
-func (c chosen) arrived(s *shard, q *query) { c.QueryArrived(View{s}, WaitingQuery{q}) }
+func (c chooserPolicy) arrived(s *shard, q *query) { c.QueryArrived(View{s}, WaitingQuery{q}) }
 
-func (c chosen) choose(s *shard) {
+func (c chooserPolicy) choose(s *shard) {
 	s.leaveEndingLanes(c)
 	c.Choose(View{s})
 }

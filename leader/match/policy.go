@@ -29,7 +29,7 @@ func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 // newPolicy makes the policy of one shard.
 func (m *Matcher) newPolicy() policy {
 	if m.cfg.NewChooser != nil {
-		return chosen{m.cfg.NewChooser()}
+		return chooserPolicy{m.cfg.NewChooser()}
 	}
 	return policies[m.cfg.Policy](m)
 }

@@ -35,8 +35,8 @@ type Config struct {
 	// RTT is the round trip between any two hosts. Jitter is how much longer, in the mean, the way
 	// of a query to its lane takes, with an exponential distribution.
 	RTT, Jitter time.Duration
-	// Deadline is how long after its arrival a query is dropped; 0 means never. That of a model goes
-	// before it.
+	// Deadline is how long after its arrival a query is dropped; 0 means never. That of a model
+	// goes before it.
 	Deadline time.Duration
 	// Gateways is the number of gateways, >= 1. GossipDelay is the time between two reports of a
 	// lane's load to them; 0 means that the loads that they know are always up to date. Probes is
@@ -49,13 +49,13 @@ type Config struct {
 	// that tell classes of lanes apart have no versions.
 	Limit  float64
 	Prices []match.Price
-	// Learns says that leaders learn latencies and prices by leader/learn, from what they see: Limit
-	// and Prices then do not count. They start from Prior, which returns what is known of a model on
-	// a type at first; nil: nothing.
+	// Learns says that leaders learn latencies and prices by leader/learn, from what they see:
+	// Limit and Prices then do not count. They start from Prior, which returns what is known of a
+	// model on a type at first; nil: nothing.
 	Learns bool
 	Prior  func(model int, laneType names.LaneType) *profiles.Table
-	// Candidates is how many agents may lead, the first ones; 0: all; below 0: none, so that gateways
-	// decide for good.
+	// Candidates is how many agents may lead, the first ones; 0: all; below 0: none, so that
+	// gateways decide for good.
 	Candidates int
 	// Record, if not nil, receives the recordings of all terms, in the order in which they began.
 	Record io.Writer
@@ -63,9 +63,9 @@ type Config struct {
 	Clock func() time.Duration
 
 	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
-	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is split,
-	// which happens once at most. Finish is called with a query's outcome, and if it is served with
-	// the lane and the start of its execution.
+	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is
+	// split, which happens once at most. Finish is called with a query's outcome, and if it is
+	// served with the lane and the start of its execution.
 	Service func(lane int, q *Query) time.Duration
 	Split   func(sequence uint64)
 	Waits   func(sequence uint64, waits bool)

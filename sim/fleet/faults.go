@@ -18,8 +18,8 @@ const (
 	// kill: the agent's process ends for good. The queries at its lane are lost, and hosts with a
 	// connection to it learn that at once.
 	kill = "kill"
-	// drain: the agent gets no more queries, ends when its lane has none, and leaves the fleet. After
-	// the fault's duration it starts again, and joins.
+	// drain: the agent gets no more queries, ends when its lane has none, and leaves the fleet.
+	// After the fault's duration it starts again, and joins.
 	drain = "drain"
 	// freeze: the agent's process stops for the fault's duration. It handles messages, and ends of
 	// executions, of that time afterwards.

@@ -10,8 +10,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A served is the outcome of a query.
-type served struct {
+// A queryEnd is the outcome of a query.
+type queryEnd struct {
 	Outcome
 	lane      int
 	start, at time.Duration
@@ -22,7 +22,7 @@ type trial struct {
 	*Fleet
 	t        *testing.T
 	cfg      Config
-	outcomes map[uint64]served
+	outcomes map[uint64]queryEnd
 }
 
 // newTrial returns a fleet of lanes of the given types, on which runs take so long, as is known.
@@ -30,7 +30,7 @@ type trial struct {
 func newTrial(t *testing.T, types []names.LaneType, takes map[names.LaneType]time.Duration,
 	change func(c *Config)) *trial {
 	t.Helper()
-	x := &trial{t: t, outcomes: map[uint64]served{}}
+	x := &trial{t: t, outcomes: map[uint64]queryEnd{}}
 	x.cfg = Config{
 		Models: []Model{{
 			Model: match.Model{Name: "m", QoSTarget: 100 * ms, LargestBatchSize: 1}, Share: 0.99,
@@ -45,7 +45,7 @@ func newTrial(t *testing.T, types []names.LaneType, takes map[names.LaneType]tim
 			if was, twice := x.outcomes[sequence]; twice {
 				t.Errorf("query %d has the outcome %d, and had %v", sequence, o, was)
 			}
-			x.outcomes[sequence] = served{o, lane, start, x.Now()}
+			x.outcomes[sequence] = queryEnd{o, lane, start, x.Now()}
 		},
 	}
 	for _, typ := range types {
@@ -175,9 +175,9 @@ func TestPrior(t *testing.T) {
 	x := newTrial(t, boxes, takes, func(c *Config) {
 		c.Learns = true
 		c.Prior = func(int, names.LaneType) *profiles.Table {
-			table, err := profiles.NewTable(profiles.Key{Model: "m"}, profiles.Measured, "", []profiles.Knot{
-				{BatchSize: 1, Mean: 20 * ms, P50: 20 * ms, P90: 20 * ms, P99: 20 * ms},
-			})
+			const ever = 20 * ms
+			table, err := profiles.NewTable(profiles.Key{Model: "m"}, profiles.Measured, "",
+				[]profiles.Knot{{BatchSize: 1, Mean: ever, P50: ever, P90: ever, P99: ever}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -328,5 +328,32 @@ func TestModelOfReturningAgent(t *testing.T) {
 	x.until(Never)
 	if o := x.outcomes[1]; o.Outcome != Served || o.at > 10*time.Second {
 		t.Errorf("got the outcome %d at %v, want it served at once", o.Outcome, o.at)
+	}
+}
+
+// TestHolds: agents of one type that hold different models each serve their own.
+func TestHolds(t *testing.T) {
+	x := newTrial(t, boxes, map[names.LaneType]time.Duration{"box": 20 * ms}, func(c *Config) {
+		c.Models = append(c.Models, c.Models[0])
+		c.Models[1].Name = "n"
+		for i := range c.Lanes {
+			l := &c.Lanes[i]
+			if i == 0 {
+				l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
+			} else {
+				l.Known = []match.Latencies{nil, l.Known[0]}
+				l.Predicted = []*match.Table{nil, l.Predicted[0]}
+			}
+		}
+	})
+	x.until(0)
+	x.Arrive(Query{Sequence: 1, Model: 0, BatchSize: 1})
+	x.Arrive(Query{Sequence: 2, Model: 1, BatchSize: 1})
+	x.until(Never)
+	first, second := x.outcomes[1], x.outcomes[2]
+	if first.Outcome != Served || first.lane != 0 || second.Outcome != Served || second.lane == 0 {
+		t.Errorf("got outcome %d on lane %d for the one model and %d on lane %d for the other, "+
+			"want both served, and only the one on lane 0", first.Outcome, first.lane,
+			second.Outcome, second.lane)
 	}
 }

@@ -17,8 +17,8 @@ func profileKey(model *Model, laneType names.LaneType) profiles.Key {
 	}
 }
 
-// book is what a leader that learns knows at first.
-func (f *Fleet) book() *profiles.Book {
+// priorBook is what a leader that learns knows at first.
+func (f *Fleet) priorBook() *profiles.Book {
 	book := profiles.NewBook(nil)
 	for i := range f.cfg.Lanes {
 		lane := &f.cfg.Lanes[i]

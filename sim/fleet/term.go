@@ -68,7 +68,7 @@ func (a *agent) lead(claim election.Claim) {
 	a.term = t
 	f.terms = append(f.terms, t)
 	if f.cfg.Learns {
-		t.learned, t.looksAt = learn.New(f.book()), Never
+		t.learned, t.looksAt = learn.New(f.priorBook()), Never
 		var told []leader.Latency
 		for _, key := range slices.SortedFunc(maps.Keys(f.told), names.TableKey.Compare) {
 			told = append(told, f.told[key])

@@ -27,9 +27,11 @@ func Policies() []Policy {
 		{Name: "clockwork-earliest"},
 		{Name: "edf", NewChooser: func() match.Chooser { return &edf{} }},
 		{Name: "shortest-work", NewChooser: func() match.Chooser {
-			return &queued{pick: leastWork}
+			return &arrivalQueues{pick: leastWork}
 		}},
-		{Name: "two-choices", NewChooser: func() match.Chooser { return &queued{pick: ofTwo} }},
+		{Name: "two-choices", NewChooser: func() match.Chooser {
+			return &arrivalQueues{pick: ofTwo}
+		}},
 	}
 }
 
@@ -38,11 +40,11 @@ func Policies() []Policy {
 // more come last, the oldest first.
 type edf struct {
 	waiting []match.WaitingQuery
-	lanes   []planned
+	lanes   []laneSchedule
 }
 
-// A planned is a lane with the work that a round of edf has planned for it.
-type planned struct {
+// A laneSchedule is a lane with the work that a round of edf has planned for it.
+type laneSchedule struct {
 	match.UsableLane
 	start time.Duration
 	open  bool
@@ -54,7 +56,7 @@ func (e *edf) Choose(v match.View) {
 	e.waiting, e.lanes = e.waiting[:0], e.lanes[:0]
 	open := 0
 	for l := range v.Lanes() {
-		e.lanes = append(e.lanes, planned{l, l.Start(), l.IsOpen()})
+		e.lanes = append(e.lanes, laneSchedule{l, l.Start(), l.IsOpen()})
 		if l.IsOpen() {
 			open++
 		}
@@ -75,7 +77,7 @@ func (e *edf) Choose(v match.View) {
 		if open == 0 {
 			return
 		}
-		var best *planned
+		var best *laneSchedule
 		var end time.Duration
 		for i := range e.lanes {
 			l := &e.lanes[i]
@@ -95,14 +97,14 @@ func (e *edf) Choose(v match.View) {
 	}
 }
 
-// queued queues each query at a lane when it arrives, and never moves it. The order of a lane's
-// queue is that of arrival.
-type queued struct {
+// arrivalQueues queues each query at a lane when it arrives, and never moves it. The order of a
+// lane's queue is that of arrival.
+type arrivalQueues struct {
 	pick func(v match.View, q match.WaitingQuery, among []match.UsableLane) match.UsableLane
 	hold []match.UsableLane
 }
 
-func (p *queued) QueryArrived(v match.View, q match.WaitingQuery) {
+func (p *arrivalQueues) QueryArrived(v match.View, q match.WaitingQuery) {
 	p.hold = p.hold[:0]
 	for l := range v.Lanes() {
 		if _, ok := l.Latency(q, work(l)); ok {
@@ -114,7 +116,7 @@ func (p *queued) QueryArrived(v match.View, q match.WaitingQuery) {
 	}
 }
 
-func (p *queued) Choose(v match.View) {
+func (p *arrivalQueues) Choose(v match.View) {
 	for l := range v.Lanes() {
 		for q := range l.Queued() {
 			if !l.IsOpen() {

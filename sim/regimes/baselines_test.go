@@ -17,11 +17,11 @@ type clinic struct {
 	t    *testing.T
 	m    *match.Matcher
 	now  time.Time
-	sent []sent
+	sent []assignment
 }
 
-// sent says which query went to which lane.
-type sent struct {
+// An assignment says which query went to which lane.
+type assignment struct {
 	query uint64
 	lane  match.LaneID
 }
@@ -67,7 +67,7 @@ func (c *clinic) step(e match.Event) {
 	}
 	for _, d := range decisions {
 		if d.Action == match.Assign {
-			c.sent = append(c.sent, sent{d.Query.Sequence, d.Lane})
+			c.sent = append(c.sent, assignment{d.Query.Sequence, d.Lane})
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (c *clinic) ends(after time.Duration, lane match.LaneID, query uint64) {
 	})
 }
 
-func (c *clinic) want(all ...sent) {
+func (c *clinic) want(all ...assignment) {
 	c.t.Helper()
 	if !slices.Equal(c.sent, all) {
 		c.t.Errorf("got the queries and lanes %v, want %v", c.sent, all)
@@ -106,7 +106,7 @@ func TestEDF(t *testing.T) {
 	c.submit(3, "short", 1)
 	c.ends(50*ms, 1, 1)
 	c.ends(5*ms, 1, 3)
-	c.want(sent{1, 1}, sent{3, 1}, sent{2, 1})
+	c.want(assignment{1, 1}, assignment{3, 1}, assignment{2, 1})
 
 	c = newClinic(t, "edf", 5*ms)
 	c.submit(1, "long", 10)
@@ -116,16 +116,16 @@ func TestEDF(t *testing.T) {
 	c.step(match.Event{Kind: match.TimePassed})
 	c.ends(0, 1, 1)
 	c.ends(5*ms, 1, 3)
-	c.want(sent{1, 1}, sent{3, 1}, sent{2, 1})
+	c.want(assignment{1, 1}, assignment{3, 1}, assignment{2, 1})
 
 	c = newClinic(t, "edf", 2*ms, 9*ms)
 	c.submit(1, "long", 10) // lane 1 is busy for 20 ms
 	c.submit(2, "short", 10)
-	c.want(sent{1, 1})
+	c.want(assignment{1, 1})
 	c.submit(3, "long", 1) // lane 1 has query 2 until 40 ms
-	c.want(sent{1, 1}, sent{3, 2})
+	c.want(assignment{1, 1}, assignment{3, 2})
 	c.ends(20*ms, 1, 1)
-	c.want(sent{1, 1}, sent{3, 2}, sent{2, 1})
+	c.want(assignment{1, 1}, assignment{3, 2}, assignment{2, 1})
 }
 
 // TestShortestWork: a query goes to the lane with the least work when it arrives, and stays there.
@@ -137,7 +137,7 @@ func TestShortestWork(t *testing.T) {
 	c.submit(4, "short", 1)  // lane 1: 22 ms
 	c.ends(20*ms, 1, 1)
 	c.ends(0, 2, 2)
-	c.want(sent{1, 1}, sent{2, 2}, sent{4, 1}, sent{3, 2})
+	c.want(assignment{1, 1}, assignment{2, 2}, assignment{4, 1}, assignment{3, 2})
 }
 
 // TestTwoChoices: of many lanes two are compared, so work is spread less well than by the shortest

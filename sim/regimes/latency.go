@@ -37,23 +37,23 @@ func (l logNormal) Quantile(p float64, batchSize int) time.Duration {
 	return scale(l.Mean(batchSize), math.Exp(l.deviation*z-l.deviation*l.deviation/2))
 }
 
-// slowed are the latencies on the lanes of what takes so long on their type.
-func (l *Lanes) slowed(usual match.Latencies) match.Latencies {
+// slowDown returns the latencies on the lanes of what takes so long on their type.
+func (l *Lanes) slowDown(usual match.Latencies) match.Latencies {
 	if usual == nil || l.Slowdown == nil {
 		return usual
 	}
-	return slowed{usual, l.Slowdown}
+	return slowedLatency{usual, l.Slowdown}
 }
 
-type slowed struct {
+type slowedLatency struct {
 	match.Latencies
 	by func(batchSize int) float64
 }
 
-func (l slowed) Mean(batchSize int) time.Duration {
+func (l slowedLatency) Mean(batchSize int) time.Duration {
 	return scale(l.Latencies.Mean(batchSize), l.by(batchSize))
 }
 
-func (l slowed) Quantile(p float64, batchSize int) time.Duration {
+func (l slowedLatency) Quantile(p float64, batchSize int) time.Duration {
 	return scale(l.Latencies.Quantile(p, batchSize), l.by(batchSize))
 }

@@ -99,7 +99,7 @@ func (r *Regime) solve(classes []class, models []Model, splits bool,
 	return s, nil
 }
 
-func trueLatency(m *Model, l *Lanes) match.Latencies { return l.slowed(m.Latencies[l.Type]) }
+func trueLatency(m *Model, l *Lanes) match.Latencies { return l.slowDown(m.Latencies[l.Type]) }
 
 func knownLatency(m *Model, l *Lanes) match.Latencies { return m.known(l.Type) }
 
@@ -132,9 +132,10 @@ func (r *Regime) rate() (float64, error) {
 	return r.Load * limit * all / feasible, nil
 }
 
-// alone returns, by model, the share of its queries that the lanes could answer in time if no other
-// model had any, by the fluid limit. By it the shares that models get in overload are compared.
-func (r *Regime) alone() ([]float64, error) {
+// sharesAlone returns, by model, the share of its queries that the lanes could answer in time if no
+// other model had any, by the fluid limit. By it the shares that models get in overload are
+// compared.
+func (r *Regime) sharesAlone() ([]float64, error) {
 	rate, err := r.rate()
 	if err != nil {
 		return nil, err

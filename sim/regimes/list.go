@@ -17,9 +17,9 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// patience is the usual deadline, in QoS targets: without one, no query is ever given up, so that
-// in overload all lateness would be that of an ever longer queue.
-const patience = 4
+// usualDeadline is the usual deadline, in QoS targets: without one, no query is ever given up, so
+// that in overload all lateness would be that of an ever longer queue.
+const usualDeadline = 4
 
 // List returns all regimes.
 func List() ([]*Regime, error) {
@@ -113,14 +113,15 @@ func (l *lister) oneModel() {
 				About: fmt.Sprintf("%s on %d + %d lanes at %g of the limit, %s", x.model, x.base,
 					x.auxiliary, load, how),
 				Models: []Model{l.published(x.model, x.whole)}, Lanes: pool(x.base, x.auxiliary),
-				Load: load, Deadline: patience, Queries: 8000, ShortQueries: 1000,
+				Load: load, Deadline: usualDeadline, Queries: 8000, ShortQueries: 1000,
 			})
 		}
 	}
 }
 
-// few are the batch sizes of regimes with many models, whose fluid programs would else be large.
-func (l *lister) few() *workload.BatchSizes {
+// fewSizes are the batch sizes of regimes with many models, whose fluid programs would else be
+// large.
+func (l *lister) fewSizes() *workload.BatchSizes {
 	sizes, err := workload.Weighted("few", []workload.Probability{
 		{BatchSize: 2, P: .3}, {BatchSize: 5, P: .4}, {BatchSize: 8, P: .3},
 	})
@@ -166,7 +167,7 @@ func (l *lister) twoModels() {
 						l.synthetic("long", apart.long, 1, byTarget(apart.long, .3, .8)),
 					},
 					Lanes: []Lanes{{Type: "fast", Count: 3}, {Type: "slow", Count: 6}},
-					Load:  load, Deadline: patience, Queries: 8000, ShortQueries: 1500,
+					Load:  load, Deadline: usualDeadline, Queries: 8000, ShortQueries: 1500,
 				})
 			}
 		}
@@ -178,7 +179,7 @@ func (l *lister) twoModels() {
 			Name:   fmt.Sprintf("wnd+rm2-6:1-%g", load),
 			About:  fmt.Sprintf("wnd and rm2, 6:1 in queries, on 3 + 10 lanes at %g of the limit", load),
 			Models: []Model{wnd, l.published("rm2", false)}, Lanes: pool(3, 10),
-			Load: load, Deadline: patience, Queries: 12000, ShortQueries: 1500,
+			Load: load, Deadline: usualDeadline, Queries: 12000, ShortQueries: 1500,
 		})
 	}
 	wnd := l.published("wnd", false)
@@ -192,8 +193,8 @@ func (l *lister) twoModels() {
 	})
 }
 
-// lasting is the share of the queries that leaders that learn may use up before queries count.
-const lasting = 0.25
+// warmUpShare is the share of the queries that leaders that learn may use up before queries count.
+const warmUpShare = 0.25
 
 // zipf are weights of n models by Zipf's law.
 func zipf(n int) []float64 {
@@ -204,8 +205,8 @@ func zipf(n int) []float64 {
 	return all
 }
 
-// spread gives each of the models of the weights to lanes, in proportion to the weights and to two at
-// least, and each lane so many models at most. The lanes come one by one, of types in turn.
+// spread gives each of the models of the weights to lanes, in proportion to the weights and to two
+// at least, and each lane so many models at most. The lanes come one by one, of types in turn.
 func spread(weights []float64, types []string, lanes, each int) []Lanes {
 	all := make([]Lanes, lanes)
 	for i := range all {
@@ -249,11 +250,11 @@ func (l *lister) manyModels() {
 			About: fmt.Sprintf("50 models by Zipf's law with a target of %v on 30 lanes of two "+
 				"types, each of which holds 10, at %g of the limit", target, load),
 			Lanes: spread(zipf(models), []string{"fast", "slow", "slow"}, lanes, each),
-			Load:  load, Deadline: patience, Queries: 16000, ShortQueries: 2000,
+			Load:  load, Deadline: usualDeadline, Queries: 16000, ShortQueries: 2000,
 		}
 		for i, w := range zipf(models) {
 			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
-			m.BatchSizes = l.few()
+			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
 		}
 		l.add(r)
@@ -275,8 +276,9 @@ func (l *lister) manySpeeds() {
 				Name: fmt.Sprintf("%s-%g", name, load),
 				About: fmt.Sprintf("models with targets of %v and %v, 4:1, on 10 lanes each of 10 "+
 					"types, each of its own speed, at %g of the limit; %s", short, long, load, how),
-				Load: load, Deadline: patience, Learns: learns, Queries: 16000, ShortQueries: 2000,
-				Seeds: 1,
+				Load: load, Deadline: usualDeadline, Learns: learns, Queries: 16000,
+				ShortQueries: 2000,
+				Seeds:        1,
 			}
 			latencies := []map[string]match.Latencies{{}, {}}
 			for i := range types {
@@ -285,7 +287,7 @@ func (l *lister) manySpeeds() {
 					lanes := Lanes{Type: fmt.Sprintf("type%d", i), Count: 1}
 					part := .2 + .1*float64(i) // of the target, for the largest query
 					if learns {
-						r.WarmUp = lasting
+						r.WarmUp = warmUpShare
 						lanes.Slowdown = func(int) float64 { return by }
 					} else {
 						lanes.Type = fmt.Sprintf("type%d-%d", i, k)
@@ -313,7 +315,8 @@ func (l *lister) manySpeeds() {
 				"queries of more than 5 items take 1.6 times as long as on the others, and leaders "+
 				"learn", load),
 			Models: []Model{l.synthetic("m", short, 1, byTarget(short, .3, .55))},
-			Load:   load, Deadline: patience, Learns: true, WarmUp: lasting, Queries: 16000,
+			Load:   load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
+			Queries:      16000,
 			ShortQueries: 3000,
 		}
 		large := func(batch int) float64 {
@@ -343,7 +346,7 @@ func (l *lister) arrivals() {
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit, batch sizes by a Pareto law "+
 				"of shape 1.2", load),
 			Models: []Model{{Model: m, Merge: merge.Deadline}}, Lanes: pool(3, 10), Load: load,
-			Deadline: patience, Queries: 8000, ShortQueries: 1500,
+			Deadline: usualDeadline, Queries: 8000, ShortQueries: 1500,
 		})
 	}
 	for _, x := range []struct {
@@ -366,7 +369,7 @@ func (l *lister) arrivals() {
 				About: fmt.Sprintf("wnd, %s, on 3 + 10 lanes at %g of the limit in the mean; %s", how,
 					x.load, x.about),
 				Models: []Model{l.published("wnd", whole)}, Lanes: pool(3, 10), Load: x.load,
-				Phases: x.phases, Deadline: patience, Queries: 12000, ShortQueries: 2000,
+				Phases: x.phases, Deadline: usualDeadline, Queries: 12000, ShortQueries: 2000,
 			})
 		}
 	}
@@ -456,10 +459,10 @@ func (l *lister) runTimes() {
 					},
 					About: fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit; %s, which is "+
 						"known", load, law.about),
-					Load: load, Deadline: patience, Queries: 16000, ShortQueries: 3000,
+					Load: load, Deadline: usualDeadline, Queries: 16000, ShortQueries: 3000,
 				}
 				if learns {
-					m.Known, r.Learns, r.WarmUp = usual, true, lasting
+					m.Known, r.Learns, r.WarmUp = usual, true, warmUpShare
 					r.Name = fmt.Sprintf("%s-learned-%g", law.name, load)
 					r.About = fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit; %s, of which "+
 						"the usual time is known, and leaders learn", load, law.about)
@@ -492,7 +495,7 @@ func (l *lister) wrongProfiles() {
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong, and nobody learns", load, percent),
 				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
-				Lanes:  pool(2, 9), Load: load, Deadline: patience, Queries: 8000,
+				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Queries: 8000,
 				ShortQueries: short,
 			})
 		}
@@ -504,7 +507,7 @@ func (l *lister) wrongProfiles() {
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong at first, and leaders learn", load, percent),
 				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
-				Lanes:  pool(2, 9), Load: load, Deadline: patience, Learns: true, WarmUp: lasting,
+				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
 				Queries: 12000, ShortQueries: 2000,
 			})
 		}
@@ -522,7 +525,7 @@ func (l *lister) network() {
 					"%g %% of the target, a query's way longer by half of that in the mean", load,
 					percent),
 				Models: []Model{m}, Lanes: pool(3, 10), Load: load, RTT: rtt, Jitter: rtt / 2,
-				Deadline: patience, Queries: 8000, ShortQueries: 1000,
+				Deadline: usualDeadline, Queries: 8000, ShortQueries: 1000,
 			})
 		}
 	}
@@ -537,7 +540,7 @@ func (l *lister) network() {
 				{Type: "g4dn.xlarge", Count: 2}, {Type: "g4dn.xlarge", Count: 2, Distance: far},
 				{Type: "r5n.large", Count: 6}, {Type: "r5n.large", Count: 6, Distance: far},
 			},
-			Load: load, RTT: scale(m.QoSTarget, .01), Deadline: patience, Queries: 8000,
+			Load: load, RTT: scale(m.QoSTarget, .01), Deadline: usualDeadline, Queries: 8000,
 			ShortQueries: 1000,
 		})
 	}
@@ -550,7 +553,7 @@ func (l *lister) comingAndGoing() {
 			About: fmt.Sprintf("wnd on 3 + 12 lanes at %g of the limit; each second a lane drains and "+
 				"leaves, and the one that left before joins", load),
 			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 12), Load: load,
-			RTT: 200 * time.Microsecond, Deadline: patience, Queries: 12000, ShortQueries: 3000,
+			RTT: 200 * time.Microsecond, Deadline: usualDeadline, Queries: 12000, ShortQueries: 3000,
 		}
 		for i := range 30 {
 			r.Faults = append(r.Faults, fleet.Fault{
@@ -566,7 +569,7 @@ func (l *lister) comingAndGoing() {
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit; clients cancel 30 %% of the "+
 				"queries after a fifth of the target", load),
 			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 10), Load: load,
-			RTT: 200 * time.Microsecond, Deadline: patience, CancelShare: .3, CancelAfter: .2,
+			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: .3, CancelAfter: .2,
 			Queries: 12000, ShortQueries: 2000,
 		})
 	}
@@ -576,7 +579,7 @@ func (l *lister) comingAndGoing() {
 			About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; clients cancel after a "+
 				"target, and try again after half a target, three times", load),
 			Models: []Model{l.published("wnd", true)}, Lanes: pool(2, 9), Load: load,
-			RTT: 200 * time.Microsecond, Deadline: patience, CancelShare: 1, CancelAfter: 1,
+			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: 1, CancelAfter: 1,
 			RetryAfter: .5, Retries: 3, Queries: 8000, ShortQueries: 2000,
 		})
 	}
@@ -594,7 +597,8 @@ func (l *lister) odd() {
 				"queries that no lane can answer in time; leaders learn prices", load),
 			Models: []Model{l.synthetic("m", target, 99, byTarget(target, .3, .8)), never},
 			Lanes:  []Lanes{{Type: "fast", Count: 3}, {Type: "slow", Count: 8}}, Load: load,
-			Deadline: patience, Learns: true, WarmUp: lasting, Queries: 12000, ShortQueries: 2000,
+			Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
+			Queries: 12000, ShortQueries: 2000,
 		})
 	}
 	for _, load := range []float64{.3, .8, 1.2} {
@@ -610,7 +614,7 @@ func (l *lister) odd() {
 				{Type: "slow", Count: 2, Models: []string{"a"}},
 				{Type: "slow", Count: 4, Models: []string{"b"}}, {Type: "slow", Count: 6},
 			},
-			Load: load, Deadline: patience, Learns: true, WarmUp: lasting, Queries: 12000,
+			Load: load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare, Queries: 12000,
 			ShortQueries: 2000,
 		})
 	}
@@ -621,12 +625,12 @@ func (l *lister) odd() {
 			About: fmt.Sprintf("20 models by Zipf's law on 20 lanes of two types, each of which holds "+
 				"6, at %g of the limit; %s has no leader, the others have one", load, Subject),
 			Lanes: spread(zipf(models), []string{"fast", "slow"}, lanes, each), Load: load,
-			RTT: 500 * time.Microsecond, Deadline: patience, Leaderless: true, Queries: 12000,
+			RTT: 500 * time.Microsecond, Deadline: usualDeadline, Leaderless: true, Queries: 12000,
 			ShortQueries: 2000,
 		}
 		for i, w := range zipf(models) {
 			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
-			m.BatchSizes = l.few()
+			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
 		}
 		l.add(r)
@@ -639,12 +643,12 @@ func (l *lister) large() {
 			Name:   fmt.Sprintf("lanes200-%g", load),
 			About:  fmt.Sprintf("wnd on 40 + 160 lanes at %g of the limit", load),
 			Models: []Model{l.published("wnd", false)}, Lanes: pool(40, 160), Load: load,
-			Deadline: patience, Queries: 20000, Seeds: 1,
+			Deadline: usualDeadline, Queries: 20000, Seeds: 1,
 		})
 	}
 	l.add(Regime{
 		Name: "lanes2000-0.8", About: "wnd on 400 + 1600 lanes at 0.8 of the limit",
 		Models: []Model{l.published("wnd", false)}, Lanes: pool(400, 1600), Load: .8,
-		Deadline: patience, Queries: 60000, Seeds: 1,
+		Deadline: usualDeadline, Queries: 60000, Seeds: 1,
 	})
 }

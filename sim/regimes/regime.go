@@ -45,10 +45,11 @@ type Regime struct {
 	// Leaderless says that no agent leads when the subject runs, so that its gateways decide. The
 	// other policies have a leader.
 	Leaderless bool
-	// CancelShare is the share of the queries that their clients cancel after CancelAfter QoS targets
-	// without an answer. A client tries Retries times, RetryAfter QoS targets after it has cancelled.
-	// Without retries the queries of such clients do not count, answered or not. With retries the
-	// answer to any try counts, which is in time within a QoS target after that try began.
+	// CancelShare is the share of the queries that their clients cancel after CancelAfter QoS
+	// targets without an answer. A client tries Retries times, RetryAfter QoS targets after it has
+	// cancelled. Without retries the queries of such clients do not count, answered or not. With
+	// retries the answer to any try counts, which is in time within a QoS target after that try
+	// began.
 	CancelShare, CancelAfter, RetryAfter float64
 	Retries                              int
 	// Queries is how many queries arrive in one run, and ShortQueries in one of the short form; 0:

@@ -51,7 +51,7 @@ func (r *Regime) Broken(results []*Result) (broken []Break, err error) {
 	}
 	var alone []float64
 	if r.isFair() {
-		if alone, err = r.alone(); err != nil {
+		if alone, err = r.sharesAlone(); err != nil {
 			return nil, err
 		}
 	}
@@ -80,7 +80,7 @@ func (r *Regime) compare(subject, x *Result, alone []float64) (broken []Break) {
 	}
 	note(theirs > (1+tolerance)*ours, "in time/s", theirs, ours)
 	if alone != nil {
-		ours, theirs = subject.least(alone), x.least(alone)
+		ours, theirs = subject.leastShare(alone), x.leastShare(alone)
 		note(theirs > ours+lessFair, "least of a model", theirs, ours)
 		return broken
 	}
@@ -106,9 +106,9 @@ func (r *Regime) feasible() (n int) {
 	return n
 }
 
-// least is the least part that a model gets of the share that it would reach alone. Models that
-// would reach nothing, or have few queries, do not count.
-func (x *Result) least(alone []float64) float64 {
+// leastShare is the least part that a model gets of the share that it would reach alone. Models
+// that would reach nothing, or have few queries, do not count.
+func (x *Result) leastShare(alone []float64) float64 {
 	least := math.Inf(1)
 	for i := range x.Models {
 		if alone[i] > 0 && x.Models[i].Queries >= fewQueries {

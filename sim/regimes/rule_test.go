@@ -13,9 +13,9 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// made is a result with so many queries of each model, of which the given shares were answered in
-// time, all after the given part of the target.
-func made(r *Regime, policy string, part float64, shares ...float64) *Result {
+// makeResult is a result with so many queries of each model, of which the given shares were
+// answered in time, all after the given part of the target.
+func makeResult(r *Regime, policy string, part float64, shares ...float64) *Result {
 	const queries = 1000
 	x := &Result{Policy: policy, Duration: time.Second}
 	for i, share := range shares {
@@ -29,15 +29,15 @@ func made(r *Regime, policy string, part float64, shares ...float64) *Result {
 	return x
 }
 
-// simple is a regime of models with a target of 100 ms and runs of 10 ms, on lanes.
-func simple(t *testing.T, load float64, models int, lanes ...Lanes) *Regime {
+// simpleRegime is a regime of models with a target of 100 ms and runs of 10 ms, on lanes.
+func simpleRegime(t *testing.T, load float64, models int, lanes ...Lanes) *Regime {
 	t.Helper()
 	one, err := workload.Fixed(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &Regime{
-		Name: "simple", Lanes: lanes, Load: load, Queries: 2000, Deadline: patience,
+		Name: "simple", Lanes: lanes, Load: load, Queries: 2000, Deadline: usualDeadline,
 	}
 	for i := range models {
 		r.Models = append(r.Models, Model{Model: sim.Model{
@@ -53,7 +53,8 @@ func simple(t *testing.T, load float64, models int, lanes ...Lanes) *Regime {
 // TestBroken: the rule finds what a baseline does better, and nothing else.
 func TestBroken(t *testing.T) {
 	lanes := Lanes{Type: "t", Count: 2}
-	one, two, over := simple(t, .5, 1, lanes), simple(t, .5, 2, lanes), simple(t, 1.5, 2, lanes)
+	one, two := simpleRegime(t, .5, 1, lanes), simpleRegime(t, .5, 2, lanes)
+	over := simpleRegime(t, 1.5, 2, lanes)
 	for _, tt := range []struct {
 		name     string
 		r        *Regime
@@ -83,7 +84,8 @@ func TestBroken(t *testing.T) {
 		{"above, later and slower", over, .5, []float64{.7, .7}, []float64{.72, .71}, .1, nil},
 	} {
 		broken, err := tt.r.Broken([]*Result{
-			made(tt.r, Subject, tt.part, tt.ours...), made(tt.r, "x", tt.itsParts, tt.theirs...),
+			makeResult(tt.r, Subject, tt.part, tt.ours...),
+			makeResult(tt.r, "x", tt.itsParts, tt.theirs...),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -96,15 +98,15 @@ func TestBroken(t *testing.T) {
 			t.Errorf("%s: the rule is broken in %q, want %q", tt.name, got, tt.want)
 		}
 	}
-	if _, err := one.Broken([]*Result{made(one, "x", .5, 1)}); err == nil {
+	if _, err := one.Broken([]*Result{makeResult(one, "x", .5, 1)}); err == nil {
 		t.Error("the rule is held without a result of the subject")
 	}
 }
 
 // TestLimit: the limit is that of what lanes hold, and so are the shares that models reach alone.
 func TestLimit(t *testing.T) {
-	both := simple(t, 1.2, 2, Lanes{Type: "t", Count: 4})
-	apart := simple(t, 1.2, 2, Lanes{Type: "t", Count: 1, Models: []string{"m1"}},
+	both := simpleRegime(t, 1.2, 2, Lanes{Type: "t", Count: 4})
+	apart := simpleRegime(t, 1.2, 2, Lanes{Type: "t", Count: 1, Models: []string{"m1"}},
 		Lanes{Type: "t", Count: 3, Models: []string{"m2"}})
 	for _, tt := range []struct {
 		r     *Regime
@@ -119,7 +121,7 @@ func TestLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		alone, err := tt.r.alone()
+		alone, err := tt.r.sharesAlone()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +137,7 @@ func TestLimit(t *testing.T) {
 func TestRun(t *testing.T) {
 	const half, twice = .5, 2
 	for _, load := range []float64{half, twice} {
-		r := simple(t, load, 2, Lanes{Type: "t", Count: 4})
+		r := simpleRegime(t, load, 2, Lanes{Type: "t", Count: 4})
 		for _, p := range Policies() {
 			a, err := r.Run(t.Context(), &p, &Options{Seeds: []uint64{1}})
 			if err != nil {
@@ -170,7 +172,7 @@ func TestRun(t *testing.T) {
 
 // TestWarmUp: the first queries of a regime with a warm-up do not count.
 func TestWarmUp(t *testing.T) {
-	r := simple(t, .5, 1, Lanes{Type: "t", Count: 4})
+	r := simpleRegime(t, .5, 1, Lanes{Type: "t", Count: 4})
 	r.WarmUp, r.Learns = .25, true
 	x, err := r.Run(t.Context(), &Policies()[0], &Options{Seeds: []uint64{1}})
 	if err != nil {
@@ -187,7 +189,7 @@ func TestWarmUp(t *testing.T) {
 // TestClients: queries that are cancelled do not count, unless they are tried again: then one that
 // is answered at last counts from its first try.
 func TestClients(t *testing.T) {
-	r := simple(t, .5, 1, Lanes{Type: "t", Count: 4})
+	r := simpleRegime(t, .5, 1, Lanes{Type: "t", Count: 4})
 	r.CancelShare, r.CancelAfter = .5, .01 // none is answered so soon
 	x, err := r.Run(t.Context(), &Policies()[0], &Options{Seeds: []uint64{1}})
 	if err != nil {
@@ -197,7 +199,7 @@ func TestClients(t *testing.T) {
 		t.Errorf("%d of %d queries count, %d are answered, want half, and all of them", got,
 			r.Queries, x.Models[0].Answered)
 	}
-	r = simple(t, 1.5, 1, Lanes{Type: "t", Count: 1})
+	r = simpleRegime(t, 1.5, 1, Lanes{Type: "t", Count: 1})
 	r.CancelShare, r.CancelAfter, r.RetryAfter, r.Retries = 1, 1, 1, 2
 	x, err = r.Run(t.Context(), &Policies()[0], &Options{Seeds: []uint64{1}})
 	if err != nil {
@@ -219,7 +221,8 @@ func TestClients(t *testing.T) {
 func TestLatencies(t *testing.T) {
 	usual := latency.Fixed{Base: time.Second}
 	for _, l := range []match.Latencies{
-		bimodal{usual, .05, 8}, logNormal{usual, .5}, slowed{usual, func(int) float64 { return 2 }},
+		bimodal{usual, .05, 8}, logNormal{usual, .5},
+		slowedLatency{usual, func(int) float64 { return 2 }},
 	} {
 		const n = 100_000
 		sum := 0.0

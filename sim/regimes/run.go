@@ -40,17 +40,17 @@ type ModelResult struct {
 
 // LateShare is the share of the queries of feasible models that were not answered in time.
 func (x *Result) LateShare(r *Regime) float64 {
-	queries, inTime := x.total(r)
+	queries, inTime := x.countFeasible(r)
 	return 1 - float64(inTime)/float64(queries)
 }
 
 // InTimeRate is the rate of answers in time, in queries/s.
 func (x *Result) InTimeRate(r *Regime) float64 {
-	_, inTime := x.total(r)
+	_, inTime := x.countFeasible(r)
 	return float64(inTime) / x.Duration.Seconds()
 }
 
-func (x *Result) total(r *Regime) (queries, inTime int) {
+func (x *Result) countFeasible(r *Regime) (queries, inTime int) {
 	for i, m := range x.Models {
 		if !r.Models[i].Infeasible {
 			queries, inTime = queries+m.Queries, inTime+m.InTime
@@ -160,7 +160,7 @@ func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64
 		return nil, err
 	}
 	e := &execution{r: r, open: map[uint64]arrival{}, results: make([]ModelResult, len(r.Models))}
-	cfg, err := e.config(p, seed)
+	cfg, err := e.fleetConfig(p, seed)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +202,7 @@ func (e *execution) arrive(ctx context.Context, rate float64, queries int,
 	if err != nil {
 		return 0, err
 	}
-	luck, clients := rand.New(rand.NewPCG(seed, 11)), rand.New(rand.NewPCG(seed, 12))
+	uniforms, clients := rand.New(rand.NewPCG(seed, 11)), rand.New(rand.NewPCG(seed, 12))
 	warmUp, begin := int(r.WarmUp*float64(queries)), time.Duration(0)
 	arrived := 0
 	for q := range stream {
@@ -214,7 +214,8 @@ func (e *execution) arrive(ctx context.Context, rate float64, queries int,
 		}
 		a := arrival{
 			Query: fleet.Query{
-				Model: index[q.Model], BatchSize: q.BatchSize, Arrival: q.At, Uniform: luck.Float64(),
+				Model: index[q.Model], BatchSize: q.BatchSize, Arrival: q.At,
+				Uniform: uniforms.Float64(),
 			},
 			first: q.At, counts: arrived >= warmUp,
 		}
@@ -229,14 +230,14 @@ func (e *execution) arrive(ctx context.Context, rate float64, queries int,
 		if a.counts {
 			e.results[a.Model].Queries++
 		}
-		e.fleet.Arrive(e.try(&a))
+		e.fleet.Arrive(e.beginTry(&a))
 		last = q.At
 	}
 	return last - begin, nil
 }
 
-// try notes a try of a query, and returns it.
-func (e *execution) try(a *arrival) fleet.Query {
+// beginTry notes a try of a query, and returns it.
+func (e *execution) beginTry(a *arrival) fleet.Query {
 	e.sequence++
 	a.Sequence = e.sequence
 	a.tries++
@@ -251,8 +252,8 @@ func (e *execution) try(a *arrival) fleet.Query {
 // fleet in which all may costs more time than its queries do.
 const manyLanes, candidates = 100, 5
 
-// config describes the fleet.
-func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
+// fleetConfig describes the fleet.
+func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 	r := e.r
 	for i := range r.Lanes {
 		for range r.Lanes[i].Count {
@@ -260,8 +261,9 @@ func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
 		}
 	}
 	c := &fleet.Config{
-		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Deadline: r.DeadlineAfter, Gateways: cmp.Or(r.Gateways, 4),
-		Probes: inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
+		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Deadline: r.DeadlineAfter,
+		Gateways: cmp.Or(r.Gateways, 4),
+		Probes:   inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
 		GossipDelay: time.Second, Service: e.service, Finish: e.finish,
 		Split: func(uint64) {}, Waits: func(uint64, bool) {},
 	}
@@ -275,7 +277,7 @@ func (e *execution) config(p *Policy, seed uint64) (*fleet.Config, error) {
 		c.Candidates = candidates
 	}
 	if r.Learns {
-		c.Learns, c.Prior = true, e.prior
+		c.Learns, c.Prior = true, e.priorTable
 	} else if c.Limit, c.Prices, err = r.advice(); err != nil {
 		return nil, err
 	}
@@ -334,15 +336,15 @@ func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lan
 // service is how long a lane runs a query.
 func (e *execution) service(lane int, q *fleet.Query) time.Duration {
 	on := e.lanes[lane]
-	l := on.slowed(e.r.Models[q.Model].Latencies[on.Type])
+	l := on.slowDown(e.r.Models[q.Model].Latencies[on.Type])
 	return max(1, l.Quantile(q.Uniform, q.BatchSize))
 }
 
 // priorKnots is the number of batch sizes at which a leader that learns knows latencies at first.
 const priorKnots = 20
 
-// prior is what a leader that learns knows at first of a model on a type.
-func (e *execution) prior(model int, laneType names.LaneType) *profiles.Table {
+// priorTable is what a leader that learns knows at first of a model on a type.
+func (e *execution) priorTable(model int, laneType names.LaneType) *profiles.Table {
 	m := &e.r.Models[model]
 	l := m.known(string(laneType))
 	if l == nil {
@@ -373,7 +375,7 @@ func (e *execution) finish(sequence uint64, o fleet.Outcome, _ int, _ time.Durat
 	switch {
 	case o == fleet.Cancelled && q.tries <= e.r.Retries:
 		q.Arrival = now + scale(target, e.r.RetryAfter)
-		e.fleet.ArriveLater(e.try(&q))
+		e.fleet.ArriveLater(e.beginTry(&q))
 	case !q.counts:
 	case o == fleet.Served:
 		m.Answered++
