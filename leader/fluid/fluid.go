@@ -43,6 +43,9 @@ type Program struct {
 	// Unserved is the share of each model's queries that may go unserved, in [0, 1); a QoS target
 	// of 99 % means 0.01.
 	Unserved float64
+	// Kept are the models that long runs of others may not block, see [Program.KeptFor]. With more
+	// than 64 types with instances it does not count.
+	Kept []Kept
 }
 
 // A Price is what an instance type's time is worth.

@@ -51,10 +51,12 @@ func randomProgram(r *rand.Rand) *Program {
 // plain solves p's linear program as it is written, by gonum's simplex, and
 // returns the rate in queries/s.
 func plain(t *testing.T, p *Program) float64 {
-	// Variables: r, x[b][t], s[b], a slack for each type and for what goes unserved of each model.
+	// Variables: r, x[b][t], s[b], a slack for each type, for what goes unserved of each model and
+	// for what is kept.
 	models := []string{"m", "n", "o"}
 	n, bins := len(p.Types), len(p.Bins)
-	rows, vars := bins+n+len(models), 1+bins*n+bins+n+len(models)
+	rows := bins + n + len(models) + len(p.Kept)
+	vars := 1 + bins*n + bins + n + len(models) + len(p.Kept)
 	a, rhs := mat.NewDense(rows, vars, nil), make([]float64, rows)
 	sum := 0.0
 	for _, b := range p.Bins {
@@ -74,7 +76,21 @@ func plain(t *testing.T, p *Program) float64 {
 		}
 	}
 	for m := range models {
-		a.Set(bins+n+m, vars-len(models)+m, 1)
+		a.Set(bins+n+m, 1+bins*n+bins+n+m, 1)
+	}
+	for k, kept := range p.Kept {
+		row := bins + n + len(models) + k
+		a.Set(row, 1+bins*n+bins+n+len(models)+k, 1)
+		count := 0
+		for _, i := range kept.Types {
+			count += p.Types[i].Count
+			for b, bin := range p.Bins {
+				if over := bin.Latency[i] - kept.Target; over > 0 && bin.Model != kept.Model {
+					a.Set(row, 1+b*n+i, milliseconds(over))
+				}
+			}
+		}
+		rhs[row] = max(0, float64(count)-1+p.Unserved)
 	}
 	for i, typ := range p.Types {
 		a.Set(bins+i, 1+bins*n+bins+i, 1)

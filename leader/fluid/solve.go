@@ -64,7 +64,8 @@ func (p *Program) Validate() error {
 // split in this way. A slack is a column too.
 type column struct {
 	// use is, by row of a type, the ms of its time that a query takes; by row of a model, the part
-	// of all queries that are the model's and left unserved, less the part that may be.
+	// of all queries that are the model's and left unserved, less the part that may be; by row of
+	// what is kept, the ms for which a query blocks it.
 	use []float64
 	// served is the part of the queries sent to each type in the pool.
 	served []float64
@@ -83,9 +84,10 @@ type Solver struct {
 	// does not hold the model.
 	latency  []float64
 	splitter splitter
-	unmet    []float64 // by model, see [Unmet.Share]; 0: it meets its target
-	late     []bool    // by bin: it is work without a deadline
-	counted  float64   // the part of all arrivals that some type serves, in time or late
+	unmet    []float64   // by model, see [Unmet.Share]; 0: it meets its target
+	late     []bool      // by bin: it is work without a deadline
+	kept     [][]float64 // by row of what is kept, see setKept
+	counted  float64     // the part of all arrivals that some type serves, in time or late
 	// approximates makes it solve programs of few types as those of many, for tests.
 	approximates bool
 
@@ -145,7 +147,7 @@ func (s *Solver) prepare(p *Program) {
 	for _, b := range p.Bins {
 		sum += b.Share
 	}
-	s.share, s.latency = s.share[:0], s.latency[:0]
+	s.share, s.latency, s.kept = s.share[:0], s.latency[:0], nil
 	for _, b := range p.Bins {
 		share := b.Share / sum
 		m := slices.Index(s.models, b.Model)
@@ -164,7 +166,7 @@ func (s *Solver) prepare(p *Program) {
 		}
 	}
 	n := len(s.types)
-	rows := n + len(s.models)
+	rows := n + len(s.models) + len(p.Kept)
 	s.inverse, s.basis = make([]float64, rows*rows), make([]column, rows)
 	s.value, s.price, s.change = make([]float64, rows), make([]float64, rows), make([]float64, rows)
 	for i := range rows {
@@ -182,6 +184,7 @@ func (s *Solver) prepare(p *Program) {
 	if slices.ContainsFunc(p.Bins, func(b Bin) bool { return b.Late != nil }) {
 		s.setLate(p)
 	}
+	s.setKept(p)
 }
 
 // setLate makes work without a deadline of the bins that no type serves in time, where they are more
@@ -267,6 +270,9 @@ func (s *Solver) enter() bool {
 	s.splitter.price(func(b int) (int, float64) { return s.fastest(b) })
 	serve := func(b, to int, share float64) {
 		e.use[to] += share * s.latency[b*n+to]
+		for k, row := range s.kept {
+			e.use[n+len(s.models)+k] += share * row[b*n+to]
+		}
 		e.served[to] += share
 	}
 	cost := 0.0
@@ -315,7 +321,11 @@ func (s *Solver) fastest(b int) (to int, cost float64) {
 		if math.IsInf(ms, 1) {
 			continue
 		}
-		if c := max(0, s.price[t]) * ms; c < cost || c == cost && ms < s.latency[b*n+to] {
+		c := max(0, s.price[t]) * ms
+		for k, row := range s.kept {
+			c += max(0, s.price[n+len(s.models)+k]) * row[b*n+t]
+		}
+		if c < cost || c == cost && ms < s.latency[b*n+to] {
 			to, cost = t, c
 		}
 	}

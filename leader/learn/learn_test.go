@@ -251,6 +251,44 @@ func TestHeldApart(t *testing.T) {
 	}
 }
 
+// TestLimitOfBlocked: of two lanes one must stay free of long runs, for a model whose target is far
+// shorter than they are, but for the 1 % of its queries that may be late; prices are as without it.
+func TestLimitOfBlocked(t *testing.T) {
+	for _, short := range []bool{false, true} {
+		w := newWorld(t, 1)
+		a, b := member("a", "x", "", m, n), member("b", "x", "", m, n)
+		for _, x := range []*leader.Member{a, b} {
+			x.Models[1].QoSTarget = 2 * time.Second
+		}
+		w.are(a, b)
+		for i := range 4000 {
+			w.now = w.now.Add(10 * time.Millisecond)
+			if i%2 == 0 && short {
+				w.arrives(m, 40)
+			} else if i%2 == 1 {
+				w.arrives(n, 40)
+			}
+			batch := 1 + i%largest
+			w.runs(a, m, batch, linear(batch))
+			w.runs(b, n, batch, linear(batch)*50)
+		}
+		w.look()
+		w.poolIs()
+		w.now = w.now.Add(interval)
+		w.look()
+		want := 2000 / 300. / .99 // runs of n take 300 ms
+		if short {
+			want = 2 * 1010 / (300. - 13) / .99
+		}
+		if l := w.last.Limit; math.Abs(l/want-1) > 0.02 {
+			t.Errorf("short %v: the limit is %v queries/s, want %v", short, l, want)
+		}
+		if p := w.State.prices; len(p) != 1 || !(p[0].PerMs > 0) {
+			t.Errorf("short %v: prices are %v", short, p)
+		}
+	}
+}
+
 // TestUnmetTargets: a model that no lane answers in time, one whose holder has left, and large
 // queries of a third take neither limit nor prices from the others.
 func TestUnmetTargets(t *testing.T) {

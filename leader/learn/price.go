@@ -36,6 +36,14 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 		return fmt.Errorf("prices are not known: %w", err)
 	}
 	a.Limit, a.Priced = solution.Rate, true
+	if p.Kept = p.KeptFor(s.targets()); len(p.Kept) > 0 {
+		// Only the limit is of this program: where little may be long, no lane's time has a price.
+		blocked, err := s.solver.Solve(p)
+		if err != nil {
+			return fmt.Errorf("the limit is not known: %w", err)
+		}
+		a.Limit = blocked.Rate
+	}
 	a.Unmet = s.unmetOf(solution, now)
 	if solution.Rate > 0 && !samePrices(s.prices, solution.Prices) {
 		s.prices = solution.Prices
@@ -149,6 +157,15 @@ func (s *State) nameClasses(p *fluid.Program, all []laneClass, types int) {
 			}
 		}
 	}
+}
+
+// targets are the QoS targets of the pool's models.
+func (s *State) targets() map[names.ModelKey]time.Duration {
+	all := make(map[names.ModelKey]time.Duration, len(s.pool.Models))
+	for i := range s.pool.Models {
+		all[s.pool.Models[i].Key()] = s.pool.Models[i].QoSTarget
+	}
+	return all
 }
 
 // unmetOf returns the models that miss their targets whatever the leader decides, by key. One

@@ -328,6 +328,15 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 		Binding:       a.binding(c, sol),
 		Reason:        reason,
 	}
+	blocked, short, err := a.blocked(c)
+	if err != nil {
+		return Plan{}, err
+	}
+	if blocked < (1-leastBlocked)*sol.Rate {
+		plan.Binding += fmt.Sprintf("; runs block %s: while an instance that serves it is kept free "+
+			"of long ones, %.4g queries/s at most", short, blocked)
+		plan.Predicted = min(plan.Predicted, blocked)
+	}
 	more := c.Clone()
 	for i, t := range p.Types {
 		more[i]++
@@ -341,6 +350,37 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 		})
 	}
 	return plan, nil
+}
+
+// leastBlocked is the least share of the fluid limit that a plan says to be lost by blocking.
+const leastBlocked = 0.01
+
+// blocked returns the fluid limit of c if long runs leave time to the models with far shorter QoS
+// targets, and those models; +Inf if none is blocked. The search does without it: it needs limits
+// that are in proportion to the counts.
+func (a *Analysis) blocked(c Configuration) (limit float64, short string, err error) {
+	p := a.program
+	p.Types = slices.Clone(p.Types)
+	for i, n := range c {
+		p.Types[i].Count = n
+	}
+	targets := map[names.ModelKey]time.Duration{}
+	for i := range a.Problem.Models {
+		m := &a.Problem.Models[i]
+		targets[names.ModelKey(m.Name)] = m.QoSTarget
+	}
+	if p.Kept = p.KeptFor(targets); len(p.Kept) == 0 {
+		return math.Inf(1), "", nil
+	}
+	sol, err := a.solver.Solve(&p)
+	if err != nil {
+		return 0, "", err
+	}
+	var models []string
+	for _, k := range p.Kept {
+		models = append(models, string(k.Model))
+	}
+	return sol.Rate, strings.Join(models, " and "), nil
 }
 
 // binding names the types without time to spare, which limit c's throughput.
