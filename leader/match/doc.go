@@ -8,8 +8,9 @@
 //
 // The matcher holds the queries, the lanes and the reservations. It guarantees that a query has at
 // most one live assignment and exactly one outcome, and that no lane gets more than it holds or a
-// model that it lacks. A [Policy] only chooses which waiting query an open lane takes next. A pool
-// of more than some twenty lanes is divided into shards, which are matched separately.
+// model that it lacks. A policy only chooses which waiting query an open lane takes next. One from
+// outside of this package is a [Chooser]. A pool of more than some twenty lanes is divided into
+// shards, which are matched separately.
 //
 // A gateway that has no leader ranks lanes by prices and by the last news of them ([Priced]);
 // package inquire asks the best when they would finish the query.

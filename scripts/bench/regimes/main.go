@@ -199,7 +199,11 @@ func (b *bench) writePage(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := page.Execute(w, regimes.DescribeRule()); err != nil {
+	rule := regimes.DescribeRule()
+	if b.seeds != nil {
+		rule.Seeds = len(b.seeds)
+	}
+	if err := page.Execute(w, rule); err != nil {
 		return err
 	}
 	if err := b.writeExceptions(w); err != nil {
