@@ -80,6 +80,8 @@ type chaotic struct {
 	list     []Instance
 	at       time.Duration
 	blind    map[string]time.Duration // until when it does not see an agent
+	// skew is how far its wall clock is ahead of the provider's, by which it knows ages.
+	skew time.Duration
 }
 
 func (c *chaos) chance(p float64) bool { return c.Float64() < p }
@@ -112,7 +114,7 @@ func (c *chaos) wish() {
 
 func (c *chaos) lead() *chaotic {
 	l := &chaotic{Renter: New(c.policy, c.now), blind: map[string]time.Duration{},
-		at: -time.Hour}
+		at: -time.Hour, skew: c.seconds(-600, 600)}
 	for _, m := range c.all {
 		l.blind[m.ID] = c.now + c.seconds(0, 30) // it does not know the fleet yet
 	}
@@ -256,7 +258,7 @@ func (c *chaos) step(l *chaotic, quiet bool) bool {
 		for _, m := range c.all {
 			if c.now >= m.listed && (m.State != Gone || c.now-m.gone < time.Hour) {
 				i := m.Instance
-				i.Age = c.now - m.launched
+				i.Age = max(0, c.now-m.launched+l.skew)
 				l.list = append(l.list, i)
 			}
 		}
@@ -412,7 +414,7 @@ func (c *chaos) exact() bool {
 }
 
 // TestWeather: whatever befalls them, all fleets end exactly as desired, no slot has two instances,
-// and the price limit holds at each moment.
+// and the price limit holds at each moment. Leaders' clocks are wrong by up to ten minutes.
 func TestWeather(t *testing.T) {
 	var longest time.Duration
 	for seed := range *weatherSeeds {
