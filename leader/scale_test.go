@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -46,6 +47,13 @@ func scaleMember(i int) *Member {
 
 func scaleAdvice(tb testing.TB) *Advice {
 	a := &Advice{}
+	for typ := range scaleTypes {
+		a.Prices = append(a.Prices, fluid.Price{
+			Type:    names.LaneType(fmt.Sprintf("type%d/cpu/1", typ)),
+			PerMs:   1 / float64(scaleMean(scaleModels/2, typ).Milliseconds()),
+			Service: scaleMean(scaleModels/2, typ),
+		})
+	}
 	for model := range scaleModels {
 		for typ := range scaleTypes {
 			table, err := match.NewTable(flat(scaleMean(model, typ)), 100)

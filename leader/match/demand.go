@@ -162,11 +162,10 @@ func (h *horizon) weigh(s *shard, k *kin) {
 		return
 	}
 	capacity := 0.0
-	for g := range h.groups {
+	for _, g := range h.serving(k) {
 		grp := &h.groups[g]
-		if model, _ := grp.lanes[0].fastest(k.first); model >= 0 {
-			capacity += float64(len(grp.lanes)) * grp.lanes[0].worth(model)
-		}
+		model, _ := grp.lanes[0].fastest(k.first)
+		capacity += float64(len(grp.lanes)) * grp.lanes[0].worth(model)
 	}
 	if capacity *= s.m.spareOver; capacity > 0 && d.cost > capacity {
 		d.alone = math.Sqrt(capacity / d.cost)
@@ -178,30 +177,76 @@ func (h *horizon) weigh(s *shard, k *kin) {
 // The loop must not change which queries are live.
 func (s *shard) byShare(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
+		order := s.order[:0]
 		for _, k := range s.kins {
-			k.next, k.looked, k.demand.looked = k.first, 0, 0
-		}
-		for {
-			var k *kin
-			share := 0.0
-			for _, o := range s.kins {
-				if o.next == nil || o.looked >= most {
-					continue
-				}
-				after := o.demand.shareAfter(o.demand.looked)
-				if k == nil || after < share || after == share && byArrival(o.next, k.next) < 0 {
-					k, share = o, after
-				}
+			if k.first != nil {
+				k.next, k.looked, k.demand.looked = k.first, 0, 0
+				order.push(kinShare{k.demand.share(), k})
 			}
-			if k == nil {
-				return
+		}
+		s.order = order
+		for len(order) > 0 {
+			k := order[0].kin
+			// The share is of before if another kin of the family was looked at since.
+			if now := k.demand.shareAfter(k.demand.looked); now != order[0].share {
+				order[0].share = now
+				order.sink()
+				continue
 			}
 			q := k.next
 			k.next, k.looked = q.nextKin, k.looked+1
 			k.demand.looked++
+			if k.next != nil && k.looked < most {
+				order[0].share = k.demand.shareAfter(k.demand.looked)
+			} else {
+				last := len(order) - 1
+				order[0] = order[last]
+				order = order[:last]
+			}
+			order.sink()
 			if !yield(q) {
 				return
 			}
 		}
+	}
+}
+
+// A kinShare is a kin whose next query is to be looked at, and the share of its family, which may
+// have risen since.
+type kinShare struct {
+	share float64
+	kin   *kin
+}
+
+func (a *kinShare) before(b *kinShare) bool {
+	return a.share < b.share || a.share == b.share && byArrival(a.kin.next, b.kin.next) < 0
+}
+
+// kinsByShare is a binary heap, the kin to look at first.
+type kinsByShare []kinShare
+
+func (h *kinsByShare) push(k kinShare) {
+	*h = append(*h, k)
+	all := *h
+	for i := len(all) - 1; i > 0 && all[i].before(&all[(i-1)/2]); i = (i - 1) / 2 {
+		all[i], all[(i-1)/2] = all[(i-1)/2], all[i]
+	}
+}
+
+// sink moves the first to its place.
+func (h kinsByShare) sink() {
+	for i := 0; ; {
+		c := 2*i + 1
+		if c >= len(h) {
+			return
+		}
+		if c+1 < len(h) && h[c+1].before(&h[c]) {
+			c++
+		}
+		if !h[c].before(&h[i]) {
+			return
+		}
+		h[i], h[c] = h[c], h[i]
+		i = c
 	}
 }

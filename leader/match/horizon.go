@@ -73,6 +73,10 @@ type horizon struct {
 	// left for late queries.
 	largest, spare float64
 
+	// gathered counts the rounds, and none has a cell without a variant for each group.
+	gathered uint64
+	none     []cell
+
 	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
 	freeAt         []float64
@@ -189,6 +193,28 @@ func (h *horizon) gather(s *shard) {
 			h.groups[g].assess(s)
 		}
 	}
+	h.gathered++
+	h.none = h.none[:0]
+	for range h.groups {
+		h.none = append(h.none, cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)})
+	}
+}
+
+// serving returns the groups that hold a variant which may answer the queries of a kin, and know how
+// long it takes. Where lanes hold different models they are few.
+func (h *horizon) serving(k *kin) []int {
+	if k.gathered != h.gathered {
+		k.gathered, k.serving = h.gathered, k.serving[:0]
+		for g := range h.groups {
+			l := h.groups[g].lanes[0]
+			if slices.ContainsFunc(k.variants(), func(v variant) bool {
+				return l.table(v.model) != nil
+			}) {
+				k.serving = append(k.serving, g)
+			}
+		}
+	}
+	return k.serving
 }
 
 // assess sets how scarce g's time is.
@@ -225,10 +251,11 @@ func (h *horizon) estimate(s *shard) {
 		due := q.arrival + q.family.target - s.m.now
 		at := len(h.cells)
 		possible, cheapest, least, roomy := false, -1, math.Inf(1), -1
-		for g := range h.groups {
+		h.cells = append(h.cells, h.none...)
+		for _, g := range h.serving(q.kin) {
 			grp := &h.groups[g]
 			c := grp.fastest(q)
-			h.cells = append(h.cells, c)
+			h.cells[at+g] = c
 			possible = possible || grp.first+c.safe <= due
 			if cost := c.price * c.mean; c.mean <= due && cost < least {
 				cheapest, least = g, cost

@@ -168,7 +168,7 @@ func (l *lane) lasts(t *Table, batch int) bool { return l.lastsFrom(l.start(), t
 
 // lastsFrom is lasts of a query that starts there in start ms.
 func (l *lane) lastsFrom(start float64, t *Table, batch int) bool {
-	return t != nil && l.m.now+start+t.tail[batch] <= l.ends
+	return t != nil && (math.IsInf(l.ends, 1) || l.m.now+start+t.tail[batch] <= l.ends)
 }
 
 // latency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does not
@@ -398,6 +398,9 @@ type kin struct {
 	unsure, moved bool
 	late          int     // how many are late
 	lateWork      float64 // their part of the shard's
+	// serving is horizon's as of the round with the number gathered; see [horizon.serving].
+	serving  []int
+	gathered uint64
 }
 
 // variants are those that may answer its queries.

@@ -245,3 +245,56 @@ func BenchmarkChange(b *testing.B) {
 		})
 	})
 }
+
+// TestByShare: the heap gives the queries in the order in which they would be found by a look at all
+// kins before each.
+func TestByShare(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		s := &shard{}
+		var demands []*demand
+		for range 1 + r.IntN(5) {
+			size := float64(20 + r.IntN(30))
+			demands = append(demands, &demand{
+				arrivals: size, lost: float64(r.IntN(10)), alone: 1 - float64(r.IntN(2))/2,
+			})
+		}
+		for range 1 + r.IntN(8) {
+			k := &kin{demand: demands[r.IntN(len(demands))]}
+			for range r.IntN(6) {
+				k.insert(&query{
+					id: QueryID{1, r.Uint64()}, arrival: float64(r.IntN(20)),
+				})
+			}
+			s.kins = append(s.kins, k)
+		}
+		most := 1 + r.IntN(6)
+		var want []*query
+		next, looked := map[*kin]*query{}, map[*kin]int{}
+		for _, k := range s.kins {
+			next[k] = k.first
+		}
+		for {
+			byFamily, best, share := map[*demand]int{}, (*kin)(nil), 0.0
+			for k, n := range looked {
+				byFamily[k.demand] += n
+			}
+			for _, k := range s.kins {
+				after := k.demand.shareAfter(byFamily[k.demand])
+				if next[k] != nil && looked[k] < most && (best == nil || after < share ||
+					after == share && byArrival(next[k], next[best]) < 0) {
+					best, share = k, after
+				}
+			}
+			if best == nil {
+				break
+			}
+			want = append(want, next[best])
+			next[best] = next[best].nextKin
+			looked[best]++
+		}
+		if got := slices.Collect(s.byShare(most)); !slices.Equal(got, want) {
+			t.Fatalf("got %d queries %v, want %d %v", len(got), got, len(want), want)
+		}
+	}
+}

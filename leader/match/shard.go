@@ -20,11 +20,12 @@ type shard struct {
 	work     [2]float64
 	lateWork float64 // sum of the mean latencies of the late queries, ms
 	spare    spareTime
-	returned float64 // when all that were refused can have been served after trying again, ms
-	dirty    bool    // something has changed since the last round
-	index    int     // among the matcher's shards
-	holders  []int32 // by model: how many usable lanes hold it; no lane holds one beyond the end
-	unsorted bool    // lanes are not in order
+	returned float64     // when all that were refused can have been served after trying again, ms
+	dirty    bool        // something has changed since the last round
+	index    int         // among the matcher's shards
+	holders  []int32     // by model: how many usable lanes hold it; no lane holds one beyond the end
+	unsorted bool        // lanes are not in order
+	order    kinsByShare // scratch of byShare
 }
 
 // The size classes of queries.
