@@ -21,11 +21,11 @@ import (
 // profile times a factor. Two or three queries determine a base, and about thirty a good one,
 // because latency is nearly linear. deviation is a smooth function over bins of the batch size,
 // which turns the line into a table: it is zero in bins without evidence and approaches the bin's
-// own mean as evidence grows. The mean of factor over the agents is one. size is by how much more the
-// agent departs from its type at sizes like b than at others, as a machine does whose memory is slow,
-// or whose clock falls in long runs; it is one without evidence. noise is the relative
-// standard deviation near b. z is standardised noise; its distribution, the same at all batch
-// sizes, gives the quantiles.
+// own mean as evidence grows. The mean of factor over the agents is one. size is by how much more
+// the agent departs from its type at sizes like b than at others, as a machine does whose memory is
+// slow, or whose clock falls in long runs; it is one without evidence. noise is the relative standard
+// deviation near b. z is standardised noise; its distribution, the same at all batch sizes, gives the
+// quantiles.
 //
 // Observations are winsorised: one above the 99.5 % quantile that the model predicts, or above 4
 // standard deviations if that is less, enters the mean as this limit. So the mean is that of usual
@@ -34,11 +34,10 @@ import (
 // limit, and the load ([Table.Load]), which is the plain mean. In both the one longest query counts
 // as a usual one. A query that was cut off counts by how long it has run, see ObserveCut.
 //
-// Each bin forgets
-// exponentially and remembers about its last 500 queries. The learner recognises a lasting change
-// by a two-sided cumulative sum of the standardised residuals of each agent. It then adopts the
-// change at once: the agent's factor jumps, or the whole profile if there is only one agent, and
-// older evidence keeps a tenth of its weight.
+// Each bin forgets exponentially and remembers about its last 500 queries. The learner recognises
+// a lasting change by a two-sided cumulative sum of the standardised residuals of each agent. It
+// then adopts the change at once: the agent's factor jumps, or the whole profile if there is only
+// one agent, and older evidence keeps a tenth of its weight.
 //
 // Accuracy on the papers' samples (five models on four instance types, batch sizes from the
 // production trace, error against the mean of the samples at each of 100 batch sizes): the median
@@ -254,9 +253,9 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 	return l.observe(batch, latency, agentName, now, false)
 }
 
-// ObserveCut is Observe for a query that was cut off after it had run for so long: it takes at least
-// that. If that is beyond the limit of what enters the mean, the query enters it as one that ended,
-// for which the limit counts too, and can be a sign of a lasting change; otherwise it says
+// ObserveCut is Observe for a query that was cut off after it had run for so long: it takes at
+// least that. If that is beyond the limit of what enters the mean, the query enters it as one that
+// ended, for which the limit counts too, and can be a sign of a lasting change; otherwise it says
 // nothing of the mean.
 func (l *Learner) ObserveCut(batch int, ran time.Duration, agentName names.AgentName,
 	now time.Time) error {

@@ -144,6 +144,18 @@ func (t *Table) Load(batch int) time.Duration {
 	return saturated(t.mean(batch) * ratio)
 }
 
+// ByLoad returns the table with loads in place of the means, for what plans with the lanes' time.
+func (t *Table) ByLoad() *Table {
+	s := *t
+	s.knots = slices.Clone(t.knots)
+	for i := range s.knots {
+		if k := &s.knots[i]; k.Load > 0 {
+			k.Mean = k.Load
+		}
+	}
+	return &s
+}
+
 // loadRatio is the load divided by the mean.
 func (k *Knot) loadRatio() float64 {
 	if k.Load == 0 || k.Mean == 0 {

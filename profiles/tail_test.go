@@ -72,6 +72,26 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
+// TestByLoad: what plans with lanes' time has the plain mean, also in the form that is told, and the
+// quantiles as they are.
+func TestByLoad(t *testing.T) {
+	m, l := newBimodal(1, 0.05, 8), profiles.NewLearner(profiles.Key{Model: "m"}, nil)
+	m.teach(t, l, 3000, "a", nil)
+	data, err := json.Marshal(l.Table().ByLoad())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told profiles.Table
+	if err := json.Unmarshal(data, &told); err != nil {
+		t.Fatal(err)
+	}
+	for _, batch := range []int{20, 100, 180, 400} {
+		within(t, "mean / plain mean", ratio(told.Mean(batch), m.mean(batch)), 0.93, 1.07)
+		within(t, "p80 as before", ratio(told.Quantile(0.8, batch), l.Table().Quantile(0.8, batch)),
+			0.99, 1.01)
+	}
+}
+
 func TestLearnerFindsASlowMode(t *testing.T) {
 	for seed := range uint64(5) {
 		m, l := newBimodal(seed, 0.05, 8), profiles.NewLearner(profiles.Key{}, nil)

@@ -161,7 +161,8 @@ func (s *learning) forget(now time.Time) {
 	}
 }
 
-// fillDemand adds to out each model's rate and batch sizes, and the learned profiles.
+// fillDemand adds to out each model's rate and batch sizes, and the learned profiles, whose means are
+// those of all runs: out is to plan with.
 func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 	for _, d := range s.state.Demand(now) {
 		known := &control.ModelDemand{
@@ -176,7 +177,7 @@ func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 		out.Models = append(out.Models, known)
 	}
 	for _, l := range s.state.Learned() {
-		table, err := json.Marshal(l.Table())
+		table, err := json.Marshal(l.Table().ByLoad())
 		if err != nil {
 			continue // a learned table can always be encoded
 		}

@@ -368,7 +368,7 @@ func (s *placing) refresh(now time.Time, needs map[names.TableKey]tableNeed) {
 			if n.factor != 1 {
 				table = table.Scale(n.factor)
 			}
-			fresh.of[key], fresh.latencies[key] = true, table
+			fresh.of[key], fresh.latencies[key] = true, table.ByLoad()
 			families[key.Model] = n.family
 		}
 		sums, totals := map[string]map[int]float64{}, map[string]float64{}

@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -137,4 +138,38 @@ func TestPlanningRests(t *testing.T) {
 			t.Errorf("%d plans without a change", n-len(all))
 		}
 	})
+}
+
+// TestPlansWithAllRuns: where one run in ten takes eight times as long, plans have the mean of all runs,
+// by which lanes are busy, not that of usual ones.
+func TestPlansWithAllRuns(t *testing.T) {
+	book, now := profiles.NewBook(nil), time.Unix(1e9, 0)
+	key := profiles.Key{Model: "m", Version: 1, InstanceType: "x", Provider: "cpu"}
+	const usual, plain = 10 * time.Millisecond, 17 * time.Millisecond
+	for i := range 2000 {
+		run := usual * time.Duration(90+i*7%21) / 100
+		if i%10 == 9 {
+			run *= 8
+		}
+		now = now.Add(time.Second / 10)
+		if err := book.Observe(key, 1+i%50, run, "a", now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &learning{book: book, state: learn.New(book)}
+	var out control.FleetDemand
+	s.fillDemand(&out, now)
+	if len(out.GetProfiles()) != 1 {
+		t.Fatalf("there are %d profiles, want 1", len(out.GetProfiles()))
+	}
+	var told profiles.Table
+	if err := json.Unmarshal(out.GetProfiles()[0].GetTable(), &told); err != nil {
+		t.Fatal(err)
+	}
+	if got := told.Mean(25); got < plain*9/10 || got > plain*11/10 {
+		t.Errorf("the mean is %v, want about %v", got, plain)
+	}
+	if got := book.Table(key).Mean(25); got > usual*13/10 {
+		t.Errorf("for matching the mean is %v, want about %v", got, usual)
+	}
 }
