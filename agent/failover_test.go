@@ -226,6 +226,52 @@ func TestLinkHeardLate(t *testing.T) {
 	})
 }
 
+// TestCutOffRuns: the leader is told how long an attempt had run that was cut off.
+func TestCutOffRuns(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		member := f.start(neverLeads)
+		f.settled(member)
+		ctx, cancel := context.WithTimeout(f.Context(), time.Second)
+		defer cancel()
+		leader, server := lead.NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			server.End(member.worker.Link(server))
+		}()
+		defer func() { cancel(); <-ended }()
+		if err := leader.Send(&control.LeaderMessage{
+			From: "x", Election: []*control.Election{
+				{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x"},
+			},
+		}); err != nil {
+			f.Fatal(err)
+		}
+		const after = 300 * time.Microsecond
+		attempt := control.Attempt{Gateway: 7, Sequence: 4, Attempt: 1}
+		cutOff, stop := context.WithTimeout(metadata.AppendToOutgoingContext(f.Context(),
+			control.AttemptHeader, attempt.String()), after)
+		defer stop()
+		if _, err := member.oip.ModelInfer(cutOff, ncfRequest(1000)); err == nil {
+			f.Fatalf("the query ran within %v, want it to be cut off", after)
+		}
+		for {
+			m, err := leader.Recv()
+			if err != nil {
+				f.Fatalf("%v, and the end of the attempt was not told", err)
+			}
+			for _, c := range m.GetCompleted() {
+				if ran := time.Duration(c.GetExecutionNs()); c.GetRefused() == "" || ran <= 0 ||
+					ran > after || c.GetBatchSize() != 1000 {
+					f.Errorf("told of %d items, refused as %q after a run of %v, want of 1000, refused, "+
+						"after at most %v", c.GetBatchSize(), c.GetRefused(), ran, after)
+				}
+				return
+			}
+		}
+	})
+}
+
 // TestWorkerEnds ends an agent that does not lead, under load: no query fails.
 func TestWorkerEnds(t *testing.T) {
 	for name, end := range ends {
