@@ -184,7 +184,6 @@ type scaleRun struct {
 	ends  items
 	times []time.Duration // of steps
 	order int
-	lanes map[names.AgentName]bool
 }
 
 func (r *scaleRun) step(e Event) {
