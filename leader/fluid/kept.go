@@ -10,14 +10,14 @@ import (
 )
 
 // A Kept is a model that long runs of others may not block. Runs are not preempted: a query that
-// comes while every instance that serves it in time has a run of more than its target before it is
-// late. So whatever the policy, such runs fill all of these instances at once no longer than the
+// comes while every instance that could serve it in time has a run of more than its target before it
+// is late. So whatever the policy, such runs fill all of these instances at once no longer than the
 // model's queries may be late: their time beyond the target is at most that of all of the instances
 // but one, and of Unserved of the one. Work without a deadline does not count: it may wait.
 type Kept struct {
 	Model  names.ModelKey
 	Target time.Duration
-	Types  []int // that serve enough of its queries in time, as indices into Program.Types
+	Types  []int // that serve any of its queries in time, as indices into Program.Types
 }
 
 // KeptFor returns the models of p that others may block, given the QoS targets: those with the
@@ -45,19 +45,13 @@ func (p *Program) KeptFor(targets map[names.ModelKey]time.Duration) (all []Kept)
 	return all
 }
 
-// serving returns the types with instances that serve enough of a model's queries in time.
+// serving returns the types with instances that serve any of a model's queries in time: all the
+// others may be blocked.
 func (p *Program) serving(model names.ModelKey) (types []int) {
 	for t := range p.Types {
-		all, served := 0.0, 0.0
-		for i := range p.Bins {
-			if b := &p.Bins[i]; b.Model == model {
-				all += b.Share
-				if b.Latency[t] > 0 {
-					served += b.Share
-				}
-			}
-		}
-		if p.Types[t].Count > 0 && served > 0 && served >= all*(1-p.Unserved)-tolerance {
+		if p.Types[t].Count > 0 && slices.ContainsFunc(p.Bins, func(b Bin) bool {
+			return b.Model == model && b.Latency[t] > 0
+		}) {
 			types = append(types, t)
 		}
 	}

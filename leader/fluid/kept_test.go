@@ -48,6 +48,12 @@ func TestKeptByHand(t *testing.T) {
 			3 * 1010. / 300 / .99},
 		{"another serves it", xy, []Bin{bin("short", ms, ms), bin("long", 100*ms, 0)},
 			2000. / 100 / .99},
+		// Only x serves large queries, of which there are too few to be blocked too often for certain.
+		{"another serves most of it", xy, []Bin{
+			{Model: "short", BatchSize: 1, Share: .95, Latency: []time.Duration{ms, ms}},
+			{Model: "short", BatchSize: 2, Share: .05, Latency: []time.Duration{ms, 0}},
+			bin("long", 105*ms, 0),
+		}, 2000 / (.99*105 + .04)},
 		{"only one serves it", xy, []Bin{bin("short", ms, 0), bin("long", 105*ms, 100*ms)},
 			2 * 10.1 / .99},
 		{"late work", two, []Bin{bin("short", ms), {Model: "long", BatchSize: 1, Share: 1,

@@ -356,13 +356,18 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 const leastBlocked = 0.01
 
 // blocked returns the fluid limit of c if long runs leave time to the models with far shorter QoS
-// targets, and those models; +Inf if none is blocked. The search does without it: it needs limits
-// that are in proportion to the counts.
+// targets, and those models; +Inf if none is blocked. Queries may be split there, because horizon may
+// split them, and parts are shorter. The search does without it: it needs limits that are in
+// proportion to the counts.
 func (a *Analysis) blocked(c Configuration) (limit float64, short string, err error) {
 	p := a.program
 	p.Types = slices.Clone(p.Types)
 	for i, n := range c {
 		p.Types[i].Count = n
+	}
+	p.Bins = slices.Clone(p.Bins)
+	for i := range p.Bins {
+		p.Bins[i].Splits = true
 	}
 	targets := map[names.ModelKey]time.Duration{}
 	for i := range a.Problem.Models {

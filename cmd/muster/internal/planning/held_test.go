@@ -14,7 +14,7 @@ import (
 // TestNotesWhatAgentsHold: of ten agents one holds m and nine n, and m is asked for ten times as
 // often: the plan says what they can do with that. If all hold both there is nothing to say.
 func TestNotesWhatAgentsHold(t *testing.T) {
-	const tenMs = 10 * time.Millisecond
+	const latency = 10 * time.Millisecond
 	for _, together := range []bool{false, true} {
 		reported := &control.FleetDemand{}
 		for _, name := range []string{"m", "n"} {
@@ -27,7 +27,7 @@ func TestNotesWhatAgentsHold(t *testing.T) {
 			table, err := profiles.NewTable(profiles.Key{
 				Model: name, Version: 1, InstanceType: "x", Provider: "cpu",
 			}, profiles.Learned, "", []profiles.Knot{
-				{BatchSize: 1, Mean: tenMs, P50: tenMs, P90: tenMs, P99: tenMs},
+				{BatchSize: 1, Mean: latency, P50: latency, P90: latency, P99: latency},
 			})
 			if err != nil {
 				t.Fatal(err)
