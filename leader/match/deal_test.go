@@ -28,6 +28,11 @@ type changingFleet struct {
 
 func (f *changingFleet) step(m *Matcher, e Event) {
 	f.t.Helper()
+	text := AppendEvent(nil, f.now, &e)
+	_, read, err := ParseEvent(text)
+	if err != nil || read.More != e.More {
+		f.t.Fatalf("%s is read as %+v, %v", text, read, err)
+	}
 	if _, _, err := m.Step(time.Unix(0, 0).Add(f.now), &e); err != nil {
 		f.t.Fatalf("%s: %v", AppendEvent(nil, f.now, &e), err)
 	}

@@ -134,6 +134,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 			b = e.Table.Append(b)
 		}
 		b = lines.Flag(b, "sure", "no", e.Doubtful)
+		b = lines.Flag(b, "more", "yes", e.More)
 	case PricesChanged:
 		for _, p := range e.Prices {
 			b = lines.Item(b, "type", p.Type)
@@ -312,6 +313,10 @@ func (e *Event) set(field string) error {
 	case "sure":
 		if e.Doubtful = true; value != "no" {
 			err = fmt.Errorf("got %s, want no", value)
+		}
+	case "more":
+		if e.More = true; value != "yes" {
+			err = fmt.Errorf("got %s, want yes", value)
 		}
 	case "late":
 		if e.RejectLate = true; value != "reject" {
