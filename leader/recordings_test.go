@@ -16,7 +16,7 @@ import (
 // [DeciderVersion], unless nobody has that version yet.
 const (
 	goldenDecider   = 2
-	goldenDecisions = "d53a803bd524b2d02e2c64061c981c5b1163cfe15857c44015e4b72cdb713411"
+	goldenDecisions = "6648a72ee1f6b6039467d5a7c111800877aa55c53551f41b3dac8836ab9206b2"
 )
 
 // TestRecordings: a leader decides as it did when the golden recordings were made, byte for byte.

@@ -41,5 +41,5 @@ func Example() {
 		throughput.Rate, 100*throughput.Share)
 	// Output:
 	// 99.7 % of 2000 queries within 350ms
-	// allowable throughput 51 queries/s, 88 % of the fluid limit
+	// allowable throughput 53 queries/s, 91 % of the fluid limit
 }

@@ -85,10 +85,16 @@ func (d *demand) decay(m *Matcher) float64 {
 	return d.arrivals
 }
 
-// noteArrival counts a query that has come to wait at s. Of a query that was split only the whole
-// counts, here and below: its gateway gets one answer.
+// ignores reports whether q does not count in the demand of its family. Of a query that was split
+// only the whole does, because its gateway gets one answer, and of what no lane can answer in time
+// nothing, because nothing can be done for it.
+func (s *shard) ignores(q *query) bool {
+	return q.part || len(s.lanes) == 0 || q.least > q.family.target
+}
+
+// noteArrival counts a query that has come to wait at s.
 func (s *shard) noteArrival(q *query) {
-	if q.part || len(s.lanes) == 0 {
+	if s.ignores(q) {
 		return
 	}
 	d := s.demandOf(q.family)
@@ -102,14 +108,14 @@ func (s *shard) noteArrival(q *query) {
 
 // noteStart counts a query that is started in time.
 func (s *shard) noteStart(q *query) {
-	if !q.part {
+	if !s.ignores(q) {
 		s.demandOf(q.family).admitMore(q)
 	}
 }
 
 // noteLost counts a query that cannot be started in time any more.
 func (s *shard) noteLost(q *query) {
-	if q.part || len(s.lanes) == 0 {
+	if s.ignores(q) {
 		return
 	}
 	d := s.demandOf(q.family)
@@ -122,7 +128,7 @@ func (s *shard) noteLost(q *query) {
 
 // noteMiss counts a query that was started in time and answered late.
 func (s *shard) noteMiss(q *query) {
-	if q.part {
+	if s.ignores(q) {
 		return
 	}
 	d := s.demandOf(q.family)

@@ -61,7 +61,7 @@ func (s *shard) holdsBack(q *query, l *lane, ms float64) bool {
 		for _, o := range s.lanes {
 			if o != l && o.usable() && o.answers(d.family) {
 				others++
-				if !d.family.blocks(o.freeAt-s.m.now) {
+				if !d.family.blocks(o.freeAt - s.m.now) {
 					free++
 				}
 			}

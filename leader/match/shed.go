@@ -6,8 +6,8 @@ package match
 //
 // So horizon sheds the queries of a family whose cost is above a threshold: it plans no lane for
 // them, and starts them only on a lane that would idle. The threshold falls with each query below
-// it that is lost, and rises with each that is started, until about one of thirty is lost. Below
-// the limit hardly any is, and nothing is shed.
+// it that is lost, and rises with each that is started, until about one of sixty is lost. Near the
+// limit and below it less are lost, and nothing is shed.
 type shedding struct {
 	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
 	// 1 sheds none.
@@ -18,27 +18,34 @@ type shedding struct {
 const (
 	// The threshold falls by shedStep with each query that is lost: by half with 35. It rises by
 	// shedStep x shedLoss with each that is started, so in balance the share shedLoss is lost. With
-	// less, too much is shed where many queries cost the same: .010 gave 1 % fewer answers for rm2
-	// at three times the limit, and no more elsewhere.
+	// less, too much is shed where many queries cost the same: at .01, 1 % fewer answers for rm2 at
+	// three times the limit. With .03 queries wait for some 10 % longer.
 	shedStep = 0.02
-	shedLoss = 0.03
+	shedLoss = 0.015
+	// Nothing is shed until more than minShedLoss of the queries are lost: at the limit, where 1 % may
+	// be late, shedding in each burst costs 1 % of what is served. With .05, 2 points more are late
+	// at 1.2 times the limit where run times vary by half of their mean.
+	minShedLoss = 0.025
 )
 
 // sheds reports whether q costs too much for the scarce time of the lanes.
-func (c *shedding) sheds(q *query) bool {
-	return c.threshold < 1 && q.cost > c.threshold*c.maxCost
+func (d *demand) sheds(q *query) bool {
+	return d.threshold < 1 && q.cost > d.threshold*d.maxCost && d.scarce()
 }
 
+// scarce reports whether lanes are scarce for the family.
+func (d *demand) scarce() bool { return d.lost > minShedLoss*d.size() }
+
 // admitLess lowers the threshold, because a query below it was lost.
-func (c *shedding) admitLess() { c.threshold *= 1 - shedStep }
+func (d *demand) admitLess() { d.threshold *= 1 - shedStep }
 
 // admitMore raises the threshold, because q is started in time. If q is above it, lanes idled.
-func (c *shedding) admitMore(q *query) {
+func (d *demand) admitMore(q *query) {
 	step := shedStep
-	if !c.sheds(q) {
+	if !d.sheds(q) {
 		step *= shedLoss
 	}
-	c.threshold = min(1, c.threshold*(1+step))
+	d.threshold = min(1, d.threshold*(1+step))
 }
 
 // A margin is what queries of a model need on a type beside the safe latency, because they were

@@ -164,7 +164,7 @@ func (h *horizon) split(s *shard) {
 		}
 	}
 	h.risky = slices.DeleteFunc(h.risky, func(q *query) bool {
-		if !s.m.maySplit(q) || q.kin.demand.sheds(q) || h.waitsWhole(s, q) {
+		if !s.m.maySplit(q) || q.kin.demand.scarce() || h.waitsWhole(s, q) {
 			return false
 		}
 		c, ok := h.cutting(s, q)
