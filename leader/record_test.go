@@ -75,7 +75,8 @@ func TestReplay(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", Header + "\n", Header + "0\n", Header + " decider=0\n", Header + " decider=x\n",
-		Header + "\nconfig {}\n0s time-passed\n" + Header + " decider=-1\n", Header + "\nconfig", Header + "\nconfig {\"Policy\":\"x\"}\n",
+		Header + "\nconfig {}\n0s time-passed\n" + Header + " decider=-1\n",
+		Header + "\nconfig", Header + "\nconfig {\"Policy\":\"x\"}\n",
 		Header + "\nconfig {\"X\":1}\n", "muster-term 2\n",
 	} {
 		if _, err := Replay(strings.NewReader(in)); err == nil ||

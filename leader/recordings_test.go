@@ -16,7 +16,7 @@ import (
 // [DeciderVersion], unless nobody has that version yet.
 const (
 	goldenDecider   = 2
-	goldenDecisions = "6648a72ee1f6b6039467d5a7c111800877aa55c53551f41b3dac8836ab9206b2"
+	goldenDecisions = "0dc85e7773b21189909b385566b2d9a2b9e1478e78549175106edc6a96cee658"
 )
 
 // TestRecordings: a leader decides as it did when the golden recordings were made, byte for byte.

@@ -43,9 +43,9 @@ const (
 // for each query of Inquire, then sends the messages of Message.
 //
 // A query has at most one attempt under way, or two while it is hedged, which the query's caller
-// makes, and exactly one outcome: the first answer, which ends the other attempt. A query that the leader has split waits, by Split, for the outcomes of its parts, which
-// are queries of their own. Times are since a fixed time that the caller chooses. A State is not
-// safe for concurrent use.
+// makes, and exactly one outcome: the first answer, which ends the other attempt. A query that the
+// leader has split waits, by Split, for the outcomes of its parts, which are queries of their own.
+// Times are since a fixed time that the caller chooses. A State is not safe for concurrent use.
 type State struct {
 	sequence    uint64
 	bySequence  map[uint64]*Query

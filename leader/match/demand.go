@@ -99,9 +99,10 @@ func (s *shard) noteArrival(q *query) {
 	}
 	d := s.demandOf(q.family)
 	d.decay(s.m)
-	q.cost, q.lost = s.leastCost(q), q.isLate
+	cost := s.leastCost(q)
 	d.arrivals++
-	d.cost += q.cost
+	d.cost += cost
+	q.cost, q.lost = cost*blur(q.id), q.isLate
 	d.maxCost = max(d.maxCost, q.cost)
 	d.reserved = max(0, d.reserved-reserveReturn/d.size())
 }
@@ -121,9 +122,25 @@ func (s *shard) noteLost(q *query) {
 	d := s.demandOf(q.family)
 	d.decay(s.m)
 	d.lost, q.lost = min(d.lost+1, d.arrivals), true
-	if !d.sheds(q) && !s.reserve(q, d) {
+	switch behind := s.isBehind(d); {
+	case d.sheds(q):
+		if behind { // the lanes are not scarce for d, others have them
+			d.admitMore(q)
+		}
+	case !s.reserve(q, d) && !behind:
 		d.admitLess()
 	}
+}
+
+// fairWithin is by how much shares may differ before a family counts as behind another.
+const fairWithin = 0.02
+
+// isBehind reports whether another family has got a larger share at s than that of d.
+func (s *shard) isBehind(d *demand) bool {
+	share := d.share() + fairWithin
+	return slices.ContainsFunc(s.demands, func(o *demand) bool {
+		return o.decay(s.m) >= minArrivals && o.share() > share
+	})
 }
 
 // noteMiss counts a query that was started in time and answered late.

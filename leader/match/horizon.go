@@ -464,8 +464,9 @@ func (h *horizon) cut() {
 	}
 }
 
-// dispatch starts queries of g's plan on its open lanes: the one that must start
-// first, provided that the others can still be in time after it.
+// dispatch starts queries of g's plan on its open lanes: the one that must start first, provided
+// that the others can still be in time after it. If not all can be, whichever starts, it is the first
+// of the family that has got the smallest share.
 func (h *horizon) dispatch(s *shard, g int) {
 	grp := &h.groups[g]
 	if len(grp.rest) == 0 {
@@ -489,7 +490,8 @@ func (h *horizon) dispatch(s *shard, g int) {
 			if l.start()+h.at(int(i), g).safe > h.due[i] {
 				continue
 			}
-			if chosen < 0 {
+			if chosen < 0 || h.rows[i].family != h.rows[chosen].family &&
+				h.share(i) < h.share(chosen) {
 				chosen = i
 			}
 			if h.fits(g, l, i) {
@@ -510,6 +512,9 @@ func (h *horizon) dispatch(s *shard, g int) {
 		s.assign(h.rows[chosen], l, c.model, c.cost())
 	}
 }
+
+// share is the share that the family of a row has got.
+func (h *horizon) share(row int32) float64 { return h.rows[row].kin.demand.share() }
 
 // byLatestStart sorts rows by the latest time at which they can start on g and be in time.
 func (h *horizon) byLatestStart(g int, rows []int32) {

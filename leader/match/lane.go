@@ -17,7 +17,7 @@ type query struct {
 	arrival  float64
 	deadline float64 // +Inf: none
 	bound
-	cost     float64 // what the cheapest time costs in which its shard answers it
+	cost     float64 // what the cheapest time costs in which its shard answers it, blurred
 	lateWork float64 // its part of the shard's lateWork, while it waits and is late
 	attempt  int     // number of the last assignment; 0: none yet
 	splits   bool    // its gateway can split it

@@ -175,16 +175,21 @@ func (s *shard) turnAway(q *query) {
 }
 
 // isFull reports whether the live queries that take no longer than q fill all lanes until it is too
-// late for q. Longer queries do not count, because q may go before them.
+// late for q. Longer queries do not count, because q may go before them, nor do those of families
+// that have got a larger share under horizon.
 func (s *shard) isFull(q *query) bool {
 	room := 0.0
+	_, fair := s.policy.(*horizon)
+	goesBefore := func(o *query) bool {
+		return fair && o.family != q.family && o.kin.demand.share() > q.kin.demand.share()
+	}
 	for _, l := range s.lanes {
 		if l.suits(q) {
 			room += max(0, q.lostAt-s.m.now-l.start())
 		}
 	}
 	for o := s.live.first; o != nil && room >= 0; o = o.next {
-		if o != q && o.least <= q.least {
+		if o != q && o.least <= q.least && !goesBefore(o) {
 			room -= o.least
 		}
 	}

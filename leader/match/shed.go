@@ -12,7 +12,7 @@ type shedding struct {
 	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
 	// 1 sheds none.
 	threshold float64
-	maxCost   float64 // the largest cost of a query in the last time
+	maxCost   float64 // the largest blurred cost of a query in the last time
 }
 
 const (
@@ -27,6 +27,17 @@ const (
 	// at 1.2 times the limit where run times vary by half of their mean.
 	minShedLoss = 0.025
 )
+
+// blur is the factor in [1, 1 + maxBlur) by which a query's cost is blurred before it is compared to
+// the threshold. Where many queries cost the same, the threshold would else shed all of them or none.
+func blur(id QueryID) float64 {
+	const maxBlur = 0.1
+	x := id.Gateway*0x9e3779b97f4a7c15 + id.Sequence // SplitMix64
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x ^= x >> 31
+	return 1 + maxBlur*float64(x>>11)/(1<<53)
+}
 
 // sheds reports whether q costs too much for the scarce time of the lanes.
 func (d *demand) sheds(q *query) bool {
