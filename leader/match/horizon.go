@@ -104,10 +104,11 @@ type group struct {
 	// scarcity is the part of the price that time costs in the choice between variants.
 	scarcity float64
 	// weight is the part of its price that its time costs: 1 without spare time, 0 if all is spare.
-	weight float64
-	rest   []int32 // rows planned for it and not dispatched, the oldest first
-	room   int     // how many more rows are worth looking at because of its lanes
-	asked  bool    // it serves some row
+	weight    float64
+	forgotten bool    // see isForgotten
+	rest      []int32 // rows planned for it and not dispatched, the oldest first
+	room      int     // how many more rows are worth looking at because of its lanes
+	asked     bool    // it serves some row
 }
 
 // idles reports whether g has an open lane and nothing is planned for it.
@@ -192,6 +193,9 @@ func (h *horizon) gather(s *shard) {
 		g.lanes = append(g.lanes, l)
 		g.work += max(0, l.freeAt-s.m.now)
 		g.first = min(g.first, l.start())
+	}
+	for g := range h.groups {
+		h.groups[g].forgotten = h.groups[g].isForgotten(s)
 	}
 	if len(s.m.named) > 0 {
 		for g := range h.groups {
@@ -439,7 +443,34 @@ func (h *horizon) plan(s *shard) {
 // delay is the time, in ms, that counts in the choice of a slot: the wait for it, and as far as lane
 // time is spare also the run. At the limit a slow lane is as good as a fast one if the query is in
 // time there, and leaves the fast one to another; far below it, there is none.
-func (h *horizon) delay(s slot, c *cell) float64 { return s.start + h.spare*c.mean }
+//
+// Of an agent that departs from its type nothing is learned while the others idle and are faster. So
+// now and then a query goes there as if it were as fast.
+func (h *horizon) delay(s slot, c *cell) float64 {
+	if h.groups[s.group].forgotten {
+		return s.start
+	}
+	return s.start + h.spare*c.mean
+}
+
+// tryEvery is how many queries of a shard must have started since an agent that departs from its
+// type got one, or any such agent was tried: few enough that p99 hardly sees them.
+const tryEvery = 100
+
+// noteLane counts a query that l gets.
+func (s *shard) noteLane(l *lane) {
+	if l.typ.isOwn && s.starts-l.started >= tryEvery {
+		s.tried = s.starts
+	}
+	s.starts++
+	l.started = s.starts
+}
+
+// isForgotten reports whether an agent's own type has run nothing for long.
+func (g *group) isForgotten(s *shard) bool {
+	return g.typ.isOwn && s.starts-s.tried >= tryEvery &&
+		!slices.ContainsFunc(g.lanes, func(l *lane) bool { return s.starts-l.started < tryEvery })
+}
 
 // unfair is what it costs beside latePrice if q is late, because its family has got a smaller share
 // than another.

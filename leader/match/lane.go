@@ -108,6 +108,8 @@ type lane struct {
 	// something.
 	due timer
 
+	started int // shard.starts when it last got a query
+
 	queue queue // waiting queries, for policies that queue them at lanes
 }
 

@@ -76,13 +76,14 @@ type instanceType struct {
 	lanePrice // of lanes whose class has no price of its own
 	classes   laneClasses
 	margins   []margin // by model
+	isOwn     bool     // it is one agent's alone, which departs from its type
 }
 
 func newInstanceType(name names.LaneType, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
 		served: make([]*Table, models), lanePrice: unpriced, rank: -1, stale: true,
-		margins: make([]margin, models)}
+		margins: make([]margin, models), isOwn: name.IsOwn()}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg

@@ -13,6 +13,8 @@ type shard struct {
 	lanes   []*lane   // in the order of sortLanes
 	live    list      // waiting queries that can still be in time, the oldest first
 	kins    []*kin    // some may have no queries now
+	starts  int       // how many queries have got a lane
+	tried   int       // starts when a query last went where none had gone for long
 	demands []*demand // of the families whose queries have come lately
 	late    list      // waiting queries that cannot, in the order in which they became late
 	usable  int       // number of lanes that are usable
@@ -175,6 +177,7 @@ func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
 	} else {
 		s.noteStart(q)
 	}
+	s.noteLane(l)
 	q.attempt++
 	q.sent, q.lane = true, l
 	l.reserve(
