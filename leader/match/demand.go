@@ -16,9 +16,9 @@ import (
 // over Matcher.spareOver; at time since they were right.
 type demand struct {
 	family *family
-	// arrivals counts queries that came to wait, lost those of them that were not started in time
-	// or not answered in time. cost is the sum of the costs of the former, in units of what an
-	// average query is worth.
+	// arrivals counts queries that came to wait, lost those of them that were not started or not
+	// answered in time. cost is the sum of the costs of all of them, in units of what an average
+	// query is worth.
 	arrivals, lost, cost float64
 	since                float64
 

@@ -7,7 +7,7 @@ package match
 // So horizon sheds the queries of a family whose cost is above a threshold: it plans no lane for
 // them, and starts them only on a lane that would idle. The threshold falls with each query below
 // it that is lost, and rises with each that is started, until about one of sixty is lost. Near the
-// limit and below it less are lost, and nothing is shed.
+// limit and below it fewer are lost, and nothing is shed.
 type shedding struct {
 	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
 	// 1 sheds none.
@@ -76,7 +76,11 @@ const (
 
 // of returns the margin of queries with the given mean latency and target.
 func (m *margin) of(mean, target float64) *float64 {
-	return &m[min(marginClasses-1, int(marginClasses*mean/target))]
+	class := marginClasses - 1
+	if quarters := marginClasses * mean / target; quarters < marginClasses { // it may be infinite
+		class = int(quarters)
+	}
+	return &m[class]
 }
 
 // safe is the latency in ms that a query of the model does not exceed on t with the safe quantile,
