@@ -33,7 +33,7 @@ func sharingView() *control.View {
 		member("b", part("secret-b"), part("wnd")),
 		member("c", part("secret-b"), &control.Part{Models: []string{"wnd"}, Cores: 2, Ways: 3}),
 		member("d", part("wnd"), part("ncf")),
-		member("e", part("secret-a", "secret-b"), part("wnd"), part("aaa"), part("zzz")),
+		member("e", part("secret-a", "secret-b"), part("wnd"), part("mmm"), part("zzz")),
 		member("f"),
 	}}
 	v.Members[5].Models = []*control.Model{{Name: "wnd", Version: 1}}
@@ -53,7 +53,7 @@ func sharingView() *control.View {
 				{Models: []string{"secret-a/1", "wnd/1"}, PerMs: 1}, {Models: []string{"wnd/1"}},
 			},
 		})
-		for _, model := range []string{"aaa", "ncf", "secret-a", "secret-b", "wnd", "zzz"} {
+		for _, model := range []string{"mmm", "ncf", "secret-a", "secret-b", "wnd", "zzz"} {
 			v.Profiles = append(v.Profiles, &control.Profile{
 				Model: model + "/1", Type: string(typ),
 				Table: fmt.Append(nil, len(v.Profiles)),
@@ -108,7 +108,7 @@ func TestVisibleNeighbours(t *testing.T) {
 	if !proto.Equal(v, before) {
 		t.Error("the view itself was changed")
 	}
-	if text := shown.String(); regexp.MustCompile("secret|aaa|zzz").MatchString(text) {
+	if text := shown.String(); regexp.MustCompile("secret|mmm|zzz").MatchString(text) {
 		t.Errorf("a client of ncf and wnd is shown %s", text)
 	}
 	for _, model := range []string{"ncf", "wnd"} {
