@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"regexp"
 	"strings"
 	"syscall"
@@ -61,6 +62,9 @@ func TestSignalsThatEnd(t *testing.T) {
 		{syscall.SIGQUIT, 131, `(?s)goroutine \d+ \[.*main\.main\(`},
 	} {
 		t.Run(unix.SignalName(tt.signal), func(t *testing.T) {
+			if signal.Ignored(tt.signal) {
+				t.Skip("the tests run under nohup, and agents inherit that")
+			}
 			p := startEmulated(t)
 			p.signal(t, tt.signal)
 			log, err := io.ReadAll(p.log)
@@ -127,6 +131,9 @@ func TestLogReaderGone(t *testing.T) {
 // TestHangUpTwice: the shell and the kernel may both send SIGHUP when a session ends. The second one
 // leaves the agent draining; so does SIGTERM, which is the first of its kind.
 func TestHangUpTwice(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("the tests run under nohup, and agents inherit that")
+	}
 	p := startEmulated(t)
 	conn, err := net.Dial("tcp", p.http)
 	if err != nil {
