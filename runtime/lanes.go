@@ -307,10 +307,11 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			err := l.drop(ctx, t)
-			if t.onCore || q.Background {
-				return nil, err
+			// What is dropped as it starts tells nothing.
+			if ran := l.now() - t.started; ran > 0 && !t.onCore && !q.Background {
+				return nil, &CutError{ran, err}
 			}
-			return nil, &CutError{max(l.now()-t.started, 1), err}
+			return nil, err
 		}
 		return nil, err
 	}
