@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -90,13 +91,15 @@ func (f *testFleet) answered(n int, interval time.Duration, agents ...*fleetAgen
 	return by
 }
 
-// answers sends 200 queries and wants each version to have answered its share of them.
+// answers sends 200 queries and wants each version to have answered its share of them, within five
+// standard deviations: a hash of their ids chooses.
 func (f *testFleet) answers(what string, want map[string]float64, agents ...*fleetAgent) {
 	f.Helper()
 	const n = 200
 	got := f.answered(n, 5*time.Millisecond, agents...)
 	for _, v := range slices.Sorted(maps.Keys(got)) {
-		if d := float64(got[v]) - want[v]*n; d < -15 || d > 15 || want[v] == 0 {
+		most := 5 * math.Sqrt(n*want[v]*(1-want[v]))
+		if d := float64(got[v]) - want[v]*n; math.Abs(d) > most || want[v] == 0 {
 			f.Errorf("%s: got %v answers by version, want shares %v", what, got, want)
 			return
 		}
