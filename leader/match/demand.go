@@ -119,9 +119,7 @@ func (s *shard) noteLost(q *query) {
 	if s.ignores(q) {
 		return
 	}
-	d := s.demandOf(q.family)
-	d.decay(s.m)
-	d.lost, q.lost = min(d.lost+1, d.arrivals), true
+	d := s.countLost(q)
 	switch behind := s.isBehind(d); {
 	case d.sheds(q):
 		if behind { // the lanes are not scarce for d, others have them
@@ -148,10 +146,15 @@ func (s *shard) noteMiss(q *query) {
 	if s.ignores(q) {
 		return
 	}
+	s.countLost(q).admitLess()
+}
+
+// countLost counts q as lost in the demand of its family, which it returns.
+func (s *shard) countLost(q *query) *demand {
 	d := s.demandOf(q.family)
 	d.decay(s.m)
 	d.lost, q.lost = min(d.lost+1, d.arrivals), true
-	d.admitLess()
+	return d
 }
 
 // leastCost is what the cheapest time costs in which some lane of s answers q, 0 if none does.
