@@ -91,7 +91,7 @@ func TestArrangeLeavesRowsAlone(t *testing.T) {
 				{Query: QueryID{9, 9}, Attempt: 1, Model: "a", BatchSize: 1},
 			},
 		})
-		m.overdue(m.lanes[5], m.now)
+		m.askOverdueLane(m.lanes[5], m.now)
 		if _, asked := m.Load(5); asked == 0 {
 			t.Errorf("%s: the lane is not overdue", policy)
 		}

@@ -35,7 +35,7 @@ type UsableLane struct{ l *lane }
 // query that it was given, and no other.
 func (v View) Waiting() iter.Seq[WaitingQuery] {
 	return func(yield func(WaitingQuery) bool) {
-		v.s.all(func(q *query) bool { return yield(WaitingQuery{q}) })
+		v.s.allWaiting(func(q *query) bool { return yield(WaitingQuery{q}) })
 	}
 }
 
@@ -43,7 +43,7 @@ func (v View) Waiting() iter.Seq[WaitingQuery] {
 func (v View) Lanes() iter.Seq[UsableLane] {
 	return func(yield func(UsableLane) bool) {
 		for _, l := range v.s.lanes {
-			if l.usable() && !yield(UsableLane{l}) {
+			if l.isUsable() && !yield(UsableLane{l}) {
 				return
 			}
 		}
@@ -62,7 +62,7 @@ func (v View) Enqueue(q WaitingQuery, at UsableLane) {
 	if q.q.queue != nil {
 		q.q.queue.remove(q.q)
 	}
-	_, latency := at.l.inTime(q.q, v.s.m.left(q.q)-at.l.start()-at.l.queue.work)
+	_, latency := at.l.inTime(q.q, v.s.m.remainingTime(q.q)-at.l.start()-at.l.queue.work)
 	at.l.queue.push(q.q, latency)
 }
 
@@ -84,7 +84,7 @@ func (w WaitingQuery) BatchSize() int { return w.q.batch }
 func (w WaitingQuery) QoSTarget() time.Duration { return fromMs(w.q.family.target) }
 
 // TimeLeft is the time until the query's QoS target; it is negative if that has passed.
-func (w WaitingQuery) TimeLeft() time.Duration { return fromMs(w.q.shard.m.left(w.q)) }
+func (w WaitingQuery) TimeLeft() time.Duration { return fromMs(w.q.shard.m.remainingTime(w.q)) }
 
 // IsLate reports whether no lane type can answer the query within its QoS target any more, by the
 // mean latency.
@@ -124,8 +124,8 @@ func (u UsableLane) Queued() iter.Seq[WaitingQuery] {
 // query, or very likely ends before the query does.
 func (u UsableLane) Latency(q WaitingQuery, start time.Duration) (mean time.Duration, ok bool) {
 	ms := toMs(start)
-	model, latency := u.l.inTime(q.q, u.l.m.left(q.q)-ms)
-	if model < 0 || !u.l.lastsFrom(ms, u.l.table(model), q.q.batch) {
+	model, latency := u.l.inTime(q.q, u.l.m.remainingTime(q.q)-ms)
+	if model < 0 || !u.l.lastsFrom(ms, u.l.latencyTable(model), q.q.batch) {
 		return 0, false
 	}
 	return fromMs(latency), true
@@ -134,9 +134,11 @@ func (u UsableLane) Latency(q WaitingQuery, start time.Duration) (mean time.Dura
 // A chooserPolicy is the policy of a shard with a Chooser.
 type chooserPolicy struct{ Chooser }
 
-func (c chooserPolicy) arrived(s *shard, q *query) { c.QueryArrived(View{s}, WaitingQuery{q}) }
+func (c chooserPolicy) enqueueArrival(s *shard, q *query) {
+	c.QueryArrived(View{s}, WaitingQuery{q})
+}
 
-func (c chooserPolicy) choose(s *shard) {
+func (c chooserPolicy) assignQueries(s *shard) {
 	s.leaveEndingLanes(c)
 	c.Choose(View{s})
 }

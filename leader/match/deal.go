@@ -19,15 +19,15 @@ type modelSet struct {
 	lanes  int // how many lanes have it
 	at     int // its index among the matcher's sets
 	// classes are its lanes by type.
-	classes   map[*instanceType]*class
+	classes   map[*instanceType]*laneClass
 	component *component // nil until lanes are dealt
 	// seenIn and order are scratch of the order of a shard's lanes.
 	seenIn *shard
 	order  int
 }
 
-// A class is the lanes of one type that have the same set.
-type class struct {
+// A laneClass is the lanes of one type that have the same set.
+type laneClass struct {
 	typ    *instanceType
 	set    *modelSet
 	lanes  int
@@ -49,7 +49,7 @@ type component struct {
 	types  map[*instanceType]*componentType
 	// scratch of regroupSets and dealAnew
 	root    int
-	classes []*class
+	classes []*laneClass
 }
 
 // A componentType is the lanes of one type in a component.
@@ -62,7 +62,7 @@ type componentType struct {
 // its end has none.
 type tally []int32
 
-func (t tally) of(s *shard) int {
+func (t tally) countAt(s *shard) int {
 	if s.index < len(t) {
 		return int(t[s.index])
 	}
@@ -96,9 +96,9 @@ type layout struct {
 	families int
 
 	// What has changed since the last arrange:
-	regroups bool     // sets, or the families of models
-	unplaced []*lane  // lanes without a shard
-	uneven   []*class // classes that have lost a lane
+	regroups bool         // sets, or the families of models
+	unplaced []*lane      // lanes without a shard
+	uneven   []*laneClass // classes that have lost a lane
 	departed []departure
 	closed   []*shard // shards that are not needed any more
 	dealt    bool     // lanes were dealt anew
@@ -110,7 +110,7 @@ type layout struct {
 	// scratch
 	key           []byte
 	roots, firsts []int
-	order         []*class
+	order         []*laneClass
 }
 
 // setOf returns the set of the given models, in order, that ends at the given time.
@@ -125,7 +125,7 @@ func (m *Matcher) setOf(models []int, ends float64) *modelSet {
 	}
 	s := &modelSet{
 		key: string(m.key), holds: make([]bool, len(m.models)), models: slices.Clone(models),
-		ends: ends, at: len(m.sets), classes: map[*instanceType]*class{},
+		ends: ends, at: len(m.sets), classes: map[*instanceType]*laneClass{},
 	}
 	for _, i := range models {
 		s.holds[i] = true
@@ -142,12 +142,12 @@ func (m *Matcher) enrollLane(l *lane, typ *instanceType, s *modelSet) {
 	s.lanes++
 	typ.all++
 	if l.class = s.classes[typ]; l.class == nil {
-		l.class = &class{typ: typ, set: s}
+		l.class = &laneClass{typ: typ, set: s}
 		s.classes[typ] = l.class
 	}
 	l.class.lanes++
 	m.unplaced = append(m.unplaced, l)
-	m.countUsable(l, l.usable())
+	m.countUsable(l, l.isUsable())
 }
 
 // withdrawLane undoes enrollLane. l keeps its shard, in which it is no more.
@@ -259,9 +259,9 @@ func (m *Matcher) displaceLane(l *lane) {
 	}
 }
 
-// layOutShards deals the lanes that have joined or changed to shards, and moves as few others as the
-// invariant of components asks for. All lanes are dealt anew only if there are to be more or fewer
-// shards, if components join or come apart, or if one is to have more or fewer shards.
+// layOutShards deals the lanes that have joined or changed to shards, and moves as few others as
+// the invariant of components asks for. All lanes are dealt anew only if there are to be more or
+// fewer shards, if components join or come apart, or if one is to have more or fewer shards.
 func (m *Matcher) layOutShards() {
 	same := true
 	if m.regroups {
@@ -271,13 +271,13 @@ func (m *Matcher) layOutShards() {
 		m.dealAnew()
 	} else {
 		for _, l := range m.unplaced {
-			m.placeLane(l, m.roomiest(l))
+			m.placeLane(l, m.leastLoadedShard(l))
 			m.balanceClass(l.class)
 		}
 		for _, c := range m.uneven {
 			m.balanceClass(c)
 		}
-		if len(m.shards) > 1 && slices.ContainsFunc(m.components, m.outgrown) {
+		if len(m.shards) > 1 && slices.ContainsFunc(m.components, m.needsReshard) {
 			m.dealAnew()
 		} else {
 			m.packComponents()
@@ -286,8 +286,8 @@ func (m *Matcher) layOutShards() {
 	m.unplaced, m.uneven = m.unplaced[:0], m.uneven[:0]
 }
 
-// roomiest is the shard of its component to which l is dealt.
-func (m *Matcher) roomiest(l *lane) (best *shard) {
+// leastLoadedShard is the shard of its component to which l is dealt.
+func (m *Matcher) leastLoadedShard(l *lane) (best *shard) {
 	c, p := l.class, l.class.set.component
 	m.visited += len(p.shards)
 	var ofType tally
@@ -295,7 +295,8 @@ func (m *Matcher) roomiest(l *lane) (best *shard) {
 		ofType = t.in
 	}
 	less := func(a, b *shard) int {
-		return cmp.Or(c.in.of(a)-c.in.of(b), ofType.of(a)-ofType.of(b), p.in.of(a)-p.in.of(b),
+		return cmp.Or(c.in.countAt(a)-c.in.countAt(b), ofType.countAt(a)-ofType.countAt(b),
+			p.in.countAt(a)-p.in.countAt(b),
 			len(a.lanes)-len(b.lanes))
 	}
 	for _, s := range p.shards {
@@ -308,15 +309,15 @@ func (m *Matcher) roomiest(l *lane) (best *shard) {
 	return best
 }
 
-// extremes returns the first of p's shards that has fewest and the first that has most.
-func (m *Matcher) extremes(p *component, of tally) (fewest, most *shard) {
+// extremeShards returns the first of p's shards that has fewest and the first that has most.
+func (m *Matcher) extremeShards(p *component, of tally) (fewest, most *shard) {
 	m.visited += len(p.shards)
 	fewest, most = p.shards[0], p.shards[0]
 	for _, s := range p.shards[1:] {
-		if of.of(s) < of.of(fewest) {
+		if of.countAt(s) < of.countAt(fewest) {
 			fewest = s
 		}
-		if of.of(s) > of.of(most) {
+		if of.countAt(s) > of.countAt(most) {
 			most = s
 		}
 	}
@@ -327,20 +328,21 @@ func (m *Matcher) extremes(p *component, of tally) (fewest, most *shard) {
 // move keeps even what was made even before: it takes a lane of a class, and for the last also of a
 // type, of which the one shard has more than the other. There is such a lane, since the sum over
 // classes, or types, is more.
-func (m *Matcher) balanceClass(c *class) {
+func (m *Matcher) balanceClass(c *laneClass) {
 	p := c.set.component
 	if p == nil || p.lanes == 0 || c.ofType == nil || len(p.shards) == 1 {
 		return
 	}
-	even := func(of *tally, may func(o *class, from, to *shard) bool) {
+	even := func(of *tally, may func(o *laneClass, from, to *shard) bool) {
 		for {
-			to, from := m.extremes(p, *of)
-			if of.of(from)-of.of(to) < 2 {
+			to, from := m.extremeShards(p, *of)
+			if of.countAt(from)-of.countAt(to) < 2 {
 				return
 			}
 			for i := len(from.lanes) - 1; ; i-- {
 				m.visited++
-				if o := from.lanes[i].class; o.set.component == p && o.in.of(from) > o.in.of(to) &&
+				if o := from.lanes[i].class; o.set.component == p &&
+					o.in.countAt(from) > o.in.countAt(to) &&
 					may(o, from, to) {
 					l := from.lanes[i]
 					m.displaceLane(l)
@@ -350,21 +352,22 @@ func (m *Matcher) balanceClass(c *class) {
 			}
 		}
 	}
-	even(&c.in, func(o *class, _, _ *shard) bool { return o == c })
-	even(&c.ofType.in, func(o *class, _, _ *shard) bool { return o.ofType == c.ofType })
-	even(&p.in, func(o *class, from, to *shard) bool {
-		return o.ofType.in.of(from) > o.ofType.in.of(to)
+	even(&c.in, func(o *laneClass, _, _ *shard) bool { return o == c })
+	even(&c.ofType.in, func(o *laneClass, _, _ *shard) bool { return o.ofType == c.ofType })
+	even(&p.in, func(o *laneClass, from, to *shard) bool {
+		return o.ofType.in.countAt(from) > o.ofType.in.countAt(to)
 	})
 }
 
 // shardsWanted is how many shards there are to be. It changes only if shards would be a third
 // larger or smaller than they should be.
 func (m *Matcher) shardsWanted() int {
-	return m.wanted(len(m.all), len(m.shards))
+	return m.targetShards(len(m.all), len(m.shards))
 }
 
-// wanted is how many shards so many lanes are to have that now have the given number of shards.
-func (m *Matcher) wanted(lanes, shards int) int {
+// targetShards is how many shards so many lanes are to have that now have the given number of
+// shards.
+func (m *Matcher) targetShards(lanes, shards int) int {
 	want := m.cfg.ShardLanes
 	if want <= 0 || 3*lanes <= 4*want*shards && 3*lanes >= 2*want*shards {
 		return shards
@@ -372,17 +375,17 @@ func (m *Matcher) wanted(lanes, shards int) int {
 	return max(1, (lanes+want/2)/want)
 }
 
-// outgrown reports whether a component is to have more or fewer shards.
-func (m *Matcher) outgrown(p *component) bool {
+// needsReshard reports whether a component is to have more or fewer shards.
+func (m *Matcher) needsReshard(p *component) bool {
 	if len(m.components) == 1 {
 		return len(p.shards) != len(m.shards)
 	}
-	return min(len(m.shards), m.wanted(p.lanes, len(p.shards))) != len(p.shards)
+	return min(len(m.shards), m.targetShards(p.lanes, len(p.shards))) != len(p.shards)
 }
 
-// packComponents moves whole components from the fullest shard to the emptiest while these differ by
-// more than half of what a shard should have and a move makes them more alike. The fullest shard then
-// has at most twice the lanes that it would have if all were dealt anew.
+// packComponents moves whole components from the fullest shard to the emptiest while these differ
+// by more than half of what a shard should have and a move makes them more alike. The fullest shard
+// then has at most twice the lanes that it would have if all were dealt anew.
 func (m *Matcher) packComponents() {
 	for len(m.components) > 1 && len(m.shards) > 1 {
 		most, fewest := m.shards[0], m.shards[0]
@@ -451,7 +454,7 @@ func (m *Matcher) dealAnew() {
 		c.set.component.lanes++
 	}
 	slices.SortStableFunc(m.order,
-		func(a, b *class) int { return cmp.Compare(a.typ.rank, b.typ.rank) })
+		func(a, b *laneClass) int { return cmp.Compare(a.typ.rank, b.typ.rank) })
 	for _, c := range m.order {
 		c.set.component.classes = append(c.set.component.classes, c)
 	}
@@ -461,7 +464,7 @@ func (m *Matcher) dealAnew() {
 	for _, p := range m.components {
 		p.shards = m.shards
 		if len(m.components) > 1 {
-			p.shards = m.emptiest(min(len(m.shards), max(1, (p.lanes+want/2)/want)))
+			p.shards = m.emptiestShards(min(len(m.shards), max(1, (p.lanes+want/2)/want)))
 		}
 		p.lanes = 0
 		for _, c := range p.classes {
@@ -477,8 +480,8 @@ func (m *Matcher) dealAnew() {
 	}
 }
 
-// emptiest returns the n shards with the fewest lanes.
-func (m *Matcher) emptiest(n int) []*shard {
+// emptiestShards returns the n shards with the fewest lanes.
+func (m *Matcher) emptiestShards(n int) []*shard {
 	fewer := func(a, b *shard) int { return len(a.lanes) - len(b.lanes) }
 	if n == 1 {
 		return []*shard{slices.MinFunc(m.shards, fewer)}
@@ -506,8 +509,8 @@ func (m *Matcher) makeComponents() {
 	}
 }
 
-// regroupSets finds the components of new sets, and reports whether the components of the others are
-// what they were; if not, all lanes must be dealt anew.
+// regroupSets finds the components of new sets, and reports whether the components of the others
+// are what they were; if not, all lanes must be dealt anew.
 func (m *Matcher) regroupSets() (same bool) {
 	roots := m.rootsOfSets()
 	of := make([]*component, len(roots))
@@ -531,7 +534,7 @@ func (m *Matcher) regroupSets() (same bool) {
 		}
 		p := of[roots[i]]
 		if p == nil {
-			p = &component{shards: m.emptiest(1), types: map[*instanceType]*componentType{}}
+			p = &component{shards: m.emptiestShards(1), types: map[*instanceType]*componentType{}}
 			of[roots[i]] = p
 			m.components = append(m.components, p)
 		}

@@ -67,7 +67,7 @@ func (f *changingFleet) change(types []names.LaneType, mostJoin int) {
 	case what == 12:
 		f.step(f.m, Event{Kind: LaneDraining, Lane: l.id})
 	case what == 13:
-		f.m.overdue(l, f.m.now)
+		f.m.askOverdueLane(l, f.m.now)
 	case what == 14:
 		f.step(f.m, Event{Kind: Completed, Lane: l.id})
 	case what == 15:
@@ -128,7 +128,7 @@ func (f *changingFleet) anew() *Matcher {
 				Kind: LaneEnds, Lane: l.id, Remaining: fromMs(l.ends - f.m.now),
 			})
 		}
-		if !l.usable() {
+		if !l.isUsable() {
 			f.step(m, Event{Kind: LaneDraining, Lane: l.id})
 		}
 	}
@@ -139,7 +139,7 @@ func (f *changingFleet) anew() *Matcher {
 	}
 	f.step(m, Event{Kind: TimePassed})
 	m.dealAnew()
-	m.arrange()
+	m.rearrange()
 	return m
 }
 
@@ -153,7 +153,7 @@ func uneven(m *Matcher) string {
 				return fmt.Sprintf("lane %d is in shard %d too", l.id, i)
 			}
 			lanes[l] = s
-			if l.usable() {
+			if l.isUsable() {
 				usable++
 				for _, i := range l.set.models {
 					holders[i]++
@@ -195,11 +195,13 @@ func uneven(m *Matcher) string {
 			of[family] = l.set.component
 		}
 	}
-	fullest := slices.MaxFunc(m.shards, func(a, b *shard) int { return len(a.lanes) - len(b.lanes) })
-	emptiest := slices.MinFunc(m.shards, func(a, b *shard) int { return len(a.lanes) - len(b.lanes) })
+	fullest := slices.MaxFunc(m.shards,
+		func(a, b *shard) int { return len(a.lanes) - len(b.lanes) })
+	emptiest := slices.MinFunc(m.shards,
+		func(a, b *shard) int { return len(a.lanes) - len(b.lanes) })
 	gap := len(fullest.lanes) - len(emptiest.lanes)
 	for k, p := range m.components {
-		if m.outgrown(p) {
+		if m.needsReshard(p) {
 			return fmt.Sprintf("component %d has %d lanes in %d shards", k, p.lanes, len(p.shards))
 		}
 		if gap > max(1, m.cfg.ShardLanes/2) && p.lanes < gap && slices.Equal(p.shards,

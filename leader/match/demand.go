@@ -22,7 +22,7 @@ type demand struct {
 	arrivals, lost, cost float64
 	since                float64
 
-	shedding
+	shedThreshold
 	// reserved is how many lanes are kept from runs that would block the family; see holdsBack.
 	reserved float64
 
@@ -37,8 +37,8 @@ const minArrivals = 20
 // size is the number of arrivals to which a loss is compared.
 func (d *demand) size() float64 { return max(d.arrivals, minArrivals) }
 
-// share is the part that the family has got of what it would reach alone.
-func (d *demand) share() float64 { return d.shareAfter(0) }
+// servedShare is the part that the family has got of what it would reach alone.
+func (d *demand) servedShare() float64 { return d.shareAfter(0) }
 
 // shareAfter is share if so many more queries had been answered.
 func (d *demand) shareAfter(more int) float64 {
@@ -47,13 +47,13 @@ func (d *demand) shareAfter(more int) float64 {
 
 // demandOf returns the demand of a family at s, which begins if there is none.
 func (s *shard) demandOf(f *family) *demand {
-	if d := s.known(f); d != nil {
+	if d := s.knownDemand(f); d != nil {
 		return d
 	}
 	var free *demand
 	for _, d := range s.demands {
-		if free == nil && d.decay(s.m) < 1e-3 && !slices.ContainsFunc(s.kins,
-			func(k *kin) bool { return k.demand == d && k.first != nil }) {
+		if free == nil && d.decayTo(s.m) < 1e-3 && !slices.ContainsFunc(s.classes,
+			func(k *queryClass) bool { return k.demand == d && k.first != nil }) {
 			free = d
 		}
 	}
@@ -61,12 +61,12 @@ func (s *shard) demandOf(f *family) *demand {
 		free = &demand{}
 		s.demands = append(s.demands, free)
 	}
-	*free = demand{family: f, since: s.m.now, alone: 1, shedding: shedding{threshold: 1}}
+	*free = demand{family: f, since: s.m.now, alone: 1, shedThreshold: shedThreshold{threshold: 1}}
 	return free
 }
 
-// known returns the demand of a family at s, nil if there is none.
-func (s *shard) known(f *family) *demand {
+// knownDemand returns the demand of a family at s, nil if there is none.
+func (s *shard) knownDemand(f *family) *demand {
 	for _, d := range s.demands {
 		if d.family == f {
 			return d
@@ -75,8 +75,8 @@ func (s *shard) known(f *family) *demand {
 	return nil
 }
 
-// decay brings the counts up to now, and returns that of the arrivals.
-func (d *demand) decay(m *Matcher) float64 {
+// decayTo brings the counts up to now, and returns that of the arrivals.
+func (d *demand) decayTo(m *Matcher) float64 {
 	if m.now > d.since {
 		keep := math.Exp((d.since - m.now) / m.spareOver)
 		d.arrivals, d.lost, d.cost = d.arrivals*keep, d.lost*keep, d.cost*keep
@@ -85,21 +85,21 @@ func (d *demand) decay(m *Matcher) float64 {
 	return d.arrivals
 }
 
-// ignores reports whether q does not count in the demand of its family. Of a query that was split
-// only the whole does, because its gateway gets one answer, and of what no lane can answer in time
-// nothing, because nothing can be done for it.
-func (s *shard) ignores(q *query) bool {
+// isOutsideDemand reports whether q does not count in the demand of its family. Of a query that was
+// split only the whole does, because its gateway gets one answer, and of what no lane can answer in
+// time nothing, because nothing can be done for it.
+func (s *shard) isOutsideDemand(q *query) bool {
 	return q.part || len(s.lanes) == 0 || q.least > q.family.target
 }
 
 // noteArrival counts a query that has come to wait at s.
 func (s *shard) noteArrival(q *query) {
-	if s.ignores(q) {
+	if s.isOutsideDemand(q) {
 		return
 	}
 	d := s.demandOf(q.family)
-	d.decay(s.m)
-	cost := s.leastCost(q)
+	d.decayTo(s.m)
+	cost := s.minCost(q)
 	d.arrivals++
 	d.cost += cost
 	q.cost, q.lost = cost*blur(q.id), q.isLate
@@ -109,23 +109,23 @@ func (s *shard) noteArrival(q *query) {
 
 // noteStart counts a query that is started in time.
 func (s *shard) noteStart(q *query) {
-	if !s.ignores(q) {
+	if !s.isOutsideDemand(q) {
 		s.demandOf(q.family).admitMore(q)
 	}
 }
 
 // noteLost counts a query that cannot be started in time any more.
 func (s *shard) noteLost(q *query) {
-	if s.ignores(q) {
+	if s.isOutsideDemand(q) {
 		return
 	}
 	d := s.countLost(q)
 	switch behind := s.isBehind(d); {
-	case d.sheds(q):
+	case d.shedsQuery(q):
 		if behind { // the lanes are not scarce for d, others have them
 			d.admitMore(q)
 		}
-	case !s.reserve(q, d) && !behind:
+	case !s.adaptReservedLanes(q, d) && !behind:
 		d.admitLess()
 	}
 }
@@ -135,15 +135,15 @@ const fairWithin = 0.02
 
 // isBehind reports whether another family has got a larger share at s than that of d.
 func (s *shard) isBehind(d *demand) bool {
-	share := d.share() + fairWithin
+	share := d.servedShare() + fairWithin
 	return slices.ContainsFunc(s.demands, func(o *demand) bool {
-		return o.decay(s.m) >= minArrivals && o.share() > share
+		return o.decayTo(s.m) >= minArrivals && o.servedShare() > share
 	})
 }
 
 // noteMiss counts a query that was started in time and answered late.
 func (s *shard) noteMiss(q *query) {
-	if s.ignores(q) {
+	if s.isOutsideDemand(q) {
 		return
 	}
 	s.countLost(q).admitLess()
@@ -152,22 +152,22 @@ func (s *shard) noteMiss(q *query) {
 // countLost counts q as lost in the demand of its family, which it returns.
 func (s *shard) countLost(q *query) *demand {
 	d := s.demandOf(q.family)
-	d.decay(s.m)
+	d.decayTo(s.m)
 	d.lost, q.lost = min(d.lost+1, d.arrivals), true
 	return d
 }
 
-// leastCost is what the cheapest time costs in which some lane of s answers q, 0 if none does.
-func (s *shard) leastCost(q *query) float64 {
+// minCost is what the cheapest time costs in which some lane of s answers q, 0 if none does.
+func (s *shard) minCost(q *query) float64 {
 	least, seen := math.Inf(1), (*lane)(nil)
 	for _, l := range s.lanes {
-		if !l.usable() || seen != nil && seen.typ == l.typ && seen.set == l.set {
+		if !l.isUsable() || seen != nil && seen.typ == l.typ && seen.set == l.set {
 			continue
 		}
 		seen = l
-		for _, v := range q.allowed() {
-			if t := l.table(v.model); t != nil {
-				least = min(least, l.worth(v.model)*t.mean[q.batch])
+		for _, v := range q.allowedVariants() {
+			if t := l.latencyTable(v.model); t != nil {
+				least = min(least, l.timePrice(v.model)*t.mean[q.batch])
 			}
 		}
 	}
@@ -177,21 +177,21 @@ func (s *shard) leastCost(q *query) float64 {
 	return least
 }
 
-// weigh brings the demand of a kin with live queries up to now. Alone, the family could have all
-// the time of the lanes that serve it. They would lose its largest queries, so they answer more of
-// its queries than their time is a part of what all take: with the published batch sizes of rm2 .86
-// and .75 where it is .74 and .57, near the square root.
-func (h *horizon) weigh(s *shard, k *kin) {
+// decayDemand brings the demand of a class with live queries up to now. Alone, the family could have
+// all the time of the lanes that serve it. They would lose its largest queries, so they answer more
+// of its queries than their time is a part of what all take: with the published batch sizes of rm2
+// .86 and .75 where it is .74 and .57, near the square root.
+func (h *horizon) decayDemand(s *shard, k *queryClass) {
 	d := k.demand
-	d.decay(s.m)
+	d.decayTo(s.m)
 	if d.alone = 1; len(s.demands) == 1 {
 		return
 	}
 	capacity := 0.0
-	for _, g := range h.serving(k) {
+	for _, g := range h.servingGroups(k) {
 		grp := &h.groups[g]
-		model, _ := grp.lanes[0].fastest(k.first)
-		capacity += float64(len(grp.lanes)) * grp.lanes[0].worth(model)
+		model, _ := grp.lanes[0].fastestVariant(k.first)
+		capacity += float64(len(grp.lanes)) * grp.lanes[0].timePrice(model)
 	}
 	if capacity *= s.m.spareOver; capacity > 0 && d.cost > capacity {
 		d.alone = math.Sqrt(capacity / d.cost)
@@ -199,28 +199,28 @@ func (h *horizon) weigh(s *shard, k *kin) {
 }
 
 // byShare iterates over the live queries: those first whose family has got the smallest share, each
-// counting as answered for the next, and of a family the oldest first, at most so many of each kin.
+// counting as answered for the next, and of a family the oldest first, at most so many of each class.
 // The loop must not change which queries are live.
 func (s *shard) byShare(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
 		order := s.order[:0]
-		for _, k := range s.kins {
+		for _, k := range s.classes {
 			if k.first != nil {
 				k.next, k.looked, k.demand.looked = k.first, 0, 0
-				order.push(kinShare{k.demand.share(), k})
+				order.push(classShare{k.demand.servedShare(), k})
 			}
 		}
 		s.order = order
 		for len(order) > 0 {
-			k := order[0].kin
-			// The share is of before if another kin of the family was looked at since.
+			k := order[0].class
+			// The share is of before if another class of the family was looked at since.
 			if now := k.demand.shareAfter(k.demand.looked); now != order[0].share {
 				order[0].share = now
-				order.sink()
+				order.sinkFirst()
 				continue
 			}
 			q := k.next
-			k.next, k.looked = q.nextKin, k.looked+1
+			k.next, k.looked = q.nextInClass, k.looked+1
 			k.demand.looked++
 			if k.next != nil && k.looked < most {
 				order[0].share = k.demand.shareAfter(k.demand.looked)
@@ -229,7 +229,7 @@ func (s *shard) byShare(most int) iter.Seq[*query] {
 				order[0] = order[last]
 				order = order[:last]
 			}
-			order.sink()
+			order.sinkFirst()
 			if !yield(q) {
 				return
 			}
@@ -237,39 +237,39 @@ func (s *shard) byShare(most int) iter.Seq[*query] {
 	}
 }
 
-// A kinShare is a kin whose next query is to be looked at, and the share of its family, which may
+// A classShare is a class whose next query is to be looked at, and the share of its family, which may
 // have risen since.
-type kinShare struct {
+type classShare struct {
 	share float64
-	kin   *kin
+	class *queryClass
 }
 
-func (a *kinShare) before(b *kinShare) bool {
-	return a.share < b.share || a.share == b.share && byArrival(a.kin.next, b.kin.next) < 0
+func (a *classShare) isBefore(b *classShare) bool {
+	return a.share < b.share || a.share == b.share && byArrival(a.class.next, b.class.next) < 0
 }
 
-// kinsByShare is a binary heap, the kin to look at first.
-type kinsByShare []kinShare
+// classesByShare is a binary heap, the class to look at first.
+type classesByShare []classShare
 
-func (h *kinsByShare) push(k kinShare) {
+func (h *classesByShare) push(k classShare) {
 	*h = append(*h, k)
 	all := *h
-	for i := len(all) - 1; i > 0 && all[i].before(&all[(i-1)/2]); i = (i - 1) / 2 {
+	for i := len(all) - 1; i > 0 && all[i].isBefore(&all[(i-1)/2]); i = (i - 1) / 2 {
 		all[i], all[(i-1)/2] = all[(i-1)/2], all[i]
 	}
 }
 
-// sink moves the first to its place.
-func (h kinsByShare) sink() {
+// sinkFirst moves the first to its place.
+func (h classesByShare) sinkFirst() {
 	for i := 0; ; {
 		c := 2*i + 1
 		if c >= len(h) {
 			return
 		}
-		if c+1 < len(h) && h[c+1].before(&h[c]) {
+		if c+1 < len(h) && h[c+1].isBefore(&h[c]) {
 			c++
 		}
-		if !h[c].before(&h[i]) {
+		if !h[c].isBefore(&h[i]) {
 			return
 		}
 		h[i], h[c] = h[c], h[i]

@@ -74,8 +74,8 @@ const (
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after Remaining, counted from
 	// now. The event says nothing about the attempts that the lane holds.
 	LaneRemaining
-	// ProfileChanged: Model, Type, Table, Doubtful, More. A type that has neither profiles nor lanes nor
-	// a price is forgotten.
+	// ProfileChanged: Model, Type, Table, Doubtful, More. A type that has neither profiles nor
+	// lanes nor a price is forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
@@ -154,8 +154,8 @@ type Held struct {
 	BatchSize int
 }
 
-// settings is the model that a ModelChanged describes.
-func (e *Event) settings() Model {
+// modelSettings is the model that a ModelChanged describes.
+func (e *Event) modelSettings() Model {
 	return Model{
 		e.Model, e.Family, e.Accuracy, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge,
 	}

@@ -12,7 +12,7 @@ import (
 
 // What an answer of a variant costs for its accuracy, in units of what an average query is worth:
 // regretOfPoint for each point (.01) below the family's best variant, and mostRegret at most.
-const regretOfPoint, mostRegret = 0.4, 5
+const regretOfPoint, maxRegret = 0.4, 5
 
 // A family is what a query asks for: the models that may answer it. For a query that names a model
 // it is that model alone.
@@ -36,8 +36,8 @@ type variant struct {
 	regret   float64 // what an answer costs
 }
 
-// accuracy is the model's accuracy, 1 if it is unknown.
-func (m *Model) accuracy() float64 {
+// knownAccuracy is the model's accuracy, 1 if it is unknown.
+func (m *Model) knownAccuracy() float64 {
 	if m.Accuracy == 0 {
 		return 1
 	}
@@ -53,14 +53,14 @@ func newFamily(name names.ModelKey, models []Model, of []int) family {
 		f.target = max(f.target, toMs(m.QoSTarget))
 		f.largest = min(f.largest, m.LargestBatchSize)
 		f.rejectLate, f.splits = f.rejectLate && m.RejectLate, f.splits && m.Splits
-		f.variants = append(f.variants, variant{model: i, accuracy: m.accuracy()})
-		unknown, best = unknown || m.Accuracy == 0, max(best, m.accuracy())
+		f.variants = append(f.variants, variant{model: i, accuracy: m.knownAccuracy()})
+		unknown, best = unknown || m.Accuracy == 0, max(best, m.knownAccuracy())
 	}
 	for i := range f.variants {
 		v := &f.variants[i]
-		v.regret = min(mostRegret, regretOfPoint*100*(best-v.accuracy))
+		v.regret = min(maxRegret, regretOfPoint*100*(best-v.accuracy))
 		if unknown && v.accuracy < best { // nobody knows by how much
-			v.regret = mostRegret
+			v.regret = maxRegret
 		}
 	}
 	slices.SortFunc(f.variants, func(a, b variant) int {
@@ -84,17 +84,17 @@ func newCatalogue() catalogue {
 	return catalogue{byName: map[names.ModelKey]int{}, named: map[names.ModelKey]*family{}}
 }
 
-// asked returns what a query that names a model or a family asks for, nil if that is unknown. A
-// model goes before a family of the same name.
-func (c *catalogue) asked(name names.ModelKey) *family {
+// lookupFamily returns what a query that names a model or a family asks for, nil if that is
+// unknown. A model goes before a family of the same name.
+func (c *catalogue) lookupFamily(name names.ModelKey) *family {
 	if i, ok := c.byName[name]; ok {
 		return c.alone[i]
 	}
 	return c.named[name]
 }
 
-// changed takes it that a model is new, has other settings, or is gone.
-func (c *catalogue) changed(models []Model, i int, was names.ModelKey) {
+// applyModelChange takes it that a model is new, has other settings, or is gone.
+func (c *catalogue) applyModelChange(models []Model, i int, was names.ModelKey) {
 	c.anyRenewed = true
 	for len(c.alone) <= i {
 		c.alone = append(c.alone, &family{})
@@ -129,9 +129,9 @@ func (c *catalogue) changed(models []Model, i int, was names.ModelKey) {
 	}
 }
 
-// settled takes it that what has changed is arranged. It forgets the families without variants that
-// no query asks for.
-func (c *catalogue) settled(queries map[QueryID]*query) {
+// clearChanges takes it that what has changed is arranged. It forgets the families without variants
+// that no query asks for.
+func (c *catalogue) clearChanges(queries map[QueryID]*query) {
 	if c.anyRenewed {
 		c.anyRenewed, c.anyEmpty = false, false
 		for _, f := range c.alone {
@@ -161,8 +161,8 @@ func (c *catalogue) settled(queries map[QueryID]*query) {
 	}
 }
 
-// each iterates over the families of several variants, and over the models that are in none.
-func (c *catalogue) each(models []Model) iter.Seq[*family] {
+// allFamilies iterates over the families of several variants, and over the models that are in none.
+func (c *catalogue) allFamilies(models []Model) iter.Seq[*family] {
 	return func(yield func(*family) bool) {
 		for i, f := range c.alone {
 			if models[i].Name != "" && models[i].Family == "" && !yield(f) {
@@ -177,8 +177,8 @@ func (c *catalogue) each(models []Model) iter.Seq[*family] {
 	}
 }
 
-// allowed returns the variants that may answer q, the most accurate first.
-func (q *query) allowed() []variant {
+// allowedVariants returns the variants that may answer q, the most accurate first.
+func (q *query) allowedVariants() []variant {
 	all := q.family.variants
 	for n := len(all); n > 0 && all[n-1].accuracy < q.accuracy; n-- {
 		all = all[:n-1]
@@ -186,25 +186,27 @@ func (q *query) allowed() []variant {
 	return all
 }
 
-// may reports whether a model may answer q.
-func (q *query) may(model int) bool {
-	return slices.ContainsFunc(q.allowed(), func(v variant) bool { return v.model == model })
+// allowsModel reports whether a model may answer q.
+func (q *query) allowsModel(model int) bool {
+	return slices.ContainsFunc(q.allowedVariants(),
+		func(v variant) bool { return v.model == model })
 }
 
-// table returns the latencies of a model on l, nil if l does not hold it or they are unknown.
-func (l *holding) table(model int) *Table {
+// latencyTable returns the latencies of a model on l, nil if l does not hold it or they are
+// unknown.
+func (l *laneSpec) latencyTable(model int) *Table {
 	if l.holds[model] {
 		return l.typ.tables[model]
 	}
 	return nil
 }
 
-// fastest returns the variant that takes the least time for q on l, and its latencies; -1 and nil
-// if l serves none.
-func (l *holding) fastest(q *query) (model int, t *Table) {
+// fastestVariant returns the variant that takes the least time for q on l, and its latencies; -1
+// and nil if l serves none.
+func (l *laneSpec) fastestVariant(q *query) (model int, t *Table) {
 	model = -1
-	for _, v := range q.allowed() {
-		if tab := l.table(v.model); tab != nil && (t == nil ||
+	for _, v := range q.allowedVariants() {
+		if tab := l.latencyTable(v.model); tab != nil && (t == nil ||
 			tab.mean[q.batch] < t.mean[q.batch]) {
 			model, t = v.model, tab
 		}
@@ -214,18 +216,18 @@ func (l *holding) fastest(q *query) (model int, t *Table) {
 
 // inTime returns the variant that l runs for q under a policy that knows no accuracies: the most
 // accurate that takes no longer than the given time, in ms, else the fastest.
-func (l *holding) inTime(q *query, ms float64) (model int, latency float64) {
-	for _, v := range q.allowed() {
-		if tab := l.table(v.model); tab != nil && tab.mean[q.batch] <= ms {
+func (l *laneSpec) inTime(q *query, ms float64) (model int, latency float64) {
+	for _, v := range q.allowedVariants() {
+		if tab := l.latencyTable(v.model); tab != nil && tab.mean[q.batch] <= ms {
 			return v.model, tab.mean[q.batch]
 		}
 	}
-	model, t := l.fastest(q)
+	model, t := l.fastestVariant(q)
 	if t == nil {
 		return -1, math.Inf(1)
 	}
 	return model, t.mean[q.batch]
 }
 
-// left returns the time until q's QoS target, in ms.
-func (m *Matcher) left(q *query) float64 { return q.family.target - (m.now - q.arrival) }
+// remainingTime returns the time until q's QoS target, in ms.
+func (m *Matcher) remainingTime(q *query) float64 { return q.family.target - (m.now - q.arrival) }

@@ -112,12 +112,12 @@ func TestVariantChoice(t *testing.T) {
 		s := f.shards[0]
 		s.spare.share = r.Float64()
 		h := s.policy.(*horizon)
-		h.gather(s)
-		h.estimate(s)
+		h.collectGroups(s)
+		h.collectRows(s)
 		if len(h.rows) == 0 {
 			continue
 		}
-		h.plan(s)
+		h.planSlots(s)
 		got := 0.0
 		for i, k := range h.match {
 			if k >= 0 {
@@ -129,12 +129,12 @@ func TestVariantChoice(t *testing.T) {
 			for k, slot := range h.slots {
 				c, model := obviousCost(h, f.Matcher, i, slot)
 				cost[i] = append(cost[i], c)
-				if len(q.allowed()) > 1 && h.match[i] == k && model >= 0 {
+				if len(q.allowedVariants()) > 1 && h.match[i] == k && model >= 0 {
 					several++
-					if model != q.allowed()[0].model {
+					if model != q.allowedVariants()[0].model {
 						degraded++
 					}
-					if chosen := h.at(i, slot.group).model; chosen != model {
+					if chosen := h.cellAt(i, slot.group).model; chosen != model {
 						t.Fatalf("round %d: row %d runs model %d, want %d", round, i, chosen, model)
 					}
 				}
@@ -157,13 +157,13 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 	q, g := h.rows[row], &h.groups[s.group]
 	best := 0.0
 	for _, v := range q.family.variants {
-		best = max(best, m.models[v.model].accuracy())
+		best = max(best, m.models[v.model].knownAccuracy())
 	}
 	cost := func(model int) float64 {
-		c := 0.4 * 100 * (best - m.models[model].accuracy())
+		c := 0.4 * 100 * (best - m.models[model].knownAccuracy())
 		mean := g.typ.tables[model].mean[q.batch]
 		scarcity := 1 - h.spare
-		if len(q.allowed()) > 1 {
+		if len(q.allowedVariants()) > 1 {
 			idle := 0.0
 			for _, l := range g.lanes {
 				idle += l.idle.share / float64(len(g.lanes))
@@ -173,14 +173,15 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 			c = 0
 		}
 		capacity := float64(len(g.lanes)) * q.family.target
-		c = min(c, 5) + g.lanes[0].price*scarcity*g.typ.rise(g.work/capacity, mean/capacity)*mean
+		c = min(c, 5) + g.lanes[0].price*scarcity*g.typ.priceFactor(g.work/capacity,
+			mean/capacity)*mean
 		return c
 	}
 	least, model = math.Inf(1), -1
 	fastest, ms := -1, math.Inf(1)
 	for _, v := range q.family.variants {
 		tab := g.typ.tables[v.model]
-		if !s.lane.holds[v.model] || m.models[v.model].accuracy() < q.accuracy {
+		if !s.lane.holds[v.model] || m.models[v.model].knownAccuracy() < q.accuracy {
 			continue
 		}
 		if tab.mean[q.batch] < ms {
@@ -198,7 +199,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 	case model >= 0:
 		least += delay(model)
 	case fastest >= 0:
-		late := h.at(row, s.group).model
+		late := h.cellAt(row, s.group).model
 		least = latePrice + h.dearest + (cost(late)+delay(late))/lateScale
 	}
 	return least, model
@@ -318,8 +319,8 @@ func TestLeastAccuracy(t *testing.T) {
 func TestUnknownAccuracy(t *testing.T) {
 	f := newFixture(t, "horizon", 0, .9999)
 	v := f.named["f"].variants
-	if v[0].model != 0 || v[0].accuracy != 1 || v[0].regret != 0 || v[1].regret != mostRegret {
-		t.Errorf("got %+v, want regrets 0 and %v", v, mostRegret)
+	if v[0].model != 0 || v[0].accuracy != 1 || v[0].regret != 0 || v[1].regret != maxRegret {
+		t.Errorf("got %+v, want regrets 0 and %v", v, maxRegret)
 	}
 }
 
@@ -393,7 +394,8 @@ func TestSplitsByVariantsTarget(t *testing.T) {
 		})
 		for i, holds := range []names.ModelKey{"m0", "m1", "m1"} {
 			e := Event{
-				Kind: LaneJoined, Lane: LaneID(i + 1), Type: "slow", Models: []names.ModelKey{holds},
+				Kind: LaneJoined, Lane: LaneID(i + 1), Type: "slow",
+				Models: []names.ModelKey{holds},
 			}
 			if holds == "m0" {
 				e.Type, e.Remaining = "fast", time.Hour

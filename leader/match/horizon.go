@@ -37,8 +37,8 @@ const (
 	// lanes have idled for plentyIdle of the last time or more. That time is idleTargets QoS
 	// targets of the slowest model. A longer one would see a burst too late: slow variants would
 	// fill the lanes first.
-	plentyIdle, leastScarcity = 0.15, 0.001
-	idleTargets               = 0.3
+	plentyIdle, minScarcity = 0.15, 0.001
+	idleTargets             = 0.3
 )
 
 // horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
@@ -48,9 +48,9 @@ const (
 // (shed.go), and lanes are kept from long runs (reserve.go). Queries are matched to two slots per
 // lane. The 80 % quantile of latency, not the mean, is compared with the time left. A query may run
 // as several parts (see split.go). The policy chooses which of a type's queries runs first. When
-// lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned does not
-// idle while a query could be in time there by the mean latency. And of a family's variants it takes
-// the one that costs least, its lack of accuracy included.
+// lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned does
+// not idle while a query could be in time there by the mean latency. And of a family's variants it
+// takes the one that costs least, its lack of accuracy included.
 type horizon struct {
 	solver assign.Solver
 	groups []group
@@ -69,8 +69,8 @@ type horizon struct {
 	// early lists, by group, the MostParts slots that begin first of those that are not taken, and
 	// -1 for each that is missing.
 	early []int
-	// largest is the largest share that a family of a row has got, spare the part for which a query's
-	// time counts.
+	// largest is the largest share that a family of a row has got, spare the part for which a
+	// query's time counts.
 	largest, spare float64
 
 	// gathered counts the rounds, and none has a cell without a variant for each group.
@@ -80,7 +80,7 @@ type horizon struct {
 	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
 	freeAt         []float64
-	merging        merging
+	merging        mergeBuffer
 }
 
 // A cell says what a row takes and costs on a group, by the variant that is the best choice there.
@@ -92,8 +92,8 @@ type cell struct {
 	from, n    int32   // its variants in others, if there are several
 }
 
-// cost is what the row costs there, without waiting.
-func (c *cell) cost() float64 { return c.price*c.mean + c.regret }
+// costWithoutWait is what the row costs there, without waiting.
+func (c *cell) costWithoutWait() float64 { return c.price*c.mean + c.regret }
 
 // A group is the usable lanes of one type that hold the same models and end at the same time.
 type group struct {
@@ -111,8 +111,8 @@ type group struct {
 	asked     bool    // it serves some row
 }
 
-// idles reports whether g has an open lane and nothing is planned for it.
-func (g group) idles() bool {
+// isIdle reports whether g has an open lane and nothing is planned for it.
+func (g group) isIdle() bool {
 	return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open)
 }
 
@@ -123,30 +123,30 @@ type slot struct {
 	start float64 // ms from now
 }
 
-func (*horizon) arrived(*shard, *query) {}
+func (*horizon) enqueueArrival(*shard, *query) {}
 
-func (h *horizon) choose(s *shard) {
-	h.gather(s)
-	h.estimate(s)
+func (h *horizon) assignQueries(s *shard) {
+	h.collectGroups(s)
+	h.collectRows(s)
 	if len(h.rows) > 0 {
-		h.plan(s)
+		h.planSlots(s)
 	}
 	h.split(s)
 	if len(h.rows) > 0 {
 		before := len(s.m.out)
 		for g := range h.groups {
-			h.dispatch(s, g)
+			h.dispatchGroup(s, g)
 		}
 		h.fill(s, before)
 		h.forgetPlan()
 	}
-	if !slices.ContainsFunc(h.groups, group.idles) {
+	if !slices.ContainsFunc(h.groups, group.isIdle) {
 		return
 	}
 	h.serveRisky(s)
 	if s.late.n > 0 {
 		for g := range h.groups {
-			h.groups[g].asked = h.asked(g)
+			h.groups[g].asked = h.servesAnyRow(g)
 		}
 		for h.serveLost(s) {
 		}
@@ -154,10 +154,10 @@ func (h *horizon) choose(s *shard) {
 	h.serveHopeless(s)
 }
 
-// asked reports whether group g serves some row.
-func (h *horizon) asked(g int) bool {
+// servesAnyRow reports whether group g serves some row.
+func (h *horizon) servesAnyRow(g int) bool {
 	for i := range h.rows {
-		if h.at(i, g).model >= 0 {
+		if h.cellAt(i, g).model >= 0 {
 			return true
 		}
 	}
@@ -169,13 +169,13 @@ func (h *horizon) asked(g int) bool {
 // share itself, p99 at half the limit is some 10 % longer, and at the limit it makes no difference.
 func sparePart(share float64) float64 { return math.Sqrt(min(1, max(0, share))) }
 
-// gather collects the groups and their work.
-func (h *horizon) gather(s *shard) {
+// collectGroups collects the groups and their work.
+func (h *horizon) collectGroups(s *shard) {
 	h.groups = h.groups[:0]
-	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.advance(s.m.now, s.m.spareOver)
 	h.spare = sparePart(s.spare.share)
 	for _, l := range s.lanes { // sorted by type and models held
-		if !l.usable() {
+		if !l.isUsable() {
 			continue
 		}
 		if k := len(h.groups); k == 0 || h.groups[k-1].typ != l.typ ||
@@ -199,7 +199,7 @@ func (h *horizon) gather(s *shard) {
 	}
 	if len(s.m.named) > 0 {
 		for g := range h.groups {
-			h.groups[g].assess(s)
+			h.groups[g].assessScarcity(s)
 		}
 	}
 	h.gathered++
@@ -209,15 +209,15 @@ func (h *horizon) gather(s *shard) {
 	}
 }
 
-// serving returns the groups that hold a variant which may answer the queries of a kin, and know how
-// long it takes. Where lanes hold different models they are few.
-func (h *horizon) serving(k *kin) []int {
+// servingGroups returns the groups that hold a variant which may answer the queries of a class, and
+// know how long it takes. Where lanes hold different models they are few.
+func (h *horizon) servingGroups(k *queryClass) []int {
 	if k.gathered != h.gathered {
 		k.gathered, k.serving = h.gathered, k.serving[:0]
 		for g := range h.groups {
 			l := h.groups[g].lanes[0]
-			if slices.ContainsFunc(k.variants(), func(v variant) bool {
-				return l.table(v.model) != nil
+			if slices.ContainsFunc(k.allowedVariants(), func(v variant) bool {
+				return l.latencyTable(v.model) != nil
 			}) {
 				k.serving = append(k.serving, g)
 			}
@@ -226,20 +226,20 @@ func (h *horizon) serving(k *kin) []int {
 	return k.serving
 }
 
-// assess sets how scarce g's time is.
-func (g *group) assess(s *shard) {
+// assessScarcity sets how scarce g's time is.
+func (g *group) assessScarcity(s *shard) {
 	idle := 0.0
 	for _, l := range g.lanes {
-		l.idle.look(s.m.now, s.m.idleOver())
+		l.idle.advance(s.m.now, s.m.idleOver())
 		idle += l.idle.share / float64(len(g.lanes))
 	}
-	g.scarcity = min(1, max(leastScarcity, 1-idle/plentyIdle))
+	g.scarcity = min(1, max(minScarcity, 1-idle/plentyIdle))
 }
 
-// estimate collects the rows, with their latencies and prices: those of the oldest live queries
+// collectRows collects the rows, with their latencies and prices: those of the oldest live queries
 // that some lane can still serve in time by the 80 % quantile. The others are risky. There are at
 // most roundRows rows for each lane, and each takes the room of a group that serves it.
-func (h *horizon) estimate(s *shard) {
+func (h *horizon) collectRows(s *shard) {
 	room := 0
 	for g := range h.groups {
 		grp := &h.groups[g]
@@ -248,9 +248,9 @@ func (h *horizon) estimate(s *shard) {
 	}
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
-	for _, k := range s.kins {
+	for _, k := range s.classes {
 		if k.first != nil {
-			h.weigh(s, k)
+			h.decayDemand(s, k)
 		}
 	}
 	for q := range s.byShare(2 * room) {
@@ -261,9 +261,9 @@ func (h *horizon) estimate(s *shard) {
 		at := len(h.cells)
 		possible, cheapest, least, roomy := false, -1, math.Inf(1), -1
 		h.cells = append(h.cells, h.none...)
-		for _, g := range h.serving(q.kin) {
+		for _, g := range h.servingGroups(q.class) {
 			grp := &h.groups[g]
-			c := grp.fastest(q)
+			c := grp.fastestCell(q)
 			h.cells[at+g] = c
 			possible = possible || grp.first+c.safe <= due
 			if cost := c.price * c.mean; c.mean <= due && cost < least {
@@ -280,7 +280,7 @@ func (h *horizon) estimate(s *shard) {
 		if cheapest >= 0 {
 			h.groups[cheapest].work += h.cells[at+cheapest].mean
 		}
-		if !possible || q.kin.demand.sheds(q) {
+		if !possible || q.class.demand.shedsQuery(q) {
 			h.cells = h.cells[:at]
 			h.risky = append(h.risky, q)
 			continue
@@ -290,96 +290,98 @@ func (h *horizon) estimate(s *shard) {
 	}
 	h.dearest, h.largest = 0, 0
 	for i := range h.rows {
-		h.largest = max(h.largest, h.rows[i].kin.demand.share())
+		h.largest = max(h.largest, h.rows[i].class.demand.servedShare())
 		for g := range h.groups {
-			h.value(i, g)
+			h.priceRow(i, g)
 		}
 	}
 }
 
-// at returns the cell of a row and a group.
-func (h *horizon) at(row, group int) *cell { return &h.cells[row*len(h.groups)+group] }
+// cellAt returns the cell of a row and a group.
+func (h *horizon) cellAt(row, group int) *cell { return &h.cells[row*len(h.groups)+group] }
 
-// fastest returns what q takes on g by the fastest variant, at the price without backlog.
-func (g *group) fastest(q *query) cell {
-	model, t := g.lanes[0].fastest(q)
-	if !g.lanes[0].lasts(t, q.batch) {
+// fastestCell returns what q takes on g by the fastest variant, at the price without backlog.
+func (g *group) fastestCell(q *query) cell {
+	model, t := g.lanes[0].fastestVariant(q)
+	if !g.lanes[0].outlastsRun(t, q.batch) {
 		return cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)}
 	}
 	return cell{
-		model: model, mean: t.mean[q.batch], safe: g.typ.safe(model, q),
-		price: g.lanes[0].worth(model),
+		model: model, mean: t.mean[q.batch], safe: g.typ.safeLatencyMs(model, q),
+		price: g.lanes[0].timePrice(model),
 	}
 }
 
-// value sets what a row costs on a group. Of several variants it takes the one that costs least and
-// is in time on the lane of the group that is free first, else the fastest.
-func (h *horizon) value(row, group int) {
-	q, grp, c := h.rows[row], &h.groups[group], h.at(row, group)
+// priceRow sets what a row costs on a group. Of several variants it takes the one that costs least
+// and is in time on the lane of the group that is free first, else the fastest.
+func (h *horizon) priceRow(row, group int) {
+	q, grp, c := h.rows[row], &h.groups[group], h.cellAt(row, group)
 	if c.model < 0 {
 		return
 	}
-	all := q.allowed()
-	worth := c.price * grp.discount(len(all))
-	c.price = worth * grp.rise(q.family.target, c.mean)
+	all := q.allowedVariants()
+	worth := c.price * grp.priceDiscount(len(all))
+	c.price = worth * grp.priceFactor(q.family.target, c.mean)
 	if len(all) > 1 {
 		c.from = int32(len(h.others))
 		for _, v := range all {
-			if t := grp.lanes[0].table(v.model); grp.lanes[0].lasts(t, q.batch) {
+			if t := grp.lanes[0].latencyTable(v.model); grp.lanes[0].outlastsRun(t, q.batch) {
 				o := cell{
-					model: v.model, mean: t.mean[q.batch], safe: grp.typ.safe(v.model, q),
+					model: v.model, mean: t.mean[q.batch], safe: grp.typ.safeLatencyMs(v.model, q),
 					regret: v.regret,
 				}
-				o.price = worth * grp.rise(q.family.target, o.mean)
+				o.price = worth * grp.priceFactor(q.family.target, o.mean)
 				h.others = append(h.others, o)
-				h.dearest = max(h.dearest, o.cost())
+				h.dearest = max(h.dearest, o.costWithoutWait())
 				if v.model == c.model {
 					c.regret = o.regret
 				}
 			}
 		}
 		c.n = int32(len(h.others)) - c.from
-		if o := h.cheapest(c, h.due[row]-grp.first); o != nil {
-			c.take(o)
+		if o := h.cheapestInTime(c, h.due[row]-grp.first); o != nil {
+			c.replaceChoice(o)
 		}
 	}
-	h.dearest = max(h.dearest, c.cost())
+	h.dearest = max(h.dearest, c.costWithoutWait())
 }
 
-// discount is the part of its price that g's time costs a query for which there are so many variants.
-func (g *group) discount(variants int) float64 {
+// priceDiscount is the part of its price that g's time costs a query for which there are so many
+// variants.
+func (g *group) priceDiscount(variants int) float64 {
 	if variants > 1 {
 		return g.scarcity
 	}
 	return g.weight
 }
 
-// cheapest returns the variant that costs least of those of c that are in time after the given
-// time, nil if none is.
-func (h *horizon) cheapest(c *cell, within float64) (best *cell) {
+// cheapestInTime returns the variant that costs least of those of c that are in time after the
+// given time, nil if none is.
+func (h *horizon) cheapestInTime(c *cell, within float64) (best *cell) {
 	for i := range c.n {
 		o := &h.others[c.from+i]
-		if o.safe <= within && (best == nil || o.cost() < best.cost()) {
+		if o.safe <= within && (best == nil || o.costWithoutWait() < best.costWithoutWait()) {
 			best = o
 		}
 	}
 	return best
 }
 
-// take makes another variant the choice.
-func (c *cell) take(o *cell) {
+// replaceChoice makes another variant the choice.
+func (c *cell) replaceChoice(o *cell) {
 	c.model, c.mean, c.safe, c.price, c.regret = o.model, o.mean, o.safe, o.price, o.regret
 }
 
-// rise is the factor by which the price of g's time rises for a query of the given mean latency.
-func (g *group) rise(target, mean float64) float64 {
+// priceFactor is the factor by which the price of g's time rises for a query of the given mean
+// latency.
+func (g *group) priceFactor(target, mean float64) float64 {
 	capacity := float64(len(g.lanes)) * target
-	return g.typ.rise(g.work/capacity, mean/capacity)
+	return g.typ.priceFactor(g.work/capacity, mean/capacity)
 }
 
-// rise is the factor by which the price of t rises with its backlog: the mean of exp(a (min(y,
-// fullBacklog) - r)) over y from w to w + d.
-func (t *instanceType) rise(w, d float64) float64 {
+// priceFactor is the factor by which the price of t rises with its backlog: the mean of exp(a
+// (min(y, fullBacklog) - r)) over y from w to w + d.
+func (t *instanceType) priceFactor(w, d float64) float64 {
 	a, r := 2.0, 0.3
 	if t.base {
 		a, r = 1, 0.1
@@ -395,22 +397,22 @@ func (t *instanceType) rise(w, d float64) float64 {
 	return sum / d
 }
 
-// plan matches rows to slots and gives each group the rows that its slots can serve in time. The
-// other rows are risky.
-func (h *horizon) plan(s *shard) {
-	h.cut()
+// planSlots matches rows to slots and gives each group the rows that its slots can serve in time.
+// The other rows are risky.
+func (h *horizon) planSlots(s *shard) {
+	h.cutSlots()
 	h.cost = h.cost[:0]
 	for i, q := range h.rows {
 		perMs := waitPrice / q.family.target
 		for _, slot := range h.slots {
 			cost := math.Inf(1)
-			if c := h.at(i, slot.group); c.model >= 0 {
-				cost = c.cost() + perMs*h.delay(slot, c)
+			if c := h.cellAt(i, slot.group); c.model >= 0 {
+				cost = c.costWithoutWait() + perMs*h.slotDelayMs(slot, c)
 				if slot.start+c.safe > h.due[i] {
-					if o := h.cheapest(c, h.due[i]-slot.start); o != nil {
-						cost = o.cost() + perMs*h.delay(slot, o)
+					if o := h.cheapestInTime(c, h.due[i]-slot.start); o != nil {
+						cost = o.costWithoutWait() + perMs*h.slotDelayMs(slot, o)
 					} else {
-						cost = latePrice + h.dearest + h.unfair(q) + cost/lateScale
+						cost = latePrice + h.dearest + h.unfairnessCost(q) + cost/lateScale
 					}
 				}
 			}
@@ -424,10 +426,10 @@ func (h *horizon) plan(s *shard) {
 	for i, k := range h.match {
 		if k >= 0 {
 			slot := h.slots[k]
-			c := h.at(i, slot.group)
+			c := h.cellAt(i, slot.group)
 			if slot.start+c.safe > h.due[i] {
-				if o := h.cheapest(c, h.due[i]-slot.start); o != nil {
-					c.take(o)
+				if o := h.cheapestInTime(c, h.due[i]-slot.start); o != nil {
+					c.replaceChoice(o)
 				}
 			}
 			if slot.start+c.safe <= h.due[i] {
@@ -440,13 +442,13 @@ func (h *horizon) plan(s *shard) {
 	}
 }
 
-// delay is the time, in ms, that counts in the choice of a slot: the wait for it, and as far as lane
-// time is spare also the run. At the limit a slow lane is as good as a fast one if the query is in
-// time there, and leaves the fast one to another; far below it, there is none.
+// slotDelayMs is the time, in ms, that counts in the choice of a slot: the wait for it, and as far
+// as lane time is spare also the run. At the limit a slow lane is as good as a fast one if the
+// query is in time there, and leaves the fast one to another; far below it, there is none.
 //
-// Of an agent that departs from its type nothing is learned while the others idle and are faster. So
-// now and then a query goes there as if it were as fast.
-func (h *horizon) delay(s slot, c *cell) float64 {
+// Of an agent that departs from its type nothing is learned while the others idle and are faster.
+// So now and then a query goes there as if it were as fast.
+func (h *horizon) slotDelayMs(s slot, c *cell) float64 {
 	if h.groups[s.group].forgotten {
 		return s.start
 	}
@@ -472,14 +474,14 @@ func (g *group) isForgotten(s *shard) bool {
 		!slices.ContainsFunc(g.lanes, func(l *lane) bool { return s.starts-l.started < tryEvery })
 }
 
-// unfair is what it costs beside latePrice if q is late, because its family has got a smaller share
-// than another.
-func (h *horizon) unfair(q *query) float64 {
-	return min(latePrice, fairPrice*(h.largest-q.kin.demand.share()))
+// unfairnessCost is what it costs beside latePrice if q is late, because its family has got a
+// smaller share than another.
+func (h *horizon) unfairnessCost(q *query) float64 {
+	return min(latePrice, fairPrice*(h.largest-q.class.demand.servedShare()))
 }
 
-// cut cuts the lanes' time into slots.
-func (h *horizon) cut() {
+// cutSlots cuts the lanes' time into slots.
+func (h *horizon) cutSlots() {
 	h.slots = h.slots[:0]
 	ahead := 2
 	if len(h.rows) <= 1 {
@@ -495,10 +497,10 @@ func (h *horizon) cut() {
 	}
 }
 
-// dispatch starts queries of g's plan on its open lanes: the one that must start first, provided
-// that the others can still be in time after it. If not all can be, whichever starts, it is the first
-// of the family that has got the smallest share.
-func (h *horizon) dispatch(s *shard, g int) {
+// dispatchGroup starts queries of g's plan on its open lanes: the one that must start first,
+// provided that the others can still be in time after it. If not all can be, whichever starts, it
+// is the first of the family that has got the smallest share.
+func (h *horizon) dispatchGroup(s *shard, g int) {
 	grp := &h.groups[g]
 	if len(grp.rest) == 0 {
 		return
@@ -518,14 +520,14 @@ func (h *horizon) dispatch(s *shard, g int) {
 		h.byLatestStart(g, h.order)
 		chosen := int32(-1)
 		for _, i := range h.order {
-			if l.start()+h.at(int(i), g).safe > h.due[i] {
+			if l.start()+h.cellAt(int(i), g).safe > h.due[i] {
 				continue
 			}
 			if chosen < 0 || h.rows[i].family != h.rows[chosen].family &&
-				h.share(i) < h.share(chosen) {
+				h.familyShare(i) < h.familyShare(chosen) {
 				chosen = i
 			}
-			if h.fits(g, l, i) {
+			if h.fitsPlan(g, l, i) {
 				chosen = i
 				break
 			}
@@ -533,23 +535,23 @@ func (h *horizon) dispatch(s *shard, g int) {
 		if chosen < 0 {
 			continue
 		}
-		c := h.at(int(chosen), g)
+		c := h.cellAt(int(chosen), g)
 		h.rows[chosen].model = c.model
-		if s.holdsBack(h.rows[chosen], l, c.mean) || h.waits(s, grp, h.rows[chosen], l) {
+		if s.holdsBack(h.rows[chosen], l, c.mean) || h.waitsForMerge(s, grp, h.rows[chosen], l) {
 			continue
 		}
 		k := slices.Index(grp.rest, chosen)
 		grp.rest = slices.Delete(grp.rest, k, k+1)
-		s.assign(h.rows[chosen], l, c.model, c.cost())
+		s.assignToLane(h.rows[chosen], l, c.model, c.costWithoutWait())
 	}
 }
 
-// share is the share that the family of a row has got.
-func (h *horizon) share(row int32) float64 { return h.rows[row].kin.demand.share() }
+// familyShare is the share that the family of a row has got.
+func (h *horizon) familyShare(row int32) float64 { return h.rows[row].class.demand.servedShare() }
 
 // byLatestStart sorts rows by the latest time at which they can start on g and be in time.
 func (h *horizon) byLatestStart(g int, rows []int32) {
-	latest := func(i int32) float64 { return h.due[i] - h.at(int(i), g).safe }
+	latest := func(i int32) float64 { return h.due[i] - h.cellAt(int(i), g).safe }
 	for k := 1; k < len(rows); k++ { // an insertion sort: the rows are few, and mostly sorted
 		for j := k; j > 0 && latest(rows[j]) < latest(rows[j-1]); j-- {
 			rows[j], rows[j-1] = rows[j-1], rows[j]
@@ -557,31 +559,32 @@ func (h *horizon) byLatestStart(g int, rows []int32) {
 	}
 }
 
-// fits reports whether g can serve the rest of its plan in time if l runs row first now. Each next
-// query goes to the lane that is free first. fits tries two orders of the queries: the oldest
+// fitsPlan reports whether g can serve the rest of its plan in time if l runs row first now. Each
+// next query goes to the lane that is free first. fits tries two orders of the queries: the oldest
 // first, and the earliest latest start first.
-func (h *horizon) fits(g int, l *lane, first int32) bool {
+func (h *horizon) fitsPlan(g int, l *lane, first int32) bool {
 	h.planned = h.planned[:0]
 	for _, i := range h.groups[g].rest {
 		if i != first {
 			h.planned = append(h.planned, i)
 		}
 	}
-	if h.scheduled(g, l, first) {
+	if h.isPlanInTime(g, l, first) {
 		return true
 	}
 	h.byLatestStart(g, h.planned)
-	return h.scheduled(g, l, first)
+	return h.isPlanInTime(g, l, first)
 }
 
-// scheduled reports whether all planned rows are in time if they start in the order that they have.
-func (h *horizon) scheduled(g int, l *lane, first int32) bool {
+// isPlanInTime reports whether all planned rows are in time if they start in the order that they
+// have.
+func (h *horizon) isPlanInTime(g int, l *lane, first int32) bool {
 	lanes := h.groups[g].lanes
 	h.freeAt = slices.Grow(h.freeAt[:0], len(lanes))[:len(lanes)]
 	for k, o := range lanes {
 		h.freeAt[k] = o.start()
 		if o == l {
-			h.freeAt[k] += h.at(int(first), g).mean
+			h.freeAt[k] += h.cellAt(int(first), g).mean
 		}
 	}
 	for _, i := range h.planned {
@@ -591,7 +594,7 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 				next = k
 			}
 		}
-		c := h.at(int(i), g)
+		c := h.cellAt(int(i), g)
 		if h.freeAt[next]+c.safe > h.due[i] {
 			return false
 		}
@@ -611,7 +614,7 @@ func (h *horizon) serveRisky(s *shard) {
 		least, hope, model := math.Inf(1), false, -1
 		for g := range h.groups {
 			grp := &h.groups[g]
-			c := grp.fastest(q)
+			c := grp.fastestCell(q)
 			for _, l := range grp.lanes {
 				if l.start()+c.mean > due {
 					continue
@@ -624,7 +627,7 @@ func (h *horizon) serveRisky(s *shard) {
 			}
 		}
 		if safest != nil {
-			s.assign(q, safest, model, 0)
+			s.assignToLane(q, safest, model, 0)
 		} else if !hope {
 			hopeless = append(hopeless, q)
 		}
@@ -641,8 +644,9 @@ func (h *horizon) serveHopeless(s *shard) {
 				if len(h.groups[g].rest) > 0 || !s.hasSpare() {
 					continue
 				}
-				if model, t := l.fastest(q); model >= 0 && !s.holdsBack(q, l, t.mean[q.batch]) &&
-					s.assign(q, l, model, 0) {
+				if model, t := l.fastestVariant(q); model >= 0 && !s.holdsBack(q, l,
+					t.mean[q.batch]) &&
+					s.assignToLane(q, l, model, 0) {
 					break
 				}
 			}
@@ -664,10 +668,10 @@ func (h *horizon) serveLost(s *shard) bool {
 				if !l.open() {
 					continue
 				}
-				if q := h.lost(s, grp, l, spare); q != nil {
-					model, t := l.fastest(q)
+				if q := h.findLostQuery(s, grp, l, spare); q != nil {
+					model, t := l.fastestVariant(q)
 					grp.work += t.mean[q.batch]
-					return s.assign(q, l, model, 0)
+					return s.assignToLane(q, l, model, 0)
 				}
 			}
 		}
@@ -675,37 +679,39 @@ func (h *horizon) serveLost(s *shard) bool {
 	return false
 }
 
-// lost returns the lost query that may start on l of grp, or nil.
-func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
+// findLostQuery returns the lost query that may start on l of grp, or nil.
+func (h *horizon) findLostQuery(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
 	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.n)/calmQueue)
 	if s.hasSpare() {
 		work = 0
 	}
 	n := 0
 	for q := s.late.first; q != nil && n < calmChoice; q = q.next {
-		if _, t := l.fastest(q); !l.lasts(t, q.batch) {
+		if _, t := l.fastestVariant(q); !l.outlastsRun(t, q.batch) {
 			continue
 		}
 		n++
 		target, lost := q.family.target, max(0, s.m.now-q.lostAt)
 		calm := max(calmWork*(target+lost), target*lost/(q.deadline-q.lostAt))
-		if (spare || !h.spared(q)) && work <= calm && (chosen == nil || q.batch < chosen.batch) {
+		if (spare || !h.isServedBySpareType(q)) && work <= calm && (chosen == nil ||
+			q.batch < chosen.batch) {
 			chosen = q
 		}
 	}
 	if chosen != nil {
-		if _, t := l.fastest(chosen); s.holdsBack(chosen, l, t.mean[chosen.batch]) {
+		if _, t := l.fastestVariant(chosen); s.holdsBack(chosen, l, t.mean[chosen.batch]) {
 			return nil
 		}
 	}
 	return chosen
 }
 
-// spared reports whether some type with more than one lane, which serves no row, can serve q.
-func (h *horizon) spared(q *query) bool {
+// isServedBySpareType reports whether some type with more than one lane, which serves no row, can
+// serve q.
+func (h *horizon) isServedBySpareType(q *query) bool {
 	for g := range h.groups {
 		if lanes := h.groups[g].lanes; len(lanes) > 1 && !h.groups[g].asked &&
-			slices.ContainsFunc(lanes, func(l *lane) bool { return l.serves(q) }) {
+			slices.ContainsFunc(lanes, func(l *lane) bool { return l.canServe(q) }) {
 			return true
 		}
 	}

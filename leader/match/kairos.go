@@ -33,20 +33,20 @@ type kairos struct {
 	match   []int
 }
 
-func (*kairos) arrived(*shard, *query) {}
+func (*kairos) enqueueArrival(*shard, *query) {}
 
-func (k *kairos) choose(s *shard) {
+func (k *kairos) assignQueries(s *shard) {
 	k.columns, k.start, k.rows = k.columns[:0], k.start[:0], k.rows[:0]
 	k.cost, k.model = k.cost[:0], k.model[:0]
 	for _, l := range s.lanes {
-		if l.usable() {
+		if l.isUsable() {
 			k.columns = append(k.columns, l)
 			k.start = append(k.start, l.start())
 		}
 	}
 	limit := roundRows * len(k.columns)
 	if s.live.n+s.late.n <= limit {
-		for q := range s.all {
+		for q := range s.allWaiting {
 			k.rows = append(k.rows, q)
 		}
 	} else { // overload: those still in time first
@@ -54,14 +54,14 @@ func (k *kairos) choose(s *shard) {
 		for range k.columns {
 			k.room = append(k.room, roundRows)
 		}
-		for q := range s.oldest(2 * limit) {
-			if k.take(q); len(k.rows) == limit {
+		for q := range s.oldestLive(2 * limit) {
+			if k.addRow(q); len(k.rows) == limit {
 				break
 			}
 		}
 		looked := 0
 		for q := s.late.first; q != nil && len(k.rows) < limit && looked < 2*limit; q = q.next {
-			k.take(q)
+			k.addRow(q)
 			looked++
 		}
 	}
@@ -72,7 +72,7 @@ func (k *kairos) choose(s *shard) {
 		for j, l := range k.columns {
 			c := math.Inf(1)
 			model, latency := l.inTime(q, limit-k.start[j])
-			if model >= 0 && l.lasts(l.table(model), q.batch) {
+			if model >= 0 && l.outlastsRun(l.latencyTable(model), q.batch) {
 				L := k.start[j] + latency
 				if L > limit {
 					L = kairosPenalty * target
@@ -89,16 +89,16 @@ func (k *kairos) choose(s *shard) {
 	for i, j := range k.match {
 		if j >= 0 && k.columns[j].open() {
 			at := i*len(k.columns) + j
-			s.assign(k.rows[i], k.columns[j], k.model[at], k.cost[at])
+			s.assignToLane(k.rows[i], k.columns[j], k.model[at], k.cost[at])
 		}
 	}
 }
 
-// take makes q a row if a lane that serves it has room.
-func (k *kairos) take(q *query) {
+// addRow makes q a row if a lane that serves it has room.
+func (k *kairos) addRow(q *query) {
 	roomy := -1
 	for j, l := range k.columns {
-		if k.room[j] > 0 && (roomy < 0 || k.room[j] > k.room[roomy]) && l.serves(q) {
+		if k.room[j] > 0 && (roomy < 0 || k.room[j] > k.room[roomy]) && l.canServe(q) {
 			roomy = j
 		}
 	}

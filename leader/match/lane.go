@@ -30,9 +30,9 @@ type query struct {
 	lane    *lane // the lane to which it is sent
 	shard   *shard
 
-	prev, next       *query // in the shard's list
-	kin              *kin   // while it waits
-	prevKin, nextKin *query
+	prev, next               *query      // in the shard's list
+	class                    *queryClass // while it waits
+	prevInClass, nextInClass *query
 	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
 	plannedFor  *instanceType
 	plannedCost float64
@@ -47,14 +47,14 @@ type query struct {
 
 // A bound says what the pool can do at best for a query.
 type bound struct {
-	lostAt float64 // a query that still waits then can meet its QoS target on no type
-	class  int     // size class
-	least  float64 // the least mean latency on any type in the pool; +Inf: none serves it
+	lostAt    float64 // a query that still waits then can meet its QoS target on no type
+	sizeClass int     // size class
+	least     float64 // the least mean latency on any type in the pool; +Inf: none serves it
 }
 
-// work is what the query adds to the work of the waiting queries; 0, which stands for unknown, if
-// no lane serves it.
-func (b bound) work() float64 {
+// waitingWork is what the query adds to the work of the waiting queries; 0, which stands for
+// unknown, if no lane serves it.
+func (b bound) waitingWork() float64 {
 	if math.IsInf(b.least, 1) {
 		return 0
 	}
@@ -78,8 +78,8 @@ const (
 // together count as one. It has more than two only if they are short compared with DispatchAhead.
 const LaneDepth = 8
 
-// A holding is what a lane is and which models it holds.
-type holding struct {
+// A laneSpec is what a lane is and which models it holds.
+type laneSpec struct {
 	typ   *instanceType
 	holds []bool // by model
 	lanePrice
@@ -89,9 +89,9 @@ type holding struct {
 type lane struct {
 	m  *Matcher
 	id LaneID
-	holding
+	laneSpec
 	set     *modelSet
-	class   *class
+	class   *laneClass
 	shard   *shard
 	placed  bool      // among the shard's lanes
 	counted bool      // among the usable lanes
@@ -127,26 +127,26 @@ type reservation struct {
 	run     uint64  // those that run together have the same number
 }
 
-// usable reports whether l may be given queries, now or later.
-func (l *lane) usable() bool { return !l.draining && !l.overdue }
+// isUsable reports whether l may be given queries, now or later.
+func (l *lane) isUsable() bool { return !l.draining && !l.overdue }
 
 // open reports whether l may be given a query now.
 func (l *lane) open() bool {
-	if !l.usable() {
+	if !l.isUsable() {
 		return false
 	}
 	if l.m.ahead > 0 {
 		// A lane that is late with an answer gets no more: nobody knows when it will be free.
 		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 ||
-			l.freeAt >= l.m.now && l.room())
+			l.freeAt >= l.m.now && l.hasRoom())
 	}
 	return len(l.held) == 0 && l.freeAt <= l.m.now
 }
 
-// room reports whether l, which holds a query, may be given another before it answers: one that
+// hasRoom reports whether l, which holds a query, may be given another before it answers: one that
 // follows, or more while all that it holds is known to take no longer than the way to the lane.
-func (l *lane) room() bool {
-	runs := l.runs()
+func (l *lane) hasRoom() bool {
+	runs := l.countRuns()
 	if runs <= 1 {
 		return true
 	}
@@ -164,27 +164,27 @@ func (l *lane) room() bool {
 // start.
 func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 
-// lasts reports whether a query that l is given next, and that takes so long there, would very
-// likely end before l does; false if t is nil.
-func (l *lane) lasts(t *Table, batch int) bool { return l.lastsFrom(l.start(), t, batch) }
+// outlastsRun reports whether a query that l is given next, and that takes so long there, would
+// very likely end before l does; false if t is nil.
+func (l *lane) outlastsRun(t *Table, batch int) bool { return l.lastsFrom(l.start(), t, batch) }
 
 // lastsFrom is lasts of a query that starts there in start ms.
 func (l *lane) lastsFrom(start float64, t *Table, batch int) bool {
 	return t != nil && (math.IsInf(l.ends, 1) || l.m.now+start+t.tail[batch] <= l.ends)
 }
 
-// latency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does not
-// serve q.
-func (l *lane) latency(q *query) float64 {
-	if _, t := l.fastest(q); t != nil {
+// meanLatency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does
+// not serve q.
+func (l *lane) meanLatency(q *query) float64 {
+	if _, t := l.fastestVariant(q); t != nil {
 		return t.mean[q.batch]
 	}
 	return math.Inf(1)
 }
 
-// serves reports whether l holds a variant that may answer q and its latency is known.
-func (l *lane) serves(q *query) bool {
-	_, t := l.fastest(q)
+// canServe reports whether l holds a variant that may answer q and its latency is known.
+func (l *lane) canServe(q *query) bool {
+	_, t := l.fastestVariant(q)
 	return t != nil
 }
 
@@ -204,23 +204,23 @@ func (l *lane) setFree(at float64) {
 
 // release removes an attempt's reservation at l, and reports whether there was one.
 func (l *lane) release(id QueryID, attempt int) bool {
-	i := l.reservation(id, attempt)
+	i := l.findReservation(id, attempt)
 	if i >= 0 {
 		l.held = slices.Delete(l.held, i, i+1)
 	}
 	return i >= 0
 }
 
-// reserve reserves l for an attempt that l has, or gets after the given wait.
-func (l *lane) reserve(r reservation, wait float64) {
-	l.hold(r)
+// reserveWait reserves l for an attempt that l has, or gets after the given wait.
+func (l *lane) reserveWait(r reservation, wait float64) {
+	l.addReservation(r)
 	if len(l.held) == 1 {
 		l.setDue(l.m.now + wait + r.latency + r.grace)
 	}
 }
 
-// hold adds a reservation, which begins a run unless it joins one.
-func (l *lane) hold(r reservation) {
+// addReservation adds a reservation, which begins a run unless it joins one.
+func (l *lane) addReservation(r reservation) {
 	if r.joined {
 		r.run = l.held[len(l.held)-1].run
 	} else {
@@ -230,8 +230,9 @@ func (l *lane) hold(r reservation) {
 	l.held = append(l.held, r)
 }
 
-// spoke notes that l has answered, and that by its own account it has work for the given time left.
-func (l *lane) spoke(remaining float64) {
+// noteAnswer notes that l has answered, and that by its own account it has work for the given time
+// left.
+func (l *lane) noteAnswer(remaining float64) {
 	held, grace, end := 0.0, 0.0, 0.0
 	for i := range l.held {
 		r := &l.held[i]
@@ -258,8 +259,8 @@ func (l *lane) setDue(at float64) {
 	}
 }
 
-// grace returns how late a query's answer may be before l is overdue.
-func (l *lane) grace(model, batch int) float64 {
+// overdueGrace returns how late a query's answer may be before l is overdue.
+func (l *lane) overdueGrace(model, batch int) float64 {
 	t := l.typ.tables[model]
 	if t == nil || batch < 1 || batch > t.Largest() {
 		return overdueDoubt
@@ -271,14 +272,14 @@ func (l *lane) grace(model, batch int) float64 {
 	return max(least, overdueQuantiles*t.tail[batch])
 }
 
-// reservation returns the index in held of an attempt, -1 if it is not there.
-func (l *lane) reservation(id QueryID, attempt int) int {
+// findReservation returns the index in held of an attempt, -1 if it is not there.
+func (l *lane) findReservation(id QueryID, attempt int) int {
 	return slices.IndexFunc(l.held,
 		func(r reservation) bool { return r.query == id && r.attempt == attempt })
 }
 
-// predict returns the predicted mean latency of a query on l, 0 if it is unknown.
-func (l *lane) predict(model, batch int) float64 {
+// predictMean returns the predicted mean latency of a query on l, 0 if it is unknown.
+func (l *lane) predictMean(model, batch int) float64 {
 	if t := l.typ.tables[model]; t != nil && batch >= 1 && batch <= t.Largest() {
 		return t.mean[batch]
 	}
@@ -385,63 +386,63 @@ func (l *list) remove(q *query) {
 	l.n--
 }
 
-// A kin is the waiting queries of a shard that the same variants may answer; the live ones are in a
-// list, the oldest first. Policies look at a bounded number of queries in a round; by kin, so that
-// many of a model whose lanes are busy do not hide those of another, whose lanes idle.
-type kin struct {
+// A queryClass is the waiting queries of a shard that the same variants may answer; the live ones
+// are in a list, the oldest first. Policies look at a bounded number of queries in a round; by class,
+// so that many of a model whose lanes are busy do not hide those of another, whose lanes idle.
+type queryClass struct {
 	family      *family
 	demand      *demand
 	allowed     int // how many of its variants
 	first, last *query
 	n           int
-	next        *query // the next one of [shard.oldest], which has come to so many
+	next        *query // the next one of [shard.oldestLive], which has come to so many
 	looked      int
 	// scratch of arrange: its queries' places, or what the pool can do for them, may have changed
 	unsure, moved bool
 	late          int     // how many are late
 	lateWork      float64 // their part of the shard's
-	// serving is horizon's as of the round with the number gathered; see [horizon.serving].
+	// serving is horizon's as of the round with the number gathered; see [horizon.servingGroups].
 	serving  []int
 	gathered uint64
 }
 
-// variants are those that may answer its queries.
-func (k *kin) variants() []variant {
+// allowedVariants are those that may answer its queries.
+func (k *queryClass) allowedVariants() []variant {
 	return k.family.variants[:min(k.allowed, len(k.family.variants))]
 }
 
 // insert inserts q.
-func (k *kin) insert(q *query) {
+func (k *queryClass) insert(q *query) {
 	after := k.last
 	for after != nil && byArrival(after, q) > 0 {
-		after = after.prevKin
+		after = after.prevInClass
 	}
-	q.kin, q.prevKin = k, after
+	q.class, q.prevInClass = k, after
 	k.n++
 	if after != nil {
-		q.nextKin, after.nextKin = after.nextKin, q
+		q.nextInClass, after.nextInClass = after.nextInClass, q
 	} else {
-		q.nextKin, k.first = k.first, q
+		q.nextInClass, k.first = k.first, q
 	}
-	if q.nextKin != nil {
-		q.nextKin.prevKin = q
+	if q.nextInClass != nil {
+		q.nextInClass.prevInClass = q
 	} else {
 		k.last = q
 	}
 }
 
-func (k *kin) remove(q *query) {
-	if q.prevKin != nil {
-		q.prevKin.nextKin = q.nextKin
+func (k *queryClass) remove(q *query) {
+	if q.prevInClass != nil {
+		q.prevInClass.nextInClass = q.nextInClass
 	} else {
-		k.first = q.nextKin
+		k.first = q.nextInClass
 	}
-	if q.nextKin != nil {
-		q.nextKin.prevKin = q.prevKin
+	if q.nextInClass != nil {
+		q.nextInClass.prevInClass = q.prevInClass
 	} else {
-		k.last = q.prevKin
+		k.last = q.prevInClass
 	}
-	q.prevKin, q.nextKin = nil, nil
+	q.prevInClass, q.nextInClass = nil, nil
 	k.n--
 }
 

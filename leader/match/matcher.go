@@ -115,9 +115,9 @@ func New(cfg Config) (*Matcher, error) {
 	for i, model := range m.models {
 		m.byName[model.Name] = i
 		m.target = append(m.target, toMs(model.QoSTarget))
-		m.catalogue.changed(m.models, i, "")
+		m.catalogue.applyModelChange(m.models, i, "")
 	}
-	m.settled(nil)
+	m.clearChanges(nil)
 	m.numberFamilies()
 	m.moved = make([]bool, len(m.models))
 	m.touched = make([]bool, len(m.models))
@@ -159,7 +159,7 @@ type Reservation struct {
 func (m *Matcher) Holds(all []Reservation, id LaneID) []Reservation {
 	if l := m.lanes[id]; l != nil {
 		for i := range l.held {
-			all = append(all, m.describe(l, &l.held[i]))
+			all = append(all, m.describeReservation(l, &l.held[i]))
 		}
 	}
 	return all
@@ -168,18 +168,18 @@ func (m *Matcher) Holds(all []Reservation, id LaneID) []Reservation {
 // Has returns the reservation of an attempt at a lane; false if there is none.
 func (m *Matcher) Has(id LaneID, query QueryID, attempt int) (Reservation, bool) {
 	if l := m.lanes[id]; l != nil {
-		if i := l.reservation(query, attempt); i >= 0 {
-			return m.describe(l, &l.held[i]), true
+		if i := l.findReservation(query, attempt); i >= 0 {
+			return m.describeReservation(l, &l.held[i]), true
 		}
 	}
 	return Reservation{}, false
 }
 
-func (m *Matcher) describe(l *lane, r *reservation) Reservation {
+func (m *Matcher) describeReservation(l *lane, r *reservation) Reservation {
 	return Reservation{
 		Query: r.query, Attempt: r.attempt, Since: m.origin.Add(fromMs(r.since)),
 		Latency: fromMs(r.latency),
-		Claimed: r.claimed, Told: r.told, Live: m.live(l, r.query, r.attempt) != nil,
+		Claimed: r.claimed, Told: r.told, Live: m.liveQueryAt(l, r.query, r.attempt) != nil,
 	}
 }
 
@@ -192,8 +192,8 @@ func (m *Matcher) Load(id LaneID) (holds, asked int) {
 	return 0, 0
 }
 
-// live returns the query whose live attempt is the given one at l, nil if there is none.
-func (m *Matcher) live(l *lane, id QueryID, attempt int) *query {
+// liveQueryAt returns the query whose live attempt is the given one at l, nil if there is none.
+func (m *Matcher) liveQueryAt(l *lane, id QueryID, attempt int) *query {
 	if q := m.queries[id]; q != nil && q.sent && q.lane == l && q.attempt == attempt {
 		return q
 	}
@@ -215,27 +215,27 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 	}
 	m.now = max(m.now, toMs(now.Sub(m.origin)))
 	if m.pending && e.Kind != ProfileChanged {
-		m.arrange()
+		m.rearrange()
 	}
 	err = m.apply(e)
 	if m.pending && e.More {
 		return m.out, now, err
 	}
 	if m.pending {
-		m.arrange()
+		m.rearrange()
 	}
 	if e.Kind == TimePassed { // with another event, more that happened by now may still come
-		m.remind()
+		m.remindOverdueLanes()
 	}
-	m.expire()
+	m.expireTimers()
 	for _, s := range m.shards {
 		if s.dirty {
 			s.dirty = false
-			s.round()
+			s.runPolicy()
 		}
 	}
-	t, ok := m.timers.earliest()
-	if due, any := m.dues.earliest(); any && (!ok || due < t) {
+	t, ok := m.timers.earliestTime()
+	if due, any := m.dues.earliestTime(); any && (!ok || due < t) {
 		t, ok = due, true
 	}
 	if ok {
@@ -246,20 +246,20 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 	return m.out, next, err
 }
 
-// remind asks the lanes that should have answered by now what they hold. The queries that they hold
-// wait again.
-func (m *Matcher) remind() {
+// remindOverdueLanes asks the lanes that should have answered by now what they hold. The queries
+// that they hold wait again.
+func (m *Matcher) remindOverdueLanes() {
 	for {
-		t, ok := m.dues.earliest()
+		t, ok := m.dues.earliestTime()
 		if !ok || t > m.now {
 			return
 		}
-		m.overdue(m.dues[0].lane, t)
+		m.askOverdueLane(m.dues[0].lane, t)
 	}
 }
 
-// overdue asks l, which should have answered at due, what it holds.
-func (m *Matcher) overdue(l *lane, due float64) {
+// askOverdueLane asks l, which should have answered at due, what it holds.
+func (m *Matcher) askOverdueLane(l *lane, due float64) {
 	l.asked++
 	m.out = append(m.out, Decision{
 		Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - due),
@@ -268,16 +268,16 @@ func (m *Matcher) overdue(l *lane, due float64) {
 	if !l.overdue {
 		l.overdue = true
 		m.countUsable(l, false)
-		m.arrange()
+		m.rearrange()
 		m.takeBack(l, LaneOverdue)
 		l.shard.dirty = true
 	}
 }
 
-// expire handles the timers that are due by now.
-func (m *Matcher) expire() {
+// expireTimers handles the timers that are due by now.
+func (m *Matcher) expireTimers() {
 	for {
-		t, ok := m.timers.earliest()
+		t, ok := m.timers.earliestTime()
 		if !ok || t > m.now {
 			return
 		}
@@ -290,21 +290,22 @@ func (m *Matcher) expire() {
 			}
 			continue
 		}
-		m.settle(item.query)
+		m.settleQuery(item.query)
 	}
 }
 
-// settle checks a waiting query. It rejects a query past its deadline, moves one whose QoS target
-// no type can meet any more to the late ones, and sets the timer of a query that goes on waiting.
-func (m *Matcher) settle(q *query) {
+// settleQuery checks a waiting query. It rejects a query past its deadline, moves one whose QoS
+// target no type can meet any more to the late ones, and sets the timer of a query that goes on
+// waiting.
+func (m *Matcher) settleQuery(q *query) {
 	switch {
 	case q.deadline <= m.now:
-		m.reject(q, DeadlinePassed, 0)
+		m.rejectQuery(q, DeadlinePassed, 0)
 		return
 	case !q.isLate && q.lostAt <= m.now:
 		if q.family.rejectLate {
 			q.shard.noteLost(q)
-			m.reject(q, Late, q.shard.backlog(q))
+			m.rejectQuery(q, Late, q.shard.backlogMs(q))
 			return
 		}
 		if q.shard.becomesLate(q); !q.waiting {
@@ -324,7 +325,7 @@ func (m *Matcher) apply(e *Event) error {
 		return nil
 	case Submitted:
 		if l := m.lanes[e.Lane]; l != nil && e.Lane != 0 && e.Attempt > 0 {
-			m.sent(e, l)
+			m.takeSentQuery(e, l)
 		} else {
 			m.submit(e)
 		}
@@ -348,7 +349,7 @@ func (m *Matcher) apply(e *Event) error {
 		}
 		return nil
 	case LaneJoined:
-		return m.join(e)
+		return m.joinLane(e)
 	case ModelChanged:
 		return m.changeModel(e)
 	case ModelGone:
@@ -364,7 +365,7 @@ func (m *Matcher) apply(e *Event) error {
 		}
 		return nil
 	case ProfileChanged:
-		return m.profile(e)
+		return m.setProfile(e)
 	case PricesChanged:
 		for i := range e.Prices {
 			if err := validatePrice(&e.Prices[i]); err != nil {
@@ -377,9 +378,9 @@ func (m *Matcher) apply(e *Event) error {
 		for i := range e.Prices {
 			m.instanceType(e.Prices[i].Type).setPrice(&e.Prices[i])
 		}
-		m.setPrices(func(yield func(*holding) bool) {
+		m.setPrices(func(yield func(*laneSpec) bool) {
 			for _, l := range m.all {
-				if !yield(&l.holding) {
+				if !yield(&l.laneSpec) {
 					return
 				}
 			}
@@ -401,14 +402,14 @@ func (m *Matcher) apply(e *Event) error {
 	}
 	switch e.Kind {
 	case Completed, Refused:
-		if q := m.live(l, e.Query, e.Attempt); q != nil && e.Kind == Completed {
-			l.judge(q)
+		if q := m.liveQueryAt(l, e.Query, e.Attempt); q != nil && e.Kind == Completed {
+			l.adaptMargin(q)
 		}
 		l.release(e.Query, e.Attempt)
-		l.spoke(toMs(e.Remaining))
-		if q := m.live(l, e.Query, e.Attempt); q == nil {
+		l.noteAnswer(toMs(e.Remaining))
+		if q := m.liveQueryAt(l, e.Query, e.Attempt); q == nil {
 		} else if e.Kind == Completed {
-			m.forget(q)
+			m.deleteQuery(q)
 		} else {
 			m.offerAgain(q, LaneRefused)
 		}
@@ -421,8 +422,8 @@ func (m *Matcher) apply(e *Event) error {
 		for i := range l.held {
 			rest += l.held[i].latency
 		}
-		l.spoke(rest)
-		if q := m.live(l, e.Query, e.Attempt); q != nil {
+		l.noteAnswer(rest)
+		if q := m.liveQueryAt(l, e.Query, e.Attempt); q != nil {
 			m.offerAgain(q, LaneRefused)
 		}
 		m.backInTime(l)
@@ -435,21 +436,21 @@ func (m *Matcher) apply(e *Event) error {
 		m.dues.remove(&l.due)
 		l.overdue = true // the queries in its queue must wait elsewhere
 		m.withdrawLane(l)
-		m.arrange()
+		m.rearrange()
 		m.takeBack(l, LaneGone)
 	case LaneDraining:
 		l.draining = true
 		m.countUsable(l, false)
-		m.arrange()
+		m.rearrange()
 	case LaneEnds:
 		ends := math.Inf(1)
 		if e.Remaining > 0 {
 			ends = m.now + toMs(e.Remaining)
 		}
 		m.reclassLane(l, l.typ, m.setOf(l.set.models, ends))
-		m.arrange()
+		m.rearrange()
 	case LaneModels:
-		holds, err := m.holds(e)
+		holds, err := m.heldModels(e)
 		if err != nil {
 			return err
 		}
@@ -458,7 +459,7 @@ func (m *Matcher) apply(e *Event) error {
 			typ = m.instanceType(e.Type)
 		}
 		m.reclassLane(l, typ, m.setOf(holds, l.ends))
-		m.arrange()
+		m.rearrange()
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
 		if len(l.held) > 0 && !l.overdue {
@@ -487,7 +488,7 @@ func (m *Matcher) submit(e *Event) {
 	case m.waiting >= m.cfg.MaxWaiting:
 		reason = Overloaded
 	}
-	q := m.admit(e, reason)
+	q := m.admitQuery(e, reason)
 	if q == nil {
 		return
 	}
@@ -515,22 +516,22 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 	})
 	for _, h := range e.Holds {
 		model, known := m.byName[h.Model]
-		if i := l.reservation(h.Query, h.Attempt); i >= 0 {
+		if i := l.findReservation(h.Query, h.Attempt); i >= 0 {
 			l.held[i].told, l.held[i].claimed = true, false
 		} else if known {
-			l.hold(reservation{
-				query: h.Query, attempt: h.Attempt, latency: l.predict(model, h.BatchSize),
-				grace: l.grace(model, h.BatchSize), since: m.now, told: true,
+			l.addReservation(reservation{
+				query: h.Query, attempt: h.Attempt, latency: l.predictMean(model, h.BatchSize),
+				grace: l.overdueGrace(model, h.BatchSize), since: m.now, told: true,
 			})
 		}
 	}
 	late := l.overdue && len(gone) == 0 && len(l.held) > 0 // it remains overdue
 	if !late {
-		l.spoke(toMs(e.Remaining))
+		l.noteAnswer(toMs(e.Remaining))
 	}
 	l.setFree(m.now + toMs(e.Remaining) + coming)
 	for _, r := range gone {
-		if q := m.live(l, r.query, r.attempt); q != nil {
+		if q := m.liveQueryAt(l, r.query, r.attempt); q != nil {
 			m.offerAgain(q, LaneRefused)
 		}
 	}
@@ -539,8 +540,8 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 	}
 }
 
-// sent takes a submitted query that is at lane l already.
-func (m *Matcher) sent(e *Event, l *lane) {
+// takeSentQuery takes a submitted query that is at lane l already.
+func (m *Matcher) takeSentQuery(e *Event, l *lane) {
 	if known := m.queries[e.Query]; known != nil {
 		if known.sent && (e.Attempt < known.attempt ||
 			e.Attempt == known.attempt && known.lane == l) {
@@ -548,20 +549,21 @@ func (m *Matcher) sent(e *Event, l *lane) {
 		}
 		m.cancel(known) // the gateway knows better where it is
 	}
-	q := m.admit(e, Matched)
+	q := m.admitQuery(e, Matched)
 	if q == nil {
 		return
 	}
 	q.sent, q.lane = true, l
 	// Which variant runs there is not said; the lane says so when it greets.
 	if q.model, _ = l.inTime(q, math.Inf(1)); q.model < 0 {
-		q.model = q.allowed()[0].model
+		q.model = q.allowedVariants()[0].model
 	}
-	if l.reservation(q.id, q.attempt) < 0 {
-		latency, wait := l.predict(q.model, q.batch), max(0, l.freeAt-m.now)
-		l.reserve(
+	if l.findReservation(q.id, q.attempt) < 0 {
+		latency, wait := l.predictMean(q.model, q.batch), max(0, l.freeAt-m.now)
+		l.reserveWait(
 			reservation{
-				query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
+				query: q.id, attempt: q.attempt, latency: latency, grace: l.overdueGrace(q.model,
+					q.batch),
 				since: m.now, claimed: true,
 			}, wait)
 		l.setFree(m.now + wait + latency)
@@ -571,9 +573,9 @@ func (m *Matcher) sent(e *Event, l *lane) {
 	}
 }
 
-// admit makes a query from a Submitted event, or rejects it: because of its fields, or for the
+// admitQuery makes a query from a Submitted event, or rejects it: because of its fields, or for the
 // given reason unless that is Matched.
-func (m *Matcher) admit(e *Event, reason Reason) *query {
+func (m *Matcher) admitQuery(e *Event, reason Reason) *query {
 	part := e.Splits && e.Query.IsPart()
 	if whole := m.queries[e.Query.Whole()]; part && whole != nil {
 		m.cancel(whole)
@@ -581,7 +583,7 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		m.eachPart(e.Query, m.cancel)
 	}
 	add := query{
-		id: e.Query, family: m.asked(e.Model), accuracy: e.LeastAccuracy, batch: e.BatchSize,
+		id: e.Query, family: m.lookupFamily(e.Model), accuracy: e.LeastAccuracy, batch: e.BatchSize,
 		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), attempt: max(0, e.Attempt),
 		splits: e.Splits, part: part,
 	}
@@ -590,11 +592,11 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		reason = UnknownModel
 	case e.BatchSize < 1 || e.BatchSize > add.family.largest:
 		reason = BadBatchSize
-	case len(add.allowed()) == 0:
+	case len(add.allowedVariants()) == 0:
 		reason = LeastAccuracy
 	}
 	if reason == Matched {
-		add.model = add.allowed()[0].model
+		add.model = add.allowedVariants()[0].model
 	} else {
 		m.out = append(m.out, Decision{
 			Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt,
@@ -629,30 +631,30 @@ func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
 	switch { // the family has changed since
 	case q.batch > q.family.largest:
-		m.reject(q, BadBatchSize, 0)
+		m.rejectQuery(q, BadBatchSize, 0)
 		return
-	case len(q.allowed()) == 0 && len(q.family.variants) > 0:
-		m.reject(q, LeastAccuracy, 0)
+	case len(q.allowedVariants()) == 0 && len(q.family.variants) > 0:
+		m.rejectQuery(q, LeastAccuracy, 0)
 		return
 	}
-	q.bound = m.bound(q)
-	m.route(q).enter(q)
-	m.settle(q)
+	q.bound = m.computeBound(q)
+	m.routeQuery(q).addLive(q)
+	m.settleQuery(q)
 	if q.waiting {
-		q.shard.policy.arrived(q.shard, q)
+		q.shard.policy.enqueueArrival(q.shard, q)
 	}
 }
 
-// bound computes what the pool can do for q at best.
-func (m *Matcher) bound(q *query) bound {
+// computeBound computes what the pool can do for q at best.
+func (m *Matcher) computeBound(q *query) bound {
 	target := q.family.target
-	b := bound{class: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
-	for _, v := range q.allowed() {
+	b := bound{sizeClass: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
+	for _, v := range q.allowedVariants() {
 		for _, t := range m.servers[v.model] {
 			latency := t.served[v.model].mean[q.batch]
 			b.least = min(b.least, latency)
 			if !t.base && latency <= target {
-				b.class = shared
+				b.sizeClass = shared
 			}
 		}
 	}
@@ -666,15 +668,15 @@ func (m *Matcher) bound(q *query) bound {
 func (m *Matcher) backInTime(l *lane) {
 	if l.overdue {
 		l.overdue, l.asked = false, 0
-		m.countUsable(l, l.usable())
-		m.arrange()
+		m.countUsable(l, l.isUsable())
+		m.rearrange()
 	}
 }
 
 // takeBack offers the queries that l holds again.
 func (m *Matcher) takeBack(l *lane, why Reason) {
 	for i := range l.held {
-		if q := m.live(l, l.held[i].query, l.held[i].attempt); q != nil {
+		if q := m.liveQueryAt(l, l.held[i].query, l.held[i].attempt); q != nil {
 			m.offerAgain(q, why)
 		}
 	}
@@ -682,7 +684,7 @@ func (m *Matcher) takeBack(l *lane, why Reason) {
 
 func (m *Matcher) offerAgain(q *query, why Reason) {
 	if q.attempt >= MaxAttempts {
-		m.reject(q, TooManyAttempts, 0)
+		m.rejectQuery(q, TooManyAttempts, 0)
 		return
 	}
 	m.out = append(
@@ -694,17 +696,17 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 	}
 }
 
-// reject rejects q, and so the query of which q is a part. wait, in ms, is about how long the
+// rejectQuery rejects q, and so the query of which q is a part. wait, in ms, is about how long the
 // client is to wait before it tries again.
-func (m *Matcher) reject(q *query, why Reason, wait float64) {
+func (m *Matcher) rejectQuery(q *query, why Reason, wait float64) {
 	m.out = append(m.out, Decision{
 		Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt,
 		Waited: fromMs(m.now - q.arrival), Wait: fromMs(wait),
 	})
 	id, part := q.id.Whole(), q.part
-	m.forget(q)
+	m.deleteQuery(q)
 	if part {
-		m.eachPart(id, m.forget)
+		m.eachPart(id, m.deleteQuery)
 	}
 }
 
@@ -712,7 +714,7 @@ func (m *Matcher) reject(q *query, why Reason, wait float64) {
 // answered long ago, to another leader.
 func (m *Matcher) cancel(q *query) {
 	if l := q.lane; q.sent {
-		if i := l.reservation(q.id, q.attempt); i >= 0 && l.held[i].claimed {
+		if i := l.findReservation(q.id, q.attempt); i >= 0 && l.held[i].claimed {
 			free := l.freeAt - l.held[i].latency
 			l.held = slices.Delete(l.held, i, i+1)
 			l.setFree(max(m.now, free))
@@ -723,14 +725,14 @@ func (m *Matcher) cancel(q *query) {
 			l.shard.dirty = true
 		}
 	}
-	m.forget(q)
+	m.deleteQuery(q)
 }
 
-// forget removes q from the matcher. A lane to which it was sent stays reserved until the lane
+// deleteQuery removes q from the matcher. A lane to which it was sent stays reserved until the lane
 // answers.
-func (m *Matcher) forget(q *query) {
+func (m *Matcher) deleteQuery(q *query) {
 	if q.waiting {
-		q.shard.leave(q)
+		q.shard.removeWaiting(q)
 		q.shard.dirty = true
 	}
 	delete(m.queries, q.id)
@@ -738,14 +740,14 @@ func (m *Matcher) forget(q *query) {
 	m.free = q
 }
 
-func (m *Matcher) join(e *Event) error {
+func (m *Matcher) joinLane(e *Event) error {
 	if m.lanes[e.Lane] != nil {
 		return fmt.Errorf("lane %d: joins, but has joined before", e.Lane)
 	}
 	if e.Remaining < 0 {
 		return fmt.Errorf("lane %d: joins with remaining time %v, want >= 0", e.Lane, e.Remaining)
 	}
-	holds, err := m.holds(e)
+	holds, err := m.heldModels(e)
 	if err != nil {
 		return err
 	}
@@ -759,13 +761,13 @@ func (m *Matcher) join(e *Event) error {
 		func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
 	m.enrollLane(l, m.instanceType(e.Type), m.setOf(holds, math.Inf(1)))
-	m.arrange()
+	m.rearrange()
 	l.setFree(m.now + toMs(e.Remaining))
 	return nil
 }
 
-// holds returns the models that the event's lane holds, in order.
-func (m *Matcher) holds(e *Event) ([]int, error) {
+// heldModels returns the models that the event's lane holds, in order.
+func (m *Matcher) heldModels(e *Event) ([]int, error) {
 	m.held = m.held[:0]
 	for _, name := range e.Models {
 		i, ok := m.byName[name]
@@ -789,7 +791,7 @@ func (m *Matcher) modelNames() []string {
 	return all
 }
 
-func (m *Matcher) profile(e *Event) error {
+func (m *Matcher) setProfile(e *Event) error {
 	model, ok := m.byName[e.Model]
 	if !ok {
 		return fmt.Errorf("profile of model %q on %s, configured are: %s", e.Model, e.Type,
@@ -808,7 +810,7 @@ func (m *Matcher) profile(e *Event) error {
 
 // changeModel adds a model or changes one.
 func (m *Matcher) changeModel(e *Event) error {
-	model := e.settings()
+	model := e.modelSettings()
 	if err := model.validate(); err != nil {
 		return err
 	}
@@ -836,7 +838,7 @@ func (m *Matcher) changeModel(e *Event) error {
 	}
 	was := m.models[i].Family
 	m.models[i], m.target[i] = model, toMs(model.QoSTarget)
-	m.catalogue.changed(m.models, i, was)
+	m.catalogue.applyModelChange(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		t.stale = true
@@ -871,7 +873,7 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 	delete(m.byName, name)
 	was := m.models[i].Family
 	m.models[i], m.target[i] = Model{}, 0
-	m.catalogue.changed(m.models, i, was)
+	m.catalogue.applyModelChange(m.models, i, was)
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		t.stale, t.margins[i] = true, margin{}
@@ -946,15 +948,15 @@ func (m *Matcher) changeAllShards() {
 	}
 }
 
-// arrange recomputes what depends on the lanes and profiles that have changed since it was called
+// rearrange recomputes what depends on the lanes and profiles that have changed since it was called
 // last: the coefficients and the order of the types, the shards and their lanes, and where and
 // until when each waiting query waits. Queries for which nothing has changed keep their place.
 //
 // Its cost is in proportion to what has changed: a lane that joins or leaves costs the models that
 // it holds, a look at each shard, and the queries of its shard that it alone could serve.
-func (m *Matcher) arrange() {
+func (m *Matcher) rearrange() {
 	m.pending = false
-	m.assess()
+	m.recomputeTypes()
 	m.forgetTypes()
 	m.layOutShards()
 	for _, s := range m.shards {
@@ -975,12 +977,12 @@ func (m *Matcher) arrange() {
 	clear(m.departed)
 	clear(m.closed)
 	m.departed, m.closed = m.departed[:0], m.closed[:0]
-	m.settled(m.queries)
+	m.clearChanges(m.queries)
 	m.reentered += len(m.changed)
 	slices.SortFunc(m.changed, byArrival)
 	for _, q := range m.changed {
 		q.entersAgain = false
-		q.shard.leave(q)
+		q.shard.removeWaiting(q)
 	}
 	for _, q := range m.changed {
 		if m.queries[q.id] == q { // not rejected with another part of the same query
@@ -1018,8 +1020,8 @@ func (m *Matcher) findChanged() {
 // one, have lost that lane.
 func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 	late := false
-	for _, k := range s.kins {
-		all := k.variants()
+	for _, k := range s.classes {
+		all := k.allowedVariants()
 		k.moved = slices.ContainsFunc(all, func(v variant) bool { return m.moved[v.model] })
 		k.unsure = k.moved || m.dealt || k.family.renewed || lost != nil &&
 			slices.ContainsFunc(all, func(v variant) bool { return lost.holds[v.model] })
@@ -1027,14 +1029,14 @@ func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 			continue
 		}
 		late = late || k.late > 0
-		for q := k.first; q != nil; q = q.nextKin {
+		for q := k.first; q != nil; q = q.nextInClass {
 			m.enterAgain(q, k.moved)
 		}
 	}
 	if late {
 		for q := s.late.first; q != nil; q = q.next {
-			if q.kin.unsure {
-				m.enterAgain(q, q.kin.moved)
+			if q.class.unsure {
+				m.enterAgain(q, q.class.moved)
 			}
 		}
 	}
@@ -1044,15 +1046,15 @@ func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 // changed.
 func (m *Matcher) enterAgain(q *query, moved bool) {
 	m.visited++
-	if !q.entersAgain && (m.split || q.family.renewed || !q.shard.keeps(q, moved) ||
-		moved && q.bound != m.bound(q)) {
+	if !q.entersAgain && (m.split || q.family.renewed || !q.shard.keepsQuery(q, moved) ||
+		moved && q.bound != m.computeBound(q)) {
 		q.entersAgain = true
 		m.changed = append(m.changed, q)
 	}
 }
 
-// assess adds a family to what is known of t's speed.
-func (t *instanceType) assess(f *family) {
+// assessFamily adds a family to what is known of t's speed.
+func (t *instanceType) assessFamily(f *family) {
 	largest := math.Inf(1)
 	for _, v := range f.variants {
 		if t.tables[v.model] != nil {
@@ -1067,9 +1069,9 @@ func (t *instanceType) assess(f *family) {
 	t.base = t.base && largest <= f.target
 }
 
-// assess recomputes for each type what depends on the lanes and profiles that have changed, and
-// notes the models whose queries' bound may have changed.
-func (m *Matcher) assess() {
+// recomputeTypes recomputes for each type what depends on the lanes and profiles that have changed,
+// and notes the models whose queries' bound may have changed.
+func (m *Matcher) recomputeTypes() {
 	m.assessTypes()
 	for _, i := range m.touches {
 		largest := m.models[i].LargestBatchSize
@@ -1117,10 +1119,10 @@ func (m *Matcher) assessTypes() {
 	if stale == nil {
 		return
 	}
-	for f := range m.each(m.models) {
+	for f := range m.allFamilies(m.models) {
 		for _, t := range stale {
 			if len(f.variants) > 0 {
-				t.assess(f)
+				t.assessFamily(f)
 			}
 		}
 	}

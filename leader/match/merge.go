@@ -24,16 +24,16 @@ func ParseMerge(name string) Merge {
 	return ""
 }
 
-// A merging is the memory that horizon reuses to merge queries.
-type merging struct {
+// A mergeBuffer is the memory that horizon reuses to merge queries.
+type mergeBuffer struct {
 	kind    merge.Kind
 	items   []merge.Item
 	waiting []*query // the items' queries
 }
 
-// merges returns how the model's queries are merged. Each lane grows and shrinks the runs of AIMD by
-// itself; the matcher gives it as many queries as can be in time.
-func (m *Model) merges() merge.Policy {
+// mergePolicy returns how the model's queries are merged. Each lane grows and shrinks the runs of
+// AIMD by itself; the matcher gives it as many queries as can be in time.
+func (m *Model) mergePolicy() merge.Policy {
 	if m.Merge == merge.AIMD {
 		return merge.Nexus
 	}
@@ -50,15 +50,15 @@ func (h *horizon) fill(s *shard, from int) {
 			continue
 		}
 		first, l := s.m.queries[d.Query], s.m.lanes[d.Lane]
-		if !s.m.models[first.model].merges().Merges() {
+		if !s.m.models[first.model].mergePolicy().Merges() {
 			continue
 		}
 		if !planned {
 			h.notePlan()
 			planned = true
 		}
-		start := l.freeAt - l.table(first.model).mean[first.batch]
-		h.merging.gather(s, h.group(l), first, l, start)
+		start := l.freeAt - l.latencyTable(first.model).mean[first.batch]
+		h.merging.collectMergeable(s, h.groupOf(l), first, l, start)
 		take, _ := h.merging.kind.Choose(0, h.merging.items)
 		if len(take) > 1 && s.m.models[first.model].Merge != merge.AIMD {
 			s.m.merged++
@@ -68,7 +68,7 @@ func (h *horizon) fill(s *shard, from int) {
 		for _, k := range take[1:] {
 			q := h.merging.waiting[k]
 			q.model = first.model
-			s.join(q, l, start, sum, &run)
+			s.joinRun(q, l, start, sum, &run)
 			sum += q.batch
 		}
 	}
@@ -94,15 +94,15 @@ func (h *horizon) notePlan() {
 		for _, i := range h.groups[g].rest {
 			// A query may be left at a group that can not run it any more, such as before its lanes
 			// end. It is planned nowhere then.
-			if c, q := h.at(int(i), g), h.rows[i]; c.model >= 0 {
+			if c, q := h.cellAt(int(i), g), h.rows[i]; c.model >= 0 {
 				q.plannedFor, q.plannedCost, q.model = h.groups[g].typ, c.price*c.mean, c.model
 			}
 		}
 	}
 }
 
-// group returns l's group.
-func (h *horizon) group(l *lane) *group {
+// groupOf returns l's group.
+func (h *horizon) groupOf(l *lane) *group {
 	for g := range h.groups {
 		if grp := &h.groups[g]; grp.typ == l.typ && grp.lanes[0].set == l.set {
 			return grp
@@ -111,14 +111,14 @@ func (h *horizon) group(l *lane) *group {
 	return nil
 }
 
-// gather collects the queries that could run on l together with first, in a run that starts at
-// start, and those that are planned for l's group and would wait for its end. Times of the items
-// count from start.
-func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start float64) {
+// collectMergeable collects the queries that could run on l together with first, in a run that
+// starts at start, and those that are planned for l's group and would wait for its end. Times of
+// the items count from start.
+func (b *mergeBuffer) collectMergeable(s *shard, grp *group, first *query, l *lane, start float64) {
 	m := s.m
 	table := l.typ.tables[first.model]
-	b.kind.Policy, b.kind.Latency = m.models[first.model].merges(), table
-	b.kind.Largest = table.within(l.ends-start, table.Largest())
+	b.kind.Policy, b.kind.Latency = m.models[first.model].mergePolicy(), table
+	b.kind.Largest = table.largestWithin(l.ends-start, table.Largest())
 	due := func(q *query) float64 { return q.arrival + q.family.target - start }
 	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
 	b.waiting = append(b.waiting[:0], first)
@@ -127,7 +127,7 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 		switch {
 		case q == first:
 			continue
-		case q.plannedFor != nil && q.model != first.model || !q.may(first.model):
+		case q.plannedFor != nil && q.model != first.model || !q.allowsModel(first.model):
 			of := l.typ.tables[q.model]
 			if q.plannedFor != l.typ || of == nil {
 				continue
@@ -135,21 +135,21 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 			x.Other, x.Mean, x.P80 = true, of.Mean(q.batch), of.P80(q.batch)
 		case q.plannedFor != nil && q.plannedFor != l.typ:
 			// Elsewhere it would be in time, too; here it must cost less.
-			x.Extra = fromMs(min(q.plannedCost/max(grp.lanes[0].worth(q.model), 1e-12), 1e9))
+			x.Extra = fromMs(min(q.plannedCost/max(grp.lanes[0].timePrice(q.model), 1e-12), 1e9))
 		}
 		b.items, b.waiting = append(b.items, x), append(b.waiting, q)
 	}
 }
 
-// waits reports whether l is to idle although it could run first, because more queries may come
-// that run with it. The shard then looks again in time.
-func (h *horizon) waits(s *shard, grp *group, first *query, l *lane) bool {
-	if !s.m.models[first.model].merges().Waits() {
+// waitsForMerge reports whether l is to idle although it could run first, because more queries may
+// come that run with it. The shard then looks again in time.
+func (h *horizon) waitsForMerge(s *shard, grp *group, first *query, l *lane) bool {
+	if !s.m.models[first.model].mergePolicy().Waits() {
 		return false
 	}
 	const soon = 0.005 // ms; less is no wait
 	h.notePlan()
-	h.merging.gather(s, grp, first, l, s.m.now+l.start())
+	h.merging.collectMergeable(s, grp, first, l, s.m.now+l.start())
 	_, until := h.merging.kind.Choose(0, h.merging.items)
 	if toMs(until) <= soon {
 		return false
@@ -158,18 +158,19 @@ func (h *horizon) waits(s *shard, grp *group, first *query, l *lane) bool {
 	return true
 }
 
-// join sends a waiting query to l, to run together with the queries that l got last, whose run
+// joinRun sends a waiting query to l, to run together with the queries that l got last, whose run
 // starts at start, has sum items and began with the decision run.
-func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
-	s.leave(q)
+func (s *shard) joinRun(q *query, l *lane, start float64, sum int, run *Decision) {
+	s.removeWaiting(q)
 	m, table := s.m, l.typ.tables[q.model]
 	total := table.mean[sum+q.batch]
 	extra := max(0, total-table.mean[sum])
 	waited, wait := m.now-q.arrival, start-m.now
 	q.attempt++
 	q.sent, q.lane = true, l
-	l.hold(reservation{
-		query: q.id, attempt: q.attempt, latency: extra, grace: l.grace(q.model, sum+q.batch),
+	l.addReservation(reservation{
+		query: q.id, attempt: q.attempt, latency: extra, grace: l.overdueGrace(q.model,
+			sum+q.batch),
 		since: m.now, joined: true,
 	})
 	l.setDue(l.due.time + extra)
@@ -180,13 +181,13 @@ func (s *shard) join(q *query, l *lane, start float64, sum int, run *Decision) {
 	}
 	m.out = append(m.out, m.bind(q, Decision{
 		Action: Assign, Reason: reason, Attempt: q.attempt, Lane: l.id,
-		Cost: l.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
+		Cost: l.timePrice(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
 		Wait: fromMs(wait), Slack: fromMs(slack), Merge: run.Merge, Merged: run.Merged,
 	}))
 }
 
-// runs returns how many runs l holds, as far as known.
-func (l *lane) runs() (n int) {
+// countRuns returns how many runs l holds, as far as known.
+func (l *lane) countRuns() (n int) {
 	for i := range l.held {
 		if i == 0 || l.held[i].run != l.held[i-1].run {
 			n++

@@ -9,10 +9,10 @@ const (
 	// spareTargets is the time over which spare time is averaged, in QoS targets of the slowest
 	// model.
 	spareTargets = 10
-	// leastSpare is a lower bound for the share of spare time in estimates.
-	leastSpare = 0.01
-	// longestReturn bounds how long, in ms, a refused client is told to wait beyond what its query would
-	// have: not all try again.
+	// minSpare is a lower bound for the share of spare time in estimates.
+	minSpare = 0.01
+	// longestReturn bounds how long, in ms, a refused client is told to wait beyond what its query
+	// would have: not all try again.
 	longestReturn = 10_000
 )
 
@@ -33,8 +33,8 @@ func spareOver(targets []float64) (over float64) {
 	return over
 }
 
-// look updates the average, which is taken over the given time, to now.
-func (t *spareTime) look(now, over float64) {
+// advance updates the average, which is taken over the given time, to now.
+func (t *spareTime) advance(now, over float64) {
 	if now > t.since {
 		t.share -= (t.idle - t.share) * math.Expm1((t.since-now)/over)
 		t.since = now
@@ -44,13 +44,13 @@ func (t *spareTime) look(now, over float64) {
 // hasSpare reports whether lanes are plenty, so that a lost query that starts hardly ever delays
 // another.
 func (s *shard) hasSpare() bool {
-	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.advance(s.m.now, s.m.spareOver)
 	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
 }
 
 // noteSpare records how many lanes are idle from now on.
 func (s *shard) noteSpare() {
-	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.advance(s.m.now, s.m.spareOver)
 	s.spare.idle = 0
 	if len(s.m.named) > 0 {
 		for _, l := range s.lanes {
@@ -61,7 +61,7 @@ func (s *shard) noteSpare() {
 		return
 	}
 	for _, l := range s.lanes {
-		if l.usable() && len(l.held) == 0 && l.freeAt <= s.m.now {
+		if l.isUsable() && len(l.held) == 0 && l.freeAt <= s.m.now {
 			s.spare.idle += 1 / float64(s.usable)
 		}
 	}
@@ -72,7 +72,7 @@ func (m *Matcher) idleOver() float64 { return idleTargets / spareTargets * m.spa
 
 // noteIdle records whether l is idle from now on.
 func (l *lane) noteIdle() {
-	l.idle.look(l.m.now, l.m.idleOver())
+	l.idle.advance(l.m.now, l.m.idleOver())
 	l.idle.idle = 0
 	if len(l.held) == 0 && l.freeAt <= l.m.now {
 		l.idle.idle = 1
@@ -81,7 +81,7 @@ func (l *lane) noteIdle() {
 
 // giveSpare records that a late query gets a lane for the given time, in ms.
 func (s *shard) giveSpare(latency float64) {
-	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.advance(s.m.now, s.m.spareOver)
 	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
 }
 
@@ -93,50 +93,51 @@ func (s *shard) lateWait(q *query) float64 {
 	}
 	lanes, work := 0, -q.lateWork
 	for _, l := range s.lanes {
-		if l.usable() && l.serves(q) {
+		if l.isUsable() && l.canServe(q) {
 			lanes++
 		}
 	}
-	for _, k := range s.kins {
-		if k.late > 0 && (k == q.kin || s.contend(q, k)) {
+	for _, k := range s.classes {
+		if k.late > 0 && (k == q.class || s.contends(q, k)) {
 			work += k.lateWork
 		}
 	}
 	if work <= 0 || lanes == 0 {
 		return 0
 	}
-	s.spare.look(s.m.now, s.m.spareOver)
-	return work / (max(leastSpare, s.spare.share) * float64(lanes))
+	s.spare.advance(s.m.now, s.m.spareOver)
+	return work / (max(minSpare, s.spare.share) * float64(lanes))
 }
 
-// contend reports whether some lane may run both q and the queries of a kin.
-func (s *shard) contend(q *query, k *kin) bool {
+// contends reports whether some lane may run both q and the queries of a class.
+func (s *shard) contends(q *query, k *queryClass) bool {
 	return slices.ContainsFunc(s.lanes, func(l *lane) bool {
-		return l.usable() && l.serves(q) && slices.ContainsFunc(k.variants(), func(v variant) bool {
-			return l.table(v.model) != nil
-		})
+		return l.isUsable() && l.canServe(q) && slices.ContainsFunc(k.allowedVariants(),
+			func(v variant) bool {
+				return l.latencyTable(v.model) != nil
+			})
 	})
 }
 
-// settling reports whether [Config.Settle] has not passed yet, so that some lanes may not have
+// isSettling reports whether [Config.Settle] has not passed yet, so that some lanes may not have
 // joined.
-func (m *Matcher) settling() bool { return m.now < toMs(m.cfg.Settle) }
+func (m *Matcher) isSettling() bool { return m.now < toMs(m.cfg.Settle) }
 
 // becomesLate moves q to the late queries of s. Then it rejects late queries, the newest first,
 // until the newest is expected to start before its deadline.
 func (s *shard) becomesLate(q *query) {
-	s.m.count(q, -1)
+	s.m.countWaiting(q, -1)
 	s.leaveLive(q)
 	q.isLate = true
 	s.noteLost(q)
 	s.late.push(q)
-	s.m.count(q, 1)
+	s.m.countWaiting(q, 1)
 	q.lateWork = s.meanLatency(q)
 	s.lateWork += q.lateWork
-	q.kin.late++
-	q.kin.lateWork += q.lateWork
+	q.class.late++
+	q.class.lateWork += q.lateWork
 	s.dirty = true
-	if s.m.settling() {
+	if s.m.isSettling() {
 		return
 	}
 	for o := s.late.last; o != nil; o = s.late.last {
@@ -145,20 +146,21 @@ func (s *shard) becomesLate(q *query) {
 			return
 		}
 		if o.deadline <= s.m.now { // its turn to be looked at has not come in this step
-			s.m.reject(o, DeadlinePassed, 0)
+			s.m.rejectQuery(o, DeadlinePassed, 0)
 		} else {
-			s.refuse(o, wait)
+			s.refuseQuery(o, wait)
 		}
 	}
 }
 
-// refuse rejects q, which would have waited so long, in ms. It tells the client to try again when the
-// lanes can also have served the queries of those that were told so before. If all of them tried again
-// after the wait alone, the more clients there were, the more time would go into refusals.
-func (s *shard) refuse(q *query, wait float64) {
+// refuseQuery rejects q, which would have waited so long, in ms. It tells the client to try again
+// when the lanes can also have served the queries of those that were told so before. If all of them
+// tried again after the wait alone, the more clients there were, the more time would go into
+// refusals.
+func (s *shard) refuseQuery(q *query, wait float64) {
 	again := min(max(s.m.now+wait, s.returned), s.m.now+wait+longestReturn)
 	s.returned = again + s.meanLatency(q)/float64(max(s.usable, 1))
-	s.m.reject(q, Overloaded, again-s.m.now)
+	s.m.rejectQuery(q, Overloaded, again-s.m.now)
 }
 
 // turnAway rejects q, which has just arrived, if it is certain to be late and then not expected to
@@ -168,9 +170,9 @@ func (s *shard) turnAway(q *query) {
 		return
 	}
 	wait := s.lateWait(q)
-	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
+	if s.usable > 0 && !s.m.isSettling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
 		s.noteLost(q)
-		s.refuse(q, q.lostAt-s.m.now+wait)
+		s.refuseQuery(q, q.lostAt-s.m.now+wait)
 	}
 }
 
@@ -181,10 +183,11 @@ func (s *shard) isFull(q *query) bool {
 	room := 0.0
 	_, fair := s.policy.(*horizon)
 	goesBefore := func(o *query) bool {
-		return fair && o.family != q.family && o.kin.demand.share() > q.kin.demand.share()
+		return fair && o.family != q.family &&
+			o.class.demand.servedShare() > q.class.demand.servedShare()
 	}
 	for _, l := range s.lanes {
-		if l.suits(q) {
+		if l.suitsQuery(q) {
 			room += max(0, q.lostAt-s.m.now-l.start())
 		}
 	}
@@ -200,7 +203,7 @@ func (s *shard) isFull(q *query) bool {
 func (s *shard) meanLatency(q *query) float64 {
 	sum, n := 0.0, 0
 	for _, l := range s.lanes {
-		if _, t := l.fastest(q); t != nil && l.usable() {
+		if _, t := l.fastestVariant(q); t != nil && l.isUsable() {
 			sum += t.mean[q.batch]
 			n++
 		}

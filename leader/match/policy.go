@@ -14,7 +14,7 @@ var policies = map[string]func(m *Matcher) policy{
 	"drs":                func(*Matcher) policy { return &fifo{bySize: true} },
 	"clockwork-earliest": func(*Matcher) policy { return &queues{pick: pickEarliest} },
 	"clockwork-cheapest": func(*Matcher) policy { return &queues{pick: pickCheapest} },
-	"round-robin":        func(*Matcher) policy { return &queues{pick: new(turn).pick} },
+	"round-robin":        func(*Matcher) policy { return &queues{pick: new(roundRobin).pickLane} },
 	"random":             func(*Matcher) policy { return &queues{pick: pickRandom} },
 	"least-outstanding":  func(*Matcher) policy { return &queues{pick: pickLeastOutstanding} },
 	"power-of-two":       func(*Matcher) policy { return &queues{pick: pickOfTwo} },
@@ -40,29 +40,29 @@ func (m *Matcher) newPolicy() policy {
 // that holds the model.
 type fifo struct {
 	bySize bool
-	kinds  []*kind
+	kinds  []*queueClass
 }
 
-// A kind is the queries for a family, or with bySize the small or the large ones of them.
-type kind struct {
+// A queueClass is the queries for a family, or with bySize the small or the large ones of them.
+type queueClass struct {
 	queue
 	family *family
 	large  bool
 }
 
-func (f *fifo) arrived(s *shard, q *query) {
+func (f *fifo) enqueueArrival(s *shard, q *query) {
 	large := f.bySize && q.batch > s.m.cfg.Threshold
 	i := slices.IndexFunc(f.kinds,
-		func(k *kind) bool { return k.family == q.family && k.large == large })
+		func(k *queueClass) bool { return k.family == q.family && k.large == large })
 	if i < 0 {
-		f.kinds = slices.DeleteFunc(f.kinds, func(k *kind) bool { return k.n == 0 })
+		f.kinds = slices.DeleteFunc(f.kinds, func(k *queueClass) bool { return k.n == 0 })
 		i = len(f.kinds)
-		f.kinds = append(f.kinds, &kind{family: q.family, large: large})
+		f.kinds = append(f.kinds, &queueClass{family: q.family, large: large})
 	}
 	f.kinds[i].push(q, 0)
 }
 
-func (f *fifo) choose(s *shard) {
+func (f *fifo) assignQueries(s *shard) {
 	for {
 		var oldest *query
 		var to *lane
@@ -71,7 +71,7 @@ func (f *fifo) choose(s *shard) {
 			if q == nil || oldest != nil && byArrival(oldest, q) < 0 {
 				continue
 			}
-			if l := f.lane(s, q, k.large); l != nil {
+			if l := f.firstOpenLane(s, q, k.large); l != nil {
 				oldest, to = q, l
 			}
 		}
@@ -81,12 +81,12 @@ func (f *fifo) choose(s *shard) {
 	}
 }
 
-// lane returns the first open lane for q, or nil.
-func (f *fifo) lane(s *shard, q *query, large bool) *lane {
+// firstOpenLane returns the first open lane for q, or nil.
+func (f *fifo) firstOpenLane(s *shard, q *query, large bool) *lane {
 	if f.bySize {
 		found := false
 		for _, l := range s.lanes {
-			if l.usable() && l.typ.base == large && l.endsAfter(q, l.start()) {
+			if l.isUsable() && l.typ.base == large && l.endsAfter(q, l.start()) {
 				if l.open() {
 					return l
 				}
@@ -108,8 +108,8 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 // endsAfter reports whether l serves q and, if q starts there in start ms, very likely ends after
 // q does, by the variant that assignInTime chooses.
 func (l *lane) endsAfter(q *query, start float64) bool {
-	model, _ := l.inTime(q, l.m.left(q)-start)
-	return model >= 0 && l.lastsFrom(start, l.table(model), q.batch)
+	model, _ := l.inTime(q, l.m.remainingTime(q)-start)
+	return model >= 0 && l.lastsFrom(start, l.latencyTable(model), q.batch)
 }
 
 // queues queues each query, when it arrives, at one of the lanes that may have it, which pick
@@ -119,31 +119,31 @@ type queues struct {
 	among []*lane // scratch
 }
 
-func (p *queues) arrived(s *shard, q *query) {
+func (p *queues) enqueueArrival(s *shard, q *query) {
 	p.among = p.among[:0]
 	for _, l := range s.lanes {
-		if l.usable() && l.endsAfter(q, l.start()+l.queue.work) {
+		if l.isUsable() && l.endsAfter(q, l.start()+l.queue.work) {
 			p.among = append(p.among, l)
 		}
 	}
 	if len(p.among) == 0 {
 		for _, l := range s.lanes {
-			if l.usable() && l.serves(q) {
+			if l.isUsable() && l.canServe(q) {
 				p.among = append(p.among, l)
 			}
 		}
 	}
 	if len(p.among) > 0 {
 		l := p.pick(s, q, p.among)
-		_, latency := l.inTime(q, s.m.left(q)-l.start()-l.queue.work)
+		_, latency := l.inTime(q, s.m.remainingTime(q)-l.start()-l.queue.work)
 		l.queue.push(q, latency)
 	}
 }
 
-// mostMoved is how many queries of one queue are offered to other lanes in a round.
-const mostMoved = 64
+// maxMoved is how many queries of one queue are offered to other lanes in a round.
+const maxMoved = 64
 
-func (p *queues) choose(s *shard) {
+func (p *queues) assignQueries(s *shard) {
 	s.leaveEndingLanes(p)
 	for _, l := range s.lanes {
 		for q := l.queue.first; q != nil && l.open(); {
@@ -159,35 +159,35 @@ func (p *queues) choose(s *shard) {
 func (s *shard) leaveEndingLanes(p policy) {
 	for _, l := range s.lanes {
 		q := l.queue.first
-		for range mostMoved {
+		for range maxMoved {
 			if q == nil || l.endsAfter(q, l.start()) {
 				break
 			}
 			next := q.nextQueued
 			l.queue.remove(q)
-			p.arrived(s, q)
+			p.enqueueArrival(s, q)
 			q = next
 		}
 	}
 }
 
-// finish returns the time, in ms from now, at which q would be done if it joined the end of l's
+// finishTime returns the time, in ms from now, at which q would be done if it joined the end of l's
 // queue, and the variant that would run.
-func (l *lane) finish(q *query) (model int, at float64) {
+func (l *lane) finishTime(q *query) (model int, at float64) {
 	wait := l.start() + l.queue.work
-	model, latency := l.inTime(q, l.m.left(q)-wait)
+	model, latency := l.inTime(q, l.m.remainingTime(q)-wait)
 	return model, wait + latency
 }
 
 // assignInTime sends a waiting query to a lane, which runs the most accurate variant that is in
 // time, else the fastest.
 func (s *shard) assignInTime(q *query, l *lane) bool {
-	model, _ := l.inTime(q, s.m.left(q)-l.start())
-	return s.assign(q, l, model, 0)
+	model, _ := l.inTime(q, s.m.remainingTime(q)-l.start())
+	return s.assignToLane(q, l, model, 0)
 }
 
-// outstanding returns how many queries l holds or has queued.
-func (l *lane) outstanding() int { return len(l.held) + l.queue.n }
+// countOutstanding returns how many queries l holds or has queued.
+func (l *lane) countOutstanding() int { return len(l.held) + l.queue.n }
 
 // pickEarliest and pickCheapest are two variants of Clockwork. Among the lanes where q would meet
 // its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one of the
@@ -198,10 +198,10 @@ func pickEarliest(s *shard, q *query, among []*lane) *lane { return pickInTime(s
 func pickCheapest(s *shard, q *query, among []*lane) *lane { return pickInTime(s, q, among, true) }
 
 func pickInTime(s *shard, q *query, among []*lane, cheapest bool) (best *lane) {
-	left := s.m.left(q)
+	left := s.m.remainingTime(q)
 	finish, cost := math.Inf(1), math.Inf(1)
 	for _, l := range among {
-		model, f := l.finish(q)
+		model, f := l.finishTime(q)
 		c := math.Inf(1)
 		if cheapest && f <= left {
 			c = l.typ.coefficient[model]
@@ -213,10 +213,10 @@ func pickInTime(s *shard, q *query, among []*lane, cheapest bool) (best *lane) {
 	return best
 }
 
-// turn is the state of round-robin: the index of the next lane.
-type turn struct{ next int }
+// roundRobin is the state of round-robin: the index of the next lane.
+type roundRobin struct{ next int }
 
-func (t *turn) pick(s *shard, _ *query, among []*lane) *lane {
+func (t *roundRobin) pickLane(s *shard, _ *query, among []*lane) *lane {
 	for {
 		l := s.lanes[t.next%len(s.lanes)]
 		t.next++
@@ -237,13 +237,13 @@ func pickRandom(s *shard, _ *query, among []*lane) (chosen *lane) {
 
 func pickLeastOutstanding(_ *shard, _ *query, among []*lane) *lane {
 	return slices.MinFunc(among,
-		func(a, b *lane) int { return a.outstanding() - b.outstanding() })
+		func(a, b *lane) int { return a.countOutstanding() - b.countOutstanding() })
 }
 
 // pickOfTwo draws two lanes and takes the one with fewer outstanding queries.
 func pickOfTwo(s *shard, q *query, among []*lane) *lane {
 	a, b := pickRandom(s, q, among), pickRandom(s, q, among)
-	if b.outstanding() < a.outstanding() {
+	if b.countOutstanding() < a.countOutstanding() {
 		return b
 	}
 	return a

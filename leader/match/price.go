@@ -141,7 +141,7 @@ func (c *catalogue) classModels(t *instanceType) []int {
 
 // setPrice sets the price of a lane to that of its class, else to that of its type. classModels is
 // that of the type.
-func (l *holding) setPrice(classModels []int) {
+func (l *laneSpec) setPrice(classModels []int) {
 	if l.lanePrice = l.typ.lanePrice; l.typ.classes.prices == nil {
 		return
 	}
@@ -160,7 +160,7 @@ func (l *holding) setPrice(classModels []int) {
 }
 
 // setPrices sets the prices of lanes after those of their types have changed.
-func (c *catalogue) setPrices(all func(yield func(*holding) bool)) {
+func (c *catalogue) setPrices(all func(yield func(*laneSpec) bool)) {
 	models := map[*instanceType][]int{}
 	for l := range all {
 		of, ok := models[l.typ]
@@ -172,9 +172,9 @@ func (c *catalogue) setPrices(all func(yield func(*holding) bool)) {
 	}
 }
 
-// worth is the price of 1 ms of l: the fluid program's, or until there is one a guess in proportion
-// to C_j.
-func (l *holding) worth(model int) float64 {
+// timePrice is the price of 1 ms of l: the fluid program's, or until there is one a guess in
+// proportion to C_j.
+func (l *laneSpec) timePrice(model int) float64 {
 	if !math.IsNaN(l.price) {
 		return l.price
 	}

@@ -32,8 +32,9 @@ func classModels() []Model {
 	return all
 }
 
-// TestClassPrices: a query goes to the lane of its type whose time is worth least by the models that
-// the lane holds, also after what lanes hold has changed. Models that no class names do not matter.
+// TestClassPrices: a query goes to the lane of its type whose time is worth least by the models
+// that the lane holds, also after what lanes hold has changed. Models that no class names do not
+// matter.
 func TestClassPrices(t *testing.T) {
 	m, err := New(Config{Models: classModels()})
 	if err != nil {
@@ -77,7 +78,7 @@ func TestClassPrices(t *testing.T) {
 	}
 	want := func(when string, id LaneID, perMs float64) {
 		t.Helper()
-		if got := m.lanes[id].worth(0); got != perMs {
+		if got := m.lanes[id].timePrice(0); got != perMs {
 			t.Errorf("%s: 1 ms of lane %d is worth %v, want %v", when, id, got, perMs)
 		}
 	}

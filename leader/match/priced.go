@@ -27,7 +27,7 @@ type Priced struct {
 // A pricedLane is a lane as a gateway knows it.
 type pricedLane struct {
 	id LaneID
-	holding
+	laneSpec
 	heard  time.Time // the time of the last news
 	freeAt time.Time
 }
@@ -79,7 +79,7 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 	}
 	for i, m := range p.models {
 		p.byName[m.Name] = i
-		p.changed(p.models, i, "")
+		p.applyModelChange(p.models, i, "")
 	}
 	return p, nil
 }
@@ -110,9 +110,9 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 			p.instanceType(prices[i].Type).setPrice(&prices[i])
 		}
 	}
-	p.setPrices(func(yield func(*holding) bool) {
+	p.setPrices(func(yield func(*laneSpec) bool) {
 		for _, l := range p.lanes {
-			if !yield(&l.holding) {
+			if !yield(&l.laneSpec) {
 				return
 			}
 		}
@@ -121,7 +121,7 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 
 // Target returns the QoS target of a model or a family, 0 if it is unknown.
 func (p *Priced) Target(name names.ModelKey) time.Duration {
-	if f := p.asked(name); f != nil {
+	if f := p.lookupFamily(name); f != nil {
 		return fromMs(f.target)
 	}
 	return 0
@@ -183,13 +183,13 @@ func (p *Priced) find(id LaneID) (at int, known bool) {
 // the query. The result is valid until the next call.
 func (p *Priced) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []Candidate {
 	p.ranked = p.ranked[:0]
-	f := p.asked(q.Model)
+	f := p.lookupFamily(q.Model)
 	if f == nil || q.BatchSize < 1 || q.BatchSize > f.largest || n < 1 {
 		return nil
 	}
 	asks := query{family: f, accuracy: q.LeastAccuracy, batch: q.BatchSize}
 	for _, l := range p.lanes {
-		if c, ok := p.candidate(l, &asks, toMs(waited), max(0, toMs(l.freeAt.Sub(now)))); ok {
+		if c, ok := p.candidateFor(l, &asks, toMs(waited), max(0, toMs(l.freeAt.Sub(now)))); ok {
 			c.tie = p.rng.Float64()
 			p.keepBest(c, n)
 		}
@@ -197,17 +197,17 @@ func (p *Priced) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []
 	return p.ranked
 }
 
-// candidate returns l as a candidate for q, which has waited for so long and would wait there;
+// candidateFor returns l as a candidate for q, which has waited for so long and would wait there;
 // false if l does not serve it. Times are in ms.
-func (p *Priced) candidate(l *pricedLane, q *query, waited, wait float64) (best Candidate,
+func (p *Priced) candidateFor(l *pricedLane, q *query, waited, wait float64) (best Candidate,
 	ok bool) {
-	model, fastest := l.fastest(q)
+	model, fastest := l.fastestVariant(q)
 	if fastest == nil {
 		return best, false
 	}
-	worth, inTime := l.worth(model), false
-	for _, v := range q.allowed() {
-		tab := l.table(v.model)
+	worth, inTime := l.timePrice(model), false
+	for _, v := range q.allowedVariants() {
+		tab := l.latencyTable(v.model)
 		if tab == nil {
 			continue
 		}

@@ -70,7 +70,10 @@ func (r *referee) rejected(id QueryID) {
 	q.outcome, q.live = "rejected", false
 	if q.part {
 		r.parts(id.Whole(),
-			func(_ QueryID, o *seenQuery) { o.outcome, o.live = "rejected with another part", false })
+			func(_ QueryID, o *seenQuery) {
+				o.outcome, o.live = "rejected with another part",
+					false
+			})
 	}
 }
 
@@ -162,7 +165,7 @@ func (r *referee) room(id LaneID) bool {
 		return true
 	}
 	for _, h := range l.held {
-		i := r.m.lanes[id].reservation(h.query, h.attempt)
+		i := r.m.lanes[id].findReservation(h.query, h.attempt)
 		if i < 0 || r.m.lanes[id].held[i].latency == 0 && !h.joined {
 			return false
 		}
@@ -390,9 +393,9 @@ func (r *referee) step(e Event) []Decision {
 		lane.models = slices.Clone(e.Models)
 	case ModelChanged:
 		if m := r.model(e.Model); m != nil {
-			*m = e.settings()
+			*m = e.modelSettings()
 		} else {
-			r.cfg.Models = append(r.cfg.Models, e.settings())
+			r.cfg.Models = append(r.cfg.Models, e.modelSettings())
 		}
 	case ModelGone:
 		r.cfg.Models = slices.DeleteFunc(r.cfg.Models,
@@ -511,15 +514,15 @@ func (r *referee) step(e Event) []Decision {
 		if !q.waiting {
 			continue
 		}
-		if want := r.m.bound(q); q.bound != want {
+		if want := r.m.computeBound(q); q.bound != want {
 			r.failf("query %v waits by %+v, the pool can do %+v", id, q.bound, want)
 		}
-		served := slices.ContainsFunc(r.m.shards, func(s *shard) bool { return s.accepts(q) })
-		if served != (q.shard != r.m.nowhere) || served && !q.shard.accepts(q) {
+		served := slices.ContainsFunc(r.m.shards, func(s *shard) bool { return s.hasLaneFor(q) })
+		if served != (q.shard != r.m.nowhere) || served && !q.shard.hasLaneFor(q) {
 			r.failf("query %v waits where no lane is for it", id)
 		}
 		if _, queued := q.shard.policy.(*queues); queued && served && (q.queue == nil ||
-			!slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
+			!slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.isUsable()) {
 			r.failf("query %v is in the queue of no lane of its shard", id)
 		}
 	}

@@ -14,32 +14,32 @@ const (
 	reserveGain, maxReserveStep, reserveReturn = 100, 0.5, 0.2
 )
 
-// blocks reports whether a run of so many ms may make a query of f late that comes during it.
-func (f *family) blocks(ms float64) bool { return ms > f.target/2 }
+// isBlockedBy reports whether a run of so many ms may make a query of f late that comes during it.
+func (f *family) isBlockedBy(ms float64) bool { return ms > f.target/2 }
 
-// reserve adapts the reserved lanes to the loss of q, of the demand d. It reports whether q was
-// lost because runs of families that have got a larger share blocked its lanes.
-func (s *shard) reserve(q *query, d *demand) (blocked bool) {
+// adaptReservedLanes adapts the reserved lanes to the loss of q, of the demand d. It reports
+// whether q was lost because runs of families that have got a larger share blocked its lanes.
+func (s *shard) adaptReservedLanes(q *query, d *demand) (blocked bool) {
 	if len(s.demands) == 1 {
 		return false
 	}
-	step, share := min(maxReserveStep, reserveGain/d.size()), d.share()
+	step, share := min(maxReserveStep, reserveGain/d.size()), d.servedShare()
 	for _, o := range s.demands {
-		if o != d && o.share() > share {
+		if o != d && o.servedShare() > share {
 			o.reserved = max(0, o.reserved-step)
 		}
 	}
 	lanes := 0
 	for _, l := range s.lanes {
-		if !l.usable() || !l.serves(q) {
+		if !l.isUsable() || !l.canServe(q) {
 			continue
 		}
 		lanes++
 		for i := range l.held {
 			if r := &l.held[i]; !blocked && r.family != nil && r.family != q.family &&
-				q.family.blocks(r.latency) {
-				o := s.known(r.family)
-				blocked = o == nil || o.share() > share
+				q.family.isBlockedBy(r.latency) {
+				o := s.knownDemand(r.family)
+				blocked = o == nil || o.servedShare() > share
 			}
 		}
 	}
@@ -54,14 +54,15 @@ func (s *shard) reserve(q *query, d *demand) (blocked bool) {
 func (s *shard) holdsBack(q *query, l *lane, ms float64) bool {
 	for _, d := range s.demands {
 		reserved := int(d.reserved + 0.5)
-		if reserved == 0 || d.family == q.family || !d.family.blocks(ms) || !l.answers(d.family) {
+		if reserved == 0 || d.family == q.family || !d.family.isBlockedBy(ms) ||
+			!l.servesFamily(d.family) {
 			continue
 		}
 		others, free := 0, 0
 		for _, o := range s.lanes {
-			if o != l && o.usable() && o.answers(d.family) {
+			if o != l && o.isUsable() && o.servesFamily(d.family) {
 				others++
-				if !d.family.blocks(o.freeAt - s.m.now) {
+				if !d.family.isBlockedBy(o.freeAt - s.m.now) {
 					free++
 				}
 			}
@@ -73,10 +74,10 @@ func (s *shard) holdsBack(q *query, l *lane, ms float64) bool {
 	return false
 }
 
-// answers reports whether l serves a variant of f.
-func (l *lane) answers(f *family) bool {
+// servesFamily reports whether l serves a variant of f.
+func (l *lane) servesFamily(f *family) bool {
 	for _, v := range f.variants {
-		if l.table(v.model) != nil {
+		if l.latencyTable(v.model) != nil {
 			return true
 		}
 	}

@@ -224,10 +224,10 @@ func BenchmarkChange(b *testing.B) {
 			mustStep(b, m, 0, Event{Kind: Completed, Lane: late.id, Remaining: time.Hour})
 		}
 		late = m.lanes[drawn()]
-	}, func() { m.overdue(late, m.now); mustStep(b, m, 0, Event{}) })
+	}, func() { m.askOverdueLane(late, m.now); mustStep(b, m, 0, Event{}) })
 	measure("back", func() {
 		late = m.lanes[drawn()]
-		m.overdue(late, m.now)
+		m.askOverdueLane(late, m.now)
 	}, func() {
 		mustStep(b, m, 0, Event{Kind: Completed, Lane: late.id, Remaining: time.Hour})
 	})
@@ -246,8 +246,8 @@ func BenchmarkChange(b *testing.B) {
 	})
 }
 
-// TestByShare: the heap gives the queries in the order in which they would be found by a look at all
-// kins before each.
+// TestByShare: the heap gives the queries in the order in which they would be found by a look at
+// all classes before each.
 func TestByShare(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -260,26 +260,26 @@ func TestByShare(t *testing.T) {
 			})
 		}
 		for range 1 + r.IntN(8) {
-			k := &kin{demand: demands[r.IntN(len(demands))]}
+			k := &queryClass{demand: demands[r.IntN(len(demands))]}
 			for range r.IntN(6) {
 				k.insert(&query{
 					id: QueryID{1, r.Uint64()}, arrival: float64(r.IntN(20)),
 				})
 			}
-			s.kins = append(s.kins, k)
+			s.classes = append(s.classes, k)
 		}
 		most := 1 + r.IntN(6)
 		var want []*query
-		next, looked := map[*kin]*query{}, map[*kin]int{}
-		for _, k := range s.kins {
+		next, looked := map[*queryClass]*query{}, map[*queryClass]int{}
+		for _, k := range s.classes {
 			next[k] = k.first
 		}
 		for {
-			byFamily, best, share := map[*demand]int{}, (*kin)(nil), 0.0
+			byFamily, best, share := map[*demand]int{}, (*queryClass)(nil), 0.0
 			for k, n := range looked {
 				byFamily[k.demand] += n
 			}
-			for _, k := range s.kins {
+			for _, k := range s.classes {
 				after := k.demand.shareAfter(byFamily[k.demand])
 				if next[k] != nil && looked[k] < most && (best == nil || after < share ||
 					after == share && byArrival(next[k], next[best]) < 0) {
@@ -290,7 +290,7 @@ func TestByShare(t *testing.T) {
 				break
 			}
 			want = append(want, next[best])
-			next[best] = next[best].nextKin
+			next[best] = next[best].nextInClass
 			looked[best]++
 		}
 		if got := slices.Collect(s.byShare(most)); !slices.Equal(got, want) {

@@ -10,24 +10,26 @@ import (
 type shard struct {
 	m       *Matcher
 	policy  policy
-	lanes   []*lane   // in the order of sortLanes
-	live    list      // waiting queries that can still be in time, the oldest first
-	kins    []*kin    // some may have no queries now
-	starts  int       // how many queries have got a lane
-	tried   int       // starts when a query last went where none had gone for long
-	demands []*demand // of the families whose queries have come lately
-	late    list      // waiting queries that cannot, in the order in which they became late
-	usable  int       // number of lanes that are usable
+	lanes   []*lane       // in the order of sortLanes
+	live    list          // waiting queries that can still be in time, the oldest first
+	classes []*queryClass // some may have no queries now
+	starts  int           // how many queries have got a lane
+	tried   int           // starts when a query last went where none had gone for long
+	demands []*demand     // of the families whose queries have come lately
+	late    list          // waiting queries that cannot, in the order in which they became late
+	usable  int           // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
 	work     [2]float64
 	lateWork float64 // sum of the mean latencies of the late queries, ms
 	spare    spareTime
-	returned float64     // when all that were refused can have been served after trying again, ms
-	dirty    bool        // something has changed since the last round
-	index    int         // among the matcher's shards
-	holders  []int32     // by model: how many usable lanes hold it; no lane holds one beyond the end
-	unsorted bool        // lanes are not in order
-	order    kinsByShare // scratch of byShare
+	// when all that were refused can have been served after trying again, ms
+	returned float64
+	dirty    bool // something has changed since the last round
+	index    int  // among the matcher's shards
+	// by model: how many usable lanes hold it; no lane holds one beyond the end
+	holders  []int32
+	unsorted bool           // lanes are not in order
+	order    classesByShare // scratch of byShare
 }
 
 // The size classes of queries.
@@ -40,12 +42,12 @@ const (
 // reads the shard and its queries and lanes, and changes them only through
 // shard.assign and the queues of lanes.
 type policy interface {
-	// arrived is called when a query begins to wait at the shard, for policies that queue it at
-	// once. The shard takes the query out of the queue again.
-	arrived(s *shard, q *query)
-	// choose assigns queries to open lanes. It is called when at least one query waits and at least
-	// one lane is open.
-	choose(s *shard)
+	// enqueueArrival is called when a query begins to wait at the shard, for policies that queue it
+	// at once. The shard takes the query out of the queue again.
+	enqueueArrival(s *shard, q *query)
+	// assignQueries assigns queries to open lanes. It is called when at least one query waits and
+	// at least one lane is open.
+	assignQueries(s *shard)
 }
 
 const defaultShardLanes = 15
@@ -54,29 +56,29 @@ func newShard(m *Matcher) *shard {
 	return &shard{m: m, policy: m.newPolicy(), spare: spareTime{share: 1}}
 }
 
-// enter adds q to the live queries of s.
-func (s *shard) enter(q *query) {
+// addLive adds q to the live queries of s.
+func (s *shard) addLive(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
-	s.kinOf(q).insert(q)
-	s.m.count(q, 1)
-	s.work[q.class] += q.work()
+	s.classOf(q).insert(q)
+	s.m.countWaiting(q, 1)
+	s.work[q.sizeClass] += q.waitingWork()
 	s.dirty = true
 }
 
 func (s *shard) leaveLive(q *query) {
 	s.live.remove(q)
-	q.kin.remove(q)
-	if s.work[q.class] -= q.work(); s.live.n == 0 {
+	q.class.remove(q)
+	if s.work[q.sizeClass] -= q.waitingWork(); s.live.n == 0 {
 		s.work = [2]float64{} // drop the rounding error
 	}
 }
 
-// kinOf returns the kin of a query that becomes live.
-func (s *shard) kinOf(q *query) *kin {
-	allowed := len(q.allowed())
-	var free *kin
-	for _, k := range s.kins {
+// classOf returns the class of a query that becomes live.
+func (s *shard) classOf(q *query) *queryClass {
+	allowed := len(q.allowedVariants())
+	var free *queryClass
+	for _, k := range s.classes {
 		if k.family == q.family && k.allowed == allowed {
 			if k.demand.family != k.family { // it was forgotten
 				k.demand = s.demandOf(k.family)
@@ -88,23 +90,23 @@ func (s *shard) kinOf(q *query) *kin {
 		}
 	}
 	if free == nil {
-		free = &kin{}
-		s.kins = append(s.kins, free)
+		free = &queryClass{}
+		s.classes = append(s.classes, free)
 	}
 	free.family, free.allowed, free.demand = q.family, allowed, s.demandOf(q.family)
 	return free
 }
 
-// oldest iterates over the live queries, the oldest first, at most so many of each kin. The loop
-// must not change which queries are live.
-func (s *shard) oldest(most int) iter.Seq[*query] {
+// oldestLive iterates over the live queries, the oldest first, at most so many of each class. The
+// loop must not change which queries are live.
+func (s *shard) oldestLive(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
-		for _, k := range s.kins {
+		for _, k := range s.classes {
 			k.next, k.looked = k.first, 0
 		}
 		for {
-			var k *kin
-			for _, o := range s.kins {
+			var k *queryClass
+			for _, o := range s.classes {
 				if o.next != nil && o.looked < most &&
 					(k == nil || byArrival(o.next, k.next) < 0) {
 					k = o
@@ -114,7 +116,7 @@ func (s *shard) oldest(most int) iter.Seq[*query] {
 				return
 			}
 			q := k.next
-			k.next, k.looked = q.nextKin, k.looked+1
+			k.next, k.looked = q.nextInClass, k.looked+1
 			if !yield(q) {
 				return
 			}
@@ -122,8 +124,8 @@ func (s *shard) oldest(most int) iter.Seq[*query] {
 	}
 }
 
-// leave removes a waiting query from the shard.
-func (s *shard) leave(q *query) {
+// removeWaiting removes a waiting query from the shard.
+func (s *shard) removeWaiting(q *query) {
 	if q.queue != nil {
 		q.queue.remove(q)
 	}
@@ -132,7 +134,7 @@ func (s *shard) leave(q *query) {
 		if s.lateWork -= q.lateWork; s.late.n == 0 {
 			s.lateWork = 0
 		}
-		k := q.kin
+		k := q.class
 		k.late--
 		if k.lateWork -= q.lateWork; k.late == 0 {
 			k.lateWork = 0
@@ -140,30 +142,31 @@ func (s *shard) leave(q *query) {
 	} else {
 		s.leaveLive(q)
 	}
-	s.m.count(q, -1)
-	q.waiting, q.kin = false, nil
+	s.m.countWaiting(q, -1)
+	q.waiting, q.class = false, nil
 	s.m.timers.remove(&q.timer)
 }
 
-// round calls the policy if a query waits and a lane is open.
-func (s *shard) round() {
+// runPolicy calls the policy if a query waits and a lane is open.
+func (s *shard) runPolicy() {
 	if s.live.n+s.late.n > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
-		s.policy.choose(s)
+		s.policy.assignQueries(s)
 	}
 	s.noteSpare()
 }
 
-// assign sends a waiting query to a lane, to run the given variant, and reports false, without
-// effect, if the lane is not open or does not serve the variant. The cost only goes into the
-// decision.
-func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
-	if !q.waiting || q.shard != s || l.shard != s || model < 0 || !q.may(model) || !l.open() ||
-		!l.lasts(l.table(model), q.batch) {
+// assignToLane sends a waiting query to a lane, to run the given variant, and reports false,
+// without effect, if the lane is not open or does not serve the variant. The cost only goes into
+// the decision.
+func (s *shard) assignToLane(q *query, l *lane, model int, cost float64) bool {
+	if !q.waiting || q.shard != s || l.shard != s || model < 0 || !q.allowsModel(model) ||
+		!l.open() ||
+		!l.outlastsRun(l.latencyTable(model), q.batch) {
 		return false
 	}
-	s.leave(q)
+	s.removeWaiting(q)
 	q.model = model
-	latency, wait, waited := l.table(model).mean[q.batch], l.start(), s.m.now-q.arrival
+	latency, wait, waited := l.latencyTable(model).mean[q.batch], l.start(), s.m.now-q.arrival
 	if q.isLate {
 		s.giveSpare(latency)
 	}
@@ -180,9 +183,10 @@ func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
 	s.noteLane(l)
 	q.attempt++
 	q.sent, q.lane = true, l
-	l.reserve(
+	l.reserveWait(
 		reservation{
-			query: q.id, family: q.family, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
+			query: q.id, family: q.family, attempt: q.attempt, latency: latency,
+			grace: l.overdueGrace(q.model, q.batch),
 			since: s.m.now,
 		}, wait)
 	l.setFree(s.m.now + wait + latency)
@@ -196,13 +200,13 @@ func (s *shard) assign(q *query, l *lane, model int, cost float64) bool {
 // bind completes a decision that binds q to the variant q.model.
 func (m *Matcher) bind(q *query, d Decision) Decision {
 	model := &m.models[q.model]
-	d.Query, d.Model, d.Family, d.Accuracy = q.id, model.Name, q.family.name, model.accuracy()
+	d.Query, d.Model, d.Family, d.Accuracy = q.id, model.Name, q.family.name, model.knownAccuracy()
 	return d
 }
 
-// all iterates over all waiting queries, late or not, roughly the oldest first. The loop may assign
-// the query that it was given.
-func (s *shard) all(yield func(*query) bool) {
+// allWaiting iterates over all waiting queries, late or not, roughly the oldest first. The loop may
+// assign the query that it was given.
+func (s *shard) allWaiting(yield func(*query) bool) {
 	a, b := s.live.first, s.late.first
 	for a != nil || b != nil {
 		q := a
@@ -217,23 +221,24 @@ func (s *shard) all(yield func(*query) bool) {
 	}
 }
 
-// keeps reports whether q may go on waiting at s after lanes were dealt to shards anew: s still has
-// a lane for q, or no shard has one, and the lane in whose queue q is has stayed. moved says that
-// latencies of q's model have changed.
-func (s *shard) keeps(q *query, moved bool) bool {
-	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s || !u.lane.usable() ||
-		!u.lane.serves(q)) {
+// keepsQuery reports whether q may go on waiting at s after lanes were dealt to shards anew: s
+// still has a lane for q, or no shard has one, and the lane in whose queue q is has stayed. moved
+// says that latencies of q's model have changed.
+func (s *shard) keepsQuery(q *query, moved bool) bool {
+	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s ||
+		!u.lane.isUsable() ||
+		!u.lane.canServe(q)) {
 		return false
 	}
-	return s == s.m.nowhere || s.accepts(q)
+	return s == s.m.nowhere || s.hasLaneFor(q)
 }
 
-// route returns the shard at which q is to wait: of two drawn at random that can serve q, the one
-// with the shorter backlog for q's size class. A query that no lane can serve goes to the shard
+// routeQuery returns the shard at which q is to wait: of two drawn at random that can serve q, the
+// one with the shorter backlog for q's size class. A query that no lane can serve goes to the shard
 // nowhere until the lanes change.
-func (m *Matcher) route(q *query) *shard {
+func (m *Matcher) routeQuery(q *query) *shard {
 	if len(m.shards) == 1 {
-		if m.shards[0].accepts(q) {
+		if m.shards[0].hasLaneFor(q) {
 			return m.shards[0]
 		}
 		return m.nowhere
@@ -242,7 +247,7 @@ func (m *Matcher) route(q *query) *shard {
 	if a == nil {
 		return m.nowhere
 	}
-	if b := m.draw(q); b.backlog(q) < a.backlog(q) {
+	if b := m.draw(q); b.backlogMs(q) < a.backlogMs(q) {
 		return b
 	}
 	return a
@@ -252,30 +257,30 @@ func (m *Matcher) route(q *query) *shard {
 func (m *Matcher) draw(q *query) *shard {
 	from := m.rng.IntN(len(m.shards))
 	for i := range m.shards {
-		if s := m.shards[(from+i)%len(m.shards)]; s.accepts(q) {
+		if s := m.shards[(from+i)%len(m.shards)]; s.hasLaneFor(q) {
 			return s
 		}
 	}
 	return nil
 }
 
-// accepts reports whether s has a lane for q; if some lane of the pool can meet q's QoS target, s
-// must have one that can.
-func (s *shard) accepts(q *query) bool {
-	if !slices.ContainsFunc(q.allowed(), s.holds) {
+// hasLaneFor reports whether s has a lane for q; if some lane of the pool can meet q's QoS target,
+// s must have one that can.
+func (s *shard) hasLaneFor(q *query) bool {
+	if !slices.ContainsFunc(q.allowedVariants(), s.holdsVariant) {
 		return false
 	}
 	for _, l := range s.lanes {
 		s.m.visited++
-		if l.suits(q) {
+		if l.suitsQuery(q) {
 			return true
 		}
 	}
 	return false
 }
 
-// holds reports whether some usable lane of s holds the variant.
-func (s *shard) holds(v variant) bool {
+// holdsVariant reports whether some usable lane of s holds the variant.
+func (s *shard) holdsVariant(v variant) bool {
 	s.m.visited++
 	return v.model < len(s.holders) && s.holders[v.model] > 0
 }
@@ -291,21 +296,22 @@ func (s *shard) countHolders(of *modelSet, n int32) {
 	}
 }
 
-// suits reports whether l may be given q, and can meet q's QoS target if any type in the pool can.
-func (l *lane) suits(q *query) bool {
-	return l.usable() && l.serves(q) && (l.latency(q) <= q.family.target ||
+// suitsQuery reports whether l may be given q, and can meet q's QoS target if any type in the pool
+// can.
+func (l *lane) suitsQuery(q *query) bool {
+	return l.isUsable() && l.canServe(q) && (l.meanLatency(q) <= q.family.target ||
 		q.least > q.family.target)
 }
 
-// backlog returns about how long, in ms, a query of q's size class would wait at s; 0, which stands
-// for unknown, if s has no lanes.
-func (s *shard) backlog(q *query) float64 {
+// backlogMs returns about how long, in ms, a query of q's size class would wait at s; 0, which
+// stands for unknown, if s has no lanes.
+func (s *shard) backlogMs(q *query) float64 {
 	work, n := s.work[baseOnly], 0
-	if q.class == shared {
+	if q.sizeClass == shared {
 		work += s.work[shared]
 	}
 	for _, l := range s.lanes {
-		if l.suits(q) {
+		if l.suitsQuery(q) {
 			work += l.start()
 			n++
 		}

@@ -8,7 +8,7 @@ package match
 // them, and starts them only on a lane that would idle. The threshold falls with each query below
 // it that is lost, and rises with each that is started, until about one of sixty is lost. Near the
 // limit and below it fewer are lost, and nothing is shed.
-type shedding struct {
+type shedThreshold struct {
 	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
 	// 1 sheds none.
 	threshold float64
@@ -22,14 +22,15 @@ const (
 	// three times the limit. With .03 queries wait for some 10 % longer.
 	shedStep = 0.02
 	shedLoss = 0.015
-	// Nothing is shed until more than minShedLoss of the queries are lost: at the limit, where 1 % may
-	// be late, shedding in each burst costs 1 % of what is served. With .05, 2 points more are late
-	// at 1.2 times the limit where run times vary by half of their mean.
+	// Nothing is shed until more than minShedLoss of the queries are lost: at the limit, where 1 %
+	// may be late, shedding in each burst costs 1 % of what is served. With .05, 2 points more are
+	// late at 1.2 times the limit where run times vary by half of their mean.
 	minShedLoss = 0.025
 )
 
-// blur is the factor in [1, 1 + maxBlur) by which a query's cost is blurred before it is compared to
-// the threshold. Where many queries cost the same, the threshold would else shed all of them or none.
+// blur is the factor in [1, 1 + maxBlur) by which a query's cost is blurred before it is compared
+// to the threshold. Where many queries cost the same, the threshold would else shed all of them or
+// none.
 func blur(id QueryID) float64 {
 	const maxBlur = 0.1
 	x := id.Gateway*0x9e3779b97f4a7c15 + id.Sequence // SplitMix64
@@ -39,13 +40,13 @@ func blur(id QueryID) float64 {
 	return 1 + maxBlur*float64(x>>11)/(1<<53)
 }
 
-// sheds reports whether q costs too much for the scarce time of the lanes.
-func (d *demand) sheds(q *query) bool {
-	return d.threshold < 1 && q.cost > d.threshold*d.maxCost && d.scarce()
+// shedsQuery reports whether q costs too much for the scarce time of the lanes.
+func (d *demand) shedsQuery(q *query) bool {
+	return d.threshold < 1 && q.cost > d.threshold*d.maxCost && d.lacksLanes()
 }
 
-// scarce reports whether lanes are scarce for the family.
-func (d *demand) scarce() bool { return d.lost > minShedLoss*d.size() }
+// lacksLanes reports whether lanes are scarce for the family.
+func (d *demand) lacksLanes() bool { return d.lost > minShedLoss*d.size() }
 
 // admitLess lowers the threshold, because a query below it was lost.
 func (d *demand) admitLess() { d.threshold *= 1 - shedStep }
@@ -53,7 +54,7 @@ func (d *demand) admitLess() { d.threshold *= 1 - shedStep }
 // admitMore raises the threshold, because q is started in time. If q is above it, lanes idled.
 func (d *demand) admitMore(q *query) {
 	step := shedStep
-	if !d.sheds(q) {
+	if !d.shedsQuery(q) {
 		step *= shedLoss
 	}
 	d.threshold = min(1, d.threshold*(1+step))
@@ -74,8 +75,8 @@ const (
 	marginStep, marginMisses, maxMargin = 0.02, 0.01, 0.5
 )
 
-// of returns the margin of queries with the given mean latency and target.
-func (m *margin) of(mean, target float64) *float64 {
+// marginFor returns the margin of queries with the given mean latency and target.
+func (m *margin) marginFor(mean, target float64) *float64 {
 	class := marginClasses - 1
 	if quarters := marginClasses * mean / target; quarters < marginClasses { // it may be infinite
 		class = int(quarters)
@@ -83,17 +84,18 @@ func (m *margin) of(mean, target float64) *float64 {
 	return &m[class]
 }
 
-// safe is the latency in ms that a query of the model does not exceed on t with the safe quantile,
-// and its margin.
-func (t *instanceType) safe(model int, q *query) float64 {
+// safeLatencyMs is the latency in ms that a query of the model does not exceed on t with the safe
+// quantile, and its margin.
+func (t *instanceType) safeLatencyMs(model int, q *query) float64 {
 	table := t.tables[model]
-	return table.safe[q.batch] + *t.margins[model].of(table.mean[q.batch], q.family.target)
+	return table.safe[q.batch] + *t.margins[model].marginFor(table.mean[q.batch], q.family.target)
 }
 
-// judge learns from the answer to q, which l has run, unless q was started late. Where queries wait
-// for others to run with, all are started at their last moment, so that a miss tells nothing.
-func (l *lane) judge(q *query) {
-	if q.lost || q.isLate || l.m.models[q.model].merges().Waits() {
+// adaptMargin learns from the answer to q, which l has run, unless q was started late. Where
+// queries wait for others to run with, all are started at their last moment, so that a miss tells
+// nothing.
+func (l *lane) adaptMargin(q *query) {
+	if q.lost || q.isLate || l.m.models[q.model].mergePolicy().Waits() {
 		return
 	}
 	target := q.family.target
@@ -101,12 +103,12 @@ func (l *lane) judge(q *query) {
 	if late {
 		l.shard.noteMiss(q)
 	}
-	i := l.reservation(q.id, q.attempt)
+	i := l.findReservation(q.id, q.attempt)
 	if i < 0 || l.held[i].latency == 0 || l.held[i].joined ||
 		i+1 < len(l.held) && l.held[i+1].run == l.held[i].run {
 		return // the latency is not that of a run of q alone
 	}
-	margin := l.typ.margins[q.model].of(l.held[i].latency, target)
+	margin := l.typ.margins[q.model].marginFor(l.held[i].latency, target)
 	if late {
 		*margin = min(maxMargin*target, *margin+marginStep*target)
 	} else {

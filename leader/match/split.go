@@ -44,9 +44,9 @@ func (m *Matcher) hasParts(id QueryID) (any bool) {
 	return any
 }
 
-// count adds n to the counts of waiting queries because of q, which begins or ends to wait or to be
-// late. The parts of a query count as one.
-func (m *Matcher) count(q *query, n int) {
+// countWaiting adds n to the counts of waiting queries because of q, which begins or ends to wait
+// or to be late. The parts of a query count as one.
+func (m *Matcher) countWaiting(q *query, n int) {
 	first, firstLate := true, true
 	if q.part {
 		m.eachPart(q.id.Whole(), func(o *query) {
@@ -81,21 +81,21 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 	m.out = append(m.out, m.bind(q, Decision{
 		Action: Split, Waited: fromMs(m.now - q.arrival), Rows: slices.Clone(rows),
 	}))
-	s.leave(q)
+	s.removeWaiting(q)
 	parts := make([]*query, len(rows))
 	for p, batch := range rows {
 		part := m.add(query{
 			id: q.id.Part(p + 1), family: m.alone[model], model: model, accuracy: q.accuracy,
 			batch: batch, arrival: q.arrival, deadline: q.deadline, splits: true, part: true,
 		})
-		part.bound = m.bound(part)
-		s.enter(part)
+		part.bound = m.computeBound(part)
+		s.addLive(part)
 		parts[p] = part
 	}
-	m.forget(q)
+	m.deleteQuery(q)
 	for _, part := range parts {
 		if part.waiting { // none is rejected together with another one
-			m.settle(part)
+			m.settleQuery(part)
 		}
 	}
 	return parts
@@ -109,9 +109,9 @@ const (
 	splitMost = 6
 )
 
-// A cutting is a way to split a query: the parts' batch sizes, and the slots where they are in
+// A splitPlan is a way to split a query: the parts' batch sizes, and the slots where they are in
 // time.
-type cutting struct {
+type splitPlan struct {
 	model       int // the variant
 	rows, slots [MostParts]int
 	n           int
@@ -133,7 +133,7 @@ func (h *horizon) split(s *shard) {
 		return
 	}
 	if len(h.rows) == 0 { // there is no plan
-		h.cut()
+		h.cutSlots()
 		h.match = h.match[:0]
 	}
 	h.taken = slices.Grow(h.taken[:0], len(h.slots))[:len(h.slots)]
@@ -156,18 +156,18 @@ func (h *horizon) split(s *shard) {
 			continue // it is risky
 		}
 		perMs := waitPrice / q.family.target
-		whole := h.at(i, g).cost() + perMs*h.slots[k].start
-		if c, ok := h.cutting(s, q); ok && c.cost+perMs*c.start <= splitGain*whole {
+		whole := h.cellAt(i, g).costWithoutWait() + perMs*h.slots[k].start
+		if c, ok := h.cheapestSplit(s, q); ok && c.cost+perMs*c.start <= splitGain*whole {
 			grp.rest = slices.Delete(grp.rest, place, place+1)
 			h.taken[k] = false
 			h.carryOut(s, q, &c)
 		}
 	}
 	h.risky = slices.DeleteFunc(h.risky, func(q *query) bool {
-		if !s.m.maySplit(q) || q.kin.demand.scarce() || h.waitsWhole(s, q) {
+		if !s.m.maySplit(q) || q.class.demand.lacksLanes() || h.waitsWhole(s, q) {
 			return false
 		}
-		c, ok := h.cutting(s, q)
+		c, ok := h.cheapestSplit(s, q)
 		if ok = ok && c.cost <= splitMost; ok {
 			h.carryOut(s, q, &c)
 		}
@@ -180,7 +180,7 @@ func (h *horizon) waitsWhole(s *shard, q *query) bool {
 	due := q.arrival + q.family.target - s.m.now
 	for g := range h.groups {
 		grp := &h.groups[g]
-		c := grp.fastest(q)
+		c := grp.fastestCell(q)
 		if max(0, grp.work-c.mean)/float64(len(grp.lanes))+c.safe <= due {
 			return true
 		}
@@ -209,12 +209,12 @@ func (h *horizon) findEarly() {
 	}
 }
 
-// cutting returns the cheapest cutting of q, by one variant; false if there is none.
-func (h *horizon) cutting(s *shard, q *query) (best cutting, ok bool) {
+// cheapestSplit returns the cheapest cutting of q, by one variant; false if there is none.
+func (h *horizon) cheapestSplit(s *shard, q *query) (best splitPlan, ok bool) {
 	if s.m.partTaken(q) {
 		return best, false
 	}
-	for _, v := range q.allowed() {
+	for _, v := range q.allowedVariants() {
 		if c, can := h.cuttingBy(s, q, v); can && (!ok || c.cost < best.cost) {
 			best, ok = c, true
 		}
@@ -225,7 +225,7 @@ func (h *horizon) cutting(s *shard, q *query) (best cutting, ok bool) {
 // cuttingBy returns the cutting of q, to run by a variant, into the fewest parts, of sizes in
 // proportion to what their slots can serve in time. It returns false if there is none, or q is in
 // time whole in such a slot.
-func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) {
+func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c splitPlan, ok bool) {
 	// The parts ask for the variant, whose target may be shorter while a family's are changed.
 	due := q.arrival + s.m.alone[v.model].target - s.m.now
 	c.model, c.cost = v.model, v.regret
@@ -236,11 +236,11 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) 
 			continue
 		}
 		slot := h.slots[k]
-		table := slot.lane.table(v.model)
+		table := slot.lane.latencyTable(v.model)
 		if table == nil {
 			continue
 		}
-		can := table.within(due-slot.start, q.batch)
+		can := table.largestWithin(due-slot.start, q.batch)
 		for i, o := range most {
 			if can > o {
 				copy(most[i+1:], most[i:])
@@ -266,20 +266,20 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c cutting, ok bool) 
 		c.rows[i], left, room = batch, left-batch, room-most[i]
 		slot := h.slots[c.slots[i]]
 		grp := &h.groups[slot.group]
-		table := slot.lane.table(v.model)
+		table := slot.lane.latencyTable(v.model)
 		if slot.start+table.safe[batch] > due { // the latencies do not rise with the batch size
 			return c, false
 		}
 		mean := table.mean[batch]
-		price := grp.fastest(q).price * grp.discount(len(q.allowed()))
-		c.cost += price * grp.rise(q.family.target, mean) * mean
+		price := grp.fastestCell(q).price * grp.priceDiscount(len(q.allowedVariants()))
+		c.cost += price * grp.priceFactor(q.family.target, mean) * mean
 		c.start = max(c.start, slot.start)
 	}
 	return c, true
 }
 
 // carryOut splits q as c says and plans its parts.
-func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
+func (h *horizon) carryOut(s *shard, q *query, c *splitPlan) {
 	for i, part := range s.split(q, c.rows[:c.n], c.model) {
 		if !part.waiting {
 			continue // it was rejected
@@ -292,16 +292,16 @@ func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
 		h.due = append(h.due, part.arrival+part.family.target-s.m.now)
 		for g := range h.groups {
 			grp := &h.groups[g]
-			at := grp.fastest(part)
-			at.price *= grp.discount(1) * grp.rise(part.family.target, at.mean)
+			at := grp.fastestCell(part)
+			at.price *= grp.priceDiscount(1) * grp.priceFactor(part.family.target, at.mean)
 			h.cells = append(h.cells, at)
 		}
 	}
 	h.findEarly()
 }
 
-// within returns the largest batch size up to most whose 80 % quantile is at most ms; 0 if there is
-// none. It takes latencies to rise with the batch size.
-func (t *Table) within(ms float64, most int) int {
+// largestWithin returns the largest batch size up to most whose 80 % quantile is at most ms; 0 if
+// there is none. It takes latencies to rise with the batch size.
+func (t *Table) largestWithin(ms float64, most int) int {
 	return sort.Search(most, func(i int) bool { return t.safe[i+1] > ms })
 }

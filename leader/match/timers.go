@@ -11,7 +11,7 @@ type timer struct {
 	lane  *lane
 }
 
-func (t *timer) before(o *timer) bool {
+func (t *timer) isBefore(o *timer) bool {
 	switch {
 	case t.time != o.time:
 		return t.time < o.time
@@ -26,7 +26,7 @@ func (t *timer) before(o *timer) bool {
 // timers is a binary heap of the timers that are set, the earliest first.
 type timers []*timer
 
-func (h timers) earliest() (time float64, ok bool) {
+func (h timers) earliestTime() (time float64, ok bool) {
 	if len(h) == 0 {
 		return 0, false
 	}
@@ -44,7 +44,7 @@ func (h *timers) set(t *timer, time float64) {
 		t.at = len(*h)
 		*h = append(*h, t)
 	}
-	h.fix(t.at)
+	h.fixAt(t.at)
 }
 
 func (h *timers) remove(t *timer) {
@@ -57,7 +57,7 @@ func (h *timers) remove(t *timer) {
 	*h = (*h)[:last]
 	t.at = -1
 	if i < last {
-		h.fix(i)
+		h.fixAt(i)
 	}
 }
 
@@ -72,8 +72,8 @@ func (h timers) swap(i, j int) {
 	h[i].at, h[j].at = i, j
 }
 
-func (h timers) fix(i int) {
-	for i > 0 && h[i].before(h[(i-1)/2]) {
+func (h timers) fixAt(i int) {
+	for i > 0 && h[i].isBefore(h[(i-1)/2]) {
 		h.swap(i, (i-1)/2)
 		i = (i - 1) / 2
 	}
@@ -82,10 +82,10 @@ func (h timers) fix(i int) {
 		if c >= len(h) {
 			return
 		}
-		if c+1 < len(h) && h[c+1].before(h[c]) {
+		if c+1 < len(h) && h[c+1].isBefore(h[c]) {
 			c++
 		}
-		if !h[c].before(h[i]) {
+		if !h[c].isBefore(h[i]) {
 			return
 		}
 		h.swap(i, c)
