@@ -251,7 +251,7 @@ var rules = []rule{
 			"members'",
 	},
 	{
-		folder: "agent/renting", imports: []string{"api", "cloud", "leader", "profiles"},
+		folder: "agent/rent", imports: []string{"api", "cloud", "leader", "profiles"},
 		never:  []string{module + "agent", module + "cloud/ec2", module + "cloud/process"},
 		reason: "the leader rents from whichever provider it is handed",
 	},
@@ -266,13 +266,13 @@ var rules = []rule{
 		reason: "answers are compared without knowing who serves or leads",
 	},
 	{
-		folder: "agent/releasing", imports: []string{"api", "leader"},
+		folder: "agent/release", imports: []string{"api", "leader"},
 		never:  []string{module + "agent", module + "models/store"},
 		reason: "which versions are released is known without knowing where they are kept",
 	},
 	{
 		folder: "agent/lead", imports: []string{
-			"agent/members", "agent/outcome", "agent/releasing", "agent/renting", "api", "leader",
+			"agent/members", "agent/outcome", "agent/release", "agent/rent", "api", "leader",
 			"api/names", "profiles",
 		},
 		reason: "who leads, and what a leader tells whom, does not depend on what this agent " +

@@ -22,8 +22,8 @@ import (
 	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/modelstore"
-	"github.com/muster-serve/muster/agent/releasing"
-	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/agent/release"
+	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/agent/serve"
 	"github.com/muster-serve/muster/agent/shadow"
 	"github.com/muster-serve/muster/agent/worker"
@@ -96,8 +96,8 @@ type Agent struct {
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
 	leading    *lead.Leader
-	renting    *renting.Renting
-	releases   *releasing.Releases  // what versions of models are released
+	renting    *rent.Manager
+	releases   *release.Releases    // what versions of models are released
 	stored     *modelstore.Follower // nil: there is no model store
 	trust      trust
 	shadows    *shadow.Comparer
@@ -157,7 +157,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
 	if config.Rented != "" && config.Rented != rentedEC2 {
-		a.rented.Store(rentedOf(config.Rented))
+		a.rented.Store(rent.ParseRented(config.Rented))
 	}
 	return a, nil
 }
@@ -411,7 +411,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
 		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.newReplanner,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Beat: a.hub.Led,
-		Counts: a.worker, Renting: a.renting, Releasing: a.releases, Registry: a.metrics.registry,
+		Counts: a.worker, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
 		Log: a.log,
 	}
 	if len(a.config.Join) > 0 {

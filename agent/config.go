@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
@@ -356,7 +357,7 @@ func (c Config) Validate() error {
 	if c.Rent != "" && c.Leader == "never" {
 		fault("rent: %q, want none: only an agent that may lead rents", c.Rent)
 	}
-	if c.Rented != "" && c.Rented != rentedEC2 && rentedOf(c.Rented) == nil {
+	if c.Rented != "" && c.Rented != rentedEC2 && rent.ParseRented(c.Rented) == nil {
 		fault(
 			"rented: %q, want \"ec2\", or \"ID SLOT ZONE\" with a slot such as "+
 				"r5n.large/on-demand/0/0",

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/modelstore"
-	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/models/store"
@@ -190,7 +190,7 @@ const (
 
 // released are the versions of a model that are released, the current one first, and the one to
 // which a rollback returns.
-func released(releases *releasing.Releases, model string) (all []int64) {
+func released(releases *release.Releases, model string) (all []int64) {
 	for _, r := range releases.All() {
 		if r.GetModel() != model {
 			continue
@@ -204,7 +204,7 @@ func released(releases *releasing.Releases, model string) (all []int64) {
 	return all
 }
 
-// keeper is the agent's model store, as package releasing needs it.
+// keeper is the agent's model store, as package release needs it.
 type keeper struct{ a *Agent }
 
 // open returns the store.
@@ -237,7 +237,7 @@ func (k keeper) Create(ctx context.Context, r *control.Release) error {
 			do = "rollback " + r.GetModel()
 		}
 		return fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
-			"--sign KEY", releasing.ErrUnsigned, do, k.a.config.ModelStore, k.a.trust.fleet)
+			"--sign KEY", release.ErrUnsigned, do, k.a.config.ModelStore, k.a.trust.fleet)
 	}
 	s, err := k.open()
 	if err == nil {
@@ -256,10 +256,10 @@ func (k keeper) Create(ctx context.Context, r *control.Release) error {
 		if err := releases.Create(ctx, s, r); !errors.Is(err, store.ErrExists) {
 			return err
 		}
-		return releasing.ErrNewer
+		return release.ErrNewer
 	}
 	k.a.releases.Read(newest, false)
-	return fmt.Errorf("%w: in the model store is number %d, version %d, %s", releasing.ErrNewer,
+	return fmt.Errorf("%w: in the model store is number %d, version %d, %s", release.ErrNewer,
 		newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
 }
 

@@ -190,7 +190,7 @@ func (s *beating) describe(g *leader.Glance) {
 	}
 	leadership := s.term.leader.Leadership()
 	var paid map[string]float64
-	if r := s.term.leader.config.Renting; r != nil {
+	if r := s.term.leader.config.Rent; r != nil {
 		paid = r.Paid()
 	}
 	if s.fleet != nil && slices.Equal(s.members, view.GetMembers()) &&

@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -28,7 +28,7 @@ func (oneClient) Bytes(context.Context, secure.Way, int64, bool) error { return 
 func TestClientSaysAgent(t *testing.T) {
 	for client, want := range map[oneClient]uint64{"": 50, "ads": 0} {
 		synctest.Test(t, func(t *testing.T) {
-			released := releasing.New(releasing.Config{
+			released := release.New(release.Config{
 				StateDir: t.TempDir(), Apply: func([]*control.Release) {},
 				Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 			})
@@ -38,7 +38,7 @@ func TestClientSaysAgent(t *testing.T) {
 			w := newLeaderWorld(t)
 			defer w.stop()
 			a := w.add("a", 1, linear, func(c *Config) {
-				c.Clients, c.Releasing = client, released
+				c.Clients, c.Releases = client, released
 			})
 			soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 			synctest.Wait()

@@ -21,8 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/agent/members"
-	"github.com/muster-serve/muster/agent/releasing"
-	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/agent/release"
+	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
@@ -64,10 +64,10 @@ type Config struct {
 	Replanner func(replan.Config, replan.Memory) (Replanner, error)
 	// Counts counts the queries of gateways without an agent.
 	Counts Counts
-	// Renting rents machines while this agent leads; nil: nothing is rented.
-	Renting *renting.Renting
-	// Releasing decides about canaries while this agent leads; nil: the newest versions serve.
-	Releasing *releasing.Releases
+	// Rent rents machines while this agent leads; nil: nothing is rented.
+	Rent *rent.Manager
+	// Releases decides about canaries while this agent leads; nil: the newest versions serve.
+	Releases *release.Releases
 	// Tracer makes the spans of decisions; nil: the leader makes none.
 	Tracer trace.Tracer
 	// Fleet, Registry and Log may not be nil.

@@ -1,14 +1,14 @@
 package lead
 
 import (
-	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
 )
 
-// releases is what package releasing needs of the term.
-func (t *term) releases() releasing.Term {
-	return releasing.Term{
+// releases is what package release needs of the term.
+func (t *term) releases() release.Term {
+	return release.Term{
 		Epoch:   t.claim.Epoch,
 		Trials:  func() []leader.Trial { return asked(t, t.state.Trials) },
 		Serving: func() map[string][]int64 { return asked(t, t.state.Serving) },
@@ -21,14 +21,14 @@ func (t *term) releases() releasing.Term {
 
 // followReleases makes the state follow the newest releases. The loop calls it.
 func (t *term) followReleases() {
-	r := t.leader.config.Releasing
+	r := t.leader.config.Releases
 	if r == nil {
 		return
 	}
 	all := r.All()
 	e := leader.Event{Kind: leader.Released, Releases: make([]leader.Release, len(all))}
 	for i, x := range all {
-		e.Releases[i] = leader.Release{Model: x.GetModel(), Release: releasing.Choice(x)}
+		e.Releases[i] = leader.Release{Model: x.GetModel(), Release: release.Choice(x)}
 	}
 	if len(all) > 0 {
 		t.step(e)
@@ -37,7 +37,7 @@ func (t *term) followReleases() {
 
 // compared takes answers that an agent's gateway has compared; what clients say does not count.
 func (t *term) compared(g *gateway, all []*control.AnswersCompared) {
-	if r := t.leader.config.Releasing; r != nil && len(all) > 0 && !g.sdk {
+	if r := t.leader.config.Releases; r != nil && len(all) > 0 && !g.sdk {
 		r.Compared(all)
 	}
 }

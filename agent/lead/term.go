@@ -131,10 +131,10 @@ func (t *term) run() {
 	beside.Go(func() { t.beating.run(t.ctx) })
 	beside.Go(func() { t.placing.run(t.ctx) })
 	beside.Go(func() { t.noding.run(t.ctx) })
-	if r := t.leader.config.Renting; r != nil {
+	if r := t.leader.config.Rent; r != nil {
 		beside.Go(func() { r.Run(t.ctx, t.rents()) })
 	}
-	if r := t.leader.config.Releasing; r != nil {
+	if r := t.leader.config.Releases; r != nil {
 		beside.Go(func() { r.Run(t.ctx, t.releases()) })
 	}
 	defer beside.Wait()
@@ -455,10 +455,10 @@ func (t *term) ask(asks chan<- func(), do func()) bool {
 func (t *term) introduce(to names.AgentName, m *control.LeaderMessage) {
 	m.Placement = t.placing.introduction(to)
 	m.Leadership = t.leader.Leadership()
-	if r := t.leader.config.Renting; r != nil {
+	if r := t.leader.config.Rent; r != nil {
 		m.Fleet = r.Desired()
 	}
-	if r := t.leader.config.Releasing; r != nil {
+	if r := t.leader.config.Releases; r != nil {
 		m.Releases = r.All()
 	}
 	m.Election = append(m.Election, t.leader.message(&election.Message{
@@ -479,7 +479,7 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 	if greets || m.GetFleet() != nil {
 		t.desired(name, m.GetFleet())
 	}
-	if r := t.leader.config.Releasing; r != nil {
+	if r := t.leader.config.Releases; r != nil {
 		r.Heard(m.GetReleases()) // of a leader that this agent has not followed, if they are newer
 	}
 	if m.Member != nil {

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/muster-serve/muster/agent/releasing"
+	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/models/store"
@@ -55,7 +55,7 @@ func (k inStore) write(ctx context.Context, next *control.Release, entry *store.
 		err = releases.Create(ctx, k.s, next)
 	}
 	if errors.Is(err, store.ErrExists) {
-		return nil, releasing.ErrNewer
+		return nil, release.ErrNewer
 	} else if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 		next = proto.CloneOf(newest)
 	}
 	req.By = storecmd.Self()
-	if err := releasing.Change(next, req, entry.Versions); err != nil {
+	if err := release.Change(next, req, entry.Versions); err != nil {
 		return nil, err
 	}
 	return k.write(ctx, next, entry)
@@ -156,7 +156,7 @@ func shown(all ...*control.Release) *control.ReleaseResponse {
 	out := &control.ReleaseResponse{}
 	for _, r := range all {
 		out.Releases = append(out.Releases, &control.ReleaseState{
-			Release: r, State: releasing.StateOf(r), Verdict: r.GetWhy(),
+			Release: r, State: release.StateOf(r), Verdict: r.GetWhy(),
 		})
 	}
 	return out

@@ -6,16 +6,16 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
-	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-// rents is what package renting needs of the term.
-func (t *term) rents() renting.Term {
+// rents is what package rent needs of the term.
+func (t *term) rents() rent.Term {
 	l := t.leader
-	return renting.Term{
+	return rent.Term{
 		Self: string(l.fleet.Self()), Epoch: t.claim.Epoch, View: l.fleet.View,
 		Changed: l.fleet.Changed,
 		Status: func() *control.FleetStatus {
@@ -47,7 +47,7 @@ func (t *term) tellDesired(d *control.DesiredFleet) {
 // desired takes what a member says is desired of the fleet. What is newer than this agent knows is
 // of a leader that this agent has not followed, and all are told.
 func (t *term) desired(member names.AgentName, d *control.DesiredFleet) {
-	if r := t.leader.config.Renting; r != nil && r.Said(t.claim.Epoch, string(member), d) {
+	if r := t.leader.config.Rent; r != nil && r.Said(t.claim.Epoch, string(member), d) {
 		t.tellDesired(d)
 	}
 }

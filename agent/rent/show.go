@@ -1,4 +1,4 @@
-package renting
+package rent
 
 import (
 	"fmt"
@@ -43,7 +43,7 @@ func (l *loop) show(p *policy.Policy, d *control.DesiredFleet, seen *rent.Seen, 
 		}
 	}
 	l.shown, l.of = s, d
-	l.renting.metrics.shown(s, d)
+	l.manager.metrics.shown(s, d)
 }
 
 // fill adds a step to what is shown.
@@ -127,7 +127,7 @@ func (l *loop) count(step *rent.Step) {
 			l.starts[m.ID] = time.Now().Add(-m.Age)
 		}
 		if at, known := l.starts[m.ID]; known && m.Phase == rent.Serving && !at.IsZero() {
-			l.renting.metrics.starts.Observe(time.Since(at).Seconds())
+			l.manager.metrics.starts.Observe(time.Since(at).Seconds())
 			l.starts[m.ID] = time.Time{}
 		}
 	}

@@ -3,13 +3,11 @@ package agent
 import (
 	"fmt"
 	"os"
-	"strings"
 
-	"github.com/muster-serve/muster/agent/renting"
+	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
-	"github.com/muster-serve/muster/leader/rent"
 )
 
 // Rent has the agent rent machines while it leads, by the policy in the file Config.Rent. open
@@ -22,7 +20,7 @@ func (a *Agent) Rent(open func(p *policy.Policy, join string) (cloud.Provider, e
 // openRenting makes the part that rents, for an agent that can, and for all others the one that
 // remembers what is desired.
 func (a *Agent) openRenting() (err error) {
-	config := renting.Config{
+	config := rent.Config{
 		StateDir: a.config.StateDir, Registry: a.metrics.registry, Log: a.log,
 	}
 	if a.config.Rent != "" {
@@ -38,7 +36,7 @@ func (a *Agent) openRenting() (err error) {
 			return a.rents(p, a.gossip.Addr().String())
 		}
 	}
-	a.renting, err = renting.New(config)
+	a.renting, err = rent.New(config)
 	return err
 }
 
@@ -49,16 +47,4 @@ func (a *Agent) setRented(r *control.Rented) {
 	if a.members != nil {
 		a.members.SelfChanged()
 	}
-}
-
-// rentedOf reads Config.Rented; nil if that has faults.
-func rentedOf(text string) *control.Rented {
-	words := strings.Fields(text)
-	if len(words) != 3 {
-		return nil
-	}
-	if _, err := rent.ParseSlot(words[1]); err != nil {
-		return nil
-	}
-	return &control.Rented{Instance: words[0], Slot: words[1], Zone: words[2]}
 }

@@ -1,4 +1,4 @@
-// Package releasing keeps which versions of models are released, in every agent, and decides about
+// Package release keeps which versions of models are released, in every agent, and decides about
 // canaries while the agent leads.
 //
 // In come what other agents know ([Releases.Heard]), what people ask for ([Releases.Set]), and from
@@ -11,4 +11,4 @@
 // version back does not wait for a store that fails; it is written later.
 //
 // [Releases.Run] has the goroutines, of the term; all methods may be called concurrently.
-package releasing
+package release

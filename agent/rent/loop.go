@@ -1,4 +1,4 @@
-package renting
+package rent
 
 import (
 	"context"
@@ -56,9 +56,9 @@ const (
 	changed, priceChanged = 0.15, 0.05
 )
 
-// A loop is one term's. Its goroutine is Renting.Run's; mu guards what it shares.
+// A loop is one term's. Its goroutine is Manager.Run's; mu guards what it shares.
 type loop struct {
-	renting *Renting
+	manager *Manager
 	term    Term
 	began   time.Time
 
@@ -90,8 +90,8 @@ type loop struct {
 }
 
 // Run rents while this agent leads, until ctx ends.
-func (r *Renting) Run(ctx context.Context, term Term) {
-	l := &loop{renting: r, term: term, began: time.Now(), shown: &control.FleetState{},
+func (r *Manager) Run(ctx context.Context, term Term) {
+	l := &loop{manager: r, term: term, began: time.Now(), shown: &control.FleetState{},
 		starts: map[string]time.Time{}}
 	if !r.Rents() {
 		l.shown.Fault = "the leader runs without --rent FILE, which agents that may lead need"
@@ -131,7 +131,7 @@ func (l *loop) run(ctx context.Context) {
 			if !l.look() {
 				continue
 			}
-		case <-l.renting.wake:
+		case <-l.manager.wake:
 		case <-members:
 			members = l.term.Changed()
 		case <-ctx.Done():
@@ -160,7 +160,7 @@ func (l *loop) look() bool {
 // round makes one step: it lists, plans if that is due, steps and acts. It returns in how long the
 // next is due.
 func (l *loop) round(ctx context.Context) time.Duration {
-	desired := l.renting.Desired()
+	desired := l.manager.Desired()
 	l.usePolicy(desired)
 	l.mu.Lock()
 	p := l.policy
@@ -174,7 +174,7 @@ func (l *loop) round(ctx context.Context) time.Duration {
 		return 0
 	}
 	l.plan(ctx, p, desired)
-	desired = l.renting.Desired()
+	desired = l.manager.Desired()
 	seen := l.gather(p, desired)
 	if ctx.Err() != nil {
 		return 0
@@ -193,7 +193,7 @@ func (l *loop) round(ctx context.Context) time.Duration {
 func (l *loop) usePolicy(d *control.DesiredFleet) {
 	text := d.GetPolicy()
 	if text == "" {
-		text = l.renting.config.Policy
+		text = l.manager.config.Policy
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,17 +204,17 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 	p, err := policy.Parse("fleet.yaml", text)
 	var provider cloud.Provider
 	if err == nil {
-		provider, err = l.renting.config.Open(p)
+		provider, err = l.manager.config.Open(p)
 	}
 	var later *document.FormatError
 	if errors.As(err, &later) && l.policy != nil {
 		l.fault = err.Error()
-		l.renting.log.Error("the fleet.yaml of before stays in force", "error", err, eventKey, "fleet")
+		l.manager.log.Error("the fleet.yaml of before stays in force", "error", err, eventKey, "fleet")
 		return
 	}
 	if err != nil {
 		l.fault = err.Error()
-		l.renting.log.Error("nothing can be rented", "error", err, eventKey, "fleet")
+		l.manager.log.Error("nothing can be rented", "error", err, eventKey, "fleet")
 		l.policy, l.provider = nil, nil
 		return
 	}
@@ -241,10 +241,10 @@ func (l *loop) call(ctx context.Context, name string, do func(context.Context) e
 	err := do(ctx)
 	if err != nil && ctx.Err() != context.Canceled {
 		code := codeOf(err)
-		l.renting.metrics.errors.WithLabelValues(name, code).Inc()
+		l.manager.metrics.errors.WithLabelValues(name, code).Inc()
 		err = fmt.Errorf("%s: %w", name, err)
 		if l.setFault(err.Error()) {
-			l.renting.log.Warn("the provider does not do what it is asked", "call", name, "error",
+			l.manager.log.Warn("the provider does not do what it is asked", "call", name, "error",
 				err, eventKey, "fleet")
 		}
 	}
@@ -324,7 +324,7 @@ func (l *loop) offered(offers []cloud.Offer) {
 		if before := l.prices[kind]; before > 0 &&
 			(price > before*(1+priceChanged) || price < before*(1-priceChanged)) {
 			l.planned = time.Time{}
-			l.renting.log.Info("a price has changed", "kind", kind.String(), "before", before,
+			l.manager.log.Info("a price has changed", "kind", kind.String(), "before", before,
 				"now", price, eventKey, "fleet")
 		}
 	}
@@ -351,7 +351,7 @@ func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.Desi
 	affords := p.Affords(l.prices)
 	priced := len(l.prices) > 0
 	l.mu.Unlock()
-	electors := l.renting.electors.addresses()
+	electors := l.manager.electors.addresses()
 	moved := len(electors) > 0 && !slices.Equal(electors, d.GetElectors())
 	begin := p.Mode == policy.Auto && !d.GetKnown() && priced && affords == nil &&
 		(first || d.GetIdentity() != "")
@@ -376,7 +376,7 @@ func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.Desi
 	if l.desire(d, next) != nil {
 		return d
 	}
-	return l.renting.Desired()
+	return l.manager.Desired()
 }
 
 // gather gathers what a step goes by.
@@ -390,7 +390,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 	seen := &rent.Seen{
 		Now: now, ListAge: age, Agents: agentsOf(members, l.term.Status(), l.term.Self),
 		Prices: prices, Template: p.Template(),
-		Majority:  l.renting.electors.majority(now, members) && l.knowsMost(),
+		Majority:  l.manager.electors.majority(now, members) && l.knowsMost(),
 		NoReturns: p.Window.Closed(time.Now()),
 		Serves:    l.serves,
 	}
@@ -408,7 +408,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 		seen.Needed, bounds.Min = 0, 0
 	}
 	l.renter.SetPolicy(bounds)
-	switch paused := l.renting.paused(d); {
+	switch paused := l.manager.paused(d); {
 	case paused != "":
 		seen.Paused = paused
 	case !p.Mode.Acts():
@@ -420,7 +420,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 }
 
 // paused says why a person has paused the fleet; "": nobody has.
-func (r *Renting) paused(d *control.DesiredFleet) string {
+func (r *Manager) paused(d *control.DesiredFleet) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	left := time.Until(r.resumes).Round(time.Second)
@@ -477,7 +477,7 @@ func agentsOf(members []*control.Member, status *control.FleetStatus, self strin
 // act carries out a step's actions, and reports whether there were any.
 func (l *loop) act(ctx context.Context, p *policy.Policy, step *rent.Step) bool {
 	for _, event := range step.Events {
-		l.renting.log.Warn("an instance is gone", "what", event, eventKey, "fleet")
+		l.manager.log.Warn("an instance is gone", "what", event, eventKey, "fleet")
 	}
 	for _, a := range step.Actions {
 		if ctx.Err() != nil {
@@ -493,8 +493,8 @@ func (l *loop) act(ctx context.Context, p *policy.Policy, step *rent.Step) bool 
 				return l.provider.Return(ctx, a.ID)
 			}) == nil {
 				l.renter.Returned(a, l.now())
-				l.renting.metrics.returned(a)
-				l.renting.log.Info("returned", "instance", a.ID, "slot", a.Slot.String(), "why",
+				l.manager.metrics.returned(a)
+				l.manager.log.Info("returned", "instance", a.ID, "slot", a.Slot.String(), "why",
 					a.Why, eventKey, "fleet")
 			}
 		}
@@ -506,12 +506,12 @@ func (l *loop) launch(ctx context.Context, p *policy.Policy, a rent.Action) {
 	if l.renter.Waits(a.Slot.Kind, l.now()) != "" {
 		return
 	}
-	d := l.renting.Desired()
+	d := l.manager.Desired()
 	zones := slices.Clone(l.zones[a.Slot.Kind])
 	slices.SortStableFunc(zones, func(x, y string) int {
 		return truth(slices.Contains(a.Avoid, x)) - truth(slices.Contains(a.Avoid, y))
 	})
-	log := l.renting.log.With("slot", a.Slot.String(), eventKey, "fleet")
+	log := l.manager.log.With("slot", a.Slot.String(), eventKey, "fleet")
 	log.Info("renting", "why", a.Why)
 	var i rent.Instance
 	err := l.call(ctx, "launch", func(ctx context.Context) (err error) {
@@ -524,7 +524,7 @@ func (l *loop) launch(ctx context.Context, p *policy.Policy, a rent.Action) {
 	if err != nil {
 		result = codeOf(err)
 	}
-	l.renting.metrics.launches.WithLabelValues(string(a.Slot.Type), result).Inc()
+	l.manager.metrics.launches.WithLabelValues(string(a.Slot.Type), result).Inc()
 	if err != nil {
 		l.renter.Failed(a.Slot, failureOf(err), err.Error(), l.now())
 		if errors.Is(err, cloud.ErrDenied) {
@@ -567,7 +567,7 @@ func (l *loop) drain(ctx context.Context, a rent.Action) {
 	}) != nil {
 		return
 	}
-	log := l.renting.log.With("instance", a.ID, "slot", a.Slot.String(), "agent", a.Agent, eventKey,
+	log := l.manager.log.With("instance", a.ID, "slot", a.Slot.String(), "agent", a.Agent, eventKey,
 		"fleet")
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -638,7 +638,7 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 		l.propose(nil, p, choice.Why)
 		return
 	}
-	if p.Mode == policy.Auto && d.GetKnown() && l.renting.paused(d) == "" {
+	if p.Mode == policy.Auto && d.GetKnown() && l.manager.paused(d) == "" {
 		next := proto.CloneOf(d)
 		next.Counts, next.Why, next.By = toCounts(choice.Counts), choice.Why, ""
 		if err := p.Allows(choice.Counts, f.Prices); err != nil {
@@ -667,7 +667,7 @@ func (l *loop) propose(c *choose.Choice, p *policy.Policy, why string) {
 		Counts: toCounts(c.Counts), PriceUsdPerHour: c.Price, NowUsdPerHour: c.Now, Why: c.Why,
 		Waits: why,
 	}
-	desired := desiredOf(l.renting.Desired()).Counts
+	desired := desiredOf(l.manager.Desired()).Counts
 	kinds := maps.Clone(c.Counts)
 	for kind := range desired {
 		kinds[kind] += 0
@@ -693,7 +693,7 @@ func (l *loop) propose(c *choose.Choice, p *policy.Policy, why string) {
 	if textOf(before.GetCounts()) != textOf(proposal.Counts) || before == nil {
 		l.number++
 		proposal.Number = l.term.Epoch<<20 | l.number
-		l.renting.log.Info("another fleet is proposed", "fleet", textOf(proposal.Counts), "price",
+		l.manager.log.Info("another fleet is proposed", "fleet", textOf(proposal.Counts), "price",
 			proposal.PriceUsdPerHour, "why", proposal.Why, "waits", proposal.Waits, eventKey, "fleet")
 	} else {
 		proposal.Number = before.Number

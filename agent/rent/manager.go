@@ -1,4 +1,4 @@
-package renting
+package rent
 
 import (
 	"crypto/rand"
@@ -43,9 +43,9 @@ type Config struct {
 // eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// A Renting is an agent's. Its methods may be called concurrently, and only Run blocks, but for
+// A Manager is an agent's. Its methods may be called concurrently, and only Run blocks, but for
 // writing a small file.
-type Renting struct {
+type Manager struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
@@ -65,10 +65,10 @@ type Renting struct {
 	term    *loop     // nil while Run does not run
 }
 
-// New returns a Renting that knows what StateDir has. It returns an error if the policy has faults,
+// New returns a Manager that knows what StateDir has. It returns an error if the policy has faults,
 // or the file of what is desired cannot be read.
-func New(config Config) (*Renting, error) {
-	r := &Renting{config: config, log: config.Log, wake: make(chan struct{}, 1),
+func New(config Config) (*Manager, error) {
+	r := &Manager{config: config, log: config.Log, wake: make(chan struct{}, 1),
 		heard: make(chan struct{})}
 	if config.Policy == "" {
 		return r, nil
@@ -97,14 +97,14 @@ func New(config Config) (*Renting, error) {
 	return r, nil
 }
 
-func (r *Renting) path() string { return filepath.Join(r.config.StateDir, "desired.json") }
+func (r *Manager) path() string { return filepath.Join(r.config.StateDir, "desired.json") }
 
 // Rents reports whether this agent can rent.
-func (r *Renting) Rents() bool { return r.first != nil }
+func (r *Manager) Rents() bool { return r.first != nil }
 
 // Desired returns the newest of what is desired that this agent knows; nil: nothing is. The caller
 // must not change it.
-func (r *Renting) Desired() *control.DesiredFleet {
+func (r *Manager) Desired() *control.DesiredFleet {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.desired
@@ -112,7 +112,7 @@ func (r *Renting) Desired() *control.DesiredFleet {
 
 // Heard takes what another agent says is desired, if it is newer than what this one knows, and
 // reports whether it is. The caller must not change it afterwards.
-func (r *Renting) Heard(d *control.DesiredFleet) bool {
+func (r *Manager) Heard(d *control.DesiredFleet) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if d == nil || !newer(d, r.desired) {
@@ -125,7 +125,7 @@ func (r *Renting) Heard(d *control.DesiredFleet) bool {
 // Said takes what a member says in a term of this agent's that it knows to be desired, as it does
 // when it greets its leader and when it was told: nil where it knows nothing. It reports whether that
 // is newer than what this agent knows. The caller must not change d afterwards.
-func (r *Renting) Said(epoch uint64, member string, d *control.DesiredFleet) bool {
+func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) bool {
 	r.mu.Lock()
 	if epoch > r.saidIn {
 		r.saidIn, r.said = epoch, map[string]*control.DesiredFleet{}
@@ -145,7 +145,7 @@ const keepWait = 3 * time.Second
 // know counts the agents that may lead: all, and those that have said in this term what they know
 // to be desired, and know d if that is not nil. This agent is one of them.
 func (l *loop) know(d *control.DesiredFleet) (know, all int) {
-	members, r := l.term.View().GetMembers(), l.renting
+	members, r := l.term.View().GetMembers(), l.manager
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	addresses := map[string]bool{}
@@ -178,9 +178,9 @@ func (l *loop) await(d *control.DesiredFleet) (know, all int, ok bool) {
 	timeout := time.NewTimer(keepWait)
 	defer timeout.Stop()
 	for {
-		l.renting.mu.Lock()
-		heard, leads := l.renting.heard, l.renting.term == l
-		l.renting.mu.Unlock()
+		l.manager.mu.Lock()
+		heard, leads := l.manager.heard, l.manager.term == l
+		l.manager.mu.Unlock()
 		know, all = l.know(d)
 		if 2*know > all || !leads {
 			return know, all, leads
@@ -200,7 +200,7 @@ func newer(a, b *control.DesiredFleet) bool {
 }
 
 // keep replaces what is desired, and writes it to disk if this agent rents. r.mu is held.
-func (r *Renting) keep(d *control.DesiredFleet) {
+func (r *Manager) keep(d *control.DesiredFleet) {
 	if paused := d.GetPausedNs(); paused > 0 && r.desired.GetPausedNs() != paused {
 		r.resumes = time.Now().Add(time.Duration(paused))
 	}
@@ -223,7 +223,7 @@ func (r *Renting) keep(d *control.DesiredFleet) {
 }
 
 // State returns what this agent rents as the leader; UNAVAILABLE if it does not lead.
-func (r *Renting) State() (*control.FleetState, error) {
+func (r *Manager) State() (*control.FleetState, error) {
 	r.mu.Lock()
 	l, d := r.term, r.desired
 	r.mu.Unlock()
@@ -241,7 +241,7 @@ func (r *Renting) State() (*control.FleetState, error) {
 
 // Paid returns what the machines of agents are rented at, in $/hour, as of the last step of this agent
 // as the leader; nil if there was none. The caller must not change it.
-func (r *Renting) Paid() map[string]float64 {
+func (r *Manager) Paid() map[string]float64 {
 	r.mu.Lock()
 	l := r.term
 	r.mu.Unlock()
@@ -258,7 +258,7 @@ var errCannot = status.Error(codes.FailedPrecondition, "the leader cannot rent m
 	"agents that may lead with --rent FILE, and all others with --leader never")
 
 // Set changes what is desired, or says what would follow.
-func (r *Renting) Set(req *control.SetFleetRequest) (*control.FleetState, error) {
+func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error) {
 	r.mu.Lock()
 	l := r.term
 	r.mu.Unlock()
@@ -314,17 +314,17 @@ func (l *loop) desire(before, next *control.DesiredFleet) error {
 	if !l.knowsMost() {
 		return status.Error(codes.Unavailable, "this leader does not know yet what most know")
 	}
-	l.renting.mu.Lock()
-	defer l.renting.mu.Unlock()
-	if l.renting.desired != before {
+	l.manager.mu.Lock()
+	defer l.manager.mu.Unlock()
+	if l.manager.desired != before {
 		return status.Error(codes.Aborted, "what is desired has changed meanwhile: try again")
 	}
 	next.Epoch, next.Version = l.term.Epoch, before.GetVersion()+1
-	l.renting.keep(next)
+	l.manager.keep(next)
 	l.term.Tell(next)
 	if textOf(before.GetCounts()) != textOf(next.Counts) || before.GetPolicy() != next.Policy ||
 		before.GetPausedNs() != next.PausedNs {
-		l.renting.log.Info("the fleet is to be another", "desired", textOf(next.Counts), "version",
+		l.manager.log.Info("the fleet is to be another", "desired", textOf(next.Counts), "version",
 			next.Version, "why", next.Why, "by", next.By, eventKey, "fleet")
 	}
 	return nil

@@ -1,4 +1,4 @@
-package renting
+package rent
 
 import (
 	"maps"

@@ -1,4 +1,4 @@
-package renting
+package rent
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"github.com/muster-serve/muster/leader/rent"
 )
 
-// renter returns a Renting that rents by a policy, with its state in dir.
-func renter(t *testing.T, dir string) *Renting {
+// renter returns a Manager that rents by a policy, with its state in dir.
+func renter(t *testing.T, dir string) *Manager {
 	t.Helper()
 	r, err := New(Config{
 		StateDir: dir, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
@@ -80,7 +80,7 @@ func TestListOfPolicyBefore(t *testing.T) {
 	if _, err := p.Launch(t.Context(), slot, cloud.Spec{By: "us"}); err != nil {
 		t.Fatal(err)
 	}
-	l := &loop{renting: r}
+	l := &loop{manager: r}
 	use := func(text string) []string {
 		l.usePolicy(&control.DesiredFleet{Policy: text})
 		l.refresh(t.Context(), l.policy)
@@ -102,7 +102,7 @@ func TestPolicyOfLaterFormat(t *testing.T) {
 	r := renter(t, t.TempDir())
 	r.config.Open = func(*policy.Policy) (cloud.Provider, error) { return &cloudtest.Provider{}, nil }
 	later := &control.DesiredFleet{Policy: "requires: 2\nlater: 1\n" + r.config.Policy}
-	l := &loop{renting: r}
+	l := &loop{manager: r}
 	l.usePolicy(&control.DesiredFleet{})
 	before := l.policy
 	for range 2 {
@@ -117,7 +117,7 @@ func TestPolicyOfLaterFormat(t *testing.T) {
 	if l.policy == nil || l.fault != "" {
 		t.Errorf("got the policy %v, fault %q of a file that it knows", l.policy, l.fault)
 	}
-	l = &loop{renting: r}
+	l = &loop{manager: r}
 	l.usePolicy(later)
 	if l.policy != nil || !strings.Contains(l.fault, "requires format 2") {
 		t.Errorf("got the policy %v, fault %q without one before", l.policy, l.fault)
