@@ -40,11 +40,11 @@ const (
 	unknownEarly time.Duration = math.MinInt64
 )
 
-// observe learns from one answered query. round is the time from the decision to the completion,
-// without the time at the lane. It spans three ways, those of the decision, the payload and the
-// completion, of which two come before the start. receive is how long the payload took to come in.
-// early is how much shorter than predicted the execution was, or unknownEarly.
-func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint64) {
+// observeAnswer learns from one answered query. round is the time from the decision to the
+// completion, without the time at the lane. It spans three ways, those of the decision, the payload
+// and the completion, of which two come before the start. receive is how long the payload took to
+// come in. early is how much shorter than predicted the execution was, or unknownEarly.
+func (e *aheadEstimate) observeAnswer(round, receive, early time.Duration, bytes uint64) {
 	receive = min(max(receive, 0), max(round, 0))
 	e.samples[e.observed%len(e.samples)] = aheadSample{
 		max(0, receive+(round-receive)*2/3), early, bytes,
@@ -52,9 +52,9 @@ func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint6
 	e.observed++
 }
 
-// fit sets fixed and perByte to the line of Brown and Mood, which passes through the medians of the
-// half of the samples with fewer bytes and of the half with more. Outliers do not move it.
-func (e *aheadEstimate) fit() {
+// fitLine sets fixed and perByte to the line of Brown and Mood, which passes through the medians of
+// the half of the samples with fewer bytes and of the half with more. Outliers do not move it.
+func (e *aheadEstimate) fitLine() {
 	e.fitted = e.observed
 	s := e.sorted[:copy(e.sorted[:], e.samples[:min(e.observed, len(e.samples))])]
 	slices.SortFunc(s, func(a, b aheadSample) int {
@@ -88,14 +88,14 @@ func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Durat
 	return rest[len(rest)/2]
 }
 
-// value is how long before its start a query of the median size must be decided on; false until
+// estimate is how long before its start a query of the median size must be decided on; false until
 // enough is known. A lane that ends early says so, and gets its next query three ways later, one
 // and a half times the way of an assignment and its payload. The spread cannot save more than that,
 // however early lanes end.
-func (e *aheadEstimate) value() (time.Duration, bool) {
+func (e *aheadEstimate) estimate() (time.Duration, bool) {
 	if since := e.observed - e.fitted; since >= moreAnswers ||
 		e.fitted == 0 && since >= aheadAnswers {
-		e.fit()
+		e.fitLine()
 	}
 	if e.fitted == 0 {
 		return e.fixed, e.fixed > 0

@@ -14,13 +14,13 @@ func TestAheadEstimate(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		var e aheadEstimate
 		for i := range 31 {
-			e.observe(3*time.Millisecond, 0, 0, uint64(1000*i))
+			e.observeAnswer(3*time.Millisecond, 0, 0, uint64(1000*i))
 		}
-		if v, ok := e.value(); ok {
+		if v, ok := e.estimate(); ok {
 			t.Errorf("after 31 answers it says %v, want nothing yet", v)
 		}
 		e.fixed = 5 * time.Millisecond
-		if v, ok := e.value(); !ok || v != e.fixed {
+		if v, ok := e.estimate(); !ok || v != e.fixed {
 			t.Errorf("after a leader that had found 5ms it says %v, %t", v, ok)
 		}
 		const perByte = 8 // ns
@@ -34,10 +34,11 @@ func TestAheadEstimate(t *testing.T) {
 			if rng.IntN(5) == 0 {
 				round += time.Duration(rng.IntN(300)) * time.Millisecond
 			}
-			e.observe(round, receive, time.Duration(rng.NormFloat64()*float64(time.Millisecond)),
+			e.observeAnswer(round, receive,
+				time.Duration(rng.NormFloat64()*float64(time.Millisecond)),
 				bytes)
 		}
-		v, ok := e.value()
+		v, ok := e.estimate()
 		if want := 3*time.Millisecond + perByte*100_000; !ok || v < want*8/10 || v > want*13/10 {
 			t.Errorf("seed %d: got %v, %t, want about %v", seed, v, ok, time.Duration(want))
 		}
@@ -52,16 +53,16 @@ func TestAheadUnknown(t *testing.T) {
 		if i%8 != 0 {
 			early = unknownEarly
 		}
-		e.observe(3*time.Millisecond, 0, early, 1000)
+		e.observeAnswer(3*time.Millisecond, 0, early, 1000)
 	}
-	if v, ok := e.value(); !ok || v != 3*time.Millisecond {
+	if v, ok := e.estimate(); !ok || v != 3*time.Millisecond {
 		t.Errorf("got %v, %t, want 2ms of way and 1ms of spread", v, ok)
 	}
 	var none aheadEstimate
 	for range 128 {
-		none.observe(3*time.Millisecond, 0, unknownEarly, 1000)
+		none.observeAnswer(3*time.Millisecond, 0, unknownEarly, 1000)
 	}
-	if v, ok := none.value(); !ok || v != 2*time.Millisecond {
+	if v, ok := none.estimate(); !ok || v != 2*time.Millisecond {
 		t.Errorf("got %v, %t, want 2ms of way and no spread", v, ok)
 	}
 }
@@ -104,9 +105,9 @@ func TestAheadSpread(t *testing.T) {
 	} {
 		var e aheadEstimate
 		for range 2 * aheadAnswers {
-			e.observe(test.way*3/2, 0, test.early, 1000)
+			e.observeAnswer(test.way*3/2, 0, test.early, 1000)
 		}
-		if v, ok := e.value(); !ok || v != test.want {
+		if v, ok := e.estimate(); !ok || v != test.want {
 			t.Errorf("a way of %v, ends %v early: got %v, %t, want %v", test.way, test.early, v, ok,
 				test.want)
 		}

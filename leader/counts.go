@@ -34,8 +34,8 @@ func (m *model) familyName() string {
 	return m.Name
 }
 
-// counted returns the counts of a model's family.
-func (s *State) counted(m *model) *FamilyCount {
+// familyCount returns the counts of a model's family.
+func (s *State) familyCount(m *model) *FamilyCount {
 	name := m.familyName()
 	f := s.counts[name]
 	if f == nil {
@@ -64,7 +64,7 @@ func (s *State) FamilyCounts() []FamilyCount {
 	if _, late := s.matcher.Waiting(); late > 0 {
 		for _, g := range s.gateways {
 			for _, q := range g.queries {
-				if f := all[s.familyAsked(q)]; f != nil && s.matcher.Waits(q.id()) &&
+				if f := all[s.familyAsked(q)]; f != nil && s.matcher.Waits(q.matchID()) &&
 					s.now-q.heardAt+q.waited > f.QoSTarget {
 					f.WaitingLate++
 				}
@@ -73,7 +73,7 @@ func (s *State) FamilyCounts() []FamilyCount {
 	}
 	out := make([]FamilyCount, 0, len(all))
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		slices.SortFunc(all[name].Models, ModelID.compare)
+		slices.SortFunc(all[name].Models, ModelID.compareTo)
 		out = append(out, *all[name])
 	}
 	return out

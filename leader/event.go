@@ -109,8 +109,8 @@ type Event struct {
 	// Merged is the items of the run, if several queries ran as one; 0 otherwise. One of them has
 	// the run's Execution; the others have 0, and the run counts in their Queue.
 	Merged int
-	// Divided says that the query ran on one core of its lane, beside others: Execution is that core's
-	// share of the lane's time, and says nothing of a run on the whole lane.
+	// Divided says that the query ran on one core of its lane, beside others: Execution is that
+	// core's share of the lane's time, and says nothing of a run on the whole lane.
 	Divided bool
 	// NonFinite says that the answer has NaN or infinity in a floating-point output.
 	NonFinite bool
@@ -143,8 +143,8 @@ type Event struct {
 	Shadow bool
 }
 
-// query is the event's query as the matcher names it.
-func (e *Event) query() match.QueryID {
+// queryID is the event's query as the matcher names it.
+func (e *Event) queryID() match.QueryID {
 	return match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
 }
 
@@ -157,7 +157,7 @@ type ModelID struct {
 // Key is the id as one string.
 func (id ModelID) Key() names.ModelKey { return names.NewModelKey(id.Name, id.Version) }
 
-func (id ModelID) compare(o ModelID) int {
+func (id ModelID) compareTo(o ModelID) int {
 	return cmp.Or(cmp.Compare(id.Name, o.Name), cmp.Compare(id.Version, o.Version))
 }
 
@@ -174,8 +174,8 @@ type Member struct {
 	// Revision counts the member's descriptions; a higher one is newer.
 	Revision uint64
 	Models   []Model
-	// Loadable are the newest versions that it has on disk and does not hold, and that it may be told
-	// to load.
+	// Loadable are the newest versions that it has on disk and does not hold, and that it may be
+	// told to load.
 	Loadable []Model
 	// Parts are groups of the member's lanes, by their indices; nil: all lanes are of Type and hold
 	// all models.

@@ -44,15 +44,15 @@ func (s *State) Glance(g *Glance) {
 	*g = Glance{Models: g.Models[:0], Lanes: g.Lanes[:0], Limit: s.limit, Factors: s.factors}
 	g.Waiting, g.WaitingLate = s.matcher.Waiting()
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
-	g.Rate = s.ended.sum(s.now, span) / span.Seconds()
+	g.Rate = s.ended.sumOver(s.now, span) / span.Seconds()
 	var minute tally
 	for _, m := range s.models {
-		status := m.status(s.now)
+		status := m.statusAt(s.now)
 		g.Models = append(g.Models, ModelGlance{
 			ModelID: m.ModelID, Rate: status.Rate, Within: status.Within, Any: status.Any,
 			Answered: m.total.answered, Late: m.total.late, Failed: m.total.lost + m.total.excused,
 		})
-		last := m.last(s.now, StatusSeconds)
+		last := m.lastSeconds(s.now, StatusSeconds)
 		minute.answered += last.answered
 		minute.late += last.late
 		minute.lost += last.lost

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// describe takes a member's description. Those of its lanes that have not joined yet join.
-func (s *State) describe(described *Member, free []time.Duration) {
+// describeMember takes a member's description. Those of its lanes that have not joined yet join.
+func (s *State) describeMember(described *Member, free []time.Duration) {
 	m := s.members[described.Name]
 	if m == nil {
 		m = &member{}
@@ -18,7 +18,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	drained := m.Member != nil && m.Draining
 	m.Member = described
 	s.changedMembers = append(s.changedMembers, m)
-	s.mended(m)
+	s.mendLink(m)
 	delete(s.gone, m.Name)
 	holds := make([]*model, 0, len(described.Models))
 	for _, held := range described.Models {
@@ -31,7 +31,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	s.changedMembers = append(s.changedMembers, m)
 	if described.Parts == nil && len(m.lanes) != described.Lanes {
 		if len(m.lanes) > 0 {
-			s.lose(m, "it has other lanes now")
+			s.loseMember(m, "it has other lanes now")
 		}
 		drained = false
 	}
@@ -47,7 +47,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	}
 	if m.Draining && !drained {
 		for _, ln := range m.lanes {
-			s.drain(ln)
+			s.drainLane(ln)
 		}
 		changed = true
 	}
@@ -62,7 +62,7 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 	var all, joined []*lane
 	for _, p := range m.Groups() {
 		for i := range p.Lanes {
-			ln := m.lane(p.First + i)
+			ln := m.laneAt(p.First + i)
 			if ln == nil {
 				ln = &lane{member: m, agent: m.Name, index: p.First + i}
 				joined = append(joined, ln)
@@ -74,7 +74,7 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 		"its layout has changed",
 		true)
 	if changed = len(all) != len(m.lanes) || len(joined) > 0; len(joined) > 0 {
-		a := s.act(LanesJoined)
+		a := s.addAction(LanesJoined)
 		a.Agent, a.N = m.Name, len(joined)
 	}
 	for _, ln := range joined {
@@ -86,7 +86,7 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 	for _, p := range m.Groups() {
 		typ, holds := s.typeOfPart(m, &p), m.holdsOf(&p)
 		for i := range p.Lanes {
-			ln := m.lane(p.First + i)
+			ln := m.laneAt(p.First + i)
 			isNew := slices.Contains(joined, ln)
 			if isNew || ln.typ != typ || !slices.Equal(ln.holds, holds) {
 				ln.typ, ln.holds, changed = typ, holds, true
@@ -101,7 +101,7 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 				s.step(e)
 			}
 			if p.Draining && !ln.draining {
-				s.drain(ln)
+				s.drainLane(ln)
 				changed = true
 			}
 		}
@@ -109,14 +109,14 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 	return changed
 }
 
-// drain tells the matcher that a lane takes no more queries.
-func (s *State) drain(ln *lane) {
+// drainLane tells the matcher that a lane takes no more queries.
+func (s *State) drainLane(ln *lane) {
 	ln.draining = true
 	s.step(match.Event{Kind: match.LaneDraining, Lane: ln.id})
 }
 
-// lane is the member's lane with an index, nil if there is none.
-func (m *member) lane(index int) *lane {
+// laneAt is the member's lane with an index, nil if there is none.
+func (m *member) laneAt(index int) *lane {
 	if index >= 0 && index < len(m.lanes) && m.lanes[index].index == index {
 		return m.lanes[index]
 	}
@@ -162,14 +162,15 @@ func at(free []time.Duration, i int) time.Duration {
 	return 0
 }
 
-// greeted tells the matcher which attempts a member's lanes hold.
-func (s *State) greeted(e *Event) {
+// handleGreeting tells the matcher which attempts a member's lanes hold.
+func (s *State) handleGreeting(e *Event) {
 	m := s.members[e.Agent]
 	if m == nil {
 		return
 	}
 	for i, ln := range m.lanes {
-		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: s.left(at(e.Free, i))}
+		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: s.remainingNow(at(e.Free,
+			i))}
 		for j := range e.Holds {
 			if h := &e.Holds[j]; h.Lane == ln.index {
 				has.Holds = append(has.Holds, match.Held{
@@ -178,7 +179,7 @@ func (s *State) greeted(e *Event) {
 				})
 			}
 		}
-		s.hear(ln, has)
+		s.stepMatcher(ln, has)
 	}
 	s.unparkOf(e.Agent)
 }
@@ -192,48 +193,49 @@ func (s *State) lanesFree(e *Event) {
 		if i >= len(e.Free) {
 			return
 		}
-		s.step(match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: s.left(e.Free[i])})
+		s.step(match.Event{Kind: match.LaneRemaining, Lane: ln.id,
+			Remaining: s.remainingNow(e.Free[i])})
 	}
 }
 
-// left is the time from now until a lane is free, of which the member said when it sent its
+// remainingNow is the time from now until a lane is free, of which the member said when it sent its
 // message. The message has been on its way for half as long as an assignment and its payload take.
-func (s *State) left(free time.Duration) time.Duration {
+func (s *State) remainingNow(free time.Duration) time.Duration {
 	return max(0, free-min(s.ahead.fixed, s.aheadSet)/2)
 }
 
-// lane is a member's lane, nil if the member has no such lane.
-func (s *State) lane(agent names.AgentName, index int) *lane {
+// findLane is a member's lane, nil if the member has no such lane.
+func (s *State) findLane(agent names.AgentName, index int) *lane {
 	if m := s.members[agent]; m != nil {
-		return m.lane(index)
+		return m.laneAt(index)
 	}
 	return nil
 }
 
-// hear passes an event about a lane's attempts to the matcher. If the lane had been silent and is
-// not overdue any more, a fact for the log says so.
-func (s *State) hear(ln *lane, e match.Event) {
+// stepMatcher passes an event about a lane's attempts to the matcher. If the lane had been silent
+// and is not overdue any more, a fact for the log says so.
+func (s *State) stepMatcher(ln *lane, e match.Event) {
 	_, asked := s.matcher.Load(ln.id)
 	s.step(e)
 	if asked <= 1 {
 		return
 	}
 	if _, still := s.matcher.Load(ln.id); still == 0 {
-		note := s.act(LaneAnswers)
+		note := s.addAction(LaneAnswers)
 		note.Agent, note.Lane = ln.member.Name, ln.index
 	}
 }
 
-// completed takes the end of an attempt at a lane.
-func (s *State) completed(e *Event) {
-	ln := s.lane(e.Agent, e.Lane)
+// handleCompletion takes the end of an attempt at a lane.
+func (s *State) handleCompletion(e *Event) {
+	ln := s.findLane(e.Agent, e.Lane)
 	if ln == nil {
 		return
 	}
-	id := e.query()
+	id := e.queryID()
 	answer := match.Event{
 		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id,
-		Remaining: s.left(e.Remaining),
+		Remaining: s.remainingNow(e.Remaining),
 	}
 	g := s.gateways[e.Gateway]
 	var q *query
@@ -241,35 +243,35 @@ func (s *State) completed(e *Event) {
 		q = g.queries[e.Sequence]
 	}
 	known := q != nil
-	siblings := known && q.siblings() > 0
+	siblings := known && q.countSiblings() > 0
 	trialSize := s.trialSize(q, e.BatchSize)
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	m := s.models[e.Model]
 	if m != nil && !known && !ours && e.Attempt <= 1 && !e.Shadow { // it never passed this leader
 		s.hasArrived(m, e.BatchSize)
-		s.counted(m).Arrived++
+		s.familyCount(m).Arrived++
 	}
 	if e.Refused {
 		answer.Kind = match.Refused
-		s.hear(ln, answer)
+		s.stepMatcher(ln, answer)
 		if m != nil && e.Execution > 0 {
-			cut := s.act(ObservedCut)
+			cut := s.addAction(ObservedCut)
 			cut.Member, cut.Model = ln.member.Member, m.ModelID
 			cut.BatchSize, cut.Duration = e.BatchSize, e.Execution
 		}
 		return
 	}
-	s.hear(ln, answer)
+	s.stepMatcher(ln, answer)
 	if known && attempt.Live {
-		s.recycle(g.forget(e.Sequence))
+		s.recycleQuery(g.removeQuery(e.Sequence))
 	}
 	if ours && !attempt.Claimed && !attempt.Told && attempt.Since.Sub(origin) > Turmoil {
-		round := s.at().Sub(attempt.Since) - e.Queue - e.Execution
+		round := s.matcherTime().Sub(attempt.Since) - e.Queue - e.Execution
 		early := attempt.Latency - e.Execution
 		if e.Merged > 0 {
 			early = s.earlyMerged(ln, m, e)
 		}
-		s.ahead.observe(round, e.Receive, early, e.Bytes)
+		s.ahead.observeAnswer(round, e.Receive, early, e.Bytes)
 	}
 	ln.member.busy.add(s.now, float64(e.Execution))
 	if m == nil {
@@ -283,7 +285,7 @@ func (s *State) completed(e *Event) {
 		if e.Latency > m.target {
 			t.late = 1
 		}
-		s.count(m, t)
+		s.countTally(m, t)
 		if m.trial != nil && trialSize > 0 && s.isTried(m.Name) {
 			m.trial.CountAnswered(trialSize, t.late > 0)
 		}
@@ -292,9 +294,9 @@ func (s *State) completed(e *Event) {
 		return // another query's completion tells of the run, or there was none of the whole lane
 	}
 	if e.Merged == 0 && !e.Shadow {
-		s.ran(m, ln.typ, e.BatchSize, e.Execution)
+		s.countRun(m, ln.typ, e.BatchSize, e.Execution)
 	}
-	seen := s.act(Observed)
+	seen := s.addAction(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
 	seen.BatchSize, seen.Duration = max(e.BatchSize, e.Merged), e.Execution
 }
@@ -314,12 +316,12 @@ func (s *State) earlyMerged(ln *lane, m *model, e *Event) time.Duration {
 
 // hasArrived tells the learning loop of a query that has arrived.
 func (s *State) hasArrived(m *model, batch int) {
-	a := s.act(Arrived)
+	a := s.addAction(Arrived)
 	a.Model, a.BatchSize = m.ModelID, batch
 }
 
-// failed counts queries that failed at a gateway, or that the gateway was told were refused.
-func (s *State) failed(e *Event) {
+// countFailures counts queries that failed at a gateway, or that the gateway was told were refused.
+func (s *State) countFailures(e *Event) {
 	m := s.models[e.Model]
 	switch {
 	case m != nil:
@@ -335,7 +337,7 @@ func (s *State) failed(e *Event) {
 	if e.Excused {
 		t = tally{excused: e.N}
 	}
-	s.count(m, t)
+	s.countTally(m, t)
 	if m.trial != nil && t.lost > 0 && e.BatchSize >= 0 && s.isTried(m.Name) {
 		m.trial.CountFailed(e.BatchSize, t.lost)
 	}
@@ -356,7 +358,7 @@ func (s *State) linkBroken(e *Event) {
 	switch {
 	case m == nil:
 	case e.Gone:
-		s.lose(m, "its process is gone")
+		s.loseMember(m, "its process is gone")
 	case m.lostAt == 0:
 		m.lostAt, m.broken = s.now+linkGrace, e.Why
 		s.broken = append(s.broken, m)
@@ -366,19 +368,19 @@ func (s *State) linkBroken(e *Event) {
 // Gone reports whether the process of an agent that is in the view has ended.
 func (s *State) Gone(agent names.AgentName) bool { return s.gone[agent] }
 
-// mended takes it that a member's link is not broken any more, or no matter.
-func (s *State) mended(m *member) {
+// mendLink takes it that a member's link is not broken any more, or no matter.
+func (s *State) mendLink(m *member) {
 	if m.lostAt > 0 {
 		m.lostAt = 0
 		s.broken = slices.DeleteFunc(s.broken, func(o *member) bool { return o == m })
 	}
 }
 
-// lose gives up a member's lanes. The matcher offers the queries that they hold again.
-func (s *State) lose(m *member, why string) {
+// loseMember gives up a member's lanes. The matcher offers the queries that they hold again.
+func (s *State) loseMember(m *member, why string) {
 	delete(s.members, m.Name)
 	s.changedMembers = append(s.changedMembers, m)
-	s.mended(m)
+	s.mendLink(m)
 	if len(m.lanes) == 0 {
 		return
 	}
@@ -398,7 +400,7 @@ func (s *State) loseLanes(m *member, gone func(*lane) bool, why string, known bo
 	if len(lost) == 0 {
 		return
 	}
-	a := s.act(LanesLost)
+	a := s.addAction(LanesLost)
 	a.Agent, a.N, a.Message, a.Known = m.Name, len(lost), why, known
 	for _, ln := range lost {
 		delete(s.lanes, ln.id)

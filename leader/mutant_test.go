@@ -37,7 +37,7 @@ var mutants = []*mutant{
 				for _, q := range w.queries {
 					if g := w.state.gateways[q.g.id]; q.outcome == "" && g != nil &&
 						g.queries[q.sequence] != nil {
-						g.forget(q.sequence)
+						g.removeQuery(q.sequence)
 						w.state.step(cancelOf(q))
 						break
 					}

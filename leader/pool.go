@@ -69,12 +69,12 @@ func settingsOf(m *Model) settings {
 	return s
 }
 
-// and combines the settings s and o of a model whose model.yaml is being changed on one member
-// after the other, so that some serve by s and others by o. What either allows is allowed, as at a
-// gateway, so the order of the members does not matter. Only splitting must be allowed by both, and
-// queries are merged only if both do so alike. A model that is in different families is in none,
-// and its accuracy is the lower of two.
-func (s settings) and(o settings) settings {
+// combineWith combines the settings s and o of a model whose model.yaml is being changed on one
+// member after the other, so that some serve by s and others by o. What either allows is allowed,
+// as at a gateway, so the order of the members does not matter. Only splitting must be allowed by
+// both, and queries are merged only if both do so alike. A model that is in different families is
+// in none, and its accuracy is the lower of two.
+func (s settings) combineWith(o settings) settings {
 	if s.merge != o.merge {
 		s.merge = ""
 	}
@@ -95,7 +95,7 @@ func (s *State) viewChanged(members []*Member) {
 	learn := func(to map[ModelID]settings, m *Model) {
 		settings := settingsOf(m)
 		if others, ok := to[m.ModelID]; ok {
-			settings = settings.and(others)
+			settings = settings.combineWith(others)
 		}
 		to[m.ModelID] = settings
 	}
@@ -140,16 +140,16 @@ func (s *State) viewChanged(members []*Member) {
 			s.loadable[id], said[id] = true, settings
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(said), ModelID.compare) {
+	for _, id := range slices.SortedFunc(maps.Keys(said), ModelID.compareTo) {
 		s.modelIs(id, said[id])
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		if s.view[name] == nil && name != s.cfg.Self {
-			s.lose(s.members[name], "it is no member any more")
+			s.loseMember(s.members[name], "it is no member any more")
 		}
 	}
 	maps.DeleteFunc(s.gone, func(name names.AgentName, _ bool) bool { return s.view[name] == nil })
-	s.unpark(func(agent names.AgentName) bool { return s.view[agent] == nil })
+	s.submitParkedFor(func(agent names.AgentName) bool { return s.view[agent] == nil })
 }
 
 // learnModel takes a member's description of a model. Settings that no member has any more are
@@ -157,7 +157,7 @@ func (s *State) viewChanged(members []*Member) {
 func (s *State) learnModel(m Model) *model {
 	settings := settingsOf(&m)
 	if k := s.models[m.ModelID]; k != nil {
-		settings = settings.and(k.settings)
+		settings = settings.combineWith(k.settings)
 	}
 	return s.modelIs(m.ModelID, settings)
 }
@@ -177,18 +177,18 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	case k.settings == settings:
 		return k
 	case k.largest < settings.largest:
-		s.lengthen(k.key, settings.largest)
+		s.lengthenTables(k.key, settings.largest)
 	}
 	k.settings, s.modelsStale = settings, true
 	s.best.Add(k.family, k.accuracy)
-	s.tell(k)
+	s.describeModel(k)
 	s.poolChanged()
 	return k
 }
 
-// tell tells the matcher of a model. Of each model of a family only one version answers for it: the
-// one that was released, else the newest.
-func (s *State) tell(k *model) {
+// describeModel tells the matcher of a model. Of each model of a family only one version answers
+// for it: the one that was released, else the newest.
+func (s *State) describeModel(k *model) {
 	k.told = s.familyOf(k)
 	s.step(match.Event{
 		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
@@ -213,7 +213,7 @@ func (s *State) arrangeFamilies() {
 	clear(s.families)
 	for _, k := range s.sortedModels {
 		if k.told != s.familyOf(k) {
-			s.tell(k)
+			s.describeModel(k)
 		}
 		if k.told != "" {
 			s.families[k.told] = append(s.families[k.told], k)
@@ -235,9 +235,9 @@ func (s *State) arrangeFamilies() {
 // knownAccuracy is the model's accuracy, 1 if it is unknown.
 func (m *model) knownAccuracy() float64 { return accuracy.Known(m.accuracy) }
 
-// lengthen extends the matcher's tables of a model to a larger batch size, which is about to become
-// the model's largest. The matcher forgets a table that ends before the largest batch size.
-func (s *State) lengthen(model names.ModelKey, largest int) {
+// lengthenTables extends the matcher's tables of a model to a larger batch size, which is about to
+// become the model's largest. The matcher forgets a table that ends before the largest batch size.
+func (s *State) lengthenTables(model names.ModelKey, largest int) {
 	for _, known := range s.Latencies() {
 		if known.Model != model || known.Table.Largest() >= largest || known.Profile == nil {
 			continue
@@ -267,7 +267,7 @@ func (s *State) poolChanged() {
 	if s.modelsStale = false; stale {
 		served = s.countModels()
 	}
-	s.act(PoolChanged).Pool = &Pool{Members: s.poolMembers, Models: s.poolModels}
+	s.addAction(PoolChanged).Pool = &Pool{Members: s.poolMembers, Models: s.poolModels}
 	if !stale {
 		return
 	}
@@ -275,7 +275,7 @@ func (s *State) poolChanged() {
 	before := s.served
 	if s.served = served; s.othersServe(before) {
 		// Queries may wait for a version that no lane serves any more.
-		s.rebind(func(q *query, _ ModelID) bool { return !s.served[q.model.ModelID] })
+		s.rebindQueries(func(q *query, _ ModelID) bool { return !s.served[q.model.ModelID] })
 	}
 }
 
@@ -403,16 +403,16 @@ func (s *State) Knows(id ModelID) bool {
 	return s.models[id] != nil || id.Version == 0 && s.families[id.Name] != nil
 }
 
-// outdated forgets the models and tables that the learning loop reports as gone, except those that
-// have come back.
-func (s *State) outdated(e *Event) {
+// deleteOutdated forgets the models and tables that the learning loop reports as gone, except those
+// that have come back.
+func (s *State) deleteOutdated(e *Event) {
 	for _, key := range e.Tables {
 		if s.latencies[key] != nil {
 			delete(s.latencies, key)
 			s.step(match.Event{Kind: match.ProfileChanged, Model: key.Model, Type: key.Type})
 		}
 	}
-	asked := s.held()
+	asked := s.heldVersions()
 	for _, g := range s.gateways {
 		for _, q := range g.queries {
 			if q.model != nil {
@@ -440,8 +440,8 @@ func (s *State) outdated(e *Event) {
 	s.poolChanged()
 }
 
-// learned takes the learning loop's advice.
-func (s *State) learned(a *Advice) {
+// applyAdvice takes the learning loop's advice.
+func (s *State) applyAdvice(a *Advice) {
 	current := make([]*Latency, 0, len(a.Latencies))
 	for _, l := range a.Latencies {
 		if m := s.modelOf(l.Model); m != nil && l.Table.Largest() >= m.largest {
@@ -463,7 +463,7 @@ func (s *State) learned(a *Advice) {
 			if typ == m.typ {
 				continue
 			}
-			note := s.act(Departs)
+			note := s.addAction(Departs)
 			note.Agent, note.Factor, note.Known = name, s.factors[name], typ != m.Type
 			m.typ = typ
 			s.arrangeLanes(m, nil)
@@ -477,10 +477,10 @@ func (s *State) learned(a *Advice) {
 	if a.Prices != nil {
 		s.prices = a.Prices
 		s.step(match.Event{Kind: match.PricesChanged, Prices: a.Prices})
-		s.act(TellPrices).Prices = a.Prices
+		s.addAction(TellPrices).Prices = a.Prices
 	}
 	if len(a.Latencies) > 0 {
-		s.act(TellLatencies).Latencies = a.Latencies
+		s.addAction(TellLatencies).Latencies = a.Latencies
 	}
 }
 
@@ -491,13 +491,13 @@ func (s *State) setUnmet(unmet []Unmet) {
 	for _, u := range unmet {
 		s.unmet[u.Model] = u.Share
 		if before[u.Model] == 0 {
-			note := s.act(TargetUnmet)
+			note := s.addAction(TargetUnmet)
 			note.Model, note.Share, note.Message = u.Model, u.Share, s.whyUnmet(u.Model)
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(before), ModelID.compare) {
+	for _, id := range slices.SortedFunc(maps.Keys(before), ModelID.compareTo) {
 		if s.unmet[id] == 0 {
-			s.act(TargetUnmet).Model = id
+			s.addAction(TargetUnmet).Model = id
 		}
 	}
 }

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// mostSubmitted bounds the queries of one gateway that the leader remembers, and the parked
+	// maxSubmitted bounds the queries of one gateway that the leader remembers, and the parked
 	// queries of all gateways together.
-	mostSubmitted = 1 << 16
+	maxSubmitted = 1 << 16
 	// fullRetryAfter is what a gateway with so many queries is told to wait: in a second a fleet
 	// serves thousands of them. Chosen; twice as much either way changes nothing.
 	fullRetryAfter = time.Second
@@ -23,9 +23,9 @@ const (
 	MostSubmittedBytes = 16 << 20
 	// SubmitOverhead is the memory of a submit without its strings, in bytes.
 	SubmitOverhead = 256
-	// mostHeld bounds the queries that gateways say a lane holds, without the lane having confirmed
+	// maxHeld bounds the queries that gateways say a lane holds, without the lane having confirmed
 	// it.
-	mostHeld = 1 << 10
+	maxHeld = 1 << 10
 )
 
 // A gateway that is connected to the leader.
@@ -62,8 +62,8 @@ type query struct {
 	parked   bool
 	parkedAs uint64 // its number among the parked ones
 	splits   bool   // its gateway can split it
-	// whole is the batch size of the query of which this is a part, if its release says which version
-	// answers it; else 0.
+	// whole is the batch size of the query of which this is a part, if its release says which
+	// version answers it; else 0.
 	whole int
 }
 
@@ -80,23 +80,24 @@ func (s *State) HasQueries(gateway uint64) bool {
 	return g != nil && len(g.queries) > 0
 }
 
-// remember adds a query of the gateway's to the state. A whole replaces its parts, and a part its
+// addQuery adds a query of the gateway's to the state. A whole replaces its parts, and a part its
 // whole.
-func (g *gateway) remember(q *query) {
-	g.forget(q.sequence)
+func (g *gateway) addQuery(q *query) {
+	g.removeQuery(q.sequence)
 	if q.isPart() {
-		if whole := q.id().Whole().Sequence; g.queries[whole] != nil {
-			g.forget(whole)
+		if whole := q.matchID().Whole().Sequence; g.queries[whole] != nil {
+			g.removeQuery(whole)
 		}
 	} else {
-		g.eachPart(q.sequence, func(part *query) { g.forget(part.sequence) })
+		g.eachPart(q.sequence, func(part *query) { g.removeQuery(part.sequence) })
 	}
 	g.queries[q.sequence] = q
 	g.account.bytes += q.weight
 }
 
-// forget removes a query of the gateway's from the state and returns it, nil if it was not there.
-func (g *gateway) forget(sequence uint64) *query {
+// removeQuery removes a query of the gateway's from the state and returns it, nil if it was not
+// there.
+func (g *gateway) removeQuery(sequence uint64) *query {
 	q := g.queries[sequence]
 	if q != nil {
 		g.account.bytes -= q.weight
@@ -105,16 +106,16 @@ func (g *gateway) forget(sequence uint64) *query {
 	return q
 }
 
-// recycle keeps the memory of a forgotten query, which may be nil, for a later one.
-func (s *State) recycle(q *query) {
+// recycleQuery keeps the memory of a forgotten query, which may be nil, for a later one.
+func (s *State) recycleQuery(q *query) {
 	if q != nil && !q.parked { // unpark looks at parked ones once more
 		*q = query{}
 		s.spares = append(s.spares, q)
 	}
 }
 
-// spare returns memory for a query.
-func (s *State) spare() *query {
+// newQuery returns memory for a query.
+func (s *State) newQuery() *query {
 	last := len(s.spares) - 1
 	if last < 0 {
 		return &query{}
@@ -124,12 +125,12 @@ func (s *State) spare() *query {
 	return q
 }
 
-func (q *query) id() match.QueryID {
+func (q *query) matchID() match.QueryID {
 	return match.QueryID{Gateway: q.gateway.id, Sequence: q.sequence}
 }
 
 // isPart reports whether q is a part of a query that was split.
-func (q *query) isPart() bool { return q.splits && q.id().IsPart() }
+func (q *query) isPart() bool { return q.splits && q.matchID().IsPart() }
 
 // eachPart calls do with each part that the state knows of the query with the given sequence
 // number. If that is a part itself, there is none.
@@ -148,10 +149,10 @@ func (g *gateway) hasParts(sequence uint64) (any bool) {
 	return any
 }
 
-// siblings is how many other parts of the same query the state knows.
-func (q *query) siblings() (n int) {
+// countSiblings is how many other parts of the same query the state knows.
+func (q *query) countSiblings() (n int) {
 	if q.isPart() {
-		q.gateway.eachPart(q.id().Whole().Sequence, func(part *query) {
+		q.gateway.eachPart(q.matchID().Whole().Sequence, func(part *query) {
 			if part != q {
 				n++
 			}
@@ -164,7 +165,7 @@ func (q *query) siblings() (n int) {
 // again over its new stream.
 func (s *State) connect(e *Event) {
 	if former := s.gateways[e.Gateway]; former != nil {
-		s.disconnect(former)
+		s.disconnectGateway(former)
 	}
 	s.connected++
 	g := &gateway{
@@ -179,14 +180,14 @@ func (s *State) connect(e *Event) {
 	}
 	g.account.gateways++
 	s.gateways[g.id] = g
-	s.act(Welcome).Gateway = g.id
+	s.addAction(Welcome).Gateway = g.id
 }
 
-// disconnect forgets a gateway and its queries.
-func (s *State) disconnect(g *gateway) {
+// disconnectGateway forgets a gateway and its queries.
+func (s *State) disconnectGateway(g *gateway) {
 	delete(s.gateways, g.id)
 	for sequence := range g.queries {
-		g.forget(sequence)
+		g.removeQuery(sequence)
 	}
 	if g.account.gateways--; g.account.gateways == 0 && s.accounts[g.client] == g.account {
 		delete(s.accounts, g.client)
@@ -194,35 +195,35 @@ func (s *State) disconnect(g *gateway) {
 	s.step(match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.id}})
 }
 
-func (s *State) cancelled(e *Event) {
+func (s *State) handleCancellation(e *Event) {
 	g := s.gateways[e.Gateway]
 	if g == nil {
 		return
 	}
 	s.forgetQuery(g, e.Sequence)
-	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
+	s.step(match.Event{Kind: match.Cancelled, Query: e.queryID()})
 }
 
 // forgetQuery forgets a query of the gateway's and its parts.
 func (s *State) forgetQuery(g *gateway, sequence uint64) {
-	s.recycle(g.forget(sequence))
-	g.eachPart(sequence, func(part *query) { s.recycle(g.forget(part.sequence)) })
+	s.recycleQuery(g.removeQuery(sequence))
+	g.eachPart(sequence, func(part *query) { s.recycleQuery(g.removeQuery(part.sequence)) })
 }
 
-func (s *State) unused(e *Event) {
-	if ln := s.lane(e.Agent, e.Lane); ln != nil {
-		s.hear(ln, match.Event{
-			Kind: match.Unused, Query: e.query(), Attempt: e.Attempt, Lane: ln.id,
+func (s *State) handleUnused(e *Event) {
+	if ln := s.findLane(e.Agent, e.Lane); ln != nil {
+		s.stepMatcher(ln, match.Event{
+			Kind: match.Unused, Query: e.queryID(), Attempt: e.Attempt, Lane: ln.id,
 		})
 	}
 }
 
-func (s *State) submitted(g *gateway, e *Event) {
+func (s *State) handleSubmit(g *gateway, e *Event) {
 	if e.Denied != "" || e.RetryAfter > 0 {
-		s.deny(g, e)
+		s.denyQuery(g, e)
 		return
 	}
-	q := s.spare()
+	q := s.newQuery()
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
@@ -231,15 +232,16 @@ func (s *State) submitted(g *gateway, e *Event) {
 	s.submit(q)
 }
 
-// deny refuses a query that its client may not make, even if an earlier submit of it was admitted.
-// Each submit counts for the client's limits, a repeated one too; else a client could escape its
-// limits by calling every submit a repetition.
-func (s *State) deny(g *gateway, e *Event) {
+// denyQuery refuses a query that its client may not make, even if an earlier submit of it was
+// admitted. Each submit counts for the client's limits, a repeated one too; else a client could
+// escape its limits by calling every submit a repetition.
+func (s *State) denyQuery(g *gateway, e *Event) {
 	s.forgetQuery(g, e.Sequence)
-	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
-	a := s.act(Reject)
+	s.step(match.Event{Kind: match.Cancelled, Query: e.queryID()})
+	a := s.addAction(Reject)
 	a.Message, a.Tag = e.Denied, e.Tag
-	a.Decision = match.Decision{Action: match.Reject, Reason: match.UnknownModel, Query: e.query()}
+	a.Decision = match.Decision{Action: match.Reject, Reason: match.UnknownModel,
+		Query: e.queryID()}
 	if e.RetryAfter > 0 {
 		a.Decision.Reason, a.Decision.Wait = match.Limit, e.RetryAfter
 	}
@@ -247,7 +249,7 @@ func (s *State) deny(g *gateway, e *Event) {
 
 // submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
-	g, id := q.gateway, s.bind(q.asked, q.id())
+	g, id := q.gateway, s.bind(q.asked, q.matchID())
 	variants := s.families[q.asked.Name]
 	q.byFamily = q.asked.Version == 0 && len(variants) > 0
 	if q.attempts == 0 && g.hasParts(q.sequence) {
@@ -256,11 +258,12 @@ func (s *State) submit(q *query) {
 	q.model, q.heardAt = s.models[id], s.now
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
 	if g.queries[q.sequence] == nil &&
-		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
+		(len(g.queries) >= maxSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
 		d := match.Decision{
-			Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: fullRetryAfter,
+			Action: match.Reject, Reason: match.Overloaded, Query: q.matchID(),
+			Wait: fullRetryAfter,
 		}
-		s.reject(q, &d)
+		s.rejectQuery(q, &d)
 		return
 	}
 	if q.attempts == 0 {
@@ -272,14 +275,14 @@ func (s *State) submit(q *query) {
 		if asked != nil && !q.isPart() { // the whole of a part has arrived
 			s.hasArrived(asked, q.batch)
 			if q.waited < earlier {
-				s.counted(asked).Arrived++
+				s.familyCount(asked).Arrived++
 			}
 		}
 	}
 	if q.agent != "" {
 		greets := s.members[q.agent] == nil && s.view[q.agent] != nil && !s.gone[q.agent]
-		if greets && s.now < settleTime && s.parkings < mostSubmitted {
-			g.remember(q)
+		if greets && s.now < settleTime && s.parkings < maxSubmitted {
+			g.addQuery(q)
 			s.parkings++
 			s.parkedLast++
 			q.parked, q.parkedAs = true, s.parkedLast
@@ -287,21 +290,21 @@ func (s *State) submit(q *query) {
 			return
 		}
 	}
-	g.remember(q)
-	e := s.submission(q, id)
-	if ln := s.lane(q.agent, q.lane); ln != nil {
-		if holds, _ := s.matcher.Load(ln.id); holds < mostHeld {
+	g.addQuery(q)
+	e := s.submitEvent(q, id)
+	if ln := s.findLane(q.agent, q.lane); ln != nil {
+		if holds, _ := s.matcher.Load(ln.id); holds < maxHeld {
 			e.Lane = ln.id
 		}
 	}
 	s.step(e)
 }
 
-// submission is the matcher's event for a query's submit. The ways of the submit and, later, of the
-// answer count as waiting, because no decision avoids them.
-func (s *State) submission(q *query, id ModelID) match.Event {
+// submitEvent is the matcher's event for a query's submit. The ways of the submit and, later, of
+// the answer count as waiting, because no decision avoids them.
+func (s *State) submitEvent(q *query, id ModelID) match.Event {
 	e := match.Event{
-		Kind: match.Submitted, Query: q.id(), Attempt: q.attempts,
+		Kind: match.Submitted, Query: q.matchID(), Attempt: q.attempts,
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
 		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
 		Splits: q.splits, LeastAccuracy: q.accuracy,
@@ -320,9 +323,9 @@ func (s *State) submission(q *query, id ModelID) match.Event {
 	return e
 }
 
-// reject tells a query's gateway that the query is not served. q is nil if the state does not know
-// the query.
-func (s *State) reject(q *query, d *match.Decision) {
+// rejectQuery tells a query's gateway that the query is not served. q is nil if the state does not
+// know the query.
+func (s *State) rejectQuery(q *query, d *match.Decision) {
 	message := "the leader refuses the query: " + strings.ReplaceAll(d.Reason.String(), "-", " ")
 	switch {
 	case d.Reason == match.UnknownModel:
@@ -339,7 +342,7 @@ func (s *State) reject(q *query, d *match.Decision) {
 	case d.Reason == match.TooManyAttempts:
 		message = fmt.Sprintf("%d attempts have failed", match.MaxAttempts)
 	}
-	a := s.act(Reject)
+	a := s.addAction(Reject)
 	a.Decision, a.Message = *d, message
 	if q != nil {
 		a.Tag = q.tag
@@ -362,8 +365,8 @@ func (s *State) tooAccurate(q *query) string {
 		q.asked.Name, q.accuracy, best.Name, best.knownAccuracy())
 }
 
-// unpark submits the queries that are parked for agents for which ready is true.
-func (s *State) unpark(ready func(names.AgentName) bool) {
+// submitParkedFor submits the queries that are parked for agents for which ready is true.
+func (s *State) submitParkedFor(ready func(names.AgentName) bool) {
 	var all []*query
 	for agent, queries := range s.parked {
 		if ready(agent) {
@@ -390,13 +393,13 @@ func (s *State) submitParked(all []*query) {
 		return s.gateways[q.gateway.id] != q.gateway || q.gateway.queries[q.sequence] != q
 	})
 	for _, q := range all {
-		q.age(s.now)
+		q.ageTo(s.now)
 		s.submit(q)
 	}
 }
 
-// age brings the query's waiting time and time left up to now.
-func (q *query) age(now time.Duration) {
+// ageTo brings the query's waiting time and time left up to now.
+func (q *query) ageTo(now time.Duration) {
 	by := now - q.heardAt
 	q.heardAt = now
 	q.waited += by
@@ -407,16 +410,16 @@ func (q *query) age(now time.Duration) {
 
 // split replaces a query by its parts, which have its tag.
 func (s *State) split(g *gateway, q *query, d *match.Decision) {
-	a := s.act(Split)
+	a := s.addAction(Split)
 	a.Decision = *d
 	a.Model.Name, a.Model.Version = d.Model.Split()
 	if q == nil {
 		return
 	}
 	a.Tag, a.Known = q.tag, s.isReleased(q)
-	g.forget(q.sequence)
+	g.removeQuery(q.sequence)
 	for i, rows := range d.Rows {
-		part := s.spare()
+		part := s.newQuery()
 		*part = *q
 		part.sequence, part.batch = d.Query.Part(i+1).Sequence, rows
 		if a.Known {
@@ -425,7 +428,7 @@ func (s *State) split(g *gateway, q *query, d *match.Decision) {
 		if q.byFamily || a.Known {
 			part.asked, part.model, part.byFamily = a.Model, s.models[a.Model], false
 		}
-		g.remember(part)
+		g.addQuery(part)
 	}
-	s.recycle(q)
+	s.recycleQuery(q)
 }

@@ -34,8 +34,8 @@ const deciderPrefix = " decider="
 const configPrefix = "config "
 
 // A Recorder writes a recording of terms. Each term is a line with [Header] and [DeciderVersion], a
-// line "config " with the [Config] as JSON, and then its events, one line each in the serial form, each followed by the
-// lines of the actions that it led to.
+// line "config " with the [Config] as JSON, and then its events, one line each in the serial form,
+// each followed by the lines of the actions that it led to.
 type Recorder struct {
 	w    *bufio.Writer
 	line []byte
@@ -92,26 +92,26 @@ func Replay(r io.Reader) (*Replayed, error) {
 	in := &lineReader{s: bufio.NewScanner(r)}
 	in.s.Buffer(nil, 1<<26) // latency tables are one line
 	if in.next(); !in.startsTerm() {
-		return nil, in.fault("got the format %.80q, want %q", in.text, Header)
+		return nil, in.lineError("got the format %.80q, want %q", in.text, Header)
 	}
 	out := &Replayed{Decider: DeciderVersion}
 	for !in.end {
-		if err := out.term(in); err != nil {
+		if err := out.replayTerm(in); err != nil {
 			return nil, err
 		}
 	}
 	if in.s.Err() != nil {
-		return nil, in.fault("%w", in.s.Err())
+		return nil, in.lineError("%w", in.s.Err())
 	}
 	if out.Events == 0 {
-		return nil, in.fault("the recording has no events")
+		return nil, in.lineError("the recording has no events")
 	}
 	return out, nil
 }
 
-// term replays one term, of which in has read the header.
-func (out *Replayed) term(in *lineReader) error {
-	decider, err := in.decider()
+// replayTerm replays one term, of which in has read the header.
+func (out *Replayed) replayTerm(in *lineReader) error {
+	decider, err := in.deciderVersion()
 	if err != nil {
 		return err
 	}
@@ -121,17 +121,17 @@ func (out *Replayed) term(in *lineReader) error {
 	in.next()
 	data, ok := strings.CutPrefix(in.text, configPrefix)
 	if !ok {
-		return in.fault("got %.80q, want %q and the settings as JSON", in.text, configPrefix)
+		return in.lineError("got %.80q, want %q and the settings as JSON", in.text, configPrefix)
 	}
 	decoder := json.NewDecoder(strings.NewReader(data))
 	decoder.DisallowUnknownFields()
 	var cfg Config
 	if err := decoder.Decode(&cfg); err != nil {
-		return in.fault("settings: %w", err)
+		return in.lineError("settings: %w", err)
 	}
 	s, err := New(cfg)
 	if err != nil {
-		return in.fault("settings: %w", err)
+		return in.lineError("settings: %w", err)
 	}
 	if out.Policy = cfg.Policy; out.Policy == "" {
 		out.Policy = match.DefaultPolicy
@@ -142,7 +142,7 @@ func (out *Replayed) term(in *lineReader) error {
 		eventLine := in.text
 		at, e, err := ParseEvent([]byte(eventLine))
 		if err != nil {
-			return in.fault("%w", err)
+			return in.lineError("%w", err)
 		}
 		actions := s.Step(at, &e)
 		done = appendActions(done[:0], actions)
@@ -172,14 +172,14 @@ func (l *lineReader) compareActions(event string, done []byte) error {
 	for rest := done; len(rest) > 0; {
 		i := bytes.IndexByte(rest, '\n')
 		if l.next(); l.end || l.text != string(rest[:i]) {
-			return l.fault("after %.200q the recording has %.200q, the leader decides %.200q",
+			return l.lineError("after %.200q the recording has %.200q, the leader decides %.200q",
 				event, l.text, rest[:i])
 		}
 		rest = rest[i+1:]
 	}
 	isEvent := func() bool { return l.text != "" && l.text[0] >= '0' && l.text[0] <= '9' }
 	if l.next(); !l.end && !l.startsTerm() && !isEvent() {
-		return l.fault("after %.200q the recording has %.200q, the leader decides nothing more",
+		return l.lineError("after %.200q the recording has %.200q, the leader decides nothing more",
 			event, l.text)
 	}
 	return nil
@@ -205,15 +205,15 @@ func (l *lineReader) startsTerm() bool {
 	return ok && (rest == "" || strings.HasPrefix(rest, deciderPrefix))
 }
 
-// decider returns the version of the decider that recorded the term which the line starts.
-func (l *lineReader) decider() (int, error) {
+// deciderVersion returns the version of the decider that recorded the term which the line starts.
+func (l *lineReader) deciderVersion() (int, error) {
 	text, ok := strings.CutPrefix(l.text, Header+deciderPrefix)
 	if !ok {
 		return 1, nil
 	}
 	decider, err := strconv.Atoi(text)
 	if err != nil || decider < 1 {
-		return 0, l.fault("got the decider %.80q, want a version from 1", text)
+		return 0, l.lineError("got the decider %.80q, want a version from 1", text)
 	}
 	return decider, nil
 }
@@ -225,7 +225,7 @@ func (l *lineReader) skipTerm() {
 	}
 }
 
-func (l *lineReader) fault(format string, args ...any) error {
+func (l *lineReader) lineError(format string, args ...any) error {
 	return fmt.Errorf("line %d: %w", l.n, fmt.Errorf(format, args...))
 }
 

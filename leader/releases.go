@@ -19,11 +19,11 @@ type Release struct {
 	canary.Release
 }
 
-// released takes all releases. A trial goes on as long as its release is the same. What a canary did
-// before it was taken back would take it back again at once; and with another share its queries are
-// of another time than the current version's: if a canary gets more of them since an overload began,
-// it is late more often, though it is as good.
-func (s *State) released(all []Release) {
+// setReleases takes all releases. A trial goes on as long as its release is the same. What a canary
+// did before it was taken back would take it back again at once; and with another share its queries
+// are of another time than the current version's: if a canary gets more of them since an overload
+// began, it is late more often, though it is as good.
+func (s *State) setReleases(all []Release) {
 	before := s.releases
 	s.releases = make(map[string]canary.Release, len(all))
 	for _, r := range all {
@@ -41,7 +41,7 @@ func (s *State) released(all []Release) {
 	if !maps.Equal(before, s.releases) {
 		s.modelsStale = true
 		s.poolChanged()
-		s.rebind(func(q *query, to ModelID) bool { return q.model.ModelID != to })
+		s.rebindQueries(func(q *query, to ModelID) bool { return q.model.ModelID != to })
 	}
 }
 
@@ -61,9 +61,9 @@ func (s *State) isReleased(q *query) bool {
 	return q.asked.Version == 0 && !q.byFamily && s.releases[q.asked.Name].Current != 0
 }
 
-// rebind moves queries that name no version and wait for a lane to the version that is to answer
-// them now, if that serves and moves says so.
-func (s *State) rebind(moves func(q *query, to ModelID) bool) {
+// rebindQueries moves queries that name no version and wait for a lane to the version that is to
+// answer them now, if that serves and moves says so.
+func (s *State) rebindQueries(moves func(q *query, to ModelID) bool) {
 	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
 		g := s.gateways[id]
 		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
@@ -72,21 +72,21 @@ func (s *State) rebind(moves func(q *query, to ModelID) bool) {
 			if q == nil || q.asked.Version != 0 || q.byFamily || q.model == nil {
 				continue
 			}
-			to := s.bind(q.asked, q.id())
-			if !s.served[to] || !moves(q, to) || !s.matcher.Waits(q.id()) {
+			to := s.bind(q.asked, q.matchID())
+			if !s.served[to] || !moves(q, to) || !s.matcher.Waits(q.matchID()) {
 				continue
 			}
-			q.age(s.now)
+			q.ageTo(s.now)
 			q.model = s.models[to]
-			s.step(match.Event{Kind: match.Cancelled, Query: q.id()})
-			e := s.submission(q, to)
+			s.step(match.Event{Kind: match.Cancelled, Query: q.matchID()})
+			e := s.submitEvent(q, to)
 			s.step(e)
 		}
 	}
 }
 
-// ran counts an execution for a trial. batch is 0 if its time cannot be compared.
-func (s *State) ran(m *model, typ names.LaneType, batch int, took time.Duration) {
+// countRun counts an execution for a trial. batch is 0 if its time cannot be compared.
+func (s *State) countRun(m *model, typ names.LaneType, batch int, took time.Duration) {
 	if m.trial == nil || took <= 0 {
 		return
 	}
@@ -99,8 +99,8 @@ func (s *State) ran(m *model, typ names.LaneType, batch int, took time.Duration)
 	m.trial.Runs.Add(time.Duration(1e9 * float64(took) / float64(usual.Table.Mean(batch))))
 }
 
-// isTried reports whether a canary of a model gets queries now, so that those of both versions count
-// in its trial: they must be of the same time.
+// isTried reports whether a canary of a model gets queries now, so that those of both versions
+// count in its trial: they must be of the same time.
 func (s *State) isTried(model string) bool {
 	r := s.releases[model]
 	return r.OnTrial() && s.served[ModelID{model, r.Canary}] && s.served[ModelID{model, r.Current}]

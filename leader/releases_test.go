@@ -105,8 +105,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestTrialAgain: a canary that was taken back and is tried again, or gets another share, is judged by
-// what it does from then on.
+// TestTrialAgain: a canary that was taken back and is tried again, or gets another share, is judged
+// by what it does from then on.
 func TestTrialAgain(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
@@ -209,8 +209,8 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestTrialCountsWhatItTries: queries that name a version are no draw of a trial, and one that runs in
-// parts counts by the size that it came with, as it would if it failed.
+// TestTrialCountsWhatItTries: queries that name a version are no draw of a trial, and one that runs
+// in parts counts by the size that it came with, as it would if it failed.
 func TestTrialCountsWhatItTries(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
@@ -248,8 +248,8 @@ func TestTrialCountsWhatItTries(t *testing.T) {
 		gateway: g, sequence: 400 * canary.Numbering, asked: released, model: m, batch: 90,
 		splits: true,
 	}
-	g.remember(whole)
-	d := &match.Decision{Query: whole.id(), Model: m.key, Rows: []int{50, 40}}
+	g.addQuery(whole)
+	d := &match.Decision{Query: whole.matchID(), Model: m.key, Rows: []int{50, 40}}
 	in.split(g, whole, d)
 	for i := range d.Rows {
 		part := g.queries[d.Query.Part(i+1).Sequence]

@@ -35,8 +35,8 @@ type Config struct {
 	Self names.AgentName
 	// Policy is one of [match.Policies]; "" means [match.DefaultPolicy].
 	Policy string
-	// NewChooser, if not nil, makes a policy from outside of [match.Policies], in place of Policy. A
-	// recording does not have it, so it cannot be replayed.
+	// NewChooser, if not nil, makes a policy from outside of [match.Policies], in place of Policy.
+	// A recording does not have it, so it cannot be replayed.
 	NewChooser func() match.Chooser `json:"-"`
 	// Threshold is the batch size above which drs sends a query to the base type.
 	// Only drs reads it.
@@ -107,15 +107,16 @@ type State struct {
 	aheadSet  time.Duration
 	aheadMost time.Duration // as of the last change of the pool; see poolChanged
 
-	// changedMembers are the members that are to be counted with the next change of the pool. modelsStale says
-	// that what depends on the models, on which members hold them, and on the releases is of before.
-	// poolMembers and poolModels are the last pool's; nobody changes them any more.
+	// changedMembers are the members that are to be counted with the next change of the pool.
+	// modelsStale says that what depends on the models, on which members hold them, and on the
+	// releases is of before. poolMembers and poolModels are the last pool's; nobody changes them
+	// any more.
 	changedMembers []*member
 	modelsStale    bool
 	poolMembers    []PoolMember
 	poolModels     []Model
 
-	ended ring // queries answered and failed
+	ended secondsRing // queries answered and failed
 	// decisions are the last ones, as a ring. The gateways of their queries are numbers.
 	decisions []match.Decision
 	decided   int
@@ -134,7 +135,7 @@ type member struct {
 	// set as one that takes queries.
 	counted []*model
 	serves  bool
-	busy    ring // time in use, ns
+	busy    secondsRing // time in use, ns
 }
 
 // A lane is one lane of a member. The matcher knows which attempts it holds.
@@ -183,19 +184,19 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	s.now = max(s.now, now)
 	switch e.Kind {
 	case TimePassed:
-		if !s.next.IsZero() && !s.at().Before(s.next) {
+		if !s.next.IsZero() && !s.matcherTime().Before(s.next) {
 			s.step(match.Event{Kind: match.TimePassed})
 		}
 		if s.now >= s.beatAt {
 			s.beatAt = s.now + heartbeat
-			s.beat()
+			s.runHeartbeat()
 		}
 	case ViewChanged:
 		s.viewChanged(e.Members)
 	case Described:
-		s.describe(e.Member, e.Free)
+		s.describeMember(e.Member, e.Free)
 	case Greeted:
-		s.greeted(e)
+		s.handleGreeting(e)
 	case LanesFree:
 		s.lanesFree(e)
 	case LinkBroken:
@@ -204,26 +205,26 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 		s.connect(e)
 	case GatewayLost:
 		if g := s.gateways[e.Gateway]; g != nil {
-			s.disconnect(g)
+			s.disconnectGateway(g)
 		}
 	case Submitted:
 		if g := s.gateways[e.Gateway]; g != nil {
-			s.submitted(g, e)
+			s.handleSubmit(g, e)
 		}
 	case Cancelled:
-		s.cancelled(e)
+		s.handleCancellation(e)
 	case Unused:
-		s.unused(e)
+		s.handleUnused(e)
 	case Completed:
-		s.completed(e)
+		s.handleCompletion(e)
 	case Learned:
-		s.learned(e.Advice)
+		s.applyAdvice(e.Advice)
 	case Outdated:
-		s.outdated(e)
+		s.deleteOutdated(e)
 	case Failed:
-		s.failed(e)
+		s.countFailures(e)
 	case Released:
-		s.released(e.Releases)
+		s.setReleases(e.Releases)
 	}
 	return s.out
 }
@@ -254,11 +255,11 @@ func (s *State) Latencies() []*Latency {
 // origin is the matcher's time when a term begins.
 var origin = time.Unix(0, 0)
 
-// at is the present as the matcher's time.
-func (s *State) at() time.Time { return origin.Add(s.now) }
+// matcherTime is the present as the matcher's time.
+func (s *State) matcherTime() time.Time { return origin.Add(s.now) }
 
-// act adds an action. The returned pointer is valid until the next call.
-func (s *State) act(kind ActionKind) *Action {
+// addAction adds an action. The returned pointer is valid until the next call.
+func (s *State) addAction(kind ActionKind) *Action {
 	n := len(s.out)
 	s.out = slices.Grow(s.out, 1)[:n+1] // beyond its length it is zero
 	s.out[n].Kind = kind
@@ -268,21 +269,21 @@ func (s *State) act(kind ActionKind) *Action {
 // step passes an event to the matcher and takes its decisions.
 func (s *State) step(e match.Event) {
 	s.event = e
-	decisions, next, err := s.matcher.Step(s.at(), &s.event)
+	decisions, next, err := s.matcher.Step(s.matcherTime(), &s.event)
 	s.next = next
 	if err != nil {
-		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " +
+		s.addAction(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " +
 			err.Error()
 	}
 	for i := range decisions {
-		s.take(&decisions[i])
+		s.carryOut(&decisions[i])
 	}
 }
 
-// take turns a decision of the matcher's into actions.
-func (s *State) take(d *match.Decision) {
+// carryOut turns a decision of the matcher's into actions.
+func (s *State) carryOut(d *match.Decision) {
 	if d.Action == match.Ask {
-		s.ask(d)
+		s.askHolds(d)
 		return
 	}
 	g, kept := s.gateways[d.Query.Gateway], *d
@@ -301,7 +302,7 @@ func (s *State) take(d *match.Decision) {
 	q := g.queries[d.Query.Sequence]
 	switch d.Action {
 	case match.Assign:
-		ln, a := s.lanes[d.Lane], s.act(Assign)
+		ln, a := s.lanes[d.Lane], s.addAction(Assign)
 		a.Decision, a.Agent, a.Lane = *d, ln.member.Name, ln.index
 		a.Model.Name, a.Model.Version = d.Model.Split()
 		if q != nil {
@@ -312,13 +313,14 @@ func (s *State) take(d *match.Decision) {
 			}
 		}
 	case match.Reject:
-		g.forget(d.Query.Sequence)  // its gateway says that it failed
-		if q != nil && q.isPart() { // the whole query is refused
-			g.eachPart(q.id().Whole().Sequence, func(part *query) { g.forget(part.sequence) })
+		g.removeQuery(d.Query.Sequence) // its gateway says that it failed
+		if q != nil && q.isPart() {     // the whole query is refused
+			g.eachPart(q.matchID().Whole().Sequence,
+				func(part *query) { g.removeQuery(part.sequence) })
 		}
-		s.reject(q, d)
+		s.rejectQuery(q, d)
 	case match.OfferAgain:
-		a := s.act(OfferAgain)
+		a := s.addAction(OfferAgain)
 		a.Decision = *d
 		if q != nil {
 			a.Tag = q.tag
@@ -328,32 +330,32 @@ func (s *State) take(d *match.Decision) {
 	}
 }
 
-// ask asks a member what its lanes hold, because one of them should have answered long ago.
-func (s *State) ask(d *match.Decision) {
+// askHolds asks a member what its lanes hold, because one of them should have answered long ago.
+func (s *State) askHolds(d *match.Decision) {
 	ln := s.lanes[d.Lane]
 	if note := LaneOverdue; d.Attempt <= 2 {
 		if d.Attempt == 2 {
 			note = LaneSilent
 		}
-		a := s.act(note)
+		a := s.addAction(note)
 		a.Agent, a.Lane, a.Duration = ln.member.Name, ln.index, d.Waited
 		a.N, _ = s.matcher.Load(ln.id)
 	}
-	s.act(AskHeld).Agent = ln.member.Name
+	s.addAction(AskHeld).Agent = ln.member.Name
 }
 
-// beat does the work of each heartbeat: it gives up lanes whose link did not come back, submits
-// parked queries whose lanes did not greet in time, and sends the heartbeat.
-func (s *State) beat() {
+// runHeartbeat does the work of each heartbeat: it gives up lanes whose link did not come back,
+// submits parked queries whose lanes did not greet in time, and sends the heartbeat.
+func (s *State) runHeartbeat() {
 	for len(s.broken) > 0 && s.now >= s.broken[0].lostAt {
 		m := s.broken[0]
-		s.lose(m, "its link broke and did not come back: "+m.broken)
+		s.loseMember(m, "its link broke and did not come back: "+m.broken)
 	}
 	if s.now >= settleTime {
-		s.unpark(func(names.AgentName) bool { return true })
+		s.submitParkedFor(func(names.AgentName) bool { return true })
 	}
 	if len(s.gateways) > 0 {
-		s.act(Heartbeat)
+		s.addAction(Heartbeat)
 	}
 	s.tuneAhead()
 }
@@ -361,7 +363,7 @@ func (s *State) beat() {
 // tuneAhead tells the matcher and the members how long the way to a lane takes, if that has
 // changed.
 func (s *State) tuneAhead() {
-	ahead, ok := s.ahead.value()
+	ahead, ok := s.ahead.estimate()
 	ahead = min(ahead, s.aheadMost)
 	if diff := (ahead - s.aheadSet).Abs(); !ok || diff < 20*time.Microsecond ||
 		diff*10 < s.aheadSet {
@@ -369,5 +371,5 @@ func (s *State) tuneAhead() {
 	}
 	s.aheadSet = ahead
 	s.step(match.Event{Kind: match.AheadChanged, Ahead: ahead})
-	s.act(TellAhead).Duration = ahead
+	s.addAction(TellAhead).Duration = ahead
 }

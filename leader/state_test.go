@@ -174,23 +174,23 @@ func TestBounds(t *testing.T) {
 	in.greet("w0")
 	in.learn(time.Second) // so that it is not overdue
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
-	for sequence := range uint64(mostHeld + 10) {
+	for sequence := range uint64(maxHeld + 10) {
 		in.tell(Event{
 			Kind: Submitted, Gateway: 1, Sequence: sequence, Model: ModelID{Name: "m"},
 			BatchSize: 1, Attempt: 1, Agent: "w0",
 		})
 	}
-	if n := len(in.Holds("w0", 0)); n != mostHeld {
+	if n := len(in.Holds("w0", 0)); n != maxHeld {
 		t.Errorf("a gateway makes the leader believe that a lane has %d queries, want %d", n,
-			mostHeld)
+			maxHeld)
 	}
-	for sequence := range uint64(mostSubmitted) {
+	for sequence := range uint64(maxSubmitted) {
 		in.gateways[1].queries[sequence] = &query{}
 	}
-	if a := in.only(in.submit(1, mostSubmitted), Reject); a.Decision.Wait < time.Second ||
-		a.Decision.Query.Sequence != mostSubmitted {
+	if a := in.only(in.submit(1, maxSubmitted), Reject); a.Decision.Wait < time.Second ||
+		a.Decision.Query.Sequence != maxSubmitted {
 		t.Errorf("beyond %d queries of a gateway one more is answered with %+v, want a rejection",
-			mostSubmitted, a)
+			maxSubmitted, a)
 	}
 }
 
@@ -206,7 +206,7 @@ func TestAccounts(t *testing.T) {
 			q := &query{gateway: in.gateways[g], sequence: i, weight: SubmitOverhead + name}
 			sent++
 			if in.accounts["ads"].bytes+q.weight <= MostSubmittedBytes { // as submit
-				in.gateways[g].remember(q)
+				in.gateways[g].addQuery(q)
 				kept++
 			}
 		}
@@ -347,8 +347,8 @@ func TestStatusOfRemovedVersion(t *testing.T) {
 	}
 }
 
-// TestObservedCut: the learning loop is told how long a query had run that its lane has cut off, and
-// nothing of one that had not begun.
+// TestObservedCut: the learning loop is told how long a query had run that its lane has cut off,
+// and nothing of one that had not begun.
 func TestObservedCut(t *testing.T) {
 	for line, want := range map[string]time.Duration{
 		"1s completed agent=w0 lane=0 query=1/4 attempt=1 refused=yes model=m/1 batch=3 execution=70ms": 70 *
@@ -364,20 +364,22 @@ func TestObservedCut(t *testing.T) {
 		in.now = at
 		var observed time.Duration
 		for _, a := range in.Step(at, &e) {
-			if a.Kind == Observed || a.Kind == ObservedCut && (a.BatchSize != 3 || a.Model != modelM) {
+			if a.Kind == Observed || a.Kind == ObservedCut && (a.BatchSize != 3 ||
+				a.Model != modelM) {
 				t.Errorf("%s: the learning loop is told %s", line, AppendAction(nil, &a))
 			} else if a.Kind == ObservedCut {
 				observed += a.Duration
 			}
 		}
 		if observed != want {
-			t.Errorf("%s: it is told of a run of %v that was cut off, want %v", line, observed, want)
+			t.Errorf("%s: it is told of a run of %v that was cut off, want %v", line, observed,
+				want)
 		}
 	}
 }
 
-// TestDivided: a run on one core of a lane keeps the lane busy for that core's share of its time, and
-// tells nothing of runs on the whole lane.
+// TestDivided: a run on one core of a lane keeps the lane busy for that core's share of its time,
+// and tells nothing of runs on the whole lane.
 func TestDivided(t *testing.T) {
 	for line, want := range map[string]int{
 		"1s completed agent=w0 lane=0 query=1/4 attempt=1 model=m/1 batch=3 execution=1ms":             1,
@@ -397,7 +399,8 @@ func TestDivided(t *testing.T) {
 			}
 		}
 		if busy := in.Status().Agents[0].Busy; observed != want || busy == 0 {
-			t.Errorf("%s: %d observations, want %d; busy for %v of the time", line, observed, want, busy)
+			t.Errorf("%s: %d observations, want %d; busy for %v of the time", line, observed, want,
+				busy)
 		}
 	}
 }

@@ -67,8 +67,8 @@ type ModelStatus struct {
 // the versions that answer for the family, also of those that were asked for by their own names.
 type FamilyStatus struct {
 	Name string
-	// Rate, Within and Any are as those of a ModelStatus. They also count the queries for the family
-	// that failed before a variant was chosen, or after.
+	// Rate, Within and Any are as those of a ModelStatus. They also count the queries for the
+	// family that failed before a variant was chosen, or after.
 	Rate, Within float64
 	Any          bool
 	// Accuracy is the effective accuracy: the mean of the answers of the last ten seconds, in
@@ -93,12 +93,12 @@ func (s *State) Status() *Status {
 	// that a single query does not count as many a second.
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
 	out := &Status{Waiting: all, WaitingLate: late, Limit: s.limit}
-	out.Rate = s.ended.sum(s.now, span) / span.Seconds()
+	out.Rate = s.ended.sumOver(s.now, span) / span.Seconds()
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		m := s.members[name]
 		a := AgentStatus{Name: name, Type: m.typ, Factor: s.factors[name]}
 		if len(m.lanes) > 0 {
-			a.Busy = min(1, m.busy.sum(s.now, span)/float64(span)/float64(len(m.lanes)))
+			a.Busy = min(1, m.busy.sumOver(s.now, span)/float64(span)/float64(len(m.lanes)))
 		}
 		for _, ln := range m.lanes {
 			_, asked := s.matcher.Load(ln.id)
@@ -106,11 +106,11 @@ func (s *State) Status() *Status {
 		}
 		out.Agents = append(out.Agents, a)
 	}
-	held := s.held()
+	held := s.heldVersions()
 	for _, m := range s.models {
 		// A version that no member has any more stays for a minute after its last query.
-		if held[m.ModelID] || m.last(s.now, StatusSeconds) != (tally{}) {
-			status := m.status(s.now)
+		if held[m.ModelID] || m.lastSeconds(s.now, StatusSeconds) != (tally{}) {
+			status := m.statusAt(s.now)
 			if status.Unmet = s.unmet[m.ModelID]; status.Unmet > 0 {
 				status.WhyUnmet = s.whyUnmet(m.ModelID)
 			}
@@ -118,10 +118,10 @@ func (s *State) Status() *Status {
 		}
 	}
 	if len(s.nowhere.refusals) > 0 {
-		out.Models = append(out.Models, s.nowhere.status(s.now))
+		out.Models = append(out.Models, s.nowhere.statusAt(s.now))
 	}
 	for _, m := range s.unbound {
-		out.Models = append(out.Models, m.status(s.now))
+		out.Models = append(out.Models, m.statusAt(s.now))
 	}
 	slices.SortFunc(out.Models, func(a, b ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
@@ -150,15 +150,15 @@ func (s *State) familyStatus(name string) FamilyStatus {
 	f := FamilyStatus{Name: name}
 	var minute, lately tally
 	if m := s.unbound[name]; m != nil {
-		minute.add(m.last(s.now, StatusSeconds))
-		lately.add(m.last(s.now, rateSeconds))
+		minute.add(m.lastSeconds(s.now, StatusSeconds))
+		lately.add(m.lastSeconds(s.now, rateSeconds))
 	}
 	for _, m := range s.families[name] {
 		v := VariantStatus{
 			ModelID: m.ModelID, Accuracy: m.knownAccuracy(), Answered: m.total.answered,
 		}
-		last := m.last(s.now, rateSeconds)
-		minute.add(m.last(s.now, StatusSeconds))
+		last := m.lastSeconds(s.now, rateSeconds)
+		minute.add(m.lastSeconds(s.now, StatusSeconds))
 		lately.add(last)
 		v.Share = float64(last.answered)
 		f.Best = max(f.Best, v.Accuracy)
@@ -169,13 +169,13 @@ func (s *State) familyStatus(name string) FamilyStatus {
 		v.Share /= max(float64(lately.answered), 1)
 		f.Accuracy += v.Share * v.Accuracy
 	}
-	f.Rate = lately.rate(s.now)
-	f.Within, f.Any = minute.within()
+	f.Rate = lately.ratePerSecond(s.now)
+	f.Within, f.Any = minute.inTimeShare()
 	return f
 }
 
-// held are the versions that members have, by the view or by their links.
-func (s *State) held() map[ModelID]bool {
+// heldVersions are the versions that members have, by the view or by their links.
+func (s *State) heldVersions() map[ModelID]bool {
 	held := maps.Clone(s.loadable)
 	if held == nil {
 		held = map[ModelID]bool{}
@@ -193,15 +193,15 @@ func (s *State) held() map[ModelID]bool {
 	return held
 }
 
-// status returns the status of the model as of now.
-func (m *model) status(now time.Duration) ModelStatus {
-	minute, lately := m.last(now, StatusSeconds), m.last(now, rateSeconds)
+// statusAt returns the status of the model as of now.
+func (m *model) statusAt(now time.Duration) ModelStatus {
+	minute, lately := m.lastSeconds(now, StatusSeconds), m.lastSeconds(now, rateSeconds)
 	status := ModelStatus{
 		ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late,
 		Refused: m.refusals, NonFinite: m.nonFinite,
 	}
-	status.Rate = lately.rate(now)
-	status.Within, status.Any = minute.within()
+	status.Rate = lately.ratePerSecond(now)
+	status.Within, status.Any = minute.inTimeShare()
 	return status
 }
 
@@ -219,15 +219,16 @@ func (t *tally) add(o tally) {
 	t.excused += o.excused
 }
 
-// rate is the queries/s of t, which counts those of the last rateSeconds.
-func (t *tally) rate(now time.Duration) float64 {
+// ratePerSecond is the queries/s of t, which counts those of the last rateSeconds.
+func (t *tally) ratePerSecond(now time.Duration) float64 {
 	// The counts are of whole seconds, of which the last one is not over.
 	span := min(now, (rateSeconds-1)*time.Second+now%time.Second)
 	return float64(t.answered+t.lost+t.excused) / max(span, time.Second).Seconds()
 }
 
-// within is the share answered in time, without the excused ones; any is false if there were none.
-func (t *tally) within() (share float64, any bool) {
+// inTimeShare is the share answered in time, without the excused ones; any is false if there were
+// none.
+func (t *tally) inTimeShare() (share float64, any bool) {
 	n := t.answered + t.lost
 	if n == 0 {
 		return 0, false
@@ -235,11 +236,11 @@ func (t *tally) within() (share float64, any bool) {
 	return float64(t.answered-t.late) / float64(n), true
 }
 
-// count adds t to the model's counts of the current second and of the whole term.
-func (s *State) count(m *model, t tally) {
+// countTally adds t to the model's counts of the current second and of the whole term.
+func (s *State) countTally(m *model, t tally) {
 	s.ended.add(s.now, float64(t.answered+t.lost+t.excused))
 	if m != &s.nowhere {
-		f := s.counted(m)
+		f := s.familyCount(m)
 		f.Ended += t.answered + t.lost
 		f.Late += t.late + t.lost
 	}
@@ -253,8 +254,8 @@ func (s *State) count(m *model, t tally) {
 	}
 }
 
-// last is the sum of the counts of the last seconds.
-func (m *model) last(now time.Duration, seconds int64) (sum tally) {
+// lastSeconds is the sum of the counts of the last seconds.
+func (m *model) lastSeconds(now time.Duration, seconds int64) (sum tally) {
 	second := int64(now / time.Second)
 	for i := range m.perSecond {
 		if p := &m.perSecond[i]; p.second > second-seconds && p.second <= second {
@@ -264,8 +265,9 @@ func (m *model) last(now time.Duration, seconds int64) (sum tally) {
 	return sum
 }
 
-// A ring sums values over the last minute, by tenths of a second. Its zero value is ready to use.
-type ring struct {
+// A secondsRing sums values over the last minute, by tenths of a second. Its zero value is ready to
+// use.
+type secondsRing struct {
 	parts [10 * StatusSeconds]struct {
 		at  int64 // in tenths of a second
 		sum float64
@@ -274,7 +276,7 @@ type ring struct {
 
 func tenth(now time.Duration) int64 { return int64(now / (100 * time.Millisecond)) }
 
-func (r *ring) add(now time.Duration, v float64) {
+func (r *secondsRing) add(now time.Duration, v float64) {
 	at := tenth(now)
 	p := &r.parts[at%int64(len(r.parts))]
 	if p.at != at {
@@ -283,8 +285,8 @@ func (r *ring) add(now time.Duration, v float64) {
 	p.sum += v
 }
 
-// sum is the sum of the values added in the time over before now, at most a minute.
-func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
+// sumOver is the sum of the values added in the time over before now, at most a minute.
+func (r *secondsRing) sumOver(now time.Duration, over time.Duration) (sum float64) {
 	last := tenth(now)
 	for at := max(0, last-int64(over/(100*time.Millisecond))+1); at <= last; at++ {
 		if p := &r.parts[at%int64(len(r.parts))]; p.at == at {
@@ -297,7 +299,7 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 // Holds lists the attempts that the state believes a member's lane to hold; only their query and
 // attempt are set.
 func (s *State) Holds(agent names.AgentName, lane int) (all []Held) {
-	if ln := s.lane(agent, lane); ln != nil {
+	if ln := s.findLane(agent, lane); ln != nil {
 		for _, r := range s.matcher.Holds(nil, ln.id) {
 			h := Held{
 				Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt,
@@ -326,6 +328,7 @@ func (s *State) Sizes() map[string]int {
 		"models": len(s.models), "matcher's models": s.matcher.Models(),
 		"latencies": len(s.latencies), "gateways": len(s.gateways), "accounts": len(s.accounts),
 		"gone": len(s.gone), "factors": len(s.factors) + len(s.slow), "prices": len(s.prices),
-		"counts": len(s.counts), "waiting": waiting, "reserved": reserved, "queries": queries, "parked": s.parkings,
+		"counts": len(s.counts), "waiting": waiting, "reserved": reserved, "queries": queries,
+		"parked": s.parkings,
 	}
 }

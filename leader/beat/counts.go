@@ -12,14 +12,14 @@ import (
 // 1,000, and those between have bins that are 12 % wide.
 const Bins = 44
 
-const leastBin, mostBin = 8, 1000
+const minBin, maxBin = 8, 1000
 
 // binOf is the bin of each batch size up to mostBin.
-var binOf = func() (bins [mostBin + 1]uint8) {
+var binOf = func() (bins [maxBin + 1]uint8) {
 	for size := range bins {
-		if size > leastBin {
+		if size > minBin {
 			// rounding must not put the greatest size into the bin of still greater ones
-			at := math.Log(float64(size)/leastBin) / math.Log(mostBin/leastBin) * (Bins - 2)
+			at := math.Log(float64(size)/minBin) / math.Log(maxBin/minBin) * (Bins - 2)
 			bins[size] = uint8(min(math.Ceil(at-1e-9), Bins-2))
 		}
 	}
@@ -28,7 +28,7 @@ var binOf = func() (bins [mostBin + 1]uint8) {
 
 // BinOf returns the bin of a batch size, in [0, Bins).
 func BinOf(size int) int {
-	if size > mostBin {
+	if size > maxBin {
 		return Bins - 1
 	}
 	return int(binOf[max(size, 0)])
@@ -99,8 +99,8 @@ func (c *Counts) Decided(typ string, model leader.ModelID, batch int, late bool)
 	c.Decisions++
 }
 
-// mostLanes bounds the lanes of an agent that are counted: numbers come from other machines.
-const mostLanes = 1 << 12
+// maxLanes bounds the lanes of an agent that are counted: numbers come from other machines.
+const maxLanes = 1 << 12
 
 // Answered counts that a lane has run a query: for how long, and how long its client has waited.
 func (c *Counts) Answered(agent names.AgentName, lane int, model leader.ModelID,
@@ -111,7 +111,7 @@ func (c *Counts) Answered(agent names.AgentName, lane int, model leader.ModelID,
 		c.Latency[model] = l
 	}
 	l.Add(latency)
-	if lane < 0 || lane >= mostLanes {
+	if lane < 0 || lane >= maxLanes {
 		return
 	}
 	lanes := c.Busy[agent]

@@ -13,8 +13,8 @@ type Latencies struct {
 }
 
 const (
-	leastLatency = 10 * time.Microsecond
-	bucketWidth  = 1.03
+	minLatency  = 10 * time.Microsecond
+	bucketWidth = 1.03
 )
 
 var logWidth = math.Log(bucketWidth)
@@ -22,8 +22,8 @@ var logWidth = math.Log(bucketWidth)
 // Add counts one latency.
 func (l *Latencies) Add(d time.Duration) {
 	i := 0
-	if d > leastLatency {
-		i = int(math.Log(float64(d)/float64(leastLatency))/logWidth) + 1
+	if d > minLatency {
+		i = int(math.Log(float64(d)/float64(minLatency))/logWidth) + 1
 	}
 	l.buckets[min(i, len(l.buckets)-1)]++
 	l.n++
@@ -51,7 +51,7 @@ func (l *Latencies) Quantile(q float64) float64 {
 	for i, n := range l.buckets {
 		if seen += uint64(n); seen >= rank {
 			// the middle of the bucket, by its logarithm
-			return float64(leastLatency) * math.Exp((float64(i)-0.5)*logWidth)
+			return float64(minLatency) * math.Exp((float64(i)-0.5)*logWidth)
 		}
 	}
 	return math.NaN() // not reached: the buckets have n

@@ -43,7 +43,8 @@ func TestShare(t *testing.T) {
 		release := Release{Current: 3, Canary: 4, Share: share}
 		classes, sum := 0, 0.
 		for _, period := range []uint64{
-			1, 2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 34, 50, 55, 60, 64, 89, 100, 128, 144, 233, 256, 360,
+			1, 2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 34, 50, 55, 60, 64, 89, 100, 128, 144, 233, 256,
+			360,
 			377, 500, 610, 987, 1000, 1024, 1597, 4096, 10946, 65536, 1 << 20, 1 << 32,
 		} {
 			gateway, first := r.Uint64(), r.Uint64N(1<<40)
@@ -87,7 +88,8 @@ func TestShare(t *testing.T) {
 		}
 	}
 	if math.Abs(float64(near)-want) > 4*math.Sqrt(want) {
-		t.Errorf("of the same queries of two gateways %d of 10000 go to the canary, want about %v", near,
+		t.Errorf("of the same queries of two gateways %d of 10000 go to the canary, want about %v",
+			near,
 			want)
 	}
 	yes, no := func(int64) bool { return true }, func(int64) bool { return false }
@@ -207,18 +209,19 @@ func (l load) peek(r *rand.Rand, rule Rule, queries int) (Decision, int) {
 		if l.seldom && !takes {
 			continue
 		}
-		if decision, _ := rule.decide(rule.comparisons(&t)); decision != Wait {
+		if decision, _ := rule.decideOn(rule.compareTrial(&t)); decision != Wait {
 			return decision, n
 		}
 	}
 	return Wait, queries
 }
 
-// simulated is how many canaries each case simulates to measure an error: 3000 for each kind of error.
+// simulated is how many canaries each case simulates to measure an error: 3000 for each kind of
+// error.
 const simulated = 1000
 
-// errors simulates canaries, each with its seed, and returns how many have each fate, and the median
-// of the canary's queries that it took to decide.
+// errors simulates canaries, each with its seed, and returns how many have each fate, and the
+// median of the canary's queries that it took to decide.
 func (l load) errors(rule Rule, seed uint64, canaries, queries int) (fates [3]int, median int) {
 	type fate struct{ decision, queries int }
 	all := make([]fate, canaries)
@@ -246,8 +249,8 @@ func ignoring() Rule {
 	return rule
 }
 
-// TestErrors: of canaries at the limits of what the rule may take for good, or for bad, no more have
-// the wrong fate than the rule states, however often one looks; and if the rule ignored its
+// TestErrors: of canaries at the limits of what the rule may take for good, or for bad, no more
+// have the wrong fate than the rule states, however often one looks; and if the rule ignored its
 // confidence, this test would see it.
 func TestErrors(t *testing.T) {
 	for _, tt := range []struct {
@@ -290,18 +293,20 @@ func TestErrors(t *testing.T) {
 			t.Logf("%d of %d canaries wait, %d are rolled back, %d promoted", fates[Wait], canaries,
 				fates[RollBack], fates[Promote])
 			if got := float64(fates[tt.wrong]) / float64(canaries); got > tt.allowed {
-				t.Errorf("%.3g of the canaries have the wrong fate, want at most %v", got, tt.allowed)
+				t.Errorf("%.3g of the canaries have the wrong fate, want at most %v", got,
+					tt.allowed)
 			}
 			fates, _ = tt.l.errors(ignoring(), 1, 200, queries)
 			if got := float64(fates[tt.wrong]) / 200; got <= tt.allowed {
-				t.Errorf("without confidence %.3g have the wrong fate: this test would not see it", got)
+				t.Errorf("without confidence %.3g have the wrong fate: this test would not see it",
+					got)
 			}
 		})
 	}
 }
 
-// TestBoundsHold: bounds hold at all times at once, for draws with equal chances and with chances that
-// change.
+// TestBoundsHold: bounds hold at all times at once, for draws with equal chances and with chances
+// that change.
 func TestBoundsHold(t *testing.T) {
 	const alpha, runs, draws = .05, 2000, 1000
 	outside := 0
@@ -337,8 +342,9 @@ func counted(failed, of, currentFailed, currentOf uint64) *Trial {
 	return t
 }
 
-// TestFailingCanary: canaries of which 6 of 50 queries fail, or 26 of 1000, beside a version of which
-// none do, are not promoted when that is due, and rolled back as soon as that is beyond doubt.
+// TestFailingCanary: canaries of which 6 of 50 queries fail, or 26 of 1000, beside a version of
+// which none do, are not promoted when that is due, and rolled back as soon as that is beyond
+// doubt.
 func TestFailingCanary(t *testing.T) {
 	rule := DefaultRule()
 	rule.PromoteQueries = 50
@@ -349,7 +355,8 @@ func TestFailingCanary(t *testing.T) {
 		t.Errorf("6 of 50: got %+v", v)
 	}
 	var more int
-	if _, err := fmt.Sscanf(v.Why[strings.Index(v.Why, "about "):], "about %d more", &more); err != nil {
+	if _, err := fmt.Sscanf(v.Why[strings.Index(v.Why, "about "):], "about %d more",
+		&more); err != nil {
 		t.Fatal(err)
 	}
 	factor := uint64(more)/50 + 1 // what it has foretold
@@ -366,16 +373,18 @@ func TestFailingCanary(t *testing.T) {
 	for _, chance := range []float64{.12, .026} {
 		l := load{share: .05, failed: [2]chances{all(0), all(chance)}, seldom: true}
 		fates, median := l.errors(DefaultRule(), 2, 200, 2000)
-		t.Logf("a canary of which %v fail is rolled back after %d of its queries in the median", chance,
+		t.Logf("a canary of which %v fail is rolled back after %d of its queries in the median",
+			chance,
 			median)
 		if fates[RollBack] != 200 {
-			t.Errorf("of canaries of which %v fail %v waited, were rolled back and promoted", chance, fates)
+			t.Errorf("of canaries of which %v fail %v waited, were rolled back and promoted",
+				chance, fates)
 		}
 	}
 }
 
-// TestGoodCanary: a canary that is as good as the current version is promoted after about as many of
-// its queries as docs/releases.md says.
+// TestGoodCanary: a canary that is as good as the current version is promoted after about as many
+// of its queries as docs/releases.md says.
 func TestGoodCanary(t *testing.T) {
 	for _, tt := range []struct {
 		failed, late float64
@@ -386,7 +395,8 @@ func TestGoodCanary(t *testing.T) {
 			late: [2]chances{all(tt.late), all(tt.late)}, seldom: true,
 		}
 		fates, median := l.errors(DefaultRule(), 3, 100, 10_000)
-		t.Logf("%v failed and %v late: promoted after %d queries in the median; %v", tt.failed, tt.late,
+		t.Logf("%v failed and %v late: promoted after %d queries in the median; %v", tt.failed,
+			tt.late,
 			median, fates)
 		if fates[RollBack] > 0 || math.Abs(float64(median-tt.want)) > .1*float64(tt.want) {
 			t.Errorf("%v failed and %v late: got %v, promoted after %d, want about %d", tt.failed,
@@ -395,8 +405,8 @@ func TestGoodCanary(t *testing.T) {
 	}
 }
 
-// TestBadCanary: a canary that takes twice as long, fails, is late or answers wrongly is rolled back
-// within a minute at these rates.
+// TestBadCanary: a canary that takes twice as long, fails, is late or answers wrongly is rolled
+// back within a minute at these rates.
 func TestBadCanary(t *testing.T) {
 	const seeds = 150
 	for _, tt := range []struct {
@@ -451,23 +461,25 @@ func TestTerms(t *testing.T) {
 	}{
 		{0, time.Hour, 0, Wait, "it is no worse, and promoted by hand"},
 		{time.Minute, time.Second, 0, Wait, "it is no worse, and promoted in 59s"},
-		{time.Minute, time.Minute, 0, Promote, "it was no worse in 1000 of its queries and 1m0s; 0 of " +
-			"1000 queries failed, of the current version's 0 of 9000: at most 0.8"},
+		{time.Minute, time.Minute, 0, Promote,
+			"it was no worse in 1000 of its queries and 1m0s; 0 of " +
+				"1000 queries failed, of the current version's 0 of 9000: at most 0.8"},
 		{0, time.Second, 1200, Wait, "promoted after 200 more of its queries"},
 		{0, time.Second, 1000, Promote, "it was no worse"},
 		{time.Minute, time.Hour, 1200, Wait, "promoted after 200 more"},
 	} {
 		rule := DefaultRule()
 		rule.PromoteAfter, rule.PromoteQueries = tt.after, tt.queries
-		if v := rule.Judge(good, tt.age); v.Decision != tt.want || !strings.Contains(v.Why, tt.says) ||
+		if v := rule.Judge(good, tt.age); v.Decision != tt.want || !strings.Contains(v.Why,
+			tt.says) ||
 			v.Undecided {
 			t.Errorf("%+v: got %+v", tt, v)
 		}
 	}
 }
 
-// TestUndecided: a canary that is hardly asked, or of which no answer was compared, waits and says so.
-// At the limit it is rolled back, unless a person is to promote it.
+// TestUndecided: a canary that is hardly asked, or of which no answer was compared, waits and says
+// so. At the limit it is rolled back, unless a person is to promote it.
 func TestUndecided(t *testing.T) {
 	rule := DefaultRule()
 	rule.PromoteAfter, rule.Compared = time.Minute, true
@@ -480,8 +492,9 @@ func TestUndecided(t *testing.T) {
 	}{
 		{"never asked", &Trial{}, "none of its queries has ended yet"},
 		{"hardly asked", counted(0, 5, 0, 95), "0 of 5 queries failed"},
-		{"not compared", uncompared, "0 of 0 compared answers differ: at most 100 points more, where a " +
-			"promotion needs less than 1 point; how many more of its queries it needs is not known yet"},
+		{"not compared", uncompared,
+			"0 of 0 compared answers differ: at most 100 points more, where a " +
+				"promotion needs less than 1 point; how many more of its queries it needs is not known yet"},
 	} {
 		if tt.t != uncompared {
 			rule.Compared = false

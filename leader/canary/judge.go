@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// BatchClasses is how many classes of batch sizes there are. Within one a batch is at most four times
-// as large as another, so that queries of one class are late about equally often; classes of half
-// the width would make each of them take more queries to be known.
+// BatchClasses is how many classes of batch sizes there are. Within one a batch is at most four
+// times as large as another, so that queries of one class are late about equally often; classes of
+// half the width would make each of them take more queries to be known.
 const BatchClasses = 6
 
-// ClassOf returns the class of a batch size: 0 up to 4, 1 up to 16, and so on; the last one is open.
+// ClassOf returns the class of a batch size: 0 up to 4, 1 up to 16, and so on; the last one is
+// open.
 func ClassOf(batchSize int) int {
 	return min(max(0, (bits.Len(uint(max(batchSize, 1)-1))+1)/2-1), BatchClasses-1)
 }
@@ -20,8 +21,8 @@ func ClassOf(batchSize int) int {
 // ClassSize returns the largest batch size of a class; of the last one some batch size.
 func ClassSize(class int) int { return 4 << (2 * class) }
 
-// A Tally counts queries that have ended: Answered, of which Late were answered late, and those that
-// Failed for no fault of their clients.
+// A Tally counts queries that have ended: Answered, of which Late were answered late, and those
+// that Failed for no fault of their clients.
 type Tally struct{ Answered, Late, Failed uint64 }
 
 // Counts are of the queries for one version since a trial began.
@@ -50,8 +51,8 @@ func (c *Counts) CountAnswered(batchSize int, late bool) {
 	}
 }
 
-// CountFailed counts n queries that failed for no fault of their clients; batchSize is 0 if it is not
-// known.
+// CountFailed counts n queries that failed for no fault of their clients; batchSize is 0 if it is
+// not known.
 func (c *Counts) CountFailed(batchSize int, n uint64) {
 	if batchSize < 1 {
 		c.UnsizedFailed += n
@@ -108,8 +109,8 @@ func (t *Times) Quantile(q float64) time.Duration {
 	return 0
 }
 
-// above is how many durations are above d, within a twentieth.
-func (t *Times) above(d time.Duration) (n uint64) {
+// countAbove is how many durations are above d, within a twentieth.
+func (t *Times) countAbove(d time.Duration) (n uint64) {
 	if t.Total == 0 {
 		return 0
 	}
@@ -150,13 +151,13 @@ func (t *Trial) Slow() (current, canary uint64) {
 		usual = time.Second // as the profile says
 	}
 	limit := time.Duration(slower * float64(usual))
-	return t.Current.Runs.above(limit), t.Canary.Runs.above(limit)
+	return t.Current.Runs.countAbove(limit), t.Canary.Runs.countAbove(limit)
 }
 
-// A Limit says by how much a share of a canary's queries may exceed the current version's. Once it is
-// known to exceed it by more than Tolerated, the canary is rolled back. Until it is known to exceed it
-// by less than Margin, the canary is not promoted. Between the two either may happen, so that no
-// canary is undecided for ever.
+// A Limit says by how much a share of a canary's queries may exceed the current version's. Once it
+// is known to exceed it by more than Tolerated, the canary is rolled back. Until it is known to
+// exceed it by less than Margin, the canary is not promoted. Between the two either may happen, so
+// that no canary is undecided for ever.
 type Limit struct{ Tolerated, Margin float64 }
 
 // A Rule says when a canary is rolled back, and when it is promoted.
@@ -181,7 +182,8 @@ type Rule struct {
 	// promoted, of the two those that are not 0; if both are 0, it is not.
 	PromoteAfter   time.Duration
 	PromoteQueries uint64
-	// MaxUndecided is how long after PromoteAfter a canary may stay undecided until it is rolled back.
+	// MaxUndecided is how long after PromoteAfter a canary may stay undecided until it is rolled
+	// back.
 	MaxUndecided time.Duration
 }
 
@@ -219,8 +221,8 @@ type Verdict struct {
 	Undecided bool
 }
 
-// comparisons are those of a trial, in the order in which they are told of.
-func (r *Rule) comparisons(t *Trial) []comparison {
+// compareTrial are those of a trial, in the order in which they are told of.
+func (r *Rule) compareTrial(t *Trial) []comparison {
 	canary, current := t.Canary.Total(), t.Current.Total()
 	failures := comparison{
 		what: "queries failed", limit: r.Failures, needed: true,
@@ -228,7 +230,7 @@ func (r *Rule) comparisons(t *Trial) []comparison {
 		usual:  newShare(current.Failed, current.Queries()),
 	}
 	if t.Canary.UnsizedFailed+t.Current.UnsizedFailed > 0 {
-		failures.all()
+		failures.forAllSizes()
 	} else {
 		failures.byClass(&t.Canary, &t.Current, func(c *Tally) (uint64, uint64) {
 			return c.Failed, c.Queries()
@@ -248,7 +250,7 @@ func (r *Rule) comparisons(t *Trial) []comparison {
 		canary: newShare(slowCanary, t.Canary.Runs.Total),
 		usual:  newShare(slow, t.Current.Runs.Total),
 	}
-	slowness.all()
+	slowness.forAllSizes()
 	answers := comparison{
 		what: "compared answers differ", limit: r.Wrong, needed: r.Compared,
 		canary: newShare(t.Answers.Wrong, t.Answers.Compared),
@@ -262,15 +264,15 @@ func newShare(hits, draws uint64) share { return share{float64(hits), float64(dr
 // likes, and errs no more often than Alpha and Beta say.
 func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 	n := t.Canary.Total().Queries()
-	all := r.comparisons(t)
-	decision, c := r.decide(all)
+	all := r.compareTrial(t)
+	decision, c := r.decideOn(all)
 	byHand := r.PromoteAfter == 0 && r.PromoteQueries == 0
 	due := !byHand && age >= r.PromoteAfter && n >= r.PromoteQueries
 	switch {
 	case decision == RollBack:
 		return Verdict{Decision: RollBack, Why: fmt.Sprintf(
 			"%s: at least %s more, where %s are tolerated; the chance of an error is at most %.3g %%",
-			c.counted(), points(c.lowExcess(r.Alpha/reasons)), points(c.limit.Tolerated),
+			c.countedNoun(), points(c.lowExcess(r.Alpha/reasons)), points(c.limit.Tolerated),
 			100*r.Alpha)}
 	case decision == Wait && !byHand && age >= r.PromoteAfter+r.MaxUndecided:
 		return Verdict{Decision: RollBack, Why: fmt.Sprintf("still undecided after %v: %s; try it "+
@@ -298,7 +300,7 @@ func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 	why := fmt.Sprintf("it was no worse in %d of its queries and %v", n, age.Round(time.Second))
 	for i := range all {
 		if c := &all[i]; c.needed {
-			why += fmt.Sprintf("; %s: %s", c.counted(), atMost(c.highExcess(r.Beta)))
+			why += fmt.Sprintf("; %s: %s", c.countedNoun(), atMost(c.highExcess(r.Beta)))
 		}
 	}
 	return Verdict{Decision: Promote, Why: why}
@@ -306,12 +308,12 @@ func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 
 // waitsFor says what is known of a comparison for which a promotion has to wait.
 func (r *Rule) waitsFor(c *comparison) string {
-	return fmt.Sprintf("%s: %s, where a promotion needs less than %s", c.counted(),
+	return fmt.Sprintf("%s: %s, where a promotion needs less than %s", c.countedNoun(),
 		atMost(c.highExcess(r.Beta)), points(c.limit.Margin))
 }
 
-// counted says what was counted.
-func (c *comparison) counted() string {
+// countedNoun says what was counted.
+func (c *comparison) countedNoun() string {
 	text := fmt.Sprintf("%.0f of %.0f %s", c.canary.hits, c.canary.draws, c.what)
 	if c.usual.draws > 0 {
 		text += fmt.Sprintf(", of the current version's %.0f of %.0f", c.usual.hits, c.usual.draws)

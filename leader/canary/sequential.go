@@ -76,12 +76,12 @@ type share struct{ hits, draws float64 }
 // batch sizes, and one for all queries together, if some sizes are not known.
 const parts = BatchClasses + 1
 
-// reasons is how many reasons to roll a canary back share the chance of an error: failures by class,
-// failures of all sizes together, lateness, slowness and wrong answers.
+// reasons is how many reasons to roll a canary back share the chance of an error: failures by
+// class, failures of all sizes together, lateness, slowness and wrong answers.
 const reasons = 5
 
-// A comparison is of a share of a canary's queries with what the current version's share would be of
-// queries of the same sizes: the sum of its shares by class, each times the class's part of the
+// A comparison is of a share of a canary's queries with what the current version's share would be
+// of queries of the same sizes: the sum of its shares by class, each times the class's part of the
 // canary's queries (direct standardisation). So a canary that gets larger batches by chance is
 // compared with the current version's larger batches.
 type comparison struct {
@@ -98,8 +98,8 @@ type comparison struct {
 	usual   share          // of the current version, as it was counted, for people
 }
 
-// all compares the canary's queries of all sizes with all of the current version's.
-func (c *comparison) all() { c.current[parts-1], c.weights[parts-1] = c.usual, 1 }
+// forAllSizes compares the canary's queries of all sizes with all of the current version's.
+func (c *comparison) forAllSizes() { c.current[parts-1], c.weights[parts-1] = c.usual, 1 }
 
 // byClass makes the current version's share what the canary's mix of classes makes of it.
 func (c *comparison) byClass(canary, current *Counts, of func(*Tally) (hits, draws uint64)) {
@@ -116,12 +116,13 @@ func (c *comparison) byClass(canary, current *Counts, of func(*Tally) (hits, dra
 	}
 }
 
-// lowExcess returns a bound from below of how much above the current version's share the canary's is.
-// It holds at all times at once, but for a chance of alpha. The canary's bound gets half of that: it
-// decides how long a trial takes, for a canary has the fewer queries. The rest is divided among the
-// current version's parts (union bound).
+// lowExcess returns a bound from below of how much above the current version's share the canary's
+// is. It holds at all times at once, but for a chance of alpha. The canary's bound gets half of
+// that: it decides how long a trial takes, for a canary has the fewer queries. The rest is divided
+// among the current version's parts (union bound).
 func (c *comparison) lowExcess(alpha float64) float64 {
-	low, e := lowerBound(c.canary.hits, c.canary.draws, evidence(alpha, 2)), evidence(alpha, 2*parts)
+	low, e := lowerBound(c.canary.hits, c.canary.draws, evidence(alpha, 2)), evidence(alpha,
+		2*parts)
 	for i, w := range c.weights {
 		if w > 0 && low > 0 {
 			low -= w * upperBound(c.current[i].hits, c.current[i].draws, e)
@@ -141,8 +142,8 @@ func (c *comparison) highExcess(beta float64) float64 {
 	return high
 }
 
-// times is the comparison after factor times as many draws with the same shares.
-func (c comparison) times(factor float64) comparison {
+// scaleDraws is the comparison after factor times as many draws with the same shares.
+func (c comparison) scaleDraws(factor float64) comparison {
 	scale := func(s *share) { s.hits, s.draws = s.hits*factor, s.draws*factor }
 	scale(&c.canary)
 	for i := range c.current {
@@ -151,10 +152,10 @@ func (c comparison) times(factor float64) comparison {
 	return c
 }
 
-// decide returns what follows from comparisons, and the one that it follows from: that in which the
-// canary is worse, or the first of those for which a promotion has to wait; nil if all are known to
-// be within their limits.
-func (r *Rule) decide(all []comparison) (Decision, *comparison) {
+// decideOn returns what follows from comparisons, and the one that it follows from: that in which
+// the canary is worse, or the first of those for which a promotion has to wait; nil if all are
+// known to be within their limits.
+func (r *Rule) decideOn(all []comparison) (Decision, *comparison) {
 	for i := range all {
 		if c := &all[i]; c.canary.draws >= c.minDraws &&
 			c.lowExcess(r.Alpha/reasons) > c.limit.Tolerated {
@@ -178,9 +179,9 @@ func (r *Rule) queriesLeft(all []comparison, queries uint64) (left uint64, any b
 	decided := func(factor float64) bool {
 		later := make([]comparison, len(all))
 		for i, c := range all {
-			later[i] = c.times(factor)
+			later[i] = c.scaleDraws(factor)
 		}
-		decision, _ := r.decide(later)
+		decision, _ := r.decideOn(later)
 		return decision != Wait
 	}
 	high := 2.

@@ -84,16 +84,16 @@ func (r Rank) Role() Role {
 // agents' epochs stay within 2^20 of each other, however long one was away. An epoch further off is
 // a lie, or of another fleet; see [Beyond].
 const (
-	mostJump = 1 << 20
-	// mostTrusted is the highest epoch that a node which follows nobody accepts from others,
+	maxJump = 1 << 20
+	// maxTrusted is the highest epoch that a node which follows nobody accepts from others,
 	// whatever it knows itself. endOfEpochs is above all epochs. Between the two is room for 2^42
 	// jumps, so a lie never leaves a fleet without an epoch for an election.
-	mostTrusted = 1 << 62
+	maxTrusted  = 1 << 62
 	endOfEpochs = 1 << 63
 )
 
 // Beyond reports whether an epoch is so far above a known one that elections cannot have led there.
-func Beyond(epoch, known uint64) bool { return epoch > known && epoch-known > mostJump }
+func Beyond(epoch, known uint64) bool { return epoch > known && epoch-known > maxJump }
 
 // A Claim is the right to lead that an agent claims. The zero Claim is lower than
 // any other.

@@ -135,8 +135,8 @@ func (f *lied) tell(kind MessageKind, epoch uint64, to ...string) {
 func TestLies(t *testing.T) {
 	for _, kind := range []MessageKind{Heartbeat, Propose, Refuse, Resign, Grant, Ack} {
 		for _, lie := range []uint64{
-			math.MaxUint64, math.MaxUint64 - 1, endOfEpochs, endOfEpochs - 1, mostTrusted + 1,
-			mostTrusted, 3 * mostJump, mostJump + 2, mostJump,
+			math.MaxUint64, math.MaxUint64 - 1, endOfEpochs, endOfEpochs - 1, maxTrusted + 1,
+			maxTrusted, 3 * maxJump, maxJump + 2, maxJump,
 		} {
 			for _, when := range []string{
 				"at the start", "led", "just without a leader", "restarted",
@@ -157,7 +157,7 @@ func TestLies(t *testing.T) {
 						}
 						f.upsets = 0
 						f.tell(kind, lie, to...)
-						if when == "led" && lie > mostJump+1 && f.upsets > 0 {
+						if when == "led" && lie > maxJump+1 && f.upsets > 0 {
 							t.Errorf("a claim far above the epoch of its leader upsets the fleet")
 						}
 						f.pass(4 * time.Second)
@@ -188,11 +188,11 @@ func TestAwayFromLies(t *testing.T) {
 			delete(f.nodes, "c")
 			for range 5 {
 				c, _ := f.nodes["a"].followed()
-				f.tell(Heartbeat, c.Epoch+mostJump, "a", "b")
+				f.tell(Heartbeat, c.Epoch+maxJump, "a", "b")
 				f.pass(4 * time.Second)
 				f.led("after a lie")
 			}
-			if c, _ := f.nodes["a"].followed(); !Beyond(c.Epoch, 4*mostJump) {
+			if c, _ := f.nodes["a"].followed(); !Beyond(c.Epoch, 4*maxJump) {
 				t.Fatalf("the fleet is at %v, want it far", c)
 			}
 			if f.disk["c"] = disk; !known {

@@ -45,8 +45,9 @@ type Node struct {
 	claimedAt time.Time
 	claimEnd  time.Time
 	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
-	// allAt is when a leader next sends a heartbeat to all members. They get it at the same time so that
-	// they miss the leader at the same time: only then do they claim in order, the successor first.
+	// allAt is when a leader next sends a heartbeat to all members. They get it at the same time so
+	// that they miss the leader at the same time: only then do they claim in order, the successor
+	// first.
 	allAt time.Time
 
 	resigned bool
@@ -68,14 +69,14 @@ type member struct {
 
 // Waits, in heartbeats; see [Node.wait].
 const (
-	proposeWait   = 3 // until a proposal that nobody refuses holds
-	staggerWait   = 2 // between the claims of two agents next to each other in rank
-	brokenWait    = 2 // after the leader's stream broke
-	restWait      = 4 // from a heartbeat to all members to the next
-	freshWait     = 6 // a leader heard within this time is certainly there
-	listenWait    = 2 // after a freeze
-	freezeWait    = 4 // a step that is this late means that we were frozen
-	mostStaggered = 5 // agents that claim one after the other; those of lower rank claim together
+	proposeWait  = 3 // until a proposal that nobody refuses holds
+	staggerWait  = 2 // between the claims of two agents next to each other in rank
+	brokenWait   = 2 // after the leader's stream broke
+	restWait     = 4 // from a heartbeat to all members to the next
+	freshWait    = 6 // a leader heard within this time is certainly there
+	listenWait   = 2 // after a freeze
+	freezeWait   = 4 // a step that is this late means that we were frozen
+	maxStaggered = 5 // agents that claim one after the other; those of lower rank claim together
 )
 
 // heartbeatSlack is how late the heartbeat of a living leader may come.
@@ -97,8 +98,8 @@ func (n *Node) Leading() bool { return n.leading }
 // there first.
 func (n *Node) Successor() names.AgentName { return n.successor }
 
-// reaches reports whether the node leads and the member has acknowledged a heartbeat lately.
-func (n *Node) reaches(m *member) bool {
+// isReachable reports whether the node leads and the member has acknowledged a heartbeat lately.
+func (n *Node) isReachable(m *member) bool {
 	return n.leading && !m.broken && !m.ackedAt.IsZero() && n.now.Sub(m.ackedAt) < n.cfg.Silence
 }
 
@@ -114,10 +115,10 @@ func (n *Node) Step(now time.Time, e *Event) (actions []Action, next time.Time) 
 		n.now, n.base = now, now.Add(n.cfg.JoinWait)
 	}
 	n.now = later(n.now, now)
-	n.thaw()
+	n.checkFreeze()
 	n.apply(e)
-	n.progress()
-	n.next = n.due()
+	n.doDueWork()
+	n.next = n.nextStepAt()
 	return n.out, n.next
 }
 
@@ -125,10 +126,10 @@ func (n *Node) wait(heartbeats int) time.Duration {
 	return time.Duration(heartbeats) * n.cfg.Heartbeat
 }
 
-// thaw checks whether this step is so late that the process or the machine must have been stopped.
-// The others may then have a new leader whose messages come only after this step, so the node
-// listens before it decides.
-func (n *Node) thaw() {
+// checkFreeze checks whether this step is so late that the process or the machine must have been
+// stopped. The others may then have a new leader whose messages come only after this step, so the
+// node listens before it decides.
+func (n *Node) checkFreeze() {
 	if n.next.IsZero() || len(n.members) == 0 {
 		return
 	}
@@ -141,7 +142,7 @@ func (n *Node) thaw() {
 	n.claiming = false
 	if n.leading && late >= n.cfg.Silence-n.wait(2) {
 		n.stepDown(Frozen)
-		n.lose(Frozen)
+		n.loseLeader(Frozen)
 		n.base = n.listenUntil
 	}
 }
@@ -154,11 +155,11 @@ func (n *Node) apply(e *Event) {
 		if i, ok := n.find(e.ID); ok {
 			n.members = slices.Delete(n.members, i, i+1)
 		}
-		if n.following && !n.leading && e.ID == n.top.Leader && !n.hears() {
-			n.lose(Gone)
+		if n.following && !n.leading && e.ID == n.top.Leader && !n.hearsLeader() {
+			n.loseLeader(Gone)
 		}
 	case StreamBroken:
-		if m := n.member(e.ID); m != nil {
+		if m := n.findMember(e.ID); m != nil {
 			m.broken, m.ackedAt = true, time.Time{}
 		}
 		if n.following && !n.leading && e.ID == n.top.Leader && n.brokenAt.IsZero() {
@@ -171,11 +172,11 @@ func (n *Node) apply(e *Event) {
 		// Only the successor claims at once; the others go on waiting.
 		if n.following && !n.leading && e.ID == n.top.Leader && !n.brokenAt.IsZero() &&
 			n.successor == n.cfg.ID {
-			n.lose(Ended)
+			n.loseLeader(Ended)
 		}
 	case Received:
 		if e.ID != n.cfg.ID {
-			n.receive(e.ID, &e.Message)
+			n.handleMessage(e.ID, &e.Message)
 		}
 	case Persisted:
 		n.kept = e.Epoch
@@ -195,8 +196,8 @@ func (n *Node) find(id names.AgentName) (int, bool) {
 		func(m *member, id names.AgentName) int { return cmp.Compare(m.id, id) })
 }
 
-// member is nil if the id is unknown.
-func (n *Node) member(id names.AgentName) *member {
+// findMember is nil if the id is unknown.
+func (n *Node) findMember(id names.AgentName) *member {
 	if i, ok := n.find(id); ok {
 		return n.members[i]
 	}
@@ -217,22 +218,22 @@ func (n *Node) memberUp(id names.AgentName, rank Rank) {
 	n.members = slices.Insert(n.members, i, &member{id: id, rank: rank})
 	switch {
 	case n.leading:
-		n.beat(n.members[i])
+		n.sendHeartbeat(n.members[i])
 	case n.claiming && n.persisted:
 		n.send(id, Message{Kind: Propose, Claim: n.claim})
 	}
 }
 
-func (n *Node) receive(from names.AgentName, msg *Message) {
+func (n *Node) handleMessage(from names.AgentName, msg *Message) {
 	c := msg.Claim
 	switch {
-	case c.Epoch >= endOfEpochs, Beyond(c.Epoch, n.seen) && (n.following || c.Epoch > mostTrusted):
+	case c.Epoch >= endOfEpochs, Beyond(c.Epoch, n.seen) && (n.following || c.Epoch > maxTrusted):
 		return
 	case c.Epoch > 0 && Beyond(n.seen, c.Epoch):
-		n.disown(c.Epoch)
+		n.disownLies(c.Epoch)
 	}
 	n.seen = max(n.seen, c.Epoch)
-	if m := n.member(from); m != nil {
+	if m := n.findMember(from); m != nil {
 		m.broken, n.spokeAt = false, n.now
 	}
 	switch msg.Kind {
@@ -240,28 +241,28 @@ func (n *Node) receive(from names.AgentName, msg *Message) {
 		switch {
 		case c.Leader == n.cfg.ID:
 		case c.Compare(n.top) < 0:
-			n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hears()})
+			n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hearsLeader()})
 		default:
-			n.follow(c, msg.Successor)
+			n.followLeader(c, msg.Successor)
 			n.send(from, Message{Kind: Ack, Claim: c})
 		}
 	case Ack:
-		if m := n.member(from); m != nil && n.leading && c == n.top {
+		if m := n.findMember(from); m != nil && n.leading && c == n.top {
 			m.ackedAt = n.now
 		}
 	case Propose:
-		n.proposed(from, c)
+		n.answerProposal(from, c)
 	case Grant:
-		if m := n.member(from); m != nil && n.claiming && c == n.claim {
+		if m := n.findMember(from); m != nil && n.claiming && c == n.claim {
 			m.granted = true
 		}
 	case Refuse:
-		n.refused(c, msg.Heard)
+		n.handleRefusal(c, msg.Heard)
 	case Resign:
 		if n.following && !n.leading && c == n.top {
 			switch msg.Successor {
 			case "":
-				n.lose(HandedOver)
+				n.loseLeader(HandedOver)
 			case n.cfg.ID:
 				if n.mayLead() && !(n.claiming && n.unasked) {
 					n.startClaim(true)
@@ -271,14 +272,14 @@ func (n *Node) receive(from names.AgentName, msg *Message) {
 	}
 }
 
-// disown gives up claims and epochs that are so far above a heard epoch that they were lies.
-func (n *Node) disown(epoch uint64) {
+// disownLies gives up claims and epochs that are so far above a heard epoch that they were lies.
+func (n *Node) disownLies(epoch uint64) {
 	if Beyond(n.top.Epoch, epoch) {
 		if n.leading {
 			n.stepDown(Disowned)
 		}
 		if n.following {
-			n.lose(Disowned)
+			n.loseLeader(Disowned)
 		}
 		n.top, n.heardAt, n.brokenAt, n.successor = Claim{}, time.Time{}, time.Time{}, ""
 	}
@@ -291,8 +292,8 @@ func (n *Node) disown(epoch uint64) {
 	}
 }
 
-// hears reports whether the leader of the highest claim is certainly there.
-func (n *Node) hears() bool {
+// hearsLeader reports whether the leader of the highest claim is certainly there.
+func (n *Node) hearsLeader() bool {
 	if n.leading {
 		return !n.resigned
 	}
@@ -302,8 +303,8 @@ func (n *Node) hears() bool {
 // outranks reports whether an agent of rank claim takes over from a living leader.
 func outranks(claim, leader Rank) bool { return claim.Role() == Must && leader.Role() != Must }
 
-// follow takes a leader's heartbeat whose claim is at least the highest known.
-func (n *Node) follow(c Claim, successor names.AgentName) {
+// followLeader takes a leader's heartbeat whose claim is at least the highest known.
+func (n *Node) followLeader(c Claim, successor names.AgentName) {
 	if n.leading {
 		reason := HigherClaim
 		if n.resigned {
@@ -323,20 +324,20 @@ func (n *Node) follow(c Claim, successor names.AgentName) {
 		n.out = append(n.out, Action{Kind: Persist, Claim: n.nextClaim()})
 	}
 	n.successor, n.brokenAt, n.heardAt = successor, time.Time{}, n.now
-	if m := n.member(successor); m != nil {
+	if m := n.findMember(successor); m != nil {
 		m.broken = false // the leader hears the successor, even if we do not
 	}
 }
 
-// proposed answers an agent that wants to lead.
-func (n *Node) proposed(from names.AgentName, c Claim) {
+// answerProposal answers an agent that wants to lead.
+func (n *Node) answerProposal(from names.AgentName, c Claim) {
 	if n.following && !n.leading && c.Leader == n.top.Leader && c.Epoch > n.top.Epoch {
-		n.lose(Restarted)
+		n.loseLeader(Restarted)
 	}
 	switch {
 	case c.Leader == n.cfg.ID:
-	case c.Epoch <= n.top.Epoch, n.hears() && !outranks(c.Rank, n.top.Rank):
-		n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hears()})
+	case c.Epoch <= n.top.Epoch, n.hearsLeader() && !outranks(c.Rank, n.top.Rank):
+		n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hearsLeader()})
 	case n.claiming && n.claim.Compare(c) > 0:
 		// The other agent will hear of our claim and give way.
 	default:
@@ -346,8 +347,8 @@ func (n *Node) proposed(from names.AgentName, c Claim) {
 	}
 }
 
-// refused takes the news of a claim c and whether its leader is heard.
-func (n *Node) refused(c Claim, heard bool) {
+// handleRefusal takes the news of a claim c and whether its leader is heard.
+func (n *Node) handleRefusal(c Claim, heard bool) {
 	heard = heard && c.Leader != n.cfg.ID && !outranks(n.rank, c.Rank)
 	higher, led := c.Compare(n.top) > 0, n.leading
 	if higher {
@@ -355,7 +356,7 @@ func (n *Node) refused(c Claim, heard bool) {
 			n.stepDown(HigherClaim)
 		}
 		if n.following {
-			n.lose(HigherClaim)
+			n.loseLeader(HigherClaim)
 		}
 		n.top, n.heardAt, n.brokenAt, n.successor = c, time.Time{}, time.Time{}, ""
 	}
@@ -378,57 +379,57 @@ func (n *Node) stepDown(why Reason) {
 	n.out = append(n.out, Action{Kind: StepDown, Claim: n.top, Reason: why})
 }
 
-// lose gives up the leader that we follow.
-func (n *Node) lose(why Reason) {
+// loseLeader gives up the leader that we follow.
+func (n *Node) loseLeader(why Reason) {
 	n.following = false
 	n.base = later(n.base, n.now) // base is later if we have granted another's claim
 	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
 
-// progress does the work that is due by now.
-func (n *Node) progress() {
+// doDueWork does the work that is due by now.
+func (n *Node) doDueWork() {
 	if n.leading {
-		n.lead()
+		n.leadOn()
 		return
 	}
 	if n.following {
 		switch {
 		case !n.now.Before(n.lostAt()) && !n.brokenAt.IsZero():
-			n.lose(Broken)
+			n.loseLeader(Broken)
 		case !n.now.Before(n.lostAt()):
-			n.lose(Silent)
+			n.loseLeader(Silent)
 		}
 	}
 	switch {
-	case n.claiming && n.decided() && !n.isDeaf():
+	case n.claiming && n.isClaimDecided() && !n.isDeaf():
 		n.takeOver()
 	case n.claiming && !n.now.Before(n.claimEnd): // nobody answers, or the epoch was not persisted
 		n.claiming = false
 		n.base = n.now.Add(n.cfg.Silence)
 	case n.claiming && n.persisted && !n.now.Before(n.sendAt):
-		n.propose()
+		n.proposeClaim()
 	case n.wantsToLead() && !n.now.Before(n.claimAt()):
 		n.startClaim(false)
 	}
 }
 
-// lead sends a heartbeat if one is due, and hands over if the agent has resigned.
-func (n *Node) lead() {
+// leadOn sends a heartbeat if one is due, and hands over if the agent has resigned.
+func (n *Node) leadOn() {
 	if n.now.Before(n.sendAt) {
 		return
 	}
 	n.sendAt = n.now.Add(n.cfg.Heartbeat)
 	n.successor = n.chooseSuccessor()
 	if n.resigned && (n.successor == "" || !n.now.Before(n.resignBy)) {
-		n.tell(Message{Kind: Resign, Claim: n.top})
+		n.tellAll(Message{Kind: Resign, Claim: n.top})
 		n.stepDown(HandedOver)
-		n.lose(HandedOver)
+		n.loseLeader(HandedOver)
 		return
 	}
 	if n.hearsNobody() {
-		n.tell(Message{Kind: Resign, Claim: n.top})
+		n.tellAll(Message{Kind: Resign, Claim: n.top})
 		n.stepDown(HearsNobody)
-		n.lose(HearsNobody)
+		n.loseLeader(HearsNobody)
 		n.base = n.now.Add(n.cfg.Silence)
 		return
 	}
@@ -437,8 +438,8 @@ func (n *Node) lead() {
 		n.allAt = n.now.Add(n.wait(restWait))
 	}
 	for _, m := range n.members {
-		if all || !n.rests(m) {
-			n.beat(m)
+		if all || !n.needsNoHeartbeat(m) {
+			n.sendHeartbeat(m)
 		}
 	}
 	if n.resigned {
@@ -446,14 +447,14 @@ func (n *Node) lead() {
 	}
 }
 
-// rests reports whether the member needs no heartbeat before all get one: it has acknowledged the
-// last one, which said all that there is to say.
-func (n *Node) rests(m *member) bool {
+// needsNoHeartbeat reports whether the member needs no heartbeat before all get one: it has
+// acknowledged the last one, which said all that there is to say.
+func (n *Node) needsNoHeartbeat(m *member) bool {
 	return !m.broken && !m.toldAt.IsZero() && !m.ackedAt.Before(m.toldAt) && m.told == n.successor
 }
 
-// beat sends a member a heartbeat.
-func (n *Node) beat(m *member) {
+// sendHeartbeat sends a member a heartbeat.
+func (n *Node) sendHeartbeat(m *member) {
 	m.toldAt, m.told = n.now, n.successor
 	n.send(m.id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
 }
@@ -464,7 +465,7 @@ func (n *Node) chooseSuccessor() names.AgentName {
 	var best *member
 	for _, m := range n.members {
 		// members are in the order of ids
-		if m.rank != 0 && n.reaches(m) && (best == nil || m.rank >= best.rank) {
+		if m.rank != 0 && n.isReachable(m) && (best == nil || m.rank >= best.rank) {
 			best = m
 		}
 	}
@@ -483,12 +484,12 @@ func (n *Node) wantsToLead() bool {
 
 // claimAt is when the node should claim if it wants to lead.
 func (n *Node) claimAt() time.Time {
-	return n.base.Add(time.Duration(n.position()) * n.wait(staggerWait))
+	return n.base.Add(time.Duration(n.claimPosition()) * n.wait(staggerWait))
 }
 
-// position is how many agents should claim before us: the successor that the last leader announced,
-// and all of higher rank.
-func (n *Node) position() int {
+// claimPosition is how many agents should claim before us: the successor that the last leader
+// announced, and all of higher rank.
+func (n *Node) claimPosition() int {
 	if n.successor == n.cfg.ID || n.following {
 		return 0
 	}
@@ -502,7 +503,7 @@ func (n *Node) position() int {
 			before++
 		}
 	}
-	return min(before, mostStaggered)
+	return min(before, maxStaggered)
 }
 
 // nextClaim is the claim that the node would make next.
@@ -529,12 +530,12 @@ func (n *Node) startClaim(unasked bool) {
 func (n *Node) claimKept() {
 	n.persisted = true
 	n.claimEnd = n.now.Add(n.wait(proposeWait))
-	n.propose()
+	n.proposeClaim()
 }
 
-// propose asks the members whether they object. It asks twice a heartbeat, because messages may be
-// lost.
-func (n *Node) propose() {
+// proposeClaim asks the members whether they object. It asks twice a heartbeat, because messages
+// may be lost.
+func (n *Node) proposeClaim() {
 	n.sendAt = n.now.Add(n.cfg.Heartbeat / 2)
 	if n.unasked {
 		return
@@ -546,14 +547,14 @@ func (n *Node) propose() {
 	}
 }
 
-// decided reports whether our claim holds: all members that we can reach have granted it, or the
-// time to refuse has passed.
-func (n *Node) decided() bool {
+// isClaimDecided reports whether our claim holds: all members that we can reach have granted it, or
+// the time to refuse has passed.
+func (n *Node) isClaimDecided() bool {
 	if !n.persisted || n.unasked || !n.now.Before(n.claimEnd) {
 		return n.persisted
 	}
 	for _, m := range n.members {
-		lost := m.broken || m.id == n.top.Leader && !n.hears()
+		lost := m.broken || m.id == n.top.Leader && !n.hearsLeader()
 		if !m.granted && !lost {
 			return false
 		}
@@ -562,12 +563,12 @@ func (n *Node) decided() bool {
 }
 
 // isDeaf reports whether our claim may have been refused without our hearing it: streams to members
-// stand, and nobody has said a word since we claimed. Otherwise an agent that no packet reaches, while
-// its own get through, would depose a leader that all others hear, and nobody could tell it anything.
-// Such an agent claims again after a while, with pauses in which others can. It ends when the kernel
-// breaks the connections, on which nothing is acknowledged, after 3 s, or when gossip gives the members
-// up, after 5 s. If really nobody else is left, nobody misses a leader meanwhile. The leader that we
-// have lost does not count: who is alone without it leads at once.
+// stand, and nobody has said a word since we claimed. Otherwise an agent that no packet reaches,
+// while its own get through, would depose a leader that all others hear, and nobody could tell it
+// anything. Such an agent claims again after a while, with pauses in which others can. It ends when
+// the kernel breaks the connections, on which nothing is acknowledged, after 3 s, or when gossip
+// gives the members up, after 5 s. If really nobody else is left, nobody misses a leader meanwhile.
+// The leader that we have lost does not count: who is alone without it leads at once.
 func (n *Node) isDeaf() bool {
 	return !n.spokeAt.IsZero() && n.spokeAt.Before(n.claimedAt) &&
 		slices.ContainsFunc(n.members, func(m *member) bool {
@@ -602,7 +603,7 @@ func (n *Node) takeOver() {
 	}
 	n.out = append(n.out, Action{Kind: Lead, Claim: n.top}, Action{Kind: Follow, Claim: n.top})
 	n.sendAt = n.now
-	n.lead()
+	n.leadOn()
 }
 
 // lostAt is when we give up the leader that we follow unless we hear it before.
@@ -620,8 +621,8 @@ func (n *Node) lostAt() time.Time {
 	return later(t, n.listenUntil)
 }
 
-// due is when the node wants to be stepped next.
-func (n *Node) due() time.Time {
+// nextStepAt is when the node wants to be stepped next.
+func (n *Node) nextStepAt() time.Time {
 	if n.leading {
 		return n.sendAt
 	}
@@ -642,7 +643,7 @@ func (n *Node) due() time.Time {
 	return t
 }
 
-func (n *Node) tell(msg Message) {
+func (n *Node) tellAll(msg Message) {
 	for _, m := range n.members {
 		n.send(m.id, msg)
 	}

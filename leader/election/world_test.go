@@ -546,7 +546,7 @@ func (n *Node) obeys(epoch uint64, leader names.AgentName) bool {
 func (n *Node) reached() (reached, members int) {
 	reached = 1
 	for _, m := range n.members {
-		if n.reaches(m) {
+		if n.isReachable(m) {
 			reached++
 		}
 	}
@@ -580,8 +580,8 @@ func (w *world) heal() {
 	w.cut, w.refusing = [8][8]bool{}, [8]bool{}
 }
 
-// hasten has what is on its way arrive within the delay. A wild world's second copies take up to ten
-// times as long: a claim of before a restart that comes seconds after the last fault is a fault
+// hasten has what is on its way arrive within the delay. A wild world's second copies take up to
+// ten times as long: a claim of before a restart that comes seconds after the last fault is a fault
 // itself, and from it on there is another bound until all agree.
 func (w *world) hasten() {
 	for i := range w.heap {

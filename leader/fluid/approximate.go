@@ -8,14 +8,14 @@ const (
 	maxExact = 64
 	// approximate ends when its rate is proven to be within maxGap of the limit.
 	maxGap = 0.01
-	// leastApproximatePrice is the lowest price, beside the mean, that does not count as 0.
-	leastApproximatePrice = 1e-9
+	// minApproximatePrice is the lowest price, beside the mean, that does not count as 0.
+	minApproximatePrice = 1e-9
 )
 
-// sharpness are the exponents of the rounds of approximate, and roundSteps bounds the steps of each.
-// In a round the part of a bin's queries that goes to a type falls with that power of what they cost
-// there. The first rounds are stable under large changes of prices, the last divide the queries
-// nearly as is cheapest. 100 steps suffice for 4,000 types and 400 models.
+// sharpness are the exponents of the rounds of approximate, and roundSteps bounds the steps of
+// each. In a round the part of a bin's queries that goes to a type falls with that power of what
+// they cost there. The first rounds are stable under large changes of prices, the last divide the
+// queries nearly as is cheapest. 100 steps suffice for 4,000 types and 400 models.
 var sharpness = [...]int{4, 16, 64, 256}
 
 const roundSteps = 100
@@ -37,16 +37,16 @@ type division struct {
 	reach  float64   // the rate at which its busiest type is always busy, queries/ms
 }
 
-// approximate solves the program that prepare has prepared as one of many types: the rate is one
-// that a division reaches, so it is at most the limit, and at least the limit less maxGap if the
-// steps suffice and no query is unserved or split in the optimum.
+// solveApproximately solves the program that prepare has prepared as one of many types: the rate is
+// one that a division reaches, so it is at most the limit, and at least the limit less maxGap if
+// the steps suffice and no query is unserved or split in the optimum.
 //
 // Prices rise where types are busier than the mean and fall where they are less busy, while queries
 // go where they cost little: a tâtonnement. Any prices prove an upper bound of the rate and any
 // division a lower bound, see [Solution]. What may go unserved is an equal part of each bin of a
 // model. Of the bins that no type serves whole, each query is as many more queries of the sizes of
 // its parts.
-func (s *Solver) approximate(p *Program) *Solution {
+func (s *Solver) solveApproximately(p *Program) *Solution {
 	n := len(s.types)
 	sol := s.newSolution(p)
 	share, ok := s.wholeShares()
@@ -77,7 +77,7 @@ func (s *Solver) approximate(p *Program) *Solution {
 	served := make([]float64, len(p.Types))
 	scale := 1 / best.cost
 	for i, t := range s.types {
-		if s.price[i] = best.price[i] * scale; best.price[i] < leastApproximatePrice {
+		if s.price[i] = best.price[i] * scale; best.price[i] < minApproximatePrice {
 			s.price[i] = 0
 		}
 		sol.Busy[t] = min(count[i], best.reach*best.load[i])
@@ -86,7 +86,7 @@ func (s *Solver) approximate(p *Program) *Solution {
 	for m := range s.models { // no query goes unserved because that is cheaper
 		s.price[n+m] = math.Inf(1)
 	}
-	s.splitter.price(s.fastest)
+	s.splitter.computeCosts(s.cheapestWhole)
 	s.setWorth(sol, p)
 	for b, worth := range sol.Worth {
 		if math.IsInf(worth, 1) {
@@ -104,13 +104,13 @@ func (s *Solver) wholeShares() (share []float64, ok bool) {
 	for t := range n {
 		s.price[t] = 1
 	}
-	s.splitter.price(s.fastest)
+	s.splitter.computeCosts(s.cheapestWhole)
 	share = make([]float64, len(s.share))
 	left := make([]float64, len(s.models)) // by model: what else may go unserved, of all queries
 	rest := make([]float64, len(s.models)) // by model: what is served if nothing else does
 	copy(left, s.permitted)
 	for b, part := range s.share {
-		if m := s.model[b]; s.servable(b) {
+		if m := s.model[b]; s.isServable(b) {
 			rest[m] += part
 		} else {
 			left[m] -= part
@@ -126,18 +126,18 @@ func (s *Solver) wholeShares() (share []float64, ok bool) {
 	}
 	for b, part := range s.share {
 		part *= rest[s.model[b]]
-		if _, cost := s.fastest(b); !math.IsInf(cost, 1) {
+		if _, cost := s.cheapestWhole(b); !math.IsInf(cost, 1) {
 			share[b] += part
-		} else if s.servable(b) {
-			s.splitter.parts(b, func(of, _ int) { share[of] += part })
+		} else if s.isServable(b) {
+			s.splitter.eachPart(b, func(of, _ int) { share[of] += part })
 		}
 	}
 	return share, true
 }
 
 // divide looks for the division with the highest rate. Its prices are those that prove the lowest
-// upper bound of all divisions' rates, not the ones at which it was found. first says, by bin, which of the options are
-// the bin's.
+// upper bound of all divisions' rates, not the ones at which it was found. first says, by bin,
+// which of the options are the bin's.
 func divide(share []float64, first []int, options []option, count []float64) (best division) {
 	n := len(count)
 	now := division{
@@ -152,7 +152,7 @@ func divide(share []float64, first []int, options []option, count []float64) (be
 	bound := math.Inf(1) // no division has a higher rate
 	for _, sharp := range sharpness {
 		for range roundSteps {
-			now.assign(share, first, options, sharp)
+			now.assignShares(share, first, options, sharp)
 			money, busiest := 0.0, 0.0
 			for t, c := range count {
 				money += c * now.price[t]
@@ -181,8 +181,8 @@ func divide(share []float64, first []int, options []option, count []float64) (be
 	return best
 }
 
-// assign divides the queries at the division's prices, as sharply as given.
-func (d *division) assign(share []float64, first []int, options []option, sharp int) {
+// assignShares divides the queries at the division's prices, as sharply as given.
+func (d *division) assignShares(share []float64, first []int, options []option, sharp int) {
 	clear(d.load)
 	clear(d.served)
 	d.cost = 0

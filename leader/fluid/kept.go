@@ -10,10 +10,11 @@ import (
 )
 
 // A Kept is a model that long runs of others may not block. Runs are not preempted: a query that
-// comes while every instance that could serve it in time has a run of more than its target before it
-// is late. So whatever the policy, such runs fill all of these instances at once no longer than the
-// model's queries may be late: their time beyond the target is at most that of all of the instances
-// but one, and of Unserved of the one. Work without a deadline does not count: it may wait.
+// comes while every instance that could serve it in time has a run of more than its target before
+// it is late. So whatever the policy, such runs fill all of these instances at once no longer than
+// the model's queries may be late: their time beyond the target is at most that of all of the
+// instances but one, and of Unserved of the one. Work without a deadline does not count: it may
+// wait.
 type Kept struct {
 	Model  names.ModelKey
 	Target time.Duration
@@ -33,7 +34,7 @@ func (p *Program) KeptFor(targets map[names.ModelKey]time.Duration) (all []Kept)
 		return cmp.Compare(targets[a], targets[b])
 	})
 	for _, model := range models {
-		k := Kept{Model: model, Target: targets[model], Types: p.serving(model)}
+		k := Kept{Model: model, Target: targets[model], Types: p.servingTypes(model)}
 		if len(k.Types) > 0 && p.mayBlock(&k) && !slices.ContainsFunc(all, func(o Kept) bool {
 			return !slices.ContainsFunc(o.Types, func(t int) bool {
 				return !slices.Contains(k.Types, t)
@@ -45,9 +46,9 @@ func (p *Program) KeptFor(targets map[names.ModelKey]time.Duration) (all []Kept)
 	return all
 }
 
-// serving returns the types with instances that serve any of a model's queries in time: all the
-// others may be blocked.
-func (p *Program) serving(model names.ModelKey) (types []int) {
+// servingTypes returns the types with instances that serve any of a model's queries in time: all
+// the others may be blocked.
+func (p *Program) servingTypes(model names.ModelKey) (types []int) {
 	for t := range p.Types {
 		if p.Types[t].Count > 0 && slices.ContainsFunc(p.Bins, func(b Bin) bool {
 			return b.Model == model && b.Latency[t] > 0

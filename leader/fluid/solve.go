@@ -45,7 +45,8 @@ func (p *Program) Validate() error {
 		}
 		for i, l := range b.Late {
 			if l < 0 {
-				bad("%s at batch size %d: late latency %d is %v, want >= 0", b.Model, b.BatchSize, i,
+				bad("%s at batch size %d: late latency %d is %v, want >= 0", b.Model, b.BatchSize,
+					i,
 					l)
 			}
 		}
@@ -112,20 +113,20 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	s.prepare(p)
+	s.prepareRows(p)
 	if s.counted == 0 {
-		return s.solution(p), nil
+		return s.makeSolution(p), nil
 	}
 	if len(s.types) > maxExact || s.approximates {
-		return s.approximate(p), nil
+		return s.solveApproximately(p), nil
 	}
 	const enough = 100_000 // steps; some tens are usual
 	for range enough {
-		s.reprice()
-		if !s.enter() {
-			return s.solution(p), nil
+		s.computeDuals()
+		if !s.chooseEntry() {
+			return s.makeSolution(p), nil
 		}
-		if !s.pivot() {
+		if !s.pivotEntry() {
 			return nil, fmt.Errorf(
 				"fluid program of %d types and %d bins: the rate has no limit; latencies may be "+
 					"too small", len(p.Types), len(p.Bins))
@@ -135,7 +136,7 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 		len(p.Types), len(p.Bins), enough)
 }
 
-func (s *Solver) prepare(p *Program) {
+func (s *Solver) prepareRows(p *Program) {
 	s.types, s.models, s.permitted, s.model = s.types[:0], s.models[:0], s.permitted[:0],
 		s.model[:0]
 	for i, t := range p.Types {
@@ -179,7 +180,7 @@ func (s *Solver) prepare(p *Program) {
 	}
 	s.entry = column{use: make([]float64, rows), served: make([]float64, n)}
 	s.late, s.unmet = make([]bool, len(p.Bins)), make([]float64, len(s.models))
-	s.splitter.prepare(p, s.late)
+	s.splitter.takeBins(p, s.late)
 	s.counted = 1
 	if slices.ContainsFunc(p.Bins, func(b Bin) bool { return b.Late != nil }) {
 		s.setLate(p)
@@ -187,14 +188,14 @@ func (s *Solver) prepare(p *Program) {
 	s.setKept(p)
 }
 
-// setLate makes work without a deadline of the bins that no type serves in time, where they are more
-// than their model may have unserved. It leaves those out that nothing serves at all.
+// setLate makes work without a deadline of the bins that no type serves in time, where they are
+// more than their model may have unserved. It leaves those out that nothing serves at all.
 func (s *Solver) setLate(p *Program) {
-	s.splitter.price(s.fastest) // all prices are 0: what costs +Inf cannot be served
+	s.splitter.computeCosts(s.cheapestWhole) // all prices are 0: what costs +Inf cannot be served
 	missed, asked := make([]float64, len(s.models)), make([]float64, len(s.models))
 	for b, share := range s.share {
 		asked[s.model[b]] += share
-		if s.late[b] = !s.servable(b); s.late[b] {
+		if s.late[b] = !s.isServable(b); s.late[b] {
 			missed[s.model[b]] += share
 		}
 	}
@@ -213,7 +214,7 @@ func (s *Solver) setLate(p *Program) {
 				s.latency[b*n+i] = milliseconds(l[t])
 			}
 		}
-		if _, cost := s.fastest(b); math.IsInf(cost, 1) {
+		if _, cost := s.cheapestWhole(b); math.IsInf(cost, 1) {
 			lost += s.share[b]
 			s.share[b] = 0
 		}
@@ -228,19 +229,19 @@ func (s *Solver) setLate(p *Program) {
 	for m := range s.permitted {
 		s.permitted[m] /= s.counted
 	}
-	s.splitter.prepare(p, s.late)
+	s.splitter.takeBins(p, s.late)
 }
 
-// servable reports whether some type serves a query of bin b, whole or as parts. The splitter must
-// have prices.
-func (s *Solver) servable(b int) bool {
-	_, cost := s.fastest(b)
-	return !math.IsInf(cost, 1) || !math.IsInf(s.splitter.cost(b), 1)
+// isServable reports whether some type serves a query of bin b, whole or as parts. The splitter
+// must have prices.
+func (s *Solver) isServable(b int) bool {
+	_, cost := s.cheapestWhole(b)
+	return !math.IsInf(cost, 1) || !math.IsInf(s.splitter.splitCost(b), 1)
 }
 
-// reprice computes the prices of the rows (the duals) at which each column of the basis costs what
-// it is worth.
-func (s *Solver) reprice() {
+// computeDuals computes the prices of the rows (the duals) at which each column of the basis costs
+// what it is worth.
+func (s *Solver) computeDuals() {
 	rows := len(s.basis)
 	clear(s.price)
 	for k, b := range s.basis {
@@ -254,9 +255,9 @@ func (s *Solver) reprice() {
 
 const tolerance = 1e-9
 
-// enter sets entry to the column that gains most at the present prices, and reports whether any
-// column gains.
-func (s *Solver) enter() bool {
+// chooseEntry sets entry to the column that gains most at the present prices, and reports whether
+// any column gains.
+func (s *Solver) chooseEntry() bool {
 	e := &s.entry
 	clear(e.use)
 	clear(e.served)
@@ -267,7 +268,7 @@ func (s *Solver) enter() bool {
 			return true
 		}
 	}
-	s.splitter.price(func(b int) (int, float64) { return s.fastest(b) })
+	s.splitter.computeCosts(func(b int) (int, float64) { return s.cheapestWhole(b) })
 	serve := func(b, to int, share float64) {
 		e.use[to] += share * s.latency[b*n+to]
 		for k, row := range s.kept {
@@ -277,11 +278,11 @@ func (s *Solver) enter() bool {
 	}
 	cost := 0.0
 	for b, share := range s.share {
-		to, c := s.cheapest(b)
+		to, c := s.cheapestType(b)
 		if cost += share * c; to == unserved {
 			e.use[n+s.model[b]] += share
 		} else if to == split {
-			s.splitter.parts(b, func(part, to int) { serve(part, to, share) })
+			s.splitter.eachPart(b, func(part, to int) { serve(part, to, share) })
 		} else {
 			serve(b, to, share)
 		}
@@ -300,11 +301,11 @@ const (
 	split    = -2
 )
 
-// cheapest returns the type where a query of bin b costs least, or that it is split or left
+// cheapestType returns the type where a query of bin b costs least, or that it is split or left
 // unserved, and that cost. Among equal costs it prefers to serve it whole, on the fastest type.
-func (s *Solver) cheapest(b int) (to int, cost float64) {
-	if to, cost = s.fastest(b); s.splitter.cost(b) < cost-tolerance {
-		to, cost = split, s.splitter.cost(b)
+func (s *Solver) cheapestType(b int) (to int, cost float64) {
+	if to, cost = s.cheapestWhole(b); s.splitter.splitCost(b) < cost-tolerance {
+		to, cost = split, s.splitter.splitCost(b)
 	}
 	if leave := max(0, s.price[len(s.types)+s.model[b]]); leave < cost {
 		return unserved, leave
@@ -312,9 +313,9 @@ func (s *Solver) cheapest(b int) (to int, cost float64) {
 	return to, cost
 }
 
-// fastest returns the type that serves a query of bin b whole at the least cost, of several the
-// fastest, and that cost; it is +Inf if none does.
-func (s *Solver) fastest(b int) (to int, cost float64) {
+// cheapestWhole returns the type that serves a query of bin b whole at the least cost, of several
+// the fastest, and that cost; it is +Inf if none does.
+func (s *Solver) cheapestWhole(b int) (to int, cost float64) {
 	n := len(s.types)
 	to, cost = unserved, math.Inf(1)
 	for t, ms := range s.latency[b*n : (b+1)*n] {
@@ -332,10 +333,10 @@ func (s *Solver) fastest(b int) (to int, cost float64) {
 	return to, cost
 }
 
-// pivot puts entry into the basis in place of the column whose rate first falls to 0. It reports
-// false if there is no such column. Ties are broken lexicographically, so the method does not
-// cycle.
-func (s *Solver) pivot() bool {
+// pivotEntry puts entry into the basis in place of the column whose rate first falls to 0. It
+// reports false if there is no such column. Ties are broken lexicographically, so the method does
+// not cycle.
+func (s *Solver) pivotEntry() bool {
 	rows := len(s.basis)
 	out := -1
 	for k := range rows {
@@ -344,7 +345,7 @@ func (s *Solver) pivot() bool {
 			d += s.inverse[k*rows+i] * u
 		}
 		s.change[k] = d
-		if d > tolerance && (out < 0 || s.before(k, out)) {
+		if d > tolerance && (out < 0 || s.limitsBefore(k, out)) {
 			out = k
 		}
 	}
@@ -371,8 +372,8 @@ func (s *Solver) pivot() bool {
 	return true
 }
 
-// before reports whether row k limits entry more than row o.
-func (s *Solver) before(k, o int) bool {
+// limitsBefore reports whether row k limits entry more than row o.
+func (s *Solver) limitsBefore(k, o int) bool {
 	rows := len(s.basis)
 	a, b := s.value[k]/s.change[k], s.value[o]/s.change[o]
 	for i := 0; a == b && i < rows; i++ {
@@ -381,7 +382,7 @@ func (s *Solver) before(k, o int) bool {
 	return a < b
 }
 
-func (s *Solver) solution(p *Program) *Solution {
+func (s *Solver) makeSolution(p *Program) *Solution {
 	served := make([]float64, len(p.Types))
 	sol := s.newSolution(p)
 	if s.counted == 0 {
@@ -424,7 +425,7 @@ func (s *Solver) setWorth(sol *Solution, p *Program) {
 	}
 	for b := range p.Bins {
 		if s.share[b] > 0 || p.Bins[b].Share == 0 { // else nothing serves it
-			_, sol.Worth[b] = s.cheapest(b)
+			_, sol.Worth[b] = s.cheapestType(b)
 		}
 	}
 	for i, t := range s.types {

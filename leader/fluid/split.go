@@ -6,8 +6,8 @@ import (
 	"sort"
 )
 
-// mostParts is the most parts into which a query is split.
-const mostParts = 3
+// maxParts is the most parts into which a query is split.
+const maxParts = 3
 
 // A splitter finds the cheapest ways to run queries as parts. A part has the size of a bin of its
 // model.
@@ -18,13 +18,13 @@ type splitter struct {
 	of    []int   // by bin: its model, -1 if it may not be split
 	// By number of parts less 1, and by bin: the least cost of running a query of the bin's size as
 	// at most so many parts, and the first part's bin, -1 if more parts are no better.
-	costs  [mostParts][]float64
-	firsts [mostParts][]int
+	costs  [maxParts][]float64
+	firsts [maxParts][]int
 	types  []int // by bin: where a part of its size costs least
 }
 
-// prepare takes the bins of p, of which those that are late run whole.
-func (s *splitter) prepare(p *Program, late []bool) {
+// takeBins takes the bins of p, of which those that are late run whole.
+func (s *splitter) takeBins(p *Program, late []bool) {
 	s.sizes, s.order = make([]int, len(p.Bins)), s.order[:0]
 	s.of, s.at = slices.Repeat([]int{-1}, len(p.Bins)), make([]int, len(p.Bins))
 	for b := range p.Bins {
@@ -53,13 +53,13 @@ func (s *splitter) prepare(p *Program, late []bool) {
 
 func (s *splitter) size(bin int) int { return s.sizes[bin] }
 
-// price computes the costs, given where a query of a bin costs least, and how much.
-func (s *splitter) price(cheapest func(bin int) (to int, cost float64)) {
+// computeCosts computes the costs, given where a query of a bin costs least, and how much.
+func (s *splitter) computeCosts(cheapest func(bin int) (to int, cost float64)) {
 	for _, bins := range s.order {
 		for _, b := range bins {
 			s.types[b], s.costs[0][b] = cheapest(b)
 		}
-		for k := 1; k < mostParts; k++ {
+		for k := 1; k < maxParts; k++ {
 			one, fewer := s.costs[0], s.costs[k-1]
 			for i, b := range bins {
 				least, best := fewer[b], -1
@@ -78,26 +78,26 @@ func (s *splitter) price(cheapest func(bin int) (to int, cost float64)) {
 	}
 }
 
-// rest is the smallest bin that holds what is left of bin b without its first part.
-func (s *splitter) rest(bins []int, b, first int) int {
+// restBin is the smallest bin that holds what is left of bin b without its first part.
+func (s *splitter) restBin(bins []int, b, first int) int {
 	left := s.size(b) - s.size(first)
 	return bins[sort.Search(s.at[b], func(i int) bool { return s.size(bins[i]) >= left })]
 }
 
-// cost is the least cost of a query of a bin that may be split; +Inf if it may not.
-func (s *splitter) cost(b int) float64 {
+// splitCost is the least cost of a query of a bin that may be split; +Inf if it may not.
+func (s *splitter) splitCost(b int) float64 {
 	if s.of[b] < 0 {
 		return math.Inf(1)
 	}
-	return s.costs[mostParts-1][b]
+	return s.costs[maxParts-1][b]
 }
 
-// parts calls do with each part of bin b, split as is cheapest, and with its type.
-func (s *splitter) parts(b int, do func(part, to int)) {
-	for k := mostParts - 1; k > 0; k-- {
+// eachPart calls do with each part of bin b, split as is cheapest, and with its type.
+func (s *splitter) eachPart(b int, do func(part, to int)) {
+	for k := maxParts - 1; k > 0; k-- {
 		if first := s.firsts[k][b]; first >= 0 {
 			do(first, s.types[first])
-			b = s.rest(s.order[s.of[b]], b, first)
+			b = s.restBin(s.order[s.of[b]], b, first)
 		}
 	}
 	do(b, s.types[b])

@@ -22,7 +22,7 @@ const (
 	// least leastTimeout.
 	answerTimeout = 20 * time.Millisecond
 	soonTimeout   = 5 * time.Millisecond
-	leastTimeout  = time.Millisecond
+	minTimeout    = time.Millisecond
 	// avoidTime is how long a lane that did not answer is asked only if there are no others. The
 	// time ends early if the lane answers.
 	avoidTime = time.Second
@@ -187,15 +187,15 @@ func (s *State) Begin(now time.Time, q match.Inquiry) {
 	in.Failed = nil // it belongs to the caller
 	if s.known != nil {
 		in.target = s.known.Target(q.Model)
-		s.rank(now, in, q.Failed)
+		s.rankLanes(now, in, q.Failed)
 	}
 	s.inquiries = append(s.inquiries, in)
-	s.proceed(now, in)
+	s.askNextLanes(now, in)
 }
 
-// rank fills in the lanes to ask. Lanes that failed or were silent are among them only if there are
-// no others.
-func (s *State) rank(now time.Time, in *inquiry, failed []match.LaneID) {
+// rankLanes fills in the lanes to ask. Lanes that failed or were silent are among them only if
+// there are no others.
+func (s *State) rankLanes(now time.Time, in *inquiry, failed []match.LaneID) {
 	most := 2 * s.probes
 	// The question and the query each take a round trip to the lane.
 	waited := now.Sub(in.Arrival) + 2*s.roundTrip
@@ -217,18 +217,19 @@ func (s *State) rank(now time.Time, in *inquiry, failed []match.LaneID) {
 	}
 }
 
-// proceed asks the next lanes, or ends the inquiry. None of the inquiry's questions may be open.
-func (s *State) proceed(now time.Time, in *inquiry) {
-	n := in.more(now, s.roundTrip, s.probes)
+// askNextLanes asks the next lanes, or ends the inquiry. None of the inquiry's questions may be
+// open.
+func (s *State) askNextLanes(now time.Time, in *inquiry) {
+	n := in.countToAsk(now, s.roundTrip, s.probes)
 	if n == 0 {
-		s.end(now, in)
+		s.endInquiry(now, in)
 		return
 	}
 	patience := answerTimeout
 	if n == 1 {
 		// The lane counts as busy for the next query. Of several lanes asked at once, one will be
 		// chosen.
-		s.sent(now, &in.lanes[in.asked])
+		s.countSent(now, &in.lanes[in.asked])
 		patience = soonTimeout
 	}
 	in.since, in.until, in.waits = now, now.Add(max(patience, 3*s.roundTrip)), n
@@ -244,8 +245,8 @@ func (s *State) proceed(now time.Time, in *inquiry) {
 	s.asked += uint64(n)
 }
 
-// sent counts the lane as busy with the query until the gateway hears otherwise.
-func (s *State) sent(now time.Time, c *lanesAnswer) {
+// countSent counts the lane as busy with the query until the gateway hears otherwise.
+func (s *State) countSent(now time.Time, c *lanesAnswer) {
 	if s.known != nil {
 		s.known.Sent(c.Lane, now, c.Latency)
 	}
@@ -261,7 +262,7 @@ func (s *State) Answered(
 	late, wasSilent := s.avoided[lane]
 	delete(s.avoided, lane)
 	in := s.questions[id]
-	c := in.question(id)
+	c := in.findQuestion(id)
 	if c == nil || c.Lane != lane { // the answer is late, or not to this question
 		if finish >= 0 {
 			s.do(Action{Kind: ReleaseLane, Lane: lane, ID: id})
@@ -269,19 +270,20 @@ func (s *State) Answered(
 		if wasSilent && late.id == id && id != 0 {
 			// One answer after a long pause must not raise the usual round trip by as much.
 			took := now.Sub(late.asked)
-			s.heard(now, lane, min(took, 2*max(answerTimeout, s.roundTrip)), took, remaining)
+			s.learnFromAnswer(now, lane, min(took, 2*max(answerTimeout, s.roundTrip)), took,
+				remaining)
 		}
 		return
 	}
 	took := now.Sub(in.since)
-	s.heard(now, lane, took, took, remaining)
+	s.learnFromAnswer(now, lane, took, took, remaining)
 	expected := time.Duration(-1)
 	if finish >= 0 {
 		c.state, c.way = offered, took/2
 		c.remaining, c.freeAt = remaining, now.Add(max(0, remaining)-c.way)
 		c.safe = max(0, finish-max(0, remaining))
-		if expected = c.finish(now); now.Sub(in.Arrival)+expected <= in.target {
-			if soon := now.Add(max(leastTimeout, 2*took)); soon.Before(in.until) {
+		if expected = c.timeToFinish(now); now.Sub(in.Arrival)+expected <= in.target {
+			if soon := now.Add(max(minTimeout, 2*took)); soon.Before(in.until) {
 				in.until = soon
 			}
 		}
@@ -289,34 +291,35 @@ func (s *State) Answered(
 	s.do(Action{
 		Kind: LaneAnswered, Query: in.Query, Lane: lane, ID: id, Finish: expected,
 	})
-	s.settle(now, in, c)
+	s.settleQuestion(now, in, c)
 }
 
-// heard learns from an answer the usual round trip, and how busy the lane was half a round trip
-// ago.
-func (s *State) heard(now time.Time, lane match.LaneID, usual, took, remaining time.Duration) {
+// learnFromAnswer learns from an answer the usual round trip, and how busy the lane was half a
+// round trip ago.
+func (s *State) learnFromAnswer(now time.Time, lane match.LaneID, usual, took,
+	remaining time.Duration) {
 	s.roundTrip += (usual - s.roundTrip) / 8
 	if remaining >= 0 && s.known != nil {
 		s.known.Heard(lane, now.Add(-took/2), remaining)
 	}
 }
 
-// settle closes a question, and proceeds if no other is open.
-func (s *State) settle(now time.Time, in *inquiry, c *lanesAnswer) {
+// settleQuestion closes a question, and proceeds if no other is open.
+func (s *State) settleQuestion(now time.Time, in *inquiry, c *lanesAnswer) {
 	delete(s.questions, c.id)
 	if c.state == waiting {
 		c.state = failed
 	}
 	if in.waits--; in.waits == 0 {
-		s.proceed(now, in)
+		s.askNextLanes(now, in)
 	}
 }
 
 // Unasked says that a question could not be asked.
 func (s *State) Unasked(now time.Time, id uint64) {
 	in := s.questions[id]
-	if c := in.question(id); c != nil {
-		s.settle(now, in, c)
+	if c := in.findQuestion(id); c != nil {
+		s.settleQuestion(now, in, c)
 	}
 }
 
@@ -336,7 +339,7 @@ func (s *State) Lost(now time.Time, lane match.LaneID) {
 		case i >= in.asked:
 			in.lanes = slices.Delete(in.lanes, i, i+1)
 		case in.lanes[i].state == waiting:
-			s.settle(now, in, &in.lanes[i])
+			s.settleQuestion(now, in, &in.lanes[i])
 		default:
 			in.lanes[i].state = failed
 		}
@@ -369,20 +372,20 @@ func (s *State) Pass(now time.Time) {
 			}
 			s.unanswered++
 			s.do(Action{Kind: LaneSilent, Query: in.Query, Lane: c.Lane, ID: c.id})
-			s.settle(now, in, c)
+			s.settleQuestion(now, in, c)
 		}
 	}
 }
 
-// end ends the inquiry: the query goes to the best lane that has answered, if there is one.
-func (s *State) end(now time.Time, in *inquiry) {
-	best := in.choose(now)
+// endInquiry ends the inquiry: the query goes to the best lane that has answered, if there is one.
+func (s *State) endInquiry(now time.Time, in *inquiry) {
+	best := in.chooseLane(now)
 	if best >= 0 {
 		c := &in.lanes[best]
-		s.sent(now, c)
+		s.countSent(now, c)
 		s.do(Action{
 			Kind: SendQuery, Query: in.Query, Lane: c.Lane, Model: c.Model, Accuracy: c.Accuracy,
-			ID: c.id, Finish: c.finish(now),
+			ID: c.id, Finish: c.timeToFinish(now),
 		})
 	} else {
 		again := now.Add(askAgain/2 + time.Duration(s.rng.Int64N(int64(askAgain))))
@@ -398,8 +401,8 @@ func (s *State) end(now time.Time, in *inquiry) {
 	s.unused = append(s.unused, in)
 }
 
-// question is the lane that was asked question id; nil if none of the inquiry's was.
-func (in *inquiry) question(id uint64) *lanesAnswer {
+// findQuestion is the lane that was asked question id; nil if none of the inquiry's was.
+func (in *inquiry) findQuestion(id uint64) *lanesAnswer {
 	if in == nil {
 		return nil
 	}
@@ -407,19 +410,19 @@ func (in *inquiry) question(id uint64) *lanesAnswer {
 	return &in.lanes[i]
 }
 
-// finish is the time from now until the lane, which has answered, would have the query's answer at
-// the gateway, if the query is sent now.
-func (c *lanesAnswer) finish(now time.Time) time.Duration {
+// timeToFinish is the time from now until the lane, which has answered, would have the query's
+// answer at the gateway, if the query is sent now.
+func (c *lanesAnswer) timeToFinish(now time.Time) time.Duration {
 	return max(c.freeAt.Sub(now), c.way) + c.safe + c.way
 }
 
-// more is how many further lanes to ask now; 0: choose by the answers there are.
+// countToAsk is how many further lanes to ask now; 0: choose by the answers there are.
 //
 // The best lane is asked alone: mostly its answer is as expected, and every question more would
 // reserve a lane and make it look busy to other gateways. Other lanes are asked if the best is
 // busier than expected, or if no lane so far can serve the query in time but another still might.
 // They are asked several at once if time is too short to ask one after the other.
-func (in *inquiry) more(now time.Time, roundTrip time.Duration, probes int) int {
+func (in *inquiry) countToAsk(now time.Time, roundTrip time.Duration, probes int) int {
 	asked, rest := in.lanes[:in.asked], in.lanes[in.asked:]
 	if len(rest) == 0 {
 		return 0
@@ -430,7 +433,7 @@ func (in *inquiry) more(now time.Time, roundTrip time.Duration, probes int) int 
 	for i := range asked {
 		if c := &asked[i]; c.state == offered {
 			answers++
-			inTime = inTime || c.finish(now) <= left
+			inTime = inTime || c.timeToFinish(now) <= left
 		}
 	}
 	busier := len(asked) == 1 && asked[0].remaining > asked[0].Wait+roundTrip
@@ -451,9 +454,9 @@ func (in *inquiry) more(now time.Time, roundTrip time.Duration, probes int) int 
 	return min(n, len(rest))
 }
 
-// choose returns the index of the lane to take: the cheapest that meets the QoS target, else the
-// one that finishes first; -1 if none has answered.
-func (in *inquiry) choose(now time.Time) (best int) {
+// chooseLane returns the index of the lane to take: the cheapest that meets the QoS target, else
+// the one that finishes first; -1 if none has answered.
+func (in *inquiry) chooseLane(now time.Time) (best int) {
 	best = -1
 	left := in.target - now.Sub(in.Arrival)
 	var finish time.Duration
@@ -462,7 +465,7 @@ func (in *inquiry) choose(now time.Time) (best int) {
 		if c.state != offered {
 			continue
 		}
-		f := c.finish(now)
+		f := c.timeToFinish(now)
 		better := best < 0
 		if !better {
 			b := &in.lanes[best]

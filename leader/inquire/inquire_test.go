@@ -202,7 +202,7 @@ func TestChooses(t *testing.T) {
 		{"equal cost", answers(0, offer(1, 0, 0, 8*ms), offer(1, 0, 0, 7*ms)), 1},
 		{"waited for 5 ms", answers(5*ms, offer(1, 0, 0, 9*ms), offer(3, 0, 0, 4*ms)), 1},
 	} {
-		if got := c.in.choose(epoch); got != c.want {
+		if got := c.in.chooseLane(epoch); got != c.want {
 			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
 		}
 	}
@@ -212,7 +212,7 @@ func TestChooses(t *testing.T) {
 	for at, want := range map[time.Duration]time.Duration{
 		0: 9*ms + ms/2, 4 * ms: 5*ms + ms/2, 20 * ms: 4 * ms,
 	} {
-		if got := in.lanes[0].finish(epoch.Add(at)); got != want {
+		if got := in.lanes[0].timeToFinish(epoch.Add(at)); got != want {
 			t.Errorf("%v after the answer the query would take %v, want %v", at, got, want)
 		}
 	}
@@ -248,7 +248,7 @@ func TestAsks(t *testing.T) {
 		for range c.rest {
 			c.in.lanes = append(c.in.lanes, lanesAnswer{Candidate: match.Candidate{Needs: c.needs}})
 		}
-		if got := c.in.more(epoch, ms, 4); got != c.want {
+		if got := c.in.countToAsk(epoch, ms, 4); got != c.want {
 			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
 		}
 	}

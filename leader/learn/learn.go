@@ -85,8 +85,8 @@ type Arrival struct {
 	At        time.Time
 }
 
-// An Observation says how long a query ran on a lane of a member's; until it ended or, if it is Cut,
-// until it was cut off.
+// An Observation says how long a query ran on a lane of a member's; until it ended or, if it is
+// Cut, until it was cut off.
 type Observation struct {
 	Member    *leader.Member
 	Model     leader.ModelID
@@ -128,7 +128,8 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 			// what is known here, and what queries show, says as much, and changes with them
 			continue
 		}
-		if l := s.book.Learner(key); l != nil { // from a file, which does not say how long outliers are
+		// from a file, which does not say how long outliers are
+		if l := s.book.Learner(key); l != nil {
 			l.Inherit(&t)
 		}
 		s.book.Begin(key, &t)
@@ -149,23 +150,23 @@ func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Dura
 		s.pool, s.keys = seen.Pool, keysOf(members)
 	}
 	for _, x := range seen.Arrivals {
-		s.monitor(x)
+		s.monitorArrival(x)
 	}
 	for _, x := range seen.Observations {
-		urgent = s.observe(x) || urgent
+		urgent = s.observeExecution(x) || urgent
 	}
 	a = &leader.Advice{}
 	var useless, unpriced error
 	if urgent || s.unlooked && now.Sub(s.looked) >= interval {
 		s.looked, s.unlooked = now, false
-		s.compare(a)
-		useless = s.tell(a)
+		s.findDepartures(a)
+		useless = s.adviseProfiles(a)
 	}
 	s.unpriced = s.unpriced || seen.Pool != nil || len(a.Latencies) > 0 ||
 		len(seen.Arrivals) > 0 && now.Sub(s.priced) >= pricesInterval
 	if s.unpriced && (now.Sub(s.priced) >= interval || s.prices == nil) {
 		s.priced, s.unpriced = now, false
-		unpriced = s.price(a, now)
+		unpriced = s.solvePrices(a, now)
 	}
 	if len(a.Latencies) == 0 && a.Factors == nil && !a.Priced {
 		a = nil
@@ -176,9 +177,9 @@ func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Dura
 	return a, next, errors.Join(useless, unpriced)
 }
 
-// monitor adds a query's arrival to the monitor of its model.
-func (s *State) monitor(x Arrival) {
-	model := s.model(x.Model)
+// monitorArrival adds a query's arrival to the monitor of its model.
+func (s *State) monitorArrival(x Arrival) {
+	model := s.findModel(x.Model)
 	if model == nil {
 		return // a client could otherwise make the leader keep monitors for any name
 	}
@@ -211,9 +212,9 @@ func (s *State) DemandChanges() []DemandChange {
 	return changes
 }
 
-// observe adds one execution to the profile that it belongs to, and reports whether advice on it is
-// urgent.
-func (s *State) observe(x Observation) (urgent bool) {
+// observeExecution adds one execution to the profile that it belongs to, and reports whether advice
+// on it is urgent.
+func (s *State) observeExecution(x Observation) (urgent bool) {
 	held := x.Member.Model(x.Model)
 	if held == nil {
 		return false // the member no longer says which files ran
@@ -243,7 +244,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 			heldModels[id], heldTables[names.TableKey{
 				Model: id.Key(), Type: s.typeOf(p.Member, part),
 			}] = true, true
-			if held := p.Model(id); held != nil && s.model(id) != nil {
+			if held := p.Model(id); held != nil && s.findModel(id) != nil {
 				used[held.Profile] = true
 			}
 		})
@@ -264,7 +265,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 		delete(s.told, key)
 	}
 	maps.DeleteFunc(s.monitors, func(id leader.ModelID, _ *profiles.Monitor) bool {
-		return s.model(id) == nil || slices.Contains(models, id)
+		return s.findModel(id) == nil || slices.Contains(models, id)
 	})
 	maps.DeleteFunc(s.told, func(key names.TableKey, _ profile) bool {
 		return slices.ContainsFunc(models,
@@ -342,8 +343,8 @@ func (s *State) Sizes() map[string]int {
 	}
 }
 
-// model is the pool's entry for a version of a model, nil if there is none.
-func (s *State) model(id leader.ModelID) *leader.Model {
+// findModel is the pool's entry for a version of a model, nil if there is none.
+func (s *State) findModel(id leader.ModelID) *leader.Model {
 	for i := range s.pool.Models {
 		if s.pool.Models[i].ModelID == id {
 			return &s.pool.Models[i]

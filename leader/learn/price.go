@@ -16,18 +16,19 @@ import (
 const (
 	// pricedOver is the time over which the models' arrival rates are averaged for the prices.
 	pricedOver = 30 * time.Second
-	// A model has at most mostBins bins of batch sizes in the fluid program; fewer, but not less than
-	// leastBins, if there are more than mostLatencies latencies by bin and class of lanes: 16 MB.
-	mostBins, leastBins, mostLatencies = 100, 5, 2_000_000
-	// leastPriceChange is the least relative change of a price that is told. A price below noPrice
+	// A model has at most mostBins bins of batch sizes in the fluid program; fewer, but not less
+	// than leastBins, if there are more than mostLatencies latencies by bin and class of lanes: 16
+	// MB.
+	maxBins, minBins, maxLatencies = 100, 5, 2_000_000
+	// minPriceChange is the least relative change of a price that is told. A price below noPrice
 	// counts as 0: it is a rounding error of the solver.
-	leastPriceChange, noPrice = 0.02, 1e-9
+	minPriceChange, noPrice = 0.02, 1e-9
 )
 
-// price solves the fluid program for the pool and the recent demand, and puts limit and prices into
-// a.
-func (s *State) price(a *leader.Advice, now time.Time) error {
-	p := s.program(now)
+// solvePrices solves the fluid program for the pool and the recent demand, and puts limit and
+// prices into a.
+func (s *State) solvePrices(a *leader.Advice, now time.Time) error {
+	p := s.fluidProgram(now)
 	if len(p.Bins) == 0 || len(p.Types) == 0 {
 		return nil
 	}
@@ -36,7 +37,7 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 		return fmt.Errorf("prices are not known: %w", err)
 	}
 	a.Limit, a.Priced = solution.Rate, true
-	if p.Kept = p.KeptFor(s.targets()); len(p.Kept) > 0 {
+	if p.Kept = p.KeptFor(s.qosTargets()); len(p.Kept) > 0 {
 		// Only the limit is of this program: where little may be long, no lane's time has a price.
 		blocked, err := s.solver.Solve(p)
 		if err != nil {
@@ -52,15 +53,15 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 	return nil
 }
 
-// A demanded is a model for which queries have arrived lately.
-type demanded struct {
+// A modelDemand is a model for which queries have arrived lately.
+type modelDemand struct {
 	*leader.Model
 	rate     float64 // queries/s
 	variants []int   // the models that may answer for it, as indices into the pool's
 }
 
-// demanded returns the models for which queries have arrived lately, in the pool's order.
-func (s *State) demanded(now time.Time) (all []demanded) {
+// recentDemand returns the models for which queries have arrived lately, in the pool's order.
+func (s *State) recentDemand(now time.Time) (all []modelDemand) {
 	for i := range s.pool.Models {
 		m := &s.pool.Models[i]
 		monitor := s.monitors[m.ModelID]
@@ -71,7 +72,7 @@ func (s *State) demanded(now time.Time) (all []demanded) {
 		if rate <= 0 {
 			continue
 		}
-		d := demanded{Model: m, rate: rate}
+		d := modelDemand{Model: m, rate: rate}
 		for k := range s.pool.Models {
 			if v := &s.pool.Models[k]; v == m || v.Family != "" && v.Family == m.Family {
 				d.variants = append(d.variants, k)
@@ -89,9 +90,9 @@ type laneClass struct {
 	holds []bool
 }
 
-// classes returns the classes of lanes that do not drain, and the names of their types. It adds
+// laneClasses returns the classes of lanes that do not drain, and the names of their types. It adds
 // them to p.
-func (s *State) classes(p *fluid.Program, asked []demanded) (all []laneClass,
+func (s *State) laneClasses(p *fluid.Program, asked []modelDemand) (all []laneClass,
 	types []names.LaneType) {
 	wanted := make([]bool, len(s.pool.Models))
 	for i := range asked {
@@ -159,8 +160,8 @@ func (s *State) nameClasses(p *fluid.Program, all []laneClass, types int) {
 	}
 }
 
-// targets are the QoS targets of the pool's models.
-func (s *State) targets() map[names.ModelKey]time.Duration {
+// qosTargets are the QoS targets of the pool's models.
+func (s *State) qosTargets() map[names.ModelKey]time.Duration {
 	all := make(map[names.ModelKey]time.Duration, len(s.pool.Models))
 	for i := range s.pool.Models {
 		all[s.pool.Models[i].Key()] = s.pool.Models[i].QoSTarget
@@ -188,14 +189,14 @@ func (s *State) unmetOf(solution *fluid.Solution, now time.Time) []leader.Unmet 
 	return all
 }
 
-// program is the fluid program of the pool and the recent demand.
-func (s *State) program(now time.Time) *fluid.Program {
+// fluidProgram is the fluid program of the pool and the recent demand.
+func (s *State) fluidProgram(now time.Time) *fluid.Program {
 	p := &fluid.Program{Unserved: 1}
-	asked := s.demanded(now)
-	classes, types := s.classes(p, asked)
-	bins := mostBins
+	asked := s.recentDemand(now)
+	classes, types := s.laneClasses(p, asked)
+	bins := maxBins
 	if n := len(classes) * len(asked); n > 0 {
-		bins = min(max(mostLatencies/n, leastBins), mostBins)
+		bins = min(max(maxLatencies/n, minBins), maxBins)
 	}
 	for i := range asked {
 		d := &asked[i]
@@ -222,7 +223,7 @@ func (s *State) program(now time.Time) *fluid.Program {
 // latencies returns how long a batch size takes a lane, by class, with the fastest variant that the
 // class holds: 0 where no variant is usually in time. If none is in any class, late are those
 // whatever the target; all 0 if late queries are rejected, which takes no lane's time.
-func latencies(d *demanded, classes []laneClass, tables [][]*profiles.Table,
+func latencies(d *modelDemand, classes []laneClass, tables [][]*profiles.Table,
 	batchSize int) (inTime, late []time.Duration) {
 	type loads struct{ all, inTime time.Duration }
 	of := make([][]loads, len(tables)) // as tables
@@ -284,7 +285,7 @@ func binned(d profiles.Distribution, largest, most int) (bins profiles.Distribut
 // differs by more than leastPriceChange.
 func samePrices(a, b []fluid.Price) bool {
 	near := func(x, y float64) bool {
-		return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y))
+		return math.Abs(x-y) <= max(noPrice, minPriceChange*max(x, y))
 	}
 	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
 		return p.Type == q.Type && near(p.PerMs, q.PerMs) &&

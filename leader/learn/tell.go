@@ -16,25 +16,26 @@ import (
 )
 
 const (
-	// leastChange is the least relative change of a mean or the 80 % quantile that is told,
-	// leastTailChange that of a load or the 99 % quantile, which vary more and matter less: a lane is
-	// overdue after several times that quantile.
-	leastChange     = 0.01
-	leastTailChange = 0.05
+	// minChange is the least relative change of a mean or the 80 % quantile that is told,
+	// leastTailChange that of a load or the 99 % quantile, which vary more and matter less: a lane
+	// is overdue after several times that quantile.
+	minChange     = 0.01
+	minTailChange = 0.05
 	// sureQueries is the number of queries from which on a profile is not doubtful.
 	sureQueries = 16
-	// An agent gets profiles of its own when its factor, or that of a model or of a class of its batch
-	// sizes, departs from 1 by more than slowFrom, and keeps them until all are within slowUntil. They
-	// are scaled anew when one changes by more than slowAgain. A factor counts only if its standard
-	// error is at most slowError.
+	// An agent gets profiles of its own when its factor, or that of a model or of a class of its
+	// batch sizes, departs from 1 by more than slowFrom, and keeps them until all are within
+	// slowUntil. They are scaled anew when one changes by more than slowAgain. A factor counts only
+	// if its standard error is at most slowError.
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
-	// leastError is a lower bound for the standard error of a factor.
-	leastError = 0.01
+	// minError is a lower bound for the standard error of a factor.
+	minError = 0.01
 	// modelSpread is the standard deviation of an agent's factors for models from the mean of them,
 	// before queries have run: that of agents from their type.
 	modelSpread = 0.1
-	// The factor of one model, or of one class of its batch sizes, counts as nearer to 1 by sureErrors
-	// standard errors than it seems, since many are looked at, and some are far from 1 by chance.
+	// The factor of one model, or of one class of its batch sizes, counts as nearer to 1 by
+	// sureErrors standard errors than it seems, since many are looked at, and some are far from 1
+	// by chance.
 	sureErrors = 2
 )
 
@@ -77,23 +78,23 @@ type departure struct {
 	models map[profiles.Key]profiles.Agent
 }
 
-// of is the departure for a model.
-func (d *departure) of(key profiles.Key) profiles.Agent {
+// agentAt is the departure for a model.
+func (d *departure) agentAt(key profiles.Key) profiles.Agent {
 	if g, ok := d.models[key]; ok {
 		return g
 	}
 	return profiles.Agent{Factor: d.factor}
 }
 
-// like reports whether two departures differ by no more than slowAgain.
-func (d *departure) like(o *departure) bool {
+// isLike reports whether two departures differ by no more than slowAgain.
+func (d *departure) isLike(o *departure) bool {
 	near := func(x, y float64) bool { return math.Abs(x/y-1) <= slowAgain }
 	if !near(d.factor, o.factor) {
 		return false
 	}
 	for _, both := range [][2]*departure{{d, o}, {o, d}} {
 		for key, g := range both[0].models {
-			h := both[1].of(key)
+			h := both[1].agentAt(key)
 			if !near(g.Factor, h.Factor) {
 				return false
 			}
@@ -110,38 +111,39 @@ func (d *departure) like(o *departure) bool {
 // An agentFactor is what the learners of all models say together of an agent.
 type agentFactor struct {
 	logs, weights float64
-	away          float64 // the largest sure departure from 1 of the factor of one model, at some size
+	// the largest sure departure from 1 of the factor of one model, at some size
+	away float64
 }
 
-// factor is the mean of the models' factors.
-func (x *agentFactor) factor() float64 { return math.Exp(x.logs / x.weights) }
+// meanFactor is the mean of the models' factors.
+func (x *agentFactor) meanFactor() float64 { return math.Exp(x.logs / x.weights) }
 
-// departs reports whether the agent departs from its type; own says that it did so before.
-func (x *agentFactor) departs(own bool) bool {
-	away, sure := math.Abs(x.factor()-1), x.weights >= 1/(slowError*slowError)
+// isDeparture reports whether the agent departs from its type; own says that it did so before.
+func (x *agentFactor) isDeparture(own bool) bool {
+	away, sure := math.Abs(x.meanFactor()-1), x.weights >= 1/(slowError*slowError)
 	if own {
 		return !sure || max(away, x.away) >= slowUntil
 	}
 	return sure && away > slowFrom || x.away > slowFrom
 }
 
-// shrink returns what is known of an agent under the key of one model, whose factor counts as far as
-// it is sure, and else is that of all the agent's models.
-func (x *agentFactor) shrink(g profiles.Agent) profiles.Agent {
-	all, e := math.Log(x.factor()), math.Hypot(g.Error, leastError)
+// shrinkToMean returns what is known of an agent under the key of one model, whose factor counts as
+// far as it is sure, and else is that of all the agent's models.
+func (x *agentFactor) shrinkToMean(g profiles.Agent) profiles.Agent {
+	all, e := math.Log(x.meanFactor()), math.Hypot(g.Error, minError)
 	w := modelSpread * modelSpread / (modelSpread*modelSpread + e*e)
 	g.Factor = math.Exp(all + w*(math.Log(g.Factor)-all))
 	return g
 }
 
-// note looks whether an agent departs under the key of one model.
-func (x *agentFactor) note(g *profiles.Agent) {
+// noteDeparture looks whether an agent departs under the key of one model.
+func (x *agentFactor) noteDeparture(g *profiles.Agent) {
 	look := func(factor, e float64) {
 		if e <= slowError {
 			x.away = max(x.away, math.Abs(factor-1)-sureErrors*e)
 		}
 	}
-	e := math.Hypot(g.Error, leastError)
+	e := math.Hypot(g.Error, minError)
 	if len(g.Sizes) == 0 {
 		look(g.Factor, e)
 	}
@@ -150,9 +152,9 @@ func (x *agentFactor) note(g *profiles.Agent) {
 	}
 }
 
-// compare finds the agents whose latencies depart from their type's: at all models and sizes, at some
-// models, or at some sizes of them.
-func (s *State) compare(a *leader.Advice) {
+// findDepartures finds the agents whose latencies depart from their type's: at all models and
+// sizes, at some models, or at some sizes of them.
+func (s *State) findDepartures(a *leader.Advice) {
 	known := map[names.AgentName]*agentFactor{}
 	keys := slices.DeleteFunc(s.book.Keys(),
 		func(key profiles.Key) bool { return !s.book.Learner(key).Shared() })
@@ -163,10 +165,10 @@ func (s *State) compare(a *leader.Advice) {
 				x = &agentFactor{}
 				known[g.Name] = x
 			}
-			w := 1 / (g.Error*g.Error + leastError*leastError)
+			w := 1 / (g.Error*g.Error + minError*minError)
 			x.logs += w * math.Log(g.Factor)
 			x.weights += w
-			x.note(&g)
+			x.noteDeparture(&g)
 		}
 	}
 	a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
@@ -176,10 +178,10 @@ func (s *State) compare(a *leader.Advice) {
 		if x == nil {
 			continue
 		}
-		a.Factors[p.Name] = x.factor()
-		if x.departs(s.scaled[p.Name] != nil) {
+		a.Factors[p.Name] = x.meanFactor()
+		if x.isDeparture(s.scaled[p.Name] != nil) {
 			a.Slow[p.Name] = p.OwnType
-			now[p.Name] = &departure{x.factor(), map[profiles.Key]profiles.Agent{}}
+			now[p.Name] = &departure{x.meanFactor(), map[profiles.Key]profiles.Agent{}}
 		}
 	}
 	for _, key := range keys {
@@ -188,21 +190,21 @@ func (s *State) compare(a *leader.Advice) {
 		}
 		for g := range s.book.Learner(key).EachAgent {
 			if d := now[g.Name]; d != nil {
-				d.models[key] = known[g.Name].shrink(g)
+				d.models[key] = known[g.Name].shrinkToMean(g)
 			}
 		}
 	}
 	for name, before := range s.scaled { // what has hardly changed stays
-		if d := now[name]; d != nil && d.like(before) {
+		if d := now[name]; d != nil && d.isLike(before) {
 			now[name] = before
 		}
 	}
 	s.scaled = now
 }
 
-// tell puts the profiles that are new or have changed into a. The error names those from which no
-// table can be made.
-func (s *State) tell(a *leader.Advice) error {
+// adviseProfiles puts the profiles that are new or have changed into a. The error names those from
+// which no table can be made.
+func (s *State) adviseProfiles(a *leader.Advice) error {
 	var useless []error
 	shown := s.Shown()
 	done := map[names.TableKey]bool{}
@@ -210,16 +212,16 @@ func (s *State) tell(a *leader.Advice) error {
 		p := &s.pool.Members[i]
 		held(p, func(id leader.ModelID, part *leader.Part) {
 			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member, part)}
-			m := s.model(id)
+			m := s.findModel(id)
 			if done[key] || m == nil {
 				return
 			}
 			done[key] = true
-			now := s.profile(p.Member, part, m, shown)
+			now := s.profileOf(p.Member, part, m, shown)
 			if d := s.scaled[p.Name]; d != nil {
 				g := profiles.Agent{Factor: d.factor}
 				if held := p.Model(id); held != nil {
-					g = d.of(held.Profile)
+					g = d.agentAt(held.Profile)
 				}
 				now.table = now.table.ScaleBy(g.At)
 			}
@@ -257,8 +259,9 @@ func (s *State) Shown() *profiles.Shown {
 
 func familyOf(m *leader.Model) string { return cmp.Or(m.Family, m.Name) }
 
-// profile is the profile of a model on a part of a member's lanes; a guess if nothing was measured.
-func (s *State) profile(member *leader.Member, part *leader.Part, m *leader.Model,
+// profileOf is the profile of a model on a part of a member's lanes; a guess if nothing was
+// measured.
+func (s *State) profileOf(member *leader.Member, part *leader.Part, m *leader.Model,
 	shown *profiles.Shown) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
@@ -326,10 +329,10 @@ func sameLatency(a, b *profiles.Table, largest int) bool {
 	for _, batch := range []int{
 		1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest,
 	} {
-		if !near(a.Mean(batch), b.Mean(batch), leastChange) ||
-			!near(a.Quantile(0.8, batch), b.Quantile(0.8, batch), leastChange) ||
-			!near(a.Load(batch), b.Load(batch), leastTailChange) ||
-			!near(a.Quantile(0.99, batch), b.Quantile(0.99, batch), leastTailChange) {
+		if !near(a.Mean(batch), b.Mean(batch), minChange) ||
+			!near(a.Quantile(0.8, batch), b.Quantile(0.8, batch), minChange) ||
+			!near(a.Load(batch), b.Load(batch), minTailChange) ||
+			!near(a.Quantile(0.99, batch), b.Quantile(0.99, batch), minTailChange) {
 			return false
 		}
 	}

@@ -23,8 +23,8 @@ type Profile struct {
 	Slowdown map[string]float64
 }
 
-// left is the part of its queries/s that p has left beside a neighbour, if that was measured.
-func (p *Profile) left(beside *Profile) (part float64, measured bool) {
+// shareLeft is the part of its queries/s that p has left beside a neighbour, if that was measured.
+func (p *Profile) shareLeft(beside *Profile) (part float64, measured bool) {
 	s := p.Slowdown[beside.Model]
 	if s <= 0 {
 		return 1, false
@@ -72,8 +72,8 @@ func (m Machine) Affinity(a, b *Profile) float64 {
 // measured slowdowns. These count only where the cache cannot be parted, as it was when they were
 // measured.
 func (m Machine) slowedDown(a, b *Profile) (ofA, ofB float64, measured bool) {
-	ofA, hasA := a.left(b)
-	ofB, hasB := b.left(a)
+	ofA, hasA := a.shareLeft(b)
+	ofB, hasB := b.shareLeft(a)
 	return ofA, ofB, hasA && hasB && m.Ways < 2
 }
 

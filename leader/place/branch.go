@@ -32,8 +32,8 @@ func (f *frontier) Pop() any {
 // accuracy or so.
 const worthwhile = 1e-7
 
-// A branching is branch and bound over a region.
-type branching struct {
+// A branchAndBound is branch and bound over a region.
+type branchAndBound struct {
 	*region
 	best   float64 // value of the best counts so far, or what is to be exceeded
 	counts []int   // those counts by free choice; nil if none exceeds best
@@ -41,17 +41,17 @@ type branching struct {
 	caps   []float64
 }
 
-// branch looks for counts of the region's free choices that are worth more than best. It relaxes
-// nodes nodes at most and ends when the search's work reaches limit. bound is what no counts of the
-// region exceed; if the search was not cut off, that is the value of the best counts.
-func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bound float64) {
-	b := &branching{region: r, best: best, trial: make([]int, len(r.free))}
+// searchCounts looks for counts of the region's free choices that are worth more than best. It
+// relaxes nodes nodes at most and ends when the search's work reaches limit. bound is what no
+// counts of the region exceed; if the search was not cut off, that is the value of the best counts.
+func (r *region) searchCounts(best float64, nodes, limit int) (counts []int, value, bound float64) {
+	b := &branchAndBound{region: r, best: best, trial: make([]int, len(r.free))}
 	s := r.s
 	root := &node{lo: make([]int, len(r.free)), hi: make([]int, len(r.free))}
 	for f, i := range r.free {
 		c := &s.m.choices[i]
 		root.hi[f] = min(c.most, r.capacity[c.typ])
-		if c.simple() {
+		if c.isSimple() {
 			root.hi[f] = min(root.hi[f], int(math.Ceil(1/c.parts[0].offers[0].rate-1e-9)))
 		}
 	}
@@ -65,9 +65,9 @@ func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bo
 		if k >= nodes || s.work >= limit {
 			return b.counts, b.best, n.bound
 		}
-		relax := b.relax
+		relax := b.solveRelaxation
 		if k == 0 {
-			relax = b.tighten
+			relax = b.relaxWithCuts
 		}
 		_, bound, ok := relax(n.lo, n.hi)
 		n.bound = min(n.bound, bound)
@@ -75,13 +75,13 @@ func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bo
 			continue
 		}
 		if k%64 == 0 {
-			b.dive(n, limit)
-			if _, _, ok := b.relax(n.lo, n.hi); !ok || n.bound <= b.best+worthwhile {
+			b.diveToWhole(n, limit)
+			if _, _, ok := b.solveRelaxation(n.lo, n.hi); !ok || n.bound <= b.best+worthwhile {
 				continue
 			}
 		}
-		b.try()
-		f := b.fractional()
+		b.tryRoundings()
+		f := b.mostFractionalChoice()
 		if f < 0 {
 			// The relaxation is as it may be; its rounding was tried, and no counts of this node
 			// are better.
@@ -98,8 +98,9 @@ func (r *region) branch(best float64, nodes, limit int) (counts []int, value, bo
 	return b.counts, b.best, b.best
 }
 
-// fractional is the free choice whose agents are farthest from whole, -1 if all are whole.
-func (b *branching) fractional() int {
+// mostFractionalChoice is the free choice whose agents are farthest from whole, -1 if all are
+// whole.
+func (b *branchAndBound) mostFractionalChoice() int {
 	best, far := -1, 1e-6
 	for f, x := range b.agents {
 		part := x - math.Floor(x)
@@ -110,9 +111,9 @@ func (b *branching) fractional() int {
 	return best
 }
 
-// try compares two roundings of the last relaxation with the best counts: up, if there are so many
-// agents, so that all of its flow is served; and by the largest remainders.
-func (b *branching) try() {
+// tryRoundings compares two roundings of the last relaxation with the best counts: up, if there are
+// so many agents, so that all of its flow is served; and by the largest remainders.
+func (b *branchAndBound) tryRoundings() {
 	left := slices.Clone(b.capacity)
 	fits := true
 	for f, n := range b.need {
@@ -121,7 +122,7 @@ func (b *branching) try() {
 		fits = fits && left[t] >= 0 && n <= b.s.m.choices[b.free[f]].most
 	}
 	if fits {
-		b.offer(b.need)
+		b.compareWithBest(b.need)
 		return
 	}
 	copy(left, b.capacity)
@@ -146,11 +147,11 @@ func (b *branching) try() {
 			b.trial[f]++
 		}
 	}
-	b.offer(b.trial)
+	b.compareWithBest(b.trial)
 }
 
-// offer compares counts with the best.
-func (b *branching) offer(counts []int) {
+// compareWithBest compares counts with the best.
+func (b *branchAndBound) compareWithBest(counts []int) {
 	s := b.s
 	value := 0.0
 	for f, n := range counts {
@@ -190,24 +191,25 @@ func (b *branching) offer(counts []int) {
 	}
 }
 
-func (b *branching) sharedValue(g int, counts []int) float64 {
+func (b *branchAndBound) sharedValue(g int, counts []int) float64 {
 	was := make([]int, len(counts))
 	for f, n := range counts {
 		was[f], b.s.n[b.free[f]] = b.s.n[b.free[f]], n
 	}
-	v := b.s.shared(g, nil)
+	v := b.s.sharedValue(g, nil)
 	for f, n := range was {
 		b.s.n[b.free[f]] = n
 	}
 	return v
 }
 
-// dive goes from the last relaxation, that of n, to whole counts: it makes the whole parts certain,
-// all at once, and when there are none, one more agent of the choice with the largest fraction.
-func (b *branching) dive(n *node, limit int) {
+// diveToWhole goes from the last relaxation, that of n, to whole counts: it makes the whole parts
+// certain, all at once, and when there are none, one more agent of the choice with the largest
+// fraction.
+func (b *branchAndBound) diveToWhole(n *node, limit int) {
 	lo, hi := slices.Clone(n.lo), slices.Clone(n.hi)
 	for range 200 {
-		b.try()
+		b.tryRoundings()
 		if b.s.work >= limit {
 			return
 		}
@@ -238,7 +240,7 @@ func (b *branching) dive(n *node, limit int) {
 			}
 			lo[at]++
 		}
-		if _, bound, ok := b.relax(lo, hi); !ok || bound <= b.best+worthwhile {
+		if _, bound, ok := b.solveRelaxation(lo, hi); !ok || bound <= b.best+worthwhile {
 			return
 		}
 	}

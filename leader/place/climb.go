@@ -24,8 +24,8 @@ type move struct {
 
 var noMove = move{from: -1, to: -1}
 
-// climb climbs over the given choices, steps moves at most, while the work is below limit.
-func (s *search) climb(choices []int, limit int) {
+// climbFrom climbs over the given choices, steps moves at most, while the work is below limit.
+func (s *search) climbFrom(choices []int, limit int) {
 	c := &climb{
 		s: s, start: make([]int, len(s.m.groups)+1), add: make([]float64, len(s.m.choices)),
 		remove: make([]float64, len(s.m.choices)), within: make([]move, len(s.m.groups)),
@@ -34,14 +34,14 @@ func (s *search) climb(choices []int, limit int) {
 	var groups []int
 	each := func(do func(i, g int)) {
 		for _, i := range c.choices {
-			groups = s.m.choices[i].groups(groups[:0])
+			groups = s.m.choices[i].appendGroups(groups[:0])
 			for _, g := range groups {
 				do(i, g)
 			}
 		}
 	}
 	for _, i := range choices {
-		if s.movable(i) {
+		if s.isMovable(i) {
 			c.choices = append(c.choices, i)
 		}
 	}
@@ -54,8 +54,8 @@ func (s *search) climb(choices []int, limit int) {
 	next := append([]int(nil), c.start...)
 	each(func(i, g int) { c.of[next[g]] = i; next[g]++ })
 	for s.work < limit {
-		c.look()
-		best := c.best()
+		c.refreshStale()
+		best := c.bestMove()
 		if best.gain < 1e-9 {
 			return
 		}
@@ -63,8 +63,8 @@ func (s *search) climb(choices []int, limit int) {
 	}
 }
 
-// movable says that choice i serves greedy groups only.
-func (s *search) movable(i int) bool {
+// isMovable says that choice i serves greedy groups only.
+func (s *search) isMovable(i int) bool {
 	parts := s.m.choices[i].parts
 	for p := range parts {
 		if !s.m.groups[parts[p].group].greedy {
@@ -74,8 +74,8 @@ func (s *search) movable(i int) bool {
 	return len(parts) <= 4
 }
 
-// look computes what is stale.
-func (c *climb) look() {
+// refreshStale computes what is stale.
+func (c *climb) refreshStale() {
 	s := c.s
 	done := map[int]bool{}
 	for g, stale := range c.stale {
@@ -92,16 +92,16 @@ func (c *climb) look() {
 			}
 			c.add[i], c.remove[i] = math.Inf(-1), math.Inf(-1)
 			if s.n[i] < s.m.choices[i].most {
-				c.add[i] = s.gain(-1, i)
+				c.add[i] = s.gainOf(-1, i)
 			}
 			if s.n[i] > 0 {
-				c.remove[i] = s.gain(i, -1)
+				c.remove[i] = s.gainOf(i, -1)
 			}
 		}
 	}
 	for g, stale := range c.stale {
 		of := c.of[c.start[g]:c.start[g+1]]
-		if !stale && !c.coupled(g) {
+		if !stale && !c.isCoupled(g) {
 			continue
 		}
 		c.within[g] = noMove
@@ -114,7 +114,7 @@ func (c *climb) look() {
 					s.n[to] >= s.m.choices[to].most {
 					continue
 				}
-				if gain := s.gain(from, to); gain > c.within[g].gain {
+				if gain := s.gainOf(from, to); gain > c.within[g].gain {
 					c.within[g] = move{from, to, gain}
 				}
 			}
@@ -123,8 +123,8 @@ func (c *climb) look() {
 	clear(c.stale)
 }
 
-// coupled says that group g shares a choice with a group that is stale.
-func (c *climb) coupled(g int) bool {
+// isCoupled says that group g shares a choice with a group that is stale.
+func (c *climb) isCoupled(g int) bool {
 	for _, i := range c.of[c.start[g]:c.start[g+1]] {
 		parts := c.s.m.choices[i].parts
 		if len(parts) == 1 {
@@ -142,9 +142,9 @@ func (c *climb) coupled(g int) bool {
 // candidates is how many of the best additions, and removals, of a type are combined.
 const candidates = 4
 
-// best is the best move. Of each type it combines the best additions and removals, of as many
+// bestMove is the best move. Of each type it combines the best additions and removals, of as many
 // groups.
-func (c *climb) best() move {
+func (c *climb) bestMove() move {
 	s := c.s
 	best := noMove
 	for _, m := range c.within {
@@ -179,8 +179,8 @@ func (c *climb) best() move {
 					continue
 				}
 				gain := a.gain + r.gain
-				if s.meet(a.to, r.from) {
-					gain = s.gain(r.from, a.to)
+				if s.shareGroup(a.to, r.from) {
+					gain = s.gainOf(r.from, a.to)
 				}
 				if gain > best.gain {
 					best = move{r.from, a.to, gain}
@@ -191,8 +191,8 @@ func (c *climb) best() move {
 	return best
 }
 
-// meet says that two choices serve a group both.
-func (s *search) meet(i, j int) bool {
+// shareGroup says that two choices serve a group both.
+func (s *search) shareGroup(i, j int) bool {
 	a, b := s.m.choices[i].parts, s.m.choices[j].parts
 	for p := range a {
 		for q := range b {
@@ -236,15 +236,15 @@ func (c *climb) do(m move) {
 	s := c.s
 	var groups []int
 	if m.from >= 0 {
-		s.change(m.from, -1)
-		groups = s.m.choices[m.from].groups(groups)
+		s.changeCount(m.from, -1)
+		groups = s.m.choices[m.from].appendGroups(groups)
 	}
 	if m.to >= 0 {
-		s.change(m.to, 1)
-		groups = s.m.choices[m.to].groups(groups)
+		s.changeCount(m.to, 1)
+		groups = s.m.choices[m.to].appendGroups(groups)
 	}
 	for _, g := range groups {
-		s.refresh(g)
+		s.refreshGroup(g)
 		c.stale[g] = true
 	}
 }

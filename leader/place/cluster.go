@@ -33,7 +33,7 @@ func (m Machine) Schedule(profiles []*Profile, demand []float64) []Server {
 			continue
 		}
 		for unmet(i) {
-			partner := m.partner(profiles, i, unmet)
+			partner := m.findPartner(profiles, i, unmet)
 			if partner < 0 {
 				break
 			}
@@ -54,8 +54,8 @@ func (m Machine) Schedule(profiles []*Profile, demand []float64) []Server {
 	return servers
 }
 
-// partner is the model to pair the low model i with, -1 if there is none.
-func (m Machine) partner(profiles []*Profile, i int, unmet func(int) bool) int {
+// findPartner is the model to pair the low model i with, -1 if there is none.
+func (m Machine) findPartner(profiles []*Profile, i int, unmet func(int) bool) int {
 	for _, all := range []bool{false, true} {
 		best, highest := -1, -1.0
 		for j, p := range profiles {

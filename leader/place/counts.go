@@ -26,8 +26,8 @@ func newSearch(m *model) *search {
 	return s
 }
 
-// value is that of all flow, less what the agents cost.
-func (s *search) value() float64 {
+// totalValue is that of all flow, less what the agents cost.
+func (s *search) totalValue() float64 {
 	v := -s.cost
 	for _, x := range s.val {
 		v += x
@@ -43,37 +43,37 @@ func (s *search) set(n []int) {
 		s.used[s.m.choices[i].typ] += n
 	}
 	for g := range s.m.groups {
-		s.refresh(g)
+		s.refreshGroup(g)
 	}
-	s.recost()
+	s.computeCost()
 }
 
-func (s *search) recost() {
+func (s *search) computeCost() {
 	s.cost = 0
 	for i, n := range s.n {
 		s.cost += float64(n) * s.m.choices[i].cost
 	}
 }
 
-// refresh computes a group's offers and value from the counts.
-func (s *search) refresh(g int) {
+// refreshGroup computes a group's offers and value from the counts.
+func (s *search) refreshGroup(g int) {
 	group := &s.m.groups[g]
 	s.work += len(group.choices)
 	if !group.greedy {
-		s.val[g] = s.shared(g, nil)
+		s.val[g] = s.sharedValue(g, nil)
 		return
 	}
 	clear(s.caps[g])
 	for _, i := range group.choices {
 		if s.n[i] > 0 {
-			s.offer(i, g, float64(s.n[i]))
+			s.addOffer(i, g, float64(s.n[i]))
 		}
 	}
-	s.val[g] = s.greedy(g)
+	s.val[g] = s.greedyValue(g)
 }
 
-// offer adds what n agents of choice i offer to the greedy group g.
-func (s *search) offer(i, g int, n float64) {
+// addOffer adds what n agents of choice i offer to the greedy group g.
+func (s *search) addOffer(i, g int, n float64) {
 	parts := s.m.choices[i].parts
 	for p := range parts {
 		if parts[p].group == g {
@@ -83,8 +83,8 @@ func (s *search) offer(i, g int, n float64) {
 	}
 }
 
-// greedy is the value of a greedy group's flow: the most accurate offers are used first.
-func (s *search) greedy(g int) float64 {
+// greedyValue is the value of a greedy group's flow: the most accurate offers are used first.
+func (s *search) greedyValue(g int) float64 {
 	levels := s.m.groups[g].levels
 	left, value := 1.0, 0.0
 	s.work += 4
@@ -102,9 +102,10 @@ func (s *search) greedy(g int) float64 {
 	return value
 }
 
-// shared is the value of the flow of a group whose classes share the time of partitions. It hands
-// the flow of each offer to tell, if that is not nil.
-func (s *search) shared(g int, tell func(choice int, p *part, offer int, flow float64)) float64 {
+// sharedValue is the value of the flow of a group whose classes share the time of partitions. It
+// hands the flow of each offer to tell, if that is not nil.
+func (s *search) sharedValue(g int,
+	tell func(choice int, p *part, offer int, flow float64)) float64 {
 	group := &s.m.groups[g]
 	l := &s.lp
 	l.Reset()
@@ -147,26 +148,26 @@ func (s *search) shared(g int, tell func(choice int, p *part, offer int, flow fl
 	return value
 }
 
-// change adds d agents to choice i.
-func (s *search) change(i, d int) {
+// changeCount adds d agents to choice i.
+func (s *search) changeCount(i, d int) {
 	c := &s.m.choices[i]
 	s.n[i] += d
 	s.used[c.typ] += d
 	s.cost += float64(d) * c.cost
 }
 
-// gain is what a change of the counts adds to the value: an agent less of choice from and one more
-// of choice to; -1 is no choice. Both serve greedy groups only.
-func (s *search) gain(from, to int) (gain float64) {
+// gainOf is what a change of the counts adds to the value: an agent less of choice from and one
+// more of choice to; -1 is no choice. Both serve greedy groups only.
+func (s *search) gainOf(from, to int) (gain float64) {
 	var array [8]int
 	groups := array[:0]
 	if from >= 0 {
 		gain += s.m.choices[from].cost
-		groups = s.m.choices[from].groups(groups)
+		groups = s.m.choices[from].appendGroups(groups)
 	}
 	if to >= 0 {
 		gain -= s.m.choices[to].cost
-		groups = s.m.choices[to].groups(groups)
+		groups = s.m.choices[to].appendGroups(groups)
 	}
 	for _, g := range groups {
 		gain += s.groupGain(g, from, to)
@@ -201,7 +202,7 @@ func (s *search) groupGain(g, from, to int) float64 {
 	}
 	apply(from, -1)
 	apply(to, 1)
-	gain := s.greedy(g) - s.val[g]
+	gain := s.greedyValue(g) - s.val[g]
 	for k := changed - 1; k >= 0; k-- {
 		s.caps[g][was[k].level] = was[k].rate
 	}

@@ -22,8 +22,8 @@ type cut struct {
 	price        float64   // in the relaxation of all choices
 }
 
-// binds says that flow to group g at a level counts.
-func (c *cut) binds(g, level int) bool { return c.group == g && level <= c.level }
+// isBinding says that flow to group g at a level counts.
+func (c *cut) isBinding(g, level int) bool { return c.group == g && level <= c.level }
 
 const (
 	// Most of what cuts can win is won in so many rounds; each makes relaxations larger.
@@ -33,20 +33,21 @@ const (
 	worthCutting = 1e-3
 )
 
-// tighten relaxes the region as relax does, and then again with the cuts that the relaxation does
-// not respect, for some rounds. Later relaxations have these cuts, too.
-func (r *region) tighten(lo, hi []int) (value, bound float64, ok bool) {
-	value, bound, ok = r.relax(lo, hi)
-	for k := 0; ok && k < cutRounds && r.cut(); k++ {
+// relaxWithCuts relaxes the region as relax does, and then again with the cuts that the relaxation
+// does not respect, for some rounds. Later relaxations have these cuts, too.
+func (r *region) relaxWithCuts(lo, hi []int) (value, bound float64, ok bool) {
+	value, bound, ok = r.solveRelaxation(lo, hi)
+	for k := 0; ok && k < cutRounds && r.addCuts(); k++ {
 		least := bound
-		value, bound, ok = r.relax(lo, hi)
+		value, bound, ok = r.solveRelaxation(lo, hi)
 		bound = min(bound, least)
 	}
 	return value, bound, ok
 }
 
-// cut adds for each group and level the cut that the relaxation is farthest from, if there is one.
-func (r *region) cut() (found bool) {
+// addCuts adds for each group and level the cut that the relaxation is farthest from, if there is
+// one.
+func (r *region) addCuts() (found bool) {
 	for _, g := range r.groups {
 		group := &r.s.m.groups[g]
 		if !group.mixed {
@@ -65,7 +66,7 @@ func (r *region) cut() (found bool) {
 			if x < worthCutting || certain > 1-worthCutting {
 				continue
 			}
-			if c, ok := r.farthest(g, level, flow, certain); ok {
+			if c, ok := r.farthestCut(g, level, flow, certain); ok {
 				r.cuts = append(r.cuts, c)
 				found = true
 			}
@@ -74,8 +75,8 @@ func (r *region) cut() (found bool) {
 	return found
 }
 
-// farthest is the cut of group g at a level that the relaxation's flow exceeds most.
-func (r *region) farthest(g, level int, flow, certain float64) (c cut, ok bool) {
+// farthestCut is the cut of group g at a level that the relaxation's flow exceeds most.
+func (r *region) farthestCut(g, level int, flow, certain float64) (c cut, ok bool) {
 	left := 1 - certain
 	rate := make([]float64, len(r.free)) // of an agent, to that level
 	var sizes []float64

@@ -25,7 +25,7 @@ func TestCuts(t *testing.T) {
 		for i := range s.m.choices {
 			c := &s.m.choices[i]
 			if room := min(c.most, s.m.types[c.typ]-s.used[c.typ]); rng.IntN(3) == 0 {
-				s.change(i, rng.IntN(room+1))
+				s.changeCount(i, rng.IntN(room+1))
 			} else {
 				free = append(free, i)
 			}
@@ -34,22 +34,22 @@ func TestCuts(t *testing.T) {
 		if len(free) == 0 {
 			continue
 		}
-		r := s.region(free)
+		r := s.newRegion(free)
 		lo, hi := make([]int, len(free)), make([]int, len(free))
 		for f, i := range free {
 			hi[f] = min(s.m.choices[i].most, r.capacity[s.m.choices[i].typ])
 		}
-		_, loose, _ := r.relax(lo, hi)
-		_, bound, _ := r.tighten(lo, hi)
+		_, loose, _ := r.solveRelaxation(lo, hi)
+		_, bound, _ := r.relaxWithCuts(lo, hi)
 
 		best := math.Inf(-1)
-		b := &branching{region: r}
+		b := &branchAndBound{region: r}
 		counts := make([]int, len(free))
 		var each func(f int)
 		each = func(f int) {
 			if f == len(free) {
 				b.best = math.Inf(-1)
-				b.offer(counts)
+				b.compareWithBest(counts)
 				best = max(best, b.best)
 				return
 			}

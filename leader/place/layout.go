@@ -29,7 +29,7 @@ func NewLayout(models ...names.ModelKey) Layout {
 	if len(models) == 0 {
 		return Layout{}
 	}
-	return Layout{[]Partition{{Models: models}}}.canonical()
+	return Layout{[]Partition{{Models: models}}}.canonicalForm()
 }
 
 // nothing is the name of the layout that holds nothing. A model's name of that form is escaped.
@@ -44,16 +44,16 @@ func (l Layout) String() string {
 		return nothing
 	}
 	var b strings.Builder
-	for i, p := range l.canonical().Partitions {
+	for i, p := range l.canonicalForm().Partitions {
 		if i > 0 {
 			b.WriteByte('+')
 		}
-		b.WriteString(p.text())
+		b.WriteString(p.formatText())
 	}
 	return b.String()
 }
 
-func (p *Partition) text() string {
+func (p *Partition) formatText() string {
 	var b strings.Builder
 	for i, m := range p.Models {
 		if i > 0 {
@@ -129,7 +129,7 @@ func ParseLayout(text string) (Layout, error) {
 	if err := l.Validate(); err != nil {
 		return Layout{}, fmt.Errorf("layout %q: %w", text, err)
 	}
-	return l.canonical(), nil
+	return l.canonicalForm(), nil
 }
 
 func parsePartition(text string) (Partition, error) {
@@ -162,15 +162,15 @@ func parsePartition(text string) (Partition, error) {
 	return p, nil
 }
 
-// mostCores bounds the lanes of a partition, the cores of a lane and the ways, so that sums of them
+// maxCores bounds the lanes of a partition, the cores of a lane and the ways, so that sums of them
 // do not overflow.
-const mostCores = 1 << 16
+const maxCores = 1 << 16
 
 // Validate reports what is wrong with the layout.
 func (l Layout) Validate() error {
 	var errs []error
 	for _, p := range l.Partitions {
-		text := strconv.Quote(p.text())
+		text := strconv.Quote(p.formatText())
 		for i, m := range p.Models {
 			if m == "" {
 				errs = append(errs, fmt.Errorf("partition %s has a model without a name", text))
@@ -185,9 +185,9 @@ func (l Layout) Validate() error {
 		case p.Lanes < 0 || p.Cores < 0 || p.Ways < 0 || (p.Lanes == 0) != (p.Cores == 0):
 			errs = append(errs, fmt.Errorf("partition %s has %d lanes of %d cores and %d ways, "+
 				"want 1 or more lanes of 1 or more cores, or none", text, p.Lanes, p.Cores, p.Ways))
-		case max(p.Lanes, p.Cores, p.Ways) > mostCores:
+		case max(p.Lanes, p.Cores, p.Ways) > maxCores:
 			errs = append(errs, fmt.Errorf("partition %s has %d lanes of %d cores and %d ways, "+
-				"want at most %d of each", text, p.Lanes, p.Cores, p.Ways, mostCores))
+				"want at most %d of each", text, p.Lanes, p.Cores, p.Ways, maxCores))
 		case p.Lanes == 0 && len(l.Partitions) > 1:
 			errs = append(errs, fmt.Errorf("partition %s of %d has no number of lanes", text,
 				len(l.Partitions)))
@@ -199,8 +199,8 @@ func (l Layout) Validate() error {
 	return errors.Join(errs...)
 }
 
-// canonical is the layout with its models and partitions in order. It shares nothing with l.
-func (l Layout) canonical() Layout {
+// canonicalForm is the layout with its models and partitions in order. It shares nothing with l.
+func (l Layout) canonicalForm() Layout {
 	out := Layout{slices.Clone(l.Partitions)}
 	for i := range out.Partitions {
 		p := &out.Partitions[i]

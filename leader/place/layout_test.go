@@ -92,7 +92,7 @@ func TestLayoutNames(t *testing.T) {
 
 // same compares by parts, without names.
 func same(a, b Layout) bool {
-	a, b = a.canonical(), b.canonical()
+	a, b = a.canonicalForm(), b.canonicalForm()
 	return slices.EqualFunc(a.Partitions, b.Partitions, func(p, q Partition) bool {
 		return slices.Equal(p.Models, q.Models) && p.Lanes == q.Lanes && p.Cores == q.Cores &&
 			p.Ways == q.Ways

@@ -27,8 +27,8 @@ type choice struct {
 	source int // in the Program
 }
 
-// simple says that an agent serves one class with one variant.
-func (c *choice) simple() bool { return len(c.parts) == 1 && len(c.parts[0].offers) == 1 }
+// isSimple says that an agent serves one class with one variant.
+func (c *choice) isSimple() bool { return len(c.parts) == 1 && len(c.parts[0].offers) == 1 }
 
 // A part is a Partition. Its offers share its time.
 type part struct {
@@ -74,7 +74,7 @@ func newModel(p *Program) *model {
 		m.types = append(m.types, t.Count)
 	}
 	class := make([]int, len(p.Classes)) // in the model; -1: nothing to serve
-	most := mostServed(p)
+	most := maxServed(p)
 	largest := 0.0
 	for _, c := range p.Classes {
 		largest = max(largest, c.Rate)
@@ -92,15 +92,15 @@ func newModel(p *Program) *model {
 	for k := range m.weight {
 		m.weight[k] /= m.demand
 	}
-	m.translate(p, class)
-	m.group()
-	m.value(p)
-	m.dominate()
+	m.translateChoices(p, class)
+	m.groupClasses()
+	m.computeGains(p)
+	m.removeDominated()
 	for g := range m.groups {
 		m.groups[g].choices = nil
 	}
 	for i := range m.choices {
-		for _, g := range m.choices[i].groups(nil) {
+		for _, g := range m.choices[i].appendGroups(nil) {
 			m.groups[g].choices = append(m.groups[g].choices, i)
 			if len(m.choices[i].parts) > 1 && m.groups[g].greedy {
 				m.groups[g].mixed = true
@@ -110,8 +110,8 @@ func newModel(p *Program) *model {
 	return m
 }
 
-// mostServed is, by class, what the agents could serve if they all served nothing else.
-func mostServed(p *Program) []float64 {
+// maxServed is, by class, what the agents could serve if they all served nothing else.
+func maxServed(p *Program) []float64 {
 	by := make([][]float64, len(p.Types)) // by type and class: the most of one agent
 	for t := range by {
 		by[t] = make([]float64, len(p.Classes))
@@ -143,8 +143,8 @@ func mostServed(p *Program) []float64 {
 	return all
 }
 
-// groups appends the groups that c serves, each once.
-func (c *choice) groups(to []int) []int {
+// appendGroups appends the groups that c serves, each once.
+func (c *choice) appendGroups(to []int) []int {
 	for _, part := range c.parts {
 		if !slices.Contains(to, part.group) {
 			to = append(to, part.group)
@@ -153,7 +153,7 @@ func (c *choice) groups(to []int) []int {
 	return to
 }
 
-func (m *model) translate(p *Program, class []int) {
+func (m *model) translateChoices(p *Program, class []int) {
 	for i, from := range p.Choices {
 		c := choice{typ: from.Type, most: m.types[from.Type], source: i}
 		for j, partition := range from.Partitions {
@@ -191,8 +191,8 @@ func (m *model) translate(p *Program, class []int) {
 	}
 }
 
-// group joins the classes that share the time of a partition.
-func (m *model) group() {
+// groupClasses joins the classes that share the time of a partition.
+func (m *model) groupClasses() {
 	of := make([]int, len(m.weight))
 	for k := range of {
 		of[k] = k
@@ -236,8 +236,8 @@ func (m *model) group() {
 	}
 }
 
-// value sets the gains of offers and the costs of agents.
-func (m *model) value(p *Program) {
+// computeGains sets the gains of offers and the costs of agents.
+func (m *model) computeGains(p *Program) {
 	best := 0.0
 	for _, v := range p.Variants {
 		best = max(best, v.Accuracy)
@@ -247,7 +247,7 @@ func (m *model) value(p *Program) {
 	}
 	price, change := make([]float64, len(p.Types)), 0.0
 	if p.Objective == FewestAgents {
-		agent := 1 / m.enough()
+		agent := 1 / m.estimateAgents()
 		for t := range price {
 			price[t] = agent
 		}
@@ -302,8 +302,8 @@ func (m *model) value(p *Program) {
 	}
 }
 
-// enough estimates the agents that serve all of the demand if each serves one class.
-func (m *model) enough() float64 {
+// estimateAgents estimates the agents that serve all of the demand if each serves one class.
+func (m *model) estimateAgents() float64 {
 	best := make([]float64, len(m.weight))
 	for i := range m.choices {
 		for _, part := range m.choices[i].parts {
@@ -324,12 +324,12 @@ func (m *model) enough() float64 {
 	return max(1, min(sum, float64(all)))
 }
 
-// dominate removes choices than which another of the type is as cheap and at least as good.
-func (m *model) dominate() {
+// removeDominated removes choices than which another of the type is as cheap and at least as good.
+func (m *model) removeDominated() {
 	type key struct{ typ, class int }
 	byKey := map[key][]int{}
 	for i := range m.choices {
-		if c := &m.choices[i]; c.simple() {
+		if c := &m.choices[i]; c.isSimple() {
 			k := key{c.typ, c.parts[0].offers[0].class}
 			byKey[k] = append(byKey[k], i)
 		}

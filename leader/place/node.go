@@ -35,39 +35,39 @@ func (m Machine) Adjust(tenants [2]Tenant) (next [2]Tenant, changed bool) {
 	next = tenants
 	var want [2]int
 	for i := range next {
-		want[i] = max(1, m.wanted(&next[i]))
+		want[i] = max(1, m.wantedWorkers(&next[i]))
 	}
 	if want[0]+want[1] > m.Cores {
-		want = m.divide(tenants, want)
+		want = m.divideCores(tenants, want)
 	}
 	for i := range next {
 		changed = changed || next[i].Workers != want[i]
 		next[i].Workers = want[i]
 	}
 	if changed && m.Ways >= 2 {
-		m.part(&next)
+		m.splitWays(&next)
 	}
 	return next, changed
 }
 
-// urgency is by how much a tenant's traffic is raised, for what waits from before.
-func (t *Tenant) urgency() float64 { return max(1, t.Tail) }
+// urgencyFactor is by how much a tenant's traffic is raised, for what waits from before.
+func (t *Tenant) urgencyFactor() float64 { return max(1, t.Tail) }
 
-// at is what a tenant serves with so many workers, in its ways.
-func (t *Tenant) at(workers int) float64 {
+// rateAt is what a tenant serves with so many workers, in its ways.
+func (t *Tenant) rateAt(workers int) float64 {
 	by := t.Profile.QPS[min(max(0, workers), len(t.Profile.QPS)-1)]
 	return by[min(max(0, t.Ways), len(by)-1)]
 }
 
-// wanted is how many workers a tenant should have if it were alone. It keeps Calm.
-func (m Machine) wanted(t *Tenant) int {
-	traffic := t.urgency() * t.Traffic
+// wantedWorkers is how many workers a tenant should have if it were alone. It keeps Calm.
+func (m Machine) wantedWorkers(t *Tenant) int {
+	traffic := t.urgencyFactor() * t.Traffic
 	fewest, most := 0, 1
 	for w := 1; w < m.Cores; w++ {
-		if t.at(w) > t.at(most) {
+		if t.rateAt(w) > t.rateAt(most) {
 			most = w
 		}
-		if fewest == 0 && t.at(w) >= traffic {
+		if fewest == 0 && t.rateAt(w) >= traffic {
 			fewest = w
 		}
 	}
@@ -85,17 +85,17 @@ func (m Machine) wanted(t *Tenant) int {
 	return t.Workers - 1
 }
 
-// divide splits the cores between tenants that want more than there are.
-func (m Machine) divide(tenants [2]Tenant, want [2]int) [2]int {
+// divideCores splits the cores between tenants that want more than there are.
+func (m Machine) divideCores(tenants [2]Tenant, want [2]int) [2]int {
 	best, least := [2]int{1, 1}, [3]float64{math.Inf(1)}
 	for w := 1; w < m.Cores; w++ {
 		split := [2]int{w, m.Cores - w}
 		var lost [3]float64 // of what arrives, then of what waits too, then by how far it moves
 		for i := range split {
 			t := &tenants[i]
-			has := t.at(min(split[i], want[i]))
-			lost[0] += t.urgency() * max(0, t.Traffic-has)
-			lost[1] += t.urgency() * max(0, t.urgency()*t.Traffic-has)
+			has := t.rateAt(min(split[i], want[i]))
+			lost[0] += t.urgencyFactor() * max(0, t.Traffic-has)
+			lost[1] += t.urgencyFactor() * max(0, t.urgencyFactor()*t.Traffic-has)
 		}
 		lost[2] = math.Abs(float64(w - tenants[0].Workers))
 		for i, x := range lost {
@@ -110,8 +110,8 @@ func (m Machine) divide(tenants [2]Tenant, want [2]int) [2]int {
 	return best
 }
 
-// part splits the ways; of equally good splits it takes the one nearest to the present one.
-func (m Machine) part(tenants *[2]Tenant) {
+// splitWays splits the ways; of equally good splits it takes the one nearest to the present one.
+func (m Machine) splitWays(tenants *[2]Tenant) {
 	a, b := &tenants[0], &tenants[1]
 	now := a.Ways
 	best, most := 1, -1.0

@@ -48,7 +48,7 @@ func (m Machine) Pairs(profiles []*Profile) (pairs []Pair) {
 				continue
 			}
 			seen[key] = true
-			for _, s := range m.spread(p, profiles[c.partner]) {
+			for _, s := range m.spreadSplits(p, profiles[c.partner]) {
 				pairs = append(pairs, Pair{[2]int{i, c.partner}, s})
 			}
 		}
@@ -56,8 +56,8 @@ func (m Machine) Pairs(profiles []*Profile) (pairs []Pair) {
 	return pairs
 }
 
-// spread are few of the good splits: the best, and others from one end to the other.
-func (m Machine) spread(a, b *Profile) []Split {
+// spreadSplits are few of the good splits: the best, and others from one end to the other.
+func (m Machine) spreadSplits(a, b *Profile) []Split {
 	good := slices.DeleteFunc(m.GoodSplits(a, b),
 		func(s Split) bool { return !(s.QPS[0] > 0 && s.QPS[1] > 0) })
 	if len(good) == 0 {
@@ -83,7 +83,7 @@ func (p *Pair) Layout(models []names.ModelKey) Layout {
 			Models: []names.ModelKey{models[i]}, Lanes: p.Workers[k], Cores: 1, Ways: p.Ways[k],
 		})
 	}
-	return l.canonical()
+	return l.canonicalForm()
 }
 
 // A Host is an instance type and what the models, each a profile, do there. A model that cannot run

@@ -45,11 +45,11 @@ type patterns struct {
 	group  []int // by column
 }
 
-// separate says that no choice serves two groups, and none shares its time.
-func (f *finder) separate() bool {
+// isSeparable says that no choice serves two groups, and none shares its time.
+func (f *finder) isSeparable() bool {
 	for i := range f.m.choices {
 		c := &f.m.choices[i]
-		if !f.movable(i) || len(c.parts) != 1 {
+		if !f.isMovable(i) || len(c.parts) != 1 {
 			return false
 		}
 	}
@@ -65,32 +65,33 @@ func (f *finder) newPatterns(limit int) *patterns {
 	}
 	for g := range p.best {
 		p.best[g] = map[string]*pattern{}
-		p.hold(g)
+		p.addPresentPattern(g)
 	}
-	p.generate(limit)
+	p.generateColumns(limit)
 	return p
 }
 
-// finish looks at the patterns that may be part of a better solution: at first those that lose
-// little of what such a solution may lose in all, and in the end all, if they are not too many.
-func (p *patterns) finish(limit int) {
+// proveOptimum looks at the patterns that may be part of a better solution: at first those that
+// lose little of what such a solution may lose in all, and in the end all, if they are not too
+// many.
+func (p *patterns) proveOptimum(limit int) {
 	for g := range p.of {
-		p.hold(g)
+		p.addPresentPattern(g)
 	}
 	for _, part := range []float64{1. / 32, 1. / 8, 1. / 2, 1} {
-		if p.work >= limit || p.gap() <= 10*worthwhile || p.proven {
+		if p.work >= limit || p.boundGap() <= 10*worthwhile || p.proven {
 			return
 		}
-		all := p.enumerate(part, p.work+(limit-p.work)/4)
-		if done := p.master(p.work + (limit-p.work)/2); done && all {
-			p.lower(p.value())
+		all := p.enumeratePatterns(part, p.work+(limit-p.work)/4)
+		if done := p.solveMaster(p.work + (limit-p.work)/2); done && all {
+			p.lowerBound(p.totalValue())
 			return
 		}
 	}
 }
 
-// hold adds the present counts of group g as a pattern.
-func (p *patterns) hold(g int) {
+// addPresentPattern adds the present counts of group g as a pattern.
+func (p *patterns) addPresentPattern(g int) {
 	q := &pattern{use: make([]int, len(p.m.types)), value: p.val[g]}
 	for _, i := range p.m.groups[g].choices {
 		if n := p.n[i]; n > 0 {
@@ -121,9 +122,9 @@ func (p *patterns) add(g int, q *pattern) bool {
 	return true
 }
 
-// items are the active choices of each group at the present prices, those of the least loss first,
-// and what a unit of flow is worth at most.
-func (p *patterns) items() (items [][]item, most []float64) {
+// itemsAtPrices are the active choices of each group at the present prices, those of the least loss
+// first, and what a unit of flow is worth at most.
+func (p *patterns) itemsAtPrices() (items [][]item, most []float64) {
 	items, most = make([][]item, len(p.m.groups)), make([]float64, len(p.m.groups))
 	for _, i := range p.active {
 		c := &p.m.choices[i]
@@ -145,8 +146,9 @@ func (p *patterns) items() (items [][]item, most []float64) {
 	return items, most
 }
 
-// A pricing is a search for a group's patterns that are worth more than least at the types' prices.
-type pricing struct {
+// A patternPricer is a search for a group's patterns that are worth more than least at the types'
+// prices.
+type patternPricer struct {
 	p       *patterns
 	items   []item
 	g       int
@@ -164,16 +166,16 @@ type pricing struct {
 //
 // All agents of a pattern are full but one, so it is items taken whole, in the order of their
 // losses, and one more. Whatever follows is worth unit for a unit of flow at most.
-func (s *pricing) search(from int, left, worth float64) bool {
+func (s *patternPricer) search(from int, left, worth float64) bool {
 	if s.p.work > s.limit {
 		return false
 	}
 	s.p.work += 8 + 2*len(s.items)
-	s.leaf(worth, -1)
+	s.keepPattern(worth, -1)
 	for k := range s.items {
 		it := &s.items[k]
 		if it.rate > left && worth+it.gain*left-it.cost > s.least {
-			s.leaf(worth+it.gain*left-it.cost, k)
+			s.keepPattern(worth+it.gain*left-it.cost, k)
 		}
 	}
 	for k := from; k < len(s.items); k++ {
@@ -194,9 +196,9 @@ func (s *pricing) search(from int, left, worth float64) bool {
 	return true
 }
 
-// most is the most that a pattern of the group is worth, or, if the search is cut off,
+// maxWorth is the most that a pattern of the group is worth, or, if the search is cut off,
 // a bound of it.
-func (s *pricing) most() float64 {
+func (s *patternPricer) maxWorth() float64 {
 	for _, q := range s.p.of[s.g] {
 		worth := q.value
 		for t, n := range q.use {
@@ -212,8 +214,8 @@ func (s *pricing) most() float64 {
 	return max(s.found, s.unit) // as if agents could be divided
 }
 
-// leaf keeps the taken items and one more, if last >= 0, as a pattern of that worth.
-func (s *pricing) leaf(worth float64, last int) {
+// keepPattern keeps the taken items and one more, if last >= 0, as a pattern of that worth.
+func (s *patternPricer) keepPattern(worth float64, last int) {
 	s.found = max(s.found, worth)
 	if worth <= s.least {
 		return
@@ -246,9 +248,9 @@ func (s *pricing) leaf(worth float64, last int) {
 	s.added = p.add(s.g, q) || s.added
 }
 
-// generate adds patterns until none is missing in the relaxation of the master program, and lowers
-// the bound.
-func (p *patterns) generate(limit int) {
+// generateColumns adds patterns until none is missing in the relaxation of the master program, and
+// lowers the bound.
+func (p *patterns) generateColumns(limit int) {
 	const rounds = 200
 	centre := slices.Clone(p.price) // of the lowest bound so far
 	lowest, own := math.Inf(1), false
@@ -258,23 +260,23 @@ func (p *patterns) generate(limit int) {
 		for t, y := range p.price {
 			bound += y * float64(p.m.types[t])
 		}
-		items, unit := p.items()
+		items, unit := p.itemsAtPrices()
 		for g := range p.of {
-			s := pricing{
+			s := patternPricer{
 				p: p, items: items[g], g: g, unit: unit[g], limit: p.work + limit/40/len(p.of),
 			}
-			bound += s.most()
+			bound += s.maxWorth()
 			added = added || s.added
 		}
 		if bound < lowest {
 			lowest = bound
 			copy(centre, p.price)
 		}
-		p.lower(bound)
+		p.lowerBound(bound)
 		if !added && own {
 			break // the prices are the master program's, and no pattern is worth more
 		}
-		p.relaxed(nil, nil)
+		p.solveRelaxation(nil, nil)
 		// Between the prices of the master program and the best so far, so that they do not leap.
 		if own = !added; !own {
 			for t := range p.price {
@@ -285,9 +287,9 @@ func (p *patterns) generate(limit int) {
 	copy(p.price, centre)
 }
 
-// relaxed solves the relaxation of the master program with the patterns that use between lo and hi
-// agents of each type, by group and type; nil is any number. It sets the prices.
-func (p *patterns) relaxed(lo, hi []int) (value, bound float64) {
+// solveRelaxation solves the relaxation of the master program with the patterns that use between lo
+// and hi agents of each type, by group and type; nil is any number. It sets the prices.
+func (p *patterns) solveRelaxation(lo, hi []int) (value, bound float64) {
 	l := &p.lp
 	l.Reset()
 	types := len(p.m.types)
@@ -331,30 +333,30 @@ func (p *patterns) relaxed(lo, hi []int) (value, bound float64) {
 // several is how many patterns of a group are kept if they may not be all that matter.
 const several = 400
 
-// enumerate finds patterns that could be part of a better solution than the one at hand, those that
-// lose at most a part of what that may lose, and drops all that cannot. It says whether it found
-// all that could be before the work reached limit.
-func (p *patterns) enumerate(part float64, limit int) bool {
+// enumeratePatterns finds patterns that could be part of a better solution than the one at hand,
+// those that lose at most a part of what that may lose, and drops all that cannot. It says whether
+// it found all that could be before the work reached limit.
+func (p *patterns) enumeratePatterns(part float64, limit int) bool {
 	total := 0.0
 	for t, y := range p.price {
 		total += y * float64(p.m.types[t])
 	}
-	items, unit := p.items()
+	items, unit := p.itemsAtPrices()
 	most := make([]float64, len(p.of))
 	share := func(g int) int { return p.work + (limit-p.work)/(len(p.of)-g) }
 	for g := range p.of {
-		s := pricing{
+		s := patternPricer{
 			p: p, items: items[g], g: g, unit: unit[g],
 			limit: p.work + (limit-p.work)/4/(len(p.of)-g),
 		}
-		most[g] = s.most()
+		most[g] = s.maxWorth()
 		total += most[g]
 	}
-	p.lower(total)
-	gap := total - p.value()
+	p.lowerBound(total)
+	gap := total - p.totalValue()
 	all := part == 1
 	for g := range p.of {
-		s := pricing{
+		s := patternPricer{
 			p: p, items: items[g], g: g, unit: unit[g], limit: share(g), least: most[g] - part*gap,
 			collect: true,
 		}
@@ -378,14 +380,14 @@ func (p *patterns) enumerate(part float64, limit int) bool {
 		for _, q := range of {
 			p.add(g, q)
 		}
-		p.hold(g)
+		p.addPresentPattern(g)
 	}
 	return all
 }
 
-// master looks for the best choice of one pattern for each group. It says whether it looked at all
-// that could be better than what it ends with.
-func (p *patterns) master(limit int) bool {
+// solveMaster looks for the best choice of one pattern for each group. It says whether it looked at
+// all that could be better than what it ends with.
+func (p *patterns) solveMaster(limit int) bool {
 	types := len(p.m.types)
 	root := &node{
 		lo: make([]int, len(p.of)*types), hi: make([]int, len(p.of)*types), bound: math.Inf(1),
@@ -398,20 +400,20 @@ func (p *patterns) master(limit int) bool {
 	open := frontier{root}
 	for k := 0; len(open) > 0; k++ {
 		c := heap.Pop(&open).(*node)
-		if c.bound <= p.value()+worthwhile {
+		if c.bound <= p.totalValue()+worthwhile {
 			return true
 		}
 		if p.work >= limit {
 			return false
 		}
-		_, bound := p.relaxed(c.lo, c.hi)
+		_, bound := p.solveRelaxation(c.lo, c.hi)
 		c.bound = min(c.bound, bound)
-		if c.bound <= p.value()+worthwhile {
+		if c.bound <= p.totalValue()+worthwhile {
 			continue
 		}
 		g, t, n := p.split()
 		if k%16 == 0 || g < 0 {
-			p.dive(c, limit)
+			p.diveOnGroups(c, limit)
 		}
 		if g < 0 {
 			continue
@@ -467,9 +469,9 @@ func (p *patterns) split() (group, typ, n int) {
 	return best / types, best % types, min(n, most[best]-1)
 }
 
-// dive gives group after group the pattern that the relaxation, which is that of c, has most of,
-// and tries the counts that it ends with.
-func (p *patterns) dive(c *node, limit int) {
+// diveOnGroups gives group after group the pattern that the relaxation, which is that of c, has
+// most of, and tries the counts that it ends with.
+func (p *patterns) diveOnGroups(c *node, limit int) {
 	lo, hi := slices.Clone(c.lo), slices.Clone(c.hi)
 	chosen := make([]*pattern, len(p.of))
 	for range p.of {
@@ -486,7 +488,7 @@ func (p *patterns) dive(c *node, limit int) {
 				continue
 			}
 			if most[g] > 1-1e-6 {
-				p.fix(lo, hi, g, first[g], chosen)
+				p.fixPattern(lo, hi, g, first[g], chosen)
 			} else if next < 0 || most[g] > most[next] {
 				next = g
 			}
@@ -494,27 +496,27 @@ func (p *patterns) dive(c *node, limit int) {
 		if next < 0 {
 			break
 		}
-		p.fix(lo, hi, next, first[next], chosen)
+		p.fixPattern(lo, hi, next, first[next], chosen)
 		if p.work >= limit {
 			return
 		}
-		if _, bound := p.relaxed(lo, hi); bound <= p.value()+worthwhile {
+		if _, bound := p.solveRelaxation(lo, hi); bound <= p.totalValue()+worthwhile {
 			return
 		}
 	}
-	p.try(chosen)
+	p.tryPatterns(chosen)
 }
 
-// fix lets group g use what pattern q uses, no more and no less.
-func (p *patterns) fix(lo, hi []int, g int, q *pattern, chosen []*pattern) {
+// fixPattern lets group g use what pattern q uses, no more and no less.
+func (p *patterns) fixPattern(lo, hi []int, g int, q *pattern, chosen []*pattern) {
 	copy(lo[g*len(q.use):], q.use)
 	copy(hi[g*len(q.use):], q.use)
 	chosen[g] = q
 }
 
-// try compares the counts of the chosen patterns, after a climb, with those at hand.
-func (p *patterns) try(chosen []*pattern) {
-	was, value := slices.Clone(p.n), p.value()
+// tryPatterns compares the counts of the chosen patterns, after a climb, with those at hand.
+func (p *patterns) tryPatterns(chosen []*pattern) {
+	was, value := slices.Clone(p.n), p.totalValue()
 	n := make([]int, len(p.n))
 	left := slices.Clone(p.m.types)
 	for _, q := range chosen {
@@ -529,12 +531,12 @@ func (p *patterns) try(chosen []*pattern) {
 		}
 	}
 	p.set(n)
-	p.climb(p.active, math.MaxInt)
-	if p.value() < value {
+	p.climbFrom(p.active, math.MaxInt)
+	if p.totalValue() < value {
 		p.set(was)
 		return
 	}
 	for g := range p.of {
-		p.hold(g)
+		p.addPresentPattern(g)
 	}
 }

@@ -15,7 +15,7 @@ type region struct {
 	// fixed is, by group and level, what the choices that are not free offer to greedy groups.
 	fixed [][]float64
 	// held are those choices' partitions that serve other groups, with their counts.
-	held []holding
+	held []columnPool
 
 	// share, if >= 0, is the part of the demand that is served, no more and no less. Value is
 	// accuracy alone then, and agents cost nothing.
@@ -32,7 +32,7 @@ type region struct {
 	need              []int     // and how many serve its flow
 }
 
-type holding struct {
+type columnPool struct {
 	part *part
 	n    int
 }
@@ -49,8 +49,8 @@ type column struct {
 	group, level int // of flow alone, if free < 0
 }
 
-// region makes the region of the free choices.
-func (s *search) region(free []int) *region {
+// newRegion makes the region of the free choices.
+func (s *search) newRegion(free []int) *region {
 	r := &region{s: s, free: free, share: -1, capacity: make([]int, len(s.m.types))}
 	for t, n := range s.m.types {
 		r.capacity[t] = n - s.used[t]
@@ -88,7 +88,7 @@ func (s *search) region(free []int) *region {
 					o := &part.offers[0]
 					r.fixed[g][o.level] += o.rate * float64(s.n[i])
 				} else {
-					r.held = append(r.held, holding{part, s.n[i]})
+					r.held = append(r.held, columnPool{part, s.n[i]})
 				}
 			}
 		}
@@ -99,14 +99,14 @@ func (s *search) region(free []int) *region {
 	return r
 }
 
-// relax solves the linear relaxation of the region where each free choice has between lo and hi
-// agents. It returns what the groups' flow is worth less what the agents cost, and a bound of it;
-// ok is false if there are not so many agents.
+// solveRelaxation solves the linear relaxation of the region where each free choice has between lo
+// and hi agents. It returns what the groups' flow is worth less what the agents cost, and a bound
+// of it; ok is false if there are not so many agents.
 //
 // A choice of one partition has no column for its agents. Those that are certain (lo) serve what
 // they can for nothing more, and what is served beyond pays for its part of an agent: of the least
 // concave function above min(rate * agents, what is left to serve).
-func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
+func (r *region) solveRelaxation(lo, hi []int) (value, bound float64, ok bool) {
 	s := r.s
 	l := &s.lp
 	l.Reset()
@@ -142,11 +142,11 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 		l.Artificial[r.total] = -served
 		certain = 0
 	}
-	r.certain(lo)
+	r.addCertainOffers(lo)
 	for f := range r.free {
 		c := &s.m.choices[r.free[f]]
 		switch {
-		case c.simple() && !s.m.groups[c.parts[0].group].mixed:
+		case c.isSimple() && !s.m.groups[c.parts[0].group].mixed:
 			r.addSimple(f, c, lo[f], hi[f])
 		case len(c.parts) == 1 && len(c.parts[0].offers) > 1:
 			r.addShared(f, c, lo[f], hi[f])
@@ -183,8 +183,8 @@ func (r *region) relax(lo, hi []int) (value, bound float64, ok bool) {
 	return value, l.Bound() - certain, true
 }
 
-// flow ends a column of flow to class k, ub at most.
-func (r *region) flow(c column, k int, gain, ub float64) {
+// endFlowColumn ends a column of flow to class k, ub at most.
+func (r *region) endFlowColumn(c column, k int, gain, ub float64) {
 	l := &r.s.lp
 	l.Put(r.classRow[k], 1)
 	if r.share >= 0 {
@@ -199,23 +199,25 @@ func (r *region) flow(c column, k int, gain, ub float64) {
 func (r *region) greedyFlow(g, level int, ub float64) {
 	group := &r.s.m.groups[g]
 	for k := range r.cuts {
-		if r.cuts[k].binds(g, level) {
+		if r.cuts[k].isBinding(g, level) {
 			r.s.lp.Put(r.cuts[k].row, 1)
 		}
 	}
-	r.flow(column{free: -1, group: g, level: level}, group.classes[0], group.levels[level], ub)
+	r.endFlowColumn(column{free: -1, group: g, level: level}, group.classes[0],
+		group.levels[level], ub)
 }
 
-// cost is what an agent of c costs.
-func (r *region) cost(c *choice) float64 {
+// agentCost is what an agent of c costs.
+func (r *region) agentCost(c *choice) float64 {
 	if r.share >= 0 {
 		return 0
 	}
 	return c.cost
 }
 
-// certain adds what the agents that are certain offer: the fixed ones, and lo of the free ones.
-func (r *region) certain(lo []int) {
+// addCertainOffers adds what the agents that are certain offer: the fixed ones, and lo of the free
+// ones.
+func (r *region) addCertainOffers(lo []int) {
 	s := r.s
 	for _, g := range r.groups {
 		if s.m.groups[g].greedy {
@@ -262,7 +264,7 @@ func (r *region) addHeld(p *part, n int) {
 	for i := range p.offers {
 		o := &p.offers[i]
 		l.Put(row, 1/o.rate)
-		r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
+		r.endFlowColumn(column{free: -1, group: -1}, o.class, o.gain, 1)
 	}
 }
 
@@ -290,12 +292,12 @@ func (r *region) addSimple(f int, c *choice, lo, hi int) {
 	if full <= most && full < more && last > 1e-6 {
 		whole = full * rate
 		l.Put(r.typeRow[c.typ], 1/last)
-		r.flow(column{free: f, agents: 1 / last, time: 1 / o.rate}, o.class,
-			o.gain-r.cost(c)/last, last)
+		r.endFlowColumn(column{free: f, agents: 1 / last, time: 1 / o.rate}, o.class,
+			o.gain-r.agentCost(c)/last, last)
 	}
 	l.Put(r.typeRow[c.typ], 1/rate)
-	r.flow(column{free: f, agents: 1 / rate, time: 1 / o.rate}, o.class,
-		o.gain-r.cost(c)/rate, whole)
+	r.endFlowColumn(column{free: f, agents: 1 / rate, time: 1 / o.rate}, o.class,
+		o.gain-r.agentCost(c)/rate, whole)
 }
 
 // addShared adds what choice c, of one partition with several services, may have beyond lo agents.
@@ -321,8 +323,8 @@ func (r *region) addShared(f int, c *choice, lo, hi int) {
 		if limit >= 0 {
 			l.Put(limit, agents)
 		}
-		r.flow(column{free: f, agents: agents, time: 1 / o.rate}, o.class,
-			o.gain-r.cost(c)*agents, 1)
+		r.endFlowColumn(column{free: f, agents: agents, time: 1 / o.rate}, o.class,
+			o.gain-r.agentCost(c)*agents, 1)
 	}
 }
 
@@ -347,7 +349,7 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 			for k := range p.offers {
 				o := &p.offers[k]
 				l.Put(row, 1/o.rate)
-				r.flow(column{free: -1, group: -1}, o.class, o.gain, 1)
+				r.endFlowColumn(column{free: -1, group: -1}, o.class, o.gain, 1)
 			}
 			supplies = append(supplies, supply{row, 1})
 			scale = 1
@@ -359,7 +361,7 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 		if rate <= 1e-12 {
 			continue
 		}
-		supplies = append(supplies, supply{r.pool(p.group, o.level), rate})
+		supplies = append(supplies, supply{r.poolRow(p.group, o.level), rate})
 		scale = max(scale, rate)
 	}
 	if scale == 0 {
@@ -374,12 +376,12 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 		}
 	}
 	l.Put(r.typeRow[c.typ], 1/scale)
-	l.AddColumn(-r.cost(c)/scale, float64(hi-lo)*scale)
+	l.AddColumn(-r.agentCost(c)/scale, float64(hi-lo)*scale)
 	r.columns = append(r.columns, column{free: f, agents: 1 / scale, time: 1 / scale})
 }
 
-// pool is the row of a pool.
-func (r *region) pool(group, level int) int {
+// poolRow is the row of a pool.
+func (r *region) poolRow(group, level int) int {
 	for _, p := range r.pools {
 		if p.group == group && p.level == level {
 			return p.row

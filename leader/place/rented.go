@@ -32,7 +32,7 @@ func NewRenting(p *Program) (*Renting, error) {
 	for i := range free {
 		free[i], r.hi[i] = i, r.model.choices[i].most
 	}
-	r.region = newSearch(r.model).region(free)
+	r.region = newSearch(r.model).newRegion(free)
 	return r, nil
 }
 
@@ -50,7 +50,7 @@ func (r *Renting) Bound(counts []int) (bound, rest float64, prices []float64) {
 		return 0, 0, prices
 	}
 	copy(r.region.capacity, counts)
-	_, bound, _ = r.region.relax(r.lo, r.hi)
+	_, bound, _ = r.region.solveRelaxation(r.lo, r.hi)
 	rest = bound
 	for t, row := range r.region.typeRow {
 		prices[t] = r.region.s.lp.Price[row]
@@ -65,17 +65,17 @@ func (r *Renting) Bound(counts []int) (bound, rest float64, prices []float64) {
 // Solve finds what so many agents should hold, as [Solve] does. Agents that would
 // serve nothing hold nothing.
 func (r *Renting) Solve(counts []int, steps int) *Solution {
-	s := newSearch(r.model.with(counts))
+	s := newSearch(r.model.withCounts(counts))
 	f := &finder{
 		search: s, limit: min(steps, 1<<50) * operations,
 		rng: rand.New(rand.NewPCG(r.program.Seed, 0x9E3779B97F4A7C15)),
 	}
 	f.find()
-	return s.solution(&r.program, f)
+	return s.makeSolution(&r.program, f)
 }
 
-// with is the model with other counts of agents, of no type more than m has.
-func (m *model) with(counts []int) *model {
+// withCounts is the model with other counts of agents, of no type more than m has.
+func (m *model) withCounts(counts []int) *model {
 	with := *m
 	with.types, with.choices, with.groups = counts, nil, slices.Clone(m.groups)
 	for g := range with.groups {
@@ -85,7 +85,7 @@ func (m *model) with(counts []int) *model {
 		if c.most = min(c.most, counts[c.typ]); c.most == 0 {
 			continue
 		}
-		for _, g := range c.groups(nil) {
+		for _, g := range c.appendGroups(nil) {
 			with.groups[g].choices = append(with.groups[g].choices, len(with.choices))
 		}
 		with.choices = append(with.choices, c)

@@ -28,7 +28,7 @@ func Solve(p *Program, steps int) (*Solution, error) {
 		rng: rand.New(rand.NewPCG(p.Seed, 0x9E3779B97F4A7C15)),
 	}
 	f.find()
-	return s.solution(p, f), nil
+	return s.makeSolution(p, f), nil
 }
 
 // A finder is the order in which a search looks for counts.
@@ -62,12 +62,12 @@ func (f *finder) find() {
 	}
 	f.set(f.n)
 	f.active, f.all = all, true
-	root := f.region(all)
+	root := f.newRegion(all)
 	lo, hi := make([]int, len(all)), make([]int, len(all))
 	for i := range hi {
 		hi[i] = f.m.choices[i].most
 	}
-	_, f.bound, _ = root.tighten(lo, hi)
+	_, f.bound, _ = root.relaxWithCuts(lo, hi)
 	f.relaxation = f.bound
 	f.prices = make([]float64, len(f.m.types))
 	f.class = make([]float64, len(f.m.weight))
@@ -83,30 +83,30 @@ func (f *finder) find() {
 	for k := range f.cuts {
 		f.cuts[k].price = f.lp.Price[f.cuts[k].row]
 	}
-	f.ranks()
-	f.narrow()
-	b := &branching{region: root, best: math.Inf(-1), trial: make([]int, len(all))}
-	b.try()
+	f.rankChoices()
+	f.narrowActive()
+	b := &branchAndBound{region: root, best: math.Inf(-1), trial: make([]int, len(all))}
+	b.tryRoundings()
 	f.set(b.counts)
-	f.climb(f.active, f.limit)
-	if !f.separate() {
-		f.neighbours(f.limit)
+	f.climbFrom(f.active, f.limit)
+	if !f.isSeparable() {
+		f.searchNeighbours(f.limit)
 		return
 	}
-	f.narrow()
+	f.narrowActive()
 	// Small programs end with the patterns; in large ones neighbourhoods bring counts so near to
 	// the bound that few patterns are left.
 	part := f.limit / 20
 	p := f.newPatterns(3 * part)
-	p.master(4 * part)
+	p.solveMaster(4 * part)
 	if f.relaxation < served*(1-1e-9) {
 		f.serve(10 * part)
 	}
-	f.neighbours(5 * part)
-	p.finish(7 * part)
-	f.neighbours(13 * part)
-	p.finish(17 * part)
-	f.neighbours(f.limit)
+	f.searchNeighbours(5 * part)
+	p.proveOptimum(7 * part)
+	f.searchNeighbours(13 * part)
+	p.proveOptimum(17 * part)
+	f.searchNeighbours(f.limit)
 }
 
 // serve looks for counts that serve more, where not all can be served, until the work reaches
@@ -134,7 +134,7 @@ func (f *finder) serve(limit int) {
 		}
 	}
 	active, all, bound := f.active, f.all, f.bound
-	was, value := slices.Clone(f.n), f.value()
+	was, value := slices.Clone(f.n), f.totalValue()
 	f.active, f.all = nil, true
 	n := make([]int, len(f.n))
 	for i := range n {
@@ -148,21 +148,21 @@ func (f *finder) serve(limit int) {
 	begin := f.work
 	part := (limit - begin) / 20
 	p := f.newPatterns(begin + 7*part)
-	p.master(begin + 9*part)
-	p.finish(begin + 15*part)
-	f.neighbours(limit)
+	p.solveMaster(begin + 9*part)
+	p.proveOptimum(begin + 15*part)
+	f.searchNeighbours(limit)
 	f.active, f.all, f.bound, f.proven = active, all, bound, false
-	if f.value() < value {
+	if f.totalValue() < value {
 		f.set(was)
 	}
-	f.climb(f.active, f.limit)
+	f.climbFrom(f.active, f.limit)
 }
 
-func (f *finder) gap() float64 { return f.bound - f.value() }
+func (f *finder) boundGap() float64 { return f.bound - f.totalValue() }
 
-// loss is what one agent of choice i costs at the relaxation's prices beyond what it gains. No
+// lossOf is what one agent of choice i costs at the relaxation's prices beyond what it gains. No
 // solution that has one is worth more than the bound less that.
-func (f *finder) loss(i int) float64 {
+func (f *finder) lossOf(i int) float64 {
 	c := &f.m.choices[i]
 	loss := f.prices[c.typ] + c.cost
 	for k := range f.cuts {
@@ -174,7 +174,7 @@ func (f *finder) loss(i int) float64 {
 			o := &c.parts[p].offers[k]
 			worth := o.gain - f.class[o.class]
 			for j := range f.cuts {
-				if f.cuts[j].binds(c.parts[p].group, o.level) {
+				if f.cuts[j].isBinding(c.parts[p].group, o.level) {
 					worth -= f.cuts[j].price
 				}
 			}
@@ -188,14 +188,14 @@ func (f *finder) loss(i int) float64 {
 	return loss
 }
 
-// ranks computes the choices' losses, and orders those of one class and type by them.
-func (f *finder) ranks() {
+// rankChoices computes the choices' losses, and orders those of one class and type by them.
+func (f *finder) rankChoices() {
 	type key struct{ typ, class int }
 	byKey := map[key][]int{}
 	f.lost, f.rank = make([]float64, len(f.m.choices)), make([]int, len(f.m.choices))
 	for i := range f.m.choices {
 		c := &f.m.choices[i]
-		f.lost[i] = f.loss(i)
+		f.lost[i] = f.lossOf(i)
 		k := key{c.typ, c.parts[0].offers[0].class}
 		byKey[k] = append(byKey[k], i)
 	}
@@ -208,8 +208,8 @@ func (f *finder) ranks() {
 	f.work += 50 * len(f.m.choices)
 }
 
-// lower lowers the bound to what no counts of active choices are worth more than.
-func (f *finder) lower(bound float64) {
+// lowerBound lowers the bound to what no counts of active choices are worth more than.
+func (f *finder) lowerBound(bound float64) {
 	if f.all {
 		f.bound = min(f.bound, bound)
 	}
@@ -218,10 +218,10 @@ func (f *finder) lower(bound float64) {
 // perType is how many choices of each class and type are looked at in a program of many.
 const perType = 8
 
-// narrow leaves out of active what cannot be part of a solution better than the one at hand; and,
-// if very many are left, those that are the least likely to be.
-func (f *finder) narrow() {
-	gap := f.relaxation - f.value()
+// narrowActive leaves out of active what cannot be part of a solution better than the one at hand;
+// and, if very many are left, those that are the least likely to be.
+func (f *finder) narrowActive() {
+	gap := f.relaxation - f.totalValue()
 	kept := f.active[:0:0]
 	for _, i := range f.active {
 		if f.n[i] > 0 || f.lost[i] <= gap {
@@ -242,16 +242,16 @@ func (f *finder) narrow() {
 	f.all = f.all && len(f.active) == len(kept)
 }
 
-// neighbours frees the choices of a few groups and finds their best counts by branch and bound,
-// again and again, of more groups if that gains nothing. What was searched to its end is not
+// searchNeighbours frees the choices of a few groups and finds their best counts by branch and
+// bound, again and again, of more groups if that gains nothing. What was searched to its end is not
 // searched again before its groups' counts have changed. It ends when the work reaches limit.
-func (f *finder) neighbours(limit int) {
+func (f *finder) searchNeighbours(limit int) {
 	groups := len(f.m.groups)
 	size, nodes, failures := min(2, groups), 200, 0
 	version := make([]int, groups)
 	searched := map[string]bool{}
 	fail := func() {
-		if failures++; failures <= f.tries(size) {
+		if failures++; failures <= f.triesOfSize(size) {
 			return
 		}
 		failures = 0
@@ -263,24 +263,24 @@ func (f *finder) neighbours(limit int) {
 		}
 	}
 	for f.work < limit && !f.proven {
-		if f.gap() <= 10*worthwhile {
+		if f.boundGap() <= 10*worthwhile {
 			f.proven = true
 			return
 		}
-		f.narrow()
+		f.narrowActive()
 		picked := f.rng.Perm(groups)[:size]
 		slices.Sort(picked)
 		var key []byte
 		for _, g := range picked {
 			key = binary.AppendUvarint(binary.AppendUvarint(key, uint64(g)), uint64(version[g]))
 		}
-		free := f.among(picked)
+		free := f.choicesAmong(picked)
 		if searched[string(key)] || len(free) == 0 {
 			fail()
 			f.work += operations
 			continue
 		}
-		r := f.region(free)
+		r := f.newRegion(free)
 		now := 0.0
 		for _, g := range r.groups {
 			now += f.val[g]
@@ -288,10 +288,10 @@ func (f *finder) neighbours(limit int) {
 		for _, i := range free {
 			now -= float64(f.n[i]) * f.m.choices[i].cost
 		}
-		counts, _, bound := r.branch(now, nodes, limit)
+		counts, _, bound := r.searchCounts(now, nodes, limit)
 		whole := size == groups && f.all
 		if whole {
-			f.bound = min(f.bound, f.value()-now+bound)
+			f.bound = min(f.bound, f.totalValue()-now+bound)
 		}
 		if counts == nil {
 			if whole && bound <= now+worthwhile {
@@ -305,16 +305,16 @@ func (f *finder) neighbours(limit int) {
 		failures = 0
 		was := slices.Clone(f.n)
 		for k, i := range free {
-			f.change(i, counts[k]-f.n[i])
+			f.changeCount(i, counts[k]-f.n[i])
 		}
 		for _, g := range r.groups {
-			f.refresh(g)
+			f.refreshGroup(g)
 		}
-		f.recost()
-		f.climb(f.active, f.limit)
+		f.computeCost()
+		f.climbFrom(f.active, f.limit)
 		for i, n := range f.n {
 			if n != was[i] {
-				for _, g := range f.m.choices[i].groups(nil) {
+				for _, g := range f.m.choices[i].appendGroups(nil) {
 					version[g]++
 				}
 			}
@@ -322,8 +322,9 @@ func (f *finder) neighbours(limit int) {
 	}
 }
 
-// tries is how many neighbourhoods of so many groups are searched in vain before larger ones are.
-func (f *finder) tries(size int) int {
+// triesOfSize is how many neighbourhoods of so many groups are searched in vain before larger ones
+// are.
+func (f *finder) triesOfSize(size int) int {
 	groups := len(f.m.groups)
 	all := 1.0
 	for k := range size {
@@ -332,8 +333,8 @@ func (f *finder) tries(size int) int {
 	return int(min(1.5*all, float64(groups*groups)/2))
 }
 
-// among is the active choices that serve none but the given groups.
-func (f *finder) among(groups []int) (free []int) {
+// choicesAmong is the active choices that serve none but the given groups.
+func (f *finder) choicesAmong(groups []int) (free []int) {
 	in := make([]bool, len(f.m.groups))
 	for _, g := range groups {
 		in[g] = true

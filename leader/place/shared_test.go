@@ -77,7 +77,7 @@ func worthShared(p *Program, counts []int) (share, points float64) {
 	}
 	s.set(n)
 	for g := range m.groups {
-		s.flow(g, func(_ int, o *offer, flow float64) {
+		s.eachFlow(g, func(_ int, o *offer, flow float64) {
 			share += m.weight[o.class] * flow
 			points += m.weight[o.class] * flow * p.Variants[o.variant].Accuracy
 		})

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// solution is what p's solution is by the search's counts, less the agents that serve nothing.
-func (s *search) solution(p *Program, f *finder) *Solution {
+// makeSolution is what p's solution is by the search's counts, less the agents that serve nothing.
+func (s *search) makeSolution(p *Program, f *finder) *Solution {
 	s.trim()
 	sol := &Solution{
 		Counts: make([]int, len(p.Choices)), Flow: make([][][]float64, len(p.Choices)),
@@ -26,7 +26,7 @@ func (s *search) solution(p *Program, f *finder) *Solution {
 		sol.Flow[source][o.partition][o.service] += flow * s.m.rate[o.class]
 	}
 	for g := range s.m.groups {
-		s.flow(g, tell)
+		s.eachFlow(g, tell)
 	}
 	for i, n := range s.n {
 		c := &s.m.choices[i]
@@ -50,7 +50,7 @@ func (s *search) solution(p *Program, f *finder) *Solution {
 		sol.Bound = max(sol.Accuracy, min(best, s.accuracyBound(p, f, share)))
 	}
 	if p.Objective == FewestAgents {
-		sol.LeastAgents = s.leastAgents(p, f, share)
+		sol.LeastAgents = s.minAgents(p, f, share)
 	}
 	sol.Steps = s.work / operations
 	return sol
@@ -59,13 +59,13 @@ func (s *search) solution(p *Program, f *finder) *Solution {
 // trim takes away agents whose loss costs nothing.
 func (s *search) trim() {
 	for i := range s.n {
-		if s.n[i] == 0 || !s.movable(i) {
+		if s.n[i] == 0 || !s.isMovable(i) {
 			continue
 		}
-		for s.n[i] > 0 && s.gain(i, -1) > -1e-12 {
-			s.change(i, -1)
-			for _, g := range s.m.choices[i].groups(nil) {
-				s.refresh(g)
+		for s.n[i] > 0 && s.gainOf(i, -1) > -1e-12 {
+			s.changeCount(i, -1)
+			for _, g := range s.m.choices[i].appendGroups(nil) {
+				s.refreshGroup(g)
 			}
 		}
 	}
@@ -76,14 +76,14 @@ func (s *search) trim() {
 			continue
 		}
 		time := map[*part]float64{}
-		s.shared(g, func(i int, p *part, offer int, flow float64) {
+		s.sharedValue(g, func(i int, p *part, offer int, flow float64) {
 			time[p] += flow / p.offers[offer].rate
 			busy[i] = max(busy[i], time[p])
 		})
 	}
 	for i, n := range s.n {
-		if n > 0 && !s.movable(i) && s.onlyShared(i) {
-			s.change(i, min(n, int(math.Ceil(busy[i]-1e-9)))-n)
+		if n > 0 && !s.isMovable(i) && s.onlyShared(i) {
+			s.changeCount(i, min(n, int(math.Ceil(busy[i]-1e-9)))-n)
 		}
 	}
 }
@@ -94,17 +94,17 @@ func (s *search) onlyShared(i int) bool {
 	})
 }
 
-// flow tells the flow of each offer to group g. What choices serve at one level they share in
+// eachFlow tells the flow of each offer to group g. What choices serve at one level they share in
 // proportion to what they offer.
-func (s *search) flow(g int, tell func(i int, o *offer, flow float64)) {
+func (s *search) eachFlow(g int, tell func(i int, o *offer, flow float64)) {
 	group := &s.m.groups[g]
 	if !group.greedy {
-		s.shared(g, func(i int, p *part, offer int, flow float64) {
+		s.sharedValue(g, func(i int, p *part, offer int, flow float64) {
 			tell(i, &p.offers[offer], flow)
 		})
 		return
 	}
-	s.refresh(g)
+	s.refreshGroup(g)
 	use := make([]float64, len(group.levels))
 	left := 1.0
 	for level, rate := range s.caps[g] {
@@ -131,9 +131,9 @@ func (s *search) accuracyBound(p *Program, f *finder, share float64) float64 {
 	for i := range all {
 		all[i], hi[i] = i, t.m.choices[i].most
 	}
-	r := t.region(all)
+	r := t.newRegion(all)
 	r.share = share
-	_, bound, _ := r.tighten(lo, hi)
+	_, bound, _ := r.relaxWithCuts(lo, hi)
 	s.work += t.work
 	bound /= share * s.m.point
 	if free := !slices.ContainsFunc(s.m.choices, func(c choice) bool { return c.cost > 0 }); free {
@@ -143,8 +143,8 @@ func (s *search) accuracyBound(p *Program, f *finder, share float64) float64 {
 	return bound
 }
 
-// leastAgents is a number than which no placement that serves the part share has fewer agents.
-func (s *search) leastAgents(p *Program, f *finder, share float64) int {
+// minAgents is a number than which no placement that serves the part share has fewer agents.
+func (s *search) minAgents(p *Program, f *finder, share float64) int {
 	agent := math.Inf(1)
 	for i := range s.m.choices {
 		agent = min(agent, s.m.choices[i].cost)

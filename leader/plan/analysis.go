@@ -63,7 +63,7 @@ func Analyse(p *Problem) (*Analysis, error) {
 		Problem: &nearest, useful: make([]bool, len(p.Types)), feasible: map[uint64]bool{},
 	}
 	for i := range nearest.Models {
-		if err := a.nearest(&nearest.Models[i]); err != nil {
+		if err := a.recordServingTypes(&nearest.Models[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -71,10 +71,10 @@ func Analyse(p *Problem) (*Analysis, error) {
 		if !a.useful[i] {
 			a.Notes = append(a.Notes,
 				fmt.Sprintf("%s is left out: it answers no query within the QoS target (%s)",
-					t.Name, a.fastest(i)))
+					t.Name, a.describeFastest(i)))
 		}
 	}
-	a.prepare()
+	a.prepareProgram()
 	if err := a.findBase(); err != nil {
 		return nil, err
 	}
@@ -84,20 +84,21 @@ func Analyse(p *Problem) (*Analysis, error) {
 	return a, nil
 }
 
-// meets reports whether the mean latency of the batch size on type i is within the model's QoS
-// target.
-func (m *Model) meets(i, batchSize int) bool {
+// meetsTarget reports whether the mean latency of the batch size on type i is within the model's
+// QoS target.
+func (m *Model) meetsTarget(i, batchSize int) bool {
 	return m.Latencies[i].Mean(batchSize) <= m.QoSTarget
 }
 
-// nearest records which types serve which of the model's queries. If so many queries are served by
-// no type that the target cannot be met, it removes the largest batch sizes, as few as possible.
-func (a *Analysis) nearest(m *Model) error {
+// recordServingTypes records which types serve which of the model's queries. If so many queries are
+// served by no type that the target cannot be met, it removes the largest batch sizes, as few as
+// possible.
+func (a *Analysis) recordServingTypes(m *Model) error {
 	sets := make([]uint64, len(m.BatchSizes)) // by batch size: the types that serve it
 	var all, unserved float64                 // shares
 	for b, s := range m.BatchSizes {
 		for i := range m.Latencies {
-			if m.meets(i, s.BatchSize) {
+			if m.meetsTarget(i, s.BatchSize) {
 				sets[b] |= 1 << i
 				a.useful[i] = true
 			}
@@ -108,7 +109,8 @@ func (a *Analysis) nearest(m *Model) error {
 	}
 	n := len(sets)
 	kept, missed := all, unserved // up to the n-th batch size
-	for n > 0 && (missed > kept*(1-a.Problem.target())+1e-9 || n < len(sets) && sets[n-1] == 0) {
+	for n > 0 && (missed > kept*(1-a.Problem.targetOrDefault())+1e-9 || n < len(sets) &&
+		sets[n-1] == 0) {
 		n--
 		if kept -= m.BatchSizes[n].Share; sets[n] == 0 {
 			missed -= m.BatchSizes[n].Share
@@ -121,7 +123,7 @@ func (a *Analysis) nearest(m *Model) error {
 		return fmt.Errorf(
 			"model %s: the fastest answer to the smallest query, of batch size %d, takes %v, "+
 				"which is not within the QoS target of %v: raise that or name a faster type",
-			m.Name, smallest, m.least(smallest), m.QoSTarget)
+			m.Name, smallest, m.minLatency(smallest), m.QoSTarget)
 	}
 	if n < len(sets) {
 		a.Notes = append(a.Notes,
@@ -130,8 +132,8 @@ func (a *Analysis) nearest(m *Model) error {
 					"queries no instance type answers within %v, and %.3g %% may be late. "+
 					"These plans are for those of batch sizes up to %d; for all, the target "+
 					"would have to be %v",
-				m.Name, 100*unserved, m.QoSTarget, 100*(1-a.Problem.target()),
-				m.BatchSizes[n-1].BatchSize, m.least(m.BatchSizes[len(sets)-1].BatchSize)))
+				m.Name, 100*unserved, m.QoSTarget, 100*(1-a.Problem.targetOrDefault()),
+				m.BatchSizes[n-1].BatchSize, m.minLatency(m.BatchSizes[len(sets)-1].BatchSize)))
 		m.BatchSizes = slices.Clone(m.BatchSizes[:n])
 		for b := range m.BatchSizes {
 			m.BatchSizes[b].Share /= kept
@@ -145,8 +147,8 @@ func (a *Analysis) nearest(m *Model) error {
 	return nil
 }
 
-// least is the least mean latency of a batch size over all types.
-func (m *Model) least(batchSize int) time.Duration {
+// minLatency is the least mean latency of a batch size over all types.
+func (m *Model) minLatency(batchSize int) time.Duration {
 	least := time.Duration(math.MaxInt64)
 	for _, l := range m.Latencies {
 		least = min(least, l.Mean(batchSize))
@@ -154,8 +156,8 @@ func (m *Model) least(batchSize int) time.Duration {
 	return least
 }
 
-// fastest describes how long type i takes for the smallest queries.
-func (a *Analysis) fastest(i int) string {
+// describeFastest describes how long type i takes for the smallest queries.
+func (a *Analysis) describeFastest(i int) string {
 	var each []string
 	for _, m := range a.Problem.Models {
 		b := m.BatchSizes[0].BatchSize
@@ -167,16 +169,16 @@ func (a *Analysis) fastest(i int) string {
 	return strings.Join(each, "; ")
 }
 
-// prepare makes the fluid program, with all counts 0.
-func (a *Analysis) prepare() {
+// prepareProgram makes the fluid program, with all counts 0.
+func (a *Analysis) prepareProgram() {
 	p := a.Problem
-	a.program.Unserved = 1 - p.target()
+	a.program.Unserved = 1 - p.targetOrDefault()
 	for _, t := range p.Types {
 		a.program.Types = append(a.program.Types, fluid.Type{Name: names.LaneType(t.Name)})
 	}
 	weights := 0.0
 	for i := range p.Models {
-		weights += p.Models[i].weight()
+		weights += p.Models[i].weightOrDefault()
 	}
 	for i := range p.Models {
 		m := &p.Models[i]
@@ -185,12 +187,13 @@ func (a *Analysis) prepare() {
 			known[t] = l
 		}
 		a.program.Bins = append(a.program.Bins,
-			fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, m.BatchSizes, m.QoSTarget,
+			fluid.Bins(names.ModelKey(m.Name), m.weightOrDefault()/weights, m.BatchSizes,
+				m.QoSTarget,
 				known)...)
 	}
 }
 
-func (m *Model) weight() float64 {
+func (m *Model) weightOrDefault() float64 {
 	if m.Weight == 0 {
 		return 1
 	}
@@ -251,7 +254,7 @@ func (a *Analysis) Feasible(c Configuration) bool {
 				served += part
 			}
 		}
-		feasible = feasible && served >= a.Problem.target()-1e-9
+		feasible = feasible && served >= a.Problem.targetOrDefault()-1e-9
 	}
 	a.feasible[set] = feasible
 	return feasible
@@ -324,15 +327,15 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 		Price:         p.Price(c),
 		FluidLimit:    sol.Rate,
 		Bound:         sol.Rate,
-		Predicted:     p.efficiency() * sol.Rate,
-		Binding:       a.binding(c, sol),
+		Predicted:     p.efficiencyOrDefault() * sol.Rate,
+		Binding:       a.bindingTypes(c, sol),
 		Reason:        reason,
 	}
-	blocked, short, err := a.blocked(c)
+	blocked, short, err := a.blockedLimit(c)
 	if err != nil {
 		return Plan{}, err
 	}
-	if blocked < (1-leastBlocked)*sol.Rate {
+	if blocked < (1-minBlocked)*sol.Rate {
 		plan.Binding += fmt.Sprintf("; runs block %s: while an instance that serves it is kept free "+
 			"of long ones, %.4g queries/s at most", short, blocked)
 		plan.Predicted = min(plan.Predicted, blocked)
@@ -352,14 +355,14 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 	return plan, nil
 }
 
-// leastBlocked is the least share of the fluid limit that a plan says to be lost by blocking.
-const leastBlocked = 0.01
+// minBlocked is the least share of the fluid limit that a plan says to be lost by blocking.
+const minBlocked = 0.01
 
-// blocked returns the fluid limit of c if long runs leave time to the models with far shorter QoS
-// targets, and those models; +Inf if none is blocked. Queries may be split there, because horizon may
-// split them, and parts are shorter. The search does without it: it needs limits that are in
-// proportion to the counts.
-func (a *Analysis) blocked(c Configuration) (limit float64, short string, err error) {
+// blockedLimit returns the fluid limit of c if long runs leave time to the models with far shorter
+// QoS targets, and those models; +Inf if none is blocked. Queries may be split there, because
+// horizon may split them, and parts are shorter. The search does without it: it needs limits that
+// are in proportion to the counts.
+func (a *Analysis) blockedLimit(c Configuration) (limit float64, short string, err error) {
 	p := a.program
 	p.Types = slices.Clone(p.Types)
 	for i, n := range c {
@@ -388,8 +391,8 @@ func (a *Analysis) blocked(c Configuration) (limit float64, short string, err er
 	return sol.Rate, strings.Join(models, " and "), nil
 }
 
-// binding names the types without time to spare, which limit c's throughput.
-func (a *Analysis) binding(c Configuration, sol *fluid.Solution) string {
+// bindingTypes names the types without time to spare, which limit c's throughput.
+func (a *Analysis) bindingTypes(c Configuration, sol *fluid.Solution) string {
 	if sol.Rate == 0 {
 		return "the QoS target: too many queries that no instance answers in time"
 	}
@@ -424,11 +427,11 @@ func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
 	return plan
 }
 
-// rank sorts evaluated plans, the best first. Evaluations do not distinguish plans that serve no
-// rate within the QoS target, or that miss the target by the same share. Of such plans the one with
-// the higher fluid limit comes first, or without profiles the dearer one: a user whose fleet is too
-// small should not be advised to take a smaller one.
-func (p *Problem) rank(plans []Plan) {
+// rankPlans sorts evaluated plans, the best first. Evaluations do not distinguish plans that serve
+// no rate within the QoS target, or that miss the target by the same share. Of such plans the one
+// with the higher fluid limit comes first, or without profiles the dearer one: a user whose fleet
+// is too small should not be advised to take a smaller one.
+func (p *Problem) rankPlans(plans []Plan) {
 	more := func(x, y Plan) int {
 		limits := cmp.Compare(digits(y.FluidLimit), digits(x.FluidLimit))
 		if x.FluidLimit == 0 && y.FluidLimit == 0 {
@@ -444,7 +447,8 @@ func (p *Problem) rank(plans []Plan) {
 			return cmp.Or(cmp.Compare(y.Predicted, x.Predicted),
 				cmp.Compare(digits(x.Price), digits(y.Price)))
 		}
-		switch xMeets, yMeets := x.Satisfaction >= p.target(), y.Satisfaction >= p.target(); {
+		switch xMeets, yMeets := x.Satisfaction >= p.targetOrDefault(),
+			y.Satisfaction >= p.targetOrDefault(); {
 		case xMeets && yMeets:
 			return cmp.Compare(digits(x.Price), digits(y.Price))
 		case xMeets:

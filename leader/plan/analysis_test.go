@@ -113,7 +113,7 @@ func TestEq15(t *testing.T) {
 		{2, 1, 1 + 1/4.},
 		{0, 3, 0}, // nobody serves the large ones
 	} {
-		if got := a.eq15.of(Configuration{test.auxiliary, test.base}); math.Abs(got-
+		if got := a.eq15.boundOf(Configuration{test.auxiliary, test.base}); math.Abs(got-
 			test.want) > 1e-9 {
 			t.Errorf("%d base, %d auxiliary: bound %v, want %v", test.base, test.auxiliary, got,
 				test.want)
@@ -131,7 +131,7 @@ func TestEq15RoundedShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []Configuration{{1, 1, 0, 0}, {2, 0, 3, 1}} {
-		if got := a.eq15.of(c); !(got > 0) || math.IsInf(got, 1) {
+		if got := a.eq15.boundOf(c); !(got > 0) || math.IsInf(got, 1) {
 			t.Errorf("%v: bound %v", c, got)
 		}
 	}
@@ -179,7 +179,7 @@ func TestAnalyse(t *testing.T) {
 		a.Problem.Validate() != nil || len(p.Models[0].BatchSizes) != 100 {
 		t.Errorf("planned for %v, %v", sizes, a.Problem.Validate())
 	}
-	if a.eq15.of(Configuration{1, 0, 0, 0}) <= 0 {
+	if a.eq15.boundOf(Configuration{1, 0, 0, 0}) <= 0 {
 		t.Error("no throughput for the others")
 	}
 
@@ -224,7 +224,7 @@ func TestRelaxation(t *testing.T) {
 			limit[i] = digits(sol.Rate)
 		}
 		relaxed := newRelaxation(a, space)
-		highest, err := relaxed.highest(7)
+		highest, err := relaxed.highestLimits(7)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,11 +243,11 @@ func TestRelaxation(t *testing.T) {
 		}
 
 		need := sorted[0] * r.Float64()
-		cheapest, err := newRelaxation(a, space).cheapest(1, need)
+		cheapest, err := newRelaxation(a, space).cheapestReaching(1, need)
 		if err != nil {
 			t.Fatal(err)
 		}
-		frontier, err := newRelaxation(a, space).frontier(need)
+		frontier, err := newRelaxation(a, space).priceFrontier(need)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func BenchmarkEq15(b *testing.B) {
 		b.Run(fmt.Sprint(budget), func(b *testing.B) {
 			space := 0
 			for b.Loop() {
-				if _, space, err = a.first(10, byEq15, 0); err != nil {
+				if _, space, err = a.firstByOrder(10, byEq15, 0); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -323,7 +323,8 @@ func TestPercent(t *testing.T) {
 	p := &Problem{
 		Types: []Type{{"a", 1, 1}, {"b", 2, 1}}, Objective: LeastCost, Rate: 1,
 		Models: []Model{{
-			Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1, Share: 1}},
+			Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1,
+				Share: 1}},
 			Latencies: []Latencies{line{0, time.Millisecond}, line{0, time.Microsecond}},
 		}},
 	}

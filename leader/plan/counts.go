@@ -7,11 +7,11 @@ import (
 	"github.com/muster-serve/muster/leader/internal/simplex"
 )
 
-// maxNodes bounds the linear programs of a countSearch for one rate, maxNodesAny those for one step of
-// the bisection by which it finds the highest rate. So it ends, with the same result on any machine,
-// also where many types are alike and branch and bound would try all their permutations. What it has
-// found by then is a plan, but a better one may exist. Of 1,000 random problems with up to five types
-// none needs more than 500.
+// maxNodes bounds the linear programs of a countSearch for one rate, maxNodesAny those for one step
+// of the bisection by which it finds the highest rate. So it ends, with the same result on any
+// machine, also where many types are alike and branch and bound would try all their permutations.
+// What it has found by then is a plan, but a better one may exist. Of 1,000 random problems with up
+// to five types none needs more than 500.
 const (
 	maxNodes    = 5_000
 	maxNodesAny = 500
@@ -19,11 +19,11 @@ const (
 
 // A countSearch finds whole numbers of instances without listing configurations.
 //
-// The fluid limit of the counts n is, by duality, the least of the sums y*n over all prices y that are
-// dual feasible, and which prices are does not depend on n. So each fluid program that is solved gives
-// a cut, y*n >= rate, which all counts that serve the rate satisfy (Kelley's cutting planes, 1960).
-// The cheapest counts within the cuts are found by branch and bound. Where counts are within all cuts
-// and their limit is still below the rate, their own prices are the next cut.
+// The fluid limit of the counts n is, by duality, the least of the sums y*n over all prices y that
+// are dual feasible, and which prices are does not depend on n. So each fluid program that is
+// solved gives a cut, y*n >= rate, which all counts that serve the rate satisfy (Kelley's cutting
+// planes, 1960). The cheapest counts within the cuts are found by branch and bound. Where counts
+// are within all cuts and their limit is still below the rate, their own prices are the next cut.
 type countSearch struct {
 	a    *Analysis
 	max  []int       // by type: more are not allowed, or would be idle
@@ -69,9 +69,9 @@ func newCountSearch(a *Analysis, maxRate float64) (*countSearch, error) {
 	return s, nil
 }
 
-// cheapest returns the cheapest counts within the limits whose fluid limit reaches the rate; nil if
-// there are none. With any it returns the first that it finds.
-func (s *countSearch) cheapest(rate float64, any bool) (Configuration, error) {
+// cheapestCounts returns the cheapest counts within the limits whose fluid limit reaches the rate;
+// nil if there are none. With any it returns the first that it finds.
+func (s *countSearch) cheapestCounts(rate float64, any bool) (Configuration, error) {
 	s.rate, s.best, s.cost, s.any, s.nodes = digits(rate), nil, math.Inf(1), any, maxNodes
 	if any {
 		s.nodes = maxNodesAny
@@ -79,20 +79,20 @@ func (s *countSearch) cheapest(rate float64, any bool) (Configuration, error) {
 	if s.a.Problem.Budget > 0 {
 		s.cost = s.a.Problem.Budget + 2*roundingError
 	}
-	err := s.branch(make([]int, len(s.max)), s.max)
+	err := s.branchCounts(make([]int, len(s.max)), s.max)
 	return s.best, err
 }
 
-// branch searches the counts between lo and hi.
-func (s *countSearch) branch(lo, hi []int) error {
+// branchCounts searches the counts between lo and hi.
+func (s *countSearch) branchCounts(lo, hi []int) error {
 	var before []float64
 	for {
-		x, bound, ok := s.relax(lo, hi)
+		x, bound, ok := s.relaxCounts(lo, hi)
 		if !ok || bound >= s.cost-roundingError || s.nodes == 0 || s.any && s.best != nil {
 			return nil
 		}
 		s.nodes--
-		enough, err := s.reaches(x)
+		enough, err := s.reachesRate(x)
 		if err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ func (s *countSearch) branch(lo, hi []int) error {
 		if enough {
 			s.roundUp(x)
 		}
-		i := mostFractional(x)
+		i := maxFractional(x)
 		if i < 0 {
 			if enough {
 				return nil // the cheapest counts between lo and hi
@@ -125,19 +125,19 @@ func (s *countSearch) branch(lo, hi []int) error {
 		least := min(int(math.Floor(x[i]))+1, hi[i])
 		upper, lower := slices.Clone(lo), slices.Clone(hi)
 		upper[i], lower[i] = least, least-1
-		if err := s.branch(upper, hi); err != nil {
+		if err := s.branchCounts(upper, hi); err != nil {
 			return err
 		}
 		hi = lower
 	}
 }
 
-// relax returns the cheapest counts between lo and hi that satisfy all cuts, whole or not, and what
-// they cost at least. It reports false if there are none.
+// relaxCounts returns the cheapest counts between lo and hi that satisfy all cuts, whole or not,
+// and what they cost at least. It reports false if there are none.
 //
-// The linear program is the dual one, a cut a column and a type a row: its slacks are a basis to start
-// from, and a new cut adds a column.
-func (s *countSearch) relax(lo, hi []int) (x []float64, bound float64, ok bool) {
+// The linear program is the dual one, a cut a column and a type a row: its slacks are a basis to
+// start from, and a new cut adds a column.
+func (s *countSearch) relaxCounts(lo, hi []int) (x []float64, bound float64, ok bool) {
 	l := &s.lp
 	l.Reset()
 	s.row = s.row[:0]
@@ -188,10 +188,10 @@ func (s *countSearch) relax(lo, hi []int) (x []float64, bound float64, ok bool) 
 // part is the unit in which counts that are not whole are given to the fluid program.
 const part = 1e6
 
-// reaches reports whether the fluid limit of the counts reaches the rate.
-func (s *countSearch) reaches(x []float64) (bool, error) {
+// reachesRate reports whether the fluid limit of the counts reaches the rate.
+func (s *countSearch) reachesRate(x []float64) (bool, error) {
 	c, scale, rate := make(Configuration, len(x)), 1., s.rate
-	if mostFractional(x) >= 0 {
+	if maxFractional(x) >= 0 {
 		scale, rate = part, rate*(1-1e-9) // x lies on a cut, but for rounding
 	}
 	for i := range x {
@@ -204,8 +204,8 @@ func (s *countSearch) reaches(x []float64) (bool, error) {
 	return digits(sol.Rate/scale) >= rate, nil
 }
 
-// addCut adds the cut of the counts. Types that they lack take part with a millionth of an instance,
-// so that the prices are dual feasible for these, too.
+// addCut adds the cut of the counts. Types that they lack take part with a millionth of an
+// instance, so that the prices are dual feasible for these, too.
 func (s *countSearch) addCut(x []float64) error {
 	c := make(Configuration, len(x))
 	for i := range x {
@@ -227,7 +227,8 @@ func (s *countSearch) addCut(x []float64) error {
 	return nil
 }
 
-// roundUp notes the counts, rounded up, as the best if they are cheaper. They reach the rate if x does.
+// roundUp notes the counts, rounded up, as the best if they are cheaper. They reach the rate if x
+// does.
 func (s *countSearch) roundUp(x []float64) {
 	c := make(Configuration, len(x))
 	for i := range x {
@@ -238,8 +239,8 @@ func (s *countSearch) roundUp(x []float64) {
 	}
 }
 
-// mostFractional returns the count that is farthest from a whole number; -1 if all are whole.
-func mostFractional(x []float64) int {
+// maxFractional returns the count that is farthest from a whole number; -1 if all are whole.
+func maxFractional(x []float64) int {
 	best, farthest := -1, 0.
 	for i, n := range x {
 		if f := math.Abs(n - math.Round(n)); f > farthest {
@@ -249,9 +250,9 @@ func mostFractional(x []float64) int {
 	return best
 }
 
-// fastest returns the counts of the highest fluid limit that the budget and the types' limits allow,
-// by bisection of the rate; nil if none has a limit above 0.
-func (s *countSearch) fastest() (Configuration, error) {
+// fastestCounts returns the counts of the highest fluid limit that the budget and the types' limits
+// allow, by bisection of the rate; nil if none has a limit above 0.
+func (s *countSearch) fastestCounts() (Configuration, error) {
 	limit := func(c Configuration) (float64, error) {
 		sol, err := s.a.Fluid(c)
 		if err != nil {
@@ -266,7 +267,7 @@ func (s *countSearch) fastest() (Configuration, error) {
 	var best Configuration
 	low := 0.
 	for high-low > 1e-6*max(high, 1) {
-		c, err := s.cheapest((low+high)/2, true)
+		c, err := s.cheapestCounts((low+high)/2, true)
 		if err != nil {
 			return nil, err
 		}
@@ -282,9 +283,9 @@ func (s *countSearch) fastest() (Configuration, error) {
 	return best, nil
 }
 
-// nearby returns the affordable counts within one instance of c: one more, one less, or one of another
-// type instead; c comes first.
-func (s *countSearch) nearby(c Configuration) (all []Configuration) {
+// nearbyCounts returns the affordable counts within one instance of c: one more, one less, or one
+// of another type instead; c comes first.
+func (s *countSearch) nearbyCounts(c Configuration) (all []Configuration) {
 	all = append(all, c)
 	for less := -1; less < len(c); less++ {
 		for more := -1; more < len(c); more++ {

@@ -21,28 +21,29 @@ func TestCounts(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		most, err := newRelaxation(a, space).highest(1)
+		most, err := newRelaxation(a, space).highestLimits(1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		short, err := a.shortlist(nil)
+		short, err := a.shortlistSpace(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := newRelaxation(a, short).highest(1)
+		got, err := newRelaxation(a, short).highestLimits(1)
 		if err != nil || len(got) != 1 || got[0].bound < most[0].bound*(1-2e-6) {
 			t.Errorf("problem %d: highest limit %v, %v, want %v", i, got, err, most[0])
 		}
 		rate := most[0].bound * (0.2 + r.Float64())
-		want, err := newRelaxation(a, space).cheapest(1, rate)
+		want, err := newRelaxation(a, space).cheapestReaching(1, rate)
 		if err != nil {
 			t.Fatal(err)
 		}
 		a.Problem.Objective = LeastCost
-		if short, err = a.shortlist([]float64{rate}); err != nil {
+		if short, err = a.shortlistSpace([]float64{rate}); err != nil {
 			t.Fatal(err)
 		}
-		if got, err = newRelaxation(a, short).cheapest(1, rate); err != nil || len(got) != len(want) ||
+		if got, err = newRelaxation(a, short).cheapestReaching(1, rate); err != nil ||
+			len(got) != len(want) ||
 			len(got) > 0 && (got[0].price > want[0].price+1e-6 || got[0].bound < digits(rate)) {
 			t.Errorf("problem %d: for %.3g queries/s %v, %v, want %v", i, rate, got, err, want)
 		}
@@ -50,7 +51,7 @@ func TestCounts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cheapest(rate, false); err != nil {
+		if _, err := s.cheapestCounts(rate, false); err != nil {
 			t.Fatal(err)
 		}
 		compared, cuts, nodes = compared+1, cuts+len(s.cuts), nodes+maxNodes-s.nodes
@@ -100,19 +101,20 @@ func TestMoreTypesCostNoMore(t *testing.T) {
 		}
 		compared++
 		if a, b := all.Plans[0], fewer.Plans[0]; a.Price > b.Price+1e-6 {
-			t.Errorf("problem %d: %.6g queries/s cost %.6g $/hr by %s, and %.6g without %s by %s", i,
+			t.Errorf("problem %d: %.6g queries/s cost %.6g $/hr by %s, and %.6g without %s by %s",
+				i,
 				p.Rate, a.Price, p.Name(a.Configuration), b.Price, p.Types[left].Name,
 				without.Name(b.Configuration))
 		}
-		a, err := analyse(p, p.efficiency())
+		a, err := analyse(p, p.efficiencyOrDefault())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := newCountSearch(a, p.Rate/p.efficiency())
+		s, err := newCountSearch(a, p.Rate/p.efficiencyOrDefault())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cheapest(p.Rate/p.efficiency(), false); err != nil {
+		if _, err := s.cheapestCounts(p.Rate/p.efficiencyOrDefault(), false); err != nil {
 			t.Fatal(err)
 		}
 		nodes = append(nodes, maxNodes-s.nodes)
@@ -125,8 +127,8 @@ func TestMoreTypesCostNoMore(t *testing.T) {
 	}
 }
 
-// TestLargeBudget: within a budget for hundreds of instances no fleet beside the one that is planned has
-// a higher fluid limit.
+// TestLargeBudget: within a budget for hundreds of instances no fleet beside the one that is
+// planned has a higher fluid limit.
 func TestLargeBudget(t *testing.T) {
 	p := rm2()
 	p.Budget = 50
@@ -150,7 +152,8 @@ func TestLargeBudget(t *testing.T) {
 					t.Fatal(err)
 				}
 				if sol.Rate > best.FluidLimit*(1+2e-6) {
-					t.Errorf("%s serves %.6g queries/s, the plan %s only %.6g", p.Name(other), sol.Rate,
+					t.Errorf("%s serves %.6g queries/s, the plan %s only %.6g", p.Name(other),
+						sol.Rate,
 						p.Name(c), best.FluidLimit)
 				}
 			}

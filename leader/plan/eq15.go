@@ -45,7 +45,7 @@ func newEq15(p *Problem, base int) *eq15 {
 			continue
 		}
 		for _, s := range m.BatchSizes {
-			if m.meets(i, s.BatchSize) {
+			if m.meetsTarget(i, s.BatchSize) {
 				e.s[i] = s.BatchSize
 			}
 		}
@@ -63,8 +63,8 @@ func newEq15(p *Problem, base int) *eq15 {
 	return e
 }
 
-// of returns the bound on c.
-func (e *eq15) of(c Configuration) float64 {
+// boundOf returns the bound on c.
+func (e *eq15) boundOf(c Configuration) float64 {
 	widest := -1 // the auxiliary type of the largest f, the paper's f'
 	for i, n := range c {
 		if n > 0 && e.s[i] > 0 && (widest < 0 || e.s[i] > e.s[widest]) {

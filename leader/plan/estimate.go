@@ -16,7 +16,7 @@ func (b BoundEvaluator) Evaluate(_ context.Context, c Configuration) (Estimate, 
 		return Estimate{}, err
 	}
 	p := b.Analysis.Problem
-	rate := p.efficiency() * sol.Rate
+	rate := p.efficiencyOrDefault() * sol.Rate
 	if p.Objective == LeastCost {
 		return Estimate{Value: min(1, rate/p.Rate)}, nil
 	}

@@ -17,27 +17,27 @@ type Fluid struct {
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	need := p.Rate / p.efficiency()
-	a, space, err := search(p, p.efficiency(), need)
+	need := p.Rate / p.efficiencyOrDefault()
+	a, space, err := search(p, p.efficiencyOrDefault(), need)
 	if err != nil {
 		return nil, err
 	}
 	if p.Objective == LeastCost {
-		found, err := newRelaxation(a, space).cheapest(topOr(f.Top), need)
+		found, err := newRelaxation(a, space).cheapestReaching(topOr(f.Top), need)
 		if err != nil {
 			return nil, err
 		}
 		if len(found) > 0 {
-			return a.result(len(space), found, a.cheapestReason(len(space), found))
+			return a.makeResult(len(space), found, a.cheapestReason(len(space), found))
 		}
 		a.noteUnmet()
 	}
 	// Not the relaxation above, which does not look again at what it has found to be too little.
-	found, err := newRelaxation(a, space).highest(topOr(f.Top))
+	found, err := newRelaxation(a, space).highestLimits(topOr(f.Top))
 	if err != nil {
 		return nil, err
 	}
-	return a.result(len(space), found, func(i int) string {
+	return a.makeResult(len(space), found, func(i int) string {
 		if i == 0 {
 			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
 		}
@@ -66,32 +66,32 @@ func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 	return a, nil
 }
 
-// maxListed is how many configurations are listed. Of 100,000 the fluid limits take a second or two;
-// the shortlist in their place takes a few hundredths, whatever their number.
+// maxListed is how many configurations are listed. Of 100,000 the fluid limits take a second or
+// two; the shortlist in their place takes a few hundredths, whatever their number.
 const maxListed = 100_000
 
 // search analyses p and lists its search space. Of more than maxListed configurations it returns a
-// shortlist: for the least cost, the cheapest ones whose fluid limits reach each of the rates, for the
-// most throughput, the one of the highest limit, and those within one instance of these.
+// shortlist: for the least cost, the cheapest ones whose fluid limits reach each of the rates, for
+// the most throughput, the one of the highest limit, and those within one instance of these.
 func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Configuration, error) {
 	a, err := analyse(p, efficiency)
 	if err != nil {
 		return nil, nil, err
 	}
-	if most, budget, err := a.Problem.limits(); err == nil &&
-		a.Problem.count(most, budget) <= maxListed {
+	if most, budget, err := a.Problem.searchLimits(); err == nil &&
+		a.Problem.countConfigurations(most, budget) <= maxListed {
 		space, err := a.Space()
 		return a, space, err
 	}
-	space, err := a.shortlist(rates)
+	space, err := a.shortlistSpace(rates)
 	return a, space, err
 }
 
-// shortlist returns the configurations that [search] describes, without the others.
-func (a *Analysis) shortlist(rates []float64) (space []Configuration, err error) {
+// shortlistSpace returns the configurations that [search] describes, without the others.
+func (a *Analysis) shortlistSpace(rates []float64) (space []Configuration, err error) {
 	known := map[string]bool{}
 	add := func(s *countSearch, c Configuration) {
-		for _, c := range s.nearby(c) {
+		for _, c := range s.nearbyCounts(c) {
 			if key := c.String(); !known[key] && a.Feasible(c) {
 				known[key] = true
 				space = append(space, c)
@@ -104,7 +104,7 @@ func (a *Analysis) shortlist(rates []float64) (space []Configuration, err error)
 			return nil, err
 		}
 		for _, rate := range rates {
-			c, err := s.cheapest(rate, false)
+			c, err := s.cheapestCounts(rate, false)
 			if err != nil {
 				return nil, err
 			}
@@ -118,7 +118,7 @@ func (a *Analysis) shortlist(rates []float64) (space []Configuration, err error)
 		if err != nil {
 			return nil, err
 		}
-		c, err := s.fastest()
+		c, err := s.fastestCounts()
 		if err != nil {
 			return nil, err
 		}
@@ -155,9 +155,9 @@ func (a *Analysis) noteUnmet() {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	need := p.Rate / p.efficiency()
-	if free, space, err := search(&p, p.efficiency(), need); err == nil {
-		found, err := newRelaxation(free, space).cheapest(1, need)
+	need := p.Rate / p.efficiencyOrDefault()
+	if free, space, err := search(&p, p.efficiencyOrDefault(), need); err == nil {
+		found, err := newRelaxation(free, space).cheapestReaching(1, need)
 		if err == nil && len(found) > 0 {
 			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
 		}
@@ -165,11 +165,12 @@ func (a *Analysis) noteUnmet() {
 	a.Notes = append(a.Notes, note)
 }
 
-// result makes a Result of the configurations found, none of which was evaluated.
-func (a *Analysis) result(space int, found []bounded, reason func(i int) string) (*Result, error) {
+// makeResult makes a Result of the configurations found, none of which was evaluated.
+func (a *Analysis) makeResult(space int, found []boundedConfiguration,
+	reason func(i int) string) (*Result, error) {
 	r := &Result{SearchSpace: space, Notes: a.Notes}
 	for i, b := range found {
-		plan, err := a.unevaluated(b, reason(i))
+		plan, err := a.unevaluatedPlan(b, reason(i))
 		if err != nil {
 			return nil, err
 		}
@@ -178,23 +179,23 @@ func (a *Analysis) result(space int, found []bounded, reason func(i int) string)
 	return r, nil
 }
 
-// unevaluated is the plan of a configuration of which only the bound is known.
-func (a *Analysis) unevaluated(b bounded, reason string) (Plan, error) {
+// unevaluatedPlan is the plan of a configuration of which only the bound is known.
+func (a *Analysis) unevaluatedPlan(b boundedConfiguration, reason string) (Plan, error) {
 	plan, err := a.Plan(b.c, reason)
 	plan.Bound = b.bound
-	plan.Predicted = min(plan.Predicted, a.Problem.efficiency()*b.bound)
+	plan.Predicted = min(plan.Predicted, a.Problem.efficiencyOrDefault()*b.bound)
 	return plan, err
 }
 
 // cheapestReason returns the reason for the i-th of the configurations found for the rate, which
 // are by rising price.
-func (a *Analysis) cheapestReason(space int, found []bounded) func(i int) string {
+func (a *Analysis) cheapestReason(space int, found []boundedConfiguration) func(i int) string {
 	return func(i int) string {
 		if i == 0 {
 			return fmt.Sprintf(
 				"the cheapest of %d configurations whose bound leaves room for %.6g queries/s, "+
 					"if distribution reaches %.0f %% of it",
-				space, a.Problem.Rate, 100*a.Problem.efficiency())
+				space, a.Problem.Rate, 100*a.Problem.efficiencyOrDefault())
 		}
 		return fmt.Sprintf("costs %s %% more than the first",
 			percent(100*(found[i].price/found[0].price-1)))

@@ -92,7 +92,7 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 	k := mat.NewSymDense(len(at), nil)
 	for i := range at {
 		for j := range i {
-			k.SetSym(i, j, kernel.at(distance2(at[i], at[j])))
+			k.SetSym(i, j, kernel.covarianceAt(distance2(at[i], at[j])))
 		}
 		k.SetSym(i, i, 1+nugget)
 	}
@@ -106,8 +106,8 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 // predictBlock is how many configurations predict handles at a time; it bounds predict's memory.
 const predictBlock = 1024
 
-// predict writes the mean and standard deviation of the process at each configuration.
-func (g *gaussianProcess) predict(at []Configuration, mean, deviation []float64) {
+// predictAt writes the mean and standard deviation of the process at each configuration.
+func (g *gaussianProcess) predictAt(at []Configuration, mean, deviation []float64) {
 	n := len(g.at)
 	block := make([]float64, n*min(len(at), predictBlock))
 	for len(at) > 0 {
@@ -117,7 +117,7 @@ func (g *gaussianProcess) predict(at []Configuration, mean, deviation []float64)
 		for i, x := range g.at {
 			w, row := g.weights.AtVec(i), k.Data[i*m:(i+1)*m]
 			for j, c := range at[:m] {
-				v := g.kernel.at(distance2(x, c))
+				v := g.kernel.covarianceAt(distance2(x, c))
 				row[j] = v
 				mean[j] += w * v
 			}
@@ -174,7 +174,7 @@ var kernels = sync.OnceValue(func() []*kernel {
 // nearDistances is how many squared distances a kernel tabulates: up to a distance of 22 instances.
 const nearDistances = 512
 
-func (k *kernel) at(d2 int) float64 {
+func (k *kernel) covarianceAt(d2 int) float64 {
 	if d2 < len(k.near) {
 		return k.near[d2]
 	}

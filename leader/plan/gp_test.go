@@ -54,7 +54,7 @@ func TestGaussianProcess(t *testing.T) {
 		}
 		test := append(randomConfigurations(r, 30, 3, 9), Configuration{40, 0, 0})
 		mean, deviation := make([]float64, len(test)), make([]float64, len(test))
-		g.predict(test, mean, deviation)
+		g.predictAt(test, mean, deviation)
 		for i, c := range test {
 			row := mat.NewVecDense(n, nil)
 			for j := range at {
@@ -80,13 +80,13 @@ func TestGaussianProcessInterpolates(t *testing.T) {
 	y := []float64{1, 4, 2, 8}
 	g := newGaussianProcess(at, y, fit{nugget: 1e-6})
 	mean, deviation := make([]float64, 4), make([]float64, 4)
-	g.predict(at, mean, deviation)
+	g.predictAt(at, mean, deviation)
 	for i := range at {
 		if math.Abs(mean[i]-y[i]) > 1e-3 || deviation[i] > 0.01 {
 			t.Errorf("at %s: %v +- %v, observed %v", at[i], mean[i], deviation[i], y[i])
 		}
 	}
-	g.predict([]Configuration{{7, 2}, {9, 9}}, mean, deviation)
+	g.predictAt([]Configuration{{7, 2}, {9, 9}}, mean, deviation)
 	if !(deviation[0] < deviation[1]) {
 		t.Errorf("near %v, far %v", deviation[0], deviation[1])
 	}
@@ -99,7 +99,7 @@ func TestGaussianProcessDegenerate(t *testing.T) {
 			g := newGaussianProcess(randomConfigurations(rand.New(rand.NewPCG(3, 4)), len(y), 2, 9),
 				y, f)
 			mean, deviation := make([]float64, 1), make([]float64, 1)
-			g.predict([]Configuration{{20, 20}}, mean, deviation)
+			g.predictAt([]Configuration{{20, 20}}, mean, deviation)
 			if math.Abs(mean[0]-5) > 1e-9 || math.IsNaN(deviation[0]) || deviation[0] < 0 {
 				t.Errorf("%v, %+v: %v +- %v", y, f, mean[0], deviation[0])
 			}
@@ -139,7 +139,7 @@ func BenchmarkGaussianProcessStep(b *testing.B) {
 	mean, deviation := make([]float64, len(candidates)), make([]float64, len(candidates))
 	for b.Loop() {
 		for _, f := range []fit{objectiveFit, rateFit} {
-			newGaussianProcess(at, y, f).predict(candidates, mean, deviation)
+			newGaussianProcess(at, y, f).predictAt(candidates, mean, deviation)
 		}
 	}
 }

@@ -23,7 +23,7 @@ var errSeveralModels = errors.New(
 // Plan implements [Planner]. The evaluator is not used and may be nil. For LeastCost it takes the
 // cheapest configuration whose bound times [Problem.Efficiency] reaches the rate.
 func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	a, err := analyse(p, p.efficiency())
+	a, err := analyse(p, p.efficiencyOrDefault())
 	if err != nil {
 		return nil, err
 	}
@@ -32,27 +32,28 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 	}
 	top := topOr(k.Top)
 	if p.Objective == LeastCost {
-		need := p.Rate / p.efficiency()
+		need := p.Rate / p.efficiencyOrDefault()
 		if a.unbudgeted { // by this bound base instances serve less than by their fluid limit
 			a.Problem.Budget = max(a.Problem.Budget, a.homogeneousPrice(need, a.eq15.all))
 		}
-		found, space, err := a.first(top, byPrice, need)
+		found, space, err := a.firstByOrder(top, byPrice, need)
 		if err != nil {
 			return nil, err
 		}
 		if len(found) > 0 {
-			return a.result(space, found, a.cheapestReason(space, found))
+			return a.makeResult(space, found, a.cheapestReason(space, found))
 		}
 		a.noteUnmet()
 	}
-	all, space, err := a.first(max(top, similarOf), byEq15, 0)
+	all, space, err := a.firstByOrder(max(top, similarOf), byEq15, 0)
 	if err != nil {
 		return nil, err
 	}
-	chosen, reason := a.similar(all, space)
-	found := append([]bounded{all[chosen]}, slices.Delete(slices.Clone(all), chosen, chosen+1)...)
+	chosen, reason := a.chooseSimilar(all, space)
+	found := append([]boundedConfiguration{all[chosen]}, slices.Delete(slices.Clone(all), chosen,
+		chosen+1)...)
 	found = found[:min(top, len(found))]
-	return a.result(space, found, func(i int) string {
+	return a.makeResult(space, found, func(i int) string {
 		if i == 0 {
 			return reason
 		}
@@ -63,12 +64,13 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 
 // byEq15 orders by falling bound alone: KAIROS leaves configurations of equal bound in the order of
 // their counts.
-func byEq15(a, b bounded) int { return cmp.Compare(b.bound, a.bound) }
+func byEq15(a, b boundedConfiguration) int { return cmp.Compare(b.bound, a.bound) }
 
-// first returns the first n configurations in the given order, among those whose Eq. 15 bound is at
-// least need; equal ones are in the order of the counts. It keeps only n in memory, because there
-// may be millions. space is the number of all configurations.
-func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (first []bounded,
+// firstByOrder returns the first n configurations in the given order, among those whose Eq. 15
+// bound is at least need; equal ones are in the order of the counts. It keeps only n in memory,
+// because there may be millions. space is the number of all configurations.
+func (a *Analysis) firstByOrder(n int, order func(x, y boundedConfiguration) int,
+	need float64) (first []boundedConfiguration,
 	space int, err error) {
 	all, err := a.Configurations()
 	if err != nil {
@@ -76,7 +78,7 @@ func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (fir
 	}
 	for c := range all {
 		space++
-		b := bounded{c: c, price: digits(a.Problem.Price(c)), bound: a.eq15.of(c)}
+		b := boundedConfiguration{c: c, price: digits(a.Problem.Price(c)), bound: a.eq15.boundOf(c)}
 		if b.bound < need || len(first) == n && order(b, first[n-1]) >= 0 {
 			continue
 		}
@@ -97,10 +99,11 @@ func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (fir
 // 5.2).
 const similarOf = 10
 
-// similar is KAIROS's choice among all, which are sorted by falling bound. If the first three have
-// equally many base instances, it is the first one. Otherwise it is the one of the first ten with
-// the least sum of squared distances to the others.
-func (a *Analysis) similar(all []bounded, space int) (chosen int, reason string) {
+// chooseSimilar is KAIROS's choice among all, which are sorted by falling bound. If the first three
+// have equally many base instances, it is the first one. Otherwise it is the one of the first ten
+// with the least sum of squared distances to the others.
+func (a *Analysis) chooseSimilar(all []boundedConfiguration, space int) (chosen int,
+	reason string) {
 	base := func(i int) int { return all[i].c[a.Base] }
 	name := a.Problem.Types[a.Base].Name
 	if len(all) < 3 || base(0) == base(1) && base(1) == base(2) {

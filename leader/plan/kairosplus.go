@@ -30,21 +30,21 @@ func (k KairosPlus) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result,
 		return nil, errors.New("kairos+ evaluates configurations: give it an evaluator")
 	}
 	if p.Objective == LeastCost {
-		return leastCost(ctx, p, NewLog(e))
+		return minCost(ctx, p, NewLog(e))
 	}
-	return k.mostThroughput(ctx, p, NewLog(e))
+	return k.maxThroughput(ctx, p, NewLog(e))
 }
 
-func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*Result, error) {
+func (k KairosPlus) maxThroughput(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	a, space, err := search(p, 1)
 	if err != nil {
 		return nil, err
 	}
-	next := k.order(a, space)
+	next := k.orderByBound(a, space)
 	var plans []Plan
-	var others []bounded
-	// Fleets that split and merge queries may serve more than their bounds say. What one exceeds its
-	// bound by, others may exceed theirs by, too, and efficiencySpread more.
+	var others []boundedConfiguration
+	// Fleets that split and merge queries may serve more than their bounds say. What one exceeds
+	// its bound by, others may exceed theirs by, too, and efficiencySpread more.
 	best, exceeds := 0.0, 1.0
 	for {
 		b, err := next()
@@ -81,7 +81,7 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 		plan.Bound = b.bound
 		plans = append(plans, a.Evaluated(plan, estimate))
 	}
-	p.rank(plans)
+	p.rankPlans(plans)
 	for i := range plans {
 		switch {
 		case i > 0:
@@ -96,7 +96,7 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 		}
 	}
 	for _, b := range others[:max(0, min(len(others), topOr(k.Top)-len(plans)))] {
-		plan, err := a.unevaluated(b,
+		plan, err := a.unevaluatedPlan(b,
 			"not evaluated: by its bound it serves no more than the first")
 		if err != nil {
 			return nil, err
@@ -111,18 +111,19 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 	}, nil
 }
 
-// order returns a function that returns the next configuration by falling bound at each call, and a
-// nil one after the last.
-func (k KairosPlus) order(a *Analysis, space []Configuration) func() (bounded, error) {
+// orderByBound returns a function that returns the next configuration by falling bound at each
+// call, and a nil one after the last.
+func (k KairosPlus) orderByBound(a *Analysis, space []Configuration) func() (boundedConfiguration,
+	error) {
 	if k.FluidBound || a.eq15 == nil {
 		return newRelaxation(a, space).next
 	}
-	all := make([]bounded, len(space))
+	all := make([]boundedConfiguration, len(space))
 	for i, c := range space {
-		all[i] = bounded{c: c, bound: a.eq15.of(c)}
+		all[i] = boundedConfiguration{c: c, bound: a.eq15.boundOf(c)}
 	}
 	slices.SortStableFunc(all, byEq15)
-	return func() (b bounded, err error) {
+	return func() (b boundedConfiguration, err error) {
 		if len(all) > 0 {
 			b, all = all[0], all[1:]
 		}
@@ -131,43 +132,43 @@ func (k KairosPlus) order(a *Analysis, space []Configuration) func() (bounded, e
 }
 
 const (
-	// leastEfficiency is the least share of its fluid limit that a fleet is assumed to reach. It
+	// minEfficiency is the least share of its fluid limit that a fleet is assumed to reach. It
 	// bounds the price where the problem has no budget.
-	leastEfficiency = 0.6
+	minEfficiency = 0.6
 	// efficiencySpread is by how much the shares of their fluid limits that configurations of
 	// similar price reach may differ. A configuration counts as failed if a cheaper one failed
 	// whose fluid limit is higher by more than this share.
 	efficiencySpread = 0.02
 )
 
-// leastCost bisects the configurations whose fluid limit is higher than that of all cheaper ones,
+// minCost bisects the configurations whose fluid limit is higher than that of all cheaper ones,
 // for the cheapest that meets the target. Then it evaluates the cheaper configurations between them
 // whose limit is at most efficiencySpread below that of the dearest failed one.
-func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
+func minCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	// Steps as small as what configurations of similar price may differ by.
 	rates := []float64{p.Rate}
-	for rate := p.Rate; rate < p.Rate/leastEfficiency; {
-		rate = min(rate*(1+efficiencySpread), p.Rate/leastEfficiency)
+	for rate := p.Rate; rate < p.Rate/minEfficiency; {
+		rate = min(rate*(1+efficiencySpread), p.Rate/minEfficiency)
 		rates = append(rates, rate)
 	}
-	a, space, err := search(p, leastEfficiency, rates...)
+	a, space, err := search(p, minEfficiency, rates...)
 	if err != nil {
 		return nil, err
 	}
 	r := newRelaxation(a, space)
-	frontier, err := r.frontier(p.Rate)
+	frontier, err := r.priceFrontier(p.Rate)
 	if err != nil {
 		return nil, err
 	}
 	unmet := len(frontier) == 0
 	if unmet {
-		if frontier, err = r.highest(1); err != nil {
+		if frontier, err = r.highestLimits(1); err != nil {
 			return nil, err
 		}
 	}
 	satisfies := func(c Configuration) (bool, error) {
 		e, err := log.Evaluate(ctx, c)
-		return e.Value >= p.target(), err
+		return e.Value >= p.targetOrDefault(), err
 	}
 	failed, met := -1, len(frontier)
 	for met-failed > 1 {
@@ -186,7 +187,7 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 		a.noteUnmet()
 	}
 	if met < len(frontier) && failed >= 0 {
-		near, err := r.cheapest(len(space), frontier[failed].bound*(1-efficiencySpread))
+		near, err := r.cheapestReaching(len(space), frontier[failed].bound*(1-efficiencySpread))
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +196,7 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 				break
 			}
 			if slices.ContainsFunc(log.Evaluations(), func(e Evaluation) bool {
-				return b.c.Within(e.Configuration) && e.Value < p.target()
+				return b.c.Within(e.Configuration) && e.Value < p.targetOrDefault()
 			}) {
 				continue
 			}
@@ -206,13 +207,13 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 			}
 		}
 	}
-	return leastCostResult(a, space, log)
+	return minCostResult(a, space, log)
 }
 
-// leastCostResult ranks the evaluated configurations: first those that meet the target, by price,
+// minCostResult ranks the evaluated configurations: first those that meet the target, by price,
 // then the others by how near they come to it.
-func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error) {
-	target := a.Problem.target()
+func minCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error) {
+	target := a.Problem.targetOrDefault()
 	r := &Result{Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}
 	for _, e := range log.Evaluations() {
 		plan, err := a.Plan(e.Configuration, "")
@@ -221,7 +222,7 @@ func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, err
 		}
 		r.Plans = append(r.Plans, a.Evaluated(plan, e.Estimate))
 	}
-	a.Problem.rank(r.Plans)
+	a.Problem.rankPlans(r.Plans)
 	for i := range r.Plans {
 		plan := &r.Plans[i]
 		plan.Reason = fmt.Sprintf(

@@ -56,8 +56,8 @@ const PlacedTolerance = 0.01
 const (
 	searchSteps = 2_000  // of each configuration that is searched
 	finalSteps  = 50_000 // of those that are returned
-	// mostSearched bounds the configurations that are searched.
-	mostSearched = 600
+	// maxSearched bounds the configurations that are searched.
+	maxSearched = 600
 )
 
 // errBudget is errTooMany without a budget that could be lowered.
@@ -76,7 +76,7 @@ func (e Placed) Plan(ctx context.Context, p *Problem) (*PlacedResult, error) {
 		if err != nil {
 			return nil, err
 		}
-		return s.plan(ctx)
+		return s.makePlan(ctx)
 	}
 	if !(e.LeastAccuracy > 0) {
 		return nil, errors.New("budget: the best within which budget? give one above 0")
@@ -101,8 +101,8 @@ func (e Placed) Plan(ctx context.Context, p *Problem) (*PlacedResult, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.reachable() || of.Budget >= all {
-			r, err := s.plan(ctx)
+		if s.isReachable() || of.Budget >= all {
+			r, err := s.makePlan(ctx)
 			if err != nil || r.Met || of.Budget >= all {
 				return r, err
 			}
@@ -127,7 +127,7 @@ type placedSearch struct {
 }
 
 func (e Placed) search(p *Problem) (*placedSearch, error) {
-	most, _, err := p.limits()
+	most, _, err := p.searchLimits()
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +149,13 @@ func (e Placed) search(p *Problem) (*placedSearch, error) {
 		s.bound[i], s.price[i] = math.Inf(1), p.Price(c)
 	}
 	s.need = s.renting.Worth(1, s.LeastAccuracy-1e-4) // rounding of flows and accuracies is less
-	s.relax(most)
+	s.relaxAround(most)
 	return s, nil
 }
 
-// relax lowers the bounds of all configurations by the relaxation of one, and returns its own.
-func (s *placedSearch) relax(c Configuration) float64 {
+// relaxAround lowers the bounds of all configurations by the relaxation of one, and returns its
+// own.
+func (s *placedSearch) relaxAround(c Configuration) float64 {
 	bound, rest, prices := s.renting.Bound(c)
 	for j, other := range s.space {
 		if s.relaxed[j] {
@@ -169,34 +170,34 @@ func (s *placedSearch) relax(c Configuration) float64 {
 	return bound
 }
 
-// own solves the relaxation of configuration i, if that is not done.
-func (s *placedSearch) own(i int) float64 {
+// ownBound solves the relaxation of configuration i, if that is not done.
+func (s *placedSearch) ownBound(i int) float64 {
 	if !s.relaxed[i] {
-		s.bound[i] = min(s.bound[i], s.relax(s.space[i]))
+		s.bound[i] = min(s.bound[i], s.relaxAround(s.space[i]))
 		s.relaxed[i] = true
 	}
 	return s.bound[i]
 }
 
-// reachable says that some configuration's bound reaches what is needed.
-func (s *placedSearch) reachable() bool {
+// isReachable says that some configuration's bound reaches what is needed.
+func (s *placedSearch) isReachable() bool {
 	for i := range s.space {
-		if s.bound[i] >= s.need && s.own(i) >= s.need {
+		if s.bound[i] >= s.need && s.ownBound(i) >= s.need {
 			return true
 		}
 	}
 	return false
 }
 
-// try searches configuration i, and returns its worth.
-func (s *placedSearch) try(i int) float64 {
+// tryConfiguration searches configuration i, and returns its worth.
+func (s *placedSearch) tryConfiguration(i int) float64 {
 	s.done[i] = true
 	s.tried++
-	return s.place(s.space[i], searchSteps)
+	return s.placeModels(s.space[i], searchSteps)
 }
 
-// place finds what the instances of c should hold, and what that is worth.
-func (s *placedSearch) place(c Configuration, steps int) float64 {
+// placeModels finds what the instances of c should hold, and what that is worth.
+func (s *placedSearch) placeModels(c Configuration, steps int) float64 {
 	sol := s.renting.Solve(c, steps)
 	used := make(Configuration, len(c))
 	for i, n := range sol.Counts {
@@ -214,26 +215,26 @@ func (s *placedSearch) place(c Configuration, steps int) float64 {
 	return one.worth
 }
 
-// plan searches and ranks.
-func (s *placedSearch) plan(ctx context.Context) (*PlacedResult, error) {
+// makePlan searches and ranks.
+func (s *placedSearch) makePlan(ctx context.Context) (*PlacedResult, error) {
 	r := &PlacedResult{SearchSpace: len(s.space)}
 	need, worth := s.need, 0.0
-	if !(s.LeastAccuracy > 0) || !s.reachable() {
-		best, bound, err := s.best(ctx)
+	if !(s.LeastAccuracy > 0) || !s.isReachable() {
+		best, bound, err := s.searchBest(ctx)
 		if err != nil {
 			return nil, err
 		}
 		worth, need = bound, best-PlacedTolerance/2
 	}
-	cheapest, err := s.cheapest(ctx, need)
+	cheapest, err := s.searchCheapest(ctx, need)
 	if err != nil {
 		return nil, err
 	}
-	s.rank(need)
+	s.rankFound(need)
 	for _, f := range slices.Clone(s.found[:min(topOr(s.Top), len(s.found))]) {
-		s.place(f.Configuration, finalSteps)
+		s.placeModels(f.Configuration, finalSteps)
 	}
-	s.rank(need)
+	s.rankFound(need)
 	r.Plans = s.found[:min(topOr(s.Top), len(s.found))]
 	r.Evaluations = s.tried
 	if len(r.Plans) == 0 { // nothing can be served
@@ -265,9 +266,9 @@ func (s *placedSearch) plan(ctx context.Context) (*PlacedResult, error) {
 	return r, nil
 }
 
-// best searches for the configuration that is worth most, and returns its worth and a bound of
-// that.
-func (s *placedSearch) best(ctx context.Context) (worth, bound float64, err error) {
+// searchBest searches for the configuration that is worth most, and returns its worth and a bound
+// of that.
+func (s *placedSearch) searchBest(ctx context.Context) (worth, bound float64, err error) {
 	// More instances are worth no less, so only those are searched to which none can be added.
 	var full []int
 	for i, c := range s.space {
@@ -291,22 +292,22 @@ func (s *placedSearch) best(ctx context.Context) (worth, bound float64, err erro
 		switch {
 		case next < 0:
 			return worth, worth, nil
-		case s.bound[next] <= worth+PlacedTolerance/2, s.tried >= mostSearched:
+		case s.bound[next] <= worth+PlacedTolerance/2, s.tried >= maxSearched:
 			return worth, max(worth, s.bound[next]), nil
 		case !s.relaxed[next]:
-			s.own(next)
+			s.ownBound(next)
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return 0, 0, err
 		}
-		worth = max(worth, s.try(next))
+		worth = max(worth, s.tryConfiguration(next))
 	}
 }
 
-// cheapest searches for the cheapest configuration that is worth what is needed, and returns a
-// price below which there is none. A fleet that is as cheap as one that is known is not searched.
-func (s *placedSearch) cheapest(ctx context.Context, need float64) (float64, error) {
+// searchCheapest searches for the cheapest configuration that is worth what is needed, and returns
+// a price below which there is none. A fleet that is as cheap as one that is known is not searched.
+func (s *placedSearch) searchCheapest(ctx context.Context, need float64) (float64, error) {
 	order := make([]int, len(s.space))
 	for i := range order {
 		order[i] = i
@@ -328,26 +329,26 @@ func (s *placedSearch) cheapest(ctx context.Context, need float64) (float64, err
 		if s.price[i] >= least-roundingError {
 			break
 		}
-		if s.price[i] < skipped || s.bound[i] < need || s.done[i] || s.own(i) < need {
+		if s.price[i] < skipped || s.bound[i] < need || s.done[i] || s.ownBound(i) < need {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		s.try(i)
+		s.tryConfiguration(i)
 		if least = known(); least <= s.price[i]+roundingError {
 			break
 		}
 		// So that one is found at all, prices are passed over once many were searched in vain.
-		if tried++; tried%(mostSearched/3) == 0 {
+		if tried++; tried%(maxSearched/3) == 0 {
 			from, skipped = min(from, s.price[i]), 1.02*s.price[i]
 		}
 	}
 	return min(from, least), nil
 }
 
-// rank orders what was found: what is worth what is needed by price, then the others by worth.
-func (s *placedSearch) rank(need float64) {
+// rankFound orders what was found: what is worth what is needed by price, then the others by worth.
+func (s *placedSearch) rankFound(need float64) {
 	slices.SortStableFunc(s.found, func(a, b Placement) int {
 		x, y := a.worth >= need, b.worth >= need
 		switch {

@@ -39,16 +39,18 @@ func TestKairosChoice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(base, auxiliary int) bounded {
-		return bounded{
+	at := func(base, auxiliary int) boundedConfiguration {
+		return boundedConfiguration{
 			c: Configuration{base, 0, auxiliary, 0},
 		}
 	}
-	if got, reason := a.similar([]bounded{at(2, 3), at(2, 2), at(2, 1), at(1, 9)}, 4); got != 0 ||
+	if got, reason := a.chooseSimilar([]boundedConfiguration{at(2, 3), at(2, 2), at(2, 1), at(1,
+		9)}, 4); got != 0 ||
 		!strings.Contains(reason, "agree on 2 g4dn.xlarge") {
 		t.Errorf("three of as many base instances: %d, %s", got, reason)
 	}
-	if got, _ := a.similar([]bounded{at(1, 9), at(3, 1), at(2, 4), at(2, 5), at(2, 3)},
+	if got, _ := a.chooseSimilar([]boundedConfiguration{at(1, 9), at(3, 1), at(2, 4), at(2, 5),
+		at(2, 3)},
 		5); got != 2 {
 		t.Errorf("not the one in the middle: %d", got)
 	}
@@ -153,7 +155,7 @@ func checkBest(t *testing.T, p *Problem, e Evaluator, r *Result) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if best = max(best, v.Value); v.Value >= p.target() {
+		if best = max(best, v.Value); v.Value >= p.targetOrDefault() {
 			cheapest = min(cheapest, p.Price(c))
 		}
 	}
@@ -167,7 +169,7 @@ func checkBest(t *testing.T, p *Problem, e Evaluator, r *Result) {
 		if len(r.Notes) == 0 || !strings.Contains(strings.Join(r.Notes, " "), "nearest") {
 			t.Errorf("nothing serves %v queries/s, and the notes are %q", p.Rate, r.Notes)
 		}
-	case first.Satisfaction < p.target() || first.Price > cheapest+1e-9:
+	case first.Satisfaction < p.targetOrDefault() || first.Price > cheapest+1e-9:
 		t.Errorf("%s reaches %v for %v $/hr, the cheapest costs %v", first.Configuration,
 			first.Satisfaction, first.Price, cheapest)
 	}

@@ -82,15 +82,15 @@ const DefaultTarget = 0.99
 // MaxConfigurations bounds the search space.
 const MaxConfigurations = 4_000_000
 
-// target is Target, or its default.
-func (p *Problem) target() float64 {
+// targetOrDefault is Target, or its default.
+func (p *Problem) targetOrDefault() float64 {
 	if p.Target == 0 {
 		return DefaultTarget
 	}
 	return p.Target
 }
 
-func (p *Problem) efficiency() float64 {
+func (p *Problem) efficiencyOrDefault() float64 {
 	if p.Efficiency == 0 {
 		return DefaultEfficiency
 	}
@@ -125,7 +125,7 @@ func (p *Problem) Validate() error {
 		p.Budget == 0 && p.Objective == MostThroughput:
 		bad("budget is %v $/hr, want above 0", p.Budget)
 	case p.Budget > 0 && p.Budget < cheapest && !math.IsInf(cheapest, 1):
-		bad("budget of %v $/hr is below the cheapest instance, %s", p.Budget, p.cheapest())
+		bad("budget of %v $/hr is below the cheapest instance, %s", p.Budget, p.describeCheapest())
 	}
 	if !(p.Rate >= 0) || math.IsInf(p.Rate, 1) {
 		bad("rate is %v queries/s, want above 0", p.Rate)
@@ -144,8 +144,8 @@ func (p *Problem) Validate() error {
 	return errors.Join(errs...)
 }
 
-// cheapest describes the cheapest type: its name and price.
-func (p *Problem) cheapest() string {
+// describeCheapest describes the cheapest type: its name and price.
+func (p *Problem) describeCheapest() string {
 	best := p.Types[0]
 	for _, t := range p.Types {
 		if t.Price > 0 && t.Price < best.Price {
@@ -232,8 +232,8 @@ func (p *Problem) Name(c Configuration) string {
 	return strings.Join(parts, ",")
 }
 
-// most is the largest number of instances of type i in a configuration of that type alone.
-func (p *Problem) most(i int) (int, error) {
+// maxInstances is the largest number of instances of type i in a configuration of that type alone.
+func (p *Problem) maxInstances(i int) (int, error) {
 	t := p.Types[i]
 	n := math.Inf(1)
 	if p.Budget > 0 {
@@ -251,11 +251,11 @@ func (p *Problem) most(i int) (int, error) {
 	return 0, fmt.Errorf("no limit on the number of %s: give a budget or a maximum", t.Name)
 }
 
-// limits returns the result of most for each type, and the budget plus roundingError.
-func (p *Problem) limits() (most []int, budget float64, err error) {
+// searchLimits returns the result of most for each type, and the budget plus roundingError.
+func (p *Problem) searchLimits() (most []int, budget float64, err error) {
 	most = make([]int, len(p.Types))
 	for i := range most {
-		if most[i], err = p.most(i); err != nil {
+		if most[i], err = p.maxInstances(i); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -270,11 +270,11 @@ func (p *Problem) limits() (most []int, budget float64, err error) {
 // their counts. The next step overwrites the configuration yielded: clone it to keep it. Without a
 // budget every type needs a Max. More than MaxConfigurations is an error.
 func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
-	most, budget, err := p.limits()
+	most, budget, err := p.searchLimits()
 	if err != nil {
 		return nil, err
 	}
-	if p.count(most, budget) > MaxConfigurations {
+	if p.countConfigurations(most, budget) > MaxConfigurations {
 		return nil, errTooMany
 	}
 	return func(yield func(Configuration) bool) {
@@ -306,9 +306,9 @@ var errTooMany = fmt.Errorf(
 	"more than %d configurations to choose from: lower the budget, limit how many of a type, or "+
 		"name fewer types", MaxConfigurations)
 
-// count is the number of configurations, or any number above MaxConfigurations. It computes, and
-// does not iterate over, those that differ in the last type only.
-func (p *Problem) count(most []int, budget float64) int {
+// countConfigurations is the number of configurations, or any number above MaxConfigurations. It
+// computes, and does not iterate over, those that differ in the last type only.
+func (p *Problem) countConfigurations(most []int, budget float64) int {
 	last := len(most) - 1
 	total := 0
 	var from func(i int, price float64)

@@ -17,8 +17,8 @@ func topOr(n int) int {
 	return n
 }
 
-// A bounded configuration is one with an upper bound on its throughput, queries/s.
-type bounded struct {
+// A boundedConfiguration configuration is one with an upper bound on its throughput, queries/s.
+type boundedConfiguration struct {
 	c            Configuration
 	price, bound float64
 }
@@ -27,13 +27,13 @@ type bounded struct {
 func digits(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 // byBound orders by falling bound, and equal bounds by rising price.
-func byBound(a, b bounded) int {
+func byBound(a, b boundedConfiguration) int {
 	return cmp.Or(cmp.Compare(b.bound, a.bound), cmp.Compare(a.price, b.price),
 		slices.Compare(a.c, b.c))
 }
 
 // byPrice orders by rising price, and equal prices by falling bound.
-func byPrice(a, b bounded) int {
+func byPrice(a, b boundedConfiguration) int {
 	return cmp.Or(cmp.Compare(a.price, b.price), cmp.Compare(b.bound, a.bound),
 		slices.Compare(a.c, b.c))
 }
@@ -46,7 +46,8 @@ type relaxation struct {
 	limit []float64 // by configuration: its fluid limit if solved, else a bound on it
 	done  []bool
 	space []Configuration
-	found []bounded // configurations that next has solved and not returned, by falling limit
+	// configurations that next has solved and not returned, by falling limit
+	found []boundedConfiguration
 }
 
 func newRelaxation(a *Analysis, space []Configuration) *relaxation {
@@ -91,7 +92,7 @@ func (r *relaxation) solve(i int) (float64, error) {
 
 // next returns the configuration with the next lower fluid limit at each call, and a nil one after
 // the last.
-func (r *relaxation) next() (bounded, error) {
+func (r *relaxation) next() (boundedConfiguration, error) {
 	for {
 		best := -1
 		for i := range r.space {
@@ -105,21 +106,21 @@ func (r *relaxation) next() (bounded, error) {
 			return b, nil
 		}
 		if best < 0 {
-			return bounded{}, nil
+			return boundedConfiguration{}, nil
 		}
 		limit, err := r.solve(best)
 		if err != nil {
-			return bounded{}, err
+			return boundedConfiguration{}, err
 		}
-		b := bounded{r.space[best], r.a.Problem.Price(r.space[best]), limit}
+		b := boundedConfiguration{r.space[best], r.a.Problem.Price(r.space[best]), limit}
 		at, _ := slices.BinarySearchFunc(r.found, b, byBound)
 		r.found = slices.Insert(r.found, at, b)
 	}
 }
 
-// highest returns the n configurations of the highest fluid limits, the best first.
-func (r *relaxation) highest(n int) ([]bounded, error) {
-	var highest []bounded
+// highestLimits returns the n configurations of the highest fluid limits, the best first.
+func (r *relaxation) highestLimits(n int) ([]boundedConfiguration, error) {
+	var highest []boundedConfiguration
 	for len(highest) < n {
 		b, err := r.next()
 		if err != nil {
@@ -146,12 +147,12 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 	return order, price
 }
 
-// cheapest returns the n cheapest configurations with a fluid limit of at least need; of equally
-// cheap ones, those of the highest limit.
-func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
+// cheapestReaching returns the n cheapest configurations with a fluid limit of at least need; of
+// equally cheap ones, those of the highest limit.
+func (r *relaxation) cheapestReaching(n int, need float64) ([]boundedConfiguration, error) {
 	order, price := r.byPrice()
 	need = digits(need) // as limits are
-	var found []bounded
+	var found []boundedConfiguration
 	for _, i := range order {
 		if len(found) >= n && price[i] > found[len(found)-1].price {
 			break
@@ -164,18 +165,18 @@ func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 			return nil, err
 		}
 		if limit >= need {
-			found = append(found, bounded{r.space[i], price[i], limit})
+			found = append(found, boundedConfiguration{r.space[i], price[i], limit})
 		}
 	}
 	slices.SortFunc(found, byPrice)
 	return found[:min(n, len(found))], nil
 }
 
-// frontier returns, by rising price, the configurations whose fluid limit is at least need and
+// priceFrontier returns, by rising price, the configurations whose fluid limit is at least need and
 // higher than that of all cheaper ones.
-func (r *relaxation) frontier(need float64) ([]bounded, error) {
+func (r *relaxation) priceFrontier(need float64) ([]boundedConfiguration, error) {
 	order, price := r.byPrice()
-	var frontier []bounded
+	var frontier []boundedConfiguration
 	highest := math.Nextafter(need, 0)
 	for _, i := range order {
 		if r.limit[i] <= highest {
@@ -187,7 +188,7 @@ func (r *relaxation) frontier(need float64) ([]bounded, error) {
 		}
 		if limit > highest {
 			highest = limit
-			b := bounded{r.space[i], price[i], limit}
+			b := boundedConfiguration{r.space[i], price[i], limit}
 			if n := len(frontier); n > 0 && frontier[n-1].price == price[i] {
 				frontier[n-1] = b
 			} else {

@@ -47,7 +47,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	most := asked
 	most.Objective, most.Budget = MostThroughput, p.Price(current)
 	d, err := replanner.Decide(ctx, current, &most, nil)
-	if err != nil || d.Plan.serves(&asked) {
+	if err != nil || d.Plan.meetsTarget(&asked) {
 		return d, err
 	}
 	d.Reason += fmt.Sprintf("; that is sure to serve %.6g of the %.6g queries/s that are asked for",
@@ -143,7 +143,7 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 		}
 		d.Current = a.Evaluated(d.Current, estimate)
 	}
-	r.decide(d, p)
+	r.decideOn(d, p)
 	return d, nil
 }
 
@@ -158,7 +158,7 @@ func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuratio
 	return e.Evaluate(ctx, c)
 }
 
-func (r *Replanner) decide(d *Decision, p *Problem) {
+func (r *Replanner) decideOn(d *Decision, p *Problem) {
 	threshold := r.Threshold
 	if threshold == 0 {
 		threshold = DefaultThreshold
@@ -174,7 +174,7 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 			d.Gain = 1 - d.Plan.Price/d.Current.Price
 		}
 		change += fmt.Sprintf(" costs %.4g instead of %.4g $/hr", d.Plan.Price, d.Current.Price)
-		switch now, then := d.Current.serves(p), d.Plan.serves(p); {
+		switch now, then := d.Current.meetsTarget(p), d.Plan.meetsTarget(p); {
 		case now && !then:
 			d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s",
 				p.Name(d.Current.Configuration), p.Rate)
@@ -184,7 +184,7 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 				fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate)
 			return
 		case !now: // neither serves the rate, so the price does not count
-			d.Change = d.Plan.nearer(&d.Current)
+			d.Change = d.Plan.isNearer(&d.Current)
 			d.Reason = change + fmt.Sprintf(", and neither serves %.6g queries/s", p.Rate)
 			if d.Change {
 				d.Reason += ", but it comes nearer"
@@ -222,17 +222,17 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 	}
 }
 
-// serves reports whether the plan is expected to meet the QoS target at the problem's rate.
-func (plan *Plan) serves(p *Problem) bool {
+// meetsTarget reports whether the plan is expected to meet the QoS target at the problem's rate.
+func (plan *Plan) meetsTarget(p *Problem) bool {
 	if plan.Evaluated {
-		return plan.Satisfaction >= p.target()
+		return plan.Satisfaction >= p.targetOrDefault()
 	}
 	return plan.Predicted >= p.Rate*(1-1e-9)
 }
 
-// nearer reports whether the plan comes nearer than another to a rate that neither serves: by their
-// evaluations, or by their fluid limits if the evaluations are equal.
-func (plan *Plan) nearer(than *Plan) bool {
+// isNearer reports whether the plan comes nearer than another to a rate that neither serves: by
+// their evaluations, or by their fluid limits if the evaluations are equal.
+func (plan *Plan) isNearer(than *Plan) bool {
 	return cmp.Or(cmp.Compare(plan.Satisfaction, than.Satisfaction),
 		cmp.Compare(plan.FluidLimit, than.FluidLimit)) > 0
 }

@@ -92,7 +92,7 @@ func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	if err := s.run(ctx); err != nil {
 		return nil, err
 	}
-	return s.result(r.Top), nil
+	return s.makeResult(r.Top), nil
 }
 
 // A ribbonSearch is the state of a search.
@@ -143,7 +143,7 @@ func newRibbonSearch(p *Problem, log *Log) (*ribbonSearch, error) {
 		s.index[c.String()] = i
 	}
 	for _, e := range log.Evaluations() { // the evaluations made by searchLimits
-		s.learn(e)
+		s.addEvaluation(e)
 	}
 	return s, nil
 }
@@ -154,7 +154,7 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	random := rand.New(rand.NewPCG(r.Seed, 0))
 	first := 2
 	if len(r.Explored) > 0 && s.p.Objective == LeastCost {
-		if err := s.warm(ctx, r.Explored); err != nil {
+		if err := s.warmStart(ctx, r.Explored); err != nil {
 			return err
 		}
 		first = 0
@@ -164,7 +164,7 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 		if s.done[i] {
 			continue
 		}
-		if err := s.evaluate(ctx, i); err != nil {
+		if err := s.evaluateIndex(ctx, i); err != nil {
 			return err
 		}
 		first--
@@ -172,7 +172,7 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	return nil
 }
 
-// warm starts from evaluations under the load before it changed; the best of them is the
+// warmStart starts from evaluations under the load before it changed; the best of them is the
 // configuration that runs now. If that one no longer meets the target, configurations that missed
 // the target before miss it by more now. Their estimates, scaled by how the optimum's share has
 // changed, prune others and teach the processes.
@@ -182,14 +182,14 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 // it: with many instances the share of queries within QoS depends on slow instances, not on load.
 // And if the optimum is overloaded, all estimates are near 0 and do not say where to go; so growing
 // multiples of the optimum are evaluated until one meets the target.
-func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
+func (s *ribbonSearch) warmStart(ctx context.Context, explored []Evaluation) error {
 	optimum := explored[0]
 	for _, e := range explored {
 		if len(e.Configuration) != len(s.p.Types) {
 			return fmt.Errorf("explored before: %s is not of the problem's %d instance types",
 				e.Configuration, len(s.p.Types))
 		}
-		if s.p.better(e, optimum) {
+		if s.p.isBetter(e, optimum) {
 			optimum = e
 		}
 	}
@@ -197,17 +197,18 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	if err != nil {
 		return err
 	}
-	s.learn(Evaluation{optimum.Configuration, now})
-	if now.Value >= s.p.target() || optimum.Value == 0 {
+	s.addEvaluation(Evaluation{optimum.Configuration, now})
+	if now.Value >= s.p.targetOrDefault() || optimum.Value == 0 {
 		return nil
 	}
 	if s.plain {
-		s.estimate(explored, Evaluation{optimum.Configuration, Estimate{Value: optimum.Value}}, now)
+		s.addEstimates(explored, Evaluation{optimum.Configuration, Estimate{Value: optimum.Value}},
+			now)
 		return nil
 	}
 	for _, e := range explored {
 		i, ok := s.index[e.Configuration.String()]
-		if ok && !s.done[i] && e.Value < s.p.target() && e.Value <= optimum.Value {
+		if ok && !s.done[i] && e.Value < s.p.targetOrDefault() && e.Value <= optimum.Value {
 			s.done[i] = true
 			s.known = append(s.known, Evaluation{
 				e.Configuration, Estimate{Value: e.Value * now.Value / optimum.Value},
@@ -215,36 +216,36 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 		}
 	}
 	for _, factor := range loadFactors {
-		i, ok := s.times(optimum.Configuration, factor)
+		i, ok := s.scaledIndex(optimum.Configuration, factor)
 		if !ok || s.done[i] {
 			continue
 		}
-		if err := s.evaluate(ctx, i); err != nil {
+		if err := s.evaluateIndex(ctx, i); err != nil {
 			return err
 		}
 		if s.met {
-			s.hint(explored, factor)
+			s.addHints(explored, factor)
 			break
 		}
 	}
 	return nil
 }
 
-// hint adds hints: under a load risen by factor, factor times the instances are taken to serve the
-// share that the instances served before.
-func (s *ribbonSearch) hint(explored []Evaluation, factor float64) {
+// addHints adds hints: under a load risen by factor, factor times the instances are taken to serve
+// the share that the instances served before.
+func (s *ribbonSearch) addHints(explored []Evaluation, factor float64) {
 	hinted := map[int]bool{}
 	for _, e := range explored {
-		if i, ok := s.times(e.Configuration, factor); ok && !s.done[i] && !hinted[i] {
+		if i, ok := s.scaledIndex(e.Configuration, factor); ok && !s.done[i] && !hinted[i] {
 			hinted[i] = true
 			s.hints = append(s.hints, Evaluation{s.space[i], e.Estimate})
 		}
 	}
 }
 
-// times is the index of the configuration with factor times the instances of c, rounded up, within
-// the types' limits.
-func (s *ribbonSearch) times(c Configuration, factor float64) (i int, ok bool) {
+// scaledIndex is the index of the configuration with factor times the instances of c, rounded up,
+// within the types' limits.
+func (s *ribbonSearch) scaledIndex(c Configuration, factor float64) (i int, ok bool) {
 	more := c.Clone()
 	for t, n := range more {
 		more[t] = int(math.Ceil(factor * float64(n)))
@@ -266,23 +267,23 @@ func (s *ribbonSearch) run(ctx context.Context) error {
 		if !ok {
 			return nil
 		}
-		if err := s.evaluate(ctx, next); err != nil {
+		if err := s.evaluateIndex(ctx, next); err != nil {
 			return err
 		}
 	}
 }
 
-func (s *ribbonSearch) evaluate(ctx context.Context, i int) error {
+func (s *ribbonSearch) evaluateIndex(ctx context.Context, i int) error {
 	e, err := s.log.Evaluate(ctx, s.space[i])
 	if err != nil {
 		return err
 	}
-	s.learn(Evaluation{s.space[i], e})
+	s.addEvaluation(Evaluation{s.space[i], e})
 	return nil
 }
 
-// learn adds an evaluation.
-func (s *ribbonSearch) learn(e Evaluation) {
+// addEvaluation adds an evaluation.
+func (s *ribbonSearch) addEvaluation(e Evaluation) {
 	if i, ok := s.index[e.Configuration.String()]; ok {
 		s.done[i] = true
 	}
@@ -291,38 +292,38 @@ func (s *ribbonSearch) learn(e Evaluation) {
 	if s.p.Objective == MostThroughput {
 		s.best = max(s.best, e.Value)
 		s.met = s.best > 0
-	} else if price := s.p.Price(e.Configuration); e.Value >= s.p.target() && (!s.met ||
+	} else if price := s.p.Price(e.Configuration); e.Value >= s.p.targetOrDefault() && (!s.met ||
 		price < s.best) {
 		s.best, s.met = price, true
 	}
 }
 
-// objective is RIBBON's Eq. 2, or for the most throughput the throughput as a share of the best.
-func (s *ribbonSearch) objective(e Evaluation) float64 {
+// objectiveOf is RIBBON's Eq. 2, or for the most throughput the throughput as a share of the best.
+func (s *ribbonSearch) objectiveOf(e Evaluation) float64 {
 	switch {
 	case s.p.Objective == MostThroughput && s.best > 0:
 		return e.Value / s.best
 	case s.p.Objective == MostThroughput:
 		return 0
-	case e.Value < s.p.target():
-		return e.Value / s.p.target() / 2
+	case e.Value < s.p.targetOrDefault():
+		return e.Value / s.p.targetOrDefault() / 2
 	}
 	return 0.5 + 0.5*(1-s.p.Price(e.Configuration)/s.maxPrice)
 }
 
-// nearness maps a share of queries within QoS to the scale of the second process: the logarithm of
-// the share that misses QoS, which is smooth. All shares below the target by more than ribbonTheta
-// count alike, as those of overloaded pools: otherwise the step between overloaded pools and others
-// would dominate the process.
-func (s *ribbonSearch) nearness(share float64) float64 {
-	target := s.p.target()
+// nearnessOf maps a share of queries within QoS to the scale of the second process: the logarithm
+// of the share that misses QoS, which is smooth. All shares below the target by more than
+// ribbonTheta count alike, as those of overloaded pools: otherwise the step between overloaded
+// pools and others would dominate the process.
+func (s *ribbonSearch) nearnessOf(share float64) float64 {
+	target := s.p.targetOrDefault()
 	missed := 1 - max(share, target-ribbonTheta)
 	return -math.Log(missed + (1-target)/5)
 }
 
-// margin is how far below the target a share must be to prune: theta, or, unless plain, the largest
-// amount by which a configuration was seen to be better than one with more instances.
-func (s *ribbonSearch) margin() float64 {
+// pruningMargin is how far below the target a share must be to prune: theta, or, unless plain, the
+// largest amount by which a configuration was seen to be better than one with more instances.
+func (s *ribbonSearch) pruningMargin() float64 {
 	margin := s.theta
 	if s.plain {
 		return margin
@@ -337,12 +338,12 @@ func (s *ribbonSearch) margin() float64 {
 	return margin
 }
 
-// candidates returns the configurations that are not evaluated and not dearer than the best: live
-// ones, and those that an evaluation prunes.
-func (s *ribbonSearch) candidates() (live, pruned []int) {
+// findCandidates returns the configurations that are not evaluated and not dearer than the best:
+// live ones, and those that an evaluation prunes.
+func (s *ribbonSearch) findCandidates() (live, pruned []int) {
 	limit := math.Inf(1) // a share below it prunes the sub-configurations
 	if s.p.Objective == LeastCost {
-		limit = s.p.target() - s.margin()
+		limit = s.p.targetOrDefault() - s.pruningMargin()
 	}
 	var failed []Configuration
 	for _, e := range s.known {
@@ -367,19 +368,19 @@ func (s *ribbonSearch) next() (int, bool) {
 	if s.plain {
 		return s.nextPlain()
 	}
-	live, pruned := s.candidates()
+	live, pruned := s.findCandidates()
 	for len(live) == 0 && len(pruned) > 0 && !s.met && s.p.Objective == LeastCost &&
 		s.theta < thetaLimit {
 		s.theta *= 2
-		live, pruned = s.candidates()
+		live, pruned = s.findCandidates()
 	}
-	if next, ok := s.mostPromising(live); ok {
+	if next, ok := s.maxPromising(live); ok {
 		return next, true
 	}
 	if s.p.Objective == MostThroughput || !s.met || len(pruned) == 0 {
 		return 0, false
 	}
-	chance := s.chance(pruned)
+	chance := s.probabilitiesMeet(pruned)
 	for j, i := range pruned {
 		if s.oneLess(s.space[i]) || s.price[i] >= muchCheaper*s.best && s.withoutSlow(s.space[i]) {
 			chance[j] = max(chance[j], likelyThoughPruned)
@@ -389,19 +390,19 @@ func (s *ribbonSearch) next() (int, bool) {
 	return pruned[best], chance[best] >= likelyThoughPruned
 }
 
-// mostPromising returns the candidate of the largest expected improvement of the objective,
+// maxPromising returns the candidate of the largest expected improvement of the objective,
 // weighted by the square of its probability to be better; false if no candidate is likely enough.
 // The square favours likely candidates more than the probability itself does.
-func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
+func (s *ribbonSearch) maxPromising(candidates []int) (int, bool) {
 	if len(candidates) == 0 {
 		return 0, false
 	}
 	best := 0.0
 	for _, e := range s.known {
-		best = max(best, s.objective(e))
+		best = max(best, s.objectiveOf(e))
 	}
-	mean, deviation := s.predict(s.objective, objectiveFit, candidates)
-	likely := s.likely(candidates, mean, deviation, best)
+	mean, deviation := s.predictAll(s.objectiveOf, objectiveFit, candidates)
+	likely := s.probabilitiesBetter(candidates, mean, deviation, best)
 	next, most := -1, math.Inf(-1)
 	for j, i := range candidates {
 		improvement := likely[j] * likely[j] * expectedImprovement(mean[j], deviation[j],
@@ -413,14 +414,15 @@ func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	return next, next >= 0
 }
 
-// likely returns each candidate's probability to be better than the best so far, by the objective's
-// mean and deviation and by the second process. Until a configuration meets the target the
-// processes know too little to exclude any, unless all candidates were pruned.
-func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best float64) []float64 {
+// probabilitiesBetter returns each candidate's probability to be better than the best so far, by
+// the objective's mean and deviation and by the second process. Until a configuration meets the
+// target the processes know too little to exclude any, unless all candidates were pruned.
+func (s *ribbonSearch) probabilitiesBetter(candidates []int, mean, deviation []float64,
+	best float64) []float64 {
 	if s.p.Objective == LeastCost && s.met {
-		likely := s.chance(candidates)
+		likely := s.probabilitiesMeet(candidates)
 		for j, i := range candidates {
-			if likely[j] < unlikely && (s.between(s.space[i]) || s.oneLess(s.space[i])) {
+			if likely[j] < unlikely && (s.liesBetween(s.space[i]) || s.oneLess(s.space[i])) {
 				likely[j] = unlikely
 			}
 		}
@@ -441,12 +443,13 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 	return likely
 }
 
-// chance returns, for each of the given configurations, the second process's probability that it
-// meets the target.
-func (s *ribbonSearch) chance(of []int) []float64 {
-	mean, deviation := s.predict(func(e Evaluation) float64 { return s.nearness(e.Value) }, rateFit,
+// probabilitiesMeet returns, for each of the given configurations, the second process's probability
+// that it meets the target.
+func (s *ribbonSearch) probabilitiesMeet(of []int) []float64 {
+	mean, deviation := s.predictAll(func(e Evaluation) float64 { return s.nearnessOf(e.Value) },
+		rateFit,
 		of)
-	target := s.nearness(s.p.target())
+	target := s.nearnessOf(s.p.targetOrDefault())
 	for j := range mean {
 		mean[j] = above((target - mean[j]) / deviation[j])
 	}
@@ -457,7 +460,8 @@ func (s *ribbonSearch) chance(of []int) []float64 {
 // misses it by no more than random error. So near, an evaluation is safer than extrapolation.
 func (s *ribbonSearch) oneLess(c Configuration) bool {
 	for _, e := range s.known {
-		if e.Value >= s.p.target()-ribbonTheta/4 && c.Count() == e.Configuration.Count()-1 &&
+		if e.Value >= s.p.targetOrDefault()-ribbonTheta/4 &&
+			c.Count() == e.Configuration.Count()-1 &&
 			c.Within(e.Configuration) {
 			return true
 		}
@@ -485,26 +489,26 @@ func (s *ribbonSearch) withoutSlow(c Configuration) bool {
 				fewer = len(c) + 1
 			}
 		}
-		found = found || fewer == 1 && e.Value < s.p.target()
+		found = found || fewer == 1 && e.Value < s.p.targetOrDefault()
 	}
 	return found
 }
 
-// between reports whether c lies between configurations that miss the target and configurations
+// liesBetween reports whether c lies between configurations that miss the target and configurations
 // that meet it or nearly do. The step between them may be anywhere, and the processes, which are
 // smooth, cannot predict it.
-func (s *ribbonSearch) between(c Configuration) bool {
+func (s *ribbonSearch) liesBetween(c Configuration) bool {
 	var missed, met bool
 	for _, e := range s.known {
-		missed = missed || e.Value < s.p.target() && e.Configuration.Within(c)
-		met = met || e.Value >= s.p.target()-ribbonTheta/2 && c.Within(e.Configuration)
+		missed = missed || e.Value < s.p.targetOrDefault() && e.Configuration.Within(c)
+		met = met || e.Value >= s.p.targetOrDefault()-ribbonTheta/2 && c.Within(e.Configuration)
 	}
 	return missed && met
 }
 
-// predict fits a process to number(e) of each evaluation e in known and hints, and predicts the
+// predictAll fits a process to number(e) of each evaluation e in known and hints, and predicts the
 // given configurations.
-func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int) (mean,
+func (s *ribbonSearch) predictAll(number func(Evaluation) float64, f fit, of []int) (mean,
 	deviation []float64) {
 	var at []Configuration
 	var y []float64
@@ -521,11 +525,11 @@ func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int)
 		to[j] = s.space[i]
 	}
 	mean, deviation = make([]float64, len(of)), make([]float64, len(of))
-	newGaussianProcess(at, y, f).predict(to, mean, deviation)
+	newGaussianProcess(at, y, f).predictAt(to, mean, deviation)
 	return mean, deviation
 }
 
-func (s *ribbonSearch) result(top int) *Result {
+func (s *ribbonSearch) makeResult(top int) *Result {
 	r := evaluatedResult(s.p, s.analysis, s.log.Evaluations(), len(s.space), top)
 	r.Notes = append(slices.Clone(s.notes), r.Notes...)
 	return r
@@ -535,9 +539,9 @@ func (s *ribbonSearch) result(top int) *Result {
 func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, top int) *Result {
 	r := &Result{Evaluations: evaluations, SearchSpace: space}
 	for _, e := range evaluations {
-		r.Plans = append(r.Plans, p.evaluated(a, e))
+		r.Plans = append(r.Plans, p.evaluatedPlan(a, e))
 	}
-	p.rank(r.Plans)
+	p.rankPlans(r.Plans)
 	r.Plans = r.Plans[:min(len(r.Plans), topOr(top))]
 	for i := range r.Plans {
 		plan, first := &r.Plans[i], &r.Plans[0]
@@ -555,8 +559,8 @@ func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, t
 		default:
 			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS",
 				100*plan.Satisfaction)
-			if plan.Satisfaction < p.target() {
-				plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*p.target())
+			if plan.Satisfaction < p.targetOrDefault() {
+				plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*p.targetOrDefault())
 			} else if i == 0 {
 				plan.Reason += fmt.Sprintf(
 					": the cheapest that does of %d evaluated out of %d; no other is likely to "+
@@ -564,19 +568,20 @@ func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, t
 			}
 		}
 	}
-	if p.Objective == LeastCost && len(r.Plans) > 0 && r.Plans[0].Satisfaction < p.target() {
+	if p.Objective == LeastCost && len(r.Plans) > 0 &&
+		r.Plans[0].Satisfaction < p.targetOrDefault() {
 		r.Notes = append(r.Notes,
 			fmt.Sprintf(
 				"no configuration was found that meets the target of %.4g %%: the nearest "+
 					"reaches %.4g %%. Allow more instances, or a faster type",
-				100*p.target(), 100*r.Plans[0].Satisfaction))
+				100*p.targetOrDefault(), 100*r.Plans[0].Satisfaction))
 		r.Doubt = "nothing that was evaluated meets the target"
 	}
 	return r
 }
 
-// evaluated is the plan of an evaluated configuration, with its bounds if there are profiles.
-func (p *Problem) evaluated(a *Analysis, e Evaluation) Plan {
+// evaluatedPlan is the plan of an evaluated configuration, with its bounds if there are profiles.
+func (p *Problem) evaluatedPlan(a *Analysis, e Evaluation) Plan {
 	if a != nil {
 		if described, err := a.Plan(e.Configuration, ""); err == nil {
 			return a.Evaluated(described, e.Estimate)

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// mostAlone is the largest number of instances of one type that searchLimits tries.
-	mostAlone = 256
+	// maxAlone is the largest number of instances of one type that searchLimits tries.
+	maxAlone = 256
 	// noMore is the least increase of the share of queries within QoS for which an instance more
 	// counts as useful.
 	noMore = 0.0005
@@ -41,12 +41,12 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 		if t.Max > 0 {
 			continue
 		}
-		most := int(min(mostAlone, math.Floor(cheapest/t.Price+roundingError)))
+		most := int(min(maxAlone, math.Floor(cheapest/t.Price+roundingError)))
 		share := func(n int) (float64, error) {
 			c := make(Configuration, len(p.Types))
 			c[i] = n
 			e, err := log.Evaluate(ctx, c)
-			if e.Value >= p.target() {
+			if e.Value >= p.targetOrDefault() {
 				cheapest = min(cheapest, p.Price(c))
 			}
 			return e.Value, err

@@ -13,15 +13,15 @@ import "math"
 
 // nextPlain returns the configuration of the largest expected improvement; false if none is left.
 func (s *ribbonSearch) nextPlain() (int, bool) {
-	candidates, _ := s.candidates()
+	candidates, _ := s.findCandidates()
 	if len(candidates) == 0 {
 		return 0, false
 	}
 	best := 0.0
 	for _, e := range s.known {
-		best = max(best, s.objective(e))
+		best = max(best, s.objectiveOf(e))
 	}
-	mean, deviation := s.predict(s.objective, objectiveFit, candidates)
+	mean, deviation := s.predictAll(s.objectiveOf, objectiveFit, candidates)
 	next, most := -1, math.Inf(-1)
 	for j, i := range candidates {
 		if improvement := expectedImprovement(mean[j], deviation[j],
@@ -32,10 +32,10 @@ func (s *ribbonSearch) nextPlain() (int, bool) {
 	return next, true
 }
 
-// estimate adds estimates from the evaluations made before the load changed, for the paper's set S:
-// the configurations that did no better than the optimum of that time. Each share is scaled by the
-// optimum's share now over its share then.
-func (s *ribbonSearch) estimate(explored []Evaluation, optimum Evaluation, now Estimate) {
+// addEstimates adds estimates from the evaluations made before the load changed, for the paper's
+// set S: the configurations that did no better than the optimum of that time. Each share is scaled
+// by the optimum's share now over its share then.
+func (s *ribbonSearch) addEstimates(explored []Evaluation, optimum Evaluation, now Estimate) {
 	for _, e := range explored {
 		if i, ok := s.index[e.Configuration.String()]; ok && !s.done[i] &&
 			e.Value <= optimum.Value {

@@ -17,9 +17,9 @@ func SoFar(p *Problem, evaluations []Evaluation, top int) (*Result, error) {
 	}
 	r := &Result{Evaluations: evaluations}
 	for _, e := range evaluations {
-		r.Plans = append(r.Plans, p.evaluated(a, e))
+		r.Plans = append(r.Plans, p.evaluatedPlan(a, e))
 	}
-	p.rank(r.Plans)
+	p.rankPlans(r.Plans)
 	r.Plans = r.Plans[:min(len(r.Plans), topOr(top))]
 	for i := range r.Plans {
 		r.Plans[i].Reason = "evaluated before the interrupt"

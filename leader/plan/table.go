@@ -64,12 +64,12 @@ func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
 	}
 	rows, err := t.read(json.NewDecoder(r))
 	if err == nil {
-		err = t.price(rows)
+		err = t.fillPrices(rows)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", name, err)
 	}
-	return t, t.complete()
+	return t, t.checkComplete()
 }
 
 // Priced returns the types whose prices come from the table, because the catalogue has none.
@@ -82,9 +82,9 @@ func (t *Table) Priced() (types []profiles.InstanceType) {
 	return types
 }
 
-// price takes from the table the prices that the catalogue lacks, and checks the prices of all
+// fillPrices takes from the table the prices that the catalogue lacks, and checks the prices of all
 // rows.
-func (t *Table) price(rows []tableRow) error {
+func (t *Table) fillPrices(rows []tableRow) error {
 	for i := range t.types {
 		if t.types[i].Price > 0 {
 			continue
@@ -197,8 +197,8 @@ func (t *Table) add(row string, values []float64) (Configuration, error) {
 	return c, nil
 }
 
-// complete checks that no row is missing; its error names some that are.
-func (t *Table) complete() error {
+// checkComplete checks that no row is missing; its error names some that are.
+func (t *Table) checkComplete() error {
 	size := 1
 	for _, one := range t.types {
 		if one.Max == 0 {
@@ -208,7 +208,7 @@ func (t *Table) complete() error {
 		}
 		if size *= one.Max + 1; size > MaxConfigurations {
 			return fmt.Errorf("table %s: rows up to %s are more than %d: limit the counts", t.name,
-				t.largest(), MaxConfigurations)
+				t.largestConfiguration(), MaxConfigurations)
 		}
 	}
 	space, err := t.Problem(0).Space()
@@ -225,12 +225,12 @@ func (t *Table) complete() error {
 		return fmt.Errorf(
 			"table %s: %d of %d rows up to %s are missing, such as %s: add them, or leave out "+
 				"all rows with as many of a type",
-			t.name, n, len(space), t.largest(), strings.Join(missing[:min(n, 5)], " "))
+			t.name, n, len(space), t.largestConfiguration(), strings.Join(missing[:min(n, 5)], " "))
 	}
 	return nil
 }
 
-func (t *Table) largest() Configuration {
+func (t *Table) largestConfiguration() Configuration {
 	c := make(Configuration, len(t.types))
 	for i, one := range t.types {
 		c[i] = one.Max
@@ -250,7 +250,7 @@ func (t *Table) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
 	if !ok {
 		return Estimate{}, fmt.Errorf(
 			"table %s has no row for %s, only up to %s: limit the counts to those", t.name, c,
-			t.largest())
+			t.largestConfiguration())
 	}
 	return Estimate{Value: share}, nil
 }

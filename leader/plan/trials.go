@@ -49,14 +49,14 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 			return nil, err
 		}
 		exhaustive += p.Price(c)
-		if one := (Evaluation{c, e}); t.Optimum == nil || p.better(one, best) {
+		if one := (Evaluation{c, e}); t.Optimum == nil || p.isBetter(one, best) {
 			t.Optimum, t.OptimumPrice, best = c, p.Price(c), one
 		}
 	}
-	if p.Objective == LeastCost && best.Value < p.target() {
+	if p.Objective == LeastCost && best.Value < p.targetOrDefault() {
 		return nil, fmt.Errorf(
 			"no configuration meets the target of %.4g %%: the best, %s, reaches %.4g %%",
-			100*p.target(), p.Name(t.Optimum), 100*best.Value)
+			100*p.targetOrDefault(), p.Name(t.Optimum), 100*best.Value)
 	}
 	var counts []int
 	for run := range runs {
@@ -69,7 +69,7 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 		}
 		t.Ended += float64(len(r.Evaluations)) / float64(runs)
 		until := slices.IndexFunc(r.Evaluations,
-			func(e Evaluation) bool { return !p.better(best, e) })
+			func(e Evaluation) bool { return !p.isBetter(best, e) })
 		if until < 0 {
 			t.Failed++
 			until = len(r.Evaluations) - 1
@@ -78,7 +78,7 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 		}
 		for _, e := range r.Evaluations[:until+1] {
 			t.Cost += 100 * p.Price(e.Configuration) / exhaustive / float64(runs)
-			if p.Objective == LeastCost && e.Value < p.target() {
+			if p.Objective == LeastCost && e.Value < p.targetOrDefault() {
 				t.Violating += 1 / float64(runs)
 			}
 		}
@@ -93,14 +93,14 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 	return t, nil
 }
 
-// better reports whether evaluation x is better than y. For the least cost, one that meets the
+// isBetter reports whether evaluation x is better than y. For the least cost, one that meets the
 // target is better than one that does not, and then the cheaper one; for the most throughput, the
 // one that serves more.
-func (p *Problem) better(x, y Evaluation) bool {
+func (p *Problem) isBetter(x, y Evaluation) bool {
 	if p.Objective == MostThroughput {
 		return x.Value > y.Value
 	}
-	xMeets, yMeets := x.Value >= p.target(), y.Value >= p.target()
+	xMeets, yMeets := x.Value >= p.targetOrDefault(), y.Value >= p.targetOrDefault()
 	if xMeets && yMeets {
 		return p.Price(x.Configuration) < p.Price(y.Configuration)-roundingError
 	}

@@ -82,7 +82,7 @@ func (t Twin) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error
 			return nil, err
 		}
 	}
-	return s.result(t.Top), nil
+	return s.makeResult(t.Top), nil
 }
 
 // A twinSearch is the state of a search with a model.
@@ -104,14 +104,14 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 	slices.SortStableFunc(byPrice,
 		func(i, j int) int { return cmp.Compare(digits(w.price[i]), digits(w.price[j])) })
 	for {
-		next, err := w.propose(ctx, byPrice)
+		next, err := w.proposeNext(ctx, byPrice)
 		if err != nil {
 			return "", err
 		}
 		if next < 0 && w.met {
-			next, err = w.neighbour(ctx)
+			next, err = w.proposeNeighbour(ctx)
 			if next < 0 && err == nil {
-				next, err = w.untried(ctx, byPrice)
+				next, err = w.proposeUntried(ctx, byPrice)
 			}
 			if next < 0 || err != nil {
 				return "", err
@@ -120,19 +120,19 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 		if next < 0 {
 			return "the model finds no configuration that might meet the target", nil
 		}
-		if err := w.evaluate(ctx, next); err != nil {
+		if err := w.evaluateIndex(ctx, next); err != nil {
 			return "", err
 		}
-		if wrong, err := w.judge(ctx, w.known[w.evaluated-1]); wrong != "" || err != nil {
+		if wrong, err := w.judgeModel(ctx, w.known[w.evaluated-1]); wrong != "" || err != nil {
 			return wrong, err
 		}
 	}
 }
 
-// propose returns the index of the configuration to evaluate next: the cheapest that more likely
-// than not meets the target. Once an evaluated one meets it, propose returns the one with the
-// largest product of price saved and probability to meet the target. -1 means none.
-func (w *twinSearch) propose(ctx context.Context, byPrice []int) (int, error) {
+// proposeNext returns the index of the configuration to evaluate next: the cheapest that more
+// likely than not meets the target. Once an evaluated one meets it, propose returns the one with
+// the largest product of price saved and probability to meet the target. -1 means none.
+func (w *twinSearch) proposeNext(ctx context.Context, byPrice []int) (int, error) {
 	errorOf := w.errorProcess()
 	next, most := -1, 0.0
 	for _, i := range byPrice {
@@ -147,8 +147,8 @@ func (w *twinSearch) propose(ctx context.Context, byPrice []int) (int, error) {
 			return -1, err
 		}
 		mean, deviation := errorOf(w.space[i])
-		chance := above((w.nearness(w.p.target()) - w.nearness(predicted.Value) -
-			mean) / math.Hypot(deviation, w.uncertain(predicted)))
+		chance := above((w.nearnessOf(w.p.targetOrDefault()) - w.nearnessOf(predicted.Value) -
+			mean) / math.Hypot(deviation, w.uncertaintyOf(predicted)))
 		if !w.met && chance >= 0.5 {
 			return i, nil
 		}
@@ -159,11 +159,11 @@ func (w *twinSearch) propose(ctx context.Context, byPrice []int) (int, error) {
 	return next, nil
 }
 
-// neighbour returns the index of a configuration with one instance less than the best, which too
-// pessimistic a model would miss; -1 if all of these are evaluated or hopeless.
-func (w *twinSearch) neighbour(ctx context.Context) (int, error) {
+// proposeNeighbour returns the index of a configuration with one instance less than the best, which
+// too pessimistic a model would miss; -1 if all of these are evaluated or hopeless.
+func (w *twinSearch) proposeNeighbour(ctx context.Context) (int, error) {
 	for _, e := range w.known {
-		if e.Value < w.p.target() || w.p.Price(e.Configuration) > w.best+roundingError {
+		if e.Value < w.p.targetOrDefault() || w.p.Price(e.Configuration) > w.best+roundingError {
 			continue
 		}
 		less := e.Configuration.Clone()
@@ -186,10 +186,10 @@ func (w *twinSearch) neighbour(ctx context.Context) (int, error) {
 	return -1, nil
 }
 
-// untried returns the index of a configuration that tests the model on an instance type that no
-// evaluated configuration has: among those cheaper than the best and with that type, the one
+// proposeUntried returns the index of a configuration that tests the model on an instance type that
+// no evaluated configuration has: among those cheaper than the best and with that type, the one
 // predicted to come nearest to the target. -1 means that every type was tried.
-func (w *twinSearch) untried(ctx context.Context, byPrice []int) (int, error) {
+func (w *twinSearch) proposeUntried(ctx context.Context, byPrice []int) (int, error) {
 	for t := range w.p.Types {
 		if slices.ContainsFunc(w.known, func(e Evaluation) bool { return e.Configuration[t] > 0 }) {
 			continue
@@ -217,15 +217,15 @@ func (w *twinSearch) untried(ctx context.Context, byPrice []int) (int, error) {
 	return -1, nil
 }
 
-// judge returns how the model is wrong if its prediction differs from the evaluation e by more than
-// random error explains.
-func (w *twinSearch) judge(ctx context.Context, e Evaluation) (wrong string, err error) {
+// judgeModel returns how the model is wrong if its prediction differs from the evaluation e by more
+// than random error explains.
+func (w *twinSearch) judgeModel(ctx context.Context, e Evaluation) (wrong string, err error) {
 	predicted, err := w.model.Evaluate(ctx, e.Configuration)
 	if err != nil {
 		return "", err
 	}
-	off := w.nearness(e.Value) - w.nearness(predicted.Value)
-	if math.Abs(off) <= twinWrong*math.Hypot(twinError, w.uncertain(predicted)) {
+	off := w.nearnessOf(e.Value) - w.nearnessOf(predicted.Value)
+	if math.Abs(off) <= twinWrong*math.Hypot(twinError, w.uncertaintyOf(predicted)) {
 		return "", nil
 	}
 	return fmt.Sprintf(
@@ -233,11 +233,11 @@ func (w *twinSearch) judge(ctx context.Context, e Evaluation) (wrong string, err
 			"were", 100*predicted.Value, w.p.Name(e.Configuration), 100*e.Value), nil
 }
 
-// uncertain is the standard deviation of the difference between an evaluation and the model's
+// uncertaintyOf is the standard deviation of the difference between an evaluation and the model's
 // estimate e, on the scale of nearness.
-func (w *twinSearch) uncertain(e Estimate) float64 {
+func (w *twinSearch) uncertaintyOf(e Estimate) float64 {
 	deviation := w.scatter * e.StdErr
-	return (w.nearness(min(1, e.Value+deviation)) - w.nearness(e.Value-deviation)) / 2
+	return (w.nearnessOf(min(1, e.Value+deviation)) - w.nearnessOf(e.Value-deviation)) / 2
 }
 
 // errorProcess returns a function that predicts the mean and standard deviation of the model's
@@ -250,14 +250,14 @@ func (w *twinSearch) errorProcess() func(Configuration) (mean, deviation float64
 	for i, e := range w.known[:w.evaluated] {
 		// Cannot fail: judge has evaluated it, so the log recalls it.
 		predicted, _ := w.model.Evaluate(context.Background(), e.Configuration)
-		at[i], off[i] = e.Configuration, w.nearness(e.Value)-w.nearness(predicted.Value)
+		at[i], off[i] = e.Configuration, w.nearnessOf(e.Value)-w.nearnessOf(predicted.Value)
 	}
 	// Half of the variance is common to similar configurations, and half is independent.
 	const part = math.Sqrt2
 	g := newPrior(at, off, twinError/part, kernels()[errorLength], 1)
 	return func(c Configuration) (float64, float64) {
 		var mean, deviation [1]float64
-		g.predict([]Configuration{c}, mean[:], deviation[:])
+		g.predictAt([]Configuration{c}, mean[:], deviation[:])
 		return mean[0], math.Hypot(deviation[0], twinError/part)
 	}
 }

@@ -40,7 +40,7 @@ type place struct {
 	ordinal int
 }
 
-func (s Slot) place() place { return place{s.Kind, s.Ordinal} }
+func (s Slot) placeOf() place { return place{s.Kind, s.Ordinal} }
 
 // A Renter decides for one leader's term. Use New to make one. It is not safe for concurrent use.
 type Renter struct {
@@ -48,7 +48,7 @@ type Renter struct {
 	began  time.Duration
 	// asked are instances that were launched, and unsure slots that may have been; each with when,
 	// until it is listed.
-	asked  map[string]asked
+	asked  map[string]launchRequest
 	unsure map[Slot]time.Duration
 	// generation is the next one of each place. It is kept for all of the term: a provider lists
 	// what has ended for an hour, and knows its slot for a day.
@@ -62,7 +62,7 @@ type Renter struct {
 	refusal string
 }
 
-type asked struct {
+type launchRequest struct {
 	Instance
 	at time.Duration
 }
@@ -81,8 +81,8 @@ type history struct {
 	ended    bool
 }
 
-// drains reports whether its agent drained when it was last there, or was told to.
-func (h *history) drains() bool { return h.draining >= 0 || h.told >= 0 }
+// isDraining reports whether its agent drained when it was last there, or was told to.
+func (h *history) isDraining() bool { return h.draining >= 0 || h.told >= 0 }
 
 type lack struct {
 	until, wait time.Duration
@@ -92,7 +92,8 @@ type lack struct {
 // New returns a Renter for a term that begins now.
 func New(policy Policy, now time.Duration) *Renter {
 	return &Renter{
-		policy: policy, began: now, asked: map[string]asked{}, unsure: map[Slot]time.Duration{},
+		policy: policy, began: now, asked: map[string]launchRequest{},
+		unsure:     map[Slot]time.Duration{},
 		generation: map[place]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
 		duds: map[Kind]int{},
 	}
@@ -108,11 +109,11 @@ func (r *Renter) Launched(slot Slot, i Instance, now time.Duration) {
 		return
 	}
 	i.Slot = slot
-	r.used(slot)
+	r.noteUsed(slot)
 	delete(r.unsure, slot)
 	delete(r.lacks, slot.Kind)
 	r.wait, r.refusal = 0, ""
-	r.asked[i.ID] = asked{i, now}
+	r.asked[i.ID] = launchRequest{i, now}
 }
 
 // Failed tells that a launch gave none, with the provider's words.
@@ -123,13 +124,13 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 	}
 	switch f {
 	case IsShort:
-		r.leave(slot.Kind, r.policy.Shortage, r.policy.MaxShortage, why, now)
+		r.avoidKind(slot.Kind, r.policy.Shortage, r.policy.MaxShortage, why, now)
 	case OverQuota:
-		r.leave(slot.Kind, r.policy.Quota, r.policy.Quota, why, now)
+		r.avoidKind(slot.Kind, r.policy.Quota, r.policy.Quota, why, now)
 	case Denied:
 		r.backing, r.refusal = now+r.policy.Denied, why
 	case Spent:
-		r.used(slot)
+		r.noteUsed(slot)
 	case Throttled, Unknown:
 		if f == Unknown {
 			r.unsure[slot] = now
@@ -139,14 +140,14 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 	}
 }
 
-// used notes that the next instance in the slot's place is of a later generation.
-func (r *Renter) used(slot Slot) {
-	p := slot.place()
+// noteUsed notes that the next instance in the slot's place is of a later generation.
+func (r *Renter) noteUsed(slot Slot) {
+	p := slot.placeOf()
 	r.generation[p] = max(r.generation[p], slot.Generation+1)
 }
 
-// leave leaves a kind alone for a time that doubles.
-func (r *Renter) leave(kind Kind, least, most time.Duration, why string, now time.Duration) {
+// avoidKind leaves a kind alone for a time that doubles.
+func (r *Renter) avoidKind(kind Kind, least, most time.Duration, why string, now time.Duration) {
 	l := r.lacks[kind]
 	l.wait = min(max(2*l.wait, least), most)
 	l.until, l.why = now+l.wait, why
@@ -169,7 +170,7 @@ func (r *Renter) Returned(a Action, now time.Duration) {
 	}
 	if h.dud && !h.joined && !h.returned {
 		if r.duds[a.Slot.Kind]++; r.duds[a.Slot.Kind] >= duds {
-			r.leave(a.Slot.Kind, r.policy.MaxShortage, r.policy.MaxShortage,
+			r.avoidKind(a.Slot.Kind, r.policy.MaxShortage, r.policy.MaxShortage,
 				fmt.Sprintf("the agents of %d instances in a row did not join", duds), now)
 		}
 	}
@@ -202,12 +203,12 @@ func (r *Renter) Waits(kind Kind, now time.Duration) string {
 // Step says what to do next.
 func (r *Renter) Step(seen *Seen) Step {
 	s := &step{Renter: r, Seen: seen, out: Step{Next: calm, Exact: true}}
-	s.join()
+	s.joinMachines()
 	if s.mayAct() {
-		s.returns()
-		s.surplus()
-		s.launches()
-		s.drains()
+		s.returnMachines()
+		s.returnSurplus()
+		s.launchMissing()
+		s.drainExcess()
 	} else {
 		s.out.Exact = false
 	}
@@ -239,11 +240,11 @@ type step struct {
 }
 
 func (s *step) do(a Action) { s.out.Actions = append(s.out.Actions, a) }
-func (s *step) event(f string, args ...any) {
+func (s *step) addEvent(f string, args ...any) {
 	s.out.Events = append(s.out.Events, fmt.Sprintf(f, args...))
 }
 
-func (s *step) hold(reason Reason, until time.Duration, what, why string, args ...any) {
+func (s *step) holdKind(reason Reason, until time.Duration, what, why string, args ...any) {
 	h := Held{What: what, Reason: reason, Why: fmt.Sprintf(why, args...)}
 	if until > s.Now {
 		h.For = until - s.Now
@@ -252,8 +253,9 @@ func (s *step) hold(reason Reason, until time.Duration, what, why string, args .
 	s.out.Held = append(s.out.Held, h)
 }
 
-// join makes machines of what the provider lists, what the agents say, and what was launched.
-func (s *step) join() {
+// joinMachines makes machines of what the provider lists, what the agents say, and what was
+// launched.
+func (s *step) joinMachines() {
 	s.taken = map[place]bool{}
 	s.have, s.serving = map[Kind][]*Machine{}, map[profiles.InstanceType]int{}
 	all := map[string]*Machine{}
@@ -261,10 +263,10 @@ func (s *step) join() {
 		m := &Machine{Instance: i, Phase: Starting}
 		all[i.ID] = m
 		delete(s.unsure, i.Slot)
-		s.history(i.ID).listed = true
+		s.historyOf(i.ID).listed = true
 		if a, ok := s.asked[i.ID]; ok {
 			delete(s.asked, i.ID)
-			s.history(i.ID).agent = a.at
+			s.historyOf(i.ID).agent = a.at
 		}
 	}
 	for id, a := range s.asked {
@@ -287,7 +289,7 @@ func (s *step) join() {
 		m := all[a.Instance]
 		claimed[a.Instance] = true
 		if m == nil && a.Slot != nil && a.Instance != "" { // not listed yet, or any more
-			h := s.history(a.Instance)
+			h := s.historyOf(a.Instance)
 			if !h.listed && s.Now-h.first <= s.policy.Forget {
 				m = &Machine{Instance: Instance{ID: a.Instance, Slot: *a.Slot, State: Running,
 					By: s.Desired.By}}
@@ -309,11 +311,11 @@ func (s *step) join() {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(all)) {
-		s.place(all[id])
+		s.placeMachine(all[id])
 	}
 	for slot := range s.unsure {
-		s.out.Price += s.price(slot.Kind, 0)
-		s.taken[slot.place()] = true
+		s.out.Price += s.priceOf(slot.Kind, 0)
+		s.taken[slot.placeOf()] = true
 	}
 	kinds := map[Kind]bool{}
 	for kind := range s.Desired.Counts {
@@ -329,8 +331,8 @@ func (s *step) join() {
 	})
 }
 
-// history is what is known of an instance.
-func (s *step) history(id string) *history {
+// historyOf is what is known of an instance.
+func (s *step) historyOf(id string) *history {
 	h := s.known[id]
 	if h == nil {
 		h = &history{draining: -1, told: -1, agent: s.Now, first: s.Now}
@@ -339,8 +341,8 @@ func (s *step) history(id string) *history {
 	return h
 }
 
-// price is what an instance costs, with what the provider says of it alone.
-func (s *step) price(kind Kind, said float64) float64 {
+// priceOf is what an instance costs, with what the provider says of it alone.
+func (s *step) priceOf(kind Kind, said float64) float64 {
 	if said > 0 {
 		return said
 	}
@@ -351,24 +353,24 @@ func (s *step) price(kind Kind, said float64) float64 {
 	return 0
 }
 
-// place finds a machine's phase and counts it.
-func (s *step) place(m *Machine) {
-	s.used(m.Slot)
-	h := s.history(m.ID)
+// placeMachine finds a machine's phase and counts it.
+func (s *step) placeMachine(m *Machine) {
+	s.noteUsed(m.Slot)
+	h := s.historyOf(m.ID)
 	if m.State >= Stopping || h.returned {
 		switch {
 		case h.ended || h.returned:
 		case h.ends:
-			s.event("%s (%s): the provider has taken it back", m.ID, m.Slot)
-		case h.joined && !h.drains() && !m.Drained: // a drained machine may end by itself
-			s.event("%s (%s) was ended, and not by this leader", m.ID, m.Slot)
+			s.addEvent("%s (%s): the provider has taken it back", m.ID, m.Slot)
+		case h.joined && !h.isDraining() && !m.Drained: // a drained machine may end by itself
+			s.addEvent("%s (%s) was ended, and not by this leader", m.ID, m.Slot)
 		}
 		h.ended = true
 		return
 	}
-	s.phase(m, h)
-	s.taken[m.Slot.place()] = true
-	s.out.Price += s.price(m.Slot.Kind, m.Price)
+	s.findPhase(m, h)
+	s.taken[m.Slot.placeOf()] = true
+	s.out.Price += s.priceOf(m.Slot.Kind, m.Price)
 	s.live++
 	switch m.Phase {
 	case Drained, Lost:
@@ -392,15 +394,15 @@ func (s *step) place(m *Machine) {
 	s.out.Machines = append(s.out.Machines, *m)
 }
 
-// phase finds a machine's phase, unless it is Asked, and notes what is new of it.
-func (s *step) phase(m *Machine, h *history) {
+// findPhase finds a machine's phase, unless it is Asked, and notes what is new of it.
+func (s *step) findPhase(m *Machine, h *history) {
 	a := m.Agent
 	if a == nil {
 		away := s.Now - h.agent
 		switch {
-		case (h.drains() || m.Instance.Drained && !h.joined) && away > restart:
+		case (h.isDraining() || m.Instance.Drained && !h.joined) && away > restart:
 			m.Phase = Drained
-		case h.drains():
+		case h.isDraining():
 			m.Phase = Draining
 		case h.joined && away > s.policy.Lost:
 			m.Phase, m.Why = Lost, fmt.Sprintf("its agent has been away for %v", round(away))
@@ -452,18 +454,18 @@ func (s *step) mayAct() bool {
 	}
 	switch {
 	case s.Paused != "":
-		s.hold(Paused, 0, everything, "%s", s.Paused)
+		s.holdKind(Paused, 0, everything, "%s", s.Paused)
 	case !s.Majority:
-		s.hold(NoMajority, 0, everything,
+		s.holdKind(NoMajority, 0, everything,
 			"this leader does not see most of the agents that may lead")
 	case s.ListAge > s.policy.Stale:
-		s.hold(NoList, 0, everything, "the provider has not said what is rented for %v",
+		s.holdKind(NoList, 0, everything, "the provider has not said what is rented for %v",
 			round(s.ListAge))
 	case s.Now < s.began+s.policy.Settle:
-		s.hold(Settling, s.began+s.policy.Settle, everything,
+		s.holdKind(Settling, s.began+s.policy.Settle, everything,
 			"this leader is new, and watches first")
 	case len(others) > 0:
-		s.hold(TwoFleets, 0, everything, "%d of the instances with this fleet's name were "+
+		s.holdKind(TwoFleets, 0, everything, "%d of the instances with this fleet's name were "+
 			"launched by another fleet (%s; this one is %s): give one of them another name, or "+
 			"adopt them by muster fleet bootstrap", len(others),
 			strings.Join(slices.Sorted(maps.Keys(others)), ", "), s.Desired.By)
@@ -473,8 +475,8 @@ func (s *step) mayAct() bool {
 	return false
 }
 
-// returns gives back what has no agent any more, and drains what the provider will take.
-func (s *step) returns() {
+// returnMachines gives back what has no agent any more, and drains what the provider will take.
+func (s *step) returnMachines() {
 	for _, m := range s.out.Machines {
 		switch {
 		case m.Phase == Drained:
@@ -497,15 +499,15 @@ func (s *step) returns() {
 	}
 }
 
-// excess is by how many more than desired of a kind there are.
-func (s *step) excess(kind Kind) int { return len(s.have[kind]) - s.Desired.Counts[kind] }
+// countExcess is by how many more than desired of a kind there are.
+func (s *step) countExcess(kind Kind) int { return len(s.have[kind]) - s.Desired.Counts[kind] }
 
-// surplus gives back at once what is too much and does not serve yet.
-func (s *step) surplus() {
+// returnSurplus gives back at once what is too much and does not serve yet.
+func (s *step) returnSurplus() {
 	for _, kind := range s.kinds {
 		machines := s.have[kind]
 		slices.SortStableFunc(machines, s.firstToGo)
-		for s.excess(kind) > 0 {
+		for s.countExcess(kind) > 0 {
 			m := s.have[kind][0]
 			if m.Phase == Asked || m.Phase >= Serving || m.Agent != nil && m.Agent.Keeper {
 				break
@@ -538,7 +540,7 @@ func (s *step) firstToGo(a, b *Machine) int {
 		truth(a.Agent.Leads, b.Agent.Leads),
 		truth(b.Instance.Drained, a.Instance.Drained),
 		truth(b.Agent.Risky, a.Agent.Risky),
-		truth(s.drifted(b), s.drifted(a)),
+		truth(s.hasDrifted(b), s.hasDrifted(a)),
 		truth(b.Agent.Factor > slow, a.Agent.Factor > slow),
 		cmp.Compare(a.Agent.Load, b.Agent.Load),
 		cmp.Compare(a.Age, b.Age),
@@ -546,7 +548,7 @@ func (s *step) firstToGo(a, b *Machine) int {
 	)
 }
 
-func (s *step) drifted(m *Machine) bool {
+func (s *step) hasDrifted(m *Machine) bool {
 	return s.Template != "" && m.Template != "" && m.Template != s.Template
 }
 
@@ -561,8 +563,8 @@ func truth(a, b bool) int {
 	return 1
 }
 
-// launches asks for what is desired and not there, that first which adds most for its price.
-func (s *step) launches() {
+// launchMissing asks for what is desired and not there, that first which adds most for its price.
+func (s *step) launchMissing() {
 	counts := map[profiles.InstanceType]int{}
 	maps.Copy(counts, s.serving)
 	for kind, all := range s.have {
@@ -574,35 +576,36 @@ func (s *step) launches() {
 	}
 	short := map[Kind]int{}
 	for _, kind := range s.kinds {
-		if n := -s.excess(kind); n > 0 {
+		if n := -s.countExcess(kind); n > 0 {
 			short[kind], s.missing, s.out.Exact = n, true, false
 		} else if n < 0 {
 			s.out.Exact = false
 		}
 	}
-	s.unanswered(short)
+	s.repeatUnanswered(short)
 	for len(short) > 0 {
-		kind := s.worthiest(short, counts)
+		kind := s.worthiestKind(short, counts)
 		what := fmt.Sprintf("%s: %d more", kind, short[kind])
 		price := s.Prices[kind]
 		switch why := s.Waits(kind, s.Now); {
 		case s.Now < s.backing:
-			s.hold(Refused, s.backing, what, "%s", why)
+			s.holdKind(Refused, s.backing, what, "%s", why)
 		case why != "":
-			s.hold(Short, s.lacks[kind].until, what, "%s", why)
+			s.holdKind(Short, s.lacks[kind].until, what, "%s", why)
 		case price <= 0:
-			s.hold(NoPrice, 0, what, "its price is not known")
+			s.holdKind(NoPrice, 0, what, "its price is not known")
 		case s.unpriced != nil:
-			s.hold(NoPrice, 0, what, "the price of %s, of which there are some, is not known",
+			s.holdKind(NoPrice, 0, what, "the price of %s, of which there are some, is not known",
 				s.unpriced)
 		case s.out.Price+price > s.policy.MaxPrice+slack:
-			s.hold(PriceLimit, 0, what, "what is paid for would cost $%.3f/hr, and the limit is "+
-				"$%.3f", s.out.Price+price, s.policy.MaxPrice)
+			s.holdKind(PriceLimit, 0, what,
+				"what is paid for would cost $%.3f/hr, and the limit is "+
+					"$%.3f", s.out.Price+price, s.policy.MaxPrice)
 			s.blocked = true
 		case s.starting >= s.policy.Launches:
-			s.hold(Busy, 0, what, "%d are starting", s.starting)
+			s.holdKind(Busy, 0, what, "%d are starting", s.starting)
 		default:
-			s.launch(kind)
+			s.launchOne(kind)
 			counts[kind.Type]++
 			if short[kind]--; short[kind] > 0 {
 				continue
@@ -612,8 +615,8 @@ func (s *step) launches() {
 	}
 }
 
-// unanswered asks again for what may have been launched: it is paid for already, if so.
-func (s *step) unanswered(short map[Kind]int) {
+// repeatUnanswered asks again for what may have been launched: it is paid for already, if so.
+func (s *step) repeatUnanswered(short map[Kind]int) {
 	slots := slices.SortedFunc(maps.Keys(s.unsure), func(a, b Slot) int {
 		return cmp.Or(a.Compare(b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
 	})
@@ -621,7 +624,7 @@ func (s *step) unanswered(short map[Kind]int) {
 		if short[slot.Kind] == 0 || s.Waits(slot.Kind, s.Now) != "" {
 			continue
 		}
-		s.do(Action{Kind: Launch, Slot: slot, Avoid: s.avoid(slot.Kind),
+		s.do(Action{Kind: Launch, Slot: slot, Avoid: s.zonesToAvoid(slot.Kind),
 			Why: "the provider has not answered"})
 		s.starting++
 		if short[slot.Kind]--; short[slot.Kind] == 0 {
@@ -630,8 +633,8 @@ func (s *step) unanswered(short map[Kind]int) {
 	}
 }
 
-// worthiest is the kind of short of which one more adds most for its price.
-func (s *step) worthiest(short map[Kind]int, counts map[profiles.InstanceType]int) (best Kind) {
+// worthiestKind is the kind of short of which one more adds most for its price.
+func (s *step) worthiestKind(short map[Kind]int, counts map[profiles.InstanceType]int) (best Kind) {
 	most, now := 0.0, s.Serves(counts)
 	for _, kind := range slices.SortedFunc(maps.Keys(short), Kind.Compare) {
 		more := maps.Clone(counts)
@@ -644,20 +647,21 @@ func (s *step) worthiest(short map[Kind]int, counts map[profiles.InstanceType]in
 	return best
 }
 
-func (s *step) launch(kind Kind) {
+func (s *step) launchOne(kind Kind) {
 	p := place{Kind: kind}
 	for s.taken[p] {
 		p.ordinal++
 	}
 	s.taken[p] = true
-	s.do(Action{Kind: Launch, Slot: Slot{kind, p.ordinal, s.generation[p]}, Avoid: s.avoid(kind),
-		Why: fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
+	s.do(Action{Kind: Launch, Slot: Slot{kind, p.ordinal, s.generation[p]},
+		Avoid: s.zonesToAvoid(kind),
+		Why:   fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
 	s.out.Price += s.Prices[kind]
 	s.starting++
 }
 
-// avoid lists the zones in which the provider takes instances of the kind back.
-func (s *step) avoid(kind Kind) (zones []string) {
+// zonesToAvoid lists the zones in which the provider takes instances of the kind back.
+func (s *step) zonesToAvoid(kind Kind) (zones []string) {
 	for _, m := range s.out.Machines {
 		if m.Slot.Kind == kind && m.Zone != "" && m.Agent != nil &&
 			(m.Agent.Ends > 0 || m.Agent.Risky) && !slices.Contains(zones, m.Zone) {
@@ -667,44 +671,44 @@ func (s *step) avoid(kind Kind) (zones []string) {
 	return zones
 }
 
-// drains drains what serves and is too much, that first which takes least capacity for its price,
-// while the rest serves what is needed.
-func (s *step) drains() {
+// drainExcess drains what serves and is too much, that first which takes least capacity for its
+// price, while the rest serves what is needed.
+func (s *step) drainExcess() {
 	for _, kind := range s.kinds {
 		slices.SortStableFunc(s.have[kind], s.firstToGo)
 	}
 	most := max(1, int(s.policy.Drains*float64(s.live)))
 	held := map[Kind]bool{}
 	for {
-		kind, ok := s.cheapest(held)
+		kind, ok := s.cheapestToDrain(held)
 		if !ok {
 			return
 		}
 		m := s.have[kind][0]
-		what := fmt.Sprintf("%s: %d fewer", kind, s.excess(kind))
+		what := fmt.Sprintf("%s: %d fewer", kind, s.countExcess(kind))
 		rest := maps.Clone(s.serving)
 		if m.Phase == Serving {
 			rest[kind.Type]--
 		}
 		switch {
 		case m.Phase == Asked:
-			s.hold(Busy, 0, what, "it has just been launched")
+			s.holdKind(Busy, 0, what, "it has just been launched")
 		case m.Phase == Missing:
-			s.hold(Busy, 0, what, "its agent is away for a moment")
+			s.holdKind(Busy, 0, what, "its agent is away for a moment")
 		case m.Agent == nil || m.Agent.Keeper:
-			s.hold(Needed, 0, what, "it is a keeper")
+			s.holdKind(Needed, 0, what, "it is a keeper")
 		case s.NoReturns != "":
-			s.hold(Window, 0, what, "%s", s.NoReturns)
+			s.holdKind(Window, 0, what, "%s", s.NoReturns)
 		case s.missing && !s.blocked:
-			s.hold(NewFirst, 0, what, "what is to be there beside it does not serve yet")
+			s.holdKind(NewFirst, 0, what, "what is to be there beside it does not serve yet")
 		case s.agents-1 < s.policy.Min:
-			s.hold(Needed, 0, what, "%d agents serve, and %d must", s.agents, s.policy.Min)
+			s.holdKind(Needed, 0, what, "%d agents serve, and %d must", s.agents, s.policy.Min)
 		case s.Serves(rest) < s.Needed-slack:
-			s.hold(Needed, s.Now+s.NeededFor, what,
+			s.holdKind(Needed, s.Now+s.NeededFor, what,
 				"without one the fleet would serve %.4g queries/s, and %.4g are needed",
 				s.Serves(rest), s.Needed)
 		case s.draining >= most:
-			s.hold(Busy, 0, what, "%d are draining", s.draining)
+			s.holdKind(Busy, 0, what, "%d are draining", s.draining)
 		default:
 			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
 				Why: fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
@@ -718,13 +722,13 @@ func (s *step) drains() {
 	}
 }
 
-// cheapest is the kind, of those with too many and not held, whose next machine takes least
+// cheapestToDrain is the kind, of those with too many and not held, whose next machine takes least
 // capacity for its price along.
-func (s *step) cheapest(held map[Kind]bool) (best Kind, ok bool) {
+func (s *step) cheapestToDrain(held map[Kind]bool) (best Kind, ok bool) {
 	least := 0.0
 	now := s.Serves(s.serving)
 	for _, kind := range s.kinds {
-		if held[kind] || s.excess(kind) <= 0 {
+		if held[kind] || s.countExcess(kind) <= 0 {
 			continue
 		}
 		rest := maps.Clone(s.serving)

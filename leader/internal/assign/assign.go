@@ -51,7 +51,7 @@ func (a *Solver) Solve(cost []float64, rows, columns int, match []int) (total fl
 	}
 	c, n, m := cost, rows, columns
 	if n > m {
-		c, n, m = a.transpose(cost, rows, columns), columns, rows
+		c, n, m = a.transposeCost(cost, rows, columns), columns, rows
 	}
 	if a.solve(c, n, m) < n && forbidden {
 		// Forbidden pairs prevented a full matching. Solve again with a finite price for them that
@@ -106,7 +106,7 @@ func finite(c []float64) bool {
 	return s0+s1+s2+s3 == 0
 }
 
-func (a *Solver) transpose(cost []float64, rows, columns int) []float64 {
+func (a *Solver) transposeCost(cost []float64, rows, columns int) []float64 {
 	a.transposed = grow(a.transposed, len(cost))
 	const block = 16
 	for i0 := 0; i0 < rows; i0 += block {
@@ -137,7 +137,7 @@ func (a *Solver) solve(c []float64, n, m int) (matched int) {
 		a.columnOf[i] = -1
 		a.free[i] = int32(i)
 	}
-	a.free = a.reduce(c, m, a.free)
+	a.free = a.reduceRows(c, m, a.free)
 	for i, j := range a.columnOf {
 		if j >= 0 {
 			a.u[i] = c[i*m+int(j)] - a.v[j]
@@ -147,18 +147,18 @@ func (a *Solver) solve(c []float64, n, m int) (matched int) {
 	}
 	matched = n - len(a.free)
 	for _, i := range a.free {
-		if a.augment(c, m, int(i)) {
+		if a.augmentRow(c, m, int(i)) {
 			matched++
 		}
 	}
 	return matched
 }
 
-// reduce gives each free row its cheapest column, and lowers that column's dual until the row's
+// reduceRows gives each free row its cheapest column, and lowers that column's dual until the row's
 // second cheapest column costs as much. A row that loses its column in this way is tried again at
 // once, but not too often: half as many tries as rows was fastest from 10 to 1,000 rows. It returns
 // the rows left free, in the same memory.
-func (a *Solver) reduce(c []float64, m int, free []int32) []int32 {
+func (a *Solver) reduceRows(c []float64, m int, free []int32) []int32 {
 	left := free[:0]
 	budget := len(free) / 2
 	v := a.v[:m]
@@ -209,8 +209,8 @@ func (a *Solver) reduce(c []float64, m int, free []int32) []int32 {
 	return left
 }
 
-// augment matches row i along a shortest augmenting path, and reports whether there was one.
-func (a *Solver) augment(c []float64, m, i int) bool {
+// augmentRow matches row i along a shortest augmenting path, and reports whether there was one.
+func (a *Solver) augmentRow(c []float64, m, i int) bool {
 	row := c[i*m:][:m]
 	shortest, path, todo, v := a.shortest[:len(row)], a.path[:len(row)], a.todo[:len(
 		row)], a.v[:len(row)]

@@ -95,25 +95,25 @@ func (l *Program) Solve() {
 	l.start()
 	m := len(l.rhs)
 	stalled := 0
-	l.reprice()
+	l.computePrices()
 	exact := true // the prices come from the basis, not from the prices before
 	for pivots := 1; pivots <= 50*(m+20)+len(l.Cost); pivots++ {
 		if pivots%100 == 0 {
-			l.refactor()
-			l.reprice()
+			l.refactorBasis()
+			l.computePrices()
 			exact = true
 		}
-		j, direction, ok := l.enter(stalled > 2*m+20)
+		j, direction, ok := l.chooseEntering(stalled > 2*m+20)
 		if !ok && exact {
 			return
 		}
 		if !ok {
-			l.reprice()
+			l.computePrices()
 			exact = true
 			continue
 		}
 		exact = false
-		step, ok := l.pivot(j, direction)
+		step, ok := l.pivotColumn(j, direction)
 		if !ok {
 			return // unbounded columns do not occur: all have bounds
 		}
@@ -123,10 +123,10 @@ func (l *Program) Solve() {
 			stalled++
 		}
 	}
-	l.reprice()
+	l.computePrices()
 }
 
-func (l *Program) reprice() {
+func (l *Program) computePrices() {
 	m := len(l.rhs)
 	y := l.Price
 	clear(y)
@@ -140,8 +140,8 @@ func (l *Program) reprice() {
 	}
 }
 
-// reduced is what a unit of column j gains at the present prices.
-func (l *Program) reduced(j int) float64 {
+// reducedGain is what a unit of column j gains at the present prices.
+func (l *Program) reducedGain(j int) float64 {
 	r := l.Cost[j]
 	for e := l.begin[j]; e < l.begin[j+1]; e++ {
 		r -= l.Price[l.row[e]] * l.entry[e]
@@ -149,9 +149,9 @@ func (l *Program) reduced(j int) float64 {
 	return r
 }
 
-// enter chooses the column that gains most, or, so as not to cycle, the first that gains. A slack
-// is slackOf(j).
-func (l *Program) enter(first bool) (best int32, direction float64, ok bool) {
+// chooseEntering chooses the column that gains most, or, so as not to cycle, the first that gains.
+// A slack is slackOf(j).
+func (l *Program) chooseEntering(first bool) (best int32, direction float64, ok bool) {
 	most := tolerance
 	direction = 1
 	for i, y := range l.Price {
@@ -167,7 +167,7 @@ func (l *Program) enter(first bool) (best int32, direction float64, ok bool) {
 		if at == inBasis || l.ub[j] <= 0 {
 			continue
 		}
-		gain, d := l.reduced(j), 1.0
+		gain, d := l.reducedGain(j), 1.0
 		if at == atUpper {
 			gain, d = -gain, -1
 		}
@@ -181,8 +181,8 @@ func (l *Program) enter(first bool) (best int32, direction float64, ok bool) {
 	return best, direction, ok
 }
 
-// pivot moves column j from its bound, up or down, as far as the basis allows.
-func (l *Program) pivot(j int32, direction float64) (step float64, ok bool) {
+// pivotColumn moves column j from its bound, up or down, as far as the basis allows.
+func (l *Program) pivotColumn(j int32, direction float64) (step float64, ok bool) {
 	m := len(l.rhs)
 	d := l.change
 	clear(d)
@@ -195,7 +195,7 @@ func (l *Program) pivot(j int32, direction float64) (step float64, ok bool) {
 		}
 		gain = l.Artificial[i] - l.Price[i]
 	} else {
-		gain = l.reduced(int(j))
+		gain = l.reducedGain(int(j))
 		for e := l.begin[j]; e < l.begin[j+1]; e++ {
 			r, v := int(l.row[e]), l.entry[e]*direction
 			for k := range m {
@@ -240,7 +240,7 @@ func (l *Program) pivot(j int32, direction float64) (step float64, ok bool) {
 			l.at[left] = atUpper
 		}
 	}
-	l.eliminate(out, direction)
+	l.updateInverse(out, direction)
 	for i, v := range l.inverse[out*m : out*m+m] {
 		l.Price[i] += gain * v // so that the column's next gain is 0
 	}
@@ -252,9 +252,9 @@ func (l *Program) pivot(j int32, direction float64) (step float64, ok bool) {
 	return step, true
 }
 
-// eliminate updates the inverse for a column, of which direction times change is what it is in the
-// basis' terms, in the place of basis column out.
-func (l *Program) eliminate(out int, direction float64) {
+// updateInverse updates the inverse for a column, of which direction times change is what it is in
+// the basis' terms, in the place of basis column out.
+func (l *Program) updateInverse(out int, direction float64) {
 	m := len(l.rhs)
 	pivot := l.change[out] * direction
 	from := l.inverse[out*m : out*m+m]
@@ -274,8 +274,8 @@ func (l *Program) eliminate(out int, direction float64) {
 	}
 }
 
-// refactor computes the inverse and the values anew from the basis, which rounding has spoilt.
-func (l *Program) refactor() {
+// refactorBasis computes the inverse and the values anew from the basis, which rounding has spoilt.
+func (l *Program) refactorBasis() {
 	m := len(l.rhs)
 	basis := slices.Clone(l.basis)
 	was := slices.Clone(l.inverse)
@@ -309,7 +309,7 @@ func (l *Program) refactor() {
 			return
 		}
 		taken[out], order[out] = true, j
-		l.eliminate(out, 1)
+		l.updateInverse(out, 1)
 	}
 	copy(l.basis, order)
 	rhs := slices.Clone(l.rhs)
@@ -357,7 +357,7 @@ func (l *Program) Bound() float64 {
 		z += y * l.rhs[i]
 	}
 	for j := range l.Cost {
-		if r := l.reduced(j); r > 0 {
+		if r := l.reducedGain(j); r > 0 {
 			z += r * l.ub[j]
 		}
 	}

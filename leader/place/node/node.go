@@ -17,9 +17,9 @@ import (
 // Period is how often [Manager.Step] should be called.
 const Period = time.Second
 
-// mostAnswers bounds the answers whose latencies are kept of a partition and period: beyond it the
+// maxAnswers bounds the answers whose latencies are kept of a partition and period: beyond it the
 // later ones replace the earlier.
-const mostAnswers = 4096
+const maxAnswers = 4096
 
 // An Agent shares its lanes between the models of its layout.
 type Agent struct {
@@ -85,10 +85,10 @@ func (m *Manager) Answered(name names.AgentName, model string, execution, latenc
 	if s == nil {
 		return
 	}
-	if len(s.latencies) < mostAnswers {
+	if len(s.latencies) < maxAnswers {
 		s.latencies = append(s.latencies, latency)
 	} else {
-		s.latencies[s.answered%mostAnswers] = latency
+		s.latencies[s.answered%maxAnswers] = latency
 	}
 	s.answered++
 	s.weight++
@@ -202,7 +202,7 @@ func (a *agent) step(x Agent, of map[string]*Family, arrivals map[string]float64
 			all.square += s.square
 			target, share = min(target, f.QoSTarget.Seconds()), max(share, f.Share)
 		}
-		t.Profile = all.profile(machine.Cores, target, share)
+		t.Profile = all.profileOf(machine.Cores, target, share)
 	}
 	next, _ := machine.Adjust(tenants)
 	a.calm = [2]int{next[0].Calm, next[1].Calm}
@@ -243,12 +243,12 @@ func tail(latencies []time.Duration, f *Family) float64 {
 }
 
 // How much of their time lanes can be in use.
-const leastUse, mostUse = 0.5, 0.9
+const minUse, maxUse = 0.5, 0.9
 
-// profile is how many queries/s so many lanes serve within a target, in seconds. The wait for a lane
-// is about exponential in heavy traffic, with the mean of Kingman's formula: the use of the lanes is
-// such that a share of the queries waits no longer than the target leaves.
-func (s *seen) profile(lanes int, target, share float64) *place.Profile {
+// profileOf is how many queries/s so many lanes serve within a target, in seconds. The wait for a
+// lane is about exponential in heavy traffic, with the mean of Kingman's formula: the use of the
+// lanes is such that a share of the queries waits no longer than the target leaves.
+func (s *seen) profileOf(lanes int, target, share float64) *place.Profile {
 	p := &place.Profile{QPS: make([][]float64, lanes+1)}
 	for w := range p.QPS {
 		p.QPS[w] = []float64{0}
@@ -261,11 +261,11 @@ func (s *seen) profile(lanes int, target, share float64) *place.Profile {
 		return p
 	}
 	for w := 1; w <= lanes; w++ {
-		use := leastUse
+		use := minUse
 		if left := target - mean; left > 0 {
 			use = 1 + math.Log(max(1-share, 1e-6))*square/mean/2/float64(w)/left
 		}
-		p.QPS[w][0] = min(max(use, leastUse), mostUse) * float64(w) / mean
+		p.QPS[w][0] = min(max(use, minUse), maxUse) * float64(w) / mean
 	}
 	return p
 }

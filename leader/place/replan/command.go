@@ -32,10 +32,10 @@ func (r *Replanner) Command(c Command) error {
 			return errors.New("placements are not paused")
 		}
 		r.memory.Paused, r.memory.RolledBack = false, false
-		r.renew("placements go on")
+		r.requestPlan("placements go on")
 		text = "placements go on" + by
 	case Pin:
-		a, err := r.member(c.Agent)
+		a, err := r.findAgent(c.Agent)
 		if err != nil {
 			return err
 		}
@@ -45,26 +45,26 @@ func (r *Replanner) Command(c Command) error {
 		if err := c.Layout.Validate(); err != nil {
 			return fmt.Errorf("layout %s: %w", c.Layout, err)
 		}
-		if why := r.reason(a, c.Layout); why != "" {
+		if why := r.misfitReason(a, c.Layout); why != "" {
 			return fmt.Errorf("agent %s cannot hold %s: %s", c.Agent, c.Layout, why)
 		}
-		r.unpin(c.Agent)
+		r.removePin(c.Agent)
 		r.memory.Pins = append(r.memory.Pins, place.AgentLayout{
 			Agent: c.Agent, Layout: c.Layout, Since: r.placement.Version + 1,
 		})
 		slices.SortFunc(r.memory.Pins, func(a, b place.AgentLayout) int {
 			return cmp.Compare(a.Agent, b.Agent)
 		})
-		r.renew(fmt.Sprintf("agent %s is pinned", c.Agent))
+		r.requestPlan(fmt.Sprintf("agent %s is pinned", c.Agent))
 		text = fmt.Sprintf("agent %s is pinned to %s%s", c.Agent, c.Layout, by)
 	case Unpin:
-		if !r.unpin(c.Agent) {
+		if !r.removePin(c.Agent) {
 			return fmt.Errorf("agent %s is not pinned", c.Agent)
 		}
-		r.renew(fmt.Sprintf("agent %s is not pinned any more", c.Agent))
+		r.requestPlan(fmt.Sprintf("agent %s is not pinned any more", c.Agent))
 		text = fmt.Sprintf("agent %s is not pinned any more%s", c.Agent, by)
 	case Rollback:
-		if err := r.rollback(c.Version, by); err != nil {
+		if err := r.rollBackTo(c.Version, by); err != nil {
 			return err
 		}
 		r.remember = true
@@ -73,12 +73,12 @@ func (r *Replanner) Command(c Command) error {
 		return fmt.Errorf("verb %d is unknown", c.Verb)
 	}
 	r.remember = true
-	r.tell(Event{Kind: Commanded, Agent: c.Agent, Version: r.placement.Version, Text: text})
+	r.addEvent(Event{Kind: Commanded, Agent: c.Agent, Version: r.placement.Version, Text: text})
 	return nil
 }
 
-// member is an agent that there is.
-func (r *Replanner) member(name names.AgentName) (*agent, error) {
+// findAgent is an agent that there is.
+func (r *Replanner) findAgent(name names.AgentName) (*agent, error) {
 	a := r.agents[name]
 	if a == nil {
 		return nil, fmt.Errorf("no agent is named %q; there are %s", name, several(names.Strings(
@@ -87,7 +87,7 @@ func (r *Replanner) member(name names.AgentName) (*agent, error) {
 	return a, nil
 }
 
-func (r *Replanner) unpin(name names.AgentName) bool {
+func (r *Replanner) removePin(name names.AgentName) bool {
 	n := len(r.memory.Pins)
 	r.memory.Pins = slices.DeleteFunc(r.memory.Pins, func(p place.AgentLayout) bool {
 		return p.Agent == name
@@ -95,7 +95,7 @@ func (r *Replanner) unpin(name names.AgentName) bool {
 	return len(r.memory.Pins) < n
 }
 
-func (r *Replanner) rollback(version uint64, by string) error {
+func (r *Replanner) rollBackTo(version uint64, by string) error {
 	if version == r.placement.Version {
 		return fmt.Errorf("version %d is the placement that there is", version)
 	}
@@ -111,23 +111,25 @@ func (r *Replanner) rollback(version uint64, by string) error {
 			strings.Join(known, ", "))
 	}
 	r.memory.Paused, r.memory.RolledBack = true, true
-	r.back(&r.memory.Placements[i])
+	r.returnTo(&r.memory.Placements[i])
 	r.generation++
-	r.replace(Commanded, fmt.Sprintf("back to version %d%s; placements are paused", version, by),
+	r.makeNextVersion(Commanded, fmt.Sprintf("back to version %d%s; placements are paused",
+		version, by),
 		r.memory.Placements[i].Families)
 	r.watch.before = nil
 	return nil
 }
 
-// pins wants of pinned agents what they are pinned to, as far as they can hold it.
-func (r *Replanner) pins() {
+// applyPins wants of pinned agents what they are pinned to, as far as they can hold it.
+func (r *Replanner) applyPins() {
 	for _, p := range r.memory.Pins {
 		a := r.agents[p.Agent]
-		if a == nil || a.Fixed || r.wanted[p.Agent].Equal(p.Layout) || r.reason(a, p.Layout) != "" {
+		if a == nil || a.Fixed || r.wanted[p.Agent].Equal(p.Layout) || r.misfitReason(a,
+			p.Layout) != "" {
 			continue
 		}
 		r.wanted[p.Agent] = p.Layout
-		r.replace(Planned, fmt.Sprintf("agent %s is pinned to %s", p.Agent, p.Layout), nil)
+		r.makeNextVersion(Planned, fmt.Sprintf("agent %s is pinned to %s", p.Agent, p.Layout), nil)
 		r.watch.before = nil
 		r.generation++
 	}
@@ -138,7 +140,7 @@ func (r *Replanner) Explain(name names.AgentName) ([]string, error) {
 	if r.last == nil || r.placement == nil {
 		return nil, errors.New("the leader has not seen its agents yet")
 	}
-	a, err := r.member(name)
+	a, err := r.findAgent(name)
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +167,7 @@ func (r *Replanner) Explain(name names.AgentName) ([]string, error) {
 				until.Sub(r.now).Round(time.Second))
 		}
 	}
-	slices.Sort(lines[len(lines)-r.bars(name):])
+	slices.Sort(lines[len(lines)-r.countBars(name):])
 	if a.stuckAt.After(r.now) {
 		say("it keeps what it holds for %v, as it could not change",
 			a.stuckAt.Sub(r.now).Round(time.Second))
@@ -174,7 +176,7 @@ func (r *Replanner) Explain(name names.AgentName) ([]string, error) {
 	return lines, nil
 }
 
-func (r *Replanner) bars(name names.AgentName) (n int) {
+func (r *Replanner) countBars(name names.AgentName) (n int) {
 	for b := range r.barred {
 		if b.agent == name {
 			n++
@@ -201,15 +203,15 @@ func (r *Replanner) explainWanted(a *agent, say func(string, ...any)) {
 		}
 		say("it should hold %s since version %d: %s", w.Layout, w.Since, reason)
 	}
-	if pin := r.pin(a.Name); pin != nil {
+	if pin := r.pinOf(a.Name); pin != nil {
 		say("an operator has pinned it to %s", *pin)
-		if why := r.reason(a, *pin); why != "" {
+		if why := r.misfitReason(a, *pin); why != "" {
 			say("that it cannot hold now: %s", why)
 		}
 	}
 	families := map[string]bool{}
 	for _, m := range r.wanted[a.Name].Models() {
-		families[r.family(m)] = true
+		families[r.familyOf(m)] = true
 	}
 	for _, f := range r.placement.Families {
 		if !families[f.Family] {
@@ -234,7 +236,7 @@ func (r *Replanner) explainOthers(a *agent, say func(string, ...any)) {
 			!slices.Contains(a.Available, v.Model) {
 			continue
 		}
-		if why := r.reason(a, place.NewLayout(v.Model)); why != "" {
+		if why := r.misfitReason(a, place.NewLayout(v.Model)); why != "" {
 			say("it cannot hold %s: %s", v.Model, why)
 		} else if r.last.Latencies[names.TableKey{Model: v.Model, Type: a.Type}] == nil {
 			say("how fast it runs %s is not known; it is taken to be as slow as its family's "+

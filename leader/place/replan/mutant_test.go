@@ -22,7 +22,7 @@ var mutants = []*mutant{
 		after: func(w *world, a *Answer) {
 			for _, x := range a.Waits {
 				if !strings.Contains(x.Why, "last host") && !strings.Contains(x.Why, "paused") {
-					w.r.start(w.r.census(), &host{agent: w.r.agents[x.Agent]})
+					w.r.start(w.r.takeCensus(), &host{agent: w.r.agents[x.Agent]})
 					a.Moves = append(a.Moves, w.r.agents[x.Agent].sent)
 				}
 			}
@@ -33,7 +33,7 @@ var mutants = []*mutant{
 		after: func(w *world, a *Answer) {
 			for _, x := range a.Waits {
 				if strings.Contains(x.Why, "last host") {
-					w.r.start(w.r.census(), &host{agent: w.r.agents[x.Agent]})
+					w.r.start(w.r.takeCensus(), &host{agent: w.r.agents[x.Agent]})
 					a.Moves = append(a.Moves, w.r.agents[x.Agent].sent)
 				}
 			}

@@ -88,32 +88,32 @@ const usualLoad = 5 * time.Second
 // Solve solves the problem. It takes below a second of a core and may run beside a step.
 func (p *Problem) Solve() *Plan {
 	plan := &Plan{problem: p}
-	p.build(plan)
+	p.buildProgram(plan)
 	sol, err := place.Solve(&p.program, p.steps)
 	if err != nil { // the program is made here, so that it is valid
 		panic(err)
 	}
 	plan.Served, plan.Accuracy, plan.Bound, plan.Steps = sol.Served, sol.Accuracy, sol.Bound,
 		sol.Steps
-	plan.families = p.forecast(&p.program, sol)
-	p.assign(plan, sol.Counts)
-	kept := p.keep()
+	plan.families = p.forecastFamilies(&p.program, sol)
+	p.assignLayouts(plan, sol.Counts)
+	kept := p.keepProgram()
 	if sol, err = place.Solve(kept, 0); err != nil {
 		panic(err)
 	}
 	plan.KeptServed, plan.KeptAccuracy = sol.Served, sol.Accuracy
-	if !plan.gains() {
+	if !plan.isWorthChanges() {
 		plan.layouts = slices.Clone(p.current)
 		plan.Served, plan.Accuracy = plan.KeptServed, plan.KeptAccuracy
-		plan.families = p.forecast(kept, sol)
+		plan.families = p.forecastFamilies(kept, sol)
 	}
 	p.standBy(plan)
 	return plan
 }
 
-// gains reports whether the plan is worth its changes: what it serves more, and more accurately,
-// within the horizon is more than what agents lose that load.
-func (plan *Plan) gains() bool {
+// isWorthChanges reports whether the plan is worth its changes: what it serves more, and more
+// accurately, within the horizon is more than what agents lose that load.
+func (plan *Plan) isWorthChanges() bool {
 	p := plan.problem
 	demand := 0.0
 	for _, d := range p.demand {
@@ -148,8 +148,8 @@ func (p *Problem) load(from, to place.Layout) time.Duration {
 	return max(all, 10*time.Millisecond) // new lanes at the least
 }
 
-// build makes the program.
-func (p *Problem) build(plan *Plan) {
+// buildProgram makes the program.
+func (p *Problem) buildProgram(plan *Plan) {
 	p.model, p.family = map[names.ModelKey]int{}, map[string]int{}
 	for i := range p.variants {
 		p.model[p.variants[i].Model] = i
@@ -158,9 +158,9 @@ func (p *Problem) build(plan *Plan) {
 		p.family[p.families[i].Name] = i
 		p.sizes = append(p.sizes, coarse(p.families[i].Sizes))
 	}
-	p.group()
-	p.limits()
-	p.cut()
+	p.groupAgents()
+	p.setTimeLimits()
+	p.cutBatchSizes()
 	p.program = place.Program{Seed: p.seed}
 	for i := range p.variants {
 		v := &p.variants[i]
@@ -174,13 +174,13 @@ func (p *Problem) build(plan *Plan) {
 			Name: string(kind.typ), Count: len(kind.agents),
 		})
 		for l := range kind.layouts {
-			c := p.choice(k, l)
+			c := p.choiceOf(k, l)
 			if len(c.Partitions) == 0 {
 				continue
 			}
 			p.program.Choices = append(p.program.Choices, c)
 			p.choices = append(p.choices, option{k, l})
-			p.slowest(&c, slowest)
+			p.lowerToSlowest(&c, slowest)
 		}
 	}
 	total := 0.0
@@ -190,10 +190,10 @@ func (p *Problem) build(plan *Plan) {
 	for f := range p.families {
 		// A family that is hardly asked for keeps a host all the same.
 		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
-		p.demand[f] = asked + burden*math.Sqrt(asked*p.best(f))
+		p.demand[f] = asked + burden*math.Sqrt(asked*p.bestRate(f))
 		for k := range p.classes[f] {
 			p.program.Classes = append(p.program.Classes, place.Class{
-				Family: p.families[f].Name, Rate: p.demand[f] * p.share(f, k),
+				Family: p.families[f].Name, Rate: p.demand[f] * p.classShare(f, k),
 			})
 		}
 	}
@@ -211,7 +211,7 @@ func (p *Problem) build(plan *Plan) {
 	}
 	p.program.Current = current
 	p.program.Change = disturbance * load / horizon.Seconds()
-	plan.missing = p.missing()
+	plan.missing = p.missingEvents()
 }
 
 func accuracy(v *Variant) float64 {
@@ -221,8 +221,8 @@ func accuracy(v *Variant) float64 {
 	return v.Accuracy
 }
 
-// group makes the kinds.
-func (p *Problem) group() {
+// groupAgents makes the kinds.
+func (p *Problem) groupAgents() {
 	byType := map[names.LaneType][]place.Layout{}
 	seen := map[names.LaneType]map[string]bool{}
 	add := func(t names.LaneType, l place.Layout) {
@@ -257,7 +257,7 @@ func (p *Problem) group() {
 			fmt.Fprintf(&key, "only %s", p.current[i])
 		} else {
 			for n, l := range byType[a.Type] {
-				if p.fits(a, l) == "" || l.Equal(p.current[i]) {
+				if p.misfitReason(a, l) == "" || l.Equal(p.current[i]) {
 					can = append(can, l)
 					fmt.Fprintf(&key, "%d,", n)
 				}
@@ -276,8 +276,8 @@ func (p *Problem) group() {
 	}
 }
 
-// fits says why an agent cannot hold a layout, "" if it can.
-func (p *Problem) fits(a *Agent, l place.Layout) string {
+// misfitReason says why an agent cannot hold a layout, "" if it can.
+func (p *Problem) misfitReason(a *Agent, l place.Layout) string {
 	return fits(a, l, p.bytes, func(m names.ModelKey) bool {
 		_, barred := p.barred[bar{a.Name, m}]
 		return barred
@@ -347,9 +347,9 @@ func coarse(sizes profiles.Distribution) []bin {
 	return bins
 }
 
-// latency returns what is known of a variant on a partition, nil if it cannot run there. Where
+// latenciesOf returns what is known of a variant on a partition, nil if it cannot run there. Where
 // nothing is known of it, it is taken to be as slow as its family's slowest that is known.
-func (p *Problem) latency(v *Variant, t names.LaneType) Latencies {
+func (p *Problem) latenciesOf(v *Variant, t names.LaneType) Latencies {
 	if l := p.latencies[names.TableKey{Model: v.Model, Type: t}]; l != nil {
 		return l
 	}
@@ -371,11 +371,12 @@ func (p *Problem) latency(v *Variant, t names.LaneType) Latencies {
 	return slowest
 }
 
-// mostClasses is how many size classes a family has at most.
-const mostClasses = 4
+// maxClasses is how many size classes a family has at most.
+const maxClasses = 4
 
-// cut divides the batch sizes of each family where some variant somewhere is in time no more.
-func (p *Problem) cut() {
+// cutBatchSizes divides the batch sizes of each family where some variant somewhere is in time no
+// more.
+func (p *Problem) cutBatchSizes() {
 	cuts := make([][]bool, len(p.families))
 	for f := range cuts {
 		cuts[f] = make([]bool, len(p.sizes[f]))
@@ -396,10 +397,10 @@ func (p *Problem) cut() {
 		if len(p.classes[f]) == 0 { // nothing is in time
 			p.classes[f] = []int{p.sizes[f][len(p.sizes[f])-1].largest}
 		}
-		for len(p.classes[f]) > mostClasses { // join those of the fewest queries
+		for len(p.classes[f]) > maxClasses { // join those of the fewest queries
 			least, at := math.Inf(1), 0
 			for k := range len(p.classes[f]) - 1 {
-				if s := p.share(f, k); s < least {
+				if s := p.classShare(f, k); s < least {
 					least, at = s, k
 				}
 			}
@@ -426,8 +427,8 @@ func (p *Problem) inTime(f int, l Latencies) int {
 // is for waiting.
 const room = .7
 
-// limits sets, by family and bin, the longest run that counts as in time.
-func (p *Problem) limits() {
+// setTimeLimits sets, by family and bin, the longest run that counts as in time.
+func (p *Problem) setTimeLimits() {
 	p.limit = make([][]time.Duration, len(p.families))
 	for f := range p.families {
 		p.limit[f] = make([]time.Duration, len(p.sizes[f]))
@@ -460,7 +461,7 @@ func (p *Problem) eachPair(do func(f int, l Latencies)) {
 					}
 					done[key] = true
 					f, ok := p.family[p.variants[v].Family]
-					if known := p.latency(&p.variants[v], t); ok && known != nil {
+					if known := p.latenciesOf(&p.variants[v], t); ok && known != nil {
 						do(f, known)
 					}
 				}
@@ -469,9 +470,9 @@ func (p *Problem) eachPair(do func(f int, l Latencies)) {
 	}
 }
 
-// within calls do with the bins of class k of family f. What is larger than the largest that is
+// eachBin calls do with the bins of class k of family f. What is larger than the largest that is
 // served in time counts as that.
-func (p *Problem) within(f, k int, do func(bin)) {
+func (p *Problem) eachBin(f, k int, do func(bin)) {
 	low, high := 0, p.classes[f][k]
 	if k > 0 {
 		low = p.classes[f][k-1]
@@ -487,15 +488,15 @@ func (p *Problem) within(f, k int, do func(bin)) {
 	}
 }
 
-// share is the part of family f's queries that are of class k.
-func (p *Problem) share(f, k int) float64 {
+// classShare is the part of family f's queries that are of class k.
+func (p *Problem) classShare(f, k int) float64 {
 	share := 0.0
-	p.within(f, k, func(b bin) { share += b.share })
+	p.eachBin(f, k, func(b bin) { share += b.share })
 	return share
 }
 
-// choice is layout l of kind k with its rates; it has no partition if it serves nothing.
-func (p *Problem) choice(k, l int) place.Choice {
+// choiceOf is layout l of kind k with its rates; it has no partition if it serves nothing.
+func (p *Problem) choiceOf(k, l int) place.Choice {
 	layout := p.kinds[k].layouts[l]
 	c := place.Choice{Type: k, Layout: p.kinds[k].names[l]}
 	for i, part := range layout.Partitions {
@@ -511,9 +512,9 @@ func (p *Problem) choice(k, l int) place.Choice {
 			if !ok {
 				continue
 			}
-			known := p.latency(&p.variants[v], t)
+			known := p.latenciesOf(&p.variants[v], t)
 			for class := range p.classes[f] {
-				if rate := p.service(f, class, &p.variants[v], known); rate > 0 {
+				if rate := p.serviceRate(f, class, &p.variants[v], known); rate > 0 {
 					services = append(services, place.Service{
 						Class: p.first[f] + class, Variant: v, Rate: rate * float64(lanes),
 					})
@@ -527,8 +528,8 @@ func (p *Problem) choice(k, l int) place.Choice {
 	return c
 }
 
-// service is how many queries/s of a class one lane serves in time with a variant.
-func (p *Problem) service(f, class int, v *Variant, known Latencies) float64 {
+// serviceRate is how many queries/s of a class one lane serves in time with a variant.
+func (p *Problem) serviceRate(f, class int, v *Variant, known Latencies) float64 {
 	largest := slices.IndexFunc(p.sizes[f], func(b bin) bool {
 		return b.largest >= p.classes[f][class]
 	})
@@ -536,7 +537,7 @@ func (p *Problem) service(f, class int, v *Variant, known Latencies) float64 {
 		return 0
 	}
 	sum, share := 0.0, 0.0
-	p.within(f, class, func(b bin) {
+	p.eachBin(f, class, func(b bin) {
 		least := known.Mean(b.mean).Seconds()
 		if v.Merges {
 			for n := 2; n*b.mean <= v.Largest; n *= 2 {
@@ -560,8 +561,8 @@ func (p *Problem) service(f, class int, v *Variant, known Latencies) float64 {
 // Operations Research 29, 1981).
 const burden = .5
 
-// best is the rate at which the fastest agent serves family f with the most accurate variant.
-func (p *Problem) best(f int) float64 {
+// bestRate is the rate at which the fastest agent serves family f with the most accurate variant.
+func (p *Problem) bestRate(f int) float64 {
 	fastest := make([]float64, len(p.classes[f]))
 	accurate := make([]float64, len(p.classes[f]))
 	for _, c := range p.program.Choices {
@@ -581,7 +582,7 @@ func (p *Problem) best(f int) float64 {
 	time := 0.0
 	for k, rate := range fastest {
 		if rate > 0 {
-			time += p.share(f, k) / rate
+			time += p.classShare(f, k) / rate
 		}
 	}
 	if time == 0 {
@@ -590,8 +591,9 @@ func (p *Problem) best(f int) float64 {
 	return 1 / time
 }
 
-// slowest lowers, by family, the rate at which the slowest agent serves it to c's, if that is less.
-func (p *Problem) slowest(c *place.Choice, to []float64) {
+// lowerToSlowest lowers, by family, the rate at which the slowest agent serves it to c's, if that
+// is less.
+func (p *Problem) lowerToSlowest(c *place.Choice, to []float64) {
 	for _, part := range c.Partitions {
 		for _, s := range part {
 			f := p.family[p.program.Variants[s.Variant].Family]
@@ -602,8 +604,8 @@ func (p *Problem) slowest(c *place.Choice, to []float64) {
 	}
 }
 
-// keep is the program in which all agents keep what they have.
-func (p *Problem) keep() *place.Program {
+// keepProgram is the program in which all agents keep what they have.
+func (p *Problem) keepProgram() *place.Program {
 	kept := &place.Program{Variants: p.program.Variants, Classes: p.program.Classes, Seed: p.seed}
 	for c, n := range p.program.Current {
 		if n > 0 {
@@ -616,8 +618,9 @@ func (p *Problem) keep() *place.Program {
 	return kept
 }
 
-// forecast is what a solution of program expects of the families.
-func (p *Problem) forecast(program *place.Program, sol *place.Solution) []place.FamilyForecast {
+// forecastFamilies is what a solution of program expects of the families.
+func (p *Problem) forecastFamilies(program *place.Program,
+	sol *place.Solution) []place.FamilyForecast {
 	flow := make([]float64, len(p.variants))
 	for c := range sol.Flow {
 		for i := range sol.Flow[c] {
@@ -652,8 +655,8 @@ func (p *Problem) forecast(program *place.Program, sol *place.Solution) []place.
 	return all
 }
 
-// assign gives each agent a layout, so that as few models as possible are loaded.
-func (p *Problem) assign(plan *Plan, counts []int) {
+// assignLayouts gives each agent a layout, so that as few models as possible are loaded.
+func (p *Problem) assignLayouts(plan *Plan, counts []int) {
 	plan.layouts = slices.Clone(p.current)
 	byKind := make([][]int, len(p.kinds)) // choices
 	for c, o := range p.choices {
@@ -684,16 +687,16 @@ func (p *Problem) assign(plan *Plan, counts []int) {
 	}
 }
 
-// mostAssigned bounds the agents times layouts of which the best assignment is found at once.
-const mostAssigned = 1 << 20
+// maxAssigned bounds the agents times layouts of which the best assignment is found at once.
+const maxAssigned = 1 << 20
 
 // fill assigns the slots, which are choices, to agents that are free, of which there are as many or
 // more.
 func (p *Problem) fill(plan *Plan, k *kind, slots, free []int) {
 	for len(slots) > 0 {
 		n := len(slots)
-		if n*len(free) > mostAssigned {
-			n = max(1, mostAssigned/len(free))
+		if n*len(free) > maxAssigned {
+			n = max(1, maxAssigned/len(free))
 		}
 		cost := make([]float64, 0, n*len(free))
 		for _, c := range slots[:n] {
@@ -721,8 +724,8 @@ func (p *Problem) fill(plan *Plan, k *kind, slots, free []int) {
 	}
 }
 
-// missing tells of families that no agent can hold, and of variants that fit none.
-func (p *Problem) missing() []Event {
+// missingEvents tells of families that no agent can hold, and of variants that fit none.
+func (p *Problem) missingEvents() []Event {
 	var all []Event
 	served := make([]bool, len(p.families))
 	for _, c := range p.program.Choices {
@@ -738,7 +741,8 @@ func (p *Problem) missing() []Event {
 		var why []string
 		can := false
 		for a := range p.agents {
-			if reason := p.fits(&p.agents[a], l); reason == "" || p.current[a].Has(v.Model) {
+			if reason := p.misfitReason(&p.agents[a], l); reason == "" ||
+				p.current[a].Has(v.Model) {
 				can = true
 				break
 			} else if slices.Contains(p.agents[a].Available, v.Model) {

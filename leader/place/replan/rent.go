@@ -28,7 +28,7 @@ func NewRenting(s *Snapshot, demand []float64) *Renting {
 		latencies: s.Latencies, layouts: s.Layouts, only: map[names.AgentName]bool{},
 	}
 	plan := &Plan{problem: p}
-	p.build(plan)
+	p.buildProgram(plan)
 	p.program.Current, p.program.Change = nil, 0
 	for t := range p.program.Types {
 		p.program.Types[t].Count = 0
@@ -38,5 +38,5 @@ func NewRenting(s *Snapshot, demand []float64) *Renting {
 
 // Forecast is what a solution of the program expects of the families.
 func (r *Renting) Forecast(sol *place.Solution) []place.FamilyForecast {
-	return r.problem.forecast(r.Program, sol)
+	return r.problem.forecastFamilies(r.Program, sol)
 }

@@ -124,23 +124,23 @@ func (r *Replanner) Step(now time.Time, s *Snapshot) *Answer {
 		}
 		r.demand[f.Name].Count(now, f.Arrived)
 	}
-	r.see()
-	r.begin()
-	if !r.settled && (now.Sub(r.began) >= r.cfg.Settle || r.known() >= 10*time.Second) {
+	r.noteAgentChanges()
+	r.beginTerm()
+	if !r.settled && (now.Sub(r.began) >= r.cfg.Settle || r.demandKnownFor() >= 10*time.Second) {
 		r.settled = true
 	}
-	r.failures()
-	r.pins()
-	r.rescue()
+	r.handleLoadFailures()
+	r.applyPins()
+	r.rescueFamilies()
 	answer := &Answer{Next: now.Add(time.Second)}
 	if r.settled {
 		r.takePlan()
-		r.unraise()
-		r.alarms()
-		answer.Solve = r.ask()
+		r.undoRaise()
+		r.checkAlarms()
+		answer.Solve = r.problemToSolve()
 	}
-	r.change()
-	r.retell(answer)
+	r.beginChanges()
+	r.repeatMoves(answer)
 	answer.Placement, answer.Changed = r.placement, r.announced != r.placement.Version
 	answer.Remember = r.remember || answer.Changed
 	answer.Events = r.events
@@ -148,8 +148,8 @@ func (r *Replanner) Step(now time.Time, s *Snapshot) *Answer {
 	return answer
 }
 
-// known is for how long the demand of some family is known.
-func (r *Replanner) known() time.Duration {
+// demandKnownFor is for how long the demand of some family is known.
+func (r *Replanner) demandKnownFor() time.Duration {
 	longest := time.Duration(0)
 	for _, d := range r.demand {
 		longest = max(longest, d.Known(r.now))
@@ -157,18 +157,18 @@ func (r *Replanner) known() time.Duration {
 	return longest
 }
 
-func (r *Replanner) tell(e Event) { r.events = append(r.events, e) }
+func (r *Replanner) addEvent(e Event) { r.events = append(r.events, e) }
 
-// once tells e unless it has been told since it was last forgotten.
-func (r *Replanner) once(key string, e Event) {
+// addEventOnce tells e unless it has been told since it was last forgotten.
+func (r *Replanner) addEventOnce(key string, e Event) {
 	if !r.told[key] {
 		r.told[key] = true
-		r.tell(e)
+		r.addEvent(e)
 	}
 }
 
-// see notes what has changed about the agents.
-func (r *Replanner) see() {
+// noteAgentChanges notes what has changed about the agents.
+func (r *Replanner) noteAgentChanges() {
 	present := map[names.AgentName]bool{}
 	for i := range r.last.Agents {
 		a := &r.last.Agents[i]
@@ -178,9 +178,9 @@ func (r *Replanner) see() {
 		case known == nil:
 			known = &agent{}
 			r.agents[a.Name] = known
-			r.renew(fmt.Sprintf("agent %s joined", a.Name))
+			r.requestPlan(fmt.Sprintf("agent %s joined", a.Name))
 		case a.Draining != known.Draining:
-			r.renew(fmt.Sprintf("agent %s leaves", a.Name))
+			r.requestPlan(fmt.Sprintf("agent %s leaves", a.Name))
 		case a.Type != known.Type || a.Lanes != known.Lanes || a.Cores != known.Cores ||
 			a.Fixed != known.Fixed || a.Memory != known.Memory ||
 			!slices.Equal(a.Available, known.Available):
@@ -191,7 +191,7 @@ func (r *Replanner) see() {
 	for _, name := range slices.Sorted(maps.Keys(r.agents)) {
 		if !present[name] {
 			delete(r.agents, name)
-			r.renew(fmt.Sprintf("agent %s was lost", name))
+			r.requestPlan(fmt.Sprintf("agent %s was lost", name))
 		}
 	}
 	for b, until := range r.barred {
@@ -202,17 +202,17 @@ func (r *Replanner) see() {
 	}
 }
 
-// renew asks for a plan soon; older ones are stale.
-func (r *Replanner) renew(why string) {
+// requestPlan asks for a plan soon; older ones are stale.
+func (r *Replanner) requestPlan(why string) {
 	r.generation++
 	if r.trigger == "" {
 		r.trigger = why
 	}
 }
 
-// begin makes the first placement of the term: the last one that is known, if no agent has taken
-// one that is newer, or else what agents hold.
-func (r *Replanner) begin() {
+// beginTerm makes the first placement of the term: the last one that is known, if no agent has
+// taken one that is newer, or else what agents hold.
+func (r *Replanner) beginTerm() {
 	newest := uint64(0)
 	for _, a := range r.agents {
 		newest = max(newest, a.Taken.Version)
@@ -233,8 +233,9 @@ func (r *Replanner) begin() {
 		// An agent has heard of a placement that this leader does not know, and so it is not the
 		// newest: what the agents hold is nearer to it.
 		clear(r.wanted)
-		r.adopt()
-		r.place(newest+1, "agents know of a newer placement than the leader: what they hold", nil)
+		r.adoptHeld()
+		r.makePlacement(newest+1,
+			"agents know of a newer placement than the leader: what they hold", nil)
 	}
 	listed := true
 	for name, a := range r.agents {
@@ -250,14 +251,14 @@ func (r *Replanner) begin() {
 	}
 	switch {
 	case r.placement.Version == 0:
-		r.place(1, r.placement.Reason, nil)
+		r.makePlacement(1, r.placement.Reason, nil)
 	case !listed: // who has come keeps what it holds, until there is another version
-		r.revise(r.placement.Families)
+		r.reviseForecast(r.placement.Families)
 	}
 }
 
-// revise changes what the placement expects and whom it lists, and no version.
-func (r *Replanner) revise(families []place.FamilyForecast) {
+// reviseForecast changes what the placement expects and whom it lists, and no version.
+func (r *Replanner) reviseForecast(families []place.FamilyForecast) {
 	p := &place.Placement{
 		Version: r.placement.Version, Reason: r.placement.Reason, Families: families,
 		Agents: r.list(r.placement.Version),
@@ -285,15 +286,15 @@ func (r *Replanner) list(version uint64) (all []place.AgentLayout) {
 	return all
 }
 
-// adopt wants of each agent what it holds.
-func (r *Replanner) adopt() {
+// adoptHeld wants of each agent what it holds.
+func (r *Replanner) adoptHeld() {
 	for name, a := range r.agents {
 		r.wanted[name] = a.Held
 	}
 }
 
-// place makes the placement of what is wanted.
-func (r *Replanner) place(version uint64, reason string, families []place.FamilyForecast) {
+// makePlacement makes the placement of what is wanted.
+func (r *Replanner) makePlacement(version uint64, reason string, families []place.FamilyForecast) {
 	if families == nil {
 		families = r.placement.Families
 	}
@@ -307,36 +308,37 @@ func (r *Replanner) place(version uint64, reason string, families []place.Family
 	}
 }
 
-// replace makes the next version of what is wanted, and tells of it.
-func (r *Replanner) replace(kind Kind, reason string, families []place.FamilyForecast) {
+// makeNextVersion makes the next version of what is wanted, and tells of it.
+func (r *Replanner) makeNextVersion(kind Kind, reason string, families []place.FamilyForecast) {
 	before := r.placement
-	r.place(r.placement.Version+1, reason, families)
+	r.makePlacement(r.placement.Version+1, reason, families)
 	changed := 0
 	for _, a := range r.placement.Agents {
 		if a.Since == r.placement.Version {
 			changed++
 		}
 	}
-	r.tell(Event{Kind: kind, Version: r.placement.Version, Text: fmt.Sprintf(
+	r.addEvent(Event{Kind: kind, Version: r.placement.Version, Text: fmt.Sprintf(
 		"placement %d: %s; %d of %d agents change", r.placement.Version, reason, changed,
 		len(r.placement.Agents))})
-	r.watch.placed(r, before)
+	r.watch.watchPlacement(r, before)
 }
 
-// failures takes the failures of loads: the models are barred there, and a plan is made at once.
-func (r *Replanner) failures() {
+// handleLoadFailures takes the failures of loads: the models are barred there, and a plan is made
+// at once.
+func (r *Replanner) handleLoadFailures() {
 	for _, a := range r.last.Agents {
 		known := r.agents[a.Name]
 		if a.State != Failed || known.failed == a.Taken {
 			continue
 		}
 		known.failed = a.Taken
-		r.fails(known, a.Why, a.Failed)
+		r.barModels(known, a.Why, a.Failed)
 	}
 }
 
-// fails bars the models, or all that the agent would have loaded, and wants what it holds.
-func (r *Replanner) fails(a *agent, why string, models []names.ModelKey) {
+// barModels bars the models, or all that the agent would have loaded, and wants what it holds.
+func (r *Replanner) barModels(a *agent, why string, models []names.ModelKey) {
 	if len(models) == 0 {
 		for _, m := range r.wanted[a.Name].Models() {
 			if !a.Held.Has(m) {
@@ -346,7 +348,7 @@ func (r *Replanner) fails(a *agent, why string, models []names.ModelKey) {
 	}
 	for _, m := range models {
 		r.barred[bar{a.Name, m}] = r.now.Add(r.cfg.Bar)
-		r.tell(Event{Kind: LoadFails, Agent: a.Name, Model: m, Version: a.Taken.Version,
+		r.addEvent(Event{Kind: LoadFails, Agent: a.Name, Model: m, Version: a.Taken.Version,
 			Text: fmt.Sprintf("agent %s could not load model %s, and is not asked to for %v: %s",
 				a.Name, m, r.cfg.Bar, why)})
 	}
@@ -354,9 +356,9 @@ func (r *Replanner) fails(a *agent, why string, models []names.ModelKey) {
 		", "))
 	if !r.wanted[a.Name].Equal(a.Held) {
 		r.wanted[a.Name] = a.Held
-		r.replace(Planned, reason, nil)
+		r.makeNextVersion(Planned, reason, nil)
 	}
-	r.renew(reason)
+	r.requestPlan(reason)
 }
 
 // takePlan decides on the plan that has been solved.
@@ -372,27 +374,27 @@ func (r *Replanner) takePlan() {
 	}
 	r.plan = plan
 	clear(r.slower)
-	r.shortfalls(plan)
+	r.reportShortfalls(plan)
 	same := true
 	for i, l := range plan.layouts {
 		same = same && r.wanted[plan.problem.agents[i].Name].Equal(l)
 	}
-	if same || r.watch.barred(r, plan) {
-		r.revise(plan.families)
+	if same || r.watch.isBarred(r, plan) {
+		r.reviseForecast(plan.families)
 		return
 	}
 	for i, l := range plan.layouts {
 		r.wanted[plan.problem.agents[i].Name] = l
 	}
-	r.replace(Planned, plan.problem.reason, plan.families)
+	r.makeNextVersion(Planned, plan.problem.reason, plan.families)
 }
 
-// shortfalls tells of what the plan does not serve, once for as long as it is so.
-func (r *Replanner) shortfalls(plan *Plan) {
+// reportShortfalls tells of what the plan does not serve, once for as long as it is so.
+func (r *Replanner) reportShortfalls(plan *Plan) {
 	told := map[string]bool{}
 	for _, e := range plan.missing {
 		key := string(e.Kind) + e.Text
-		r.once(key, e)
+		r.addEventOnce(key, e)
 		told[key] = true
 	}
 	missing := func(family string) bool {
@@ -406,7 +408,7 @@ func (r *Replanner) shortfalls(plan *Plan) {
 			continue
 		}
 		told[key] = true
-		r.once(key, Event{Kind: Unserved, Family: f.Family, Version: r.placement.Version,
+		r.addEventOnce(key, Event{Kind: Unserved, Family: f.Family, Version: r.placement.Version,
 			Text: fmt.Sprintf("no placement serves all: of %.4g queries/s planned for family %s, "+
 				"%.4g are not served (%.2f %%); %.4g queries/s arrive", f.Demand, f.Family,
 				f.Demand*(1-f.Served), 100*(1-f.Served), f.Rate)})
@@ -419,8 +421,8 @@ func (r *Replanner) shortfalls(plan *Plan) {
 	}
 }
 
-// alarms looks for reasons to plan before the period is over.
-func (r *Replanner) alarms() {
+// checkAlarms looks for reasons to plan before the period is over.
+func (r *Replanner) checkAlarms() {
 	late := r.waitingLate()
 	switch {
 	case late <= r.lateThen: // queries that are late already may wait for calmer times
@@ -474,10 +476,10 @@ func (r *Replanner) slowerThanPlanned() {
 				if new == nil || old == nil || new == old || r.slower[now] {
 					continue
 				}
-				batch := p.typical(m)
+				batch := p.typicalBatch(m)
 				if times := float64(new.Mean(batch)) / float64(old.Mean(batch)); times >= slow {
 					r.slower[now] = true
-					r.tell(Event{Kind: Slower, Agent: a.Name, Model: m,
+					r.addEvent(Event{Kind: Slower, Agent: a.Name, Model: m,
 						Version: r.placement.Version,
 						Text: fmt.Sprintf(
 							"model %s takes %.2f times as long on %s as placement %d "+
@@ -491,8 +493,8 @@ func (r *Replanner) slowerThanPlanned() {
 	}
 }
 
-// typical is a usual batch size of a model's queries.
-func (p *Problem) typical(m names.ModelKey) int {
+// typicalBatch is a usual batch size of a model's queries.
+func (p *Problem) typicalBatch(m names.ModelKey) int {
 	if v, ok := p.model[m]; ok {
 		if f, ok := p.family[p.variants[v].Family]; ok {
 			return p.sizes[f][len(p.sizes[f])/2].mean
@@ -501,8 +503,8 @@ func (p *Problem) typical(m names.ModelKey) int {
 	return 1
 }
 
-// ask returns the problem to solve now, or nil.
-func (r *Replanner) ask() *Problem {
+// problemToSolve returns the problem to solve now, or nil.
+func (r *Replanner) problemToSolve() *Problem {
 	if r.memory.Paused || r.solving != nil && r.solving.generation == r.generation ||
 		len(r.agents) == 0 {
 		return nil
@@ -523,12 +525,12 @@ func (r *Replanner) ask() *Problem {
 	}
 	r.trigger, r.planned, r.solvedAt = "", true, r.now
 	r.lateThen, r.lateSince = r.waitingLate(), time.Time{}
-	r.solving = r.problem(reason)
+	r.solving = r.makeProblem(reason)
 	return r.solving
 }
 
-// problem is the problem as of now.
-func (r *Replanner) problem(reason string) *Problem {
+// makeProblem is the problem as of now.
+func (r *Replanner) makeProblem(reason string) *Problem {
 	p := &Problem{
 		only: map[names.AgentName]bool{}, variants: r.last.Variants, families: r.last.Families,
 		latencies: r.last.Latencies, layouts: r.last.Layouts, barred: maps.Clone(r.barred),
@@ -540,7 +542,7 @@ func (r *Replanner) problem(reason string) *Problem {
 		if a.Draining {
 			continue
 		}
-		if a.Fixed || known.stuckAt.After(r.now) || r.pin(a.Name) != nil {
+		if a.Fixed || known.stuckAt.After(r.now) || r.pinOf(a.Name) != nil {
 			p.only[a.Name] = true
 		}
 		p.agents = append(p.agents, a)
@@ -559,8 +561,8 @@ func (r *Replanner) problem(reason string) *Problem {
 	return p
 }
 
-// pin is the layout to which an operator has pinned an agent, nil if none has.
-func (r *Replanner) pin(name names.AgentName) *place.Layout {
+// pinOf is the layout to which an operator has pinned an agent, nil if none has.
+func (r *Replanner) pinOf(name names.AgentName) *place.Layout {
 	for i := range r.memory.Pins {
 		if r.memory.Pins[i].Agent == name {
 			return &r.memory.Pins[i].Layout

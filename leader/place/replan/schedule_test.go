@@ -113,7 +113,7 @@ func (w *world) arrived() bool {
 		if k.dead || k.fixed {
 			continue
 		}
-		if w.r.pin(k.name) != nil {
+		if w.r.pinOf(k.name) != nil {
 			if !k.held.Equal(w.r.wanted[k.name]) {
 				pinned++
 			}

@@ -13,20 +13,20 @@ import (
 
 // Two rules keep a family that loses an agent served.
 //
-// A family of which a plan leaves one host gets a stand-by: another agent holds the family's fastest
-// variant, too, on the same lanes. It costs memory, and neither accuracy nor served queries, as lanes
-// are not set aside. Only an agent gets one that can still load the largest of its models before it
-// unloads another.
+// A family of which a plan leaves one host gets a stand-by: another agent holds the family's
+// fastest variant, too, on the same lanes. It costs memory, and neither accuracy nor served
+// queries, as lanes are not set aside. Only an agent gets one that can still load the largest of
+// its models before it unloads another.
 //
-// A family of which no host is left gets one at once, be it in the time in which a new leader changes
-// nothing, or between two plans: an agent that has the memory holds the family's fastest variant,
-// too; if none has, one does in place of what it holds, all of which others hold as well.
+// A family of which no host is left gets one at once, be it in the time in which a new leader
+// changes nothing, or between two plans: an agent that has the memory holds the family's fastest
+// variant, too; if none has, one does in place of what it holds, all of which others hold as well.
 
 // hosts is how many agents should host each family, if they can.
 const hosts = 2
 
-// hostless is how long a family has no host before it counts as lost: agents greet a new leader, and
-// links that have broken come back, within it.
+// hostless is how long a family has no host before it counts as lost: agents greet a new leader,
+// and links that have broken come back, within it.
 const hostless = 500 * time.Millisecond
 
 // A roster is agents and what they are to hold.
@@ -55,8 +55,8 @@ func (r *roster) add(family []*Variant, target time.Duration, room bool) int {
 		takes         time.Duration
 		variant       *Variant
 	}
-	// Agents are looked at from behind a host on, so that families with a host each do not all choose
-	// the same agents.
+	// Agents are looked at from behind a host on, so that families with a host each do not all
+	// choose the same agents.
 	first := 1 + slices.IndexFunc(r.layouts, func(l place.Layout) bool { return holds(l, family) })
 	var best *offer
 	better := func(a, b *offer) int {
@@ -127,10 +127,10 @@ func byFamily(variants []Variant) map[string][]*Variant {
 // standBy gives the families stand-bys of which the plan has too few hosts.
 func (p *Problem) standBy(plan *Plan) {
 	to := &roster{
-		agents: p.agents, layouts: plan.layouts, fits: p.fits, bytes: p.bytes,
+		agents: p.agents, layouts: plan.layouts, fits: p.misfitReason, bytes: p.bytes,
 		may: func(i int) bool { return !p.only[p.agents[i].Name] },
 		takes: func(v *Variant, t names.LaneType) time.Duration {
-			f, known := p.family[v.Family], p.latency(v, t)
+			f, known := p.family[v.Family], p.latenciesOf(v, t)
 			if known == nil {
 				return 0
 			}
@@ -158,8 +158,8 @@ func (p *Problem) standBy(plan *Plan) {
 	}
 }
 
-// rescue gives families a host that have lost theirs.
-func (r *Replanner) rescue() {
+// rescueFamilies gives families a host that have lost theirs.
+func (r *Replanner) rescueFamilies() {
 	variants := byFamily(r.last.Variants)
 	there := map[string]int{} // hosts, and agents on their way to be one
 	for _, a := range r.agents {
@@ -172,7 +172,7 @@ func (r *Replanner) rescue() {
 		}
 		seen := map[string]bool{}
 		for _, m := range models {
-			if f := r.family(m); f != "" && !seen[f] {
+			if f := r.familyOf(m); f != "" && !seen[f] {
 				seen[f] = true
 				there[f]++
 			}
@@ -187,21 +187,21 @@ func (r *Replanner) rescue() {
 		case !known:
 			r.hostless[f.Name] = r.now
 		case r.now.Sub(since) >= hostless && !r.memory.Paused:
-			r.host(f, variants[f.Name], there)
+			r.hostFamily(f, variants[f.Name], there)
 		}
 	}
 }
 
-// host has an agent load a variant of a family at once.
-func (r *Replanner) host(f *Family, family []*Variant, there map[string]int) {
+// hostFamily has an agent load a variant of a family at once.
+func (r *Replanner) hostFamily(f *Family, family []*Variant, there map[string]int) {
 	to := &roster{
 		bytes: func(m names.ModelKey) int64 {
-			if v := r.variant(m); v != nil {
+			if v := r.variantOf(m); v != nil {
 				return v.Bytes
 			}
 			return 0
 		},
-		fits: func(a *Agent, l place.Layout) string { return r.reason(r.agents[a.Name], l) },
+		fits: func(a *Agent, l place.Layout) string { return r.misfitReason(r.agents[a.Name], l) },
 		takes: func(v *Variant, t names.LaneType) time.Duration {
 			known := r.last.Latencies[names.TableKey{Model: v.Model, Type: t}]
 			if known == nil {
@@ -214,7 +214,7 @@ func (r *Replanner) host(f *Family, family []*Variant, there map[string]int) {
 	var alike []bool // others hold all that the agent holds
 	for _, name := range slices.Sorted(maps.Keys(r.agents)) {
 		a := r.agents[name]
-		if !a.sentAt.IsZero() || a.State == Changing || r.pin(name) != nil {
+		if !a.sentAt.IsZero() || a.State == Changing || r.pinOf(name) != nil {
 			continue // it is on its way, or has to stay
 		}
 		if holds(r.wanted[name], family) {
@@ -226,9 +226,10 @@ func (r *Replanner) host(f *Family, family []*Variant, there map[string]int) {
 			l = r.wanted[name]
 		}
 		to.agents, to.layouts = append(to.agents, a.Agent), append(to.layouts, l)
-		alike = append(alike, !pending && !slices.ContainsFunc(a.Held.Models(), func(m names.ModelKey) bool {
-			return there[r.family(m)] < 2
-		}))
+		alike = append(alike, !pending && !slices.ContainsFunc(a.Held.Models(),
+			func(m names.ModelKey) bool {
+				return there[r.familyOf(m)] < 2
+			}))
 	}
 	to.may = func(int) bool { return true }
 	i := to.add(family, f.QoSTarget, false)
@@ -246,6 +247,6 @@ func (r *Replanner) host(f *Family, family []*Variant, there map[string]int) {
 	there[f.Name]++
 	delete(r.hostless, f.Name)
 	reason := fmt.Sprintf("family %s has no host", f.Name)
-	r.replace(Planned, reason, nil)
-	r.renew(reason)
+	r.makeNextVersion(Planned, reason, nil)
+	r.requestPlan(reason)
 }

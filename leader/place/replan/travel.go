@@ -42,10 +42,10 @@ type census struct {
 	stay map[string]int
 }
 
-// change begins as many changes as may begin now.
-func (r *Replanner) change() {
+// beginChanges begins as many changes as may begin now.
+func (r *Replanner) beginChanges() {
 	r.moving = travel{}
-	c := r.census()
+	c := r.takeCensus()
 	var pending []*host
 	for _, h := range c.hosts {
 		switch {
@@ -61,31 +61,31 @@ func (r *Replanner) change() {
 	}
 	if r.memory.Paused {
 		for _, h := range pending {
-			if r.pin(h.Name) == nil && !r.memory.RolledBack {
+			if r.pinOf(h.Name) == nil && !r.memory.RolledBack {
 				r.wait(h, "placements are paused")
 			}
 		}
 		pending = slices.DeleteFunc(pending, func(h *host) bool {
-			return r.pin(h.Name) == nil && !r.memory.RolledBack
+			return r.pinOf(h.Name) == nil && !r.memory.RolledBack
 		})
 	}
-	short := r.short(c)
+	short := r.lanesShort(c)
 	gain := map[names.AgentName]float64{}
 	for _, h := range pending {
-		gain[h.Name] = r.gain(h, short)
+		gain[h.Name] = r.gainOfChange(h, short)
 	}
 	slices.SortStableFunc(pending, func(a, b *host) int {
 		return cmp.Or(-cmp.Compare(gain[a.Name], gain[b.Name]), cmp.Compare(a.Name, b.Name))
 	})
 	var last []*host
 	for _, h := range pending {
-		why, lastHost := r.may(c, h)
+		why, lastHost := r.mayChange(c, h)
 		if why == "" {
 			r.start(c, h)
 			continue
 		}
 		r.wait(h, why)
-		if lastHost && r.pin(h.Name) == nil { // whoever is pinned waits for as long as it takes
+		if lastHost && r.pinOf(h.Name) == nil { // whoever is pinned waits for as long as it takes
 			last = append(last, h)
 		}
 	}
@@ -95,8 +95,8 @@ func (r *Replanner) change() {
 	}
 }
 
-// census counts who serves what.
-func (r *Replanner) census() *census {
+// takeCensus counts who serves what.
+func (r *Replanner) takeCensus() *census {
 	c := &census{
 		lanes: map[string]int{}, away: map[string]int{}, busy: map[string]int{},
 		stay: map[string]int{},
@@ -111,12 +111,12 @@ func (r *Replanner) census() *census {
 		if !a.sentAt.IsZero() {
 			before = a.held
 		}
-		h.lanes = r.lanes(a, before)
+		h.lanes = r.lanesByFamily(a, before)
 		c.hosts = append(c.hosts, h)
 		if a.Draining {
 			continue
 		}
-		to := r.lanes(a, a.sent.Layout)
+		to := r.lanesByFamily(a, a.sent.Layout)
 		for family, n := range h.lanes {
 			c.lanes[family] += n
 			switch {
@@ -132,13 +132,13 @@ func (r *Replanner) census() *census {
 	return c
 }
 
-// lanes is, by family, how many lanes of an agent with a layout serve it.
-func (r *Replanner) lanes(a *agent, l place.Layout) map[string]int {
+// lanesByFamily is, by family, how many lanes of an agent with a layout serve it.
+func (r *Replanner) lanesByFamily(a *agent, l place.Layout) map[string]int {
 	by := map[string]int{}
 	for _, p := range l.Partitions {
 		seen := map[string]bool{}
 		for _, m := range p.Models {
-			if f := r.family(m); f != "" && !seen[f] {
+			if f := r.familyOf(m); f != "" && !seen[f] {
 				seen[f] = true
 				by[f] += max(1, cmp.Or(p.Lanes, a.Lanes))
 			}
@@ -147,16 +147,16 @@ func (r *Replanner) lanes(a *agent, l place.Layout) map[string]int {
 	return by
 }
 
-// family is the family of which a model is a variant; "" if none is known.
-func (r *Replanner) family(m names.ModelKey) string {
-	if v := r.variant(m); v != nil {
+// familyOf is the family of which a model is a variant; "" if none is known.
+func (r *Replanner) familyOf(m names.ModelKey) string {
+	if v := r.variantOf(m); v != nil {
 		return v.Family
 	}
 	return ""
 }
 
-// variant is what is known of a model, nil if nothing is.
-func (r *Replanner) variant(m names.ModelKey) *Variant {
+// variantOf is what is known of a model, nil if nothing is.
+func (r *Replanner) variantOf(m names.ModelKey) *Variant {
 	i, ok := slices.BinarySearchFunc(r.last.Variants, m, func(v Variant, m names.ModelKey) int {
 		return cmp.Compare(v.Model, m)
 	})
@@ -169,32 +169,33 @@ func (r *Replanner) variant(m names.ModelKey) *Variant {
 // load is how long loading the models of to that from does not have usually takes.
 func (r *Replanner) load(from, to place.Layout) (all time.Duration) {
 	for _, m := range to.Models() {
-		if v := r.variant(m); v != nil && !from.Has(m) {
+		if v := r.variantOf(m); v != nil && !from.Has(m) {
 			all += cmp.Or(v.Load, usualLoad)
 		}
 	}
 	return all
 }
 
-// fit reports whether what an agent holds and what it should hold fit into its memory together.
-func (r *Replanner) fit(a *agent, l place.Layout) bool { return r.both(a, a.Held, l) }
+// fitsBeside reports whether what an agent holds and what it should hold fit into its memory
+// together.
+func (r *Replanner) fitsBeside(a *agent, l place.Layout) bool { return r.fitTogether(a, a.Held, l) }
 
-// both reports whether the models of two layouts fit into an agent's memory together.
-func (r *Replanner) both(a *agent, k, l place.Layout) bool {
+// fitTogether reports whether the models of two layouts fit into an agent's memory together.
+func (r *Replanner) fitTogether(a *agent, k, l place.Layout) bool {
 	sum := int64(0)
 	for _, m := range union(k, l) {
-		if v := r.variant(m); v != nil {
+		if v := r.variantOf(m); v != nil {
 			sum += v.Bytes
 		}
 	}
 	return a.Memory == 0 || sum <= a.Memory
 }
 
-// may says why an agent may not begin to change now, "" if it may; and whether that is because it
-// is the last host of a family.
-func (r *Replanner) may(c *census, h *host) (why string, last bool) {
+// mayChange says why an agent may not begin to change now, "" if it may; and whether that is
+// because it is the last host of a family.
+func (r *Replanner) mayChange(c *census, h *host) (why string, last bool) {
 	wanted := r.wanted[h.Name]
-	to, fits := r.lanes(h.agent, wanted), r.fit(h.agent, wanted)
+	to, fits := r.lanesByFamily(h.agent, wanted), r.fitsBeside(h.agent, wanted)
 	for _, f := range slices.Sorted(maps.Keys(h.lanes)) {
 		n := h.lanes[f]
 		if c.stay[f] <= 1 && !(fits && to[f] > 0) {
@@ -214,7 +215,7 @@ func (r *Replanner) may(c *census, h *host) (why string, last bool) {
 func (r *Replanner) start(c *census, h *host) {
 	wanted := r.wanted[h.Name]
 	h.away = true
-	drain, to := !r.fit(h.agent, wanted), r.lanes(h.agent, wanted)
+	drain, to := !r.fitsBeside(h.agent, wanted), r.lanesByFamily(h.agent, wanted)
 	for f, n := range h.lanes {
 		if c.stay[f]--; drain || to[f] < n {
 			c.away[f] += n
@@ -234,10 +235,11 @@ func (r *Replanner) start(c *census, h *host) {
 func (r *Replanner) goOn(c *census, h *host) {
 	taken := h.sentAt.IsZero() || h.Taken.Compare(h.sent.Stamp) >= 0
 	wanted := r.wanted[h.Name]
-	if !taken && !h.sent.Layout.Equal(wanted) && r.supersedes(c, h) {
+	if !taken && !h.sent.Layout.Equal(wanted) && r.maySupersede(c, h) {
 		// For all that is known it has not begun, and the newer version supersedes the move, which
 		// may be on its way. That the agent should now stay as it is has to be said, too.
-		h.sent.DrainFirst = !r.fit(h.agent, wanted) || !r.both(h.agent, h.sent.Layout, wanted)
+		h.sent.DrainFirst = !r.fitsBeside(h.agent, wanted) || !r.fitTogether(h.agent,
+			h.sent.Layout, wanted)
 		h.sent.Layout, h.sent.Why = wanted, r.placement.Reason
 		h.sent.Stamp.Version = r.placement.Version
 	}
@@ -253,23 +255,23 @@ func (r *Replanner) goOn(c *census, h *host) {
 	load := r.load(place.Layout{}, h.sent.Layout)
 	key := fmt.Sprintf("%s %s %d", Stuck, h.Name, h.sent.Stamp.Version)
 	if r.now.Sub(h.sentAt) > 10*load+patience {
-		r.once(key, Event{Kind: Stuck, Agent: h.Name, Version: h.sent.Stamp.Version,
+		r.addEventOnce(key, Event{Kind: Stuck, Agent: h.Name, Version: h.sent.Stamp.Version,
 			Text: fmt.Sprintf("agent %s has been on its way to %s for %v", h.Name, h.sent.Layout,
 				r.now.Sub(h.sentAt).Round(time.Second))})
 		if h.stuckAt.Before(r.now) {
 			h.stuckAt = r.now.Add(r.cfg.Bar)
-			r.renew(fmt.Sprintf("agent %s does not get where it should", h.Name))
+			r.requestPlan(fmt.Sprintf("agent %s does not get where it should", h.Name))
 		}
 	}
 }
 
-// supersedes reports whether a move that may be on its way, or done already, may be followed by
+// maySupersede reports whether a move that may be on its way, or done already, may be followed by
 // what is wanted now: no family has to lose a last host, whether the agent has begun or not.
-func (r *Replanner) supersedes(c *census, h *host) bool {
+func (r *Replanner) maySupersede(c *census, h *host) bool {
 	wanted := r.wanted[h.Name]
-	to := r.lanes(h.agent, wanted)
-	fits := r.fit(h.agent, wanted) && r.both(h.agent, h.sent.Layout, wanted)
-	before := r.lanes(h.agent, h.sent.Layout)
+	to := r.lanesByFamily(h.agent, wanted)
+	fits := r.fitsBeside(h.agent, wanted) && r.fitTogether(h.agent, h.sent.Layout, wanted)
+	before := r.lanesByFamily(h.agent, h.sent.Layout)
 	for f, n := range h.lanes { // of a family that it was to serve all the while
 		stayed := !h.sent.DrainFirst && before[f] >= n
 		if stayed && !(fits && to[f] >= n) && c.away[f] > 0 && 4*(c.away[f]+n) > c.lanes[f] {
@@ -277,7 +279,7 @@ func (r *Replanner) supersedes(c *census, h *host) bool {
 		}
 	}
 	for _, l := range []place.Layout{h.held, h.sent.Layout} {
-		for f := range r.lanes(h.agent, l) {
+		for f := range r.lanesByFamily(h.agent, l) {
 			if c.stay[f] == 0 && !(fits && to[f] > 0) {
 				return false
 			}
@@ -296,27 +298,27 @@ func (r *Replanner) wait(h *host, why string) {
 func (r *Replanner) unlock(last []*host) {
 	for _, h := range last {
 		both := place.NewLayout(union(h.Held, r.wanted[h.Name])...)
-		if r.fit(h.agent, r.wanted[h.Name]) && r.reason(h.agent, both) == "" {
-			r.keeps(
+		if r.fitsBeside(h.agent, r.wanted[h.Name]) && r.misfitReason(h.agent, both) == "" {
+			r.keepLayout(
 				h, both,
 				fmt.Sprintf("agent %s is the last host of a family: it holds both", h.Name))
 			return
 		}
 	}
 	h := last[0]
-	r.tell(Event{Kind: Stuck, Agent: h.Name, Version: r.placement.Version, Text: fmt.Sprintf(
+	r.addEvent(Event{Kind: Stuck, Agent: h.Name, Version: r.placement.Version, Text: fmt.Sprintf(
 		"agent %s cannot change from %s to %s: it is the last host of a family, and both do not "+
 			"fit "+
 			"into its memory; it keeps what it holds", h.Name, h.Held, r.wanted[h.Name])})
-	r.keeps(h, h.Held, fmt.Sprintf("agent %s is the last host of a family", h.Name))
+	r.keepLayout(h, h.Held, fmt.Sprintf("agent %s is the last host of a family", h.Name))
 }
 
-// keeps wants a layout of an agent, and plans with that for a while.
-func (r *Replanner) keeps(h *host, l place.Layout, reason string) {
+// keepLayout wants a layout of an agent, and plans with that for a while.
+func (r *Replanner) keepLayout(h *host, l place.Layout, reason string) {
 	h.stuckAt = r.now.Add(r.cfg.Bar)
 	r.wanted[h.Name] = l
-	r.replace(Planned, reason, nil)
-	r.renew(reason)
+	r.makeNextVersion(Planned, reason, nil)
+	r.requestPlan(reason)
 }
 
 func union(a, b place.Layout) []names.ModelKey {
@@ -325,29 +327,29 @@ func union(a, b place.Layout) []names.ModelKey {
 	return slices.Compact(all)
 }
 
-// short is, by family, how many lanes fewer than wanted serve it.
-func (r *Replanner) short(c *census) map[string]int {
+// lanesShort is, by family, how many lanes fewer than wanted serve it.
+func (r *Replanner) lanesShort(c *census) map[string]int {
 	short := map[string]int{}
 	for _, h := range c.hosts {
 		if h.Draining {
 			continue
 		}
-		for f, n := range r.lanes(h.agent, r.wanted[h.Name]) {
+		for f, n := range r.lanesByFamily(h.agent, r.wanted[h.Name]) {
 			short[f] += n
 		}
-		for f, n := range r.lanes(h.agent, h.Held) {
+		for f, n := range r.lanesByFamily(h.agent, h.Held) {
 			short[f] -= n
 		}
 	}
 	return short
 }
 
-// gain orders changes: those first that bring lanes to families that lack some and take none from
-// such, by what they bring in a second of loading.
-func (r *Replanner) gain(h *host, short map[string]int) float64 {
+// gainOfChange orders changes: those first that bring lanes to families that lack some and take
+// none from such, by what they bring in a second of loading.
+func (r *Replanner) gainOfChange(h *host, short map[string]int) float64 {
 	wanted := r.wanted[h.Name]
 	gain := 0.0
-	for f, n := range r.lanes(h.agent, wanted) {
+	for f, n := range r.lanesByFamily(h.agent, wanted) {
 		gain += float64(min(n, max(0, short[f]+h.lanes[f])))
 	}
 	for f, n := range h.lanes {
@@ -359,7 +361,7 @@ func (r *Replanner) gain(h *host, short map[string]int) float64 {
 	return gain / load.Seconds()
 }
 
-// retell adds the moves and waits to an answer.
-func (r *Replanner) retell(a *Answer) {
+// repeatMoves adds the moves and waits to an answer.
+func (r *Replanner) repeatMoves(a *Answer) {
 	a.Moves, a.Waits = r.moving.moves, r.moving.waits
 }

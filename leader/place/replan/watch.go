@@ -40,7 +40,7 @@ func (t tally) lateSince(o tally) (share float64, ok bool) {
 	return float64(t.late-o.late) / float64(t.ended-o.ended), true
 }
 
-func (r *Replanner) tally() tally {
+func (r *Replanner) tallyQueries() tally {
 	t := tally{at: r.now}
 	for i := range r.last.Families {
 		t.ended += r.last.Families[i].Ended
@@ -49,10 +49,10 @@ func (r *Replanner) tally() tally {
 	return t
 }
 
-// placed begins to watch the placement that has just been made in place of another.
-func (w *watch) placed(r *Replanner, before *place.Placement) {
+// watchPlacement begins to watch the placement that has just been made in place of another.
+func (w *watch) watchPlacement(r *Replanner, before *place.Placement) {
 	w.before, w.since, w.half, w.was = before, time.Time{}, false, 0
-	now := r.tally()
+	now := r.tallyQueries()
 	for _, t := range w.history {
 		if now.at.Sub(t.at) <= 2*r.cfg.Period {
 			if share, ok := now.lateSince(t); ok {
@@ -67,10 +67,10 @@ func (w *watch) placed(r *Replanner, before *place.Placement) {
 	}
 }
 
-// unraise takes back a placement that has made more queries late in each of two periods.
-func (r *Replanner) unraise() {
+// undoRaise takes back a placement that has made more queries late in each of two periods.
+func (r *Replanner) undoRaise() {
 	w := &r.watch
-	now := r.tally()
+	now := r.tallyQueries()
 	if n := len(w.history); n == 0 || now.at.Sub(w.history[n-1].at) >= time.Second {
 		w.history = append(w.history, now)
 		old := slices.IndexFunc(w.history, func(t tally) bool {
@@ -82,7 +82,7 @@ func (r *Replanner) unraise() {
 		return
 	}
 	if w.since.IsZero() {
-		if r.arrived() {
+		if r.hasArrived() {
 			w.since, w.base, w.half, w.agents = r.now, now, false, len(r.agents)
 		}
 		return
@@ -103,13 +103,13 @@ func (r *Replanner) unraise() {
 		before := w.before
 		w.before = nil
 		if ok && raised(share) {
-			r.undo(before, share)
+			r.undoPlacement(before, share)
 		}
 	}
 }
 
-// arrived reports whether all agents hold what they should.
-func (r *Replanner) arrived() bool {
+// hasArrived reports whether all agents hold what they should.
+func (r *Replanner) hasArrived() bool {
 	for name, a := range r.agents {
 		if !a.Fixed && !a.Draining && (a.State == Changing || !a.Held.Equal(r.wanted[name])) {
 			return false
@@ -128,37 +128,37 @@ func (r *Replanner) moreThan(demand map[string]float64) bool {
 	return false
 }
 
-// undo goes back to the placement before.
-func (r *Replanner) undo(before *place.Placement, share float64) {
+// undoPlacement goes back to the placement before.
+func (r *Replanner) undoPlacement(before *place.Placement, share float64) {
 	w := &r.watch
 	if w.undone == nil {
 		w.undone = map[string]time.Time{}
 	}
-	w.undone[r.signature(r.wanted)] = r.now.Add(r.cfg.Bar)
+	w.undone[r.signatureOf(r.wanted)] = r.now.Add(r.cfg.Bar)
 	w.calm = r.now.Add(6 * r.cfg.Period)
 	bad := r.placement.Version
-	r.back(before)
+	r.returnTo(before)
 	r.generation++
-	r.replace(
+	r.makeNextVersion(
 		Undone, fmt.Sprintf("placement %d is undone: %.2f %% of the queries were late over two "+
 			"periods, %.2f %% before", bad, 100*share, 100*w.was), nil)
 	w.before = nil // it is known
 }
 
-// back wants what a placement says of the agents that there are and may hold it.
-func (r *Replanner) back(to *place.Placement) {
+// returnTo wants what a placement says of the agents that there are and may hold it.
+func (r *Replanner) returnTo(to *place.Placement) {
 	for _, a := range to.Agents {
 		known := r.agents[a.Agent]
-		if known != nil && r.pin(a.Agent) == nil && r.reason(known, a.Layout) == "" {
+		if known != nil && r.pinOf(a.Agent) == nil && r.misfitReason(known, a.Layout) == "" {
 			r.wanted[a.Agent] = a.Layout
 		}
 	}
 }
 
-// reason is why an agent cannot hold a layout, "" if it can.
-func (r *Replanner) reason(a *agent, l place.Layout) string {
+// misfitReason is why an agent cannot hold a layout, "" if it can.
+func (r *Replanner) misfitReason(a *agent, l place.Layout) string {
 	bytes := func(m names.ModelKey) int64 {
-		if v := r.variant(m); v != nil {
+		if v := r.variantOf(m); v != nil {
 			return v.Bytes
 		}
 		return 0
@@ -169,8 +169,8 @@ func (r *Replanner) reason(a *agent, l place.Layout) string {
 	})
 }
 
-// barred reports whether the plan is a placement that was undone not long ago.
-func (w *watch) barred(r *Replanner, plan *Plan) bool {
+// isBarred reports whether the plan is a placement that was undone not long ago.
+func (w *watch) isBarred(r *Replanner, plan *Plan) bool {
 	maps.DeleteFunc(w.undone, func(_ string, until time.Time) bool { return !r.now.Before(until) })
 	if len(w.undone) == 0 {
 		return false
@@ -179,12 +179,12 @@ func (w *watch) barred(r *Replanner, plan *Plan) bool {
 	for i, l := range plan.layouts {
 		wanted[plan.problem.agents[i].Name] = l
 	}
-	_, is := w.undone[r.signature(wanted)]
+	_, is := w.undone[r.signatureOf(wanted)]
 	return is
 }
 
-// signature names how many agents of each type have which layout.
-func (r *Replanner) signature(wanted map[names.AgentName]place.Layout) string {
+// signatureOf names how many agents of each type have which layout.
+func (r *Replanner) signatureOf(wanted map[names.AgentName]place.Layout) string {
 	var all []string
 	for name, a := range r.agents {
 		all = append(all, string(a.Type)+" "+wanted[name].String())

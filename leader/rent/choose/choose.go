@@ -203,7 +203,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 		if rate == 0 {
 			objective = plan.MostThroughput
 		}
-		return c.plan(ctx, f, objective, rate, budget)
+		return c.planOnDemand(ctx, f, objective, rate, budget)
 	}
 	g, err := newGuard(&c.config, f)
 	if err != nil {
@@ -212,24 +212,24 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	choice := &Choice{Rate: rate}
 	switch {
 	case c.config.Budget > 0:
-		if choice.Counts, err = ideal(0); err == nil && c.config.guards() {
-			choice.Counts, err = g.highest(ctx, choice.Counts, budget, ideal)
+		if choice.Counts, err = ideal(0); err == nil && c.config.needsGuard() {
+			choice.Counts, err = g.bestWithinBudget(ctx, choice.Counts, budget, ideal)
 		}
-	case c.config.guards():
-		choice.Counts, err = g.cheapest(rate, budget, ideal, 1, 1.2, 1.5)
+	case c.config.needsGuard():
+		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1, 1.2, 1.5)
 	default:
 		choice.Counts, err = ideal(rate)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.weigh(choice, f, g)
+	c.weighChange(choice, f, g)
 	return choice, nil
 }
 
-// plan plans on-demand machines beside those that are not rented: for the least cost of a rate, or
-// for the highest rate of a budget, in $/hr.
-func (c *Chooser) plan(ctx context.Context, f *Fleet, objective plan.Objective, rate,
+// planOnDemand plans on-demand machines beside those that are not rented: for the least cost of a
+// rate, or for the highest rate of a budget, in $/hr.
+func (c *Chooser) planOnDemand(ctx context.Context, f *Fleet, objective plan.Objective, rate,
 	budget float64) (map[rent.Kind]int, error) {
 	p := *f.Problem
 	p.Types, p.Models = nil, slices.Clone(f.Problem.Models)
@@ -320,8 +320,8 @@ func (c *Chooser) plan(ctx context.Context, f *Fleet, objective plan.Objective, 
 	return c.fill(counts, total, f.Prices), nil
 }
 
-// priced is the problem with a price for each type, so that it can be analysed.
-func (f *Fleet) priced() *plan.Problem {
+// pricedProblem is the problem with a price for each type, so that it can be analysed.
+func (f *Fleet) pricedProblem() *plan.Problem {
 	p := *f.Problem
 	p.Types = slices.Clone(p.Types)
 	for i := range p.Types {
@@ -337,7 +337,7 @@ func (f *Fleet) priced() *plan.Problem {
 // Serves is a function that says what so many agents are expected to serve, in queries/s, for the
 // problem's demand; types without latencies serve nothing. It remembers its answers.
 func Serves(problem *plan.Problem) (func(map[profiles.InstanceType]int) float64, error) {
-	a, err := plan.Analyse((&Fleet{Problem: problem}).priced())
+	a, err := plan.Analyse((&Fleet{Problem: problem}).pricedProblem())
 	if err != nil {
 		return nil, err
 	}
@@ -368,8 +368,8 @@ func serves(a *plan.Analysis, config plan.Configuration) float64 {
 	return limit.Rate * cmp.Or(a.Problem.Efficiency, plan.DefaultEfficiency)
 }
 
-// weigh says whether the choice is worth a change.
-func (c *Chooser) weigh(choice *Choice, f *Fleet, g *guard) {
+// weighChange says whether the choice is worth a change.
+func (c *Chooser) weighChange(choice *Choice, f *Fleet, g *guard) {
 	overlap := 0.0
 	for kind, n := range choice.Counts {
 		choice.Price += float64(n) * f.Prices[kind]
@@ -378,8 +378,8 @@ func (c *Chooser) weigh(choice *Choice, f *Fleet, g *guard) {
 	for kind, n := range f.Desired {
 		choice.Now += float64(n) * f.Prices[kind]
 	}
-	choice.Serves = g.rate(choice.Counts)
-	now := g.rate(f.Desired)
+	choice.Serves = g.safeRate(choice.Counts)
+	now := g.safeRate(f.Desired)
 	if c.last != nil && maps.Equal(c.last, choice.Counts) {
 		c.agreed++
 	} else {
@@ -387,7 +387,7 @@ func (c *Chooser) weigh(choice *Choice, f *Fleet, g *guard) {
 	}
 	same := Text(choice.Counts) == Text(f.Desired)
 	saves := choice.Now - choice.Price
-	within := c.within(f)
+	within := c.limitFault(f)
 	worth := false
 	switch {
 	case same:
@@ -418,11 +418,11 @@ func (c *Chooser) weigh(choice *Choice, f *Fleet, g *guard) {
 	if c.waits = worth && !choice.Change; c.waits {
 		choice.Why += "; another plan has to agree"
 	}
-	choice.Why += c.config.bears()
+	choice.Why += c.config.describeLosses()
 }
 
-// within says how the desired counts break the limits; "" if they do not.
-func (c *Chooser) within(f *Fleet) string {
+// limitFault says how the desired counts break the limits; "" if they do not.
+func (c *Chooser) limitFault(f *Fleet) string {
 	total, price := 0, 0.0
 	of := map[profiles.InstanceType]int{}
 	for _, kind := range slices.SortedFunc(maps.Keys(f.Desired), rent.Kind.Compare) {
@@ -432,7 +432,7 @@ func (c *Chooser) within(f *Fleet) string {
 		of[kind.Type] += n
 		l, ok := c.config.Types[kind.Type]
 		switch {
-		case n > 0 && kind.Market == rent.Spot && !c.config.spots(kind.Type):
+		case n > 0 && kind.Market == rent.Spot && !c.config.allowsSpot(kind.Type):
 			return fmt.Sprintf("the limits allow 0 of %s", kind)
 		case n > 0 && !ok || l.Max > 0 && of[kind.Type] > l.Max:
 			return fmt.Sprintf("the limits allow %d of %s", l.Max, kind.Type)

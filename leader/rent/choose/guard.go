@@ -27,11 +27,11 @@ type guard struct {
 	known  map[string]float64
 }
 
-// guards reports whether a fleet must bear anything.
-func (c *Config) guards() bool { return c.Spare > 0 || c.SpotShare > 0 }
+// needsGuard reports whether a fleet must bear anything.
+func (c *Config) needsGuard() bool { return c.Spare > 0 || c.SpotShare > 0 }
 
-// bears says in words what Config has a fleet bear.
-func (c *Config) bears() string {
+// describeLosses says in words what Config has a fleet bear.
+func (c *Config) describeLosses() string {
 	var parts []string
 	if c.Spare > 0 {
 		parts = append(parts, "one machine lost")
@@ -46,8 +46,8 @@ func (c *Config) bears() string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// spots reports whether a type may be rented as spot machines.
-func (c *Config) spots(t profiles.InstanceType) bool {
+// allowsSpot reports whether a type may be rented as spot machines.
+func (c *Config) allowsSpot(t profiles.InstanceType) bool {
 	l, ok := c.Types[t]
 	return ok && c.SpotShare > 0 && !l.OnDemand
 }
@@ -66,7 +66,7 @@ func newGuard(c *Config, f *Fleet) (*guard, error) {
 		}
 		for _, market := range []rent.Market{rent.OnDemand, rent.Spot} {
 			kind := rent.Kind{Type: t.Name, Market: market}
-			if f.Prices[kind] <= 0 || market == rent.Spot && !c.spots(t.Name) {
+			if f.Prices[kind] <= 0 || market == rent.Spot && !c.allowsSpot(t.Name) {
 				continue
 			}
 			most := l.Max
@@ -87,10 +87,10 @@ func newGuard(c *Config, f *Fleet) (*guard, error) {
 	return g, nil
 }
 
-// losses calls do with what the counts serve after each loss that they must bear, divided by the
+// eachLoss calls do with what the counts serve after each loss that they must bear, divided by the
 // share of the load that must then be served: in queries/s of the load before. The number of calls
 // does not depend on counts.
-func (g *guard) losses(counts map[rent.Kind]int, do func(rate float64)) {
+func (g *guard) eachLoss(counts map[rent.Kind]int, do func(rate float64)) {
 	all, spot := maps.Clone(g.foreign), map[profiles.InstanceType]int{}
 	if all == nil {
 		all = map[profiles.InstanceType]int{}
@@ -130,33 +130,33 @@ func (g *guard) losses(counts map[rent.Kind]int, do func(rate float64)) {
 	}
 }
 
-// rate is the load, in queries/s, that may be planned for the counts.
-func (g *guard) rate(counts map[rent.Kind]int) float64 {
+// safeRate is the load, in queries/s, that may be planned for the counts.
+func (g *guard) safeRate(counts map[rent.Kind]int) float64 {
 	key := Text(counts)
 	rate, ok := g.known[key]
 	if !ok {
 		rate = math.Inf(1)
-		g.losses(counts, func(r float64) { rate = min(rate, r) })
+		g.eachLoss(counts, func(r float64) { rate = min(rate, r) })
 		g.known[key] = rate
 	}
 	return rate
 }
 
-// towards is how near the counts come to bearing a rate after each loss.
-func (g *guard) towards(counts map[rent.Kind]int, rate float64) (sum float64) {
-	g.losses(counts, func(r float64) { sum += min(r, rate) })
+// progressTo is how near the counts come to bearing a rate after each loss.
+func (g *guard) progressTo(counts map[rent.Kind]int, rate float64) (sum float64) {
+	g.eachLoss(counts, func(r float64) { sum += min(r, rate) })
 	return sum
 }
 
-func (g *guard) price(counts map[rent.Kind]int) (usd float64) {
+func (g *guard) priceUSD(counts map[rent.Kind]int) (usd float64) {
 	for kind, n := range counts {
 		usd += float64(n) * g.prices[kind]
 	}
 	return usd
 }
 
-// allows reports whether the limits allow one more of a kind.
-func (g *guard) allows(counts map[rent.Kind]int, kind rent.Kind) bool {
+// allowsOneMore reports whether the limits allow one more of a kind.
+func (g *guard) allowsOneMore(counts map[rent.Kind]int, kind rent.Kind) bool {
 	of := counts[rent.Kind{Type: kind.Type}] + counts[rent.Kind{Type: kind.Type, Market: rent.Spot}]
 	most := g.config.Types[kind.Type].Max
 	return counts[kind] < g.most[kind] && (most == 0 || of < most)
@@ -165,14 +165,14 @@ func (g *guard) allows(counts map[rent.Kind]int, kind rent.Kind) bool {
 // grow adds machines, that first which helps most for its price, until the counts bear the rate or
 // nothing that helps is within the limits.
 func (g *guard) grow(counts map[rent.Kind]int, rate, budget float64) {
-	for g.rate(counts) < rate {
-		best, worth, now := rent.Kind{}, 0.0, g.towards(counts, rate)
+	for g.safeRate(counts) < rate {
+		best, worth, now := rent.Kind{}, 0.0, g.progressTo(counts, rate)
 		for _, kind := range g.kinds {
-			if !g.allows(counts, kind) || g.price(counts)+g.prices[kind] > budget+1e-9 {
+			if !g.allowsOneMore(counts, kind) || g.priceUSD(counts)+g.prices[kind] > budget+1e-9 {
 				continue
 			}
 			counts[kind]++
-			if w := (g.towards(counts, rate) - now) / g.prices[kind]; w > worth*(1+1e-9)+1e-9 {
+			if w := (g.progressTo(counts, rate) - now) / g.prices[kind]; w > worth*(1+1e-9)+1e-9 {
 				best, worth = kind, w
 			}
 			counts[kind]--
@@ -203,14 +203,15 @@ func (g *guard) trim(counts map[rent.Kind]int, rate float64) {
 				continue
 			}
 			counts[kind]--
-			if g.prices[kind] > saves && total > g.config.MinInstances && g.rate(counts) >= rate {
+			if g.prices[kind] > saves && total > g.config.MinInstances &&
+				g.safeRate(counts) >= rate {
 				out, in, saves = kind, rent.Kind{}, g.prices[kind]
 			}
 			for _, other := range g.kinds {
 				if save := g.prices[kind] - g.prices[other]; save > saves &&
-					g.allows(counts, other) {
+					g.allowsOneMore(counts, other) {
 					counts[other]++
-					if g.rate(counts) >= rate {
+					if g.safeRate(counts) >= rate {
 						out, in, saves = kind, other, save
 					}
 					counts[other]--
@@ -229,22 +230,22 @@ func (g *guard) trim(counts map[rent.Kind]int, rate float64) {
 	}
 }
 
-// cheapest is the cheapest fleet found that bears the rate, or that which bears most where none
-// within the limits does. It begins with the plans that ideal gives for multiples of the rate.
-func (g *guard) cheapest(rate, budget float64, ideal func(float64) (map[rent.Kind]int, error),
+// cheapestFleet is the cheapest fleet found that bears the rate, or that which bears most where
+// none within the limits does. It begins with the plans that ideal gives for multiples of the rate.
+func (g *guard) cheapestFleet(rate, budget float64, ideal func(float64) (map[rent.Kind]int, error),
 	multiples ...float64) (best map[rent.Kind]int, err error) {
 	for _, more := range multiples {
 		counts, err := ideal(rate * more)
 		if err != nil {
 			return nil, err
 		}
-		for bears := -1.0; g.rate(counts) > bears && bears < rate; {
-			bears = g.rate(counts)
+		for bears := -1.0; g.safeRate(counts) > bears && bears < rate; {
+			bears = g.safeRate(counts)
 			g.grow(counts, rate, budget)
-			g.trim(counts, min(rate, g.rate(counts)))
+			g.trim(counts, min(rate, g.safeRate(counts)))
 		}
-		had, has := min(rate, g.rate(best)), min(rate, g.rate(counts))
-		if best == nil || has > had || has == had && g.price(counts) < g.price(best) {
+		had, has := min(rate, g.safeRate(best)), min(rate, g.safeRate(counts))
+		if best == nil || has > had || has == had && g.priceUSD(counts) < g.priceUSD(best) {
 			best = counts
 		}
 	}
@@ -252,30 +253,30 @@ func (g *guard) cheapest(rate, budget float64, ideal func(float64) (map[rent.Kin
 	return best, nil
 }
 
-// leastRate is a rate, in queries/s, below which fleets are alike.
-const leastRate = 1e-6
+// minRate is a rate, in queries/s, below which fleets are alike.
+const minRate = 1e-6
 
-// highest is the fleet found within the budget that bears the highest rate. It begins with counts,
-// and ends early with what it has found by then when ctx does.
-func (g *guard) highest(ctx context.Context, counts map[rent.Kind]int, budget float64,
+// bestWithinBudget is the fleet found within the budget that bears the highest rate. It begins with
+// counts, and ends early with what it has found by then when ctx does.
+func (g *guard) bestWithinBudget(ctx context.Context, counts map[rent.Kind]int, budget float64,
 	ideal func(rate float64) (map[rent.Kind]int, error)) (map[rent.Kind]int, error) {
 	best := counts
-	least, most := g.rate(best), 0.0
-	g.losses(counts, func(rate float64) { most = max(most, rate) })
+	least, most := g.safeRate(best), 0.0
+	g.eachLoss(counts, func(rate float64) { most = max(most, rate) })
 	// Spot machines cost a third or so. The least may be 0.
-	for most *= 3; most > max(least*1.02, leastRate) && ctx.Err() == nil; {
+	for most *= 3; most > max(least*1.02, minRate) && ctx.Err() == nil; {
 		rate := (least + most) / 2
-		found, err := g.cheapest(rate, budget, ideal, 1)
+		found, err := g.cheapestFleet(rate, budget, ideal, 1)
 		if ctx.Err() != nil {
 			break
 		}
 		if err != nil {
 			return nil, err
 		}
-		if g.rate(found) > g.rate(best) {
+		if g.safeRate(found) > g.safeRate(best) {
 			best = found
 		}
-		if least = max(least, g.rate(best)); g.rate(found) < rate {
+		if least = max(least, g.safeRate(best)); g.safeRate(found) < rate {
 			most = rate
 		}
 	}

@@ -132,7 +132,7 @@ func TestGuardsNearBest(t *testing.T) {
 		var all func(of int)
 		all = func(of int) {
 			if of == len(g.kinds) {
-				if price := g.price(counts); price < best && bears(g, counts, rate) == "" {
+				if price := g.priceUSD(counts); price < best && bears(g, counts, rate) == "" {
 					best = price
 				}
 				return
@@ -140,7 +140,7 @@ func TestGuardsNearBest(t *testing.T) {
 			kind := g.kinds[of]
 			for counts[kind] = 0; ; counts[kind]++ {
 				all(of + 1)
-				if !g.allows(counts, kind) {
+				if !g.allowsOneMore(counts, kind) {
 					break
 				}
 			}
@@ -240,7 +240,8 @@ func TestOverloadedFleet(t *testing.T) {
 func TestBudgetBelowSpare(t *testing.T) {
 	for _, prices := range []map[rent.Kind]float64{onDemand, {oneGPU: 0.526}} {
 		config := Config{
-			Budget: 0.8, MaxPrice: 8, MinInstances: 1, Spare: 1, Headroom: 1, Rate: 10, Types: someTypes,
+			Budget: 0.8, MaxPrice: 8, MinInstances: 1, Spare: 1, Headroom: 1, Rate: 10,
+			Types: someTypes,
 		}
 		if _, err := New(config).Choose(t.Context(), 0,
 			&Fleet{Problem: problem(t, prices), Prices: prices}); err != nil {
@@ -271,7 +272,7 @@ func TestHighestEnds(t *testing.T) {
 		if plans == 0 {
 			cancel()
 		}
-		got, err := g.highest(ctx, start, 8, func(float64) (map[rent.Kind]int, error) {
+		got, err := g.bestWithinBudget(ctx, start, 8, func(float64) (map[rent.Kind]int, error) {
 			if calls++; calls > plans {
 				cancel()
 				return nil, ctx.Err()
@@ -279,8 +280,9 @@ func TestHighestEnds(t *testing.T) {
 			return maps.Clone(start), nil
 		})
 		cancel()
-		if err != nil || g.rate(got) < g.rate(start) || calls > 1+plans {
-			t.Errorf("%d plans: got %v, %v after %d calls, want at least what was there", plans, got,
+		if err != nil || g.safeRate(got) < g.safeRate(start) || calls > 1+plans {
+			t.Errorf("%d plans: got %v, %v after %d calls, want at least what was there", plans,
+				got,
 				err, calls)
 		}
 		if plans == 0 && calls != 0 {
