@@ -84,8 +84,8 @@ func dryRun(name string, err error) error {
 func trial(kind rent.Kind) rent.Slot { return rent.Slot{Kind: kind} }
 
 func (p *Provider) tryFleet(ctx context.Context, kind rent.Kind, zones map[string]string) error {
-	overrides, _ := p.overrides(kind, zones, nil)
-	in := p.request(trial(kind), cloud.Spec{}, overrides, "")
+	overrides, _ := p.fleetOverrides(kind, zones, nil)
+	in := p.fleetRequest(trial(kind), cloud.Spec{}, overrides, "")
 	in.ClientToken, in.DryRun = nil, aws.Bool(true)
 	_, err := p.aws.createFleet(ctx, in)
 	return dryRun("ec2:CreateFleet", err)
@@ -94,7 +94,7 @@ func (p *Provider) tryFleet(ctx context.Context, kind rent.Kind, zones map[strin
 // tryRun asks for the rights that CreateFleet needs of whoever calls it, and that its own dry run
 // does not look at.
 func (p *Provider) tryRun(ctx context.Context, kind rent.Kind, subnet string) error {
-	fleet := p.request(trial(kind), cloud.Spec{}, nil, "")
+	fleet := p.fleetRequest(trial(kind), cloud.Spec{}, nil, "")
 	template := fleet.LaunchTemplateConfigs[0].LaunchTemplateSpecification
 	in := &ec2.RunInstancesInput{
 		DryRun: aws.Bool(true), MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
@@ -128,8 +128,8 @@ func (p *Provider) tryMark(ctx context.Context, id string) error {
 	return dryRun("ec2:CreateTags", err)
 }
 
-// template is what the configured version of the launch template holds, and the template's id.
-func (p *Provider) template(ctx context.Context) (*types.ResponseLaunchTemplateData, string,
+// readTemplate is what the configured version of the launch template holds, and the template's id.
+func (p *Provider) readTemplate(ctx context.Context) (*types.ResponseLaunchTemplateData, string,
 	error) {
 	in := &ec2.DescribeLaunchTemplateVersionsInput{Versions: []string{p.config.TemplateVersion}}
 	if strings.HasPrefix(p.config.Template, "lt-") {
@@ -152,7 +152,7 @@ func (p *Provider) template(ctx context.Context) (*types.ResponseLaunchTemplateD
 
 // checkTemplate says what of the template would leak instances, or let others into them.
 func (p *Provider) checkTemplate(ctx context.Context) error {
-	t, _, err := p.template(ctx)
+	t, _, err := p.readTemplate(ctx)
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (p *Provider) Scope(ctx context.Context) (PolicyScope, error) {
 	if s.Account, err = p.Account(ctx); err != nil {
 		return s, err
 	}
-	t, id, err := p.template(ctx)
+	t, id, err := p.readTemplate(ctx)
 	if err != nil {
 		return s, err
 	}

@@ -103,11 +103,11 @@ type Config struct {
 	client aws.HTTPClient // nil: the SDK's own
 }
 
-// retryer tries again, mostTries times in all, and asks less often once AWS has throttled. With a
-// client of its own, as in virtual time, it does not ask less often: there the SDK would wait for
+// newRetryer tries again, mostTries times in all, and asks less often once AWS has throttled. With
+// a client of its own, as in virtual time, it does not ask less often: there the SDK would wait for
 // less than a nanosecond, for ever.
-func (c Config) retryer() aws.Retryer {
-	tries := func(o *retry.StandardOptions) { o.MaxAttempts = mostTries }
+func (c Config) newRetryer() aws.Retryer {
+	tries := func(o *retry.StandardOptions) { o.MaxAttempts = maxTries }
 	if c.client != nil {
 		return retry.NewStandard(tries)
 	}
@@ -137,8 +137,8 @@ type offerKey struct {
 
 const (
 	callTimeout = 30 * time.Second
-	mostCalls   = 4
-	mostTries   = 5
+	maxCalls    = 4
+	maxTries    = 5
 	pageSize    = 1000
 )
 
@@ -173,7 +173,7 @@ func Open(ctx context.Context, c Config) (*Provider, error) {
 // load reads the settings and credentials of AWS's own tools.
 func (c Config) load(ctx context.Context) (aws.Config, error) {
 	options := []func(*config.LoadOptions) error{
-		config.WithRegion(c.Region), config.WithRetryer(c.retryer),
+		config.WithRegion(c.Region), config.WithRetryer(c.newRetryer),
 	}
 	if c.client != nil {
 		options = append(options, config.WithHTTPClient(c.client))
@@ -185,17 +185,17 @@ func (c Config) load(ctx context.Context) (aws.Config, error) {
 	if err != nil {
 		return loaded, fmt.Errorf("settings of AWS: %w", err)
 	}
-	loaded.Credentials = aws.NewCredentialsCache(vouched{loaded.Credentials})
+	loaded.Credentials = aws.NewCredentialsCache(namedCredentials{loaded.Credentials})
 	return loaded, nil
 }
 
-// called is one call of AWS, with an error of package cloud's.
-type called[In, Out any] func(context.Context, In) (Out, error)
+// awsCall is one call of AWS, with an error of package cloud's.
+type awsCall[In, Out any] func(context.Context, In) (Out, error)
 
 // bound is a call of a client's, of which as many as calls holds run at a time, each within
 // callTimeout.
 func bound[In, Out, Opt any](calls chan struct{}, name string,
-	do func(context.Context, In, ...func(*Opt)) (Out, error)) called[In, Out] {
+	do func(context.Context, In, ...func(*Opt)) (Out, error)) awsCall[In, Out] {
 	return func(ctx context.Context, in In) (Out, error) {
 		select {
 		case calls <- struct{}{}:
@@ -215,28 +215,28 @@ func bound[In, Out, Opt any](calls chan struct{}, name string,
 // type: what a type of a client is reached by at run time, the linker keeps all of its methods for,
 // which are 34 MB of ec2's 700.
 type services struct {
-	describeInstances  called[*ec2.DescribeInstancesInput, *ec2.DescribeInstancesOutput]
-	createFleet        called[*ec2.CreateFleetInput, *ec2.CreateFleetOutput]
-	createTags         called[*ec2.CreateTagsInput, *ec2.CreateTagsOutput]
-	terminateInstances called[*ec2.TerminateInstancesInput,
+	describeInstances  awsCall[*ec2.DescribeInstancesInput, *ec2.DescribeInstancesOutput]
+	createFleet        awsCall[*ec2.CreateFleetInput, *ec2.CreateFleetOutput]
+	createTags         awsCall[*ec2.CreateTagsInput, *ec2.CreateTagsOutput]
+	terminateInstances awsCall[*ec2.TerminateInstancesInput,
 		*ec2.TerminateInstancesOutput]
-	describeSubnets               called[*ec2.DescribeSubnetsInput, *ec2.DescribeSubnetsOutput]
-	describeInstanceTypeOfferings called[*ec2.DescribeInstanceTypeOfferingsInput,
+	describeSubnets               awsCall[*ec2.DescribeSubnetsInput, *ec2.DescribeSubnetsOutput]
+	describeInstanceTypeOfferings awsCall[*ec2.DescribeInstanceTypeOfferingsInput,
 		*ec2.DescribeInstanceTypeOfferingsOutput]
-	describeInstanceTypes called[*ec2.DescribeInstanceTypesInput,
+	describeInstanceTypes awsCall[*ec2.DescribeInstanceTypesInput,
 		*ec2.DescribeInstanceTypesOutput]
-	describeSpotPriceHistory called[*ec2.DescribeSpotPriceHistoryInput,
+	describeSpotPriceHistory awsCall[*ec2.DescribeSpotPriceHistoryInput,
 		*ec2.DescribeSpotPriceHistoryOutput]
-	describeLaunchTemplateVersions called[*ec2.DescribeLaunchTemplateVersionsInput,
+	describeLaunchTemplateVersions awsCall[*ec2.DescribeLaunchTemplateVersionsInput,
 		*ec2.DescribeLaunchTemplateVersionsOutput]
-	runInstances      called[*ec2.RunInstancesInput, *ec2.RunInstancesOutput]
-	getProducts       called[*pricing.GetProductsInput, *pricing.GetProductsOutput]
-	getCallerIdentity called[*sts.GetCallerIdentityInput, *sts.GetCallerIdentityOutput]
+	runInstances      awsCall[*ec2.RunInstancesInput, *ec2.RunInstancesOutput]
+	getProducts       awsCall[*pricing.GetProductsInput, *pricing.GetProductsOutput]
+	getCallerIdentity awsCall[*sts.GetCallerIdentityInput, *sts.GetCallerIdentityOutput]
 }
 
 // servicesOf are those of a configuration.
 func servicesOf(loaded aws.Config, region string) services {
-	calls := make(chan struct{}, mostCalls)
+	calls := make(chan struct{}, maxCalls)
 	to := ec2.NewFromConfig(loaded)
 	prices := pricing.NewFromConfig(loaded, func(o *pricing.Options) {
 		o.Region = priceRegion(region)
@@ -263,7 +263,7 @@ func servicesOf(loaded aws.Config, region string) services {
 
 // List implements [cloud.Provider].
 func (p *Provider) List(ctx context.Context) ([]rent.Instance, error) {
-	found, err := p.describe(ctx, types.Filter{
+	found, err := p.describeInstances(ctx, types.Filter{
 		Name: aws.String("tag:" + tagFleet), Values: []string{p.config.Fleet},
 	})
 	if err != nil {
@@ -271,7 +271,7 @@ func (p *Provider) List(ctx context.Context) ([]rent.Instance, error) {
 	}
 	list := make([]rent.Instance, 0, len(found))
 	for _, i := range found {
-		ours, err := p.instance(i)
+		ours, err := p.toInstance(i)
 		if err != nil {
 			p.log.Warn("an instance has the fleet's tag and is left alone",
 				"instance", aws.ToString(i.InstanceId), "error", err)
@@ -283,9 +283,10 @@ func (p *Provider) List(ctx context.Context) ([]rent.Instance, error) {
 	return list, nil
 }
 
-// describe asks for all instances that the filter lets through, page by page. One page without an
-// answer is an error: an unanswered list is unknown, never empty.
-func (p *Provider) describe(ctx context.Context, filter types.Filter) ([]types.Instance, error) {
+// describeInstances asks for all instances that the filter lets through, page by page. One page
+// without an answer is an error: an unanswered list is unknown, never empty.
+func (p *Provider) describeInstances(ctx context.Context, filter types.Filter) ([]types.Instance,
+	error) {
 	var found []types.Instance
 	in := &ec2.DescribeInstancesInput{
 		Filters: []types.Filter{filter}, MaxResults: aws.Int32(pageSize),
@@ -305,9 +306,9 @@ func (p *Provider) describe(ctx context.Context, filter types.Filter) ([]types.I
 	}
 }
 
-// instance is what the fleet calls an instance of EC2's. It refuses one whose tags are not
+// toInstance is what the fleet calls an instance of EC2's. It refuses one whose tags are not
 // as Launch writes them.
-func (p *Provider) instance(i types.Instance) (rent.Instance, error) {
+func (p *Provider) toInstance(i types.Instance) (rent.Instance, error) {
 	tags := tagsOf(i.Tags)
 	if got := tags[tagFleet]; got != p.config.Fleet {
 		return rent.Instance{}, fmt.Errorf("tag %s is %q, want %q", tagFleet, got, p.config.Fleet)
@@ -331,7 +332,7 @@ func (p *Provider) instance(i types.Instance) (rent.Instance, error) {
 	if ours.State, err = stateOf(i.State); err != nil {
 		return rent.Instance{}, err
 	}
-	ours.Price = p.prices.known(slot.Kind, ours.Zone, p.config.Catalogue)
+	ours.Price = p.prices.knownPrice(slot.Kind, ours.Zone, p.config.Catalogue)
 	return ours, nil
 }
 
@@ -365,7 +366,7 @@ func stateOf(s *types.InstanceState) (rent.State, error) {
 
 // Mark implements [cloud.Provider].
 func (p *Provider) Mark(ctx context.Context, ids ...string) error {
-	ours, err := p.own(ctx, ids)
+	ours, err := p.ownIDs(ctx, ids)
 	if err != nil || len(ours) == 0 {
 		return err
 	}
@@ -377,7 +378,7 @@ func (p *Provider) Mark(ctx context.Context, ids ...string) error {
 
 // Return implements [cloud.Provider].
 func (p *Provider) Return(ctx context.Context, ids ...string) error {
-	ours, err := p.own(ctx, ids)
+	ours, err := p.ownIDs(ctx, ids)
 	if err != nil || len(ours) == 0 {
 		return err
 	}
@@ -385,25 +386,25 @@ func (p *Provider) Return(ctx context.Context, ids ...string) error {
 	return err
 }
 
-// own asks EC2 for the ids and returns those that have not ended. It refuses all of them if one is
-// not of this fleet. EC2 knows an ended instance for about an hour, so an id that it does not know
-// is none to end; nor is one so new that it does not know it yet, which the next list has.
-func (p *Provider) own(ctx context.Context, ids []string) ([]string, error) {
+// ownIDs asks EC2 for the ids and returns those that have not ended. It refuses all of them if one
+// is not of this fleet. EC2 knows an ended instance for about an hour, so an id that it does not
+// know is none to end; nor is one so new that it does not know it yet, which the next list has.
+func (p *Provider) ownIDs(ctx context.Context, ids []string) ([]string, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
 	var ours []string
-	const mostValues = 200 // of a filter
-	for some := range slices.Chunk(ids, mostValues) {
+	const maxValues = 200 // of a filter
+	for some := range slices.Chunk(ids, maxValues) {
 		// By a filter: a call that names an unknown id fails for all of them.
-		found, err := p.describe(ctx, types.Filter{
+		found, err := p.describeInstances(ctx, types.Filter{
 			Name: aws.String("instance-id"), Values: some,
 		})
 		if err != nil {
 			return nil, err
 		}
 		for _, i := range found {
-			one, err := p.instance(i)
+			one, err := p.toInstance(i)
 			if err != nil {
 				return nil, fmt.Errorf("%w: instance %s is not of the fleet %s: %w",
 					cloud.ErrDenied, aws.ToString(i.InstanceId), p.config.Fleet, err)

@@ -190,15 +190,15 @@ func unanswered(name string, err error) error {
 	return fmt.Errorf("%s: not answered: %w", name, err)
 }
 
-// vouched hands out credentials, and names its errors, which the SDK's own do not tell from those
-// of the call that the credentials are for.
-type vouched struct{ aws.CredentialsProvider }
+// namedCredentials hands out credentials, and names its errors, which the SDK's own do not tell
+// from those of the call that the credentials are for.
+type namedCredentials struct{ aws.CredentialsProvider }
 
 type noCredentials struct{ error }
 
 func (e *noCredentials) Unwrap() error { return e.error }
 
-func (v vouched) Retrieve(ctx context.Context) (aws.Credentials, error) {
+func (v namedCredentials) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	got, err := v.CredentialsProvider.Retrieve(ctx)
 	if err != nil {
 		return aws.Credentials{}, &noCredentials{err}

@@ -56,22 +56,22 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	if err != nil {
 		return rent.Instance{}, err
 	}
-	overrides, asked := p.overrides(slot.Kind, zones, spec.Zones)
+	overrides, asked := p.fleetOverrides(slot.Kind, zones, spec.Zones)
 	if len(overrides) == 0 {
 		return rent.Instance{}, &cloud.ErrShort{
 			Kind: slot.Kind, Zones: zoneList(zones),
 			Why: "no subnet of the fleet is in a zone that is left to ask",
 		}
 	}
-	n := p.attempt(slot)
+	n := p.tokenNumber(slot)
 	out, err := p.aws.createFleet(ctx,
-		p.request(slot, spec, overrides, tokenOf(p.config.Fleet, slot, n)))
+		p.fleetRequest(slot, spec, overrides, tokenOf(p.config.Fleet, slot, n)))
 	if other, ok := errors.AsType[*apiError](err); ok {
 		switch classOf(other.code) {
 		case mismatch:
-			return p.adopt(ctx, slot, n, err)
+			return p.adoptInstance(ctx, slot, n, err)
 		case short, unoffered: // nothing was launched, as where each zone says so
-			p.spend(slot, n)
+			p.spendToken(slot, n)
 			return rent.Instance{}, &cloud.ErrShort{Kind: slot.Kind, Zones: asked, Why: other.text}
 		}
 	}
@@ -81,21 +81,21 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	// An answer may have both: errors of some zones, and the instance of another.
 	for _, set := range out.Instances {
 		if len(set.InstanceIds) > 0 {
-			p.trust(slot, n)
-			return p.launched(ctx, slot, spec, set)
+			p.trustToken(slot, n)
+			return p.checkLaunched(ctx, slot, spec, set)
 		}
 	}
 	if len(out.Errors) == 0 {
-		return p.adopt(ctx, slot, n,
+		return p.adoptInstance(ctx, slot, n,
 			errors.New("ec2:CreateFleet: neither an instance nor an error"))
 	}
-	p.spend(slot, n)
-	return rent.Instance{}, p.refusal(slot.Kind, zones, asked, out.Errors)
+	p.spendToken(slot, n)
+	return rent.Instance{}, p.refusalError(slot.Kind, zones, asked, out.Errors)
 }
 
-// request is the call for one instance, in whichever of the subnets has it. All of it follows from
-// the slot and the spec, since EC2 refuses a token that comes with other parameters.
-func (p *Provider) request(slot rent.Slot, spec cloud.Spec,
+// fleetRequest is the call for one instance, in whichever of the subnets has it. All of it follows
+// from the slot and the spec, since EC2 refuses a token that comes with other parameters.
+func (p *Provider) fleetRequest(slot rent.Slot, spec cloud.Spec,
 	overrides []types.FleetLaunchTemplateOverridesRequest, token string) *ec2.CreateFleetInput {
 	template := &types.FleetLaunchTemplateSpecificationRequest{
 		Version: aws.String(p.config.TemplateVersion),
@@ -114,7 +114,7 @@ func (p *Provider) request(slot rent.Slot, spec cloud.Spec,
 			TotalTargetCapacity:       aws.Int32(1),
 			DefaultTargetCapacityType: types.DefaultTargetCapacityTypeOnDemand,
 		},
-		TagSpecifications: p.tags(slot, spec),
+		TagSpecifications: p.launchTags(slot, spec),
 	}
 	if slot.Market == rent.Spot {
 		in.TargetCapacitySpecification.DefaultTargetCapacityType =
@@ -130,9 +130,9 @@ func (p *Provider) request(slot rent.Slot, spec cloud.Spec,
 	return in
 }
 
-// tags are those of all that a launch makes and that the call can tag. Requests for spot instances
-// have theirs from the launch template.
-func (p *Provider) tags(slot rent.Slot, spec cloud.Spec) []types.TagSpecification {
+// launchTags are those of all that a launch makes and that the call can tag. Requests for spot
+// instances have theirs from the launch template.
+func (p *Provider) launchTags(slot rent.Slot, spec cloud.Spec) []types.TagSpecification {
 	tags := []types.Tag{
 		tag(tagFleet, p.config.Fleet), tag(tagSlot, slot.String()),
 		tag("Name", "muster "+p.config.Fleet+" "+slot.String()),
@@ -153,8 +153,8 @@ func (p *Provider) tags(slot rent.Slot, spec cloud.Spec) []types.TagSpecificatio
 	return all
 }
 
-// overrides names the type and the subnets to ask, the preferred zones first, and those zones.
-func (p *Provider) overrides(kind rent.Kind, zones map[string]string, wanted []string) (
+// fleetOverrides names the type and the subnets to ask, the preferred zones first, and those zones.
+func (p *Provider) fleetOverrides(kind rent.Kind, zones map[string]string, wanted []string) (
 	list []types.FleetLaunchTemplateOverridesRequest, asked []string) {
 	if len(wanted) == 0 {
 		wanted = zoneList(zones)
@@ -183,15 +183,15 @@ func (p *Provider) overrides(kind rent.Kind, zones map[string]string, wanted []s
 	return list, slices.Compact(asked)
 }
 
-// attempt is the number of the slot's token.
-func (p *Provider) attempt(slot rent.Slot) int {
+// tokenNumber is the number of the slot's token.
+func (p *Provider) tokenNumber(slot rent.Slot) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.attempts[slot].n
 }
 
-// trust notes that the slot's token n has brought an instance.
-func (p *Provider) trust(slot rent.Slot, n int) {
+// trustToken notes that the slot's token n has brought an instance.
+func (p *Provider) trustToken(slot rent.Slot, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if a, ok := p.attempts[slot]; ok && a.n == n {
@@ -199,8 +199,8 @@ func (p *Provider) trust(slot rent.Slot, n int) {
 	}
 }
 
-// spend moves the slot from its token n to the next one.
-func (p *Provider) spend(slot rent.Slot, n int) {
+// spendToken moves the slot from its token n to the next one.
+func (p *Provider) spendToken(slot rent.Slot, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -212,8 +212,8 @@ func (p *Provider) spend(slot rent.Slot, n int) {
 	}
 }
 
-// doubts notes that nobody knows what the slot's token n brought, and returns for how long.
-func (p *Provider) doubts(slot rent.Slot, n int) time.Duration {
+// doubtToken notes that nobody knows what the slot's token n brought, and returns for how long.
+func (p *Provider) doubtToken(slot rent.Slot, n int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a, now := p.attempts[slot], time.Now()
@@ -228,10 +228,10 @@ func (p *Provider) doubts(slot rent.Slot, n int) time.Duration {
 	return now.Sub(a.doubt)
 }
 
-// adopt looks for the instance of a token whose answer does not tell it. Where none is listed, the
-// token may have been answered with a shortage when another leader asked: it is given up once an
-// instance of it would have been listed.
-func (p *Provider) adopt(ctx context.Context, slot rent.Slot, n int, why error) (
+// adoptInstance looks for the instance of a token whose answer does not tell it. Where none is
+// listed, the token may have been answered with a shortage when another leader asked: it is given
+// up once an instance of it would have been listed.
+func (p *Provider) adoptInstance(ctx context.Context, slot rent.Slot, n int, why error) (
 	rent.Instance, error) {
 	list, err := p.List(ctx)
 	if err != nil {
@@ -243,7 +243,7 @@ func (p *Provider) adopt(ctx context.Context, slot rent.Slot, n int, why error) 
 			continue
 		}
 		if i.State == rent.Pending || i.State == rent.Running {
-			p.trust(slot, n)
+			p.trustToken(slot, n)
 			return i, nil
 		}
 		ended = true
@@ -251,22 +251,22 @@ func (p *Provider) adopt(ctx context.Context, slot rent.Slot, n int, why error) 
 	if ended {
 		return rent.Instance{}, fmt.Errorf("%s: %w", slot, cloud.ErrSpent)
 	}
-	if p.doubts(slot, n) > settle {
-		p.spend(slot, n)
+	if p.doubtToken(slot, n) > settle {
+		p.spendToken(slot, n)
 	}
 	return rent.Instance{}, fmt.Errorf("%w; no instance of %s is listed yet", why, slot)
 }
 
-// launched looks at the instance that an answer names: the answer is the same for a slot whose
+// checkLaunched looks at the instance that an answer names: the answer is the same for a slot whose
 // instance has ended in between. An instance that EC2 does not list yet is a new one.
-func (p *Provider) launched(ctx context.Context, slot rent.Slot, spec cloud.Spec,
+func (p *Provider) checkLaunched(ctx context.Context, slot rent.Slot, spec cloud.Spec,
 	set types.CreateFleetInstance) (rent.Instance, error) {
 	id := set.InstanceIds[0]
-	found, err := p.describe(ctx, types.Filter{
+	found, err := p.describeInstances(ctx, types.Filter{
 		Name: aws.String("instance-id"), Values: []string{id},
 	})
 	if err == nil && len(found) > 0 {
-		one, err := p.instance(found[0])
+		one, err := p.toInstance(found[0])
 		switch {
 		case err != nil:
 			return rent.Instance{}, fmt.Errorf("instance %s, which EC2 gave for %s: %w", id, slot,
@@ -283,7 +283,7 @@ func (p *Provider) launched(ctx context.Context, slot rent.Slot, spec cloud.Spec
 	}
 	return rent.Instance{
 		ID: id, Slot: slot, Zone: zone, State: rent.Pending, By: spec.By,
-		Price: p.prices.known(slot.Kind, zone, p.config.Catalogue),
+		Price: p.prices.knownPrice(slot.Kind, zone, p.config.Catalogue),
 	}, nil
 }
 
@@ -297,9 +297,9 @@ func (p *Provider) zoneOf(o *types.FleetLaunchTemplateOverrides) string {
 	return p.zones[aws.ToString(o.SubnetId)]
 }
 
-// refusal makes one error of what the zones answered. Where they differ, what a person must mend
-// comes first, then a quota, which is of the whole account.
-func (p *Provider) refusal(kind rent.Kind, zones map[string]string, asked []string,
+// refusalError makes one error of what the zones answered. Where they differ, what a person must
+// mend comes first, then a quota, which is of the whole account.
+func (p *Provider) refusalError(kind rent.Kind, zones map[string]string, asked []string,
 	answers []types.CreateFleetError) error {
 	why := map[class][]string{}
 	for _, e := range answers {
@@ -309,7 +309,7 @@ func (p *Provider) refusal(kind rent.Kind, zones map[string]string, asked []stri
 		}
 		c := classOf(code)
 		if c == unoffered {
-			p.bar(kind, zone)
+			p.barZone(kind, zone)
 		}
 		text := said(code, aws.ToString(e.ErrorMessage))
 		if zone != "" {
@@ -337,8 +337,8 @@ func (p *Provider) refusal(kind rent.Kind, zones map[string]string, asked []stri
 	return &cloud.ErrShort{Kind: kind, Zones: asked, Why: strings.Join(rest, "; ")}
 }
 
-// bar leaves a zone out for barredFor: it does not offer the kind.
-func (p *Provider) bar(kind rent.Kind, zone string) {
+// barZone leaves a zone out for barredFor: it does not offer the kind.
+func (p *Provider) barZone(kind rent.Kind, zone string) {
 	if zone == "" {
 		return
 	}

@@ -52,13 +52,13 @@ type priceBook struct {
 	mu       sync.Mutex
 	onDemand map[profiles.InstanceType]price
 	doubtful map[profiles.InstanceType]time.Time // since when the catalogue's price is used
-	offered  map[profiles.InstanceType]offered
+	offered  map[profiles.InstanceType]zoneOffer
 	spot     map[offerKey]price
 	spotAt   map[profiles.InstanceType]time.Time // when AWS was asked
 }
 
-// offered is in which zones of the region a type can be had at all.
-type offered struct {
+// zoneOffer is in which zones of the region a type can be had at all.
+type zoneOffer struct {
 	zones []string
 	at    time.Time
 }
@@ -69,7 +69,7 @@ func (b *priceBook) open(dir, region string, log *slog.Logger) {
 	b.log = log
 	b.onDemand = map[profiles.InstanceType]price{}
 	b.doubtful = map[profiles.InstanceType]time.Time{}
-	b.offered = map[profiles.InstanceType]offered{}
+	b.offered = map[profiles.InstanceType]zoneOffer{}
 	b.spot = map[offerKey]price{}
 	b.spotAt = map[profiles.InstanceType]time.Time{}
 	if dir == "" {
@@ -95,10 +95,10 @@ func (b *priceBook) open(dir, region string, log *slog.Logger) {
 // sound reports whether a price can be one.
 func sound(usd float64) bool { return usd > 0 && usd < dearest && !math.IsNaN(usd) }
 
-// known is what is known of a kind's price in a zone, without asking: on demand what AWS said last,
-// else the catalogue's; for spot the zone's, else the dearest zone's, else that on demand, which a
-// spot price is at most. 0 if nobody knows.
-func (b *priceBook) known(kind rent.Kind, zone string, catalogue *profiles.Catalogue) float64 {
+// knownPrice is what is known of a kind's price in a zone, without asking: on demand what AWS said
+// last, else the catalogue's; for spot the zone's, else the dearest zone's, else that on demand,
+// which a spot price is at most. 0 if nobody knows.
+func (b *priceBook) knownPrice(kind rent.Kind, zone string, catalogue *profiles.Catalogue) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if kind.Market == rent.Spot {
@@ -165,7 +165,7 @@ func (p *Provider) Offers(ctx context.Context, of []profiles.InstanceType) ([]cl
 			if !slices.Contains(ours, zone) {
 				continue
 			}
-			if usd := b.known(onDemand, zone, p.config.Catalogue); usd > 0 {
+			if usd := b.knownPrice(onDemand, zone, p.config.Catalogue); usd > 0 {
 				offers = append(offers, cloud.Offer{Kind: onDemand, Zone: zone, Price: usd})
 			}
 			b.mu.Lock()
@@ -190,8 +190,8 @@ func (p *Provider) learnOffered(ctx context.Context, of []profiles.InstanceType)
 		}
 	}
 	b.mu.Unlock()
-	const mostValues = 100
-	for some := range slices.Chunk(ask, mostValues) {
+	const maxValues = 100
+	for some := range slices.Chunk(ask, maxValues) {
 		found := map[profiles.InstanceType][]string{}
 		in := &ec2.DescribeInstanceTypeOfferingsInput{
 			LocationType: types.LocationTypeAvailabilityZone, MaxResults: aws.Int32(pageSize),
@@ -215,7 +215,7 @@ func (p *Provider) learnOffered(ctx context.Context, of []profiles.InstanceType)
 		for _, t := range some {
 			zones := found[profiles.InstanceType(t)]
 			slices.Sort(zones)
-			b.offered[profiles.InstanceType(t)] = offered{zones, now}
+			b.offered[profiles.InstanceType(t)] = zoneOffer{zones, now}
 		}
 		b.mu.Unlock()
 	}
@@ -253,13 +253,13 @@ func (p *Provider) learnOnDemand(ctx context.Context, t profiles.InstanceType) e
 		return nil
 	}
 	b.onDemand[t] = price{usd, now}
-	b.keep()
+	b.storePrices()
 	return nil
 }
 
-// keep writes the prices on demand. Without them the next process asks again, so a fault is only
-// told. The caller holds mu.
-func (b *priceBook) keep() {
+// storePrices writes the prices on demand. Without them the next process asks again, so a fault is
+// only told. The caller holds mu.
+func (b *priceBook) storePrices() {
 	if b.file == "" {
 		return
 	}

@@ -1,6 +1,6 @@
 // Package process is a provider whose instances are emulated agents, as processes on this machine:
-// for demonstrations and tests of renting. They cost nothing; their prices are the catalogue's. Spot
-// instances are as others, and cheaper.
+// for demonstrations and tests of renting. They cost nothing; their prices are the catalogue's.
+// Spot instances are as others, and cheaper.
 //
 // An instance outlives the agent that launched it, as a rented machine does. What is known of it is
 // in a file, written before its program begins, so that whoever comes later finds it.
@@ -81,14 +81,14 @@ type record struct {
 	Ended               time.Time // when that was first seen; zero: it runs
 }
 
-func (p *Provider) path(id string) string { return filepath.Join(p.config.Dir, id+".json") }
+func (p *Provider) recordPath(id string) string { return filepath.Join(p.config.Dir, id+".json") }
 
 func (p *Provider) save(r *record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(p.path(r.ID), text, 0o644)
+	return renameio.WriteFile(p.recordPath(r.ID), text, 0o644)
 }
 
 // errEmpty: a record's file has nothing in it. Its launch has just made it, or ended there, before
@@ -96,7 +96,7 @@ func (p *Provider) save(r *record) error {
 var errEmpty = errors.New("the file is empty")
 
 func (p *Provider) load(id string) (*record, error) {
-	text, err := os.ReadFile(p.path(id))
+	text, err := os.ReadFile(p.recordPath(id))
 	if err != nil {
 		return nil, err
 	}
@@ -123,17 +123,17 @@ func startOf(pid int) string {
 	return fields[19]
 }
 
-func (r *record) alive() bool { return r.PID > 0 && r.Start != "" && startOf(r.PID) == r.Start }
+func (r *record) isAlive() bool { return r.PID > 0 && r.Start != "" && startOf(r.PID) == r.Start }
 
-// instance is what List says of r.
-func (p *Provider) instance(r *record) (rent.Instance, error) {
+// toInstance is what List says of r.
+func (p *Provider) toInstance(r *record) (rent.Instance, error) {
 	slot, err := rent.ParseSlot(r.Slot)
 	if err != nil {
-		return rent.Instance{}, fmt.Errorf("%s: %w", p.path(r.ID), err)
+		return rent.Instance{}, fmt.Errorf("%s: %w", p.recordPath(r.ID), err)
 	}
 	i := rent.Instance{ID: r.ID, Slot: slot, Zone: zone, By: r.By, Drained: r.Marked,
 		Age: time.Since(r.Launched), State: rent.Running}
-	i.Price = p.price(slot.Kind)
+	i.Price = p.cataloguePrice(slot.Kind)
 	switch {
 	case !r.Ended.IsZero():
 		i.State = rent.Gone
@@ -145,8 +145,8 @@ func (p *Provider) instance(r *record) (rent.Instance, error) {
 	return i, nil
 }
 
-// price is the catalogue's price of a kind, 0 if that does not know the type.
-func (p *Provider) price(kind rent.Kind) float64 {
+// cataloguePrice is the catalogue's price of a kind, 0 if that does not know the type.
+func (p *Provider) cataloguePrice(kind rent.Kind) float64 {
 	known, err := p.config.Catalogue.Lookup(kind.Type)
 	switch {
 	case err != nil:
@@ -157,13 +157,13 @@ func (p *Provider) price(kind rent.Kind) float64 {
 	return known.PriceUSDPerHour
 }
 
-// look brings a record up to date with its process.
-func (p *Provider) look(r *record) error {
+// refreshRecord brings a record up to date with its process.
+func (p *Provider) refreshRecord(r *record) error {
 	if !r.Ended.IsZero() {
 		return nil
 	}
 	switch {
-	case r.alive():
+	case r.isAlive():
 		if !r.Returned.IsZero() && time.Since(r.Returned) > patience {
 			_ = syscall.Kill(-r.PID, syscall.SIGKILL)
 		}
@@ -181,7 +181,7 @@ func (p *Provider) Offers(_ context.Context, types []profiles.InstanceType) ([]c
 	for _, t := range types {
 		for _, market := range []rent.Market{rent.OnDemand, rent.Spot} {
 			kind := rent.Kind{Type: t, Market: market}
-			if price := p.price(kind); price > 0 {
+			if price := p.cataloguePrice(kind); price > 0 {
 				offers = append(offers, cloud.Offer{Kind: kind, Zone: zone, Price: price})
 			}
 		}
@@ -191,7 +191,7 @@ func (p *Provider) Offers(_ context.Context, types []profiles.InstanceType) ([]c
 
 // List reads the files of all instances.
 func (p *Provider) List(context.Context) ([]rent.Instance, error) {
-	files, err := filepath.Glob(p.path("p-*"))
+	files, err := filepath.Glob(p.recordPath("p-*"))
 	if err != nil {
 		return nil, err
 	}
@@ -209,14 +209,14 @@ func (p *Provider) List(context.Context) ([]rent.Instance, error) {
 		case r.Fleet != p.config.Fleet:
 			continue
 		}
-		if err := p.look(r); err != nil {
+		if err := p.refreshRecord(r); err != nil {
 			return nil, err
 		}
 		if !r.Ended.IsZero() && time.Since(r.Ended) > listed {
 			_ = os.Remove(file) // another may have removed it
 			continue
 		}
-		i, err := p.instance(r)
+		i, err := p.toInstance(r)
 		if err != nil {
 			return nil, err
 		}
@@ -246,10 +246,10 @@ func (p *Provider) Launch(_ context.Context, slot rent.Slot, spec cloud.Spec) (r
 	if err != nil {
 		return rent.Instance{}, err
 	}
-	claim, err := os.OpenFile(p.path(r.ID), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	claim, err := os.OpenFile(p.recordPath(r.ID), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	switch {
 	case errors.Is(err, fs.ErrExist):
-		return p.known(r.ID)
+		return p.knownInstance(r.ID)
 	case err != nil:
 		return rent.Instance{}, err
 	}
@@ -258,16 +258,16 @@ func (p *Provider) Launch(_ context.Context, slot rent.Slot, spec cloud.Spec) (r
 		err = p.start(r, slot)
 	}
 	if err != nil {
-		return rent.Instance{}, errors.Join(err, os.Remove(p.path(r.ID)))
+		return rent.Instance{}, errors.Join(err, os.Remove(p.recordPath(r.ID)))
 	}
-	return p.instance(r)
+	return p.toInstance(r)
 }
 
-// known is the instance of a slot that was launched before.
-func (p *Provider) known(id string) (rent.Instance, error) {
+// knownInstance is the instance of a slot that was launched before.
+func (p *Provider) knownInstance(id string) (rent.Instance, error) {
 	r, err := p.load(id)
 	if err == nil {
-		err = p.look(r)
+		err = p.refreshRecord(r)
 	}
 	if err != nil {
 		return rent.Instance{}, err
@@ -275,7 +275,7 @@ func (p *Provider) known(id string) (rent.Instance, error) {
 	if !r.Ended.IsZero() || !r.Returned.IsZero() {
 		return rent.Instance{}, fmt.Errorf("%s: %w", r.Slot, cloud.ErrSpent)
 	}
-	return p.instance(r)
+	return p.toInstance(r)
 }
 
 // start starts r's process. A shell waits until r is on disk, and ends if this process ends first.
@@ -315,23 +315,23 @@ func (p *Provider) start(r *record, slot rent.Slot) error {
 
 // Mark notes in the instances' files that they are being drained.
 func (p *Provider) Mark(_ context.Context, ids ...string) error {
-	return p.each(ids, func(r *record) { r.Marked = true })
+	return p.changeRecords(ids, func(r *record) { r.Marked = true })
 }
 
 // Return has the processes end, and kills those that do not.
 func (p *Provider) Return(_ context.Context, ids ...string) error {
-	return p.each(ids, func(r *record) {
+	return p.changeRecords(ids, func(r *record) {
 		if r.Ended.IsZero() && r.Returned.IsZero() {
 			r.Returned = time.Now()
-			if r.alive() {
+			if r.isAlive() {
 				_ = syscall.Kill(-r.PID, syscall.SIGTERM) // it may have ended
 			}
 		}
 	})
 }
 
-// each changes the instances' records; none if one is another fleet's.
-func (p *Provider) each(ids []string, change func(*record)) error {
+// changeRecords changes the instances' records; none if one is another fleet's.
+func (p *Provider) changeRecords(ids []string, change func(*record)) error {
 	var records []*record
 	for _, id := range ids {
 		r, err := p.load(id)
@@ -367,14 +367,15 @@ func (p *Provider) Check(context.Context) []cloud.Fault {
 	return faults
 }
 
-// Signal sends the process of an instance, whose file is in dir, a signal, as if its machine failed.
+// Signal sends the process of an instance, whose file is in dir, a signal, as if its machine
+// failed.
 func Signal(dir, id string, signal syscall.Signal) error {
 	p := &Provider{Config{Dir: dir}}
 	r, err := p.load(id)
 	if err != nil {
 		return err
 	}
-	if !r.alive() {
+	if !r.isAlive() {
 		return fmt.Errorf("%s does not run", id)
 	}
 	return syscall.Kill(-r.PID, signal)
@@ -383,7 +384,7 @@ func Signal(dir, id string, signal syscall.Signal) error {
 // KillAll ends all instances whose files are in dir.
 func KillAll(dir string) {
 	p := &Provider{Config{Dir: dir}}
-	files, _ := filepath.Glob(p.path("p-*")) // the pattern is well formed
+	files, _ := filepath.Glob(p.recordPath("p-*")) // the pattern is well formed
 	for _, file := range files {
 		_ = Signal(dir, strings.TrimSuffix(filepath.Base(file), ".json"), syscall.SIGKILL)
 	}

@@ -37,7 +37,7 @@ func provider(t *testing.T, dir, fleet string) *Provider {
 			t.Error(err)
 		}
 		for _, i := range list {
-			if r, err := p.load(i.ID); err == nil && r.alive() {
+			if r, err := p.load(i.ID); err == nil && r.isAlive() {
 				_ = syscall.Kill(-r.PID, syscall.SIGKILL)
 			}
 		}
@@ -109,7 +109,7 @@ func TestEmptyRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := p.path("p-" + cloud.Token("demo", slot)[:12])
+	file := p.recordPath("p-" + cloud.Token("demo", slot)[:12])
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}

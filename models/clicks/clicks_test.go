@@ -32,7 +32,7 @@ var ours = sync.OnceValue(func() *teacher { return newTeacher(small.Seed) })
 
 func train(t *testing.T, o Options) *Family {
 	t.Helper()
-	f, err := ours().train(t.Context(), o)
+	f, err := ours().trainFamily(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func train(t *testing.T, o Options) *Family {
 func TestTrainIsDeterministic(t *testing.T) {
 	files := func(f *Family) (all []byte) {
 		for _, m := range f.Members {
-			all = append(all, m.net.model(m.Model).Marshal()...)
+			all = append(all, m.net.toONNX(m.Model).Marshal()...)
 		}
 		return all
 	}
@@ -110,7 +110,7 @@ func TestGradients(t *testing.T) {
 	n := newNet(Size{"", 3, []int{5, 4}}, 1)
 	s := n.newScratch()
 	loss := func() float64 {
-		n.forward(s, r, 0, piece)
+		n.computeLogits(s, r, 0, piece)
 		total := 0.0
 		for i, z := range s.values[len(s.values)-1].Data {
 			if r.label[i] {
@@ -121,7 +121,7 @@ func TestGradients(t *testing.T) {
 		return total
 	}
 	loss()
-	n.backward(s, r, 0, piece)
+	n.computeGradients(s, r, 0, piece)
 	gradients := slices.Clone(s.gradients)
 	checked, wrong := 0, 0
 	for i := range n.weights {
@@ -224,7 +224,7 @@ func TestTrainFaults(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := ours().train(ctx, tiny); !errors.Is(err, context.Canceled) {
+	if _, err := ours().trainFamily(ctx, tiny); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: got error %v", err)
 	}
 }

@@ -63,11 +63,11 @@ func newNet(size Size, seed uint64) *net {
 		n.squares[i] = firstSquare
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
-	for i := range n.embeddings(n.weights) {
+	for i := range n.embeddingPart(n.weights) {
 		n.weights[i] = float32(.1 * random.NormFloat64())
 	}
 	for l := range len(n.widths) - 1 {
-		w, _ := n.layer(n.weights, l)
+		w, _ := n.layerPart(n.weights, l)
 		spread := math.Sqrt(2 / float64(n.widths[l]))
 		for i := range w.Data {
 			w.Data[i] = float32(spread * random.NormFloat64())
@@ -76,11 +76,11 @@ func newNet(size Size, seed uint64) *net {
 	return n
 }
 
-// embeddings is the part of parameters, or of what belongs to each of them, for the embeddings.
-func (n *net) embeddings(all []float32) []float32 { return all[:features*ids*n.size.Dim] }
+// embeddingPart is the part of parameters, or of what belongs to each of them, for the embeddings.
+func (n *net) embeddingPart(all []float32) []float32 { return all[:features*ids*n.size.Dim] }
 
-// layer is the part of parameters for layer l: weights and bias.
-func (n *net) layer(all []float32, l int) (weights blas32.General, bias []float32) {
+// layerPart is the part of parameters for layer l: weights and bias.
+func (n *net) layerPart(all []float32, l int) (weights blas32.General, bias []float32) {
 	at := features * ids * n.size.Dim
 	for before := range l {
 		at += (n.widths[before] + 1) * n.widths[before+1]
@@ -108,8 +108,8 @@ func (n *net) newScratch() *scratch {
 	return s
 }
 
-// forward computes the logits of the rows [first, first+count); count is at most piece.
-func (n *net) forward(s *scratch, r *rows, first, count int) {
+// computeLogits computes the logits of the rows [first, first+count); count is at most piece.
+func (n *net) computeLogits(s *scratch, r *rows, first, count int) {
 	dim := n.size.Dim
 	x := s.values[0]
 	for i := range count {
@@ -121,7 +121,7 @@ func (n *net) forward(s *scratch, r *rows, first, count int) {
 		copy(row[features*dim:], r.dense[(first+i)*dense:][:dense])
 	}
 	for l := range len(n.widths) - 1 {
-		w, bias := n.layer(n.weights, l)
+		w, bias := n.layerPart(n.weights, l)
 		in, out := s.values[l], s.values[l+1]
 		in.Rows, out.Rows = count, count
 		for i := range count {
@@ -136,9 +136,9 @@ func (n *net) forward(s *scratch, r *rows, first, count int) {
 	}
 }
 
-// backward computes the gradients of the mean loss of a mini-batch, as far as these rows, which
-// forward has seen, contribute.
-func (n *net) backward(s *scratch, r *rows, first, count int) {
+// computeGradients computes the gradients of the mean loss of a mini-batch, as far as these rows,
+// which forward has seen, contribute.
+func (n *net) computeGradients(s *scratch, r *rows, first, count int) {
 	clear(s.gradients)
 	last := len(n.widths) - 1
 	for i := range count {
@@ -149,8 +149,8 @@ func (n *net) backward(s *scratch, r *rows, first, count int) {
 		s.errors[last].Data[i] = p / miniBatch
 	}
 	for l := last - 1; l >= 0; l-- {
-		w, _ := n.layer(n.weights, l)
-		gw, gb := n.layer(s.gradients, l)
+		w, _ := n.layerPart(n.weights, l)
+		gw, gb := n.layerPart(s.gradients, l)
 		in, out, back := s.values[l], s.errors[l+1], s.errors[l]
 		in.Rows, out.Rows, back.Rows = count, count, count
 		blas32.Gemm(blas.Trans, blas.NoTrans, 1, in, out, 0, gw)
@@ -180,8 +180,8 @@ func (n *net) backward(s *scratch, r *rows, first, count int) {
 	}
 }
 
-// train makes a pass over the rows. progress is called with the number of rows of each step.
-func (n *net) train(ctx context.Context, r *rows, progress func(rows int)) error {
+// trainPass makes a pass over the rows. progress is called with the number of rows of each step.
+func (n *net) trainPass(ctx context.Context, r *rows, progress func(rows int)) error {
 	pieces := make([]*scratch, miniBatch/piece)
 	for p := range pieces {
 		pieces[p] = n.newScratch()
@@ -191,8 +191,8 @@ func (n *net) train(ctx context.Context, r *rows, progress func(rows int)) error
 			return err
 		}
 		parallel(len(pieces), func(p int) {
-			n.forward(pieces[p], r, first+p*piece, piece)
-			n.backward(pieces[p], r, first+p*piece, piece)
+			n.computeLogits(pieces[p], r, first+p*piece, piece)
+			n.computeGradients(pieces[p], r, first+p*piece, piece)
 		})
 		sum := pieces[0].gradients
 		for _, p := range pieces[1:] {
@@ -209,7 +209,7 @@ func (n *net) train(ctx context.Context, r *rows, progress func(rows int)) error
 // step changes the parameters by Adagrad (Duchi et al., JMLR 2011). An embedding has one rate.
 func (n *net) step(gradients []float32) {
 	dim := n.size.Dim
-	embeddings := len(n.embeddings(n.weights))
+	embeddings := len(n.embeddingPart(n.weights))
 	for at := 0; at < embeddings; at += dim {
 		g := gradients[at:][:dim]
 		sum := float32(0)
@@ -234,14 +234,14 @@ func (n *net) step(gradients []float32) {
 
 func root(v float32) float32 { return float32(math.Sqrt(float64(v))) }
 
-// answers returns the logits of all rows.
-func (n *net) answers(r *rows) []float32 {
+// answerRows returns the logits of all rows.
+func (n *net) answerRows(r *rows) []float32 {
 	logits := make([]float32, len(r.label))
 	parallel((len(logits)+block-1)/block, func(b int) {
 		s := n.newScratch()
 		for first := b * block; first < min(len(logits), (b+1)*block); first += piece {
 			count := min(piece, len(logits)-first)
-			n.forward(s, r, first, count)
+			n.computeLogits(s, r, first, count)
 			copy(logits[first:], s.values[len(s.values)-1].Data[:count])
 		}
 	})

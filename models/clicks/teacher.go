@@ -67,7 +67,7 @@ func newTeacher(seed uint64) *teacher {
 	const sample = 16 * block
 	for range sample {
 		_, x := t.draw(random)
-		z := t.logit(&x)
+		z := t.logitOf(&x)
 		sum += z
 		squares += z * z
 	}
@@ -125,14 +125,14 @@ func (t *teacher) fill(r *rows, purpose uint64) {
 			for d := range dense {
 				r.dense[i*dense+d] = float32(x[features*teacherDim+d])
 			}
-			p := sigmoid((t.logit(&x)-t.mean)*t.scale + logitMean)
+			p := sigmoid((t.logitOf(&x)-t.mean)*t.scale + logitMean)
 			r.probability[i] = float32(p)
 			r.label[i] = random.Float64() < p
 		}
 	})
 }
 
-func (t *teacher) logit(x *[teacherInputs]float64) float64 {
+func (t *teacher) logitOf(x *[teacherInputs]float64) float64 {
 	var h, g [teacherWidth]float64
 	for o := range h {
 		sum := 0.0

@@ -97,18 +97,18 @@ func Train(ctx context.Context, o Options) (*Family, error) {
 		return nil, err
 	}
 	o.Rows, o.TestRows = cmp.Or(o.Rows, DefaultRows), cmp.Or(o.TestRows, DefaultTestRows)
-	return newTeacher(o.Seed).train(ctx, o)
+	return newTeacher(o.Seed).trainFamily(ctx, o)
 }
 
-// train trains the family on the teacher's rows. o has no zeros.
-func (t *teacher) train(ctx context.Context, o Options) (*Family, error) {
+// trainFamily trains the family on the teacher's rows. o has no zeros.
+func (t *teacher) trainFamily(ctx context.Context, o Options) (*Family, error) {
 	f := &Family{options: o, test: newRows(o.TestRows)}
 	t.fill(f.test, toTest)
 	var err error
 	if f.BestAUC, err = evaluate.AUC(f.test.label, f.test.probability); err != nil {
 		return nil, fmt.Errorf("train %s: %w", FamilyName, err)
 	}
-	test := f.test.part(0, min(o.TestRows, curveRows))
+	test := f.test.slicePart(0, min(o.TestRows, curveRows))
 	learn := newRows(o.Rows)
 	t.fill(learn, toTrain)
 	var total, done int64
@@ -124,8 +124,8 @@ func (t *teacher) train(ctx context.Context, o Options) (*Family, error) {
 		start := time.Now()
 		step := o.Rows / checkpoints
 		for c := range checkpoints {
-			part := learn.part(c*step, step)
-			err := m.net.train(ctx, part, func(rows int) {
+			part := learn.slicePart(c*step, step)
+			err := m.net.trainPass(ctx, part, func(rows int) {
 				if done += int64(rows) * int64(m.Parameters+fixedCost); o.Progress != nil {
 					o.Progress(done, total)
 				}
@@ -133,7 +133,7 @@ func (t *teacher) train(ctx context.Context, o Options) (*Family, error) {
 			if err != nil {
 				return nil, fmt.Errorf("train %s: %w", m.Model, err)
 			}
-			auc, err := evaluate.AUC(test.label, m.net.answers(test))
+			auc, err := evaluate.AUC(test.label, m.net.answerRows(test))
 			if err != nil {
 				return nil, fmt.Errorf("train %s: %w", m.Model, err)
 			}
@@ -147,8 +147,8 @@ func (t *teacher) train(ctx context.Context, o Options) (*Family, error) {
 // fixedCost is the work on a row, but for the products with parameters, in the unit of progress.
 const fixedCost = 500
 
-// part is n rows from first on.
-func (r *rows) part(first, n int) *rows {
+// slicePart is n rows from first on.
+func (r *rows) slicePart(first, n int) *rows {
 	return &rows{
 		ids: r.ids[first*features:][:n*features], dense: r.dense[first*dense:][:n*dense],
 		label: r.label[first:][:n],
@@ -162,7 +162,8 @@ const TestFile = "clicks-test.npz"
 // written says of each member whether it was not there already; see models.Install.
 func (f *Family) Write(dir string, overwrite bool) (written []bool, err error) {
 	for _, m := range f.Members {
-		w, err := models.Install(dir, m.Model, f.options.provenance(m.Size), overwrite, m.write(f))
+		w, err := models.Install(dir, m.Model, f.options.provenanceOf(m.Size), overwrite,
+			m.write(f))
 		if err != nil {
 			return written, fmt.Errorf("write model %s: %w", m.Model, err)
 		}
@@ -172,14 +173,14 @@ func (f *Family) Write(dir string, overwrite bool) (written []bool, err error) {
 	if err != nil {
 		return written, err
 	}
-	if err := npz.Write(file, f.test.arrays()); err != nil {
+	if err := npz.Write(file, f.test.asTensors()); err != nil {
 		file.Close()
 		return written, fmt.Errorf("write %s: %w", file.Name(), err)
 	}
 	return written, file.Close()
 }
 
-func (o Options) provenance(s Size) models.Provenance {
+func (o Options) provenanceOf(s Size) models.Provenance {
 	layers := strings.ReplaceAll(strings.Trim(fmt.Sprint(s.Layers), "[]"), " ", "-")
 	if layers == "" {
 		layers = "none"
@@ -197,8 +198,8 @@ const (
 	output     = "probability"
 )
 
-// arrays are the rows as ReadFile of package evaluate takes them.
-func (r *rows) arrays() []tensor.Tensor {
+// asTensors are the rows as ReadFile of package evaluate takes them.
+func (r *rows) asTensors() []tensor.Tensor {
 	n := int64(len(r.label))
 	all := []tensor.Tensor{
 		{Name: denseInput, DataType: tensor.FP32, Shape: []int64{n, dense},
@@ -227,14 +228,14 @@ func littleEndian(values []float32) []byte {
 // write returns the function that writes the member's folder.
 func (m Member) write(f *Family) func(folder string) error {
 	return func(folder string) error {
-		graph := m.net.model(m.Model)
+		graph := m.net.toONNX(m.Model)
 		c := models.DefaultConfig()
 		c.QoSTarget = 5 * time.Millisecond
 		c.Deadline = 10 * c.QoSTarget
 		c.RowsIndependent = true
 		c.WarmUp = []int{1, 512}
 		c.Family = FamilyName
-		p := f.options.provenance(m.Size)
+		p := f.options.provenanceOf(m.Size)
 		c.Generated = &p
 		for _, port := range graph.Inputs {
 			in := models.Port{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
@@ -261,8 +262,8 @@ func (m Member) write(f *Family) func(folder string) error {
 	}
 }
 
-// model returns the net as an ONNX model.
-func (n *net) model(name string) *onnx.Model {
+// toONNX returns the net as an ONNX model.
+func (n *net) toONNX(name string) *onnx.Model {
 	m := &onnx.Model{
 		Name: name, Producer: "muster", ProducerVersion: generator,
 		Inputs: []onnx.Port{
@@ -297,14 +298,14 @@ func (n *net) model(name string) *onnx.Model {
 		return name
 	}
 	dim := int64(n.size.Dim)
-	table := weights("embeddings", n.embeddings(n.weights), features*ids, dim)
+	table := weights("embeddings", n.embeddingPart(n.weights), features*ids, dim)
 	rows := node("Add", "rows", []string{idsInput, integers("offsets", 0, ids, 2*ids, 3*ids)})
 	found := node("Gather", "found", []string{table, rows})
 	flat := node("Reshape", "embedded", []string{found, integers("flat", 0, features*dim)})
 	x := node("Concat", "joined", []string{flat, denseInput},
 		onnx.Attribute{Name: "axis", Value: int64(1)})
 	for l := range len(n.widths) - 1 {
-		w, bias := n.layer(n.weights, l)
+		w, bias := n.layerPart(n.weights, l)
 		layer := fmt.Sprintf("layer_%d", l)
 		x = node("Gemm", layer, []string{
 			x, weights(layer+".weight", w.Data, int64(w.Rows), int64(w.Cols)),

@@ -17,7 +17,7 @@ import (
 // generated model whose names end in "user" are the same in a hundred rows, which so are a hundred
 // items for one user.
 func Draw(v *models.Version, n int, seed uint64) (Rows, error) {
-	d := &drawn{version: v, n: n, seed: seed}
+	d := &drawnInputs{version: v, n: n, seed: seed}
 	for _, t := range v.Config.Tables {
 		d.user = append(d.user, strings.HasSuffix(t.Name, "user"))
 	}
@@ -43,18 +43,18 @@ func Draw(v *models.Version, n int, seed uint64) (Rows, error) {
 	return d, nil
 }
 
-type drawn struct {
+type drawnInputs struct {
 	version *models.Version
 	n       int
 	seed    uint64
 	user    []bool // by table
 }
 
-func (d *drawn) Count() int { return d.n }
+func (d *drawnInputs) Count() int { return d.n }
 
 // Batch draws whole groups of items, so that a row does not depend on the batch that it is in. v is
 // of d's signature; its inputs may have another order.
-func (d *drawn) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) {
+func (d *drawnInputs) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) {
 	byName := map[string]tensor.Tensor{}
 	from := first / items * items
 	groups := (first + n - from + items - 1) / items
@@ -73,7 +73,7 @@ func (d *drawn) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) 
 		random := rand.New(rand.NewPCG(d.seed, uint64(from/items+g)))
 		for _, p := range d.version.Inputs {
 			t := byName[p.Name]
-			d.group(random, p, &t)
+			d.drawGroup(random, p, &t)
 			byName[p.Name] = t
 		}
 	}
@@ -91,8 +91,8 @@ func (d *drawn) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) 
 	return inputs, nil
 }
 
-// group appends the values of an input for a hundred rows.
-func (d *drawn) group(random *rand.Rand, p models.Port, t *tensor.Tensor) {
+// drawGroup appends the values of an input for a hundred rows.
+func (d *drawnInputs) drawGroup(random *rand.Rand, p models.Port, t *tensor.Tensor) {
 	columns, run := 1, 1 // elements of the second dimension, and of one of them
 	for i, s := range p.Shape[1:] {
 		if i == 0 {
@@ -117,7 +117,7 @@ func (d *drawn) group(random *rand.Rand, p models.Port, t *tensor.Tensor) {
 					if row == 0 {
 						shared = append(shared, id)
 					}
-					id = shared[d.before(c)*run+r]
+					id = shared[d.userTablesBefore(c)*run+r]
 				}
 				if p.DataType == tensor.Int32 {
 					t.Data = binary.LittleEndian.AppendUint32(t.Data, uint32(id))
@@ -129,8 +129,8 @@ func (d *drawn) group(random *rand.Rand, p models.Port, t *tensor.Tensor) {
 	}
 }
 
-// before is how many tables before column c are of users.
-func (d *drawn) before(c int) (n int) {
+// userTablesBefore is how many tables before column c are of users.
+func (d *drawnInputs) userTablesBefore(c int) (n int) {
 	for _, user := range d.user[:c] {
 		if user {
 			n++

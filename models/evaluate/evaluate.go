@@ -51,8 +51,9 @@ type Score struct {
 // batch is how many rows run at a time. It is a multiple of items.
 const batch = 500
 
-// answers are the answers of a model by output, in the order of the first subject's, and row: the last
-// element of each row of an output. Of probabilities of two classes that is the second one, whose label is 1.
+// answers are the answers of a model by output, in the order of the first subject's, and row: the
+// last element of each row of an output. Of probabilities of two classes that is the second one,
+// whose label is 1.
 type answers [][]float32
 
 // collect runs all rows through the subjects. progress, if not nil, is called with the rows that
@@ -85,7 +86,7 @@ func collect(ctx context.Context, subjects []Subject, rows Rows,
 					return err
 				}
 				err = s.Run(running, inputs, func(outputs []tensor.Tensor) error {
-					return all[i].take(s.Version, outputs, places[i], first, count)
+					return all[i].copyAnswers(s.Version, outputs, places[i], first, count)
 				})
 				if err != nil {
 					return fmt.Errorf("run %s on rows %d to %d: %w", s.Version, first,
@@ -115,7 +116,8 @@ func placesOf(v, first *models.Version) (places []int, err error) {
 			len(first.Outputs))
 	}
 	for _, out := range v.Outputs {
-		at := slices.IndexFunc(first.Outputs, func(p models.Port) bool { return p.Name == out.Name })
+		at := slices.IndexFunc(first.Outputs,
+			func(p models.Port) bool { return p.Name == out.Name })
 		if at < 0 {
 			return nil, fmt.Errorf("%s has output %q, %s does not", v, out.Name, first)
 		}
@@ -124,8 +126,9 @@ func placesOf(v, first *models.Version) (places []int, err error) {
 	return places, nil
 }
 
-// take copies the answers of the rows [first, first+n) from outputs, each to its place.
-func (a answers) take(v *models.Version, outputs []tensor.Tensor, places []int, first, n int) error {
+// copyAnswers copies the answers of the rows [first, first+n) from outputs, each to its place.
+func (a answers) copyAnswers(v *models.Version, outputs []tensor.Tensor, places []int, first,
+	n int) error {
 	for o, out := range outputs {
 		values, err := floats(out)
 		if err != nil {
@@ -174,7 +177,7 @@ func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uin
 		return nil, err
 	}
 	teacher := all[0]
-	if !teacher.probabilities() {
+	if !teacher.areProbabilities() {
 		if rows.Count() < items {
 			return nil, fmt.Errorf("got %d rows, expected at least %d to rank", rows.Count(), items)
 		}
@@ -234,7 +237,7 @@ func scores(subjects []Subject, all []answers, metric models.Metric, taught bool
 			}
 			parts[i] = append(parts[i], c)
 			list[i].Value += c.value / outputs
-			list[i].Error += c.variance() / (outputs * outputs)
+			list[i].Error += c.scoreVariance() / (outputs * outputs)
 		}
 		list[i].Error = math.Sqrt(list[i].Error)
 		if !taught && list[i].Value > list[beside].Value {
@@ -246,15 +249,15 @@ func scores(subjects []Subject, all []answers, metric models.Metric, taught bool
 		s.Beside, s.Lost = list[beside].Model, list[beside].Value-s.Value
 		for o, c := range parts[i] {
 			outputs := float64(len(parts[i]))
-			s.LostError += parts[beside][o].minus(c).variance() / (outputs * outputs)
+			s.LostError += parts[beside][o].subtract(c).scoreVariance() / (outputs * outputs)
 		}
 		s.LostError = math.Sqrt(s.LostError)
 	}
 	return list, nil
 }
 
-// probabilities reports whether all answers are in [0, 1].
-func (a answers) probabilities() bool {
+// areProbabilities reports whether all answers are in [0, 1].
+func (a answers) areProbabilities() bool {
 	for _, output := range a {
 		if slices.ContainsFunc(output, func(v float32) bool { return !(v >= 0 && v <= 1) }) {
 			return false

@@ -97,7 +97,7 @@ func TestAUC(t *testing.T) {
 		}
 		sum += c.value
 		squares += c.value * c.value
-		predicted += math.Sqrt(c.variance()) / draws
+		predicted += math.Sqrt(c.scoreVariance()) / draws
 	}
 	spread := math.Sqrt(squares/draws - sum/draws*sum/draws)
 	if predicted < .85*spread || predicted > 1.15*spread {
@@ -448,8 +448,8 @@ func TestReadFileFaults(t *testing.T) {
 	}
 }
 
-// TestConverted: integers of a file become those of the model's type, and one that this type does not
-// have is an error.
+// TestConverted: integers of a file become those of the model's type, and one that this type does
+// not have is an error.
 func TestConverted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rows.npz")
 	of := func(x tensor.Tensor, err error) tensor.Tensor {

@@ -15,8 +15,8 @@ type components struct {
 	parts [2][]float64
 }
 
-// variance returns the variance of the score.
-func (c components) variance() float64 {
+// scoreVariance returns the variance of the score.
+func (c components) scoreVariance() float64 {
 	total := 0.0
 	for _, part := range c.parts {
 		n := float64(len(part))
@@ -35,8 +35,8 @@ func (c components) variance() float64 {
 	return total
 }
 
-// minus returns the components of the difference of two scores on the same rows.
-func (c components) minus(other components) components {
+// subtract returns the components of the difference of two scores on the same rows.
+func (c components) subtract(other components) components {
 	d := components{value: c.value - other.value}
 	for p := range c.parts {
 		d.parts[p] = make([]float64, len(c.parts[p]))

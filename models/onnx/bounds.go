@@ -89,9 +89,9 @@ func inferBounds(inputs, outputs []Port, steps []step,
 	if len(first) == 0 {
 		return nil
 	}
-	live := f.live(outputs)
+	live := f.liveSteps(outputs)
 	for i := range steps {
-		if f.follow(&steps[i], live[i]); f.followed > maxFollowed {
+		if f.followStep(&steps[i], live[i]); f.followed > maxFollowed {
 			return nil
 		}
 	}
@@ -140,8 +140,8 @@ func byColumn(shape, bounds []int64) []int64 {
 	return list
 }
 
-// live reports which steps ONNX Runtime has to run for the outputs.
-func (f *follower) live(outputs []Port) []bool {
+// liveSteps reports which steps ONNX Runtime has to run for the outputs.
+func (f *follower) liveSteps(outputs []Port) []bool {
 	needed := map[string]bool{}
 	for _, p := range outputs {
 		needed[p.Name] = true
@@ -159,9 +159,9 @@ func (f *follower) live(outputs []Port) []bool {
 	return live
 }
 
-// follow follows elements from the inputs of a step to its outputs, and notes their bounds if the
-// step looks them up and is live.
-func (f *follower) follow(s *step, live bool) {
+// followStep follows elements from the inputs of a step to its outputs, and notes their bounds if
+// the step looks them up and is live.
+func (f *follower) followStep(s *step, live bool) {
 	if s.domain != "" && s.domain != "ai.onnx" || len(s.outputs) == 0 {
 		return
 	}
@@ -186,7 +186,7 @@ func (f *follower) follow(s *step, live bool) {
 		f.lookUp(s)
 	}
 	if s.op == "Concat" {
-		f.concat(s)
+		f.followConcat(s)
 		return
 	}
 	r, ok := f.routes[s.inputs[0]]
@@ -197,7 +197,7 @@ func (f *follower) follow(s *step, live bool) {
 		f.split(s, r)
 		return
 	}
-	if r, ok = f.pass(s, r); ok && len(r.elements) > 0 && len(r.elements) <= maxElements {
+	if r, ok = f.routeOfOutput(s, r); ok && len(r.elements) > 0 && len(r.elements) <= maxElements {
 		f.set(s.outputs[0], r)
 	}
 }
@@ -221,28 +221,28 @@ func (f *follower) lookUp(s *step) {
 	}
 	switch s.op {
 	case "Gather", "GatherElements", "ScatterElements":
-		axis := s.int("axis", 0)
+		axis := s.intAttribute("axis", 0)
 		if axis < 0 {
 			axis += int64(len(data))
 		}
 		if axis >= 0 && axis < int64(len(data)) {
-			f.bound(indices.elements, data[axis])
+			f.noteBound(indices.elements, data[axis])
 		}
 	case "GatherND", "ScatterND":
-		from := s.int("batch_dims", 0)
+		from := s.intAttribute("batch_dims", 0)
 		last := len(indices.dims) - 1
 		if last < 0 || indices.dims[last] < 1 || from < 0 ||
 			from > int64(len(data))-indices.dims[last] {
 			return
 		}
 		for j := range indices.dims[last] { // which dimension of data the element is an index of
-			f.bound(pick(indices, last, []int64{j}).elements, data[from+j])
+			f.noteBound(pick(indices, last, []int64{j}).elements, data[from+j])
 		}
 	}
 }
 
-// bound notes that the elements are indices of a dimension of the given size, if that is known.
-func (f *follower) bound(numbers []int32, size int64) {
+// noteBound notes that the elements are indices of a dimension of the given size, if that is known.
+func (f *follower) noteBound(numbers []int32, size int64) {
 	if size < 1 || size > maxRows {
 		return
 	}
@@ -254,15 +254,15 @@ func (f *follower) bound(numbers []int32, size int64) {
 	}
 }
 
-// pass returns the route of a step's output, if it consists of elements of the first input, whose
-// route is r.
-func (f *follower) pass(s *step, r route) (route, bool) {
+// routeOfOutput returns the route of a step's output, if it consists of elements of the first
+// input, whose route is r.
+func (f *follower) routeOfOutput(s *step, r route) (route, bool) {
 	loose := route{kind: r.kind, elements: r.elements} // all of them, in any order
 	switch s.op {
 	case "Identity":
 		return r, true
 	case "Cast":
-		to := elementTypes[uint64(s.int("to", 0))]
+		to := elementTypes[uint64(s.intAttribute("to", 0))]
 		ok := widens(r.kind, to)
 		r.kind = to
 		return r, ok
@@ -270,7 +270,7 @@ func (f *follower) pass(s *step, r route) (route, bool) {
 		if r.dims == nil {
 			return loose, true
 		}
-		dims := f.reshaped(s, r.dims)
+		dims := f.reshapedDims(s, r.dims)
 		if dims == nil {
 			return loose, true
 		}
@@ -282,12 +282,12 @@ func (f *follower) pass(s *step, r route) (route, bool) {
 		}
 		return transpose(r, s.ints["perm"]), true
 	case "Slice":
-		return f.slice(s, r)
+		return f.routeOfSlice(s, r)
 	case "Gather": // of columns
 		if r.dims == nil || len(s.inputs) < 2 {
 			return route{}, false
 		}
-		axis := s.int("axis", 0)
+		axis := s.intAttribute("axis", 0)
 		if axis < 0 {
 			axis += int64(len(r.dims))
 		}
@@ -315,9 +315,9 @@ func (f *follower) pass(s *step, r route) (route, bool) {
 	return route{}, false
 }
 
-// reshaped returns the dimensions after a step that keeps the elements and their order; nil if it
-// is not known which element is where.
-func (f *follower) reshaped(s *step, dims []int64) []int64 {
+// reshapedDims returns the dimensions after a step that keeps the elements and their order; nil if
+// it is not known which element is where.
+func (f *follower) reshapedDims(s *step, dims []int64) []int64 {
 	switch s.op {
 	case "Unsqueeze":
 		axes, ok := f.list(s, "axes", 1)
@@ -367,7 +367,7 @@ func (f *follower) reshaped(s *step, dims []int64) []int64 {
 		}
 		return out
 	case "Flatten":
-		axis := s.int("axis", 1)
+		axis := s.intAttribute("axis", 1)
 		if axis < 0 {
 			axis += int64(len(dims))
 		}
@@ -382,7 +382,7 @@ func (f *follower) reshaped(s *step, dims []int64) []int64 {
 		return []int64{before, after}
 	case "Reshape":
 		to, ok := f.list(s, "shape", 1)
-		if !ok || s.int("allowzero", 0) != 0 {
+		if !ok || s.intAttribute("allowzero", 0) != 0 {
 			return nil
 		}
 		return reshape(dims, to)
@@ -489,8 +489,8 @@ func transpose(r route, permutation []int64) route {
 	return out
 }
 
-// slice is pass of a Slice.
-func (f *follower) slice(s *step, r route) (route, bool) {
+// routeOfSlice is pass of a Slice.
+func (f *follower) routeOfSlice(s *step, r route) (route, bool) {
 	if r.dims == nil {
 		return route{}, false
 	}
@@ -568,7 +568,7 @@ func (f *follower) split(s *step, r route) {
 	if r.dims == nil {
 		return
 	}
-	axis := s.int("axis", 0)
+	axis := s.intAttribute("axis", 0)
 	if axis < 0 {
 		axis += int64(len(r.dims))
 	}
@@ -602,8 +602,8 @@ func (f *follower) split(s *step, r route) {
 	}
 }
 
-// concat follows the elements of a Concat.
-func (f *follower) concat(s *step) {
+// followConcat follows the elements of a Concat.
+func (f *follower) followConcat(s *step) {
 	var parts []route
 	sum := 0
 	for _, name := range s.inputs {
@@ -616,7 +616,7 @@ func (f *follower) concat(s *step) {
 		return
 	}
 	out := route{kind: parts[0].kind}
-	axis := s.int("axis", 0)
+	axis := s.intAttribute("axis", 0)
 	rank := len(parts[0].dims)
 	if axis < 0 {
 		axis += int64(rank)
@@ -690,13 +690,13 @@ func (f *follower) shapeOf(s *step) []int64 {
 		if slices.Contains(in, Dynamic) {
 			return nil
 		}
-		return f.reshaped(s, in)
+		return f.reshapedDims(s, in)
 	case "Transpose":
 		r := transpose(route{dims: in}, s.ints["perm"])
 		return r.dims
 	case "Concat":
 		out := slices.Clone(in)
-		axis := s.int("axis", 0)
+		axis := s.intAttribute("axis", 0)
 		if axis < 0 {
 			axis += int64(len(in))
 		}
@@ -752,8 +752,8 @@ func (f *follower) list(s *step, attribute string, i int) ([]int64, bool) {
 	return c.ints, c.ints != nil
 }
 
-// int returns the value of an attribute.
-func (s *step) int(attribute string, otherwise int64) int64 {
+// intAttribute returns the value of an attribute.
+func (s *step) intAttribute(attribute string, otherwise int64) int64 {
 	if list := s.ints[attribute]; len(list) == 1 {
 		return list[0]
 	}
@@ -801,18 +801,18 @@ func widens(from, to tensor.DataType) bool {
 	return f < 0 && t > -f
 }
 
-// ints returns the integers of a field, packed or one alone; false if they are too many.
-func (f field) ints() ([]int64, bool, error) {
+// readInts returns the integers of a field, packed or one alone; false if they are too many.
+func (f field) readInts() ([]int64, bool, error) {
 	if f.kind == protowire.VarintType {
 		return []int64{int64(f.value)}, true, nil
 	}
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil || m.end-m.pos > 10*maxInts { // the longest varint has 10 bytes
 		return nil, false, err
 	}
 	var all []int64
 	for m.pos < m.end {
-		v, err := m.varint()
+		v, err := m.readVarint()
 		if err != nil {
 			return nil, false, err
 		}
@@ -824,12 +824,12 @@ func (f field) ints() ([]int64, bool, error) {
 // rawInts returns the little-endian integers of a type in a field; nil if they are too many, or of
 // another type.
 func (f field) rawInts(kind uint64) ([]int64, error) {
-	m, err := f.message()
+	m, err := f.readMessage()
 	size := int64(elementTypes[kind].Size())
 	if kind != 6 && kind != 7 || err != nil || m.end-m.pos > size*maxInts {
 		return nil, err
 	}
-	text, err := m.text()
+	text, err := m.readText()
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func (g *Graph) read(path string) error {
 		}
 		switch f.number {
 		case graphNode:
-			g.placeholder(graphNode)
+			g.addPlaceholder(graphNode)
 			n, err := readNode(f.body)
 			if err != nil {
 				return err
@@ -136,7 +136,7 @@ func (g *Graph) read(path string) error {
 			}
 			continue
 		case graphInitializer:
-			g.placeholder(graphInitializer)
+			g.addPlaceholder(graphInitializer)
 			t, err := readInitializer(f.body)
 			if err != nil {
 				return err
@@ -156,14 +156,14 @@ func (g *Graph) read(path string) error {
 		}
 		g.graph = append(g.graph, f)
 	}
-	g.placeholder(graphNode)
-	g.placeholder(graphInitializer)
-	g.used, err = g.uses()
+	g.addPlaceholder(graphNode)
+	g.addPlaceholder(graphInitializer)
+	g.used, err = g.countUses()
 	return err
 }
 
-// placeholder adds a field that stands for all fields number, once.
-func (g *Graph) placeholder(number protowire.Number) {
+// addPlaceholder adds a field that stands for all fields number, once.
+func (g *Graph) addPlaceholder(number protowire.Number) {
 	if !slices.ContainsFunc(g.graph, func(f wireField) bool { return f.number == number }) {
 		g.graph = append(g.graph, wireField{number: number})
 	}
@@ -284,8 +284,8 @@ func readInitializer(b []byte) (Initializer, error) {
 	return t, nil
 }
 
-// uses counts the uses of each value: by nodes, by nodes of nested graphs, and as outputs.
-func (g *Graph) uses() (map[string]int, error) {
+// countUses counts the uses of each value: by nodes, by nodes of nested graphs, and as outputs.
+func (g *Graph) countUses() (map[string]int, error) {
 	used := map[string]int{}
 	for _, name := range g.outputs {
 		used[name]++
@@ -406,18 +406,19 @@ func (n Node) Attribute(name string) any {
 func (n *Node) SetInput(i int, name string) {
 	n.Inputs = slices.Clone(n.Inputs)
 	n.Inputs[i] = name
-	n.rename(nodeInput, i, name)
+	n.renameField(nodeInput, i, name)
 }
 
 // SetOutput changes the name of the node's output i.
 func (n *Node) SetOutput(i int, name string) {
 	n.Outputs = slices.Clone(n.Outputs)
 	n.Outputs[i] = name
-	n.rename(nodeOutput, i, name)
+	n.renameField(nodeOutput, i, name)
 }
 
-// rename changes the name in the field i of those with the given number, in a node that was read.
-func (n *Node) rename(number protowire.Number, i int, name string) {
+// renameField changes the name in the field i of those with the given number, in a node that was
+// read.
+func (n *Node) renameField(number protowire.Number, i int, name string) {
 	if n.raw == nil {
 		return
 	}
@@ -451,7 +452,7 @@ func rewrite(b []byte, change func(wireField) ([]byte, error)) ([]byte, error) {
 			continue
 		}
 		changed = true
-		e.text(f.number, string(body))
+		e.writeText(f.number, string(body))
 	}
 	if !changed {
 		return b, nil
@@ -461,14 +462,14 @@ func rewrite(b []byte, change func(wireField) ([]byte, error)) ([]byte, error) {
 
 // Floats returns the elements of a constant of data type FP32.
 func (g *Graph) Floats(t Initializer) ([]float32, error) {
-	values, err := g.floats(t)
+	values, err := g.readFloats(t)
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	return values, nil
 }
 
-func (g *Graph) floats(t Initializer) ([]float32, error) {
+func (g *Graph) readFloats(t Initializer) ([]float32, error) {
 	if t.DataType != tensor.FP32 {
 		return nil, fmt.Errorf("elements are %s, expected %s", t.DataType, tensor.FP32)
 	}
@@ -476,7 +477,7 @@ func (g *Graph) floats(t Initializer) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := g.data(t, -1)
+	data, err := g.readData(t, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -536,8 +537,8 @@ func splitEntry(b []byte) (key, value string, err error) {
 	return key, value, err
 }
 
-// section opens external data. The caller closes the file.
-func (g *Graph) section(e External) (*os.File, *io.SectionReader, error) {
+// openSection opens external data. The caller closes the file.
+func (g *Graph) openSection(e External) (*os.File, *io.SectionReader, error) {
 	if !filepath.IsLocal(e.Location) { // ReadSignature has checked it
 		return nil, nil, fmt.Errorf("external data in %q", e.Location)
 	}
@@ -586,7 +587,7 @@ func (g *Graph) Write(path string) (err error) {
 func (g *Graph) Marshal() ([]byte, error) { return g.marshal(&dataWriter{graph: g}) }
 
 func (g *Graph) marshal(w *dataWriter) ([]byte, error) {
-	used, err := g.uses()
+	used, err := g.countUses()
 	if err != nil {
 		return nil, err
 	}
@@ -606,8 +607,8 @@ func (g *Graph) marshal(w *dataWriter) ([]byte, error) {
 			}
 		case graphSparseInitializer:
 			var b []byte
-			b, err = w.sparse(f.body)
-			body.text(f.number, string(b))
+			b, err = w.moveSparse(f.body)
+			body.writeText(f.number, string(b))
 		default:
 			body.b = append(body.b, f.raw...)
 		}
@@ -619,13 +620,13 @@ func (g *Graph) marshal(w *dataWriter) ([]byte, error) {
 	for _, f := range g.model {
 		switch f.number {
 		case modelGraph:
-			e.text(modelGraph, string(body.b))
+			e.writeText(modelGraph, string(body.b))
 		case modelFunctions:
-			b, err := w.function(f.body)
+			b, err := w.moveFunction(f.body)
 			if err != nil {
 				return nil, err
 			}
-			e.text(modelFunctions, string(b))
+			e.writeText(modelFunctions, string(b))
 		default:
 			e.b = append(e.b, f.raw...)
 		}
@@ -639,14 +640,14 @@ func (g *Graph) writeNodes(w *dataWriter, e *encoder, idle func(name string) boo
 			continue
 		}
 		if n.raw == nil {
-			e.message(graphNode, n.encode)
+			e.writeMessage(graphNode, n.encode)
 			continue
 		}
-		b, err := w.node(n.raw)
+		b, err := w.moveNode(n.raw)
 		if err != nil {
 			return err
 		}
-		e.text(graphNode, string(b))
+		e.writeText(graphNode, string(b))
 	}
 	return nil
 }
@@ -656,15 +657,15 @@ func (g *Graph) writeInitializers(w *dataWriter, e *encoder, idle func(name stri
 		if idle(t.Name) {
 			continue
 		}
-		write := w.tensor
+		write := w.moveTensor
 		if t.raw == nil {
-			write = func([]byte) ([]byte, error) { return w.added(t) }
+			write = func([]byte) ([]byte, error) { return w.encodeAdded(t) }
 		}
 		b, err := write(t.raw)
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		e.text(graphInitializer, string(b))
+		e.writeText(graphInitializer, string(b))
 	}
 	return nil
 }
@@ -678,7 +679,7 @@ type dataWriter struct {
 	moved map[External]External
 }
 
-func (w *dataWriter) moves() bool { return w.path != "" && len(w.graph.Signature.Data) > 0 }
+func (w *dataWriter) movesData() bool { return w.path != "" && len(w.graph.Signature.Data) > 0 }
 
 // append writes r to the file and returns where it is.
 func (w *dataWriter) append(r io.Reader) (External, error) {
@@ -701,9 +702,9 @@ func (w *dataWriter) append(r io.Reader) (External, error) {
 	return External{Location: filepath.Base(w.path), Offset: start, Length: n}, nil
 }
 
-// added encodes a tensor that was not in the file.
-func (w *dataWriter) added(t Initializer) ([]byte, error) {
-	if w.moves() && len(t.Data) > inlineBytes {
+// encodeAdded encodes a tensor that was not in the file.
+func (w *dataWriter) encodeAdded(t Initializer) ([]byte, error) {
+	if w.movesData() && len(t.Data) > inlineBytes {
 		at, err := w.append(bytes.NewReader(t.Data))
 		if err != nil {
 			return nil, err
@@ -715,9 +716,9 @@ func (w *dataWriter) added(t Initializer) ([]byte, error) {
 	return e.b, nil
 }
 
-// tensor returns the TensorProto with its external data moved to the file.
-func (w *dataWriter) tensor(b []byte) ([]byte, error) {
-	if !w.moves() {
+// moveTensor returns the TensorProto with its external data moved to the file.
+func (w *dataWriter) moveTensor(b []byte) ([]byte, error) {
+	if !w.movesData() {
 		return b, nil
 	}
 	fields, err := split(b)
@@ -730,7 +731,7 @@ func (w *dataWriter) tensor(b []byte) ([]byte, error) {
 	}
 	to, ok := w.moved[*from]
 	if !ok {
-		f, r, err := w.graph.section(*from)
+		f, r, err := w.graph.openSection(*from)
 		if err != nil {
 			return nil, err
 		}
@@ -758,59 +759,59 @@ func (w *dataWriter) tensor(b []byte) ([]byte, error) {
 	return e.b, nil
 }
 
-// sparse returns the SparseTensorProto with its external data moved to the file.
-func (w *dataWriter) sparse(b []byte) ([]byte, error) {
+// moveSparse returns the SparseTensorProto with its external data moved to the file.
+func (w *dataWriter) moveSparse(b []byte) ([]byte, error) {
 	return rewrite(b, func(f wireField) ([]byte, error) {
 		if f.number == sparseValues || f.number == sparseIndices {
-			return w.tensor(f.body)
+			return w.moveTensor(f.body)
 		}
 		return nil, nil
 	})
 }
 
-// function returns the FunctionProto with its external data moved to the file.
-func (w *dataWriter) function(b []byte) ([]byte, error) {
+// moveFunction returns the FunctionProto with its external data moved to the file.
+func (w *dataWriter) moveFunction(b []byte) ([]byte, error) {
 	return rewrite(b, func(f wireField) ([]byte, error) {
 		switch f.number {
 		case functionNode:
-			return w.node(f.body)
+			return w.moveNode(f.body)
 		case functionAttribute:
-			return w.attribute(f.body)
+			return w.moveAttribute(f.body)
 		}
 		return nil, nil
 	})
 }
 
-// node returns the NodeProto with the external data of its attributes moved to the file.
-func (w *dataWriter) node(b []byte) ([]byte, error) {
+// moveNode returns the NodeProto with the external data of its attributes moved to the file.
+func (w *dataWriter) moveNode(b []byte) ([]byte, error) {
 	return rewrite(b, func(f wireField) ([]byte, error) {
 		if f.number != nodeAttribute {
 			return nil, nil
 		}
-		return w.attribute(f.body)
+		return w.moveAttribute(f.body)
 	})
 }
 
-// attribute returns the AttributeProto with its external data moved to the file.
-func (w *dataWriter) attribute(b []byte) ([]byte, error) {
-	if !w.moves() {
+// moveAttribute returns the AttributeProto with its external data moved to the file.
+func (w *dataWriter) moveAttribute(b []byte) ([]byte, error) {
+	if !w.movesData() {
 		return b, nil
 	}
 	return rewrite(b, func(f wireField) ([]byte, error) {
 		switch f.number {
 		case attributeTensor, attributeTensors:
-			return w.tensor(f.body)
+			return w.moveTensor(f.body)
 		case attributeSparse, attributeSparseTensors:
-			return w.sparse(f.body)
+			return w.moveSparse(f.body)
 		case attributeGraph, attributeGraphs:
 			return rewrite(f.body, func(f wireField) ([]byte, error) {
 				switch f.number {
 				case graphNode:
-					return w.node(f.body)
+					return w.moveNode(f.body)
 				case graphInitializer:
-					return w.tensor(f.body)
+					return w.moveTensor(f.body)
 				case graphSparseInitializer:
-					return w.sparse(f.body)
+					return w.moveSparse(f.body)
 				}
 				return nil, nil
 			})

@@ -221,15 +221,15 @@ func TestGraphFaults(t *testing.T) {
 func TestDamagedConstants(t *testing.T) {
 	constant := func(elements int64, d tensor.DataType, data func(*encoder)) []byte {
 		var e encoder
-		e.integer(tensorDims, elements)
-		e.integer(tensorDataType, int64(elementNumber(d)))
-		e.text(tensorName, "w")
+		e.writeInteger(tensorDims, elements)
+		e.writeInteger(tensorDataType, int64(elementNumber(d)))
+		e.writeText(tensorName, "w")
 		data(&e)
 		return e.b
 	}
 	external := func(e *encoder) {
 		External{Location: "w.data", Length: 8}.encode(e)
-		e.integer(tensorDataLocation, locationExternal)
+		e.writeInteger(tensorDataLocation, locationExternal)
 	}
 	for _, c := range []struct {
 		name     string
@@ -237,7 +237,7 @@ func TestDamagedConstants(t *testing.T) {
 		want     string
 	}{
 		{"a float of another wire type", constant(1, tensor.FP32, func(e *encoder) {
-			e.integer(tensorFloatData, 1)
+			e.writeInteger(tensorFloatData, 1)
 		}), "field 4 has wire type 0, expected 32-bit floats"},
 		{"too many elements", constant(1<<62, tensor.FP32, func(*encoder) {}),
 			"too many elements"},
@@ -269,11 +269,11 @@ func TestDamagedConstants(t *testing.T) {
 // nothing of the model.
 func TestTwofoldConstant(t *testing.T) {
 	var e encoder
-	e.integer(tensorDims, 3)
-	e.integer(tensorDataType, int64(elementNumber(tensor.FP32)))
-	e.text(tensorRawData, "raw.")
-	e.text(tensorFloatData, "12345678")
-	e.text(tensorName, "w")
+	e.writeInteger(tensorDims, 3)
+	e.writeInteger(tensorDataType, int64(elementNumber(tensor.FP32)))
+	e.writeText(tensorRawData, "raw.")
+	e.writeText(tensorFloatData, "12345678")
+	e.writeText(tensorName, "w")
 	before := bytes.Clone(e.b)
 	w, err := readInitializer(e.b)
 	if err != nil {

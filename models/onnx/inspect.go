@@ -116,7 +116,7 @@ func (g *Graph) Rows(t Initializer, n int64) (Initializer, error) {
 	if err != nil {
 		return Initializer{}, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	data, err := g.data(t, int64(size))
+	data, err := g.readData(t, int64(size))
 	if err != nil {
 		return Initializer{}, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
@@ -129,8 +129,8 @@ func (t Initializer) size() (int, error) {
 	return tensor.Elements(append(slices.Clone(t.Shape), int64(t.DataType.Size())))
 }
 
-// data returns the first n bytes of a tensor's elements; all of them if n is -1.
-func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
+// readData returns the first n bytes of a tensor's elements; all of them if n is -1.
+func (g *Graph) readData(t Initializer, n int64) ([]byte, error) {
 	data := t.Data
 	if t.raw != nil {
 		fields, err := split(t.raw)
@@ -142,7 +142,7 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 			return nil, err
 		}
 		if external != nil {
-			f, r, err := g.section(*external)
+			f, r, err := g.openSection(*external)
 			if err != nil {
 				return nil, err
 			}
@@ -160,7 +160,8 @@ func (g *Graph) data(t Initializer, n int64) ([]byte, error) {
 		for _, f := range fields {
 			switch {
 			case f.number == tensorRawData:
-				data = slices.Clip(f.body) // what a damaged tensor has besides must not go behind it
+				// what a damaged tensor has besides must not go behind it
+				data = slices.Clip(f.body)
 			case f.number == tensorFloatData && t.DataType == tensor.FP32:
 				floats, err := fixed(f)
 				if err != nil {

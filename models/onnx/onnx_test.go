@@ -87,14 +87,15 @@ func TestReadSignatureOfFunctions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]DataFile{{Location: "functions.data", Size: 32784}}, got.Data); diff != "" {
+	if diff := cmp.Diff([]DataFile{{Location: "functions.data", Size: 32784}},
+		got.Data); diff != "" {
 		t.Errorf("data files (-want +got):\n%s", diff)
 	}
 }
 
-// TestDataLocation: tensors whose data ONNX Runtime takes from another file are those of the signature,
-// and of Externals, however the file writes the number: protobuf reads 32 bits of an enum, and ignores
-// values that it does not know.
+// TestDataLocation: tensors whose data ONNX Runtime takes from another file are those of the
+// signature, and of Externals, however the file writes the number: protobuf reads 32 bits of an
+// enum, and ignores values that it does not know.
 func TestDataLocation(t *testing.T) {
 	for _, tt := range []struct {
 		locations []uint64
@@ -107,19 +108,19 @@ func TestDataLocation(t *testing.T) {
 		m := linear()
 		m.Initializers = nil
 		var w encoder
-		w.integer(tensorDims, 2)
-		w.integer(tensorDims, 1)
-		w.integer(tensorDataType, 1)
-		w.text(tensorName, "w")
-		w.text(tensorRawData, "8 bytes.")
+		w.writeInteger(tensorDims, 2)
+		w.writeInteger(tensorDims, 1)
+		w.writeInteger(tensorDataType, 1)
+		w.writeText(tensorName, "w")
+		w.writeText(tensorRawData, "8 bytes.")
 		for _, entry := range [][2]string{{"location", "w.data"}, {"length", "8"}} {
-			w.message(tensorExternalData, func(e *encoder) {
-				e.text(entryKey, entry[0])
-				e.text(entryValue, entry[1])
+			w.writeMessage(tensorExternalData, func(e *encoder) {
+				e.writeText(entryKey, entry[0])
+				e.writeText(entryValue, entry[1])
 			})
 		}
 		for _, v := range tt.locations {
-			w.integer(tensorDataLocation, int64(v))
+			w.writeInteger(tensorDataLocation, int64(v))
 		}
 		var e encoder
 		fields, err := split(m.Marshal())
@@ -128,9 +129,9 @@ func TestDataLocation(t *testing.T) {
 		}
 		for _, f := range fields {
 			if f.number == modelGraph {
-				e.message(modelGraph, func(e *encoder) {
+				e.writeMessage(modelGraph, func(e *encoder) {
 					e.b = append(e.b, f.body...)
-					e.text(graphInitializer, string(w.b))
+					e.writeText(graphInitializer, string(w.b))
 				})
 				continue
 			}
@@ -146,7 +147,8 @@ func TestDataLocation(t *testing.T) {
 			t.Fatal(err)
 		}
 		all, err := g.Externals()
-		if err != nil || (len(all) == 1) != tt.external || (len(g.Signature.Data) == 1) != tt.external {
+		if err != nil || (len(all) == 1) != tt.external ||
+			(len(g.Signature.Data) == 1) != tt.external {
 			t.Errorf("%v: got %d external tensors in %v, error %v, want external %v", tt.locations,
 				len(all), g.Signature.Data, err, tt.external)
 		}
@@ -236,7 +238,8 @@ func TestReadSignatureErrors(t *testing.T) {
 		"no outputs": {edit(func(m *Model) { m.Outputs = nil }),
 			"no outputs"},
 		"long name": {
-			edit(func(m *Model) { m.Inputs[0].Name = strings.Repeat("x", 1025) }), "a name of 1025 bytes",
+			edit(func(m *Model) { m.Inputs[0].Name = strings.Repeat("x", 1025) }),
+			"a name of 1025 bytes",
 		},
 		"scalar": {
 			edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`,
@@ -250,7 +253,8 @@ func TestReadSignatureErrors(t *testing.T) {
 			external(External{Location: "/etc/passwd", Length: 8}), "within the model's folder",
 		},
 		"memory of ONNX Runtime": {
-			external(External{Location: "*/_ORT_MEM_ADDR_/*", Length: 8}), "within the model's folder",
+			external(External{Location: "*/_ORT_MEM_ADDR_/*", Length: 8}),
+			"within the model's folder",
 		},
 		"missing data": {external(External{Location: "w.data", Length: 8}), "no such file"},
 		"negative": {
@@ -299,10 +303,11 @@ func FuzzRead(f *testing.F) {
 	f.Add(nested)
 	f.Add(lookups(tensor.Int64, []int64{Dynamic, 4, 2}, map[string][]int64{
 		"two": {3, 1}, "at": {1}, "to": {0, -1, 4}, "end": {-1},
-	}, nodes(f, "a, b = Split(ids, two) axis=1; c = Unsqueeze(a, at); d = Transpose(c) perm=0,2,1,3; "+
-		"e = Slice(d, at, end, at, at); g = Concat(b, b) axis=-1; h = Reshape(g, to); "+
-		"i = Gather(h, one) axis=1; j = Gather(t10, i); k = Flatten(e) axis=2; "+
-		"l = GatherND(t20, k); m = Squeeze(l); n = Cast(j) to=1; y = MatMul(n, m)")...).Marshal())
+	}, nodes(f,
+		"a, b = Split(ids, two) axis=1; c = Unsqueeze(a, at); d = Transpose(c) perm=0,2,1,3; "+
+			"e = Slice(d, at, end, at, at); g = Concat(b, b) axis=-1; h = Reshape(g, to); "+
+			"i = Gather(h, one) axis=1; j = Gather(t10, i); k = Flatten(e) axis=2; "+
+			"l = GatherND(t20, k); m = Squeeze(l); n = Cast(j) to=1; y = MatMul(n, m)")...).Marshal())
 	f.Add([]byte{0x3a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := read(message{source: &source{r: bytes.NewReader(data)}, end: int64(len(data))})

@@ -149,20 +149,20 @@ type value struct {
 func read(m message) (*Signature, error) {
 	r := reader{constants: map[string]constant{}}
 	graphs := 0
-	err := m.each(func(f field) error {
+	err := m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case modelIRVersion:
-			r.signature.IRVersion, err = f.integer()
+			r.signature.IRVersion, err = f.readInteger()
 		case modelProducerName:
-			r.signature.Producer, err = f.text()
+			r.signature.Producer, err = f.readText()
 		case modelOpsetImport:
-			err = r.opset(f)
+			err = r.readOpset(f)
 		case modelGraph:
 			graphs++
-			err = r.graph(f, 0)
+			err = r.readGraph(f, 0)
 		case modelFunctions:
-			err = r.function(f)
+			err = r.readFunction(f)
 		}
 		return err
 	})
@@ -177,7 +177,7 @@ func read(m message) (*Signature, error) {
 		if _, ok := r.constants[v.name]; ok { // a default value, as IR version 3 demands
 			continue
 		}
-		p, err := v.port("input")
+		p, err := v.toPort("input")
 		if err == nil && p.Shape == nil {
 			err = fmt.Errorf(
 				"input %q has no shape: export the model with the shape of each input, its first "+
@@ -187,7 +187,7 @@ func read(m message) (*Signature, error) {
 		r.signature.Inputs = append(r.signature.Inputs, p)
 	}
 	for _, v := range r.outputs {
-		p, err := v.port("output")
+		p, err := v.toPort("output")
 		errs = append(errs, err)
 		r.signature.Outputs = append(r.signature.Outputs, p)
 	}
@@ -207,12 +207,12 @@ func read(m message) (*Signature, error) {
 	return &r.signature, nil
 }
 
-// maxNameBytes bounds the name of an input or output, which is a few words. It is far below longestText,
-// because every message that describes the model has it.
+// maxNameBytes bounds the name of an input or output, which is a few words. It is far below
+// longestText, because every message that describes the model has it.
 const maxNameBytes = 1 << 10
 
-// port checks that v can be served. role is "input" or "output".
-func (v value) port(role string) (Port, error) {
+// toPort checks that v can be served. role is "input" or "output".
+func (v value) toPort(role string) (Port, error) {
 	if v.kind != "" {
 		return Port{}, fmt.Errorf(
 			"%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)",
@@ -220,8 +220,9 @@ func (v value) port(role string) (Port, error) {
 	}
 	// Names go into messages, which carry text in UTF-8 alone, and to all agents and their clients.
 	if len(v.name) > maxNameBytes || !utf8.ValidString(v.name) {
-		return Port{}, fmt.Errorf("%s %.80q has a name of %d bytes; expected UTF-8, at most %d bytes", role,
-			v.name, len(v.name), maxNameBytes)
+		return Port{},
+			fmt.Errorf("%s %.80q has a name of %d bytes; expected UTF-8, at most %d bytes", role,
+				v.name, len(v.name), maxNameBytes)
 	}
 	dataType, ok := elementTypes[v.element]
 	if !ok {
@@ -236,20 +237,20 @@ func (v value) port(role string) (Port, error) {
 	return Port{Name: v.name, DataType: dataType, Shape: v.shape}, nil
 }
 
-func (r *reader) opset(f field) error {
-	m, err := f.message()
+func (r *reader) readOpset(f field) error {
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
 	var domain string
 	var version int64
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case opsetDomain:
-			domain, err = f.text()
+			domain, err = f.readText()
 		case opsetVersion:
-			version, err = f.integer()
+			version, err = f.readInteger()
 		}
 		return err
 	})
@@ -267,28 +268,28 @@ func (r *reader) opset(f field) error {
 	return nil
 }
 
-// graph reads the main graph (depth 0) or a graph within a node. Of the latter it only collects the
-// external data.
-func (r *reader) graph(f field, depth int) error {
+// readGraph reads the main graph (depth 0) or a graph within a node. Of the latter it only collects
+// the external data.
+func (r *reader) readGraph(f field, depth int) error {
 	if depth > deepest {
 		return fmt.Errorf("graphs nested deeper than %d", deepest)
 	}
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		switch f.number {
 		case graphNode:
-			return r.node(f, depth)
+			return r.readNode(f, depth)
 		case graphInitializer:
-			name, c, err := r.tensor(f)
+			name, c, err := r.readTensor(f)
 			if err == nil && depth == 0 {
 				r.constants[name] = c
 			}
 			return err
 		case graphSparseInitializer:
-			name, err := r.sparse(f)
+			name, err := r.readSparse(f)
 			if err == nil && depth == 0 {
 				r.constants[name] = constant{}
 			}
@@ -320,18 +321,18 @@ func (r *reader) graph(f field, depth int) error {
 	return err
 }
 
-func (r *reader) node(f field, depth int) error {
-	m, err := f.message()
+func (r *reader) readNode(f field, depth int) error {
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
 	if depth > 0 {
-		return m.each(func(f field) error {
+		return m.eachField(func(f field) error {
 			switch {
 			case f.number == nodeAttribute:
-				return r.attribute(f, depth, nil)
+				return r.readAttribute(f, depth, nil)
 			case f.number == nodeInput && r.nested != nil:
-				name, err := f.text()
+				name, err := f.readText()
 				*r.nested = append(*r.nested, name)
 				return err
 			}
@@ -341,21 +342,21 @@ func (r *reader) node(f field, depth int) error {
 	s := step{ints: map[string][]int64{}}
 	r.nested = &s.nested
 	defer func() { r.nested = nil }()
-	err = m.each(func(f field) (err error) {
+	err = m.eachField(func(f field) (err error) {
 		var name string
 		switch f.number {
 		case nodeInput:
-			name, err = f.text()
+			name, err = f.readText()
 			s.inputs = append(s.inputs, name)
 		case nodeOutput:
-			name, err = f.text()
+			name, err = f.readText()
 			s.outputs = append(s.outputs, name)
 		case nodeOpType:
-			s.op, err = f.text()
+			s.op, err = f.readText()
 		case nodeDomain:
-			s.domain, err = f.text()
+			s.domain, err = f.readText()
 		case nodeAttribute:
-			err = r.attribute(f, depth, &s)
+			err = r.readAttribute(f, depth, &s)
 		}
 		return err
 	})
@@ -369,18 +370,18 @@ func (r *reader) node(f field, depth int) error {
 	return err
 }
 
-// function collects the external data of a FunctionProto.
-func (r *reader) function(f field) error {
-	m, err := f.message()
+// readFunction collects the external data of a FunctionProto.
+func (r *reader) readFunction(f field) error {
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		switch f.number {
 		case functionNode:
-			return r.node(f, 1)
+			return r.readNode(f, 1)
 		case functionAttribute:
-			return r.attribute(f, 1, nil)
+			return r.readAttribute(f, 1, nil)
 		}
 		return nil
 	})
@@ -390,10 +391,10 @@ func (r *reader) function(f field) error {
 	return nil
 }
 
-// attribute collects the external data of an AttributeProto, and its integers for the step that it
-// is of, which may be nil.
-func (r *reader) attribute(f field, depth int, s *step) error {
-	m, err := f.message()
+// readAttribute collects the external data of an AttributeProto, and its integers for the step that
+// it is of, which may be nil.
+func (r *reader) readAttribute(f field, depth int, s *step) error {
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
@@ -401,30 +402,30 @@ func (r *reader) attribute(f field, depth int, s *step) error {
 	var list []int64
 	known := true
 	var c constant
-	err = m.each(func(f field) (err error) {
+	err = m.eachField(func(f field) (err error) {
 		switch f.number {
 		case attributeName:
 			if s != nil {
-				name, err = f.text()
+				name, err = f.readText()
 			}
 		case attributeInt, attributeInts:
 			if s != nil {
 				var more []int64
 				var ok bool
-				more, ok, err = f.ints()
+				more, ok, err = f.readInts()
 				known = known && ok && len(list)+len(more) <= maxInts
 				if known {
 					list = append(list, more...)
 				}
 			}
 		case attributeTensor:
-			_, c, err = r.tensor(f)
+			_, c, err = r.readTensor(f)
 		case attributeTensors:
-			_, _, err = r.tensor(f)
+			_, _, err = r.readTensor(f)
 		case attributeGraph, attributeGraphs:
-			err = r.graph(f, depth+1)
+			err = r.readGraph(f, depth+1)
 		case attributeSparse, attributeSparseTensors:
-			_, err = r.sparse(f)
+			_, err = r.readSparse(f)
 		}
 		return err
 	})
@@ -437,29 +438,29 @@ func (r *reader) attribute(f field, depth int, s *step) error {
 	return err
 }
 
-// sparse reads a SparseTensorProto and returns its name, which is that of its values.
-func (r *reader) sparse(f field) (name string, err error) {
-	m, err := f.message()
+// readSparse reads a SparseTensorProto and returns its name, which is that of its values.
+func (r *reader) readSparse(f field) (name string, err error) {
+	m, err := f.readMessage()
 	if err != nil {
 		return "", err
 	}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case sparseValues:
-			name, _, err = r.tensor(f)
+			name, _, err = r.readTensor(f)
 		case sparseIndices:
-			_, _, err = r.tensor(f)
+			_, _, err = r.readTensor(f)
 		}
 		return err
 	})
 	return name, err
 }
 
-// tensor reads a tensor. It returns its name and what is to be known of it, and adds its external
-// data to the signature.
-func (r *reader) tensor(f field) (name string, c constant, err error) {
-	m, err := f.message()
+// readTensor reads a tensor. It returns its name and what is to be known of it, and adds its
+// external data to the signature.
+func (r *reader) readTensor(f field) (name string, c constant, err error) {
+	m, err := f.readMessage()
 	if err != nil {
 		return "", constant{}, err
 	}
@@ -467,34 +468,34 @@ func (r *reader) tensor(f field) (name string, c constant, err error) {
 	entries := map[string]string{}
 	var kind uint64
 	c.shape = []int64{}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case tensorDims:
 			var dims []int64
 			var ok bool
-			if dims, ok, err = f.ints(); !ok && err == nil {
+			if dims, ok, err = f.readInts(); !ok && err == nil {
 				err = errors.New("too many dimensions")
 			}
 			c.shape = append(c.shape, dims...)
 		case tensorDataType:
 			var v int64
-			v, err = f.integer()
+			v, err = f.readInteger()
 			kind = uint64(uint32(v)) // an int32, as protobuf reads it
 		case tensorInt32Data, tensorInt64Data:
 			var list []int64
 			var ok bool
-			list, ok, err = f.ints()
+			list, ok, err = f.readInts()
 			if few = few && ok && len(c.ints)+len(list) <= maxInts; few {
 				c.ints = append(c.ints, list...)
 			}
 		case tensorRawData:
 			c.ints, err = f.rawInts(kind)
 		case tensorName:
-			name, err = f.text()
+			name, err = f.readText()
 		case tensorDataLocation:
 			var v int64
-			v, err = f.integer()
+			v, err = f.readInteger()
 			external = isExternal(external, uint64(v))
 		case tensorExternalData:
 			var key, value string
@@ -505,7 +506,7 @@ func (r *reader) tensor(f field) (name string, c constant, err error) {
 		return err
 	})
 	if err == nil && external {
-		err = r.external(entries)
+		err = r.readExternal(entries)
 	}
 	if err != nil {
 		return "", constant{}, fmt.Errorf("tensor %q: %w", name, err)
@@ -521,7 +522,7 @@ func (r *reader) tensor(f field) (name string, c constant, err error) {
 // offset for an address.
 const addressPrefix = "*/_ORT_"
 
-func (r *reader) external(entries map[string]string) error {
+func (r *reader) readExternal(entries map[string]string) error {
 	location := entries["location"]
 	if !filepath.IsLocal(location) || strings.HasPrefix(location, addressPrefix) {
 		return fmt.Errorf("external data in %q: expected a path within the model's folder",
@@ -550,17 +551,17 @@ func (r *reader) external(entries map[string]string) error {
 }
 
 func readEntry(f field) (key, value string, err error) {
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return "", "", err
 	}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case entryKey:
-			key, err = f.text()
+			key, err = f.readText()
 		case entryValue:
-			value, err = f.text()
+			value, err = f.readText()
 		}
 		return err
 	})
@@ -568,15 +569,15 @@ func readEntry(f field) (key, value string, err error) {
 }
 
 func readValue(f field) (v value, err error) {
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return value{}, err
 	}
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		switch f.number {
 		case valueName:
-			v.name, err = f.text()
+			v.name, err = f.readText()
 		case valueType:
 			err = v.readType(f)
 		}
@@ -589,11 +590,11 @@ func readValue(f field) (v value, err error) {
 }
 
 func (v *value) readType(f field) error {
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
-	return m.each(func(f field) error {
+	return m.eachField(func(f field) error {
 		switch f.number {
 		case typeTensor:
 			return v.readTensorType(f)
@@ -611,23 +612,23 @@ func (v *value) readType(f field) error {
 }
 
 func (v *value) readTensorType(f field) error {
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return err
 	}
-	return m.each(func(f field) error {
+	return m.eachField(func(f field) error {
 		switch f.number {
 		case tensorTypeElement:
-			n, err := f.integer()
+			n, err := f.readInteger()
 			v.element = uint64(uint32(n)) // an int32, as protobuf reads it
 			return err
 		case tensorTypeShape:
-			m, err := f.message()
+			m, err := f.readMessage()
 			if err != nil {
 				return err
 			}
 			v.hasShape = true
-			return m.each(func(f field) error {
+			return m.eachField(func(f field) error {
 				if f.number != shapeDim {
 					return nil
 				}
@@ -643,15 +644,15 @@ func (v *value) readTensorType(f field) error {
 // readDim returns a dimension's size. It is Dynamic for a dimension with a name, without a size, or
 // with a negative size, which some exporters write.
 func readDim(f field) (int64, error) {
-	m, err := f.message()
+	m, err := f.readMessage()
 	if err != nil {
 		return 0, err
 	}
 	d := int64(Dynamic)
-	err = m.each(func(f field) error {
+	err = m.eachField(func(f field) error {
 		var err error
 		if f.number == dimValue {
-			if d, err = f.integer(); d < 0 {
+			if d, err = f.readInteger(); d < 0 {
 				d = Dynamic
 			}
 		}

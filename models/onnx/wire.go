@@ -23,8 +23,9 @@ type source struct {
 	memory [window]byte
 }
 
-// at returns the n bytes at offset off; n is at most window. They are valid until the next call.
-func (s *source) at(off int64, n int) ([]byte, error) {
+// bytesAt returns the n bytes at offset off; n is at most window. They are valid until the next
+// call.
+func (s *source) bytesAt(off int64, n int) ([]byte, error) {
 	if off < s.start || off+int64(n) > s.start+int64(len(s.buf)) {
 		got, err := s.r.ReadAt(s.memory[:], off)
 		s.buf, s.start = s.memory[:got], off
@@ -59,7 +60,7 @@ func (m *message) next() (field, error) {
 		return field{}, io.EOF
 	}
 	begin := m.pos
-	tag, err := m.varint()
+	tag, err := m.readVarint()
 	if err != nil {
 		return field{}, err
 	}
@@ -70,14 +71,14 @@ func (m *message) next() (field, error) {
 	f := field{number: number, kind: kind}
 	switch kind {
 	case protowire.VarintType:
-		f.value, err = m.varint()
+		f.value, err = m.readVarint()
 	case protowire.Fixed32Type:
 		err = m.skip(4)
 	case protowire.Fixed64Type:
 		err = m.skip(8)
 	case protowire.BytesType:
 		var n uint64
-		if n, err = m.varint(); err != nil {
+		if n, err = m.readVarint(); err != nil {
 			break
 		}
 		start := m.pos
@@ -105,8 +106,8 @@ func (m *message) skip(n int64) error {
 	return nil
 }
 
-func (m *message) varint() (uint64, error) {
-	b, err := m.source.at(m.pos, int(min(m.end-m.pos, 10)))
+func (m *message) readVarint() (uint64, error) {
+	b, err := m.source.bytesAt(m.pos, int(min(m.end-m.pos, 10)))
 	if err != nil {
 		return 0, fmt.Errorf("at byte %d: %w", m.pos, err)
 	}
@@ -118,8 +119,8 @@ func (m *message) varint() (uint64, error) {
 	return v, nil
 }
 
-// text returns the rest of the message as a string.
-func (m *message) text() (string, error) {
+// readText returns the rest of the message as a string.
+func (m *message) readText() (string, error) {
 	n := m.end - m.pos
 	if n > longestText {
 		return "", fmt.Errorf("at byte %d: text of %d bytes, at most %d are expected", m.pos, n,
@@ -127,7 +128,7 @@ func (m *message) text() (string, error) {
 	}
 	b := make([]byte, 0, n)
 	for m.pos < m.end {
-		part, err := m.source.at(m.pos, int(min(m.end-m.pos, window)))
+		part, err := m.source.bytesAt(m.pos, int(min(m.end-m.pos, window)))
 		if err != nil {
 			return "", fmt.Errorf("at byte %d: %w", m.pos, err)
 		}
@@ -137,8 +138,8 @@ func (m *message) text() (string, error) {
 	return string(b), nil
 }
 
-// each calls visit for every field of the message.
-func (m message) each(visit func(field) error) error {
+// eachField calls visit for every field of the message.
+func (m message) eachField(visit func(field) error) error {
 	for {
 		f, err := m.next()
 		if err == io.EOF {
@@ -153,17 +154,17 @@ func (m message) each(visit func(field) error) error {
 	}
 }
 
-// text returns the field's string. A field of another wire type is an error.
-func (f field) text() (string, error) {
-	b, err := f.message()
+// readText returns the field's string. A field of another wire type is an error.
+func (f field) readText() (string, error) {
+	b, err := f.readMessage()
 	if err != nil {
 		return "", err
 	}
-	return b.text()
+	return b.readText()
 }
 
-// message returns the field's body. A field of another wire type is an error.
-func (f field) message() (message, error) {
+// readMessage returns the field's body. A field of another wire type is an error.
+func (f field) readMessage() (message, error) {
 	if f.kind != protowire.BytesType {
 		return message{}, fmt.Errorf("field %d has wire type %d, expected a length", f.number,
 			f.kind)
@@ -171,8 +172,8 @@ func (f field) message() (message, error) {
 	return f.body, nil
 }
 
-// integer returns the field's number. A field of another wire type is an error.
-func (f field) integer() (int64, error) {
+// readInteger returns the field's number. A field of another wire type is an error.
+func (f field) readInteger() (int64, error) {
 	if f.kind != protowire.VarintType {
 		return 0, fmt.Errorf("field %d has wire type %d, expected an integer", f.number, f.kind)
 	}

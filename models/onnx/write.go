@@ -79,29 +79,29 @@ type External struct {
 func (m *Model) Marshal() []byte {
 	var g encoder
 	for _, n := range m.Nodes {
-		g.message(graphNode, n.encode)
+		g.writeMessage(graphNode, n.encode)
 	}
-	g.text(graphName, m.Name)
+	g.writeText(graphName, m.Name)
 	for _, t := range m.Initializers {
-		g.message(graphInitializer, t.encode)
+		g.writeMessage(graphInitializer, t.encode)
 	}
 	for _, p := range m.Inputs {
-		g.message(graphInput, p.encode)
+		g.writeMessage(graphInput, p.encode)
 	}
 	for _, p := range m.Outputs {
-		g.message(graphOutput, p.encode)
+		g.writeMessage(graphOutput, p.encode)
 	}
 
 	var e encoder
-	e.integer(modelIRVersion, IRVersion)
-	e.text(modelProducerName, m.Producer)
-	e.text(modelProducerVersion, m.ProducerVersion)
-	e.message(modelGraph, func(e *encoder) { e.b = append(e.b, g.b...) })
+	e.writeInteger(modelIRVersion, IRVersion)
+	e.writeText(modelProducerName, m.Producer)
+	e.writeText(modelProducerVersion, m.ProducerVersion)
+	e.writeMessage(modelGraph, func(e *encoder) { e.b = append(e.b, g.b...) })
 	opset := m.Opset
 	if opset == 0 {
 		opset = Opset
 	}
-	e.message(modelOpsetImport, func(e *encoder) { e.integer(opsetVersion, opset) })
+	e.writeMessage(modelOpsetImport, func(e *encoder) { e.writeInteger(opsetVersion, opset) })
 	for _, domain := range slices.Sorted(maps.Keys(m.Domains)) {
 		e.b = append(e.b, opsetImport(domain, m.Domains[domain])...)
 	}
@@ -111,9 +111,9 @@ func (m *Model) Marshal() []byte {
 // opsetImport returns a model's field that declares the version of a domain.
 func opsetImport(domain string, version int64) []byte {
 	var e encoder
-	e.message(modelOpsetImport, func(e *encoder) {
-		e.text(opsetDomain, domain)
-		e.integer(opsetVersion, version)
+	e.writeMessage(modelOpsetImport, func(e *encoder) {
+		e.writeText(opsetDomain, domain)
+		e.writeInteger(opsetVersion, version)
 	})
 	return e.b
 }
@@ -124,18 +124,18 @@ func (n Node) encode(e *encoder) {
 		return
 	}
 	for _, s := range n.Inputs {
-		e.text(nodeInput, s)
+		e.writeText(nodeInput, s)
 	}
 	for _, s := range n.Outputs {
-		e.text(nodeOutput, s)
+		e.writeText(nodeOutput, s)
 	}
-	e.text(nodeName, n.Name)
-	e.text(nodeOpType, n.Op)
+	e.writeText(nodeName, n.Name)
+	e.writeText(nodeOpType, n.Op)
 	if n.Domain != "" {
-		e.text(nodeDomain, n.Domain)
+		e.writeText(nodeDomain, n.Domain)
 	}
 	for _, a := range n.Attributes {
-		e.message(nodeAttribute, a.encode)
+		e.writeMessage(nodeAttribute, a.encode)
 	}
 }
 
@@ -148,23 +148,23 @@ const (
 )
 
 func (a Attribute) encode(e *encoder) {
-	e.text(attributeName, a.Name)
+	e.writeText(attributeName, a.Name)
 	switch v := a.Value.(type) {
 	case int64:
-		e.integer(attributeInt, v)
-		e.integer(attributeType, attributeIsInt)
+		e.writeInteger(attributeInt, v)
+		e.writeInteger(attributeType, attributeIsInt)
 	case []int64:
 		for _, i := range v {
-			e.integer(attributeInts, i)
+			e.writeInteger(attributeInts, i)
 		}
-		e.integer(attributeType, attributeIsInts)
+		e.writeInteger(attributeType, attributeIsInts)
 	case float32:
 		e.b = protowire.AppendTag(e.b, attributeFloat, protowire.Fixed32Type)
 		e.b = protowire.AppendFixed32(e.b, math.Float32bits(v))
-		e.integer(attributeType, attributeIsFloat)
+		e.writeInteger(attributeType, attributeIsFloat)
 	case string:
-		e.text(attributeString, v)
-		e.integer(attributeType, attributeIsString)
+		e.writeText(attributeString, v)
+		e.writeInteger(attributeType, attributeIsString)
 	default:
 		panic(fmt.Sprintf("onnx: attribute %s is a %T", a.Name, v))
 	}
@@ -172,24 +172,24 @@ func (a Attribute) encode(e *encoder) {
 
 func (t Initializer) encode(e *encoder) {
 	for _, d := range t.Shape {
-		e.integer(tensorDims, d)
+		e.writeInteger(tensorDims, d)
 	}
-	e.integer(tensorDataType, int64(elementNumber(t.DataType)))
-	e.text(tensorName, t.Name)
+	e.writeInteger(tensorDataType, int64(elementNumber(t.DataType)))
+	e.writeText(tensorName, t.Name)
 	if t.External == (External{}) {
-		e.text(tensorRawData, string(t.Data))
+		e.writeText(tensorRawData, string(t.Data))
 		return
 	}
 	t.External.encode(e)
-	e.integer(tensorDataLocation, locationExternal)
+	e.writeInteger(tensorDataLocation, locationExternal)
 }
 
 // encode writes the entries of a TensorProto that say where its elements are.
 func (x External) encode(e *encoder) {
 	entry := func(key, value string) {
-		e.message(tensorExternalData, func(e *encoder) {
-			e.text(entryKey, key)
-			e.text(entryValue, value)
+		e.writeMessage(tensorExternalData, func(e *encoder) {
+			e.writeText(entryKey, key)
+			e.writeText(entryValue, value)
 		})
 	}
 	entry("location", x.Location)
@@ -200,21 +200,21 @@ func (x External) encode(e *encoder) {
 // encode writes the port as a ValueInfoProto. It names a dynamic first dimension "batch", which
 // means that it is equal in all ports.
 func (p Port) encode(e *encoder) {
-	e.text(valueName, p.Name)
-	e.message(valueType, func(e *encoder) {
-		e.message(typeTensor, func(e *encoder) {
-			e.integer(tensorTypeElement, int64(elementNumber(p.DataType)))
+	e.writeText(valueName, p.Name)
+	e.writeMessage(valueType, func(e *encoder) {
+		e.writeMessage(typeTensor, func(e *encoder) {
+			e.writeInteger(tensorTypeElement, int64(elementNumber(p.DataType)))
 			if p.Shape == nil {
 				return
 			}
-			e.message(tensorTypeShape, func(e *encoder) {
+			e.writeMessage(tensorTypeShape, func(e *encoder) {
 				for i, d := range p.Shape {
-					e.message(shapeDim, func(e *encoder) {
+					e.writeMessage(shapeDim, func(e *encoder) {
 						switch {
 						case d != Dynamic:
-							e.integer(dimValue, d)
+							e.writeInteger(dimValue, d)
 						case i == 0:
-							e.text(dimParam, "batch")
+							e.writeText(dimParam, "batch")
 						}
 					})
 				}
@@ -226,17 +226,17 @@ func (p Port) encode(e *encoder) {
 // An encoder appends fields to a message.
 type encoder struct{ b []byte }
 
-func (e *encoder) integer(number protowire.Number, v int64) {
+func (e *encoder) writeInteger(number protowire.Number, v int64) {
 	e.b = protowire.AppendTag(e.b, number, protowire.VarintType)
 	e.b = protowire.AppendVarint(e.b, uint64(v))
 }
 
-func (e *encoder) text(number protowire.Number, s string) {
+func (e *encoder) writeText(number protowire.Number, s string) {
 	e.b = protowire.AppendTag(e.b, number, protowire.BytesType)
 	e.b = protowire.AppendString(e.b, s)
 }
 
-func (e *encoder) message(number protowire.Number, fill func(*encoder)) {
+func (e *encoder) writeMessage(number protowire.Number, fill func(*encoder)) {
 	var body encoder
 	fill(&body)
 	e.b = protowire.AppendTag(e.b, number, protowire.BytesType)

@@ -28,16 +28,17 @@ var (
 	halfQuestions = strings.Fields(`Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size`)
 	// halfFirst have a second result that is no number of what they take: indices, or a mask.
 	halfFirst = strings.Fields(`Dropout MaxPool TopK`)
-	// halfButStatistics have results of FP16, and beside them statistics of FP32: LayerNormalization
-	// gives mean and deviation in the type of its stash_type, whatever it normalizes.
+	// halfButStatistics have results of FP16, and beside them statistics of FP32:
+	// LayerNormalization gives mean and deviation in the type of its stash_type, whatever it
+	// normalizes.
 	halfButStatistics = strings.Fields(`LayerNormalization`)
 	// bodies hold graphs, which see values of the graph around them.
 	bodies = strings.Fields(`If Loop Scan SequenceMap`)
 )
 
-// leastLargest is what the largest value of a constant must have at least, unless it is 0: FP16 then
+// minLargest is what the largest value of a constant must have at least, unless it is 0: FP16 then
 // keeps it within 3 %. The number that keeps a division from one by 0 is often smaller.
-const leastLargest = 0x1p-20
+const minLargest = 0x1p-20
 
 // fp16 stores constants of FP32 in FP16, and computes in FP16 between the model's inputs and
 // outputs, which keep their types.
@@ -49,11 +50,11 @@ func fp16(g *onnx.Graph) (Report, error) {
 	}
 	for _, p := range g.Signature.Inputs {
 		if p.DataType == tensor.FP32 {
-			h.cast(p.Name)
+			h.castForAll(p.Name)
 		}
 	}
 	for _, n := range g.Nodes {
-		if err := h.node(n); err != nil {
+		if err := h.addNode(n); err != nil {
 			return Report{}, err
 		}
 	}
@@ -83,16 +84,16 @@ var (
 // wholeNumbers are the values of that attribute for integers of more than 8 bits, such as ids.
 var wholeNumbers = []int64{4, 5, 6, 7, 12, 13}
 
-// cast has a value of FP32 cast to FP16 for all who take it.
-func (h *halver) cast(value string) {
+// castForAll has a value of FP32 cast to FP16 for all who take it.
+func (h *halver) castForAll(value string) {
 	h.halves[value] = add(h.graph, &h.nodes, "Cast", value, []string{value}, toHalf)
 }
 
-// node adds a node, with values of FP16 where it had some of FP32.
-func (h *halver) node(n onnx.Node) error {
+// addNode adds a node, with values of FP16 where it had some of FP32.
+func (h *halver) addNode(n onnx.Node) error {
 	takes := false
 	for i, name := range n.Inputs {
-		half, err := h.half(name)
+		half, err := h.halfOf(name)
 		if err != nil {
 			return err
 		}
@@ -121,7 +122,7 @@ func (h *halver) node(n onnx.Node) error {
 		gives = n.Attribute("to") == toHalf.Value
 	case !takes && makesFloats(n):
 		h.nodes = append(h.nodes, n)
-		h.cast(n.Outputs[0])
+		h.castForAll(n.Outputs[0])
 		return nil
 	}
 	for i, name := range n.Outputs {
@@ -161,10 +162,10 @@ func makesFloats(n onnx.Node) bool {
 	return false
 }
 
-// half returns the value of FP16 that stands for a value, "" if that is not of FP32.
-func (h *halver) half(name string) (string, error) {
+// halfOf returns the value of FP16 that stands for a value, "" if that is not of FP32.
+func (h *halver) halfOf(name string) (string, error) {
 	if h.statistics[name] {
-		h.cast(name)
+		h.castForAll(name)
 		delete(h.statistics, name)
 	}
 	if half, ok := h.halves[name]; ok {
@@ -187,7 +188,7 @@ func (h *halver) half(name string) (string, error) {
 		data = binary.LittleEndian.AppendUint16(data, element)
 		largest = max(largest, abs(v))
 	}
-	if largest > 0 && largest < leastLargest {
+	if largest > 0 && largest < minLargest {
 		return "", fmt.Errorf("tensor %q holds at most %v, too little for FP16 to keep it", name,
 			largest)
 	}

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// leastOpset is the version of the standard operators that has MatMulInteger and
+	// minOpset is the version of the standard operators that has MatMulInteger and
 	// QuantizeLinear.
-	leastOpset = 10
-	// leastWidth is the number of inputs and outputs from which a layer is quantised. In a narrower
+	minOpset = 10
+	// minWidth is the number of inputs and outputs from which a layer is quantised. In a narrower
 	// one, to quantise the inputs takes longer than the product.
-	leastWidth = 8
+	minWidth = 8
 	// largestWeight bounds quantised weights. The sum of two products of a weight and an input,
 	// which is at most 255, then fits into 16 bits. Processors without VNNI instructions clip
 	// larger sums, so that with 8 bits the answers would depend on the instance: on an emulated
@@ -28,12 +28,12 @@ const (
 // one scale for all rows, as DynamicQuantizeLinear has it, an item's answer would depend on the
 // other items of its batch.
 func int8Layers(g *onnx.Graph) (Report, error) {
-	if g.Signature.Opset < leastOpset {
+	if g.Signature.Opset < minOpset {
 		return Report{}, fmt.Errorf(
 			"the model has version %d of the standard operators, int8 needs at "+
-				"least %d; export it again", g.Signature.Opset, leastOpset)
+				"least %d; export it again", g.Signature.Opset, minOpset)
 	}
-	q := &quantiser{graph: g, producers: producers(g), inputs: map[string]quantised{},
+	q := &quantiser{graph: g, producers: producers(g), inputs: map[string]quantisedInput{},
 		weights: map[string][2]string{}}
 	var nodes []onnx.Node
 	var report Report
@@ -43,7 +43,7 @@ func int8Layers(g *onnx.Graph) (Report, error) {
 			nodes = append(nodes, n)
 			continue
 		}
-		why, err := q.layer(l)
+		why, err := q.quantiseLayer(l)
 		if err != nil {
 			return Report{}, err
 		}
@@ -105,8 +105,8 @@ func layerOf(g *onnx.Graph, n onnx.Node) (layer, bool) {
 	return l, true
 }
 
-// matrix returns the layer's weights as rows of inputs, [in, out].
-func (l layer) matrix(g *onnx.Graph) ([]float32, error) {
+// weightMatrix returns the layer's weights as rows of inputs, [in, out].
+func (l layer) weightMatrix(g *onnx.Graph) ([]float32, error) {
 	values, err := g.Floats(l.weight)
 	if err != nil || !l.transposed {
 		return values, err
@@ -136,41 +136,41 @@ type quantiser struct {
 	graph     *onnx.Graph
 	producers map[string]onnx.Node
 	nodes     []onnx.Node
-	inputs    map[string]quantised // by the value that is quantised
-	weights   map[string][2]string // by weight: the quantised one, and its scales
+	inputs    map[string]quantisedInput // by the value that is quantised
+	weights   map[string][2]string      // by weight: the quantised one, and its scales
 }
 
-// quantised is a quantised value: value = (integers - zero) * scale.
-type quantised struct{ integers, scale, zero string }
+// quantisedInput is a quantised value: value = (integers - zero) * scale.
+type quantisedInput struct{ integers, scale, zero string }
 
-// layer adds the nodes of a layer, or returns why it does not.
-func (q *quantiser) layer(l layer) (why string, err error) {
+// quantiseLayer adds the nodes of a layer, or returns why it does not.
+func (q *quantiser) quantiseLayer(l layer) (why string, err error) {
 	switch {
 	case l.why != "":
 		return l.why, nil
-	case l.in < leastWidth || l.out < leastWidth:
+	case l.in < minWidth || l.out < minWidth:
 		return fmt.Sprintf("its %d x %d weights are too few to gain", l.in, l.out), nil
 	}
-	weight, scales, err := q.weight(l)
+	weight, scales, err := q.quantiseWeight(l)
 	if err != nil {
 		return "", err
 	}
 	output := l.node.Outputs[0]
-	x := q.input(l.x)
-	sum := q.node("MatMulInteger", output, x.integers, weight, x.zero)
-	sum = q.node("Cast", output, sum)
+	x := q.quantiseInput(l.x)
+	sum := q.addNode("MatMulInteger", output, x.integers, weight, x.zero)
+	sum = q.addNode("Cast", output, sum)
 	q.nodes[len(q.nodes)-1].Attributes = []onnx.Attribute{toFloat}
-	sum = q.node("Mul", output, sum, x.scale)
-	sum = q.node("Mul", output, sum, scales)
+	sum = q.addNode("Mul", output, sum, x.scale)
+	sum = q.addNode("Mul", output, sum, scales)
 	if l.bias != "" {
-		q.node("Add", output, sum, l.bias)
+		q.addNode("Add", output, sum, l.bias)
 	}
 	q.nodes[len(q.nodes)-1].Outputs[0] = output
 	return "", nil
 }
 
-// node adds a node for the value base and returns the name of its result.
-func (q *quantiser) node(op, base string, inputs ...string) string {
+// addNode adds a node for the value base and returns the name of its result.
+func (q *quantiser) addNode(op, base string, inputs ...string) string {
 	return add(q.graph, &q.nodes, op, base, inputs)
 }
 
@@ -186,8 +186,8 @@ func add(g *onnx.Graph, nodes *[]onnx.Node, op, base string, inputs []string,
 	return result
 }
 
-// input adds the nodes that quantise the rows of x, once for all layers that take it.
-func (q *quantiser) input(x string) quantised {
+// quantiseInput adds the nodes that quantise the rows of x, once for all layers that take it.
+func (q *quantiser) quantiseInput(x string) quantisedInput {
 	if have, ok := q.inputs[x]; ok {
 		return have
 	}
@@ -197,49 +197,51 @@ func (q *quantiser) input(x string) quantised {
 	case p.Standard() && (p.Op == "Relu" || p.Op == "Sigmoid" || p.Op == "Softmax"):
 		largest, zero = 255, 0
 	default:
-		of = q.node("Abs", x, x)
+		of = q.addNode("Abs", x, x)
 	}
-	rowMax := q.node("ReduceMax", x, of)
+	rowMax := q.addNode("ReduceMax", x, of)
 	n := &q.nodes[len(q.nodes)-1]
 	n.Attributes = []onnx.Attribute{{Name: "keepdims", Value: int64(1)}}
 	if q.graph.Signature.Opset < 18 {
 		n.Attributes = append(n.Attributes, onnx.Attribute{Name: "axes", Value: []int64{-1}})
 	} else {
-		n.Inputs = append(n.Inputs, q.constant("int8/axes", tensor.Int64, []int64{1},
+		n.Inputs = append(n.Inputs, q.addConstant("int8/axes", tensor.Int64, []int64{1},
 			binary.LittleEndian.AppendUint64(nil, math.MaxUint64))) // -1
 	}
 	// A row of zeros must not be divided by 0.
-	scale := q.node("Max", x, rowMax, q.float("int8/smallest", 1e-30))
-	scale = q.node("Mul", x, scale, q.float(fmt.Sprintf("int8/per_%v", largest), 1/largest))
-	s := quantised{scale: scale, zero: q.constant(fmt.Sprintf("int8/zero_%d", zero), tensor.Uint8,
+	scale := q.addNode("Max", x, rowMax, q.addFloat("int8/smallest", 1e-30))
+	scale = q.addNode("Mul", x, scale, q.addFloat(fmt.Sprintf("int8/per_%v", largest), 1/largest))
+	s := quantisedInput{scale: scale, zero: q.addConstant(fmt.Sprintf("int8/zero_%d", zero),
+		tensor.Uint8,
 		[]int64{}, []byte{zero})}
-	s.integers = q.node("QuantizeLinear", x, q.node("Div", x, x, scale), q.float("int8/one", 1),
+	s.integers = q.addNode("QuantizeLinear", x, q.addNode("Div", x, x, scale),
+		q.addFloat("int8/one", 1),
 		s.zero)
 	q.inputs[x] = s
 	return s
 }
 
-func (q *quantiser) float(name string, v float32) string {
-	return q.constant(name, tensor.FP32, []int64{},
+func (q *quantiser) addFloat(name string, v float32) string {
+	return q.addConstant(name, tensor.FP32, []int64{},
 		binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)))
 }
 
-// constant adds a constant to the graph once, and returns its name.
-func (q *quantiser) constant(name string, t tensor.DataType, shape []int64, data []byte) string {
+// addConstant adds a constant to the graph once, and returns its name.
+func (q *quantiser) addConstant(name string, t tensor.DataType, shape []int64, data []byte) string {
 	if _, ok := q.graph.Constant(name); !ok {
 		q.graph.Add(onnx.Initializer{Name: name, DataType: t, Shape: shape, Data: data})
 	}
 	return name
 }
 
-// weight adds the quantised weights of a layer, [in, out], and their scales, [out], to the graph,
-// once for all layers that share them.
-func (q *quantiser) weight(l layer) (weight, scales string, err error) {
+// quantiseWeight adds the quantised weights of a layer, [in, out], and their scales, [out], to the
+// graph, once for all layers that share them.
+func (q *quantiser) quantiseWeight(l layer) (weight, scales string, err error) {
 	key := fmt.Sprint(l.weight.Name, l.transposed, l.alpha)
 	if have, ok := q.weights[key]; ok {
 		return have[0], have[1], nil
 	}
-	m, err := l.matrix(q.graph)
+	m, err := l.weightMatrix(q.graph)
 	if err != nil {
 		return "", "", err
 	}

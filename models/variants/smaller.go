@@ -57,7 +57,7 @@ func lowRank(g *onnx.Graph, rank int) (Report, error) {
 // factors adds the matrices [in, rank] and [rank, out] whose product is near to alpha times the
 // layer's weights, and returns their names.
 func factors(g *onnx.Graph, l layer, rank int) (first, second string, err error) {
-	values, err := l.matrix(g)
+	values, err := l.weightMatrix(g)
 	if err != nil {
 		return "", "", err
 	}

@@ -35,8 +35,9 @@ type Kind string
 // Kinds are the forms that a Kind takes.
 const Kinds = "int8, table8, table4, lowrank:R, lookups:N/M, fp16, or several joined with +"
 
-// parts returns the functions that make the variant, and the suffix of its name.
-func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix string, err error) {
+// changesAndSuffix returns the functions that make the variant, and the suffix of its name.
+func (k Kind) changesAndSuffix() (changes []func(*onnx.Graph) (Report, error), suffix string,
+	err error) {
 	var suffixes []string
 	for part := range strings.SplitSeq(string(k), "+") {
 		name, argument, has := strings.Cut(part, ":")
@@ -87,13 +88,13 @@ func (k Kind) parts() (changes []func(*onnx.Graph) (Report, error), suffix strin
 
 // Validate returns an error if k is no kind.
 func (k Kind) Validate() error {
-	_, _, err := k.parts()
+	_, _, err := k.changesAndSuffix()
 	return err
 }
 
 // Name returns the name of the variant of a model: "wnd-int8" for "wnd". k is valid.
 func (k Kind) Name(model string) string {
-	_, suffix, _ := k.parts()
+	_, suffix, _ := k.changesAndSuffix()
 	return model + "-" + suffix
 }
 
@@ -114,9 +115,9 @@ func describe(n onnx.Node, why string) string {
 	return fmt.Sprintf("%s %s: %s", n.Op, name, why)
 }
 
-// rewrite writes the variant of the model file from to the file to.
-func (k Kind) rewrite(from, to string) (Report, error) {
-	changes, _, err := k.parts()
+// rewriteFile writes the variant of the model file from to the file to.
+func (k Kind) rewriteFile(from, to string) (Report, error) {
+	changes, _, err := k.changesAndSuffix()
 	if err != nil {
 		return Report{}, err
 	}
@@ -207,7 +208,7 @@ func Make(ctx context.Context, dir, model string, k Kind, o Options) (made Made,
 		if err := os.MkdirAll(filepath.Join(folder, "1"), 0o755); err != nil {
 			return err
 		}
-		made.Report, err = k.rewrite(base.Path, filepath.Join(folder, "1", models.ModelFile))
+		made.Report, err = k.rewriteFile(base.Path, filepath.Join(folder, "1", models.ModelFile))
 		if err != nil {
 			return err
 		}
@@ -285,7 +286,7 @@ func Quantize(ctx context.Context, from, to string, k Kind, overwrite bool, chec
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temporary)) }()
 	made := filepath.Join(temporary, filepath.Base(to))
-	if r, err = k.rewrite(from, made); err != nil {
+	if r, err = k.rewriteFile(from, made); err != nil {
 		return fail(err)
 	}
 	v, err := models.FileVersion(made)

@@ -18,8 +18,8 @@ type architecture struct {
 	qosTarget    time.Duration
 	defaultScale *big.Rat
 	build        func(*builder)
-	// source is "paper", or "reference" where DeepRecSys's code is another model than the paper that
-	// introduced it, and the zoo follows the code.
+	// source is "paper", or "reference" where DeepRecSys's code is another model than the paper
+	// that introduced it, and the zoo follows the code.
 	source string
 }
 
@@ -37,85 +37,87 @@ var architectures = []architecture{
 // buildNCF is neural collaborative filtering: the product of two embeddings beside an
 // MLP over two others.
 func buildNCF(b *builder) {
-	ids := b.ids(4, 1)
-	mfUser := b.table("mf_user", ids, 140_000, 64, 1)
-	mfItem := b.table("mf_item", ids, 140_000, 64, 1)
-	mlpUser := b.table("mlp_user", ids, 28_000, 64, 1)
-	mlpItem := b.table("mlp_item", ids, 28_000, 64, 1)
-	mf := b.node("Mul", "mf", []string{mfUser, mfItem})
-	mlp := b.mlp("mlp", b.join("mlp", 128, mlpUser, mlpItem), "Relu", 128, 256, 256, 128, 64)
+	ids := b.addIDs(4, 1)
+	mfUser := b.addTable("mf_user", ids, 140_000, 64, 1)
+	mfItem := b.addTable("mf_item", ids, 140_000, 64, 1)
+	mlpUser := b.addTable("mlp_user", ids, 28_000, 64, 1)
+	mlpItem := b.addTable("mlp_item", ids, 28_000, 64, 1)
+	mf := b.addNode("Mul", "mf", []string{mfUser, mfItem})
+	mlp := b.addMLP("mlp", b.addConcat("mlp", 128, mlpUser, mlpItem), "Relu", 128, 256, 256, 128,
+		64)
 	// The bias is above 0, so that most outputs are above 0 too.
-	w := b.weight("top.weight", 0, spread(2./128), 64, 128)
-	bias := b.weight("top.bias", 1, smallBias, 64)
-	b.node("Relu", "top", []string{
-		b.gemm("top", b.join("top", 128, mf, b.row("mlp", mlp, 64)), w, bias),
+	w := b.addWeight("top.weight", 0, spread(2./128), 64, 128)
+	bias := b.addWeight("top.bias", 1, smallBias, 64)
+	b.addNode("Relu", "top", []string{
+		b.addGemm("top", b.addConcat("top", 128, mf, b.addRowReshape("mlp", mlp, 64)), w, bias),
 	})
-	b.output("scores", 64)
+	b.addOutput("scores", 64)
 }
 
 // buildRM1 is a small recommendation model that spends most of its time on lookups in few embedding
 // tables.
 func buildRM1(b *builder) {
-	b.recommendation(8, 80, 4_000_000, []int64{128, 64, 32}, 256, 64)
+	b.buildDLRM(8, 80, 4_000_000, []int64{128, 64, 32}, 256, 64)
 }
 
 // buildRM2 is a recommendation model that spends most of its time on lookups in embedding tables.
 func buildRM2(b *builder) {
-	b.recommendation(32, 120, 500_000, []int64{256, 128, 64}, 128, 64)
+	b.buildDLRM(32, 120, 500_000, []int64{256, 128, 64}, 128, 64)
 }
 
 // buildRM3 is a recommendation model that spends most of its time in its MLPs.
 func buildRM3(b *builder) {
-	b.recommendation(10, 20, 2_000_000, []int64{2560, 1024, 256, 32}, 512, 256)
+	b.buildDLRM(10, 20, 2_000_000, []int64{2560, 1024, 256, 32}, 512, 256)
 }
 
-// recommendation builds a DLRM: an MLP over dense features, sizes bottom, beside tables whose rows
-// are as wide as its result and are summed over the lookups, and an MLP over all of them, with hidden
-// layers of the sizes top.
-func (b *builder) recommendation(tables int, lookups, rows int64, bottom []int64, top ...int64) {
+// buildDLRM builds a DLRM: an MLP over dense features, sizes bottom, beside tables whose rows
+// are as wide as its result and are summed over the lookups, and an MLP over all of them, with
+// hidden layers of the sizes top.
+func (b *builder) buildDLRM(tables int, lookups, rows int64, bottom []int64, top ...int64) {
 	dim := bottom[len(bottom)-1]
-	dense := b.input(denseInput, tensor.FP32, bottom[0])
-	ids := b.ids(tables, lookups)
-	features := []string{b.row("bottom", b.mlp("bottom", dense, "Relu", bottom...), dim)}
+	dense := b.addInput(denseInput, tensor.FP32, bottom[0])
+	ids := b.addIDs(tables, lookups)
+	features := []string{b.addRowReshape("bottom", b.addMLP("bottom", dense, "Relu", bottom...),
+		dim)}
 	for i := range tables {
-		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, rows, dim, lookups))
+		features = append(features, b.addTable(fmt.Sprintf("table_%d", i), ids, rows, dim, lookups))
 	}
 	width := dim * int64(tables+1)
 	sizes := slices.Concat([]int64{width}, top, []int64{1})
-	b.mlp("top", b.join("top", width, features...), "Sigmoid", sizes...)
-	b.output("score", 1)
+	b.addMLP("top", b.addConcat("top", width, features...), "Sigmoid", sizes...)
+	b.addOutput("score", 1)
 }
 
 // buildWND is wide and deep.
 func buildWND(b *builder) {
-	dense := b.input(denseInput, tensor.FP32, 512)
-	ids := b.ids(27, 1)
-	features := []string{b.row(denseInput, dense, 512)}
+	dense := b.addInput(denseInput, tensor.FP32, 512)
+	ids := b.addIDs(27, 1)
+	features := []string{b.addRowReshape(denseInput, dense, 512)}
 	for i := range 27 {
-		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, 1_000_000, 32, 1))
+		features = append(features, b.addTable(fmt.Sprintf("table_%d", i), ids, 1_000_000, 32, 1))
 	}
-	b.mlp("top", b.join("top", 1376, features...), "Sigmoid", 1376, 1024, 512, 256, 1)
-	b.output("score", 1)
+	b.addMLP("top", b.addConcat("top", 1376, features...), "Sigmoid", 1376, 1024, 512, 256, 1)
+	b.addOutput("score", 1)
 }
 
 // buildMTWND is multi-task wide and deep: several heads on shared layers.
 func buildMTWND(b *builder) {
 	const tasks = 5
-	dense := b.input(denseInput, tensor.FP32, 512)
-	ids := b.ids(43, 1)
-	features := []string{b.row(denseInput, dense, 512)}
+	dense := b.addInput(denseInput, tensor.FP32, 512)
+	ids := b.addIDs(43, 1)
+	features := []string{b.addRowReshape(denseInput, dense, 512)}
 	for i := range 43 {
 		rows := int64(500_000)
 		if i >= 41 {
 			rows = 5_000_000
 		}
-		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, rows, 32, 1))
+		features = append(features, b.addTable(fmt.Sprintf("table_%d", i), ids, rows, 32, 1))
 	}
-	shared := b.mlp("shared", b.join("shared", 1888, features...), "Relu", 1888, 1024, 512)
+	shared := b.addMLP("shared", b.addConcat("shared", 1888, features...), "Relu", 1888, 1024, 512)
 	for i := range tasks {
 		name := fmt.Sprintf("task_%d", i)
-		b.mlp(name, shared, "Sigmoid", 512, 256, 128)
-		b.output(name, 128)
+		b.addMLP(name, shared, "Sigmoid", 512, 256, 128)
+		b.addOutput(name, 128)
 	}
 }
 
@@ -123,21 +125,21 @@ func buildMTWND(b *builder) {
 // behaviours of a user are summed before the attention unit, whose result is a vector, not a score.
 func buildDIN(b *builder) {
 	const dim, lookups = 32, 3
-	ids := b.ids(4, lookups)
-	user := b.table("user", ids, 1_000_000, dim, lookups)
-	behaviour := b.table("behaviour", ids, 100_000, dim, lookups)
-	ad := b.table("ad", ids, 10_000_000, dim, lookups)
-	context := b.table("context", ids, 10_000_000, dim, lookups)
-	both := b.node("Add", "attention", []string{behaviour, ad})
-	x := b.join("attention", 3*dim, behaviour, ad, both)
-	attention := b.mlp("attention", x, "Relu", 3*dim, 1, dim)
-	x = b.join("top", 4*dim, user, b.row("attention", attention, dim), ad, context)
-	x = b.mlp("top", x, "Relu", 4*dim, 200, 80)
+	ids := b.addIDs(4, lookups)
+	user := b.addTable("user", ids, 1_000_000, dim, lookups)
+	behaviour := b.addTable("behaviour", ids, 100_000, dim, lookups)
+	ad := b.addTable("ad", ids, 10_000_000, dim, lookups)
+	context := b.addTable("context", ids, 10_000_000, dim, lookups)
+	both := b.addNode("Add", "attention", []string{behaviour, ad})
+	x := b.addConcat("attention", 3*dim, behaviour, ad, both)
+	attention := b.addMLP("attention", x, "Relu", 3*dim, 1, dim)
+	x = b.addConcat("top", 4*dim, user, b.addRowReshape("attention", attention, dim), ad, context)
+	x = b.addMLP("top", x, "Relu", 4*dim, 200, 80)
 	// The bias is above 0, so that most outputs are above 0 too.
-	w := b.weight("top_2.weight", 0, spread(2./80), 2, 80)
-	bias := b.weight("top_2.bias", 1, smallBias, 2)
-	b.node("Relu", "top_2", []string{b.gemm("top_2", x, w, bias)})
-	b.output("scores", 2)
+	w := b.addWeight("top_2.weight", 0, spread(2./80), 2, 80)
+	bias := b.addWeight("top_2.bias", 1, smallBias, 2)
+	b.addNode("Relu", "top_2", []string{b.addGemm("top_2", x, w, bias)})
+	b.addOutput("scores", 2)
 }
 
 // behaviours is the length of DIEN's sequence.
@@ -148,15 +150,15 @@ const behaviours = 40
 // attention scales.
 func buildDIEN(b *builder) {
 	const dim, state = 32, 64
-	ids := b.ids(behaviours+3, 1)
-	profile := b.table("profile", ids, 500_000, dim, 1)
+	ids := b.addIDs(behaviours+3, 1)
+	profile := b.addTable("profile", ids, 500_000, dim, 1)
 	behaviour := make([]string, behaviours)
 	for t := range behaviour {
 		name := fmt.Sprintf("behaviour_%d", t)
-		behaviour[t] = b.reshape(name, b.table(name, ids, 500_000, dim, 1), 0, dim)
+		behaviour[t] = b.addReshape(name, b.addTable(name, ids, 500_000, dim, 1), 0, dim)
 	}
-	ad := b.table("ad", ids, 5_000_000, dim, 1)
-	context := b.table("context", ids, 5_000_000, dim, 1)
+	ad := b.addTable("ad", ids, 5_000_000, dim, 1)
+	context := b.addTable("context", ids, 5_000_000, dim, 1)
 
 	gru := b.newGRU("gru", dim, 1, state, 1)
 	states := make([]string, behaviours)
@@ -169,16 +171,16 @@ func buildDIEN(b *builder) {
 	// tenth, because attention lets them change at few steps only. With weights for a variance of 1
 	// the states would hardly affect the outputs.
 	augru := b.newGRU("augru", state, 1./4, state, 1./10)
-	attention := b.attention(states, b.reshape("ad", ad, 0, dim), state, dim)
+	attention := b.addAttention(states, b.addReshape("ad", ad, 0, dim), state, dim)
 	h = ""
 	for t, x := range states {
 		h = augru.step(x, h, attention[t])
 	}
 
-	x := b.join("top", state+3*dim, b.row("augru", h, state), profile, ad, context)
-	x = b.mlp("top", x, "Relu", state+3*dim, 200, 80)
-	b.fc("top_2", x, 80, 2, "Softmax", axis(1))
-	b.output("probabilities", 2)
+	x := b.addConcat("top", state+3*dim, b.addRowReshape("augru", h, state), profile, ad, context)
+	x = b.addMLP("top", x, "Relu", state+3*dim, 200, 80)
+	b.addFullyConnected("top_2", x, 80, 2, "Softmax", axis(1))
+	b.addOutput("probabilities", 2)
 }
 
 // attentionVariance is the variance of the scores before the softmax. With 9, a few behaviours of a
@@ -186,20 +188,21 @@ func buildDIEN(b *builder) {
 // some queries.
 const attentionVariance = 9
 
-// attention is, for each state h_t [N, state], the softmax over t of
+// addAttention is, for each state h_t [N, state], the softmax over t of
 // h_t W e with W [state, dim] and e [N, dim]; each is [N, 1]. The states' variance
 // is about a quarter.
-func (b *builder) attention(states []string, e string, state, dim int64) []string {
+func (b *builder) addAttention(states []string, e string, state, dim int64) []string {
 	const name = "attention"
-	w := b.weight(name+".weight", 0, spread(attentionVariance/(float64(state*dim)/4)), state, dim)
+	w := b.addWeight(name+".weight", 0, spread(attentionVariance/(float64(state*dim)/4)), state,
+		dim)
 	steps := int64(len(states))
-	q := b.node("Gemm", name, []string{e, w}, onnx.Attribute{Name: "transB", Value: int64(1)})
-	h := b.node("Concat", name, states, axis(1))
-	scores := b.node("MatMul", name, []string{
-		b.reshape(name, h, 0, steps, state), b.reshape(name, q, 0, state, 1),
+	q := b.addNode("Gemm", name, []string{e, w}, onnx.Attribute{Name: "transB", Value: int64(1)})
+	h := b.addNode("Concat", name, states, axis(1))
+	scores := b.addNode("MatMul", name, []string{
+		b.addReshape(name, h, 0, steps, state), b.addReshape(name, q, 0, state, 1),
 	})
-	a := b.node("Softmax", name, []string{b.reshape(name, scores, 0, steps)}, axis(1))
-	return b.nodes("Split", name, len(states), []string{a}, axis(1))
+	a := b.addNode("Softmax", name, []string{b.addReshape(name, scores, 0, steps)}, axis(1))
+	return b.addNodes("Split", name, len(states), []string{a}, axis(1))
 }
 
 // A gru is a gated recurrent unit, unrolled:
@@ -227,11 +230,11 @@ func (b *builder) newGRU(name string, in int64, inVariance float64, state int64,
 		b:     b,
 		name:  name,
 		state: state,
-		w:     b.weight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
-		bias:  b.weight(name+".bias", 0, smallBias, 3*state),
-		uGates: b.weight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state,
+		w:     b.addWeight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
+		bias:  b.addWeight(name+".bias", 0, smallBias, 3*state),
+		uGates: b.addWeight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state,
 			state),
-		uCand: b.weight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state,
+		uCand: b.addWeight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state,
 			state),
 	}
 }
@@ -242,12 +245,13 @@ func (g *gru) step(x, h, attention string) string {
 	b := g.b
 	split := func(value string, sizes ...int64) []string {
 		name := strings.ReplaceAll(fmt.Sprint("split", sizes), " ", "_")
-		return b.nodes("Split", g.name, len(sizes), []string{value, b.constant(name, sizes...)},
+		return b.addNodes("Split", g.name, len(sizes), []string{value, b.addConstant(name,
+			sizes...)},
 			axis(1))
 	}
-	op := func(op string, values ...string) string { return b.node(op, g.name, values) }
+	op := func(op string, values ...string) string { return b.addNode(op, g.name, values) }
 
-	projected := b.gemm(g.name, x, g.w, g.bias)
+	projected := b.addGemm(g.name, x, g.w, g.bias)
 	if h == "" {
 		parts := split(projected, g.state, g.state, g.state) // the reset gate has nothing to reset
 		u := op("Sigmoid", parts[0])
@@ -257,12 +261,12 @@ func (g *gru) step(x, h, attention string) string {
 		return op("Mul", u, op("Tanh", parts[2]))
 	}
 	parts := split(projected, 2*g.state, g.state)
-	gates := split(op("Sigmoid", b.gemm(g.name, h, g.uGates, parts[0])), g.state, g.state)
+	gates := split(op("Sigmoid", b.addGemm(g.name, h, g.uGates, parts[0])), g.state, g.state)
 	u, r := gates[0], gates[1]
 	if attention != "" {
 		u = op("Mul", attention, u)
 	}
-	recurrent := b.node("Gemm", g.name, []string{h, g.uCand}, onnx.Attribute{
+	recurrent := b.addNode("Gemm", g.name, []string{h, g.uCand}, onnx.Attribute{
 		Name: "transB", Value: int64(1),
 	})
 	c := op("Tanh", op("Add", parts[1], op("Mul", r, recurrent)))

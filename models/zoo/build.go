@@ -45,30 +45,31 @@ func newBuilder(name string, scale *big.Rat, seed uint64) *builder {
 	}
 }
 
-// input declares an input of the graph; shape is without the batch size.
-func (b *builder) input(name string, t tensor.DataType, shape ...int64) string {
+// addInput declares an input of the graph; shape is without the batch size.
+func (b *builder) addInput(name string, t tensor.DataType, shape ...int64) string {
 	b.model.Inputs = append(b.model.Inputs, onnx.Port{
 		Name: name, DataType: t, Shape: append([]int64{onnx.Dynamic}, shape...),
 	})
 	return name
 }
 
-// output makes the result of the last node, [N, size], an output of the graph with the given name.
-func (b *builder) output(name string, size int64) {
+// addOutput makes the result of the last node, [N, size], an output of the graph with the given
+// name.
+func (b *builder) addOutput(name string, size int64) {
 	b.model.Nodes[len(b.model.Nodes)-1].Outputs[0] = name
 	b.model.Outputs = append(b.model.Outputs, onnx.Port{
 		Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, size},
 	})
 }
 
-// node adds a node with one result and returns the result's name. name says which part of the model
-// the node belongs to.
-func (b *builder) node(op, name string, inputs []string, attributes ...onnx.Attribute) string {
-	return b.nodes(op, name, 1, inputs, attributes...)[0]
+// addNode adds a node with one result and returns the result's name. name says which part of the
+// model the node belongs to.
+func (b *builder) addNode(op, name string, inputs []string, attributes ...onnx.Attribute) string {
+	return b.addNodes(op, name, 1, inputs, attributes...)[0]
 }
 
-// nodes adds a node with several results and returns their names.
-func (b *builder) nodes(op, name string, results int, inputs []string,
+// addNodes adds a node with several results and returns their names.
+func (b *builder) addNodes(op, name string, results int, inputs []string,
 	attributes ...onnx.Attribute) []string {
 	name += "/" + op
 	b.named[name]++
@@ -83,9 +84,9 @@ func (b *builder) nodes(op, name string, results int, inputs []string,
 	return n.Outputs
 }
 
-// constant adds a list of numbers to the graph and returns its name. A second call with the
+// addConstant adds a list of numbers to the graph and returns its name. A second call with the
 // same name adds nothing.
-func (b *builder) constant(name string, values ...int64) string {
+func (b *builder) addConstant(name string, values ...int64) string {
 	if b.constants[name] {
 		return name
 	}
@@ -100,9 +101,9 @@ func (b *builder) constant(name string, values ...int64) string {
 	return name
 }
 
-// weight adds a tensor to the data file, with elements uniform in mean ± spread, and returns its
+// addWeight adds a tensor to the data file, with elements uniform in mean ± spread, and returns its
 // name.
-func (b *builder) weight(name string, mean, spread float64, shape ...int64) string {
+func (b *builder) addWeight(name string, mean, spread float64, shape ...int64) string {
 	w := weight{
 		name:   name,
 		shape:  shape,
@@ -111,7 +112,7 @@ func (b *builder) weight(name string, mean, spread float64, shape ...int64) stri
 		mean:   mean,
 		spread: spread,
 	}
-	length := 4 * w.elements()
+	length := 4 * w.countElements()
 	b.size = w.offset + length
 	b.weights = append(b.weights, w)
 	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{
@@ -126,54 +127,56 @@ func (b *builder) weight(name string, mean, spread float64, shape ...int64) stri
 // spread returns half the width of a uniform distribution with the given variance.
 func spread(variance float64) float64 { return math.Sqrt(3 * variance) }
 
-// ids declares the packed input of ids and splits it by table, into [N, 1] for
+// addIDs declares the packed input of ids and splits it by table, into [N, 1] for
 // one lookup or [N, 1, lookups].
-func (b *builder) ids(tables int, lookups int64) []string {
+func (b *builder) addIDs(tables int, lookups int64) []string {
 	shape := []int64{int64(tables)}
 	if lookups > 1 {
 		shape = append(shape, lookups)
 	}
-	ids := b.input(idsInput, tensor.Int64, shape...)
-	return b.nodes("Split", idsInput, tables, []string{ids}, axis(1))
+	ids := b.addInput(idsInput, tensor.Int64, shape...)
+	return b.addNodes("Split", idsInput, tables, []string{ids}, axis(1))
 }
 
-// table adds the next embedding table, of fullRows rows at full scale, and looks
+// addTable adds the next embedding table, of fullRows rows at full scale, and looks
 // up its ids. It returns [N, 1, dim], the sum over the lookups, which has unit
 // variance.
-func (b *builder) table(name string, ids []string, fullRows, dim, lookups int64) string {
+func (b *builder) addTable(name string, ids []string, fullRows, dim, lookups int64) string {
 	own := ids[len(b.tables)]
 	t := models.Table{Name: name, Rows: rows(fullRows, b.scale), Dim: dim, Lookups: lookups}
 	b.tables = append(b.tables, t)
-	w := b.weight(name, 0, spread(1/float64(lookups)), t.Rows, dim)
-	found := b.node("Gather", name, []string{w, own}, axis(0))
+	w := b.addWeight(name, 0, spread(1/float64(lookups)), t.Rows, dim)
+	found := b.addNode("Gather", name, []string{w, own}, axis(0))
 	if lookups == 1 {
 		return found
 	}
-	return b.node("ReduceSum", name, []string{found, b.constant("axes_2", 2)}, onnx.Attribute{
+	return b.addNode("ReduceSum", name, []string{found, b.addConstant("axes_2", 2)}, onnx.Attribute{
 		Name: "keepdims", Value: int64(0),
 	})
 }
 
 func axis(i int64) onnx.Attribute { return onnx.Attribute{Name: "axis", Value: i} }
 
-// reshape gives x another shape; a 0 in it stands for the batch size.
-func (b *builder) reshape(name, x string, shape ...int64) string {
-	return b.node("Reshape", name, []string{
-		x, b.constant("shape"+strings.ReplaceAll(fmt.Sprint(shape), " ", "_"), shape...),
+// addReshape gives x another shape; a 0 in it stands for the batch size.
+func (b *builder) addReshape(name, x string, shape ...int64) string {
+	return b.addNode("Reshape", name, []string{
+		x, b.addConstant("shape"+strings.ReplaceAll(fmt.Sprint(shape), " ", "_"), shape...),
 	})
 }
 
-// row reshapes x from [N, width] to [N, 1, width], the shape that table returns.
-func (b *builder) row(name, x string, width int64) string { return b.reshape(name, x, 0, 1, width) }
-
-// join concatenates rows [N, 1, ...] to [N, width].
-func (b *builder) join(name string, width int64, rows ...string) string {
-	return b.reshape(name, b.node("Concat", name, rows, axis(2)), 0, width)
+// addRowReshape reshapes x from [N, width] to [N, 1, width], the shape that table returns.
+func (b *builder) addRowReshape(name, x string, width int64) string {
+	return b.addReshape(name, x, 0, 1, width)
 }
 
-// gemm multiplies x [N, in] by the transposed weight [out, in] and adds bias.
-func (b *builder) gemm(name, x, weight, bias string) string {
-	return b.node("Gemm", name, []string{x, weight, bias}, onnx.Attribute{
+// addConcat concatenates rows [N, 1, ...] to [N, width].
+func (b *builder) addConcat(name string, width int64, rows ...string) string {
+	return b.addReshape(name, b.addNode("Concat", name, rows, axis(2)), 0, width)
+}
+
+// addGemm multiplies x [N, in] by the transposed weight [out, in] and adds bias.
+func (b *builder) addGemm(name, x, weight, bias string) string {
+	return b.addNode("Gemm", name, []string{x, weight, bias}, onnx.Attribute{
 		Name: "transB", Value: int64(1),
 	})
 }
@@ -181,24 +184,24 @@ func (b *builder) gemm(name, x, weight, bias string) string {
 // smallBias is the spread of biases.
 const smallBias = 0.1
 
-// fc adds a fully connected layer: xW^T + b and then the activation, such as "Relu". The variance
-// of W follows He's rule, 2 / inputs.
-func (b *builder) fc(name, x string, in, out int64, activation string,
+// addFullyConnected adds a fully connected layer: xW^T + b and then the activation, such as "Relu".
+// The variance of W follows He's rule, 2 / inputs.
+func (b *builder) addFullyConnected(name, x string, in, out int64, activation string,
 	attributes ...onnx.Attribute) string {
-	w := b.weight(name+".weight", 0, spread(2/float64(in)), out, in)
-	bias := b.weight(name+".bias", 0, smallBias, out)
-	return b.node(activation, name, []string{b.gemm(name, x, w, bias)}, attributes...)
+	w := b.addWeight(name+".weight", 0, spread(2/float64(in)), out, in)
+	bias := b.addWeight(name+".bias", 0, smallBias, out)
+	return b.addNode(activation, name, []string{b.addGemm(name, x, w, bias)}, attributes...)
 }
 
-// mlp adds a stack of fully connected layers. sizes are the width of x and then of each layer. The
-// activation of the last layer is last, that of the others ReLU.
-func (b *builder) mlp(name, x, last string, sizes ...int64) string {
+// addMLP adds a stack of fully connected layers. sizes are the width of x and then of each layer.
+// The activation of the last layer is last, that of the others ReLU.
+func (b *builder) addMLP(name, x, last string, sizes ...int64) string {
 	for i := range len(sizes) - 1 {
 		activation := "Relu"
 		if i == len(sizes)-2 {
 			activation = last
 		}
-		x = b.fc(fmt.Sprintf("%s_%d", name, i), x, sizes[i], sizes[i+1], activation)
+		x = b.addFullyConnected(fmt.Sprintf("%s_%d", name, i), x, sizes[i], sizes[i+1], activation)
 	}
 	return x
 }

@@ -27,7 +27,7 @@ type weight struct {
 	mean, spread float64
 }
 
-func (w weight) elements() int64 {
+func (w weight) countElements() int64 {
 	n := int64(1)
 	for _, d := range w.shape {
 		n *= d
@@ -81,7 +81,7 @@ func (p *plan) writeData(ctx context.Context, path string,
 	}
 	var total int64
 	for _, w := range p.weights {
-		total += 4 * w.elements()
+		total += 4 * w.countElements()
 	}
 	var mu sync.Mutex
 	var done int64
@@ -104,7 +104,7 @@ func (p *plan) writeData(ctx context.Context, path string,
 	g.Go(func() error {
 		defer close(pieces)
 		for _, w := range p.weights {
-			n := w.elements()
+			n := w.countElements()
 			for first := int64(0); first < n; first += chunk {
 				select {
 				case pieces <- piece{w, first, min(chunk, n-first)}:

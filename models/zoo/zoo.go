@@ -44,8 +44,8 @@ const (
 	Full    Scale = "full"
 )
 
-// fraction returns the scale as a number; own is that of Default for the model.
-func (s Scale) fraction(own *big.Rat) (*big.Rat, error) {
+// asFraction returns the scale as a number; own is that of Default for the model.
+func (s Scale) asFraction(own *big.Rat) (*big.Rat, error) {
 	switch s {
 	case Small:
 		return big.NewRat(1, 1000), nil
@@ -56,21 +56,21 @@ func (s Scale) fraction(own *big.Rat) (*big.Rat, error) {
 	}
 	var f big.Rat
 	if len(s) > 32 || strings.ContainsAny(string(s), "eEpPxX_") {
-		return nil, s.wrong()
+		return nil, s.scaleError()
 	}
 	if _, ok := f.SetString(string(s)); !ok || f.Sign() <= 0 || f.Cmp(big.NewRat(1, 1)) > 0 {
-		return nil, s.wrong()
+		return nil, s.scaleError()
 	}
 	return &f, nil
 }
 
 // Validate returns the fault of s, or nil.
 func (s Scale) Validate() error {
-	_, err := s.fraction(nil)
+	_, err := s.asFraction(nil)
 	return err
 }
 
-func (s Scale) wrong() error {
+func (s Scale) scaleError() error {
 	return fmt.Errorf("scale is %q, expected %s, %s, %s or a fraction above 0 and up to 1", s,
 		Small, Default, Full)
 }
@@ -126,7 +126,7 @@ func newPlan(model string, options Options) (*plan, error) {
 		return nil, fmt.Errorf("unknown model, expected one of %s", strings.Join(Names(), ", "))
 	}
 	a := architectures[i]
-	scale, err := options.Scale.fraction(a.defaultScale)
+	scale, err := options.Scale.asFraction(a.defaultScale)
 	if err != nil {
 		return nil, err
 	}

@@ -33,9 +33,9 @@ var (
 	libnvml = "libnvidia-ml.so.1"
 )
 
-// leastDriver is the oldest driver, by its branch, that runs what was built for a major version of
+// minDriver is the oldest driver, by its branch, that runs what was built for a major version of
 // CUDA, as NVIDIA's page "CUDA Compatibility" lists it.
-var leastDriver = map[int]int{11: 450, 12: 525, 13: 580}
+var minDriver = map[int]int{11: 450, 12: 525, 13: 580}
 
 // ErrNoDriver is wrapped if the machine has no NVIDIA driver.
 var ErrNoDriver = errors.New("no NVIDIA driver")
@@ -60,7 +60,7 @@ func openDriver() (*driver, error) {
 	return &driver{library}, nil
 }
 
-func (d *driver) symbol(name string) (unsafe.Pointer, error) {
+func (d *driver) findSymbol(name string) (unsafe.Pointer, error) {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
 	if f := C.symbol(d.library, c); f != nil {
@@ -69,23 +69,23 @@ func (d *driver) symbol(name string) (unsafe.Pointer, error) {
 	return nil, fmt.Errorf("%s has no %s: it is not NVIDIA's driver", libcuda, name)
 }
 
-// number calls a function that sets an int.
-func (d *driver) number(name string) (int, error) {
-	f, err := d.symbol(name)
+// callForInt calls a function that sets an int.
+func (d *driver) callForInt(name string) (int, error) {
+	f, err := d.findSymbol(name)
 	if err != nil {
 		return 0, err
 	}
 	var n C.int
 	if code := C.call_number(f, &n); code != 0 {
-		return 0, d.failure(name, code)
+		return 0, d.failureOf(name, code)
 	}
 	return int(n), nil
 }
 
-// failure is the error of a call that returned code, in the driver's words.
-func (d *driver) failure(call string, code C.int) error {
+// failureOf is the error of a call that returned code, in the driver's words.
+func (d *driver) failureOf(call string, code C.int) error {
 	text := "no text"
-	if f, err := d.symbol("cuGetErrorString"); err == nil {
+	if f, err := d.findSymbol("cuGetErrorString"); err == nil {
 		var s *C.char
 		if C.call_text(f, code, &s) == 0 && s != nil {
 			text = C.GoString(s)
@@ -108,10 +108,10 @@ func (e *cudaError) Error() string {
 // noDevice is CUDA's code for a machine without a GPU that this process may use.
 const noDevice = 100
 
-// supports reports why the driver cannot run what was built for a major version of CUDA; nil if it
-// can. version is the driver's own, "" if it is not known.
-func (d *driver) supports(major int, version string) error {
-	n, err := d.number("cuDriverGetVersion")
+// checkVersion reports why the driver cannot run what was built for a major version of CUDA; nil if
+// it can. version is the driver's own, "" if it is not known.
+func (d *driver) checkVersion(major int, version string) error {
+	n, err := d.callForInt("cuDriverGetVersion")
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (d *driver) supports(major int, version string) error {
 		return nil
 	}
 	advice := "install a newer one"
-	if least, ok := leastDriver[major]; ok {
+	if least, ok := minDriver[major]; ok {
 		advice = fmt.Sprintf("install driver %d or later", least)
 	}
 	return fmt.Errorf("NVIDIA driver%s supports CUDA %d.%d, the library needs %d.x: %s",
@@ -134,17 +134,17 @@ func spaced(text string) string {
 	return " " + text
 }
 
-// initialize has CUDA look for the GPUs of CUDA_VISIBLE_DEVICES.
-func (d *driver) initialize(version string) error {
-	f, err := d.symbol("cuInit")
+// initCUDA has CUDA look for the GPUs of CUDA_VISIBLE_DEVICES.
+func (d *driver) initCUDA(version string) error {
+	f, err := d.findSymbol("cuInit")
 	if err != nil {
 		return err
 	}
 	n := 0
 	if code := C.call_init(f); code != 0 {
-		err = d.failure("cuInit", code)
+		err = d.failureOf("cuInit", code)
 	} else {
-		n, err = d.number("cuDeviceGetCount")
+		n, err = d.callForInt("cuDeviceGetCount")
 	}
 	var failed *cudaError
 	switch {

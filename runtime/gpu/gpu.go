@@ -39,8 +39,8 @@ type Card struct {
 	broken   atomic.Pointer[error] // of Fail; nil: it was not called
 }
 
-// Fail has Watch end with err, as if the driver had told of a fault: whoever uses the card has found
-// that this process can do so no more. Only the first call counts.
+// Fail has Watch end with err, as if the driver had told of a fault: whoever uses the card has
+// found that this process can do so no more. Only the first call counts.
 func (c *Card) Fail(err error) { c.broken.CompareAndSwap(nil, &err) }
 
 // whole as a Card's instance says that it is no slice; NVML's events say so too.
@@ -82,7 +82,8 @@ const visible = "CUDA_VISIBLE_DEVICES"
 
 // Open chooses this process's card: by its place in the machine ("1"), by its UUID or enough of its
 // beginning ("GPU-1a2b"), or by the UUID of a MIG slice, and "" is the first one of
-// CUDA_VISIBLE_DEVICES or, if that is not set, of the machine. If it is set to nothing, it hides all.
+// CUDA_VISIBLE_DEVICES or, if that is not set, of the machine. If it is set to nothing, it hides
+// all.
 //
 // If major > 0, Open also readies CUDA for a library that was built for that major version: it
 // checks that the driver can run it, and has CUDA show this process the card alone. It must then be
@@ -102,7 +103,7 @@ func Open(spec string, major int) (*Card, error) {
 		version, _ = api.SystemGetDriverVersion() // only for messages
 	}
 	if cuda != nil {
-		if err := cuda.supports(major, version); err != nil {
+		if err := cuda.checkVersion(major, version); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +130,7 @@ func Open(spec string, major int) (*Card, error) {
 			return nil, err
 		}
 	}
-	return card, cuda.initialize(version)
+	return card, cuda.initCUDA(version)
 }
 
 // firstOf is the first device of a list as CUDA_VISIBLE_DEVICES has it.

@@ -23,8 +23,8 @@ type Status struct {
 	// Corrected and Uncorrected are how many errors of its memory the card has counted since the
 	// driver was loaded; 0 of a card without ECC.
 	Corrected, Uncorrected uint64
-	// Xids is how many faults the driver has told of since the watch began, and Xid the number of the
-	// last; 0: there was none.
+	// Xids is how many faults the driver has told of since the watch began, and Xid the number of
+	// the last; 0: there was none.
 	Xids, Xid uint64
 	// Failed is why this process can use the card no more; nil: it can.
 	Failed error
@@ -73,14 +73,14 @@ const (
 )
 
 // Watch looks at the card each second, and as soon as the driver tells of a fault, and calls seen
-// with what it has found. It blocks until ctx ends, and up to a quarter of a second longer, or until
-// the card has failed; seen is then called for the last time. A card with Unwatched set has failed
-// when Fail is called, and is not looked at.
+// with what it has found. It blocks until ctx ends, and up to a quarter of a second longer, or
+// until the card has failed; seen is then called for the last time. A card with Unwatched set has
+// failed when Fail is called, and is not looked at.
 func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 	var events nvml.EventSet
 	why := c.Unwatched
 	if why == nil {
-		if events, why = c.events(); why == nil {
+		if events, why = c.registerEvents(); why == nil {
 			defer events.Free()
 		}
 	}
@@ -92,7 +92,7 @@ func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 		}
 		now := time.Now()
 		if c.Unwatched == nil && (s.Failed != nil || now.Sub(last) >= lookEvery) {
-			c.look(&s)
+			c.readStatus(&s)
 			last = now
 			seen(s)
 		} else if s.Failed != nil {
@@ -110,7 +110,7 @@ func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 		}
 		switch event, ret := events.Wait(uint32(eventWait.Milliseconds())); {
 		case ret == nvml.SUCCESS:
-			if c.concerns(event) {
+			if c.isConcerned(event) {
 				s.Xids++
 				s.Xid = event.EventData
 				s.Failed = xidFault(c, s.Xid)
@@ -124,8 +124,8 @@ func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 	}
 }
 
-// events registers for the card's faults.
-func (c *Card) events() (nvml.EventSet, error) {
+// registerEvents registers for the card's faults.
+func (c *Card) registerEvents() (nvml.EventSet, error) {
 	api, err := manage()
 	if err != nil {
 		return nil, err
@@ -141,8 +141,8 @@ func (c *Card) events() (nvml.EventSet, error) {
 	return set, nil
 }
 
-// concerns reports whether an event is a fault of this card, or of this slice or the whole card.
-func (c *Card) concerns(e nvml.EventData) bool {
+// isConcerned reports whether an event is a fault of this card, or of this slice or the whole card.
+func (c *Card) isConcerned(e nvml.EventData) bool {
 	return e.EventType&nvml.EventTypeXidCriticalError != 0 &&
 		(c.instance == whole || e.GpuInstanceId == whole || e.GpuInstanceId == c.instance)
 }
@@ -157,8 +157,8 @@ func lost(c *Card, ret nvml.Return) error {
 	return nil
 }
 
-// look sets all of s but the faults that events tell of.
-func (c *Card) look(s *Status) {
+// readStatus sets all of s but the faults that events tell of.
+func (c *Card) readStatus(s *Status) {
 	s.Utilization, s.Temperature, s.Power, s.Slowed = -1, -1, -1, nil
 	failed := func(ret nvml.Return) bool {
 		if s.Failed == nil {

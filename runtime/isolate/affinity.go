@@ -30,7 +30,7 @@ func NewPin(cpus []int) (*Pin, error) {
 	}
 	var missing []int
 	for _, c := range cpus {
-		if c < 0 || c >= mostCPUs || !own.IsSet(c) {
+		if c < 0 || c >= maxCPUs || !own.IsSet(c) {
 			missing = append(missing, c)
 			continue
 		}

@@ -9,17 +9,17 @@ import (
 )
 
 // An Apart keeps threads on different processors while they compute at the same time. When its
-// processors have much to do, Linux looks for no idle one on which to wake a thread: it may run where
-// another computes, for milliseconds, while a processor has nothing to do. It may be used by several
-// goroutines at once.
+// processors have much to do, Linux looks for no idle one on which to wake a thread: it may run
+// where another computes, for milliseconds, while a processor has nothing to do. It may be used by
+// several goroutines at once.
 type Apart struct {
 	own     *unix.CPUSet
 	mu      sync.Mutex
-	threads []computing
+	threads []computeThread
 }
 
-// A computing thread is one that computes.
-type computing struct {
+// A computeThread thread is one that computes.
+type computeThread struct {
 	id   int
 	left int // the processor on which it may not run; -1: it may on all
 }
@@ -34,9 +34,9 @@ func NewApart() *Apart {
 	return &Apart{own: own}
 }
 
-// Enter notes that the calling thread, which is not pinned, computes, and has the others that do leave
-// its processor. That takes about 1 us for each of them. The caller calls Leave with the result, maybe
-// on another thread. What the kernel refuses is not done.
+// Enter notes that the calling thread, which is not pinned, computes, and has the others that do
+// leave its processor. That takes about 1 us for each of them. The caller calls Leave with the
+// result, maybe on another thread. What the kernel refuses is not done.
 func (a *Apart) Enter() int {
 	if a == nil {
 		return 0
@@ -52,15 +52,16 @@ func (a *Apart) Enter() int {
 			t.left = cpu
 		}
 	}
-	a.threads = append(a.threads, computing{thread, -1})
+	a.threads = append(a.threads, computeThread{thread, -1})
 	return thread
 }
 
-// currentCPU returns the processor that the calling thread is on; mostCPUs if the kernel does not say.
+// currentCPU returns the processor that the calling thread is on; mostCPUs if the kernel does not
+// say.
 func currentCPU() int {
 	var cpu uint32
 	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); e != 0 {
-		return mostCPUs
+		return maxCPUs
 	}
 	return int(cpu)
 }
@@ -72,7 +73,7 @@ func (a *Apart) Leave(thread int) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i := slices.IndexFunc(a.threads, func(t computing) bool { return t.id == thread })
+	i := slices.IndexFunc(a.threads, func(t computeThread) bool { return t.id == thread })
 	if a.threads[i].left >= 0 {
 		_ = unix.SchedSetaffinity(thread, a.own)
 	}

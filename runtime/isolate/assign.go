@@ -11,7 +11,7 @@ import (
 // logical processor, and ways of the last-level cache, of which 0 means to share it.
 type Want struct{ Lanes, Cores, Ways int }
 
-func (w Want) cpus() int { return w.Lanes * w.Cores }
+func (w Want) countCPUs() int { return w.Lanes * w.Cores }
 
 // Assign returns the processors of each partition, by lane. Every processor has at most one lane. A
 // partition stays within one last-level cache where it fits into the cores of one that no other
@@ -24,7 +24,7 @@ func (t *Topology) Assign(partitions []Want) ([][][]int, error) {
 			return nil, fmt.Errorf("partition %d has %d lanes of %d cores, want at least 1 of each",
 				i+1, w.Lanes, w.Cores)
 		}
-		total += w.cpus()
+		total += w.countCPUs()
 	}
 	if total > len(t.CPUs) {
 		return nil, fmt.Errorf("the layout wants %d cores, and this process may use %d: %s", total,
@@ -41,12 +41,12 @@ func (t *Topology) Assign(partitions []Want) ([][][]int, error) {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Compare(partitions[b].cpus(), partitions[a].cpus())
+		return cmp.Compare(partitions[b].countCPUs(), partitions[a].countCPUs())
 	})
 	assigned := make([][][]int, len(partitions))
 	for _, i := range order {
 		w := partitions[i]
-		cpus := f.take(w.cpus())
+		cpus := f.takeCPUs(w.countCPUs())
 		for lane := range w.Lanes {
 			assigned[i] = append(assigned[i], cpus[lane*w.Cores:(lane+1)*w.Cores])
 		}
@@ -104,13 +104,14 @@ func room(cores []*core) (whole, all int) {
 	return whole, all
 }
 
-// take takes n processors, which must be free: of one cache if its unused cores are enough, else of
-// the unused cores of all, else of one cache, else of all.
-func (f *free) take(n int) []int {
+// takeCPUs takes n processors, which must be free: of one cache if its unused cores are enough,
+// else of the unused cores of all, else of one cache, else of all.
+func (f *free) takeCPUs(n int) []int {
 	all := slices.Concat(f.caches...)
 	whole, _ := room(all)
 	for _, shared := range []bool{false, true} {
-		// The cache with the least room that is enough: the others then keep theirs for larger ones.
+		// The cache with the least room that is enough: the others then keep theirs for larger
+		// ones.
 		best, least := -1, 0
 		for i, cores := range f.caches {
 			fits, used := room(cores)

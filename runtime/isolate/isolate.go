@@ -48,17 +48,17 @@ type Isolator interface {
 func Open() Isolator {
 	r, err := openResctrl(realFiles(resctrlRoot), alive)
 	if err != nil {
-		return undivided{err.Error()}
+		return undividedCache{err.Error()}
 	}
 	return r
 }
 
-// undivided is the Isolator of a machine whose cache cannot be divided.
-type undivided struct{ why string }
+// undividedCache is the Isolator of a machine whose cache cannot be divided.
+type undividedCache struct{ why string }
 
-func (u undivided) Limits() Limits { return Limits{Why: u.why} }
+func (u undividedCache) Limits() Limits { return Limits{Why: u.why} }
 
-func (u undivided) Apply(_ context.Context, groups []Group) error {
+func (u undividedCache) Apply(_ context.Context, groups []Group) error {
 	if err := checkGroups(groups); err != nil {
 		return err
 	}
@@ -71,9 +71,9 @@ func (u undivided) Apply(_ context.Context, groups []Group) error {
 	return nil
 }
 
-func (u undivided) Bandwidth(string) (bytes uint64, ok bool) { return 0, false }
+func (u undividedCache) Bandwidth(string) (bytes uint64, ok bool) { return 0, false }
 
-func (u undivided) Close() error { return nil }
+func (u undividedCache) Close() error { return nil }
 
 // checkGroups reports what no machine can do.
 func checkGroups(groups []Group) error {

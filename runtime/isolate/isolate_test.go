@@ -227,11 +227,11 @@ func TestAssignAny(t *testing.T) {
 		left, cores := len(top.CPUs), len(top.CPUs)/threads
 		for range draw("partitions", 3) {
 			w := Want{Lanes: draw("lanes", 4), Cores: draw("cores a lane", 3)}
-			if w.cpus() > left {
+			if w.countCPUs() > left {
 				break
 			}
-			left -= w.cpus()
-			cores -= (w.cpus() + threads - 1) / threads
+			left -= w.countCPUs()
+			cores -= (w.countCPUs() + threads - 1) / threads
 			partitions = append(partitions, w)
 		}
 		got, err := top.Assign(partitions)
@@ -388,8 +388,8 @@ func TestApart(t *testing.T) {
 // TestPinUnplugged: a processor that goes away while a Pin to it exists gives an error, and the
 // goroutine goes on.
 func TestPinUnplugged(t *testing.T) {
-	pin := &Pin{cpus: []int{mostCPUs - 1}}
-	pin.mask.Set(mostCPUs - 1)
+	pin := &Pin{cpus: []int{maxCPUs - 1}}
+	pin.mask.Set(maxCPUs - 1)
 	if err := pin.Enter(); err == nil || !strings.Contains(err.Error(), "[1023]") {
 		t.Errorf("got %v", err)
 	}

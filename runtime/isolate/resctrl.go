@@ -86,7 +86,7 @@ func OpenResctrl(files Files, alive func(pid int) bool) (Isolator, error) {
 
 func openResctrl(files Files, alive func(pid int) bool) (*resctrl, error) {
 	r := &resctrl{files: files, folders: map[string]string{}}
-	mask, err := r.info("cbm_mask", 16)
+	mask, err := r.readInfo("cbm_mask", 16)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, err := files.ReadFile("info/L3CODE/cbm_mask"); err == nil {
@@ -99,11 +99,11 @@ func openResctrl(files Files, alive func(pid int) bool) (*resctrl, error) {
 	case err != nil:
 		return nil, err
 	}
-	least, err := r.info("min_cbm_bits", 10)
+	least, err := r.readInfo("min_cbm_bits", 10)
 	if err != nil {
 		return nil, err
 	}
-	closids, err := r.info("num_closids", 10)
+	closids, err := r.readInfo("num_closids", 10)
 	if err != nil {
 		return nil, err
 	}
@@ -118,10 +118,10 @@ func openResctrl(files Files, alive func(pid int) bool) (*resctrl, error) {
 	if err := r.removeStale(alive); err != nil {
 		return nil, err
 	}
-	return r, r.probe()
+	return r, r.probeAccess()
 }
 
-func (r *resctrl) info(name string, base int) (uint64, error) {
+func (r *resctrl) readInfo(name string, base int) (uint64, error) {
 	text, err := r.files.ReadFile("info/L3/" + name)
 	if err != nil {
 		return 0, err
@@ -176,14 +176,14 @@ func (r *resctrl) removeStale(alive func(pid int) bool) error {
 	return nil
 }
 
-// probe makes a group and removes it, to learn whether this process may.
-func (r *resctrl) probe() error {
+// probeAccess makes a group and removes it, to learn whether this process may.
+func (r *resctrl) probeAccess() error {
 	name := r.newName()
 	if err := r.files.Mkdir(name); err != nil {
-		return r.explain("make a group", err)
+		return r.explainFailure("make a group", err)
 	}
 	if err := r.files.Rmdir(name); err != nil {
-		return r.explain("remove a group", err)
+		return r.explainFailure("remove a group", err)
 	}
 	return nil
 }
@@ -193,8 +193,8 @@ func (r *resctrl) newName() string {
 	return fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), r.made)
 }
 
-// explain adds what the kernel tells of its last refusal.
-func (r *resctrl) explain(what string, err error) error {
+// explainFailure adds what the kernel tells of its last refusal.
+func (r *resctrl) explainFailure(what string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		err = fmt.Errorf("no rights to write to %s: %w", resctrlRoot, err)
@@ -221,11 +221,11 @@ func (r *resctrl) Apply(ctx context.Context, groups []Group) error {
 		return nil
 	}
 	before := r.applied
-	err := r.change(ctx, groups)
+	err := r.changeGroups(ctx, groups)
 	if err == nil {
 		return nil
 	}
-	if undo := r.change(context.WithoutCancel(ctx), before); undo != nil {
+	if undo := r.changeGroups(context.WithoutCancel(ctx), before); undo != nil {
 		return errors.Join(err, fmt.Errorf("give back what was there before: %w", undo), r.clear())
 	}
 	return err
@@ -261,8 +261,8 @@ func (r *resctrl) check(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// change makes groups of the present ones. After an error some of it may be done.
-func (r *resctrl) change(ctx context.Context, groups []Group) error {
+// changeGroups makes groups of the present ones. After an error some of it may be done.
+func (r *resctrl) changeGroups(ctx context.Context, groups []Group) error {
 	wanted := func(name string) *Group {
 		i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == name && g.Ways > 0 })
 		if i < 0 {
@@ -275,14 +275,14 @@ func (r *resctrl) change(ctx context.Context, groups []Group) error {
 		folder := r.folders[name]
 		if wanted(name) == nil {
 			if err := r.files.Rmdir(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return r.explain("remove group "+name, err)
+				return r.explainFailure("remove group "+name, err)
 			}
 			delete(r.folders, name)
 			continue
 		}
 		// Its processors go back to the root, so that no processor is ever in two groups.
 		if err := r.files.WriteFile(path.Join(folder, "cpus_list"), []byte("\n")); err != nil {
-			return r.explain("empty group "+name, err)
+			return r.explainFailure("empty group "+name, err)
 		}
 	}
 	at := 0 // the lowest way that no group has
@@ -302,8 +302,8 @@ func (r *resctrl) change(ctx context.Context, groups []Group) error {
 	if r.limits.Ways-at >= r.limits.LeastWays {
 		rest = r.mask &^ ways(r.mask, 0, at)
 	}
-	if err := r.files.WriteFile("schemata", r.schemata(rest)); err != nil {
-		return r.explain("set the ways that all share", err)
+	if err := r.files.WriteFile("schemata", r.schemataLine(rest)); err != nil {
+		return r.explainFailure("set the ways that all share", err)
 	}
 	r.applied = nil
 	for _, g := range groups {
@@ -319,17 +319,17 @@ func (r *resctrl) set(g Group, from int) error {
 	if !ok {
 		folder = r.newName()
 		if err := r.files.Mkdir(folder); err != nil {
-			return r.explain("make group "+g.Name, err)
+			return r.explainFailure("make group "+g.Name, err)
 		}
 		r.folders[g.Name] = folder
 	}
 	mask := ways(r.mask, from, g.Ways)
-	if err := r.files.WriteFile(path.Join(folder, "schemata"), r.schemata(mask)); err != nil {
-		return r.explain(fmt.Sprintf("give group %s the ways %x", g.Name, mask), err)
+	if err := r.files.WriteFile(path.Join(folder, "schemata"), r.schemataLine(mask)); err != nil {
+		return r.explainFailure(fmt.Sprintf("give group %s the ways %x", g.Name, mask), err)
 	}
 	cpus := FormatCPUs(slices.Sorted(slices.Values(g.CPUs)))
 	if err := r.files.WriteFile(path.Join(folder, "cpus_list"), []byte(cpus+"\n")); err != nil {
-		return r.explain(fmt.Sprintf("give group %s the processors %s", g.Name, cpus), err)
+		return r.explainFailure(fmt.Sprintf("give group %s the processors %s", g.Name, cpus), err)
 	}
 	return nil
 }
@@ -340,8 +340,8 @@ func ways(mask uint64, skip, n int) uint64 {
 	return (1<<n - 1) << (first + skip)
 }
 
-// schemata is a line with the same mask for each cache.
-func (r *resctrl) schemata(mask uint64) []byte {
+// schemataLine is a line with the same mask for each cache.
+func (r *resctrl) schemataLine(mask uint64) []byte {
 	var each []string
 	for _, id := range r.caches {
 		each = append(each, fmt.Sprintf("%d=%x", id, mask))
@@ -389,13 +389,13 @@ func (r *resctrl) clear() error {
 	var errs []error
 	for _, name := range sortedKeys(r.folders) {
 		if err := r.files.Rmdir(r.folders[name]); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, r.explain("remove group "+name, err))
+			errs = append(errs, r.explainFailure("remove group "+name, err))
 			continue
 		}
 		delete(r.folders, name)
 	}
-	if err := r.files.WriteFile("schemata", r.schemata(r.mask)); err != nil {
-		errs = append(errs, r.explain("give back all ways", err))
+	if err := r.files.WriteFile("schemata", r.schemataLine(r.mask)); err != nil {
+		errs = append(errs, r.explainFailure("give back all ways", err))
 	}
 	return errors.Join(errs...)
 }

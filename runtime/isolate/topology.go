@@ -38,10 +38,10 @@ type Topology struct {
 	Quota float64
 }
 
-// Cores returns how many cores lanes share by default: as many as the processors that this process may
-// use or, if that is less, as its quota is worth, without fractions and at least one. Threads beyond a
-// quota only have all of them stand still for the rest of each period. why says what limits them.
-// Both are those of the process's start.
+// Cores returns how many cores lanes share by default: as many as the processors that this process
+// may use or, if that is less, as its quota is worth, without fractions and at least one. Threads
+// beyond a quota only have all of them stand still for the rest of each period. why says what
+// limits them. Both are those of the process's start.
 func Cores() (cores int, why string) { return atStart() }
 
 var atStart = sync.OnceValues(func() (cores int, why string) {
@@ -52,7 +52,8 @@ func coresOf(processors int, quota float64) (cores int, why string) {
 	if quota == 0 || quota >= float64(processors) {
 		return processors, "the processors that this process may use"
 	}
-	return max(1, int(quota)), fmt.Sprintf("the CPU quota of its cgroup, %g of %d processors", quota,
+	return max(1, int(quota)), fmt.Sprintf("the CPU quota of its cgroup, %g of %d processors",
+		quota,
 		processors)
 }
 
@@ -156,8 +157,8 @@ func readCPUs(root fs.FS, name string) ([]int, error) {
 	return cpus, nil
 }
 
-// mostCPUs bounds the numbers of processors, as the kernel's masks do here.
-const mostCPUs = 1024
+// maxCPUs bounds the numbers of processors, as the kernel's masks do here.
+const maxCPUs = 1024
 
 // ParseCPUs reads a list of processors in the kernel's form, such as "0-3,8". It returns them in
 // order, each once.
@@ -173,10 +174,10 @@ func ParseCPUs(list string) ([]int, error) {
 		if isRange && err == nil {
 			to, err = strconv.Atoi(last)
 		}
-		if err != nil || from < 0 || to < from || to >= mostCPUs {
+		if err != nil || from < 0 || to < from || to >= maxCPUs {
 			return nil, fmt.Errorf(
 				"processors %q: %q is no number or range of numbers below %d, as 0-3", list, part,
-				mostCPUs)
+				maxCPUs)
 		}
 		for n := from; n <= to; n++ {
 			cpus = append(cpus, n)

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// tolerance is the largest difference between this package's operator and the standard ones, as a
-	// share of the largest value. Both sum in float32, but the standard ones not always in the order
-	// of ids.
+	// tolerance is the largest difference between this package's operator and the standard ones, as
+	// a share of the largest value. Both sum in float32, but the standard ones not always in the
+	// order of ids.
 	tolerance = 1e-5
 	// checkedRows is how many rows of each table the check uses.
 	checkedRows = 64
@@ -66,14 +66,15 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 				c.Inputs[i].Shape[s.split] = max(c.Inputs[i].Shape[s.split], s.of)
 			}
 		}
-		ours, theirs := g.node(threads), fmt.Sprintf("%s/standard/%d", domain, i)
+		ours, theirs := g.makeNode(threads), fmt.Sprintf("%s/standard/%d", domain, i)
 		ours.Outputs = []string{fmt.Sprintf("%s/ours/%d", domain, i)}
 		var values []string
 		for _, b := range g.bags {
 			values = append(values, b.value)
 		}
 		c.Nodes = append(c.Nodes, ours, onnx.Node{Op: "Concat", Name: theirs, Inputs: values,
-			Outputs: []string{theirs}, Attributes: []onnx.Attribute{{Name: "axis", Value: int64(-1)}}})
+			Outputs: []string{theirs}, Attributes: []onnx.Attribute{{Name: "axis",
+				Value: int64(-1)}}})
 		for _, name := range []string{ours.Outputs[0], theirs} {
 			c.Outputs = append(c.Outputs, onnx.Port{Name: name, DataType: tensor.FP32})
 		}
@@ -81,8 +82,8 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 	return c, nil
 }
 
-// idType returns the data type of ids: that of an input of the graph or of a Cast, else INT64, which
-// is what all others produce or nearly so; the check fails if it is not.
+// idType returns the data type of ids: that of an input of the graph or of a Cast, else INT64,
+// which is what all others produce or nearly so; the check fails if it is not.
 func (m *matcher) idType(value string) tensor.DataType {
 	for range deepest {
 		for _, p := range m.graph.Signature.Inputs {
@@ -113,7 +114,7 @@ func (r *Rewritten) Check(options *ort.SessionOptions) error {
 	random := rand.New(rand.NewPCG(1, 2)) // any fixed seed
 	rows := map[string]int64{}            // the fewest rows of a table that ids are used for
 	sizes := map[string][]int64{}
-	r.bounds(random, rows, sizes)
+	r.setBounds(random, rows, sizes)
 	var inputs, outputs []ort.Value
 	defer func() {
 		for _, v := range slices.Concat(inputs, outputs) {
@@ -151,8 +152,8 @@ func (r *Rewritten) Check(options *ort.SessionOptions) error {
 	return nil
 }
 
-// bounds sets the number of rows that ids of each input may name and the input's shape.
-func (r *Rewritten) bounds(random *rand.Rand, rows map[string]int64, sizes map[string][]int64) {
+// setBounds sets the number of rows that ids of each input may name and the input's shape.
+func (r *Rewritten) setBounds(random *rand.Rand, rows map[string]int64, sizes map[string][]int64) {
 	count := map[string]int64{}
 	for _, t := range r.check.Initializers {
 		if len(t.Shape) == 2 {
@@ -173,7 +174,8 @@ func (r *Rewritten) bounds(random *rand.Rand, rows map[string]int64, sizes map[s
 			}
 			shape := sizes[name]
 			if shape == nil {
-				i := slices.IndexFunc(r.check.Inputs, func(p onnx.Port) bool { return p.Name == name })
+				i := slices.IndexFunc(r.check.Inputs,
+					func(p onnx.Port) bool { return p.Name == name })
 				shape = slices.Clone(r.check.Inputs[i].Shape)
 				sizes[name] = shape
 			}

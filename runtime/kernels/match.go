@@ -41,8 +41,8 @@ type bag struct {
 	nodes      []onnx.Node // that compute the value from ids, which are not among them
 }
 
-// ids are a part of a value: the indices [start, start+size) of its axis split, or all of it if split
-// is -1. drop is whether the part, of size 1, lacks that axis.
+// ids are a part of a value: the indices [start, start+size) of its axis split, or all of it if
+// split is -1. drop is whether the part, of size 1, lacks that axis.
 type ids struct {
 	value           string
 	rank            int // of value
@@ -80,8 +80,8 @@ func newMatcher(g *onnx.Graph) *matcher {
 	return m
 }
 
-// producer returns the node that computes a value, if it is a standard one of the given operator.
-func (m *matcher) producer(value, op string) (onnx.Node, bool) {
+// producerOf returns the node that computes a value, if it is a standard one of the given operator.
+func (m *matcher) producerOf(value, op string) (onnx.Node, bool) {
 	i, ok := m.producers[value]
 	if !ok {
 		return onnx.Node{}, false
@@ -90,12 +90,12 @@ func (m *matcher) producer(value, op string) (onnx.Node, bool) {
 	return n, n.Op == op && n.Standard() && len(n.Outputs) > 0 && n.Outputs[0] == value
 }
 
-// leastJoined is how many single rows, without a sum, a Concat must join for an operator to pay: with
+// minJoined is how many single rows, without a sum, a Concat must join for an operator to pay: with
 // two tables NCF takes as long with ONNX Runtime's operators.
-const leastJoined = 3
+const minJoined = 3
 
-// groups returns the groups of the graph.
-func (m *matcher) groups() ([]group, error) {
+// findGroups returns the groups of the graph.
+func (m *matcher) findGroups() ([]group, error) {
 	var all []group
 	bags := map[string]bag{}
 	var order []string
@@ -108,7 +108,7 @@ func (m *matcher) groups() ([]group, error) {
 		if len(n.Outputs) != 1 {
 			continue
 		}
-		b, ok, err := m.bag(n)
+		b, ok, err := m.findBag(n)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func (m *matcher) groups() ([]group, error) {
 		axis, _ := n.Attribute("axis").(int64)
 		joins := func(value string) bool {
 			b, ok := bags[value]
-			return ok && m.once(value) && (axis == -1 || int(axis) == b.rank-1)
+			return ok && m.isUsedOnce(value) && (axis == -1 || int(axis) == b.rank-1)
 		}
 		for from := 0; from < len(n.Inputs); {
 			to := from
@@ -135,7 +135,7 @@ func (m *matcher) groups() ([]group, error) {
 				summed = summed || bags[n.Inputs[to]].reduce >= 0
 				to++
 			}
-			if to-from >= leastJoined || summed {
+			if to-from >= minJoined || summed {
 				g := group{concat: i, first: from}
 				for _, value := range n.Inputs[from:to] {
 					g.bags = append(g.bags, bags[value])
@@ -154,32 +154,32 @@ func (m *matcher) groups() ([]group, error) {
 	return all, nil
 }
 
-// once reports whether a value has one use.
-func (m *matcher) once(value string) bool {
+// isUsedOnce reports whether a value has one use.
+func (m *matcher) isUsedOnce(value string) bool {
 	return m.graph.Uses(value) == 1
 }
 
-// bag returns the bag that is n's result; false if it is none. If n sums rows in a way that does not
-// fit, bag notes why.
-func (m *matcher) bag(n onnx.Node) (bag, bool, error) {
+// findBag returns the bag that is n's result; false if it is none. If n sums rows in a way that
+// does not fit, bag notes why.
+func (m *matcher) findBag(n onnx.Node) (bag, bool, error) {
 	if !n.Standard() {
 		return bag{}, false, nil
 	}
 	b := bag{value: n.Outputs[0], reduce: -1}
 	if n.Op != "ReduceSum" && n.Op != "ReduceMean" {
 		var ok bool
-		b.table, b.nodes, ok = m.rows(b.value)
+		b.table, b.nodes, ok = m.findRows(b.value)
 		if !ok {
 			return bag{}, false, nil
 		}
-		if b.source, ok = m.source(b.ids); !ok {
+		if b.source, ok = m.sourceOfIDs(b.ids); !ok {
 			return bag{}, false, nil // as part of a sum it is noted there
 		}
 		b.rank = b.source.partRank() + 1
 		return b, true, nil
 	}
 	var ok bool
-	if b.table, b.nodes, ok = m.rows(n.Inputs[0]); !ok {
+	if b.table, b.nodes, ok = m.findRows(n.Inputs[0]); !ok {
 		m.noteSum(n)
 		return bag{}, false, nil
 	}
@@ -188,13 +188,13 @@ func (m *matcher) bag(n onnx.Node) (bag, bool, error) {
 			fmt.Sprintf(format, arguments...)))
 		return bag{}, false, nil
 	}
-	if !m.once(n.Inputs[0]) {
+	if !m.isUsedOnce(n.Inputs[0]) {
 		return fail("its rows are used elsewhere too")
 	}
-	if b.source, ok = m.source(b.ids); !ok {
+	if b.source, ok = m.sourceOfIDs(b.ids); !ok {
 		return fail("the number of dimensions of its ids is not known")
 	}
-	axes, err := m.axes(n)
+	axes, err := m.constantAxes(n)
 	if err != nil {
 		return bag{}, false, err
 	}
@@ -259,19 +259,19 @@ func (m *matcher) noteSum(n onnx.Node) {
 	}
 }
 
-// axes returns the constant axes of a node that reduces.
-func (m *matcher) axes(n onnx.Node) ([]int64, error) {
+// constantAxes returns the constant axes of a node that reduces.
+func (m *matcher) constantAxes(n onnx.Node) ([]int64, error) {
 	if axes, ok := n.Attribute("axes").([]int64); ok {
 		return axes, nil
 	}
 	if len(n.Inputs) < 2 {
 		return nil, nil
 	}
-	return m.integers(n.Inputs[1])
+	return m.constantInts(n.Inputs[1])
 }
 
-// integers returns the elements of a constant scalar or list of INT64, nil if value is none.
-func (m *matcher) integers(value string) ([]int64, error) {
+// constantInts returns the elements of a constant scalar or list of INT64, nil if value is none.
+func (m *matcher) constantInts(value string) ([]int64, error) {
 	t, ok := m.graph.Constant(value)
 	if !ok || t.DataType != tensor.Int64 || len(t.Shape) > 1 {
 		return nil, nil
@@ -287,8 +287,8 @@ func (m *matcher) integers(value string) ([]int64, error) {
 	return values, nil
 }
 
-// number returns the value of a constant FP32 scalar, NaN if value is none.
-func (m *matcher) number(value string) float32 {
+// constantFloat returns the value of a constant FP32 scalar, NaN if value is none.
+func (m *matcher) constantFloat(value string) float32 {
 	t, ok := m.graph.Constant(value)
 	if !ok || t.DataType != tensor.FP32 || len(t.Shape) > 1 {
 		return float32(math.NaN())
@@ -300,9 +300,9 @@ func (m *matcher) number(value string) float32 {
 	return f[0]
 }
 
-// rows returns the table whose rows a value consists of, and the nodes that compute the value.
-func (m *matcher) rows(value string) (table, []onnx.Node, bool) {
-	if t, n, ok := m.gather(value, tensor.FP32); ok {
+// findRows returns the table whose rows a value consists of, and the nodes that compute the value.
+func (m *matcher) findRows(value string) (table, []onnx.Node, bool) {
+	if t, n, ok := m.findGather(value, tensor.FP32); ok {
 		t.form = formFP32
 		return t, []onnx.Node{n}, true
 	}
@@ -310,20 +310,20 @@ func (m *matcher) rows(value string) (table, []onnx.Node, bool) {
 		t.form = formFP16
 		return t, nodes, true
 	}
-	n, ok := m.producer(value, "Mul")
+	n, ok := m.producerOf(value, "Mul")
 	if !ok || len(n.Inputs) != 2 {
 		return table{}, nil, false
 	}
 	for i := range 2 {
-		scales, scale, ok := m.gather(n.Inputs[i], tensor.FP32)
-		if !ok || !m.once(n.Inputs[i]) || !m.once(n.Inputs[1-i]) {
+		scales, scale, ok := m.findGather(n.Inputs[i], tensor.FP32)
+		if !ok || !m.isUsedOnce(n.Inputs[i]) || !m.isUsedOnce(n.Inputs[1-i]) {
 			continue
 		}
 		c, _ := m.graph.Constant(scales.rows)
 		t, nodes, ok := m.castGather(n.Inputs[1-i], tensor.Int8)
 		t.form = formInt8
 		if !ok {
-			t, nodes, ok = m.halves(n.Inputs[1-i])
+			t, nodes, ok = m.findHalves(n.Inputs[1-i])
 			t.form = formInt4
 		}
 		if !ok || t.ids != scales.ids || c.Shape[1] != 1 {
@@ -338,9 +338,9 @@ func (m *matcher) rows(value string) (table, []onnx.Node, bool) {
 	return table{}, nil, false
 }
 
-// gather returns the table of which value is the rows as they are stored.
-func (m *matcher) gather(value string, kind tensor.DataType) (table, onnx.Node, bool) {
-	n, ok := m.producer(value, "Gather")
+// findGather returns the table of which value is the rows as they are stored.
+func (m *matcher) findGather(value string, kind tensor.DataType) (table, onnx.Node, bool) {
+	n, ok := m.producerOf(value, "Gather")
 	if !ok || len(n.Inputs) != 2 {
 		return table{}, onnx.Node{}, false
 	}
@@ -357,44 +357,45 @@ const toFloat = 1
 
 // castGather is gather of a value that was converted to FP32.
 func (m *matcher) castGather(value string, kind tensor.DataType) (table, []onnx.Node, bool) {
-	cast, ok := m.producer(value, "Cast")
+	cast, ok := m.producerOf(value, "Cast")
 	to, _ := cast.Attribute("to").(int64)
-	if !ok || to != toFloat || !m.once(cast.Inputs[0]) {
+	if !ok || to != toFloat || !m.isUsedOnce(cast.Inputs[0]) {
 		return table{}, nil, false
 	}
-	t, n, ok := m.gather(cast.Inputs[0], kind)
+	t, n, ok := m.findGather(cast.Inputs[0], kind)
 	return t, []onnx.Node{n, cast}, ok
 }
 
-// halves returns the table of 4-bit integers, as package variants writes them, of which value is the
-// rows without their scale: with b a byte, h = floor(b / 16) and l = b - 16 h, the row is
+// findHalves returns the table of 4-bit integers, as package variants writes them, of which value
+// is the rows without their scale: with b a byte, h = floor(b / 16) and l = b - 16 h, the row is
 // concat(l, h) - 8.
-func (m *matcher) halves(value string) (table, []onnx.Node, bool) {
+func (m *matcher) findHalves(value string) (table, []onnx.Node, bool) {
 	none := func() (table, []onnx.Node, bool) { return table{}, nil, false }
-	minus, ok := m.producer(value, "Sub")
-	if !ok || m.number(minus.Inputs[1]) != 8 || !m.once(minus.Inputs[0]) {
+	minus, ok := m.producerOf(value, "Sub")
+	if !ok || m.constantFloat(minus.Inputs[1]) != 8 || !m.isUsedOnce(minus.Inputs[0]) {
 		return none()
 	}
-	concat, ok := m.producer(minus.Inputs[0], "Concat")
+	concat, ok := m.producerOf(minus.Inputs[0], "Concat")
 	axis, _ := concat.Attribute("axis").(int64)
-	if !ok || axis != -1 || len(concat.Inputs) != 2 || !m.once(concat.Inputs[0]) {
+	if !ok || axis != -1 || len(concat.Inputs) != 2 || !m.isUsedOnce(concat.Inputs[0]) {
 		return none()
 	}
-	low, ok := m.producer(concat.Inputs[0], "Sub")
+	low, ok := m.producerOf(concat.Inputs[0], "Sub")
 	if !ok {
 		return none()
 	}
 	high := concat.Inputs[1]
-	floor, ok := m.producer(high, "Floor")
+	floor, ok := m.producerOf(high, "Floor")
 	if !ok || m.graph.Uses(high) != 2 {
 		return none()
 	}
-	shift, ok := m.producer(floor.Inputs[0], "Mul")
-	if !ok || !m.once(floor.Inputs[0]) || m.number(shift.Inputs[1]) != 1./16 {
+	shift, ok := m.producerOf(floor.Inputs[0], "Mul")
+	if !ok || !m.isUsedOnce(floor.Inputs[0]) || m.constantFloat(shift.Inputs[1]) != 1./16 {
 		return none()
 	}
-	back, ok := m.producer(low.Inputs[1], "Mul")
-	if !ok || !m.once(low.Inputs[1]) || back.Inputs[0] != high || m.number(back.Inputs[1]) != 16 {
+	back, ok := m.producerOf(low.Inputs[1], "Mul")
+	if !ok || !m.isUsedOnce(low.Inputs[1]) || back.Inputs[0] != high ||
+		m.constantFloat(back.Inputs[1]) != 16 {
 		return none()
 	}
 	row := shift.Inputs[0]
@@ -405,16 +406,16 @@ func (m *matcher) halves(value string) (table, []onnx.Node, bool) {
 	return t, append(nodes, shift, floor, back, low, concat, minus), ok
 }
 
-// source returns the value of which ids are a part, as far as it can be told; false if the number of
-// their dimensions is not known.
-func (m *matcher) source(value string) (ids, bool) {
+// sourceOfIDs returns the value of which ids are a part, as far as it can be told; false if the
+// number of their dimensions is not known.
+func (m *matcher) sourceOfIDs(value string) (ids, bool) {
 	if i, ok := m.producers[value]; ok {
 		n := m.graph.Nodes[i]
 		if part, ok := m.split(n, value); ok {
 			return part, true
 		}
 	}
-	rank, ok := m.rank(value, 0)
+	rank, ok := m.rankOf(value, 0)
 	return ids{value: value, rank: rank, split: -1}, ok
 }
 
@@ -424,7 +425,7 @@ func (m *matcher) split(n onnx.Node, value string) (ids, bool) {
 	if !n.Standard() || len(n.Inputs) == 0 {
 		return ids{}, false
 	}
-	rank, ok := m.rank(n.Inputs[0], 0)
+	rank, ok := m.rankOf(n.Inputs[0], 0)
 	axis, _ := n.Attribute("axis").(int64)
 	if axis < 0 {
 		axis += int64(rank)
@@ -435,24 +436,24 @@ func (m *matcher) split(n onnx.Node, value string) (ids, bool) {
 	part := ids{value: n.Inputs[0], rank: rank, split: int(axis)}
 	switch n.Op {
 	case "Gather":
-		index, err := m.integers(n.Inputs[1])
+		index, err := m.constantInts(n.Inputs[1])
 		t, _ := m.graph.Constant(n.Inputs[1])
 		if err != nil || len(index) != 1 || len(t.Shape) != 0 || index[0] < 0 {
 			return ids{}, false
 		}
 		part.start, part.size, part.drop = index[0], 1, true
-		part.of = max(m.dimension(n.Inputs[0], part.split), index[0]+1)
+		part.of = max(m.inputDimension(n.Inputs[0], part.split), index[0]+1)
 		return part, true
 	case "Split":
 		sizes, _ := n.Attribute("split").([]int64)
 		if len(n.Inputs) > 1 {
 			var err error
-			if sizes, err = m.integers(n.Inputs[1]); err != nil {
+			if sizes, err = m.constantInts(n.Inputs[1]); err != nil {
 				return ids{}, false
 			}
 		}
 		if sizes == nil {
-			whole, parts := m.dimension(n.Inputs[0], part.split), int64(len(n.Outputs))
+			whole, parts := m.inputDimension(n.Inputs[0], part.split), int64(len(n.Outputs))
 			if whole <= 0 || whole%parts != 0 {
 				return ids{}, false
 			}
@@ -480,8 +481,8 @@ func (p ids) partRank() int {
 	return p.rank
 }
 
-// dimension returns the size of an axis of an input of the graph, 0 if it is not known.
-func (m *matcher) dimension(value string, axis int) int64 {
+// inputDimension returns the size of an axis of an input of the graph, 0 if it is not known.
+func (m *matcher) inputDimension(value string, axis int) int64 {
 	for _, p := range m.graph.Signature.Inputs {
 		if p.Name == value && axis < len(p.Shape) {
 			return max(0, p.Shape[axis])
@@ -493,9 +494,9 @@ func (m *matcher) dimension(value string, axis int) int64 {
 // deepest bounds the recursion of rank.
 const deepest = 32
 
-// rank returns how many dimensions a value has, if the file says so or it follows from the operators
-// that prepare ids.
-func (m *matcher) rank(value string, depth int) (int, bool) {
+// rankOf returns how many dimensions a value has, if the file says so or it follows from the
+// operators that prepare ids.
+func (m *matcher) rankOf(value string, depth int) (int, bool) {
 	if r, ok := m.graph.Rank(value); ok {
 		return r, true
 	}
@@ -507,18 +508,18 @@ func (m *matcher) rank(value string, depth int) (int, bool) {
 	if !n.Standard() || len(n.Inputs) == 0 {
 		return 0, false
 	}
-	rank, ok := m.rank(n.Inputs[0], depth+1)
+	rank, ok := m.rankOf(n.Inputs[0], depth+1)
 	switch n.Op {
 	case "Cast", "Identity", "Slice", "Split", "Clip", "Abs", "Concat":
 		return rank, ok
 	case "Add", "Sub", "Mod":
-		other, known := m.rank(n.Inputs[1], depth+1)
+		other, known := m.rankOf(n.Inputs[1], depth+1)
 		return max(rank, other), ok && known
 	case "Gather":
-		index, known := m.rank(n.Inputs[1], depth+1)
+		index, known := m.rankOf(n.Inputs[1], depth+1)
 		return rank + index - 1, ok && known
 	case "Squeeze", "Unsqueeze":
-		axes, err := m.axes(n)
+		axes, err := m.constantAxes(n)
 		if err != nil || axes == nil {
 			return 0, false
 		}
@@ -527,7 +528,7 @@ func (m *matcher) rank(value string, depth int) (int, bool) {
 		}
 		return rank + len(axes), ok
 	case "Reshape":
-		shape, err := m.integers(n.Inputs[1])
+		shape, err := m.constantInts(n.Inputs[1])
 		return len(shape), err == nil && shape != nil
 	}
 	return 0, false

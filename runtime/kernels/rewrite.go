@@ -16,8 +16,8 @@ const (
 
 // A Rewritten is a model in which lookups in embedding tables are operators of this package.
 type Rewritten struct {
-	// Model is the model file's contents. External data stays where it is, relative to the folder of
-	// the file that was read. Nil if nothing fits.
+	// Model is the model file's contents. External data stays where it is, relative to the folder
+	// of the file that was read. Nil if nothing fits.
 	Model []byte
 	// Tables is how many lookups in tables the operators compute, and Operators how many there are.
 	Tables, Operators int
@@ -44,7 +44,7 @@ func Rewrite(path string, s *onnx.Signature, threads int) (*Rewritten, error) {
 		return nil, err
 	}
 	m := newMatcher(g)
-	groups, err := m.groups()
+	groups, err := m.findGroups()
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +74,8 @@ func Rewrite(path string, s *onnx.Signature, threads int) (*Rewritten, error) {
 	return r, nil
 }
 
-// node returns the operator that computes a group.
-func (g group) node(threads int) onnx.Node {
+// makeNode returns the operator that computes a group.
+func (g group) makeNode(threads int) onnx.Node {
 	n := onnx.Node{Op: operator, Domain: domain, Name: g.output + "/" + operator,
 		Outputs: []string{g.output}}
 	input := func(name string) int64 {
@@ -111,7 +111,8 @@ func (g group) node(threads int) onnx.Node {
 	return n
 }
 
-// apply puts the groups' operators into the graph, and removes the nodes that nothing needs any more.
+// apply puts the groups' operators into the graph, and removes the nodes that nothing needs any
+// more.
 func (m *matcher) apply(groups []group, threads int) {
 	before := map[int][]onnx.Node{} // what comes before a node
 	instead := map[int]onnx.Node{}
@@ -129,7 +130,7 @@ func (m *matcher) apply(groups []group, threads int) {
 			}
 		}
 		if g.concat < 0 {
-			instead[m.producers[g.output]] = g.node(threads)
+			instead[m.producers[g.output]] = g.makeNode(threads)
 			continue
 		}
 		concat, ok := instead[g.concat]
@@ -140,7 +141,7 @@ func (m *matcher) apply(groups []group, threads int) {
 		}
 		concat.Inputs = slices.Replace(concat.Inputs, g.first, g.first+len(g.bags), g.output)
 		instead[g.concat] = concat
-		before[g.concat] = append([]onnx.Node{g.node(threads)}, before[g.concat]...)
+		before[g.concat] = append([]onnx.Node{g.makeNode(threads)}, before[g.concat]...)
 	}
 	var nodes []onnx.Node
 	for i, n := range m.graph.Nodes {
