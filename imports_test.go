@@ -66,10 +66,13 @@ var rules = []rule{
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{
-		folder: "models", imports: []string{"api", "runtime/queue"}, never: network,
-		reason: "what can be served is a matter of files; how it runs and who asks is for " +
-			"others, " +
-			"but for the names of the policies",
+		folder: "api/picture", never: network,
+		reason: "how pictures look has nothing to do with what they show; the load tool and the " +
+			"simulator draw alike",
+	},
+	{
+		folder: "models", imports: []string{"api"}, never: network,
+		reason: "what can be served is a matter of files; how it runs and who asks is for others",
 	},
 	{
 		folder: "models/store", imports: []string{"api/files", "models/dirlock"}, never: network,
@@ -108,7 +111,7 @@ var rules = []rule{
 		reason: "how busy lanes are is arithmetic, and the simulator's lanes report it too",
 	},
 	{
-		folder: "runtime/queue/merge", imports: []string{"runtime/queue"},
+		folder: "runtime/queue/merge", imports: []string{"api/names", "runtime/queue"},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "which queries run as one is arithmetic, and whoever reckons with lanes shares it",
 	},
@@ -116,6 +119,10 @@ var rules = []rule{
 		folder: "profiles", imports: []string{"api/names", "api/document"},
 		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
+	},
+	{
+		folder: "profiles/workload", never: append([]string{"log"}, network...),
+		reason: "the simulator and the load tool share the queries, so these belong to neither",
 	},
 	{
 		folder: "leader", imports: []string{"leader", "api/accuracy", "api/names", "profiles"},
@@ -190,25 +197,15 @@ var rules = []rule{
 	},
 	{
 		folder:  "client/bench",
-		imports: []string{"api", "client", "sim/picture", "sim/workload"},
+		imports: []string{"api", "client", "profiles/workload"},
 		never:   []string{"github.com/spf13"},
 		reason:  "load is made by the SDK, from the queries that the simulator draws too",
 	},
 	{
-		folder: "sim/workload", never: network,
-		reason: "simulator and load tool share the queries, so these belong to neither",
-	},
-	{
-		folder: "sim/picture", never: network,
-		reason: "how pictures look has nothing to do with what they show",
-	},
-	{
 		folder: "sim",
 		imports: []string{
-			"api/accuracy", "client/queries", "leader", "api/names", "profiles", "runtime/queue",
-			"runtime/load",
-			"sim/picture",
-			"sim/workload",
+			"api/accuracy", "api/names", "api/picture", "client/queries", "leader", "profiles",
+			"runtime/load", "runtime/queue",
 		},
 		never: append([]string{"log"}, network...),
 		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +
@@ -348,6 +345,21 @@ func fault(dir, imported string) error {
 
 func TestImports(t *testing.T) {
 	seen := map[string]bool{}
+	eachImport(t, func(file, dir, imported string) {
+		seen[dir] = true
+		if err := fault(dir, imported); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	})
+	if len(seen) < len(rules)/2 {
+		t.Errorf("found only the packages %v", slices.Sorted(maps.Keys(seen)))
+	}
+}
+
+// eachImport calls do for each import of each file of the module that is no test, whatever its
+// build tags, with the file's folder.
+func eachImport(t *testing.T, do func(file, dir, imported string)) {
+	t.Helper()
 	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -359,25 +371,104 @@ func TestImports(t *testing.T) {
 		if d.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
 			return nil
 		}
-		// Every file counts, whatever its build tags.
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
 		if err != nil {
 			return err
 		}
-		dir := filepath.ToSlash(filepath.Dir(file))
-		seen[dir] = true
 		for _, spec := range parsed.Imports {
-			if err := fault(dir, strings.Trim(spec.Path.Value, `"`)); err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
+			do(file, filepath.ToSlash(filepath.Dir(file)), strings.Trim(spec.Path.Value, `"`))
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(seen) < len(rules)/2 {
-		t.Errorf("found only the packages %v", slices.Sorted(maps.Keys(seen)))
+}
+
+// TestFoldersAcyclic: no two top-level folders import each other, neither directly nor by way of
+// others. So the folders have an order, in which each can be read and built on those before it.
+func TestFoldersAcyclic(t *testing.T) {
+	imports := folderImports{}
+	eachImport(t, func(file, dir, imported string) {
+		if ours, ok := strings.CutPrefix(imported, module); ok {
+			imports.add(dir, ours, file)
+		}
+	})
+	if len(imports) < 8 {
+		t.Errorf("found the imports of only %v", slices.Sorted(maps.Keys(imports)))
+	}
+	for _, cycle := range imports.cycles() {
+		t.Errorf("folders import each other: %s", cycle)
+	}
+}
+
+// folderImports are the imports between top-level folders: for each folder those that it imports, with a
+// file that does.
+type folderImports map[string]map[string]string
+
+// add notes that a file of the package in folder dir imports the package in folder imported.
+func (f folderImports) add(dir, imported, file string) {
+	from, _, _ := strings.Cut(dir, "/")
+	to, _, _ := strings.Cut(imported, "/")
+	if from == to {
+		return
+	}
+	if f[from] == nil {
+		f[from] = map[string]string{}
+	}
+	if first := f[from][to]; first == "" || file < first {
+		f[from][to] = file
+	}
+}
+
+// cycles are the shortest cycle through each folder that lies on one, each cycle once, with the
+// file behind each import.
+func (f folderImports) cycles() (found []string) {
+	listed := map[string]bool{} // folders of the cycles found
+	for _, start := range slices.Sorted(maps.Keys(f)) {
+		if listed[start] {
+			continue
+		}
+		paths := [][]string{{start}}
+		seen := map[string]bool{}
+		for len(paths) > 0 {
+			path := paths[0]
+			paths = paths[1:]
+			last := path[len(path)-1]
+			if last == start && len(path) > 1 {
+				text := start
+				for i, to := range path[1:] {
+					listed[to] = true
+					text += fmt.Sprintf(" -> %s (%s)", to, f[path[i]][to])
+				}
+				found = append(found, text)
+				break
+			}
+			for _, to := range slices.Sorted(maps.Keys(f[last])) {
+				if !seen[to] {
+					seen[to] = true
+					paths = append(paths, append(slices.Clone(path), to))
+				}
+			}
+		}
+	}
+	return found
+}
+
+// TestCycles checks that cycles are found.
+func TestCycles(t *testing.T) {
+	f := folderImports{}
+	for _, edge := range []string{
+		"a/x b/y", "b c", "b d/z", "d e", "e/v b/w", "a a/x", "g a", "h i", "i h",
+	} {
+		from, to, _ := strings.Cut(edge, " ")
+		f.add(from, to, from+".go")
+	}
+	want := []string{
+		"b -> d (b.go) -> e (d.go) -> b (e/v.go)", "h -> i (h.go) -> h (i.go)",
+	}
+	if got := f.cycles(); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
@@ -445,15 +536,16 @@ func TestImportRules(t *testing.T) {
 		{"leader", "math/bits", true},
 		{"profiles", module + "models", false},
 		{"sim", module + "leader/match", true},
-		{"sim", module + "sim/workload", true},
+		{"sim", module + "profiles/workload", true},
 		{"sim", module + "runtime/queue", true},
 		{"sim", module + "runtime", false},
 		{"sim", module + "client/queries", true},
 		{"sim", module + "client", false},
 		{"sim", module + "agent", false},
-		{"sim/workload", module + "sim", false},
+		{"profiles/workload", module + "sim", false},
+		{"api/picture", module + "sim", false},
+		{"client/bench", module + "sim", false},
 		{"agent", module + "sim", false},
-		{"agent", module + "sim/workload", false},
 		{"agent", module + "cmd/muster", false},
 		{"agent", module + "leader/match", true},
 		{"agent", module + "agent/outcome", true},
@@ -502,7 +594,7 @@ func TestImportRules(t *testing.T) {
 		{"leader/place", "gonum.org/v1/gonum/optimize", false},
 		{"sim", module + "runtime/queue/merge", true},
 		{"client", module + "runtime/queue/merge", true},
-		{"models", module + "runtime/queue/merge", true},
+		{"models", module + "runtime/queue/merge", false},
 		{"models", module + "runtime", false},
 		{"runtime/queue", module + "runtime", false},
 		{"runtime/queue", module + "profiles", false},

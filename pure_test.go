@@ -16,8 +16,8 @@ import (
 // pure are the folders whose packages, and those below them, start no goroutine and read no clock:
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
-	"client/queries", "leader", "api/accuracy", "api/names", "profiles", "runtime/queue",
-	"runtime/load", "sim",
+	"api/accuracy", "api/names", "api/picture", "client/queries", "leader", "profiles",
+	"runtime/load", "runtime/queue", "sim",
 }
 
 // searches are the functions there that start goroutines all the same: each of these simulates a

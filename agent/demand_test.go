@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // ask sends queries with Poisson arrivals, at most n and until until says so, and

@@ -19,7 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // lately sends queries of 1.1 ms by the agents in turn, one every interval, while meanwhile

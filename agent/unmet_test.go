@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // TestTargetUnmet: of queries that no agent's type answers in time the leader's log, status and

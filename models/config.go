@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/triton"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A LatePolicy says what happens to a late query: one that can no longer be answered within its
@@ -117,7 +117,7 @@ type Config struct {
 	// Splits.
 	KeepWhole bool
 	// Merge is how several waiting queries run as one; see [Config.Merging]. Default "".
-	Merge merge.Policy
+	Merge names.MergePolicy
 	// TF32 is whether a GPU rounds the factors of FP32 products to TF32, whose precision is that of
 	// FP16. Default false.
 	TF32 bool
@@ -182,15 +182,15 @@ func DefaultConfig() Config {
 }
 
 // Merging is how several waiting queries run as one: Merge, or where that is empty the default, which
-// is merge.Deadline if rows are independent. Otherwise nothing can be merged.
-func (c *Config) Merging() merge.Policy {
+// is names.MergeDeadline if rows are independent. Otherwise nothing can be merged.
+func (c *Config) Merging() names.MergePolicy {
 	switch {
 	case c.Merge != "":
 		return c.Merge
 	case c.RowsIndependent:
-		return merge.Deadline
+		return names.MergeDeadline
 	}
-	return merge.None
+	return names.MergeNone
 }
 
 // setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.
@@ -225,10 +225,10 @@ func (c Config) Validate() error {
 		"largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
 	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late,
 		LateServe, LateReject)
-	check(c.Merge == "" || slices.Contains(merge.Policies(), c.Merge), "merge is %q, expected one of %v", c.Merge,
-		merge.Policies())
+	check(c.Merge == "" || slices.Contains(names.MergePolicies(), c.Merge),
+		"merge is %q, expected one of %v", c.Merge, names.MergePolicies())
 	check(c.RowsIndependent || !c.Merge.Merges(),
-		"merge is %q, expected %q because rows are not independent", c.Merge, merge.None)
+		"merge is %q, expected %q because rows are not independent", c.Merge, names.MergeNone)
 	for _, n := range c.WarmUp {
 		check(n >= 1 && n <= c.LargestBatchSize,
 			"warm-up batch size is %d, expected 1 to the largest batch size of %d", n,

@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 const everyKey = `
@@ -57,7 +57,7 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, KeepWhole: true, Merge: merge.Nexus, TF32: true, Late: LateReject,
+			RowsIndependent:  true, KeepWhole: true, Merge: names.MergeNexus, TF32: true, Late: LateReject,
 			WarmUp:   []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
@@ -228,7 +228,7 @@ func TestValidate(t *testing.T) {
 		"deadline is 1ms":         func(c *Config) { c.Deadline = time.Millisecond },
 		"largest batch size is 0": func(c *Config) { c.LargestBatchSize = 0 },
 		`merge is "x"`:            func(c *Config) { c.RowsIndependent, c.Merge = true, "x" },
-		`merge is "nexus", expected "none" because rows`: func(c *Config) { c.Merge = merge.Nexus },
+		`merge is "nexus", expected "none" because rows`: func(c *Config) { c.Merge = names.MergeNexus },
 		`late is "x"`:                func(c *Config) { c.Late = "x" },
 		"warm-up batch size is 1001": func(c *Config) { c.WarmUp = []int{1001} },
 		"version is 0":               func(c *Config) { c.Versions.Specific = []int64{0} },

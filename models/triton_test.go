@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // files are those of a repository; a model file is written by "IN -> OUT" with shapes, such as
@@ -97,7 +97,7 @@ func TestTritonConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := v.Config
-	if c.LargestBatchSize != 32 || !c.RowsIndependent || c.Merging() != merge.Deadline ||
+	if c.LargestBatchSize != 32 || !c.RowsIndependent || c.Merging() != names.MergeDeadline ||
 		!c.Versions.All || c.Deadline != 50*time.Millisecond || c.QoSTarget != c.Deadline ||
 		!slices.Equal(c.WarmUp, []int{16, 1}) || v.Batchless ||
 		filepath.Base(v.Path) != "net.onnx" ||
@@ -130,7 +130,7 @@ func TestTritonConfig(t *testing.T) {
 	if v, err = ReadVersion(dir, "m", 1); err != nil {
 		t.Fatal(err)
 	}
-	if c := v.Config; c.LargestBatchSize != 8 || c.RowsIndependent || c.Merging() != merge.None ||
+	if c := v.Config; c.LargestBatchSize != 8 || c.RowsIndependent || c.Merging() != names.MergeNone ||
 		c.Deadline != 50*time.Millisecond || c.QoSTarget != 20*time.Millisecond ||
 		!slices.Equal(c.WarmUp, []int{1}) || len(v.Inputs[1].IDBounds) != 1 {
 		t.Errorf("with a model.yaml: got %+v", c)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/files"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // largestConfig is the most bytes that a model.yaml or config.pbtxt may have.
@@ -186,8 +186,8 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		},
 		"merge": func(key string, v *yaml.Node) {
 			merging = v
-			if c.Merge = merge.Policy(v.Value); !slices.Contains(merge.Policies(), c.Merge) {
-				p.wrong(key, v, fmt.Sprintf("one of %v", merge.Policies()))
+			if c.Merge = names.MergePolicy(v.Value); !slices.Contains(names.MergePolicies(), c.Merge) {
+				p.wrong(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
 				c.Merge = ""
 			}
 		},
@@ -251,7 +251,7 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 	}
 	if merging != nil && c.Merge.Merges() && !c.RowsIndependent {
 		p.wrong("merge", merging,
-			fmt.Sprintf("%q, because rows_independent is not true", merge.None))
+			fmt.Sprintf("%q, because rows_independent is not true", names.MergeNone))
 	}
 	switch {
 	case score != nil && metric == nil:
@@ -496,27 +496,27 @@ func (c Config) YAML() ([]byte, error) {
 		Variant      string `yaml:"variant,omitempty"`
 	}
 	document := struct {
-		Requires         uint64       `yaml:"requires,omitempty"`
-		QoSTarget        milliseconds `yaml:"qos_target_ms,omitempty"`
-		QoSPercentile    float64      `yaml:"qos_percentile,omitempty"`
-		Deadline         milliseconds `yaml:"deadline_ms,omitempty"`
-		LargestBatchSize int          `yaml:"largest_batch_size,omitempty"`
-		RowsIndependent  bool         `yaml:"rows_independent,omitempty"`
-		Split            *bool        `yaml:"split,omitempty"`
-		Merge            merge.Policy `yaml:"merge,omitempty"`
-		TF32             bool         `yaml:"tf32,omitempty"`
-		Late             LatePolicy   `yaml:"late,omitempty"`
-		WarmUp           *[]int       `yaml:"warm_up,omitempty,flow"`
-		Versions         any          `yaml:"versions,omitempty"`
-		Family           string       `yaml:"family,omitempty"`
-		Accuracy         float64      `yaml:"accuracy,omitempty"`
-		Score            float64      `yaml:"score,omitempty"`
-		Metric           Metric       `yaml:"metric,omitempty"`
-		Measured         *measurement `yaml:"measured,omitempty,flow"`
-		Inputs           []port       `yaml:"inputs,omitempty"`
-		Outputs          []port       `yaml:"outputs,omitempty"`
-		Tables           []table      `yaml:"tables,omitempty"`
-		Generated        *provenance  `yaml:"generated,omitempty"`
+		Requires         uint64            `yaml:"requires,omitempty"`
+		QoSTarget        milliseconds      `yaml:"qos_target_ms,omitempty"`
+		QoSPercentile    float64           `yaml:"qos_percentile,omitempty"`
+		Deadline         milliseconds      `yaml:"deadline_ms,omitempty"`
+		LargestBatchSize int               `yaml:"largest_batch_size,omitempty"`
+		RowsIndependent  bool              `yaml:"rows_independent,omitempty"`
+		Split            *bool             `yaml:"split,omitempty"`
+		Merge            names.MergePolicy `yaml:"merge,omitempty"`
+		TF32             bool              `yaml:"tf32,omitempty"`
+		Late             LatePolicy        `yaml:"late,omitempty"`
+		WarmUp           *[]int            `yaml:"warm_up,omitempty,flow"`
+		Versions         any               `yaml:"versions,omitempty"`
+		Family           string            `yaml:"family,omitempty"`
+		Accuracy         float64           `yaml:"accuracy,omitempty"`
+		Score            float64           `yaml:"score,omitempty"`
+		Metric           Metric            `yaml:"metric,omitempty"`
+		Measured         *measurement      `yaml:"measured,omitempty,flow"`
+		Inputs           []port            `yaml:"inputs,omitempty"`
+		Outputs          []port            `yaml:"outputs,omitempty"`
+		Tables           []table           `yaml:"tables,omitempty"`
+		Generated        *provenance       `yaml:"generated,omitempty"`
 	}{
 		Requires:         c.Requires,
 		QoSTarget:        milliseconds(c.QoSTarget),

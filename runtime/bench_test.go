@@ -13,13 +13,13 @@ import (
 	ort "github.com/yalue/onnxruntime_go"
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // generate puts a model of the zoo into a fresh repository.
@@ -237,12 +237,12 @@ func BenchmarkMerge(b *testing.B) {
 	v := generate(b, "wnd", zoo.Small)
 	m := load(b, x, v)
 	inputs := randomInputs(v, 1)
-	lanes := map[merge.Policy]*runtime.Lanes{}
-	for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+	lanes := map[names.MergePolicy]*runtime.Lanes{}
+	for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline} {
 		lanes[policy] = runtime.NewLanes(runtime.LanesConfig{})
 	}
 	const queries = 64 * 32
-	round := func(policy merge.Policy) {
+	round := func(policy names.MergePolicy) {
 		var wg sync.WaitGroup
 		for range 64 {
 			wg.Go(func() {
@@ -263,7 +263,7 @@ func BenchmarkMerge(b *testing.B) {
 	}
 	for range 20 { // the lane learns the latencies
 		for _, batch := range []int{1, 64} {
-			r, err := lanes[merge.Deadline].Do(context.Background(), runtime.Query{
+			r, err := lanes[names.MergeDeadline].Do(context.Background(), runtime.Query{
 				Model: m, Inputs: randomInputs(v, batch), BatchSize: batch, Profile: "wnd/1",
 			})
 			if err != nil {
@@ -274,8 +274,8 @@ func BenchmarkMerge(b *testing.B) {
 	}
 	var one, merged timings
 	for b.Loop() {
-		one.add(func() { round(merge.None) })
-		merged.add(func() { round(merge.Deadline) })
+		one.add(func() { round(names.MergeNone) })
+		merged.add(func() { round(names.MergeDeadline) })
 	}
 	b.ReportMetric(quantile(one.cpu, 0.1)/queries, "us-cpu-alone")
 	b.ReportMetric(quantile(merged.cpu, 0.1)/queries, "us-cpu-merged")

@@ -18,7 +18,6 @@ import (
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 	"github.com/muster-serve/muster/scripts/harness"
 )
@@ -97,7 +96,7 @@ func (l laned) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result
 	return l.lanes.Do(ctx, runtime.Query{
 		Model: l.Model, Inputs: inputs, BatchSize: int(inputs[0].Shape[0]),
 		Profile: names.NewModelKey(l.v.Model, l.v.Number), QoSTarget: time.Minute,
-		Merge: merge.Deadline, LargestBatch: 2000,
+		Merge: names.MergeDeadline, LargestBatch: 2000,
 	})
 }
 

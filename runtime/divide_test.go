@@ -14,10 +14,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/queue"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
@@ -220,7 +220,7 @@ func TestNarrow(t *testing.T) {
 // TestNarrowLeaveTurns: a query without a target that needs the whole lane waits for a moment when none
 // waits that goes before it, but not until none runs.
 func TestNarrowLeaveTurns(t *testing.T) {
-	for _, policy := range []merge.Policy{"", merge.Proteus} {
+	for _, policy := range []names.MergePolicy{"", names.MergeProteus} {
 		onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
 			s.narrow()
 			for client := range 2 {
@@ -291,7 +291,7 @@ func TestMergedIsNotDivided(t *testing.T) {
 		s.send(t.Context(), "a", 5, divide)
 		for _, name := range []string{"b", "c", "d"} {
 			s.send(t.Context(), name, 2, func(q *runtime.Query) {
-				q.Divide, q.QoSTarget, q.Merge, q.LargestBatch = true, 200*ms, merge.Symphony, 10
+				q.Divide, q.QoSTarget, q.Merge, q.LargestBatch = true, 200*ms, names.MergeSymphony, 10
 			})
 		}
 		s.wg.Wait()
@@ -319,7 +319,7 @@ func TestDividesOrMerges(t *testing.T) {
 				s.wg.Go(func() {
 					for range queries / 8 {
 						s.ask(t.Context(), "", rows, func(q *runtime.Query) {
-							q.Divide, q.Merge, q.LargestBatch = true, merge.Deadline, 100
+							q.Divide, q.Merge, q.LargestBatch = true, names.MergeDeadline, 100
 						})
 					}
 				})
@@ -381,7 +381,7 @@ func TestDivideRandomly(t *testing.T) {
 							q.QoSTarget = time.Duration(r.IntN(100)) * ms
 							q.Deadline = time.Now().Add(3 * q.QoSTarget)
 						}
-						q.Merge = []merge.Policy{"", merge.Proteus}[r.IntN(2)]
+						q.Merge = []names.MergePolicy{"", names.MergeProteus}[r.IntN(2)]
 						q.LargestBatch = 40
 					})
 				}

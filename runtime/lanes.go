@@ -94,7 +94,7 @@ type Query struct {
 	// Merge says how the query may run together with others of the same Model whose inputs have the
 	// same shapes but for the batch size; "" means that it runs alone. The rows of the model must
 	// be independent. LargestBatch bounds the batch size of such a run.
-	Merge        merge.Policy
+	Merge        names.MergePolicy
 	LargestBatch int
 	// Group names the queries with which a leader wants the query to run; the lane waits for them
 	// for a moment. It counts only if Merge merges.

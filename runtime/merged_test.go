@@ -107,7 +107,7 @@ func onMerging(t *testing.T, play func(m *merging)) {
 func (m *merging) send(ctx context.Context, name string, rows int, change func(*runtime.Query)) {
 	q := runtime.Query{
 		Model: m.model, BatchSize: rows, Profile: "m/1", QoSTarget: time.Second,
-		Merge: merge.Deadline, LargestBatch: 100,
+		Merge: names.MergeDeadline, LargestBatch: 100,
 		Inputs: []tensor.Tensor{{
 			Name: "x", DataType: tensor.Uint8, Shape: []int64{int64(rows), 1},
 			Data: make([]byte, rows),
@@ -197,7 +197,7 @@ func TestCollect(t *testing.T) {
 		m.send(background, "a", 1, group(5, 3))
 		time.Sleep(ms / 2)
 		m.send(background, "b", 1, group(5, 3))
-		m.send(background, "x", 1, func(q *runtime.Query) { q.Merge = merge.None })
+		m.send(background, "x", 1, func(q *runtime.Query) { q.Merge = names.MergeNone })
 		if s := m.lanes.Stats(); s.Running != 0 || s.Waiting != 3 {
 			t.Errorf("of a group of three two are there, and another query: %d run, %d wait",
 				s.Running, s.Waiting)
@@ -252,7 +252,7 @@ func TestMergeOutcomes(t *testing.T) {
 		}},
 		{"what may not be merged", func(m *merging) {
 			m.send(background, "a", 1, nil)
-			m.send(background, "b", 1, func(q *runtime.Query) { q.Merge = merge.None })
+			m.send(background, "b", 1, func(q *runtime.Query) { q.Merge = names.MergeNone })
 			m.send(background, "c", 1, func(q *runtime.Query) { q.Profile = "m/2" })
 			m.send(background, "d", 1, func(q *runtime.Query) { q.Background = true })
 			m.send(background, "e", 99, nil)
@@ -360,7 +360,7 @@ func TestMergeOutcomes(t *testing.T) {
 		}},
 		{"a lane waits", func(m *merging) {
 			symphony := func(d time.Duration) func(q *runtime.Query) {
-				return func(q *runtime.Query) { q.QoSTarget, q.Merge = d, merge.Symphony }
+				return func(q *runtime.Query) { q.QoSTarget, q.Merge = d, names.MergeSymphony }
 			}
 			m.send(background, "a", 1, symphony(50*ms)) // until 39.9 ms, for two until 39.8 ms
 			m.send(background, "b", 1, symphony(60*ms))
@@ -421,10 +421,10 @@ func TestMergedRows(t *testing.T) {
 		}
 		q := runtime.Query{
 			Model: m, Inputs: inputs, BatchSize: rows, Profile: "m/1", QoSTarget: time.Minute,
-			Merge: merge.Deadline, LargestBatch: 50,
+			Merge: names.MergeDeadline, LargestBatch: 50,
 		}
 		if r.IntN(10) == 0 {
-			q.Merge = merge.None
+			q.Merge = names.MergeNone
 		}
 		if r.IntN(2) == 0 { // three come of a group of two to five
 			n := grouped.Add(1)
@@ -501,7 +501,7 @@ func TestMergedTypes(t *testing.T) {
 			inputs := identityInputs(m, 1+i, 100*i)
 			q := runtime.Query{
 				Model: o, Inputs: inputs, BatchSize: 1 + i, Profile: "m/1",
-				Merge: merge.Deadline, LargestBatch: 100,
+				Merge: names.MergeDeadline, LargestBatch: 100,
 			}
 			wg.Go(func() {
 				r, err := lanes.Do(background, q)
@@ -551,7 +551,7 @@ func TestMergeOtherRows(t *testing.T) {
 		wg.Go(func() {
 			values := []float32{float32(i), 5}
 			r, err := lanes.Do(background, runtime.Query{
-				Model: o, BatchSize: 1, Profile: "m/1", Merge: merge.Deadline, LargestBatch: 9,
+				Model: o, BatchSize: 1, Profile: "m/1", Merge: names.MergeDeadline, LargestBatch: 9,
 				Inputs: []tensor.Tensor{must(tensor.Of("x", values, 1, 2))},
 			})
 			if err != nil {
@@ -577,7 +577,7 @@ func TestMergeOtherRows(t *testing.T) {
 
 // TestMergeAllocations: a query that is not merged allocates no more because it could be.
 func TestMergeAllocations(t *testing.T) {
-	allocs := func(policy merge.Policy) float64 {
+	allocs := func(policy names.MergePolicy) float64 {
 		lanes := runtime.NewLanes(runtime.LanesConfig{Estimator: &floor{}})
 		q := runtime.Query{
 			Model: &instant{}, BatchSize: 1, Profile: "m/1", Merge: policy, LargestBatch: 9,
@@ -591,7 +591,7 @@ func TestMergeAllocations(t *testing.T) {
 			r.Release()
 		})
 	}
-	if none, may := allocs(merge.None), allocs(merge.Deadline); may > none {
+	if none, may := allocs(names.MergeNone), allocs(names.MergeDeadline); may > none {
 		t.Errorf("%v allocations of a query that may be merged, %v of one that may not", may, none)
 	}
 }

@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/isolate"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
@@ -79,7 +79,7 @@ func TestPinnedLanes(t *testing.T) {
 	}
 	for n := range 10 {
 		r, err := p.Do(context.Background(), runtime.Query{
-			Model: model, BatchSize: 1, Lane: n % 2, Merge: []merge.Policy{"", merge.Nexus}[n/5],
+			Model: model, BatchSize: 1, Lane: n % 2, Merge: []names.MergePolicy{"", names.MergeNexus}[n/5],
 		})
 		if err != nil {
 			t.Fatal(err)

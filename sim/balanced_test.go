@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // twoSpeeds has one fast lane and one that takes twice as long, with 60 % of what they can serve.

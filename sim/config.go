@@ -10,12 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/placing"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A Model is a model for which queries arrive.
@@ -126,7 +127,7 @@ type Config struct {
 	Jitter time.Duration
 	// Merge is how lanes run several waiting queries as one, and the leader gives them such. ""
 	// means each query alone.
-	Merge merge.Policy
+	Merge names.MergePolicy
 	// Sharing, if not nil, says which instances are lanes of one machine, where runs slow each
 	// other down. The policy knows what it is told by [Model.Known].
 	Sharing *colocate.Sharing
@@ -209,8 +210,8 @@ func (c *Config) Validate() error {
 			bad("%s is %v, want 0..%v", name, d, MaxLatency)
 		}
 	}
-	if c.Merge != "" && !slices.Contains(merge.Policies(), c.Merge) {
-		bad("merge is %q, want one of %v", c.Merge, merge.Policies())
+	if c.Merge != "" && !slices.Contains(names.MergePolicies(), c.Merge) {
+		bad("merge is %q, want one of %v", c.Merge, names.MergePolicies())
 	}
 	if c.Gateways < 0 || c.Gateways > 10_000 {
 		bad("number of gateways is %d, want 0..10000", c.Gateways)

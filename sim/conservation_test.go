@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestConservation: every query that arrives has exactly one outcome, under every
@@ -36,11 +36,11 @@ func TestConservation(t *testing.T) {
 					c.Deadline, c.Models[0].RejectLate = 3*c.Models[0].QoSTarget, true
 				}},
 				{"merged", func(c *Config) {
-					c.Models[0].BatchSizes, c.Merge = small(), merge.Policies()[int(rate)%5]
+					c.Models[0].BatchSizes, c.Merge = small(), names.MergePolicies()[int(rate)%5]
 					c.Rate *= 20
 				}},
 				{"merged over a network", func(c *Config) {
-					c.Models[0].BatchSizes, c.Merge = small(), merge.Deadline
+					c.Models[0].BatchSizes, c.Merge = small(), names.MergeDeadline
 					c.Rate, c.RTT, c.Deadline = 20*rate, 5*time.Millisecond, 400*time.Millisecond
 				}},
 			} {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // TestDemandChanges: the demand of a simulated fleet changes, at 20 seeds of each model, and

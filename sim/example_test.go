@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // What would one g4dn.xlarge and four r5n.large do with 40 queries/s of RM2, and what is the

@@ -12,10 +12,9 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // even returns a fleet of four equal agents with a query each 10 ms, which takes 20 ms where it
@@ -268,13 +267,13 @@ func TestWithoutFaults(t *testing.T) {
 	for _, x := range []struct {
 		model string
 		pool  Pool
-		merge merge.Policy
+		merge names.MergePolicy
 		rate  float64
 		sizes *workload.BatchSizes
 	}{
-		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, merge.None, 500, nil},
-		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, merge.Deadline, 500, nil},
-		{"wnd", Pool{{"r5n.large", 2}}, merge.Deadline, 4 * 380, one}, // 2 x what they serve alone
+		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, names.MergeNone, 500, nil},
+		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, names.MergeDeadline, 500, nil},
+		{"wnd", Pool{{"r5n.large", 2}}, names.MergeDeadline, 4 * 380, one}, // 2 x what they serve alone
 	} {
 		cfg := reference(t, x.model)
 		cfg.Pool, cfg.Policy, cfg.Merge = x.pool, "horizon", x.merge
@@ -332,8 +331,8 @@ func TestFaultsThatCannotBe(t *testing.T) {
 // TestFaultsMerge: a fleet in which an agent is killed serves small queries at a rate that it can
 // serve only if they run together, and each query once.
 func TestFaultsMerge(t *testing.T) {
-	late := map[merge.Policy]int{}
-	for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+	late := map[names.MergePolicy]int{}
+	for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline} {
 		c := even(t, "kill-box-1@2s")
 		c.Models[0].Latencies = map[string]match.Latencies{
 			"box": latency.Fixed{Base: 20 * time.Millisecond, PerItem: 10 * time.Microsecond},
@@ -345,7 +344,7 @@ func TestFaultsMerge(t *testing.T) {
 		}
 		late[policy] = res.Late
 	}
-	if late[merge.Deadline] > 30 || late[merge.None] < 300 {
+	if late[names.MergeDeadline] > 30 || late[names.MergeNone] < 300 {
 		t.Errorf("of 1500 queries %v are late, want few only if they run together", late)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // FCFS simulates as RIBBON's authors did for their published tables. It works in steps of 1 ms and

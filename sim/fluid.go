@@ -8,7 +8,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // FluidLimit solves the fluid program of the pool and the models' mix, with the latencies that the

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestTargetOutOfReach: where no lane can meet the QoS target, horizon serves queries as they come.

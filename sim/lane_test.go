@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // fixedModel takes the given time on type a, whatever the batch size.
@@ -228,7 +228,7 @@ func TestLanesLost(t *testing.T) {
 			{"merged",
 				func(c *Config) {
 					c.RTT, c.Deadline = 10*time.Millisecond, time.Second
-					c.Merge, c.Models[0].BatchSizes, c.Rate = merge.Deadline, small(), 3000
+					c.Merge, c.Models[0].BatchSizes, c.Rate = names.MergeDeadline, small(), 3000
 				}},
 		} {
 			t.Run(policy+"/"+way.name, func(t *testing.T) {

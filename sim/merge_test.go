@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestMergeSmall: on one lane, queries of one item are served three times as fast at least if they
@@ -21,8 +21,8 @@ func TestMergeSmall(t *testing.T) {
 	cfg := reference(t, "wnd")
 	cfg.Policy, cfg.Pool, cfg.Queries = "horizon", Pool{{"r5n.large", 1}}, 4000
 	cfg.Models[0].BatchSizes = one
-	rates := map[merge.Policy]float64{}
-	for _, policy := range []merge.Policy{merge.None, merge.Deadline, merge.Nexus} {
+	rates := map[names.MergePolicy]float64{}
+	for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline, names.MergeNexus} {
 		cfg.Merge = policy
 		found, err := FindThroughput(t.Context(), cfg, 1, nil)
 		if err != nil {
@@ -30,13 +30,14 @@ func TestMergeSmall(t *testing.T) {
 		}
 		rates[policy] = found.Rate
 	}
-	if rates[merge.Deadline] < 3*rates[merge.None] || rates[merge.Nexus] < 3*rates[merge.None] {
+	if rates[names.MergeDeadline] < 3*rates[names.MergeNone] ||
+		rates[names.MergeNexus] < 3*rates[names.MergeNone] {
 		t.Errorf("allowable throughput is %v queries/s, want 3 x that of none at least", rates)
 	}
-	busy := map[merge.Policy]float64{}
-	cfg.Rate = rates[merge.None]
-	for _, policy := range []merge.Policy{
-		merge.None, merge.Deadline, merge.Proteus, merge.Symphony, merge.AIMD,
+	busy := map[names.MergePolicy]float64{}
+	cfg.Rate = rates[names.MergeNone]
+	for _, policy := range []names.MergePolicy{
+		names.MergeNone, names.MergeDeadline, names.MergeProteus, names.MergeSymphony, names.MergeAIMD,
 	} {
 		cfg.Merge = policy
 		res := mustRun(t, cfg)
@@ -46,8 +47,8 @@ func TestMergeSmall(t *testing.T) {
 		}
 		busy[policy] = res.Types[0].Utilisation
 	}
-	if busy[merge.Deadline] > busy[merge.None] || 2*busy[merge.Proteus] > busy[merge.Deadline] ||
-		2*busy[merge.Symphony] > busy[merge.Deadline] {
+	if busy[names.MergeDeadline] > busy[names.MergeNone] || 2*busy[names.MergeProteus] > busy[names.MergeDeadline] ||
+		2*busy[names.MergeSymphony] > busy[names.MergeDeadline] {
 		t.Errorf("the lane is busy for %v of the time", busy)
 	}
 }
@@ -56,8 +57,8 @@ func TestMergeSmall(t *testing.T) {
 // they are merged.
 func TestMergeTrace(t *testing.T) {
 	for _, model := range []string{"wnd", "rm2", "dien"} {
-		late := map[merge.Policy]int{}
-		for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+		late := map[names.MergePolicy]int{}
+		for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline} {
 			cfg := reference(t, model)
 			cfg.Policy, cfg.Merge, cfg.Queries = "horizon", policy, 4000
 			limit, err := FluidLimit(cfg.Models, cfg.Pool)
@@ -70,7 +71,7 @@ func TestMergeTrace(t *testing.T) {
 			}
 		}
 		t.Logf("%s: late %v", model, late)
-		if late[merge.Deadline] > late[merge.None]+late[merge.None]/20 {
+		if late[names.MergeDeadline] > late[names.MergeNone]+late[names.MergeNone]/20 {
 			t.Errorf("%s: of 12000 queries %v are late", model, late)
 		}
 	}
@@ -80,7 +81,7 @@ func TestMergeTrace(t *testing.T) {
 // the lane waits for them. So merging makes hardly more queries late than it would if they came at
 // once, and fewer are late than without merging.
 func TestMergeJitter(t *testing.T) {
-	late := func(policy merge.Policy, jitter time.Duration) (n int) {
+	late := func(policy names.MergePolicy, jitter time.Duration) (n int) {
 		cfg := reference(t, "dien")
 		cfg.Policy, cfg.Merge, cfg.Queries = "horizon", policy, 5000
 		cfg.Rate, cfg.RTT, cfg.Jitter = 620, 2*time.Millisecond, jitter
@@ -91,8 +92,8 @@ func TestMergeJitter(t *testing.T) {
 		return n
 	}
 	const jitter = 100 * time.Microsecond
-	apart, merged, at := late(merge.None, jitter), late(merge.Deadline,
-		jitter), late(merge.Deadline, 0)
+	apart, merged, at := late(names.MergeNone, jitter), late(names.MergeDeadline,
+		jitter), late(names.MergeDeadline, 0)
 	t.Logf("of 40000 queries %d are late unmerged, %d merged, %d without jitter", apart, merged, at)
 	if 10*merged > 9*apart || 10*merged > 13*at { // the counts' standard errors are 7 %
 		t.Errorf("of 40000 queries %d are late unmerged, %d merged, %d without jitter", apart,
@@ -113,8 +114,8 @@ func TestMergeNothing(t *testing.T) {
 		"priced":   func(c *Config) { c.Policy, c.RTT = Priced, time.Millisecond },
 		"rejected": func(c *Config) { c.Models[0].RejectLate = true },
 	} {
-		logs := map[merge.Policy]string{}
-		for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+		logs := map[names.MergePolicy]string{}
+		for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline} {
 			var log bytes.Buffer
 			cfg := reference(t, "rm2")
 			cfg.Models[0].Latencies = map[string]match.Latencies{
@@ -126,7 +127,7 @@ func TestMergeNothing(t *testing.T) {
 			mustRun(t, cfg)
 			logs[policy] = log.String()
 		}
-		if logs[merge.None] != logs[merge.Deadline] {
+		if logs[names.MergeNone] != logs[names.MergeDeadline] {
 			t.Errorf("%s: the logs of queries differ", name)
 		}
 	}
@@ -134,8 +135,8 @@ func TestMergeNothing(t *testing.T) {
 
 // TestMergeMisjudged: merging does not choose the batch sizes whose latency is predicted too short.
 func TestMergeMisjudged(t *testing.T) {
-	late := map[merge.Policy]int{}
-	for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+	late := map[names.MergePolicy]int{}
+	for _, policy := range []names.MergePolicy{names.MergeNone, names.MergeDeadline} {
 		cfg := reference(t, "dien")
 		cfg.Pool = Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}
 		cfg.Policy, cfg.Merge, cfg.Queries = "horizon", policy, 4000
@@ -145,7 +146,7 @@ func TestMergeMisjudged(t *testing.T) {
 		}
 	}
 	t.Logf("late %v", late)
-	if late[merge.Deadline] > late[merge.None] {
+	if late[names.MergeDeadline] > late[names.MergeNone] {
 		t.Errorf("of 12000 queries %v are late", late)
 	}
 }

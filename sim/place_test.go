@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/placing"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // placed has three families of three variants, each twice as fast and two points less accurate than

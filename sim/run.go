@@ -14,11 +14,11 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/placing"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 type eventKind uint8

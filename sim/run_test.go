@@ -12,8 +12,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 var paperTypes = []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"}

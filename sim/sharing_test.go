@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestBesideEachOther: runs on one machine slow each other down while both are under way, and what
@@ -53,7 +53,7 @@ func TestBesideEachOther(t *testing.T) {
 
 // TestSharingWithoutSlowdown: machines on which nothing slows anything down change no output.
 func TestSharingWithoutSlowdown(t *testing.T) {
-	run := func(with bool, policy string, m merge.Policy) string {
+	run := func(with bool, policy string, m names.MergePolicy) string {
 		var log, record bytes.Buffer
 		cfg := &Config{
 			Models: []Model{fixedModel(t, "x", 10*time.Millisecond, 60*time.Millisecond)},
@@ -77,7 +77,7 @@ func TestSharingWithoutSlowdown(t *testing.T) {
 		return string(text) + log.String() + record.String()
 	}
 	for _, policy := range []string{DefaultPolicy, Priced} {
-		for _, m := range []merge.Policy{"", merge.Deadline} {
+		for _, m := range []names.MergePolicy{"", names.MergeDeadline} {
 			if run(false, policy, m) != run(true, policy, m) {
 				t.Errorf("%s, merge %q: machines without slowdown change the output", policy, m)
 			}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // TestShown holds what docs/simulations.md says, and what the policies must

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A Source provides latencies: from samples, or from the profiles shipped with Muster.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/runtime/queue/merge"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // TestPhases: the rate of each phase is its factor times the configured one, also where phases are
@@ -77,7 +77,7 @@ func TestLargestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{Merge: merge.Deadline}
+	c := Config{Merge: names.MergeDeadline}
 	if got := c.largestRun(&m); got != 100 {
 		t.Errorf("a run has up to %d items, 100 were measured", got)
 	}

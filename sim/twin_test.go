@@ -12,7 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // ribbonData opens what was published with RIBBON: the table of a model and the samples behind it.

@@ -13,11 +13,11 @@ import (
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/triton"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // ModelConfig answers with a model's settings in Triton's form, as far as this agent knows them: of
@@ -107,7 +107,7 @@ func configOf(m *control.Model, file *triton.ModelConfig) *triton.ModelConfig {
 		out.Name, out.DataType, out.Dims = p.GetName(), dataTypeOf(p), dims(p)
 		config.Output = append(config.Output, out)
 	}
-	merges := merge.Policy(m.GetMerge()).Merges()
+	merges := names.MergePolicy(m.GetMerge()).Merges()
 	if _, batches := config.SchedulingChoice.(*triton.ModelConfig_DynamicBatching); batches !=
 		merges {
 		switch {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // Given has the inputs of a model's queries, in place of random ones. Whoever makes it must not

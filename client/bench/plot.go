@@ -13,7 +13,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/muster-serve/muster/sim/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // WritePlot draws the latencies by percentile in a format of [picture.Format]: for each model

@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/picture/picturetest"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/sim/picture/picturetest"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // TestPlot draws a picture of two models: their curves and targets are there, and told apart. Set

@@ -15,7 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // DefaultMaxInFlight is the default of [Config.MaxInFlight].

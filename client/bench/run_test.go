@@ -21,7 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // A fakeServer answers as a function says. Its model "m" takes an FP32 and an

@@ -12,7 +12,7 @@ import (
 
 	"gonum.org/v1/gonum/stat/distuv"
 
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // A Search has the settings of FindThroughput.

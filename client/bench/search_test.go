@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/oip"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // oneAtATime is a server with one lane that takes d for each query.

@@ -12,13 +12,13 @@ import (
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/reference"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 // benchOptions are the flags of `muster bench`. After check, duration is 0 where only the number of

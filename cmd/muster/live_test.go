@@ -14,8 +14,8 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestPlanLive: a fleet is planned for from what it is asked for and has learned,

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
@@ -22,12 +23,11 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
 	"github.com/muster-serve/muster/sim/fleet"
 	simreport "github.com/muster-serve/muster/sim/report"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // simOptions are the flags that `muster sim`, `muster sim compare` and `muster plan` share: the
@@ -82,8 +82,8 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
 	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
-	flags.StringVar(&o.merge, "merge", string(merge.Deadline),
-		fmt.Sprintf("how lanes run several waiting queries as one: %v", merge.Policies()))
+	flags.StringVar(&o.merge, "merge", string(names.MergeDeadline),
+		fmt.Sprintf("how lanes run several waiting queries as one: %v", names.MergePolicies()))
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
@@ -356,7 +356,7 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 		PredictionNoise: o.prediction,
 		RTT:             ms("rtt-ms", o.rttMS),
 		Jitter:          ms("jitter-ms", o.jitterMS),
-		Merge:           merge.Policy(o.merge),
+		Merge:           names.MergePolicy(o.merge),
 		Deadline:        ms("deadline-ms", o.deadlineMS),
 		Gateways:        o.gateways,
 		GossipDelay:     ms("gossip-ms", o.gossipMS),

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Model describes a model to the matcher.
@@ -53,9 +52,9 @@ func (m *Model) validate() error {
 	if m.Family == m.Name {
 		errs = append(errs, fmt.Errorf("model %q has the name of its family", m.Name))
 	}
-	if m.Merge != "" && !slices.Contains(merge.Policies(), m.Merge) {
+	if m.Merge != "" && !slices.Contains(names.MergePolicies(), m.Merge) {
 		errs = append(errs, fmt.Errorf("model %q: merge is %q, want one of %v", m.Name, m.Merge,
-			merge.Policies()))
+			names.MergePolicies()))
 	}
 	return errors.Join(errs...)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A fixture is a matcher with the models of family "f", m0 being the best, and of others.
@@ -421,7 +420,7 @@ func TestPlanOfFormerRound(t *testing.T) {
 	variant := func(i, largest int, family names.ModelKey) {
 		f.step(Event{
 			Kind: ModelChanged, Model: modelName(i), Family: family, BatchSize: largest,
-			QoSTarget: 100 * time.Millisecond, Merge: merge.Deadline,
+			QoSTarget: 100 * time.Millisecond, Merge: names.MergeDeadline,
 		})
 	}
 	submit := func(n uint64, batch int) []Decision {

@@ -15,7 +15,6 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/assign"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 var epoch = time.Unix(1000, 0)
@@ -632,7 +631,7 @@ func TestRunsOfLane(t *testing.T) {
 	m, err := New(Config{
 		DispatchAhead: 5 * ms,
 		Models: []Model{
-			{Name: "m", QoSTarget: 200 * ms, LargestBatchSize: 8, Merge: merge.Deadline},
+			{Name: "m", QoSTarget: 200 * ms, LargestBatchSize: 8, Merge: names.MergeDeadline},
 		},
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package match
 import (
 	"slices"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
@@ -13,12 +14,12 @@ import (
 // account of when the lane will be free, and the lane corrects it with each answer.
 
 // Merge is how lanes run several waiting queries as one.
-type Merge = merge.Policy
+type Merge = names.MergePolicy
 
 // ParseMerge returns the policy of a name; "", which merges nothing, for a name that it does not
 // know, because a later release may know more.
 func ParseMerge(name string) Merge {
-	if p := Merge(name); p.Merges() && slices.Contains(merge.Policies(), p) {
+	if p := Merge(name); p.Merges() && slices.Contains(names.MergePolicies(), p) {
 		return p
 	}
 	return ""
@@ -33,9 +34,9 @@ type mergeBuffer struct {
 
 // mergePolicy returns how the model's queries are merged. Each lane grows and shrinks the runs of
 // AIMD by itself; the matcher gives it as many queries as can be in time.
-func (m *Model) mergePolicy() merge.Policy {
-	if m.Merge == merge.AIMD {
-		return merge.Nexus
+func (m *Model) mergePolicy() names.MergePolicy {
+	if m.Merge == names.MergeAIMD {
+		return names.MergeNexus
 	}
 	return m.Merge
 }
@@ -60,7 +61,7 @@ func (h *horizon) fill(s *shard, from int) {
 		start := l.freeAt - l.latencyTable(first.model).mean[first.batch]
 		h.merging.collectMergeable(s, h.groupOf(l), first, l, start)
 		take, _ := h.merging.kind.Choose(0, h.merging.items)
-		if len(take) > 1 && s.m.models[first.model].Merge != merge.AIMD {
+		if len(take) > 1 && s.m.models[first.model].Merge != names.MergeAIMD {
 			s.m.merged++
 			d.Merge, d.Merged = s.m.merged, len(take)
 		}

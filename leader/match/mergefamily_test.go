@@ -9,7 +9,6 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A mixture is a matcher of families whose variants merge, with lanes that run what they are given,
@@ -228,7 +227,7 @@ func (x *mixture) change(name names.ModelKey) {
 		m.Family = names.ModelKey([]string{"f", "g"}[x.r.IntN(2)])
 	}
 	m.Accuracy = 1 - .01*float64(x.r.IntN(8))
-	m.Merge = merge.Policies()[x.r.IntN(len(merge.Policies()))]
+	m.Merge = names.MergePolicies()[x.r.IntN(len(names.MergePolicies()))]
 	m.LargestBatchSize = 40 + 20*x.r.IntN(3)
 	m.QoSTarget = 40 * time.Millisecond
 	x.tell(m)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // stairs is a latency of base and a step more for every 50 items, in µs; the 80 % quantile
@@ -577,7 +576,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		Models: []Model{
 			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100,
 				RejectLate: rapid.Bool().Draw(t, "reject late a"),
-				Merge:      rapid.SampledFrom(merge.Policies()).Draw(t, "merge a")},
+				Merge:      rapid.SampledFrom(names.MergePolicies()).Draw(t, "merge a")},
 			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300,
 				RejectLate: rapid.Bool().Draw(t, "reject late b"), Splits: true},
 		},
@@ -727,7 +726,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 				BatchSize:  rapid.IntRange(1, 300).Draw(t, "largest"),
 				RejectLate: rapid.Bool().Draw(t, "reject late"),
 				Splits:     rapid.Bool().Draw(t, "model splits"),
-				Merge:      rapid.SampledFrom(merge.Policies()).Draw(t, "merge")})
+				Merge:      rapid.SampledFrom(names.MergePolicies()).Draw(t, "merge")})
 		case 29:
 			name := rapid.SampledFrom([]names.ModelKey{"a", "b", "c"}).Draw(t, "model")
 			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {

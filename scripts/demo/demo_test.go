@@ -14,7 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 const ms = time.Millisecond

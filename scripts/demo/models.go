@@ -19,9 +19,9 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/scripts/harness"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // The real models, in the order they are shown.

@@ -21,8 +21,8 @@ import (
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/scripts/harness"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // What canary tries.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/scripts/harness"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // demand changes the load on a fleet that was steady: in five fleets the batch sizes, from the

@@ -20,11 +20,11 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/scripts/harness"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 // sizes are the batch sizes of runs.

@@ -10,8 +10,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 // A chart is groups of bars side by side.

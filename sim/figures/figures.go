@@ -16,11 +16,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/picture"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A Figure is one reproduced figure.

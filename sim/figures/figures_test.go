@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/muster-serve/muster/api/picture/picturetest"
 	"github.com/muster-serve/muster/leader/plan"
-	"github.com/muster-serve/muster/sim/picture/picturetest"
 )
 
 // TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: what is

@@ -6,8 +6,8 @@ import (
 	"math"
 	"strings"
 
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // fig3: four configurations of RM2 under four ways to distribute queries.

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/rivals"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // fig1Pools are the configurations of Fig. 1 and 3, of three instance types.

@@ -6,8 +6,8 @@ import (
 
 	"gonum.org/v1/plot/vg"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/plan"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 // DrawPlans draws, in a format of [picture.Format], the bound of each plan beside the

@@ -9,11 +9,11 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/leader/place/rivals"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/scaling"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // proteusPaper is the paper in the figures' names.
@@ -130,7 +130,7 @@ func musterConfig(p *rivals.Proteus) scaling.Config {
 	var planned []float64
 	last := 0
 	return scaling.Config{
-		Batching: merge.Deadline,
+		Batching: names.MergeDeadline,
 		Place: func(s *rivals.State) error {
 			planned = slices.Clone(s.Forecast)
 			return p.Place(s)
@@ -199,18 +199,18 @@ func (s *setting) contenders() ([]contender, error) {
 func onOurLanes(on string) []contender {
 	return []contender{
 		{"clipper-ha" + on, scaling.Config{
-			Rival: &rivals.Clipper{MostAccurate: true}, Batching: merge.AIMD}},
+			Rival: &rivals.Clipper{MostAccurate: true}, Batching: names.MergeAIMD}},
 		{"clipper-ht" + on, scaling.Config{
-			Rival: &rivals.Clipper{}, Batching: merge.AIMD}},
+			Rival: &rivals.Clipper{}, Batching: names.MergeAIMD}},
 		{"sommelier" + on, scaling.Config{
 			Rival: &rivals.Proteus{
 				KeepFamilies: true, ByFlow: true, Upgrade: true, Steps: proteusSteps,
-			}, Batching: merge.Proteus}},
+			}, Batching: names.MergeProteus}},
 		{"infaas-accuracy" + on, scaling.Config{
-			Rival: &rivals.INFaaS{}, Batching: merge.AIMD}},
+			Rival: &rivals.INFaaS{}, Batching: names.MergeAIMD}},
 		{"proteus" + on, scaling.Config{
 			Rival:    &rivals.Proteus{ByFlow: true, Upgrade: true, Steps: proteusSteps},
-			Batching: merge.Proteus}},
+			Batching: names.MergeProteus}},
 		{"slackfit", scaling.Config{Rival: &rivals.SlackFit{}}},
 		musterLine(),
 	}
@@ -376,8 +376,12 @@ func proteusFig5(ctx context.Context, l *lab) (*Figure, error) {
 // proteusFig6 compares how queries are merged, by the artifact's rules and by ours.
 func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 	f := &Figure{Rows: [][]string{slices.Concat([]string{"arrivals"}, scalingHeader)}}
-	artifact := []merge.Policy{scaling.ArtifactProteus, scaling.ArtifactNexus, scaling.ArtifactAIMD}
-	ours := []merge.Policy{merge.Deadline, merge.Proteus, merge.Nexus, merge.AIMD}
+	artifact := []names.MergePolicy{
+		scaling.ArtifactProteus, scaling.ArtifactNexus, scaling.ArtifactAIMD,
+	}
+	ours := []names.MergePolicy{
+		names.MergeDeadline, names.MergeProteus, names.MergeNexus, names.MergeAIMD,
+	}
 	c := chart{title: "Proteus Fig. 6: merging", yLabel: "violations, %"}
 	for _, p := range slices.Concat(artifact, ours) {
 		c.series = append(c.series, series{name: string(p)})
@@ -390,7 +394,7 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		from = s.from()
 		c.groups = append(c.groups, trace)
-		share := map[merge.Policy]float64{}
+		share := map[names.MergePolicy]float64{}
 		for i, p := range slices.Concat(artifact, ours) {
 			run := musterLine()
 			run.config.Batching = p
@@ -422,8 +426,9 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 				b, d),
 			fmt.Sprintf("%s: on %s, Muster's queries are violated no more with deadline (%.4f) than "+
 				"with proteus (%.4f); nexus %.4f, aimd %.4f.",
-				outcome(share[merge.Deadline] <= share[merge.Proteus]+1e-4), trace,
-				share[merge.Deadline], share[merge.Proteus], share[merge.Nexus], share[merge.AIMD]))
+				outcome(share[names.MergeDeadline] <= share[names.MergeProteus]+1e-4), trace,
+				share[names.MergeDeadline], share[names.MergeProteus], share[names.MergeNexus],
+				share[names.MergeAIMD]))
 	}
 	f.show(1, &c)
 	f.Text = append(f.Text, from)
@@ -442,7 +447,7 @@ func proteusFig7(ctx context.Context, l *lab) (*Figure, error) {
 	keep, best := base(), base()
 	keep.KeepFamilies, best.MostAccurateOnly = true, true
 	single := musterConfig(base())
-	single.Batching = merge.None
+	single.Batching = names.MergeNone
 	uniform := base()
 	drawn := musterConfig(base())
 	drawn.Place, drawn.Rival = nil, uniform

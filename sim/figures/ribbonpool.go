@@ -12,8 +12,8 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // RIBBON's figures of what pools are worth: 4, 8, 11, 12 and 15.

@@ -17,10 +17,10 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/picture"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // fig5: four queries of RM2 on a GPU and a CPU, in the order of their arrival and as KAIROS places

@@ -142,10 +142,10 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		r.cfg.Lanes = append(r.cfg.Lanes, l)
 	}
 	if seed%3 == 0 && !many {
-		r.cfg.Models[0].Merge = merge.Deadline
+		r.cfg.Models[0].Merge = names.MergeDeadline
 		for i := range r.cfg.Lanes {
 			l := &r.cfg.Lanes[i]
-			l.Kinds = []*merge.Kind{{Policy: merge.Deadline, Latency: l.Predicted[0], Largest: 40}}
+			l.Kinds = []*merge.Kind{{Policy: names.MergeDeadline, Latency: l.Predicted[0], Largest: 40}}
 		}
 	}
 	var err error

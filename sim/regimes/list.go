@@ -10,11 +10,10 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/published"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // usualDeadline is the usual deadline, in QoS targets: without one, no query is ever given up, so
@@ -92,7 +91,7 @@ func (l *lister) published(name string, whole bool) Model {
 		return Model{Model: m}
 	}
 	m.Splits = true
-	return Model{Model: m, Merge: merge.Deadline}
+	return Model{Model: m, Merge: names.MergeDeadline}
 }
 
 func (l *lister) oneModel() {
@@ -345,7 +344,7 @@ func (l *lister) arrivals() {
 			Name: fmt.Sprintf("heavy-tail-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit, batch sizes by a Pareto law "+
 				"of shape 1.2", load),
-			Models: []Model{{Model: m, Merge: merge.Deadline}}, Lanes: pool(3, 10), Load: load,
+			Models: []Model{{Model: m, Merge: names.MergeDeadline}}, Lanes: pool(3, 10), Load: load,
 			Deadline: usualDeadline, Queries: 8000, ShortQueries: 1500,
 		})
 	}

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/fleet"
 )
@@ -66,7 +66,7 @@ type Regime struct {
 type Model struct {
 	sim.Model
 	// Merge is how lanes run several waiting queries as one.
-	Merge merge.Policy
+	Merge names.MergePolicy
 	// Infeasible says that no lane can meet the model's target. Its queries count neither as late
 	// nor as in time.
 	Infeasible bool

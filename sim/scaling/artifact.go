@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // The batching of Proteus's artifact, rule by rule, for rivals only. Queries are not dropped when
@@ -13,20 +13,20 @@ import (
 // queries that it has.
 const (
 	// ArtifactProteus waits until the most urgent query would be late.
-	ArtifactProteus merge.Policy = "artifact-proteus"
+	ArtifactProteus names.MergePolicy = "artifact-proteus"
 	// ArtifactAIMD waits for a run of a size that grows step by step, and shrinks after a late one.
-	ArtifactAIMD merge.Policy = "artifact-aimd"
+	ArtifactAIMD names.MergePolicy = "artifact-aimd"
 	// ArtifactNexus waits for the largest run, or until the oldest query has to start.
-	ArtifactNexus merge.Policy = "artifact-nexus"
+	ArtifactNexus names.MergePolicy = "artifact-nexus"
 	// ArtifactINFaaS waits for a run of the size that its placement says.
-	ArtifactINFaaS merge.Policy = "artifact-infaas"
+	ArtifactINFaaS names.MergePolicy = "artifact-infaas"
 	// ArtifactSommelier is ArtifactProteus that never drops a query for its age.
-	ArtifactSommelier merge.Policy = "artifact-sommelier"
+	ArtifactSommelier names.MergePolicy = "artifact-sommelier"
 	// ArtifactSingle runs each query alone.
-	ArtifactSingle merge.Policy = "artifact-single"
+	ArtifactSingle names.MergePolicy = "artifact-single"
 )
 
-var artifactPolicies = []merge.Policy{
+var artifactPolicies = []names.MergePolicy{
 	ArtifactProteus, ArtifactAIMD, ArtifactNexus, ArtifactINFaaS, ArtifactSommelier, ArtifactSingle,
 }
 

@@ -16,8 +16,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place/rivals"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Query is an arrival.
@@ -36,7 +36,7 @@ type Config struct {
 	Rival rivals.Rival
 	// Batching is how lanes run several queries as one: a policy of runtime/queue/merge, or, for a
 	// Rival, one of the Artifact policies.
-	Batching merge.Policy
+	Batching names.MergePolicy
 
 	// Place decides for Muster what agents hold; its matcher binds the queries.
 	Place func(s *rivals.State) error

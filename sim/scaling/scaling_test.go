@@ -9,9 +9,9 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/leader/place/rivals"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // small is a fleet of two families of two variants; the second takes a third of the time.
@@ -78,8 +78,8 @@ func TestSystems(t *testing.T) {
 		name string
 		Config
 	}{
-		{"clipper-ha", Config{Rival: &rivals.Clipper{MostAccurate: true}, Batching: merge.AIMD}},
-		{"clipper-ht", Config{Rival: &rivals.Clipper{}, Batching: merge.AIMD}},
+		{"clipper-ha", Config{Rival: &rivals.Clipper{MostAccurate: true}, Batching: names.MergeAIMD}},
+		{"clipper-ht", Config{Rival: &rivals.Clipper{}, Batching: names.MergeAIMD}},
 		{"artifact-aimd", Config{Rival: &rivals.Clipper{}, Batching: ArtifactAIMD}},
 		{"artifact-nexus", Config{Rival: &rivals.Proteus{}, Batching: ArtifactNexus}},
 		{"artifact-proteus", Config{Rival: &rivals.Proteus{}, Batching: ArtifactProteus}},
@@ -87,14 +87,14 @@ func TestSystems(t *testing.T) {
 		{"sommelier", Config{
 			Rival: &rivals.Proteus{KeepFamilies: true}, Batching: ArtifactSommelier}},
 		{"infaas", Config{Rival: &rivals.INFaaS{AsArtifact: true}, Batching: ArtifactINFaaS}},
-		{"infaas, ours", Config{Rival: &rivals.INFaaS{}, Batching: merge.Deadline}},
+		{"infaas, ours", Config{Rival: &rivals.INFaaS{}, Batching: names.MergeDeadline}},
 		{"slackfit", Config{Rival: &rivals.SlackFit{}}},
 		{"muster", Config{
-			Place: (&rivals.Proteus{Headroom: 1.3}).Place, Batching: merge.Deadline,
+			Place: (&rivals.Proteus{Headroom: 1.3}).Place, Batching: names.MergeDeadline,
 			Solves: often,
 		}},
 		{"muster, loads", Config{
-			Place: (&rivals.Proteus{Headroom: 1.3}).Place, Batching: merge.Deadline,
+			Place: (&rivals.Proteus{Headroom: 1.3}).Place, Batching: names.MergeDeadline,
 			Load: time.Second, Solves: often,
 		}},
 	} {
@@ -107,7 +107,7 @@ func TestSystems(t *testing.T) {
 	}
 	again := simulate(t, &Config{
 		Fleet: f, Queries: queries, Seed: 1, Place: (&rivals.Proteus{Headroom: 1.3}).Place,
-		Batching: merge.Deadline, Solves: often,
+		Batching: names.MergeDeadline, Solves: often,
 	})
 	muster := by["muster"]
 	if !slices.Equal(again.Seconds, muster.Seconds) {
@@ -256,7 +256,7 @@ func TestWrongProfiles(t *testing.T) {
 	violations := func(slow []float64, learns bool) float64 {
 		return simulate(t, &Config{
 			Fleet: f, Queries: queries, Seed: 1, Place: (&rivals.Proteus{Headroom: 1.3}).Place,
-			Batching: merge.Deadline, Slow: slow, Learns: learns,
+			Batching: names.MergeDeadline, Slow: slow, Learns: learns,
 		}).Total.Violations()
 	}
 	wrong := []float64{1.5, 1.5}
@@ -297,7 +297,7 @@ func TestWrongProfilesMend(t *testing.T) {
 			queries = append(queries, Query{At: time.Duration(i) * c.gap, Family: i % 25 / 24})
 		}
 		r := simulate(t, &Config{
-			Fleet: f, Queries: queries, Seed: 1, Batching: merge.Deadline, Learns: true,
+			Fleet: f, Queries: queries, Seed: 1, Batching: names.MergeDeadline, Learns: true,
 			Place: (&rivals.Proteus{Headroom: 1.3, Upgrade: true}).Place, Slow: []float64{1.5, 1.5},
 		})
 		var later Second

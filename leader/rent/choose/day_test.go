@@ -12,7 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // A world is a provider whose machines start in a minute and drain in ten seconds.

@@ -3,49 +3,15 @@ package merge
 import (
 	"math"
 	"time"
+
+	"github.com/muster-serve/muster/api/names"
 )
-
-// A Policy says how queries are merged.
-type Policy string
-
-// The policies. All but Deadline and None are those of others, to compare with.
-const (
-	// None runs each query alone. So does the empty policy.
-	None Policy = "none"
-	// Deadline never waits. It takes the most urgent query and then others, in order of urgency, as
-	// long as that saves a tenth of the time that they would take one after the other, all that run
-	// together are in time, and none that waits becomes late by it.
-	Deadline Policy = "deadline"
-	// Proteus waits until the most urgent query would be late if one more came and ran with it
-	// (Proteus, ASPLOS 2024, section 5).
-	Proteus Policy = "proteus"
-	// Nexus never waits. It takes as many as let the most urgent one be in time (Nexus, SOSP 2019).
-	// Queries that are late already run when none is in time, or are rejected, by the order of the
-	// queue.
-	Nexus Policy = "nexus"
-	// Symphony waits as long as the most urgent query permits, so that other lanes stay idle and
-	// can be given back (deferred batching; Symphony, 2023).
-	Symphony Policy = "symphony"
-	// AIMD takes up to a number of items that grows by one after a run of that size in which
-	// nothing was late, and shrinks by a tenth after one in which something was (Clipper, NSDI
-	// 2017).
-	AIMD Policy = "aimd"
-)
-
-// Policies lists all policies, the default first.
-func Policies() []Policy { return []Policy{Deadline, Proteus, Nexus, Symphony, AIMD, None} }
-
-// Merges reports whether the policy merges at all.
-func (p Policy) Merges() bool { return p != "" && p != None }
-
-// Waits reports whether the policy may leave a lane idle although queries wait.
-func (p Policy) Waits() bool { return p == Proteus || p == Symphony }
 
 const (
 	// Most is how many waiting queries a choice looks at; a run of more gains hardly anything.
 	Most = 128
-	// Gain bounds the time of a run of Deadline, as a share of what its parts would take one after
-	// the other. The tenth to be gained covers errors of the profile.
+	// Gain bounds the time of a run of MergeDeadline, as a share of what its parts would take one
+	// after the other. The tenth to be gained covers errors of the profile.
 	Gain = 0.9
 	// aimdLess is the factor of AIMD after a late query.
 	aimdLess = 0.9
@@ -70,20 +36,20 @@ type Item struct {
 	Due time.Duration
 	// Mean and P80 are how long it runs alone. Choose reads them only if Other is set.
 	Mean, P80 time.Duration
-	// Extra, if above 0, is the most by which it may lengthen the run of Deadline: elsewhere it
-	// would cost less.
+	// Extra, if above 0, is the most by which it may lengthen the run of MergeDeadline: elsewhere
+	// it would cost less.
 	Extra time.Duration
 	// Other says that the query cannot run together with the first.
 	Other bool
-	// Planned says that the query was sent to run together with the first. Deadline then takes it
-	// in any case up to the largest batch size: the leader's account of the lane is of that run.
+	// Planned says that the query was sent to run together with the first. MergeDeadline then takes
+	// it in any case up to the largest batch size: the leader's account of the lane is of that run.
 	Planned bool
 }
 
 // A Kind is what queries that may run together share: they are of one version of a model, and their
 // inputs differ in the batch size only. It also counts those of them that wait at a lane.
 type Kind struct {
-	Policy  Policy
+	Policy  names.MergePolicy
 	Latency Latency
 	// Largest is the largest batch size of a run.
 	Largest int
@@ -104,19 +70,19 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 		return k.taken, now
 	}
 	switch k.Policy {
-	case Deadline:
+	case names.MergeDeadline:
 		k.deadline(now, waiting)
-	case Nexus:
+	case names.MergeNexus:
 		k.whileInTime(now, waiting)
-	case AIMD:
+	case names.MergeAIMD:
 		k.within(waiting, min(k.Largest, int(max(k.most, 1))))
-	case Proteus, Symphony:
+	case names.MergeProteus, names.MergeSymphony:
 		sum, all := k.whileInTime(now, waiting)
 		if waiting[0].Due == Never || !all {
 			break
 		}
 		last := sum // the run that is just in time at until
-		if k.Policy == Proteus {
+		if k.Policy == names.MergeProteus {
 			last += max(1, (sum+len(k.taken)/2)/len(k.taken)) // one more of the usual size
 		}
 		if last <= k.Largest {
@@ -126,7 +92,7 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 	return k.taken, now
 }
 
-// deadline takes what Deadline runs now.
+// deadline takes what MergeDeadline runs now.
 func (k *Kind) deadline(now time.Duration, waiting []Item) {
 	sum, due := waiting[0].Batch, waiting[0].Due
 	for i := 1; i < len(waiting); i++ {
@@ -214,7 +180,7 @@ func (k *Kind) within(waiting []Item, most int) {
 
 // Ran tells the outcome of a run: its batch size, and whether any of its queries was late.
 func (k *Kind) Ran(batch int, late bool) {
-	if k.Policy != AIMD {
+	if k.Policy != names.MergeAIMD {
 		return
 	}
 	k.most = max(k.most, 1)

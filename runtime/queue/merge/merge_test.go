@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
@@ -42,60 +43,60 @@ func TestChoose(t *testing.T) {
 	steep := line{ms, 10 * ms}      // it does not
 	for _, tt := range []struct {
 		name    string
-		policy  merge.Policy
+		policy  names.MergePolicy
 		latency merge.Latency
 		largest int
 		waiting []merge.Item
 		take    []int
 		until   time.Duration // 0: now, which is 0
 	}{
-		{"one", merge.Deadline, floor, 100, items(1, 100), []int{0}, 0},
-		{"all", merge.Deadline, floor, 100, items(1, 100, 1, 101, 2, 102), []int{0, 1, 2}, 0},
-		{"none", merge.None, floor, 100, items(1, 100, 1, 101), []int{0}, 0},
+		{"one", names.MergeDeadline, floor, 100, items(1, 100), []int{0}, 0},
+		{"all", names.MergeDeadline, floor, 100, items(1, 100, 1, 101, 2, 102), []int{0, 1, 2}, 0},
+		{"none", names.MergeNone, floor, 100, items(1, 100, 1, 101), []int{0}, 0},
 		{"no policy", "", floor, 100, items(1, 100, 1, 101), []int{0}, 0},
-		{"no gain", merge.Deadline, steep, 100, items(1, 1000, 1, 1000), []int{0}, 0},
-		{"no gain for large ones", merge.Deadline, floor, 1000, items(400, 900, 400, 900),
+		{"no gain", names.MergeDeadline, steep, 100, items(1, 1000, 1, 1000), []int{0}, 0},
+		{"no gain for large ones", names.MergeDeadline, floor, 1000, items(400, 900, 400, 900),
 			[]int{0}, 0},
-		{"a small one beside a large one", merge.Deadline, floor, 1000, items(400, 900, 1, 900),
+		{"a small one beside a large one", names.MergeDeadline, floor, 1000, items(400, 900, 1, 900),
 			[]int{0, 1}, 0},
-		{"latency unknown", merge.Deadline, line{}, 100, items(1, 100, 1, 101), []int{0}, 0},
-		{"largest batch", merge.Deadline, floor, 3, items(1, 100, 3, 101, 2, 102), []int{0, 2}, 0},
+		{"latency unknown", names.MergeDeadline, line{}, 100, items(1, 100, 1, 101), []int{0}, 0},
+		{"largest batch", names.MergeDeadline, floor, 3, items(1, 100, 3, 101, 2, 102), []int{0, 2}, 0},
 		// 11.11 ms for one item, 11.22 for two, 11.33 for three, by the quantile
-		{"the first just in time", merge.Deadline, line{10 * ms, 100 * ms / 1000}, 100,
+		{"the first just in time", names.MergeDeadline, line{10 * ms, 100 * ms / 1000}, 100,
 			[]merge.Item{
 				{Batch: 1, Due: 11225 * ms / 1000}, {Batch: 1, Due: 50 * ms}, {Batch: 1, Due: 50 * ms},
 			}, []int{0, 1}, 0},
-		{"one that is late in any case", merge.Deadline, floor, 100,
+		{"one that is late in any case", names.MergeDeadline, floor, 100,
 			items(1, 5, 1, 100), []int{0}, 0},
-		{"late ones together", merge.Deadline, floor, 100, items(1, 0, 1, 0), []int{0, 1}, 0},
-		{"another kind is left", merge.Deadline, floor, 100,
+		{"late ones together", names.MergeDeadline, floor, 100, items(1, 0, 1, 0), []int{0, 1}, 0},
+		{"another kind is left", names.MergeDeadline, floor, 100,
 			other(items(1, 100, 1, 100, 1, 100), 1, 5*ms), []int{0, 2}, 0},
 		// the first ends at 10.1 ms, both at 10.2 ms
-		{"another kind would become late", merge.Deadline, floor, 100,
+		{"another kind would become late", names.MergeDeadline, floor, 100,
 			other(items(1, 100, 1, 15, 1, 100), 1, 4850*ms/1000), []int{0}, 0},
-		{"another kind is late in any case", merge.Deadline, floor, 100,
+		{"another kind is late in any case", names.MergeDeadline, floor, 100,
 			other(items(1, 100, 1, 15, 1, 100), 1, 5*ms), []int{0, 2}, 0},
 
-		{"nexus", merge.Nexus, floor, 100, items(1, 12, 5, 13, 50, 14, 1, 15), []int{0, 1}, 0},
-		{"nexus without gain", merge.Nexus, steep, 100, items(1, 50, 1, 50, 1, 50, 1, 50),
+		{"nexus", names.MergeNexus, floor, 100, items(1, 12, 5, 13, 50, 14, 1, 15), []int{0, 1}, 0},
+		{"nexus without gain", names.MergeNexus, steep, 100, items(1, 50, 1, 50, 1, 50, 1, 50),
 			[]int{0, 1, 2, 3}, 0},
-		{"nexus, late ones", merge.Nexus, floor, 5, items(1, 0, 3, 0, 3, 0), []int{0, 1}, 0},
+		{"nexus, late ones", names.MergeNexus, floor, 5, items(1, 0, 3, 0, 3, 0), []int{0, 1}, 0},
 
 		// 10.2 ms for two items, 11.22 ms by the quantile, nearly at most 13.26 ms
-		{"proteus waits for a second", merge.Proteus, floor, 100, items(1, 50), []int{0},
+		{"proteus waits for a second", names.MergeProteus, floor, 100, items(1, 50), []int{0},
 			50*ms - 13260*time.Microsecond},
-		{"proteus waits for a third", merge.Proteus, floor, 100, items(2, 50, 2, 60), []int{0, 1},
+		{"proteus waits for a third", names.MergeProteus, floor, 100, items(2, 50, 2, 60), []int{0, 1},
 			50*ms - 13780*time.Microsecond},
-		{"proteus runs", merge.Proteus, floor, 100, items(1, 12, 1, 13, 1, 14, 50, 15),
+		{"proteus runs", names.MergeProteus, floor, 100, items(1, 12, 1, 13, 1, 14, 50, 15),
 			[]int{0, 1, 2}, 0},
-		{"proteus is full", merge.Proteus, floor, 2, items(1, 50, 1, 50), []int{0, 1}, 0},
-		{"proteus, late ones", merge.Proteus, floor, 9, items(1, 0, 1, 0), []int{0, 1}, 0},
+		{"proteus is full", names.MergeProteus, floor, 2, items(1, 50, 1, 50), []int{0, 1}, 0},
+		{"proteus, late ones", names.MergeProteus, floor, 9, items(1, 0, 1, 0), []int{0, 1}, 0},
 
-		{"symphony waits longer", merge.Symphony, floor, 100, items(1, 50), []int{0},
+		{"symphony waits longer", names.MergeSymphony, floor, 100, items(1, 50), []int{0},
 			50*ms - 13130*time.Microsecond},
-		{"symphony is full", merge.Symphony, floor, 2, items(1, 50, 1, 50, 1, 50), []int{0, 1}, 0},
+		{"symphony is full", names.MergeSymphony, floor, 2, items(1, 50, 1, 50, 1, 50), []int{0, 1}, 0},
 
-		{"aimd begins with one", merge.AIMD, floor, 100, items(1, 50, 1, 50), []int{0}, 0},
+		{"aimd begins with one", names.MergeAIMD, floor, 100, items(1, 50, 1, 50), []int{0}, 0},
 	} {
 		k := &merge.Kind{Policy: tt.policy, Latency: tt.latency, Largest: tt.largest}
 		take, until := k.Choose(0, tt.waiting)
@@ -106,7 +107,7 @@ func TestChoose(t *testing.T) {
 }
 
 func TestAIMD(t *testing.T) {
-	k := &merge.Kind{Policy: merge.AIMD, Latency: line{ms, 0}, Largest: 30}
+	k := &merge.Kind{Policy: names.MergeAIMD, Latency: line{ms, 0}, Largest: 30}
 	waiting := items(slices.Repeat([]int{1, 0}, 64)...)
 	size := func() int {
 		take, _ := k.Choose(0, waiting)
@@ -184,7 +185,7 @@ func TestDeadline(t *testing.T) {
 			order = waiting[1:]
 		}
 		slices.SortStableFunc(order, func(a, b merge.Item) int { return int(a.Due - b.Due) })
-		k := &merge.Kind{Policy: merge.Deadline, Latency: l, Largest: largest}
+		k := &merge.Kind{Policy: names.MergeDeadline, Latency: l, Largest: largest}
 		take, until := k.Choose(now, waiting)
 		if until != now || len(take) == 0 || take[0] != 0 || !slices.IsSorted(take) {
 			t.Fatalf("takes %v until %v at %v", take, until, now)
@@ -267,8 +268,8 @@ func (q *query) Merging() (*merge.Kind, int, *merge.Group) { return q.kind, q.ba
 func TestTake(t *testing.T) {
 	var q queue.Queue[*query]
 	var taker merge.Taker[*query]
-	a := &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, 0}, Largest: 100}
-	b := &merge.Kind{Policy: merge.Symphony, Latency: line{10 * ms, 0}, Largest: 100}
+	a := &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, 0}, Largest: 100}
+	b := &merge.Kind{Policy: names.MergeSymphony, Latency: line{10 * ms, 0}, Largest: 100}
 	push := func(name string, k *merge.Kind, due time.Duration) {
 		x := &query{name: name, kind: k, batch: 1}
 		x.Estimate = 10 * ms
@@ -317,7 +318,7 @@ func TestTake(t *testing.T) {
 // and then runs what is there; those that come later run on their own.
 func TestGroup(t *testing.T) {
 	flat := func() *merge.Kind {
-		return &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, 0}, Largest: 100}
+		return &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, 0}, Largest: 100}
 	}
 	type arrival struct {
 		at, due time.Duration
@@ -326,7 +327,7 @@ func TestGroup(t *testing.T) {
 		kind    *merge.Kind
 	}
 	kind, other := flat(), flat()
-	steep := &merge.Kind{Policy: merge.Deadline, Latency: line{0, 10 * ms}, Largest: 100}
+	steep := &merge.Kind{Policy: names.MergeDeadline, Latency: line{0, 10 * ms}, Largest: 100}
 	for _, tt := range []struct {
 		name     string
 		arrivals []arrival
@@ -437,7 +438,7 @@ func TestGroupsEnd(t *testing.T) {
 }
 
 func TestSaved(t *testing.T) {
-	k := &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, ms}, Largest: 10}
+	k := &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, ms}, Largest: 10}
 	for i := range 20 {
 		want := time.Duration(0)
 		if i > 1 {
@@ -467,7 +468,7 @@ func TestSaved(t *testing.T) {
 }
 
 func ExampleKind_Choose() {
-	wnd := &merge.Kind{Policy: merge.Deadline, Latency: line{2 * ms, ms / 20}, Largest: 1000}
+	wnd := &merge.Kind{Policy: names.MergeDeadline, Latency: line{2 * ms, ms / 20}, Largest: 1000}
 	take, _ := wnd.Choose(0, []merge.Item{
 		{Batch: 1, Due: 20 * ms}, {Batch: 4, Due: 21 * ms}, {Batch: 800, Due: 22 * ms},
 		{Batch: 2, Due: 23 * ms},
@@ -478,7 +479,7 @@ func ExampleKind_Choose() {
 
 // TestChooseAllocations: a choice allocates nothing once it has run.
 func TestChooseAllocations(t *testing.T) {
-	k := &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, 0}, Largest: 1000}
+	k := &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, 0}, Largest: 1000}
 	waiting := items(slices.Repeat([]int{1, 100}, 100)...)
 	if n := testing.AllocsPerRun(100, func() { k.Choose(0, waiting) }); n > 0 {
 		t.Errorf("a choice allocates %v times", n)
@@ -488,7 +489,7 @@ func TestChooseAllocations(t *testing.T) {
 func BenchmarkTake(b *testing.B) {
 	var q queue.Queue[*query]
 	var taker merge.Taker[*query]
-	k := &merge.Kind{Policy: merge.Deadline, Latency: line{10 * ms, 0}, Largest: 1000}
+	k := &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, 0}, Largest: 1000}
 	all := make([]*query, 64)
 	for i := range all {
 		all[i] = &query{kind: k, batch: 1}

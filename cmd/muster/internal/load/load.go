@@ -15,7 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // Options say what load to send. They are flags of `muster bench`; errors name the flags.

@@ -15,10 +15,10 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/place/replan"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/placing"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // Help is the part of the command's help that is about placements.

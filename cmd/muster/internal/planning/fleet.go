@@ -16,8 +16,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A Fleet compares a running fleet with the plan for it. It is part of a Report; numbers

@@ -7,8 +7,8 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // spiked is a latency of which one query in twenty takes ten times as long.

@@ -10,8 +10,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/profiles/sharing"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 // chart draws the measurements: how models scale with workers, how long a batch takes, and, where

@@ -20,15 +20,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles/sharing"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/isolate"
-	"github.com/muster-serve/muster/sim/picture"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // options are what the command is told.

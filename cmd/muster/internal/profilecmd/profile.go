@@ -13,9 +13,9 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/sharing"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime/isolate"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A profiler measures subjects on the processors of this machine.

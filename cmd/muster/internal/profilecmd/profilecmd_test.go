@@ -20,10 +20,10 @@ import (
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/sharing"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/isolate"
 	"github.com/muster-serve/muster/runtime/runtimetest"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // TestProfile measures two small models and reads what was written. It says nothing about times.

@@ -17,11 +17,11 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/sim/picture"
 )
 
 const (

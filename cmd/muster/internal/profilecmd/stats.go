@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // sure is the relative error above which a result is measured on, and then said to be unsure.

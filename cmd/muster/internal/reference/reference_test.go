@@ -15,8 +15,8 @@ import (
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime/runtimetest"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // A server answers with ONNX Runtime, by parts of the given size or whole; in place of a fleet.

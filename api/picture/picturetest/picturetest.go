@@ -12,7 +12,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/recorder"
 
-	"github.com/muster-serve/muster/sim/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // A Drawing is what was drawn of a picture.

@@ -12,8 +12,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/muster-serve/muster/sim/picture"
-	"github.com/muster-serve/muster/sim/picture/picturetest"
+	"github.com/muster-serve/muster/api/picture"
+	"github.com/muster-serve/muster/api/picture/picturetest"
 )
 
 // panel has n curves that all run to the right upper corner of their range.
