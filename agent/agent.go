@@ -95,6 +95,7 @@ type Agent struct {
 	members    *members.Members
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
+	leadership members.LeadershipWatch // package lead publishes to it
 	leading    *lead.Leader
 	renting    *rent.Manager
 	releases   *release.Releases    // what versions of models are released
@@ -337,7 +338,7 @@ func (a *Agent) open() (err error) {
 	a.members = members.New(members.Config{
 		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip,
 		Connect: a.network.connect, Queries: a.network.queries(), Dial: a.network.dial, Local: a.local,
-		Leading: following{a}, Estimates: a.worker, Describe: a.describe,
+		Leading: &a.leadership, Estimates: a.worker, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
 			stats := a.worker.Lanes().Stats()
 			return stats.Waiting, stats.RemainingByLane
@@ -349,7 +350,7 @@ func (a *Agent) open() (err error) {
 	a.guard.KnowFamilies(a.members.Family)
 	a.keyring = members.NewKeyring(a.members, a.config.gossipKeyFile())
 	a.hub = dashboard.NewHub(dashboard.HubConfig{
-		Self: a.name, Members: a.members, Leading: following{a}, Events: a.events, Log: a.log,
+		Self: a.name, Members: a.members, Leading: &a.leadership, Events: a.events, Log: a.log,
 	})
 	if err = a.openRenting(); err != nil {
 		return err
@@ -412,7 +413,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.newReplanner,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Beat: a.hub.Led,
 		Counts: a.worker, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
-		Log: a.log,
+		Leadership: &a.leadership, Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait

@@ -333,7 +333,7 @@ func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) m
 }
 
 // follows is the leader that the agent follows; none until it has started.
-func (a *fleetAgent) follows() *control.Leadership { return following{a.Agent}.Leadership() }
+func (a *fleetAgent) follows() *control.Leadership { return a.leadership.Leadership() }
 
 // led waits until all of the agents follow the same leader, and returns it.
 func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {

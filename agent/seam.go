@@ -39,20 +39,14 @@ func (f fleet) Link(leader lead.Stream[control.WorkerMessage, control.LeaderMess
 	return f.worker.Link(leader)
 }
 
-// following gives the other parts access to agent.leading, which is made after them. Until then
-// Leadership reports no leader.
+// following gives the other parts access to agent.leading, which is made after them.
 type following struct{ agent *Agent }
 
 // Leadership implements [members.Leading].
-func (f following) Leadership() *control.Leadership {
-	if f.agent.leading == nil {
-		return &control.Leadership{}
-	}
-	return f.agent.leading.Leadership()
-}
+func (f following) Leadership() *control.Leadership { return f.agent.leadership.Leadership() }
 
 // Changed implements [members.Leading].
-func (f following) Changed() <-chan struct{} { return f.agent.leading.Changed() }
+func (f following) Changed() <-chan struct{} { return f.agent.leadership.Changed() }
 
 // Linked implements [worker.Leading].
 func (f following) Linked(from names.AgentName, send func(*control.Election)) (

@@ -88,9 +88,9 @@ func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
 		config: config, fleet: &stillFleet{[]*control.Member{honestMember(0), honestMember(1)}},
 		log:     log,
 		metrics: newMetrics(prometheus.NewRegistry()), book: profiles.NewBook(config.Library),
-		ctx: t.Context(),
+		ctx: t.Context(), following: &members.LeadershipWatch{},
 	}
-	l.following.Store(&control.Leadership{Epoch: 1, Leader: "leader"})
+	l.following.Publish(&control.Leadership{Epoch: 1, Leader: "leader"})
 	l.links = newLinks(l.fleet, log)
 	in := &toldLeader{term: newTerm(l, election.Claim{Epoch: 1, Leader: "leader"}, nil)}
 	if !in.open() {

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -70,7 +69,9 @@ type Config struct {
 	Releases *release.Releases
 	// Tracer makes the spans of decisions; nil: the leader makes none.
 	Tracer trace.Tracer
-	// Fleet, Registry and Log may not be nil.
+	// Leadership is where the Leader publishes the leadership that this agent follows.
+	Leadership *members.LeadershipWatch
+	// Leadership, Fleet, Registry and Log may not be nil.
 	Fleet    Fleet
 	Registry prometheus.Registerer
 	Log      *slog.Logger
@@ -113,9 +114,8 @@ type Leader struct {
 	kept    uint64     // the highest epoch that this agent has written
 	failing bool       // the last write has failed
 
-	following atomic.Pointer[control.Leadership]
-	news      members.Broadcast // announces changes of following
-	began     chan struct{}     // closed when Run has begun
+	following *members.LeadershipWatch // Config.Leadership; only publish writes it
+	began     chan struct{}            // closed when Run has begun
 
 	mu   sync.Mutex
 	ctx  context.Context // that of Run; nil before and after
@@ -141,7 +141,7 @@ func New(config Config) (*Leader, error) {
 	l := &Leader{
 		config: config, fleet: f, log: log, metrics: newMetrics(config.Registry),
 		book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1),
-		began: make(chan struct{}),
+		began: make(chan struct{}), following: config.Leadership,
 	}
 	if l.node, err = election.New(election.Config{
 		ID: f.Self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait,
@@ -150,7 +150,6 @@ func New(config Config) (*Leader, error) {
 	}
 	l.book.SetSlowdowns(config.Slowdowns)
 	l.restoreBook()
-	l.following.Store(&control.Leadership{})
 	l.links = newLinks(f, log)
 	l.links.elect, l.links.broken = l.Elect, func(name names.AgentName) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
@@ -411,29 +410,23 @@ func (l *Leader) message(m *election.Message) *control.Election {
 	}
 }
 
-// publish makes a changed leadership visible to Leadership, Changed and the gateways. l.mu is held.
+// publish makes a changed leadership visible to the other parts and the gateways. l.mu is held.
 func (l *Leader) publish() {
-	known, successor := l.following.Load(), l.node.Successor()
+	known, successor := l.Leadership(), l.node.Successor()
 	if known.Epoch == l.claim.Epoch && known.Leader == string(l.claim.Leader) &&
 		known.Successor == string(successor) {
 		return
 	}
-	l.following.Store(&control.Leadership{
+	l.following.Publish(&control.Leadership{
 		Epoch: l.claim.Epoch, Leader: string(l.claim.Leader), Successor: string(successor),
 	})
-	l.news.Tell()
 	if t := l.term; t != nil {
 		l.running.Go(func() { t.post(t.tellLeadership) })
 	}
 }
 
-// Leadership returns the leader that this agent follows, which may be this agent itself, with the
-// epoch and the successor. It is never nil; its Leader is "" if there is none. The caller must not
-// change it.
-func (l *Leader) Leadership() *control.Leadership { return l.following.Load() }
-
-// Changed returns a channel that is closed at the next change of leadership.
-func (l *Leader) Changed() <-chan struct{} { return l.news.Next() }
+// Leadership returns what Config.Leadership has.
+func (l *Leader) Leadership() *control.Leadership { return l.following.Leadership() }
 
 // Linked notes that the agent called from has opened a Link to this agent. Until closed is called,
 // the election's messages to that agent go through send, which must not block. inOrder tells closed
@@ -479,7 +472,7 @@ func (l *Leader) lookAt(ctx context.Context, name names.AgentName) {
 func (l *Leader) Resign(ctx context.Context) {
 	l.step(&election.Event{Kind: election.Resigned})
 	for {
-		changed := l.Changed()
+		changed := l.following.Changed()
 		l.mu.Lock()
 		leads := l.ctx != nil && l.node.Leading()
 		l.mu.Unlock()

@@ -135,6 +135,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	}
 	config.Fleet, config.Registry, config.Log = n, prometheus.NewRegistry(), logTo(w.t, name)
 	config.Counts = &testCounts{failed: map[string]uint64{}}
+	config.Leadership = &members.LeadershipWatch{}
 	for _, c := range change {
 		c(&config)
 	}
@@ -1319,6 +1320,7 @@ func TestLeaderRestarts(t *testing.T) {
 	}
 	_, err := New(Config{
 		StateDir: dir, Fleet: &testNode{name: "a"}, Log: slog.New(slog.DiscardHandler),
+		Leadership: &members.LeadershipWatch{},
 	})
 	for _, want := range []string{epochPath(dir), `"seven\n"`, "muster status", "or remove it"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
