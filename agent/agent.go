@@ -298,7 +298,7 @@ func (a *Agent) open() (err error) {
 		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
 		StateDir: a.config.StateDir, Changed: func() { a.members.SelfChanged() },
 		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
-		Gateway: id, Leading: following{a},
+		Gateway: id, Leading: &a.leadership,
 		Desired: func() *control.DesiredFleet { return a.renting.Desired() },
 		Own:     func() *control.Member { return a.members.Own() },
 		Admit: func(ctx context.Context, v *models.Version) error {
@@ -390,7 +390,8 @@ func (a *Agent) open() (err error) {
 	a.metrics.watchGossip(a.gossip.Stats)
 	a.server = serve.New(serve.Config{
 		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
-		Leading: following{a}, Gateway: a.gateway, Shadows: a.shadows,
+		Leading: a.leading, Leadership: &a.leadership, Renting: a.renting, Releases: a.releases,
+		Gateway: a.gateway, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
 		Note: a.note, Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
 		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout,
@@ -411,7 +412,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
 		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.newReplanner,
-		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Beat: a.hub.Led,
+		Clients: serve.Callers{Guard: a.guard}, Fleet: a.members, Worker: a.worker, Beat: a.hub.Led,
 		Counts: a.worker, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
 		Leadership: &a.leadership, Log: a.log,
 	}
@@ -420,6 +421,9 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 	}
 	return lead.New(config)
 }
+
+// eventKey is the log attribute that makes a line an event, as in package serve.
+const eventKey = "event"
 
 // joinWait is how long an agent with Config.Join set waits to hear of an existing leader before it
 // stands for election.

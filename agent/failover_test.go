@@ -190,7 +190,7 @@ func TestLinkHeardLate(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				server.End(member.worker.Link(server))
+				server.End(member.worker.Link(server, member.leading))
 			}()
 			if err := leader.Send(proto.CloneOf(leads)); err != nil {
 				f.Fatal(err)
@@ -237,7 +237,7 @@ func TestCutOffRuns(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			server.End(member.worker.Link(server))
+			server.End(member.worker.Link(server, member.leading))
 		}()
 		defer func() { cancel(); <-ended }()
 		if err := leader.Send(&control.LeaderMessage{

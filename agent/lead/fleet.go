@@ -10,27 +10,15 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// A Stream is one end of a two-way stream of messages, over gRPC or in process ([NewPipe]). One
-// goroutine may call Send while another calls Recv; two goroutines may not call the same method at
-// once. Send and Recv block until the message is handed over or the stream ends. The receiver owns
-// a message once it is sent: the sender must not touch it again.
-type Stream[Out, In any] interface {
-	Send(*Out) error
-	// Recv returns io.EOF when the other end has ended the stream in order.
-	Recv() (*In, error)
-	// Context ends with the stream.
-	Context() context.Context
-}
-
 // A ClientStream is the end that the opener of the stream holds.
 type ClientStream[Out, In any] interface {
-	Stream[Out, In]
+	control.Stream[Out, In]
 	// CloseSend ends the stream in order: the other end receives io.EOF after what was sent.
 	CloseSend() error
 }
 
 // A Fleet gives package lead its view of the other agents and its connections to them. Its methods
-// may be called concurrently, and only Gone and Link block.
+// may be called concurrently, and only Gone blocks.
 type Fleet interface {
 	// Self is the name of this agent.
 	Self() names.AgentName
@@ -52,9 +40,23 @@ type Fleet interface {
 	// Gone reports whether a member's process has ended, which it takes from a refused connection
 	// to the member's address. It blocks until the connection attempt ends, at most about a second.
 	Gone(ctx context.Context, name names.AgentName) bool
+}
+
+// A Worker is this agent's own.
+type Worker interface {
 	// Link serves the member's end of a Link stream. It is called for the link of a leader to its
 	// own agent, which runs in process, and blocks until the stream ends.
-	Link(leader Stream[control.WorkerMessage, control.LeaderMessage]) error
+	Link(leader control.Stream[control.WorkerMessage, control.LeaderMessage],
+		elections control.Elections) error
+}
+
+// Counts count queries of clients, as package worker does. The methods may be called concurrently and
+// do not block.
+type Counts interface {
+	// Arrived counts a query for a version of a model; "" and 0 where it reached none.
+	Arrived(model string, version int64)
+	// CountFailed counts n queries that have failed for a reason of outcome.Reasons.
+	CountFailed(model string, version int64, reason string, n uint64)
 }
 
 // Clients identify the caller of a gRPC call by the call's context, and enforce its limits. The

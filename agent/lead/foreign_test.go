@@ -57,9 +57,6 @@ func (f *stillFleet) Gone(context.Context, names.AgentName) bool { return false 
 func (f *stillFleet) Dial(names.AgentName) (grpc.ClientConnInterface, error) {
 	return nil, errStill
 }
-func (f *stillFleet) Link(Stream[control.WorkerMessage, control.LeaderMessage]) error {
-	return errStill
-}
 
 func honestMember(who byte) *control.Member {
 	return &control.Member{

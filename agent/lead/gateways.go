@@ -62,7 +62,7 @@ type gateway struct {
 // Match serves the Match stream of a gateway; this agent's own gateway also uses one. It blocks
 // until the stream ends or this agent no longer leads. If this agent does not lead, or loses the
 // leadership, Match returns FAILED_PRECONDITION with the leadership that this agent knows.
-func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) error {
+func (l *Leader) Match(s control.Stream[control.MatchMessage, control.GatewayMessage]) error {
 	t := l.leads()
 	if t == nil {
 		return l.errNotLeading()
@@ -121,7 +121,7 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 
 // read passes the messages of a gateway to the loop until the stream ends. It sends one value on
 // hello: nil once the gateway has introduced itself, or why it cannot be served.
-func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMessage],
+func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.GatewayMessage],
 	hello chan<- error, cut context.CancelCauseFunc) {
 	m, err := s.Recv()
 	if err != nil {

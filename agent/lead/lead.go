@@ -61,6 +61,8 @@ type Config struct {
 	Beat func(*control.PulseMessage)
 	// Replanner makes what decides on the placement; nil: replan.New. Tests replace it.
 	Replanner func(replan.Config, replan.Memory) (Replanner, error)
+	// Worker serves the link to this agent itself while it leads.
+	Worker Worker
 	// Counts counts the queries of gateways without an agent.
 	Counts Counts
 	// Rent rents machines while this agent leads; nil: nothing is rented.
@@ -75,15 +77,6 @@ type Config struct {
 	Fleet    Fleet
 	Registry prometheus.Registerer
 	Log      *slog.Logger
-}
-
-// Counts count queries of clients, as package worker does. The methods may be called concurrently and
-// do not block.
-type Counts interface {
-	// Arrived counts a query for a version of a model; "" and 0 where it reached none.
-	Arrived(model string, version int64)
-	// CountFailed counts n queries that have failed for a reason of outcome.Reasons.
-	CountFailed(model string, version int64, reason string, n uint64)
 }
 
 // eventKey is the log attribute that makes a line an event, as in package serve.
@@ -151,6 +144,9 @@ func New(config Config) (*Leader, error) {
 	l.book.SetSlowdowns(config.Slowdowns)
 	l.restoreBook()
 	l.links = newLinks(f, log)
+	l.links.serveOwn = func(s control.Stream[control.WorkerMessage, control.LeaderMessage]) error {
+		return config.Worker.Link(s, l)
+	}
 	l.links.elect, l.links.broken = l.Elect, func(name names.AgentName) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
 	}

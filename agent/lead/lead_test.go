@@ -133,6 +133,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	if len(w.all()) > 0 {
 		config.JoinWait = 500 * time.Millisecond
 	}
+	config.Worker = n
 	config.Fleet, config.Registry, config.Log = n, prometheus.NewRegistry(), logTo(w.t, name)
 	config.Counts = &testCounts{failed: map[string]uint64{}}
 	config.Leadership = &members.LeadershipWatch{}
@@ -298,7 +299,8 @@ func (n *testNode) thaw() {
 	n.frozen = nil
 }
 
-func (n *testNode) Link(s Stream[control.WorkerMessage, control.LeaderMessage]) error {
+func (n *testNode) Link(s control.Stream[control.WorkerMessage, control.LeaderMessage],
+	elections control.Elections) error {
 	n.served.Add(1)
 	defer n.served.Done()
 	ctx, cancel := context.WithCancel(s.Context())
@@ -480,7 +482,7 @@ func (c *testConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method str
 	switch method {
 	case control.Control_Link_FullMethodName:
 		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
-		go func() { server.End(c.to.Link(server)) }()
+		go func() { server.End(c.to.Link(server, c.to.leader)) }()
 		return &testStream[control.LeaderMessage, control.WorkerMessage, *control.LeaderMessage,
 			*control.WorkerMessage]{client: client}, nil
 	}
@@ -1132,7 +1134,7 @@ func TestLeaderBeats(t *testing.T) {
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		open := func(id uint64, newest uint32) (client Stream[control.GatewayMessage,
+		open := func(id uint64, newest uint32) (client control.Stream[control.GatewayMessage,
 			control.MatchMessage], got *atomic.Int64) {
 			end, server := NewPipe[control.GatewayMessage, control.MatchMessage](ctx)
 			go func() { server.End(a.leader.Match(server)) }()

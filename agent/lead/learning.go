@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
@@ -22,6 +23,11 @@ const (
 	// ones are dropped.
 	mostObserved = 1 << 14
 )
+
+// This does not compile unless members.KeepTold >= learn.KeepTold. Members must keep a profile of
+// the leader at least as long as the leader remembers having sent it: only after that does the
+// leader send the profile again.
+const _ = uint(members.KeepTold - learn.KeepTold)
 
 // learning runs a [learn.State] beside the term's loop: it passes the queries and answers of the
 // term to the state, passes the state's advice to the term, and saves the book. The goroutine of

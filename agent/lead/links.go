@@ -44,9 +44,11 @@ type links struct {
 	log   *slog.Logger
 	// elect passes a received message to the election; broken tells it of a link that broke or
 	// could not be opened.
-	elect   func(*control.Election)
-	broken  func(name names.AgentName)
-	running sync.WaitGroup
+	elect  func(*control.Election)
+	broken func(name names.AgentName)
+	// serveOwn serves this agent's end of a link to itself, and blocks until that ends.
+	serveOwn func(control.Stream[control.WorkerMessage, control.LeaderMessage]) error
+	running  sync.WaitGroup
 
 	mu  sync.Mutex
 	ctx context.Context
@@ -439,7 +441,7 @@ func (k *link) open(ctx context.Context, served *sync.WaitGroup) (
 	ClientStream[control.LeaderMessage, control.WorkerMessage], error) {
 	if k.to == k.links.fleet.Self() {
 		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
-		served.Go(func() { server.End(k.links.fleet.Link(server)) })
+		served.Go(func() { server.End(k.links.serveOwn(server)) })
 		return client, nil
 	}
 	conn, err := k.links.fleet.Dial(k.to)
@@ -452,7 +454,7 @@ func (k *link) open(ctx context.Context, served *sync.WaitGroup) (
 // write sends the first message, which introduces this agent, and then each pending message. It
 // returns errIdle when nothing needs the link any more, or why it could not send.
 func (k *link) write(ctx context.Context,
-	s Stream[control.LeaderMessage, control.WorkerMessage]) error {
+	s control.Stream[control.LeaderMessage, control.WorkerMessage]) error {
 	first := true
 	idle := time.NewTimer(idleLink)
 	defer idle.Stop()

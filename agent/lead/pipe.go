@@ -30,7 +30,7 @@ func (p *pipe[Up, Down]) Context() context.Context { return p.ctx }
 // A PipeClient is the client's end, which implements [ClientStream].
 type PipeClient[Up, Down any] struct{ *pipe[Up, Down] }
 
-// A PipeServer is the server's end, which implements [Stream].
+// A PipeServer is the server's end, which implements [control.Stream].
 type PipeServer[Up, Down any] struct{ *pipe[Up, Down] }
 
 func (c *PipeClient[Up, Down]) Send(m *Up) error     { return sendTo(c.ctx, c.up, m) }

@@ -83,7 +83,7 @@ func (s controlService) Match(stream control.Control_MatchServer) error {
 
 // Link serves the stream that an agent opens to this one because it leads, or stands for election.
 func (s controlService) Link(stream control.Control_LinkServer) error {
-	return s.config.Worker.Link(stream)
+	return s.config.Worker.Link(stream, s.config.Leading)
 }
 
 // Probe serves the stream by which a gateway without a leader asks when this agent would finish a

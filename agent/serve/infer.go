@@ -125,7 +125,7 @@ func passTrace(ctx context.Context) context.Context {
 func (s *Server) Follow(ctx context.Context) {
 	seen := map[*control.Member]bool{}
 	for {
-		changed, led := s.config.Members.ViewChanged(), s.config.Leading.Changed()
+		changed, led := s.config.Members.ViewChanged(), s.config.Leadership.Changed()
 		v := s.config.Members.View()
 		s.config.Gateway.SetView(v)
 		s.config.Gateway.SetLoads(s.config.Members.Loads())

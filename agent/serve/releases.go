@@ -24,7 +24,7 @@ func (s controlService) Release(ctx context.Context, req *control.ReleaseRequest
 		}
 	}
 	resp, err := byLeader(ctx, s, req, control.ControlClient.Release,
-		func() (*control.ReleaseResponse, error) { return s.config.Leading.Release(req.GetModel()) })
+		func() (*control.ReleaseResponse, error) { return s.config.Releases.State(req.GetModel()) })
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s controlService) SetRelease(ctx context.Context, req *control.SetReleaseR
 		req.By, _ = secure.Who(ctx)
 	}
 	resp, err := byLeader(ctx, s, req, control.ControlClient.SetRelease,
-		func() (*control.ReleaseResponse, error) { return s.config.Leading.SetRelease(ctx, req) })
+		func() (*control.ReleaseResponse, error) { return s.config.Releases.Set(ctx, req) })
 	if !passedOn {
 		what := "asked to promote a version"
 		if req.GetVersion() == 0 {

@@ -12,7 +12,7 @@ func (s controlService) Fleet(ctx context.Context, req *control.FleetRequest) (
 	*control.FleetState, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	return byLeader(ctx, s, req, control.ControlClient.Fleet, s.config.Leading.Fleet)
+	return byLeader(ctx, s, req, control.ControlClient.Fleet, s.config.Renting.State)
 }
 
 // SetFleet changes what is desired of the fleet.
@@ -23,7 +23,7 @@ func (s controlService) SetFleet(ctx context.Context, req *control.SetFleetReque
 		req.By, _ = secure.Who(ctx)
 	}
 	state, err := byLeader(ctx, s, req, control.ControlClient.SetFleet,
-		func() (*control.FleetState, error) { return s.config.Leading.SetFleet(req) })
+		func() (*control.FleetState, error) { return s.config.Renting.Set(req) })
 	if !req.GetDryRun() && !passedOn {
 		s.audit(ctx, "fleet", "asked to change the fleet", err, "version",
 			state.GetDesired().GetVersion(), "why", state.GetDesired().GetWhy())

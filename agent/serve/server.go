@@ -28,9 +28,9 @@ import (
 
 // Leading is the part of the agent that leads when elected. Its methods may be called concurrently.
 type Leading interface {
-	members.Leading
+	control.Elections
 	// Match serves the Match stream of a gateway, and blocks until it ends.
-	Match(control.Control_MatchServer) error
+	Match(control.Stream[control.MatchMessage, control.GatewayMessage]) error
 	// Status adds the figures that only the leader knows; none if this agent does not lead.
 	Status(*control.FleetStatus)
 	// Demand adds what only the leader knows. It reports false if this agent does not lead.
@@ -38,15 +38,23 @@ type Leading interface {
 	// Place does what a person asks of the placement, in by's name, if this agent leads; else it
 	// fails with UNAVAILABLE.
 	Place(ctx context.Context, req *control.PlaceRequest, by string) (*control.PlaceResponse, error)
-	// Fleet returns what this agent rents as the leader, SetFleet changes what is desired of it.
-	// The errors have the code to answer with.
-	Fleet() (*control.FleetState, error)
-	SetFleet(*control.SetFleetRequest) (*control.FleetState, error)
-	// Release returns the releases of a model or, for "", of all, and what this agent has
-	// counted of canaries if it leads. SetRelease makes a release, or fails with UNAVAILABLE
-	// if it does not.
-	Release(model string) (*control.ReleaseResponse, error)
-	SetRelease(context.Context, *control.SetReleaseRequest) (*control.ReleaseResponse, error)
+}
+
+// Renting is the part of the agent that rents while this agent leads. The errors have the code to
+// answer with. Its methods may be called concurrently.
+type Renting interface {
+	// State returns what this agent rents as the leader, Set changes what is desired of it.
+	State() (*control.FleetState, error)
+	Set(*control.SetFleetRequest) (*control.FleetState, error)
+}
+
+// Releases is the part of the agent that keeps releases. The errors have the code to answer with.
+// Its methods may be called concurrently.
+type Releases interface {
+	// State returns the releases of a model or, for "", of all, and what this agent has counted of
+	// canaries if it leads. Set makes a release, or fails with UNAVAILABLE if it does not.
+	State(model string) (*control.ReleaseResponse, error)
+	Set(context.Context, *control.SetReleaseRequest) (*control.ReleaseResponse, error)
 }
 
 // A Config holds what a [Server] serves, and what it needs of the rest of the agent. Functions must
@@ -57,12 +65,16 @@ type Config struct {
 	Keyring *members.Keyring
 	Worker  *worker.Worker
 	Leading Leading
-	Gateway *client.Gateway // this agent's gateway
-	Shadows *shadow.Comparer
-	Guard   *secure.Guard
-	Events  *Events
-	Health  *Health
-	Local   *Local // this agent's connection to itself; New registers the services with it
+	// Leadership tells which leader this agent follows.
+	Leadership members.Leading
+	Renting    Renting
+	Releases   Releases
+	Gateway    *client.Gateway // this agent's gateway
+	Shadows    *shadow.Comparer
+	Guard      *secure.Guard
+	Events     *Events
+	Health     *Health
+	Local      *Local // this agent's connection to itself; New registers the services with it
 
 	// Note says something of a version that serves, such as that nobody has signed it; "" if there is
 	// nothing to say. nil: there never is. It must not block.

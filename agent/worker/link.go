@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,18 +22,6 @@ const (
 	// mostReleases is likewise how many releases.
 	mostReleases = 1 << 13
 )
-
-// A Stream is one end of a two-way stream of messages, over gRPC or in process. One goroutine may
-// call Send while another calls Recv; two goroutines may not call the same method at once. Both
-// block until the message is handed over or the stream ends. The receiver owns a message once it is
-// sent.
-type Stream[Out, In any] interface {
-	Send(*Out) error
-	// Recv returns io.EOF when the other end has ended the stream in order.
-	Recv() (*In, error)
-	// Context ends with the stream.
-	Context() context.Context
-}
 
 // A followedLink is the member's end of a Link: the stream of an agent that leads, or stands for
 // election.
@@ -142,10 +129,11 @@ func (k *followedLink) take() *control.LeaderMessage {
 }
 
 // Link serves the member's end of a Link stream, and blocks until it ends. It greets with this
-// agent's description and the attempts that its lanes hold. It passes election messages on, follows
-// the other end's prices and profiles while that is this agent's leader, and tells it the end of
-// each attempt. The result is nil if the stream ended in order.
-func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage]) error {
+// agent's description and the attempts that its lanes hold. It passes election messages on to
+// elections, follows the other end's prices and profiles while that is this agent's leader, and
+// tells it the end of each attempt. The result is nil if the stream ended in order.
+func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.LeaderMessage],
+	elections control.Elections) error {
 	first, err := leader.Recv()
 	if err != nil {
 		return ended(err)
@@ -154,14 +142,14 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 		return outcome.Invalid("the first message of a link names nobody")
 	}
 	k := &followedLink{from: names.AgentName(first.From), wake: make(chan struct{}, 1)}
-	unlinked := w.config.Leading.Linked(k.from, func(e *control.Election) {
+	unlinked := elections.Linked(k.from, func(e *control.Election) {
 		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
 	defer unlinked(false)
 	// The first message of a leader holds its election claim. This agent accepts the claim before
 	// it greets, so that the leader learns of every attempt that ends after the greeting.
 	for _, e := range first.Election {
-		w.config.Leading.Elect(e)
+		elections.Elect(e)
 	}
 	state := w.LayoutState()
 	w.mu.Lock()
@@ -196,7 +184,7 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 		for ; err == nil; m, err = leader.Recv() {
 			k.told(m)
 			for _, e := range m.Election {
-				w.config.Leading.Elect(e)
+				elections.Elect(e)
 			}
 			w.obey(k)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
@@ -85,7 +86,7 @@ func (x *holding) Load(ctx context.Context, v *models.Version) (runtime.Model, e
 }
 
 // A leaderless agent follows nobody.
-type leaderless struct{ Leading }
+type leaderless struct{ members.Leading }
 
 func (leaderless) Leadership() *control.Leadership { return nil }
 
@@ -113,7 +114,7 @@ func TestLoadWhileLanesMove(t *testing.T) {
 				<-changed
 			}
 			if w, err = Open(Config{
-				Executor: x, Leading: leaderless{}, Lanes: 3, Cores: 3, Layout: layout, ModelDir: dir,
+				Executor: x, Leading: &members.LeadershipWatch{}, Lanes: 3, Cores: 3, Layout: layout, ModelDir: dir,
 				LoadTimeout: time.Minute, Placed: true, StateDir: t.TempDir(),
 				Changed:   func() { changed <- struct{}{} },
 				Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary(),

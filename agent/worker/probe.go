@@ -38,7 +38,7 @@ func (w *Worker) take(id reservationID) *runtime.Reservation {
 
 // Probe serves a Probe stream, and blocks until it ends. Each answer that is in time reserves a
 // lane for keepReservation. The end of the stream releases what is still reserved.
-func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]) error {
+func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.ProbeRequest]) error {
 	var kept []reservationID // in order of age
 	owner := w.config.Callers.Identity(gateway.Context())
 	defer func() {

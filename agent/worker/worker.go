@@ -32,20 +32,6 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// Leading tells which leader this agent follows, and handles election messages. Its methods may be
-// called concurrently.
-type Leading interface {
-	members.Leading
-	// Linked notes that the agent called from has opened a Link to this agent. Until closed is
-	// called, the election's messages to that agent go through send, which must not block. inOrder
-	// tells closed whether the agent has ended the Link in order; otherwise it broke. Only the
-	// first call of closed counts.
-	Linked(from names.AgentName, send func(*control.Election)) (closed func(inOrder bool))
-	// Elect handles an election message that came on such a Link. When it returns, Leadership
-	// reflects the message.
-	Elect(*control.Election)
-}
-
 // Callers identify the caller of a call by the call's context. The methods may be called
 // concurrently and do not block.
 type Callers interface {
@@ -104,7 +90,8 @@ type Config struct {
 
 	// Gateway is the id of this agent's own gateway.
 	Gateway uint64
-	Leading Leading
+	// Leading tells which leader this agent follows.
+	Leading members.Leading
 	// Own returns this agent's description, which the Worker does not change.
 	Own func() *control.Member
 	// Desired returns what this agent knows to be desired of the fleet, for greetings; nil:
