@@ -112,13 +112,20 @@ func TestFaults(t *testing.T) {
 // TestFaultsCount: a run with a fault that harms nothing counts the queries that it splits as one
 // without faults does, and probes while nobody leads.
 func TestFaultsCount(t *testing.T) {
+	var recording bytes.Buffer
 	counts := func(faults ...string) *Result {
 		cfg := even(t, faults...)
-		cfg.Models = reference(t, "dien").Models
+		recording.Reset()
+		cfg.Record, cfg.Models = &recording, reference(t, "dien").Models
 		cfg.Models[0].Splits, cfg.Policy = true, "horizon"
 		cfg.Pool, cfg.Rate, cfg.Queries = Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, 600, 5000
 		cfg.Stream = StreamOf("poisson")
-		return mustRun(t, cfg)
+		res := mustRun(t, cfg)
+		if recorded := strings.Count(recording.String(), "\nsplit "); res.Split != recorded {
+			t.Errorf("%v: %d queries are split, and %d by the recording", faults, res.Split,
+				recorded)
+		}
+		return res
 	}
 	without := counts()
 	with := counts("delay-r5n.large-1@1s+1ms:1us")
