@@ -41,81 +41,34 @@ const (
 // A message takes half a round trip, and arrives after earlier messages between the same two hosts.
 // Under faults it is delayed or lost as in a TCP connection.
 type Fleet struct {
-	cfg       *Config
-	now       time.Duration
-	err       error
-	steps     int           // number of leaders' steps
-	cost      time.Duration // their time, by Config.Clock
-	probes    uint64        // that gateways sent, which have no leader
-	done      int           // number of deeds done
-	open      int           // queries without an outcome
-	rng       *rand.Rand
-	deeds     deeds
-	scheduled uint64
-	agents    []*agent
-	named     map[names.AgentName]*agent
-	gateways  []*gateway
-	lastAt    map[[2]*host]time.Duration        // when the last message from one host to another arrives
-	delays    []delay                           // delays in force
-	known     *leader.Advice                    // latencies and prices, known from the start
-	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
-	ahead     time.Duration                     // State.Ahead of the last leader
-	terms     []*term                           // all terms so far
-	results   []Result                          // results of the faults, by time
-	faultAt   time.Duration                     // when the last fault happened
-	movedAt   time.Duration                     // when something last happened to a query
+	cfg      *Config
+	now      time.Duration
+	err      error
+	steps    int           // number of leaders' steps
+	cost     time.Duration // their time, by Config.Clock
+	probes   uint64        // that gateways sent, which have no leader
+	done     int           // number of events that have happened
+	open     int           // queries without an outcome
+	rng      *rand.Rand
+	events   eventQueue
+	spare    []*message // whose memory is to be used again
+	calm     bool       // all messages between two hosts take half a round trip
+	agents   []*agent
+	named    map[names.AgentName]*agent
+	gateways []*gateway
+	lastAt   map[[2]*host]time.Duration        // when the last message from one host to another arrives
+	delays   []delay                           // delays in force
+	known    *leader.Advice                    // latencies and prices, known from the start
+	told     map[names.TableKey]leader.Latency // those that leaders have learned and told
+	ahead    time.Duration                     // State.Ahead of the last leader
+	terms    []*term                           // all terms so far
+	leads    []*term                           // those that are not over
+	results  []Result                          // results of the faults, by time
+	faultAt  time.Duration                     // when the last fault happened
+	movedAt  time.Duration                     // when something last happened to a query
 	// seen, which may be nil, is for tests: it is called with each event before the leader's state
 	// gets it.
 	seen func(t *term, e *leader.Event)
-}
-
-// A deed is an event of the simulation: a function to call at a time.
-type deed struct {
-	at    time.Duration
-	order uint64
-	do    func()
-}
-
-// deeds is a binary heap, the next deed first. It is not one of container/heap, which allocates for
-// each deed: that took an eighth of a simulation's CPU time.
-type deeds []deed
-
-func (h deeds) isBefore(i, k int) bool {
-	return h[i].at < h[k].at || h[i].at == h[k].at && h[i].order < h[k].order
-}
-
-func (h *deeds) push(d deed) {
-	*h = append(*h, d)
-	all := *h
-	for i := len(all) - 1; i > 0; {
-		parent := (i - 1) / 2
-		if !all.isBefore(i, parent) {
-			return
-		}
-		all[i], all[parent] = all[parent], all[i]
-		i = parent
-	}
-}
-
-// pop removes the next deed, of which there must be one.
-func (h *deeds) pop() deed {
-	all := *h
-	first, last := all[0], len(all)-1
-	all[0], all[last] = all[last], deed{}
-	*h, all = all[:last], all[:last]
-	for i := 0; ; {
-		next := i
-		for child := 2*i + 1; child <= 2*i+2 && child < last; child++ {
-			if all.isBefore(child, next) {
-				next = child
-			}
-		}
-		if next == i {
-			return first
-		}
-		all[i], all[next] = all[next], all[i]
-		i = next
-	}
 }
 
 // New returns a fleet whose time begins warmUp before 0. The caller advances time with Until.
@@ -127,6 +80,7 @@ func New(cfg *Config) (*Fleet, error) {
 		known: &leader.Advice{Limit: cfg.Limit, Prices: Versioned(cfg.Prices), Priced: true},
 	}
 	f.addAgents()
+	f.calm = f.isCalm()
 	for i := range cfg.Gateways {
 		g, err := newGateway(f, i)
 		if err != nil {
@@ -221,19 +175,19 @@ func (f *Fleet) arrive(q Query) {
 
 // do schedules a function for a time.
 func (f *Fleet) do(at time.Duration, what func()) {
-	f.scheduled++
-	f.deeds.push(deed{max(at, f.now), f.scheduled, what})
+	f.events.push(event{at: max(at, f.now), do: what})
 }
 
 // Until advances the fleet to time t. If t is [Never], it ends when all queries have an outcome and
 // Window has passed since the last fault; queries to which nothing happens any more then count as
 // never served. It returns an error if ctx ends or the simulation finds a contradiction.
 func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
-	for f.err == nil && len(f.deeds) > 0 && f.deeds[0].at <= t {
+	for f.err == nil && f.nextAt() <= t {
 		if f.done++; f.done%interruptible == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if t == Never && (f.open == 0 && f.now >= f.faultAt+Window || f.idle()) {
+		if t == Never && (f.open == 0 && f.now >= f.faultAt+Window || f.idle() ||
+			f.nextAt() == Never) {
 			break
 		}
 		f.next()
@@ -248,11 +202,46 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 	return f.writeRecordings()
 }
 
-// next does the next deed.
+// nextAt is when something happens next, Never if nothing does.
+func (f *Fleet) nextAt() time.Duration {
+	at := Never
+	if e := f.events.peek(); e != nil {
+		at = e.at
+	}
+	if t := f.wakesNext(); t != nil {
+		at = min(at, max(t.wakeAt, f.now))
+	}
+	return at
+}
+
+// next lets happen what happens next. Leaders wake after all else that happens at the same time.
 func (f *Fleet) next() {
-	d := f.deeds.pop()
-	f.now = d.at
-	d.do()
+	e := f.events.peek()
+	if t := f.wakesNext(); t != nil && (e == nil || t.wakeAt < e.at) {
+		f.now = max(f.now, t.wakeAt)
+		t.wake()
+		return
+	}
+	happens := f.events.pop()
+	f.now = happens.at
+	switch {
+	case happens.message != nil:
+		f.deliverMessage(happens.message)
+	case happens.host != nil:
+		f.deliver(happens.host, happens.do)
+	default:
+		happens.do()
+	}
+}
+
+// wakesNext is the term whose leader wakes first, nil if none does.
+func (f *Fleet) wakesNext() (first *term) {
+	for _, t := range f.leads {
+		if t.wakeAt < Never && !t.wakes && (first == nil || t.wakeAt < first.wakeAt) {
+			first = t
+		}
+	}
+	return first
 }
 
 // idle reports whether nothing has happened to any query for patience, and no lane runs a query.

@@ -280,12 +280,13 @@ func (g *gateway) look(q *asked) {
 	q.calls, g.calls = append(q.calls, c), append(g.calls, c)
 	f.movedAt = f.now
 	g.waits(q, false)
-	unreached := func() { c.ended(unheard, -1) }
 	if c.to.left {
-		f.on(&g.host, 0, unreached)
+		f.on(&g.host, 0, func() { c.ended(unheard, -1) })
 		return
 	}
-	f.sendAfter(f.drawJitter(), &g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
+	m := f.newMessage(attempted)
+	m.call = c
+	f.post(f.drawJitter(), &g.host, &c.to.host, m)
 }
 
 // end handles that a query, or a part, has its outcome.
@@ -489,20 +490,30 @@ func (g *gateway) news() {
 	}
 }
 
+// submit describes a query to the leader.
+func (g *gateway) submit(s *queries.Submit) leader.Event {
+	q := s.Query.Tag.(*asked)
+	return leader.Event{
+		Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence,
+		Attempt:   int(s.Attempts),
+		Model:     leader.ModelID{Name: string(g.f.cfg.Models[q.Model].Name)},
+		BatchSize: q.BatchSize,
+		Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
+	}
+}
+
 // tell sends a message of the state to the leader.
 func (g *gateway) tell(m queries.Message) {
 	f := g.f
+	if len(m.Submit) == 1 && len(m.Cancel)+len(m.Unused) == 0 {
+		one := f.newMessage(submitted)
+		one.term, one.gateway, one.event = g.link, g, g.submit(&m.Submit[0])
+		f.post(0, &g.host, &g.link.agent.host, one)
+		return
+	}
 	var events []leader.Event
 	for i := range m.Submit {
-		s := &m.Submit[i]
-		q := s.Query.Tag.(*asked)
-		events = append(events, leader.Event{
-			Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence,
-			Attempt:   int(s.Attempts),
-			Model:     leader.ModelID{Name: string(f.cfg.Models[q.Model].Name)},
-			BatchSize: q.BatchSize,
-			Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
-		})
+		events = append(events, g.submit(&m.Submit[i]))
 	}
 	for _, sequence := range m.Cancel {
 		events = append(events, leader.Event{
@@ -528,19 +539,18 @@ func (g *gateway) heard(t *term, read uint64) {
 }
 
 // told handles a decision of the leader, which has read that many submits.
-func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.Decision,
-	name names.AgentName) {
-	if g.link != t {
+func (g *gateway) told(m *message) {
+	if g.link != m.term {
 		return
 	}
-	g.state.Heard(read, g.f.now)
-	sequence := d.Query.Sequence
-	switch kind {
+	g.state.Heard(m.read, g.f.now)
+	d, sequence := &m.decision, m.decision.Query.Sequence
+	switch m.action {
 	case leader.Split:
 		g.split(sequence, d.Rows)
 	case leader.Assign:
 		g.state.Assign(queries.Assign{
-			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: name, Took: d.Wait + d.Latency,
+			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: m.name, Took: d.Wait + d.Latency,
 			Merge: d.Merge, Merged: uint32(d.Merged),
 		})
 	case leader.OfferAgain:

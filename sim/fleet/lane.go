@@ -59,7 +59,18 @@ func (a *agent) ended(c *call, refused bool, ran time.Duration) {
 			e.Execution, e.Queue = 0, f.now-c.cameAt
 		}
 	}
-	a.tell(func(t *term) { t.step(&e) })
+	if t := a.link; t != nil && a.follow == t.claim {
+		m := f.newMessage(completed)
+		m.term, m.event = t, e
+		f.post(0, &a.host, &t.agent.host, m)
+	}
+}
+
+// answer tells an attempt's gateway how the attempt has ended.
+func (a *agent) answer(c *call, how ending) {
+	m := a.f.newMessage(attemptEnded)
+	m.call, m.how, m.remaining = c, how, a.remaining()
+	a.f.post(0, &a.host, &c.gateway.host, m)
 }
 
 // takes handles an attempt that has arrived: the lane runs it, queues it or refuses it.
@@ -187,16 +198,20 @@ func (a *agent) serve(run []*call) {
 	}
 	a.running = run
 	a.runs++
-	number := a.runs
 	l.Busy += service
 	l.Served += len(run)
 	a.freeAt = f.now + service
 	f.movedAt = f.now
-	f.on(&a.host, service, func() {
-		if a.runs == number && a.running != nil { // else it was cut off before
-			a.done(sum)
-		}
-	})
+	m := f.newMessage(runEnded)
+	m.agent, m.run, m.items = a, a.runs, sum
+	f.postAfter(service, &a.host, m)
+}
+
+// runEnded handles that it is time for a run of so many items to end.
+func (a *agent) runEnded(run, items int) {
+	if a.runs == run && a.running != nil { // else it was cut off before
+		a.done(items)
+	}
 }
 
 // done ends the lane's run, of so many items.
@@ -215,8 +230,7 @@ func (a *agent) done(items int) {
 	a.next()
 	for _, c := range run {
 		a.ended(c, false, 0)
-		remaining := a.remaining()
-		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
+		a.answer(c, answered)
 	}
 	a.endIfDrained()
 }
@@ -237,8 +251,7 @@ func (a *agent) giveBack(c *call, why ending) {
 func (a *agent) endsEarly(c *call, why ending, ran time.Duration) {
 	a.drop(c)
 	a.ended(c, true, ran)
-	remaining := a.remaining()
-	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why, remaining) }, nil)
+	a.answer(c, why)
 	a.f.on(&a.host, 0, a.endIfDrained)
 }
 

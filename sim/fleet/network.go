@@ -63,7 +63,7 @@ func (a *agent) frozen() bool { return a.f.frozen(&a.host) }
 
 // on calls what at a host after a time; later if the host is frozen then, never if it is dead.
 func (f *Fleet) on(h *host, after time.Duration, what func()) {
-	f.do(f.now+after, func() { f.deliver(h, what) })
+	f.events.push(event{at: f.now + max(after, 0), host: h, do: what})
 }
 
 func (f *Fleet) deliver(h *host, what func()) {
@@ -74,6 +74,29 @@ func (f *Fleet) deliver(h *host, what func()) {
 	default:
 		what()
 	}
+}
+
+// deliverMessage is deliver of a message, which has come to its host.
+func (f *Fleet) deliverMessage(m *message) {
+	switch h := m.to; {
+	case h.dead:
+		if m.refuses() {
+			f.on(m.from, m.way, m.wasRefused)
+		}
+	case f.frozen(h), len(h.inbox) > 0:
+		h.inbox = append(h.inbox, func() { f.handle(m) })
+	default:
+		f.handle(m)
+		*m = message{}
+		f.spare = append(f.spare, m)
+	}
+}
+
+// isCalm reports whether every message between two hosts takes half a round trip, and so arrives
+// after earlier ones.
+func (f *Fleet) isCalm() bool {
+	return len(f.cfg.Faults) == 0 && f.cfg.Jitter == 0 &&
+		!slices.ContainsFunc(f.cfg.Lanes, func(l Lane) bool { return l.Distance != 0 })
 }
 
 // way is how long a message takes.
@@ -116,7 +139,9 @@ func (f *Fleet) cut(from, to *host) (longest outage, is bool) {
 // process has ended, or the connection is known to be broken, refused, unless it is nil, is called
 // at from.
 func (f *Fleet) send(from, to *host, what, refused func()) {
-	f.sendAfter(0, from, to, what, refused)
+	m := f.newMessage(function)
+	m.do, m.refused = what, refused
+	f.post(0, from, to, m)
 }
 
 // drawJitter draws how much longer the way of a query takes than that of other messages.
@@ -127,14 +152,20 @@ func (f *Fleet) drawJitter() time.Duration {
 	return time.Duration(f.rng.ExpFloat64() * float64(f.cfg.Jitter))
 }
 
-// sendAfter is send of a message whose way takes longer by jitter.
-func (f *Fleet) sendAfter(jitter time.Duration, from, to *host, what, refused func()) {
-	way := f.way(from, to) + jitter
-	at := f.now + way
+// post sends a message, whose way takes longer by jitter.
+func (f *Fleet) post(jitter time.Duration, from, to *host, m *message) {
+	m.from, m.to = from, to
+	if f.calm && from != to {
+		m.way = f.cfg.RTT / 2
+		f.events.pushUsual(event{at: f.now + m.way, message: m})
+		return
+	}
+	m.way = f.way(from, to) + jitter
+	at := f.now + m.way
 	if o, is := f.cut(from, to); is {
 		if o.breaks() {
-			if refused != nil && f.now-o.since >= connectionTimeout {
-				f.on(from, way, refused)
+			if m.refuses() && f.now-o.since >= connectionTimeout {
+				f.on(from, m.way, m.wasRefused)
 			}
 			return
 		}
@@ -145,10 +176,11 @@ func (f *Fleet) sendAfter(jitter time.Duration, from, to *host, what, refused fu
 		at = max(at, last)
 	}
 	f.lastAt[key] = at
-	f.do(at, func() {
-		if to.dead && refused != nil {
-			f.on(from, way, refused)
-		}
-		f.deliver(to, what)
-	})
+	f.events.push(event{at: at, message: m})
+}
+
+// postAfter sends a message of a host to itself, which comes after a time.
+func (f *Fleet) postAfter(after time.Duration, to *host, m *message) {
+	m.from, m.to = to, to
+	f.events.push(event{at: f.now + after, message: m})
 }

@@ -263,7 +263,7 @@ func (r *referee) run() {
 
 // until lets happen what happens up to the time.
 func (r *referee) until(at time.Duration) {
-	for r.fault == nil && r.f.err == nil && len(r.f.deeds) > 0 && r.f.deeds[0].at <= at {
+	for r.fault == nil && r.f.err == nil && r.f.nextAt() <= at {
 		if r.mutant != nil && r.mutant.before != nil {
 			r.mutant.before(r.f)
 		}

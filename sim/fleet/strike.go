@@ -83,7 +83,7 @@ func (a *agent) kill() {
 	f := a.f
 	a.dead, a.inbox = true, nil
 	if a.term != nil {
-		a.term.over = true
+		a.term.isOver()
 	}
 	if a.running != nil {
 		a.lane.Busy -= max(0, a.freeAt-f.now)

@@ -24,7 +24,9 @@ type term struct {
 	linked []bool        // by gateway: it has a stream to this leader
 	read   []uint64      // by gateway: submits read on its stream
 	over   bool
-	lacks  bool // there are latencies of models that it did not know when it was told of them
+	wakes  bool     // it is time to step the state, but its host is frozen
+	told   []uint64 // by gateway: decisions of this leader
+	lacks  bool     // there are latencies of models that it did not know when it was told of them
 	record bytes.Buffer
 	rec    *leader.Recorder // nil: not recorded
 
@@ -48,6 +50,7 @@ func (a *agent) lead(claim election.Claim) {
 	t := &term{
 		f: f, agent: a, claim: claim, began: f.now, wakeAt: Never,
 		linked: make([]bool, len(f.gateways)), read: make([]uint64, len(f.gateways)),
+		told: make([]uint64, len(f.gateways)),
 	}
 	var err error
 	if t.state, err = leader.New(cfg); err != nil {
@@ -66,7 +69,7 @@ func (a *agent) lead(claim election.Claim) {
 		}
 	}
 	a.term = t
-	f.terms = append(f.terms, t)
+	f.terms, f.leads = append(f.terms, t), append(f.leads, t)
 	if f.cfg.Learns {
 		t.learned, t.looksAt = learn.New(f.priorBook()), Never
 		var told []leader.Latency
@@ -85,7 +88,7 @@ func (a *agent) lead(claim election.Claim) {
 
 // end ends the term and its streams.
 func (t *term) end() {
-	t.over = true
+	t.isOver()
 	for i, g := range t.f.gateways {
 		if t.linked[i] {
 			t.f.send(&t.agent.host, &g.host, func() {
@@ -96,6 +99,12 @@ func (t *term) end() {
 			}, nil)
 		}
 	}
+}
+
+// isOver notes that the leader does nothing any more.
+func (t *term) isOver() {
+	t.over = true
+	t.f.leads = slices.DeleteFunc(t.f.leads, func(o *term) bool { return o == t })
 }
 
 // tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies of
@@ -202,14 +211,37 @@ func (t *term) hear(g *gateway, events []leader.Event) {
 	if t.over || !t.linked[g.index] {
 		return
 	}
+	told := t.told[g.index]
 	for i := range events {
 		if events[i].Kind == leader.Submitted {
 			t.read[g.index]++
+			told = t.told[g.index]
 		}
 		t.step(&events[i])
 	}
-	read := t.read[g.index]
-	t.tell(g, func() { g.heard(t, read) })
+	t.acknowledge(g, told)
+}
+
+// hearOne takes a message of a gateway with one query.
+func (t *term) hearOne(g *gateway, e *leader.Event) {
+	if t.over || !t.linked[g.index] {
+		return
+	}
+	told := t.told[g.index]
+	t.read[g.index]++
+	t.step(e)
+	t.acknowledge(g, told)
+}
+
+// acknowledge tells a gateway how many submits are read, unless a decision has told it already: a
+// decision says so, too, and more than told were made.
+func (t *term) acknowledge(g *gateway, told uint64) {
+	if !t.linked[g.index] || t.told[g.index] > told {
+		return
+	}
+	m := t.f.newMessage(acknowledged)
+	m.term, m.gateway, m.read = t, g, t.read[g.index]
+	t.f.post(0, &t.agent.host, &g.host, m)
 }
 
 // tell calls what at a gateway, if it has a stream, after a message's way.
@@ -251,26 +283,45 @@ func (t *term) step(e *leader.Event) {
 	if e.Kind == leader.TimePassed {
 		at = max(at, f.now+1) // time must pass
 	}
-	if at == t.wakeAt {
+	if at != t.wakeAt {
+		t.wakeAt, t.wakes = at, false
+	}
+}
+
+// wake steps the state at the time for which it asked.
+func (t *term) wake() {
+	f, at, h := t.f, t.wakeAt, &t.agent.host
+	if !h.dead && !f.frozen(h) && len(h.inbox) == 0 {
+		t.passTime()
 		return
 	}
-	t.wakeAt = at
-	f.on(&t.agent.host, at-f.now, func() {
+	t.wakes = true
+	f.deliver(h, func() {
 		if t.wakeAt == at {
-			t.wakeAt = Never
-			t.step(&leader.Event{Kind: leader.TimePassed})
+			t.passTime()
 		}
 	})
+}
+
+func (t *term) passTime() {
+	t.wakeAt, t.wakes = Never, false
+	t.step(&leader.Event{Kind: leader.TimePassed})
 }
 
 func (t *term) carryOut(a *leader.Action) {
 	f := t.f
 	switch a.Kind {
 	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
-		g, kind, d, name := f.gateways[a.Decision.Query.Gateway-1], a.Kind, a.Decision, a.Agent
-		d.Rows = slices.Clone(d.Rows)
-		read := t.read[g.index]
-		t.tell(g, func() { g.told(t, read, kind, &d, name) })
+		g := f.gateways[a.Decision.Query.Gateway-1]
+		if !t.linked[g.index] {
+			return
+		}
+		t.told[g.index]++
+		m := f.newMessage(decided)
+		m.term, m.gateway, m.read, m.action = t, g, t.read[g.index], a.Kind
+		m.decision, m.name = a.Decision, a.Agent
+		m.decision.Rows = slices.Clone(a.Decision.Rows)
+		f.post(0, &t.agent.host, &g.host, m)
 	case leader.Welcome:
 		g := f.gateways[a.Gateway-1]
 		successor := t.agent.node.Successor()
