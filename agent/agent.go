@@ -37,7 +37,6 @@ import (
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/dirlock"
 	"github.com/muster-serve/muster/models/store"
@@ -61,19 +60,7 @@ type Agent struct {
 	tracer  trace.Tracer // nil: the agent makes no spans
 	metrics *metrics
 	health  *serve.Health
-	// openExecutor opens the executor that runs the models. Tests replace it.
-	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
-	// network opens connections and listeners: real sockets, except in tests.
-	network network
-	// receiveTimeout is [serve.ReceiveTimeout], except in tests.
-	receiveTimeout time.Duration
-	// sendTimeout is [serve.SendTimeout], except in tests.
-	sendTimeout time.Duration
-	// newReplanner is [lead.Config.Replanner], nil except in tests.
-	newReplanner func(replan.Config, replan.Memory) (lead.Replanner, error)
-	// spoken is the range of protocol versions that this agent speaks: control.Spoken, except in
-	// tests.
-	spoken control.Versions
+	env     Environment
 
 	name      names.AgentName // unique in the fleet
 	catalogue *profiles.Catalogue
@@ -135,20 +122,16 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	name := newName()
 	events := serve.NewEvents(name)
 	a := &Agent{
-		config:         config,
-		log:            slog.New(events.Handler(logger.Handler())),
-		events:         events,
-		metrics:        newMetrics(),
-		health:         serve.NewHealth(),
-		openExecutor:   openExecutor,
-		network:        sockets(),
-		name:           names.AgentName(name),
-		catalogue:      profiles.DefaultCatalogue(),
-		library:        profiles.ShippedLibrary(),
-		receiveTimeout: serve.ReceiveTimeout,
-		sendTimeout:    serve.SendTimeout,
-		spoken:         control.Spoken,
-		listening:      make(chan struct{}),
+		config:    config,
+		log:       slog.New(events.Handler(logger.Handler())),
+		events:    events,
+		metrics:   newMetrics(),
+		health:    serve.NewHealth(),
+		env:       defaultEnvironment(),
+		name:      names.AgentName(name),
+		catalogue: profiles.DefaultCatalogue(),
+		library:   profiles.ShippedLibrary(),
+		listening: make(chan struct{}),
 	}
 	if config.Catalogue != "" {
 		var err error
@@ -268,7 +251,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // open makes the executor, the parts and the gateway, and connects them to each other.
 func (a *Agent) open() (err error) {
-	if a.executor, err = a.openExecutor(a.config, a.log); err != nil {
+	if a.executor, err = a.env.OpenExecutor(a.config, a.log); err != nil {
 		return err
 	}
 	info := a.executor.Info()
@@ -336,8 +319,8 @@ func (a *Agent) open() (err error) {
 	}
 	a.local = serve.NewLocal(a.closing)
 	a.members = members.New(members.Config{
-		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip,
-		Connect: a.network.connect, Queries: a.network.queries(), Dial: a.network.dial, Local: a.local,
+		Closing: a.closing, Spoken: a.env.Spoken, Gossip: a.gossip,
+		Connect: a.env.Network.Connect, Queries: a.env.Network.queries(), Dial: a.env.Network.Dial, Local: a.local,
 		Leading: &a.leadership, Estimates: a.worker, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
 			stats := a.worker.Lanes().Stats()
@@ -394,8 +377,8 @@ func (a *Agent) open() (err error) {
 		Gateway: a.gateway, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
 		Note: a.note, Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
-		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout,
-		SendTimeout: a.sendTimeout,
+		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.env.ReceiveTimeout,
+		SendTimeout: a.env.SendTimeout,
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
 		Encrypted: a.config.Security.TLS(),
 		Dashboard: a.openDashboard(), Beats: a.hub,
@@ -411,7 +394,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 	config := lead.Config{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
-		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.newReplanner,
+		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.env.NewReplanner,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: a.members, Worker: a.worker, Beat: a.hub.Led,
 		Counts: a.worker, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
 		Leadership: &a.leadership, Log: a.log,
@@ -621,7 +604,7 @@ func (a *Agent) listen() (*listeners, error) {
 		{"grpc", a.config.GRPCAddress, &l.grpc},
 		{"metrics", a.config.MetricsAddress, &l.metrics},
 	} {
-		listener, err := a.network.listen(want.name, want.address)
+		listener, err := a.env.Network.Listen(want.name, want.address)
 		if err != nil {
 			l.close()
 			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err,

@@ -135,7 +135,7 @@ func TestMain(m *testing.M) {
 
 // A testAgent is an agent that serves on loopback until the test ends.
 type testAgent struct {
-	*Agent
+	Inside
 	t    testing.TB
 	runs *atomic.Int64 // of models, warm-up apart
 	// execution is how long the latest run of a model took, in ns.
@@ -172,14 +172,14 @@ func emulated() runtime.Executor {
 
 // startAgent runs an agent, changed as given, and waits until it is ready.
 func startAgent(t testing.TB, config Config, executor runtime.Executor,
-	changes ...func(*Agent)) *testAgent {
+	changes ...func(Inside)) *testAgent {
 	t.Helper()
 	a := newTestAgent(t, config, executor, changes...)
 	select {
-	case <-a.worker.Settled():
+	case <-a.Worker().Settled():
 	case <-t.Context().Done():
 	}
-	for !a.server.Ready() { // settled, and about to say so
+	for !a.Server().Ready() { // settled, and about to say so
 		goruntime.Gosched()
 	}
 	a.runs.Store(0)
@@ -188,7 +188,7 @@ func startAgent(t testing.TB, config Config, executor runtime.Executor,
 
 // newTestAgent runs an agent and waits until it listens.
 func newTestAgent(t testing.TB, config Config, executor runtime.Executor,
-	changes ...func(*Agent)) *testAgent {
+	changes ...func(Inside)) *testAgent {
 	t.Helper()
 	log := &logBuffer{}
 	agent, err := New(config,
@@ -197,13 +197,13 @@ func newTestAgent(t testing.TB, config Config, executor runtime.Executor,
 		t.Fatal(err)
 	}
 	a := &testAgent{
-		Agent: agent, t: t, runs: new(atomic.Int64), execution: new(atomic.Int64), log: log,
+		Inside: Inside{agent}, t: t, runs: new(atomic.Int64), execution: new(atomic.Int64), log: log,
 	}
-	agent.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+	a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 		return countingExecutor{executor, a.runs, a.execution}, nil
 	}
 	for _, change := range changes {
-		change(agent)
+		change(a.Inside)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -213,11 +213,11 @@ func newTestAgent(t testing.TB, config Config, executor runtime.Executor,
 		return <-ended
 	})
 	select {
-	case <-agent.listening:
+	case <-a.Listening():
 	case err := <-ended:
 		t.Fatalf("agent: %v", err)
 	}
-	a.conn, err = grpc.NewClient(agent.addresses.GRPC,
+	a.conn, err = grpc.NewClient(a.Addresses().GRPC,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
 	if err != nil {
@@ -356,7 +356,7 @@ func (a *testAgent) exchange(method, path, body string, header map[string]string
 	string) {
 	a.t.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), method,
-		"http://"+a.addresses.HTTP+path, strings.NewReader(body))
+		"http://"+a.Addresses().HTTP+path, strings.NewReader(body))
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func TestServe(t *testing.T) {
 	executor := runtimetest.Open(t)
 	a := startAgent(t, testConfig(t), executor)
 	for _, model := range zoo.Names() {
-		v, err := models.ReadVersion(a.config.ModelDir, model, 1)
+		v, err := models.ReadVersion(a.Config().ModelDir, model, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -524,12 +524,12 @@ func TestNoModels(t *testing.T) {
 func TestFirstLogLines(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated())
 	lines := strings.SplitN(a.log.String(), "\n", 3)
-	if want := "advertised_addr=" + a.gossip.Addr().String(); !strings.Contains(lines[0], want) {
+	if want := "advertised_addr=" + a.Gossip().Addr().String(); !strings.Contains(lines[0], want) {
 		t.Errorf("first log line is %q, want %q in it", lines[0], want)
 	}
 	first := lines[1]
 	for _, want := range []string{
-		"http=" + a.addresses.HTTP, "grpc=" + a.addresses.GRPC, "metrics=" + a.addresses.Metrics,
+		"http=" + a.Addresses().HTTP, "grpc=" + a.Addresses().GRPC, "metrics=" + a.Addresses().Metrics,
 	} {
 		if !strings.Contains(first, want) {
 			t.Errorf("second log line is %q, want %q in it", first, want)
@@ -556,7 +556,7 @@ func TestDrain(t *testing.T) {
 	go func() {
 		body := strings.Replace(ncfBody(1), `{"inputs"`,
 			`{"parameters":{"timeout":60000000},"inputs"`, 1)
-		resp, err := a.http.Post("http://"+a.addresses.HTTP+"/v2/models/ncf/infer",
+		resp, err := a.http.Post("http://"+a.Addresses().HTTP+"/v2/models/ncf/infer",
 			"application/json", strings.NewReader(body))
 		if err == nil {
 			if err = resp.Body.Close(); resp.StatusCode != http.StatusOK {
@@ -565,7 +565,7 @@ func TestDrain(t *testing.T) {
 		}
 		running <- err
 	}()
-	for a.worker.Lanes().Stats().Waiting == 0 { // the second waits for the only lane
+	for a.Worker().Lanes().Stats().Waiting == 0 { // the second waits for the only lane
 		goruntime.Gosched()
 	}
 
@@ -646,7 +646,7 @@ func TestServerFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+	Inside{a}.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 		return nil, errors.New("no library")
 	}
 	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no library") {

@@ -27,8 +27,8 @@ func TestQueryAllocations(t *testing.T) {
 		t.Skip("the race detector allocates, too")
 	}
 	testInFleet(t, func(f *testFleet) {
-		timeless := func(a *Agent) {
-			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+		timeless := func(a Inside) {
+			a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 				return emulated(), nil
 			}
 		}
@@ -91,13 +91,13 @@ func TestQueryAllocations(t *testing.T) {
 		// Two are of the parameter that says of these answers that they are emulated.
 		measure("a client of the protocol, one agent", worker, 194.5, at, client.WithoutFleet())
 		// has none
-		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() })
+		gateway := f.start(timeless, neverLeads, func(a Inside) { a.Config().ModelDir = f.TempDir() })
 		f.led(worker, gateway)
-		led := func(*client.Client) bool { return gateway.gateway.Leader() == worker.name }
+		led := func(*client.Client) bool { return gateway.Gateway().Leader() == worker.AgentName() }
 		measure("a client of the protocol, gateway and worker", gateway, 318, led,
 			client.WithoutFleet())
 		led = func(c *client.Client) bool {
-			return c.Gateway() != nil && c.Gateway().Leader() == worker.name
+			return c.Gateway() != nil && c.Gateway().Leader() == worker.AgentName()
 		}
 		measure("the SDK, leader and worker", worker, 152, led)
 	})

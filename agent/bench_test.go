@@ -58,7 +58,7 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 		b.Fatal(err)
 	}
 	s := &benchmark{agent: startAgent(b, config, executor)}
-	if s.version, err = models.ReadVersion(s.agent.config.ModelDir, model, 1); err != nil {
+	if s.version, err = models.ReadVersion(s.agent.Config().ModelDir, model, 1); err != nil {
 		b.Fatal(err)
 	}
 	s.version.Config.Deadline = time.Minute
@@ -66,7 +66,7 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.alone.Close() }) // nothing runs on it any more
-	if s.client, err = client.New([]string{s.agent.addresses.GRPC}); err != nil {
+	if s.client, err = client.New([]string{s.agent.Addresses().GRPC}); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.client.Close() })
@@ -284,10 +284,10 @@ func BenchmarkLarge(b *testing.B) {
 func benchmarkLarge(b *testing.B, model string, batchSize int) {
 	s := &benchmark{agent: startAgent(b, testConfig(b), emulated())}
 	var err error
-	if s.version, err = models.ReadVersion(s.agent.config.ModelDir, model, 1); err != nil {
+	if s.version, err = models.ReadVersion(s.agent.Config().ModelDir, model, 1); err != nil {
 		b.Fatal(err)
 	}
-	if s.client, err = client.New([]string{s.agent.addresses.GRPC}); err != nil {
+	if s.client, err = client.New([]string{s.agent.Addresses().GRPC}); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.client.Close() })
@@ -330,7 +330,7 @@ type plain struct {
 
 func newPlain(b *testing.B, s *benchmark) *plain {
 	b.Helper()
-	conn, err := grpc.NewClient(s.agent.addresses.GRPC,
+	conn, err := grpc.NewClient(s.agent.Addresses().GRPC,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)

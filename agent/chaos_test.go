@@ -118,7 +118,7 @@ type chaos struct {
 type site struct {
 	*fleetAgent
 	slower atomic.Int64 // each query takes so many times as long
-	change func(*Agent)
+	change func(Inside)
 	up     bool // chaos.mu guards it, and which agent it is
 	busy   bool // one thing happens to it, and no other may
 }
@@ -183,7 +183,7 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 	if a == nil {
 		resp, err = w.sdk.Infer(ctx, req)
 	} else {
-		by = string(a.name)
+		by = string(a.AgentName())
 		err = a.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
 			resp)
 	}
@@ -278,15 +278,15 @@ func (w *chaos) open() {
 	for i := range n {
 		s := &site{up: true}
 		s.slower.Store(1)
-		s.change = func(a *Agent) {
-			a.config.Join = join
+		s.change = func(a Inside) {
+			a.Config().Join = join
 			if i == gpu {
-				a.config.InstanceType = "g4dn.xlarge"
+				a.Config().InstanceType = "g4dn.xlarge"
 			}
 			if i == follower {
 				neverLeads(a)
 			}
-			a.openExecutor = s.openEmulator
+			a.Environment().OpenExecutor = s.openEmulator
 		}
 		s.fleetAgent = w.start(withKeyFile, s.change)
 		w.sites = append(w.sites, s)
@@ -403,7 +403,7 @@ func (w *chaos) happen() {
 		host := s.host
 		w.happening.Go(func() { w.slow(s, host, []int64{2, 3, 3, 4, 10, 300}[some], long/2) })
 	case 8:
-		name := s.name
+		name := s.AgentName()
 		w.happening.Go(func() {
 			w.jam(string(name), time.Duration(1+some)*time.Millisecond, long/2)
 		})
@@ -414,7 +414,7 @@ func (w *chaos) happen() {
 
 // kill kills a site's agent and starts another after a while.
 func (w *chaos) kill(s *site, after time.Duration) {
-	w.note("kill %s for %v", s.name, after)
+	w.note("kill %s for %v", s.AgentName(), after)
 	w.trouble(s)
 	w.testFleet.kill(s.fleetAgent)
 	w.happening.Go(func() { _ = s.stop() }) // what is left of it
@@ -423,10 +423,10 @@ func (w *chaos) kill(s *site, after time.Duration) {
 
 // drain drains a site's agent and starts another after a while.
 func (w *chaos) drain(s *site, after time.Duration) {
-	w.note("drain %s, start after %v", s.name, after)
+	w.note("drain %s, start after %v", s.AgentName(), after)
 	w.trouble(s)
 	if err := s.stop(); err != nil {
-		w.Errorf("drain %s: %v", s.name, err)
+		w.Errorf("drain %s: %v", s.AgentName(), err)
 	}
 	w.restart(s, after)
 	w.mu.Lock()
@@ -440,19 +440,19 @@ func (w *chaos) restart(s *site, after time.Duration) {
 	s.up = false
 	w.mu.Unlock()
 	time.Sleep(after)
-	before := s.config
+	before := s.Config()
 	again := w.startOn(s.host, s.change,
-		func(a *Agent) {
-			a.config.StateDir, a.config.GossipKey = before.StateDir, before.GossipKey
+		func(a Inside) {
+			a.Config().StateDir, a.Config().GossipKey = before.StateDir, before.GossipKey
 		})
-	w.note("start %s", again.name)
+	w.note("start %s", again.AgentName())
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		resp, err := again.oip.ServerReady(w.Context(), &inference.ServerReadyRequest{})
 		if err == nil && resp.Ready {
 			break
 		}
 		if time.Now().After(end) {
-			w.Errorf("%s is not ready: %v", again.name, err)
+			w.Errorf("%s is not ready: %v", again.AgentName(), err)
 			break
 		}
 	}
@@ -466,9 +466,9 @@ func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
 	part, addresses := map[string]int{}, []netip.AddrPort{}
 	var names []string
 	for _, s := range sites {
-		part[string(s.name)] = 1
+		part[string(s.AgentName())] = 1
 		addresses = append(addresses, netip.MustParseAddrPort(s.host+":7946"))
-		names = append(names, string(s.name))
+		names = append(names, string(s.AgentName()))
 	}
 	w.note("part %q for %v: queries %v, gossip %v", names, long, queries, gossip)
 	if queries {
@@ -495,7 +495,7 @@ func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
 // changeKey changes the gossip key. It may be that it has to stop; what it leaves behind must work.
 func (w *chaos) changeKey(by *fleetAgent) {
 	key := gossip.NewKey()
-	w.note("change the key to %s by %s", gossip.Fingerprint(key), by.name)
+	w.note("change the key to %s by %s", gossip.Fingerprint(key), by.AgentName())
 	stream, err := by.ctl.RotateKeys(w.Context(), &control.RotateKeysRequest{Key: key})
 	for err == nil {
 		_, err = stream.Recv()
@@ -535,8 +535,8 @@ func (w *chaos) quiet() {
 	first := w.led(agents...)
 	w.eventually(10*time.Second, func() string {
 		for _, a := range agents {
-			if a != first && a.leading.Leads() {
-				return string(a.name + " leads beside " + first.name)
+			if a != first && a.Leading().Leads() {
+				return string(a.AgentName() + " leads beside " + first.AgentName())
 			}
 			if owed := a.owes(); owed != "" {
 				return owed
@@ -546,7 +546,7 @@ func (w *chaos) quiet() {
 	})
 	time.Sleep(rotationPause) // a change of the keys may have stopped
 	if _, faults, err := w.rotate(agents[0],
-		&control.RotateKeysRequest{Key: newerKey, Without: agents[0].gossip.Lost()},
+		&control.RotateKeysRequest{Key: newerKey, Without: agents[0].Gossip().Lost()},
 		nil); err != nil {
 		w.Errorf("change of the key when all is calm: %v, %q", err, faults)
 	}
@@ -575,16 +575,16 @@ func (w *chaos) quiet() {
 // owes says what an agent should have forgotten, "" if that is nothing.
 func (a *fleetAgent) owes() string {
 	held, owed := a.held("worker: held"), ""
-	if lanes := a.worker.Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
+	if lanes := a.Worker().Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
 		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ",
-			a.name, held, lanes.Waiting, lanes.Remaining)
+			a.AgentName(), held, lanes.Waiting, lanes.Remaining)
 	}
-	a.leading.Sizes(func(what string, n int) {
+	a.Leading().Sizes(func(what string, n int) {
 		if n > 0 &&
 			slices.Contains(
 				[]string{"state: waiting", "state: reserved", "state: queries", "state: parked"},
 				what) {
-			owed += fmt.Sprintf("the leader %s has %d queries %s; ", a.name, n,
+			owed += fmt.Sprintf("the leader %s has %d queries %s; ", a.AgentName(), n,
 				strings.TrimPrefix(what, "state: "))
 		}
 	})

@@ -30,7 +30,7 @@ func dialFrom(t *testing.T, a *testAgent, address string,
 	proof credentials.TransportCredentials) *grpc.ClientConn {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	conn, err := grpc.NewClient(a.addresses.GRPC, grpc.WithTransportCredentials(proof),
+	conn, err := grpc.NewClient(a.Addresses().GRPC, grpc.WithTransportCredentials(proof),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", to)
 		}))
@@ -119,7 +119,7 @@ func TestManyConnections(t *testing.T) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}
 	refused := 0
 	for i := range 60 {
-		address := []string{a.addresses.HTTP, a.addresses.Metrics, a.addresses.GRPC}[i%3]
+		address := []string{a.Addresses().HTTP, a.Addresses().Metrics, a.Addresses().GRPC}[i%3]
 		conn, err := dialer.DialContext(t.Context(), "tcp", address)
 		if err != nil {
 			t.Fatal(err)
@@ -165,13 +165,13 @@ func TestAgentsAreApart(t *testing.T) {
 		CAFile: agent.CAFile, CertFile: agent.CertFile, KeyFile: agent.KeyFile,
 	}
 	for range 10 {
-		conn := dialSecurely(t, a.addresses.GRPC, proof)
+		conn := dialSecurely(t, a.Addresses().GRPC, proof)
 		defer conn.Close()
 		if got := watchAll(t, t.Context(), conn, 10, true); got != 10 {
 			t.Fatalf("an agent got %d of 10 streams", got)
 		}
 	}
-	stranger := dialSecurely(t, a.addresses.GRPC, ca.client(""))
+	stranger := dialSecurely(t, a.Addresses().GRPC, ca.client(""))
 	defer stranger.Close()
 	if got := watchAll(t, t.Context(), stranger, 10, false); got != 3 {
 		t.Errorf("a stranger got %d of 10 streams, want 3", got)
@@ -201,7 +201,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 			next++
 			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, next)}}
 			for range 3 {
-				conn, err := dialer.DialContext(ctx, "tcp", a.addresses.GRPC)
+				conn, err := dialer.DialContext(ctx, "tcp", a.Addresses().GRPC)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -221,7 +221,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	besiege(20, true)
 	credentials := ca.client("")
 	credentials.APIKey = feedKey
-	conn := dialSecurely(t, a.addresses.GRPC, credentials)
+	conn := dialSecurely(t, a.Addresses().GRPC, credentials)
 	defer conn.Close()
 	watch, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
 	if err == nil {
@@ -230,7 +230,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	if err != nil {
 		t.Fatalf("one who has a key does not get in: %v", err)
 	}
-	req, err := http.NewRequestWithContext(ctx, "GET", "https://"+a.addresses.HTTP+"/v2", nil)
+	req, err := http.NewRequestWithContext(ctx, "GET", "https://"+a.Addresses().HTTP+"/v2", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 2, 1+address)}}
-		stranger, err := grpc.NewClient("passthrough:///"+a.addresses.GRPC, append(proof,
+		stranger, err := grpc.NewClient("passthrough:///"+a.Addresses().GRPC, append(proof,
 			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
 				return dialer.DialContext(ctx, "tcp", to)
 			}))...)

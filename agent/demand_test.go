@@ -43,16 +43,16 @@ func (f *testFleet) ask(r *rand.Rand, sizes *workload.BatchSizes, rate float64, 
 
 // proposal is what the agent was told last; nil until it has started.
 func (a *fleetAgent) proposal() *control.Proposal {
-	if a.members == nil {
+	if a.Members() == nil {
 		return nil
 	}
-	return a.members.Proposal()
+	return a.Members().Proposal()
 }
 
 // series is how many series of a metric the agent has.
 func (f *testFleet) series(a *fleetAgent, name string) int {
 	f.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.Registry().Gather()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -98,13 +98,13 @@ func TestDemandChanges(t *testing.T) {
 				testInFleet(t, func(f *testFleet) {
 					r := rand.New(rand.NewPCG(seed, 7))
 					agents := []*fleetAgent{
-						f.start(func(a *Agent) { a.config.InstanceType = "g4dn.xlarge" }),
+						f.start(func(a Inside) { a.Config().InstanceType = "g4dn.xlarge" }),
 						f.start(),
 						f.start(),
 					}
 					f.settled(agents...)
 					leader := f.led(agents...)
-					proposed := func() *control.Proposal { return leader.members.Proposal() }
+					proposed := func() *control.Proposal { return leader.Members().Proposal() }
 					// the reference: a thousand after the first second
 					f.ask(r, workload.Trace(), rate, 1400, agents[0], nil)
 					if p := proposed(); p != nil {
@@ -130,7 +130,7 @@ func TestDemandChanges(t *testing.T) {
 						len(p.GetProposed()) == 0 {
 						f.Errorf("got %v", p)
 					}
-					events := slices.DeleteFunc(leader.events.After(0),
+					events := slices.DeleteFunc(leader.Events().After(0),
 						func(e *control.Event) bool { return e.Kind != "demand" })
 					if len(events) != 1 ||
 						strings.Count(leader.log.String(), "demand has changed") != 1 {
@@ -149,12 +149,12 @@ func TestDemandChanges(t *testing.T) {
 					rest := slices.DeleteFunc(slices.Clone(agents),
 						func(a *fleetAgent) bool { return a == leader })
 					next := f.led(rest...)
-					if p := next.members.Proposal(); p.GetKind() != tt.kind {
+					if p := next.Members().Proposal(); p.GetKind() != tt.kind {
 						f.Errorf("after a takeover: %v", p)
 					}
 					// is told by a leader that has not planned
-					late := f.start(func(a *Agent) {
-						a.config.Join = []string{
+					late := f.start(func(a Inside) {
+						a.Config().Join = []string{
 							next.host + ":7946",
 						}
 					})

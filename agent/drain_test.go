@@ -76,7 +76,7 @@ func TestDrainKeepsConnections(t *testing.T) {
 	g, config := newGate(), testConfig(t)
 	config.DrainTimeout = time.Minute // longer than a busy machine needs; nothing waits for it
 	a := startAgent(t, config, g)
-	dial := func() (net.Conn, error) { return net.Dial("tcp", a.addresses.HTTP) }
+	dial := func() (net.Conn, error) { return net.Dial("tcp", a.Addresses().HTTP) }
 	used, idle, asking := keep(t, dial), keep(t, dial), keep(t, dial)
 	for _, c := range []*keptConn{used, idle} {
 		c.send()()
@@ -91,7 +91,7 @@ func TestDrainKeepsConnections(t *testing.T) {
 
 	stopped := make(chan error, 1)
 	go func() { stopped <- a.stop() }()
-	for !a.draining.Load() {
+	for !a.Draining() {
 		goruntime.Gosched()
 	}
 	g.open()

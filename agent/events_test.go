@@ -59,8 +59,8 @@ func TestEventsOfFleet(t *testing.T) {
 	}
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f.T)
-		with := func(config secure.Config) func(*Agent) {
-			return func(a *Agent) { a.config.Security = config }
+		with := func(config secure.Config) func(Inside) {
+			return func(a Inside) { a.Config().Security = config }
 		}
 		one, two := f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2")))
 		f.settled(one, two)
@@ -112,20 +112,20 @@ func TestEventsOfFleet(t *testing.T) {
 			f.Error("a fleet without machines to rent was changed")
 		}
 		if _, err := control.NewControlClient(admin).Drain(f.Context(),
-			&control.DrainRequest{Agents: []string{string(two.name)}}); err != nil {
+			&control.DrainRequest{Agents: []string{string(two.AgentName())}}); err != nil {
 			f.Fatal(err)
 		}
 		f.settled(one)
 
 		own := []string{
-			string(one.name + " started: muster agent version="),
-			string(one.name + " loaded: model ready model=ncf version=1"),
-			string(one.name + " joined: agent joined agent=" + two.name),
-			string(one.name + " leader: leading the fleet epoch=1"),
+			string(one.AgentName() + " started: muster agent version="),
+			string(one.AgentName() + " loaded: model ready model=ncf version=1"),
+			string(one.AgentName() + " joined: agent joined agent=" + two.AgentName()),
+			string(one.AgentName() + " leader: leading the fleet epoch=1"),
 			one.Name() +
 				" unload: asked to unload a model by admin (certificate) from bufconn model=ncf " +
 				"on=all",
-			string(one.name +
+			string(one.AgentName() +
 				" unloaded: model serves no more model=ncf version=1 why=unloaded by call"),
 			one.Name() +
 				" load: asked to load a model by admin (certificate) from bufconn model=ncf on=all",
@@ -142,7 +142,7 @@ func TestEventsOfFleet(t *testing.T) {
 			one.Name() +
 				" drain: asked to have another agent drain by admin (certificate) from bufconn " +
 				"agent=" + two.Name(),
-			string(one.name + " left: agent left agent=" + two.name),
+			string(one.AgentName() + " left: agent left agent=" + two.AgentName()),
 		}
 		got, err := eventLines(f.Context(), control.NewControlClient(admin),
 			&control.EventsRequest{})
@@ -155,7 +155,7 @@ func TestEventsOfFleet(t *testing.T) {
 			}
 		}
 		others := ""
-		for _, e := range two.events.After(0) {
+		for _, e := range two.Events().After(0) {
 			others += eventText(e) + "\n"
 		}
 		for _, want := range []string{
@@ -175,7 +175,7 @@ func TestEventsOfFleet(t *testing.T) {
 		}
 		// One that follows has had the same.
 		followed := ""
-		for last := one.events.After(0); ; {
+		for last := one.Events().After(0); ; {
 			e, err := follow.Recv()
 			if err != nil {
 				f.Fatal(err)
@@ -194,8 +194,8 @@ func TestEventsOfFleet(t *testing.T) {
 			Fleet: true,
 		})
 		if err != nil ||
-			!strings.Contains(all, string(one.name+" joined: agent joined agent="+three.name)) ||
-			!strings.Contains(all, string(three.name+" joined: agent joined agent="+one.name)) {
+			!strings.Contains(all, string(one.AgentName()+" joined: agent joined agent="+three.AgentName())) ||
+			!strings.Contains(all, string(three.AgentName()+" joined: agent joined agent="+one.AgentName())) {
 			f.Errorf("events of the fleet: got %v\n%s", err, all)
 		}
 		if _, err := eventLines(f.Context(), control.NewControlClient(admin),
@@ -225,7 +225,7 @@ func TestWhoByHTTP(t *testing.T) {
 		}
 	}
 	got := ""
-	for _, e := range a.events.After(0) {
+	for _, e := range a.Events().After(0) {
 		if e.Kind == "unload" {
 			got += eventText(e) + "\n"
 			size := len(e.What)

@@ -109,7 +109,7 @@ func TestLeaderEnds(t *testing.T) {
 				if failed := f.send(paced(200), pace(), rest...); len(failed) > 0 {
 					f.Fatalf("before: %v", failed)
 				}
-				epoch := leader.leading.Leadership().GetEpoch()
+				epoch := leader.Leading().Leadership().GetEpoch()
 				sent, slowest, late, failed := f.lately(pace(), func() {
 					time.Sleep(300 * time.Millisecond)
 					end(f, leader)
@@ -118,9 +118,9 @@ func TestLeaderEnds(t *testing.T) {
 				if len(failed) > 0 {
 					f.Errorf("of %d queries failed: %v", sent, failed)
 				}
-				next := rest[0].leading.Leadership()
+				next := rest[0].Leading().Leadership()
 				for _, a := range rest {
-					if l := a.leading.Leadership(); l.GetLeader() != next.GetLeader() ||
+					if l := a.Leading().Leadership(); l.GetLeader() != next.GetLeader() ||
 						l.GetLeader() == leader.Name() || l.GetLeader() == "" ||
 						l.GetEpoch() <= epoch {
 						f.Errorf("after 2s %s follows %v", a.host, l)
@@ -143,13 +143,13 @@ func TestLeadersFrozen(t *testing.T) {
 		f.settled(agents...)
 		for range 4 {
 			leader := f.led(agents...)
-			before := leader.leading.Leadership()
+			before := leader.Leading().Leadership()
 			f.partition([]*fleetAgent{leader})
 			time.Sleep(2 * time.Second)
 			f.heal()
 			if next := f.led(agents...); next.Name() != before.GetSuccessor() {
 				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(),
-					next.name, before.GetSuccessor())
+					next.AgentName(), before.GetSuccessor())
 			}
 			time.Sleep(6 * time.Second) // links that only the election needed have ended
 		}
@@ -190,7 +190,7 @@ func TestLinkHeardLate(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				server.End(member.worker.Link(server, member.leading))
+				server.End(member.Worker().Link(server, member.Leading()))
 			}()
 			if err := leader.Send(proto.CloneOf(leads)); err != nil {
 				f.Fatal(err)
@@ -237,7 +237,7 @@ func TestCutOffRuns(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			server.End(member.worker.Link(server, member.leading))
+			server.End(member.Worker().Link(server, member.Leading()))
 		}()
 		defer func() { cancel(); <-ended }()
 		if err := leader.Send(&control.LeaderMessage{
@@ -313,7 +313,7 @@ func TestResignsUnderLoad(t *testing.T) {
 			leader := f.led(agents...)
 			sent, _, _, failed := f.lately(pace(), func() {
 				time.Sleep(100 * time.Millisecond)
-				leader.leading.Resign(f.Context())
+				leader.Leading().Resign(f.Context())
 				time.Sleep(50 * time.Millisecond)
 			}, agents...)
 			if len(failed) > 0 {
@@ -359,9 +359,9 @@ func TestLeaderEndsInTime(t *testing.T) {
 				f.dir, f.network.oneWay = dir, oneWay
 				var agents []*fleetAgent
 				for i := range 11 {
-					agents = append(agents, f.start(func(a *Agent) {
-						if a.config.InstanceType = others; i < 2 {
-							a.config.InstanceType, a.config.Leader = base, "never"
+					agents = append(agents, f.start(func(a Inside) {
+						if a.Config().InstanceType = others; i < 2 {
+							a.Config().InstanceType, a.Config().Leader = base, "never"
 						}
 					}))
 				}

@@ -32,7 +32,7 @@ import (
 
 // variant makes the agent emulate copies of NCF, by their names. Their executions take so long.
 // Each has the lines of settings in its model.yaml.
-func (f *testFleet) variants(latency time.Duration, settings map[string]string) func(*Agent) {
+func (f *testFleet) variants(latency time.Duration, settings map[string]string) func(Inside) {
 	f.Helper()
 	dir := f.TempDir()
 	for name, more := range settings {
@@ -58,9 +58,9 @@ func (f *testFleet) variants(latency time.Duration, settings map[string]string) 
 			f.Fatal(err)
 		}
 	}
-	return func(a *Agent) {
-		a.config.ModelDir = dir
-		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+	return func(a Inside) {
+		a.Config().ModelDir = dir
+		a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 			return runtime.NewEmulated(
 				func(*models.Version, int) time.Duration { return latency }), nil
 		}
@@ -91,7 +91,7 @@ func (f *testFleet) family(name, want string, agents ...*fleetAgent) {
 	f.eventually(20*time.Second, func() string {
 		for _, a := range agents {
 			got := ""
-			if family := a.gateway.Family(name); family != nil {
+			if family := a.Gateway().Family(name); family != nil {
 				got = strings.Join(family.Names(), " ")
 			}
 			if got != want {
@@ -108,7 +108,7 @@ func TestFamily(t *testing.T) {
 	for _, role := range []string{"may", "never"} {
 		t.Run("leader "+role, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
-				as := func(a *Agent) { a.config.Leader = role }
+				as := func(a Inside) { a.Config().Leader = role }
 				agents := []*fleetAgent{
 					f.start(f.variants(2*time.Millisecond, exact), as),
 					f.start(f.variants(time.Millisecond, coarse), as),
@@ -171,7 +171,7 @@ func (f *testFleet) tellsFamily(agents []*fleetAgent) {
 	sum, count, gauges := 0., uint64(0), 0
 	_, documented := documentedMetrics(f.T)
 	for _, a := range agents {
-		all, err := a.metrics.registry.Gather()
+		all, err := a.Registry().Gather()
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -362,7 +362,7 @@ func TestFamilyBySDK(t *testing.T) {
 				f.Errorf("least accuracy 2: %v, want an error that names it", err)
 			}
 			// Without the best variant the fleet serves what it has, and says what it has not.
-			if err := agents[0].worker.Repository().Unload(f.Context(), "ncf"); err != nil {
+			if err := agents[0].Worker().Repository().Unload(f.Context(), "ncf"); err != nil {
 				f.Fatal(err)
 			}
 			f.family("rank", "ncf-int8", agents...)
@@ -391,8 +391,8 @@ func TestFamilyBySDK(t *testing.T) {
 func TestFamilyAtOldLeader(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{
-			f.start(f.variants(2*time.Millisecond, map[string]string{"din": ""}), func(a *Agent) {
-				a.config.Leader, a.spoken = "must", control.Versions{Oldest: 3, Newest: 4}
+			f.start(f.variants(2*time.Millisecond, map[string]string{"din": ""}), func(a Inside) {
+				a.Config().Leader, a.Environment().Spoken = "must", control.Versions{Oldest: 3, Newest: 4}
 			}),
 			f.start(f.variants(2*time.Millisecond, exact)),
 			f.start(f.variants(time.Millisecond, coarse)),
@@ -501,7 +501,7 @@ func TestFamilyNames(t *testing.T) {
 						c.why)
 				})
 				var got []string // after the index, which has the model when it is loaded
-				for _, m := range agents[1].members.Own().GetModels() {
+				for _, m := range agents[1].Members().Own().GetModels() {
 					got = append(got, m.GetName()+m.GetFamily())
 				}
 				if fmt.Sprint(got) != "["+c.want+"]" {

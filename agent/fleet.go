@@ -32,13 +32,13 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
 		Meta:      members.MetaOf(a.introduce()).Encode(),
-		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.spoken) },
+		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.env.Spoken) },
 		Logger:    a.log,
 
 		MaxStrangers: members.MostStrangers,
 	}
-	if a.network.gossip != nil {
-		a.network.gossip(&config)
+	if a.env.Network.Gossip != nil {
+		a.env.Network.Gossip(&config)
 	}
 	if a.gossip, err = gossip.Open(ctx, config); err != nil {
 		return fmt.Errorf("%w; choose another address with --gossip", err)
@@ -74,7 +74,7 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, identityTimeout)
 	defer cancel()
 	t := a.config.instanceType(asking, imds.Options{
-		Endpoint: a.network.metadata, HTTPClient: a.network.metadataClient,
+		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
 	})
 	a.typ.Store(t)
 	a.log.Info("instance type", "instance_type", string(t))
@@ -112,7 +112,7 @@ func (a *Agent) introduce() *control.Member {
 // sign adds to a description what does not depend on the worker.
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role, m.Software = string(a.name), a.advertised, a.config.Leader, Version()
-	m.Protocol, m.NewestProtocol = a.spoken.Oldest, a.spoken.Newest
+	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.draining.Load()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
 	m.Ready = a.server != nil && a.server.Ready()

@@ -66,7 +66,7 @@ func (f *testFleet) end() {
 	for _, a := range f.agents {
 		ending.Go(func() {
 			if err := a.stop(); err != nil {
-				f.Errorf("agent %s: %v", a.name, err)
+				f.Errorf("agent %s: %v", a.AgentName(), err)
 			}
 		})
 	}
@@ -81,7 +81,7 @@ func (f *testFleet) end() {
 
 // A fleetAgent is an agent of a testFleet.
 type fleetAgent struct {
-	*Agent
+	Inside
 	fleet *testFleet
 	host  string // its IP address
 	wire  *gossiptest.Transport
@@ -95,12 +95,12 @@ type fleetAgent struct {
 
 // start runs an agent on a host of its own, 10.0.0.1 and so on, which joins the first agent. It
 // emulates an r5n.large.
-func (f *testFleet) start(changes ...func(*Agent)) *fleetAgent {
+func (f *testFleet) start(changes ...func(Inside)) *fleetAgent {
 	f.Helper()
 	return f.startOn(fmt.Sprintf("10.0.0.%d", len(f.agents)+1), changes...)
 }
 
-func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
+func (f *testFleet) startOn(host string, changes ...func(Inside)) *fleetAgent {
 	f.Helper()
 	config := DefaultConfig()
 	config.HTTPAddress, config.GRPCAddress = host+":8000", host+":8001"
@@ -113,26 +113,26 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 		config.Join = []string{"10.0.0.1:7946"}
 	}
 	a := &fleetAgent{fleet: f, host: host, log: &logBuffer{}}
-	var err error
-	a.Agent, err = New(config,
+	agent, err := New(config,
 		slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		f.Fatal(err)
 	}
-	a.Agent.network = network{
-		listen: func(_, address string) (net.Listener, error) {
-			return f.network.listen(string(a.name), address)
+	a.Inside = Inside{agent}
+	a.Environment().Network = Network{
+		Listen: func(_, address string) (net.Listener, error) {
+			return f.network.listen(string(a.AgentName()), address)
 		},
-		dial: func(ctx context.Context, to string) (net.Conn, error) {
-			return f.network.dial(ctx, string(a.name), to)
+		Dial: func(ctx context.Context, to string) (net.Conn, error) {
+			return f.network.dial(ctx, string(a.AgentName()), to)
 		},
-		gossip: func(c *gossip.Config) {
+		Gossip: func(c *gossip.Config) {
 			a.wire = f.gossip.Listen(host + ":7946")
 			c.Transport = a.wire
 		},
 	}
 	for _, change := range changes {
-		change(a.Agent)
+		change(a.Inside)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -144,13 +144,13 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 		_ = a.conn.Close() // a test may have closed it
 		return err
 	})
-	client := network{
-		credentials: f.credentials,
-		dial: func(ctx context.Context, to string) (net.Conn, error) {
+	client := Network{
+		Credentials: f.credentials,
+		Dial: func(ctx context.Context, to string) (net.Conn, error) {
 			return f.network.dial(ctx, "client", to)
 		},
 	}
-	if a.conn, err = client.connect(host + ":8001"); err != nil {
+	if a.conn, err = client.Connect(host + ":8001"); err != nil {
 		f.Fatal(err)
 	}
 	a.oip, a.ctl = inference.NewGRPCInferenceServiceClient(a.conn), control.NewControlClient(a.conn)
@@ -161,8 +161,8 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 // kill closes a's connections without a farewell, so that no other agent hears of it any more. Its
 // goroutines run on until the end of the test, and let go of what the kernel would.
 func (f *testFleet) kill(a *fleetAgent) {
-	_ = a.stateLock.Close()
-	f.network.kill(string(a.name))
+	a.Abandon()
+	f.network.kill(string(a.AgentName()))
 	_ = a.wire.Shutdown() // it cannot fail
 }
 
@@ -175,7 +175,7 @@ func (f *testFleet) partition(parts ...[]*fleetAgent) {
 		addresses = append(addresses, nil)
 		for _, a := range agents {
 			addresses[i] = append(addresses[i], netip.MustParseAddrPort(a.host+":7946"))
-			part[string(a.name)] = i + 1
+			part[string(a.AgentName())] = i + 1
 		}
 	}
 	f.gossip.Partition(addresses...)
@@ -204,23 +204,23 @@ func (f *testFleet) settled(agents ...*fleetAgent) {
 	f.Helper()
 	var want []string
 	for _, a := range agents {
-		want = append(want, string(a.name))
+		want = append(want, string(a.AgentName()))
 	}
 	slices.Sort(want)
 	f.eventually(time.Minute, func() string {
 		for _, a := range agents {
-			if a.members == nil {
-				return string(a.name + " has not started")
+			if a.Members() == nil {
+				return string(a.AgentName() + " has not started")
 			}
 			var got []string
-			for _, m := range a.members.View().Members {
+			for _, m := range a.Members().View().Members {
 				got = append(got, m.Name)
 				if len(m.Models) == 0 {
-					return fmt.Sprintf("%s sees no models at %s", a.name, m.Name)
+					return fmt.Sprintf("%s sees no models at %s", a.AgentName(), m.Name)
 				}
 			}
 			if !slices.Equal(got, want) {
-				return fmt.Sprintf("%s sees %q, want %q", a.name, got, want)
+				return fmt.Sprintf("%s sees %q, want %q", a.AgentName(), got, want)
 			}
 		}
 		return ""
@@ -333,7 +333,7 @@ func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) m
 }
 
 // follows is the leader that the agent follows; none until it has started.
-func (a *fleetAgent) follows() *control.Leadership { return a.leadership.Leadership() }
+func (a *fleetAgent) follows() *control.Leadership { return a.Followed() }
 
 // led waits until all of the agents follow the same leader, and returns it.
 func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
@@ -358,12 +358,12 @@ func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 }
 
 // neverLeads keeps an agent from leading.
-func neverLeads(a *Agent) { a.config.Leader = "never" }
+func neverLeads(a Inside) { a.Config().Leader = "never" }
 
 // TestFleetAnswers: a query to any agent is answered, with a leader or without one, and all agents
 // share the work.
 func TestFleetAnswers(t *testing.T) {
-	for name, changes := range map[string][]func(*Agent){
+	for name, changes := range map[string][]func(Inside){
 		"led": nil, "without a leader": {neverLeads},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -385,7 +385,7 @@ func TestFleetAnswers(t *testing.T) {
 						f.Errorf("%s had %v attempts of 300 queries", a.host, ran)
 					}
 					attempts += ran
-					submits += a.gateway.Stats().Submits
+					submits += a.Gateway().Stats().Submits
 				}
 				if attempts < 300 || attempts > 310 {
 					f.Errorf("%v attempts for 300 queries", attempts)
@@ -537,22 +537,22 @@ func TestFormerAgentHeardOf(t *testing.T) {
 		forger := f.gossip.Listen("10.0.0.99:7946")
 		defer forger.Shutdown()
 		for _, at := range []*fleetAgent{a, b} {
-			if _, err := forger.WriteTo(forgedAlive(string("former-"+at.name), at.host+":8001"),
+			if _, err := forger.WriteTo(forgedAlive(string("former-"+at.AgentName()), at.host+":8001"),
 				a.wire.Addr().String()); err != nil {
 				f.Error(err)
 			}
 		}
 		f.eventually(time.Second, func() string {
-			if n := len(a.gossip.Members()); n != 4 {
-				return fmt.Sprintf("gossip of %s has %d members, want 4", a.name, n)
+			if n := len(a.Gossip().Members()); n != 4 {
+				return fmt.Sprintf("gossip of %s has %d members, want 4", a.AgentName(), n)
 			}
 			return ""
 		})
 		for range 100 {
-			if m := a.members.View().Members; len(m) != 2 ||
-				a.members.Member(names.AgentName(b.name)) == nil ||
-				len(a.members.Member(names.AgentName(b.name)).Models) == 0 {
-				f.Fatalf("%s sees %v, want itself and %s with its model", a.name, m, b.name)
+			if m := a.Members().View().Members; len(m) != 2 ||
+				a.Members().Member(names.AgentName(b.AgentName())) == nil ||
+				len(a.Members().Member(names.AgentName(b.AgentName())).Models) == 0 {
+				f.Fatalf("%s sees %v, want itself and %s with its model", a.AgentName(), m, b.AgentName())
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -566,9 +566,9 @@ func TestFormerAgentHeardOf(t *testing.T) {
 // reason, and the fleet is not disturbed.
 func TestStrangers(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		key := func(b byte) func(*Agent) {
-			return func(a *Agent) {
-				a.config.GossipKey = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b},
+		key := func(b byte) func(Inside) {
+			return func(a Inside) {
+				a.Config().GossipKey = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b},
 					gossip.KeySize))
 			}
 		}
@@ -632,14 +632,14 @@ func TestDrainByCall(t *testing.T) {
 		f.settled(a, b)
 		if _, err := a.ctl.Drain(f.Context(),
 			&control.DrainRequest{
-				Agents: []string{string(b.name), "nobody"},
+				Agents: []string{string(b.AgentName()), "nobody"},
 			}); status.Code(err) != codes.NotFound {
 			f.Errorf("drain nobody: %v", err)
 		}
 		resp, err := a.ctl.Drain(f.Context(), &control.DrainRequest{
-			Agents: []string{string(b.name)},
+			Agents: []string{string(b.AgentName())},
 		})
-		if err != nil || !slices.Equal(resp.GetDraining(), []string{string(b.name)}) {
+		if err != nil || !slices.Equal(resp.GetDraining(), []string{string(b.AgentName())}) {
 			f.Fatalf("drain: %v, %v", resp, err)
 		}
 		f.settled(a)
@@ -660,7 +660,7 @@ func TestNewestDrains(t *testing.T) {
 		newer := f.copyModels()
 		f.toVersion2(newer)
 		a, b := f.start(), f.start()
-		c := f.start(func(a *Agent) { a.config.ModelDir = newer })
+		c := f.start(func(a Inside) { a.Config().ModelDir = newer })
 		f.settled(a, b, c)
 		f.led(a, b, c)
 		version := func() string {
@@ -677,7 +677,7 @@ func TestNewestDrains(t *testing.T) {
 		for range 30 {
 			time.Sleep(10 * time.Millisecond)
 			// in process, because its servers may have closed
-			here := inference.NewGRPCInferenceServiceClient(c.local)
+			here := inference.NewGRPCInferenceServiceClient(c.Local())
 			if resp, err := here.ModelReady(f.Context(),
 				&inference.ModelReadyRequest{Name: "ncf"}); err != nil || !resp.Ready {
 				f.Errorf("the model is not ready: %v", err)
@@ -697,7 +697,7 @@ func TestReadyWhileDraining(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		newer := f.copyModels()
 		f.toVersion2(newer)
-		a, b := f.start(), f.start(func(b *Agent) { b.config.ModelDir = newer })
+		a, b := f.start(), f.start(func(b Inside) { b.Config().ModelDir = newer })
 		f.settled(a, b)
 		ready := func() (bool, int) {
 			resp, err := a.oip.ModelReady(f.Context(),
@@ -706,7 +706,7 @@ func TestReadyWhileDraining(t *testing.T) {
 				f.Fatal(err)
 			}
 			rest := httptest.NewRecorder()
-			a.server.REST().ServeHTTP(rest,
+			a.Server().REST().ServeHTTP(rest,
 				httptest.NewRequest("GET", "/v2/models/ncf/versions/2/ready", nil))
 			return resp.Ready, rest.Code
 		}
@@ -800,7 +800,7 @@ func TestModelsEverywhere(t *testing.T) {
 			f.eventually(5*time.Second, func() string {
 				for _, x := range []*fleetAgent{a, b} {
 					n := 0
-					for _, m := range x.members.View().Members {
+					for _, m := range x.Members().View().Members {
 						n += len(m.Models)
 					}
 					if n != want {
@@ -810,7 +810,7 @@ func TestModelsEverywhere(t *testing.T) {
 				return ""
 			})
 		}
-		unload(string(a.name))
+		unload(string(a.AgentName()))
 		holders(1)
 		if failed := f.send(20, 3*time.Millisecond, a, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)

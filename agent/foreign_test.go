@@ -64,7 +64,7 @@ func FuzzWorker(f *testing.F) {
 	config := testConfig(f)
 	config.GossipKey = gossip.FormatKey(oldKey)
 	a := startAgent(f, config, emulated())
-	here := control.NewControlClient(a.local)
+	here := control.NewControlClient(a.Local())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -118,7 +118,7 @@ func FuzzWorker(f *testing.F) {
 		for _, ended := range ends {
 			<-ended
 		}
-		if held := a.gossip.Keys(); len(held) == 0 {
+		if held := a.Gossip().Keys(); len(held) == 0 {
 			t.Error("no gossip key is left")
 		}
 		if n := a.held("worker: reservations"); n > 0 {
@@ -154,7 +154,7 @@ func FuzzREST(f *testing.F) {
 	f.Add("GET", "/v2/models/ncf/versions/x/stats",
 		"Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
 	a := startAgent(f, testConfig(f), emulated())
-	handler := a.server.REST()
+	handler := a.Server().REST()
 	f.Fuzz(func(t *testing.T, method, path, header string, body []byte) {
 		u, err := url.ParseRequestURI(path)
 		if err != nil || !strings.HasPrefix(path, "/") || strings.Contains(path, "unload") {
@@ -261,8 +261,8 @@ func TestHostilePeer(t *testing.T) {
 						{Model: "ncf/1", Type: "r5n.large", Table: []byte("no")},
 					}},
 				{Election: []*control.Election{
-					{From: "former", Kind: uint32(election.Resign), Leader: string(leader.name)},
-					{From: string(leader.name), Kind: 77}, {Kind: 1},
+					{From: "former", Kind: uint32(election.Resign), Leader: string(leader.AgentName())},
+					{From: string(leader.AgentName()), Kind: 77}, {Kind: 1},
 				}},
 			} {
 				if err := old.Send(m); err != nil {
@@ -285,20 +285,20 @@ func TestHostilePeer(t *testing.T) {
 		stop()
 		f.settled(agents...)
 		if now := f.led(agents...); now != leader {
-			f.Errorf("%s leads, want %s as before", now.name, leader.name)
+			f.Errorf("%s leads, want %s as before", now.AgentName(), leader.AgentName())
 		}
 		for _, a := range agents {
-			for _, p := range a.members.View().GetPrices() {
+			for _, p := range a.Members().View().GetPrices() {
 				if !(p.GetPerMs() >= 0) {
-					f.Errorf("%s believes in the price %v", a.name, p)
+					f.Errorf("%s believes in the price %v", a.AgentName(), p)
 				}
 			}
-			if slices.ContainsFunc(a.members.View().GetProfiles(),
+			if slices.ContainsFunc(a.Members().View().GetProfiles(),
 				func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
-				f.Errorf("%s believes in a profile that is none", a.name)
+				f.Errorf("%s believes in a profile that is none", a.AgentName())
 			}
 			if n := strings.Count(a.log.String(), "level=WARN"); n > 3 {
-				f.Errorf("%s warns %d times", a.name, n)
+				f.Errorf("%s warns %d times", a.AgentName(), n)
 			}
 		}
 	})

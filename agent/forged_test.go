@@ -37,9 +37,9 @@ func forgedAlive(name, grpc string) []byte {
 func TestForgedMembers(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		var asked atomic.Int64
-		a := f.start(func(a *Agent) {
-			dial := a.network.dial
-			a.network.dial = func(ctx context.Context, to string) (net.Conn, error) {
+		a := f.start(func(a Inside) {
+			dial := a.Environment().Network.Dial
+			a.Environment().Network.Dial = func(ctx context.Context, to string) (net.Conn, error) {
 				if strings.HasPrefix(to, "10.9.") {
 					asked.Add(1)
 				}
@@ -68,7 +68,7 @@ func TestForgedMembers(t *testing.T) {
 		}
 		begun := time.Now()
 		forge(5000)
-		if n := len(a.gossip.Members()); n > 2+members.MostStrangers || n < 3 {
+		if n := len(a.Gossip().Members()); n > 2+members.MostStrangers || n < 3 {
 			f.Errorf("gossip has %d members, want at most %d strangers, and some", n,
 				members.MostStrangers)
 		}
@@ -83,8 +83,8 @@ func TestForgedMembers(t *testing.T) {
 			f.Errorf("%d lines of warnings, want 1 or 2", said)
 		}
 		if now := f.led(a, b); now != leader {
-			f.Errorf("%s leads, before it was %s: they play agents that must", now.name,
-				leader.name)
+			f.Errorf("%s leads, before it was %s: they play agents that must", now.AgentName(),
+				leader.AgentName())
 		}
 		// Eight at a time are asked, and fifty a second.
 		if most := int64(16 + 50*time.Since(begun).Seconds()); asked.Load() > most {
@@ -94,9 +94,9 @@ func TestForgedMembers(t *testing.T) {
 		c := f.start()
 		f.eventually(time.Minute, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if m := x.members.Member(names.AgentName(c.name)); m == nil || len(m.Models) == 0 {
+				if m := x.Members().Member(names.AgentName(c.AgentName())); m == nil || len(m.Models) == 0 {
 					forge(50)
-					return string(x.name + " does not know the new agent")
+					return string(x.AgentName() + " does not know the new agent")
 				}
 			}
 			return ""

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"strings"
@@ -54,7 +53,7 @@ func TestGPU(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	value := func(name string, labels ...string) float64 {
 		t.Helper()
-		families, err := a.metrics.registry.Gather()
+		families, err := a.Registry().Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,11 +96,11 @@ func TestGPU(t *testing.T) {
 			t.Errorf("%s of %q: got %v, want %v", tt.name, tt.label, got, tt.want)
 		}
 	}
-	servesAsDocumented(t, a.Agent, "muster_gpu_")
+	servesAsDocumented(t, a.Inside, "muster_gpu_")
 
 	card.Throttled, card.Xid, card.Event = 0x40, 63, 1 // a thermal slowdown; a row was remapped
 	set(card)
-	own := func() *control.GPU { return a.members.Own().GetGpu() }
+	own := func() *control.GPU { return a.Members().Own().GetGpu() }
 	await("told", func() bool { return own().GetXid() == 63 && len(own().GetSlowed()) > 0 })
 	if g := own(); g.GetName() != "Fake T4" || g.GetUsedBytes() != 3<<30 || g.GetSlowed()[0] != gpu.Heat ||
 		g.GetUncorrected() != 1 {
@@ -126,36 +125,6 @@ func TestGPU(t *testing.T) {
 			t.Errorf("the log has no %s:\n%s", line, a.log)
 		}
 	}
-}
-
-// TestGPUIsCalm: what comes and goes each second is told once.
-func TestGPUIsCalm(t *testing.T) {
-	told := 0
-	w := &cardWatch{
-		card: &gpu.Card{Name: "Fake"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		changed: func() { told++ }, slowed: map[string]time.Time{},
-	}
-	w.told = w.describe()
-	at := time.Now()
-	see := func(after time.Duration, s gpu.Status, want int, why string) {
-		t.Helper()
-		s.Memory = 16 << 30
-		at = at.Add(after)
-		if w.take(s, at); told != want {
-			t.Errorf("%s: told %d times, want %d", why, told, want)
-		}
-	}
-	hot := gpu.Status{Slowed: []string{gpu.Heat}}
-	see(0, gpu.Status{Slowed: []string{gpu.PowerCap}}, 0, "the limit of power is usual")
-	see(time.Second, gpu.Status{Used: 100 << 20}, 0, "a little memory")
-	see(time.Second, gpu.Status{Used: 2 << 30}, 1, "much memory")
-	see(time.Second, gpu.Status{Used: 2<<30 + 100<<20}, 1, "a little more")
-	hot.Used = 2 << 30
-	see(time.Second, hot, 2, "hot")
-	see(time.Second, gpu.Status{Used: 2 << 30}, 2, "cooler")
-	see(time.Second, hot, 2, "hot again")
-	see(calmAfter-time.Second, gpu.Status{Used: 2 << 30}, 2, "cool for not so long")
-	see(2*time.Second, gpu.Status{Used: 2 << 30}, 3, "cool for a minute")
 }
 
 // A brokenExecutor is one on a card that fails each run while it is broken.
@@ -189,9 +158,10 @@ func TestGPUErrors(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		var broken atomic.Bool
 		var failed atomic.Int64
-		with := func(a *Agent) {
-			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
-				e, err := openExecutor(c, log)
+		with := func(a Inside) {
+			open := a.Environment().OpenExecutor
+			a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+				e, err := open(c, log)
 				return brokenExecutor{e, &broken, &failed}, err
 			}
 		}

@@ -31,8 +31,8 @@ func (a *Agent) openGuard() error {
 		return err
 	}
 	a.guard = guard
-	a.network.credentials = guard.PeerCredentials()
-	a.network.queryCredentials = guard.PeerQueryCredentials()
+	a.env.Network.Credentials = guard.PeerCredentials()
+	a.env.Network.queryCredentials = guard.PeerQueryCredentials()
 	a.metrics.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "muster_certificate_expiry_timestamp_seconds",
 		Help: "When the agent's own certificate expires, in seconds since 1970; 0 without one.",

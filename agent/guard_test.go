@@ -136,7 +136,7 @@ func TestGuardedAgent(t *testing.T) {
 		{"ops", ca.client("ops"), codes.PermissionDenied, codes.OK},
 		{"plain text", secure.ClientConfig{}, codes.Unavailable, codes.Unavailable},
 	} {
-		conn := dialSecurely(t, a.addresses.GRPC, tt.client)
+		conn := dialSecurely(t, a.Addresses().GRPC, tt.client)
 		ids, err := tensor.Of("ids", ncfIDs(2), 2, 4)
 		if err != nil {
 			t.Fatal(err)
@@ -184,18 +184,18 @@ func TestGuardedAgent(t *testing.T) {
 		want     int
 		body     string
 	}{
-		{"https://" + a.addresses.HTTP + "/readyz", "", 200, ""},
-		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "", 401,
+		{"https://" + a.Addresses().HTTP + "/readyz", "", 200, ""},
+		{"https://" + a.Addresses().HTTP + "/v2/models/ncf", "", 401,
 			"no credentials: want a client certificate or an API key"},
-		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "feed-feed-feed-feed", 200,
+		{"https://" + a.Addresses().HTTP + "/v2/models/ncf", "feed-feed-feed-feed", 200,
 			`"name":"ncf"`},
-		{"https://" + a.addresses.HTTP + "/v2/models/dien", "feed-feed-feed-feed", 403,
+		{"https://" + a.Addresses().HTTP + "/v2/models/dien", "feed-feed-feed-feed", 403,
 			`client \"feed\" may not query model \"dien\"`},
-		{"https://" + a.addresses.HTTP + "/", "feed-feed-feed-feed", 200, `"metrics":"https://`},
-		{"https://" + a.addresses.Metrics + "/metrics", "", 401, "no credentials"},
-		{"https://" + a.addresses.Metrics + "/metrics", "feed-feed-feed-feed", 200,
+		{"https://" + a.Addresses().HTTP + "/", "feed-feed-feed-feed", 200, `"metrics":"https://`},
+		{"https://" + a.Addresses().Metrics + "/metrics", "", 401, "no credentials"},
+		{"https://" + a.Addresses().Metrics + "/metrics", "feed-feed-feed-feed", 200,
 			`muster_refusals_total{reason="denied"} 3`},
-		{"http://" + a.addresses.HTTP + "/readyz", "", 400, "use https"},
+		{"http://" + a.Addresses().HTTP + "/readyz", "", 400, "use https"},
 	} {
 		if code, body := get(tt.url, tt.key); code != tt.want || !strings.Contains(body, tt.body) {
 			t.Errorf("%s with key %q: got %d %s, want %d with %q", tt.url, tt.key, code, body,
@@ -212,8 +212,8 @@ func TestGuardedAgent(t *testing.T) {
 func TestGuardedFleet(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca, stranger := newTestCA(f.T), newTestCA(f.T)
-		with := func(config secure.Config) func(*Agent) {
-			return func(a *Agent) { a.config.Security = config }
+		with := func(config secure.Config) func(Inside) {
+			return func(a Inside) { a.Config().Security = config }
 		}
 		agents := []*fleetAgent{
 			f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2"))),
@@ -228,20 +228,20 @@ func TestGuardedFleet(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		for _, a := range f.agents {
 			var serving []string // who can get queries, as a sees it
-			for _, m := range a.members.View().Members {
+			for _, m := range a.Members().View().Members {
 				if len(m.Models) > 0 {
 					serving = append(serving, m.Name)
 				}
 			}
-			want := []string{string(a.name)}
+			want := []string{string(a.AgentName())}
 			if !slices.Contains(outsiders, a) {
 				want = []string{
-					string(agents[0].name), string(agents[1].name), string(agents[2].name),
+					string(agents[0].AgentName()), string(agents[1].AgentName()), string(agents[2].AgentName()),
 				}
 			}
 			slices.Sort(want)
 			if !slices.Equal(serving, want) {
-				f.Errorf("%s sees that %q serve, want %q", a.name, serving, want)
+				f.Errorf("%s sees that %q serve, want %q", a.AgentName(), serving, want)
 			}
 		}
 
@@ -315,9 +315,9 @@ func TestStopWithIdleConnections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				ca := newTestCA(f.T)
-				a := f.start(func(a *Agent) {
+				a := f.start(func(a Inside) {
 					if name == "TLS" {
-						a.config.Security = ca.agent("a1")
+						a.Config().Security = ca.agent("a1")
 					}
 				})
 				f.settled(a)

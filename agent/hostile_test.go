@@ -341,7 +341,7 @@ func hostileRequests() []hostile {
 	add("REST: no HTTP", "400",
 		func(a *testAgent) (string, string) { return a.rawOutcome("hello\r\n\r\n", false) })
 	add("REST: gone before the answer", "", func(a *testAgent) (string, string) {
-		conn, err := net.Dial("tcp", a.addresses.HTTP)
+		conn, err := net.Dial("tcp", a.Addresses().HTTP)
 		if err != nil {
 			return "dial", err.Error()
 		}
@@ -455,7 +455,7 @@ func TestGarbage(t *testing.T) {
 	preface := "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	warned := strings.Count(a.log.String(), "level=WARN")
 	for range 20 {
-		for _, address := range []string{a.addresses.HTTP, a.addresses.GRPC, a.addresses.Metrics} {
+		for _, address := range []string{a.Addresses().HTTP, a.Addresses().GRPC, a.Addresses().Metrics} {
 			for _, garbage := range []string{
 				"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", preface,
 				preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01",
@@ -500,7 +500,7 @@ func TestGarbage(t *testing.T) {
 	if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(2)); status != http.StatusOK {
 		t.Errorf("next query by REST: %d %s", status, body)
 	}
-	if resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics"); err != nil ||
+	if resp, err := a.http.Get("http://" + a.Addresses().Metrics + "/metrics"); err != nil ||
 		resp.StatusCode != http.StatusOK {
 		t.Errorf("metrics: %v, %v", resp, err)
 	} else {
@@ -616,7 +616,7 @@ func restBody(req *inference.ModelInferRequest) string {
 // rawOutcome sends bytes on a connection of its own, and closes its sending
 // side if asked to.
 func (a *testAgent) rawOutcome(request string, halfClose bool) (code, message string) {
-	conn, err := net.Dial("tcp", a.addresses.HTTP)
+	conn, err := net.Dial("tcp", a.Addresses().HTTP)
 	if err != nil {
 		return "dial", err.Error()
 	}
@@ -647,7 +647,7 @@ func frame(message []byte) []byte {
 
 // sendFrames calls a method with bytes of ours in place of messages.
 func (a *testAgent) sendFrames(method string, body []byte) (code, message string) {
-	conn, err := net.Dial("tcp", a.addresses.GRPC)
+	conn, err := net.Dial("tcp", a.Addresses().GRPC)
 	if err != nil {
 		return "dial", err.Error()
 	}
@@ -657,7 +657,7 @@ func (a *testAgent) sendFrames(method string, body []byte) (code, message string
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 	}
 	transport.Protocols.SetUnencryptedHTTP2(true)
-	req, err := http.NewRequest("POST", "http://"+a.addresses.GRPC+method, bytes.NewReader(body))
+	req, err := http.NewRequest("POST", "http://"+a.Addresses().GRPC+method, bytes.NewReader(body))
 	if err != nil {
 		return "request", err.Error()
 	}
@@ -684,7 +684,7 @@ func (a *testAgent) sendFrames(method string, body []byte) (code, message string
 
 // onOwnConnection calls f with a client on a connection that is closed after.
 func (a *testAgent) onOwnConnection(f func(inference.GRPCInferenceServiceClient) error) error {
-	conn, err := grpc.NewClient(a.addresses.GRPC,
+	conn, err := grpc.NewClient(a.Addresses().GRPC,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err

@@ -70,13 +70,13 @@ func TestLanesOfModels(t *testing.T) {
 	x := &locating{at: map[string][][]int{}, Executor: runtime.NewEmulated(
 		func(*models.Version, int) time.Duration { return 0 })}
 	a := startAgent(t, config, x)
-	parts := a.members.Own().GetParts()
+	parts := a.Members().Own().GetParts()
 	if len(parts) != 2 || parts[0].GetFirst() != 0 || parts[1].GetFirst() != 1 ||
 		parts[0].GetLanes() != 1 || !slices.Equal(parts[0].GetModels(), []string{"ncf"}) ||
 		!slices.Equal(parts[1].GetModels(), []string{"wnd"}) {
 		t.Errorf("parts %v", parts)
 	}
-	if got := a.worker.Lanes().Stats().Lanes; got != 2 {
+	if got := a.Worker().Lanes().Stats().Lanes; got != 2 {
 		t.Errorf("%d lanes, want 2", got)
 	}
 	for range 4 {
@@ -123,19 +123,19 @@ func TestLanesOfModelsLed(t *testing.T) {
 		t.Skipf("a layout of two lanes needs two cores, and the machine has %d", n)
 	}
 	testInFleet(t, func(f *testFleet) {
-		layout := func(a *Agent) { a.config.Layout, a.config.Cores = "ncf:1x1+wnd:1x1", 0 }
+		layout := func(a Inside) { a.Config().Layout, a.Config().Cores = "ncf:1x1+wnd:1x1", 0 }
 		agents := []*fleetAgent{f.start(layout), f.start(layout)}
 		f.led(agents...)
 		f.eventually(30*time.Second, func() string {
 			for _, a := range agents {
-				if !a.server.Ready() {
-					return string(a.name) + " is not ready"
+				if !a.Server().Ready() {
+					return string(a.AgentName()) + " is not ready"
 				}
 			}
 			return ""
 		})
 		busy := func(a *fleetAgent, part int) time.Duration {
-			return a.worker.Lanes().Parts()[part].Stats().Busy
+			return a.Worker().Lanes().Parts()[part].Stats().Busy
 		}
 		before := []time.Duration{busy(agents[0], 1), busy(agents[1], 1)}
 		if got := f.send(40, 2*time.Millisecond, agents...); len(got) > 0 {

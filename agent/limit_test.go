@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -41,8 +42,8 @@ func startLimited(t *testing.T, limits string) (*testAgent, func(limits string))
 	a := startAgent(t, config, emulated())
 	return a, func(limits string) {
 		files.write("access", content(limits))
-		a.guard.Refresh()
-		a.guard.Refresh()
+		a.Guard().Refresh()
+		a.Guard().Refresh()
 	}
 }
 
@@ -142,7 +143,7 @@ func TestByteLimit(t *testing.T) {
 		if length == "not announced" {
 			body = io.MultiReader(body)
 		}
-		req, err := http.NewRequest("POST", "http://"+a.addresses.HTTP+"/v2/models/ncf/infer", body)
+		req, err := http.NewRequest("POST", "http://"+a.Addresses().HTTP+"/v2/models/ncf/infer", body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +239,7 @@ func TestLimitOfSDKs(t *testing.T) {
 		Sequence: 1, Attempts: 1,
 	}))
 	wantRefused("one said to be sent", "0.001 queries a second", outcome(&control.Submit{
-		Sequence: 5, Attempts: 1, Agent: string(a.name),
+		Sequence: 5, Attempts: 1, Agent: string(a.AgentName()),
 	}))
 	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1)) // the same count: both ask the leader's agent
 	wantLimit(t, "gRPC", err, "0.001 queries a second")
@@ -332,11 +333,11 @@ func TestPartsWithinLimit(t *testing.T) {
 // TestSDKOverLimit: an SDK reports a refusal for a limit to its client like one for overload.
 func TestSDKOverLimit(t *testing.T) {
 	a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
-	options, err := secure.ClientConfig{APIKey: adsKey}.DialOptions(a.Agent.log)
+	options, err := secure.ClientConfig{APIKey: adsKey}.DialOptions(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := client.New([]string{a.addresses.GRPC}, client.WithDialOptions(options...))
+	c, err := client.New([]string{a.Addresses().GRPC}, client.WithDialOptions(options...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +406,7 @@ func TestStreamLimit(t *testing.T) {
 	wantLimit(t, "a fourth stream", err, "3 calls and streams open at a time")
 	_, err = ctl.Status(withKey(t.Context(), adsKey), &control.StatusRequest{})
 	wantLimit(t, "a call beside three streams", err, "3 calls and streams open at a time")
-	for _, url := range []string{a.addresses.HTTP + "/v2", a.addresses.Metrics + "/metrics"} {
+	for _, url := range []string{a.Addresses().HTTP + "/v2", a.Addresses().Metrics + "/metrics"} {
 		req, err := http.NewRequest("GET", "http://"+url, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -31,10 +31,10 @@ import (
 
 // taking makes an agent's queries take a time on its lane, give or take a half, and makes the agent
 // a fleet of its own.
-func taking(mean time.Duration) func(*Agent) {
-	return func(a *Agent) {
-		a.config.Join = nil
-		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+func taking(mean time.Duration) func(Inside) {
+	return func(a Inside) {
+		a.Config().Join = nil
+		a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 			return runtime.NewEmulated(func(*models.Version, int) time.Duration {
 				return time.Duration((0.5 + rand.Float64()) * float64(mean))
 			}), nil
@@ -78,7 +78,7 @@ func TestWeightedRoundRobin(t *testing.T) {
 			var before, got [2]float64
 			count := func(n *[2]float64) {
 				for i, a := range agents {
-					answered, _ := a.worker.Ended()
+					answered, _ := a.Worker().Ended()
 					n[i] = float64(answered)
 				}
 			}
@@ -176,7 +176,7 @@ func TestLoadReports(t *testing.T) {
 
 		w := httptest.NewRecorder()
 		req := httptest.NewRequest("POST", "/v2/models/ncf/infer", strings.NewReader(ncfBody(1)))
-		a.server.REST().ServeHTTP(w, req)
+		a.Server().REST().ServeHTTP(w, req)
 		text, isJSON := strings.CutPrefix(w.Header().Get("endpoint-load-metrics"), "JSON ")
 		var said struct {
 			Utilization float64 `json:"application_utilization"`
@@ -196,7 +196,7 @@ func TestLoadReports(t *testing.T) {
 			if _, err := a.oip.ModelInfer(f.Context(), req); err == nil {
 				f.Error("no error")
 			}
-			if _, failed := a.worker.Ended(); failed != uint64(failures) {
+			if _, failed := a.Worker().Ended(); failed != uint64(failures) {
 				f.Errorf("%d failures, want %d", failed, failures)
 			}
 		}

@@ -59,7 +59,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics")
+	resp, err := a.http.Get("http://" + a.Addresses().Metrics + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +107,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 
 // counted is what the agent counts under a name, summed over its labels, or over
 // those with a value.
-func (a *Agent) counted(name string, values ...string) (sum float64) {
-	families, err := a.metrics.registry.Gather()
+func (a Inside) counted(name string, values ...string) (sum float64) {
+	families, err := a.Registry().Gather()
 	if err != nil {
 		panic(err)
 	}
@@ -131,22 +131,22 @@ func (a *Agent) counted(name string, values ...string) (sum float64) {
 }
 
 // held is how many of what the agent keeps, as the Sizes of its rooms name it.
-func (a *Agent) held(what string) (held int) {
+func (a Inside) held(what string) (held int) {
 	tell := func(name string, n int) {
 		if name == what {
 			held = n
 		}
 	}
-	a.worker.Sizes(tell)
-	a.server.Sizes(tell)
+	a.Worker().Sizes(tell)
+	a.Server().Sizes(tell)
 	return held
 }
 
 // servesAsDocumented: of the metrics whose names have the prefix the agent serves those of
 // docs/metrics.md, with the types and labels there, and no others.
-func servesAsDocumented(t testing.TB, a *Agent, prefix string) {
+func servesAsDocumented(t testing.TB, a Inside, prefix string) {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.Registry().Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestFleetMetrics(t *testing.T) {
 		f.settled(a, b, c)
 		f.led(a, b, c)
 		values := func() map[string]float64 {
-			families, err := b.metrics.registry.Gather()
+			families, err := b.Registry().Gather()
 			if err != nil {
 				f.Fatal(err)
 			}

@@ -19,45 +19,46 @@ import (
 	"github.com/muster-serve/muster/gossip"
 )
 
-// A network opens the connections and listeners of an agent: sockets, except in tests that run in
+// A Network opens the connections and listeners of an agent: sockets, except in tests that run in
 // virtual time.
-type network struct {
-	// listen opens the listener called name: "http", "grpc" or "metrics".
-	listen func(name, address string) (net.Listener, error)
-	// dial connects to the gRPC address of another agent.
-	dial func(ctx context.Context, address string) (net.Conn, error)
-	// gossip may replace the transport in gossip's configuration; nil: UDP and TCP.
-	gossip func(*gossip.Config)
-	// metadata is the URL of EC2's metadata service; "" is EC2's usual one.
-	metadata string
-	// metadataClient asks the metadata service; nil: by HTTP.
-	metadataClient imds.HTTPClient
-	// credentials authenticate both ends of a connection between agents, and queryCredentials those of
-	// a connection for queries; nil: connections are neither encrypted nor authenticated.
-	credentials, queryCredentials credentials.TransportCredentials
+type Network struct {
+	// Listen opens the listener called name: "http", "grpc" or "metrics".
+	Listen func(name, address string) (net.Listener, error)
+	// Dial connects to the gRPC address of another agent.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Gossip may replace the transport in gossip's configuration; nil: UDP and TCP.
+	Gossip func(*gossip.Config)
+	// Metadata is the URL of EC2's metadata service; "" is EC2's usual one.
+	Metadata string
+	// MetadataClient asks the metadata service; nil: by HTTP.
+	MetadataClient imds.HTTPClient
+	// Credentials authenticate both ends of a connection between agents, and queryCredentials those of
+	// a connection for queries; nil: connections are neither encrypted nor authenticated. Run sets
+	// them.
+	Credentials, queryCredentials credentials.TransportCredentials
 }
 
 // sockets is the network of an agent outside tests: TCP.
-func sockets() network {
-	return network{
-		listen: func(name, address string) (net.Listener, error) {
+func sockets() Network {
+	return Network{
+		Listen: func(name, address string) (net.Listener, error) {
 			l, err := net.Listen("tcp", address)
 			if err != nil || name != "grpc" {
 				return l, err
 			}
 			return direct.Listener(l), nil
 		},
-		dial: queryconn.TCP,
+		Dial: queryconn.TCP,
 	}
 }
 
-// connect returns a gRPC connection to the agent at address. It does not block: the connection is
+// Connect returns a gRPC connection to the agent at address. It does not block: the connection is
 // dialled at its first call, and dialled again, after at most about a second, when it has broken.
 // The caller closes it.
-func (n network) connect(address string) (*grpc.ClientConn, error) {
+func (n Network) Connect(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address, append(oip.DialOptions(),
-		grpc.WithTransportCredentials(proof(n.credentials)),
-		grpc.WithContextDialer(n.dial),
+		grpc.WithTransportCredentials(proof(n.Credentials)),
+		grpc.WithContextDialer(n.Dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
@@ -74,8 +75,8 @@ func (n network) connect(address string) (*grpc.ClientConn, error) {
 }
 
 // queries returns what opens connections for queries to other agents.
-func (n network) queries() *queryconn.Dialer {
-	return &queryconn.Dialer{Dial: n.dial, Credentials: proof(n.queryCredentials)}
+func (n Network) queries() *queryconn.Dialer {
+	return &queryconn.Dialer{Dial: n.Dial, Credentials: proof(n.queryCredentials)}
 }
 
 func proof(given credentials.TransportCredentials) credentials.TransportCredentials {

@@ -128,7 +128,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 		return
 	}
 	m := &machine{metadata: imds.New(imds.Options{
-		Endpoint: a.network.metadata, HTTPClient: a.network.metadataClient,
+		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
 		Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
 	for tries := 0; ; tries++ {

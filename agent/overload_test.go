@@ -33,9 +33,9 @@ func TestOverloadCounted(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				var agents []*fleetAgent
 				for range tt.agents {
-					agents = append(agents, f.start(func(a *Agent) {
+					agents = append(agents, f.start(func(a Inside) {
 						if tt.agents == 1 { // with more, the leader refuses
-							a.config.MaxWaitingQueries = 100
+							a.Config().MaxWaitingQueries = 100
 						}
 					}))
 				}

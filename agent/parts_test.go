@@ -118,14 +118,15 @@ func (f *testFleet) parts(dir, name string, deed func(*testFleet, []*fleetAgent)
 	f.dir = dir
 	var agents []*fleetAgent
 	for i := range 5 {
-		agents = append(agents, f.start(func(a *Agent) {
+		agents = append(agents, f.start(func(a Inside) {
 			if i == 0 {
-				a.config.InstanceType, a.config.Leader = "g4dn.xlarge", "never"
+				a.Config().InstanceType, a.Config().Leader = "g4dn.xlarge", "never"
 			} else if i < 3 { // whose clients send queries; it stays
-				a.config.Leader = "never"
+				a.Config().Leader = "never"
 			}
-			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
-				e, err := openExecutor(c, log)
+			open := a.Environment().OpenExecutor
+			a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+				e, err := open(c, log)
 				return rowsExecutor{e}, err
 			}
 		}))
@@ -232,8 +233,8 @@ func (f *testFleet) parts(dir, name string, deed func(*testFleet, []*fleetAgent)
 }
 
 // merged is how many queries the agent's lanes have run together with another one before them.
-func (a *Agent) merged() (n float64) {
-	families, err := a.metrics.registry.Gather()
+func (a Inside) merged() (n float64) {
+	families, err := a.Registry().Gather()
 	if err != nil {
 		panic(err)
 	}

@@ -127,16 +127,16 @@ func (s *scripted) Explain(agent names.AgentName) ([]string, error) {
 }
 
 // placed makes an agent hold what the leader says, and at first the layout; "" for none.
-func (f *testFleet) placed(s *script, layout string) func(*Agent) {
-	return func(a *Agent) {
-		a.config.ModelControl = "leader"
+func (f *testFleet) placed(s *script, layout string) func(Inside) {
+	return func(a Inside) {
+		a.Config().ModelControl = "leader"
 		if s != nil { // else the real one
-			a.newReplanner = s.replanner
+			a.Environment().NewReplanner = s.replanner
 		}
 		if layout == "" {
 			return
 		}
-		if err := os.WriteFile(filepath.Join(a.config.StateDir, "layout"), []byte(layout),
+		if err := os.WriteFile(filepath.Join(a.Config().StateDir, "layout"), []byte(layout),
 			0o644); err != nil {
 			f.Fatal(err)
 		}
@@ -217,7 +217,7 @@ func TestPlaced(t *testing.T) {
 		f.settled(agents...)
 		f.family("rank", "ncf ncf-int8", agents...)
 		f.led(agents...)
-		a, b := string(agents[0].name), string(agents[1].name)
+		a, b := string(agents[0].AgentName()), string(agents[1].AgentName())
 		f.hold(map[string]string{a: "ncf/1", b: "ncf-int8/1"}, agents...)
 		stop := f.underLoad("rank", agents...)
 		for _, want := range []map[string]string{
@@ -232,8 +232,8 @@ func TestPlaced(t *testing.T) {
 				errors.Join(failed[:min(len(failed), 5)]...))
 		}
 		for _, x := range agents {
-			kept, err := os.ReadFile(filepath.Join(x.config.StateDir, "layout"))
-			want := map[string]string{a: "ncf/1", b: "ncf-int8/1"}[string(x.name)]
+			kept, err := os.ReadFile(filepath.Join(x.Config().StateDir, "layout"))
+			want := map[string]string{a: "ncf/1", b: "ncf-int8/1"}[string(x.AgentName())]
 			if err != nil || strings.TrimSpace(string(kept)) != want {
 				f.Errorf("%s keeps %q, %v, want %q", x.host, kept, err, want)
 			}
@@ -250,7 +250,7 @@ func TestPlacedFailover(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		s := &script{most: 1}
 		variants := f.variants(time.Millisecond, both)
-		never := func(a *Agent) { a.config.Leader = "never" }
+		never := func(a Inside) { a.Config().Leader = "never" }
 		agents := []*fleetAgent{
 			f.start(variants, f.placed(s, "ncf/1")), f.start(variants, f.placed(s, "ncf/1")),
 			f.start(variants, f.placed(s, "ncf/1"), never),
@@ -260,12 +260,12 @@ func TestPlacedFailover(t *testing.T) {
 		leader := f.led(agents...)
 		want := map[string]string{}
 		for _, a := range agents[2:] {
-			want[string(a.name)] = "ncf-int8/1"
+			want[string(a.AgentName())] = "ncf-int8/1"
 		}
 		stop := f.underLoad("rank", agents[2:]...)
 		s.want(want)
 		f.eventually(time.Minute, func() string {
-			state := agents[2].worker.LayoutState()
+			state := agents[2].Worker().LayoutState()
 			if state.GetState() == "draining" {
 				return ""
 			}
@@ -277,7 +277,7 @@ func TestPlacedFailover(t *testing.T) {
 		next := f.led(rest...)
 		f.eventually(time.Minute, func() string {
 			for _, a := range agents[2:] {
-				if state := a.worker.LayoutState(); state.GetHolds() != "ncf-int8/1" ||
+				if state := a.Worker().LayoutState(); state.GetHolds() != "ncf-int8/1" ||
 					state.GetState() != "reached" {
 					return fmt.Sprint(a.host, " ", state)
 				}
@@ -325,7 +325,7 @@ func (f *testFleet) state(a *fleetAgent, want string) *control.LayoutState {
 	f.Helper()
 	var state *control.LayoutState
 	f.eventually(2*time.Minute, func() string {
-		state = a.worker.LayoutState()
+		state = a.Worker().LayoutState()
 		if state.GetState() != want {
 			return fmt.Sprintf("%s is %v, want %s", a.host, state, want)
 		}
@@ -340,8 +340,8 @@ func TestPlacedFails(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		s := &script{}
 		variants := f.variants(time.Millisecond, both)
-		fails := func(a *Agent) {
-			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+		fails := func(a Inside) {
+			a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 				return failing{runtime.NewEmulated(
 					func(*models.Version, int) time.Duration { return time.Millisecond })}, nil
 			}
@@ -350,7 +350,7 @@ func TestPlacedFails(t *testing.T) {
 		f.settled(a)
 		f.led(a)
 		stop := f.underLoad("ncf", a)
-		s.want(map[string]string{string(a.name): "ncf-int8/1,ncf/1"})
+		s.want(map[string]string{string(a.AgentName()): "ncf-int8/1,ncf/1"})
 		state := f.state(a, "failed")
 		if !slices.Equal(state.GetFailed(), []string{"ncf-int8/1"}) ||
 			!strings.Contains(state.GetWhy(), "no memory") || state.GetHolds() != "ncf/1" {
@@ -359,7 +359,7 @@ func TestPlacedFails(t *testing.T) {
 		f.eventually(time.Minute, func() string {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if seen := s.seen[string(a.name)]; seen.State != replan.Failed ||
+			if seen := s.seen[string(a.AgentName())]; seen.State != replan.Failed ||
 				len(seen.Failed) != 1 {
 				return fmt.Sprintf("the leader knows %+v", seen)
 			}
@@ -369,15 +369,15 @@ func TestPlacedFails(t *testing.T) {
 			{"none/1", "none/1 is not on disk"}, {"ncf/7", "ncf/7 is not the newest version, 1 is"},
 			{"ncf/1:1x1+ncf-int8/1:1x1", "takes 2 cores, and this agent has 1"},
 		} {
-			s.want(map[string]string{string(a.name): c.layout})
+			s.want(map[string]string{string(a.AgentName()): c.layout})
 			f.eventually(time.Minute, func() string {
-				if state := a.worker.LayoutState(); !strings.Contains(state.GetWhy(), c.why) {
+				if state := a.Worker().LayoutState(); !strings.Contains(state.GetWhy(), c.why) {
 					return fmt.Sprintf("%v, want %s", state, c.why)
 				}
 				return ""
 			})
 		}
-		s.want(map[string]string{string(a.name): "ncf/1"})
+		s.want(map[string]string{string(a.AgentName()): "ncf/1"})
 		if sent, failed := stop(); len(failed) > 0 {
 			f.Errorf("%d of %d queries failed: %v", len(failed), sent, failed[0])
 		}
@@ -430,7 +430,7 @@ func TestPlacedMemory(t *testing.T) {
 		s := &script{}
 		variants := f.variants(time.Millisecond, both)
 		bytes := f.modelBytes()
-		small := func(a *Agent) { a.config.ModelMemory = bytes * 3 / 2 }
+		small := func(a Inside) { a.Config().ModelMemory = bytes * 3 / 2 }
 		a := f.start(variants, small, f.placed(s, ""))
 		f.settled(a) // with one model, after a while without an order
 		first := f.state(a, "reached").GetHolds()
@@ -439,10 +439,10 @@ func TestPlacedMemory(t *testing.T) {
 		}
 		f.led(a)
 		for _, want := range []string{"ncf/1", "ncf-int8/1", "ncf/1"} {
-			s.want(map[string]string{string(a.name): want})
-			f.hold(map[string]string{string(a.name): want}, a)
+			s.want(map[string]string{string(a.AgentName()): want})
+			f.hold(map[string]string{string(a.AgentName()): want}, a)
 		}
-		s.want(map[string]string{string(a.name): "ncf-int8/1,ncf/1"})
+		s.want(map[string]string{string(a.AgentName()): "ncf-int8/1,ncf/1"})
 		if state := f.state(a, "failed"); !strings.Contains(state.GetWhy(), "models may take") ||
 			state.GetHolds() != "ncf/1" {
 			f.Errorf("got %v, want that both do not fit", state)
@@ -456,16 +456,16 @@ func TestPlaceCalls(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		s := &script{}
 		variants := f.variants(time.Millisecond, both)
-		fixed := f.start(variants, func(a *Agent) { a.newReplanner = s.replanner })
+		fixed := f.start(variants, func(a Inside) { a.Environment().NewReplanner = s.replanner })
 		placed := f.start(variants, f.placed(s, "ncf/1"))
 		f.settled(fixed, placed)
 		f.led(fixed, placed)
-		s.want(map[string]string{string(fixed.name): "ncf/1"})
-		f.hold(map[string]string{string(placed.name): "ncf/1"}, fixed, placed)
+		s.want(map[string]string{string(fixed.AgentName()): "ncf/1"})
+		f.hold(map[string]string{string(placed.AgentName()): "ncf/1"}, fixed, placed)
 		f.eventually(time.Minute, func() string {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			seen := s.seen[string(fixed.name)]
+			seen := s.seen[string(fixed.AgentName())]
 			if !seen.Fixed || seen.Held.String() != "ncf-int8/1,ncf/1" {
 				return fmt.Sprintf("the leader knows %+v of an agent that nobody places", seen)
 			}
@@ -477,15 +477,15 @@ func TestPlaceCalls(t *testing.T) {
 			want string
 		}{
 			{&control.PlaceRequest{Verb: "pause"}, codes.OK, ""},
-			{&control.PlaceRequest{Verb: "pin", Agent: string(placed.name), Layout: "ncf/1"},
+			{&control.PlaceRequest{Verb: "pin", Agent: string(placed.AgentName()), Layout: "ncf/1"},
 				codes.OK, ""},
-			{&control.PlaceRequest{Verb: "pin", Agent: string(placed.name), Layout: "ncf/1:x"},
+			{&control.PlaceRequest{Verb: "pin", Agent: string(placed.AgentName()), Layout: "ncf/1:x"},
 				codes.InvalidArgument, "LANESxCORES"},
-			{&control.PlaceRequest{Verb: "pin", Agent: string(fixed.name), Layout: "ncf/1"},
+			{&control.PlaceRequest{Verb: "pin", Agent: string(fixed.AgentName()), Layout: "ncf/1"},
 				codes.FailedPrecondition, "--model-control leader"},
 			{&control.PlaceRequest{Verb: "unpin", Agent: "nobody"}, codes.NotFound,
 				`no agent "nobody"`},
-			{&control.PlaceRequest{Verb: "explain", Agent: string(placed.name)}, codes.OK, ""},
+			{&control.PlaceRequest{Verb: "explain", Agent: string(placed.AgentName())}, codes.OK, ""},
 			{&control.PlaceRequest{Verb: "explode"}, codes.InvalidArgument, "want pause, resume"},
 		} {
 			for _, at := range []*fleetAgent{fixed, placed} {
@@ -518,12 +518,12 @@ func TestPlacedNoMore(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		s := &script{}
 		variants := f.variants(time.Millisecond, both)
-		fixed := f.start(variants, func(a *Agent) { a.newReplanner = s.replanner })
+		fixed := f.start(variants, func(a Inside) { a.Environment().NewReplanner = s.replanner })
 		placed := f.start(variants, f.placed(s, "ncf/1"),
-			func(a *Agent) { a.config.Leader = "never" })
+			func(a Inside) { a.Config().Leader = "never" })
 		f.settled(fixed, placed)
 		f.led(fixed)
-		f.hold(map[string]string{string(placed.name): "ncf/1"}, fixed)
+		f.hold(map[string]string{string(placed.AgentName()): "ncf/1"}, fixed)
 		f.kill(placed)
 		f.eventually(time.Minute, func() string {
 			s, err := fixed.ctl.Status(f.Context(), &control.StatusRequest{})
@@ -550,17 +550,17 @@ func TestPlacedOnlyHost(t *testing.T) {
 			settings[name] += "deadline_ms: 30000\n"
 		}
 		variants := f.variants(time.Millisecond, settings)
-		one := func(a *Agent) {
-			a.config.ModelMemory = f.modelBytes() * 3 / 2
-			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+		one := func(a Inside) {
+			a.Config().ModelMemory = f.modelBytes() * 3 / 2
+			a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 				return slowly{runtime.NewEmulated(
 					func(*models.Version, int) time.Duration { return time.Millisecond })}, nil
 			}
 		}
-		start := func(layout string, more ...func(*Agent)) *fleetAgent {
-			return f.start(append([]func(*Agent){variants, one, f.placed(nil, layout)}, more...)...)
+		start := func(layout string, more ...func(Inside)) *fleetAgent {
+			return f.start(append([]func(Inside){variants, one, f.placed(nil, layout)}, more...)...)
 		}
-		only := start("ncf/1", func(a *Agent) { a.config.Leader = "must" })
+		only := start("ncf/1", func(a Inside) { a.Config().Leader = "must" })
 		rest := []*fleetAgent{start("other/1"), start("other/1"), start("other/1")}
 		all := append([]*fleetAgent{only}, rest...)
 		f.settled(all...)
@@ -601,7 +601,7 @@ func TestPlacedOnlyHost(t *testing.T) {
 		})
 		f.eventually(20*time.Second, func() string {
 			for _, a := range rest {
-				if strings.Contains(a.worker.LayoutState().GetHolds(), "ncf") {
+				if strings.Contains(a.Worker().LayoutState().GetHolds(), "ncf") {
 					return ""
 				}
 			}
@@ -630,8 +630,8 @@ func TestPlacedSlower(t *testing.T) {
 			"ncf":      exact["ncf"] + "qos_target_ms: 100\ndeadline_ms: 5000\nmerge: none\n",
 			"ncf-int8": coarse["ncf-int8"] + "qos_target_ms: 100\ndeadline_ms: 5000\nmerge: none\n",
 		})
-		slow := func(a *Agent) {
-			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+		slow := func(a Inside) {
+			a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 				return runtime.NewEmulated(func(v *models.Version, _ int) time.Duration {
 					if v.Model == "ncf" {
 						return time.Duration(factor.Load()) * 1200 * time.Microsecond // as shipped
@@ -652,7 +652,7 @@ func TestPlacedSlower(t *testing.T) {
 			f.Error("a model is said to be slower before it is")
 		}
 		plans := func() (n uint64) {
-			families, err := leader.metrics.registry.Gather()
+			families, err := leader.Registry().Gather()
 			if err != nil {
 				f.Fatal(err)
 			}

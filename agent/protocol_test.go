@@ -176,8 +176,8 @@ func TestREST(t *testing.T) {
 		want               []string
 	}{
 		{"GET", "/", "", 200, []string{
-			`"name":"muster"`, `"ready":true`, "/v2/models/ncf/versions/1", a.addresses.GRPC,
-			a.addresses.Metrics,
+			`"name":"muster"`, `"ready":true`, "/v2/models/ncf/versions/1", a.Addresses().GRPC,
+			a.Addresses().Metrics,
 		}},
 		{"GET", "/livez", "", 200, nil},
 		{"GET", "/readyz", "", 200, nil},

@@ -216,7 +216,7 @@ func TestQueriesGuarded(t *testing.T) {
 	} {
 		client := ca.client("")
 		client.APIKey = key
-		conn := dialSecurely(t, a.addresses.GRPC, client)
+		conn := dialSecurely(t, a.Addresses().GRPC, client)
 		stream, err := control.NewControlClient(conn).Queries(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -245,8 +245,8 @@ func TestQueriesGuarded(t *testing.T) {
 func (f *testFleet) gated() (*fleetAgent, *gate) {
 	f.Helper()
 	g := newGate()
-	a := f.start(func(a *Agent) {
-		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return g, nil }
+	a := f.start(func(a Inside) {
+		a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return g, nil }
 	})
 	f.settled(a)
 	synctest.Wait()

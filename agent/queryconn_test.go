@@ -36,7 +36,7 @@ func dialQueries(t *testing.T, a *testAgent, config secure.ClientConfig) (*queri
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := queryconn.DialerOf(options).To(a.addresses.GRPC)(t.Context())
+	c, err := queryconn.DialerOf(options).To(a.Addresses().GRPC)(t.Context())
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func TestQueryConnectionEnds(t *testing.T) {
 	a := startAgent(t, testConfig(t), g)
 	open := func(n int) {
 		t.Helper()
-		for a.server.QueryConns() != n {
+		for a.Server().QueryConns() != n {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -245,12 +245,12 @@ func TestClientUsesQueryConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := startAgent(t, config, emulated())
-	c, err := client.New([]string{a.addresses.GRPC})
+	c, err := client.New([]string{a.Addresses().GRPC})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for a.server.QueryConns() == 0 {
+	for a.Server().QueryConns() == 0 {
 		resp, err := c.Infer(t.Context(), ncfQuery(3))
 		if err != nil {
 			t.Fatal(err)
@@ -267,7 +267,7 @@ func TestClientUsesQueryConnections(t *testing.T) {
 		}
 		resp.Release()
 	}
-	if got := a.server.QueryConns(); got != 1 {
+	if got := a.Server().QueryConns(); got != 1 {
 		t.Errorf("%d query connections for one query at a time", got)
 	}
 	ended := make(chan error)
@@ -290,7 +290,7 @@ func TestClientUsesQueryConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := a.server.QueryConns(); got < 2 || got > 8 {
+	if got := a.Server().QueryConns(); got < 2 || got > 8 {
 		t.Errorf("%d query connections for %d queries at a time, want 2 to 8", got, clients)
 	}
 	if err := a.stop(); err != nil {

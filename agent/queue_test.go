@@ -37,7 +37,7 @@ func (a *testAgent) occupy(g *gate, waiting int) (finish func()) {
 		go func() { answered <- a.inferGRPC(patient(8)) }()
 	}
 	<-g.entered
-	for a.worker.Lanes().Stats().Waiting < waiting {
+	for a.Worker().Lanes().Stats().Waiting < waiting {
 		goruntime.Gosched()
 	}
 	return func() {
@@ -149,7 +149,7 @@ func TestDeadlines(t *testing.T) {
 		_, err = a.grpc.ModelInfer(ctx, patient(1))
 		cancel()
 		wantCode(t, err, "DeadlineExceeded")
-		for a.worker.Lanes().Stats().Waiting > 0 {
+		for a.Worker().Lanes().Stats().Waiting > 0 {
 			goruntime.Gosched()
 		}
 	}
@@ -172,7 +172,7 @@ func TestCancel(t *testing.T) {
 	<-g.entered
 	cancel()
 	wantCode(t, <-ended, "Canceled")
-	for a.worker.Lanes().Stats().Running > 0 {
+	for a.Worker().Lanes().Stats().Running > 0 {
 		goruntime.Gosched()
 	}
 
@@ -181,7 +181,7 @@ func TestCancel(t *testing.T) {
 	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":300000000},"inputs"`,
 		1)
 	req, err := http.NewRequestWithContext(ctx, "POST",
-		"http://"+a.addresses.HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
+		"http://"+a.Addresses().HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestCancel(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("REST: the query was answered")
 	}
-	for a.worker.Lanes().Stats().Running > 0 || a.held("serve: bytes of queries") > 0 {
+	for a.Worker().Lanes().Stats().Running > 0 || a.held("serve: bytes of queries") > 0 {
 		goruntime.Gosched()
 	}
 	// It is cancelled before the QoS target has passed, and else too late.
@@ -222,7 +222,7 @@ func (a *testAgent) wantMetric(series string, want float64) {
 // scrape is what the metrics address serves: values by series.
 func (a *testAgent) scrape() map[string]float64 {
 	a.t.Helper()
-	resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics")
+	resp, err := a.http.Get("http://" + a.Addresses().Metrics + "/metrics")
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -406,7 +406,7 @@ func TestLargestMessage(t *testing.T) {
 // hold nothing after.
 func TestSlowClients(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated(),
-		func(a *Agent) { a.receiveTimeout = 500 * time.Millisecond }) // others must arrive in it
+		func(a Inside) { a.Environment().ReceiveTimeout = 500 * time.Millisecond }) // others must arrive in it
 	code, message := a.rawOutcome(
 		"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
 		false)

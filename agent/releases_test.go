@@ -28,7 +28,7 @@ import (
 
 // versions is a model directory with these versions of ncf, which all serve, and a change that has
 // an agent emulate them, each with its latency.
-func (f *testFleet) versions(latencies map[int64]time.Duration) (string, func(*Agent)) {
+func (f *testFleet) versions(latencies map[int64]time.Duration) (string, func(Inside)) {
 	f.Helper()
 	dir := f.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "ncf"),
@@ -48,9 +48,9 @@ func (f *testFleet) versions(latencies map[int64]time.Duration) (string, func(*A
 	if err != nil {
 		f.Fatal(err)
 	}
-	return dir, func(a *Agent) {
-		a.config.ModelDir = dir
-		a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+	return dir, func(a Inside) {
+		a.Config().ModelDir = dir
+		a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 			return runtime.NewEmulated(func(v *models.Version, _ int) time.Duration {
 				return latencies[v.Number]
 			}), nil
@@ -122,7 +122,7 @@ func (f *testFleet) released(current, canary int64, share float64, agents ...*fl
 	f.Helper()
 	f.eventually(10*time.Second, func() string {
 		for _, a := range agents {
-			if r := a.releases.Of("ncf"); r.Current != current || r.Canary != canary ||
+			if r := a.Releases().Of("ncf"); r.Current != current || r.Canary != canary ||
 				r.Share != share {
 				return fmt.Sprintf("%s follows %+v, want %d, %d with %v", a.host, r, current, canary,
 					share)
@@ -137,7 +137,7 @@ func (f *testFleet) released(current, canary int64, share float64, agents ...*fl
 func (f *testFleet) tellsRelease(leader *fleetAgent) {
 	f.Helper()
 	_, documented := documentedMetrics(f)
-	families, err := leader.metrics.registry.Gather()
+	families, err := leader.Registry().Gather()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestReleases(t *testing.T) {
 		f.answers("1 is released", map[string]float64{"1": 1}, agents...)
 		f.publish(dir, 3)
 		f.eventually(10*time.Second, func() string {
-			if len(leader.members.Own().GetModels()) != 3 {
+			if len(leader.Members().Own().GetModels()) != 3 {
 				return "version 3 does not serve"
 			}
 			return ""
@@ -193,7 +193,7 @@ func TestReleases(t *testing.T) {
 		f.kill(leader)
 		rest := slices.DeleteFunc(slices.Clone(agents), func(a *fleetAgent) bool { return a == leader })
 		f.eventually(20*time.Second, func() string {
-			if l := rest[0].leading.Leadership().GetLeader(); l == "" || l == leader.Name() {
+			if l := rest[0].Leading().Leadership().GetLeader(); l == "" || l == leader.Name() {
 				return "there is no other leader"
 			}
 			return ""
@@ -229,9 +229,9 @@ func TestReleaseAloneAndLeaderless(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				_, with := f.versions(twoVersions)
-				keeps := func(a *Agent) {
-					a.config.Leader = "never"
-					if err := os.WriteFile(filepath.Join(a.config.StateDir, "releases.json"),
+				keeps := func(a Inside) {
+					a.Config().Leader = "never"
+					if err := os.WriteFile(filepath.Join(a.Config().StateDir, "releases.json"),
 						[]byte(kept), 0o644); err != nil {
 						f.Fatal(err)
 					}
@@ -243,7 +243,7 @@ func TestReleaseAloneAndLeaderless(t *testing.T) {
 				f.settled(agents...)
 				f.eventually(10*time.Second, func() string {
 					for _, a := range agents {
-						if n := len(a.members.Own().GetModels()); n != 2 {
+						if n := len(a.Members().Own().GetModels()); n != 2 {
 							return fmt.Sprintf("%s serves %d versions", a.host, n)
 						}
 					}
@@ -291,7 +291,7 @@ func TestReleaseErrors(t *testing.T) {
 				f.Errorf("%v: got %v, want %v with %q", tt.req, err, tt.code, tt.says)
 			}
 		}
-		if all := a.releases.All(); len(all) != 0 {
+		if all := a.Releases().All(); len(all) != 0 {
 			f.Errorf("there are releases: %v", all)
 		}
 		_, err := a.ctl.Release(f.Context(), &control.ReleaseRequest{Model: "ncf"})
@@ -357,9 +357,9 @@ func TestFailingCanary(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		_, with := f.versions(twoVersions)
 		var fails atomic.Bool // once it is loaded and warm
-		failing := func(a *Agent) {
-			open := a.openExecutor
-			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+		failing := func(a Inside) {
+			open := a.Environment().OpenExecutor
+			a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
 				e, err := open(c, log)
 				return wrongExecutor{e, 8, &fails}, err
 			}
@@ -455,9 +455,9 @@ func TestWrongCanary(t *testing.T) {
 func testWrongCanary(t *testing.T, sdk bool) {
 	testInFleet(t, func(f *testFleet) {
 		_, with := f.versions(twoVersions)
-		wrong := func(a *Agent) {
-			open := a.openExecutor
-			a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+		wrong := func(a Inside) {
+			open := a.Environment().OpenExecutor
+			a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
 				e, err := open(c, log)
 				return wrongExecutor{e, 100, nil}, err
 			}
@@ -516,8 +516,8 @@ func testWrongCanary(t *testing.T, sdk bool) {
 		f.released(1, 2, 0, agents...)
 		answered := 0
 		for _, a := range agents {
-			answered += int(a.worker.Statistics("ncf", 1).GetInferenceStats().GetSuccess().GetCount() +
-				a.worker.Statistics("ncf", 2).GetInferenceStats().GetSuccess().GetCount())
+			answered += int(a.Worker().Statistics("ncf", 1).GetInferenceStats().GetSuccess().GetCount() +
+				a.Worker().Statistics("ncf", 2).GetInferenceStats().GetSuccess().GetCount())
 		}
 		if answered != sent {
 			f.Errorf("%d queries of clients were answered, want %d", answered, sent)

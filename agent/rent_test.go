@@ -111,10 +111,10 @@ func testRenting(t *testing.T, text string, test func(*rentedFleet)) {
 			f.Fatal(err)
 		}
 		for range 3 {
-			r.keepers = append(r.keepers, f.start(func(a *Agent) {
+			r.keepers = append(r.keepers, f.start(func(a Inside) {
 				dead := &atomic.Bool{}
 				r.dead[a.Name()] = dead
-				a.config.Rent = file
+				a.Config().Rent = file
 				a.Rent(func(*policy.Policy, string) (cloud.Provider, error) {
 					return caller{r.cloud, dead}, nil
 				})
@@ -135,13 +135,13 @@ func testRenting(t *testing.T, text string, test func(*rentedFleet)) {
 func (r *rentedFleet) boot(i rent.Instance) func() {
 	started := make(chan *fleetAgent)
 	r.boots <- func() {
-		started <- r.start(func(a *Agent) {
-			a.config.Leader, a.config.InstanceType = "never", string(i.Slot.Type)
-			a.config.Join = nil
+		started <- r.start(func(a Inside) {
+			a.Config().Leader, a.Config().InstanceType = "never", string(i.Slot.Type)
+			a.Config().Join = nil
 			for _, k := range r.keepers {
-				a.config.Join = append(a.config.Join, k.host+":7946")
+				a.Config().Join = append(a.Config().Join, k.host+":7946")
 			}
-			a.rented.Store(&control.Rented{Instance: i.ID, Slot: i.Slot.String(), Zone: i.Zone})
+			a.SetRented(&control.Rented{Instance: i.ID, Slot: i.Slot.String(), Zone: i.Zone})
 		})
 	}
 	a := <-started
@@ -264,10 +264,10 @@ func TestMachineTaken(t *testing.T) {
 			r.mu.Lock()
 			taken = r.rented["i-0001"]
 			r.mu.Unlock()
-			rented := taken.rented.Load()
+			rented := taken.Rented()
 			replaced := 0
 			for left := notice; left > 0; left -= step {
-				taken.setRented(&control.Rented{Instance: rented.Instance, Slot: rented.Slot,
+				taken.SetRented(&control.Rented{Instance: rented.Instance, Slot: rented.Slot,
 					Zone: rented.Zone, EndsNs: int64(left)})
 				time.Sleep(step)
 				replaced = max(replaced, r.cloud.Live()[kindOf("r5n.large")])
@@ -296,7 +296,7 @@ func TestAppliedOutlivesLeader(t *testing.T) {
 		r.cloud.Short(kindOf("r5n.large"), true) // keepers alone matter here
 		r.want(leader, map[string]uint32{"r5n.large": 1})
 		r.partition([]*fleetAgent{leader}, rest)
-		_, err := leader.renting.Set(setCounts("r5n.large", 2))
+		_, err := leader.Renter().Set(setCounts("r5n.large", 2))
 		if status.Code(err) != codes.DeadlineExceeded ||
 			!strings.Contains(err.Error(), "1 of the 3 agents that may lead") {
 			r.Errorf("a change that only the leader knows: %v", err)
@@ -309,7 +309,7 @@ func TestAppliedOutlivesLeader(t *testing.T) {
 			r.kill(leader)
 			know := 1 // the leader did
 			for _, k := range others(alive, leader) {
-				if c := k.renting.Desired().GetCounts(); len(c) == 1 && c[0].GetCount() == n {
+				if c := k.Renter().Desired().GetCounts(); len(c) == 1 && c[0].GetCount() == n {
 					know++
 				}
 			}
@@ -337,7 +337,7 @@ func TestRentingRefuses(t *testing.T) {
 		leader := r.led(r.keepers...)
 		r.want(leader, map[string]uint32{"r5n.large": 1})
 		r.exact(time.Minute, leader, map[string]uint32{"r5n.large": 1})
-		if s, err := leader.renting.Set(setCounts("r5n.large", 2)); err != nil || s.GetExact() {
+		if s, err := leader.Renter().Set(setCounts("r5n.large", 2)); err != nil || s.GetExact() {
 			r.Errorf("exact is %v before there was a step for what is desired, %v", s.GetExact(), err)
 		}
 		r.want(leader, map[string]uint32{"r5n.large": 1})
@@ -401,7 +401,7 @@ func TestRentedPrice(t *testing.T) {
 		}
 		keepers := 0.0
 		for _, k := range r.keepers {
-			keepers += k.members.Own().GetPriceUsdPerHour()
+			keepers += k.Members().Own().GetPriceUsdPerHour()
 		}
 		cost(keepers)
 		r.want(leader, map[string]uint32{"t3.xlarge": 2})
@@ -421,7 +421,7 @@ func TestRentingMetrics(t *testing.T) {
 		r.cloud.Short(kindOf("t3.xlarge"), true)
 		r.want(leader, map[string]uint32{"r5n.large": 1, "t3.xlarge": 1})
 		time.Sleep(30 * time.Second)
-		servesAsDocumented(r, leader.Agent, "muster_fleet_")
+		servesAsDocumented(r, leader.Inside, "muster_fleet_")
 	})
 }
 

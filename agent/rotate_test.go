@@ -41,9 +41,9 @@ const rotationPause = 30 * time.Second
 const statesExchanged = 12 * time.Second
 
 // withKeyFile gives an agent a key file of its own with the old key.
-func withKeyFile(a *Agent) {
-	a.config.GossipKey = filepath.Join(a.config.StateDir, "gossip.key")
-	if err := os.WriteFile(a.config.GossipKey, []byte(gossip.FormatKey(oldKey)+"\n"),
+func withKeyFile(a Inside) {
+	a.Config().GossipKey = filepath.Join(a.Config().StateDir, "gossip.key")
+	if err := os.WriteFile(a.Config().GossipKey, []byte(gossip.FormatKey(oldKey)+"\n"),
 		0o640); err != nil {
 		panic(err)
 	}
@@ -85,12 +85,12 @@ func (f *testFleet) rotate(a *fleetAgent, req *control.RotateKeysRequest,
 func (f *testFleet) holds(agents []*fleetAgent, want ...[]byte) {
 	f.Helper()
 	for _, a := range agents {
-		if got := a.gossip.Keys(); !slices.EqualFunc(got, want, bytes.Equal) {
-			f.Errorf("keys of %s: %x, want %x", a.name, got, want)
+		if got := a.Gossip().Keys(); !slices.EqualFunc(got, want, bytes.Equal) {
+			f.Errorf("keys of %s: %x, want %x", a.AgentName(), got, want)
 		}
-		if kept, err := a.config.gossipKeys(); err != nil ||
+		if kept, err := a.KeptKeys(); err != nil ||
 			!slices.EqualFunc(kept, want, bytes.Equal) {
-			f.Errorf("key file of %s: %x, %v, want %x", a.name, kept, err, want)
+			f.Errorf("key file of %s: %x, %v, want %x", a.AgentName(), kept, err, want)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func (f *testFleet) queryAll(agents []*fleetAgent) (stop func()) {
 		querying.Go(func() {
 			for ctx.Err() == nil {
 				for what, n := range f.send(1, 50*time.Millisecond, a) {
-					f.Errorf("%d queries by %s: %s", n, a.name, what)
+					f.Errorf("%d queries by %s: %s", n, a.AgentName(), what)
 				}
 			}
 		})
@@ -126,8 +126,8 @@ func TestRotate(t *testing.T) {
 			t.Errorf("rotation: %v, %q", err, faults)
 		}
 		for _, a := range agents {
-			if made[string(a.name)] != "list add use only " {
-				t.Errorf("%s made the steps %q", a.name, made[string(a.name)])
+			if made[string(a.AgentName())] != "list add use only " {
+				t.Errorf("%s made the steps %q", a.AgentName(), made[string(a.AgentName())])
 			}
 		}
 		time.Sleep(time.Second)
@@ -140,30 +140,30 @@ func TestRotate(t *testing.T) {
 				"not heard", "agent left", "unreadable", "taken for dead",
 			} {
 				if strings.Contains(a.log.String(), bad) {
-					t.Errorf("log of %s has %q", a.name, bad)
+					t.Errorf("log of %s has %q", a.AgentName(), bad)
 				}
 			}
-			if info, err := os.Stat(a.config.GossipKey); err != nil || info.Mode().Perm() != 0o640 {
+			if info, err := os.Stat(a.Config().GossipKey); err != nil || info.Mode().Perm() != 0o640 {
 				t.Errorf("key file: %v, %v, want the mode that it had", info.Mode(), err)
 			}
-			if files, _ := filepath.Glob(filepath.Join(a.config.StateDir, ".gossip*")); len(
+			if files, _ := filepath.Glob(filepath.Join(a.Config().StateDir, ".gossip*")); len(
 				files) > 0 {
 				t.Errorf("left over: %q", files)
 			}
 		}
 
 		// One starts anew, with its file; one comes with the old key.
-		file := agents[3].config.GossipKey
+		file := agents[3].Config().GossipKey
 		if err := agents[3].stop(); err != nil {
 			t.Error(err)
 		}
-		again := f.startOn("10.0.0.4", func(a *Agent) { a.config.GossipKey = file })
+		again := f.startOn("10.0.0.4", func(a Inside) { a.Config().GossipKey = file })
 		stranger := f.start(withKeyFile)
 		agents[3] = again
 		f.settled(agents...)
 		time.Sleep(statesExchanged)
 		f.settled(agents...)
-		if n := len(stranger.gossip.Members()); n != 1 {
+		if n := len(stranger.Gossip().Members()); n != 1 {
 			t.Errorf("with the old key an agent sees %d members, want itself alone", n)
 		}
 
@@ -171,7 +171,7 @@ func TestRotate(t *testing.T) {
 		if _, _, err := f.rotate(again, &control.RotateKeysRequest{}, nil); err != nil {
 			t.Error(err)
 		}
-		made1 := agents[0].gossip.Keys()
+		made1 := agents[0].Gossip().Keys()
 		if len(made1) != 1 || bytes.Equal(made1[0], newerKey) {
 			t.Errorf("keys after a rotation to a new one: %x", made1)
 		}
@@ -221,9 +221,9 @@ func TestRotateUnreachable(t *testing.T) {
 					part)
 				// The agent may have been parted between its answer and the next step.
 				if status.Code(err) != codes.FailedPrecondition ||
-					!strings.Contains(err.Error(), string(gone.name)) ||
-					!strings.Contains(faults[string(gone.name)], "it ") {
-					t.Errorf("rotation without %s: %v, %q", gone.name, err, faults)
+					!strings.Contains(err.Error(), string(gone.AgentName())) ||
+					!strings.Contains(faults[string(gone.AgentName())], "it ") {
+					t.Errorf("rotation without %s: %v, %q", gone.AgentName(), err, faults)
 				}
 				if s.step == "long before" {
 					if !strings.Contains(err.Error(), s.stopped) {
@@ -261,15 +261,15 @@ func TestRotateUnknown(t *testing.T) {
 		f.gossip.Partition([]netip.AddrPort{netip.MustParseAddrPort(agents[1].host + ":7946")})
 		unknown := f.start(withKeyFile)
 		f.eventually(time.Second, func() string {
-			if agents[0].members.Member(names.AgentName(unknown.name)) == nil {
+			if agents[0].Members().Member(names.AgentName(unknown.AgentName())) == nil {
 				return "the one that is not cut off does not know it"
 			}
 			return ""
 		})
 		_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
 		if status.Code(err) != codes.FailedPrecondition ||
-			!strings.Contains(faults[string(unknown.name)], string("known to "+agents[0].name)) {
-			t.Errorf("rotation without %s: %v, %q", unknown.name, err, faults)
+			!strings.Contains(faults[string(unknown.AgentName())], string("known to "+agents[0].AgentName())) {
+			t.Errorf("rotation without %s: %v, %q", unknown.AgentName(), err, faults)
 		}
 		agents = append(agents, unknown)
 		f.holds(agents, oldKey)
@@ -291,7 +291,7 @@ func TestRotateWithout(t *testing.T) {
 		f.kill(agents[2])
 		time.Sleep(statesExchanged)
 		_, faults, err := f.rotate(agents[0],
-			&control.RotateKeysRequest{Key: newerKey, Without: []string{string(agents[2].name)}},
+			&control.RotateKeysRequest{Key: newerKey, Without: []string{string(agents[2].AgentName())}},
 			nil)
 		if err != nil || len(faults) != 1 {
 			t.Errorf("rotation: %v, %q", err, faults)
@@ -316,8 +316,8 @@ func TestRotateTwice(t *testing.T) {
 		rotating.Wait()
 		if errs[0] == nil && errs[1] == nil {
 			// They did not meet, if one came after the other.
-			if len(agents[0].gossip.Keys()) != 1 {
-				t.Errorf("two rotations, and the keys are %x", agents[0].gossip.Keys())
+			if len(agents[0].Gossip().Keys()) != 1 {
+				t.Errorf("two rotations, and the keys are %x", agents[0].Gossip().Keys())
 			}
 		}
 		time.Sleep(statesExchanged)
@@ -325,7 +325,7 @@ func TestRotateTwice(t *testing.T) {
 		if _, faults, err := f.rotate(agents[2], &control.RotateKeysRequest{}, nil); err != nil {
 			t.Errorf("rotation after two that met (%v, %v): %v, %q", errs[0], errs[1], err, faults)
 		}
-		f.holds(agents, agents[0].gossip.Keys()...)
+		f.holds(agents, agents[0].Gossip().Keys()...)
 
 		// One dies half way: another can begin, but not at once.
 		req := func(step string, rotation uint64, key []byte) error {
@@ -335,7 +335,7 @@ func TestRotateTwice(t *testing.T) {
 			return err
 		}
 		err := errors.Join(req(addKey, 1, oldKey), req(useKey, 1, oldKey),
-			req(useKey, 1, agents[1].gossip.Keys()[0]))
+			req(useKey, 1, agents[1].Gossip().Keys()[0]))
 		if err != nil {
 			t.Error(err)
 		}
@@ -346,7 +346,7 @@ func TestRotateTwice(t *testing.T) {
 		if err := errors.Join(req(addKey, 2, newerKey), req(endKeys, 2, nil)); err != nil {
 			t.Error(err)
 		}
-		if err := req(onlyKey, 1, agents[1].gossip.Keys()[0]); status.Code(
+		if err := req(onlyKey, 1, agents[1].Gossip().Keys()[0]); status.Code(
 			err) != codes.FailedPrecondition {
 			t.Errorf("a rotation that was overtaken goes on: %v", err)
 		}
@@ -356,7 +356,7 @@ func TestRotateTwice(t *testing.T) {
 // TestRotateRefused is rotations that would lose an agent, or cannot be.
 func TestRotateRefused(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		inSettings := func(a *Agent) { a.config.GossipKey = gossip.FormatKey(oldKey) }
+		inSettings := func(a Inside) { a.Config().GossipKey = gossip.FormatKey(oldKey) }
 		a, b := f.start(withKeyFile), f.start(inSettings)
 		f.settled(a, b)
 		for _, tt := range []struct {
@@ -366,7 +366,7 @@ func TestRotateRefused(t *testing.T) {
 			want string
 		}{
 			{"key that nobody would have", &control.RotateKeysRequest{}, codes.FailedPrecondition,
-				string(b.name + ": its key is in its settings")},
+				string(b.AgentName() + ": its key is in its settings")},
 			{"short key", &control.RotateKeysRequest{Key: []byte("short")}, codes.InvalidArgument,
 				"5 bytes, want 32"},
 		} {
@@ -377,14 +377,14 @@ func TestRotateRefused(t *testing.T) {
 			f.holds([]*fleetAgent{a, b}, oldKey)
 		}
 		// The file of an agent cannot be written: its directory is gone.
-		dir := filepath.Dir(a.config.GossipKey)
+		dir := filepath.Dir(a.Config().GossipKey)
 		if err := os.Rename(dir, dir+"-away"); err != nil {
 			t.Fatal(err)
 		}
 		_, faults, err := f.rotate(b, &control.RotateKeysRequest{Key: newerKey}, nil)
 		if status.Code(err) != codes.FailedPrecondition ||
-			!strings.Contains(faults[string(a.name)], "add: ") ||
-			!strings.Contains(faults[string(a.name)], "key file") {
+			!strings.Contains(faults[string(a.AgentName())], "add: ") ||
+			!strings.Contains(faults[string(a.AgentName())], "key file") {
 			t.Errorf("rotation where a key cannot be kept: %v, %q", err, faults)
 		}
 		if err := os.Rename(dir+"-away", dir); err != nil {
@@ -420,23 +420,23 @@ func TestRotateAlone(t *testing.T) {
 				f.Errorf("rotation by %s: %v, made %q, want FailedPrecondition and none", a.host,
 					err, made)
 			}
-			for _, word := range append(words, string(a.name), "nothing has been changed") {
+			for _, word := range append(words, string(a.AgentName()), "nothing has been changed") {
 				if !strings.Contains(err.Error(), word) {
 					f.Errorf("rotation by %s: %v, want %q in it", a.host, err, word)
 				}
 			}
 			f.holds([]*fleetAgent{a}, oldKey)
 		}
-		refused(agents[0], 4, "3 agents", "expected 4", string(agents[2].name))
+		refused(agents[0], 4, "3 agents", "expected 4", string(agents[2].AgentName()))
 
 		// One starts anew where it reaches nobody, and so knows of nobody.
-		file := agents[2].config.GossipKey
+		file := agents[2].Config().GossipKey
 		if err := agents[2].stop(); err != nil {
 			f.Fatal(err)
 		}
 		f.settled(agents[:2]...)
 		f.partition(agents[:2])
-		alone := f.startOn("10.0.0.3", func(a *Agent) { a.config.GossipKey = file })
+		alone := f.startOn("10.0.0.3", func(a Inside) { a.Config().GossipKey = file })
 		f.settled(alone)
 		refused(alone, 0, "no other agent", "10.0.0.1:7946", "--expect 1")
 		refused(alone, 3, "1 agents", "expected 3")
@@ -452,7 +452,7 @@ func TestRotateAlone(t *testing.T) {
 
 	// One whose fleet it is alone, and one told that it is.
 	testInFleet(t, func(f *testFleet) {
-		a := f.start(withKeyFile, func(a *Agent) { a.config.Join = []string{"10.0.0.1:7946"} })
+		a := f.start(withKeyFile, func(a Inside) { a.Config().Join = []string{"10.0.0.1:7946"} })
 		f.settled(a)
 		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey}, nil); err != nil {
 			f.Errorf("rotation by an agent that is its only seed: %v", err)
@@ -460,7 +460,7 @@ func TestRotateAlone(t *testing.T) {
 		f.holds([]*fleetAgent{a}, newerKey)
 	})
 	testInFleet(t, func(f *testFleet) {
-		a := f.start(withKeyFile, func(a *Agent) { a.config.Join = []string{"10.0.0.7:7946"} })
+		a := f.start(withKeyFile, func(a Inside) { a.Config().Join = []string{"10.0.0.7:7946"} })
 		f.settled(a)
 		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: 1},
 			nil); err != nil {

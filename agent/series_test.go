@@ -69,7 +69,7 @@ func TestSeries(t *testing.T) {
 func (a *testAgent) series(accept string) (all, ofModels int) {
 	a.t.Helper()
 	req, err := http.NewRequestWithContext(a.t.Context(), "GET",
-		"http://"+a.addresses.Metrics+"/metrics", http.NoBody)
+		"http://"+a.Addresses().Metrics+"/metrics", http.NoBody)
 	if err != nil {
 		a.t.Fatal(err)
 	}

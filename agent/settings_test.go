@@ -27,7 +27,7 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 		record := filepath.Join(f.TempDir(), "record")
 		agents := []*fleetAgent{
 			f.start(ownModels(f),
-				func(a *Agent) { a.config.Leader, a.config.Record = "must", record }),
+				func(a Inside) { a.Config().Leader, a.Config().Record = "must", record }),
 			f.start(ownModels(f)), f.start(ownModels(f)),
 		}
 		f.settled(agents...)
@@ -46,24 +46,24 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 			}
 		})
 		byName := slices.SortedFunc(slices.Values(agents),
-			func(a, b *fleetAgent) int { return strings.Compare(string(a.name), string(b.name)) })
+			func(a, b *fleetAgent) int { return strings.Compare(string(a.AgentName()), string(b.AgentName())) })
 		for _, largest := range []int{1500, 1000} {
 			for _, changed := range byName {
 				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
 				f.eventually(time.Minute, func() string {
 					for _, a := range agents {
-						if got := a.members.Member(
+						if got := a.Members().Member(
 							names.AgentName(
-								changed.name)).GetModels()[0].GetLargestBatchSize(); int(
+								changed.AgentName())).GetModels()[0].GetLargestBatchSize(); int(
 							got) != largest {
 							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d",
-								a.name, got, changed.name, largest)
+								a.AgentName(), got, changed.AgentName(), largest)
 						}
 					}
 					return ""
 				})
 				guest := f.start(ownModels(f), neverLeads,
-					func(a *Agent) { a.config.Executor = "emulated" })
+					func(a Inside) { a.Config().Executor = "emulated" })
 				f.settled(append([]*fleetAgent{guest}, agents...)...)
 				if err := guest.stop(); err != nil {
 					f.Error(err)
@@ -91,10 +91,10 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 }
 
 // ownModels gives an agent a model directory of its own.
-func ownModels(f *testFleet) func(*Agent) {
-	return func(a *Agent) {
-		a.config.ModelDir = f.TempDir()
-		if err := os.CopyFS(a.config.ModelDir, os.DirFS(f.dir)); err != nil {
+func ownModels(f *testFleet) func(Inside) {
+	return func(a Inside) {
+		a.Config().ModelDir = f.TempDir()
+		if err := os.CopyFS(a.Config().ModelDir, os.DirFS(f.dir)); err != nil {
 			f.Fatal(err)
 		}
 	}
@@ -103,7 +103,7 @@ func ownModels(f *testFleet) func(*Agent) {
 // settings changes lines of the model.yaml of the agent's NCF, which are there already.
 func (a *fleetAgent) settings(changes map[string]string) {
 	a.fleet.Helper()
-	path := filepath.Join(a.config.ModelDir, "ncf", "model.yaml")
+	path := filepath.Join(a.Config().ModelDir, "ncf", "model.yaml")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		a.fleet.Fatal(err)
@@ -137,22 +137,22 @@ func TestColdWorker(t *testing.T) {
 		agree := func() {
 			f.Helper()
 			for _, a := range agents {
-				own := a.members.Own()
+				own := a.Members().Own()
 				// as its own estimates have it
-				worker := members.KeyOf(a.catalogue, own, own.Models[0])
-				known := leads.members.Member(names.AgentName(a.name))
-				key := members.KeyOf(leads.catalogue, known, known.Models[0])
+				worker := members.KeyOf(a.Catalogue(), own, own.Models[0])
+				known := leads.Members().Member(names.AgentName(a.AgentName()))
+				key := members.KeyOf(leads.Catalogue(), known, known.Models[0])
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
 					f.Errorf(
 						"of %s the leader learns under %+v, it itself under %+v; want the same, "+
-							"of the whole machine, with a checksum", a.name, key, worker)
+							"of the whole machine, with a checksum", a.AgentName(), key, worker)
 				}
 			}
 		}
 		for _, a := range agents {
-			if got, want := a.worker.Lanes().Estimate("ncf/1",
+			if got, want := a.Worker().Lanes().Estimate("ncf/1",
 				100), shipped.Mean(100); got != want {
-				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.name, got,
+				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.AgentName(), got,
 					want)
 			}
 		}
@@ -163,7 +163,7 @@ func TestColdWorker(t *testing.T) {
 		agree()
 		f.eventually(time.Second, func() string {
 			d := &control.FleetDemand{}
-			if leads.leading.Demand(d); len(d.Profiles) != 1 || d.Profiles[0].Queries < 200 {
+			if leads.Leading().Demand(d); len(d.Profiles) != 1 || d.Profiles[0].Queries < 200 {
 				return fmt.Sprintf("the leader has learned %v, want of one key 200 queries",
 					d.Profiles)
 			}

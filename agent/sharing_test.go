@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles/sharing"
 	"github.com/muster-serve/muster/runtime/isolate"
@@ -23,16 +24,16 @@ var twins = map[string]string{
 }
 
 // sharesLanes makes an agent share its lanes between the twins, and lets the leader move them.
-func sharesLanes(layout string) func(*Agent) {
-	return func(a *Agent) {
-		a.config.Layout, a.config.Cores, a.config.ModelControl = layout, 0, "leader"
+func sharesLanes(layout string) func(Inside) {
+	return func(a Inside) {
+		a.Config().Layout, a.Config().Cores, a.Config().ModelControl = layout, 0, "leader"
 	}
 }
 
 // lanes are how many lanes each of the agent's parts has, as it tells others.
 func (a *fleetAgent) lanes() string {
 	var all []string
-	for _, p := range a.members.Own().GetParts() {
+	for _, p := range a.Members().Own().GetParts() {
 		all = append(all, fmt.Sprint(strings.Join(p.GetModels(), ","), ":", p.GetLanes()))
 	}
 	return strings.Join(all, " ")
@@ -98,7 +99,7 @@ func TestLanesMove(t *testing.T) {
 				f.led(agents...)
 				f.eventually(30*time.Second, func() string {
 					for _, a := range agents {
-						if !a.server.Ready() {
+						if !a.Server().Ready() {
 							return a.host + " is not ready"
 						}
 					}
@@ -137,10 +138,10 @@ func TestLanesMove(t *testing.T) {
 				if got := moved.lanes(); got != after {
 					f.Errorf("%s: %s with steady loads", moved.host, got)
 				}
-				if former := moved.worker.Lanes().Former(); len(former) > 0 {
+				if former := moved.Worker().Lanes().Former(); len(former) > 0 {
 					f.Errorf("%s: %d partitions were not retired", moved.host, len(former))
 				}
-				if wnd := moved.worker.Lanes().Of("wnd"); n == 1 && wnd.Stats().Busy == 0 {
+				if wnd := moved.Worker().Lanes().Of("wnd"); n == 1 && wnd.Stats().Busy == 0 {
 					f.Errorf("%s: the lanes of wnd ran nothing", moved.host)
 				}
 				sent, failed := stop()
@@ -162,17 +163,17 @@ func TestPlacedPartitions(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		s := &script{most: 1}
 		variants := f.variants(time.Millisecond, both)
-		cores := func(a *Agent) { a.config.Cores = 0 }
+		cores := func(a Inside) { a.Config().Cores = 0 }
 		agents := []*fleetAgent{
 			f.start(variants, cores, f.placed(s, "ncf/1")),
 			f.start(variants, cores, f.placed(s, "ncf-int8/1,ncf/1")),
 		}
-		if agents[0].config.cores() < 2 {
+		if cores, _ := isolate.Cores(); cores < 2 {
 			f.Skip("this machine has one core")
 		}
 		f.settled(agents...)
 		f.led(agents...)
-		a, b := string(agents[0].name), string(agents[1].name)
+		a, b := string(agents[0].AgentName()), string(agents[1].AgentName())
 		f.hold(map[string]string{a: "ncf/1", b: "ncf-int8/1,ncf/1"}, agents...)
 		stop := f.underLoad("rank", agents...)
 		for _, want := range []map[string]string{
@@ -185,10 +186,10 @@ func TestPlacedPartitions(t *testing.T) {
 			f.hold(want, agents...)
 			for _, x := range agents {
 				lanes := 0
-				for _, p := range x.members.Own().GetParts() {
+				for _, p := range x.Members().Own().GetParts() {
 					lanes += int(p.GetLanes())
 				}
-				if own := int(x.members.Own().GetLanes()); lanes != own && lanes != 0 {
+				if own := int(x.Members().Own().GetLanes()); lanes != own && lanes != 0 {
 					f.Errorf("%s: its parts have %d lanes, and it has %d", x.host, lanes, own)
 				}
 			}
@@ -215,10 +216,10 @@ func TestMeasuredSlowdowns(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		variants := f.variants(20*time.Millisecond, twins)
 		file := filepath.Join(f.TempDir(), "sharing.json")
-		measured := func(change func(*sharing.File)) func(*Agent) {
-			return func(a *Agent) {
+		measured := func(change func(*sharing.File)) func(Inside) {
+			return func(a Inside) {
 				variants(a)
-				a.config.Sharing = file
+				a.Config().Sharing = file
 				m := &sharing.File{
 					Cores: goruntime.NumCPU(), Models: map[string]sharing.Model{},
 					QPS: map[string][][]float64{},
@@ -227,7 +228,7 @@ func TestMeasuredSlowdowns(t *testing.T) {
 					},
 				}
 				for model := range twins {
-					v, err := models.ReadNewest(a.config.ModelDir, model)
+					v, err := models.ReadNewest(a.Config().ModelDir, model)
 					if err != nil {
 						f.Fatal(err)
 					}
@@ -265,9 +266,9 @@ func TestMeasuredSlowdowns(t *testing.T) {
 				(want != "") || !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), want) {
 				f.Errorf("want %q in the log:\n%s", want, text)
 			}
-			rm2, wnd := a.slow["rm2"]["wnd"], a.slow["wnd"]["rm2"]
+			rm2, wnd := a.Slowdowns()["rm2"]["wnd"], a.Slowdowns()["wnd"]["rm2"]
 			if want == "" && (rm2 != 1.5 || wnd != 1.25) || want != "" && rm2+wnd != 0 {
-				f.Errorf("%q: slowdowns %v", want, a.slow)
+				f.Errorf("%q: slowdowns %v", want, a.Slowdowns())
 			}
 			if err := a.stop(); err != nil {
 				f.Error(err)
@@ -290,12 +291,12 @@ func TestLayoutsGoOn(t *testing.T) {
 			if strings.Contains(c.layout, "w+") && (machine < 2 || isolate.Open().Limits().Ways > 0) {
 				f.Skip("this machine has one core, or can divide its cache")
 			}
-			a := f.start(f.variants(time.Millisecond, twins), func(a *Agent) {
-				a.config.Layout, a.config.Cores = c.layout, 0
+			a := f.start(f.variants(time.Millisecond, twins), func(a Inside) {
+				a.Config().Layout, a.Config().Cores = c.layout, 0
 			})
 			f.settled(a)
 			f.eventually(30*time.Second, func() string {
-				if !a.server.Ready() {
+				if !a.Server().Ready() {
 					return "it is not ready"
 				}
 				return ""
@@ -310,11 +311,11 @@ func TestLayoutsGoOn(t *testing.T) {
 					f.Errorf("%s: %v", model, err)
 				}
 			}
-			layout, err := a.config.layout()
+			layout, err := place.ParseLayout(a.Config().Layout)
 			if err != nil {
 				f.Fatal(err)
 			}
-			for i, p := range a.members.Own().GetParts() {
+			for i, p := range a.Members().Own().GetParts() {
 				if want := layout.Partitions[i]; int(p.GetCores()) != want.Cores ||
 					int(p.GetLanes()) != want.Lanes || int(p.GetWays()) != want.Ways {
 					f.Errorf("%s: part %d is %v", c.layout, i, p)
@@ -339,13 +340,13 @@ func TestPairTooLarge(t *testing.T) {
 				}
 			}
 		}
-		a := f.start(variants, f.placed(s, "ncf/1"), func(a *Agent) {
-			a.config.Cores, a.config.ModelMemory = 0, bytes*3/2
+		a := f.start(variants, f.placed(s, "ncf/1"), func(a Inside) {
+			a.Config().Cores, a.Config().ModelMemory = 0, bytes*3/2
 		})
 		f.settled(a)
 		f.led(a)
-		f.hold(map[string]string{string(a.name): "ncf/1"}, a)
-		s.want(map[string]string{string(a.name): "ncf-int8/1:1x1+ncf/1:1x1"})
+		f.hold(map[string]string{string(a.AgentName()): "ncf/1"}, a)
+		s.want(map[string]string{string(a.AgentName()): "ncf-int8/1:1x1+ncf/1:1x1"})
 		state := f.state(a, "failed")
 		if state.GetHolds() != "ncf/1" || state.GetLanes() != "" ||
 			!strings.Contains(state.GetWhy(), "ncf-int8 would take") {

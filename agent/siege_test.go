@@ -44,7 +44,7 @@ func TestClientOfOneModel(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	credentials := ca.client("")
 	credentials.APIKey = "feed-feed-feed-feed"
-	conn := dialSecurely(t, a.addresses.GRPC, credentials)
+	conn := dialSecurely(t, a.Addresses().GRPC, credentials)
 	defer conn.Close()
 	c := control.NewControlClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -253,8 +253,8 @@ func TestLostRights(t *testing.T) {
 	defer cancel()
 	c := control.NewControlClient(a.conn)
 	refresh := func() {
-		a.guard.Refresh()
-		a.guard.Refresh()
+		a.Guard().Refresh()
+		a.Guard().Refresh()
 	}
 
 	// Each opens something, and returns what waits for its end.
@@ -321,7 +321,7 @@ func TestLostRights(t *testing.T) {
 		},
 		"dashboard": func(ctx context.Context, key string) func() error {
 			req, err := http.NewRequestWithContext(ctx, "GET",
-				"http://"+a.addresses.HTTP+"/dashboard/api/stream", nil)
+				"http://"+a.Addresses().HTTP+"/dashboard/api/stream", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -502,7 +502,7 @@ func TestStalledQueries(t *testing.T) {
 	body := append(append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...),
 		make([]byte, size-64)...)
 	before := liveBytes()
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	sent := make(chan struct{})
 	go func() { // or neither side would read
 		defer close(sent)
@@ -543,7 +543,7 @@ func TestLargerModel(t *testing.T) {
 	config := testConfig(t)
 	config.ModelDir = dir
 	a := startAgent(t, config, emulated())
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	const size = 3 << 20
 	query := append(binary.BigEndian.AppendUint32([]byte{0}, size), make([]byte, size)...)
 	ask := func(want string) {
@@ -554,7 +554,7 @@ func TestLargerModel(t *testing.T) {
 		}
 	}
 	ask("ResourceExhausted")
-	a.server.Loaded(&models.Version{
+	a.Server().Loaded(&models.Version{
 		Inputs: []models.Port{
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1000}},
 		},
@@ -576,7 +576,7 @@ func TestAnswersWithoutRoom(t *testing.T) {
 	}
 	const n = 20
 	g.close()
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	for range n {
 		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, frame(query), true)
 	}
@@ -618,12 +618,12 @@ func TestAnswersWithoutRoom(t *testing.T) {
 func TestUnreadAnswers(t *testing.T) {
 	config := testConfig(t)
 	config.MaxWaitingBytes = 64 << 10
-	a := startAgent(t, config, emulated(), func(a *Agent) { a.sendTimeout = 3 * time.Second })
+	a := startAgent(t, config, emulated(), func(a Inside) { a.Environment().SendTimeout = 3 * time.Second })
 	query, err := proto.Marshal(ncfRequest(16)) // answered with 4 KiB
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	refused := 0
 	for range 40 {
 		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, frame(query), true)
@@ -679,7 +679,7 @@ func TestInflation(t *testing.T) {
 // oipCharge has others hold so many bytes until the function returned is called.
 func oipCharge(t *testing.T, a *testAgent, n int64) func() {
 	t.Helper()
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	begun := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(n)), make([]byte, 64)...)
 	c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, begun, false)
 	for a.held("serve: bytes of queries") != int(n) {
@@ -760,8 +760,8 @@ func TestRefusedWithTimeout(t *testing.T) {
 func TestStalledStream(t *testing.T) {
 	config := testConfig(t)
 	config.MaxWaitingBytes = 1 << 20
-	a := startAgent(t, config, emulated(), func(a *Agent) { a.receiveTimeout = time.Second })
-	c := newRawClient(t, a.addresses.GRPC)
+	a := startAgent(t, config, emulated(), func(a Inside) { a.Environment().ReceiveTimeout = time.Second })
+	c := newRawClient(t, a.Addresses().GRPC)
 	begun := append(binary.BigEndian.AppendUint32([]byte{0}, 1<<20), make([]byte, 64)...)
 	c.begin(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, begun, false)
 	for gone := false; !gone; {
@@ -793,7 +793,7 @@ func TestUnreadRefusals(t *testing.T) {
 		}
 		body = append(body, frame(b)...)
 	}
-	c := newRawClient(t, a.addresses.GRPC)
+	c := newRawClient(t, a.Addresses().GRPC)
 	c.begin(control.Control_Queries_FullMethodName, body, false)
 	const arrived = "muster_arrived_queries_total"
 	for a.counted(arrived) < most {

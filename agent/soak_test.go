@@ -85,7 +85,7 @@ func TestSoak(t *testing.T) {
 }
 
 // quiet has an agent log nothing, for its log would grow.
-func quiet(a *Agent) { a.log = slog.New(slog.DiscardHandler) }
+func quiet(a Inside) { a.SetLog(slog.New(slog.DiscardHandler)) }
 
 // A soak is a fleet of a few agents that stay, and many that do not.
 type soak struct {
@@ -106,7 +106,7 @@ func (s *soak) round(n int) {
 	for i := range n {
 		speed := &site{} // were all alike, they would be what the type is
 		speed.slower.Store(int64(1 + i%4))
-		change := func(a *Agent) { a.openExecutor = speed.openEmulator }
+		change := func(a Inside) { a.Environment().OpenExecutor = speed.openEmulator }
 		all = append(all, s.startOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, neverLeads, change))
 	}
 	s.settled(all...)
@@ -123,7 +123,7 @@ func (s *soak) round(n int) {
 	for _, a := range all[len(s.stay):] {
 		stopping.Go(func() {
 			if err := a.stop(); err != nil {
-				s.Errorf("agent %s: %v", a.name, err)
+				s.Errorf("agent %s: %v", a.AgentName(), err)
 			}
 		})
 	}
@@ -142,7 +142,7 @@ func (s *soak) replace() {
 	s.version++
 	s.eventually(time.Minute, func() string {
 		for _, a := range s.agents {
-			for _, m := range a.members.View().Members {
+			for _, m := range a.Members().View().Members {
 				if len(m.Models) != 1 || m.Models[0].Version != int64(s.version) {
 					return a.host + " does not see the latest version at " + m.Name
 				}
@@ -164,7 +164,7 @@ func (s *soak) query(n int, agents []*fleetAgent) {
 func (s *soak) types() map[string]bool {
 	types := map[string]bool{}
 	for _, a := range s.stay {
-		for _, p := range a.members.View().Profiles {
+		for _, p := range a.Members().View().Profiles {
 			types[p.Type] = true
 		}
 	}
@@ -199,7 +199,7 @@ func (s *soak) sizes() map[string]int {
 	sizes := map[string]int{}
 	for i, a := range s.stay {
 		add := func(what string, n int) { sizes[fmt.Sprintf("agent %d: %s", i+1, what)] = n }
-		families, err := a.metrics.registry.Gather()
+		families, err := a.Registry().Gather()
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -208,11 +208,11 @@ func (s *soak) sizes() map[string]int {
 			series += len(family.GetMetric())
 		}
 		add("metrics: series", series)
-		a.members.Sizes(add)
-		a.worker.Sizes(add)
-		a.server.Sizes(add)
-		add("gossip: members", len(a.gossip.Members()))
-		a.leading.Sizes(add)
+		a.Members().Sizes(add)
+		a.Worker().Sizes(add)
+		a.Server().Sizes(add)
+		add("gossip: members", len(a.Gossip().Members()))
+		a.Leading().Sizes(add)
 	}
 	sizes["goroutines"] = goruntime.NumGoroutine()
 	return sizes

@@ -35,7 +35,7 @@ func TestStateOfOthers(t *testing.T) {
 				if err := os.WriteFile(path, []byte(x.in), 0o600); err != nil {
 					f.Fatal(err)
 				}
-				a := f.start(func(a *Agent) { a.config.StateDir = dir })
+				a := f.start(func(a Inside) { a.Config().StateDir = dir })
 				f.settled(a)
 				f.led(a)
 				if failed := f.send(100, time.Millisecond, a); len(failed) > 0 {
@@ -80,7 +80,7 @@ func TestStateStays(t *testing.T) {
 		if err := os.MkdirAll(inside, 0o755); err != nil {
 			f.Fatal(err)
 		}
-		a := f.start(func(a *Agent) { a.config.StateDir = dir })
+		a := f.start(func(a Inside) { a.Config().StateDir = dir })
 		f.settled(a)
 		f.led(a)
 		if failed := f.send(100, time.Millisecond, a); len(failed) > 0 {
@@ -116,12 +116,12 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		if err := book.Save(path); err != nil {
 			f.Fatal(err)
 		}
-		a := f.start(func(a *Agent) { a.config.StateDir = dir })
+		a := f.start(func(a Inside) { a.Config().StateDir = dir })
 		f.settled(a)
 		f.led(a)
 		var told profiles.Table
 		f.eventually(time.Second, func() string {
-			for _, p := range a.members.View().Profiles {
+			for _, p := range a.Members().View().Profiles {
 				if p.Key().Model == names.NewModelKey("ncf", 1) &&
 					json.Unmarshal(p.Table, &told) == nil &&
 					told.Origin() == profiles.Learned {

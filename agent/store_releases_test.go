@@ -64,10 +64,10 @@ func (f *testFleet) publisher(versions ...int64) *publisher {
 }
 
 // start starts an agent that follows the store, with nothing on its disk.
-func (p *publisher) start(changes ...func(*Agent)) *fleetAgent {
-	return p.f.start(append([]func(*Agent){func(a *Agent) {
-		a.config.ModelDir, a.config.ModelStore = p.f.TempDir(), "file:///models"
-		a.config.StorePoll = 15 * time.Second
+func (p *publisher) start(changes ...func(Inside)) *fleetAgent {
+	return p.f.start(append([]func(Inside){func(a Inside) {
+		a.Config().ModelDir, a.Config().ModelStore = p.f.TempDir(), "file:///models"
+		a.Config().StorePoll = 15 * time.Second
 		a.OpenStore(func(context.Context, string) (*store.Store, error) { return p.Store, nil })
 	}}, changes...)...)
 }
@@ -129,8 +129,8 @@ func (p *publisher) serve(version int64, agents ...*fleetAgent) {
 func (a *fleetAgent) states() map[int64]models.State {
 	synctest.Wait()
 	all := map[int64]models.State{}
-	if a.worker != nil {
-		for _, s := range a.worker.Repository().Index() {
+	if a.Worker() != nil {
+		for _, s := range a.Worker().Repository().Index() {
 			all[s.Version] = s.State
 		}
 	}
@@ -402,7 +402,7 @@ func TestStoreReleasesSigned(t *testing.T) {
 		}
 		const fleet = "file:///models" // the store's URL
 		write(&control.Release{Number: 1, Current: 1}, fleet)
-		requires := func(a *Agent) { a.config.RequireSignature = keys }
+		requires := func(a Inside) { a.Config().RequireSignature = keys }
 		agents := []*fleetAgent{p.start(requires), p.start(requires)}
 		p.serve(1, agents...)
 		f.settled(agents...)
@@ -453,12 +453,12 @@ func TestStoreUnsignedOnDisk(t *testing.T) {
 		keys := filepath.Join(f.TempDir(), "keys")
 		signer := f.newSigner(keys)
 		dir := f.TempDir()
-		first := p.start(func(a *Agent) { a.config.ModelDir = dir })
+		first := p.start(func(a Inside) { a.Config().ModelDir = dir })
 		p.serve(1, first)
 		if err := first.stop(); err != nil {
 			f.Fatal(err)
 		}
-		again := p.start(func(a *Agent) { a.config.ModelDir, a.config.RequireSignature = dir, keys })
+		again := p.start(func(a Inside) { a.Config().ModelDir, a.Config().RequireSignature = dir, keys })
 		time.Sleep(time.Minute)
 		if state := again.states()[1]; state == models.Ready {
 			f.Errorf("a version that nobody has signed is %s", state)

@@ -75,19 +75,19 @@ func TestModelStore(t *testing.T) {
 		}
 		first := push(1)
 		for range agents {
-			f.start(func(a *Agent) {
-				a.config.ModelDir, a.config.ModelStore = f.TempDir(), "file:///models"
-				a.config.StorePoll = time.Hour
+			f.start(func(a Inside) {
+				a.Config().ModelDir, a.Config().ModelStore = f.TempDir(), "file:///models"
+				a.Config().StorePoll = time.Hour
 				a.OpenStore(func(context.Context, string) (*store.Store, error) { return s, nil })
 			})
 		}
 		serves := func(version int64) func() string {
 			return func() string {
 				for _, a := range f.agents {
-					if a.worker == nil {
+					if a.Worker() == nil {
 						return a.host + " begins"
 					}
-					l, err := a.worker.Repository().Acquire("ncf", 0)
+					l, err := a.Worker().Repository().Acquire("ncf", 0)
 					if err != nil {
 						return fmt.Sprintf("%s: %v", a.host, err)
 					}

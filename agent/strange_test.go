@@ -91,7 +91,7 @@ func (f *testFleet) post(a *fleetAgent, path, body string) (int, string) {
 func counted(f *testFleet, name, value string, agents []*fleetAgent) (sum float64) {
 	f.Helper()
 	for _, a := range agents {
-		families, err := a.metrics.registry.Gather()
+		families, err := a.Registry().Gather()
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -124,8 +124,8 @@ func TestStrangeAnswers(t *testing.T) {
 				answer.Store(fp32(1))
 				var all []*fleetAgent
 				for range agents {
-					all = append(all, f.start(func(a *Agent) {
-						a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+					all = append(all, f.start(func(a Inside) {
+						a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 							return strange{emulated(), answer}, nil
 						}
 					}))

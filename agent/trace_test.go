@@ -86,7 +86,7 @@ func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 				Parameters: map[string]*inference.ModelRepositoryParameter{
 					"agent": {
 						ParameterChoice: &inference.ModelRepositoryParameter_StringParam{
-							StringParam: string(a.name),
+							StringParam: string(a.AgentName()),
 						},
 					},
 				}}); err != nil {
@@ -95,9 +95,9 @@ func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 	}
 	f.eventually(5*time.Second, func() string {
 		for _, a := range append(rest, holder) {
-			for _, m := range a.members.View().Members {
+			for _, m := range a.Members().View().Members {
 				if (len(m.Models) > 0) != (m.Name == holder.Name()) {
-					return string(a.name + " sees models elsewhere")
+					return string(a.AgentName() + " sees models elsewhere")
 				}
 			}
 		}
@@ -124,8 +124,8 @@ func testTraced(f *testFleet, protocol string, led bool) {
 	start := func(role string) *fleetAgent {
 		spans := tracetest.NewInMemoryExporter()
 		made = append(made, spans)
-		return f.start(func(a *Agent) {
-			a.config.Leader = role
+		return f.start(func(a Inside) {
+			a.Config().Leader = role
 			a.Trace(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
 		})
 	}
@@ -170,7 +170,7 @@ func testTraced(f *testFleet, protocol string, led bool) {
 			"muster.executor=emulated")
 	f.attributes(
 		attempt,
-		string("muster.agent="+worker.name+" muster.attempt=1 rpc.response.status_code=OK"))
+		string("muster.agent="+worker.AgentName()+" muster.attempt=1 rpc.response.status_code=OK"))
 	f.attributes(query, "muster.model=ncf muster.batch_size=100")
 
 	decided := atGateway
@@ -179,11 +179,11 @@ func testTraced(f *testFleet, protocol string, led bool) {
 	}
 	decide := f.one(decided, tracing.Decide, trace.SpanKindInternal)
 	f.child(decide, query)
-	f.attributes(decide, string("muster.action=assign muster.agent="+worker.name))
+	f.attributes(decide, string("muster.action=assign muster.agent="+worker.AgentName()))
 	if led {
 		f.attributes(
 			decide,
-			"muster.reason=matched muster.policy="+leader.config.Policy+
+			"muster.reason=matched muster.policy="+leader.Config().Policy+
 				" muster.attempt=1 muster.epoch=1 muster.lane=0")
 		return
 	}
@@ -267,13 +267,14 @@ func TestTraceContextPasses(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				var headers metadata.MD
 				var mu sync.Mutex
-				worker := f.start(func(a *Agent) {
-					a.openExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
-						e, err := openExecutor(c, log)
+				worker := f.start(func(a Inside) {
+					open := a.Environment().OpenExecutor
+					a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+						e, err := open(c, log)
 						return headerExecutor{e, &mu, &headers}, err
 					}
 				})
-				gateway := f.start(func(a *Agent) {
+				gateway := f.start(func(a Inside) {
 					if traced {
 						a.Trace(sdktrace.NewTracerProvider())
 					}

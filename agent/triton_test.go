@@ -144,7 +144,7 @@ func TestStreamedAnswersCount(t *testing.T) {
 // sizes returns what the agent's servers keep.
 func sizes(a *testAgent) map[string]int {
 	all := map[string]int{}
-	a.server.Sizes(func(what string, n int) { all[what] = n })
+	a.Server().Sizes(func(what string, n int) { all[what] = n })
 	return all
 }
 

@@ -24,11 +24,11 @@ func TestUndescribed(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
 		f.settled(a, b)
-		cut := f.start(func(a *Agent) { f.network.partition(map[string]int{string(a.name): 1}) })
+		cut := f.start(func(a Inside) { f.network.partition(map[string]int{string(a.AgentName()): 1}) })
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if x.members.Member(names.AgentName(cut.name)) == nil {
-					return string(x.name + " does not list " + cut.name)
+				if x.Members().Member(names.AgentName(cut.AgentName())) == nil {
+					return string(x.AgentName() + " does not list " + cut.AgentName())
 				}
 			}
 			return ""
@@ -37,13 +37,13 @@ func TestUndescribed(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 		for _, x := range []*fleetAgent{a, b} {
-			if m := x.members.Member(names.AgentName(cut.name)); m == nil || len(m.Models) > 0 {
-				f.Errorf("%s lists %v, want the agent without models", x.name, m)
+			if m := x.Members().Member(names.AgentName(cut.AgentName())); m == nil || len(m.Models) > 0 {
+				f.Errorf("%s lists %v, want the agent without models", x.AgentName(), m)
 			}
 			if n := strings.Count(x.log.String(),
 				"gossips but does not say what it serves"); n != 1 {
 				f.Errorf("%s says %d times that an agent does not say what it serves, want once",
-					x.name, n)
+					x.AgentName(), n)
 			}
 		}
 		if ran := cut.counted("muster_attempts_total"); ran > 0 {
@@ -68,12 +68,12 @@ func TestClockOff(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f)
 		f.callAs(ca, "client")
-		agent := func(name string) func(*Agent) {
-			return func(a *Agent) { a.config.Security = ca.agent(name) }
+		agent := func(name string) func(Inside) {
+			return func(a Inside) { a.Config().Security = ca.agent(name) }
 		}
 		a, b := f.start(agent("a")), f.start(agent("b"))
 		f.settled(a, b)
-		off := f.start(agent("c"), func(a *Agent) {
+		off := f.start(agent("c"), func(a Inside) {
 			order := secure.Order{Name: "c", Agent: true, Life: 24 * time.Hour}
 			cert, key, err := ca.ca.Issue(order, time.Now().Add(3*time.Hour))
 			if err != nil {
@@ -84,11 +84,11 @@ func TestClockOff(t *testing.T) {
 		})
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if m := x.members.Member(names.AgentName(off.name)); m == nil || len(m.Models) > 0 {
-					return fmt.Sprintf("%s lists %v, want %s without models", x.name, m, off.name)
+				if m := x.Members().Member(names.AgentName(off.AgentName())); m == nil || len(m.Models) > 0 {
+					return fmt.Sprintf("%s lists %v, want %s without models", x.AgentName(), m, off.AgentName())
 				}
 				if !strings.Contains(x.log.String(), "agent gossips but does not say") {
-					return string(x.name + " does not say that it cannot ask")
+					return string(x.AgentName() + " does not say that it cannot ask")
 				}
 			}
 			return ""
@@ -103,7 +103,7 @@ func TestClockOff(t *testing.T) {
 			if !strings.Contains(x.log.String(),
 				"clock of this machine or of the one that issued it") &&
 				!strings.Contains(x.log.String(), "this machine's clock, which says") {
-				f.Errorf("%s does not say that a clock may be wrong: %s", x.name, x.log)
+				f.Errorf("%s does not say that a clock may be wrong: %s", x.AgentName(), x.log)
 			}
 		}
 		ca.agent("c")
@@ -128,7 +128,7 @@ func TestSlowWorker(t *testing.T) {
 		for range 3 {
 			s := &site{}
 			s.slower.Store(1)
-			a := f.start(func(a *Agent) { a.openExecutor = s.openEmulator })
+			a := f.start(func(a Inside) { a.Environment().OpenExecutor = s.openEmulator })
 			agents, sites[a] = append(agents, a), s
 		}
 		f.settled(agents...)
@@ -153,7 +153,7 @@ func TestSlowWorker(t *testing.T) {
 		var slow *fleetAgent
 		factor := func() float64 {
 			s, err := leader.ctl.Status(f.Context(), &control.StatusRequest{
-				Agent: string(slow.name),
+				Agent: string(slow.AgentName()),
 			})
 			if err != nil || len(s.GetAgents()) != 1 {
 				f.Fatalf("status: %v, %v", s, err)
@@ -197,7 +197,7 @@ func TestCutOff(t *testing.T) {
 		leads := f.led(agents...)
 		f.eventually(10*time.Second, func() string {
 			n := 0
-			leads.leading.Sizes(func(what string, size int) {
+			leads.Leading().Sizes(func(what string, size int) {
 				if what == "state: members" {
 					n = size
 				}
@@ -263,7 +263,7 @@ func TestCutOff(t *testing.T) {
 			synctest.Wait()
 			held := 0
 			for _, a := range agents {
-				for _, h := range leads.leading.Holds(names.AgentName(a.name), 0) {
+				for _, h := range leads.Leading().Holds(names.AgentName(a.AgentName()), 0) {
 					if h.Sequence == sequence && h.Attempt == int(attempt.Attempt) {
 						held++
 					}

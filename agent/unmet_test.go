@@ -37,7 +37,7 @@ func TestTargetUnmet(t *testing.T) {
 			return ""
 		})
 		_, documented := documentedMetrics(f)
-		families, err := leader.metrics.registry.Gather()
+		families, err := leader.Registry().Gather()
 		if err != nil {
 			f.Fatal(err)
 		}

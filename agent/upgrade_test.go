@@ -15,11 +15,11 @@ import (
 func TestRollingUpgrade(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		var fleet []*fleetAgent
-		speaking := func(oldest, newest uint32) func(*Agent) {
-			return func(a *Agent) {
-				a.spoken = control.Versions{Oldest: oldest, Newest: newest}
+		speaking := func(oldest, newest uint32) func(Inside) {
+			return func(a Inside) {
+				a.Environment().Spoken = control.Versions{Oldest: oldest, Newest: newest}
 				for _, o := range fleet {
-					a.config.Join = append(a.config.Join, o.host+":7946")
+					a.Config().Join = append(a.Config().Join, o.host+":7946")
 				}
 			}
 		}
@@ -27,7 +27,7 @@ func TestRollingUpgrade(t *testing.T) {
 			f.settled(agents...)
 			f.led(agents...)
 			for _, a := range agents {
-				if got := control.Agreed(a.members.View().GetMembers()); got != want {
+				if got := control.Agreed(a.Members().View().GetMembers()); got != want {
 					f.Errorf("%s agrees on version %d, want %d", a.host, got, want)
 				}
 			}

@@ -25,7 +25,7 @@ import (
 
 // leads waits until the agent leads.
 func (a *testAgent) leads() {
-	for !a.leading.Leads() {
+	for !a.Leading().Leads() {
 		goruntime.Gosched()
 	}
 }
@@ -49,7 +49,7 @@ func TestSeesOneModel(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	ctx := t.Context()
 	for _, model := range []string{"ncf", "wnd"} { // so that there is something to tell
-		a.worker.Failed(model, 0, outcome.ErrSlow, 0, 0, 0)
+		a.Worker().Failed(model, 0, outcome.ErrSlow, 0, 0, 0)
 	}
 	a.leads() // before it does, Match is refused
 	others := regexp.MustCompile(`\b(wnd|mtwnd|mt-wnd|dien|rm2)\b`)
@@ -91,11 +91,11 @@ func TestSeesOneModel(t *testing.T) {
 		},
 	}
 	for _, request := range [][2]string{
-		{"GET", "http://" + a.addresses.HTTP + "/"}, {
-			"GET", "http://" + a.addresses.HTTP + "/v2/models/stats",
+		{"GET", "http://" + a.Addresses().HTTP + "/"}, {
+			"GET", "http://" + a.Addresses().HTTP + "/v2/models/stats",
 		},
-		{"POST", "http://" + a.addresses.HTTP + "/v2/repository/index"}, {
-			"GET", "http://" + a.addresses.Metrics + "/metrics",
+		{"POST", "http://" + a.Addresses().HTTP + "/v2/repository/index"}, {
+			"GET", "http://" + a.Addresses().Metrics + "/metrics",
 		},
 	} {
 		calls[request[1][strings.LastIndex(request[1], ":"):]] = func(ctx context.Context) (
@@ -146,7 +146,7 @@ func TestSeesOneModel(t *testing.T) {
 			}
 		}
 	}
-	scraped, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+
+	scraped, err := calls[a.Addresses().Metrics[strings.LastIndex(a.Addresses().Metrics, ":"):]+
 		"/metrics"](withKey(ctx, "scrape-scrape-scrape"))
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestSeesOneModel(t *testing.T) {
 		!strings.Contains(text, "go_goroutines") {
 		t.Errorf("one with the right metrics gets %s", text)
 	}
-	ads, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+
+	ads, err := calls[a.Addresses().Metrics[strings.LastIndex(a.Addresses().Metrics, ":"):]+
 		"/metrics"](withKey(ctx, adsKey))
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestStatusOfPastModels(t *testing.T) {
 	for !slices.ContainsFunc(status(feedKey).GetModels(), counted) {
 		goruntime.Gosched() // the gateway tells the leader after it has answered
 	}
-	if err := a.worker.Repository().Unload(t.Context(), "wnd"); err != nil {
+	if err := a.Worker().Repository().Unload(t.Context(), "wnd"); err != nil {
 		t.Fatal(err)
 	}
 	until(false, true)
@@ -351,9 +351,9 @@ func TestSeesNoNeighbour(t *testing.T) {
 		variants, shares := f.variants(20*time.Millisecond, twins), sharesLanes("rm2:1x1+wnd:1x1")
 		var agents []*fleetAgent
 		for _, name := range []string{"a", "b"} {
-			agents = append(agents, f.start(variants, shares, func(a *Agent) {
-				a.config.Security = ca.agent(name)
-				a.config.Security.AccessFile = access
+			agents = append(agents, f.start(variants, shares, func(a Inside) {
+				a.Config().Security = ca.agent(name)
+				a.Config().Security.AccessFile = access
 			}))
 		}
 		f.settled(agents...)
@@ -451,16 +451,16 @@ func TestNotFoundListsNoOther(t *testing.T) {
 				variants := f.variants(time.Millisecond, twins)
 				var agents []*fleetAgent
 				for i := range n {
-					agents = append(agents, f.start(variants, func(a *Agent) {
-						a.config.Security = ca.agent(fmt.Sprint("agent", i))
-						a.config.Security.AccessFile = access
+					agents = append(agents, f.start(variants, func(a Inside) {
+						a.Config().Security = ca.agent(fmt.Sprint("agent", i))
+						a.Config().Security.AccessFile = access
 					}))
 				}
 				f.settled(agents...)
 				leader := f.led(agents...)
 				f.eventually(time.Minute, func() string {
 					for _, a := range agents {
-						if !a.server.Ready() {
+						if !a.Server().Ready() {
 							return a.host + " is not ready"
 						}
 					}

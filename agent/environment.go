@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/muster-serve/muster/agent/lead"
+	"github.com/muster-serve/muster/agent/serve"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/place/replan"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// An Environment is what an agent uses of the world around it. Tests replace parts of it before Run.
+type Environment struct {
+	// OpenExecutor opens the executor that runs the models.
+	OpenExecutor func(Config, *slog.Logger) (runtime.Executor, error)
+	// Network opens connections and listeners.
+	Network Network
+	// ReceiveTimeout and SendTimeout bound how long a client may take: [serve.ReceiveTimeout] and
+	// [serve.SendTimeout].
+	ReceiveTimeout, SendTimeout time.Duration
+	// NewReplanner is [lead.Config.Replanner]; nil: that of leader/place/replan.
+	NewReplanner func(replan.Config, replan.Memory) (lead.Replanner, error)
+	// Spoken is the range of protocol versions that the agent speaks.
+	Spoken control.Versions
+}
+
+func defaultEnvironment() Environment {
+	return Environment{
+		OpenExecutor: openExecutor, Network: sockets(),
+		ReceiveTimeout: serve.ReceiveTimeout, SendTimeout: serve.SendTimeout,
+		Spoken: control.Spoken,
+	}
+}
