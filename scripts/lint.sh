@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the form of the code (gofmt, no line above 120 columns, go vet, staticcheck, shellcheck,
-# ruff; each tool in a pinned version), and that NOTICE names all that the binary contains.
+# ruff; each tool in a pinned version), that NOTICE names all that the binary contains, and the
+# subjects of commits.
 # `make lint` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +24,19 @@ if [ -n "$long" ]; then
   echo "lint: more than 120 columns:" >&2
   echo "$long" >&2
   exit 1
+fi
+# Subjects are "folder: verb object" and have at most 72 characters, in all commits after this one.
+first=0313396a
+if git cat-file -e "$first^{commit}" 2>/dev/null; then # a shallow clone may not have it
+  wrong=$(git log --no-merges --format='%h %s' "$first"..HEAD |
+    grep -vE '^[0-9a-f]+ [[:alnum:]._/-]+(, [[:alnum:]._/-]+)*: [[:lower:]].*[^.]$' || true)
+  wrong+=$(git log --no-merges --format='%h %s' "$first"..HEAD |
+    awk '{ subject = substr($0, index($0, " ") + 1) } length(subject) > 72')
+  if [ -n "$wrong" ]; then
+    echo "lint: subjects of commits that are not \"folder: verb object\" in 72 characters:" >&2
+    echo "$wrong" >&2
+    exit 1
+  fi
 fi
 # -trimpath keeps the folder's name out of what is compiled, so all clones share the build cache, and
 # all of this shares it with `make build`.
