@@ -1,13 +1,38 @@
 package agent
 
-import "runtime/debug"
+import (
+	"regexp"
+	"runtime/debug"
+)
 
-// Version is the version of this binary in Go's build information: a tag, a pseudo-version of the
-// commit, or "devel" for a build without either.
+// next is the version that the code becomes when somebody tags it.
+const next = "0.1.0"
+
+// pseudoVersion is what Go makes of a commit without a tag: a time and the first twelve digits of
+// the commit, with "+dirty" if files have changed since.
+var pseudoVersion = regexp.MustCompile(`^v\d+\.\d+\.\d+-(?:[\w.]+\.)?\d{14}-([0-9a-f]{12})(\+dirty)?$`)
+
+// Version is the version of this binary, as https://semver.org has it: the tag that it was built
+// from without its "v", such as "0.1.0", else "0.1.0-dev+" and the commit, or "0.1.0-dev" for a
+// build that does not know its commit.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "devel"
+	if !ok {
+		return versionOf("")
 	}
-	return info.Main.Version
+	return versionOf(info.Main.Version)
+}
+
+// versionOf is Version for the version that Go's build information has.
+func versionOf(built string) string {
+	if built == "" || built == "(devel)" {
+		return next + "-dev"
+	}
+	if m := pseudoVersion.FindStringSubmatch(built); m != nil {
+		if m[2] != "" {
+			return next + "-dev+" + m[1] + ".dirty"
+		}
+		return next + "-dev+" + m[1]
+	}
+	return built[1:]
 }
