@@ -66,6 +66,11 @@ var rules = []rule{
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{
+		folder: "api/list",
+		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
+		reason: "whoever keeps queries in order uses it, so it can depend on none",
+	},
+	{
 		folder: "api/picture", never: network,
 		reason: "how pictures look has nothing to do with what they show; the load tool and the " +
 			"simulator draw alike",
@@ -133,7 +138,7 @@ var rules = []rule{
 	{
 		folder: "leader/match",
 		imports: []string{
-			"leader/fluid", "leader/internal", "api/names", "profiles", "runtime/queue",
+			"leader/fluid", "leader/internal", "api/list", "api/names", "profiles", "runtime/queue",
 		},
 		never:  append([]string{"log", "os"}, network...),
 		reason: "matching is pure, and what else the leader does builds on it",
@@ -190,7 +195,7 @@ var rules = []rule{
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
-		folder: "client/queries", imports: []string{"leader/match", "leader/election", "api/names"},
+		folder: "client/queries", imports: []string{"api/list", "api/names", "leader/election", "leader/match"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "a gateway's decisions are pure: the simulator runs the very code that " +
 			"production runs",

@@ -16,7 +16,7 @@ import (
 // pure are the folders whose packages, and those below them, start no goroutine and read no clock:
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
-	"api/accuracy", "api/names", "api/picture", "client/queries", "leader", "profiles",
+	"api/accuracy", "api/list", "api/names", "api/picture", "client/queries", "leader", "profiles",
 	"runtime/load", "runtime/queue", "sim",
 }
 

@@ -3,24 +3,26 @@ package serve
 import (
 	"sync"
 	"time"
+
+	"github.com/muster-serve/muster/api/list"
 )
 
 // timeouts calls expire for operations that take too long, where all have the same limit. They
 // expire in the order in which they began, so one list and one timer suffice, and beginning one
 // allocates nothing. The methods may be called concurrently.
 type timeouts struct {
-	mu          sync.Mutex
-	first, last *timeout
-	timer       *time.Timer // nil before the first
-	set         bool        // timer runs, for first or for an earlier one that has ended
+	mu    sync.Mutex
+	begun list.List[timeout] // in the order in which they began
+	timer *time.Timer        // nil before the first
+	set   bool               // timer runs, for the first or for an earlier one that has ended
 }
 
 // A timeout is the entry of one operation in the list, embedded in the operation. Only the methods
 // of timeouts may touch it while it is begun.
 type timeout struct {
-	due        time.Time
-	expires    expirer // nil: it is not in the list
-	prev, next *timeout
+	due     time.Time
+	expires expirer
+	inBegun list.Node[timeout]
 }
 
 // An expirer is an operation that expire ends. expire is called on a goroutine of its own, and may
@@ -33,11 +35,7 @@ func (t *timeouts) begin(o *timeout, limit time.Duration, e expirer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o.due, o.expires = time.Now().Add(limit), e
-	if o.prev, t.last = t.last, o; o.prev != nil {
-		o.prev.next = o
-	} else {
-		t.first = o
-	}
+	t.begun.Append(o, &o.inBegun)
 	if t.set {
 		return
 	}
@@ -57,20 +55,11 @@ func (t *timeouts) end(o *timeout) bool {
 }
 
 func (t *timeouts) remove(o *timeout) bool {
-	if o.expires == nil {
+	if !o.inBegun.InList() {
 		return false
 	}
-	if o.prev != nil {
-		o.prev.next = o.next
-	} else {
-		t.first = o.next
-	}
-	if o.next != nil {
-		o.next.prev = o.prev
-	} else {
-		t.last = o.prev
-	}
-	o.prev, o.next, o.expires = nil, nil, nil
+	t.begun.Remove(&o.inBegun)
+	o.expires = nil
 	return true
 }
 
@@ -78,8 +67,8 @@ func (t *timeouts) remove(o *timeout) bool {
 func (t *timeouts) fire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for now := time.Now(); t.first != nil; {
-		o := t.first
+	now := time.Now()
+	for o := t.begun.First(); o != nil; o = t.begun.First() {
 		if wait := o.due.Sub(now); wait > 0 {
 			t.timer.Reset(wait)
 			return

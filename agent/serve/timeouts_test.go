@@ -54,7 +54,7 @@ func TestTimeouts(t *testing.T) {
 		}; !slices.Equal(expired, want) {
 			t.Errorf("expired: %q, want %q", expired, want)
 		}
-		if all.end(&d.timeout) || all.first != nil || all.last != nil || all.set {
+		if all.end(&d.timeout) || all.begun.Len() > 0 || all.set {
 			t.Errorf("something is left: %+v", &all)
 		}
 		begin("f") // after a while without any

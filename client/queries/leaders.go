@@ -196,7 +196,7 @@ func (s *State) forget(now time.Duration) (lost bool) {
 	if s.link < linkOpen {
 		return s.lost
 	}
-	for q := s.first; q != nil; q = q.next {
+	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		q.since = now
 		if q.submitted() {
 			q.atLeader = unknown
@@ -211,13 +211,13 @@ func (s *State) linkIs(link linkState, lost bool) {
 		return
 	}
 	s.link, s.lost = link, lost
-	for q := s.first; q != nil; q = q.next {
+	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		s.schedule(q)
 	}
 }
 
 func (s *State) submitAll(now time.Duration) {
-	for q := s.first; q != nil; q = q.next {
+	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		if q.atLeader == unknown {
 			s.stats.ResubmitsLeader++
 			s.submit(q, now)
@@ -260,7 +260,7 @@ func (s *State) Check(now time.Duration) (silent bool) {
 }
 
 // Idle reports whether Check and Inquire need not be called before another query arrives.
-func (s *State) Idle() bool { return s.first == nil && len(s.unacked) == 0 }
+func (s *State) Idle() bool { return s.pending.Len() == 0 && len(s.unacked) == 0 }
 
 // LookAgain is how long after a Check to call Check and Inquire again, unless the state is idle.
 func (s *State) LookAgain(now time.Duration) time.Duration {

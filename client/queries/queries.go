@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/list"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -47,12 +48,13 @@ const (
 // leader has split waits, by Split, for the outcomes of its parts, which are queries of their own.
 // Times are since a fixed time that the caller chooses. A State is not safe for concurrent use.
 type State struct {
-	sequence    uint64
-	bySequence  map[uint64]*Query
-	first, last *Query // in the order of arrival; not those that were split, but their parts
-	ready       turns  // queries to decide without a leader now
-	later       turns  // queries that may be decided so from their due times on
-	inquiries   int    // how many are being decided without a leader
+	sequence   uint64
+	bySequence map[uint64]*Query
+	// pending has the queries without outcomes in the order of arrival; not those that were split, but their parts.
+	pending   list.List[Query]
+	ready     turns // queries to decide without a leader now
+	later     turns // queries that may be decided so from their due times on
+	inquiries int   // how many are being decided without a leader
 
 	leaders leaders
 	link    linkState
@@ -111,12 +113,12 @@ type Query struct {
 	parts []*Query // nil: it was not split
 	open  int      // parts without an outcome
 
-	previous, next *Query
-	since          time.Duration // when it began to wait without an answer of the leader
-	stage          stage
-	atLeader       atLeader
-	submit         uint64 // the number of its last submit on the link
-	err            error  // why it ended without an answer, or why the leader refused it
+	inPending list.Node[Query] // its place in State.pending
+	since     time.Duration    // when it began to wait without an answer of the leader
+	stage     stage
+	atLeader  atLeader
+	submit    uint64 // the number of its last submit on the link
+	err       error  // why it ended without an answer, or why the leader refused it
 
 	at       Target // target of the attempt under way
 	aborted  bool   // that attempt is cut off
@@ -391,10 +393,10 @@ func (s *State) Unacknowledged() int { return len(s.unacked) }
 func (s *State) Arrive(q *Query, now time.Duration) {
 	s.sequence += match.MostParts + 1
 	q.Sequence, q.since = s.sequence, now
-	if s.first == nil {
+	if s.pending.Len() == 0 {
 		s.busyAt = now
 	}
-	s.insert(q, s.last)
+	s.insert(q, nil)
 	s.stats.Queries++
 	if s.link == linkOpen {
 		s.submit(q, now)
@@ -402,36 +404,15 @@ func (s *State) Arrive(q *Query, now time.Duration) {
 	s.schedule(q)
 }
 
-// insert adds q after the query before, at the front if that is nil.
+// insert adds q after the query before, at the end if that is nil.
 func (s *State) insert(q, before *Query) {
 	q.again = past
 	s.bySequence[q.Sequence] = q
-	q.previous, q.next = before, s.first
-	if before != nil {
-		q.next, before.next = before.next, q
+	if before == nil {
+		s.pending.Append(q, &q.inPending)
 	} else {
-		s.first = q
+		s.pending.InsertAfter(q, &q.inPending, &before.inPending)
 	}
-	if q.next != nil {
-		q.next.previous = q
-	} else {
-		s.last = q
-	}
-}
-
-// unlink removes q from the order of arrival.
-func (s *State) unlink(q *Query) {
-	if q.previous != nil {
-		q.previous.next = q.next
-	} else {
-		s.first = q.next
-	}
-	if q.next != nil {
-		q.next.previous = q.previous
-	} else {
-		s.last = q.previous
-	}
-	q.previous, q.next = nil, nil
 }
 
 // submit asks the leader for a lane. If an attempt of q is under way and not given up, it asks the
@@ -529,7 +510,7 @@ func (s *State) Split(q *Query, parts []*Query) {
 		s.schedule(part)
 		before = part
 	}
-	s.unlink(q)
+	s.pending.Remove(&q.inPending)
 	s.stats.Superseded += uint64(s.cutOff(q, 0))
 	q.stage = divided
 	s.schedule(q)
@@ -680,7 +661,7 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 // connection may stay open without a word. So the gateway gives up all attempts under way there.
 // Each goes on until the query has another target.
 func (s *State) Left(agent names.AgentName, now time.Duration) {
-	for q := s.first; q != nil; q = q.next {
+	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		// While the leader was silent it may have been overdue, and no lane took it. The leader, heard
 		// again, does not know that.
 		overdue := q.stage == doubted && q.atLeader == assigned
@@ -822,7 +803,7 @@ func (s *State) End(q *Query, err error) {
 	s.withdraw(q)
 	s.dropTarget(q)
 	if q.stage != divided {
-		s.unlink(q)
+		s.pending.Remove(&q.inPending)
 	}
 	q.stage, q.err = ended, err
 	s.schedule(q)
@@ -853,8 +834,8 @@ func (s *State) abandon(q *Query, why error) {
 
 // Close ends all queries with the error why.
 func (s *State) Close(why error) {
-	for s.first != nil {
-		s.abandon(s.first, why)
+	for s.pending.Len() > 0 {
+		s.abandon(s.pending.First(), why)
 	}
 }
 

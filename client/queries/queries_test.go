@@ -150,7 +150,7 @@ func (r *run) arrive() *caller {
 	c := &caller{}
 	c.q = &Query{Arrival: r.now, Tag: c}
 	r.callers = append(r.callers, c)
-	if r.s.first == nil {
+	if r.s.pending.Len() == 0 {
 		r.busy = r.now
 	}
 	r.s.Arrive(c.q, r.now)
@@ -612,7 +612,7 @@ func (r *run) turn(q *Query) {
 
 func (r *run) check() {
 	n, turns := 0, 0
-	for q := r.s.first; q != nil; q = q.next {
+	for q := r.s.pending.First(); q != nil; q = q.inPending.Next() {
 		n++
 		r.turn(q)
 		if q.turns != nil {
@@ -621,8 +621,8 @@ func (r *run) check() {
 		if r.s.bySequence[q.Sequence] != q || q.stage >= divided {
 			r.failf("query %d is in the list but not in the map, or has ended", q.Sequence)
 		}
-		if q.next != nil && q.next.Sequence < q.Sequence {
-			r.failf("query %d comes before query %d", q.Sequence, q.next.Sequence)
+		if next := q.inPending.Next(); next != nil && next.Sequence < q.Sequence {
+			r.failf("query %d comes before query %d", q.Sequence, next.Sequence)
 		}
 		if q.submitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
 			r.failf("query %d counts as submitted, and is not", q.Sequence)

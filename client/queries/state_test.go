@@ -430,7 +430,7 @@ func TestCloses(t *testing.T) {
 				c.q.Sequence, done, err, c.woken, c.goOn())
 		}
 	}
-	if r.s.first != nil || !r.callers[0].last().aborted {
+	if r.s.pending.Len() > 0 || !r.callers[0].last().aborted {
 		t.Error("a query is left, or its attempt goes on")
 	}
 }

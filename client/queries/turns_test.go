@@ -88,13 +88,13 @@ func TestOverdueOnce(t *testing.T) {
 	}
 	now := time.Second + leastOverdue
 	var decided []*Query
-	oldest := s.first
+	oldest := s.pending.First()
 	for i := range uint64(inFlight) {
 		q := s.Inquire(now)
 		if q == nil || q != oldest || q.stage != doubted {
 			t.Fatalf("to be decided is %+v, want %+v, which is overdue", q, oldest)
 		}
-		oldest = oldest.next
+		oldest = oldest.inPending.Next()
 		decided = append(decided, q)
 		if i%mostInquiries == mostInquiries-1 {
 			if s.Inquire(now) != nil {

@@ -109,8 +109,8 @@ func (u UsableLane) QueuedWork() time.Duration { return fromMs(u.l.queue.work) }
 // Queued returns the queries in the lane's queue, the oldest first.
 func (u UsableLane) Queued() iter.Seq[WaitingQuery] {
 	return func(yield func(WaitingQuery) bool) {
-		for q := u.l.queue.first; q != nil; {
-			next := q.nextQueued
+		for q := u.l.queue.queries.First(); q != nil; {
+			next := q.inQueue.Next()
 			if !yield(WaitingQuery{q}) {
 				return
 			}

@@ -53,7 +53,7 @@ func (s *shard) demandOf(f *family) *demand {
 	var free *demand
 	for _, d := range s.demands {
 		if free == nil && d.decayTo(s.m) < 1e-3 && !slices.ContainsFunc(s.classes,
-			func(k *queryClass) bool { return k.demand == d && k.first != nil }) {
+			func(k *queryClass) bool { return k.demand == d && k.live.Len() > 0 }) {
 			free = d
 		}
 	}
@@ -190,7 +190,7 @@ func (h *horizon) decayDemand(s *shard, k *queryClass) {
 	capacity := 0.0
 	for _, g := range h.servingGroups(k) {
 		grp := &h.groups[g]
-		model, _ := grp.lanes[0].fastestVariant(k.first)
+		model, _ := grp.lanes[0].fastestVariant(k.live.First())
 		capacity += float64(len(grp.lanes)) * grp.lanes[0].timePrice(model)
 	}
 	if capacity *= s.m.spareOver; capacity > 0 && d.cost > capacity {
@@ -205,8 +205,8 @@ func (s *shard) byShare(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
 		order := s.order[:0]
 		for _, k := range s.classes {
-			if k.first != nil {
-				k.next, k.looked, k.demand.looked = k.first, 0, 0
+			if k.live.Len() > 0 {
+				k.next, k.looked, k.demand.looked = k.live.First(), 0, 0
 				order.push(classShare{k.demand.servedShare(), k})
 			}
 		}
@@ -220,7 +220,7 @@ func (s *shard) byShare(most int) iter.Seq[*query] {
 				continue
 			}
 			q := k.next
-			k.next, k.looked = q.nextInClass, k.looked+1
+			k.next, k.looked = q.inClass.Next(), k.looked+1
 			k.demand.looked++
 			if k.next != nil && k.looked < most {
 				order[0].share = k.demand.shareAfter(k.demand.looked)

@@ -144,7 +144,7 @@ func (h *horizon) assignQueries(s *shard) {
 		return
 	}
 	h.serveRisky(s)
-	if s.late.n > 0 {
+	if s.late.Len() > 0 {
 		for g := range h.groups {
 			h.groups[g].asked = h.servesAnyRow(g)
 		}
@@ -249,7 +249,7 @@ func (h *horizon) collectRows(s *shard) {
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
 	for _, k := range s.classes {
-		if k.first != nil {
+		if k.live.Len() > 0 {
 			h.decayDemand(s, k)
 		}
 	}
@@ -681,12 +681,12 @@ func (h *horizon) serveLost(s *shard) bool {
 
 // findLostQuery returns the lost query that may start on l of grp, or nil.
 func (h *horizon) findLostQuery(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
-	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.n)/calmQueue)
+	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.Len())/calmQueue)
 	if s.hasSpare() {
 		work = 0
 	}
 	n := 0
-	for q := s.late.first; q != nil && n < calmChoice; q = q.next {
+	for q := s.late.First(); q != nil && n < calmChoice; q = q.inShard.Next() {
 		if _, t := l.fastestVariant(q); !l.outlastsRun(t, q.batch) {
 			continue
 		}

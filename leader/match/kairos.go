@@ -45,7 +45,7 @@ func (k *kairos) assignQueries(s *shard) {
 		}
 	}
 	limit := roundRows * len(k.columns)
-	if s.live.n+s.late.n <= limit {
+	if s.live.Len()+s.late.Len() <= limit {
 		for q := range s.allWaiting {
 			k.rows = append(k.rows, q)
 		}
@@ -60,7 +60,7 @@ func (k *kairos) assignQueries(s *shard) {
 			}
 		}
 		looked := 0
-		for q := s.late.first; q != nil && len(k.rows) < limit && looked < 2*limit; q = q.next {
+		for q := s.late.First(); q != nil && len(k.rows) < limit && looked < 2*limit; q = q.inShard.Next() {
 			k.addRow(q)
 			looked++
 		}

@@ -3,6 +3,8 @@ package match
 import (
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/api/list"
 )
 
 // A query is a query that waits or is sent to a lane. The memory of queries is reused.
@@ -30,19 +32,20 @@ type query struct {
 	lane    *lane // the lane to which it is sent
 	shard   *shard
 
-	prev, next               *query      // in the shard's list
-	class                    *queryClass // while it waits
-	prevInClass, nextInClass *query
+	inShard list.Node[query] // in live or late
+	class   *queryClass      // while it waits
+	inClass list.Node[query]
 	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
 	plannedFor  *instanceType
 	plannedCost float64
 
-	queue                  *queue // the policy's queue that it waits in; may be nil
-	prevQueued, nextQueued *query
-	queuedWork             float64
-	timer                  timer
+	queue      *queue // the policy's queue that it waits in; may be nil
+	inQueue    list.Node[query]
+	queuedWork float64
+	timer      timer
 
-	entersAgain bool // scratch of arrange
+	entersAgain bool   // scratch of arrange
+	nextFree    *query // while its memory is unused
 }
 
 // A bound says what the pool can do at best for a query.
@@ -289,114 +292,36 @@ func (l *lane) predictMean(model, batch int) float64 {
 // A queue holds waiting queries in the order of their arrival, for a policy: the queries queued at
 // one lane, or those of one kind.
 type queue struct {
-	lane        *lane // the lane that has the queue; nil if none has it
-	first, last *query
-	n           int
-	work        float64 // the sum of the predicted latencies
+	lane    *lane // the lane that has the queue; nil if none has it
+	queries list.List[query]
+	work    float64 // the sum of the predicted latencies
 }
 
 // push adds q, whose predicted latency is given in ms.
 func (u *queue) push(q *query, latency float64) {
-	after := u.last
-	for after != nil && byArrival(after, q) > 0 {
-		after = after.prevQueued
-	}
-	q.queue, q.prevQueued, q.queuedWork = u, after, latency
-	if after != nil {
-		q.nextQueued, after.nextQueued = after.nextQueued, q
-	} else {
-		q.nextQueued, u.first = u.first, q
-	}
-	if q.nextQueued != nil {
-		q.nextQueued.prevQueued = q
-	} else {
-		u.last = q
-	}
-	u.n++
+	q.queue, q.queuedWork = u, latency
+	u.queries.InsertSorted(q, &q.inQueue, byArrival)
 	u.work += latency
 }
 
 func (u *queue) remove(q *query) {
-	if q.prevQueued != nil {
-		q.prevQueued.nextQueued = q.nextQueued
-	} else {
-		u.first = q.nextQueued
-	}
-	if q.nextQueued != nil {
-		q.nextQueued.prevQueued = q.prevQueued
-	} else {
-		u.last = q.prevQueued
-	}
-	q.queue, q.prevQueued, q.nextQueued = nil, nil, nil
-	u.n--
-	if u.work -= q.queuedWork; u.n == 0 {
+	u.queries.Remove(&q.inQueue)
+	q.queue = nil
+	if u.work -= q.queuedWork; u.queries.Len() == 0 {
 		u.work = 0 // drop the rounding error
 	}
-}
-
-// A list of waiting queries.
-type list struct {
-	first, last *query
-	n           int
-}
-
-// insert inserts q into a list ordered by arrival.
-func (l *list) insert(q *query) {
-	after := l.last
-	for after != nil && byArrival(after, q) > 0 {
-		after = after.prev
-	}
-	q.prev = after
-	if after != nil {
-		q.next, after.next = after.next, q
-	} else {
-		q.next, l.first = l.first, q
-	}
-	if q.next != nil {
-		q.next.prev = q
-	} else {
-		l.last = q
-	}
-	l.n++
-}
-
-// push appends q.
-func (l *list) push(q *query) {
-	if q.prev = l.last; q.prev != nil {
-		q.prev.next = q
-	} else {
-		l.first = q
-	}
-	l.last = q
-	l.n++
-}
-
-func (l *list) remove(q *query) {
-	if q.prev != nil {
-		q.prev.next = q.next
-	} else {
-		l.first = q.next
-	}
-	if q.next != nil {
-		q.next.prev = q.prev
-	} else {
-		l.last = q.prev
-	}
-	q.prev, q.next = nil, nil
-	l.n--
 }
 
 // A queryClass is the waiting queries of a shard that the same variants may answer; the live ones
 // are in a list, the oldest first. Policies look at a bounded number of queries in a round; by class,
 // so that many of a model whose lanes are busy do not hide those of another, whose lanes idle.
 type queryClass struct {
-	family      *family
-	demand      *demand
-	allowed     int // how many of its variants
-	first, last *query
-	n           int
-	next        *query // the next one of [shard.oldestLive], which has come to so many
-	looked      int
+	family  *family
+	demand  *demand
+	allowed int // how many of its variants
+	live    list.List[query]
+	next    *query // the next one of [shard.oldestLive], which has come to so many
+	looked  int
 	// scratch of arrange: its queries' places, or what the pool can do for them, may have changed
 	unsure, moved bool
 	late          int     // how many are late
@@ -409,41 +334,6 @@ type queryClass struct {
 // allowedVariants are those that may answer its queries.
 func (k *queryClass) allowedVariants() []variant {
 	return k.family.variants[:min(k.allowed, len(k.family.variants))]
-}
-
-// insert inserts q.
-func (k *queryClass) insert(q *query) {
-	after := k.last
-	for after != nil && byArrival(after, q) > 0 {
-		after = after.prevInClass
-	}
-	q.class, q.prevInClass = k, after
-	k.n++
-	if after != nil {
-		q.nextInClass, after.nextInClass = after.nextInClass, q
-	} else {
-		q.nextInClass, k.first = k.first, q
-	}
-	if q.nextInClass != nil {
-		q.nextInClass.prevInClass = q
-	} else {
-		k.last = q
-	}
-}
-
-func (k *queryClass) remove(q *query) {
-	if q.prevInClass != nil {
-		q.prevInClass.nextInClass = q.nextInClass
-	} else {
-		k.first = q.nextInClass
-	}
-	if q.nextInClass != nil {
-		q.nextInClass.prevInClass = q.prevInClass
-	} else {
-		k.last = q.prevInClass
-	}
-	q.prevInClass, q.nextInClass = nil, nil
-	k.n--
 }
 
 // byArrival orders queries by arrival, then by id.

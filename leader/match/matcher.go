@@ -618,7 +618,7 @@ func (m *Matcher) add(as query) *query {
 	if q == nil {
 		q = &query{}
 	} else {
-		m.free = q.next
+		m.free = q.nextFree
 	}
 	*q = as
 	q.timer = timer{at: -1, query: q}
@@ -736,7 +736,7 @@ func (m *Matcher) deleteQuery(q *query) {
 		q.shard.dirty = true
 	}
 	delete(m.queries, q.id)
-	*q = query{next: m.free}
+	*q = query{nextFree: m.free}
 	m.free = q
 }
 
@@ -1004,7 +1004,7 @@ func (m *Matcher) findChanged() {
 	}
 	for i := range m.departed {
 		gone := &m.departed[i]
-		for q := gone.lane.queue.first; q != nil; q = q.nextQueued {
+		for q := gone.lane.queue.queries.First(); q != nil; q = q.inQueue.Next() {
 			m.enterAgain(q, false)
 		}
 		like := func(l *lane) bool {
@@ -1029,12 +1029,12 @@ func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 			continue
 		}
 		late = late || k.late > 0
-		for q := k.first; q != nil; q = q.nextInClass {
+		for q := k.live.First(); q != nil; q = q.inClass.Next() {
 			m.enterAgain(q, k.moved)
 		}
 	}
 	if late {
-		for q := s.late.first; q != nil; q = q.next {
+		for q := s.late.First(); q != nil; q = q.inShard.Next() {
 			if q.class.unsure {
 				m.enterAgain(q, q.class.moved)
 			}

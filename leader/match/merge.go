@@ -47,7 +47,7 @@ func (h *horizon) fill(s *shard, from int) {
 	planned := false
 	for i, end := from, len(s.m.out); i < end; i++ {
 		d := &s.m.out[i]
-		if d.Action != Assign || s.live.n == 0 {
+		if d.Action != Assign || s.live.Len() == 0 {
 			continue
 		}
 		first, l := s.m.queries[d.Query], s.m.lanes[d.Lane]
@@ -123,7 +123,7 @@ func (b *mergeBuffer) collectMergeable(s *shard, grp *group, first *query, l *la
 	due := func(q *query) float64 { return q.arrival + q.family.target - start }
 	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
 	b.waiting = append(b.waiting[:0], first)
-	for q := s.live.first; q != nil && len(b.items) < merge.Most; q = q.next {
+	for q := s.live.First(); q != nil && len(b.items) < merge.Most; q = q.inShard.Next() {
 		x := merge.Item{Batch: q.batch, Due: fromMs(due(q))}
 		switch {
 		case q == first:

@@ -57,7 +57,7 @@ func (s *shard) noteSpare() {
 			l.noteIdle()
 		}
 	}
-	if s.live.n > 0 || s.usable == 0 {
+	if s.live.Len() > 0 || s.usable == 0 {
 		return
 	}
 	for _, l := range s.lanes {
@@ -130,7 +130,7 @@ func (s *shard) becomesLate(q *query) {
 	s.leaveLive(q)
 	q.isLate = true
 	s.noteLost(q)
-	s.late.push(q)
+	s.late.Append(q, &q.inShard)
 	s.m.countWaiting(q, 1)
 	q.lateWork = s.meanLatency(q)
 	s.lateWork += q.lateWork
@@ -140,7 +140,7 @@ func (s *shard) becomesLate(q *query) {
 	if s.m.isSettling() {
 		return
 	}
-	for o := s.late.last; o != nil; o = s.late.last {
+	for o := s.late.Last(); o != nil; o = s.late.Last() {
 		wait := s.lateWait(o)
 		if s.m.now+wait <= o.deadline {
 			return
@@ -191,7 +191,7 @@ func (s *shard) isFull(q *query) bool {
 			room += max(0, q.lostAt-s.m.now-l.start())
 		}
 	}
-	for o := s.live.first; o != nil && room >= 0; o = o.next {
+	for o := s.live.First(); o != nil && room >= 0; o = o.inShard.Next() {
 		if o != q && o.least <= q.least && !goesBefore(o) {
 			room -= o.least
 		}

@@ -55,7 +55,7 @@ func (f *fifo) enqueueArrival(s *shard, q *query) {
 	i := slices.IndexFunc(f.kinds,
 		func(k *queueClass) bool { return k.family == q.family && k.large == large })
 	if i < 0 {
-		f.kinds = slices.DeleteFunc(f.kinds, func(k *queueClass) bool { return k.n == 0 })
+		f.kinds = slices.DeleteFunc(f.kinds, func(k *queueClass) bool { return k.queries.Len() == 0 })
 		i = len(f.kinds)
 		f.kinds = append(f.kinds, &queueClass{family: q.family, large: large})
 	}
@@ -67,7 +67,7 @@ func (f *fifo) assignQueries(s *shard) {
 		var oldest *query
 		var to *lane
 		for _, k := range f.kinds {
-			q := k.first
+			q := k.queries.First()
 			if q == nil || oldest != nil && byArrival(oldest, q) < 0 {
 				continue
 			}
@@ -146,8 +146,8 @@ const maxMoved = 64
 func (p *queues) assignQueries(s *shard) {
 	s.leaveEndingLanes(p)
 	for _, l := range s.lanes {
-		for q := l.queue.first; q != nil && l.open(); {
-			next := q.nextQueued
+		for q := l.queue.queries.First(); q != nil && l.open(); {
+			next := q.inQueue.Next()
 			s.assignInTime(q, l) // unless l ends too soon for q
 			q = next
 		}
@@ -158,12 +158,12 @@ func (p *queues) assignQueries(s *shard) {
 // before they do.
 func (s *shard) leaveEndingLanes(p policy) {
 	for _, l := range s.lanes {
-		q := l.queue.first
+		q := l.queue.queries.First()
 		for range maxMoved {
 			if q == nil || l.endsAfter(q, l.start()) {
 				break
 			}
-			next := q.nextQueued
+			next := q.inQueue.Next()
 			l.queue.remove(q)
 			p.enqueueArrival(s, q)
 			q = next
@@ -187,7 +187,7 @@ func (s *shard) assignInTime(q *query, l *lane) bool {
 }
 
 // countOutstanding returns how many queries l holds or has queued.
-func (l *lane) countOutstanding() int { return len(l.held) + l.queue.n }
+func (l *lane) countOutstanding() int { return len(l.held) + l.queue.queries.Len() }
 
 // pickEarliest and pickCheapest are two variants of Clockwork. Among the lanes where q would meet
 // its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one of the

@@ -262,9 +262,8 @@ func TestByShare(t *testing.T) {
 		for range 1 + r.IntN(8) {
 			k := &queryClass{demand: demands[r.IntN(len(demands))]}
 			for range r.IntN(6) {
-				k.insert(&query{
-					id: QueryID{1, r.Uint64()}, arrival: float64(r.IntN(20)),
-				})
+				q := &query{id: QueryID{1, r.Uint64()}, arrival: float64(r.IntN(20)), class: k}
+				k.live.InsertSorted(q, &q.inClass, byArrival)
 			}
 			s.classes = append(s.classes, k)
 		}
@@ -272,7 +271,7 @@ func TestByShare(t *testing.T) {
 		var want []*query
 		next, looked := map[*queryClass]*query{}, map[*queryClass]int{}
 		for _, k := range s.classes {
-			next[k] = k.first
+			next[k] = k.live.First()
 		}
 		for {
 			byFamily, best, share := map[*demand]int{}, (*queryClass)(nil), 0.0
@@ -290,7 +289,7 @@ func TestByShare(t *testing.T) {
 				break
 			}
 			want = append(want, next[best])
-			next[best] = next[best].nextInClass
+			next[best] = next[best].inClass.Next()
 			looked[best]++
 		}
 		if got := slices.Collect(s.byShare(most)); !slices.Equal(got, want) {

@@ -3,6 +3,8 @@ package match
 import (
 	"iter"
 	"slices"
+
+	"github.com/muster-serve/muster/api/list"
 )
 
 // A shard is a group of lanes that are matched together, with the queries that wait for them. A
@@ -10,14 +12,14 @@ import (
 type shard struct {
 	m       *Matcher
 	policy  policy
-	lanes   []*lane       // in the order of sortLanes
-	live    list          // waiting queries that can still be in time, the oldest first
-	classes []*queryClass // some may have no queries now
-	starts  int           // how many queries have got a lane
-	tried   int           // starts when a query last went where none had gone for long
-	demands []*demand     // of the families whose queries have come lately
-	late    list          // waiting queries that cannot, in the order in which they became late
-	usable  int           // number of lanes that are usable
+	lanes   []*lane          // in the order of sortLanes
+	live    list.List[query] // waiting queries that can still be in time, the oldest first
+	classes []*queryClass    // some may have no queries now
+	starts  int              // how many queries have got a lane
+	tried   int              // starts when a query last went where none had gone for long
+	demands []*demand        // of the families whose queries have come lately
+	late    list.List[query] // waiting queries that cannot, in the order in which they became late
+	usable  int              // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
 	work     [2]float64
 	lateWork float64 // sum of the mean latencies of the late queries, ms
@@ -59,17 +61,18 @@ func newShard(m *Matcher) *shard {
 // addLive adds q to the live queries of s.
 func (s *shard) addLive(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
-	s.live.insert(q)
-	s.classOf(q).insert(q)
+	s.live.InsertSorted(q, &q.inShard, byArrival)
+	q.class = s.classOf(q)
+	q.class.live.InsertSorted(q, &q.inClass, byArrival)
 	s.m.countWaiting(q, 1)
 	s.work[q.sizeClass] += q.waitingWork()
 	s.dirty = true
 }
 
 func (s *shard) leaveLive(q *query) {
-	s.live.remove(q)
-	q.class.remove(q)
-	if s.work[q.sizeClass] -= q.waitingWork(); s.live.n == 0 {
+	s.live.Remove(&q.inShard)
+	q.class.live.Remove(&q.inClass)
+	if s.work[q.sizeClass] -= q.waitingWork(); s.live.Len() == 0 {
 		s.work = [2]float64{} // drop the rounding error
 	}
 }
@@ -85,7 +88,7 @@ func (s *shard) classOf(q *query) *queryClass {
 			}
 			return k
 		}
-		if k.first == nil && k.late == 0 {
+		if k.live.Len() == 0 && k.late == 0 {
 			free = k
 		}
 	}
@@ -102,7 +105,7 @@ func (s *shard) classOf(q *query) *queryClass {
 func (s *shard) oldestLive(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
 		for _, k := range s.classes {
-			k.next, k.looked = k.first, 0
+			k.next, k.looked = k.live.First(), 0
 		}
 		for {
 			var k *queryClass
@@ -116,7 +119,7 @@ func (s *shard) oldestLive(most int) iter.Seq[*query] {
 				return
 			}
 			q := k.next
-			k.next, k.looked = q.nextInClass, k.looked+1
+			k.next, k.looked = q.inClass.Next(), k.looked+1
 			if !yield(q) {
 				return
 			}
@@ -130,8 +133,8 @@ func (s *shard) removeWaiting(q *query) {
 		q.queue.remove(q)
 	}
 	if q.isLate {
-		s.late.remove(q)
-		if s.lateWork -= q.lateWork; s.late.n == 0 {
+		s.late.Remove(&q.inShard)
+		if s.lateWork -= q.lateWork; s.late.Len() == 0 {
 			s.lateWork = 0
 		}
 		k := q.class
@@ -149,7 +152,7 @@ func (s *shard) removeWaiting(q *query) {
 
 // runPolicy calls the policy if a query waits and a lane is open.
 func (s *shard) runPolicy() {
-	if s.live.n+s.late.n > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
+	if s.live.Len()+s.late.Len() > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
 		s.policy.assignQueries(s)
 	}
 	s.noteSpare()
@@ -207,13 +210,13 @@ func (m *Matcher) bind(q *query, d Decision) Decision {
 // allWaiting iterates over all waiting queries, late or not, roughly the oldest first. The loop may
 // assign the query that it was given.
 func (s *shard) allWaiting(yield func(*query) bool) {
-	a, b := s.live.first, s.late.first
+	a, b := s.live.First(), s.late.First()
 	for a != nil || b != nil {
 		q := a
 		if a == nil || b != nil && byArrival(b, a) < 0 {
-			q, b = b, b.next
+			q, b = b, b.inShard.Next()
 		} else {
-			a = a.next
+			a = a.inShard.Next()
 		}
 		if !yield(q) {
 			return
