@@ -113,8 +113,8 @@ func download(name, version string) (*module, error) {
 	return &module{z, name, version}, nil
 }
 
-// file reads one of the module's files.
-func (m *module) file(name string) ([]byte, error) {
+// readFile reads one of the module's files.
+func (m *module) readFile(name string) ([]byte, error) {
 	f, err := m.Open(path.Join(m.name+"@"+m.version, name))
 	if err != nil {
 		return nil, fmt.Errorf("%s@%s: %w", m.name, m.version, err)
@@ -145,25 +145,25 @@ type data struct {
 
 func read(prices, info *module) (*data, error) {
 	d := &data{hardware: map[string]hardware{}}
-	text, err := prices.file("pkg/providers/pricing/zz_generated.pricing_aws.go")
+	text, err := prices.readFile("pkg/providers/pricing/zz_generated.pricing_aws.go")
 	if err != nil {
 		return nil, err
 	}
 	if d.price, d.priced, err = readPrices(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", priceModule, err)
 	}
-	if text, err = prices.file("pkg/providers/drametadata/zz_generated_gpu_metadata.go"); err !=
+	if text, err = prices.readFile("pkg/providers/drametadata/zz_generated_gpu_metadata.go"); err !=
 		nil {
 		return nil, err
 	}
 	if d.gpu, err = readGPUs(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", priceModule, err)
 	}
-	if text, err = prices.file("NOTICE"); err != nil {
+	if text, err = prices.readFile("NOTICE"); err != nil {
 		return nil, err
 	}
 	d.notice = strings.TrimSpace(string(text))
-	if text, err = info.file("data/instances.json"); err != nil {
+	if text, err = info.readFile("data/instances.json"); err != nil {
 		return nil, err
 	}
 	var all []hardware
@@ -173,7 +173,7 @@ func read(prices, info *module) (*data, error) {
 	for _, h := range all {
 		d.hardware[h.Type] = h
 	}
-	if text, err = info.file("LICENSE"); err != nil {
+	if text, err = info.readFile("LICENSE"); err != nil {
 		return nil, err
 	}
 	at := bytes.Index(text, []byte("Copyright (c)"))

@@ -196,7 +196,7 @@ func (s *fakeServer) Infer(_ context.Context, req *oip.Request) (*oip.Response, 
 func TestDrive(t *testing.T) {
 	shares := map[string]float64{"m": 1}
 	s := &fakeServer{}
-	_, err := new(demo).drive(t.Context(), s, true, 2000, 50*ms, shares)
+	_, err := new(demo).sendLoad(t.Context(), s, true, 2000, 50*ms, shares)
 	lost, wrong := s.lost.Load(), s.wrong.Load()
 	if lost == 0 || wrong == 0 || s.refused.Load() == 0 {
 		t.Fatalf("only %d queries were sent", s.queries.Load())
@@ -210,7 +210,7 @@ func TestDrive(t *testing.T) {
 	}
 	// The next is slow, too, and refuses all the same.
 	patient := &fakeServer{sound: true}
-	report, err := new(demo).drive(t.Context(), patient, true, 2000, 50*ms, shares)
+	report, err := new(demo).sendLoad(t.Context(), patient, true, 2000, 50*ms, shares)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n
 // showFleet is the second and the third part: an emulated fleet serves a load that none of its
 // members could serve in time, and then does so while its leader is killed.
 func (d *demo) showFleet(ctx context.Context) error {
-	d.say("\n2  An emulated fleet of six, 2 g4dn.xlarge and 4 r5n.large, serves rm2. Its agents " +
+	d.printLine("\n2  An emulated fleet of six, 2 g4dn.xlarge and 4 r5n.large, serves rm2. Its agents " +
 		"run " +
 		"no model:\n" +
 		"   for each query they wait as long as was measured on their instance type")
@@ -52,31 +52,31 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say(
+	d.printLine(
 		"   By simulation, one g4dn.xlarge serves %s in time (within %g ms), one r5n.large %s,\n"+
 			"   and all six %s",
 		queriesASecond(allowed[0]), milliseconds(config.QoSTarget), queriesASecond(allowed[1]),
 		queriesASecond(allowed[2]))
-	d.say("   The load is half of what all six serve: %s, for %.0f s", queriesASecond(rate),
+	d.printLine("   The load is half of what all six serve: %s, for %.0f s", queriesASecond(rate),
 		d.load.Seconds())
 	defer f.Stop()
-	if err := d.join(ctx, f, firstType); err != nil {
+	if err := d.addAgents(ctx, f, firstType); err != nil {
 		return err
 	}
 	alone, err := d.driveFleet(ctx, f, rate, max(d.load/4, 3*time.Second))
 	if err != nil {
 		return err
 	}
-	d.say("   One g4dn.xlarge alone answers %s of %d queries within %g ms",
+	d.printLine("   One g4dn.xlarge alone answers %s of %d queries within %g ms",
 		percent(alone.QoSSatisfaction), alone.Queries, alone.QoSTargetMS)
-	d.show(*alone, "emulated g4dn.xlarge alone", "rm2 on a g4dn.xlarge alone (emulated)")
+	d.addResult(*alone, "emulated g4dn.xlarge alone", "rm2 on a g4dn.xlarge alone (emulated)")
 
-	if err := d.join(ctx, f, others...); err != nil {
+	if err := d.addAgents(ctx, f, others...); err != nil {
 		return err
 	}
 	// An agent that came later: the one that leads is killed further below.
 	shows := f.Nodes[len(f.Nodes)-1]
-	d.say("   Watch it at %s", pageURL(shows))
+	d.printLine("   Watch it at %s", pageURL(shows))
 	picture := make(chan string, 1)
 	halfway := time.AfterFunc(d.load/2, func() { picture <- d.takePagePicture(ctx, shows) })
 	whole, err := d.driveFleet(ctx, f, rate, d.load)
@@ -88,14 +88,14 @@ func (d *demo) showFleet(ctx context.Context) error {
 		return err
 	}
 	if said := <-picture; said != "" {
-		d.say("   %s", said)
+		d.printLine("   %s", said)
 	}
-	d.say("   The other five join it. All six answer %s of %d queries within %g ms",
+	d.printLine("   The other five join it. All six answer %s of %d queries within %g ms",
 		percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
-	d.show(*whole, "emulated fleet of six", "rm2 on the fleet of six (emulated)")
+	d.addResult(*whole, "emulated fleet of six", "rm2 on the fleet of six (emulated)")
 	d.lookAround()
 
-	d.say("\n3  The same load again. After a third of it the leader's process is killed")
+	d.printLine("\n3  The same load again. After a third of it the leader's process is killed")
 	killed := make(chan error, 1)
 	var story string
 	killing := time.AfterFunc(d.load/3, func() {
@@ -111,11 +111,12 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err := <-killed; err != nil {
 		return err
 	}
-	d.say("   %s", story)
-	d.say("   %d of %d queries were answered, %s within %g ms; none was lost", without.Answered,
+	d.printLine("   %s", story)
+	d.printLine("   %d of %d queries were answered, %s within %g ms; none was lost",
+		without.Answered,
 		without.Queries,
 		percent(without.QoSSatisfaction), without.QoSTargetMS)
-	d.show(*without, "the same, its leader killed", "rm2, the leader killed (emulated)")
+	d.addResult(*without, "the same, its leader killed", "rm2, the leader killed (emulated)")
 	d.lookAround()
 	return nil
 }
@@ -141,9 +142,9 @@ func queriesASecond(rate float64) string {
 	return fmt.Sprintf("%.0f queries/s", rate)
 }
 
-// join adds agents to the fleet and waits until all see each other.
-func (d *demo) join(ctx context.Context, f *harness.Fleet, types ...string) error {
-	defer d.during("starting agents")()
+// addAgents adds agents to the fleet and waits until all see each other.
+func (d *demo) addAgents(ctx context.Context, f *harness.Fleet, types ...string) error {
+	defer d.showActivity("starting agents")()
 	for _, t := range types {
 		if _, err := f.Add(ctx, t); err != nil {
 			return err
@@ -160,7 +161,7 @@ func (d *demo) driveFleet(ctx context.Context, f *harness.Fleet, rate float64,
 		return nil, err
 	}
 	defer c.Close()
-	report, err := d.drive(ctx, c, false, rate, duration, map[string]float64{fleetModel: 1})
+	report, err := d.sendLoad(ctx, c, false, rate, duration, map[string]float64{fleetModel: 1})
 	if err != nil {
 		return nil, err
 	}

@@ -97,7 +97,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err := writePlot(d.picturePath(), &d.picture); err != nil {
 		return err
 	}
-	d.say("")
+	d.printLine("")
 	if err := writeTable(d.out, d.rows); err != nil {
 		return err
 	}
@@ -105,11 +105,11 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// say prints a line.
-func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
+// printLine prints a line.
+func (d *demo) printLine(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// during shows on a terminal what is going on. The function that it returns ends that.
-func (d *demo) during(format string, args ...any) (done func()) {
+// showActivity shows on a terminal what is going on. The function that it returns ends that.
+func (d *demo) showActivity(format string, args ...any) (done func()) {
 	if !d.terminal {
 		return func() {}
 	}
@@ -120,13 +120,13 @@ func (d *demo) during(format string, args ...any) (done func()) {
 // lookAround says, once, if other programs or machines take this machine's CPU time.
 func (d *demo) lookAround() {
 	if note := d.neighbours.Look(); note != "" {
-		d.say("   %s", note)
+		d.printLine("   %s", note)
 	}
 }
 
-// generate generates models into a directory.
-func (d *demo) generate(ctx context.Context, dir string, names ...string) error {
-	defer d.during("making the models")()
+// generateModels generates models into a directory.
+func (d *demo) generateModels(ctx context.Context, dir string, names ...string) error {
+	defer d.showActivity("making the models")()
 	for _, name := range names {
 		if _, err := zoo.Generate(ctx, dir, name, zoo.Options{}); err != nil {
 			return err
@@ -135,10 +135,11 @@ func (d *demo) generate(ctx context.Context, dir string, names ...string) error 
 	return nil
 }
 
-// drive sends Poisson arrivals to the models and reports on each. The rate, in queries/s, is that
-// of all models together; shares says how they share it. A query that is lost or answered wrongly
-// is an error. A query that is refused because too many wait is not lost: its client was told.
-func (d *demo) drive(
+// sendLoad sends Poisson arrivals to the models and reports on each. The rate, in queries/s, is
+// that of all models together; shares says how they share it. A query that is lost or answered
+// wrongly is an error. A query that is refused because too many wait is not lost: its client was
+// told.
+func (d *demo) sendLoad(
 	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration,
 	shares map[string]float64,
 ) (*bench.Report, error) {
@@ -161,8 +162,9 @@ func (d *demo) drive(
 	return report, nil
 }
 
-// show adds a model's result under a load to the table, and to the picture under the name curve.
-func (d *demo) show(m bench.ModelReport, what, curve string) {
+// addResult adds a model's result under a load to the table, and to the picture under the name
+// curve.
+func (d *demo) addResult(m bench.ModelReport, what, curve string) {
 	d.rows = append(d.rows, loadRow(m, what))
 	m.Model = curve
 	d.picture.Models = append(d.picture.Models, m)
@@ -180,7 +182,7 @@ func (d *demo) picturePath() string { return filepath.Join(d.dir, "latency.png")
 
 // whereToLook says how to go on.
 func (d *demo) whereToLook(a *harness.Node) {
-	d.say(`
+	d.printLine(`
 Picture of the latencies: %s; logs: %s, %s
 To go on, start the agent again, and ask it from another terminal:
   %s

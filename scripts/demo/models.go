@@ -48,11 +48,11 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	// Half of the cores are left to client and server, which share this machine with the models.
 	cpus := goruntime.GOMAXPROCS(0)
 	cores := max(1, cpus/2)
-	d.say(
+	d.printLine(
 		"1  Two models, ncf and wnd, on an agent of this machine, with %d of its %d CPUs for the "+
 			"models", cores, cpus)
 	dir := filepath.Join(d.dir, "models")
-	if err := d.generate(ctx, dir, realModels...); err != nil {
+	if err := d.generateModels(ctx, dir, realModels...); err != nil {
 		return nil, err
 	}
 	executor, err := runtime.OpenONNX(runtime.Config{Provider: runtime.CPU, Cores: cores})
@@ -73,7 +73,7 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 		}
 	}
 	target := chooseTarget(largest)
-	d.say("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and "+
+	d.printLine("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and "+
 		"%[2]s ms for wnd.\n"+
 		"   So the QoS target on this machine is 99 %% of the queries within %[4]g ms: %[5]d "+
 		"times "+
@@ -121,35 +121,36 @@ func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject)
 	}
 	means := make([]time.Duration, len(subjects))
 	for i, s := range subjects {
-		if err := d.compare(ctx, c, s); err != nil {
+		if err := d.compareWithORT(ctx, c, s); err != nil {
 			return err
 		}
 		means[i] = mean(s.muster)
 	}
 	d.lookAround()
-	d.say(
+	d.printLine(
 		"   Asked one query at a time, the agent answers %.0f queries/s of ncf, or %.0f of wnd. "+
 			"The "+
 			"answers\n   are those of ONNX Runtime",
 		1/means[0].Seconds(), 1/means[1].Seconds())
 	loads, rate := chooseLoad(subjects, means)
 	shares := map[string]float64{loads[0].Model: loads[0].Share, loads[1].Model: loads[1].Share}
-	d.say(
+	d.printLine(
 		"   Now %.0f s of a load that takes half of its time: %.0f queries/s of ncf and %.0f of "+
 			"wnd",
 		d.load.Seconds(), loads[0].Share, loads[1].Share)
 	sampled := &sampledServer{Server: c}
-	report, err := d.drive(ctx, sampled, true, rate, d.load, shares)
+	report, err := d.sendLoad(ctx, sampled, true, rate, d.load, shares)
 	if err != nil {
 		return err
 	}
 	for i, s := range subjects {
 		m := report.Models[i]
-		d.say("   %s: %s of %d queries within %g ms", s.name, percent(m.QoSSatisfaction), m.Queries,
+		d.printLine("   %s: %s of %d queries within %g ms", s.name, percent(m.QoSSatisfaction),
+			m.Queries,
 			m.QoSTargetMS)
 		d.rows = append(d.rows, timesRow(s.name, "ONNX Runtime alone, in a loop", s.onnx),
 			timesRow(s.name, "Muster, one at a time", s.muster))
-		d.show(m, "Muster, both models under load", s.name)
+		d.addResult(m, "Muster, both models under load", s.name)
 	}
 	d.lookAround()
 	return verify(ctx, subjects, sampled)
@@ -177,25 +178,25 @@ func loadSubject(ctx context.Context, executor *runtime.ONNX, dir, name string) 
 	return s, err
 }
 
-// query makes a query of random values; the same seed makes the same query.
-func (s *subject) query(batchSize int, seed uint64) (*oip.Request, error) {
+// makeQuery makes a query of random values; the same seed makes the same query.
+func (s *subject) makeQuery(batchSize int, seed uint64) (*oip.Request, error) {
 	q, _, err := bench.RandomQuery(s.metadata, batchSize, seed)
 	return q, err
 }
 
-// leastRuns is how often each query is measured at least, however long that takes.
-const leastRuns = 10
+// minRuns is how often each query is measured at least, however long that takes.
+const minRuns = 10
 
 // measureLargest is the p90 of ONNX Runtime's latency, alone, at the largest batch size.
 func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, error) {
-	defer d.during("measuring %s at its largest batch size", s.name)()
-	q, err := s.query(sizes.Largest(), 1)
+	defer d.showActivity("measuring %s at its largest batch size", s.name)()
+	q, err := s.makeQuery(sizes.Largest(), 1)
 	if err != nil {
 		return 0, err
 	}
 	var times []time.Duration
 	// The first runs are slower, and are left out below: their memory is cold.
-	for begin := time.Now(); len(times) < 2*leastRuns || time.Since(begin) < d.measure/3; {
+	for begin := time.Now(); len(times) < 2*minRuns || time.Since(begin) < d.measure/3; {
 		result, err := s.alone.Run(ctx, q.Inputs)
 		if err != nil {
 			return 0, err
@@ -203,7 +204,7 @@ func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, e
 		result.Release()
 		times = append(times, result.Execution)
 	}
-	times = times[leastRuns:]
+	times = times[minRuns:]
 	slices.Sort(times)
 	return quantile(times, 0.9), nil
 }
@@ -213,9 +214,9 @@ const (
 	// lane's time, fewer than one query in a thousand takes half of the target. The other half is
 	// for whatever else the machine does.
 	targetFactor = 4
-	// leastTarget is the shortest target, because machines often stop a process for tens of
+	// minTarget is the shortest target, because machines often stop a process for tens of
 	// milliseconds.
-	leastTarget = 50 * time.Millisecond
+	minTarget = 50 * time.Millisecond
 )
 
 // chooseTarget is the QoS target for models whose largest queries take that long, in whole tens of
@@ -226,7 +227,7 @@ func chooseTarget(largest []time.Duration) time.Duration {
 		sum += t
 	}
 	const step = 10 * time.Millisecond
-	return max(leastTarget, (targetFactor*sum+step-1)/step*step)
+	return max(minTarget, (targetFactor*sum+step-1)/step*step)
 }
 
 // chooseLoad is a load that takes half of the lane's time, the same time for each model. It returns
@@ -255,17 +256,17 @@ func setTarget(dir, model string, target time.Duration) error {
 	return os.WriteFile(path, text, 0o644)
 }
 
-// compare sends the same queries to ONNX Runtime alone and to Muster, one at a time: ten to the
-// one, then the same ten to the other, and so on. It checks that the answers agree.
-func (d *demo) compare(ctx context.Context, c *client.Client, s *subject) error {
-	defer d.during("measuring %s, alone and in Muster", s.name)()
+// compareWithORT sends the same queries to ONNX Runtime alone and to Muster, one at a time: ten to
+// the one, then the same ten to the other, and so on. It checks that the answers agree.
+func (d *demo) compareWithORT(ctx context.Context, c *client.Client, s *subject) error {
+	defer d.showActivity("measuring %s, alone and in Muster", s.name)()
 	const atOnce = 10
 	random := rand.New(rand.NewPCG(1, 0))
-	for begin := time.Now(); len(s.onnx) < leastRuns || time.Since(begin) < d.measure; {
+	for begin := time.Now(); len(s.onnx) < minRuns || time.Since(begin) < d.measure; {
 		var queries []*oip.Request
 		var answers [][]tensor.Tensor
 		for range atOnce {
-			q, err := s.query(sizes.Draw(random), random.Uint64())
+			q, err := s.makeQuery(sizes.Draw(random), random.Uint64())
 			if err != nil {
 				return err
 			}

@@ -36,13 +36,13 @@ func (d *demo) takePagePicture(ctx context.Context, n *harness.Node) string {
 	if browser == "" {
 		return ""
 	}
-	if err := d.screenshot(ctx, browser, n); err != nil {
+	if err := d.takeScreenshot(ctx, browser, n); err != nil {
 		return fmt.Sprintf("There is no picture of the page: %v", err)
 	}
 	return "Picture of the page: " + d.pagePicturePath()
 }
 
-func (d *demo) screenshot(ctx context.Context, browser string, n *harness.Node) error {
+func (d *demo) takeScreenshot(ctx context.Context, browser string, n *harness.Node) error {
 	path, err := filepath.Abs(d.pagePicturePath())
 	if err != nil {
 		return err
@@ -77,9 +77,9 @@ func (d *demo) screenshot(ctx context.Context, browser string, n *harness.Node) 
 	return nil
 }
 
-// slowly passes an agent's page on at an address of its own, with an image in it that comes a moment
-// after the third beat: Chromium takes its picture once all of a page is there, and beats come later
-// than its files.
+// slowly passes an agent's page on at an address of its own, with an image in it that comes a
+// moment after the third beat: Chromium takes its picture once all of a page is there, and beats
+// come later than its files.
 func slowly(n *harness.Node) (address string, stop func(), err error) {
 	target, err := url.Parse("http://" + n.HTTP)
 	if err != nil {

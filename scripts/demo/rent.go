@@ -28,7 +28,7 @@ process: {dir: %q, models: %q, boots: 1s}
 // showRenting is the fourth part: a fleet that rents what its load needs. Its machines are emulated
 // agents, as processes, at the prices of their types.
 func (d *demo) showRenting(ctx context.Context) (err error) {
-	d.say("\n4  An agent that may rent machines, emulated ones, for at most $4/hr. It decides by " +
+	d.printLine("\n4  An agent that may rent machines, emulated ones, for at most $4/hr. It decides by " +
 		"itself (mode auto)")
 	dir, err := filepath.Abs(filepath.Join(d.dir, "rented"))
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *demo) showRenting(ctx context.Context) (err error) {
 		f.Stop()
 		process.KillAll(machines)
 	}()
-	if err := d.join(ctx, f, "r5n.large"); err != nil {
+	if err := d.addAgents(ctx, f, "r5n.large"); err != nil {
 		return err
 	}
 	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
@@ -64,8 +64,8 @@ func (d *demo) showRenting(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.say("   Watch it with %s fleet status --server %s", d.muster, f.Nodes[0].GRPC)
-	r := renting{demo: d, fleet: f, client: c}
+	d.printLine("   Watch it with %s fleet status --server %s", d.muster, f.Nodes[0].GRPC)
+	r := rentalDemo{demo: d, fleet: f, client: c}
 	while := max(2*d.load, 16*time.Second)
 	for _, step := range []struct {
 		what  string
@@ -84,21 +84,21 @@ func (d *demo) showRenting(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return r.destroy(ctx)
+	return r.destroyFleet(ctx)
 }
 
-// A renting is the state of the fourth part.
-type renting struct {
+// A rentalDemo is the state of the fourth part.
+type rentalDemo struct {
 	demo   *demo
 	fleet  *harness.Fleet
 	client *client.Client
 }
 
-// step puts a load on the fleet for a while, does something meanwhile if do is not nil, and says what
-// the fleet has become by then.
-func (r *renting) step(ctx context.Context, what string, rate float64, while time.Duration,
+// step puts a load on the fleet for a while, does something meanwhile if do is not nil, and says
+// what the fleet has become by then.
+func (r *rentalDemo) step(ctx context.Context, what string, rate float64, while time.Duration,
 	do func(context.Context) error) error {
-	r.demo.say("   %s", what)
+	r.demo.printLine("   %s", what)
 	story := make(chan error, 1)
 	if do != nil {
 		doing := time.AfterFunc(2*time.Second, func() { story <- do(ctx) })
@@ -117,16 +117,16 @@ func (r *renting) step(ctx context.Context, what string, rate float64, while tim
 	if err != nil {
 		return err
 	}
-	r.demo.say("     %s: $%.3f/hr; %d queries, %s in time, none lost", machinesOf(s),
+	r.demo.printLine("     %s: $%.3f/hr; %d queries, %s in time, none lost", machinesOf(s),
 		s.GetPriceUsdPerHour(), m.Queries, percent(m.QoSSatisfaction))
 	for _, h := range s.GetHeld() {
-		r.demo.say("     held: %s: %s", h.GetWhat(), h.GetWhy())
+		r.demo.printLine("     held: %s: %s", h.GetWhat(), h.GetWhy())
 	}
 	return nil
 }
 
-// destroy returns all that is rented.
-func (r *renting) destroy(ctx context.Context) error {
+// destroyFleet returns all that is rented.
+func (r *rentalDemo) destroyFleet(ctx context.Context) error {
 	if _, err := r.client.SetFleet(ctx, &control.SetFleetRequest{
 		Change: &control.SetFleetRequest_Destroy{Destroy: true}}); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (r *renting) destroy(ctx context.Context) error {
 		case err != nil:
 			return err
 		case len(s.GetMachines()) == 0:
-			r.demo.say("   %s fleet destroy: nothing is rented any more", r.demo.muster)
+			r.demo.printLine("   %s fleet destroy: nothing is rented any more", r.demo.muster)
 			return nil
 		}
 		select {
@@ -171,7 +171,7 @@ func machinesOf(s *control.FleetState) string {
 }
 
 // takeBack ends the process of a machine that serves.
-func (r *renting) takeBack(ctx context.Context) error {
+func (r *rentalDemo) takeBack(ctx context.Context) error {
 	s, err := r.client.Fleet(ctx)
 	if err != nil {
 		return err

@@ -27,15 +27,15 @@ func newAllCommand(r *run) *cobra.Command {
 			if !r.short {
 				beside = 1
 			}
-			return r.all(cmd.Context(), max(1, beside))
+			return r.runAll(cmd.Context(), max(1, beside))
 		},
 	}
 	cmd.Flags().IntVar(&beside, "beside", 4, "with --short, how many scenarios to run at a time")
 	return cmd
 }
 
-// An ending is how a scenario ended.
-type ending struct {
+// An scenarioExit is how a scenario ended.
+type scenarioExit struct {
 	name  string
 	index int // in the order of scenarios
 	took  time.Duration
@@ -44,18 +44,18 @@ type ending struct {
 	err   error
 }
 
-func (r *run) all(ctx context.Context, beside int) error {
+func (r *run) runAll(ctx context.Context, beside int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
-	slots, ended := make(chan struct{}, beside), make(chan ending)
+	slots, ended := make(chan struct{}, beside), make(chan scenarioExit)
 	go func() {
 		for i, s := range scenarios {
 			slots <- struct{}{}
 			go func() {
-				e := r.child(ctx, self, s.name)
+				e := r.runInChild(ctx, self, s.name)
 				<-slots
 				e.index = i
 				ended <- e
@@ -65,12 +65,12 @@ func (r *run) all(ctx context.Context, beside int) error {
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var all []ending
+	var all []scenarioExit
 	for len(all) < len(scenarios) {
 		select {
 		case e := <-ended:
 			all = append(all, e)
-			r.say("\n--- %s, %.0f s\n%s", e.name, e.took.Seconds(), bytes.TrimSpace(e.text))
+			r.printLine("\n--- %s, %.0f s\n%s", e.name, e.took.Seconds(), bytes.TrimSpace(e.text))
 		case <-tick.C:
 			if terminal {
 				fmt.Fprintf(os.Stderr, "\r\x1b[K%d of %d scenarios, %.0f s", len(all),
@@ -81,18 +81,18 @@ func (r *run) all(ctx context.Context, beside int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	slices.SortFunc(all, func(a, b ending) int { return a.index - b.index })
+	slices.SortFunc(all, func(a, b scenarioExit) int { return a.index - b.index })
 	for i, e := range all {
 		if e.err == nil || !r.short || ctx.Err() != nil {
 			continue
 		}
 		// The short forms run beside each other. What is missed alone, too, is not for want of CPU.
-		all[i] = r.child(ctx, self, e.name)
-		r.say("\n--- %s once more, alone, %.0f s\n%s", e.name, all[i].took.Seconds(),
+		all[i] = r.runInChild(ctx, self, e.name)
+		r.printLine("\n--- %s once more, alone, %.0f s\n%s", e.name, all[i].took.Seconds(),
 			bytes.TrimSpace(all[i].text))
 		all[i].said = "at first it " + e.said + "; alone " + all[i].said
 	}
-	r.say("")
+	r.printLine("")
 	t := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	failed := 0
 	fmt.Fprintln(t, "SCENARIO\tSECONDS\tFOUND")
@@ -105,15 +105,15 @@ func (r *run) all(ctx context.Context, beside int) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	r.say("%d scenarios in %.0f s", len(all), time.Since(begin).Seconds())
+	r.printLine("%d scenarios in %.0f s", len(all), time.Since(begin).Seconds())
 	if failed > 0 {
 		return fmt.Errorf("%d of %d scenarios missed something", failed, len(all))
 	}
 	return nil
 }
 
-// child runs a scenario in a process of its own.
-func (r *run) child(ctx context.Context, self, name string) ending {
+// runInChild runs a scenario in a process of its own.
+func (r *run) runInChild(ctx context.Context, self, name string) scenarioExit {
 	args := []string{
 		name, "--muster", r.muster, "--dir", r.dir, "--seed", fmt.Sprint(r.seed),
 		fmt.Sprintf("--short=%t", r.short),
@@ -124,7 +124,7 @@ func (r *run) child(ctx context.Context, self, name string) ending {
 	cmd.WaitDelay = 30 * time.Second
 	begin := time.Now()
 	text, err := cmd.CombinedOutput()
-	e := ending{name: name, took: time.Since(begin), text: text, err: err}
+	e := scenarioExit{name: name, took: time.Since(begin), text: text, err: err}
 	for line := range strings.Lines(string(text)) {
 		for _, how := range []string{asWanted, missed, skipped} {
 			if strings.HasPrefix(line, how+": ") {

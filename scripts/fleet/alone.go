@@ -19,14 +19,14 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// alone sends one agent three times the queries that it can serve: WND with batch size 256 from 8,
-// 64 and 512 clients. Each sends its next query when it knows the outcome of the last, and after a
-// refusal when it is told to try again; 64 clients also do so as fast as they can. Wanted: each
+// testAlone sends one agent three times the queries that it can serve: WND with batch size 256 from
+// 8, 64 and 512 clients. Each sends its next query when it knows the outcome of the last, and after
+// a refusal when it is told to try again; 64 clients also do so as fast as they can. Wanted: each
 // query is answered or refused, at least 0.8 of what the agent can do is answered in time, and the
 // 99th percentile of the answers is at most three QoS targets. The target is the model's own or, if
-// this machine is too slow for that, three times what a query takes. The short form, in which queries
-// may wait for long, wants some answers and nothing but answers and refusals.
-func (r *run) alone(ctx context.Context) error {
+// this machine is too slow for that, three times what a query takes. The short form, in which
+// queries may wait for long, wants some answers and nothing but answers and refusals.
+func (r *run) testAlone(ctx context.Context) error {
 	f, _, _, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "wnd")
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func (r *run) alone(ctx context.Context) error {
 		return float64(len(got.answered)) / (lasts / 4).Seconds(), err
 	}
 	dir := filepath.Join(f.Dir, "models")
-	if err := l.retarget(ctx, dir, harness.Patience); err != nil {
+	if err := l.changeTarget(ctx, dir, harness.Patience); err != nil {
 		return err
 	}
 	can := 0.
@@ -67,10 +67,11 @@ func (r *run) alone(ctx context.Context) error {
 		}
 	}
 	target = max(target, time.Duration(3/can*float64(time.Second)).Round(time.Millisecond))
-	if err := l.retarget(ctx, dir, target); err != nil {
+	if err := l.changeTarget(ctx, dir, target); err != nil {
 		return err
 	}
-	r.say("The agent answers %.0f queries/s of two clients; the QoS target is %v", can, target)
+	r.printLine("The agent answers %.0f queries/s of two clients; the QoS target is %v", can,
+		target)
 	for _, clients := range []int{-64, 8, 64, 512} {
 		what := fmt.Sprintf("%d clients at three times that", clients)
 		pace := time.Duration(float64(clients) / (3 * can) * float64(time.Second))
@@ -88,7 +89,7 @@ func (r *run) alone(ctx context.Context) error {
 		}
 		slices.Sort(got.answered)
 		inTime, _ := slices.BinarySearch(got.answered, target+1)
-		r.want(len(got.answered) > 0 && got.failed == 0,
+		r.checkWanted(len(got.answered) > 0 && got.failed == 0,
 			"%s: %d answered, %d refused, %d neither; want some, any, none", what,
 			len(got.answered), got.refused, got.failed)
 		if len(got.answered) == 0 {
@@ -104,10 +105,11 @@ func (r *run) alone(ctx context.Context) error {
 	return nil
 }
 
-// retarget changes the model's QoS target, and has the agent load the model again.
-func (l *closedLoop) retarget(ctx context.Context, dir string, target time.Duration) error {
-	err := editConfig(dir, l.query.GetModelName(), fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n",
-		target.Milliseconds(), 10*target.Milliseconds()))
+// changeTarget changes the model's QoS target, and has the agent load the model again.
+func (l *closedLoop) changeTarget(ctx context.Context, dir string, target time.Duration) error {
+	err := editConfig(dir, l.query.GetModelName(),
+		fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n",
+			target.Milliseconds(), 10*target.Milliseconds()))
 	if err != nil {
 		return err
 	}
@@ -142,8 +144,8 @@ type closedLoop struct {
 	timeout time.Duration
 }
 
-// ask sends a query.
-func (l *closedLoop) ask(ctx context.Context) error {
+// sendQuery sends a query.
+func (l *closedLoop) sendQuery(ctx context.Context) error {
 	if l.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, l.timeout)
@@ -171,7 +173,7 @@ func (l *closedLoop) run(ctx context.Context, clients int, pace, lasts time.Dura
 			wait := pace * time.Duration(i) / time.Duration(clients)
 			for harness.Settle(ctx, wait) == nil && time.Now().Before(end) {
 				start := time.Now()
-				err := l.ask(ctx)
+				err := l.sendQuery(ctx)
 				took := time.Since(start)
 				s := status.Convert(err)
 				wait = pace - took

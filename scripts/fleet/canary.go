@@ -32,15 +32,15 @@ const (
 	canaryTarget = time.Second
 )
 
-// canary has canaries tried by fleets under load. A good one is to be promoted by the rule, and a bad
-// one taken back within a minute, which the log, the commands, the metrics, the events and the
-// dashboard must say: one that takes twice as long, on emulated agents; and one whose answers to 1 %
-// of the queries are wrong, on agents that run models of a store. What is released in the store,
-// another fleet follows, and so do agents that begin anew with nothing on their disks.
+// testCanary has canaries tried by fleets under load. A good one is to be promoted by the rule, and
+// a bad one taken back within a minute, which the log, the commands, the metrics, the events and
+// the dashboard must say: one that takes twice as long, on emulated agents; and one whose answers
+// to 1 % of the queries are wrong, on agents that run models of a store. What is released in the
+// store, another fleet follows, and so do agents that begin anew with nothing on their disks.
 //
-// The short form has larger shares, of the queries and of wrong answers. It misses something only if a
-// canary has no verdict after many times as many queries as it takes.
-func (r *run) canary(ctx context.Context) error {
+// The short form has larger shares, of the queries and of wrong answers. It misses something only
+// if a canary has no verdict after many times as many queries as it takes.
+func (r *run) testCanary(ctx context.Context) error {
 	if err := r.slowCanary(ctx); err != nil {
 		return err
 	}
@@ -51,8 +51,8 @@ func (r *run) canary(ctx context.Context) error {
 // long.
 func (r *run) slowCanary(ctx context.Context) error {
 	dir := filepath.Join(r.dir, "slow")
-	// On a busy machine a run takes longer by some time, whichever version it is of. Twice as long is
-	// to be seen all the same.
+	// On a busy machine a run takes longer by some time, whichever version it is of. Twice as long
+	// is to be seen all the same.
 	takes := pick(r, 20*time.Millisecond, 60*time.Millisecond)
 	f := &harness.Fleet{Muster: r.muster, Dir: dir, Models: []string{canaryModel}, Args: []string{
 		"--executor", "emulated", "--profile", filepath.Join(dir, "profiles.json"),
@@ -68,9 +68,10 @@ func (r *run) slowCanary(ctx context.Context) error {
 		return err
 	}
 	err := errors.Join(
-		editConfig(filepath.Join(dir, "models"), canaryModel, fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n"+
-			"merge: none\nversions: all\n", canaryTarget.Milliseconds(),
-			harness.Patience.Milliseconds())),
+		editConfig(filepath.Join(dir, "models"), canaryModel,
+			fmt.Sprintf("qos_target_ms: %d\ndeadline_ms: %d\n"+
+				"merge: none\nversions: all\n", canaryTarget.Milliseconds(),
+				harness.Patience.Milliseconds())),
 		writeProfiles(filepath.Join(dir, "profiles.json"), map[string]time.Duration{
 			canaryModel: takes,
 			string(names.NewModelKey(canaryModel, 3)): 2 * takes,
@@ -86,36 +87,37 @@ func (r *run) slowCanary(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	t, err := r.tries(ctx, f, pick(r, 100., 18), false)
+	t, err := r.makeTrial(ctx, f, pick(r, 100., 18), false)
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
-	if err := t.models("promote", canaryModel, "1"); err != nil {
+	if err := t.runModelsCommand("promote", canaryModel, "1"); err != nil {
 		return err
 	}
 	if err := t.d.Start(ctx, t.load); err != nil {
 		return err
 	}
-	if err := t.sent(pick(r, 300, 60)); err != nil { // so that it is known how long version 1 takes
+	// so that it is known how long version 1 takes
+	if err := t.waitForQueries(pick(r, 300, 60)); err != nil {
 		return err
 	}
 	share := pick(r, "5%", "50%")
 	// It takes some 800 queries of a canary to know that it is no worse.
-	if err := t.promoted("2", pick(r, share, "90%"), "--promote-queries", "100"); err != nil {
+	if err := t.tryGoodCanary("2", pick(r, share, "90%"), "--promote-queries", "100"); err != nil {
 		return err
 	}
-	if err := t.models("promote", canaryModel, "3", "--share", share); err != nil {
+	if err := t.runModelsCommand("promote", canaryModel, "3", "--share", share); err != nil {
 		return err
 	}
 	if err := t.takenBack("slow", "muster_release_trial_queries"); err != nil {
 		return err
 	}
-	return r.account(t.d, begin)
+	return r.endLoad(t.d, begin)
 }
 
-// wrongCanary tries versions of a store, on agents that run them: one with the weights of the current
-// one, and one with some weights that are wrong.
+// wrongCanary tries versions of a store, on agents that run them: one with the weights of the
+// current one, and one with some weights that are wrong.
 func (r *run) wrongCanary(ctx context.Context) error {
 	dir := filepath.Join(r.dir, "wrong")
 	source, address := filepath.Join(dir, "source"), "file://"+filepath.Join(dir, "store")
@@ -167,7 +169,7 @@ func (r *run) wrongCanary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t, err := r.tries(ctx, f, pick(r, 300., 50), true)
+	t, err := r.makeTrial(ctx, f, pick(r, 300., 50), true)
 	if err != nil {
 		return err
 	}
@@ -176,10 +178,10 @@ func (r *run) wrongCanary(ctx context.Context) error {
 		return err
 	}
 	share := pick(r, "10%", "50%")
-	if err := t.promoted("2", share, "--promote-queries", "300"); err != nil {
+	if err := t.tryGoodCanary("2", share, "--promote-queries", "300"); err != nil {
 		return err
 	}
-	if err := r.follows(ctx, other, "the other fleet on the store has version 2",
+	if err := r.waitForRelease(ctx, other, "the other fleet on the store has version 2",
 		func(x *control.Release) bool { return x.GetCurrent() == 2 }); err != nil {
 		return err
 	}
@@ -187,20 +189,20 @@ func (r *run) wrongCanary(ctx context.Context) error {
 		"--store", address); err != nil {
 		return err
 	}
-	if err := r.follows(ctx, f, "the fleet tries version 3, which was released in the store",
+	if err := r.waitForRelease(ctx, f, "the fleet tries version 3, which was released in the store",
 		func(x *control.Release) bool { return x.GetCanary() == 3 }); err != nil {
 		return err
 	}
 	if err := t.takenBack("answers differ", "muster_release_trial_answers"); err != nil {
 		return err
 	}
-	if err := r.follows(ctx, other, "the other fleet on the store has taken version 3 back",
+	if err := r.waitForRelease(ctx, other, "the other fleet on the store has taken version 3 back",
 		func(x *control.Release) bool {
 			return x.GetCanary() == 3 && x.GetShare() == 0 && x.GetCurrent() == 2
 		}); err != nil {
 		return err
 	}
-	if err := r.account(t.d, begin); err != nil {
+	if err := r.endLoad(t.d, begin); err != nil {
 		return err
 	}
 	f.Stop()
@@ -209,7 +211,7 @@ func (r *run) wrongCanary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := r.client(again.Addresses())
+	c, err := r.newClient(again.Addresses())
 	if err != nil {
 		return err
 	}
@@ -223,8 +225,9 @@ func (r *run) wrongCanary(ctx context.Context) error {
 		BatchSizes: t.load.BatchSizes}); err != nil {
 		return err
 	}
-	r.want(len(answered) == 1 && answered["2"] > 0, "after all agents were gone, an agent with "+
-		"nothing on its disk answers with versions %v, want 2 only", answered)
+	r.checkWanted(len(answered) == 1 && answered["2"] > 0,
+		"after all agents were gone, an agent with "+
+			"nothing on its disk answers with versions %v, want 2 only", answered)
 	return nil
 }
 
@@ -321,14 +324,15 @@ type trial struct {
 	load harness.Load
 }
 
-// tries makes a trial with a load of so many queries/s of one item. Half of them go by the SDK. real
-// says whether models compute the answers.
-func (r *run) tries(ctx context.Context, f *harness.Fleet, rate float64, real bool) (*trial, error) {
+// makeTrial makes a trial with a load of so many queries/s of one item. Half of them go by the SDK.
+// real says whether models compute the answers.
+func (r *run) makeTrial(ctx context.Context, f *harness.Fleet, rate float64, real bool) (*trial,
+	error) {
 	one, err := workload.Fixed(1)
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return nil, err
 	}
@@ -344,7 +348,7 @@ func (r *run) tries(ctx context.Context, f *harness.Fleet, rate float64, real bo
 		return nil, err
 	}
 	d.Numbers = real
-	r.say("%d agents, %.0f queries/s; logs in %s", len(f.Nodes), rate, f.Dir)
+	r.printLine("%d agents, %.0f queries/s; logs in %s", len(f.Nodes), rate, f.Dir)
 	return &trial{r, ctx, f, d, harness.Load{Rate: rate, Seed: r.seed, BatchSizes: one}}, nil
 }
 
@@ -364,21 +368,22 @@ func eventually(ctx context.Context, f func() error) error {
 	}
 }
 
-// models runs a command of `muster models` with the fleet, which may have no leader just now.
-func (t *trial) models(args ...string) error {
+// runModelsCommand runs a command of `muster models` with the fleet, which may have no leader just
+// now.
+func (t *trial) runModelsCommand(args ...string) error {
 	return eventually(t.ctx, func() error {
-		_, err := t.output(append([]string{"models"}, args...)...)
+		_, err := t.commandOutput(append([]string{"models"}, args...)...)
 		return err
 	})
 }
 
-func (t *trial) output(args ...string) (string, error) {
+func (t *trial) commandOutput(args ...string) (string, error) {
 	return harness.Output(t.ctx, "", t.muster,
 		append(args, "--server", strings.Join(t.f.Addresses(), ","))...)
 }
 
-// sent waits until so many more queries have been sent.
-func (t *trial) sent(n int) error {
+// waitForQueries waits until so many more queries have been sent.
+func (t *trial) waitForQueries(n int) error {
 	for end := t.d.Sent() + n; t.d.Sent() < end; {
 		if err := harness.Settle(t.ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -387,14 +392,14 @@ func (t *trial) sent(n int) error {
 	return nil
 }
 
-// mostTried is how many queries are sent while a canary is on trial. In the long form it takes about
-// 800 queries of a canary of 5 % until it is promoted, 50 until it is known to be slow, and 700 answers
-// compared at 40/s until 1 % of them are wrong beyond doubt.
-const mostTried = 20_000
+// maxTried is how many queries are sent while a canary is on trial. In the long form it takes about
+// 800 queries of a canary of 5 % until it is promoted, 50 until it is known to be slow, and 700
+// answers compared at 40/s until 1 % of them are wrong beyond doubt.
+const maxTried = 20_000
 
-// verdict waits until a canary has its verdict, and returns it with how long that took.
-func (t *trial) verdict() (*control.ReleaseState, time.Duration, error) {
-	begin, end := time.Now(), t.d.Sent()+mostTried
+// waitForVerdict waits until a canary has its verdict, and returns it with how long that took.
+func (t *trial) waitForVerdict() (*control.ReleaseState, time.Duration, error) {
+	begin, end := time.Now(), t.d.Sent()+maxTried
 	for {
 		var x *control.ReleaseState
 		err := eventually(t.ctx, func() (err error) {
@@ -407,23 +412,23 @@ func (t *trial) verdict() (*control.ReleaseState, time.Duration, error) {
 		if x.GetRelease().GetShare() == 0 || t.d.Sent() > end {
 			return x, time.Since(begin), nil
 		}
-		if err := t.sent(1); err != nil {
+		if err := t.waitForQueries(1); err != nil {
 			return nil, 0, err
 		}
 	}
 }
 
-// promoted tries a canary that is as good as the current version.
-func (t *trial) promoted(version, share string, args ...string) error {
-	if err := t.models(append([]string{"promote", canaryModel, version, "--share", share},
+// tryGoodCanary tries a canary that is as good as the current version.
+func (t *trial) tryGoodCanary(version, share string, args ...string) error {
+	if err := t.runModelsCommand(append([]string{"promote", canaryModel, version, "--share", share},
 		args...)...); err != nil {
 		return err
 	}
-	x, took, err := t.verdict()
+	x, took, err := t.waitForVerdict()
 	if err != nil {
 		return err
 	}
-	t.want(fmt.Sprint(x.GetRelease().GetCurrent()) == version,
+	t.checkWanted(fmt.Sprint(x.GetRelease().GetCurrent()) == version,
 		"a canary that is as good, with %s: after %v %q, want promoted by the rule", share,
 		took.Round(time.Second), x.GetVerdict())
 	return nil
@@ -431,14 +436,16 @@ func (t *trial) promoted(version, share string, args ...string) error {
 
 // takenBack waits until version 3 is taken back, and wants each place to say so.
 func (t *trial) takenBack(why, metric string) error {
-	x, took, err := t.verdict()
+	x, took, err := t.waitForVerdict()
 	if err != nil {
 		return err
 	}
 	verdict := x.GetRelease().GetWhy()
-	t.want(x.GetState() == "taken back" && strings.HasPrefix(verdict, "rolled back by the rule") &&
+	t.checkWanted(x.GetState() == "taken back" && strings.HasPrefix(verdict,
+		"rolled back by the rule") &&
 		strings.Contains(verdict, why),
-		"a bad canary: after %v and %d of its queries %q, want it rolled back", took.Round(time.Second),
+		"a bad canary: after %v and %d of its queries %q, want it rolled back",
+		took.Round(time.Second),
 		x.GetCanary().GetQueries(), verdict)
 	t.wantQuiet(took <= time.Minute, "it took %v, want a minute at most", took.Round(time.Second))
 	// Another agent may lead by now.
@@ -465,14 +472,17 @@ func (t *trial) takenBack(why, metric string) error {
 			return get(t.ctx, n.Metrics, "/metrics")
 		}), []string{`muster_release_canary_share{model="ncf"} 0` + "\n", metric + "{"}},
 		{"muster models release", func() (string, error) {
-			return t.output("models", "release", canaryModel)
+			return t.commandOutput("models", "release", canaryModel)
 		}, []string{verdict, "taken back"}},
 		{"muster models compare", func() (string, error) {
-			return t.output("models", "compare", canaryModel)
+			return t.commandOutput("models", "compare", canaryModel)
 		}, []string{verdict, "version 3 beside"}},
-		{"muster events", func() (string, error) { return t.output("events", "--fleet") },
+		{"muster events", func() (string, error) { return t.commandOutput("events", "--fleet") },
 			[]string{verdict, "release"}},
-		{"the dashboard", func() (string, error) { return get(t.ctx, page, "/dashboard/api/events") },
+		{"the dashboard", func() (string, error) {
+			return get(t.ctx, page,
+				"/dashboard/api/events")
+		},
 			[]string{verdict, "release"}},
 	} {
 		err := eventually(t.ctx, func() error {
@@ -527,8 +537,8 @@ func release(ctx context.Context, f *harness.Fleet) (*control.ReleaseState, erro
 	return resp.GetReleases()[0], nil
 }
 
-// follows waits until a fleet follows a release, and wants that it does.
-func (r *run) follows(ctx context.Context, f *harness.Fleet, what string,
+// waitForRelease waits until a fleet follows a release, and wants that it does.
+func (r *run) waitForRelease(ctx context.Context, f *harness.Fleet, what string,
 	good func(*control.Release) bool) error {
 	r.wantNil(eventually(ctx, func() error {
 		x, err := release(ctx, f)

@@ -56,16 +56,16 @@ type chaos struct {
 	looked     time.Time // when look was called last
 }
 
-// chaos disturbs a fleet at random for ten minutes, as the seed says. Agents are killed, frozen,
-// slowed, cut off (as root, in network namespaces), drained and restarted, and the gossip key and
-// certificates are changed. Meanwhile twelve agents serve three models, at half of their fluid
-// limit, to three kinds of clients: the SDK, plain gRPC and plain REST.
+// testChaos disturbs a fleet at random for ten minutes, as the seed says. Agents are killed,
+// frozen, slowed, cut off (as root, in network namespaces), drained and restarted, and the gossip
+// key and certificates are changed. Meanwhile twelve agents serve three models, at half of their
+// fluid limit, to three kinds of clients: the SDK, plain gRPC and plain REST.
 //
 // Wanted: every query is answered, or refused with a reason; none is answered wrongly or twice. No
 // agent ends by itself or logs an error. Afterwards the fleet is whole, answers everything, has one
 // gossip key, shows the certificates in its files, and uses no more goroutines, descriptors and
 // memory than before. The short form has six agents at 0.3 of their limit, for ten seconds.
-func (r *run) chaos(ctx context.Context) error {
+func (r *run) testChaos(ctx context.Context) error {
 	c := &chaos{
 		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3),
 		every: pick(r, 2*time.Second, time.Second),
@@ -75,13 +75,13 @@ func (r *run) chaos(ctx context.Context) error {
 		r.flags.duration = pick(r, 10*time.Minute, 10*time.Second)
 	}
 	if err := harness.Unshare(); err != nil { // returns nil in the new process only
-		r.say("No agent will be cut off: %v", err)
+		r.printLine("No agent will be cut off: %v", err)
 	} else if c.network, err = harness.NewNetwork(c.size); err != nil {
 		return err
 	} else {
 		r.atEnd = append(r.atEnd, func() {
 			if err := c.network.Remove(); err != nil {
-				r.say("%v", err)
+				r.printLine("%v", err)
 			}
 		})
 	}
@@ -91,25 +91,25 @@ func (r *run) chaos(ctx context.Context) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
-	r.say("seed %d; %d agents; %.0f queries/s, %.2f of their fluid limit; logs in %s", r.seed,
+	r.printLine("seed %d; %d agents; %.0f queries/s, %.2f of their fluid limit; logs in %s", r.seed,
 		c.size, c.rate, c.load, r.dir)
 	// After this, agents have the goroutines and the memory that they need under load.
-	if _, err := c.driver.Run(ctx, c.calm()); err != nil {
+	if _, err := c.driver.Run(ctx, c.calmLoad()); err != nil {
 		return err
 	}
-	before, err := c.usages()
+	before, err := c.measureUsages()
 	if err != nil {
 		return err
 	}
 	c.begun = time.Now()
-	if err := c.storm(); err != nil {
+	if err := c.runStorm(); err != nil {
 		return err
 	}
-	return c.report(before)
+	return c.reportFindings(before)
 }
 
-// calm is the load before and after the storm.
-func (c *chaos) calm() harness.Load {
+// calmLoad is the load before and after the storm.
+func (c *chaos) calmLoad() harness.Load {
 	return harness.Load{
 		Rate: c.rate, Duration: pick(c.run, 5*time.Second, 2*time.Second), Seed: c.seed,
 	}
@@ -172,7 +172,7 @@ func (c *chaos) connect() error {
 	if err != nil {
 		return err
 	}
-	if c.sdk, err = c.client(c.fleet.Addresses()[:3],
+	if c.sdk, err = c.newClient(c.fleet.Addresses()[:3],
 		client.WithDialOptions(options...)); err != nil {
 		return err
 	}
@@ -183,14 +183,15 @@ func (c *chaos) connect() error {
 	return err
 }
 
-// storm starts the load and lets events happen. It returns when the load and all events have ended.
-func (c *chaos) storm() error {
+// runStorm starts the load and lets events happen. It returns when the load and all events have
+// ended.
+func (c *chaos) runStorm() error {
 	c.looked = c.begun
 	if err := c.driver.Start(c.ctx,
 		harness.Load{Rate: c.rate, Duration: c.flags.duration, Seed: c.seed}); err != nil {
 		return err
 	}
-	c.background(func() error { _, err := c.driver.Wait(); return err }, func(err error) {
+	c.runInBackground(func() error { _, err := c.driver.Wait(); return err }, func(err error) {
 		if err != nil {
 			c.fail("%v", err)
 		}
@@ -207,10 +208,10 @@ func (c *chaos) storm() error {
 		case f := <-c.todo:
 			f()
 		case <-look.C:
-			c.look()
+			c.observeFleet()
 		case <-next.C:
 			if time.Since(c.begun) < c.flags.duration-c.every {
-				c.happen()
+				c.startRandomEvent()
 				next.Reset(seconds(order, 0.1, 1.9) * c.every / time.Second)
 			}
 		}
@@ -218,31 +219,32 @@ func (c *chaos) storm() error {
 	return nil
 }
 
-// note prints an event, with its time.
-func (c *chaos) note(format string, args ...any) {
-	c.say("%7.1f s  %s", time.Since(c.begun).Seconds(), fmt.Sprintf(format, args...))
+// printEvent prints an event, with its time.
+func (c *chaos) printEvent(format string, args ...any) {
+	c.printLine("%7.1f s  %s", time.Since(c.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // fail prints something that must not happen, and counts it as missed.
 func (c *chaos) fail(format string, args ...any) {
-	c.note("%s", missed+": "+fmt.Sprintf(format, args...))
+	c.printEvent("%s", missed+": "+fmt.Sprintf(format, args...))
 	c.missed = append(c.missed, fmt.Sprintf(format, args...))
 }
 
-// usages returns the usage of each agent, and as the last one that of this process: its goroutines.
-func (c *chaos) usages() ([]harness.Usage, error) {
+// measureUsages returns the usage of each agent, and as the last one that of this process: its
+// goroutines.
+func (c *chaos) measureUsages() ([]harness.Usage, error) {
 	all, err := c.fleet.Usages(c.ctx)
 	return append(all, harness.Usage{Goroutines: runtime.NumGoroutine()}), err
 }
 
-// report examines the fleet after the storm, and prints what was found and what was wanted.
-func (c *chaos) report(before []harness.Usage) error {
-	c.say("Calm again")
+// reportFindings examines the fleet after the storm, and prints what was found and what was wanted.
+func (c *chaos) reportFindings(before []harness.Usage) error {
+	c.printLine("Calm again")
 	ended := c.begun.Add(c.flags.duration) // when the load ended
 	whole := c.fleet.WaitAgreed(c.ctx)
 	key := c.changeKeyInCalm()
 	calm := time.Now()
-	if _, err := c.driver.Run(c.ctx, c.calm()); err != nil {
+	if _, err := c.driver.Run(c.ctx, c.calmLoad()); err != nil {
 		return err
 	}
 	was, is, clients, err := c.awaitFlat(before)
@@ -269,14 +271,14 @@ func (c *chaos) report(before []harness.Usage) error {
 	for _, name := range slices.Sorted(maps.Keys(c.counts)) {
 		happened = append(happened, fmt.Sprintf("%s %d", name, c.counts[name]))
 	}
-	c.say("\n%s; elections %d\n", strings.Join(happened, ", "), logs.Elections)
+	c.printLine("\n%s; elections %d\n", strings.Join(happened, ", "), logs.Elections)
 	if err := c.driver.Write(c.out, c.begun, ended); err != nil {
 		return err
 	}
-	c.say("\nWarnings in the agents' logs:")
+	c.printLine("\nWarnings in the agents' logs:")
 	for _, what := range slices.SortedFunc(maps.Keys(logs.Warnings),
 		func(x, y string) int { return logs.Warnings[y] - logs.Warnings[x] }) {
-		c.say("  %5d  %s", logs.Warnings[what], what)
+		c.printLine("  %5d  %s", logs.Warnings[what], what)
 	}
 	t := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nat most\tgoroutines\tdescriptors\tmemory, MB")
@@ -285,27 +287,33 @@ func (c *chaos) report(before []harness.Usage) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	c.say("")
+	c.printLine("")
 	all, after := c.driver.Between(c.begun, calm), c.driver.Between(calm, time.Now())
 	accounted, failed := c.driver.Between(time.Time{}, time.Now()).Queries, all.Failed+all.Robbed
-	c.want(accounted == c.driver.Sent(), "%d of %d queries have an outcome, want all", accounted,
+	c.checkWanted(accounted == c.driver.Sent(), "%d of %d queries have an outcome, want all",
+		accounted,
 		c.driver.Sent())
-	c.want(failed == 0, "%d of %d queries failed, want none", failed, all.Queries)
-	c.want(all.Wrong+after.Wrong == 0, "%d answers were wrong, want none", all.Wrong+after.Wrong)
-	c.want(c.driver.Twice() == 0, "%d queries were answered twice, want none", c.driver.Twice())
-	c.want(after.OnTime+after.Late == after.Queries,
+	c.checkWanted(failed == 0, "%d of %d queries failed, want none", failed, all.Queries)
+	c.checkWanted(all.Wrong+after.Wrong == 0, "%d answers were wrong, want none",
+		all.Wrong+after.Wrong)
+	c.checkWanted(c.driver.Twice() == 0, "%d queries were answered twice, want none",
+		c.driver.Twice())
+	c.checkWanted(after.OnTime+after.Late == after.Queries,
 		"%d of %d queries answered afterwards, want all", after.OnTime+after.Late, after.Queries)
-	c.want(len(logs.Errors) == 0, "%d errors in logs, want none %v", len(logs.Errors), logs.Errors)
+	c.checkWanted(len(logs.Errors) == 0, "%d errors in logs, want none %v", len(logs.Errors),
+		logs.Errors)
 	c.wantNil(whole, "afterwards the fleet is whole, with one leader")
 	c.wantNil(key, "the gossip key is changed once more, and all agents have only the new one")
 	c.wantNil(shown, "agents show the certificates in the files")
 	most := allowed(was)
-	c.want(is.Goroutines <= most.Goroutines, "%d goroutines of an agent, want at most %d",
+	c.checkWanted(is.Goroutines <= most.Goroutines, "%d goroutines of an agent, want at most %d",
 		is.Goroutines, most.Goroutines)
-	c.want(is.Descriptors <= most.Descriptors, "%d descriptors of an agent, want at most %d",
+	c.checkWanted(is.Descriptors <= most.Descriptors, "%d descriptors of an agent, want at most %d",
 		is.Descriptors, most.Descriptors)
-	c.want(is.Memory <= most.Memory, "%d MB of an agent, want at most %d", is.Memory, most.Memory)
-	c.want(clients <= c.allowedClients(before), "%d goroutines of the clients, want at most %d",
+	c.checkWanted(is.Memory <= most.Memory, "%d MB of an agent, want at most %d", is.Memory,
+		most.Memory)
+	c.checkWanted(clients <= c.allowedClients(before),
+		"%d goroutines of the clients, want at most %d",
 		clients, c.allowedClients(before))
 	return nil
 }
@@ -314,7 +322,7 @@ func (c *chaos) report(before []harness.Usage) error {
 // wait for it for a while and refuse another; so this tries for 90 s.
 func (c *chaos) changeKeyInCalm() error {
 	for end := time.Now().Add(90 * time.Second); ; {
-		err := c.rotate(c.agents[0])
+		err := c.rotateKey(c.agents[0])
 		if err == nil {
 			return c.oneKey()
 		}
@@ -381,7 +389,7 @@ func (c *chaos) allowedClients(before []harness.Usage) int {
 // connection needed is freed only after a while.
 func (c *chaos) awaitFlat(before []harness.Usage) (was, is harness.Usage, clients int, err error) {
 	for end := time.Now().Add(time.Minute); ; {
-		after, err := c.usages()
+		after, err := c.measureUsages()
 		if err != nil {
 			return was, is, 0, err
 		}

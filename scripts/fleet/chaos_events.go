@@ -38,18 +38,18 @@ type event struct {
 }
 
 var events = []event{
-	{"killed", 3, (*chaos).kill},
-	{"drained", 2, (*chaos).drain},
-	{"frozen", 3, (*chaos).freeze},
-	{"slowed", 2, (*chaos).slow},
+	{"killed", 3, (*chaos).killAgent},
+	{"drained", 2, (*chaos).drainAgent},
+	{"frozen", 3, (*chaos).freezeAgent},
+	{"slowed", 2, (*chaos).slowAgent},
 	{"cut off", 3, (*chaos).cutOff},
 	{"gossip key changed", 2, (*chaos).changeKey},
 	{"certificates changed", 2, (*chaos).changeCertificates},
 }
 
-// happen starts a random event. The seed decides which one and for how long. The state of the fleet
-// decides to which agents, and whether it can happen at all.
-func (c *chaos) happen() {
+// startRandomEvent starts a random event. The seed decides which one and for how long. The state of
+// the fleet decides to which agents, and whether it can happen at all.
+func (c *chaos) startRandomEvent() {
 	c.happened++
 	r := rand.New(rand.NewPCG(c.seed, c.happened))
 	sum := 0
@@ -72,19 +72,19 @@ func seconds(r *rand.Rand, least, most float64) time.Duration {
 	return time.Duration((least + (most-least)*r.Float64()) * float64(time.Second))
 }
 
-// lasts draws how long something lasts, in seconds; half of that in a short run.
-func (c *chaos) lasts(r *rand.Rand, least, most float64) time.Duration {
+// drawDuration draws how long something lasts, in seconds; half of that in a short run.
+func (c *chaos) drawDuration(r *rand.Rand, least, most float64) time.Duration {
 	return seconds(r, least, most) / pick[time.Duration](c.run, 1, 2)
 }
 
-// later has the loop call f after d.
-func (c *chaos) later(d time.Duration, f func()) {
+// callLater has the loop call f after d.
+func (c *chaos) callLater(d time.Duration, f func()) {
 	c.pending++
 	time.AfterFunc(d, func() { c.todo <- func() { c.pending--; f() } })
 }
 
-// background runs work on a goroutine of its own. The loop then calls then with its error.
-func (c *chaos) background(work func() error, then func(error)) {
+// runInBackground runs work on a goroutine of its own. The loop then calls then with its error.
+func (c *chaos) runInBackground(work func() error, then func(error)) {
 	c.pending++
 	go func() {
 		err := work()
@@ -92,9 +92,9 @@ func (c *chaos) background(work func() error, then func(error)) {
 	}()
 }
 
-// pick chooses an agent that suits, to get it into trouble; one time in three the leader, if it
-// suits. It returns nil if no agent suits, or if a third of the agents are in trouble already.
-func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
+// pickAgent chooses an agent that suits, to get it into trouble; one time in three the leader, if
+// it suits. It returns nil if no agent suits, or if a third of the agents are in trouble already.
+func (c *chaos) pickAgent(r *rand.Rand, suits func(*agent) bool) *agent {
 	wantLeader, n := r.IntN(3) == 0, r.IntN(1<<20)
 	var able []*agent
 	troubled := 0
@@ -120,71 +120,71 @@ func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
 func anyone(*agent) bool    { return true }
 func mortals(a *agent) bool { return !a.spared }
 
-// who is the agent's name in what is printed, which says if it leads.
-func (c *chaos) who(a *agent) string {
+// agentLabel is the agent's name in what is printed, which says if it leads.
+func (c *chaos) agentLabel(a *agent) string {
 	if a.Name == c.leader && a.Name != "" {
 		return a.String() + " (which leads)"
 	}
 	return a.String()
 }
 
-// kill kills an agent, and restarts it after a while.
-func (c *chaos) kill(r *rand.Rand) bool {
-	away := max(0, c.lasts(r, -2, 6))
-	a := c.pick(r, mortals)
+// killAgent kills an agent, and restarts it after a while.
+func (c *chaos) killAgent(r *rand.Rand) bool {
+	away := max(0, c.drawDuration(r, -2, 6))
+	a := c.pickAgent(r, mortals)
 	if a == nil {
 		return false
 	}
-	c.note("%s is killed", c.who(a))
+	c.printEvent("%s is killed", c.agentLabel(a))
 	a.trouble, a.ended = "killed", true
 	a.Kill()
-	c.later(away, func() { c.restart(a) })
+	c.callLater(away, func() { c.restartAgent(a) })
 	return true
 }
 
-// drain drains an agent until it has ended, and restarts it after a while.
-func (c *chaos) drain(r *rand.Rand) bool {
-	away := max(0, c.lasts(r, -2, 4))
+// drainAgent drains an agent until it has ended, and restarts it after a while.
+func (c *chaos) drainAgent(r *rand.Rand) bool {
+	away := max(0, c.drawDuration(r, -2, 4))
 	if c.rotating { // an agent that is away would not get the new key
 		return false
 	}
-	a := c.pick(r, mortals)
+	a := c.pickAgent(r, mortals)
 	if a == nil {
 		return false
 	}
-	c.note("%s is told to drain", c.who(a))
+	c.printEvent("%s is told to drain", c.agentLabel(a))
 	a.trouble, a.ended = "drained", true
 	c.draining++
 	begun := time.Now()
-	c.background(a.Stop, func(err error) {
+	c.runInBackground(a.Stop, func(err error) {
 		if err != nil {
 			c.fail("%v was told to drain: %v", a, err)
 		}
-		c.note("%v has drained in %.1f s", a, time.Since(begun).Seconds())
-		c.later(away, func() { c.restart(a) })
+		c.printEvent("%v has drained in %.1f s", a, time.Since(begun).Seconds())
+		c.callLater(away, func() { c.restartAgent(a) })
 	})
 	return true
 }
 
-// restart starts an agent that has ended.
-func (c *chaos) restart(a *agent) {
+// restartAgent starts an agent that has ended.
+func (c *chaos) restartAgent(a *agent) {
 	if err := c.fleet.Restart(a.Node); err != nil {
 		c.fail("%v cannot be started: %v", a, err)
 		return
 	}
 	a.ended = false
-	c.await(a, a.Name, a.Started, func() {
+	c.awaitAgent(a, a.Name, a.Started, func() {
 		if a.trouble == "drained" {
 			c.draining--
 		}
 	})
 }
 
-// await waits until an agent serves again and is no longer in trouble. If its process was
+// awaitAgent waits until an agent serves again and is no longer in trouble. If its process was
 // restarted, former is the name of the process before. It calls then first.
-func (c *chaos) await(a *agent, former string, since time.Time, then func()) {
+func (c *chaos) awaitAgent(a *agent, former string, since time.Time, then func()) {
 	var name string
-	c.background(func() (err error) {
+	c.runInBackground(func() (err error) {
 		name, err = c.fleet.WaitBack(c.ctx, a.Node, former)
 		return err
 	}, func(err error) {
@@ -192,45 +192,45 @@ func (c *chaos) await(a *agent, former string, since time.Time, then func()) {
 		if err != nil {
 			c.fail("%v, which was %s: %v", a, a.trouble, err)
 		} else {
-			c.note("%v is back after %.1f s", a, time.Since(since).Seconds())
+			c.printEvent("%v is back after %.1f s", a, time.Since(since).Seconds())
 		}
 		a.trouble, a.Name = "", name
 	})
 }
 
-// freeze stops an agent's process (SIGSTOP) for some time.
-func (c *chaos) freeze(r *rand.Rand) bool {
-	long := c.lasts(r, 0.1, 3)
+// freezeAgent stops an agent's process (SIGSTOP) for some time.
+func (c *chaos) freezeAgent(r *rand.Rand) bool {
+	long := c.drawDuration(r, 0.1, 3)
 	if r.IntN(4) == 0 {
-		long = c.lasts(r, 3, 9) // long enough to be taken for dead
+		long = c.drawDuration(r, 3, 9) // long enough to be taken for dead
 	}
-	a := c.pick(r, anyone)
+	a := c.pickAgent(r, anyone)
 	if a == nil {
 		return false
 	}
-	c.note("%s is frozen for %.1f s", c.who(a), long.Seconds())
+	c.printEvent("%s is frozen for %.1f s", c.agentLabel(a), long.Seconds())
 	a.trouble = "frozen"
 	a.Signal(syscall.SIGSTOP)
-	c.later(long, func() {
+	c.callLater(long, func() {
 		a.Signal(syscall.SIGCONT)
-		c.await(a, "", time.Now(), func() {})
+		c.awaitAgent(a, "", time.Now(), func() {})
 	})
 	return true
 }
 
-// slow stops an agent's process for a share of every 50 ms.
-func (c *chaos) slow(r *rand.Rand) bool {
+// slowAgent stops an agent's process for a share of every 50 ms.
+func (c *chaos) slowAgent(r *rand.Rand) bool {
 	const period = 50 * time.Millisecond
-	long, stopped := c.lasts(r, 2, 10), time.Duration((0.3+0.5*r.Float64())*float64(period))
-	a := c.pick(r, anyone)
+	long, stopped := c.drawDuration(r, 2, 10), time.Duration((0.3+0.5*r.Float64())*float64(period))
+	a := c.pickAgent(r, anyone)
 	if a == nil {
 		return false
 	}
-	c.note("%s is slowed for %.1f s: it is stopped for %d %% of the time",
-		c.who(a), long.Seconds(), 100*stopped/period)
+	c.printEvent("%s is slowed for %.1f s: it is stopped for %d %% of the time",
+		c.agentLabel(a), long.Seconds(), 100*stopped/period)
 	a.trouble = "slowed"
 	slowed := a.Agent
-	c.background(func() error {
+	c.runInBackground(func() error {
 		for end := time.Now().Add(long); time.Now().Before(end); {
 			slowed.Signal(syscall.SIGSTOP)
 			time.Sleep(stopped)
@@ -245,7 +245,7 @@ func (c *chaos) slow(r *rand.Rand) bool {
 // cutOff cuts the network between some agents and all others for some time. The clients
 // stay with the others.
 func (c *chaos) cutOff(r *rand.Rand) bool {
-	long, most := c.lasts(r, 0.3, 12), 1+r.IntN(max(1, c.size/3))
+	long, most := c.drawDuration(r, 0.3, 12), 1+r.IntN(max(1, c.size/3))
 	if c.network == nil {
 		return false
 	}
@@ -253,26 +253,27 @@ func (c *chaos) cutOff(r *rand.Rand) bool {
 	var names []string
 	var indexes []int
 	for len(cut) < most {
-		a := c.pick(r, anyone)
+		a := c.pickAgent(r, anyone)
 		if a == nil {
 			break
 		}
 		a.trouble = "cut off"
-		cut, names, indexes = append(cut, a), append(names, c.who(a)), append(indexes, a.Index)
+		cut, names, indexes = append(cut, a), append(names, c.agentLabel(a)), append(indexes,
+			a.Index)
 	}
 	if len(cut) == 0 {
 		return false
 	}
-	c.note("cut off: %s, for %.1f s", strings.Join(names, ", "), long.Seconds())
+	c.printEvent("cut off: %s, for %.1f s", strings.Join(names, ", "), long.Seconds())
 	if err := c.network.Cut(indexes...); err != nil {
 		c.fail("%v", err)
 	}
-	c.later(long, func() {
+	c.callLater(long, func() {
 		if err := c.network.Heal(indexes...); err != nil {
 			c.fail("%v", err)
 		}
 		for _, a := range cut {
-			c.await(a, "", time.Now(), func() {})
+			c.awaitAgent(a, "", time.Now(), func() {})
 		}
 	})
 	return true
@@ -294,22 +295,22 @@ func (c *chaos) changeKey(r *rand.Rand) bool {
 	a := able[n%len(able)]
 	c.rotating = true
 	begun := time.Now()
-	c.note("%v is asked to change the gossip key", a)
-	c.background(func() error { return c.rotate(a) }, func(err error) {
+	c.printEvent("%v is asked to change the gossip key", a)
+	c.runInBackground(func() error { return c.rotateKey(a) }, func(err error) {
 		c.rotating = false
 		if err != nil {
-			c.note("the gossip key is not changed: %v", err)
+			c.printEvent("the gossip key is not changed: %v", err)
 		} else {
 			c.counts["gossip key changed to the end"]++
-			c.note("the gossip key is changed, in %.1f s", time.Since(begun).Seconds())
+			c.printEvent("the gossip key is changed, in %.1f s", time.Since(begun).Seconds())
 		}
 	})
 	return true
 }
 
-// rotate changes the gossip key by a call to the agent. Its error is the last line of the
+// rotateKey changes the gossip key by a call to the agent. Its error is the last line of the
 // command's.
-func (c *chaos) rotate(a *agent) error {
+func (c *chaos) rotateKey(a *agent) error {
 	certificates := c.fleet.Certificates
 	args := append([]string{"keys", "rotate", "--server", a.GRPC},
 		certificates.Args(harness.Admin)...)
@@ -324,7 +325,7 @@ func (c *chaos) rotate(a *agent) error {
 // changeCertificates gives one agent, all agents or the SDK a new certificate.
 func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	var to []*agent
-	how, pause := r.IntN(3), c.lasts(r, 0.5, 2.5) // how the files are replaced: see certify
+	how, pause := r.IntN(3), c.drawDuration(r, 0.5, 2.5) // how the files are replaced: see certify
 	switch whose, n := r.IntN(4), r.IntN(1<<20); {
 	case whose == 0: // the SDK's
 	case whose == 1:
@@ -348,27 +349,29 @@ func (c *chaos) changeCertificates(r *rand.Rand) bool {
 		return false
 	}
 	c.certifying = true
-	c.note("%s, %s", what, [...]string{
+	c.printEvent("%s, %s", what, [...]string{
 		"at once", "the key first, the certificate later", "each file half written at first",
 	}[how])
 	for _, a := range to {
 		a.changing = true // so it is not restarted, with half-written files
 	}
-	c.background(func() error { return c.certify(names, how, pause) }, func(err error) {
-		if err != nil {
-			c.fail("change certificates: %v", err)
-		}
-		c.certifying = false
-		for _, a := range to {
-			a.changing = false
-		}
-	})
+	c.runInBackground(func() error { return c.issueCertificates(names, how, pause) },
+		func(err error) {
+			if err != nil {
+				c.fail("change certificates: %v", err)
+			}
+			c.certifying = false
+			for _, a := range to {
+				a.changing = false
+			}
+		})
 	return true
 }
 
-// certify issues certificates for the names and replaces their files. how is 0: all at once; 1: the
-// keys first, and the certificates after a pause; 2: as 1, after half-written files for a pause.
-func (c *chaos) certify(names []string, how int, pause time.Duration) error {
+// issueCertificates issues certificates for the names and replaces their files. how is 0: all at
+// once; 1: the keys first, and the certificates after a pause; 2: as 1, after half-written files
+// for a pause.
+func (c *chaos) issueCertificates(names []string, how int, pause time.Duration) error {
 	type file struct {
 		path string
 		text []byte
@@ -423,12 +426,12 @@ func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 // this process, and so hardly any for the agents.
 const standstill = 500 * time.Millisecond
 
-// look finds out who leads, whether a process has ended by itself, and whether the machine stood
-// still.
-func (c *chaos) look() {
+// observeFleet finds out who leads, whether a process has ended by itself, and whether the machine
+// stood still.
+func (c *chaos) observeFleet() {
 	now := time.Now()
 	if took := now.Sub(c.looked); took > standstill {
-		c.note("this machine has stood still for %.1f s", took.Seconds())
+		c.printEvent("this machine has stood still for %.1f s", took.Seconds())
 		c.counts["machine stood still"]++
 	}
 	c.looked = now
@@ -437,9 +440,9 @@ func (c *chaos) look() {
 			c.leader = leader
 			if i := slices.IndexFunc(c.agents,
 				func(a *agent) bool { return a.Name == leader }); i >= 0 {
-				c.note("%v leads", c.agents[i])
+				c.printEvent("%v leads", c.agents[i])
 			} else {
-				c.note("%s leads", leader)
+				c.printEvent("%s leads", leader)
 			}
 		}
 	}
@@ -447,7 +450,7 @@ func (c *chaos) look() {
 		if !a.ended && a.HasExited() {
 			c.fail("%v: %v", a, a.Stop())
 			a.ended, a.trouble = true, "ended"
-			c.restart(a)
+			c.restartAgent(a)
 		}
 	}
 }

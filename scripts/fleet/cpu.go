@@ -23,11 +23,12 @@ func cpuFlags(r *run, cmd *cobra.Command) {
 	cmd.Flags().Float64Var(&r.flags.rate, "rate", 300, "queries/s")
 }
 
-// cpu measures the CPU time that Muster takes beside its models: that of an idle fleet, and that of
-// a query. The fleet is that of live, two g4dn.xlarge and nine r5n.large that serve DIEN, emulated:
-// their executions take no CPU time. CPU time varies much less than latency on a busy machine, so
-// that two binaries can be compared by turns. The short form wants only that no query fails.
-func (r *run) cpu(ctx context.Context) error {
+// measureCPU measures the CPU time that Muster takes beside its models: that of an idle fleet, and
+// that of a query. The fleet is that of live, two g4dn.xlarge and nine r5n.large that serve DIEN,
+// emulated: their executions take no CPU time. CPU time varies much less than latency on a busy
+// machine, so that two binaries can be compared by turns. The short form wants only that no query
+// fails.
+func (r *run) measureCPU(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return err
@@ -36,7 +37,7 @@ func (r *run) cpu(ctx context.Context) error {
 	if err := r.start(ctx, f, pick(r, pool(2, 9), pool(1, 2))); err != nil {
 		return err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return err
 	}
@@ -57,14 +58,14 @@ func (r *run) cpu(ctx context.Context) error {
 			all[2].pids = append(all[2].pids, n.PID())
 		}
 	}
-	if err := r.settle(ctx, 8*time.Second); err != nil { // the last loads and views are told
+	if err := r.waitAWhile(ctx, 8*time.Second); err != nil { // the last loads and views are told
 		return err
 	}
-	took, err := during(all, func() error { return r.settle(ctx, 10*time.Second) })
+	took, err := during(all, func() error { return r.waitAWhile(ctx, 10*time.Second) })
 	if err != nil {
 		return err
 	}
-	r.say("idle: %s of a second of one core", took.text(took.passed.Seconds(), 1))
+	r.printLine("idle: %s of a second of one core", took.formatPer(took.passed.Seconds(), 1))
 
 	rate := min(r.flags.rate, pick(r, r.flags.rate, 50))
 	load := harness.Load{Rate: rate, Duration: pick(r, 5*time.Second, time.Second), Seed: r.seed}
@@ -74,16 +75,16 @@ func (r *run) cpu(ctx context.Context) error {
 	load.Duration = pick(r, 20*time.Second, 2*time.Second)
 	begin, before := time.Now(), c.Gateway().Stats()
 	if took, err = during(all, func() error {
-		done := r.profile(ctx, f, load.Duration)
+		done := r.writeProfiles(ctx, f, load.Duration)
 		defer done()
 		return ignoreReport(d.Run(ctx, load))
 	}); err != nil {
 		return err
 	}
 	sent := d.Between(begin, time.Now()).Queries
-	r.say("%.0f queries/s: %s of a query", rate, took.text(float64(sent), 1e6))
-	r.since(before, c)
-	return r.account(d, begin)
+	r.printLine("%.0f queries/s: %s of a query", rate, took.formatPer(float64(sent), 1e6))
+	r.reportSince(before, c)
+	return r.endLoad(d, begin)
 }
 
 func ignoreReport(_ any, err error) error { return err }
@@ -100,7 +101,7 @@ func during(all []*processes, do func() error) (s spent, err error) {
 	begin := time.Now()
 	for _, sign := range []time.Duration{-1, 1} {
 		for i, p := range all {
-			t, err := p.time()
+			t, err := p.cpuTime()
 			if err != nil {
 				return s, err
 			}
@@ -119,8 +120,8 @@ func during(all []*processes, do func() error) (s spent, err error) {
 	return s, nil
 }
 
-// text says what each has used, divided by n; unit is 1 for seconds, 1e6 for microseconds.
-func (s *spent) text(n, unit float64) string {
+// formatPer says what each has used, divided by n; unit is 1 for seconds, 1e6 for microseconds.
+func (s *spent) formatPer(n, unit float64) string {
 	var parts []string
 	sum := 0.0
 	show := func(what string, seconds float64) {
@@ -138,14 +139,15 @@ func (s *spent) text(n, unit float64) string {
 	return strings.Join(parts, ", ")
 }
 
-// profile writes CPU profiles of this process and each agent if that was asked for. The caller
-// calls done after the duration.
-func (r *run) profile(ctx context.Context, f *harness.Fleet, duration time.Duration) (done func()) {
+// writeProfiles writes CPU profiles of this process and each agent if that was asked for. The
+// caller calls done after the duration.
+func (r *run) writeProfiles(ctx context.Context, f *harness.Fleet,
+	duration time.Duration) (done func()) {
 	if r.flags.profiles == "" {
 		return func() {}
 	}
 	if err := os.MkdirAll(r.flags.profiles, 0o755); err != nil {
-		r.say("no profiles: %v", err)
+		r.printLine("no profiles: %v", err)
 		return func() {}
 	}
 	create := func(name string, write func(io.Writer) error) {
@@ -154,7 +156,7 @@ func (r *run) profile(ctx context.Context, f *harness.Fleet, duration time.Durat
 			err = write(out)
 		}
 		if err != nil {
-			r.say("profile of %s: %v", name, err)
+			r.printLine("profile of %s: %v", name, err)
 		}
 	}
 	create("client", func(w io.Writer) error { return pprof.StartCPUProfile(w) })

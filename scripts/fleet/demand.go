@@ -11,13 +11,13 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// demand changes the load on a fleet that was steady: in five fleets the batch sizes, from the
+// testDemand changes the load on a fleet that was steady: in five fleets the batch sizes, from the
 // trace's to Gaussian ones, and in five others the rate, to 1.5 times. Wanted: the leader proposes
 // nothing before the change, and a plan within 25 s after it; no query fails. The short form has
-// one fleet, changes the rate, and wants only that no query fails: a leader for which a busy machine
-// has no time does not see the load as it is sent, and one that is elected meanwhile not what was
-// before. TestDemandChanges wants the plan, in virtual time.
-func (r *run) demand(ctx context.Context) error {
+// one fleet, changes the rate, and wants only that no query fails: a leader for which a busy
+// machine has no time does not see the load as it is sent, and one that is elected meanwhile not
+// what was before. TestDemandChanges wants the plan, in virtual time.
+func (r *run) testDemand(ctx context.Context) error {
 	gaussian, err := workload.Gaussian(250, 100, workload.LargestBatchSize)
 	if err != nil {
 		return err
@@ -32,22 +32,23 @@ func (r *run) demand(ctx context.Context) error {
 		}
 		var took []time.Duration
 		for seed := range pick[uint64](r, 5, 1) {
-			d, err := r.changed(ctx, c.kind, c.sizes, c.times, seed)
+			d, err := r.changeLoad(ctx, c.kind, c.sizes, c.times, seed)
 			if err != nil {
 				return err
 			}
 			took = append(took, d)
 		}
 		slices.Sort(took)
-		r.say("%s: planned after %.1f s (median), %.1f s (worst) of %d", c.kind,
+		r.printLine("%s: planned after %.1f s (median), %.1f s (worst) of %d", c.kind,
 			took[len(took)/2].Seconds(), took[len(took)-1].Seconds(), len(took))
 	}
 	return nil
 }
 
-// changed starts a fleet under a load, changes the load, and returns how long it takes until the
+// changeLoad starts a fleet under a load, changes the load, and returns how long it takes until the
 // leader proposes a plan.
-func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSizes, times float64,
+func (r *run) changeLoad(ctx context.Context, kind string, sizes *workload.BatchSizes,
+	times float64,
 	seed uint64) (took time.Duration, err error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
@@ -57,7 +58,7 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	if err := r.start(ctx, f, pool(1, 2)); err != nil {
 		return 0, err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return 0, err
 	}
@@ -133,7 +134,7 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	r.wantQuiet(p.GetKind() == kind, "%s: want a plan for it: %s", kind, describe(p))
 	r.wantQuiet(took < 25*time.Second, "%s: planned after %.1f s, want at most 25 s", kind,
 		took.Seconds())
-	return took, r.account(d, begin)
+	return took, r.endLoad(d, begin)
 }
 
 // describe says what changed and what is proposed.

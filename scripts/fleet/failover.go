@@ -8,16 +8,16 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// failover kills the leader ten times, and then freezes it ten times, under a load of 0.7 of the
-// fleet's limit. Wanted: another leader within 2 s; no query fails or is refused; of the queries of
-// the next two seconds at most 1 % are late. The short form does each once, and wants only that
-// another agent leads and that no query fails.
-func (r *run) failover(ctx context.Context) error {
-	f, d, err := r.loaded(ctx, 0.7)
+// testFailover kills the leader ten times, and then freezes it ten times, under a load of 0.7 of
+// the fleet's limit. Wanted: another leader within 2 s; no query fails or is refused; of the
+// queries of the next two seconds at most 1 % are late. The short form does each once, and wants
+// only that another agent leads and that no query fails.
+func (r *run) testFailover(ctx context.Context) error {
+	f, d, err := r.startLoaded(ctx, 0.7)
 	if err != nil {
 		return err
 	}
-	if err := r.settle(ctx, 6*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 6*time.Second); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -36,12 +36,12 @@ func (r *run) failover(ctx context.Context) error {
 				return err
 			}
 			b, a := d.Between(at.Add(-2*time.Second), at), d.Between(at, at.Add(2*time.Second))
-			r.say(
+			r.printLine(
 				"  %v, %s: the next leader after %v; queries of the next 2 s: %v; of the 2 s "+
 					"before: %.2f %% on time",
 				leader, how.name, took.Round(time.Millisecond), a, b.PercentOnTime())
 			if stolen := d.Disturbed(at, at.Add(2*time.Second)); stolen > 0 && !r.short {
-				r.say(
+				r.printLine(
 					"          does not count: for half a second %.0f %% of this machine's CPU "+
 						"time was stolen", 100*stolen)
 			} else {
@@ -49,11 +49,11 @@ func (r *run) failover(ctx context.Context) error {
 				longest = max(longest, took)
 				before, after = before.Plus(b), after.Plus(a)
 			}
-			if err := r.settle(ctx, 3*time.Second); err != nil {
+			if err := r.waitAWhile(ctx, 3*time.Second); err != nil {
 				return err
 			}
 		}
-		r.want(counted == runs, "%s: %d times without stolen CPU time, want %d",
+		r.checkWanted(counted == runs, "%s: %d times without stolen CPU time, want %d",
 			how.name, counted, runs)
 		r.wantQuiet(longest <= 2*time.Second, "%s: a new leader after %v at most, want 2 s",
 			how.name, longest.Round(time.Millisecond))
@@ -64,7 +64,7 @@ func (r *run) failover(ctx context.Context) error {
 				"two seconds before %.2f %%",
 			how.name, after.PercentLate(), before.PercentLate())
 	}
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
 // strikeLeader sends the leader a signal, and returns who it was, when it got the signal, and

@@ -22,14 +22,14 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// families has two agents, one with wnd and one with wnd-int8, and sends the family's queries at
-// twice the rate again and again, until they are late. Wanted: at the lowest rate the answers are
-// the most accurate; the accuracy falls before queries are late; queries are late only when the
+// testFamilies has two agents, one with wnd and one with wnd-int8, and sends the family's queries
+// at twice the rate again and again, until they are late. Wanted: at the lowest rate the answers
+// are the most accurate; the accuracy falls before queries are late; queries are late only when the
 // agent with the faster variant is full. So that the matcher minds which variant answers, the
 // scenario gives wnd-int8 an accuracy of .97: the measured one is .9994. So that what else runs on
 // this machine makes few queries late, the QoS target is 100 ms instead of 25. The short form
 // emulates the agents, with mtwnd and wnd as the variants.
-func (r *run) families(ctx context.Context) error {
+func (r *run) testFamilies(ctx context.Context) error {
 	const family = "ctr"
 	variants := pick(r, []string{"wnd", "wnd-int8"}, []string{"mtwnd", "wnd"})
 	f := &harness.Fleet{Muster: r.muster, Dir: r.dir, Args: []string{"--cores", "1"}}
@@ -64,12 +64,12 @@ func (r *run) families(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	if err := r.settle(ctx, 2*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	// Agents learn how long both variants take.
 	for _, name := range append(variants, family) {
-		if _, err := r.benched(ctx, f, name, 20, 2*time.Second); err != nil {
+		if _, err := r.runBench(ctx, f, name, 20, 2*time.Second); err != nil {
 			return err
 		}
 	}
@@ -81,7 +81,7 @@ func (r *run) families(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		m, err := r.benched(ctx, f, family, rate, duration)
+		m, err := r.runBench(ctx, f, family, rate, duration)
 		if err != nil {
 			return err
 		}
@@ -91,15 +91,15 @@ func (r *run) families(ctx context.Context) error {
 		}
 		l := familyLevel{m, min(1, (after-before)/time.Since(began).Seconds())}
 		levels = append(levels, l)
-		r.say("  %s", l)
-		if l.missed() > .2 {
+		r.printLine("  %s", l)
+		if l.missedShare() > .2 {
 			break
 		}
 	}
 	first, last := levels[0], levels[len(levels)-1]
 	fell := first
 	for _, l := range levels {
-		if l.missed() <= .05 { // some are late at any rate where other programs run too
+		if l.missedShare() <= .05 { // some are late at any rate where other programs run too
 			fell = l
 		}
 	}
@@ -113,14 +113,15 @@ func (r *run) families(ctx context.Context) error {
 		first, fell = slices.MaxFunc(levels, byAccuracy), slices.MinFunc(levels, byAccuracy)
 		best = .98
 	}
-	r.want(first.EffectiveAccuracy > best,
+	r.checkWanted(first.EffectiveAccuracy > best,
 		"at %.0f queries/s the accuracy is %.4f, want above %.3f",
 		first.OfferedQPS, first.EffectiveAccuracy, best)
-	r.want(last.missed() > .2, "at %.0f queries/s %.0f %% are late or fail, want more than 20 %%",
-		last.OfferedQPS, 100*last.missed())
-	r.want(fell.EffectiveAccuracy < first.EffectiveAccuracy-.003,
+	r.checkWanted(last.missedShare() > .2,
+		"at %.0f queries/s %.0f %% are late or fail, want more than 20 %%",
+		last.OfferedQPS, 100*last.missedShare())
+	r.checkWanted(fell.EffectiveAccuracy < first.EffectiveAccuracy-.003,
 		"the accuracy falls to %.4f while %.1f %% are late or fail, want below %.4f",
-		fell.EffectiveAccuracy, 100*fell.missed(), first.EffectiveAccuracy-.003)
+		fell.EffectiveAccuracy, 100*fell.missedShare(), first.EffectiveAccuracy-.003)
 	r.wantQuiet(last.busy > .7,
 		"when queries are late, the faster variant's lane is busy %.0f %% of "+
 			"the time, want more than 70 %%", 100*last.busy)
@@ -150,8 +151,8 @@ type familyLevel struct {
 	busy float64
 }
 
-// missed is the share of the queries that were late or failed.
-func (l familyLevel) missed() float64 { return 1 - l.QoSSatisfaction }
+// missedShare is the share of the queries that were late or failed.
+func (l familyLevel) missedShare() float64 { return 1 - l.QoSSatisfaction }
 
 func (l familyLevel) String() string {
 	shares := ""
@@ -160,12 +161,13 @@ func (l familyLevel) String() string {
 	}
 	return fmt.Sprintf("%5.0f queries/s: %.1f answered/s, %.1f %% late or failed, accuracy "+
 		"%.4f%s; "+
-		"the lane of the faster one is busy %.0f %%", l.OfferedQPS, l.AchievedQPS, 100*l.missed(),
+		"the lane of the faster one is busy %.0f %%", l.OfferedQPS, l.AchievedQPS,
+		100*l.missedShare(),
 		l.EffectiveAccuracy, shares, 100*l.busy)
 }
 
-// benched runs `muster bench`, and returns what it reports of the model or family.
-func (r *run) benched(ctx context.Context, f *harness.Fleet, name string, rate float64,
+// runBench runs `muster bench`, and returns what it reports of the model or family.
+func (r *run) runBench(ctx context.Context, f *harness.Fleet, name string, rate float64,
 	duration time.Duration, more ...string) (m bench.ModelReport, err error) {
 	text, err := harness.Output(ctx, "", r.muster, append([]string{"bench", "--model", name,
 		"--rate", fmt.Sprint(rate), "--duration", duration.String(), "--batch", "fixed:128",

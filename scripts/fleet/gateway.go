@@ -8,10 +8,10 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// gateway has a client send all queries to three agents, because it does not know the fleet, and
-// kills two of them, under a load of half of the fleet's limit. Wanted: no query fails. The short
-// form only waits less.
-func (r *run) gateway(ctx context.Context) error {
+// testGateway has a client send all queries to three agents, because it does not know the fleet,
+// and kills two of them, under a load of half of the fleet's limit. Wanted: no query fails. The
+// short form only waits less.
+func (r *run) testGateway(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return err
@@ -19,11 +19,11 @@ func (r *run) gateway(ctx context.Context) error {
 	if err := r.start(ctx, f, pool(1, 4)); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses()[1:4], client.WithoutFleet())
+	d, err := r.newDriver(ctx, f, f.Addresses()[1:4], client.WithoutFleet())
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, f.Types())
+	limit, err := r.simulatedLimit(ctx, f, d, f.Types())
 	if err != nil {
 		return err
 	}
@@ -32,16 +32,16 @@ func (r *run) gateway(ctx context.Context) error {
 		return err
 	}
 	for _, i := range []int{2, 1} {
-		if err := r.settle(ctx, 4*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 4*time.Second); err != nil {
 			return err
 		}
 		n, at := f.Nodes[i], time.Now()
 		n.Kill()
 		f.Remove(n)
-		if err := r.settle(ctx, 4*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 4*time.Second); err != nil {
 			return err
 		}
-		r.say("  gateway %v killed; queries since: %v", n, d.Between(at, time.Now()))
+		r.printLine("  gateway %v killed; queries since: %v", n, d.Between(at, time.Now()))
 	}
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }

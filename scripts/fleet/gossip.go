@@ -36,11 +36,11 @@ type measurement struct {
 // headers is the size of a packet's IPv4 and UDP headers, in bytes.
 const headers = 28
 
-// gossip runs the encrypted gossip of 50 agents in this process, over UDP and TCP on loopback. Each
-// announces a load every second, for twenty seconds. Then one ends without a goodbye. Wanted: all
-// see each other; all notice that the one has failed; an agent sends at most 25 kB/s, headers
+// testGossip runs the encrypted gossip of 50 agents in this process, over UDP and TCP on loopback.
+// Each announces a load every second, for twenty seconds. Then one ends without a goodbye. Wanted:
+// all see each other; all notice that the one has failed; an agent sends at most 25 kB/s, headers
 // included. The short form has 15 agents, for three seconds.
-func (r *run) gossip(ctx context.Context) error {
+func (r *run) testGossip(ctx context.Context) error {
 	m := measurement{agents: max(3, r.flags.agents)}
 	if r.flags.agents == 0 {
 		m.agents = pick(r, 50, 15)
@@ -73,19 +73,19 @@ func (r *run) gossip(ctx context.Context) error {
 			seeds = append(seeds, g.Addr().String())
 		}
 	}
-	err := m.until(ctx, m.agents)
+	err := m.waitForMembers(ctx, m.agents)
 	r.wantNil(err, "%d agents see each other, %.1f s after the first started", m.agents,
 		time.Since(start).Seconds())
 
 	telling, stop := context.WithCancel(ctx)
 	defer stop()
 	for i, g := range m.running {
-		go m.tell(telling, g, time.Duration(i)*time.Second/time.Duration(m.agents))
+		go m.announceTimes(telling, g, time.Duration(i)*time.Second/time.Duration(m.agents))
 	}
 	if err := harness.Settle(ctx, 3*time.Second); err != nil {
 		return err
 	}
-	before := m.traffic()
+	before := m.measureTraffic()
 	used := processorTime()
 	began := time.Now()
 	var ages []time.Duration
@@ -93,11 +93,11 @@ func (r *run) gossip(ctx context.Context) error {
 		if err := harness.Settle(ctx, 250*time.Millisecond); err != nil {
 			return err
 		}
-		ages = append(ages, m.ages()...)
+		ages = append(ages, m.loadAges()...)
 	}
 	took := time.Since(began).Seconds()
 	used = processorTime() - used
-	sent := m.traffic().minus(before)
+	sent := m.measureTraffic().subtract(before)
 	each := float64(m.agents) * took
 	rate := float64(sent.bytes+headers*sent.packets) / each / 1000
 	slices.Sort(ages)
@@ -105,13 +105,13 @@ func (r *run) gossip(ctx context.Context) error {
 	for _, age := range ages {
 		sum += age
 	}
-	r.say(
+	r.printLine(
 		"an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, and %.1f kB/s in streams; it "+
 			"uses "+
 			"%.2f %% of a core", rate,
 		float64(sent.packets)/each, float64(sent.bytes-sent.streams)/float64(sent.packets),
 		float64(sent.streams)/each/1000, 100*used.Seconds()/each)
-	r.say("loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)",
+	r.printLine("loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)",
 		(sum / time.Duration(len(ages))).Seconds(),
 		ages[len(ages)*99/100].Seconds(), ages[len(ages)-1].Seconds(), len(ages))
 
@@ -121,15 +121,15 @@ func (r *run) gossip(ctx context.Context) error {
 		return err
 	}
 	m.running = m.running[:last]
-	err = m.until(ctx, last)
+	err = m.waitForMembers(ctx, last)
 	r.wantNil(err, "all agents know that one has failed, after %.1f s",
 		time.Since(killed).Seconds())
 	r.wantQuiet(rate <= 25, "an agent sends %.1f kB/s, want at most 25", rate)
 	return nil
 }
 
-// until waits until every agent sees n members.
-func (m *measurement) until(ctx context.Context, n int) error {
+// waitForMembers waits until every agent sees n members.
+func (m *measurement) waitForMembers(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for slices.ContainsFunc(m.running,
@@ -142,8 +142,8 @@ func (m *measurement) until(ctx context.Context, n int) error {
 	return nil
 }
 
-// tell announces the time as g's load, first after the delay and then every second.
-func (m *measurement) tell(ctx context.Context, g *gossip.Gossip, delay time.Duration) {
+// announceTimes announces the time as g's load, first after the delay and then every second.
+func (m *measurement) announceTimes(ctx context.Context, g *gossip.Gossip, delay time.Duration) {
 	for ; harness.Settle(ctx, delay) == nil; delay = time.Second {
 		load := make([]byte, loadSize)
 		binary.BigEndian.PutUint64(load, uint64(time.Now().UnixNano()))
@@ -154,9 +154,9 @@ func (m *measurement) tell(ctx context.Context, g *gossip.Gossip, delay time.Dur
 	}
 }
 
-// ages are the ages of all loads that agents have of each other. A missing load counts as a minute
-// old.
-func (m *measurement) ages() []time.Duration {
+// loadAges are the ages of all loads that agents have of each other. A missing load counts as a
+// minute old.
+func (m *measurement) loadAges() []time.Duration {
 	var ages []time.Duration
 	for _, g := range m.running {
 		loads := g.Loads()
@@ -178,11 +178,11 @@ type traffic struct {
 	streams int64 // those of bytes that went in streams
 }
 
-func (t traffic) minus(o traffic) traffic {
+func (t traffic) subtract(o traffic) traffic {
 	return traffic{t.packets - o.packets, t.bytes - o.bytes, t.streams - o.streams}
 }
 
-func (m *measurement) traffic() traffic {
+func (m *measurement) measureTraffic() traffic {
 	var t traffic
 	for _, g := range m.running {
 		s := g.Stats()

@@ -12,11 +12,11 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// gpu has two emulated agents watch cards of a fake driver, under a load of 0.7 of the fleet's limit.
-// One card falls off the bus: its agent should leave, and one that is started on it should not come
-// up until the card is back. On the other a program faults: its agent should leave, and the next one
-// serve. Wanted: no query fails, and each agent ends with status 1 and says why.
-func (r *run) gpu(ctx context.Context) error {
+// testGPU has two emulated agents watch cards of a fake driver, under a load of 0.7 of the fleet's
+// limit. One card falls off the bus: its agent should leave, and one that is started on it should
+// not come up until the card is back. On the other a program faults: its agent should leave, and
+// the next one serve. Wanted: no query fails, and each agent ends with status 1 and says why.
+func (r *run) testGPU(ctx context.Context) error {
 	dir := filepath.Join(r.dir, "driver")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -60,23 +60,23 @@ func (r *run) gpu(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	d, err := r.newDriver(ctx, f, f.Addresses())
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, f.Types())
+	limit, err := r.simulatedLimit(ctx, f, d, f.Types())
 	if err != nil {
 		return err
 	}
 	rate := pick(r, 0.7*limit, min(0.7*limit, 50))
-	r.say("Load: %.0f queries/s", rate)
+	r.printLine("Load: %.0f queries/s", rate)
 	begin := time.Now()
 	if err := d.Start(ctx, harness.Load{Rate: rate, Seed: r.seed}); err != nil {
 		return err
 	}
 
 	for card, xid := range []uint64{79, 31} {
-		if err := r.settle(ctx, 4*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 4*time.Second); err != nil {
 			return err
 		}
 		state.Cards[card].Xid, state.Cards[card].Lost = xid, xid == 79
@@ -88,7 +88,7 @@ func (r *run) gpu(ctx context.Context) error {
 		if err := r.wantLeft(ctx, f, agents[card], fmt.Sprintf("failed: Xid %d", xid)); err != nil {
 			return err
 		}
-		r.say("  %v left %v after Xid %d; queries since: %v", agents[card],
+		r.printLine("  %v left %v after Xid %d; queries since: %v", agents[card],
 			time.Since(at).Round(time.Millisecond), xid, d.Between(at, time.Now()))
 		if state.Cards[card].Lost {
 			n, err := add(card)
@@ -110,7 +110,7 @@ func (r *run) gpu(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
 // wantLeft waits until an agent has ended, and wants that it did with status 1 and says why.
@@ -126,7 +126,7 @@ func (r *run) wantLeft(ctx context.Context, f *harness.Fleet, n *harness.Node, w
 	}
 	f.Remove(n)
 	said := n.Stop().Error() // how it ended, and the end of its log
-	r.want(strings.Contains(said, "exit status 1;") && strings.Contains(said, why),
+	r.checkWanted(strings.Contains(said, "exit status 1;") && strings.Contains(said, why),
 		"%v ended with status 1 and %q in its log", n, why)
 	return nil
 }

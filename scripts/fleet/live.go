@@ -7,10 +7,10 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// live compares what fleets serve with what the simulator predicts. Wanted: 99 % of the queries are
-// within the QoS target at 0.95 times the simulated allowable throughput, and fewer at 1.05 times.
-// The short form has one load, and wants that no query fails.
-func (r *run) live(ctx context.Context) error {
+// testLive compares what fleets serve with what the simulator predicts. Wanted: 99 % of the queries
+// are within the QoS target at 0.95 times the simulated allowable throughput, and fewer at 1.05
+// times. The short form has one load, and wants that no query fails.
+func (r *run) testLive(ctx context.Context) error {
 	if r.short {
 		return r.liveModel(ctx, "dien", pool(1, 2), 0.8)
 	}
@@ -32,7 +32,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 	if err := r.start(ctx, f, types); err != nil {
 		return err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, types)
+	limit, err := r.simulatedLimit(ctx, f, d, types)
 	if err != nil {
 		return err
 	}
@@ -54,18 +54,20 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 			return err
 		}
 		m := report.Models[0]
-		r.say("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit,
+		r.printLine("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit,
 			m.LatencyMS.P50, m.LatencyMS.P99)
-		r.since(before, c)
+		r.reportSince(before, c)
 		if r.short {
-			return r.account(d, begin)
+			return r.endLoad(d, begin)
 		}
 		satisfied := 100 * m.QoSSatisfaction
 		if share < 1 {
-			r.want(satisfied >= 99, "%s at %.2f x: %.2f %% within %g ms, want at least 99 %%",
+			r.checkWanted(satisfied >= 99,
+				"%s at %.2f x: %.2f %% within %g ms, want at least 99 %%",
 				model, share, satisfied, m.QoSTargetMS)
 		} else {
-			r.want(satisfied < 99, "%s at %.2f x: %.2f %% within %g ms, want below 99 %%", model,
+			r.checkWanted(satisfied < 99, "%s at %.2f x: %.2f %% within %g ms, want below 99 %%",
+				model,
 				share, satisfied, m.QoSTargetMS)
 		}
 	}

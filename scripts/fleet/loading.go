@@ -10,11 +10,11 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// loading sends 300 queries/s to NCF, in turns while nothing else happens and while the same
+// testLoading sends 300 queries/s to NCF, in turns while nothing else happens and while the same
 // agent unloads and loads RM2 again and again. Wanted: no query fails, and loading makes the
 // p99 at most 1.5 times as long (medians of ten turns each). The short form has one turn
 // each, with small models.
-func (r *run) loading(ctx context.Context) error {
+func (r *run) testLoading(ctx context.Context) error {
 	_, c, d, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "ncf", "rm2")
 	if err != nil {
 		return err
@@ -46,17 +46,17 @@ func (r *run) loading(ctx context.Context) error {
 		loads, loading = loads+n, loading+took
 		alone, beside = append(alone, quiet.Models[0].LatencyMS.P99), append(beside,
 			busy.Models[0].LatencyMS.P99)
-		r.say("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair],
+		r.printLine("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair],
 			beside[pair], n)
 	}
 	ratio := median(beside) / median(alone)
-	r.want(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads,
+	r.checkWanted(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads,
 		loading.Seconds()*1e3/float64(max(1, loads)))
 	r.wantQuiet(ratio <= 1.5,
 		"medians of %.3f ms alone and %.3f ms during loads: %.2f times, want at most 1.5",
 		median(alone),
 		median(beside), ratio)
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
 // loadUntil unloads and loads the model again and again until the driver's load ends. It returns

@@ -47,59 +47,63 @@ var scenarios = []scenario{
 	{"chaos",
 		"at random: agents killed, frozen, cut off and drained, keys changed; three kinds of " +
 			"clients",
-		"10 min", "20 s", (*run).chaos, chaosFlags},
+		"10 min", "20 s", (*run).testChaos, chaosFlags},
 	{"upgrade",
 		"agents replaced one by one, from the oldest compatible version to this, and back",
-		"2 min", "20 s", (*run).upgrade, upgradeFlags},
+		"2 min", "20 s", (*run).testUpgrade, upgradeFlags},
 	{"versions", "the memory of an agent whose model is replaced again and again",
-		"15 min", "10 s", (*run).versions, nil},
+		"15 min", "10 s", (*run).testVersions, nil},
 	{"live", "queries within QoS at 0.95 and 1.05 times the simulated allowable throughput",
-		"5 min", "5 s", (*run).live, nil},
-	{"failover", "the leader killed, and frozen, ten times each", "7 min", "10 s", (*run).failover,
+		"5 min", "5 s", (*run).testLive, nil},
+	{"failover", "the leader killed, and frozen, ten times each", "7 min", "10 s",
+		(*run).testFailover,
 		nil},
-	{"worker", "workers killed, frozen and drained", "2 min", "15 s", (*run).worker,
+	{"worker", "workers killed, frozen and drained", "2 min", "15 s", (*run).testWorker,
 		nil},
 	{"gpu", "agents whose card (of a fake driver) falls off the bus, or faults", "1 min", "15 s",
-		(*run).gpu, nil},
-	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).gateway,
+		(*run).testGPU, nil},
+	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).testGateway,
 		nil},
-	{"proxy", "agents drained behind an nginx that keeps connections to them (needs nginx)", "2 min",
-		"25 s", (*run).proxy, nil},
+	{"proxy", "agents drained behind an nginx that keeps connections to them (needs nginx)",
+		"2 min",
+		"25 s", (*run).testProxy, nil},
 	{"demand", "the plan that a leader proposes after a change of batch sizes or rate", "5 min",
 		"15 s",
-		(*run).demand, nil},
+		(*run).testDemand, nil},
 	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
-		(*run).overload, nil},
+		(*run).testOverload, nil},
 	{"alone",
 		"three times as many queries as one agent can serve, from clients that wait for outcomes",
-		"1 min", "10 s", (*run).alone, nil},
+		"1 min", "10 s", (*run).testAlone, nil},
 	{"metrics", "what a real Prometheus says of agents in an overload, against what clients count",
-		"3 min", "20 s", (*run).metrics, nil},
+		"3 min", "20 s", (*run).testMetrics, nil},
 	{"partition", "half of the agents cut off and reconnected, in network namespaces (needs root)",
-		"1 min", "15 s", (*run).partition, nil},
+		"1 min", "15 s", (*run).testPartition, nil},
 	{"overhead", "the time that Muster adds to a query, compared with bare gRPC relays", "1 min",
 		"10 s",
-		(*run).overhead, overheadFlags},
+		(*run).testOverhead, overheadFlags},
 	{"cpu", "the CPU time of idle agents, and of a query beside its execution", "1 min", "10 s",
-		(*run).cpu, cpuFlags},
-	{"loading", "the latency of a model while another is loaded", "1 min", "10 s", (*run).loading,
+		(*run).measureCPU, cpuFlags},
+	{"loading", "the latency of a model while another is loaded", "1 min", "10 s",
+		(*run).testLoading,
 		nil},
 	{"families", "the accuracy of a family's answers, and what is late, at rising rates", "3 min",
-		"25 s", (*run).families, nil},
+		"25 s", (*run).testFamilies, nil},
 	{"placement",
 		"the accuracy of families while the leader changes what agents hold, and is killed",
-		"5 min", "90 s", (*run).placement, nil},
+		"5 min", "90 s", (*run).testPlacement, nil},
 	{"moving", "the latency of a model while the agent changes another one for its variant",
 		"3 min",
-		"15 s", (*run).moving, nil},
+		"15 s", (*run).testMoving, nil},
 	{"sharing", "lanes that move between two models of an agent when their loads swap", "2 min",
-		"5 s", (*run).sharing, nil},
+		"5 s", (*run).testSharing, nil},
 	{"store", "the bytes that agents fetch of a model store, and the latency of a model meanwhile",
 		"10 min", "20 s", (*run).store, storeFlags},
 	{"canary",
 		"canaries that are slower, answer wrongly, or are as good, by themselves and by a store",
-		"8 min", "2 min", (*run).canary, nil},
-	{"gossip", "the traffic of gossip, and the age of what it says", "1 min", "10 s", (*run).gossip,
+		"8 min", "2 min", (*run).testCanary, nil},
+	{"gossip", "the traffic of gossip, and the age of what it says", "1 min", "10 s",
+		(*run).testGossip,
 		gossipFlags},
 }
 
@@ -129,7 +133,7 @@ func main() {
 		cmd := &cobra.Command{
 			Use: s.name, Short: fmt.Sprintf("%s (%s, short %s)", s.shows, s.long, s.short),
 			Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error { return r.one(cmd.Context(), s) },
+			RunE: func(cmd *cobra.Command, _ []string) error { return r.runOne(cmd.Context(), s) },
 		}
 		if s.flags != nil {
 			s.flags(r, cmd)
@@ -179,8 +183,8 @@ const (
 	skipped  = "skipped"
 )
 
-// one runs a scenario.
-func (r *run) one(ctx context.Context, s scenario) (err error) {
+// runOne runs a scenario.
+func (r *run) runOne(ctx context.Context, s scenario) (err error) {
 	if r.muster, err = filepath.Abs(r.muster); err != nil {
 		return err
 	}
@@ -200,38 +204,38 @@ func (r *run) one(ctx context.Context, s scenario) (err error) {
 		f()
 	}
 	if note := neighbours.Look(); note != "" {
-		r.say("%s", note)
+		r.printLine("%s", note)
 	}
 	var why skip
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.As(err, &why):
-		r.say("%s: %v", skipped, why.error)
+		r.printLine("%s: %v", skipped, why.error)
 		return nil
 	case err != nil:
-		r.say("%s: %v", missed, err)
+		r.printLine("%s: %v", missed, err)
 		err = fmt.Errorf("%s did not run to its end; logs are in %s", s.name, r.dir)
 	case len(r.missed) > 0:
-		r.say("%s: %d of %d: %s", missed, len(r.missed), r.wanted, r.missed[0])
+		r.printLine("%s: %d of %d: %s", missed, len(r.missed), r.wanted, r.missed[0])
 		err = fmt.Errorf("%s missed something; logs are in %s", s.name, r.dir)
 	default:
-		r.say("%s: all %d", asWanted, r.wanted)
+		r.printLine("%s: all %d", asWanted, r.wanted)
 	}
 	return err
 }
 
-// say prints a line. On a terminal it replaces the line that shows progress.
-func (r *run) say(format string, args ...any) {
+// printLine prints a line. On a terminal it replaces the line that shows progress.
+func (r *run) printLine(format string, args ...any) {
 	if term.IsTerminal(int(os.Stderr.Fd())) {
 		fmt.Fprint(os.Stderr, "\r\x1b[K")
 	}
 	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
-// want prints something that is wanted, with what was found, and counts it as missed if
+// checkWanted prints something that is wanted, with what was found, and counts it as missed if
 // it is not ok.
-func (r *run) want(ok bool, format string, args ...any) {
+func (r *run) checkWanted(ok bool, format string, args ...any) {
 	what := fmt.Sprintf(format, args...)
 	mark := "ok"
 	r.wanted++
@@ -239,7 +243,7 @@ func (r *run) want(ok bool, format string, args ...any) {
 		mark = missed
 		r.missed = append(r.missed, what)
 	}
-	r.say("  %-6s  %s", mark, what)
+	r.printLine("  %-6s  %s", mark, what)
 }
 
 // wantNil is want of something that is ok if err is nil.
@@ -248,16 +252,16 @@ func (r *run) wantNil(err error, format string, args ...any) {
 	if err != nil {
 		what += ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	r.want(err == nil, "%s", what)
+	r.checkWanted(err == nil, "%s", what)
 }
 
 // wantQuiet is want of something that needs a quiet machine. A short run prints it and wants
 // nothing.
 func (r *run) wantQuiet(ok bool, format string, args ...any) {
 	if r.short {
-		r.say("  found   "+format+" (not checked in a short run)", args...)
+		r.printLine("  found   "+format+" (not checked in a short run)", args...)
 	} else {
-		r.want(ok, format, args...)
+		r.checkWanted(ok, format, args...)
 	}
 }
 
@@ -269,8 +273,8 @@ func pick[T any](r *run, long, short T) T {
 	return long
 }
 
-// settle waits for long, or for a quarter of it in a short run, while the scenario goes on.
-func (r *run) settle(ctx context.Context, long time.Duration) error {
+// waitAWhile waits for long, or for a quarter of it in a short run, while the scenario goes on.
+func (r *run) waitAWhile(ctx context.Context, long time.Duration) error {
 	return harness.Settle(ctx, pick(r, long, long/4))
 }
 
@@ -304,13 +308,13 @@ func (r *run) start(ctx context.Context, f *harness.Fleet, types []string,
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	r.say("%d emulated agents (%s), each a process, serve %v; logs in %s", len(types),
+	r.printLine("%d emulated agents (%s), each a process, serve %v; logs in %s", len(types),
 		harness.Pool(types), f.Models, r.dir)
 	return nil
 }
 
-// client makes a client of agents. It is closed at the end.
-func (r *run) client(addresses []string, options ...client.Option) (*client.Client, error) {
+// newClient makes a client of agents. It is closed at the end.
+func (r *run) newClient(addresses []string, options ...client.Option) (*client.Client, error) {
 	c, err := client.New(addresses, options...)
 	if err == nil {
 		r.atEnd = append(r.atEnd, func() { c.Close() })
@@ -318,12 +322,12 @@ func (r *run) client(addresses []string, options ...client.Option) (*client.Clie
 	return c, err
 }
 
-// driver makes a driver that sends queries to the fleet's first model by the SDK. In a
+// newDriver makes a driver that sends queries to the fleet's first model by the SDK. In a
 // short run the SDK waits longer than the model's deadline, so that on a busy machine
 // queries are late, not failed.
-func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string,
+func (r *run) newDriver(ctx context.Context, f *harness.Fleet, addresses []string,
 	options ...client.Option) (*harness.Driver, error) {
-	c, err := r.client(addresses, options...)
+	c, err := r.newClient(addresses, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -337,22 +341,22 @@ func (r *run) driverOf(ctx context.Context, f *harness.Fleet,
 		pick(r, 0, harness.Patience))
 }
 
-// since says what the client's gateway did for its queries since it had the given counters.
-func (r *run) since(before client.Stats, c *client.Client) {
+// reportSince says what the client's gateway did for its queries since it had the given counters.
+func (r *run) reportSince(before client.Stats, c *client.Client) {
 	now := c.Gateway().Stats()
 	queries := float64(max(1, now.Queries-before.Queries))
 	each := func(now, before uint64) float64 { return float64(now-before) / queries }
-	r.say("  a query: %.2f messages with submits, %.2f attempts, %.4f without a leader, "+
+	r.printLine("  a query: %.2f messages with submits, %.2f attempts, %.4f without a leader, "+
 		"%.4f questions to workers; the leader was silent %d times",
 		each(now.SubmitMessages, before.SubmitMessages), each(now.Attempts, before.Attempts),
 		each(now.Leaderless, before.Leaderless), each(now.Probes, before.Probes),
 		now.Silences-before.Silences)
 }
 
-// limit is the rate, in queries/s, that a pool should be able to serve: the allowable throughput by
-// simulation, with the round trip that is measured here. In a short run it is half of the fluid
-// limit, which needs no search.
-func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
+// simulatedLimit is the rate, in queries/s, that a pool should be able to serve: the allowable
+// throughput by simulation, with the round trip that is measured here. In a short run it is half of
+// the fluid limit, which needs no search.
+func (r *run) simulatedLimit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 	types []string) (float64, error) {
 	model, pool := f.Models[0], harness.Pool(types)
 	if r.short {
@@ -364,7 +368,7 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 		return 0, err
 	}
 	allowable, err := harness.AllowableThroughput(ctx, r.muster, model, pool, beside)
-	r.say("A query takes %v longer than its execution here; with that the simulator allows "+
+	r.printLine("A query takes %v longer than its execution here; with that the simulator allows "+
 		"%.0f queries/s",
 		beside.Round(10*time.Microsecond), allowable)
 	if err == nil && allowable == 0 {
@@ -373,10 +377,11 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 	return allowable, err
 }
 
-// loaded starts a fleet that serves DIEN, and a load of a share of its limit, in a short run of 50
-// queries/s at most, which lasts until the driver is stopped. An r5n.large leads: without one of
-// them, the others can still serve the load.
-func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harness.Driver, error) {
+// startLoaded starts a fleet that serves DIEN, and a load of a share of its limit, in a short run
+// of 50 queries/s at most, which lasts until the driver is stopped. An r5n.large leads: without one
+// of them, the others can still serve the load.
+func (r *run) startLoaded(ctx context.Context, share float64) (*harness.Fleet, *harness.Driver,
+	error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return nil, nil, err
@@ -384,32 +389,32 @@ func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harne
 	if err := r.start(ctx, f, pick(r, pool(2, 9), pool(2, 3)), "g4dn.xlarge"); err != nil {
 		return nil, nil, err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	d, err := r.newDriver(ctx, f, f.Addresses())
 	if err != nil {
 		return nil, nil, err
 	}
-	limit, err := r.limit(ctx, f, d, f.Types())
+	limit, err := r.simulatedLimit(ctx, f, d, f.Types())
 	if err != nil {
 		return nil, nil, err
 	}
 	// A short run loads a busy machine with no more than it may have the CPU time for.
 	rate := pick(r, share*limit, min(share*limit, 50))
-	r.say("Load: %.0f queries/s", rate)
+	r.printLine("Load: %.0f queries/s", rate)
 	return f, d, d.Start(ctx, harness.Load{Rate: rate, Seed: r.seed})
 }
 
-// account ends the load. It wants that no query since begin failed or was answered wrongly or
+// endLoad ends the load. It wants that no query since begin failed or was answered wrongly or
 // twice.
-func (r *run) account(d *harness.Driver, begin time.Time) error {
+func (r *run) endLoad(d *harness.Driver, begin time.Time) error {
 	if err := d.Stop(); err != nil {
 		return err
 	}
 	c := d.Between(begin, time.Now())
-	r.say("  all: %v", c)
-	r.want(c.Queries > 0 && c.OnTime+c.Late > 0, "%d of %d queries answered, want some",
+	r.printLine("  all: %v", c)
+	r.checkWanted(c.Queries > 0 && c.OnTime+c.Late > 0, "%d of %d queries answered, want some",
 		c.OnTime+c.Late, c.Queries)
-	r.want(c.Failed == 0, "%d of %d queries failed, want none", c.Failed, c.Queries)
-	r.want(c.Wrong == 0, "%d answers were wrong, want none", c.Wrong)
-	r.want(d.Twice() == 0, "%d queries were answered twice, want none", d.Twice())
+	r.checkWanted(c.Failed == 0, "%d of %d queries failed, want none", c.Failed, c.Queries)
+	r.checkWanted(c.Wrong == 0, "%d answers were wrong, want none", c.Wrong)
+	r.checkWanted(d.Twice() == 0, "%d queries were answered twice, want none", d.Twice())
 	return nil
 }

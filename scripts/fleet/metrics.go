@@ -23,18 +23,18 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// metrics sends an agent that is alone, and then a fleet, three times the queries that they can
+// testMetrics sends an agent that is alone, and then a fleet, three times the queries that they can
 // serve, and asks a real Prometheus every question of docs/metrics.md, one with native histograms
 // and one without. Wanted: the answers are what the clients have counted, and the status has the
 // same failures by reason. The short form takes less time, and allows for what a busy machine does:
 // agents answer queries that clients have given up, late.
-func (r *run) metrics(ctx context.Context) error {
+func (r *run) testMetrics(ctx context.Context) error {
 	document, err := os.ReadFile("docs/metrics.md")
 	if err != nil {
 		return err
 	}
 	questions := questionsOf(string(document))
-	r.want(len(questions) == len(answers), "docs/metrics.md has %d questions, want %d",
+	r.checkWanted(len(questions) == len(answers), "docs/metrics.md has %d questions, want %d",
 		len(questions),
 		len(answers))
 	files, err := harness.Output(ctx, "", "scripts/debian.sh", "prometheus")
@@ -63,9 +63,9 @@ func questionsOf(document string) (all []question) {
 	return all
 }
 
-// An overloaded is what clients have counted in an overload of 300 s: rates over 5 minutes of it
-// are its counts by 300.
-type overloaded struct {
+// An overloadCounts is what clients have counted in an overload of 300 s: rates over 5 minutes of
+// it are its counts by 300.
+type overloadCounts struct {
 	harness.Count
 	took    []time.Duration   // of those answered
 	agents  map[string]int    // by instance type
@@ -78,23 +78,23 @@ type overloaded struct {
 	short bool
 }
 
-func (o *overloaded) answered() float64 { return float64(o.OnTime + o.Late) }
+func (o *overloadCounts) countAnswered() float64 { return float64(o.OnTime + o.Late) }
 
-// p99 is the 99th percentile of the latency, in seconds, of those answered.
-func (o *overloaded) p99() float64 {
+// p99Seconds is the 99th percentile of the latency, in seconds, of those answered.
+func (o *overloadCounts) p99Seconds() float64 {
 	slices.Sort(o.took)
 	return o.took[len(o.took)*99/100].Seconds()
 }
 
-func (o *overloaded) failures() (sum float64) {
+func (o *overloadCounts) countFailures() (sum float64) {
 	for _, n := range o.reasons {
 		sum += float64(n)
 	}
 	return sum
 }
 
-// tolerance is by how much a rate may differ, of 1.
-func (o *overloaded) tolerance() float64 {
+// rateTolerance is by how much a rate may differ, of 1.
+func (o *overloadCounts) rateTolerance() float64 {
 	if o.short {
 		return 0.2
 	}
@@ -115,22 +115,23 @@ const window = 300
 
 // answers say what is wrong with the answer to a question that begins with these words; nil:
 // nothing.
-var answers = map[string]func(*overloaded, []harness.Sample) error{
-	"Queries that arrive each second": func(o *overloaded, got []harness.Sample) error {
+var answers = map[string]func(*overloadCounts, []harness.Sample) error{
+	"Queries that arrive each second": func(o *overloadCounts, got []harness.Sample) error {
 		got = slices.DeleteFunc(got, func(s harness.Sample) bool { return s.Labels["model"] == "" })
 		return about(got, map[string]string{"model": "dien"},
 			float64(o.Queries)-o.unread, o)
 	},
-	"Share of them that is answered within": func(o *overloaded, got []harness.Sample) error {
+	"Share of them that is answered within": func(o *overloadCounts, got []harness.Sample) error {
 		return within(got, map[string]string{"model": "dien"}, 1, o)
 	},
-	"Models whose share is below": func(o *overloaded, got []harness.Sample) error {
-		if read := float64(o.Queries) - o.unread; len(got) == 0 && o.answered()+o.given >= .96*read {
+	"Models whose share is below": func(o *overloadCounts, got []harness.Sample) error {
+		if read := float64(o.Queries) - o.unread; len(got) == 0 &&
+			o.countAnswered()+o.given >= .96*read {
 			return nil // the agents may have read none of those that failed
 		}
 		return within(got, map[string]string{"model": "dien"}, 100, o)
 	},
-	"Queries that fail each second": func(o *overloaded, got []harness.Sample) error {
+	"Queries that fail each second": func(o *overloadCounts, got []harness.Sample) error {
 		sum := harness.Sample{Labels: map[string]string{"model": "dien"}}
 		for _, s := range got {
 			known := o.reasons[outcome(s.Labels["reason"])] > 0 && s.Labels["model"] == "dien"
@@ -139,15 +140,15 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 			}
 			sum.Value += s.Value
 		}
-		return about([]harness.Sample{sum}, sum.Labels, o.failures(), o)
+		return about([]harness.Sample{sum}, sum.Labels, o.countFailures(), o)
 	},
-	"99th percentile": func(o *overloaded, got []harness.Sample) error {
+	"99th percentile": func(o *overloadCounts, got []harness.Sample) error {
 		return slowest(got, o, 1.5) // a bucket is that wide
 	},
-	"The same of a Prometheus that takes native": func(o *overloaded, got []harness.Sample) error {
+	"The same of a Prometheus that takes native": func(o *overloadCounts, got []harness.Sample) error {
 		return slowest(got, o, 1.1)
 	},
-	"Queries answered each second, by instance": func(o *overloaded, got []harness.Sample) error {
+	"Queries answered each second, by instance": func(o *overloadCounts, got []harness.Sample) error {
 		sum := harness.Sample{}
 		for _, s := range got {
 			if o.agents[s.Labels["instance_type"]] == 0 {
@@ -155,9 +156,9 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 			}
 			sum.Value += s.Value
 		}
-		return about([]harness.Sample{sum}, nil, o.answered(), o)
+		return about([]harness.Sample{sum}, nil, o.countAnswered(), o)
 	},
-	"Instances, by type": func(o *overloaded, got []harness.Sample) error {
+	"Instances, by type": func(o *overloadCounts, got []harness.Sample) error {
 		for typ, n := range o.agents {
 			if !slices.ContainsFunc(got, func(s harness.Sample) bool {
 				return s.Labels["instance_type"] == typ && s.Value == float64(n) &&
@@ -168,7 +169,7 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 		}
 		return nil
 	},
-	"How busy": func(o *overloaded, got []harness.Sample) error {
+	"How busy": func(o *overloadCounts, got []harness.Sample) error {
 		most, least := 0.0, 0.6
 		for _, s := range got {
 			most = max(most, s.Value*window/o.lasted.Seconds())
@@ -182,7 +183,7 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 		}
 		return nil
 	},
-	"Share of attempts whose lane": func(o *overloaded, got []harness.Sample) error {
+	"Share of attempts whose lane": func(o *overloadCounts, got []harness.Sample) error {
 		// It is not a number of an agent that is alone, and above 0 where a busy machine keeps a
 		// leader from answering in time.
 		if len(got) != 1 || got[0].Value < 0 || got[0].Value > 1 ||
@@ -191,7 +192,7 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 		}
 		return nil
 	},
-	"Whether agents see different": func(_ *overloaded, got []harness.Sample) error {
+	"Whether agents see different": func(_ *overloadCounts, got []harness.Sample) error {
 		if len(got) > 0 {
 			return fmt.Errorf("got %v, want nothing: they do not", got)
 		}
@@ -200,8 +201,9 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 }
 
 // about is nil if got is one sample with the labels, near the rate of so many queries.
-func about(got []harness.Sample, labels map[string]string, queries float64, o *overloaded) error {
-	want, most := queries/window, (o.tolerance()*queries+o.given)/window
+func about(got []harness.Sample, labels map[string]string, queries float64,
+	o *overloadCounts) error {
+	want, most := queries/window, (o.rateTolerance()*queries+o.given)/window
 	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
 		!(math.Abs(got[0].Value-want) <= most) {
 		return fmt.Errorf("got %v, want %.3f of %v, by %.3f at most", got, want, labels, most)
@@ -212,8 +214,8 @@ func about(got []harness.Sample, labels map[string]string, queries float64, o *o
 // slowest is nil if got is one sample that is near the p99 of clients, by a factor at most. The way
 // to the agent and back is not in got. A short run wants any time: on a busy machine that way is
 // long, and agents answer late what clients have given up.
-func slowest(got []harness.Sample, o *overloaded, factor float64) error {
-	want := o.p99()
+func slowest(got []harness.Sample, o *overloadCounts, factor float64) error {
+	want := o.p99Seconds()
 	near := len(got) == 1 && got[0].Value > 0
 	if !o.short {
 		near = near && got[0].Value <= want*factor && got[0].Value >= want/2/factor
@@ -226,9 +228,9 @@ func slowest(got []harness.Sample, o *overloaded, factor float64) error {
 
 // within is nil if got is one sample with the labels, near the share within the QoS target. Clients
 // also count the way to the agent and back, and that on a busy machine.
-func within(got []harness.Sample, labels map[string]string, unit float64, o *overloaded) error {
+func within(got []harness.Sample, labels map[string]string, unit float64, o *overloadCounts) error {
 	read := float64(o.Queries) - o.unread
-	least, most := float64(o.OnTime)/float64(o.Queries), (o.answered()+o.given)/read
+	least, most := float64(o.OnTime)/float64(o.Queries), (o.countAnswered()+o.given)/read
 	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
 		!(got[0].Value/unit >= least-0.03 && got[0].Value/unit <= most+0.03) {
 		return fmt.Errorf("got %v, want between %.3f and %.3f of %v", got, least*unit, most*unit,
@@ -251,7 +253,7 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 		return err
 	}
 	var targets []string
-	o := &overloaded{agents: map[string]int{}, reasons: map[string]uint64{}}
+	o := &overloadCounts{agents: map[string]int{}, reasons: map[string]uint64{}}
 	for _, n := range f.Nodes {
 		targets = append(targets, n.Metrics)
 		o.agents[n.InstanceType]++
@@ -274,11 +276,11 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 		prometheus[native] = p
 	}
 
-	sdk, err := r.client(f.Addresses())
+	sdk, err := r.newClient(f.Addresses())
 	if err != nil {
 		return err
 	}
-	plain, err := r.client(f.Addresses(), client.WithoutFleet())
+	plain, err := r.newClient(f.Addresses(), client.WithoutFleet())
 	if err != nil {
 		return err
 	}
@@ -332,14 +334,15 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 		return err
 	}
 	o.Count = d.Between(begin, time.Now())
-	r.say("  at three times the fluid limit of %.0f queries/s: %v; failures %v", limit, o.Count,
+	r.printLine("  at three times the fluid limit of %.0f queries/s: %v; failures %v", limit,
+		o.Count,
 		o.reasons)
-	if r.short && o.answered() == 0 {
+	if r.short && o.countAnswered() == 0 {
 		return skip{errors.New("this machine is too busy: no query was answered in time")}
 	}
-	r.want(o.failures() > 0 && o.answered() > 0,
+	r.checkWanted(o.countFailures() > 0 && o.countAnswered() > 0,
 		"%.0f queries failed, %.0f were answered: want both",
-		o.failures(), o.answered())
+		o.countFailures(), o.countAnswered())
 	if r.short {
 		o.lasted, o.given = time.Since(begin), float64(o.reasons["deadline"]+o.reasons["cancelled"])
 	}
@@ -377,7 +380,7 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 		return err
 	}
 	if !oneLed() {
-		r.say("  another agent leads now: it has not counted what was before")
+		r.printLine("  another agent leads now: it has not counted what was before")
 		return nil
 	}
 	return r.statusCounts(ctx, f, o)
@@ -385,8 +388,8 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 
 // boardAndRules asks what the panels of deploy/grafana ask, and looks at the rules of
 // deploy/prometheus. Wanted: Prometheus evaluates all of them without an error; of a fleet that was
-// overloaded all panels but those of plans, of rented machines and of cards have an answer, and all that
-// is recorded, if one leader has led all the while.
+// overloaded all panels but those of plans, of rented machines and of cards have an answer, and all
+// that is recorded, if one leader has led all the while.
 func (r *run) boardAndRules(ctx context.Context, p *harness.Prometheus, fleet bool,
 	oneLed func() bool) error {
 	content, err := os.ReadFile("deploy/grafana/muster.json")
@@ -420,7 +423,7 @@ func (r *run) boardAndRules(ctx context.Context, p *harness.Prometheus, fleet bo
 		return err
 	}
 	for _, rule := range rules {
-		r.want(rule.Health == "ok", "%s is evaluated %s", rule.Name, rule.LastError)
+		r.checkWanted(rule.Health == "ok", "%s is evaluated %s", rule.Name, rule.LastError)
 		if rule.Type != "recording" || !fleet {
 			continue
 		}
@@ -430,7 +433,7 @@ func (r *run) boardAndRules(ctx context.Context, p *harness.Prometheus, fleet bo
 		}
 		r.wantNil(err, "%s is recorded", rule.Name)
 	}
-	r.say("  Prometheus evaluates %d panels and %d rules", len(board.Panels), len(rules))
+	r.printLine("  Prometheus evaluates %d panels and %d rules", len(board.Panels), len(rules))
 	return nil
 }
 
@@ -438,22 +441,22 @@ func (r *run) boardAndRules(ctx context.Context, p *harness.Prometheus, fleet bo
 // when the leader has heard of all of them. A query whose deadline passes at its client may be
 // cancelled before it is read, refused for another reason, or answered at the same time: by reason,
 // a tenth of all failures may differ.
-func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded) error {
-	want := map[string]float64{"answered": o.answered(), "failed": o.failures()}
+func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloadCounts) error {
+	want := map[string]float64{"answered": o.countAnswered(), "failed": o.countFailures()}
 	for reason, n := range o.reasons {
 		want[outcome(reason)] += float64(n)
 	}
 	near := func(told map[string]float64, what string) bool {
-		differ := 5 + 0.1*o.failures() + o.given
+		differ := 5 + 0.1*o.countFailures() + o.given
 		if what == "failed" {
-			differ = 5 + 0.03*o.failures() + o.given
+			differ = 5 + 0.03*o.countFailures() + o.given
 		}
 		return math.Abs(told[what]-want[what]) <= differ
 	}
 	var told map[string]float64
 	for begin := time.Now(); time.Since(begin) < time.Minute; {
 		var err error
-		if told, err = r.told(ctx, f); err != nil {
+		if told, err = r.readStatusCounts(ctx, f); err != nil {
 			return err
 		}
 		far := func(what string) bool { return !near(told, what) }
@@ -465,14 +468,16 @@ func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded)
 		}
 	}
 	for _, what := range slices.Sorted(maps.Keys(want)) {
-		r.want(near(told, what), "muster status has %.0f queries %s, clients have %.0f", told[what],
+		r.checkWanted(near(told, what), "muster status has %.0f queries %s, clients have %.0f",
+			told[what],
 			what, want[what])
 	}
 	return nil
 }
 
-// told is how many queries `muster status --json` has answered and failed, and failed by reason.
-func (r *run) told(ctx context.Context, f *harness.Fleet) (map[string]float64, error) {
+// readStatusCounts is how many queries `muster status --json` has answered and failed, and failed
+// by reason.
+func (r *run) readStatusCounts(ctx context.Context, f *harness.Fleet) (map[string]float64, error) {
 	text, err := harness.Output(ctx, "", r.muster, "status", "--json", "--server", f.Nodes[0].GRPC)
 	if err != nil {
 		return nil, err

@@ -18,13 +18,13 @@ import (
 // carried is the share of what the machine can answer that moving asks of it.
 const carried = .4
 
-// moving has a real agent that serves NCF and one variant of WND. In turns it is left alone for
+// testMoving has a real agent that serves NCF and one variant of WND. In turns it is left alone for
 // a while, and is then told to hold the other variant in place of the one that it holds, while
 // queries for NCF and for the family come. Wanted: no query fails, and while it loads the p99
 // of NCF is at most 1.5 times as long, in the median of seven turns: it depends on the variant that
 // runs beside it, so each load is compared with the seconds before. The short form has one turn,
 // with small models.
-func (r *run) moving(ctx context.Context) error {
+func (r *run) testMoving(ctx context.Context) error {
 	f, c, d, err := r.startMoving(ctx)
 	if err != nil {
 		return err
@@ -34,7 +34,7 @@ func (r *run) moving(ctx context.Context) error {
 		return err
 	}
 	ctl := control.NewControlClient(conn)
-	rate, err := r.carries(ctx, d)
+	rate, err := r.findCarriedRate(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (r *run) moving(ctx context.Context) error {
 			harness.Load{Rate: rate, Seed: r.seed + uint64(turn)}); err != nil {
 			return err
 		}
-		if err := r.settle(ctx, 8*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 8*time.Second); err != nil {
 			return err
 		}
 		variant := variants[turn%2]
@@ -61,7 +61,7 @@ func (r *run) moving(ctx context.Context) error {
 			return err
 		}
 		loads := time.Now()
-		if err := r.holds(ctx, ctl, layout); err != nil {
+		if err := r.waitForLayout(ctx, ctl, layout); err != nil {
 			return err
 		}
 		held := time.Now()
@@ -72,7 +72,8 @@ func (r *run) moving(ctx context.Context) error {
 			d.Quantile(.99, "ncf", loads, held)
 		alone, beside = append(alone, before), append(beside, while)
 		longer = append(longer, while/before)
-		r.say("p99 of ncf: %.3f ms alone, %.3f ms in the %.0f ms until the agent held %s", before,
+		r.printLine("p99 of ncf: %.3f ms alone, %.3f ms in the %.0f ms until the agent held %s",
+			before,
 			while, held.Sub(loads).Seconds()*1e3, layout)
 		// Until what it held before is unloaded.
 		if err := harness.Settle(ctx, pick(r, 8*time.Second, 0)); err != nil {
@@ -82,12 +83,12 @@ func (r *run) moving(ctx context.Context) error {
 	r.wantQuiet(median(longer) <= 1.5,
 		"medians of %.3f ms alone and %.3f ms during loads; in the median turn %.2f times as long, "+
 			"want at most 1.5", median(alone), median(beside), median(longer))
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
-// carries returns the rate of a load that this machine carries, clients included: of one query at a
-// time it could answer more.
-func (r *run) carries(ctx context.Context, d *harness.Driver) (float64, error) {
+// findCarriedRate returns the rate of a load that this machine carries, clients included: of one
+// query at a time it could answer more.
+func (r *run) findCarriedRate(ctx context.Context, d *harness.Driver) (float64, error) {
 	begin := time.Now()
 	report, err := d.Run(ctx, harness.Load{
 		Rate: 20, Duration: pick(r, 10*time.Second, 2*time.Second), Seed: r.seed,
@@ -104,7 +105,7 @@ func (r *run) carries(ctx context.Context, d *harness.Driver) (float64, error) {
 		return 0, fmt.Errorf("no query was answered: %v", d.Between(begin, time.Now()))
 	}
 	rate := carried * 1e3 * answered / sum
-	r.say("A query alone takes %.3f ms. Load: %.0f queries/s, %v of one after the other",
+	r.printLine("A query alone takes %.3f ms. Load: %.0f queries/s, %v of one after the other",
 		sum/answered, rate, carried)
 	return rate, nil
 }
@@ -128,8 +129,8 @@ func (r *run) leavesDisk(ctx context.Context, c *client.Client, model string) er
 	return fmt.Errorf("after %v the agent does not load %s", placedPatience, model)
 }
 
-// holds waits until the agent serves a layout.
-func (r *run) holds(ctx context.Context, ctl control.ControlClient, layout string) error {
+// waitForLayout waits until the agent serves a layout.
+func (r *run) waitForLayout(ctx context.Context, ctl control.ControlClient, layout string) error {
 	var last *control.FleetStatus
 	for start := time.Now(); time.Since(start) < placedPatience; {
 		s, err := ctl.Status(ctx, &control.StatusRequest{})
@@ -180,7 +181,7 @@ func (r *run) startMoving(ctx context.Context) (*harness.Fleet, *client.Client, 
 	if err := f.WaitComplete(ctx); err != nil {
 		return nil, nil, nil, err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -188,7 +189,7 @@ func (r *run) startMoving(ctx context.Context) (*harness.Fleet, *client.Client, 
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if err := r.holds(ctx, control.NewControlClient(conn), "ncf/1,wnd/1"); err != nil {
+	if err := r.waitForLayout(ctx, control.NewControlClient(conn), "ncf/1,wnd/1"); err != nil {
 		return nil, nil, nil, err
 	}
 	d, err := harness.NewDriver(ctx, c, map[string]float64{"ncf": 19, "ctr": 1}, harness.Patience)

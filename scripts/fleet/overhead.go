@@ -51,8 +51,8 @@ type processes struct {
 	cpu  []float64 // CPU time of a query in each round, many at a time, in us
 }
 
-// time is the CPU time that the processes have used.
-func (p *processes) time() (sum time.Duration, err error) {
+// cpuTime is the CPU time that the processes have used.
+func (p *processes) cpuTime() (sum time.Duration, err error) {
 	for _, pid := range p.pids {
 		t, err := harness.ProcessTime(pid)
 		if err != nil {
@@ -63,18 +63,18 @@ func (p *processes) time() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// overhead measures the time that Muster adds to a query's execution, and compares it with that of
-// bare gRPC relays, which pass the same bytes over as many hops. There are two routes: by the SDK,
-// through leader and worker; and by a client that knows only the Open Inference Protocol, through a
-// gateway too. It also measures the queries/s that a leader distributes to four workers whose
-// execution takes no time, and the CPU time that each process uses for a query, which varies less
-// than the rate. The queries are NCF's at batch size 8; the routes are measured in turns. Wanted:
-// at most 1.4 times the relays' time, and at least 0.45 of their rate. The short form has two
-// rounds, not ten, and wants only that all queries are answered.
+// testOverhead measures the time that Muster adds to a query's execution, and compares it with that
+// of bare gRPC relays, which pass the same bytes over as many hops. There are two routes: by the
+// SDK, through leader and worker; and by a client that knows only the Open Inference Protocol,
+// through a gateway too. It also measures the queries/s that a leader distributes to four workers
+// whose execution takes no time, and the CPU time that each process uses for a query, which varies
+// less than the rate. The queries are NCF's at batch size 8; the routes are measured in turns.
+// Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate. The short form has
+// two rounds, not ten, and wants only that all queries are answered.
 //
 // Every process, this one and the relays too, runs Go code on one thread. With more threads on few
 // cores, processes that look for work disturb each other by more than what is measured.
-func (r *run) overhead(ctx context.Context) error {
+func (r *run) testOverhead(ctx context.Context) error {
 	runtime.GOMAXPROCS(r.flags.threads)
 	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.flags.threads)); err != nil { // for the others
 		return err
@@ -89,11 +89,11 @@ func (r *run) overhead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	direct, err := r.client(f.Addresses()[:1])
+	direct, err := r.newClient(f.Addresses()[:1])
 	if err != nil {
 		return err
 	}
-	plain, err := r.client(f.Addresses()[1:2], client.WithoutFleet())
+	plain, err := r.newClient(f.Addresses()[1:2], client.WithoutFleet())
 	if err != nil {
 		return err
 	}
@@ -109,9 +109,9 @@ func (r *run) overhead(ctx context.Context) error {
 		return err
 	}
 
-	two := &way{name: "bare relay, two hops", query: relays.two}
+	two := &way{name: "bare relay, two hops", query: relays.queryTwoHops}
 	sdk := &way{name: "SDK, leader and worker", query: inferring(direct, request)}
-	three := &way{name: "bare relays, three hops", query: relays.three}
+	three := &way{name: "bare relays, three hops", query: relays.queryThreeHops}
 	gateway := &way{
 		name: "OIP client, gateway, leader and worker", query: inferring(plain, request),
 	}
@@ -143,7 +143,8 @@ func (r *run) overhead(ctx context.Context) error {
 		return err
 	}
 	n := after.Count - before.Count
-	r.want(n >= uint64(2*rounds*queries), "workers executed %d of the %d queries sent by Muster", n,
+	r.checkWanted(n >= uint64(2*rounds*queries),
+		"workers executed %d of the %d queries sent by Muster", n,
 		2*rounds*(queries+queries/4))
 	r.reportTimes(ways, us(after.Time-before.Time)/float64(max(1, n)))
 
@@ -156,7 +157,7 @@ func (r *run) overhead(ctx context.Context) error {
 		return err
 	}
 	for begin := time.Now(); ; { // until each worker has executed a query
-		if _, err := sdk.rate(ctx, window); err != nil {
+		if _, err := sdk.measureRate(ctx, window); err != nil {
 			return err
 		}
 		all, err := f.Executed(ctx, "ncf")
@@ -172,8 +173,8 @@ func (r *run) overhead(ctx context.Context) error {
 	}
 	two.processes = []*processes{
 		{what: "client", pids: []int{os.Getpid()}},
-		{what: "relay", pids: []int{relays.pid(1)}},
-		{what: "server", pids: []int{relays.pid(0)}},
+		{what: "relay", pids: []int{relays.pidOf(1)}},
+		{what: "server", pids: []int{relays.pidOf(0)}},
 	}
 	sdk.processes = []*processes{
 		{what: "client", pids: []int{os.Getpid()}},
@@ -185,7 +186,7 @@ func (r *run) overhead(ctx context.Context) error {
 	}
 	for range rounds {
 		for _, x := range []*way{two, sdk} {
-			rate, err := x.rate(ctx, window)
+			rate, err := x.measureRate(ctx, window)
 			if err != nil {
 				return fmt.Errorf("%s: %w", x.name, err)
 			}
@@ -198,7 +199,7 @@ func (r *run) overhead(ctx context.Context) error {
 			"it, want at least 0.45",
 		atATime, bare, leader, leader/bare)
 	for _, x := range []*way{two, sdk} {
-		r.say("  %-40s CPU time of a query: %s", x.name, x.cpuTimes())
+		r.printLine("  %-40s CPU time of a query: %s", x.name, x.cpuTimes())
 	}
 	return nil
 }
@@ -220,13 +221,13 @@ func (x *way) cpuTimes() string {
 // reportTimes compares the times of Muster's ways, less execution (in us), with
 // those of the relays.
 func (r *run) reportTimes(ways []*way, execution float64) {
-	r.say(
+	r.printLine(
 		"NCF at batch size 8, %d queries on each route, one at a time, GOMAXPROCS=%d; Muster's "+
 			"times include an execution of %.1f us",
 		len(ways[0].times), runtime.GOMAXPROCS(0), execution)
 	for i, x := range ways {
 		slices.Sort(x.times)
-		r.say("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]),
+		r.printLine("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]),
 			us(x.times[len(x.times)*99/100]))
 		if i%2 == 0 {
 			continue
@@ -361,8 +362,9 @@ func (x *way) inTurn(ctx context.Context, n int) ([]time.Duration, error) {
 	return times, <-sent
 }
 
-// rate keeps atATime queries in flight for the window and returns the queries/s that were answered.
-func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
+// measureRate keeps atATime queries in flight for the window and returns the queries/s that were
+// answered.
+func (x *way) measureRate(ctx context.Context, window time.Duration) (float64, error) {
 	var answered atomic.Int64
 	var first error
 	var once sync.Once
@@ -370,7 +372,7 @@ func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
 	before := make([]time.Duration, len(x.processes))
 	for i, p := range x.processes {
 		var err error
-		if before[i], err = p.time(); err != nil {
+		if before[i], err = p.cpuTime(); err != nil {
 			return 0, err
 		}
 	}
@@ -389,7 +391,7 @@ func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
 	all.Wait()
 	took := time.Since(start)
 	for i, p := range x.processes {
-		after, err := p.time()
+		after, err := p.cpuTime()
 		if err != nil {
 			return 0, err
 		}

@@ -7,12 +7,12 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// overload sends a fleet three times the queries that it can serve. Wanted: at least 0.8 of the
+// testOverload sends a fleet three times the queries that it can serve. Wanted: at least 0.8 of the
 // queries/s on time that there are at 0.95 of the limit; of the refused ones at least 90 % are
 // refused within the QoS target, with a time after which to try again; memory does not grow; two
 // seconds later 99 % are on time again. The short form wants that some are answered and some
 // refused, and that none fails afterwards.
-func (r *run) overload(ctx context.Context) error {
+func (r *run) testOverload(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return err
@@ -20,7 +20,7 @@ func (r *run) overload(ctx context.Context) error {
 	if err := r.start(ctx, f, pool(1, 4)); err != nil {
 		return err
 	}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (r *run) overload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, f.Types())
+	limit, err := r.simulatedLimit(ctx, f, d, f.Types())
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (r *run) overload(ctx context.Context) error {
 		begin := time.Now()
 		_, err := d.Run(ctx, harness.Load{Rate: share * limit, Duration: duration, Seed: r.seed})
 		c := d.Between(begin, time.Now())
-		r.say("  at %.2f x for %v: %v", share, duration, c)
+		r.printLine("  at %.2f x for %v: %v", share, duration, c)
 		return c, err
 	}
 	aside, long := pick(r, 10*time.Second, 2*time.Second), pick(r, 30*time.Second, 4*time.Second)
@@ -58,7 +58,8 @@ func (r *run) overload(ctx context.Context) error {
 		return err
 	}
 	was, is := float64(before.OnTime)/aside.Seconds(), float64(over.OnTime)/long.Seconds()
-	r.want(over.OnTime+over.Late > 0 && over.Refused > 0 && over.Wrong == 0 && d.Twice() == 0,
+	r.checkWanted(over.OnTime+over.Late > 0 && over.Refused > 0 && over.Wrong == 0 &&
+		d.Twice() == 0,
 		"%d queries answered, %d refused, %d wrong, %d twice: want some, some, none, none",
 		over.OnTime+over.Late, over.Refused, over.Wrong, d.Twice())
 	r.wantQuiet(is >= 0.8*was,
@@ -68,13 +69,14 @@ func (r *run) overload(ctx context.Context) error {
 		over.AtOnce, over.Refused)
 	r.wantQuiet(over.Failed*50 <= over.Queries,
 		"%d of %d queries neither served nor refused, want at most 2 %%", over.Failed, over.Queries)
-	r.want(grown < 2*held+200, "memory of all agents went from %d to %d MB, want it flat", held,
+	r.checkWanted(grown < 2*held+200, "memory of all agents went from %d to %d MB, want it flat",
+		held,
 		grown)
-	if err := r.settle(ctx, 2*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	if r.short {
-		if d, err = r.driver(ctx, f, f.Addresses()); err != nil {
+		if d, err = r.newDriver(ctx, f, f.Addresses()); err != nil {
 			return err
 		}
 	}
@@ -84,7 +86,7 @@ func (r *run) overload(ctx context.Context) error {
 	}
 	r.wantQuiet(after.PercentOnTime() >= 99, "%.2f %% on time from two seconds after, want 99 %%",
 		after.PercentOnTime())
-	r.want(after.Failed+after.Wrong == 0, "%d queries failed after, %d wrong, want none",
+	r.checkWanted(after.Failed+after.Wrong == 0, "%d queries failed after, %d wrong, want none",
 		after.Failed, after.Wrong)
 	return nil
 }

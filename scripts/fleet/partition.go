@@ -7,11 +7,11 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// partition runs six agents, each in a network namespace of its own, and cuts three of them
+// testPartition runs six agents, each in a network namespace of its own, and cuts three of them
 // off for ten seconds. The client stays with the other three, under a load of half of their
 // limit. Wanted: no query fails, and afterwards all agents see each other and one leader. The
 // short form waits less.
-func (r *run) partition(ctx context.Context) error {
+func (r *run) testPartition(ctx context.Context) error {
 	if err := harness.Unshare(); err != nil {
 		return skip{err}
 	}
@@ -22,7 +22,7 @@ func (r *run) partition(ctx context.Context) error {
 	}
 	r.atEnd = append(r.atEnd, func() {
 		if err := n.Remove(); err != nil {
-			r.say("%v", err)
+			r.printLine("%v", err)
 		}
 	})
 	f, err := r.newFleet(ctx, "dien")
@@ -36,11 +36,11 @@ func (r *run) partition(ctx context.Context) error {
 	if err := r.start(ctx, f, types); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	d, err := r.newDriver(ctx, f, f.Addresses())
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, types[:agents/2])
+	limit, err := r.simulatedLimit(ctx, f, d, types[:agents/2])
 	if err != nil {
 		return err
 	}
@@ -48,26 +48,27 @@ func (r *run) partition(ctx context.Context) error {
 	if err := d.Start(ctx, harness.Load{Rate: limit / 2, Seed: r.seed}); err != nil {
 		return err
 	}
-	if err := r.settle(ctx, 5*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 5*time.Second); err != nil {
 		return err
 	}
 	cut := time.Now()
 	if err := n.Cut(3, 4, 5); err != nil {
 		return err
 	}
-	if err := r.settle(ctx, 10*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 10*time.Second); err != nil {
 		return err
 	}
 	healed := time.Now()
 	if err := n.Heal(3, 4, 5); err != nil {
 		return err
 	}
-	if err := r.settle(ctx, 10*time.Second); err != nil {
+	if err := r.waitAWhile(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	r.say("  before: %v\n  cut:    %v\n  healed: %v", d.Between(begin, cut), d.Between(cut, healed),
+	r.printLine("  before: %v\n  cut:    %v\n  healed: %v", d.Between(begin, cut), d.Between(cut,
+		healed),
 		d.Between(healed, time.Now()))
-	if err := r.account(d, begin); err != nil {
+	if err := r.endLoad(d, begin); err != nil {
 		return err
 	}
 	r.wantNil(f.WaitAgreed(ctx), "all agents see each other again, and one leader")

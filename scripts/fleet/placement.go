@@ -44,13 +44,13 @@ const (
 	placedPatience = 4 * time.Minute
 )
 
-// placement has six agents, which hold what the leader places on them, of three families of three
-// variants. The load is what the largest variants can serve, then three times as much, and then as
-// before; soon after it has risen, while agents change, the leader is killed. Wanted: the accuracy
-// falls and comes back; no query fails; no agent takes a layout that is older than its last; the
-// next leader goes on with the placement; and, in the long form, at most 1 % are late outside two
-// periods after each step, and the simulator finds the same within 5 %.
-func (r *run) placement(ctx context.Context) error {
+// testPlacement has six agents, which hold what the leader places on them, of three families of
+// three variants. The load is what the largest variants can serve, then three times as much, and
+// then as before; soon after it has risen, while agents change, the leader is killed. Wanted: the
+// accuracy falls and comes back; no query fails; no agent takes a layout that is older than its
+// last; the next leader goes on with the placement; and, in the long form, at most 1 % are late
+// outside two periods after each step, and the simulator finds the same within 5 %.
+func (r *run) testPlacement(ctx context.Context) error {
 	f := &harness.Fleet{Muster: r.muster, Dir: r.dir, Args: []string{
 		"--executor", "emulated", "--profile", filepath.Join(r.dir, "profiles.json"),
 		"--model-control", "leader",
@@ -71,11 +71,11 @@ func (r *run) placement(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	r.say(
+	r.printLine(
 		"%d emulated agents hold what the leader places, of %d families of %d variants; logs in %s",
 		agents, len(placedFamilies), len(placedVariants), r.dir)
 	p := &placedRun{run: r, fleet: f}
-	c, err := r.client(f.Addresses())
+	c, err := r.newClient(f.Addresses())
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (r *run) placement(ctx context.Context) error {
 		shares[family] = 1
 	}
 	var d *harness.Driver
-	if err := p.await(ctx, "every family is served", func(s *control.FleetStatus) bool {
+	if err := p.awaitStatus(ctx, "every family is served", func(s *control.FleetStatus) bool {
 		d, err = harness.NewDriver(ctx, c, shares, harness.Patience)
 		return err == nil && len(s.GetFamilies()) == len(placedFamilies)
 	}); err != nil {
@@ -194,8 +194,8 @@ type placedRun struct {
 	last  *control.FleetStatus
 }
 
-// status is the fleet's, as an agent says that is there.
-func (p *placedRun) status(ctx context.Context) (*control.FleetStatus, error) {
+// fleetStatus is the fleet's, as an agent says that is there.
+func (p *placedRun) fleetStatus(ctx context.Context) (*control.FleetStatus, error) {
 	var errs []error
 	for _, n := range p.fleet.Nodes {
 		conn, err := p.fleet.Dial(ctx, n)
@@ -214,16 +214,16 @@ func (p *placedRun) status(ctx context.Context) (*control.FleetStatus, error) {
 	return nil, errors.Join(errs...)
 }
 
-// await waits until good.
-func (p *placedRun) await(ctx context.Context, what string,
+// awaitStatus waits until good.
+func (p *placedRun) awaitStatus(ctx context.Context, what string,
 	good func(*control.FleetStatus) bool) error {
 	start := time.Now()
 	var last *control.FleetStatus
 	for time.Since(start) < placedPatience {
-		s, err := p.status(ctx)
+		s, err := p.fleetStatus(ctx)
 		if err == nil && s.GetPlacement() != nil {
 			if last = s; good(s) {
-				p.say("  after %.1f s: %s; placement %d, accuracy %s%s",
+				p.printLine("  after %.1f s: %s; placement %d, accuracy %s%s",
 					time.Since(start).Seconds(),
 					what, s.GetPlacement().GetVersion(), accuracies(s), refusals(s))
 				p.last = s
@@ -295,7 +295,7 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 	end := func(phase *placedPhase) error {
 		report, err := d.StopAndReport()
 		if err == nil {
-			phase.found(report, d.Between(began, time.Now()))
+			phase.addReport(report, d.Between(began, time.Now()))
 		}
 		return err
 	}
@@ -308,7 +308,7 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 	if err := step(1); err != nil {
 		return err
 	}
-	if err := p.await(ctx, "the largest variants answer", func(s *control.FleetStatus) bool {
+	if err := p.awaitStatus(ctx, "the largest variants answer", func(s *control.FleetStatus) bool {
 		return s.GetPlacement().GetVersion() > 1 && accuracy(s) > accurate
 	}); err != nil {
 		return err
@@ -326,7 +326,7 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 	if err := errors.Join(end(&phases[0]), step(3)); err != nil {
 		return err
 	}
-	if err := p.await(ctx, "agents change", func(s *control.FleetStatus) bool {
+	if err := p.awaitStatus(ctx, "agents change", func(s *control.FleetStatus) bool {
 		return s.GetPlacement().GetVersion() > version && !arrived(s)
 	}); err != nil {
 		return err
@@ -335,7 +335,7 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 		return err
 	}
 	killed := time.Now()
-	if err := p.await(ctx, "the accuracy has fallen", func(s *control.FleetStatus) bool {
+	if err := p.awaitStatus(ctx, "the accuracy has fallen", func(s *control.FleetStatus) bool {
 		return accuracy(s) > 0 && accuracy(s) < accurate-.005
 	}); err != nil {
 		return err
@@ -354,7 +354,7 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 	if err := errors.Join(end(&phases[1]), step(1)); err != nil {
 		return err
 	}
-	if err := p.await(ctx, "the accuracy has come back", func(s *control.FleetStatus) bool {
+	if err := p.awaitStatus(ctx, "the accuracy has come back", func(s *control.FleetStatus) bool {
 		return accuracy(s) > accurate
 	}); err != nil {
 		return err
@@ -370,14 +370,16 @@ func (p *placedRun) load(ctx context.Context, d *harness.Driver) error {
 		return err
 	}
 	all := d.Between(begin, time.Now())
-	p.say("  all: %v", all)
-	p.want(all.Wrong == 0 && all.Queries > 0, "%d answers of %d queries were wrong, want none",
+	p.printLine("  all: %v", all)
+	p.checkWanted(all.Wrong == 0 && all.Queries > 0,
+		"%d answers of %d queries were wrong, want none",
 		all.Wrong, all.Queries)
-	p.want(d.NotFound() == 0, "%d queries were not found, want none", d.NotFound())
-	p.wantQuiet(all.Failed+all.Refused+all.Robbed == 0, "%d of %d queries failed or were refused, want none",
+	p.checkWanted(d.NotFound() == 0, "%d queries were not found, want none", d.NotFound())
+	p.wantQuiet(all.Failed+all.Refused+all.Robbed == 0,
+		"%d of %d queries failed or were refused, want none",
 		all.Failed+all.Refused, all.Queries)
-	p.want(d.Twice() == 0, "%d queries were answered twice, want none", d.Twice())
-	return errors.Join(p.fenced(), p.simulated(ctx, rate, phases))
+	p.checkWanted(d.Twice() == 0, "%d queries were answered twice, want none", d.Twice())
+	return errors.Join(p.checkFenced(), p.compareWithSimulated(ctx, rate, phases))
 }
 
 // onTime wants that at most 1 % of the queries sent in [from, to) are late.
@@ -402,12 +404,13 @@ func (p *placedRun) killLeader(ctx context.Context) error {
 	}
 	<-leader.Exited()
 	p.fleet.Remove(leader)
-	p.say("  the leader, %v, was killed while agents changed; another leads after %v", leader,
+	p.printLine("  the leader, %v, was killed while agents changed; another leads after %v", leader,
 		took.Round(time.Millisecond))
 	version := p.last.GetPlacement().GetVersion()
-	if err := p.await(ctx, "the next leader has a placement", func(s *control.FleetStatus) bool {
-		return s.GetPlacement().GetVersion() >= version
-	}); err != nil {
+	if err := p.awaitStatus(ctx, "the next leader has a placement",
+		func(s *control.FleetStatus) bool {
+			return s.GetPlacement().GetVersion() >= version
+		}); err != nil {
 		return err
 	}
 	goesOn := true
@@ -416,7 +419,8 @@ func (p *placedRun) killLeader(ctx context.Context) error {
 			goesOn = goesOn && before[agent] == wanted
 		}
 	}
-	p.want(goesOn, "the next leader goes on with placement %d, and wants the same of the agents",
+	p.checkWanted(goesOn,
+		"the next leader goes on with placement %d, and wants the same of the agents",
 		version)
 	return p.addPlaced(ctx, p.fleet, 6)
 }
@@ -436,8 +440,8 @@ func wants(s *control.FleetStatus) map[string]string {
 var orderTaken = regexp.MustCompile(
 	`bringing this agent to a layout.* layout=(\S+) epoch=(\d+) version=(\d+)`)
 
-// fenced wants that no agent has taken a layout that was older than its last.
-func (p *placedRun) fenced() error {
+// checkFenced wants that no agent has taken a layout that was older than its last.
+func (p *placedRun) checkFenced() error {
 	logs, err := filepath.Glob(filepath.Join(p.dir, "agent-*.log"))
 	if err != nil {
 		return err
@@ -459,7 +463,7 @@ func (p *placedRun) fenced() error {
 			last = now
 		}
 	}
-	p.want(orders > 0 && older == 0,
+	p.checkWanted(orders > 0 && older == 0,
 		"agents took %d layouts, %d of them older than the one before, "+
 			"want some and none", orders, older)
 	return nil

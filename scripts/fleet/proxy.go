@@ -20,12 +20,12 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// proxy has a real nginx, which keeps connections to two agents, send them POSTs while one agent after
-// the other is drained and started again. nginx sends no query twice. As a balancer's health check
-// does, the scenario takes an agent out of nginx's configuration some time after the agent has said
-// that it is not ready. Wanted: no query fails. The short form sends fewer queries, and everything
-// takes less time.
-func (r *run) proxy(ctx context.Context) error {
+// testProxy has a real nginx, which keeps connections to two agents, send them POSTs while one
+// agent after the other is drained and started again. nginx sends no query twice. As a balancer's
+// health check does, the scenario takes an agent out of nginx's configuration some time after the
+// agent has said that it is not ready. Wanted: no query fails. The short form sends fewer queries,
+// and everything takes less time.
+func (r *run) testProxy(ctx context.Context) error {
 	binary, err := exec.LookPath("nginx")
 	if err != nil {
 		return skip{fmt.Errorf("needs nginx (apt-get install nginx): %w", err)}
@@ -46,13 +46,13 @@ func (r *run) proxy(ctx context.Context) error {
 		return err
 	}
 	r.atEnd = append(r.atEnd, n.stop)
-	r.say("nginx keeps up to 32 connections to the agents, idle ones for %v; a drain takes at most %v",
+	r.printLine("nginx keeps up to 32 connections to the agents, idle ones for %v; a drain takes at most %v",
 		n.keep, drain)
 
 	sent := make(chan posts, 1)
 	go func() { sent <- sendPosts(ctx, n.address, queries, interval) }()
 	for _, node := range f.Nodes {
-		if err := r.settle(ctx, 4*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 4*time.Second); err != nil {
 			return err
 		}
 		begin := time.Now()
@@ -62,9 +62,9 @@ func (r *run) proxy(ctx context.Context) error {
 			return err
 		}
 		status, err := statusOf("http://" + node.HTTP + "/v2/health/ready")
-		r.want(err == nil && status == http.StatusServiceUnavailable,
+		r.checkWanted(err == nil && status == http.StatusServiceUnavailable,
 			"readiness of %v half through its drain: %d, %v; want 503, no error", node, status, err)
-		if err := n.configure(f, node); err != nil {
+		if err := n.writeConfig(f, node); err != nil {
 			return err
 		}
 		select {
@@ -72,7 +72,7 @@ func (r *run) proxy(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		r.say("  %v has drained in %.1f s", node, time.Since(begin).Seconds())
+		r.printLine("  %v has drained in %.1f s", node, time.Since(begin).Seconds())
 		former := node.Name
 		if err := f.Restart(node); err != nil {
 			return err
@@ -80,7 +80,7 @@ func (r *run) proxy(ctx context.Context) error {
 		if _, err := f.WaitBack(ctx, node, former); err != nil {
 			return err
 		}
-		if err := n.configure(f, nil); err != nil {
+		if err := n.writeConfig(f, nil); err != nil {
 			return err
 		}
 	}
@@ -90,7 +90,8 @@ func (r *run) proxy(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	r.want(all.failed == 0 && all.answered == queries, "%d of %d queries failed, want none %v",
+	r.checkWanted(all.failed == 0 && all.answered == queries,
+		"%d of %d queries failed, want none %v",
 		all.failed, queries, all.failures)
 	return nil
 }
@@ -111,9 +112,9 @@ type posts struct {
 	failures         map[string]int // how many failed of each kind
 }
 
-// sendPosts sends n queries to address, ten at a time at each interval, so that a proxy opens several
-// connections and keeps them. Each has a connection of its own: what is tested is between the proxy
-// and the agents.
+// sendPosts sends n queries to address, ten at a time at each interval, so that a proxy opens
+// several connections and keeps them. Each has a connection of its own: what is tested is between
+// the proxy and the agents.
 func sendPosts(ctx context.Context, address string, n int, interval time.Duration) posts {
 	const atATime = 10
 	body := fmt.Sprintf(`{"parameters":{"timeout":%d},"inputs":[`+
@@ -194,9 +195,9 @@ http {
 }
 `))
 
-// configure writes nginx's configuration, without the agent that is out, and has a running nginx read
-// it.
-func (n *nginx) configure(f *harness.Fleet, out *harness.Node) error {
+// writeConfig writes nginx's configuration, without the agent that is out, and has a running nginx
+// read it.
+func (n *nginx) writeConfig(f *harness.Fleet, out *harness.Node) error {
 	var servers []string
 	for _, node := range f.Nodes {
 		server := node.HTTP
@@ -212,7 +213,7 @@ func (n *nginx) configure(f *harness.Fleet, out *harness.Node) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.config(), text.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile(n.configPath(), text.Bytes(), 0o644); err != nil {
 		return err
 	}
 	if n.process == nil {
@@ -221,7 +222,7 @@ func (n *nginx) configure(f *harness.Fleet, out *harness.Node) error {
 	return n.process.Process.Signal(syscall.SIGHUP)
 }
 
-func (n *nginx) config() string { return filepath.Join(n.dir, "nginx.conf") }
+func (n *nginx) configPath() string { return filepath.Join(n.dir, "nginx.conf") }
 
 // start starts nginx and waits until it passes on to the fleet.
 func (n *nginx) start(ctx context.Context, f *harness.Fleet) error {
@@ -231,10 +232,10 @@ func (n *nginx) start(ctx context.Context, f *harness.Fleet) error {
 	}
 	n.address = l.Addr().String()
 	l.Close()
-	if err := n.configure(f, nil); err != nil {
+	if err := n.writeConfig(f, nil); err != nil {
 		return err
 	}
-	n.process = exec.Command(n.binary, "-c", n.config(), "-p", n.dir, "-e",
+	n.process = exec.Command(n.binary, "-c", n.configPath(), "-p", n.dir, "-e",
 		filepath.Join(n.dir, "nginx-error.log"))
 	var said bytes.Buffer
 	n.process.Stdout, n.process.Stderr = &said, &said

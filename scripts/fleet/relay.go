@@ -140,14 +140,14 @@ func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	return r, nil
 }
 
-// pid is the process id of the server (hop 0), or of the first or second relay.
-func (r *relays) pid(hop int) int { return r.processes[hop].Process.Pid }
+// pidOf is the process id of the server (hop 0), or of the first or second relay.
+func (r *relays) pidOf(hop int) int { return r.processes[hop].Process.Pid }
 
-func (r *relays) two(ctx context.Context) error { return r.query(ctx, r.conns[0]) }
+func (r *relays) queryTwoHops(ctx context.Context) error { return r.queryOver(ctx, r.conns[0]) }
 
-func (r *relays) three(ctx context.Context) error { return r.query(ctx, r.conns[1]) }
+func (r *relays) queryThreeHops(ctx context.Context) error { return r.queryOver(ctx, r.conns[1]) }
 
-func (r *relays) query(ctx context.Context, conn *grpc.ClientConn) error {
+func (r *relays) queryOver(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
 	in, out := mem.BufferSlice{mem.SliceBuffer(r.request)}, new(mem.BufferSlice)

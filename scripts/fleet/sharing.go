@@ -13,16 +13,16 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// The loads of a model in sharing, by what one lane serves: as much as it serves at all, which is more
-// than it serves in time, but no more, for until lanes have moved an overload is refused as any other;
-// and hardly anything.
+// The loads of a model in sharing, by what one lane serves: as much as it serves at all, which is
+// more than it serves in time, but no more, for until lanes have moved an overload is refused as
+// any other; and hardly anything.
 const muchLoad, littleLoad = 1, .15
 
-// sharing has an agent whose lanes RM2 and WND share, and whose leader, itself, may move them. Then
-// the models' loads swap, again and again. Wanted: within 2 s most lanes are the loaded model's, and
-// no query fails. The three lanes of one core each share what processors there are. The short form
-// emulates the agent and swaps once.
-func (r *run) sharing(ctx context.Context) error {
+// testSharing has an agent whose lanes RM2 and WND share, and whose leader, itself, may move them.
+// Then the models' loads swap, again and again. Wanted: within 2 s most lanes are the loaded
+// model's, and no query fails. The three lanes of one core each share what processors there are.
+// The short form emulates the agent and swaps once.
+func (r *run) testSharing(ctx context.Context) error {
 	f := &harness.Fleet{
 		Muster: r.muster, Dir: r.dir, Models: []string{"rm2", "wnd"},
 		Args: []string{"--layout", "rm2:2x1+wnd:1x1", "--model-control", "leader"},
@@ -50,13 +50,14 @@ func (r *run) sharing(ctx context.Context) error {
 	}
 	serves := map[string]float64{} // queries/s of a lane
 	for _, model := range f.Models {
-		m, err := r.benched(ctx, f, model, 5, pick(r, 5*time.Second, 600*time.Millisecond),
-			r.patient()...)
+		m, err := r.runBench(ctx, f, model, 5, pick(r, 5*time.Second, 600*time.Millisecond),
+			r.patientFlags()...)
 		if err != nil {
 			return err
 		}
 		serves[model] = 1e3 / m.LatencyMS.P50
-		r.say("  %s: %.1f ms, so a lane serves %.0f queries/s", model, m.LatencyMS.P50, serves[model])
+		r.printLine("  %s: %.1f ms, so a lane serves %.0f queries/s", model, m.LatencyMS.P50,
+			serves[model])
 	}
 	for turn := range pick(r, 6, 1) {
 		loaded := f.Models[(turn+1)%2] // first the one that has fewer lanes
@@ -80,8 +81,8 @@ func (r *run) swap(ctx context.Context, f *harness.Fleet, loaded string,
 			rate = muchLoad * serves[model]
 		}
 		loads.Go(func() {
-			reports[i], errs[i] = r.benched(ctx, f, model, max(rate, 1), duration,
-				r.patient()...)
+			reports[i], errs[i] = r.runBench(ctx, f, model, max(rate, 1), duration,
+				r.patientFlags()...)
 		})
 	}
 	moved := time.Duration(0)
@@ -107,21 +108,23 @@ func (r *run) swap(ctx context.Context, f *harness.Fleet, loaded string,
 		if r.short { // on a busy machine a query may be late or refused, and nothing is wrong
 			failed -= harness.Refusals(m)
 		}
-		r.say("  %s: %.0f queries/s, %.1f %% late or failed, p99 %.0f ms of %.0f", m.Model,
+		r.printLine("  %s: %.0f queries/s, %.1f %% late or failed, p99 %.0f ms of %.0f", m.Model,
 			m.OfferedQPS, 100*(1-m.QoSSatisfaction), m.LatencyMS.P99, m.QoSTargetMS)
 		for _, why := range m.Failures {
-			r.say("    %d failed: %s", why.Count, why.Reason)
+			r.printLine("    %d failed: %s", why.Count, why.Reason)
 		}
 	}
-	r.want(failed == 0, "%s is loaded: %d of %d queries failed, want none", loaded, failed, all)
+	r.checkWanted(failed == 0, "%s is loaded: %d of %d queries failed, want none", loaded, failed,
+		all)
 	// On a busy machine a lane seems slower than it is, so that the load is less than it should be.
 	r.wantQuiet(moved > 0 && moved <= 2*time.Second,
-		"%s has 2 of the 3 lanes after %.1f s (0: never), want 2 s at most", loaded, moved.Seconds())
+		"%s has 2 of the 3 lanes after %.1f s (0: never), want 2 s at most", loaded,
+		moved.Seconds())
 	return nil
 }
 
-// patient is how a short run has muster bench wait for answers.
-func (r *run) patient() []string {
+// patientFlags is how a short run has muster bench wait for answers.
+func (r *run) patientFlags() []string {
 	return pick(r, nil, []string{"--timeout", harness.Patience.String()})
 }
 

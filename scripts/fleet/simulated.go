@@ -28,8 +28,8 @@ type placedPhase struct {
 // placedPhases are as long as this each.
 const placedPhases = time.Minute
 
-// found adds what a load's report says to a phase.
-func (p *placedPhase) found(r *bench.Report, c harness.Count) {
+// addReport adds what a load's report says to a phase.
+func (p *placedPhase) addReport(r *bench.Report, c harness.Count) {
 	p.queries, p.late = c.Queries, c.Late+c.Failed+c.Refused+c.Robbed
 	sum := 0.
 	for _, m := range r.Models {
@@ -38,11 +38,12 @@ func (p *placedPhase) found(r *bench.Report, c harness.Count) {
 	p.accuracy = sum / float64(max(1, len(r.Models)))
 }
 
-// simulated says what the simulator finds of the same agents, latencies, families and rates, beside
-// what was found live, and wants that they are alike: the accuracy within 5 %, and of all queries a
-// share late within 5 points. The simulator's leader is not killed, so that the phase in which live
-// one is killed has an agent less for a while.
-func (p *placedRun) simulated(ctx context.Context, rate float64, live []placedPhase) error {
+// compareWithSimulated says what the simulator finds of the same agents, latencies, families and
+// rates, beside what was found live, and wants that they are alike: the accuracy within 5 %, and of
+// all queries a share late within 5 points. The simulator's leader is not killed, so that the phase
+// in which live one is killed has an agent less for a while.
+func (p *placedRun) compareWithSimulated(ctx context.Context, rate float64,
+	live []placedPhase) error {
 	var csv strings.Builder
 	fmt.Fprintln(&csv, strings.Join(profiles.SamplesHeader(), ","))
 	args := []string{"sim", "--json", "--seeds", "1", "--pool", placedType + "=6", "--place",
@@ -114,6 +115,6 @@ func (p *placedRun) simulated(ctx context.Context, rate float64, live []placedPh
 				"want accuracies within 5 %% and late shares within 5 points", phase.what,
 			phase.accuracy, accuracy, 100*liveLate, phase.queries, 100*simLate, ended)
 	}
-	p.say("  simulated: %d placements, %d changes of agents", placed.Versions, placed.Changes)
+	p.printLine("  simulated: %d placements, %d changes of agents", placed.Versions, placed.Changes)
 	return nil
 }

@@ -66,7 +66,7 @@ func (r *run) store(ctx context.Context) error {
 	}
 	first := all * 1e6 / 2
 	for _, model := range f.Models {
-		if err := r.pushed(ctx, s, model, 1, first/int64(len(f.Models))); err != nil {
+		if err := r.pushVersion(ctx, s, model, 1, first/int64(len(f.Models))); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (r *run) store(ctx context.Context) error {
 		}
 		agentsTook.pids = append(agentsTook.pids, n.PID())
 	}
-	if err := r.hold(ctx, f, f.Models, 1); err != nil {
+	if err := r.waitForVersion(ctx, f, f.Models, 1); err != nil {
 		return err
 	}
 	started := time.Since(begin)
@@ -97,23 +97,24 @@ func (r *run) store(ctx context.Context) error {
 			return err
 		}
 	}
-	r.say("%d agents started at once and fetched %d MB each in %.0f s", agents, first/1e6,
+	r.printLine("%d agents started at once and fetched %d MB each in %.0f s", agents, first/1e6,
 		started.Seconds())
 	cost := func(bytes int64, cpu time.Duration) float64 {
 		return cpu.Seconds() * 1e9 / float64(bytes) / float64(agents)
 	}
-	cpu, err := agentsTook.time()
+	cpu, err := agentsTook.cpuTime()
 	if err != nil {
 		return err
 	}
-	r.say("  %.1f CPU s for each GB that an agent fetched, its start included", cost(first, cpu))
+	r.printLine("  %.1f CPU s for each GB that an agent fetched, its start included", cost(first,
+		cpu))
 	copies := float64(s.sent.Load()) / float64(first)
 	r.wantQuiet(copies <= 3, "a cold start: %.2f copies from the store, want at most 3", copies)
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
 
-	d, err := r.driver(ctx, f, f.Addresses())
+	d, err := r.newDriver(ctx, f, f.Addresses())
 	if err != nil {
 		return err
 	}
@@ -130,7 +131,7 @@ func (r *run) store(ctx context.Context) error {
 	var alone, beside []float64
 	begin = time.Now()
 	for turn := range turns {
-		if err := r.pushed(ctx, s, "wnd", int64(turn)+2, second); err != nil {
+		if err := r.pushVersion(ctx, s, "wnd", int64(turn)+2, second); err != nil {
 			return err
 		}
 		load.Seed, load.Duration = r.seed+uint64(turn), 0
@@ -142,7 +143,7 @@ func (r *run) store(ctx context.Context) error {
 			// One is told, and tells the others. It waits for what it fetches, for a while.
 			_, _ = harness.Output(ctx, "", r.muster, "models", "load", "wnd", "--server",
 				f.Nodes[0].GRPC)
-			if err := r.hold(ctx, f, []string{"wnd"}, int64(turn)+2); err != nil {
+			if err := r.waitForVersion(ctx, f, []string{"wnd"}, int64(turn)+2); err != nil {
 				return err
 			}
 			busy, err = d.StopAndReport()
@@ -154,7 +155,8 @@ func (r *run) store(ctx context.Context) error {
 		if err := r.verify(f, s, "wnd", int64(turn)+2); err != nil {
 			return err
 		}
-		if err := r.settle(ctx, 5*time.Second); err != nil { // until the old version is unloaded
+		// until the old version is unloaded
+		if err := r.waitAWhile(ctx, 5*time.Second); err != nil {
 			return err
 		}
 		load.Duration = come.passed
@@ -167,26 +169,26 @@ func (r *run) store(ctx context.Context) error {
 		}
 		a, b := quiet.Models[0], busy.Models[0]
 		alone, beside = append(alone, a.LatencyMS.P99), append(beside, b.LatencyMS.P99)
-		r.say("  %d MB in %.1f s: p99 of dien %.1f ms alone, %.1f ms beside; within QoS %.2f %% "+
+		r.printLine("  %d MB in %.1f s: p99 of dien %.1f ms alone, %.1f ms beside; within QoS %.2f %% "+
 			"and %.2f %%; %.1f CPU s more for each GB of an agent", second/1e6,
 			come.passed.Seconds(),
 			a.LatencyMS.P99, b.LatencyMS.P99, 100*a.QoSSatisfaction, 100*b.QoSSatisfaction,
 			cost(second, come.cpu[0]-stay.cpu[0]))
 	}
-	peers, fromStore, err := r.received(ctx, f)
+	peers, fromStore, err := r.receivedBytes(ctx, f)
 	if err != nil {
 		return err
 	}
 	sent := float64(s.sent.Load())
 	copies = sent / 1e6 / float64(all)
-	r.say("  the store sent %.0f MB; the agents received %.0f MB of it and %.0f MB of each other",
+	r.printLine("  the store sent %.0f MB; the agents received %.0f MB of it and %.0f MB of each other",
 		sent/1e6, fromStore/1e6, peers/1e6)
 	r.wantQuiet(copies <= 3, "%.2f copies of %d MB from the store, want at most 3", copies, all)
 	ratio := median(beside) / median(alone)
 	r.wantQuiet(ratio <= 1.2,
 		"p99 of %.1f ms alone and %.1f ms while versions come: %.2f times, want at most 1.2",
 		median(alone), median(beside), ratio)
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
 // roomFor returns a skip if the disk lacks room.
@@ -203,9 +205,10 @@ func (r *run) roomFor(bytes int64) error {
 	return nil
 }
 
-// pushed pushes a version of one of the fleet's models, with weights of size bytes beside what the
-// emulated agents read.
-func (r *run) pushed(ctx context.Context, s *objects, model string, version, size int64) error {
+// pushVersion pushes a version of one of the fleet's models, with weights of size bytes beside what
+// the emulated agents read.
+func (r *run) pushVersion(ctx context.Context, s *objects, model string, version,
+	size int64) error {
 	folder := filepath.Join(r.dir, "models", model)
 	dir := filepath.Join(folder, fmt.Sprint(version))
 	if version > 1 {
@@ -252,9 +255,10 @@ func (r *run) verify(f *harness.Fleet, s *objects, model string, version int64) 
 	return nil
 }
 
-// hold waits until every agent has a version of the models. If nothing comes for minutes,
+// waitForVersion waits until every agent has a version of the models. If nothing comes for minutes,
 // that is an error.
-func (r *run) hold(ctx context.Context, f *harness.Fleet, models []string, version int64) error {
+func (r *run) waitForVersion(ctx context.Context, f *harness.Fleet, models []string,
+	version int64) error {
 	last, grown, asked := float64(-1), time.Now(), time.Now()
 	for {
 		lacks := ""
@@ -275,7 +279,7 @@ func (r *run) hold(ctx context.Context, f *harness.Fleet, models []string, versi
 		}
 		if time.Since(asked) > 20*time.Second { // seldom, for it takes CPU time
 			asked = time.Now()
-			if peers, store, err := r.received(ctx, f); err == nil && peers+store > last {
+			if peers, store, err := r.receivedBytes(ctx, f); err == nil && peers+store > last {
 				last, grown = peers+store, time.Now()
 			}
 		}
@@ -288,8 +292,9 @@ func (r *run) hold(ctx context.Context, f *harness.Fleet, models []string, versi
 	}
 }
 
-// received is how many bytes the agents say that they have received.
-func (r *run) received(ctx context.Context, f *harness.Fleet) (peers, store float64, err error) {
+// receivedBytes is how many bytes the agents say that they have received.
+func (r *run) receivedBytes(ctx context.Context, f *harness.Fleet) (peers, store float64,
+	err error) {
 	for _, n := range f.Nodes {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Metrics+"/metrics",
 			nil)
@@ -369,7 +374,7 @@ func (s *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		defer file.Close()
-		c := &counted{ResponseWriter: w}
+		c := &countingBucket{ResponseWriter: w}
 		http.ServeContent(c, r, "", time.Time{}, file)
 		if strings.Contains(path, "blobs/") {
 			s.sent.Add(c.n)
@@ -403,19 +408,19 @@ func (s *objects) list(w http.ResponseWriter, bucket, prefix string) {
 	_ = xml.NewEncoder(w).Encode(page)
 }
 
-// counted counts what is sent. io.Copy uses its ReadFrom, with which the kernel copies.
-type counted struct {
+// countingBucket counts what is sent. io.Copy uses its ReadFrom, with which the kernel copies.
+type countingBucket struct {
 	http.ResponseWriter
 	n int64
 }
 
-func (c *counted) Write(p []byte) (int, error) {
+func (c *countingBucket) Write(p []byte) (int, error) {
 	n, err := c.ResponseWriter.Write(p)
 	c.n += int64(n)
 	return n, err
 }
 
-func (c *counted) ReadFrom(r io.Reader) (int64, error) {
+func (c *countingBucket) ReadFrom(r io.Reader) (int64, error) {
 	n, err := io.Copy(c.ResponseWriter, r)
 	c.n += n
 	return n, err

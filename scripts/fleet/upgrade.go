@@ -22,16 +22,16 @@ func upgradeFlags(r *run, cmd *cobra.Command) {
 		"binary of the previous version; by default "+oldestCompatible+" is built")
 }
 
-// oldestCompatible is the commit that this version and all between work together with, until a version
-// has a tag.
+// oldestCompatible is the commit that this version and all between work together with, until a
+// version has a tag.
 const oldestCompatible = "958423c3"
 
-// upgrade starts six agents of the previous version, and replaces them one by one, the leader too,
-// by agents of this version; then back. Every second one keeps its addresses and its state, the
-// others are new agents. Meanwhile an SDK of each version sends queries, and the commands of each
-// version ask the agents of the other. Wanted: no query of either fails, and each command succeeds.
-// The short form has three agents.
-func (r *run) upgrade(ctx context.Context) error {
+// testUpgrade starts six agents of the previous version, and replaces them one by one, the leader
+// too, by agents of this version; then back. Every second one keeps its addresses and its state,
+// the others are new agents. Meanwhile an SDK of each version sends queries, and the commands of
+// each version ask the agents of the other. Wanted: no query of either fails, and each command
+// succeeds. The short form has three agents.
+func (r *run) testUpgrade(ctx context.Context) error {
 	previous := r.flags.previous
 	if previous == "" {
 		var err error
@@ -47,11 +47,11 @@ func (r *run) upgrade(ctx context.Context) error {
 	if err := r.start(ctx, f, pick(r, pool(2, 4), pool(1, 2))); err != nil {
 		return err
 	}
-	d, err := r.driver(ctx, f, f.Addresses())
+	d, err := r.newDriver(ctx, f, f.Addresses())
 	if err != nil {
 		return err
 	}
-	limit, err := r.limit(ctx, f, d, f.Types())
+	limit, err := r.simulatedLimit(ctx, f, d, f.Types())
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (r *run) upgrade(ctx context.Context) error {
 		f.Muster = way.muster
 		at := time.Now()
 		for i, n := range slices.Clone(f.Nodes) {
-			if err := r.replace(ctx, f, n, i%2 == 1); err != nil {
+			if err := r.replaceAgent(ctx, f, n, i%2 == 1); err != nil {
 				return err
 			}
 		}
@@ -83,13 +83,13 @@ func (r *run) upgrade(ctx context.Context) error {
 			r.wantNil(err, "muster %s of the other version succeeds with agents that are %s",
 				command[0], way.name)
 		}
-		if err := r.settle(ctx, 2*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 2*time.Second); err != nil {
 			return err
 		}
-		r.say("  all %d agents %s one by one within %v; queries of this SDK meanwhile: %v",
+		r.printLine("  all %d agents %s one by one within %v; queries of this SDK meanwhile: %v",
 			len(f.Nodes), way.name, time.Since(at).Round(time.Second), d.Between(at, time.Now()))
 	}
-	if err := r.account(d, begin); err != nil {
+	if err := r.endLoad(d, begin); err != nil {
 		return err
 	}
 	m, err := old.stop()
@@ -97,15 +97,16 @@ func (r *run) upgrade(ctx context.Context) error {
 		return err
 	}
 	refused := harness.Refusals(m)
-	r.want(m.Failed == refused,
+	r.checkWanted(m.Failed == refused,
 		"%d of %d queries of the previous SDK failed, want none %v; %.2f %% on time, %d refused",
 		m.Failed-refused, m.Answered+m.Failed, m.Failures, 100*m.QoSSatisfaction, refused)
 	return nil
 }
 
-// replace has an agent of the binary f.Muster take the place of n: a new agent, after whose start n
-// drains, or n itself, which drains and starts again with the state that it had.
-func (r *run) replace(ctx context.Context, f *harness.Fleet, n *harness.Node, inPlace bool) error {
+// replaceAgent has an agent of the binary f.Muster take the place of n: a new agent, after whose
+// start n drains, or n itself, which drains and starts again with the state that it had.
+func (r *run) replaceAgent(ctx context.Context, f *harness.Fleet, n *harness.Node,
+	inPlace bool) error {
 	if !inPlace {
 		if _, err := f.Add(ctx, n.InstanceType); err != nil {
 			return err
@@ -113,7 +114,7 @@ func (r *run) replace(ctx context.Context, f *harness.Fleet, n *harness.Node, in
 		if err := f.WaitComplete(ctx); err != nil {
 			return err
 		}
-		if err := r.settle(ctx, 2*time.Second); err != nil {
+		if err := r.waitAWhile(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}
@@ -148,7 +149,7 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 		return "", skip{fmt.Errorf("this clone's history does not reach back to %s",
 			oldestCompatible)}
 	}
-	r.say("Building %s", oldestCompatible)
+	r.printLine("Building %s", oldestCompatible)
 	_, err = harness.Output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o",
 		binary,
 		"./cmd/muster")

@@ -13,12 +13,12 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// versions replaces the version of a small NCF 65 times in one agent; each serves for a second.
+// testVersions replaces the version of a small NCF 65 times in one agent; each serves for a second.
 // Then it waits for twelve minutes, after which the agent should have forgotten all but the last.
 // Wanted: no query fails; resident memory has grown by at most a quarter since the fifth version,
 // and the number of metrics' series by at most a quarter since the first. The short form has eight
 // versions and does not wait.
-func (r *run) versions(ctx context.Context) error {
+func (r *run) testVersions(ctx context.Context) error {
 	f, c, d, err := r.startReal(ctx, zoo.Small, "ncf")
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (r *run) versions(ctx context.Context) error {
 		if err != nil {
 			return harness.Usage{}, err
 		}
-		r.say("%-22s %4d MiB resident, %4d of them Go's; %6d series", when, u[0].Memory,
+		r.printLine("%-22s %4d MiB resident, %4d of them Go's; %6d series", when, u[0].Memory,
 			u[0].GoMemory, u[0].Series)
 		return u[0], nil
 	}
@@ -87,7 +87,7 @@ func (r *run) versions(ctx context.Context) error {
 	r.wantQuiet(max(memory, series) <= 1.25,
 		"resident memory is %.2f times that of the fifth version, and the series %.2f times "+
 			"those of the first, want at most 1.25", memory, series)
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }
 
 // startReal starts an agent that runs models of the zoo, waits until it serves them, and returns a
@@ -108,7 +108,7 @@ func (r *run) startReal(ctx context.Context, scale zoo.Scale, models ...string) 
 	if err := f.WaitComplete(ctx); err != nil {
 		return nil, nil, nil, err
 	}
-	if c, err = r.client(f.Addresses()); err != nil {
+	if c, err = r.newClient(f.Addresses()); err != nil {
 		return nil, nil, nil, err
 	}
 	d, err = harness.NewDriver(ctx, c, map[string]float64{models[0]: 1}, harness.Patience)

@@ -8,18 +8,18 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// worker kills an agent that does not lead, freezes one for 3 s and drains one, of each instance
-// type, under a load of 0.7 of the fleet's limit. It starts another agent for each that ends.
-// Wanted: no query fails. The short form does this with one type.
-func (r *run) worker(ctx context.Context) error {
-	f, d, err := r.loaded(ctx, 0.7)
+// testWorker kills an agent that does not lead, freezes one for 3 s and drains one, of each
+// instance type, under a load of 0.7 of the fleet's limit. It starts another agent for each that
+// ends. Wanted: no query fails. The short form does this with one type.
+func (r *run) testWorker(ctx context.Context) error {
+	f, d, err := r.startLoaded(ctx, 0.7)
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
 	for _, t := range pick(r, []string{"r5n.large", "g4dn.xlarge"}, []string{"r5n.large"}) {
 		for _, what := range []string{"killed", "frozen", "drained"} {
-			if err := r.settle(ctx, 2*time.Second); err != nil {
+			if err := r.waitAWhile(ctx, 2*time.Second); err != nil {
 				return err
 			}
 			n, err := f.NotLeader(ctx, t)
@@ -36,13 +36,14 @@ func (r *run) worker(ctx context.Context) error {
 				if err := n.Stop(); err != nil {
 					return err
 				}
-				r.say("  %v was gone %v after SIGTERM", n, time.Since(at).Round(time.Millisecond))
+				r.printLine("  %v was gone %v after SIGTERM", n,
+					time.Since(at).Round(time.Millisecond))
 			}
 			if err := harness.Settle(ctx,
 				pick(r, 3*time.Second, 1500*time.Millisecond)); err != nil {
 				return err
 			}
-			r.say("  %v %s; queries since: %v", n, what, d.Between(at, time.Now()))
+			r.printLine("  %v %s; queries since: %v", n, what, d.Between(at, time.Now()))
 			if what == "frozen" {
 				n.Signal(syscall.SIGCONT)
 			} else {
@@ -56,5 +57,5 @@ func (r *run) worker(ctx context.Context) error {
 			}
 		}
 	}
-	return r.account(d, begin)
+	return r.endLoad(d, begin)
 }

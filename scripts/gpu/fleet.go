@@ -30,21 +30,24 @@ type point struct {
 	SimulatedP99    float64         `json:"simulated_p99_ms"`
 }
 
-// fleet has an agent on the card and two on the CPU serve DIEN, whose small queries are faster on the
-// CPU and whose large ones are on the card, with the batch sizes of the production trace. It measures
-// both kinds first, simulates the fleet with these latencies, and then runs it at some rates.
-func (r *run) fleet(ctx context.Context) error {
+// testFleet has an agent on the card and two on the CPU serve DIEN, whose small queries are faster
+// on the CPU and whose large ones are on the card, with the batch sizes of the production trace. It
+// measures both kinds first, simulates the fleet with these latencies, and then runs it at some
+// rates.
+func (r *run) testFleet(ctx context.Context) error {
 	const model = "dien"
 	samples := filepath.Join(r.dir, "samples.csv")
 	for kind, args := range map[string][]string{
-		"gpu": {"--provider", "cuda"}, "cpu": {"--provider", "cpu", "--cores", fmt.Sprint(cpuCores)},
+		"gpu": {"--provider", "cuda"}, "cpu": {"--provider", "cpu", "--cores",
+			fmt.Sprint(cpuCores)},
 	} {
-		if _, err := r.sample(ctx, kind+".csv", []string{model},
+		if _, err := r.sampleModels(ctx, kind+".csv", []string{model},
 			append(args, "--instance-type", kind)...); err != nil {
 			return err
 		}
 	}
-	if err := join(samples, filepath.Join(r.dir, "gpu.csv"), filepath.Join(r.dir, "cpu.csv")); err != nil {
+	if err := join(samples, filepath.Join(r.dir, "gpu.csv"), filepath.Join(r.dir,
+		"cpu.csv")); err != nil {
 		return err
 	}
 	pool := fmt.Sprintf("gpu=1,cpu=%d", cpuAgents)
@@ -56,8 +59,10 @@ func (r *run) fleet(ctx context.Context) error {
 			P99 float64 `json:"p99"`
 		} `json:"latency_ms"`
 	}, err error) {
-		out, err := harness.Output(ctx, "", r.muster, append([]string{"sim", "--json", "--model", model,
-			"--pool", pool, "--samples", samples, "--rtt-ms", "0.3", "--queries", "10000"}, args...)...)
+		out, err := harness.Output(ctx, "", r.muster, append([]string{"sim", "--json", "--model",
+			model,
+			"--pool", pool, "--samples", samples, "--rtt-ms", "0.3", "--queries", "10000"},
+			args...)...)
 		if err == nil {
 			err = json.Unmarshal([]byte(out), &found)
 		}
@@ -69,18 +74,20 @@ func (r *run) fleet(ctx context.Context) error {
 	}
 	fmt.Printf("simulated allowable throughput of %s: %.0f queries/s\n", pool, limit.Allowable)
 
-	f := &harness.Fleet{Muster: r.muster, Dir: filepath.Join(r.dir, "fleet"), Models: []string{model},
-		Args: []string{"--onnxruntime-lib", r.library}}
+	f := &harness.Fleet{Muster: r.muster, Dir: filepath.Join(r.dir, "fleet"),
+		Models: []string{model},
+		Args:   []string{"--onnxruntime-lib", r.library}}
 	defer f.Stop()
 	if err := os.RemoveAll(f.Dir); err != nil {
 		return err
 	}
 	if err := os.CopyFS(filepath.Join(f.Dir, "models", model),
-		os.DirFS(filepath.Join(r.models(), model))); err != nil {
+		os.DirFS(filepath.Join(r.modelsPath(), model))); err != nil {
 		return err
 	}
 	for range cpuAgents {
-		if _, err := f.Add(ctx, "cpu", "--provider", "cpu", "--cores", fmt.Sprint(cpuCores)); err != nil {
+		if _, err := f.Add(ctx, "cpu", "--provider", "cpu", "--cores",
+			fmt.Sprint(cpuCores)); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,6 @@
-// Command gpu measures Muster on this machine's GPU: beside its CPU, beside ONNX Runtime's CUDA provider
-// in Python, with and without merging, when memory runs out, and in a fleet with agents on the CPU beside
-// the simulation of that fleet.
+// Command gpu measures Muster on this machine's GPU: beside its CPU, beside ONNX Runtime's CUDA
+// provider in Python, with and without merging, when memory runs out, and in a fleet with agents on
+// the CPU beside the simulation of that fleet.
 //
 //	make build onnxruntime CUDA=1
 //	go run ./scripts/gpu --python PYTHON        some four minutes
@@ -48,14 +48,14 @@ type part struct {
 }
 
 var parts = []part{
-	{"runs", (*run).runs},
-	{"serving", (*run).serving},
-	{"merging", (*run).merging},
-	{"memory", (*run).memory},
-	{"loading", (*run).loading},
-	{"variants", (*run).variants},
-	{"profile", (*run).profile},
-	{"fleet", (*run).fleet},
+	{"runs", (*run).measureRuns},
+	{"serving", (*run).measureServing},
+	{"merging", (*run).measureMerging},
+	{"memory", (*run).testMemory},
+	{"loading", (*run).testLoading},
+	{"variants", (*run).measureVariants},
+	{"profile", (*run).profileModels},
+	{"fleet", (*run).testFleet},
 }
 
 func main() {
@@ -66,7 +66,7 @@ func main() {
 	root := &cobra.Command{
 		Use: "gpu", Short: "Measure Muster on this machine's GPU",
 		Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return r.all(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return r.measureAll(cmd.Context()) },
 	}
 	flags := root.Flags()
 	flags.StringVar(&r.muster, "muster", "bin/muster", "the binary of Muster")
@@ -84,8 +84,8 @@ func main() {
 	}
 }
 
-// all makes the models and measures the parts. What one finds is kept if another one fails.
-func (r *run) all(ctx context.Context) (err error) {
+// measureAll makes the models and measures the parts. What one finds is kept if another one fails.
+func (r *run) measureAll(ctx context.Context) (err error) {
 	if r.library == "" {
 		found, _ := filepath.Glob("build/onnxruntime-cuda/linux-amd64/libonnxruntime.so.*")
 		if len(found) == 0 {
@@ -95,7 +95,7 @@ func (r *run) all(ctx context.Context) (err error) {
 		r.library = found[0]
 	}
 	for _, model := range names {
-		if _, err := zoo.Generate(ctx, r.models(), model, zoo.Options{}); err != nil {
+		if _, err := zoo.Generate(ctx, r.modelsPath(), model, zoo.Options{}); err != nil {
 			return err
 		}
 	}
@@ -115,4 +115,4 @@ func (r *run) all(ctx context.Context) (err error) {
 	return errors.Join(err, failed)
 }
 
-func (r *run) models() string { return filepath.Join(r.dir, "models") }
+func (r *run) modelsPath() string { return filepath.Join(r.dir, "models") }

@@ -8,10 +8,10 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// memory has another process take the card's memory. Wanted: the models that are loaded answer on; DIEN
-// cannot be loaded, the error says why, and it can when the memory is back; RM2 can, with its tables in
-// the machine's memory.
-func (r *run) memory(ctx context.Context) error {
+// testMemory has another process take the card's memory. Wanted: the models that are loaded answer
+// on; DIEN cannot be loaded, the error says why, and it can when the memory is back; RM2 can, with
+// its tables in the machine's memory.
+func (r *run) testMemory(ctx context.Context) error {
 	agent, err := r.start(ctx, "")
 	if err != nil {
 		return err
@@ -45,7 +45,8 @@ func (r *run) memory(ctx context.Context) error {
 			return err
 		}
 		us, qps, err := closed(ctx, agent.Client, q, 4, 5*r.time)
-		fmt.Printf("%s meanwhile: %d answers of batch size 1000, %.0f/s, error: %v\n", model, len(us),
+		fmt.Printf("%s meanwhile: %d answers of batch size 1000, %.0f/s, error: %v\n", model,
+			len(us),
 			qps, err)
 		failed = append(failed, err)
 	}
@@ -56,9 +57,9 @@ func (r *run) memory(ctx context.Context) error {
 	return errors.Join(append(failed, again)...)
 }
 
-// loading has one client send queries to WND while RM2 is loaded and unloaded, in turns with seconds in
-// which it is not.
-func (r *run) loading(ctx context.Context) error {
+// testLoading has one client send queries to WND while RM2 is loaded and unloaded, in turns with
+// seconds in which it is not.
+func (r *run) testLoading(ctx context.Context) error {
 	agent, err := r.start(ctx, "")
 	if err != nil {
 		return err
@@ -101,7 +102,8 @@ func (r *run) loading(ctx context.Context) error {
 		loaded = append(loaded, us...)
 	}
 	for name, us := range map[string][]float64{"alone": quiet, "while RM2 is loaded": loaded} {
-		fmt.Printf("wnd 64 %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us\n", name, harness.Quantile(us, .5),
+		fmt.Printf("wnd 64 %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us\n", name,
+			harness.Quantile(us, .5),
 			harness.Quantile(us, .99), harness.Quantile(us, .999))
 	}
 	fmt.Printf("%d loads\n", loads)

@@ -15,16 +15,16 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// profile measures all models on the card, and writes their latencies as a file of profiles, for an
-// instance type named as the card is.
-func (r *run) profile(ctx context.Context) error {
+// profileModels measures all models on the card, and writes their latencies as a file of profiles,
+// for an instance type named as the card is.
+func (r *run) profileModels(ctx context.Context) error {
 	card, err := gpu.Open("", 0)
 	if err != nil {
 		return err
 	}
 	words := strings.Fields(strings.ToLower(card.Name))
 	instanceType := profiles.InstanceType(words[len(words)-1])
-	samples, err := r.sample(ctx, string(instanceType)+".csv", names, "--provider", "cuda",
+	samples, err := r.sampleModels(ctx, string(instanceType)+".csv", names, "--provider", "cuda",
 		"--instance-type", string(instanceType))
 	if err != nil {
 		return err
@@ -32,7 +32,7 @@ func (r *run) profile(ctx context.Context) error {
 	var infos []profiles.ModelInfo
 	var tables []*profiles.Table
 	for _, model := range names {
-		v, err := models.ReadVersion(r.models(), model, 1)
+		v, err := models.ReadVersion(r.modelsPath(), model, 1)
 		if err != nil {
 			return err
 		}
@@ -63,11 +63,11 @@ func (r *run) profile(ctx context.Context) error {
 	return os.WriteFile(file, b.Bytes(), 0o644)
 }
 
-// sample has muster profile measure models' runs, and writes them to a file in the folder.
-func (r *run) sample(ctx context.Context, file string, models []string, args ...string) (
+// sampleModels has muster profile measure models' runs, and writes them to a file in the folder.
+func (r *run) sampleModels(ctx context.Context, file string, models []string, args ...string) (
 	*profiles.Samples, error) {
 	path := filepath.Join(r.dir, file)
-	args = append(append([]string{"profile", "--samples", path, "--model-dir", r.models(),
+	args = append(append([]string{"profile", "--samples", path, "--model-dir", r.modelsPath(),
 		"--onnxruntime-lib", r.library}, args...), models...)
 	out, err := harness.Output(ctx, "", r.muster, args...)
 	if err != nil {

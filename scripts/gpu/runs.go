@@ -44,9 +44,9 @@ type measured struct {
 	Apart float64 `json:"apart"`
 }
 
-// runs measures runs in this process by batch size, on the card and on the CPU with all cores, in turns
-// with those in Python.
-func (r *run) runs(ctx context.Context) error {
+// measureRuns measures runs in this process by batch size, on the card and on the CPU with all
+// cores, in turns with those in Python.
+func (r *run) measureRuns(ctx context.Context) error {
 	cfg := runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA}
 	card, err := runtime.OpenONNX(cfg)
 	if err != nil {
@@ -67,7 +67,7 @@ func (r *run) runs(ctx context.Context) error {
 		r.rounds)
 	fmt.Println("model batch     card  (p99)      CPU   Python  P/card  CPU/card   apart")
 	for _, name := range names {
-		v, err := models.ReadVersion(r.models(), name, 1)
+		v, err := models.ReadVersion(r.modelsPath(), name, 1)
 		if err != nil {
 			return err
 		}
@@ -113,13 +113,13 @@ func (r *run) runsOf(ctx context.Context, v *models.Version, card, cpu *runtime.
 				}
 				times[i] = append(times[i], took...)
 			}
-			took, _, err := bare.ask(query, 1, r.time)
+			took, _, err := bare.runQuery(query, 1, r.time)
 			if err != nil {
 				return nil, err
 			}
 			times[2] = append(times[2], took...)
 		}
-		if _, m.Four, err = bare.ask(query, 4, 2*r.time); err != nil {
+		if _, m.Four, err = bare.runQuery(query, 4, 2*r.time); err != nil {
 			return nil, err
 		}
 		m.Card, m.P99 = harness.Quantile(times[0], .5), harness.Quantile(times[0], .99)
@@ -197,13 +197,14 @@ func (r *run) startBare(ctx context.Context) (*bare, error) {
 	if r.python == "" {
 		return nil, nil
 	}
-	repository, err := filepath.Abs(r.models())
+	repository, err := filepath.Abs(r.modelsPath())
 	if err != nil {
 		return nil, err
 	}
 	b := &bare{process: exec.CommandContext(ctx, r.python, "scripts/gpu/bare.py")}
 	b.process.Env = append(os.Environ(), "REPOSITORY="+repository, "THREADS=1", "SPINNING=0",
-		"PROVIDER=CUDAExecutionProvider", "PYTHONPATH=scripts/peers/servers:"+os.Getenv("PYTHONPATH"))
+		"PROVIDER=CUDAExecutionProvider",
+		"PYTHONPATH=scripts/peers/servers:"+os.Getenv("PYTHONPATH"))
 	b.process.Stderr = os.Stderr
 	b.process.SysProcAttr = harness.ChildAttributes()
 	if b.to, err = b.process.StdinPipe(); err != nil {
@@ -217,9 +218,10 @@ func (r *run) startBare(ctx context.Context) (*bare, error) {
 	return b, b.process.Start()
 }
 
-// ask has a number of threads run a query for some time. It returns a thread's times in us, and
-// queries/s of all.
-func (b *bare) ask(query string, threads int, d time.Duration) (us []float64, qps float64, err error) {
+// runQuery has a number of threads run a query for some time. It returns a thread's times in us,
+// and queries/s of all.
+func (b *bare) runQuery(query string, threads int, d time.Duration) (us []float64, qps float64,
+	err error) {
 	if b == nil {
 		return nil, 0, nil
 	}

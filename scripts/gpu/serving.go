@@ -26,10 +26,10 @@ type server struct {
 
 func (s *server) stop() error { return errors.Join(s.Client.Close(), s.Agent.Stop()) }
 
-// start starts an agent whose models have further settings, and waits until all are ready. It is to be
-// stopped.
+// start starts an agent whose models have further settings, and waits until all are ready. It is to
+// be stopped.
 func (r *run) start(ctx context.Context, settings string) (*server, error) {
-	repository, err := r.unhurried(settings)
+	repository, err := r.copyWithoutTargets(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -116,14 +116,14 @@ type served struct {
 	Four float64 `json:"python_cuda_4_threads_qps,omitempty"`
 }
 
-// unhurried copies the models, with targets that no query misses and further settings.
-func (r *run) unhurried(settings string) (string, error) {
+// copyWithoutTargets copies the models, with targets that no query misses and further settings.
+func (r *run) copyWithoutTargets(settings string) (string, error) {
 	dir := filepath.Join(r.dir, "unhurried")
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err
 	}
 	for _, name := range names {
-		from, to := filepath.Join(r.models(), name), filepath.Join(dir, name)
+		from, to := filepath.Join(r.modelsPath(), name), filepath.Join(dir, name)
 		if err := os.CopyFS(to, os.DirFS(from)); err != nil {
 			return "", err
 		}
@@ -139,9 +139,9 @@ func (r *run) unhurried(settings string) (string, error) {
 	return dir, nil
 }
 
-// serving measures an agent on the card by gRPC, with one and with eight clients, in turns with ONNX
-// Runtime in Python.
-func (r *run) serving(ctx context.Context) error {
+// measureServing measures an agent on the card by gRPC, with one and with eight clients, in turns
+// with ONNX Runtime in Python.
+func (r *run) measureServing(ctx context.Context) error {
 	agent, err := r.start(ctx, "")
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (r *run) serving(ctx context.Context) error {
 				}
 				many, rate = append(many, us...), append(rate, qps)
 				for threads, to := range map[int]*[]float64{1: &alone, 4: &four} {
-					_, qps, err := bare.ask(file, threads, r.time)
+					_, qps, err := bare.runQuery(file, threads, r.time)
 					if err != nil {
 						return err
 					}
@@ -200,8 +200,8 @@ func (r *run) serving(ctx context.Context) error {
 	return nil
 }
 
-// merging measures queries/s of one item from 256 clients, merged and not.
-func (r *run) merging(ctx context.Context) error {
+// measureMerging measures queries/s of one item from 256 clients, merged and not.
+func (r *run) measureMerging(ctx context.Context) error {
 	rates := map[string]map[string]float64{}
 	for _, settings := range []string{"", "merge: none\n"} {
 		if err := r.ofOne(ctx, settings, rates); err != nil {

@@ -17,14 +17,15 @@ type variant struct {
 	Model string  `json:"model"`
 	Batch int     `json:"batch_size"`
 	US    float64 `json:"us"`
-	// Whole is the time of the model that it is a variant of, in turns, and Apart how far its answers
-	// are from those of that model on the CPU, as a share of the largest value.
+	// Whole is the time of the model that it is a variant of, in turns, and Apart how far its
+	// answers are from those of that model on the CPU, as a share of the largest value.
 	Whole float64 `json:"whole_us"`
 	Apart float64 `json:"apart"`
 }
 
-// variants measures each model as FP16, in 8 bits and in TF32 on the card, in turns with the model.
-func (r *run) variants(ctx context.Context) error {
+// measureVariants measures each model as FP16, in 8 bits and in TF32 on the card, in turns with the
+// model.
+func (r *run) measureVariants(ctx context.Context) error {
 	card, err := runtime.OpenONNX(runtime.Config{LibraryPath: r.library, Provider: runtime.CUDA})
 	if err != nil {
 		return err
@@ -36,16 +37,16 @@ func (r *run) variants(ctx context.Context) error {
 	var all []variant
 	fmt.Println("model        batch       us  whole us  whole/variant   apart")
 	for _, name := range names {
-		whole, err := models.ReadVersion(r.models(), name, 1)
+		whole, err := models.ReadVersion(r.modelsPath(), name, 1)
 		if err != nil {
 			return err
 		}
 		for _, kind := range []string{"fp16", "int8", "tf32"} {
-			v, err := r.make(ctx, whole, kind)
+			v, err := r.makeVariant(ctx, whole, kind)
 			if err != nil {
 				return err
 			}
-			of, err := r.variant(ctx, card, cpu, v, whole)
+			of, err := r.measureVariant(ctx, card, cpu, v, whole)
 			if err != nil {
 				return err
 			}
@@ -56,15 +57,17 @@ func (r *run) variants(ctx context.Context) error {
 	return nil
 }
 
-// make returns a model's variant of a kind. tf32 is the model itself with that setting.
-func (r *run) make(ctx context.Context, whole *models.Version, kind string) (*models.Version, error) {
+// makeVariant returns a model's variant of a kind. tf32 is the model itself with that setting.
+func (r *run) makeVariant(ctx context.Context, whole *models.Version,
+	kind string) (*models.Version, error) {
 	name := whole.Model + "-" + kind
 	if kind == "tf32" {
 		v := *whole
 		v.Model, v.Config.TF32 = name, true
 		return &v, nil
 	}
-	args := []string{"models", "quantize", filepath.Join(r.models(), whole.Model, "1", "model.onnx"),
+	args := []string{"models", "quantize", filepath.Join(r.modelsPath(), whole.Model, "1",
+		"model.onnx"),
 		"--overwrite", "--onnxruntime-lib", r.library}
 	if kind == "fp16" {
 		args = append(args, "--fp16")
@@ -72,10 +75,11 @@ func (r *run) make(ctx context.Context, whole *models.Version, kind string) (*mo
 	if _, err := harness.Output(ctx, "", r.muster, args...); err != nil {
 		return nil, err
 	}
-	return models.ReadVersion(r.models(), name, 1)
+	return models.ReadVersion(r.modelsPath(), name, 1)
 }
 
-func (r *run) variant(ctx context.Context, card, cpu *runtime.ONNX, v, whole *models.Version) (
+func (r *run) measureVariant(ctx context.Context, card, cpu *runtime.ONNX, v,
+	whole *models.Version) (
 	all []variant, err error) {
 	var on []runtime.Model
 	defer func() {

@@ -171,15 +171,15 @@ func (a *Agent) Kill() {
 	<-a.exited
 }
 
-// drainPatience is how long an agent may take to end: its --drain-timeout, which it takes while HTTP
-// clients go on asking it, and ten seconds for its goroutines.
+// drainPatience is how long an agent may take to end: its --drain-timeout, which it takes while
+// HTTP clients go on asking it, and ten seconds for its goroutines.
 const drainPatience = 45 * time.Second
 
 // Stop drains the agent and waits until it has ended. If it had ended before, or ends with an
 // error, the error has the end of its log.
 func (a *Agent) Stop() error {
 	if a.HasExited() {
-		return a.failure("the agent ended by itself")
+		return a.exitError("the agent ended by itself")
 	}
 	a.Signal(syscall.SIGTERM)
 	patience := time.NewTimer(drainPatience)
@@ -188,16 +188,17 @@ func (a *Agent) Stop() error {
 	case <-a.exited:
 	case <-patience.C:
 		a.Kill()
-		return a.failure(fmt.Sprintf("the agent did not stop within %v of SIGTERM", drainPatience))
+		return a.exitError(fmt.Sprintf("the agent did not stop within %v of SIGTERM",
+			drainPatience))
 	}
 	if a.err != nil {
-		return a.failure("the agent stopped badly")
+		return a.exitError("the agent stopped badly")
 	}
 	return nil
 }
 
-// failure is an error that says how the agent ended, with the last lines of its log.
-func (a *Agent) failure(what string) error {
+// exitError is an error that says how the agent ended, with the last lines of its log.
+func (a *Agent) exitError(what string) error {
 	const lines = 15
 	log, err := os.ReadFile(a.LogPath)
 	if err != nil {

@@ -29,7 +29,7 @@ type Certificates struct {
 func NewCertificates(ctx context.Context, muster, dir string, log *slog.Logger,
 	clients ...string) (*Certificates, error) {
 	c := &Certificates{muster: muster, dir: dir, log: log}
-	if _, err := c.Run(ctx, "certs", "init", "--dir", filepath.Dir(c.ca())); err != nil {
+	if _, err := c.Run(ctx, "certs", "init", "--dir", filepath.Dir(c.caPath())); err != nil {
 		return nil, err
 	}
 	var err error
@@ -49,7 +49,7 @@ func (c *Certificates) Run(ctx context.Context, args ...string) (string, error) 
 	return Output(ctx, c.dir, c.muster, args...)
 }
 
-func (c *Certificates) ca() string { return filepath.Join(c.dir, "ca", "ca.crt") }
+func (c *Certificates) caPath() string { return filepath.Join(c.dir, "ca", "ca.crt") }
 
 // Pair returns the files of a certificate and its private key in the folder; if folder is empty, in
 // the one that the agent or client of this name uses.
@@ -63,7 +63,7 @@ func (c *Certificates) Pair(name, folder string) (cert, key string) {
 // Issue makes a certificate in a folder: for an agent if there is a host, else for a client.
 func (c *Certificates) Issue(ctx context.Context, name, host, folder string) error {
 	args := []string{
-		"certs", "issue", "client", name, "--dir", filepath.Dir(c.ca()), "--out", folder,
+		"certs", "issue", "client", name, "--dir", filepath.Dir(c.caPath()), "--out", folder,
 	}
 	if host != "" {
 		args[2] = "agent"
@@ -81,8 +81,9 @@ func (c *Certificates) GossipKey(index int) string {
 	return filepath.Join(c.dir, AgentName(index), "gossip.key")
 }
 
-// agent issues the certificate of an agent, and returns the settings that it needs.
-func (c *Certificates) agent(ctx context.Context, index int, host string) ([]string, error) {
+// issueForAgent issues the certificate of an agent, and returns the settings that it needs.
+func (c *Certificates) issueForAgent(ctx context.Context, index int, host string) ([]string,
+	error) {
 	name := AgentName(index)
 	err := errors.Join(c.Issue(ctx, name, host, filepath.Join(c.dir, name)),
 		os.WriteFile(c.GossipKey(index), []byte(c.key+"\n"), 0o600))
@@ -92,13 +93,13 @@ func (c *Certificates) agent(ctx context.Context, index int, host string) ([]str
 // Args are the flags with which an agent, or a client's command, uses the certificate of this name.
 func (c *Certificates) Args(name string) []string {
 	cert, key := c.Pair(name, "")
-	return []string{"--tls-ca", c.ca(), "--tls-cert", cert, "--tls-key", key}
+	return []string{"--tls-ca", c.caPath(), "--tls-cert", cert, "--tls-key", key}
 }
 
 // DialOptions are for a client of Muster. It reads its files again when they change.
 func (c *Certificates) DialOptions(name string) ([]grpc.DialOption, error) {
 	cert, key := c.Pair(name, "")
-	return secure.ClientConfig{CAFile: c.ca(), CertFile: cert, KeyFile: key}.DialOptions(c.log)
+	return secure.ClientConfig{CAFile: c.caPath(), CertFile: cert, KeyFile: key}.DialOptions(c.log)
 }
 
 // TLS is the configuration of a client that is not Muster's. It reads the files once.
@@ -107,13 +108,13 @@ func (c *Certificates) TLS(name string) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, err := os.ReadFile(c.ca())
+	ca, err := os.ReadFile(c.caPath())
 	if err != nil {
 		return nil, err
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("%s has no certificate", c.ca())
+		return nil, fmt.Errorf("%s has no certificate", c.caPath())
 	}
 	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}, nil
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// mostTaken is a share of the CPUs' time. If others take more than that, the machine counts as
+// maxTaken is a share of the CPUs' time. If others take more than that, the machine counts as
 // disturbed, and a note says so: agents are then stopped for up to a tenth of a second at a time,
 // and what is measured says more of the others than of Muster. The kernel's work for our own
 // network traffic, which looks as if others did it, stays below this share.
-const mostTaken = 0.10
+const maxTaken = 0.10
 
 // A cpuTime is time of all CPUs, in seconds since the machine was started.
 type cpuTime struct {
@@ -68,9 +68,9 @@ func ProcessTime(pid int) (time.Duration, error) {
 	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
-// taken returns the shares of all time since before that went to other programs of this machine,
-// and to other virtual machines.
-func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
+// takenShares returns the shares of all time since before that went to other programs of this
+// machine, and to other virtual machines.
+func (t cpuTime) takenShares(before cpuTime) (others, stolen float64) {
 	all := t.all - before.all
 	if all <= 0 {
 		return 0, 0
@@ -81,7 +81,7 @@ func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
 
 // note says that others took the CPUs, and what follows. It is empty if they took little.
 func note(others, stolen float64) string {
-	if others+stolen <= mostTaken {
+	if others+stolen <= maxTaken {
 		return ""
 	}
 	var who []string
@@ -127,7 +127,7 @@ func (n *Neighbours) Look() string {
 	if err != nil {
 		return ""
 	}
-	text := note(now.taken(n.last))
+	text := note(now.takenShares(n.last))
 	n.last, n.told = now, text != ""
 	return text
 }
@@ -159,7 +159,7 @@ func watchStolen(ctx context.Context) *stolenTime {
 			now, err = machineTime(proc)
 			to := time.Now()
 			if share := (now.stolen -
-				last.stolen) / max(0.01, now.all-last.all); share > mostTaken {
+				last.stolen) / max(0.01, now.all-last.all); share > maxTaken {
 				s.mu.Lock()
 				s.spans = append(s.spans, stolenSpan{from, to, share})
 				s.mu.Unlock()
@@ -170,9 +170,9 @@ func watchStolen(ctx context.Context) *stolenTime {
 	return s
 }
 
-// between is the largest share that was stolen in a span that overlaps [from, to]; 0 if the machine
-// was not disturbed.
-func (s *stolenTime) between(from, to time.Time) (share float64) {
+// maxShareBetween is the largest share that was stolen in a span that overlaps [from, to]; 0 if the
+// machine was not disturbed.
+func (s *stolenTime) maxShareBetween(from, to time.Time) (share float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, x := range s.spans {

@@ -64,11 +64,11 @@ func TestCPUTimeTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	others, stolen := after.taken(before)
+	others, stolen := after.takenShares(before)
 	if math.Abs(others-0.20) > 1e-9 || math.Abs(stolen-0.05) > 1e-9 {
 		t.Errorf("others took %v and %v was stolen, want 0.20 and 0.05", others, stolen)
 	}
-	if others, stolen := after.taken(after); others != 0 || stolen != 0 {
+	if others, stolen := after.takenShares(after); others != 0 || stolen != 0 {
 		t.Errorf("in no time others took %v and %v was stolen", others, stolen)
 	}
 }

@@ -110,7 +110,7 @@ func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*
 		n.config.Args = append(n.config.Args, "--instance-type", instanceType)
 	}
 	if f.Certificates != nil {
-		settings, err := f.Certificates.agent(ctx, n.Index, n.config.Host)
+		settings, err := f.Certificates.issueForAgent(ctx, n.Index, n.config.Host)
 		if err != nil {
 			return nil, err
 		}
@@ -125,8 +125,8 @@ func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*
 	return n, nil
 }
 
-// Restart starts the binary f.Muster as an agent that has ended, with the addresses and the state that
-// it had.
+// Restart starts the binary f.Muster as an agent that has ended, with the addresses and the state
+// that it had.
 func (f *Fleet) Restart(n *Node) error {
 	n.config.Muster, n.config.After = f.Muster, n.Agent
 	return f.start(n)
@@ -187,7 +187,7 @@ func (f *Fleet) Types() (all []string) {
 	return all
 }
 
-func (f *Fleet) named(name string) *Node {
+func (f *Fleet) findNode(name string) *Node {
 	for _, n := range f.Nodes {
 		if n.Name == name && name != "" {
 			return n
@@ -232,9 +232,9 @@ func (f *Fleet) View(ctx context.Context, n *Node) (*control.View, error) {
 	return stream.Recv()
 }
 
-// complete is nil if the agent sees all agents with all models, and one of them as the leader. Else
-// it says what is missing. It sets the nodes' names.
-func (f *Fleet) complete(ctx context.Context, n *Node) error {
+// checkComplete is nil if the agent sees all agents with all models, and one of them as the leader.
+// Else it says what is missing. It sets the nodes' names.
+func (f *Fleet) checkComplete(ctx context.Context, n *Node) error {
 	view, err := f.View(ctx, n)
 	if err != nil {
 		return fmt.Errorf("agent %d: %w", n.Index, err)
@@ -257,7 +257,7 @@ func (f *Fleet) complete(ctx context.Context, n *Node) error {
 		return fmt.Errorf("agent %d sees %d of %d agents with %v", n.Index, whole, len(f.Nodes),
 			f.Models)
 	}
-	if leader := view.Leadership.GetLeader(); f.named(leader) == nil {
+	if leader := view.Leadership.GetLeader(); f.findNode(leader) == nil {
 		return fmt.Errorf("agent %d sees the leader %q", n.Index, leader)
 	}
 	return nil
@@ -290,7 +290,7 @@ func until(ctx context.Context, n *Node, f func(context.Context) error) error {
 func (f *Fleet) WaitComplete(ctx context.Context) error {
 	for _, n := range f.Nodes {
 		if err := until(ctx, n,
-			func(ctx context.Context) error { return f.complete(ctx, n) }); err != nil {
+			func(ctx context.Context) error { return f.checkComplete(ctx, n) }); err != nil {
 			return fmt.Errorf("wait until the fleet is complete: %w", err)
 		}
 	}
@@ -356,7 +356,7 @@ func (f *Fleet) Leader(ctx context.Context) (*Node, uint64, error) {
 		if err != nil {
 			continue
 		}
-		if leader := f.named(view.Leadership.GetLeader()); leader != nil {
+		if leader := f.findNode(view.Leadership.GetLeader()); leader != nil {
 			return leader, view.Leadership.Epoch, nil
 		}
 	}

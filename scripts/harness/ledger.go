@@ -200,20 +200,20 @@ func (c Count) Plus(o Count) Count {
 
 // NotFound is how many queries were refused because no agent holds their model.
 func (l *Ledger) NotFound() int {
-	_, all := l.count(func(e entry) bool { return status.Code(e.err) == codes.NotFound })
+	_, all := l.countEntries(func(e entry) bool { return status.Code(e.err) == codes.NotFound })
 	return len(all)
 }
 
 // Between counts the queries sent in [from, to) that have an outcome.
 func (l *Ledger) Between(from, to time.Time) Count {
-	c, _ := l.count(func(e entry) bool { return !e.sent.Before(from) && e.sent.Before(to) })
+	c, _ := l.countEntries(func(e entry) bool { return !e.sent.Before(from) && e.sent.Before(to) })
 	return c
 }
 
 // Quantile is, in ms, the latency that a share of a model's queries sent in [from, to) do not
 // exceed, counted from when they were sent; 0 if none was answered.
 func (l *Ledger) Quantile(share float64, model string, from, to time.Time) float64 {
-	_, kept := l.count(func(e entry) bool {
+	_, kept := l.countEntries(func(e entry) bool {
 		return e.model == model && e.outcome <= Late && !e.sent.Before(from) && e.sent.Before(to)
 	})
 	if len(kept) == 0 {
@@ -223,8 +223,8 @@ func (l *Ledger) Quantile(share float64, model string, from, to time.Time) float
 	return kept[min(len(kept)-1, int(share*float64(len(kept))))].took.Seconds() * 1e3
 }
 
-// count counts the entries that keep selects, and returns them.
-func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
+// countEntries counts the entries that keep selects, and returns them.
+func (l *Ledger) countEntries(keep func(entry) bool) (c Count, kept []entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.entries {
@@ -249,7 +249,7 @@ func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 			c.Example = e.err
 		default:
 			c.Example = e.err
-			if l.stolen.between(e.sent, e.sent.Add(e.took)) > 0 {
+			if l.stolen.maxShareBetween(e.sent, e.sent.Add(e.took)) > 0 {
 				c.Robbed++
 			} else {
 				c.Failed++
@@ -261,7 +261,7 @@ func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 
 // Disturbed is the largest share of the CPUs' time that was stolen at a time in [from, to]; 0 if
 // that is too little to matter.
-func (l *Ledger) Disturbed(from, to time.Time) float64 { return l.stolen.between(from, to) }
+func (l *Ledger) Disturbed(from, to time.Time) float64 { return l.stolen.maxShareBetween(from, to) }
 
 // Sent is how many queries were sent so far, with an outcome or not yet.
 func (l *Ledger) Sent() int {
@@ -301,7 +301,7 @@ func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "client\tover %v\tlongest gap\tat\tof\n", slow)
 	for _, client := range l.clients {
-		c, kept := l.count(func(e entry) bool {
+		c, kept := l.countEntries(func(e entry) bool {
 			return e.client == client.Name && !e.sent.Before(from) && e.sent.Before(to)
 		})
 		overSlow, answered := 0, []time.Time{from, to}

@@ -65,22 +65,22 @@ func NewNetwork(agents int) (n *Network, err error) {
 	}()
 	steps := []string{"link set lo up"}
 	for _, cut := range []bool{false, true} {
-		bridge := n.bridge(cut)
+		bridge := n.bridgeName(cut)
 		if err := n.do([]string{"link", "del", bridge}, "link", "add", bridge, "type",
 			"bridge"); err != nil {
 			return nil, err
 		}
 		steps = append(steps, "link set "+bridge+" up")
 	}
-	steps = append(steps, "addr add 10.213.0.1/24 dev "+n.bridge(false))
+	steps = append(steps, "addr add 10.213.0.1/24 dev "+n.bridgeName(false))
 	for i := range agents {
-		ns, veth := n.Namespace(i), n.veth(i)
+		ns, veth := n.Namespace(i), n.vethName(i)
 		if err := n.do([]string{"netns", "del", ns}, "netns", "add", ns); err != nil {
 			return nil, err
 		}
 		steps = append(steps,
 			"link add "+veth+" type veth peer name eth0 netns "+ns,
-			"link set "+veth+" master "+n.bridge(false)+" up",
+			"link set "+veth+" master "+n.bridgeName(false)+" up",
 			"-n "+ns+" addr add "+n.Host(i)+"/24 dev eth0",
 			"-n "+ns+" link set eth0 up",
 			"-n "+ns+" link set lo up",
@@ -100,9 +100,9 @@ func (n *Network) Namespace(i int) string { return fmt.Sprintf("%s-%d", n.prefix
 // Host is the IP address of agent i. This process has 10.213.0.1.
 func (n *Network) Host(i int) string { return fmt.Sprintf("10.213.0.%d", i+2) }
 
-func (n *Network) veth(i int) string { return fmt.Sprintf("%sv%d", n.prefix, i) }
+func (n *Network) vethName(i int) string { return fmt.Sprintf("%sv%d", n.prefix, i) }
 
-func (n *Network) bridge(cut bool) string {
+func (n *Network) bridgeName(cut bool) string {
 	if cut {
 		return n.prefix + "b1"
 	}
@@ -110,14 +110,14 @@ func (n *Network) bridge(cut bool) string {
 }
 
 // Cut moves agents to the second bridge: from now on they reach only each other.
-func (n *Network) Cut(agents ...int) error { return n.move(true, agents) }
+func (n *Network) Cut(agents ...int) error { return n.moveAgents(true, agents) }
 
 // Heal moves agents back to the first bridge.
-func (n *Network) Heal(agents ...int) error { return n.move(false, agents) }
+func (n *Network) Heal(agents ...int) error { return n.moveAgents(false, agents) }
 
-func (n *Network) move(cut bool, agents []int) error {
+func (n *Network) moveAgents(cut bool, agents []int) error {
 	for _, i := range agents {
-		if err := n.do(nil, "link", "set", n.veth(i), "master", n.bridge(cut)); err != nil {
+		if err := n.do(nil, "link", "set", n.vethName(i), "master", n.bridgeName(cut)); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,7 @@ type server struct {
 // Infer sends a query, to one server after the other until one answers or ctx ends.
 func (p *Plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	for {
-		s := p.choose()
+		s := p.chooseServer()
 		resp, err := try(ctx, s, req)
 		if err == nil || ctx.Err() != nil {
 			return resp, err
@@ -76,9 +76,9 @@ func (p *Plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, err
 	}
 }
 
-// choose returns the next server that has not failed within avoid. If all have, it returns the one
-// whose failure is longest ago.
-func (p *Plain) choose() *server {
+// chooseServer returns the next server that has not failed within avoid. If all have, it returns
+// the one whose failure is longest ago.
+func (p *Plain) chooseServer() *server {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chosen := 0

@@ -82,22 +82,22 @@ func StartPrometheus(ctx context.Context, binary, dir string, native bool,
 		_ = p.process.Wait() // it is killed
 		close(p.exited)
 	}()
-	return p, p.scraped(ctx, len(targets))
+	return p, p.awaitScraped(ctx, len(targets))
 }
 
-// scraped waits until the Prometheus has scraped so many targets.
-func (p *Prometheus) scraped(ctx context.Context, targets int) error {
-	return p.await(ctx, "sum(up)", float64(targets))
+// awaitScraped waits until the Prometheus has scraped so many targets.
+func (p *Prometheus) awaitScraped(ctx context.Context, targets int) error {
+	return p.awaitValue(ctx, "sum(up)", float64(targets))
 }
 
 // AwaitScrape waits until the last scrapes of all targets have succeeded and are newer than at.
 func (p *Prometheus) AwaitScrape(ctx context.Context, at time.Time) error {
-	return p.await(ctx, fmt.Sprintf("min(up) * (min(timestamp(up)) > bool %.3f)",
+	return p.awaitValue(ctx, fmt.Sprintf("min(up) * (min(timestamp(up)) > bool %.3f)",
 		float64(at.UnixMilli())/1000), 1)
 }
 
-// await waits until the answer to a query is one sample of this value.
-func (p *Prometheus) await(ctx context.Context, query string, want float64) error {
+// awaitValue waits until the answer to a query is one sample of this value.
+func (p *Prometheus) awaitValue(ctx context.Context, query string, want float64) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	poll := time.NewTicker(50 * time.Millisecond)

@@ -58,11 +58,11 @@ func main() {
 			case table:
 				return r.print()
 			case start:
-				return r.starts(cmd.Context())
+				return r.measureStarts(cmd.Context())
 			case sweep:
-				return r.sweep(cmd.Context())
+				return r.sweepSpinning(cmd.Context())
 			}
-			return errors.Join(r.measure(cmd.Context()), r.print())
+			return errors.Join(r.measureRounds(cmd.Context()), r.print())
 		},
 	}
 	flags := root.Flags()
@@ -96,25 +96,25 @@ func has(parts []string, text string) bool {
 	return len(parts) == 0
 }
 
-// measure makes the rounds that are not there yet.
-func (r *run) measure(ctx context.Context) error {
-	done, err := readResults(r.results())
+// measureRounds makes the rounds that are not there yet.
+func (r *run) measureRounds(ctx context.Context) error {
+	done, err := readResults(r.resultsPath())
 	if err != nil {
 		return err
 	}
-	all, err := r.prepare(ctx)
+	all, err := r.prepareServers(ctx)
 	if err != nil {
 		return err
 	}
-	cases, err := r.queries("all")
+	cases, err := r.makeQueries("all")
 	if err != nil {
 		return err
 	}
 	for round := range r.rounds {
 		for i := range all {
 			s := all[(i+round)%len(all)]
-			if has(r.only, s.name) && !done.has(round, s.name, cases) {
-				if err := r.one(ctx, round, s, cases); err != nil {
+			if has(r.only, s.name) && !done.hasRound(round, s.name, cases) {
+				if err := r.measureOne(ctx, round, s, cases); err != nil {
 					return err
 				}
 			}
@@ -123,16 +123,16 @@ func (r *run) measure(ctx context.Context) error {
 	return nil
 }
 
-// one measures a server in a round, and notes the result. A server that fails is named, and the
-// others go on.
-func (r *run) one(ctx context.Context, round int, s server, cases []query) error {
+// measureOne measures a server in a round, and notes the result. A server that fails is named, and
+// the others go on.
+func (r *run) measureOne(ctx context.Context, round int, s server, cases []query) error {
 	fmt.Fprintf(os.Stderr, "round %d of %d: %-36s ", round+1, r.rounds, s.name)
 	watch := watchCPU()
 	got := result{Round: round, Server: s.name, Cases: map[string]figures{}}
 	err := func() error {
 		if s.loop != nil {
 			err := r.loop(ctx, s, cases, &got)
-			got.Others, got.Stolen = watch.shares()
+			got.Others, got.Stolen = watch.takenShares()
 			return err
 		}
 		p, err := r.start(ctx, s, "all", cases)
@@ -142,18 +142,18 @@ func (r *run) one(ctx context.Context, round int, s server, cases []query) error
 		defer p.stop()
 		got.Ready = p.ready.Seconds()
 		if s.peer == "" {
-			if err := p.settle(ctx); err != nil {
+			if err := p.waitReady(ctx); err != nil {
 				return fmt.Errorf("%w; its log is %s", err, p.log)
 			}
 		}
 		for _, q := range cases {
-			f, err := r.figures(ctx, p, q)
+			f, err := r.measureCase(ctx, p, q)
 			if err != nil {
 				return fmt.Errorf("%s: %w; its log is %s", q.name, err, p.log)
 			}
 			got.Cases[q.name] = f
 		}
-		got.Others, got.Stolen = watch.shares() // before the server is gone
+		got.Others, got.Stolen = watch.takenShares() // before the server is gone
 		return nil
 	}()
 	switch {
@@ -167,7 +167,7 @@ func (r *run) one(ctx context.Context, round int, s server, cases []query) error
 		fmt.Fprintf(os.Stderr, "ready in %.1f s; others took %.0f %%, stolen %.1f %%\n", got.Ready,
 			100*got.Others, 100*got.Stolen)
 	}
-	return appendResult(r.results(), got)
+	return appendResult(r.resultsPath(), got)
 }
 
-func (r *run) results() string { return filepath.Join(r.dir, "results.jsonl") }
+func (r *run) resultsPath() string { return filepath.Join(r.dir, "results.jsonl") }

@@ -42,8 +42,9 @@ func TestResults(t *testing.T) {
 		t.Fatalf("got %+v, %v", all, err)
 	}
 	one, other := []query{{name: "ncf 1"}}, []query{{name: "ncf 1"}, {name: "ncf 256"}}
-	if !all.has(0, "Muster", one) || all.has(0, "Muster", other) || all.has(1, "Muster", one) ||
-		all.has(0, "Ray Serve", one) {
+	if !all.hasRound(0, "Muster", one) || all.hasRound(0, "Muster", other) || all.hasRound(1,
+		"Muster", one) ||
+		all.hasRound(0, "Ray Serve", one) {
 		t.Error("what is measured is not what was written")
 	}
 }
@@ -64,7 +65,8 @@ func TestTables(t *testing.T) {
 	var text strings.Builder
 	all.write(&text)
 	for _, want := range []string{
-		"3 rounds;", "| Muster | 200 |\n| Muster, SDK | 125 |\n| FastAPI | 100 |", "| Muster | 400 |",
+		"3 rounds;", "| Muster | 200 |\n| Muster, SDK | 125 |\n| FastAPI | 100 |",
+		"| Muster | 400 |",
 		"| Muster | 10000 |\n| Muster, SDK | 5000 |\n| FastAPI | 5000 |",
 		"| wnd 64 | 0.50 | 0.80 | FastAPI | 2.00 | 2.00 | FastAPI |",
 		"best row loses by more than 2 %: wnd 64: p50 is 1.25 x that of FastAPI.",

@@ -62,7 +62,7 @@ func (r *run) makeModels(ctx context.Context) error {
 	for _, s := range sizes {
 		fmt.Fprintf(os.Stderr, "making %s\n", s.model)
 		if s.model == "dlrm" {
-			python := r.python("fastapi", "dlrm.py", all)
+			python := r.pythonCommand("fastapi", "dlrm.py", all)
 			if _, err := harness.Output(ctx, "", python[0], python[1:]...); err != nil {
 				return err
 			}
@@ -97,9 +97,9 @@ func (r *run) makeModels(ctx context.Context) error {
 	return nil
 }
 
-// queries returns the queries to the models of a repository, and writes them to files for
+// makeQueries returns the queries to the models of a repository, and writes them to files for
 // servers/loop.py.
-func (r *run) queries(repository string) (all []query, err error) {
+func (r *run) makeQueries(repository string) (all []query, err error) {
 	random := rand.New(rand.NewPCG(21, 7))
 	for _, s := range sizes {
 		v, err := models.ReadVersion(filepath.Join(r.dir, repository), s.model, 1)
@@ -118,7 +118,7 @@ func (r *run) queries(repository string) (all []query, err error) {
 				continue
 			}
 			all = append(all, q)
-			if err := os.WriteFile(r.file(q), q.bytes, 0o644); err != nil {
+			if err := os.WriteFile(r.queryPath(q), q.bytes, 0o644); err != nil {
 				return nil, err
 			}
 		}
@@ -129,8 +129,8 @@ func (r *run) queries(repository string) (all []query, err error) {
 	return all, nil
 }
 
-// file is where servers/loop.py reads a query.
-func (r *run) file(q query) string {
+// queryPath is where servers/loop.py reads a query.
+func (r *run) queryPath(q query) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(q.name, " ", "-")+".bin")
 }
 
@@ -196,7 +196,7 @@ func newQuery(v *models.Version, batch int, random *rand.Rand) (query, error) {
 
 // An asker sends queries to a server and returns the outputs' values.
 type asker interface {
-	ask(ctx context.Context, q query) ([]byte, error)
+	sendQuery(ctx context.Context, q query) ([]byte, error)
 	close()
 }
 
@@ -206,8 +206,8 @@ type grpcAsker struct {
 }
 
 func askGRPC(p *process) (asker, error) {
-	// It tries again as often as HTTP clients do, not after a second, the default: that would count as
-	// the server's start.
+	// It tries again as often as HTTP clients do, not after a second, the default: that would count
+	// as the server's start.
 	retry := backoff.Config{BaseDelay: poll, Multiplier: 1, MaxDelay: poll}
 	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}))
@@ -217,7 +217,7 @@ func askGRPC(p *process) (asker, error) {
 	return grpcAsker{inference.NewGRPCInferenceServiceClient(conn), conn}, nil
 }
 
-func (a grpcAsker) ask(ctx context.Context, q query) ([]byte, error) {
+func (a grpcAsker) sendQuery(ctx context.Context, q query) ([]byte, error) {
 	answer, err := a.ModelInfer(ctx, q.grpc)
 	if err != nil {
 		return nil, err
@@ -239,7 +239,7 @@ func askSDK(p *process) (asker, error) {
 	return sdkAsker{c}, err
 }
 
-func (a sdkAsker) ask(ctx context.Context, q query) ([]byte, error) {
+func (a sdkAsker) sendQuery(ctx context.Context, q query) ([]byte, error) {
 	answer, err := a.Infer(ctx, q.sdk)
 	if err != nil {
 		return nil, err
@@ -281,7 +281,7 @@ func askREST(p *process) (asker, error) {
 		func(q query) []byte { return q.rest }, true}, nil
 }
 
-func (a httpAsker) ask(ctx context.Context, q query) ([]byte, error) {
+func (a httpAsker) sendQuery(ctx context.Context, q query) ([]byte, error) {
 	const length = "Inference-Header-Content-Length"
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url(q),
 		bytes.NewReader(a.body(q)))
@@ -329,8 +329,8 @@ func (r *run) check(q query, answer []byte) error {
 	return nil
 }
 
-// figures measures a case: one client, and then several at a time.
-func (r *run) figures(ctx context.Context, p *process, q query) (f figures, err error) {
+// measureCase measures a case: one client, and then several at a time.
+func (r *run) measureCase(ctx context.Context, p *process, q query) (f figures, err error) {
 	if _, err = load(ctx, p.ask, q, 1, r.time/5); err != nil {
 		return f, err
 	}
@@ -366,7 +366,7 @@ func load(ctx context.Context, a asker, q query, clients int, d time.Duration) (
 			var failed error
 			for time.Since(begin) < d || len(own) < 10 {
 				start := time.Now()
-				if _, failed = a.ask(ctx, q); failed != nil {
+				if _, failed = a.sendQuery(ctx, q); failed != nil {
 					break
 				}
 				own = append(own, float64(time.Since(start))/float64(time.Microsecond))
@@ -386,12 +386,12 @@ func (r *run) loop(ctx context.Context, s server, cases []query, got *result) er
 	if err != nil {
 		return err
 	}
-	args := r.python(s.peer, append(slices.Clone(s.loop), fmt.Sprint(r.time.Seconds()))...)
+	args := r.pythonCommand(s.peer, append(slices.Clone(s.loop), fmt.Sprint(r.time.Seconds()))...)
 	for _, q := range cases {
-		args = append(args, r.file(q))
+		args = append(args, r.queryPath(q))
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), r.environment(s, folder)...)
+	cmd.Env = append(os.Environ(), r.serverEnvironment(s, folder)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -40,8 +40,8 @@ type result struct {
 // results are in the order in which they were measured.
 type results []result
 
-// has reports whether a server was measured in a round, in all cases.
-func (rs results) has(round int, server string, cases []query) bool {
+// hasRound reports whether a server was measured in a round, in all cases.
+func (rs results) hasRound(round int, server string, cases []query) bool {
 	return slices.ContainsFunc(rs, func(x result) bool {
 		return x.Round == round && x.Server == server && x.Error == "" &&
 			!slices.ContainsFunc(cases,
@@ -93,7 +93,7 @@ func appendResult(path string, x result) error {
 
 // print prints the tables of what is measured so far.
 func (r *run) print() error {
-	all, err := readResults(r.results())
+	all, err := readResults(r.resultsPath())
 	if err == nil {
 		all.write(os.Stdout)
 	}
@@ -111,7 +111,7 @@ func (rs results) write(w io.Writer) {
 		if !slices.Contains(servers, x.Server) {
 			servers = append(servers, x.Server)
 		}
-		if x.Error != "" && !rs.has(x.Round, x.Server, nil) {
+		if x.Error != "" && !rs.hasRound(x.Round, x.Server, nil) {
 			failed[x.Server] = x.Error
 		}
 		rounds = max(rounds, x.Round+1)
@@ -132,7 +132,8 @@ func (rs results) write(w io.Writer) {
 	slices.SortStableFunc(servers, func(a, b string) int { return rank(a) - rank(b) })
 	fmt.Fprintf(w, "%d rounds; in the median other processes took %.0f %% of the CPUs' time "+
 		"(at most %.0f), and %.1f %% was stolen (at most %.1f).\n", rounds,
-		100*harness.Quantile(others, 0.5), 100*harness.Quantile(others, 1), 100*harness.Quantile(stolen, 0.5),
+		100*harness.Quantile(others, 0.5), 100*harness.Quantile(others, 1),
+		100*harness.Quantile(stolen, 0.5),
 		100*harness.Quantile(stolen, 1))
 	table := func(title string, of func(figures) float64) {
 		fmt.Fprintf(w, "\n%s\n\n| | %s |\n|%s\n", title, strings.Join(cases, " | "),
@@ -140,7 +141,7 @@ func (rs results) write(w io.Writer) {
 		for _, s := range servers {
 			fmt.Fprintf(w, "| %s |", s)
 			for _, c := range cases {
-				fmt.Fprintf(w, " %s |", short(rs.median(s, c, of)))
+				fmt.Fprintf(w, " %s |", short(rs.medianOf(s, c, of)))
 			}
 			fmt.Fprintln(w)
 		}
@@ -151,13 +152,14 @@ func (rs results) write(w io.Writer) {
 		func(f figures) float64 { return f.CPU })
 	table(fmt.Sprintf("Queries/s of %d clients", atATime),
 		func(f figures) float64 { return f.Rate })
-	fmt.Fprintf(w, "\nBeside the best peer (above 1: Muster is ahead), by Muster's default and by the "+
-		"best of its rows\n\n| | p50 | best | the peer | queries/s | best | the peer |\n"+
-		"|%s\n", strings.Repeat(" --- |", 7))
+	fmt.Fprintf(w,
+		"\nBeside the best peer (above 1: Muster is ahead), by Muster's default and by the "+
+			"best of its rows\n\n| | p50 | best | the peer | queries/s | best | the peer |\n"+
+			"|%s\n", strings.Repeat(" --- |", 7))
 	var lost []string
 	for _, c := range cases {
-		p50, first := rs.ahead(c, servers, func(f figures) float64 { return 1 / f.P50 })
-		rate, second := rs.ahead(c, servers, func(f figures) float64 { return f.Rate })
+		p50, first := rs.leadOverPeers(c, servers, func(f figures) float64 { return 1 / f.P50 })
+		rate, second := rs.leadOverPeers(c, servers, func(f figures) float64 { return f.Rate })
 		fmt.Fprintf(w, "| %s | %.2f | %.2f | %s | %.2f | %.2f | %s |\n", c, p50.standard, p50.best,
 			first, rate.standard, rate.best, second)
 		if p50.best > 0 && p50.best < 0.98 {
@@ -203,8 +205,8 @@ func short(x float64) string {
 	return fmt.Sprintf("%.0f", x)
 }
 
-// median returns the median over the rounds; 0 if there is none.
-func (rs results) median(server, name string, of func(figures) float64) float64 {
+// medianOf returns the median over the rounds; 0 if there is none.
+func (rs results) medianOf(server, name string, of func(figures) float64) float64 {
 	var values []float64
 	for _, x := range rs {
 		if f, ok := x.Cases[name]; ok && x.Server == server {
@@ -220,9 +222,9 @@ type lead struct {
 	best     float64 // by the best of its rows, each as the median of its ratios
 }
 
-// ahead returns the lead over the best peer, as the median of the ratios of the rounds, and that
-// peer.
-func (rs results) ahead(name string, servers []string, of func(figures) float64) (l lead,
+// leadOverPeers returns the lead over the best peer, as the median of the ratios of the rounds, and
+// that peer.
+func (rs results) leadOverPeers(name string, servers []string, of func(figures) float64) (l lead,
 	peer string) {
 	for _, own := range servers {
 		if rank(own) > 0 {
@@ -233,7 +235,7 @@ func (rs results) ahead(name string, servers []string, of func(figures) float64)
 			if rank(s) < 2 {
 				continue
 			}
-			if m := rs.ratio(name, own, s, of); m > 0 && (who == "" || m < least) {
+			if m := rs.medianRatio(name, own, s, of); m > 0 && (who == "" || m < least) {
 				least, who = m, s
 			}
 		}
@@ -247,8 +249,8 @@ func (rs results) ahead(name string, servers []string, of func(figures) float64)
 	return l, peer
 }
 
-// ratio returns the median over the rounds of a figure of one server by that of another.
-func (rs results) ratio(name, server, other string, of func(figures) float64) float64 {
+// medianRatio returns the median over the rounds of a figure of one server by that of another.
+func (rs results) medianRatio(name, server, other string, of func(figures) float64) float64 {
 	in := map[int]float64{}
 	for _, x := range rs {
 		if f, ok := x.Cases[name]; ok && x.Server == server {
@@ -317,8 +319,9 @@ func (p *process) cpuTime() (sum float64) {
 
 func watchCPU() cpuWatch { return cpuNow() }
 
-// shares returns the shares of the CPUs' time that other processes took since, and that was stolen.
-func (w cpuWatch) shares() (others, stolen float64) {
+// takenShares returns the shares of the CPUs' time that other processes took since, and that was
+// stolen.
+func (w cpuWatch) takenShares() (others, stolen float64) {
 	now := cpuNow()
 	all := max(0.01, now.all-w.all)
 	return max(0, now.user-w.user-(now.own-w.own)) / all, (now.stolen - w.stolen) / all

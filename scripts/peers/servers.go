@@ -31,8 +31,8 @@ type server struct {
 	loop    []string // set instead of command: a script that needs no client
 }
 
-// python returns a command that runs a script of servers/ with the Python of a peer.
-func (r *run) python(peer string, args ...string) []string {
+// pythonCommand returns a command that runs a script of servers/ with the Python of a peer.
+func (r *run) pythonCommand(peer string, args ...string) []string {
 	args[0] = filepath.Join("scripts/peers/servers", args[0])
 	return append([]string{filepath.Join("build/venv-peers-"+peer, "bin/python")}, args...)
 }
@@ -67,7 +67,7 @@ func servers() (all []server) {
 			loop: []string{"loop.py"}})
 		uvicorn := func(workers string) func(r *run, ports []int) []string {
 			return func(r *run, ports []int) []string {
-				c := r.python("fastapi", "")
+				c := r.pythonCommand("fastapi", "")
 				return append(c[:1], "-m", "uvicorn", "--app-dir", "scripts/peers/servers",
 					"--port", strconv.Itoa(ports[0]), "--log-level", "warning", "--no-access-log",
 					"--workers", workers, "fastapi_server:app")
@@ -77,7 +77,7 @@ func servers() (all []server) {
 		peer("FastAPI, 2 workers", "fastapi", []string{"THREADS=" + strconv.Itoa(max(1,
 			runtime.NumCPU()/2))}, askBytes, uvicorn("2"))
 		ray := func(r *run, ports []int) []string {
-			return r.python("ray", "ray_server.py", strconv.Itoa(ports[0]))
+			return r.pythonCommand("ray", "ray_server.py", strconv.Itoa(ports[0]))
 		}
 		usage := "RAY_USAGE_STATS_ENABLED=0"
 		peer("Ray Serve", "ray", []string{usage}, askBytes, ray)
@@ -85,15 +85,15 @@ func servers() (all []server) {
 			usage, "RAY_SERVE_ENABLE_HA_PROXY=1", "RAY_SERVE_THROUGHPUT_OPTIMIZED=1",
 		}, askBytes, ray)
 		peer("MLServer", "mlserver", nil, askGRPC, func(r *run, ports []int) []string {
-			return r.python("mlserver", "mlserver_server.py", strconv.Itoa(ports[0]),
+			return r.pythonCommand("mlserver", "mlserver_server.py", strconv.Itoa(ports[0]),
 				strconv.Itoa(ports[1]), filepath.Join(r.dir, "mlserver"))
 		})
 		peer("LitServe", "litserve", nil, askBytes, func(r *run, ports []int) []string {
-			return r.python("litserve", "litserve_server.py", strconv.Itoa(ports[0]))
+			return r.pythonCommand("litserve", "litserve_server.py", strconv.Itoa(ports[0]))
 		})
 		peer("BentoML", "bentoml", []string{"BENTOML_DO_NOT_TRACK=1"}, askBytes,
 			func(r *run, ports []int) []string {
-				c := r.python("bentoml", "")
+				c := r.pythonCommand("bentoml", "")
 				return append(c[:1], "-m", "bentoml", "serve", "--working-dir",
 					"scripts/peers/servers", "--host", "127.0.0.1", "--port",
 					strconv.Itoa(ports[0]), "bentoml_server:Server")
@@ -102,9 +102,9 @@ func servers() (all []server) {
 	return all
 }
 
-// prepare makes the models and installs the peers. It returns the servers that can be measured, and
-// names the peers that cannot be installed.
-func (r *run) prepare(ctx context.Context) (all []server, err error) {
+// prepareServers makes the models and installs the peers. It returns the servers that can be
+// measured, and names the peers that cannot be installed.
+func (r *run) prepareServers(ctx context.Context) (all []server, err error) {
 	for _, dir := range []string{"state", "logs", "mlserver"} {
 		if err := os.MkdirAll(filepath.Join(r.dir, dir), 0o755); err != nil {
 			return nil, err
@@ -175,7 +175,7 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 	defer log.Close()
 	args := s.command(r, folder, ports)
 	p.cmd = exec.Command(args[0], args[1:]...)
-	p.cmd.Env = append(os.Environ(), r.environment(s, folder)...)
+	p.cmd.Env = append(os.Environ(), r.serverEnvironment(s, folder)...)
 	p.cmd.Env = append(p.cmd.Env, p.mark)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = harness.ChildAttributes()
@@ -198,7 +198,7 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 	for len(waiting) > 0 {
 		for model, q := range waiting {
 			var answer []byte
-			if answer, err = p.ask.ask(ctx, q); err == nil {
+			if answer, err = p.ask.sendQuery(ctx, q); err == nil {
 				if err := r.check(q, answer); err != nil {
 					p.stop()
 					return nil, err
@@ -227,8 +227,8 @@ func (r *run) start(ctx context.Context, s server, repository string, queries []
 	return p, nil
 }
 
-// settle waits until an agent that answers is ready: until then it computes checksums.
-func (p *process) settle(ctx context.Context) error {
+// waitReady waits until an agent that answers is ready: until then it computes checksums.
+func (p *process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
@@ -250,8 +250,8 @@ func (p *process) settle(ctx context.Context) error {
 	}
 }
 
-// environment says which models a server of Python serves, and how.
-func (r *run) environment(s server, folder string) []string {
+// serverEnvironment says which models a server of Python serves, and how.
+func (r *run) serverEnvironment(s server, folder string) []string {
 	env := []string{
 		"REPOSITORY=" + folder, "THREADS=" + strconv.Itoa(runtime.NumCPU()), "SPINNING=" + s.spin,
 		"ORT_DISABLE_TELEMETRY=1", "PYTHONDONTWRITEBYTECODE=1",

@@ -11,17 +11,17 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// starts prints how long servers take from their start until WND and RM2 have answered: at rest,
-// and while as many processes as there are cores compute. Servers start in turns.
-func (r *run) starts(ctx context.Context) error {
+// measureStarts prints how long servers take from their start until WND and RM2 have answered: at
+// rest, and while as many processes as there are cores compute. Servers start in turns.
+func (r *run) measureStarts(ctx context.Context) error {
 	if len(r.only) == 0 {
 		r.only = []string{"Muster", "FastAPI"}
 	}
-	all, err := r.prepare(ctx)
+	all, err := r.prepareServers(ctx)
 	if err != nil {
 		return err
 	}
-	queries, err := r.queries("two")
+	queries, err := r.makeQueries("two")
 	if err != nil {
 		return err
 	}

@@ -8,13 +8,13 @@ import (
 	"strconv"
 )
 
-// sweep prints how ONNX Runtime's settings for waiting threads change a run.
-func (r *run) sweep(ctx context.Context) error {
+// sweepSpinning prints how ONNX Runtime's settings for waiting threads change a run.
+func (r *run) sweepSpinning(ctx context.Context) error {
 	r.only = []string{"FastAPI"} // whose Python it needs
-	if _, err := r.prepare(ctx); err != nil {
+	if _, err := r.prepareServers(ctx); err != nil {
 		return err
 	}
-	cases, err := r.queries("all")
+	cases, err := r.makeQueries("all")
 	if err != nil {
 		return err
 	}
@@ -23,12 +23,12 @@ func (r *run) sweep(ctx context.Context) error {
 		return err
 	}
 	seconds := float64(r.rounds) * 10 * r.time.Seconds()
-	args := r.python("fastapi", "sweep.py", strconv.FormatFloat(seconds, 'g', -1, 64))
+	args := r.pythonCommand("fastapi", "sweep.py", strconv.FormatFloat(seconds, 'g', -1, 64))
 	for _, q := range cases {
-		args = append(args, r.file(q))
+		args = append(args, r.queryPath(q))
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), r.environment(server{spin: "0"}, folder)...)
+	cmd.Env = append(os.Environ(), r.serverEnvironment(server{spin: "0"}, folder)...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return cmd.Run()
 }

@@ -45,7 +45,7 @@ func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	b := &bench{short: *short, began: time.Now()}
-	if err := b.choose(*only, *policies, *seeds); err != nil {
+	if err := b.chooseRegimes(*only, *policies, *seeds); err != nil {
 		return err
 	}
 	if err := b.run(ctx); err != nil {
@@ -73,7 +73,7 @@ type bench struct {
 	broken       int
 }
 
-func (b *bench) choose(only, policies, seeds string) error {
+func (b *bench) chooseRegimes(only, policies, seeds string) error {
 	matching, err := regexp.Compile(only)
 	if err != nil {
 		return err
@@ -179,7 +179,7 @@ func (b *bench) write(w io.Writer) error {
 	if b.breaks.Len() == 0 {
 		return nil
 	}
-	if _, err := fmt.Fprintf(w, "\n%s:\n\n", b.summary()); err != nil {
+	if _, err := fmt.Fprintf(w, "\n%s:\n\n", b.summaryLine()); err != nil {
 		return err
 	}
 	if err := regimes.WriteBreaksHead(w); err != nil {
@@ -189,7 +189,7 @@ func (b *bench) write(w io.Writer) error {
 	return err
 }
 
-func (b *bench) summary() string {
+func (b *bench) summaryLine() string {
 	return fmt.Sprintf("%d of %d regimes break the rule", b.broken, len(b.regimes))
 }
 
@@ -209,7 +209,8 @@ func (b *bench) writePage(w io.Writer) error {
 	if err := b.writeExceptions(w); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(w, "## Where the rule is broken\n\n%s.\n\n", b.summary()); err != nil {
+	if _, err := fmt.Fprintf(w, "## Where the rule is broken\n\n%s.\n\n",
+		b.summaryLine()); err != nil {
 		return err
 	}
 	if b.breaks.Len() > 0 {
