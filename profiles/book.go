@@ -60,10 +60,10 @@ func (b *Book) Learner(key Key) *Learner {
 	if l := b.learners[key]; l != nil || key.Checksum == "" {
 		return l
 	}
-	l := b.learners[key.unsummed()]
+	l := b.learners[key.withoutChecksum()]
 	if l != nil {
 		delete(b.learners, l.key)
-		l.rekey(key)
+		l.changeKey(key)
 		b.learners[key] = l
 	}
 	return l
@@ -72,16 +72,22 @@ func (b *Book) Learner(key Key) *Learner {
 // Observe calls Learner.Observe of the key's learner. If the key has none, Observe makes one.
 func (b *Book) Observe(key Key, batch int, latency time.Duration, agent names.AgentName,
 	now time.Time) error {
-	return b.observe(key, func(l *Learner) error { return l.Observe(batch, latency, agent, now) })
+	return b.addObservation(key, func(l *Learner) error {
+		return l.Observe(batch, latency, agent,
+			now)
+	})
 }
 
 // ObserveCut calls Learner.ObserveCut of the key's learner, as Observe does.
 func (b *Book) ObserveCut(key Key, batch int, ran time.Duration, agent names.AgentName,
 	now time.Time) error {
-	return b.observe(key, func(l *Learner) error { return l.ObserveCut(batch, ran, agent, now) })
+	return b.addObservation(key, func(l *Learner) error {
+		return l.ObserveCut(batch, ran, agent,
+			now)
+	})
 }
 
-func (b *Book) observe(key Key, add func(*Learner) error) error {
+func (b *Book) addObservation(key Key, add func(*Learner) error) error {
 	l := b.Learner(key)
 	if l == nil {
 		l = NewLearner(key, b.start(key))
@@ -139,16 +145,16 @@ func (b *Book) start(key Key) *Table {
 		return best.Table()
 	}
 	if key.Beside != "" {
-		if alone := b.Table(key.alone()); alone != nil {
-			return alone.Scale(b.slow.of(key.Model, key.Beside))
+		if alone := b.Table(key.withoutNeighbours()); alone != nil {
+			return alone.Scale(b.slow.factorOf(key.Model, key.Beside))
 		}
 		return nil
 	}
-	return b.shipped(key)
+	return b.shippedTable(key)
 }
 
-// shipped returns the library's profile for a key, or nil.
-func (b *Book) shipped(key Key) *Table {
+// shippedTable returns the library's profile for a key, or nil.
+func (b *Book) shippedTable(key Key) *Table {
 	if b.library == nil {
 		return nil
 	}

@@ -191,7 +191,7 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 		case y.Class != Accelerated && y.GPU != "":
 			fault("gpu is %q, so class must be accelerated, not %s", y.GPU, y.Class)
 		}
-		extended.byType[y.Type] = y.instance()
+		extended.byType[y.Type] = y.toInstance()
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, fmt.Errorf("read instance types: %w", err)
@@ -208,7 +208,7 @@ type instanceFields struct {
 	GPU             string
 }
 
-func (y *instanceFields) instance() Instance {
+func (y *instanceFields) toInstance() Instance {
 	i := Instance{Type: y.Type, PriceUSDPerHour: y.PriceUSDPerHour, Class: y.Class, GPU: y.GPU}
 	if y.VCPUs != nil {
 		i.VCPUs = *y.VCPUs
@@ -298,7 +298,8 @@ func (y *instanceYAML) read(n *yaml.Node, fault func(n *yaml.Node, format string
 	for _, f := range fields {
 		keys = append(keys, f.key)
 	}
-	if n.Kind != yaml.MappingNode && (n.Kind != yaml.AliasNode || n.Alias.Kind != yaml.MappingNode) {
+	if n.Kind != yaml.MappingNode && (n.Kind != yaml.AliasNode ||
+		n.Alias.Kind != yaml.MappingNode) {
 		fault(n, "found %s, want an instance type: a mapping with the keys %s", document.Found(n),
 			joined(keys))
 		return

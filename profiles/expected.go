@@ -13,21 +13,21 @@ const (
 	// that, and a family to depart from them as its kind of lane does as surely as if follows
 	// models of it had shown that.
 	keeps, follows = 0.25, 0.5
-	// leastShown is the least departure from profiles that counts.
-	leastShown = 0.02
+	// minShown is the least departure from profiles that counts.
+	minShown = 0.02
 )
 
 // Shown is what queries have shown of profiles: by how much longer models take on each kind of lane
 // than their profiles say. The zero value is ready for use.
 type Shown struct {
-	of map[kind]weighted
+	of map[kind]weightedTable
 }
 
 // A kind is a kind of lane, all models of it with the family "".
 type kind struct{ lane, family string }
 
-// weighted is a sum of logarithms of ratios.
-type weighted struct{ sum, weight float64 }
+// weightedTable is a sum of logarithms of ratios.
+type weightedTable struct{ sum, weight float64 }
 
 // Add adds that queries of one model of a family have taken ratio times as long on a kind of lane
 // as its profile said.
@@ -36,12 +36,12 @@ func (s *Shown) Add(lane, family string, ratio, queries float64) {
 		return
 	}
 	if s.of == nil {
-		s.of = map[kind]weighted{}
+		s.of = map[kind]weightedTable{}
 	}
 	w := queries / (queries + halfShown)
 	for _, k := range []kind{{lane, ""}, {lane, "/" + family}} {
 		x := s.of[k]
-		s.of[k] = weighted{x.sum + w*math.Log(ratio), x.weight + w}
+		s.of[k] = weightedTable{x.sum + w*math.Log(ratio), x.weight + w}
 	}
 }
 
@@ -51,14 +51,14 @@ func (s *Shown) Add(lane, family string, ratio, queries float64) {
 func (s *Shown) Of(lane, family string) float64 {
 	all, its := s.of[kind{lane, ""}], s.of[kind{lane, "/" + family}]
 	log := (its.sum + follows*all.sum/(all.weight+keeps)) / (its.weight + follows)
-	if math.Abs(log) < leastShown {
+	if math.Abs(log) < minShown {
 		return 1
 	}
 	return math.Exp(log)
 }
 
-// lane names the kind of lane that a key is of, whatever its neighbours.
-func (k Key) lane() string { return fmt.Sprintf("%s/%s/%d", k.InstanceType, k.Provider, k.Cores) }
+// laneOf names the kind of lane that a key is of, whatever its neighbours.
+func (k Key) laneOf() string { return fmt.Sprintf("%s/%s/%d", k.InstanceType, k.Provider, k.Cores) }
 
 // Shown returns what the queries of the book's learners have shown. family names the family of a
 // model.
@@ -69,8 +69,8 @@ func (b *Book) Shown(family func(model string) string) *Shown {
 		if key.Beside != "" { // what neighbours cost is no fault of the profile
 			continue
 		}
-		if ratio, queries := b.departure(l); queries > 0 {
-			s.Add(key.lane(), family(key.Model), ratio, queries)
+		if ratio, queries := b.departureOf(l); queries > 0 {
+			s.Add(key.laneOf(), family(key.Model), ratio, queries)
 		}
 	}
 	return s
@@ -79,10 +79,10 @@ func (b *Book) Shown(family func(model string) string) *Shown {
 // toldQueries is how many queries count for a profile that was learned elsewhere.
 const toldQueries = 32
 
-// departure returns the ratio of a learner's latencies to those of the profile that was known
+// departureOf returns the ratio of a learner's latencies to those of the profile that was known
 // before any query ran, as of its last refit, since it must not change the learner. queries is 0 if
 // that cannot be said.
-func (b *Book) departure(l *Learner) (ratio, queries float64) {
+func (b *Book) departureOf(l *Learner) (ratio, queries float64) {
 	if l.prior == nil || !l.prior.Tried() {
 		if l.prior == nil || l.observed == 0 {
 			return 1, 0
@@ -90,19 +90,20 @@ func (b *Book) departure(l *Learner) (ratio, queries float64) {
 		sum, weight := 0.0, 0.0
 		for i := range l.top + 1 {
 			if x := &l.bins[i]; x.weight > 0 {
-				sum += x.weight * math.Log(x.latency/x.weight/l.prior.mean(int(x.batch/x.weight+.5)))
+				sum += x.weight * math.Log(x.latency/x.weight/l.prior.meanNs(int(x.batch/x.weight+.5)))
 				weight += x.weight
 			}
 		}
 		return math.Exp(sum / weight), float64(l.observed)
 	}
-	first := b.shipped(l.key)
+	first := b.shippedTable(l.key)
 	if first == nil {
 		return 1, 0
 	}
 	sum := 0.0
 	for _, k := range first.knots {
-		mean := l.fit.base(l.prior, float64(k.BatchSize)) * (1 + l.fit.deviation[binOf(k.BatchSize)])
+		mean := l.fit.baseLatencyNs(l.prior,
+			float64(k.BatchSize)) * (1 + l.fit.deviation[binOf(k.BatchSize)])
 		sum += math.Log(mean / float64(k.Mean))
 	}
 	return math.Exp(sum / float64(len(first.knots))), float64(l.observed) + toldQueries
@@ -115,7 +116,7 @@ func (b *Book) Expected(key Key, shown *Shown, family string) *Table {
 	if table == nil || table.Tried() {
 		return table
 	}
-	factor := shown.Of(key.lane(), family)
+	factor := shown.Of(key.laneOf(), family)
 	if factor == 1 {
 		return table
 	}

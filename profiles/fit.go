@@ -27,7 +27,7 @@ const (
 	noiseMost          = 2
 	noiseReach         = 3 // bins to each side whose noise is taken as alike
 	priorDoubt         = 0.5
-	mostDoubt          = 1e6
+	maxDoubt           = 1e6
 	floorShare         = 0.3  // of latency, as likely as not between none and twice that
 	lineMisfit         = 0.06 // how far from a line the truth is, as a standard deviation
 	robustLimit        = 3.0  // standard deviations from which on a bin has less say in the line
@@ -37,16 +37,16 @@ const (
 	priorDeviation     = 0.15
 )
 
-// base returns the latency, in ns, of a batch size by the line or by the prior.
-func (f *fit) base(prior *Table, batch float64) float64 {
+// baseLatencyNs returns the latency, in ns, of a batch size by the line or by the prior.
+func (f *fit) baseLatencyNs(prior *Table, batch float64) float64 {
 	if prior != nil {
-		return f.slope * prior.mean(int(batch+0.5))
+		return f.slope * prior.meanNs(int(batch+0.5))
 	}
 	return f.floor + f.slope*batch
 }
 
-// estimate computes the fit from the learner's evidence.
-func (f *fit) estimate(l *Learner) {
+// estimateFrom computes the fit from the learner's evidence.
+func (f *fit) estimateFrom(l *Learner) {
 	f.estimateNoise(l)
 	f.winsor = min(max(l.shapeQuantile(winsorShare), 2.5), winsorLimit)
 	if l.top < 0 && l.prior == nil {
@@ -71,22 +71,22 @@ func (f *fit) estimate(l *Learner) {
 		if b.weight == 0 {
 			continue
 		}
-		value[i] = b.latency/b.weight/f.base(l.prior, b.batch/b.weight) - 1
+		value[i] = b.latency/b.weight/f.baseLatencyNs(l.prior, b.batch/b.weight) - 1
 		variance[i] = f.noise[i] * f.noise[i] / b.weight /
 			robustness(value[i], f.noise[i]*f.noise[i]/b.weight+spread*spread)
 	}
-	f.smooth(&value, &variance, step, spread)
+	f.smoothBins(&value, &variance, step, spread)
 	for i := range f.doubt {
 		lo, hi := binRange(i)
 		x := float64(lo+hi) / 2
-		base := f.base(l.prior, x)
+		base := f.baseLatencyNs(l.prior, x)
 		relative := (line[0] + 2*x*line[1] + x*x*line[2]) / (base * base)
 		if l.prior != nil {
 			relative = line[2] / (f.slope * f.slope)
 		}
 		doubt := math.Sqrt(f.doubt[i]*f.doubt[i] + relative)
-		if !(doubt <= mostDoubt) { // also where so little is known that it is no number
-			doubt = mostDoubt
+		if !(doubt <= maxDoubt) { // also where so little is known that it is no number
+			doubt = maxDoubt
 		}
 		f.doubt[i] = doubt
 	}
@@ -191,7 +191,7 @@ func (f *fit) fitFactor(l *Learner) (variance float64) {
 			if b.weight == 0 {
 				continue
 			}
-			ratio := b.latency / b.weight / l.prior.mean(int(b.batch/b.weight+0.5))
+			ratio := b.latency / b.weight / l.prior.meanNs(int(b.batch/b.weight+0.5))
 			v := f.noise[i]*f.noise[i]/b.weight + priorDeviation*priorDeviation
 			say := robustness(ratio/f.slope-1, v) / (v * f.slope * f.slope)
 			p += say
@@ -202,12 +202,12 @@ func (f *fit) fitFactor(l *Learner) (variance float64) {
 	return variance
 }
 
-// smooth sets each bin's deviation to its most likely value and doubt to the standard
+// smoothBins sets each bin's deviation to its most likely value and doubt to the standard
 // error of that, given the evidence (a variance of 0 means none). The deviations are
 // modelled as a random walk over the bins with the given standard deviation of a step,
 // pulled towards zero so that it stays within about spread. This is a Gaussian Markov
 // random field with a tridiagonal precision matrix.
-func (f *fit) smooth(value, variance *[binCount]float64, step, spread float64) {
+func (f *fit) smoothBins(value, variance *[binCount]float64, step, spread float64) {
 	const n = binCount
 	tie := 1 / (step * step)
 	pull := math.Pow(step/(2*spread*spread), 2)
@@ -272,7 +272,7 @@ func (f *fit) makeTable(l *Learner) *Table {
 	knots := make([]Knot, 0, top+2)
 	means, weights := make([]float64, 0, top+2), make([]float64, 0, top+2)
 	add := func(batch, i int) {
-		mean := f.base(l.prior, float64(batch)) * (1 + f.deviation[i])
+		mean := f.baseLatencyNs(l.prior, float64(batch)) * (1 + f.deviation[i])
 		means = append(means, mean)
 		weights = append(weights, 1/math.Pow(mean*f.doubt[i], 2))
 		knots = append(knots, Knot{BatchSize: batch, Error: f.doubt[i]})
@@ -286,7 +286,7 @@ func (f *fit) makeTable(l *Learner) *Table {
 	}
 	Ascend(means, weights)
 	z50, z90, z99 := l.shapeQuantile(0.5), l.shapeQuantile(0.9), l.shapeQuantile(0.99)
-	long, excess := l.tail.estimate(0.99)
+	long, excess := l.tail.estimateQuantile(0.99)
 	if l.tail.queries < tailKnown {
 		long = max(long, l.inherited)
 	}
@@ -317,7 +317,8 @@ func (f *fit) makeTable(l *Learner) *Table {
 }
 
 // Ascend changes values in place so that they never fall, with the least weighted sum of squared
-// changes: it pools adjacent values that fall (isotonic regression). Without weights all count alike.
+// changes: it pools adjacent values that fall (isotonic regression). Without weights all count
+// alike.
 func Ascend(values, weights []float64) {
 	if slices.IsSorted(values) {
 		return

@@ -84,14 +84,14 @@ func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) 
 	return k
 }
 
-// unsummed returns the key without its checksum.
-func (k Key) unsummed() Key {
+// withoutChecksum returns the key without its checksum.
+func (k Key) withoutChecksum() Key {
 	k.Checksum = ""
 	return k
 }
 
-// alone returns the key of the same lane without neighbours.
-func (k Key) alone() Key {
+// withoutNeighbours returns the key of the same lane without neighbours.
+func (k Key) withoutNeighbours() Key {
 	k.Beside = ""
 	return k
 }

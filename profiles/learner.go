@@ -23,9 +23,9 @@ import (
 // which turns the line into a table: it is zero in bins without evidence and approaches the bin's
 // own mean as evidence grows. The mean of factor over the agents is one. size is by how much more
 // the agent departs from its type at sizes like b than at others, as a machine does whose memory is
-// slow, or whose clock falls in long runs; it is one without evidence. noise is the relative standard
-// deviation near b. z is standardised noise; its distribution, the same at all batch sizes, gives the
-// quantiles.
+// slow, or whose clock falls in long runs; it is one without evidence. noise is the relative
+// standard deviation near b. z is standardised noise; its distribution, the same at all batch
+// sizes, gives the quantiles.
 //
 // Observations are winsorised: one above the 99.5 % quantile that the model predicts, or above 4
 // standard deviations if that is less, enters the mean as this limit. So the mean is that of usual
@@ -78,7 +78,7 @@ type bin struct {
 	square  float64 // squared relative residual, winsorised
 }
 
-func (b *bin) scale(f float64) {
+func (b *bin) scaleWeight(f float64) {
 	b.weight *= f
 	b.batch *= f
 	b.latency *= f
@@ -149,21 +149,21 @@ const (
 	changeLimit = 24.0
 	// The weight that evidence from before a change keeps.
 	changeDoubt = 0.1
-	// A bin with less evidence than this, in queries, loses no more. After 300 changes it would have
-	// none of which a mean could be told.
-	leastEvidence = 1e-6
+	// A bin with less evidence than this, in queries, loses no more. After 300 changes it would
+	// have none of which a mean could be told.
+	minEvidence = 1e-6
 	// The logarithm of the largest factor that is adopted at once, 4.
 	changeJump = 2 * math.Ln2
 
 	agentSpread = 0.1 // standard deviation of the agents' factors, before evidence
-	// sizeSpread is the same of what the factor for a class of batch sizes differs from the agent's.
-	// Chosen: half of it, since most agents that are slow are so at all sizes.
+	// sizeSpread is the same of what the factor for a class of batch sizes differs from the
+	// agent's. Chosen: half of it, since most agents that are slow are so at all sizes.
 	sizeSpread = agentSpread / 2
 	// sizeMemory is how many queries the factor for a class of an agent remembers: so few that the
 	// agents come apart soon where their type's profile begins as the mean of both.
 	sizeMemory = 50
-	// Classes of batch sizes, of two octaves each: what slows down large batches alone (caches, memory
-	// bandwidth, clocks) begins at some size and holds beyond it.
+	// Classes of batch sizes, of two octaves each: what slows down large batches alone (caches,
+	// memory bandwidth, clocks) begins at some size and holds beyond it.
 	classBins   = 16
 	sizeClasses = 1 + (binCount-fineBins)/classBins
 
@@ -187,7 +187,7 @@ func NewLearner(key Key, prior *Table) *Learner {
 		p := normalShare(low+shapeStep) - normalShare(low)
 		l.shape[i] = shapePrior * p
 	}
-	l.refit()
+	l.refitModel()
 	return l
 }
 
@@ -226,8 +226,8 @@ func classOf(i int) int { return max(0, i-fineBins+classBins) / classBins }
 // Key returns the key of the profile.
 func (l *Learner) Key() Key { return l.key }
 
-// rekey changes the learner's key and keeps the evidence.
-func (l *Learner) rekey(key Key) {
+// changeKey changes the learner's key and keeps the evidence.
+func (l *Learner) changeKey(key Key) {
 	l.key, l.table = key, nil
 	if l.prior != nil {
 		prior := *l.prior
@@ -250,7 +250,7 @@ func (l *Learner) Updated() time.Time { return l.updated }
 // 24 h is an error and leaves the learner as it was.
 func (l *Learner) Observe(batch int, latency time.Duration, agentName names.AgentName,
 	now time.Time) error {
-	return l.observe(batch, latency, agentName, now, false)
+	return l.observeExecution(batch, latency, agentName, now, false)
 }
 
 // ObserveCut is Observe for a query that was cut off after it had run for so long: it takes at
@@ -259,10 +259,10 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 // nothing of the mean.
 func (l *Learner) ObserveCut(batch int, ran time.Duration, agentName names.AgentName,
 	now time.Time) error {
-	return l.observe(batch, ran, agentName, now, true)
+	return l.observeExecution(batch, ran, agentName, now, true)
 }
 
-func (l *Learner) observe(batch int, latency time.Duration, agentName names.AgentName,
+func (l *Learner) observeExecution(batch int, latency time.Duration, agentName names.AgentName,
 	now time.Time, cut bool) error {
 	if batch < 1 || batch > MaxBatchSize {
 		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch,
@@ -277,7 +277,7 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 		return nil // nothing says yet how long queries take
 	}
 	i := binOf(batch)
-	a := l.agent(agentName)
+	a := l.agentOf(agentName)
 	size := &a.sizes[classOf(i)]
 	value := float64(latency) / (a.factor * math.Exp(float64(size.log)))
 	if isEarly {
@@ -289,7 +289,7 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 		l.startOver()
 		return nil
 	}
-	predicted := l.fit.base(l.prior, float64(batch)) * (1 + l.fit.deviation[i])
+	predicted := l.fit.baseLatencyNs(l.prior, float64(batch)) * (1 + l.fit.deviation[i])
 	noise, doubt := l.fit.noise[i], l.fit.doubt[i]
 	spread := math.Sqrt(noise*noise + doubt*doubt + a.variance + float64(size.variance))
 	ratio := value / predicted
@@ -316,12 +316,12 @@ func (l *Learner) observe(batch int, latency time.Duration, agentName names.Agen
 	a.factor *= 1 + gain*residual
 	a.variance *= 1 - gain
 	if len(l.agents) > 1 { // else deviation says all
-		size.observe(residual*(1-gain), noise*noise+doubt*doubt)
+		size.observeResidual(residual*(1-gain), noise*noise+doubt*doubt)
 	}
 	// The squared residual includes doubt and the factor's variance; only its noise part is added.
 	l.add(i, batch, predicted*(1+residual), residual*residual*noise*noise/(spread*spread))
 	if l.sinceRefit++; l.sinceRefit >= 64 || uint64(l.sinceRefit)*16 >= l.observed {
-		l.refit()
+		l.refitModel()
 	}
 	return nil
 }
@@ -351,7 +351,7 @@ func (l *Learner) startOver() {
 		l.tail.add(q.latency/line(q), 1+residual, false)
 		l.add(binOf(q.batch), q.batch, line(q)*max(1+residual, 0.1), residual*residual)
 	}
-	l.refit()
+	l.refitModel()
 }
 
 // medianLine returns the line, with floor and slope of at least 0, that is nearest to most queries.
@@ -384,9 +384,9 @@ func medianLine(queries []query) (floor, slope float64) {
 	return floor, slope
 }
 
-// agent returns the agent of a name. It adds one if there is none. The pointer is valid until the
+// agentOf returns the agent of a name. It adds one if there is none. The pointer is valid until the
 // next call.
-func (l *Learner) agent(name names.AgentName) *agent {
+func (l *Learner) agentOf(name names.AgentName) *agent {
 	i, found := slices.BinarySearchFunc(l.agents, name,
 		func(a agent, name names.AgentName) int { return cmp.Compare(a.name, name) })
 	if !found {
@@ -399,10 +399,10 @@ func (l *Learner) agent(name names.AgentName) *agent {
 	return &l.agents[i]
 }
 
-// observe takes what is left of a residual with a variance of one query. The weight of the prior is
-// what the variance says now: at first it has the agents' differences in it, and so the first
-// queries count less than they do later.
-func (s *sizeFactor) observe(residual, variance float64) {
+// observeResidual takes what is left of a residual with a variance of one query. The weight of the
+// prior is what the variance says now: at first it has the agents' differences in it, and so the
+// first queries count less than they do later.
+func (s *sizeFactor) observeResidual(residual, variance float64) {
 	prior := variance / (sizeSpread * sizeSpread)
 	s.queries += 1 - s.queries/sizeMemory
 	gain := 1 / (float64(s.queries) + prior)
@@ -420,7 +420,7 @@ func (a *agent) forgetSizes() {
 func (l *Learner) add(i, batch int, latency, square float64) {
 	b := &l.bins[i]
 	if b.weight >= binMemory {
-		b.scale(1 - 1.0/binMemory)
+		b.scaleWeight(1 - 1.0/binMemory)
 	}
 	b.weight++
 	b.batch += float64(batch)
@@ -435,8 +435,8 @@ func (l *Learner) observeShape(z float64) {
 	l.shape[min(max(i, 0), shapeCount-1)]++
 }
 
-// observeTail counts an observation in the tail; later, if it is among those that may show a lasting
-// change.
+// observeTail counts an observation in the tail; later, if it is among those that may show a
+// lasting change.
 func (l *Learner) observeTail(a *agent, o outlier) {
 	if a.rise.sum == 0 {
 		l.settleTail(a, 1)
@@ -493,14 +493,14 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 	}
 	counts := 1 - (1-changeDoubt)*a.queries/max(all, 1) // only the agent's own part loses weight
 	for i := range l.bins {
-		if l.bins[i].weight*counts >= leastEvidence {
-			l.bins[i].scale(counts)
+		if l.bins[i].weight*counts >= minEvidence {
+			l.bins[i].scaleWeight(counts)
 		}
 	}
 	a.queries = changed.queries
 	a.rise, a.fall = run{}, run{}
 	l.changes++
-	l.refit()
+	l.refitModel()
 	return true
 }
 
@@ -545,20 +545,20 @@ type SizeFactor struct {
 	Factor, Error float64
 }
 
-// leastSizeErrors and leastSizeFactor are the least departure of a size factor from 1, in standard
-// errors and by itself, with which those of an agent are told: with less it is chance, since many are
-// looked at, or does not matter.
-const leastSizeErrors, leastSizeFactor = 4, 0.05
+// minSizeErrors and leastSizeFactor are the least departure of a size factor from 1, in standard
+// errors and by itself, with which those of an agent are told: with less it is chance, since many
+// are looked at, or does not matter.
+const minSizeErrors, minSizeFactor = 4, 0.05
 
-// departs reports whether the factor departs from 1.
-func (s sizeFactor) departs() bool {
+// isDeparture reports whether the factor departs from 1.
+func (s sizeFactor) isDeparture() bool {
 	away := math.Abs(float64(s.log))
-	return away >= leastSizeFactor && away >= leastSizeErrors*math.Sqrt(float64(s.variance))
+	return away >= minSizeFactor && away >= minSizeErrors*math.Sqrt(float64(s.variance))
 }
 
 // bySize returns the agent's factors by size, nil if none is told.
 func (a *agent) bySize() (all []SizeFactor) {
-	if !slices.ContainsFunc(a.sizes[:], sizeFactor.departs) {
+	if !slices.ContainsFunc(a.sizes[:], sizeFactor.isDeparture) {
 		return nil
 	}
 	for c, s := range a.sizes {
@@ -586,7 +586,7 @@ func (l *Learner) Agents() []Agent { return slices.Collect(l.EachAgent) }
 // does, it takes all evidence into account: factors and profile belong together.
 func (l *Learner) EachAgent(yield func(Agent) bool) {
 	if l.sinceRefit > 0 {
-		l.refit()
+		l.refitModel()
 	}
 	mean := l.meanFactor()
 	for i := range l.agents {
@@ -630,7 +630,7 @@ func (l *Learner) meanFactor() float64 {
 // prior. The mean latency never falls as the batch size grows.
 func (l *Learner) Table() *Table {
 	if l.sinceRefit > 0 {
-		l.refit()
+		l.refitModel()
 	}
 	if l.table == nil {
 		l.table = l.fit.makeTable(l)
@@ -692,9 +692,9 @@ func (l *Learner) centerSizes() {
 	}
 }
 
-// refit scales the factors to a mean of one, forgets agents without recent queries, and estimates
-// the fit again from the bins.
-func (l *Learner) refit() {
+// refitModel scales the factors to a mean of one, forgets agents without recent queries, and
+// estimates the fit again from the bins.
+func (l *Learner) refitModel() {
 	l.sinceRefit = 0
 	l.table = nil
 	l.agents = slices.DeleteFunc(l.agents,
@@ -718,7 +718,7 @@ func (l *Learner) refit() {
 		}
 	}
 	if l.tail.queries > shapeMemory {
-		l.tail.scale(shapeMemory / l.tail.queries)
+		l.tail.scaleWeight(shapeMemory / l.tail.queries)
 	}
-	l.fit.estimate(l)
+	l.fit.estimateFrom(l)
 }

@@ -43,12 +43,12 @@ type agentJSON struct {
 	Seen     time.Time       `json:"seen"`
 }
 
-// Bounds of what is read. What is beyond them is written as the bound itself: one model with latencies
-// out of all proportion must not make the file of all models damaged.
+// Bounds of what is read. What is beyond them is written as the bound itself: one model with
+// latencies out of all proportion must not make the file of all models damaged.
 const (
-	leastLatency                        = 1e-9 // ms, the mean of a bin
-	mostNoise                           = 1e3
-	leastFactor, mostFactor, mostSpread = 1e-9, 1e9, 1e6
+	minLatency                      = 1e-9 // ms, the mean of a bin
+	maxNoise                        = 1e3
+	minFactor, maxFactor, maxSpread = 1e-9, 1e9, 1e6
 )
 
 // MarshalJSON writes all evidence but the cumulative sums of the agents and, because older versions
@@ -68,14 +68,14 @@ func (l *Learner) MarshalJSON() ([]byte, error) {
 		if b.weight > 0 {
 			j.Bins = append(j.Bins, binJSON{
 				b.batch / b.weight, b.weight,
-				min(max(b.latency/b.weight/1e6, leastLatency), ms(longest)),
-				min(math.Sqrt(b.square/b.weight), mostNoise),
+				min(max(b.latency/b.weight/1e6, minLatency), ms(longest)),
+				min(math.Sqrt(b.square/b.weight), maxNoise),
 			})
 		}
 	}
 	for _, a := range l.agents {
-		j.Agents = append(j.Agents, agentJSON{a.name, min(max(a.factor, leastFactor), mostFactor),
-			min(a.variance, mostSpread), a.queries, a.seen})
+		j.Agents = append(j.Agents, agentJSON{a.name, min(max(a.factor, minFactor), maxFactor),
+			min(a.variance, maxSpread), a.queries, a.seen})
 	}
 	return json.Marshal(j)
 }
@@ -134,13 +134,13 @@ func readLearner(data []byte) (*Learner, error) {
 			return nil, fmt.Errorf("%s: the bin of batch size %v occurs twice", j.Key, b.Batch)
 		case !(b.Weight > 0 && b.Weight <= binMemory+1):
 			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
-		case !(b.Latency >= leastLatency && b.Latency <= ms(longest)):
+		case !(b.Latency >= minLatency && b.Latency <= ms(longest)):
 			return nil, fault("latency_ms", b.Latency,
-				fmt.Sprintf("%v to %v", leastLatency, ms(longest)))
-		case !(b.Noise >= 0 && b.Noise <= mostNoise):
-			return nil, fault("noise", b.Noise, fmt.Sprintf("0 to %v", mostNoise))
+				fmt.Sprintf("%v to %v", minLatency, ms(longest)))
+		case !(b.Noise >= 0 && b.Noise <= maxNoise):
+			return nil, fault("noise", b.Noise, fmt.Sprintf("0 to %v", maxNoise))
 		}
-		b.Weight = max(b.Weight, leastEvidence) // earlier versions wrote less
+		b.Weight = max(b.Weight, minEvidence) // earlier versions wrote less
 		l.bins[i] = bin{
 			b.Weight, b.Weight * b.Batch, b.Weight * b.Latency * 1e6, b.Weight * b.Noise * b.Noise,
 		}
@@ -151,10 +151,10 @@ func readLearner(data []byte) (*Learner, error) {
 		case n > 0 && j.Agents[n-1].Name >= a.Name:
 			return nil, fmt.Errorf("%s: agent %q stands after %q, want ascending names", j.Key,
 				a.Name, j.Agents[n-1].Name)
-		case !(a.Factor >= leastFactor && a.Factor <= mostFactor):
+		case !(a.Factor >= minFactor && a.Factor <= maxFactor):
 			return nil, fmt.Errorf("%s: agent %q: factor is %v, want 1e-9 to 1e9", j.Key, a.Name,
 				a.Factor)
-		case !(a.Variance >= 0 && a.Variance <= mostSpread):
+		case !(a.Variance >= 0 && a.Variance <= maxSpread):
 			return nil, fmt.Errorf("%s: agent %q: variance is %v, want 0 to 1e6", j.Key, a.Name,
 				a.Variance)
 		case !(a.Queries >= 0 && a.Queries <= agentMemory+1):
@@ -179,6 +179,6 @@ func readLearner(data []byte) (*Learner, error) {
 		return nil, fmt.Errorf("%s: shape values add up to %v, want at least 1", j.Key, total)
 	}
 	copy(l.shape[:], j.Shape)
-	l.refit()
+	l.refitModel()
 	return l, nil
 }

@@ -57,9 +57,9 @@ const (
 	monitorWindow = 10_000
 	// A reference is taken of at least so many queries, but after a change of those of settleTime,
 	// if they are leastSettled.
-	leastReference = 1_000
-	settleTime     = 30 * time.Second
-	leastSettled   = 100
+	minReference = 1_000
+	settleTime   = 30 * time.Second
+	minSettled   = 100
 	// What comes in the first warmUp is no part of the first reference: clients that begin, or
 	// queries that had waited for a leader.
 	warmUp        = time.Second
@@ -73,8 +73,8 @@ const (
 // blockSizes are the numbers of queries after which a test is made.
 var blockSizes = [...]int{64, 256, 512, 1024, 4096}
 
-// leastSizesBlock is the smallest block whose batch sizes are tested.
-const leastSizesBlock = 256
+// minSizesBlock is the smallest block whose batch sizes are tested.
+const minSizesBlock = 256
 
 // A reference is what the queries were like when it was taken.
 type reference struct {
@@ -155,13 +155,13 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 	}
 	var before time.Time
 	if m.held > 0 {
-		before = m.at(m.held - 1).at
+		before = m.arrivalAt(m.held - 1).at
 		if now.Before(before) {
 			now = before
 		}
 	}
 	if m.held == monitorWindow {
-		m.forget(1)
+		m.dropOldest(1)
 	}
 	m.ring[m.next] = arrival{now, batch}
 	m.next = (m.next + 1) % monitorWindow
@@ -175,9 +175,10 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 		if m.began.IsZero() {
 			m.began = now
 		}
-		if m.held >= leastReference && m.at(m.held-leastReference).at.Sub(m.began) >= warmUp {
-			m.forget(
-				sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }))
+		if m.held >= minReference && m.arrivalAt(m.held-minReference).at.Sub(m.began) >= warmUp {
+			m.dropOldest(
+				sort.Search(m.held,
+					func(i int) bool { return m.arrivalAt(i).at.Sub(m.began) >= warmUp }))
 			m.takeReference()
 		}
 		return nil
@@ -185,8 +186,8 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 	bin := sort.SearchInts(m.reference.edges, batch)
 	if b := m.suspicion; b != nil {
 		b.add(batch, bin, before)
-		if b.queries >= m.settling || b.queries >= leastSettled && now.Sub(b.start) >= settleTime {
-			m.settle(now)
+		if b.queries >= m.settling || b.queries >= minSettled && now.Sub(b.start) >= settleTime {
+			m.settleSuspicion(now)
 		}
 		return nil
 	}
@@ -194,8 +195,8 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 		b := &m.blocks[i]
 		b.add(batch, bin, before)
 		if b.queries == blockSizes[i] {
-			if m.change == nil && m.suspect(b, now) {
-				m.suspicion, m.settling = m.newBlock(), max(leastReference, b.queries)
+			if m.change == nil && m.isSuspect(b, now) {
+				m.suspicion, m.settling = m.newBlock(), max(minReference, b.queries)
 				break
 			}
 			clear(b.counts)
@@ -218,15 +219,15 @@ func (b *block) add(batch, bin int, before time.Time) {
 	b.counts[bin]++
 }
 
-// at returns the i-th oldest arrival held.
-func (m *Monitor) at(i int) *arrival {
+// arrivalAt returns the i-th oldest arrival held.
+func (m *Monitor) arrivalAt(i int) *arrival {
 	return &m.ring[(m.next-m.held+i+monitorWindow)%monitorWindow]
 }
 
-// forget drops the n oldest queries.
-func (m *Monitor) forget(n int) {
+// dropOldest drops the n oldest queries.
+func (m *Monitor) dropOldest(n int) {
 	for i := range n {
-		m.counts[m.at(i).batch]--
+		m.counts[m.arrivalAt(i).batch]--
 	}
 	m.held -= n
 }
@@ -253,14 +254,14 @@ func (m *Monitor) Rate(now time.Time, over time.Duration) float64 {
 		return 0
 	}
 	from := now.Add(-over)
-	if oldest := m.at(0).at; oldest.After(from) {
+	if oldest := m.arrivalAt(0).at; oldest.After(from) {
 		// The oldest opens the period, it does not lie in it.
 		if span := now.Sub(oldest).Seconds(); span > 0 {
 			return float64(m.held-1) / span
 		}
 		return 0
 	}
-	before := sort.Search(m.held, func(i int) bool { return m.at(i).at.After(from) })
+	before := sort.Search(m.held, func(i int) bool { return m.arrivalAt(i).at.After(from) })
 	return float64(m.held-before) / over.Seconds()
 }
 
@@ -276,7 +277,7 @@ func (m *Monitor) Change() (Change, bool) {
 // seen, those and the next: to be called when something was planned for them.
 func (m *Monitor) Rebase() {
 	m.reference, m.suspicion = nil, nil
-	if m.change != nil || m.held >= leastReference {
+	if m.change != nil || m.held >= minReference {
 		m.change = nil
 		m.takeReference()
 	}
@@ -313,12 +314,12 @@ func (m *Monitor) takeReference() {
 		r.counts = append(r.counts, bin)
 	}
 
-	r.MeanSize, r.LargeSize = m.sizes()
+	r.MeanSize, r.LargeSize = m.sizeStatistics()
 	gaps := float64(m.held - 1)
-	r.gap = m.at(m.held-1).at.Sub(m.at(0).at).Seconds() / gaps
+	r.gap = m.arrivalAt(m.held-1).at.Sub(m.arrivalAt(0).at).Seconds() / gaps
 	var squares float64
 	for i := 1; i < m.held; i++ {
-		squares += math.Pow(m.at(i).at.Sub(m.at(i-1).at).Seconds()-r.gap, 2)
+		squares += math.Pow(m.arrivalAt(i).at.Sub(m.arrivalAt(i-1).at).Seconds()-r.gap, 2)
 	}
 	r.Rate, r.variation = rate(1, r.gap), 1
 	if r.gap > 0 {
@@ -341,8 +342,9 @@ func (m *Monitor) newBlock() *block {
 	}
 }
 
-// sizes returns the mean batch size of the queries held, and that which a twentieth of them exceed.
-func (m *Monitor) sizes() (mean float64, large int) {
+// sizeStatistics returns the mean batch size of the queries held, and that which a twentieth of
+// them exceed.
+func (m *Monitor) sizeStatistics() (mean float64, large int) {
 	below := 0
 	for batch, n := range m.counts {
 		mean += float64(n) * float64(batch) / float64(m.held)
@@ -354,38 +356,38 @@ func (m *Monitor) sizes() (mean float64, large int) {
 	return mean, large
 }
 
-// compare returns with what probability chance makes the block, which ends now, differ as much as
-// it does from the reference, in its batch sizes and in its rate.
-func (m *Monitor) compare(b *block, now time.Time) (sizes, rate float64) {
+// compareWithReference returns with what probability chance makes the block, which ends now, differ
+// as much as it does from the reference, in its batch sizes and in its rate.
+func (m *Monitor) compareWithReference(b *block, now time.Time) (sizes, rate float64) {
 	n := float64(b.queries)
 	rate = spanTest(now.Sub(b.start).Seconds(), n, m.reference)
 	sizes = 1
-	if b.queries >= leastSizesBlock {
+	if b.queries >= minSizesBlock {
 		sizes = sizesTest(b.counts, n, m.reference)
 	}
 	return sizes, rate
 }
 
-// suspect reports whether a full block that ends now differs from the reference.
-func (m *Monitor) suspect(b *block, now time.Time) bool {
+// isSuspect reports whether a full block that ends now differs from the reference.
+func (m *Monitor) isSuspect(b *block, now time.Time) bool {
 	const tests = 2 * len(blockSizes)
 	limit := m.falseAlarms / 3600 * float64(b.queries) * m.reference.gap / float64(tests)
-	sizes, rate := m.compare(b, now)
+	sizes, rate := m.compareWithReference(b, now)
 	// where the reference's queries came all at once it is 0
 	return min(sizes, rate) < max(limit, 1e-30)
 }
 
-// settle makes a change of what has come since the suspicion, if that differs from the reference
-// too.
-func (m *Monitor) settle(now time.Time) {
+// settleSuspicion makes a change of what has come since the suspicion, if that differs from the
+// reference too.
+func (m *Monitor) settleSuspicion(now time.Time) {
 	b := m.suspicion
 	m.suspicion = nil
-	sizes, span := m.compare(b, now)
+	sizes, span := m.compareWithReference(b, now)
 	if min(sizes, span) >= confirmed {
 		m.newBlocks()
 		return
 	}
-	m.forget(m.held - b.queries)
+	m.dropOldest(m.held - b.queries)
 	c := &Change{
 		Kind: BothChanged, Seen: b.start, At: now, Queries: b.queries, P: min(sizes, span),
 		Before: m.reference.Demand,
@@ -397,7 +399,7 @@ func (m *Monitor) settle(now time.Time) {
 		c.Kind = RateChanged
 	}
 	c.Now.Rate = rate(float64(b.queries), now.Sub(b.start).Seconds())
-	c.Now.MeanSize, c.Now.LargeSize = m.sizes()
+	c.Now.MeanSize, c.Now.LargeSize = m.sizeStatistics()
 	m.change = c
 	m.takeReference()
 }

@@ -120,21 +120,21 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 				row[3], maxLatency)
 		}
 		if last == nil || last.Model != row[0] || string(last.InstanceType) != row[1] {
-			last, lastCell = s.of(row[0], InstanceType(row[1])), -1
+			last, lastCell = s.seriesOf(row[0], InstanceType(row[1])), -1
 		}
 		if lastCell < 0 || last.batchSizes[lastCell] != batch {
-			lastCell = last.cell(batch)
+			lastCell = last.cellIndex(batch)
 		}
 		last.cells[lastCell] = append(last.cells[lastCell], fromMS(latency))
 	}
 	if len(s.series) == 0 {
 		return nil, errors.New("no line after the header")
 	}
-	return s, s.complete()
+	return s, s.checkComplete()
 }
 
-// of returns the series of a model on an instance type. It makes one if there is none.
-func (s *Samples) of(model string, t InstanceType) *Series {
+// seriesOf returns the series of a model on an instance type. It makes one if there is none.
+func (s *Samples) seriesOf(model string, t InstanceType) *Series {
 	if s.series[model] == nil {
 		s.series[model] = map[InstanceType]*Series{}
 	}
@@ -144,8 +144,8 @@ func (s *Samples) of(model string, t InstanceType) *Series {
 	return s.series[model][t]
 }
 
-// cell returns the index of a batch size in s.cells. It adds an empty cell if there is none.
-func (s *Series) cell(batch int) int {
+// cellIndex returns the index of a batch size in s.cells. It adds an empty cell if there is none.
+func (s *Series) cellIndex(batch int) int {
 	i, found := slices.BinarySearch(s.batchSizes, batch)
 	if !found {
 		s.batchSizes = slices.Insert(s.batchSizes, i, batch)
@@ -154,9 +154,9 @@ func (s *Series) cell(batch int) int {
 	return i
 }
 
-// complete returns an error that names the first batch size for which one instance type has no
+// checkComplete returns an error that names the first batch size for which one instance type has no
 // sample and another one has.
-func (s *Samples) complete() error {
+func (s *Samples) checkComplete() error {
 	for _, model := range s.Models() {
 		var all []int
 		for _, series := range s.series[model] {

@@ -6,9 +6,9 @@ import "strings"
 // are multiplied while b runs on other lanes of the machine. Where nothing is said it is 1.
 type Slowdowns map[string]map[string]float64
 
-// of is the factor of a model's latencies beside others, written as in [Key.Beside]: each adds what
-// it adds alone.
-func (s Slowdowns) of(model, beside string) float64 {
+// factorOf is the factor of a model's latencies beside others, written as in [Key.Beside]: each
+// adds what it adds alone.
+func (s Slowdowns) factorOf(model, beside string) float64 {
 	factor := 1.0
 	beside, _, _ = strings.Cut(beside, "/")
 	for _, other := range strings.Split(beside, "+") {

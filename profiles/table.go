@@ -103,9 +103,9 @@ func (t *Table) Source() string { return t.source }
 // Knots returns a copy of the table's knots.
 func (t *Table) Knots() []Knot { return slices.Clone(t.knots) }
 
-// segment returns the two knots between which batch lies, or from which it is extrapolated, and the
-// position of batch: 0 at the first knot, 1 at the second, more beyond it.
-func (t *Table) segment(batch int) (lo, hi *Knot, share float64) {
+// segmentOf returns the two knots between which batch lies, or from which it is extrapolated, and
+// the position of batch: 0 at the first knot, 1 at the second, more beyond it.
+func (t *Table) segmentOf(batch int) (lo, hi *Knot, share float64) {
 	k := t.knots
 	i := sort.Search(len(k), func(i int) bool { return k[i].BatchSize >= batch })
 	switch {
@@ -121,10 +121,10 @@ func (t *Table) segment(batch int) (lo, hi *Knot, share float64) {
 }
 
 // Mean returns the mean latency of a query of the given batch size (>= 1; less is taken as 1).
-func (t *Table) Mean(batch int) time.Duration { return saturated(t.mean(batch)) }
+func (t *Table) Mean(batch int) time.Duration { return saturated(t.meanNs(batch)) }
 
-func (t *Table) mean(batch int) float64 {
-	lo, hi, share := t.segment(batch)
+func (t *Table) meanNs(batch int) float64 {
+	lo, hi, share := t.segmentOf(batch)
 	a, b := float64(lo.Mean), float64(hi.Mean)
 	if share > 1 && b < a {
 		return b
@@ -132,16 +132,16 @@ func (t *Table) mean(batch int) float64 {
 	return a + share*(b-a)
 }
 
-// Load returns the mean latency of all queries of a batch size, however long: what a query takes of a
-// lane's time in the long run. Mean is that of usual queries, of which an outlier counts only up to a
-// limit; it says better when a query ends that has begun. They differ only in a profile that was
-// learned here: the JSON form has no load, because readers of it match queries, and older ones would
-// reject the key.
+// Load returns the mean latency of all queries of a batch size, however long: what a query takes of
+// a lane's time in the long run. Mean is that of usual queries, of which an outlier counts only up
+// to a limit; it says better when a query ends that has begun. They differ only in a profile that
+// was learned here: the JSON form has no load, because readers of it match queries, and older ones
+// would reject the key.
 func (t *Table) Load(batch int) time.Duration {
-	lo, hi, share := t.segment(batch)
+	lo, hi, share := t.segmentOf(batch)
 	ratio := lo.loadRatio()
 	ratio += min(share, 1) * (hi.loadRatio() - ratio)
-	return saturated(t.mean(batch) * ratio)
+	return saturated(t.meanNs(batch) * ratio)
 }
 
 // ByLoad returns the table with loads in place of the means, for what plans with the lanes' time.
@@ -166,7 +166,7 @@ func (k *Knot) loadRatio() float64 {
 
 // Error returns the relative standard error of Mean at a batch size: 0.02 is 2 %.
 func (t *Table) Error(batch int) float64 {
-	lo, hi, share := t.segment(batch)
+	lo, hi, share := t.segmentOf(batch)
 	share = min(share, 1)
 	return (1-share)*lo.Error + share*hi.Error
 }
@@ -181,11 +181,11 @@ func (t *Table) Error(batch int) float64 {
 func (t *Table) Quantile(p float64, batch int) time.Duration {
 	p = min(max(p, 1e-4), 1-1e-4)
 	z := normalQuantile(p)
-	lo, hi, share := t.segment(batch)
+	lo, hi, share := t.segmentOf(batch)
 	if share > 1 {
-		return saturated(hi.quantile(z) * t.mean(batch) / float64(hi.Mean))
+		return saturated(hi.quantileNs(z) * t.meanNs(batch) / float64(hi.Mean))
 	}
-	a, b := lo.quantile(z), hi.quantile(z)
+	a, b := lo.quantileNs(z), hi.quantileNs(z)
 	return saturated(a + share*(b-a))
 }
 
@@ -199,8 +199,8 @@ var (
 	phi90    = normalDensity(z90)
 )
 
-// quantile returns the latency, in ns, at the normal quantile z.
-func (k *Knot) quantile(z float64) float64 {
+// quantileNs returns the latency, in ns, at the normal quantile z.
+func (k *Knot) quantileNs(z float64) float64 {
 	p50, p90, p99 := float64(k.P50), float64(k.P90), float64(k.P99)
 	rise, tail := (p90-p50)/z90, (p99-p90)/(z99-z90)
 	switch {
@@ -242,12 +242,12 @@ func (t *Table) ScaleBy(factor func(batch int) float64) *Table {
 	s := *t
 	s.knots = slices.Clone(t.knots)
 	for i := range s.knots {
-		s.knots[i].scale(factor(s.knots[i].BatchSize))
+		s.knots[i].scaleLatency(factor(s.knots[i].BatchSize))
 	}
 	return &s
 }
 
-func (k *Knot) scale(factor float64) {
+func (k *Knot) scaleLatency(factor float64) {
 	for _, d := range []*time.Duration{&k.Mean, &k.P50, &k.P90, &k.P99} {
 		*d = max(1, saturated(float64(*d)*factor))
 	}
@@ -276,9 +276,9 @@ type knotJSON struct {
 	Error     float64 `json:"error"`
 }
 
-// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves out loads and the
-// key's checksum and neighbours: gateways of older versions, which read this form, do not know them,
-// and only learners need them.
+// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves out loads and
+// the key's checksum and neighbours: gateways of older versions, which read this form, do not know
+// them, and only learners need them.
 func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
 	j.Checksum, j.Beside = "", ""

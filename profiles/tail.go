@@ -8,17 +8,17 @@ const (
 	// tell.
 	tailSteps = 8
 	tailCount = 10 * tailSteps
-	// tailPrior is how many queries in a row as predicted are assumed before there is evidence. It is
-	// that of shape.
+	// tailPrior is how many queries in a row as predicted are assumed before there is evidence. It
+	// is that of shape.
 	tailPrior = shapePrior
 	// tailKnown is from how many queries on a tail says more than the profile that it started from:
 	// three of them are then beyond the 99 % quantile.
 	tailKnown = 300
-	// tailTrimmed is how many of the longest queries count as if they had been as predicted, so that
-	// a freak one changes neither quantile nor mean. Two of a kind are no freak.
+	// tailTrimmed is how many of the longest queries count as if they had been as predicted, so
+	// that a freak one changes neither quantile nor mean. Two of a kind are no freak.
 	tailTrimmed = 1
-	// tailPending is how many outliers of an agent wait until it is known whether they begin a lasting
-	// change: about as many extreme ones as show it.
+	// tailPending is how many outliers of an agent wait until it is known whether they begin a
+	// lasting change: about as many extreme ones as show it.
 	tailPending = 8
 )
 
@@ -60,8 +60,8 @@ func (t *tail) add(ratio, counted float64, cut bool) {
 	t.excess[i] += max(0, min(ratio, tailRatio(tailCount))-counted)
 }
 
-// scale gives all evidence less weight.
-func (t *tail) scale(f float64) {
+// scaleWeight gives all evidence less weight.
+func (t *tail) scaleWeight(f float64) {
 	t.queries *= f
 	for i := range t.ended {
 		t.ended[i] *= f
@@ -70,10 +70,10 @@ func (t *tail) scale(f float64) {
 	}
 }
 
-// estimate returns the ratio that a share p of the queries does not exceed, 1 if it is less, and by
-// how much the mean of all queries exceeds that of which outliers count only up to a limit, as a
-// share of the predicted latency.
-func (t *tail) estimate(p float64) (quantile, excess float64) {
+// estimateQuantile returns the ratio that a share p of the queries does not exceed, 1 if it is
+// less, and by how much the mean of all queries exceeds that of which outliers count only up to a
+// limit, as a share of the predicted latency.
+func (t *tail) estimateQuantile(p float64) (quantile, excess float64) {
 	ended, cut := t.ended, t.cut
 	top, trim := -1, float64(tailTrimmed)
 	for i := tailCount - 1; i >= 0; i-- {

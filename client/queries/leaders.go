@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// leastSilence is the least time that a leader has to acknowledge a submit before it counts as
+	// minSilence is the least time that a leader has to acknowledge a submit before it counts as
 	// silent.
-	leastSilence = 10 * time.Millisecond
+	minSilence = 10 * time.Millisecond
 	// heartbeatSilence is how long a leader may send nothing, while there are queries, before it
 	// counts as silent: three heartbeats. Without queries it sends fewer.
 	heartbeatSilence = 150 * time.Millisecond
@@ -103,9 +103,9 @@ func (s *State) Try(now time.Duration, there func(agent names.AgentName) bool) (
 		wait, l.retry = l.retry, min(2*l.retry, lastRetry)
 		return "", wait
 	}
-	if l.round == nil || l.changed() {
-		l.round, l.of = l.known.candidates(l.lost), l.known
-		s.closed(len(l.round) > 0, now)
+	if l.round == nil || l.hasChanged() {
+		l.round, l.of = l.known.candidatesInOrder(l.lost), l.known
+		s.closeLink(len(l.round) > 0, now)
 	}
 	for len(l.round) > 0 {
 		agent, l.round = l.round[0], l.round[1:]
@@ -126,17 +126,17 @@ func (s *State) Tried(now time.Duration) {
 		l.pause = now-l.triedAt <= firstRetry
 	}
 	l.tried = ""
-	s.closed(true, now)
+	s.closeLink(true, now)
 }
 
-// changed reports whether another agent leads than when the round began.
-func (l *leaders) changed() bool {
+// hasChanged reports whether another agent leads than when the round began.
+func (l *leaders) hasChanged() bool {
 	return l.known.Leader != l.of.Leader || l.known.Epoch != l.of.Epoch
 }
 
-// candidates returns the agents that may lead, the likeliest first; the leader that was lost last
-// comes last.
-func (l *Leadership) candidates(lost names.AgentName) []names.AgentName {
+// candidatesInOrder returns the agents that may lead, the likeliest first; the leader that was lost
+// last comes last.
+func (l *Leadership) candidatesInOrder(lost names.AgentName) []names.AgentName {
 	all := []names.AgentName{} // not nil
 	if l.Leader != "" && l.Leader != lost {
 		all = append(all, l.Leader)
@@ -168,10 +168,10 @@ func (s *State) Patience(now time.Duration) time.Duration {
 	return s.heardAt + lostSilence - now
 }
 
-// closed notes that there is no link to a leader (any more). known says whether there is a known
+// closeLink notes that there is no link to a leader (any more). known says whether there is a known
 // leader or successor, which will be tried next.
-func (s *State) closed(known bool, now time.Duration) {
-	lost := s.forget(now)
+func (s *State) closeLink(known bool, now time.Duration) {
+	lost := s.dropLink(now)
 	if known {
 		s.linkIs(linkOpening, lost)
 	} else {
@@ -182,23 +182,23 @@ func (s *State) closed(known bool, now time.Duration) {
 // Opened notes that the agent tried has answered as a leader. All queries are submitted to it, in
 // the order of their arrival.
 func (s *State) Opened(now time.Duration) {
-	s.forget(now)
+	s.dropLink(now)
 	s.heardAt, s.submitted, s.acked = now, 0, 0
 	s.linkIs(linkOpen, false)
 	s.stats.Links++
 	s.submitAll(now)
 }
 
-// forget drops the state of the former link, and reports whether its leader, or one before it, is
+// dropLink drops the state of the former link, and reports whether its leader, or one before it, is
 // lost.
-func (s *State) forget(now time.Duration) (lost bool) {
+func (s *State) dropLink(now time.Duration) (lost bool) {
 	s.message, s.unacked = Message{}, s.unacked[:0]
 	if s.link < linkOpen {
 		return s.lost
 	}
 	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		q.since = now
-		if q.submitted() {
+		if q.isSubmitted() {
 			q.atLeader = unknown
 		}
 	}
@@ -243,15 +243,15 @@ func (s *State) Heard(received uint64, now time.Duration) {
 	}
 }
 
-// silence is how long the leader may take to acknowledge a submit: three times the usual time, but
-// at least leastSilence.
-func (s *State) silence() time.Duration { return max(leastSilence, 3*s.usual) }
+// maxSilence is how long the leader may take to acknowledge a submit: three times the usual time,
+// but at least leastSilence.
+func (s *State) maxSilence() time.Duration { return max(minSilence, 3*s.usual) }
 
 // Check checks whether the leader is silent, and reports whether it has become so. From then on
 // queries are decided without it, until it has acknowledged all submits.
 func (s *State) Check(now time.Duration) (silent bool) {
-	if s.link == linkOpen && (len(s.unacked) > 0 && now-s.unacked[0] > s.silence() ||
-		now-max(s.heardAt, s.busyAt) > max(heartbeatSilence, s.silence())) {
+	if s.link == linkOpen && (len(s.unacked) > 0 && now-s.unacked[0] > s.maxSilence() ||
+		now-max(s.heardAt, s.busyAt) > max(heartbeatSilence, s.maxSilence())) {
 		s.linkIs(linkSilent, s.lost)
 		s.stats.Silences++
 		return true
@@ -266,7 +266,7 @@ func (s *State) Idle() bool { return s.pending.Len() == 0 && len(s.unacked) == 0
 func (s *State) LookAgain(now time.Duration) time.Duration {
 	wait := WatchInterval
 	if s.link == linkOpen && len(s.unacked) > 0 {
-		wait = min(wait, s.unacked[0]+s.silence()-now)
+		wait = min(wait, s.unacked[0]+s.maxSilence()-now)
 	}
 	return max(wait, 0) + 1 // Check fires only after more than the silence
 }

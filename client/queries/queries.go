@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// leastOverdue is how late, at least, an attempt that no leader watches must be before it is
+	// minOverdue is how late, at least, an attempt that no leader watches must be before it is
 	// given up.
-	leastOverdue = 100 * time.Millisecond
-	// mostLed is how many attempts in a row may fail that the leader chose. After them the query is
+	minOverdue = 100 * time.Millisecond
+	// maxLed is how many attempts in a row may fail that the leader chose. After them the query is
 	// decided without the leader, which may not know yet which members this gateway cannot reach.
-	mostLed = 2
-	// mostInquiries is how many queries are decided without a leader at a time, the oldest first.
-	mostInquiries = 8
-	// mostTogether is how many submits, cancellations and assignments one message may have. An
+	maxLed = 2
+	// maxInquiries is how many queries are decided without a leader at a time, the oldest first.
+	maxInquiries = 8
+	// maxTogether is how many submits, cancellations and assignments one message may have. An
 	// agent accepts messages of 64 KiB, and the longest of these takes about 1 KiB.
-	mostTogether = 48
+	maxTogether = 48
 	// firstAgain is the backoff of a query after the second member in a row could not be reached;
 	// see [Query.Backoff].
 	firstAgain = 10 * time.Millisecond
@@ -50,7 +50,8 @@ const (
 type State struct {
 	sequence   uint64
 	bySequence map[uint64]*Query
-	// pending has the queries without outcomes in the order of arrival; not those that were split, but their parts.
+	// pending has the queries without outcomes in the order of arrival; not those that were split,
+	// but their parts.
 	pending   list.List[Query]
 	ready     turns // queries to decide without a leader now
 	later     turns // queries that may be decided so from their due times on
@@ -88,8 +89,8 @@ type Stats struct {
 	ResubmitsFailed, ResubmitsLeader uint64
 	// Attempts counts payloads sent, Leaderless those of them that were decided without a leader.
 	Attempts, Leaderless uint64
-	// Superseded counts attempts cut off because the query was assigned anew, Hedged those that then
-	// went on beside the new one.
+	// Superseded counts attempts cut off because the query was assigned anew, Hedged those that
+	// then went on beside the new one.
 	Superseded, Hedged uint64
 	// Unused counts assignments given back to leaders.
 	Unused uint64
@@ -141,7 +142,8 @@ type stage uint8
 
 const (
 	held stage = iota // the query waits for a target
-	// bound: its caller is to send it to its target, goesTo. An attempt before may be under way, earlier.
+	// bound: its caller is to send it to its target, goesTo. An attempt before may be under way,
+	// earlier.
 	bound
 	sent // an attempt is under way at the target at
 	// doubted: an attempt is under way, but the leader has given it up or it is overdue. It goes on
@@ -172,8 +174,8 @@ func (q *Query) underWay() bool {
 	return q.stage == sent || q.stage == doubted || q.stage == cutOff
 }
 
-// submitted reports whether the leader knows of the query.
-func (q *Query) submitted() bool { return q.atLeader == waits || q.atLeader == assigned }
+// isSubmitted reports whether the leader knows of the query.
+func (q *Query) isSubmitted() bool { return q.atLeader == waits || q.atLeader == assigned }
 
 // Ended reports whether the query has its outcome. err is nil if the outcome is the answer, which
 // the query's caller has.
@@ -330,7 +332,8 @@ func (e *GaveUp) Error() string {
 // per attempt, and only for attempts that no leader watches.
 func New(slow func(q *Query, agent names.AgentName) time.Duration) *State {
 	s := &State{
-		bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow, hedges: hedgeBurst,
+		bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow,
+		hedges: hedgeBurst,
 	}
 	s.leaders.retry = firstRetry
 	return s
@@ -357,7 +360,7 @@ func (s *State) Message() (m Message, ok bool) {
 		return m, false
 	}
 	s.stats.SubmitMessages++
-	all, room := s.message, mostTogether
+	all, room := s.message, maxTogether
 	m.Submit, s.message.Submit = cut(all.Submit, &room)
 	m.Cancel, s.message.Cancel = cut(all.Cancel, &room)
 	m.Unused, s.message.Unused = cut(all.Unused, &room)
@@ -450,20 +453,20 @@ func (s *State) Assign(a Assign) {
 	q := s.bySequence[a.Sequence]
 	switch {
 	case q == nil:
-		s.forgotten(a.Sequence)
-		s.unused(a)
+		s.reportForgotten(a.Sequence)
+		s.returnAssignment(a)
 		return
-	case !q.submitted(): // the query was decided meanwhile, and the leader has been told
-		s.unused(a)
+	case !q.isSubmitted(): // the query was decided meanwhile, and the leader has been told
+		s.returnAssignment(a)
 		return
-	case s.crosses(q), a.Attempt <= max(q.number, q.goesTo.Attempt):
+	case s.crossesSubmit(q), a.Attempt <= max(q.number, q.goesTo.Attempt):
 		// The leader chose before it read that the query is, or was, elsewhere: an attempt under
 		// way goes on.
-		s.unused(a)
+		s.returnAssignment(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on
-		s.withdraw(q)
-		s.unused(a)
+		s.cancelAtLeader(q)
+		s.returnAssignment(a)
 		return
 	}
 	q.atLeader = assigned
@@ -473,13 +476,13 @@ func (s *State) Assign(a Assign) {
 	})
 }
 
-// forgotten tells the leader that the outcome of a query or part that is not known here is decided;
-// but not if the query was never split here. It has then been submitted since the leader split it,
-// which replaces its parts, and the leader may have split it once more.
-func (s *State) forgotten(sequence uint64) {
+// reportForgotten tells the leader that the outcome of a query or part that is not known here is
+// decided; but not if the query was never split here. It has then been submitted since the leader
+// split it, which replaces its parts, and the leader may have split it once more.
+func (s *State) reportForgotten(sequence uint64) {
 	whole := s.bySequence[match.QueryID{Sequence: sequence}.Whole().Sequence]
 	if whole == nil || whole.stage == divided {
-		s.cancelled(sequence)
+		s.reportCancelled(sequence)
 	}
 }
 
@@ -488,7 +491,7 @@ func (s *State) forgotten(sequence uint64) {
 // that it is cancelled.
 func (s *State) ToSplit(sequence uint64) *Query {
 	q := s.bySequence[sequence]
-	if q == nil || q.whole != nil || q.atLeader != waits || s.crosses(q) {
+	if q == nil || q.whole != nil || q.atLeader != waits || s.crossesSubmit(q) {
 		return nil
 	}
 	return q
@@ -517,7 +520,8 @@ func (s *State) Split(q *Query, parts []*Query) {
 	s.do(Action{Kind: Wake, Query: q})
 }
 
-// cutOff cuts off the attempts of q that are under way, but for the given one, and returns how many.
+// cutOff cuts off the attempts of q that are under way, but for the given one, and returns how
+// many.
 func (s *State) cutOff(q *Query, but uint32) (n int) {
 	if q.underWay() && !q.aborted && q.at.Attempt != but {
 		q.aborted = true
@@ -532,8 +536,9 @@ func (s *State) cutOff(q *Query, but uint32) (n int) {
 	return n
 }
 
-// crosses reports whether the leader sent its message about q before it had read q's last submit.
-func (s *State) crosses(q *Query) bool { return q.submit > s.acked }
+// crossesSubmit reports whether the leader sent its message about q before it had read q's last
+// submit.
+func (s *State) crossesSubmit(q *Query) bool { return q.submit > s.acked }
 
 // goTo makes t the target of q. An attempt under way goes on beside the next one, if that is within
 // the budget of hedges; of two, the first one is cut off. Without budget all are cut off.
@@ -568,16 +573,16 @@ func (s *State) dropTarget(q *Query) {
 	} else {
 		s.release(t)
 	}
-	s.unbind(q)
+	s.removeTarget(q)
 }
 
 func (s *State) release(t Target) {
 	s.do(Action{Kind: Release, Agent: t.Agent, Reservation: t.Reservation})
 }
 
-// unbind removes q's target. An attempt that was cut off for it stays cut off, and one that was to go
-// on beside it goes on.
-func (s *State) unbind(q *Query) {
+// removeTarget removes q's target. An attempt that was cut off for it stays cut off, and one that
+// was to go on beside it goes on.
+func (s *State) removeTarget(q *Query) {
 	q.goesTo = Target{}
 	switch {
 	case q.stage == cutOff:
@@ -595,8 +600,8 @@ func (q *Query) fallBack() {
 	q.at, q.earlier, q.aborted, q.stage = q.earlier, Target{}, false, doubted
 }
 
-// unused gives an assignment back to the leader.
-func (s *State) unused(a Assign) {
+// returnAssignment gives an assignment back to the leader.
+func (s *State) returnAssignment(a Assign) {
 	s.stats.Unused++
 	if s.link >= linkOpen {
 		s.message.Unused = append(s.message.Unused, a)
@@ -605,7 +610,8 @@ func (s *State) unused(a Assign) {
 
 // giveBack gives the lane of a target that q does not need back to the leader.
 func (s *State) giveBack(q *Query, t *Target) {
-	s.unused(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent, Lane: t.Lane})
+	s.returnAssignment(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent,
+		Lane: t.Lane})
 }
 
 // giveBackClaimed gives back the lane of the earlier attempt, which has ended, if its lane may have
@@ -616,18 +622,18 @@ func (s *State) giveBackClaimed(q *Query) {
 	}
 }
 
-// cancelled tells the leader that a query's outcome is decided.
-func (s *State) cancelled(sequence uint64) {
+// reportCancelled tells the leader that a query's outcome is decided.
+func (s *State) reportCancelled(sequence uint64) {
 	if s.link >= linkOpen {
 		s.message.Cancel = append(s.message.Cancel, sequence)
 	}
 }
 
-// withdraw cancels q at the leader.
-func (s *State) withdraw(q *Query) {
-	if q.submitted() {
+// cancelAtLeader cancels q at the leader.
+func (s *State) cancelAtLeader(q *Query) {
+	if q.isSubmitted() {
 		q.atLeader = unknown
-		s.cancelled(q.Sequence)
+		s.reportCancelled(q.Sequence)
 	}
 }
 
@@ -638,12 +644,12 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	q := s.bySequence[sequence]
 	switch {
 	case q == nil:
-		s.forgotten(sequence)
+		s.reportForgotten(sequence)
 		return nil
-	case !q.submitted() || s.crosses(q):
+	case !q.isSubmitted() || s.crossesSubmit(q):
 		return nil
 	case q.hasTarget() && q.goesTo.Reservation == 0 && q.goesTo.Attempt == attempt:
-		s.unbind(q)
+		s.removeTarget(q)
 		q.atLeader = waits
 		q.number = max(q.number, attempt)
 	case q.underWay() && q.at.Attempt == attempt:
@@ -662,8 +668,8 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 // Each goes on until the query has another target.
 func (s *State) Left(agent names.AgentName, now time.Duration) {
 	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
-		// While the leader was silent it may have been overdue, and no lane took it. The leader, heard
-		// again, does not know that.
+		// While the leader was silent it may have been overdue, and no lane took it. The leader,
+		// heard again, does not know that.
 		overdue := q.stage == doubted && q.atLeader == assigned
 		if q.stage != sent && !overdue || q.at.Agent != agent || q.atLeader == refused ||
 			q.attempts >= match.MaxAttempts {
@@ -684,11 +690,11 @@ func (s *State) Left(agent names.AgentName, now time.Duration) {
 // under way goes on, as the last one.
 func (s *State) Reject(sequence uint64, why error) {
 	q := s.bySequence[sequence]
-	if q == nil || !q.submitted() {
+	if q == nil || !q.isSubmitted() {
 		return
 	}
-	if s.crosses(q) { // the leader has not read the last submit yet
-		s.withdraw(q)
+	if s.crossesSubmit(q) { // the leader has not read the last submit yet
+		s.cancelAtLeader(q)
 	}
 	q.atLeader = unknown
 	if q.stage == held {
@@ -780,11 +786,11 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 	}
 	switch {
 	case o == Final, q.attempts >= match.MaxAttempts: // the earlier attempt is the last
-		if s.withdraw(q); o == Final {
+		if s.cancelAtLeader(q); o == Final {
 			q.atLeader, q.err = refused, err
 		}
-	case len(q.failed) >= mostLed:
-		s.withdraw(q)
+	case len(q.failed) >= maxLed:
+		s.cancelAtLeader(q)
 		q.atLeader = passed
 	case q.atLeader == waits: // the leader has already given the attempt up
 	case q.atLeader == assigned, s.link == linkOpen:
@@ -800,7 +806,7 @@ func (s *State) End(q *Query, err error) {
 	if q.stage == ended {
 		return
 	}
-	s.withdraw(q)
+	s.cancelAtLeader(q)
 	s.dropTarget(q)
 	if q.stage != divided {
 		s.pending.Remove(&q.inPending)
@@ -818,7 +824,7 @@ func (s *State) End(q *Query, err error) {
 		err = errWhole
 	}
 	for _, part := range q.parts {
-		s.abandon(part, err)
+		s.abandonQuery(part, err)
 	}
 }
 
@@ -826,8 +832,8 @@ func (s *State) End(q *Query, err error) {
 // has yet answered the whole query.
 var errWhole = errors.New("the whole query is answered")
 
-// abandon is End, and cancels the attempts under way.
-func (s *State) abandon(q *Query, why error) {
+// abandonQuery is End, and cancels the attempts under way.
+func (s *State) abandonQuery(q *Query, why error) {
 	s.cutOff(q, 0)
 	s.End(q, why)
 }
@@ -835,14 +841,14 @@ func (s *State) abandon(q *Query, why error) {
 // Close ends all queries with the error why.
 func (s *State) Close(why error) {
 	for s.pending.Len() > 0 {
-		s.abandon(s.pending.First(), why)
+		s.abandonQuery(s.pending.First(), why)
 	}
 }
 
 // Inquire returns the oldest query that is to be decided without a leader now, or nil. The caller
 // reports the result with Decided or Undecided. At most mostInquiries decisions are open at a time.
 func (s *State) Inquire(now time.Duration) *Query {
-	if s.inquiries >= mostInquiries {
+	if s.inquiries >= maxInquiries {
 		return nil
 	}
 	for len(s.later.queries) > 0 && now >= s.later.queries[0].due {
@@ -886,11 +892,11 @@ func (s *State) schedule(q *Query) {
 func (s *State) dueLeaderless(q *Query) time.Duration {
 	due := q.again
 	if s.link == linkOpening && !s.lost {
-		due = max(due, q.since+leastSilence)
+		due = max(due, q.since+minSilence)
 	}
 	if q.stage == sent {
 		if q.at.overdue == past {
-			q.at.overdue = q.at.sent + q.at.Took + max(leastOverdue, 3*s.slow(q, q.at.Agent))
+			q.at.overdue = q.at.sent + q.at.Took + max(minOverdue, 3*s.slow(q, q.at.Agent))
 		}
 		due = max(due, q.at.overdue)
 	}
@@ -899,12 +905,12 @@ func (s *State) dueLeaderless(q *Query) time.Duration {
 
 // Decided ends the decision that Inquire began: q goes to t, unless it need not be sent any more.
 func (s *State) Decided(q *Query, t Target) {
-	s.inquired(q)
+	s.endInquiry(q)
 	if q.stage >= divided || q.hasTarget() || q.stage == sent || q.attempts >= match.MaxAttempts {
 		s.release(t)
 		return
 	}
-	s.withdraw(q)
+	s.cancelAtLeader(q)
 	t.Attempt = q.number + 1
 	s.goTo(q, t)
 }
@@ -913,10 +919,10 @@ func (s *State) Decided(q *Query, t Target) {
 // at again.
 func (s *State) Undecided(q *Query, again time.Duration) {
 	q.again = again
-	s.inquired(q)
+	s.endInquiry(q)
 }
 
-func (s *State) inquired(q *Query) {
+func (s *State) endInquiry(q *Query) {
 	s.inquiries--
 	q.inquired = false
 	s.schedule(q)

@@ -173,10 +173,12 @@ func (r *run) carryOut() {
 			c := a.Query.Tag.(*caller)
 			of := c.try(a.Attempt)
 			if of == nil {
-				r.failf("attempt %d of query %d is cut off, and not under way", a.Attempt, c.q.Sequence)
+				r.failf("attempt %d of query %d is cut off, and not under way", a.Attempt,
+					c.q.Sequence)
 				continue
 			}
-			if whole := c.q.whole; !of.excused && !c.answered && (whole == nil || whole.stage != ended) {
+			if whole := c.q.whole; !of.excused && !c.answered && (whole == nil ||
+				whole.stage != ended) {
 				r.failf("query %d is cut off on agent %s, and nobody has given it up", c.q.Sequence,
 					of.target.Agent)
 			}
@@ -456,7 +458,7 @@ func (r *run) tick() {
 
 // silent finds by the rule whether the leader is.
 func (r *run) silent() bool {
-	patience := max(leastSilence, 3*r.usual)
+	patience := max(minSilence, 3*r.usual)
 	return len(r.sent) > 0 && r.now-r.sent[0] > patience ||
 		r.now-max(r.heard, r.busy) > max(heartbeatSilence, patience)
 }
@@ -548,7 +550,7 @@ func (r *run) ends(c *caller, of *try, o Outcome) {
 	current := c.q.underWay() && of.target.Attempt == c.q.at.Attempt
 	if o != Answered && (current && !c.q.hasTarget() || of.target.Attempt == c.q.earlier.Attempt) {
 		c.failures++
-		c.passed = c.passed || current && c.failures >= mostLed && o == Elsewhere
+		c.passed = c.passed || current && c.failures >= maxLed && o == Elsewhere
 	}
 	err := error(nil)
 	if o != Answered {
@@ -598,10 +600,10 @@ func (r *run) turn(q *Query) {
 	never := r.s.link == linkOpen && !c.passed || q.inquired || q.hasTarget() ||
 		q.attempts >= match.MaxAttempts
 	due := q.again
-	if since := q.since + leastSilence; r.s.link == linkOpening && !r.s.lost && since > due {
+	if since := q.since + minSilence; r.s.link == linkOpening && !r.s.lost && since > due {
 		due = since
 	}
-	if overdue := q.at.sent + q.at.Took + leastOverdue; q.stage == sent && overdue > due {
+	if overdue := q.at.sent + q.at.Took + minOverdue; q.stage == sent && overdue > due {
 		due = overdue
 	}
 	if never != (q.turns == nil) || !never && q.due != due {
@@ -624,10 +626,10 @@ func (r *run) check() {
 		if next := q.inPending.Next(); next != nil && next.Sequence < q.Sequence {
 			r.failf("query %d comes before query %d", q.Sequence, next.Sequence)
 		}
-		if q.submitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
+		if q.isSubmitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
 			r.failf("query %d counts as submitted, and is not", q.Sequence)
 		}
-		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.submitted() &&
+		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.isSubmitted() &&
 			l.rows[q.Sequence] == nil {
 			r.failf("query %d is submitted, but the leader does not know it", q.Sequence)
 		}
@@ -652,7 +654,7 @@ func (r *run) check() {
 	if n != len(r.s.bySequence) {
 		r.failf("%d in the list, %d in the map", n, len(r.s.bySequence))
 	}
-	if r.s.inquiries != len(r.probing) || len(r.probing) > mostInquiries {
+	if r.s.inquiries != len(r.probing) || len(r.probing) > maxInquiries {
 		r.failf("%d are being decided, it counts %d", len(r.probing), r.s.inquiries)
 	}
 	for _, c := range r.callers {
@@ -680,7 +682,8 @@ func (r *run) check() {
 			r.failf("query %d: nobody is told that it has a target or an end", q.Sequence)
 		}
 		if n := len(c.goOn()); q.stage >= divided && n > 0 || n > 2 || q.hasTarget() && n > 1 {
-			r.failf("query %d is split, assigned anew or has ended, but its attempt goes on", q.Sequence)
+			r.failf("query %d is split, assigned anew or has ended, but its attempt goes on",
+				q.Sequence)
 		}
 	}
 	r.compare()

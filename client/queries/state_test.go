@@ -100,7 +100,7 @@ func TestSilence(t *testing.T) {
 		s.Arrive(&Query{}, now)
 		s.Heard(s.submitted, now+30*ms)
 	}
-	if got := s.silence().Round(ms); got != 90*ms {
+	if got := s.maxSilence().Round(ms); got != 90*ms {
 		t.Errorf("the leader has %v, want 90ms", got)
 	}
 	m, _ := s.Message()
@@ -201,8 +201,8 @@ func TestOfferedAgain(t *testing.T) {
 	}
 }
 
-// TestHedge follows a query of which a second attempt is made beside the first: the answer of either
-// counts and ends the other, and a failure of either leaves the other.
+// TestHedge follows a query of which a second attempt is made beside the first: the answer of
+// either counts and ends the other, and a failure of either leaves the other.
 func TestHedge(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		for _, o := range []Outcome{Answered, Final, Elsewhere} {
@@ -240,9 +240,9 @@ func TestHedge(t *testing.T) {
 	}
 }
 
-// TestLeft: an agent answers a query, tells the leader so and is cut off, and the answer is lost. When
-// it is no member any more, the query goes elsewhere, with the leader and without one. The attempt
-// goes on until then.
+// TestLeft: an agent answers a query, tells the leader so and is cut off, and the answer is lost.
+// When it is no member any more, the query goes elsewhere, with the leader and without one. The
+// attempt goes on until then.
 func TestLeft(t *testing.T) {
 	for _, leads := range []bool{true, false} {
 		r, c := atAgent(t)
@@ -265,7 +265,7 @@ func TestLeft(t *testing.T) {
 			r.assign(4)
 			r.hears()
 		} else {
-			r.now += leastSilence
+			r.now += minSilence
 			r.tick()
 			r.decide(true)
 		}

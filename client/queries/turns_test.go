@@ -86,7 +86,7 @@ func TestOverdueOnce(t *testing.T) {
 		t.Errorf("asked %d times how long an attempt may take, want %d: once each", asked,
 			2*inFlight)
 	}
-	now := time.Second + leastOverdue
+	now := time.Second + minOverdue
 	var decided []*Query
 	oldest := s.pending.First()
 	for i := range uint64(inFlight) {
@@ -96,9 +96,9 @@ func TestOverdueOnce(t *testing.T) {
 		}
 		oldest = oldest.inPending.Next()
 		decided = append(decided, q)
-		if i%mostInquiries == mostInquiries-1 {
+		if i%maxInquiries == maxInquiries-1 {
 			if s.Inquire(now) != nil {
-				t.Fatalf("more than %d queries are decided at a time", mostInquiries)
+				t.Fatalf("more than %d queries are decided at a time", maxInquiries)
 			}
 			for _, q := range decided {
 				s.Undecided(q, now+time.Hour)
