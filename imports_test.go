@@ -96,13 +96,22 @@ var rules = []rule{
 		reason: "one package speaks to the clouds' stores, and cmd alone brings it along",
 	},
 	{
-		folder: "runtime", imports: []string{"api", "models", "api/names", "runtime/queue", "runtime/gpu"},
+		folder: "runtime",
+		imports: []string{
+			"api", "models", "api/names", "runtime/lane", "runtime/queue", "runtime/gpu",
+		},
 		never:  network,
 		reason: "running a model needs no network, and must be testable without one",
 	},
 	{
 		folder: "runtime/gpu", never: append([]string{"log"}, network...),
 		reason: "what a card is and how it fares has nothing to do with what runs on it",
+	},
+	{
+		folder: "runtime/lane", imports: []string{"api/names", "runtime/queue"},
+		never: append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "what lanes run and refuse is arithmetic on what they are told, so that it can be " +
+			"simulated and replayed",
 	},
 	{
 		folder: "runtime/queue",
@@ -588,6 +597,11 @@ func TestImportRules(t *testing.T) {
 		{"runtime", module + "models", true},
 		{"runtime", module + "agent", false},
 		{"runtime", module + "runtime/queue", true},
+		{"runtime", module + "runtime/lane", true},
+		{"runtime/lane", module + "runtime/queue/merge", true},
+		{"runtime/lane", module + "runtime", false},
+		{"runtime/lane", module + "api/tensor", false},
+		{"runtime/lane", "os", false},
 		{"runtime/queue", "container/heap", true},
 		{"runtime/queue", module + "runtime/queue/merge", false},
 		{"runtime/queue/merge", module + "runtime/queue", true},

@@ -216,21 +216,21 @@ const worthApart = 100 * time.Microsecond
 // apart keeps the runs of all lanes of the process that have one thread on different processors.
 var apart = sync.OnceValue(isolate.NewApart)
 
-// run calls f with the model as it is on t's lane, on whose processors f then runs.
-func (l *Lanes) run(t *turn, model Model, f func(Model) (*Result, error)) (*Result, error) {
+// run calls f with the model as it is on c's lane, on whose processors f then runs.
+func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Result, error) {
 	if m, ok := model.(*placed); ok {
-		model = m.on(t.lane)
+		model = m.on(c.Lane())
 	}
 	s, _ := model.(*session)
 	switch {
 	case l.pins != nil:
-		p := l.pins[t.lane]
+		p := l.pins[c.Lane()]
 		if err := p.Enter(); err == nil {
 			defer p.Leave()
 		} else if p.told != nil {
 			p.failed.Do(func() { p.told(p.lane, err) })
 		}
-	case s != nil && s.threads.count == 1 && t.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
+	case s != nil && s.threads.count == 1 && c.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
 		thread := apart().Enter()
 		defer apart().Leave(thread)
 	}

@@ -103,7 +103,7 @@ func (p *Partitions) Retire(ctx context.Context, former []Part) error {
 		}
 		s := part.Stats()
 		s.Running, s.Waiting, s.WaitingBytes = 0, 0, 0 // a run that drain gave up ends by itself
-		next.ended.add(s)
+		next.ended.Add(s)
 		return true
 	})
 	p.now.Store(&next)
@@ -234,7 +234,7 @@ func (p *Partitions) Stats() (all LanesStats) {
 	all = now.ended
 	for i, part := range now.parts {
 		s := part.Stats()
-		all.add(s)
+		all.Add(s)
 		all.Lanes += s.Lanes
 		if i == 0 || s.Remaining < all.Remaining {
 			all.Remaining = s.Remaining
@@ -242,22 +242,10 @@ func (p *Partitions) Stats() (all LanesStats) {
 		all.RemainingByLane = append(all.RemainingByLane, s.RemainingByLane...)
 	}
 	for _, part := range now.former {
-		all.add(part.Stats())
+		all.Add(part.Stats())
 	}
 	all.Dropped.Draining = p.draining.Load()
 	return all
-}
-
-// add adds what can be summed over lanes that are not there at the same time.
-func (s *LanesStats) add(o LanesStats) {
-	s.Running += o.Running
-	s.Waiting += o.Waiting
-	s.WaitingBytes += o.WaitingBytes
-	s.Busy += o.Busy
-	s.Dropped.Deadline += o.Dropped.Deadline
-	s.Dropped.Cancelled += o.Dropped.Cancelled
-	s.Dropped.Late += o.Dropped.Late
-	s.Dropped.Overloaded += o.Dropped.Overloaded
 }
 
 // Remaining is [Lanes.Remaining] of a model's partition; 0 if it has none.

@@ -23,6 +23,7 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
 	"github.com/muster-serve/muster/runtime/kernels"
+	"github.com/muster-serve/muster/runtime/lane"
 )
 
 // pieceTime is about how long one piece of a large batch runs. A run can be cancelled between
@@ -86,7 +87,7 @@ type session struct {
 	allocate atomic.Bool
 
 	mu    sync.Mutex
-	speed line // of single calls, guarded by mu
+	speed lane.Line // of single calls, guarded by mu
 
 	// Runs hold closing for reading and Close for writing, because the binding does not prevent
 	// that a session in use is freed.
@@ -689,7 +690,7 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 			return err
 		}
 		s.mu.Lock()
-		most := s.speed.within(pieceTime)
+		most := s.speed.RowsWithin(pieceTime)
 		s.mu.Unlock()
 		if most == 0 {
 			most = firstPiece
@@ -704,7 +705,7 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 		}
 		took := time.Since(start)
 		s.mu.Lock()
-		s.speed.observe(rows, took)
+		s.speed.Observe(rows, took)
 		s.mu.Unlock()
 		row += rows
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime/lane"
 )
 
 // Warm runs a loaded model until its runs are fast: it runs queries of the batch sizes in the
@@ -38,13 +39,13 @@ const (
 
 func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	r := rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
-	var speed line
+	var speed lane.Line
 	for _, batch := range v.Config.WarmUp {
 		var spent time.Duration
 		for rest := batch; rest > 0 && spent < warmEnough; {
 			n := rest
 			if v.Config.RowsIndependent {
-				n = min(n, max(1, speed.within(warmPiece)))
+				n = min(n, max(1, speed.RowsWithin(warmPiece)))
 			}
 			inputs, err := RandomInputs(r, v, n)
 			if err != nil {
@@ -57,7 +58,7 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 				return fmt.Errorf("run batch size %d: %w", n, err)
 			}
 			result.Release()
-			speed.observe(n, result.Execution)
+			speed.Observe(n, result.Execution)
 			spent += result.Execution
 			rest -= n
 			if err := Pause(ctx, warmPause*result.Execution); err != nil {

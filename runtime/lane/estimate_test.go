@@ -1,4 +1,4 @@
-package runtime
+package lane
 
 import (
 	"math"
@@ -85,48 +85,32 @@ func TestLinearEstimator(t *testing.T) {
 	})
 }
 
-func TestPieces(t *testing.T) {
-	var l line
-	if got := l.within(10 * time.Millisecond); got != 0 {
+func TestRowsWithin(t *testing.T) {
+	var l Line
+	if got := l.RowsWithin(10 * time.Millisecond); got != 0 {
 		t.Errorf("got %d rows before any observation, want 0", got)
 	}
 	for range 10 {
 		for _, n := range []int{1, 16, 64, 250} {
-			l.observe(n, time.Duration(n)*40*time.Microsecond)
+			l.Observe(n, time.Duration(n)*40*time.Microsecond)
 		}
 	}
-	if got := l.within(10 * time.Millisecond); got < 240 || got > 260 {
+	if got := l.RowsWithin(10 * time.Millisecond); got < 240 || got > 260 {
 		t.Errorf("got %d rows of 40 us in 10 ms, want 250", got)
 	}
-	var high line // a floor above the piece's time
+	var high Line // a floor above the piece's time
 	for range 10 {
 		for _, n := range []int{10, 100, 400} {
-			high.observe(n, 20*time.Millisecond+time.Duration(n)*time.Millisecond)
+			high.Observe(n, 20*time.Millisecond+time.Duration(n)*time.Millisecond)
 		}
 	}
-	if got := high.within(10 * time.Millisecond); got < 150 || got > 170 {
+	if got := high.RowsWithin(10 * time.Millisecond); got < 150 || got > 170 {
 		t.Errorf("got %d rows, want 160: eight times the floor", got)
 	}
-	var flat line
-	flat.observe(16, time.Millisecond)
-	flat.observe(4, time.Millisecond)
-	if got := flat.within(10 * time.Millisecond); got != 64 {
+	var flat Line
+	flat.Observe(16, time.Millisecond)
+	flat.Observe(4, time.Millisecond)
+	if got := flat.RowsWithin(10 * time.Millisecond); got != 64 {
 		t.Errorf("got %d rows, want 64: four times what was seen", got)
-	}
-	for rows := 1; rows < 300; rows++ {
-		for most := 1; most <= rows; most++ {
-			pieces := 0
-			for rest := rows; rest > 0; pieces++ {
-				n := balanced(rest, most)
-				if n < 1 || n > most {
-					t.Fatalf("piece of %d rows of %d, at most %d allowed", n, rest, most)
-				}
-				rest -= n
-			}
-			if want := (rows + most - 1) / most; pieces != want {
-				t.Fatalf("%d rows, at most %d at once: %d pieces, want %d", rows, most, pieces,
-					want)
-			}
-		}
 	}
 }

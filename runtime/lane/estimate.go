@@ -1,4 +1,4 @@
-package runtime
+package lane
 
 import (
 	"math"
@@ -7,8 +7,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// An Estimator predicts execution times. A profile is the name under which Lanes keeps estimates,
-// [Query.Profile]. Lanes calls the methods one at a time, under its lock, so they must not block.
+// An Estimator predicts execution times by profile ([Query.Profile]). A State calls the methods one
+// at a time; they must not block.
 type Estimator interface {
 	// Estimate returns the expected execution time of a query; 0 if it is not known.
 	Estimate(profile names.ModelKey, batchSize int) time.Duration
@@ -22,7 +22,7 @@ type Estimator interface {
 // profile to recent executions.
 func NewLinearEstimator() Estimator { return linearEstimator{} }
 
-type linearEstimator map[names.ModelKey]*line
+type linearEstimator map[names.ModelKey]*Line
 
 func (e linearEstimator) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	if l := e[profile]; l != nil {
@@ -44,15 +44,15 @@ const normal90 = 1.2816
 func (e linearEstimator) Observe(profile names.ModelKey, batchSize int, execution time.Duration) {
 	l := e[profile]
 	if l == nil {
-		l = new(line)
+		l = new(Line)
 		e[profile] = l
 	}
-	l.observe(batchSize, execution)
+	l.Observe(batchSize, execution)
 }
 
-// A line is a floor and a slope fitted to (batch size, duration) by least squares of relative
+// A Line is a floor and a slope fitted to (batch size, duration) by least squares of relative
 // errors. Older observations have less weight.
-type line struct {
+type Line struct {
 	w, x, y, xx, xy float64 // weighted sums; durations in seconds
 	largest         int     // batch size observed
 	// floor and slope are what the observations have last shown, when batch sizes differed enough.
@@ -65,7 +65,7 @@ type line struct {
 // forget is the factor by which each new observation reduces the weight of the older ones.
 const forget = 0.99
 
-func (l *line) observe(batchSize int, d time.Duration) {
+func (l *Line) Observe(batchSize int, d time.Duration) {
 	x, y := float64(batchSize), max(d, time.Nanosecond).Seconds()
 	if predicted := l.at(batchSize).Seconds(); predicted > 0 && batchSize <= l.largest {
 		l.n = l.n*forget + 1
@@ -83,16 +83,16 @@ func (l *line) observe(batchSize int, d time.Duration) {
 
 // spread returns the relative standard deviation of observations from their predictions; 0 before
 // it is known.
-func (l *line) spread() float64 {
+func (l *Line) spread() float64 {
 	if l.n == 0 {
 		return 0
 	}
 	return math.Sqrt(l.deviations / l.n)
 }
 
-// fit fits the floor, in seconds, and the slope, in seconds per row. While the batch sizes observed are
-// too alike to tell them apart, the two keep their ratio.
-func (l *line) fit() {
+// fit fits the floor, in seconds, and the slope, in seconds per row. While the batch sizes observed
+// are too alike to tell them apart, the two keep their ratio.
+func (l *Line) fit() {
 	x, y := l.x/l.w, l.y/l.w
 	variance := l.xx/l.w - x*x
 	if !(variance > 1e-3*x*x) {
@@ -109,7 +109,7 @@ func (l *line) fit() {
 
 // at returns the predicted duration at a batch size; 0 before the first observation. If only one
 // batch size was observed, smaller ones take as long as it, and larger ones in proportion.
-func (l *line) at(batchSize int) time.Duration {
+func (l *Line) at(batchSize int) time.Duration {
 	if l.w == 0 {
 		return 0
 	}
@@ -121,10 +121,10 @@ func (l *line) at(batchSize int) time.Duration {
 	return time.Duration((floor + slope*float64(batchSize)) * float64(time.Second))
 }
 
-// within returns how many rows to run at once so that a run takes about d. It returns more rows if
-// the floor would otherwise be above an eighth of a run's slope part, and never more than four
+// RowsWithin returns how many rows to run at once so that a run takes about d. It returns more rows
+// if the floor would otherwise be above an eighth of a run's slope part, and never more than four
 // times the largest batch size observed. It returns at least 1, or 0 before the first observation.
-func (l *line) within(d time.Duration) int {
+func (l *Line) RowsWithin(d time.Duration) int {
 	if l.w == 0 {
 		return 0
 	}
