@@ -64,7 +64,7 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 	if t.DataType == tensor.Bytes {
 		size = 2 * c.len()
 	}
-	r := contentReader{t: t, elements: elements, data: block.take(size)}
+	r := contentReader{t: t, elements: elements, data: block.takeBytes(size)}
 	t.Data = r.data[:0]
 	err := eachField(&c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		if num >= protowire.Number(len(contentFields)) {
@@ -78,15 +78,15 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 		case want == 8 && typ == protowire.BytesType:
 			return true, r.bytes(&c)
 		case want != 8 && typ == protowire.BytesType:
-			packed, err := c.message()
+			packed, err := c.readMessage()
 			if err != nil {
 				return true, err
 			}
-			return true, r.packed(&packed)
+			return true, r.readPacked(&packed)
 		case typ == protowire.VarintType && want <= 5,
 			typ == protowire.Fixed32Type && want == 6,
 			typ == protowire.Fixed64Type && want == 7:
-			return true, r.element(&c)
+			return true, r.readElement(&c)
 		}
 		return false, nil
 	})
@@ -103,15 +103,15 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 	return nil
 }
 
-func (r *contentReader) more() error {
+func (r *contentReader) readMore() error {
 	if r.n >= r.elements {
 		return fmt.Errorf("more than the %d elements of shape %v", r.elements, r.t.Shape)
 	}
 	return nil
 }
 
-// packed decodes elements until c ends.
-func (r *contentReader) packed(c *cursor) error {
+// readPacked decodes elements until c ends.
+func (r *contentReader) readPacked(c *cursor) error {
 	size := r.t.DataType.Size()
 	if r.t.DataType == tensor.FP32 || r.t.DataType == tensor.FP64 {
 		n := c.len() / size
@@ -120,23 +120,23 @@ func (r *contentReader) packed(c *cursor) error {
 		}
 		if n > r.elements-r.n {
 			r.n = r.elements
-			return r.more()
+			return r.readMore()
 		}
 		c.copyTo(r.data[r.n*size : (r.n+n)*size])
 		r.n += n
 		return nil
 	}
 	for c.len() > 0 {
-		if err := r.element(c); err != nil {
+		if err := r.readElement(c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// element decodes one element of a type other than BYTES.
-func (r *contentReader) element(c *cursor) error {
-	if err := r.more(); err != nil {
+// readElement decodes one element of a type other than BYTES.
+func (r *contentReader) readElement(c *cursor) error {
+	if err := r.readMore(); err != nil {
 		return err
 	}
 	size := r.t.DataType.Size()
@@ -149,7 +149,7 @@ func (r *contentReader) element(c *cursor) error {
 		r.n++
 		return nil
 	}
-	v, err := c.varint()
+	v, err := c.readVarint()
 	if err != nil {
 		return err
 	}
@@ -186,10 +186,10 @@ func (r *contentReader) element(c *cursor) error {
 
 // bytes decodes one BYTES element.
 func (r *contentReader) bytes(c *cursor) error {
-	if err := r.more(); err != nil {
+	if err := r.readMore(); err != nil {
 		return err
 	}
-	m, err := c.message()
+	m, err := c.readMessage()
 	if err != nil {
 		return err
 	}

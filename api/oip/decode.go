@@ -17,9 +17,9 @@ import (
 // Limits on the parts of a message. They are needed because a list takes more memory decoded than
 // on the wire.
 const (
-	mostTensors    = 1024 // inputs, or outputs
-	mostParameters = 1024
-	highestRank    = 64
+	maxTensors    = 1024 // inputs, or outputs
+	maxParameters = 1024
+	highestRank   = 64
 )
 
 // invalid is an error that wraps ErrInvalid, with the text message.
@@ -81,7 +81,7 @@ const largestBody = 64
 // done clears b and returns it to the pool.
 func (b *body) done() {
 	if b.block != nil {
-		b.block.drop()
+		b.block.dropReader()
 	}
 	b.block, b.placed = nil, 0
 	clear(b.contents)
@@ -157,11 +157,11 @@ func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 		}
 		switch {
 		case num == 1:
-			*h.model, err = c.text()
+			*h.model, err = c.readText()
 		case num == 2:
-			*h.version, err = c.text()
+			*h.version, err = c.readText()
 		case num == 3:
-			*h.id, err = c.text()
+			*h.id, err = c.readText()
 		case num == 4:
 			err = decodeParameter(c, h.parameters)
 		case num == 5:
@@ -186,7 +186,7 @@ func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 func eachField(
 	c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
 	for c.len() > 0 {
-		num, typ, err := c.tag()
+		num, typ, err := c.readTag()
 		if err != nil {
 			return err
 		}
@@ -202,15 +202,15 @@ func eachField(
 }
 
 func (b *body) addRaw(c *cursor) error {
-	if len(b.raw) == mostTensors {
-		return fmt.Errorf("more than %d raw contents", mostTensors)
+	if len(b.raw) == maxTensors {
+		return fmt.Errorf("more than %d raw contents", maxTensors)
 	}
 	if c.from == nil {
-		raw, err := c.message()
+		raw, err := c.readMessage()
 		b.raw = append(b.raw, raw)
 		return err
 	}
-	n, err := c.varint()
+	n, err := c.readVarint()
 	if err != nil {
 		return err
 	}
@@ -218,20 +218,21 @@ func (b *body) addRaw(c *cursor) error {
 		return errTruncated
 	}
 	raw := cursor{}
-	if data := b.place(int(n), c.len(), c.from.charge); data != nil {
+	if data := b.placeFor(int(n), c.len(), c.from.charge); data != nil {
 		c.arriveTo(data)
 		raw.cur = data
 	} else {
-		raw, err = c.sub(int(n))
+		raw, err = c.subCursor(int(n))
 	}
 	b.raw = append(b.raw, raw)
 	return err
 }
 
-// place returns the memory for the data of the next tensor in whose raw contents have n bytes, so
-// that they need not be kept until the rest has arrived. It returns nil if that is not known yet, or
-// something is wrong, which read will find: the tensors have more bytes than the left that may arrive.
-func (b *body) place(n, left int, charge *Charge) []byte {
+// placeFor returns the memory for the data of the next tensor in whose raw contents have n bytes,
+// so that they need not be kept until the rest has arrived. It returns nil if that is not known
+// yet, or something is wrong, which read will find: the tensors have more bytes than the left that
+// may arrive.
+func (b *body) placeFor(n, left int, charge *Charge) []byte {
 	if len(b.raw) >= len(b.tensors) || len(b.raw) > b.placed || rawSize(&b.tensors[b.placed]) != n {
 		return nil
 	}
@@ -253,7 +254,7 @@ func (b *body) place(n, left int, charge *Charge) []byte {
 		return nil
 	}
 	b.placed++
-	return b.block.take(n)
+	return b.block.takeBytes(n)
 }
 
 // rawSize returns how many bytes of raw contents t must have; -1 if its type and shape do not say.
@@ -267,10 +268,10 @@ func rawSize(t *tensor.Tensor) int {
 
 // decodeTensor decodes an InferInputTensor or InferOutputTensor, except its contents.
 func (b *body) decodeTensor(c *cursor) error {
-	if len(b.tensors) == mostTensors {
-		return fmt.Errorf("more than %d tensors", mostTensors)
+	if len(b.tensors) == maxTensors {
+		return fmt.Errorf("more than %d tensors", maxTensors)
 	}
-	m, err := c.message()
+	m, err := c.readMessage()
 	if err != nil {
 		return err
 	}
@@ -280,11 +281,11 @@ func (b *body) decodeTensor(c *cursor) error {
 	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		switch {
 		case num == 1 && typ == protowire.BytesType:
-			t.Name, err = m.text()
+			t.Name, err = m.readText()
 		case num == 2 && typ == protowire.BytesType:
 			t.DataType, err = decodeDataType(&m)
 		case num == 3 && typ == protowire.BytesType:
-			dims, err := m.message()
+			dims, err := m.readMessage()
 			if err != nil {
 				return true, err
 			}
@@ -305,7 +306,7 @@ func (b *body) decodeTensor(c *cursor) error {
 			if contents.len() > 0 {
 				return true, errors.New("contents given twice")
 			}
-			contents, err = m.message()
+			contents, err = m.readMessage()
 		default:
 			return false, nil
 		}
@@ -326,13 +327,13 @@ func appendDim(shape []int64, c *cursor) ([]int64, error) {
 	if len(shape) == highestRank {
 		return nil, fmt.Errorf("a shape of more than %d dimensions", highestRank)
 	}
-	v, err := c.varint()
+	v, err := c.readVarint()
 	return append(shape, int64(v)), err
 }
 
 // decodeDataType decodes a type's name without allocating it.
 func decodeDataType(c *cursor) (tensor.DataType, error) {
-	m, err := c.message()
+	m, err := c.readMessage()
 	if err != nil {
 		return "", err
 	}
@@ -370,10 +371,10 @@ func dataType(name []byte) tensor.DataType {
 
 // decodeOutput decodes an InferRequestedOutputTensor.
 func (r *Request) decodeOutput(c *cursor) error {
-	if len(r.Outputs) == mostTensors {
-		return fmt.Errorf("more than %d outputs", mostTensors)
+	if len(r.Outputs) == maxTensors {
+		return fmt.Errorf("more than %d outputs", maxTensors)
 	}
-	m, err := c.message()
+	m, err := c.readMessage()
 	if err != nil {
 		return err
 	}
@@ -382,7 +383,7 @@ func (r *Request) decodeOutput(c *cursor) error {
 	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		switch {
 		case num == 1 && typ == protowire.BytesType:
-			out.Name, err = m.text()
+			out.Name, err = m.readText()
 		case num == 2 && typ == protowire.BytesType:
 			err = decodeParameter(&m, &parameters)
 		default:
@@ -403,7 +404,7 @@ func (r *Request) decodeOutput(c *cursor) error {
 // decodeParameter decodes an entry of a map<string, InferParameter>. It leaves out an entry without
 // a value.
 func decodeParameter(c *cursor, parameters *map[string]any) error {
-	m, err := c.message()
+	m, err := c.readMessage()
 	if err != nil {
 		return err
 	}
@@ -412,10 +413,10 @@ func decodeParameter(c *cursor, parameters *map[string]any) error {
 	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		switch {
 		case num == 1 && typ == protowire.BytesType:
-			key, err = m.text()
+			key, err = m.readText()
 		case num == 2 && typ == protowire.BytesType:
 			var v cursor
-			if v, err = m.message(); err == nil {
+			if v, err = m.readMessage(); err == nil {
 				err = decodeValue(&v, &value)
 			}
 		default:
@@ -434,8 +435,8 @@ func decodeParameter(c *cursor, parameters *map[string]any) error {
 		*parameters = make(map[string]any)
 	}
 	(*parameters)[key] = value
-	if len(*parameters) > mostParameters {
-		return fmt.Errorf("more than %d parameters", mostParameters)
+	if len(*parameters) > maxParameters {
+		return fmt.Errorf("more than %d parameters", maxParameters)
 	}
 	return nil
 }
@@ -446,18 +447,18 @@ func decodeValue(c *cursor, value *any) error {
 		var v uint64
 		switch {
 		case num == 1 && typ == protowire.VarintType:
-			v, err = c.varint()
+			v, err = c.readVarint()
 			*value = v != 0
 		case num == 2 && typ == protowire.VarintType:
-			v, err = c.varint()
+			v, err = c.readVarint()
 			*value = int64(v)
 		case num == 3 && typ == protowire.BytesType:
-			*value, err = c.text()
+			*value, err = c.readText()
 		case num == 4 && typ == protowire.Fixed64Type:
-			v, err = c.fixed(8)
+			v, err = c.readFixed(8)
 			*value = math.Float64frombits(v)
 		case num == 5 && typ == protowire.VarintType:
-			v, err = c.varint()
+			v, err = c.readVarint()
 			*value = v
 		default:
 			return false, nil
@@ -551,7 +552,7 @@ func (b *body) read(s side, charge *Charge) (*block, error) {
 	block := newBlock(total)
 	for i := range b.tensors {
 		if err := b.readTensor(i, s, block); err != nil {
-			block.drop()
+			block.dropReader()
 			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
 		}
 	}
@@ -653,7 +654,7 @@ func (b *body) readTensor(i int, s side, block *block) error {
 	if len(b.raw) == 0 {
 		return readContents(t, elements, b.contents[i], block)
 	}
-	t.Data = block.take(b.raw[i].len())
+	t.Data = block.takeBytes(b.raw[i].len())
 	b.raw[i].copyTo(t.Data)
 	return checkElements(t, elements)
 }

@@ -29,52 +29,52 @@ type cut struct {
 // marshal encodes a ModelInferRequest.
 func (r *Request) marshal() (mem.BufferSlice, error) {
 	e := newEncoder(r.Inputs)
-	e.text(1, r.Model)
-	e.text(2, r.Version)
-	e.text(3, r.ID)
+	e.writeText(1, r.Model)
+	e.writeText(2, r.Version)
+	e.writeText(3, r.ID)
 	if r.Timeout > 0 {
-		e.parameter(4, "timeout", int64(r.Timeout/time.Microsecond))
+		e.writeParameter(4, "timeout", int64(r.Timeout/time.Microsecond))
 	}
 	if r.LeastAccuracy > 0 {
-		e.parameter(4, "least_accuracy", r.LeastAccuracy)
+		e.writeParameter(4, "least_accuracy", r.LeastAccuracy)
 	}
-	if err := e.parameters(4, r.Parameters); err != nil {
+	if err := e.writeParameters(4, r.Parameters); err != nil {
 		return nil, err
 	}
 	for i := range r.Inputs {
-		if err := e.tensor(5, &r.Inputs[i]); err != nil {
+		if err := e.writeTensor(5, &r.Inputs[i]); err != nil {
 			return nil, fmt.Errorf("encode input %q: %w", r.Inputs[i].Name, err)
 		}
 	}
 	for _, out := range r.Outputs {
-		e.message(6, func() { e.text(1, out.Name) })
+		e.writeMessage(6, func() { e.writeText(1, out.Name) })
 	}
 	for i := range r.Inputs {
-		e.raw(7, r.Inputs[i].Data)
+		e.writeBytes(7, r.Inputs[i].Data)
 	}
-	return e.buffers(r.hold), nil
+	return e.encodedBuffers(r.hold), nil
 }
 
 // marshal encodes a ModelInferResponse.
 func (r *Response) marshal() (mem.BufferSlice, error) {
 	e := newEncoder(r.Outputs)
-	e.text(1, r.Model)
-	e.text(2, r.Version)
-	e.text(3, r.ID)
+	e.writeText(1, r.Model)
+	e.writeText(2, r.Version)
+	e.writeText(3, r.ID)
 	if err := r.eachParameter(func(key string, value any) error {
-		return e.parameter(4, key, value)
+		return e.writeParameter(4, key, value)
 	}); err != nil {
 		return nil, err
 	}
 	for i := range r.Outputs {
-		if err := e.tensor(5, &r.Outputs[i]); err != nil {
+		if err := e.writeTensor(5, &r.Outputs[i]); err != nil {
 			return nil, fmt.Errorf("encode output %q: %w", r.Outputs[i].Name, err)
 		}
 	}
 	for i := range r.Outputs {
-		e.raw(6, r.Outputs[i].Data)
+		e.writeBytes(6, r.Outputs[i].Data)
 	}
-	return e.buffers(r.hold), nil
+	return e.encodedBuffers(r.hold), nil
 }
 
 func newEncoder(tensors []tensor.Tensor) *encoder {
@@ -88,16 +88,16 @@ func newEncoder(tensors []tensor.Tensor) *encoder {
 	return &encoder{buf: make([]byte, 0, size)}
 }
 
-// text appends a string field; it leaves out an empty one, as proto3 demands.
-func (e *encoder) text(num protowire.Number, s string) {
+// writeText appends a string field; it leaves out an empty one, as proto3 demands.
+func (e *encoder) writeText(num protowire.Number, s string) {
 	if s != "" {
 		e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 		e.buf = protowire.AppendString(e.buf, s)
 	}
 }
 
-// message appends a message field; fields appends the message's own fields.
-func (e *encoder) message(num protowire.Number, fields func()) {
+// writeMessage appends a message field; fields appends the message's own fields.
+func (e *encoder) writeMessage(num protowire.Number, fields func()) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 	start := len(e.buf)
 	fields()
@@ -109,16 +109,16 @@ func (e *encoder) message(num protowire.Number, fields func()) {
 	protowire.AppendVarint(e.buf[:start], uint64(n))
 }
 
-// tensor appends all fields of t except its data.
-func (e *encoder) tensor(num protowire.Number, t *tensor.Tensor) error {
+// writeTensor appends all fields of t except its data.
+func (e *encoder) writeTensor(num protowire.Number, t *tensor.Tensor) error {
 	if err := checkData(t); err != nil {
 		return err
 	}
-	e.message(num, func() {
-		e.text(1, t.Name)
-		e.text(2, string(t.DataType))
+	e.writeMessage(num, func() {
+		e.writeText(1, t.Name)
+		e.writeText(2, string(t.DataType))
 		if len(t.Shape) > 0 {
-			e.message(3, func() {
+			e.writeMessage(3, func() {
 				for _, d := range t.Shape {
 					e.buf = protowire.AppendVarint(e.buf, uint64(d))
 				}
@@ -141,28 +141,28 @@ func checkData(t *tensor.Tensor) error {
 	return checkElements(t, elements)
 }
 
-func (e *encoder) parameters(num protowire.Number, parameters map[string]any) error {
+func (e *encoder) writeParameters(num protowire.Number, parameters map[string]any) error {
 	if len(parameters) == 0 {
 		return nil
 	}
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		if err := e.parameter(num, key, parameters[key]); err != nil {
+		if err := e.writeParameter(num, key, parameters[key]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// parameter appends an entry of a map<string, InferParameter>.
-func (e *encoder) parameter(num protowire.Number, key string, value any) (err error) {
-	e.message(num, func() {
-		e.text(1, key)
-		e.message(2, func() {
+// writeParameter appends an entry of a map<string, InferParameter>.
+func (e *encoder) writeParameter(num protowire.Number, key string, value any) (err error) {
+	e.writeMessage(num, func() {
+		e.writeText(1, key)
+		e.writeMessage(2, func() {
 			switch v := value.(type) {
 			case bool:
-				e.varint(1, protowire.EncodeBool(v))
+				e.writeVarint(1, protowire.EncodeBool(v))
 			case int64:
-				e.varint(2, uint64(v))
+				e.writeVarint(2, uint64(v))
 			case string:
 				e.buf = protowire.AppendTag(e.buf, 3, protowire.BytesType)
 				e.buf = protowire.AppendString(e.buf, v)
@@ -170,7 +170,7 @@ func (e *encoder) parameter(num protowire.Number, key string, value any) (err er
 				e.buf = protowire.AppendTag(e.buf, 4, protowire.Fixed64Type)
 				e.buf = protowire.AppendFixed64(e.buf, math.Float64bits(v))
 			case uint64:
-				e.varint(5, v)
+				e.writeVarint(5, v)
 			default:
 				err = fmt.Errorf(
 					"encode parameter %q: it is a %T, expected bool, int64, uint64, float64 or "+
@@ -181,13 +181,13 @@ func (e *encoder) parameter(num protowire.Number, key string, value any) (err er
 	return err
 }
 
-func (e *encoder) varint(num protowire.Number, v uint64) {
+func (e *encoder) writeVarint(num protowire.Number, v uint64) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.VarintType)
 	e.buf = protowire.AppendVarint(e.buf, v)
 }
 
-// raw appends a bytes field; large data is not copied.
-func (e *encoder) raw(num protowire.Number, data []byte) {
+// writeBytes appends a bytes field; large data is not copied.
+func (e *encoder) writeBytes(num protowire.Number, data []byte) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 	e.buf = protowire.AppendVarint(e.buf, uint64(len(data)))
 	if mem.IsBelowBufferPoolingThreshold(len(data)) {
@@ -198,9 +198,9 @@ func (e *encoder) raw(num protowire.Number, data []byte) {
 	e.cuts = append(e.cuts, cut{len(e.buf), data})
 }
 
-// buffers returns the encoded message. Each buffer with a tensor's data holds a reference to h, if
-// h is not nil, until the connection frees it.
-func (e *encoder) buffers(h *hold) mem.BufferSlice {
+// encodedBuffers returns the encoded message. Each buffer with a tensor's data holds a reference to
+// h, if h is not nil, until the connection frees it.
+func (e *encoder) encodedBuffers(h *hold) mem.BufferSlice {
 	out := make(mem.BufferSlice, 0, 2*len(e.cuts)+1)
 	start := 0
 	for i := range e.cuts {

@@ -347,14 +347,14 @@ func FuzzWire(f *testing.F) {
 	f.Add([]byte("\x0b\x13\x14\x0c"), uint8(2))
 	f.Fuzz(func(t *testing.T, wire []byte, piece uint8) {
 		c := newCursor(split(wire, 1+int(piece)))
-		got, err := c.varint()
+		got, err := c.readVarint()
 		want, n := protowire.ConsumeVarint(wire)
 		if (err == nil) != (n > 0) || err == nil && (got != want || c.len() != len(wire)-n) {
 			t.Errorf("varint: got %d, %v, %d left, want %d of %d bytes", got, err, c.len(), want, n)
 		}
 		c = newCursor(split(wire, 1+int(piece)))
 		for c.len() > 0 {
-			num, typ, err := c.tag()
+			num, typ, err := c.readTag()
 			if err == nil {
 				err = c.skipField(num, typ)
 			}
@@ -406,7 +406,8 @@ func FuzzArriving(f *testing.F) {
 	ids := &inputTensor{Name: "ids", Datatype: "INT64", Shape: shape}
 	for _, m := range []*inference.ModelInferRequest{
 		{ModelName: "m", Id: "q", Inputs: []*inputTensor{ids,
-			{Name: "x", Datatype: "INT8", Shape: []int64{16}}}, RawInputContents: [][]byte{raw, raw}},
+			{Name: "x", Datatype: "INT8", Shape: []int64{16}}}, RawInputContents: [][]byte{raw,
+			raw}},
 		{ModelName: "typed", Inputs: []*inputTensor{
 			{Name: "x", Datatype: "INT32", Shape: []int64{3}, Contents: typed}}},
 		{ModelName: "both", Inputs: []*inputTensor{
@@ -437,9 +438,9 @@ func FuzzArriving(f *testing.F) {
 		wantErr := want.unmarshal(split(wire, 16<<10))
 		defer want.Release()
 		arrived := wire[:max(0, len(wire)-int(missing))]
-		in := &incoming{from: &arriving{arrived}, unread: len(wire), step: 1 + int(step)}
+		in := &incomingPieces{from: &arriving{arrived}, unread: len(wire), step: 1 + int(step)}
 		err := got.decodeFrom(cursor{left: len(wire), from: in}, nil)
-		broken := in.end()
+		broken := in.endReading()
 		defer got.Release()
 		if (broken != nil) != (len(arrived) < len(wire)) {
 			t.Fatalf("%d of %d bytes have arrived: %v", len(arrived), len(wire), broken)

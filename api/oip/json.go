@@ -24,16 +24,16 @@ type jsonReader struct {
 const (
 	// deepestJSON bounds the nesting of values.
 	deepestJSON = highestRank + 8
-	// mostKeys bounds the keys of an object, because each is compared with all before it.
-	mostKeys = 128
+	// maxKeys bounds the keys of an object, because each is compared with all before it.
+	maxKeys = 128
 )
 
 func (r *jsonReader) errorf(format string, args ...any) error {
 	return fmt.Errorf("byte %d: %s", r.pos, fmt.Sprintf(format, args...))
 }
 
-// unexpected returns the error for text that is not what the reader expected.
-func (r *jsonReader) unexpected(expected string) error {
+// unexpectedText returns the error for text that is not what the reader expected.
+func (r *jsonReader) unexpectedText(expected string) error {
 	if r.pos >= len(r.text) {
 		return r.errorf("expected %s, found the end of the text", expected)
 	}
@@ -53,10 +53,10 @@ func (r *jsonReader) next() byte {
 	return 0
 }
 
-// end returns an error if anything but white space is left.
-func (r *jsonReader) end() error {
+// expectEnd returns an error if anything but white space is left.
+func (r *jsonReader) expectEnd() error {
 	if r.next(); r.pos < len(r.text) {
-		return r.unexpected("the end of the text")
+		return r.unexpectedText("the end of the text")
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (r *jsonReader) end() error {
 // list decodes a list between the brackets open and shut, and calls item at each item.
 func (r *jsonReader) list(open, shut byte, what string, item func() error) error {
 	if r.next() != open {
-		return r.unexpected(what)
+		return r.unexpectedText(what)
 	}
 	r.pos++
 	if r.next() == shut {
@@ -82,17 +82,17 @@ func (r *jsonReader) list(open, shut byte, what string, item func() error) error
 			r.pos++
 			return nil
 		default:
-			return r.unexpected(fmt.Sprintf("',' or %q", shut))
+			return r.unexpectedText(fmt.Sprintf("',' or %q", shut))
 		}
 	}
 }
 
-func (r *jsonReader) array(item func() error) error {
+func (r *jsonReader) readArray(item func() error) error {
 	return r.list('[', ']', "an array", item)
 }
 
-// object calls field at the value of each key. A repeated key is an error.
-func (r *jsonReader) object(field func(key string) error) error {
+// readObject calls field at the value of each key. A repeated key is an error.
+func (r *jsonReader) readObject(field func(key string) error) error {
 	var few [8]string // on the stack
 	keys := few[:0]
 	return r.list('{', '}', "an object", func() error {
@@ -108,23 +108,23 @@ func (r *jsonReader) object(field func(key string) error) error {
 				return r.errorf("key %.64q is given twice", key)
 			}
 		}
-		if len(keys) == mostKeys {
-			return r.errorf("an object of more than %d keys", mostKeys)
+		if len(keys) == maxKeys {
+			return r.errorf("an object of more than %d keys", maxKeys)
 		}
 		keys = append(keys, key)
 		if r.next() != ':' {
-			return r.unexpected("':'")
+			return r.unexpectedText("':'")
 		}
 		r.pos++
 		return field(key)
 	})
 }
 
-// quoted moves past a string. It returns the bytes between the quotes, and whether they contain
+// skipString moves past a string. It returns the bytes between the quotes, and whether they contain
 // escapes.
-func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
+func (r *jsonReader) skipString() (inner []byte, escaped bool, err error) {
 	if r.next() != '"' {
-		return nil, false, r.unexpected("a string")
+		return nil, false, r.unexpectedText("a string")
 	}
 	r.pos++
 	start := r.pos
@@ -146,12 +146,12 @@ func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
 		}
 	}
 	r.pos = len(r.text)
-	return nil, false, r.unexpected("'\"'")
+	return nil, false, r.unexpectedText("'\"'")
 }
 
 // appendString decodes a string and appends it to b.
 func (r *jsonReader) appendString(b []byte) ([]byte, error) {
-	inner, escaped, err := r.quoted()
+	inner, escaped, err := r.skipString()
 	if err != nil || !escaped {
 		return append(b, inner...), err
 	}
@@ -178,7 +178,7 @@ func (r *jsonReader) appendString(b []byte) ([]byte, error) {
 		case 't':
 			b = append(b, '\t')
 		case 'u':
-			c, n := r.unicode()
+			c, n := r.readUnicode()
 			if n == 0 {
 				return b, r.errorf(`a \u escape that is no character`)
 			}
@@ -194,9 +194,9 @@ func (r *jsonReader) appendString(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// unicode returns the character of the \u escape, or pair of escapes, at the current position, and
-// the length of the escapes; length 0 if there is none.
-func (r *jsonReader) unicode() (c rune, n int) {
+// readUnicode returns the character of the \u escape, or pair of escapes, at the current position,
+// and the length of the escapes; length 0 if there is none.
+func (r *jsonReader) readUnicode() (c rune, n int) {
 	unit := func(at int) rune {
 		if at+6 > len(r.text) || r.text[at] != '\\' || r.text[at+1] != 'u' {
 			return -1
@@ -230,8 +230,8 @@ func (r *jsonReader) string() (string, error) {
 	return string(b), err
 }
 
-// accept moves past c if it is the next byte, and reports whether it was.
-func (r *jsonReader) accept(c byte) bool {
+// acceptByte moves past c if it is the next byte, and reports whether it was.
+func (r *jsonReader) acceptByte(c byte) bool {
 	if r.pos < len(r.text) && r.text[r.pos] == c {
 		r.pos++
 		return true
@@ -239,8 +239,8 @@ func (r *jsonReader) accept(c byte) bool {
 	return false
 }
 
-// digits moves past digits, and reports whether there was one.
-func (r *jsonReader) digits() bool {
+// skipDigits moves past digits, and reports whether there was one.
+func (r *jsonReader) skipDigits() bool {
 	from := r.pos
 	for r.pos < len(r.text) && r.text[r.pos]-'0' <= 9 {
 		r.pos++
@@ -248,43 +248,43 @@ func (r *jsonReader) digits() bool {
 	return r.pos > from
 }
 
-// number moves past a number and returns its text, which shares the reader's memory.
-func (r *jsonReader) number() (string, error) {
+// readNumber moves past a number and returns its text, which shares the reader's memory.
+func (r *jsonReader) readNumber() (string, error) {
 	r.next()
 	start := r.pos
-	r.accept('-')
-	if !r.accept('0') && !r.digits() {
-		return "", r.unexpected("a number")
+	r.acceptByte('-')
+	if !r.acceptByte('0') && !r.skipDigits() {
+		return "", r.unexpectedText("a number")
 	}
-	if r.accept('.') && !r.digits() {
-		return "", r.unexpected("a digit")
+	if r.acceptByte('.') && !r.skipDigits() {
+		return "", r.unexpectedText("a digit")
 	}
-	if r.accept('e') || r.accept('E') {
-		_ = r.accept('+') || r.accept('-')
-		if !r.digits() {
-			return "", r.unexpected("a digit")
+	if r.acceptByte('e') || r.acceptByte('E') {
+		_ = r.acceptByte('+') || r.acceptByte('-')
+		if !r.skipDigits() {
+			return "", r.unexpectedText("a digit")
 		}
 	}
 	return unsafe.String(&r.text[start], r.pos-start), nil
 }
 
-// word moves past the word w if it is next.
-func (r *jsonReader) word(w string) error {
+// expectWord moves past the word w if it is next.
+func (r *jsonReader) expectWord(w string) error {
 	if !strings.HasPrefix(unsafe.String(unsafe.SliceData(r.text[r.pos:]), len(r.text)-r.pos), w) {
-		return r.unexpected(w)
+		return r.unexpectedText(w)
 	}
 	r.pos += len(w)
 	return nil
 }
 
-func (r *jsonReader) bool() (bool, error) {
+func (r *jsonReader) readBool() (bool, error) {
 	switch r.next() {
 	case 't':
-		return true, r.word("true")
+		return true, r.expectWord("true")
 	case 'f':
-		return false, r.word("false")
+		return false, r.expectWord("false")
 	}
-	return false, r.unexpected("true or false")
+	return false, r.unexpectedText("true or false")
 }
 
 // skip moves past any value that is nested depth levels deep.
@@ -296,11 +296,11 @@ func (r *jsonReader) skip(depth int) error {
 	switch r.next() {
 	case '{':
 		return r.list('{', '}', "", func() error {
-			if _, _, err := r.quoted(); err != nil {
+			if _, _, err := r.skipString(); err != nil {
 				return err
 			}
 			if r.next() != ':' {
-				return r.unexpected("':'")
+				return r.unexpectedText("':'")
 			}
 			r.pos++
 			return r.skip(depth + 1)
@@ -308,37 +308,37 @@ func (r *jsonReader) skip(depth int) error {
 	case '[':
 		return r.list('[', ']', "", func() error { return r.skip(depth + 1) })
 	case '"':
-		_, _, err = r.quoted()
+		_, _, err = r.skipString()
 	case 't':
-		err = r.word("true")
+		err = r.expectWord("true")
 	case 'f':
-		err = r.word("false")
+		err = r.expectWord("false")
 	case 'n':
-		err = r.word("null")
+		err = r.expectWord("null")
 	default:
 		if _, ok := r.nonFinite(); ok {
 			return nil
 		}
-		if _, err = r.number(); err != nil {
-			err = r.unexpected("a value")
+		if _, err = r.readNumber(); err != nil {
+			err = r.unexpectedText("a value")
 		}
 	}
 	return err
 }
 
-// scalar decodes the value of a parameter: a bool, an int64, a uint64 (if an int64 is too small), a
-// float64 or a string.
-func (r *jsonReader) scalar() (any, error) {
+// readScalar decodes the value of a parameter: a bool, an int64, a uint64 (if an int64 is too
+// small), a float64 or a string.
+func (r *jsonReader) readScalar() (any, error) {
 	switch c := r.next(); {
 	case c == '"':
 		return r.string()
 	case c == 't' || c == 'f':
-		return r.bool()
+		return r.readBool()
 	case c != '-' && (c < '0' || c > '9'):
-		return nil, r.unexpected("a string, number or bool")
+		return nil, r.unexpectedText("a string, number or bool")
 	}
 	start := r.pos
-	s, err := r.number()
+	s, err := r.readNumber()
 	if err != nil {
 		return nil, err
 	}
@@ -356,11 +356,12 @@ func (r *jsonReader) scalar() (any, error) {
 	return f, nil
 }
 
-// integer decodes a whole number. It returns the absolute value and whether the number is negative.
-func (r *jsonReader) integer() (magnitude uint64, negative bool, err error) {
+// readInteger decodes a whole number. It returns the absolute value and whether the number is
+// negative.
+func (r *jsonReader) readInteger() (magnitude uint64, negative bool, err error) {
 	r.next()
 	start := r.pos
-	s, err := r.number()
+	s, err := r.readNumber()
 	if err != nil {
 		return 0, false, err
 	}
@@ -394,11 +395,11 @@ func parseUint(s string) (v uint64, err error) {
 	return v, nil
 }
 
-// natural decodes a whole number >= 0.
-func (r *jsonReader) natural() (int64, error) {
+// readNatural decodes a whole number >= 0.
+func (r *jsonReader) readNatural() (int64, error) {
 	r.next()
 	start := r.pos
-	v, negative, err := r.integer()
+	v, negative, err := r.readInteger()
 	if err == nil && (v > math.MaxInt64 || negative && v > 0) {
 		text := r.text[start:r.pos]
 		r.pos = start
@@ -407,15 +408,15 @@ func (r *jsonReader) natural() (int64, error) {
 	return int64(v), err
 }
 
-// tensor decodes the data of t into dst, which is large enough. The data is either one flat array,
-// or nested as t's shape says.
-func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
+// readTensor decodes the data of t into dst, which is large enough. The data is either one flat
+// array, or nested as t's shape says.
+func (r *jsonReader) readTensor(t *tensor.Tensor, elements int, dst []byte) error {
 	element, err := elementReader(t.DataType)
 	if err != nil {
 		return err
 	}
 	if r.next() != '[' {
-		return r.unexpected("an array")
+		return r.unexpectedText("an array")
 	}
 	rank := len(t.Shape)
 	// counts[d] is how many items there are so far in the open array at
@@ -442,7 +443,7 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 				leaves = depth
 			}
 			if depth != leaves {
-				return r.unexpected("an array, as shape " + fmt.Sprint(t.Shape) +
+				return r.unexpectedText("an array, as shape " + fmt.Sprint(t.Shape) +
 					" and the elements before say")
 			}
 			if n == elements {
@@ -476,7 +477,7 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 			}
 		}
 		if r.next() != ',' {
-			return r.unexpected("',' or ']'")
+			return r.unexpectedText("',' or ']'")
 		}
 		r.pos++
 	}
@@ -510,14 +511,14 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 	size := d.Size()
 	switch d {
 	case tensor.FP32:
-		return (*jsonReader).fp32, nil
+		return (*jsonReader).readFP32, nil
 	case tensor.FP64:
-		return (*jsonReader).fp64, nil
+		return (*jsonReader).readFP64, nil
 	case tensor.FP16, tensor.BF16:
-		return func(r *jsonReader, dst []byte) (int, error) { return r.half(d, dst) }, nil
+		return func(r *jsonReader, dst []byte) (int, error) { return r.readHalf(d, dst) }, nil
 	case tensor.Bool:
 		return func(r *jsonReader, dst []byte) (int, error) {
-			v, err := r.bool()
+			v, err := r.readBool()
 			dst[0] = 0
 			if v {
 				dst[0] = 1
@@ -549,7 +550,7 @@ func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smalle
 	error) {
 	r.next()
 	start := r.pos
-	v, negative, err := r.integer()
+	v, negative, err := r.readInteger()
 	if err != nil {
 		return 0, err
 	}
@@ -574,23 +575,23 @@ func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smalle
 	return d.Size(), nil
 }
 
-func (r *jsonReader) fp32(dst []byte) (int, error) {
-	v, err := r.float(32)
+func (r *jsonReader) readFP32(dst []byte) (int, error) {
+	v, err := r.readFloat(32)
 	binary.LittleEndian.PutUint32(dst, math.Float32bits(float32(v)))
 	return 4, err
 }
 
-func (r *jsonReader) fp64(dst []byte) (int, error) {
-	v, err := r.float(64)
+func (r *jsonReader) readFP64(dst []byte) (int, error) {
+	v, err := r.readFloat(64)
 	binary.LittleEndian.PutUint64(dst, math.Float64bits(v))
 	return 8, err
 }
 
-// half decodes a 16-bit float of type d.
-func (r *jsonReader) half(d tensor.DataType, dst []byte) (int, error) {
+// readHalf decodes a 16-bit float of type d.
+func (r *jsonReader) readHalf(d tensor.DataType, dst []byte) (int, error) {
 	r.next()
 	start := r.pos
-	v, err := r.float(64)
+	v, err := r.readFloat(64)
 	if err != nil {
 		return 0, err
 	}
@@ -604,8 +605,9 @@ func (r *jsonReader) half(d tensor.DataType, dst []byte) (int, error) {
 	return 2, nil
 }
 
-// nonFinite moves past NaN, Infinity or -Infinity, and reports whether there was one. It is a string,
-// as in answers, or a bare word, which is no JSON but what Python's json and Triton's clients write.
+// nonFinite moves past NaN, Infinity or -Infinity, and reports whether there was one. It is a
+// string, as in answers, or a bare word, which is no JSON but what Python's json and Triton's
+// clients write.
 func (r *jsonReader) nonFinite() (v float64, ok bool) {
 	switch c := r.next(); {
 	case c == '"', c == 'N', c == 'I':
@@ -614,34 +616,34 @@ func (r *jsonReader) nonFinite() (v float64, ok bool) {
 		return 0, false
 	}
 	start := r.pos
-	quoted := r.accept('"')
+	quoted := r.acceptByte('"')
 	switch {
-	case r.word(nan) == nil:
+	case r.expectWord(nan) == nil:
 		v = math.NaN()
-	case r.word(infinity) == nil:
+	case r.expectWord(infinity) == nil:
 		v = math.Inf(1)
-	case r.word(negativeInfinity) == nil:
+	case r.expectWord(negativeInfinity) == nil:
 		v = math.Inf(-1)
 	default:
 		r.pos = start
 		return 0, false
 	}
-	if quoted && !r.accept('"') {
+	if quoted && !r.acceptByte('"') {
 		r.pos = start
 		return 0, false
 	}
 	return v, true
 }
 
-func (r *jsonReader) float(bits int) (float64, error) {
+func (r *jsonReader) readFloat(bits int) (float64, error) {
 	if v, ok := r.nonFinite(); ok {
 		return v, nil
 	}
 	if r.next() == '"' {
-		return 0, r.unexpected(`a number, "NaN", "Infinity" or "-Infinity"`)
+		return 0, r.unexpectedText(`a number, "NaN", "Infinity" or "-Infinity"`)
 	}
 	start := r.pos
-	s, err := r.number()
+	s, err := r.readNumber()
 	if err != nil {
 		return 0, err
 	}

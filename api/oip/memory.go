@@ -26,7 +26,7 @@ func newHold(free func()) *hold {
 
 func (h *hold) add() { h.readers.Add(1) }
 
-func (h *hold) drop() {
+func (h *hold) dropReader() {
 	if h.readers.Add(-1) == 0 {
 		also := h.also
 		h.also = nil // before free, after which another query may use h
@@ -45,7 +45,7 @@ func (h *hold) Get(length int) *[]byte {
 }
 
 // Put drops the buffer's reference.
-func (h *hold) Put(*[]byte) { h.drop() }
+func (h *hold) Put(*[]byte) { h.dropReader() }
 
 // alignment is the alignment of every tensor's data, in bytes: a cache line, and enough for the
 // widest vector load.
@@ -54,9 +54,9 @@ const alignment = 64
 // align rounds n up to a multiple of alignment.
 func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 
-// Buffers is a pool of buffers for messages. gRPC's own clears each buffer, and takes 1 MiB for one of
-// more than 32 KiB. This one has a size class for each power of two; what it returns has bytes of its
-// last use. It may be used concurrently.
+// Buffers is a pool of buffers for messages. gRPC's own clears each buffer, and takes 1 MiB for one
+// of more than 32 KiB. This one has a size class for each power of two; what it returns has bytes
+// of its last use. It may be used concurrently.
 var Buffers mem.BufferPool = &buffers{}
 
 // buffers are pools by size class, like blocks.
@@ -116,9 +116,9 @@ func newBlock(n int) *block {
 	return b
 }
 
-// take returns the next n bytes, aligned. The block must have room for
+// takeBytes returns the next n bytes, aligned. The block must have room for
 // align(n).
-func (b *block) take(n int) []byte {
+func (b *block) takeBytes(n int) []byte {
 	p := b.mem[b.used : b.used+n : b.used+n]
 	b.used += align(n)
 	return p

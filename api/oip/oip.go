@@ -36,8 +36,8 @@ type Request struct {
 	Inputs     []tensor.Tensor
 	// Outputs names the outputs to return, in their order; empty means all outputs.
 	Outputs []RequestedOutput
-	// TrialSize is set by a gateway: the batch size of a query for a model with a canary that names no
-	// version, else 0. If the query has failed, Tried is the version that it was for.
+	// TrialSize is set by a gateway: the batch size of a query for a model with a canary that names
+	// no version, else 0. If the query has failed, Tried is the version that it was for.
 	TrialSize int
 	Tried     int64
 	// BinaryOutputs asks for binary data of every output without a Binary of its own
@@ -141,7 +141,7 @@ func (r *Request) Release() {
 	r.charge.Only(0)
 	r.charge = nil
 	if r.hold != nil {
-		r.hold.drop()
+		r.hold.dropReader()
 		r.hold = nil
 	}
 }
@@ -197,7 +197,7 @@ type Released interface{ Released() }
 // Release frees the memory of the outputs; see [Request.Release].
 func (r *Response) Release() {
 	if r.hold != nil {
-		r.hold.drop()
+		r.hold.dropReader()
 		r.hold = nil
 	}
 }

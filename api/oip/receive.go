@@ -29,8 +29,8 @@ type Intake interface {
 	Give(ctx context.Context, n int64)
 }
 
-// A Patience is an [Intake] that bounds how long a query on a stream may take to arrive, for as long
-// as its bytes are counted.
+// A Patience is an [Intake] that bounds how long a query on a stream may take to arrive, for as
+// long as its bytes are counted.
 type Patience interface {
 	// Arriving is called when a query of the call with context ctx begins to arrive, and arrived
 	// when all of it has, or when it will not.
@@ -84,7 +84,7 @@ func (c *Charge) Only(n int64) {
 // A compressed message may grow to mostInflation times its size, and to freeInflation bytes in any
 // case. gzip's own limit is 1032 times, for a repeated byte; usual contents grow tenfold.
 const (
-	mostInflation = 100
+	maxInflation  = 100
 	freeInflation = 1 << 20
 )
 
@@ -121,9 +121,9 @@ func NewInflater[R io.Reader](r io.Reader, open func(io.Reader) (R, error)) (*In
 
 func (f *Inflater) Read(b []byte) (int, error) {
 	n, err := f.plain.Read(b)
-	if f.inflated += int64(n); f.inflated > max(freeInflation, mostInflation*f.compressed.read) {
+	if f.inflated += int64(n); f.inflated > max(freeInflation, maxInflation*f.compressed.read) {
 		return 0, fmt.Errorf("%w: %d compressed bytes have become more than %d times as many",
-			ErrTooLarge, f.compressed.read, mostInflation)
+			ErrTooLarge, f.compressed.read, maxInflation)
 	}
 	if err == io.EOF {
 		if _, err = f.source.Peek(1); err == nil {
@@ -141,8 +141,8 @@ type arrival interface {
 	RecvCompress() string
 }
 
-// A placer is an arrival that can read bytes straight to where they belong. Its error at an end within
-// them is io.ErrUnexpectedEOF.
+// A placer is an arrival that can read bytes straight to where they belong. Its error at an end
+// within them is io.ErrUnexpectedEOF.
 type placer interface {
 	ReadInto(b []byte) error
 }
@@ -154,8 +154,8 @@ type receiver struct {
 	charge *Charge // nil: the bytes are not counted
 	own    Charge  // the charge of a query
 	header [5]byte // of the current message
-	// begins is called when a message begins to arrive, and what it returns when it has; nil: nobody
-	// is told.
+	// begins is called when a message begins to arrive, and what it returns when it has; nil:
+	// nobody is told.
 	begins func() (arrived func())
 	// decode is the method receiveOnly, stored so that it is not allocated for each query.
 	decode func(m any) error
@@ -181,9 +181,9 @@ func (r *receiver) done() {
 	receivers.Put(r)
 }
 
-// begin reads the header of a message, and returns the message's length after it has counted it. At
-// the end of the stream it returns io.EOF.
-func (r *receiver) begin() (int, error) {
+// beginMessage reads the header of a message, and returns the message's length after it has counted
+// it. At the end of the stream it returns io.EOF.
+func (r *receiver) beginMessage() (int, error) {
 	if err := r.from.ReadMessageHeader(r.header[:]); err != nil {
 		return 0, receiveError(err)
 	}
@@ -198,10 +198,10 @@ func (r *receiver) begin() (int, error) {
 	return int(n), nil
 }
 
-// receive reads one message, and decompresses it if needed. It counts the bytes before it reads
-// them. At the end of the stream it returns io.EOF.
-func (r *receiver) receive() (mem.BufferSlice, error) {
-	n, err := r.begin()
+// receiveMessage reads one message, and decompresses it if needed. It counts the bytes before it
+// reads them. At the end of the stream it returns io.EOF.
+func (r *receiver) receiveMessage() (mem.BufferSlice, error) {
+	n, err := r.beginMessage()
 	if err != nil {
 		return nil, err
 	}
@@ -259,8 +259,8 @@ func readPart(from arrival, n int) (mem.BufferSlice, error) {
 // The buffers are then still in the CPU's cache, and arriving bytes use them again.
 const pieceSize = 64 << 10
 
-// An incoming is a message that is decoded while it arrives.
-type incoming struct {
+// An incomingPieces is a message that is decoded while it arrives.
+type incomingPieces struct {
 	from   arrival
 	charge *Charge // of the message, and of what is made of it
 	unread int     // bytes that have not been read
@@ -272,7 +272,7 @@ type incoming struct {
 }
 
 // next returns the next piece, nil after an error and at the end.
-func (in *incoming) next() mem.BufferSlice {
+func (in *incomingPieces) next() mem.BufferSlice {
 	if in.keeps {
 		in.kept = append(in.kept, in.piece...)
 	} else {
@@ -282,17 +282,18 @@ func (in *incoming) next() mem.BufferSlice {
 	return in.piece
 }
 
-// keep keeps the current piece until the end, and returns the next n bytes, which it keeps as well.
-func (in *incoming) keep(n int) (mem.BufferSlice, error) {
+// keepPiece keeps the current piece until the end, and returns the next n bytes, which it keeps as
+// well.
+func (in *incomingPieces) keepPiece(n int) (mem.BufferSlice, error) {
 	in.keeps = true
 	more := in.read(n)
 	in.kept = append(in.kept, more...)
 	return more, in.err
 }
 
-// into reads the next bytes, which have not been read, into b. It reports false, and reads nothing,
-// if they cannot be read so.
-func (in *incoming) into(b []byte) bool {
+// readInto reads the next bytes, which have not been read, into b. It reports false, and reads
+// nothing, if they cannot be read so.
+func (in *incomingPieces) readInto(b []byte) bool {
 	from, ok := in.from.(placer)
 	if !ok || len(b) > in.unread || in.err != nil {
 		return false
@@ -304,7 +305,7 @@ func (in *incoming) into(b []byte) bool {
 	return true
 }
 
-func (in *incoming) read(n int) mem.BufferSlice {
+func (in *incomingPieces) read(n int) mem.BufferSlice {
 	if n = min(n, in.unread); n <= 0 || in.err != nil {
 		return nil
 	}
@@ -314,8 +315,8 @@ func (in *incoming) read(n int) mem.BufferSlice {
 	return data
 }
 
-// end frees the pieces, reads what has not been read, and returns the error of reading.
-func (in *incoming) end() error {
+// endReading frees the pieces, reads what has not been read, and returns the error of reading.
+func (in *incomingPieces) endReading() error {
 	in.keeps = false
 	for in.next() != nil {
 	}
@@ -416,7 +417,7 @@ func (r *receiver) receiveOnly(m any) error {
 
 // receiveInto reads one message into m. It decodes a large query while it arrives.
 func (r *receiver) receiveInto(m any) error {
-	n, err := r.begin()
+	n, err := r.beginMessage()
 	if err != nil {
 		return err
 	}
@@ -424,13 +425,13 @@ func (r *receiver) receiveInto(m any) error {
 		if r.begins != nil {
 			defer r.begins()()
 		}
-		in := &incoming{from: r.from, charge: r.charge, unread: n, step: pieceSize}
+		in := &incomingPieces{from: r.from, charge: r.charge, unread: n, step: pieceSize}
 		err := q.decodeFrom(cursor{left: n, from: in}, r.charge)
-		if broken := in.end(); broken != nil {
+		if broken := in.endReading(); broken != nil {
 			q.Release()
 			return broken
 		}
-		return q.received(err, r.charge)
+		return q.faultOf(err, r.charge)
 	}
 	data, err := r.receiveRest(n)
 	if err != nil {
@@ -439,8 +440,8 @@ func (r *receiver) receiveInto(m any) error {
 	return unmarshal(data, m, r.charge)
 }
 
-// received makes err, of decoding the query, the query's fault or returns it.
-func (r *Request) received(err error, charge *Charge) error {
+// faultOf makes err, of decoding the query, the query's fault or returns it.
+func (r *Request) faultOf(err error, charge *Charge) error {
 	if errors.Is(err, ErrInvalid) {
 		r.err = err
 	} else if err != nil {
@@ -454,7 +455,7 @@ func (r *Request) received(err error, charge *Charge) error {
 func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 	defer data.Free()
 	if r, ok := m.(*Request); ok {
-		return r.received(r.decode(data, charge), charge)
+		return r.faultOf(r.decode(data, charge), charge)
 	}
 	if q, ok := m.(*StreamedQuery); ok {
 		if err := q.unmarshal(data); err != nil {
@@ -474,17 +475,17 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 // until it is answered. The bounds apply only to calls of a grpc.Server.
 func Bounded(to grpc.ServiceRegistrar, largest func(method string) int64,
 	intake Intake) grpc.ServiceRegistrar {
-	return bounded{to, largest, intake}
+	return boundedReader{to, largest, intake}
 }
 
-type bounded struct {
+type boundedReader struct {
 	grpc.ServiceRegistrar
 	largest func(method string) int64
 	intake  Intake
 }
 
 // RegisterService implements [grpc.ServiceRegistrar].
-func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
+func (b boundedReader) RegisterService(desc *grpc.ServiceDesc, service any) {
 	d := *desc
 	d.Methods, d.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i := range d.Methods {
@@ -538,7 +539,7 @@ func (s *boundedStream) RecvMsg(m any) error {
 		}
 		return s.receiver.receiveQuery(query, NewCharge(s.Context(), s.intake))
 	}
-	data, err := s.receiver.receive()
+	data, err := s.receiver.receiveMessage()
 	if err != nil {
 		return err
 	}

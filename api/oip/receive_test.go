@@ -130,7 +130,7 @@ func TestReceive(t *testing.T) {
 			b := &bucket{limit: tt.limit}
 			charge := NewCharge(t.Context(), b)
 			from := &script{wire: bytes.NewReader(tt.wire), compression: tt.compression}
-			got, err := (&receiver{from: from, most: 2 << 20, charge: charge}).receive()
+			got, err := (&receiver{from: from, most: 2 << 20, charge: charge}).receiveMessage()
 			if status.Code(err) != tt.code || !bytes.Equal(got.Materialize(), tt.want) {
 				t.Errorf("got %d bytes, %v, want %d and %v", got.Len(), err, len(tt.want), tt.code)
 			}
@@ -148,7 +148,7 @@ func TestReceive(t *testing.T) {
 	}
 	if _, err := (&receiver{
 		from: &script{wire: bytes.NewReader(nil)}, most: 1,
-	}).receive(); err != io.EOF {
+	}).receiveMessage(); err != io.EOF {
 		t.Errorf("at the end: got %v, want io.EOF", err)
 	}
 }
@@ -218,7 +218,8 @@ func TestReceiveQueryCharges(t *testing.T) {
 				t.Errorf("got %v, want an error: %v", err, tt.fails)
 			}
 			if tt.kept && (q.Fault() != nil || b.held < int64(len(text))*9/10) {
-				t.Errorf("%d bytes are held of %d, and the fault is %v", b.held, len(text), q.Fault())
+				t.Errorf("%d bytes are held of %d, and the fault is %v", b.held, len(text),
+					q.Fault())
 			}
 			q.Release()
 			if b.held != 0 {
@@ -258,7 +259,8 @@ func TestInflaterEnd(t *testing.T) {
 		}
 		return NewInflater(body, zlib.NewReader)
 	}
-	for name, data := range map[string][]byte{"gzip": gzipped.Bytes(), "deflate": deflated.Bytes()} {
+	for name, data := range map[string][]byte{"gzip": gzipped.Bytes(),
+		"deflate": deflated.Bytes()} {
 		body := &whole{Reader: bytes.NewReader(data)}
 		r, err := inflate(name, body)
 		if err != nil {
@@ -277,8 +279,8 @@ func TestInflaterEnd(t *testing.T) {
 	}
 }
 
-// TestBuffers: a buffer has the size that is asked for, also if it was used before, and a foreign one
-// is not handed out.
+// TestBuffers: a buffer has the size that is asked for, also if it was used before, and a foreign
+// one is not handed out.
 func TestBuffers(t *testing.T) {
 	for _, n := range []int{0, 1, 1 << 10, 1<<10 + 1, 64<<10 + 100, 1 << 20} {
 		for range 3 {

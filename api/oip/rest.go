@@ -157,8 +157,8 @@ func (b *requestBody) readAll(text *[]byte) error {
 	}
 }
 
-// end returns an error if the body has more bytes than have been read.
-func (b *requestBody) end() error {
+// expectEnd returns an error if the body has more bytes than have been read.
+func (b *requestBody) expectEnd() error {
 	if b.declared == b.read {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 	j := jsonReader{text: text}
 	var inputs []jsonInput
 	seen := false
-	err := j.object(func(key string) (err error) {
+	err := j.readObject(func(key string) (err error) {
 		switch key {
 		case "id":
 			r.ID, err = j.string()
@@ -217,18 +217,18 @@ func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 			err = r.decodeParameters(&j)
 		case "inputs":
 			seen = true
-			err = j.array(func() error {
-				if len(inputs) == mostTensors {
-					return j.errorf("more than %d inputs", mostTensors)
+			err = j.readArray(func() error {
+				if len(inputs) == maxTensors {
+					return j.errorf("more than %d inputs", maxTensors)
 				}
 				in, err := decodeInput(&j)
 				inputs = append(inputs, in)
 				return err
 			})
 		case "outputs":
-			err = j.array(func() error {
-				if len(r.Outputs) == mostTensors {
-					return j.errorf("more than %d outputs", mostTensors)
+			err = j.readArray(func() error {
+				if len(r.Outputs) == maxTensors {
+					return j.errorf("more than %d outputs", maxTensors)
 				}
 				out, err := decodeRequestedOutput(&j)
 				r.Outputs = append(r.Outputs, out)
@@ -240,7 +240,7 @@ func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 		return err
 	})
 	if err == nil {
-		err = j.end()
+		err = j.expectEnd()
 	}
 	if err == nil && !seen {
 		err = errors.New("no inputs")
@@ -249,13 +249,13 @@ func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 }
 
 func (r *Request) decodeParameters(j *jsonReader) error {
-	return j.object(func(key string) error {
+	return j.readObject(func(key string) error {
 		if key == "binary_data_output" {
-			v, err := j.bool()
+			v, err := j.readBool()
 			r.BinaryOutputs = v
 			return err
 		}
-		v, err := j.scalar()
+		v, err := j.readScalar()
 		if r.Parameters == nil {
 			r.Parameters = make(map[string]any)
 		}
@@ -277,7 +277,7 @@ func unsupported(j *jsonReader, parameter string) error {
 func decodeInput(j *jsonReader) (jsonInput, error) {
 	in := jsonInput{binary: -1}
 	hasShape, start := false, j.pos
-	err := j.object(func(key string) (err error) {
+	err := j.readObject(func(key string) (err error) {
 		switch key {
 		case "name":
 			in.Name, err = j.string()
@@ -287,11 +287,11 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 			in.DataType = dataType([]byte(name))
 		case "shape":
 			hasShape = true
-			err = j.array(func() error {
+			err = j.readArray(func() error {
 				if len(in.Shape) == highestRank {
 					return j.errorf("a shape of more than %d dimensions", highestRank)
 				}
-				d, err := j.natural()
+				d, err := j.readNatural()
 				if err != nil {
 					return fmt.Errorf("shape: %w", err)
 				}
@@ -299,9 +299,9 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 				return nil
 			})
 		case "parameters":
-			err = j.object(func(key string) (err error) {
+			err = j.readObject(func(key string) (err error) {
 				if key == "binary_data_size" {
-					in.binary, err = j.natural()
+					in.binary, err = j.readNatural()
 					return err
 				}
 				if err := unsupported(j, key); err != nil {
@@ -321,7 +321,7 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 	})
 	if err != nil && in.Name == "" { // it may stand behind the fault
 		again := jsonReader{text: j.text, pos: start}
-		_ = again.object(func(key string) (err error) {
+		_ = again.readObject(func(key string) (err error) {
 			if key == "name" {
 				in.Name, err = again.string()
 				return err
@@ -343,15 +343,15 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 
 func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
 	var out RequestedOutput
-	err := j.object(func(key string) (err error) {
+	err := j.readObject(func(key string) (err error) {
 		switch key {
 		case "name":
 			out.Name, err = j.string()
 		case "parameters":
-			err = j.object(func(key string) (err error) {
+			err = j.readObject(func(key string) (err error) {
 				if key == "binary_data" {
 					var v bool
-					v, err = j.bool()
+					v, err = j.readBool()
 					out.Binary = &v
 					return err
 				}
@@ -406,20 +406,20 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 	block := newBlock(total)
 	for i := range inputs {
 		if err := inputs[i].read(&r.Inputs[i], text, body, block); err != nil {
-			block.drop()
+			block.dropReader()
 			return err
 		}
 	}
-	if err := body.end(); err != nil {
-		block.drop()
+	if err := body.expectEnd(); err != nil {
+		block.dropReader()
 		return err
 	}
 	r.hold = &block.hold
 	return nil
 }
 
-// size returns how many bytes an input needs in memory. It is checked against the bytes received, of
-// which text has the JSON.
+// size returns how many bytes an input needs in memory. It is checked against the bytes received,
+// of which text has the JSON.
 func (in *jsonInput) size(text []byte, hasBinary bool) (int, error) {
 	elements, err := checkShape(&in.Tensor)
 	if err != nil {
@@ -462,10 +462,10 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 	if err != nil {
 		return err
 	}
-	data := block.take(n)
+	data := block.takeBytes(n)
 	if in.binary < 0 {
 		j := jsonReader{text: text, pos: in.data.start}
-		if err := j.tensor(t, elements, data); err != nil {
+		if err := j.readTensor(t, elements, data); err != nil {
 			return invalidf("input %q: data: %v", t.Name, err)
 		}
 		return nil
@@ -487,8 +487,8 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 // the outputs from their own memory, and does not release resp. charge counts the text.
 //
 // Before anything is written, the error can be charge's, or wrap [ErrUnencodable] if JSON cannot
-// represent the parameters, or the outputs if the client asked for JSON (see [Request.CheckAnswer]).
-// Any other error is that of writing to w.
+// represent the parameters, or the outputs if the client asked for JSON (see
+// [Request.CheckAnswer]). Any other error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)

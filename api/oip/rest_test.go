@@ -179,7 +179,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"no inputs", `{}`, "", `decode JSON: no inputs`},
 		{"key twice", `{"inputs":[],"inputs":[]}`, "",
 			`decode JSON: byte 13: key "inputs" is given twice`},
-		{"many keys", `{"inputs":[],"parameters":{` + manyKeys(mostKeys+1) + `}}`, "",
+		{"many keys", `{"inputs":[],"parameters":{` + manyKeys(maxKeys+1) + `}}`, "",
 			`decode JSON: byte 1056: an object of more than 128 keys`},
 		{"string not closed", `{"id":"abc`, "",
 			`decode JSON: byte 10: expected '"', found the end of the text`},
@@ -211,7 +211,8 @@ func TestDecodeRequestErrors(t *testing.T) {
 			`{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},` +
 				`{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`,
 			"", `input "x" is given twice`},
-		{"no datatype", in(`"shape":[1],"data":[1]`), "", `input "x": unknown datatype ""` + knownTypes},
+		{"no datatype", in(`"shape":[1],"data":[1]`), "",
+			`input "x": unknown datatype ""` + knownTypes},
 		{"unknown datatype", data("FLOAT", "[1]", "[1]"), "",
 			`input "x": unknown datatype "FLOAT"` + knownTypes},
 		{"negative shape before the name", `{"inputs":[{"shape":[-1],"name":"x"}]}`, "",
@@ -330,7 +331,8 @@ func TestDecodeRequestErrors(t *testing.T) {
 			"json", `input "x": binary_data_size is 8, expected 12 for FP32 [3]`},
 		{"negative binary size",
 			in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":-8}`) + "|12345678",
-			"json", `decode JSON: input "x": byte 86: -8 is out of range, expected 0 to 9223372036854775807`},
+			"json",
+			`decode JSON: input "x": byte 86: -8 is out of range, expected 0 to 9223372036854775807`},
 		{"data and binary",
 			in(`"datatype":"FP32","shape":[2],"data":[1,2],"parameters":{"binary_data_size":8}`) +
 				"|12345678", "json",
@@ -442,7 +444,8 @@ func TestEncodeResponse(t *testing.T) {
 		Parameters: map[string]any{"late": true, "n": int64(2)}, Outputs: []tensor.Tensor{
 			must(tensor.Of("f", []float32{0.1, -1e-9, 3e20, 1e22}, 2, 2)),
 			must(tensor.Of("d", []float64{0.1, math.MaxFloat64}, 2)),
-			{Name: "h", DataType: tensor.FP16, Shape: []int64{2}, Data: []byte{0x66, 0x2e, 0, 0xc0}},
+			{Name: "h", DataType: tensor.FP16, Shape: []int64{2}, Data: []byte{0x66, 0x2e, 0,
+				0xc0}},
 			must(tensor.Of("i", []int64{math.MinInt64, 5}, 2)),
 			must(tensor.Of("u", []uint64{math.MaxUint64}, 1)),
 			must(tensor.Of("i8", []int8{-1}, 1)),
@@ -516,8 +519,9 @@ func TestEncodeResponseErrors(t *testing.T) {
 		{tensor.Tensor{
 			Name: "y", DataType: tensor.Bytes, Shape: []int64{2},
 			Data: []byte("\x01\x00\x00\x00a\x01\x00\x00\x00\xff"),
-		}, `output "y": element 1 is not valid UTF-8, which JSON cannot hold; ask for it as binary ` +
-			`data ("binary_data": true), or by gRPC`},
+		},
+			`output "y": element 1 is not valid UTF-8, which JSON cannot hold; ask for it as binary ` +
+				`data ("binary_data": true), or by gRPC`},
 		{tensor.Tensor{Name: "y", DataType: "FP8", Shape: []int64{1}, Data: []byte{0}},
 			`output "y": unknown datatype "FP8"` + knownTypes},
 	} {
@@ -547,8 +551,8 @@ func TestEncodeResponseErrors(t *testing.T) {
 	}
 }
 
-// TestNonFiniteJSON: NaN and infinity are strings in answers, which any reader of JSON takes, and in
-// queries strings or the words that Python writes; they are what they were.
+// TestNonFiniteJSON: NaN and infinity are strings in answers, which any reader of JSON takes, and
+// in queries strings or the words that Python writes; they are what they were.
 func TestNonFiniteJSON(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	answers := []tensor.Tensor{
@@ -591,7 +595,8 @@ func TestNonFiniteJSON(t *testing.T) {
 		for _, want := range answers {
 			text := fmt.Sprintf(`{"inputs":[{"name":%q,"datatype":%q,"shape":[4],"data":%s}]}`,
 				want.Name, want.DataType, tt)
-			req, err := DecodeRequest(httptest.NewRequest("POST", "/", strings.NewReader(text)), 1<<20,
+			req, err := DecodeRequest(httptest.NewRequest("POST", "/", strings.NewReader(text)),
+				1<<20,
 				nil)
 			if err != nil {
 				t.Errorf("%s: %v", text, err)
@@ -605,8 +610,8 @@ func TestNonFiniteJSON(t *testing.T) {
 	}
 }
 
-// TestEncodeParameterErrors: an answer whose parameters JSON cannot hold is an error before anything
-// is written, which tells it from an error of writing: that has no answer.
+// TestEncodeParameterErrors: an answer whose parameters JSON cannot hold is an error before
+// anything is written, which tells it from an error of writing: that has no answer.
 func TestEncodeParameterErrors(t *testing.T) {
 	for want, value := range map[string]any{
 		`the answer cannot be encoded: parameter "p": it is a int, expected bool, int64, uint64, float64 or string`: 1,

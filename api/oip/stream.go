@@ -67,7 +67,7 @@ func (s *streamed) marshal() (mem.BufferSlice, error) {
 		return nil, err
 	}
 	e := encoder{}
-	e.text(1, s.err)
+	e.writeText(1, s.err)
 	e.buf = protowire.AppendTag(e.buf, 2, protowire.BytesType)
 	e.buf = protowire.AppendVarint(e.buf, uint64(answer.Len()))
 	return append(mem.BufferSlice{mem.SliceBuffer(e.buf)}, answer...), nil

@@ -42,8 +42,8 @@ type StreamedAnswer struct {
 	HasRemaining bool
 }
 
-// mostMetadata bounds the names and values of a query on a stream.
-const mostMetadata = 64
+// maxMetadata bounds the names and values of a query on a stream.
+const maxMetadata = 64
 
 // An Outbox counts the bytes of messages that a connection has not sent yet. The zero value is
 // ready for use. Its methods may be called concurrently.
@@ -104,8 +104,8 @@ func (q *StreamedQuery) Size() int64 {
 
 // CheckMetadata returns an error if no receiver would take so many metadata.
 func (q *StreamedQuery) CheckMetadata() error {
-	if n := len(q.Metadata); n > mostMetadata {
-		return invalidf("%d names and values of metadata, want at most %d", n, mostMetadata)
+	if n := len(q.Metadata); n > maxMetadata {
+		return invalidf("%d names and values of metadata, want at most %d", n, maxMetadata)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (q *StreamedQuery) marshal() (mem.BufferSlice, error) {
 	e.bytes, e.outbox = q.Size(), q.Outbox
 	b := encoder{buf: q.AppendHead(e.buf[:0])}
 	if q.Query != nil {
-		b.length(5, query.Len())
+		b.writeLength(5, query.Len())
 	}
 	e.buf = b.buf // grown, if the metadata are long
 	return append(mem.BufferSlice{mem.NewBuffer(&e.buf, e)}, query...), nil
@@ -144,13 +144,13 @@ func (q *StreamedQuery) Header() metadata.MD {
 func (q *StreamedQuery) AppendHead(b []byte) []byte {
 	e := encoder{buf: b}
 	if q.ID != 0 {
-		e.varint(1, q.ID)
+		e.writeVarint(1, q.ID)
 	}
 	if q.Cancel {
-		e.varint(2, 1)
+		e.writeVarint(2, 1)
 	}
 	if q.Timeout > 0 {
-		e.varint(3, uint64(q.Timeout))
+		e.writeVarint(3, uint64(q.Timeout))
 	}
 	for _, s := range q.Metadata {
 		e.buf = protowire.AppendTag(e.buf, 4, protowire.BytesType)
@@ -172,8 +172,8 @@ func (q *StreamedQuery) DecodeHead(head []byte) error {
 	return nil
 }
 
-// length appends the tag and the length of a field whose n bytes follow.
-func (e *encoder) length(num protowire.Number, n int) {
+// writeLength appends the tag and the length of a field whose n bytes follow.
+func (e *encoder) writeLength(num protowire.Number, n int) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 	e.buf = protowire.AppendVarint(e.buf, uint64(n))
 }
@@ -187,7 +187,7 @@ func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
 		var n uint64
 		switch {
 		case num <= 3 && typ == protowire.VarintType:
-			n, err = c.varint()
+			n, err = c.readVarint()
 			switch num {
 			case 1:
 				q.ID = n
@@ -197,11 +197,11 @@ func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
 				q.Timeout = time.Duration(min(n, math.MaxInt64))
 			}
 		case num == 4 && typ == protowire.BytesType:
-			if len(q.Metadata) == mostMetadata {
-				return true, fmt.Errorf("more than %d metadata", mostMetadata)
+			if len(q.Metadata) == maxMetadata {
+				return true, fmt.Errorf("more than %d metadata", maxMetadata)
 			}
 			var s cursor
-			if s, err = c.message(); err == nil {
+			if s, err = c.readMessage(); err == nil {
 				b := make([]byte, s.len())
 				s.copyTo(b)
 				q.Metadata = append(q.Metadata, string(b))
@@ -211,7 +211,7 @@ func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
 				return true, errors.New("two queries")
 			}
 			var of cursor
-			if of, err = c.message(); err == nil {
+			if of, err = c.readMessage(); err == nil {
 				q.Query = new(Request)
 				q.Query.err = q.Query.decodeFrom(of, nil)
 			}
@@ -246,7 +246,7 @@ func (a *StreamedAnswer) marshal() (mem.BufferSlice, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.length(3, answer.Len())
+	e.writeLength(3, answer.Len())
 	return append(mem.BufferSlice{mem.SliceBuffer(e.buf)}, answer...), nil
 }
 
@@ -254,18 +254,18 @@ func (a *StreamedAnswer) marshal() (mem.BufferSlice, error) {
 func (a *StreamedAnswer) AppendHead(b []byte) ([]byte, error) {
 	e := encoder{buf: b}
 	if a.ID != 0 {
-		e.varint(1, a.ID)
+		e.writeVarint(1, a.ID)
 	}
 	if a.Error != nil {
 		status, err := proto.Marshal(a.Error)
 		if err != nil {
 			return b, err
 		}
-		e.length(2, len(status))
+		e.writeLength(2, len(status))
 		e.buf = append(e.buf, status...)
 	}
 	if a.HasRemaining {
-		e.varint(4, uint64(max(0, a.Remaining)))
+		e.writeVarint(4, uint64(max(0, a.Remaining)))
 	}
 	return e.buf, nil
 }
@@ -291,9 +291,9 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 		var of cursor
 		switch {
 		case num == 1 && typ == protowire.VarintType:
-			a.ID, err = c.varint()
+			a.ID, err = c.readVarint()
 		case num == 2 && typ == protowire.BytesType:
-			if of, err = c.message(); err == nil {
+			if of, err = c.readMessage(); err == nil {
 				b := make([]byte, of.len())
 				of.copyTo(b)
 				a.Error = new(spb.Status)
@@ -303,12 +303,12 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 			if a.Answer != nil {
 				return true, errors.New("two answers")
 			}
-			if of, err = c.message(); err == nil {
+			if of, err = c.readMessage(); err == nil {
 				a.Answer = new(Response)
 				err = a.Answer.decodeFrom(of)
 			}
 		case num == 4 && typ == protowire.VarintType:
-			n, err = c.varint()
+			n, err = c.readVarint()
 			a.Remaining, a.HasRemaining = time.Duration(min(n, math.MaxInt64)), true
 		default:
 			return false, nil

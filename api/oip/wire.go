@@ -16,7 +16,7 @@ type cursor struct {
 	cur  []byte          // the rest of the current buffer, within the limit
 	rest mem.BufferSlice // the buffers after it
 	left int             // bytes after cur that are within the limit
-	from *incoming       // where the buffers after rest come from; nil: rest is all
+	from *incomingPieces // where the buffers after rest come from; nil: rest is all
 }
 
 var (
@@ -68,7 +68,7 @@ func (c *cursor) copyTo(dst []byte) {
 func (c *cursor) arriveTo(dst []byte) {
 	n := min(len(dst), len(c.cur)+c.rest.Len())
 	c.copyTo(dst[:n])
-	if dst = dst[n:]; len(dst) > 0 && c.from.into(dst) {
+	if dst = dst[n:]; len(dst) > 0 && c.from.readInto(dst) {
 		c.left -= len(dst)
 	} else {
 		c.copyTo(dst)
@@ -86,11 +86,11 @@ func (c *cursor) skip(n int) error {
 	return nil
 }
 
-// sub returns a cursor over the next n bytes, and moves past them. They stay in memory until the
-// whole message is decoded.
-func (c *cursor) sub(n int) (cursor, error) {
+// subCursor returns a cursor over the next n bytes, and moves past them. They stay in memory until
+// the whole message is decoded.
+func (c *cursor) subCursor(n int) (cursor, error) {
 	if c.from != nil && n <= c.len() {
-		more, err := c.from.keep(n - len(c.cur) - c.rest.Len())
+		more, err := c.from.keepPiece(n - len(c.cur) - c.rest.Len())
 		if err != nil {
 			return cursor{}, err
 		}
@@ -111,7 +111,7 @@ func (c *cursor) sub(n int) (cursor, error) {
 	return s, nil
 }
 
-func (c *cursor) varint() (uint64, error) {
+func (c *cursor) readVarint() (uint64, error) {
 	v, n := protowire.ConsumeVarint(c.cur)
 	if n > 0 {
 		c.cur = c.cur[n:]
@@ -132,9 +132,9 @@ func (c *cursor) varint() (uint64, error) {
 	return 0, errors.New("variable length integer overflow")
 }
 
-// tag decodes a field's number and type.
-func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
-	v, err := c.varint()
+// readTag decodes a field's number and type.
+func (c *cursor) readTag() (protowire.Number, protowire.Type, error) {
+	v, err := c.readVarint()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -145,21 +145,21 @@ func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
 	return num, typ, nil
 }
 
-// message decodes a length, and returns a cursor over that many bytes.
-func (c *cursor) message() (cursor, error) {
-	n, err := c.varint()
+// readMessage decodes a length, and returns a cursor over that many bytes.
+func (c *cursor) readMessage() (cursor, error) {
+	n, err := c.readVarint()
 	if err != nil {
 		return cursor{}, err
 	}
 	if n > uint64(c.len()) {
 		return cursor{}, errTruncated
 	}
-	return c.sub(int(n))
+	return c.subCursor(int(n))
 }
 
-// text decodes a string.
-func (c *cursor) text() (string, error) {
-	s, err := c.message()
+// readText decodes a string.
+func (c *cursor) readText() (string, error) {
+	s, err := c.readMessage()
 	if err != nil {
 		return "", err
 	}
@@ -181,8 +181,8 @@ func (c *cursor) text() (string, error) {
 	return text, nil
 }
 
-// fixed decodes a little-endian number of n bytes, at most 8.
-func (c *cursor) fixed(n int) (uint64, error) {
+// readFixed decodes a little-endian number of n bytes, at most 8.
+func (c *cursor) readFixed(n int) (uint64, error) {
 	if n > c.len() {
 		return 0, errTruncated
 	}
@@ -201,13 +201,13 @@ func (c *cursor) skipField(num protowire.Number, typ protowire.Type) error {
 		var err error
 		switch typ {
 		case protowire.VarintType:
-			_, err = c.varint()
+			_, err = c.readVarint()
 		case protowire.Fixed32Type:
 			err = c.skip(4)
 		case protowire.Fixed64Type:
 			err = c.skip(8)
 		case protowire.BytesType:
-			_, err = c.message()
+			_, err = c.readMessage()
 		case protowire.StartGroupType:
 			if depth == len(open) {
 				return errTooDeep
@@ -225,7 +225,7 @@ func (c *cursor) skipField(num protowire.Number, typ protowire.Type) error {
 		if err != nil || depth == 0 {
 			return err
 		}
-		if num, typ, err = c.tag(); err != nil {
+		if num, typ, err = c.readTag(); err != nil {
 			return err
 		}
 	}

@@ -222,13 +222,13 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 	return &a
 }
 
-// mostRate is the largest limit: larger numbers are not exact as float64.
-const mostRate = 1 << 50
+// maxRate is the largest limit: larger numbers are not exact as float64.
+const maxRate = 1 << 50
 
 // number parses a scalar > 0.
 func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
-	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= mostRate) {
+	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= maxRate) {
 		p.fault(n, "%s: %.40q, want %s; without one there is no limit", of, n.Value, want)
 		return 0
 	}
@@ -252,7 +252,7 @@ func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 		}
 	}
 	v, err := strconv.ParseFloat(text, 64)
-	if v *= unit; n.Kind != yaml.ScalarNode || err != nil || !(v >= 1 && v <= mostRate) {
+	if v *= unit; n.Kind != yaml.ScalarNode || err != nil || !(v >= 1 && v <= maxRate) {
 		p.fault(
 			n,
 			"%s: %.40q, want bytes, such as 50MB or 64KiB, at least 1; without any there is no "+

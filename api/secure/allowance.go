@@ -101,14 +101,14 @@ func (s *splitQueries) add(p Part) {
 const slack = time.Second
 
 const (
-	// mostMeters is how many clients have a meter each. It takes as many names in use within
+	// maxMeters is how many clients have a meter each. It takes as many names in use within
 	// seconds to exceed it; all further clients then share one meter.
-	mostMeters = 4096
+	maxMeters = 4096
 	// sweepAgain is the least time between two searches for meters that can be removed.
 	sweepAgain = time.Second
-	// mostBytes is more than any query has: a larger size that a client announces is taken for
+	// maxBytes is more than any query has: a larger size that a client announces is taken for
 	// this.
-	mostBytes = 4 << 30
+	maxBytes = 4 << 30
 	// streamsAgain is the Retry-After for a client with too many open calls.
 	streamsAgain = time.Second
 	// longestWait is the longest Retry-After.
@@ -157,19 +157,20 @@ func (b *bucket) wait(now time.Time, r rate, n float64) time.Duration {
 	if b.fill(now, r); b.left >= least {
 		return 0
 	}
-	return time.Duration(min((least-b.left)/r.perSecond*float64(time.Second), float64(longestWait))) + 1
+	return time.Duration(min((least-b.left)/r.perSecond*float64(time.Second),
+		float64(longestWait))) + 1
 }
 
-// take takes n tokens, also if fewer are left.
-func (b *bucket) take(now time.Time, r rate, n float64) {
+// takeTokens takes n tokens, also if fewer are left.
+func (b *bucket) takeTokens(now time.Time, r rate, n float64) {
 	if r.perSecond > 0 {
 		b.fill(now, r)
 		b.left -= n
 	}
 }
 
-// full reports whether the bucket is full.
-func (b *bucket) full(now time.Time, r rate) bool {
+// isFull reports whether the bucket is full.
+func (b *bucket) isFull(now time.Time, r rate) bool {
 	if r.perSecond > 0 && !b.at.IsZero() {
 		b.fill(now, r)
 		return b.left == r.burst
@@ -177,8 +178,8 @@ func (b *bucket) full(now time.Time, r rate) bool {
 	return true
 }
 
-// rates returns the rates of queries and of their bytes for a way.
-func (a *allowance) rates(w Way) (queries, bytes rate) {
+// ratesOf returns the rates of queries and of their bytes for a way.
+func (a *allowance) ratesOf(w Way) (queries, bytes rate) {
 	queries, bytes = rate{a.queries, a.burst}, rate{a.bytes, a.bytes}
 	if w != Asked {
 		queries.burst += a.queries * slack.Seconds()
@@ -187,20 +188,20 @@ func (a *allowance) rates(w Way) (queries, bytes rate) {
 	return queries, bytes
 }
 
-// idle reports whether the meter equals an unused one, so that it can be removed.
-func (m *meter) idle(now time.Time, a *allowance) bool {
+// isIdle reports whether the meter equals an unused one, so that it can be removed.
+func (m *meter) isIdle(now time.Time, a *allowance) bool {
 	for w := Way(0); a != nil && w < ways; w++ {
-		queries, bytes := a.rates(w)
-		if !m.queries[w].full(now, queries) || !m.bytes[w].full(now, bytes) {
+		queries, bytes := a.ratesOf(w)
+		if !m.queries[w].isFull(now, queries) || !m.bytes[w].isFull(now, bytes) {
 			return false
 		}
 	}
 	return m.open == 0
 }
 
-// meter returns the client's meter, and makes one if there is none. allowed returns a client's
+// meterOf returns the client's meter, and makes one if there is none. allowed returns a client's
 // limits. s.mu is held.
-func (s *meters) meter(client string, now time.Time,
+func (s *meters) meterOf(client string, now time.Time,
 	allowed func(client string) *allowance) *meter {
 	if m := s.of[client]; m != nil {
 		return m
@@ -208,15 +209,15 @@ func (s *meters) meter(client string, now time.Time,
 	if s.of == nil {
 		s.of = map[string]*meter{}
 	}
-	if len(s.of) >= mostMeters && now.Sub(s.swept) >= sweepAgain {
+	if len(s.of) >= maxMeters && now.Sub(s.swept) >= sweepAgain {
 		s.swept = now
 		for name, m := range s.of {
-			if m.idle(now, allowed(name)) {
+			if m.isIdle(now, allowed(name)) {
 				delete(s.of, name)
 			}
 		}
 	}
-	if len(s.of) >= mostMeters {
+	if len(s.of) >= maxMeters {
 		if client = ""; s.of[client] != nil {
 			return s.of[client]
 		}
@@ -234,39 +235,40 @@ type LimitError struct {
 
 func (e *LimitError) Error() string { return e.text }
 
-// status returns the error as a gRPC status.
-func (e *LimitError) status() error {
+// grpcStatus returns the error as a gRPC status.
+func (e *LimitError) grpcStatus() error {
 	return oip.Explain(status.New(codes.ResourceExhausted, e.text), "limit", e.RetryAfter).Err()
 }
 
-// allowed returns the client's limits; nil: none.
-func (g *Guard) allowed(client string) *allowance { return g.access.get().of(client).limits }
+// allowanceOf returns the client's limits; nil: none.
+func (g *Guard) allowanceOf(client string) *allowance { return g.access.get().of(client).limits }
 
-// limited returns the caller of the call with context ctx, and its limits; a is nil if it has none.
-func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
+// callerLimits returns the caller of the call with context ctx, and its limits; a is nil if it has
+// none.
+func (g *Guard) callerLimits(ctx context.Context) (c caller, a *allowance) {
 	c, _ = ctx.Value(callerKey{}).(caller)
 	if c.name == "" || c.agent || c.open {
 		return c, nil
 	}
-	return c, g.allowed(c.name)
+	return c, g.allowanceOf(c.name)
 }
 
 // Query counts a query of the caller of the call with context ctx, with the number of its bytes
 // that are known so far. It returns a [*LimitError] if the query exceeds the caller's limits, which
 // are those of the access file now.
 func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
-	return g.use(ctx, w, 1, bytes, false)
+	return g.countUse(ctx, w, 1, bytes, false)
 }
 
 // QueryPart is Query for an attempt at a part of a query. The first part of a query that comes
 // counts as an attempt at a query, the others as nothing; but a part that comes again does, as it
 // may be another query under the same numbers.
 func (g *Guard) QueryPart(ctx context.Context, p Part) error {
-	c, a := g.limited(ctx)
+	c, a := g.callerLimits(ctx)
 	if a == nil {
 		return nil
 	}
-	if err := g.meters.usePart(c.name, a, p, g.allowed); err != nil {
+	if err := g.meters.usePart(c.name, a, p, g.allowanceOf); err != nil {
 		g.overLimit(c, err)
 		return err
 	}
@@ -278,7 +280,7 @@ func (s *meters) usePart(client string, a *allowance, p Part,
 	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	split := &s.meter(client, time.Now(), allowed).split
+	split := &s.meterOf(client, time.Now(), allowed).split
 	if q := split.find(p); q == nil || q.parts&(1<<p.Number) != 0 {
 		if err := s.useLocked(client, a, Attempted, 1, 0, false, allowed); err != nil {
 			return err
@@ -288,17 +290,17 @@ func (s *meters) usePart(client string, a *allowance, p Part,
 	return nil
 }
 
-// PartRows counts the rows of a part that QueryPart has accepted. Parts of one query have together no
-// more than largest, the most that a query may have; who sends more has sent several queries, of which
-// the last one counts as one of its own.
+// PartRows counts the rows of a part that QueryPart has accepted. Parts of one query have together
+// no more than largest, the most that a query may have; who sends more has sent several queries, of
+// which the last one counts as one of its own.
 func (g *Guard) PartRows(ctx context.Context, p Part, rows, largest int) error {
-	c, a := g.limited(ctx)
+	c, a := g.callerLimits(ctx)
 	if a == nil {
 		return nil
 	}
 	s := &g.meters
 	s.mu.Lock()
-	q := s.meter(c.name, time.Now(), g.allowed).split.find(p)
+	q := s.meterOf(c.name, time.Now(), g.allowanceOf).split.find(p)
 	over := q != nil && q.rows > 0 && q.rows+rows > largest
 	if q != nil {
 		if q.rows += rows; over {
@@ -307,7 +309,7 @@ func (g *Guard) PartRows(ctx context.Context, p Part, rows, largest int) error {
 	}
 	s.mu.Unlock()
 	if over {
-		return g.use(ctx, Attempted, 1, 0, false)
+		return g.countUse(ctx, Attempted, 1, 0, false)
 	}
 	return nil
 }
@@ -316,25 +318,27 @@ func (g *Guard) PartRows(ctx context.Context, p Part, rows, largest int) error {
 // if first is set, which says that these are the first bytes counted: a query is never refused half
 // way.
 func (g *Guard) Bytes(ctx context.Context, w Way, bytes int64, first bool) error {
-	return g.use(ctx, w, 0, bytes, !first)
+	return g.countUse(ctx, w, 0, bytes, !first)
 }
 
-func (g *Guard) use(ctx context.Context, w Way, queries float64, bytes int64, anyway bool) error {
-	c, a := g.limited(ctx)
+func (g *Guard) countUse(ctx context.Context, w Way, queries float64, bytes int64,
+	anyway bool) error {
+	c, a := g.callerLimits(ctx)
 	if a == nil {
 		return nil
 	}
-	if err := g.meters.use(c.name, a, w, queries, float64(min(max(0, bytes), mostBytes)), anyway,
-		g.allowed); err != nil {
+	if err := g.meters.countUse(c.name, a, w, queries, float64(min(max(0, bytes), maxBytes)),
+		anyway,
+		g.allowanceOf); err != nil {
 		g.overLimit(c, err)
 		return err
 	}
 	return nil
 }
 
-// use counts queries and bytes of a client, or neither and returns why. If anyway is set it counts
-// them in any case.
-func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
+// countUse counts queries and bytes of a client, or neither and returns why. If anyway is set it
+// counts them in any case.
+func (s *meters) countUse(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
 	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -345,9 +349,9 @@ func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64,
 func (s *meters) useLocked(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
 	allowed func(string) *allowance) *LimitError {
 	now := time.Now()
-	m := s.meter(client, now, allowed)
+	m := s.meterOf(client, now, allowed)
 	ofQueries, ofBytes := &m.queries[w], &m.bytes[w]
-	queryRate, byteRate := a.rates(w)
+	queryRate, byteRate := a.ratesOf(w)
 	if !anyway {
 		if wait := ofQueries.wait(now, queryRate, queries); wait > 0 {
 			return overLimit(client, a.queries, "queries a second", wait)
@@ -356,8 +360,8 @@ func (s *meters) useLocked(client string, a *allowance, w Way, queries, bytes fl
 			return overLimit(client, a.bytes, "bytes a second", wait)
 		}
 	}
-	ofQueries.take(now, queryRate, queries)
-	ofBytes.take(now, byteRate, bytes)
+	ofQueries.takeTokens(now, queryRate, queries)
+	ofBytes.takeTokens(now, byteRate, bytes)
 	return nil
 }
 
@@ -368,16 +372,16 @@ func overLimit(client string, limit float64, of string, wait time.Duration) *Lim
 	}
 }
 
-// hold counts a call as open until done is called, or returns why it is refused. done is nil if the
-// caller has no limit of open calls.
-func (g *Guard) hold(ctx context.Context) (done func(), _ *LimitError) {
-	c, a := g.limited(ctx)
+// holdCall counts a call as open until done is called, or returns why it is refused. done is nil if
+// the caller has no limit of open calls.
+func (g *Guard) holdCall(ctx context.Context) (done func(), _ *LimitError) {
+	c, a := g.callerLimits(ctx)
 	if a == nil || a.streams == 0 {
 		return nil, nil
 	}
 	s := &g.meters
 	s.mu.Lock()
-	m := s.meter(c.name, time.Now(), g.allowed)
+	m := s.meterOf(c.name, time.Now(), g.allowanceOf)
 	if m.open >= a.streams {
 		s.mu.Unlock()
 		err := overLimit(c.name, float64(a.streams), "calls and streams open at a time",

@@ -189,7 +189,7 @@ func TestBytesASecond(t *testing.T) {
 		if err == nil || err.RetryAfter > longestWait+1 {
 			t.Errorf("after a query of %d bytes: %v", int64(math.MaxInt64), err)
 		}
-		time.Sleep(mostBytes / 1000 * time.Second)
+		time.Sleep(maxBytes / 1000 * time.Second)
 		if err := g.Query(ads, Asked, 1); err != nil {
 			t.Errorf("much later: %v", err)
 		}
@@ -242,19 +242,19 @@ func TestLimitsChange(t *testing.T) {
 func TestOpenCalls(t *testing.T) {
 	g, of := guardOf(t, "clients: {'*': {limits: {streams: 2}}}\n")
 	for _, client := range []string{"x", "y"} {
-		first, err := g.hold(of(client))
+		first, err := g.holdCall(of(client))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := g.hold(of(client)); err != nil {
+		if _, err := g.holdCall(of(client)); err != nil {
 			t.Fatal(err)
 		}
-		if done, err := g.hold(of(client)); err == nil || done != nil ||
+		if done, err := g.holdCall(of(client)); err == nil || done != nil ||
 			!strings.Contains(err.Error(), "2 calls and streams open at a time") {
 			t.Errorf("%s: a third call: %v", client, err)
 		}
 		first()
-		if _, err := g.hold(of(client)); err != nil {
+		if _, err := g.holdCall(of(client)); err != nil {
 			t.Errorf("%s: after an end: %v", client, err)
 		}
 	}
@@ -266,19 +266,19 @@ func TestManyClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, of := guardOf(
 			t, "clients: {'*': {limits: {queries_per_second: 0.1, burst: 2, streams: 1}}}\n")
-		if _, err := g.hold(of("open")); err != nil {
+		if _, err := g.holdCall(of("open")); err != nil {
 			t.Fatal(err)
 		}
 		letIn := 0
-		for i := range 3 * mostMeters {
+		for i := range 3 * maxMeters {
 			if g.Query(of(fmt.Sprint("client ", i)), Asked, 0) == nil {
 				letIn++
 			}
 		}
-		if n := len(g.meters.of); n > mostMeters+1 {
-			t.Errorf("%d clients are remembered, want at most %d", n, mostMeters+1)
+		if n := len(g.meters.of); n > maxMeters+1 {
+			t.Errorf("%d clients are remembered, want at most %d", n, maxMeters+1)
 		}
-		if want := mostMeters - 1 + 2; letIn != want {
+		if want := maxMeters - 1 + 2; letIn != want {
 			t.Errorf(
 				"%d queries are let in, want %d: one of each that there is room for, and the "+
 					"others have one meter", letIn, want)
@@ -290,7 +290,7 @@ func TestManyClients(t *testing.T) {
 		if n := len(g.meters.of); n != 2 {
 			t.Errorf("%d clients are remembered a minute later, want 2", n)
 		}
-		if _, err := g.hold(of("open")); err == nil {
+		if _, err := g.holdCall(of("open")); err == nil {
 			t.Error("a call that is open was forgotten")
 		}
 	})
@@ -305,7 +305,7 @@ func TestNoLimitsCostNothing(t *testing.T) {
 			g.Bytes(ads, Asked, 1000, false) != nil {
 			t.Error("refused")
 		}
-		if done, err := g.hold(ads); done != nil || err != nil {
+		if done, err := g.holdCall(ads); done != nil || err != nil {
 			t.Error("counted")
 		}
 	}); n != 0 {
@@ -316,8 +316,8 @@ func TestNoLimitsCostNothing(t *testing.T) {
 	}
 }
 
-// TestPartsAtOnce: of the parts of a query that come at the same time one counts; no more than the last
-// queries are remembered.
+// TestPartsAtOnce: of the parts of a query that come at the same time one counts; no more than the
+// last queries are remembered.
 func TestPartsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, of := guardOf(t, "clients: {ads: {limits: {queries_per_second: 0.001, burst: 300}}}\n")

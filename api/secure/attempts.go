@@ -11,22 +11,23 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Wrong API keys are limited wherever they are shown: by gRPC, by REST and in a login. A certificate
-// and the cookie of a login need no limit: they are signed.
+// Wrong API keys are limited wherever they are shown: by gRPC, by REST and in a login. A
+// certificate and the cookie of a login need no limit: they are signed.
 const (
 	// An address may show mostAttempts wrong keys in attemptsOver. The same one again shows nothing
 	// new, so a client with an old key does not keep others of its address out.
-	mostAttempts = 5
+	maxAttempts  = 5
 	attemptsOver = time.Minute
-	// mostAttempting is of how many addresses wrong keys are remembered, and how many right ones are.
-	mostAttempting = 4096
+	// maxAttempting is of how many addresses wrong keys are remembered, and how many right ones
+	// are.
+	maxAttempting = 4096
 )
 
 var errTooManyAttempts = fmt.Errorf("%d wrong API keys have come from this address within %v: "+
-	"no other is looked at before that time has passed", mostAttempts, attemptsOver)
+	"no other is looked at before that time has passed", maxAttempts, attemptsOver)
 
-// attempts hold the wrong keys of each address, and right ones, which are taken from an address after
-// too many wrong ones too: others behind a load balancer cannot keep its clients out.
+// attempts hold the wrong keys of each address, and right ones, which are taken from an address
+// after too many wrong ones too: others behind a load balancer cannot keep its clients out.
 type attempts struct {
 	wrong atomic.Int32 // the length of order: mostly 0
 
@@ -58,7 +59,7 @@ func (a *attempts) fail(holder string, key digest, now time.Time) time.Duration 
 	}
 	e := a.by[holder]
 	if e == nil {
-		if len(a.by) == mostAttempting {
+		if len(a.by) == maxAttempting {
 			a.remove(a.order.Front())
 		}
 		e = a.order.PushBack(&failed{holder: holder, since: now})
@@ -95,7 +96,7 @@ func (a *attempts) waitLocked(holder string, now time.Time) time.Duration {
 		a.remove(e)
 	}
 	e := a.by[holder]
-	if e == nil || len(e.Value.(*failed).keys) < mostAttempts {
+	if e == nil || len(e.Value.(*failed).keys) < maxAttempts {
 		return 0
 	}
 	return e.Value.(*failed).since.Add(attemptsOver).Sub(now)
@@ -106,8 +107,8 @@ func (a *attempts) remove(e *list.Element) {
 	a.wrong.Store(int32(a.order.Len()))
 }
 
-// succeed notes a right key.
-func (a *attempts) succeed(of shown) {
+// noteSuccess notes a right key.
+func (a *attempts) noteSuccess(of shown) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, known := a.right[of]; known {
@@ -117,7 +118,7 @@ func (a *attempts) succeed(of shown) {
 		a.right = map[shown]struct{}{}
 	}
 	for old := range a.right { // any one
-		if len(a.right) < mostAttempting {
+		if len(a.right) < maxAttempting {
 			break
 		}
 		delete(a.right, old)
@@ -138,7 +139,7 @@ func (a *attempts) clear() {
 // ownerOf returns the client of an API key that came from an address, or why there is none.
 func (g *Guard) ownerOf(key string, from net.Addr) (name string, sum digest, _ *refusal) {
 	sum = digestOf(key)
-	name, ok := g.keys.get().owner(sum)
+	name, ok := g.keys.get().ownerOf(sum)
 	wait := time.Duration(0)
 	switch {
 	case !ok:
@@ -162,8 +163,8 @@ func (g *Guard) ownerOf(key string, from net.Addr) (name string, sum digest, _ *
 
 // shownBy notes that a caller has shown a right key, unless it has by its connection before.
 func (g *Guard) shownBy(c caller, raw *countedConn, from net.Addr) {
-	if c.apiKey && !raw.shows(c.name) {
-		g.attempts.succeed(shown{holderOf(from), c.key})
+	if c.apiKey && !raw.hasShown(c.name) {
+		g.attempts.noteSuccess(shown{holderOf(from), c.key})
 	}
-	raw.prove(c)
+	raw.proveName(c)
 }

@@ -66,7 +66,7 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 		if err != nil {
 			return nil, err
 		}
-		current := func() *identity { return id.current(log) }
+		current := func() *identity { return id.currentValue(log) }
 		proof = clientCredentials{identity: current}
 		queryProof = clientCredentials{identity: current, queries: true}
 	}
@@ -147,14 +147,15 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 	if err != nil { // it has expired just now
 		return nil, nil, errors.Join(err, conn.Close())
 	}
-	return c.open.enter(conn, chains, c.identity), info, nil
+	return c.open.addConnection(conn, chains, c.identity), info, nil
 }
 
 // A refusable is a client's connection to a server that has asked for a certificate. With TLS 1.3
 // the server refuses it after the client's handshake, and closes the connection.
 type refusable struct{ net.Conn }
 
-// Write returns the server's reason, if it has given one, rather than that the connection is closed.
+// Write returns the server's reason, if it has given one, rather than that the connection is
+// closed.
 func (r refusable) Write(p []byte) (int, error) {
 	n, err := r.Conn.Write(p)
 	if err == nil {

@@ -15,11 +15,11 @@ import (
 )
 
 // connections are the open connections of all servers that are of no agent. Those whose client has
-// shown who it is (an API key, or a certificate) count for that client, within its share of all; the
-// others are strangers', and count for their address. When there is no room for one more, it takes
-// the place of the stranger's that has been idle for the longest time: a client that has shown who
-// it is never loses its connection to somebody who has not, and somebody new always gets in to show
-// it, as long as not all are clients'.
+// shown who it is (an API key, or a certificate) count for that client, within its share of all;
+// the others are strangers', and count for their address. When there is no room for one more, it
+// takes the place of the stranger's that has been idle for the longest time: a client that has
+// shown who it is never loses its connection to somebody who has not, and somebody new always gets
+// in to show it, as long as not all are clients'.
 type connections struct {
 	quota
 	named bool // clients must show who they are: without, strangers are the clients
@@ -34,13 +34,13 @@ type connections struct {
 // for as long. Chosen as the time after which one that has said nothing is closed.
 const idleEnough = 10 * time.Second
 
-// enter counts a connection. If there is no room, it takes the place of another one, which the caller
-// must close; ok is false if there is none.
-func (cs *connections) enter(c *countedConn) (displaced *countedConn, ok bool) {
+// addConnection counts a connection. If there is no room, it takes the place of another one, which
+// the caller must close; ok is false if there is none.
+func (cs *connections) addConnection(c *countedConn) (displaced *countedConn, ok bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if !cs.fits(c.holder, 1) {
-		if displaced = cs.idlest(c.holder); displaced == nil {
+	if !cs.hasRoom(c.holder, 1) {
+		if displaced = cs.idlestStranger(c.holder); displaced == nil {
 			return nil, false
 		}
 		cs.remove(displaced)
@@ -49,11 +49,11 @@ func (cs *connections) enter(c *countedConn) (displaced *countedConn, ok bool) {
 	return displaced, true
 }
 
-// idlest returns the stranger's connection that is idle for the longest time, of those whose place
-// one of holder may take: those of addresses that have more or, if there are none, its own. So an
-// address with many cannot close the only one of another. It returns nil if there is none. cs.mu is
-// held.
-func (cs *connections) idlest(holder string) *countedConn {
+// idlestStranger returns the stranger's connection that is idle for the longest time, of those
+// whose place one of holder may take: those of addresses that have more or, if there are none, its
+// own. So an address with many cannot close the only one of another. It returns nil if there is
+// none. cs.mu is held.
+func (cs *connections) idlestStranger(holder string) *countedConn {
 	most := time.Now().UnixNano()
 	if !cs.named {
 		most -= int64(idleEnough)
@@ -79,7 +79,7 @@ func (cs *connections) add(c *countedConn) {
 		cs.strangers, cs.clients = map[*countedConn]struct{}{}, map[*countedConn]struct{}{}
 	}
 	cs.strangers[c] = struct{}{}
-	cs.hold(c.holder, 1)
+	cs.addUnits(c.holder, 1)
 }
 
 // remove counts c no more. Calls after the first do nothing. cs.mu is held.
@@ -97,17 +97,18 @@ func (cs *connections) remove(c *countedConn) {
 // clientHolder is a client as a holder of units.
 func clientHolder(name string) string { return "client " + name }
 
-// leave counts c no more.
-func (cs *connections) leave(c *countedConn) {
+// removeConnection counts c no more.
+func (cs *connections) removeConnection(c *countedConn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.remove(c)
 }
 
-// prove notes that the client of c has shown that it has this name. A client has as many connections
-// that count for it as a peer has of what no other client has; further ones stay strangers'.
-func (cs *connections) prove(c *countedConn, name string) {
-	if c.shows(name) {
+// noteName notes that the client of c has shown that it has this name. A client has as many
+// connections that count for it as a peer has of what no other client has; further ones stay
+// strangers'.
+func (cs *connections) noteName(c *countedConn, name string) {
+	if c.hasShown(name) {
 		return
 	}
 	cs.mu.Lock()
@@ -122,13 +123,13 @@ func (cs *connections) prove(c *countedConn, name string) {
 	cs.remove(c)
 	c.client.Store(&name)
 	cs.clients[c] = struct{}{}
-	cs.hold(holder, 1)
+	cs.addUnits(holder, 1)
 	cs.known++
 }
 
-// doubt takes all connections for strangers' until their clients show again who they are: what
+// doubtAll takes all connections for strangers' until their clients show again who they are: what
 // showed it may hold no more.
-func (cs *connections) doubt() {
+func (cs *connections) doubtAll() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for c := range cs.clients {
@@ -138,9 +139,9 @@ func (cs *connections) doubt() {
 	}
 }
 
-// crowded reports whether more than half of all units are held, without strangers' where these can
-// only wait to be displaced.
-func (cs *connections) crowded() bool {
+// isCrowded reports whether more than half of all units are held, without strangers' where these
+// can only wait to be displaced.
+func (cs *connections) isCrowded() bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	held := cs.held
@@ -174,20 +175,20 @@ func (l limitedListener) Accept() (net.Conn, error) {
 		c := &countedConn{
 			Conn: conn, connections: &l.guard.connections, holder: holderOf(conn.RemoteAddr()),
 		}
-		c.active()
-		displaced, ok := l.guard.connections.enter(c)
+		c.noteActive()
+		displaced, ok := l.guard.connections.addConnection(c)
 		if displaced != nil {
-			l.guard.closed(displaced.Conn, "displaced by another", errDisplaced)
+			l.guard.closeConnection(displaced.Conn, "displaced by another", errDisplaced)
 		}
 		if ok {
 			return c, nil
 		}
-		l.guard.closed(conn, "too many connections", errTooManyConnections)
+		l.guard.closeConnection(conn, "too many connections", errTooManyConnections)
 	}
 }
 
-// closed closes a connection for which there is no room.
-func (g *Guard) closed(conn net.Conn, reason string, err error) {
+// closeConnection closes a connection for which there is no room.
+func (g *Guard) closeConnection(conn net.Conn, reason string, err error) {
 	g.observe(ReasonConnections)
 	g.refusals.add(conn.RemoteAddr(), "connection refused", reason, err)
 	_ = conn.Close() // no caller would handle an error
@@ -203,13 +204,13 @@ type countedConn struct {
 	client atomic.Pointer[string]
 }
 
-// active notes that the connection is not idle.
-func (c *countedConn) active() { c.last.Store(time.Now().UnixNano()) }
+// noteActive notes that the connection is not idle.
+func (c *countedConn) noteActive() { c.last.Store(time.Now().UnixNano()) }
 
 func (c *countedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
-		c.active()
+		c.noteActive()
 	}
 	return n, err
 }
@@ -217,14 +218,14 @@ func (c *countedConn) Read(b []byte) (int, error) {
 func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if n > 0 {
-		c.active()
+		c.noteActive()
 	}
 	return n, err
 }
 
 func (c *countedConn) Close() error {
 	err := c.Conn.Close()
-	c.connections.leave(c)
+	c.connections.removeConnection(c)
 	return err
 }
 
@@ -232,7 +233,7 @@ func (c *countedConn) Close() error {
 func (c *countedConn) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
 	buffer, n, err := direct.ReadOnReady(c.Conn, size, pool)
 	if n > 0 {
-		c.active()
+		c.noteActive()
 	}
 	return buffer, n, err
 }
@@ -250,8 +251,8 @@ func syscallConn(conn net.Conn) (syscall.RawConn, error) {
 // CloseWrite closes the writing side; see plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// shows reports whether the connection's client has shown that it has this name.
-func (c *countedConn) shows(name string) bool {
+// hasShown reports whether the connection's client has shown that it has this name.
+func (c *countedConn) hasShown(name string) bool {
 	if c == nil {
 		return false
 	}
@@ -259,11 +260,11 @@ func (c *countedConn) shows(name string) bool {
 	return client != nil && *client == name
 }
 
-// prove notes that a caller has shown its name on the connection; nil: a connection that does not
-// count.
-func (c *countedConn) prove(by caller) {
+// proveName notes that a caller has shown its name on the connection; nil: a connection that does
+// not count.
+func (c *countedConn) proveName(by caller) {
 	if c != nil && by.name != "" && !by.agent {
-		c.connections.prove(c, by.name)
+		c.connections.noteName(c, by.name)
 	}
 }
 
@@ -292,11 +293,11 @@ func (g *Guard) provenBy(conn net.Conn, state tls.ConnectionState) {
 	if counted == nil {
 		return
 	}
-	switch c, err := g.identity.get().caller(state); {
+	switch c, err := g.identity.get().callerOf(state); {
 	case err != nil:
 	case c.agent:
-		counted.connections.leave(counted)
+		counted.connections.removeConnection(counted)
 	default:
-		counted.prove(c)
+		counted.proveName(c)
 	}
 }

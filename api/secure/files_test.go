@@ -58,13 +58,13 @@ func TestParseKeys(t *testing.T) {
 				}
 				return
 			}
-			if got, _ = keys.owner(digestOf("feed-feed-feed-feed")); got != tt.want {
+			if got, _ = keys.ownerOf(digestOf("feed-feed-feed-feed")); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 			for _, wrong := range []string{
 				"", "feed-feed-feed-fee", "feed-feed-feed-feed ", "sha256:" + hashed, hashed,
 			} {
-				if name, ok := keys.owner(digestOf(wrong)); ok {
+				if name, ok := keys.ownerOf(digestOf(wrong)); ok {
 					t.Errorf("%q is taken for the key of %q", wrong, name)
 				}
 			}
@@ -453,14 +453,14 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 		if lines() != 1 {
 			t.Errorf("one peer: %d lines, want 1", lines())
 		}
-		for i := range 3 * mostPeers {
+		for i := range 3 * maxPeers {
 			r.add(from(i), "call refused", "no credentials", errors.New("x"))
 		}
 		if lines() != linesAMinute {
 			t.Errorf("many peers: %d lines, want %d", lines(), linesAMinute)
 		}
-		if len(r.said) > mostPeers {
-			t.Errorf("%d peers are remembered, want at most %d", len(r.said), mostPeers)
+		if len(r.said) > maxPeers {
+			t.Errorf("%d peers are remembered, want at most %d", len(r.said), maxPeers)
 		}
 		time.Sleep(sayAgain)
 		r.add(from(1), "call refused", "no credentials", errors.New("x"))
@@ -473,12 +473,12 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 		r.add(nil, "call refused", "other", errors.New("x"))
 		// All of them are one event.
 		before := lines()
-		r.sum()
-		r.sum()
+		r.logSum()
+		r.logSum()
 		if got := log.String(); lines() != before+1 ||
 			!strings.Contains(got,
 				fmt.Sprintf(`refused=%d reasons="no credentials: %d, other: 1" event=refused`,
-					1002+3*mostPeers, 1001+3*mostPeers)) {
+					1002+3*maxPeers, 1001+3*maxPeers)) {
 			t.Errorf("summed up: %s", got[len(got)-300:])
 		}
 		if strings.Count(log.String(), "event=") != 1 {
@@ -505,7 +505,7 @@ func FuzzParseKeys(f *testing.F) {
 				t.Fatalf("name %q", name)
 			}
 		}
-		if name, ok := keys.owner(digestOf("")); ok {
+		if name, ok := keys.ownerOf(digestOf("")); ok {
 			t.Fatalf("the empty key is that of %q", name)
 		}
 	})

@@ -25,9 +25,9 @@ type followed struct {
 	end    func(*refusal) // must not block
 }
 
-// follow has end called when the caller c, who may make a call that needs the rights d, loses the
-// right to make it; end may be called at once. The call counts as open until done is called.
-func (g *Guard) follow(c caller, d demand, end func(*refusal)) (done func()) {
+// followRights has end called when the caller c, who may make a call that needs the rights d, loses
+// the right to make it; end may be called at once. The call counts as open until done is called.
+func (g *Guard) followRights(c caller, d demand, end func(*refusal)) (done func()) {
 	f := &followed{c, d, end}
 	g.following.mu.Lock()
 	if g.following.calls == nil {
@@ -35,7 +35,7 @@ func (g *Guard) follow(c caller, d demand, end func(*refusal)) (done func()) {
 	}
 	g.following.calls[f] = struct{}{}
 	g.following.mu.Unlock()
-	if r := g.still(c, d); r != nil { // the files have changed since c was let in
+	if r := g.stillRefusal(c, d); r != nil { // the files have changed since c was let in
 		end(r)
 	}
 	return func() {
@@ -45,11 +45,11 @@ func (g *Guard) follow(c caller, d demand, end func(*refusal)) (done func()) {
 	}
 }
 
-// still returns nil if a caller may still make a call that was let in, else why not. A call that
-// anybody may make ends too with its caller's rights, as its answer is one for them.
-func (g *Guard) still(c caller, d demand) *refusal {
+// stillRefusal returns nil if a caller may still make a call that was let in, else why not. A call
+// that anybody may make ends too with its caller's rights, as its answer is one for them.
+func (g *Guard) stillRefusal(c caller, d demand) *refusal {
 	if c.apiKey {
-		if name, known := g.keys.get().owner(c.key); !known || name != c.name {
+		if name, known := g.keys.get().ownerOf(c.key); !known || name != c.name {
 			return &refusal{
 				code: codes.Unauthenticated, reason: "API key removed",
 				text: "the API key with which this call began is known no more",
@@ -57,7 +57,7 @@ func (g *Guard) still(c caller, d demand) *refusal {
 		}
 	}
 	d.open = false
-	return g.allow(c, d)
+	return g.checkRights(c, d)
 }
 
 // endLost ends the open calls whose callers may make them no more.
@@ -67,7 +67,7 @@ func (g *Guard) endLost() {
 	g.following.mu.Unlock()
 	of := map[string]bool{}
 	for _, f := range open {
-		if r := g.still(f.caller, f.demand); r != nil {
+		if r := g.stillRefusal(f.caller, f.demand); r != nil {
 			f.end(r)
 			of[f.caller.String()] = true
 		}
@@ -82,11 +82,12 @@ func (g *Guard) endLost() {
 // it; ended then returns why.
 func (g *Guard) followCall(ctx context.Context, method string) context.Context {
 	c, _ := ctx.Value(callerKey{}).(caller)
-	if c.name == "" || c.agent { // it has nothing to lose, or its connection ends with its certificate
+	// it has nothing to lose, or its connection ends with its certificate
+	if c.name == "" || c.agent {
 		return ctx
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	done := g.follow(c, demandOf(method), func(r *refusal) { cancel(r) })
+	done := g.followRights(c, demandOf(method), func(r *refusal) { cancel(r) })
 	context.AfterFunc(ctx, done)
 	return ctx
 }
@@ -110,5 +111,5 @@ func (g *Guard) Follow(ctx context.Context, method string, end func()) (done fun
 	if c.name == "" || c.agent {
 		return func() {}
 	}
-	return g.follow(c, demandOf(method), func(*refusal) { end() })
+	return g.followRights(c, demandOf(method), func(*refusal) { end() })
 }

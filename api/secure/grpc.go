@@ -30,8 +30,8 @@ import (
 // goroutine of each; nil: there are none.
 func (g *Guard) ServerOptions(
 	queries func(net.Conn, credentials.AuthInfo)) []grpc.ServerOption {
-	// A connection with TLS holds its buffer as long as it is open. gRPC reads larger frames without
-	// it.
+	// A connection with TLS holds its buffer as long as it is open. gRPC reads larger frames
+	// without it.
 	readBuffer := 4 << 10
 	if !g.config.TLS() {
 		readBuffer = direct.ReadBuffer
@@ -40,7 +40,7 @@ func (g *Guard) ServerOptions(
 		grpc.ReadBufferSize(readBuffer),
 		grpc.Creds(serverCredentials{g, queries}),
 		grpc.ChainUnaryInterceptor(g.Unary),
-		grpc.ChainStreamInterceptor(g.stream),
+		grpc.ChainStreamInterceptor(g.interceptStream),
 	}
 }
 
@@ -51,29 +51,29 @@ type serverCredentials struct {
 }
 
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	s.guard.silent.enter(raw)
+	s.guard.silent.addConnection(raw)
 	if !s.guard.config.TLS() {
-		conn := plainNewcomer{&newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}}
-		return s.dispatch(conn, authInfo{
+		conn := plainNewcomer{&newcomer{Conn: s.guard.refuseTLS(raw), raw: raw, guard: s.guard}}
+		return s.dispatchConnection(conn, authInfo{
 			credentials.TLSInfo{
 				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
 			}, false, conn, countedOf(raw), new(atomic.Uint64),
-		}, func() (forQueries bool, err error) { return conn.preface(queryconn.Preface) })
+		}, func() (forQueries bool, err error) { return conn.readPreface(queryconn.Preface) })
 	}
 	p := http2
 	if s.queries != nil {
 		p = http2OrQueries
 	}
-	conn, err := s.guard.handshake(raw, p)
+	conn, err := s.guard.performHandshake(raw, p)
 	if err != nil {
-		s.guard.silent.leave(raw)
+		s.guard.silent.removeConnection(raw)
 		return nil, nil, err
 	}
 	state := conn.ConnectionState()
 	s.guard.provenBy(raw, state)
-	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
+	known := s.guard.open.addConnection(conn, state.VerifiedChains, s.guard.identity.get)
 	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
-	return s.dispatch(taken, authInfo{credentials.TLSInfo{
+	return s.dispatchConnection(taken, authInfo{credentials.TLSInfo{
 		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}, true, taken, countedOf(raw), new(atomic.Uint64)}, func() (forQueries bool, err error) {
@@ -81,10 +81,10 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	})
 }
 
-// dispatch returns a connection for gRPC, or passes one for queries on. When more than half of the
-// connections that may be open are, it closes one for queries: its client can do without, and without
-// gRPC it could not.
-func (s serverCredentials) dispatch(conn net.Conn, info authInfo,
+// dispatchConnection returns a connection for gRPC, or passes one for queries on. When more than
+// half of the connections that may be open are, it closes one for queries: its client can do
+// without, and without gRPC it could not.
+func (s serverCredentials) dispatchConnection(conn net.Conn, info authInfo,
 	forQueries func() (bool, error)) (net.Conn, credentials.AuthInfo, error) {
 	if s.queries == nil {
 		return conn, info, nil
@@ -93,7 +93,7 @@ func (s serverCredentials) dispatch(conn net.Conn, info authInfo,
 	case err != nil:
 		_ = conn.Close() // gRPC, which knows only the raw connection, logs err
 		return nil, nil, err
-	case is && s.guard.connections.crowded():
+	case is && s.guard.connections.isCrowded():
 		_ = conn.Close() // the client sends its queries as calls
 		return nil, nil, credentials.ErrConnDispatched
 	case is:
@@ -156,7 +156,8 @@ func (s serverCredentials) Clone() credentials.TransportCredentials { return s }
 func (serverCredentials) OverrideServerName(string) error           { return nil }
 
 // demandOf returns the rights that a call of the method needs. Unlisted methods of the control
-// service, and those of the dashboard's, are for agents; other unlisted methods are for every caller with a name.
+// service, and those of the dashboard's, are for agents; other unlisted methods are for every
+// caller with a name.
 func demandOf(method string) demand {
 	switch method {
 	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName,
@@ -254,12 +255,12 @@ func ForCaller(ctx context.Context) context.Context {
 // that can be decided before the call's message is read, and otherwise a context that holds the
 // caller. The tap must call [Guard.Count] after all other checks that may refuse the call.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	return g.enter(ctx, info.FullMethodName, info.Header)
+	return g.enterCall(ctx, info.FullMethodName, info.Header)
 }
 
-// enter returns an error if the caller may not call the method at all, and otherwise a context that
-// holds the caller.
-func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context,
+// enterCall returns an error if the caller may not call the method at all, and otherwise a context
+// that holds the caller.
+func (g *Guard) enterCall(ctx context.Context, method string, header metadata.MD) (context.Context,
 	error) {
 	var state *tls.ConnectionState
 	var raw *countedConn
@@ -274,10 +275,10 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	d := demandOf(method)
 	c, r := g.check(state, header.Get("authorization"), login{}, addressOf(p), d)
 	if r != nil || d.open {
-		g.pace()
+		g.paceCall()
 	}
 	if r != nil {
-		g.refused(addressOf(p), method, r)
+		g.noteRefusal(addressOf(p), method, r)
 		return ctx, r
 	}
 	c.from = addressOf(p)
@@ -285,22 +286,22 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	return context.WithValue(ctx, callerKey{}, c), nil
 }
 
-// Again checks the caller of a stream anew, for one of several calls that the stream carries, as Tap
-// would check a call of the method: what the caller may do, and whether its API key is known, may
-// have changed. header is the stream's. It returns a context for the call.
+// Again checks the caller of a stream anew, for one of several calls that the stream carries, as
+// Tap would check a call of the method: what the caller may do, and whether its API key is known,
+// may have changed. header is the stream's. It returns a context for the call.
 func (g *Guard) Again(ctx context.Context, method string, header metadata.MD) (context.Context,
 	error) {
-	return g.enter(ctx, method, header)
+	return g.enterCall(ctx, method, header)
 }
 
-// entered is enter for a call that Tap has not checked; it accepts one that Tap has. It copies the
-// header only if it must.
-func (g *Guard) entered(ctx context.Context, method string) (context.Context, error) {
+// enterUnchecked is enter for a call that Tap has not checked; it accepts one that Tap has. It
+// copies the header only if it must.
+func (g *Guard) enterUnchecked(ctx context.Context, method string) (context.Context, error) {
 	if _, ok := ctx.Value(callerKey{}).(caller); ok {
 		return ctx, nil
 	}
 	header, _ := metadata.FromIncomingContext(ctx)
-	return g.enter(ctx, method, header)
+	return g.enterCall(ctx, method, header)
 }
 
 func addressOf(p *peer.Peer) net.Addr {
@@ -313,15 +314,15 @@ func addressOf(p *peer.Peer) net.Addr {
 // Unary is the interceptor of a gRPC server's calls. It refuses those that the caller may not make.
 func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
-	ctx, err := g.entered(ctx, info.FullMethod)
+	ctx, err := g.enterUnchecked(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
 	if model, ok := modelOf(req); ok && !demandOf(info.FullMethod).open {
-		if r := g.allow(ctx.Value(callerKey{}).(caller),
+		if r := g.checkRights(ctx.Value(callerKey{}).(caller),
 			demand{query: true, model: model}); r != nil {
 			p, _ := peer.FromContext(ctx)
-			g.refused(addressOf(p), info.FullMethod, r)
+			g.noteRefusal(addressOf(p), info.FullMethod, r)
 			return nil, r
 		}
 	}
@@ -332,9 +333,9 @@ func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, nil
 }
 
-func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
+func (g *Guard) interceptStream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	handle grpc.StreamHandler) error {
-	if _, err := g.entered(s.Context(), info.FullMethod); err != nil {
+	if _, err := g.enterUnchecked(s.Context(), info.FullMethod); err != nil {
 		return err
 	}
 	err := handle(srv, s)

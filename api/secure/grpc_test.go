@@ -432,7 +432,7 @@ func TestClientReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	option := grpc.WithTransportCredentials(clientCredentials{
-		identity: func() *identity { return id.current(log.logger()) },
+		identity: func() *identity { return id.currentValue(log.logger()) },
 	})
 	checkCalls(t, s.dial("x:1", option), codes.PermissionDenied, "ncf")
 	p.issue("me", Order{Name: "second"}, 0)
@@ -519,7 +519,7 @@ func TestChangesWhileRead(t *testing.T) {
 	contents = []string{"half", "whole again, and longer"}
 	write()
 	for range 4 {
-		w.refresh(slog.New(slog.DiscardHandler))
+		w.refreshFiles(slog.New(slog.DiscardHandler))
 		if w.get() == "half" {
 			t.Fatal("read half")
 		}
@@ -599,7 +599,7 @@ func BenchmarkEnter(b *testing.B) {
 		header := map[string][]string{"authorization": {"Bearer key-of-the-client-500"}}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := g.enter(b.Context(), "/inference.GRPCInferenceService/ModelInfer",
+				if _, err := g.enterCall(b.Context(), "/inference.GRPCInferenceService/ModelInfer",
 					header); err != nil {
 					b.Fatal(err)
 				}

@@ -32,12 +32,12 @@ type Guard struct {
 	// hostname is the machine's name in lower case; "" if it is not known.
 	hostname string
 
-	identity  *watched[*identity]
-	keys      *watched[*Keys]
-	access    *watched[*Access]
+	identity  *watchedFiles[*identity]
+	keys      *watchedFiles[*Keys]
+	access    *watchedFiles[*Access]
 	refusals  refusals
-	waiting   waiting // connections in their handshake
-	turns     *turns
+	waiting   waitingConns // connections in their handshake
+	turns     *handshakeSlots
 	silent    silent
 	following following
 	open      peers // gRPC connections, both accepted and dialled
@@ -99,7 +99,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal,
-		refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
+		refusals: refusals{log: o.Logger}, waiting: waitingConns{limit: maxWaiting},
 		turns: newTurns(runtime.GOMAXPROCS(0)), free: timerate.NewLimiter(paceRate, paceBurst),
 		connections: connections{
 			quota: quota{limit: o.Limits.Connections}, named: config.Named(),
@@ -154,7 +154,7 @@ func Open(config Config, o Options) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.advise()
+	g.adviseOnFiles()
 	return g, nil
 }
 
@@ -173,7 +173,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	minutely := time.NewTicker(time.Minute)
 	defer minutely.Stop()
-	defer g.refusals.sum()
+	defer g.refusals.logSum()
 	daily := time.NewTicker(adviseAgain)
 	defer daily.Stop()
 	for {
@@ -183,23 +183,23 @@ func (g *Guard) Run(ctx context.Context) error {
 		case <-look:
 			g.Refresh()
 		case <-minutely.C:
-			g.refusals.sum()
+			g.refusals.logSum()
 		case <-daily.C:
-			g.advise()
+			g.adviseOnFiles()
 		}
 	}
 }
 
 // Refresh checks the files for changes now.
 func (g *Guard) Refresh() {
-	if g.identity.refresh(g.log) {
-		g.advise()
-		if names := g.open.end(g.identity.get().revoked); len(names) > 0 {
+	if g.identity.refreshFiles(g.log) {
+		g.adviseOnFiles()
+		if names := g.open.endRevoked(g.identity.get().revoked); len(names) > 0 {
 			g.log.Warn("connections ended: their certificates are revoked", "of",
 				strings.Join(names, " "), "event", "files")
 		}
 	}
-	keys, access := g.keys.refresh(g.log), g.access.refresh(g.log)
+	keys, access := g.keys.refreshFiles(g.log), g.access.refreshFiles(g.log)
 	if access {
 		g.warnOfModels()
 	}
@@ -207,17 +207,17 @@ func (g *Guard) Refresh() {
 		g.attempts.clear()
 	}
 	if keys || access {
-		g.connections.doubt()
+		g.connections.doubtAll()
 		g.endLost()
 	}
 }
 
-func (g *Guard) advise() {
-	if err := g.identity.get().advice(time.Now()); err != nil {
+func (g *Guard) adviseOnFiles() {
+	if err := g.identity.get().certificateFault(time.Now()); err != nil {
 		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err, "event",
 			"files")
 	}
-	if err := g.identity.get().revoked.advice(time.Now()); err != nil {
+	if err := g.identity.get().revoked.listFault(time.Now()); err != nil {
 		g.log.Warn("a revocation list is out of date", "file", g.config.CRLFile, "error", err,
 			"event", "files")
 	}
@@ -288,20 +288,21 @@ func (r *refusal) GRPCStatus() *status.Status {
 	return s
 }
 
-// authenticate returns the caller: by the API key, if there is one, or by that of who has logged in,
-// or else by the connection's certificate, if it uses TLS. A caller without a name and a nil error
-// mean that no name is required.
-func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
+// authenticateCaller returns the caller: by the API key, if there is one, or by that of who has
+// logged in, or else by the connection's certificate, if it uses TLS. A caller without a name and a
+// nil error mean that no name is required.
+func (g *Guard) authenticateCaller(state *tls.ConnectionState, authorization []string,
 	by login, from net.Addr) (caller, *refusal) {
 	var c caller
 	if state != nil {
 		var err error
-		if c, err = g.identity.get().caller(*state); err != nil {
+		if c, err = g.identity.get().callerOf(*state); err != nil {
 			reason := "certificate without a name"
 			if errors.As(err, new(*revokedError)) {
 				reason = "certificate revoked"
 			}
-			return caller{}, &refusal{code: codes.Unauthenticated, reason: reason, text: err.Error()}
+			return caller{}, &refusal{code: codes.Unauthenticated, reason: reason,
+				text: err.Error()}
 		}
 	}
 	if keys := g.keys.get(); keys != nil {
@@ -322,14 +323,14 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string,
 	if c.name == "" && !c.agent && g.config.Named() {
 		return caller{}, &refusal{
 			code: codes.Unauthenticated, reason: "no credentials",
-			text: "no credentials: want " + g.wanted(),
+			text: "no credentials: want " + g.wantedCredentials(),
 		}
 	}
 	return c, nil
 }
 
-// wanted names, for an error message, the credentials that a client may use.
-func (g *Guard) wanted() string {
+// wantedCredentials names, for an error message, the credentials that a client may use.
+func (g *Guard) wantedCredentials() string {
 	certificate := g.config.TLS() && (g.config.CAFile != "" || g.config.ClientCAFile != "")
 	switch {
 	case g.config.APIKeysFile == "":
@@ -368,8 +369,8 @@ type demand struct {
 	model   string
 }
 
-// allow returns nil if the caller has the rights d, else the refusal.
-func (g *Guard) allow(c caller, d demand) *refusal {
+// checkRights returns nil if the caller has the rights d, else the refusal.
+func (g *Guard) checkRights(c caller, d demand) *refusal {
 	if d.open || c.agent {
 		return nil
 	}
@@ -380,7 +381,7 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	case c.stranger:
 		return &refusal{
 			code: codes.Unauthenticated, reason: "no credentials",
-			text: "no credentials: want " + g.wanted(),
+			text: "no credentials: want " + g.wantedCredentials(),
 		}
 	case d.agent:
 		return &refusal{
@@ -407,7 +408,8 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	case d.control == "" && !d.query && c.name != "" && !g.access.get().knows(c.name):
 		return &refusal{
 			code: codes.PermissionDenied, reason: "no rights",
-			text: fmt.Sprintf("client %q has no rights: the access file has neither it nor %q", c.name,
+			text: fmt.Sprintf("client %q has no rights: the access file has neither it nor %q",
+				c.name,
 				Anyone),
 		}
 	}
@@ -436,7 +438,7 @@ func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.St
 // whoever makes it, but its answer may depend on who does.
 func (g *Guard) check(state *tls.ConnectionState, authorization []string, by login,
 	from net.Addr, d demand) (caller, *refusal) {
-	c, r := g.authenticate(state, authorization, by, from)
+	c, r := g.authenticateCaller(state, authorization, by, from)
 	if d.open {
 		c.open, c.stranger = true, r != nil
 		return c, nil
@@ -444,11 +446,11 @@ func (g *Guard) check(state *tls.ConnectionState, authorization []string, by log
 	if r != nil {
 		return caller{}, r
 	}
-	return c, g.allow(c, d)
+	return c, g.checkRights(c, d)
 }
 
-// refused counts and logs a call that was refused.
-func (g *Guard) refused(address net.Addr, call string, r *refusal) {
+// noteRefusal counts and logs a call that was refused.
+func (g *Guard) noteRefusal(address net.Addr, call string, r *refusal) {
 	reason := ReasonDenied
 	switch r.code {
 	case codes.Unauthenticated:
@@ -484,7 +486,7 @@ func (g *Guard) Identity(ctx context.Context) string {
 // MayControl reports whether the caller of the call with context ctx may make the control call.
 func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	c, ok := ctx.Value(callerKey{}).(caller)
-	return ok && g.allow(c, demand{control: call}) == nil
+	return ok && g.checkRights(c, demand{control: call}) == nil
 }
 
 // MayQuery returns nil if the caller of the call with context ctx may query the model, else the
@@ -498,7 +500,7 @@ func (g *Guard) MayQuery(ctx context.Context, model string) error {
 			text: "nobody knows who has made this call",
 		}
 	}
-	if r := g.allow(c, demand{query: true, model: model}); r != nil {
+	if r := g.checkRights(c, demand{query: true, model: model}); r != nil {
 		return r
 	}
 	return nil

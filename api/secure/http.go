@@ -27,7 +27,7 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 			c, r = g.checkHTTP(req, d)
 		}
 		if r != nil || d.open {
-			g.pace()
+			g.paceCall()
 		}
 		if r == nil {
 			c.from = remote(req.RemoteAddr)
@@ -37,12 +37,12 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 			if c.name != "" && strings.HasPrefix(req.URL.Path, dashboardAPI) { // some are streams
 				var cancel context.CancelCauseFunc
 				ctx, cancel = context.WithCancelCause(ctx)
-				defer g.follow(c, d, func(r *refusal) { cancel(r) })()
+				defer g.followRights(c, d, func(r *refusal) { cancel(r) })()
 			}
-			g.counted(next, w, req.WithContext(ctx))
+			g.serveCounted(next, w, req.WithContext(ctx))
 			return
 		}
-		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
+		g.noteRefusal(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
 		code := http.StatusForbidden
 		switch r.code {
 		case codes.Unauthenticated:
@@ -81,9 +81,9 @@ func (g *Guard) checkHTTP(req *http.Request, d demand) (caller, *refusal) {
 	return g.check(req.TLS, req.Header.Values("Authorization"), by, remote(req.RemoteAddr), d)
 }
 
-// counted passes a request to next, unless its client has too many open calls.
-func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Request) {
-	done, over := g.hold(req.Context())
+// serveCounted passes a request to next, unless its client has too many open calls.
+func (g *Guard) serveCounted(next http.Handler, w http.ResponseWriter, req *http.Request) {
+	done, over := g.holdCall(req.Context())
 	if over != nil {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", retryAfter(over.RetryAfter))

@@ -25,13 +25,13 @@ type identity struct {
 	clientCA  []*x509.Certificate // all CAs of clients, clusterCA included
 	roots     *x509.CertPool      // of clusterCA; nil, which means the system's, without any
 	clients   *x509.CertPool      // of clientCA; nil if there are none
-	revoked   *revoked            // nil: none
+	revoked   *revocationLists    // nil: none
 }
 
 // identityFiles are the paths of an identity's files; "" for none.
 type identityFiles struct{ cert, key, ca, clientCA, crl string }
 
-func (f identityFiles) watch() (*watched[*identity], error) {
+func (f identityFiles) watch() (*watchedFiles[*identity], error) {
 	return watch("certificates", f.read, f.cert, f.key, f.ca, f.clientCA, f.crl)
 }
 
@@ -214,8 +214,8 @@ func (c caller) String() string {
 	return ""
 }
 
-// caller returns the owner of a connection's certificate, which the handshake has verified.
-func (id *identity) caller(state tls.ConnectionState) (caller, error) {
+// callerOf returns the owner of a connection's certificate, which the handshake has verified.
+func (id *identity) callerOf(state tls.ConnectionState) (caller, error) {
 	if len(state.VerifiedChains) == 0 {
 		return caller{}, nil
 	}
@@ -228,7 +228,7 @@ func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	c.agent = slices.Contains(leaf.DNSNames, AgentName) &&
 		slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
 			return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal) &&
-				id.revoked.first(chain) == nil
+				id.revoked.firstRevoked(chain) == nil
 		})
 	if c.name == "" && !c.agent {
 		return caller{}, errors.New("certificate without a name, want a common name, a DNS name " +
@@ -253,16 +253,16 @@ func certificateName(cert *x509.Certificate) string {
 // soon is how long before a certificate expires the agent warns of it.
 const soon = 14 * 24 * time.Hour
 
-// advice returns a fault of an agent's own certificate that does not prevent its use; nil if there
-// is none.
-func (id *identity) advice(now time.Time) error {
+// certificateFault returns a fault of an agent's own certificate that does not prevent its use; nil
+// if there is none.
+func (id *identity) certificateFault(now time.Time) error {
 	if id.cert == nil {
 		return nil
 	}
 	leaf := id.cert.Leaf
 	const clock = "nobody will believe it, unless this machine's clock, which says %s, is wrong"
 	switch {
-	case id.revoked.first([]*x509.Certificate{leaf}) != nil:
+	case id.revoked.firstRevoked([]*x509.Certificate{leaf}) != nil:
 		return fmt.Errorf("nobody will believe it: %w", &revokedError{leaf})
 	case now.Before(leaf.NotBefore):
 		return fmt.Errorf("the certificate of %q does not hold before %s: "+clock,

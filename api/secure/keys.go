@@ -28,7 +28,7 @@ type digest [sha256.Size]byte
 // digestOf returns the digest of an API key.
 func digestOf(key string) digest { return sha256.Sum256([]byte(key)) }
 
-func (k *Keys) index(key digest) digest {
+func (k *Keys) indexOf(key digest) digest {
 	return sha256.Sum256(append(k.secret[:], key[:]...))
 }
 
@@ -69,7 +69,7 @@ func ParseKeys(path string, data []byte) (*Keys, error) {
 			continue
 		}
 		first[key.digest] = number
-		k.clients[k.index(key.digest)] = key.client
+		k.clients[k.indexOf(key.digest)] = key.client
 		k.digests[key.client] = append(k.digests[key.client], key.digest)
 	}
 	if len(faults) > 0 {
@@ -120,9 +120,9 @@ func checkKey(secret string) error {
 	return nil
 }
 
-// owner returns the name of the key's client; ok is false for an unknown key.
-func (k *Keys) owner(key digest) (name string, ok bool) {
-	name, ok = k.clients[k.index(key)]
+// ownerOf returns the name of the key's client; ok is false for an unknown key.
+func (k *Keys) ownerOf(key digest) (name string, ok bool) {
+	name, ok = k.clients[k.indexOf(key)]
 	return name, ok
 }
 

@@ -43,25 +43,25 @@ type quota struct {
 
 const freeShare = 3
 
-// take gives the peer n more units and reports true, or reports false. The caller must give them
-// back.
-func (q *quota) take(peer string, n int) bool {
+// takeUnits gives the peer n more units and reports true, or reports false. The caller must give
+// them back.
+func (q *quota) takeUnits(peer string, n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.fits(peer, n) {
+	if !q.hasRoom(peer, n) {
 		return false
 	}
-	q.hold(peer, n)
+	q.addUnits(peer, n)
 	return true
 }
 
-// fits reports whether the peer may have n more units. q.mu is held.
-func (q *quota) fits(peer string, n int) bool {
+// hasRoom reports whether the peer may have n more units. q.mu is held.
+func (q *quota) hasRoom(peer string, n int) bool {
 	return q.limit == 0 || q.by[peer]+n <= freeShare*(q.limit-q.held-n+1)
 }
 
-// hold gives the peer n more units. q.mu is held.
-func (q *quota) hold(peer string, n int) {
+// addUnits gives the peer n more units. q.mu is held.
+func (q *quota) addUnits(peer string, n int) {
 	if q.by == nil {
 		q.by = map[string]int{}
 	}
@@ -69,7 +69,7 @@ func (q *quota) hold(peer string, n int) {
 	q.by[peer] += n
 }
 
-func (q *quota) give(peer string, n int) {
+func (q *quota) returnUnits(peer string, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.release(peer, n)
@@ -94,8 +94,8 @@ func holderOf(address net.Addr) string {
 	return host
 }
 
-// holder is the caller as a holder of units: its name, or its address without one.
-func (c caller) holder() string {
+// holderName is the caller as a holder of units: its name, or its address without one.
+func (c caller) holderName() string {
 	if c.name != "" {
 		return clientHolder(c.name)
 	}
@@ -114,11 +114,11 @@ func NewShares(limit int) *Shares { return &Shares{quota{limit: limit}} }
 // the caller has its share.
 func (s *Shares) Take(ctx context.Context) (done func(), ok bool) {
 	c, _ := ctx.Value(callerKey{}).(caller)
-	holder := c.holder()
-	if !s.quota.take(holder, 1) {
+	holder := c.holderName()
+	if !s.quota.takeUnits(holder, 1) {
 		return nil, false
 	}
-	return func() { s.quota.give(holder, 1) }, true
+	return func() { s.quota.returnUnits(holder, 1) }, true
 }
 
 var errTooManyCalls = status.Error(codes.ResourceExhausted,
@@ -131,19 +131,19 @@ const paceRate, paceBurst = 1000, 1000
 // longestPace is the longest delay of one call by pace.
 const longestPace = time.Second
 
-// pace delays a call that costs its sender nothing if there are too many of them. It blocks, and
-// with it delays all else on the call's connection, also beyond the sender's timeout. It must not
-// be used for calls that a client with a name may make.
-func (g *Guard) pace() { time.Sleep(min(g.free.Reserve().Delay(), longestPace)) }
+// paceCall delays a call that costs its sender nothing if there are too many of them. It blocks,
+// and with it delays all else on the call's connection, also beyond the sender's timeout. It must
+// not be used for calls that a client with a name may make.
+func (g *Guard) paceCall() { time.Sleep(min(g.free.Reserve().Delay(), longestPace)) }
 
 // Count counts a gRPC call until its context ends, or returns an error if the call exceeds Limits
 // or its client's limits. The context that it returns is the call's: it also ends when the caller
 // loses the right to make the call, unless that is a query. Count must be the last check of a
 // server's tap: gRPC never ends the context of a call that a tap refuses after it.
 func (g *Guard) Count(ctx context.Context, method string) (context.Context, error) {
-	done, over := g.hold(ctx)
+	done, over := g.holdCall(ctx)
 	if over != nil {
-		return ctx, over.status()
+		return ctx, over.grpcStatus()
 	}
 	c, _ := ctx.Value(callerKey{}).(caller)
 	if c.agent || method == inference.GRPCInferenceService_ModelInfer_FullMethodName {
@@ -152,30 +152,30 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 		}
 		return ctx, nil
 	}
-	who, n := c.holder(), 1
+	who, n := c.holderName(), 1
 	if method == control.Control_Watch_FullMethodName {
 		n = watchCalls
 	}
 	stranger := c.name == "" && g.config.Named() // it may make no calls but those of everybody
-	took := !stranger || g.strangersCalls.take(who, n)
-	if took && !g.calls.take(who, n) {
+	took := !stranger || g.strangersCalls.takeUnits(who, n)
+	if took && !g.calls.takeUnits(who, n) {
 		if took = false; stranger {
-			g.strangersCalls.give(who, n)
+			g.strangersCalls.returnUnits(who, n)
 		}
 	}
 	if !took {
 		if done != nil {
 			done()
 		}
-		g.pace()
+		g.paceCall()
 		g.observe(ReasonCalls)
 		g.refusals.add(c.from, "call refused", "too many calls", errTooManyCalls)
 		return ctx, errTooManyCalls
 	}
 	context.AfterFunc(ctx, func() {
-		g.calls.give(who, n)
+		g.calls.returnUnits(who, n)
 		if stranger {
-			g.strangersCalls.give(who, n)
+			g.strangersCalls.returnUnits(who, n)
 		}
 		if done != nil {
 			done()

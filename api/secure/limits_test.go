@@ -17,7 +17,7 @@ func TestQuota(t *testing.T) {
 	all := 0
 	for i := range 50 {
 		peer, n := fmt.Sprint(i), 0
-		for q.take(peer, 1) {
+		for q.takeUnits(peer, 1) {
 			n++
 		}
 		if all += n; all > 1000 {
@@ -31,12 +31,12 @@ func TestQuota(t *testing.T) {
 		}
 	}
 	for peer, n := range q.by {
-		q.give(peer, n)
+		q.returnUnits(peer, n)
 	}
 	if q.held != 0 || len(q.by) != 0 {
 		t.Errorf("%d are held by %v once all are given back", q.held, q.by)
 	}
-	if unlimited := (&quota{}); !unlimited.take("a", 1<<30) || !unlimited.take("a", 1) {
+	if unlimited := (&quota{}); !unlimited.takeUnits("a", 1<<30) || !unlimited.takeUnits("a", 1) {
 		t.Error("no limit is one")
 	}
 }
@@ -58,8 +58,9 @@ func TestHolderOf(t *testing.T) {
 	}
 }
 
-// TestDisplaced: a stranger's connection makes room for another, the idlest first, and not one of an
-// address with fewer; a client's that has shown its name never does, but beyond the client's share.
+// TestDisplaced: a stranger's connection makes room for another, the idlest first, and not one of
+// an address with fewer; a client's that has shown its name never does, but beyond the client's
+// share.
 func TestDisplaced(t *testing.T) {
 	cs := connections{quota: quota{limit: 8}, named: true}
 	age := int64(0)
@@ -67,7 +68,7 @@ func TestDisplaced(t *testing.T) {
 		c = &countedConn{holder: holder, connections: &cs}
 		age++
 		c.last.Store(age)
-		displaced, ok = cs.enter(c)
+		displaced, ok = cs.addConnection(c)
 		return c, displaced, ok
 	}
 	var many []*countedConn
@@ -80,7 +81,7 @@ func TestDisplaced(t *testing.T) {
 	}
 	single, _, _ := enter("single")
 	single.last.Store(0) // it is the idlest
-	many[0].active()
+	many[0].noteActive()
 	if _, displaced, ok := enter("many"); displaced != many[1] || !ok {
 		t.Errorf("the address's own idlest makes no room: %v, %v", displaced, ok)
 	}
@@ -91,7 +92,7 @@ func TestDisplaced(t *testing.T) {
 	if _, displaced, ok := enter("new"); displaced != single || !ok {
 		t.Errorf("the idlest makes no room for one of a new address: %v, %v", displaced, ok)
 	}
-	cs.prove(other, "ads")
+	cs.noteName(other, "ads")
 	for i := range 100 {
 		if _, displaced, ok := enter(fmt.Sprint(i)); displaced == nil || displaced == other || !ok {
 			t.Fatalf("stranger %d: displaces %v, %v; want another stranger's", i, displaced, ok)
@@ -103,7 +104,7 @@ func TestDisplaced(t *testing.T) {
 		if !ok {
 			break
 		}
-		if cs.prove(c, "ads"); c.client.Load() != nil {
+		if cs.noteName(c, "ads"); c.client.Load() != nil {
 			proven++
 		}
 	}
@@ -113,13 +114,13 @@ func TestDisplaced(t *testing.T) {
 	if _, _, ok := enter("late"); !ok {
 		t.Error("one client leaves no room")
 	}
-	if cs.doubt(); cs.known != 0 || cs.held != len(cs.strangers) || cs.held > 8 {
+	if cs.doubtAll(); cs.known != 0 || cs.held != len(cs.strangers) || cs.held > 8 {
 		t.Errorf("after a doubt %d are known and %d of %d strangers'", cs.known,
 			len(cs.strangers), cs.held)
 	}
 	for _, c := range slices.Collect(maps.Keys(cs.strangers)) {
-		cs.leave(c)
-		cs.leave(c) // does nothing
+		cs.removeConnection(c)
+		cs.removeConnection(c) // does nothing
 	}
 	if cs.held != 0 || len(cs.by) != 0 {
 		t.Errorf("%d are held by %v once all are closed", cs.held, cs.by)
@@ -132,17 +133,17 @@ func TestDisplacedWithoutNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cs := connections{quota: quota{limit: 1}}
 		first := &countedConn{holder: "a", connections: &cs}
-		first.active()
-		if _, ok := cs.enter(first); !ok {
+		first.noteActive()
+		if _, ok := cs.addConnection(first); !ok {
 			t.Fatal("the first one is refused")
 		}
 		second := &countedConn{holder: "b", connections: &cs}
 		time.Sleep(idleEnough - time.Millisecond)
-		if displaced, ok := cs.enter(second); ok {
+		if displaced, ok := cs.addConnection(second); ok {
 			t.Errorf("a connection in use makes room: %v", displaced)
 		}
 		time.Sleep(time.Millisecond)
-		if displaced, ok := cs.enter(second); displaced != first || !ok {
+		if displaced, ok := cs.addConnection(second); displaced != first || !ok {
 			t.Errorf("an idle connection makes no room: %v, %v", displaced, ok)
 		}
 	})

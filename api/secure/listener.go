@@ -20,9 +20,9 @@ import (
 const (
 	// handshakeTimeout is how long a TLS handshake may take.
 	handshakeTimeout = 10 * time.Second
-	// mostWaiting bounds the connections in their handshake. One more closes the connection whose
+	// maxWaiting bounds the connections in their handshake. One more closes the connection whose
 	// handshake has taken longest, so that silent connections cannot keep others out.
-	mostWaiting = 1024
+	maxWaiting = 1024
 )
 
 // A protocol is the protocol over TLS, by its ALPN name.
@@ -35,8 +35,8 @@ const (
 	http2OrQueries protocol = "h2 or queries"
 )
 
-// names returns the names in ALPN, the preferred one first.
-func (p protocol) names() []string {
+// alpnNames returns the names in ALPN, the preferred one first.
+func (p protocol) alpnNames() []string {
 	if p == http2OrQueries {
 		return []string{queryconn.Protocol, string(http2)}
 	}
@@ -59,7 +59,7 @@ func (g *Guard) serverConfig(p protocol) *tls.Config {
 		g.tls = tlsConfigs{of: id, by: map[protocol]*tls.Config{}}
 	}
 	if g.tls.by[p] == nil {
-		g.tls.by[p] = id.server(p, g.config.RequireClientCert)
+		g.tls.by[p] = id.serverConfig(p, g.config.RequireClientCert)
 	}
 	return g.tls.by[p]
 }
@@ -73,14 +73,14 @@ var cipherSuites = []uint16{
 	tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
-// server returns the TLS configuration of a server for p.
-func (id *identity) server(p protocol, requireClient bool) *tls.Config {
+// serverConfig returns the TLS configuration of a server for p.
+func (id *identity) serverConfig(p protocol, requireClient bool) *tls.Config {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{*id.cert},
 		ClientCAs:    id.clients,
 		MinVersion:   tls.VersionTLS12,
 		CipherSuites: cipherSuites,
-		NextProtos:   p.names(),
+		NextProtos:   p.alpnNames(),
 		// There are no chains for a client without a certificate.
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return id.revoked.check(state.VerifiedChains)
@@ -99,16 +99,16 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 // too many.
 var errEvicted = errors.New("too many connections say nothing")
 
-// handshake performs the TLS handshake of a server on raw, and blocks until it has ended. It counts
-// and logs a failure, and does not close raw.
-func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
+// performHandshake performs the TLS handshake of a server on raw, and blocks until it has ended. It
+// counts and logs a failure, and does not close raw.
+func (g *Guard) performHandshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()
 	leave := g.waiting.enter(raw)
 	taking := &turnConn{Conn: raw, turns: g.turns, ctx: ctx, holder: holderOf(raw.RemoteAddr())}
 	conn := tls.Server(taking, g.serverConfig(p))
 	err := conn.HandshakeContext(ctx)
-	taking.finish()
+	taking.finishHandshake()
 	if evicted := leave(); evicted {
 		err = errEvicted
 	}
@@ -154,8 +154,8 @@ func handshakeReason(err error) string {
 	return "handshake failed"
 }
 
-// waiting holds the connections in their handshake, the oldest first.
-type waiting struct {
+// waitingConns holds the connections in their handshake, the oldest first.
+type waitingConns struct {
 	limit int
 
 	mu    sync.Mutex
@@ -169,7 +169,7 @@ type waiter struct {
 
 // enter adds conn, and closes the oldest connection if there are too many. leave removes conn, and
 // reports whether it had been closed for another.
-func (w *waiting) enter(conn net.Conn) (leave func() (evicted bool)) {
+func (w *waitingConns) enter(conn net.Conn) (leave func() (evicted bool)) {
 	me := &waiter{conn: conn}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -199,7 +199,7 @@ func (g *Guard) Listen(l net.Listener) net.Listener {
 		Listener: l, guard: g, accepted: make(chan accepted), closed: make(chan struct{}),
 		shaking: map[net.Conn]bool{},
 	}
-	ready.running.Go(ready.accept)
+	ready.running.Go(ready.acceptLoop)
 	return ready
 }
 
@@ -220,28 +220,29 @@ type accepted struct {
 	err  error
 }
 
-func (l *tlsListener) accept() {
+func (l *tlsListener) acceptLoop() {
 	for {
 		raw, err := l.Listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			if !l.deliver(accepted{err: err}) { // the server waits a little and calls Accept again
+			// the server waits a little and calls Accept again
+			if !l.deliverConn(accepted{err: err}) {
 				return
 			}
 			continue
 		}
-		if !l.begin(raw) {
+		if !l.beginHandshake(raw) {
 			_ = raw.Close() // nobody is there to hear of an error
 			return
 		}
-		l.running.Go(func() { l.handshake(raw) })
+		l.running.Go(func() { l.performHandshake(raw) })
 	}
 }
 
-// begin registers raw, so that Close ends its handshake; it reports false after Close.
-func (l *tlsListener) begin(raw net.Conn) bool {
+// beginHandshake registers raw, so that Close ends its handshake; it reports false after Close.
+func (l *tlsListener) beginHandshake(raw net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.shaking == nil {
@@ -254,8 +255,8 @@ func (l *tlsListener) begin(raw net.Conn) bool {
 // beginnings are the first five bytes of a plain HTTP request.
 var beginnings = []string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO", "DELET", "PATCH"}
 
-func (l *tlsListener) handshake(raw net.Conn) {
-	conn, err := l.guard.handshake(raw, http1)
+func (l *tlsListener) performHandshake(raw net.Conn) {
+	conn, err := l.guard.performHandshake(raw, http1)
 	l.mu.Lock()
 	delete(l.shaking, raw)
 	l.mu.Unlock()
@@ -273,13 +274,13 @@ func (l *tlsListener) handshake(raw net.Conn) {
 		return
 	}
 	l.guard.provenBy(raw, conn.ConnectionState())
-	if !l.deliver(accepted{conn: conn}) {
+	if !l.deliverConn(accepted{conn: conn}) {
 		_ = conn.Close() // no server will accept it
 	}
 }
 
-// deliver passes a to the server's Accept, and reports false if the listener was closed first.
-func (l *tlsListener) deliver(a accepted) bool {
+// deliverConn passes a to the server's Accept, and reports false if the listener was closed first.
+func (l *tlsListener) deliverConn(a accepted) bool {
 	select {
 	case l.accepted <- a:
 		return true
@@ -324,11 +325,11 @@ func (l plainListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.guard.plain(conn), nil
+	return l.guard.refuseTLS(conn), nil
 }
 
-// plain returns conn, whose first Read fails if the client sends TLS.
-func (g *Guard) plain(conn net.Conn) net.Conn { return &plainConn{Conn: conn, guard: g} }
+// refuseTLS returns conn, whose first Read fails if the client sends TLS.
+func (g *Guard) refuseTLS(conn net.Conn) net.Conn { return &plainConn{Conn: conn, guard: g} }
 
 type plainConn struct {
 	net.Conn

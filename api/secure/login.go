@@ -31,8 +31,8 @@ const (
 // TLS, and for all of its paths.
 const secureCookie, plainCookie = "__Host-muster", "muster"
 
-// secrets are the secrets that sign cookies, the first one new ones.
-func (g *Guard) secrets() (all [][]byte) {
+// cookieSecrets are the secrets that sign cookies, the first one new ones.
+func (g *Guard) cookieSecrets() (all [][]byte) {
 	if g.sessionKeys != nil {
 		for _, key := range g.sessionKeys() {
 			if secret, err := hkdf.Key(sha256.New, key, nil, "muster dashboard",
@@ -124,7 +124,7 @@ func (g *Guard) sessionClient(req *http.Request) (_ login, ok bool) {
 	if !ok || left <= 0 || left > sessionTime+time.Minute {
 		return login{}, false
 	}
-	for _, secret := range g.secrets() {
+	for _, secret := range g.cookieSecrets() {
 		for _, key := range keys.digests[s.name] {
 			if hmac.Equal(s.mac, s.sign(secret, key)) {
 				return login{s.name, key}, true
@@ -170,7 +170,7 @@ func (g *Guard) Login(w http.ResponseWriter, req *http.Request, key string) (cod
 	}
 	name, sum, r := g.ownerOf(key, from)
 	if r != nil {
-		g.refused(from, "login", r)
+		g.noteRefusal(from, "login", r)
 		if r.again > 0 {
 			return http.StatusTooManyRequests, r.again, r
 		}
@@ -179,7 +179,7 @@ func (g *Guard) Login(w http.ResponseWriter, req *http.Request, key string) (cod
 	raw, _ := req.Context().Value(rawKey{}).(*countedConn)
 	g.shownBy(caller{name: name, apiKey: true, key: sum}, raw, from)
 	s := session{name: name, end: time.Now().Add(sessionTime).Unix()}
-	s.mac = s.sign(g.secrets()[0], sum)
+	s.mac = s.sign(g.cookieSecrets()[0], sum)
 	g.log.Info("logged in to the dashboard", "who", name, "from", req.RemoteAddr)
 	http.SetCookie(w, cookie(req, s.String(), int(sessionTime.Seconds())))
 	return http.StatusNoContent, 0, nil

@@ -242,7 +242,7 @@ func TestLoginAttempts(t *testing.T) {
 		br := &browser{t: t, tls: true, local: "10.0.0.1", address: "10.0.0.9:4000"}
 		for i := range 8 {
 			want, key := 401, "wrong-wrong-wrong-wrong-"+strconv.Itoa(i)
-			if i >= mostAttempts {
+			if i >= maxAttempts {
 				want, key = 429, adsKey // not even the right one
 			}
 			br.address = "10.0.0.9:" + strconv.Itoa(4000+i)
@@ -265,21 +265,21 @@ func TestLoginAttempts(t *testing.T) {
 		}
 		br.address = "10.0.0.9:4000"
 		time.Sleep(time.Minute)
-		for range 2 * mostAttempts { // those that succeed do not count
+		for range 2 * maxAttempts { // those that succeed do not count
 			if w := br.ask(g, "POST", loginPath, adsKey); w.Code != 204 {
 				t.Errorf("a minute later: %d", w.Code)
 			}
 		}
 		now := time.Now()
-		for i := range mostAttempting + 100 {
+		for i := range maxAttempting + 100 {
 			g.attempts.fail(strconv.Itoa(i), digest{}, now)
 		}
-		if n := len(g.attempts.by); n > mostAttempting {
+		if n := len(g.attempts.by); n > maxAttempting {
 			t.Errorf("%d addresses are kept", n)
 		}
-		for i := range mostAttempting + 100 {
+		for i := range maxAttempting + 100 {
 			if kept := g.attempts.by[strconv.Itoa(i)] != nil; kept != (i >= 100) {
-				t.Fatalf("address %d is kept: %v, want the latest %d", i, kept, mostAttempting)
+				t.Fatalf("address %d is kept: %v, want the latest %d", i, kept, maxAttempting)
 			}
 		}
 		g.attempts.fail("later", digest{}, now.Add(attemptsOver))
@@ -289,9 +289,9 @@ func TestLoginAttempts(t *testing.T) {
 	})
 }
 
-// TestWrongKeys: an address has five wrong keys a minute, shown by gRPC, by REST and in logins. Then no
-// key is looked at, but one that has been right from there before. The same wrong key again shows
-// nothing, and does not count.
+// TestWrongKeys: an address has five wrong keys a minute, shown by gRPC, by REST and in logins.
+// Then no key is looked at, but one that has been right from there before. The same wrong key again
+// shows nothing, and does not count.
 func TestWrongKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		keys, refused := [][]byte(nil), []string{}
@@ -301,7 +301,7 @@ func TestWrongKeys(t *testing.T) {
 		const address = "10.0.0.9:4000"
 		byGRPC := func(address, key string) codes.Code {
 			ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: remote(address)})
-			_, err := g.enter(ctx, control.Control_Status_FullMethodName,
+			_, err := g.enterCall(ctx, control.Control_Status_FullMethodName,
 				metadata.Pairs("authorization", "Bearer "+key))
 			return status.Code(err)
 		}
@@ -352,7 +352,7 @@ func TestWrongKeys(t *testing.T) {
 			t.Errorf("with a key that was right before: %v", code)
 		}
 		const other = "10.0.0.10:4000"
-		for range 3 * mostAttempts {
+		for range 3 * maxAttempts {
 			if code := byGRPC(other, "old-old-old-old-old"); code != codes.Unauthenticated {
 				t.Errorf("the same wrong key again: %v", code)
 			}

@@ -17,8 +17,8 @@ const (
 	sayAgain = 10 * time.Minute
 	// linesAMinute bounds the log lines about refusals of all peers in a minute.
 	linesAMinute = 10
-	// mostPeers bounds the pairs of peer and reason that are remembered.
-	mostPeers = 4096
+	// maxPeers bounds the pairs of peer and reason that are remembered.
+	maxPeers = 4096
 )
 
 // refusals logs refused connections and calls: each pair of peer and reason once in sayAgain, and
@@ -76,14 +76,14 @@ func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 		r.unlogged = 0
 	}
 	r.log.Warn(what, attrs...)
-	if s == nil && len(r.said) >= mostPeers || r.said == nil {
+	if s == nil && len(r.said) >= maxPeers || r.said == nil {
 		r.said = map[peerReason]*saying{}
 	}
 	r.said[key] = &saying{at: now}
 }
 
-// sum logs, as one event, how many refusals there were since its last call, if any.
-func (r *refusals) sum() {
+// logSum logs, as one event, how many refusals there were since its last call, if any.
+func (r *refusals) logSum() {
 	r.mu.Lock()
 	reasons := r.reasons
 	r.reasons = nil

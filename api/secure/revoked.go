@@ -16,9 +16,9 @@ import (
 // crlType is the PEM type of a revocation list.
 const crlType = "X509 CRL"
 
-// revoked is the set of certificates that a file of revocation lists (RFC 5280, section 5) revokes.
-// A nil set is empty. It is never changed.
-type revoked struct {
+// revocationLists is the set of certificates that a file of revocation lists (RFC 5280, section 5)
+// revokes. A nil set is empty. It is never changed.
+type revocationLists struct {
 	serials map[serial]bool
 	end     time.Time // when the first of the lists should have been renewed
 }
@@ -34,7 +34,7 @@ func serialOf(issuer []byte, number *big.Int) serial {
 
 // readRevoked reads a file with one or more revocation lists, each of which one of the CAs must
 // have signed.
-func readRevoked(path string, cas []*x509.Certificate) (*revoked, error) {
+func readRevoked(path string, cas []*x509.Certificate) (*revocationLists, error) {
 	data, err := readFile("tls-crl", path)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func readRevoked(path string, cas []*x509.Certificate) (*revoked, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls-crl: %s: %w", path, err)
 	}
-	r := &revoked{serials: map[serial]bool{}}
+	r := &revocationLists{serials: map[serial]bool{}}
 	for i, list := range lists {
 		if err := checkList(list, cas); err != nil {
 			return nil, fmt.Errorf("tls-crl: %s: list %d: %w", path, i+1, err)
@@ -114,10 +114,10 @@ func (e *revokedError) Error() string {
 }
 
 // check returns an error if every chain contains a revoked certificate.
-func (r *revoked) check(chains [][]*x509.Certificate) error {
+func (r *revocationLists) check(chains [][]*x509.Certificate) error {
 	var err error
 	for _, chain := range chains {
-		bad := r.first(chain)
+		bad := r.firstRevoked(chain)
 		if bad == nil {
 			return nil
 		}
@@ -126,8 +126,8 @@ func (r *revoked) check(chains [][]*x509.Certificate) error {
 	return err
 }
 
-// first returns the first revoked certificate of the chain; nil if none is.
-func (r *revoked) first(chain []*x509.Certificate) *x509.Certificate {
+// firstRevoked returns the first revoked certificate of the chain; nil if none is.
+func (r *revocationLists) firstRevoked(chain []*x509.Certificate) *x509.Certificate {
 	if r == nil {
 		return nil
 	}
@@ -139,9 +139,9 @@ func (r *revoked) first(chain []*x509.Certificate) *x509.Certificate {
 	return nil
 }
 
-// advice returns a fault of the lists that does not prevent their use; nil if there is none.
+// listFault returns a fault of the lists that does not prevent their use; nil if there is none.
 // Expired lists stay in use, because a forgotten renewal would otherwise stop the fleet.
-func (r *revoked) advice(now time.Time) error {
+func (r *revocationLists) listFault(now time.Time) error {
 	if r == nil || r.end.IsZero() || now.Before(r.end) {
 		return nil
 	}
@@ -217,9 +217,10 @@ type peerConn struct {
 	chains [][]*x509.Certificate
 }
 
-// enter registers a connection, so that it is closed when its certificate is revoked. It returns a
-// connection without a certificate unchanged.
-func (p *peers) enter(conn net.Conn, chains [][]*x509.Certificate, now func() *identity) net.Conn {
+// addConnection registers a connection, so that it is closed when its certificate is revoked. It
+// returns a connection without a certificate unchanged.
+func (p *peers) addConnection(conn net.Conn, chains [][]*x509.Certificate,
+	now func() *identity) net.Conn {
 	if len(chains) == 0 {
 		return conn
 	}
@@ -244,8 +245,9 @@ func (c *peerConn) Close() error {
 	return c.Conn.Close()
 }
 
-// end closes the connections with revoked certificates, and returns the names of their owners.
-func (p *peers) end(r *revoked) (names []string) {
+// endRevoked closes the connections with revoked certificates, and returns the names of their
+// owners.
+func (p *peers) endRevoked(r *revocationLists) (names []string) {
 	if r == nil {
 		return nil
 	}

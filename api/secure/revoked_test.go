@@ -240,8 +240,8 @@ func TestRevocationLists(t *testing.T) {
 	}
 }
 
-// TestRevokedCA: once the fleet's CA has revoked the certificate that it gave to the clients' CA, no
-// certificate of the clients' CA is an agent's, though clients are still believed.
+// TestRevokedCA: once the fleet's CA has revoked the certificate that it gave to the clients' CA,
+// no certificate of the clients' CA is an agent's, though clients are still believed.
 func TestRevokedCA(t *testing.T) {
 	number := int64(0)
 	issue := func(name string, names []string, ca bool, key *ecdsa.PrivateKey,
@@ -287,11 +287,11 @@ func TestRevokedCA(t *testing.T) {
 	}
 	id := &identity{
 		clusterCA: []*x509.Certificate{fleet},
-		revoked: &revoked{serials: map[serial]bool{
+		revoked: &revocationLists{serials: map[serial]bool{
 			serialOf(given.RawIssuer, given.SerialNumber): true,
 		}},
 	}
-	c, err := id.caller(tls.ConnectionState{VerifiedChains: chains})
+	c, err := id.callerOf(tls.ConnectionState{VerifiedChains: chains})
 	if err != nil || c.name != "mallory" || c.agent {
 		t.Errorf("the caller is %+v, %v, want a client called mallory", c, err)
 	}

@@ -18,9 +18,9 @@ import (
 // for [Guard.HangUp].
 func (g *Guard) ConnState(conn net.Conn, state http.ConnState) {
 	if state == http.StateNew {
-		g.silent.enter(conn)
+		g.silent.addConnection(conn)
 	} else {
-		g.silent.leave(conn)
+		g.silent.removeConnection(conn)
 	}
 }
 
@@ -35,7 +35,7 @@ type silent struct {
 	closed bool
 }
 
-func (s *silent) enter(conn net.Conn) {
+func (s *silent) addConnection(conn net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -48,7 +48,7 @@ func (s *silent) enter(conn net.Conn) {
 	s.conns[conn] = true
 }
 
-func (s *silent) leave(conn net.Conn) {
+func (s *silent) removeConnection(conn net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, conn)
@@ -73,9 +73,9 @@ type newcomer struct {
 	first []byte // what preface has read, for Read
 }
 
-// preface reads as many bytes as p has and reports whether they are p. If not, Read returns them
-// again.
-func (c *newcomer) preface(p string) (is bool, err error) {
+// readPreface reads as many bytes as p has and reports whether they are p. If not, Read returns
+// them again.
+func (c *newcomer) readPreface(p string) (is bool, err error) {
 	b := make([]byte, len(p))
 	if _, err := io.ReadFull(c, b); err != nil {
 		return false, err
@@ -96,7 +96,7 @@ func (c *newcomer) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if !c.begun && n > 0 {
 		c.begun = true
-		c.guard.silent.leave(c.raw)
+		c.guard.silent.removeConnection(c.raw)
 	}
 	return n, err
 }
@@ -105,15 +105,15 @@ func (c *newcomer) Read(b []byte) (int, error) {
 func (c *newcomer) SyscallConn() (syscall.RawConn, error) { return syscallConn(c.raw) }
 
 func (c *newcomer) Close() error {
-	c.guard.silent.leave(c.raw)
+	c.guard.silent.removeConnection(c.raw)
 	return c.Conn.Close()
 }
 
 // A plainNewcomer is a newcomer without TLS.
 type plainNewcomer struct{ *newcomer }
 
-// ReadOnReady implements [direct.Reader], for gRPC. gRPC has called Read before, for the first bytes
-// of the connection, which say all that the Guard wants to know.
+// ReadOnReady implements [direct.Reader], for gRPC. gRPC has called Read before, for the first
+// bytes of the connection, which say all that the Guard wants to know.
 func (c plainNewcomer) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error) {
 	return direct.ReadOnReady(c.raw, size, pool)
 }

@@ -18,42 +18,42 @@ const (
 	seldom = 100 * time.Millisecond
 	// turnMemory is how long a holder's last turn is remembered.
 	turnMemory = 10 * time.Second
-	// mostHolders bounds the holders that are remembered.
-	mostHolders = 4096
+	// maxHolders bounds the holders that are remembered.
+	maxHolders = 4096
 )
 
-// turns bounds how many operations run at a time, and the share of time that they run. The next
-// turn goes to the holder whose last turn is longest ago, so that a holder with many waiting
+// handshakeSlots bounds how many operations run at a time, and the share of time that they run. The
+// next turn goes to the holder whose last turn is longest ago, so that a holder with many waiting
 // operations does not delay one with a single operation.
-type turns struct {
+type handshakeSlots struct {
 	rate float64 // seconds of turns in a second
 
 	mu      sync.Mutex
 	free    int           // how many turns may begin now
 	left    time.Duration // the turns' time that was left at the time then
 	then    time.Time
-	waiting []*turn              // in order of arrival
+	waiting []*handshakeSlot     // in order of arrival
 	had     map[string]time.Time // when each holder last had a turn
 	timer   bool                 // a timer that calls next runs
 }
 
-type turn struct {
+type handshakeSlot struct {
 	holder string
 	begin  chan struct{} // closed when the turn has begun
 	begun  time.Time     // zero before
 }
 
-func newTurns(cpus int) *turns {
-	return &turns{
+func newTurns(cpus int) *handshakeSlots {
+	return &handshakeSlots{
 		rate: handshakeShare * float64(cpus), free: max(1, int(handshakeShare*float64(cpus))),
 		left: turnsAhead, then: time.Now(), had: map[string]time.Time{},
 	}
 }
 
-// begin blocks until a turn of the holder begins, and returns it. The caller must end it. If ctx
-// ends first, begin returns its error.
-func (t *turns) begin(ctx context.Context, holder string) (*turn, error) {
-	me := &turn{holder: holder, begin: make(chan struct{})}
+// beginTurn blocks until a turn of the holder begins, and returns it. The caller must end it. If
+// ctx ends first, begin returns its error.
+func (t *handshakeSlots) beginTurn(ctx context.Context, holder string) (*handshakeSlot, error) {
+	me := &handshakeSlot{holder: holder, begin: make(chan struct{})}
 	t.mu.Lock()
 	t.waiting = append(t.waiting, me)
 	t.next()
@@ -71,26 +71,26 @@ func (t *turns) begin(ctx context.Context, holder string) (*turn, error) {
 			return nil, ctx.Err()
 		}
 	}
-	t.finish(me) // the turn has begun meanwhile
+	t.finishTurn(me) // the turn has begun meanwhile
 	return nil, ctx.Err()
 }
 
-// end ends a turn.
-func (t *turns) end(me *turn) {
+// endTurn ends a turn.
+func (t *handshakeSlots) endTurn(me *handshakeSlot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.finish(me)
+	t.finishTurn(me)
 }
 
-// finish is end with t.mu held.
-func (t *turns) finish(me *turn) {
+// finishTurn is end with t.mu held.
+func (t *handshakeSlots) finishTurn(me *handshakeSlot) {
 	t.left -= time.Since(me.begun)
 	t.free++
 	t.next()
 }
 
 // next begins as many turns as allowed. t.mu is held.
-func (t *turns) next() {
+func (t *handshakeSlots) next() {
 	now := time.Now()
 	t.left = min(t.left+time.Duration(t.rate*float64(now.Sub(t.then))), turnsAhead)
 	t.then = now
@@ -107,8 +107,8 @@ func (t *turns) next() {
 			return
 		}
 		t.waiting = append(t.waiting[:first], t.waiting[first+1:]...)
-		if len(t.had) >= mostHolders {
-			t.forget(now)
+		if len(t.had) >= maxHolders {
+			t.forgetHolders(now)
 		}
 		t.had[me.holder] = now
 		t.free--
@@ -118,7 +118,7 @@ func (t *turns) next() {
 }
 
 // nextLater starts a timer that calls next when there is time for a turn. t.mu is held.
-func (t *turns) nextLater() {
+func (t *handshakeSlots) nextLater() {
 	if t.timer {
 		return
 	}
@@ -131,15 +131,15 @@ func (t *turns) nextLater() {
 	})
 }
 
-// forget removes holders without a turn within turnMemory, or all holders if there are too many.
-// t.mu is held.
-func (t *turns) forget(now time.Time) {
+// forgetHolders removes holders without a turn within turnMemory, or all holders if there are too
+// many. t.mu is held.
+func (t *handshakeSlots) forgetHolders(now time.Time) {
 	for holder, at := range t.had {
 		if now.Sub(at) > turnMemory {
 			delete(t.had, holder)
 		}
 	}
-	if len(t.had) >= mostHolders {
+	if len(t.had) >= maxHolders {
 		clear(t.had)
 	}
 }
@@ -148,10 +148,10 @@ func (t *turns) forget(now time.Time) {
 // until the handshake writes, or waits for more.
 type turnConn struct {
 	net.Conn
-	turns  *turns
+	turns  *handshakeSlots
 	ctx    context.Context // the handshake's
 	holder string
-	turn   *turn // nil: none. Like done, of the handshake's goroutine until that has ended
+	turn   *handshakeSlot // nil: none. Like done, of the handshake's goroutine until that has ended
 	done   bool
 }
 
@@ -159,33 +159,33 @@ func (c *turnConn) Read(b []byte) (int, error) {
 	if c.done {
 		return c.Conn.Read(b)
 	}
-	c.rest()
+	c.endCurrentTurn()
 	n, err := c.Conn.Read(b)
 	if err != nil {
 		return n, err
 	}
-	c.turn, err = c.turns.begin(c.ctx, c.holder)
+	c.turn, err = c.turns.beginTurn(c.ctx, c.holder)
 	return n, err
 }
 
 func (c *turnConn) Write(b []byte) (int, error) {
 	if !c.done {
-		c.rest()
+		c.endCurrentTurn()
 	}
 	return c.Conn.Write(b)
 }
 
-// rest ends the current turn, if there is one.
-func (c *turnConn) rest() {
+// endCurrentTurn ends the current turn, if there is one.
+func (c *turnConn) endCurrentTurn() {
 	if c.turn != nil {
-		c.turns.end(c.turn)
+		c.turns.endTurn(c.turn)
 		c.turn = nil
 	}
 }
 
-// finish must be called when the handshake has ended.
-func (c *turnConn) finish() {
-	c.rest()
+// finishHandshake must be called when the handshake has ended.
+func (c *turnConn) finishHandshake() {
+	c.endCurrentTurn()
 	c.done, c.ctx = true, nil
 }
 

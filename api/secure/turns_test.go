@@ -30,7 +30,7 @@ func TestTurnsShare(t *testing.T) {
 				var now, most, done atomic.Int64
 				take := func(holder string) (waited time.Duration) {
 					begun := time.Now()
-					turn, err := turns.begin(ctx, holder)
+					turn, err := turns.beginTurn(ctx, holder)
 					if err != nil {
 						return 0
 					}
@@ -41,7 +41,7 @@ func TestTurnsShare(t *testing.T) {
 					time.Sleep(cost) // what it does
 					now.Add(-1)
 					done.Add(1)
-					turns.end(turn)
+					turns.endTurn(turn)
 					return waited
 				}
 				for i := range 350 {
@@ -95,7 +95,7 @@ func TestTurnsOfHandshakes(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		turn, err := turns.begin(t.Context(), "good")
+		turn, err := turns.beginTurn(t.Context(), "good")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func TestTurnsOfHandshakes(t *testing.T) {
 		if _, err := late.Read(make([]byte, 1)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("one that waits for its turn too long: %v", err)
 		}
-		turns.end(turn)
+		turns.endTurn(turn)
 		if len(turns.waiting) != 0 || turns.free != 1 {
 			t.Errorf("%d wait and %d are free in the end", len(turns.waiting), turns.free)
 		}
@@ -124,7 +124,7 @@ func TestPace(t *testing.T) {
 		}
 		begun := time.Now()
 		for range paceBurst + 10*paceRate {
-			g.pace()
+			g.paceCall()
 		}
 		if took := time.Since(begun).Round(time.Second); took != 10*time.Second {
 			t.Errorf("%d calls took %v, want 10s", paceBurst+10*paceRate, took)

@@ -13,9 +13,9 @@ import (
 // lookAgain is how often files are checked for changes.
 const lookAgain = time.Second
 
-// A watched holds the value that files define, as of the last time that they could be read and
+// A watchedFiles holds the value that files define, as of the last time that they could be read and
 // parsed. Its methods may be called concurrently.
-type watched[T any] struct {
+type watchedFiles[T any] struct {
 	what  string // names the files in the log
 	paths []string
 	read  func() (T, error)
@@ -29,17 +29,17 @@ type watched[T any] struct {
 }
 
 // watch reads the files for the first time, and returns an error if it cannot.
-func watch[T any](what string, read func() (T, error), paths ...string) (*watched[T], error) {
-	w := &watched[T]{what: what, read: read, looked: time.Now()}
+func watch[T any](what string, read func() (T, error), paths ...string) (*watchedFiles[T], error) {
+	w := &watchedFiles[T]{what: what, read: read, looked: time.Now()}
 	for _, path := range paths {
 		if path != "" {
 			w.paths = append(w.paths, path)
 		}
 	}
 	for range startLooks {
-		w.stamps = w.stat()
+		w.stamps = w.statFiles()
 		v, err := read()
-		if w.seen = w.stat(); same(w.seen, w.stamps) {
+		if w.seen = w.statFiles(); same(w.seen, w.stamps) {
 			if err != nil {
 				return nil, err
 			}
@@ -57,23 +57,23 @@ func watch[T any](what string, read func() (T, error), paths ...string) (*watche
 const startLooks, startPause = 50, 20 * time.Millisecond
 
 // get returns the current value.
-func (w *watched[T]) get() T { return *w.value.Load() }
+func (w *watchedFiles[T]) get() T { return *w.value.Load() }
 
-// refresh reads the files again if they have changed, or if the last read failed, and reports
+// refreshFiles reads the files again if they have changed, or if the last read failed, and reports
 // whether the value is new. To avoid reading a file that is being written, it reads only files that
 // two checks have found the same, and checks again after it has read them. It logs each fault once.
-func (w *watched[T]) refresh(log *slog.Logger) bool {
+func (w *watchedFiles[T]) refreshFiles(log *slog.Logger) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.looked = time.Now()
-	stamps := w.stat()
+	stamps := w.statFiles()
 	still := same(stamps, w.seen)
 	w.seen = stamps
 	if w.fault == "" && same(stamps, w.stamps) || !still {
 		return false
 	}
 	v, err := w.read()
-	if w.seen = w.stat(); !same(w.seen, stamps) {
+	if w.seen = w.statFiles(); !same(w.seen, stamps) {
 		return false
 	}
 	if err != nil {
@@ -93,20 +93,20 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	return changed
 }
 
-// current returns the value, and calls refresh before if the last check is more than lookAgain ago.
-// It is for users without a goroutine that calls refresh.
-func (w *watched[T]) current(log *slog.Logger) T {
+// currentValue returns the value, and calls refresh before if the last check is more than lookAgain
+// ago. It is for users without a goroutine that calls refresh.
+func (w *watchedFiles[T]) currentValue(log *slog.Logger) T {
 	w.mu.Lock()
 	old := time.Since(w.looked) >= lookAgain
 	w.mu.Unlock()
 	if old {
-		w.refresh(log)
+		w.refreshFiles(log)
 	}
 	return w.get()
 }
 
-// stat returns the state of each file; nil for a missing one.
-func (w *watched[T]) stat() []os.FileInfo {
+// statFiles returns the state of each file; nil for a missing one.
+func (w *watchedFiles[T]) statFiles() []os.FileInfo {
 	stamps := make([]os.FileInfo, len(w.paths))
 	for i, path := range w.paths {
 		if info, err := os.Stat(path); err == nil {
