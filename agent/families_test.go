@@ -386,31 +386,6 @@ func TestFamilyBySDK(t *testing.T) {
 	}
 }
 
-// TestFamilyAtOldLeader: at a leader that knows no families, a gateway asks for the most accurate
-// variant.
-func TestFamilyAtOldLeader(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{
-			f.start(f.variants(2*time.Millisecond, map[string]string{"din": ""}), func(a Inside) {
-				a.Config().Leader, a.Environment().Spoken = "must", control.Versions{Oldest: 3, Newest: 4}
-			}),
-			f.start(f.variants(2*time.Millisecond, exact)),
-			f.start(f.variants(time.Millisecond, coarse)),
-		}
-		f.settled(agents...)
-		f.family("rank", "ncf ncf-int8", agents...)
-		if leader := f.led(agents...); leader != agents[0] {
-			f.Fatalf("%s leads, want the old agent", leader.host)
-		}
-		for range 5 {
-			resp, err := agents[2].oip.ModelInfer(f.Context(), asks("rank", 0))
-			if err != nil || resp.GetParameters()["variant"].GetStringParam() != "ncf" {
-				f.Fatalf("got %v, %v, want the answer of ncf", resp, err)
-			}
-		}
-	})
-}
-
 // TestFamilyNameAtWorker: a worker that gets a family's name, from a gateway that knows none,
 // answers with the most accurate of its variants that is in time, else with the fastest.
 func TestFamilyNameAtWorker(t *testing.T) {

@@ -587,42 +587,50 @@ func TestStrangers(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 	})
-	testInFleet(t, func(f *testFleet) {
-		a := f.start()
-		f.settled(a)
-		log := &logBuffer{}
-		beyond := control.Spoken.Newest + 1
-		other := members.Meta{
-			Versions: control.VersionsOf(beyond, beyond), Address: "10.0.0.9:8001",
-		}
-		g, err := gossip.Open(f.Context(), gossip.Config{
-			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(),
-			Transport: f.gossip.Listen("10.0.0.9:7946"),
-			Accept: func(m gossip.Member) error {
-				if v, _ := binary.Uvarint(m.Meta); uint32(v) != beyond {
-					return fmt.Errorf("it speaks version %d", v)
-				}
-				return nil
-			},
-			Logger: slog.New(slog.NewTextHandler(log, nil)),
+	beyond := control.Spoken.Newest + 1
+	for _, c := range []struct {
+		other      control.Versions
+		says, mend string
+	}{
+		{control.VersionsOf(beyond, beyond), fmt.Sprintf("it speaks version %d", beyond), fmt.Sprintf(
+			"upgrade this agent to a version of Muster that speaks version %d", beyond)},
+		{control.VersionsOf(3, 6), "it speaks versions 3 to 6",
+			"upgrade it to a version of Muster that speaks version 7"},
+	} {
+		testInFleet(t, func(f *testFleet) {
+			a := f.start()
+			f.settled(a)
+			log := &logBuffer{}
+			other := members.Meta{Versions: c.other, Address: "10.0.0.9:8001"}
+			g, err := gossip.Open(f.Context(), gossip.Config{
+				Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(),
+				Transport: f.gossip.Listen("10.0.0.9:7946"),
+				Accept: func(m gossip.Member) error {
+					if v, _ := binary.Uvarint(m.Meta); uint32(v) != c.other.Oldest {
+						return fmt.Errorf("it speaks version %d", v)
+					}
+					return nil
+				},
+				Logger: slog.New(slog.NewTextHandler(log, nil)),
+			})
+			if err != nil {
+				f.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			f.settled(a)
+			if want := fmt.Sprintf("%s of the agents' protocol, this agent %v: %s", c.says,
+				control.Spoken, c.mend); !strings.Contains(a.log.String(), want) {
+				f.Errorf("log of the agent: %s\nwant %q", a.log, want)
+			}
+			if want := fmt.Sprintf("it speaks version %d", control.Spoken.Oldest); !strings.Contains(
+				log.String(), want) {
+				f.Errorf("log of the other: %s\nwant %q", log, want)
+			}
+			if err := g.Close(); err != nil {
+				f.Error(err)
+			}
 		})
-		if err != nil {
-			f.Fatal(err)
-		}
-		time.Sleep(time.Minute)
-		f.settled(a)
-		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent %v",
-			beyond, control.Spoken); !strings.Contains(a.log.String(), want) {
-			f.Errorf("log of the agent: %s\nwant %q", a.log, want)
-		}
-		if want := fmt.Sprintf("it speaks version %d", control.Spoken.Oldest); !strings.Contains(
-			log.String(), want) {
-			f.Errorf("log of the other: %s\nwant %q", log, want)
-		}
-		if err := g.Close(); err != nil {
-			f.Error(err)
-		}
-	})
+	}
 }
 
 // TestDrainByCall: an agent makes another drain by its name; with an unknown name none drains.

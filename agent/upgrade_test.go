@@ -13,6 +13,9 @@ import (
 // and then back, serves all queries, and agrees on the newest version that all speak. One of the
 // version after the next is none of it, and says why.
 func TestRollingUpgrade(t *testing.T) {
+	// Code that spoke this version when it came also spoke the versions from the third on.
+	first, now := uint32(3), control.Spoken.Newest
+	next, later := now+1, now+2
 	testInFleet(t, func(f *testFleet) {
 		var fleet []*fleetAgent
 		speaking := func(oldest, newest uint32) func(Inside) {
@@ -33,9 +36,10 @@ func TestRollingUpgrade(t *testing.T) {
 			}
 		}
 		fleet = []*fleetAgent{
-			f.start(speaking(3, 3)), f.start(speaking(3, 3)), f.start(speaking(3, 3)),
+			f.start(speaking(first, now)), f.start(speaking(first, now)),
+			f.start(speaking(now, now)),
 		}
-		agreed(3, fleet...)
+		agreed(now, fleet...)
 		replace := func(i int, oldest, newest uint32) {
 			fleet = append(fleet, f.start(speaking(oldest, newest)))
 			f.settled(fleet...)
@@ -50,22 +54,24 @@ func TestRollingUpgrade(t *testing.T) {
 				f.Errorf("failed: %v", failed)
 			}
 		}
-		replace(2, 3, 4)
-		agreed(3, fleet...)
-		replace(1, 3, 4)
-		agreed(3, fleet...)
-		late := f.start(speaking(4, 5)) // while one speaks version 3 alone
+		replace(2, now, next)
+		agreed(now, fleet...)
+		replace(1, now, next)
+		agreed(now, fleet...)
+		late := f.start(speaking(next, later)) // while one does not speak the next version
 		time.Sleep(10 * time.Second)
-		if want := "it speaks version 4 of the agents' protocol, this agent version " +
-			"3"; !strings.Contains(fleet[0].log.String(), want) {
-			f.Errorf("log of an agent of version 3: %s\nwant %q", fleet[0].log, want)
+		if want := control.VersionsOf(first, now).Understands(
+			control.VersionsOf(next, next)).Error(); !strings.Contains(
+			fleet[0].log.String(), want) {
+			f.Errorf("log of an agent that does not speak the next version: %s\nwant %q",
+				fleet[0].log, want)
 		}
 		if err := late.stop(); err != nil {
 			f.Error(err)
 		}
-		replace(0, 3, 4)
-		agreed(4, fleet...)
-		replace(0, 3, 3)
-		agreed(3, fleet...)
+		replace(0, now, next)
+		agreed(next, fleet...)
+		replace(0, first, now)
+		agreed(now, fleet...)
 	})
 }

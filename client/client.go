@@ -119,7 +119,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 			return nil, fmt.Errorf("client: address %q: %w", address, err)
 		}
 		conn.Connect()
-		c.servers = append(c.servers, server{address, stream.New(conn, 0, nil)})
+		c.servers = append(c.servers, server{address, stream.Calls(conn)})
 	}
 	if !c.noFleet {
 		c.fleet = c.discover()

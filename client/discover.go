@@ -217,7 +217,7 @@ func (d *discovery) connect(m *control.Member) (*peer, error) {
 		return nil, err
 	}
 	p := &peer{server: server{
-		m.GetAddress(), stream.New(conn, m.Versions().Newest, d.c.queries.To(m.GetAddress())),
+		m.GetAddress(), stream.New(conn, d.c.queries.To(m.GetAddress())),
 	}}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(d.ctx)

@@ -72,17 +72,17 @@ type query struct {
 	// family is what the query names, nil for a model. least is the least accuracy that it demands.
 	family *fleetFamily
 	least  float64
-	// instead is the variant that is asked for at a leader that knows no families; empty before.
-	instead queries.Variant
-	batch   uint32
-	part    part // which part of a query it is, if any
-	bytes   uint64
-	trace   *queryTrace   // nil: it is not traced
-	wake    chan struct{} // buffered, size 1: the caller checks the query again
-	why     string        // why no lane took it when there was no leader
-	answer  *oip.Response // the outcome, if it is one
-	aborts  [match.MaxAttempts]underWay
-	busy    bool // the caller makes an attempt, and does not see wake
+	// splitFor is the variant that the parts of a query that names a family are for; empty of others.
+	splitFor queries.Variant
+	batch    uint32
+	part     part // which part of a query it is, if any
+	bytes    uint64
+	trace    *queryTrace   // nil: it is not traced
+	wake     chan struct{} // buffered, size 1: the caller checks the query again
+	why      string        // why no lane took it when there was no leader
+	answer   *oip.Response // the outcome, if it is one
+	aborts   [match.MaxAttempts]underWay
+	busy     bool // the caller makes an attempt, and does not see wake
 	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges counts.
 	ctx    context.Context
 	req    *oip.Request
@@ -445,9 +445,6 @@ func (g *Gateway) advance(q *query, beside bool) (over bool) {
 	if send {
 		*q.abortOf(0) = underWay{to.Attempt, abort}
 		q.busy = q.busy || !beside
-		if q.family != nil && to.Model == "" { // the leader knows no families
-			to.Variant = q.instead
-		}
 		if q.family == nil && to.Model != "" {
 			_, q.tried = to.Model.Split()
 		}

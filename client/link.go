@@ -23,7 +23,6 @@ const mostDirect = 32
 // A link is the gateway's stream to one leader.
 type link struct {
 	stream  MatchStream
-	old     bool          // the leader knows no families
 	kicked  chan struct{} // buffered, size 1
 	sending bool          // a goroutine sends; guarded by the gateway's lock
 }
@@ -135,10 +134,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		_, err = stream.Recv() // Recv returns why the stream broke
 		return err
 	}
-	l := &link{
-		stream: stream, kicked: make(chan struct{}, 1),
-		old: to.Versions().Newest < control.FamiliesVersion,
-	}
+	l := &link{stream: stream, kicked: make(chan struct{}, 1)}
 	written = make(chan struct{})
 	go func() {
 		defer close(written)
@@ -275,11 +271,6 @@ func (g *Gateway) message() *control.GatewayMessage {
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
 			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
-		}
-		if q.family != nil && g.link.old {
-			v := q.family.best(q.least)
-			q.instead = queries.Variant{Model: v.Key(), Accuracy: v.KnownAccuracy()}
-			m.Submit[i].Model, m.Submit[i].Version = v.GetName(), v.GetVersion()
 		}
 		q.trace.submitted(m.Submit[i])
 	}

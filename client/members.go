@@ -232,17 +232,6 @@ func (m *members) findModel(name, version string) (*fleetVersion, int64, error) 
 	return v, number, nil
 }
 
-// best returns the most accurate variant of a family that serves, for a leader that knows no
-// families; the first of all if none does. Variants less accurate than least come last.
-func (f *fleetFamily) best(least float64) control.Variant {
-	for _, v := range f.Variants {
-		if v.Serving && v.KnownAccuracy() >= least {
-			return v
-		}
-	}
-	return f.Variants[0]
-}
-
 // newest is the version of a model for queries that name none, 0 if nobody holds the model.
 func (m *members) newest(model string) int64 {
 	if held := m.models[model]; held != nil {

@@ -42,13 +42,10 @@ func (g *Gateway) split(s *control.Split) {
 	model, version := whole.model, whole.version
 	switch {
 	case whole.family != nil:
-		if s.GetModel() != "" {
-			whole.instead = queries.Variant{
-				Model:    names.NewModelKey(s.GetModel(), s.GetVersion()),
-				Accuracy: s.GetAccuracy(),
-			}
+		model, version = s.GetModel(), s.GetVersion()
+		whole.splitFor = queries.Variant{
+			Model: names.NewModelKey(model, version), Accuracy: s.GetAccuracy(),
 		}
-		model, version = whole.instead.Model.Split()
 	case version == 0 && s.GetModel() != "": // it was released
 		version = s.GetVersion()
 	case version == 0:
@@ -119,7 +116,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	if q.family != nil {
-		resp.AnsweredBy(q.model, q.instead.Accuracy)
+		resp.AnsweredBy(q.model, q.splitFor.Accuracy)
 	}
 	return resp, nil
 }

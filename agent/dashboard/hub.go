@@ -574,8 +574,7 @@ func (h *Hub) tellEvents(ctx context.Context) {
 			h.tell(events)
 			told = events[len(events)-1].GetSequence()
 		default:
-			if err := h.tellLeader(ctx, leader, events); err != nil &&
-				status.Code(err) != codes.Unimplemented {
+			if err := h.tellLeader(ctx, leader, events); err != nil {
 				retry = time.After(mostPause)
 			} else {
 				told = events[len(events)-1].GetSequence()

@@ -44,7 +44,6 @@ type gateway struct {
 	// count counts a query of the gateway's client against its limits, or returns why it exceeds
 	// them. It is nil if the client has no name.
 	count func(bytes uint64) error
-	rests bool      // it expects few heartbeats while it has no queries
 	heard time.Time // when its last message came
 	told  time.Time // when a message to it was last flushed
 	// received is the number of submits read from the stream, which acknowledges them.
@@ -134,8 +133,6 @@ func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.G
 	}
 	// A client with a name may say that its gateway is an agent's.
 	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == "" || g.client != ""
-	g.rests = control.VersionsOf(m.GetHello().GetProtocol(),
-		m.GetHello().GetNewestProtocol()).Newest >= control.RestingVersion
 	t.post(func() { t.connect(g) })
 	defer t.post(func() { t.disconnect(g) })
 	hello <- nil
@@ -229,7 +226,7 @@ const activeBeat, restingBeat, resting = 25 * time.Millisecond, 175 * time.Milli
 // beat adds a heartbeat to the next message to a gateway, unless it got a message not long ago.
 func (t *term) beat(g *gateway) {
 	often := activeBeat
-	if g.rests && t.now.Sub(g.heard) > resting && !t.state.HasQueries(g.id) {
+	if t.now.Sub(g.heard) > resting && !t.state.HasQueries(g.id) {
 		often = restingBeat
 	}
 	if t.now.Sub(g.told) >= often {

@@ -132,7 +132,7 @@ func (ms *Members) askStranger(o *other, address string) error {
 		delete(ms.strangers, o.name)
 		ms.others[o.name] = o
 		o.described, o.shown = m, nil
-		o.conn = stream.New(conn, m.Versions().Newest, ms.config.Queries.To(address))
+		o.conn = stream.New(conn, ms.config.Queries.To(address))
 		ms.config.Log.Info("agent joined", "agent", o.name, "address", address, "event", "joined")
 		ms.replace(o)
 		ms.touchMembers()

@@ -81,11 +81,10 @@ func (ms *Members) describeSelf() (*control.Member, map[string]string) {
 }
 
 // compareJoined orders members by when they joined, and those that joined at the same time by name.
-// Agents that know no families, which cannot give way, come first, and those that are still joining
-// last.
+// Those that are still joining come last.
 func compareJoined(a, b *control.Member) int {
 	order := func(m *control.Member) uint64 {
-		if m.GetJoined() == 0 && m.Versions().Newest >= control.FamiliesVersion {
+		if m.GetJoined() == 0 {
 			return math.MaxUint64
 		}
 		return m.GetJoined()

@@ -124,9 +124,8 @@ func TestWithdraw(t *testing.T) {
 
 // TestCompareJoined: of two agents exactly one gives way, and never the one that was there before.
 func TestCompareJoined(t *testing.T) {
-	old := &control.Member{Name: "z", Protocol: 3, NewestProtocol: 4}
 	inOrder := []*control.Member{
-		old, agentWith("a", 1), agentWith("b", 1), agentWith("a2", 2), agentWith("c", 0),
+		agentWith("a", 1), agentWith("b", 1), agentWith("a2", 2), agentWith("c", 0),
 	}
 	for i, a := range inOrder {
 		for j, b := range inOrder {

@@ -171,7 +171,7 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 }
 
 // watchWhole is Watch with a whole view in each message: for watchers that do not ask for changes
-// (older SDKs, command line tools), and for callers that may not see all models.
+// (command line tools), and for callers that may not see all models.
 func (ms *Members) watchWhole(stream control.Control_WatchServer,
 	sees func(model string) bool) error {
 	ctx := stream.Context()

@@ -123,7 +123,7 @@ func addMember(ms *Members, i int) *other {
 	// it never connects
 	conn, _ := grpc.NewClient("passthrough:///"+m.Address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	o.conn = stream.New(conn, control.StreamVersion, nil)
+	o.conn = stream.New(conn, nil)
 	ms.mu.Lock()
 	ms.others[names.AgentName(name)] = o
 	ms.mu.Unlock()

@@ -38,7 +38,7 @@ func FuzzMeta(f *testing.F) {
 // TestMetaVersions: who speaks a version that this agent speaks is a member, whether it says one or
 // a range; of others no more is read than the version.
 func TestMetaVersions(t *testing.T) {
-	spoken := control.Versions{Oldest: 2, Newest: 3}
+	spoken := control.Spoken
 	for _, tt := range []struct {
 		name string
 		b    []byte
@@ -46,23 +46,32 @@ func TestMetaVersions(t *testing.T) {
 		err  string
 	}{
 		{"the same", Meta{Versions: spoken, Address: "a:1"}.Encode(), spoken, ""},
-		{"before there were ranges",
-			withoutNewest(Meta{Versions: control.Versions{Oldest: 2, Newest: 2}, Address: "a:1"}),
-			control.Versions{Oldest: 2, Newest: 2}, ""},
+		{"the first that speaks the oldest",
+			Meta{Versions: control.Versions{Oldest: 3, Newest: 7}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 3, Newest: 7}, ""},
 		{"the next",
-			Meta{Versions: control.Versions{Oldest: 3, Newest: 4}, Address: "a:1"}.Encode(),
-			control.Versions{Oldest: 3, Newest: 4}, ""},
+			Meta{Versions: control.Versions{Oldest: 7, Newest: 8}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 7, Newest: 8}, ""},
 		{
 			"beyond",
-			Meta{Versions: control.Versions{Oldest: 4, Newest: 5}, Address: "a:1"}.Encode(),
-			control.Versions{Oldest: 4, Newest: 4},
-			"it speaks version 4 of the agents' protocol, this agent versions 2 to 3",
+			Meta{Versions: control.Versions{Oldest: 8, Newest: 9}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 8, Newest: 8},
+			"it speaks version 8 of the agents' protocol, this agent version 7: upgrade this agent " +
+				"to a version of Muster that speaks version 8",
 		},
 		{
-			"long ago",
-			Meta{Versions: control.Versions{Oldest: 1, Newest: 1}, Address: "a:1"}.Encode(),
-			control.Versions{Oldest: 1, Newest: 1},
-			"it speaks version 1 of the agents' protocol, this agent versions 2 to 3",
+			"before",
+			Meta{Versions: control.Versions{Oldest: 3, Newest: 6}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 3, Newest: 6},
+			"it speaks versions 3 to 6 of the agents' protocol, this agent version 7: upgrade it to " +
+				"a version of Muster that speaks version 7",
+		},
+		{
+			"before there were ranges",
+			withoutNewest(Meta{Versions: control.Versions{Oldest: 2, Newest: 2}, Address: "a:1"}),
+			control.Versions{Oldest: 2, Newest: 2},
+			"it speaks version 2 of the agents' protocol, this agent version 7: upgrade it to a " +
+				"version of Muster that speaks version 7",
 		},
 	} {
 		m, err := DecodeMeta(tt.b, spoken)

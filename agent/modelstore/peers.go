@@ -99,9 +99,6 @@ func (p *Peers) Ask(ctx context.Context, f store.File) (all bool) {
 			state, err := p.state(ctx, name, f.SHA256)
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if status.Code(err) == codes.Unimplemented { // it is of an earlier version
-				state, err = &control.FileState{}, nil
-			}
 			a := p.files[f.SHA256]
 			if a == nil {
 				return

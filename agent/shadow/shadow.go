@@ -32,8 +32,6 @@ const (
 	mostAtOnce, mostBytes = 4, 4 << 20
 	// patience is how long a shadow may take.
 	patience = 2 * time.Second
-	// since is the first version of the protocol whose workers know shadows.
-	since = 6
 )
 
 // A Config holds what a [Comparer] needs of its agent. The functions must not block.
@@ -147,7 +145,7 @@ func (c *Comparer) idle(key names.ModelKey) *control.Member {
 	}
 	var all []*control.Member
 	for _, m := range c.config.View().GetMembers() {
-		if !m.GetDraining() && !busy[m.GetName()] && m.Versions().Newest >= since &&
+		if !m.GetDraining() && !busy[m.GetName()] &&
 			slices.ContainsFunc(m.GetModels(),
 				func(held *control.Model) bool { return held.Key() == key }) {
 			all = append(all, m)

@@ -1096,7 +1096,7 @@ type Member struct {
 	NewestProtocol uint32   `protobuf:"varint,16,opt,name=newest_protocol,json=newestProtocol,proto3" json:"newest_protocol,omitempty"` // that it speaks; 0: it speaks one version
 	Software       string   `protobuf:"bytes,17,opt,name=software,proto3" json:"software,omitempty"`                                    // its version of Muster
 	// joined orders the members by when they came: it is above that of every member that the agent
-	// found when it joined, and fixed from then on; 0: it is still joining, or of before version 5.
+	// found when it joined, and fixed from then on; 0: it is still joining.
 	Joined uint64  `protobuf:"varint,18,opt,name=joined,proto3" json:"joined,omitempty"`
 	Rented *Rented `protobuf:"bytes,19,opt,name=rented,proto3" json:"rented,omitempty"` // absent of a machine that no fleet has rented
 	Ready  bool    `protobuf:"varint,20,opt,name=ready,proto3" json:"ready,omitempty"`  // the models that it is to hold are loaded and warm

@@ -66,9 +66,9 @@ type ControlClient interface {
 	// query; each answer reserves the place until it is used, released or past.
 	Probe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProbeRequest, ProbeAnswer], error)
 	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
-	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
-	// 6 or newer have it; the stream's headers say that queries may follow. Connections for queries
-	// (package queryconn) have the same messages, in parts.
+	// less cost than a ModelInfer call each. A query has the effect of such a call. The stream's
+	// headers say that queries may follow. Connections for queries (package queryconn) have the same
+	// messages, in parts.
 	Queries(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamedQuery, StreamedAnswer], error)
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error)
@@ -384,9 +384,9 @@ type ControlServer interface {
 	// query; each answer reserves the place until it is used, released or past.
 	Probe(grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]) error
 	// Queries carries small queries and their answers on one stream, each as soon as it is there, at
-	// less cost than a ModelInfer call each. A query has the effect of such a call. Agents of protocol
-	// 6 or newer have it; the stream's headers say that queries may follow. Connections for queries
-	// (package queryconn) have the same messages, in parts.
+	// less cost than a ModelInfer call each. A query has the effect of such a call. The stream's
+	// headers say that queries may follow. Connections for queries (package queryconn) have the same
+	// messages, in parts.
 	Queries(grpc.BidiStreamingServer[StreamedQuery, StreamedAnswer]) error
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(context.Context, *StatusRequest) (*FleetStatus, error)

@@ -7,36 +7,14 @@ import "fmt"
 // own.
 type Versions struct{ Oldest, Newest uint32 }
 
-// Spoken are the versions that this code speaks: the newest and at least the one before, so that a
-// fleet can be upgraded agent by agent. Raise the newest when a side has to know what the other
-// understands, the oldest only when old and new code would misunderstand each other; until then,
-// add fields to messages, which older code ignores. What each version brought:
-//
-//	2  one header for an attempt
-//	3  Events, views by changes, versions by range
-//	4  queries that run as several parts
-//	5  queries that name a family, of whose variants the leader chooses
-//	6  layouts: the leader says which models an agent holds; machines that the leader rents; fewer
-//	   heartbeats to gateways without queries; queries on a stream
-//	7  connections for queries
-var Spoken = Versions{Oldest: 3, Newest: 7}
+// Spoken are the versions that this code speaks. Raise the newest when a side has to know what the
+// other understands, and then keep at least the version before, so that a fleet can be upgraded
+// agent by agent. Raise the oldest only when old and new code would misunderstand each other, or to
+// remove code for old peers. Until then, add fields to messages, which older code ignores.
+var Spoken = Versions{Oldest: 7, Newest: 7}
 
-// FamiliesVersion is the first version in which queries may name a family.
-const FamiliesVersion = 5
-
-// RestingVersion is the first version whose gateways expect few heartbeats of the leader while they
-// have no queries.
-const RestingVersion = 6
-
-// StreamVersion is the first version whose agents have Queries.
-const StreamVersion = 6
-
-// QueryConnVersion is the first version whose agents accept connections for queries, which package
-// queryconn describes.
-const QueryConnVersion = 7
-
-// VersionsOf returns the versions from a message's two fields; newest is 0 in messages of older
-// code, which speaks one version.
+// VersionsOf returns the versions from a message's two fields. newest is 0 in messages of code that
+// speaks one version and has no field for the newest, which was before version 3.
 func VersionsOf(oldest, newest uint32) Versions {
 	return Versions{Oldest: oldest, Newest: max(oldest, newest)}
 }
@@ -52,15 +30,19 @@ func (v Versions) String() string {
 	return fmt.Sprintf("versions %d to %d", v.Oldest, v.Newest)
 }
 
-// Understands returns nil if v and o have a version in common, else an error. The error is for the
-// side that speaks v, and calls the side that speaks o "it".
+// Understands returns nil if v and o have a version in common, else an error that says which side to
+// upgrade. The error is for the side that speaks v, and calls the side that speaks o "it".
 func (v Versions) Understands(o Versions) error {
-	if v.Oldest <= o.Newest && o.Oldest <= v.Newest {
+	behind, lacks := "it", v.Oldest
+	switch {
+	case o.Newest < v.Oldest:
+	case v.Newest < o.Oldest:
+		behind, lacks = "this agent", o.Oldest
+	default:
 		return nil
 	}
-	return fmt.Errorf(
-		"it speaks %v of the agents' protocol, this agent %v: in one fleet there must be one "+
-			"that all speak", o, v)
+	return fmt.Errorf("it speaks %v of the agents' protocol, this agent %v: upgrade %s to a version "+
+		"of Muster that speaks version %d", o, v, behind, lacks)
 }
 
 // Agreed returns the newest version that all members speak that have described themselves; 0 if

@@ -58,14 +58,20 @@ type Conn struct {
 	closed bool
 }
 
-// New returns a Conn on conn, which it owns. version is the newest protocol version of the agent at
-// the other end, which says how queries can be sent to it; 0: all calls are calls. dial opens a query
-// connection to it; nil: there are none. The caller closes the Conn.
-func New(conn *grpc.ClientConn, version uint32,
-	dial func(context.Context) (*queryconn.Client, error)) *Conn {
-	c := &Conn{ClientConn: conn, offered: version >= control.StreamVersion, pause: pause}
+// Calls returns a Conn on conn, which it owns, to a server that may be no agent, or to a load
+// balancer: each call is a call. The caller closes the Conn.
+func Calls(conn *grpc.ClientConn) *Conn {
+	c := &Conn{ClientConn: conn, pause: pause}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	if version >= control.QueryConnVersion && dial != nil {
+	return c
+}
+
+// New returns a Conn on conn, which it owns, to an agent. dial opens a query connection to it; nil:
+// there are none. The caller closes the Conn.
+func New(conn *grpc.ClientConn, dial func(context.Context) (*queryconn.Client, error)) *Conn {
+	c := Calls(conn)
+	c.offered = true
+	if dial != nil {
 		c.pool = &pool{
 			dial: dial, ctx: c.ctx, running: &c.running, all: map[*queryconn.Client]struct{}{},
 		}

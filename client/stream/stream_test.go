@@ -185,7 +185,7 @@ func newPair(t *testing.T, a *agent) (p pair, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Conn = New(conn, control.StreamVersion, nil)
+	p.Conn = New(conn, nil)
 	return p, func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)

@@ -180,8 +180,8 @@ func (l *previousLoad) stop() (m bench.ModelReport, err error) {
 	if err := l.cmd.Process.Signal(os.Interrupt); err != nil {
 		return m, err
 	}
-	const interrupted = 130 // releases before this one ended with 0
-	if err := l.cmd.Wait(); err != nil && l.cmd.ProcessState.ExitCode() != interrupted {
+	const interrupted = 130
+	if err := l.cmd.Wait(); l.cmd.ProcessState.ExitCode() != interrupted {
 		return m, fmt.Errorf("run %s: %w\n%s", l.cmd, err, l.output.String())
 	}
 	text, err := os.ReadFile(l.json)

@@ -221,7 +221,7 @@ func versionsOf(members []*control.Member) string {
 	newest := uint32(0)
 	for _, m := range members {
 		if m.GetLanes() > 0 { // otherwise its description has not arrived yet
-			count[cmp.Or(m.GetSoftware(), "an older version")]++
+			count[m.GetSoftware()]++
 			newest = max(newest, m.Versions().Newest)
 		}
 	}

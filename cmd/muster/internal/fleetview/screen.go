@@ -409,8 +409,7 @@ func decisionTable(s *control.FleetStatus, width int) table {
 }
 
 // partOf returns a word of a decision, with the query and the number of the part if it names a part
-// of a query: "query=1/402" becomes "query=1/400 part=2". It also does so for queries of SDKs of
-// before version 4 of the agents' protocol, which use these numbers for whole queries.
+// of a query: "query=1/402" becomes "query=1/400 part=2".
 func partOf(word string) string {
 	name, ok := strings.CutPrefix(word, "query=")
 	gateway, number, found := strings.Cut(name, "/")

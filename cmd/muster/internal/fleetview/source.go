@@ -83,9 +83,7 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 		terminal.PlainMessage(s)
 		return s, nil
 	case codes.Unimplemented:
-		return nil, fmt.Errorf(
-			"%s cannot report on a fleet: it is not a Muster agent, or an older version",
-			address)
+		return nil, fmt.Errorf("%s cannot report on a fleet: it is not a Muster agent", address)
 	case codes.Unavailable:
 		return nil, fmt.Errorf("%s %w: %s", address, errUnreachable, client.Reason(err))
 	case codes.DeadlineExceeded:
