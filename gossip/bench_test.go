@@ -27,7 +27,7 @@ func BenchmarkLoads(b *testing.B) {
 			}
 			var cancel context.CancelFunc
 			g.ctx, cancel = context.WithCancel(context.Background())
-			go g.deliver()
+			go g.deliverEvents()
 			defer func() { cancel(); <-g.events }()
 			second := uint64(0)
 			began := time.Now()
@@ -41,7 +41,7 @@ func BenchmarkLoads(b *testing.B) {
 					}.encode())
 					<-g.events
 					if i%(len(ids)/30) == 0 {
-						g.queue.take(2, packetSize)
+						g.queue.takeMessages(2, packetSize)
 					}
 				}
 			}

@@ -35,8 +35,8 @@ func newFaultLog(log *slog.Logger) *faultLog {
 	return &faultLog{log: log, named: map[string]int{}}
 }
 
-// logger returns a logger for memberlist that writes to f.
-func (f *faultLog) logger() *log.Logger { return log.New(f, "", 0) }
+// newLogger returns a logger for memberlist that writes to f.
+func (f *faultLog) newLogger() *log.Logger { return log.New(f, "", 0) }
 
 // warn logs a fault, unless the same fault was logged within faultInterval. It counts the lines
 // left out; the first fault of the next interval logs their number.

@@ -78,8 +78,8 @@ type Gossip struct {
 	members   map[string]*entry
 	ids       map[memberID]*entry
 	failed    map[string]failure
-	strangers int        // how many members are strangers
-	gone      []departed // strangers that have gone within strangerMemory
+	strangers int              // how many members are strangers
+	gone      []departedMember // strangers that have gone within strangerMemory
 	// agents that Vouch named and that are to be joined, by name
 	vouched   map[string]netip.AddrPort
 	pending   map[eventKey]Event
@@ -162,8 +162,8 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	joining, leave := context.WithCancel(g.ctx)
 	g.leave = leave
-	g.wg.Go(g.deliver)
-	g.wg.Go(func() { g.join(joining) })
+	g.wg.Go(g.deliverEvents)
+	g.wg.Go(func() { g.joinAgain(joining) })
 	return g, nil
 }
 
@@ -173,7 +173,7 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.Transport = g.transport
 	c.BindPort = int(g.advertise.Port())
 	c.Keyring = g.keyring
-	c.Logger = g.faults.logger()
+	c.Logger = g.faults.newLogger()
 
 	c.ProbeInterval, c.ProbeTimeout = probeInterval, probeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = suspicionMult, suspicionMaxMult
@@ -206,8 +206,8 @@ func (g *Gossip) SetMeta(meta []byte) error {
 	if len(meta) > MaxMeta {
 		return fmt.Errorf("gossip: meta has %d bytes, want at most %d", len(meta), MaxMeta)
 	}
-	// UpdateNode reads the meta before it numbers its message: of two at the same time, the one with
-	// the older meta might get the higher number.
+	// UpdateNode reads the meta before it numbers its message: of two at the same time, the one
+	// with the older meta might get the higher number.
 	g.metaMu.Lock()
 	defer g.metaMu.Unlock()
 	g.mu.Lock()
@@ -346,7 +346,7 @@ func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err
 	for range 10 {
 		var s *sockets
 		if s, err = listenSockets(bound); err == nil {
-			return s, netip.AddrPortFrom(bound.Addr(), s.port()), nil
+			return s, netip.AddrPortFrom(bound.Addr(), s.tcpPort()), nil
 		}
 		if bound.Port() != 0 {
 			break

@@ -70,8 +70,8 @@ func newIntake() *intake {
 	return i
 }
 
-// know gives the vouched member at addr limits of its own, until forget.
-func (i *intake) know(addr netip.AddrPort) {
+// raiseLimits gives the vouched member at addr limits of its own, until forget.
+func (i *intake) raiseLimits(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := i.members[addr]
@@ -83,8 +83,8 @@ func (i *intake) know(addr netip.AddrPort) {
 	i.hosts[addr.Addr()]++
 }
 
-// forget ends the limits that know gave.
-func (i *intake) forget(addr netip.AddrPort) {
+// restoreLimits ends the limits that know gave.
+func (i *intake) restoreLimits(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := i.members[addr]
@@ -96,8 +96,8 @@ func (i *intake) forget(addr netip.AddrPort) {
 	}
 }
 
-// packet counts a packet of a sender, and reports whether it is within the sender's limit.
-func (i *intake) packet(from netip.AddrPort) bool {
+// countPacket counts a packet of a sender, and reports whether it is within the sender's limit.
+func (i *intake) countPacket(from netip.AddrPort) bool {
 	i.mu.Lock()
 	limit := i.strangers.packets
 	if k := i.members[from]; k != nil {

@@ -214,16 +214,16 @@ func TestIntakeOfMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := newIntake()
 		all := func(from netip.AddrPort) (n int) {
-			for n <= packetBurst && i.packet(from) {
+			for n <= packetBurst && i.countPacket(from) {
 				n++
 			}
 			return n
 		}
 		stranger, member, beside := netip.MustParseAddrPort("10.0.0.9:1"), netip.MustParseAddrPort(
 			"10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.1:2")
-		i.know(member)
-		i.know(member) // another in the place of the first
-		i.forget(member)
+		i.raiseLimits(member)
+		i.raiseLimits(member) // another in the place of the first
+		i.restoreLimits(member)
 		if n := all(stranger); n != packetBurst {
 			t.Errorf("%d packets of a stranger are read, want %d", n, packetBurst)
 		}
@@ -233,7 +233,7 @@ func TestIntakeOfMembers(t *testing.T) {
 		if n := all(member); n != packetBurst || !i.isMember(member.Addr()) {
 			t.Errorf("%d packets of a member are read, want %d", n, packetBurst)
 		}
-		i.forget(member)
+		i.restoreLimits(member)
 		time.Sleep(time.Second)
 		if n := all(member) + all(stranger); n != packetRate || i.isMember(member.Addr()) ||
 			len(i.members) != 0 {

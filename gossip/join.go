@@ -32,14 +32,14 @@ const (
 	resolveTimeout = 5 * time.Second
 )
 
-// join joins the seeds and lost members, again and again, until ctx ends.
-func (g *Gossip) join(ctx context.Context) {
+// joinAgain joins the seeds and lost members, again and again, until ctx ends.
+func (g *Gossip) joinAgain(ctx context.Context) {
 	ready := sync.OnceFunc(func() { close(g.ready) })
 	defer ready()
 	retry := firstRetry
 	again := false // this agent may have missed members
 	for {
-		g.joinAll(ctx, g.targets(ctx, again), ready)
+		g.joinAll(ctx, g.joinTargets(ctx, again), ready)
 		ready()
 		wait := rejoinInterval
 		if g.count.Load() > 1 {
@@ -87,9 +87,10 @@ type target struct {
 	what string // the seed as configured, or the member's name
 }
 
-// targets returns the addresses to join: seeds and failed members that are not members now, vouched
-// agents and, if missed is set, some members as well. It logs seeds that cannot be resolved.
-func (g *Gossip) targets(ctx context.Context, missed bool) []target {
+// joinTargets returns the addresses to join: seeds and failed members that are not members now,
+// vouched agents and, if missed is set, some members as well. It logs seeds that cannot be
+// resolved.
+func (g *Gossip) joinTargets(ctx context.Context, missed bool) []target {
 	var targets []target
 	for _, seed := range g.config.Seeds {
 		host, port, err := splitHostPort(seed, DefaultPort)

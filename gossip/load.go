@@ -164,9 +164,9 @@ func (g *Gossip) sendLoad() {
 	})
 }
 
-// receive handles a frame of another agent, and copies its data. It drops a frame that is not new,
-// and forwards a new one if passOn is set.
-func (g *Gossip) receive(f frame, passOn bool) {
+// handleFrame handles a frame of another agent, and copies its data. It drops a frame that is not
+// new, and forwards a new one if passOn is set.
+func (g *Gossip) handleFrame(f frame, passOn bool) {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -183,7 +183,7 @@ func (g *Gossip) receive(f frame, passOn bool) {
 		f.data = slices.Clone(f.data)
 		e.load = Load{From: e.Name, Seq: f.seq, Data: f.data, At: made}
 		g.stats.loadsNew.Add(1)
-		g.enqueue(Event{Kind: Loaded, Member: e.Member, Load: e.load})
+		g.enqueueEvent(Event{Kind: Loaded, Member: e.Member, Load: e.load})
 	case f.kind == leavingFrame:
 		e.load.Seq, e.leaving = f.seq, true
 		f.data = nil

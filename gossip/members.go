@@ -72,8 +72,8 @@ type entry struct {
 	reserved bool // it has a place reserved for hosts with an open stream
 }
 
-// A departed is a stranger that has gone and still keeps its place.
-type departed struct {
+// A departedMember is a stranger that has gone and still keeps its place.
+type departedMember struct {
 	at       time.Time
 	host     netip.Addr
 	reserved bool
@@ -121,7 +121,7 @@ func (g *Gossip) Vouch(m Member) {
 	case e != nil && e.stranger:
 		e.stranger, e.reserved = false, false
 		g.strangers--
-		g.transport.intake.know(e.Addr)
+		g.transport.intake.raiseLimits(e.Addr)
 	}
 }
 
@@ -133,9 +133,9 @@ func (g *Gossip) isStranger(name string) bool {
 	return g.config.MaxStrangers > 0 && name != g.config.Name && !failed && !vouched
 }
 
-// admit returns an error, and queues a Refused event, if m is a new stranger and there is no place
-// for it.
-func (g *Gossip) admit(m Member) error {
+// admitStranger returns an error, and queues a Refused event, if m is a new stranger and there is
+// no place for it.
+func (g *Gossip) admitStranger(m Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.members[m.Name] != nil || !g.isStranger(m.Name) || !g.isFull() ||
@@ -143,7 +143,7 @@ func (g *Gossip) admit(m Member) error {
 		return nil
 	}
 	if g.refused < maxRefused {
-		g.enqueue(Event{Kind: Refused, Member: m})
+		g.enqueueEvent(Event{Kind: Refused, Member: m})
 	}
 	return errStrangers
 }
@@ -152,7 +152,7 @@ func (g *Gossip) admit(m Member) error {
 // held.
 func (g *Gossip) isFull() bool {
 	g.gone = slices.DeleteFunc(g.gone,
-		func(d departed) bool { return time.Since(d.at) > strangerMemory })
+		func(d departedMember) bool { return time.Since(d.at) > strangerMemory })
 	return g.strangers+len(g.gone) >= g.config.MaxStrangers-g.config.MaxStrangers/4
 }
 
@@ -234,8 +234,8 @@ type eventKey struct {
 	kind EventKind // Loaded, Refused, or Joined for all others
 }
 
-// enqueue queues an event for the reader of Events. g.mu is held.
-func (g *Gossip) enqueue(e Event) {
+// enqueueEvent queues an event for the reader of Events. g.mu is held.
+func (g *Gossip) enqueueEvent(e Event) {
 	if e.Member.Name == g.config.Name {
 		return
 	}
@@ -276,8 +276,8 @@ func (g *Gossip) nextEvent() (Event, bool) {
 	return Event{}, false
 }
 
-// deliver sends queued events to the reader of Events, until g.ctx ends.
-func (g *Gossip) deliver() {
+// deliverEvents sends queued events to the reader of Events, until g.ctx ends.
+func (g *Gossip) deliverEvents() {
 	defer close(g.events)
 	for {
 		e, ok := g.nextEvent()
@@ -323,12 +323,12 @@ func memberOf(n *memberlist.Node) (Member, error) {
 }
 
 // NotifyJoin implements [memberlist.EventDelegate].
-func (c callbacks) NotifyJoin(n *memberlist.Node) { c.alive(n, Joined) }
+func (c callbacks) NotifyJoin(n *memberlist.Node) { c.handleAlive(n, Joined) }
 
 // NotifyUpdate implements [memberlist.EventDelegate].
-func (c callbacks) NotifyUpdate(n *memberlist.Node) { c.alive(n, Updated) }
+func (c callbacks) NotifyUpdate(n *memberlist.Node) { c.handleAlive(n, Updated) }
 
-func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
+func (c callbacks) handleAlive(n *memberlist.Node, kind EventKind) {
 	m, err := memberOf(n)
 	if err != nil {
 		return // cannot happen: NotifyAlive has refused it
@@ -343,18 +343,18 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 			e.reserved = g.isFull() // otherwise admit would have refused it
 			g.strangers++
 		} else {
-			g.transport.intake.know(m.Addr)
+			g.transport.intake.raiseLimits(m.Addr)
 		}
 		g.members[m.Name], g.ids[idOf(m.Name)] = e, e
 		g.count.Store(int64(len(g.members)))
 	} else if !e.stranger && e.Addr != m.Addr {
-		g.transport.intake.forget(e.Addr)
-		g.transport.intake.know(m.Addr)
+		g.transport.intake.restoreLimits(e.Addr)
+		g.transport.intake.raiseLimits(m.Addr)
 	}
 	delete(g.vouched, m.Name)
 	e.Member = m // leaving stays set, even if the member has changed just before it leaves
 	delete(g.failed, m.Name)
-	g.enqueue(Event{Kind: kind, Member: m})
+	g.enqueueEvent(Event{Kind: kind, Member: m})
 }
 
 // NotifyLeave implements [memberlist.EventDelegate]. memberlist does not say whether the member
@@ -377,14 +377,14 @@ func (c callbacks) NotifyLeave(n *memberlist.Node) {
 	}
 	if e.stranger {
 		g.strangers--
-		g.gone = append(g.gone, departed{time.Now(), e.Addr.Addr(), e.reserved})
+		g.gone = append(g.gone, departedMember{time.Now(), e.Addr.Addr(), e.reserved})
 	} else {
-		g.transport.intake.forget(e.Addr)
+		g.transport.intake.restoreLimits(e.Addr)
 		if kind == Failed {
 			g.fail(e.Member)
 		}
 	}
-	g.enqueue(Event{Kind: kind, Member: e.Member})
+	g.enqueueEvent(Event{Kind: kind, Member: e.Member})
 }
 
 // fail adds a failed member to g.failed, in place of the oldest one if there are maxFailed. g.mu is
@@ -409,14 +409,14 @@ func (c callbacks) NotifyAlive(n *memberlist.Node) error {
 	}
 	m, err := memberOf(n)
 	if err == nil {
-		err = c.g.accept(m)
+		err = c.g.acceptMember(m)
 	}
 	if err != nil {
 		c.g.faults.warn("gossip: member refused", "member", n.Name, "addr", n.Address(), "reason",
 			err)
 		return err
 	}
-	if err = c.g.admit(m); err != nil {
+	if err = c.g.admitStranger(m); err != nil {
 		c.g.faults.logAs(err.Error(), slog.LevelWarn, "gossip: member refused", "member", n.Name,
 			"addr", n.Address(), "reason", err,
 			"most", c.g.config.MaxStrangers)
@@ -424,8 +424,8 @@ func (c callbacks) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// accept calls Config.Accept.
-func (g *Gossip) accept(m Member) error {
+// acceptMember calls Config.Accept.
+func (g *Gossip) acceptMember(m Member) error {
 	if g.config.Accept == nil {
 		return nil
 	}
@@ -442,7 +442,7 @@ func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
 		}
 		m, err := memberOf(n)
 		if err == nil {
-			err = c.g.accept(m)
+			err = c.g.acceptMember(m)
 		}
 		if err == nil {
 			return nil
@@ -486,12 +486,12 @@ func (c callbacks) NotifyMsg(b []byte) {
 		c.g.stats.malformed.Add(1)
 		return
 	}
-	c.g.receive(f, true)
+	c.g.handleFrame(f, true)
 }
 
 // GetBroadcasts implements [memberlist.Delegate].
 func (c callbacks) GetBroadcasts(overhead, limit int) [][]byte {
-	return c.g.queue.take(overhead, limit)
+	return c.g.queue.takeMessages(overhead, limit)
 }
 
 // LocalState implements [memberlist.Delegate]. It returns the known loads, so that an agent that
@@ -505,6 +505,6 @@ func (c callbacks) MergeRemoteState(b []byte, _ bool) {
 		c.g.stats.malformed.Add(1)
 	}
 	for _, f := range frames {
-		c.g.receive(f, false)
+		c.g.handleFrame(f, false)
 	}
 }

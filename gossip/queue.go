@@ -49,9 +49,9 @@ func (q *queue) remove(b *broadcast) {
 	delete(q.newest, b.frame.member)
 }
 
-// take returns the messages for one packet: as many as fit into limit bytes, each with overhead
-// bytes more, first those sent least often. Each message carries its current age.
-func (q *queue) take(overhead, limit int) [][]byte {
+// takeMessages returns the messages for one packet: as many as fit into limit bytes, each with
+// overhead bytes more, first those sent least often. Each message carries its current age.
+func (q *queue) takeMessages(overhead, limit int) [][]byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) == 0 {

@@ -35,7 +35,7 @@ func listenSockets(addr netip.AddrPort) (*sockets, error) {
 	}
 	s := &sockets{tcp: l.(*net.TCPListener)}
 	s.udp, err = net.ListenUDP("udp",
-		net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.port())))
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.tcpPort())))
 	if err != nil {
 		_ = l.Close() // it was never used
 		return nil, err
@@ -45,7 +45,7 @@ func listenSockets(addr netip.AddrPort) (*sockets, error) {
 	return s, nil
 }
 
-func (s *sockets) port() uint16 { return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port() }
+func (s *sockets) tcpPort() uint16 { return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port() }
 
 var _ memberlist.Transport = (*sockets)(nil)
 
@@ -93,11 +93,11 @@ type transport struct {
 	mu    sync.Mutex
 	conns map[*conn]struct{} // nil after Shutdown
 	// The streams that strangers have opened, and those that vouched members have.
-	strangers, members opened
+	strangers, members openedStreams
 }
 
-// opened counts streams that other hosts have opened.
-type opened struct {
+// openedStreams counts streams that other hosts have opened.
+type openedStreams struct {
 	streams int
 	by      map[netip.Addr]int // how many streams of each address
 	bytes   int                // bytes read from them
@@ -116,13 +116,13 @@ func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted
 		streams:   make(chan net.Conn),
 		intake:    newIntake(),
 		conns:     map[*conn]struct{}{},
-		strangers: opened{by: map[netip.Addr]int{}},
-		members:   opened{by: map[netip.Addr]int{}},
+		strangers: openedStreams{by: map[netip.Addr]int{}},
+		members:   openedStreams{by: map[netip.Addr]int{}},
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	if s, ok := base.(*sockets); ok {
 		t.wg.Go(func() { t.readPackets(s.udp) })
-		t.wg.Go(func() { t.accept(s.tcp) })
+		t.wg.Go(func() { t.acceptStreams(s.tcp) })
 	} else {
 		t.wg.Go(t.passOn)
 	}
@@ -136,10 +136,10 @@ func (t *transport) readPackets(c *net.UDPConn) {
 	for t.ctx.Err() == nil {
 		n, from, err := c.ReadFromUDPAddrPort(buffer)
 		if err != nil || !limit.Allow() {
-			t.pause(readPause)
+			t.pauseFor(readPause)
 		}
 		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil &&
-			t.wants(buffer[:n], from) {
+			t.wantsPacket(buffer[:n], from) {
 			t.passPacket(&memberlist.Packet{
 				Buf: slices.Clone(buffer[:n]), From: net.UDPAddrFromAddrPort(from),
 				Timestamp: time.Now(),
@@ -148,8 +148,8 @@ func (t *transport) readPackets(c *net.UDPConn) {
 	}
 }
 
-// accept accepts TCP streams, and passes them to memberlist, until Shutdown.
-func (t *transport) accept(l *net.TCPListener) {
+// acceptStreams accepts TCP streams, and passes them to memberlist, until Shutdown.
+func (t *transport) acceptStreams(l *net.TCPListener) {
 	limit := rate.NewLimiter(acceptRate, acceptBurst)
 	for t.ctx.Err() == nil {
 		c, err := l.Accept()
@@ -157,13 +157,13 @@ func (t *transport) accept(l *net.TCPListener) {
 			t.passStream(c)
 		}
 		if err != nil || !limit.Allow() {
-			t.pause(readPause)
+			t.pauseFor(readPause)
 		}
 	}
 }
 
-// pause waits for d, or until Shutdown.
-func (t *transport) pause(d time.Duration) {
+// pauseFor waits for d, or until Shutdown.
+func (t *transport) pauseFor(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-t.ctx.Done():
@@ -175,7 +175,7 @@ func (t *transport) passOn() {
 	for {
 		select {
 		case p := <-t.Transport.PacketCh():
-			if t.wants(p.Buf, p.From.(*net.UDPAddr).AddrPort()) {
+			if t.wantsPacket(p.Buf, p.From.(*net.UDPAddr).AddrPort()) {
 				t.passPacket(p)
 			}
 		case c := <-t.Transport.StreamCh():
@@ -186,11 +186,12 @@ func (t *transport) passOn() {
 	}
 }
 
-// wants counts a packet, and reports whether it is within the limits and may come from an agent.
-func (t *transport) wants(b []byte, from netip.AddrPort) bool {
+// wantsPacket counts a packet, and reports whether it is within the limits and may come from an
+// agent.
+func (t *transport) wantsPacket(b []byte, from netip.AddrPort) bool {
 	t.stats.packetsReceived.Add(1)
 	t.stats.packetBytesReceived.Add(int64(len(b)))
-	if !t.intake.packet(from) {
+	if !t.intake.countPacket(from) {
 		t.stats.refused.Add(1)
 		return false
 	}
@@ -320,7 +321,7 @@ func (t *transport) streamOpen(host netip.Addr) bool {
 type conn struct {
 	net.Conn
 	transport *transport
-	opened    *opened // the counts that it belongs to; nil: this agent has opened it
+	opened    *openedStreams // the counts that it belongs to; nil: this agent has opened it
 	from      netip.Addr
 	read      int // guarded by transport.mu
 }
@@ -330,16 +331,16 @@ func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.transport.stats.streamBytesReceived.Add(int64(n))
 	if c.opened != nil && n > 0 {
-		if err := c.take(b[:n]); err != nil {
+		if err := c.countRead(b[:n]); err != nil {
 			return 0, err
 		}
 	}
 	return n, err
 }
 
-// take counts bytes read from a connection that another host has opened. It returns why the
+// countRead counts bytes read from a connection that another host has opened. It returns why the
 // connection must be closed; nil if it need not.
-func (c *conn) take(b []byte) error {
+func (c *conn) countRead(b []byte) error {
 	t := c.transport
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -347,7 +347,7 @@ func TestQueue(t *testing.T) {
 		time.Sleep(70 * time.Millisecond)
 		sent := map[memberID]int{}
 		for packets := 0; ; packets++ {
-			messages := q.take(3, 200)
+			messages := q.takeMessages(3, 200)
 			size := 0
 			for _, m := range messages {
 				f, err := parseFrame(m)
@@ -387,7 +387,7 @@ func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logs := &logs{}
 		f := newFaultLog(slog.New(slog.NewTextHandler(logs, nil)))
-		l := f.logger()
+		l := f.newLogger()
 		for i := range 100 {
 			l.Printf(
 				"[ERR] memberlist: Decrypt packet failed: no installed keys could decrypt the "+

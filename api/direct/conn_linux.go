@@ -14,7 +14,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// most is the largest number of bytes that a call reads or writes without the scheduler's knowledge.
+// most is the largest number of bytes that a call reads or writes without the scheduler's
+// knowledge.
 const most = 64 << 10
 
 // Conn returns conn, whose small reads and writes cost less than before if it is a TCP connection.
@@ -72,7 +73,7 @@ func (c *direct) Read(b []byte) (int, error) {
 	}
 	n, err := c.reading.run(b[:min(len(b), most)])
 	if err != nil {
-		return n, c.failed("read", err)
+		return n, c.asNetError("read", err)
 	}
 	if n == 0 {
 		return 0, io.EOF
@@ -96,7 +97,7 @@ func (c *direct) ReadOnReady(size int, pool mem.BufferPool) (*[]byte, int, error
 		pool.Put(buffer)
 	}
 	if err != nil {
-		return nil, 0, c.failed("read", err)
+		return nil, 0, c.asNetError("read", err)
 	}
 	return nil, 0, io.EOF
 }
@@ -109,7 +110,7 @@ func (c *direct) Write(b []byte) (int, error) {
 	}
 	n, err := c.writing.run(b)
 	if err != nil {
-		return n, c.failed("write", err)
+		return n, c.asNetError("write", err)
 	}
 	return n, nil
 }
@@ -184,8 +185,8 @@ func (t *transfer) write(fd uintptr) (done bool) {
 	}
 }
 
-// failed returns the error that net.TCPConn would return.
-func (c *direct) failed(op string, err error) error {
+// asNetError returns the error that net.TCPConn would return.
+func (c *direct) asNetError(op string, err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) && err == error(errno) {
 		return &net.OpError{

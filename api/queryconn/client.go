@@ -11,8 +11,8 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// A Client is the client's end of a connection, made by a [Dialer]. One goroutine at a time calls its
-// methods, except Close.
+// A Client is the client's end of a connection, made by a [Dialer]. One goroutine at a time calls
+// its methods, except Close.
 type Client struct {
 	reader
 	// Metadata has what the metadata of each query must begin with, names and values in turn.
@@ -42,7 +42,7 @@ func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.Streame
 	err = write(c.conn, func(b []byte) ([]byte, error) { return head.AppendHead(b), nil }, message)
 	message.Free()
 	if err == nil {
-		err = c.answer(a)
+		err = c.readAnswer(a)
 	}
 	if !stop() && (err == nil || errors.Is(err, ErrEncode)) { // the connection is closed
 		if a.Answer != nil {
@@ -54,34 +54,34 @@ func (c *Client) Query(ctx context.Context, q *oip.StreamedQuery, a *oip.Streame
 	return err
 }
 
-// answer reads an answer.
-func (c *Client) answer(a *oip.StreamedAnswer) error {
-	head, err := c.head("the head of an answer")
+// readAnswer reads an answer.
+func (c *Client) readAnswer(a *oip.StreamedAnswer) error {
+	head, err := c.readHead("the head of an answer")
 	if err != nil {
 		return err
 	}
 	if err := a.DecodeHead(head); err != nil || a.Error != nil {
 		return err
 	}
-	n, err := c.length("an answer", math.MaxInt32)
+	n, err := c.readLength("an answer", math.MaxInt32)
 	if err != nil {
 		return unexpected(err)
 	}
 	var message mem.BufferSlice
-	if n > 0 && n <= c.buffered() {
-		message = mem.BufferSlice{c.take(n)}
+	if n > 0 && n <= c.countBuffered() {
+		message = mem.BufferSlice{c.takeBuffered(n)}
 	} else {
 		pool := oip.Buffers
 		b := pool.Get(n)
 		message = mem.BufferSlice{mem.NewBuffer(b, pool)}
-		if err := c.full(*b); err != nil {
+		if err := c.readFull(*b); err != nil {
 			message.Free()
 			return unexpected(err)
 		}
 	}
 	defer message.Free()
-	if c.buffered() > 0 {
-		return fmt.Errorf("%d bytes after an answer", c.buffered())
+	if c.countBuffered() > 0 {
+		return fmt.Errorf("%d bytes after an answer", c.countBuffered())
 	}
 	a.Answer = new(oip.Response)
 	return oip.Codec{}.Unmarshal(message, a.Answer)

@@ -18,13 +18,13 @@ import (
 const (
 	// Protocol is the ALPN name of the protocol.
 	Protocol = "muster-query/1"
-	// Preface is what a client sends first on a connection without TLS. HTTP/2 begins otherwise, and
-	// with as many bytes or more.
+	// Preface is what a client sends first on a connection without TLS. HTTP/2 begins otherwise,
+	// and with as many bytes or more.
 	Preface = "MUSTER-Q"
 	// largestHead bounds what precedes a query or an answer, in bytes.
 	largestHead = 64 << 10
-	// bufferSize is how many bytes are read at a time, and the most that are copied so that one write
-	// sends them.
+	// bufferSize is how many bytes are read at a time, and the most that are copied so that one
+	// write sends them.
 	bufferSize = 64 << 10
 	// waitingSize is how many are read at a time with TLS.
 	waitingSize = 4 << 10
@@ -40,8 +40,8 @@ type reader struct {
 	scratch []byte     // of the last head
 }
 
-// buffered is how many bytes can be taken without reading.
-func (r *reader) buffered() int {
+// countBuffered is how many bytes can be taken without reading.
+func (r *reader) countBuffered() int {
 	if r.buffer == nil {
 		return 0
 	}
@@ -63,8 +63,8 @@ func (r *reader) fill() error {
 	return nil
 }
 
-// take takes at most n bytes of the buffer, without a copy. There must be some.
-func (r *reader) take(n int) mem.Buffer {
+// takeBuffered takes at most n bytes of the buffer, without a copy. There must be some.
+func (r *reader) takeBuffered(n int) mem.Buffer {
 	b := r.buffer
 	if r.buffer = nil; n < b.Len() {
 		b, r.buffer = mem.SplitUnsafe(b, n)
@@ -72,8 +72,8 @@ func (r *reader) take(n int) mem.Buffer {
 	return b
 }
 
-// full reads len(b) bytes into b, large parts of it straight from the connection.
-func (r *reader) full(b []byte) error {
+// readFull reads len(b) bytes into b, large parts of it straight from the connection.
+func (r *reader) readFull(b []byte) error {
 	for len(b) > 0 {
 		n, err := 0, error(nil)
 		switch {
@@ -94,10 +94,10 @@ func (r *reader) full(b []byte) error {
 	return nil
 }
 
-// length reads a length, at most `most`.
-func (r *reader) length(what string, most int) (int, error) {
+// readLength reads a length, at most `most`.
+func (r *reader) readLength(what string, most int) (int, error) {
 	var b [4]byte
-	if err := r.full(b[:]); err != nil {
+	if err := r.readFull(b[:]); err != nil {
 		return 0, err
 	}
 	n := binary.BigEndian.Uint32(b[:])
@@ -107,9 +107,9 @@ func (r *reader) length(what string, most int) (int, error) {
 	return int(n), nil
 }
 
-// head reads what precedes a query or an answer, which is valid until the next call.
-func (r *reader) head(what string) ([]byte, error) {
-	n, err := r.length(what, largestHead)
+// readHead reads what precedes a query or an answer, which is valid until the next call.
+func (r *reader) readHead(what string) ([]byte, error) {
+	n, err := r.readLength(what, largestHead)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (r *reader) head(what string) ([]byte, error) {
 		r.scratch = make([]byte, n)
 	}
 	b := r.scratch[:n]
-	return b, r.full(b)
+	return b, r.readFull(b)
 }
 
 // release returns the memory of what was not taken.

@@ -63,23 +63,23 @@ func (s *Server) Next() (*oip.StreamedQuery, error) {
 		return nil, err
 	}
 	s.asked, s.begun, s.unread = true, false, 0
-	if s.buffered() == 0 {
+	if s.countBuffered() == 0 {
 		if err := s.fill(); err != nil {
 			return nil, err
 		}
 	}
-	s.enter(Arriving)
+	s.enterPhase(Arriving)
 	var head []byte
 	read := func() (err error) {
-		head, err = s.head("the head of a query")
+		head, err = s.readHead("the head of a query")
 		return err
 	}
 	err := error(nil)
-	if n := s.buffered(); n >= 4 &&
+	if n := s.countBuffered(); n >= 4 &&
 		n-4 >= int(binary.BigEndian.Uint32(s.buffer.ReadOnlyData())) {
 		err = read()
 	} else {
-		err = s.within(s.timeouts.Head, read)
+		err = s.readWithin(s.timeouts.Head, read)
 	}
 	if err != nil {
 		return nil, unexpected(err)
@@ -88,8 +88,8 @@ func (s *Server) Next() (*oip.StreamedQuery, error) {
 	return q, q.DecodeHead(head)
 }
 
-// within calls read, which must not take longer.
-func (s *Server) within(longest time.Duration, read func() error) error {
+// readWithin calls read, which must not take longer.
+func (s *Server) readWithin(longest time.Duration, read func() error) error {
 	if err := s.conn.SetReadDeadline(time.Now().Add(longest)); err != nil {
 		return err
 	}
@@ -99,8 +99,8 @@ func (s *Server) within(longest time.Duration, read func() error) error {
 	return s.conn.SetReadDeadline(time.Time{})
 }
 
-// enter notes that a phase begins.
-func (s *Server) enter(p Phase) {
+// enterPhase notes that a phase begins.
+func (s *Server) enterPhase(p Phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.since, s.phase = time.Now(), p
@@ -118,21 +118,21 @@ func (s *Server) skip() error {
 	if !s.asked || s.broken != nil || s.begun && s.unread == 0 {
 		return s.broken
 	}
-	return unexpected(s.within(s.timeouts.Rest, func() error {
+	return unexpected(s.readWithin(s.timeouts.Rest, func() error {
 		if !s.begun {
-			n, err := s.length("a query", math.MaxInt32)
+			n, err := s.readLength("a query", math.MaxInt32)
 			if err != nil {
 				return err
 			}
 			s.unread = n
 		}
 		for s.unread > 0 {
-			if s.buffered() == 0 {
+			if s.countBuffered() == 0 {
 				if err := s.fill(); err != nil {
 					return err
 				}
 			}
-			b := s.take(s.unread)
+			b := s.takeBuffered(s.unread)
 			s.unread -= b.Len()
 			b.Free()
 		}
@@ -152,13 +152,13 @@ func (s *Server) ReadMessageHeader(header []byte) error {
 	}
 	n := 0
 	if err := s.wait(4, func() (err error) {
-		n, err = s.length("a query", math.MaxInt32)
+		n, err = s.readLength("a query", math.MaxInt32)
 		return err
 	}); err != nil {
 		return err
 	}
 	s.begun, s.unread = true, n
-	s.arrived(0)
+	s.noteBytes(0)
 	header[0] = 0
 	binary.BigEndian.PutUint32(header[1:], uint32(n))
 	return nil
@@ -168,10 +168,10 @@ func (s *Server) ReadMessageHeader(header []byte) error {
 func (s *Server) Read(n int) (mem.BufferSlice, error) {
 	var parts mem.BufferSlice
 	if s.buffer != nil && n > 0 {
-		b := s.take(n)
+		b := s.takeBuffered(n)
 		parts = append(parts, b)
 		n -= b.Len()
-		s.arrived(b.Len())
+		s.noteBytes(b.Len())
 	}
 	if n == 0 {
 		return parts, nil
@@ -188,17 +188,17 @@ func (s *Server) Read(n int) (mem.BufferSlice, error) {
 
 // ReadInto reads the next bytes of the query into b.
 func (s *Server) ReadInto(b []byte) error {
-	if err := s.wait(len(b), func() error { return s.full(b) }); err != nil {
+	if err := s.wait(len(b), func() error { return s.readFull(b) }); err != nil {
 		return err
 	}
-	s.arrived(len(b))
+	s.noteBytes(len(b))
 	return nil
 }
 
-// arrived notes that n bytes of the query were read.
-func (s *Server) arrived(n int) {
+// noteBytes notes that n bytes of the query were read.
+func (s *Server) noteBytes(n int) {
 	if s.unread -= n; s.unread == 0 {
-		s.enter(Answering)
+		s.enterPhase(Answering)
 	}
 }
 
@@ -207,7 +207,7 @@ func (s *Server) RecvCompress() string { return "" }
 
 // wait calls read, which reads n bytes and ends with the query's context.
 func (s *Server) wait(n int, read func() error) error {
-	if n <= s.buffered() {
+	if n <= s.countBuffered() {
 		return read()
 	}
 	stop := context.AfterFunc(s.ctx, func() { _ = s.conn.SetReadDeadline(past) })
@@ -234,11 +234,11 @@ func (s *Server) Answer(a *oip.StreamedAnswer) error {
 		defer message.Free()
 		head.Answer = nil
 	}
-	s.enter(Sending)
+	s.enterPhase(Sending)
 	if err := write(s.conn, head.AppendHead, message); err != nil {
 		return err
 	}
-	s.enter(Idle)
+	s.enterPhase(Idle)
 	return nil
 }
 

@@ -69,8 +69,8 @@ func batchSizeOf(inputs []tensor.Tensor) (int, error) {
 	return int(inputs[0].Shape[0]), nil
 }
 
-// give makes the given inputs those of the model.
-func (m *Model) give(g *Given) error {
+// useGiven makes the given inputs those of the model.
+func (m *Model) useGiven(g *Given) error {
 	if len(g.Queries) > 0 {
 		m.queries = map[int][]*oip.Request{}
 		m.rows = 0
@@ -125,26 +125,26 @@ func rowEnds(data []byte, rows int) ([]int, error) {
 	return ends[:rows], nil
 }
 
-// has reports whether a query of the batch size can be made.
-func (m *Model) has(batchSize int) bool {
+// hasBatch reports whether a query of the batch size can be made.
+func (m *Model) hasBatch(batchSize int) bool {
 	if m.queries != nil {
 		return len(m.queries[batchSize]) > 0
 	}
 	return batchSize >= 1 && batchSize <= m.rows
 }
 
-// smallest returns the smallest batch size of which a query can be made.
-func (m *Model) smallest() int {
+// smallestBatch returns the smallest batch size of which a query can be made.
+func (m *Model) smallestBatch() int {
 	b := 1
-	for !m.has(b) && b < m.rows {
+	for !m.hasBatch(b) && b < m.rows {
 		b++
 	}
 	return b
 }
 
-// query returns a query of the given batch size, of which the model must have some. It is the
+// makeQuery returns a query of the given batch size, of which the model must have some. It is the
 // caller's, but shares the tensors' data with others.
-func (m *Model) query(batchSize int, r *rand.Rand) *oip.Request {
+func (m *Model) makeQuery(batchSize int, r *rand.Rand) *oip.Request {
 	given := m.queries[batchSize]
 	q := given[r.IntN(len(given))]
 	return &oip.Request{

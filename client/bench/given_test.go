@@ -91,14 +91,14 @@ func TestGivenRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.LargestBatchSize != 3 || m.has(4) || !m.has(3) || len(m.Notes) != 1 {
+	if m.LargestBatchSize != 3 || m.hasBatch(4) || !m.hasBatch(3) || len(m.Notes) != 1 {
 		t.Errorf("largest batch size %d, notes %q", m.LargestBatchSize, m.Notes)
 	}
 	r := rand.New(rand.NewPCG(1, 1))
 	texts := [][]byte{words("a", ""), words("bb", "b"), words("", "cc")}
 	seen := map[byte]bool{}
 	for range 50 {
-		q, _ := m.request(2, r)
+		q, _ := m.makeRequest(2, r)
 		if err := q.Check(); err != nil || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)
 		}
@@ -138,13 +138,13 @@ func TestGivenQueries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.has(1) || !m.has(2) || m.has(3) || !m.has(4) || m.has(5) {
+	if m.hasBatch(1) || !m.hasBatch(2) || m.hasBatch(3) || !m.hasBatch(4) || m.hasBatch(5) {
 		t.Error("it has queries of other batch sizes than 2 and 4")
 	}
 	seen := map[float32]int{}
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 100 {
-		q, _ := m.request(2, r)
+		q, _ := m.makeRequest(2, r)
 		values, err := tensor.Values[float32](q.Inputs[0])
 		if err != nil || len(values) != 2 || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)

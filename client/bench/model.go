@@ -43,7 +43,7 @@ type Model struct {
 	inputs    []input
 	queries   map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
 	// expected are the answers to all rows; nil: answers are not compared
-	expected []expected
+	expected []expectedRows
 }
 
 // An input holds rows of values. A query of batch size b sends b consecutive rows without copying
@@ -57,8 +57,8 @@ type input struct {
 	data     []byte
 }
 
-// some returns n rows from row from on.
-func (in *input) some(from, n int) []byte {
+// rowsFrom returns n rows from row from on.
+func (in *input) rowsFrom(from, n int) []byte {
 	if in.ends == nil {
 		return in.data[from*in.rowBytes : (from+n)*in.rowBytes]
 	}
@@ -73,8 +73,8 @@ func (in *input) some(from, n int) []byte {
 type ModelOptions struct {
 	// LargestBatchSize is the largest batch size to send; > 0.
 	LargestBatchSize int
-	// QoSTarget overrides the server's; 0 keeps that. It is required if the server gives none. It is
-	// at least a microsecond.
+	// QoSTarget overrides the server's; 0 keeps that. It is required if the server gives none. It
+	// is at least a microsecond.
 	QoSTarget time.Duration
 	// Timeout overrides the model's deadline; 0 keeps that.
 	Timeout time.Duration
@@ -107,7 +107,7 @@ func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(m.Timeout, 10*time.Second))
 	defer cancel()
-	first, _ := m.request(m.smallest(), rand.New(rand.NewPCG(o.Seed, 0)))
+	first, _ := m.makeRequest(m.smallestBatch(), rand.New(rand.NewPCG(o.Seed, 0)))
 	answer, err := server.Infer(ctx, first)
 	if err != nil {
 		return nil, fmt.Errorf("first query to model %q: %w", name, err)
@@ -161,7 +161,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 			fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
 	}
 	if o.Given != nil {
-		return m, m.give(o.Given)
+		return m, m.useGiven(o.Given)
 	}
 	if len(metadata.GetInputs()) == 0 {
 		return nil, fmt.Errorf("the server's metadata lists no inputs")
@@ -281,10 +281,11 @@ func (in *input) fill(rows, second int, bounds []int64, r *rand.Rand) {
 	}
 }
 
-// request makes a query of the given batch size, and says which of the model's rows is its first.
-func (m *Model) request(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
+// makeRequest makes a query of the given batch size, and says which of the model's rows is its
+// first.
+func (m *Model) makeRequest(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
 	if m.queries != nil {
-		return m.query(batchSize, r), 0
+		return m.makeQuery(batchSize, r), 0
 	}
 	from = r.IntN(m.rows - batchSize + 1)
 	return m.rowsFrom(from, batchSize), from
@@ -292,7 +293,8 @@ func (m *Model) request(batchSize int, r *rand.Rand) (req *oip.Request, from int
 
 // rowsFrom makes a query of some of the model's rows.
 func (m *Model) rowsFrom(from, batchSize int) *oip.Request {
-	req := &oip.Request{Model: m.Name, LeastAccuracy: m.LeastAccuracy, Inputs: make([]tensor.Tensor, len(m.inputs))}
+	req := &oip.Request{Model: m.Name, LeastAccuracy: m.LeastAccuracy,
+		Inputs: make([]tensor.Tensor, len(m.inputs))}
 	for i := range m.inputs {
 		in := &m.inputs[i]
 		shape := in.shape
@@ -303,7 +305,7 @@ func (m *Model) rowsFrom(from, batchSize int) *oip.Request {
 			Name:     in.name,
 			DataType: in.dataType,
 			Shape:    shape,
-			Data:     in.some(from, batchSize),
+			Data:     in.rowsFrom(from, batchSize),
 		}
 	}
 	return req

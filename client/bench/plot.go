@@ -21,12 +21,12 @@ import (
 // one of infinite latency: where failures begin, a curve steps up into the band at the top,
 // which is marked "failed".
 func (r *Report) WritePlot(w io.Writer, format string) error {
-	return r.picture().Write(w, format)
+	return r.drawPicture().Write(w, format)
 }
 
-func (r *Report) picture() *picture.Picture {
+func (r *Report) drawPicture() *picture.Picture {
 	title := fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",
-		count(r.queries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
+		count(r.countQueries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
 	if r.Interrupted {
 		title += "; cut short"
 	}
@@ -56,8 +56,9 @@ func (r *Report) picture() *picture.Picture {
 	notes := addTargets(p, r.Models)
 	band := failedBand{from: highest, models: failing}
 	if failing > 0 {
-		p.Headroom = band.height() + vg.Points(12)
-		notes = append(notes, picture.Note{Text: "failed", Color: picture.Dark, At: band.middle})
+		p.Headroom = band.bandHeight() + vg.Points(12)
+		notes = append(notes, picture.Note{Text: "failed", Color: picture.Dark,
+			At: band.bandMiddle})
 		p.Add(band)
 	}
 	p.Margin = notes.Width()
@@ -68,7 +69,7 @@ func (r *Report) picture() *picture.Picture {
 		if m.Failed > 0 {
 			lane := failing
 			v.failedAt = func(c draw.Canvas, p *plot.Plot) vg.Length {
-				return band.lane(c, p, lane)
+				return band.modelLine(c, p, lane)
 			}
 			failing++
 		}
@@ -78,7 +79,7 @@ func (r *Report) picture() *picture.Picture {
 	return picture.Page(1, p)
 }
 
-func (r *Report) queries() (n int64) {
+func (r *Report) countQueries() (n int64) {
 	for _, m := range r.Models {
 		n += m.Queries
 	}
@@ -154,25 +155,25 @@ type failedBand struct {
 
 const bandGap, laneHeight = 8, 6 // points
 
-func (b failedBand) height() vg.Length { return vg.Length(laneHeight * (b.models + 1)) }
+func (b failedBand) bandHeight() vg.Length { return vg.Length(laneHeight * (b.models + 1)) }
 
-func (b failedBand) bottom(c draw.Canvas, p *plot.Plot) vg.Length {
+func (b failedBand) bandBottom(c draw.Canvas, p *plot.Plot) vg.Length {
 	_, y := p.Transforms(&c)
 	return y(b.from) + bandGap
 }
 
-func (b failedBand) middle(c draw.Canvas, p *plot.Plot) vg.Length {
-	return b.bottom(c, p) + b.height()/2
+func (b failedBand) bandMiddle(c draw.Canvas, p *plot.Plot) vg.Length {
+	return b.bandBottom(c, p) + b.bandHeight()/2
 }
 
-// lane is where the i-th of the models has its line.
-func (b failedBand) lane(c draw.Canvas, p *plot.Plot, i int) vg.Length {
-	return b.bottom(c, p) + vg.Length(laneHeight*(i+1))
+// modelLine is where the i-th of the models has its line.
+func (b failedBand) modelLine(c draw.Canvas, p *plot.Plot, i int) vg.Length {
+	return b.bandBottom(c, p) + vg.Length(laneHeight*(i+1))
 }
 
 // Plot draws the band.
 func (b failedBand) Plot(c draw.Canvas, p *plot.Plot) {
-	low, high := b.bottom(c, p), b.bottom(c, p)+b.height()
+	low, high := b.bandBottom(c, p), b.bandBottom(c, p)+b.bandHeight()
 	c.FillPolygon(color.RGBA{0xf4, 0xe3, 0xe0, 0xff}, []vg.Point{
 		{X: c.Min.X, Y: low}, {X: c.Max.X, Y: low}, {X: c.Max.X, Y: high}, {X: c.Min.X, Y: high},
 	})

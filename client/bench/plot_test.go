@@ -160,7 +160,7 @@ func drawn(t *testing.T, r *Report, name string) *picturetest.Drawing {
 	if _, err := png.Decode(&b); err != nil {
 		t.Fatal(err)
 	}
-	return picturetest.Check(t, r.picture())
+	return picturetest.Check(t, r.drawPicture())
 }
 
 // curvesOf are the lines of models, without rules and what the legend shows of them.

@@ -20,7 +20,7 @@ func NewProgress(w io.Writer) (show func(Progress), done func()) {
 	}
 	const clear = "\r\x1b[K"
 	return func(p Progress) {
-		line := []rune(p.bar() + p.String())
+		line := []rune(p.progressBar() + p.String())
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 &&
 			len(line) >= width {
 			line = line[:width-1] // a line that the terminal wraps could not be cleared
@@ -29,8 +29,8 @@ func NewProgress(w io.Writer) (show func(Progress), done func()) {
 	}, func() { fmt.Fprint(w, clear) }
 }
 
-// bar is the progress bar, empty if the end of the run is not known.
-func (p Progress) bar() string {
+// progressBar is the progress bar, empty if the end of the run is not known.
+func (p Progress) progressBar() string {
 	if p.Duration <= 0 {
 		return ""
 	}

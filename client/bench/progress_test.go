@@ -21,11 +21,11 @@ func TestProgressLine(t *testing.T) {
 		"1\n"; out.String() != want {
 		t.Errorf("got  %q\nwant %q", &out, want)
 	}
-	if got, want := p.bar(), "[###.................] "; got != want {
+	if got, want := p.progressBar(), "[###.................] "; got != want {
 		t.Errorf("bar %q, want %q", got, want)
 	}
 	p.Duration = 0
-	if got := p.bar(); got != "" {
+	if got := p.progressBar(); got != "" {
 		t.Errorf("bar %q of a run without a known end, want none", got)
 	}
 }

@@ -26,6 +26,6 @@ func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int,
 		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize,
 			m.LargestBatchSize)
 	}
-	query, _ = m.request(batchSize, rand.New(rand.NewPCG(seed, 0)))
+	query, _ = m.makeRequest(batchSize, rand.New(rand.NewPCG(seed, 0)))
 	return query, m.Notes, nil
 }

@@ -166,9 +166,9 @@ func latenciesOf(h *hdrhistogram.Histogram, failed int64) (l Latencies) {
 	}
 }
 
-// report makes the report of a run. span is the time over which its queries were due, elapsed the
-// time until the last answer, and cause why the run ended early, nil if it did not.
-func (g *generator) report(start time.Time, span, elapsed time.Duration, cause error) *Report {
+// makeReport makes the report of a run. span is the time over which its queries were due, elapsed
+// the time until the last answer, and cause why the run ended early, nil if it did not.
+func (g *generator) makeReport(start time.Time, span, elapsed time.Duration, cause error) *Report {
 	r := &Report{
 		Started:             start.UTC().Truncate(time.Millisecond),
 		Workload:            g.config.Workload,
@@ -182,12 +182,12 @@ func (g *generator) report(start time.Time, span, elapsed time.Duration, cause e
 		if m.queries > 0 && quantile(g.delays, 99) > m.QoSTarget/10 {
 			r.GeneratorOnSchedule = false
 		}
-		r.Models = append(r.Models, m.report(span, elapsed))
+		r.Models = append(r.Models, m.modelReport(span, elapsed))
 	}
 	return r
 }
 
-func (m *recorder) report(span, elapsed time.Duration) ModelReport {
+func (m *recorder) modelReport(span, elapsed time.Duration) ModelReport {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := ModelReport{
@@ -207,13 +207,13 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 	if m.expected != nil {
 		r.Verified = r.Answered
 	}
-	r.Variants, r.EffectiveAccuracy = m.variants.report()
+	r.Variants, r.EffectiveAccuracy = m.variants.reportVariants()
 	for _, reason := range slices.Sorted(maps.Keys(m.failures)) {
 		r.Failures = append(r.Failures, *m.failures[reason])
 	}
 	if finished := r.Answered + r.Failed; finished > 0 {
 		r.QoSSatisfaction = float64(r.Answered-r.Late) / float64(finished)
-		r.QoSMet = tally{finished, r.Late + r.Failed}.reaches(r.QoSPercentile / 100)
+		r.QoSMet = tally{finished, r.Late + r.Failed}.reachesShare(r.QoSPercentile / 100)
 	}
 	if span > 0 {
 		r.OfferedQPS = round(float64(r.Queries) / span.Seconds())
@@ -270,11 +270,13 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%s: answered by %s\n", m.Model, sharesOf(m.Variants))
 		}
 		if m.Emulated > 0 {
-			fmt.Fprintf(&b, "%s: %d of %d answers are of emulated agents, which run no models: they "+
-				"wait as long as a profile says\n", m.Model, m.Emulated, m.Answered)
+			fmt.Fprintf(&b,
+				"%s: %d of %d answers are of emulated agents, which run no models: they "+
+					"wait as long as a profile says\n", m.Model, m.Emulated, m.Answered)
 		}
 		if m.Verified > 0 {
-			fmt.Fprintf(&b, "%s: %d answers agree with those of the model alone\n", m.Model, m.Verified)
+			fmt.Fprintf(&b, "%s: %d answers agree with those of the model alone\n", m.Model,
+				m.Verified)
 		}
 		for _, f := range m.Failures {
 			fmt.Fprintf(&b, "%s: %d failed, the first: %s\n", m.Model, f.Count, f.Example)
@@ -303,8 +305,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// Percent writes a share with two decimals, rounded down: a share that misses a target must not read
-// as the target, and what is not all not as 100.
+// Percent writes a share with two decimals, rounded down: a share that misses a target must not
+// read as the target, and what is not all not as 100.
 func Percent(share float64) string {
 	return fmt.Sprintf("%.2f %%", math.Floor(share*1e4+1e-6)/100)
 }

@@ -144,15 +144,15 @@ func run(ctx context.Context, server Server, models []*Model, c Config,
 	progress()
 	if err != nil {
 		abandon(err)
-		g.drain()
+		g.waitForAnswers()
 		return nil, err
 	}
-	g.drain()
-	return g.report(start, span, time.Since(start), context.Cause(ctx)), nil
+	g.waitForAnswers()
+	return g.makeReport(start, span, time.Since(start), context.Cause(ctx)), nil
 }
 
-// drain waits until no query is in flight. Each query ends at its timeout at the latest.
-func (g *generator) drain() {
+// waitForAnswers waits until no query is in flight. Each query ends at its timeout at the latest.
+func (g *generator) waitForAnswers() {
 	close(g.next)
 	for range cap(g.slots) {
 		g.slots <- struct{}{}
@@ -174,13 +174,13 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 		if err != nil {
 			return 0, err
 		}
-		req, from := m.request(q.BatchSize, pick)
+		req, from := m.makeRequest(q.BatchSize, pick)
 		due := start.Add(q.At)
 		if err := g.wait(ctx, due); err != nil {
 			return time.Since(start), onlyIfAlive(ctx, err)
 		}
 		record(g.delays, time.Since(due))
-		m.sent(q.BatchSize)
+		m.countSent(q.BatchSize)
 		select {
 		case g.slots <- struct{}{}:
 			g.do(func() {
@@ -195,7 +195,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 					}
 					answer.Release()
 				}
-				if m.finished(latency, err, errors.Is(ctx.Err(), context.Canceled)) {
+				if m.countFinished(latency, err, errors.Is(ctx.Err(), context.Canceled)) {
 					g.abandon(errPointless)
 				}
 			})
@@ -237,7 +237,7 @@ func (g *generator) modelOf(q workload.Query) (*recorder, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("a query for model %q, which is not under load", q.Model)
 	}
-	if m := g.models[i]; !m.has(q.BatchSize) {
+	if m := g.models[i]; !m.hasBatch(q.BatchSize) {
 		return nil, fmt.Errorf(
 			"a query of batch size %d for model %q, which has no inputs of this size, the largest "+
 				"being %d", q.BatchSize, q.Model, m.rows)
@@ -260,7 +260,7 @@ func (g *generator) startProgress(start time.Time) (stop func()) {
 		for {
 			select {
 			case now := <-tick.C:
-				g.config.Progress(g.progress(start, last, now))
+				g.config.Progress(g.currentProgress(start, last, now))
 				last = now
 			case <-done:
 				return
@@ -273,7 +273,7 @@ func (g *generator) startProgress(start time.Time) (stop func()) {
 	}
 }
 
-func (g *generator) progress(start, last, now time.Time) Progress {
+func (g *generator) currentProgress(start, last, now time.Time) Progress {
 	p := Progress{
 		Elapsed: now.Sub(start), Duration: g.config.Duration, InFlight: int64(len(g.slots)),
 	}
@@ -285,7 +285,7 @@ func (g *generator) progress(start, last, now time.Time) Progress {
 		p.Failed += m.failed
 		answered += m.recent.TotalCount()
 		p.P99 = append(p.P99, ModelLatency{m.Name, quantileOfAll(m.recent, m.recentFailed, 99)})
-		if _, accuracy := m.recentVariants.report(); accuracy > 0 {
+		if _, accuracy := m.recentVariants.reportVariants(); accuracy > 0 {
 			p.Accuracy = append(p.Accuracy, ModelAccuracy{m.Name, accuracy})
 		}
 		m.recent.Reset()
@@ -325,7 +325,7 @@ func newRecorder(m *Model) *recorder {
 	}
 }
 
-func (m *recorder) sent(batchSize int) {
+func (m *recorder) countSent(batchSize int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queries++
@@ -343,16 +343,18 @@ func (m *recorder) notSent(limit int) {
 func (m *recorder) answeredBy(answer *oip.Response) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.variants.count(answer)
-	m.recentVariants.count(answer)
+	m.variants.countAnswer(answer)
+	m.recentVariants.countAnswer(answer)
 	if answer.Emulated {
 		m.emulated++
 	}
 }
 
-// finished counts a query that was answered or failed, and reports whether more queries have missed
-// the QoS target than tolerable. cancelled says that ctx ended the run before the query ended.
-func (m *recorder) finished(latency time.Duration, err error, cancelled bool) (pointless bool) {
+// countFinished counts a query that was answered or failed, and reports whether more queries have
+// missed the QoS target than tolerable. cancelled says that ctx ended the run before the query
+// ended.
+func (m *recorder) countFinished(latency time.Duration, err error,
+	cancelled bool) (pointless bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {

@@ -191,14 +191,14 @@ func TestQoSMet(t *testing.T) {
 			Name: "m", QoSTarget: 10 * time.Millisecond, QoSPercentile: tt.percentile,
 		})
 		for i := range tt.answers {
-			m.sent(1)
+			m.countSent(1)
 			latency := time.Millisecond
 			if i < tt.late {
 				latency = 20 * time.Millisecond
 			}
-			m.finished(latency, nil, false)
+			m.countFinished(latency, nil, false)
 		}
-		r := &Report{Models: []ModelReport{m.report(time.Second, time.Second)}}
+		r := &Report{Models: []ModelReport{m.modelReport(time.Second, time.Second)}}
 		var text strings.Builder
 		if err := r.WriteText(&text); err != nil {
 			t.Fatal(err)
@@ -409,7 +409,7 @@ func TestInputs(t *testing.T) {
 	pick := rand.New(rand.NewPCG(1, 0))
 	distinct := map[int64]bool{}
 	for b := 1; b <= 64; b++ {
-		req, _ := m.request(b, pick)
+		req, _ := m.makeRequest(b, pick)
 		if err := checkRequest(req); err != nil {
 			t.Fatalf("batch size %d: %v", b, err)
 		}

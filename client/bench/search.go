@@ -78,9 +78,9 @@ type Throughput struct {
 // doubt is how likely a decision about a rate may be wrong at most.
 const doubt = 0.05
 
-// leastQueries returns how many queries tell that a share of a model's queries is within QoS: if
+// minQueries returns how many queries tell that a share of a model's queries is within QoS: if
 // none of so many misses it, the chance was at most doubt for any lower share.
-func leastQueries(share float64) int {
+func minQueries(share float64) int {
 	if share >= 1 { // no number would do
 		share = 0.999
 	}
@@ -90,19 +90,19 @@ func leastQueries(share float64) int {
 // A tally counts a model's queries at one rate, and those that missed the QoS target.
 type tally struct{ queries, misses int64 }
 
-// reaches reports whether a share of the queries, or more, are within QoS. A share that is a percentile
-// divided by 100 may be off by a rounding error.
-func (t tally) reaches(share float64) bool {
+// reachesShare reports whether a share of the queries, or more, are within QoS. A share that is a
+// percentile divided by 100 may be off by a rounding error.
+func (t tally) reachesShare(share float64) bool {
 	return float64(t.queries-t.misses) >= share*float64(t.queries)-1e-9
 }
 
-// within tells whether a share of the model's queries, or more, are within QoS, and whether that is
-// certain: the counts would be so low (or so high) in at most doubt of all runs if just that share
-// were. Queries are taken as independent of each other.
-func (t tally) within(share float64) (yes, certain bool) {
-	yes = t.reaches(share)
+// isWithin tells whether a share of the model's queries, or more, are within QoS, and whether that
+// is certain: the counts would be so low (or so high) in at most doubt of all runs if just that
+// share were. Queries are taken as independent of each other.
+func (t tally) isWithin(share float64) (yes, certain bool) {
+	yes = t.reachesShare(share)
 	if share >= 1 {
-		return yes, !yes || t.queries >= int64(leastQueries(share))
+		return yes, !yes || t.queries >= int64(minQueries(share))
 	}
 	b := distuv.Binomial{N: float64(t.queries), P: 1 - share}
 	if yes {
@@ -175,12 +175,12 @@ func (s *searcher) search(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.begin(rate); err != nil {
+	if err := s.beginSearch(rate); err != nil {
 		return err
 	}
 	least := rate / 32
 	for s.found.AllowableQPS == 0 || s.found.FailingQPS == 0 {
-		held, err := s.holds(ctx, rate)
+		held, err := s.probeRate(ctx, rate)
 		if err != nil {
 			return err
 		}
@@ -197,7 +197,7 @@ func (s *searcher) search(ctx context.Context) error {
 	}
 	for s.found.FailingQPS/s.found.AllowableQPS > 1+s.Precision {
 		rate := math.Sqrt(s.found.FailingQPS * s.found.AllowableQPS)
-		held, err := s.holds(ctx, rate)
+		held, err := s.probeRate(ctx, rate)
 		if err != nil {
 			return err
 		}
@@ -210,8 +210,9 @@ func (s *searcher) search(ctx context.Context) error {
 	return nil
 }
 
-// begin sets the limit, if it is not set, and says how long the search takes that begins at rate.
-func (s *searcher) begin(rate float64) error {
+// beginSearch sets the limit, if it is not set, and says how long the search takes that begins at
+// rate.
+func (s *searcher) beginSearch(rate float64) error {
 	duration, err := s.probeDuration(rate, s.Workload.Seed)
 	if err != nil {
 		return err
@@ -227,7 +228,7 @@ func (s *searcher) begin(rate float64) error {
 		var least []string
 		for _, m := range s.models {
 			least = append(least,
-				fmt.Sprintf("%d to %s", leastQueries(m.QoSPercentile/100), m.Name))
+				fmt.Sprintf("%d to %s", minQueries(m.QoSPercentile/100), m.Name))
 		}
 		s.Begun(
 			fmt.Sprintf("a probe sends at least so many queries that its result is 95 %% sure "+
@@ -265,7 +266,7 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		queryCtx, cancel := context.WithTimeout(ctx, m.Timeout)
-		req, _ := m.request(q.BatchSize, pick)
+		req, _ := m.makeRequest(q.BatchSize, pick)
 		answer, err := s.server.Infer(queryCtx, req)
 		cancel()
 		if err == nil {
@@ -280,24 +281,26 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 	return 0.5 * float64(sent) / time.Since(start).Seconds(), nil
 }
 
-// holds probes a rate, up to three times until it is certain, and reports whether the rate holds.
-func (s *searcher) holds(ctx context.Context, rate float64) (held bool, err error) {
+// probeRate probes a rate, up to three times until it is certain, and reports whether the rate
+// holds.
+func (s *searcher) probeRate(ctx context.Context, rate float64) (held bool, err error) {
 	tallies := make([]tally, len(s.models))
 	for range 3 {
-		held, certain, err := s.probe(ctx, rate, tallies)
+		held, certain, err := s.runProbe(ctx, rate, tallies)
 		if err != nil || certain {
 			return held, err
 		}
 	}
-	held, _ = s.decide(tallies)
+	held, _ = s.decideOn(tallies)
 	return held, nil
 }
 
-// decide tells whether all models meet their targets by their tallies, and whether that is certain.
-func (s *searcher) decide(tallies []tally) (held, certain bool) {
+// decideOn tells whether all models meet their targets by their tallies, and whether that is
+// certain.
+func (s *searcher) decideOn(tallies []tally) (held, certain bool) {
 	held, certain = true, true
 	for i, m := range s.models {
-		yes, sure := tallies[i].within(m.QoSPercentile / 100)
+		yes, sure := tallies[i].isWithin(m.QoSPercentile / 100)
 		if !yes && sure {
 			return false, true
 		}
@@ -306,9 +309,9 @@ func (s *searcher) decide(tallies []tally) (held, certain bool) {
 	return held, certain
 }
 
-// probe runs a probe at a rate and adds its queries to the tallies. held and certain are by all
+// runProbe runs a probe at a rate and adds its queries to the tallies. held and certain are by all
 // that the tallies have then.
-func (s *searcher) probe(ctx context.Context, rate float64, tallies []tally) (held, certain bool,
+func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []tally) (held, certain bool,
 	err error) {
 	seed := s.Workload.Seed + uint64(len(s.found.Probes))
 	duration, err := s.probeDuration(rate, seed)
@@ -361,7 +364,7 @@ func (s *searcher) probe(ctx context.Context, rate float64, tallies []tally) (he
 			p.EffectiveAccuracy = a
 		}
 	}
-	held, certain = s.decide(tallies)
+	held, certain = s.decideOn(tallies)
 	if report.Interrupted { // far more misses than are allowed
 		held, certain = false, true
 	}
@@ -390,7 +393,7 @@ func (s *searcher) probeDuration(rate float64, seed uint64) (time.Duration, erro
 	}
 	lacking := map[string]int{} // queries, by model
 	for _, m := range s.models {
-		lacking[m.Name] = leastQueries(m.QoSPercentile / 100)
+		lacking[m.Name] = minQueries(m.QoSPercentile / 100)
 	}
 	for q := range queries {
 		if lacking[q.Model] > 1 {

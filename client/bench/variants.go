@@ -22,8 +22,8 @@ type Variant struct {
 // variants counts the answers of a family by the variant that gave them.
 type variants map[Variant]int64
 
-// count counts an answer; that of a query for a model does not count.
-func (v *variants) count(answer *oip.Response) {
+// countAnswer counts an answer; that of a query for a model does not count.
+func (v *variants) countAnswer(answer *oip.Response) {
 	if answer.Variant == "" {
 		return
 	}
@@ -35,9 +35,9 @@ func (v *variants) count(answer *oip.Response) {
 	}]++
 }
 
-// report returns the variants, the most accurate first, and their answers' mean accuracy, 0 if there
-// are none. An unknown accuracy counts as 1.
-func (v variants) report() (all []Variant, accuracy float64) {
+// reportVariants returns the variants, the most accurate first, and their answers' mean accuracy, 0
+// if there are none. An unknown accuracy counts as 1.
+func (v variants) reportVariants() (all []Variant, accuracy float64) {
 	var answers int64
 	for _, n := range v {
 		answers += n

@@ -33,7 +33,8 @@ var errWrong = errors.New("wrong answer")
 // few queries' worth, and blocks until then.
 func (m *Model) Verify(ctx context.Context, reference Reference) error {
 	if m.batchless {
-		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare", m.Name)
+		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare",
+			m.Name)
 	}
 	if m.queries != nil {
 		return fmt.Errorf("model %q: queries of a file cannot be compared row by row", m.Name)
@@ -59,9 +60,9 @@ func (m *Model) Verify(ctx context.Context, reference Reference) error {
 			return fmt.Errorf("model %q: output %q is %s, want numbers to compare", m.Name,
 				out.Name, out.DataType)
 		}
-		e := expected{out.Name, out.DataType, out.Shape[1:], out.Data, len(out.Data) / m.rows}
+		e := expectedRows{out.Name, out.DataType, out.Shape[1:], out.Data, len(out.Data) / m.rows}
 		for i := 1; i < m.rows && !tell; i++ {
-			tell = differs(e.dataType, e.row(i), e.row(i-1)) >= 0
+			tell = differs(e.dataType, e.rowAt(i), e.rowAt(i-1)) >= 0
 		}
 		m.expected = append(m.expected, e)
 	}
@@ -72,8 +73,8 @@ func (m *Model) Verify(ctx context.Context, reference Reference) error {
 	return nil
 }
 
-// An expected is an output as the reference answers it, for all rows of a model's inputs.
-type expected struct {
+// An expectedRows is an output as the reference answers it, for all rows of a model's inputs.
+type expectedRows struct {
 	name     string
 	dataType tensor.DataType
 	shape    []int64 // without the first dimension
@@ -81,7 +82,7 @@ type expected struct {
 	width    int // bytes of a row
 }
 
-func (e *expected) row(i int) []byte { return e.data[i*e.width : (i+1)*e.width] }
+func (e *expectedRows) rowAt(i int) []byte { return e.data[i*e.width : (i+1)*e.width] }
 
 // check compares an answer to n rows from the row from on with the reference's. It returns an error
 // that wraps errWrong and names the output, the row and the first value that departs.
@@ -95,7 +96,7 @@ func (m *Model) check(resp *oip.Response, from, n int) error {
 				want.name, out.DataType, out.Shape, want.dataType, n, want.shape)
 		}
 		for i := range n {
-			got, right := out.Data[i*want.width:(i+1)*want.width], want.row(from+i)
+			got, right := out.Data[i*want.width:(i+1)*want.width], want.rowAt(from+i)
 			if at := differs(want.dataType, got, right); at >= 0 {
 				return fmt.Errorf("%w: output %q, row %d of %d, value %d is %v, want %v", errWrong,
 					want.name, i, n, at, number(want.dataType, got, at),

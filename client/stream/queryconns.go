@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// mostConns bounds the query connections to an agent. Queries beyond them go on the stream or are
-	// calls. mostSmall is how many of them small queries use. Many small ones cost less on one stream,
-	// which sends several at a time, and wait more evenly there.
-	mostConns, mostSmall = 8, 2
+	// maxConns bounds the query connections to an agent. Queries beyond them go on the stream or
+	// are calls. mostSmall is how many of them small queries use. Many small ones cost less on one
+	// stream, which sends several at a time, and wait more evenly there.
+	maxConns, maxSmall = 8, 2
 	// spare is how long a query connection stays open that was not needed.
 	spare = time.Minute
 	// dialTimeout is how long it may take to open one.
@@ -42,12 +42,12 @@ type pool struct {
 	closed bool
 }
 
-// take returns a connection for one query, which give or drop takes back. It returns nil if the query
-// must go elsewhere, and then begins to open one more if there may be more.
-func (p *pool) take(small bool) *queryconn.Client {
-	most := mostConns
+// takeConn returns a connection for one query, which give or drop takes back. It returns nil if the
+// query must go elsewhere, and then begins to open one more if there may be more.
+func (p *pool) takeConn(small bool) *queryconn.Client {
+	most := maxConns
 	if small {
-		most = mostSmall
+		most = maxSmall
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,8 +68,8 @@ func (p *pool) take(small bool) *queryconn.Client {
 	return c
 }
 
-// give takes a connection back.
-func (p *pool) give(c *queryconn.Client) {
+// giveBack takes a connection back.
+func (p *pool) giveBack(c *queryconn.Client) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
@@ -77,8 +77,8 @@ func (p *pool) give(c *queryconn.Client) {
 	}
 }
 
-// drop closes a connection.
-func (p *pool) drop(c *queryconn.Client) {
+// dropConn closes a connection.
+func (p *pool) dropConn(c *queryconn.Client) {
 	p.mu.Lock()
 	delete(p.all, c)
 	p.mu.Unlock()
@@ -95,7 +95,7 @@ func (p *pool) open() {
 	p.opens = false
 	switch {
 	case err != nil: // the queries that go elsewhere say why, if it is more than that
-		p.pause = min(max(pause, 2*p.pause), mostPause)
+		p.pause = min(max(pause, 2*p.pause), maxPause)
 		p.next = time.Now().Add(p.pause)
 	case p.closed:
 		_ = c.Close()
@@ -104,15 +104,16 @@ func (p *pool) open() {
 		p.all[c] = struct{}{}
 		p.free = append(p.free, c)
 		if p.sweep == nil {
-			p.sweep = time.AfterFunc(spare, p.retire)
+			p.sweep = time.AfterFunc(spare, p.retireIdle)
 		} else if len(p.all) == 1 {
 			p.sweep.Reset(spare)
 		}
 	}
 }
 
-// retire closes the connections that were free all the time since it ran last, the least used ones.
-func (p *pool) retire() {
+// retireIdle closes the connections that were free all the time since it ran last, the least used
+// ones.
+func (p *pool) retireIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.free[:p.low] {
@@ -141,26 +142,27 @@ func (p *pool) close() {
 	p.free, p.low = nil, 0
 }
 
-// infer sends a query on a connection and waits for its answer, as a call does. answered is false if
-// the connection broke before: then the query may be asked in another way.
-func (p *pool) infer(ctx context.Context, c *queryconn.Client, q *oip.Request, reply *oip.Response,
+// sendQuery sends a query on a connection and waits for its answer, as a call does. answered is
+// false if the connection broke before: then the query may be asked in another way.
+func (p *pool) sendQuery(ctx context.Context, c *queryconn.Client, q *oip.Request,
+	reply *oip.Response,
 	trailer *metadata.MD) (err error, answered bool) {
 	m := &oip.StreamedQuery{Query: q, Metadata: slices.Clip(c.Metadata)}
 	if err := outgoing(ctx, m); err != nil {
-		p.give(c)
+		p.giveBack(c)
 		return err, true
 	}
 	var a oip.StreamedAnswer
 	if err := c.Query(ctx, m, &a); errors.Is(err, queryconn.ErrEncode) {
-		p.give(c)
+		p.giveBack(c)
 		return nil, false // a call says what is wrong
 	} else if err != nil {
-		p.drop(c)
+		p.dropConn(c)
 		if ctx.Err() != nil {
 			return status.FromContextError(ctx.Err()).Err(), true
 		}
 		return nil, false
 	}
-	p.give(c)
+	p.giveBack(c)
 	return result(&a, reply, trailer), true
 }

@@ -120,10 +120,10 @@ func item() *oip.Request {
 func (f *far) taken(t *testing.T, small bool, n int) (all []*queryconn.Client) {
 	t.Helper()
 	for range n {
-		c := f.pool.take(small)
+		c := f.pool.takeConn(small)
 		if c == nil {
 			synctest.Wait()
-			c = f.pool.take(small)
+			c = f.pool.takeConn(small)
 		}
 		if c == nil {
 			t.Fatalf("no connection after %d", len(all))
@@ -139,24 +139,24 @@ func TestPoolSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFar(t)
 		defer stop()
-		small := f.taken(t, true, mostSmall)
-		if c := f.pool.take(true); c != nil || f.open() != mostSmall {
+		small := f.taken(t, true, maxSmall)
+		if c := f.pool.takeConn(true); c != nil || f.open() != maxSmall {
 			t.Errorf("%d connections for small queries, and one more: %v", f.open(), c)
 		}
-		all := append(small, f.taken(t, false, mostConns-mostSmall)...)
-		if c := f.pool.take(false); c != nil || f.open() != mostConns {
+		all := append(small, f.taken(t, false, maxConns-maxSmall)...)
+		if c := f.pool.takeConn(false); c != nil || f.open() != maxConns {
 			t.Errorf("%d connections, and one more: %v", f.open(), c)
 		}
 		for _, c := range all {
-			f.pool.give(c)
+			f.pool.giveBack(c)
 		}
 		time.Sleep(spare + time.Second) // they were in use since the last look
-		if got := f.open(); got != mostConns {
+		if got := f.open(); got != maxConns {
 			t.Errorf("%d connections are left after the first look, want all", got)
 		}
 		for range 20 { // of which each needs one
 			time.Sleep(spare / 10)
-			f.pool.give(f.taken(t, false, 1)[0])
+			f.pool.giveBack(f.taken(t, false, 1)[0])
 		}
 		if got := f.open(); got != 1 {
 			t.Errorf("%d connections for one query at a time", got)
@@ -165,14 +165,14 @@ func TestPoolSize(t *testing.T) {
 		if got := f.open(); got != 0 {
 			t.Errorf("%d connections without queries", got)
 		}
-		if f.pool.give(f.taken(t, true, 1)[0]); f.open() != 1 {
+		if f.pool.giveBack(f.taken(t, true, 1)[0]); f.open() != 1 {
 			t.Error("no connection after a pause")
 		}
 	})
 }
 
-// TestPoolQuery: a query is answered as a call is; one whose connection has ended has no answer, and
-// one that is given up ends at once.
+// TestPoolQuery: a query is answered as a call is; one whose connection has ended has no answer,
+// and one that is given up ends at once.
 func TestPoolQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFar(t)
@@ -181,7 +181,8 @@ func TestPoolQuery(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		c := f.taken(t, true, 1)[0]
-		if err, answered := f.pool.infer(ctx, c, item(), &reply, nil); err != nil || !answered ||
+		if err, answered := f.pool.sendQuery(ctx, c, item(), &reply, nil); err != nil ||
+			!answered ||
 			reply.Model != "m" {
 			t.Errorf("got %v, %v and the answer %v", err, answered, reply.Model)
 		}
@@ -191,26 +192,28 @@ func TestPoolQuery(t *testing.T) {
 			_ = conn.Close() // as an agent does that stops
 		}
 		f.mu.Unlock()
-		if err, answered := f.pool.infer(ctx, c, item(), &reply, nil); answered {
+		if err, answered := f.pool.sendQuery(ctx, c, item(), &reply, nil); answered {
 			t.Errorf("answered on a closed connection: %v", err)
 		}
 		f.hold = func() { time.Sleep(time.Minute) }
 		c = f.taken(t, true, 1)[0]
 		began := time.Now()
-		err, answered := f.pool.infer(ctx, c, item(), &reply, nil)
-		if status.Code(err) != codes.DeadlineExceeded || !answered || time.Since(began) > time.Second {
+		err, answered := f.pool.sendQuery(ctx, c, item(), &reply, nil)
+		if status.Code(err) != codes.DeadlineExceeded || !answered ||
+			time.Since(began) > time.Second {
 			t.Errorf("past the deadline: got %v, %v after %v", err, answered, time.Since(began))
 		}
 		if got := len(f.pool.all); got != 0 {
 			t.Errorf("%d connections are left", got)
 		}
-		if err, answered := f.pool.infer(ctx, f.taken(t, true, 1)[0], item(), &reply, nil); !answered ||
+		if err, answered := f.pool.sendQuery(ctx, f.taken(t, true, 1)[0], item(), &reply,
+			nil); !answered ||
 			status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("with a deadline in the past: got %v, %v", err, answered)
 		}
 		bad := item()
 		bad.Inputs[0].Data = nil
-		if err, answered := f.pool.infer(t.Context(), f.taken(t, true, 1)[0], bad, &reply,
+		if err, answered := f.pool.sendQuery(t.Context(), f.taken(t, true, 1)[0], bad, &reply,
 			nil); answered {
 			t.Errorf("an answer to a query that cannot be sent, or %v", err)
 		}
@@ -219,7 +222,7 @@ func TestPoolQuery(t *testing.T) {
 			for range md.n {
 				ctx = metadata.AppendToOutgoingContext(ctx, "x", strings.Repeat("x", md.size))
 			}
-			if err, answered := f.pool.infer(ctx, f.taken(t, true, 1)[0], item(), &reply,
+			if err, answered := f.pool.sendQuery(ctx, f.taken(t, true, 1)[0], item(), &reply,
 				nil); answered {
 				t.Errorf("%d metadata: an answer, or %v", md.n, err)
 			}
@@ -237,7 +240,7 @@ func TestPoolRefused(t *testing.T) {
 		f, stop := newFar(t)
 		f.refuses = true
 		for range 1000 {
-			if f.pool.take(true) != nil {
+			if f.pool.takeConn(true) != nil {
 				t.Fatal("a connection that was refused")
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -246,12 +249,12 @@ func TestPoolRefused(t *testing.T) {
 			t.Errorf("dialed %d times in 100 s", f.dialed)
 		}
 		f.refuses = false
-		time.Sleep(mostPause)
+		time.Sleep(maxPause)
 		ended := make(chan bool)
 		f.hold = func() { time.Sleep(time.Hour) }
 		c := f.taken(t, true, 1)[0]
 		go func() {
-			_, answered := f.pool.infer(t.Context(), c, item(), new(oip.Response), nil)
+			_, answered := f.pool.sendQuery(t.Context(), c, item(), new(oip.Response), nil)
 			ended <- answered
 		}()
 		synctest.Wait()
@@ -259,7 +262,7 @@ func TestPoolRefused(t *testing.T) {
 		if answered := <-ended; answered {
 			t.Error("an answer after Close")
 		}
-		if f.pool.take(true) != nil {
+		if f.pool.takeConn(true) != nil {
 			t.Error("a connection after Close")
 		}
 		stop()

@@ -24,21 +24,21 @@ const (
 	// what HTTP/2 sends at a time. So a large one never holds up small ones for longer than beside
 	// them.
 	largest = 16 << 10
-	// mostMessage bounds a query with its texts and metadata on the stream, in bytes. An agent accepts
-	// messages of 64 KiB, and ends the stream with a longer one.
-	mostMessage = 48 << 10
-	// mostUnsent bounds the bytes on the stream that the connection has not sent. gRPC lets Send
+	// maxMessage bounds a query with its texts and metadata on the stream, in bytes. An agent
+	// accepts messages of 64 KiB, and ends the stream with a longer one.
+	maxMessage = 48 << 10
+	// maxUnsent bounds the bytes on the stream that the connection has not sent. gRPC lets Send
 	// return at once up to 64 KiB. So nobody waits for the stream: beyond it, queries are calls.
-	mostUnsent = 48 << 10
-	// mostWaiting bounds the queries on the stream that have no answer. An agent runs twice as many
+	maxUnsent = 48 << 10
+	// maxWaiting bounds the queries on the stream that have no answer. An agent runs twice as many
 	// at a time.
-	mostWaiting = 512
-	// mostLarge bounds the models that are remembered for their large answers.
-	mostLarge = 1 << 10
+	maxWaiting = 512
+	// maxLarge bounds the models that are remembered for their large answers.
+	maxLarge = 1 << 10
 	// pause is how long after a stream has begun the next one may begin at the earliest; it doubles
 	// up to mostPause with each that the agent does not accept. retire is how long a stream without
 	// queries stays open.
-	pause, mostPause, retire = 100 * time.Millisecond, time.Minute, time.Minute
+	pause, maxPause, retire = 100 * time.Millisecond, time.Minute, time.Minute
 )
 
 // A Conn is a connection to an agent. It may be used concurrently.
@@ -100,7 +100,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any,
 	if ok && c.offered && method == inference.GRPCInferenceService_ModelInfer_FullMethodName &&
 		ctx.Err() == nil {
 		if trailer, ok := onlyTrailer(options); ok {
-			if err, answered := c.infer(ctx, q, reply.(*oip.Response), trailer); answered {
+			if err, answered := c.inferOver(ctx, q, reply.(*oip.Response), trailer); answered {
 				return err
 			}
 		}
@@ -108,21 +108,21 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any,
 	return c.ClientConn.Invoke(ctx, method, args, reply, options...)
 }
 
-// infer has a query answered on a query connection or, if it is small, the stream. answered is false
-// if it must be a call.
-func (c *Conn) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
+// inferOver has a query answered on a query connection or, if it is small, the stream. answered is
+// false if it must be a call.
+func (c *Conn) inferOver(ctx context.Context, q *oip.Request, reply *oip.Response,
 	trailer *metadata.MD) (err error, answered bool) {
 	small := q.Bytes() <= largest
 	if c.pool != nil {
-		if conn := c.pool.take(small); conn != nil {
-			if err, answered := c.pool.infer(ctx, conn, q, reply, trailer); answered {
+		if conn := c.pool.takeConn(small); conn != nil {
+			if err, answered := c.pool.sendQuery(ctx, conn, q, reply, trailer); answered {
 				return err, true
 			}
 		}
 	}
 	if small {
-		if s := c.stream(); s != nil {
-			return s.infer(ctx, q, reply, trailer)
+		if s := c.currentStream(); s != nil {
+			return s.sendQuery(ctx, q, reply, trailer)
 		}
 	}
 	return nil, false
@@ -141,9 +141,9 @@ func onlyTrailer(options []grpc.CallOption) (to *metadata.MD, ok bool) {
 	return to, true
 }
 
-// stream returns the stream that takes queries. Without one it returns nil, and begins to open one
-// if the connection is there: a call may wait for the connection, a stream may not.
-func (c *Conn) stream() *open {
+// currentStream returns the stream that takes queries. Without one it returns nil, and begins to
+// open one if the connection is there: a call may wait for the connection, a stream may not.
+func (c *Conn) currentStream() *open {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil && !c.opens && !c.closed && !time.Now().Before(c.next) &&
@@ -162,22 +162,22 @@ func (c *Conn) run() {
 	s.spare.New = func() any { return &call{done: make(chan struct{}, 1)} }
 	err := s.start(ctx, c.ClientConn)
 	if err == nil {
-		s.idle = time.AfterFunc(retire, func() { s.retire(c, cancel) })
+		s.idle = time.AfterFunc(retire, func() { s.retireIdle(c, cancel) })
 		c.mu.Lock()
 		c.open, c.pause = s, pause
 		c.mu.Unlock()
-		err = s.receive()
+		err = s.receiveAnswers()
 		s.idle.Stop()
 	} else {
 		c.mu.Lock()
-		c.pause = min(2*c.pause, mostPause)
+		c.pause = min(2*c.pause, maxPause)
 		c.next = time.Now().Add(c.pause)
 		c.mu.Unlock()
 	}
 	c.mu.Lock()
 	c.open, c.opens = nil, false
 	c.mu.Unlock()
-	s.end(err)
+	s.endCalls(err)
 }
 
 // An open is a stream.
@@ -229,22 +229,22 @@ var queriesStream = func() int {
 	panic("unreachable: control.proto has Queries")
 }()
 
-// infer sends a query and waits for its answer, as a call does. sent is false if the stream did not
-// take the query, or cannot.
-func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
+// sendQuery sends a query and waits for its answer, as a call does. sent is false if the stream did
+// not take the query, or cannot.
+func (s *open) sendQuery(ctx context.Context, q *oip.Request, reply *oip.Response,
 	trailer *metadata.MD) (err error, sent bool) {
 	m := &oip.StreamedQuery{Query: q, Outbox: &s.unsent}
 	if err := outgoing(ctx, m); err != nil {
 		return err, true
 	}
 	size := m.Size()
-	if !s.unsent.Take(size, mostUnsent) {
+	if !s.unsent.Take(size, maxUnsent) {
 		return nil, false
 	}
 	waits := s.spare.Get().(*call)
 	waits.reply, waits.trailer, waits.err = reply, trailer, nil
 	s.mu.Lock()
-	if s.ended || len(s.calls) >= mostWaiting || s.large[q.Model] {
+	if s.ended || len(s.calls) >= maxWaiting || s.large[q.Model] {
 		s.mu.Unlock()
 		s.unsent.Give(size)
 		s.spare.Put(waits)
@@ -257,7 +257,7 @@ func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 	s.mu.Unlock()
 
 	if !s.send(m) {
-		if s.take(m.ID) == nil { // the stream has ended meanwhile
+		if s.removeCall(m.ID) == nil { // the stream has ended meanwhile
 			<-waits.done
 		}
 		s.spare.Put(waits)
@@ -266,7 +266,7 @@ func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 	select {
 	case <-waits.done:
 	case <-ctx.Done():
-		if s.take(m.ID) != nil { // nobody else has it now
+		if s.removeCall(m.ID) != nil { // nobody else has it now
 			err = status.FromContextError(ctx.Err()).Err()
 			if errors.Is(ctx.Err(), context.Canceled) {
 				s.giveUp(m.ID)
@@ -285,7 +285,7 @@ func (s *open) infer(ctx context.Context, q *oip.Request, reply *oip.Response,
 // to send: the query then runs in vain.
 func (s *open) giveUp(id uint64) {
 	m := &oip.StreamedQuery{ID: id, Cancel: true, Outbox: &s.unsent}
-	if s.unsent.Take(m.Size(), mostUnsent) {
+	if s.unsent.Take(m.Size(), maxUnsent) {
 		s.send(m)
 	}
 }
@@ -298,7 +298,7 @@ func (s *open) send(m *oip.StreamedQuery) bool {
 		s.unsent.Give(m.Size())
 		return false
 	}
-	if wire.Len() > mostMessage {
+	if wire.Len() > maxMessage {
 		wire.Free()
 		return false
 	}
@@ -309,9 +309,9 @@ func (s *open) send(m *oip.StreamedQuery) bool {
 	return true
 }
 
-// take removes the query with the given id from those that wait, and returns it; nil if it does not
-// wait.
-func (s *open) take(id uint64) *call {
+// removeCall removes the query with the given id from those that wait, and returns it; nil if it
+// does not wait.
+func (s *open) removeCall(id uint64) *call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	waits := s.calls[id]
@@ -319,14 +319,14 @@ func (s *open) take(id uint64) *call {
 	return waits
 }
 
-// receive gives the answers to the calls, until the stream ends, and returns why it ended.
-func (s *open) receive() error {
+// receiveAnswers gives the answers to the calls, until the stream ends, and returns why it ended.
+func (s *open) receiveAnswers() error {
 	for {
 		var a oip.StreamedAnswer
 		if err := s.stream.RecvMsg(&a); err != nil {
 			return err
 		}
-		waits := s.take(a.ID)
+		waits := s.removeCall(a.ID)
 		if waits == nil { // given up
 			if a.Answer != nil {
 				a.Answer.Release()
@@ -335,7 +335,7 @@ func (s *open) receive() error {
 		}
 		if a.Answer != nil && a.Answer.Bytes() > largest {
 			s.mu.Lock()
-			if len(s.large) < mostLarge {
+			if len(s.large) < maxLarge {
 				s.large[a.Answer.Model] = true
 			}
 			s.mu.Unlock()
@@ -378,8 +378,8 @@ func result(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) er
 	return status.Error(codes.Internal, "an answer without answer or error")
 }
 
-// end ends all calls that wait with why the stream has ended: that of a broken connection.
-func (s *open) end(why error) {
+// endCalls ends all calls that wait with why the stream has ended: that of a broken connection.
+func (s *open) endCalls(why error) {
 	code, text := codes.Unavailable, "the stream of queries has ended"
 	if why != nil && why != io.EOF {
 		if text = status.Convert(why).Message(); status.Code(why) == codes.Canceled {
@@ -396,9 +396,9 @@ func (s *open) end(why error) {
 	clear(s.calls)
 }
 
-// retire ends a stream that had no queries since the last look. The agent then may close the
+// retireIdle ends a stream that had no queries since the last look. The agent then may close the
 // connection, and neither keeps memory for it.
-func (s *open) retire(c *Conn, cancel context.CancelFunc) {
+func (s *open) retireIdle(c *Conn, cancel context.CancelFunc) {
 	s.mu.Lock()
 	if s.used || len(s.calls) > 0 {
 		s.used = false

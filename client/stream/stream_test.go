@@ -250,7 +250,8 @@ func (p pair) idle(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.calls) > 0 || s.unsent.Held() != 0 {
-		t.Errorf("%d queries wait and %d bytes are unsent, want none", len(s.calls), s.unsent.Held())
+		t.Errorf("%d queries wait and %d bytes are unsent, want none", len(s.calls),
+			s.unsent.Held())
 	}
 }
 
@@ -499,7 +500,7 @@ func TestWithoutStream(t *testing.T) {
 			goOn := make(chan struct{})
 			a.answer = func(context.Context, *oip.Request) error { <-goOn; return nil }
 			var all sync.WaitGroup
-			for id := range mostWaiting + 50 {
+			for id := range maxWaiting + 50 {
 				all.Go(func() {
 					if err := p.infer(t.Context(), id, 1); err != nil {
 						t.Error(err)
@@ -507,8 +508,8 @@ func TestWithoutStream(t *testing.T) {
 				})
 				synctest.Wait()
 			}
-			if s, c := a.queued.Load()-before, a.calls.Load()-calls; s != mostWaiting || c != 50 {
-				t.Errorf("%d queries on the stream and %d calls, want %d and 50", s, c, mostWaiting)
+			if s, c := a.queued.Load()-before, a.calls.Load()-calls; s != maxWaiting || c != 50 {
+				t.Errorf("%d queries on the stream and %d calls, want %d and 50", s, c, maxWaiting)
 			}
 			close(goOn)
 			all.Wait()

@@ -33,9 +33,9 @@ import (
 //
 // So the versions of a model, and its settings, change at once, by the renaming of one link; a file
 // that several versions have is there once; and a version that stays is the same file in the new
-// folder, so that an agent does not load it again. One process at a time may use a cache: another would
-// remove folders that this one has not finished, and write to files that this one has checked. The
-// methods may be called concurrently, but for Install and Remove of one model.
+// folder, so that an agent does not load it again. One process at a time may use a cache: another
+// would remove folders that this one has not finished, and write to files that this one has
+// checked. The methods may be called concurrently, but for Install and Remove of one model.
 type Cache struct {
 	dir    string // the model directory
 	bound  int64  // most bytes of files
@@ -65,9 +65,9 @@ const (
 )
 
 // OpenCache opens the cache of a model directory, which must exist, and makes it if there is none.
-// bound is the most bytes that files may take; 0 is 80 % of the file system. OpenCache removes folders
-// that an earlier process had not finished. A cache that is open, also in another process, is an error. The
-// caller closes the cache.
+// bound is the most bytes that files may take; 0 is 80 % of the file system. OpenCache removes
+// folders that an earlier process had not finished. A cache that is open, also in another process,
+// is an error. The caller closes the cache.
 func OpenCache(dir string, bound int64) (*Cache, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -78,7 +78,7 @@ func OpenCache(dir string, bound int64) (*Cache, error) {
 		pinned: map[string]pin{},
 	}
 	for _, name := range []string{filesFolder, partsFolder, modelsFolder} {
-		if err := os.MkdirAll(c.path(name), 0o755); err != nil {
+		if err := os.MkdirAll(c.pathOf(name), 0o755); err != nil {
 			return nil, fmt.Errorf("open the cache of models: %w", err)
 		}
 	}
@@ -91,23 +91,23 @@ func OpenCache(dir string, bound int64) (*Cache, error) {
 	return c, nil
 }
 
-// setBound sets the bound that is the default: 4 fifths of all bytes of the file system, so that the
-// logs and the state of the machine have room whatever a store claims.
+// setBound sets the bound that is the default: 4 fifths of all bytes of the file system, so that
+// the logs and the state of the machine have room whatever a store claims.
 func (c *Cache) setBound() error {
 	if c.bound > 0 {
 		return nil
 	}
-	disk, err := c.disk()
+	disk, err := c.diskUsage()
 	c.bound = disk.total / 5 * 4
 	return err
 }
 
-// disk are the bytes of the file system in all, and those that are free. A file system that does not
-// say how large it is has no bound.
-func (c *Cache) disk() (bytes struct{ total, free int64 }, err error) {
+// diskUsage are the bytes of the file system in all, and those that are free. A file system that
+// does not say how large it is has no bound.
+func (c *Cache) diskUsage() (bytes struct{ total, free int64 }, err error) {
 	var stat unix.Statfs_t
-	if err := unix.Statfs(c.path(), &stat); err != nil {
-		return bytes, &fs.PathError{Op: "statfs", Path: c.path(), Err: err}
+	if err := unix.Statfs(c.pathOf(), &stat); err != nil {
+		return bytes, &fs.PathError{Op: "statfs", Path: c.pathOf(), Err: err}
 	}
 	if bytes.total = int64(stat.Blocks) * stat.Bsize; bytes.total <= 0 {
 		bytes.total, bytes.free = math.MaxInt64, math.MaxInt64
@@ -119,14 +119,14 @@ func (c *Cache) disk() (bytes struct{ total, free int64 }, err error) {
 
 // Over returns by how many bytes the cache is above its bound, and the bound. What is there stays.
 func (c *Cache) Over() (over, bound int64, err error) {
-	u, err := c.usage(map[string]bool{})
+	u, err := c.measureUsage(map[string]bool{})
 	return max(u.held-c.bound, 0), c.bound, err
 }
 
 // freeUnfinished frees what files take of which an earlier process had begun to fetch parts: also
 // one that was killed, or was older and took the room of a whole file before it came.
 func (c *Cache) freeUnfinished() error {
-	entries, err := os.ReadDir(c.path(partsFolder))
+	entries, err := os.ReadDir(c.pathOf(partsFolder))
 	for _, e := range entries {
 		sum := strings.TrimSuffix(e.Name(), ".have")
 		if checkSum(sum) == nil {
@@ -138,10 +138,11 @@ func (c *Cache) freeUnfinished() error {
 
 // lock keeps others from the cache, where the file system has locks.
 func (c *Cache) lock() (err error) {
-	c.locked, err = dirlock.Lock(c.path("lock"))
+	c.locked, err = dirlock.Lock(c.pathOf("lock"))
 	if held := new(dirlock.HeldError); errors.As(err, &held) {
 		return fmt.Errorf("%s is in use by an agent that follows a model store, or by muster "+
-			"models pull; wait until it has ended, or take another model directory: %w", c.dir, held)
+			"models pull; wait until it has ended, or take another model directory: %w", c.dir,
+			held)
 	}
 	return err
 }
@@ -159,12 +160,12 @@ func (c *Cache) removeUnfinished() error {
 	for _, e := range entries {
 		linked[c.folderOf(e.Name())] = true
 	}
-	folders, err := os.ReadDir(c.path(modelsFolder))
+	folders, err := os.ReadDir(c.pathOf(modelsFolder))
 	if err != nil {
 		return err
 	}
 	for _, e := range folders {
-		if path := c.path(modelsFolder, e.Name()); !linked[path] {
+		if path := c.pathOf(modelsFolder, e.Name()); !linked[path] {
 			if err := os.RemoveAll(path); err != nil {
 				return err
 			}
@@ -173,7 +174,7 @@ func (c *Cache) removeUnfinished() error {
 	return nil
 }
 
-func (c *Cache) path(elements ...string) string {
+func (c *Cache) pathOf(elements ...string) string {
 	return filepath.Join(append([]string{c.dir, ".store"}, elements...)...)
 }
 
@@ -184,7 +185,7 @@ func (c *Cache) folderOf(model string) string {
 		return ""
 	}
 	path := filepath.Join(c.dir, to)
-	if filepath.Dir(path) != c.path(modelsFolder) {
+	if filepath.Dir(path) != c.pathOf(modelsFolder) {
 		return ""
 	}
 	return path
@@ -193,9 +194,9 @@ func (c *Cache) folderOf(model string) string {
 // Holds reports whether a model's folder is from the store.
 func (c *Cache) Holds(model string) bool { return c.folderOf(model) != "" }
 
-// has reports whether the cache has the whole file.
-func (c *Cache) has(f File) bool {
-	info, err := os.Stat(c.path(filesFolder, f.SHA256))
+// hasFile reports whether the cache has the whole file.
+func (c *Cache) hasFile(f File) bool {
+	info, err := os.Stat(c.pathOf(filesFolder, f.SHA256))
 	return err == nil && info.Mode().IsRegular() && info.Size() == f.Size
 }
 
@@ -224,13 +225,13 @@ func heldIn(folder, model string) (held []*Manifest) {
 			continue
 		}
 		path := filepath.Join(folder, documents, f.Name())
-		data, err := files.Read(path, mostDocument)
+		data, err := files.Read(path, maxDocument)
 		if err != nil {
 			continue
 		}
 		if m, err := ParseManifest(data, model, number); err == nil {
 			m.document = data
-			m.signature, _ = files.Read(path+signatureEnd, mostRelease) // nil if it has none
+			m.signature, _ = files.Read(path+signatureEnd, maxRelease) // nil if it has none
 			held = append(held, m)
 		}
 	}
@@ -240,8 +241,8 @@ func heldIn(folder, model string) (held []*Manifest) {
 // Check returns nil if a version of a model may be loaded from the model directory: if the model is
 // not from the store, for its folder is then its operator's, or if one of the keys has signed the
 // version's manifest, and that of the version whose settings hold, and the files are those that the
-// manifests name. It reads all of them, and returns soon after ctx ends. fromStore is whether the model
-// is from the store.
+// manifests name. It reads all of them, and returns soon after ctx ends. fromStore is whether the
+// model is from the store.
 func (c *Cache) Check(ctx context.Context, model string, version int64, keys Keys) (fromStore bool,
 	err error) {
 	folder := c.folderOf(model)
@@ -251,8 +252,9 @@ func (c *Cache) Check(ctx context.Context, model string, version int64, keys Key
 	held := heldIn(folder, model)
 	i := slices.IndexFunc(held, func(m *Manifest) bool { return m.Version == version })
 	if i < 0 {
-		return true, fmt.Errorf("%s version %d: %w: the model is from the store, and this version is not",
-			model, version, ErrSignature)
+		return true,
+			fmt.Errorf("%s version %d: %w: the model is from the store, and this version is not",
+				model, version, ErrSignature)
 	}
 	var all []File
 	for _, m := range slices.Compact([]*Manifest{held[0], held[i]}) {
@@ -269,7 +271,8 @@ func (c *Cache) Check(ctx context.Context, model string, version int64, keys Key
 	for _, name := range settings {
 		_, err := os.Lstat(filepath.Join(folder, name))
 		if err == nil && !slices.ContainsFunc(all, func(f File) bool { return f.Path == name }) {
-			return true, fmt.Errorf("%s: %w: %s is beside it, and the manifest does not name it", held[i],
+			return true, fmt.Errorf("%s: %w: %s is beside it, and the manifest does not name it",
+				held[i],
 				ErrSignature, name)
 		}
 	}
@@ -278,7 +281,7 @@ func (c *Cache) Check(ctx context.Context, model string, version int64, keys Key
 		if err == nil && found.SHA256 != f.SHA256 {
 			err = fmt.Errorf("%s: %w: %s has the SHA-256 %s, the manifest says %s; remove the model's "+
 				"folder and %s to fetch it again", held[i], ErrSignature, f.Path, found.SHA256,
-				f.SHA256, c.path(filesFolder, f.SHA256))
+				f.SHA256, c.pathOf(filesFolder, f.SHA256))
 		}
 		if err != nil {
 			return true, err
@@ -300,11 +303,11 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 	for _, m := range versions {
 		hash.Write(write(m))
 		if m.signature != nil { // the folder with it is another
-			hash.Write(m.text())
+			hash.Write(m.documentText())
 			hash.Write(m.signature)
 		}
 	}
-	folder := c.path(modelsFolder, hex.EncodeToString(hash.Sum(nil)[:16]))
+	folder := c.pathOf(modelsFolder, hex.EncodeToString(hash.Sum(nil)[:16]))
 	link := filepath.Join(c.dir, model)
 	before := c.folderOf(model)
 	if before == folder {
@@ -317,7 +320,7 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 		return false, fmt.Errorf("%s is there and not from the store; move it away to serve the "+
 			"store's %s: %w", link, model, fs.ErrExist)
 	}
-	if err := c.build(folder, versions); err != nil {
+	if err := c.buildFolder(folder, versions); err != nil {
 		return false, errors.Join(err, os.RemoveAll(folder))
 	}
 	to, err := filepath.Rel(c.dir, folder)
@@ -340,8 +343,8 @@ func (c *Cache) Install(model string, versions []*Manifest) (changed bool, err e
 	return true, err
 }
 
-// build makes the folder of a model from files of the cache.
-func (c *Cache) build(folder string, versions []*Manifest) error {
+// buildFolder makes the folder of a model from files of the cache.
+func (c *Cache) buildFolder(folder string, versions []*Manifest) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
@@ -360,12 +363,12 @@ func (c *Cache) build(folder string, versions []*Manifest) error {
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				return err
 			}
-			if err := os.Link(c.path(filesFolder, f.SHA256), path); err != nil {
+			if err := os.Link(c.pathOf(filesFolder, f.SHA256), path); err != nil {
 				return err
 			}
 		}
 		document := filepath.Join(folder, documents, fmt.Sprintf("%d-%d.json", i, m.Version))
-		if err := os.WriteFile(document, m.text(), 0o644); err != nil {
+		if err := os.WriteFile(document, m.documentText(), 0o644); err != nil {
 			return err
 		}
 		if m.signature != nil {
@@ -387,8 +390,8 @@ func (c *Cache) Remove(model string) error {
 	return errors.Join(os.Remove(filepath.Join(c.dir, model)), os.RemoveAll(folder))
 }
 
-// pin keeps files from being removed until the returned function is called.
-func (c *Cache) pin(files []File) (unpin func()) {
+// pinFiles keeps files from being removed until the returned function is called.
+func (c *Cache) pinFiles(files []File) (unpin func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range files {
@@ -422,10 +425,10 @@ type usage struct {
 	unused []idle
 }
 
-// usage looks at the files of the cache. Those in wanted do not count as unused.
-func (c *Cache) usage(wanted map[string]bool) (u usage, err error) {
+// measureUsage looks at the files of the cache. Those in wanted do not count as unused.
+func (c *Cache) measureUsage(wanted map[string]bool) (u usage, err error) {
 	for _, folder := range []string{filesFolder, partsFolder} {
-		entries, err := os.ReadDir(c.path(folder))
+		entries, err := os.ReadDir(c.pathOf(folder))
 		if err != nil {
 			return u, err
 		}
@@ -450,7 +453,7 @@ func (c *Cache) usage(wanted map[string]bool) (u usage, err error) {
 			u.held += size
 			if stat.Nlink == 1 && !wanted[sum] {
 				// The change of an inode is that of its links, when a folder let go of it.
-				u.unused = append(u.unused, idle{c.path(folder, e.Name()), size, stat.Ctim})
+				u.unused = append(u.unused, idle{c.pathOf(folder, e.Name()), size, stat.Ctim})
 			}
 		}
 	}
@@ -461,16 +464,16 @@ func (c *Cache) usage(wanted map[string]bool) (u usage, err error) {
 }
 
 // Room makes room for the given files, beside those that others have pinned and what the folders of
-// models hold: it removes files that no folder links to, those first that were left longest ago. What
-// a folder links to, and so all that serves, stays, even where the cache is above its bound. The error
-// says by how much there is too little.
+// models hold: it removes files that no folder links to, those first that were left longest ago.
+// What a folder links to, and so all that serves, stays, even where the cache is above its bound.
+// The error says by how much there is too little.
 func (c *Cache) Room(wanted []File) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	need := int64(0)
 	counted := map[string]bool{}
 	count := func(f File) {
-		if !counted[f.SHA256] && !c.has(f) {
+		if !counted[f.SHA256] && !c.hasFile(f) {
 			need += min(f.Size, math.MaxInt64-need)
 		}
 		counted[f.SHA256] = true
@@ -484,11 +487,11 @@ func (c *Cache) Room(wanted []File) error {
 	for _, p := range c.pinned {
 		count(p.file)
 	}
-	u, err := c.usage(counted)
+	u, err := c.measureUsage(counted)
 	if err != nil {
 		return err
 	}
-	disk, err := c.disk()
+	disk, err := c.diskUsage()
 	if err != nil {
 		return err
 	}
@@ -508,7 +511,8 @@ func (c *Cache) Room(wanted []File) error {
 			"use and %d more are needed", c.dir, c.bound, u.held, need)
 	}
 	if need-u.begun > disk.free {
-		return fmt.Errorf("the disk of %s has %d bytes left, and %d are needed: %w", c.dir, disk.free,
+		return fmt.Errorf("the disk of %s has %d bytes left, and %d are needed: %w", c.dir,
+			disk.free,
 			need-u.begun, syscall.ENOSPC)
 	}
 	return nil

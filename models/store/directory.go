@@ -28,8 +28,8 @@ func Directory(dir string) Bucket {
 	return &directory{dir: dir, calls: files.NewCalls(callsAtOnce)}
 }
 
-// callsAtOnce is how many calls of a store's file system there are at a time, of which each may keep
-// a thread for ever. As many files are fetched, and releases read, at a time.
+// callsAtOnce is how many calls of a store's file system there are at a time, of which each may
+// keep a thread for ever. As many files are fetched, and releases read, at a time.
 const callsAtOnce = 64
 
 type directory struct {
@@ -47,7 +47,7 @@ const (
 	abandoned = 24 * time.Hour
 )
 
-func (d *directory) path(key string) (string, error) {
+func (d *directory) pathOf(key string) (string, error) {
 	local := filepath.FromSlash(key)
 	if !filepath.IsLocal(local) {
 		return "", fmt.Errorf("store %s: key %q leads out of the folder", d.dir, key)
@@ -57,7 +57,7 @@ func (d *directory) path(key string) (string, error) {
 
 func (d *directory) List(ctx context.Context, prefix string,
 	each func(key string, size int64) error) error {
-	root, err := d.path(strings.TrimSuffix(prefix, "/"))
+	root, err := d.pathOf(strings.TrimSuffix(prefix, "/"))
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,8 @@ func (d *directory) List(ctx context.Context, prefix string,
 				return dir.ReadDir(namesAtOnce)
 			}, nil)
 			if seen += len(page); seen > maxNames {
-				err = fmt.Errorf("there are more than %d names below %s; is it a model store?", maxNames,
+				err = fmt.Errorf("there are more than %d names below %s; is it a model store?",
+					maxNames,
 					root)
 			}
 			for _, e := range page {
@@ -84,7 +85,7 @@ func (d *directory) List(ctx context.Context, prefix string,
 				}
 				if e.IsDir() {
 					folders = append(folders, filepath.Join(path, e.Name()))
-				} else if wrong := d.tell(filepath.Join(path, e.Name()), each); wrong != nil {
+				} else if wrong := d.eachFile(filepath.Join(path, e.Name()), each); wrong != nil {
 					go dir.Close() // it was read
 					return wrong
 				}
@@ -94,7 +95,7 @@ func (d *directory) List(ctx context.Context, prefix string,
 			go dir.Close() // it was read
 		}
 		if err != io.EOF {
-			return d.explain(err)
+			return d.wrapError(err)
 		}
 	}
 	return nil
@@ -105,7 +106,7 @@ const (
 	namesAtOnce = 1024
 	// maxNames bounds the names, those of folders and of unfinished files too, which Store does not
 	// count.
-	maxNames = 10 * mostObjects
+	maxNames = 10 * maxObjects
 )
 
 // openFolder opens a folder to read its names, and nothing else that may have its path.
@@ -117,8 +118,8 @@ func (d *directory) openFolder(ctx context.Context, path string) (*os.File, erro
 
 func closeFile(f *os.File) { _ = f.Close() } // it was read
 
-// tell calls each with the key of a file, whose size it does not ask for.
-func (d *directory) tell(path string, each func(key string, size int64) error) error {
+// eachFile calls each with the key of a file, whose size it does not ask for.
+func (d *directory) eachFile(path string, each func(key string, size int64) error) error {
 	key, err := filepath.Rel(d.dir, path)
 	if err != nil {
 		return err
@@ -128,28 +129,29 @@ func (d *directory) tell(path string, each func(key string, size int64) error) e
 
 func (d *directory) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser,
 	int64, error) {
-	path, err := d.path(key)
+	path, err := d.pathOf(key)
 	if err != nil {
 		return nil, 0, err
 	}
-	type opened struct {
+	type openedFile struct {
 		*os.File
 		size int64
 	}
-	f, err := files.Do(ctx, d.calls, func() (opened, error) {
+	f, err := files.Do(ctx, d.calls, func() (openedFile, error) {
 		f, info, err := files.Open(path)
 		if err != nil {
-			return opened{}, err
+			return openedFile{}, err
 		}
-		return opened{f, info.Size()}, nil
-	}, func(f opened) { closeFile(f.File) })
+		return openedFile{f, info.Size()}, nil
+	}, func(f openedFile) { closeFile(f.File) })
 	if err != nil {
-		return nil, 0, d.explain(err)
+		return nil, 0, d.wrapError(err)
 	}
 	if length < 0 {
 		length = max(f.size-offset, 0)
 	}
-	return &objectReader{ctx, d.calls, io.NewSectionReader(f, offset, length), f.File, nil}, f.size, nil
+	return &objectReader{ctx, d.calls, io.NewSectionReader(f, offset, length), f.File, nil},
+		f.size, nil
 }
 
 // An objectReader reads an object of a directory.
@@ -187,17 +189,18 @@ func (r *objectReader) Close() error {
 }
 
 func (d *directory) Create(ctx context.Context, key string, size int64, r io.Reader) error {
-	path, err := d.path(key)
+	path, err := d.pathOf(key)
 	if err != nil {
 		return err
 	}
 	_, err = files.Do(ctx, d.calls, func() (any, error) {
-		return nil, d.create(ctx, path, size, r)
+		return nil, d.createFile(ctx, path, size, r)
 	}, nil)
-	return d.explain(err)
+	return d.wrapError(err)
 }
 
-func (d *directory) create(ctx context.Context, path string, size int64, r io.Reader) (err error) {
+func (d *directory) createFile(ctx context.Context, path string, size int64,
+	r io.Reader) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -220,9 +223,9 @@ func (d *directory) create(ctx context.Context, path string, size int64, r io.Re
 	return os.Link(f.Name(), path)
 }
 
-// removeAbandoned removes the files in the folder of made, a new file, whose writers were killed. It
-// compares their times with that of made, which the same clock gave, perhaps a file server's. What
-// cannot be removed stays: it takes room, and nothing else.
+// removeAbandoned removes the files in the folder of made, a new file, whose writers were killed.
+// It compares their times with that of made, which the same clock gave, perhaps a file server's.
+// What cannot be removed stays: it takes room, and nothing else.
 func removeAbandoned(made *os.File) {
 	now, err := made.Stat()
 	if err != nil {
@@ -251,7 +254,8 @@ func removeAbandoned(made *os.File) {
 	}
 }
 
-// copyAll copies what r has, and returns how many bytes. The end of ctx takes effect after each 16 MiB.
+// copyAll copies what r has, and returns how many bytes. The end of ctx takes effect after each 16
+// MiB.
 func copyAll(ctx context.Context, w io.Writer, r io.Reader) (n int64, err error) {
 	for err == nil {
 		var some int64
@@ -266,8 +270,8 @@ func copyAll(ctx context.Context, w io.Writer, r io.Reader) (n int64, err error)
 
 func (d *directory) Close() error { return nil }
 
-// explain wraps the sentinel that belongs to a file's error. The error names the file.
-func (d *directory) explain(err error) error {
+// wrapError wraps the sentinel that belongs to a file's error. The error names the file.
+func (d *directory) wrapError(err error) error {
 	for from, to := range map[error]error{
 		fs.ErrNotExist: ErrNotFound, fs.ErrExist: ErrExists, fs.ErrPermission: ErrDenied,
 		files.ErrNotRegular: ErrNotFound,

@@ -57,7 +57,7 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 	f, _ := fetcher(t, s)
-	f.Cache = opened(t, dir, 0)
+	f.Cache = openedFile(t, dir, 0)
 	if err := f.ensure(t, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +112,14 @@ func taken(t *testing.T, dir string) (bytes int64) {
 func TestClaims(t *testing.T) {
 	for name, send := range map[string]func(length int64) (io.Reader, error){
 		"absent": func(int64) (io.Reader, error) { return nil, ErrNotFound },
-		"wrong":  func(length int64) (io.Reader, error) { return io.LimitReader(zeroes{}, length), nil },
-		"cut":    func(length int64) (io.Reader, error) { return io.LimitReader(zeroes{}, length/2), nil },
+		"wrong": func(length int64) (io.Reader, error) {
+			return io.LimitReader(zeroes{}, length),
+				nil
+		},
+		"cut": func(length int64) (io.Reader, error) {
+			return io.LimitReader(zeroes{},
+				length/2), nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const files, size = 8, 64 << 20
@@ -131,7 +137,7 @@ func TestClaims(t *testing.T) {
 			f, dir := fetcher(t, s)
 			most := int64(0)
 			f.Store = New(claims{s.bucket, func(length int64) (io.Reader, error) {
-				most = max(most, taken(t, f.Cache.path(partsFolder)))
+				most = max(most, taken(t, f.Cache.pathOf(partsFolder)))
 				return send(length)
 			}}, "claims")
 			synctest.Test(t, func(t *testing.T) {
@@ -168,8 +174,8 @@ func (c claims) Open(_ context.Context, _ string, _, length int64) (io.ReadClose
 	return io.NopCloser(r), 64 << 20, err
 }
 
-// TestClaimsOfBefore: what an older program took on the disk before the bytes came is free again, and
-// the part that is there stays.
+// TestClaimsOfBefore: what an older program took on the disk before the bytes came is free again,
+// and the part that is there stays.
 func TestClaimsOfBefore(t *testing.T) {
 	s, _ := open(t)
 	f, dir := fetcher(t, s)
@@ -177,7 +183,7 @@ func TestClaimsOfBefore(t *testing.T) {
 		strings.Repeat("0a", 32): make([]byte, 16), strings.Repeat("0b", 32): append([]byte{0, 1},
 			make([]byte, 14)...),
 	} {
-		path := f.Cache.path(partsFolder, sum)
+		path := f.Cache.pathOf(partsFolder, sum)
 		err := errors.Join(os.WriteFile(path, bytes.Repeat([]byte("x"), 16*int(partBytes)), 0o644),
 			os.WriteFile(path+".have", have, 0o644))
 		if err != nil {
@@ -188,14 +194,14 @@ func TestClaimsOfBefore(t *testing.T) {
 	if got := taken(t, dir); got < partBytes || got > partBytes+8192 {
 		t.Errorf("%d bytes, expected about the %d of one part", got, partBytes)
 	}
-	data, err := os.ReadFile(f.Cache.path(partsFolder, strings.Repeat("0b", 32)))
+	data, err := os.ReadFile(f.Cache.pathOf(partsFolder, strings.Repeat("0b", 32)))
 	if err != nil || !bytes.Equal(data[partBytes:], bytes.Repeat([]byte("x"), int(partBytes))) {
 		t.Errorf("the part that is there: %d bytes, %v", len(data), err)
 	}
 }
 
-// TestBound: the bound is 80 % of the file system unless there is another; a cache that is above a new
-// one keeps and serves what it has, and takes nothing more.
+// TestBound: the bound is 80 % of the file system unless there is another; a cache that is above a
+// new one keeps and serves what it has, and takes nothing more.
 func TestBound(t *testing.T) {
 	s, _ := pushed(t)
 	f, dir := fetcher(t, s)

@@ -39,15 +39,15 @@ const (
 	patience = 20 * time.Second
 	// askEvery is the time between two questions to the peers.
 	askEvery = time.Second
-	// mostFailures is how many times in a row a part may fail without a step, of which it takes 128
+	// maxFailures is how many times in a row a part may fail without a step, of which it takes 128
 	// (64 KiB of 8 MiB): a source may send a byte each time. The pauses between them double up to
 	// slowest, so that it takes about a minute.
-	mostFailures = 10
-	steps        = 128
-	slowest      = 10 * time.Second
-	// mostWrong is how many times the store may send wrong bytes for a part, and how many times in
+	maxFailures = 10
+	steps       = 128
+	slowest     = 10 * time.Second
+	// maxWrong is how many times the store may send wrong bytes for a part, and how many times in
 	// a row a peer may fail.
-	mostWrong = 3
+	maxWrong = 3
 )
 
 // Peers are the others of a fleet, as seen by one of them. Methods may be called concurrently.
@@ -73,9 +73,9 @@ type Has struct {
 	Parts, Taking []byte
 }
 
-func (h Has) part(i int) bool { return h.All || bit(h.Parts, i) }
+func (h Has) hasPart(i int) bool { return h.All || bit(h.Parts, i) }
 
-func (h Has) count() (n int) {
+func (h Has) countParts() (n int) {
 	for _, b := range h.Parts {
 		n += bits.OnesCount8(b)
 	}
@@ -103,15 +103,16 @@ type Fetcher struct {
 	Failed func(source string, err error)
 }
 
-func (f *Fetcher) pace(ctx context.Context, n int, took time.Duration) error {
+func (f *Fetcher) paceReads(ctx context.Context, n int, took time.Duration) error {
 	if f.Pace == nil {
 		return ctx.Err()
 	}
 	return f.Pace(ctx, n, took)
 }
 
-// fetch brings all files of a version into the cache. The caller pins the files.
-func (f *Fetcher) fetch(ctx context.Context, m *Manifest, progress func(done, total int64)) error {
+// fetchVersion brings all files of a version into the cache. The caller pins the files.
+func (f *Fetcher) fetchVersion(ctx context.Context, m *Manifest,
+	progress func(done, total int64)) error {
 	var mu sync.Mutex
 	done, total := int64(0), m.Bytes()
 	more := func(n int64) {
@@ -129,12 +130,12 @@ func (f *Fetcher) fetch(ctx context.Context, m *Manifest, progress func(done, to
 		twice := slices.ContainsFunc(m.Files[:i], func(o File) bool {
 			return o.SHA256 == file.SHA256
 		})
-		if twice || f.Cache.has(file) {
+		if twice || f.Cache.hasFile(file) {
 			more(file.Size)
 			continue
 		}
 		group.Go(func() error {
-			if err := f.file(ctx, file, slots, more); err != nil {
+			if err := f.fetchFile(ctx, file, slots, more); err != nil {
 				return fmt.Errorf("fetch %s of %s: %w", file.Path, m, err)
 			}
 			return nil
@@ -154,12 +155,12 @@ func (f *Fetcher) Ensure(ctx context.Context, model string, versions []*Manifest
 	for _, m := range versions {
 		files = append(files, m.Files...)
 	}
-	defer f.Cache.pin(files)()
+	defer f.Cache.pinFiles(files)()
 	if err := f.Cache.Room(files); err != nil {
 		return false, fmt.Errorf("%s: %w", model, err)
 	}
 	for _, m := range versions {
-		if err := f.fetch(ctx, m, progress); err != nil {
+		if err := f.fetchVersion(ctx, m, progress); err != nil {
 			return false, err
 		}
 	}
@@ -181,14 +182,14 @@ type parts struct {
 	missing int
 }
 
-// open opens what is there of a file. It takes no room on the disk before bytes come: a manifest may
-// claim more than there is.
+// open opens what is there of a file. It takes no room on the disk before bytes come: a manifest
+// may claim more than there is.
 func (c *Cache) open(f File) (*parts, error) {
 	p := &parts{
-		file: f, there: make([]bool, f.parts()), taken: make([]bool, f.parts()),
-		store: make([]bool, f.parts()), missing: f.parts(),
+		file: f, there: make([]bool, f.countParts()), taken: make([]bool, f.countParts()),
+		store: make([]bool, f.countParts()), missing: f.countParts(),
 	}
-	path := c.path(partsFolder, f.SHA256)
+	path := c.pathOf(partsFolder, f.SHA256)
 	var err error
 	if p.data, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
 		return nil, err
@@ -199,10 +200,10 @@ func (c *Cache) open(f File) (*parts, error) {
 	info, err := p.data.Stat()
 	have, readErr := io.ReadAll(p.have)
 	err = errors.Join(err, readErr)
-	if err == nil && (info.Size() > f.Size || len(have) != f.parts()) {
+	if err == nil && (info.Size() > f.Size || len(have) != f.countParts()) {
 		have = nil
 		err = errors.Join(p.have.Truncate(0), p.data.Truncate(0),
-			p.have.Truncate(int64(f.parts())))
+			p.have.Truncate(int64(f.countParts())))
 	}
 	if err == nil {
 		err = p.data.Truncate(f.Size)
@@ -228,7 +229,7 @@ func (p *parts) close() error { return errors.Join(p.data.Close(), p.have.Close(
 // put notes that a part is there, and is right. The kernel begins to write it to the disk, so that
 // not all is to be written when the file is whole.
 func (p *parts) put(i int) error {
-	offset, length, _ := p.file.part(i)
+	offset, length, _ := p.file.partRange(i)
 	_ = unix.SyncFileRange(int(p.data.Fd()), offset, length, unix.SYNC_FILE_RANGE_WRITE)
 	if _, err := p.have.WriteAt([]byte{1}, int64(i)); err != nil {
 		return err
@@ -240,8 +241,8 @@ func (p *parts) put(i int) error {
 	return nil
 }
 
-// has returns what is there, and what is being taken from the store.
-func (p *parts) has() Has {
+// heldParts returns what is there, and what is being taken from the store.
+func (p *parts) heldParts() Has {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return Has{Parts: pack(p.there), Taking: pack(p.store)}
@@ -264,12 +265,12 @@ func (c *Cache) Has(sum string) (Has, bool) {
 	p := c.parts[sum]
 	c.mu.Unlock()
 	if p != nil {
-		return p.has(), true
+		return p.heldParts(), true
 	}
 	if checkSum(sum) != nil {
 		return Has{}, false
 	}
-	_, err := os.Stat(c.path(filesFolder, sum))
+	_, err := os.Stat(c.pathOf(filesFolder, sum))
 	return Has{All: true}, err == nil
 }
 
@@ -282,7 +283,7 @@ func (c *Cache) ReadAt(sum string, data []byte, offset int64) error {
 	if offset < 0 {
 		return fmt.Errorf("offset %d, expected 0 or more", offset)
 	}
-	whole, _, err := files.Open(c.path(filesFolder, sum))
+	whole, _, err := files.Open(c.pathOf(filesFolder, sum))
 	if err == nil {
 		_, err = whole.ReadAt(data, offset)
 		return errors.Join(err, whole.Close())
@@ -305,16 +306,16 @@ func (c *Cache) ReadAt(sum string, data []byte, offset int64) error {
 	return err
 }
 
-// file fetches one file, unless another call fetches it, for which it waits. slots bounds the parts
-// that are fetched at a time.
-func (f *Fetcher) file(ctx context.Context, file File, slots chan struct{},
+// fetchFile fetches one file, unless another call fetches it, for which it waits. slots bounds the
+// parts that are fetched at a time.
+func (f *Fetcher) fetchFile(ctx context.Context, file File, slots chan struct{},
 	more func(int64)) error {
-	done, err := f.Cache.claim(ctx, file)
+	done, err := f.Cache.claimFile(ctx, file)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if f.Cache.has(file) {
+	if f.Cache.hasFile(file) {
 		more(file.Size)
 		return nil
 	}
@@ -327,29 +328,29 @@ func (f *Fetcher) file(ctx context.Context, file File, slots chan struct{},
 		delete(f.Cache.parts, file.SHA256)
 		f.Cache.mu.Unlock()
 		_ = p.close() // what counts was synced
-		if !f.Cache.has(file) {
+		if !f.Cache.hasFile(file) {
 			_ = f.Cache.freeMissing(file.SHA256) // OpenCache does it if this has failed
 		}
 	}()
 	for i, there := range p.there {
-		if _, length, _ := file.part(i); there {
+		if _, length, _ := file.partRange(i); there {
 			more(length)
 		}
 	}
 	s := &swarm{fetcher: f, parts: p, grown: time.Now(), failed: map[string]int{},
 		later: map[string]time.Time{}}
 	group, workCtx := errgroup.WithContext(ctx)
-	for range min(atOnce, file.parts()) {
-		group.Go(func() error { return s.work(workCtx, slots, more) })
+	for range min(atOnce, file.countParts()) {
+		group.Go(func() error { return s.fetchParts(workCtx, slots, more) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return f.complete(ctx, p)
+	return f.completeFile(ctx, p)
 }
 
-// claim waits until nobody else fetches a file, and keeps others from it until done is called.
-func (c *Cache) claim(ctx context.Context, f File) (done func(), err error) {
+// claimFile waits until nobody else fetches a file, and keeps others from it until done is called.
+func (c *Cache) claimFile(ctx context.Context, f File) (done func(), err error) {
 	for {
 		c.mu.Lock()
 		other := c.claimed[f.SHA256]
@@ -373,10 +374,10 @@ func (c *Cache) claim(ctx context.Context, f File) (done func(), err error) {
 	}
 }
 
-// complete checks a file whole and moves it to where the cache has its files.
-func (f *Fetcher) complete(ctx context.Context, p *parts) error {
+// completeFile checks a file whole and moves it to where the cache has its files.
+func (f *Fetcher) completeFile(ctx context.Context, p *parts) error {
 	c := f.Cache
-	path := c.path(partsFolder, p.file.SHA256)
+	path := c.pathOf(partsFolder, p.file.SHA256)
 	if p.kept || len(p.file.Parts) > 0 { // else its one part had the sum of the file as it came
 		hash := sha256.New()
 		buffer := make([]byte, piece)
@@ -388,7 +389,7 @@ func (f *Fetcher) complete(ctx context.Context, p *parts) error {
 			}
 			hash.Write(buffer[:n])
 			at += int64(n)
-			if err := f.pace(ctx, 0, time.Since(begin)); err != nil {
+			if err := f.paceReads(ctx, 0, time.Since(begin)); err != nil {
 				return err
 			}
 		}
@@ -402,7 +403,7 @@ func (f *Fetcher) complete(ctx context.Context, p *parts) error {
 	if err := errors.Join(p.data.Chmod(0o444), p.data.Sync()); err != nil {
 		return err
 	}
-	if err := os.Rename(path, c.path(filesFolder, p.file.SHA256)); err != nil {
+	if err := os.Rename(path, c.pathOf(filesFolder, p.file.SHA256)); err != nil {
 		return err
 	}
 	return os.Remove(path + ".have")
@@ -419,17 +420,17 @@ type swarm struct {
 	asked time.Time // when peers were last asked
 	known int       // how many parts peers are known to have, in all, and how many peers there are
 	grown time.Time // when that last grew
-	// failed is how many times in a row a peer has failed; mostWrong or more: it is not asked again.
-	// later is when one that was busy or failed may be asked.
+	// failed is how many times in a row a peer has failed; mostWrong or more: it is not asked
+	// again. later is when one that was busy or failed may be asked.
 	failed map[string]int
 	later  map[string]time.Time
 }
 
-// work fetches parts until none is missing.
-func (s *swarm) work(ctx context.Context, slots chan struct{}, more func(int64)) error {
+// fetchParts fetches parts until none is missing.
+func (s *swarm) fetchParts(ctx context.Context, slots chan struct{}, more func(int64)) error {
 	wait := 100 * time.Millisecond
 	for {
-		s.ask(ctx)
+		s.askPeers(ctx)
 		part, peer, left := s.next()
 		if left == 0 {
 			return nil
@@ -442,18 +443,18 @@ func (s *swarm) work(ctx context.Context, slots chan struct{}, more func(int64))
 			continue
 		}
 		wait = 100 * time.Millisecond
-		err := s.part(ctx, part, peer, slots)
+		err := s.fetchPart(ctx, part, peer, slots)
 		s.release(part)
 		if err != nil {
 			return err
 		}
-		if _, length, _ := s.parts.file.part(part); s.has(part) {
+		if _, length, _ := s.parts.file.partRange(part); s.hasPart(part) {
 			more(length)
 		}
 	}
 }
 
-func (s *swarm) has(part int) bool {
+func (s *swarm) hasPart(part int) bool {
 	s.parts.mu.Lock()
 	defer s.parts.mu.Unlock()
 	return s.parts.there[part]
@@ -465,9 +466,9 @@ func (s *swarm) release(part int) {
 	s.parts.taken[part], s.parts.store[part] = false, false
 }
 
-// ask asks the peers what they have, unless that was done a short time ago. The first call blocks
-// all others, so that nothing is taken before those who want the file know of each other.
-func (s *swarm) ask(ctx context.Context) {
+// askPeers asks the peers what they have, unless that was done a short time ago. The first call
+// blocks all others, so that nothing is taken before those who want the file know of each other.
+func (s *swarm) askPeers(ctx context.Context) {
 	peers := s.fetcher.Peers
 	if peers == nil {
 		return
@@ -508,11 +509,11 @@ func (s *swarm) next() (part int, peer string, left int) {
 	now := time.Now()
 	all := 0
 	for name, has := range known {
-		all += 1 + has.count()
+		all += 1 + has.countParts()
 		if has.All {
 			all += len(p.there)
 		}
-		if s.failed[name] >= mostWrong {
+		if s.failed[name] >= maxWrong {
 			delete(known, name)
 		}
 	}
@@ -529,7 +530,7 @@ func (s *swarm) next() (part int, peer string, left int) {
 		}
 		var from []string
 		for name, has := range known {
-			if has.part(i) && now.After(s.later[name]) {
+			if has.hasPart(i) && now.After(s.later[name]) {
 				from = append(from, name)
 			}
 		}
@@ -537,7 +538,7 @@ func (s *swarm) next() (part int, peer string, left int) {
 			p.taken[i] = true
 			return i, from[rand.IntN(len(from))], p.missing
 		}
-		if own < 0 && s.ahead(i, known) <= late {
+		if own < 0 && s.countAhead(i, known) <= late {
 			own = i
 		}
 	}
@@ -547,15 +548,16 @@ func (s *swarm) next() (part int, peer string, left int) {
 	return own, "", p.missing
 }
 
-// ahead is how many peers have a part, take it from the store, or are to take it before this agent.
-func (s *swarm) ahead(part int, known map[string]Has) (n int) {
+// countAhead is how many peers have a part, take it from the store, or are to take it before this
+// agent.
+func (s *swarm) countAhead(part int, known map[string]Has) (n int) {
 	if len(known) == 0 {
 		return 0
 	}
-	_, _, sum := s.parts.file.part(part)
+	_, _, sum := s.parts.file.partRange(part)
 	self := rank(sum, s.fetcher.Peers.Self())
 	for name, has := range known {
-		if has.part(part) || bit(has.Taking, part) || rank(sum, name) > self {
+		if has.hasPart(part) || bit(has.Taking, part) || rank(sum, name) > self {
 			n++
 		}
 	}
@@ -569,11 +571,11 @@ func rank(sum, name string) uint64 {
 	return h.Sum64()
 }
 
-// part fetches one part, from a peer or, if peer is "", from the store. A peer that fails is not an
-// error: another source is asked later. What the store sent before it was cut off is kept. slots is
-// used while something is read, not between two attempts.
-func (s *swarm) part(ctx context.Context, part int, peer string, slots chan struct{}) error {
-	offset, length, sum := s.parts.file.part(part)
+// fetchPart fetches one part, from a peer or, if peer is "", from the store. A peer that fails is
+// not an error: another source is asked later. What the store sent before it was cut off is kept.
+// slots is used while something is read, not between two attempts.
+func (s *swarm) fetchPart(ctx context.Context, part int, peer string, slots chan struct{}) error {
+	offset, length, sum := s.parts.file.partRange(part)
 	source := "store"
 	if peer != "" {
 		source = "peer"
@@ -616,7 +618,7 @@ func (s *swarm) part(ctx context.Context, part int, peer string, slots chan stru
 			s.fetcher.Failed(source, err)
 		}
 		if peer != "" {
-			s.refuse(peer, err)
+			s.refusePeer(peer, err)
 			return nil
 		}
 		if n > length/steps {
@@ -624,11 +626,11 @@ func (s *swarm) part(ctx context.Context, part int, peer string, slots chan stru
 		} else {
 			failures++
 		}
-		if s.elsewhere(part) {
+		if s.isElsewhere(part) {
 			return nil
 		}
 		final := errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
-		if final || wrong >= mostWrong || failures >= mostFailures {
+		if final || wrong >= maxWrong || failures >= maxFailures {
 			return err
 		}
 		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
@@ -638,29 +640,29 @@ func (s *swarm) part(ctx context.Context, part int, peer string, slots chan stru
 	}
 }
 
-// elsewhere reports whether a peer has a part by now.
-func (s *swarm) elsewhere(part int) bool {
+// isElsewhere reports whether a peer has a part by now.
+func (s *swarm) isElsewhere(part int) bool {
 	if s.fetcher.Peers == nil {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, has := range s.fetcher.Peers.Known(s.parts.file) {
-		if has.part(part) && s.failed[name] < mostWrong {
+		if has.hasPart(part) && s.failed[name] < maxWrong {
 			return true
 		}
 	}
 	return false
 }
 
-// refuse asks a peer that has failed later, or not again.
-func (s *swarm) refuse(peer string, err error) {
+// refusePeer asks a peer that has failed later, or not again.
+func (s *swarm) refusePeer(peer string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.later[peer] = time.Now().Add(askEvery/2 + rand.N(askEvery))
 	switch {
 	case errors.Is(err, ErrCorrupt):
-		s.failed[peer] = mostWrong
+		s.failed[peer] = maxWrong
 	case !errors.Is(err, ErrBusy):
 		s.failed[peer]++
 	}
@@ -707,7 +709,7 @@ func (s *swarm) read(ctx context.Context, source, peer string, offset, length in
 				return done, fmt.Errorf("%w: %w", errDisk, err)
 			}
 			done += int64(n)
-			if err := s.fetcher.pace(ctx, n, time.Since(begin)); err != nil {
+			if err := s.fetcher.paceReads(ctx, n, time.Since(begin)); err != nil {
 				return done, err
 			}
 			silent.Reset(patience)
@@ -747,11 +749,11 @@ func (s *swarm) open(ctx context.Context, peer string, offset, length int64) (io
 	return r, err
 }
 
-// freeMissing frees the room on the disk of the parts of a file that are not there, whose bytes were
-// wrong or cut off; without any part it removes the file. Nobody fetches the file meanwhile.
+// freeMissing frees the room on the disk of the parts of a file that are not there, whose bytes
+// were wrong or cut off; without any part it removes the file. Nobody fetches the file meanwhile.
 func (c *Cache) freeMissing(sum string) error {
-	path := c.path(partsFolder, sum)
-	have, err := files.Read(path+".have", mostDocument)
+	path := c.pathOf(partsFolder, sum)
+	have, err := files.Read(path+".have", maxDocument)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -71,11 +71,11 @@ func pushed(t *testing.T) (*Store, string) {
 func fetcher(t *testing.T, s *Store) (*Fetcher, string) {
 	t.Helper()
 	dir := t.TempDir()
-	return &Fetcher{Cache: opened(t, dir, 0), Store: s}, dir
+	return &Fetcher{Cache: openedFile(t, dir, 0), Store: s}, dir
 }
 
-// opened returns the cache of a model directory, until the test ends.
-func opened(t *testing.T, dir string, bound int64) *Cache {
+// openedFile returns the cache of a model directory, until the test ends.
+func openedFile(t *testing.T, dir string, bound int64) *Cache {
 	t.Helper()
 	c, err := OpenCache(dir, bound)
 	if err != nil {
@@ -91,15 +91,15 @@ func (f *Fetcher) reopen(t *testing.T, bound int64) {
 	if err := f.Cache.Close(); err != nil {
 		t.Fatal(err)
 	}
-	f.Cache = opened(t, f.Cache.dir, bound)
+	f.Cache = openedFile(t, f.Cache.dir, bound)
 }
 
-// TestCacheInUse: a cache that one process has open, another does not open: it would remove what the
-// first has not finished. When the first has ended, it does.
+// TestCacheInUse: a cache that one process has open, another does not open: it would remove what
+// the first has not finished. When the first has ended, it does.
 func TestCacheInUse(t *testing.T) {
 	s, _ := pushed(t)
 	f, dir := fetcher(t, s)
-	unfinished := f.Cache.path(modelsFolder, "unfinished")
+	unfinished := f.Cache.pathOf(modelsFolder, "unfinished")
 	if err := os.Mkdir(unfinished, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func TestFetchFaults(t *testing.T) {
 			missing := int64(0)
 			for _, file := range m.Files {
 				if file.Path != "model.yaml" {
-					_ = os.Remove(f.Cache.path(filesFolder, file.SHA256))
+					_ = os.Remove(f.Cache.pathOf(filesFolder, file.SHA256))
 					missing += file.Size
 				}
 			}
@@ -444,7 +444,7 @@ func TestFetchResumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	swarm := &swarm{fetcher: f, parts: p}
-	err = swarm.work(context.Background(), make(chan struct{}, 1), func(int64) {})
+	err = swarm.fetchParts(context.Background(), make(chan struct{}, 1), func(int64) {})
 	if !errors.Is(err, ErrDenied) {
 		t.Fatalf("got %v, want %v", err, ErrDenied)
 	}
@@ -466,7 +466,7 @@ func TestFetchResumes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := bytes.Repeat([]byte{1}, file.parts())
+		all := bytes.Repeat([]byte{1}, file.countParts())
 		if _, err := p.have.WriteAt(all, 0); err != nil { // but the disk has lost the data
 			t.Fatal(err)
 		}
@@ -482,8 +482,8 @@ func TestFetchResumes(t *testing.T) {
 	}
 }
 
-// TestCacheRemoved: a model is installed anew if somebody has removed the cache, whose folder its link
-// still names, or the model's folder alone.
+// TestCacheRemoved: a model is installed anew if somebody has removed the cache, whose folder its
+// link still names, or the model's folder alone.
 func TestCacheRemoved(t *testing.T) {
 	s, _ := pushed(t)
 	for _, gone := range []string{".store", ".store/models"} {
@@ -676,9 +676,9 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestCheck: a version of the store is loaded from the disk only as somebody trusted has signed it, with
-// its settings; a folder of the operator's is loaded as it is. Signatures that are added to the store
-// come to what is there already.
+// TestCheck: a version of the store is loaded from the disk only as somebody trusted has signed it,
+// with its settings; a folder of the operator's is loaded as it is. Signatures that are added to
+// the store come to what is there already.
 func TestCheck(t *testing.T) {
 	ctx, from := t.Context(), t.TempDir()
 	s := New(Directory(filepath.Join(from, "store")), "store")
@@ -748,8 +748,8 @@ func TestCheck(t *testing.T) {
 	check("another file", "ncf", true, "has the SHA-256")
 }
 
-// TestRevoke: a revocation counts for the version, and where signatures are required for the fleet, that
-// it was signed for. One that exists is not written again.
+// TestRevoke: a revocation counts for the version, and where signatures are required for the fleet,
+// that it was signed for. One that exists is not written again.
 func TestRevoke(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
@@ -803,7 +803,8 @@ func TestRevoke(t *testing.T) {
 	} {
 		got, err := s.Revoked(ctx, "ncf", tt.version, tt.keys, tt.fleet)
 		if !errors.Is(err, tt.is) || err == nil && got.Why != r.Why {
-			t.Errorf("version %d for %q: got %v, %v, want %v", tt.version, tt.fleet, got, err, tt.is)
+			t.Errorf("version %d for %q: got %v, %v, want %v", tt.version, tt.fleet, got, err,
+				tt.is)
 		}
 	}
 }

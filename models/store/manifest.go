@@ -23,12 +23,12 @@ const format = 1
 
 // What is read of a store is bounded, for it may hold anything.
 const (
-	mostDocument = 16 << 20 // bytes of a manifest
-	// mostRelease bounds the bytes of a release, which are kept in memory, sent to all agents, and a
+	maxDocument = 16 << 20 // bytes of a manifest
+	// maxRelease bounds the bytes of a release, which are kept in memory, sent to all agents, and a
 	// few hundred as Muster writes them; and those of a signature.
-	mostRelease = 64 << 10
-	mostFiles   = 4096 // of a version
-	mostPath    = 1024 // bytes of a file's path
+	maxRelease = 64 << 10
+	maxFiles   = 4096 // of a version
+	maxPath    = 1024 // bytes of a file's path
 )
 
 // partBytes is the size of the parts of a file that are fetched and checked one by one. The last
@@ -54,15 +54,15 @@ type Manifest struct {
 // Signed reports whether the manifest has a signature, which may be anybody's.
 func (m *Manifest) Signed() bool { return m.signature != nil }
 
-// Verify returns nil if one of the keys has signed the manifest, else an error that wraps ErrSignature.
-// It returns nil if keys is nil.
+// Verify returns nil if one of the keys has signed the manifest, else an error that wraps
+// ErrSignature. It returns nil if keys is nil.
 func (m *Manifest) Verify(keys Keys) error {
 	if keys == nil {
 		return nil
 	}
 	err := errNoSignature
 	if m.signature != nil {
-		err = keys.Verify(m.text(), m.signature)
+		err = keys.Verify(m.documentText(), m.signature)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w: %w", m, ErrSignature, err)
@@ -70,8 +70,8 @@ func (m *Manifest) Verify(keys Keys) error {
 	return nil
 }
 
-// text is the document of the manifest.
-func (m *Manifest) text() []byte {
+// documentText is the document of the manifest.
+func (m *Manifest) documentText() []byte {
 	if m.document != nil {
 		return m.document
 	}
@@ -91,11 +91,11 @@ type File struct {
 	Parts []string `json:"parts,omitempty"`
 }
 
-// parts is how many parts the file has, at least one.
-func (f *File) parts() int { return int(max(1, (f.Size-1)/partBytes+1)) }
+// countParts is how many parts the file has, at least one.
+func (f *File) countParts() int { return int(max(1, (f.Size-1)/partBytes+1)) }
 
-// part returns where a part begins, its length and its SHA-256.
-func (f *File) part(i int) (offset, length int64, sum string) {
+// partRange returns where a part begins, its length and its SHA-256.
+func (f *File) partRange(i int) (offset, length int64, sum string) {
 	offset = int64(i) * partBytes
 	length = min(partBytes, f.Size-offset)
 	if len(f.Parts) == 0 {
@@ -134,14 +134,14 @@ func (m *Manifest) Validate() error {
 	if m.Version < 1 {
 		fault("version is %d, expected a number above 0", m.Version)
 	}
-	if len(m.Files) == 0 || len(m.Files) > mostFiles {
-		fault("%d files, expected 1 to %d", len(m.Files), mostFiles)
+	if len(m.Files) == 0 || len(m.Files) > maxFiles {
+		fault("%d files, expected 1 to %d", len(m.Files), maxFiles)
 	}
-	// sorted are the paths with 0 in place of the slash, which no path has: so a file that is also a
-	// folder comes just before what is in it.
+	// sorted are the paths with 0 in place of the slash, which no path has: so a file that is also
+	// a folder comes just before what is in it.
 	var sorted []string
 	bytes := int64(0)
-	for _, f := range m.Files[:min(len(m.Files), mostFiles)] {
+	for _, f := range m.Files[:min(len(m.Files), maxFiles)] {
 		if err := m.checkPath(f.Path); err != nil {
 			fault("%w", err)
 			continue
@@ -152,7 +152,7 @@ func (m *Manifest) Validate() error {
 			continue
 		}
 		bytes += f.Size
-		want := f.parts()
+		want := f.countParts()
 		if want == 1 {
 			want = 0
 		}
@@ -184,9 +184,9 @@ func (m *Manifest) checkPath(p string) error {
 	if slices.Contains(settings, p) {
 		return nil
 	}
-	if len(p) > mostPath {
+	if len(p) > maxPath {
 		return fmt.Errorf("file %.255q... has a path of %d bytes, expected at most %d", p, len(p),
-			mostPath)
+			maxPath)
 	}
 	first, _, below := strings.Cut(p, "/")
 	hidden := slices.ContainsFunc(strings.Split(p, "/"), func(part string) bool {
@@ -218,10 +218,10 @@ func CheckName(name string) error {
 }
 
 // SameFiles reports whether both versions have the same files.
-func (m *Manifest) SameFiles(other *Manifest) bool { return m.different(other) == "" }
+func (m *Manifest) SameFiles(other *Manifest) bool { return m.differingFile(other) == "" }
 
-// different names a file that the two versions do not have alike; "" if there is none.
-func (m *Manifest) different(other *Manifest) string {
+// differingFile names a file that the two versions do not have alike; "" if there is none.
+func (m *Manifest) differingFile(other *Manifest) string {
 	sums := map[string]string{}
 	for _, f := range m.Files {
 		sums[f.Path] = f.SHA256

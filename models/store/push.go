@@ -58,7 +58,7 @@ func (s *Store) Push(ctx context.Context, folder string, version int64, options 
 			return pushed, err
 		}
 		document = write(m)
-		err = s.create(ctx, manifestKey(m.Model, version), document)
+		err = s.createObject(ctx, manifestKey(m.Model, version), document)
 		if pushed.New = err == nil; errors.Is(err, ErrExists) { // another has pushed it meanwhile
 			there, document, err = s.Manifest(ctx, m.Model, version)
 		}
@@ -67,7 +67,7 @@ func (s *Store) Push(ctx context.Context, folder string, version int64, options 
 		return pushed, err
 	}
 	if there != nil {
-		if path := m.different(there); path != "" {
+		if path := m.differingFile(there); path != "" {
 			return pushed, fmt.Errorf("%w: %s in %s has another %s, pushed %s by %s; a version "+
 				"never changes, so push this one with a higher number", ErrExists, m, s.name, path,
 				there.Created.Format(time.RFC3339), there.CreatedBy)
@@ -81,7 +81,7 @@ func (s *Store) Push(ctx context.Context, folder string, version int64, options 
 	if err != nil {
 		return pushed, fmt.Errorf("sign %s: %w", m, err)
 	}
-	err = s.create(ctx, manifestKey(m.Model, version)+signatureEnd, signature)
+	err = s.createObject(ctx, manifestKey(m.Model, version)+signatureEnd, signature)
 	pushed.Signed = err == nil
 	if errors.Is(err, ErrExists) {
 		err = nil
@@ -104,7 +104,7 @@ func (s *Store) pushFiles(ctx context.Context, folder string, m *Manifest,
 			if err != nil {
 				return sent, err
 			}
-			r := &checking{of: file, hash: sha256.New(), want: f, done: func(n int64) {
+			r := &checkingReader{of: file, hash: sha256.New(), want: f, done: func(n int64) {
 				progress(done+n, total)
 			}}
 			err = s.bucket.Create(ctx, blobKey(f.SHA256), f.Size, r)
@@ -141,9 +141,9 @@ func (s *Store) hasBlob(ctx context.Context, f File) (has bool, err error) {
 	return true, nil
 }
 
-// checking reads a file that must not have changed since it was described: at its end it returns an
-// error instead of io.EOF if it has, so that nothing is written.
-type checking struct {
+// checkingReader reads a file that must not have changed since it was described: at its end it
+// returns an error instead of io.EOF if it has, so that nothing is written.
+type checkingReader struct {
 	of   io.Reader
 	hash hash.Hash
 	n    int64
@@ -151,7 +151,7 @@ type checking struct {
 	done func(n int64)
 }
 
-func (c *checking) Read(p []byte) (int, error) {
+func (c *checkingReader) Read(p []byte) (int, error) {
 	n, err := c.of.Read(p)
 	c.hash.Write(p[:n])
 	c.n += int64(n)
@@ -260,7 +260,7 @@ func sumFile(ctx context.Context, path string) (f File, err error) {
 // Signature reads the signature of a version's manifest. The error wraps ErrNotFound if it has
 // none.
 func (s *Store) Signature(ctx context.Context, model string, version int64) ([]byte, error) {
-	data, err := s.read(ctx, manifestKey(model, version)+signatureEnd, mostRelease)
+	data, err := s.read(ctx, manifestKey(model, version)+signatureEnd, maxRelease)
 	if err != nil {
 		return nil, fmt.Errorf("signature of %s version %d in %s: %w", model, version, s.name, err)
 	}
@@ -271,11 +271,11 @@ func (s *Store) Signature(ctx context.Context, model string, version int64) ([]b
 var errNoSignature = errors.New("it has no signature; pushing the same version again adds one: " +
 	"muster models push --sign KEY")
 
-// Trusted reads the manifest of a version, with its signature if it has one. If keys is not nil, one of
-// them must have signed it, which is checked before the document is parsed.
+// Trusted reads the manifest of a version, with its signature if it has one. If keys is not nil,
+// one of them must have signed it, which is checked before the document is parsed.
 func (s *Store) Trusted(ctx context.Context, model string, version int64, keys Keys) (*Manifest,
 	error) {
-	document, err := s.document(ctx, model, version)
+	document, err := s.readManifest(ctx, model, version)
 	if err != nil {
 		return nil, err
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Revocation takes a version out of service, in all fleets that follow a store. It holds as long as
-// its document is in the store.
+// A Revocation takes a version out of service, in all fleets that follow a store. It holds as long
+// as its document is in the store.
 type Revocation struct {
 	Format int `json:"format"`
 	// Fleet is the name of the fleets that it is for; "" of one that is not signed.
@@ -25,9 +25,9 @@ func revocationKey(model string, version int64) string {
 	return fmt.Sprintf("models/%s/revoked/%d.json", model, version)
 }
 
-// Revoke writes a revocation, and its signature if signer is not nil. A version that is revoked already
-// stays so; a signature that its revocation lacks cannot be added, because it would be of another
-// document: the error then wraps ErrExists.
+// Revoke writes a revocation, and its signature if signer is not nil. A version that is revoked
+// already stays so; a signature that its revocation lacks cannot be added, because it would be of
+// another document: the error then wraps ErrExists.
 func (s *Store) Revoke(ctx context.Context, r Revocation, signer *Signer) error {
 	if err := CheckName(r.Model); err != nil {
 		return err
@@ -44,9 +44,9 @@ func (s *Store) Revoke(ctx context.Context, r Revocation, signer *Signer) error 
 			return fmt.Errorf("sign %s: %w", key, err)
 		}
 	}
-	err := s.create(ctx, key, document)
+	err := s.createObject(ctx, key, document)
 	if err == nil && signature != nil {
-		err = s.create(ctx, key+signatureEnd, signature)
+		err = s.createObject(ctx, key+signatureEnd, signature)
 	}
 	if errors.Is(err, ErrExists) {
 		var keys Keys
@@ -65,9 +65,9 @@ func (s *Store) Revoke(ctx context.Context, r Revocation, signer *Signer) error 
 	return nil
 }
 
-// Revoked reads the revocation of a version. If keys is not nil, one of them must have signed it, for
-// the fleet. The error wraps ErrNotFound if there is none, and ErrSignature or ErrInvalid if it does
-// not count.
+// Revoked reads the revocation of a version. If keys is not nil, one of them must have signed it,
+// for the fleet. The error wraps ErrNotFound if there is none, and ErrSignature or ErrInvalid if it
+// does not count.
 func (s *Store) Revoked(ctx context.Context, model string, version int64, keys Keys, fleet string) (
 	*Revocation, error) {
 	if err := CheckName(model); err != nil {
@@ -75,12 +75,12 @@ func (s *Store) Revoked(ctx context.Context, model string, version int64, keys K
 	}
 	key := revocationKey(model, version)
 	what := fmt.Sprintf("revocation of %s version %d in %s", model, version, s.name)
-	document, err := s.read(ctx, key, mostRelease)
+	document, err := s.read(ctx, key, maxRelease)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	if keys != nil {
-		signature, err := s.read(ctx, key+signatureEnd, mostRelease)
+		signature, err := s.read(ctx, key+signatureEnd, maxRelease)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, fmt.Errorf("%s: %w", what, err)
 		}
@@ -100,7 +100,8 @@ func (s *Store) Revoked(ctx context.Context, model string, version int64, keys K
 	case r.Model != model || r.Version != version:
 		err = fmt.Errorf("it is of %.80q version %d", r.Model, r.Version)
 	case keys != nil && r.Fleet != fleet:
-		return nil, fmt.Errorf("%s: %w: it is for the fleet %.255q, this one is %q (--fleet-name)", what,
+		return nil, fmt.Errorf("%s: %w: it is for the fleet %.255q, this one is %q (--fleet-name)",
+			what,
 			ErrSignature, r.Fleet, fleet)
 	}
 	if err != nil {

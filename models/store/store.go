@@ -37,14 +37,15 @@ type Entry struct {
 	Release  uint64  // the number of the newest release; 0: none
 	// Releases are the numbers of all releases up to that, in order.
 	Releases []uint64
-	// Strange is the lowest number of the releases that are passed over, because it is too far above
-	// that of the one before; 0: none is.
+	// Strange is the lowest number of the releases that are passed over, because it is too far
+	// above that of the one before; 0: none is.
 	Strange uint64
 }
 
-// MaxReleaseStep is the most by which a release's number may be above that of the one before it in the
-// store, or above 0. Each release is one above the newest, and somebody may have removed old ones. One
-// that is further above was not made by Muster, and would leave no room for the later ones.
+// MaxReleaseStep is the most by which a release's number may be above that of the one before it in
+// the store, or above 0. Each release is one above the newest, and somebody may have removed old
+// ones. One that is further above was not made by Muster, and would leave no room for the later
+// ones.
 const MaxReleaseStep = 1 << 20
 
 // newestRelease finds the newest release and the lowest one that is passed over.
@@ -70,16 +71,16 @@ func (e *Entry) StrangeRelease(model string) error {
 }
 
 const (
-	// mostObjects bounds the manifests, signatures and releases of an index, and so its memory.
-	mostObjects = 100_000
+	// maxObjects bounds the manifests, signatures and releases of an index, and so its memory.
+	maxObjects = 100_000
 	// maxListTime is for a listing: 100 pages, each of which takes a cloud a fifth of a second.
 	maxListTime = time.Minute
 	// maxReadTime is for a document: the largest comes at 280 kB/s.
 	maxReadTime = time.Minute
 )
 
-// within runs do, which lists, reads or writes documents, for at most the given time, and for as many
-// requests as CountRequest allows.
+// within runs do, which lists, reads or writes documents, for at most the given time, and for as
+// many requests as CountRequest allows.
 func within(ctx context.Context, most time.Duration, do func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -94,7 +95,7 @@ func within(ctx context.Context, most time.Duration, do func(context.Context) er
 // however many there are. Objects that are not of a store are passed over; more than 100,000 of any
 // kind below models/ are an error.
 func (s *Store) Index(ctx context.Context) (map[string]*Entry, error) {
-	return s.index(ctx, "models/")
+	return s.readIndex(ctx, "models/")
 }
 
 // Entry returns what the store has of one model. The error wraps ErrNotFound if that is nothing.
@@ -102,7 +103,7 @@ func (s *Store) Entry(ctx context.Context, model string) (*Entry, error) {
 	if err := CheckName(model); err != nil {
 		return nil, err
 	}
-	all, err := s.index(ctx, "models/"+model+"/")
+	all, err := s.readIndex(ctx, "models/"+model+"/")
 	if err != nil {
 		return nil, err
 	}
@@ -112,18 +113,19 @@ func (s *Store) Entry(ctx context.Context, model string) (*Entry, error) {
 	return all[model], nil
 }
 
-func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, error) {
+func (s *Store) readIndex(ctx context.Context, prefix string) (map[string]*Entry, error) {
 	found := map[string]*Entry{}
 	objects := 0
 	each := func(key string, _ int64) error {
-		if objects++; objects > mostObjects {
+		if objects++; objects > maxObjects {
 			return fmt.Errorf("there are more than %d objects below %s; is this the prefix of a "+
-				"model store?", mostObjects, prefix)
+				"model store?", maxObjects, prefix)
 		}
 		parts := strings.Split(key, "/")
 		release := len(parts) == 4 && parts[2] == "releases"
 		revoked := len(parts) == 4 && parts[2] == "revoked"
-		if !release && !revoked && len(parts) != 3 || parts[0] != "models" || CheckName(parts[1]) != nil {
+		if !release && !revoked && len(parts) != 3 || parts[0] != "models" ||
+			CheckName(parts[1]) != nil {
 			return nil
 		}
 		entry := found[parts[1]]
@@ -164,8 +166,9 @@ func (s *Store) index(ctx context.Context, prefix string) (map[string]*Entry, er
 	return found, nil
 }
 
-// numberOf returns the number above 0 in a name with the given end, else 0. A number that is written
-// in another way than a store's keys have it, such as 03, counts as none: nothing could read it.
+// numberOf returns the number above 0 in a name with the given end, else 0. A number that is
+// written in another way than a store's keys have it, such as 03, counts as none: nothing could
+// read it.
 func numberOf(name, end string) int64 {
 	digits, ok := strings.CutSuffix(name, end)
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -189,7 +192,7 @@ func blobKey(sum string) string { return "blobs/sha256/" + sum }
 // ErrNotFound if there is none.
 func (s *Store) Manifest(ctx context.Context, model string, version int64) (*Manifest, []byte,
 	error) {
-	data, err := s.document(ctx, model, version)
+	data, err := s.readManifest(ctx, model, version)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -200,12 +203,12 @@ func (s *Store) Manifest(ctx context.Context, model string, version int64) (*Man
 	return m, data, nil
 }
 
-// document reads the manifest of a version, and does not look into it.
-func (s *Store) document(ctx context.Context, model string, version int64) ([]byte, error) {
+// readManifest reads the manifest of a version, and does not look into it.
+func (s *Store) readManifest(ctx context.Context, model string, version int64) ([]byte, error) {
 	if err := CheckName(model); err != nil {
 		return nil, err
 	}
-	data, err := s.read(ctx, manifestKey(model, version), mostDocument)
+	data, err := s.read(ctx, manifestKey(model, version), maxDocument)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s version %d in %s: %w", model, version, s.name, err)
 	}
@@ -225,19 +228,20 @@ func (s *Store) Release(ctx context.Context, model string, number uint64) ([]byt
 	if err := CheckName(model); err != nil {
 		return nil, err
 	}
-	data, err := s.read(ctx, releaseKey(model, number), mostRelease)
+	data, err := s.read(ctx, releaseKey(model, number), maxRelease)
 	if err != nil {
 		return nil, fmt.Errorf("release %d of %s in %s: %w", number, model, s.name, err)
 	}
 	return data, nil
 }
 
-// ReleaseSignature reads the signature of a release's document. The error wraps ErrNotFound if there
-// is none.
+// ReleaseSignature reads the signature of a release's document. The error wraps ErrNotFound if
+// there is none.
 func (s *Store) ReleaseSignature(ctx context.Context, model string, number uint64) ([]byte, error) {
-	data, err := s.read(ctx, releaseKey(model, number)+signatureEnd, mostRelease)
+	data, err := s.read(ctx, releaseKey(model, number)+signatureEnd, maxRelease)
 	if err != nil {
-		return nil, fmt.Errorf("signature of release %d of %s in %s: %w", number, model, s.name, err)
+		return nil, fmt.Errorf("signature of release %d of %s in %s: %w", number, model, s.name,
+			err)
 	}
 	return data, nil
 }
@@ -249,8 +253,9 @@ func (s *Store) CreateReleaseSignature(ctx context.Context, model string, number
 	if err := CheckName(model); err != nil {
 		return err
 	}
-	if err := s.create(ctx, releaseKey(model, number)+signatureEnd, signature); err != nil {
-		return fmt.Errorf("write the signature of release %d of %s to %s: %w", number, model, s.name,
+	if err := s.createObject(ctx, releaseKey(model, number)+signatureEnd, signature); err != nil {
+		return fmt.Errorf("write the signature of release %d of %s to %s: %w", number, model,
+			s.name,
 			err)
 	}
 	return nil
@@ -263,7 +268,7 @@ func (s *Store) CreateRelease(ctx context.Context, model string, number uint64,
 	if err := CheckName(model); err != nil {
 		return err
 	}
-	if err := s.create(ctx, releaseKey(model, number), document); err != nil {
+	if err := s.createObject(ctx, releaseKey(model, number), document); err != nil {
 		return fmt.Errorf("write release %d of %s to %s: %w", number, model, s.name, err)
 	}
 	return nil
@@ -305,7 +310,7 @@ func (s *Store) read(ctx context.Context, key string, limit int) (data []byte, e
 	return data, nil
 }
 
-func (s *Store) create(ctx context.Context, key string, data []byte) error {
+func (s *Store) createObject(ctx context.Context, key string, data []byte) error {
 	return within(ctx, maxReadTime, func(ctx context.Context) error {
 		return s.bucket.Create(ctx, key, int64(len(data)), bytes.NewReader(data))
 	})

@@ -45,7 +45,8 @@ func TestCreate(t *testing.T) {
 		var writers sync.WaitGroup
 		for i := range 8 {
 			writers.Go(func() {
-				err := s.create(ctx, fmt.Sprintf("models/ncf/%d.json", round), []byte{byte(i)})
+				err := s.createObject(ctx, fmt.Sprintf("models/ncf/%d.json", round),
+					[]byte{byte(i)})
 				if err == nil {
 					won.Add(1)
 				} else if !errors.Is(err, ErrExists) {

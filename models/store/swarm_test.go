@@ -51,8 +51,8 @@ func (s slowly) Read(p []byte) (int, error) {
 }
 
 // TestSwarm: of agents that begin at different times, all want what one is taking from the store:
-// that one copy is all that comes of it. If the store hangs for one agent, one other takes what that
-// one was to take, not all. Time is virtual.
+// that one copy is all that comes of it. If the store hangs for one agent, one other takes what
+// that one was to take, not all. Time is virtual.
 func TestSwarm(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -124,7 +124,7 @@ func TestTogether(t *testing.T) {
 		manifests = append(manifests, p.Manifest)
 	}
 	dir := t.TempDir()
-	cache := opened(t, dir, 1_500_000)
+	cache := openedFile(t, dir, 1_500_000)
 	var received atomic.Int64
 	f := &Fetcher{
 		Cache: cache, Store: New(slow{s.bucket, time.Second, false}, "slow"),

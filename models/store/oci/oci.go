@@ -47,10 +47,10 @@ import (
 const (
 	documentType = "application/vnd.muster.document.v1+json"
 	fileType     = "application/vnd.muster.file.v1"
-	// mostManifest bounds what is read of an artifact's manifest. One with the most files that a
+	// maxManifest bounds what is read of an artifact's manifest. One with the most files that a
 	// version may have takes less.
-	mostManifest = 4 << 20
-	pageSize     = 1000
+	maxManifest = 4 << 20
+	pageSize    = 1000
 )
 
 // Check returns what is wrong with the URL of a repository, or nil.
@@ -76,8 +76,8 @@ func reference(u *url.URL) (registry.Reference, error) {
 }
 
 // Open returns the bucket in the repository at a URL, oci://HOST/REPOSITORY. It asks the registry
-// nothing. HTTPS is used but on loopback, or with the parameter plain_http=true. transport sends the
-// requests.
+// nothing. HTTPS is used but on loopback, or with the parameter plain_http=true. transport sends
+// the requests.
 func Open(u *url.URL, transport http.RoundTripper) (store.Bucket, error) {
 	ref, err := reference(u)
 	if err != nil {
@@ -91,7 +91,8 @@ func Open(u *url.URL, transport http.RoundTripper) (store.Bucket, error) {
 	return &bucket{
 		repo: &remote.Repository{
 			Client: &auth.Client{
-				Client:     &http.Client{Transport: &discreet{retry.NewTransport(transport), ref.Host()}},
+				Client: &http.Client{Transport: &discreet{retry.NewTransport(transport),
+					ref.Host()}},
 				Cache:      auth.NewCache(),
 				Credential: credentials.Credential(docker),
 			},
@@ -167,8 +168,10 @@ func tagOf(key string) (string, error) {
 	}
 	ref := registry.Reference{Reference: tag}
 	if parts[0] != "models" || ref.ValidateReferenceAsTag() != nil {
-		return "", fmt.Errorf("%s cannot be a tag of a registry: expected the name of a model with "+
-			"letters, digits, '.', '_' and '-' only, not beginning with '.' or '-', 100 at most", key)
+		return "",
+			fmt.Errorf("%s cannot be a tag of a registry: expected the name of a model with "+
+				"letters, digits, '.', '_' and '-' only, not beginning with '.' or '-', 100 at most",
+				key)
 	}
 	return tag, nil
 }
@@ -212,7 +215,7 @@ func (b *bucket) List(ctx context.Context, prefix string,
 	if stopped != nil {
 		return stopped
 	}
-	if err = b.explain("the tags", err); errors.Is(err, store.ErrNotFound) {
+	if err = b.explainError("the tags", err); errors.Is(err, store.ErrNotFound) {
 		return nil // nothing was pushed yet
 	}
 	return err
@@ -226,14 +229,15 @@ func (b *bucket) Open(ctx context.Context, key string, offset, length int64) (io
 	}
 	if length == 0 {
 		found, err := b.repo.Blobs().Resolve(ctx, sum.String())
-		return http.NoBody, found.Size, b.explain(key, err)
+		return http.NoBody, found.Size, b.explainError(key, err)
 	}
-	r, size, err := b.fetch(ctx, sum, offset, length)
-	return r, size, b.explain(key, err)
+	r, size, err := b.fetchBlob(ctx, sum, offset, length)
+	return r, size, b.explainError(key, err)
 }
 
-// fetch reads a range of a blob. oras-go would first ask for all of it.
-func (b *bucket) fetch(ctx context.Context, sum digest.Digest, offset, length int64) (io.ReadCloser,
+// fetchBlob reads a range of a blob. oras-go would first ask for all of it.
+func (b *bucket) fetchBlob(ctx context.Context, sum digest.Digest, offset,
+	length int64) (io.ReadCloser,
 	int64, error) {
 	ref := b.repo.Reference
 	ctx = auth.AppendRepositoryScope(ctx, ref, auth.ActionPull)
@@ -295,12 +299,12 @@ func (b *bucket) openDocument(ctx context.Context, key string, offset, length in
 	}
 	desc, r, err := b.repo.Manifests().FetchReference(ctx, tag)
 	if err != nil {
-		return nil, 0, b.explain(key, err)
+		return nil, 0, b.explainError(key, err)
 	}
 	defer r.Close()
-	if desc.Size > mostManifest {
+	if desc.Size > maxManifest {
 		return nil, 0, fmt.Errorf("%s of %s: the artifact's manifest has %d bytes, expected %d at "+
-			"most", tag, b.name, desc.Size, mostManifest)
+			"most", tag, b.name, desc.Size, maxManifest)
 	}
 	text, err := content.ReadAll(r, desc)
 	m := ocispec.Manifest{}
@@ -322,9 +326,9 @@ func (b *bucket) openDocument(ctx context.Context, key string, offset, length in
 	if offset > 0 || length == 0 {
 		return nil, 0, fmt.Errorf("%s of %s: a document is read whole", tag, b.name)
 	}
-	document, size, err := b.fetch(ctx, m.Config.Digest, 0, length)
+	document, size, err := b.fetchBlob(ctx, m.Config.Digest, 0, length)
 	if err != nil {
-		return nil, 0, b.explain(key, err)
+		return nil, 0, b.explainError(key, err)
 	}
 	return verified(document, m.Config), size, nil
 }
@@ -358,7 +362,7 @@ func (a *atEnd) Read(p []byte) (int, error) {
 // same one at once, the one who writes first may be told that it has won, though the other's stays.
 func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader) error {
 	if sum, ok := digestOf(key); ok {
-		return b.explain(key, b.repo.Blobs().Push(ctx,
+		return b.explainError(key, b.repo.Blobs().Push(ctx,
 			ocispec.Descriptor{MediaType: fileType, Digest: sum, Size: size}, r))
 	}
 	tag, err := tagOf(key)
@@ -373,7 +377,7 @@ func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader
 	case err == nil:
 		return fmt.Errorf("%w: %s of %s", store.ErrExists, tag, b.name)
 	case !errors.Is(err, errdef.ErrNotFound):
-		return b.explain(key, err)
+		return b.explainError(key, err)
 	}
 	m := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
@@ -381,12 +385,12 @@ func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader
 		Layers: layers(text),
 	}
 	if err := b.push(ctx, m.Config, text); err != nil {
-		return b.explain(key, err)
+		return b.explainError(key, err)
 	}
 	if len(m.Layers) == 0 { // the specification wants one
 		m.Layers = []ocispec.Descriptor{ocispec.DescriptorEmptyJSON}
 		if err := b.push(ctx, m.Layers[0], m.Layers[0].Data); err != nil {
-			return b.explain(key, err)
+			return b.explainError(key, err)
 		}
 	}
 	artifact, err := json.Marshal(m)
@@ -395,13 +399,13 @@ func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader
 	}
 	desc := content.NewDescriptorFromBytes(m.MediaType, artifact)
 	if err := b.repo.PushReference(ctx, desc, bytes.NewReader(artifact), tag); err != nil {
-		return b.explain(key, err)
+		return b.explainError(key, err)
 	}
 	there, err := b.repo.Resolve(ctx, tag)
 	if err == nil && there.Digest != desc.Digest {
 		err = fmt.Errorf("%w: %s of %s", store.ErrExists, tag, b.name)
 	}
-	return b.explain(key, err)
+	return b.explainError(key, err)
 }
 
 // push writes a blob unless it is there.
@@ -432,9 +436,9 @@ func layers(document []byte) (all []ocispec.Descriptor) {
 
 func (b *bucket) Close() error { return nil }
 
-// explain names the object and the repository, and wraps the store's sentinel that belongs to an
-// error.
-func (b *bucket) explain(key string, err error) error {
+// explainError names the object and the repository, and wraps the store's sentinel that belongs to
+// an error.
+func (b *bucket) explainError(key string, err error) error {
 	if err == nil || errors.Is(err, store.ErrExists) {
 		return err
 	}

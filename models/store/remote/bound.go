@@ -12,22 +12,22 @@ const (
 	// maxBodyBytes bounds every answer but the files of models: twice the largest document of a
 	// store. A page of a listing takes 4 MB at most: 1,000 keys of 1,024 bytes, written with %XX.
 	maxBodyBytes = 32 << 20
-	// maxErrorBytes bounds an answer that says what is wrong. Libraries keep all of it in memory and
-	// ask up to five times. Registries and proxies answer with pages of up to 100 KB.
+	// maxErrorBytes bounds an answer that says what is wrong. Libraries keep all of it in memory
+	// and ask up to five times. Registries and proxies answer with pages of up to 100 KB.
 	maxErrorBytes = 1 << 20
 )
 
-// bounded sends HTTP requests of a store, as many as an operation may take, and bounds the bodies of
-// the answers. Only an answer with bytes of a model's file has no bound of its own: whoever reads
-// it stops after the length that a
-// manifest says. It is a client for all the libraries, each of which wants one of its methods.
-type bounded func(*http.Request) (*http.Response, error)
+// boundedReader sends HTTP requests of a store, as many as an operation may take, and bounds the
+// bodies of the answers. Only an answer with bytes of a model's file has no bound of its own:
+// whoever reads it stops after the length that a manifest says. It is a client for all the
+// libraries, each of which wants one of its methods.
+type boundedReader func(*http.Request) (*http.Response, error)
 
 // Do implements the clients of AWS and Azure.
-func (b bounded) Do(r *http.Request) (*http.Response, error) { return b.RoundTrip(r) }
+func (b boundedReader) Do(r *http.Request) (*http.Response, error) { return b.RoundTrip(r) }
 
 // RoundTrip implements http.RoundTripper, for the clients of Google and of registries.
-func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+func (b boundedReader) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := store.CountRequest(r.Context()); err != nil {
 		return nil, err
 	}

@@ -25,9 +25,9 @@ import (
 	"google.golang.org/api/option"
 )
 
-// openBucket opens the bucket at a URL of gocloud.dev/blob, with a client that bounds what the cloud
-// answers. The openers of gocloud.dev take no client, so each cloud's is made here, with the same
-// credentials and parameters.
+// openBucket opens the bucket at a URL of gocloud.dev/blob, with a client that bounds what the
+// cloud answers. The openers of gocloud.dev take no client, so each cloud's is made here, with the
+// same credentials and parameters.
 func openBucket(ctx context.Context, u *url.URL) (*blob.Bucket, error) {
 	switch u.Scheme {
 	case "gs":
@@ -45,7 +45,7 @@ func openBucket(ctx context.Context, u *url.URL) (*blob.Bucket, error) {
 	}
 	// The bucket keeps its pointer, so that it uses the client with the other options from now on.
 	options := client.Options()
-	options.HTTPClient = bounded(options.HTTPClient.Do)
+	options.HTTPClient = boundedReader(options.HTTPClient.Do)
 	*client = *s3.New(options)
 	return b, nil
 }
@@ -54,10 +54,11 @@ func openGoogle(ctx context.Context, u *url.URL) (*blob.Bucket, error) {
 	q := u.Query()
 	for _, name := range []string{"grpc", "zonal"} {
 		if q.Has(name) {
-			return nil, fmt.Errorf("parameter %s: Muster reads Google's buckets over HTTP alone", name)
+			return nil, fmt.Errorf("parameter %s: Muster reads Google's buckets over HTTP alone",
+				name)
 		}
 	}
-	transport := bounded(gcp.DefaultTransport().RoundTrip)
+	transport := boundedReader(gcp.DefaultTransport().RoundTrip)
 	opener := &gcsblob.URLOpener{Client: gcp.NewAnonymousHTTPClient(transport)}
 	anonymous, err := strconv.ParseBool(cmp.Or(q.Get("anonymous"), "false"))
 	if err != nil {
@@ -98,7 +99,7 @@ func openAzure(ctx context.Context, u *url.URL) (*blob.Bucket, error) {
 func azureClient(service azureblob.ServiceURL, name azureblob.ContainerName) (*container.Client,
 	error) {
 	options := &container.ClientOptions{ClientOptions: azcore.ClientOptions{
-		Transport: bounded(http.DefaultClient.Do),
+		Transport: boundedReader(http.DefaultClient.Do),
 	}}
 	at, err := url.JoinPath(string(service), string(name))
 	if err != nil {
@@ -129,8 +130,9 @@ func azureClient(service azureblob.ServiceURL, name azureblob.ContainerName) (*c
 	return container.NewClient(at, credential, options)
 }
 
-// sameOrigin returns an error if the parameters of a URL lead to another server than the environment
-// names: the token of the environment is a part of the URL, and is for that server alone.
+// sameOrigin returns an error if the parameters of a URL lead to another server than the
+// environment names: the token of the environment is a part of the URL, and is for that server
+// alone.
 func sameOrigin(service azureblob.ServiceURL) error {
 	own, err := azureblob.NewServiceURL(azureblob.NewDefaultServiceURLOptions())
 	if err != nil {

@@ -73,7 +73,7 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	case "file":
 		return store.New(store.Directory(u.Path), name), nil
 	case "oci":
-		b, err := oci.Open(u, bounded(http.DefaultTransport.RoundTrip))
+		b, err := oci.Open(u, boundedReader(http.DefaultTransport.RoundTrip))
 		if err != nil {
 			return nil, fmt.Errorf("open %s: %w", name, err)
 		}
