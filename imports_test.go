@@ -104,7 +104,7 @@ var rules = []rule{
 		reason: "running a model needs no network, and must be testable without one",
 	},
 	{
-		folder: "runtime/gpu", never: append([]string{"log"}, network...),
+		folder: "runtime/gpu", imports: []string{"api/files"}, never: append([]string{"log"}, network...),
 		reason: "what a card is and how it fares has nothing to do with what runs on it",
 	},
 	{
@@ -130,7 +130,7 @@ var rules = []rule{
 		reason: "which queries run as one is arithmetic, and whoever reckons with lanes shares it",
 	},
 	{
-		folder: "profiles", imports: []string{"api/names", "api/document"},
+		folder: "profiles", imports: []string{"api/document", "api/files", "api/names"},
 		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
@@ -183,12 +183,12 @@ var rules = []rule{
 		reason: "how many of each type to rent is arithmetic on demand and prices",
 	},
 	{
-		folder: "cloud", imports: []string{"api/document", "cloud", "leader/rent", "profiles"},
+		folder: "cloud", imports: []string{"api/document", "api/files", "cloud", "leader/rent", "profiles"},
 		reason: "renting machines is a matter of a provider's calls; what to rent is decided " +
 			"elsewhere",
 	},
 	{
-		folder: "cloud/ec2", imports: []string{"cloud", "leader/rent", "profiles"},
+		folder: "cloud/ec2", imports: []string{"api/files", "cloud", "leader/rent", "profiles"},
 		reason: "one package speaks to AWS, and what it says to it is in one place",
 	},
 	{

@@ -15,10 +15,10 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
-	"github.com/google/renameio/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/leader/rent"
 )
 
@@ -60,7 +60,7 @@ func (a *Agent) foundFleet(instance string) bool {
 	file := filepath.Join(a.config.StateDir, "fleet-of")
 	err := os.MkdirAll(a.config.StateDir, 0o755)
 	if err == nil {
-		err = renameio.WriteFile(file, []byte(instance), 0o644)
+		err = files.Replace(file, []byte(instance), 0o644)
 	}
 	if err != nil {
 		a.log.Warn("the next start will not know that there is a fleet", "file", file, "error", err)

@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/google/renameio/v2"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/api/files"
 )
 
 // A Rating is how well a model answers the question of its family. Fields with their zero value are
@@ -48,7 +48,7 @@ func WriteRating(path string, r Rating) error {
 	if bytes.Equal(data, edited) {
 		return nil
 	}
-	return renameio.WriteFile(path, edited, 0o644)
+	return files.Replace(path, edited, 0o666)
 }
 
 func (r Rating) edit(path string, data []byte) ([]byte, error) {

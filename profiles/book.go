@@ -8,11 +8,11 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
 )
 
@@ -241,36 +241,10 @@ func (b *Book) Save(path string) error {
 	if err != nil {
 		return fmt.Errorf("save learned profiles: %w", err)
 	}
-	if err := replaceFile(path, append(data, '\n')); err != nil {
+	if err := files.Replace(path, append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("save learned profiles: %w", err)
 	}
 	return nil
-}
-
-// replaceFile writes data to a temporary file, syncs it to the disk, and renames it to path. It
-// does not use renameio, because the client SDK imports this package and must build on Windows,
-// and renameio does not.
-func replaceFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
 
 // Load reads the file at path, written by Save in the present or an older format, and adds its

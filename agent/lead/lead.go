@@ -23,8 +23,8 @@ import (
 	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/place/replan"
@@ -576,7 +576,7 @@ func writeEpoch(dir string, epoch uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return secure.ReplaceFile(epochPath(dir), []byte(fmt.Sprintln(epoch)))
+	return files.Replace(epochPath(dir), []byte(fmt.Sprintln(epoch)), 0o600)
 }
 
 // Leads reports whether this agent leads.

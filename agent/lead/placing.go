@@ -20,8 +20,8 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/match"
@@ -455,7 +455,7 @@ func (s *placing) remember(m replan.Memory) {
 	text, err := json.Marshal(m)
 	if err == nil {
 		if err = os.MkdirAll(l.config.StateDir, 0o755); err == nil {
-			err = secure.ReplaceFile(l.placementPath(), text)
+			err = files.Replace(l.placementPath(), text, 0o600)
 		}
 	}
 	if problem := fmt.Sprint(err); err != nil && problem != s.problem {

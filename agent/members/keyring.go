@@ -11,10 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -179,26 +178,11 @@ func (k *Keyring) keep(keys [][]byte) error {
 	for _, key := range keys {
 		lines.WriteString(gossip.FormatKey(key) + "\n")
 	}
-	dir := filepath.Dir(path)
-	// The new file gets the old one's permissions.
-	err = renameio.WriteFile(path, []byte(lines.String()), info.Mode().Perm(),
-		renameio.WithTempDir(dir))
-	if err == nil {
-		err = syncDir(dir)
-	}
+	err = files.Replace(path, []byte(lines.String()), info.Mode().Perm())
 	if err != nil {
 		return fmt.Errorf(
 			"%w: the agent must be able to write its key file and the directory it is in: %w",
 			outcome.ErrRotation, err)
 	}
 	return nil
-}
-
-// syncDir writes a directory's entries to disk.
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/canary"
 )
@@ -305,7 +305,7 @@ func (r *Releases) changed() {
 	text, err := protojson.MarshalOptions{Multiline: true}.Marshal(&control.View{Releases: all})
 	if err == nil {
 		if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-			err = secure.ReplaceFile(r.path(), text)
+			err = files.Replace(r.path(), text, 0o600)
 		}
 	}
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/rent"
@@ -209,7 +209,7 @@ func (r *Manager) keep(d *control.DesiredFleet) {
 		text, err := protojson.MarshalOptions{Multiline: true}.Marshal(d)
 		if err == nil {
 			if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-				err = secure.ReplaceFile(r.path(), text)
+				err = files.Replace(r.path(), text, 0o600)
 			}
 		}
 		if err != nil {

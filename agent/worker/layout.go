@@ -15,9 +15,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
@@ -630,7 +629,7 @@ func (s *layouts) path() string { return filepath.Join(s.worker.config.StateDir,
 func (s *layouts) save(layout place.Layout) {
 	err := os.MkdirAll(s.worker.config.StateDir, 0o755)
 	if err == nil {
-		err = renameio.WriteFile(s.path(), []byte(layout.String()+"\n"), 0o644)
+		err = files.Replace(s.path(), []byte(layout.String()+"\n"), 0o644)
 	}
 	if err != nil {
 		s.worker.config.Log.Warn("the layout is not kept for the next start", "error", err)

@@ -22,8 +22,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
 	pricingtypes "github.com/aws/aws-sdk-go-v2/service/pricing/types"
-	"github.com/google/renameio/v2"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
@@ -265,7 +265,7 @@ func (b *priceBook) storePrices() {
 	}
 	content, err := json.MarshalIndent(b.onDemand, "", "  ")
 	if err == nil {
-		err = renameio.WriteFile(b.file, append(content, '\n'), 0o644)
+		err = files.Replace(b.file, append(content, '\n'), 0o644)
 	}
 	if err != nil {
 		b.log.Warn("prices cannot be kept", "file", b.file, "error", err)

@@ -21,8 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/renameio/v2"
-
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
@@ -88,7 +87,7 @@ func (p *Provider) save(r *record) error {
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(p.recordPath(r.ID), text, 0o644)
+	return files.Replace(p.recordPath(r.ID), text, 0o644)
 }
 
 // errEmpty: a record's file has nothing in it. Its launch has just made it, or ended there, before

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
@@ -325,16 +325,8 @@ func writePicture(path string, draw func(w io.Writer, format string) error) erro
 // writeFile has write fill a file at path, which then replaces an older one atomically: after an
 // error path is as it was before.
 func writeFile(path string, write func(io.Writer) error) error {
-	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
-		renameio.WithStaticPermissions(0o644))
-	if err != nil {
+	if err := files.ReplaceBy(path, 0o644, write); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err = write(f); err == nil {
-		err = f.CloseAtomicallyReplace()
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, f.Cleanup()))
 	}
 	return nil
 }

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
@@ -179,12 +179,7 @@ agents and clients read (--tls-crl). Without arguments it only renews the list.`
 			if err != nil {
 				return fmt.Errorf("%s: %w", listFile, err)
 			}
-			f, err := writeAside(listFile, list, 0o644)
-			if err != nil {
-				return err
-			}
-			defer f.Cleanup()
-			if err := f.CloseAtomicallyReplace(); err != nil {
+			if err := files.Replace(listFile, list, 0o644); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(),
@@ -286,38 +281,17 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 				"%s exists and is not overwritten: move it away, or choose another directory", path)
 		}
 	}
-	newKey, err := writeAside(keyFile, key, 0o600)
+	err := files.Replace(keyFile, key, 0o600)
+	if err == nil {
+		err = files.Replace(certFile, cert, 0o600)
+	}
 	if err != nil {
-		return err
-	}
-	defer newKey.Cleanup()
-	newCert, err := writeAside(certFile, cert, 0o600)
-	if err != nil {
-		return err
-	}
-	defer newCert.Cleanup()
-	if err := newKey.CloseAtomicallyReplace(); err != nil {
-		return err
-	}
-	if err := newCert.CloseAtomicallyReplace(); err != nil {
-		return errors.Join(err, os.Remove(keyFile))
+		for _, path := range []string{keyFile, certFile} {
+			if left := os.Remove(path); !errors.Is(left, fs.ErrNotExist) {
+				err = errors.Join(err, left)
+			}
+		}
+		return fmt.Errorf("%w; nothing was written to %s and %s", err, keyFile, certFile)
 	}
 	return nil
-}
-
-// writeAside writes data to a temporary file beside path and syncs it to the disk. The caller makes
-// it replace path (CloseAtomicallyReplace) or removes it (Cleanup).
-func writeAside(path string, data []byte, mode os.FileMode) (*renameio.PendingFile, error) {
-	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
-		renameio.WithStaticPermissions(mode))
-	if err != nil {
-		return nil, err
-	}
-	if _, err = f.Write(data); err == nil {
-		err = f.Sync()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w; nothing was written to %s", errors.Join(err, f.Cleanup()), path)
-	}
-	return f, nil
 }

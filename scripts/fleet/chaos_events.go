@@ -12,8 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/renameio/v2"
-
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
@@ -398,14 +397,14 @@ func (c *chaos) issueCertificates(names []string, how int, pause time.Duration) 
 		}
 		certs, keys = append(certs, file{toCert, cert}), append(keys, file{toKey, key})
 	}
-	write := func(files []file, whole bool) (err error) {
-		for _, f := range files {
+	write := func(all []file, whole bool) (err error) {
+		for _, f := range all {
 			if !whole {
 				// Neither whole nor at once, as a careless copy does.
 				err = errors.Join(err, os.WriteFile(f.path, f.text[:len(f.text)/2], 0o600))
 				continue
 			}
-			err = errors.Join(err, renameio.WriteFile(f.path, f.text, 0o600))
+			err = errors.Join(err, files.Replace(f.path, f.text, 0o600))
 		}
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/renameio/v2"
+	"github.com/muster-serve/muster/api/files"
 )
 
 //go:embed fakenvidia.c.txt
@@ -127,5 +127,5 @@ func (d *Driver) Set(s State) error {
 			fmt.Fprintf(&b, "slice %s\n", uuid)
 		}
 	}
-	return renameio.WriteFile(d.state, []byte(b.String()), 0o644)
+	return files.Replace(d.state, []byte(b.String()), 0o644)
 }

@@ -15,11 +15,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
@@ -250,15 +250,10 @@ func workersOn(top *isolate.Topology, cores int) []int {
 
 // write replaces a file by what with writes, as a whole.
 func write(path string, with func(io.Writer) error) error {
-	f, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
-	if err != nil {
-		return err
-	}
-	defer f.Cleanup()
-	if err := with(f); err != nil {
+	if err := files.ReplaceBy(path, 0o644, with); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	return f.CloseAtomicallyReplace()
+	return nil
 }
 
 // print writes the measurements for people.
