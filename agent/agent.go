@@ -16,7 +16,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/agent/dashboard"
 	"github.com/muster-serve/muster/agent/lead"
@@ -35,7 +34,6 @@ import (
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/dirlock"
@@ -92,6 +90,7 @@ type Agent struct {
 	hub        *dashboard.Hub
 	worker     *worker.Worker
 	gateway    *client.Gateway
+	counts     *serve.Counts // of clients' queries
 	executor   runtime.Executor
 	card       *cardWatch // nil without a card
 	guard      *secure.Guard
@@ -263,7 +262,6 @@ func (a *Agent) open() (err error) {
 	if a.card, err = a.openCard(); err != nil {
 		return err
 	}
-	id := 1 + rand.Uint64N(math.MaxUint64)
 	layout, err := a.config.layout()
 	if err != nil {
 		return err // Validate has checked it
@@ -281,7 +279,7 @@ func (a *Agent) open() (err error) {
 		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
 		StateDir: a.config.StateDir, Changed: func() { a.members.SelfChanged() },
 		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
-		Gateway: id, Leading: &a.leadership,
+		Leading: &a.leadership,
 		Desired: func() *control.DesiredFleet { return a.renting.Desired() },
 		Own:     func() *control.Member { return a.members.Own() },
 		Admit: func(ctx context.Context, v *models.Version) error {
@@ -296,18 +294,11 @@ func (a *Agent) open() (err error) {
 			a.releases.Heard(m.GetReleases())
 		},
 		Releases: func() []*control.Release { return a.releases.All() },
-		Release:  func(model string) canary.Release { return a.releases.Of(model) },
 		Callers:  serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
-		Alone:   func() bool { return a.server.Alone() },
-		Full:    func(ctx context.Context) error { return a.server.Full(ctx) },
-		Loaded:  func(v *models.Version) { a.server.Loaded(v) },
-		Observe: a.observe,
-		Failed: func(model string, version int64, reason string, batchSize int) {
-			a.gateway.Failed(client.Failure{
-				Model: model, Version: version, Reason: reason,
-				TrialSize: client.TrialSize(batchSize),
-			})
-		},
+		Alone:    func() bool { return a.server.Alone() },
+		Full:     func(ctx context.Context) error { return a.server.Full(ctx) },
+		Loaded:   func(v *models.Version) { a.server.Loaded(v) },
+		Observe:  a.observe,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
 	if err != nil {
@@ -345,34 +336,27 @@ func (a *Agent) open() (err error) {
 	if err = a.follow(); err != nil {
 		return err
 	}
-	if a.leading, err = a.newLeading(); err != nil {
-		return err
-	}
+	transport := serve.NewTransport(a.members)
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
-		ID:    id,
-		Agent: a.name,
-		Transport: client.Remote{
-			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
-				return a.members.Dial(m.AgentName())
-			},
-		},
+		ID: 1 + rand.Uint64N(math.MaxUint64), Agent: a.name, Own: a.local, Transport: transport,
 		Logger: a.log,
 	})
 	if err != nil {
 		return err
 	}
+	a.counts = serve.NewCounts(a.metrics.registry, a.gateway)
+	if a.leading, err = a.newLeading(); err != nil {
+		return err
+	}
 	a.shadows = shadow.New(shadow.Config{
 		Compares: a.releases.Compares,
 		View:     a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
-		Transport: client.Remote{
-			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
-				return a.members.Dial(m.AgentName())
-			},
-		},
+		Transport: transport,
 	})
 	a.metrics.watchGossip(a.gossip.Stats)
 	a.server = serve.New(serve.Config{
 		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
+		Counts:  a.counts,
 		Leading: a.leading, Leadership: &a.leadership, Renting: a.renting, Releases: a.releases,
 		Gateway: a.gateway, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
@@ -396,7 +380,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
 		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.env.NewReplanner,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: a.members, Worker: a.worker, Beat: a.hub.Led,
-		Counts: a.worker, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
+		Counts: a.counts, Rent: a.renting, Releases: a.releases, Registry: a.metrics.registry,
 		Leadership: &a.leadership, Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
@@ -516,7 +500,8 @@ func (a *Agent) forgetGone(ctx context.Context) {
 					held[m.Key()] = true
 				}
 			}
-			a.worker.Forget(now, held, a.server.Knows)
+			a.worker.Forget(now, held)
+			a.counts.Forget(now, held, a.server.Knows, a.worker.Serves)
 			a.leading.Forget(now, held)
 		case <-ctx.Done():
 			return

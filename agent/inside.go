@@ -58,6 +58,9 @@ func (i Inside) Local() grpc.ClientConnInterface { return i.Agent.local }
 // Gateway forwards the agent's queries.
 func (i Inside) Gateway() *client.Gateway { return i.Agent.gateway }
 
+// Counts are those of clients' queries.
+func (i Inside) Counts() *serve.Counts { return i.Agent.counts }
+
 // Followed is the leadership that the agent follows; none until it has started.
 func (i Inside) Followed() *control.Leadership { return i.Agent.leadership.Leadership() }
 

@@ -49,7 +49,7 @@ func TestSeesOneModel(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	ctx := t.Context()
 	for _, model := range []string{"ncf", "wnd"} { // so that there is something to tell
-		a.Worker().Failed(model, 0, outcome.ErrSlow, 0, 0, 0)
+		a.Counts().Failed(model, 0, outcome.ErrSlow, 0, 0, 0)
 	}
 	a.leads() // before it does, Match is refused
 	others := regexp.MustCompile(`\b(wnd|mtwnd|mt-wnd|dien|rm2)\b`)

@@ -111,6 +111,9 @@ type GatewayConfig struct {
 	ID uint64
 	// Agent is the name of the member that owns the gateway; empty for a client's.
 	Agent names.AgentName
+	// Own runs queries while the view has no member but the gateway's own agent; nil: the gateway
+	// asks for a lane in any case.
+	Own Own
 	// Transport reaches the members.
 	Transport Transport
 	// Logger receives the gateway's log; nil means no log.
@@ -296,16 +299,6 @@ func (g *Gateway) Family(name string) *control.Family {
 	return nil
 }
 
-// Loadable reports whether no member that stays holds a model, and the leader may have one load it.
-func (g *Gateway) Loadable(model string) bool {
-	m := g.members.Load().models[model]
-	if m == nil {
-		return false
-	}
-	v := m.versions[m.newest]
-	return v != nil && v.loadable
-}
-
 // Version returns the version of a model that a query gets which names the given one, or "", and its
 // QoS target. It reports false if no member that stays holds it. A family has version 0.
 func (g *Gateway) Version(model, version string) (number int64, target time.Duration, ok bool) {
@@ -354,10 +347,17 @@ func (g *Gateway) Leader() names.AgentName {
 // when it chooses the lane. The answer says which it was. All parts of a query have the same.
 //
 // If ctx has an OpenTelemetry span, the gateway's steps for the query are its child spans.
+//
+// While the gateway's own agent is the only member, that runs the query, and the errors are what it
+// returns.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	req.TrialSize, req.Tried = 0, 0
-	held, version, family, err := g.members.Load().find(req.Model, req.Version, req.LeastAccuracy)
+	members := g.members.Load()
+	if g.config.Own != nil && members.isAlone(req.Model) {
+		return g.inferAlone(ctx, req, arrival, members)
+	}
+	held, version, family, err := members.find(req.Model, req.Version, req.LeastAccuracy)
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ type Worker interface {
 		elections control.Elections) error
 }
 
-// Counts count queries of clients, as package worker does. The methods may be called concurrently and
+// Counts count queries of clients, as package serve does. The methods may be called concurrently and
 // do not block.
 type Counts interface {
 	// Arrived counts a query for a version of a model; "" and 0 where it reached none.

@@ -274,8 +274,8 @@ func (r *receipt) end(err error) {
 	if deadline, ok := r.Context.Deadline(); ok {
 		patience = deadline.Sub(r.arrival) * 9 / 10
 	}
-	r.server.config.Worker.Arrived("", 0)
-	r.server.config.Worker.Failed("", 0, err, after, max(patience, 0), 0)
+	r.server.config.Counts.Arrived("", 0)
+	r.server.config.Counts.Failed("", 0, err, after, max(patience, 0), 0)
 }
 
 // An unsent is a receipt whose answer is on its way to the client.

@@ -3,9 +3,11 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -23,27 +26,30 @@ import (
 // the query is answered, has failed or ctx ends.
 func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time,
 	answers *oip.Charge) (resp *oip.Response, err error) {
-	if s.alone.Load() && s.config.Gateway.Family(req.Model) == nil &&
-		!s.config.Gateway.Loadable(req.Model) {
-		compare := s.comparing(req)
-		resp, err = s.config.Worker.Infer(ctx, req, arrival, answers)
-		compare(resp, err)
-		return resp, s.unlisted(ctx, err)
-	}
 	defer req.Release()
 	model, version, target := s.asked(req.Model, req.Version)
-	s.config.Worker.Arrived(model, version)
-	if resp, err = s.pass(ctx, req, arrival); err == nil {
-		if err = answers.AtLeast(resp.Bytes()); err != nil {
-			s.unsendable(req, resp.Version, err)
-			resp.Release()
-			resp = nil
-		}
-	} else {
-		s.config.Worker.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
+	s.config.Counts.Arrived(model, version)
+	req.Answer = answers
+	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
+	if err != nil {
+		err = s.whileStarting(err)
+		s.config.Counts.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
 			req.TrialSize)
+	} else if err = answers.AtLeast(resp.Bytes()); err != nil {
+		s.unsendable(req, resp.Version, err)
+		resp.Release()
+		resp = nil
 	}
 	return resp, s.unlisted(ctx, err)
+}
+
+// inferAlone has this agent's worker run a query of its gateway, which has no other agent to ask.
+func (s *Server) inferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
+	arrival time.Time, canary int64) (*oip.Response, error) {
+	compare := s.comparing(req)
+	resp, err := s.config.Worker.Infer(ctx, req, id, arrival, canary)
+	compare(resp, err)
+	return resp, err
 }
 
 // comparing returns what takes the answer to a query that runs on this agent, to be compared with
@@ -67,6 +73,12 @@ func (s *Server) asked(model, version string) (string, int64, time.Duration) {
 	if number, target, ok := s.config.Gateway.Version(model, version); ok {
 		return model, number, target
 	}
+	if s.alone.Load() { // the view may not have yet what serves
+		if loaded, err := s.config.Worker.Acquire(model, version); err == nil {
+			defer loaded.Release()
+			return model, loaded.Version.Number, loaded.Version.Config.QoSTarget
+		}
+	}
 	return s.knownModel(model), 0, 0
 }
 
@@ -77,8 +89,8 @@ func (s *Server) turnedAway(model, version string, err error) {
 	if model != "" {
 		name, number, _ = s.asked(model, version)
 	}
-	s.config.Worker.Arrived(name, number)
-	s.config.Worker.Failed(name, number, err, 0, 0, 0)
+	s.config.Counts.Arrived(name, number)
+	s.config.Counts.Failed(name, number, err, 0, 0, 0)
 }
 
 // unsendable counts a query that was answered, by the given version, and whose answer is dropped with
@@ -88,24 +100,35 @@ func (s *Server) unsendable(req *oip.Request, by string, err error) {
 		by = req.Version
 	}
 	model, version, _ := s.asked(req.Model, by)
-	s.config.Worker.Failed(model, version, err, 0, 0, req.TrialSize)
+	s.config.Counts.Failed(model, version, err, 0, 0, req.TrialSize)
 }
 
-// pass gives a query to the gateway, which has some agent of the fleet run it, perhaps this one. It
-// does not release req.
-func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
-	error) {
-	resp, err := s.config.Gateway.Infer(passTrace(ctx), req, arrival)
-	return resp, s.whileStarting(err)
-}
-
-// whileStarting returns err. If err says that the model does not exist but this agent is still
-// loading its first models, it returns "not ready" instead.
+// whileStarting returns err. If err says that no agent has the model but this agent is still
+// loading its first models, it returns "not ready" instead; not if its own repository says so.
 func (s *Server) whileStarting(err error) error {
-	if err == nil || s.settled.Load() || outcome.Of(err).Code != codes.NotFound {
+	if s.settled.Load() || errors.Is(err, models.ErrNotFound) ||
+		outcome.Of(err).Code != codes.NotFound {
 		return err
 	}
 	return fmt.Errorf("this agent is starting and may not know all models: %w", models.ErrNotReady)
+}
+
+// A transport reaches the members for this agent's gateway.
+type transport struct{ client.Remote }
+
+// NewTransport returns what reaches the members, for this agent's gateway and its shadows.
+func NewTransport(ms *members.Members) client.Transport {
+	return transport{client.Remote{
+		Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
+			return ms.Dial(m.AgentName())
+		},
+	}}
+}
+
+// Infer implements [client.Transport]. It passes the trace context of the client's call on.
+func (t transport) Infer(ctx context.Context, to *control.Member, req *oip.Request,
+	attempt *client.Attempt) (*oip.Response, error) {
+	return t.Remote.Infer(passTrace(ctx), to, req, attempt)
 }
 
 // passTrace copies the trace context of a client's call to the gateway's call to a worker. If this

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 )
 
@@ -23,6 +25,8 @@ type Local struct {
 	streams map[string]localStreaming
 	// intercept is the server's interceptor, which gives errors their codes.
 	intercept grpc.UnaryServerInterceptor
+	// server answers InferAlone.
+	server *Server
 	// closing is a context whose end ends all streams.
 	closing context.Context
 	running sync.WaitGroup // handlers of streams
@@ -100,6 +104,12 @@ func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
 		return err
 	}
 	return copyMessage(reply, answer)
+}
+
+// InferAlone implements [client.Own]. Nothing is copied.
+func (c *Local) InferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
+	arrival time.Time, canary int64) (*oip.Response, error) {
+	return c.server.inferAlone(ctx, req, id, arrival, canary)
 }
 
 // copyMessage copies the message from into to. Copies of queries and answers share the tensors.

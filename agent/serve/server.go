@@ -64,6 +64,7 @@ type Config struct {
 	Members *members.Members
 	Keyring *members.Keyring
 	Worker  *worker.Worker
+	Counts  *Counts
 	Leading Leading
 	// Leadership tells which leader this agent follows.
 	Leadership members.Leading
@@ -153,7 +154,7 @@ func New(config Config) *Server {
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))
-	config.Local.intercept = s.interceptUnary
+	config.Local.intercept, config.Local.server = s.interceptUnary, s
 	s.register(config.Local)
 	return s
 }
@@ -241,10 +242,11 @@ func (s *Server) Alone() bool { return s.alone.Load() }
 // not known yet; nil if there is room.
 func (s *Server) Full(ctx context.Context) error { return s.intake.full(ctx) }
 
-// Loaded raises the limit on a query's size to what the version allows. It must be called before
-// the version serves.
+// Loaded raises the limit on a query's size to what the version allows, and makes the version's series.
+// It must be called before the version serves.
 func (s *Server) Loaded(v *models.Version) {
 	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, v.Batchless)
+	s.config.Counts.expect(v.Model, v.Number)
 }
 
 // Settle makes the agent ready. It must be called once, when the first models have loaded or

@@ -15,8 +15,6 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
-	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -44,12 +42,9 @@ func native(o prometheus.HistogramOpts) prometheus.HistogramOpts {
 // metrics are a worker's metrics. The methods may be called concurrently.
 type metrics struct {
 	registry       prometheus.Registerer
-	arrived        *prometheus.CounterVec
 	queries        *prometheus.CounterVec
 	items          *prometheus.CounterVec
 	late           *prometheus.CounterVec
-	failures       *prometheus.CounterVec
-	failureSeconds *prometheus.CounterVec
 	queue          *prometheus.HistogramVec
 	execution      *prometheus.HistogramVec
 	merged         *prometheus.HistogramVec
@@ -67,12 +62,10 @@ type metrics struct {
 	ended          tally
 
 	mu       sync.Mutex
-	versions map[versionKey]*versionMetrics
-	states   map[versionKey]models.State // "": neither on disk nor in memory
-	// the arrivals at the versions that clients have asked this agent for
-	asked map[versionKey]prometheus.Counter
-	// Since when a version has not served, has not existed, and has not been known.
-	unserved, gone, unknown profiles.Absence[versionKey]
+	versions map[VersionKey]*versionMetrics
+	states   map[VersionKey]models.State // "": neither on disk nor in memory
+	// Since when a version has not served, and has not existed.
+	unserved, gone VersionAbsence
 }
 
 // A tally counts the queries that versions answered, and those that failed through no fault of the
@@ -86,19 +79,19 @@ func (w *Worker) Ended() (answered, failed uint64) {
 	return e.answered.Load(), e.failed.Load()
 }
 
-// A versionKey names a version of a model. Its version is 0 for queries that reached none, and its
+// A VersionKey names a version of a model. Its version is 0 for queries that reached none, and its
 // model is "", too, if theirs is not known.
-type versionKey struct {
-	model   string
-	version int64
+type VersionKey struct {
+	Model   string
+	Version int64
 }
 
-// number returns the version as labels have it.
-func (k versionKey) number() string {
-	if k.version == 0 {
+// Number returns the version as labels have it.
+func (k VersionKey) Number() string {
+	if k.Version == 0 {
 		return ""
 	}
-	return strconv.FormatInt(k.version, 10)
+	return strconv.FormatInt(k.Version, 10)
 }
 
 // newMetrics makes the metrics, without those that read the lanes.
@@ -117,20 +110,13 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		registry: registry,
-		versions: map[versionKey]*versionMetrics{}, states: map[versionKey]models.State{},
-		asked: map[versionKey]prometheus.Counter{},
+		versions: map[VersionKey]*versionMetrics{}, states: map[VersionKey]models.State{},
 
-		arrived: counter("muster_arrived_queries_total",
-			"Queries of clients that have arrived, refused ones included.", version...),
 		queries: counter("muster_queries_total", "Queries answered.", version...),
 		items: counter("muster_items_total",
 			"Items in the queries answered: the sum of their batch sizes.", version...),
 		late: counter("muster_late_queries_total",
 			"Queries answered after the QoS target of their model.", version...),
-		failures: counter("muster_failed_queries_total",
-			"Queries of clients that got an error, by reason.", "model", "version", "reason"),
-		failureSeconds: counter("muster_failed_queries_seconds_total",
-			"Time spent on queries of clients that got an error.", version...),
 		queue: duration("muster_queue_duration_seconds",
 			"Time a query waited for a lane, of queries answered."),
 		execution: duration("muster_execution_duration_seconds",
@@ -172,61 +158,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	for _, reason := range append(outcome.Reasons(), "refused") {
 		m.refused.WithLabelValues(reason)
 	}
-	m.ask(versionKey{})
-	registry.MustRegister(m.arrived, m.queries, m.items, m.late, m.failures, m.failureSeconds,
+	registry.MustRegister(m.queries, m.items, m.late,
 		m.queue, m.execution, m.merged, m.accuracy, m.nonFinite, m.loads, m.loadDuration, m.warmUpDuration,
 		m.modelState, m.qosTarget,
 		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
-}
-
-// overload are the reasons of failures in an overload. Their series exist from the first query on,
-// so that rate() sees the first failures; those of other reasons from the first failure on.
-var overload = []string{"overloaded", "late", "deadline"}
-
-// ask returns the counter of the queries that arrive for a version. m.mu is held, except by
-// newMetrics.
-func (m *metrics) ask(key versionKey) prometheus.Counter {
-	c := m.asked[key]
-	if c == nil {
-		c = m.arrived.WithLabelValues(key.model, key.number())
-		m.asked[key] = c
-		m.failureSeconds.WithLabelValues(key.model, key.number())
-		for _, reason := range overload {
-			m.failures.WithLabelValues(key.model, key.number(), reason)
-		}
-	}
-	return c
-}
-
-// Arrived counts a query of a client for a version of a model. version is 0 if the query reached
-// none. model must be "" unless a model of that name exists: clients must not be able to create
-// metric series.
-func (w *Worker) Arrived(model string, version int64) {
-	m := w.metrics
-	m.mu.Lock()
-	arrived := m.ask(versionKey{model, version})
-	m.mu.Unlock()
-	arrived.Inc()
-}
-
-// Failed counts a query of a client that has arrived and has failed with err, a time after its
-// arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
-// reached no version. batchSize is that of a query which counts in the trial of a canary, else 0.
-func (w *Worker) Failed(model string, version int64, err error, after, target time.Duration,
-	batchSize int) {
-	reason := oip.ReasonAfter(outcome.Of(err).Reason, after, target)
-	w.CountFailed(model, version, reason, 1)
-	key := versionKey{model, version}
-	w.metrics.failureSeconds.WithLabelValues(key.model, key.number()).Add(after.Seconds())
-	w.config.Failed(model, version, reason, batchSize)
-}
-
-// CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls
-// it for those of gateways without an agent.
-func (w *Worker) CountFailed(model string, version int64, reason string, n uint64) {
-	key := versionKey{model, version}
-	w.metrics.failures.WithLabelValues(key.model, key.number(), reason).Add(float64(n))
 }
 
 // register registers metrics that read the lanes whenever they are scraped.
@@ -265,9 +201,8 @@ func (m *metrics) register(info runtime.Info, lanes *runtime.Partitions) {
 // A versionMetrics holds the metrics of one model version, so that a query needs no label lookups.
 // Its methods may be called concurrently.
 type versionMetrics struct {
-	key           versionKey
+	key           VersionKey
 	target        time.Duration // whose bounds the histogram request has
-	arrived       prometheus.Counter
 	queries       prometheus.Counter
 	items         prometheus.Counter
 	late          prometheus.Counter
@@ -288,14 +223,14 @@ type versionMetrics struct {
 func (m *metrics) version(model string, number int64, target time.Duration) *versionMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	key := versionKey{model, number}
+	key := VersionKey{model, number}
 	former := m.versions[key]
 	if former != nil && former.target == target {
 		return former
 	}
-	labels := []string{model, key.number()}
+	labels := []string{model, key.Number()}
 	v := &versionMetrics{
-		key: key, target: target, arrived: m.ask(key), ended: &m.ended,
+		key: key, target: target, ended: &m.ended,
 		nonFinite: m.nonFinite,
 		queries:   m.queries.WithLabelValues(labels...),
 		items:     m.items.WithLabelValues(labels...),
@@ -304,7 +239,7 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 		request: prometheus.NewHistogram(native(prometheus.HistogramOpts{
 			Name:        "muster_request_duration_seconds",
 			Help:        "Time from a query's arrival to its answer, of queries answered.",
-			ConstLabels: prometheus.Labels{"model": model, "version": key.number()},
+			ConstLabels: prometheus.Labels{"model": model, "version": key.Number()},
 			Buckets:     durationBounds(target),
 		})),
 		queue:     m.queue.WithLabelValues(labels...).(prometheus.Histogram),
@@ -335,7 +270,7 @@ func (m *metrics) rate(v *versionMetrics, c *models.Config) {
 		return
 	}
 	v.rating.Store(&rating{
-		m.accuracy.WithLabelValues(c.Family, v.key.model, v.key.number()), cmp.Or(c.Accuracy, 1),
+		m.accuracy.WithLabelValues(c.Family, v.key.Model, v.key.Number()), cmp.Or(c.Accuracy, 1),
 	})
 }
 
@@ -373,7 +308,7 @@ var valuesOf = map[tensor.NonFinite]string{
 // exists from the first such answer on: nearly all models have none.
 func (v *versionMetrics) answeredWith(n tensor.NonFinite) {
 	if n != tensor.Finite {
-		v.nonFinite.WithLabelValues(v.key.model, v.key.number(), valuesOf[n]).Inc()
+		v.nonFinite.WithLabelValues(v.key.Model, v.key.Number(), valuesOf[n]).Inc()
 	}
 }
 
@@ -389,7 +324,7 @@ func (v *versionMetrics) failedHere(err error, after time.Duration) {
 
 // observe updates the metrics of state and loads after a change of a version's state.
 func (m *metrics) observe(e models.Event) {
-	key := versionKey{e.Model, e.Version}
+	key := VersionKey{e.Model, e.Version}
 	m.mu.Lock()
 	if m.states[key] = e.State; e.Gone {
 		m.states[key] = ""
@@ -397,7 +332,7 @@ func (m *metrics) observe(e models.Event) {
 	m.mu.Unlock()
 	version := strconv.FormatInt(e.Version, 10)
 	if e.Gone { // it has no state; what it counted stays for a while
-		key.drop(m.modelState)
+		key.Drop(m.modelState)
 		return
 	}
 	for _, state := range []models.State{
@@ -426,14 +361,18 @@ const (
 	keepVersions = 3
 )
 
-// over returns the versions that have been absent for keepSeries, and those after whose end more than
-// keepVersions others of the model have ended.
-func over(now time.Time, absence *profiles.Absence[versionKey], all iter.Seq[versionKey],
-	there func(versionKey) bool) []versionKey {
-	gone := absence.Over(now, keepSeries, all, there)
-	for _, key := range absence.Excess(keepVersions, func(k versionKey) string { return k.model },
-		func(a, b versionKey) int { return cmp.Compare(a.version, b.version) }) {
-		if key.version != 0 && !slices.Contains(gone, key) {
+// A VersionAbsence says since when versions have been absent. It is not safe for concurrent use.
+type VersionAbsence struct{ since profiles.Absence[VersionKey] }
+
+// Over returns the versions that have been absent for keepSeries, and those after whose end more than
+// keepVersions others of the model have ended. all are the versions with series, there reports
+// whether one is not absent.
+func (a *VersionAbsence) Over(now time.Time, all iter.Seq[VersionKey],
+	there func(VersionKey) bool) []VersionKey {
+	gone := a.since.Over(now, keepSeries, all, there)
+	for _, key := range a.since.Excess(keepVersions, func(k VersionKey) string { return k.Model },
+		func(a, b VersionKey) int { return cmp.Compare(a.Version, b.Version) }) {
+		if key.Version != 0 && !slices.Contains(gone, key) {
 			gone = append(gone, key)
 		}
 	}
@@ -441,50 +380,43 @@ func over(now time.Time, absence *profiles.Absence[versionKey], all iter.Seq[ver
 }
 
 // forget removes all series of versions that have not served for keepSeries, except the state of a
-// version that is still on disk, and what clients asked of versions and models that are not known
-// any more. Of a model that many versions have left, it removes more; see over. held names the
-// versions that the fleet holds, as "ncf/1".
-func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
-	known func(model string) bool) {
-	m.mu.Lock()
-	asked := slices.Collect(maps.Keys(m.asked))
-	m.mu.Unlock()
-	there := map[versionKey]bool{{}: true}
-	for _, key := range asked {
-		// m.mu is not held: known may wait for a goroutine that is about to call observe.
-		there[key] = there[key] || held[names.NewModelKey(key.model, key.version)] ||
-			key.version == 0 && known(key.model)
-	}
+// version that is still on disk. Of a model that many versions have left, it removes more; see
+// VersionAbsence.Over.
+func (m *metrics) forget(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	served := func(key versionKey) bool {
-		s := m.states[key]
-		return s != "" && s != models.Unavailable
-	}
-	for _, key := range over(now, &m.unserved, maps.Keys(m.versions), served) {
+	for _, key := range m.unserved.Over(now, maps.Keys(m.versions), m.serves) {
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
-		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
+		key.Drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
 			m.nonFinite, m.loadDuration, m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
-	exists := func(key versionKey) bool { return m.states[key] != "" }
-	for _, key := range over(now, &m.gone, maps.Keys(m.states), exists) {
+	exists := func(key VersionKey) bool { return m.states[key] != "" }
+	for _, key := range m.gone.Over(now, maps.Keys(m.states), exists) {
 		delete(m.states, key)
-		key.drop(m.loads)
-	}
-	isKnown := func(key versionKey) bool { return there[key] || served(key) }
-	for _, key := range over(now, &m.unknown, maps.Keys(m.asked), isKnown) {
-		delete(m.asked, key)
-		key.drop(m.arrived, m.failures, m.failureSeconds)
+		key.Drop(m.loads)
 	}
 }
 
-// drop removes a version's series from each family.
-func (k versionKey) drop(families ...interface {
+// serves reports whether a version serves or is about to. m.mu is held.
+func (m *metrics) serves(key VersionKey) bool {
+	s := m.states[key]
+	return s != "" && s != models.Unavailable
+}
+
+// Serves reports whether a version serves here or is about to.
+func (w *Worker) Serves(key VersionKey) bool {
+	w.metrics.mu.Lock()
+	defer w.metrics.mu.Unlock()
+	return w.metrics.serves(key)
+}
+
+// Drop removes a version's series from each family.
+func (k VersionKey) Drop(families ...interface {
 	DeletePartialMatch(prometheus.Labels) int
 }) {
 	for _, f := range families {
-		f.DeletePartialMatch(prometheus.Labels{"model": k.model, "version": k.number()})
+		f.DeletePartialMatch(prometheus.Labels{"model": k.Model, "version": k.Number()})
 	}
 }
 
@@ -512,7 +444,7 @@ func total(c prometheus.Counter) float64 {
 func (w *Worker) Statistics(model string, number int64) *inference.ModelStatistics {
 	m := w.metrics
 	m.mu.Lock()
-	v := m.versions[versionKey{model, number}]
+	v := m.versions[VersionKey{model, number}]
 	m.mu.Unlock()
 	if v == nil {
 		return nil
@@ -533,8 +465,8 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	executions, _ := totals(v.merged)
 	none := duration(executed, 0) // the time for copying is not measured
 	return &inference.ModelStatistics{
-		Name:           v.key.model,
-		Version:        v.key.number(),
+		Name:           v.key.Model,
+		Version:        v.key.Number(),
 		LastInference:  uint64(v.lastInference.Load()),
 		InferenceCount: uint64(total(v.items)),
 		ExecutionCount: executions,

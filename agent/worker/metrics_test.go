@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,8 +16,7 @@ import (
 func TestMetricsForget(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m := newMetrics(registry)
-	w, now := &Worker{metrics: m}, time.Unix(0, 0)
-	w.config.Failed = func(string, int64, string, int) {}
+	now := time.Unix(0, 0)
 	series := func(version string) (n int) {
 		t.Helper()
 		families, err := registry.Gather()
@@ -50,20 +48,14 @@ func TestMetricsForget(t *testing.T) {
 		}
 		m.observe(e)
 	}
-	known := true
 	forget := func(after time.Duration) {
 		now = now.Add(after)
-		m.forget(now, nil, func(string) bool { return known })
+		m.forget(now)
 	}
 	for _, v := range []int64{1, 2, 3} {
 		state(v, models.Loading, false)
 		state(v, models.Ready, false)
 	}
-	for _, model := range []string{"ncf", ""} {
-		w.Arrived(model, 0)
-		w.Failed(model, 0, errors.New("some"), 0, 0, 0)
-	}
-	nowhere := series("")
 	all := series("1")
 	state(1, models.Unavailable, true)
 	state(2, models.Unavailable, false)
@@ -87,13 +79,6 @@ func TestMetricsForget(t *testing.T) {
 	if series("2") != all || total(m.version("ncf", 2, time.Second).queries) != 1 {
 		t.Errorf("served again it has %d series of %d", series("2"), all)
 	}
-	known = false
-	forget(0)
-	forget(keepSeries)
-	if n := series(""); n != nowhere/2 {
-		t.Errorf("of queries without a version there are %d series once nobody knows the model, "+
-			"want half of %d: those without a model", n, nowhere)
-	}
 	const times = 60
 	for v := range int64(times) {
 		state(v+10, models.Ready, false)
@@ -109,8 +94,8 @@ func TestMetricsForget(t *testing.T) {
 			"%d", times, left, want, keepVersions)
 	}
 	forget(keepSeries)
-	if len(m.versions) != 2 || len(m.states) != 2 || len(m.asked) != 3 {
-		t.Errorf("after %d more versions came and went %d are counted, %d have a state, want 2, "+
-			"and %d are asked for, want 3", times, len(m.versions), len(m.states), len(m.asked))
+	if len(m.versions) != 2 || len(m.states) != 2 {
+		t.Errorf("after %d more versions came and went %d are counted, %d have a state, want 2", times,
+			len(m.versions), len(m.states))
 	}
 }

@@ -39,28 +39,21 @@ func (m *Model) Close() error {
 }
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
-// in its fleet. It owns req, and releases its inputs when it returns; the caller must release the
-// response. arrival is when the query began to arrive. answers counts the bytes of the answer; a query
-// whose answer it does not take has failed. Infer blocks until the query is answered, has failed or
-// ctx ends.
-func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time,
-	answers *oip.Charge) (*oip.Response, error) {
-	defer req.Release()
-	sequence := w.sequence.Add(control.Numbering)
-	loaded, err := w.acquireAlone(req, sequence)
+// in its fleet: nobody else has decided that the query is to run, so the lanes do. See
+// [client.Own.InferAlone] for its arguments and what it sets of req; the caller must release the
+// response. A query whose answer req.Answer does not take has failed. Infer blocks until the query is
+// answered, has failed or ctx ends.
+func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt, arrival time.Time,
+	canary int64) (*oip.Response, error) {
+	loaded, err := w.acquireAlone(req, canary)
 	if err != nil {
-		model := w.known(req.Model)
-		w.Arrived(model, 0)
-		w.Failed(model, 0, err, time.Since(arrival), 0, 0)
 		return nil, err
 	}
 	defer loaded.Release()
 	v, counts := loaded.Version, loaded.Model.counts
-	counts.arrived.Inc()
-	batchSize := 0 // not known before the query is validated: what fails so is its client's fault
+	req.Tried = v.Number
 	failed := func(err error) (*oip.Response, error) {
 		counts.failedHere(err, time.Since(arrival))
-		w.Failed(v.Model, v.Number, err, time.Since(arrival), v.Config.QoSTarget, batchSize)
 		return nil, err
 	}
 
@@ -68,12 +61,12 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time,
 	if err != nil {
 		return failed(err)
 	}
-	batchSize = q.batchSize
+	req.TrialSize = q.batchSize // not before: a query that is not valid is its client's fault
 	ran, err := w.execute(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
-		answers: answers,
+		answers: req.Answer,
 	})
-	w.completedAlone(v, sequence, q.batchSize, req.Bytes(), arrival, ran, err)
+	w.completedAlone(v, id, q.batchSize, req.Bytes(), arrival, ran, err)
 	if err != nil {
 		return failed(err)
 	}
@@ -82,28 +75,15 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time,
 	return ran.resp, nil
 }
 
-// acquireAlone is Acquire for a query of this agent, which is alone; the model's canary gets its
-// share of them.
-func (w *Worker) acquireAlone(req *oip.Request, sequence uint64) (*Loaded, error) {
-	if w.config.Release != nil && req.Version == "" {
-		r := w.config.Release(req.Model)
-		if r.Takes(w.config.Gateway, sequence) {
-			if loaded, err := w.repository.Acquire(req.Model, r.Canary); err == nil {
-				return loaded, nil
-			}
+// acquireAlone is Acquire for a query of this agent, which is alone. It takes the canary if that is not
+// 0 and serves.
+func (w *Worker) acquireAlone(req *oip.Request, canary int64) (*Loaded, error) {
+	if canary != 0 {
+		if loaded, err := w.repository.Acquire(req.Model, canary); err == nil {
+			return loaded, nil
 		}
 	}
 	return w.Acquire(req.Model, req.Version)
-}
-
-// known returns model, or "" if this agent's repository does not have it.
-func (w *Worker) known(model string) string {
-	for _, status := range w.repository.Index() {
-		if status.Model == model {
-			return model
-		}
-	}
-	return ""
 }
 
 // An execution holds the conditions under which a query is run.

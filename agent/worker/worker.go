@@ -23,7 +23,6 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
-	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -88,8 +87,6 @@ type Config struct {
 	// InstanceType returns this machine's instance type; "" until it is known.
 	InstanceType func() profiles.InstanceType
 
-	// Gateway is the id of this agent's own gateway.
-	Gateway uint64
 	// Leading tells which leader this agent follows.
 	Leading members.Leading
 	// Own returns this agent's description, which the Worker does not change.
@@ -97,10 +94,8 @@ type Config struct {
 	// Desired returns what this agent knows to be desired of the fleet, for greetings; nil:
 	// nothing.
 	Desired func() *control.DesiredFleet
-	// Releases returns those that this agent knows, for greetings, and Release is that of one model,
-	// zero without one; both nil: there are none.
+	// Releases returns those that this agent knows, for greetings; nil: there are none.
 	Releases func() []*control.Release
-	Release  func(model string) canary.Release
 	// Admit returns why a version may not be loaded; nil if it may, or always. See
 	// [models.Options].
 	Admit func(ctx context.Context, v *models.Version) error
@@ -119,9 +114,6 @@ type Config struct {
 	// version's state.
 	Loaded  func(*models.Version)
 	Observe func(models.Event)
-	// Failed is called for each query of this agent's clients that has failed, with its model and
-	// version as in Worker.Failed, the reason, and the batch size as there.
-	Failed func(model string, version int64, reason string, batchSize int)
 
 	Registry prometheus.Registerer
 	Tracer   trace.Tracer // nil: the worker makes no spans
@@ -149,7 +141,6 @@ type Worker struct {
 	summing    sync.WaitGroup // goroutines of checksums
 	oneLate    sync.Mutex     // held by a late checksum while it is computed
 	settled    chan struct{}
-	sequence   atomic.Uint64
 
 	mu           sync.Mutex
 	held         map[*control.Held]bool
@@ -242,12 +233,10 @@ func (w *Worker) observe(e models.Event) {
 }
 
 // Forget removes estimates and metrics of versions that have long been gone. held names the
-// versions that the fleet holds, as "ncf/1"; known reports whether the repository or the fleet has
-// a model. Forget must be called from time to time.
-func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool,
-	known func(model string) bool) {
+// versions that the fleet holds, as "ncf/1". Forget must be called from time to time.
+func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool) {
 	w.estimates.forget(now, held)
-	w.metrics.forget(now, held, known)
+	w.metrics.forget(now)
 }
 
 // Sizes calls tell with the number of entries of each table that the Worker keeps, for tests that
@@ -493,10 +482,10 @@ func (w *Worker) ended(t *attempt, err error) {
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
 // the leader's decision; ran is empty if it was refused with err.
-func (w *Worker) completedAlone(v *models.Version, sequence uint64, batchSize int, bytes int64,
+func (w *Worker) completedAlone(v *models.Version, id control.Attempt, batchSize int, bytes int64,
 	arrival time.Time, ran executed, err error) {
 	c := &control.Completed{
-		Gateway: w.config.Gateway, Sequence: sequence, Attempt: 1, Model: v.Model,
+		Gateway: id.Gateway, Sequence: id.Sequence, Attempt: id.Attempt, Model: v.Model,
 		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
 		Bytes: uint64(bytes),
 	}

@@ -40,6 +40,8 @@ type Request struct {
 	// no version, else 0. If the query has failed, Tried is the version that it was for.
 	TrialSize int
 	Tried     int64
+	// Answer counts the bytes of the answer in the agent that the client asks; nil: nobody does.
+	Answer *Charge
 	// BinaryOutputs asks for binary data of every output without a Binary of its own
 	// (`binary_data_output`, REST only).
 	BinaryOutputs bool

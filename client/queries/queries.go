@@ -392,10 +392,15 @@ func (s *State) Len() int { return len(s.bySequence) }
 // Unacknowledged is how many submits the leader has not acknowledged.
 func (s *State) Unacknowledged() int { return len(s.unacked) }
 
+// Number returns the next number of a query, for one that the State does not own.
+func (s *State) Number() uint64 {
+	s.sequence += match.MostParts + 1
+	return s.sequence
+}
+
 // Arrive takes a new query.
 func (s *State) Arrive(q *Query, now time.Duration) {
-	s.sequence += match.MostParts + 1
-	q.Sequence, q.since = s.sequence, now
+	q.Sequence, q.since = s.Number(), now
 	if s.pending.Len() == 0 {
 		s.busyAt = now
 	}

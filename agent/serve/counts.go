@@ -1,0 +1,125 @@
+package serve
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
+)
+
+// Counts count the queries of clients: what arrives at this agent, by whatever protocol, and what of
+// it fails, whichever agent was to run it. What the lanes of an agent run is counted by its worker,
+// and how a query got its lane by the gateway. The methods may be called concurrently and do not
+// block.
+type Counts struct {
+	gateway        *client.Gateway // is told of failures, for the leader
+	arrived        *prometheus.CounterVec
+	failures       *prometheus.CounterVec
+	failureSeconds *prometheus.CounterVec
+
+	mu sync.Mutex
+	// asked are the arrivals at the versions that clients have asked this agent for, or that it has
+	// loaded.
+	asked map[worker.VersionKey]prometheus.Counter
+	// unknown says since when a version has been neither in the fleet nor served here.
+	unknown worker.VersionAbsence
+}
+
+// NewCounts registers the counters. gateway is this agent's.
+func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	c := &Counts{
+		gateway: gateway, asked: map[worker.VersionKey]prometheus.Counter{},
+		arrived: counter("muster_arrived_queries_total",
+			"Queries of clients that have arrived, refused ones included.", "model", "version"),
+		failures: counter("muster_failed_queries_total",
+			"Queries of clients that got an error, by reason.", "model", "version", "reason"),
+		failureSeconds: counter("muster_failed_queries_seconds_total",
+			"Time spent on queries of clients that got an error.", "model", "version"),
+	}
+	c.expect("", 0)
+	registry.MustRegister(c.arrived, c.failures, c.failureSeconds)
+	return c
+}
+
+// overload are the reasons of failures in an overload. Their series exist from the first query on,
+// so that rate() sees the first failures; those of other reasons from the first failure on.
+var overload = []string{"overloaded", "late", "deadline"}
+
+// expect makes the series of a version, so that rate() sees their first increase, and returns the
+// counter of its arrivals.
+func (c *Counts) expect(model string, version int64) prometheus.Counter {
+	key := worker.VersionKey{Model: model, Version: version}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	arrived := c.asked[key]
+	if arrived == nil {
+		arrived = c.arrived.WithLabelValues(key.Model, key.Number())
+		c.asked[key] = arrived
+		c.failureSeconds.WithLabelValues(key.Model, key.Number())
+		for _, reason := range overload {
+			c.failures.WithLabelValues(key.Model, key.Number(), reason)
+		}
+	}
+	return arrived
+}
+
+// Arrived counts a query of a client for a version of a model. version is 0 if the query reached
+// none. model must be "" unless a model of that name exists: clients must not be able to create
+// metric series.
+func (c *Counts) Arrived(model string, version int64) { c.expect(model, version).Inc() }
+
+// Failed counts a query of a client that has arrived and has failed with err, a time after its
+// arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
+// reached no version. batchSize is that of a query which counts in the trial of a canary, else 0.
+func (c *Counts) Failed(model string, version int64, err error, after, target time.Duration,
+	batchSize int) {
+	reason := oip.ReasonAfter(outcome.Of(err).Reason, after, target)
+	c.CountFailed(model, version, reason, 1)
+	key := worker.VersionKey{Model: model, Version: version}
+	c.failureSeconds.WithLabelValues(key.Model, key.Number()).Add(after.Seconds())
+	c.gateway.Failed(client.Failure{
+		Model: model, Version: version, Reason: reason, TrialSize: client.TrialSize(batchSize),
+	})
+}
+
+// CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls
+// it for those of gateways without an agent.
+func (c *Counts) CountFailed(model string, version int64, reason string, n uint64) {
+	key := worker.VersionKey{Model: model, Version: version}
+	c.failures.WithLabelValues(key.Model, key.Number(), reason).Add(float64(n))
+}
+
+// Forget removes the series of versions and models that are known no more; see
+// [worker.VersionAbsence]. held names the versions that the fleet holds, as "ncf/1"; known reports
+// whether the repository or the fleet has a model, and serves whether this agent serves a version.
+// Forget must be called from time to time.
+func (c *Counts) Forget(now time.Time, held map[names.ModelKey]bool, known func(model string) bool,
+	serves func(worker.VersionKey) bool) {
+	c.mu.Lock()
+	asked := slices.Collect(maps.Keys(c.asked))
+	c.mu.Unlock()
+	there := map[worker.VersionKey]bool{}
+	for _, key := range asked {
+		// c.mu is not held: known may wait for a goroutine that is about to call expect.
+		there[key] = key == (worker.VersionKey{}) || held[names.NewModelKey(key.Model, key.Version)] ||
+			key.Version == 0 && known(key.Model) || serves(key)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isThere := func(key worker.VersionKey) bool { is, seen := there[key]; return is || !seen }
+	for _, key := range c.unknown.Over(now, maps.Keys(c.asked), isThere) {
+		delete(c.asked, key)
+		key.Drop(c.arrived, c.failures, c.failureSeconds)
+	}
+}
