@@ -192,7 +192,7 @@ var rules = []rule{
 		reason: "one package speaks to AWS, and what it says to it is in one place",
 	},
 	{
-		folder: "gossip", never: nil,
+		folder: "gossip", imports: []string{"api/wakeup"}, never: nil,
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
@@ -533,6 +533,7 @@ func TestImportRules(t *testing.T) {
 		{"api", module + "profiles", false},
 		{"leader/plan", module + "runtime", false},
 		{"leader", module + "gossip", false},
+		{"gossip", module + "api/control", false},
 		{"leader/match", module + "runtime/queue", true},
 		{"leader/match", module + "runtime", false},
 		{"leader/match", module + "leader/plan", false},

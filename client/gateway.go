@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/match"
@@ -48,7 +49,7 @@ type Gateway struct {
 	leaderless *leaderless
 
 	began time.Time     // the origin of the queries' times
-	news  chan struct{} // buffered, size 1: leadership or members have changed
+	news  wakeup.Signal // leadership or members have changed
 	start chan struct{} // a value starts the watch
 	late  *time.Timer   // fires when the leader may have been silent for too long
 
@@ -78,7 +79,7 @@ type query struct {
 	part     part // which part of a query it is, if any
 	bytes    uint64
 	trace    *queryTrace   // nil: it is not traced
-	wake     chan struct{} // buffered, size 1: the caller checks the query again
+	wake     wakeup.Signal // the caller checks the query again
 	why      string        // why no lane took it when there was no leader
 	answer   *oip.Response // the outcome, if it is one
 	aborts   [match.MaxAttempts]underWay
@@ -129,7 +130,7 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 		config: config,
 		log:    config.Logger,
 		began:  time.Now(),
-		news:   make(chan struct{}, 1),
+		news:   wakeup.New(),
 		start:  make(chan struct{}, 1),
 		hangUp: func() {},
 	}
@@ -364,7 +365,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	q := &query{
 		Query: queries.Query{Arrival: g.at(arrival)}, model: req.Model, version: version, batch: 1,
 		family: family, least: req.LeastAccuracy,
-		wake: make(chan struct{}, 1), trace: newQueryTrace(ctx),
+		wake: wakeup.New(), trace: newQueryTrace(ctx),
 	}
 	q.Tag = q
 	// A batch size that no lane could take is left for the worker to refuse: its error says what is
@@ -624,10 +625,7 @@ func (g *Gateway) carryOut() {
 		switch a.Kind {
 		case queries.Wake:
 			q := a.Query.Tag.(*query)
-			select {
-			case q.wake <- struct{}{}:
-			default:
-			}
+			q.wake.Send()
 			if q.busy && q.IsHedged() {
 				q.hedges.Go(func() { g.advance(q, true) })
 			}

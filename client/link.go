@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -23,16 +24,13 @@ const mostDirect = 32
 // A link is the gateway's stream to one leader.
 type link struct {
 	stream  MatchStream
-	kicked  chan struct{} // buffered, size 1
-	sending bool          // a goroutine sends; guarded by the gateway's lock
+	kicked  wakeup.Signal
+	sending bool // a goroutine sends; guarded by the gateway's lock
 }
 
 // kick makes the link's own goroutine send the pending messages.
 func (l *link) kick() {
-	select {
-	case l.kicked <- struct{}{}:
-	default:
-	}
+	l.kicked.Send()
 }
 
 // learn takes news of who leads. The caller holds the lock.
@@ -48,10 +46,7 @@ func (g *Gateway) learn(l *control.Leadership) {
 
 // announce tells follow that there is news.
 func (g *Gateway) announce() {
-	select {
-	case g.news <- struct{}{}:
-	default:
-	}
+	g.news.Send()
 }
 
 // follow keeps a link to the leader until the gateway closes.
@@ -134,7 +129,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		_, err = stream.Recv() // Recv returns why the stream broke
 		return err
 	}
-	l := &link{stream: stream, kicked: make(chan struct{}, 1)}
+	l := &link{stream: stream, kicked: wakeup.New()}
 	written = make(chan struct{})
 	go func() {
 		defer close(written)

@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -57,7 +58,7 @@ func (g *Gateway) split(s *control.Split) {
 		q := &query{
 			model: model, version: version, batch: n, part: p,
 			bytes: whole.bytes * uint64(n) / sum,
-			trace: whole.trace.part(p), wake: make(chan struct{}, 1),
+			trace: whole.trace.part(p), wake: wakeup.New(),
 		}
 		q.Tag, parts[i], from = q, &q.Query, p.end
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 // Settings of memberlist. With them, a failed member is detected after about five seconds. The
@@ -60,9 +62,9 @@ type Gossip struct {
 	leave  context.CancelFunc // ends joining
 	wg     sync.WaitGroup
 	ready  chan struct{}
-	rejoin chan struct{} // of size 1: wakes join
+	rejoin wakeup.Signal // wakes join
 	events chan Event    // unbuffered: pending holds the waiting events
-	wake   chan struct{} // of size 1: pending is not empty
+	wake   wakeup.Signal // pending is not empty
 	count  atomic.Int64  // len(members)
 	stats  counters
 
@@ -121,9 +123,9 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 		config:  config,
 		faults:  newFaultLog(config.Logger),
 		ready:   make(chan struct{}),
-		rejoin:  make(chan struct{}, 1),
+		rejoin:  wakeup.New(),
 		events:  make(chan Event),
-		wake:    make(chan struct{}, 1),
+		wake:    wakeup.New(),
 		meta:    config.Meta,
 		members: map[string]*entry{},
 		ids:     map[memberID]*entry{},

@@ -114,10 +114,7 @@ func (g *Gossip) Vouch(m Member) {
 			}
 		}
 		g.vouched[m.Name] = m.Addr
-		select {
-		case g.rejoin <- struct{}{}:
-		default:
-		}
+		g.rejoin.Send()
 	case e != nil && e.stranger:
 		e.stranger, e.reserved = false, false
 		g.strangers--
@@ -252,10 +249,7 @@ func (g *Gossip) enqueueEvent(e Event) {
 		e.Kind = Joined
 	}
 	g.pending[key] = e
-	select {
-	case g.wake <- struct{}{}:
-	default:
-	}
+	g.wake.Send()
 }
 
 // nextEvent removes and returns the first queued event; it reports false if there is none.

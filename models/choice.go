@@ -22,10 +22,7 @@ func (r *Repository[M]) Choose(choices map[string]Choice) {
 		r.update()
 	}
 	r.mu.Unlock()
-	select {
-	case r.progress <- struct{}{}:
-	default:
-	}
+	r.progress.Send()
 }
 
 // prefer is the choice's Prefer, else the newer version.

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 var (
@@ -137,7 +139,7 @@ type Repository[M io.Closer] struct {
 	loads    sync.WaitGroup
 	retiring sync.WaitGroup
 	// progress wakes Run when a load has ended or has become slow.
-	progress chan struct{}
+	progress wakeup.Signal
 
 	mu     sync.Mutex
 	closed bool
@@ -252,7 +254,7 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		load:     load,
 		options:  options,
 		requests: make(chan *request),
-		progress: make(chan struct{}, 1),
+		progress: wakeup.New(),
 		settled:  make(chan struct{}),
 		stopped:  make(chan struct{}),
 		models:   map[string]*model[M]{},
@@ -920,10 +922,7 @@ func (r *Repository[M]) pass(l *load[M]) {
 	if l != nil && r.loading == l {
 		r.loading = nil
 	}
-	select {
-	case r.progress <- struct{}{}:
-	default:
-	}
+	r.progress.Send()
 }
 
 // run loads a version. It returns at the latest 2 s after ctx or the timeout ends, even if the

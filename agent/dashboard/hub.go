@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 const (
@@ -71,7 +72,7 @@ type HubConfig struct {
 // it returns.
 type Hub struct {
 	config HubConfig
-	wake   chan struct{} // of size 1: somebody has begun to watch, or ceased
+	wake   wakeup.Signal // somebody has begun to watch, or ceased
 
 	mu       sync.Mutex
 	rings    rings
@@ -111,7 +112,7 @@ type packet struct {
 // NewHub returns a hub that has heard nothing.
 func NewHub(config HubConfig) *Hub {
 	return &Hub{
-		config: config, wake: make(chan struct{}, 1), newest: map[string]uint64{},
+		config: config, wake: wakeup.New(), newest: map[string]uint64{},
 		watchers: map[*watcher]bool{},
 	}
 }
@@ -327,10 +328,7 @@ func (h *Hub) leave(w *watcher) {
 }
 
 func (h *Hub) signal() {
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
+	h.wake.Send()
 }
 
 // viewers returns how many pages watch.

@@ -91,7 +91,7 @@ func TestLeadAgainWhileSolving(t *testing.T) {
 		term := a.leader.leads()
 		term.call(func() {
 			term.layouts["a"] = &control.LayoutState{Automatic: true}
-			signal(term.placing.wake)
+			term.placing.wake.Send()
 		})
 		soon(t, 2*time.Second, "a plan is being solved", r.solving.Load)
 		a.leader.Elect(&control.Election{ // somebody claims to know of another leader, who has gone

@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -54,7 +55,7 @@ type gateway struct {
 	mu      sync.Mutex
 	pending *control.MatchMessage // the next message for Match to send; nil: nothing
 	unread  int                   // decisions in pending
-	wake    chan struct{}
+	wake    wakeup.Signal
 	cut     context.CancelCauseFunc
 }
 
@@ -68,7 +69,7 @@ func (l *Leader) Match(s control.Stream[control.MatchMessage, control.GatewayMes
 	}
 	ctx, cut := context.WithCancelCause(s.Context())
 	defer cut(nil)
-	g := &gateway{wake: make(chan struct{}, 1), cut: cut}
+	g := &gateway{wake: wakeup.New(), cut: cut}
 	if who := l.config.Clients; who != nil {
 		g.owner = who.Identity(s.Context())
 		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error {
@@ -261,7 +262,7 @@ func (t *term) flush() {
 				status.Error(codes.ResourceExhausted,
 					"the gateway does not read what the leader decides"))
 		}
-		signal(g.wake)
+		g.wake.Send()
 	}
 	t.touched = t.touched[:0]
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/place/replan"
@@ -98,7 +99,7 @@ type Leader struct {
 	links   *links
 	book    *profiles.Book // learned profiles; a term's learning loop uses it
 	running sync.WaitGroup
-	wake    chan struct{} // of size 1: next has changed
+	wake    wakeup.Signal // next has changed
 	// forgetful means that the book must not be saved: a file that could neither be read nor
 	// renamed would be overwritten.
 	forgetful bool
@@ -133,7 +134,7 @@ func New(config Config) (*Leader, error) {
 	}
 	l := &Leader{
 		config: config, fleet: f, log: log, metrics: newMetrics(config.Registry),
-		book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1),
+		book: profiles.NewBook(config.Library), wake: wakeup.New(),
 		began: make(chan struct{}), following: config.Leadership,
 	}
 	if l.node, err = election.New(election.Config{
@@ -317,20 +318,12 @@ func (l *Leader) step(e *election.Event) {
 	actions, next := l.node.Step(time.Now(), e)
 	if !next.Equal(l.next) {
 		l.next = next
-		signal(l.wake)
+		l.wake.Send()
 	}
 	for i := range actions {
 		l.do(&actions[i])
 	}
 	l.publish()
-}
-
-// signal puts a token into a channel of size 1 unless it holds one, without blocking.
-func signal(wake chan struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
 }
 
 // do carries out an action of the election. l.mu is held.

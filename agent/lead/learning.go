@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/profiles"
@@ -34,8 +35,8 @@ const _ = uint(members.KeepTold - learn.KeepTold)
 // run owns all fields except seen, which mu guards.
 type learning struct {
 	term *term
-	wake chan struct{} // of size 1: the pool has changed
-	come chan struct{} // of size 1: seen has queries or answers
+	wake wakeup.Signal // the pool has changed
+	come wakeup.Signal // seen has queries or answers
 	asks chan func()   // functions for run's goroutine to call
 
 	mu   sync.Mutex
@@ -49,7 +50,7 @@ type learning struct {
 func newLearning(t *term) *learning {
 	book := t.leader.book
 	return &learning{
-		term: t, wake: make(chan struct{}, 1), come: make(chan struct{}, 1),
+		term: t, wake: wakeup.New(), come: wakeup.New(),
 		asks: make(chan func()),
 		book: book, state: learn.New(book),
 	}
@@ -60,7 +61,7 @@ func (s *learning) poolIs(p *leader.Pool) {
 	s.mu.Lock()
 	s.seen.Pool = p
 	s.mu.Unlock()
-	signal(s.wake)
+	s.wake.Send()
 }
 
 // arrived passes a query that was submitted. It does not block.
@@ -70,7 +71,7 @@ func (s *learning) arrived(a learn.Arrival) {
 		s.seen.Arrivals = append(s.seen.Arrivals, a)
 	}
 	s.mu.Unlock()
-	signal(s.come)
+	s.come.Send()
 }
 
 // observed passes the execution time of an answered query. It does not block.
@@ -80,7 +81,7 @@ func (s *learning) observed(o learn.Observation) {
 		s.seen.Observations = append(s.seen.Observations, o)
 	}
 	s.mu.Unlock()
-	signal(s.come)
+	s.come.Send()
 }
 
 // suggest passes the profiles of the former leader, which learning starts from. It must be called

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 const (
@@ -117,7 +118,7 @@ func (s *links) open(to names.AgentName, t *term) *link {
 	if s.ctx == nil || s.ctx.Err() != nil {
 		return nil
 	}
-	k := &link{links: s, to: to, term: t, wake: make(chan struct{}, 1)}
+	k := &link{links: s, to: to, term: t, wake: wakeup.New()}
 	k.ctx, k.cancel = context.WithCancel(s.ctx)
 	s.out[to] = k
 	s.running.Go(k.run)
@@ -152,7 +153,7 @@ func (s *links) stepDown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.out {
-		signal(k.wake)
+		k.wake.Send()
 	}
 }
 
@@ -203,7 +204,7 @@ type link struct {
 	term   *term // the term that it serves; nil: it carries election messages only
 	ctx    context.Context
 	cancel context.CancelFunc
-	wake   chan struct{}
+	wake   wakeup.Signal
 
 	mu      sync.Mutex
 	pending *control.LeaderMessage // the next message; nil: nothing
@@ -218,7 +219,7 @@ func (k *link) push(add func(*control.LeaderMessage)) {
 	}
 	add(k.pending)
 	k.mu.Unlock()
-	signal(k.wake)
+	k.wake.Send()
 }
 
 // take returns the next message to be sent, and removes it; nil if there is none.

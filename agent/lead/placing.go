@@ -22,6 +22,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/match"
@@ -57,7 +58,7 @@ func newReplanner(c replan.Config, m replan.Memory) (Replanner, error) { return 
 // on. The goroutine of run owns all fields but wake and asks, and what mu guards.
 type placing struct {
 	term *term
-	wake chan struct{} // of size 1: an agent has come further
+	wake wakeup.Signal // an agent has come further
 	asks chan func()   // functions for run's goroutine to call
 
 	replanner Replanner        // nil until an agent lets the leader say what it holds
@@ -84,7 +85,7 @@ type placingTables struct {
 
 func newPlacing(t *term) *placing {
 	return &placing{
-		term: t, wake: make(chan struct{}, 1), asks: make(chan func()),
+		term: t, wake: wakeup.New(), asks: make(chan func()),
 		solved: make(chan *replan.Plan, 1),
 	}
 }
@@ -632,7 +633,7 @@ func (s *placing) command(req *control.PlaceRequest, by string, out *control.Pla
 		if err := s.replanner.Command(c); err != nil {
 			return status.Error(codes.FailedPrecondition, err.Error())
 		}
-		signal(s.wake)
+		s.wake.Send()
 	}
 	out.Version = versionOf(s.replanner.Memory())
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/plan"
@@ -32,7 +33,7 @@ const (
 // all fields except changes, which mu guards.
 type planning struct {
 	term *term
-	wake chan struct{} // of size 1: there are changes
+	wake wakeup.Signal // there are changes
 
 	outlook outlook
 	reason  string // of the last plan shown
@@ -44,7 +45,7 @@ type planning struct {
 func newPlanning(t *term) *planning {
 	return &planning{
 		term:    t,
-		wake:    make(chan struct{}, 1),
+		wake:    wakeup.New(),
 		changes: map[leader.ModelID]learn.DemandChange{},
 	}
 }
@@ -65,7 +66,7 @@ func (s *planning) changed(changes []learn.DemandChange) {
 		s.changes[c.Model] = c
 	}
 	s.mu.Unlock()
-	signal(s.wake)
+	s.wake.Send()
 }
 
 // run plans for the changes, and for what the dashboard shows, until ctx ends.

@@ -14,7 +14,7 @@ func (t *term) releases() release.Term {
 		Serving: func() map[string][]int64 { return asked(t, t.state.Serving) },
 		Tell: func(all []*control.Release) {
 			t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Releases = all })
-			signal(t.released)
+			t.released.Send()
 		},
 	}
 }

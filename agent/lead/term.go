@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
@@ -56,7 +57,7 @@ type term struct {
 	viewed    map[*control.Member]*leader.Member
 	// what each of them holds and could hold, if it has said so
 	layouts  map[names.AgentName]*control.LayoutState
-	released chan struct{} // of size 1: a release was made
+	released wakeup.Signal // a release was made
 }
 
 // A task is a function for the loop to call, and when it was posted.
@@ -70,7 +71,7 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 		leader: l, claim: claim, former: former, done: make(chan struct{}),
 		inbox:    make(chan task, 256),
 		gateways: map[uint64]*gateway{}, described: map[names.AgentName]*control.Member{},
-		layouts: map[names.AgentName]*control.LayoutState{}, released: make(chan struct{}, 1),
+		layouts: map[names.AgentName]*control.LayoutState{}, released: wakeup.New(),
 	}
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
 	t.learning, t.planning, t.beating = newLearning(t), newPlanning(t), newBeating(t)
@@ -434,7 +435,7 @@ func (t *term) viewChanged() {
 		func(name names.AgentName, _ *control.Member) bool { return !there[name] })
 	maps.DeleteFunc(t.layouts,
 		func(name names.AgentName, _ *control.LayoutState) bool { return !there[name] })
-	signal(t.placing.wake)
+	t.placing.wake.Send()
 }
 
 // ask has the goroutine that takes functions from asks call do, and blocks until do has returned.
@@ -491,7 +492,7 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 	}
 	if m.Layout != nil {
 		t.layouts[name] = m.Layout
-		signal(t.placing.wake)
+		t.placing.wake.Send()
 	}
 	for _, c := range m.GetCompleted() {
 		t.completed(name, c)

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/stream"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -39,7 +40,7 @@ const (
 func (ms *Members) meet(name names.AgentName, said Meta) *other {
 	o := &other{
 		name: name, said: said, address: said.Address, wait: describeAgain,
-		ask: make(chan struct{}, 1),
+		ask: wakeup.New(),
 	}
 	o.left, o.leave = context.WithCancel(ms.config.Closing)
 	ms.strangers[name] = o

@@ -81,10 +81,7 @@ func (ms *Members) tellLoad(ctx context.Context) {
 
 // SelfChanged makes tellSelf compute this agent's description again. It does not block.
 func (ms *Members) SelfChanged() {
-	select {
-	case ms.selfChanged <- struct{}{}:
-	default:
-	}
+	ms.selfChanged.Send()
 }
 
 // tellSelf gossips this agent's description, with the next revision, whenever it has changed, until

@@ -27,6 +27,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/queryconn"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/stream"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
@@ -103,7 +104,7 @@ type Members struct {
 	feed   feed
 	secret []byte // of this process alone, for aliases
 
-	selfChanged                 chan struct{} // of size 1: wakes tellSelf
+	selfChanged                 wakeup.Signal // wakes tellSelf
 	membersChanged, viewChanged Broadcast
 	running                     sync.WaitGroup
 
@@ -145,7 +146,7 @@ type other struct {
 	described *control.Member   // its description; nil: it is a stranger
 	shown     *control.Member   // the result of member; nil if said or described has changed since
 	load      control.HeardLoad // LaneLoad is nil before the first
-	ask       chan struct{}     // of size 1: its description may have changed
+	ask       wakeup.Signal     // its description may have changed
 	conn      *stream.Conn      // nil for a stranger
 	left      context.Context
 	leave     context.CancelFunc
@@ -161,7 +162,7 @@ type other struct {
 // end.
 func New(config Config) *Members {
 	ms := &Members{
-		config: config, selfChanged: make(chan struct{}, 1),
+		config: config, selfChanged: wakeup.New(),
 		others: map[names.AgentName]*other{}, strangers: map[names.AgentName]*other{},
 		failures: rate.NewLimiter(failuresPerSecond, describers),
 		profiles: map[names.TableKey]*control.Profile{}, secret: make([]byte, sha256.Size),
@@ -526,10 +527,7 @@ func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 
 // askAgain makes o's goroutine call Describe again. It does not block.
 func (o *other) askAgain() {
-	select {
-	case o.ask <- struct{}{}:
-	default:
-	}
+	o.ask.Send()
 }
 
 // lost removes an agent that has left gossip or, if failed is set, that gossip has found dead.

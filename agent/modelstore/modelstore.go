@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/store"
 )
@@ -150,7 +151,7 @@ type Follower struct {
 	refresh chan *ask
 	listed  chan listing
 	brought chan bringing
-	look    chan struct{} // of size 1: somebody wants a look at the store
+	look    wakeup.Signal // somebody wants a look at the store
 	opened  atomic.Pointer[store.Store]
 	moved   atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
@@ -233,7 +234,7 @@ func New(config Config) (*Follower, error) {
 	}
 	f := &Follower{
 		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan listing),
-		brought: make(chan bringing), models: map[string]*model{}, look: make(chan struct{}, 1),
+		brought: make(chan bringing), models: map[string]*model{}, look: wakeup.New(),
 	}
 	for name, held := range cache.Held() {
 		f.model(name).held = held
@@ -269,10 +270,7 @@ func New(config Config) (*Follower, error) {
 
 // Look looks at the store soon. It does not block.
 func (f *Follower) Look() {
-	select {
-	case f.look <- struct{}{}:
-	default:
-	}
+	f.look.Send()
 }
 
 // Holds reports whether a model's folder is from the store.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/files"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/rent"
@@ -49,7 +50,7 @@ type Manager struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	wake    chan struct{} // of size 1: there is news for Run
+	wake    wakeup.Signal // there is news for Run
 	// first is the policy of the agent's own file.
 	first    *policy.Policy
 	electors electors // of Run's goroutine
@@ -68,7 +69,7 @@ type Manager struct {
 // New returns a Manager that knows what StateDir has. It returns an error if the policy has faults,
 // or the file of what is desired cannot be read.
 func New(config Config) (*Manager, error) {
-	r := &Manager{config: config, log: config.Log, wake: make(chan struct{}, 1),
+	r := &Manager{config: config, log: config.Log, wake: wakeup.New(),
 		heard: make(chan struct{})}
 	if config.Policy == "" {
 		return r, nil
@@ -216,10 +217,7 @@ func (r *Manager) keep(d *control.DesiredFleet) {
 			r.log.Error("what is desired of the fleet is not kept on disk", "error", err)
 		}
 	}
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	r.wake.Send()
 }
 
 // State returns what this agent rents as the leader; UNAVAILABLE if it does not lead.

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 // Its methods may be called concurrently.
 type httpConns struct {
 	// changed receives a value when a connection's state has changed; its capacity is 1.
-	changed chan struct{}
+	changed wakeup.Signal
 
 	mu        sync.Mutex
 	conns     map[net.Conn]*httpConn
@@ -46,7 +48,7 @@ type httpConn struct {
 type httpConnKey struct{}
 
 func newHTTPConns() *httpConns {
-	return &httpConns{changed: make(chan struct{}, 1), conns: map[net.Conn]*httpConn{}}
+	return &httpConns{changed: wakeup.New(), conns: map[net.Conn]*httpConn{}}
 }
 
 // connContext is for an HTTP server's field ConnContext.
@@ -73,10 +75,7 @@ func (c *httpConns) connState(conn net.Conn, state http.ConnState) {
 	case http.StateClosed, http.StateHijacked:
 		delete(c.conns, conn)
 	}
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
+	c.changed.Send()
 }
 
 // noteQuery notes that the request with context ctx is a query, which arrived at the given time.

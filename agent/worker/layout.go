@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
@@ -45,7 +46,7 @@ const (
 // do not block, but for state.
 type layouts struct {
 	worker *Worker
-	wake   chan struct{} // of size 1: there is an order, or something to tell
+	wake   wakeup.Signal // there is an order, or something to tell
 	// ctx is run's, and retiring waits for lanes that were replaced; run owns both.
 	ctx      context.Context
 	retiring sync.WaitGroup
@@ -73,7 +74,7 @@ type layouts struct {
 
 func newLayouts(w *Worker) *layouts {
 	return &layouts{
-		worker: w, wake: make(chan struct{}, 1), limit: memoryLimit, resident: residentMemory,
+		worker: w, wake: wakeup.New(), limit: memoryLimit, resident: residentMemory,
 		announced: map[string]bool{}, at: stateReached,
 	}
 }
@@ -129,10 +130,7 @@ func stampOf(o interface {
 
 // look makes run look for an order, and for what is to be told.
 func (s *layouts) look() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.wake.Send()
 }
 
 // next returns the order that run is to follow, and the context in which it does; nil: none is new.

@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/wakeup"
 )
 
 const (
@@ -27,7 +28,7 @@ const (
 // election.
 type followedLink struct {
 	from names.AgentName
-	wake chan struct{} // of size 1: unsaid has been added to
+	wake wakeup.Signal // unsaid has been added to
 
 	mu       sync.Mutex
 	unsaid   *control.WorkerMessage // the next message to send; nil: nothing
@@ -60,10 +61,7 @@ func (k *followedLink) say(add func(*control.WorkerMessage)) {
 		k.unsaid.Completed = nil
 	}
 	add(k.unsaid)
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
+	k.wake.Send()
 }
 
 // next removes and returns the next message to send; nil if there is none. It returns an error
@@ -141,7 +139,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	if first.From == "" {
 		return outcome.Invalid("the first message of a link names nobody")
 	}
-	k := &followedLink{from: names.AgentName(first.From), wake: make(chan struct{}, 1)}
+	k := &followedLink{from: names.AgentName(first.From), wake: wakeup.New()}
 	unlinked := elections.Linked(k.from, func(e *control.Election) {
 		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
