@@ -219,7 +219,7 @@ var rules = []rule{
 		folder: "sim",
 		imports: []string{
 			"api/accuracy", "api/names", "api/picture", "client/queries", "leader", "profiles",
-			"runtime/load", "runtime/queue",
+			"runtime/lane", "runtime/load", "runtime/queue",
 		},
 		never: append([]string{"log"}, network...),
 		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +

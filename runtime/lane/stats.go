@@ -144,6 +144,17 @@ func (s *State) Remaining(now time.Duration) time.Duration {
 	return first + (s.work()+reserved)/time.Duration(s.lanes)
 }
 
+// LaneRemaining returns Stats.RemainingByLane of one lane.
+func (s *State) LaneRemaining(lane int, now time.Duration) time.Duration {
+	remaining := s.work() / time.Duration(s.lanes)
+	for _, q := range s.running {
+		if q.lane == lane {
+			remaining += s.laneShare(q, now)
+		}
+	}
+	return remaining
+}
+
 // RemainingByLane returns Stats.RemainingByLane.
 func (s *State) RemainingByLane(now time.Duration) []time.Duration {
 	remaining := make([]time.Duration, s.lanes)
@@ -151,8 +162,12 @@ func (s *State) RemainingByLane(now time.Duration) []time.Duration {
 		remaining[lane] = s.work() / time.Duration(s.lanes)
 	}
 	for _, q := range s.running {
-		remaining[q.lane] += q.remainingRun(now) * time.Duration(s.coresOf(q)) /
-			time.Duration(s.cores)
+		remaining[q.lane] += s.laneShare(q, now)
 	}
 	return remaining
+}
+
+// laneShare returns for how much longer the lane of q, which runs, would be busy with it alone.
+func (s *State) laneShare(q *Query, now time.Duration) time.Duration {
+	return q.remainingRun(now) * time.Duration(s.coresOf(q)) / time.Duration(s.cores)
 }

@@ -5,8 +5,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/runtime/queue"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/lane"
 )
 
 // An agent is a simulated agent: it runs queries on its lane, and may lead.
@@ -28,22 +27,22 @@ type agent struct {
 	term             *term          // its own leadership; nil: it does not lead
 	link             *term          // the term that it has greeted
 
-	waiting  queue.Queue[*call]
-	taker    merge.Taker[*call]
-	groups   merge.Groups
-	startsAt time.Duration // when its idle lane looks at the queue; Never: it need not
-	running  []*call       // as one run; nil: its lane idles
-	runs     int           // counts runs
-	held     []*call       // the attempts at its lane
-	promises []promise
+	lanes       *lane.State
+	classes     []lane.Class  // by model, those of what its lane merges
+	laneWakesAt time.Duration // when it steps its lane; Never: it need not
+	running     []*call       // as one run; none: its lane idles
+	ended       []*call       // scratch: those of the run before
+	cancelled   *call         // the first of the run that nobody waits for any more
+	runs        int           // counts runs
+	held        []*call       // the attempts at its lane
+	promises    []promise
 }
 
 // A promise is a reservation of a lane for a gateway.
 type promise struct {
-	gateway  *gateway
-	id       uint64
-	until    time.Duration
-	estimate time.Duration
+	gateway *gateway
+	id      uint64
+	of      *lane.Reservation
 }
 
 // join starts an agent at a time. It knows all other agents.

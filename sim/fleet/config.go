@@ -107,8 +107,7 @@ type Lane struct {
 	// assumed at first, and the fleet changes copies of them.
 	Known     []match.Latencies
 	Predicted []*match.Table
-	// Kinds is, by model, what its queries share that run together on the lane; nil if none do. The
-	// lane counts in them.
+	// Kinds is, by model, how its queries run together on the lane; nil if they do not.
 	Kinds []*merge.Kind
 	// Busy is the lane's total execution time, Served the number of queries that it has started.
 	// The fleet sets both.

@@ -55,6 +55,7 @@ type Fleet struct {
 	calm     bool       // all messages between two hosts take half a round trip
 	agents   []*agent
 	named    map[names.AgentName]*agent
+	indexOf  map[names.ModelKey]int // of models, in Config.Models
 	gateways []*gateway
 	lastAt   map[[2]*host]time.Duration        // when the last message from one host to another arrives
 	delays   []delay                           // delays in force
@@ -104,6 +105,10 @@ func New(cfg *Config) (*Fleet, error) {
 
 // addAgents adds an agent for each lane, and the latencies that are known of it.
 func (f *Fleet) addAgents() {
+	f.indexOf = map[names.ModelKey]int{}
+	for i := range f.cfg.Models {
+		f.indexOf[f.cfg.Models[i].Name] = i
+	}
 	number, known := map[names.LaneType]int{}, map[names.TableKey]bool{}
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
@@ -111,7 +116,8 @@ func (f *Fleet) addAgents() {
 		if f.cfg.Learns {
 			l.Known, l.Predicted = slices.Clone(l.Known), slices.Clone(l.Predicted)
 		}
-		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never, startsAt: Never}
+		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never}
+		a.resetLane()
 		a.distance = l.Distance
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
 		a.member.OwnType = l.Type.Own(a.member.Name)
@@ -246,7 +252,7 @@ func (f *Fleet) wakesNext() (first *term) {
 
 // idle reports whether nothing has happened to any query for patience, and no lane runs a query.
 func (f *Fleet) idle() bool {
-	runs := func(a *agent) bool { return a.running != nil && !a.frozen() }
+	runs := func(a *agent) bool { return len(a.running) > 0 && !a.frozen() }
 	return f.now-f.movedAt > patience && !slices.ContainsFunc(f.agents, runs)
 }
 

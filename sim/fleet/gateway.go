@@ -11,7 +11,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/lane"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
@@ -49,17 +49,14 @@ type asked struct {
 
 // A call carries an attempt to an agent, and its answer back.
 type call struct {
-	queue.Place
+	lane.Query
 	of          *asked
 	gateway     *gateway
 	number      int           // 1 for the query's first
-	start       time.Duration // start of its execution
 	sent        merge.GroupID // with which it is to run
-	kind        *merge.Kind
-	group       *merge.Group
-	merged      int  // items of its run, if others run with it
-	joined      bool // it runs with another, whose end tells the leader of the run
-	over        bool // the lane has run it or given it back
+	merged      int           // items of its run, if others run with it
+	joined      bool          // it runs with another, whose end tells the leader of the run
+	over        bool          // the lane has run it or given it back
 	to          *agent
 	reservation uint64 // id of the reservation; 0: a leader chose the lane
 	waited      time.Duration
@@ -310,7 +307,7 @@ func (g *gateway) end(q *asked, err error) {
 	f.open--
 	lane, start := -1, time.Duration(0)
 	if o == Served {
-		lane, start = q.by.to.index, q.by.start
+		lane, start = q.by.to.index, q.by.Started()
 	}
 	f.tally(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
 	f.cfg.Finish(q.Sequence, o, lane, start)
@@ -654,7 +651,7 @@ func (g *gateway) settle() {
 }
 
 func (g *gateway) release(a *agent, id uint64) {
-	g.f.send(&g.host, &a.host, func() { a.unpromise(g, id) }, nil)
+	g.f.send(&g.host, &a.host, func() { a.releasePromise(g, id) }, nil)
 }
 
 // answered handles an agent's answer to a question.

@@ -2,12 +2,13 @@ package fleet
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/runtime/queue"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/lane"
 )
 
 // greet sends an agent's description and the attempts that its lane holds to t's leader, if the
@@ -43,8 +44,8 @@ func (a *agent) tell(what func(t *term)) {
 	}
 }
 
-// ended tells the leader of the end of an attempt; of one that was cut off, how long it had run.
-func (a *agent) ended(c *call, refused bool, ran time.Duration) {
+// tellEnd tells the leader of the end of an attempt; of one that was cut off, how long it had run.
+func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	f := a.f
 	e := leader.Event{
 		Kind: leader.Completed, Agent: a.member.Name,
@@ -54,7 +55,7 @@ func (a *agent) ended(c *call, refused bool, ran time.Duration) {
 		Execution: ran, Latency: f.now - c.of.Arrival,
 	}
 	if !refused {
-		e.Execution, e.Queue = f.now-c.start, c.start-c.cameAt
+		e.Execution, e.Queue = f.now-c.Started(), c.Started()-c.cameAt
 		if e.Merged = c.merged; c.joined {
 			e.Execution, e.Queue = 0, f.now-c.cameAt
 		}
@@ -73,6 +74,77 @@ func (a *agent) answer(c *call, how ending) {
 	a.f.post(0, &a.host, &c.gateway.host, m)
 }
 
+// tableEstimator predicts what a lane runs by what is assumed of it; the lane learns nothing by
+// itself.
+type tableEstimator struct {
+	of     *Lane
+	models map[names.ModelKey]int
+}
+
+// Estimate implements [lane.Estimator].
+func (e *tableEstimator) Estimate(profile names.ModelKey, batchSize int) time.Duration {
+	return e.of.Predicted[e.models[profile]].Mean(batchSize)
+}
+
+// High implements [lane.Estimator]: it is the mean, for nothing that simulated lanes decide reads
+// the difference.
+func (e *tableEstimator) High(profile names.ModelKey, batchSize int) time.Duration {
+	return e.Estimate(profile, batchSize)
+}
+
+// Observe implements [lane.Estimator].
+func (e *tableEstimator) Observe(names.ModelKey, int, time.Duration) {}
+
+// resetLane makes the agent's lane one that has nothing.
+func (a *agent) resetLane() {
+	a.running, a.held, a.promises = a.running[:0], nil, nil
+	a.laneWakesAt = Never
+	a.lanes = lane.New(lane.Config{
+		Lanes: 1, Cores: 1, MaxWaiting: math.MaxInt, MaxWaitingBytes: math.MaxInt64,
+		Estimator: &tableEstimator{a.lane, a.f.indexOf},
+	})
+	a.classes = make([]lane.Class, len(a.lane.Kinds))
+}
+
+// classOf returns what a query of a model shares with those that it may run together with, as is
+// assumed now; nil if it runs alone.
+func (a *agent) classOf(model int) *lane.Class {
+	if a.lane.Kinds == nil || a.lane.Kinds[model] == nil {
+		return nil
+	}
+	kind, c := a.lane.Kinds[model], &a.classes[model]
+	c.Policy, c.Latency, c.Largest = kind.Policy, kind.Latency, kind.Largest
+	return c
+}
+
+// stepLane tells the lane what has happened, and carries out what is to be done. What becomes of
+// the members of a run that has ended is for the caller.
+func (a *agent) stepLane(e lane.Event) {
+	actions, wakeAt := a.lanes.Step(a.f.now, e)
+	for i := range actions {
+		c := actions[i].Query.Owner.(*call)
+		switch actions[i].Kind {
+		case lane.Start:
+			a.start(c, actions[i].Run)
+		case lane.CancelRun:
+			a.cancelled = c
+		case lane.Refuse:
+			if actions[i].Reason == lane.Late {
+				a.endsEarly(c, rejected, 0)
+			}
+		}
+	}
+	if wakeAt < a.laneWakesAt {
+		a.laneWakesAt = wakeAt
+		a.f.on(&a.host, wakeAt-a.f.now, func() {
+			if a.laneWakesAt == wakeAt {
+				a.laneWakesAt = Never
+			}
+			a.stepLane(lane.Event{Kind: lane.TimePassed})
+		})
+	}
+}
+
 // takes handles an attempt that has arrived: the lane runs it, queues it or refuses it.
 func (a *agent) takes(c *call) {
 	f, l := a.f, a.lane
@@ -82,154 +154,75 @@ func (a *agent) takes(c *call) {
 			a.member.Name))
 		return
 	}
-	promised := a.unpromise(c.gateway, c.reservation)
+	c.Query = lane.Query{
+		Owner: c, Profile: m.Name, BatchSize: c.of.BatchSize, Arrival: f.now - c.waited,
+		QoSTarget: m.QoSTarget, RejectLate: m.RejectLate, Class: a.classOf(c.of.Model), Group: c.sent,
+	}
+	promised := false
+	if c.Reservation = a.takePromise(c.gateway, c.reservation); c.Reservation != nil {
+		promised = a.lanes.HasReserved(c.Reservation, f.now)
+	}
 	c.cameAt = f.now
-	arrival, deadline := f.now-c.waited, f.cfg.deadline(c.of.Model)
-	c.Estimate = l.Predicted[c.of.Model].Mean(c.of.BatchSize)
-	c.LatestStart = queue.LatestStart(arrival, m.QoSTarget, c.Estimate)
-	switch {
-	case deadline > 0 && !promised && f.now+a.remaining() > arrival+deadline:
-		a.giveBack(c, refused)
-		return
-	case m.RejectLate && c.LatestStart < f.now:
-		a.giveBack(c, rejected)
+	if deadline := f.cfg.deadline(c.of.Model); deadline > 0 && !promised &&
+		f.now+a.remaining() > c.Arrival+deadline {
+		a.endsEarly(c, refused, 0)
 		return
 	}
+	before := a.busy()
 	a.held = append(a.held, c)
-	if l.Kinds != nil {
-		c.kind = l.Kinds[c.of.Model]
-	}
-	if c.reservation != 0 { // not sent by the leader
-		free := []time.Duration{a.busy() + c.Estimate}
+	a.stepLane(lane.Event{Kind: lane.Arrived, Query: &c.Query})
+	if c.reservation != 0 && !c.over { // not sent by the leader
+		free := []time.Duration{before + l.Predicted[c.of.Model].Mean(c.of.BatchSize)}
 		a.tell(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
 	}
-	if a.running == nil && c.kind == nil && a.waiting.Len() == 0 {
-		a.serve([]*call{c})
-		return
-	}
-	a.waiting.Push(c, f.now)
-	if c.kind != nil {
-		c.kind.Enter(c.of.BatchSize, c.Estimate)
-		c.group = a.groups.Arrive(c.sent, f.now, c.LatestStart)
-	}
-	if a.running == nil { // others may come in the same moment
-		a.startAt(f.now)
-	}
-	if m.RejectLate {
-		f.on(&a.host, c.LatestStart+1-f.now, func() {
-			if c.Waits() && c.LatestStart < f.now {
-				a.remove(c)
-				a.giveBack(c, rejected)
-			}
-		})
-	}
 }
 
-// Merging implements [merge.Query].
-func (c *call) Merging() (kind *merge.Kind, batch int, group *merge.Group) {
-	return c.kind, c.of.BatchSize, c.group
-}
-
-// remove takes an attempt out of the lane's queue, and reports whether it was there.
-func (a *agent) remove(c *call) bool {
-	if !a.waiting.Remove(c) {
-		return false
-	}
-	a.taken(c)
-	return true
-}
-
-// taken counts an attempt that has left the lane's queue.
-func (a *agent) taken(c *call) {
-	if c.kind != nil {
-		c.kind.Leave(c.of.BatchSize, c.Estimate)
-	}
-}
-
-// startAt makes the idle lane look at its queue at a time.
-func (a *agent) startAt(at time.Duration) {
-	if a.startsAt <= at {
-		return
-	}
-	a.startsAt = at
-	a.f.on(&a.host, at-a.f.now, func() {
-		if a.startsAt == at {
-			a.startsAt = Never
+// start starts attempts on the idle lane: c, or those of a run.
+func (a *agent) start(c *call, run *lane.Run) {
+	f, l, whole := a.f, a.lane, c.of.Query
+	a.running = a.running[:0]
+	if run == nil {
+		a.running = append(a.running, c)
+	} else {
+		whole.BatchSize = run.Rows
+		for _, q := range run.Members {
+			x := q.Owner.(*call)
+			x.merged, x.joined = run.Rows, x != c
+			a.running = append(a.running, x)
 		}
-		if a.running == nil {
-			a.next()
-		}
-	})
-}
-
-// next starts what the lane's queue has for it.
-func (a *agent) next() {
-	a.running = nil
-	run, until := a.taker.Take(&a.waiting, a.f.now)
-	if len(run) == 0 {
-		if until != merge.Never {
-			a.startAt(until)
-		}
-		return
 	}
-	for _, c := range run {
-		a.taken(c)
-	}
-	a.serve(slices.Clone(run))
-}
-
-// serve starts attempts on the idle lane, as one run.
-func (a *agent) serve(run []*call) {
-	f, l, c, sum := a.f, a.lane, run[0], 0
-	for _, x := range run {
-		x.start = f.now
-		sum += x.of.BatchSize
-	}
-	whole := c.of.Query
-	whole.BatchSize = sum
 	service := f.cfg.Service(a.index, &whole)
-	if len(run) > 1 {
-		c.Estimate = l.Predicted[c.of.Model].Mean(sum)
-		for _, x := range run {
-			x.merged, x.joined = sum, x != c
-		}
-	}
-	a.running = run
 	a.runs++
 	l.Busy += service
-	l.Served += len(run)
+	l.Served += len(a.running)
 	a.freeAt = f.now + service
 	f.movedAt = f.now
 	m := f.newMessage(runEnded)
-	m.agent, m.run, m.items = a, a.runs, sum
+	m.agent, m.run = a, a.runs
 	f.postAfter(service, &a.host, m)
 }
 
-// runEnded handles that it is time for a run of so many items to end.
-func (a *agent) runEnded(run, items int) {
-	if a.runs == run && a.running != nil { // else it was cut off before
-		a.done(items)
+// runEnded handles that it is time for a run to end.
+func (a *agent) runEnded(run int) {
+	if a.runs != run || len(a.running) == 0 { // it was cut off before
+		return
 	}
-}
-
-// done ends the lane's run, of so many items.
-func (a *agent) done(items int) {
-	f, kind, late := a.f, a.running[0].kind, false
-	for _, c := range a.running {
-		late = late || f.now > c.of.Arrival+f.cfg.Models[c.of.Model].QoSTarget
+	first := a.running[0]
+	e := lane.Event{Kind: lane.RunEnded, Query: &first.Query, Execution: a.f.now - first.Started()}
+	if first.over { // others of its run went on
+		e.Cause = lane.CallerLeft
 	}
-	if kind != nil {
-		kind.Ran(items, late)
-	}
-	run := slices.DeleteFunc(a.running, func(c *call) bool { return c.over }) // cut off before
-	for _, c := range run {
+	ended := a.running
+	a.running, a.ended = a.ended[:0], ended
+	ended = slices.DeleteFunc(ended, func(c *call) bool { return c.over }) // cut off before
+	for _, c := range ended {
 		a.drop(c)
 	}
-	a.next()
-	for _, c := range run {
-		a.ended(c, false, 0)
+	a.stepLane(e)
+	for _, c := range ended {
+		a.tellEnd(c, false, 0)
 		a.answer(c, answered)
 	}
 	a.endIfDrained()
@@ -237,89 +230,76 @@ func (a *agent) done(items int) {
 
 func (a *agent) drop(c *call) {
 	c.over = true
-	a.groups.Leave(c.group)
-	c.group = nil
 	a.held = slices.DeleteFunc(a.held, func(o *call) bool { return o == c })
 }
 
-// giveBack reports that the lane will not run an attempt, which it does not hold (any more).
-func (a *agent) giveBack(c *call, why ending) {
-	a.endsEarly(c, why, 0)
-}
-
-// endsEarly is giveBack of an attempt that had run for some time.
+// endsEarly reports that the lane does not run an attempt, or not any more; then ran is how long it
+// had run.
 func (a *agent) endsEarly(c *call, why ending, ran time.Duration) {
 	a.drop(c)
-	a.ended(c, true, ran)
+	a.tellEnd(c, true, ran)
 	a.answer(c, why)
 	a.f.on(&a.host, 0, a.endIfDrained)
 }
 
-// cutOff makes the lane stop an attempt that waits or runs.
+// cutOff makes the lane stop an attempt that waits or runs. Others of its run go on.
 func (a *agent) cutOff(c *call) {
 	if c.over {
 		return
 	}
-	waits := a.remove(c)
-	c.over = true
-	runs := func(c *call) bool { return !c.over } // others of its run go on
-	stops := !waits && slices.Contains(a.running, c) && !slices.ContainsFunc(a.running, runs)
 	ran := time.Duration(0)
-	if stops {
+	a.cancelled = nil
+	a.stepLane(lane.Event{Kind: lane.Cancelled, Query: &c.Query, Cause: lane.CallerLeft})
+	if first := a.cancelled; first != nil {
 		if len(a.running) == 1 {
-			ran = a.f.now - c.start
+			ran = a.f.now - c.Started()
 		}
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
-		a.running = nil
+		a.running = a.running[:0]
+		a.stepLane(lane.Event{
+			Kind: lane.RunFailed, Query: &first.Query, Cause: lane.CallerLeft,
+		})
 	}
 	a.endsEarly(c, refused, ran)
-	if stops {
-		a.next()
-	}
 }
 
 // busy is how long the agent expects its lane to be busy with what it has, as it tells leaders and
 // gossip: they would not hear that a promise lapses.
-func (a *agent) busy() time.Duration {
-	d := a.waiting.Estimate()
-	for _, k := range a.lane.Kinds {
-		if k != nil {
-			d -= k.Saved()
-		}
-	}
-	if a.running != nil {
-		d += max(0, a.running[0].start+a.running[0].Estimate-a.f.now)
-	}
-	return d
-}
+func (a *agent) busy() time.Duration { return a.lanes.LaneRemaining(0, a.f.now) }
 
 // remaining is the same with what the agent has promised, as it tells gateways that ask.
-func (a *agent) remaining() time.Duration {
-	d := a.busy()
-	a.promises = slices.DeleteFunc(a.promises, func(p promise) bool { return p.until < a.f.now })
-	for _, p := range a.promises {
-		d += p.estimate
-	}
-	return d
-}
+func (a *agent) remaining() time.Duration { return a.lanes.Remaining(a.f.now) }
 
 // probed makes the agent answer a question, and reserve its lane.
 func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
-	l := a.lane
 	const certainty = 0.9
-	remaining := a.remaining()
-	finish := remaining + l.Known[model].Quantile(certainty, batch)
-	a.promises = append(a.promises, promise{
-		g, id, a.f.now + keepPlace, l.Predicted[model].Mean(batch),
+	r := &lane.Reservation{
+		Profile: a.f.cfg.Models[model].Name, BatchSize: batch, Keep: keepPlace,
+	}
+	a.stepLane(lane.Event{Kind: lane.Reserved, Reservation: r})
+	remaining := r.Remaining
+	finish := remaining + a.lane.Known[model].Quantile(certainty, batch)
+	a.promises = slices.DeleteFunc(a.promises, func(p promise) bool {
+		return !a.lanes.HasReserved(p.of, a.f.now)
 	})
+	a.promises = append(a.promises, promise{g, id, r})
 	a.f.send(&a.host, &g.host, func() { g.answered(a, id, remaining, finish) }, nil)
 }
 
-// unpromise removes a reservation, and reports whether there was one.
-func (a *agent) unpromise(g *gateway, id uint64) bool {
+// takePromise takes a reservation off the promises; nil if there is none.
+func (a *agent) takePromise(g *gateway, id uint64) *lane.Reservation {
 	i := slices.IndexFunc(a.promises, func(p promise) bool { return p.gateway == g && p.id == id })
-	if i >= 0 {
-		a.promises = slices.Delete(a.promises, i, i+1)
+	if i < 0 {
+		return nil
 	}
-	return i >= 0
+	r := a.promises[i].of
+	a.promises = slices.Delete(a.promises, i, i+1)
+	return r
+}
+
+// releasePromise ends a reservation, if there is one.
+func (a *agent) releasePromise(g *gateway, id uint64) {
+	if r := a.takePromise(g, id); r != nil {
+		a.stepLane(lane.Event{Kind: lane.Released, Reservation: r})
+	}
 }

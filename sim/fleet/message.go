@@ -26,7 +26,7 @@ const (
 	attemptEnded
 	// completed: term, event. An attempt's end comes to the leader.
 	completed
-	// runEnded: agent, run, items. A lane's run is over; it comes from the lane itself.
+	// runEnded: agent, run. A lane's run is over; it comes from the lane itself.
 	runEnded
 )
 
@@ -53,7 +53,6 @@ type message struct {
 	how       ending
 	remaining time.Duration
 	run       int
-	items     int
 }
 
 // newMessage returns a message, which is sent by post.
@@ -87,7 +86,7 @@ func (f *Fleet) handle(m *message) {
 			m.term.step(&m.event)
 		}
 	case runEnded:
-		m.agent.runEnded(m.run, m.items)
+		m.agent.runEnded(m.run)
 	}
 }
 

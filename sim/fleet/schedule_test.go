@@ -232,7 +232,9 @@ func (r *referee) run() {
 		r.failf("%d of %d queries have an outcome", len(r.outcomes), r.queries)
 	}
 	for _, a := range r.f.agents {
-		kept := slices.ContainsFunc(a.promises, func(p promise) bool { return p.until >= r.f.now })
+		kept := slices.ContainsFunc(a.promises, func(p promise) bool {
+			return a.lanes.HasReserved(p.of, r.f.now)
+		})
 		if !a.dead && len(a.held) > 0 || kept {
 			r.failf("in the end %s holds %d attempts, and keeps its lane for gateways: %v",
 				a.member.Name, len(a.held), kept)

@@ -5,8 +5,6 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/runtime/queue"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // leader is the agent that leads, the latest elected if there are several; nil if none leads.
@@ -85,14 +83,13 @@ func (a *agent) kill() {
 	if a.term != nil {
 		a.term.isOver()
 	}
-	if a.running != nil {
+	if len(a.running) > 0 {
 		a.lane.Busy -= max(0, a.freeAt-f.now)
 	}
 	for _, c := range a.held {
 		c.over = true
 	}
-	a.running, a.held, a.promises = nil, nil, nil
-	a.waiting, a.groups = queue.Queue[*call]{}, merge.Groups{}
+	a.resetLane()
 	a.others(func(b *agent) { f.send(&a.host, &b.host, func() { b.broken(a) }, nil) })
 	for _, g := range f.gateways {
 		f.send(&a.host, &g.host, func() { g.broken(a) }, nil)
@@ -149,7 +146,7 @@ func (a *agent) endIfDrained() {
 func (a *agent) startAgain() {
 	a.dead, a.lives = false, a.lives+1
 	a.describe(false)
-	a.follow, a.link, a.wakeAt, a.startsAt = election.Claim{}, nil, Never, Never
+	a.follow, a.link, a.wakeAt = election.Claim{}, nil, Never
 	node, err := election.New(election.Config{
 		ID: a.member.Name, Rank: a.rank(), Epoch: a.epoch,
 	})
