@@ -26,8 +26,8 @@ import (
 	"github.com/muster-serve/muster/client/stream"
 )
 
-// mostAttempts is on how many servers a call is tried at most.
-const mostAttempts = 3
+// maxAttempts is on how many servers a call is tried at most.
+const maxAttempts = 3
 
 // A Client sends queries to one or more servers. It spreads them over the servers to which it has a
 // connection. If a server cannot be reached or the connection breaks, it tries another one, at most
@@ -122,7 +122,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 		c.servers = append(c.servers, server{address, stream.Calls(conn)})
 	}
 	if !c.noFleet {
-		c.fleet = c.discover()
+		c.fleet = c.startDiscovery()
 	}
 	return c, nil
 }
@@ -159,19 +159,19 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 		ctx, cancel = context.WithTimeout(ctx, req.Timeout)
 		defer cancel()
 	}
-	ctx, cancel := c.bound(ctx)
+	ctx, cancel := c.withTimeout(ctx)
 	defer cancel()
-	ctx, span := c.trace(ctx, req)
-	resp, err := c.infer(ctx, req)
+	ctx, span := c.beginSpan(ctx, req)
+	resp, err := c.sendQuery(ctx, req)
 	if span != nil {
 		tracing.EndClient(span, err)
 	}
 	return resp, err
 }
 
-// infer sends the query through the fleet's gateway, or if there is none to a server.
-func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-	if gateway := c.fleet.direct(); gateway != nil {
+// sendQuery sends the query through the fleet's gateway, or if there is none to a server.
+func (c *Client) sendQuery(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+	if gateway := c.fleet.fleetGateway(); gateway != nil {
 		sent := time.Now()
 		resp, err := gateway.Infer(ctx, req, sent)
 		switch status.Code(err) {
@@ -189,7 +189,7 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 		}
 	}
 	resp := new(oip.Response)
-	if err := c.call(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
+	if err := c.callUnary(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
 		resp); err != nil {
 		resp.Release()
 		return nil, err
@@ -197,18 +197,18 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	return resp, nil
 }
 
-// call makes a unary call, and tries it on other servers if the first cannot be reached.
-func (c *Client) call(ctx context.Context, method string, req, resp any) error {
-	ctx, cancel := c.bound(ctx)
+// callUnary makes a unary call, and tries it on other servers if the first cannot be reached.
+func (c *Client) callUnary(ctx context.Context, method string, req, resp any) error {
+	ctx, cancel := c.withTimeout(ctx)
 	defer cancel()
-	servers := c.route()
+	servers := c.serversInOrder()
 	ctx = tracing.Inject(ctx)
 	for n, s := range servers {
 		err := s.conn.Invoke(ctx, method, req, resp)
 		if err == nil {
 			return nil
 		}
-		last := n == min(mostAttempts, len(servers))-1
+		last := n == min(maxAttempts, len(servers))-1
 		if last || status.Code(err) != codes.Unavailable || c.closed.Load() {
 			return c.newError(s.address, err)
 		}
@@ -218,20 +218,20 @@ func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 	panic("unreachable: there is at least one server")
 }
 
-// bound is ctx, with the client's timeout if ctx has no deadline.
-func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout is ctx, with the client's timeout if ctx has no deadline.
+func (c *Client) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); !ok && c.timeout > 0 {
 		return context.WithTimeout(ctx, c.timeout)
 	}
 	return ctx, func() {}
 }
 
-// route is the servers in the order in which to try them: round-robin, those with a connection
-// first. If none of the given servers has a connection, the agents of their fleet follow. A server
-// whose address a member says to be its own is reached by the connection to that member: nothing
-// stands between that would balance calls, so small queries may go on a stream.
-func (c *Client) route() []server {
-	members := c.fleet.members()
+// serversInOrder is the servers in the order in which to try them: round-robin, those with a
+// connection first. If none of the given servers has a connection, the agents of their fleet
+// follow. A server whose address a member says to be its own is reached by the connection to that
+// member: nothing stands between that would balance calls, so small queries may go on a stream.
+func (c *Client) serversInOrder() []server {
+	members := c.fleet.peersOf()
 	if len(c.servers) == 1 && len(members) == 0 {
 		return c.servers
 	}
@@ -260,12 +260,12 @@ func (c *Client) route() []server {
 
 // Gateway returns the gateway through which the client sends queries to the fleet, so that its
 // [Gateway.Stats] can be read; nil while queries go to the servers.
-func (c *Client) Gateway() *Gateway { return c.fleet.direct() }
+func (c *Client) Gateway() *Gateway { return c.fleet.fleetGateway() }
 
 // Live reports whether a server answers.
 func (c *Client) Live(ctx context.Context) (bool, error) {
 	resp := new(inference.ServerLiveResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerLive_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ServerLive_FullMethodName,
 		&inference.ServerLiveRequest{}, resp)
 	return resp.Live, err
 }
@@ -273,7 +273,7 @@ func (c *Client) Live(ctx context.Context) (bool, error) {
 // Ready reports whether a server takes queries.
 func (c *Client) Ready(ctx context.Context) (bool, error) {
 	resp := new(inference.ServerReadyResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerReady_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ServerReady_FullMethodName,
 		&inference.ServerReadyRequest{}, resp)
 	return resp.Ready, err
 }
@@ -282,7 +282,7 @@ func (c *Client) Ready(ctx context.Context) (bool, error) {
 // version policy chooses.
 func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, error) {
 	resp := new(inference.ModelReadyResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ModelReady_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ModelReady_FullMethodName,
 		&inference.ModelReadyRequest{Name: model, Version: version}, resp)
 	return resp.Ready, err
 }
@@ -291,7 +291,7 @@ func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, e
 // has.
 func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataResponse, error) {
 	resp := new(inference.ServerMetadataResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName,
 		&inference.ServerMetadataRequest{}, resp)
 	return orNil(resp, err)
 }
@@ -301,7 +301,7 @@ func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataR
 func (c *Client) ModelMetadata(ctx context.Context, model,
 	version string) (*inference.ModelMetadataResponse, error) {
 	resp := new(inference.ModelMetadataResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ModelMetadata_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ModelMetadata_FullMethodName,
 		&inference.ModelMetadataRequest{Name: model, Version: version}, resp)
 	return orNil(resp, err)
 }
@@ -310,7 +310,7 @@ func (c *Client) ModelMetadata(ctx context.Context, model,
 func (c *Client) ModelStatistics(ctx context.Context, model,
 	version string) ([]*inference.ModelStatistics, error) {
 	resp := new(inference.ModelStatisticsResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ModelStatistics_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_ModelStatistics_FullMethodName,
 		&inference.ModelStatisticsRequest{Name: model, Version: version}, resp)
 	return resp.ModelStats, err
 }
@@ -320,7 +320,7 @@ func (c *Client) ModelStatistics(ctx context.Context, model,
 func (c *Client) RepositoryIndex(ctx context.Context,
 	ready bool) ([]*inference.RepositoryIndexResponse_ModelIndex, error) {
 	resp := new(inference.RepositoryIndexResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_RepositoryIndex_FullMethodName,
+	err := c.callUnary(ctx, inference.GRPCInferenceService_RepositoryIndex_FullMethodName,
 		&inference.RepositoryIndexRequest{Ready: ready}, resp)
 	return resp.Models, err
 }
@@ -328,14 +328,14 @@ func (c *Client) RepositoryIndex(ctx context.Context,
 // LoadModel makes one server load a model, or load it again, and waits until the model takes
 // queries.
 func (c *Client) LoadModel(ctx context.Context, model string) error {
-	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
+	return c.callUnary(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
 		&inference.RepositoryModelLoadRequest{ModelName: model},
 		new(inference.RepositoryModelLoadResponse))
 }
 
 // UnloadModel makes one server unload a model.
 func (c *Client) UnloadModel(ctx context.Context, model string) error {
-	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
+	return c.callUnary(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
 		&inference.RepositoryModelUnloadRequest{ModelName: model},
 		new(inference.RepositoryModelUnloadResponse))
 }

@@ -334,8 +334,8 @@ func TestFailoverGivesUp(t *testing.T) {
 		}
 		total += n
 	}
-	if total != mostAttempts {
-		t.Errorf("%d attempts, want %d", total, mostAttempts)
+	if total != maxAttempts {
+		t.Errorf("%d attempts, want %d", total, maxAttempts)
 	}
 
 	c = connect(t, []*fake{nil})

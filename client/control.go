@@ -10,7 +10,7 @@ import (
 // Status returns the state of the fleet as the agent that answers sees it.
 func (c *Client) Status(ctx context.Context) (*control.FleetStatus, error) {
 	resp := new(control.FleetStatus)
-	err := c.call(ctx, control.Control_Status_FullMethodName, &control.StatusRequest{}, resp)
+	err := c.callUnary(ctx, control.Control_Status_FullMethodName, &control.StatusRequest{}, resp)
 	return orNil(resp, err)
 }
 
@@ -18,7 +18,7 @@ func (c *Client) Status(ctx context.Context) (*control.FleetStatus, error) {
 // and their learned profiles.
 func (c *Client) Demand(ctx context.Context) (*control.FleetDemand, error) {
 	resp := new(control.FleetDemand)
-	err := c.call(ctx, control.Control_Demand_FullMethodName, &control.DemandRequest{}, resp)
+	err := c.callUnary(ctx, control.Control_Demand_FullMethodName, &control.DemandRequest{}, resp)
 	return orNil(resp, err)
 }
 
@@ -27,7 +27,8 @@ func (c *Client) Demand(ctx context.Context) (*control.FleetDemand, error) {
 // until they have stopped.
 func (c *Client) Drain(ctx context.Context, agents ...string) ([]string, error) {
 	resp := new(control.DrainResponse)
-	err := c.call(ctx, control.Control_Drain_FullMethodName, &control.DrainRequest{Agents: agents},
+	err := c.callUnary(ctx, control.Control_Drain_FullMethodName,
+		&control.DrainRequest{Agents: agents},
 		resp)
 	return resp.GetDraining(), err
 }
@@ -35,7 +36,7 @@ func (c *Client) Drain(ctx context.Context, agents ...string) ([]string, error) 
 // Fleet returns what the fleet's leader rents.
 func (c *Client) Fleet(ctx context.Context) (*control.FleetState, error) {
 	resp := new(control.FleetState)
-	err := c.call(ctx, control.Control_Fleet_FullMethodName, &control.FleetRequest{}, resp)
+	err := c.callUnary(ctx, control.Control_Fleet_FullMethodName, &control.FleetRequest{}, resp)
 	return orNil(resp, err)
 }
 
@@ -43,21 +44,21 @@ func (c *Client) Fleet(ctx context.Context) (*control.FleetState, error) {
 func (c *Client) SetFleet(ctx context.Context, req *control.SetFleetRequest) (*control.FleetState,
 	error) {
 	resp := new(control.FleetState)
-	err := c.call(ctx, control.Control_SetFleet_FullMethodName, req, resp)
+	err := c.callUnary(ctx, control.Control_SetFleet_FullMethodName, req, resp)
 	return orNil(resp, err)
 }
 
 // LoadModelOn makes the named agent load a model, or load it again, and waits until the model takes
 // queries there; "" or "all" means every agent that has the model's files.
 func (c *Client) LoadModelOn(ctx context.Context, agent, model string) error {
-	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
+	return c.callUnary(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
 		&inference.RepositoryModelLoadRequest{ModelName: model, Parameters: onAgent(agent)},
 		new(inference.RepositoryModelLoadResponse))
 }
 
 // UnloadModelOn makes the named agent unload a model; "" or "all" means every agent.
 func (c *Client) UnloadModelOn(ctx context.Context, agent, model string) error {
-	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
+	return c.callUnary(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
 		&inference.RepositoryModelUnloadRequest{ModelName: model, Parameters: onAgent(agent)},
 		new(inference.RepositoryModelUnloadResponse))
 }

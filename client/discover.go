@@ -55,7 +55,7 @@ type peer struct {
 	failed atomic.Bool
 }
 
-func (c *Client) discover() *discovery {
+func (c *Client) startDiscovery() *discovery {
 	d := &discovery{c: c}
 	d.peers.Store(&[]*peer{})
 	d.byName.Store(&peersByName{})
@@ -76,17 +76,17 @@ func (d *discovery) close() {
 	}
 }
 
-// direct returns the fleet's gateway, if there is a connection to a member and the fleet has at
-// least two. It returns nil if queries go to the client's servers.
-func (d *discovery) direct() *Gateway {
+// fleetGateway returns the fleet's gateway, if there is a connection to a member and the fleet has
+// at least two. It returns nil if queries go to the client's servers.
+func (d *discovery) fleetGateway() *Gateway {
 	if d == nil || d.ready.Load() == 0 || len(*d.peers.Load()) < 2 {
 		return nil
 	}
 	return d.gateway.Load()
 }
 
-// members returns the connections to all members.
-func (d *discovery) members() []*peer {
+// peersOf returns the connections to all members.
+func (d *discovery) peersOf() []*peer {
 	if d == nil {
 		return nil
 	}
@@ -98,7 +98,7 @@ func (d *discovery) run() {
 	for first := 0; d.ctx.Err() == nil; {
 		started := time.Now()
 		servers := slices.Clone(d.c.servers)
-		for _, p := range d.members() {
+		for _, p := range d.peersOf() {
 			servers = append(servers, p.server)
 		}
 		plain := 0
@@ -163,7 +163,7 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 		}
 		fleet = true
 		if changed {
-			if err := d.follow(watched.View()); err != nil {
+			if err := d.applyView(watched.View()); err != nil {
 				return fleet, err
 			}
 		}
@@ -171,9 +171,9 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	}
 }
 
-// follow takes a new view: it connects to new members, drops those that left, and passes the view
-// to the gateway.
-func (d *discovery) follow(v *control.View) error {
+// applyView takes a new view: it connects to new members, drops those that left, and passes the
+// view to the gateway.
+func (d *discovery) applyView(v *control.View) error {
 	known, now := *d.byName.Load(), peersByName{}
 	var peers []*peer
 	for _, m := range v.GetMembers() {
@@ -221,12 +221,12 @@ func (d *discovery) connect(m *control.Member) (*peer, error) {
 	}}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(d.ctx)
-	d.running.Go(func() { d.keep(ctx, p) })
+	d.running.Go(func() { d.keepConnected(ctx, p) })
 	return p, nil
 }
 
-// keep keeps a peer connected, and counts it in ready while it is, until ctx ends.
-func (d *discovery) keep(ctx context.Context, p *peer) {
+// keepConnected keeps a peer connected, and counts it in ready while it is, until ctx ends.
+func (d *discovery) keepConnected(ctx context.Context, p *peer) {
 	ready := false
 	defer func() {
 		if ready {

@@ -99,14 +99,14 @@ func TestSDKWatchesAnother(t *testing.T) {
 		f.lead("agent-1", "agent-2")
 		c := f.sdk([]string{"agent-0"}, false)
 		time.Sleep(10 * time.Second) // one that has nothing new to say is not given up
-		if n := len(c.fleet.members()); n != 4 {
+		if n := len(c.fleet.peersOf()); n != 4 {
 			t.Fatalf("the client sees %d members, want 4", n)
 		}
 		f.agents[0].freeze()
 		f.agents[3].leave()
 		f.lead("agent-1", "agent-2")
 		time.Sleep(2*viewSilence + time.Second) // as a server and as a member
-		if n := len(c.fleet.members()); n != 3 {
+		if n := len(c.fleet.peersOf()); n != 3 {
 			t.Errorf("the client sees %d members, want 3", n)
 		}
 	})
@@ -175,7 +175,7 @@ func TestLoadsRank(t *testing.T) {
 		first := func() string {
 			g.leaderless.mu.Lock()
 			defer g.leaderless.mu.Unlock()
-			g.leaderless.arrange()
+			g.leaderless.remakePriced()
 			return string(g.leaderless.agents[g.leaderless.priced.Rank(time.Now(),
 				&match.Inquiry{Model: "sum/1", BatchSize: 1}, 0, 1)[0].Lane])
 		}

@@ -34,11 +34,11 @@ func TestGatewayForgets(t *testing.T) {
 		kept := []*control.Profile{
 			profile(1, string(stays.LaneType())), profile(1, string(stays.OwnLaneType())),
 		}
-		a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
+		a.applyView(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 		most := 0
 		for i := range int64(200) {
 			comes := member(fmt.Sprintf("b%d", i), i+2)
-			a.viewed(&control.View{
+			a.applyView(&control.View{
 				Members: []*control.Member{stays, comes},
 				Profiles: append(
 					[]*control.Profile{
@@ -47,7 +47,7 @@ func TestGatewayForgets(t *testing.T) {
 					}, kept...),
 			})
 			time.Sleep(30 * time.Second)
-			a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
+			a.applyView(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 			most = max(most, len(a.profiles))
 			if known := a.profiles[names.TableKey{
 				Model: names.NewModelKey("m", i+2), Type: comes.OwnLaneType(),
@@ -61,7 +61,7 @@ func TestGatewayForgets(t *testing.T) {
 		}
 		for range (keepGone + lookGone) / time.Minute {
 			time.Sleep(time.Minute)
-			a.prepare(time.Now()) // a gateway with queries does so all the time
+			a.remakeAhead(time.Now()) // a gateway with queries does so all the time
 		}
 		var left []string
 		for key := range a.profiles {

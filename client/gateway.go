@@ -34,8 +34,8 @@ import (
 // link to the leader; one that sends the messages to the leader that callers do not send
 // themselves; one that watches, while there are queries, whether the leader is silent; one that
 // drives the decisions without a leader; and two for each member that was asked in one. The caller
-// of a query that the leader splits starts one more for each part but the first, and waits for them;
-// and for those that make an attempt beside its own while the query is hedged.
+// of a query that the leader splits starts one more for each part but the first, and waits for
+// them; and for those that make an attempt beside its own while the query is hedged.
 //
 // Its methods may be called concurrently.
 type Gateway struct {
@@ -73,7 +73,8 @@ type query struct {
 	// family is what the query names, nil for a model. least is the least accuracy that it demands.
 	family *fleetFamily
 	least  float64
-	// splitFor is the variant that the parts of a query that names a family are for; empty of others.
+	// splitFor is the variant that the parts of a query that names a family are for; empty of
+	// others.
 	splitFor queries.Variant
 	batch    uint32
 	part     part // which part of a query it is, if any
@@ -84,7 +85,8 @@ type query struct {
 	answer   *oip.Response // the outcome, if it is one
 	aborts   [match.MaxAttempts]underWay
 	busy     bool // the caller makes an attempt, and does not see wake
-	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges counts.
+	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges
+	// counts.
 	ctx    context.Context
 	req    *oip.Request
 	hedges sync.WaitGroup
@@ -140,17 +142,18 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 	g.members.Store(newMembers(&control.View{}))
 	g.context, g.cancel = context.WithCancel(context.Background())
 	g.leaderless = newLeaderless(g)
-	g.queries = queries.New(g.slow)
-	g.late = time.AfterFunc(time.Hour, g.impatient)
+	g.queries = queries.New(g.p99Execution)
+	g.late = time.AfterFunc(time.Hour, g.endSilentStream)
 	g.late.Stop()
-	g.running.Go(g.follow)
+	g.running.Go(g.followLeader)
 	g.running.Go(g.watch)
 	g.running.Go(g.leaderless.watch)
 	return g, nil
 }
 
 // errClosed is the error of queries after Close.
-var errClosed = oip.Explain(status.New(codes.Canceled, "the gateway is closed"), "draining", 0).Err()
+var errClosed = oip.Explain(status.New(codes.Canceled, "the gateway is closed"), "draining",
+	0).Err()
 
 // Close ends all queries with the code Canceled, ends all streams, and returns when the gateway's
 // goroutines have ended.
@@ -166,13 +169,13 @@ func (g *Gateway) Close() {
 	g.late.Stop()
 }
 
-// at converts a time to the queries' times, and now is the present in them.
-func (g *Gateway) at(t time.Time) time.Duration { return t.Sub(g.began) }
-func (g *Gateway) now() time.Duration           { return time.Since(g.began) }
+// timeOf converts a time to the queries' times, and now is the present in them.
+func (g *Gateway) timeOf(t time.Time) time.Duration { return t.Sub(g.began) }
+func (g *Gateway) timeNow() time.Duration           { return time.Since(g.began) }
 
-// slow is the 99th percentile of a query's execution latency at an agent, 0 if unknown.
-func (g *Gateway) slow(q *queries.Query, agent names.AgentName) time.Duration {
-	return g.leaderless.slow(q.Tag.(*query), agent)
+// p99Execution is the 99th percentile of a query's execution latency at an agent, 0 if unknown.
+func (g *Gateway) p99Execution(q *queries.Query, agent names.AgentName) time.Duration {
+	return g.leaderless.p99Execution(q.Tag.(*query), agent)
 }
 
 // SetView gives the gateway a new view of the fleet. The caller must not change the view
@@ -182,26 +185,26 @@ func (g *Gateway) SetView(v *control.View) {
 	former := g.members.Load()
 	now := former.next(v)
 	g.members.Store(now)
-	g.leaderless.viewed(v)
-	g.leaderless.loaded(v.GetLoads())
+	g.leaderless.applyView(v)
+	g.leaderless.applyLoads(v.GetLoads())
 	g.mu.Lock()
-	defer g.leave(false)
-	g.settle()
+	defer g.leaveCritical(false)
+	g.takeDecisions()
 	for name := range former.byName {
 		if now.byName[name] == nil {
-			g.queries.Left(name, g.now())
+			g.queries.Left(name, g.timeNow())
 		}
 	}
-	if !former.overlap(now) { // the view is of another fleet, whose epochs start anew
+	if !former.overlaps(now) { // the view is of another fleet, whose epochs start anew
 		g.queries.ForgetLeaders()
 	}
-	g.learn(v.GetLeadership())
-	g.announce()
+	g.noteLeadership(v.GetLeadership())
+	g.announceNews()
 }
 
 // SetLoads gives the gateway the loads of members as of now. The loads of other members stay as
 // they were.
-func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.leaderless.loaded(loads) }
+func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.leaderless.applyLoads(loads) }
 
 // Stats has a gateway's counters since its start.
 type Stats = queries.Stats
@@ -211,12 +214,12 @@ func (g *Gateway) Stats() Stats {
 	g.mu.Lock()
 	s := g.queries.Stats()
 	g.mu.Unlock()
-	s.Probes, s.ProbesUnanswered = g.leaderless.counts()
+	s.Probes, s.ProbesUnanswered = g.leaderless.probeCounts()
 	return s
 }
 
-// A Failure says how a query failed. Its version is 0 if the query reached none, and its model is "",
-// too, if that is not known.
+// A Failure says how a query failed. Its version is 0 if the query reached none, and its model is
+// "", too, if that is not known.
 type Failure struct {
 	Model   string
 	Version int64
@@ -234,9 +237,9 @@ func TrialSize(batchSize int) int {
 	return canary.ClassSize(canary.ClassOf(batchSize))
 }
 
-// mostFailures bounds the kinds of failures that a gateway remembers until it has a leader to tell
+// maxFailures bounds the kinds of failures that a gateway remembers until it has a leader to tell
 // of them, mostTold those of one message: an agent accepts messages of 64 KiB.
-const mostFailures, mostTold = 1 << 8, 1 << 5
+const maxFailures, maxTold = 1 << 8, 1 << 5
 
 // hasNews reports whether the leader is to be told of more than queries. The caller holds the lock.
 func (g *Gateway) hasNews() bool { return len(g.failed)+len(g.compared) > 0 }
@@ -249,11 +252,11 @@ func (g *Gateway) Failed(f Failure) {
 	if g.failed == nil {
 		g.failed = map[Failure]uint64{}
 	}
-	if _, ok := g.failed[f]; ok || len(g.failed) < mostFailures {
+	if _, ok := g.failed[f]; ok || len(g.failed) < maxFailures {
 		g.failed[f]++
 	}
 	if g.link != nil && !g.closed {
-		g.awake()
+		g.startWatch()
 	}
 }
 
@@ -269,8 +272,8 @@ func (g *Gateway) failedWith(req *oip.Request, err error, after time.Duration) {
 	g.Failed(f)
 }
 
-// Compared adds to what the leader is to be told of the answers of canaries that were compared. Only
-// what agents tell counts.
+// Compared adds to what the leader is to be told of the answers of canaries that were compared.
+// Only what agents tell counts.
 func (g *Gateway) Compared(c *control.AnswersCompared) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -283,16 +286,16 @@ func (g *Gateway) Compared(c *control.AnswersCompared) {
 			return
 		}
 	}
-	if len(g.compared) < mostTold {
+	if len(g.compared) < maxTold {
 		g.compared = append(g.compared, c)
 	}
 	if g.link != nil && !g.closed {
-		g.awake()
+		g.startWatch()
 	}
 }
 
-// Family returns the family of the given name whose variants members hold; nil if there is none. The
-// caller must not change it.
+// Family returns the family of the given name whose variants members hold; nil if there is none.
+// The caller must not change it.
 func (g *Gateway) Family(name string) *control.Family {
 	if f := g.members.Load().families[name]; f != nil {
 		return f.Family
@@ -300,8 +303,8 @@ func (g *Gateway) Family(name string) *control.Family {
 	return nil
 }
 
-// Version returns the version of a model that a query gets which names the given one, or "", and its
-// QoS target. It reports false if no member that stays holds it. A family has version 0.
+// Version returns the version of a model that a query gets which names the given one, or "", and
+// its QoS target. It reports false if no member that stays holds it. A family has version 0.
 func (g *Gateway) Version(model, version string) (number int64, target time.Duration, ok bool) {
 	members := g.members.Load()
 	held, number, family, err := members.find(model, version, 0)
@@ -363,7 +366,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		return nil, err
 	}
 	q := &query{
-		Query: queries.Query{Arrival: g.at(arrival)}, model: req.Model, version: version, batch: 1,
+		Query: queries.Query{Arrival: g.timeOf(arrival)}, model: req.Model, version: version,
+		batch:  1,
 		family: family, least: req.LeastAccuracy,
 		wake: wakeup.New(), trace: newQueryTrace(ctx),
 	}
@@ -383,7 +387,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		defer cancel()
 	}
 	if !deadline.IsZero() {
-		q.Deadline = max(1, g.at(deadline))
+		q.Deadline = max(1, g.timeOf(deadline))
 	}
 
 	q.trace.wait()
@@ -393,9 +397,9 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		g.mu.Unlock()
 		return nil, errClosed
 	}
-	g.queries.Arrive(&q.Query, g.now())
-	g.awake()
-	g.leave(true)
+	g.queries.Arrive(&q.Query, g.timeNow())
+	g.startWatch()
+	g.leaveCritical(true)
 	resp, err := g.run(ctx, q, req)
 	if known := g.members.Load(); q.version == 0 && q.family == nil &&
 		known.releases[q.model].OnTrial() {
@@ -418,11 +422,11 @@ func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Res
 		case <-q.wake:
 		case <-ctx.Done():
 		}
-		over = g.advance(q, false)
+		over = g.makeNextAttempt(q, false)
 	}
 	q.hedges.Wait()
 	g.mu.Lock()
-	err, ended := q.outcome()
+	err, ended := q.outcomeOf()
 	g.mu.Unlock()
 	if !ended {
 		return g.inParts(ctx, q, req)
@@ -430,17 +434,17 @@ func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Res
 	return q.answer, err
 }
 
-// advance makes the next attempt for q, if it has a target. beside says that the query's caller makes
-// one meanwhile, and that this goroutine is not the caller's. It returns whether the query has its
-// outcome, or is to run in parts.
-func (g *Gateway) advance(q *query, beside bool) (over bool) {
+// makeNextAttempt makes the next attempt for q, if it has a target. beside says that the query's
+// caller makes one meanwhile, and that this goroutine is not the caller's. It returns whether the
+// query has its outcome, or is to run in parts.
+func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	ctx, trace := q.ctx, q.trace
 	attemptCtx, abort := context.WithCancel(ctx)
 	defer abort()
-	now := g.now()
+	now := g.timeNow()
 	g.mu.Lock()
 	if ctx.Err() != nil {
-		g.queries.End(&q.Query, g.lateness(ctx, q, now))
+		g.queries.End(&q.Query, g.latenessError(ctx, q, now))
 	}
 	to, send := g.queries.Take(&q.Query, now)
 	if send {
@@ -452,13 +456,13 @@ func (g *Gateway) advance(q *query, beside bool) (over bool) {
 	}
 	over = q.isOver()
 	backoff := q.Backoff()
-	g.leave(true)
+	g.leaveCritical(true)
 	if !send {
 		return over
 	}
 
 	if beside {
-		trace = trace.beside()
+		trace = trace.besideTrace()
 	}
 	attemptCtx = trace.send(attemptCtx, to)
 	attempt := Attempt{
@@ -480,10 +484,10 @@ func (g *Gateway) advance(q *query, beside bool) (over bool) {
 	if resp != nil && q.family != nil {
 		resp.AnsweredBy(q.model, to.Accuracy)
 	}
-	err = q.part.invalid(err)
-	trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
+	err = q.part.nameRows(err)
+	trace.endAttempt(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
-		g.leaderless.heard(to.Agent, attempt.Remaining)
+		g.leaderless.noteRemaining(to.Agent, attempt.Remaining)
 	} else if backoff > 0 && judge(err) == queries.Elsewhere {
 		select {
 		case <-time.After(jitter(backoff)):
@@ -491,12 +495,12 @@ func (g *Gateway) advance(q *query, beside bool) (over bool) {
 		}
 	}
 
-	now = g.now()
+	now = g.timeNow()
 	g.mu.Lock()
 	*q.abortOf(to.Attempt) = underWay{}
 	q.busy = q.busy && beside
 	if err != nil && ctx.Err() != nil {
-		g.queries.End(&q.Query, g.lateness(ctx, q, now))
+		g.queries.End(&q.Query, g.latenessError(ctx, q, now))
 	}
 	_, before := q.Ended()
 	g.queries.Attempted(&q.Query, to.Attempt, judge(err), err, now)
@@ -506,7 +510,7 @@ func (g *Gateway) advance(q *query, beside bool) (over bool) {
 		resp.Release()
 	}
 	over = q.isOver()
-	g.leave(true)
+	g.leaveCritical(true)
 	if !over && !beside {
 		trace.wait()
 	}
@@ -532,8 +536,8 @@ func forVariant(req *oip.Request, v queries.Variant) *oip.Request {
 	return &attempt
 }
 
-// outcome returns the query's outcome if it has one: nil for an answer, else the gRPC error.
-func (q *query) outcome() (err error, ended bool) {
+// outcomeOf returns the query's outcome if it has one: nil for an answer, else the gRPC error.
+func (q *query) outcomeOf() (err error, ended bool) {
 	err, ended = q.Ended()
 	if e, ok := err.(*queries.GaveUp); ok {
 		s := status.Convert(e.Err)
@@ -549,14 +553,14 @@ func (q *query) outcome() (err error, ended bool) {
 
 // endTrace ends the spans of q's steps, and of parts that were not run.
 func (q *query) endTrace() {
-	q.trace.end()
+	q.trace.endStep()
 	for _, part := range q.Parts() {
-		part.Tag.(*query).trace.end()
+		part.Tag.(*query).trace.endStep()
 	}
 }
 
-// lateness is the error of q, whose ctx has ended; it says where q was.
-func (g *Gateway) lateness(ctx context.Context, q *query, now time.Duration) error {
+// latenessError is the error of q, whose ctx has ended; it says where q was.
+func (g *Gateway) latenessError(ctx context.Context, q *query, now time.Duration) error {
 	s := status.FromContextError(ctx.Err())
 	where := "waited for a lane"
 	if agent := q.At(); agent != "" {
@@ -582,38 +586,38 @@ func judge(err error) queries.Outcome {
 	return queries.Final
 }
 
-// awake starts the watch if it does not run. The caller holds the lock.
-func (g *Gateway) awake() {
+// startWatch starts the watch if it does not run. The caller holds the lock.
+func (g *Gateway) startWatch() {
 	if !g.watching {
 		g.watching = true
 		g.start <- struct{}{} // does not block: the watch has taken the last value
 	}
 }
 
-// inquire begins the decisions without a leader that are due, the oldest queries first. The caller
-// holds the lock; inquire unlocks it in between.
-func (g *Gateway) inquire() {
+// beginInquiries begins the decisions without a leader that are due, the oldest queries first. The
+// caller holds the lock; inquire unlocks it in between.
+func (g *Gateway) beginInquiries() {
 	for !g.closed && g.queries.Unheard() {
-		q := g.queries.Inquire(g.now())
+		q := g.queries.Inquire(g.timeNow())
 		if q == nil {
 			return
 		}
 		failed := slices.Clone(q.Failed())
 		g.mu.Unlock()
-		g.leaderless.begin(q.Tag.(*query), failed)
+		g.leaderless.beginInquiry(q.Tag.(*query), failed)
 		g.mu.Lock()
-		g.settle()
+		g.takeDecisions()
 	}
 }
 
-// settle takes the decisions made without a leader. The caller holds the lock.
-func (g *Gateway) settle() {
+// takeDecisions takes the decisions made without a leader. The caller holds the lock.
+func (g *Gateway) takeDecisions() {
 	for d, ok := g.leaderless.next(); ok; d, ok = g.leaderless.next() {
 		if d.why == "" {
 			g.queries.Decided(&d.query.Query, d.target)
 		} else {
 			d.query.why = d.why
-			g.queries.Undecided(&d.query.Query, g.at(d.again))
+			g.queries.Undecided(&d.query.Query, g.timeOf(d.again))
 		}
 	}
 	g.carryOut()
@@ -627,7 +631,7 @@ func (g *Gateway) carryOut() {
 			q := a.Query.Tag.(*query)
 			q.wake.Send()
 			if q.busy && q.IsHedged() {
-				q.hedges.Go(func() { g.advance(q, true) })
+				q.hedges.Go(func() { g.makeNextAttempt(q, true) })
 			}
 		case queries.CutOff:
 			if cut := a.Query.Tag.(*query).abortOf(a.Attempt); cut != nil {
@@ -641,23 +645,23 @@ func (g *Gateway) carryOut() {
 	}
 }
 
-// leave ends a critical section. It begins the decisions without a leader that are due, unlocks,
-// and sends the queries' messages to the leader and to members. With direct it may send to the
-// leader on this goroutine, which saves the switch to another one.
-func (g *Gateway) leave(direct bool) {
+// leaveCritical ends a critical section. It begins the decisions without a leader that are due,
+// unlocks, and sends the queries' messages to the leader and to members. With direct it may send to
+// the leader on this goroutine, which saves the switch to another one.
+func (g *Gateway) leaveCritical(direct bool) {
 	g.carryOut()
-	g.inquire()
+	g.beginInquiries()
 	released := g.released
 	g.released = nil
 	l := g.link
 	var m *control.GatewayMessage
 	switch {
 	case l == nil || l.sending || !g.queries.HasMessage():
-	case direct && g.queries.Unacknowledged() < mostDirect:
-		m = g.message()
+	case direct && g.queries.Unacknowledged() < maxDirect:
+		m = g.nextMessage()
 		l.sending = true
 	default:
-		l.kick()
+		l.wakeSender()
 	}
 	g.mu.Unlock()
 	for _, r := range released {
@@ -670,7 +674,7 @@ func (g *Gateway) leave(direct bool) {
 	g.mu.Lock()
 	l.sending = false
 	if err == nil && g.link == l && g.queries.HasMessage() {
-		l.kick()
+		l.wakeSender()
 	}
 	g.mu.Unlock()
 }
@@ -687,25 +691,25 @@ func (g *Gateway) watch() {
 		case <-g.start:
 			timer.Reset(queries.WatchInterval)
 		case <-timer.C:
-			g.leaderless.prepare(time.Now())
+			g.leaderless.remakeAhead(time.Now())
 			g.mu.Lock()
 			if l := g.link; l != nil && g.hasNews() {
-				l.kick()
+				l.wakeSender()
 			}
 			if g.queries.Idle() {
 				g.watching = false
 				g.mu.Unlock()
 				continue
 			}
-			now := g.now()
+			now := g.timeNow()
 			if g.queries.Check(now) {
 				leader, _ := g.queries.Linked()
 				g.log.Debug("the leader is silent, deciding alone", "leader", leader, "waiting",
 					g.queries.Len())
-				g.leaderless.silent(leader)
+				g.leaderless.noteSilence(leader)
 			}
 			timer.Reset(g.queries.LookAgain(now))
-			g.leave(false)
+			g.leaveCritical(false)
 		}
 	}
 }

@@ -538,13 +538,13 @@ func TestWorkerFrozen(t *testing.T) {
 			if led {
 				go func() {
 					time.Sleep(100 * time.Millisecond)
-					g.take(&control.MatchMessage{
+					g.handleMessage(&control.MatchMessage{
 						OfferAgain: []*control.OfferAgain{
 							{Sequence: 8, Attempt: 1, Reason: "lane-overdue"},
 						},
 					})
 					time.Sleep(50 * time.Millisecond)
-					g.take(&control.MatchMessage{
+					g.handleMessage(&control.MatchMessage{
 						Assign: []*control.Assign{{Sequence: 8, Attempt: 2, Agent: "agent-1"}},
 					})
 				}()
@@ -583,13 +583,13 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 		settle()
 		go func() {
 			time.Sleep(50 * time.Millisecond)
-			g.take(&control.MatchMessage{
+			g.handleMessage(&control.MatchMessage{
 				OfferAgain: []*control.OfferAgain{{Sequence: 4, Attempt: 1}},
 			})
 		}()
 		good(t, g, t.Context())
 		// The leader's new assignment crosses the answer.
-		g.take(&control.MatchMessage{
+		g.handleMessage(&control.MatchMessage{
 			Assign: []*control.Assign{{Sequence: 4, Attempt: 2, Agent: "agent-0"}},
 		})
 		time.Sleep(time.Second)
@@ -606,8 +606,8 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 	})
 }
 
-// TestHedged has the leader give up an attempt and assign the query anew while the first attempt goes
-// on: the first answer counts, whichever it is, and ends the other attempt.
+// TestHedged has the leader give up an attempt and assign the query anew while the first attempt
+// goes on: the first answer counts, whichever it is, and ends the other attempt.
 func TestHedged(t *testing.T) {
 	for _, c := range []struct {
 		first, second, want time.Duration
@@ -628,12 +628,13 @@ func TestHedged(t *testing.T) {
 				go func() {
 					time.Sleep(100 * time.Millisecond)
 					sequence := uint64(4 * (i + 1))
-					g.take(&control.MatchMessage{
+					g.handleMessage(&control.MatchMessage{
 						OfferAgain: []*control.OfferAgain{{Sequence: sequence, Attempt: 1}},
 					})
 					time.Sleep(20 * time.Millisecond)
-					g.take(&control.MatchMessage{
-						Assign: []*control.Assign{{Sequence: sequence, Attempt: 2, Agent: "agent-2"}},
+					g.handleMessage(&control.MatchMessage{
+						Assign: []*control.Assign{{Sequence: sequence, Attempt: 2,
+							Agent: "agent-2"}},
 					})
 				}()
 				start := time.Now()
@@ -653,7 +654,8 @@ func TestHedged(t *testing.T) {
 			}
 			f.agents[0].mu.Lock()
 			defer f.agents[0].mu.Unlock()
-			// What the leader waits for, an agent tells it; of an earlier attempt's answer the gateway does.
+			// What the leader waits for, an agent tells it; of an earlier attempt's answer the
+			// gateway does.
 			if told := len(f.agents[0].cancels) > 0; told != (c.first < c.second) {
 				t.Errorf("the leader is told that queries are over: %v, want %v", told, !told)
 			}

@@ -55,12 +55,12 @@ type leaderless struct {
 	agents   map[match.LaneID]names.AgentName
 	lastLane match.LaneID
 	probers  map[match.LaneID]*prober
-	inquired map[uint64]inquired // queries with an open inquiry, by sequence
+	inquired map[uint64]openInquiry // queries with an open inquiry, by sequence
 	decided  []inquire.Action
 }
 
-// An inquired is a query with an open inquiry.
-type inquired struct {
+// An openInquiry is a query with an open inquiry.
+type openInquiry struct {
 	*query
 	traced   *decision
 	released names.ModelKey // the version that answers, if a release says so; else ""
@@ -80,21 +80,21 @@ func newLeaderless(g *Gateway) *leaderless {
 		profiles: map[names.TableKey]*profile{},
 		decision: inquire.New(inquire.DefaultProbes, rand.Uint64()),
 		lanes:    map[names.AgentName]match.LaneID{}, agents: map[match.LaneID]names.AgentName{},
-		probers: map[match.LaneID]*prober{}, inquired: map[uint64]inquired{},
+		probers: map[match.LaneID]*prober{}, inquired: map[uint64]openInquiry{},
 	}
 	l.timer.Stop()
 	return l
 }
 
-// viewed takes a new view of the fleet from the gateway.
-func (l *leaderless) viewed(v *control.View) {
+// applyView takes a new view of the fleet from the gateway.
+func (l *leaderless) applyView(v *control.View) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.Equal(l.view.GetMembers(), v.GetMembers()) {
 		l.stale = true
 	}
 	l.view = v
-	l.learn(v.GetPrices(), v.GetProfiles())
+	l.learnReports(v.GetPrices(), v.GetProfiles())
 	known, now := l.g.members.Load().byName, time.Now()
 	for name, lane := range l.lanes {
 		if known[name] != nil {
@@ -109,13 +109,13 @@ func (l *leaderless) viewed(v *control.View) {
 	}
 	maps.DeleteFunc(
 		l.loads, func(name names.AgentName, _ heardLoad) bool { return known[name] == nil })
-	l.forget(now)
+	l.dropGone(now)
 	l.carryOut(now)
 }
 
-// forget drops, once every lookGone, the profiles of versions and lanes that have been gone for
+// dropGone drops, once every lookGone, the profiles of versions and lanes that have been gone for
 // keepGone. The caller holds the lock.
-func (l *leaderless) forget(now time.Time) {
+func (l *leaderless) dropGone(now time.Time) {
 	if now.Sub(l.looked) < lookGone {
 		return
 	}
@@ -136,9 +136,9 @@ type heardLoad struct {
 	remaining time.Duration // until its first lane is free
 }
 
-// loaded takes loads as of now. It ignores loads of agents that are no members, and loads older
+// applyLoads takes loads as of now. It ignores loads of agents that are no members, and loads older
 // than the known ones.
-func (l *leaderless) loaded(loads []*control.LaneLoad) {
+func (l *leaderless) applyLoads(loads []*control.LaneLoad) {
 	known, now := l.g.members.Load().byName, time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,17 +159,17 @@ func (l *leaderless) loaded(loads []*control.LaneLoad) {
 			l.priced.Heard(lane, heard.at, heard.remaining)
 		}
 	}
-	l.forget(now)
+	l.dropGone(now)
 }
 
-// told takes prices and profiles from the leader.
-func (l *leaderless) told(prices []*control.TypePrice, profiles []*control.Profile) {
+// applyReports takes prices and profiles from the leader.
+func (l *leaderless) applyReports(prices []*control.TypePrice, profiles []*control.Profile) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.learn(prices, profiles)
+	l.learnReports(prices, profiles)
 }
 
-func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Profile) {
+func (l *leaderless) learnReports(prices []*control.TypePrice, profiles []*control.Profile) {
 	if len(prices) > 0 {
 		before := l.prices
 		l.prices = nil
@@ -224,8 +224,8 @@ type guess time.Duration
 func (d guess) Mean(int) time.Duration              { return time.Duration(d) }
 func (d guess) Quantile(float64, int) time.Duration { return time.Duration(d) }
 
-// arrange makes priced anew if it is stale. The caller holds the lock.
-func (l *leaderless) arrange() {
+// remakePriced makes priced anew if it is stale. The caller holds the lock.
+func (l *leaderless) remakePriced() {
 	if !l.stale {
 		return
 	}
@@ -269,7 +269,7 @@ func (l *leaderless) arrange() {
 		if parts := m.GetParts(); len(parts) > 0 && len(parts[0].GetModels()) > 0 {
 			general = m.LaneTypeOf(parts[0].GetModels()[0]) // here a member has one price
 		}
-		if i := l.price(general); i >= 0 && l.price(own) < 0 {
+		if i := l.priceIndex(general); i >= 0 && l.priceIndex(own) < 0 {
 			price := l.prices[i]
 			price.Type = own
 			prices = append(prices, price)
@@ -277,11 +277,11 @@ func (l *leaderless) arrange() {
 		for i, model := range models {
 			name, _ := model.Name.Split()
 			general := m.LaneTypeOf(name)
-			table := l.dense(names.TableKey{
+			table := l.denseTable(names.TableKey{
 				Model: model.Name, Type: general.Own(m.AgentName()),
 			}, &model)
 			if table == nil {
-				table = l.dense(names.TableKey{Model: model.Name, Type: general}, &model)
+				table = l.denseTable(names.TableKey{Model: model.Name, Type: general}, &model)
 			}
 			if table == nil {
 				table = unknown[i]
@@ -310,22 +310,22 @@ func (l *leaderless) arrange() {
 	l.decision.Know(priced)
 }
 
-// prepare calls arrange ahead of need, once every prepareInterval.
-func (l *leaderless) prepare(now time.Time) {
+// remakeAhead calls arrange ahead of need, once every prepareInterval.
+func (l *leaderless) remakeAhead(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.forget(now)
+	l.dropGone(now)
 	if now.Sub(l.arranged) >= prepareInterval {
-		l.arrange()
+		l.remakePriced()
 	}
 }
 
-func (l *leaderless) price(laneType names.LaneType) int {
+func (l *leaderless) priceIndex(laneType names.LaneType) int {
 	return slices.IndexFunc(l.prices, func(p match.Price) bool { return p.Type == laneType })
 }
 
-// dense returns a profile as a match.Table, nil if it is unknown.
-func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
+// denseTable returns a profile as a match.Table, nil if it is unknown.
+func (l *leaderless) denseTable(key names.TableKey, m *match.Model) *match.Table {
 	p := l.profiles[key]
 	table := p.read()
 	if table == nil {
@@ -341,8 +341,8 @@ func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
 	return p.dense
 }
 
-// slow is the 99th percentile of q's execution latency at an agent, 0 if unknown.
-func (l *leaderless) slow(q *query, agent names.AgentName) time.Duration {
+// p99Execution is the 99th percentile of q's execution latency at an agent, 0 if unknown.
+func (l *leaderless) p99Execution(q *query, agent names.AgentName) time.Duration {
 	known := l.g.members.Load()
 	model, member := known.profileName(q, l.g.config.ID), known.byName[agent]
 	l.mu.Lock()
@@ -358,14 +358,14 @@ func (l *leaderless) slow(q *query, agent names.AgentName) time.Duration {
 	return 0
 }
 
-func (l *leaderless) counts() (probes, unanswered uint64) {
+func (l *leaderless) probeCounts() (probes, unanswered uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.decision.Counts()
 }
 
-// heard takes the time until a worker is free, which it sent with an answer.
-func (l *leaderless) heard(agent names.AgentName, remaining time.Duration) {
+// noteRemaining takes the time until a worker is free, which it sent with an answer.
+func (l *leaderless) noteRemaining(agent names.AgentName, remaining time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[agent]; ok && l.priced != nil {
@@ -381,8 +381,8 @@ func (l *leaderless) close() {
 	l.timer.Stop()
 }
 
-// silent notes that the leader is silent: it is asked last for a while.
-func (l *leaderless) silent(leader names.AgentName) {
+// noteSilence notes that the leader is silent: it is asked last for a while.
+func (l *leaderless) noteSilence(leader names.AgentName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[leader]; ok {
@@ -390,15 +390,15 @@ func (l *leaderless) silent(leader names.AgentName) {
 	}
 }
 
-// begin begins an inquiry for q. failed are members that have failed it. [Gateway.settle] takes the
-// result.
-func (l *leaderless) begin(q *query, failed []names.AgentName) {
-	traced := q.trace.decide()
+// beginInquiry begins an inquiry for q. failed are members that have failed it.
+// [Gateway.takeDecisions] takes the result.
+func (l *leaderless) beginInquiry(q *query, failed []names.AgentName) {
+	traced := q.trace.beginDecision()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.arrange()
+	l.remakePriced()
 	known := l.g.members.Load()
-	about := inquired{query: q, traced: traced}
+	about := openInquiry{query: q, traced: traced}
 	name := known.profileName(q, l.g.config.ID)
 	if known.releases[q.model].Current != 0 && q.version == 0 && q.family == nil {
 		about.released = name
@@ -421,8 +421,8 @@ func (l *leaderless) begin(q *query, failed []names.AgentName) {
 	l.carryOut(now)
 }
 
-// answered takes a member's answer to a question.
-func (l *leaderless) answered(lane match.LaneID, answer *control.ProbeAnswer) {
+// handleAnswer takes a member's answer to a question.
+func (l *leaderless) handleAnswer(lane match.LaneID, answer *control.ProbeAnswer) {
 	l.step(func(now time.Time) {
 		remaining, finish := said(answer.GetRemainingNs()), said(answer.GetFinishNs())
 		l.decision.Answered(now, lane, answer.GetId(), remaining, finish)
@@ -437,8 +437,8 @@ func said(ns int64) time.Duration {
 	return control.Duration(ns)
 }
 
-// lost notes that a member's lane cannot be asked any more.
-func (l *leaderless) lost(lane match.LaneID) {
+// handleLostLane notes that a member's lane cannot be asked any more.
+func (l *leaderless) handleLostLane(lane match.LaneID) {
 	l.step(func(now time.Time) {
 		delete(l.probers, lane)
 		l.decision.Lost(now, lane)
@@ -460,9 +460,9 @@ func (l *leaderless) watch() {
 	}
 }
 
-// kick makes watch's goroutine begin the inquiries that are due, so that the caller's goroutine
-// need not.
-func (l *leaderless) kick() {
+// wakeWatch makes watch's goroutine begin the inquiries that are due, so that the caller's
+// goroutine need not.
+func (l *leaderless) wakeWatch() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wake(time.Now(), 0)
@@ -477,8 +477,8 @@ func (l *leaderless) step(event func(now time.Time)) {
 	l.carryOut(now)
 	l.mu.Unlock()
 	l.g.mu.Lock()
-	l.g.settle()
-	l.g.leave(false)
+	l.g.takeDecisions()
+	l.g.leaveCritical(false)
 }
 
 // carryOut carries out the decision's actions. The caller holds the lock.
@@ -486,15 +486,15 @@ func (l *leaderless) carryOut(now time.Time) {
 	for do, ok := l.decision.Next(); ok; do, ok = l.decision.Next() {
 		switch about := l.inquired[do.Query]; do.Kind {
 		case inquire.AskLane:
-			if !l.ask(now, about, &do) {
+			if !l.askLane(now, about, &do) {
 				l.decision.Unasked(now, do.ID)
 			}
 		case inquire.ReleaseLane:
 			l.release(do.Lane, do.ID)
 		case inquire.LaneAnswered:
-			about.traced.heard(l.agents[do.Lane], do.Finish)
+			about.traced.noteAnswer(l.agents[do.Lane], do.Finish)
 		case inquire.LaneSilent:
-			about.traced.silent(l.agents[do.Lane])
+			about.traced.noteSilence(l.agents[do.Lane])
 		case inquire.SendQuery, inquire.NoLane:
 			l.decided = append(l.decided, do)
 		}
@@ -512,10 +512,10 @@ func (l *leaderless) wake(now time.Time, d time.Duration) {
 	}
 }
 
-// ask sends a question to a lane, and reports false if that is impossible. The caller holds the
+// askLane sends a question to a lane, and reports false if that is impossible. The caller holds the
 // lock.
-func (l *leaderless) ask(now time.Time, q inquired, do *inquire.Action) bool {
-	p := l.prober(do.Lane)
+func (l *leaderless) askLane(now time.Time, q openInquiry, do *inquire.Action) bool {
+	p := l.proberOf(do.Lane)
 	if p == nil {
 		return false
 	}
@@ -530,7 +530,7 @@ func (l *leaderless) ask(now time.Time, q inquired, do *inquire.Action) bool {
 		m.Model, m.Version = q.released.Split()
 	}
 	if q.Deadline != 0 {
-		m.TimeLeftNs = int64(max(1, q.Deadline-l.g.at(now)))
+		m.TimeLeftNs = int64(max(1, q.Deadline-l.g.timeOf(now)))
 	}
 	return p.send(m)
 }
@@ -551,9 +551,9 @@ func (l *leaderless) free(agent names.AgentName, reservation uint64) {
 	}
 }
 
-// A decided is the result of an inquiry: a target, or the reason why there is none and when to
-// inquire again.
-type decided struct {
+// A leaderlessDecision is the result of an inquiry: a target, or the reason why there is none and
+// when to inquire again.
+type leaderlessDecision struct {
 	query  *query
 	target queries.Target
 	again  time.Time
@@ -561,7 +561,7 @@ type decided struct {
 }
 
 // next returns the next result; false if there is none.
-func (l *leaderless) next() (d decided, ok bool) {
+func (l *leaderless) next() (d leaderlessDecision, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.decided) == 0 {
@@ -571,7 +571,7 @@ func (l *leaderless) next() (d decided, ok bool) {
 	l.decided = l.decided[:copy(l.decided, l.decided[1:])]
 	about := l.inquired[do.Query]
 	delete(l.inquired, do.Query)
-	d = decided{query: about.query, again: do.Again}
+	d = leaderlessDecision{query: about.query, again: do.Again}
 	switch {
 	case do.Kind == inquire.SendQuery && l.agents[do.Lane] == "":
 		d.why = "the agent that would have taken it has left"
@@ -587,6 +587,6 @@ func (l *leaderless) next() (d decided, ok bool) {
 	default:
 		d.why = fmt.Sprintf("none of the %d agents asked could take it", do.Asked)
 	}
-	about.traced.end(d.target, l.g.now()-about.query.Arrival, d.why)
+	about.traced.endDecision(d.target, l.g.timeNow()-about.query.Arrival, d.why)
 	return d, true
 }

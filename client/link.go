@@ -17,9 +17,9 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// mostDirect is the most unacknowledged submits with which a caller sends its own submit. With more
+// maxDirect is the most unacknowledged submits with which a caller sends its own submit. With more
 // of them the stream's Send could block.
-const mostDirect = 32
+const maxDirect = 32
 
 // A link is the gateway's stream to one leader.
 type link struct {
@@ -28,34 +28,34 @@ type link struct {
 	sending bool // a goroutine sends; guarded by the gateway's lock
 }
 
-// kick makes the link's own goroutine send the pending messages.
-func (l *link) kick() {
+// wakeSender makes the link's own goroutine send the pending messages.
+func (l *link) wakeSender() {
 	l.kicked.Send()
 }
 
-// learn takes news of who leads. The caller holds the lock.
-func (g *Gateway) learn(l *control.Leadership) {
+// noteLeadership takes news of who leads. The caller holds the lock.
+func (g *Gateway) noteLeadership(l *control.Leadership) {
 	if l != nil &&
 		g.queries.Learn(queries.Leadership{
 			Epoch: l.GetEpoch(), Leader: names.AgentName(l.GetLeader()),
 			Successor: names.AgentName(l.GetSuccessor()),
 		}) {
-		g.announce()
+		g.announceNews()
 	}
 }
 
-// announce tells follow that there is news.
-func (g *Gateway) announce() {
+// announceNews tells follow that there is news.
+func (g *Gateway) announceNews() {
 	g.news.Send()
 }
 
-// follow keeps a link to the leader until the gateway closes.
-func (g *Gateway) follow() {
+// followLeader keeps a link to the leader until the gateway closes.
+func (g *Gateway) followLeader() {
 	for g.context.Err() == nil {
 		ctx, hangUp := context.WithCancel(g.context)
 		known := g.members.Load().byName
 		g.mu.Lock()
-		now := g.now()
+		now := g.timeNow()
 		name, wait := g.queries.Try(now,
 			func(name names.AgentName) bool { return known[name] != nil })
 		if g.hangUp = hangUp; name != "" {
@@ -65,20 +65,20 @@ func (g *Gateway) follow() {
 		unheard := g.queries.Unheard()
 		g.mu.Unlock()
 		if unheard {
-			g.leaderless.kick()
+			g.leaderless.wakeWatch()
 		}
 		if name != "" {
 			err := g.serve(ctx, hangUp, known[name])
 			g.log.Debug("link to the leader has ended", "leader", name, "error", err)
 		} else {
-			g.pause(jitter(wait))
+			g.pauseFor(jitter(wait))
 		}
 		hangUp()
 	}
 }
 
-// pause waits for the given time, or until there is news.
-func (g *Gateway) pause(wait time.Duration) {
+// pauseFor waits for the given time, or until there is news.
+func (g *Gateway) pauseFor(wait time.Duration) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
@@ -88,12 +88,12 @@ func (g *Gateway) pause(wait time.Duration) {
 	}
 }
 
-// impatient ends the stream to a leader, or to a member tried as the leader, that was silent for
-// too long.
-func (g *Gateway) impatient() {
+// endSilentStream ends the stream to a leader, or to a member tried as the leader, that was silent
+// for too long.
+func (g *Gateway) endSilentStream() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if left := g.queries.Patience(g.now()); left > 0 {
+	if left := g.queries.Patience(g.timeNow()); left > 0 {
 		g.late.Reset(left)
 	} else {
 		g.hangUp()
@@ -108,10 +108,10 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		g.late.Stop()
 		g.mu.Lock()
 		g.link = nil
-		g.queries.Tried(g.now())
+		g.queries.Tried(g.timeNow())
 		g.carryOut()
 		g.mu.Unlock()
-		g.leaderless.kick()
+		g.leaderless.wakeWatch()
 		hangUp()
 		if written != nil {
 			<-written
@@ -141,7 +141,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 			g.mu.Lock()
 			for _, d := range status.Convert(err).Details() {
 				if leadership, ok := d.(*control.Leadership); ok {
-					g.learn(leadership)
+					g.noteLeadership(leadership)
 				}
 			}
 			g.carryOut()
@@ -155,25 +155,25 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 			g.mu.Lock()
 			g.link = l
 			if g.hasNews() {
-				g.awake()
+				g.startWatch()
 			}
-			g.queries.Opened(g.now())
-			g.leave(false)
+			g.queries.Opened(g.timeNow())
+			g.leaveCritical(false)
 		}
-		g.take(m)
+		g.handleMessage(m)
 	}
 }
 
-// take carries out a message from the leader.
-func (g *Gateway) take(m *control.MatchMessage) {
+// handleMessage carries out a message from the leader.
+func (g *Gateway) handleMessage(m *control.MatchMessage) {
 	if len(m.GetProfiles()) > 0 || len(m.GetPrices()) > 0 {
-		g.leaderless.told(m.GetPrices(), m.GetProfiles())
+		g.leaderless.applyReports(m.GetPrices(), m.GetProfiles())
 	}
 	g.mu.Lock()
 	if m.GetLeadership() != nil {
-		g.learn(m.GetLeadership())
+		g.noteLeadership(m.GetLeadership())
 	}
-	g.queries.Heard(m.GetReceived(), g.now())
+	g.queries.Heard(m.GetReceived(), g.timeNow())
 	for _, o := range m.GetOfferAgain() {
 		if q := g.queries.OfferAgain(o.GetSequence(), o.GetAttempt()); q != nil {
 			q.Tag.(*query).trace.offeredAgain(o)
@@ -195,7 +195,7 @@ func (g *Gateway) take(m *control.MatchMessage) {
 		g.queries.Reject(r.GetSequence(), rejection(r))
 	}
 	// Do not send from here: if this goroutine stopped reading, the leader would block.
-	g.leave(false)
+	g.leaveCritical(false)
 }
 
 // variant is the variant that an assignment names, empty for none.
@@ -237,8 +237,9 @@ func rejection(r *control.Reject) error {
 	return oip.Explain(status.New(code, message), reason, wait).Err()
 }
 
-// message takes the next message for the leader, nil if there is none. The caller holds the lock.
-func (g *Gateway) message() *control.GatewayMessage {
+// nextMessage takes the next message for the leader, nil if there is none. The caller holds the
+// lock.
+func (g *Gateway) nextMessage() *control.GatewayMessage {
 	from, ok := g.queries.Message()
 	if !ok && !g.hasNews() {
 		return nil
@@ -246,7 +247,7 @@ func (g *Gateway) message() *control.GatewayMessage {
 	m := &control.GatewayMessage{Cancel: slices.Clone(from.Cancel), Compared: g.compared}
 	g.compared = nil
 	for f, n := range g.failed {
-		if len(m.Failed) == mostTold {
+		if len(m.Failed) == maxTold {
 			break
 		}
 		m.Failed = append(m.Failed, &control.Failed{
@@ -267,7 +268,7 @@ func (g *Gateway) message() *control.GatewayMessage {
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
 			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
 		}
-		q.trace.submitted(m.Submit[i])
+		q.trace.noteSubmit(m.Submit[i])
 	}
 	for _, a := range from.Unused {
 		m.Unused = append(m.Unused, &control.Assign{
@@ -291,7 +292,7 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 				g.mu.Unlock()
 				break
 			}
-			m := g.message()
+			m := g.nextMessage()
 			l.sending = true
 			g.mu.Unlock()
 			err := l.stream.Send(m)

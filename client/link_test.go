@@ -37,7 +37,7 @@ func TestMessagesAreSmall(t *testing.T) {
 	}
 	var told []string
 	failed := uint64(0)
-	for m := g.message(); m != nil; m = g.message() {
+	for m := g.nextMessage(); m != nil; m = g.nextMessage() {
 		if n := proto.Size(m); n > 64<<10 {
 			t.Fatalf("a message has %d bytes, want at most 64 KiB", n)
 		}
@@ -57,8 +57,9 @@ func TestMessagesAreSmall(t *testing.T) {
 	if len(told) != 1500 || !slices.IsSorted(told) {
 		t.Errorf("%d of 1500 were sent, in order: %v", len(told), slices.IsSorted(told))
 	}
-	if failed != mostFailures {
-		t.Errorf("the leader is told of %d failures, want the %d that are kept", failed, mostFailures)
+	if failed != maxFailures {
+		t.Errorf("the leader is told of %d failures, want the %d that are kept", failed,
+			maxFailures)
 	}
 }
 

@@ -37,8 +37,8 @@ type fleetFamily struct {
 // A fleetModel is a model that members hold, or that is in no family and may be loaded.
 type fleetModel struct {
 	newest int64 // version for queries that name none
-	// leaving is the newest version that members hold which drain, or that may be loaded. It is newest
-	// if no other member holds any.
+	// leaving is the newest version that members hold which drain, or that may be loaded. It is
+	// newest if no other member holds any.
 	leaving  int64
 	versions map[int64]*fleetVersion
 }
@@ -74,8 +74,9 @@ func newMembers(v *control.View) *members {
 	for _, member := range v.GetMembers() {
 		for _, could := range member.GetLoadable() {
 			held := m.models[could.GetName()]
-			if could.GetFamily() == "" && !member.GetDraining() && (held == nil || held.newest == 0) {
-				m.version(could).loadable = true
+			if could.GetFamily() == "" && !member.GetDraining() && (held == nil ||
+				held.newest == 0) {
+				m.versionOf(could).loadable = true
 				held = m.models[could.GetName()]
 				held.leaving = max(held.leaving, could.GetVersion())
 			}
@@ -86,7 +87,7 @@ func newMembers(v *control.View) *members {
 	}
 	for name, r := range m.releases { // members that know of no releases name another version
 		if model := m.models[name]; model != nil {
-			model.newest = model.best(r)
+			model.newest = model.bestVersion(r)
 		}
 	}
 	for name, f := range control.Families(v.GetMembers()) {
@@ -98,7 +99,7 @@ func newMembers(v *control.View) *members {
 		if held := m.models[f.Variants[0].GetName()]; held != nil {
 			best = cmp.Or(held.versions[f.Variants[0].GetVersion()], best)
 		}
-		best.take(f.Variants[0].Model)
+		best.noteHeld(f.Variants[0].Model)
 		of.qosTarget, of.deadline = best.qosTarget, best.deadline
 		of.largest = int(f.LargestBatchSize())
 		m.families[name] = of
@@ -118,8 +119,8 @@ func (m *members) next(v *control.View) *members {
 	return newMembers(v)
 }
 
-// overlap reports whether m and other have a member in common.
-func (m *members) overlap(other *members) bool {
+// overlaps reports whether m and other have a member in common.
+func (m *members) overlaps(other *members) bool {
 	for name := range m.byName {
 		if other.byName[name] != nil {
 			return true
@@ -129,7 +130,7 @@ func (m *members) overlap(other *members) bool {
 }
 
 func (m *members) add(member *control.Member, held *control.Model) {
-	v := m.version(held)
+	v := m.versionOf(held)
 	model := m.models[held.GetName()]
 	switch {
 	case held.GetNewest() && member.GetDraining():
@@ -143,8 +144,8 @@ func (m *members) add(member *control.Member, held *control.Model) {
 	}
 }
 
-// version returns the entry of a model's version, which takes what held says.
-func (m *members) version(held *control.Model) *fleetVersion {
+// versionOf returns the entry of a model's version, which takes what held says.
+func (m *members) versionOf(held *control.Model) *fleetVersion {
 	model := m.models[held.GetName()]
 	if model == nil {
 		model = &fleetModel{versions: map[int64]*fleetVersion{}}
@@ -155,11 +156,11 @@ func (m *members) version(held *control.Model) *fleetVersion {
 		v = &fleetVersion{}
 		model.versions[held.GetVersion()] = v
 	}
-	v.take(held)
+	v.noteHeld(held)
 	return v
 }
 
-func (v *fleetVersion) take(held *control.Model) {
+func (v *fleetVersion) noteHeld(held *control.Model) {
 	v.qosTarget = max(v.qosTarget, time.Duration(held.GetQosTargetNs()))
 	v.deadline = max(v.deadline, time.Duration(held.GetDeadlineNs()))
 	v.largest = max(v.largest, int(held.GetLargestBatchSize()))
@@ -168,8 +169,8 @@ func (v *fleetVersion) take(held *control.Model) {
 }
 
 // find returns the version of a model that a query names, and its number, 0 if the query asks for
-// the newest. If the query names a family, family is that. least is the least accuracy that the query
-// demands, 0 for any.
+// the newest. If the query names a family, family is that. least is the least accuracy that the
+// query demands, 0 for any.
 func (m *members) find(name, version string, least float64) (held *fleetVersion, number int64,
 	family *fleetFamily, err error) {
 	if f := m.families[name]; f != nil {
@@ -227,13 +228,14 @@ func (m *members) findModel(name, version string) (*fleetVersion, int64, error) 
 	}
 	if v.draining == v.holders && !v.loadable {
 		return nil, 0, oip.Explain(status.Newf(codes.Unavailable,
-			"all agents that hold model %q (%d) are draining", name, v.holders), "draining", 0).Err()
+			"all agents that hold model %q (%d) are draining", name, v.holders), "draining",
+			0).Err()
 	}
 	return v, number, nil
 }
 
-// newest is the version of a model for queries that name none, 0 if nobody holds the model.
-func (m *members) newest(model string) int64 {
+// newestVersion is the version of a model for queries that name none, 0 if nobody holds the model.
+func (m *members) newestVersion(model string) int64 {
 	if held := m.models[model]; held != nil {
 		return held.newest
 	}
@@ -256,23 +258,23 @@ func (m *members) bind(q *query, gateway uint64) int64 {
 		return q.version
 	}
 	r := m.releases[q.model]
-	return r.Version(gateway, q.Sequence, m.newest(q.model), func(version int64) bool {
+	return r.Version(gateway, q.Sequence, m.newestVersion(q.model), func(version int64) bool {
 		model := m.models[q.model]
-		return model != nil && model.serves(version)
+		return model != nil && model.servesVersion(version)
 	})
 }
 
-// serves reports whether a member that does not drain holds the version.
-func (f *fleetModel) serves(version int64) bool {
+// servesVersion reports whether a member that does not drain holds the version.
+func (f *fleetModel) servesVersion(version int64) bool {
 	v := f.versions[version]
 	return v != nil && v.draining < v.holders
 }
 
-// best is the version for queries that name none and are not a canary's.
-func (f *fleetModel) best(r canary.Release) (best int64) {
+// bestVersion is the version for queries that name none and are not a canary's.
+func (f *fleetModel) bestVersion(r canary.Release) (best int64) {
 	leaving := int64(0)
 	for version := range f.versions {
-		if f.serves(version) {
+		if f.servesVersion(version) {
 			best = r.Prefer(best, version)
 		}
 		leaving = r.Prefer(leaving, version)

@@ -50,7 +50,7 @@ func (g *Gateway) split(s *control.Split) {
 	case version == 0 && s.GetModel() != "": // it was released
 		version = s.GetVersion()
 	case version == 0:
-		version = g.members.Load().newest(model)
+		version = g.members.Load().newestVersion(model)
 	}
 	parts, from := make([]*queries.Query, len(s.GetRows())), 0
 	for i, n := range s.GetRows() {
@@ -58,7 +58,7 @@ func (g *Gateway) split(s *control.Split) {
 		q := &query{
 			model: model, version: version, batch: n, part: p,
 			bytes: whole.bytes * uint64(n) / sum,
-			trace: whole.trace.part(p), wake: wakeup.New(),
+			trace: whole.trace.partTrace(p), wake: wakeup.New(),
 		}
 		q.Tag, parts[i], from = q, &q.Query, p.end
 	}
@@ -69,7 +69,7 @@ func (g *Gateway) split(s *control.Split) {
 // the place of the query's attempts: q has its outcome when inParts returns, unless the answers do
 // not fit together.
 func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
-	q.trace.end()
+	q.trace.endStep()
 	parts := q.Parts()
 	rows, answers := make([]int, len(parts)), make([]*oip.Response, len(parts))
 	for i, part := range parts {
@@ -79,8 +79,8 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	if err != nil {
 		g.mu.Lock()
 		g.queries.End(&q.Query, status.Error(codes.InvalidArgument, err.Error()))
-		err, _ = q.outcome()
-		g.leave(true)
+		err, _ = q.outcomeOf()
+		g.leaveCritical(true)
 		return nil, err
 	}
 	run := func(i int) {
@@ -89,9 +89,9 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 		if part.version != 0 {
 			requests[i].Version = strconv.FormatInt(part.version, 10)
 		}
-		answers[i], _ = g.run(part.trace.within(ctx), part, requests[i])
+		answers[i], _ = g.run(part.trace.withSpan(ctx), part, requests[i])
 		requests[i].Release()
-		part.trace.end()
+		part.trace.endStep()
 	}
 	var others sync.WaitGroup
 	for i := 1; i < len(parts); i++ {
@@ -107,7 +107,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 		}
 	}()
 	g.mu.Lock()
-	err, _ = q.outcome()
+	err, _ = q.outcomeOf()
 	g.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -122,9 +122,9 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	return resp, nil
 }
 
-// invalid adds to the error of an attempt which rows of the query the part has, if the query is
+// nameRows adds to the error of an attempt which rows of the query the part has, if the query is
 // invalid: the worker counts rows from the part's first one.
-func (p part) invalid(err error) error {
+func (p part) nameRows(err error) error {
 	if p.number == 0 || status.Code(err) != codes.InvalidArgument {
 		return err
 	}

@@ -83,8 +83,8 @@ func inOrder(resp *oip.Response, rows int, n float32) error {
 	return nil
 }
 
-// TestMergeHeader: a worker hears with which queries the leader wants a query to run, and of a query
-// that runs alone nothing.
+// TestMergeHeader: a worker hears with which queries the leader wants a query to run, and of a
+// query that runs alone nothing.
 func TestMergeHeader(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, f *testFleet) {
 		f.lead("agent-0", "agent-1")
@@ -258,7 +258,7 @@ func TestSplitTooLate(t *testing.T) {
 		g := f.gateway()
 		settle()
 		good(t, g, t.Context())
-		g.take(splitInto(1, 2)(&control.Submit{Sequence: 4}, 0))
+		g.handleMessage(splitInto(1, 2)(&control.Submit{Sequence: 4}, 0))
 		settle()
 		parts := []uint64{partOf(4, 1), partOf(4, 2)}
 		var unused []uint64

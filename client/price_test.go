@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// TestPrices: a leader tells prices of classes of lanes beside those of types, and an older one does
-// not. A change of a class's price alone has the gateway arrange anew.
+// TestPrices: a leader tells prices of classes of lanes beside those of types, and an older one
+// does not. A change of a class's price alone has the gateway arrange anew.
 func TestPrices(t *testing.T) {
 	told := &control.TypePrice{Type: "x", PerMs: 2, ServiceMs: 1}
 	want := match.Price{Type: "x", PerMs: 2, Service: time.Millisecond}
@@ -27,16 +27,16 @@ func TestPrices(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, f *testFleet) {
 		l := f.gateway().leaderless
 		settle()
-		l.told([]*control.TypePrice{told}, nil)
+		l.applyReports([]*control.TypePrice{told}, nil)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.arrange()
-		l.learn([]*control.TypePrice{told}, nil)
+		l.remakePriced()
+		l.learnReports([]*control.TypePrice{told}, nil)
 		if l.stale {
 			t.Error("the same prices again have it arrange anew")
 		}
 		told.Classes[1].PerMs = 1
-		if l.learn([]*control.TypePrice{told}, nil); !l.stale {
+		if l.learnReports([]*control.TypePrice{told}, nil); !l.stale {
 			t.Error("another price of a class does not have it arrange anew")
 		}
 	})

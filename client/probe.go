@@ -7,9 +7,9 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// mostQuestions is how many questions are kept while a member's Probe stream opens. Further ones
+// maxQuestions is how many questions are kept while a member's Probe stream opens. Further ones
 // are not asked.
-const mostQuestions = 256
+const maxQuestions = 256
 
 // A prober keeps the Probe stream to one member, with two goroutines that end with the stream.
 type prober struct {
@@ -19,9 +19,9 @@ type prober struct {
 	requests   chan *control.ProbeRequest
 }
 
-// prober returns the prober of a lane's member, and starts it if there is none. It returns nil if
+// proberOf returns the prober of a lane's member, and starts it if there is none. It returns nil if
 // there is no such member or the gateway is closed. The caller holds the lock.
-func (l *leaderless) prober(lane match.LaneID) *prober {
+func (l *leaderless) proberOf(lane match.LaneID) *prober {
 	if p := l.probers[lane]; p != nil {
 		return p
 	}
@@ -30,7 +30,7 @@ func (l *leaderless) prober(lane match.LaneID) *prober {
 		return nil
 	}
 	p := &prober{
-		leaderless: l, lane: lane, requests: make(chan *control.ProbeRequest, mostQuestions),
+		leaderless: l, lane: lane, requests: make(chan *control.ProbeRequest, maxQuestions),
 	}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(l.g.context)
@@ -38,7 +38,7 @@ func (l *leaderless) prober(lane match.LaneID) *prober {
 	l.g.running.Go(func() {
 		defer p.cancel()
 		err := p.run(ctx, l.g.config.Transport, m)
-		l.lost(lane)
+		l.handleLostLane(lane)
 		l.g.log.Debug("probe stream has ended", "agent", m.GetName(), "error", err)
 	})
 	return p
@@ -69,7 +69,7 @@ func (p *prober) run(ctx context.Context, transport Transport, m *control.Member
 		if err != nil {
 			return err
 		}
-		p.leaderless.answered(p.lane, answer)
+		p.leaderless.handleAnswer(p.lane, answer)
 	}
 }
 

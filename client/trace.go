@@ -13,8 +13,8 @@ import (
 	"github.com/muster-serve/muster/client/queries"
 )
 
-// trace begins the span of a query; nil if the query is not traced.
-func (c *Client) trace(ctx context.Context, req *oip.Request) (context.Context, trace.Span) {
+// beginSpan begins the span of a query; nil if the query is not traced.
+func (c *Client) beginSpan(ctx context.Context, req *oip.Request) (context.Context, trace.Span) {
 	tracer := c.tracer
 	if tracer == nil {
 		span := trace.SpanFromContext(ctx)
@@ -52,8 +52,8 @@ func newQueryTrace(ctx context.Context) *queryTrace {
 	return t
 }
 
-// beside is a trace for an attempt that is made beside another one; it waits for a target.
-func (t *queryTrace) beside() *queryTrace {
+// besideTrace is a trace for an attempt that is made beside another one; it waits for a target.
+func (t *queryTrace) besideTrace() *queryTrace {
 	if t == nil {
 		return nil
 	}
@@ -90,9 +90,9 @@ func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Contex
 	return ctx
 }
 
-// sent ends an attempt's span. superseded says that the attempt was cut off because the query goes
-// elsewhere.
-func (t *queryTrace) sent(err error, superseded bool) {
+// endAttempt ends an attempt's span. superseded says that the attempt was cut off because the query
+// goes elsewhere.
+func (t *queryTrace) endAttempt(err error, superseded bool) {
 	if t == nil {
 		return
 	}
@@ -102,8 +102,8 @@ func (t *queryTrace) sent(err error, superseded bool) {
 	tracing.EndClient(t.step, err)
 }
 
-// end ends the span of the present step, and that of a part.
-func (t *queryTrace) end() {
+// endStep ends the span of the present step, and that of a part.
+func (t *queryTrace) endStep() {
 	if t == nil {
 		return
 	}
@@ -113,17 +113,17 @@ func (t *queryTrace) end() {
 	}
 }
 
-// within returns ctx with the span, of a part, as the parent of those of the part's attempts.
-func (t *queryTrace) within(ctx context.Context) context.Context {
+// withSpan returns ctx with the span, of a part, as the parent of those of the part's attempts.
+func (t *queryTrace) withSpan(ctx context.Context) context.Context {
 	if t == nil {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.span)
 }
 
-// part returns the trace of a part of the query, which has a span of its own and
+// partTrace returns the trace of a part of the query, which has a span of its own and
 // waits for a target.
-func (t *queryTrace) part(p part) *queryTrace {
+func (t *queryTrace) partTrace(p part) *queryTrace {
 	if t == nil {
 		return nil
 	}
@@ -137,8 +137,8 @@ func (t *queryTrace) part(p part) *queryTrace {
 	return of
 }
 
-// submitted adds an event for the submit to the span, and the trace context to the submit.
-func (t *queryTrace) submitted(s *control.Submit) {
+// noteSubmit adds an event for the submit to the span, and the trace context to the submit.
+func (t *queryTrace) noteSubmit(s *control.Submit) {
 	if t != nil {
 		s.Traceparent, s.Tracestate = t.traceparent, t.tracestate
 		t.span.AddEvent("submitted",
@@ -155,8 +155,8 @@ func (t *queryTrace) offeredAgain(o *control.OfferAgain) {
 	}
 }
 
-// decide begins the span of a decision without a leader.
-func (t *queryTrace) decide() *decision {
+// beginDecision begins the span of a decision without a leader.
+func (t *queryTrace) beginDecision() *decision {
 	if t == nil {
 		return nil
 	}
@@ -167,9 +167,9 @@ func (t *queryTrace) decide() *decision {
 // A decision is the span of a decision without a leader; nil if it is not traced.
 type decision struct{ span trace.Span }
 
-// heard adds an event for a member's answer: it would have the query answered after finish; a
+// noteAnswer adds an event for a member's answer: it would have the query answered after finish; a
 // negative finish means that it refuses.
-func (d *decision) heard(agent names.AgentName, finish time.Duration) {
+func (d *decision) noteAnswer(agent names.AgentName, finish time.Duration) {
 	if d == nil {
 		return
 	}
@@ -180,16 +180,16 @@ func (d *decision) heard(agent names.AgentName, finish time.Duration) {
 	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(string(agent)), said))
 }
 
-// silent adds an event: a member has not answered in time.
-func (d *decision) silent(agent names.AgentName) {
+// noteSilence adds an event: a member has not answered in time.
+func (d *decision) noteSilence(agent names.AgentName) {
 	if d != nil {
 		d.span.AddEvent("probe unanswered",
 			trace.WithAttributes(tracing.Agent.String(string(agent))))
 	}
 }
 
-// end ends the decision's span with the target t, or with the reason why there is none.
-func (d *decision) end(t queries.Target, waited time.Duration, why string) {
+// endDecision ends the decision's span with the target t, or with the reason why there is none.
+func (d *decision) endDecision(t queries.Target, waited time.Duration, why string) {
 	if d == nil {
 		return
 	}

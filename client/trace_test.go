@@ -98,18 +98,18 @@ func TestUntracedCostsNothing(t *testing.T) {
 	submit, offer, to := &control.Submit{}, &control.OfferAgain{}, queries.Target{Agent: "a"}
 	c, req := &Client{}, &oip.Request{Model: "sum"}
 	n := testing.AllocsPerRun(100, func() {
-		ctx, _ := c.trace(t.Context(), req)
+		ctx, _ := c.beginSpan(t.Context(), req)
 		q := newQueryTrace(ctx)
 		q.wait()
-		q.submitted(submit)
+		q.noteSubmit(submit)
 		q.offeredAgain(offer)
-		d := q.decide()
-		d.heard("a", time.Millisecond)
-		d.silent("a")
-		d.end(to, time.Millisecond, "")
+		d := q.beginDecision()
+		d.noteAnswer("a", time.Millisecond)
+		d.noteSilence("a")
+		d.endDecision(to, time.Millisecond, "")
 		tracing.Inject(q.send(ctx, to))
-		q.sent(nil, false)
-		q.end()
+		q.endAttempt(nil, false)
+		q.endStep()
 	})
 	if n != 0 || submit.Traceparent != "" {
 		t.Errorf("%v allocations, and the leader is told of %q, want none and nothing", n,

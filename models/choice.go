@@ -25,8 +25,8 @@ func (r *Repository[M]) Choose(choices map[string]Choice) {
 	r.progress.Send()
 }
 
-// prefer is the choice's Prefer, else the newer version.
-func (m *model[M]) prefer(a, b int64) int64 {
+// preferVersion is the choice's Prefer, else the newer version.
+func (m *model[M]) preferVersion(a, b int64) int64 {
 	if m.choice == nil {
 		return max(a, b)
 	}

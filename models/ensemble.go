@@ -23,8 +23,8 @@ type Step struct {
 	Inputs, Outputs []string
 }
 
-// mostSteps bounds the steps of an ensemble.
-const mostSteps = 256
+// maxSteps bounds the steps of an ensemble.
+const maxSteps = 256
 
 // readEnsemble reads a version of an ensemble with the configuration c, and the versions of its
 // steps: of each model the newest that its version policy chooses, unless the step names one.
@@ -45,7 +45,7 @@ func readEnsemble(dir, model string, number int64, c Config) (*Version, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if err := v.assemble(dir); err != nil {
+	if err := v.assembleSteps(dir); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return v, nil
@@ -89,12 +89,12 @@ type madeTensor struct {
 	used bool
 }
 
-// assemble sets v.Steps, in an order in which they can run, and checks that their tensors fit.
-func (v *Version) assemble(dir string) error {
+// assembleSteps sets v.Steps, in an order in which they can run, and checks that their tensors fit.
+func (v *Version) assembleSteps(dir string) error {
 	steps := v.Config.Ensemble.GetStep()
-	if len(steps) == 0 || len(steps) > mostSteps {
+	if len(steps) == 0 || len(steps) > maxSteps {
 		return fmt.Errorf("ensemble_scheduling has %d steps, expected 1 to %d", len(steps),
-			mostSteps)
+			maxSteps)
 	}
 	if n := v.Config.Ensemble.GetMaxInflightRequests(); n > 0 {
 		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf(

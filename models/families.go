@@ -42,8 +42,8 @@ type Variant struct {
 // QoS target, its percentile, the deadline and what happens to late queries. If they do not, the
 // family is the largest group of variants that do; of equally large ones, that of the variant whose
 // name comes first. A family has no name that is also a model's. Nor has it variants that are too
-// inaccurate beside its best, as package accuracy has it. A measured accuracy is one beside the best
-// variant, whether that is among versions or not.
+// inaccurate beside its best, as package accuracy has it. A measured accuracy is one beside the
+// best variant, whether that is among versions or not.
 func Families(versions []*Version) (families []Family, apart map[string]string) {
 	apart = map[string]string{}
 	byName := map[string]*Version{}
@@ -59,7 +59,7 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 			family = ""
 		}
 		if family == "" {
-			families = append(families, Family{Name: name, Variants: []Variant{v.variant()}})
+			families = append(families, Family{Name: name, Variants: []Variant{v.toVariant()}})
 			continue
 		}
 		members[family] = append(members[family], v)
@@ -89,9 +89,10 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 			}
 			if why != "" {
 				apart[v.Model] = why
-				families = append(families, Family{Name: v.Model, Variants: []Variant{v.variant()}})
+				families = append(families, Family{Name: v.Model,
+					Variants: []Variant{v.toVariant()}})
 			} else {
-				f.Variants = append(f.Variants, v.variant())
+				f.Variants = append(f.Variants, v.toVariant())
 			}
 		}
 		if len(f.Variants) == 0 {
@@ -118,7 +119,7 @@ func bestOf(family string, variants []*Version) accuracy.Best {
 	return best
 }
 
-func (v *Version) variant() Variant {
+func (v *Version) toVariant() Variant {
 	a := v.Config.Accuracy
 	return Variant{Model: v.Model, Accuracy: accuracy.Known(a), Known: a > 0}
 }
@@ -179,7 +180,7 @@ func ReadNewest(dir, model string) (*Version, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, model)
-	numbers, others, err := newScanner(dir).numbers(path)
+	numbers, others, err := newScanner(dir).readNumbers(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, fmt.Errorf("%w: %s is no folder", ErrNotFound, path)
 	}

@@ -24,8 +24,8 @@ func newLoaded[M io.Closer](v *Version, m M) *Loaded[M] {
 	return l
 }
 
-// acquire adds a holder. It returns false if there is none left and the version is being closed.
-func (l *Loaded[M]) acquire() bool {
+// addHolder adds a holder. It returns false if there is none left and the version is being closed.
+func (l *Loaded[M]) addHolder() bool {
 	for {
 		n := l.uses.Load()
 		if n == 0 {

@@ -157,7 +157,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("%s does not fit %s: %w", c.path(dir, model), path, err)
+		return nil, fmt.Errorf("%s does not fit %s: %w", c.settingsPath(dir, model), path, err)
 	}
 	return v, nil
 }
@@ -171,9 +171,9 @@ func (v *Version) inferBounds(s *onnx.Signature) {
 	}
 }
 
-// path returns the file with the model's settings in the repository dir, for an error: both
+// settingsPath returns the file with the model's settings in the repository dir, for an error: both
 // if there are two.
-func (c *Config) path(dir, model string) string {
+func (c *Config) settingsPath(dir, model string) string {
 	path := filepath.Join(dir, model, ConfigFile)
 	if c.Triton == nil {
 		return path
@@ -184,8 +184,8 @@ func (c *Config) path(dir, model string) string {
 	return path + " or " + TritonFile
 }
 
-// mostStray is how many files noteStray names.
-const mostStray = 10
+// maxStray is how many files noteStray names.
+const maxStray = 10
 
 // noteStray notes the files that nothing reads: those in the model's folder, and those in that of
 // the version (folder, below dir) but for the ones that are read.
@@ -207,8 +207,8 @@ func (c *Config) noteStray(dir, model, folder string, read []string) {
 	stray = slices.DeleteFunc(stray, func(name string) bool {
 		return strings.HasPrefix(filepath.Base(name), ".")
 	})
-	if n := len(stray); n > mostStray {
-		stray = append(stray[:mostStray], fmt.Sprintf("and %d others", n-mostStray))
+	if n := len(stray); n > maxStray {
+		stray = append(stray[:maxStray], fmt.Sprintf("and %d others", n-maxStray))
 	}
 	if len(stray) > 0 {
 		c.Notes = append(slices.Clone(c.Notes),

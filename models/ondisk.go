@@ -23,8 +23,8 @@ type OnDisk struct {
 	Problem error
 }
 
-// described is what OnDisk reads of a version's files, and the fingerprint that they had.
-type described struct {
+// diskDescription is what OnDisk reads of a version's files, and the fingerprint that they had.
+type diskDescription struct {
 	of      fingerprint
 	version *Version
 	bytes   int64
@@ -38,7 +38,7 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 		model  string
 		number int64
 		files  fingerprint
-		known  *described
+		known  *diskDescription
 		took   time.Duration
 		broken error
 	}
@@ -47,15 +47,15 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 	for _, name := range slices.Sorted(maps.Keys(r.models)) {
 		m := r.models[name]
 		best := int64(0)
-		m.choose()
+		m.chooseVersions()
 		for _, v := range m.order {
 			if v.stable && v.wanted {
-				best = m.prefer(best, v.number)
+				best = m.preferVersion(best, v.number)
 			}
 		}
 		if v := m.versions[best]; v != nil {
 			f := found{name, best, v.found, v.described, v.took, nil}
-			if v.broken() {
+			if v.isBroken() {
 				f.broken = v.failure
 			}
 			all = append(all, f)
@@ -65,7 +65,7 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 	var out []OnDisk
 	for _, f := range all {
 		if f.known == nil || f.known.of != f.files {
-			f.known = &described{of: f.files, bytes: r.bytesOf(f.model, f.number)}
+			f.known = &diskDescription{of: f.files, bytes: r.bytesOf(f.model, f.number)}
 			f.known.version, f.known.problem = ReadVersion(r.dir, f.model, f.number)
 			if f.known.problem == nil {
 				for _, step := range f.known.version.Steps { // an ensemble loads them all

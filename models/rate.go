@@ -38,7 +38,7 @@ func WriteRating(path string, r Rating) error {
 	if _, err := parseConfig(path, data); err != nil {
 		return err
 	}
-	edited, err := r.edit(path, data)
+	edited, err := r.editFile(path, data)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func WriteRating(path string, r Rating) error {
 	return files.Replace(path, edited, 0o666)
 }
 
-func (r Rating) edit(path string, data []byte) ([]byte, error) {
+func (r Rating) editFile(path string, data []byte) ([]byte, error) {
 	doc, err := document.YAML(path, data)
 	if err != nil {
 		return nil, err

@@ -107,9 +107,9 @@ type Options struct {
 	// Placed is Explicit where the calls carry out a placement: the files of a model that is loaded
 	// are followed as without Explicit.
 	Placed bool
-	// Admit returns why a version may not be loaded; nil if it may. It is called before each load, on
-	// its goroutine, and should return soon after ctx ends. What it has refused is tried again when
-	// its files change, or by Readmit. Default none.
+	// Admit returns why a version may not be loaded; nil if it may. It is called before each load,
+	// on its goroutine, and should return soon after ctx ends. What it has refused is tried again
+	// when its files change, or by Readmit. Default none.
 	Admit func(ctx context.Context, v *Version) error
 	// OnEvent is called for each change of a version's state, one call at a time, with the
 	// repository locked: it must return soon and must not call the repository. Default none.
@@ -132,7 +132,7 @@ type Repository[M io.Closer] struct {
 
 	// serving holds the versions that Acquire can return, by model. The map is never changed, only
 	// replaced.
-	serving  atomic.Pointer[map[string]*served[M]]
+	serving  atomic.Pointer[map[string]*servingVersions[M]]
 	requests chan *request
 	settled  chan struct{}
 	stopped  chan struct{} // closed when Run takes no more requests
@@ -150,14 +150,14 @@ type Repository[M io.Closer] struct {
 	// its last query; update starts it.
 	retired []func()
 	choices map[string]Choice // by model
-	// noted are the models whose folders calls of Load have read since the scan in progress has begun,
-	// which does not know better.
+	// noted are the models whose folders calls of Load have read since the scan in progress has
+	// begun, which does not know better.
 	noted map[string]bool
 	scans uint64 // how many have begun
 }
 
-// served holds the versions of a model that serve.
-type served[M io.Closer] struct {
+// servingVersions holds the versions of a model that serve.
+type servingVersions[M io.Closer] struct {
 	newest   *Loaded[M] // or the one that the model's choice prefers
 	versions map[int64]*Loaded[M]
 }
@@ -200,22 +200,22 @@ type version[M io.Closer] struct {
 	tries  bool        // whether it would be wanted, if fewer newer ones were broken
 
 	loading   bool
-	loaded    *Loaded[M]    // the load that serves; nil if none does
-	loadedAs  fingerprint   // of the files of loaded
-	failure   error         // of the last load; nil if it succeeded
-	failedAs  fingerprint   // of the files of that load
-	retiring  int           // how many earlier loads wait for their last queries
-	took      time.Duration // of the last load that succeeded
-	described *described    // nil until OnDisk has read the files
+	loaded    *Loaded[M]       // the load that serves; nil if none does
+	loadedAs  fingerprint      // of the files of loaded
+	failure   error            // of the last load; nil if it succeeded
+	failedAs  fingerprint      // of the files of that load
+	retiring  int              // how many earlier loads wait for their last queries
+	took      time.Duration    // of the last load that succeeded
+	described *diskDescription // nil until OnDisk has read the files
 
 	told Status // the status in the last event
 }
 
-// broken reports whether the load of v's present files failed.
-func (v *version[M]) broken() bool { return v.failure != nil && v.failedAs == v.found }
+// isBroken reports whether the load of v's present files failed.
+func (v *version[M]) isBroken() bool { return v.failure != nil && v.failedAs == v.found }
 
-// current reports whether v's present files are loaded.
-func (v *version[M]) current() bool { return v.loaded != nil && v.loadedAs == v.found }
+// isCurrent reports whether v's present files are loaded.
+func (v *version[M]) isCurrent() bool { return v.loaded != nil && v.loadedAs == v.found }
 
 // A request is a call of Load that Run answers.
 type request struct {
@@ -261,14 +261,14 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		noted:    map[string]bool{},
 		scanner:  newScanner(dir),
 	}
-	r.serving.Store(&map[string]*served[M]{})
+	r.serving.Store(&map[string]*servingVersions[M]{})
 	found, err := r.scanner.scan(nil)
 	if err != nil {
 		return nil, fmt.Errorf("open model directory: %w", err)
 	}
 	// To wait for a second scan would delay every start. If a file is being copied just now, the
 	// version is loaded again when the copy is complete.
-	r.note(found, true)
+	r.noteScan(found, true)
 	return r, nil
 }
 
@@ -284,11 +284,11 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	settled := false
 	unreadable := ""
-	type scanned struct {
+	type scanResult struct {
 		found map[string]folder
 		err   error
 	}
-	scans := make(chan scanned, 1)
+	scans := make(chan scanResult, 1)
 	scanning := false
 	var begun time.Time
 	failed := func(err error) {
@@ -315,15 +315,15 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case req := <-r.requests:
-			r.take(req)
+			r.takeRequest(req)
 		case <-r.progress:
 		case <-ticker.C:
 			if !scanning {
 				scanning, begun = true, time.Now()
-				before := r.known()
+				before := r.knownModels()
 				go func() {
 					found, err := r.scanner.scan(before)
-					scans <- scanned{found, err}
+					scans <- scanResult{found, err}
 				}()
 			} else if time.Since(begun) > 2*maxHungTime+r.options.PollInterval {
 				failed(fmt.Errorf("read %s: its file system does not answer", r.dir))
@@ -338,7 +338,7 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 				r.options.Logger.Info("the model directory can be read again", "event", "returned")
 			}
 			unreadable = ""
-			r.note(s.found, false)
+			r.noteScan(s.found, false)
 		}
 	}
 	return nil
@@ -360,7 +360,7 @@ func (r *Repository[M]) close() {
 		}
 		m.waiting = nil
 		for _, v := range m.versions {
-			r.retire(m, v, "")
+			r.retireVersion(m, v, "")
 		}
 	}
 	r.update()
@@ -375,23 +375,23 @@ func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error)
 	for {
 		s, ok := (*r.serving.Load())[model]
 		if !ok {
-			return nil, r.unavailable(model, version)
+			return nil, r.unavailableError(model, version)
 		}
 		l := s.newest
 		if version != 0 {
 			if l, ok = s.versions[version]; !ok {
-				return nil, r.unavailable(model, version)
+				return nil, r.unavailableError(model, version)
 			}
 		}
-		if l.acquire() {
+		if l.addHolder() {
 			return l, nil
 		}
 		// The version was retired meanwhile; the new map in serving does not hold it.
 	}
 }
 
-// unavailable returns the error of an Acquire that finds no version.
-func (r *Repository[M]) unavailable(model string, version int64) error {
+// unavailableError returns the error of an Acquire that finds no version.
+func (r *Repository[M]) unavailableError(model string, version int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.whyUnavailable(model, version)
@@ -417,7 +417,7 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 	}
 	if version == 0 {
 		var reasons []string
-		all := r.statuses(m)
+		all := r.statusesOf(m)
 		if more := len(all) - maxReasons; more > 0 {
 			reasons, all = []string{fmt.Sprintf("%d older versions", more)}, all[more:]
 		}
@@ -436,8 +436,8 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 		return fmt.Errorf("%w: version %d of model %q; there are %v", ErrNotFound, version, model,
 			slices.Sorted(maps.Keys(m.versions)))
 	}
-	m.choose()
-	s := r.status(m, v)
+	m.chooseVersions()
+	s := r.statusOf(m, v)
 	return fmt.Errorf("%w: version %d of model %q is %s: %s", ErrNotReady, version, model, s.State,
 		s.Reason)
 }
@@ -448,7 +448,7 @@ func (r *Repository[M]) Index() []Status {
 	defer r.mu.Unlock()
 	var all []Status
 	for _, name := range slices.Sorted(maps.Keys(r.models)) {
-		all = append(all, r.statuses(r.models[name])...)
+		all = append(all, r.statusesOf(r.models[name])...)
 	}
 	return all
 }
@@ -457,15 +457,15 @@ func (r *Repository[M]) Index() []Status {
 // depends: one that the policy does not choose.
 const restScans = 60
 
-// known returns what is known of all models, before a scan.
-func (r *Repository[M]) known() map[string]*known {
+// knownModels returns what is known of all models, before a scan.
+func (r *Repository[M]) knownModels() map[string]*known {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.noted)
 	r.scans++
 	all := make(map[string]*known, len(r.models))
 	for name, m := range r.models {
-		m.choose()
+		m.chooseVersions()
 		k := &known{
 			config: m.config, base: m.base, policy: m.policy,
 			versions: make(map[int64]seen, len(m.versions)),
@@ -475,35 +475,35 @@ func (r *Repository[M]) known() map[string]*known {
 		}
 		for i, v := range m.order {
 			k.versions[v.number] = seen{v.found, v.stable && !v.wanted && !v.loading &&
-				v.loaded == nil && !v.broken() && (r.scans+uint64(i))%restScans != 0}
+				v.loaded == nil && !v.isBroken() && (r.scans+uint64(i))%restScans != 0}
 		}
 		all[name] = k
 	}
 	return all
 }
 
-// statuses returns the status of each version of a model, or one that says why it has none.
-func (r *Repository[M]) statuses(m *model[M]) []Status {
+// statusesOf returns the status of each version of a model, or one that says why it has none.
+func (r *Repository[M]) statusesOf(m *model[M]) []Status {
 	if len(m.versions) == 0 {
 		return []Status{{Model: m.name, State: Unavailable, Reason: m.problem}}
 	}
 	var all []Status
-	m.choose()
+	m.chooseVersions()
 	for _, v := range slices.Backward(m.order) {
-		all = append(all, r.status(m, v))
+		all = append(all, r.statusOf(m, v))
 	}
 	return all
 }
 
-// status returns the state of v and its reason, after choose.
-func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
+// statusOf returns the state of v and its reason, after choose.
+func (r *Repository[M]) statusOf(m *model[M], v *version[M]) Status {
 	s := Status{Model: m.name, Version: v.number, State: Unavailable}
 	switch {
 	case v.loaded != nil:
 		s.State = Ready
 		if v.loading {
 			s.Reason = "its files changed and are being loaded"
-		} else if v.broken() {
+		} else if v.isBroken() {
 			s.Reason = fmt.Sprintf(
 				"its files changed and cannot be loaded, what was loaded before serves: %v",
 				v.failure)
@@ -524,7 +524,7 @@ func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 		s.Reason = "not loaded by a call yet"
 	case m.unloaded:
 		s.Reason = "unloaded by call"
-	case v.broken():
+	case v.isBroken():
 		s.Reason = v.failure.Error()
 	case v.tries:
 		s.Reason = fmt.Sprintf("not tried: the %d newer versions cannot be loaded", maxTries)
@@ -584,7 +584,7 @@ func (r *Repository[M]) Unload(ctx context.Context, model string) error {
 	if err := checkName(model); err != nil {
 		return err
 	}
-	closed, err := r.unload(model)
+	closed, err := r.beginUnload(model)
 	if err != nil {
 		return err
 	}
@@ -598,8 +598,9 @@ func (r *Repository[M]) Unload(ctx context.Context, model string) error {
 	return nil
 }
 
-// unload is Unload without the wait. It returns channels that are closed when the versions are.
-func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err error) {
+// beginUnload is Unload without the wait. It returns channels that are closed when the versions
+// are.
+func (r *Repository[M]) beginUnload(model string) (closed []<-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -610,7 +611,7 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 		return nil, fmt.Errorf("%w: model %q", ErrNotFound, model)
 	}
 	m.unloaded = true
-	m.unloadedAs = m.files()
+	m.unloadedAs = m.filesOnDisk()
 	if m.loading != nil {
 		m.loading.cancel(errUnwanted)
 	}
@@ -626,14 +627,14 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 		if r.options.Placed {
 			why = "no longer placed here"
 		}
-		r.retire(m, v, why)
+		r.retireVersion(m, v, why)
 	}
 	r.update()
 	return closed, nil
 }
 
-// files returns the fingerprints of the versions of m that are on disk.
-func (m *model[M]) files() map[int64]fingerprint {
+// filesOnDisk returns the fingerprints of the versions of m that are on disk.
+func (m *model[M]) filesOnDisk() map[int64]fingerprint {
 	files := map[int64]fingerprint{}
 	for _, v := range m.versions {
 		if v.found != (fingerprint{}) {
@@ -643,25 +644,25 @@ func (m *model[M]) files() map[int64]fingerprint {
 	return files
 }
 
-// note updates all models to the result of a scan. For trust see noteModel.
-func (r *Repository[M]) note(found map[string]folder, trust bool) {
+// noteScan updates all models to the result of a scan. For trust see noteModel.
+func (r *Repository[M]) noteScan(found map[string]folder, trust bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name := range r.models {
-		if _, ok := found[name]; !ok && r.follows(name) && !r.noted[name] {
+		if _, ok := found[name]; !ok && r.followsChanges(name) && !r.noted[name] {
 			r.noteModel(name, folder{policy: &VersionPolicy{}}, trust)
 		}
 	}
 	for name, f := range found {
-		if r.follows(name) && !r.noted[name] {
+		if r.followsChanges(name) && !r.noted[name] {
 			r.noteModel(name, f, trust)
 		}
 	}
 	r.update()
 }
 
-// follows reports whether changes of a model's files matter without a call. r.mu is held.
-func (r *Repository[M]) follows(model string) bool {
+// followsChanges reports whether changes of a model's files matter without a call. r.mu is held.
+func (r *Repository[M]) followsChanges(model string) bool {
 	m, ok := r.models[model]
 	return !r.options.Explicit || r.options.Placed || !ok || m.unloaded
 }
@@ -708,7 +709,7 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		v.stable = v.found == now || trust && now != fingerprint{}
 		v.found = now
 	}
-	if m.unloaded && !r.options.Explicit && !maps.Equal(m.unloadedAs, m.files()) {
+	if m.unloaded && !r.options.Explicit && !maps.Equal(m.unloadedAs, m.filesOnDisk()) {
 		m.unloaded = false
 	}
 	if l := m.loading; l != nil {
@@ -719,13 +720,13 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	}
 }
 
-// maxTries is how many versions in a row are tried that cannot be loaded, before none serves in place
-// of those that the policy chooses. Somebody who has pushed as many broken ones knows.
+// maxTries is how many versions in a row are tried that cannot be loaded, before none serves in
+// place of those that the policy chooses. Somebody who has pushed as many broken ones knows.
 const maxTries = 100
 
-// choose sets wanted for each version: whether the version policy or the model's choice chooses it. A
-// version whose files cannot be loaded does not count as one of the newest.
-func (m *model[M]) choose() {
+// chooseVersions sets wanted for each version: whether the version policy or the model's choice
+// chooses it. A version whose files cannot be loaded does not count as one of the newest.
+func (m *model[M]) chooseVersions() {
 	if m.order == nil {
 		m.order = slices.SortedFunc(maps.Values(m.versions), func(a, b *version[M]) int {
 			return cmp.Compare(b.number, a.number)
@@ -750,7 +751,7 @@ func (m *model[M]) choose() {
 			v.wanted = broken < maxTries || v.loaded != nil
 			v.tries = !v.wanted
 		}
-		if v.loaded != nil || !v.broken() {
+		if v.loaded != nil || !v.isBroken() {
 			usable++
 		} else {
 			broken++
@@ -761,24 +762,24 @@ func (m *model[M]) choose() {
 // next returns the version that is to be loaded before all others, the one that the choice prefers
 // or the newest; nil if there is none.
 func (m *model[M]) next() *version[M] {
-	m.choose()
+	m.chooseVersions()
 	if m.unloaded {
 		return nil
 	}
 	best := int64(0)
 	for _, v := range m.order {
-		if v.wanted && v.stable && !v.current() && !v.broken() {
-			best = m.prefer(best, v.number)
+		if v.wanted && v.stable && !v.isCurrent() && !v.isBroken() {
+			best = m.preferVersion(best, v.number)
 		}
 	}
 	return m.versions[best]
 }
 
-// changing reports whether versions that are to be loaded wait until their files stay the same.
-func (m *model[M]) changing() bool {
-	m.choose()
+// isChanging reports whether versions that are to be loaded wait until their files stay the same.
+func (m *model[M]) isChanging() bool {
+	m.chooseVersions()
 	for _, v := range m.order {
-		if v.wanted && !m.unloaded && !v.stable && !v.current() && !v.broken() {
+		if v.wanted && !m.unloaded && !v.stable && !v.isCurrent() && !v.isBroken() {
 			return true
 		}
 	}
@@ -802,11 +803,11 @@ func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 		}
 		v := m.next()
 		if v == nil {
-			if m.changing() {
+			if m.isChanging() {
 				continue // the next scans tell when they can be loaded
 			}
 			for _, req := range m.waiting {
-				req.done <- r.outcome(req)
+				req.done <- r.outcomeOf(req)
 			}
 			m.waiting = nil
 		} else if r.loading == nil {
@@ -816,8 +817,8 @@ func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	return r.loading == nil
 }
 
-// outcome returns the answer to a call of Load. r.mu is held.
-func (r *Repository[M]) outcome(req *request) error {
+// outcomeOf returns the answer to a call of Load. r.mu is held.
+func (r *Repository[M]) outcomeOf(req *request) error {
 	if err := errors.Join(req.errs...); err != nil {
 		return err
 	}
@@ -827,16 +828,16 @@ func (r *Repository[M]) outcome(req *request) error {
 	return nil
 }
 
-// scan reads the folder of one model for a call, which ends with ctx, or when the file system does not
-// answer.
+// scan reads the folder of one model for a call, which ends with ctx, or when the file system does
+// not answer.
 func (r *Repository[M]) scan(ctx context.Context, model string) (folder, error) {
 	ctx, cancel := context.WithTimeout(ctx, maxHungTime)
 	defer cancel()
-	return r.scanner.model(ctx, model, nil)
+	return r.scanner.readModel(ctx, model, nil)
 }
 
-// scanParts is scan for the models of an ensemble's steps. What is wrong with one is told by its own
-// state, and by the load of the ensemble.
+// scanParts is scan for the models of an ensemble's steps. What is wrong with one is told by its
+// own state, and by the load of the ensemble.
 func (r *Repository[M]) scanParts(ctx context.Context, model string) map[string]folder {
 	c, err := configOf(r.dir, model)
 	if err != nil {
@@ -853,22 +854,22 @@ func (r *Repository[M]) scanParts(ctx context.Context, model string) map[string]
 	return parts
 }
 
-// take notes a call of Load and what it has read, so that startNext loads what is needed.
-func (r *Repository[M]) take(req *request) {
+// takeRequest notes a call of Load and what it has read, so that startNext loads what is needed.
+func (r *Repository[M]) takeRequest(req *request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.ask(req.model, req.found)
+	m := r.requestLoad(req.model, req.found)
 	m.waiting = append(m.waiting, req)
 	for part, f := range req.parts {
-		if r.follows(part) { // no call has loaded it
-			r.ask(part, f)
+		if r.followsChanges(part) { // no call has loaded it
+			r.requestLoad(part, f)
 		}
 	}
 	r.update()
 }
 
-// ask makes the versions of a model load that its policy chooses. r.mu is held.
-func (r *Repository[M]) ask(name string, f folder) *model[M] {
+// requestLoad makes the versions of a model load that its policy chooses. r.mu is held.
+func (r *Repository[M]) requestLoad(name string, f folder) *model[M] {
 	r.noteModel(name, f, true)
 	r.noted[name] = true
 	m := r.models[name]
@@ -891,7 +892,7 @@ func (r *Repository[M]) Readmit() {
 		}
 	}
 	r.update()
-	r.pass(nil)
+	r.letOthersPass(nil)
 }
 
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
@@ -909,16 +910,17 @@ func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 				r.options.LoadTimeout, "event", "slow")
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.pass(l)
+			r.letOthersPass(l)
 		})
 		defer slow.Stop()
 		loaded, err := r.run(ctx, m.name, v.number)
-		r.loaded(ctx, l, loaded, err, time.Since(start))
+		r.finishLoad(ctx, l, loaded, err, time.Since(start))
 	})
 }
 
-// pass lets other loads go ahead without waiting for l, if that is not nil, and wakes Run. r.mu is held.
-func (r *Repository[M]) pass(l *load[M]) {
+// letOthersPass lets other loads go ahead without waiting for l, if that is not nil, and wakes Run.
+// r.mu is held.
+func (r *Repository[M]) letOthersPass(l *load[M]) {
 	if l != nil && r.loading == l {
 		r.loading = nil
 	}
@@ -984,9 +986,9 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 	return res.loaded, res.err
 }
 
-// loaded notes the result of a load: the version serves from now on, or has failed with err, or is
-// closed if ctx has ended.
-func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M], err error,
+// finishLoad notes the result of a load: the version serves from now on, or has failed with err, or
+// is closed if ctx has ended.
+func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *Loaded[M], err error,
 	took time.Duration) {
 	m, v := l.model, l.version
 	r.mu.Lock()
@@ -997,7 +999,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		if err == nil {
 			serves := v.loaded
 			v.loaded = loaded
-			r.retire(m, v, "")
+			r.retireVersion(m, v, "")
 			v.loaded = serves
 		}
 	case err != nil:
@@ -1008,29 +1010,29 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		}
 		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error",
 			err, "older_load_serves", v.loaded != nil, "event", "broken")
-		m.choose()
-		r.tell(m, v, Event{Err: err})
+		m.chooseVersions()
+		r.reportEvent(m, v, Event{Err: err})
 	default:
-		r.retire(m, v, "") // the load before, which the new one replaces
+		r.retireVersion(m, v, "") // the load before, which the new one replaces
 		v.loaded, v.loadedAs, v.failure, v.took = loaded, l.files, nil, took
-		r.publish()
+		r.publishServing()
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
 			took.Milliseconds(), "event", "loaded")
-		m.choose()
-		r.tell(m, v, Event{LoadTime: max(took, 1)})
+		m.chooseVersions()
+		r.reportEvent(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
-	r.pass(l)
+	r.letOthersPass(l)
 }
 
-// replace retires the versions whose files are gone or that the policy no longer chooses. It first
-// waits until those that the policy chooses are loaded or have failed.
-func (r *Repository[M]) replace(m *model[M]) {
-	m.choose()
+// retireReplaced retires the versions whose files are gone or that the policy no longer chooses. It
+// first waits until those that the policy chooses are loaded or have failed.
+func (r *Repository[M]) retireReplaced(m *model[M]) {
+	m.chooseVersions()
 	ready := false
 	for _, v := range m.order {
 		if v.wanted {
-			if !m.unloaded && !v.current() && !v.broken() {
+			if !m.unloaded && !v.isCurrent() && !v.isBroken() {
 				return
 			}
 			ready = ready || v.loaded != nil
@@ -1041,17 +1043,17 @@ func (r *Repository[M]) replace(m *model[M]) {
 		switch {
 		case v.wanted:
 		case gone && v.stable:
-			r.retire(m, v, "its files are gone")
+			r.retireVersion(m, v, "its files are gone")
 		case !gone && ready:
-			r.retire(m, v, "not chosen by the version policy")
+			r.retireVersion(m, v, "not chosen by the version policy")
 		}
 	}
 }
 
-// retire takes v's load out of service, if there is one; it is closed after its last query. why is
-// logged. It is "" if a new load of v serves at once, or if the repository closes. The caller calls
-// update afterwards. r.mu is held.
-func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
+// retireVersion takes v's load out of service, if there is one; it is closed after its last query.
+// why is logged. It is "" if a new load of v serves at once, or if the repository closes. The
+// caller calls update afterwards. r.mu is held.
+func (r *Repository[M]) retireVersion(m *model[M], v *version[M], why string) {
 	l := v.loaded
 	if l == nil {
 		return
@@ -1083,16 +1085,16 @@ func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 // neither on disk nor in memory. r.mu is held.
 func (r *Repository[M]) update() {
 	for _, m := range r.models {
-		r.replace(m)
+		r.retireReplaced(m)
 	}
-	r.publish()
+	r.publishServing()
 	for _, name := range slices.Sorted(maps.Keys(r.models)) {
 		m := r.models[name]
-		m.choose()
+		m.chooseVersions()
 		for _, v := range slices.Backward(m.order) {
 			gone := v.found == (fingerprint{}) && v.loaded == nil && !v.loading && v.retiring == 0
-			if gone || r.status(m, v) != v.told {
-				r.tell(m, v, Event{Gone: gone})
+			if gone || r.statusOf(m, v) != v.told {
+				r.reportEvent(m, v, Event{Gone: gone})
 			}
 			if gone {
 				delete(m.versions, v.number)
@@ -1109,17 +1111,17 @@ func (r *Repository[M]) update() {
 	r.retired = nil
 }
 
-// publish sets r.serving to the versions that serve. r.mu is held.
-func (r *Repository[M]) publish() {
-	serving := make(map[string]*served[M], len(r.models))
+// publishServing sets r.serving to the versions that serve. r.mu is held.
+func (r *Repository[M]) publishServing() {
+	serving := make(map[string]*servingVersions[M], len(r.models))
 	for name, m := range r.models {
-		s := &served[M]{versions: map[int64]*Loaded[M]{}}
+		s := &servingVersions[M]{versions: map[int64]*Loaded[M]{}}
 		for number, v := range m.versions {
 			if v.loaded == nil {
 				continue
 			}
 			s.versions[number] = v.loaded
-			if s.newest == nil || m.prefer(number, s.newest.Version.Number) == number {
+			if s.newest == nil || m.preferVersion(number, s.newest.Version.Number) == number {
 				s.newest = v.loaded
 			}
 		}
@@ -1130,9 +1132,9 @@ func (r *Repository[M]) publish() {
 	r.serving.Store(&serving)
 }
 
-// tell reports v's status as an event, with the other fields of e. r.mu is held.
-func (r *Repository[M]) tell(m *model[M], v *version[M], e Event) {
-	e.Status = r.status(m, v)
+// reportEvent reports v's status as an event, with the other fields of e. r.mu is held.
+func (r *Repository[M]) reportEvent(m *model[M], v *version[M], e Event) {
+	e.Status = r.statusOf(m, v)
 	v.told = e.Status
 	r.options.Logger.Debug("model state", "model", m.name, "version", v.number, "state",
 		string(e.State), "reason", e.Reason)

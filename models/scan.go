@@ -25,8 +25,8 @@ type fingerprint [sha256.Size]byte
 // A folder is the state of a model's folder at one scan.
 type folder struct {
 	config fingerprint // of model.yaml and config.pbtxt
-	// base is what the fingerprints of all versions include: that of model.yaml and config.pbtxt, and
-	// of the models of an ensemble. If they change, all versions count as changed.
+	// base is what the fingerprints of all versions include: that of model.yaml and config.pbtxt,
+	// and of the models of an ensemble. If they change, all versions count as changed.
 	base fingerprint
 	// policy is what the settings say, if they have changed and can be read; else nil.
 	policy *VersionPolicy
@@ -58,8 +58,8 @@ type seen struct {
 }
 
 const (
-	// maxVersions is how many versions of a model are followed: the newest, and those that are loaded
-	// or named by model.yaml or a release. Each has a state and some series in the metrics.
+	// maxVersions is how many versions of a model are followed: the newest, and those that are
+	// loaded or named by model.yaml or a release. Each has a state and some series in the metrics.
 	maxVersions = 1000
 	// maxHungTime is how long a scan waits for models whose files do not answer, all together, and
 	// minHungTime for each of the others, which most disks answer for in less than a ms.
@@ -71,18 +71,18 @@ const (
 // others waiting once, for maxHungTime. The methods may be called concurrently.
 type scanner struct {
 	dir string
-	// before is called with the path of each call of the file system; nil: not. Tests set it, to count
-	// the calls or to make one hang.
+	// before is called with the path of each call of the file system; nil: not. Tests set it, to
+	// count the calls or to make one hang.
 	before func(path string)
 
 	mu sync.Mutex
-	// running are the scans that have not ended, by model: there is no second one of a model, each of
-	// which would keep a thread if the file system hangs.
-	running map[string]*scanning
+	// running are the scans that have not ended, by model: there is no second one of a model, each
+	// of which would keep a thread if the file system hangs.
+	running map[string]*scanState
 }
 
-// A scanning is a scan of one model.
-type scanning struct {
+// A scanState is a scan of one model.
+type scanState struct {
 	begun time.Time
 	ended chan struct{}
 	// late is whether somebody has given up waiting for it: others do not wait either. scanner.mu
@@ -91,23 +91,23 @@ type scanning struct {
 }
 
 func newScanner(dir string) *scanner {
-	return &scanner{dir: dir, running: map[string]*scanning{}}
+	return &scanner{dir: dir, running: map[string]*scanState{}}
 }
 
-func (s *scanner) calls(path string) {
+func (s *scanner) callBefore(path string) {
 	if s.before != nil {
 		s.before(path)
 	}
 }
 
-func (s *scanner) stat(path string) (fs.FileInfo, error) {
-	s.calls(path)
+func (s *scanner) statFile(path string) (fs.FileInfo, error) {
+	s.callBefore(path)
 	return os.Stat(path)
 }
 
 // readDir returns what is in a folder, by name. Anything else is an error, also a FIFO.
 func (s *scanner) readDir(path string) ([]fs.DirEntry, error) {
-	s.calls(path)
+	s.callBefore(path)
 	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (s *scanner) scan(before map[string]*known) (map[string]folder, error) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(),
 			max(maxHungTime-time.Since(begun), minHungTime))
-		f, err := s.model(ctx, e.Name(), before[e.Name()])
+		f, err := s.readModel(ctx, e.Name(), before[e.Name()])
 		cancel()
 		switch {
 		case err == nil:
@@ -143,15 +143,16 @@ func (s *scanner) scan(before map[string]*known) (map[string]folder, error) {
 	return found, nil
 }
 
-// model reads the folder of one model, or returns an error when ctx ends. The error wraps ErrNotFound
-// if the folder does not exist. After any other error it is not known whether it exists.
-func (s *scanner) model(ctx context.Context, name string, before *known) (folder, error) {
+// readModel reads the folder of one model, or returns an error when ctx ends. The error wraps
+// ErrNotFound if the folder does not exist. After any other error it is not known whether it
+// exists.
+func (s *scanner) readModel(ctx context.Context, name string, before *known) (folder, error) {
 	var read folder
 	var failed error
 	s.mu.Lock()
 	running, own := s.running[name], false
 	if running == nil {
-		running, own = &scanning{begun: time.Now(), ended: make(chan struct{})}, true
+		running, own = &scanState{begun: time.Now(), ended: make(chan struct{})}, true
 		s.running[name] = running
 		go func() {
 			read, failed = s.scanModel(name, before)
@@ -169,7 +170,8 @@ func (s *scanner) model(ctx context.Context, name string, before *known) (folder
 			if own {
 				return read, failed
 			}
-			return s.model(ctx, name, before) // the other one began earlier: files may have changed since
+			// the other one began earlier: files may have changed since
+			return s.readModel(ctx, name, before)
 		case <-ctx.Done():
 		}
 	}
@@ -183,9 +185,9 @@ func (s *scanner) model(ctx context.Context, name string, before *known) (folder
 // scanModel reads the folder of one model, and blocks as long as the file system does.
 func (s *scanner) scanModel(model string, before *known) (folder, error) {
 	path := filepath.Join(s.dir, model)
-	info, err := s.stat(path)
+	info, err := s.statFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, away := s.stat(s.dir); away != nil {
+		if _, away := s.statFile(s.dir); away != nil {
 			return folder{}, fmt.Errorf("read the model directory: %w", away)
 		}
 	}
@@ -195,7 +197,7 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 	if err != nil {
 		return folder{}, err
 	}
-	numbers, others, err := s.numbers(path)
+	numbers, others, err := s.readNumbers(path)
 	if err != nil {
 		return folder{}, err
 	}
@@ -251,9 +253,9 @@ func noVersion(path string, others []string) string {
 	return problem
 }
 
-// numbers returns the numbers of the versions in a model's folder, the newest first, and what else is
-// there.
-func (s *scanner) numbers(path string) (numbers []int64, others []string, err error) {
+// readNumbers returns the numbers of the versions in a model's folder, the newest first, and what
+// else is there.
+func (s *scanner) readNumbers(path string) (numbers []int64, others []string, err error) {
 	entries, err := s.readDir(path)
 	if err != nil {
 		return nil, nil, err
@@ -269,7 +271,7 @@ func (s *scanner) numbers(path string) (numbers []int64, others []string, err er
 		}
 		isDir := e.IsDir()
 		if e.Type()&fs.ModeSymlink != 0 {
-			info, err := s.stat(filepath.Join(path, name))
+			info, err := s.statFile(filepath.Join(path, name))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, nil, err
 			}
@@ -302,7 +304,7 @@ func followed(path string) string {
 func (s *scanner) fingerprintOf(path string, base fingerprint) fingerprint {
 	h := sha256.New()
 	h.Write(base[:])
-	info, err := s.stat(path)
+	info, err := s.statFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fingerprint{}
 	}
@@ -324,7 +326,7 @@ func (s *scanner) hashFolder(h hash.Hash, path, name string) {
 			continue
 		}
 		below := filepath.Join(path, e.Name())
-		info, err := s.stat(below)
+		info, err := s.statFile(below)
 		if errors.Is(err, fs.ErrNotExist) { // removed since it was listed, or a broken link
 			continue
 		}
