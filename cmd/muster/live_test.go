@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/cmd/muster/internal/planning"
+	"github.com/muster-serve/muster/cmd/muster/internal/plancmd"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles/workload"
@@ -37,7 +37,7 @@ func TestPlanLive(t *testing.T) {
 	})
 	t.Chdir(t.TempDir())
 	t.Setenv("MUSTER_SERVER", agents[1].grpc)
-	live := []string{"plan", "--live", "--planner", "fluid", "--evaluator", "bound"}
+	live := []string{"plan", "live", "--planner", "fluid", "--evaluator", "bound"}
 	with := func(more ...string) []string { return append(live[:len(live):len(live)], more...) }
 	// planned plans while the fleet has a leader and, if asked, once that knows a demand: on a busy
 	// machine it may serve few queries, and may be taken for lost at any time, which forgets them.
@@ -69,7 +69,7 @@ func TestPlanLive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var report planning.Report
+	var report plancmd.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatal(err)
 	}
@@ -113,10 +113,8 @@ func TestPlanLive(t *testing.T) {
 		{"the fleet has r5n.large, which --types must include", []string{
 			"--types", "g4dn.xlarge",
 		}},
-		{"batch: the running fleet has its own", []string{"--batch", "ribbon"}},
-		{"live: a table cannot evaluate the running fleet", []string{
-			"--evaluator", "table:x.json",
-		}},
+		{"unknown flag: --batch", []string{"--batch", "ribbon"}},
+		{`evaluator "table:x.json" is unknown`, []string{"--evaluator", "table:x.json"}},
 	} {
 		if _, err := planned(true, tt.args...); err == nil ||
 			!strings.Contains(err.Error(), tt.want) {
@@ -134,7 +132,7 @@ func nonZero(counts map[string]int) map[string]int {
 func TestPlanLiveWithoutLeader(t *testing.T) {
 	agents := startFleet(t, 1, "--leader", "never")
 	wantOutput(t, false, "the fleet has no leader now, and only a leader knows its demand", "plan",
-		"--live", "--server", agents[0].grpc)
+		"live", "--server", agents[0].grpc)
 }
 
 // spiked is a latency of which one query in twenty takes ten times as long.
@@ -169,9 +167,9 @@ func TestPlanLiveWarmStart(t *testing.T) {
 		evaluated = append(evaluated, c.Clone())
 		return plan.Estimate{Value: min(1, float64(c.Count())/7)}, nil
 	})
-	p := &planning.Problem{
+	p := &plancmd.Problem{
 		Problem: problem,
-		Live:    &planning.Fleet{Counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
+		Live:    &plancmd.Fleet{Counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
 	}
 	if _, err := planners[ribbonPlanner](&planOptions{}, p, 1).Plan(t.Context(), problem,
 		evaluator); err != nil {

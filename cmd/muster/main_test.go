@@ -441,7 +441,7 @@ func TestMisuse(t *testing.T) {
 		"plan --model x --budget 2":                         `"x"`,
 		"plan --evaluator table:nowhere --types a":          "nowhere",
 		"plan --place --model rm2":                          "rate: 0 queries/s, want",
-		"plan --live --samples x":                           "omit --samples",
+		"plan --live --samples x":                           "unknown flag: --samples; it is a flag",
 		"plan --live --rate -1 --server 127.0.0.1:1":        "rate: -1 queries/s, want",
 		"plan --live --budget -1 --server 127.0.0.1:1":      "budget: -1 $/hr, want",
 		"sim --model rm2 --pool g4dn.xlarge=1 --rate NaN":   "rate is NaN queries/s",

@@ -14,46 +14,42 @@ func TestPlanPlaceBadInput(t *testing.T) {
 		t.Skip("long")
 	}
 	for args, want := range map[string]string{
-		"--model rm2 --family a=wnd:1 --budget 2":            "family: it means nothing without",
-		"--model rm2 --budget 2 --least-accuracy .9":         "least-accuracy: it means nothing",
-		"--place --rate 10 --budget 2":                       "give --model",
-		"--place --model rm2 --budget 2":                     "give --rate",
-		"--place --model rm2 --budget 2 --rate -1":           "rate: -1",
-		"--place --model rm2 --budget 2 --rate Inf":          "rate: +Inf",
-		"--place --model rm2 --rate 10":                      "give --budget",
-		"--place --model rm2 --rate 10 --budget NaN":         "budget: NaN",
-		"--place --model rm2 --rate 10 --budget .01":         "below the cheapest instance",
-		"--place --model rm2 --rate 10 --budget 1e5":         "lower the budget, limit how many",
-		"--place --model rm2 --rate 10 --least-accuracy 0":   "least-accuracy: 0",
-		"--place --model rm2 --rate 10 --least-accuracy 1.1": "least-accuracy: 1.1",
-		"--place --model rm2 --rate 1e9 --least-accuracy 1":  "give a budget",
-		"--place --model rm2 --rate 10 --budget 2 --live": "live: it does not go with " +
-			"--place",
-		"--place --model rm2 --rate 10 --budget 2 --plot a.png":    "plot: it does not go",
-		"--place --model rm2 --rate 10 --budget 2 --planner fluid": "planner: it does not go",
-		"--place --model rm2 --rate 10 --budget 2 --evaluator " +
-			"table:x": "with --place want sim or " +
-			"bound",
-		"--place --model rm2 --rate 10 --budget 2 --place-headroom .5": "place-headroom: 0.5",
-		"--place --model rm2 --rate 10 --budget 2 --top 0":             "top is 0",
-		"--place --model rm2 --rate 10 --budget 2 --max m5.xlarge=1":   "m5.xlarge is not one of",
-		"--place --model bert --rate 10 --budget 2":                    "mtwnd",
-		"--place --family a=bert:1 --rate 10 --budget 2":               "mtwnd",
-		"--place --family a=wnd --rate 10 --budget " +
+		"--rate 10 --budget 2":                             "give --model",
+		"--model rm2 --budget 2":                           "give --rate",
+		"--model rm2 --budget 2 --rate -1":                 "rate: -1",
+		"--model rm2 --budget 2 --rate Inf":                "rate: +Inf",
+		"--model rm2 --rate 10":                            "give --budget",
+		"--model rm2 --rate 10 --budget NaN":               "budget: NaN",
+		"--model rm2 --rate 10 --budget .01":               "below the cheapest instance",
+		"--model rm2 --rate 10 --budget 1e5":               "lower the budget, limit how many",
+		"--model rm2 --rate 10 --least-accuracy 0":         "least-accuracy: 0",
+		"--model rm2 --rate 10 --least-accuracy 1.1":       "least-accuracy: 1.1",
+		"--model rm2 --rate 1e9 --least-accuracy 1":        "give a budget",
+		"--model rm2 --rate 10 --budget 2 --live":          "unknown flag: --live",
+		"--model rm2 --rate 10 --budget 2 --plot a.png":    `it is a flag of "muster plan"`,
+		"--model rm2 --rate 10 --budget 2 --planner fluid": `it is a flag of "muster plan", "muster plan live"`,
+		"--model rm2 --rate 10 --budget 2 --evaluator table:x": `evaluator "table:x" is unknown, ` +
+			`want sim or bound`,
+		"--model rm2 --rate 10 --budget 2 --place-headroom .5": "place-headroom: 0.5",
+		"--model rm2 --rate 10 --budget 2 --top 0":             "top is 0",
+		"--model rm2 --rate 10 --budget 2 --max m5.xlarge=1":   "m5.xlarge is not one of",
+		"--model bert --rate 10 --budget 2":                    "mtwnd",
+		"--family a=bert:1 --rate 10 --budget 2":               "mtwnd",
+		"--family a=wnd --rate 10 --budget " +
 			"2": "want NAME=VARIANT:ACCURACY",
-		"--place --family a=wnd:1 --family b=wnd:1 --rate 10 --budget 2": "wnd is named twice",
-		"--place --family a=wnd:1,low:.3:wnd*.2 --rate 10 --budget 2":    `low is too inaccurate for family "a"`,
-		"--place --family a=wnd:1 --family a=rm2:1 --rate 10 --budget 2": "family a has the name",
-		"--place --family a=wnd:1,dien:.9 --rate 10 --budget 2":          "give one with --qos-ms",
-		"--place --model rm2 --rate 10 --budget 2 --qos-ms 1": "serves any query in time; family " +
+		"--family a=wnd:1 --family b=wnd:1 --rate 10 --budget 2": "wnd is named twice",
+		"--family a=wnd:1,low:.3:wnd*.2 --rate 10 --budget 2":    `low is too inaccurate for family "a"`,
+		"--family a=wnd:1 --family a=rm2:1 --rate 10 --budget 2": "family a has the name",
+		"--family a=wnd:1,dien:.9 --rate 10 --budget 2":          "give one with --qos-ms",
+		"--model rm2 --rate 10 --budget 2 --qos-ms 1": "serves any query in time; family " +
 			"rm2: no instance can serve it within its QoS target of 1ms",
 	} {
-		stdout, _, err := execute(t, append([]string{"plan"}, strings.Fields(args)...)...)
+		stdout, _, err := execute(t, append([]string{"plan", "place"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("plan %s: error %v, want one with %q", args, err, want)
+			t.Errorf("plan place %s: error %v, want one with %q", args, err, want)
 		}
 		if stdout != "" {
-			t.Errorf("plan %s: printed %q", args, stdout)
+			t.Errorf("plan place %s: printed %q", args, stdout)
 		}
 	}
 }
@@ -100,11 +96,11 @@ func TestPlanPlace(t *testing.T) {
 		"--least-accuracy .99 --budget 1.5": false,
 		"--least-accuracy .99 --budget 4 --max r5n.large=3": true,
 	} {
-		stdout, _, err := execute(t, append([]string{"plan", "--place", "--rate", "900", "--json",
+		stdout, _, err := execute(t, append([]string{"plan", "place", "--rate", "900", "--json",
 			"--types", "g4dn.xlarge,r5n.large", "--queries", "2000", "--seeds", "1"},
 			strings.Fields(args+" "+twoFamilies)...)...)
 		if err != nil {
-			t.Errorf("plan %s: %v", args, err)
+			t.Errorf("plan place %s: %v", args, err)
 			continue
 		}
 		var r report
@@ -158,7 +154,7 @@ func TestPlanPlace(t *testing.T) {
 
 func TestPlanPlaceText(t *testing.T) {
 	stdout, _, err := execute(
-		t, append([]string{"plan", "--place", "--rate", "900", "--budget", ".6",
+		t, append([]string{"plan", "place", "--rate", "900", "--budget", ".6",
 			"--evaluator", "bound"}, strings.Fields(twoFamilies)...)...)
 	if err != nil {
 		t.Fatal(err)

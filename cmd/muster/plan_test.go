@@ -61,30 +61,34 @@ func TestPlanBadInput(t *testing.T) {
 			"c5n.2xlarge",
 		"--model rm2 --budget 2 --max r5n.large=0": "out of --types instead",
 		"--model rm2 --budget 2 --planner best":    "there are: fluid, kairos, kairos+",
-		"--model rm2 --budget 2 --runs 3":          "give --evaluator table:FILE",
-		"--model rm2 --budget 2 --runs 0":          "runs: 0",
-		"--evaluator table:published":              "--model mtwnd or --model dien",
-		"--evaluator table:published --model rm2":  "mtwnd and dien",
-		"--evaluator table:published --model dien --types " +
+		"--model rm2 --budget 2 --runs 3":          `it is a flag of "muster plan table"`,
+		"--model rm2 --budget 2 --family a=wnd:1":  `it is a flag of "muster plan place"`,
+		"--model rm2 --budget 2 --server a:1":      `it is a flag of "muster plan live"`,
+		"table published --model dien --rate 5":    `it is a flag of "muster plan", "muster plan live", "muster plan place"`,
+		"live --samples x":                         `it is a flag of "muster plan", "muster plan place", "muster plan table"`,
+		"table published --runs 0":                 "runs: 0",
+		"table":                                    "accepts 1 arg(s)",
+		"table published":                          "--model mtwnd or --model dien",
+		"table published --model rm2":              "mtwnd and dien",
+		"table published --model dien --types " +
 			"r5n.large": "g4dn.xlarge,r5n.large,c5.2xlarge in this order",
-		"--model rm2 --budget 2 --evaluator live": "want sim, bound or " +
-			"table:FILE",
-		"--evaluator table:" + dir +
+		"--model rm2 --budget 2 --evaluator live": "want sim or bound",
+		"table " + dir +
 			"/good.json": "give --types in the order",
-		"--evaluator table:no-such" + types:                                "no-such",
-		"--model rm2 --evaluator table:" + dir + "/good.json" + types:      "omit --model",
-		"--planner kairos --evaluator table:" + dir + "/good.json" + types: "ribbon needs none",
-		"--planner twin --evaluator table:" + dir + "/good.json" +
+		"table no-such" + types:                                "no-such",
+		"table " + dir + "/good.json --model rm2" + types:      "omit --model",
+		"table " + dir + "/good.json --planner kairos" + types: "ribbon needs none",
+		"table " + dir + "/good.json --planner twin" +
 			types: "give the table's --model and the --samples",
-		"--planner twin --model rm2 --samples x --evaluator table:" + dir + "/good.json" +
+		"table " + dir + "/good.json --planner twin --model rm2 --samples x" +
 			types: "mtwnd and dien",
 		"--planner twin --model rm2 --budget 2": "give it a rate",
-		"--runs 2 --evaluator table:" + dir + "/good.json" +
+		"table " + dir + "/good.json --runs 2" +
 			types: "no configuration meets the target of 99 %",
-		"--evaluator table:" + dir + "/missing.json" + types: "missing, such as (1,1): add them",
-		"--evaluator table:" + dir + "/contrary.json" +
+		"table " + dir + "/missing.json" + types: "missing, such as (1,1): add them",
+		"table " + dir + "/contrary.json" +
 			types: `row "0,1" contradicts one before it`,
-		"--evaluator table:" + dir +
+		"table " + dir +
 			"/good.json --types r5n.large,g4dn.xlarge": "in the table's order",
 		"--model rm2 --budget 2 " +
 			"--plain": "plain: the planner is kairos+; only ribbon",
@@ -223,7 +227,7 @@ func TestPlanTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "mtwnd.json")
-	stdout, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd",
+	stdout, _, err := execute(t, "plan", "table", "published", "--model", "mtwnd",
 		"--target", "99", "--runs", "2", "--seed", "7", "--json")
 	if err != nil {
 		t.Fatal(err)
@@ -251,19 +255,19 @@ func TestPlanTable(t *testing.T) {
 	own := writeFiles(t, map[string]string{
 		"own.json": `{"1, 0": [0.62, 99.5], "0, 1": [0.15, 3], "1, 1": [0.77, 99.9]}`,
 	})
-	priced, _, err := execute(t, "plan", "--evaluator", "table:"+own+"/own.json", "--types",
+	priced, _, err := execute(t, "plan", "table", own+"/own.json", "--types",
 		"c5a.4xlarge,x9.large")
 	if err != nil || !strings.Contains(priced, "0.616  99.50 % within QoS") ||
 		!strings.Contains(priced, "price of x9.large from the table") {
 		t.Errorf("c5a.4xlarge has the catalogue's price, x9.large the table's: %v, %s", err, priced)
 	}
-	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd",
+	plain, _, err := execute(t, "plan", "table", "published", "--model", "mtwnd",
 		"--seed", "7", "--plain")
 	if err != nil || !strings.Contains(plain, "planner ribbon as in its paper (--plain): ") ||
 		!strings.Contains(plain, "1   2.253  99.24 % within QoS") {
 		t.Errorf("plain: %v, %s", err, plain)
 	}
-	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+file, "--types",
+	stdout, _, err = execute(t, "plan", "table", file, "--types",
 		"g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4",
 		"--runs", "2")
 	if err != nil ||
@@ -272,13 +276,13 @@ func TestPlanTable(t *testing.T) {
 				"over 2 runs") {
 		t.Errorf("%v, %s", err, stdout)
 	}
-	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+file,
+	stdout, _, err = execute(t, "plan", "table", file, "--planner", "twin",
 		"--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
 		"--model", "mtwnd", "--samples", filepath.Join(dir, "samples.csv.gz"))
 	if err != nil || !strings.Contains(stdout, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, stdout)
 	}
-	embedded, _, err := execute(t, "plan", "--planner", "twin", "--evaluator", "table:published",
+	embedded, _, err := execute(t, "plan", "table", "published", "--planner", "twin",
 		"--model", "mtwnd")
 	if err != nil || !strings.Contains(embedded, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, embedded)
@@ -301,7 +305,7 @@ func TestPlanInterrupted(t *testing.T) {
 		cmd := &cobra.Command{}
 		cmd.SetOut(&out)
 		cmd.SetContext(ctx)
-		p, err := o.openTable(cmd, table)
+		p, err := o.openTable(table)
 		if err != nil {
 			t.Fatal(err)
 		}

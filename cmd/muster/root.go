@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/former"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
@@ -53,6 +56,10 @@ func awaitEnd(ctx context.Context, ended <-chan error, drains *atomic.Bool) (err
 // asks the command to finish.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	root := newRoot()
+	args, note := former.Rewrite(root, args, selectors)
+	if note != "" {
+		fmt.Fprintf(stderr, "muster: note: %s\n", terminal.PlainLines(note))
+	}
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -79,6 +86,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return interrupted{context.Cause(ctx)}
 	}
 	return err
+}
+
+// selectors are the flags that once selected what commands of their own do now.
+var selectors = []former.Selector{
+	{Of: "muster plan", Flag: "live", Command: "live"},
+	{Of: "muster plan", Flag: "place", Command: "place"},
+	{Of: "muster plan", Flag: "evaluator", Prefix: "table:", Command: "table"},
 }
 
 // interrupted is the error of a command that a signal ended before its work was done. What the
@@ -271,12 +285,38 @@ func hint(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
 		var names []string
+		if now := former.CommandOf(cmd, unknown.GetSpecifiedName(), selectors); now != "" {
+			return fmt.Errorf("%w; it is the command %q now", err, now)
+		}
+		if others := withFlag(cmd, unknown.GetSpecifiedName()); len(others) > 0 {
+			return fmt.Errorf("%w; it is a flag of %s", err, strings.Join(others, ", "))
+		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
 		if near := suggest.Near("--"+unknown.GetSpecifiedName(), names); near != "" {
 			return fmt.Errorf("%w%s", err, near)
 		}
 	}
 	return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
+}
+
+// withFlag returns the commands, quoted, that have a flag which cmd has not, of those that share its
+// first word.
+func withFlag(cmd *cobra.Command, flag string) (commands []string) {
+	top := cmd
+	for top.HasParent() && top.Parent().HasParent() {
+		top = top.Parent()
+	}
+	var collect func(c *cobra.Command)
+	collect = func(c *cobra.Command) {
+		if c.Flags().Lookup(flag) != nil {
+			commands = append(commands, strconv.Quote(c.CommandPath()))
+		}
+		for _, child := range c.Commands() {
+			collect(child)
+		}
+	}
+	collect(top)
+	return commands
 }
 
 // printError writes err to w without the characters that control a

@@ -56,19 +56,61 @@ type simOptions struct {
 	json         bool
 }
 
+// addModels adds the models that queries are for.
+func (o *simOptions) addModels(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&o.models, "model", nil,
+		"model that queries are for, as NAME or NAME=SHARE of the queries; repeat it for several")
+}
+
+// addFamilies adds the families that queries are for.
+func (o *simOptions) addFamilies(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&o.families, "family", nil,
+		"family of models that queries are for, as NAME=VARIANT:ACCURACY,VARIANT:ACCURACY@SHARE "+
+			"(see above); repeat it for several")
+}
+
+// add adds the load, the runs and the conditions of a simulation.
 func (o *simOptions) add(flags *pflag.FlagSet) {
+	o.addLoad(flags, fileOfArrivals)
+	o.addRuns(flags)
+	o.addConditions(flags)
+}
+
+// fileOfArrivals is how queries may arrive besides by a process.
+const fileOfArrivals = ", or a CSV file with the columns arrival_ms, model, batch_size"
+
+// addLoad adds the models' latencies and targets, and the load; also is as of addArrivals.
+func (o *simOptions) addLoad(flags *pflag.FlagSet, also string) {
 	flags.StringVar(&o.samples, "samples", "",
 		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), which may be "+
 			"gzipped, or \"published\" for those of the papers (default: the shipped profiles)")
 	flags.StringVar(&o.batch, "batch", "trace",
 		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
+	o.addArrivals(flags, also)
+	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
+}
+
+// addArrivals adds how queries arrive; also is how else they may.
+func (o *simOptions) addArrivals(flags *pflag.FlagSet, also string) {
 	flags.StringVar(&o.arrivals, "arrivals", "poisson",
-		"arrivals: poisson, constant, gamma:SHAPE, artifact, or a CSV file with the columns "+
-			"arrival_ms, model, batch_size")
+		"arrivals: poisson, constant, gamma:SHAPE, artifact"+also)
+}
+
+// addRuns adds the runs, and how what they find is printed.
+func (o *simOptions) addRuns(flags *pflag.FlagSet) {
 	flags.IntVar(&o.queries, "queries", 20000, "queries that arrive in each run")
+	o.addSeeds(flags)
+}
+
+// addSeeds adds how often a run is repeated, and how what was found is printed.
+func (o *simOptions) addSeeds(flags *pflag.FlagSet) {
 	flags.IntVar(&o.seeds, "seeds", 3, "number of runs, each with its own seed")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the first run; each run has the next one")
-	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
+	flags.BoolVar(&o.json, "json", false, "print as JSON")
+}
+
+// addConditions adds what a simulation does with queries, and how exact it is.
+func (o *simOptions) addConditions(flags *pflag.FlagSet) {
 	flags.Float64Var(&o.latencyNoise, "latency-noise", 0,
 		"relative standard deviation of random noise in latencies, e.g. 0.05")
 	flags.Float64Var(&o.prediction, "prediction-noise", 0,
@@ -85,19 +127,24 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.merge, "merge", string(names.MergeDeadline),
 		fmt.Sprintf("how lanes run several waiting queries as one: %v", names.MergePolicies()))
 	flags.IntVar(&o.gateways, "gateways", 4,
-		"number of gateways; matters to the policies without a leader, and with --fault")
+		"number of gateways; matters to the policies without a leader, and with faults")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
 		"ms between two reports of a lane's load to the gateways; 0: they always know it; for "+
-			"the policy priced and --fault")
+			"the policy priced and faults")
 	flags.IntVar(&o.probes, "probes", inquire.DefaultProbes,
 		"lanes that a gateway asks at once when there is no leader; if none is in time it asks "+
-			"as many again; -1: none; for the policy priced and --fault")
-	flags.BoolVar(&o.json, "json", false, "print as JSON")
+			"as many again; -1: none; for the policy priced and faults")
 }
 
-const simInputHelp = `Latencies come from --samples or, without it, from the shipped profiles. --batch
-and --arrivals are as in "muster bench". A file of arrivals also gives the batch
+const latenciesHelp = `Latencies come from --samples or, without it, from the shipped profiles. --batch
+and --arrivals are as in "muster bench".`
+
+const simInputHelp = latenciesHelp + ` A file of arrivals also gives the batch
 sizes, and its times are scaled so that the mean rate is --rate.`
+
+const familyHelp = `--family gives a family, of which each variant may answer a query, with their
+accuracies and the family's share of the queries. A variant whose latencies are not
+known is given as VARIANT:ACCURACY:MODEL*FACTOR: it takes FACTOR times as long as MODEL.`
 
 func newSimCommand() *cobra.Command {
 	var o simOptions
@@ -173,9 +220,7 @@ Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 --find-throughput searches for the allowable throughput: the highest arrival rate
 at which 99 % of the queries still meet their QoS target.
 
---family gives a family, of which each variant may answer a query, with their
-accuracies and the family's share of the queries. A variant whose latencies are not
-known is given as VARIANT:ACCURACY:MODEL*FACTOR: it takes FACTOR times as long as MODEL.
+` + familyHelp + `
 All instances hold all variants, but for those of --hold. With --bind drawn a query's
 variant is drawn in proportion to the fluid limits of the instances that hold each,
 of whose time the variants that they hold have equal parts.
@@ -217,12 +262,8 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.models, "model", nil,
-		"model that queries are for, as NAME or NAME=SHARE of the queries; repeat it for several")
-	flags.StringArrayVar(&o.families, "family", nil,
-		"family of models that queries are for, as NAME=VARIANT:ACCURACY,VARIANT:ACCURACY@SHARE "+
-			"(see "+
-			"above); repeat it for several")
+	o.addModels(flags)
+	o.addFamilies(flags)
 	flags.StringArrayVar(&holds, "hold", nil,
 		"instances that hold some models only, as TYPE=COUNT:MODEL,MODEL; repeat it for several")
 	flags.StringVar(&bind, "bind", sim.BindByMatcher,

@@ -145,7 +145,7 @@ func TestTerminal(t *testing.T) {
 		"status", "status --json", "top --once", "events", "events --fleet", "events --json",
 		"drain", "keys list", "keys rotate",
 		"models list", "models list --json", "models load x", "infer x", "infer x --input " + query,
-		"infer x --json --input " + query, "plan --live",
+		"infer x --json --input " + query, "plan live",
 		"__complete infer ",
 	} {
 		out, stderr, err := execute(t, strings.Split(args, " ")...)

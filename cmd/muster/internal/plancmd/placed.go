@@ -1,4 +1,4 @@
-package planning
+package plancmd
 
 import (
 	"cmp"
@@ -18,12 +18,12 @@ import (
 	"github.com/muster-serve/muster/sim"
 )
 
-// PlaceHelp is the part of the command's help that is about --place.
-const PlaceHelp = `--place plans together how many instances to rent and which variant each of them
-holds, for the --family and --model that are given. With --budget it is the fleet
-within it that serves the largest share of the queries at --rate, and of those the
-one with the most accurate answers. With --least-accuracy it is the cheapest that
-serves all of them at this mean accuracy. Rates are planned for as a leader with
+// PlaceHelp says what `muster plan place` does.
+const PlaceHelp = `Plan together how many instances to rent and which variant each of them holds, for
+the --family and --model that are given. With --budget it is the fleet within it that
+serves the largest share of the queries at --rate, and of those the one with the most
+accurate answers. With --least-accuracy it is the cheapest that serves all of them at
+this mean accuracy. Rates are planned for as a leader with
 "--model-control leader" plans for them, --place-headroom times as high. The first
 plan is simulated, unless --evaluator is bound.`
 
@@ -221,7 +221,7 @@ func (p *Placed) simulate(ctx context.Context, f *placedFleet) error {
 	return nil
 }
 
-// A PlacedReport is the output of `muster plan --place`. Accuracies are in (0, 1].
+// A PlacedReport is the output of `muster plan place`. Accuracies are in (0, 1].
 type PlacedReport struct {
 	Objective     string   `json:"objective"`
 	Families      []string `json:"families"`
