@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -95,26 +96,18 @@ func parseOver(path string, data []byte, c Config) (Config, error) {
 		c.setDefaults()
 		return c, nil
 	}
-	p := parser{path: path}
+	p := parser{document.Faults{Path: path}}
 	p.config(doc.Content[0], &c)
-	return c, errors.Join(p.faults...)
+	return c, p.JoinFaults()
 }
 
 // A parser turns YAML nodes into settings and collects the faults. Its methods take the key that
 // faults name, such as "inputs[0].name", and the key's value.
-type parser struct {
-	path   string
-	faults []error
-}
-
-func (p *parser) fault(n *yaml.Node, format string, args ...any) {
-	p.faults = append(p.faults,
-		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
-}
+type parser struct{ document.Faults }
 
 // wrong adds a fault: the value n of key is not what is expected.
 func (p *parser) wrong(key string, n *yaml.Node, expected string) {
-	p.fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
+	p.Fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
 }
 
 // mapping calls the setter of each key in n with the key's full name. Unknown and repeated keys are
@@ -129,45 +122,53 @@ func (p *parser) mapping(where string, n *yaml.Node,
 		p.wrong(what, n, "a mapping")
 		return
 	}
-	seen := map[string]bool{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		name, value := n.Content[i], n.Content[i+1]
-		key := name.Value
+	for e := range document.Entries(n) {
+		key := e.Key.Value
 		if where != "" {
 			key = where + "." + key
 		}
-		set, ok := setters[name.Value]
+		set, ok := setters[e.Key.Value]
 		switch {
 		case !ok:
-			known := make([]string, 0, len(setters))
-			for k := range setters {
-				known = append(known, k)
-			}
-			slices.Sort(known)
-			p.fault(name, "unknown key %q, expected one of %s", key, strings.Join(known, ", "))
-		case seen[name.Value]:
-			p.fault(name, "key %q is given twice", key)
+			p.Fault(e.Key, "unknown key %q, expected one of %s", key,
+				strings.Join(slices.Sorted(maps.Keys(setters)), ", "))
+		case e.First != 0:
+			p.Fault(e.Key, "key %q is given twice", key)
 		default:
-			seen[name.Value] = true
-			set(key, value)
+			set(key, e.Value)
 		}
 	}
 }
 
+// givenValues are the values of a model.yaml that others are checked against; nil where it has none.
+type givenValues struct {
+	target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
+
+	inputs, outputs []Port
+	splits          bool
+}
+
 func (p *parser) config(n *yaml.Node, c *Config) {
-	var target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
-	var inputs, outputs []Port
-	splits := true
-	p.mapping("", n, map[string]func(string, *yaml.Node){
+	g := givenValues{splits: true}
+	p.mapping("", n, p.configSetters(c, &g))
+	// Ports of config.pbtxt stay: the version checks that all that is said of a port agrees.
+	c.Inputs, c.Outputs = append(c.Inputs, g.inputs...), append(c.Outputs, g.outputs...)
+	c.setDefaults()
+	p.checkConfig(c, &g)
+}
+
+// configSetters are those of a model.yaml's keys.
+func (p *parser) configSetters(c *Config, g *givenValues) map[string]func(key string, v *yaml.Node) {
+	return map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
-			target = v
+			g.target = v
 			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
 		},
 		"qos_percentile": func(key string, v *yaml.Node) {
 			p.float(key, v, 100, &c.QoSPercentile)
 		},
 		"deadline_ms": func(key string, v *yaml.Node) {
-			deadline = v
+			g.deadline = v
 			p.milliseconds(key, v, longestDeadline, &c.Deadline)
 		},
 		"largest_batch_size": func(key string, v *yaml.Node) {
@@ -180,12 +181,12 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		},
 		"tf32": func(key string, v *yaml.Node) { p.boolean(key, v, &c.TF32) },
 		"split": func(key string, v *yaml.Node) {
-			split = v
-			p.boolean(key, v, &splits)
-			c.KeepWhole = !splits
+			g.split = v
+			p.boolean(key, v, &g.splits)
+			c.KeepWhole = !g.splits
 		},
 		"merge": func(key string, v *yaml.Node) {
-			merging = v
+			g.merging = v
 			if c.Merge = names.MergePolicy(v.Value); !slices.Contains(names.MergePolicies(), c.Merge) {
 				p.wrong(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
 				c.Merge = ""
@@ -199,7 +200,7 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			}
 		},
 		"warm_up": func(key string, v *yaml.Node) {
-			warmUp = v
+			g.warmUp = v
 			c.WarmUp = []int{}
 			for _, i := range p.integers(key, v, "a list of batch sizes", largestBatchSize) {
 				c.WarmUp = append(c.WarmUp, int(i))
@@ -209,11 +210,11 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		"family":   func(key string, v *yaml.Node) { p.text(key, v, &c.Family) },
 		"accuracy": func(key string, v *yaml.Node) { p.float(key, v, 1, &c.Accuracy) },
 		"score": func(key string, v *yaml.Node) {
-			score = v
+			g.score = v
 			p.float(key, v, 1, &c.Score)
 		},
 		"metric": func(key string, v *yaml.Node) {
-			metric = v
+			g.metric = v
 			if _, ok := metrics[Metric(v.Value)]; !ok || v.Kind != yaml.ScalarNode {
 				p.wrong(key, v, knownMetrics())
 				return
@@ -221,11 +222,11 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			c.Metric = Metric(v.Value)
 		},
 		"measured": func(key string, v *yaml.Node) {
-			measured = v
+			g.measured = v
 			p.measurement(key, v, &c.Measured)
 		},
-		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &inputs) },
-		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &outputs) },
+		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &g.inputs) },
+		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &g.outputs) },
 		"tables": func(key string, v *yaml.Node) {
 			p.list(key, v, "a list of tables",
 				func(key string, v *yaml.Node) { p.table(key, v, c) })
@@ -234,40 +235,41 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			c.Generated = &Provenance{}
 			p.provenance(key, v, c.Generated)
 		},
-	})
-	// Ports of config.pbtxt stay: the version checks that all that is said of a port agrees.
-	c.Inputs, c.Outputs = append(c.Inputs, inputs...), append(c.Outputs, outputs...)
-	c.setDefaults()
-	if deadline != nil && c.Deadline < c.QoSTarget {
-		p.wrong("deadline_ms", deadline,
+	}
+}
+
+// checkConfig checks settings against each other.
+func (p *parser) checkConfig(c *Config, g *givenValues) {
+	if g.deadline != nil && c.Deadline < c.QoSTarget {
+		p.wrong("deadline_ms", g.deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
 	}
-	if deadline == nil && c.Deadline < c.QoSTarget && target != nil {
-		p.wrong("qos_target_ms", target, fmt.Sprintf("at most default_timeout_microseconds of %s, "+
+	if g.deadline == nil && c.Deadline < c.QoSTarget && g.target != nil {
+		p.wrong("qos_target_ms", g.target, fmt.Sprintf("at most default_timeout_microseconds of %s, "+
 			"which is %s ms, or deadline_ms beside it", TritonFile, milliseconds(c.Deadline)))
 	}
-	if split != nil && splits && !c.RowsIndependent {
-		p.wrong("split", split, "false unless rows_independent is true")
+	if g.split != nil && g.splits && !c.RowsIndependent {
+		p.wrong("split", g.split, "false unless rows_independent is true")
 	}
-	if merging != nil && c.Merge.Merges() && !c.RowsIndependent {
-		p.wrong("merge", merging,
+	if g.merging != nil && c.Merge.Merges() && !c.RowsIndependent {
+		p.wrong("merge", g.merging,
 			fmt.Sprintf("%q, because rows_independent is not true", names.MergeNone))
 	}
 	switch {
-	case score != nil && metric == nil:
-		p.fault(score, "score: has no metric beside it, expected %s", knownMetrics())
-	case score == nil && metric != nil:
-		p.fault(metric, "metric: has no score beside it")
-	case score == nil && measured != nil:
-		p.fault(measured, "measured: has no score beside it")
+	case g.score != nil && g.metric == nil:
+		p.Fault(g.score, "score: has no metric beside it, expected %s", knownMetrics())
+	case g.score == nil && g.metric != nil:
+		p.Fault(g.metric, "metric: has no score beside it")
+	case g.score == nil && g.measured != nil:
+		p.Fault(g.measured, "measured: has no score beside it")
 	}
-	if warmUp == nil {
+	if g.warmUp == nil {
 		c.WarmUp = slices.DeleteFunc(c.WarmUp, func(n int) bool { return n > c.LargestBatchSize })
 	}
 	for _, n := range c.WarmUp {
 		if n > c.LargestBatchSize {
-			p.fault(
-				warmUp,
+			p.Fault(
+				g.warmUp,
 				"warm_up: got batch size %d, expected at most largest_batch_size, which is %d", n,
 				c.LargestBatchSize)
 		}
@@ -318,11 +320,11 @@ func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64)
 func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration,
 	into *time.Duration) {
 	var ms float64
-	before := len(p.faults)
+	before := p.CountFaults()
 	p.float(key, n, float64(largest/time.Millisecond), &ms)
 	if d := time.Duration(math.Round(ms * float64(time.Millisecond))); d > 0 {
 		*into = d
-	} else if len(p.faults) == before {
+	} else if p.CountFaults() == before {
 		p.wrong(key, n, "at least 0.000001, a nanosecond")
 	}
 }
@@ -386,14 +388,14 @@ func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
 				port.IDBounds = p.integers(key, n, "a list of the numbers of ids", math.MaxInt64)
 			}
 		}
-		before := len(p.faults)
+		before := p.CountFaults()
 		p.mapping(key, n, setters)
 		switch {
-		case len(p.faults) > before:
+		case p.CountFaults() > before:
 		case port.Name == "":
-			p.fault(n, "%s: has no name", key)
+			p.Fault(n, "%s: has no name", key)
 		case slices.ContainsFunc(*into, func(other Port) bool { return other.Name == port.Name }):
-			p.fault(n, "%s: %q is given twice", key, port.Name)
+			p.Fault(n, "%s: %q is given twice", key, port.Name)
 		default:
 			*into = append(*into, port)
 		}
@@ -451,7 +453,7 @@ func (p *parser) seed(key string, n *yaml.Node, into *uint64) {
 }
 
 func (p *parser) measurement(key string, n *yaml.Node, m *Measurement) {
-	before := len(p.faults)
+	before := p.CountFaults()
 	p.mapping(key, n, map[string]func(string, *yaml.Node){
 		"against": func(key string, n *yaml.Node) { p.text(key, n, &m.Against) },
 		"rows": func(key string, n *yaml.Node) {
@@ -468,8 +470,8 @@ func (p *parser) measurement(key string, n *yaml.Node, m *Measurement) {
 			}
 		},
 	})
-	if len(p.faults) == before && (m.Against == "" || m.Rows == 0) {
-		p.fault(n, "%s: expected at least against and rows", key)
+	if p.CountFaults() == before && (m.Against == "" || m.Rows == 0) {
+		p.Fault(n, "%s: expected at least against and rows", key)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"math"
 	"os"
@@ -240,51 +239,34 @@ func readEntries(name string, data []byte) (entries []instanceYAML, err error) {
 	if root.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s:%d: found %s, %s", name, root.Line, document.Found(root), want)
 	}
-	var faults []error
-	fault := func(n *yaml.Node, format string, args ...any) {
-		faults = append(faults,
-			fmt.Errorf("%s:%d: %s", name, n.Line, fmt.Sprintf(format, args...)))
-	}
-	for key, list := range pairs(root) {
-		switch {
-		case key.Value != "instance_types":
-			fault(key, "found the key %q, %s", key.Value, want)
+	faults := document.Faults{Path: name}
+	for e := range document.Entries(root) {
+		switch list := e.Value; {
+		case e.Key.Value != "instance_types":
+			faults.Fault(e.Key, "found the key %q, %s", e.Key.Value, want)
 			continue
 		case list.Kind != yaml.SequenceNode:
-			fault(list, "instance_types is %s, want a list of instance types", document.Found(list))
+			faults.Fault(list, "instance_types is %s, want a list of instance types",
+				document.Found(list))
 			continue
-		case entries != nil:
-			fault(key, "instance_types is given twice")
+		case e.First != 0:
+			faults.Fault(e.Key, "instance_types is given twice")
 		}
 		entries = []instanceYAML{}
-		for _, n := range list.Content {
+		for _, n := range e.Value.Content {
 			y := instanceYAML{line: n.Line}
-			y.read(n, fault)
+			y.read(n, &faults)
 			entries = append(entries, y)
 		}
 	}
-	if len(entries) == 0 && len(faults) == 0 {
+	if len(entries) == 0 && faults.CountFaults() == 0 {
 		return nil, fmt.Errorf("%s: no entry under instance_types", name)
 	}
-	return entries, errors.Join(faults...)
-}
-
-// pairs are the keys and values of a mapping, or of what an alias of one names.
-func pairs(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
-	return func(yield func(key, value *yaml.Node) bool) {
-		if n.Kind == yaml.AliasNode {
-			n = n.Alias
-		}
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if !yield(n.Content[i], n.Content[i+1]) {
-				return
-			}
-		}
-	}
+	return entries, faults.JoinFaults()
 }
 
 // read reads the mapping n.
-func (y *instanceYAML) read(n *yaml.Node, fault func(n *yaml.Node, format string, args ...any)) {
+func (y *instanceYAML) read(n *yaml.Node, faults *document.Faults) {
 	fields := []struct {
 		key, want string
 		into      any
@@ -300,22 +282,21 @@ func (y *instanceYAML) read(n *yaml.Node, fault func(n *yaml.Node, format string
 	}
 	if n.Kind != yaml.MappingNode && (n.Kind != yaml.AliasNode ||
 		n.Alias.Kind != yaml.MappingNode) {
-		fault(n, "found %s, want an instance type: a mapping with the keys %s", document.Found(n),
+		faults.Fault(n, "found %s, want an instance type: a mapping with the keys %s", document.Found(n),
 			joined(keys))
 		return
 	}
-	seen := map[string]bool{}
-	for key, value := range pairs(n) {
-		i := slices.Index(keys, key.Value)
+	for e := range document.Entries(n) {
+		i := slices.Index(keys, e.Key.Value)
 		switch {
 		case i < 0:
-			fault(key, "unknown key %q; known are %s", key.Value, joined(keys))
-		case seen[key.Value]:
-			fault(key, "%s is given twice", key.Value)
-		case value.Decode(fields[i].into) != nil:
-			fault(value, "%s is %s, want %s", key.Value, document.Found(value), fields[i].want)
+			faults.Fault(e.Key, "unknown key %q; known are %s", e.Key.Value, joined(keys))
+		case e.First != 0:
+			faults.Fault(e.Key, "%s is given twice", e.Key.Value)
+		case e.Value.Decode(fields[i].into) != nil:
+			faults.Fault(e.Value, "%s is %s, want %s", e.Key.Value, document.Found(e.Value),
+				fields[i].want)
 		}
-		seen[key.Value] = true
 	}
 }
 

@@ -1,7 +1,6 @@
 package secure
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -83,7 +82,7 @@ func DefaultAccess() *Access {
 // [document.Format]. path is for errors; all faults are reported at once.
 func ParseAccess(path string, data []byte) (*Access, error) {
 	a := &Access{clients: map[string]grant{}}
-	p := accessParser{path: path}
+	p := accessParser{document.Faults{Path: path}}
 	doc, _, err := document.SharedYAML(path, data)
 	if err != nil {
 		return nil, err
@@ -94,7 +93,7 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 	found := false
 	p.mapping(doc.Content[0], "`clients:`", func(key, value *yaml.Node) {
 		if key.Value != "clients" {
-			p.fault(key, "unknown key %q, want clients", key.Value)
+			p.Fault(key, "unknown key %q, want clients", key.Value)
 			return
 		}
 		found = true
@@ -102,50 +101,38 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 			func(key, value *yaml.Node) {
 				if key.Value != Anyone {
 					if err := checkName(key.Value); err != nil {
-						p.fault(key, "%v", err)
+						p.Fault(key, "%v", err)
 					}
 				}
 				a.clients[key.Value] = p.grant(key.Value, value)
 			})
 	})
-	if !found && len(p.faults) == 0 {
+	switch {
+	case p.CountFaults() > 0:
+		return nil, p.JoinFaults()
+	case !found:
 		return nil, fmt.Errorf("%s: no clients", path)
-	}
-	if len(p.faults) > 0 {
-		return nil, errors.Join(p.faults...)
 	}
 	return a, nil
 }
 
-type accessParser struct {
-	path   string
-	faults []error
-}
-
-func (p *accessParser) fault(n *yaml.Node, format string, args ...any) {
-	p.faults = append(p.faults,
-		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
-}
+type accessParser struct{ document.Faults }
 
 // mapping calls each for every entry of the mapping n, or reports a fault.
 func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
-		p.fault(n, "want %s", want)
+		p.Fault(n, "want %s", want)
 		return
 	}
-	first := map[string]int{}
-	for i := 0; i < len(n.Content); i += 2 {
-		key := n.Content[i]
+	for e := range document.Entries(n) {
 		switch {
-		case key.Kind != yaml.ScalarNode:
-			p.fault(key, "want a name before the colon")
-			continue
-		case first[key.Value] != 0:
-			p.fault(key, "%q is there before, at line %d", key.Value, first[key.Value])
-			continue
+		case e.Key.Kind != yaml.ScalarNode:
+			p.Fault(e.Key, "want a name before the colon")
+		case e.First != 0:
+			p.Fault(e.Key, "%q is there before, at line %d", e.Key.Value, e.First)
+		default:
+			each(e.Key, e.Value)
 		}
-		first[key.Value] = key.Line
-		each(key, n.Content[i+1])
 	}
 }
 
@@ -160,14 +147,14 @@ func (p *accessParser) grant(client string, n *yaml.Node) grant {
 		case "control":
 			for _, call := range p.list(value, "control calls") {
 				if !slices.Contains(controls, Control(call.Value)) {
-					p.fault(call, "control call %q, want one of %q", call.Value, controls)
+					p.Fault(call, "control call %q, want one of %q", call.Value, controls)
 				}
 				g.control[Control(call.Value)] = true
 			}
 		case "limits":
 			g.limits = p.limits(client, value)
 		default:
-			p.fault(key, "unknown key %q, want models, control or limits", key.Value)
+			p.Fault(key, "unknown key %q, want models, control or limits", key.Value)
 		}
 	})
 	return g
@@ -188,7 +175,7 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 				burst = value
 				if a.burst = p.number(value, of(key.Value),
 					"a number of at least 1"); a.burst > 0 && a.burst < 1 {
-					p.fault(value,
+					p.Fault(value,
 						"%s: %s, want a number of at least 1: below that no query is let in",
 						of(key.Value), value.Value)
 				}
@@ -197,13 +184,13 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 			case "streams":
 				streams, err := strconv.ParseInt(value.Value, 10, 32)
 				if value.Kind != yaml.ScalarNode || err != nil || streams < 1 {
-					p.fault(value,
+					p.Fault(value,
 						"%s: %.40q, want a whole number above 0; without one there is no limit",
 						of(key.Value), value.Value)
 				}
 				a.streams = int(streams)
 			default:
-				p.fault(
+				p.Fault(
 					key,
 					"client %q: unknown limit %q, want queries_per_second, burst, "+
 						"bytes_per_second "+
@@ -214,7 +201,7 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 	case burst == nil:
 		a.burst = max(1, a.queries)
 	case a.queries == 0:
-		p.fault(burst, "%s without queries_per_second, want both", of("burst"))
+		p.Fault(burst, "%s without queries_per_second, want both", of("burst"))
 	}
 	if a.queries == 0 && a.bytes == 0 && a.streams == 0 {
 		return nil
@@ -229,7 +216,7 @@ const maxRate = 1 << 50
 func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= maxRate) {
-		p.fault(n, "%s: %.40q, want %s; without one there is no limit", of, n.Value, want)
+		p.Fault(n, "%s: %.40q, want %s; without one there is no limit", of, n.Value, want)
 		return 0
 	}
 	return v
@@ -253,7 +240,7 @@ func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 	}
 	v, err := strconv.ParseFloat(text, 64)
 	if v *= unit; n.Kind != yaml.ScalarNode || err != nil || !(v >= 1 && v <= maxRate) {
-		p.fault(
+		p.Fault(
 			n,
 			"%s: %.40q, want bytes, such as 50MB or 64KiB, at least 1; without any there is no "+
 				"limit", of, n.Value)
@@ -265,13 +252,13 @@ func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 // list returns the elements of a list of words, or reports a fault.
 func (p *accessParser) list(n *yaml.Node, of string) []*yaml.Node {
 	if n.Kind != yaml.SequenceNode {
-		p.fault(n, "want a list of %s", of)
+		p.Fault(n, "want a list of %s", of)
 		return nil
 	}
 	var elements []*yaml.Node
 	for _, e := range n.Content {
 		if e.Kind != yaml.ScalarNode || e.Value == "" {
-			p.fault(e, "want the name of one of the %s", of)
+			p.Fault(e, "want the name of one of the %s", of)
 			continue
 		}
 		elements = append(elements, e)

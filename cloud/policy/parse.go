@@ -1,8 +1,8 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -51,7 +51,7 @@ func Parse(path, text string) (*Policy, error) {
 	if len(text) > largest {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", path, len(text), largest)
 	}
-	r := reader{path: path}
+	r := reader{document.Faults{Path: path}}
 	p := Default()
 	doc, _, err := document.SharedYAML(path, []byte(text))
 	if err != nil {
@@ -71,15 +71,15 @@ func Parse(path, text string) (*Policy, error) {
 		"change":    func(n *yaml.Node) { r.change(n, p) },
 		"spare": func(n *yaml.Node) {
 			if p.Spare = r.count(n); p.Spare > 1 {
-				r.fault(n, "spare: %d, want 0 or 1", p.Spare)
+				r.Fault(n, "spare: %d, want 0 or 1", p.Spare)
 			}
 		},
 		"spot":    func(n *yaml.Node) { r.spot(n, p) },
 		"ec2":     func(n *yaml.Node) { p.EC2 = r.ec2(n) },
 		"process": func(n *yaml.Node) { p.Process = r.process(n) },
 	})
-	if len(r.faults) > 0 {
-		return nil, errors.Join(r.faults...)
+	if err := r.JoinFaults(); err != nil {
+		return nil, err
 	}
 	if err := p.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -87,34 +87,23 @@ func Parse(path, text string) (*Policy, error) {
 	return p, nil
 }
 
-// A reader walks the nodes of a document and gathers faults.
-type reader struct {
-	path   string
-	faults []error
-}
+// A reader reads the values of a document and gathers faults.
+type reader struct{ document.Faults }
 
 type keys map[string]func(*yaml.Node)
-
-func (r *reader) fault(n *yaml.Node, format string, args ...any) {
-	r.faults = append(r.faults,
-		fmt.Errorf("%s:%d: %s", r.path, n.Line, fmt.Sprintf(format, args...)))
-}
 
 // mapping calls each for every entry of n.
 func (r *reader) mapping(n *yaml.Node, name string, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
-		r.fault(n, "%swant keys and values", name)
+		r.Fault(n, "%swant keys and values", name)
 		return
 	}
-	first := map[string]int{}
-	for i := 0; i < len(n.Content); i += 2 {
-		key := n.Content[i]
-		if line := first[key.Value]; line != 0 {
-			r.fault(key, "%s%q is there before, at line %d", name, key.Value, line)
+	for e := range document.Entries(n) {
+		if e.First != 0 {
+			r.Fault(e.Key, "%s%q is there before, at line %d", name, e.Key.Value, e.First)
 			continue
 		}
-		first[key.Value] = key.Line
-		each(key, n.Content[i+1])
+		each(e.Key, e.Value)
 	}
 }
 
@@ -126,13 +115,8 @@ func (r *reader) section(n *yaml.Node, name string, known keys) {
 	r.mapping(n, name, func(key, value *yaml.Node) {
 		read, ok := known[key.Value]
 		if !ok {
-			var names []string
-			for k := range known {
-				names = append(names, k)
-			}
-			slices.Sort(names)
-			r.fault(key, "%sunknown key %q, want one of %s", name, key.Value,
-				strings.Join(names, ", "))
+			r.Fault(key, "%sunknown key %q, want one of %s", name, key.Value,
+				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 			return
 		}
 		read(value)
@@ -165,7 +149,7 @@ func (r *reader) limits(n *yaml.Node, p *Policy) {
 					"min": func(n *yaml.Node) { l.Min = r.count(n) },
 					"max": func(n *yaml.Node) {
 						if l.Max = r.count(n); l.Max == 0 {
-							r.fault(n, "max: 0, want 1 or more; leave the type out to have none")
+							r.Fault(n, "max: 0, want 1 or more; leave the type out to have none")
 						}
 					},
 					"spot": func(n *yaml.Node) { l.OnDemand = r.oneOf(n, "true", "false") == "false" },
@@ -180,7 +164,7 @@ func (r *reader) change(n *yaml.Node, p *Policy) {
 	r.section(n, "change", keys{
 		"launches": func(n *yaml.Node) {
 			if p.Launches = r.count(n); p.Launches == 0 {
-				r.fault(n, "launches: 0, want 1 or more")
+				r.Fault(n, "launches: 0, want 1 or more")
 			}
 		},
 		"drains":    func(n *yaml.Node) { p.Drains = r.share(n) },
@@ -188,7 +172,7 @@ func (r *reader) change(n *yaml.Node, p *Policy) {
 		"window": func(n *yaml.Node) {
 			var err error
 			if p.Window, err = ParseWindow(n.Value); err != nil {
-				r.fault(n, "window: %v", err)
+				r.Fault(n, "window: %v", err)
 			}
 		},
 	})
@@ -213,7 +197,7 @@ func (r *reader) ec2(n *yaml.Node) *EC2 {
 		"template_version": func(n *yaml.Node) {
 			e.TemplateVersion = n.Value
 			if v, err := strconv.ParseUint(n.Value, 10, 32); err != nil || v == 0 {
-				r.fault(n, "template_version: %q, want the number of a version: with $Latest or "+
+				r.Fault(n, "template_version: %q, want the number of a version: with $Latest or "+
 					"$Default a fleet would change without being told to", n.Value)
 			}
 		},
@@ -227,7 +211,7 @@ func (r *reader) ec2(n *yaml.Node) *EC2 {
 		{"template_version", e.TemplateVersion != ""}, {"subnets", len(e.Subnets) > 0},
 	} {
 		if !x.given {
-			r.fault(n, "ec2: no %s", x.key)
+			r.Fault(n, "ec2: no %s", x.key)
 		}
 	}
 	return e
@@ -246,24 +230,24 @@ func (r *reader) process(n *yaml.Node) *Process {
 		},
 	})
 	if p.Dir == "" {
-		r.fault(n, "process: no dir, want a directory for the agents' state")
+		r.Fault(n, "process: no dir, want a directory for the agents' state")
 	}
 	if p.Models == "" {
-		r.fault(n, "process: no models, want the directory of a model repository")
+		r.Fault(n, "process: no models, want the directory of a model repository")
 	}
 	return p
 }
 
 func (r *reader) text(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode || n.Value == "" {
-		r.fault(n, "want a word")
+		r.Fault(n, "want a word")
 	}
 	return n.Value
 }
 
 func (r *reader) list(n *yaml.Node) (all []string) {
 	if n.Kind != yaml.SequenceNode {
-		r.fault(n, "want a list, such as [a, b]")
+		r.Fault(n, "want a list, such as [a, b]")
 		return nil
 	}
 	for _, c := range n.Content {
@@ -275,7 +259,7 @@ func (r *reader) list(n *yaml.Node) (all []string) {
 func (r *reader) oneOf(n *yaml.Node, of ...string) string {
 	// YAML reads a bare off as false; its text is what counts.
 	if n.Kind != yaml.ScalarNode || !slices.Contains(of, n.Value) {
-		r.fault(n, "%q, want one of %s", n.Value, strings.Join(of, ", "))
+		r.Fault(n, "%q, want one of %s", n.Value, strings.Join(of, ", "))
 	}
 	return n.Value
 }
@@ -284,7 +268,7 @@ func (r *reader) oneOf(n *yaml.Node, of ...string) string {
 func (r *reader) number(n *yaml.Node, least, most float64, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v >= least && v <= most) {
-		r.fault(n, "%.40q, want %s", n.Value, want)
+		r.Fault(n, "%.40q, want %s", n.Value, want)
 	}
 	return v
 }
@@ -292,7 +276,7 @@ func (r *reader) number(n *yaml.Node, least, most float64, want string) float64 
 func (r *reader) count(n *yaml.Node) int {
 	v, err := strconv.ParseUint(n.Value, 10, 16)
 	if n.Kind != yaml.ScalarNode || err != nil {
-		r.fault(n, "%.40q, want a whole number from 0 to 65535", n.Value)
+		r.Fault(n, "%.40q, want a whole number from 0 to 65535", n.Value)
 	}
 	return int(v)
 }
@@ -305,7 +289,7 @@ func (r *reader) share(n *yaml.Node) float64 {
 		v /= 100
 	}
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= 1) {
-		r.fault(n, "%.40q, want a share, such as 10%%", n.Value)
+		r.Fault(n, "%.40q, want a share, such as 10%%", n.Value)
 	}
 	return v
 }
@@ -313,7 +297,7 @@ func (r *reader) share(n *yaml.Node) float64 {
 func (r *reader) duration(n *yaml.Node) time.Duration {
 	d, err := time.ParseDuration(n.Value)
 	if n.Kind != yaml.ScalarNode || err != nil || d < 0 {
-		r.fault(n, "%.40q, want a duration, such as 10m", n.Value)
+		r.Fault(n, "%.40q, want a duration, such as 10m", n.Value)
 	}
 	return d
 }

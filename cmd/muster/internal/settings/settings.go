@@ -160,39 +160,28 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 		return nil, nil
 	}
 	root := doc.Content[0]
-	at := func(n *yaml.Node) string { return fmt.Sprintf("%s:%d", path, n.Line) }
 	if root.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%s: want lines of `setting: value`", at(root))
+		return nil, fmt.Errorf("%s:%d: want lines of `setting: value`", path, root.Line)
 	}
-
 	var entries []entry
-	var faults []error
-	first := map[string]*yaml.Node{}
-	for i := 0; i < len(root.Content); i += 2 {
-		key, value := root.Content[i], root.Content[i+1]
-		values, ok := scalars(value)
-		switch f := known.Lookup(key.Value); {
+	faults := document.Faults{Path: path}
+	for e := range document.Entries(root) {
+		key := e.Key.Value
+		values, ok := scalars(e.Value)
+		switch f := known.Lookup(key); {
 		case f == nil:
-			faults = append(faults,
-				fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value,
-					suggest.Near(key.Value, flagNames(known))))
-		case first[key.Value] != nil:
-			faults = append(faults,
-				fmt.Errorf("%s: %s is already set, at line %d", at(key), key.Value,
-					first[key.Value].Line))
+			faults.Fault(e.Key, "unknown setting %q%s", key, suggest.Near(key, flagNames(known)))
+		case e.First != 0:
+			faults.Fault(e.Key, "%s is already set, at line %d", key, e.First)
 		case !ok:
-			faults = append(faults,
-				fmt.Errorf("%s: %s: want %s", at(key), key.Value, wanted(f)))
+			faults.Fault(e.Key, "%s: want %s", key, wanted(f))
 		default:
 			entries = append(entries, entry{
-				key: key.Value, values: values, position: at(key),
+				key: key, values: values, position: fmt.Sprintf("%s:%d", path, e.Key.Line),
 			})
 		}
-		if first[key.Value] == nil {
-			first[key.Value] = key
-		}
 	}
-	return entries, errors.Join(faults...)
+	return entries, faults.JoinFaults()
 }
 
 // scalars returns the values of a scalar, or of a list of scalars; false for any other node.
