@@ -1,12 +1,12 @@
 package sim
 
 import (
+	"fmt"
 	"time"
 
-	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/load"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/balancers"
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // withBalancers are the policies by which gateways balance with a balancer of another system.
@@ -23,8 +23,7 @@ type balanced struct {
 	*run
 	servers []balancedServer
 	each    []balancedGateway // by model and gateway
-	asked   uint64
-	answers map[uint64]probeAnswer // probes that have not ended, by number
+	asked   uint64            // probes
 }
 
 // A balancedServer is what a lane does for balancers.
@@ -36,29 +35,21 @@ type balancedServer struct {
 
 // A balancedGateway is one gateway's balancer for one model; one of the two is set.
 type balancedGateway struct {
-	lanes    []int32 // those that hold the model, by the balancer's numbers
-	server   []int   // the balancer's numbers, by lane; -1: the lane does not hold the model
+	lanes    []int // those that hold the model, by the balancer's numbers
+	server   []int // the balancer's numbers, by lane; -1: the lane does not hold the model
 	prequal  *balancers.Prequal
 	weighted *balancers.Weighted
 }
 
-// A probeAnswer is a probe on its way, or its answer on the way back.
-type probeAnswer struct {
-	gateway *balancedGateway
-	balancers.Answer
-}
-
 func newBalanced(r *run) *balanced {
-	b := &balanced{
-		run: r, servers: make([]balancedServer, len(r.lanes)), answers: map[uint64]probeAnswer{},
-	}
+	b := &balanced{run: r, servers: make([]balancedServer, len(r.lanes))}
 	for m := range r.models {
 		var g balancedGateway
 		for id := range r.lanes {
 			g.server = append(g.server, -1)
 			if r.lanes[id].predicted[m] != nil {
 				g.server[id] = len(g.lanes)
-				g.lanes = append(g.lanes, int32(id))
+				g.lanes = append(g.lanes, id)
 			}
 		}
 		for i := range r.cfg.gateways() {
@@ -74,70 +65,45 @@ func newBalanced(r *run) *balanced {
 	return b
 }
 
-// of is the gateway of a query.
-func (b *balanced) of(seq uint64) *balancedGateway {
-	n := b.cfg.gateways()
-	return &b.each[int(b.at(seq).model)*n+int(seq/numbering%uint64(n))]
-}
-
-func (b *balanced) arrived(seq uint64, _ ...match.LaneID) {
-	g := b.of(seq)
+// choose says to which lane a gateway sends a query, and sends the probes that it wants.
+func (b *balanced) choose(gateway int, q *fleet.Query) int {
+	g := &b.each[q.Model*b.cfg.gateways()+gateway]
 	if len(g.lanes) == 0 {
-		b.noLane(seq)
-		return
+		b.fail(fmt.Errorf("query %d: no lane holds %s", q.Sequence, b.models[q.Model].Name))
+		return 0
 	}
-	var server int
-	var probes []int
-	done := b.measure()
-	if g.prequal != nil {
-		server, probes = g.prequal.Pick(b.now)
-	} else {
-		server = g.weighted.Pick(b.now)
+	if g.weighted != nil {
+		return g.lanes[g.weighted.Pick(b.fleet.Now())]
 	}
-	done()
-	b.dispatch(seq, g.lanes[server], b.cfg.RTT/2, merge.GroupID{})
+	server, probes := g.prequal.Pick(b.fleet.Now())
 	for _, probed := range probes {
 		b.asked++
-		b.answers[b.asked] = probeAnswer{gateway: g}
-		b.heap.push(event{
-			at: b.now + b.cfg.RTT/2, kind: probeArrives, lane: g.lanes[probed], query: b.asked,
+		b.fleet.Schedule(b.fleet.Now(), func() { // after the query
+			b.fleet.Schedule(b.fleet.Now()+b.cfg.RTT/2, func() { b.probed(g, probed) })
 		})
 	}
+	return g.lanes[server]
 }
 
-// ended reports a lane's load to the gateway of a query that it has answered.
-func (b *balanced) ended(a *attempt, refused bool) {
-	if refused {
-		return
-	}
-	s, l, g := &b.servers[a.lane], &b.lanes[a.lane], b.of(a.query)
+// probed makes a lane answer a probe of a gateway, which knows it by a number.
+func (b *balanced) probed(g *balancedGateway, server int) {
+	lane := g.lanes[server]
+	answer := b.servers[lane].Answer(b.fleet.Has(lane))
+	b.fleet.Schedule(b.fleet.Now()+b.cfg.RTT/2, func() {
+		g.prequal.Probed(b.fleet.Now(), server, answer)
+	})
+}
+
+// answered reports a lane's load to the gateway of a query that it has answered.
+func (b *balanced) answered(gateway int, q *fleet.Query, by fleet.Answer) {
+	s, g, now := &b.servers[by.Lane], &b.each[q.Model*b.cfg.gateways()+gateway], b.fleet.Now()
 	if g.prequal != nil {
-		s.Ended(int(a.found), a.end-a.cameAt)
+		s.Ended(by.Found, now-b.cfg.RTT/2-by.CameAt)
 		return
 	}
 	s.answered++
-	busy := l.busy
-	if l.running != nil {
-		busy -= l.freeAt - b.now
-	}
-	report := s.meter.Measure(b.now, load.Totals{
-		Lanes: 1, Busy: busy, Answered: s.answered,
-	}, a.remains)
-	g.weighted.Reported(b.now, g.server[a.lane], report.Utilization, report.QPS, report.EPS)
+	report := s.meter.Measure(now, load.Totals{
+		Lanes: 1, Busy: b.fleet.BusySoFar(by.Lane), Answered: s.answered,
+	}, by.Remaining)
+	g.weighted.Reported(now, g.server[by.Lane], report.Utilization, report.QPS, report.EPS)
 }
-
-func (b *balanced) handle(e event) {
-	p := b.answers[e.query]
-	if e.kind == probeArrives {
-		p.Answer = b.servers[e.lane].Answer(b.lanes[e.lane].has())
-		b.answers[e.query] = p
-		b.heap.push(event{
-			at: b.now + b.cfg.RTT/2, kind: answerBack, lane: e.lane, query: e.query,
-		})
-		return
-	}
-	delete(b.answers, e.query)
-	p.gateway.prequal.Probed(b.now, p.gateway.server[e.lane], p.Answer)
-}
-
-func (b *balanced) probes() uint64 { return b.asked }

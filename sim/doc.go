@@ -6,26 +6,26 @@
 // reads a clock; the wall time of decisions is measured with [Config.Clock] and is no part of that
 // result.
 //
+// Package sim/fleet simulates the fleet: a leader, gateways, lanes, and the network between them.
 // Production code makes the decisions and orders the queries:
 //
 //   - With a leader's policy, [leader.State] decides. It learns how far ahead to decide, counts
 //     queries by gateway, and rejects queries for which it has no room. This holds for the policies
 //     that an agent can have and for drs, whose threshold is searched only here.
+//   - Gateways decide by client/queries when and where to send a query, and what its outcome is.
 //   - Lanes take queries in the order of runtime/queue.
 //   - The policy priced has no leader: gateways decide by inquire.State.
 //   - The policies prequal and orca have none either: gateways decide by the rivals of package
 //     sim/balancers, and lanes report by runtime/load.
-//   - With faults, package sim/fleet simulates the whole fleet: elections, a [leader.State] for
-//     each term, and gateways that go on without a leader.
 //
-// Two parts are not production code, because production has no counterpart: the policy oracle,
-// which knows the future, and [FCFS], which simulates as RIBBON's authors did for their tables.
+// Without faults the fleet is settled: it begins led, with all links open, and nothing ends that. So
+// there are no greetings and elections, nobody watches for silence, the leader is a host of its own,
+// and a lane that the leader asks what it holds need not answer, because it loses nothing. With
+// faults agents elect a leader, and there is a [leader.State] for each term.
 //
-// A query that is offered again, because its lane refused it, is lost or is overdue, is sent again
-// as in production: an attempt under way goes on until the query has another lane, and is then cut
-// off; the first answer counts. A run without faults has no broken links, greetings or elections,
-// and a lane that the leader asks what it holds need not answer, because it loses nothing.
-// Latencies are known to the policy from the start, not learned.
+// Two parts are no fleet: the policy oracle, which knows the future, and [FCFS], which simulates as
+// RIBBON's authors did for their tables. Latencies are known to the policy from the start, not
+// learned.
 //
 // Service times come from match.Latencies: measured samples, a latency profile with its noise, or a
 // fixed latency. Every query carries a uniform number, and its service time is that quantile of the

@@ -83,15 +83,6 @@ func (m *Model) family() string {
 	return ""
 }
 
-// asks is what a query's gateway asks for: a family, or the model that it has drawn or that was
-// asked for.
-func (r *run) asks(q *query) string {
-	if q.pinned {
-		return r.variants[q.variant].Name
-	}
-	return r.models[q.model].Name
-}
-
 // holding returns an instance like l that holds some models only.
 func (l lane) holding(has func(variant int) bool) lane {
 	l.execution, l.known = slices.Clone(l.execution), slices.Clone(l.known)

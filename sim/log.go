@@ -5,6 +5,8 @@ import (
 	"io"
 	"strconv"
 	"time"
+
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // A queryLog writes each query's outcome as CSV, in the order in which outcomes become known.
@@ -21,15 +23,16 @@ func newQueryLog(w io.Writer) (*queryLog, error) {
 	})
 }
 
-func (l *queryLog) write(r *run, seq uint64, q *query, o Outcome, onTime bool, by *attempt) error {
+func (l *queryLog) write(r *run, seq uint64, q *query, o Outcome, onTime bool,
+	by fleet.Answer) error {
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 6, 64) }
 	l.row = append(l.row[:0],
-		strconv.FormatUint(seq/numbering, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)),
+		strconv.FormatUint(seq, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)),
 		ms(q.arrival),
 		o.String(), strconv.FormatBool(onTime), ms(r.now-q.arrival))
 	if o == Served {
-		l.row = append(l.row, ms(by.start-q.arrival), strconv.Itoa(int(by.lane)),
-			r.types[r.lanes[by.lane].instanceType])
+		l.row = append(l.row, ms(by.Start-q.arrival), strconv.Itoa(by.Lane),
+			r.types[r.lanes[by.Lane].instanceType])
 	} else {
 		l.row = append(l.row, "", "", "")
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"container/heap"
 	"errors"
 	"fmt"
 	"math"
@@ -49,17 +50,18 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	for t, name := range r.types {
 		base[t] = isBase(c.Models, name)
 	}
-	var idle eventHeap
+	var idle idleLanes
 	for i := range r.lanes {
-		idle.push(event{lane: int32(i)})
+		idle = append(idle, idleLane{lane: i, order: i})
 	}
 	first, last := 0, len(items)-1
 	var end time.Duration
+	order := len(r.lanes)
 	for first <= last {
-		if len(idle.events) == 0 {
+		if len(idle) == 0 {
 			return 0, nil // no instance of the pool can serve the queries left
 		}
-		e := idle.pop()
+		e := heap.Pop(&idle).(idleLane)
 		l := &r.lanes[e.lane]
 		next := &items[first]
 		if base[l.instanceType] {
@@ -76,9 +78,37 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 		}
 		e.at += execution.Quantile(next.uniform, next.batch)
 		end = max(end, e.at)
-		idle.push(e)
+		order++
+		e.order = order
+		heap.Push(&idle, e)
 	}
 	return float64(len(items)) / end.Seconds(), nil
+}
+
+// An idleLane is a lane that is idle from a time on.
+type idleLane struct {
+	at          time.Duration
+	order, lane int // order breaks ties
+}
+
+// idleLanes is a heap, the lane that is idle first in front; see [container/heap].
+type idleLanes []idleLane
+
+func (h idleLanes) Len() int      { return len(h) }
+func (h idleLanes) Swap(i, k int) { h[i], h[k] = h[k], h[i] }
+func (h idleLanes) Less(i, k int) bool {
+	return h[i].at < h[k].at || h[i].at == h[k].at && h[i].order < h[k].order
+}
+
+// Push implements heap.Interface.
+func (h *idleLanes) Push(x any) { *h = append(*h, x.(idleLane)) }
+
+// Pop implements heap.Interface.
+func (h *idleLanes) Pop() any {
+	last := len(*h) - 1
+	l := (*h)[last]
+	*h = (*h)[:last]
+	return l
 }
 
 func mean(l match.Latencies, batchSize int) time.Duration {

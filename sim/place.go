@@ -7,6 +7,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/placing"
 )
 
@@ -38,8 +39,8 @@ func newPlanner(r *run) (*placing.Planner, error) {
 		})
 	}
 	var lanes []placing.Lane
-	for i, m := range r.term.members {
-		l := placing.Lane{Agent: m.Name, Type: m.Type}
+	for i, name := range r.fleet.AgentNames() {
+		l := placing.Lane{Agent: name, Type: r.serves.Lanes[i].Type}
 		for v := range r.variants {
 			if r.lanes[i].holds(r.variants[v].Name) {
 				l.Holds = append(l.Holds, v)
@@ -47,9 +48,10 @@ func newPlanner(r *run) (*placing.Planner, error) {
 		}
 		lanes = append(lanes, l)
 	}
-	p, err := placing.New(r.cfg.Placement, variants, families, lanes, known, r.term)
+	p, err := placing.New(r.cfg.Placement, variants, families, lanes, known,
+		placedFleet{r.fleet, r})
 	if err == nil {
-		r.heap.push(event{kind: planWakes})
+		r.fleet.Schedule(0, r.wakePlanner)
 		r.warmUp = placing.WarmUp
 	}
 	return p, err
@@ -57,63 +59,44 @@ func newPlanner(r *run) (*placing.Planner, error) {
 
 // wakePlanner lets the planner decide. It sleeps once nothing happens any more.
 func (r *run) wakePlanner() {
+	r.now = r.fleet.Now()
 	next, err := r.placed.Wake(r.now)
 	if err != nil {
 		r.fail(fmt.Errorf("placement: %w", err))
-	} else if r.now-r.movedAt < patience {
-		r.heap.push(event{at: next, kind: planWakes})
+	} else if r.now-r.fleet.MovedAt() < fleet.Patience {
+		r.fleet.Schedule(next, r.wakePlanner)
+	}
+}
+
+// acts tells the planner of an action of the leader. The leader begins before there is a planner.
+func (r *run) acts(a *leader.Action) {
+	if r.placed != nil {
+		r.placed.Acts(r.fleet.Now(), a)
 	}
 }
 
 // tellEnd tells the planner of a query's outcome.
-func (r *run) tellEnd(q *query, o Outcome, by *attempt) {
+func (r *run) tellEnd(q *query, o Outcome, by fleet.Answer) {
 	variant := -1
 	if o == Served {
-		if variant = int(q.variant); by != nil {
-			variant = int(by.variant)
-		}
+		variant = by.Model
 	}
 	late := variant < 0 || r.now-q.arrival > r.models[q.model].QoSTarget
 	r.placed.Ended(int(q.model), variant, late, q.arrival)
 }
 
-// holding describes a variant that a member holds.
-func (t *term) holding(m *leader.Member, variant int) leader.Model {
-	held := t.described[variant]
-	if t.cfg.Placement != nil {
-		v := placing.Variant{Name: t.variants[variant].Name}
-		held.Profile = v.Profile(m.Type)
-	}
-	return held
-}
-
-// Hold implements [placing.Fleet].
-func (t *term) Hold(lane int, variants []int) {
-	m := *t.members[lane]
-	m.Models = nil
-	for _, v := range variants {
-		m.Models = append(m.Models, t.holding(&m, v))
-	}
-	m.Revision++
-	t.members[lane] = &m
-	t.step(&leader.Event{Kind: leader.Described, Member: &m})
+// A placedFleet implements [placing.Fleet].
+type placedFleet struct {
+	*fleet.Fleet
+	run *run
 }
 
 // Busy implements [placing.Fleet].
-func (t *term) Busy(lane int) bool { return t.lanes[lane].has() > 0 }
-
-// WaitingLate implements [placing.Fleet].
-func (t *term) WaitingLate() int {
-	t.state.Glance(&t.glance)
-	return t.glance.WaitingLate
-}
-
-// Advise implements [placing.Fleet].
-func (t *term) Advise(a *leader.Advice) { t.step(&leader.Event{Kind: leader.Learned, Advice: a}) }
+func (p placedFleet) Busy(lane int) bool { return p.Has(lane) > 0 }
 
 // Forecast implements [placing.Fleet]: queries whose variants are drawn are drawn by it.
-func (t *term) Forecast(family int, byVariant []float64) {
-	m := &t.run.models[family]
+func (p placedFleet) Forecast(family int, byVariant []float64) {
+	m := &p.run.models[family]
 	shares := byVariant[m.first:][:max(1, len(m.Variants))]
 	if m.shares != nil && slices.Max(shares) > 0 {
 		m.shares = slices.Clone(shares)

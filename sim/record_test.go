@@ -17,6 +17,7 @@ func TestReplay(t *testing.T) {
 		cfg.Policy, cfg.Record, cfg.Queries, cfg.Rate, cfg.RTT, cfg.Deadline = policy, &recording,
 			1000, 3000, time.Millisecond, 40*time.Millisecond
 		res := mustRun(t, cfg)
+		// Gateways drop some queries before the leader has decided about them.
 		if res.Dropped == 0 || res.Served == 0 {
 			t.Errorf("the run has %+v, want queries dropped and served", res.Counts)
 		}
@@ -24,7 +25,7 @@ func TestReplay(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", policy, err)
 		}
-		if replayed.Policy != policy || replayed.Events != res.Steps || replayed.Decisions < 1000 {
+		if replayed.Policy != policy || replayed.Events != res.Steps || replayed.Decisions < 800 {
 			t.Errorf("%s: replayed %+v after %d steps", policy, replayed, res.Steps)
 		}
 

@@ -148,13 +148,14 @@ func (r Result) MarshalJSON() ([]byte, error) {
 }
 
 func (r *run) result() *Result {
+	steps, cost := r.fleet.Steps()
 	res := &Result{
 		Seed:         r.cfg.Seed,
 		Rate:         r.cfg.Rate,
 		Duration:     r.now,
 		QueueLongest: r.queueLongest,
 		FluidLimit:   round(r.limit.Rate, 6),
-		Steps:        r.steps,
+		Steps:        steps,
 		Satisfied:    true,
 	}
 	if r.splitLimit != r.limit {
@@ -202,8 +203,8 @@ func (r *run) result() *Result {
 		var busy time.Duration
 		for i := range r.lanes {
 			if l := &r.lanes[i]; l.instanceType == t {
-				busy += l.busy
-				tr.Queries += l.served
+				busy += r.serves.Lanes[i].Busy
+				tr.Queries += r.serves.Lanes[i].Served
 			}
 		}
 		if r.now > 0 {
@@ -211,25 +212,21 @@ func (r *run) result() *Result {
 		}
 		res.Types = append(res.Types, tr)
 	}
-	if r.fleet != nil {
-		res.Faults = r.fleet.Results()
-	}
+	res.Faults = r.fleet.Results()
 	if r.placed != nil {
 		if res.Placement, r.err = r.placed.Result(r.now); r.err != nil {
 			r.err = fmt.Errorf("write timeline: %w", r.err)
 		}
 	}
-	probes := uint64(0)
-	if r.without != nil {
-		probes = r.without.probes()
-	} else if r.fleet != nil {
-		probes = r.fleet.Probes()
+	probes := r.fleet.Probes()
+	if r.balanced != nil {
+		probes = r.balanced.asked
 	}
 	if probes > 0 {
-		res.Probes = round(float64(probes)/float64(r.next/numbering), 6)
+		res.Probes = round(float64(probes)/float64(r.next), 6)
 	}
-	if r.cfg.Clock != nil && r.steps > 0 {
-		res.DecisionCost = r.cost / time.Duration(r.steps)
+	if r.cfg.Clock != nil && steps > 0 {
+		res.DecisionCost = cost / time.Duration(steps)
 	}
 	return res
 }

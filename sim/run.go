@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -15,62 +14,35 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
-	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/placing"
 )
 
-type eventKind uint8
-
-const (
-	submitArrives   eventKind = iota // a query's submit, at the leader
-	payloadArrives                   // an attempt, at its lane
-	laneDone                         // the end of an attempt's execution
-	completionKnown                  // a completion, at the leader and the gateway
-	refusalKnown                     // a refusal, at the leader and the gateway
-	cutsOff                          // a gateway's cancelling of an attempt, at its lane
-	becomesLate                      // a query becomes late; a lane at which it waits rejects it
-	deadlinePasses                   // the deadline of a query that was sent to a lane
-	cancelKnown                      // a gateway's Cancelled, at the leader
-	probeArrives                     // at a lane, without a leader
-	answerBack                       // an answer to a probe, at its gateway
-	releaseArrives                   // the release of a reservation, at its lane (priced)
-	gossips                          // a report of a lane's load, at all gateways (priced)
-	gatewayWakes                     // a gateway's wake (priced)
-	// a query that no lane took asks again, at its gateway (priced)
-	arrivesAgain
-	laneStarts // an idle lane looks at its queue, to merge queries
-	planWakes
-)
-
-// epoch is the time at which every run starts; only differences matter.
-var epoch = time.Unix(0, 0).UTC()
-
-// never is later than any event.
-const never = time.Duration(math.MaxInt64)
-
-// A query is a query without an outcome, or with attempts that events still refer to.
+// A query is a query that has arrived.
 type query struct {
 	arrival time.Duration
-	uniform float64 // quantile of its service time, in (0, 1)
-	noise   float64 // factor of its service time
 	model   int32
-	// variant answers the query, by the last decision; pinned says that its gateway has drawn it.
-	variant int32
-	pinned  bool
 	batch   int32
-	last    *attempt // nil: there is none, or it has ended for all
-	sent    int8     // attempts so far
-	// number of attempts, and of cancellations on their way, that events still refer to
-	open  int8
-	live  bool // it has no outcome
-	waits bool // it, or one of its parts, waits for a lane
-	late  bool // counted as late before it has an outcome
-	early bool // it came in the warm-up and counts for nothing
-	split bool // into parts, of which left have no answer
-	left  int8
+	live    bool // it has no outcome
+	waits   bool // it, or one of its parts, waits for a lane
+	late    bool // counted as late before it has an outcome
+	early   bool // it came in the warm-up and counts for nothing
 }
+
+// A lane is one instance of the pool.
+type lane struct {
+	instanceType int
+	only         []string          // the models that it holds at the start; nil: all
+	execution    []match.Latencies // by variant; nil: the lane cannot run it
+	known        []match.Latencies // by variant: the latencies that the policy knows
+	predicted    []*match.Table    // by variant: known, as a table
+	seat         colocate.Seat
+}
+
+// holds reports whether the lane holds a model at the start.
+func (l *lane) holds(model string) bool { return l.only == nil || slices.Contains(l.only, model) }
 
 // A run is the state of one simulation.
 type run struct {
@@ -81,36 +53,23 @@ type run struct {
 	models     []modelState
 	byName     map[string]int // by name of a model or family: its index in models
 	variants   []variantState // what can run, in the order of models
-	variantOf  map[string]int32
-	types      []string // base types first
+	types      []string       // base types first
 	lanes      []lane
 	known      []lane           // by type: a lane that holds all models
 	placed     *placing.Planner // nil: what lanes hold does not change
-	term       *term            // the leader; nil if one of the next two is set
-	without    leaderless       // in place of a leader, or nil
-	fleet      *fleet.Fleet     // in place of a leader and lanes, with faults
-	lanesOf    []fleet.Lane     // the fleet's lanes
+	balanced   *balanced        // nil: no balancer of another system decides
+	fleet      *fleet.Fleet
+	serves     fleet.Config // describes fleet, which counts in its lanes
 	log        *queryLog
 
-	now      time.Duration
-	wakeAt   time.Duration // when to step the leader
-	movedAt  time.Duration // when something last happened to a query
-	heap     eventHeap
-	happened int // events
-
-	// ring has the queries from first to next, by sequence number. Queries have multiples of
-	// numbering; the numbers between are those of their parts, which are queries of their own.
+	now time.Duration
+	// ring has the queries from first to next, by their numbers.
 	ring        []query
-	first, next uint64 // sequence numbers of the oldest in ring and of the next to arrive
+	first, next uint64 // of the oldest in ring and of the next to arrive
 	overdueAt   uint64 // queries before it are counted as late, or have their outcome
-	unused      []*attempt
-	taker       merge.Taker[*attempt]
-	groups      merge.Groups
-	ended       []*attempt // scratch
-	alone       [1]*attempt
 
-	ranks, noise, jitter *rand.Rand
-	draws                *rand.Rand // of variants
+	ranks, noise *rand.Rand
+	draws        *rand.Rand // of variants
 
 	// warmUp is how long queries arrive before those that count.
 	warmUp time.Duration
@@ -125,9 +84,7 @@ type run struct {
 	queueSince   time.Duration
 	queueLongest int
 
-	steps int
-	cost  time.Duration
-	err   error
+	err error
 }
 
 // A variantState is a variant of a family, or a model that is in none.
@@ -173,13 +130,11 @@ func newRun(cfg *Config) (*run, error) {
 	}
 	r := &run{
 		cfg:    cfg,
-		wakeAt: never,
-		ring:   make([]query, 64*numbering),
+		ring:   make([]query, 64),
 		ranks:  rand.New(rand.NewPCG(cfg.Seed, 11)),
 		noise:  rand.New(rand.NewPCG(cfg.Seed, 12)),
-		jitter: rand.New(rand.NewPCG(cfg.Seed, 14)),
-		byName: map[string]int{}, variantOf: map[string]int32{},
-		draws: rand.New(rand.NewPCG(cfg.Seed, 15)),
+		byName: map[string]int{},
+		draws:  rand.New(rand.NewPCG(cfg.Seed, 15)),
 	}
 	r.types = typeOrder(cfg.Models, cfg.Pool)
 	var err error
@@ -209,7 +164,6 @@ func newRun(cfg *Config) (*run, error) {
 		}
 		r.models = append(r.models, state)
 		for _, v := range m.variants() {
-			r.variantOf[v.Name] = int32(len(r.variants))
 			r.variants = append(r.variants, variantState{Variant: v, family: m.family()})
 		}
 	}
@@ -250,7 +204,6 @@ func newRun(cfg *Config) (*run, error) {
 				its = l.holding(func(variant int) bool { return p.has(r.variants[variant].Name) })
 			}
 			for range p.count {
-				its.kinds = cfg.kinds(its.predicted)
 				r.lanes = append(r.lanes, its)
 			}
 		}
@@ -306,22 +259,18 @@ func (r *run) simulate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case r.cfg.Policy == Oracle:
+	if r.cfg.Policy == Oracle {
 		return errors.New("the oracle serves a sequence of queries at its own rate: ask for its " +
 			"throughput")
-	case len(r.cfg.Faults) > 0:
-		r.fleet, err = newFleet(r)
-	case r.cfg.Policy == Priced:
-		r.without, err = newGateways(r)
-	case slices.Contains(withBalancers, r.cfg.Policy):
-		r.without, r.warmUp = newBalanced(r), balancing
-	default:
-		if r.term, err = newTerm(r); err == nil {
-			r.placed, err = newPlanner(r)
-		}
 	}
-	if err != nil {
+	if slices.Contains(withBalancers, r.cfg.Policy) {
+		r.balanced, r.warmUp = newBalanced(r), balancing
+	}
+	r.describeFleet()
+	if r.fleet, err = fleet.New(&r.serves); err != nil {
+		return err
+	}
+	if r.placed, err = newPlanner(r); err != nil {
 		return err
 	}
 	arrived := 0
@@ -345,105 +294,29 @@ func (r *run) simulate(ctx context.Context) error {
 	default:
 		return errors.New("no queries arrive")
 	}
-	r.until(ctx, never)
+	r.until(ctx, fleet.Never)
 	if r.err != nil {
 		return r.err
 	}
-	if r.fleet != nil {
-		r.fleetIsDone()
-	}
-	for seq := r.first; seq < r.next && !r.lost; seq += numbering {
-		if q := r.at(seq); q.live { // never served
-			r.finish(seq, q, NeverServed, nil)
-		}
-	}
+	r.now = r.fleet.Now()
 	r.accountQueue()
-	if r.log != nil && r.err == nil {
+	if r.log != nil {
 		r.err = r.log.flush()
-	}
-	if r.err == nil && r.term != nil && r.term.rec != nil {
-		r.err = r.term.rec.Flush()
 	}
 	return r.err
 }
 
-// interruptible is the number of events after which a run checks whether ctx has ended.
+// interruptible is the number of queries after which a run tells how many have arrived.
 const interruptible = 1 << 12
 
 // patience is how long nothing may happen to any query before the queries left count as never
 // served.
 const patience = 2 * time.Minute
 
-// until handles the events up to time t, in order; those of the same time in the order of
-// scheduling, and the leader's wake last.
+// until lets happen what happens up to a time.
 func (r *run) until(ctx context.Context, t time.Duration) {
-	if r.fleet != nil {
-		if err := r.fleet.Until(ctx, t); err != nil {
-			r.fail(err)
-		}
-		return
-	}
-	for !r.lost && r.err == nil {
-		if r.happened++; r.happened%interruptible == 0 && ctx.Err() != nil {
-			r.err = ctx.Err()
-			return
-		}
-		if t == never && (r.first == r.next || r.term != nil && r.idle()) {
-			return // only gossip and heartbeats are left
-		}
-		next := never
-		if len(r.heap.events) > 0 {
-			next = r.heap.events[0].at
-		}
-		switch {
-		case next <= r.wakeAt && next < never && next <= t:
-			e := r.heap.pop()
-			r.now = e.at
-			r.handle(&e)
-		case r.wakeAt < next && r.wakeAt <= t && r.wakeAt < never:
-			r.now = max(r.now, r.wakeAt)
-			r.wakeAt = never
-			r.term.passed()
-		default:
-			return
-		}
-	}
-}
-
-// idle reports whether nothing has happened to any query for patience, and no event is due that
-// concerns one.
-func (r *run) idle() bool {
-	return len(r.heap.events) == 0 && r.now-r.movedAt > patience+r.cfg.Deadline
-}
-
-func (r *run) handle(e *event) {
-	switch e.kind {
-	case submitArrives:
-		r.submit(e.query)
-	case payloadArrives:
-		r.enqueue(e.attempt)
-	case laneDone:
-		r.done(e.attempt)
-	case completionKnown:
-		r.completed(e.attempt)
-	case refusalKnown:
-		r.refused(e.attempt)
-	case cutsOff:
-		r.cutOff(e.attempt)
-	case becomesLate:
-		r.becameLate(e.query)
-	case deadlinePasses:
-		r.deadline(e.query)
-	case cancelKnown:
-		r.cancelled(e.query)
-	case probeArrives, answerBack, releaseArrives, gossips, gatewayWakes:
-		r.without.handle(*e)
-	case arrivesAgain:
-		r.without.arrived(e.query)
-	case laneStarts:
-		r.start(e.lane)
-	case planWakes:
-		r.wakePlanner()
+	if err := r.fleet.Until(ctx, t); err != nil {
+		r.fail(err)
 	}
 }
 
@@ -467,16 +340,19 @@ func (r *run) arrive(q *workload.Query) {
 		r.grow()
 	}
 	seq := r.next
-	r.next += numbering
-	r.movedAt = r.now
+	r.next++
 	*r.at(seq) = query{
-		arrival: r.now, uniform: rank(r.ranks), noise: r.factor(r.noise), model: int32(model),
-		batch: int32(q.BatchSize), live: true, early: q.At < r.warmUp,
+		arrival: r.now, model: int32(model), batch: int32(q.BatchSize), live: true,
+		early: q.At < r.warmUp,
 	}
-	r.at(seq).variant = int32(m.first)
+	asked := fleet.Query{
+		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Arrival: r.now,
+		Uniform: rank(r.ranks), Noise: r.factor(r.noise),
+	}
 	if m.shares != nil {
-		r.at(seq).variant += int32(draw(m.shares, r.draws))
-		r.at(seq).pinned = true
+		asked.Model += draw(m.shares, r.draws)
+	} else {
+		asked.Family = names.ModelKey(m.family())
 	}
 	if !r.at(seq).early {
 		m.counts.Queries++
@@ -485,17 +361,7 @@ func (r *run) arrive(q *workload.Query) {
 		r.placed.Arrived(model)
 	}
 	r.markLate()
-	switch {
-	case r.fleet != nil:
-		r.arriveAtFleet(seq)
-	case r.without != nil:
-		r.setWaits(seq, true)
-		r.without.arrived(seq)
-	case r.cfg.RTT > 0:
-		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: submitArrives, query: seq})
-	default:
-		r.submit(seq)
-	}
+	r.fleet.Arrive(asked)
 }
 
 // rank draws a number that is uniform in (0, 1).
@@ -525,7 +391,7 @@ func (r *run) markLate() {
 	if !r.stopWhenLost {
 		return
 	}
-	for r.overdueAt = max(r.overdueAt, r.first); r.overdueAt < r.next; r.overdueAt += numbering {
+	for r.overdueAt = max(r.overdueAt, r.first); r.overdueAt < r.next; r.overdueAt++ {
 		q := r.at(r.overdueAt)
 		m := &r.models[q.model]
 		if r.now-q.arrival <= m.QoSTarget {
@@ -542,12 +408,8 @@ func (r *run) countLate(m *modelState) {
 	m.counts.Late++
 	if r.stopWhenLost && m.counts.Late > m.allowed {
 		r.lost = true
+		r.fleet.Stop()
 	}
-}
-
-func (r *run) submit(seq uint64) {
-	r.setWaits(seq, true)
-	r.term.submitted(seq)
 }
 
 func (r *run) fail(err error) {
@@ -556,21 +418,13 @@ func (r *run) fail(err error) {
 	}
 }
 
-// setWaits sets whether a query waits for a lane. A query that was split waits while one of its
-// parts does.
+// setWaits sets whether a query waits for a lane.
 func (r *run) setWaits(seq uint64, waits bool) {
 	q := r.at(seq)
 	if q.waits == waits {
 		return
 	}
 	q.waits = waits
-	if whole := wholeOf(seq); whole != seq {
-		for part := whole + 1; part < whole+numbering; part++ {
-			waits = waits || r.at(part).waits
-		}
-		r.setWaits(whole, waits)
-		return
-	}
 	r.accountQueue()
 	if waits {
 		r.waiting++
@@ -585,33 +439,24 @@ func (r *run) accountQueue() {
 	r.queueSince = r.now
 }
 
-// finish gives a query its outcome. by is the attempt that answered it, nil if it is not served. A
-// query that was split is served with its last part; any other outcome of a part is the query's.
-func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
+// finish gives a query its outcome. by counts if it is served.
+func (r *run) finish(seq uint64, o Outcome, by fleet.Answer) {
+	q := r.at(seq)
 	r.setWaits(seq, false)
 	q.live = false
-	if whole := wholeOf(seq); whole != seq {
-		q = r.at(whole)
-		if q.left--; o == Served && q.left > 0 {
-			r.forget()
-			return
-		}
-		seq, q.live = whole, false
-	}
-	if q.left > 0 {
-		r.endParts(seq)
-	}
 	if !q.early {
 		r.count(seq, q, o, by)
 	}
 	if r.placed != nil {
 		r.tellEnd(q, o, by)
 	}
-	r.forget()
+	for r.first < r.next && !r.at(r.first).live {
+		r.first++
+	}
 }
 
 // count counts a query's outcome.
-func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
+func (r *run) count(seq uint64, q *query, o Outcome, by fleet.Answer) {
 	m := &r.models[q.model]
 	latency := r.now - q.arrival
 	onTime := o == Served && latency <= m.QoSTarget
@@ -629,9 +474,7 @@ func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
 	switch o {
 	case Served:
 		m.counts.Served++
-		if by != nil {
-			r.variants[by.variant].served++
-		}
+		r.variants[by.Model].served++
 		// Cannot fail: the value is in the histogram's range.
 		_ = m.latency.RecordValue(int64(min(latency, MaxLatency)))
 	case Rejected:
@@ -646,18 +489,6 @@ func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
 	if r.log != nil {
 		if err := r.log.write(r, seq, q, o, onTime, by); err != nil {
 			r.fail(fmt.Errorf("write log of queries: %w", err))
-		}
-	}
-}
-
-// forget drops the oldest queries from the ring, up to the first that is live or open, or has a
-// part that is.
-func (r *run) forget() {
-	for ; r.first < r.next; r.first += numbering {
-		for seq := r.first; seq < r.first+numbering; seq++ {
-			if q := r.at(seq); q.live || q.open > 0 {
-				return
-			}
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestBesideEachOther(t *testing.T) {
 			Stream: streamed([]workload.Query{
 				{At: 0, Model: "x", BatchSize: 1}, {At: 1 * ms, Model: "x", BatchSize: 1},
 				{At: 40 * ms, Model: "y", BatchSize: 1},
-			}, nil),
+			}),
 		}
 		mustRun(t, cfg)
 		// y takes 60 ms * 1.5, until 130 ms. The x beside it had 60 ms left at 40 ms, of which 45

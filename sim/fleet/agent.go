@@ -33,7 +33,8 @@ type agent struct {
 	running     []*call       // as one run; none: its lane idles
 	ended       []*call       // scratch: those of the run before
 	cancelled   *call         // the first of the run that nobody waits for any more
-	runs        int           // counts runs
+	runs        int           // counts runs, and changes of their ends
+	query       Query         // scratch
 	held        []*call       // the attempts at its lane
 	promises    []promise
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/colocate"
 )
 
 // Never is later than any event.
@@ -32,6 +33,8 @@ type Config struct {
 	Policy     string
 	NewChooser func() match.Chooser
 	Seed       uint64
+	// Threshold is the batch size above which the policy drs sends a query to the base type.
+	Threshold int
 	// RTT is the round trip between any two hosts. Jitter is how much longer, in the mean, the way
 	// of a query to its lane takes, with an exponential distribution.
 	RTT, Jitter time.Duration
@@ -40,11 +43,16 @@ type Config struct {
 	Deadline time.Duration
 	// Gateways is the number of gateways, >= 1. GossipDelay is the time between two reports of a
 	// lane's load to them; 0 means that the loads that they know are always up to date. Probes is
-	// how many lanes a gateway asks at a time, >= 1.
+	// how many lanes a gateway asks at a time; below 0 it asks none, and takes the best that it
+	// knows.
 	Gateways    int
 	GossipDelay time.Duration
 	Probes      int
 	Faults      []Fault
+	// Settled says that the fleet begins at time 0, led, and with all its links open, and that
+	// nothing can fail: there are no Faults, nobody is elected, and nobody watches whether others are
+	// silent. The leader, if there may be one, is a host of its own.
+	Settled bool
 	// Limit and Prices are the solution of the fluid program; Limit is in queries/s, and the models
 	// that tell classes of lanes apart have no versions.
 	Limit  float64
@@ -64,12 +72,21 @@ type Config struct {
 
 	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
 	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is
-	// split, which happens once at most. Finish is called with a query's outcome, and if it is
-	// served with the lane and the start of its execution.
+	// split, which happens once at most. Finish is called with a query's outcome; by counts if it is
+	// served.
 	Service func(lane int, q *Query) time.Duration
 	Split   func(sequence uint64)
-	Waits   func(sequence uint64, waits bool)
-	Finish  func(sequence uint64, o Outcome, lane int, start time.Duration)
+	// Luck, if not nil, gives a part of a query, counted from 1, random numbers of its own.
+	Luck   func(q *Query, part int)
+	Waits  func(sequence uint64, waits bool)
+	Finish func(sequence uint64, o Outcome, by Answer)
+	// Acts, if not nil, is called with the actions of the leader of a fleet that is settled, but not
+	// with its decisions.
+	Acts func(a *leader.Action)
+	// Choose, if not nil, says to which lane a gateway that has no leader sends a query. Answered is
+	// then called when the answer comes.
+	Choose   func(gateway int, q *Query) (lane int)
+	Answered func(gateway int, q *Query, by Answer)
 }
 
 // A Model is a model for which queries arrive.
@@ -107,8 +124,13 @@ type Lane struct {
 	// assumed at first, and the fleet changes copies of them.
 	Known     []match.Latencies
 	Predicted []*match.Table
+	// Holds are the models that the lane holds at first; nil: all that it can run.
+	Holds []int
 	// Kinds is, by model, how its queries run together on the lane; nil if they do not.
 	Kinds []*merge.Kind
+	// Seat is the lane's on a machine whose lanes slow each other down; its Machine is nil if none
+	// does.
+	Seat colocate.Seat
 	// Busy is the lane's total execution time, Served the number of queries that it has started.
 	// The fleet sets both.
 	Busy   time.Duration
@@ -119,6 +141,8 @@ type Lane struct {
 type Query struct {
 	Sequence uint64 // its number in the run
 	Model    int    // its index in Config.Models
+	// Family, if it is not "", is asked for: any of its models may answer. Model is one of them.
+	Family names.ModelKey
 	// BatchSize is in 1..the model's largest batch size.
 	BatchSize int
 	Arrival   time.Duration
@@ -127,6 +151,24 @@ type Query struct {
 	// CancelAfter is how long after its arrival the client cancels the query, if it has no outcome
 	// by then; 0: it does not.
 	CancelAfter time.Duration
+}
+
+// asks is what a query asks for.
+func (c *Config) asks(q *Query) names.ModelKey {
+	if q.Family != "" {
+		return q.Family
+	}
+	return c.Models[q.Model].Name
+}
+
+// An Answer says where a query has run.
+type Answer struct {
+	Lane, Model int
+	Found       int // how many others were at the lane when it came there
+	// CameAt is when it came to the lane, Start when its execution began.
+	CameAt, Start time.Duration
+	// Remaining is how long the lane was to be busy then.
+	Remaining time.Duration
 }
 
 // An Outcome is the outcome of a query.

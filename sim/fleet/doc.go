@@ -1,5 +1,7 @@
-// Package fleet simulates a whole fleet with faults, in virtual time: agents with one lane each, of
-// which one leads, gateways, and the network between them.
+// Package fleet simulates a whole fleet, with faults or without, in virtual time: agents with one
+// lane each, of which one leads, gateways, and the network between them. Without faults a fleet can
+// begin settled, see [Config.Settled]: then nothing is simulated that only matters when something
+// fails.
 //
 // Production code makes the decisions: package election decides who leads, [leader.State] is the
 // leader, client/queries and inquire.State decide at gateways, and runtime/queue orders the

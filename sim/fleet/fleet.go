@@ -28,10 +28,11 @@ const (
 	redial = 100 * time.Millisecond
 	// keepPlace is how long a lane keeps a reservation.
 	keepPlace = 20 * time.Millisecond
-	// patience is how long nothing may happen to any query before the queries left count as never
-	// served.
-	patience = 2 * time.Minute
 )
+
+// Patience is how long nothing may happen to any query before the queries left count as never
+// served.
+const Patience = 2 * time.Minute
 
 // A Fleet is a simulated fleet: agents with one lane each, which elect a leader (leader/election);
 // the leader's [leader.State]; gateways, which decide by [inquire.State] while no leader
@@ -41,32 +42,35 @@ const (
 // A message takes half a round trip, and arrives after earlier messages between the same two hosts.
 // Under faults it is delayed or lost as in a TCP connection.
 type Fleet struct {
-	cfg      *Config
-	now      time.Duration
-	err      error
-	steps    int           // number of leaders' steps
-	cost     time.Duration // their time, by Config.Clock
-	probes   uint64        // that gateways sent, which have no leader
-	done     int           // number of events that have happened
-	open     int           // queries without an outcome
-	rng      *rand.Rand
-	events   eventQueue
-	spare    []*message // whose memory is to be used again
-	calm     bool       // all messages between two hosts take half a round trip
-	agents   []*agent
-	named    map[names.AgentName]*agent
-	indexOf  map[names.ModelKey]int // of models, in Config.Models
-	gateways []*gateway
-	lastAt   map[[2]*host]time.Duration        // when the last message from one host to another arrives
-	delays   []delay                           // delays in force
-	known    *leader.Advice                    // latencies and prices, known from the start
-	told     map[names.TableKey]leader.Latency // those that leaders have learned and told
-	ahead    time.Duration                     // State.Ahead of the last leader
-	terms    []*term                           // all terms so far
-	leads    []*term                           // those that are not over
-	results  []Result                          // results of the faults, by time
-	faultAt  time.Duration                     // when the last fault happened
-	movedAt  time.Duration                     // when something last happened to a query
+	cfg       *Config
+	now       time.Duration
+	err       error
+	steps     int           // number of leaders' steps
+	cost      time.Duration // their time, by Config.Clock
+	probes    uint64        // that gateways sent, which have no leader
+	done      int           // number of events that have happened
+	open      int           // queries without an outcome
+	rng       *rand.Rand
+	stopped   bool
+	calls     []*call  // whose memory is to be used again
+	queries   []*asked // the same
+	events    eventQueue
+	spare     []*message // whose memory is to be used again
+	calm      bool       // all messages between two hosts take half a round trip
+	agents    []*agent
+	named     map[names.AgentName]*agent
+	indexOf   map[names.ModelKey]int // of models, in Config.Models
+	gateways  []*gateway
+	lastAt    map[[2]*host]time.Duration        // when the last message from one host to another arrives
+	delays    []delay                           // delays in force
+	known     *leader.Advice                    // latencies and prices, known from the start
+	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
+	ahead     time.Duration                     // State.Ahead of the last leader
+	terms     []*term                           // all terms so far
+	liveTerms []*term                           // those that are not over
+	results   []Result                          // results of the faults, by time
+	faultAt   time.Duration                     // when the last fault happened
+	movedAt   time.Duration                     // when something last happened to a query
 	// seen, which may be nil, is for tests: it is called with each event before the leader's state
 	// gets it.
 	seen func(t *term, e *leader.Event)
@@ -82,12 +86,18 @@ func New(cfg *Config) (*Fleet, error) {
 	}
 	f.addAgents()
 	f.calm = f.isCalm()
+	if cfg.Settled {
+		f.now = 0
+	}
 	for i := range cfg.Gateways {
 		g, err := newGateway(f, i)
 		if err != nil {
 			return nil, err
 		}
 		f.gateways = append(f.gateways, g)
+	}
+	if cfg.Settled {
+		return f, f.settle()
 	}
 	// A random begin, so that the times of heartbeats depend on the seed.
 	begin := f.now + time.Duration(f.rng.Int64N(int64(heartbeats)))
@@ -126,12 +136,9 @@ func (f *Fleet) addAgents() {
 				continue
 			}
 			model := &f.cfg.Models[m]
-			a.member.Models = append(a.member.Models, leader.Model{
-				ModelID: model.id(), QoSTarget: model.QoSTarget, Share: model.Share,
-				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
-				Splits: model.Splits, Merge: string(model.Merge),
-				Profile: profileKey(model, l.Type),
-			})
+			if l.Holds == nil || slices.Contains(l.Holds, m) {
+				a.member.Models = append(a.member.Models, model.describe(l.Type))
+			}
 			if key := (names.TableKey{Model: model.id().Key(), Type: l.Type}); !known[key] {
 				known[key] = true
 				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
@@ -144,6 +151,16 @@ func (f *Fleet) addAgents() {
 	}
 }
 
+// describe describes a model on a lane of a type.
+func (m *Model) describe(laneType names.LaneType) leader.Model {
+	return leader.Model{
+		ModelID: m.id(), QoSTarget: m.QoSTarget, Share: m.Share,
+		Largest: m.LargestBatchSize, RejectLate: m.RejectLate,
+		Splits: m.Splits, Merge: string(m.Merge), Family: string(m.Family), Accuracy: m.Accuracy,
+		Profile: profileKey(m, laneType),
+	}
+}
+
 // Results returns the results of the faults, in the order of their times.
 func (f *Fleet) Results() []Result { return f.results }
 
@@ -152,6 +169,9 @@ func (f *Fleet) Steps() (n int, cost time.Duration) { return f.steps, f.cost }
 
 // Probes returns how many probes gateways have sent that had no leader.
 func (f *Fleet) Probes() uint64 { return f.probes }
+
+// Stop ends the run: nothing happens any more.
+func (f *Fleet) Stop() { f.stopped = true }
 
 // Now returns the fleet's present time.
 func (f *Fleet) Now() time.Duration { return f.now }
@@ -188,7 +208,7 @@ func (f *Fleet) do(at time.Duration, what func()) {
 // Window has passed since the last fault; queries to which nothing happens any more then count as
 // never served. It returns an error if ctx ends or the simulation finds a contradiction.
 func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
-	for f.err == nil && f.nextAt() <= t {
+	for f.err == nil && !f.stopped && f.nextAt() <= t {
 		if f.done++; f.done%interruptible == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -198,7 +218,7 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 		}
 		f.next()
 	}
-	if t < Never || f.err != nil {
+	if t < Never || f.err != nil || f.stopped {
 		return f.err
 	}
 	for _, g := range f.gateways {
@@ -214,7 +234,7 @@ func (f *Fleet) nextAt() time.Duration {
 	if e := f.events.peek(); e != nil {
 		at = e.at
 	}
-	if t := f.wakesNext(); t != nil {
+	if t := f.nextToWake(); t != nil {
 		at = min(at, max(t.wakeAt, f.now))
 	}
 	return at
@@ -223,7 +243,7 @@ func (f *Fleet) nextAt() time.Duration {
 // next lets happen what happens next. Leaders wake after all else that happens at the same time.
 func (f *Fleet) next() {
 	e := f.events.peek()
-	if t := f.wakesNext(); t != nil && (e == nil || t.wakeAt < e.at) {
+	if t := f.nextToWake(); t != nil && (e == nil || t.wakeAt < e.at) {
 		f.now = max(f.now, t.wakeAt)
 		t.wake()
 		return
@@ -240,20 +260,20 @@ func (f *Fleet) next() {
 	}
 }
 
-// wakesNext is the term whose leader wakes first, nil if none does.
-func (f *Fleet) wakesNext() (first *term) {
-	for _, t := range f.leads {
-		if t.wakeAt < Never && !t.wakes && (first == nil || t.wakeAt < first.wakeAt) {
+// nextToWake is the term whose leader wakes first, nil if none does.
+func (f *Fleet) nextToWake() (first *term) {
+	for _, t := range f.liveTerms {
+		if t.wakeAt < Never && !t.wakeDelayed && (first == nil || t.wakeAt < first.wakeAt) {
 			first = t
 		}
 	}
 	return first
 }
 
-// idle reports whether nothing has happened to any query for patience, and no lane runs a query.
+// idle reports whether nothing has happened to any query for Patience, and no lane runs a query.
 func (f *Fleet) idle() bool {
 	runs := func(a *agent) bool { return len(a.running) > 0 && !a.frozen() }
-	return f.now-f.movedAt > patience && !slices.ContainsFunc(f.agents, runs)
+	return f.now-f.movedAt > Patience && !slices.ContainsFunc(f.agents, runs)
 }
 
 // writeRecordings writes the recordings of the terms to Config.Record, one after the other.

@@ -41,11 +41,11 @@ func newTrial(t *testing.T, types []names.LaneType, takes map[names.LaneType]tim
 			return takes[types[lane]]
 		},
 		Waits: func(uint64, bool) {}, Split: func(uint64) {},
-		Finish: func(sequence uint64, o Outcome, lane int, start time.Duration) {
+		Finish: func(sequence uint64, o Outcome, by Answer) {
 			if was, twice := x.outcomes[sequence]; twice {
 				t.Errorf("query %d has the outcome %d, and had %v", sequence, o, was)
 			}
-			x.outcomes[sequence] = queryEnd{o, lane, start, x.Now()}
+			x.outcomes[sequence] = queryEnd{o, by.Lane, by.Start, x.Now()}
 		},
 	}
 	for _, typ := range types {

@@ -1,7 +1,8 @@
 package fleet
 
 import (
-	"errors"
+	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -43,6 +44,8 @@ type asked struct {
 	state queries.Query
 	waits int     // 1 while it waits for a lane; of a query that was split, how many parts wait
 	calls []*call // those under way: two while the query is hedged
+	sent  int     // calls so far
+	timed bool    // events to come name it
 	by    *call   // the call that has answered; of a query that was split, the last one
 	done  bool
 }
@@ -51,6 +54,7 @@ type asked struct {
 type call struct {
 	lane.Query
 	of          *asked
+	model       int // which runs: the query's, or one of the family that it asks for
 	gateway     *gateway
 	number      int           // 1 for the query's first
 	sent        merge.GroupID // with which it is to run
@@ -61,6 +65,7 @@ type call struct {
 	reservation uint64 // id of the reservation; 0: a leader chose the lane
 	waited      time.Duration
 	cameAt      time.Duration
+	found       int // how many others were at the lane then
 }
 
 // An ending is how an attempt ended.
@@ -79,19 +84,36 @@ type fate Outcome
 func (fate) Error() string { return "the query is not served" }
 
 func newGateway(f *Fleet, index int) (*gateway, error) {
-	seed := f.cfg.Seed*uint64(f.cfg.Gateways) + uint64(index)
-	p, err := match.NewPriced(f.cfg.matchModels(), seed)
-	if err != nil {
-		return nil, err
-	}
 	g := &gateway{
 		host: newHost(), f: f, index: index, id: uint64(index + 1), wakeAt: Never,
-		known: p, decision: inquire.New(f.cfg.Probes, seed), inquired: map[uint64]*asked{},
+		inquired: map[uint64]*asked{},
 	}
 	g.state = queries.New(g.slow)
+	if f.cfg.Settled && f.cfg.Candidates >= 0 || f.cfg.Choose != nil {
+		return g, nil
+	}
+	if err := g.knowLanes(); err != nil {
+		return nil, err
+	}
+	if !f.cfg.Settled {
+		f.on(&g.host, 0, g.seek)
+	}
+	return g, nil
+}
+
+// knowLanes makes the gateway know all lanes, and hear of their loads from now on. A gateway of a
+// fleet that is settled and led needs that only for queries that lanes have refused.
+func (g *gateway) knowLanes() error {
+	f := g.f
+	seed := f.cfg.Seed*uint64(f.cfg.Gateways) + uint64(g.index)
+	p, err := match.NewPriced(f.cfg.matchModels(), seed)
+	if err != nil {
+		return err
+	}
+	g.known, g.decision = p, inquire.New(max(1, f.cfg.Probes), seed)
 	for _, a := range f.agents {
 		if err := g.join(a); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	p.SetPrices(f.cfg.Prices)
@@ -102,14 +124,17 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 			f.do(f.now+turn, func() { g.gossip(f.agents[i]) })
 		}
 	}
-	f.on(&g.host, 0, g.seek)
-	return g, nil
+	return nil
 }
 
 // slow is the 99th percentile of a query's execution latency at an agent.
 func (g *gateway) slow(q *queries.Query, name names.AgentName) time.Duration {
 	of := q.Tag.(*asked)
-	return g.f.named[name].lane.Known[of.Model].Quantile(0.99, of.BatchSize)
+	model := of.Model
+	if of.Family != "" {
+		model = g.f.indexOf[q.Variant()]
+	}
+	return g.f.named[name].lane.Known[model].Quantile(0.99, of.BatchSize)
 }
 
 // join adds an agent's lane to those that the gateway knows.
@@ -159,13 +184,13 @@ func (g *gateway) joined(a *agent) {
 // arrive takes a new query.
 func (g *gateway) arrive(new Query) {
 	f := g.f
-	q := &asked{Query: new}
-	q.state = queries.Query{Arrival: new.Arrival, Tag: q}
+	q := f.newQuery(new)
 	if d := f.cfg.deadline(new.Model); d > 0 {
-		q.state.Deadline = new.Arrival + d
+		q.timed, q.state.Deadline = true, new.Arrival+d
 		f.on(&g.host, d, func() { g.endEarly(q, Dropped) })
 	}
 	if new.CancelAfter > 0 {
+		q.timed = true
 		f.on(&g.host, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
 	}
 	g.waits(q, true)
@@ -214,6 +239,9 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	for i, n := range rows {
 		part := &asked{Query: whole.Query, whole: whole}
 		part.BatchSize = n
+		if g.f.cfg.Luck != nil {
+			g.f.cfg.Luck(&part.Query, i+1)
+		}
 		part.state.Tag, parts[i] = part, &part.state
 	}
 	for _, part := range parts {
@@ -270,11 +298,20 @@ func (g *gateway) look(q *asked) {
 	if !ok {
 		return
 	}
-	c := &call{
+	c := f.newCall()
+	*c = call{
 		of: q, gateway: g, to: f.named[t.Agent], number: int(t.Attempt), reservation: t.Reservation,
 		waited: f.now - q.Arrival, sent: merge.GroupID{Number: t.Merge, Queries: int(t.Merged)},
+		model: q.Model,
 	}
-	q.calls, g.calls = append(q.calls, c), append(g.calls, c)
+	if q.Family != "" {
+		c.model = f.indexOf[t.Model]
+	}
+	q.sent++
+	q.calls = append(q.calls, c)
+	if !f.cfg.Settled { // otherwise no link breaks
+		g.calls = append(g.calls, c)
+	}
 	f.movedAt = f.now
 	g.waits(q, false)
 	if c.to.left {
@@ -283,7 +320,7 @@ func (g *gateway) look(q *asked) {
 	}
 	m := f.newMessage(attempted)
 	m.call = c
-	f.post(f.drawJitter(), &g.host, &c.to.host, m)
+	f.sendMessage(f.drawJitter(), &g.host, &c.to.host, m)
 }
 
 // end handles that a query, or a part, has its outcome.
@@ -297,20 +334,36 @@ func (g *gateway) end(q *asked, err error) {
 		g.waits(q, false)
 		return
 	}
-	o, gaveUp := Served, (*queries.GaveUp)(nil)
-	if why, ok := err.(fate); ok {
-		o = Outcome(why)
-	} else if errors.As(err, &gaveUp) {
-		o = Lost
+	o := Served
+	if err != nil {
+		o = f.outcome(err)
 	}
 	f.movedAt = f.now
 	f.open--
-	lane, start := -1, time.Duration(0)
+	by := Answer{Lane: -1}
 	if o == Served {
-		lane, start = q.by.to.index, q.by.Started()
+		by = q.by.answer()
 	}
 	f.tally(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
-	f.cfg.Finish(q.Sequence, o, lane, start)
+	f.cfg.Finish(q.Sequence, o, by)
+}
+
+// outcome is that of a query that has ended with an error.
+func (f *Fleet) outcome(err error) Outcome {
+	o := Lost // it was tried too often
+	if why, ok := err.(fate); ok {
+		o = Outcome(why)
+	}
+	if o == Lost && f.cfg.Settled { // lanes have refused it: nothing is lost
+		return Rejected
+	}
+	return o
+}
+
+func (c *call) answer() Answer {
+	return Answer{
+		Lane: c.to.index, Model: c.model, Found: c.found, CameAt: c.cameAt, Start: c.Started(),
+	}
 }
 
 // The functions from here on handle attempts.
@@ -332,7 +385,7 @@ func (g *gateway) abort(c *call) {
 // agent is busy.
 func (c *call) ended(how ending, remaining time.Duration) {
 	q, g := c.of, c.gateway
-	if remaining >= 0 {
+	if remaining >= 0 && g.known != nil {
 		g.known.Heard(match.LaneID(c.to.index), g.now(), remaining)
 	}
 	if !slices.Contains(q.calls, c) { // the query goes elsewhere or has its outcome
@@ -346,7 +399,13 @@ func (c *call) ended(how ending, remaining time.Duration) {
 		})
 		return
 	}
+	if how == answered && g.f.cfg.Answered != nil {
+		by := c.answer()
+		by.Remaining = remaining
+		g.f.cfg.Answered(g.index, &q.Query, by)
+	}
 	g.attempted(c, how)
+	g.f.recycleCall(c)
 }
 
 // attempted tells the state that an attempt is over.
@@ -487,13 +546,35 @@ func (g *gateway) news() {
 	}
 }
 
+// numberAtLeader is the number of a query at the leader. In a fleet that is settled queries are
+// numbered over all gateways, because a leader that sheds draws by their numbers, and the published
+// figures are of such draws.
+func (g *gateway) numberAtLeader(sequence uint64) uint64 {
+	if !g.f.cfg.Settled {
+		return sequence
+	}
+	n := (sequence/numbering-1)*uint64(len(g.f.gateways)) + uint64(g.index)
+	return n*numbering + sequence%numbering
+}
+
+// numberHere is the number here of a query whose number at the leader is given.
+func (g *gateway) numberHere(sequence uint64) uint64 {
+	if !g.f.cfg.Settled {
+		return sequence
+	}
+	return (sequence/numbering/uint64(len(g.f.gateways))+1)*numbering + sequence%numbering
+}
+
+// numbering is the distance between the numbers of two queries; parts have those between.
+const numbering = match.MostParts + 1
+
 // submit describes a query to the leader.
 func (g *gateway) submit(s *queries.Submit) leader.Event {
 	q := s.Query.Tag.(*asked)
 	return leader.Event{
-		Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence,
+		Kind: leader.Submitted, Gateway: g.id, Sequence: g.numberAtLeader(q.state.Sequence),
 		Attempt:   int(s.Attempts),
-		Model:     leader.ModelID{Name: string(g.f.cfg.Models[q.Model].Name)},
+		Model:     leader.ModelID{Name: string(g.f.cfg.asks(&q.Query))},
 		BatchSize: q.BatchSize,
 		Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
 	}
@@ -505,7 +586,7 @@ func (g *gateway) tell(m queries.Message) {
 	if len(m.Submit) == 1 && len(m.Cancel)+len(m.Unused) == 0 {
 		one := f.newMessage(submitted)
 		one.term, one.gateway, one.event = g.link, g, g.submit(&m.Submit[0])
-		f.post(0, &g.host, &g.link.agent.host, one)
+		f.sendMessage(0, &g.host, g.link.host, one)
 		return
 	}
 	var events []leader.Event
@@ -514,17 +595,18 @@ func (g *gateway) tell(m queries.Message) {
 	}
 	for _, sequence := range m.Cancel {
 		events = append(events, leader.Event{
-			Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence,
+			Kind: leader.Cancelled, Gateway: g.id, Sequence: g.numberAtLeader(sequence),
 		})
 	}
 	for _, a := range m.Unused {
 		events = append(events, leader.Event{
-			Kind: leader.Unused, Gateway: g.id, Sequence: a.Sequence, Attempt: int(a.Attempt),
-			Agent: a.Agent,
+			Kind: leader.Unused, Gateway: g.id, Sequence: g.numberAtLeader(a.Sequence),
+			Attempt: int(a.Attempt),
+			Agent:   a.Agent,
 		})
 	}
 	t := g.link
-	f.send(&g.host, &t.agent.host, func() { t.hear(g, events) }, nil)
+	f.send(&g.host, t.host, func() { t.hear(g, events) }, nil)
 }
 
 // heard handles a message of the leader, which has read that many submits.
@@ -541,7 +623,8 @@ func (g *gateway) told(m *message) {
 		return
 	}
 	g.state.Heard(m.read, g.f.now)
-	d, sequence := &m.decision, m.decision.Query.Sequence
+	d := &m.decision
+	sequence := g.numberHere(d.Query.Sequence)
 	switch m.action {
 	case leader.Split:
 		g.split(sequence, d.Rows)
@@ -549,6 +632,7 @@ func (g *gateway) told(m *message) {
 		g.state.Assign(queries.Assign{
 			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: m.name, Took: d.Wait + d.Latency,
 			Merge: d.Merge, Merged: uint32(d.Merged),
+			Variant: queries.Variant{Model: names.ModelKey(m.model)},
 		})
 	case leader.OfferAgain:
 		if q := g.state.OfferAgain(sequence, uint32(d.Attempt)); q != nil {
@@ -570,13 +654,18 @@ func (g *gateway) told(m *message) {
 // watch checks whether the leader is silent while there are queries.
 func (g *gateway) watch() {
 	f := g.f
-	if g.watching || g.state.Idle() {
+	led := f.cfg.Settled && f.cfg.Candidates >= 0 // no leader is silent
+	if g.watching || g.state.Idle() || led && !g.state.Unheard() {
 		return
 	}
 	g.watching = true
-	f.on(&g.host, g.state.LookAgain(f.now), func() {
+	wait := queries.WatchInterval
+	if !led {
+		wait = g.state.LookAgain(f.now)
+	}
+	f.on(&g.host, wait, func() {
 		g.watching = false
-		if g.state.Check(f.now) {
+		if !led && g.state.Check(f.now) {
 			g.decision.Avoid(g.now(), match.LaneID(g.to.index))
 		}
 		g.leave()
@@ -589,30 +678,84 @@ func (g *gateway) watch() {
 // begin begins an inquiry for a query.
 func (g *gateway) begin(q *asked) {
 	f := g.f
+	if f.cfg.Choose != nil {
+		began := f.readClock()
+		lane := f.cfg.Choose(g.index, &q.Query)
+		f.countStep(began)
+		g.send(q, lane, "")
+		return
+	}
+	if g.known == nil {
+		if err := g.knowLanes(); err != nil {
+			f.fail(err)
+			return
+		}
+	}
 	if f.cfg.GossipDelay == 0 {
 		for _, a := range f.agents {
 			g.known.Heard(match.LaneID(a.index), g.now(), a.remaining())
 		}
 	}
-	g.inquired[q.state.Sequence] = q
 	about := match.Inquiry{
-		Query: q.state.Sequence, Model: f.cfg.Models[q.Model].Name, BatchSize: q.BatchSize,
+		Query: q.state.Sequence, Model: f.cfg.asks(&q.Query), BatchSize: q.BatchSize,
 		Arrival: epoch.Add(q.Arrival),
 	}
 	for _, name := range q.state.Failed() {
 		about.Failed = append(about.Failed, match.LaneID(f.named[name].index))
 	}
-	g.decision.Begin(g.now(), about)
+	if f.cfg.Probes >= 0 {
+		g.inquired[q.state.Sequence] = q
+		began := f.readClock()
+		g.decision.Begin(g.now(), about)
+		g.countDecision(began)
+		return
+	}
+	began := f.readClock()
+	best := g.known.Rank(g.now(), &about, f.cfg.RTT, 1)
+	g.countDecision(began)
+	if len(best) == 0 {
+		f.fail(fmt.Errorf("query %d: no lane holds %s", q.Sequence, about.Model))
+		return
+	}
+	g.known.Sent(best[0].Lane, g.now(), best[0].Latency)
+	g.send(q, int(best[0].Lane), best[0].Model)
+}
+
+// countDecision counts a step of the decision in a fleet that is never led: in another, steps are
+// leaders'.
+func (g *gateway) countDecision(began time.Duration) {
+	if g.f.cfg.Candidates < 0 {
+		g.f.countStep(began)
+	}
+}
+
+// send sends a query to a lane that was not asked. It is not sent elsewhere for being overdue.
+func (g *gateway) send(q *asked, lane int, model names.ModelKey) {
+	const notAsked, never = math.MaxUint64, Never / 2
+	t := queries.Target{
+		Agent: g.f.agents[lane].member.Name, Reservation: notAsked, Took: never,
+	}
+	if q.Family != "" {
+		t.Model = model
+	}
+	g.state.Decided(&q.state, t)
+	g.carryOut()
 }
 
 // settle carries out the decision's actions.
 func (g *gateway) settle() {
 	f := g.f
+	if g.decision == nil {
+		return
+	}
 	for do, ok := g.decision.Next(); ok; do, ok = g.decision.Next() {
 		q := g.inquired[do.Query]
 		switch do.Kind {
 		case inquire.AskLane:
 			a, model, batch, id := f.agents[do.Lane], q.Model, q.BatchSize, do.ID
+			if q.Family != "" {
+				model = f.indexOf[do.Model]
+			}
 			f.probes++
 			f.send(&g.host, &a.host, func() { a.probed(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.now(), id)
@@ -623,9 +766,11 @@ func (g *gateway) settle() {
 		case inquire.SendQuery:
 			delete(g.inquired, do.Query)
 			name := f.agents[do.Lane].member.Name
-			g.state.Decided(&q.state, queries.Target{
-				Agent: name, Reservation: do.ID, Took: do.Finish,
-			})
+			t := queries.Target{Agent: name, Reservation: do.ID, Took: do.Finish}
+			if q.Family != "" {
+				t.Model = do.Model
+			}
+			g.state.Decided(&q.state, t)
 		case inquire.NoLane:
 			delete(g.inquired, do.Query)
 			g.state.Undecided(&q.state, do.Again.Sub(epoch))
@@ -656,6 +801,8 @@ func (g *gateway) release(a *agent, id uint64) {
 
 // answered handles an agent's answer to a question.
 func (g *gateway) answered(a *agent, id uint64, remaining, finish time.Duration) {
+	began := g.f.readClock()
 	g.decision.Answered(g.now(), match.LaneID(a.index), id, remaining, finish)
+	g.countDecision(began)
 	g.leave()
 }

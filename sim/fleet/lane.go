@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/runtime/lane"
+	"github.com/muster-serve/muster/sim/colocate"
 )
 
 // greet sends an agent's description and the attempts that its lane holds to t's leader, if the
@@ -24,7 +25,7 @@ func (a *agent) greet(t *term) {
 	for _, c := range a.held {
 		e.Holds = append(e.Holds, leader.Held{
 			Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
-			Model: a.f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
+			Model: a.f.cfg.Models[c.model].id(), BatchSize: c.of.BatchSize,
 		})
 	}
 	a.tell(func(t *term) {
@@ -36,7 +37,7 @@ func (a *agent) greet(t *term) {
 // tell sends a message to the leader that the agent follows.
 func (a *agent) tell(what func(t *term)) {
 	if t := a.link; t != nil && a.follow == t.claim {
-		a.f.send(&a.host, &t.agent.host, func() {
+		a.f.send(&a.host, t.host, func() {
 			if !t.over {
 				what(t)
 			}
@@ -49,8 +50,8 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	f := a.f
 	e := leader.Event{
 		Kind: leader.Completed, Agent: a.member.Name,
-		Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
-		Model: f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
+		Gateway: c.gateway.id, Sequence: c.gateway.numberAtLeader(c.of.state.Sequence),
+		Attempt: c.number, Model: f.cfg.Models[c.model].id(), BatchSize: c.of.BatchSize,
 		Remaining: a.busy(), Refused: refused,
 		Execution: ran, Latency: f.now - c.of.Arrival,
 	}
@@ -63,7 +64,7 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	if t := a.link; t != nil && a.follow == t.claim {
 		m := f.newMessage(completed)
 		m.term, m.event = t, e
-		f.post(0, &a.host, &t.agent.host, m)
+		f.sendMessage(0, &a.host, t.host, m)
 	}
 }
 
@@ -71,7 +72,7 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 func (a *agent) answer(c *call, how ending) {
 	m := a.f.newMessage(attemptEnded)
 	m.call, m.how, m.remaining = c, how, a.remaining()
-	a.f.post(0, &a.host, &c.gateway.host, m)
+	a.f.sendMessage(0, &a.host, &c.gateway.host, m)
 }
 
 // tableEstimator predicts what a lane runs by what is assumed of it; the lane learns nothing by
@@ -148,22 +149,25 @@ func (a *agent) stepLane(e lane.Event) {
 // takes handles an attempt that has arrived: the lane runs it, queues it or refuses it.
 func (a *agent) takes(c *call) {
 	f, l := a.f, a.lane
-	m := &f.cfg.Models[c.of.Model]
-	if l.Predicted[c.of.Model] == nil {
+	if c.over { // cut off on its way
+		return
+	}
+	m := &f.cfg.Models[c.model]
+	if l.Predicted[c.model] == nil {
 		f.fail(fmt.Errorf("query %d of %s is on %s, which cannot run it", c.of.Sequence, m.Name,
 			a.member.Name))
 		return
 	}
 	c.Query = lane.Query{
 		Owner: c, Profile: m.Name, BatchSize: c.of.BatchSize, Arrival: f.now - c.waited,
-		QoSTarget: m.QoSTarget, RejectLate: m.RejectLate, Class: a.classOf(c.of.Model), Group: c.sent,
+		QoSTarget: m.QoSTarget, RejectLate: m.RejectLate, Class: a.classOf(c.model), Group: c.sent,
 	}
 	promised := false
 	if c.Reservation = a.takePromise(c.gateway, c.reservation); c.Reservation != nil {
 		promised = a.lanes.HasReserved(c.Reservation, f.now)
 	}
-	c.cameAt = f.now
-	if deadline := f.cfg.deadline(c.of.Model); deadline > 0 && !promised &&
+	c.cameAt, c.found = f.now, len(a.held)
+	if deadline := f.cfg.deadline(c.model); deadline > 0 && !promised &&
 		f.now+a.remaining() > c.Arrival+deadline {
 		a.endsEarly(c, refused, 0)
 		return
@@ -172,7 +176,7 @@ func (a *agent) takes(c *call) {
 	a.held = append(a.held, c)
 	a.stepLane(lane.Event{Kind: lane.Arrived, Query: &c.Query})
 	if c.reservation != 0 && !c.over { // not sent by the leader
-		free := []time.Duration{before + l.Predicted[c.of.Model].Mean(c.of.BatchSize)}
+		free := []time.Duration{before + l.Predicted[c.model].Mean(c.of.BatchSize)}
 		a.tell(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
@@ -181,7 +185,9 @@ func (a *agent) takes(c *call) {
 
 // start starts attempts on the idle lane: c, or those of a run.
 func (a *agent) start(c *call, run *lane.Run) {
-	f, l, whole := a.f, a.lane, c.of.Query
+	f, l, whole := a.f, a.lane, &a.query
+	*whole = c.of.Query
+	whole.Model = c.model
 	a.running = a.running[:0]
 	if run == nil {
 		a.running = append(a.running, c)
@@ -193,20 +199,46 @@ func (a *agent) start(c *call, run *lane.Run) {
 			a.running = append(a.running, x)
 		}
 	}
-	service := f.cfg.Service(a.index, &whole)
-	a.runs++
-	l.Busy += service
+	service := f.cfg.Service(a.index, whole)
 	l.Served += len(a.running)
-	a.freeAt = f.now + service
-	f.movedAt = f.now
+	a.freeAt, f.movedAt = f.now, f.now
+	if on := l.Seat.Machine; on != nil {
+		on.Start(f.now, l.Seat.Lane, c.model, service)
+		f.retime(on)
+		return
+	}
+	a.scheduleEnd(f.now + service)
+}
+
+// scheduleEnd makes the lane's run end at a time.
+func (a *agent) scheduleEnd(at time.Duration) {
+	f := a.f
+	a.runs++
+	a.lane.Busy += at - a.freeAt
+	a.freeAt = at
 	m := f.newMessage(runEnded)
 	m.agent, m.run = a, a.runs
-	f.postAfter(service, &a.host, m)
+	f.scheduleMessage(at-f.now, &a.host, m)
+}
+
+// retime changes the ends of runs that changes on their machine have moved.
+func (f *Fleet) retime(on *colocate.Machine) {
+	for lane, end := range on.Moved() {
+		f.agents[lane].scheduleEnd(end)
+	}
+}
+
+// vacate tells the lane's machine, if it shares one, that nothing runs there any more.
+func (a *agent) vacate() {
+	if on := a.lane.Seat.Machine; on != nil {
+		on.Stop(a.f.now, a.lane.Seat.Lane)
+		a.f.retime(on)
+	}
 }
 
 // runEnded handles that it is time for a run to end.
 func (a *agent) runEnded(run int) {
-	if a.runs != run || len(a.running) == 0 { // it was cut off before
+	if a.runs != run || len(a.running) == 0 { // it was cut off before, or ends at another time
 		return
 	}
 	first := a.running[0]
@@ -220,6 +252,7 @@ func (a *agent) runEnded(run int) {
 	for _, c := range ended {
 		a.drop(c)
 	}
+	a.vacate()
 	a.stepLane(e)
 	for _, c := range ended {
 		a.tellEnd(c, false, 0)
@@ -256,6 +289,7 @@ func (a *agent) cutOff(c *call) {
 		}
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
 		a.running = a.running[:0]
+		a.vacate()
 		a.stepLane(lane.Event{
 			Kind: lane.RunFailed, Query: &first.Query, Cause: lane.CallerLeft,
 		})

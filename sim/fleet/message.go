@@ -47,7 +47,7 @@ type message struct {
 	read     uint64
 	action   leader.ActionKind
 	decision match.Decision
-	model    string
+	model    string // of the action
 	name     names.AgentName
 
 	how       ending
@@ -55,7 +55,7 @@ type message struct {
 	run       int
 }
 
-// newMessage returns a message, which is sent by post.
+// newMessage returns a message, which sendMessage sends.
 func (f *Fleet) newMessage(kind messageKind) *message {
 	if n := len(f.spare); n > 0 {
 		m := f.spare[n-1]
@@ -72,7 +72,7 @@ func (f *Fleet) handle(m *message) {
 	case function:
 		m.do()
 	case submitted:
-		m.term.hearOne(m.gateway, &m.event)
+		m.term.hearSubmit(m.gateway, &m.event)
 	case decided:
 		m.gateway.told(m)
 	case acknowledged:

@@ -83,7 +83,7 @@ func (m *modes) run(t *testing.T, seed uint64) {
 	}
 	rng := rand.New(rand.NewPCG(seed, 77))
 	arrived := map[uint64]time.Duration{}
-	cfg.Finish = func(sequence uint64, o Outcome, _ int, _ time.Duration) {
+	cfg.Finish = func(sequence uint64, o Outcome, _ Answer) {
 		if o != Served {
 			m.lost++
 		}

@@ -93,9 +93,9 @@ func (f *Fleet) deliverMessage(m *message) {
 }
 
 // isCalm reports whether every message between two hosts takes half a round trip, and so arrives
-// after earlier ones.
+// after earlier ones; in a fleet that is settled, queries that are late by jitter are overtaken.
 func (f *Fleet) isCalm() bool {
-	return len(f.cfg.Faults) == 0 && f.cfg.Jitter == 0 &&
+	return len(f.cfg.Faults) == 0 && (f.cfg.Settled || f.cfg.Jitter == 0) &&
 		!slices.ContainsFunc(f.cfg.Lanes, func(l Lane) bool { return l.Distance != 0 })
 }
 
@@ -141,7 +141,7 @@ func (f *Fleet) cut(from, to *host) (longest outage, is bool) {
 func (f *Fleet) send(from, to *host, what, refused func()) {
 	m := f.newMessage(function)
 	m.do, m.refused = what, refused
-	f.post(0, from, to, m)
+	f.sendMessage(0, from, to, m)
 }
 
 // drawJitter draws how much longer the way of a query takes than that of other messages.
@@ -152,12 +152,16 @@ func (f *Fleet) drawJitter() time.Duration {
 	return time.Duration(f.rng.ExpFloat64() * float64(f.cfg.Jitter))
 }
 
-// post sends a message, whose way takes longer by jitter.
-func (f *Fleet) post(jitter time.Duration, from, to *host, m *message) {
+// sendMessage sends a message, whose way takes longer by jitter.
+func (f *Fleet) sendMessage(jitter time.Duration, from, to *host, m *message) {
 	m.from, m.to = from, to
 	if f.calm && from != to {
-		m.way = f.cfg.RTT / 2
-		f.events.pushUsual(event{at: f.now + m.way, message: m})
+		m.way = f.cfg.RTT/2 + jitter
+		if e := (event{at: f.now + m.way, message: m}); jitter == 0 {
+			f.events.pushUsual(e)
+		} else {
+			f.events.push(e)
+		}
 		return
 	}
 	m.way = f.way(from, to) + jitter
@@ -179,8 +183,8 @@ func (f *Fleet) post(jitter time.Duration, from, to *host, m *message) {
 	f.events.push(event{at: at, message: m})
 }
 
-// postAfter sends a message of a host to itself, which comes after a time.
-func (f *Fleet) postAfter(after time.Duration, to *host, m *message) {
+// scheduleMessage sends a message of a host to itself, which comes after a time.
+func (f *Fleet) scheduleMessage(after time.Duration, to *host, m *message) {
 	m.from, m.to = to, to
 	f.events.push(event{at: f.now + after, message: m})
 }

@@ -359,7 +359,7 @@ func (r *referee) knows(t *term, c *call) bool {
 }
 
 // finish takes the outcome of a query.
-func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
+func (r *referee) finish(sequence uint64, o Outcome, _ Answer) {
 	if was, twice := r.outcomes[sequence]; twice {
 		r.failf("query %d has the outcome %d, and had %d", sequence, o, was)
 	}

@@ -81,7 +81,7 @@ func (a *agent) kill() {
 	f := a.f
 	a.dead, a.inbox = true, nil
 	if a.term != nil {
-		a.term.isOver()
+		a.term.markOver()
 	}
 	if len(a.running) > 0 {
 		a.lane.Busy -= max(0, a.freeAt-f.now)

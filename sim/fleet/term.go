@@ -15,20 +15,22 @@ import (
 
 // A term is an agent's leadership.
 type term struct {
-	f      *Fleet
-	agent  *agent
-	claim  election.Claim
-	state  *leader.State
-	began  time.Duration
-	wakeAt time.Duration // when to step the state
-	linked []bool        // by gateway: it has a stream to this leader
-	read   []uint64      // by gateway: submits read on its stream
-	over   bool
-	wakes  bool     // it is time to step the state, but its host is frozen
-	told   []uint64 // by gateway: decisions of this leader
-	lacks  bool     // there are latencies of models that it did not know when it was told of them
-	record bytes.Buffer
-	rec    *leader.Recorder // nil: not recorded
+	f           *Fleet
+	agent       *agent // who leads; nil in a fleet that is settled
+	host        *host  // where it does
+	claim       election.Claim
+	state       *leader.State
+	began       time.Duration
+	wakeAt      time.Duration // when to step the state
+	linked      []bool        // by gateway: it has a stream to this leader
+	read        []uint64      // by gateway: submits read on its stream
+	over        bool
+	wakeDelayed bool         // it is time to step the state, but its host is frozen
+	told        []uint64     // by gateway: decisions of this leader
+	passed      leader.Event // that time has passed; kept, because it is passed often
+	lacks       bool         // there are latencies of models that it did not know when it was told of them
+	record      bytes.Buffer
+	rec         *leader.Recorder // nil: not recorded
 
 	// learned is what the leader learns by; nil unless Config.Learns. It looks at what was seen after
 	// learnRest, and again at looksAt.
@@ -47,29 +49,18 @@ func (a *agent) lead(claim election.Claim) {
 		Self: a.member.Name, Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser,
 		Seed: f.cfg.Seed + claim.Epoch, Ahead: f.ahead,
 	}
-	t := &term{
-		f: f, agent: a, claim: claim, began: f.now, wakeAt: Never,
-		linked: make([]bool, len(f.gateways)), read: make([]uint64, len(f.gateways)),
-		told: make([]uint64, len(f.gateways)),
-	}
-	var err error
-	if t.state, err = leader.New(cfg); err != nil {
+	t, err := f.newTerm(&a.host, cfg)
+	if err != nil {
 		f.fail(err)
 		return
 	}
-	if f.cfg.Record != nil {
-		if t.rec, err = leader.NewRecorder(&t.record, &cfg); err != nil {
-			f.fail(fmt.Errorf("write recording: %w", err))
-			return
-		}
-	}
+	t.agent, t.claim = a, claim
 	for i := range f.results {
 		if r := &f.results[i]; r.open && r.Agent != a.member.Name {
 			r.open, r.NextLeader, r.WithoutLeaderMS = false, a.member.Name, float64(f.now-r.at)/1e6
 		}
 	}
 	a.term = t
-	f.terms, f.leads = append(f.terms, t), append(f.leads, t)
 	if f.cfg.Learns {
 		t.learned, t.looksAt = learn.New(f.priorBook()), Never
 		var told []leader.Latency
@@ -86,12 +77,36 @@ func (a *agent) lead(claim election.Claim) {
 	}
 }
 
+// newTerm returns a term that begins now, at a host.
+func (f *Fleet) newTerm(at *host, cfg leader.Config) (*term, error) {
+	n := len(f.gateways)
+	t := &term{
+		f: f, host: at, began: f.now, wakeAt: Never,
+		linked: make([]bool, n), read: make([]uint64, n), told: make([]uint64, n),
+	}
+	var err error
+	if t.state, err = leader.New(cfg); err != nil {
+		return nil, err
+	}
+	if f.cfg.Record != nil {
+		w := f.cfg.Record
+		if !f.cfg.Settled { // several terms, one after the other
+			w = &t.record
+		}
+		if t.rec, err = leader.NewRecorder(w, &cfg); err != nil {
+			return nil, fmt.Errorf("write recording: %w", err)
+		}
+	}
+	f.terms, f.liveTerms = append(f.terms, t), append(f.liveTerms, t)
+	return t, nil
+}
+
 // end ends the term and its streams.
 func (t *term) end() {
-	t.isOver()
+	t.markOver()
 	for i, g := range t.f.gateways {
 		if t.linked[i] {
-			t.f.send(&t.agent.host, &g.host, func() {
+			t.f.send(t.host, &g.host, func() {
 				t.linked[i] = false
 				if g.to == t.agent {
 					g.closed()
@@ -101,10 +116,10 @@ func (t *term) end() {
 	}
 }
 
-// isOver notes that the leader does nothing any more.
-func (t *term) isOver() {
+// markOver notes that the leader does nothing any more.
+func (t *term) markOver() {
 	t.over = true
-	t.f.leads = slices.DeleteFunc(t.f.leads, func(o *term) bool { return o == t })
+	t.f.liveTerms = slices.DeleteFunc(t.f.liveTerms, func(o *term) bool { return o == t })
 }
 
 // tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies of
@@ -145,7 +160,7 @@ func (t *term) learn(after time.Duration) {
 		return
 	}
 	t.looksAt = at
-	t.f.on(&t.agent.host, after, func() {
+	t.f.on(t.host, after, func() {
 		if t.over || t.looksAt != at {
 			return
 		}
@@ -169,7 +184,7 @@ func (t *term) open(b *agent) {
 	hello := election.Message{
 		Kind: election.Heartbeat, Claim: t.claim, Successor: t.agent.node.Successor(),
 	}
-	t.f.send(&t.agent.host, &b.host, func() {
+	t.f.send(t.host, &b.host, func() {
 		if b != t.agent {
 			b.step(&election.Event{
 				Kind: election.Received, ID: t.agent.member.Name, Message: hello,
@@ -188,7 +203,7 @@ func (t *term) broken(b *agent) {
 		Kind: leader.LinkBroken, Agent: b.member.Name, Gone: b.dead, Why: "it does not answer",
 	})
 	if !b.dead {
-		t.f.on(&t.agent.host, redial, func() { t.open(b) })
+		t.f.on(t.host, redial, func() { t.open(b) })
 	}
 }
 
@@ -222,8 +237,8 @@ func (t *term) hear(g *gateway, events []leader.Event) {
 	t.acknowledge(g, told)
 }
 
-// hearOne takes a message of a gateway with one query.
-func (t *term) hearOne(g *gateway, e *leader.Event) {
+// hearSubmit takes a message of a gateway with one query.
+func (t *term) hearSubmit(g *gateway, e *leader.Event) {
 	if t.over || !t.linked[g.index] {
 		return
 	}
@@ -234,20 +249,21 @@ func (t *term) hearOne(g *gateway, e *leader.Event) {
 }
 
 // acknowledge tells a gateway how many submits are read, unless a decision has told it already: a
-// decision says so, too, and more than told were made.
+// decision says so, too, and more than told were made. In a fleet that is settled no gateway waits
+// for that.
 func (t *term) acknowledge(g *gateway, told uint64) {
-	if !t.linked[g.index] || t.told[g.index] > told {
+	if !t.linked[g.index] || t.told[g.index] > told || t.f.cfg.Settled {
 		return
 	}
 	m := t.f.newMessage(acknowledged)
 	m.term, m.gateway, m.read = t, g, t.read[g.index]
-	t.f.post(0, &t.agent.host, &g.host, m)
+	t.f.sendMessage(0, t.host, &g.host, m)
 }
 
 // tell calls what at a gateway, if it has a stream, after a message's way.
 func (t *term) tell(g *gateway, what func()) {
 	if t.linked[g.index] {
-		t.f.send(&t.agent.host, &g.host, what, nil)
+		t.f.send(t.host, &g.host, what, nil)
 	}
 }
 
@@ -260,16 +276,9 @@ func (t *term) step(e *leader.Event) {
 	if f.seen != nil {
 		f.seen(t, e)
 	}
-	var before time.Duration
-	if f.cfg.Clock != nil {
-		before = f.cfg.Clock()
-	}
-	now := f.now - t.began
+	before, now := f.readClock(), f.now-t.began
 	actions := t.state.Step(now, e)
-	if f.cfg.Clock != nil {
-		f.cost += f.cfg.Clock() - before
-	}
-	f.steps++
+	f.countStep(before)
 	if t.rec != nil {
 		if err := t.rec.Step(now, e, actions); err != nil {
 			f.fail(fmt.Errorf("write recording: %w", err))
@@ -284,18 +293,32 @@ func (t *term) step(e *leader.Event) {
 		at = max(at, f.now+1) // time must pass
 	}
 	if at != t.wakeAt {
-		t.wakeAt, t.wakes = at, false
+		t.wakeAt, t.wakeDelayed = at, false
 	}
+}
+
+// readClock returns the wall time, 0 if there is no clock.
+func (f *Fleet) readClock() time.Duration {
+	if f.cfg.Clock == nil {
+		return 0
+	}
+	return f.cfg.Clock()
+}
+
+// countStep counts a step of what decides, which began at a wall time.
+func (f *Fleet) countStep(began time.Duration) {
+	f.steps++
+	f.cost += f.readClock() - began
 }
 
 // wake steps the state at the time for which it asked.
 func (t *term) wake() {
-	f, at, h := t.f, t.wakeAt, &t.agent.host
+	f, at, h := t.f, t.wakeAt, t.host
 	if !h.dead && !f.frozen(h) && len(h.inbox) == 0 {
 		t.passTime()
 		return
 	}
-	t.wakes = true
+	t.wakeDelayed = true
 	f.deliver(h, func() {
 		if t.wakeAt == at {
 			t.passTime()
@@ -304,8 +327,9 @@ func (t *term) wake() {
 }
 
 func (t *term) passTime() {
-	t.wakeAt, t.wakes = Never, false
-	t.step(&leader.Event{Kind: leader.TimePassed})
+	t.wakeAt, t.wakeDelayed = Never, false
+	t.passed = leader.Event{Kind: leader.TimePassed}
+	t.step(&t.passed)
 }
 
 func (t *term) carryOut(a *leader.Action) {
@@ -319,9 +343,26 @@ func (t *term) carryOut(a *leader.Action) {
 		t.told[g.index]++
 		m := f.newMessage(decided)
 		m.term, m.gateway, m.read, m.action = t, g, t.read[g.index], a.Kind
-		m.decision, m.name = a.Decision, a.Agent
+		m.decision, m.name, m.model = a.Decision, a.Agent, a.Model.Name
 		m.decision.Rows = slices.Clone(a.Decision.Rows)
-		f.post(0, &t.agent.host, &g.host, m)
+		f.sendMessage(0, t.host, &g.host, m)
+	case leader.Nonsense:
+		f.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", f.now, a.Message))
+	default:
+		if f.cfg.Settled {
+			if f.cfg.Acts != nil {
+				f.cfg.Acts(a)
+			}
+			return
+		}
+		t.carryOutElse(a)
+	}
+}
+
+// carryOutElse carries out what is no decision, and needs an agent that leads.
+func (t *term) carryOutElse(a *leader.Action) {
+	f := t.f
+	switch a.Kind {
 	case leader.Welcome:
 		g := f.gateways[a.Gateway-1]
 		successor := t.agent.node.Successor()
@@ -338,9 +379,6 @@ func (t *term) carryOut(a *leader.Action) {
 		f.ahead = a.Duration
 	case leader.AskHeld:
 		t.open(f.named[a.Agent])
-	case leader.Nonsense:
-		f.fail(fmt.Errorf("the leader %s at %v: an event makes no sense: %s",
-			t.agent.member.Name, f.now, a.Message))
 	default:
 		t.see(a)
 	}

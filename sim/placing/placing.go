@@ -163,7 +163,7 @@ func (v *Variant) Key() names.ModelKey { return leader.ModelID{Name: v.Name, Ver
 // Profile is the key under which a variant's latencies on a type are learned.
 func (v *Variant) Profile(t names.LaneType) profiles.Key {
 	return profiles.Key{
-		Model: v.Name, Version: 1, InstanceType: profiles.InstanceType(t), Provider: "sim",
+		Model: v.Name, Version: 1, InstanceType: profiles.InstanceType(t), Provider: "cpu",
 	}
 }
 

@@ -368,7 +368,7 @@ func (e *execution) priorTable(model int, laneType names.LaneType) *profiles.Tab
 }
 
 // finish counts the outcome of a query.
-func (e *execution) finish(sequence uint64, o fleet.Outcome, _ int, _ time.Duration) {
+func (e *execution) finish(sequence uint64, o fleet.Outcome, _ fleet.Answer) {
 	q := e.open[sequence]
 	delete(e.open, sequence)
 	m, target, now := &e.results[q.Model], e.r.Models[q.Model].QoSTarget, e.fleet.Now()
