@@ -51,7 +51,27 @@ const (
 
 // newGRPCServer returns a server for the inference protocol, the control protocol, health checks
 // and reflection. The largest query that it accepts depends on the models that are loaded when the
-// query arrives.
+// query arrives. A call passes these, from the socket inwards:
+//
+//	Guard.ServerOptions    TLS, who calls; a connection for queries goes to s.queries instead
+//	s.tap -> admit         the headers: rights (Guard.Tap), room (intake.full), limits (Guard.Count);
+//	                       a query gets its receipt, whose timeout bounds how long it may arrive
+//	 unary calls
+//	  oip.Bounded          the message: at most so many bytes, counted in arrivals as they come
+//	  boundedServer        the error of tap, for calls with a long deadline
+//	   untilEnd            of ModelInfer: ends the receipt, which counts what was not received
+//	    decode             reads the message
+//	     interceptUnary    a panic and each error become a gRPC status, without names that are hidden
+//	      Guard.Unary      rights that depend on the message
+//	       service, controlService, healthService
+//	 streams
+//	  interceptStream      the error of tap, panics and errors, clients that do not read
+//	   Guard.interceptStream
+//	    oip.Bounded        each message
+//	     service, controlService
+//
+// Calls by s.config.Local begin at decode, without the guard. A connection for queries comes to
+// queryConns, which does what tap does, and then calls what is registered here as ModelInfer.
 func (s *Server) newGRPCServer() *grpc.Server {
 	// oip.Bounded below bounds the messages of each method
 	options := append(oip.ServerOptions(math.MaxInt32),
