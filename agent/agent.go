@@ -35,7 +35,6 @@ import (
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/dirlock"
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
@@ -70,8 +69,7 @@ type Agent struct {
 	openStore func(ctx context.Context, url string) (*store.Store, error)
 	rented    atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it
 	ends      atomic.Pointer[notice]         // of this machine's end; nil: there was none
-	// a profiles.InstanceType; unset until the agent has found out its type
-	typ atomic.Value
+	host      host
 
 	// The fields below are set by Run before the agent serves its first call.
 	addresses  Addresses
@@ -79,13 +77,11 @@ type Agent struct {
 	local      *serve.Local
 	members    *members.Members
 	gossip     *gossip.Gossip
-	keyring    *members.Keyring
 	leadership members.LeadershipWatch // package lead publishes to it
 	leading    *lead.Leader
 	renting    *rent.Manager
 	releases   *release.Releases    // what versions of models are released
 	stored     *modelstore.Follower // nil: there is no model store
-	trust      trust
 	shadows    *shadow.Comparer
 	hub        *dashboard.Hub
 	worker     *worker.Worker
@@ -102,7 +98,6 @@ type Agent struct {
 	closing     context.Context
 	close       context.CancelFunc
 	askedToStop context.CancelCauseFunc // makes Run drain and return
-	draining    atomic.Bool
 }
 
 // Addresses are the addresses on which an agent listens, each as host:port with the actual port.
@@ -239,16 +234,20 @@ func (a *Agent) Run(ctx context.Context) error {
 		"advertised_grpc", a.advertised,
 		"model_dir", a.config.ModelDir, eventKey, "started")
 
+	ctx, a.askedToStop = context.WithCancelCause(ctx)
+	defer a.askedToStop(nil)
 	if err := a.open(); err != nil {
 		return err
 	}
-	ctx, a.askedToStop = context.WithCancelCause(ctx)
-	defer a.askedToStop(nil)
 	close(a.listening)
 	return a.serveUntil(ctx, listeners)
 }
 
-// open makes the executor, the parts and the gateway, and connects them to each other.
+// open makes the executor and the parts, in the order in which they need each other: members, worker,
+// gateway, leader, server. A part is given those before it. What a part has to tell one after it goes
+// to where that has attached itself: see Represent, PublishLoads, Attend, AdmitBy, OnLoad,
+// FollowReleases and ServeDashboard, all of which are called before anything runs. The leadership is a
+// value that all read and the leader publishes.
 func (a *Agent) open() (err error) {
 	if a.executor, err = a.env.OpenExecutor(a.config, a.log); err != nil {
 		return err
@@ -259,83 +258,32 @@ func (a *Agent) open() (err error) {
 			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
 	a.logCores(info)
-	if a.card, err = a.openCard(); err != nil {
-		return err
-	}
-	layout, err := a.config.layout()
-	if err != nil {
-		return err // Validate has checked it
-	}
-	if a.slow, err = a.slowdowns(); err != nil {
-		return err
-	}
-	a.worker, err = worker.Open(worker.Config{
-		Slowdowns: a.slow,
-		Executor:  a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(), Layout: layout,
-		MaxWaitingQueries: a.config.MaxWaitingQueries, MaxWaitingBytes: a.config.MaxWaitingBytes,
-		ModelDir: a.config.ModelDir, LoadTimeout: a.config.LoadTimeout,
-		LoadByCall: a.config.ModelControl == "explicit",
-		Placed:     a.config.ModelControl == "leader", ModelMemory: a.config.ModelMemory,
-		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
-		StateDir: a.config.StateDir, Changed: func() { a.members.SelfChanged() },
-		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
-		Leading: &a.leadership,
-		Desired: func() *control.DesiredFleet { return a.renting.Desired() },
-		Own:     func() *control.Member { return a.members.Own() },
-		Admit: func(ctx context.Context, v *models.Version) error {
-			if a.stored == nil {
-				return nil
-			}
-			return a.stored.Admit(ctx, v)
-		},
-		ToldByLeader: func(m *control.LeaderMessage) {
-			a.members.ToldByLeader(m)
-			a.renting.Heard(m.GetFleet())
-			a.releases.Heard(m.GetReleases())
-		},
-		Releases: func() []*control.Release { return a.releases.All() },
-		Callers:  serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
-		Alone:    func() bool { return a.server.Alone() },
-		Full:     func(ctx context.Context) error { return a.server.Full(ctx) },
-		Loaded:   func(v *models.Version) { a.server.Loaded(v) },
-		Observe:  a.observe,
-		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
-	})
-	if err != nil {
-		return err
-	}
-	if len(a.worker.Repository().Index()) == 0 && a.config.ModelStore == "" {
-		a.log.Warn("there is no model yet; it will be served as soon as there is one",
-			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
-	}
 	a.local = serve.NewLocal(a.closing)
 	a.members = members.New(members.Config{
 		Closing: a.closing, Spoken: a.env.Spoken, Gossip: a.gossip,
-		Connect: a.env.Network.Connect, Queries: a.env.Network.queries(), Dial: a.env.Network.Dial, Local: a.local,
-		Leading: &a.leadership, Estimates: a.worker, Describe: a.describe,
-		Load: func() (int, []time.Duration) {
-			stats := a.worker.Lanes().Stats()
-			return stats.Waiting, stats.RemainingByLane
-		},
-		Described: a.worker.TellMember,
-		Loaded:    func(l *control.LaneLoad) { a.gateway.SetLoads([]*control.LaneLoad{l}) },
-		Log:       a.log,
+		Connect: a.env.Network.Connect, Queries: a.env.Network.queries(), Dial: a.env.Network.Dial,
+		Local: a.local, Leading: &a.leadership, Log: a.log,
 	})
+	if a.card, err = a.openCard(); err != nil {
+		return err
+	}
+	if err = a.openWorker(info); err != nil {
+		return err
+	}
+	a.members.Represent(self{a.worker, a})
 	a.guard.KnowFamilies(a.members.Family)
-	a.keyring = members.NewKeyring(a.members, a.config.gossipKeyFile())
-	a.hub = dashboard.NewHub(dashboard.HubConfig{
-		Self: a.name, Members: a.members, Leading: &a.leadership, Events: a.events, Log: a.log,
-	})
 	if err = a.openRenting(); err != nil {
 		return err
 	}
-	if err = a.openTrust(); err != nil {
+	signatures, err := openTrust(a.config)
+	if err != nil {
 		return err
 	}
-	a.openReleases()
-	if err = a.follow(); err != nil {
+	if err = a.openFollower(signatures); err != nil {
 		return err
 	}
+	a.openReleases(signatures)
+	a.worker.Attend(a.renting, a.releases)
 	transport := serve.NewTransport(a.members)
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID: 1 + rand.Uint64N(math.MaxUint64), Agent: a.name, Own: a.local, Transport: transport,
@@ -344,33 +292,73 @@ func (a *Agent) open() (err error) {
 	if err != nil {
 		return err
 	}
+	a.members.PublishLoads(a.gateway)
 	a.counts = serve.NewCounts(a.metrics.registry, a.gateway)
-	if a.leading, err = a.newLeading(); err != nil {
-		return err
-	}
 	a.shadows = shadow.New(shadow.Config{
 		Compares: a.releases.Compares,
 		View:     a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
 		Transport: transport,
 	})
+	a.hub = dashboard.NewHub(dashboard.HubConfig{
+		Self: a.name, Members: a.members, Leading: &a.leadership, Events: a.events, Log: a.log,
+	})
+	if a.leading, err = a.newLeading(); err != nil {
+		return err
+	}
 	a.metrics.watchGossip(a.gossip.Stats)
+	a.openServer()
+	a.openDashboard()
+	return nil
+}
+
+// openWorker makes the part that runs models.
+func (a *Agent) openWorker(info runtime.Info) error {
+	layout, err := a.config.layout()
+	if err != nil {
+		return err // Validate has checked it
+	}
+	if a.slow, err = a.slowdowns(); err != nil {
+		return err
+	}
+	a.worker, err = worker.Open(worker.Config{
+		Executor: a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(), Layout: layout,
+		MaxWaitingQueries: a.config.MaxWaitingQueries, MaxWaitingBytes: a.config.MaxWaitingBytes,
+		ModelDir: a.config.ModelDir, LoadTimeout: a.config.LoadTimeout,
+		LoadByCall: a.config.ModelControl == "explicit",
+		Placed:     a.config.ModelControl == "leader", ModelMemory: a.config.ModelMemory,
+		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
+		StateDir: a.config.StateDir, Catalogue: a.catalogue, Library: a.library, Slowdowns: a.slow,
+		Host: &a.host, Leading: &a.leadership, Fleet: a.members, Health: a.health,
+		Callers: serve.Callers{Guard: a.guard}, Registry: a.metrics.registry, Tracer: a.tracer,
+		Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	if len(a.worker.Repository().Index()) == 0 && a.config.ModelStore == "" {
+		a.log.Warn("there is no model yet; it will be served as soon as there is one",
+			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
+	}
+	return nil
+}
+
+// openServer makes the part that clients and other agents speak to.
+func (a *Agent) openServer() {
 	a.server = serve.New(serve.Config{
-		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
-		Counts:  a.counts,
+		Name: a.name, Members: a.members, Worker: a.worker,
+		Keyring: members.NewKeyring(a.members, a.config.gossipKeyFile()),
 		Leading: a.leading, Leadership: &a.leadership, Renting: a.renting, Releases: a.releases,
-		Gateway: a.gateway, Shadows: a.shadows,
+		Gateway: a.gateway, Counts: a.counts, Shadows: a.shadows,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
-		Note: a.note, Refresh: a.refresh, Files: modelstore.NewServer(a.stored),
+		Note: a.stored.Note, Refresh: a.stored.Refresh, Files: modelstore.NewServer(a.stored),
 		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.env.ReceiveTimeout,
 		SendTimeout: a.env.SendTimeout,
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
-		Encrypted: a.config.Security.TLS(),
-		Dashboard: a.openDashboard(), Beats: a.hub,
+		Encrypted: a.config.Security.TLS(), Beats: a.hub,
 		Pprof: a.config.Pprof, Version: Version(),
-		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) }, Draining: a.draining.Load,
+		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) }, Draining: a.host.Draining,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
-	return nil
 }
 
 // newLeading makes the part that takes part in elections and leads when elected.
@@ -473,15 +461,6 @@ func writable(dir string) error {
 
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
 
-// observe passes a change of a model version's state to the health service, and tells the fleet
-// that this agent's description has changed.
-func (a *Agent) observe(e models.Event) {
-	a.health.Observe(e)
-	if a.members != nil { // nil while open still runs: the first description comes later
-		a.members.SelfChanged()
-	}
-}
-
 // lookGone is the time between two runs of forgetGone's clean-up.
 const lookGone = time.Minute
 
@@ -541,7 +520,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 		case <-a.worker.Settled():
 			a.server.Settle()
 			a.members.SelfChanged() // it is ready
-			if !a.draining.Load() {
+			if !a.host.Draining() {
 				a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
 			}
 		case <-failed.Done():

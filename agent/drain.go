@@ -26,7 +26,7 @@ var (
 // the agent goes on serving meanwhile: its gateway sends new queries to other agents.
 func (a *Agent) drain(ctx context.Context, why error) {
 	start := time.Now()
-	a.draining.Store(true)
+	a.host.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
 	timeout := a.drainTimeout()

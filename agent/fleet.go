@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/profiles"
@@ -43,6 +45,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	if a.gossip, err = gossip.Open(ctx, config); err != nil {
 		return fmt.Errorf("%w; choose another address with --gossip", err)
 	}
+	a.guard.ShareSessions(a.gossip.Keys)
 	return nil
 }
 
@@ -76,7 +79,7 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 	t := a.config.instanceType(asking, imds.Options{
 		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
 	})
-	a.typ.Store(t)
+	a.host.instanceType.Store(t)
 	a.log.Info("instance type", "instance_type", string(t))
 	a.members.SelfChanged()
 }
@@ -93,18 +96,24 @@ func (a *Agent) leaveGossip() {
 	}
 }
 
-// describe returns this agent's description, with revision 0: its name, addresses, type, price and
+// A self is this agent, as its members tell the fleet of it.
+type self struct {
+	*worker.Worker
+	agent *Agent
+}
+
+// Describe returns this agent's description, with revision 0: its name, addresses, type, price and
 // models. apart says of models that name a family and do not fit into it why.
-func (a *Agent) describe() (m *control.Member, apart map[string]string) {
-	m, apart = a.worker.Describe()
-	m.Rank = uint32(a.rank())
-	a.sign(m)
+func (s self) Describe() (m *control.Member, apart map[string]string) {
+	m, apart = s.Worker.Describe()
+	m.Rank = uint32(s.agent.rank())
+	s.agent.sign(m)
 	return m, apart
 }
 
 // introduce returns this agent's description while it has no worker yet.
 func (a *Agent) introduce() *control.Member {
-	m := &control.Member{InstanceType: string(a.instanceType())}
+	m := &control.Member{InstanceType: string(a.host.InstanceType())}
 	a.sign(m)
 	return m
 }
@@ -113,18 +122,28 @@ func (a *Agent) introduce() *control.Member {
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role, m.Software = string(a.name), a.advertised, a.config.Leader, Version()
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
-	m.Draining = a.draining.Load()
+	m.Draining = a.host.Draining()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
-	m.Ready = a.server != nil && a.server.Ready()
+	m.Ready = a.health.Settled() && !a.host.Draining()
 	m.Gpu = a.card.tell()
-	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
+	if known, err := a.catalogue.Lookup(a.host.InstanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}
 }
 
-// instanceType is this machine's instance type; "" until learnInstanceType has found it.
-func (a *Agent) instanceType() profiles.InstanceType {
-	if t, ok := a.typ.Load().(profiles.InstanceType); ok {
+// A host is what changes about this machine and process while the agent runs. Its methods may be
+// called concurrently.
+type host struct {
+	draining     atomic.Bool
+	instanceType atomic.Value // a profiles.InstanceType; unset until the agent has found it out
+}
+
+// Draining reports whether the agent drains.
+func (h *host) Draining() bool { return h.draining.Load() }
+
+// InstanceType is this machine's instance type; "" until learnInstanceType has found it.
+func (h *host) InstanceType() profiles.InstanceType {
+	if t, ok := h.instanceType.Load().(profiles.InstanceType); ok {
 		return t
 	}
 	return ""

@@ -43,7 +43,7 @@ func (a *Agent) openCard() (*cardWatch, error) {
 		return nil, nil
 	}
 	w := &cardWatch{
-		card: card, log: a.log, changed: func() { a.members.SelfChanged() },
+		card: card, log: a.log, changed: a.members.SelfChanged,
 		slowed: map[string]time.Time{},
 	}
 	w.told = w.describe()

@@ -20,12 +20,6 @@ func (a *Agent) openGuard() error {
 		Logger:    a.log,
 		OnRefusal: func(reason string) { a.metrics.refusals.WithLabelValues(reason).Inc() },
 		Limits:    a.config.Limits,
-		SessionKeys: func() [][]byte {
-			if a.gossip == nil {
-				return nil // it is open before a server is
-			}
-			return a.gossip.Keys()
-		},
 	})
 	if err != nil {
 		return err

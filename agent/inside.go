@@ -92,13 +92,14 @@ func (i Inside) Catalogue() *profiles.Catalogue { return i.Agent.catalogue }
 func (i Inside) Slowdowns() profiles.Slowdowns { return i.Agent.slow }
 
 // Draining reports whether the agent drains.
-func (i Inside) Draining() bool { return i.Agent.draining.Load() }
+func (i Inside) Draining() bool { return i.Agent.host.Draining() }
 
 // Rented is what the provider says of this machine; nil: it was not rented.
 func (i Inside) Rented() *control.Rented { return i.Agent.rented.Load() }
 
-// SetRented tells the fleet what the provider says of this machine.
-func (i Inside) SetRented(r *control.Rented) { i.setRented(r) }
+// SetRented replaces what the provider says of this machine. Once the agent runs, the fleet hears of it
+// with the next change of its description.
+func (i Inside) SetRented(r *control.Rented) { i.Agent.rented.Store(r) }
 
 // KeptKeys are the keys of gossip that the settings or their file have.
 func (i Inside) KeptKeys() ([][]byte, error) { return i.Agent.config.gossipKeys() }

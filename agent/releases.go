@@ -6,16 +6,12 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// openReleases makes the part that keeps releases, and makes the agent follow those on disk.
-func (a *Agent) openReleases() {
-	var kept release.Store
-	if a.config.ModelStore != "" {
-		kept = keeper{a}
-	}
-	a.releases = release.New(release.Config{
-		Store: kept,
+// openReleases makes the part that keeps releases, and makes the agent follow those on disk and those
+// of the model store.
+func (a *Agent) openReleases(t *trust) {
+	config := release.Config{
 		Trusts: func(x *control.Release) bool {
-			trusted := a.trust.covers(x)
+			trusted := t.covers(x)
 			if !trusted {
 				a.stored.Look()
 			}
@@ -31,5 +27,12 @@ func (a *Agent) openReleases() {
 			a.members.SetReleases(all)
 			a.members.SelfChanged()
 		},
-	})
+	}
+	if a.stored != nil {
+		config.Store = keeper{t, a.stored}
+	}
+	a.releases = release.New(config)
+	if a.stored != nil {
+		a.stored.FollowReleases(storeReleases{t, a.releases})
+	}
 }

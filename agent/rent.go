@@ -44,7 +44,5 @@ func (a *Agent) openRenting() (err error) {
 // caller must not change it afterwards.
 func (a *Agent) setRented(r *control.Rented) {
 	a.rented.Store(r)
-	if a.members != nil {
-		a.members.SelfChanged()
-	}
+	a.members.SelfChanged()
 }

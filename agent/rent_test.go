@@ -269,6 +269,7 @@ func TestMachineTaken(t *testing.T) {
 			for left := notice; left > 0; left -= step {
 				taken.SetRented(&control.Rented{Instance: rented.Instance, Slot: rented.Slot,
 					Zone: rented.Zone, EndsNs: int64(left)})
+				taken.Members().SelfChanged()
 				time.Sleep(step)
 				replaced = max(replaced, r.cloud.Live()[kindOf("r5n.large")])
 			}

@@ -23,8 +23,8 @@ func (a *Agent) OpenStore(open func(ctx context.Context, url string) (*store.Sto
 	a.openStore = open
 }
 
-// follow makes the part that follows the model store, if there is one.
-func (a *Agent) follow() error {
+// openFollower makes the part that follows the model store, if there is one.
+func (a *Agent) openFollower(t *trust) error {
 	metrics := modelstore.NewMetrics(a.metrics.registry)
 	if a.config.ModelStore == "" {
 		return nil
@@ -38,19 +38,16 @@ func (a *Agent) follow() error {
 			return a.openStore(ctx, a.config.ModelStore)
 		},
 		Dir: a.config.ModelDir, CacheBytes: a.config.ModelCacheSize, Models: a.config.StoreModels,
-		Keys: a.trust.keys, Fleet: a.trust.fleet, Rekeyed: a.trust.forget,
+		Keys: t.keys, Fleet: t.fleet, Rekeyed: t.forget,
 		Readmit: a.worker.Repository().Readmit, BytesPerSecond: a.config.StoreRate, Poll: a.config.StorePoll,
 		Peers: &modelstore.Peers{Fleet: a.members},
 		Pause: func(ctx context.Context, d time.Duration) error {
 			return runtime.Pause(a.worker.Lanes().Considerate(ctx), d)
 		},
 		Statuses: a.worker.Repository().Index,
-		Released: func(model string) []int64 { return released(a.releases, model) },
-		Release: func(ctx context.Context, s *store.Store, model string, number uint64) error {
-			return a.followRelease(ctx, s, model, number)
-		},
-		Metrics: metrics, Log: a.log,
+		Metrics:  metrics, Log: a.log,
 	})
+	a.worker.AdmitBy(a.stored)
 	return err
 }
 
@@ -66,20 +63,20 @@ type trust struct {
 }
 
 // openTrust reads the public keys.
-func (a *Agent) openTrust() error {
-	t := &a.trust
-	t.fleet, t.url = cmp.Or(a.config.FleetName, store.FleetName(a.config.ModelStore)),
-		a.config.ModelStore
-	if a.config.RequireSignature == "" {
-		return nil
+func openTrust(config Config) (*trust, error) {
+	t := &trust{
+		fleet: cmp.Or(config.FleetName, store.FleetName(config.ModelStore)), url: config.ModelStore,
+	}
+	if config.RequireSignature == "" {
+		return t, nil
 	}
 	var err error
-	t.keys, err = secure.WatchFile("public keys of model stores", a.config.RequireSignature,
+	t.keys, err = secure.WatchFile("public keys of model stores", config.RequireSignature,
 		store.ReadKeys)
 	if err != nil {
-		return fmt.Errorf("require-signature: %w", err)
+		return nil, fmt.Errorf("require-signature: %w", err)
 	}
-	return nil
+	return t, nil
 }
 
 func (t *trust) required() bool { return t.keys != nil }
@@ -133,27 +130,33 @@ func (t *trust) covers(x *control.Release) bool {
 	return t.keys == nil || x.GetKept() == 0 || x.GetKept() <= t.signed[x.GetModel()]
 }
 
-// followRelease makes the fleet follow the newest release that the store has of a model.
-func (a *Agent) followRelease(ctx context.Context, s *store.Store, model string,
+// storeReleases are the releases of the fleet and of its model store.
+type storeReleases struct {
+	trust    *trust
+	releases *release.Releases
+}
+
+// Follow makes the fleet follow the newest release that the store has of a model.
+func (f storeReleases) Follow(ctx context.Context, s *store.Store, model string,
 	number uint64) error {
-	a.trust.has(model, number)
-	kept := a.releases.Kept(model)
+	f.trust.has(model, number)
+	kept := f.releases.Kept(model)
 	jumped := kept > number+store.MaxReleaseStep
 	switch {
-	case kept >= number && a.trust.covers(&control.Release{Model: model, Kept: kept}):
+	case kept >= number && f.trust.covers(&control.Release{Model: model, Kept: kept}):
 		return nil
 	case kept > number && !jumped:
 		return fmt.Errorf("%w: this agent knows release %d of %s, which %s has no longer, so that nobody "+
 			"can tell whether it was signed; release a version under a higher number: muster models "+
 			"promote %s VERSION --store %s --fleet-name %s --above %d --sign KEY", store.ErrSignature,
-			kept, model, s, model, a.trust.url, a.trust.fleet, kept)
+			kept, model, s, model, f.trust.url, f.trust.fleet, kept)
 	}
-	r, err := releases.ReadTrusted(ctx, s, model, number, a.trust.releases())
+	r, err := releases.ReadTrusted(ctx, s, model, number, f.trust.releases())
 	if err != nil {
 		return err
 	}
-	a.trust.found(model, number)
-	a.releases.Read(r, jumped)
+	f.trust.found(model, number)
+	f.releases.Read(r, jumped)
 	return nil
 }
 
@@ -188,10 +191,10 @@ const (
 	settled   = time.Second
 )
 
-// released are the versions of a model that are released, the current one first, and the one to
+// Released are the versions of a model that are released, the current one first, and the one to
 // which a rollback returns.
-func released(releases *release.Releases, model string) (all []int64) {
-	for _, r := range releases.All() {
+func (f storeReleases) Released(model string) (all []int64) {
+	for _, r := range f.releases.All() {
 		if r.GetModel() != model {
 			continue
 		}
@@ -205,14 +208,17 @@ func released(releases *release.Releases, model string) (all []int64) {
 }
 
 // keeper is the agent's model store, as package release needs it.
-type keeper struct{ a *Agent }
+type keeper struct {
+	trust  *trust
+	stored *modelstore.Follower
+}
 
 // open returns the store.
 func (k keeper) open() (*store.Store, error) {
-	if s := k.a.stored.Store(); s != nil {
+	if s := k.stored.Store(); s != nil {
 		return s, nil
 	}
-	return nil, fmt.Errorf("the model store %s has not been opened yet", k.a.config.ModelStore)
+	return nil, fmt.Errorf("the model store %s has not been opened yet", k.trust.url)
 }
 
 func (k keeper) Versions(ctx context.Context, model string) ([]int64, error) {
@@ -230,51 +236,34 @@ func (k keeper) Versions(ctx context.Context, model string) ([]int64, error) {
 	return entry.Versions, nil
 }
 
-func (k keeper) Create(ctx context.Context, r *control.Release) error {
-	if k.a.trust.required() {
+func (k keeper) Create(ctx context.Context, r *control.Release) (*control.Release, error) {
+	if k.trust.required() {
 		do := fmt.Sprintf("promote %s %d", r.GetModel(), cmp.Or(r.GetCanary(), r.GetCurrent()))
 		if r.GetCanary() != 0 && r.GetShare() == 0 {
 			do = "rollback " + r.GetModel()
 		}
-		return fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
-			"--sign KEY", release.ErrUnsigned, do, k.a.config.ModelStore, k.a.trust.fleet)
+		return nil, fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
+			"--sign KEY", release.ErrUnsigned, do, k.trust.url, k.trust.fleet)
 	}
 	s, err := k.open()
 	if err == nil {
 		err = releases.Create(ctx, s, r)
 	}
 	if !errors.Is(err, store.ErrExists) {
-		return err
+		return nil, err
 	}
 	newest, entry, err := releases.NewestValid(ctx, s, r.GetModel(), releases.Trust{})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if newest.GetNumber() < r.GetNumber() { // what has its number is not valid
 		r.Number = entry.Release + 1
 		r.Kept = r.Number
 		if err := releases.Create(ctx, s, r); !errors.Is(err, store.ErrExists) {
-			return err
+			return nil, err
 		}
-		return release.ErrNewer
+		return nil, release.ErrNewer
 	}
-	k.a.releases.Read(newest, false)
-	return fmt.Errorf("%w: in the model store is number %d, version %d, %s", release.ErrNewer,
+	return newest, fmt.Errorf("%w: in the model store is number %d, version %d, %s", release.ErrNewer,
 		newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
-}
-
-// note says of a version that serves why it does although nobody trusted has signed it.
-func (a *Agent) note(model string, version int64) string {
-	if a.stored == nil {
-		return ""
-	}
-	return a.stored.Note(model, version)
-}
-
-// refresh fetches what the model store has of a model, if there is a store.
-func (a *Agent) refresh(ctx context.Context, model string) error {
-	if a.stored == nil {
-		return nil
-	}
-	return a.stored.Refresh(ctx, model)
 }

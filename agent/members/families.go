@@ -60,7 +60,7 @@ func (ms *Members) joinAnyway() {
 // describeSelf returns this agent's description without what contradicts others, and by model why
 // it is not served as its model.yaml says.
 func (ms *Members) describeSelf() (*control.Member, map[string]string) {
-	own, apart := ms.config.Describe()
+	own, apart := ms.self.Describe()
 	for model, why := range apart {
 		apart[model] = onlyOwnName + why
 	}

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -52,7 +53,7 @@ func (ms *Members) follow() {
 // hearLoad handles a member's load as gossip received it, encoded, at the given time.
 func (ms *Members) hearLoad(name names.AgentName, said []byte, at time.Time) {
 	if l, ok := ms.heardLoad(name, said, at); ok {
-		ms.config.Loaded(l.Now(time.Now()))
+		ms.loads.SetLoads([]*control.LaneLoad{l.Now(time.Now())})
 	}
 }
 
@@ -62,11 +63,11 @@ func (ms *Members) tellLoad(ctx context.Context) {
 	defer ticker.Stop()
 	var last []byte
 	for {
-		waiting, remaining := ms.config.Load()
+		waiting, remaining := ms.self.Load()
 		l := load{revision: ms.Own().Revision, waiting: uint64(waiting), remaining: remaining}
 		if said := l.encode(); !bytes.Equal(said, last) {
 			last = said
-			ms.config.Loaded(ms.heardOwnLoad(l).Now(time.Now()))
+			ms.loads.SetLoads([]*control.LaneLoad{ms.heardOwnLoad(l).Now(time.Now())})
 			if err := ms.config.Gossip.SetLoad(said); err != nil {
 				ms.config.Log.Warn("gossip this agent's load", "error", err)
 			}
@@ -100,7 +101,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 			m.Revision++
 			last = m
 			ms.update(m)
-			ms.config.Described(m)
+			ms.self.TellMember(m)
 			if err := ms.config.Gossip.SetMeta(MetaOf(m).Encode()); err != nil {
 				ms.config.Log.Warn("gossip this agent's description", "error", err)
 			}

@@ -71,13 +71,13 @@ func newKnowing(tb testing.TB, members int) *knowing {
 		tb.Fatal(err)
 	}
 	k.Members = New(Config{
-		Closing: ctx, Leading: stillLeading{&control.Leadership{Epoch: 1}}, Estimates: &k.estimates,
-		Describe: func() (*control.Member, map[string]string) {
-			return sampleMember("self", 0), map[string]string{}
-		},
-		Loaded: func(l *control.LaneLoad) { k.gateway.SetLoads([]*control.LaneLoad{l}) },
-		Log:    slog.New(slog.DiscardHandler),
+		Closing: ctx, Leading: stillLeading{&control.Leadership{Epoch: 1}},
+		Log: slog.New(slog.DiscardHandler),
 	})
+	k.Represent(testSelf{
+		&k.estimates, func() *control.Member { return sampleMember("self", 0) },
+	})
+	k.PublishLoads(k.gateway)
 	for i := range members - 1 {
 		addMember(k.Members, i)
 	}

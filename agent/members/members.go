@@ -47,15 +47,26 @@ type Leading interface {
 	Changed() <-chan struct{}
 }
 
-// Estimates are the latency profiles that this agent has learned from queries on its own lanes. The
-// methods may be called concurrently.
-type Estimates interface {
-	// Complete adds profiles to a view for models and lanes without one. Nobody else has the view
-	// yet.
+// Self is this agent, as Members tell the fleet of it. The methods may be called concurrently and do
+// not block.
+type Self interface {
+	// Describe returns this agent's description, a new message with revision 0. apart
+	// says of models that name a family and do not fit into it why; it is not nil, and
+	// belongs to the caller.
+	Describe() (m *control.Member, apart map[string]string)
+	// TellMember is called with this agent's new description whenever it has changed.
+	TellMember(*control.Member)
+	// Load returns how many queries wait at this agent, and the remaining time of each lane.
+	Load() (waiting int, remaining []time.Duration)
+	// Complete adds to a view profiles that this agent has learned from queries on its own lanes, for
+	// models and lanes without one. Nobody else has the view yet.
 	Complete(*control.View)
 	// Learned returns a number that changes whenever Complete may add other profiles than before.
 	Learned() uint64
 }
+
+// A loadReceiver takes the loads of members.
+type loadReceiver interface{ SetLoads([]*control.LaneLoad) }
 
 // A Config holds what [Members] need of the rest of the agent. The functions must not block unless
 // their comments say so, and may be called concurrently.
@@ -75,20 +86,9 @@ type Config struct {
 	// to see whether the address refuses connections.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Local is this agent's connection to itself, without sockets.
-	Local     grpc.ClientConnInterface
-	Leading   Leading
-	Estimates Estimates
-	// Describe returns this agent's description, a new message with revision 0. apart
-	// says of models that name a family and do not fit into it why; it is not nil, and
-	// belongs to the caller.
-	Describe func() (m *control.Member, apart map[string]string)
-	// Load returns how many queries wait at this agent, and the remaining time of each lane.
-	Load func() (waiting int, remaining []time.Duration)
-	// Described is called with this agent's new description whenever it has changed.
-	Described func(*control.Member)
-	// Loaded is called with each load that gossip receives, and with this agent's own.
-	Loaded func(*control.LaneLoad)
-	Log    *slog.Logger
+	Local   grpc.ClientConnInterface
+	Leading Leading
+	Log     *slog.Logger
 }
 
 // Members hold this agent's view of the fleet: which agents are in it and their loads, from gossip;
@@ -101,6 +101,8 @@ type Config struct {
 // it.
 type Members struct {
 	config Config
+	self   Self         // set by Represent
+	loads  loadReceiver // set by PublishLoads
 	feed   feed
 	secret []byte // of this process alone, for aliases
 
@@ -158,8 +160,8 @@ type other struct {
 	refused *gossip.Member
 }
 
-// New returns Members that know only this agent. Run finds the others; Close must be called at the
-// end.
+// New returns Members that know nobody. Represent tells them of this agent, and Run finds the others;
+// Close must be called at the end.
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, selfChanged: wakeup.New(),
@@ -169,9 +171,19 @@ func New(config Config) *Members {
 	}
 	_, _ = rand.Read(ms.secret) // it never fails
 	ms.feed.members = ms
-	ms.own, ms.apart = ms.describeSelf()
 	return ms
 }
+
+// Represent makes the Members tell the fleet of this agent. It must be called once, before Run and
+// before what asks for this agent or the view.
+func (ms *Members) Represent(self Self) {
+	ms.self = self
+	ms.own, ms.apart = ms.describeSelf()
+}
+
+// PublishLoads passes each load that gossip receives, and this agent's own, on to a receiver, which
+// must not block. It must be called once, before Run.
+func (ms *Members) PublishLoads(to loadReceiver) { ms.loads = to }
 
 // Close forgets the other agents, closes their connections, and blocks until the goroutines that
 // call them have ended.
@@ -189,6 +201,9 @@ func (ms *Members) Close() {
 
 // Self returns the name of this agent.
 func (ms *Members) Self() names.AgentName { return ms.Own().AgentName() }
+
+// Alone reports whether the view has no other agent.
+func (ms *Members) Alone() bool { return len(ms.View().Members) == 1 }
 
 // Own returns this agent's description, which the caller must not change.
 func (ms *Members) Own() *control.Member {
@@ -316,8 +331,8 @@ func (ms *Members) gatherProfiles(v *control.View) {
 	// never nil, because nil means that ms.all is unset
 	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(ms.profiles)),
 		maps.Values(ms.profiles))
-	ms.learnedAt = ms.config.Estimates.Learned()
-	ms.config.Estimates.Complete(v)
+	ms.learnedAt = ms.self.Learned()
+	ms.self.Complete(v)
 	slices.SortFunc(v.Profiles, func(a, b *control.Profile) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Type, b.Type))
 	})
@@ -329,7 +344,7 @@ func (ms *Members) gatherProfiles(v *control.View) {
 func (ms *Members) completeAgain() {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	if ms.all == nil || ms.config.Estimates.Learned() == ms.learnedAt {
+	if ms.all == nil || ms.self.Learned() == ms.learnedAt {
 		return
 	}
 	before := ms.all

@@ -8,11 +8,39 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// noEstimates know of nothing.
-type noEstimates struct{}
+// newLone returns Members of an agent with a description, which has learned nothing, and which follow
+// nobody.
+func newLone(self *control.Member) *Members {
+	ms := New(Config{Leading: stillLeading{}})
+	ms.Represent(testSelf{describe: func() *control.Member { return self }})
+	return ms
+}
 
-func (noEstimates) Learned() uint64        { return 0 }
-func (noEstimates) Complete(*control.View) {}
+// A testSelf is an agent that is described so.
+type testSelf struct {
+	*sampleEstimates
+	describe func() *control.Member
+}
+
+func (s testSelf) Describe() (*control.Member, map[string]string) {
+	return s.describe(), map[string]string{}
+}
+
+func (s testSelf) Load() (int, []time.Duration) { return 0, nil }
+func (s testSelf) TellMember(*control.Member)   {}
+
+func (s testSelf) Learned() uint64 {
+	if s.sampleEstimates == nil {
+		return 0
+	}
+	return s.sampleEstimates.Learned()
+}
+
+func (s testSelf) Complete(v *control.View) {
+	if s.sampleEstimates != nil {
+		s.sampleEstimates.Complete(v)
+	}
+}
 
 // TestMembersForget: a member forgets profiles of lanes and versions that are gone only after
 // a while.
@@ -22,10 +50,7 @@ func TestMembersForget(t *testing.T) {
 			{Name: "m", Version: 1},
 		},
 	}
-	ms := New(Config{
-		Leading: stillLeading{}, Estimates: noEstimates{},
-		Describe: func() (*control.Member, map[string]string) { return self, map[string]string{} },
-	})
+	ms := newLone(self)
 	tell := func(model, typ string) {
 		ms.ToldByLeader(&control.LeaderMessage{
 			Profiles: []*control.Profile{{Model: model, Type: typ}},

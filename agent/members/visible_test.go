@@ -95,12 +95,7 @@ func knownOf(v *control.View, model string) (known []string) {
 // TestVisibleNeighbours: a client that may not query all models is shown no name of the others in
 // the lanes of what it may query, and finds for its models the same prices and profiles.
 func TestVisibleNeighbours(t *testing.T) {
-	ms := New(Config{
-		Leading: stillLeading{}, Estimates: noEstimates{},
-		Describe: func() (*control.Member, map[string]string) {
-			return &control.Member{Name: "self"}, map[string]string{}
-		},
-	})
+	ms := newLone(&control.Member{Name: "self"})
 	v := sharingView()
 	before := proto.CloneOf(v)
 	sees := func(model string) bool { return slices.Contains([]string{"ncf", "wnd"}, model) }

@@ -61,15 +61,18 @@ type Config struct {
 	Pause func(ctx context.Context, d time.Duration) error
 	// Statuses returns the states of the versions in the model directory.
 	Statuses func() []models.Status
+	Metrics  *Metrics
+	Log      *slog.Logger
+}
+
+// Releases are what the fleet has released. The methods are called concurrently.
+type Releases interface {
 	// Released returns the versions of a model that the fleet has released, the current one first,
 	// in a slice that the caller may change. They are held beside the newest.
-	Released func(model string) []int64
-	// Release reads the newest release that the store has of a model, and makes the fleet follow it
-	// unless that knows a newer one. It is called concurrently. If it fails, the model's versions
-	// here stay as they are. nil: releases in the store are not followed.
-	Release func(ctx context.Context, s *store.Store, model string, number uint64) error
-	Metrics *Metrics
-	Log     *slog.Logger
+	Released(model string) []int64
+	// Follow reads the newest release that the store has of a model, and makes the fleet follow it
+	// unless that knows a newer one. If it fails, the model's versions here stay as they are.
+	Follow(ctx context.Context, s *store.Store, model string, number uint64) error
 }
 
 // Metrics count what Followers do.
@@ -143,17 +146,19 @@ const (
 	whole = ""
 )
 
-// A Follower keeps a model directory as a store says. Its methods may be called concurrently.
+// A Follower keeps a model directory as a store says. Its methods may be called concurrently. A nil
+// Follower is that of an agent without a store: it admits all, has nothing to note or to refresh.
 type Follower struct {
-	config  Config
-	cache   *store.Cache
-	fetcher *store.Fetcher
-	refresh chan *ask
-	listed  chan listing
-	brought chan bringing
-	look    wakeup.Signal // somebody wants a look at the store
-	opened  atomic.Pointer[store.Store]
-	moved   atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
+	config   Config
+	releases Releases // set by FollowReleases; nil: there are none
+	cache    *store.Cache
+	fetcher  *store.Fetcher
+	refresh  chan *ask
+	listed   chan listing
+	brought  chan bringing
+	look     wakeup.Signal // somebody wants a look at the store
+	opened   atomic.Pointer[store.Store]
+	moved    atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
 	// The fields below belong to Run.
 	index  map[string]*store.Entry // as the store said last
@@ -268,9 +273,23 @@ func New(config Config) (*Follower, error) {
 	return f, nil
 }
 
+// FollowReleases makes the Follower hold the versions that the fleet has released, and the fleet
+// follow the releases in the store. It must be called before Run; without it neither is so.
+func (f *Follower) FollowReleases(r Releases) { f.releases = r }
+
 // Look looks at the store soon. It does not block.
 func (f *Follower) Look() {
-	f.look.Send()
+	if f != nil {
+		f.look.Send()
+	}
+}
+
+// released are the versions of a model that the fleet has released.
+func (f *Follower) released(model string) []int64 {
+	if f.releases == nil {
+		return nil
+	}
+	return f.releases.Released(model)
 }
 
 // Holds reports whether a model's folder is from the store.
@@ -369,6 +388,9 @@ func waitFor(all *sync.WaitGroup, most time.Duration) bool {
 // directory. The error is that of the model, or of the store. For a model whose folder is not from
 // the store there is nothing to do.
 func (f *Follower) Refresh(ctx context.Context, model string) error {
+	if f == nil {
+		return nil
+	}
 	if err := store.CheckName(model); err != nil {
 		return err
 	}
@@ -428,7 +450,7 @@ func (f *Follower) list(ctx context.Context, s *store.Store, known map[string]ma
 func (f *Follower) readReleases(ctx context.Context, s *store.Store,
 	index map[string]*store.Entry) map[string]error {
 	unread := map[string]error{}
-	if f.config.Release == nil {
+	if f.releases == nil {
 		return unread
 	}
 	ctx, cancel := context.WithTimeout(ctx, releaseTime)
@@ -441,7 +463,7 @@ func (f *Follower) readReleases(ctx context.Context, s *store.Store,
 			continue
 		}
 		group.Go(func() error {
-			if err := f.config.Release(ctx, s, name, entry.Release); err != nil {
+			if err := f.releases.Follow(ctx, s, name, entry.Release); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				unread[name] = err
@@ -517,7 +539,7 @@ func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status
 			available = append(available, held.Version)
 		}
 	}
-	for _, number := range append(f.config.Released(m.name), newest) {
+	for _, number := range append(f.released(m.name), newest) {
 		if slices.Contains(available, number) && !slices.Contains(wanted, number) {
 			wanted = append(wanted, number)
 		}

@@ -42,6 +42,7 @@ type bench struct {
 	away     error  // what the store fails with
 	lacks    string // a key that it does not list
 	log      strings.Builder
+	follow   func(model string, number uint64) error // nil: follows any release
 }
 
 func (b *bench) Write(p []byte) (int, error) {
@@ -90,11 +91,6 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 			defer b.mu.Unlock()
 			return slices.Clone(b.statuses)
 		},
-		Released: func(model string) []int64 {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return slices.Clone(b.released[model])
-		},
 		Metrics: NewMetrics(prometheus.NewRegistry()),
 		Log:     slog.New(slog.NewTextHandler(b, nil)),
 	}
@@ -105,8 +101,24 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 	if b.Follower, err = New(config); err != nil {
 		t.Fatal(err)
 	}
+	b.FollowReleases(b)
 	t.Cleanup(func() { _ = b.cache.Close() }) // or Run has done it
 	return b
+}
+
+// Released implements Releases.
+func (b *bench) Released(model string) []int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.released[model])
+}
+
+// Follow implements Releases.
+func (b *bench) Follow(_ context.Context, _ *store.Store, model string, number uint64) error {
+	if b.follow == nil {
+		return nil
+	}
+	return b.follow(model, number)
 }
 
 // look looks at the store once, and returns when all is as it says or has failed.
@@ -270,6 +282,7 @@ func TestFollowGone(t *testing.T) {
 		if b.Follower, err = New(b.config); err != nil {
 			t.Fatal(err)
 		}
+		b.FollowReleases(b)
 	}
 	b.released["ncf"] = nil
 	b.look()
@@ -299,12 +312,11 @@ func TestFollowReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var read []string
 		var fails error
-		b := newBench(t, func(c *Config) {
-			c.Release = func(_ context.Context, s *store.Store, model string, number uint64) error {
-				read = append(read, fmt.Sprintf("%s %d", model, number))
-				return fails
-			}
-		})
+		b := newBench(t, nil)
+		b.follow = func(model string, number uint64) error {
+			read = append(read, fmt.Sprintf("%s %d", model, number))
+			return fails
+		}
 		b.push("ncf", 1, 10)
 		b.push("wnd", 1, 10)
 		release := func(number uint64) {

@@ -17,7 +17,7 @@ import (
 
 // keys are those of which one must have signed what is loaded; nil: none must.
 func (f *Follower) keys() store.Keys {
-	if f.config.Keys == nil {
+	if f == nil || f.config.Keys == nil {
 		return nil
 	}
 	return f.config.Keys.Get()

@@ -52,7 +52,7 @@ func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool)
 	}
 	kept := asKept(next)
 	if err == nil {
-		err = r.config.Store.Create(ctx, kept)
+		err = r.create(ctx, kept)
 	}
 	switch takesBack := next.GetCanary() != 0 && next.GetShare() == 0; {
 	case err == nil:
@@ -65,6 +65,15 @@ func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool)
 	}
 	return nil, status.Errorf(codes.Aborted,
 		"the release is not made: it cannot be written to the model store: %v", err)
+}
+
+// create writes a release to the store. If that has a newer one, the fleet now follows that.
+func (r *Releases) create(ctx context.Context, kept *control.Release) error {
+	newest, err := r.config.Store.Create(ctx, kept)
+	if newest != nil {
+		r.Read(newest, false)
+	}
+	return err
 }
 
 func (r *Releases) failed(model string, err error) {
@@ -106,7 +115,7 @@ func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	kept := asKept(x)
-	switch err := r.config.Store.Create(ctx, kept); {
+	switch err := r.create(ctx, kept); {
 	case errors.Is(err, ErrNewer):
 		return nil
 	case err != nil:

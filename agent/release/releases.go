@@ -50,8 +50,8 @@ type Store interface {
 	Versions(ctx context.Context, model string) ([]int64, error)
 	// Create writes a release under its number, or the next one that is free if a document that is no
 	// release has it, and sets that number. If the store has another release with that number, the
-	// newest comes by [Releases.Heard], and the error wraps ErrNewer.
-	Create(ctx context.Context, r *control.Release) error
+	// error wraps ErrNewer, and newest is the newest release that the store has.
+	Create(ctx context.Context, r *control.Release) (newest *control.Release, err error)
 }
 
 // ErrNewer means that the store has a newer release than this agent knew.
@@ -250,6 +250,15 @@ func alike(a, b *control.Release) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Epoch = b.Epoch
 	return !newer(a, b) && !newer(b, a)
+}
+
+// Greet adds the releases to a message to a leader.
+func (r *Releases) Greet(m *control.WorkerMessage) { m.Releases = r.All() }
+
+// Hear takes what the leader says is released, which waits for no answer.
+func (r *Releases) Hear(m *control.LeaderMessage) (answers bool) {
+	r.Heard(m.GetReleases())
+	return false
 }
 
 // Heard takes what another agent says is released, and reports whether any of it was news. The caller

@@ -377,21 +377,21 @@ func (s *slowStore) Versions(context.Context, string) ([]int64, error) {
 	return []int64{1, 3, 4}, nil
 }
 
-func (s *slowStore) Create(ctx context.Context, r *control.Release) error {
+func (s *slowStore) Create(ctx context.Context, r *control.Release) (*control.Release, error) {
 	if s.denies.Load() {
-		return errors.New("denied")
+		return nil, errors.New("denied")
 	}
 	s.denies.Store(true)
 	defer s.denies.Store(false)
 	select {
 	case <-s.goOn:
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.has = append(s.has, r)
-	return nil
+	return nil, nil
 }
 
 // TestTakenBackWhileKept: a version that is taken back, while the store fails, stays so if the

@@ -123,6 +123,16 @@ func (r *Manager) Heard(d *control.DesiredFleet) bool {
 	return true
 }
 
+// Greet adds what is desired to a message to a leader.
+func (r *Manager) Greet(m *control.WorkerMessage) { m.Fleet = r.Desired() }
+
+// Hear takes what the leader says is desired. It reports whether the leader said anything: then it
+// waits for what this agent knows.
+func (r *Manager) Hear(m *control.LeaderMessage) (answers bool) {
+	r.Heard(m.GetFleet())
+	return m.GetFleet() != nil
+}
+
 // Said takes what a member says in a term of this agent's that it knows to be desired, as it does
 // when it greets its leader and when it was told: nil where it knows nothing. It reports whether that
 // is newer than what this agent knows. The caller must not change d afterwards.

@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -16,7 +17,8 @@ import (
 // Health holds the status that gRPC's health service reports: of the agent (""), of the inference
 // service, and of each model. Its methods may be called concurrently.
 type Health struct {
-	server *health.Server
+	server  *health.Server
+	settled atomic.Bool // the first models have loaded, or failed to
 
 	mu    sync.Mutex
 	serve map[string]map[int64]bool // the ready versions of each model
@@ -41,6 +43,9 @@ func (h *Health) ready() {
 	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
 		healthpb.HealthCheckResponse_SERVING)
 }
+
+// Settled reports whether the first models have loaded, or failed to.
+func (h *Health) Settled() bool { return h.settled.Load() }
 
 // Shutdown reports everything as not serving, for good.
 func (h *Health) Shutdown() { h.server.Shutdown() }

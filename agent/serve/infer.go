@@ -106,7 +106,7 @@ func (s *Server) unsendable(req *oip.Request, by string, err error) {
 // whileStarting returns err. If err says that no agent has the model but this agent is still
 // loading its first models, it returns "not ready" instead; not if its own repository says so.
 func (s *Server) whileStarting(err error) error {
-	if s.settled.Load() || errors.Is(err, models.ErrNotFound) ||
+	if s.config.Health.Settled() || errors.Is(err, models.ErrNotFound) ||
 		outcome.Of(err).Code != codes.NotFound {
 		return err
 	}

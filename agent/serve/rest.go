@@ -111,7 +111,7 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			writeError(w, r.panicked(req.Pattern, p))
 		}
 	}()
-	if d := r.config.Dashboard; d != nil && isDashboard(req.URL.Path) {
+	if d := r.dashboard; d != nil && isDashboard(req.URL.Path) {
 		d.ServeHTTP(w, req)
 		return
 	}
@@ -173,7 +173,7 @@ func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 		"grpc":     r.config.GRPCAddress,
 		"metrics":  scheme + "://" + r.config.MetricsAddress + "/metrics",
 	}
-	if r.config.Dashboard != nil {
+	if r.dashboard != nil {
 		about["dashboard"] = "/dashboard/"
 	}
 	return writeJSON(w, about)

@@ -96,8 +96,6 @@ type Config struct {
 	GRPCAddress, MetricsAddress string
 	Encrypted                   bool // the servers use TLS
 	Pprof                       bool // the metrics server also serves Go's profiles
-	// Dashboard answers the requests under /dashboard; nil: there is none.
-	Dashboard http.Handler
 	// Beats serves what agents tell each other for the dashboard.
 	Beats   control.DashboardServer
 	Version string
@@ -126,9 +124,10 @@ type Server struct {
 	arriving, sending timeouts
 	largest           atomic.Int64 // the largest query accepted by gRPC, in bytes
 	alone             atomic.Bool  // the view has no other agent
-	settled           atomic.Bool  // the first models have loaded, or failed to
 	loads             *loads
 
+	// dashboard answers the requests under /dashboard; nil: there is none.
+	dashboard     http.Handler
 	queries       queryConns
 	conns         *httpConns
 	grpc          *grpc.Server
@@ -154,6 +153,7 @@ func New(config Config) *Server {
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))
+	config.Worker.OnLoad(s.Loaded)
 	config.Local.intercept, config.Local.server = s.interceptUnary, s
 	s.register(config.Local)
 	return s
@@ -238,12 +238,11 @@ func (s *Server) QueryConns() int {
 // Alone reports whether the view has no other agent.
 func (s *Server) Alone() bool { return s.alone.Load() }
 
-// Full returns an error if there is no room for another query of the call's client, whose size is
-// not known yet; nil if there is room.
-func (s *Server) Full(ctx context.Context) error { return s.intake.full(ctx) }
+// ServeDashboard makes h answer the requests under /dashboard. It must be called before ServeREST.
+func (s *Server) ServeDashboard(h http.Handler) { s.dashboard = h }
 
-// Loaded raises the limit on a query's size to what the version allows, and makes the version's series.
-// It must be called before the version serves.
+// Loaded raises the limit on a query's size to what the version allows, and makes the version's
+// series. It is called before the version serves.
 func (s *Server) Loaded(v *models.Version) {
 	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, v.Batchless)
 	s.config.Counts.expect(v.Model, v.Number)
@@ -255,12 +254,12 @@ func (s *Server) Settle() {
 	if !s.config.Draining() {
 		s.config.Health.ready() // first, so that a Ready server is also healthy
 	}
-	s.settled.Store(true)
+	s.config.Health.settled.Store(true)
 	s.config.Guard.KnowModels(s.Knows)
 }
 
 // Ready reports whether the agent takes queries: after Settle and before a drain.
-func (s *Server) Ready() bool { return s.settled.Load() && !s.config.Draining() }
+func (s *Server) Ready() bool { return s.config.Health.Settled() && !s.config.Draining() }
 
 func (s *Server) unreadyReason() string {
 	if s.config.Draining() {

@@ -267,7 +267,7 @@ func (w *Worker) startsAlone() bool {
 	case <-w.repository.Settled():
 		return false
 	default:
-		return w.layouts == nil && w.config.Alone()
+		return w.layouts == nil && w.config.Fleet.Alone()
 	}
 }
 
@@ -278,7 +278,7 @@ func (w *Worker) tellChecksum(profile names.ModelKey, s *checksum) {
 	switch {
 	case s.err == nil:
 		w.estimates.loaded(profile, s.value)
-		w.config.Changed()
+		w.config.Fleet.SelfChanged()
 	case !errors.Is(s.err, context.Canceled):
 		w.config.Log.Error("other agents do not hear of the model until its files change", "model",
 			profile, "error", s.err)

@@ -76,7 +76,7 @@ func TestChecksum(t *testing.T) {
 func TestLateChecksum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alone := true
-		w := &Worker{config: Config{Alone: func() bool { return alone }}}
+		w := &Worker{config: Config{Fleet: &testFleet{alone: &alone}}}
 		var err error
 		if w.repository, err = models.Open[*Model](t.TempDir(), nil, models.Options{}); err != nil {
 			t.Fatal(err)

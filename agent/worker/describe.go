@@ -3,6 +3,7 @@ package worker
 import (
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
@@ -46,6 +47,12 @@ func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
 	return m, apart
 }
 
+// Load returns how many queries wait for lanes, and the remaining time of each lane.
+func (w *Worker) Load() (waiting int, remaining []time.Duration) {
+	stats := w.lanes.Stats()
+	return stats.Waiting, stats.RemainingByLane
+}
+
 // describeLoadable returns the descriptions of the models that this agent does not hold and could
 // load: they fit into its memory, and no load of the files that there are has failed. held are the
 // versions that it holds. What does not fit into its family is left out.
@@ -79,7 +86,7 @@ func (w *Worker) describeLoadable(held []*models.Version) (all []*control.Model)
 func (w *Worker) describeLanes() *control.Member {
 	info := w.config.Executor.Info()
 	m := &control.Member{
-		InstanceType: string(w.config.InstanceType()), Provider: string(info.Provider),
+		InstanceType: string(w.config.Host.InstanceType()), Provider: string(info.Provider),
 		Executor: info.Executor,
 		Lanes:    uint32(w.config.Lanes), Cores: uint32(w.config.Cores / w.config.Lanes),
 		Parts: w.describeParts(),

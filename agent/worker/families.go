@@ -30,7 +30,7 @@ func (w *Worker) acquire(a asked) (*Loaded, float64, error) {
 	if err == nil || !errors.Is(err, models.ErrNotFound) {
 		return loaded, 0, err
 	}
-	family := control.Families([]*control.Member{w.config.Own()})[a.model]
+	family := control.Families([]*control.Member{w.config.Fleet.Own()})[a.model]
 	if family == nil {
 		return nil, 0, err
 	}

@@ -219,7 +219,7 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	}
 	w.config.Log.Info("lanes have moved", "from", from.String(), "to", to.String(), "epoch",
 		o.GetEpoch(), "event", "layout")
-	w.config.Changed()
+	w.config.Fleet.SelfChanged()
 	s.retire()
 }
 
@@ -266,7 +266,7 @@ func (s *layouts) begin(ctx context.Context) {
 			return
 		}
 		// Agents begin with different models, so that together they hold many.
-		self := s.worker.config.Own().GetName()
+		self := s.worker.config.Fleet.Own().GetName()
 		for _, d := range s.worker.repository.OnDisk() {
 			wanted = append(wanted, d.Version.Model)
 		}
@@ -511,7 +511,7 @@ func (s *layouts) announce(all []string) {
 		s.announced[model] = true
 	}
 	s.mu.Unlock()
-	s.worker.config.Changed()
+	s.worker.config.Fleet.SelfChanged()
 }
 
 func (s *layouts) unload(ctx context.Context, all []string) {

@@ -152,13 +152,10 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	state := w.LayoutState()
 	w.mu.Lock()
 	greeting := &control.WorkerMessage{
-		Member: w.config.Own(), RemainingNs: w.remaining(), Layout: state,
+		Member: w.config.Fleet.Own(), RemainingNs: w.remaining(), Layout: state,
 	}
-	if w.config.Desired != nil {
-		greeting.Fleet = w.config.Desired()
-	}
-	if w.config.Releases != nil {
-		greeting.Releases = w.config.Releases()
+	for _, l := range w.listeners {
+		l.Greet(greeting)
 	}
 	for held := range w.held {
 		greeting.Held = append(greeting.Held, held)
@@ -233,9 +230,11 @@ func ended(err error) error {
 func (w *Worker) obey(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
 		if news := k.take(); news != nil {
-			w.config.ToldByLeader(news)
-			if news.Fleet != nil && w.config.Desired != nil { // the leader waits for it
-				k.say(func(m *control.WorkerMessage) { m.Fleet = w.config.Desired() })
+			w.config.Fleet.ToldByLeader(news)
+			for _, l := range w.listeners {
+				if l.Hear(news) {
+					k.say(l.Greet)
+				}
 			}
 			if w.layouts != nil && news.Layout != nil {
 				w.layouts.take(news.Layout)

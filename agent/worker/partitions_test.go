@@ -90,6 +90,30 @@ type leaderless struct{ members.Leading }
 
 func (leaderless) Leadership() *control.Leadership { return nil }
 
+// A testFleet has no other agents, unless alone says so.
+type testFleet struct {
+	changed chan struct{} // of size 1, or nil
+	alone   *bool         // nil: it is
+}
+
+func (f *testFleet) Own() *control.Member                { return &control.Member{} }
+func (f *testFleet) Alone() bool                         { return f.alone == nil || *f.alone }
+func (f *testFleet) ToldByLeader(*control.LeaderMessage) {}
+
+func (f *testFleet) SelfChanged() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// A testHost is an r5n.large, and takes no notice of what models do.
+type testHost struct{}
+
+func (testHost) InstanceType() profiles.InstanceType { return "r5n.large" }
+func (testHost) Draining() bool                      { return false }
+func (testHost) Observe(models.Event)                {}
+
 // TestLoadWhileLanesMove: a model that loads while lanes move serves on the lanes that follow, with
 // sessions for them, whether they move before it has warmed up or after.
 func TestLoadWhileLanesMove(t *testing.T) {
@@ -105,32 +129,31 @@ func TestLoadWhileLanesMove(t *testing.T) {
 	for _, when := range []string{"while it loads", "when it has warmed up"} {
 		t.Run(when, func(t *testing.T) {
 			x := &holding{emulated, make(chan struct{}), make(chan struct{})}
-			changed := make(chan struct{}, 10)
+			fleet := &testFleet{changed: make(chan struct{}, 1)}
+			const moved = "ncf:1x1+wnd:2x1"
 			var w *Worker
 			move := func() {
 				w.layouts.move("leader", &control.LanesOrder{
-					Epoch: 1, From: layout.String(), To: "ncf:1x1+wnd:2x1",
+					Epoch: 1, From: layout.String(), To: moved,
 				})
-				<-changed
+				for w.layout.Load().String() != moved {
+					<-fleet.changed
+				}
 			}
 			if w, err = Open(Config{
-				Executor: x, Leading: &members.LeadershipWatch{}, Lanes: 3, Cores: 3, Layout: layout, ModelDir: dir,
-				LoadTimeout: time.Minute, Placed: true, StateDir: t.TempDir(),
-				Changed:   func() { changed <- struct{}{} },
+				Executor: x, Leading: &members.LeadershipWatch{}, Lanes: 3, Cores: 3, Layout: layout,
+				ModelDir: dir, LoadTimeout: time.Minute, Placed: true, StateDir: t.TempDir(),
 				Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary(),
-				InstanceType: func() profiles.InstanceType { return "r5n.large" },
-				Own:          func() *control.Member { return &control.Member{} },
-				Alone:        func() bool { return true },
-				Loaded: func(v *models.Version) {
-					if v.Model == "wnd" && when != "while it loads" {
-						move()
-					}
-				},
-				Observe: func(models.Event) {}, Registry: prometheus.NewRegistry(),
-				Log: slog.New(slog.DiscardHandler),
+				Host: testHost{}, Fleet: fleet, Health: testHost{},
+				Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 			}); err != nil {
 				t.Fatal(err)
 			}
+			w.OnLoad(func(v *models.Version) {
+				if v.Model == "wnd" && when != "while it loads" {
+					move()
+				}
+			})
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- w.Run(ctx) }()

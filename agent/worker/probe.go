@@ -37,8 +37,10 @@ func (w *Worker) take(id reservationID) *runtime.Reservation {
 }
 
 // Probe serves a Probe stream, and blocks until it ends. Each answer that is in time reserves a
-// lane for keepReservation. The end of the stream releases what is still reserved.
-func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.ProbeRequest]) error {
+// lane for keepReservation. The end of the stream releases what is still reserved. full returns an
+// error if there is no room for another query of the stream's client; nil if there is.
+func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.ProbeRequest],
+	full func(context.Context) error) error {
 	var kept []reservationID // in order of age
 	owner := w.config.Callers.Identity(gateway.Context())
 	defer func() {
@@ -67,7 +69,7 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 		if err := w.config.Callers.MayQuery(gateway.Context(), req.Model); err != nil {
 			return err
 		}
-		if err := gateway.Send(w.answer(gateway.Context(), id, req)); err != nil {
+		if err := gateway.Send(w.answer(gateway.Context(), id, req, full)); err != nil {
 			return ended(err)
 		}
 	}
@@ -75,8 +77,8 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 
 // answer returns how long until this agent would finish the query, -1 if it would not run it, and
 // reserves a lane for it.
-func (w *Worker) answer(ctx context.Context, id reservationID,
-	req *control.ProbeRequest) *control.ProbeAnswer {
+func (w *Worker) answer(ctx context.Context, id reservationID, req *control.ProbeRequest,
+	full func(context.Context) error) *control.ProbeAnswer {
 	w.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}
 	version := ""
@@ -86,7 +88,7 @@ func (w *Worker) answer(ctx context.Context, id reservationID,
 	loaded, _, err := w.acquire(asked{
 		model: req.Model, version: version, batchSize: int(max(1, req.BatchSize)),
 	})
-	if err != nil || w.config.Draining() {
+	if err != nil || w.config.Host.Draining() {
 		if err == nil {
 			loaded.Release()
 		}
@@ -95,7 +97,7 @@ func (w *Worker) answer(ctx context.Context, id reservationID,
 	defer loaded.Release()
 	answer.RemainingNs = int64(w.lanes.Remaining(loaded.Version.Model))
 	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize ||
-		w.config.Full(ctx) != nil ||
+		full(ctx) != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {
 		return answer
 	}

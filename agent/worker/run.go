@@ -199,7 +199,7 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 			tracing.Model.String(v.Model), tracing.Version.String(strconv.FormatInt(v.Number, 10)),
 			tracing.BatchSize.Int(q.batchSize),
 			tracing.Lane.Int(result.Lane),
-			tracing.InstanceType.String(string(w.config.InstanceType())),
+			tracing.InstanceType.String(string(w.config.Host.InstanceType())),
 			tracing.Executor.String(info.Executor), tracing.Provider.String(string(info.Provider))))
 	execute.End(trace.WithTimestamp(ended))
 }
@@ -258,7 +258,9 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	}
 	w.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
-	w.config.Loaded(v)
+	for _, f := range w.onLoad {
+		f(v)
+	}
 	w.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
 	w.metrics.qosPercentile.WithLabelValues(v.Model, version).Set(v.Config.QoSPercentile)
 	profile := names.NewModelKey(v.Model, v.Number)

@@ -47,8 +47,47 @@ type Callers interface {
 	PartRows(ctx context.Context, a control.Attempt, rows, largest int) error
 }
 
-// A Config holds what a [Worker] runs models with, and what it needs of the rest of the agent.
-// Functions must not block and may be called concurrently.
+// A Host is the machine and the process that a Worker runs in.
+type Host interface {
+	// InstanceType returns this machine's instance type; "" until it is known.
+	InstanceType() profiles.InstanceType
+	// Draining reports whether the agent drains: it then reserves no lanes for gateways.
+	Draining() bool
+}
+
+// A Fleet is what a Worker tells the agents of the fleet, and hears of them.
+type Fleet interface {
+	// Own returns this agent's description, which the Worker does not change.
+	Own() *control.Member
+	// Alone reports whether this agent knows of no other.
+	Alone() bool
+	// SelfChanged is called after each change of what is to be told of this agent.
+	SelfChanged()
+	// ToldByLeader handles the prices, profiles, dispatch-ahead time and plan of the leader that
+	// this agent follows; see members.Members.ToldByLeader.
+	ToldByLeader(*control.LeaderMessage)
+}
+
+// A Health is told of each change of a version's state.
+type Health interface{ Observe(models.Event) }
+
+// An Admission decides which versions may be loaded.
+type Admission interface {
+	// Admit returns why a version may not be loaded; nil if it may. See [models.Options].
+	Admit(ctx context.Context, v *models.Version) error
+}
+
+// A Listener is a part of the agent to which leaders speak on Links, beside the lanes and models.
+type Listener interface {
+	// Greet adds to a message to a leader what the listener knows. It must not call the Worker.
+	Greet(*control.WorkerMessage)
+	// Hear takes what the leader says that this agent follows. It reports whether that waits for an
+	// answer, which Greet then makes.
+	Hear(*control.LeaderMessage) (answers bool)
+}
+
+// A Config holds what a [Worker] runs models with, and what it needs of the rest of the agent. The
+// methods of its interfaces must not block and may be called concurrently.
 type Config struct {
 	// Executor runs the models. The Worker does not close it.
 	Executor runtime.Executor
@@ -73,47 +112,21 @@ type Config struct {
 	// Placed is whether a leader says which models load; with a Layout, only how many lanes each
 	// of its partitions has. ModelMemory is how many bytes they may
 	// then take in all; 0: what the process may use, less a tenth and what it uses otherwise.
-	// StateDir is where the last layout is kept. Changed is called after each change of what is to
-	// be told of this agent.
+	// StateDir is where the last layout is kept.
 	Placed      bool
 	ModelMemory int64
 	// InMemory is whether models that load are copied to memory.
 	InMemory  bool
 	StateDir  string
-	Changed   func()
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
 	Slowdowns profiles.Slowdowns // measured; nil: none
-	// InstanceType returns this machine's instance type; "" until it is known.
-	InstanceType func() profiles.InstanceType
-
+	Host      Host
 	// Leading tells which leader this agent follows.
 	Leading members.Leading
-	// Own returns this agent's description, which the Worker does not change.
-	Own func() *control.Member
-	// Desired returns what this agent knows to be desired of the fleet, for greetings; nil:
-	// nothing.
-	Desired func() *control.DesiredFleet
-	// Releases returns those that this agent knows, for greetings; nil: there are none.
-	Releases func() []*control.Release
-	// Admit returns why a version may not be loaded; nil if it may, or always. See
-	// [models.Options].
-	Admit func(ctx context.Context, v *models.Version) error
-	// ToldByLeader handles the prices, profiles, dispatch-ahead time and plan of the leader that
-	// this agent follows; see members.Members.ToldByLeader.
-	ToldByLeader func(*control.LeaderMessage)
-	Callers      Callers
-	// Full returns an error if there is no room for another query of the call's client; nil if
-	// there is.
-	Full func(context.Context) error
-	// Alone reports whether this agent knows of no other.
-	Alone func() bool
-	// Draining reports whether the agent drains: it then reserves no lanes for gateways.
-	Draining func() bool
-	// Loaded is called with each version before it serves. Observe is called after each change of a
-	// version's state.
-	Loaded  func(*models.Version)
-	Observe func(models.Event)
+	Fleet   Fleet
+	Health  Health
+	Callers Callers
 
 	Registry prometheus.Registerer
 	Tracer   trace.Tracer // nil: the worker makes no spans
@@ -141,6 +154,10 @@ type Worker struct {
 	summing    sync.WaitGroup // goroutines of checksums
 	oneLate    sync.Mutex     // held by a late checksum while it is computed
 	settled    chan struct{}
+	// Set before Run by AdmitBy, Attend and OnLoad.
+	admission Admission // nil: all may be loaded
+	listeners []Listener
+	onLoad    []func(*models.Version)
 
 	mu           sync.Mutex
 	held         map[*control.Held]bool
@@ -174,13 +191,29 @@ func Open(config Config) (*Worker, error) {
 	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
 		LoadTimeout: config.LoadTimeout, Explicit: config.LoadByCall,
 		Placed: config.Placed && !fixed,
-		Logger: config.Log, OnEvent: w.observe, Admit: config.Admit,
+		Logger: config.Log, OnEvent: w.observe, Admit: w.admit,
 	})
 	if err == nil && fixed {
 		err = w.fits(cmp.Or(config.ModelMemory, usableMemory(memoryLimit(), residentMemory())))
 	}
 	return w, err
 }
+
+// AdmitBy has a decide which versions may be loaded. It must be called before Run.
+func (w *Worker) AdmitBy(a Admission) { w.admission = a }
+
+func (w *Worker) admit(ctx context.Context, v *models.Version) error {
+	if w.admission == nil {
+		return nil
+	}
+	return w.admission.Admit(ctx, v)
+}
+
+// Attend has leaders speak to the listeners, too. It must be called before Run.
+func (w *Worker) Attend(listeners ...Listener) { w.listeners = append(w.listeners, listeners...) }
+
+// OnLoad has f called with each version before it serves. It must be called before Run.
+func (w *Worker) OnLoad(f func(*models.Version)) { w.onLoad = append(w.onLoad, f) }
 
 // Run loads the repository's models, and keeps them loaded until ctx ends. It blocks until all
 // models are closed, which waits for the last Release of each. It may be called once.
@@ -226,7 +259,8 @@ func (w *Worker) Learned() uint64 { return w.estimates.learnedTimes.Load() }
 // observe handles a change of a model version's state.
 func (w *Worker) observe(e models.Event) {
 	w.metrics.observe(e)
-	w.config.Observe(e)
+	w.config.Health.Observe(e)
+	w.config.Fleet.SelfChanged()
 	if w.layouts != nil {
 		w.layouts.look()
 	}

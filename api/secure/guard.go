@@ -48,7 +48,7 @@ type Guard struct {
 	free                  *timerate.Limiter // see pace
 
 	attempts    attempts
-	sessionKeys func() [][]byte // Options.SessionKeys
+	sessionKeys func() [][]byte // set by ShareSessions; nil: there are none
 	ownSecret   func() []byte
 
 	tlsMu sync.Mutex
@@ -86,11 +86,13 @@ type Options struct {
 	// nil: no function is called.
 	OnRefusal func(reason string)
 	Limits    Limits
-	// SessionKeys returns the keys that all agents of the fleet share, the newest first, from which
-	// they derive the secret of logins; nil, or none: logins are good for this process alone. It is
-	// called concurrently and must not block.
-	SessionKeys func() [][]byte
 }
+
+// ShareSessions makes logins good for all agents of the fleet: keys returns those that the agents
+// share, the newest first, from which they derive the secret of logins. Without it, or without keys,
+// logins are good for this process alone. It must be called before the first server serves; keys is
+// called concurrently and must not block.
+func (g *Guard) ShareSessions(keys func() [][]byte) { g.sessionKeys = keys }
 
 // Open returns a Guard, and reads the files that config names. The error says what is wrong with
 // config or a file. [Guard.Run] reads the files again when they change.
@@ -105,7 +107,7 @@ func Open(config Config, o Options) (*Guard, error) {
 			quota: quota{limit: o.Limits.Connections}, named: config.Named(),
 		},
 		calls: quota{limit: o.Limits.Calls}, strangersCalls: quota{limit: (o.Limits.Calls + 3) / 4},
-		sessionKeys: o.SessionKeys, ownSecret: newSecret()}
+		ownSecret: newSecret()}
 	if g.observe == nil {
 		g.observe = func(string) {}
 	}

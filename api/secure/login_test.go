@@ -85,12 +85,13 @@ func guardsOf(t testing.TB, n int, keys *[][]byte, refused *[]string) (all []*Gu
 	writeKeys(t, file, "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
 	for range n {
 		g, err := Open(Config{APIKeysFile: file}, Options{
-			Logger: (&logBuffer{}).logger(), SessionKeys: func() [][]byte { return *keys },
+			Logger:    (&logBuffer{}).logger(),
 			OnRefusal: func(reason string) { *refused = append(*refused, reason) },
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
+		g.ShareSessions(func() [][]byte { return *keys })
 		all = append(all, g)
 	}
 	return all, file
