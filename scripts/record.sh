@@ -9,11 +9,17 @@ out=leader/testdata/recordings
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# record NAME ARGUMENT...: adds a run to the recording NAME.
+# record NAME ARGUMENT...: adds a run of `muster sim ARGUMENT...` to the recording NAME.
 record() {
   local name=$1
   shift
-  bin/muster sim --samples published --seeds 1 --rtt-ms 0.5 --record "$dir/run" "$@" >/dev/null
+  local command=(sim)
+  if [[ $1 != --* ]]; then
+    command+=("$1")
+    shift
+  fi
+  bin/muster "${command[@]}" --samples published --seeds 1 --rtt-ms 0.5 --record "$dir/run" "$@" \
+    >/dev/null
   cat "$dir/run" >>"$dir/$name.txt"
 }
 
@@ -30,7 +36,7 @@ one ncf g4dn.xlarge=2,r5n.large=9 6000 15
 one wnd g4dn.xlarge=2,r5n.large=9 1400 60
 record mixed --model wnd --model dien --model ncf --pool g4dn.xlarge=1,r5n.large=4 --rate 700 \
   --deadline-ms 90 --merge none --queries 400
-record faults --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 --queries 800 \
+record faults faults --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 --queries 800 \
   --fault cut-r5n.large-3@400ms+500ms --fault kill-leader@900ms
 for policy in kairos fcfs clockwork-earliest clockwork-cheapest round-robin random \
   least-outstanding power-of-two drs; do

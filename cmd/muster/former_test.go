@@ -18,6 +18,11 @@ func TestFormerSpellings(t *testing.T) {
 		"plan --place --model rm2 --rate 100 --budget 2 --evaluator bound": "plan place --model rm2 " +
 			"--rate 100 --budget 2 --evaluator bound",
 		"plan --live --server 127.0.0.1:1": "plan live --server 127.0.0.1:1",
+		"sim --find-throughput --model x":  "sim throughput --model x",
+		"sim --model x --fault kill-leader@1s --fault y": "sim faults --model x --fault kill-leader@1s " +
+			"--fault y",
+		"sim --model rm2 --pool r5n.large=1 --rate 1 --fits 0 --place": "sim place --model rm2 " +
+			"--pool r5n.large=1 --rate 1 --fits 0",
 	} {
 		want, _, wantErr := execute(t, strings.Fields(now)...)
 		got, stderr, err := execute(t, strings.Fields(former)...)
@@ -32,7 +37,7 @@ func TestFormerSpellings(t *testing.T) {
 		}
 	}
 	for _, args := range []string{
-		"plan --model --live", "plan --place=false", "plan", "config print",
+		"plan --model --live", "plan --place=false", "plan", "config print", "sim --pool --place",
 	} {
 		if _, stderr, _ := execute(t, strings.Fields(args)...); strings.Contains(stderr, "is now") {
 			t.Errorf("%s: noted %q, want nothing", args, stderr)

@@ -93,6 +93,9 @@ var selectors = []former.Selector{
 	{Of: "muster plan", Flag: "live", Command: "live"},
 	{Of: "muster plan", Flag: "place", Command: "place"},
 	{Of: "muster plan", Flag: "evaluator", Prefix: "table:", Command: "table"},
+	{Of: "muster sim", Flag: "place", Command: "place"},
+	{Of: "muster sim", Flag: "find-throughput", Command: "throughput"},
+	{Of: "muster sim", Flag: "fault", Command: "faults", Kept: true},
 }
 
 // interrupted is the error of a command that a signal ended before its work was done. What the

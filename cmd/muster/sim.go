@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -14,19 +13,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
-	"github.com/muster-serve/muster/cmd/muster/internal/placing"
+	"github.com/muster-serve/muster/cmd/muster/internal/simcmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/cmd/muster/internal/variants"
-	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/figures"
-	"github.com/muster-serve/muster/sim/fleet"
 	simreport "github.com/muster-serve/muster/sim/report"
 )
 
@@ -146,154 +141,151 @@ const familyHelp = `--family gives a family, of which each variant may answer a 
 accuracies and the family's share of the queries. A variant whose latencies are not
 known is given as VARIANT:ACCURACY:MODEL*FACTOR: it takes FACTOR times as long as MODEL.`
 
+// simPoolOptions are the flags of the commands that simulate one pool.
+type simPoolOptions struct {
+	simOptions
+	pool, policy string
+	phases       string // as sim.ParseLoad reads them
+	change       simcmd.Change
+	holds        []string
+	bind         string
+	threshold    int
+	// Of commands that simulate one rate.
+	rate                float64
+	logFile, recordFile string // "": none
+}
+
+// addPool adds the pool, how it distributes queries, and how the load changes.
+func (o *simPoolOptions) addPool(flags *pflag.FlagSet) {
+	o.addModels(flags)
+	flags.StringVar(&o.pool, "pool", "", "instances, as TYPE=COUNT,TYPE=COUNT")
+	flags.StringVar(&o.policy, "policy", "",
+		"how queries are distributed (default "+sim.DefaultPolicy+")")
+	flags.StringVar(&o.phases, "load", "",
+		"factors of the rate over time, as DURATION:FACTOR,DURATION:FACTOR; the list repeats")
+	o.change.Add(flags)
+	o.add(flags)
+}
+
+// addHoldings adds families, and which instances hold what.
+func (o *simPoolOptions) addHoldings(flags *pflag.FlagSet) {
+	o.addFamilies(flags)
+	flags.StringArrayVar(&o.holds, "hold", nil,
+		"instances that hold some models only, as TYPE=COUNT:MODEL,MODEL; repeat it for several")
+	flags.StringVar(&o.bind, "bind", sim.BindByMatcher,
+		"how a query for a family is bound to a variant: matcher, when it starts, or drawn, when "+
+			"it arrives")
+	flags.IntVar(&o.threshold, "threshold", 0,
+		"batch size above which the policy drs uses the base type; 0: search for the best")
+}
+
+// addRate adds the rate, and files of what happens at it.
+func (o *simPoolOptions) addRate(flags *pflag.FlagSet) {
+	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
+	flags.StringVar(&o.logFile, "log", "", "write each query's outcome to a CSV file")
+	flags.StringVar(&o.recordFile, "record", "",
+		"write the leader's events and decisions to a file, for replay")
+}
+
+// holdingsHelp says what the flags of addHoldings do.
+const holdingsHelp = familyHelp + `
+All instances hold all variants, but for those of --hold. With --bind drawn a query's
+variant is drawn in proportion to the fluid limits of the instances that hold each,
+of whose time the variants that they hold have equal parts.`
+
 func newSimCommand() *cobra.Command {
-	var o simOptions
-	var pool, policy, phases, logFile, recordFile string
-	var rate float64
-	var threshold int
-	var find bool
-	var faults, holds []string
-	var bind string
-	var placed placing.Flags
-	configure := func(cmd *cobra.Command) (*sim.Config, *sim.Source, error) {
-		if pool == "" {
-			return nil, nil, errors.New("pool: give --pool TYPE=COUNT,TYPE=COUNT")
-		}
-		p, err := sim.ParsePool(pool)
-		if err != nil {
-			return nil, nil, err
-		}
-		cfg, source, err := o.config(p.Types())
-		if err != nil {
-			return nil, nil, err
-		}
-		cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = p, policy, threshold, bind
-		for _, text := range holds {
-			h, err := variants.ParseHolding(text)
-			if err != nil {
-				return nil, nil, err
-			}
-			cfg.Holds = append(cfg.Holds, h)
-		}
-		if cfg.Faults, err = readFaults(faults); err != nil {
-			return nil, nil, err
-		}
-		if phases != "" {
-			if load.IsFile(o.arrivals) {
-				return nil, nil, errors.New(
-					"load: the arrivals file sets how the load changes; omit --load")
-			}
-			parsed, err := sim.ParseLoad(phases)
-			if err != nil {
-				return nil, nil, err
-			}
-			cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
-		}
-		switch {
-		case cmd.Flags().Changed("rate"):
-			cfg.Rate = rate
-		case find && cfg.Rate == 0:
-			cfg.Rate = 1 // the search sets it
-		case cfg.Rate == 0:
-			return nil, nil, errors.New(
-				"rate: give --rate, or --find-throughput to search for one")
-		}
-		if o.seeds > 1 && (logFile != "" || recordFile != "") {
-			return nil, nil, fmt.Errorf(
-				"log and record are of one run, and there are %d; give --seeds 1", o.seeds)
-		}
-		if err := placed.Apply(cfg, o.seeds); err != nil {
-			return nil, nil, err
-		}
-		return cfg, source, cfg.Validate()
-	}
+	var o simPoolOptions
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate a fleet with a pool of instances and a policy",
-		Long: `Simulate a fleet in virtual time. The code that distributes the queries is the same
-as in production.
+		Long: `Simulate a fleet in virtual time at one rate. The code that distributes the queries
+is the same as in production.
 
 ` + simInputHelp + `
 
 Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 
---find-throughput searches for the allowable throughput: the highest arrival rate
-at which 99 % of the queries still meet their QoS target.
+` + holdingsHelp + `
 
-` + familyHelp + `
-All instances hold all variants, but for those of --hold. With --bind drawn a query's
-variant is drawn in proportion to the fluid limits of the instances that hold each,
-of whose time the variants that they hold have equal parts.
-
-` + placing.Help + `
-
---fault makes something fail. The report then says what happened to the queries of
-the two seconds before and after. A fault is
-` + fleet.Help + `
-A file of faults has one on each line; the text after a # is a comment.
-
-With faults the whole fleet is simulated: agents elect a leader, and gateways decide
-alone while no leader answers. All agents rank alike, so the last by name leads.`,
+` + simcmd.ChangeHelp,
 		Example: `  muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --rate 120
-  muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --policy kairos --find-throughput --json
   muster sim --model ncf=3 --model wnd --pool g4dn.xlarge=2,c5n.2xlarge=3 --rate 900 --load 10s:1,5s:1.2
   muster sim --model rm2 --pool g4dn.xlarge=4 --rate 50 --seeds 1 --log queries.csv --record run.txt
-  muster sim replay run.txt
   muster sim --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --family feed=dien:1,dien-s:.97:dien*.5@2 \
-    --pool g4dn.xlarge=4,r5n.large=6 --hold g4dn.xlarge=2:wnd,dien --rate 900
-  muster sim --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --family feed=dien:1,dien-s:.97:dien*.5 \
-    --pool g4dn.xlarge=4,r5n.large=6 --place --rate 900 --queries 200000 --swing 2m:.5
-  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 \
-    --fault kill-leader@10s --fault freeze-leader@15s+3s
-  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 \
-    --fault cut-r5n.large-3@5s+2s --fault delay@10s+1s:20ms
-  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault faults.txt`,
+    --pool g4dn.xlarge=4,r5n.large=6 --hold g4dn.xlarge=2:wnd,dien --rate 900`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			defer placed.Close()
-			cfg, source, err := configure(cmd)
-			if err != nil {
-				return misuse.Of(err)
-			}
-			if find {
-				return o.findThroughput(cmd, cfg, source)
-			}
-			return o.simulate(cmd, cfg, source, logFile, recordFile)
+			return o.simulate(cmd, func(*sim.Config) error { return nil })
 		},
 	}
 	flags := cmd.Flags()
-	o.addModels(flags)
-	o.addFamilies(flags)
-	flags.StringArrayVar(&holds, "hold", nil,
-		"instances that hold some models only, as TYPE=COUNT:MODEL,MODEL; repeat it for several")
-	flags.StringVar(&bind, "bind", sim.BindByMatcher,
-		"how a query for a family is bound to a variant: matcher, when it starts, or drawn, when "+
-			"it "+
-			"arrives")
-	flags.StringVar(&pool, "pool", "", "instances, as TYPE=COUNT,TYPE=COUNT")
-	flags.StringVar(&policy, "policy", "",
-		"how queries are distributed (default "+sim.DefaultPolicy+")")
-	flags.Float64Var(&rate, "rate", 0, "queries a second over all models")
-	flags.BoolVar(&find, "find-throughput", false, "search for the allowable throughput")
-	flags.IntVar(&threshold, "threshold", 0,
-		"batch size above which the policy drs uses the base type; 0: search for the best")
-	flags.StringVar(&phases, "load", "",
-		"factors of the rate over time, as DURATION:FACTOR,DURATION:FACTOR; the list repeats")
-	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
-	flags.StringVar(&recordFile, "record", "",
-		"write the leader's events and decisions to a file, for replay")
-	flags.StringArrayVar(&faults, "fault", nil,
-		"a fault, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one on each "+
-			"line; repeat it for several")
-	o.add(flags)
-	placed.Add(flags)
-	cmd.MarkFlagsMutuallyExclusive("place", "find-throughput")
-	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
-	cmd.MarkFlagsMutuallyExclusive("fault", "find-throughput")
-	cmd.MarkFlagsMutuallyExclusive("log", "find-throughput")
-	cmd.MarkFlagsMutuallyExclusive("record", "find-throughput")
-	cmd.AddCommand(newSimCompareCommand(), newSimReplayCommand())
+	o.addPool(flags)
+	o.addHoldings(flags)
+	o.addRate(flags)
+	cmd.AddCommand(newSimThroughputCommand(), newSimFaultsCommand(), newSimPlaceCommand(),
+		newSimCompareCommand(), newSimReplayCommand())
 	return cmd
+}
+
+// open makes the configuration that the flags describe, but for the rate, which is 0 unless the
+// arrivals have one.
+func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
+	if o.pool == "" {
+		return nil, nil, errors.New("pool: give --pool TYPE=COUNT,TYPE=COUNT")
+	}
+	pool, err := sim.ParsePool(o.pool)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg, source, err := o.config(pool.Types())
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = pool, o.policy, o.threshold, o.bind
+	for _, text := range o.holds {
+		h, err := variants.ParseHolding(text)
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg.Holds = append(cfg.Holds, h)
+	}
+	if o.phases != "" {
+		if load.IsFile(o.arrivals) {
+			return nil, nil, errors.New(
+				"load: the arrivals file sets how the load changes; omit --load")
+		}
+		parsed, err := sim.ParseLoad(o.phases)
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
+	}
+	return cfg, source, o.change.Apply(cfg)
+}
+
+// simulate simulates one rate and prints the report. more adds to the configuration what the
+// command simulates besides.
+func (o *simPoolOptions) simulate(cmd *cobra.Command, more func(*sim.Config) error) error {
+	cfg, source, err := o.open()
+	if err != nil {
+		return misuse.Of(err)
+	}
+	if cmd.Flags().Changed("rate") {
+		cfg.Rate = o.rate
+	} else if cfg.Rate == 0 {
+		return misuse.Errorf("rate: give --rate, or search for one with \"muster sim throughput\"")
+	}
+	if o.seeds > 1 && (o.logFile != "" || o.recordFile != "") {
+		return misuse.Errorf("log and record are of one run, and there are %d; give --seeds 1",
+			o.seeds)
+	}
+	if err := more(cfg); err != nil {
+		return misuse.Of(err)
+	}
+	if err := cfg.Validate(); err != nil {
+		return misuse.Of(err)
+	}
+	return o.run(cmd, cfg, source, o.logFile, o.recordFile)
 }
 
 // config makes the configuration of models and load that the flags describe, with latencies on the
@@ -418,9 +410,9 @@ func validate(cfg sim.Config, types []string) error {
 	return cfg.Validate()
 }
 
-// simulate runs o.seeds simulations and prints the report. It writes each query's outcome to
+// run runs o.seeds simulations and prints the report. It writes each query's outcome to
 // logFile and the policy's events and decisions to recordFile, where these are not "".
-func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile,
+func (o *simOptions) run(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile,
 	recordFile string) error {
 	started := time.Now()
 	cfg.Clock = func() time.Duration { return time.Since(started) }
@@ -442,32 +434,6 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 	return o.print(cmd, report, source, err)
 }
 
-// readFaults reads the values of --fault. A value that is the path of a file stands for the faults
-// in it.
-func readFaults(texts []string) (faults []fleet.Fault, err error) {
-	for _, text := range texts {
-		if !load.IsFile(text) {
-			f, err := fleet.ParseFault(text)
-			if err != nil {
-				return nil, fmt.Errorf("%w; or give a file with one fault on each line", err)
-			}
-			faults = append(faults, f)
-			continue
-		}
-		f, err := os.Open(text)
-		if err != nil {
-			return nil, fmt.Errorf("faults: %w", err)
-		}
-		read, err := fleet.ReadFaults(text, f)
-		f.Close()
-		if err != nil {
-			return nil, err
-		}
-		faults = append(faults, read...)
-	}
-	return faults, nil
-}
-
 // withFile calls do with a writer of the file at path, which appears when do succeeds. If path is
 // "" it calls do with nil.
 func withFile(path string, do func(io.Writer) error) error {
@@ -475,18 +441,6 @@ func withFile(path string, do func(io.Writer) error) error {
 		return do(nil)
 	}
 	return writeFile(path, do)
-}
-
-// findThroughput searches for the allowable throughput with each seed and prints the report.
-func (o *simOptions) findThroughput(cmd *cobra.Command, cfg *sim.Config, source *sim.Source) error {
-	line := terminal.NewStatusLine(cmd.ErrOrStderr())
-	n := 0
-	report, err := sim.ReportThroughput(cmd.Context(), cfg, o.seeds, func() {
-		n++
-		line.Show("%d of %d seeds", n, o.seeds)
-	})
-	line.Done()
-	return o.print(cmd, report, source, err)
 }
 
 // print prints the report, which is nil or of what was found by then if there is an error,
@@ -501,64 +455,6 @@ func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.S
 		return errors.Join(err, terminal.PrintJSON(cmd.OutOrStdout(), report))
 	}
 	return errors.Join(err, simreport.Text(cmd.OutOrStdout(), report))
-}
-
-func newSimCompareCommand() *cobra.Command {
-	var o simOptions
-	var policies, types []string
-	var budget float64
-	var pool, catalogue, plotFile string
-	cmd := &cobra.Command{
-		Use:   "compare",
-		Short: "Compare policies, each on its own best pool within a budget",
-		Long: `Compare the allowable throughput of policies. Each policy gets the pool within the
-budget that is best for it. The baseline is the best homogeneous pool: instances of
-the base type only, with its throughput scaled to the whole budget. A bar chart is
-drawn to a PNG or SVG file. For all models this takes minutes.
-
-` + simInputHelp,
-		Example: `  muster sim compare --model rm2 --budget 2.5
-  muster sim compare --model all --budget 2.5 --samples published --plot all.png
-  muster sim compare --model wnd --budget 2.5 --policies horizon,kairos --pool g4dn.xlarge=2,c5n.2xlarge=3`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkPicture(plotFile); err != nil {
-				return misuse.Of(err)
-			}
-			if !(budget > 0) {
-				return misuse.Errorf("budget: %v $/hr, want above 0", budget)
-			}
-			prices, err := readPrices(catalogue, types)
-			if err != nil {
-				return misuse.Of(err)
-			}
-			var given sim.Pool
-			if pool != "" {
-				if given, err = sim.ParsePool(pool); err != nil {
-					return misuse.Of(err)
-				}
-			}
-			return o.compare(cmd, policies, prices, budget, given, plotFile)
-		},
-	}
-	flags := cmd.Flags()
-	flags.StringArrayVar(&o.models, "model", nil,
-		"model to compare the policies on, or all; repeat it for several, compared one by one")
-	flags.Float64Var(&budget, "budget", 2.5, "$/hr that a pool may cost")
-	lists.Var(flags, &policies, "policies",
-		[]string{
-			"horizon", "kairos", "fcfs", "drs", "clockwork-earliest", "clockwork-cheapest",
-			"oracle",
-		}, "policies to compare")
-	lists.Var(flags, &types, "types", sim.PaperTypes(), "instance types that a pool may have")
-	flags.StringVar(&pool, "pool", "",
-		"pool that all policies use, as TYPE=COUNT,TYPE=COUNT, instead of each one's best")
-	flags.StringVar(&catalogue, "catalogue", "",
-		"YAML file with more instance types and prices than the built-in ones")
-	flags.StringVar(&plotFile, "plot", "compare.png",
-		"PNG or SVG file to draw the bar chart to; empty: draw none")
-	o.add(flags)
-	return cmd
 }
 
 // readCatalogue returns the built-in catalogue, extended by the file unless that is "".
@@ -576,128 +472,4 @@ func readPrices(file string, types []string) ([]sim.Price, error) {
 		return nil, err
 	}
 	return sim.Prices(catalogue, types)
-}
-
-// compare compares the policies on each model and prints each comparison when it is complete. A nil
-// pool means each policy's best one.
-func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
-	budget float64, pool sim.Pool, plotFile string) error {
-	if load.IsFile(o.arrivals) {
-		return misuse.Errorf("arrivals: a comparison varies the rate, so it takes no file; give " +
-			"poisson, constant, gamma:SHAPE or artifact")
-	}
-	models := o.models
-	if slices.Equal(models, []string{"all"}) {
-		source, err := sim.OpenSource(o.samples)
-		if err != nil {
-			return misuse.Of(err)
-		}
-		models = source.Models()
-	}
-	if len(models) == 0 {
-		models = []string{""} // config returns an error that lists the models
-	}
-	var all []*sim.Comparison
-	for _, model := range models {
-		one := *o
-		if one.models = nil; model != "" {
-			one.models = []string{model}
-		}
-		types := make([]string, len(prices))
-		for i, p := range prices {
-			types[i] = p.Type
-		}
-		cfg, source, err := one.config(types)
-		if err != nil {
-			return misuse.Of(err)
-		}
-		for _, policy := range policies {
-			checked := *cfg
-			checked.Policy = policy
-			if err := validate(checked, types); err != nil {
-				return misuse.Of(err)
-			}
-		}
-		line := terminal.NewStatusLine(cmd.ErrOrStderr())
-		c, err := sim.Compare(cmd.Context(), cfg, policies, prices, budget, pool, o.seeds,
-			func(policy string, done, of int) {
-				line.Show("%s, %s: %d of %d pools", model, policy, done, of)
-			})
-		line.Done()
-		if err != nil && o.json && len(all) > 0 && cmd.Context().Err() != nil {
-			return errors.Join(err, terminal.PrintJSON(cmd.OutOrStdout(), all))
-		}
-		if err != nil {
-			return err
-		}
-		c.Source = source.String()
-		if !o.json {
-			if err := c.WriteText(cmd.OutOrStdout()); err != nil {
-				return err
-			}
-		}
-		all = append(all, c)
-	}
-	if o.json {
-		if err := terminal.PrintJSON(cmd.OutOrStdout(), all); err != nil {
-			return err
-		}
-	}
-	if plotFile == "" {
-		return nil
-	}
-	if err := writePicture(plotFile, func(w io.Writer, format string) error {
-		return figures.DrawComparisons(w, format, all)
-	}); err != nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "bars drawn to %s\n", plotFile)
-	return nil
-}
-
-func newSimReplayCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "replay FILE",
-		Short: "Replay recorded events and check that the decisions are the same",
-		Long: `Replay the events of a recording, made with "muster sim --record" or
-"muster agent --record", and check that the leader decides the same, byte for byte.
-The first line that differs is an error. Another version of Muster may decide
-otherwise: its recordings name the version of what decided, and where they differ
-the output says so, without an error.`,
-		Example: `  muster sim replay run.txt`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			f, err := os.Open(args[0])
-			if err != nil {
-				return fmt.Errorf("replay: %w", err)
-			}
-			defer f.Close()
-			r, err := leader.Replay(f)
-			if err != nil {
-				return fmt.Errorf("replay %s: %w", args[0], err)
-			}
-			if asJSON {
-				return terminal.PrintJSON(cmd.OutOrStdout(), r)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: policy %s, %d events over %v, %d decisions, ",
-				args[0], r.Policy, r.Events, r.Duration.Round(time.Millisecond), r.Decisions)
-			if r.Difference == "" {
-				fmt.Fprintln(cmd.OutOrStdout(), "all as recorded")
-			} else {
-				fmt.Fprintln(cmd.OutOrStdout(), "not all as recorded")
-			}
-			if r.Decider != leader.DeciderVersion {
-				fmt.Fprintf(cmd.OutOrStdout(),
-					"recorded by decider %d, this is decider %d: decisions may differ\n",
-					r.Decider, leader.DeciderVersion)
-			}
-			if r.Difference != "" {
-				fmt.Fprintf(cmd.OutOrStdout(), "first difference: %s\n", r.Difference)
-			}
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
-	return cmd
 }

@@ -63,32 +63,36 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate NaN" + pool:    "rate is NaN",
 		"--model rm2 --rate 5 --policy p" +
 			pool: "there are: clockwork-cheapest",
-		"--model rm2 --rate 5 --queries 0" + pool:                       "number of queries is 0",
-		"--model rm2 --rate 5 --seeds 0" + pool:                         "number of seeds is 0",
-		"--model rm2 --rate 5 --qos-ms -1" + pool:                       "qos-ms: -1",
-		"--model rm2 --rate 5 --rtt-ms NaN" + pool:                      "rtt-ms: NaN",
-		"--model rm2 --rate 5 --latency-noise 2" + pool:                 "latency noise is 2",
-		"--model rm2 --rate 5 --batch weekly" + pool:                    `batch sizes "weekly"`,
-		"--model rm2 --rate 5 --batch fixed:5000" + pool:                "5000",
-		"--model rm2 --rate 5 --arrivals weekly" + pool:                 "or a CSV file",
-		"--model rm2 --rate 5 --load 1:1" + pool:                        "DURATION:FACTOR",
-		"--model rm2 --rate 5 --find-throughput" + pool:                 "find-throughput rate",
-		"--model rm2 --policy oracle --rate 5" + pool:                   "oracle",
-		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one run",
-		"--model rm2 --rate 5 --samples no-such" + pool:                 "no-such",
-		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:   "empty.csv",
-		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:   "line 2",
-		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool: "20",
-		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:     "line 2",
-		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
-		"--model rm2 --rate 5 --fault kill" + pool:                      `fault "kill": got no @`,
-		"--model rm2 --rate 5 --fault melt-leader@1s" + pool:            `got the verb "melt"`,
-		"--model rm2 --rate 5 --fault kill-box-1@1s" +
+		"--model rm2 --rate 5 --queries 0" + pool:                              "number of queries is 0",
+		"--model rm2 --rate 5 --seeds 0" + pool:                                "number of seeds is 0",
+		"--model rm2 --rate 5 --qos-ms -1" + pool:                              "qos-ms: -1",
+		"--model rm2 --rate 5 --rtt-ms NaN" + pool:                             "rtt-ms: NaN",
+		"--model rm2 --rate 5 --latency-noise 2" + pool:                        "latency noise is 2",
+		"--model rm2 --rate 5 --batch weekly" + pool:                           `batch sizes "weekly"`,
+		"--model rm2 --rate 5 --batch fixed:5000" + pool:                       "5000",
+		"--model rm2 --rate 5 --arrivals weekly" + pool:                        "or a CSV file",
+		"--model rm2 --rate 5 --load 1:1" + pool:                               "DURATION:FACTOR",
+		"throughput --model rm2 --rate 5" + pool:                               `it is a flag of "muster sim", "muster sim faults"`,
+		"throughput --model rm2 --log x" + pool:                                "unknown flag: --log",
+		"faults --model rm2 --rate 5" + pool:                                   "give --fault",
+		"faults --rate 5 --fault kill-leader@1s --hold r5n.large=1:rm2" + pool: `"muster sim place"`,
+		"--model rm2 --rate 5 --fits 1" + pool:                                 `it is a flag of "muster sim place"`,
+		"--model rm2 --policy oracle --rate 5" + pool:                          "oracle",
+		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:          "one run",
+		"--model rm2 --rate 5 --samples no-such" + pool:                        "no-such",
+		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:          "empty.csv",
+		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:          "line 2",
+		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool:        "20",
+		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:            "line 2",
+		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:                  "line 2",
+		"faults --model rm2 --rate 5 --fault kill" + pool:                      `fault "kill": got no @`,
+		"faults --model rm2 --rate 5 --fault melt-leader@1s" + pool:            `got the verb "melt"`,
+		"faults --model rm2 --rate 5 --fault kill-box-1@1s" +
 			pool: "r5n.large-1 to r5n.large-4",
-		"--model rm2 --rate 5 --fault " + dir + "/faults.txt" +
+		"faults --model rm2 --rate 5 --fault " + dir + "/faults.txt" +
 			pool: `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
-		"--model rm2 --find-throughput --fault kill-leader@1s" + pool: "find-throughput",
-		"replay " + dir + "/run.txt":                                  "line 2",
+		"throughput --model rm2 --fault kill-leader@1s" + pool: `it is a flag of "muster sim faults"`,
+		"replay " + dir + "/run.txt":                           "line 2",
 		"replay " + dir +
 			"/former.txt": `line 1: got the format "muster-match 2", want "muster-term 1"`,
 		"replay " + dir + "/no-such":            "no-such",
@@ -158,8 +162,8 @@ func TestSim(t *testing.T) {
 		}
 	}
 
-	stdout, _, err = execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4",
-		"--find-throughput", "--queries", "500", "--seeds", "2", "--json")
+	stdout, _, err = execute(t, "sim", "throughput", "--model", "rm2", "--pool",
+		"g4dn.xlarge=1,r5n.large=4", "--queries", "500", "--seeds", "2", "--json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +184,7 @@ func TestSim(t *testing.T) {
 func TestSimFaults(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"faults.txt": "# a leader's end\nkill-leader@3s\n"})
 	args := []string{
-		"sim", "--model", "dien", "--pool", "g4dn.xlarge=1,r5n.large=4", "--rate", "150",
+		"sim", "faults", "--model", "dien", "--pool", "g4dn.xlarge=1,r5n.large=4", "--rate", "150",
 		"--queries", "1500", "--seeds", "2", "--rtt-ms", "1",
 		"--fault", filepath.Join(dir, "faults.txt"), "--fault", "freeze-r5n.large-1@6s+1s",
 	}

@@ -46,7 +46,7 @@ func (p *placedRun) compareWithSimulated(ctx context.Context, rate float64,
 	live []placedPhase) error {
 	var csv strings.Builder
 	fmt.Fprintln(&csv, strings.Join(profiles.SamplesHeader(), ","))
-	args := []string{"sim", "--json", "--seeds", "1", "--pool", placedType + "=6", "--place",
+	args := []string{"sim", "place", "--json", "--seeds", "1", "--pool", placedType + "=6",
 		"--merge", "none", "--batch", "fixed:1", "--rate", fmt.Sprint(rate),
 		"--qos-ms", fmt.Sprint(placedTarget.Milliseconds()),
 		"--load-time-ms", "200",

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/muster-serve/muster/client/bench"
@@ -59,16 +60,16 @@ func (r *run) testFleet(ctx context.Context) error {
 			P99 float64 `json:"p99"`
 		} `json:"latency_ms"`
 	}, err error) {
-		out, err := harness.Output(ctx, "", r.muster, append([]string{"sim", "--json", "--model",
-			model,
-			"--pool", pool, "--samples", samples, "--rtt-ms", "0.3", "--queries", "10000"},
-			args...)...)
+		out, err := harness.Output(ctx, "", r.muster, slices.Concat([]string{"sim"}, args, []string{
+			"--json", "--model", model, "--pool", pool, "--samples", samples, "--rtt-ms", "0.3",
+			"--queries", "10000",
+		})...)
 		if err == nil {
 			err = json.Unmarshal([]byte(out), &found)
 		}
 		return found, err
 	}
-	limit, err := simulate("--find-throughput", "--seeds", "1")
+	limit, err := simulate("throughput", "--seeds", "1")
 	if err != nil {
 		return err
 	}

@@ -42,10 +42,10 @@ func Pool(types []string) string {
 	return strings.Join(parts, ",")
 }
 
-// simulate runs `muster sim` on a pool, and returns a number of its JSON by its key.
+// simulate runs `muster sim` with args on a pool, and returns a number of its JSON by its key.
 func simulate(ctx context.Context, muster, figure, pool string, args ...string) (float64, error) {
 	out, err := Output(ctx, "", muster,
-		append([]string{"sim", "--json", "--pool", pool}, args...)...)
+		slices.Concat([]string{"sim"}, args, []string{"--json", "--pool", pool})...)
 	if err != nil {
 		return 0, err
 	}
@@ -63,7 +63,7 @@ func simulate(ctx context.Context, muster, figure, pool string, args ...string) 
 func AllowableThroughput(ctx context.Context, muster, model, pool string,
 	roundTrip time.Duration) (float64, error) {
 	return simulate(ctx, muster, "allowable_throughput_qps", pool,
-		"--model", model, "--find-throughput", "--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
+		"throughput", "--model", model, "--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
 }
 
 // FluidLimit is the rate, in queries/s, that a pool could serve of the models, by their shares, if

@@ -87,6 +87,7 @@ func row(first, seeds int, model string, shares []float64) {
 
 // share is the allowable throughput that a build finds, as a share of the fluid limit.
 func share(ctx context.Context, build, model, pool string, seed, queries int) (float64, error) {
+	// --find-throughput and not "throughput": the other build may be one without that command.
 	cmd := exec.CommandContext(ctx, build, "sim", "--find-throughput", "--samples", "published",
 		"--model", model, "--pool", pool, "--seeds", "1", "--seed", strconv.Itoa(seed),
 		"--queries", strconv.Itoa(queries), "--json")
