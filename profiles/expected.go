@@ -6,64 +6,68 @@ import (
 	"strings"
 )
 
+// The factors of lanes and families are shrinkage estimates in two levels (Efron and Morris, JASA
+// 70, 1975): a family's factor is drawn to that of its class of lanes, and that one to 1. The
+// constants were chosen, not fitted.
 const (
-	// halfShown is how many queries of a model count half as much as very many.
-	halfShown = 16
-	// A kind of lane is taken to keep what profiles say as surely as if keeps models had shown
-	// that, and a family to depart from them as its kind of lane does as surely as if follows
-	// models of it had shown that.
-	keeps, follows = 0.25, 0.5
-	// minShown is the least departure from profiles that counts.
-	minShown = 0.02
+	// halfWeightQueries is how many queries give a model half the weight of one with very many.
+	halfWeightQueries = 16
+	// classPriorWeight is the weight, in models, of the assumption that a class of lanes takes as
+	// long as profiles say; familyPriorWeight is that of the assumption that a family departs from
+	// profiles as its class of lanes does.
+	classPriorWeight, familyPriorWeight = 0.25, 0.5
+	// minLogFactor is the smallest logarithm of a factor that counts, about 2 %.
+	minLogFactor = 0.02
 )
 
-// Shown is what queries have shown of profiles: by how much longer models take on each kind of lane
-// than their profiles say. The zero value is ready for use.
-type Shown struct {
-	of map[kind]weightedTable
+// ProfileErrors holds by which factor queries have taken longer than profiles say, by class of
+// lanes and family. The zero value is ready for use and knows nothing: all its factors are 1.
+type ProfileErrors struct {
+	sums map[laneFamily]logSum
 }
 
-// A kind is a kind of lane, all models of it with the family "".
-type kind struct{ lane, family string }
+// A laneFamily is a class of lanes and a family on it; the family "" stands for all families.
+type laneFamily struct{ lane, family string }
 
-// weightedTable is a sum of logarithms of ratios.
-type weightedTable struct{ sum, weight float64 }
+// logSum is a weighted sum of logarithms of ratios, and the sum of the weights.
+type logSum struct{ sum, weight float64 }
 
-// Add adds that queries of one model of a family have taken ratio times as long on a kind of lane
-// as its profile said.
-func (s *Shown) Add(lane, family string, ratio, queries float64) {
+// Add counts one model of a family on a class of lanes: so many queries have taken ratio times as
+// long as the model's profile says. A ratio or number that is not above 0 counts nothing.
+func (s *ProfileErrors) Add(lane, family string, ratio, queries float64) {
 	if !(ratio > 0) || !(queries > 0) {
 		return
 	}
-	if s.of == nil {
-		s.of = map[kind]weightedTable{}
+	if s.sums == nil {
+		s.sums = map[laneFamily]logSum{}
 	}
-	w := queries / (queries + halfShown)
-	for _, k := range []kind{{lane, ""}, {lane, "/" + family}} {
-		x := s.of[k]
-		s.of[k] = weightedTable{x.sum + w*math.Log(ratio), x.weight + w}
+	w := queries / (queries + halfWeightQueries)
+	for _, k := range []laneFamily{{lane, ""}, {lane, "/" + family}} {
+		x := s.sums[k]
+		s.sums[k] = logSum{x.sum + w*math.Log(ratio), x.weight + w}
 	}
 }
 
-// Of returns by how much longer a model of a family, under whose profile no query has run, is
-// expected to take on a kind of lane: as its family does there, as far as that is known, else as
-// others do; 1 if nothing is known.
-func (s *Shown) Of(lane, family string) float64 {
-	all, its := s.of[kind{lane, ""}], s.of[kind{lane, "/" + family}]
-	log := (its.sum + follows*all.sum/(all.weight+keeps)) / (its.weight + follows)
-	if math.Abs(log) < minShown {
+// Factor returns the factor, > 0, by which the profile of a model that has not run yet is expected
+// to be wrong on a class of lanes. It follows the model's family there as far as that has run, else
+// the other families; it is 1 if nothing has run.
+func (s *ProfileErrors) Factor(lane, family string) float64 {
+	all, its := s.sums[laneFamily{lane, ""}], s.sums[laneFamily{lane, "/" + family}]
+	log := (its.sum + familyPriorWeight*all.sum/(all.weight+classPriorWeight)) /
+		(its.weight + familyPriorWeight)
+	if math.Abs(log) < minLogFactor {
 		return 1
 	}
 	return math.Exp(log)
 }
 
-// laneOf names the kind of lane that a key is of, whatever its neighbours.
+// laneOf names the class of lanes of a key: instance type, provider and cores, without neighbours.
 func (k Key) laneOf() string { return fmt.Sprintf("%s/%s/%d", k.InstanceType, k.Provider, k.Cores) }
 
-// Shown returns what the queries of the book's learners have shown. family names the family of a
-// model.
-func (b *Book) Shown(family func(model string) string) *Shown {
-	s := &Shown{}
+// ProfileErrors returns the factors that the queries of the book's learners have shown. family
+// returns the name of a model's family.
+func (b *Book) ProfileErrors(family func(model string) string) *ProfileErrors {
+	s := &ProfileErrors{}
 	for _, key := range b.Keys() {
 		l := b.learners[key]
 		if key.Beside != "" { // what neighbours cost is no fault of the profile
@@ -76,14 +80,14 @@ func (b *Book) Shown(family func(model string) string) *Shown {
 	return s
 }
 
-// toldQueries is how many queries count for a profile that was learned elsewhere.
-const toldQueries = 32
+// inheritedQueries is how many queries a profile that was learned elsewhere counts for; chosen.
+const inheritedQueries = 32
 
-// departureOf returns the ratio of a learner's latencies to those of the profile that was known
-// before any query ran, as of its last refit, since it must not change the learner. queries is 0 if
-// that cannot be said.
+// departureOf returns the ratio of a learner's latencies to those of the profile before any query
+// ran, and how many queries tell it; 0 queries if there is no such profile. It uses the fit as of
+// the last refit and does not change the learner.
 func (b *Book) departureOf(l *Learner) (ratio, queries float64) {
-	if l.prior == nil || !l.prior.Tried() {
+	if l.prior == nil || !l.prior.HasRun() {
 		if l.prior == nil || l.observed == 0 {
 			return 1, 0
 		}
@@ -106,33 +110,33 @@ func (b *Book) departureOf(l *Learner) (ratio, queries float64) {
 			float64(k.BatchSize)) * (1 + l.fit.deviation[binOf(k.BatchSize)])
 		sum += math.Log(mean / float64(k.Mean))
 	}
-	return math.Exp(sum / float64(len(first.knots))), float64(l.observed) + toldQueries
+	return math.Exp(sum / float64(len(first.knots))), float64(l.observed) + inheritedQueries
 }
 
-// Expected is Table, but scaled by what others have shown where it is a profile that no query has
-// confirmed.
-func (b *Book) Expected(key Key, shown *Shown, family string) *Table {
+// Expected returns the table of a key. If no query has confirmed the table, it is scaled by the
+// factor that other models have shown.
+func (b *Book) Expected(key Key, shown *ProfileErrors, family string) *Table {
 	table := b.Table(key)
-	if table == nil || table.Tried() {
+	if table == nil || table.HasRun() {
 		return table
 	}
-	factor := shown.Of(key.laneOf(), family)
+	factor := shown.Factor(key.laneOf(), family)
 	if factor == 1 {
 		return table
 	}
 	scaled := table.Scale(factor)
 	scaled.origin = Inherited
-	scaled.source = fmt.Sprintf("%s%.2f times as long as it says: %s", triedSource, factor,
+	scaled.source = fmt.Sprintf("%s%.2f times as long as it says: %s", inheritedSource, factor,
 		table.source)
 	return scaled
 }
 
-// triedSource begins the source of tables that are inherited from what queries have shown.
-const triedSource = string(Learned) + " of others: "
+// inheritedSource begins the source of tables that are inherited from what queries have shown.
+const inheritedSource = string(Learned) + " of others: "
 
-// Tried reports whether the numbers come from queries: those of this key, or of another from which
+// HasRun reports whether the numbers come from queries: those of this key, or of another from which
 // they were inherited.
-func (t *Table) Tried() bool {
+func (t *Table) HasRun() bool {
 	return t.origin == Learned ||
 		t.origin == Inherited && strings.HasPrefix(t.source, string(Learned)+" of ")
 }

@@ -13,8 +13,8 @@ import (
 // TestShown: what models of a kind of lane have shown is expected of their family there, less of
 // other families and of few queries, and of other kinds not at all.
 func TestShown(t *testing.T) {
-	s := &profiles.Shown{}
-	if f := s.Of("cpu", "a"); f != 1 {
+	s := &profiles.ProfileErrors{}
+	if f := s.Factor("cpu", "a"); f != 1 {
 		t.Errorf("where nothing has run %v is expected, want 1", f)
 	}
 	s.Add("cpu", "a", 1.5, 1e6)
@@ -30,7 +30,7 @@ func TestShown(t *testing.T) {
 		{"cpu", "a", 1.35, 1.5}, {"cpu", "b", 1, 1.15}, {"cpu", "c", 1.15, 1.3},
 		{"few", "a", 1.05, 1.35}, {"kept", "a", 1, 1}, {"none", "a", 1, 1}, {"gpu", "a", 1, 1},
 	} {
-		if f := s.Of(c.lane, c.family); !(f >= c.least && f <= c.most) {
+		if f := s.Factor(c.lane, c.family); !(f >= c.least && f <= c.most) {
 			t.Errorf("of family %s on %s %.3f is expected, want %v to %v", c.family, c.lane, f,
 				c.least, c.most)
 		}
@@ -72,7 +72,7 @@ func TestExpected(t *testing.T) {
 		}
 	}
 	times := func(b *profiles.Book, model, typ string) float64 {
-		table := b.Expected(key(model, typ), b.Shown(family), "f")
+		table := b.Expected(key(model, typ), b.ProfileErrors(family), "f")
 		return float64(table.Mean(50)) / float64(said(model, typ).Mean(50))
 	}
 	near := func(what string, got, want float64) {
@@ -87,7 +87,7 @@ func TestExpected(t *testing.T) {
 	near("what has not, there", times(b, "slow", "y"), 1)
 
 	// A successor is told of it, in the form that goes through JSON, and saves it.
-	told := b.Expected(key("slow", "x"), b.Shown(family), "f")
+	told := b.Expected(key("slow", "x"), b.ProfileErrors(family), "f")
 	data, err := json.Marshal(told)
 	var read profiles.Table
 	if err == nil {
@@ -96,7 +96,7 @@ func TestExpected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !read.Tried() || read.Origin() == profiles.Learned ||
+	if !read.HasRun() || read.Origin() == profiles.Learned ||
 		!strings.Contains(read.Source(), "measured of slow") {
 		t.Errorf("it is %s, %q", read.Origin(), read.Source())
 	}

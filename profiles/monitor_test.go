@@ -179,12 +179,12 @@ func TestMonitorSeesChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		name     string
-		sizes    *workload.BatchSizes
-		arrivals string
-		rate     float64
-		kind     profiles.ChangeKind
-		within   int
+		name       string
+		sizes      *workload.BatchSizes
+		arrivals   string
+		rate       float64
+		laneFamily profiles.ChangeKind
+		within     int
 	}{
 		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged,
 			512},
@@ -211,11 +211,11 @@ func TestMonitorSeesChanges(t *testing.T) {
 			s.arrive(c.arrivals, c.rate)
 			n, change := s.until(20_000)
 			slowest = max(slowest, n)
-			if n > c.within+settled || change.Kind != c.kind {
+			if n > c.within+settled || change.Kind != c.laneFamily {
 				t.Errorf("%s, seed %d: told after %d queries, want at most %d: %s", c.name, seed, n,
 					c.within+settled, change)
 			}
-			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-3 ||
+			if !strings.Contains(change.String(), string(c.laneFamily)) || change.P > 1e-3 ||
 				change.At.Before(change.Seen) {
 				t.Errorf("%s: %s", c.name, change)
 			}

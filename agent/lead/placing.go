@@ -360,7 +360,7 @@ func (s *placing) refresh(now time.Time, needs map[names.TableKey]tableNeed) {
 	}
 	families := map[names.ModelKey]string{}
 	s.term.learning.ask(func() {
-		shown := s.term.learning.state.Shown()
+		shown := s.term.learning.state.ProfileErrors()
 		for key, n := range needs {
 			table := s.term.learning.book.Expected(n.key, shown, n.family)
 			if table == nil {

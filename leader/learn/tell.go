@@ -206,7 +206,7 @@ func (s *State) findDepartures(a *leader.Advice) {
 // which no table can be made.
 func (s *State) adviseProfiles(a *leader.Advice) error {
 	var useless []error
-	shown := s.Shown()
+	shown := s.ProfileErrors()
 	done := map[names.TableKey]bool{}
 	for i := range s.pool.Members {
 		p := &s.pool.Members[i]
@@ -244,10 +244,10 @@ func (s *State) adviseProfiles(a *leader.Advice) error {
 	return errors.Join(useless...)
 }
 
-// Shown returns by how much longer models take than their profiles say, for
+// ProfileErrors returns by how much longer models take than their profiles say, for
 // [profiles.Book.Expected] of the state's book.
-func (s *State) Shown() *profiles.Shown {
-	return s.book.Shown(func(model string) string {
+func (s *State) ProfileErrors() *profiles.ProfileErrors {
+	return s.book.ProfileErrors(func(model string) string {
 		for i := range s.pool.Models {
 			if m := &s.pool.Models[i]; m.Name == model {
 				return familyOf(m)
@@ -262,7 +262,7 @@ func familyOf(m *leader.Model) string { return cmp.Or(m.Family, m.Name) }
 // profileOf is the profile of a model on a part of a member's lanes; a guess if nothing was
 // measured.
 func (s *State) profileOf(member *leader.Member, part *leader.Part, m *leader.Model,
-	shown *profiles.Shown) profile {
+	shown *profiles.ProfileErrors) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
 		key = held.Profile

@@ -115,7 +115,7 @@ func (e Placed) Plan(ctx context.Context, p *Problem) (*PlacedResult, error) {
 type placedSearch struct {
 	Placed
 	p       *Problem
-	renting *place.Renting
+	renting *place.CountRelaxation
 	space   []Configuration
 	price   []float64
 	bound   []float64 // by configuration: it is worth no more
@@ -137,7 +137,7 @@ func (e Placed) search(p *Problem) (*placedSearch, error) {
 		program.Types[t].Count, program.Types[t].Price = most[t], p.Types[t].Price
 	}
 	s := &placedSearch{Placed: e, p: p}
-	if s.renting, err = place.NewRenting(&program); err != nil {
+	if s.renting, err = place.NewCountRelaxation(&program); err != nil {
 		return nil, err
 	}
 	if s.space, err = p.Space(); err != nil {

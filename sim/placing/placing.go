@@ -361,12 +361,12 @@ func (p *Planner) learn(now time.Duration) {
 
 // expect replaces the latencies of what has not run by what runs of others have shown of them.
 func (p *Planner) expect(known map[names.TableKey]replan.Latencies) {
-	shown := p.learner.Shown()
+	shown := p.learner.ProfileErrors()
 	for _, key := range p.untried {
 		v := &p.variants[p.model[key.Model]]
 		as := v.Profile(key.Type)
 		said := p.book.Table(as)
-		if said.Tried() {
+		if said.HasRun() {
 			continue
 		}
 		table := p.book.Expected(as, shown, p.families[v.Family].Name)

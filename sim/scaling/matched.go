@@ -19,11 +19,12 @@ var epoch = time.Unix(0, 0).UTC()
 type matched struct {
 	*lanes
 	matcher *match.Matcher
-	sent    []int       // by query: attempts so far
-	times   [][]float64 // by type and variant: of what the fleet says, how long runs are known to take
-	byID    map[match.LaneID]*lane
-	models  map[names.ModelKey]int
-	wakeAt  time.Duration
+	sent    []int // by query: attempts so far
+	// by type and variant: of what the fleet says, how long runs are known to take
+	times  [][]float64
+	byID   map[match.LaneID]*lane
+	models map[names.ModelKey]int
+	wakeAt time.Duration
 }
 
 type wakes struct{}
@@ -71,7 +72,7 @@ func (m *matched) profile(t, v int) {
 // learn makes known what runs have taken, and expects the same of what has not run as package learn
 // does.
 func (m *matched) learn() error {
-	shown := &profiles.Shown{}
+	shown := &profiles.ProfileErrors{}
 	for t := range m.ran {
 		for v := range m.ran[t] {
 			if ran := &m.ran[t][v]; ran.runs > 0 {
@@ -83,7 +84,7 @@ func (m *matched) learn() error {
 	for t := range m.ran {
 		for v := range m.ran[t] {
 			ran := &m.ran[t][v]
-			times := shown.Of(string(m.typ(t)), m.familyOf(v))
+			times := shown.Factor(string(m.typ(t)), m.familyOf(v))
 			if ran.runs > 0 {
 				times = float64(ran.took) / float64(ran.said)
 			}

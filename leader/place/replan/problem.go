@@ -190,7 +190,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 	for f := range p.families {
 		// A family that is hardly asked for keeps a host all the same.
 		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
-		p.demand[f] = asked + burden*math.Sqrt(asked*p.bestRate(f))
+		p.demand[f] = asked + staffingFactor*math.Sqrt(asked*p.bestRate(f))
 		for k := range p.classes[f] {
 			p.program.Classes = append(p.program.Classes, place.Class{
 				Family: p.families[f].Name, Rate: p.demand[f] * p.classShare(f, k),
@@ -556,10 +556,10 @@ func (p *Problem) serviceRate(f, class int, v *Variant, known Latencies) float64
 	return 1 / max(sum/share, 1e-9)
 }
 
-// burden is how many times the square root of what it has agents do, in agents, a family needs
-// beside that, so that few queries wait: few agents need more room than many (Halfin and Whitt,
-// Operations Research 29, 1981).
-const burden = .5
+// staffingFactor is that of square-root staffing (Halfin and Whitt, Operations Research 29, 1981): a
+// family that needs n agents gets n + staffingFactor sqrt(n), so that few of its queries wait. With
+// .5 about half of them wait for a moment while the load is at its forecast.
+const staffingFactor = .5
 
 // bestRate is the rate at which the fastest agent serves family f with the most accurate variant.
 func (p *Problem) bestRate(f int) float64 {

@@ -37,7 +37,7 @@ type Placed struct {
 	LeastAccuracy float64 // in (0, 1]; 0: the best within the budget
 	Source        string
 
-	renting *replan.Renting
+	renting *replan.FleetProblem
 	names   map[names.ModelKey]string
 	rates   []float64 // by family
 }
@@ -81,7 +81,7 @@ func (p *Placed) open() {
 			Available: available,
 		})
 	}
-	p.renting = replan.NewRenting(s, demand)
+	p.renting = replan.NewFleetProblem(s, demand)
 }
 
 // Plan plans, and simulates the best plan if it is to.
@@ -116,7 +116,8 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	}
 	if len(r.Plans) == 0 || r.Plans[0].Served == 0 {
 		return nil, errors.New(strings.Join(append(
-			[]string{"plan: no fleet within the limits serves any query in time"}, r.Notes...), "; "))
+			[]string{"plan: no fleet within the limits serves any query in time"}, r.Notes...),
+			"; "))
 	}
 	p.notes(r)
 	if simulate {
@@ -187,13 +188,15 @@ func (p *Placed) typeIndex(name string) int {
 func (p *Placed) notes(r *PlacedReport) {
 	first := &r.Plans[0]
 	if p.LeastAccuracy > 0 && !r.Met {
-		r.Notes = append(r.Notes, fmt.Sprintf("no fleet within the limits is found that serves all "+
-			"queries at an accuracy of %v: these come nearest", p.LeastAccuracy))
+		r.Notes = append(r.Notes,
+			fmt.Sprintf("no fleet within the limits is found that serves all "+
+				"queries at an accuracy of %v: these come nearest", p.LeastAccuracy))
 	}
 	for _, f := range first.Families {
 		if f.Served < 1-1e-6 {
-			r.Notes = append(r.Notes, fmt.Sprintf("plan 1 leaves %.4g of the %.4g queries/s that are "+
-				"planned for of %s unserved", (1-f.Served)*f.Planned, f.Planned, f.Family))
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("plan 1 leaves %.4g of the %.4g queries/s that are "+
+					"planned for of %s unserved", (1-f.Served)*f.Planned, f.Planned, f.Family))
 		}
 	}
 }

@@ -16,7 +16,7 @@ func TestRenting(t *testing.T) {
 		p := random(rng)
 		p.Objective = MostAccurate
 		p.Classes[0].Rate++ // without any demand nothing is worth anything
-		renting, err := NewRenting(p)
+		renting, err := NewCountRelaxation(p)
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -53,7 +53,8 @@ func TestRenting(t *testing.T) {
 			}
 			own, _, _ := renting.Bound(counts)
 			if slack := 1e-12 * renting.Worth(1, 0); own < worth-slack || others < worth-slack {
-				r.Fatalf("%v: worth %v, its bound %v, that by other counts %v\n%+v", counts, worth, own,
+				r.Fatalf("%v: worth %v, its bound %v, that by other counts %v\n%+v", counts, worth,
+					own,
 					others, p)
 			}
 		}

@@ -6,22 +6,22 @@ import (
 	"slices"
 )
 
-// A Renting is a program whose types may have fewer agents than it says, for who chooses how many
-// to rent. What does not depend on the counts is computed once. Prices and changes cost nothing.
-// It is not safe for concurrent use.
-type Renting struct {
+// A CountRelaxation bounds what a program is worth with fewer agents than it allows, for a search of
+// how many to rent. It is the linear relaxation; what does not depend on the counts is computed
+// once. Prices and changes cost nothing. It is not safe for concurrent use.
+type CountRelaxation struct {
 	program Program
 	model   *model
 	region  *region
 	lo, hi  []int
 }
 
-// NewRenting takes the program with the most agents that each type may have.
-func NewRenting(p *Program) (*Renting, error) {
+// NewCountRelaxation takes the program with the most agents that each type may have.
+func NewCountRelaxation(p *Program) (*CountRelaxation, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Renting{program: *p}
+	r := &CountRelaxation{program: *p}
 	r.program.Current, r.program.Objective = nil, MostAccurate
 	r.model = newModel(&r.program)
 	for i := range r.model.choices {
@@ -38,13 +38,13 @@ func NewRenting(p *Program) (*Renting, error) {
 
 // Worth orders placements: by the share of the demand that is served, and of one share by accuracy.
 // It is in points of accuracy of all of the demand.
-func (r *Renting) Worth(share, accuracy float64) float64 {
+func (r *CountRelaxation) Worth(share, accuracy float64) float64 {
 	return share * (served/r.model.point + accuracy)
 }
 
 // Bound is a bound of what counts are worth, and the prices that it follows from: other counts, up
 // to the most there may be, are worth at most rest and, for each agent, its type's price.
-func (r *Renting) Bound(counts []int) (bound, rest float64, prices []float64) {
+func (r *CountRelaxation) Bound(counts []int) (bound, rest float64, prices []float64) {
 	prices = make([]float64, len(counts))
 	if len(r.model.choices) == 0 {
 		return 0, 0, prices
@@ -64,7 +64,7 @@ func (r *Renting) Bound(counts []int) (bound, rest float64, prices []float64) {
 
 // Solve finds what so many agents should hold, as [Solve] does. Agents that would
 // serve nothing hold nothing.
-func (r *Renting) Solve(counts []int, steps int) *Solution {
+func (r *CountRelaxation) Solve(counts []int, steps int) *Solution {
 	s := newSearch(r.model.withCounts(counts))
 	f := &finder{
 		search: s, limit: min(steps, 1<<50) * operations,

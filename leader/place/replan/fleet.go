@@ -7,9 +7,9 @@ import (
 	"github.com/muster-serve/muster/leader/place"
 )
 
-// A Renting is the problem of a fleet that is not there yet: how many instances of each type would
-// hold what. Its program is that which the leader would solve for as many agents.
-type Renting struct {
+// A FleetProblem is the problem of a fleet that is not there yet: how many instances of each type
+// would hold what. Its program is that which the leader would solve for as many agents.
+type FleetProblem struct {
 	problem *Problem
 	// Program has a type for each instance type, in their order, and a choice for each layout that
 	// an instance may hold. Its counts are 0.
@@ -18,10 +18,10 @@ type Renting struct {
 	Unplaced []Event
 }
 
-// NewRenting makes the problem of serving families at the rates of demand, in queries/s, which are
-// to have all headroom that is wanted, with instances of the types of s.Agents, of which each
+// NewFleetProblem makes the problem of serving families at the rates of demand, in queries/s, which
+// are to have all headroom that is wanted, with instances of the types of s.Agents, of which each
 // stands for its type.
-func NewRenting(s *Snapshot, demand []float64) *Renting {
+func NewFleetProblem(s *Snapshot, demand []float64) *FleetProblem {
 	p := &Problem{
 		agents: s.Agents, current: make([]place.Layout, len(s.Agents)), variants: s.Variants,
 		families: s.Families, rate: slices.Clone(demand), demand: slices.Clone(demand),
@@ -33,10 +33,10 @@ func NewRenting(s *Snapshot, demand []float64) *Renting {
 	for t := range p.program.Types {
 		p.program.Types[t].Count = 0
 	}
-	return &Renting{p, &p.program, plan.missing}
+	return &FleetProblem{p, &p.program, plan.missing}
 }
 
 // Forecast is what a solution of the program expects of the families.
-func (r *Renting) Forecast(sol *place.Solution) []place.FamilyForecast {
+func (r *FleetProblem) Forecast(sol *place.Solution) []place.FamilyForecast {
 	return r.problem.forecastFamilies(r.Program, sol)
 }
