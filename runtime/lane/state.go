@@ -184,7 +184,9 @@ func (s *State) push(q *Query, now time.Duration) {
 
 // noteWaiting counts q, which waits from now on, in the sums.
 func (s *State) noteWaiting(q *Query) {
-	q.saved = s.savedByDividing(q)
+	if q.saved = 0; !q.Background { // which no sum has
+		q.saved = s.savedByDividing(q)
+	}
 	s.saved += q.saved
 	if q.class != nil { // beside merging it, what counts is the time that it takes of a lane
 		q.class.Enter(q.BatchSize, q.Estimate-q.saved)
@@ -243,6 +245,14 @@ func (s *State) serve(now time.Duration) {
 	}
 }
 
+// serveAwaiting serves the queries that wait if an idle lane waits for more of them: the one that
+// has just left may be the one that it waited with, and that none was to pass.
+func (s *State) serveAwaiting(now time.Duration) {
+	if s.serveAt != Never {
+		s.serve(now)
+	}
+}
+
 // start gives q its lane, or one core of it, alone or as the first of a run.
 func (s *State) start(q *Query, run *Run, now time.Duration) {
 	s.uncheck(q)
@@ -273,6 +283,7 @@ func (s *State) cancel(q *Query, cause Reason, now time.Duration) {
 	case s.removeWaiting(q):
 		s.leave(q)
 		s.refuseOutOfTime(q, cause, now)
+		s.serveAwaiting(now)
 	case q.run != nil && !q.running:
 		s.leave(q)
 		s.refuseOutOfTime(q, cause, now)
@@ -424,6 +435,7 @@ func (s *State) checkQueries(now time.Duration) {
 			s.removeWaiting(q)
 			s.leave(q)
 			s.refuseLate(q, now)
+			s.serveAwaiting(now)
 		}
 	}
 	if s.serveAt <= now {
