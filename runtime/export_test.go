@@ -1,6 +1,16 @@
 package runtime
 
-import "time"
+import (
+	"time"
+
+	"github.com/muster-serve/muster/runtime/lane"
+)
+
+// Observe has a function be called with each event of lanes before it is handled, and then with what
+// is to be done.
+func (l *Lanes) Observe(f func(now time.Duration, e *lane.Event, actions []lane.Action)) {
+	l.observe = f
+}
 
 // Divisible returns a model that runs as whole, and as single on one core of a lane.
 func Divisible(whole, single Model) Model { return both{whole, single} }

@@ -161,6 +161,9 @@ type Lanes struct {
 	memory    []memory // by lane
 	asked     asked
 	drained   chan struct{} // closed when draining and nothing is left
+	// observe, which may be nil, is for tests: it is called with each event before the state gets it,
+	// and then with what is to be done.
+	observe func(now time.Duration, e *lane.Event, actions []lane.Action)
 }
 
 // A caller is a goroutine in Do, and its query.
@@ -215,7 +218,7 @@ func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 
 // step tells the state what has happened, and carries out what is to be done. l.mu is held.
 func (l *Lanes) step(now time.Duration, e lane.Event) {
-	actions, wakeAt := l.state.Step(now, e)
+	actions, wakeAt := l.decide(now, e)
 	for i := range actions {
 		l.carryOut(&actions[i])
 	}
@@ -228,6 +231,17 @@ func (l *Lanes) step(now time.Duration, e lane.Event) {
 	} else {
 		l.timer.Reset(wakeAt - now)
 	}
+}
+
+// decide tells the state what has happened, and returns what is to be done. l.mu is held.
+func (l *Lanes) decide(now time.Duration, e lane.Event) ([]lane.Action, time.Duration) {
+	if l.observe == nil {
+		return l.state.Step(now, e)
+	}
+	l.observe(now, &e, nil)
+	actions, wakeAt := l.state.Step(now, e)
+	l.observe(now, nil, actions)
+	return actions, wakeAt
 }
 
 // passTime tells the state that time has passed.
@@ -548,7 +562,7 @@ func (l *Lanes) RefusesUnread(held int64) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	actions, _ := l.state.Step(l.now(), lane.Event{Kind: lane.ReadBegan, HeldBytes: held})
+	actions, _ := l.decide(l.now(), lane.Event{Kind: lane.ReadBegan, HeldBytes: held})
 	return len(actions) > 0
 }
 
@@ -556,6 +570,6 @@ func (l *Lanes) RefusesUnread(held int64) bool {
 func (l *Lanes) UnreadError(held int64) *OverloadedError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	actions, _ := l.state.Step(l.now(), lane.Event{Kind: lane.UnreadRefused, HeldBytes: held})
+	actions, _ := l.decide(l.now(), lane.Event{Kind: lane.UnreadRefused, HeldBytes: held})
 	return overloadedError(&actions[0])
 }

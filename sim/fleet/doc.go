@@ -4,8 +4,8 @@
 // fails.
 //
 // Production code makes the decisions: package election decides who leads, [leader.State] is the
-// leader, client/queries and inquire.State decide at gateways, and runtime/queue orders the
-// queries of a lane. This package carries the messages between them, and delays, cuts off, freezes
+// leader, client/queries and inquire.State decide at gateways, and runtime/lane decides what lanes
+// run. This package carries the messages between them, and delays, cuts off, freezes
 // or kills what the faults name.
 //
 // In come queries, by [Fleet.Arrive], and the time, by [Fleet.Until]. Out go the queries' outcomes,
