@@ -3,6 +3,7 @@ package leader
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,144 @@ func name(names []string, i int) string {
 	return strconv.Itoa(i)
 }
 
+// The fields of events, in one place for writer and reader. kindFields has those of each kind of
+// event in the order in which a line has them; the fields of members and advice, and of what a list
+// of an event holds, are written apart.
+var (
+	queryField = lines.QueryField("query", func(e *Event) (gateway, sequence *uint64) {
+		return &e.Gateway, &e.Sequence
+	})
+	gatewayField = lines.GatewayField(func(e *Event) *uint64 { return &e.Gateway })
+	agentField   = lines.TextField("agent", func(e *Event) *names.AgentName { return &e.Agent })
+	// laneField is absent where no agent is named: then there is no lane.
+	laneField = &lines.Field[Event]{Key: "lane", Append: func(b []byte, e *Event) []byte {
+		if e.Agent == "" {
+			return b
+		}
+		return lines.Number(b, "lane", e.Lane)
+	}, Set: func(e *Event, value string) (err error) {
+		e.Lane, err = lines.ParseCount(value)
+		return err
+	}}
+	freeField = &lines.Field[Event]{Key: "free", Append: func(b []byte, e *Event) []byte {
+		return appendFree(b, e.Free)
+	}, Set: func(e *Event, value string) error { return appendDuration(&e.Free, value) }}
+	attemptField = lines.IntField("attempt", func(e *Event) *int { return &e.Attempt })
+	modelField   = &lines.Field[Event]{Key: "model", Append: func(b []byte, e *Event) []byte {
+		return lines.Item(b, "model", e.Model.Key())
+	}, Set: func(e *Event, value string) error {
+		e.Model = parseModel(value)
+		return nil
+	}}
+	batchField     = lines.IntField("batch", func(e *Event) *int { return &e.BatchSize })
+	whyField       = lines.TextField("why", func(e *Event) *string { return &e.Why })
+	remainingField = lines.DurationField("remaining",
+		func(e *Event) *time.Duration { return &e.Remaining })
+
+	kindFields = map[Kind]lines.Form[Event]{
+		Greeted:   {agentField, freeField},
+		LanesFree: {agentField, freeField},
+		LinkBroken: {
+			agentField, flagField("gone", func(e *Event) *bool { return &e.Gone }), whyField,
+		},
+		GatewayConnected: {
+			gatewayField, lines.TextField("client", func(e *Event) *string { return &e.Client }),
+		},
+		GatewayLost: {gatewayField},
+		Submitted: {
+			queryField, attemptField, modelField, batchField,
+			lines.DurationField("waited", func(e *Event) *time.Duration { return &e.Waited }),
+			lines.DurationField("time_left", func(e *Event) *time.Duration { return &e.TimeLeft }),
+			flagField("splits", func(e *Event) *bool { return &e.Splits }),
+			lines.ShareField("least_accuracy",
+				func(e *Event) *float64 { return &e.LeastAccuracy }),
+			agentField, laneField,
+			lines.TextField("denied", func(e *Event) *string { return &e.Denied }),
+			lines.DurationField("retry_after",
+				func(e *Event) *time.Duration { return &e.RetryAfter }),
+			lines.IntField("tag_size", func(e *Event) *int { return &e.TagSize }),
+		},
+		Cancelled: {queryField},
+		Unused:    {agentField, laneField, queryField, attemptField},
+		Completed: {
+			agentField, laneField, queryField, attemptField,
+			flagField("refused", func(e *Event) *bool { return &e.Refused }), remainingField,
+			modelField, batchField,
+			lines.DurationField("execution", func(e *Event) *time.Duration { return &e.Execution }),
+			lines.DurationField("queue", func(e *Event) *time.Duration { return &e.Queue }),
+			lines.DurationField("receive", func(e *Event) *time.Duration { return &e.Receive }),
+			lines.DurationField("latency", func(e *Event) *time.Duration { return &e.Latency }),
+			lines.UintField("bytes", 64, func(e *Event) *uint64 { return &e.Bytes }),
+			lines.IntField("merged", func(e *Event) *int { return &e.Merged }),
+			flagField("divided", func(e *Event) *bool { return &e.Divided }),
+			flagField("shadow", func(e *Event) *bool { return &e.Shadow }),
+			flagField("non_finite", func(e *Event) *bool { return &e.NonFinite }),
+			flagField("no_answer", func(e *Event) *bool { return &e.NoAnswer }),
+		},
+		Failed: {
+			modelField, batchField, whyField,
+			lines.UintField("n", 63, func(e *Event) *uint64 { return &e.N }),
+			flagField("excused", func(e *Event) *bool { return &e.Excused }),
+		},
+	}
+	// anyFields are those of all kinds: a reader takes each with any of these kinds.
+	anyFields = slices.Concat(slices.Collect(maps.Values(kindFields))...)
+
+	heldFields = lines.Form[Held]{
+		lines.QueryField("held", func(h *Held) (gateway, sequence *uint64) {
+			return &h.Gateway, &h.Sequence
+		}),
+		lines.NumberField("lane", func(h *Held) *int { return &h.Lane }),
+		lines.IntField("attempt", func(h *Held) *int { return &h.Attempt }),
+		{Key: "model", Append: func(b []byte, h *Held) []byte {
+			return lines.Item(b, "model", h.Model.Key())
+		}, Set: func(h *Held, value string) error {
+			h.Model = parseModel(value)
+			return nil
+		}},
+		lines.IntField("batch", func(h *Held) *int { return &h.BatchSize }),
+	}
+	memberFields = lines.Form[Member]{
+		lines.TextField("type", func(m *Member) *names.LaneType { return &m.Type }),
+		lines.TextField("own", func(m *Member) *names.LaneType { return &m.OwnType }),
+		lines.CountField("lanes", func(m *Member) *int { return &m.Lanes }),
+		flagField("draining", func(m *Member) *bool { return &m.Draining }),
+		lines.DurationField("ends", func(m *Member) *time.Duration { return &m.Ends }),
+		lines.UintField("revision", 64, func(m *Member) *uint64 { return &m.Revision }),
+	}
+	partFields = lines.Form[Part]{
+		lines.NumberField("part", func(p *Part) *int { return &p.First }),
+		lines.CountField("lanes", func(p *Part) *int { return &p.Lanes }),
+		lines.TextField("type", func(p *Part) *names.LaneType { return &p.Type }),
+		lines.TextField("own", func(p *Part) *names.LaneType { return &p.OwnType }),
+		flagField("draining", func(p *Part) *bool { return &p.Draining }),
+		{Key: "holds", Append: func(b []byte, p *Part) []byte {
+			for _, id := range p.Models {
+				b = lines.Item(b, "holds", id.Key())
+			}
+			return b
+		}, Set: func(p *Part, value string) error {
+			p.Models = append(p.Models, parseModel(value))
+			return nil
+		}},
+	}
+	// modelFields are those of a model that a member holds or can load, after the model's name.
+	modelFields = lines.Form[Model]{
+		lines.DurationField("target", func(m *Model) *time.Duration { return &m.QoSTarget }),
+		lines.FloatField("share", func(m *Model) *float64 { return &m.Share }),
+		lines.IntField("largest", func(m *Model) *int { return &m.Largest }),
+		lines.FlagField("late", "reject", func(m *Model) *bool { return &m.RejectLate }),
+		flagField("splits", func(m *Model) *bool { return &m.Splits }),
+		lines.TextField("merge", func(m *Model) *string { return &m.Merge }),
+		lines.TextField("family", func(m *Model) *string { return &m.Family }),
+		lines.ShareField("accuracy", func(m *Model) *float64 { return &m.Accuracy }),
+	}
+)
+
+func flagField[T any](key string, at func(*T) *bool) *lines.Field[T] {
+	return lines.FlagField(key, "yes", at)
+}
+
 // AppendEvent appends the serial form of e, which happened at the given time since the term began,
 // without a newline.
 func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
@@ -70,62 +209,10 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	case Described:
 		b = appendFree(e.Member.append(b), e.Free)
 	case Greeted:
-		b = appendFree(lines.Text(b, "agent", e.Agent), e.Free)
+		b = kindFields[Greeted].Append(b, e)
 		for i := range e.Holds {
-			h := &e.Holds[i]
-			b = lines.Query(b, "held", h.Gateway, h.Sequence)
-			b = lines.Number(b, "lane", h.Lane)
-			b = lines.Int(b, "attempt", h.Attempt)
-			b = lines.Item(b, "model", h.Model.Key())
-			b = lines.Int(b, "batch", h.BatchSize)
+			b = heldFields.Append(b, &e.Holds[i])
 		}
-	case LanesFree:
-		b = appendFree(lines.Text(b, "agent", e.Agent), e.Free)
-	case LinkBroken:
-		b = lines.Flag(lines.Text(b, "agent", e.Agent), "gone", "yes", e.Gone)
-		b = lines.Text(b, "why", e.Why)
-	case GatewayConnected:
-		b = appendGateway(b, e.Gateway)
-		b = lines.Text(b, "client", e.Client)
-	case GatewayLost:
-		b = appendGateway(b, e.Gateway)
-	case Submitted:
-		b = lines.Query(b, "query", e.Gateway, e.Sequence)
-		b = lines.Int(b, "attempt", e.Attempt)
-		b = lines.Item(b, "model", e.Model.Key())
-		b = lines.Int(b, "batch", e.BatchSize)
-		b = lines.Duration(b, "waited", e.Waited)
-		b = lines.Duration(b, "time_left", e.TimeLeft)
-		b = lines.Flag(b, "splits", "yes", e.Splits)
-		b = lines.Float(b, "least_accuracy", e.LeastAccuracy)
-		b = appendLane(b, e)
-		b = lines.Text(b, "denied", e.Denied)
-		b = lines.Duration(b, "retry_after", e.RetryAfter)
-		b = lines.Int(b, "tag_size", e.TagSize)
-	case Cancelled:
-		b = lines.Query(b, "query", e.Gateway, e.Sequence)
-	case Unused:
-		b = appendLane(b, e)
-		b = lines.Query(b, "query", e.Gateway, e.Sequence)
-		b = lines.Int(b, "attempt", e.Attempt)
-	case Completed:
-		b = appendLane(b, e)
-		b = lines.Query(b, "query", e.Gateway, e.Sequence)
-		b = lines.Int(b, "attempt", e.Attempt)
-		b = lines.Flag(b, "refused", "yes", e.Refused)
-		b = lines.Duration(b, "remaining", e.Remaining)
-		b = lines.Item(b, "model", e.Model.Key())
-		b = lines.Int(b, "batch", e.BatchSize)
-		b = lines.Duration(b, "execution", e.Execution)
-		b = lines.Duration(b, "queue", e.Queue)
-		b = lines.Duration(b, "receive", e.Receive)
-		b = lines.Duration(b, "latency", e.Latency)
-		b = lines.Int(b, "bytes", int(e.Bytes))
-		b = lines.Int(b, "merged", e.Merged)
-		b = lines.Flag(b, "divided", "yes", e.Divided)
-		b = lines.Flag(b, "shadow", "yes", e.Shadow)
-		b = lines.Flag(b, "non_finite", "yes", e.NonFinite)
-		b = lines.Flag(b, "no_answer", "yes", e.NoAnswer)
 	case Learned:
 		b = e.Advice.append(b)
 	case Outdated:
@@ -135,31 +222,20 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		for _, key := range e.Tables {
 			b = lines.Item(lines.Item(b, "latency", key.Model), "type", key.Type)
 		}
-	case Failed:
-		b = lines.Item(b, "model", e.Model.Key())
-		b = lines.Int(b, "batch", e.BatchSize)
-		b = lines.Text(b, "why", e.Why)
-		b = lines.Int(b, "n", int(e.N))
-		b = lines.Flag(b, "excused", "yes", e.Excused)
 	case Released:
 		for _, r := range e.Releases {
 			b = lines.Item(b, "model", names.NewModelKey(r.Model, r.Current))
 			b = lines.Int(b, "canary", int(r.Canary))
 			b = lines.Float(b, "share", r.Share)
 		}
+	default:
+		b = kindFields[e.Kind].Append(b, e)
 	}
 	return b
 }
 
 func appendGateway(b []byte, gateway uint64) []byte {
 	return strconv.AppendUint(append(b, " gateway="...), gateway, 10)
-}
-
-func appendLane(b []byte, e *Event) []byte {
-	if e.Agent == "" {
-		return b
-	}
-	return lines.Number(lines.Item(b, "agent", e.Agent), "lane", e.Lane)
 }
 
 func appendFree(b []byte, free []time.Duration) []byte {
@@ -171,22 +247,9 @@ func appendFree(b []byte, free []time.Duration) []byte {
 
 func (m *Member) append(b []byte) []byte {
 	b = lines.Item(b, "member", m.Name)
-	b = lines.Text(b, "type", m.Type)
-	b = lines.Text(b, "own", m.OwnType)
-	b = lines.Int(b, "lanes", m.Lanes)
-	b = lines.Flag(b, "draining", "yes", m.Draining)
-	b = lines.Duration(b, "ends", m.Ends)
-	b = lines.Int(b, "revision", int(m.Revision))
+	b = memberFields.Append(b, m)
 	for i := range m.Parts {
-		p := &m.Parts[i]
-		b = lines.Item(b, "part", strconv.Itoa(p.First))
-		b = lines.Int(b, "lanes", p.Lanes)
-		b = lines.Text(b, "type", p.Type)
-		b = lines.Text(b, "own", p.OwnType)
-		b = lines.Flag(b, "draining", "yes", p.Draining)
-		for _, id := range p.Models {
-			b = lines.Item(b, "holds", id.Key())
-		}
+		b = partFields.Append(b, &m.Parts[i])
 	}
 	b = appendModels(b, "model", m.Models)
 	return appendModels(b, "loadable", m.Loadable)
@@ -194,16 +257,7 @@ func (m *Member) append(b []byte) []byte {
 
 func appendModels(b []byte, item string, all []Model) []byte {
 	for i := range all {
-		held := &all[i]
-		b = lines.Item(b, item, held.Key())
-		b = lines.Duration(b, "target", held.QoSTarget)
-		b = lines.Float(b, "share", held.Share)
-		b = lines.Int(b, "largest", held.Largest)
-		b = lines.Flag(b, "late", "reject", held.RejectLate)
-		b = lines.Flag(b, "splits", "yes", held.Splits)
-		b = lines.Text(b, "merge", held.Merge)
-		b = lines.Text(b, "family", held.Family)
-		b = lines.Float(b, "accuracy", held.Accuracy)
+		b = modelFields.Append(lines.Item(b, item, all[i].Key()), &all[i])
 	}
 	return b
 }
@@ -349,23 +403,8 @@ func (p *parser) set(key, value string) (err error) {
 		if key == "held" {
 			e.Holds = append(e.Holds, Held{})
 		}
-		if len(e.Holds) > 0 {
-			h := &e.Holds[len(e.Holds)-1]
-			switch key {
-			case "held":
-				h.Gateway, h.Sequence, err = lines.ParseQuery(value)
-			case "lane":
-				h.Lane, err = small(value)
-			case "attempt":
-				h.Attempt, err = strconv.Atoi(value)
-			case "model":
-				h.Model = parseModel(value)
-			case "batch":
-				h.BatchSize, err = strconv.Atoi(value)
-			default:
-				err = errKey
-			}
-			return err
+		if n := len(e.Holds); n > 0 {
+			return heldFields.Set(&e.Holds[n-1], key, value)
 		}
 	case Outdated:
 		switch {
@@ -376,7 +415,7 @@ func (p *parser) set(key, value string) (err error) {
 		case key == "type" && len(e.Tables) > 0:
 			e.Tables[len(e.Tables)-1].Type = names.LaneType(value)
 		default:
-			return errKey
+			return lines.ErrNoField
 		}
 		return nil
 	case Released:
@@ -386,7 +425,7 @@ func (p *parser) set(key, value string) (err error) {
 			return nil
 		}
 		if len(e.Releases) == 0 {
-			return errKey
+			return lines.ErrNoField
 		}
 		switch r := &e.Releases[len(e.Releases)-1]; key {
 		case "canary":
@@ -394,82 +433,12 @@ func (p *parser) set(key, value string) (err error) {
 		case "share":
 			r.Share, err = lines.ParseShare(value)
 		default:
-			err = errKey
+			err = lines.ErrNoField
 		}
 		return err
 	}
-	switch key {
-	case "query":
-		e.Gateway, e.Sequence, err = lines.ParseQuery(value)
-	case "gateway":
-		e.Gateway, err = strconv.ParseUint(value, 10, 64)
-	case "attempt":
-		e.Attempt, err = strconv.Atoi(value)
-	case "agent":
-		e.Agent = names.AgentName(value)
-	case "lane":
-		e.Lane, err = small(value)
-	case "model":
-		e.Model = parseModel(value)
-	case "batch":
-		e.BatchSize, err = strconv.Atoi(value)
-	case "waited":
-		e.Waited, err = time.ParseDuration(value)
-	case "time_left":
-		e.TimeLeft, err = time.ParseDuration(value)
-	case "splits":
-		e.Splits, err = yes(value)
-	case "least_accuracy":
-		e.LeastAccuracy, err = lines.ParseShare(value)
-	case "denied":
-		e.Denied = value
-	case "retry_after":
-		e.RetryAfter, err = time.ParseDuration(value)
-	case "tag_size":
-		e.TagSize, err = strconv.Atoi(value)
-	case "client":
-		e.Client = value
-	case "refused":
-		e.Refused, err = yes(value)
-	case "remaining":
-		e.Remaining, err = time.ParseDuration(value)
-	case "execution":
-		e.Execution, err = time.ParseDuration(value)
-	case "queue":
-		e.Queue, err = time.ParseDuration(value)
-	case "receive":
-		e.Receive, err = time.ParseDuration(value)
-	case "latency":
-		e.Latency, err = time.ParseDuration(value)
-	case "bytes":
-		e.Bytes, err = strconv.ParseUint(value, 10, 64)
-	case "merged":
-		e.Merged, err = strconv.Atoi(value)
-	case "no_answer":
-		e.NoAnswer, err = yes(value)
-	case "non_finite":
-		e.NonFinite, err = yes(value)
-	case "divided":
-		e.Divided, err = yes(value)
-	case "shadow":
-		e.Shadow, err = yes(value)
-	case "free":
-		err = appendDuration(&e.Free, value)
-	case "gone":
-		e.Gone, err = yes(value)
-	case "why":
-		e.Why = value
-	case "n":
-		e.N, err = strconv.ParseUint(value, 10, 63)
-	case "excused":
-		e.Excused, err = yes(value)
-	default:
-		err = errKey
-	}
-	return err
+	return anyFields.Set(e, key, value)
 }
-
-var errKey = fmt.Errorf("there is no such key here")
 
 func (p *parser) setMember(key, value string) (err error) {
 	switch key {
@@ -500,71 +469,17 @@ func (p *parser) setMember(key, value string) (err error) {
 		p.model = &m.Loadable[len(m.Loadable)-1]
 		return nil
 	}
-	if held := p.model; held != nil {
-		switch key {
-		case "target":
-			held.QoSTarget, err = time.ParseDuration(value)
-		case "share":
-			held.Share, err = strconv.ParseFloat(value, 64)
-		case "largest":
-			held.Largest, err = strconv.Atoi(value)
-		case "late":
-			if held.RejectLate = true; value != "reject" {
-				err = fmt.Errorf("got %s, want reject", value)
-			}
-		case "splits":
-			held.Splits, err = yes(value)
-		case "merge":
-			held.Merge = value
-		case "family":
-			held.Family = value
-		case "accuracy":
-			held.Accuracy, err = lines.ParseShare(value)
-		default:
-			err = errKey
-		}
-		return err
+	if p.model != nil {
+		return modelFields.Set(p.model, key, value)
 	}
 	if key == "part" {
 		m.Parts = append(m.Parts, Part{})
 		p.part = &m.Parts[len(m.Parts)-1]
-		p.part.First, err = small(value)
-		return err
 	}
-	if part := p.part; part != nil {
-		switch key {
-		case "type":
-			part.Type = names.LaneType(value)
-		case "own":
-			part.OwnType = names.LaneType(value)
-		case "lanes":
-			part.Lanes, err = small(value)
-		case "draining":
-			part.Draining, err = yes(value)
-		case "holds":
-			part.Models = append(part.Models, parseModel(value))
-		default:
-			err = errKey
-		}
-		return err
+	if p.part != nil {
+		return partFields.Set(p.part, key, value)
 	}
-	switch key {
-	case "type":
-		m.Type = names.LaneType(value)
-	case "own":
-		m.OwnType = names.LaneType(value)
-	case "lanes":
-		m.Lanes, err = small(value)
-	case "draining":
-		m.Draining, err = yes(value)
-	case "ends":
-		m.Ends, err = time.ParseDuration(value)
-	case "revision":
-		m.Revision, err = strconv.ParseUint(value, 10, 64)
-	default:
-		err = errKey
-	}
-	return err
+	return memberFields.Set(m, key, value)
 }
 
 func (p *parser) setAdvice(key, value string) (err error) {
@@ -615,7 +530,7 @@ func (p *parser) setAdvice(key, value string) (err error) {
 	case price != nil && slices.Contains([]string{"class", "holds", "per_ms", "service"}, key):
 		err = match.SetPriceField(price, key, value)
 	default:
-		err = errKey
+		err = lines.ErrNoField
 	}
 	return err
 }
@@ -625,12 +540,6 @@ func yes(value string) (bool, error) {
 		return false, fmt.Errorf("got %s, want yes", value)
 	}
 	return true, nil
-}
-
-// small parses a small number.
-func small(value string) (int, error) {
-	n, err := strconv.ParseUint(value, 10, 31)
-	return int(n), err
 }
 
 func appendDuration(all *[]time.Duration, value string) error {

@@ -3,6 +3,7 @@ package match
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,81 +61,134 @@ func (id QueryID) String() string {
 	return strconv.FormatUint(id.Gateway, 10) + "/" + strconv.FormatUint(id.Sequence, 10)
 }
 
+// The fields of events, in one place for writer and reader. kindFields has those of each kind of
+// event in the order in which a line has them; prices, and the queries that a lane holds, are
+// written apart.
+var (
+	queryField = lines.QueryField("query", func(e *Event) (gateway, sequence *uint64) {
+		return &e.Query.Gateway, &e.Query.Sequence
+	})
+	attemptField = lines.IntField("attempt", func(e *Event) *int { return &e.Attempt })
+	laneField    = &lines.Field[Event]{Key: "lane", Append: func(b []byte, e *Event) []byte {
+		return lines.Number(b, "lane", int(e.Lane))
+	}, Set: setLane}
+	// anyLaneField is absent where no lane is named.
+	anyLaneField = &lines.Field[Event]{Key: "lane", Append: func(b []byte, e *Event) []byte {
+		return lines.Int(b, "lane", int(e.Lane))
+	}, Set: setLane}
+	modelField = &lines.Field[Event]{Key: "model", Append: func(b []byte, e *Event) []byte {
+		return lines.Text(b, "model", e.Model)
+	}, Set: setModel}
+	modelsField = &lines.Field[Event]{Key: "model", Append: func(b []byte, e *Event) []byte {
+		for _, m := range e.Models {
+			b = lines.Item(b, "model", m)
+		}
+		return b
+	}, Set: setModel}
+	typeField      = lines.TextField("type", func(e *Event) *names.LaneType { return &e.Type })
+	splitsField    = lines.FlagField("splits", "yes", func(e *Event) *bool { return &e.Splits })
+	remainingField = lines.DurationField("remaining",
+		func(e *Event) *time.Duration { return &e.Remaining })
+	attemptFields = lines.Form[Event]{queryField, attemptField, laneField, remainingField}
+
+	kindFields = map[Kind]lines.Form[Event]{
+		Submitted: {
+			queryField, attemptField, anyLaneField, modelField,
+			lines.IntField("batch", func(e *Event) *int { return &e.BatchSize }),
+			lines.DurationField("waited", func(e *Event) *time.Duration { return &e.Waited }),
+			lines.DurationField("time_left", func(e *Event) *time.Duration { return &e.TimeLeft }),
+			splitsField,
+			lines.ShareField("least_accuracy",
+				func(e *Event) *float64 { return &e.LeastAccuracy }),
+		},
+		LaneHas:   {laneField, remainingField},
+		Cancelled: {queryField},
+		Completed: attemptFields,
+		Refused:   attemptFields,
+		Unused:    attemptFields,
+		GatewayLost: {
+			lines.GatewayField(func(e *Event) *uint64 { return &e.Query.Gateway }),
+		},
+		LaneLost:      {laneField},
+		LaneDraining:  {laneField},
+		LaneRemaining: {laneField, remainingField},
+		LaneEnds:      {laneField, remainingField},
+		LaneJoined: {
+			laneField,
+			lines.TextField("agent", func(e *Event) *names.AgentName { return &e.Agent }),
+			typeField, modelsField, remainingField,
+		},
+		LaneModels: {laneField, typeField, modelsField},
+		ModelChanged: {
+			modelField,
+			lines.DurationField("target", func(e *Event) *time.Duration { return &e.QoSTarget }),
+			lines.IntField("largest", func(e *Event) *int { return &e.BatchSize }),
+			lines.FlagField("late", "reject", func(e *Event) *bool { return &e.RejectLate }),
+			splitsField,
+			lines.TextField("merge", func(e *Event) *Merge { return &e.Merge }),
+			lines.TextField("family", func(e *Event) *names.ModelKey { return &e.Family }),
+			lines.ShareField("accuracy", func(e *Event) *float64 { return &e.Accuracy }),
+		},
+		ModelGone: {modelField},
+		AheadChanged: {
+			lines.DurationField("ahead", func(e *Event) *time.Duration { return &e.Ahead }),
+		},
+		ProfileChanged: {
+			modelField, typeField,
+			{Key: "table", Append: func(b []byte, e *Event) []byte {
+				if e.Table == nil {
+					return b
+				}
+				return e.Table.Append(append(b, " table="...))
+			}, Set: func(e *Event, value string) (err error) {
+				e.Table, err = ParseTable(value)
+				return err
+			}},
+			lines.FlagField("sure", "no", func(e *Event) *bool { return &e.Doubtful }),
+			lines.FlagField("more", "yes", func(e *Event) *bool { return &e.More }),
+		},
+	}
+	// anyFields are those of all kinds: a reader takes each with any kind.
+	anyFields = slices.Concat(slices.Collect(maps.Values(kindFields))...)
+
+	heldFields = lines.Form[Held]{
+		lines.QueryField("query", func(h *Held) (gateway, sequence *uint64) {
+			return &h.Query.Gateway, &h.Query.Sequence
+		}),
+		lines.IntField("attempt", func(h *Held) *int { return &h.Attempt }),
+		lines.TextField("model", func(h *Held) *names.ModelKey { return &h.Model }),
+		lines.IntField("batch", func(h *Held) *int { return &h.BatchSize }),
+	}
+)
+
+func setLane(e *Event, value string) error {
+	number, err := strconv.ParseUint(value, 10, 32)
+	e.Lane = LaneID(number)
+	return err
+}
+
+// setModel sets the model of an event, or adds to those of its lane.
+func setModel(e *Event, value string) error {
+	if e.Kind == LaneJoined || e.Kind == LaneModels {
+		e.Models = append(e.Models, names.ModelKey(value))
+	} else {
+		e.Model = names.ModelKey(value)
+	}
+	return nil
+}
+
 // AppendEvent appends the serial form of e, which happened at the given time
 // since the start of a run, without a newline.
 func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	b = append(b, at.String()...)
 	b = append(b, ' ')
 	b = append(b, e.Kind.String()...)
+	b = kindFields[e.Kind].Append(b, e)
 	switch e.Kind {
-	case Submitted:
-		b = appendQuery(b, e.Query)
-		b = lines.Int(b, "attempt", e.Attempt)
-		if e.Lane != 0 {
-			b = lines.Number(b, "lane", int(e.Lane))
-		}
-		b = lines.Text(b, "model", e.Model)
-		b = lines.Int(b, "batch", e.BatchSize)
-		b = lines.Duration(b, "waited", e.Waited)
-		b = lines.Duration(b, "time_left", e.TimeLeft)
-		b = lines.Flag(b, "splits", "yes", e.Splits)
-		b = lines.Float(b, "least_accuracy", e.LeastAccuracy)
 	case LaneHas:
-		b = lines.Number(b, "lane", int(e.Lane))
-		b = lines.Duration(b, "remaining", e.Remaining)
 		for i := range e.Holds {
-			h := &e.Holds[i]
-			b = appendQuery(b, h.Query)
-			b = lines.Int(b, "attempt", h.Attempt)
-			b = lines.Text(b, "model", h.Model)
-			b = lines.Int(b, "batch", h.BatchSize)
+			b = heldFields.Append(b, &e.Holds[i])
 		}
-	case Cancelled:
-		b = appendQuery(b, e.Query)
-	case Completed, Refused, Unused:
-		b = appendQuery(b, e.Query)
-		b = lines.Int(b, "attempt", e.Attempt)
-		b = lines.Number(b, "lane", int(e.Lane))
-		b = lines.Duration(b, "remaining", e.Remaining)
-	case GatewayLost:
-		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
-	case LaneLost, LaneDraining:
-		b = lines.Number(b, "lane", int(e.Lane))
-	case LaneRemaining, LaneEnds:
-		b = lines.Number(b, "lane", int(e.Lane))
-		b = lines.Duration(b, "remaining", e.Remaining)
-	case LaneJoined:
-		b = lines.Number(b, "lane", int(e.Lane))
-		b = lines.Text(b, "agent", e.Agent)
-		b = lines.Text(b, "type", e.Type)
-		b = appendModels(b, e.Models)
-		b = lines.Duration(b, "remaining", e.Remaining)
-	case LaneModels:
-		b = lines.Number(b, "lane", int(e.Lane))
-		b = lines.Text(b, "type", e.Type)
-		b = appendModels(b, e.Models)
-	case ModelChanged:
-		b = lines.Text(b, "model", e.Model)
-		b = lines.Duration(b, "target", e.QoSTarget)
-		b = lines.Int(b, "largest", e.BatchSize)
-		b = lines.Flag(b, "late", "reject", e.RejectLate)
-		b = lines.Flag(b, "splits", "yes", e.Splits)
-		b = lines.Text(b, "merge", e.Merge)
-		b = lines.Text(b, "family", e.Family)
-		b = lines.Float(b, "accuracy", e.Accuracy)
-	case ModelGone:
-		b = lines.Text(b, "model", e.Model)
-	case AheadChanged:
-		b = lines.Duration(b, "ahead", e.Ahead)
-	case ProfileChanged:
-		b = lines.Text(b, "model", e.Model)
-		b = lines.Text(b, "type", e.Type)
-		if e.Table != nil {
-			b = append(b, " table="...)
-			b = e.Table.Append(b)
-		}
-		b = lines.Flag(b, "sure", "no", e.Doubtful)
-		b = lines.Flag(b, "more", "yes", e.More)
 	case PricesChanged:
 		for _, p := range e.Prices {
 			b = lines.Item(b, "type", p.Type)
@@ -185,13 +239,6 @@ func appendQuery(b []byte, id QueryID) []byte {
 // appendRounded rounds to a microsecond, because the last digits differ between CPUs.
 func appendRounded(b []byte, key string, v time.Duration) []byte {
 	return lines.Duration(b, key, v.Round(time.Microsecond))
-}
-
-func appendModels(b []byte, models []names.ModelKey) []byte {
-	for _, m := range models {
-		b = lines.Item(b, "model", m)
-	}
-	return b
 }
 
 // Append appends the serial form of t.
@@ -287,83 +334,23 @@ func (e *Event) set(field string) error {
 	if err != nil {
 		return err
 	}
-	var number uint64
-	query, attempt, batch, model := &e.Query, &e.Attempt, &e.BatchSize, &e.Model
-	if e.Kind == LaneHas && (key == "query" || len(e.Holds) > 0) {
+	switch {
+	case e.Kind == LaneHas && (key == "query" || len(e.Holds) > 0 && heldFields.Has(key)):
 		if key == "query" {
 			e.Holds = append(e.Holds, Held{})
 		}
-		h := &e.Holds[len(e.Holds)-1]
-		query, attempt, batch, model = &h.Query, &h.Attempt, &h.BatchSize, &h.Model
-	}
-	switch key {
-	case "query":
-		query.Gateway, query.Sequence, err = lines.ParseQuery(value)
-	case "gateway":
-		e.Query.Gateway, err = strconv.ParseUint(value, 10, 64)
-	case "lane":
-		number, err = strconv.ParseUint(value, 10, 32)
-		e.Lane = LaneID(number)
-	case "attempt":
-		*attempt, err = strconv.Atoi(value)
-	case "batch", "largest":
-		*batch, err = strconv.Atoi(value)
-	case "target":
-		e.QoSTarget, err = time.ParseDuration(value)
-	case "sure":
-		if e.Doubtful = true; value != "no" {
-			err = fmt.Errorf("got %s, want no", value)
-		}
-	case "more":
-		if e.More = true; value != "yes" {
-			err = fmt.Errorf("got %s, want yes", value)
-		}
-	case "late":
-		if e.RejectLate = true; value != "reject" {
-			err = fmt.Errorf("got %s, want reject", value)
-		}
-	case "merge":
-		e.Merge = Merge(value)
-	case "family":
-		e.Family = names.ModelKey(value)
-	case "accuracy":
-		e.Accuracy, err = lines.ParseShare(value)
-	case "least_accuracy":
-		e.LeastAccuracy, err = lines.ParseShare(value)
-	case "splits":
-		if e.Splits = true; value != "yes" {
-			err = fmt.Errorf("got %s, want yes", value)
-		}
-	case "ahead":
-		e.Ahead, err = time.ParseDuration(value)
-	case "model":
-		if e.Kind == LaneJoined || e.Kind == LaneModels {
-			e.Models = append(e.Models, names.ModelKey(value))
-		} else {
-			*model = names.ModelKey(value)
-		}
-	case "agent":
-		e.Agent = names.AgentName(value)
-	case "type":
-		if e.Kind == PricesChanged {
-			e.Prices = append(e.Prices, fluid.Price{Type: names.LaneType(value)})
-		} else {
-			e.Type = names.LaneType(value)
-		}
-	case "class", "holds", "per_ms", "service":
+		err = heldFields.Set(&e.Holds[len(e.Holds)-1], key, value)
+	case e.Kind == PricesChanged && key == "type":
+		e.Prices = append(e.Prices, fluid.Price{Type: names.LaneType(value)})
+	case slices.Contains([]string{"class", "holds", "per_ms", "service"}, key):
 		if len(e.Prices) == 0 {
 			return fmt.Errorf("%s before any type", key)
 		}
 		err = SetPriceField(&e.Prices[len(e.Prices)-1], key, value)
-	case "waited":
-		e.Waited, err = time.ParseDuration(value)
-	case "time_left":
-		e.TimeLeft, err = time.ParseDuration(value)
-	case "remaining":
-		e.Remaining, err = time.ParseDuration(value)
-	case "table":
-		e.Table, err = ParseTable(value)
 	default:
+		err = anyFields.Set(e, key, value)
+	}
+	if err == lines.ErrNoField {
 		return fmt.Errorf("key %q is unknown", key)
 	}
 	if err != nil {
