@@ -24,6 +24,7 @@ type world struct {
 	// outcome, if not nil, is called when a query has its outcome: answered if why is 0.
 	outcome func(q *visitor, why Reason, retryAfter time.Duration)
 	trace   func(line string)
+	stolen  time.Duration // from all runs, by what else the machine has done
 
 	visitors []*visitor // that have no outcome
 	lanes    [][]*visitor
@@ -249,15 +250,21 @@ func (w *world) begin(v *visitor) {
 		rows += m.BatchSize
 	}
 	took, fails := w.takes(&v.Query, rows)
-	w.do(w.now+took, func() {
-		switch {
+	stolen := w.stolen
+	var end func()
+	end = func() {
+		switch longer := w.stolen - stolen; {
 		case v.runs != run:
+		case longer > 0:
+			took, stolen = took+longer, w.stolen
+			w.do(w.now+longer, end)
 		case fails:
 			w.fail(v, 0)
 		default:
 			w.succeed(v, took)
 		}
-	})
+	}
+	w.do(w.now+took, end)
 }
 
 // succeed ends v's run with a result.
