@@ -42,6 +42,7 @@ var only = map[string]string{
 	"oras.land/oras-go":               "models/store/oci",
 	"github.com/NVIDIA/go-nvml":       "runtime/gpu",
 	module + "runtime/gpu/fakenvidia": "scripts", // and tests: no agent may have a card that is made up
+	module + "agent/agenttest":        "agent/agenttest", // and tests
 }
 
 // rules are the design's arrows, inwards. Tests may import more.

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
@@ -23,32 +25,32 @@ import (
 // and 1 % more, client included, whichever way it takes. Executors take no time, so that in
 // virtual time nothing else happens meanwhile; of several rounds the least counts.
 func TestQueryAllocations(t *testing.T) {
-	if raceDetector {
+	if agenttest.RaceDetector {
 		t.Skip("the race detector allocates, too")
 	}
-	testInFleet(t, func(f *testFleet) {
-		timeless := func(a Inside) {
-			a.Environment().OpenExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
-				return emulated(), nil
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		timeless := func(a agent.Inside) {
+			a.Environment().OpenExecutor = func(agent.Config, *slog.Logger) (runtime.Executor, error) {
+				return agenttest.Emulated(), nil
 			}
 		}
-		worker := f.start(timeless)
-		f.settled(worker)
-		f.led(worker)
-		v, err := models.ReadVersion(f.dir, "ncf", 1)
+		worker := f.Start(timeless)
+		f.Settled(worker)
+		f.Led(worker)
+		v, err := models.ReadVersion(f.Dir, "ncf", 1)
 		if err != nil {
 			f.Fatal(err)
 		}
-		inputs := randomInputs(f, v, 8)
+		inputs := agenttest.RandomInputs(f, v, 8)
 		ctx, cancel := context.WithTimeout(f.Context(), time.Hour)
 		defer cancel()
 		// measure is of queries to an agent, from when the client is ready.
-		measure := func(way string, to *fleetAgent, most float64, ready func(*client.Client) bool,
+		measure := func(way string, to *agenttest.Member, most float64, ready func(*client.Client) bool,
 			options ...client.Option) {
 			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-				return f.network.dial(ctx, "client", to)
+				return f.Network.Dial(ctx, "client", to)
 			})
-			c, err := client.New([]string{to.host + ":8001"}, append(options,
+			c, err := client.New([]string{to.Host + ":8001"}, append(options,
 				client.WithDialOptions(dial,
 					grpc.WithTransportCredentials(insecure.NewCredentials())))...)
 			if err != nil {
@@ -62,7 +64,7 @@ func TestQueryAllocations(t *testing.T) {
 				}
 				return err
 			}
-			f.eventually(10*time.Second, func() string {
+			f.Eventually(10*time.Second, func() string {
 				if err := infer(); err != nil || !ready(c) {
 					return fmt.Sprintf("%s: not ready, %v", way, err)
 				}
@@ -91,8 +93,8 @@ func TestQueryAllocations(t *testing.T) {
 		// Two are of the parameter that says of these answers that they are emulated.
 		measure("a client of the protocol, one agent", worker, 194.5, at, client.WithoutFleet())
 		// has none
-		gateway := f.start(timeless, neverLeads, func(a Inside) { a.Config().ModelDir = f.TempDir() })
-		f.led(worker, gateway)
+		gateway := f.Start(timeless, agenttest.NeverLeads, func(a agent.Inside) { a.Config().ModelDir = f.TempDir() })
+		f.Led(worker, gateway)
 		led := func(*client.Client) bool { return gateway.Gateway().Leader() == worker.AgentName() }
 		measure("a client of the protocol, gateway and worker", gateway, 318, led,
 			client.WithoutFleet())

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
@@ -32,7 +33,7 @@ const pairs = 15
 
 // A served model, and the same model for running alone.
 type benchmark struct {
-	agent   *testAgent
+	agent   *agenttest.Agent
 	client  *client.Client
 	alone   runtime.Model
 	version *models.Version
@@ -48,16 +49,16 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 	if err != nil {
 		b.Fatal(err)
 	}
-	config := testConfig(b)
+	config := agenttest.Config(b)
 	zoo := config.ModelDir
 	config.ModelDir = b.TempDir()
 	// An agent that is alone refuses what would be late.
 	unhurried := func([]byte) []byte { return []byte("qos_target_ms: 1000\ndeadline_ms: 60000\n") }
-	if err := copyModel(filepath.Join(zoo, model), filepath.Join(config.ModelDir, model),
+	if err := agenttest.CopyModel(filepath.Join(zoo, model), filepath.Join(config.ModelDir, model),
 		unhurried); err != nil {
 		b.Fatal(err)
 	}
-	s := &benchmark{agent: startAgent(b, config, executor)}
+	s := &benchmark{agent: agenttest.Start(b, config, executor)}
 	if s.version, err = models.ReadVersion(s.agent.Config().ModelDir, model, 1); err != nil {
 		b.Fatal(err)
 	}
@@ -70,7 +71,7 @@ func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.client.Close() })
-	s.inputs = randomInputs(b, s.version, batchSize)
+	s.inputs = agenttest.RandomInputs(b, s.version, batchSize)
 	return s
 }
 
@@ -228,7 +229,7 @@ func benchmarkLatency(b *testing.B, s *benchmark, answer int) {
 			alone := measure(func() time.Duration { return s.run(b, 1) })
 			over := measure(func() time.Duration {
 				took := s.infer(b, 1, 1)
-				execution := time.Duration(s.agent.execution.Load())
+				execution := time.Duration(s.agent.Execution.Load())
 				executions = append(executions, float64(execution.Nanoseconds())/1e3)
 				return took - execution
 			})
@@ -282,7 +283,7 @@ func BenchmarkLarge(b *testing.B) {
 }
 
 func benchmarkLarge(b *testing.B, model string, batchSize int) {
-	s := &benchmark{agent: startAgent(b, testConfig(b), emulated())}
+	s := &benchmark{agent: agenttest.Start(b, agenttest.Config(b), agenttest.Emulated())}
 	var err error
 	if s.version, err = models.ReadVersion(s.agent.Config().ModelDir, model, 1); err != nil {
 		b.Fatal(err)
@@ -291,7 +292,7 @@ func benchmarkLarge(b *testing.B, model string, batchSize int) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.client.Close() })
-	s.inputs = randomInputs(b, s.version, batchSize)
+	s.inputs = agenttest.RandomInputs(b, s.version, batchSize)
 	plain := newPlain(b, s)
 	request, response := proto.Size(plain.request), plain.answer(b)
 	echo, tcp := newEcho(b, request, response), newTCPEcho(b, request, response)

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -22,6 +21,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -29,9 +30,6 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
-	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/runtime"
 )
 
 var (
@@ -69,10 +67,10 @@ func TestChaos(t *testing.T) {
 		for seed := *chaosSeed; seed < *chaosSeed+seeds; seed++ {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				t.Parallel()
-				testInFleet(t, func(f *testFleet) {
+				agenttest.InFleet(t, func(f *agenttest.Fleet) {
 					w := &chaos{
-						testFleet: f, Rand: rand.New(rand.NewPCG(seed, 0)), began: time.Now(),
-						troubled: map[*fleetAgent]time.Time{}, outcomes: map[string]int{},
+						Fleet: f, Rand: rand.New(rand.NewPCG(seed, 0)), began: time.Now(),
+						troubled: map[*agenttest.Member]time.Time{}, outcomes: map[string]int{},
 					}
 					defer func() {
 						if f.Failed() {
@@ -97,30 +95,21 @@ func TestChaos(t *testing.T) {
 
 // A chaos is a fleet that things happen to while it serves.
 type chaos struct {
-	*testFleet
+	*agenttest.Fleet
 	*rand.Rand // draws what happens, when, and to whom
 	began      time.Time
-	sites      []*site
+	sites      []*agenttest.Site
 	sdk        *client.Client // knows them all
 	happening  sync.WaitGroup // what goes on beside run
 	rush       atomic.Int64   // queries that are to come without a pause
 
 	mu       sync.Mutex
-	troubled map[*fleetAgent]time.Time // until when; while it lasts, never
+	troubled map[*agenttest.Member]time.Time // until when; while it lasts, never
 	outcomes map[string]int
 	events   []string
 	// What must not go on at the same time.
 	cut                bool
 	rotating, draining int
-}
-
-// A site is a host of a chaos run, and the agent on it.
-type site struct {
-	*fleetAgent
-	slower atomic.Int64 // each query takes so many times as long
-	change func(Inside)
-	up     bool // chaos.mu guards it, and which agent it is
-	busy   bool // one thing happens to it, and no other may
 }
 
 var never = time.Unix(1<<40, 0)
@@ -135,19 +124,19 @@ func (w *chaos) note(format string, args ...any) {
 }
 
 // trouble says that queries to the sites may fail from now on, until calm.
-func (w *chaos) trouble(sites ...*site) {
+func (w *chaos) trouble(sites ...*agenttest.Site) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range sites {
-		w.troubled[s.fleetAgent] = never
+		w.troubled[s.Member] = never
 	}
 }
 
-func (w *chaos) calm(sites ...*site) {
+func (w *chaos) calm(sites ...*agenttest.Site) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range sites {
-		w.troubled[s.fleetAgent] = time.Now()
+		w.troubled[s.Member] = time.Now()
 	}
 }
 
@@ -163,7 +152,7 @@ func chaosRow(number, i int) (ids [4]int64, answer float32) {
 }
 
 // query sends one query, by the agent or, if a is nil, by the SDK, and judges how it ended.
-func (w *chaos) query(a *fleetAgent, number, batchSize int) {
+func (w *chaos) query(a *agenttest.Member, number, batchSize int) {
 	ids := make([]int64, 0, 4*batchSize)
 	for i := range batchSize {
 		row, _ := chaosRow(number, i)
@@ -184,7 +173,7 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 		resp, err = w.sdk.Infer(ctx, req)
 	} else {
 		by = string(a.AgentName())
-		err = a.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
+		err = a.Conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
 			resp)
 	}
 	took := time.Since(start)
@@ -225,47 +214,6 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 	}
 }
 
-// An emulator is an emulated executor whose speed a test sets, and whose answers follow from
-// the queries.
-type emulator struct{ runtime.Executor }
-
-func (e emulator) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
-	m, err := e.Executor.Load(ctx, v)
-	return answering{m}, err
-}
-
-type answering struct{ runtime.Model }
-
-func (m answering) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
-	r, err := m.Model.Run(ctx, inputs)
-	if err != nil {
-		return nil, err
-	}
-	ids, scores := inputs[0].Data, r.Outputs[0].Data
-	rows := len(ids) / 32
-	for i := range rows {
-		answer := int64(0)
-		for k := 3; k >= 0; k-- {
-			answer = 28*answer + int64(binary.LittleEndian.Uint64(ids[32*i+8*k:]))
-		}
-		binary.LittleEndian.PutUint32(scores[i*len(scores)/rows:],
-			math.Float32bits(float32(answer)))
-	}
-	return r, nil
-}
-
-// openEmulator is how an agent on a site gets its executor.
-func (s *site) openEmulator(config Config, _ *slog.Logger) (runtime.Executor, error) {
-	library, typ := profiles.ShippedLibrary(), profiles.InstanceType(config.InstanceType)
-	return emulator{runtime.NewEmulated(func(v *models.Version, batchSize int) time.Duration {
-		table, err := library.Table(v.Model, typ)
-		if err != nil {
-			panic(err) // all models are the zoo's
-		}
-		return time.Duration(s.slower.Load()) * table.Quantile(rand.Float64(), batchSize)
-	})}, nil
-}
-
 // open starts the fleet: three to five agents, of which one may be a GPU, and one may never lead.
 func (w *chaos) open() {
 	n := 3 + w.IntN(3)
@@ -276,24 +224,24 @@ func (w *chaos) open() {
 	gpu, follower := w.IntN(2*n), w.IntN(2*n)
 	var addresses []string
 	for i := range n {
-		s := &site{up: true}
-		s.slower.Store(1)
-		s.change = func(a Inside) {
+		s := &agenttest.Site{Up: true}
+		s.Slower.Store(1)
+		s.Change = func(a agent.Inside) {
 			a.Config().Join = join
 			if i == gpu {
 				a.Config().InstanceType = "g4dn.xlarge"
 			}
 			if i == follower {
-				neverLeads(a)
+				agenttest.NeverLeads(a)
 			}
-			a.Environment().OpenExecutor = s.openEmulator
+			a.Environment().OpenExecutor = s.OpenEmulator
 		}
-		s.fleetAgent = w.start(withKeyFile, s.change)
+		s.Member = w.Start(agenttest.WithKeyFile, s.Change)
 		w.sites = append(w.sites, s)
-		addresses = append(addresses, s.host+":8001")
+		addresses = append(addresses, s.Host+":8001")
 	}
 	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-		return w.network.dial(ctx, "client", to)
+		return w.Network.Dial(ctx, "client", to)
 	})
 	var err error
 	if w.sdk, err = client.New(addresses, client.WithDialOptions(dial)); err != nil {
@@ -302,9 +250,9 @@ func (w *chaos) open() {
 }
 
 // agents are those on all sites.
-func (w *chaos) agents() (all []*fleetAgent) {
+func (w *chaos) agents() (all []*agenttest.Member) {
 	for _, s := range w.sites {
-		all = append(all, s.fleetAgent)
+		all = append(all, s.Member)
 	}
 	return all
 }
@@ -312,8 +260,8 @@ func (w *chaos) agents() (all []*fleetAgent) {
 func (w *chaos) run() {
 	w.open()
 	defer w.sdk.Close()
-	w.settled(w.agents()...)
-	w.led(w.agents()...)
+	w.Settled(w.agents()...)
+	w.Led(w.agents()...)
 
 	stop, cancel := context.WithCancel(w.Context())
 	defer cancel()
@@ -337,8 +285,8 @@ func (w *chaos) send(ctx context.Context, draws *rand.Rand) {
 	for number := 0; ctx.Err() == nil; number++ {
 		w.mu.Lock()
 		s := w.sites[number%len(w.sites)]
-		by := s.fleetAgent
-		if !s.up || draws.IntN(3) == 0 {
+		by := s.Member
+		if !s.Up || draws.IntN(3) == 0 {
 			by = nil
 		}
 		w.mu.Unlock()
@@ -361,15 +309,15 @@ func (w *chaos) happen() {
 	defer w.mu.Unlock()
 	free := 0
 	for _, s := range w.sites {
-		if !s.busy {
+		if !s.Busy {
 			free++
 		}
 	}
-	take := func(s *site) bool {
-		if free < 2 || s.busy {
+	take := func(s *agenttest.Site) bool {
+		if free < 2 || s.Busy {
 			return false
 		}
-		s.busy = true
+		s.Busy = true
 		free--
 		return true
 	}
@@ -388,19 +336,19 @@ func (w *chaos) happen() {
 		if w.cut || !take(s) {
 			return
 		}
-		sites := []*site{s}
+		sites := []*agenttest.Site{s}
 		if some%3 == 0 && take(other) {
 			sites = append(sites, other)
 		}
 		w.cut = true
 		w.happening.Go(func() { w.part(sites, long, some != 4, some != 5) })
 	case 5:
-		if w.draining == 0 && s.up {
+		if w.draining == 0 && s.Up {
 			w.rotating++
-			w.happening.Go(func() { w.changeKey(s.fleetAgent) })
+			w.happening.Go(func() { w.changeKey(s.Member) })
 		}
 	case 6, 7:
-		host := s.host
+		host := s.Host
 		w.happening.Go(func() { w.slow(s, host, []int64{2, 3, 3, 4, 10, 300}[some], long/2) })
 	case 8:
 		name := s.AgentName()
@@ -413,19 +361,19 @@ func (w *chaos) happen() {
 }
 
 // kill kills a site's agent and starts another after a while.
-func (w *chaos) kill(s *site, after time.Duration) {
+func (w *chaos) kill(s *agenttest.Site, after time.Duration) {
 	w.note("kill %s for %v", s.AgentName(), after)
 	w.trouble(s)
-	w.testFleet.kill(s.fleetAgent)
-	w.happening.Go(func() { _ = s.stop() }) // what is left of it
+	w.Fleet.Kill(s.Member)
+	w.happening.Go(func() { _ = s.Stop() }) // what is left of it
 	w.restart(s, after)
 }
 
 // drain drains a site's agent and starts another after a while.
-func (w *chaos) drain(s *site, after time.Duration) {
+func (w *chaos) drain(s *agenttest.Site, after time.Duration) {
 	w.note("drain %s, start after %v", s.AgentName(), after)
 	w.trouble(s)
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		w.Errorf("drain %s: %v", s.AgentName(), err)
 	}
 	w.restart(s, after)
@@ -435,19 +383,19 @@ func (w *chaos) drain(s *site, after time.Duration) {
 }
 
 // restart runs another agent on a site, with the files of the one before.
-func (w *chaos) restart(s *site, after time.Duration) {
+func (w *chaos) restart(s *agenttest.Site, after time.Duration) {
 	w.mu.Lock()
-	s.up = false
+	s.Up = false
 	w.mu.Unlock()
 	time.Sleep(after)
 	before := s.Config()
-	again := w.startOn(s.host, s.change,
-		func(a Inside) {
+	again := w.StartOn(s.Host, s.Change,
+		func(a agent.Inside) {
 			a.Config().StateDir, a.Config().GossipKey = before.StateDir, before.GossipKey
 		})
 	w.note("start %s", again.AgentName())
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		resp, err := again.oip.ServerReady(w.Context(), &inference.ServerReadyRequest{})
+		resp, err := again.OIP.ServerReady(w.Context(), &inference.ServerReadyRequest{})
 		if err == nil && resp.Ready {
 			break
 		}
@@ -458,29 +406,29 @@ func (w *chaos) restart(s *site, after time.Duration) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s.fleetAgent, s.up, s.busy = again, true, false
+	s.Member, s.Up, s.Busy = again, true, false
 }
 
 // part parts sites from the others, and from clients.
-func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
+func (w *chaos) part(sites []*agenttest.Site, long time.Duration, queries, gossip bool) {
 	part, addresses := map[string]int{}, []netip.AddrPort{}
 	var names []string
 	for _, s := range sites {
 		part[string(s.AgentName())] = 1
-		addresses = append(addresses, netip.MustParseAddrPort(s.host+":7946"))
+		addresses = append(addresses, netip.MustParseAddrPort(s.Host+":7946"))
 		names = append(names, string(s.AgentName()))
 	}
 	w.note("part %q for %v: queries %v, gossip %v", names, long, queries, gossip)
 	if queries {
 		w.trouble(sites...)
-		w.network.partition(part)
+		w.Network.Partition(part)
 	}
 	if gossip {
-		w.testFleet.gossip.Partition(addresses)
+		w.Fleet.Gossip.Partition(addresses)
 	}
 	time.Sleep(long)
 	w.note("heal %q", names)
-	w.heal()
+	w.Heal()
 	if queries {
 		w.calm(sites...)
 	}
@@ -488,15 +436,15 @@ func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
 	defer w.mu.Unlock()
 	w.cut = false
 	for _, s := range sites {
-		s.busy = false
+		s.Busy = false
 	}
 }
 
 // changeKey changes the gossip key. It may be that it has to stop; what it leaves behind must work.
-func (w *chaos) changeKey(by *fleetAgent) {
+func (w *chaos) changeKey(by *agenttest.Member) {
 	key := gossip.NewKey()
 	w.note("change the key to %s by %s", gossip.Fingerprint(key), by.AgentName())
-	stream, err := by.ctl.RotateKeys(w.Context(), &control.RotateKeysRequest{Key: key})
+	stream, err := by.Control.RotateKeys(w.Context(), &control.RotateKeysRequest{Key: key})
 	for err == nil {
 		_, err = stream.Recv()
 	}
@@ -507,51 +455,51 @@ func (w *chaos) changeKey(by *fleetAgent) {
 }
 
 // slow has the agents of a site take longer over each query.
-func (w *chaos) slow(s *site, host string, factor int64, long time.Duration) {
+func (w *chaos) slow(s *agenttest.Site, host string, factor int64, long time.Duration) {
 	w.note("%s takes %d times as long for %v", host, factor, long)
-	s.slower.Store(factor)
+	s.Slower.Store(factor)
 	time.Sleep(long)
-	s.slower.Store(1)
+	s.Slower.Store(1)
 }
 
 // jam has what goes to and from an agent take longer, and packets of gossip be lost, doubled and
 // overtaken.
 func (w *chaos) jam(name string, delay, long time.Duration) {
 	w.note("the network delays %s by %v for %v", name, delay, long)
-	w.network.delay(name, delay)
-	w.testFleet.gossip.SetConditions(gossiptest.Conditions{
+	w.Network.Delay(name, delay)
+	w.Fleet.Gossip.SetConditions(gossiptest.Conditions{
 		Loss: 0.2, Duplicate: 0.1, Jitter: 10 * delay,
 	})
 	time.Sleep(long)
-	w.network.delay(name, 0)
-	w.testFleet.gossip.SetConditions(gossiptest.Conditions{})
+	w.Network.Delay(name, 0)
+	w.Fleet.Gossip.SetConditions(gossiptest.Conditions{})
 }
 
 // quiet has nothing happen any more, and judges the fleet.
 func (w *chaos) quiet() {
 	w.note("quiet")
 	agents := w.agents()
-	w.settled(agents...)
-	first := w.led(agents...)
-	w.eventually(10*time.Second, func() string {
+	w.Settled(agents...)
+	first := w.Led(agents...)
+	w.Eventually(10*time.Second, func() string {
 		for _, a := range agents {
 			if a != first && a.Leading().Leads() {
 				return string(a.AgentName() + " leads beside " + first.AgentName())
 			}
-			if owed := a.owes(); owed != "" {
+			if owed := owes(a); owed != "" {
 				return owed
 			}
 		}
 		return ""
 	})
-	time.Sleep(rotationPause) // a change of the keys may have stopped
-	if _, faults, err := w.rotate(agents[0],
-		&control.RotateKeysRequest{Key: newerKey, Without: agents[0].Gossip().Lost()},
+	time.Sleep(agenttest.RotationPause) // a change of the keys may have stopped
+	if _, faults, err := w.Rotate(agents[0],
+		&control.RotateKeysRequest{Key: agenttest.NewerKey, Without: agents[0].Gossip().Lost()},
 		nil); err != nil {
 		w.Errorf("change of the key when all is calm: %v, %q", err, faults)
 	}
-	w.holds(agents, newerKey)
-	w.settled(agents...)
+	w.Holds(agents, agenttest.NewerKey)
+	w.Settled(agents...)
 	// What was learned in the turmoil may have to be learned anew.
 	in := 0
 	for range 10 {
@@ -559,7 +507,7 @@ func (w *chaos) quiet() {
 		var sending sync.WaitGroup
 		for i := range 60 {
 			sending.Go(func() {
-				w.query(slices.Concat(agents, []*fleetAgent{nil})[i%(len(agents)+1)], i, 30)
+				w.query(slices.Concat(agents, []*agenttest.Member{nil})[i%(len(agents)+1)], i, 30)
 			})
 			time.Sleep(2 * time.Millisecond)
 		}
@@ -573,8 +521,8 @@ func (w *chaos) quiet() {
 }
 
 // owes says what an agent should have forgotten, "" if that is nothing.
-func (a *fleetAgent) owes() string {
-	held, owed := a.held("worker: held"), ""
+func owes(a *agenttest.Member) string {
+	held, owed := agenttest.Held(a.Inside, "worker: held"), ""
 	if lanes := a.Worker().Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
 		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ",
 			a.AgentName(), held, lanes.Waiting, lanes.Remaining)

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"bufio"
@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/muster-serve/muster/agent/agenttest"
 )
 
 // A keptConn is a client's connection for HTTP, as a proxy keeps them.
@@ -33,7 +35,7 @@ func keep(t testing.TB, dial func() (net.Conn, error)) *keptConn {
 // send sends a query for NCF, and not all of it: sent sends the rest.
 func (c *keptConn) send() (sent func()) {
 	c.t.Helper()
-	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":60000000},"inputs"`, 1)
+	body := strings.Replace(agenttest.NCFBody(1), `{"inputs"`, `{"parameters":{"timeout":60000000},"inputs"`, 1)
 	text := fmt.Sprintf("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\n"+
 		"Content-Length: %d\r\n\r\n%s", len(body), body)
 	write := func(s string) {
@@ -73,9 +75,9 @@ func (c *keptConn) wantEnd() {
 // it drains. Each gets one more answer, which says that the connection is closed, and when to try
 // again.
 func TestDrainKeepsConnections(t *testing.T) {
-	g, config := newGate(), testConfig(t)
+	g, config := agenttest.NewGate(), agenttest.Config(t)
 	config.DrainTimeout = time.Minute // longer than a busy machine needs; nothing waits for it
-	a := startAgent(t, config, g)
+	a := agenttest.Start(t, config, g)
 	dial := func() (net.Conn, error) { return net.Dial("tcp", a.Addresses().HTTP) }
 	used, idle, asking := keep(t, dial), keep(t, dial), keep(t, dial)
 	for _, c := range []*keptConn{used, idle} {
@@ -85,19 +87,19 @@ func TestDrainKeepsConnections(t *testing.T) {
 	probe := keep(t, dial) // a health check's, which needs no care
 	fmt.Fprint(probe, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	probe.want(http.StatusOK, false)
-	g.close()
+	g.Close()
 	asking.send()()
-	<-g.entered
+	<-g.Entered
 
 	stopped := make(chan error, 1)
-	go func() { stopped <- a.stop() }()
+	go func() { stopped <- a.Stop() }()
 	for !a.Draining() {
 		goruntime.Gosched()
 	}
-	g.open()
+	g.Open()
 	asking.want(http.StatusOK, true) // it was answered before the lanes were closed
 	asking.wantEnd()
-	for !strings.Contains(a.log.String(), "waiting until HTTP clients") {
+	for !strings.Contains(a.Log.String(), "waiting until HTTP clients") {
 		select {
 		case err := <-stopped:
 			t.Fatalf("the agent ended with idle connections: %v", err)
@@ -126,11 +128,11 @@ func TestDrainKeepsConnections(t *testing.T) {
 // TestDrainBehindProxy: while an agent of a fleet drains, another one answers all that proxies still
 // send to it: on connections that they have kept for long, and on new ones, until they have noticed.
 func TestDrainBehindProxy(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		a, other := f.start(), f.start()
-		f.settled(a, other)
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		a, other := f.Start(), f.Start()
+		f.Settled(a, other)
 		dial := func() (net.Conn, error) {
-			return f.network.dial(context.Background(), "proxy", a.host+":8000")
+			return f.Network.Dial(context.Background(), "proxy", a.Host+":8000")
 		}
 		long, forgotten := keep(f.T, dial), keep(f.T, dial)
 		for _, c := range []*keptConn{forgotten, long} {
@@ -140,7 +142,7 @@ func TestDrainBehindProxy(t *testing.T) {
 		begin, ended := time.Now(), time.Duration(0)
 		stopped := make(chan error, 1)
 		go func() {
-			err := a.stop()
+			err := a.Stop()
 			ended = time.Since(begin)
 			stopped <- err
 		}()
@@ -177,11 +179,11 @@ func TestDrainOfQuietAgent(t *testing.T) {
 		{"query a minute ago", time.Minute, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			testInFleet(t, func(f *testFleet) {
-				a, other := f.start(), f.start()
-				f.settled(a, other)
+			agenttest.InFleet(t, func(f *agenttest.Fleet) {
+				a, other := f.Start(), f.Start()
+				f.Settled(a, other)
 				c := keep(f.T, func() (net.Conn, error) {
-					return f.network.dial(context.Background(), "client", a.host+":8000")
+					return f.Network.Dial(context.Background(), "client", a.Host+":8000")
 				})
 				c.send()()
 				c.want(http.StatusOK, false)
@@ -191,7 +193,7 @@ func TestDrainOfQuietAgent(t *testing.T) {
 				}
 				time.Sleep(tt.quiet)
 				begin := time.Now()
-				if err := a.stop(); err != nil {
+				if err := a.Stop(); err != nil {
 					f.Error(err)
 				}
 				if took := time.Since(begin); took < tt.want || took > tt.want+3*time.Second {

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
@@ -54,20 +56,20 @@ func eventLines(ctx context.Context, c control.ControlClient, req *control.Event
 
 // TestEventsOfFleet: what happens to a fleet is told by its agents, and who asked for it.
 func TestEventsOfFleet(t *testing.T) {
-	if raceDetector {
+	if agenttest.RaceDetector {
 		t.Skip("as TestGuardedFleet")
 	}
-	testInFleet(t, func(f *testFleet) {
-		ca := newTestCA(f.T)
-		with := func(config secure.Config) func(Inside) {
-			return func(a Inside) { a.Config().Security = config }
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		ca := agenttest.NewCA(f.T)
+		with := func(config secure.Config) func(agent.Inside) {
+			return func(a agent.Inside) { a.Config().Security = config }
 		}
-		one, two := f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2")))
-		f.settled(one, two)
+		one, two := f.Start(with(ca.Agent("a1"))), f.Start(with(ca.Agent("a2")))
+		f.Settled(one, two)
 		dial := func(name string) *grpc.ClientConn {
-			return dialSecurely(f, one.host+":8001", ca.client(name),
+			return agenttest.DialSecurely(f, one.Host+":8001", ca.Client(name),
 				grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-					return f.network.dial(ctx, "client", to)
+					return f.Network.Dial(ctx, "client", to)
 				}))
 		}
 		admin, ads := dial("admin"), dial("ads")
@@ -115,7 +117,7 @@ func TestEventsOfFleet(t *testing.T) {
 			&control.DrainRequest{Agents: []string{string(two.AgentName())}}); err != nil {
 			f.Fatal(err)
 		}
-		f.settled(one)
+		f.Settled(one)
 
 		own := []string{
 			string(one.AgentName() + " started: muster agent version="),
@@ -169,7 +171,7 @@ func TestEventsOfFleet(t *testing.T) {
 				f.Errorf("no %q among the events of the other agent:\n%s", want, others)
 			}
 		}
-		if log := one.log.String(); !strings.Contains(log,
+		if log := one.Log.String(); !strings.Contains(log,
 			`msg="asked to unload a model" model=ncf on=all event=unload who="admin (certificate)"`) {
 			f.Errorf("the log does not say who asked:\n%s", log)
 		}
@@ -188,8 +190,8 @@ func TestEventsOfFleet(t *testing.T) {
 		if followed != got {
 			f.Errorf("one that follows has\n%s\nwant\n%s", followed, got)
 		}
-		three := f.start(with(ca.agent("a3")))
-		f.settled(one, three)
+		three := f.Start(with(ca.Agent("a3")))
+		f.Settled(one, three)
 		all, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{
 			Fleet: true,
 		})
@@ -209,15 +211,15 @@ func TestEventsOfFleet(t *testing.T) {
 
 // TestWhoByHTTP: who asks by REST is told as who asks by gRPC, by the name of the API key.
 func TestWhoByHTTP(t *testing.T) {
-	ca := newTestCA(t)
-	config := testConfig(t)
+	ca := agenttest.NewCA(t)
+	config := agenttest.Config(t)
 	config.Security = secure.Config{
-		APIKeysFile: ca.write("keys", "ops: ops-ops-ops-ops-ops\n"),
-		AccessFile:  ca.write("access", "clients: {ops: {control: [unload]}}\n"),
+		APIKeysFile: ca.Write("keys", "ops: ops-ops-ops-ops-ops\n"),
+		AccessFile:  ca.Write("access", "clients: {ops: {control: [unload]}}\n"),
 	}
-	a := startAgent(t, config, emulated())
+	a := agenttest.Start(t, config, agenttest.Emulated())
 	for _, model := range []string{"ncf", "\x1b[2J" + strings.Repeat("x", 3000)} {
-		resp, body := a.exchange("POST",
+		resp, body := a.Exchange("POST",
 			"/v2/repository/models/"+strings.ReplaceAll(model, "\x1b", "%1b")+"/unload", "",
 			map[string]string{"Authorization": "Bearer ops-ops-ops-ops-ops"})
 		if (resp.StatusCode == http.StatusOK) != (model == "ncf") {

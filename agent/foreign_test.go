@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -14,13 +14,14 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/fuzzing"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
 )
 
-const by1 = 1 << 4 // is added to what another says
+const by1 = 1 << 4
 
 // What the records of FuzzWorker are.
 const (
@@ -57,13 +58,14 @@ func FuzzWorker(f *testing.F) {
 	}
 	f.Add(fuzzing.Script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads,
 		askProbe, probe, askProbe+by1, release, askProbe, nonsense))
-	f.Add(fuzzing.Script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring,
-		step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
-		askKeyring, step(useKey, oldKey), askKeyring, step(onlyKey, oldKey), askKeyring,
-		step("", nil), askKeyring, step(endKeys, nil)))
-	config := testConfig(f)
-	config.GossipKey = gossip.FormatKey(oldKey)
-	a := startAgent(f, config, emulated())
+	f.Add(fuzzing.Script(sayLeader, leads, askKeyring, step(agenttest.AddKey, agenttest.NewerKey), askKeyring,
+		step(agenttest.OnlyKey, agenttest.NewerKey), askKeyring, step(agenttest.UseKey, agenttest.NewerKey),
+		askKeyring, step(agenttest.UseKey, agenttest.OldKey), askKeyring,
+		step(agenttest.OnlyKey, agenttest.OldKey), askKeyring,
+		step("", nil), askKeyring, step(agenttest.EndKeys, nil)))
+	config := agenttest.Config(f)
+	config.GossipKey = gossip.FormatKey(agenttest.OldKey)
+	a := agenttest.Start(f, config, agenttest.Emulated())
 	here := control.NewControlClient(a.Local())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -111,7 +113,7 @@ func FuzzWorker(f *testing.F) {
 				}
 			}
 		}
-		if _, err := a.grpc.ModelInfer(ctx, withTimeout(ncfRequest(1), time.Minute)); err != nil {
+		if _, err := a.GRPC.ModelInfer(ctx, agenttest.WithTimeout(agenttest.NCFRequest(1), time.Minute)); err != nil {
 			t.Errorf("a query meanwhile: %v", err)
 		}
 		cancel()
@@ -121,7 +123,7 @@ func FuzzWorker(f *testing.F) {
 		if held := a.Gossip().Keys(); len(held) == 0 {
 			t.Error("no gossip key is left")
 		}
-		if n := a.held("worker: reservations"); n > 0 {
+		if n := agenttest.Held(a.Inside, "worker: reservations"); n > 0 {
 			t.Errorf("%d reservations are kept for nobody", n)
 		}
 	})
@@ -138,22 +140,23 @@ func drainPipe[M any](receive func() (M, error)) {
 // A deadlineRecorder lets a handler bound what it reads and writes, as a connection does.
 type deadlineRecorder struct{ *httptest.ResponseRecorder }
 
-func (deadlineRecorder) SetReadDeadline(time.Time) error  { return nil }
+func (deadlineRecorder) SetReadDeadline(time.Time) error { return nil }
+
 func (deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
 
 // FuzzREST sends an agent's REST server any request. It must answer each, and
 // never with a fault of its own.
 func FuzzREST(f *testing.F) {
 	f.Add("POST", "/v2/models/ncf/infer",
-		"Content-Encoding: gzip\nInference-Header-Content-Length: 10", []byte(ncfBody(1)))
+		"Content-Encoding: gzip\nInference-Header-Content-Length: 10", []byte(agenttest.NCFBody(1)))
 	f.Add("POST", "/v2/models/ncf/versions/1/infer", "Inference-Header-Content-Length: 10",
-		[]byte(ncfBody(1)))
+		[]byte(agenttest.NCFBody(1)))
 	f.Add("POST", "/v2/repository/index", "", []byte(`{"ready":true}`))
 	f.Add("POST", "/v2/repository/models/ncf/load", "",
 		[]byte(`{"parameters":{"agent":"x","unload_dependents":false}}`))
 	f.Add("GET", "/v2/models/ncf/versions/x/stats",
 		"Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
-	a := startAgent(f, testConfig(f), emulated())
+	a := agenttest.Start(f, agenttest.Config(f), agenttest.Emulated())
 	handler := a.Server().REST()
 	f.Fuzz(func(t *testing.T, method, path, header string, body []byte) {
 		u, err := url.ParseRequestURI(path)
@@ -172,7 +175,7 @@ func FuzzREST(f *testing.F) {
 		if w.Code == 500 || w.Code > 504 {
 			t.Errorf("%s %s: %d %s", method, path, w.Code, w.Body)
 		}
-		if held := a.held("serve: bytes of queries"); held != 0 {
+		if held := agenttest.Held(a.Inside, "serve: bytes of queries"); held != 0 {
 			t.Errorf("%d bytes are held", held)
 		}
 	})
@@ -180,9 +183,9 @@ func FuzzREST(f *testing.F) {
 
 // TestPlaces: a place is given back by the stream alone that it is kept for.
 func TestPlaces(t *testing.T) {
-	a := startAgent(t, testConfig(t), emulated())
+	a := agenttest.Start(t, agenttest.Config(t), agenttest.Emulated())
 	open := func() control.Control_ProbeClient {
-		s, err := control.NewControlClient(a.conn).Probe(t.Context())
+		s, err := control.NewControlClient(a.Conn).Probe(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +202,7 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 	}
-	kept := func() int { return a.held("worker: reservations") }
+	kept := func() int { return agenttest.Held(a.Inside, "worker: reservations") }
 	mine, others := open(), open()
 	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Model: "ncf", BatchSize: 1})
 	ask(others, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
@@ -217,11 +220,11 @@ func TestPlaces(t *testing.T) {
 // TestHostilePeer: streams of the fleet's protocol that begin or go on wrongly end,
 // and nobody else notices.
 func TestHostilePeer(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(), f.start(), f.start()}
-		f.settled(agents...)
-		leader := f.led(agents...)
-		stop := f.queryAll(agents)
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		agents := []*agenttest.Member{f.Start(), f.Start(), f.Start()}
+		f.Settled(agents...)
+		leader := f.Led(agents...)
+		stop := f.QueryAll(agents)
 		ctx, cancel := context.WithCancel(f.Context())
 		defer cancel()
 		for _, tt := range []struct {
@@ -238,7 +241,7 @@ func TestHostilePeer(t *testing.T) {
 				&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: 9}},
 				codes.FailedPrecondition},
 		} {
-			s, err := leader.ctl.Match(ctx)
+			s, err := leader.Control.Match(ctx)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -249,7 +252,7 @@ func TestHostilePeer(t *testing.T) {
 		}
 		for _, a := range agents {
 			// One who has led before, or would like to have.
-			old, err := a.ctl.Link(ctx)
+			old, err := a.Control.Link(ctx)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -272,7 +275,7 @@ func TestHostilePeer(t *testing.T) {
 			if m, err := old.Recv(); err != nil || m.GetMember().GetName() != a.Name() {
 				f.Errorf("a link is greeted with %v, %v", m, err)
 			}
-			nobody, err := a.ctl.Link(ctx)
+			nobody, err := a.Control.Link(ctx)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -283,8 +286,8 @@ func TestHostilePeer(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		stop()
-		f.settled(agents...)
-		if now := f.led(agents...); now != leader {
+		f.Settled(agents...)
+		if now := f.Led(agents...); now != leader {
 			f.Errorf("%s leads, want %s as before", now.AgentName(), leader.AgentName())
 		}
 		for _, a := range agents {
@@ -297,7 +300,7 @@ func TestHostilePeer(t *testing.T) {
 				func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
 				f.Errorf("%s believes in a profile that is none", a.AgentName())
 			}
-			if n := strings.Count(a.log.String(), "level=WARN"); n > 3 {
+			if n := strings.Count(a.Log.String(), "level=WARN"); n > 3 {
 				f.Errorf("%s warns %d times", a.AgentName(), n)
 			}
 		}

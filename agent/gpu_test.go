@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -48,9 +50,9 @@ func TestGPU(t *testing.T) {
 		Watts: 60, Corrected: 5, Uncorrected: 1,
 	}
 	set := fakeCard(t, card)
-	config := testConfig(t)
+	config := agenttest.Config(t)
 	config.GPU = "GPU-a"
-	a := startAgent(t, config, emulated())
+	a := agenttest.Start(t, config, agenttest.Emulated())
 	value := func(name string, labels ...string) float64 {
 		t.Helper()
 		families, err := a.Registry().Gather()
@@ -76,7 +78,7 @@ func TestGPU(t *testing.T) {
 		defer poll.Stop()
 		for deadline := time.Now().Add(time.Minute); !is(); <-poll.C {
 			if time.Now().After(deadline) {
-				t.Fatalf("after a minute not %s; the log:\n%s", what, a.log)
+				t.Fatalf("after a minute not %s; the log:\n%s", what, a.Log)
 			}
 		}
 	}
@@ -96,7 +98,7 @@ func TestGPU(t *testing.T) {
 			t.Errorf("%s of %q: got %v, want %v", tt.name, tt.label, got, tt.want)
 		}
 	}
-	servesAsDocumented(t, a.Inside, "muster_gpu_")
+	agenttest.ServesAsDocumented(t, a.Inside, "muster_gpu_")
 
 	card.Throttled, card.Xid, card.Event = 0x40, 63, 1 // a thermal slowdown; a row was remapped
 	set(card)
@@ -113,16 +115,16 @@ func TestGPU(t *testing.T) {
 	card.Xid, card.Event = 79, 2
 	set(card)
 	const want = "GPU 0 (Fake T4, GPU-a) failed: Xid 79: the GPU has fallen off the bus; it needs a reset"
-	await("failed", func() bool { return strings.Contains(a.log.String(), "has failed") })
-	if err := a.stop(); err == nil || err.Error() != want {
+	await("failed", func() bool { return strings.Contains(a.Log.String(), "has failed") })
+	if err := a.Stop(); err == nil || err.Error() != want {
 		t.Errorf("the agent ended with %v, want %s", err, want)
 	}
-	a.stop = func() error { return nil } // it has ended as it should
+	a.Stop = func() error { return nil } // it has ended as it should
 	for _, line := range []string{
 		`msg="the GPU is slowed"`, "xid=63", `msg="this agent leaves: its GPU has failed"`, "msg=drained",
 	} {
-		if !strings.Contains(a.log.String(), line) {
-			t.Errorf("the log has no %s:\n%s", line, a.log)
+		if !strings.Contains(a.Log.String(), line) {
+			t.Errorf("the log has no %s:\n%s", line, a.Log)
 		}
 	}
 }
@@ -155,20 +157,20 @@ func (m brokenModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.
 // TestGPUErrors: a query whose run fails of the card runs on another agent. An agent that is alone
 // says that it could.
 func TestGPUErrors(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		var broken atomic.Bool
 		var failed atomic.Int64
-		with := func(a Inside) {
+		with := func(a agent.Inside) {
 			open := a.Environment().OpenExecutor
-			a.Environment().OpenExecutor = func(c Config, log *slog.Logger) (runtime.Executor, error) {
+			a.Environment().OpenExecutor = func(c agent.Config, log *slog.Logger) (runtime.Executor, error) {
 				e, err := open(c, log)
 				return brokenExecutor{e, &broken, &failed}, err
 			}
 		}
-		bad := f.start(with)
-		f.settled(bad)
+		bad := f.Start(with)
+		f.Settled(bad)
 		broken.Store(true)
-		for error := range f.send(1, 0, bad) {
+		for error := range f.Send(1, 0, bad) {
 			const want = "rpc error: code = Unavailable desc = run ncf/1: the GPU has too little memory: full"
 			if error != want {
 				f.Errorf("alone: got %q, want %q", error, want)
@@ -177,22 +179,22 @@ func TestGPUErrors(t *testing.T) {
 		if failed.Swap(0) != 1 {
 			f.Error("alone: no run failed")
 		}
-		if got := bad.counted("muster_failed_queries_total", "gpu"); got != 1 {
+		if got := agenttest.Counted(bad.Inside, "muster_failed_queries_total", "gpu"); got != 1 {
 			f.Errorf("alone: %v queries failed for the reason gpu, want 1", got)
 		}
 
 		broken.Store(false)
-		good := f.start()
-		f.settled(bad, good)
-		f.led(bad, good)
+		good := f.Start()
+		f.Settled(bad, good)
+		f.Led(bad, good)
 		broken.Store(true)
-		if errors := f.send(40, 5*time.Millisecond, bad, good); len(errors) > 0 {
+		if errors := f.Send(40, 5*time.Millisecond, bad, good); len(errors) > 0 {
 			f.Errorf("failed: %v", errors)
 		}
 		if failed.Load() == 0 {
 			f.Error("no run failed, so nothing was tried again")
 		}
-		if got := bad.counted("muster_attempts_not_run_total", "gpu"); got != float64(failed.Load()) {
+		if got := agenttest.Counted(bad.Inside, "muster_attempts_not_run_total", "gpu"); got != float64(failed.Load()) {
 			f.Errorf("%v attempts were not run for the reason gpu, want %d", got, failed.Load())
 		}
 	})

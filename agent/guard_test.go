@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"bufio"
@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -27,117 +27,31 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// A testCA issues certificates into a directory.
-type testCA struct {
-	t   testing.TB
-	dir string
-	ca  *secure.CA
-	pem []byte
-}
-
-func newTestCA(t testing.TB) *testCA {
-	t.Helper()
-	ca, cert, _, err := secure.NewCA("test", time.Now(), 48*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &testCA{t: t, dir: t.TempDir(), ca: ca, pem: cert}
-	c.write("ca.crt", string(cert))
-	return c
-}
-
-// callAs has the fleet's clients call with an agent's certificate of that name.
-func (f *testFleet) callAs(ca *testCA, name string) {
-	f.Helper()
-	guard, err := secure.Open(ca.agent(name), secure.Options{
-		Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.credentials = guard.PeerCredentials()
-}
-
-func (c *testCA) write(name, content string) string {
-	c.t.Helper()
-	path := filepath.Join(c.dir, name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
-	return path
-}
-
-// issue returns the paths of a certificate and its key.
-func (c *testCA) issue(order secure.Order) (cert, key string) {
-	c.t.Helper()
-	order.Life = 24 * time.Hour
-	certPEM, keyPEM, err := c.ca.Issue(order, time.Now())
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return c.write(order.Name+".crt", string(certPEM)), c.write(order.Name+".key", string(keyPEM))
-}
-
-// agent is the security of an agent with a certificate of the CA.
-func (c *testCA) agent(name string) secure.Config {
-	c.t.Helper()
-	config := secure.Config{CAFile: filepath.Join(c.dir, "ca.crt")}
-	config.CertFile, config.KeyFile = c.issue(secure.Order{
-		Name: name, Agent: true, Hosts: []string{"127.0.0.1"},
-	})
-	return config
-}
-
-// client is a client with a certificate of the CA, or with none.
-func (c *testCA) client(name string) secure.ClientConfig {
-	c.t.Helper()
-	config := secure.ClientConfig{CAFile: filepath.Join(c.dir, "ca.crt")}
-	if name != "" {
-		config.CertFile, config.KeyFile = c.issue(secure.Order{Name: name})
-	}
-	return config
-}
-
-func dialSecurely(t testing.TB, address string, config secure.ClientConfig,
-	options ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
-	proof, err := config.DialOptions(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+address,
-		append(append(oip.DialOptions(), proof...), options...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
 // TestGuardedAgent: all three servers of an agent speak TLS, and answer those
 // who may ask.
 func TestGuardedAgent(t *testing.T) {
-	ca := newTestCA(t)
-	config := testConfig(t)
-	config.Security = ca.agent("a1")
-	config.Security.APIKeysFile = ca.write("keys", "feed: feed-feed-feed-feed\n")
-	config.Security.AccessFile = ca.write("access",
+	ca := agenttest.NewCA(t)
+	config := agenttest.Config(t)
+	config.Security = ca.Agent("a1")
+	config.Security.APIKeysFile = ca.Write("keys", "feed: feed-feed-feed-feed\n")
+	config.Security.AccessFile = ca.Write("access",
 		"clients: {feed: {models: [ncf, ncv]}, ops: {models: [wnd], control: [unload]}}\n")
-	a := startAgent(t, config, emulated())
+	a := agenttest.Start(t, config, agenttest.Emulated())
 
-	withKey := ca.client("")
+	withKey := ca.Client("")
 	withKey.APIKey = "feed-feed-feed-feed"
 	for _, tt := range []struct {
 		name          string
 		client        secure.ClientConfig
 		infer, unload codes.Code
 	}{
-		{"nobody", ca.client(""), codes.Unauthenticated, codes.Unauthenticated},
+		{"nobody", ca.Client(""), codes.Unauthenticated, codes.Unauthenticated},
 		{"feed", withKey, codes.OK, codes.PermissionDenied},
-		{"ops", ca.client("ops"), codes.PermissionDenied, codes.OK},
+		{"ops", ca.Client("ops"), codes.PermissionDenied, codes.OK},
 		{"plain text", secure.ClientConfig{}, codes.Unavailable, codes.Unavailable},
 	} {
-		conn := dialSecurely(t, a.Addresses().GRPC, tt.client)
-		ids, err := tensor.Of("ids", ncfIDs(2), 2, 4)
+		conn := agenttest.DialSecurely(t, a.Addresses().GRPC, tt.client)
+		ids, err := tensor.Of("ids", agenttest.NCFIDs(2), 2, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +70,7 @@ func TestGuardedAgent(t *testing.T) {
 	}
 
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.pem)
+	roots.AppendCertsFromPEM(ca.Pem)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 	defer transport.CloseIdleConnections()
 	get := func(url, key string) (int, string) {
@@ -202,31 +116,31 @@ func TestGuardedAgent(t *testing.T) {
 				tt.want, tt.body)
 		}
 	}
-	if !strings.Contains(a.log.String(), "models=ncv") {
-		t.Errorf("the model that is not there is not in the log:\n%s", a.log)
+	if !strings.Contains(a.Log.String(), "models=ncv") {
+		t.Errorf("the model that is not there is not in the log:\n%s", a.Log)
 	}
 }
 
 // TestGuardedFleet: agents with certificates of one CA find each other; one that
 // gossips and has no such certificate gets no queries.
 func TestGuardedFleet(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		ca, stranger := newTestCA(f.T), newTestCA(f.T)
-		with := func(config secure.Config) func(Inside) {
-			return func(a Inside) { a.Config().Security = config }
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		ca, stranger := agenttest.NewCA(f.T), agenttest.NewCA(f.T)
+		with := func(config secure.Config) func(agent.Inside) {
+			return func(a agent.Inside) { a.Config().Security = config }
 		}
-		agents := []*fleetAgent{
-			f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2"))),
-			f.start(with(ca.agent("a3"))),
+		agents := []*agenttest.Member{
+			f.Start(with(ca.Agent("a1"))), f.Start(with(ca.Agent("a2"))),
+			f.Start(with(ca.Agent("a3"))),
 		}
-		f.settled(agents...)
-		other := ca.agent("a5")
-		other.CertFile, other.KeyFile = ca.issue(secure.Order{Name: "client-only"})
-		outsiders := []*fleetAgent{
-			f.start(with(stranger.agent("a4"))), f.start(with(other)), f.start(),
+		f.Settled(agents...)
+		other := ca.Agent("a5")
+		other.CertFile, other.KeyFile = ca.Issue(secure.Order{Name: "client-only"})
+		outsiders := []*agenttest.Member{
+			f.Start(with(stranger.Agent("a4"))), f.Start(with(other)), f.Start(),
 		}
 		time.Sleep(10 * time.Second)
-		for _, a := range f.agents {
+		for _, a := range f.Agents {
 			var serving []string // who can get queries, as a sees it
 			for _, m := range a.Members().View().Members {
 				if len(m.Models) > 0 {
@@ -247,9 +161,9 @@ func TestGuardedFleet(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
 		defer cancel()
-		conn := dialSecurely(f, agents[0].host+":8001", ca.client("ads"),
+		conn := agenttest.DialSecurely(f, agents[0].Host+":8001", ca.Client("ads"),
 			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-				return f.network.dial(ctx, "client", to)
+				return f.Network.Dial(ctx, "client", to)
 			}))
 		defer conn.Close()
 		if _, err := control.NewControlClient(conn).Describe(ctx,
@@ -271,27 +185,27 @@ func TestSecurityFaults(t *testing.T) {
 	both := secure.Config{CertFile: "c", KeyFile: "k"}
 	for _, tt := range []struct {
 		name   string
-		change func(*Config)
+		change func(*agent.Config)
 		want   string // "": no fault
 	}{
-		{"loopback", func(*Config) {}, ""},
-		{"open", func(c *Config) { c.HTTPAddress = ":8000" },
+		{"loopback", func(*agent.Config) {}, ""},
+		{"open", func(c *agent.Config) { c.HTTPAddress = ":8000" },
 			`http: address ":8000" can be reached from other machines`},
-		{"all open", func(c *Config) { c.GRPCAddress, c.MetricsAddress = "10.0.0.1:1", "[::]:2" },
+		{"all open", func(c *agent.Config) { c.GRPCAddress, c.MetricsAddress = "10.0.0.1:1", "[::]:2" },
 			`metrics: address "[::]:2" can be`},
-		{"insecure", func(c *Config) { c.HTTPAddress, c.Insecure = ":8000", true }, ""},
-		{"TLS", func(c *Config) {
+		{"insecure", func(c *agent.Config) { c.HTTPAddress, c.Insecure = ":8000", true }, ""},
+		{"TLS", func(c *agent.Config) {
 			c.HTTPAddress, c.GRPCAddress, c.Security = ":8000", ":8001", both
 		}, ""},
 		{"fleet without CA",
-			func(c *Config) { c.Security, c.Join = both, []string{"10.0.0.1:7946"} },
+			func(c *agent.Config) { c.Security, c.Join = both, []string{"10.0.0.1:7946"} },
 			"tls-ca: empty"},
 		{"fleet with keys alone",
-			func(c *Config) { c.Security.APIKeysFile, c.Join = "keys", []string{"10.0.0.1:7946"} },
+			func(c *agent.Config) { c.Security.APIKeysFile, c.Join = "keys", []string{"10.0.0.1:7946"} },
 			"tls-cert: empty"},
-		{"half a pair", func(c *Config) { c.Security.CertFile = "c" }, "tls-key: empty"},
+		{"half a pair", func(c *agent.Config) { c.Security.CertFile = "c" }, "tls-key: empty"},
 	} {
-		config := DefaultConfig()
+		config := agent.DefaultConfig()
 		tt.change(&config)
 		err := config.Validate()
 		if tt.want == "" && err != nil ||
@@ -299,9 +213,9 @@ func TestSecurityFaults(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
 		}
 	}
-	config := testConfig(t)
+	config := agenttest.Config(t)
 	config.Security = both
-	if a, err := New(config, slog.New(slog.DiscardHandler)); err != nil {
+	if a, err := agent.New(config, slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
 	} else if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "tls-cert") {
 		t.Errorf("certificate that is not there: got %v", err)
@@ -313,21 +227,21 @@ func TestSecurityFaults(t *testing.T) {
 func TestStopWithIdleConnections(t *testing.T) {
 	for _, name := range []string{"plain", "TLS"} {
 		t.Run(name, func(t *testing.T) {
-			testInFleet(t, func(f *testFleet) {
-				ca := newTestCA(f.T)
-				a := f.start(func(a Inside) {
+			agenttest.InFleet(t, func(f *agenttest.Fleet) {
+				ca := agenttest.NewCA(f.T)
+				a := f.Start(func(a agent.Inside) {
 					if name == "TLS" {
-						a.Config().Security = ca.agent("a1")
+						a.Config().Security = ca.Agent("a1")
 					}
 				})
-				f.settled(a)
+				f.Settled(a)
 				// only to open connections
 				config := &tls.Config{
 					InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"},
 				}
 				for i := range 80 {
 					for _, port := range []string{":8000", ":8001", ":8002"} {
-						conn, err := f.network.dial(f.Context(), "client", a.host+port)
+						conn, err := f.Network.Dial(f.Context(), "client", a.Host+port)
 						if err != nil {
 							f.Fatal(err)
 						}
@@ -358,17 +272,17 @@ func TestStopWithIdleConnections(t *testing.T) {
 				}
 				if name == "plain" {
 					// leaves one of gRPC's idle
-					if _, err := a.oip.ServerLive(f.Context(),
+					if _, err := a.OIP.ServerLive(f.Context(),
 						&inference.ServerLiveRequest{}); err != nil {
 						f.Error(err)
 					}
 				}
 				begun := time.Now()
-				if err := a.stop(); err != nil {
+				if err := a.Stop(); err != nil {
 					f.Error(err)
 				}
 				if took := time.Since(begun); took > time.Second {
-					f.Errorf("it took %v of virtual time to stop\n%s", took, a.log)
+					f.Errorf("it took %v of virtual time to stop\n%s", took, a.Log)
 				}
 			})
 		})

@@ -1,13 +1,9 @@
-package agent
+package agent_test
 
 import (
-	"bufio"
 	"bytes"
 	"io"
-	"iter"
 	"math"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,10 +11,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/tensor"
 )
@@ -31,35 +27,19 @@ var metricsOfDemand = []string{
 	"muster_leader_unmet_share",
 }
 
-// documentedMetrics is docs/metrics.md, and the type and the labels that it says of each metric.
-func documentedMetrics(t testing.TB) (document string, documented map[string]string) {
-	text, err := os.ReadFile("../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented = map[string]string{}
-	row := regexp.MustCompile("^\\| `(muster_[a-z_]+)` \\| ([a-z]+) \\| ?([a-z_, ]*?) ?\\|")
-	for line := range strings.Lines(string(text)) {
-		if m := row.FindStringSubmatch(line); m != nil {
-			labels := strings.Split(m[3], ", ")
-			slices.Sort(labels)
-			documented[m[1]] = m[2] + " of " + strings.Join(labels, ", ")
-		}
-	}
-	return string(text), documented
-}
-
 // TestMetricsAreDocumented holds docs/metrics.md against what the agent serves:
 // every metric is there, and every one there exists, of the same type and with
 // the same labels. Names and help follow Prometheus's conventions.
 func TestMetricsAreDocumented(t *testing.T) {
 	nan := new(atomic.Pointer[tensor.Tensor])
-	nan.Store(fp32(float32(math.NaN())))
-	a := startAgent(t, testConfig(t), strange{emulated(), nan})
-	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+	nan.Store(agenttest.FP32(float32(math.NaN())))
+	a := agenttest.Start(t, agenttest.Config(t), agenttest.Strange{
+		Executor: agenttest.Emulated(), Answer: nan,
+	})
+	if err := a.InferGRPC(agenttest.NCFRequest(1)); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := a.http.Get("http://" + a.Addresses().Metrics + "/metrics")
+	resp, err := a.HTTP.Get("http://" + a.Addresses().Metrics + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,18 +61,18 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	document, documented := documentedMetrics(t)
+	document, documented := agenttest.DocumentedMetrics(t)
 	for name, family := range families {
 		if !strings.HasPrefix(name, "muster_") {
 			continue
 		}
-		if served := typeAndLabels(family); documented[name] != served {
+		if served := agenttest.TypeAndLabels(family); documented[name] != served {
 			t.Errorf("%s is a %q, docs/metrics.md has %q", name, served, documented[name])
 		}
 	}
 	for name := range documented {
 		if families[name] == nil && !slices.Contains(metricsOfDemand, name) &&
-			!slices.Contains(metricsOfFamilies, name) && !strings.HasPrefix(name, "muster_fleet_") &&
+			!slices.Contains(agenttest.MetricsOfFamilies, name) && !strings.HasPrefix(name, "muster_fleet_") &&
 			!strings.HasPrefix(name, "muster_gpu_") && // see TestGPU
 			!strings.HasPrefix(name, "muster_release_") {
 			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
@@ -105,91 +85,13 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// counted is what the agent counts under a name, summed over its labels, or over
-// those with a value.
-func (a Inside) counted(name string, values ...string) (sum float64) {
-	families, err := a.Registry().Gather()
-	if err != nil {
-		panic(err)
-	}
-	for _, family := range families {
-		if family.GetName() != name {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			labels := []string{}
-			for _, l := range m.GetLabel() {
-				labels = append(labels, l.GetValue())
-			}
-			if !slices.ContainsFunc(values,
-				func(v string) bool { return !slices.Contains(labels, v) }) {
-				sum += m.GetCounter().GetValue()
-			}
-		}
-	}
-	return sum
-}
-
-// held is how many of what the agent keeps, as the Sizes of its rooms name it.
-func (a Inside) held(what string) (held int) {
-	tell := func(name string, n int) {
-		if name == what {
-			held = n
-		}
-	}
-	a.Worker().Sizes(tell)
-	a.Server().Sizes(tell)
-	return held
-}
-
-// servesAsDocumented: of the metrics whose names have the prefix the agent serves those of
-// docs/metrics.md, with the types and labels there, and no others.
-func servesAsDocumented(t testing.TB, a Inside, prefix string) {
-	t.Helper()
-	families, err := a.Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, documented := documentedMetrics(t)
-	served := map[string]bool{}
-	for _, family := range families {
-		name := family.GetName()
-		if !strings.HasPrefix(name, prefix) {
-			continue
-		}
-		served[name] = true
-		if is := typeAndLabels(family); documented[name] != is {
-			t.Errorf("%s is a %q, docs/metrics.md has %q", name, is, documented[name])
-		}
-	}
-	for name := range documented {
-		if strings.HasPrefix(name, prefix) && !served[name] {
-			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
-		}
-	}
-}
-
-// typeAndLabels is "counter of model, version": the labels are sorted.
-func typeAndLabels(family *dto.MetricFamily) string {
-	var labels []string
-	for _, m := range family.GetMetric() {
-		for _, l := range m.GetLabel() {
-			if !slices.Contains(labels, l.GetName()) {
-				labels = append(labels, l.GetName())
-			}
-		}
-	}
-	slices.Sort(labels)
-	return strings.ToLower(family.GetType().String()) + " of " + strings.Join(labels, ", ")
-}
-
 // TestFleetMetrics: an agent counts what its gateway does with a leader and
 // without one, and whom gossip knows.
 func TestFleetMetrics(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		a, b, c := f.start(), f.start(neverLeads), f.start(neverLeads)
-		f.settled(a, b, c)
-		f.led(a, b, c)
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		a, b, c := f.Start(), f.Start(agenttest.NeverLeads), f.Start(agenttest.NeverLeads)
+		f.Settled(a, b, c)
+		f.Led(a, b, c)
 		values := func() map[string]float64 {
 			families, err := b.Registry().Gather()
 			if err != nil {
@@ -207,7 +109,7 @@ func TestFleetMetrics(t *testing.T) {
 			}
 			return got
 		}
-		if failed := f.send(20, time.Millisecond, b); len(failed) > 0 {
+		if failed := f.Send(20, time.Millisecond, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
 		led := values()
@@ -222,11 +124,11 @@ func TestFleetMetrics(t *testing.T) {
 			}
 		}
 
-		f.partition([]*fleetAgent{a, c})
-		if failed := f.send(20, 20*time.Millisecond, b); len(failed) > 0 {
+		f.Partition([]*agenttest.Member{a, c})
+		if failed := f.Send(20, 20*time.Millisecond, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
-		f.settled(b)
+		f.Settled(b)
 		cut := values()
 		for _, name := range []string{
 			"muster_gateway_attempts_total gateway", "muster_gateway_probes_total",
@@ -250,18 +152,4 @@ func TestFleetMetrics(t *testing.T) {
 			}
 		}
 	})
-}
-
-func linesOf(t testing.TB, r io.Reader) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		scanner := bufio.NewScanner(r)
-		for scanner.Scan() {
-			if !yield(scanner.Text()) {
-				return
-			}
-		}
-		if err := scanner.Err(); err != nil {
-			t.Error(err)
-		}
-	}
 }

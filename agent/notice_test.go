@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"fmt"
@@ -6,20 +6,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/agenttest/metadata"
 	"github.com/muster-serve/muster/api/control"
 )
 
 // rentedFrom makes an agent ask the service what machine it is on.
-func rentedFrom(s *metadata.Service) func(Inside) {
-	return func(a Inside) {
+func rentedFrom(s *metadata.Service) func(agent.Inside) {
+	return func(a agent.Inside) {
 		a.Config().Rented, a.Environment().Network.MetadataClient = "ec2", s
 		a.Config().Leader = "never"
 	}
 }
 
 // member is what of sees of the agent called name; nil if it does not see it.
-func member(of *fleetAgent, name string) *control.Member {
+func member(of *agenttest.Member, name string) *control.Member {
 	for _, m := range of.Members().View().Members {
 		if m.Name == name {
 			return m
@@ -31,11 +33,11 @@ func member(of *fleetAgent, name string) *control.Member {
 // TestSpotNotice: the fleet hears within seconds that a machine ends, the agent goes on serving,
 // and it drains in time; no query is lost.
 func TestSpotNotice(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		service := metadata.New("spot")
-		keeper, spot := f.start(), f.start(rentedFrom(service))
-		f.settled(keeper, spot)
-		f.eventually(10*time.Second, func() string {
+		keeper, spot := f.Start(), f.Start(rentedFrom(service))
+		f.Settled(keeper, spot)
+		f.Eventually(10*time.Second, func() string {
 			r := member(keeper, spot.Name()).GetRented()
 			if r.GetInstance() != "i-0123456789abcdef0" || r.GetSlot() != "r5n.large/spot/3/0" ||
 				r.GetZone() != "us-east-1a" || r.GetEndsNs() != 0 {
@@ -46,7 +48,7 @@ func TestSpotNotice(t *testing.T) {
 		told, ends := time.Now(), time.Now().Add(110*time.Second)
 		service.Set("spot/instance-action", fmt.Sprintf(`{"action": "terminate", "time": %q}`,
 			ends.UTC().Format(time.RFC3339)))
-		f.eventually(8*time.Second, func() string {
+		f.Eventually(8*time.Second, func() string {
 			r := member(keeper, spot.Name()).GetRented()
 			if left := time.Duration(r.GetEndsNs()); left <= 0 || left > time.Until(told.Add(2*
 				time.Minute)) || !r.GetAdvised() {
@@ -54,10 +56,10 @@ func TestSpotNotice(t *testing.T) {
 			}
 			return ""
 		})
-		for failure, n := range f.send(500, 300*time.Millisecond, keeper) {
+		for failure, n := range f.Send(500, 300*time.Millisecond, keeper) {
 			f.Errorf("%d queries failed: %s", n, failure)
 		}
-		log := spot.log.String()
+		log := spot.Log.String()
 		for _, want := range []string{
 			"the provider takes this machine back", "draining", "drained",
 		} {
@@ -71,7 +73,7 @@ func TestSpotNotice(t *testing.T) {
 		if member(keeper, spot.Name()) != nil {
 			f.Error("the machine's agent is still there after its end")
 		}
-		if err := spot.stop(); err != nil {
+		if err := spot.Stop(); err != nil {
 			f.Error(err)
 		}
 	})
@@ -79,13 +81,13 @@ func TestSpotNotice(t *testing.T) {
 
 // TestDrainsBeforeTheEnd: a notice comes late, and the drain has only what is left of the time.
 func TestDrainsBeforeTheEnd(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		service := metadata.New("spot")
-		keeper, spot := f.start(), f.start(rentedFrom(service))
-		f.settled(keeper, spot)
+		keeper, spot := f.Start(), f.Start(rentedFrom(service))
+		f.Settled(keeper, spot)
 		service.Set("spot/instance-action", fmt.Sprintf(`{"action": "terminate", "time": %q}`,
 			time.Now().Add(12*time.Second).UTC().Format(time.RFC3339)))
-		f.eventually(7*time.Second, func() string {
+		f.Eventually(7*time.Second, func() string {
 			if !spot.Draining() {
 				return "it does not drain"
 			}
@@ -100,10 +102,10 @@ func TestDrainsBeforeTheEnd(t *testing.T) {
 // TestMaintenance: maintenance next week is advice to leave; when it is near, the machine ends; a
 // cancelled one is none. A machine that is no spot instance is asked once a minute.
 func TestMaintenance(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		service := metadata.New("on-demand")
-		keeper, other := f.start(), f.start(rentedFrom(service))
-		f.settled(keeper, other)
+		keeper, other := f.Start(), f.Start(rentedFrom(service))
+		f.Settled(keeper, other)
 		const path = "events/maintenance/scheduled"
 		event := func(in time.Duration, state string) string {
 			return fmt.Sprintf(
@@ -114,7 +116,7 @@ func TestMaintenance(t *testing.T) {
 		sees := func(what string, advised, ends bool) {
 			f.Helper()
 			time.Sleep(65 * time.Second)
-			f.eventually(5*time.Second, func() string {
+			f.Eventually(5*time.Second, func() string {
 				r := member(keeper, other.Name()).GetRented()
 				if r.GetAdvised() != advised || (r.GetEndsNs() > 0) != ends ||
 					r.GetInstance() == "" {
@@ -139,7 +141,7 @@ func TestMaintenance(t *testing.T) {
 			f.Errorf("asked %d times in some minutes", n)
 		}
 		time.Sleep(near - 2*time.Minute)
-		f.eventually(time.Minute, func() string {
+		f.Eventually(time.Minute, func() string {
 			if !other.Draining() {
 				return "it does not drain"
 			}
@@ -150,23 +152,23 @@ func TestMaintenance(t *testing.T) {
 
 // TestNoMetadataService: without one the agent serves; where it is told to be on EC2, it says so.
 func TestNoMetadataService(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		service := metadata.New("spot")
 		service.SetBroken(true)
-		keeper, spot := f.start(), f.start(rentedFrom(service))
-		f.settled(keeper, spot)
+		keeper, spot := f.Start(), f.Start(rentedFrom(service))
+		f.Settled(keeper, spot)
 		time.Sleep(time.Minute)
-		if !strings.Contains(spot.log.String(), "notices of this machine's end are not heard of") {
+		if !strings.Contains(spot.Log.String(), "notices of this machine's end are not heard of") {
 			f.Error("the log does not say so")
 		}
 		service.SetBroken(false)
-		f.eventually(10*time.Second, func() string {
+		f.Eventually(10*time.Second, func() string {
 			if member(keeper, spot.Name()).GetRented() == nil {
 				return "it does not ask again"
 			}
 			return ""
 		})
-		for failure, n := range f.send(50, 20*time.Millisecond, keeper, spot) {
+		for failure, n := range f.Send(50, 20*time.Millisecond, keeper, spot) {
 			f.Errorf("%d queries failed: %s", n, failure)
 		}
 	})
@@ -175,38 +177,38 @@ func TestNoMetadataService(t *testing.T) {
 // TestNoFleet: a rented machine that finds no fleet drains, since nobody may know of it; one that
 // has found it once goes on without it, also after a restart.
 func TestNoFleet(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		state := f.TempDir()
-		rented := func(join string) func(Inside) {
-			return func(a Inside) {
+		rented := func(join string) func(agent.Inside) {
+			return func(a agent.Inside) {
 				rentedFrom(metadata.New("on-demand"))(a)
 				a.Config().StateDir, a.Config().Join = state, []string{join}
 			}
 		}
 		// stays looks at the agent while it may look for its fleet, and after that.
-		stays := func(a *fleetAgent, want bool) {
+		stays := func(a *agenttest.Member, want bool) {
 			f.Helper()
-			time.Sleep(Homeless - 2*time.Minute)
+			time.Sleep(agent.Homeless - 2*time.Minute)
 			if a.Draining() {
-				f.Errorf("%s drains too early", a.host)
+				f.Errorf("%s drains too early", a.Host)
 			}
 			time.Sleep(4 * time.Minute)
 			if a.Draining() == want {
-				f.Errorf("%s stays: %t, want %t", a.host, !want, want)
+				f.Errorf("%s stays: %t, want %t", a.Host, !want, want)
 			}
 		}
-		stays(f.start(rented("10.0.0.99:7946")), false)
-		keeper := f.start(func(a Inside) { a.Config().Join = nil })
-		found := f.start(rented(keeper.host + ":7946"))
-		f.settled(keeper, found)
+		stays(f.Start(rented("10.0.0.99:7946")), false)
+		keeper := f.Start(func(a agent.Inside) { a.Config().Join = nil })
+		found := f.Start(rented(keeper.Host + ":7946"))
+		f.Settled(keeper, found)
 		time.Sleep(2 * time.Minute)
-		if err := keeper.stop(); err != nil {
+		if err := keeper.Stop(); err != nil {
 			f.Error(err)
 		}
 		stays(found, true)
-		if err := found.stop(); err != nil {
+		if err := found.Stop(); err != nil {
 			f.Error(err)
 		}
-		stays(f.start(rented(keeper.host+":7946")), true)
+		stays(f.Start(rented(keeper.Host+":7946")), true)
 	})
 }

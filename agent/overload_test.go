@@ -1,23 +1,20 @@
-package agent
+package agent_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
-	"net"
 	"sync"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/client"
 )
 
 // TestOverloadCounted: however the fleet looks and its clients ask, the metrics and the status count
@@ -30,28 +27,28 @@ func TestOverloadCounted(t *testing.T) {
 		sdk    bool
 	}{{"lone agent", 1, false}, {"gateways", 3, false}, {"SDK", 3, true}} {
 		t.Run(tt.name, func(t *testing.T) {
-			testInFleet(t, func(f *testFleet) {
-				var agents []*fleetAgent
+			agenttest.InFleet(t, func(f *agenttest.Fleet) {
+				var agents []*agenttest.Member
 				for range tt.agents {
-					agents = append(agents, f.start(func(a Inside) {
+					agents = append(agents, f.Start(func(a agent.Inside) {
 						if tt.agents == 1 { // with more, the leader refuses
 							a.Config().MaxWaitingQueries = 100
 						}
 					}))
 				}
-				f.settled(agents...)
-				f.led(agents...)
+				f.Settled(agents...)
+				f.Led(agents...)
 				send := func(i int, model string, batch int) error {
-					req := ncfRequest(batch)
+					req := agenttest.NCFRequest(batch)
 					req.ModelName = model
-					_, err := agents[i%len(agents)].oip.ModelInfer(f.Context(), req)
+					_, err := agents[i%len(agents)].OIP.ModelInfer(f.Context(), req)
 					return err
 				}
 				if tt.sdk {
-					c := f.sdk(agents...)
+					c := f.SDK(agents...)
 					defer c.Close()
 					send = func(_ int, model string, batch int) error {
-						ids, err := tensor.Of("ids", ncfIDs(batch), int64(batch), 4)
+						ids, err := tensor.Of("ids", agenttest.NCFIDs(batch), int64(batch), 4)
 						if err == nil {
 							_, err = c.Infer(f.Context(),
 								&oip.Request{Model: model, Inputs: []tensor.Tensor{ids}})
@@ -91,7 +88,7 @@ func TestOverloadCounted(t *testing.T) {
 					f.Fatalf("clients were told %v, want mostly overloaded, some answered", reasons)
 				}
 
-				f.eventually(time.Second, func() string {
+				f.Eventually(time.Second, func() string {
 					if what := differs(agents, reasons, queries); what != "" {
 						return what
 					}
@@ -109,8 +106,8 @@ func TestOverloadCounted(t *testing.T) {
 
 // statusDiffers is in what an agent's status differs from what the clients were told; "" if it does
 // not.
-func statusDiffers(f *testFleet, a *fleetAgent, want map[string]uint64) string {
-	s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
+func statusDiffers(f *agenttest.Fleet, a *agenttest.Member, want map[string]uint64) string {
+	s, err := a.Control.Status(f.Context(), &control.StatusRequest{})
 	if err != nil {
 		return err.Error()
 	}
@@ -133,7 +130,7 @@ func statusDiffers(f *testFleet, a *fleetAgent, want map[string]uint64) string {
 		}
 	}
 	if !maps.Equal(told, want) {
-		return fmt.Sprintf("status of %s has %v, want %v", a.host, told, want)
+		return fmt.Sprintf("status of %s has %v, want %v", a.Host, told, want)
 	}
 	// All came in the last 10 s. A rate is not over more time than the leader has led.
 	if rate < float64(ended)/10 || s.GetRate() < float64(ended)/10 {
@@ -145,10 +142,10 @@ func statusDiffers(f *testFleet, a *fleetAgent, want map[string]uint64) string {
 
 // differs is in what the agents' metrics together differ from what their clients were told; "" if
 // they do not.
-func differs(agents []*fleetAgent, told map[string]uint64, queries float64) string {
+func differs(agents []*agenttest.Member, told map[string]uint64, queries float64) string {
 	counted := func(name string, labels ...string) (sum float64) {
 		for _, a := range agents {
-			sum += a.counted(name, labels...)
+			sum += agenttest.Counted(a.Inside, name, labels...)
 		}
 		return sum
 	}
@@ -170,28 +167,4 @@ func differs(agents []*fleetAgent, told map[string]uint64, queries float64) stri
 		}
 	}
 	return ""
-}
-
-// sdk returns a client of the agents that has found the fleet. The caller closes it.
-func (f *testFleet) sdk(agents ...*fleetAgent) *client.Client {
-	f.Helper()
-	var addresses []string
-	for _, a := range agents {
-		addresses = append(addresses, a.host+":8001")
-	}
-	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-		return f.network.dial(ctx, "client", to)
-	})
-	c, err := client.New(addresses, client.WithDialOptions(dial,
-		grpc.WithTransportCredentials(insecure.NewCredentials())))
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.eventually(10*time.Second, func() string {
-		if g := c.Gateway(); g == nil || g.Leader() == "" {
-			return "the SDK has no leader"
-		}
-		return ""
-	})
-	return c
 }

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"errors"
@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -23,34 +25,34 @@ import (
 // batch size and back, while the fleet serves and others come and go: the leader's matcher hears of
 // each change once, has a table of the model all the time, and no query fails.
 func TestSettingsChangeOneByOne(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		record := filepath.Join(f.TempDir(), "record")
-		agents := []*fleetAgent{
-			f.start(ownModels(f),
-				func(a Inside) { a.Config().Leader, a.Config().Record = "must", record }),
-			f.start(ownModels(f)), f.start(ownModels(f)),
+		agents := []*agenttest.Member{
+			f.Start(ownModels(f),
+				func(a agent.Inside) { a.Config().Leader, a.Config().Record = "must", record }),
+			f.Start(ownModels(f)), f.Start(ownModels(f)),
 		}
-		f.settled(agents...)
-		f.led(agents...)
+		f.Settled(agents...)
+		f.Led(agents...)
 		// something is learned
-		if failed := f.send(100, time.Millisecond, agents...); len(failed) > 0 {
+		if failed := f.Send(100, time.Millisecond, agents...); len(failed) > 0 {
 			f.Fatalf("failed: %v", failed)
 		}
 		var enough atomic.Bool
 		var load sync.WaitGroup
 		load.Go(func() {
 			for !enough.Load() {
-				if failed := f.send(20, max(5*time.Millisecond, pace()), agents...); len(failed) > 0 {
+				if failed := f.Send(20, max(5*time.Millisecond, agenttest.Pace()), agents...); len(failed) > 0 {
 					f.Errorf("failed: %v", failed)
 				}
 			}
 		})
 		byName := slices.SortedFunc(slices.Values(agents),
-			func(a, b *fleetAgent) int { return strings.Compare(string(a.AgentName()), string(b.AgentName())) })
+			func(a, b *agenttest.Member) int { return strings.Compare(string(a.AgentName()), string(b.AgentName())) })
 		for _, largest := range []int{1500, 1000} {
 			for _, changed := range byName {
-				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
-				f.eventually(time.Minute, func() string {
+				settings(changed, map[string]string{"largest_batch_size": fmt.Sprint(largest)})
+				f.Eventually(time.Minute, func() string {
 					for _, a := range agents {
 						if got := a.Members().Member(
 							names.AgentName(
@@ -62,19 +64,19 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 					}
 					return ""
 				})
-				guest := f.start(ownModels(f), neverLeads,
-					func(a Inside) { a.Config().Executor = "emulated" })
-				f.settled(append([]*fleetAgent{guest}, agents...)...)
-				if err := guest.stop(); err != nil {
+				guest := f.Start(ownModels(f), agenttest.NeverLeads,
+					func(a agent.Inside) { a.Config().Executor = "emulated" })
+				f.Settled(append([]*agenttest.Member{guest}, agents...)...)
+				if err := guest.Stop(); err != nil {
 					f.Error(err)
 				}
-				f.settled(agents...)
+				f.Settled(agents...)
 			}
 		}
 		enough.Store(true)
 		load.Wait()
 		for _, a := range agents {
-			if err := a.stop(); err != nil {
+			if err := a.Stop(); err != nil {
 				f.Error(err)
 			}
 		}
@@ -91,22 +93,22 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 }
 
 // ownModels gives an agent a model directory of its own.
-func ownModels(f *testFleet) func(Inside) {
-	return func(a Inside) {
+func ownModels(f *agenttest.Fleet) func(agent.Inside) {
+	return func(a agent.Inside) {
 		a.Config().ModelDir = f.TempDir()
-		if err := os.CopyFS(a.Config().ModelDir, os.DirFS(f.dir)); err != nil {
+		if err := os.CopyFS(a.Config().ModelDir, os.DirFS(f.Dir)); err != nil {
 			f.Fatal(err)
 		}
 	}
 }
 
 // settings changes lines of the model.yaml of the agent's NCF, which are there already.
-func (a *fleetAgent) settings(changes map[string]string) {
-	a.fleet.Helper()
+func settings(a *agenttest.Member, changes map[string]string) {
+	a.Fleet.Helper()
 	path := filepath.Join(a.Config().ModelDir, "ncf", "model.yaml")
 	data, err := os.ReadFile(path)
 	if err != nil {
-		a.fleet.Fatal(err)
+		a.Fleet.Fatal(err)
 	}
 	lines, changed := strings.Split(string(data), "\n"), 0
 	for i, line := range lines {
@@ -119,17 +121,17 @@ func (a *fleetAgent) settings(changes map[string]string) {
 	err = errors.Join(os.WriteFile(path+"~", []byte(strings.Join(lines, "\n")), 0o644),
 		os.Rename(path+"~", path))
 	if err != nil || changed != len(changes) {
-		a.fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
+		a.Fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
 	}
 }
 
 // TestColdWorker: an agent on which nothing has run knows from the shipped profile how long a query
 // takes, and learns under the same key as the leader.
 func TestColdWorker(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(), f.start()}
-		f.settled(agents...)
-		leads := f.led(agents...)
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		agents := []*agenttest.Member{f.Start(), f.Start()}
+		f.Settled(agents...)
+		leads := f.Led(agents...)
 		shipped, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
 		if err != nil {
 			f.Fatal(err)
@@ -157,11 +159,11 @@ func TestColdWorker(t *testing.T) {
 			}
 		}
 		agree()
-		if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
+		if failed := f.Send(200, time.Millisecond, agents...); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
 		agree()
-		f.eventually(time.Second, func() string {
+		f.Eventually(time.Second, func() string {
 			d := &control.FleetDemand{}
 			if leads.Leading().Demand(d); len(d.Profiles) != 1 || d.Profiles[0].Queries < 200 {
 				return fmt.Sprintf("the leader has learned %v, want of one key 200 queries",

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"fmt"
@@ -12,20 +12,23 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 )
 
 // TestSoak has 100 versions of a model and 100 agents of other speeds come, serve and go, in a
 // fleet of two: in the end its agents know no more than in the beginning, but for what was learned
 // of the last versions.
 func TestSoak(t *testing.T) {
-	if raceDetector || testing.Short() {
+	if agenttest.RaceDetector || testing.Short() {
 		t.Skip("a soak of 100 versions and 100 agents takes long")
 	}
 	const generations, rounds, each = 5, 2, 10 // versions and agents in each round
-	testInFleet(t, func(f *testFleet) {
-		f.dir = f.copyModels()
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		f.Dir = copyModels(f)
 		// An agent's latency is learned by run, and each query is to be one.
-		config, err := os.OpenFile(filepath.Join(f.dir, "ncf", "model.yaml"),
+		config, err := os.OpenFile(filepath.Join(f.Dir, "ncf", "model.yaml"),
 			os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {
 			f.Fatal(err)
@@ -36,10 +39,10 @@ func TestSoak(t *testing.T) {
 		if err := config.Close(); err != nil {
 			f.Fatal(err)
 		}
-		s := &soak{testFleet: f, version: 1, slow: map[string]bool{}}
-		s.stay = []*fleetAgent{f.start(quiet), f.start(quiet, neverLeads)}
-		f.settled(s.stay...)
-		f.led(s.stay...)
+		s := &soak{Fleet: f, version: 1, slow: map[string]bool{}}
+		s.stay = []*agenttest.Member{f.Start(quiet), f.Start(quiet, agenttest.NeverLeads)}
+		f.Settled(s.stay...)
+		f.Led(s.stay...)
 		s.query(100, s.stay)
 		begin := s.rest()
 		most, end := map[string]int{}, map[string]int{}
@@ -85,12 +88,12 @@ func TestSoak(t *testing.T) {
 }
 
 // quiet has an agent log nothing, for its log would grow.
-func quiet(a Inside) { a.SetLog(slog.New(slog.DiscardHandler)) }
+func quiet(a agent.Inside) { a.SetLog(slog.New(slog.DiscardHandler)) }
 
 // A soak is a fleet of a few agents that stay, and many that do not.
 type soak struct {
-	*testFleet
-	stay    []*fleetAgent
+	*agenttest.Fleet
+	stay    []*agenttest.Member
 	version int
 	slow    map[string]bool // agents that had a type of their own
 }
@@ -104,47 +107,47 @@ func (s *soak) round(n int) {
 	}
 	all := slices.Clone(s.stay)
 	for i := range n {
-		speed := &site{} // were all alike, they would be what the type is
-		speed.slower.Store(int64(1 + i%4))
-		change := func(a Inside) { a.Environment().OpenExecutor = speed.openEmulator }
-		all = append(all, s.startOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, neverLeads, change))
+		speed := &agenttest.Site{} // were all alike, they would be what the type is
+		speed.Slower.Store(int64(1 + i%4))
+		change := func(a agent.Inside) { a.Environment().OpenExecutor = speed.OpenEmulator }
+		all = append(all, s.StartOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, agenttest.NeverLeads, change))
 	}
-	s.settled(all...)
-	s.led(all...)
+	s.Settled(all...)
+	s.Led(all...)
 	for range 8 {
 		s.query(6*len(all), all)
 		for typ := range s.types() {
-			if _, agent, own := strings.Cut(typ, "@"); own {
-				s.slow[agent] = true
+			if _, one, own := strings.Cut(typ, "@"); own {
+				s.slow[one] = true
 			}
 		}
 	}
 	var stopping sync.WaitGroup
 	for _, a := range all[len(s.stay):] {
 		stopping.Go(func() {
-			if err := a.stop(); err != nil {
+			if err := a.Stop(); err != nil {
 				s.Errorf("agent %s: %v", a.AgentName(), err)
 			}
 		})
 	}
 	stopping.Wait()
-	s.agents = slices.Clone(s.stay)
-	s.settled(s.stay...)
+	s.Agents = slices.Clone(s.stay)
+	s.Settled(s.stay...)
 }
 
 // replace has the next version take the place of the present one on all agents.
 func (s *soak) replace() {
 	s.Helper()
-	at := func(version int) string { return filepath.Join(s.dir, "ncf", fmt.Sprint(version)) }
+	at := func(version int) string { return filepath.Join(s.Dir, "ncf", fmt.Sprint(version)) }
 	if err := os.Rename(at(s.version), at(s.version+1)); err != nil {
 		s.Fatal(err)
 	}
 	s.version++
-	s.eventually(time.Minute, func() string {
-		for _, a := range s.agents {
+	s.Eventually(time.Minute, func() string {
+		for _, a := range s.Agents {
 			for _, m := range a.Members().View().Members {
 				if len(m.Models) != 1 || m.Models[0].Version != int64(s.version) {
-					return a.host + " does not see the latest version at " + m.Name
+					return a.Host + " does not see the latest version at " + m.Name
 				}
 			}
 		}
@@ -153,9 +156,9 @@ func (s *soak) replace() {
 }
 
 // query has n queries answered that come at once, so that every lane gets some.
-func (s *soak) query(n int, agents []*fleetAgent) {
+func (s *soak) query(n int, agents []*agenttest.Member) {
 	s.Helper()
-	if failed := s.send(n, 0, agents...); len(failed) > 0 {
+	if failed := s.Send(n, 0, agents...); len(failed) > 0 {
 		s.Errorf("failed: %v", failed)
 	}
 }

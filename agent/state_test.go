@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -29,32 +31,32 @@ func TestStateOfOthers(t *testing.T) {
 		"older": {string(old), "profiles.json.format1", "level=INFO"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			testInFleet(t, func(f *testFleet) {
+			agenttest.InFleet(t, func(f *agenttest.Fleet) {
 				dir := f.TempDir()
 				path, kept := filepath.Join(dir, "profiles.json"), filepath.Join(dir, x.kept)
 				if err := os.WriteFile(path, []byte(x.in), 0o600); err != nil {
 					f.Fatal(err)
 				}
-				a := f.start(func(a Inside) { a.Config().StateDir = dir })
-				f.settled(a)
-				f.led(a)
-				if failed := f.send(100, time.Millisecond, a); len(failed) > 0 {
+				a := f.Start(func(a agent.Inside) { a.Config().StateDir = dir })
+				f.Settled(a)
+				f.Led(a)
+				if failed := f.Send(100, time.Millisecond, a); len(failed) > 0 {
 					f.Errorf("failed: %v", failed)
 				}
-				if err := a.stop(); err != nil {
+				if err := a.Stop(); err != nil {
 					f.Error(err)
 				}
 				if got, err := os.ReadFile(kept); err != nil || string(got) != x.in {
 					f.Errorf("%s holds %.60q, %v", kept, got, err)
 				}
-				if !slices.ContainsFunc(strings.Split(a.log.String(), "\n"),
+				if !slices.ContainsFunc(strings.Split(a.Log.String(), "\n"),
 					func(line string) bool {
 						return strings.Contains(line, x.log) &&
 							strings.Contains(line, "file="+path+" ") &&
 							strings.Contains(line, "kept_as="+kept)
 					}) {
 					f.Errorf("no line of the log at %s names both %s and %s:\n%s", x.log, path,
-						kept, a.log)
+						kept, a.Log)
 				}
 				book, models := profiles.NewBook(nil), map[string]int{}
 				if err := book.Load(path); err != nil {
@@ -74,22 +76,22 @@ func TestStateOfOthers(t *testing.T) {
 // TestStateStays: what cannot be given another name is not written over, and keeps no agent from
 // starting.
 func TestStateStays(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		dir := f.TempDir()
 		inside := filepath.Join(dir, "profiles.json", "x")
 		if err := os.MkdirAll(inside, 0o755); err != nil {
 			f.Fatal(err)
 		}
-		a := f.start(func(a Inside) { a.Config().StateDir = dir })
-		f.settled(a)
-		f.led(a)
-		if failed := f.send(100, time.Millisecond, a); len(failed) > 0 {
+		a := f.Start(func(a agent.Inside) { a.Config().StateDir = dir })
+		f.Settled(a)
+		f.Led(a)
+		if failed := f.Send(100, time.Millisecond, a); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
-		if err := a.stop(); err != nil {
+		if err := a.Stop(); err != nil {
 			f.Error(err)
 		}
-		if log := a.log.String(); strings.Count(log, "is not saved") != 1 ||
+		if log := a.Log.String(); strings.Count(log, "is not saved") != 1 ||
 			!strings.Contains(log, "level=ERROR") {
 			f.Errorf("the log does not say once that what is learned is not saved:\n%s", log)
 		}
@@ -102,7 +104,7 @@ func TestStateStays(t *testing.T) {
 // TestUpgradeForgetsNothing: what an agent has learned before there were checksums it knows of the
 // files that it has now.
 func TestUpgradeForgetsNothing(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		dir := f.TempDir()
 		key := profiles.Key{Model: "ncf", Version: 1, InstanceType: "r5n.large", Provider: "cpu"}
 		book := profiles.NewBook(nil)
@@ -116,11 +118,11 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		if err := book.Save(path); err != nil {
 			f.Fatal(err)
 		}
-		a := f.start(func(a Inside) { a.Config().StateDir = dir })
-		f.settled(a)
-		f.led(a)
+		a := f.Start(func(a agent.Inside) { a.Config().StateDir = dir })
+		f.Settled(a)
+		f.Led(a)
 		var told profiles.Table
-		f.eventually(time.Second, func() string {
+		f.Eventually(time.Second, func() string {
 			for _, p := range a.Members().View().Profiles {
 				if p.Key().Model == names.NewModelKey("ncf", 1) &&
 					json.Unmarshal(p.Table, &told) == nil &&

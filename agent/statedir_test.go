@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"fmt"
@@ -8,32 +8,35 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/agent/agenttest"
 )
 
 // TestStateDirNotWritable: an agent whose state directory takes nothing says so, serves, and does
 // not stand for leader, so that the fleet chooses one that can be.
 func TestStateDirNotWritable(t *testing.T) {
-	config := testConfig(t)
+	config := agenttest.Config(t)
 	config.StateDir = filepath.Join(t.TempDir(), "state")
 	if err := os.Symlink("nowhere", config.StateDir); err != nil { // not even root can write there
 		t.Fatal(err)
 	}
-	a := startAgent(t, config, emulated())
-	for !strings.Contains(a.log.String(), "msg=ready") {
+	a := agenttest.Start(t, config, agenttest.Emulated())
+	for !strings.Contains(a.Log.String(), "msg=ready") {
 		goruntime.Gosched()
 	}
 	for _, want := range []string{
 		"cannot lead: its state directory cannot be written", config.StateDir,
 		"msg=ready may_lead=false",
 	} {
-		if log := a.log.String(); !strings.Contains(log, want) {
+		if log := a.Log.String(); !strings.Contains(log, want) {
 			t.Errorf("no %q in the log", want)
 		}
 	}
 	if role := a.Members().Own().Role; role != "never" {
 		t.Errorf("its role is told as %q, want never", role)
 	}
-	if err := a.inferGRPC(patient(1)); err != nil {
+	if err := a.InferGRPC(agenttest.Patient(1)); err != nil {
 		t.Error(err)
 	}
 }
@@ -41,13 +44,13 @@ func TestStateDirNotWritable(t *testing.T) {
 // TestStateDirOfAnother: an agent does not run with the state directory of one that runs, whatever its
 // role, and says whose it is; it does once that one has ended.
 func TestStateDirOfAnother(t *testing.T) {
-	config := testConfig(t)
-	first := startAgent(t, config, emulated())
-	second := testConfig(t)
+	config := agenttest.Config(t)
+	first := agenttest.Start(t, config, agenttest.Emulated())
+	second := agenttest.Config(t)
 	second.StateDir = config.StateDir
 	for _, role := range []string{"may", "never"} {
 		second.Leader = role
-		a, err := New(second, slog.New(slog.DiscardHandler))
+		a, err := agent.New(second, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,8 +66,8 @@ func TestStateDirOfAnother(t *testing.T) {
 			}
 		}
 	}
-	if err := first.stop(); err != nil {
+	if err := first.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	startAgent(t, second, emulated())
+	agenttest.Start(t, second, agenttest.Emulated())
 }

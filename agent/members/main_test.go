@@ -1,15 +1,9 @@
-package members
+package members_test
 
 import (
-	goruntime "runtime"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/muster-serve/muster/agent/agenttest"
 )
 
-func TestMain(m *testing.M) {
-	if raceDetector {
-		goruntime.GOMAXPROCS(1) // for the reason in package agent's TestMain
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { agenttest.Main(m) }

@@ -1,15 +1,9 @@
-package worker
+package worker_test
 
 import (
-	goruntime "runtime"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/muster-serve/muster/agent/agenttest"
 )
 
-func TestMain(m *testing.M) {
-	if raceDetector {
-		goruntime.GOMAXPROCS(1) // as in the agent's TestMain, which says why
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { agenttest.Main(m) }

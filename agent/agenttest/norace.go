@@ -1,0 +1,6 @@
+//go:build !race
+
+package agenttest
+
+// RaceDetector says whether the race detector is on.
+const RaceDetector = false

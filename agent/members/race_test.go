@@ -1,5 +1,0 @@
-//go:build race
-
-package members
-
-const raceDetector = true
