@@ -388,6 +388,11 @@ func (m *Matcher) apply(e *Event) error {
 		m.forgetTypes()
 		return nil
 	}
+	return m.applyToLane(e)
+}
+
+// applyToLane applies an event of one lane.
+func (m *Matcher) applyToLane(e *Event) error {
 	l := m.lanes[e.Lane]
 	if l == nil {
 		// a lane that is lost already may still answer
