@@ -39,24 +39,7 @@ type statement struct {
 // the fleet's tag, of the fleet's types, from its launch template, and end only what carries the
 // tag. A policy cannot bound how many are rented.
 func Policy(s PolicyScope) ([]byte, error) {
-	var faults []error
-	if !fleetName.MatchString(s.Fleet) {
-		faults = append(faults, fmt.Errorf("fleet: %q, want 1 to 63 letters, digits, '.', '_' "+
-			"and '-'", s.Fleet))
-	}
-	if !regionName.MatchString(s.Region) {
-		faults = append(faults, fmt.Errorf("region: %q, want one such as us-east-1", s.Region))
-	}
-	if !account.MatchString(s.Account) {
-		faults = append(faults, fmt.Errorf("account: %q, want 12 digits", s.Account))
-	}
-	if len(s.Types) == 0 {
-		faults = append(faults, errors.New("types: none, want those that the fleet may rent"))
-	}
-	if s.WorkerRole == "" {
-		faults = append(faults, errors.New("worker role: empty, want the role's name"))
-	}
-	if err := errors.Join(faults...); err != nil {
+	if err := s.validate(); err != nil {
 		return nil, err
 	}
 	partition := "aws"
@@ -145,4 +128,26 @@ func Policy(s PolicyScope) ([]byte, error) {
 			len(small), largest)
 	}
 	return append(text, '\n'), nil
+}
+
+// validate returns all that is wrong with the scope.
+func (s PolicyScope) validate() error {
+	var faults []error
+	if !fleetName.MatchString(s.Fleet) {
+		faults = append(faults, fmt.Errorf("fleet: %q, want 1 to 63 letters, digits, '.', '_' "+
+			"and '-'", s.Fleet))
+	}
+	if !regionName.MatchString(s.Region) {
+		faults = append(faults, fmt.Errorf("region: %q, want one such as us-east-1", s.Region))
+	}
+	if !account.MatchString(s.Account) {
+		faults = append(faults, fmt.Errorf("account: %q, want 12 digits", s.Account))
+	}
+	if len(s.Types) == 0 {
+		faults = append(faults, errors.New("types: none, want those that the fleet may rent"))
+	}
+	if s.WorkerRole == "" {
+		faults = append(faults, errors.New("worker role: empty, want the role's name"))
+	}
+	return errors.Join(faults...)
 }
