@@ -262,42 +262,50 @@ func modelTable(s *control.FleetStatus, width int) table {
 	return t
 }
 
-// agentTable lists the members, and agents that have left but that the leader still knows. Agents
-// with problems come first.
-func agentTable(s *control.FleetStatus, width int) table {
-	type entry struct {
-		name   string
-		member *control.Member
-		*control.AgentStatus
+// An agentEntry is what the table of agents shows of one.
+type agentEntry struct {
+	name   string
+	member *control.Member // nil: it has left
+	*control.AgentStatus
+}
+
+// trouble orders agents: those that need somebody's attention come first.
+func (e *agentEntry) trouble() int {
+	switch {
+	case e.GetOverdue():
+		return 0
+	case e.member == nil:
+		return 1
+	case e.member.GetDraining():
+		return 2
 	}
-	byName := map[string]*entry{}
+	return 3
+}
+
+// agentEntries are the agents that are members, or of which the leader knows, by trouble and name.
+func agentEntries(s *control.FleetStatus) (agents []*agentEntry) {
+	byName := map[string]*agentEntry{}
 	for _, m := range s.GetView().GetMembers() {
-		byName[m.GetName()] = &entry{name: m.GetName(), member: m}
+		byName[m.GetName()] = &agentEntry{name: m.GetName(), member: m}
 	}
 	for _, a := range s.GetAgents() {
 		if byName[a.GetName()] == nil {
-			byName[a.GetName()] = &entry{name: a.GetName()}
+			byName[a.GetName()] = &agentEntry{name: a.GetName()}
 		}
 		byName[a.GetName()].AgentStatus = a
 	}
-	var agents []*entry
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		agents = append(agents, byName[name])
 	}
-	trouble := func(e *entry) int {
-		switch {
-		case e.GetOverdue():
-			return 0
-		case e.member == nil:
-			return 1
-		case e.member.GetDraining():
-			return 2
-		}
-		return 3
-	}
 	slices.SortStableFunc(agents,
-		func(a, b *entry) int { return cmp.Compare(trouble(a), trouble(b)) })
+		func(a, b *agentEntry) int { return cmp.Compare(a.trouble(), b.trouble()) })
+	return agents
+}
 
+// agentTable lists the members, and agents that have left but that the leader still knows. Agents
+// with problems come first.
+func agentTable(s *control.FleetStatus, width int) table {
+	agents := agentEntries(s)
 	var names, types, notes []string
 	for _, e := range agents {
 		names, types = append(names, e.name), append(types, e.member.GetInstanceType())
@@ -329,7 +337,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 	}
 	for i, e := range agents {
 		r := row{}
-		switch trouble(e) {
+		switch e.trouble() {
 		case 0:
 			r.style = red
 		case 1, 2:
