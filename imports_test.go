@@ -41,7 +41,7 @@ var only = map[string]string{
 	"gocloud.dev":                     "models/store/remote",
 	"oras.land/oras-go":               "models/store/oci",
 	"github.com/NVIDIA/go-nvml":       "runtime/gpu",
-	module + "runtime/gpu/fakenvidia": "scripts", // and tests: no agent may have a card that is made up
+	module + "runtime/gpu/fakenvidia": "scripts",         // and tests: no agent may have a card that is made up
 	module + "agent/agenttest":        "agent/agenttest", // and tests
 }
 
@@ -281,6 +281,10 @@ var rules = []rule{
 		folder: "agent/release", imports: []string{"api", "leader"},
 		never:  []string{module + "agent", module + "models/store"},
 		reason: "which versions are released is known without knowing where they are kept",
+	},
+	{
+		folder: "agent/release/stored", imports: []string{"agent/release", "api", "models/store"},
+		reason: "one package knows that releases are kept in a model store, and how it trusts them",
 	},
 	{
 		folder: "agent/lead", imports: []string{

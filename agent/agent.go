@@ -22,6 +22,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/modelstore"
 	"github.com/muster-serve/muster/agent/release"
+	"github.com/muster-serve/muster/agent/release/stored"
 	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/agent/serve"
 	"github.com/muster-serve/muster/agent/shadow"
@@ -275,7 +276,8 @@ func (a *Agent) open() (err error) {
 	if err = a.openRenting(); err != nil {
 		return err
 	}
-	signatures, err := openTrust(a.config)
+	signatures, err := stored.OpenTrust(a.config.FleetName, a.config.ModelStore,
+		a.config.RequireSignature)
 	if err != nil {
 		return err
 	}

@@ -2,16 +2,17 @@ package agent
 
 import (
 	"github.com/muster-serve/muster/agent/release"
+	"github.com/muster-serve/muster/agent/release/stored"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/models"
 )
 
 // openReleases makes the part that keeps releases, and makes the agent follow those on disk and those
 // of the model store.
-func (a *Agent) openReleases(t *trust) {
+func (a *Agent) openReleases(t *stored.Trust) {
 	config := release.Config{
 		Trusts: func(x *control.Release) bool {
-			trusted := t.covers(x)
+			trusted := t.Covers(x)
 			if !trusted {
 				a.stored.Look()
 			}
@@ -29,10 +30,10 @@ func (a *Agent) openReleases(t *trust) {
 		},
 	}
 	if a.stored != nil {
-		config.Store = keeper{t, a.stored}
+		config.Store = stored.Store{Trust: t, Open: a.stored.Store}
 	}
 	a.releases = release.New(config)
 	if a.stored != nil {
-		a.stored.FollowReleases(storeReleases{t, a.releases})
+		a.stored.FollowReleases(stored.Follower{Trust: t, Releases: a.releases})
 	}
 }
