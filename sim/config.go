@@ -135,9 +135,8 @@ type Config struct {
 	// query that it would start later.
 	Deadline time.Duration
 
-	// Faults are the faults of the run. If there are any, the whole fleet is simulated by package
-	// sim/fleet, elections and gateways included. If there are none, a leader and lanes without
-	// failures are simulated.
+	// Faults are the faults of the run. If there are any, elections are simulated, too, and gateways
+	// that go on without a leader.
 	Faults []fleet.Fault
 	// Gateways is the number of gateways, which share the queries equally; 0 means 4.
 	Gateways int
