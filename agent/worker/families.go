@@ -11,8 +11,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A gateway names the variant that is to answer. One that knows no families passes on the name that
-// its client gave, and this agent chooses among the variants that it holds.
+// A gateway names the variant that is to answer. The gateway of an agent that is alone passes on the
+// name that its client gave, and this agent chooses among the variants that it holds.
 
 // An asked is what a gateway asks of this agent.
 type asked struct {

@@ -85,9 +85,7 @@ func (w *Worker) answer(ctx context.Context, id reservationID, req *control.Prob
 	if req.Version > 0 {
 		version = strconv.FormatInt(req.Version, 10)
 	}
-	loaded, _, err := w.acquire(asked{
-		model: req.Model, version: version, batchSize: int(max(1, req.BatchSize)),
-	})
+	loaded, err := w.Acquire(req.Model, version)
 	if err != nil || w.config.Host.Draining() {
 		if err == nil {
 			loaded.Release()
