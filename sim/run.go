@@ -309,10 +309,6 @@ func (r *run) simulate(ctx context.Context) error {
 // interruptible is the number of queries after which a run tells how many have arrived.
 const interruptible = 1 << 12
 
-// patience is how long nothing may happen to any query before the queries left count as never
-// served.
-const patience = 2 * time.Minute
-
 // until lets happen what happens up to a time.
 func (r *run) until(ctx context.Context, t time.Duration) {
 	if err := r.fleet.Until(ctx, t); err != nil {
