@@ -194,14 +194,14 @@ func (s controlService) Place(ctx context.Context, req *control.PlaceRequest) (
 }
 
 func placeVerb(req *control.PlaceRequest) string {
-	if slices.Contains(PlaceVerbs, req.GetVerb()) {
+	if slices.Contains(placeVerbs, req.GetVerb()) {
 		return req.GetVerb() + " the placement"
 	}
 	return "do something unknown with the placement"
 }
 
-// PlaceVerbs are those of a PlaceRequest.
-var PlaceVerbs = []string{"pause", "resume", "pin", "unpin", "rollback", "explain"}
+// placeVerbs are those of a PlaceRequest.
+var placeVerbs = []string{"pause", "resume", "pin", "unpin", "rollback", "explain"}
 
 func (s controlService) place(ctx context.Context, req *control.PlaceRequest) (
 	*control.PlaceResponse, error) {

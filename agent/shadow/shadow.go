@@ -2,7 +2,7 @@
 // the canary has answered a query, the agent on which it ran may send the same query, as a shadow, to
 // an idle agent that holds the current version, and compare the two answers. A shadow is no client's
 // query: no count has it, a worker refuses it unless a lane is idle, and an agent sends at most
-// [PerSecond].
+// perSecond.
 package shadow
 
 import (
@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// PerSecond bounds the shadows that an agent sends.
-	PerSecond = 20
+	// perSecond bounds the shadows that an agent sends.
+	perSecond = 20
 	// mostAtOnce bounds those under way, and mostBytes the inputs of each.
 	mostAtOnce, mostBytes = 4, 4 << 20
 	// patience is how long a shadow may take.
@@ -65,7 +65,7 @@ type Comparer struct {
 // New returns a Comparer. The caller closes it.
 func New(config Config) *Comparer {
 	c := &Comparer{
-		config: config, limit: rate.NewLimiter(PerSecond, PerSecond),
+		config: config, limit: rate.NewLimiter(perSecond, perSecond),
 		gateway: 1 + rand.Uint64N(math.MaxUint64),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -176,7 +176,7 @@ func (c *Comparer) compare(r *control.Release, to *control.Member, attempt *clie
 		return
 	}
 	defer resp.Release()
-	top := Difference(answer, resp.Outputs)
+	top := difference(answer, resp.Outputs)
 	told := &control.AnswersCompared{
 		Model: r.GetModel(), Canary: r.GetCanary(), Current: r.GetCurrent(), Compared: 1,
 	}
@@ -188,10 +188,10 @@ func (c *Comparer) compare(r *control.Release, to *control.Member, attempt *clie
 	c.config.Tell(told)
 }
 
-// Difference is the largest difference between the scores of two answers, relative to scores above
+// difference is the largest difference between the scores of two answers, relative to scores above
 // 1; +Inf if they differ in form, in values that are no floating-point numbers, or in whether one
 // is a number at all.
-func Difference(a, b []tensor.Tensor) (most float64) {
+func difference(a, b []tensor.Tensor) (most float64) {
 	if len(a) != len(b) {
 		return math.Inf(1)
 	}

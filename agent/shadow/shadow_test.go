@@ -50,7 +50,7 @@ func TestDifference(t *testing.T) {
 		{"alike ids", ids, copies(ids), 0},
 		{"other ids", ids, others, math.Inf(1)},
 	} {
-		for _, d := range []float64{Difference(tt.a, tt.b)} {
+		for _, d := range []float64{difference(tt.a, tt.b)} {
 			if d != tt.want && math.Abs(d-tt.want) > 1e-6 {
 				t.Errorf("%s: got %v, want %v", tt.what, d, tt.want)
 			}
