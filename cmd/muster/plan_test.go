@@ -64,12 +64,14 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 2 --runs 3":          `it is a flag of "muster plan table"`,
 		"--model rm2 --budget 2 --family a=wnd:1":  `it is a flag of "muster plan place"`,
 		"--model rm2 --budget 2 --server a:1":      `it is a flag of "muster plan live"`,
-		"table published --model dien --rate 5":    `it is a flag of "muster plan", "muster plan live", "muster plan place"`,
-		"live --samples x":                         `it is a flag of "muster plan", "muster plan place", "muster plan table"`,
-		"table published --runs 0":                 "runs: 0",
-		"table":                                    "accepts 1 arg(s)",
-		"table published":                          "--model mtwnd or --model dien",
-		"table published --model rm2":              "mtwnd and dien",
+		"table published --model dien --rate 5": `it is a flag of "muster plan", ` +
+			`"muster plan live", "muster plan place"`,
+		"live --samples x": `it is a flag of "muster plan", "muster plan place", ` +
+			`"muster plan table"`,
+		"table published --runs 0":    "runs: 0",
+		"table":                       "accepts 1 arg(s)",
+		"table published":             "--model mtwnd or --model dien",
+		"table published --model rm2": "mtwnd and dien",
 		"table published --model dien --types " +
 			"r5n.large": "g4dn.xlarge,r5n.large,c5.2xlarge in this order",
 		"--model rm2 --budget 2 --evaluator live": "want sim or bound",
