@@ -7,8 +7,10 @@ import (
 )
 
 // Observe has a function be called with each event of lanes before it is handled, and then with what
-// is to be done.
+// is to be done; nil ends that.
 func (l *Lanes) Observe(f func(now time.Duration, e *lane.Event, actions []lane.Action)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.observe = f
 }
 

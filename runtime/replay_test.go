@@ -129,6 +129,7 @@ func TestReplay(t *testing.T) {
 			lanes, rec := runtime.NewLanes(cfg), &recorder{queries: map[*lane.Query]int{}}
 			lanes.Observe(rec.observe)
 			overload(t, lanes)
+			lanes.Observe(nil) // a timer may still fire
 			lines := rec.replay(t, lane.Config{
 				Lanes: cfg.Lanes, Cores: cfg.Cores, Estimator: lane.NewLinearEstimator(),
 				MaxWaiting: cfg.MaxWaiting, MaxWaitingBytes: cfg.MaxWaitingBytes,
