@@ -150,14 +150,14 @@ func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scop
 // New and never changes.
 func (a *Agent) Name() string { return string(a.name) }
 
-// MostLanes is how many queries the agent runs at once at most, and may be ordered to by a leader. It
-// never changes.
+// MostLanes is how many queries the agent runs at once at most, and may be ordered to by a leader.
+// It never changes.
 func (a *Agent) MostLanes() int {
 	if a.config.ModelControl == "leader" {
 		cores, _ := isolate.Cores()
-		return max(a.config.lanes(), cores)
+		return max(a.config.lanesOrDefault(), cores)
 	}
-	return a.config.lanes()
+	return a.config.lanesOrDefault()
 }
 
 // openExecutor opens the executor that config names.
@@ -170,8 +170,8 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 		Provider:    runtime.Provider(config.Provider),
 		GPU:         config.GPU,
 		GPUMemory:   config.GPUMemory,
-		Cores:       config.cores(),
-		Lanes:       config.lanes(),
+		Cores:       config.coresOrDefault(),
+		Lanes:       config.lanesOrDefault(),
 		MapData:     config.ModelData == "mapped",
 		Kernels:     config.Kernels == "on",
 		Divide:      config.Layout == "",
@@ -185,7 +185,7 @@ func (a *Agent) logCores(info runtime.Info) {
 		return
 	}
 	allowed, why := isolate.Cores()
-	cores := a.config.cores()
+	cores := a.config.coresOrDefault()
 	log := a.log.Info
 	if a.config.Cores > 0 || a.config.Layout != "" {
 		if cores > allowed {
@@ -193,7 +193,7 @@ func (a *Agent) logCores(info runtime.Info) {
 		}
 		why = fmt.Sprintf("they are set; the default is %d: %s", allowed, why)
 	}
-	log("cores to run queries on", "cores", cores, "lanes", a.config.lanes(), "why", why)
+	log("cores to run queries on", "cores", cores, "lanes", a.config.lanesOrDefault(), "why", why)
 }
 
 // Run serves until ctx ends, a call of Drain arrives or a server fails, and then drains. While it
@@ -225,7 +225,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer listeners.close()
-	a.addresses = listeners.addresses()
+	a.addresses = listeners.boundAddresses()
 	if err := a.joinFleet(ctx, listeners); err != nil {
 		return err
 	}
@@ -244,11 +244,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	return a.serveUntil(ctx, listeners)
 }
 
-// open makes the executor and the parts, in the order in which they need each other: members, worker,
-// gateway, leader, server. A part is given those before it. What a part has to tell one after it goes
-// to where that has attached itself: see Represent, PublishLoads, Attend, AdmitBy, OnLoad,
-// FollowReleases and ServeDashboard, all of which are called before anything runs. The leadership is a
-// value that all read and the leader publishes.
+// open makes the executor and the parts, in the order in which they need each other: members,
+// worker, gateway, leader, server. A part is given those before it. What a part has to tell one
+// after it goes to where that has attached itself: see Represent, PublishLoads, Attend, AdmitBy,
+// OnLoad, FollowReleases and ServeDashboard, all of which are called before anything runs. The
+// leadership is a value that all read and the leader publishes.
 func (a *Agent) open() (err error) {
 	if a.executor, err = a.env.OpenExecutor(a.config, a.log); err != nil {
 		return err
@@ -262,7 +262,8 @@ func (a *Agent) open() (err error) {
 	a.local = serve.NewLocal(a.closing)
 	a.members = members.New(members.Config{
 		Closing: a.closing, Spoken: a.env.Spoken, Gossip: a.gossip,
-		Connect: a.env.Network.Connect, Queries: a.env.Network.queries(), Dial: a.env.Network.Dial,
+		Connect: a.env.Network.Connect, Queries: a.env.Network.queryDialer(),
+		Dial:  a.env.Network.Dial,
 		Local: a.local, Leading: &a.leadership, Log: a.log,
 	})
 	if a.card, err = a.openCard(); err != nil {
@@ -315,15 +316,16 @@ func (a *Agent) open() (err error) {
 
 // openWorker makes the part that runs models.
 func (a *Agent) openWorker(info runtime.Info) error {
-	layout, err := a.config.layout()
+	layout, err := a.config.parseLayout()
 	if err != nil {
 		return err // Validate has checked it
 	}
-	if a.slow, err = a.slowdowns(); err != nil {
+	if a.slow, err = a.measuredSlowdowns(); err != nil {
 		return err
 	}
 	a.worker, err = worker.Open(worker.Config{
-		Executor: a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(), Layout: layout,
+		Executor: a.executor, Lanes: a.config.lanesOrDefault(), Cores: a.config.coresOrDefault(),
+		Layout:            layout,
 		MaxWaitingQueries: a.config.MaxWaitingQueries, MaxWaitingBytes: a.config.MaxWaitingBytes,
 		ModelDir: a.config.ModelDir, LoadTimeout: a.config.LoadTimeout,
 		LoadByCall: a.config.ModelControl == "explicit",
@@ -358,7 +360,8 @@ func (a *Agent) openServer() {
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
 		Encrypted: a.config.Security.TLS(), Beats: a.hub,
 		Pprof: a.config.Pprof, Version: Version(),
-		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) }, Draining: a.host.Draining,
+		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) },
+		Draining: a.host.Draining,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
 }
@@ -366,7 +369,7 @@ func (a *Agent) openServer() {
 // newLeading makes the part that takes part in elections and leads when elected.
 func (a *Agent) newLeading() (*lead.Leader, error) {
 	config := lead.Config{
-		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
+		Role: a.electionRole(), Rank: a.electionRank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
 		Library: a.library, Slowdowns: a.slow, Tracer: a.tracer, Replanner: a.env.NewReplanner,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: a.members, Worker: a.worker, Beat: a.hub.Led,
@@ -386,18 +389,19 @@ const eventKey = "event"
 // stands for election.
 const joinWait = time.Second
 
-// role is the agent's part in elections.
-func (a *Agent) role() election.Role {
+// electionRole is the agent's part in elections.
+func (a *Agent) electionRole() election.Role {
 	role, _ := election.ParseRole(a.config.Leader) // Validate has parsed it before
 	return role
 }
 
-// rank is the agent's rank in elections, which orders candidates.
-func (a *Agent) rank() election.Rank {
+// electionRank is the agent's rank in elections, which orders candidates.
+func (a *Agent) electionRank() election.Rank {
 	info := a.executor.Info()
 	cores, _ := isolate.Cores()
-	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx",
-		cores-a.config.cores())
+	return election.RankOf(a.electionRole(), info.Provider != runtime.CPU ||
+		info.Executor != "onnx",
+		cores-a.config.coresOrDefault())
 }
 
 func checkModelDir(dir string) error {
@@ -415,8 +419,8 @@ func checkModelDir(dir string) error {
 	return nil
 }
 
-// lockStateDir keeps the state directory to this agent, until stateLock is closed or the process has
-// ended. Two agents would write the same epoch file, and each would forget what the other has
+// lockStateDir keeps the state directory to this agent, until stateLock is closed or the process
+// has ended. Two agents would write the same epoch file, and each would forget what the other has
 // learned. A directory in which nothing can be written needs no lock: see checkStateDir.
 func (a *Agent) lockStateDir() (err error) {
 	dir := a.config.StateDir
@@ -435,7 +439,7 @@ func (a *Agent) lockStateDir() (err error) {
 // agent could not store an epoch, so it could win elections without ever leading, and the fleet
 // would wait for a leader in vain.
 func (a *Agent) checkStateDir() {
-	if a.role() == election.Never {
+	if a.electionRole() == election.Never {
 		return
 	}
 	if err := writable(a.config.StateDir); err != nil {
@@ -523,7 +527,8 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 			a.server.Settle()
 			a.members.SelfChanged() // it is ready
 			if !a.host.Draining() {
-				a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
+				a.log.Info("ready", "may_lead", a.electionRole() != election.Never, eventKey,
+					"ready")
 			}
 		case <-failed.Done():
 		}
@@ -531,7 +536,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	})
 
 	<-failed.Done()
-	a.drain(ctx, context.Cause(failed))
+	a.drainAll(ctx, context.Cause(failed))
 	a.shadows.Close()
 	a.gateway.Close()
 	leaveFleet()
@@ -581,7 +586,7 @@ func (a *Agent) listen() (*listeners, error) {
 	return l, nil
 }
 
-func (l *listeners) addresses() Addresses {
+func (l *listeners) boundAddresses() Addresses {
 	return Addresses{
 		HTTP: l.http.Addr().String(), GRPC: l.grpc.Addr().String(),
 		Metrics: l.metrics.Addr().String(),

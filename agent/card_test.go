@@ -16,13 +16,13 @@ func TestGPUIsCalm(t *testing.T) {
 		card: &gpu.Card{Name: "Fake"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		changed: func() { told++ }, slowed: map[string]time.Time{},
 	}
-	w.told = w.describe()
+	w.told = w.description()
 	at := time.Now()
 	see := func(after time.Duration, s gpu.Status, want int, why string) {
 		t.Helper()
 		s.Memory = 16 << 30
 		at = at.Add(after)
-		if w.take(s, at); told != want {
+		if w.noteStatus(s, at); told != want {
 			t.Errorf("%s: told %d times, want %d", why, told, want)
 		}
 	}

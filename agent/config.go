@@ -72,8 +72,8 @@ type Config struct {
 	// "leader" the leader moves lanes between them as their loads change. Default "": all models
 	// have all lanes.
 	Layout string
-	// Sharing is the path of a file of `muster profile --pairs`: what is learned of models beside each
-	// other starts from the slowdowns measured there. Default "": from none.
+	// Sharing is the path of a file of `muster profile --pairs`: what is learned of models beside
+	// each other starts from the slowdowns measured there. Default "": from none.
 	Sharing string
 	// Executor is what runs the models: "onnx", or "emulated", which runs nothing
 	// and waits as long as Profile says. Default "onnx".
@@ -89,8 +89,8 @@ type Config struct {
 	// its UUID. Empty, the default, is the first that CUDA shows. An emulated executor has no card,
 	// and the agent watches the one that is named.
 	GPU string
-	// GPUMemory is how many bytes of the card's memory each loaded model may take for its tensors; 0,
-	// the default, is no bound.
+	// GPUMemory is how many bytes of the card's memory each loaded model may take for its tensors;
+	// 0, the default, is no bound.
 	GPUMemory int64
 	// ModelData says where the external data of loaded models is held: "memory" copies it, "mapped"
 	// maps the files, which nobody may then write to. Default "memory".
@@ -105,8 +105,9 @@ type Config struct {
 	// ModelMemory is how many bytes models may take in all where the leader places them; 0, the
 	// default, is the memory that the agent may use, less a tenth and less what it uses otherwise.
 	ModelMemory int64
-	// ONNXRuntimeLib is the path of the ONNX Runtime library. Empty, the default, means the installed
-	// CUDA build where Provider allows it and CUDA works, else the one embedded in the binary.
+	// ONNXRuntimeLib is the path of the ONNX Runtime library. Empty, the default, means the
+	// installed CUDA build where Provider allows it and CUDA works, else the one embedded in the
+	// binary.
 	ONNXRuntimeLib string
 
 	// MaxWaitingQueries bounds the queries that wait for a lane; the agent refuses one more with
@@ -263,7 +264,8 @@ func (c Config) Validate() error {
 		fault("model-store-poll: %v, want more than 0", c.StorePoll)
 	}
 	if c.ModelCacheSize < 0 {
-		fault("model-cache-size: %d, want 0, which is 80 %% of the file system, or more", c.ModelCacheSize)
+		fault("model-cache-size: %d, want 0, which is 80 %% of the file system, or more",
+			c.ModelCacheSize)
 	}
 	if c.ModelStore == "" && (len(c.StoreModels) > 0 || c.ModelCacheSize != 0 ||
 		c.RequireSignature != "" || c.FleetName != "") {
@@ -280,7 +282,7 @@ func (c Config) Validate() error {
 	if c.Cores < 0 || c.Cores > machine {
 		fault("cores: %d, want 1 to %d (the machine's), or 0 for all that the process may use",
 			c.Cores, machine)
-	} else if cores := c.cores(); c.Lanes < 0 || c.Lanes > cores {
+	} else if cores := c.coresOrDefault(); c.Lanes < 0 || c.Lanes > cores {
 		_, why := isolate.Cores()
 		if c.Cores != 0 {
 			why = "the cores"
@@ -288,7 +290,7 @@ func (c Config) Validate() error {
 		fault("lanes: %d, want 1 to %d (%s), or 0 for one", c.Lanes, cores, why)
 	}
 	if c.Layout != "" {
-		if _, err := c.layout(); err != nil {
+		if _, err := c.parseLayout(); err != nil {
 			fault("layout: %w", err)
 		}
 		if c.Lanes != 0 || c.Cores != 0 {
@@ -384,7 +386,7 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 		}
 	}
 	if c.Advertise != "" {
-		host, _ := c.advertised()
+		host, _ := c.splitAdvertise()
 		if err := gossip.CheckAdvertised(c.Advertise); err != nil {
 			fault("advertise: %w", err)
 		} else if most := members.LargestString - len(":65535"); len(host) > most {
@@ -414,7 +416,7 @@ func (c Config) validateSecurity(fault func(format string, args ...any)) {
 		return
 	}
 	if !c.Insecure {
-		for _, address := range c.exposed() {
+		for _, address := range c.exposedServers() {
 			fault(
 				"%s can be reached from other machines and is not encrypted: give the agent a "+
 					"--tls-cert (muster certs makes one), or --insecure to do without", address)
@@ -433,9 +435,9 @@ func (c Config) validateSecurity(fault func(format string, args ...any)) {
 	}
 }
 
-// exposed lists the servers that other machines can reach and that do not encrypt, each as "grpc:
-// address ...".
-func (c Config) exposed() []string {
+// exposedServers lists the servers that other machines can reach and that do not encrypt, each as
+// "grpc: address ...".
+func (c Config) exposedServers() []string {
 	if c.Security.TLS() {
 		return nil
 	}
@@ -450,8 +452,8 @@ func (c Config) exposed() []string {
 	return exposed
 }
 
-// advertised splits Advertise into host and port; port is "" if Advertise has none.
-func (c Config) advertised() (host, port string) {
+// splitAdvertise splits Advertise into host and port; port is "" if Advertise has none.
+func (c Config) splitAdvertise() (host, port string) {
 	if host, port, err := net.SplitHostPort(c.Advertise); err == nil {
 		return host, port
 	}
@@ -512,11 +514,11 @@ func validateInstanceType(name string) error {
 	return nil
 }
 
-// mostShared bounds the cores of a layout, by those of the machine.
-const mostShared = 16
+// maxShared bounds the cores of a layout, by those of the machine.
+const maxShared = 16
 
-// layout is Layout as a value.
-func (c Config) layout() (place.Layout, error) {
+// parseLayout is Layout as a value.
+func (c Config) parseLayout() (place.Layout, error) {
 	if c.Layout == "" {
 		return place.Layout{}, nil
 	}
@@ -528,16 +530,16 @@ func (c Config) layout() (place.Layout, error) {
 		return l, fmt.Errorf("%q: %w", c.Layout, err)
 	}
 	// With more cores than there are, lanes share them and are not pinned.
-	if _, cores := worker.LanesOf(l); cores > mostShared*goruntime.NumCPU() {
+	if _, cores := worker.LanesOf(l); cores > maxShared*goruntime.NumCPU() {
 		return l, fmt.Errorf("%q: %d cores, and the machine has %d: want at most %d times as many",
-			c.Layout, cores, goruntime.NumCPU(), mostShared)
+			c.Layout, cores, goruntime.NumCPU(), maxShared)
 	}
 	return l, nil
 }
 
-// cores is Cores with its default filled in.
-func (c Config) cores() int {
-	if l, err := c.layout(); err == nil && len(l.Partitions) > 0 {
+// coresOrDefault is Cores with its default filled in.
+func (c Config) coresOrDefault() int {
+	if l, err := c.parseLayout(); err == nil && len(l.Partitions) > 0 {
 		_, cores := worker.LanesOf(l)
 		return cores
 	}
@@ -548,9 +550,9 @@ func (c Config) cores() int {
 	return c.Cores
 }
 
-// lanes is Lanes with its default filled in.
-func (c Config) lanes() int {
-	if l, err := c.layout(); err == nil && len(l.Partitions) > 0 {
+// lanesOrDefault is Lanes with its default filled in.
+func (c Config) lanesOrDefault() int {
+	if l, err := c.parseLayout(); err == nil && len(l.Partitions) > 0 {
 		lanes, _ := worker.LanesOf(l)
 		return lanes
 	}

@@ -21,10 +21,10 @@ var (
 	errMachineEnds = errors.New("the end of the machine")
 )
 
-// drain resigns the leadership, lets the queries that the agent holds finish, and closes the
-// servers, all within drainTimeout. It blocks until then. why is the reason, for the log. In a fleet
-// the agent goes on serving meanwhile: its gateway sends new queries to other agents.
-func (a *Agent) drain(ctx context.Context, why error) {
+// drainAll resigns the leadership, lets the queries that the agent holds finish, and closes the
+// servers, all within drainTimeout. It blocks until then. why is the reason, for the log. In a
+// fleet the agent goes on serving meanwhile: its gateway sends new queries to other agents.
+func (a *Agent) drainAll(ctx context.Context, why error) {
 	start := time.Now()
 	a.host.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet

@@ -33,7 +33,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Seeds:     a.config.Join,
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
-		Meta:      members.MetaOf(a.introduce()).Encode(),
+		Meta:      members.MetaOf(a.introduction()).Encode(),
 		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.env.Spoken) },
 		Logger:    a.log,
 
@@ -58,7 +58,7 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 		return "", fmt.Errorf("grpc: %w", err)
 	}
 	if c.Advertise != "" {
-		host, _ = c.advertised()
+		host, _ = c.splitAdvertise()
 	} else if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		addr, err := gossip.Outbound()
 		if err != nil {
@@ -106,13 +106,13 @@ type self struct {
 // models. apart says of models that name a family and do not fit into it why.
 func (s self) Describe() (m *control.Member, apart map[string]string) {
 	m, apart = s.Worker.Describe()
-	m.Rank = uint32(s.agent.rank())
+	m.Rank = uint32(s.agent.electionRank())
 	s.agent.sign(m)
 	return m, apart
 }
 
-// introduce returns this agent's description while it has no worker yet.
-func (a *Agent) introduce() *control.Member {
+// introduction returns this agent's description while it has no worker yet.
+func (a *Agent) introduction() *control.Member {
 	m := &control.Member{InstanceType: string(a.host.InstanceType())}
 	a.sign(m)
 	return m
@@ -125,7 +125,7 @@ func (a *Agent) sign(m *control.Member) {
 	m.Draining = a.host.Draining()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
 	m.Ready = a.health.Settled() && !a.host.Draining()
-	m.Gpu = a.card.tell()
+	m.Gpu = a.card.toMessage()
 	if known, err := a.catalogue.Lookup(a.host.InstanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}

@@ -27,8 +27,8 @@ type cardWatch struct {
 	told   *control.GPU
 }
 
-// openCard returns the watch of the executor's card. An emulated executor has none: then it is that of
-// the card that is named, if one is.
+// openCard returns the watch of the executor's card. An emulated executor has none: then it is that
+// of the card that is named, if one is.
 func (a *Agent) openCard() (*cardWatch, error) {
 	var card *gpu.Card
 	if a.executor.Info().Executor == "emulated" && a.config.GPU != "" {
@@ -46,8 +46,8 @@ func (a *Agent) openCard() (*cardWatch, error) {
 		card: card, log: a.log, changed: a.members.SelfChanged,
 		slowed: map[string]time.Time{},
 	}
-	w.told = w.describe()
-	a.metrics.watchGPU(card, w.status)
+	w.told = w.description()
+	a.metrics.watchGPU(card, w.lastStatus)
 	return w, nil
 }
 
@@ -57,7 +57,7 @@ func (w *cardWatch) run(ctx context.Context) (failed error) {
 		return nil
 	}
 	w.card.Watch(ctx, func(s gpu.Status) {
-		w.take(s, time.Now())
+		w.noteStatus(s, time.Now())
 		failed = s.Failed
 	})
 	return failed
@@ -67,8 +67,8 @@ func (w *cardWatch) run(ctx context.Context) (failed error) {
 // that it is no more: a card at its limit is slowed again and again.
 const calmAfter = time.Minute
 
-// take notes what was seen of the card, and tells what is new.
-func (w *cardWatch) take(s gpu.Status, now time.Time) {
+// noteStatus notes what was seen of the card, and tells what is new.
+func (w *cardWatch) noteStatus(s gpu.Status, now time.Time) {
 	w.mu.Lock()
 	before := w.last
 	w.last = s
@@ -85,7 +85,7 @@ func (w *cardWatch) take(s gpu.Status, now time.Time) {
 			ended = append(ended, reason)
 		}
 	}
-	told := w.describe()
+	told := w.description()
 	news := !proto.Equal(told, w.told)
 	w.told = told
 	w.mu.Unlock()
@@ -102,7 +102,8 @@ func (w *cardWatch) take(s gpu.Status, now time.Time) {
 		w.log.Info("the GPU is slowed no more", "gpu", w.card, "reasons", ended, eventKey, "gpu")
 	}
 	if s.Xids > before.Xids && s.Failed == nil {
-		w.log.Warn("the driver tells of a fault of the GPU, which goes on", "gpu", w.card, "xid", s.Xid,
+		w.log.Warn("the driver tells of a fault of the GPU, which goes on", "gpu", w.card, "xid",
+			s.Xid,
 			eventKey, "gpu")
 	}
 	if before.Memory > 0 && s.Uncorrected > before.Uncorrected {
@@ -117,9 +118,9 @@ func (w *cardWatch) take(s gpu.Status, now time.Time) {
 	}
 }
 
-// describe returns what the fleet is told of the card: nothing that changes each second, since each
-// change is a new description of the agent. w.mu is held, or nobody else has w.
-func (w *cardWatch) describe() *control.GPU {
+// description returns what the fleet is told of the card: nothing that changes each second, since
+// each change is a new description of the agent. w.mu is held, or nobody else has w.
+func (w *cardWatch) description() *control.GPU {
 	const little = 256 << 20 // of memory
 	m := &control.GPU{
 		Index: uint32(w.card.Index), Name: w.card.Name, Uuid: w.card.UUID,
@@ -138,8 +139,9 @@ func (w *cardWatch) describe() *control.GPU {
 	return m
 }
 
-// tell returns what the fleet is told of the card; nil without one. The caller must not change it.
-func (w *cardWatch) tell() *control.GPU {
+// toMessage returns what the fleet is told of the card; nil without one. The caller must not change
+// it.
+func (w *cardWatch) toMessage() *control.GPU {
 	if w == nil {
 		return nil
 	}
@@ -148,8 +150,8 @@ func (w *cardWatch) tell() *control.GPU {
 	return w.told
 }
 
-// status returns what was seen of the card last.
-func (w *cardWatch) status() gpu.Status {
+// lastStatus returns what was seen of the card last.
+func (w *cardWatch) lastStatus() gpu.Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last

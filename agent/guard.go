@@ -46,7 +46,7 @@ func (a *Agent) openGuard() error {
 		}
 		return 0
 	}))
-	if exposed := a.config.exposed(); len(exposed) > 0 {
+	if exposed := a.config.exposedServers(); len(exposed) > 0 {
 		a.log.Warn(
 			"not encrypted: anybody who reaches these servers can read and change traffic, query "+
 				"and "+

@@ -44,7 +44,7 @@ func (c Config) instanceType(ctx context.Context, metadata imds.Options) profile
 	if t, err := askEC2(ctx, metadata); err == nil {
 		return t
 	}
-	return profiles.Local(cpuModel("/proc/cpuinfo"), c.cores())
+	return profiles.Local(cpuModel("/proc/cpuinfo"), c.coresOrDefault())
 }
 
 // askEC2 asks the instance metadata service, version 2, once and without retries.

@@ -56,13 +56,13 @@ func TestSpotAnswers(t *testing.T) {
 	m := &machine{metadata: imds.New(imds.Options{
 		Endpoint: server.URL, Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
-	if err := m.identify(t.Context()); err != nil || !m.spot {
+	if err := m.findIdentity(t.Context()); err != nil || !m.spot {
 		t.Fatalf("identify: %v, spot %t", err, m.spot)
 	}
 	now := time.Now()
 	ask := func(last, want notice, fails bool) notice {
 		t.Helper()
-		got, err := m.ask(t.Context(), last, now)
+		got, err := m.askEnd(t.Context(), last, now)
 		if got != want || (err != nil) != fails {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
 		}
@@ -86,11 +86,11 @@ func TestSpotAnswers(t *testing.T) {
 	m = &machine{metadata: imds.New(imds.Options{
 		Endpoint: other.URL, Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
-	if err := m.identify(t.Context()); err == nil {
+	if err := m.findIdentity(t.Context()); err == nil {
 		t.Error("an instance with a name of 500 characters")
 	}
 	service.Set("instance-id", "i-1")
-	if err := m.identify(t.Context()); err != nil || m.rented.Slot != "" {
+	if err := m.findIdentity(t.Context()); err != nil || m.rented.Slot != "" {
 		t.Errorf("a machine that no fleet has rented: %v, %v", m.rented, err)
 	}
 }

@@ -32,9 +32,9 @@ type Network struct {
 	Metadata string
 	// MetadataClient asks the metadata service; nil: by HTTP.
 	MetadataClient imds.HTTPClient
-	// Credentials authenticate both ends of a connection between agents, and queryCredentials those of
-	// a connection for queries; nil: connections are neither encrypted nor authenticated. Run sets
-	// them.
+	// Credentials authenticate both ends of a connection between agents, and queryCredentials those
+	// of a connection for queries; nil: connections are neither encrypted nor authenticated. Run
+	// sets them.
 	Credentials, queryCredentials credentials.TransportCredentials
 }
 
@@ -74,8 +74,8 @@ func (n Network) Connect(address string) (*grpc.ClientConn, error) {
 	)...)
 }
 
-// queries returns what opens connections for queries to other agents.
-func (n Network) queries() *queryconn.Dialer {
+// queryDialer returns what opens connections for queries to other agents.
+func (n Network) queryDialer() *queryconn.Dialer {
 	return &queryconn.Dialer{Dial: n.Dial, Credentials: proof(n.queryCredentials)}
 }
 

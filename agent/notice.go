@@ -35,15 +35,15 @@ const (
 	// maintenanceNear is how long before its maintenance a machine counts as one that ends. Until
 	// then the fleet is advised to leave it.
 	maintenanceNear = time.Hour
-	// leastDrain is the least time before its end in which a machine drains.
-	leastDrain = 15 * time.Second
+	// minDrain is the least time before its end in which a machine drains.
+	minDrain = 15 * time.Second
 	// afterDrain is what is left of a machine's time when its drain must have ended.
 	afterDrain = 3 * time.Second
 )
 
-// homeless is how long a rented machine's agent looks for its fleet before it drains: nobody may know
-// that the machine is paid for. One that has found its fleet once stays without it, so that the loss
-// of all that lead does not end the fleet.
+// homeless is how long a rented machine's agent looks for its fleet before it drains: nobody may
+// know that the machine is paid for. One that has found its fleet once stays without it, so that
+// the loss of all that lead does not end the fleet.
 const homeless = 15 * time.Minute
 
 // knowsFleet reports whether an agent of this machine has seen another one, as foundFleet has kept.
@@ -83,9 +83,10 @@ type machine struct {
 	told     time.Duration // how much of the machine's time the fleet was last told of
 }
 
-// tell tells the fleet what is known of the machine's end. What is left of its time is told again
-// each time it has halved: each telling is a new description of the agent, and these do not age.
-func (m *machine) tell(a *Agent, n notice) {
+// reportEnd tells the fleet what is known of the machine's end. What is left of its time is told
+// again each time it has halved: each telling is a new description of the agent, and these do not
+// age.
+func (m *machine) reportEnd(a *Agent, n notice) {
 	rented := proto.CloneOf(m.rented)
 	rented.Advised = n.advised
 	if !n.ends.IsZero() {
@@ -132,7 +133,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 		Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
 	for tries := 0; ; tries++ {
-		if err := m.identify(ctx); err == nil {
+		if err := m.findIdentity(ctx); err == nil {
 			break
 		} else if a.config.Rented != rentedEC2 && tries >= 2 {
 			a.log.Debug("this machine is not one of EC2's", "error", err)
@@ -144,7 +145,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 			return
 		}
 	}
-	m.tell(a, notice{})
+	m.reportEnd(a, notice{})
 	a.log.Info("rented machine", "instance", m.rented.Instance, "slot", m.rented.Slot,
 		"zone", m.rented.Zone, "spot", m.spot)
 	every := maintenanceEvery
@@ -164,20 +165,20 @@ func (a *Agent) watchMachine(ctx context.Context) {
 			a.askedToStop(errNoFleet)
 			return
 		}
-		next, err := m.ask(ctx, last, time.Now())
+		next, err := m.askEnd(ctx, last, time.Now())
 		if err != nil && !failed && ctx.Err() == nil {
 			a.log.Warn("notices of this machine's end cannot be read", "error", err)
 		}
 		failed = err != nil
 		if next != last {
-			a.noticed(next)
-			m.tell(a, next)
+			a.handleNotice(next)
+			m.reportEnd(a, next)
 			last = next
 		}
 		wait := every
 		if !next.ends.IsZero() {
 			if time.Until(next.ends) < m.told/2 {
-				m.tell(a, next)
+				m.reportEnd(a, next)
 			}
 			left := time.Until(next.ends) - a.drainLead()
 			if left <= 0 {
@@ -202,9 +203,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// identify asks what this machine is. The slot is in a tag, which the launch template has the
+// findIdentity asks what this machine is. The slot is in a tag, which the launch template has the
 // service show; a machine without it is no fleet's.
-func (m *machine) identify(ctx context.Context) error {
+func (m *machine) findIdentity(ctx context.Context) error {
 	id, err := m.get(ctx, "instance-id")
 	if err != nil {
 		return err
@@ -232,9 +233,9 @@ func (m *machine) identify(ctx context.Context) error {
 	return nil
 }
 
-// ask returns what is known of the machine's end after asking again: last, where nothing is new. An
-// end that was told is not taken back while it is ahead.
-func (m *machine) ask(ctx context.Context, last notice, now time.Time) (notice, error) {
+// askEnd returns what is known of the machine's end after asking again: last, where nothing is new.
+// An end that was told is not taken back while it is ahead.
+func (m *machine) askEnd(ctx context.Context, last notice, now time.Time) (notice, error) {
 	if !m.spot {
 		text, err := m.get(ctx, "events/maintenance/scheduled")
 		if errors.Is(err, errNone) {
@@ -311,8 +312,8 @@ func maintenance(text string, last notice, now time.Time) (notice, error) {
 	return first, nil
 }
 
-// noticed tells the log what the provider says now, and bounds the drain by it.
-func (a *Agent) noticed(n notice) {
+// handleNotice tells the log what the provider says now, and bounds the drain by it.
+func (a *Agent) handleNotice(n notice) {
 	a.ends.Store(&n)
 	if n.ends.IsZero() {
 		if n.advised {
@@ -333,7 +334,7 @@ func (a *Agent) drainLead() time.Duration {
 	for _, m := range a.members.Own().GetModels() {
 		longest = max(longest, time.Duration(m.GetQosTargetNs()))
 	}
-	return max(leastDrain, 3*longest)
+	return max(minDrain, 3*longest)
 }
 
 // drainTimeout is Config.DrainTimeout, cut to what is left of the machine's time.

@@ -14,9 +14,10 @@ import (
 	"github.com/muster-serve/muster/profiles/sharing"
 )
 
-// slowdowns are the measured ones that Config.Sharing names, of the models that are on disk as they
-// were measured. The log names those that are not. The error says why the file cannot be read.
-func (a *Agent) slowdowns() (profiles.Slowdowns, error) {
+// measuredSlowdowns are the measured ones that Config.Sharing names, of the models that are on disk
+// as they were measured. The log names those that are not. The error says why the file cannot be
+// read.
+func (a *Agent) measuredSlowdowns() (profiles.Slowdowns, error) {
 	if a.config.Sharing == "" {
 		return nil, nil
 	}
@@ -31,7 +32,7 @@ func (a *Agent) slowdowns() (profiles.Slowdowns, error) {
 	}
 	fresh := map[string]bool{}
 	for _, model := range slices.Sorted(maps.Keys(f.Models)) {
-		if err := a.measured(f, model); err != nil {
+		if err := a.checkMeasured(f, model); err != nil {
 			a.log.Warn("measured slowdowns are not used", "file", a.config.Sharing, "model", model,
 				"reason", err)
 			continue
@@ -52,9 +53,9 @@ func (a *Agent) slowdowns() (profiles.Slowdowns, error) {
 	return all, nil
 }
 
-// measured returns nil if the file's measurements are of the newest version of a model on disk, and
-// of a machine with as many cores.
-func (a *Agent) measured(f *sharing.File, model string) error {
+// checkMeasured returns nil if the file's measurements are of the newest version of a model on
+// disk, and of a machine with as many cores.
+func (a *Agent) checkMeasured(f *sharing.File, model string) error {
 	v, err := models.ReadNewest(a.config.ModelDir, model)
 	if err != nil {
 		return err

@@ -25,8 +25,8 @@ type Config struct {
 	Guard *secure.Guard
 	// FleetEvents returns the events of all agents, by time. It may block for some seconds.
 	FleetEvents func(context.Context) []*control.Event
-	// Fleet returns what the leader rents, SetFleet approves what it proposes, for the caller of the
-	// context. They may block for some seconds.
+	// Fleet returns what the leader rents, SetFleet approves what it proposes, for the caller of
+	// the context. They may block for some seconds.
 	Fleet    func(context.Context) (*control.FleetState, error)
 	SetFleet func(context.Context, *control.SetFleetRequest) (*control.FleetState, error)
 	// View returns the fleet as this agent sees it, with what is learned of latencies.
@@ -49,7 +49,7 @@ type Dashboard struct {
 func New(config Config) *Dashboard {
 	d := &Dashboard{
 		config: config, hub: config.Hub, mux: http.NewServeMux(),
-		viewers: secure.NewShares(mostViewers),
+		viewers: secure.NewShares(maxViewers),
 	}
 	d.mux.Handle("GET "+Path[:len(Path)-1], http.RedirectHandler(Path, http.StatusMovedPermanently))
 	// Its files are compressed when somebody first asks for one, not while the agent starts.
@@ -57,15 +57,15 @@ func New(config Config) *Dashboard {
 		thePage().serveFile(w, req)
 	})
 	const api = Path + "api/"
-	d.mux.HandleFunc("GET "+api+"session", d.session)
-	d.mux.HandleFunc("POST "+api+"login", d.login)
-	d.mux.HandleFunc("DELETE "+api+"login", d.logout)
-	d.mux.HandleFunc("GET "+api+"stream", d.stream)
-	d.mux.HandleFunc("GET "+api+"events", d.events)
-	d.mux.HandleFunc("GET "+api+"profiles", d.profiles)
-	d.mux.HandleFunc("GET "+api+"plan", d.plan)
-	d.mux.HandleFunc("GET "+api+"fleet", d.fleet)
-	d.mux.HandleFunc("POST "+api+"fleet", d.approve)
+	d.mux.HandleFunc("GET "+api+"session", d.serveSession)
+	d.mux.HandleFunc("POST "+api+"login", d.serveLogin)
+	d.mux.HandleFunc("DELETE "+api+"login", d.serveLogout)
+	d.mux.HandleFunc("GET "+api+"stream", d.serveStream)
+	d.mux.HandleFunc("GET "+api+"events", d.serveEvents)
+	d.mux.HandleFunc("GET "+api+"profiles", d.serveProfiles)
+	d.mux.HandleFunc("GET "+api+"plan", d.servePlan)
+	d.mux.HandleFunc("GET "+api+"fleet", d.serveFleet)
+	d.mux.HandleFunc("POST "+api+"fleet", d.serveApproval)
 	return d
 }
 
@@ -88,30 +88,31 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // fails only if the client has gone
 }
 
-func (d *Dashboard) hello() helloJSON {
+func (d *Dashboard) helloMessage() helloJSON {
 	return helloJSON{string(d.hub.config.Self), d.config.Software, thePage().build}
 }
 
-// sees returns a function that says whether the caller of ctx may know of a model; for "", of every
-// model.
-func (d *Dashboard) sees(ctx context.Context) func(model string) bool {
+// visibilityOf returns a function that says whether the caller of ctx may know of a model; for "",
+// of every model.
+func (d *Dashboard) visibilityOf(ctx context.Context) func(model string) bool {
 	return func(model string) bool { return d.config.Guard.MayQuery(ctx, model) == nil }
 }
 
-func (d *Dashboard) may(ctx context.Context, right secure.Control) bool {
+func (d *Dashboard) mayControl(ctx context.Context, right secure.Control) bool {
 	return d.config.Guard.MayControl(ctx, right)
 }
 
-// refuse answers a request of a caller without a right, and reports whether it has.
-func (d *Dashboard) refuse(w http.ResponseWriter, req *http.Request, right secure.Control) bool {
-	if d.may(req.Context(), right) {
+// refuseWithout answers a request of a caller without a right, and reports whether it has.
+func (d *Dashboard) refuseWithout(w http.ResponseWriter, req *http.Request,
+	right secure.Control) bool {
+	if d.mayControl(req.Context(), right) {
 		return false
 	}
 	writeError(w, http.StatusForbidden, "this client may not: it needs the right "+string(right))
 	return true
 }
 
-func (d *Dashboard) session(w http.ResponseWriter, req *http.Request) {
+func (d *Dashboard) serveSession(w http.ResponseWriter, req *http.Request) {
 	ctx, name, in := d.config.Guard.Session(req)
 	refused := d.config.Guard.LoginRefused(req)
 	writeJSON(w, struct {
@@ -122,19 +123,20 @@ func (d *Dashboard) session(w http.ResponseWriter, req *http.Request) {
 		LoginRefused string          `json:"login_refused"`
 		May          map[string]bool `json:"may"`
 	}{
-		d.hello(), in, name, refused == "", refused, map[string]bool{
-			"events": in && d.may(ctx, secure.Events), "plan": in && d.may(ctx, secure.Plan),
-			"fleet": in && d.may(ctx, secure.Fleet),
+		d.helloMessage(), in, name, refused == "", refused, map[string]bool{
+			"events": in && d.mayControl(ctx, secure.Events), "plan": in && d.mayControl(ctx,
+				secure.Plan),
+			"fleet": in && d.mayControl(ctx, secure.Fleet),
 		},
 	})
 }
 
-// mostLogin is the largest body of a login, in bytes.
-const mostLogin = 2 * secure.LongestKey
+// maxLogin is the largest body of a login, in bytes.
+const maxLogin = 2 * secure.LongestKey
 
 // parseLogin reads the body of a login.
 func parseLogin(body io.Reader) (key string, err error) {
-	b, err := io.ReadAll(io.LimitReader(body, mostLogin+1))
+	b, err := io.ReadAll(io.LimitReader(body, maxLogin+1))
 	if err != nil {
 		return "", err
 	}
@@ -143,13 +145,13 @@ func parseLogin(body io.Reader) (key string, err error) {
 	}
 	decoder := json.NewDecoder(bytes.NewReader(b))
 	decoder.DisallowUnknownFields()
-	if len(b) > mostLogin || decoder.Decode(&said) != nil || said.Key == "" || decoder.More() {
+	if len(b) > maxLogin || decoder.Decode(&said) != nil || said.Key == "" || decoder.More() {
 		return "", errors.New(`body, want JSON: {"key": "an API key"}`)
 	}
 	return said.Key, nil
 }
 
-func (d *Dashboard) login(w http.ResponseWriter, req *http.Request) {
+func (d *Dashboard) serveLogin(w http.ResponseWriter, req *http.Request) {
 	key, err := parseLogin(req.Body)
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())
@@ -171,13 +173,13 @@ func seconds(d time.Duration) string {
 	return string(appendNumber(nil, math.Ceil(d.Seconds())))
 }
 
-func (d *Dashboard) logout(w http.ResponseWriter, req *http.Request) {
+func (d *Dashboard) serveLogout(w http.ResponseWriter, req *http.Request) {
 	d.config.Guard.Logout(w, req)
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (d *Dashboard) events(w http.ResponseWriter, req *http.Request) {
-	if d.refuse(w, req, secure.Events) {
+func (d *Dashboard) serveEvents(w http.ResponseWriter, req *http.Request) {
+	if d.refuseWithout(w, req, secure.Events) {
 		return
 	}
 	all := []control.EventJSON{}

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// TestFitting: whatever events say, the leader accepts the message in which it is told of them, and it
-// has the last ones.
+// TestFitting: whatever events say, the leader accepts the message in which it is told of them, and
+// it has the last ones.
 func TestFitting(t *testing.T) {
 	var events []*control.Event
 	for i := range uint64(200) {
@@ -21,14 +21,15 @@ func TestFitting(t *testing.T) {
 	got := fitting(events)
 	size := proto.Size(&control.TellRequest{Agent: events[0].Agent, Events: got})
 	if len(got) < 16 || size > 64<<10 || got[len(got)-1].GetSequence() != 200 {
-		t.Errorf("%d events of %d bytes, the last is %v; want at most 64 KiB of the last ones", len(got),
+		t.Errorf("%d events of %d bytes, the last is %v; want at most 64 KiB of the last ones",
+			len(got),
 			size, got[len(got)-1].GetSequence())
 	}
 	for _, e := range events {
 		e.What = "short"
 	}
-	if got := fitting(events); len(got) != mostTellEvents {
-		t.Errorf("%d short events, want %d", len(got), mostTellEvents)
+	if got := fitting(events); len(got) != maxTellEvents {
+		t.Errorf("%d short events, want %d", len(got), maxTellEvents)
 	}
 	if got := fitting(nil); len(got) > 0 {
 		t.Errorf("got %d of no events", len(got))

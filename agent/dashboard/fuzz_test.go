@@ -37,12 +37,12 @@ func FuzzDeliver(f *testing.F) {
 		a := &testAgent{world: &world{leadership: view.Leadership}}
 		h := NewHub(HubConfig{Self: "b", Members: a, Leading: a, Events: a, Log: quietLog})
 		watcher, _ := h.watch(true, 0)
-		if h.deliver(&m, false) != nil {
+		if h.deliverNew(&m, false) != nil {
 			return
 		}
 		p := <-watcher.out
 		for _, c := range []class{{all: true, events: true}, {}, {models: "1"}, {models: "0"}} {
-			b := p.frame(c)
+			b := p.frameFor(c)
 			if p.fleet != nil {
 				b = appendFrame(b, "fleet", 0, fleetOf(p.fleet, c))
 			}

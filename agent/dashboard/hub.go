@@ -25,14 +25,14 @@ import (
 const (
 	// quiet is how long no beat of a leader comes before the hub makes beats of what gossip knows.
 	quiet = 2500 * time.Millisecond
-	// mostEvents is how many events of the fleet are kept, mostToldEvents how many
+	// maxEvents is how many events of the fleet are kept, mostToldEvents how many
 	// go with one beat.
-	mostEvents, mostToldEvents = 1000, 200
-	// mostUnread is how many messages may wait for a watcher before it is cut off. A viewer that
+	maxEvents, maxToldEvents = 1000, 200
+	// maxUnread is how many messages may wait for a watcher before it is cut off. A viewer that
 	// does not read for [writeTimeout] has been cut before.
-	mostUnread = 32
-	// mostRows is how many rows of the past go into one message.
-	mostRows = 200
+	maxUnread = 32
+	// maxRows is how many rows of the past go into one message.
+	maxRows = 200
 	// farSecond is beyond all seconds that a fleet counts to. It keeps a foreign number from
 	// overflowing.
 	farSecond = 1 << 50
@@ -122,14 +122,14 @@ func (h *Hub) Led(m *control.PulseMessage) {
 	if h.config.Leading.Leadership().GetLeader() != string(h.config.Self) {
 		return // of a term that has ended
 	}
-	if err := h.deliver(m, true); err != nil {
+	if err := h.deliverNew(m, true); err != nil {
 		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
 	}
 }
 
-// deliver takes what is new. own says that this agent has made it, so its seconds have no numbers.
-// It returns an error if the message makes no sense, and then takes nothing.
-func (h *Hub) deliver(m *control.PulseMessage, own bool) error {
+// deliverNew takes what is new. own says that this agent has made it, so its seconds have no
+// numbers. It returns an error if the message makes no sense, and then takes nothing.
+func (h *Hub) deliverNew(m *control.PulseMessage, own bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	fleet := m.GetFleet()
@@ -158,7 +158,7 @@ func (h *Hub) deliver(m *control.PulseMessage, own bool) error {
 		h.heardOf(r.second, now)
 	}
 	for _, e := range m.GetEvents() {
-		h.remember(e)
+		h.addEvent(e)
 	}
 	if m.GetPlan() != nil {
 		h.plan, h.planAt = m.Plan, now.Add(-control.Duration(m.Plan.GetAgeNs()))
@@ -172,14 +172,14 @@ func (h *Hub) deliver(m *control.PulseMessage, own bool) error {
 			h.rings.add(rowOf(b.Row))
 			if !own {
 				b.Events = slices.DeleteFunc(b.Events,
-					func(e *control.Event) bool { return !h.remember(e) })
+					func(e *control.Event) bool { return !h.addEvent(e) })
 			}
 		}
 		if p.beat = b; fleet.GetLeaderless() == "" {
 			h.ledAt = now
 		}
 	}
-	h.publish(p)
+	h.publishPacket(p)
 	return nil
 }
 
@@ -237,17 +237,17 @@ func (h *Hub) next(now time.Time) uint64 {
 	return h.last + max(1, uint64(max(0, math.Round(now.Sub(h.lastAt).Seconds()))))
 }
 
-// remember keeps an event, and reports whether it is new. h.mu is held.
-func (h *Hub) remember(e *control.Event) bool {
+// addEvent keeps an event, and reports whether it is new. h.mu is held.
+func (h *Hub) addEvent(e *control.Event) bool {
 	if e.GetSequence() <= h.newest[e.GetAgent()] {
 		return false
 	}
 	h.newest[e.GetAgent()] = e.GetSequence()
 	h.events = append(h.events, e)
-	if n := len(h.events) - mostEvents; n > 0 {
+	if n := len(h.events) - maxEvents; n > 0 {
 		h.events = slices.Delete(h.events, 0, n)
 	}
-	if len(h.newest) > mostEvents { // forget agents of which no event is left
+	if len(h.newest) > maxEvents { // forget agents of which no event is left
 		kept := map[string]uint64{}
 		for _, e := range h.events {
 			kept[e.GetAgent()] = e.GetSequence()
@@ -257,19 +257,20 @@ func (h *Hub) remember(e *control.Event) bool {
 	return true
 }
 
-// tell takes events of an agent for the next beat that this agent makes.
-func (h *Hub) tell(events []*control.Event) {
+// queueEvents takes events of an agent for the next beat that this agent makes.
+func (h *Hub) queueEvents(events []*control.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range events {
-		if len(h.untold) < mostToldEvents && h.remember(e) {
+		if len(h.untold) < maxToldEvents && h.addEvent(e) {
 			h.untold = append(h.untold, e)
 		}
 	}
 }
 
-// publish passes a packet on to all watchers, and cuts off those that do not read. h.mu is held.
-func (h *Hub) publish(p *packet) {
+// publishPacket passes a packet on to all watchers, and cuts off those that do not read. h.mu is
+// held.
+func (h *Hub) publishPacket(p *packet) {
 	for w := range h.watchers {
 		if p.fleet.GetLeaderless() != "" && !w.viewer {
 			continue // other agents have gossip of their own
@@ -278,7 +279,7 @@ func (h *Hub) publish(p *packet) {
 		case w.out <- p:
 		default:
 			close(w.out)
-			h.leave(w)
+			h.removeWatcher(w)
 		}
 	}
 }
@@ -288,17 +289,17 @@ func (h *Hub) publish(p *packet) {
 func (h *Hub) watch(viewer bool, after uint64) (w *watcher, first *packet) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w = &watcher{viewer: viewer, out: make(chan *packet, mostUnread)}
+	w = &watcher{viewer: viewer, out: make(chan *packet, maxUnread)}
 	if len(h.watchers) == 0 {
 		h.watched = time.Now()
 	}
 	h.watchers[w] = true
-	h.signal()
+	h.wakeUp()
 	if !viewer {
 		h.heardOf(after, time.Now()) // so that the seconds go on for the other agent, too
 	}
 	first = &packet{fleet: h.fleet, plan: h.plannedNow(), events: slices.Clone(h.events)}
-	first.seconds, first.minutes = h.rings.after(after, h.last)
+	first.seconds, first.minutes = h.rings.rowsAfter(after, h.last)
 	return w, first
 }
 
@@ -310,29 +311,29 @@ func (h *Hub) plannedNow() *control.Plan {
 	return planAged(h.plan, time.Since(h.planAt))
 }
 
-func (h *Hub) unwatch(w *watcher) {
+func (h *Hub) stopWatching(w *watcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers[w] {
-		h.leave(w)
+		h.removeWatcher(w)
 	}
 }
 
-// leave removes a watcher. h.mu is held.
-func (h *Hub) leave(w *watcher) {
+// removeWatcher removes a watcher. h.mu is held.
+func (h *Hub) removeWatcher(w *watcher) {
 	delete(h.watchers, w)
 	if len(h.watchers) == 0 {
 		h.watched = time.Time{}
 	}
-	h.signal()
+	h.wakeUp()
 }
 
-func (h *Hub) signal() {
+func (h *Hub) wakeUp() {
 	h.wake.Send()
 }
 
-// viewers returns how many pages watch.
-func (h *Hub) viewers() (n int) {
+// countViewers returns how many pages watch.
+func (h *Hub) countViewers() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
@@ -369,13 +370,13 @@ func (h *Hub) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		changed := h.config.Leading.Changed()
-		if wanted := h.sources(); !slices.Equal(wanted, sources) {
+		if wanted := h.sourcesInOrder(); !slices.Equal(wanted, sources) {
 			stop()
 			stop, sources = func() {}, wanted
 			if len(wanted) > 0 {
 				following, cancel := context.WithCancel(ctx)
 				stop = cancel
-				running.Go(func() { h.follow(following, wanted) })
+				running.Go(func() { h.followSources(following, wanted) })
 			}
 		}
 		select {
@@ -389,9 +390,9 @@ func (h *Hub) Run(ctx context.Context) {
 	}
 }
 
-// sources returns the agents whose beats this one should follow, the best first; none if it should
-// follow nobody.
-func (h *Hub) sources() []names.AgentName {
+// sourcesInOrder returns the agents whose beats this one should follow, the best first; none if it
+// should follow nobody.
+func (h *Hub) sourcesInOrder() []names.AgentName {
 	l := h.config.Leading.Leadership()
 	self := string(h.config.Self)
 	h.mu.Lock()
@@ -411,12 +412,12 @@ func (h *Hub) sources() []names.AgentName {
 }
 
 const (
-	leastPause, mostPause = 50 * time.Millisecond, 2 * time.Second
+	minPause, maxPause = 50 * time.Millisecond, 2 * time.Second
 )
 
-// follow follows one of the sources, and the next when that one fails, until ctx ends.
-func (h *Hub) follow(ctx context.Context, sources []names.AgentName) {
-	pause := leastPause
+// followSources follows one of the sources, and the next when that one fails, until ctx ends.
+func (h *Hub) followSources(ctx context.Context, sources []names.AgentName) {
+	pause := minPause
 	for i := 0; ctx.Err() == nil; i++ {
 		began := time.Now()
 		source := sources[i%len(sources)]
@@ -426,13 +427,13 @@ func (h *Hub) follow(ctx context.Context, sources []names.AgentName) {
 		}
 		h.config.Log.Debug("no more beats", "from", source, "error", err)
 		if time.Since(began) > quiet {
-			pause = leastPause
+			pause = minPause
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, mostPause)
+		pause = min(2*pause, maxPause)
 	}
 }
 
@@ -456,7 +457,7 @@ func (h *Hub) followOne(ctx context.Context, source names.AgentName) error {
 		var m *control.PulseMessage
 		if m, err = stream.Recv(); err == nil {
 			silent.Reset(quiet)
-			err = h.deliver(m, false)
+			err = h.deliverNew(m, false)
 		}
 	}
 	if cause := context.Cause(ctx); cause != nil {
@@ -468,7 +469,7 @@ func (h *Hub) followOne(ctx context.Context, source names.AgentName) error {
 // Pulse serves the stream of another agent that follows this one.
 func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseServer) error {
 	w, first := h.watch(false, req.GetAfter())
-	defer h.unwatch(w)
+	defer h.stopWatching(w)
 	// The fleet comes first: viewers cannot be told of the past without it.
 	told := first.fleet
 	if told.GetLeaderless() != "" {
@@ -480,7 +481,7 @@ func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseSer
 		return err
 	}
 	for len(first.seconds)+len(first.minutes) > 0 {
-		n, m := min(mostRows, len(first.seconds)), min(mostRows, len(first.minutes))
+		n, m := min(maxRows, len(first.seconds)), min(maxRows, len(first.minutes))
 		past := &control.PulseMessage{
 			Seconds: messages(first.seconds[:n]), Minutes: messages(first.minutes[:m]),
 		}
@@ -513,7 +514,7 @@ func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseSer
 
 func messages(rows []row) (all []*control.Row) {
 	for i := range rows {
-		all = append(all, rows[i].message())
+		all = append(all, rows[i].toMessage())
 	}
 	return all
 }
@@ -529,17 +530,17 @@ func (h *Hub) Tell(_ context.Context, req *control.TellRequest) (*control.TellRe
 				req.GetAgent(), e.GetAgent())
 		}
 	}
-	h.tell(req.GetEvents())
+	h.queueEvents(req.GetEvents())
 	return &control.TellResponse{}, nil
 }
 
 const (
 	// tellTimeout bounds a call of Tell.
 	tellTimeout = 2 * time.Second
-	// mostTellEvents is how many events an agent tells at once: the last ones.
-	mostTellEvents = 64
-	// mostTellBytes is how many bytes they may have: an agent accepts messages of 64 KiB.
-	mostTellBytes = 48 << 10
+	// maxTellEvents is how many events an agent tells at once: the last ones.
+	maxTellEvents = 64
+	// maxTellBytes is how many bytes they may have: an agent accepts messages of 64 KiB.
+	maxTellBytes = 48 << 10
 	// A new leader may not know what has happened in againTime before it led. All agents tell it,
 	// within againSpread.
 	againTime, againSpread = 30 * time.Second, time.Second
@@ -569,11 +570,11 @@ func (h *Hub) tellEvents(ctx context.Context) {
 		switch {
 		case len(events) == 0:
 		case leader == "" || leader == string(h.config.Self):
-			h.tell(events)
+			h.queueEvents(events)
 			told = events[len(events)-1].GetSequence()
 		default:
 			if err := h.tellLeader(ctx, leader, events); err != nil {
-				retry = time.After(mostPause)
+				retry = time.After(maxPause)
 			} else {
 				told = events[len(events)-1].GetSequence()
 			}
@@ -597,8 +598,8 @@ func (h *Hub) tellEvents(ctx context.Context) {
 // fitting returns the last events that one call of Tell may have.
 func fitting(events []*control.Event) []*control.Event {
 	first, size := len(events), 0
-	for first > 0 && len(events)-first < mostTellEvents {
-		if size += proto.Size(events[first-1]); size > mostTellBytes {
+	for first > 0 && len(events)-first < maxTellEvents {
+		if size += proto.Size(events[first-1]); size > maxTellBytes {
 			break
 		}
 		first--
@@ -641,16 +642,16 @@ func (h *Hub) beatAlone() {
 	}
 	silent := !h.watched.IsZero() && now.Sub(since) > quiet
 	h.mu.Unlock()
-	if !silent || h.viewers() == 0 {
+	if !silent || h.countViewers() == 0 {
 		return
 	}
-	if err := h.deliver(h.alone(), true); err != nil {
+	if err := h.deliverNew(h.gossipSample(), true); err != nil {
 		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
 	}
 }
 
-// alone returns a beat of what gossip knows, with the fleet if that has changed.
-func (h *Hub) alone() *control.PulseMessage {
+// gossipSample returns a beat of what gossip knows, with the fleet if that has changed.
+func (h *Hub) gossipSample() *control.PulseMessage {
 	view := h.config.Members.LoadedView()
 	why := "no leader is elected"
 	if leader := view.GetLeadership().GetLeader(); leader == string(h.config.Self) {

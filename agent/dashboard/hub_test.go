@@ -245,7 +245,7 @@ func TestViewersCostTheLeaderNothing(t *testing.T) {
 		streams, sent, tells := cost()
 		for _, name := range w.names() {
 			d := w.agents[name].page()
-			for range mostViewers * 3 / 4 { // what one address may have
+			for range maxViewers * 3 / 4 { // what one address may have
 				v := look(t, d)
 				go func() {
 					for range v.frames {
@@ -288,8 +288,8 @@ func TestNobodyLooks(t *testing.T) {
 	})
 }
 
-// TestMostViewers: one viewer more than an agent serves is told to ask elsewhere, and one client cannot
-// have all.
+// TestMostViewers: one viewer more than an agent serves is told to ask elsewhere, and one client
+// cannot have all.
 func TestMostViewers(t *testing.T) {
 	keys := filepath.Join(t.TempDir(), "keys")
 	if err := os.WriteFile(keys, []byte("one: one-one-one-one-one\ntwo: two-two-two-two-two\n"+
@@ -309,9 +309,10 @@ func TestMostViewers(t *testing.T) {
 		for _, tt := range []struct {
 			key  string
 			most int
-		}{{"one-one-one-one-one", 75}, {"two-two-two-two-two", 19}, {"three-three-three-three", 5}} {
+		}{{"one-one-one-one-one", 75}, {"two-two-two-two-two", 19}, {"three-three-three-three",
+			5}} {
 			n := 0
-			for range mostViewers + 1 {
+			for range maxViewers + 1 {
 				v := look(t, d, "Authorization", "Bearer "+tt.key)
 				defer v.close()
 				if v.status == http.StatusOK {
@@ -320,7 +321,7 @@ func TestMostViewers(t *testing.T) {
 					t.Fatalf("viewer %d of %s gets %d", n+1, tt.key, v.status)
 				}
 			}
-			if all += n; n != tt.most || all > mostViewers {
+			if all += n; n != tt.most || all > maxViewers {
 				t.Errorf("%s has %d streams, want %d", tt.key, n, tt.most)
 			}
 		}
@@ -584,7 +585,7 @@ func TestForeignBeats(t *testing.T) {
 		m := w.beat(1)
 		m.Beat.Row.Second = 77
 		spoil(m)
-		if err := b.hub.deliver(m, false); err == nil || b.hub.last != 0 {
+		if err := b.hub.deliverNew(m, false); err == nil || b.hub.last != 0 {
 			t.Errorf("%s: taken, the second is %d now", name, b.hub.last)
 		}
 	}

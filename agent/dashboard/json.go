@@ -37,9 +37,9 @@ func classOf(f *control.Fleet, sees func(model string) bool, events bool) class 
 	return c
 }
 
-// indices returns, by index in f's models, the index among those that the class may see; -1 for one
-// that it may not. It returns nil, which means as it is, if the class sees all.
-func (c class) indices(f *control.Fleet) []int {
+// visibleIndices returns, by index in f's models, the index among those that the class may see; -1
+// for one that it may not. It returns nil, which means as it is, if the class sees all.
+func (c class) visibleIndices(f *control.Fleet) []int {
 	if c.all {
 		return nil
 	}
@@ -158,7 +158,7 @@ type agentJSON struct {
 }
 
 func fleetOf(f *control.Fleet, c class) *fleetJSON {
-	at := c.indices(f)
+	at := c.visibleIndices(f)
 	out := &fleetJSON{
 		Revision: f.GetRevision(), Epoch: f.GetLeadership().GetEpoch(), Leader: -1, Successor: -1,
 		Leaderless: f.GetLeaderless() != "", Why: f.GetLeaderless(), Types: []typeJSON{},
@@ -273,7 +273,7 @@ type heatJSON struct {
 
 // beatOf returns a beat of the fleet f, which [checkBeat] has accepted.
 func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
-	at := c.indices(f)
+	at := c.visibleIndices(f)
 	r := b.GetRow()
 	out := &beatJSON{
 		Second: r.GetSecond(), Fleet: b.GetFleet(), Epoch: b.GetEpoch(),
@@ -363,7 +363,7 @@ type modelHistoryJSON struct {
 
 // historyOf returns rows as columns, with the models that the fleet has now.
 func historyOf(rows []row, step int, f *control.Fleet, c class) *historyJSON {
-	at := c.indices(f)
+	at := c.visibleIndices(f)
 	column := func() numbers { return make(numbers, 0, len(rows)) }
 	out := &historyJSON{
 		Step: step, Second: column(), Rate: column(), Limit: column(), Allowable: column(),
@@ -438,9 +438,9 @@ func appendHistory(b []byte, seconds, minutes []row, f *control.Fleet, c class) 
 	return b
 }
 
-// frame returns the packet as the events of a stream, without the fleet. It is made once for each
-// class.
-func (p *packet) frame(c class) []byte {
+// frameFor returns the packet as the events of a stream, without the fleet. It is made once for
+// each class.
+func (p *packet) frameFor(c class) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if made, ok := p.frames[c]; ok {

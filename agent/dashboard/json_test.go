@@ -128,11 +128,11 @@ func BenchmarkBeat(b *testing.B) {
 		if second > 1 {
 			m.Fleet = nil
 		}
-		if err := h.deliver(&m, false); err != nil {
+		if err := h.deliverNew(&m, false); err != nil {
 			b.Fatal(err)
 		}
 		for _, watcher := range all {
-			frame := (<-watcher.out).frame(class{all: true, events: true})
+			frame := (<-watcher.out).frameFor(class{all: true, events: true})
 			size = len(frame)
 			_, _ = out.Write(frame)
 		}

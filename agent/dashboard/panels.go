@@ -66,15 +66,15 @@ func tableOf(t *profiles.Table, target int64, largest int) *tableJSON {
 	return out
 }
 
-// profiles serves GET /dashboard/api/profiles.
-func (d *Dashboard) profiles(w http.ResponseWriter, req *http.Request) {
+// serveProfiles serves GET /dashboard/api/profiles.
+func (d *Dashboard) serveProfiles(w http.ResponseWriter, req *http.Request) {
 	model, text := req.URL.Query().Get("model"), req.URL.Query().Get("version")
 	version, err := strconv.ParseInt(cmp.Or(text, "0"), 10, 64)
 	if err != nil || version < 0 {
 		writeError(w, http.StatusBadRequest, "version: want a number, or none for all")
 		return
 	}
-	view, sees := d.config.View(), d.sees(req.Context())
+	view, sees := d.config.View(), d.visibilityOf(req.Context())
 	if model != "" && !sees(model) {
 		writeError(w, http.StatusForbidden, "this client may not query the model")
 		return
@@ -208,9 +208,9 @@ func choiceOf(c *control.Plan_Choice) *choiceJSON {
 	return out
 }
 
-// plan serves GET /dashboard/api/plan.
-func (d *Dashboard) plan(w http.ResponseWriter, req *http.Request) {
-	if d.refuse(w, req, secure.Plan) {
+// servePlan serves GET /dashboard/api/plan.
+func (d *Dashboard) servePlan(w http.ResponseWriter, req *http.Request) {
+	if d.refuseWithout(w, req, secure.Plan) {
 		return
 	}
 	p := d.hub.Planned()

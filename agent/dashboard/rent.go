@@ -53,9 +53,9 @@ func rentedOf(s *control.FleetState) rentedJSON {
 	return out
 }
 
-// fleet serves GET /dashboard/api/fleet: what the leader rents, proposes and holds.
-func (d *Dashboard) fleet(w http.ResponseWriter, req *http.Request) {
-	if d.refuse(w, req, secure.Plan) {
+// serveFleet serves GET /dashboard/api/fleet: what the leader rents, proposes and holds.
+func (d *Dashboard) serveFleet(w http.ResponseWriter, req *http.Request) {
+	if d.refuseWithout(w, req, secure.Plan) {
 		return
 	}
 	s, err := d.config.Fleet(req.Context())
@@ -65,20 +65,20 @@ func (d *Dashboard) fleet(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, rentedOf(s))
 }
 
-// mostApproval is the largest body of an approval, in bytes.
-const mostApproval = 256
+// maxApproval is the largest body of an approval, in bytes.
+const maxApproval = 256
 
-// approve serves POST /dashboard/api/fleet: it approves the proposal of the number in the body. The
-// guard has refused what pages of other origins send.
-func (d *Dashboard) approve(w http.ResponseWriter, req *http.Request) {
-	if d.refuse(w, req, secure.Fleet) {
+// serveApproval serves POST /dashboard/api/fleet: it approves the proposal of the number in the
+// body. The guard has refused what pages of other origins send.
+func (d *Dashboard) serveApproval(w http.ResponseWriter, req *http.Request) {
+	if d.refuseWithout(w, req, secure.Fleet) {
 		return
 	}
 	var said struct {
 		Approve uint64 `json:"approve,string"`
 	}
-	body, err := io.ReadAll(io.LimitReader(req.Body, mostApproval+1))
-	if err != nil || len(body) > mostApproval || json.Unmarshal(body, &said) != nil ||
+	body, err := io.ReadAll(io.LimitReader(req.Body, maxApproval+1))
+	if err != nil || len(body) > maxApproval || json.Unmarshal(body, &said) != nil ||
 		said.Approve == 0 {
 		writeError(w, http.StatusBadRequest, `body, want JSON: {"approve": "a proposal's number"}`)
 		return

@@ -85,7 +85,8 @@ func TestRights(t *testing.T) {
 					want = tt.plan
 				}
 				if r := approving(t, d, Path+"api/fleet", body, header...); r.StatusCode != want {
-					t.Errorf("%q gets %d of approving by %.20s, want %d", tt.key, r.StatusCode, body,
+					t.Errorf("%q gets %d of approving by %.20s, want %d", tt.key, r.StatusCode,
+						body,
 						want)
 				}
 			}
@@ -98,7 +99,8 @@ func TestRights(t *testing.T) {
 				t.Fatal(err)
 			}
 			if session.In != (tt.in == 1) || session.May["events"] != (tt.events == 200) ||
-				session.May["plan"] != (tt.plan == 200) || session.May["fleet"] != (tt.plan == 200) {
+				session.May["plan"] != (tt.plan == 200) ||
+				session.May["fleet"] != (tt.plan == 200) {
 				t.Errorf("%q is told that it may %+v", tt.key, session)
 			}
 			v := look(t, d, header...)
@@ -159,7 +161,7 @@ func TestLoginPage(t *testing.T) {
 	d := newWorld(t, "a").agents["a"].page()
 	for body, want := range map[string]int{
 		"": 400, "{}": 400, `{"key": ""}`: 400, `{"key": 3}`: 400, `{"key": "x", "more": 1}`: 400,
-		`{"key": "x"} {}`: 400, `{"key": "` + strings.Repeat("x", mostLogin) + `"}`: 400,
+		`{"key": "x"} {}`: 400, `{"key": "` + strings.Repeat("x", maxLogin) + `"}`: 400,
 		`{"key": "some-some-some-some"}`: 403,
 	} {
 		req := httptest.NewRequest("POST", Path+"api/login", strings.NewReader(body))

@@ -11,8 +11,8 @@ import (
 const (
 	keptSeconds, keptMinutes = 600, 24 * 60
 	minute                   = 60 // seconds
-	// mostRowModels bounds the models of a row that another agent sends.
-	mostRowModels = 256
+	// maxRowModels bounds the models of a row that another agent sends.
+	maxRowModels = 256
 )
 
 // A row is a [control.Row] that takes less memory: 2,040 of them with 20 models take 1.3 MB.
@@ -49,7 +49,7 @@ func rowOf(r *control.Row) row {
 	n := uint16(min(of.beats, minute))
 	of.rates, of.limits, of.allows, of.prices, of.busys = n, n, n, n, n
 	models := r.GetModels()
-	for _, m := range models[:min(len(models), mostRowModels)] {
+	for _, m := range models[:min(len(models), maxRowModels)] {
 		of.models = append(of.models, modelRow{
 			unique.Make(m.GetModel()), uint32(m.GetAnswered()), uint32(m.GetLate()),
 			uint32(m.GetFailed()), float32(m.GetP50Ns()), float32(m.GetP99Ns()),
@@ -59,7 +59,7 @@ func rowOf(r *control.Row) row {
 	return of
 }
 
-func (r *row) message() *control.Row {
+func (r *row) toMessage() *control.Row {
 	m := &control.Row{
 		Second: r.second, Beats: r.beats, Rate: float64(r.rate), Limit: float64(r.limit),
 		Allowable: float64(r.allowable), Price: float64(r.price), Busy: float64(r.busy),
@@ -86,7 +86,7 @@ func (r *rings) add(of row) {
 		m.second, m.models = first, models
 		return
 	}
-	m.join(&of)
+	m.addRow(&of)
 }
 
 // put stores rows of the past that another agent has sent, where nothing better is known, and
@@ -113,9 +113,9 @@ func (r *rings) put(seconds, minutes []*control.Row) (newSeconds, newMinutes []r
 	return newSeconds, newMinutes
 }
 
-// after returns the rows of what is later than second, which no row of the last one is above. A minute
-// that second is within is one of them: who knows of second knew it in part.
-func (r *rings) after(second, last uint64) (seconds, minutes []row) {
+// rowsAfter returns the rows of what is later than second, which no row of the last one is above. A
+// minute that second is within is one of them: who knows of second knew it in part.
+func (r *rings) rowsAfter(second, last uint64) (seconds, minutes []row) {
 	pick := func(ring []row, step, span uint64) (all []row) {
 		for i := range ring {
 			at := &ring[i]
@@ -133,8 +133,8 @@ func (r *rings) after(second, last uint64) (seconds, minutes []row) {
 	return pick(r.seconds[:], 1, keptSeconds), pick(r.minutes[:], minute, keptMinutes*minute)
 }
 
-// join adds a later row to that of a minute.
-func (r *row) join(o *row) {
+// addRow adds a later row to that of a minute.
+func (r *row) addRow(o *row) {
 	mean := func(sum *float32, n *uint16, v float32) {
 		switch {
 		case math.IsNaN(float64(v)):
@@ -156,7 +156,7 @@ func (r *row) join(o *row) {
 	for _, x := range o.models {
 		i := slices.IndexFunc(r.models, func(m modelRow) bool { return m.model == x.model })
 		if i < 0 {
-			if len(r.models) < mostRowModels {
+			if len(r.models) < maxRowModels {
 				r.models = append(r.models, x)
 			}
 			continue

@@ -33,7 +33,7 @@ func TestRings(t *testing.T) {
 	for s := uint64(first); s <= last; s++ {
 		r.add(rowOf(rowAt(s, 2)))
 	}
-	seconds, minutes := r.after(0, last)
+	seconds, minutes := r.rowsAfter(0, last)
 	if len(seconds) != 600 || seconds[0].second != last-599 || len(minutes) != 1440 {
 		t.Fatalf("%d seconds from %d, %d minutes", len(seconds), seconds[0].second, len(minutes))
 	}
@@ -54,21 +54,21 @@ func TestRings(t *testing.T) {
 	if len(newSeconds) != 599 || len(newMinutes) != 1439 {
 		t.Errorf("%d seconds and %d minutes were new", len(newSeconds), len(newMinutes))
 	}
-	again, _ := other.after(last-5, last+1)
+	again, _ := other.rowsAfter(last-5, last+1)
 	if len(again) != 6 || again[5].second != last+1 {
 		t.Errorf("after the sixth last second there are %d", len(again))
 	}
 	for i, x := range again[:5] {
-		if !proto.Equal(x.message(), seconds[595+i].message()) {
-			t.Errorf("second %d is %v, was %v", x.second, x.message(), seconds[595+i].message())
+		if !proto.Equal(x.toMessage(), seconds[595+i].toMessage()) {
+			t.Errorf("second %d is %v, was %v", x.second, x.toMessage(), seconds[595+i].toMessage())
 		}
 	}
 	// A minute in which the second is, and that was told in part, is told again: it had not ended.
-	_, again = r.after(last-100, last)
+	_, again = r.rowsAfter(last-100, last)
 	if len(again) != 2 || again[0].second != last-100-(last-100)%60 || again[0].beats != 60 {
 		t.Errorf("after the middle of a minute there are %d minutes, %+v", len(again), again)
 	}
-	if _, again = r.after(199_979, last); len(again) != 1 || again[0].second != 199_980 {
+	if _, again = r.rowsAfter(199_979, last); len(again) != 1 || again[0].second != 199_980 {
 		t.Errorf("after the last second of a minute there are %d minutes, %+v", len(again), again)
 	}
 	if s, m := other.put(messages(seconds), messages(minutes)); len(s)+len(m) != 0 {

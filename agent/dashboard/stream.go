@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// mostViewers is how many streams to pages an agent has open at most. One client, or one address
+	// maxViewers is how many streams to pages an agent has open at most. One client, or one address
 	// of those without a name, has three quarters at most.
-	mostViewers = 100
+	maxViewers = 100
 	// writeTimeout is how long a viewer may take to read an event. It is cut off then, and comes
 	// back by itself.
 	writeTimeout = 10 * time.Second
@@ -23,8 +23,8 @@ const (
 	streamTime = 15 * time.Minute
 )
 
-// stream serves GET /dashboard/api/stream.
-func (d *Dashboard) stream(w http.ResponseWriter, req *http.Request) {
+// serveStream serves GET /dashboard/api/stream.
+func (d *Dashboard) serveStream(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	done, ok := d.viewers.Take(ctx)
 	if !ok {
@@ -36,7 +36,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, req *http.Request) {
 	}
 	defer done()
 	watcher, first := d.hub.watch(true, lastSecond(req))
-	defer d.hub.unwatch(watcher)
+	defer d.hub.stopWatching(watcher)
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("X-Accel-Buffering", "no")
@@ -52,20 +52,20 @@ func (d *Dashboard) stream(w http.ResponseWriter, req *http.Request) {
 		}
 		return out.Flush() == nil
 	}
-	sees := d.sees(ctx)
+	sees := d.visibilityOf(ctx)
 	var told *control.Fleet // what the viewer knows
 	var as class            // by which it was told
 	// fleet appends the fleet if it is another than the viewer knows, or if what the viewer may see
 	// has changed.
 	fleet := func(b []byte, f *control.Fleet) []byte {
-		c := classOf(f, sees, d.may(ctx, secure.Events))
+		c := classOf(f, sees, d.mayControl(ctx, secure.Events))
 		if f != told || c != as {
 			told, as = f, c
 			b = appendFrame(b, "fleet", 0, fleetOf(f, c))
 		}
 		return b
 	}
-	b := appendFrame([]byte("retry: 1000\n"), "hello", 0, d.hello())
+	b := appendFrame([]byte("retry: 1000\n"), "hello", 0, d.helloMessage())
 	if first.fleet != nil {
 		b = fleet(b, first.fleet)
 		b = appendHistory(b, first.seconds, first.minutes, first.fleet, as)
@@ -88,7 +88,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, req *http.Request) {
 				continue
 			}
 			b = fleet(b, p.fleet)
-			b = append(b, p.frame(as)...)
+			b = append(b, p.frameFor(as)...)
 			idle.Reset(keepAlive)
 		case <-idle.C:
 			b = []byte(": \n\n")

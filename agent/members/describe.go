@@ -36,21 +36,22 @@ const (
 	sayUndescribed = time.Minute
 )
 
-// meet adds an agent to the strangers and queues its Describe call. ms.mu is held.
-func (ms *Members) meet(name names.AgentName, said Meta) *other {
+// addStranger adds an agent to the strangers and queues its Describe call. ms.mu is held.
+func (ms *Members) addStranger(name names.AgentName, said Meta) *other {
 	o := &other{
 		name: name, said: said, address: said.Address, wait: describeAgain,
 		ask: wakeup.New(),
 	}
 	o.left, o.leave = context.WithCancel(ms.config.Closing)
 	ms.strangers[name] = o
-	ms.enqueue(o)
+	ms.enqueueDescribe(o)
 	return o
 }
 
-// refused handles a member that gossip has refused because it has MostStrangers already. It queues
-// one Describe call; if the agent describes itself, gossip accepts it. refused does not block.
-func (ms *Members) refused(m gossip.Member) {
+// noteRefused handles a member that gossip has refused because it has MostStrangers already. It
+// queues one Describe call; if the agent describes itself, gossip accepts it. refused does not
+// block.
+func (ms *Members) noteRefused(m gossip.Member) {
 	said, err := DecodeMeta(m.Meta, ms.config.Spoken)
 	if err != nil {
 		return // cannot happen: gossip has called Acceptable before
@@ -70,7 +71,7 @@ func (ms *Members) refused(m gossip.Member) {
 			}
 		}
 	}
-	ms.meet(name, said).refused = &m
+	ms.addStranger(name, said).refused = &m
 }
 
 // forgetStranger removes a stranger, and cancels its Describe calls. ms.mu is held.
@@ -80,9 +81,9 @@ func (ms *Members) forgetStranger(o *other) {
 	o.leave()
 }
 
-// enqueue queues a Describe call to a stranger, and starts a goroutine for the queue if fewer than
-// describers run. ms.mu is held.
-func (ms *Members) enqueue(o *other) {
+// enqueueDescribe queues a Describe call to a stranger, and starts a goroutine for the queue if
+// fewer than describers run. ms.mu is held.
+func (ms *Members) enqueueDescribe(o *other) {
 	ms.unasked = append(ms.unasked, o)
 	if ms.asking < describers {
 		ms.asking++
@@ -152,7 +153,7 @@ func (ms *Members) askStranger(o *other, address string) error {
 			ms.mu.Lock()
 			defer ms.mu.Unlock()
 			if ms.strangers[o.name] == o {
-				ms.enqueue(o)
+				ms.enqueueDescribe(o)
 			}
 		})
 		o.wait = min(2*o.wait, describeAgainLongest)
@@ -228,7 +229,7 @@ func (ms *Members) replace(o *other) {
 		if former != o && former.address == o.address {
 			ms.config.Log.Info("agent started anew", "agent", o.name, "former", former.name,
 				"address", o.address, "event", "replaced")
-			ms.drop(former)
+			ms.dropMember(former)
 		}
 	}
 }
@@ -247,8 +248,8 @@ func (ms *Members) askDescription(o *other, conn grpc.ClientConnInterface) (*con
 	return m, CheckDescription(m, o.name, ms.config.Spoken)
 }
 
-// maxDescriptionBytes bounds a description, of which every agent keeps those of all others: 10,000 models
-// of a few inputs each take half as much.
+// maxDescriptionBytes bounds a description, of which every agent keeps those of all others: 10,000
+// models of a few inputs each take half as much.
 const maxDescriptionBytes = 16 << 20
 
 // longest is the length of the longest of texts.

@@ -106,7 +106,7 @@ func (f *feed) join() {
 	}
 }
 
-func (f *feed) leave() {
+func (f *feed) removeWatcher() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.watchers--; f.watchers == 0 {
@@ -114,10 +114,10 @@ func (f *feed) leave() {
 	}
 }
 
-// after returns the next message for a watcher that has the view of the given revision, 0 for none,
-// and the revision that the message leads to. If the watcher has the newest revision, after returns
-// that revision and no message.
-func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
+// messageAfter returns the next message for a watcher that has the view of the given revision, 0
+// for none, and the revision that the message leads to. If the watcher has the newest revision,
+// after returns that revision and no message.
+func (f *feed) messageAfter(revision uint64) (oip.Encoded, uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	newest := f.changes.Revision()
@@ -145,10 +145,10 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 		return ms.watchWhole(stream, sees)
 	}
 	ms.feed.join()
-	defer ms.feed.leave()
+	defer ms.feed.removeWatcher()
 	for revision := uint64(0); ; {
 		news := ms.feed.news.Next()
-		message, now, err := ms.feed.after(revision)
+		message, now, err := ms.feed.messageAfter(revision)
 		switch {
 		case err != nil:
 			return err

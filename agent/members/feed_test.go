@@ -112,7 +112,7 @@ func TestFeed(t *testing.T) {
 		said, there := sampleLoads(50), map[int]bool{0: true, 1: true, 2: true, 3: true}
 		watchers := make([]watcher, 4)
 		read := func(w *watcher) bool {
-			m, revision, err := k.feed.after(w.revision)
+			m, revision, err := k.feed.messageAfter(w.revision)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,10 +150,10 @@ func TestFeed(t *testing.T) {
 					k.mu.Unlock()
 				}
 			case 4:
-				k.lost(names.AgentName(memberName(i)), rng.IntN(2) == 0)
+				k.removeLost(names.AgentName(memberName(i)), rng.IntN(2) == 0)
 				delete(there, i)
 			case 5: // drains
-				k.heard(names.AgentName(memberName(i)),
+				k.applyMeta(names.AgentName(memberName(i)),
 					Meta{
 						Versions: control.Spoken, Address: sampleMember("", i).Address,
 						Draining: rng.IntN(2) == 0, Revision: 1,
@@ -180,7 +180,7 @@ func TestFeed(t *testing.T) {
 				k.feed.join()
 				*w = watcher{joined: true}
 			case rng.IntN(30) == 0:
-				k.feed.leave()
+				k.feed.removeWatcher()
 				w.joined = false
 			default:
 				for range rng.IntN(4) {
@@ -212,7 +212,7 @@ func TestFeed(t *testing.T) {
 						l)
 				}
 			}
-			k.feed.leave()
+			k.feed.removeWatcher()
 		}
 		if f := &k.feed; f.watchers != 0 || f.steps != nil || f.changes.Revision() != 0 {
 			t.Fatalf("seed %d: nobody watches any more, and %d steps are kept", seed, len(f.steps))

@@ -25,25 +25,25 @@ const MostStrangers = 128
 // has ended and gossip is closed. It may be called once.
 func (ms *Members) Run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(ms.follow)
+	running.Go(ms.followGossip)
 	running.Go(func() { ms.feed.run(ctx) })
 	running.Go(func() { ms.tellLoad(ctx) })
 	running.Go(func() { ms.tellSelf(ctx) })
 	running.Wait()
 }
 
-// follow handles gossip's events until gossip is closed.
-func (ms *Members) follow() {
+// followGossip handles gossip's events until gossip is closed.
+func (ms *Members) followGossip() {
 	for e := range ms.config.Gossip.Events() {
 		switch e.Kind {
 		case gossip.Joined, gossip.Updated:
-			ms.heard(names.AgentName(e.Member.Name), e.Member.Meta, e.Kind == gossip.Joined)
+			ms.applyMeta(names.AgentName(e.Member.Name), e.Member.Meta, e.Kind == gossip.Joined)
 		case gossip.Left:
-			ms.lost(names.AgentName(e.Member.Name), false)
+			ms.removeLost(names.AgentName(e.Member.Name), false)
 		case gossip.Failed:
-			ms.lost(names.AgentName(e.Member.Name), true)
+			ms.removeLost(names.AgentName(e.Member.Name), true)
 		case gossip.Refused:
-			ms.refused(e.Member)
+			ms.noteRefused(e.Member)
 		case gossip.Loaded:
 			ms.hearLoad(names.AgentName(e.Load.From), e.Load.Data, e.Load.At)
 		}

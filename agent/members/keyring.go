@@ -74,12 +74,12 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	now := time.Now()
 	switch req.Step {
 	case listKeys:
-		return k.describe(), nil
+		return k.listKeys(), nil
 	case endKeys:
 		if req.Rotation == k.rotation {
 			k.until = now
 		}
-		return k.describe(), nil
+		return k.listKeys(), nil
 	case addKey:
 		if req.Rotation != k.rotation && now.Before(k.until) {
 			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago",
@@ -96,7 +96,7 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 		return nil, err
 	}
 	// The file is written first: an agent must not use a key that it would lose at a restart.
-	if err := k.keep(want); err != nil {
+	if err := k.storeKeys(want); err != nil {
 		return nil, err
 	}
 	switch req.Step {
@@ -116,7 +116,7 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	if req.Step == onlyKey {
 		k.until = now
 	}
-	return k.describe(), nil
+	return k.listKeys(), nil
 }
 
 // changedKeys returns the keys that an agent holds after a step with key, if it held the keys held
@@ -144,8 +144,8 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	return nil, fmt.Errorf("%w: step %q", outcome.ErrInvalid, step)
 }
 
-// describe lists the keys that the agent holds by their fingerprints. k.mu is held.
-func (k *Keyring) describe() *control.AgentKeys {
+// listKeys lists the keys that the agent holds by their fingerprints. k.mu is held.
+func (k *Keyring) listKeys() *control.AgentKeys {
 	return &control.AgentKeys{
 		Agent: string(k.members.Self()), Fingerprints: k.Fingerprints(), InFile: k.file != "",
 	}
@@ -160,8 +160,8 @@ func (k *Keyring) Fingerprints() []string {
 	return prints
 }
 
-// keep replaces the contents of the key file, if there is one, with keys.
-func (k *Keyring) keep(keys [][]byte) error {
+// storeKeys replaces the contents of the key file, if there is one, with keys.
+func (k *Keyring) storeKeys(keys [][]byte) error {
 	if k.file == "" {
 		return nil
 	}

@@ -64,7 +64,7 @@ func TestKeepKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := &Keyring{file: link}
-	if err := k.keep([][]byte{oldKey, newerKey}); err != nil {
+	if err := k.storeKeys([][]byte{oldKey, newerKey}); err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Lstat(link)
@@ -79,7 +79,8 @@ func TestKeepKeys(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("key file: %v, %v, want the mode that it had", info.Mode(), err)
 	}
-	if err := (&Keyring{file: filepath.Join(dir, "other")}).keep([][]byte{oldKey}); err == nil {
+	if err := (&Keyring{file: filepath.Join(dir,
+		"other")}).storeKeys([][]byte{oldKey}); err == nil {
 		t.Error("a key file that is not there was made")
 	}
 }

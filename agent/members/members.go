@@ -47,8 +47,8 @@ type Leading interface {
 	Changed() <-chan struct{}
 }
 
-// Self is this agent, as Members tell the fleet of it. The methods may be called concurrently and do
-// not block.
+// Self is this agent, as Members tell the fleet of it. The methods may be called concurrently and
+// do not block.
 type Self interface {
 	// Describe returns this agent's description, a new message with revision 0. apart
 	// says of models that name a family and do not fit into it why; it is not nil, and
@@ -58,8 +58,8 @@ type Self interface {
 	TellMember(*control.Member)
 	// Load returns how many queries wait at this agent, and the remaining time of each lane.
 	Load() (waiting int, remaining []time.Duration)
-	// Complete adds to a view profiles that this agent has learned from queries on its own lanes, for
-	// models and lanes without one. Nobody else has the view yet.
+	// Complete adds to a view profiles that this agent has learned from queries on its own lanes,
+	// for models and lanes without one. Nobody else has the view yet.
 	Complete(*control.View)
 	// Learned returns a number that changes whenever Complete may add other profiles than before.
 	Learned() uint64
@@ -160,8 +160,8 @@ type other struct {
 	refused *gossip.Member
 }
 
-// New returns Members that know nobody. Represent tells them of this agent, and Run finds the others;
-// Close must be called at the end.
+// New returns Members that know nobody. Represent tells them of this agent, and Run finds the
+// others; Close must be called at the end.
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, selfChanged: wakeup.New(),
@@ -190,7 +190,7 @@ func (ms *Members) PublishLoads(to loadReceiver) { ms.loads = to }
 func (ms *Members) Close() {
 	ms.mu.Lock()
 	for _, o := range ms.others {
-		ms.drop(o)
+		ms.dropMember(o)
 	}
 	for _, o := range ms.strangers {
 		ms.forgetStranger(o)
@@ -227,7 +227,7 @@ func (ms *Members) View() *control.View {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if ms.current == nil || ms.current.Leadership != leadership {
-		ms.current = ms.build(leadership)
+		ms.current = ms.buildView(leadership)
 	}
 	return ms.current
 }
@@ -270,10 +270,10 @@ func (ms *Members) Loads() []*control.LaneLoad {
 	return loads
 }
 
-// build makes a view with the given leadership. ms.mu is held.
-func (ms *Members) build(leadership *control.Leadership) *control.View {
+// buildView makes a view with the given leadership. ms.mu is held.
+func (ms *Members) buildView(leadership *control.Leadership) *control.View {
 	if ms.members == nil {
-		ms.members, ms.all = ms.gather(), nil
+		ms.members, ms.all = ms.sortedMembers(), nil
 	}
 	v := &control.View{
 		Leadership: leadership, Prices: ms.prices, AheadNs: int64(ms.ahead), Members: ms.members,
@@ -285,20 +285,20 @@ func (ms *Members) build(leadership *control.Leadership) *control.View {
 	return v
 }
 
-// gather returns the members sorted by name, listed strangers included. ms.mu is held.
-func (ms *Members) gather() []*control.Member {
+// sortedMembers returns the members sorted by name, listed strangers included. ms.mu is held.
+func (ms *Members) sortedMembers() []*control.Member {
 	members := make([]*control.Member, 1, 1+len(ms.others))
 	members[0] = ms.own
 	taken := map[string]bool{ms.own.GetAddress(): true}
 	for _, o := range ms.others {
 		taken[o.address] = true
-		members = append(members, o.member())
+		members = append(members, o.viewEntry())
 	}
 	for _, o := range ms.strangers {
 		// A stranger at a known member's address either has ended, or will describe itself and
 		// replace the member.
 		if o.refused == nil && !taken[o.address] {
-			members = append(members, o.member())
+			members = append(members, o.viewEntry())
 		}
 	}
 	slices.SortFunc(members, func(a, b *control.Member) int { return cmp.Compare(a.Name, b.Name) })
@@ -321,7 +321,7 @@ func (ms *Members) Family(model string) string {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if ms.members == nil {
-		ms.members, ms.all = ms.gather(), nil
+		ms.members, ms.all = ms.sortedMembers(), nil
 	}
 	return ms.families[model]
 }
@@ -355,12 +355,12 @@ func (ms *Members) completeAgain() {
 	}) {
 		ms.all = before
 	} else {
-		ms.touch()
+		ms.markChanged()
 	}
 }
 
-// member returns o's entry in the view. The message is never changed afterwards. ms.mu is held.
-func (o *other) member() *control.Member {
+// viewEntry returns o's entry in the view. The message is never changed afterwards. ms.mu is held.
+func (o *other) viewEntry() *control.Member {
 	switch {
 	case o.shown != nil:
 	case o.described == nil:
@@ -481,8 +481,8 @@ func (ms *Members) update(m *control.Member) {
 	ms.membersChanged.Tell()
 }
 
-// touch makes the next View build the view anew, and announces the change. ms.mu is held.
-func (ms *Members) touch() {
+// markChanged makes the next View build the view anew, and announces the change. ms.mu is held.
+func (ms *Members) markChanged() {
 	ms.current = nil
 	ms.viewChanged.Tell()
 }
@@ -490,7 +490,7 @@ func (ms *Members) touch() {
 // touchMembers is touch for a change of the members. ms.mu is held.
 func (ms *Members) touchMembers() {
 	ms.members = nil
-	ms.touch()
+	ms.markChanged()
 }
 
 // heardOwnLoad stores this agent's own load, and returns it.
@@ -509,9 +509,9 @@ func laneLoad(agent names.AgentName, l load) *control.LaneLoad {
 	return m
 }
 
-// heard handles the meta that gossip received for the agent called name. joined is set if gossip
-// did not know the agent before.
-func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
+// applyMeta handles the meta that gossip received for the agent called name. joined is set if
+// gossip did not know the agent before.
+func (ms *Members) applyMeta(name names.AgentName, b []byte, joined bool) {
 	said, err := DecodeMeta(b, ms.config.Spoken)
 	if err != nil || ms.config.Spoken.Understands(said.Versions) != nil {
 		return // gossip has refused it and logged that
@@ -526,7 +526,7 @@ func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 	case name == ms.own.AgentName(), o == nil && !joined, ms.config.Closing.Err() != nil:
 		return
 	case o == nil:
-		ms.meet(name, said)
+		ms.addStranger(name, said)
 	case o.described == nil:
 		// its Describe call is queued already
 		o.said, o.shown, o.address, o.refused = said, nil, said.Address, nil
@@ -545,14 +545,15 @@ func (o *other) askAgain() {
 	o.ask.Send()
 }
 
-// lost removes an agent that has left gossip or, if failed is set, that gossip has found dead.
-func (ms *Members) lost(name names.AgentName, failed bool) {
+// removeLost removes an agent that has left gossip or, if failed is set, that gossip has found
+// dead.
+func (ms *Members) removeLost(name names.AgentName, failed bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if o := ms.strangers[name]; o != nil {
 		ms.forgetStranger(o)
 	} else if o := ms.others[name]; o != nil {
-		ms.drop(o)
+		ms.dropMember(o)
 		if failed {
 			ms.config.Log.Warn("agent failed: it is not heard any more", "agent", name, "address",
 				o.address, "event", "failed")
@@ -566,8 +567,8 @@ func (ms *Members) lost(name names.AgentName, failed bool) {
 	ms.membersChanged.Tell()
 }
 
-// drop removes the member o, and closes its connection on another goroutine. ms.mu is held.
-func (ms *Members) drop(o *other) {
+// dropMember removes the member o, and closes its connection on another goroutine. ms.mu is held.
+func (ms *Members) dropMember(o *other) {
 	delete(ms.others, o.name)
 	o.leave()
 	// Calls in progress fail, and their callers try other agents. Close sends a farewell, which may
@@ -626,7 +627,7 @@ func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	if m.AheadNs > 0 {
 		ms.ahead = control.Duration(m.AheadNs)
 	}
-	ms.touch()
+	ms.markChanged()
 }
 
 // SetReleases sets the releases that the view has, by model, without what only people need to know.
@@ -641,7 +642,7 @@ func (ms *Members) SetReleases(all []*control.Release) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	ms.releases = short
-	ms.touch()
+	ms.markChanged()
 }
 
 // Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller must
@@ -698,7 +699,7 @@ func (ms *Members) Forget(now time.Time) {
 	}
 	if len(gone) > 0 {
 		ms.all = nil
-		ms.touch()
+		ms.markChanged()
 	}
 }
 

@@ -61,7 +61,7 @@ func (m Meta) Encode() []byte {
 // Versions is set. It ignores bytes after the last known field, which later versions may add.
 func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	r := reader{b: b}
-	m.Versions = control.VersionsOf(r.version(), 0)
+	m.Versions = control.VersionsOf(r.readVersion(), 0)
 	if r.failed {
 		return Meta{}, errMeta
 	}
@@ -70,10 +70,10 @@ func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	}
 	m.Address, m.Type, m.Role = r.string(LargestString), r.string(LargestString), r.string(
 		LargestString)
-	m.Draining = r.uvarint()&1 != 0
-	m.Revision = r.uvarint()
+	m.Draining = r.readUvarint()&1 != 0
+	m.Revision = r.readUvarint()
 	if len(r.b) > 0 { // otherwise an older agent, which sends one version only
-		m.Versions = control.VersionsOf(m.Versions.Oldest, r.version())
+		m.Versions = control.VersionsOf(m.Versions.Oldest, r.readVersion())
 	}
 	if r.failed {
 		return Meta{}, errMeta
@@ -130,13 +130,13 @@ func (l load) encode() []byte {
 
 func decodeLoad(b []byte) (l load, err error) {
 	r := reader{b: b}
-	l.revision, l.waiting = r.uvarint(), r.uvarint()
-	n := r.uvarint()
+	l.revision, l.waiting = r.readUvarint(), r.readUvarint()
+	n := r.readUvarint()
 	if r.failed || n > largestLanes || l.waiting > 1<<31 {
 		return load{}, errMeta
 	}
 	for range n {
-		us := r.uvarint()
+		us := r.readUvarint()
 		l.remaining = append(l.remaining,
 			time.Duration(min(us, uint64(time.Hour/time.Microsecond)))*time.Microsecond)
 	}
@@ -153,7 +153,7 @@ type reader struct {
 	failed bool
 }
 
-func (r *reader) uvarint() uint64 {
+func (r *reader) readUvarint() uint64 {
 	v, n := binary.Uvarint(r.b)
 	if n <= 0 {
 		r.failed, r.b = true, nil
@@ -163,9 +163,9 @@ func (r *reader) uvarint() uint64 {
 	return v
 }
 
-// version decodes a protocol version.
-func (r *reader) version() uint32 {
-	v := r.uvarint()
+// readVersion decodes a protocol version.
+func (r *reader) readVersion() uint32 {
+	v := r.readUvarint()
 	if v > math.MaxUint32 {
 		r.failed = true
 	}
@@ -173,7 +173,7 @@ func (r *reader) version() uint32 {
 }
 
 func (r *reader) string(longest uint64) string {
-	n := r.uvarint()
+	n := r.readUvarint()
 	if n > longest || n > uint64(len(r.b)) {
 		r.failed, r.b = true, nil
 		return ""

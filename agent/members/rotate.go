@@ -93,7 +93,7 @@ func (r *Rotation) Fingerprint() string { return gossip.Fingerprint(r.key) }
 func (r *Rotation) Run(ctx context.Context) error {
 	err := r.run(ctx)
 	if err != nil {
-		r.end(ctx)
+		r.endRotation(ctx)
 	}
 	return err
 }
@@ -116,7 +116,7 @@ func (r *Rotation) run(ctx context.Context) error {
 		return err
 	}
 	for i, s := range rotationSteps {
-		faults, err := r.all(ctx, i)
+		faults, err := r.performOnAll(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -151,9 +151,9 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 	return nil
 }
 
-// all performs the steps up to rotationSteps[last] on every agent, including agents that join
-// meanwhile. It returns one fault for each agent that failed and may not be left behind.
-func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
+// performOnAll performs the steps up to rotationSteps[last] on every agent, including agents that
+// join meanwhile. It returns one fault for each agent that failed and may not be left behind.
+func (r *Rotation) performOnAll(ctx context.Context, last int) ([]string, error) {
 	failed := map[names.AgentName]string{}
 	var members []names.AgentName
 	for {
@@ -164,29 +164,30 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 		if len(behind) == 0 {
 			break
 		}
-		r.members.askKeyrings(ctx, behind, r.requests(behind, last), func(p *control.KeysProgress) {
-			name := names.AgentName(p.Keys.Agent)
-			switch {
-			case p.Keys.Fault != "":
-				failed[name] = p.Keys.Fault
-			case p.Step == listKeys && r.made && !p.Keys.InFile:
-				failed[name] = "its key is in its settings, where a new one cannot be kept: name " +
-					"the new key, so that you can change them"
-				p.Keys.Fault = failed[name]
-			default:
-				r.done[name]++
-			}
-			for _, lost := range p.Keys.Lost {
-				r.lost[names.AgentName(lost)] = "it has not said that it leaves, and " +
-					string(name) + " does not hear it"
-			}
-			for _, known := range p.Keys.Members {
-				if known := names.AgentName(known); !slices.Contains(members, known) {
-					r.lost[known] = "it is known to " + string(name) + " alone"
+		r.members.askKeyrings(ctx, behind, r.makeRequests(behind, last),
+			func(p *control.KeysProgress) {
+				name := names.AgentName(p.Keys.Agent)
+				switch {
+				case p.Keys.Fault != "":
+					failed[name] = p.Keys.Fault
+				case p.Step == listKeys && r.made && !p.Keys.InFile:
+					failed[name] = "its key is in its settings, where a new one cannot be kept: name " +
+						"the new key, so that you can change them"
+					p.Keys.Fault = failed[name]
+				default:
+					r.done[name]++
 				}
-			}
-			r.report(p)
-		})
+				for _, lost := range p.Keys.Lost {
+					r.lost[names.AgentName(lost)] = "it has not said that it leaves, and " +
+						string(name) + " does not hear it"
+				}
+				for _, known := range p.Keys.Members {
+					if known := names.AgentName(known); !slices.Contains(members, known) {
+						r.lost[known] = "it is known to " + string(name) + " alone"
+					}
+				}
+				r.report(p)
+			})
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -220,9 +221,9 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 	return faults, nil
 }
 
-// requests returns, for each of the agents, the requests that it still needs, up to
+// makeRequests returns, for each of the agents, the requests that it still needs, up to
 // rotationSteps[last].
-func (r *Rotation) requests(agents []names.AgentName,
+func (r *Rotation) makeRequests(agents []names.AgentName,
 	last int) func(names.AgentName) []*control.KeyringRequest {
 	todo := map[names.AgentName][]*control.KeyringRequest{}
 	for _, name := range agents {
@@ -235,9 +236,9 @@ func (r *Rotation) requests(agents []names.AgentName,
 	return func(name names.AgentName) []*control.KeyringRequest { return todo[name] }
 }
 
-// end tells the agents that this rotation has stopped. An agent that does not receive this accepts
-// another rotation after rotationPause.
-func (r *Rotation) end(ctx context.Context) {
+// endRotation tells the agents that this rotation has stopped. An agent that does not receive this
+// accepts another rotation after rotationPause.
+func (r *Rotation) endRotation(ctx context.Context) {
 	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
 	r.members.askKeyrings(context.WithoutCancel(ctx), r.members.Names(),
 		func(names.AgentName) []*control.KeyringRequest { return end },

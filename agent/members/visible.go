@@ -33,9 +33,10 @@ func (ms *Members) Visible(v *control.View, sees func(model string) bool) *contr
 		Releases: slices.DeleteFunc(slices.Clone(v.GetReleases()),
 			func(r *control.Release) bool { return !sees(r.GetModel()) }),
 	}
-	types := map[names.LaneType]names.LaneType{} // the types of the members' lanes, as they are seen
+	// the types of the members' lanes, as they are seen
+	types := map[names.LaneType]names.LaneType{}
 	for _, m := range v.GetMembers() {
-		shown := ms.visible(m, sees)
+		shown := ms.visibleTo(m, sees)
 		seen.Members = append(seen.Members, shown)
 		addTypes(types, m, shown)
 	}
@@ -64,8 +65,8 @@ func priceOfType(p *control.TypePrice, typ names.LaneType) *control.TypePrice {
 	return &control.TypePrice{Type: string(typ), PerMs: p.PerMs, ServiceMs: p.ServiceMs}
 }
 
-// visible is Visible for a member.
-func (ms *Members) visible(m *control.Member, sees func(model string) bool) *control.Member {
+// visibleTo is Visible for a member.
+func (ms *Members) visibleTo(m *control.Member, sees func(model string) bool) *control.Member {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
 	hides := func(p *control.Part) bool {
 		return slices.ContainsFunc(p.GetModels(), func(model string) bool { return !sees(model) })
@@ -81,16 +82,16 @@ func (ms *Members) visible(m *control.Member, sees func(model string) bool) *con
 	for _, p := range shown.Parts {
 		for i, model := range p.Models {
 			if !sees(model) {
-				p.Models[i] = ms.alias(model)
+				p.Models[i] = ms.aliasOf(model)
 			}
 		}
 	}
 	return shown
 }
 
-// alias is the name under which this agent tells clients of a model that they may not query. The
+// aliasOf is the name under which this agent tells clients of a model that they may not query. The
 // secret keeps them from finding the name by trying names that it may have.
-func (ms *Members) alias(model string) string {
+func (ms *Members) aliasOf(model string) string {
 	sum := hmac.New(sha256.New, ms.secret)
 	sum.Write([]byte(model))
 	return "hidden-" + hex.EncodeToString(sum.Sum(nil)[:8])

@@ -126,8 +126,9 @@ func TestVisibleNeighbours(t *testing.T) {
 // TestAliases: two models have two aliases, and nobody else could have made them of the names.
 func TestAliases(t *testing.T) {
 	ms, other := &Members{secret: []byte("one")}, &Members{secret: []byte("two")}
-	if a, b := ms.alias("a"), ms.alias("b"); a == b || a != ms.alias("a") || a == other.alias("a") {
-		t.Errorf("got %q and %q, with another secret %q", a, b, other.alias("a"))
+	if a, b := ms.aliasOf("a"), ms.aliasOf("b"); a == b || a != ms.aliasOf("a") ||
+		a == other.aliasOf("a") {
+		t.Errorf("got %q and %q, with another secret %q", a, b, other.aliasOf("a"))
 	}
 }
 

@@ -7,8 +7,8 @@
 // on, also what the store has no longer.
 //
 // Run has a goroutine of its own, and starts one for each model whose versions it fetches, and for
-// each look at the store. So what hangs keeps nothing else waiting. A [Server] answers other agents,
-// concurrently.
+// each look at the store. So what hangs keeps nothing else waiting. A [Server] answers other
+// agents, concurrently.
 package modelstore
 
 import (
@@ -47,8 +47,8 @@ type Config struct {
 	Keys *secure.File[store.Keys]
 	// Fleet is the name of the fleets that signed revocations must be for.
 	Fleet string
-	// Rekeyed is called when the keys have changed, and Readmit when versions that Admit has refused
-	// are to be tried again. They must not block; nil: not.
+	// Rekeyed is called when the keys have changed, and Readmit when versions that Admit has
+	// refused are to be tried again. They must not block; nil: not.
 	Rekeyed, Readmit func()
 	// BytesPerSecond bounds what is received, and what is sent to others; 0 is no bound.
 	BytesPerSecond int64
@@ -127,8 +127,8 @@ const (
 	// pending is the time between two looks at what is released and which versions serve, on which
 	// depends which older ones are to stay.
 	pending = time.Second
-	// long is how long a model that is fetched keeps others waiting, which is so that agents fetch the
-	// same at a time, with few questions to each other.
+	// long is how long a model that is fetched keeps others waiting, which is so that agents fetch
+	// the same at a time, with few questions to each other.
 	long = 10 * time.Second
 	// listTime is for a look at the store.
 	listTime = time.Minute
@@ -154,8 +154,8 @@ type Follower struct {
 	cache    *store.Cache
 	fetcher  *store.Fetcher
 	refresh  chan *ask
-	listed   chan listing
-	brought  chan bringing
+	listed   chan storeListing
+	brought  chan fetchAttempt
 	look     wakeup.Signal // somebody wants a look at the store
 	opened   atomic.Pointer[store.Store]
 	moved    atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
@@ -187,8 +187,8 @@ type Follower struct {
 type model struct {
 	name string
 	held []*store.Manifest // what the directory holds
-	// manifests are those of the wanted versions: read from the store, or held here if it has them no
-	// longer.
+	// manifests are those of the wanted versions: read from the store, or held here if it has them
+	// no longer.
 	manifests map[int64]*store.Manifest
 	keyed     int          // how often the keys had changed when the manifests were read
 	changed   bool         // the last attempt has changed the directory
@@ -202,22 +202,23 @@ type model struct {
 	judgedOf []*store.Manifest
 }
 
-// A listing is what a look at the store found.
-type listing struct {
+// A storeListing is what a look at the store found.
+type storeListing struct {
 	number int
 	store  *store.Store
 	index  map[string]*store.Entry
 	err    error
 	// unread are the models whose releases could not be read.
 	unread map[string]error
-	// revoked are the versions that are, by model, and odd the errors of revocations that do not count.
+	// revoked are the versions that are, by model, and odd the errors of revocations that do not
+	// count.
 	revoked map[string]map[int64]bool
 	odd     map[string]error
 	rekeyed int // how often the keys had changed
 }
 
-// A bringing is the end of an attempt.
-type bringing struct {
+// A fetchAttempt is the end of an attempt.
+type fetchAttempt struct {
 	model *model
 	err   error
 }
@@ -230,19 +231,19 @@ type ask struct {
 	answer chan error
 }
 
-// New returns a Follower. It opens the cache in the model directory, which must exist. Run closes it
-// when it ends.
+// New returns a Follower. It opens the cache in the model directory, which must exist. Run closes
+// it when it ends.
 func New(config Config) (*Follower, error) {
 	cache, err := store.OpenCache(config.Dir, config.CacheBytes)
 	if err != nil {
 		return nil, err
 	}
 	f := &Follower{
-		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan listing),
-		brought: make(chan bringing), models: map[string]*model{}, look: wakeup.New(),
+		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan storeListing),
+		brought: make(chan fetchAttempt), models: map[string]*model{}, look: wakeup.New(),
 	}
 	for name, held := range cache.Held() {
-		f.model(name).held = held
+		f.modelOf(name).held = held
 	}
 	switch over, bound, err := cache.Over(); {
 	case err != nil:
@@ -284,8 +285,8 @@ func (f *Follower) Look() {
 	}
 }
 
-// released are the versions of a model that the fleet has released.
-func (f *Follower) released(model string) []int64 {
+// releasedVersions are the versions of a model that the fleet has released.
+func (f *Follower) releasedVersions(model string) []int64 {
 	if f.releases == nil {
 		return nil
 	}
@@ -298,7 +299,7 @@ func (f *Follower) Holds(model string) bool { return f.cache.Holds(model) }
 // Store returns the store, nil until it has been opened. Run closes it when it ends.
 func (f *Follower) Store() *store.Store { return f.opened.Load() }
 
-func (f *Follower) model(name string) *model {
+func (f *Follower) modelOf(name string) *model {
 	if f.models[name] == nil {
 		f.models[name] = &model{name: name, manifests: map[int64]*store.Manifest{}}
 	}
@@ -344,7 +345,7 @@ func (f *Follower) Run(ctx context.Context) {
 			})
 		}
 		f.bringAll(ctx, &running)
-		f.answer()
+		f.answerWaiting()
 		timer.Reset(pending)
 		select {
 		case <-ctx.Done():
@@ -359,9 +360,9 @@ func (f *Follower) Run(ctx context.Context) {
 			}
 		case l := <-f.listed:
 			looking = false
-			f.take(l)
+			f.applyListing(l)
 		case b := <-f.brought:
-			f.end(b)
+			f.endAttempt(b)
 		case a := <-f.refresh:
 			a.list = f.lists + 1
 			f.asks = append(f.asks, a)
@@ -412,8 +413,8 @@ func (f *Follower) Refresh(ctx context.Context, model string) error {
 	}
 }
 
-// answer answers those whose model has been looked after. The others wait.
-func (f *Follower) answer() {
+// answerWaiting answers those whose model has been looked after. The others wait.
+func (f *Follower) answerWaiting() {
 	f.asks = slices.DeleteFunc(f.asks, func(a *ask) bool {
 		m := f.models[a.model]
 		done := a.tried && (m == nil || m.begun.IsZero())
@@ -424,20 +425,20 @@ func (f *Follower) answer() {
 	})
 }
 
-// list asks the store, which it opens if it is nil, which versions there are. known are the revocations
-// that were read before, which are to be read again if again is set.
+// list asks the store, which it opens if it is nil, which versions there are. known are the
+// revocations that were read before, which are to be read again if again is set.
 func (f *Follower) list(ctx context.Context, s *store.Store, known map[string]map[int64]bool,
-	again bool) listing {
+	again bool) storeListing {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	var err error
 	if s == nil {
 		if s, err = f.config.Open(ctx); err != nil {
-			return listing{err: err}
+			return storeListing{err: err}
 		}
 		f.opened.Store(s)
 	}
-	l := listing{store: s, odd: map[string]error{}}
+	l := storeListing{store: s, odd: map[string]error{}}
 	if l.index, l.err = s.Index(ctx); l.err == nil {
 		l.unread = f.readReleases(ctx, s, l.index)
 		f.readRevocations(ctx, s, &l, known, again)
@@ -475,8 +476,8 @@ func (f *Follower) readReleases(ctx context.Context, s *store.Store,
 	return unread
 }
 
-// take takes what a look at the store found. If it failed, what was found before holds.
-func (f *Follower) take(l listing) {
+// applyListing takes what a look at the store found. If it failed, what was found before holds.
+func (f *Follower) applyListing(l storeListing) {
 	f.unread, f.taken = map[string]error{}, l.number
 	if f.fetcher.Store == nil {
 		f.fetcher.Store = l.store
@@ -511,19 +512,19 @@ func (f *Follower) take(l listing) {
 		}
 		// What is asked for is tried in the next bringAll, if the store has it.
 		a.tried = l.err != nil || f.index[a.model] == nil || f.unread[a.model] != nil ||
-			!f.follows(a.model)
+			!f.followsModel(a.model)
 	}
 }
 
-func (f *Follower) follows(name string) bool {
+func (f *Follower) followsModel(name string) bool {
 	return len(f.config.Models) == 0 || slices.Contains(f.config.Models, name)
 }
 
-// wanted returns the versions of a model that are to be here: those that are released, of which the
-// first one's settings hold, and the newest. A released one that is here stays, by its manifest
-// here, when the store has it no longer. Beside them it returns those that are here and serve, until
-// the wanted ones serve too.
-func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status) (wanted,
+// wantedVersions returns the versions of a model that are to be here: those that are released, of
+// which the first one's settings hold, and the newest. A released one that is here stays, by its
+// manifest here, when the store has it no longer. Beside them it returns those that are here and
+// serve, until the wanted ones serve too.
+func (f *Follower) wantedVersions(m *model, entry *store.Entry, statuses []models.Status) (wanted,
 	beside []int64) {
 	revoked := f.revoked[m.name]
 	available := slices.DeleteFunc(slices.Clone(entry.Versions), func(number int64) bool {
@@ -539,7 +540,7 @@ func (f *Follower) wanted(m *model, entry *store.Entry, statuses []models.Status
 			available = append(available, held.Version)
 		}
 	}
-	for _, number := range append(f.released(m.name), newest) {
+	for _, number := range append(f.releasedVersions(m.name), newest) {
 		if slices.Contains(available, number) && !slices.Contains(wanted, number) {
 			wanted = append(wanted, number)
 		}
@@ -572,28 +573,29 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 		busy = busy || !m.begun.IsZero() && now.Sub(m.begun) < long
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.index)) {
-		m := f.model(name)
-		if f.unread[name] != nil { // its release is not known: the newest may not be what is to serve
+		m := f.modelOf(name)
+		// its release is not known: the newest may not be what is to serve
+		if f.unread[name] != nil {
 			continue
 		}
-		if !f.follows(name) || !m.begun.IsZero() || now.Before(m.again) && !f.asked(name) {
+		if !f.followsModel(name) || !m.begun.IsZero() || now.Before(m.again) && !f.isAwaited(name) {
 			continue
 		}
 		if len(f.index[name].Versions) == 0 { // only revocations: what is here serves on
-			f.tried(name)
+			f.noteAttempt(name)
 			continue
 		}
 		if m.keyed != f.rekeyed { // what they say must be signed by the keys that there are now
 			clear(m.manifests)
 			m.keyed = f.rekeyed
 		}
-		wanted, beside := f.wanted(m, f.index[name], statuses)
-		if m.holds(wanted, beside) {
-			f.tried(name)
+		wanted, beside := f.wantedVersions(m, f.index[name], statuses)
+		if m.holdsOnly(wanted, beside) {
+			f.noteAttempt(name)
 			m.err = nil
 			continue
 		}
-		if busy && !f.asked(name) {
+		if busy && !f.isAwaited(name) {
 			continue
 		}
 		serves := map[int64]bool{}
@@ -604,17 +606,17 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 		}
 		busy, m.begun = true, now
 		m.moved.Store(now.UnixMilli())
-		f.tried(name)
+		f.noteAttempt(name)
 		running.Go(func() {
-			err := f.bring(ctx, m, wanted, beside, serves)
+			err := f.fetchVersions(ctx, m, wanted, beside, serves)
 			select {
-			case f.brought <- bringing{m, err}:
+			case f.brought <- fetchAttempt{m, err}:
 			case <-ctx.Done():
 			}
 		})
 	}
 	for name, m := range f.models {
-		if f.follows(name) || len(m.held) == 0 {
+		if f.followsModel(name) || len(m.held) == 0 {
 			continue
 		}
 		if m.err = f.cache.Remove(name); m.err == nil {
@@ -623,19 +625,19 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 				"event", "store")
 		}
 	}
-	f.tell(statuses)
+	f.reportFaults(statuses)
 }
 
-// asked reports whether somebody waits for an attempt at a model.
-func (f *Follower) asked(name string) bool {
+// isAwaited reports whether somebody waits for an attempt at a model.
+func (f *Follower) isAwaited(name string) bool {
 	return slices.ContainsFunc(f.asks, func(a *ask) bool {
 		return a.model == name && !a.tried && a.list <= f.taken
 	})
 }
 
-// tried notes that an attempt at a model has begun, or that there is nothing to do. Those who asked
-// after the last look had begun wait on.
-func (f *Follower) tried(name string) {
+// noteAttempt notes that an attempt at a model has begun, or that there is nothing to do. Those who
+// asked after the last look had begun wait on.
+func (f *Follower) noteAttempt(name string) {
 	for _, a := range f.asks {
 		if a.model == name && a.list <= f.taken {
 			a.tried = true
@@ -643,8 +645,8 @@ func (f *Follower) tried(name string) {
 	}
 }
 
-// end takes note of the end of an attempt.
-func (f *Follower) end(b bringing) {
+// endAttempt takes note of the end of an attempt.
+func (f *Follower) endAttempt(b fetchAttempt) {
 	m := b.model
 	m.begun, m.err = time.Time{}, b.err
 	if b.err != nil {
@@ -652,12 +654,12 @@ func (f *Follower) end(b bringing) {
 	}
 	if m.changed { // what has come may have a signature that was missing
 		m.changed = false
-		f.readmit()
+		f.retryRefused()
 	}
 }
 
-// tell reports the faults that are new and those that are over.
-func (f *Follower) tell(statuses []models.Status) {
+// reportFaults reports the faults that are new and those that are over.
+func (f *Follower) reportFaults(statuses []models.Status) {
 	faults := maps.Clone(f.unread)
 	if faults == nil {
 		faults = map[string]error{}
@@ -686,7 +688,7 @@ func (f *Follower) tell(statuses []models.Status) {
 		also(name, entry.StrangeRelease(name))
 		also(name, f.odd[name])
 	}
-	for name, err := range f.judge(statuses) {
+	for name, err := range f.findUntrusted(statuses) {
 		also(name, err)
 	}
 	f.config.Metrics.faults.Set(float64(len(faults)))
@@ -706,9 +708,9 @@ func (f *Follower) tell(statuses []models.Status) {
 	f.last = faults
 }
 
-// holds reports whether the directory has these versions, and no others, of which those that are
-// wanted were read from the store.
-func (m *model) holds(wanted, beside []int64) bool {
+// holdsOnly reports whether the directory has these versions, and no others, of which those that
+// are wanted were read from the store.
+func (m *model) holdsOnly(wanted, beside []int64) bool {
 	var held []int64
 	for _, h := range m.held {
 		held = append(held, h.Version)
@@ -717,21 +719,22 @@ func (m *model) holds(wanted, beside []int64) bool {
 		!slices.ContainsFunc(wanted, func(number int64) bool { return m.manifests[number] == nil })
 }
 
-// bring makes a model's folder hold versions, of which those beside the wanted are there. serves are
-// those that do. A wanted version that is not signed as it must be keeps the others from nothing,
-// unless it is the first, which is to answer, and does not serve.
-func (f *Follower) bring(ctx context.Context, m *model, wanted, beside []int64,
+// fetchVersions makes a model's folder hold versions, of which those beside the wanted are there.
+// serves are those that do. A wanted version that is not signed as it must be keeps the others from
+// nothing, unless it is the first, which is to answer, and does not serve.
+func (f *Follower) fetchVersions(ctx context.Context, m *model, wanted, beside []int64,
 	serves map[int64]bool) error {
 	maps.DeleteFunc(m.manifests, func(number int64, _ *store.Manifest) bool {
 		return !slices.Contains(wanted, number)
 	})
-	keys := f.keys()
+	keys := f.trustedKeys()
 	var versions []*store.Manifest
 	var faults []error
 	for place, number := range wanted {
 		if m.manifests[number] == nil {
 			read, err := f.fetcher.Store.Trusted(ctx, m.name, number, keys)
-			i := slices.IndexFunc(m.held, func(h *store.Manifest) bool { return h.Version == number })
+			i := slices.IndexFunc(m.held,
+				func(h *store.Manifest) bool { return h.Version == number })
 			switch {
 			case err == nil:
 				m.manifests[number] = read

@@ -127,7 +127,7 @@ func (b *bench) look() {
 	b.lists++
 	l := b.list(b.t.Context(), b.fetcher.Store, b.revoked, false)
 	l.number = b.lists
-	b.take(l)
+	b.applyListing(l)
 	var running sync.WaitGroup
 	for {
 		b.bringAll(b.t.Context(), &running)
@@ -138,7 +138,7 @@ func (b *bench) look() {
 		if !busy {
 			return
 		}
-		b.end(<-b.brought)
+		b.endAttempt(<-b.brought)
 	}
 }
 
@@ -289,8 +289,8 @@ func TestFollowGone(t *testing.T) {
 	b.holds("nothing is released", "ncf/4")
 }
 
-// TestFollowForgets: however many versions a model has had, the manifests that are kept are those of
-// the versions that are wanted.
+// TestFollowForgets: however many versions a model has had, the manifests that are kept are those
+// of the versions that are wanted.
 func TestFollowForgets(t *testing.T) {
 	b := newBench(t, nil)
 	for version := range int64(5) {
@@ -299,15 +299,15 @@ func TestFollowForgets(t *testing.T) {
 	}
 	b.released["ncf"] = []int64{3}
 	b.look()
-	kept := slices.Sorted(maps.Keys(b.model("ncf").manifests))
+	kept := slices.Sorted(maps.Keys(b.modelOf("ncf").manifests))
 	if want := []int64{3, 5}; !slices.Equal(kept, want) {
 		t.Errorf("kept the manifests of %v, want %v", kept, want)
 	}
 	b.holds("at the end", "ncf/3", "ncf/5")
 }
 
-// TestFollowReleases: the newest release is read before a model's files, once for each number. While
-// it cannot be, the model's versions stay as they are, and other models come.
+// TestFollowReleases: the newest release is read before a model's files, once for each number.
+// While it cannot be, the model's versions stay as they are, and other models come.
 func TestFollowReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var read []string

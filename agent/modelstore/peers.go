@@ -23,15 +23,15 @@ const (
 	// askAll is the time between two questions about a file to agents that neither have nor fetch
 	// it. They say so by themselves when they begin to.
 	askAll = 30 * time.Second
-	// mostAsked is how many of those that fetch a file are asked at a time how far they are.
-	mostAsked = 3
-	askTime   = 5 * time.Second // for an answer
+	// maxAsked is how many of those that fetch a file are asked at a time how far they are.
+	maxAsked = 3
+	askTime  = 5 * time.Second // for an answer
 	// awaited is how long an agent that does not answer is waited for before the store is asked: at
 	// the start of a fleet its agents hear of each other before they reach each other.
 	awaited = 15 * time.Second
-	// mostReaders is how many agents may read from one at a time. The fewer, the sooner each has a
+	// maxReaders is how many agents may read from one at a time. The fewer, the sooner each has a
 	// part that it can give to others.
-	mostReaders = 3
+	maxReaders  = 3
 	largestRead = 8 << 20
 	message     = 256 << 10 // bytes of a message
 )
@@ -48,12 +48,12 @@ type Peers struct {
 	Fleet Fleet
 
 	mu     sync.Mutex
-	files  map[string]*asked             // of those that are fetched, by SHA-256
+	files  map[string]*askedPeer         // of those that are fetched, by SHA-256
 	silent map[names.AgentName]time.Time // since when agents do not answer
 }
 
-// asked is what is known of who has a file.
-type asked struct {
+// askedPeer is what is known of who has a file.
+type askedPeer struct {
 	last  time.Time                     // when others were asked
 	lacks map[names.AgentName]time.Time // when agents said that they neither have nor fetch it
 	has   map[names.AgentName]store.Has
@@ -75,8 +75,8 @@ func (p *Peers) Known(f store.File) map[string]store.Has {
 	return known
 }
 
-// hear takes note that an agent fetches a file.
-func (p *Peers) hear(sum string, agent names.AgentName) {
+// noteFetch takes note that an agent fetches a file.
+func (p *Peers) noteFetch(sum string, agent names.AgentName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if a := p.files[sum]; a != nil {
@@ -87,8 +87,8 @@ func (p *Peers) hear(sum string, agent names.AgentName) {
 	}
 }
 
-// Ask implements store.Peers. It asks all members that it has not asked, and some of those that have
-// a part of the file.
+// Ask implements store.Peers. It asks all members that it has not asked, and some of those that
+// have a part of the file.
 func (p *Peers) Ask(ctx context.Context, f store.File) (all bool) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -96,7 +96,7 @@ func (p *Peers) Ask(ctx context.Context, f store.File) (all bool) {
 	all = true
 	for _, name := range p.toAsk(f.SHA256) {
 		group.Go(func() {
-			state, err := p.state(ctx, name, f.SHA256)
+			state, err := p.fileState(ctx, name, f.SHA256)
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			a := p.files[f.SHA256]
@@ -134,7 +134,7 @@ func (p *Peers) toAsk(sum string) (ask []names.AgentName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.files == nil {
-		p.files, p.silent = map[string]*asked{}, map[names.AgentName]time.Time{}
+		p.files, p.silent = map[string]*askedPeer{}, map[names.AgentName]time.Time{}
 	}
 	for sum, a := range p.files { // of files that are no longer fetched
 		if time.Since(a.last) > 2*askAll {
@@ -143,7 +143,7 @@ func (p *Peers) toAsk(sum string) (ask []names.AgentName) {
 	}
 	a := p.files[sum]
 	if a == nil {
-		a = &asked{
+		a = &askedPeer{
 			lacks: map[names.AgentName]time.Time{}, has: map[names.AgentName]store.Has{},
 		}
 		p.files[sum] = a
@@ -167,13 +167,14 @@ func (p *Peers) toAsk(sum string) (ask []names.AgentName) {
 		maps.DeleteFunc(of, func(name names.AgentName, _ time.Time) bool { return !members[name] })
 	}
 	maps.DeleteFunc(a.has, func(name names.AgentName, _ store.Has) bool { return !members[name] })
-	for _, i := range rand.Perm(len(fetch))[:min(len(fetch), mostAsked)] {
+	for _, i := range rand.Perm(len(fetch))[:min(len(fetch), maxAsked)] {
 		ask = append(ask, fetch[i])
 	}
 	return ask
 }
 
-func (p *Peers) state(ctx context.Context, name names.AgentName, sum string) (*control.FileState,
+func (p *Peers) fileState(ctx context.Context, name names.AgentName,
+	sum string) (*control.FileState,
 	error) {
 	conn, err := p.Fleet.Dial(name)
 	if err != nil {
@@ -243,7 +244,7 @@ func NewServer(f *Follower) *Server {
 		return &Server{}
 	}
 	return &Server{
-		follower: f, readers: make(chan struct{}, mostReaders), pacer: newPacer(&f.config),
+		follower: f, readers: make(chan struct{}, maxReaders), pacer: newPacer(&f.config),
 	}
 }
 
@@ -254,7 +255,7 @@ func (s *Server) File(req *control.FileRequest) *control.FileState {
 		return &control.FileState{}
 	}
 	if peers := s.follower.config.Peers; peers != nil && req.GetAgent() != "" {
-		peers.hear(req.GetSha256(), names.AgentName(req.GetAgent()))
+		peers.noteFetch(req.GetSha256(), names.AgentName(req.GetAgent()))
 	}
 	has, ok := s.follower.cache.Has(req.GetSha256())
 	return &control.FileState{Has: ok, All: has.All, Parts: has.Parts, Taking: has.Taking}
@@ -276,7 +277,7 @@ func (s *Server) ReadFile(req *control.ReadFileRequest,
 	case s.readers <- struct{}{}:
 		defer func() { <-s.readers }()
 	default:
-		return status.Errorf(codes.ResourceExhausted, "%d agents read already", mostReaders)
+		return status.Errorf(codes.ResourceExhausted, "%d agents read already", maxReaders)
 	}
 	data := make([]byte, min(message, length))
 	for at := int64(0); at < length; {

@@ -15,16 +15,17 @@ import (
 	"github.com/muster-serve/muster/models/store"
 )
 
-// keys are those of which one must have signed what is loaded; nil: none must.
-func (f *Follower) keys() store.Keys {
+// trustedKeys are those of which one must have signed what is loaded; nil: none must.
+func (f *Follower) trustedKeys() store.Keys {
 	if f == nil || f.config.Keys == nil {
 		return nil
 	}
 	return f.config.Keys.Get()
 }
 
-// followKeys takes note of keys that have changed: all that was found to be signed is looked at again.
-// What serves goes on, whoever has signed it, so that a mistake in a file does not end a fleet.
+// followKeys takes note of keys that have changed: all that was found to be signed is looked at
+// again. What serves goes on, whoever has signed it, so that a mistake in a file does not end a
+// fleet.
 func (f *Follower) followKeys() (changed bool) {
 	if f.config.Keys == nil || !f.config.Keys.Refresh(f.config.Log) {
 		return false
@@ -33,22 +34,22 @@ func (f *Follower) followKeys() (changed bool) {
 	if f.config.Rekeyed != nil {
 		f.config.Rekeyed()
 	}
-	f.readmit()
+	f.retryRefused()
 	return true
 }
 
-// readmit has versions tried again that Admit has refused.
-func (f *Follower) readmit() {
+// retryRefused has versions tried again that Admit has refused.
+func (f *Follower) retryRefused() {
 	if f.config.Keys != nil && f.config.Readmit != nil {
 		f.config.Readmit()
 	}
 }
 
 // Admit returns why a version may not be loaded from the model directory; nil if it may. Where
-// signatures are required, a version of the store needs one, and the files that it names; a folder that
-// is not from the store is its operator's, and the log says that nobody has signed it.
+// signatures are required, a version of the store needs one, and the files that it names; a folder
+// that is not from the store is its operator's, and the log says that nobody has signed it.
 func (f *Follower) Admit(ctx context.Context, v *models.Version) error {
-	keys := f.keys()
+	keys := f.trustedKeys()
 	if keys == nil {
 		return nil
 	}
@@ -61,11 +62,11 @@ func (f *Follower) Admit(ctx context.Context, v *models.Version) error {
 	return nil
 }
 
-// Note says of a version that serves why it does although no trusted key has signed it; "" if one has,
-// or none must.
+// Note says of a version that serves why it does although no trusted key has signed it; "" if one
+// has, or none must.
 func (f *Follower) Note(model string, version int64) string {
 	switch {
-	case f.keys() == nil:
+	case f.trustedKeys() == nil:
 		return ""
 	case !f.cache.Holds(model):
 		return "not signed: its folder is not from the model store"
@@ -84,10 +85,10 @@ type versionOf struct {
 	number int64
 }
 
-// judge finds the versions that serve without a signature of a trusted key. The result has those of
-// each model, of which those that are being fetched are as they were.
-func (f *Follower) judge(statuses []models.Status) map[string]error {
-	keys := f.keys()
+// findUntrusted finds the versions that serve without a signature of a trusted key. The result has
+// those of each model, of which those that are being fetched are as they were.
+func (f *Follower) findUntrusted(statuses []models.Status) map[string]error {
+	keys := f.trustedKeys()
 	if keys == nil {
 		return nil
 	}
@@ -118,15 +119,15 @@ func (f *Follower) judge(statuses []models.Status) map[string]error {
 	return faults
 }
 
-// readRevocations sets which versions are revoked in the store, and the errors of revocations that do
-// not count. A model is left as it is while one of its revocations cannot be read. known are those that
-// were read before; again is whether they are to be read again.
-func (f *Follower) readRevocations(ctx context.Context, s *store.Store, l *listing,
+// readRevocations sets which versions are revoked in the store, and the errors of revocations that
+// do not count. A model is left as it is while one of its revocations cannot be read. known are
+// those that were read before; again is whether they are to be read again.
+func (f *Follower) readRevocations(ctx context.Context, s *store.Store, l *storeListing,
 	known map[string]map[int64]bool, again bool) {
 	l.revoked, l.odd = map[string]map[int64]bool{}, map[string]error{}
 	ctx, cancel := context.WithTimeout(ctx, releaseTime)
 	defer cancel()
-	keys := f.keys()
+	keys := f.trustedKeys()
 	var mu sync.Mutex
 	note := func(name string, number int64, err error) {
 		mu.Lock()
@@ -178,18 +179,18 @@ func (f *Follower) cutAll(ctx context.Context, running *sync.WaitGroup) {
 		m.begun = time.Now()
 		m.moved.Store(m.begun.UnixMilli())
 		running.Go(func() {
-			err := f.cut(m, revoked)
+			err := f.removeRevoked(m, revoked)
 			select {
-			case f.brought <- bringing{m, err}:
+			case f.brought <- fetchAttempt{m, err}:
 			case <-ctx.Done():
 			}
 		})
 	}
 }
 
-// cut takes revoked versions of a model out of the model directory, whatever becomes of the others:
-// the model repository then unloads them.
-func (f *Follower) cut(m *model, revoked map[int64]bool) error {
+// removeRevoked takes revoked versions of a model out of the model directory, whatever becomes of
+// the others: the model repository then unloads them.
+func (f *Follower) removeRevoked(m *model, revoked map[int64]bool) error {
 	var left []*store.Manifest
 	for _, held := range m.held {
 		if !revoked[held.Version] {

@@ -31,11 +31,12 @@ func asKept(x *control.Release) *control.Release {
 	return kept
 }
 
-// keep writes a release that is about to be made to the store, and returns it as it then is. A
-// release of a model that is not of the store is the fleet's own. So is, for a time, one that takes
-// a version back: that must not wait for a store that fails. So is, where the store's must be signed,
-// one that the rule makes: whoever signed the canary's release has signed its terms.
-func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool) (*control.Release,
+// storeRelease writes a release that is about to be made to the store, and returns it as it then
+// is. A release of a model that is not of the store is the fleet's own. So is, for a time, one that
+// takes a version back: that must not wait for a store that fails. So is, where the store's must be
+// signed, one that the rule makes: whoever signed the canary's release has signed its terms.
+func (r *Releases) storeRelease(ctx context.Context, next *control.Release,
+	byRule bool) (*control.Release,
 	error) {
 	if r.config.Store == nil {
 		return next, nil
@@ -52,7 +53,7 @@ func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool)
 	}
 	kept := asKept(next)
 	if err == nil {
-		err = r.create(ctx, kept)
+		err = r.createInStore(ctx, kept)
 	}
 	switch takesBack := next.GetCanary() != 0 && next.GetShare() == 0; {
 	case err == nil:
@@ -60,15 +61,15 @@ func (r *Releases) keep(ctx context.Context, next *control.Release, byRule bool)
 	case errors.Is(err, ErrNewer):
 		return nil, status.Error(codes.Aborted, err.Error())
 	case takesBack || byRule && errors.Is(err, ErrUnsigned):
-		r.failed(next.GetModel(), err)
+		r.logUnstored(next.GetModel(), err)
 		return next, nil
 	}
 	return nil, status.Errorf(codes.Aborted,
 		"the release is not made: it cannot be written to the model store: %v", err)
 }
 
-// create writes a release to the store. If that has a newer one, the fleet now follows that.
-func (r *Releases) create(ctx context.Context, kept *control.Release) error {
+// createInStore writes a release to the store. If that has a newer one, the fleet now follows that.
+func (r *Releases) createInStore(ctx context.Context, kept *control.Release) error {
 	newest, err := r.config.Store.Create(ctx, kept)
 	if newest != nil {
 		r.Read(newest, false)
@@ -76,7 +77,7 @@ func (r *Releases) create(ctx context.Context, kept *control.Release) error {
 	return err
 }
 
-func (r *Releases) failed(model string, err error) {
+func (r *Releases) logUnstored(model string, err error) {
 	r.log.Error("a release holds in this fleet only: it is not written to the model store", "model",
 		model, "error", err, eventKey, "broken")
 }
@@ -102,7 +103,7 @@ func (r *Releases) keepAll(ctx context.Context, term *Term) {
 			}
 			if text := err.Error(); text != last && ctx.Err() == nil {
 				last = text
-				r.failed(x.GetModel(), err)
+				r.logUnstored(x.GetModel(), err)
 			}
 			break // the store has failed: it would for the others too
 		}
@@ -115,7 +116,7 @@ func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	kept := asKept(x)
-	switch err := r.create(ctx, kept); {
+	switch err := r.createInStore(ctx, kept); {
 	case errors.Is(err, ErrNewer):
 		return nil
 	case err != nil:
@@ -133,7 +134,7 @@ func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release
 		next.Kept, next.Number = kept.GetKept(), max(known.GetNumber(), kept.GetKept()+1)
 	}
 	r.known[x.GetModel()] = next
-	r.changed()
-	r.tell("kept in the model store", kept)
+	r.applyChange()
+	r.reportRelease("kept in the model store", kept)
 	return nil
 }

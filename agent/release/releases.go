@@ -48,9 +48,9 @@ type Config struct {
 type Store interface {
 	// Versions returns those that the store has of a model; none if the model is not of the store.
 	Versions(ctx context.Context, model string) ([]int64, error)
-	// Create writes a release under its number, or the next one that is free if a document that is no
-	// release has it, and sets that number. If the store has another release with that number, the
-	// error wraps ErrNewer, and newest is the newest release that the store has.
+	// Create writes a release under its number, or the next one that is free if a document that is
+	// no release has it, and sets that number. If the store has another release with that number,
+	// the error wraps ErrNewer, and newest is the newest release that the store has.
 	Create(ctx context.Context, r *control.Release) (newest *control.Release, err error)
 }
 
@@ -63,8 +63,8 @@ var ErrUnsigned = errors.New("releases in the model store must be signed")
 // eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// mostReleases bounds the models that an agent keeps releases of.
-const mostReleases = 1 << 12
+// maxReleases bounds the models that an agent keeps releases of.
+const maxReleases = 1 << 12
 
 // Releases are those that an agent knows.
 type Releases struct {
@@ -98,7 +98,8 @@ type trial struct {
 	counted canary.Trial
 	serves  bool
 	verdict string
-	// told is the age at which an event has said last that a promotion is due and undecided; 0: none.
+	// told is the age at which an event has said last that a promotion is due and undecided; 0:
+	// none.
 	told time.Duration
 	// refused is when the release that the rule wants could not be made.
 	refused time.Time
@@ -132,7 +133,7 @@ func New(config Config) *Releases {
 		config: config, log: config.Log, known: map[string]*control.Release{},
 		trials: map[string]*trial{},
 	}
-	text, err := os.ReadFile(r.path())
+	text, err := os.ReadFile(r.statePath())
 	all := &control.View{}
 	if err == nil {
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, all)
@@ -140,22 +141,22 @@ func New(config Config) *Releases {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Error(
 			"the releases of models cannot be read: the newest versions serve until a leader "+
-				"tells of them", "file", r.path(), "error", err)
+				"tells of them", "file", r.statePath(), "error", err)
 	}
 	for _, x := range all.GetReleases() {
-		if len(r.known) < mostReleases && r.acceptable(x, r.path()) {
+		if len(r.known) < maxReleases && r.isAcceptable(x, r.statePath()) {
 			r.known[x.GetModel()] = x.Bounded()
 		}
 	}
-	r.publish()
+	r.publishKnown()
 	if all := r.All(); len(all) > 0 {
 		config.Apply(all)
 	}
-	config.Registry.MustRegister(prometheus.CollectorFunc(r.collect))
+	config.Registry.MustRegister(prometheus.CollectorFunc(r.collectMetrics))
 	return r
 }
 
-func (r *Releases) path() string { return filepath.Join(r.config.StateDir, "releases.json") }
+func (r *Releases) statePath() string { return filepath.Join(r.config.StateDir, "releases.json") }
 
 // newer reports whether a is newer than b, another release of the same model. What the store has
 // decides first: a fleet's own releases follow one of the store, or none. The leaders of the two
@@ -210,8 +211,8 @@ func (r *Releases) Kept(model string) uint64 {
 // block.
 func (r *Releases) All() []*control.Release { return r.now.Load().all }
 
-// publish makes Of and All return what is known. r.mu is held, but in New.
-func (r *Releases) publish() {
+// publishKnown makes Of and All return what is known. r.mu is held, but in New.
+func (r *Releases) publishKnown() {
 	s := &snapshot{
 		choices: make(map[string]canary.Release, len(r.known)), compared: map[string]bool{},
 	}
@@ -226,23 +227,23 @@ func (r *Releases) publish() {
 	r.now.Store(s)
 }
 
-// Read takes a release that the model store has, and that is signed if it must be. The caller must not
-// change it afterwards. If this agent leads, all members are told. It takes the place of what others have
-// told of the same number, too; and of whatever is known if anyway is set.
+// Read takes a release that the model store has, and that is signed if it must be. The caller must
+// not change it afterwards. If this agent leads, all members are told. It takes the place of what
+// others have told of the same number, too; and of whatever is known if anyway is set.
 func (r *Releases) Read(x *control.Release, anyway bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known[x.GetModel()]
 	same := known != nil && known.GetKept() == x.GetKept() && known.GetNumber() == x.GetNumber()
 	if known != nil && !anyway && !newer(x, known) && (!same || alike(x, known)) ||
-		known == nil && len(r.known) >= mostReleases || !r.acceptable(x, "the model store") {
+		known == nil && len(r.known) >= maxReleases || !r.isAcceptable(x, "the model store") {
 		return
 	}
 	r.known[x.GetModel()] = x.Bounded()
 	if r.term != nil {
-		r.tell(x.GetWhy()+", as the model store says", x)
+		r.reportRelease(x.GetWhy()+", as the model store says", x)
 	}
-	r.changed()
+	r.applyChange()
 }
 
 // alike reports whether two releases of the same number say the same, whichever leader made them.
@@ -261,8 +262,8 @@ func (r *Releases) Hear(m *control.LeaderMessage) (answers bool) {
 	return false
 }
 
-// Heard takes what another agent says is released, and reports whether any of it was news. The caller
-// must not change it afterwards. If this agent leads, all members are told.
+// Heard takes what another agent says is released, and reports whether any of it was news. The
+// caller must not change it afterwards. If this agent leads, all members are told.
 func (r *Releases) Heard(all []*control.Release) (news bool) {
 	if slices.EqualFunc(all, r.All(), func(a, b *control.Release) bool {
 		return a.GetModel() == b.GetModel() && !newer(a, b)
@@ -273,8 +274,8 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 	defer r.mu.Unlock()
 	for _, x := range all {
 		known := r.known[x.GetModel()]
-		if known != nil && !newer(x, known) || known == nil && len(r.known) >= mostReleases ||
-			!r.acceptable(x, "another agent") ||
+		if known != nil && !newer(x, known) || known == nil && len(r.known) >= maxReleases ||
+			!r.isAcceptable(x, "another agent") ||
 			r.config.Trusts != nil && !r.config.Trusts(x) {
 			continue
 		}
@@ -282,30 +283,31 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 		x = x.Bounded()
 		r.known[x.GetModel()] = x
 		if r.term != nil && x.GetKept() == x.GetNumber() {
-			r.tell(x.GetWhy()+", as the model store says", x)
+			r.reportRelease(x.GetWhy()+", as the model store says", x)
 		}
 	}
 	if news {
-		r.changed()
+		r.applyChange()
 	}
 	return news
 }
 
-// acceptable reports whether a release is valid. One that is not is left out, so that this agent does
-// not pass it on; the log says so once. r.mu is held, but in New.
-func (r *Releases) acceptable(x *control.Release, source string) bool {
+// isAcceptable reports whether a release is valid. One that is not is left out, so that this agent
+// does not pass it on; the log says so once. r.mu is held, but in New.
+func (r *Releases) isAcceptable(x *control.Release, source string) bool {
 	err := x.Validate()
 	if err != nil && err.Error() != r.nonsense {
 		r.nonsense = err.Error()
-		r.log.Warn("a release that is not valid is left out", "from", source, "error", err, eventKey,
+		r.log.Warn("a release that is not valid is left out", "from", source, "error", err,
+			eventKey,
 			"broken")
 	}
 	return err == nil
 }
 
-// changed keeps the releases on disk and makes all follow them. r.mu is held.
-func (r *Releases) changed() {
-	r.publish()
+// applyChange keeps the releases on disk and makes all follow them. r.mu is held.
+func (r *Releases) applyChange() {
+	r.publishKnown()
 	all := r.All()
 	if r.term != nil {
 		r.term.Tell(all)
@@ -314,7 +316,7 @@ func (r *Releases) changed() {
 	text, err := protojson.MarshalOptions{Multiline: true}.Marshal(&control.View{Releases: all})
 	if err == nil {
 		if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-			err = files.Replace(r.path(), text, 0o600)
+			err = files.Replace(r.statePath(), text, 0o600)
 		}
 	}
 	if err != nil {
@@ -367,7 +369,7 @@ func (r *Releases) Set(ctx context.Context, req *control.SetReleaseRequest) (
 	versions := slices.Concat(term.Serving()[req.GetModel()], stored)
 	slices.Sort(versions)
 	versions = slices.Compact(versions)
-	err := r.make(ctx, term, req.GetModel(), false, func(next *control.Release) error {
+	err := r.makeRelease(ctx, term, req.GetModel(), false, func(next *control.Release) error {
 		return Change(next, req, versions)
 	})
 	if err != nil {
@@ -444,9 +446,9 @@ func rollBack(next *control.Release) error {
 	return nil
 }
 
-// make makes the next release of a model, which change makes of the last one. byRule is whether the
-// rule wants it, by the terms of the last one.
-func (r *Releases) make(ctx context.Context, term *Term, model string, byRule bool,
+// makeRelease makes the next release of a model, which change makes of the last one. byRule is
+// whether the rule wants it, by the terms of the last one.
+func (r *Releases) makeRelease(ctx context.Context, term *Term, model string, byRule bool,
 	change func(next *control.Release) error) error {
 	if model == "" || len(model) > control.MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "model %.80q, want its name", model)
@@ -477,7 +479,7 @@ func (r *Releases) make(ctx context.Context, term *Term, model string, byRule bo
 	if err := next.Validate(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	next, err := r.keep(ctx, next.Bounded(), byRule)
+	next, err := r.storeRelease(ctx, next.Bounded(), byRule)
 	if err != nil {
 		return err
 	}
@@ -489,18 +491,18 @@ func (r *Releases) make(ctx context.Context, term *Term, model string, byRule bo
 	case r.known[model] != before && !newer(next, r.known[model]):
 		return status.Error(codes.Aborted, ErrNewer.Error())
 	}
-	if r.known[model] = next; before == nil && len(r.known) > mostReleases {
+	if r.known[model] = next; before == nil && len(r.known) > maxReleases {
 		delete(r.known, model)
 		return status.Errorf(codes.ResourceExhausted, "there are releases of %d models already",
-			mostReleases)
+			maxReleases)
 	}
-	r.tell(next.Why, next)
-	r.changed()
+	r.reportRelease(next.Why, next)
+	r.applyChange()
 	return nil
 }
 
-// tell tells of a release that is made.
-func (r *Releases) tell(what string, x *control.Release) {
+// reportRelease tells of a release that is made.
+func (r *Releases) reportRelease(what string, x *control.Release) {
 	r.log.Info("release", "model", x.Model, "what", what, "current", x.Current, "canary", x.Canary,
 		"share", x.Share, "number", x.Number, "by", x.By, eventKey, "release")
 }
@@ -537,7 +539,8 @@ func (r *Releases) trialOf(x *control.Release) *trial {
 const (
 	// every is how often a leader judges canaries.
 	every = time.Second
-	// remindAfter is how long a promotion that is due stays undecided between two events that say so.
+	// remindAfter is how long a promotion that is due stays undecided between two events that say
+	// so.
 	remindAfter = 24 * time.Hour
 )
 
@@ -563,25 +566,25 @@ func (r *Releases) Run(ctx context.Context, term Term) {
 	for {
 		select {
 		case <-ticker.C:
-			r.judge(ctx, &term)
+			r.judgeTrials(ctx, &term)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// judge looks at what the leader has counted, and does what the rule says.
-func (r *Releases) judge(ctx context.Context, term *Term) {
-	if !r.tries() {
+// judgeTrials looks at what the leader has counted, and does what the rule says.
+func (r *Releases) judgeTrials(ctx context.Context, term *Term) {
+	if !r.hasTrial() {
 		return
 	}
 	for _, counted := range term.Trials() {
-		verdict, x, refused := r.look(&counted)
+		verdict, x, refused := r.judgeCounts(&counted)
 		if verdict.Decision == canary.Wait ||
 			verdict.Decision == canary.Promote && time.Since(refused) < again {
 			continue
 		}
-		err := r.make(ctx, term, counted.Model, true, func(next *control.Release) error {
+		err := r.makeRelease(ctx, term, counted.Model, true, func(next *control.Release) error {
 			if newer(next, x) {
 				return status.Error(codes.Aborted, ErrNewer.Error())
 			}
@@ -595,15 +598,15 @@ func (r *Releases) judge(ctx context.Context, term *Term) {
 			return nil
 		})
 		if err != nil && ctx.Err() == nil {
-			r.refused(counted.Model)
+			r.noteRefused(counted.Model)
 			r.log.Warn("a canary's release is not changed", "model", counted.Model, "verdict",
 				verdict.Why, "error", err)
 		}
 	}
 }
 
-// tries reports whether there is a canary on trial.
-func (r *Releases) tries() bool {
+// hasTrial reports whether there is a canary on trial.
+func (r *Releases) hasTrial() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, x := range r.known {
@@ -614,8 +617,8 @@ func (r *Releases) tries() bool {
 	return false
 }
 
-// refused keeps that the release that the rule wants could not be made.
-func (r *Releases) refused(model string) {
+// noteRefused keeps that the release that the rule wants could not be made.
+func (r *Releases) noteRefused(model string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t := r.trials[model]; t != nil {
@@ -623,9 +626,10 @@ func (r *Releases) refused(model string) {
 	}
 }
 
-// look keeps what was counted and returns the verdict on it, the release that it is on, and when
-// what the rule wants was refused last.
-func (r *Releases) look(counted *leader.Trial) (canary.Verdict, *control.Release, time.Time) {
+// judgeCounts keeps what was counted and returns the verdict on it, the release that it is on, and
+// when what the rule wants was refused last.
+func (r *Releases) judgeCounts(counted *leader.Trial) (canary.Verdict, *control.Release,
+	time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	x := r.known[counted.Model]
@@ -646,7 +650,7 @@ func (r *Releases) look(counted *leader.Trial) (canary.Verdict, *control.Release
 	t.verdict = verdict.Why
 	if verdict.Undecided && (t.told == 0 || t.age >= t.told+remindAfter) {
 		t.told = t.age
-		r.tell(verdict.Why, x)
+		r.reportRelease(verdict.Why, x)
 	}
 	return verdict, x, t.refused
 }

@@ -22,7 +22,7 @@ func (r *Releases) State(model string) (*control.ReleaseResponse, error) {
 	out, term := &control.ReleaseResponse{}, r.term
 	for _, x := range r.All() {
 		if model == "" || x.Model == model {
-			out.Releases = append(out.Releases, r.show(x))
+			out.Releases = append(out.Releases, r.toState(x))
 		}
 	}
 	r.mu.Unlock()
@@ -59,8 +59,8 @@ func StateOf(x *control.Release) string {
 	return "on trial"
 }
 
-// show makes the state of a release. r.mu is held.
-func (r *Releases) show(x *control.Release) *control.ReleaseState {
+// toState makes the state of a release. r.mu is held.
+func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 	s := &control.ReleaseState{
 		Release: &control.Release{
 			Model: x.Model, Number: x.Number, Current: x.Current, Canary: x.Canary, Share: x.Share,
@@ -122,8 +122,8 @@ var (
 		[]string{"model", "outcome"}, nil)
 )
 
-// collect makes the metrics.
-func (r *Releases) collect(out chan<- prometheus.Metric) {
+// collectMetrics makes the metrics.
+func (r *Releases) collectMetrics(out chan<- prometheus.Metric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {

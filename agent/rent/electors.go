@@ -20,8 +20,8 @@ type electors struct {
 	draining map[string]bool
 }
 
-// remember adds those that another leader has seen.
-func (e *electors) remember(now time.Duration, addresses []string) {
+// addSeen adds those that another leader has seen.
+func (e *electors) addSeen(now time.Duration, addresses []string) {
 	if e.known == nil {
 		e.known, e.draining = map[string]time.Duration{}, map[string]bool{}
 	}
@@ -32,19 +32,20 @@ func (e *electors) remember(now time.Duration, addresses []string) {
 	}
 }
 
-// begin begins a term, whose times count from its own begin: all that are known count as there then.
-func (e *electors) begin() {
+// beginTerm begins a term, whose times count from its own begin: all that are known count as there
+// then.
+func (e *electors) beginTerm() {
 	for address := range e.known {
 		e.known[address] = 0
 	}
 }
 
-// addresses are those known, in order.
-func (e *electors) addresses() []string { return slices.Sorted(maps.Keys(e.known)) }
+// sortedAddresses are those known, in order.
+func (e *electors) sortedAddresses() []string { return slices.Sorted(maps.Keys(e.known)) }
 
-// majority reports whether most of the electors are among the members.
-func (e *electors) majority(now time.Duration, members []*control.Member) bool {
-	e.remember(now, nil)
+// hasMajority reports whether most of the electors are among the members.
+func (e *electors) hasMajority(now time.Duration, members []*control.Member) bool {
+	e.addSeen(now, nil)
 	there := map[string]bool{}
 	for _, m := range members {
 		if m.GetLanes() > 0 && isElector(m) {

@@ -47,8 +47,8 @@ const (
 	callTimeout = 30 * time.Second
 	// planEvery is the time between two plans while nothing else asks for one.
 	planEvery = 5 * time.Minute
-	// planRest is the least time between two plans, and that between two that have to agree; shortRest
-	// is that where machines are processes, which start within seconds.
+	// planRest is the least time between two plans, and that between two that have to agree;
+	// shortRest is that where machines are processes, which start within seconds.
 	planRest, shortRest = 20 * time.Second, 3 * time.Second
 	// loadEvery is how often the load is looked at.
 	loadEvery = 2 * time.Second
@@ -104,11 +104,11 @@ func (r *Manager) Run(ctx context.Context, term Term) {
 		r.term = nil
 		r.mu.Unlock()
 		if r.Rents() {
-			r.metrics.forget()
+			r.metrics.clearLeader()
 		}
 	}()
-	r.electors.begin()
-	r.electors.remember(0, r.Desired().GetElectors())
+	r.electors.beginTerm()
+	r.electors.addSeen(0, r.Desired().GetElectors())
 	if !r.Rents() {
 		<-ctx.Done()
 		return
@@ -154,7 +154,8 @@ func (l *loop) look() bool {
 	peak, _ := l.chooser.Peak(l.now())
 	most := max(peak, l.plannedOf)
 	return time.Since(l.planned) >= l.rest && most > 0 &&
-		(l.noPlan || l.chooser.Undecided() || peak-l.plannedOf > changed*most || l.plannedOf-peak > changed*most)
+		(l.noPlan || l.chooser.Undecided() || peak-l.plannedOf > changed*most ||
+			l.plannedOf-peak > changed*most)
 }
 
 // round makes one step: it lists, plans if that is due, steps and acts. It returns in how long the
@@ -209,7 +210,8 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 	var later *document.FormatError
 	if errors.As(err, &later) && l.policy != nil {
 		l.fault = err.Error()
-		l.manager.log.Error("the fleet.yaml of before stays in force", "error", err, eventKey, "fleet")
+		l.manager.log.Error("the fleet.yaml of before stays in force", "error", err, eventKey,
+			"fleet")
 		return
 	}
 	if err != nil {
@@ -342,8 +344,8 @@ func (l *loop) identities() (all []string) {
 	return all
 }
 
-// identify gives a fleet that has none its identity, and one that is to act by itself the least that
-// its policy asks for. It returns what is desired then.
+// identify gives a fleet that has none its identity, and one that is to act by itself the least
+// that its policy asks for. It returns what is desired then.
 func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.DesiredFleet {
 	l.mu.Lock()
 	first := d.GetIdentity() == "" && !l.listed.IsZero() && len(l.identities()) == 0
@@ -351,7 +353,7 @@ func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.Desi
 	affords := p.Affords(l.prices)
 	priced := len(l.prices) > 0
 	l.mu.Unlock()
-	electors := l.manager.electors.addresses()
+	electors := l.manager.electors.sortedAddresses()
 	moved := len(electors) > 0 && !slices.Equal(electors, d.GetElectors())
 	begin := p.Mode == policy.Auto && !d.GetKnown() && priced && affords == nil &&
 		(first || d.GetIdentity() != "")
@@ -390,7 +392,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 	seen := &rent.Seen{
 		Now: now, ListAge: age, Agents: agentsOf(members, l.term.Status(), l.term.Self),
 		Prices: prices, Template: p.Template(),
-		Majority:  l.manager.electors.majority(now, members) && l.knowsMost(),
+		Majority:  l.manager.electors.hasMajority(now, members) && l.knowsMost(),
 		NoReturns: p.Window.Closed(time.Now()),
 		Serves:    l.serves,
 	}
@@ -408,7 +410,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 		seen.Needed, bounds.Min = 0, 0
 	}
 	l.renter.SetPolicy(bounds)
-	switch paused := l.manager.paused(d); {
+	switch paused := l.manager.pauseReason(d); {
 	case paused != "":
 		seen.Paused = paused
 	case !p.Mode.Acts():
@@ -419,8 +421,8 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 	return seen
 }
 
-// paused says why a person has paused the fleet; "": nobody has.
-func (r *Manager) paused(d *control.DesiredFleet) string {
+// pauseReason says why a person has paused the fleet; "": nobody has.
+func (r *Manager) pauseReason(d *control.DesiredFleet) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	left := time.Until(r.resumes).Round(time.Second)
@@ -493,7 +495,7 @@ func (l *loop) act(ctx context.Context, p *policy.Policy, step *rent.Step) bool 
 				return l.provider.Return(ctx, a.ID)
 			}) == nil {
 				l.renter.Returned(a, l.now())
-				l.manager.metrics.returned(a)
+				l.manager.metrics.countReturned(a)
 				l.manager.log.Info("returned", "instance", a.ID, "slot", a.Slot.String(), "why",
 					a.Why, eventKey, "fleet")
 			}
@@ -638,7 +640,7 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 		l.propose(nil, p, choice.Why)
 		return
 	}
-	if p.Mode == policy.Auto && d.GetKnown() && l.manager.paused(d) == "" {
+	if p.Mode == policy.Auto && d.GetKnown() && l.manager.pauseReason(d) == "" {
 		next := proto.CloneOf(d)
 		next.Counts, next.Why, next.By = toCounts(choice.Counts), choice.Why, ""
 		if err := p.Allows(choice.Counts, f.Prices); err != nil {
@@ -694,7 +696,8 @@ func (l *loop) propose(c *choose.Choice, p *policy.Policy, why string) {
 		l.number++
 		proposal.Number = l.term.Epoch<<20 | l.number
 		l.manager.log.Info("another fleet is proposed", "fleet", textOf(proposal.Counts), "price",
-			proposal.PriceUsdPerHour, "why", proposal.Why, "waits", proposal.Waits, eventKey, "fleet")
+			proposal.PriceUsdPerHour, "why", proposal.Why, "waits", proposal.Waits, eventKey,
+			"fleet")
 	} else {
 		proposal.Number = before.Number
 	}

@@ -32,7 +32,8 @@ import (
 type Config struct {
 	// StateDir is where an agent that rents keeps what is desired.
 	StateDir string
-	// Policy is the text of fleet.yaml, for a fleet that has none yet; "": this agent does not rent.
+	// Policy is the text of fleet.yaml, for a fleet that has none yet; "": this agent does not
+	// rent.
 	Policy string
 	// Open returns the provider that a policy names. It may be called again for another policy, and
 	// must not be nil if Policy is not "".
@@ -57,8 +58,8 @@ type Manager struct {
 
 	mu      sync.Mutex
 	desired *control.DesiredFleet // the newest known; never changed, only replaced; nil: none
-	// said is what members have said in the term saidIn that they know to be desired, by name; heard
-	// is closed when one says so again.
+	// said is what members have said in the term saidIn that they know to be desired, by name;
+	// heard is closed when one says so again.
 	said    map[string]*control.DesiredFleet
 	saidIn  uint64
 	heard   chan struct{}
@@ -78,7 +79,7 @@ func New(config Config) (*Manager, error) {
 	if r.first, err = policy.Parse("rent", config.Policy); err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(r.path())
+	text, err := os.ReadFile(r.statePath())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -88,7 +89,7 @@ func New(config Config) (*Manager, error) {
 		// A later version may have written more.
 		err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, d)
 		if err != nil {
-			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.path(), err)
+			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.statePath(), err)
 		}
 		r.desired = d
 		// When the pause began is not known any more: it may last longer, never shorter.
@@ -98,7 +99,7 @@ func New(config Config) (*Manager, error) {
 	return r, nil
 }
 
-func (r *Manager) path() string { return filepath.Join(r.config.StateDir, "desired.json") }
+func (r *Manager) statePath() string { return filepath.Join(r.config.StateDir, "desired.json") }
 
 // Rents reports whether this agent can rent.
 func (r *Manager) Rents() bool { return r.first != nil }
@@ -119,7 +120,7 @@ func (r *Manager) Heard(d *control.DesiredFleet) bool {
 	if d == nil || !newer(d, r.desired) {
 		return false
 	}
-	r.keep(d)
+	r.storeDesired(d)
 	return true
 }
 
@@ -134,8 +135,8 @@ func (r *Manager) Hear(m *control.LeaderMessage) (answers bool) {
 }
 
 // Said takes what a member says in a term of this agent's that it knows to be desired, as it does
-// when it greets its leader and when it was told: nil where it knows nothing. It reports whether that
-// is newer than what this agent knows. The caller must not change d afterwards.
+// when it greets its leader and when it was told: nil where it knows nothing. It reports whether
+// that is newer than what this agent knows. The caller must not change d afterwards.
 func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) bool {
 	r.mu.Lock()
 	if epoch > r.saidIn {
@@ -176,15 +177,15 @@ func (l *loop) know(d *control.DesiredFleet) (know, all int) {
 	return know, len(addresses)
 }
 
-// knowsMost reports whether most of the agents that may lead have said what they know to be desired.
-// This leader then knows the newest that most of them have known.
+// knowsMost reports whether most of the agents that may lead have said what they know to be
+// desired. This leader then knows the newest that most of them have known.
 func (l *loop) knowsMost() bool {
 	know, all := l.know(nil)
 	return 2*know > all
 }
 
-// await waits until most of the agents that may lead know d, or have said what they know if d is nil.
-// It returns how many do, and false where that are too few for too long.
+// await waits until most of the agents that may lead know d, or have said what they know if d is
+// nil. It returns how many do, and false where that are too few for too long.
 func (l *loop) await(d *control.DesiredFleet) (know, all int, ok bool) {
 	timeout := time.NewTimer(keepWait)
 	defer timeout.Stop()
@@ -210,8 +211,8 @@ func newer(a, b *control.DesiredFleet) bool {
 		a.GetEpoch() == b.GetEpoch() && a.GetVersion() > b.GetVersion()
 }
 
-// keep replaces what is desired, and writes it to disk if this agent rents. r.mu is held.
-func (r *Manager) keep(d *control.DesiredFleet) {
+// storeDesired replaces what is desired, and writes it to disk if this agent rents. r.mu is held.
+func (r *Manager) storeDesired(d *control.DesiredFleet) {
 	if paused := d.GetPausedNs(); paused > 0 && r.desired.GetPausedNs() != paused {
 		r.resumes = time.Now().Add(time.Duration(paused))
 	}
@@ -220,7 +221,7 @@ func (r *Manager) keep(d *control.DesiredFleet) {
 		text, err := protojson.MarshalOptions{Multiline: true}.Marshal(d)
 		if err == nil {
 			if err = os.MkdirAll(r.config.StateDir, 0o755); err == nil {
-				err = files.Replace(r.path(), text, 0o600)
+				err = files.Replace(r.statePath(), text, 0o600)
 			}
 		}
 		if err != nil {
@@ -247,8 +248,8 @@ func (r *Manager) State() (*control.FleetState, error) {
 	return s, nil
 }
 
-// Paid returns what the machines of agents are rented at, in $/hour, as of the last step of this agent
-// as the leader; nil if there was none. The caller must not change it.
+// Paid returns what the machines of agents are rented at, in $/hour, as of the last step of this
+// agent as the leader; nil if there was none. The caller must not change it.
 func (r *Manager) Paid() map[string]float64 {
 	r.mu.Lock()
 	l := r.term
@@ -262,8 +263,9 @@ func (r *Manager) Paid() map[string]float64 {
 }
 
 // errCannot is for a leader that is no keeper.
-var errCannot = status.Error(codes.FailedPrecondition, "the leader cannot rent machines: start the "+
-	"agents that may lead with --rent FILE, and all others with --leader never")
+var errCannot = status.Error(codes.FailedPrecondition,
+	"the leader cannot rent machines: start the "+
+		"agents that may lead with --rent FILE, and all others with --leader never")
 
 // Set changes what is desired, or says what would follow.
 func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error) {
@@ -277,8 +279,9 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 		return nil, errCannot
 	}
 	if know, all, ok := l.await(nil); !ok {
-		return nil, status.Errorf(codes.Unavailable, "this leader has heard of %d of the %d agents "+
-			"that may lead what is desired, and changes nothing before it has of most", know, all)
+		return nil, status.Errorf(codes.Unavailable,
+			"this leader has heard of %d of the %d agents "+
+				"that may lead what is desired, and changes nothing before it has of most", know, all)
 	}
 	d := r.Desired()
 	if req.GetExpectedVersion() > 0 && req.GetExpectedVersion() != d.GetVersion() {
@@ -305,8 +308,9 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 	}
 	l.mu.Unlock()
 	if know, all, ok := l.await(next); !ok {
-		return nil, status.Errorf(codes.DeadlineExceeded, "version %d is desired, but only %d of the "+
-			"%d agents that may lead have said that they know: it may be lost with this leader",
+		return nil, status.Errorf(codes.DeadlineExceeded,
+			"version %d is desired, but only %d of the "+
+				"%d agents that may lead have said that they know: it may be lost with this leader",
 			next.GetVersion(), know, all)
 	}
 	if pause := next.GetPausedNs(); pause > 0 {
@@ -328,7 +332,7 @@ func (l *loop) desire(before, next *control.DesiredFleet) error {
 		return status.Error(codes.Aborted, "what is desired has changed meanwhile: try again")
 	}
 	next.Epoch, next.Version = l.term.Epoch, before.GetVersion()+1
-	l.manager.keep(next)
+	l.manager.storeDesired(next)
 	l.term.Tell(next)
 	if textOf(before.GetCounts()) != textOf(next.Counts) || before.GetPolicy() != next.Policy ||
 		before.GetPausedNs() != next.PausedNs {
@@ -426,8 +430,9 @@ func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) err
 		d.Counts, d.Known, d.Why, d.PausedNs = nil, true, "destroyed", 0
 		d.Destroyed = true
 	default:
-		return status.Error(codes.InvalidArgument, "no change: want counts, a policy, an approval, "+
-			"a pause, adopt or destroy")
+		return status.Error(codes.InvalidArgument,
+			"no change: want counts, a policy, an approval, "+
+				"a pause, adopt or destroy")
 	}
 	return nil
 }

@@ -46,13 +46,14 @@ process:
 // TestPauseOutlastsRestart: an agent that restarts within a pause still pauses.
 func TestPauseOutlastsRestart(t *testing.T) {
 	d := &control.DesiredFleet{
-		Epoch: 1, Version: 1, Identity: "a", Known: true, PausedNs: int64(24 * time.Hour), By: "ann",
+		Epoch: 1, Version: 1, Identity: "a", Known: true, PausedNs: int64(24 * time.Hour),
+		By: "ann",
 	}
 	dir := t.TempDir()
 	for range 2 {
 		r := renter(t, dir)
 		r.Heard(d) // the second hears nothing new
-		if r.paused(r.Desired()) == "" {
+		if r.pauseReason(r.Desired()) == "" {
 			t.Error("it does not pause")
 		}
 	}
@@ -96,11 +97,14 @@ func TestListOfPolicyBefore(t *testing.T) {
 	}
 }
 
-// TestPolicyOfLaterFormat: a leader that is told of a fleet.yaml for a later program rents by the one
-// of before, and says so; where it knows none, it rents nothing.
+// TestPolicyOfLaterFormat: a leader that is told of a fleet.yaml for a later program rents by the
+// one of before, and says so; where it knows none, it rents nothing.
 func TestPolicyOfLaterFormat(t *testing.T) {
 	r := renter(t, t.TempDir())
-	r.config.Open = func(*policy.Policy) (cloud.Provider, error) { return &cloudtest.Provider{}, nil }
+	r.config.Open = func(*policy.Policy) (cloud.Provider, error) {
+		return &cloudtest.Provider{},
+			nil
+	}
 	later := &control.DesiredFleet{Policy: "requires: 2\nlater: 1\n" + r.config.Policy}
 	l := &loop{manager: r}
 	l.usePolicy(&control.DesiredFleet{})
@@ -109,7 +113,8 @@ func TestPolicyOfLaterFormat(t *testing.T) {
 		l.usePolicy(later)
 		if l.policy != before || l.provider == nil ||
 			!strings.Contains(l.fault, "fleet.yaml:1: requires format 2") {
-			t.Errorf("got the policy %v, provider %v, fault %q, want those of before, and why", l.policy,
+			t.Errorf("got the policy %v, provider %v, fault %q, want those of before, and why",
+				l.policy,
 				l.provider, l.fault)
 		}
 	}
@@ -132,12 +137,12 @@ func TestElectorsOfTwoTerms(t *testing.T) {
 		all = append(all, &control.Member{Name: address, Address: address, Lanes: 1, Role: "may"})
 	}
 	var e electors
-	e.begin()
-	e.majority(30*24*time.Hour, all)
-	e.begin()
-	e.majority(0, all[:4])
-	e.majority(forgotten+time.Hour, all[:4])
-	if got := e.addresses(); len(got) != 4 {
+	e.beginTerm()
+	e.hasMajority(30*24*time.Hour, all)
+	e.beginTerm()
+	e.hasMajority(0, all[:4])
+	e.hasMajority(forgotten+time.Hour, all[:4])
+	if got := e.sortedAddresses(); len(got) != 4 {
 		t.Errorf("%v are known a day after e has gone", got)
 	}
 }

@@ -43,7 +43,7 @@ func (l *loop) show(p *policy.Policy, d *control.DesiredFleet, seen *rent.Seen, 
 		}
 	}
 	l.shown, l.of = s, d
-	l.manager.metrics.shown(s, d)
+	l.manager.metrics.setGauges(s, d)
 }
 
 // fill adds a step to what is shown.
@@ -183,8 +183,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// forget clears what only a leader has.
-func (m *metrics) forget() {
+// clearLeader clears what only a leader has.
+func (m *metrics) clearLeader() {
 	m.instances.Reset()
 	m.held.Reset()
 	m.price.Set(0)
@@ -192,7 +192,7 @@ func (m *metrics) forget() {
 	m.proposed.Set(0)
 }
 
-func (m *metrics) returned(a rent.Action) {
+func (m *metrics) countReturned(a rent.Action) {
 	reason := "lost"
 	switch {
 	case strings.HasPrefix(a.Why, "it is drained"):
@@ -203,8 +203,8 @@ func (m *metrics) returned(a rent.Action) {
 	m.returns.WithLabelValues(string(a.Slot.Type), reason).Inc()
 }
 
-// shown sets the gauges to what is shown.
-func (m *metrics) shown(s *control.FleetState, d *control.DesiredFleet) {
+// setGauges sets the gauges to what is shown.
+func (m *metrics) setGauges(s *control.FleetState, d *control.DesiredFleet) {
 	m.instances.Reset()
 	m.held.Reset()
 	add := func(state string, kind rent.Kind, n int) {

@@ -49,23 +49,23 @@ func (c Callers) MayQuery(ctx context.Context, model string) error {
 	return c.Guard.MayQuery(ctx, model)
 }
 
-// sees returns a function that reports whether the caller of the call with context ctx may know of
-// a model; for the model "", whether it may know of every model.
-func (s *Server) sees(ctx context.Context) func(model string) bool {
+// visibilityOf returns a function that reports whether the caller of the call with context ctx may
+// know of a model; for the model "", whether it may know of every model.
+func (s *Server) visibilityOf(ctx context.Context) func(model string) bool {
 	c := Callers{s.config.Guard}
 	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
 }
 
-// unlisted returns err, with which the caller's call has ended. An error of a model that is not
+// hideNames returns err, with which the caller's call has ended. An error of a model that is not
 // there lists those that are; if the caller may not know of one of them, unlisted returns an error
 // without the list.
-func (s *Server) unlisted(ctx context.Context, err error) error {
+func (s *Server) hideNames(ctx context.Context, err error) error {
 	if err == nil || !errors.Is(err, models.ErrNotFound) &&
 		outcome.Of(err).Code != codes.NotFound {
 		return err
 	}
-	sees := s.sees(ctx)
-	if sees("") || !s.lists(err.Error(),
+	sees := s.visibilityOf(ctx)
+	if sees("") || !s.mentionsHidden(err.Error(),
 		func(name string) bool { return name != "" && !sees(name) }) {
 		return err
 	}
@@ -77,9 +77,9 @@ func (s *Server) unlisted(ctx context.Context, err error) error {
 	return bare
 }
 
-// lists reports whether a text has the name of a model or family that this agent knows and for
-// which hidden returns true.
-func (s *Server) lists(text string, hidden func(name string) bool) bool {
+// mentionsHidden reports whether a text has the name of a model or family that this agent knows and
+// for which hidden returns true.
+func (s *Server) mentionsHidden(text string, hidden func(name string) bool) bool {
 	named := func(name string) bool { return hidden(name) && strings.Contains(text, name) }
 	for _, member := range s.config.Members.View().Members {
 		for _, m := range slices.Concat(member.Models, member.Loadable) {
@@ -119,8 +119,8 @@ func wayOf(attempt bool) secure.Way {
 	return secure.Asked
 }
 
-// countQuery counts a query with this header that the caller sends. It returns an error if the query
-// exceeds the caller's limits.
+// countQuery counts a query with this header that the caller sends. It returns an error if the
+// query exceeds the caller's limits.
 func (s *Server) countQuery(ctx context.Context, header metadata.MD) error {
 	attempt, part := header[control.AttemptHeader], header[control.PartHeader]
 	if len(attempt) > 0 && len(part) > 0 {
@@ -134,8 +134,8 @@ func (s *Server) countQuery(ctx context.Context, header metadata.MD) error {
 	return s.config.Guard.Query(ctx, wayOf(len(attempt) > 0), 0)
 }
 
-// PartRows counts the rows of an attempt, if it is of a part of a query, against the caller's limits.
-// largest is the most that a query may have.
+// PartRows counts the rows of an attempt, if it is of a part of a query, against the caller's
+// limits. largest is the most that a query may have.
 func (c Callers) PartRows(ctx context.Context, a control.Attempt, rows, largest int) error {
 	p, ok := secure.PartOf(a)
 	if !ok || isLocal(ctx) {
@@ -147,7 +147,7 @@ func (c Callers) PartRows(ctx context.Context, a control.Attempt, rows, largest 
 // visibleMetrics gathers the agent's metrics, without the series of models that the caller may not
 // query. A caller that may query every model, or may read metrics, gets all series.
 func (s *Server) visibleMetrics(ctx context.Context) prometheus.Gatherer {
-	sees := s.sees(ctx)
+	sees := s.visibilityOf(ctx)
 	if sees("") || s.config.Guard.MayControl(ctx, secure.Metrics) {
 		return s.config.Registry
 	}

@@ -95,8 +95,8 @@ func (c *compressor) Write(b []byte) (int, error) {
 	return c.writer.Write(b)
 }
 
-// finish writes the compressor's buffered bytes. It must be called after the last Write.
-func (c *compressor) finish() {
+// finishStream writes the compressor's buffered bytes. It must be called after the last Write.
+func (c *compressor) finishStream() {
 	if c.writer != nil {
 		_ = c.writer.Close() // fails only if the client is gone
 		c.writer.Reset(nil)

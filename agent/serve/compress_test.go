@@ -26,7 +26,8 @@ func TestAcceptedEncoding(t *testing.T) {
 
 // TestDecompressed: the names of content codings have no case.
 func TestDecompressed(t *testing.T) {
-	for _, coding := range []string{"", "identity", "Identity", "gzip", "GZIP", "deflate", "Deflate"} {
+	for _, coding := range []string{"", "identity", "Identity", "gzip", "GZIP", "deflate",
+		"Deflate"} {
 		var sent bytes.Buffer
 		var w io.WriteCloser
 		switch strings.ToLower(coding) {
@@ -72,7 +73,7 @@ func TestCompressorMemory(t *testing.T) {
 			if _, err := c.Write(text); err != nil {
 				t.Fatal(err)
 			}
-			c.finish()
+			c.finishStream()
 			return w
 		}
 		const n = 50

@@ -31,7 +31,7 @@ func (s controlService) Describe(context.Context, *control.DescribeRequest) (*co
 
 // Watch streams this agent's view of the fleet, with the models that the caller may see.
 func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
-	return s.config.Members.Watch(req, stream, s.sees(stream.Context()))
+	return s.config.Members.Watch(req, stream, s.visibilityOf(stream.Context()))
 }
 
 // Keyring performs one step of a rotation of the gossip keys on this agent.
@@ -40,11 +40,11 @@ func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest
 	before := s.config.Keyring.Fingerprints()
 	keys, err := s.config.Keyring.Step(req)
 	if err != nil {
-		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
+		s.logRequest(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
 		return nil, err
 	}
 	if !slices.Equal(before, keys.Fingerprints) {
-		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use",
+		s.logRequest(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use",
 			keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
 	}
 	return keys, nil
@@ -61,12 +61,12 @@ func (s controlService) RotateKeys(req *control.RotateKeysRequest,
 		return err
 	}
 	ctx, key := stream.Context(), r.Fingerprint()
-	s.audit(ctx, "keys", "rotating the gossip key", nil, "key", key)
+	s.logRequest(ctx, "keys", "rotating the gossip key", nil, "key", key)
 	if err := r.Run(ctx); err != nil {
-		s.audit(ctx, "keys", "rotation of the gossip key stopped", err, "key", key)
+		s.logRequest(ctx, "keys", "rotation of the gossip key stopped", err, "key", key)
 		return err
 	}
-	s.audit(ctx, "keys", "gossip key rotated", nil, "key", key)
+	s.logRequest(ctx, "keys", "gossip key rotated", nil, "key", key)
 	return nil
 }
 
@@ -89,7 +89,7 @@ func (s controlService) Link(stream control.Control_LinkServer) error {
 // Probe serves the stream by which a gateway without a leader asks when this agent would finish a
 // query.
 func (s controlService) Probe(stream control.Control_ProbeServer) error {
-	return s.config.Worker.Probe(stream, s.intake.full)
+	return s.config.Worker.Probe(stream, s.intake.fullError)
 }
 
 // Drain asks the named agents, or this one if none is named, to drain and stop. It returns once
@@ -111,7 +111,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	resp := &control.DrainResponse{}
 	for _, name := range agents {
 		if name == s.config.Name {
-			s.audit(ctx, "drain", "asked to drain", nil)
+			s.logRequest(ctx, "drain", "asked to drain", nil)
 			s.config.Drain()
 		} else {
 			conn, err := s.config.Members.Dial(name)
@@ -119,7 +119,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 				_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx),
 					&control.DrainRequest{})
 			}
-			s.audit(ctx, "drain", "asked to have another agent drain", err, "agent", name)
+			s.logRequest(ctx, "drain", "asked to have another agent drain", err, "agent", name)
 			if err != nil {
 				return nil, fmt.Errorf("drain %s, after %q: %w", name, resp.Draining, err)
 			}
@@ -173,7 +173,8 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	return byLeader(ctx, s, req, control.ControlClient.Demand, func() (*control.FleetDemand, error) {
+	return byLeader(ctx, s, req, control.ControlClient.Demand, func() (*control.FleetDemand,
+		error) {
 		if !s.config.Leading.Demand(d) {
 			return nil, status.Error(codes.Unavailable,
 				"the fleet has no leader now, and only a leader knows its demand")
@@ -186,8 +187,8 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 // passes the call on.
 func (s controlService) Place(ctx context.Context, req *control.PlaceRequest) (
 	*control.PlaceResponse, error) {
-	resp, err := s.place(ctx, req)
-	s.audit(ctx, "placement", "asked to "+placeVerb(req), err, "agent", short(req.GetAgent()),
+	resp, err := s.changePlacement(ctx, req)
+	s.logRequest(ctx, "placement", "asked to "+placeVerb(req), err, "agent", short(req.GetAgent()),
 		"layout",
 		short(req.GetLayout()), "version", req.GetVersion())
 	return resp, err
@@ -203,7 +204,7 @@ func placeVerb(req *control.PlaceRequest) string {
 // placeVerbs are those of a PlaceRequest.
 var placeVerbs = []string{"pause", "resume", "pin", "unpin", "rollback", "explain"}
 
-func (s controlService) place(ctx context.Context, req *control.PlaceRequest) (
+func (s controlService) changePlacement(ctx context.Context, req *control.PlaceRequest) (
 	*control.PlaceResponse, error) {
 	who, _ := secure.Who(ctx)
 	brief, cancel := context.WithTimeout(ctx, statusTimeout)
@@ -262,7 +263,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		}
 		status.Agents = append(status.Agents, a)
 	}
-	sees := s.sees(ctx)
+	sees := s.visibilityOf(ctx)
 	if sees("") { // every model
 		return status, nil
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// Counts count the queries of clients: what arrives at this agent, by whatever protocol, and what of
-// it fails, whichever agent was to run it. What the lanes of an agent run is counted by its worker,
-// and how a query got its lane by the gateway. The methods may be called concurrently and do not
-// block.
+// Counts count the queries of clients: what arrives at this agent, by whatever protocol, and what
+// of it fails, whichever agent was to run it. What the lanes of an agent run is counted by its
+// worker, and how a query got its lane by the gateway. The methods may be called concurrently and
+// do not block.
 type Counts struct {
 	gateway        *client.Gateway // is told of failures, for the leader
 	arrived        *prometheus.CounterVec
@@ -47,7 +47,7 @@ func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts 
 		failureSeconds: counter("muster_failed_queries_seconds_total",
 			"Time spent on queries of clients that got an error.", "model", "version"),
 	}
-	c.expect("", 0)
+	c.makeSeries("", 0)
 	registry.MustRegister(c.arrived, c.failures, c.failureSeconds)
 	return c
 }
@@ -56,9 +56,9 @@ func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts 
 // so that rate() sees the first failures; those of other reasons from the first failure on.
 var overload = []string{"overloaded", "late", "deadline"}
 
-// expect makes the series of a version, so that rate() sees their first increase, and returns the
-// counter of its arrivals.
-func (c *Counts) expect(model string, version int64) prometheus.Counter {
+// makeSeries makes the series of a version, so that rate() sees their first increase, and returns
+// the counter of its arrivals.
+func (c *Counts) makeSeries(model string, version int64) prometheus.Counter {
 	key := worker.VersionKey{Model: model, Version: version}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +77,7 @@ func (c *Counts) expect(model string, version int64) prometheus.Counter {
 // Arrived counts a query of a client for a version of a model. version is 0 if the query reached
 // none. model must be "" unless a model of that name exists: clients must not be able to create
 // metric series.
-func (c *Counts) Arrived(model string, version int64) { c.expect(model, version).Inc() }
+func (c *Counts) Arrived(model string, version int64) { c.makeSeries(model, version).Inc() }
 
 // Failed counts a query of a client that has arrived and has failed with err, a time after its
 // arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
@@ -112,7 +112,8 @@ func (c *Counts) Forget(now time.Time, held map[names.ModelKey]bool, known func(
 	there := map[worker.VersionKey]bool{}
 	for _, key := range asked {
 		// c.mu is not held: known may wait for a goroutine that is about to call expect.
-		there[key] = key == (worker.VersionKey{}) || held[names.NewModelKey(key.Model, key.Version)] ||
+		there[key] = key == (worker.VersionKey{}) || held[names.NewModelKey(key.Model,
+			key.Version)] ||
 			key.Version == 0 && known(key.Model) || serves(key)
 	}
 	c.mu.Lock()

@@ -35,11 +35,11 @@ const (
 )
 
 const (
-	// mostEvents is how many events are kept, and mostOfKind how many of one kind, so that events
+	// maxEvents is how many events are kept, and mostOfKind how many of one kind, so that events
 	// that outsiders can cause, such as refusals, do not displace all others.
-	mostEvents, mostOfKind = 1024, 256
-	// mostEventBytes bounds the text of one event, so that all events take at most 2 MiB.
-	mostEventBytes = 2048
+	maxEvents, maxOfKind = 1024, 256
+	// maxEventBytes bounds the text of one event, so that all events take at most 2 MiB.
+	maxEventBytes = 2048
 )
 
 // Events holds the last events of an agent. Its methods may be called concurrently.
@@ -64,9 +64,9 @@ func (r *Events) add(e *control.Event) {
 	e.Agent, e.Sequence = r.agent, r.last
 	drop := -1
 	switch {
-	case r.kind[e.Kind] == mostOfKind:
+	case r.kind[e.Kind] == maxOfKind:
 		drop = slices.IndexFunc(r.kept, func(old *control.Event) bool { return old.Kind == e.Kind })
-	case len(r.kept) == mostEvents:
+	case len(r.kept) == maxEvents:
 		drop = 0
 	}
 	if drop >= 0 {
@@ -137,7 +137,7 @@ func (h *eventHandler) WithGroup(name string) slog.Handler {
 // attributes of all lines.
 func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 	e := &control.Event{TimeUnixNs: line.Time.UnixNano()}
-	left := mostEventBytes
+	left := maxEventBytes
 	cut := func(s string) string { // to the bytes left, and to valid UTF-8, which protobuf demands
 		s = strings.ToValidUTF8(s[:min(len(s), left)], "\uFFFD")
 		left = max(0, left-len(s))
@@ -175,9 +175,9 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 	return e
 }
 
-// audit logs, as an event of the given kind, that a caller asked for a change: what it was, the
-// caller's name and address, and err, the outcome.
-func (s *Server) audit(ctx context.Context, kind, what string, err error, attrs ...any) {
+// logRequest logs, as an event of the given kind, that a caller asked for a change: what it was,
+// the caller's name and address, and err, the outcome.
+func (s *Server) logRequest(ctx context.Context, kind, what string, err error, attrs ...any) {
 	who, from := secure.Who(ctx)
 	attrs = append(attrs, eventKey, kind, whoKey, who, fromKey, from)
 	if err != nil {
@@ -275,11 +275,11 @@ func (s *Server) eventsOf(ctx context.Context, name names.AgentName) (events []*
 	defer cancel() // ends the stream
 	stream, err := control.NewControlClient(conn).Events(members.LocalOnly(ctx),
 		&control.EventsRequest{},
-		grpc.MaxCallRecvMsgSize(4*mostEventBytes))
+		grpc.MaxCallRecvMsgSize(4*maxEventBytes))
 	if err != nil {
 		return nil, err
 	}
-	for len(events) < mostEvents {
+	for len(events) < maxEvents {
 		e, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break

@@ -15,27 +15,27 @@ func TestEventRing(t *testing.T) {
 	log := slog.New(ring.Handler(slog.DiscardHandler))
 	log.Info("first", eventKey, "unload", whoKey, "admin", fromKey, "10.0.0.9:1")
 	log.Info("no event")
-	for i := range 3 * mostEvents {
+	for i := range 3 * maxEvents {
 		log.Warn("refused", eventKey, "refused", "number", i, "error",
 			strings.Repeat("\xff", 10000))
 	}
 	kept := ring.After(0)
-	if len(kept) != 1+mostOfKind || kept[0].What != "first" || kept[0].Who != "admin" ||
+	if len(kept) != 1+maxOfKind || kept[0].What != "first" || kept[0].Who != "admin" ||
 		kept[0].From != "10.0.0.9:1" {
-		t.Fatalf("got %d events, the first %v, want %d", len(kept), kept[0], 1+mostOfKind)
+		t.Fatalf("got %d events, the first %v, want %d", len(kept), kept[0], 1+maxOfKind)
 	}
-	if last := kept[len(kept)-1]; last.Sequence != 3*mostEvents+1 ||
-		proto.Size(last) > mostEventBytes+100 {
+	if last := kept[len(kept)-1]; last.Sequence != 3*maxEvents+1 ||
+		proto.Size(last) > maxEventBytes+100 {
 		t.Errorf("got as the last %d, of %d bytes", last.Sequence, proto.Size(last))
 	}
 	for kind := range 8 {
-		for range mostOfKind {
+		for range maxOfKind {
 			log.Info("more", eventKey, fmt.Sprint(kind))
 		}
 	}
 	kept = ring.After(0)
-	if len(kept) != mostEvents {
-		t.Errorf("got %d events, want %d", len(kept), mostEvents)
+	if len(kept) != maxEvents {
+		t.Errorf("got %d events, want %d", len(kept), maxEvents)
 	}
 	for i, e := range kept[1:] {
 		if e.Sequence <= kept[i].Sequence {
@@ -47,7 +47,8 @@ func TestEventRing(t *testing.T) {
 	}
 }
 
-// TestEventFrom: what a line says to be from somewhere is a client's address only if a client asked.
+// TestEventFrom: what a line says to be from somewhere is a client's address only if a client
+// asked.
 func TestEventFrom(t *testing.T) {
 	ring := NewEvents("a")
 	log := slog.New(ring.Handler(slog.DiscardHandler))

@@ -52,8 +52,8 @@ func (s *Server) fleetModel(model string, number int64) (found *control.Model, s
 	return found, serving, nil
 }
 
-// anyMetadata returns the protocol's metadata of a version that this agent or another holds, or of a
-// family.
+// anyMetadata returns the protocol's metadata of a version that this agent or another holds, or of
+// a family.
 func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
 	if f := s.config.Gateway.Family(model); f != nil {
 		if why, _ := f.Refuses(version, 0); why != "" {
@@ -127,15 +127,15 @@ func familyMetadata(f *control.Family) (*inference.ModelMetadataResponse, error)
 		}
 		maps.Copy(of.Accuracy, its.Accuracy)
 		maps.Copy(of.Score, its.Score)
-		of.IDBounds = leastBounds(of.IDBounds, its.IDBounds)
+		of.IDBounds = minBounds(of.IDBounds, its.IDBounds)
 	}
 	metadata.Properties = of.Map()
 	return metadata, nil
 }
 
-// leastBounds returns the id bounds that those of two models of the same inputs have in common. A
+// minBounds returns the id bounds that those of two models of the same inputs have in common. A
 // single bound holds for all indices.
-func leastBounds(a, b map[string][]int64) map[string][]int64 {
+func minBounds(a, b map[string][]int64) map[string][]int64 {
 	least := map[string][]int64{}
 	for input, bounds := range a {
 		least[input] = slices.Clone(bounds)
@@ -344,7 +344,8 @@ type partialError struct {
 func (e *partialError) Error() string              { return e.message }
 func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
 
-// largestBody returns the largest body, in bytes, that a REST query of the model or family may have.
+// largestBody returns the largest body, in bytes, that a REST query of the model or family may
+// have.
 func (s *Server) largestBody(model, version string) (int64, error) {
 	if f := s.config.Gateway.Family(model); f != nil {
 		if why, _ := f.Refuses(version, 0); why != "" {

@@ -29,8 +29,8 @@ import (
 
 const (
 	// ReceiveTimeout is how long a client may take to send a query. It frees the memory of queries
-	// that clients never finish. On a stream it counts for each query, and the server then closes the
-	// client's connection.
+	// that clients never finish. On a stream it counts for each query, and the server then closes
+	// the client's connection.
 	ReceiveTimeout = 30 * time.Second
 	// SendTimeout is how long a client may take to read an answer. The server then closes the
 	// client's connection.
@@ -75,7 +75,7 @@ const (
 func (s *Server) newGRPCServer() *grpc.Server {
 	// oip.Bounded below bounds the messages of each method
 	options := append(oip.ServerOptions(math.MaxInt32),
-		grpc.InTapHandle(s.tap),
+		grpc.InTapHandle(s.tapCall),
 		grpc.ChainUnaryInterceptor(s.interceptUnary),
 		grpc.ChainStreamInterceptor(s.interceptStream),
 		grpc.UnknownServiceHandler(unknownMethod),
@@ -100,7 +100,7 @@ func (s *Server) newGRPCServer() *grpc.Server {
 			return s.largest.Load()
 		// only agents call it, and profiles may exceed largestMessage
 		case control.Control_Link_FullMethodName:
-			return leastLimit
+			return minLimit
 		}
 		return largestMessage
 	}, arrivals{s})}
@@ -165,12 +165,12 @@ func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 
 type refusedKey struct{}
 
-// tap calls admit, before gRPC reads the call's message. If tap refused a call with a deadline,
+// tapCall calls admit, before gRPC reads the call's message. If tap refused a call with a deadline,
 // gRPC would keep the call's context and its timer until the deadline, which a client may set to
 // years ahead. So tap lets such a call in with the error in its context, and the handler refuses it
 // before its message is read.
-func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	admitted, err := s.admit(ctx, info)
+func (s *Server) tapCall(ctx context.Context, info *tap.Info) (context.Context, error) {
+	admitted, err := s.admitCall(ctx, info)
 	if err != nil {
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) > shortTimeout {
 			return context.WithValue(ctx, refusedKey{}, err), nil
@@ -201,21 +201,21 @@ func (s arrivals) Give(ctx context.Context, n int64) { s.intake.Give(ctx, n) }
 // loses its connection, as one does that does not read an answer. Else it would hold the bytes for
 // as long as it liked.
 func (s arrivals) Arriving(ctx context.Context) (arrived func()) {
-	a := &arriving{ctx: ctx}
-	s.arriving.begin(&a.timeout, s.config.ReceiveTimeout, a)
-	return func() { s.arriving.end(&a.timeout) }
+	a := &arrivingCall{ctx: ctx}
+	s.arriving.addTimeout(&a.timeout, s.config.ReceiveTimeout, a)
+	return func() { s.arriving.removeTimeout(&a.timeout) }
 }
 
-// An arriving is a query of a stream that has begun to arrive.
-type arriving struct {
+// An arrivingCall is a query of a stream that has begun to arrive.
+type arrivingCall struct {
 	ctx     context.Context // of the stream
 	timeout timeout         // in Server.arriving
 }
 
-func (a *arriving) expire() { secure.CloseConnection(a.ctx) }
+func (a *arrivingCall) expire() { secure.CloseConnection(a.ctx) }
 
-// asRefused returns the error of an attempt that this agent does not run because of err: its gateway
-// tries another agent.
+// asRefused returns the error of an attempt that this agent does not run because of err: its
+// gateway tries another agent.
 func asRefused(err error) error { return fmt.Errorf("%w: %w", outcome.ErrRefused, err) }
 
 // register registers the inference service and the control service with to.
@@ -268,7 +268,7 @@ func (r *receipt) end(err error) {
 	if r.received {
 		return
 	}
-	r.server.arriving.end(&r.timeout)
+	r.server.arriving.removeTimeout(&r.timeout)
 	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
 		r.server.config.Worker.CutOff(r, attempt[0], r.arrival)
 		return
@@ -303,7 +303,7 @@ type unsent receipt
 
 // Released implements [oip.Released]: the connection has taken the answer.
 func (s *unsent) Released() {
-	if s.server.sending.end(&s.timeout) {
+	if s.server.sending.removeTimeout(&s.timeout) {
 		s.charge.Only(0)
 	}
 }
@@ -322,9 +322,9 @@ func receiptOf(ctx context.Context) *receipt {
 
 type receiptKey struct{}
 
-// admit decides about a call after its headers have arrived and before its message is read. It
+// admitCall decides about a call after its headers have arrived and before its message is read. It
 // blocks the connection's goroutine, so it checks only credentials and counters.
-func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (s *Server) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
 	ctx, err := s.config.Guard.Tap(ctx, info)
 	if err != nil {
 		return ctx, err
@@ -346,7 +346,8 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		return s.tapQuery(ctx, info.Header)
 	case strings.HasPrefix(info.FullMethodName,
 		"/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"),
-		info.FullMethodName == control.Control_Queries_FullMethodName: // answers what it has received
+		// answers what it has received
+		info.FullMethodName == control.Control_Queries_FullMethodName:
 		return ctx, nil
 	}
 	// Health watches and reflection streams do not end by themselves. They end when the agent
@@ -360,11 +361,11 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 // fullFor returns an error if the agent has no room for a query, or the client has exceeded its
 // limits. It runs before the query is read, when a refusal costs least. header is the call's.
 func (s *Server) fullFor(ctx context.Context, header metadata.MD) error {
-	return s.within(ctx, header, s.intake.full(ctx))
+	return s.withinIntake(ctx, header, s.intake.fullError(ctx))
 }
 
-// within is fullFor for a query of which the intake has said err.
-func (s *Server) within(ctx context.Context, header metadata.MD, err error) error {
+// withinIntake is fullFor for a query of which the intake has said err.
+func (s *Server) withinIntake(ctx context.Context, header metadata.MD, err error) error {
 	if err == nil {
 		err = s.countQuery(ctx, header)
 	}
@@ -388,7 +389,7 @@ func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Cont
 		r.end(err)
 		return ctx, status.FromContextError(err).Err()
 	}
-	s.arriving.begin(&r.timeout, s.config.ReceiveTimeout, r)
+	s.arriving.addTimeout(&r.timeout, s.config.ReceiveTimeout, r)
 	return r, nil
 }
 
@@ -399,7 +400,7 @@ func received(ctx context.Context) (arrival time.Time) {
 	if r == nil {
 		return time.Now()
 	}
-	r.server.arriving.end(&r.timeout)
+	r.server.arriving.removeTimeout(&r.timeout)
 	r.received = true
 	return r.arrival
 }
@@ -421,18 +422,18 @@ func header(ctx context.Context, name string) string {
 	return ""
 }
 
-// interceptUnary gives errors their gRPC code, without names that the caller may not know, and turns
-// a panic of a handler into an error.
+// interceptUnary gives errors their gRPC code, without names that the caller may not know, and
+// turns a panic of a handler into an error.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			resp, err = nil, outcome.GRPC(s.panicked(info.FullMethod, p))
+			resp, err = nil, outcome.GRPC(s.panicError(info.FullMethod, p))
 		}
 	}()
 	resp, err = handle(ctx, req)
 	if err != nil {
-		return nil, outcome.GRPC(s.unlisted(ctx, err))
+		return nil, outcome.GRPC(s.hideNames(ctx, err))
 	}
 	return resp, nil
 }
@@ -443,7 +444,7 @@ func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *gr
 	handle grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = outcome.GRPC(s.panicked(info.FullMethod, p))
+			err = outcome.GRPC(s.panicError(info.FullMethod, p))
 		}
 	}()
 	if err, ok := stream.Context().Value(refusedKey{}).(error); ok {
@@ -464,24 +465,24 @@ type impatientStream struct {
 }
 
 func (s *impatientStream) SendMsg(m any) error {
-	s.server.sending.begin(&s.timeout, s.server.config.SendTimeout, s)
-	defer s.server.sending.end(&s.timeout)
+	s.server.sending.addTimeout(&s.timeout, s.server.config.SendTimeout, s)
+	defer s.server.sending.removeTimeout(&s.timeout)
 	return s.ServerStream.SendMsg(m)
 }
 
 func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
 
-// sends counts the bytes of an answer, which r.charge has, until the client's connection has taken
-// them. gRPC keeps an unread answer for as long as its connection is open, even after the call has
-// ended, so sends starts a timeout that closes the connection.
-func (s *Server) sends(r *receipt, resp *oip.Response) {
+// countSentBytes counts the bytes of an answer, which r.charge has, until the client's connection
+// has taken them. gRPC keeps an unread answer for as long as its connection is open, even after the
+// call has ended, so sends starts a timeout that closes the connection.
+func (s *Server) countSentBytes(r *receipt, resp *oip.Response) {
 	u := (*unsent)(r)
-	s.sending.begin(&u.timeout, s.config.SendTimeout, u)
+	s.sending.addTimeout(&u.timeout, s.config.SendTimeout, u)
 	resp.AlsoOnRelease(u)
 }
 
-// panicked logs a handler's panic with its stack, and returns the error for the client.
-func (s *Server) panicked(where string, p any) error {
+// panicError logs a handler's panic with its stack, and returns the error for the client.
+func (s *Server) panicError(where string, p any) error {
 	s.config.Log.Error("handler panicked", "handler", where, "panic", p, "stack",
 		string(debug.Stack()))
 	return fmt.Errorf("%w in %s", outcome.ErrPanic, where)

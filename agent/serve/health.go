@@ -37,8 +37,8 @@ func NewHealth() *Health {
 	return h
 }
 
-// ready reports the agent and the inference service as serving.
-func (h *Health) ready() {
+// setReady reports the agent and the inference service as serving.
+func (h *Health) setReady() {
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
 		healthpb.HealthCheckResponse_SERVING)
@@ -71,8 +71,9 @@ func (h *Health) Observe(e models.Event) {
 	h.server.SetServingStatus(e.Model, serving)
 }
 
-// names returns the services with a status that are not models, and the models that sees accepts.
-func (h *Health) names(sees func(model string) bool) []string {
+// serviceNames returns the services with a status that are not models, and the models that sees
+// accepts.
+func (h *Health) serviceNames(sees func(model string) bool) []string {
 	names := []string{"", inference.GRPCInferenceService_ServiceDesc.ServiceName}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,16 +93,16 @@ type healthService struct {
 	*Server
 }
 
-// knows reports whether the caller of the call with context ctx may know the status of a service.
-func (s healthService) knows(ctx context.Context, service string) bool {
+// mayKnow reports whether the caller of the call with context ctx may know the status of a service.
+func (s healthService) mayKnow(ctx context.Context, service string) bool {
 	return service == "" || service == inference.GRPCInferenceService_ServiceDesc.ServiceName ||
-		s.sees(ctx)(service)
+		s.visibilityOf(ctx)(service)
 }
 
 // Check returns the status of a service.
 func (s healthService) Check(ctx context.Context, req *healthpb.HealthCheckRequest) (
 	*healthpb.HealthCheckResponse, error) {
-	if !s.knows(ctx, req.GetService()) {
+	if !s.mayKnow(ctx, req.GetService()) {
 		return nil, status.Error(codes.NotFound, "unknown service") // as [health.Server.Check]
 	}
 	return s.config.Health.server.Check(ctx, req)
@@ -111,7 +112,7 @@ func (s healthService) Check(ctx context.Context, req *healthpb.HealthCheckReque
 func (s healthService) List(ctx context.Context, _ *healthpb.HealthListRequest) (
 	*healthpb.HealthListResponse, error) {
 	all := map[string]*healthpb.HealthCheckResponse{}
-	for _, name := range s.config.Health.names(s.sees(ctx)) {
+	for _, name := range s.config.Health.serviceNames(s.visibilityOf(ctx)) {
 		found, err := s.config.Health.server.Check(ctx, &healthpb.HealthCheckRequest{Service: name})
 		if err != nil {
 			return nil, err
@@ -126,7 +127,7 @@ func (s healthService) Watch(req *healthpb.HealthCheckRequest,
 	stream healthpb.Health_WatchServer) error {
 	return s.config.Health.server.Watch(req, &visibleHealth{
 		Health_WatchServer: stream, last: -1,
-		knows: func() bool { return s.knows(stream.Context(), req.GetService()) },
+		knows: func() bool { return s.mayKnow(stream.Context(), req.GetService()) },
 	})
 }
 

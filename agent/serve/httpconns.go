@@ -16,8 +16,8 @@ const (
 	maxIdle = time.Minute
 	// quietTime is how long no query must have come by HTTP before a draining agent of a fleet
 	// closes its port. A proxy that opens a connection for each query does so until its health
-	// check fails: after 2 s with HAProxy's defaults and three failures after 6 s; Kubernetes takes a
-	// pod out of its services within a second or two.
+	// check fails: after 2 s with HAProxy's defaults and three failures after 6 s; Kubernetes takes
+	// a pod out of its services within a second or two.
 	quietTime = 5 * time.Second
 )
 
@@ -89,10 +89,10 @@ func (c *httpConns) noteQuery(ctx context.Context, arrival time.Time) {
 	}
 }
 
-// expected returns how many connections may carry another query, and until when: the zero time if
-// that depends on what is being answered. A query may also come on a new connection until quiet
+// expectedConns returns how many connections may carry another query, and until when: the zero time
+// if that depends on what is being answered. A query may also come on a new connection until quiet
 // after the last one.
-func (c *httpConns) expected(now time.Time, quiet time.Duration) (conns int, until time.Time) {
+func (c *httpConns) expectedConns(now time.Time, quiet time.Duration) (conns int, until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if end := c.lastQuery.Add(quiet); end.After(now) {
@@ -126,7 +126,7 @@ func (s *Server) AwaitClients(ctx context.Context, waiting func(conns int)) (lef
 			quiet = 0 // it could only refuse a query, and a closed port says the same
 		}
 		now := time.Now()
-		conns, until := s.conns.expected(now, quiet)
+		conns, until := s.conns.expectedConns(now, quiet)
 		if conns == 0 && until.IsZero() || ctx.Err() != nil {
 			return conns
 		}
@@ -150,17 +150,18 @@ func (s *Server) AwaitClients(ctx context.Context, waiting func(conns int)) (lef
 	}
 }
 
-// A closingWriter adds "Connection: close" to an answer that begins while the agent drains. net/http
-// then closes the connection after the answer, and the client does not use it again. Its method
-// [http.Server.SetKeepAlivesEnabled] would do that too, and close the idle connections at once.
+// A closingWriter adds "Connection: close" to an answer that begins while the agent drains.
+// net/http then closes the connection after the answer, and the client does not use it again. Its
+// method [http.Server.SetKeepAlivesEnabled] would do that too, and close the idle connections at
+// once.
 type closingWriter struct {
 	http.ResponseWriter
 	draining func() bool
 	begun    bool
 }
 
-// begin is to be called before the answer's header is written, and may be called again.
-func (w *closingWriter) begin() {
+// beginAnswer is to be called before the answer's header is written, and may be called again.
+func (w *closingWriter) beginAnswer() {
 	if !w.begun && w.draining() {
 		w.Header().Set("Connection", "close")
 	}
@@ -168,12 +169,12 @@ func (w *closingWriter) begin() {
 }
 
 func (w *closingWriter) WriteHeader(status int) {
-	w.begin()
+	w.beginAnswer()
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *closingWriter) Write(b []byte) (int, error) {
-	w.begin()
+	w.beginAnswer()
 	return w.ResponseWriter.Write(b)
 }
 

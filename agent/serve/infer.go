@@ -20,14 +20,14 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// infer answers a query that came to this agent by any protocol. It owns req, and releases its
-// inputs when it returns; the caller must release the response. arrival is when the query began to
-// arrive. answers, of Server.answers, counts the bytes of the answer from then on. infer blocks until
-// the query is answered, has failed or ctx ends.
-func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time,
+// answerQuery answers a query that came to this agent by any protocol. It owns req, and releases
+// its inputs when it returns; the caller must release the response. arrival is when the query began
+// to arrive. answers, of Server.answers, counts the bytes of the answer from then on. infer blocks
+// until the query is answered, has failed or ctx ends.
+func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time.Time,
 	answers *oip.Charge) (resp *oip.Response, err error) {
 	defer req.Release()
-	model, version, target := s.asked(req.Model, req.Version)
+	model, version, target := s.askedVersion(req.Model, req.Version)
 	s.config.Counts.Arrived(model, version)
 	req.Answer = answers
 	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
@@ -36,25 +36,26 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time,
 		s.config.Counts.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
 			req.TrialSize)
 	} else if err = answers.AtLeast(resp.Bytes()); err != nil {
-		s.unsendable(req, resp.Version, err)
+		s.countUnsendable(req, resp.Version, err)
 		resp.Release()
 		resp = nil
 	}
-	return resp, s.unlisted(ctx, err)
+	return resp, s.hideNames(ctx, err)
 }
 
 // inferAlone has this agent's worker run a query of its gateway, which has no other agent to ask.
 func (s *Server) inferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
 	arrival time.Time, canary int64) (*oip.Response, error) {
-	compare := s.comparing(req)
+	compare := s.compareAnswer(req)
 	resp, err := s.config.Worker.Infer(ctx, req, id, arrival, canary)
 	compare(resp, err)
 	return resp, err
 }
 
-// comparing returns what takes the answer to a query that runs on this agent, to be compared with
-// another version's if the model has one on trial. It must be called. req may be released before.
-func (s *Server) comparing(req *oip.Request) func(*oip.Response, error) {
+// compareAnswer returns what takes the answer to a query that runs on this agent, to be compared
+// with another version's if the model has one on trial. It must be called. req may be released
+// before.
+func (s *Server) compareAnswer(req *oip.Request) func(*oip.Response, error) {
 	if !s.config.Shadows.Wants(req) {
 		return func(*oip.Response, error) {}
 	}
@@ -67,9 +68,9 @@ func (s *Server) comparing(req *oip.Request) func(*oip.Response, error) {
 	}
 }
 
-// asked returns the model and version that metrics name for a query that names the given ones, and
-// the QoS target: "" for a model that nobody has, 0 for a version that no agent serves.
-func (s *Server) asked(model, version string) (string, int64, time.Duration) {
+// askedVersion returns the model and version that metrics name for a query that names the given
+// ones, and the QoS target: "" for a model that nobody has, 0 for a version that no agent serves.
+func (s *Server) askedVersion(model, version string) (string, int64, time.Duration) {
 	if number, target, ok := s.config.Gateway.Version(model, version); ok {
 		return model, number, target
 	}
@@ -87,19 +88,19 @@ func (s *Server) asked(model, version string) (string, int64, time.Duration) {
 func (s *Server) turnedAway(model, version string, err error) {
 	name, number := "", int64(0)
 	if model != "" {
-		name, number, _ = s.asked(model, version)
+		name, number, _ = s.askedVersion(model, version)
 	}
 	s.config.Counts.Arrived(name, number)
 	s.config.Counts.Failed(name, number, err, 0, 0, 0)
 }
 
-// unsendable counts a query that was answered, by the given version, and whose answer is dropped with
-// err.
-func (s *Server) unsendable(req *oip.Request, by string, err error) {
+// countUnsendable counts a query that was answered, by the given version, and whose answer is
+// dropped with err.
+func (s *Server) countUnsendable(req *oip.Request, by string, err error) {
 	if s.config.Gateway.Family(req.Model) != nil {
 		by = req.Version
 	}
-	model, version, _ := s.asked(req.Model, by)
+	model, version, _ := s.askedVersion(req.Model, by)
 	s.config.Counts.Failed(model, version, err, 0, 0, req.TrialSize)
 }
 

@@ -29,8 +29,8 @@ type intake struct {
 
 	mu sync.Mutex
 	of map[string]int64 // bytes that each client with a name holds
-	// refused are the clients, "" for all without a name, of which none has been let in since it was
-	// refused.
+	// refused are the clients, "" for all without a name, of which none has been let in since it
+	// was refused.
 	refused map[string]refusals
 }
 
@@ -50,30 +50,30 @@ type clients interface {
 	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
 }
 
-// leastAnswers is the least limit for answers, in bytes: an answer may be larger than its query,
+// minAnswers is the least limit for answers, in bytes: an answer may be larger than its query,
 // and an answer without room is lost work.
-const leastAnswers = 64 << 10
+const minAnswers = 64 << 10
 
-// share is how many bytes one client with a name may hold.
-func (i *intake) share() int64 { return i.limit / 2 }
+// clientShare is how many bytes one client with a name may hold.
+func (i *intake) clientShare() int64 { return i.limit / 2 }
 
-// full returns an error if there is no room for another query, whose size is not known yet, or if
-// it would be late before it has been read.
-func (i *intake) full(ctx context.Context) error {
-	held := i.all()
+// fullError returns an error if there is no room for another query, whose size is not known yet, or
+// if it would be late before it has been read.
+func (i *intake) fullError(ctx context.Context) error {
+	held := i.heldBytes()
 	if held >= i.limit || i.lanes.RefusesUnread(i.held.Load()) {
-		return i.overloaded(ctx, held, 0)
+		return i.overloadError(ctx, held, 0)
 	}
 	if client := i.clients.Client(ctx); client != "" {
-		if held := i.client(client); held >= i.share() {
-			return i.overloaded(ctx, held, 0)
+		if held := i.clientBytes(client); held >= i.clientShare() {
+			return i.overloadError(ctx, held, 0)
 		}
 	}
 	return nil
 }
 
-// all returns the bytes held, those of answers included.
-func (i *intake) all() int64 {
+// heldBytes returns the bytes held, those of answers included.
+func (i *intake) heldBytes() int64 {
 	held := i.held.Load()
 	if i.answers != nil {
 		held += i.answers.held.Load()
@@ -81,13 +81,13 @@ func (i *intake) all() int64 {
 	return held
 }
 
-// client returns the bytes that a client with a name holds, those of its answers included.
-func (i *intake) client(name string) int64 {
+// clientBytes returns the bytes that a client with a name holds, those of its answers included.
+func (i *intake) clientBytes(name string) int64 {
 	i.mu.Lock()
 	held := i.of[name]
 	i.mu.Unlock()
 	if i.answers != nil {
-		held += i.answers.client(name)
+		held += i.answers.clientBytes(name)
 	}
 	return held
 }
@@ -96,13 +96,13 @@ func (i *intake) client(name string) int64 {
 // before, until Give. It returns an error if a limit is exceeded, except for a query that is the
 // only one: that may have any size.
 func (i *intake) Take(ctx context.Context, n, had int64) error {
-	if held := i.all(); n > math.MaxInt64/2-held {
-		return i.overloaded(ctx, held, n)
+	if held := i.heldBytes(); n > math.MaxInt64/2-held {
+		return i.overloadError(ctx, held, n)
 	}
 	i.held.Add(n)
-	if held := i.all(); held > i.limit && held > n+had {
+	if held := i.heldBytes(); held > i.limit && held > n+had {
 		i.held.Add(-n)
-		return i.overloaded(ctx, held-n, n+had)
+		return i.overloadError(ctx, held-n, n+had)
 	}
 	client := i.clients.Client(ctx)
 	if client == "" {
@@ -121,9 +121,9 @@ func (i *intake) Take(ctx context.Context, n, had int64) error {
 	}
 	i.of[client] += n
 	i.mu.Unlock()
-	if held := i.client(client); held > i.share() && held > n+had {
+	if held := i.clientBytes(client); held > i.clientShare() && held > n+had {
 		i.Give(ctx, n)
-		return i.overloaded(ctx, held-n, n+had)
+		return i.overloadError(ctx, held-n, n+had)
 	}
 	i.letIn(client, n+had)
 	return nil
@@ -143,12 +143,12 @@ func (i *intake) Give(ctx context.Context, n int64) {
 	}
 }
 
-// overloaded returns the error of a query of n bytes, 0 if that is not known, that is refused beside
-// held bytes. The lanes say when they can have served what they hold. That is at once where queries
-// that arrive slowly take the room, and nobody knows when those end. So a client is told to wait at
-// least as long as it has been refused already: it asks a few times instead of a thousand times a
-// second.
-func (i *intake) overloaded(ctx context.Context, held, n int64) error {
+// overloadError returns the error of a query of n bytes, 0 if that is not known, that is refused
+// beside held bytes. The lanes say when they can have served what they hold. That is at once where
+// queries that arrive slowly take the room, and nobody knows when those end. So a client is told to
+// wait at least as long as it has been refused already: it asks a few times instead of a thousand
+// times a second.
+func (i *intake) overloadError(ctx context.Context, held, n int64) error {
 	err := i.lanes.UnreadError(held)
 	now, client := time.Now(), i.clients.Client(ctx)
 	i.mu.Lock()

@@ -58,8 +58,8 @@ func newLoads(w *worker.Worker, laneType func() string) *loads {
 	return l
 }
 
-// measure returns how busy the lanes are. The caller holds making.
-func (l *loads) measure() load.Report {
+// measureBusy returns how busy the lanes are. The caller holds making.
+func (l *loads) measureBusy() load.Report {
 	lanes := l.worker.Lanes().Stats()
 	answered, failed := l.worker.Ended()
 	return l.meter.Measure(time.Since(l.began), load.Totals{
@@ -67,26 +67,26 @@ func (l *loads) measure() load.Report {
 	}, lanes.Remaining)
 }
 
-// named is the busy share by the type of the lanes.
-func (l *loads) named(r load.Report) map[string]float64 {
+// busyByType is the busy share by the type of the lanes.
+func (l *loads) busyByType(r load.Report) map[string]float64 {
 	if name := l.laneType(); name != "" {
 		return map[string]float64{name: r.Busy}
 	}
 	return map[string]float64{}
 }
 
-// latest returns the last report. If that is older than keepReport and nobody else does, it makes a
-// new one.
-func (l *loads) latest() *loadReport {
+// latestReport returns the last report. If that is older than keepReport and nobody else does, it
+// makes a new one.
+func (l *loads) latestReport() *loadReport {
 	former := l.report.Load()
 	if time.Since(former.made) < keepReport || !l.making.TryLock() {
 		return former
 	}
 	defer l.making.Unlock()
-	measured := l.measure()
+	measured := l.measureBusy()
 	message := &orcav3.OrcaLoadReport{
 		ApplicationUtilization: measured.Utilization, RpsFractional: measured.QPS,
-		Eps: measured.EPS, Utilization: l.named(measured),
+		Eps: measured.EPS, Utilization: l.busyByType(measured),
 	}
 	// Neither fails: the message has numbers and a valid name.
 	binary, _ := proto.Marshal(message)
@@ -102,24 +102,24 @@ func (l *loads) latest() *loadReport {
 
 // toCall adds the report to the trailers of a gRPC answer, if the connection has not had it.
 func (l *loads) toCall(ctx context.Context) {
-	r := l.latest()
+	r := l.latestReport()
 	if had := secure.Mark(ctx); had != nil && had.Swap(r.number) != r.number {
 		_ = grpc.SetTrailer(ctx, r.trailer) // fails if the client has gone
 	}
 }
 
 // toResponse adds the report to the headers of an HTTP answer.
-func (l *loads) toResponse(h http.Header) { h.Set(loadHeader, l.latest().header) }
+func (l *loads) toResponse(h http.Header) { h.Set(loadHeader, l.latestReport().header) }
 
 // ServerMetrics implements [orca.ServerMetricsProvider], for clients that ask for reports beside
 // their calls.
 func (l *loads) ServerMetrics() *orca.ServerMetrics {
 	l.making.Lock()
-	r := l.measure()
+	r := l.measureBusy()
 	l.making.Unlock()
 	return &orca.ServerMetrics{
 		CPUUtilization: -1, MemUtilization: -1, AppUtilization: r.Utilization, QPS: r.QPS,
-		EPS: r.EPS, Utilization: l.named(r),
+		EPS: r.EPS, Utilization: l.busyByType(r),
 	}
 }
 

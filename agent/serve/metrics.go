@@ -38,7 +38,7 @@ func registerMetrics(registry prometheus.Registerer, in *intake, gateway func() 
 			Name: "muster_held_bytes",
 			Help: "Bytes of the queries in the agent, being read, waiting and running, and of " +
 				"answers still to be sent.",
-		}, func() float64 { return float64(in.all()) }),
+		}, func() float64 { return float64(in.heldBytes()) }),
 		ofGateway("muster_gateway_split_queries_total",
 			"Queries of this gateway that ran as several parts.", nil,
 			func(s client.Stats) uint64 { return s.Splits }),

@@ -19,10 +19,10 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// mostCarried is how many queries of one Queries stream run at a time, or have an answer that the
-// connection has not taken; further ones are not read from the connection. It is what one connection
-// may have of calls.
-const mostCarried = streamsPerConnection
+// maxCarried is how many queries of one Queries stream run at a time, or have an answer that the
+// connection has not taken; further ones are not read from the connection. It is what one
+// connection may have of calls.
+const maxCarried = streamsPerConnection
 
 // Queries answers the queries of a stream, each as soon as it has an answer. Each is served as a
 // ModelInfer call is. The stream ends when the client sends no more and all is answered, or when
@@ -34,13 +34,13 @@ func (s controlService) Queries(stream control.Control_QueriesServer) error {
 		return err
 	}
 	header, _ := metadata.FromIncomingContext(stream.Context())
-	c := &carrying{
+	c := &queryStream{
 		header:  header,
 		service: service{s.Server}, stream: stream, cancels: map[uint64]context.CancelFunc{},
-		room: make(chan struct{}, mostCarried),
+		room: make(chan struct{}, maxCarried),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- c.receive() }()
+	go func() { ended <- c.receiveQueries() }()
 	var err error
 	select {
 	case err = <-ended:
@@ -62,8 +62,8 @@ func (s controlService) Queries(stream control.Control_QueriesServer) error {
 	return err
 }
 
-// A carrying is a Queries stream.
-type carrying struct {
+// A queryStream is a Queries stream.
+type queryStream struct {
 	service service
 	stream  grpc.ServerStream
 	running sync.WaitGroup // queries
@@ -77,8 +77,8 @@ type carrying struct {
 	closed  bool                          // no further query begins
 }
 
-// receive begins the queries that the client sends, until the stream ends.
-func (c *carrying) receive() error {
+// receiveQueries begins the queries that the client sends, until the stream ends.
+func (c *queryStream) receiveQueries() error {
 	for {
 		q := new(oip.StreamedQuery)
 		if err := c.stream.RecvMsg(q); err != nil {
@@ -106,13 +106,13 @@ func (c *carrying) receive() error {
 			q.Query.Release()
 			return c.stream.Context().Err()
 		}
-		c.begin(q, arrival)
+		c.beginQuery(q, arrival)
 	}
 }
 
-// begin serves a query on a goroutine of its own. It drops the query if the stream has closed.
-func (c *carrying) begin(q *oip.StreamedQuery, arrival time.Time) {
-	r := &carried{id: q.ID}
+// beginQuery serves a query on a goroutine of its own. It drops the query if the stream has closed.
+func (c *queryStream) beginQuery(q *oip.StreamedQuery, arrival time.Time) {
+	r := &streamQuery{id: q.ID}
 	r.receipt = receipt{server: c.service.Server, arrival: arrival, received: true}
 	r.header = q.Header()
 	ctx := c.stream.Context()
@@ -135,22 +135,22 @@ func (c *carrying) begin(q *oip.StreamedQuery, arrival time.Time) {
 	c.mu.Unlock()
 	go func() {
 		defer c.running.Done()
-		c.answer(r, q.Query)
+		c.answerQuery(r, q.Query)
 	}()
 }
 
-// A carried is a query of a Queries stream, and its context.
-type carried struct {
+// A streamQuery is a query of a Queries stream, and its context.
+type streamQuery struct {
 	receipt
 	id        uint64
 	transport localTransport
 }
 
-// answer serves a query, and sends its answer.
-func (c *carrying) answer(r *carried, req *oip.Request) {
+// answerQuery serves a query, and sends its answer.
+func (c *queryStream) answerQuery(r *streamQuery, req *oip.Request) {
 	a := &oip.StreamedAnswer{ID: r.id}
 	var err error
-	if a.Answer, err = c.service.carried(r, req, c.header); err != nil {
+	if a.Answer, err = c.service.answerStreamed(r, req, c.header); err != nil {
 		a.Answer, a.Error = nil, status.Convert(outcome.GRPC(err)).Proto()
 	}
 	a.Remaining, a.HasRemaining = control.RemainingOf(r.transport.trailer)
@@ -161,20 +161,22 @@ func (c *carrying) answer(r *carried, req *oip.Request) {
 	c.sending.Lock()
 	err = c.stream.SendMsg(a)
 	c.sending.Unlock()
-	// Not before it is sent: else a client that reads no answers could have any number of them wait.
+	// Not before it is sent: else a client that reads no answers could have any number of them
+	// wait.
 	<-c.room
 	if err != nil && a.Answer != nil { // the stream has broken
 		a.Answer.Release()
 	}
 }
 
-// carried answers one query, with what a ModelInfer call would do before and after. It owns req;
-// the caller must release the response. header is the stream's.
-func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp *oip.Response,
+// answerStreamed answers one query, with what a ModelInfer call would do before and after. It owns
+// req; the caller must release the response. header is the stream's.
+func (s service) answerStreamed(r *streamQuery, req *oip.Request,
+	header metadata.MD) (resp *oip.Response,
 	err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			resp, err = nil, s.panicked(control.Control_Queries_FullMethodName, p)
+			resp, err = nil, s.panicError(control.Control_Queries_FullMethodName, p)
 		}
 	}()
 	attempt := isAttempt(r)
@@ -198,7 +200,7 @@ func (s service) carried(r *carried, req *oip.Request, header metadata.MD) (resp
 	if err != nil {
 		return refuse(err)
 	}
-	err = s.intake.full(r)
+	err = s.intake.fullError(r)
 	if err == nil {
 		err = s.countQuery(r, r.header)
 	}

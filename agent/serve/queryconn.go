@@ -29,8 +29,8 @@ import (
 // have been idle for too long.
 const lookAgain = 250 * time.Millisecond
 
-// queryConns are the query connections of a server ([queryconn]). Each has a goroutine, which serves
-// its queries as ModelInfer calls; one more looks after them while there are any.
+// queryConns are the query connections of a server ([queryconn]). Each has a goroutine, which
+// serves its queries as ModelInfer calls; one more looks after them while there are any.
 type queryConns struct {
 	server  *Server
 	handler localUnary // of ModelInfer, with the bounds on its messages
@@ -57,9 +57,9 @@ type queryConn struct {
 	lost     atomic.Bool // the client may not query any more: the connection ends with its query
 }
 
-// follow has the connection end when the client of its last query, which the guard has let in as the
-// call of ctx, may not query any more.
-func (q *queryConn) follow(guard *secure.Guard, ctx context.Context, method string) {
+// followRights has the connection end when the client of its last query, which the guard has let in
+// as the call of ctx, may not query any more.
+func (q *queryConn) followRights(guard *secure.Guard, ctx context.Context, method string) {
 	client := guard.Client(ctx)
 	if client == q.client {
 		return
@@ -67,11 +67,11 @@ func (q *queryConn) follow(guard *secure.Guard, ctx context.Context, method stri
 	if q.unfollow != nil {
 		q.unfollow()
 	}
-	q.client, q.unfollow = client, guard.Follow(ctx, method, q.lose)
+	q.client, q.unfollow = client, guard.Follow(ctx, method, q.endAfterQuery)
 }
 
-// lose ends the connection, if it has a query after that.
-func (q *queryConn) lose() {
+// endAfterQuery ends the connection, if it has a query after that.
+func (q *queryConn) endAfterQuery() {
 	q.lost.Store(true)
 	if phase, _ := q.Phase(); phase == queryconn.Idle {
 		_ = q.conn.Close() // its goroutine ends
@@ -104,20 +104,21 @@ func (c *queryConns) serve(conn net.Conn, info credentials.AuthInfo) {
 		_ = conn.Close() // nobody would hear of an error
 		q.Release()
 	}()
-	if !c.enter(q) {
+	if !c.addConn(q) {
 		return
 	}
-	defer c.leave(q)
-	for ctx.Err() == nil && !c.stops() && !q.lost.Load() {
+	defer c.removeConn(q)
+	for ctx.Err() == nil && !c.isStopping() && !q.lost.Load() {
 		query, err := q.Next()
-		if err != nil || c.answer(q, query) != nil {
+		if err != nil || c.answerQuery(q, query) != nil {
 			return
 		}
 	}
 }
 
-// answer serves a query, and sends its answer. It returns an error if the connection has broken.
-func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
+// answerQuery serves a query, and sends its answer. It returns an error if the connection has
+// broken.
+func (c *queryConns) answerQuery(q *queryConn, query *oip.StreamedQuery) error {
 	header := query.Header()
 	ctx := metadata.NewIncomingContext(q.ctx, header)
 	var cancel context.CancelFunc
@@ -133,7 +134,7 @@ func (c *queryConns) answer(q *queryConn, query *oip.StreamedQuery) error {
 		},
 		Server: q.Server,
 	}
-	resp, err := c.infer(ctx, q, call, header)
+	resp, err := c.runQuery(ctx, q, call, header)
 	a := &oip.StreamedAnswer{Answer: resp}
 	if err != nil {
 		a.Error = status.Convert(outcome.GRPC(err)).Proto()
@@ -149,54 +150,54 @@ type queryCall struct {
 	*queryconn.Server
 }
 
-// infer does what gRPC's server does with a ModelInfer call.
-func (c *queryConns) infer(ctx context.Context, q *queryConn, call *queryCall,
+// runQuery does what gRPC's server does with a ModelInfer call.
+func (c *queryConns) runQuery(ctx context.Context, q *queryConn, call *queryCall,
 	header metadata.MD) (*oip.Response, error) {
-	ctx, err := c.server.tap(ctx, &tap.Info{FullMethodName: call.method, Header: header})
+	ctx, err := c.server.tapCall(ctx, &tap.Info{FullMethodName: call.method, Header: header})
 	if err != nil {
 		return nil, err
 	}
-	q.follow(c.server.config.Guard, ctx, call.method)
+	q.followRights(c.server.config.Guard, ctx, call.method)
 	call.Begin(ctx)
 	resp, err := c.handler.handle(c.handler.service,
-		grpc.NewContextWithServerTransportStream(ctx, call), nil, c.intercept)
+		grpc.NewContextWithServerTransportStream(ctx, call), nil, c.interceptQuery)
 	if err != nil {
 		return nil, err
 	}
 	return resp.(*oip.Response), nil
 }
 
-func (c *queryConns) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+func (c *queryConns) interceptQuery(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
 	return c.server.interceptUnary(ctx, req, info, func(ctx context.Context, req any) (any, error) {
 		return c.server.config.Guard.Unary(ctx, req, info, handle)
 	})
 }
 
-// enter adds a connection, and reports false if the server stops.
-func (c *queryConns) enter(q *queryConn) bool {
+// addConn adds a connection, and reports false if the server stops.
+func (c *queryConns) addConn(q *queryConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stops() {
+	if c.isStopping() {
 		return false
 	}
 	if c.conns[q] = struct{}{}; !c.looks {
 		c.looks = true
-		c.running.Go(c.look)
+		c.running.Go(c.checkConns)
 	}
 	c.running.Add(1)
 	return true
 }
 
-func (c *queryConns) leave(q *queryConn) {
+func (c *queryConns) removeConn(q *queryConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.conns, q)
 	c.running.Done()
 }
 
-// stops reports whether stop was called.
-func (c *queryConns) stops() bool {
+// isStopping reports whether stop was called.
+func (c *queryConns) isStopping() bool {
 	select {
 	case <-c.stopped:
 		return true
@@ -205,9 +206,9 @@ func (c *queryConns) stops() bool {
 	}
 }
 
-// look cancels the queries whose clients have gone, and closes connections that have had no query
-// for idleTimeout. It returns when there are no connections, or the server stops.
-func (c *queryConns) look() {
+// checkConns cancels the queries whose clients have gone, and closes connections that have had no
+// query for idleTimeout. It returns when there are no connections, or the server stops.
+func (c *queryConns) checkConns() {
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
 	for {
@@ -228,7 +229,7 @@ func (c *queryConns) lookOnce(now time.Time) bool {
 	defer c.mu.Unlock()
 	for q := range c.conns {
 		switch phase, since := q.Phase(); {
-		case phase == queryconn.Answering && now.Sub(since) > lookAgain && q.ended():
+		case phase == queryconn.Answering && now.Sub(since) > lookAgain && q.hasEnded():
 			q.cancel()
 		case (phase == queryconn.Idle || phase == queryconn.Sending) &&
 			(now.Sub(since) > idleTimeout || q.lost.Load()):
@@ -239,14 +240,14 @@ func (c *queryConns) lookOnce(now time.Time) bool {
 	return c.looks
 }
 
-// ended reports whether the client has closed the connection.
-func (q *queryConn) ended() bool {
+// hasEnded reports whether the client has closed the connection.
+func (q *queryConn) hasEnded() bool {
 	conn, ok := q.conn.(syscall.Conn)
 	return ok && direct.Ended(conn)
 }
 
-// stop closes the connections that have no query now, and each other one when its query is answered.
-// It blocks until then; when ctx ends, it ends the queries.
+// stop closes the connections that have no query now, and each other one when its query is
+// answered. It blocks until then; when ctx ends, it ends the queries.
 func (c *queryConns) stop(ctx context.Context) {
 	c.mu.Lock()
 	close(c.stopped) // with the lock, so that no connection enters afterwards

@@ -29,9 +29,9 @@ import (
 func occupy(a *agenttest.Agent, g *agenttest.Gate, waiting int) (finish func()) {
 	a.T.Helper()
 	g.Close()
-	answered := make(chan error, waiting+1)
+	streamAnswer := make(chan error, waiting+1)
 	for range waiting + 1 {
-		go func() { answered <- a.InferGRPC(agenttest.Patient(8)) }()
+		go func() { streamAnswer <- a.InferGRPC(agenttest.Patient(8)) }()
 	}
 	<-g.Entered
 	for a.Worker().Lanes().Stats().Waiting < waiting {
@@ -40,7 +40,7 @@ func occupy(a *agenttest.Agent, g *agenttest.Gate, waiting int) (finish func()) 
 	return func() {
 		g.Open()
 		for range waiting + 1 {
-			if err := <-answered; err != nil {
+			if err := <-streamAnswer; err != nil {
 				a.T.Errorf("a query that was let in: %v", err)
 			}
 		}
@@ -126,10 +126,13 @@ func TestDeadlines(t *testing.T) {
 	finish := occupy(a, g, 0)
 	defer finish()
 
-	agenttest.WantCode(t, a.InferGRPC(agenttest.WithTimeout(agenttest.NCFRequest(1), time.Millisecond)),
+	agenttest.WantCode(t, a.InferGRPC(agenttest.WithTimeout(agenttest.NCFRequest(1),
+		time.Millisecond)),
 		"DeadlineExceeded")
-	agenttest.WantCode(t, a.InferGRPC(agenttest.NCFRequest(1)), "DeadlineExceeded") // the model's: 50 ms
-	body := strings.Replace(agenttest.NCFBody(1), `{"inputs"`, `{"parameters":{"timeout":1000},"inputs"`, 1)
+	// the model's: 50 ms
+	agenttest.WantCode(t, a.InferGRPC(agenttest.NCFRequest(1)), "DeadlineExceeded")
+	body := strings.Replace(agenttest.NCFBody(1), `{"inputs"`,
+		`{"parameters":{"timeout":1000},"inputs"`, 1)
 	if status, answer := a.Do("POST", "/v2/models/ncf/infer",
 		body); status != http.StatusGatewayTimeout {
 		t.Errorf("REST with a timeout: got %d %s", status, answer)
@@ -176,7 +179,8 @@ func TestCancel(t *testing.T) {
 
 	// By REST: the client closes the connection.
 	ctx, cancel = context.WithCancel(t.Context())
-	body := strings.Replace(agenttest.NCFBody(1), `{"inputs"`, `{"parameters":{"timeout":300000000},"inputs"`,
+	body := strings.Replace(agenttest.NCFBody(1), `{"inputs"`,
+		`{"parameters":{"timeout":300000000},"inputs"`,
 		1)
 	req, err := http.NewRequestWithContext(ctx, "POST",
 		"http://"+a.Addresses().HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
@@ -195,7 +199,8 @@ func TestCancel(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("REST: the query was answered")
 	}
-	for a.Worker().Lanes().Stats().Running > 0 || agenttest.Held(a.Inside, "serve: bytes of queries") > 0 {
+	for a.Worker().Lanes().Stats().Running > 0 || agenttest.Held(a.Inside,
+		"serve: bytes of queries") > 0 {
 		goruntime.Gosched()
 	}
 	// It is cancelled before the QoS target has passed, and else too late.
@@ -255,7 +260,8 @@ func TestCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if status, body := a.Do("POST", "/v2/models/ncf/infer", agenttest.NCFBody(10)); status != http.StatusOK {
+	if status, body := a.Do("POST", "/v2/models/ncf/infer",
+		agenttest.NCFBody(10)); status != http.StatusOK {
 		t.Fatal(status, body)
 	}
 	agenttest.WantCode(t, a.InferGRPC(agenttest.NCFRequest(1001)), "InvalidArgument")
@@ -301,8 +307,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestMerged: queries that wait run as one, which statistics and metrics count as one execution, and
-// from which the estimate of small queries does not grow.
+// TestMerged: queries that wait run as one, which statistics and metrics count as one execution,
+// and from which the estimate of small queries does not grow.
 func TestMerged(t *testing.T) {
 	const floor = 50 * time.Millisecond
 	executor := runtime.NewEmulated(func(*models.Version, int) time.Duration { return floor })
@@ -377,7 +383,8 @@ func TestLargestMessage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return agenttest.WithTimeout(agenttest.RawRequest(model, agenttest.RandomInputs(t, v, v.Config.LargestBatchSize)),
+		return agenttest.WithTimeout(agenttest.RawRequest(model, agenttest.RandomInputs(t, v,
+			v.Config.LargestBatchSize)),
 			time.Minute)
 	}
 	generate("ncf")
@@ -404,7 +411,8 @@ func TestLargestMessage(t *testing.T) {
 // hold nothing after.
 func TestSlowClients(t *testing.T) {
 	a := agenttest.Start(t, agenttest.Config(t), agenttest.Emulated(),
-		func(a agent.Inside) { a.Environment().ReceiveTimeout = 500 * time.Millisecond }) // others must arrive in it
+		// others must arrive in it
+		func(a agent.Inside) { a.Environment().ReceiveTimeout = 500 * time.Millisecond })
 	code, message := rawOutcome(a,
 		"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
 		false)
@@ -432,7 +440,8 @@ func TestSlowClients(t *testing.T) {
 	if err := a.InferGRPC(agenttest.NCFRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
 	}
-	for agenttest.Counted(a.Inside, "muster_arrived_queries_total") < 3 { // the agent may still end the call
+	// the agent may still end the call
+	for agenttest.Counted(a.Inside, "muster_arrived_queries_total") < 3 {
 		goruntime.Gosched()
 	}
 	wantMetric(a, `muster_failed_queries_total{model="ncf",reason="slow",version="1"}`, 1) // REST

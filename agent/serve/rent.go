@@ -25,7 +25,7 @@ func (s controlService) SetFleet(ctx context.Context, req *control.SetFleetReque
 	state, err := byLeader(ctx, s, req, control.ControlClient.SetFleet,
 		func() (*control.FleetState, error) { return s.config.Renting.Set(req) })
 	if !req.GetDryRun() && !passedOn {
-		s.audit(ctx, "fleet", "asked to change the fleet", err, "version",
+		s.logRequest(ctx, "fleet", "asked to change the fleet", err, "version",
 			state.GetDesired().GetVersion(), "why", state.GetDesired().GetWhy())
 	}
 	return state, err

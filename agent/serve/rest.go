@@ -44,7 +44,7 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 			}
 			closing := &closingWriter{ResponseWriter: w, draining: s.config.Draining}
 			handler.ServeHTTP(closing, req)
-			closing.begin() // net/http writes the header of an answer without a body
+			closing.beginAnswer() // net/http writes the header of an answer without a body
 		}),
 		ReadHeaderTimeout: connectTimeout,
 		IdleTimeout:       idleTimeout,
@@ -75,22 +75,22 @@ func (s *Server) newREST() *rest {
 	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
 		r.mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
 			if err := h(w, req); err != nil {
-				writeError(w, s.unlisted(req.Context(), err))
+				writeError(w, s.hideNames(req.Context(), err))
 			}
 		})
 	}
-	handle("GET /{$}", r.root)
-	handle("GET /livez", r.live)
+	handle("GET /{$}", r.serveRoot)
+	handle("GET /livez", r.serveLive)
 	handle("GET /readyz", r.serverReady)
 	handle("GET /v2", r.serverMetadata)
-	handle("GET /v2/health/live", r.live)
+	handle("GET /v2/health/live", r.serveLive)
 	handle("GET /v2/health/ready", r.serverReady)
 	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		handle("GET "+model, r.modelMetadata)
 		handle("GET "+model+"/ready", r.modelReady)
 		handle("GET "+model+"/config", r.modelConfig)
 		handle("GET "+model+"/stats", r.modelStatistics)
-		handle("POST "+model+"/infer", r.infer)
+		handle("POST "+model+"/infer", r.serveInfer)
 	}
 	for path, why := range missingPaths {
 		handle(path, missingPath(why))
@@ -108,7 +108,7 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			if p == http.ErrAbortHandler {
 				panic(p) // net/http's own panic, which aborts a response
 			}
-			writeError(w, r.panicked(req.Pattern, p))
+			writeError(w, r.panicError(req.Pattern, p))
 		}
 	}()
 	if d := r.dashboard; d != nil && isDashboard(req.URL.Path) {
@@ -152,10 +152,10 @@ func (s *statusRecorder) Header() http.Header         { return s.header }
 func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
 
-// root describes the server to people who open its address in a browser.
-func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
+// serveRoot describes the server to people who open its address in a browser.
+func (r *rest) serveRoot(w http.ResponseWriter, req *http.Request) error {
 	names := []string{}
-	for _, m := range r.anyIndex(true, r.sees(req.Context())).Models {
+	for _, m := range r.anyIndex(true, r.visibilityOf(req.Context())).Models {
 		names = append(names, fmt.Sprintf("/v2/models/%s/versions/%s", m.Name, m.Version))
 	}
 	scheme := "http"
@@ -179,7 +179,7 @@ func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 	return writeJSON(w, about)
 }
 
-func (r *rest) live(http.ResponseWriter, *http.Request) error { return nil }
+func (r *rest) serveLive(http.ResponseWriter, *http.Request) error { return nil }
 
 func (r *rest) serverReady(w http.ResponseWriter, _ *http.Request) error {
 	if !r.Ready() {
@@ -267,8 +267,8 @@ func (r *rest) modelUnload(w http.ResponseWriter, req *http.Request) error {
 	return err
 }
 
-// infer answers a query that came by REST, and makes its span.
-func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
+// serveInfer answers a query that came by REST, and makes its span.
+func (r *rest) serveInfer(w http.ResponseWriter, req *http.Request) error {
 	arrival := time.Now()
 	r.conns.noteQuery(req.Context(), arrival)
 	ctx, span := r.traceRequest(withTrace(req), req, arrival)
@@ -281,7 +281,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	arrival time.Time) error {
 	charge := oip.NewCharge(req.Context(), &r.intake)
 	defer charge.Only(0)
-	query, err := r.receive(req, charge)
+	query, err := r.receiveQuery(req, charge)
 	if err != nil {
 		r.turnedAway(req.PathValue("model"), req.PathValue("version"), err)
 		return err
@@ -291,7 +291,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	}
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
-	resp, err := r.Server.infer(ctx, query, arrival, kept)
+	resp, err := r.Server.answerQuery(ctx, query, arrival, kept)
 	r.loads.toResponse(w.Header())
 	if err != nil {
 		return err
@@ -309,10 +309,10 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	var overloaded *runtime.OverloadedError
 	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrUnencodable) ||
 		errors.As(err, &overloaded) {
-		r.unsendable(query, resp.Version, err)
+		r.countUnsendable(query, resp.Version, err)
 		return err // nothing has been written yet
 	}
-	out.finish() // any other error means that the client has gone
+	out.finishStream() // any other error means that the client has gone
 	return nil
 }
 
@@ -326,9 +326,9 @@ func withTrace(req *http.Request) context.Context {
 	return metadata.NewIncomingContext(req.Context(), headers)
 }
 
-// receive reads the query of a request. It adds the Content-Length to charge before it reads the
-// body; without one, it adds bytes as they arrive. The caller releases the query.
-func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, error) {
+// receiveQuery reads the query of a request. It adds the Content-Length to charge before it reads
+// the body; without one, it adds bytes as they arrive. The caller releases the query.
+func (r *rest) receiveQuery(req *http.Request, charge *oip.Charge) (*oip.Request, error) {
 	model, version := req.PathValue("model"), req.PathValue("version")
 	limit, err := r.largestBody(model, version)
 	if err != nil {
@@ -338,7 +338,7 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q",
 			oip.ErrTooLarge, req.ContentLength, limit, model)
 	}
-	if err := r.intake.full(req.Context()); err != nil {
+	if err := r.intake.fullError(req.Context()); err != nil {
 		return nil, err
 	}
 	if err := r.config.Guard.Query(req.Context(), secure.Asked, 0); err != nil {

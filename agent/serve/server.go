@@ -77,8 +77,8 @@ type Config struct {
 	Health     *Health
 	Local      *Local // this agent's connection to itself; New registers the services with it
 
-	// Note says something of a version that serves, such as that nobody has signed it; "" if there is
-	// nothing to say. nil: there never is. It must not block.
+	// Note says something of a version that serves, such as that nobody has signed it; "" if there
+	// is nothing to say. nil: there never is. It must not block.
 	Note func(model string, version int64) string
 	// Refresh brings a model's files to what a model store has, and blocks until then. Without a
 	// store it does nothing.
@@ -139,10 +139,10 @@ type Server struct {
 func New(config Config) *Server {
 	s := &Server{config: config, conns: newHTTPConns()}
 	s.alone.Store(true)
-	s.largest.Store(leastLimit)
+	s.largest.Store(minLimit)
 	clients, lanes := Callers{config.Guard}, config.Worker.Lanes()
 	s.answers.limit, s.answers.lanes, s.answers.clients = max(config.MaxWaitingBytes,
-		leastAnswers), lanes, clients
+		minAnswers), lanes, clients
 	s.intake.limit, s.intake.lanes, s.intake.clients = config.MaxWaitingBytes, lanes, clients
 	s.intake.answers = &s.answers
 	registerMetrics(config.Registry, &s.intake, config.Gateway.Stats, config.Members.Own)
@@ -245,14 +245,14 @@ func (s *Server) ServeDashboard(h http.Handler) { s.dashboard = h }
 // series. It is called before the version serves.
 func (s *Server) Loaded(v *models.Version) {
 	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, v.Batchless)
-	s.config.Counts.expect(v.Model, v.Number)
+	s.config.Counts.makeSeries(v.Model, v.Number)
 }
 
 // Settle makes the agent ready. It must be called once, when the first models have loaded or
 // failed.
 func (s *Server) Settle() {
 	if !s.config.Draining() {
-		s.config.Health.ready() // first, so that a Ready server is also healthy
+		s.config.Health.setReady() // first, so that a Ready server is also healthy
 	}
 	s.config.Health.settled.Store(true)
 	s.config.Guard.KnowModels(s.Knows)

@@ -77,23 +77,23 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	return resp, err
 }
 
-// attempt has the worker run the attempt that the call's headers name.
+// makeAttempt has the worker run the attempt that the call's headers name.
 // answers counts the bytes of the answer; nil: nobody does.
-func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time,
+func (s service) makeAttempt(ctx context.Context, req *oip.Request, arrival time.Time,
 	answers *oip.Charge) (*oip.Response, error) {
 	req.JSON = req.JSON || header(ctx, control.JSONHeader) != ""
-	compare := s.comparing(req)
+	compare := s.compareAnswer(req)
 	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
 		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival,
 		answers)
 	compare(resp, err)
-	return resp, s.unlisted(ctx, err)
+	return resp, s.hideNames(ctx, err)
 }
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	arrival time.Time) (*oip.Response, error) {
 	if isLocal(ctx) { // this agent's gateway has counted the query already
-		return s.attempt(ctx, req, arrival, nil)
+		return s.makeAttempt(ctx, req, arrival, nil)
 	}
 	r := receiptOf(ctx)
 	if r == nil {
@@ -103,15 +103,15 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	var resp *oip.Response
 	var err error
 	if isAttempt(ctx) {
-		resp, err = s.attempt(ctx, req, arrival, &r.charge)
+		resp, err = s.makeAttempt(ctx, req, arrival, &r.charge)
 	} else {
-		resp, err = s.infer(ctx, req, arrival, &r.charge)
+		resp, err = s.answerQuery(ctx, req, arrival, &r.charge)
 		s.loads.toCall(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s.sends(r, resp)
+	s.countSentBytes(r, resp)
 	return resp, nil
 }
 
@@ -138,7 +138,7 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 	if err != nil {
 		return nil, err
 	}
-	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
+	resp, sees := &inference.ModelStatisticsResponse{}, s.visibilityOf(ctx)
 	for _, status := range s.config.Worker.Repository().Index() {
 		if status.State != models.Ready || !sees(status.Model) ||
 			model != "" && !slices.Contains(asked, status.Model) ||
@@ -157,7 +157,7 @@ func (s service) RepositoryIndex(ctx context.Context, req *inference.RepositoryI
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
-	return s.anyIndex(req.GetReady(), s.sees(ctx)), nil
+	return s.anyIndex(req.GetReady(), s.visibilityOf(ctx)), nil
 }
 
 func (s service) RepositoryModelLoad(ctx context.Context,
@@ -180,7 +180,8 @@ func (s service) RepositoryModelLoad(ctx context.Context,
 			})
 			return err
 		})
-	s.audit(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()), "on",
+	s.logRequest(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()),
+		"on",
 		short(string(chosen)))
 	if err != nil {
 		return nil, err
@@ -231,7 +232,8 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 			})
 			return err
 		})
-	s.audit(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()), "on",
+	s.logRequest(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()),
+		"on",
 		short(string(chosen)))
 	if err != nil {
 		return nil, err

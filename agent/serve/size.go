@@ -7,9 +7,9 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// leastLimit is the message size, in bytes, that every agent accepts, whatever its models. The
+// minLimit is the message size, in bytes, that every agent accepts, whatever its models. The
 // messages between agents must not exceed it.
-const leastLimit = 1 << 20
+const minLimit = 1 << 20
 
 // envelope is how many bytes a query may have in addition to its tensors' elements.
 const envelope = 64 << 10

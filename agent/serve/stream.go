@@ -14,12 +14,12 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// mostStreamed is how many queries of one stream are answered at a time. Further ones are not read
+// maxStreamed is how many queries of one stream are answered at a time. Further ones are not read
 // from the connection.
-const mostStreamed = 64
+const maxStreamed = 64
 
-// An answered is a query of a stream with its answer, or its error.
-type answered struct {
+// An streamAnswer is a query of a stream with its answer, or its error.
+type streamAnswer struct {
 	id     string
 	resp   *oip.Response
 	charge oip.Charge // counts the answer's bytes until it is sent
@@ -33,7 +33,7 @@ type answered struct {
 // It owns a goroutine that receives, which ends soon after ModelStreamInfer returns, and one for
 // each query that it answers.
 func (s service) ModelStreamInfer(stream oip.InferStream) error {
-	order := make(chan chan answered, mostStreamed)
+	order := make(chan chan streamAnswer, maxStreamed)
 	var ended error // set when order is closed
 	go func() {
 		defer close(order)
@@ -44,13 +44,13 @@ func (s service) ModelStreamInfer(stream oip.InferStream) error {
 				return
 			}
 			arrival := time.Now() // its client counts its wait for room, too
-			answer := make(chan answered, 1)
+			answer := make(chan streamAnswer, 1)
 			order <- answer
-			go func() { answer <- s.streamed(stream.Context(), req, arrival) }()
+			go func() { answer <- s.answerStreamQuery(stream.Context(), req, arrival) }()
 		}
 	}()
 	for {
-		var answer chan answered
+		var answer chan streamAnswer
 		var more bool
 		select {
 		case answer, more = <-order:
@@ -77,7 +77,7 @@ func (s service) ModelStreamInfer(stream oip.InferStream) error {
 }
 
 // drop releases the answers that nobody will read. It returns when the stream has ended.
-func drop(order <-chan chan answered) {
+func drop(order <-chan chan streamAnswer) {
 	for answer := range order {
 		if a := <-answer; a.resp != nil {
 			a.resp.Release()
@@ -86,13 +86,15 @@ func drop(order <-chan chan answered) {
 	}
 }
 
-// streamed answers one query of a stream, with what a call of its own would do before and after. It
-// counts the answer's bytes, as the answer may wait for earlier ones, and for the client to read.
-func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Time) (a answered) {
+// answerStreamQuery answers one query of a stream, with what a call of its own would do before and
+// after. It counts the answer's bytes, as the answer may wait for earlier ones, and for the client
+// to read.
+func (s service) answerStreamQuery(ctx context.Context, req *oip.Request,
+	arrival time.Time) (a streamAnswer) {
 	a.id = req.ID
 	defer func() {
 		if p := recover(); p != nil {
-			a.err = s.panicked(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, p)
+			a.err = s.panicError(inference.GRPCInferenceService_ModelStreamInfer_FullMethodName, p)
 		}
 	}()
 	if a.err = req.Fault(); a.err == nil {
@@ -104,21 +106,22 @@ func (s service) streamed(ctx context.Context, req *oip.Request, arrival time.Ti
 		return a
 	}
 	// the intake has counted the query, and so has room for it
-	if a.err = s.within(ctx, nil, nil); a.err != nil {
+	if a.err = s.withinIntake(ctx, nil, nil); a.err != nil {
 		req.Release()
 		return a
 	}
 	ctx, span := s.traceCall(ctx, req, arrival)
 	a.charge = *oip.NewCharge(ctx, &s.answers)
-	a.resp, a.err = s.infer(ctx, req, arrival, &a.charge)
+	a.resp, a.err = s.answerQuery(ctx, req, arrival, &a.charge)
 	endCall(span, a.err)
 	return a
 }
 
 // sendStreamed sends an answer, whose bytes count until the connection has taken it.
-func (s service) sendStreamed(stream oip.InferStream, a answered) error {
+func (s service) sendStreamed(stream oip.InferStream, a streamAnswer) error {
 	if a.err == nil {
-		s.sends(&receipt{Context: stream.Context(), server: s.Server, charge: a.charge}, a.resp)
+		s.countSentBytes(&receipt{Context: stream.Context(), server: s.Server, charge: a.charge},
+			a.resp)
 		return stream.Send(a.resp)
 	}
 	return stream.SendError(a.id, status.Convert(outcome.GRPC(a.err)).Message())

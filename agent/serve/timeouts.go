@@ -29,9 +29,9 @@ type timeout struct {
 // block.
 type expirer interface{ expire() }
 
-// begin adds o to the list: e.expire is called after limit, unless end is called first. limit must
-// be the same in all calls on t.
-func (t *timeouts) begin(o *timeout, limit time.Duration, e expirer) {
+// addTimeout adds o to the list: e.expire is called after limit, unless end is called first. limit
+// must be the same in all calls on t.
+func (t *timeouts) addTimeout(o *timeout, limit time.Duration, e expirer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o.due, o.expires = time.Now().Add(limit), e
@@ -41,14 +41,15 @@ func (t *timeouts) begin(o *timeout, limit time.Duration, e expirer) {
 	}
 	t.set = true
 	if t.timer == nil {
-		t.timer = time.AfterFunc(limit, t.fire)
+		t.timer = time.AfterFunc(limit, t.expireDue)
 	} else {
 		t.timer.Reset(limit)
 	}
 }
 
-// end removes o from the list. It reports false if o was not begun or has expired already.
-func (t *timeouts) end(o *timeout) bool {
+// removeTimeout removes o from the list. It reports false if o was not begun or has expired
+// already.
+func (t *timeouts) removeTimeout(o *timeout) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.remove(o)
@@ -63,8 +64,8 @@ func (t *timeouts) remove(o *timeout) bool {
 	return true
 }
 
-// fire handles the timer: it expires all operations that are due.
-func (t *timeouts) fire() {
+// expireDue handles the timer: it expires all operations that are due.
+func (t *timeouts) expireDue() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()

@@ -31,22 +31,23 @@ func TestTimeouts(t *testing.T) {
 				defer mu.Unlock()
 				expired = append(expired, name+" after "+time.Since(start).String())
 			}}
-			all.begin(&l.timeout, 10*time.Second, l)
+			all.addTimeout(&l.timeout, 10*time.Second, l)
 			return l
 		}
 		a, b, c := begin("a"), begin("b"), begin("c")
 		time.Sleep(3 * time.Second)
 		d, e := begin("d"), begin("e")
-		if !all.end(&a.timeout) || !all.end(&c.timeout) || !all.end(&e.timeout) ||
-			all.end(&a.timeout) {
+		if !all.removeTimeout(&a.timeout) || !all.removeTimeout(&c.timeout) ||
+			!all.removeTimeout(&e.timeout) ||
+			all.removeTimeout(&a.timeout) {
 			t.Error("those that have not expired end once")
 		}
 		time.Sleep(8 * time.Second) // at 11 s
 		synctest.Wait()
-		if all.end(&b.timeout) {
+		if all.removeTimeout(&b.timeout) {
 			t.Error("b has expired")
 		}
-		all.begin(&b.timeout, 10*time.Second, b) // may begin anew
+		all.addTimeout(&b.timeout, 10*time.Second, b) // may begin anew
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if want := []string{
@@ -54,7 +55,7 @@ func TestTimeouts(t *testing.T) {
 		}; !slices.Equal(expired, want) {
 			t.Errorf("expired: %q, want %q", expired, want)
 		}
-		if all.end(&d.timeout) || all.begun.Len() > 0 || all.set {
+		if all.removeTimeout(&d.timeout) || all.begun.Len() > 0 || all.set {
 			t.Errorf("something is left: %+v", &all)
 		}
 		begin("f") // after a while without any

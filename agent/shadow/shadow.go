@@ -1,8 +1,8 @@
 // Package shadow compares the answers of a model's canary with those of the current version. When
-// the canary has answered a query, the agent on which it ran may send the same query, as a shadow, to
-// an idle agent that holds the current version, and compare the two answers. A shadow is no client's
-// query: no count has it, a worker refuses it unless a lane is idle, and an agent sends at most
-// perSecond.
+// the canary has answered a query, the agent on which it ran may send the same query, as a shadow,
+// to an idle agent that holds the current version, and compare the two answers. A shadow is no
+// client's query: no count has it, a worker refuses it unless a lane is idle, and an agent sends at
+// most perSecond.
 package shadow
 
 import (
@@ -28,16 +28,16 @@ import (
 const (
 	// perSecond bounds the shadows that an agent sends.
 	perSecond = 20
-	// mostAtOnce bounds those under way, and mostBytes the inputs of each.
-	mostAtOnce, mostBytes = 4, 4 << 20
+	// maxAtOnce bounds those under way, and mostBytes the inputs of each.
+	maxAtOnce, maxBytes = 4, 4 << 20
 	// patience is how long a shadow may take.
 	patience = 2 * time.Second
 )
 
 // A Config holds what a [Comparer] needs of its agent. The functions must not block.
 type Config struct {
-	// Compares reports whether a model has a canary that answers queries, and whose answers are to be
-	// compared; it is asked of each query.
+	// Compares reports whether a model has a canary that answers queries, and whose answers are to
+	// be compared; it is asked of each query.
 	Compares  func(model string) bool
 	View      func() *control.View
 	Loads     func() []*control.LaneLoad
@@ -86,7 +86,8 @@ func (c *Comparer) Wants(req *oip.Request) bool {
 	return c.config.Compares(req.Model)
 }
 
-// release is that of a model with a canary on trial whose answers are compared, nil if there is none.
+// release is that of a model with a canary on trial whose answers are compared, nil if there is
+// none.
 func (c *Comparer) release(model string) *control.Release {
 	for _, r := range c.config.View().GetReleases() {
 		if r.GetModel() == model && r.GetShare() > 0 {
@@ -103,16 +104,16 @@ func (c *Comparer) release(model string) *control.Release {
 func (c *Comparer) Answered(req *oip.Request, resp *oip.Response) {
 	r := c.release(req.Model)
 	if r == nil || resp.Version != strconv.FormatInt(r.GetCanary(), 10) || resp.Variant != "" ||
-		req.Bytes() > mostBytes || resp.Bytes() > mostBytes {
+		req.Bytes() > maxBytes || resp.Bytes() > maxBytes {
 		return
 	}
-	to := c.idle(names.NewModelKey(r.GetModel(), r.GetCurrent()))
+	to := c.idleHolder(names.NewModelKey(r.GetModel(), r.GetCurrent()))
 	if to == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.underWay >= mostAtOnce || !c.limit.Allow() {
+	if c.closed || c.underWay >= maxAtOnce || !c.limit.Allow() {
 		return
 	}
 	c.underWay++
@@ -129,15 +130,16 @@ func (c *Comparer) Answered(req *oip.Request, resp *oip.Response) {
 	}
 	answer := copies(resp.Outputs)
 	c.running.Go(func() {
-		c.compare(r, to, attempt, again, answer)
+		c.compareAnswers(r, to, attempt, again, answer)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.underWay--
 	})
 }
 
-// idle is a member that holds a version and has a free lane, as gossip says; nil if there is none.
-func (c *Comparer) idle(key names.ModelKey) *control.Member {
+// idleHolder is a member that holds a version and has a free lane, as gossip says; nil if there is
+// none.
+func (c *Comparer) idleHolder(key names.ModelKey) *control.Member {
 	busy := map[string]bool{}
 	for _, l := range c.config.Loads() {
 		busy[l.GetAgent()] = l.GetWaiting() > 0 ||
@@ -165,9 +167,9 @@ func copies(tensors []tensor.Tensor) []tensor.Tensor {
 	return all
 }
 
-// compare has the current version answer the query too, and tells how the answers differ. A shadow
-// that is refused, or fails, tells nothing.
-func (c *Comparer) compare(r *control.Release, to *control.Member, attempt *client.Attempt,
+// compareAnswers has the current version answer the query too, and tells how the answers differ. A
+// shadow that is refused, or fails, tells nothing.
+func (c *Comparer) compareAnswers(r *control.Release, to *control.Member, attempt *client.Attempt,
 	req *oip.Request, answer []tensor.Tensor) {
 	ctx, cancel := context.WithTimeout(c.ctx, patience)
 	defer cancel()

@@ -29,8 +29,8 @@ type fileSums struct {
 	read  int64 // total bytes read, for tests
 }
 
-// mostSums bounds the entries of known; a full cache is emptied.
-const mostSums = 1024
+// maxSums bounds the entries of known; a full cache is emptied.
+const maxSums = 1024
 
 // A fileID identifies a file and its contents: it differs after every change of the file.
 type fileID struct {
@@ -39,8 +39,8 @@ type fileID struct {
 	modified, changed syscall.Timespec
 }
 
-// sumPiece is how many bytes are hashed between two pauses: in some 0.2 ms, which a query may have to
-// wait.
+// sumPiece is how many bytes are hashed between two pauses: in some 0.2 ms, which a query may have
+// to wait.
 const sumPiece = 256 << 10
 
 // How many times as long as each piece took a checksum pauses after it while queries come.
@@ -49,10 +49,10 @@ const (
 	restLate   = 9
 )
 
-// of returns the SHA-256 of an open file. After each piece it pauses (runtime.Pause) for rest times
-// the piece's time, or rest ms if that is less, so that running queries are not disturbed. It blocks
-// until it has read the file or ctx ends.
-func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo, rest time.Duration) (
+// sumOf returns the SHA-256 of an open file. After each piece it pauses (runtime.Pause) for rest
+// times the piece's time, or rest ms if that is less, so that running queries are not disturbed. It
+// blocks until it has read the file or ctx ends.
+func (c *fileSums) sumOf(ctx context.Context, f *os.File, info fs.FileInfo, rest time.Duration) (
 	[sha256.Size]byte, error) {
 	id, identified := identify(info)
 	c.mu.Lock()
@@ -88,7 +88,7 @@ func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo, rest ti
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.known == nil || len(c.known) >= mostSums {
+	if c.known == nil || len(c.known) >= maxSums {
 		c.known = map[fileID][sha256.Size]byte{}
 	}
 	c.known[id] = sum
@@ -104,12 +104,13 @@ func identify(info fs.FileInfo) (fileID, bool) {
 	return fileID{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}, true
 }
 
-// checksum returns a checksum of the names and contents of a version's files, by which the fleet
-// distinguishes different versions with the same name and number. Of model.yaml it includes only
-// the settings that change how long queries run, because latency profiles are stored under the
+// versionChecksum returns a checksum of the names and contents of a version's files, by which the
+// fleet distinguishes different versions with the same name and number. Of model.yaml it includes
+// only the settings that change how long queries run, because latency profiles are stored under the
 // checksum. Of an ensemble it includes the checksums of its steps and how they are joined. For rest
-// see [fileSums.of].
-func (c *fileSums) checksum(ctx context.Context, v *models.Version, rest time.Duration) (string,
+// see [fileSums.sumOf].
+func (c *fileSums) versionChecksum(ctx context.Context, v *models.Version,
+	rest time.Duration) (string,
 	error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
@@ -122,7 +123,7 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version, rest time.Du
 		fmt.Fprintln(hash, "batchless")
 	}
 	for _, step := range v.Steps {
-		sum, err := c.checksum(ctx, step.Version, rest)
+		sum, err := c.versionChecksum(ctx, step.Version, rest)
 		if err != nil {
 			return "", err
 		}
@@ -132,7 +133,7 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version, rest time.Du
 		return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 	}
 	err := eachFile(v, func(name string, f *os.File, info fs.FileInfo) error {
-		sum, err := c.of(ctx, f, info, rest)
+		sum, err := c.sumOf(ctx, f, info, rest)
 		if err != nil {
 			return err
 		}
@@ -189,11 +190,11 @@ func filesOf(v *models.Version) string {
 // Checksum returns the checksum of a version by which the fleet, and files of measurements, tell
 // its files from others of the same name and number.
 func Checksum(ctx context.Context, v *models.Version) (string, error) {
-	return new(fileSums).checksum(ctx, v, restWanted)
+	return new(fileSums).versionChecksum(ctx, v, restWanted)
 }
 
-// latest is how long a checksum that may be late lets loads go first. Those that take longer wait for
-// a disk, or are many.
+// latest is how long a checksum that may be late lets loads go first. Those that take longer wait
+// for a disk, or are many.
 const latest = time.Second
 
 // A checksum is that of a version that loads or is loaded, computed on a goroutine of the worker.
@@ -205,8 +206,8 @@ type checksum struct {
 	err           error
 }
 
-// newChecksum returns a version's checksum, which is to begin before ctx ends. If it may be late, it
-// lets the agent's first loads end, and fails if the files have changed since this call.
+// newChecksum returns a version's checksum, which is to begin before ctx ends. If it may be late,
+// it lets the agent's first loads end, and fails if the files have changed since this call.
 func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) *checksum {
 	s := &checksum{done: make(chan struct{})}
 	ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -218,7 +219,7 @@ func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) 
 		w.summing.Go(func() {
 			defer close(s.done)
 			if !late {
-				s.value, s.err = w.sums.checksum(ctx, v, restWanted)
+				s.value, s.err = w.sums.versionChecksum(ctx, v, restWanted)
 				return
 			}
 			timer := time.NewTimer(latest)
@@ -230,7 +231,7 @@ func (w *Worker) newChecksum(ctx context.Context, v *models.Version, late bool) 
 			}
 			w.oneLate.Lock() // the other cores are for queries
 			defer w.oneLate.Unlock()
-			s.value, s.err = w.sums.checksum(ctx, v, restLate)
+			s.value, s.err = w.sums.versionChecksum(ctx, v, restLate)
 			if s.err == nil && filesOf(v) != before {
 				s.value, s.err = "", fmt.Errorf("the files of %s changed after they were loaded", v)
 			}
@@ -249,8 +250,8 @@ func (s *checksum) wait(ctx context.Context) error {
 	}
 }
 
-// known returns the checksum; "" while it is not known.
-func (s *checksum) known() string {
+// knownSum returns the checksum; "" while it is not known.
+func (s *checksum) knownSum() string {
 	select {
 	case <-s.done:
 		return s.value
@@ -277,7 +278,7 @@ func (w *Worker) tellChecksum(profile names.ModelKey, s *checksum) {
 	<-s.done
 	switch {
 	case s.err == nil:
-		w.estimates.loaded(profile, s.value)
+		w.estimates.noteLoaded(profile, s.value)
 		w.config.Fleet.SelfChanged()
 	case !errors.Is(s.err, context.Canceled):
 		w.config.Log.Error("other agents do not hear of the model until its files change", "model",
@@ -285,9 +286,9 @@ func (w *Worker) tellChecksum(profile names.ModelKey, s *checksum) {
 	}
 }
 
-// settle closes w.settled when the repository has settled and the checksums are known of what it has
-// loaded, or cannot be. It blocks until then, or until ctx ends.
-func (w *Worker) settle(ctx context.Context) {
+// awaitSettled closes w.settled when the repository has settled and the checksums are known of what
+// it has loaded, or cannot be. It blocks until then, or until ctx ends.
+func (w *Worker) awaitSettled(ctx context.Context) {
 	select {
 	case <-w.repository.Settled():
 	case <-ctx.Done():

@@ -36,7 +36,7 @@ func TestChecksum(t *testing.T) {
 	var sums fileSums
 	of := func(v *models.Version) string {
 		t.Helper()
-		sum, err := sums.checksum(t.Context(), v, restWanted)
+		sum, err := sums.versionChecksum(t.Context(), v, restWanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,13 +66,13 @@ func TestChecksum(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	changed := version(func(data []byte) { data[0] = 9 })
-	if _, err := sums.checksum(ctx, changed, restWanted); !errors.Is(err, context.Canceled) {
+	if _, err := sums.versionChecksum(ctx, changed, restWanted); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: got error %v", err)
 	}
 }
 
-// TestLateChecksum: while an agent starts alone, checksums wait until its first models are loaded, but
-// not for long, and are those of the files that were loaded.
+// TestLateChecksum: while an agent starts alone, checksums wait until its first models are loaded,
+// but not for long, and are those of the files that were loaded.
 func TestLateChecksum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alone := true
@@ -98,8 +98,8 @@ func TestLateChecksum(t *testing.T) {
 			if err := s.wait(t.Context()); err != nil {
 				t.Errorf("%s: %v", when, err)
 			}
-			if want, err := Checksum(t.Context(), v); err != nil || s.known() != want {
-				t.Errorf("%s: got %q, want %q (%v)", when, s.known(), want, err)
+			if want, err := Checksum(t.Context(), v); err != nil || s.knownSum() != want {
+				t.Errorf("%s: got %q, want %q (%v)", when, s.knownSum(), want, err)
 			}
 		}
 		alone = false
@@ -107,7 +107,7 @@ func TestLateChecksum(t *testing.T) {
 		check(s, v, "in a fleet")
 		alone = true
 		s, v = begun()
-		if s.known() != "" {
+		if s.knownSum() != "" {
 			t.Error("alone: it did not wait for the loads")
 		}
 		time.Sleep(latest)
@@ -122,8 +122,8 @@ func TestLateChecksum(t *testing.T) {
 		var run sync.WaitGroup
 		run.Go(func() { _ = w.repository.Run(ctx) })
 		check(s, v, "all is loaded")
-		if err := changed.wait(t.Context()); err == nil || changed.known() != "" {
-			t.Errorf("the files have changed: got %q, error %v", changed.known(), err)
+		if err := changed.wait(t.Context()); err == nil || changed.knownSum() != "" {
+			t.Errorf("the files have changed: got %q, error %v", changed.knownSum(), err)
 		}
 		if s, v = begun(); w.startsAlone() {
 			t.Error("starts although all is loaded")
@@ -144,7 +144,7 @@ func BenchmarkChecksum(b *testing.B) {
 	for b.Loop() {
 		var sums fileSums
 		v := &models.Version{Model: "m", Number: 1, Path: path}
-		if _, err := sums.checksum(b.Context(), v, restWanted); err != nil {
+		if _, err := sums.versionChecksum(b.Context(), v, restWanted); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -18,7 +18,7 @@ func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
 	m = w.describeLanes()
 	var newest []*models.Version
 	for _, s := range w.repository.Index() {
-		if s.State != models.Ready || w.layouts != nil && !w.layouts.announces(s.Model) {
+		if s.State != models.Ready || w.layouts != nil && !w.layouts.isAnnounced(s.Model) {
 			continue
 		}
 		held, v := w.describeModel(s)
@@ -61,7 +61,8 @@ func (w *Worker) describeLoadable(held []*models.Version) (all []*control.Model)
 	could := slices.Clone(held)
 	for _, d := range w.repository.OnDisk() {
 		is := func(v *models.Version) bool { return v.Model == d.Version.Model }
-		if !slices.ContainsFunc(held, is) && d.Problem == nil && (memory == 0 || d.Bytes <= memory) {
+		if !slices.ContainsFunc(held, is) && d.Problem == nil && (memory == 0 ||
+			d.Bytes <= memory) {
 			could = append(could, d.Version)
 		}
 	}
@@ -113,7 +114,7 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 	}
 	if served, err := w.repository.Acquire(s.Model, 0); err == nil {
 		defer served.Release()
-		if served.Model.checksum.known() == "" {
+		if served.Model.checksum.knownSum() == "" {
 			return nil, nil
 		}
 		held.Newest = served.Version.Number == s.Version
@@ -125,7 +126,7 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 // not set.
 func (w *Worker) Held(loaded *Loaded) *control.Model {
 	held := w.describeVersion(loaded.Version)
-	held.Checksum = loaded.Model.checksum.known()
+	held.Checksum = loaded.Model.checksum.knownSum()
 	return held
 }
 
@@ -164,7 +165,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 	}
 	resp := &inference.ModelMetadataResponse{
 		Name:       v.Model,
-		Platform:   w.platform(v),
+		Platform:   w.platformOf(v),
 		Inputs:     tensorMetadata(v.Inputs),
 		Outputs:    tensorMetadata(v.Outputs),
 		Properties: properties.Map(),
@@ -177,8 +178,8 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 	return resp
 }
 
-// platform names what runs a version as other servers of the protocol do.
-func (w *Worker) platform(v *models.Version) string {
+// platformOf names what runs a version as other servers of the protocol do.
+func (w *Worker) platformOf(v *models.Version) string {
 	if len(v.Steps) > 0 {
 		return "ensemble"
 	}

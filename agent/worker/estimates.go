@@ -47,18 +47,18 @@ func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
 	}
 }
 
-// loaded notes that a version has been loaded from files with the given checksum. If they differ
-// from the files known, the version's estimate starts anew.
-func (e *estimates) loaded(profile names.ModelKey, checksum string) {
+// noteLoaded notes that a version has been loaded from files with the given checksum. If they
+// differ from the files known, the version's estimate starts anew.
+func (e *estimates) noteLoaded(profile names.ModelKey, checksum string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if known := e.learned[profile]; known == nil || known.checksum != checksum {
-		e.learned[profile] = e.begin(profile, checksum)
+		e.learned[profile] = e.newEstimate(profile, checksum)
 	}
 }
 
-// begin returns a new estimate for a version, with the book's table for its key, if any.
-func (e *estimates) begin(profile names.ModelKey, checksum string) *estimate {
+// newEstimate returns a new estimate for a version, with the book's table for its key, if any.
+func (e *estimates) newEstimate(profile names.ModelKey, checksum string) *estimate {
 	model, version := profile.Split()
 	fresh := &estimate{
 		checksum: checksum,
@@ -70,25 +70,25 @@ func (e *estimates) begin(profile names.ModelKey, checksum string) *estimate {
 	return fresh
 }
 
-// of returns the estimate of a version, and makes one if there is none. e.mu is held.
-func (e *estimates) of(profile names.ModelKey) *estimate {
+// estimateOf returns the estimate of a version, and makes one if there is none. e.mu is held.
+func (e *estimates) estimateOf(profile names.ModelKey) *estimate {
 	known := e.learned[profile]
 	switch {
 	case known == nil:
-		known = e.begin(profile, "")
+		known = e.newEstimate(profile, "")
 	case known.key.InstanceType != "":
 		return known
 	default: // the instance type was not known, and may be now
-		known = e.again(profile, known)
+		known = e.renewEstimate(profile, known)
 	}
 	e.learned[profile] = known
 	return known
 }
 
-// again returns the estimate of a version for the lanes as they are now, which starts from what is
-// known of it if nothing else is. e.mu is held.
-func (e *estimates) again(profile names.ModelKey, known *estimate) *estimate {
-	fresh := e.begin(profile, known.checksum)
+// renewEstimate returns the estimate of a version for the lanes as they are now, which starts from
+// what is known of it if nothing else is. e.mu is held.
+func (e *estimates) renewEstimate(profile names.ModelKey, known *estimate) *estimate {
+	fresh := e.newEstimate(profile, known.checksum)
 	if fresh.key == known.key {
 		return known
 	}
@@ -99,12 +99,13 @@ func (e *estimates) again(profile names.ModelKey, known *estimate) *estimate {
 	return fresh
 }
 
-// rearranged notes that the lanes have changed: models may run beside others, or on other cores.
-func (e *estimates) rearranged() {
+// noteRearranged notes that the lanes have changed: models may run beside others, or on other
+// cores.
+func (e *estimates) noteRearranged() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for profile, known := range e.learned {
-		e.learned[profile] = e.again(profile, known)
+		e.learned[profile] = e.renewEstimate(profile, known)
 	}
 	e.learnedTimes.Add(1)
 }
@@ -113,7 +114,7 @@ func (e *estimates) rearranged() {
 func (e *estimates) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if t := e.of(profile).table; t != nil {
+	if t := e.estimateOf(profile).table; t != nil {
 		return t.Mean(batchSize)
 	}
 	return 0
@@ -123,49 +124,50 @@ func (e *estimates) Estimate(profile names.ModelKey, batchSize int) time.Duratio
 func (e *estimates) High(profile names.ModelKey, batchSize int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if t := e.of(profile).table; t != nil {
+	if t := e.estimateOf(profile).table; t != nil {
 		return max(t.Quantile(0.9, batchSize), t.Mean(batchSize))
 	}
 	return 0
 }
 
-// mostUnlearned is how many observations a table may lack; it lacks at most an eighth of all, too.
-const mostUnlearned = 64
+// maxUnlearned is how many observations a table may lack; it lacks at most an eighth of all, too.
+const maxUnlearned = 64
 
 // Observe implements [runtime.Estimator].
 func (e *estimates) Observe(profile names.ModelKey, batchSize int, execution time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := e.of(profile)
+	known := e.estimateOf(profile)
 	if err := e.book.Observe(known.key, batchSize, max(execution, 1), "", time.Now()); err != nil {
 		return // the batch size is beyond what profiles cover
 	}
-	e.observed(known)
+	e.countObservation(known)
 }
 
 // observeCut learns from a query that was cut off when it had run for so long.
 func (e *estimates) observeCut(profile names.ModelKey, batchSize int, ran time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := e.of(profile)
+	known := e.estimateOf(profile)
 	if e.book.ObserveCut(known.key, batchSize, max(ran, 1), "", time.Now()) == nil {
-		e.observed(known)
+		e.countObservation(known)
 	}
 }
 
-// observed counts an observation, and builds the table anew from time to time. e.mu is held.
-func (e *estimates) observed(known *estimate) {
+// countObservation counts an observation, and builds the table anew from time to time. e.mu is
+// held.
+func (e *estimates) countObservation(known *estimate) {
 	known.observed++
 	if known.observed >= known.rebuild {
-		known.rebuild = known.observed + min(1+known.observed/8, mostUnlearned)
+		known.rebuild = known.observed + min(1+known.observed/8, maxUnlearned)
 		known.table, known.json = e.book.Table(known.key), nil
 		e.learnedTimes.Add(1)
 	}
 }
 
-// forget removes estimates of versions that no member has held for members.KeepTold, except those
+// dropGone removes estimates of versions that no member has held for members.KeepTold, except those
 // from which a later version's estimate starts.
-func (e *estimates) forget(now time.Time, held map[names.ModelKey]bool) {
+func (e *estimates) dropGone(now time.Time, held map[names.ModelKey]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	used := map[profiles.Key]bool{}
@@ -179,9 +181,10 @@ func (e *estimates) forget(now time.Time, held map[names.ModelKey]bool) {
 	e.book.Forget(now, members.KeepTold, func(key profiles.Key) bool { return used[key] })
 }
 
-// profile returns the latency profile of a model on a member's lanes: learned by this agent if its
-// own lanes are like the member's, else the one that comes with the program; nil if there is none.
-func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
+// profileOf returns the latency profile of a model on a member's lanes: learned by this agent if
+// its own lanes are like the member's, else the one that comes with the program; nil if there is
+// none.
+func (e *estimates) profileOf(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	key, version := members.KeyOf(e.catalogue, member, m), m.Key()
@@ -204,8 +207,8 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 	}
 }
 
-// complete adds profiles to v for the models and lanes for which the leader has sent none.
-func (e *estimates) complete(v *control.View) {
+// addProfiles adds profiles to v for the models and lanes for which the leader has sent none.
+func (e *estimates) addProfiles(v *control.View) {
 	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {
 		known[p.Key()] = true
@@ -217,7 +220,7 @@ func (e *estimates) complete(v *control.View) {
 				continue
 			}
 			known[key] = true
-			if p := e.profile(member, m); p != nil {
+			if p := e.profileOf(member, m); p != nil {
 				v.Profiles = append(v.Profiles, p)
 			}
 		}

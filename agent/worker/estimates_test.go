@@ -24,16 +24,16 @@ func TestEstimatesForget(t *testing.T) {
 	for v := 1; v <= versions; v++ {
 		clear(held)
 		held[names.ModelKey(fmt.Sprintf("ncf/%d", v))] = true
-		e.loaded(names.ModelKey(fmt.Sprintf("ncf/%d", v)), fmt.Sprint(v))
+		e.noteLoaded(names.ModelKey(fmt.Sprintf("ncf/%d", v)), fmt.Sprint(v))
 		e.Observe(names.ModelKey(fmt.Sprintf("ncf/%d", v)), 10, time.Duration(v)*time.Millisecond)
 		now = now.Add(time.Minute)
-		e.forget(now, held)
+		e.dropGone(now, held)
 		if n, most := len(e.learned), int(members.KeepTold/time.Minute)+2; n > most {
 			t.Fatalf("with version %d there are %d estimates, want at most %d", v, n, most)
 		}
 	}
 	now = now.Add(members.KeepTold)
-	e.forget(now, held)
+	e.dropGone(now, held)
 	if len(e.learned) != 1 || len(e.book.Keys()) != 3 {
 		t.Errorf("in the end there are %d estimates and %d keys, want 1 and 3", len(e.learned),
 			len(e.book.Keys()))
@@ -51,7 +51,7 @@ func TestEstimatesOfLateType(t *testing.T) {
 		lanes := &control.Member{Provider: "cpu", Lanes: 1, Cores: 2}
 		e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(),
 			func() *control.Member { return lanes })
-		e.loaded("ncf/1", "aa")
+		e.noteLoaded("ncf/1", "aa")
 		for range 50 {
 			e.Observe("ncf/1", 100, time.Second)
 		}
@@ -68,7 +68,7 @@ func TestEstimatesOfLateType(t *testing.T) {
 			t.Errorf("on %s batch size 100 should take %v, want %v", typ, got, want)
 		}
 		m := &control.Model{Name: "ncf", Version: 1, Checksum: "aa"}
-		if got, want := e.of("ncf/1").key, members.KeyOf(profiles.DefaultCatalogue(), lanes,
+		if got, want := e.estimateOf("ncf/1").key, members.KeyOf(profiles.DefaultCatalogue(), lanes,
 			m); got != want {
 			t.Errorf("learns under %v, want %v", got, want)
 		}
@@ -85,10 +85,10 @@ func TestLearned(t *testing.T) {
 	}
 	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(),
 		func() *control.Member { return lanes })
-	e.loaded("ncf/1", "aa")
+	e.noteLoaded("ncf/1", "aa")
 	complete := func() []*control.Profile {
 		v := &control.View{Members: []*control.Member{held}}
-		e.complete(v)
+		e.addProfiles(v)
 		return v.Profiles
 	}
 	before, times := complete(), e.learnedTimes.Load()

@@ -11,21 +11,22 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A gateway names the variant that is to answer. The gateway of an agent that is alone passes on the
-// name that its client gave, and this agent chooses among the variants that it holds.
+// A gateway names the variant that is to answer. The gateway of an agent that is alone passes on
+// the name that its client gave, and this agent chooses among the variants that it holds.
 
-// An asked is what a gateway asks of this agent.
-type asked struct {
+// An versionRequest is what a gateway asks of this agent.
+type versionRequest struct {
 	model, version string // of a model, or of a family without a version
-	leastAccuracy  float64
+	minAccuracy    float64
 	batchSize      int // at least 1
 	waited         time.Duration
 }
 
-// acquire returns the version that is to run, and its accuracy if the gateway named a family, else
-// 0. Of a family's variants that this agent holds it takes the most accurate that would be in time,
-// else the fastest. The caller must release the version. The error is that of Acquire.
-func (w *Worker) acquire(a asked) (*Loaded, float64, error) {
+// acquireVersion returns the version that is to run, and its accuracy if the gateway named a
+// family, else 0. Of a family's variants that this agent holds it takes the most accurate that
+// would be in time, else the fastest. The caller must release the version. The error is that of
+// Acquire.
+func (w *Worker) acquireVersion(a versionRequest) (*Loaded, float64, error) {
 	loaded, err := w.Acquire(a.model, a.version)
 	if err == nil || !errors.Is(err, models.ErrNotFound) {
 		return loaded, 0, err
@@ -34,21 +35,21 @@ func (w *Worker) acquire(a asked) (*Loaded, float64, error) {
 	if family == nil {
 		return nil, 0, err
 	}
-	if why, invalid := family.Refuses(a.version, a.leastAccuracy); invalid {
+	if why, invalid := family.Refuses(a.version, a.minAccuracy); invalid {
 		return nil, 0, outcome.Invalid("%s", why)
 	} else if why != "" {
 		return nil, 0, fmt.Errorf("%w: %s", models.ErrNotFound, why)
 	}
-	v := w.choose(family, a)
+	v := w.chooseVariant(family, a)
 	loaded, err = w.Acquire(v.GetName(), strconv.FormatInt(v.GetVersion(), 10))
 	return loaded, v.KnownAccuracy(), err
 }
 
-// choose returns the variant that acquire takes.
-func (w *Worker) choose(family *control.Family, a asked) (best control.Variant) {
+// chooseVariant returns the variant that acquire takes.
+func (w *Worker) chooseVariant(family *control.Family, a versionRequest) (best control.Variant) {
 	fastest := time.Duration(0)
 	for _, v := range family.Variants { // the most accurate first
-		if v.KnownAccuracy() < a.leastAccuracy {
+		if v.KnownAccuracy() < a.minAccuracy {
 			break
 		}
 		takes := w.lanes.Estimate(v.Key(), min(a.batchSize, int(v.GetLargestBatchSize())))

@@ -79,12 +79,12 @@ func newLayouts(w *Worker) *layouts {
 	}
 }
 
-// fixed reports whether the agent's settings say what it holds, and a leader only moves lanes.
-func (s *layouts) fixed() bool { return len(s.worker.config.Layout.Partitions) > 0 }
+// isFixed reports whether the agent's settings say what it holds, and a leader only moves lanes.
+func (s *layouts) isFixed() bool { return len(s.worker.config.Layout.Partitions) > 0 }
 
-// announces reports whether others may be told of a model that is loaded.
-func (s *layouts) announces(model string) bool {
-	if s.fixed() {
+// isAnnounced reports whether others may be told of a model that is loaded.
+func (s *layouts) isAnnounced(model string) bool {
+	if s.isFixed() {
 		return true
 	}
 	s.mu.Lock()
@@ -92,8 +92,9 @@ func (s *layouts) announces(model string) bool {
 	return s.announced[model]
 }
 
-// take takes an order of the leader that this agent follows, unless it took a newer one before.
-func (s *layouts) take(o *control.LayoutOrder) {
+// takeOrder takes an order of the leader that this agent follows, unless it took a newer one
+// before.
+func (s *layouts) takeOrder(o *control.LayoutOrder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if stampOf(o).Compare(stampOf(s.order)) <= 0 {
@@ -103,12 +104,12 @@ func (s *layouts) take(o *control.LayoutOrder) {
 	if s.supersede != nil {
 		s.supersede()
 	}
-	s.look()
+	s.wakeRun()
 }
 
-// move takes an order of the leader that this agent follows to move lanes, unless it took a newer
-// one before.
-func (s *layouts) move(leader names.AgentName, o *control.LanesOrder) {
+// takeLanesOrder takes an order of the leader that this agent follows to move lanes, unless it took
+// a newer one before.
+func (s *layouts) takeLanesOrder(leader names.AgentName, o *control.LanesOrder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Two leaders of one epoch each count their orders from 1.
@@ -118,7 +119,7 @@ func (s *layouts) move(leader names.AgentName, o *control.LanesOrder) {
 		return
 	}
 	s.lanes, s.mover, s.moves = o, leader, true
-	s.look()
+	s.wakeRun()
 }
 
 func stampOf(o interface {
@@ -128,8 +129,8 @@ func stampOf(o interface {
 	return place.Stamp{Epoch: o.GetEpoch(), Version: o.GetVersion()}
 }
 
-// look makes run look for an order, and for what is to be told.
-func (s *layouts) look() {
+// wakeRun makes run look for an order, and for what is to be told.
+func (s *layouts) wakeRun() {
 	s.wake.Send()
 }
 
@@ -159,14 +160,14 @@ func (s *layouts) run(ctx context.Context) {
 		stop()
 	}
 	s.mu.Unlock()
-	if !s.fixed() {
-		s.begin(beginning)
+	if !s.isFixed() {
+		s.loadInitial(beginning)
 	}
 	for {
 		s.moveLanes(ctx)
 		order, current := s.next(ctx)
 		if order == nil {
-			s.tell()
+			s.reportState()
 			select {
 			case <-s.wake:
 				continue
@@ -176,16 +177,17 @@ func (s *layouts) run(ctx context.Context) {
 		}
 		layout, err := place.ParseLayout(order.GetLayout())
 		if err != nil { // it is of a later version of Muster
-			s.becomes(stateFailed, err.Error(), nil)
+			s.setState(stateFailed, err.Error(), nil)
 			continue
 		}
 		s.worker.config.Log.Info("bringing this agent to a layout", "layout", layout.String(),
 			"epoch", order.GetEpoch(), "version", order.GetVersion(), "event", "layout")
-		s.follow(current, layout, order.GetDrainFirst())
+		s.followLayout(current, layout, order.GetDrainFirst())
 	}
 }
 
-// moveLanes carries out the last order to move lanes, if it is new and for the lanes that there are.
+// moveLanes carries out the last order to move lanes, if it is new and for the lanes that there
+// are.
 func (s *layouts) moveLanes(ctx context.Context) {
 	s.mu.Lock()
 	o := s.lanes
@@ -205,11 +207,11 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	}
 	var parts []runtime.Part
 	if err == nil {
-		parts, err = w.partitions(to, w.lanes.Parts())
+		parts, err = w.makePartitions(to, w.lanes.Parts())
 	}
 	if err == nil {
-		err = w.arrange(ctx, to, parts)
-		w.abandon(ctx, parts)
+		err = w.arrangeLanes(ctx, to, parts)
+		w.abandonPartitions(ctx, parts)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
@@ -220,16 +222,17 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	w.config.Log.Info("lanes have moved", "from", from.String(), "to", to.String(), "epoch",
 		o.GetEpoch(), "event", "layout")
 	w.config.Fleet.SelfChanged()
-	s.retire()
+	s.retireLanes()
 }
 
-// retire ends the lanes that were replaced, when they have ended what they hold. It does not block.
-func (s *layouts) retire() {
+// retireLanes ends the lanes that were replaced, when they have ended what they hold. It does not
+// block.
+func (s *layouts) retireLanes() {
 	former := s.worker.lanes.Former()
 	if len(former) == 0 {
 		return
 	}
-	s.retiring.Go(func() { s.worker.retire(s.ctx, former) })
+	s.retiring.Go(func() { s.worker.retirePartitions(s.ctx, former) })
 }
 
 // alike returns an error unless two layouts differ only in how many lanes each partition has.
@@ -245,23 +248,24 @@ func alike(a, b place.Layout) error {
 	return nil
 }
 
-// begin loads what the agent held when it ran the last time, or else waits for an order, and
+// loadInitial loads what the agent held when it ran the last time, or else waits for an order, and
 // without one loads what its memory takes. What cannot be loaded is left out.
-func (s *layouts) begin(ctx context.Context) {
+func (s *layouts) loadInitial(ctx context.Context) {
 	var wanted []string
-	if text, err := os.ReadFile(s.path()); err == nil {
+	if text, err := os.ReadFile(s.layoutPath()); err == nil {
 		if l, err := place.ParseLayout(strings.TrimSpace(string(text))); err == nil {
 			wanted = modelsOf(l)
 			if lanes, _ := LanesOf(l); lanes > 0 {
-				s.follow(ctx, l, false)
-				wanted = without(wanted, s.held())
+				s.followLayout(ctx, l, false)
+				wanted = without(wanted, s.announcedModels())
 			}
 		} else {
-			s.worker.config.Log.Warn("the last layout cannot be read", "file", s.path(), "error",
+			s.worker.config.Log.Warn("the last layout cannot be read", "file", s.layoutPath(),
+				"error",
 				err)
 		}
 	}
-	if wanted == nil && len(s.held()) == 0 {
+	if wanted == nil && len(s.announcedModels()) == 0 {
 		if !sleep(ctx, firstOrder) {
 			return
 		}
@@ -274,17 +278,17 @@ func (s *layouts) begin(ctx context.Context) {
 			return cmp.Compare(rankOf(self, a), rankOf(self, b))
 		})
 	}
-	s.becomes(stateLoading, "", nil)
+	s.setState(stateLoading, "", nil)
 	for _, model := range wanted {
 		if ctx.Err() != nil {
 			return
 		}
-		if s.room([]string{model}) == nil && s.worker.repository.Load(ctx, model) == nil {
-			s.announce(append(s.held(), model))
+		if s.memoryError([]string{model}) == nil && s.worker.repository.Load(ctx, model) == nil {
+			s.announceModels(append(s.announcedModels(), model))
 		}
 	}
 	if ctx.Err() == nil {
-		s.becomes(stateReached, "", nil)
+		s.setState(stateReached, "", nil)
 	}
 }
 
@@ -294,39 +298,39 @@ func rankOf(agent, model string) uint64 {
 	return h.Sum64()
 }
 
-// follow brings the agent to a layout. It returns when the layout is reached or cannot be, or when
-// ctx ends because there is a newer order, which goes on from what is loaded by then.
-func (s *layouts) follow(ctx context.Context, layout place.Layout, drainFirst bool) {
-	before, wanted := s.held(), modelsOf(layout)
+// followLayout brings the agent to a layout. It returns when the layout is reached or cannot be, or
+// when ctx ends because there is a newer order, which goes on from what is loaded by then.
+func (s *layouts) followLayout(ctx context.Context, layout place.Layout, drainFirst bool) {
+	before, wanted := s.announcedModels(), modelsOf(layout)
 	w := s.worker
-	s.becomes(stateLoading, "", nil)
-	if faults := s.lacks(layout); len(faults) > 0 {
+	s.setState(stateLoading, "", nil)
+	if faults := s.missingModels(layout); len(faults) > 0 {
 		s.fail(ctx, before, faults)
 		return
 	}
-	missing := without(wanted, s.loaded(models.Ready))
-	s.unload(ctx, without(s.loaded(), append(slices.Clone(wanted), before...)))
-	if drainFirst || s.room(missing) != nil {
-		s.becomes(stateDraining, "", nil)
-		s.announce(both(before, wanted))
+	missing := without(wanted, s.loadedModels(models.Ready))
+	s.unloadModels(ctx, without(s.loadedModels(), append(slices.Clone(wanted), before...)))
+	if drainFirst || s.memoryError(missing) != nil {
+		s.setState(stateDraining, "", nil)
+		s.announceModels(both(before, wanted))
 		if !sleep(ctx, keepUnplaced) {
 			return
 		}
-		s.unload(ctx, without(s.loaded(), wanted))
-		s.becomes(stateLoading, "", nil)
-		if err := s.room(missing); err != nil {
+		s.unloadModels(ctx, without(s.loadedModels(), wanted))
+		s.setState(stateLoading, "", nil)
+		if err := s.memoryError(missing); err != nil {
 			s.fail(ctx, before, map[names.ModelKey]error{"": err})
 			return
 		}
 	}
 	faults := map[names.ModelKey]error{}
-	parts, err := w.partitions(layout, w.lanes.Parts())
+	parts, err := w.makePartitions(layout, w.lanes.Parts())
 	if err != nil {
 		s.fail(ctx, before, map[names.ModelKey]error{"": err})
 		return
 	}
 	w.coming.Store(&parts)
-	defer w.abandon(ctx, parts)
+	defer w.abandonPartitions(ctx, parts)
 	for _, key := range layout.Models() {
 		model, _ := key.Split()
 		if !slices.Contains(missing, model) {
@@ -344,25 +348,25 @@ func (s *layouts) follow(ctx context.Context, layout place.Layout, drainFirst bo
 		s.fail(ctx, before, faults)
 		return
 	}
-	if err := w.arrange(ctx, layout, parts); err != nil {
+	if err := w.arrangeLanes(ctx, layout, parts); err != nil {
 		s.fail(ctx, before, map[names.ModelKey]error{"": err})
 		return
 	}
 	s.mu.Lock()
 	s.ordered = layout
 	s.mu.Unlock()
-	s.announce(wanted)
-	if extra := without(s.loaded(), wanted); len(extra) > 0 {
-		s.becomes(stateDraining, "", nil)
+	s.announceModels(wanted)
+	if extra := without(s.loadedModels(), wanted); len(extra) > 0 {
+		s.setState(stateDraining, "", nil)
 		if !sleep(ctx, keepUnplaced) {
 			return
 		}
-		s.unload(ctx, extra)
+		s.unloadModels(ctx, extra)
 	}
-	s.retire()
+	s.retireLanes()
 	if ctx.Err() == nil {
 		s.save(layout)
-		s.becomes(stateReached, "", nil)
+		s.setState(stateReached, "", nil)
 		s.worker.config.Log.Info("this agent holds its layout", "layout", layout.String(), "event",
 			"layout")
 	}
@@ -379,23 +383,23 @@ func (s *layouts) fail(ctx context.Context, before []string, faults map[names.Mo
 	}
 	slices.Sort(failed)
 	slices.Sort(why)
-	for _, model := range without(before, s.loaded(models.Ready)) {
+	for _, model := range without(before, s.loadedModels(models.Ready)) {
 		if err := s.worker.repository.Load(ctx, model); err != nil {
 			why = append(why, fmt.Sprintf("and what was held before: %v", err))
 		}
 	}
-	s.announce(both(before, s.loaded()))
-	s.unload(ctx, without(s.loaded(), before))
+	s.announceModels(both(before, s.loadedModels()))
+	s.unloadModels(ctx, without(s.loadedModels(), before))
 	if ctx.Err() != nil {
 		return
 	}
 	s.worker.config.Log.Error("this agent cannot reach its layout", "why", strings.Join(why, "; "),
 		"event", "layout")
-	s.becomes(stateFailed, strings.Join(why, "; "), failed)
+	s.setState(stateFailed, strings.Join(why, "; "), failed)
 }
 
-// lacks says, by model, what of the layout this agent cannot hold.
-func (s *layouts) lacks(layout place.Layout) map[names.ModelKey]error {
+// missingModels says, by model, what of the layout this agent cannot hold.
+func (s *layouts) missingModels(layout place.Layout) map[names.ModelKey]error {
 	faults := map[names.ModelKey]error{}
 	config := &s.worker.config
 	if _, cores := LanesOf(layout); cores > config.Cores {
@@ -419,13 +423,13 @@ func (s *layouts) lacks(layout place.Layout) map[names.ModelKey]error {
 	return faults
 }
 
-// room returns why the given models do not fit beside those that are loaded; nil if they do.
-func (s *layouts) room(missing []string) error {
+// memoryError returns why the given models do not fit beside those that are loaded; nil if they do.
+func (s *layouts) memoryError(missing []string) error {
 	all := s.memoryForModels()
 	if all == 0 || len(missing) == 0 {
 		return nil
 	}
-	loaded := s.loaded()
+	loaded := s.loadedModels()
 	var takes, more int64
 	for _, d := range s.worker.repository.OnDisk() {
 		switch {
@@ -455,7 +459,7 @@ func (s *layouts) memoryForModels() int64 {
 	if limit == 0 {
 		return 0
 	}
-	loaded := s.loaded()
+	loaded := s.loadedModels()
 	for _, d := range s.worker.repository.OnDisk() {
 		if slices.Contains(loaded, d.Version.Model) {
 			resident -= d.Bytes
@@ -479,9 +483,9 @@ func usableMemory(limit, resident int64) int64 {
 	return max(limit-limit/10-max(resident, 0), 1)
 }
 
-// loaded are the models of which a version is in one of the states, by name; without any state,
-// those that are loaded or being loaded.
-func (s *layouts) loaded(states ...models.State) (all []string) {
+// loadedModels are the models of which a version is in one of the states, by name; without any
+// state, those that are loaded or being loaded.
+func (s *layouts) loadedModels(states ...models.State) (all []string) {
 	if len(states) == 0 {
 		states = []models.State{models.Ready, models.Loading}
 	}
@@ -493,18 +497,18 @@ func (s *layouts) loaded(states ...models.State) (all []string) {
 	return all
 }
 
-// held are the models that others are told of, by name.
-func (s *layouts) held() (all []string) {
-	for _, model := range s.loaded(models.Ready) {
-		if s.announces(model) {
+// announcedModels are the models that others are told of, by name.
+func (s *layouts) announcedModels() (all []string) {
+	for _, model := range s.loadedModels(models.Ready) {
+		if s.isAnnounced(model) {
 			all = append(all, model)
 		}
 	}
 	return all
 }
 
-// announce tells others that the agent holds the given models, and no others.
-func (s *layouts) announce(all []string) {
+// announceModels tells others that the agent holds the given models, and no others.
+func (s *layouts) announceModels(all []string) {
 	s.mu.Lock()
 	clear(s.announced)
 	for _, model := range all {
@@ -514,7 +518,7 @@ func (s *layouts) announce(all []string) {
 	s.worker.config.Fleet.SelfChanged()
 }
 
-func (s *layouts) unload(ctx context.Context, all []string) {
+func (s *layouts) unloadModels(ctx context.Context, all []string) {
 	for _, model := range all {
 		if err := s.worker.repository.Unload(ctx, model); err != nil && ctx.Err() == nil &&
 			!errors.Is(err, models.ErrNotFound) {
@@ -523,17 +527,18 @@ func (s *layouts) unload(ctx context.Context, all []string) {
 	}
 }
 
-// becomes notes how far the agent has come, and tells the leader.
-func (s *layouts) becomes(state, why string, failed []string) {
+// setState notes how far the agent has come, and tells the leader.
+func (s *layouts) setState(state, why string, failed []string) {
 	s.mu.Lock()
 	s.at, s.why, s.failed = state, control.Cut(why, control.MaxWhyBytes), failed
 	s.mu.Unlock()
-	s.tell()
+	s.reportState()
 }
 
-// tell tells the leader that this agent follows the state, if it is another than the last one told.
-func (s *layouts) tell() {
-	now := s.state()
+// reportState tells the leader that this agent follows the state, if it is another than the last
+// one told.
+func (s *layouts) reportState() {
+	now := s.stateMessage()
 	w := s.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -544,23 +549,23 @@ func (s *layouts) tell() {
 	w.tellLeader(func(m *control.WorkerMessage) { m.Layout = now })
 }
 
-// state returns the message that says how far the agent has come. The caller must not change it. It
-// may read what has changed on disk.
-func (s *layouts) state() *control.LayoutState {
+// stateMessage returns the message that says how far the agent has come. The caller must not change
+// it. It may read what has changed on disk.
+func (s *layouts) stateMessage() *control.LayoutState {
 	config := &s.worker.config
 	m := &control.LayoutState{
-		Automatic: !s.fixed(), MemoryBytes: uint64(s.memoryForModels()),
+		Automatic: !s.isFixed(), MemoryBytes: uint64(s.memoryForModels()),
 		OwnLanes: uint32(config.Lanes), OwnCores: uint32(config.Cores),
 	}
 	lanes := s.worker.layout.Load()
 	if n, _ := LanesOf(*lanes); n > 0 {
 		m.Lanes = lanes.String()
 	}
-	if s.fixed() {
+	if s.isFixed() {
 		m.Holds, m.State = config.Layout.String(), stateReached
 		return m
 	}
-	held := s.held()
+	held := s.announcedModels()
 	var keys []names.ModelKey
 	onDisk := s.worker.repository.OnDisk()
 	versions := make([]*models.Version, len(onDisk))
@@ -621,13 +626,13 @@ func holds(ordered place.Layout, held []names.ModelKey) place.Layout {
 	return l
 }
 
-func (s *layouts) path() string { return filepath.Join(s.worker.config.StateDir, "layout") }
+func (s *layouts) layoutPath() string { return filepath.Join(s.worker.config.StateDir, "layout") }
 
 // save keeps the layout for the agent's next start.
 func (s *layouts) save(layout place.Layout) {
 	err := os.MkdirAll(s.worker.config.StateDir, 0o755)
 	if err == nil {
-		err = files.Replace(s.path(), []byte(layout.String()+"\n"), 0o644)
+		err = files.Replace(s.layoutPath(), []byte(layout.String()+"\n"), 0o644)
 	}
 	if err != nil {
 		s.worker.config.Log.Warn("the layout is not kept for the next start", "error", err)

@@ -20,7 +20,7 @@ func TestFenced(t *testing.T) {
 		o := &control.LayoutOrder{Epoch: c.epoch, Version: c.version}
 		superseded := false
 		s.supersede = func() { superseded = true }
-		s.take(o)
+		s.takeOrder(o)
 		if (s.order == o) != c.taken || superseded != c.taken {
 			t.Errorf("epoch %d, version %d: taken %v, superseded %v, want %v", c.epoch, c.version,
 				s.order == o, superseded, c.taken)
@@ -29,8 +29,8 @@ func TestFenced(t *testing.T) {
 }
 
 // TestOrdersOfTwoLeaders: the leaders of the two sides of a fleet that was cut in two have the same
-// epoch, and each counts its orders from 1. A member that follows the other one afterwards takes its
-// orders from the first on; of each it takes only newer ones, and none of an earlier epoch.
+// epoch, and each counts its orders from 1. A member that follows the other one afterwards takes
+// its orders from the first on; of each it takes only newer ones, and none of an earlier epoch.
 func TestOrdersOfTwoLeaders(t *testing.T) {
 	s := newLayouts(&Worker{})
 	for i, o := range []struct {
@@ -42,7 +42,7 @@ func TestOrdersOfTwoLeaders(t *testing.T) {
 		{"c", 5, 1, false}, {"c", 5, 2, true}, {"b", 4, 9, false}, {"b", 6, 1, true},
 	} {
 		s.moves = false
-		s.move(o.leader, &control.LanesOrder{Epoch: o.epoch, Version: o.version})
+		s.takeLanesOrder(o.leader, &control.LanesOrder{Epoch: o.epoch, Version: o.version})
 		if s.moves != o.taken {
 			t.Errorf("order %d, %+v: taken %v, want %v", i+1, o, s.moves, o.taken)
 		}

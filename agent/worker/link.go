@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// mostUnsaid is how many ends of attempts may wait to be sent on a link. Beyond it the link
+	// maxUnsaid is how many ends of attempts may wait to be sent on a link. Beyond it the link
 	// ends: the leader opens another, which begins with the attempts that the lanes hold.
-	mostUnsaid = 1 << 16
-	// mostProfiles is how many profiles are kept from an agent that this agent does not follow
+	maxUnsaid = 1 << 16
+	// maxProfiles is how many profiles are kept from an agent that this agent does not follow
 	// (yet).
-	mostProfiles = 1 << 12
-	// mostReleases is likewise how many releases.
-	mostReleases = 1 << 13
+	maxProfiles = 1 << 12
+	// maxReleases is likewise how many releases.
+	maxReleases = 1 << 13
 )
 
 // A followedLink is the member's end of a Link: the stream of an agent that leads, or stands for
@@ -44,19 +44,20 @@ func (w *Worker) tellLeader(add func(*control.WorkerMessage)) {
 	leader := names.AgentName(w.config.Leading.Leadership().GetLeader())
 	for _, k := range w.followed {
 		if k.from == leader {
-			k.say(add)
+			k.addToMessage(add)
 		}
 	}
 }
 
-// say calls add with the next message to the other end, and wakes its sender. It does not block.
-func (k *followedLink) say(add func(*control.WorkerMessage)) {
+// addToMessage calls add with the next message to the other end, and wakes its sender. It does not
+// block.
+func (k *followedLink) addToMessage(add func(*control.WorkerMessage)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.unsaid == nil {
 		k.unsaid = &control.WorkerMessage{}
 	}
-	if len(k.unsaid.Completed) >= mostUnsaid {
+	if len(k.unsaid.Completed) >= maxUnsaid {
 		k.overflow = true
 		k.unsaid.Completed = nil
 	}
@@ -70,15 +71,15 @@ func (k *followedLink) next() (*control.WorkerMessage, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.overflow {
-		return nil, fmt.Errorf("the link has not taken %d messages", mostUnsaid)
+		return nil, fmt.Errorf("the link has not taken %d messages", maxUnsaid)
 	}
 	m := k.unsaid
 	k.unsaid = nil
 	return m, nil
 }
 
-// told stores what a message of the other end tells this agent as its leader.
-func (k *followedLink) told(m *control.LeaderMessage) {
+// storeMessage stores what a message of the other end tells this agent as its leader.
+func (k *followedLink) storeMessage(m *control.LeaderMessage) {
 	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil &&
 		m.Layout == nil && m.Placement == nil && m.Fleet == nil && m.Lanes == nil &&
 		len(m.Releases) == 0 {
@@ -93,7 +94,7 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 		k.news.Prices = m.Prices
 	}
 	k.news.Profiles = append(k.news.Profiles, m.Profiles...)
-	k.news.Profiles = k.news.Profiles[max(0, len(k.news.Profiles)-mostProfiles):]
+	k.news.Profiles = k.news.Profiles[max(0, len(k.news.Profiles)-maxProfiles):]
 	if m.AheadNs > 0 {
 		k.news.AheadNs = m.AheadNs
 	}
@@ -114,11 +115,11 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 	}
 	// Many releases come in several messages; of two of a model the newer one counts.
 	k.news.Releases = append(k.news.Releases, m.Releases...)
-	k.news.Releases = k.news.Releases[max(0, len(k.news.Releases)-mostReleases):]
+	k.news.Releases = k.news.Releases[max(0, len(k.news.Releases)-maxReleases):]
 }
 
-// take returns, and clears, what told has stored since the last call; nil for nothing.
-func (k *followedLink) take() *control.LeaderMessage {
+// takeMessage returns, and clears, what told has stored since the last call; nil for nothing.
+func (k *followedLink) takeMessage() *control.LeaderMessage {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	news := k.news
@@ -141,7 +142,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	}
 	k := &followedLink{from: names.AgentName(first.From), wake: wakeup.New()}
 	unlinked := elections.Linked(k.from, func(e *control.Election) {
-		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
+		k.addToMessage(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
 	defer unlinked(false)
 	// The first message of a leader holds its election claim. This agent accepts the claim before
@@ -152,7 +153,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	state := w.LayoutState()
 	w.mu.Lock()
 	greeting := &control.WorkerMessage{
-		Member: w.config.Fleet.Own(), RemainingNs: w.remaining(), Layout: state,
+		Member: w.config.Fleet.Own(), RemainingNs: w.remainingByLane(), Layout: state,
 	}
 	for _, l := range w.listeners {
 		l.Greet(greeting)
@@ -177,17 +178,17 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	go func() {
 		m, err := first, error(nil)
 		for ; err == nil; m, err = leader.Recv() {
-			k.told(m)
+			k.storeMessage(m)
 			for _, e := range m.Election {
 				elections.Elect(e)
 			}
-			w.obey(k)
+			w.applyMessages(k)
 		}
 		heard <- err
 	}()
 	for {
 		news := w.config.Leading.Changed()
-		w.obey(k)
+		w.applyMessages(k)
 		m, err := k.next()
 		if err != nil {
 			return err
@@ -226,21 +227,21 @@ func ended(err error) error {
 	return err
 }
 
-// obey applies what k's other end has told if that is the leader that this agent follows.
-func (w *Worker) obey(k *followedLink) {
+// applyMessages applies what k's other end has told if that is the leader that this agent follows.
+func (w *Worker) applyMessages(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
-		if news := k.take(); news != nil {
+		if news := k.takeMessage(); news != nil {
 			w.config.Fleet.ToldByLeader(news)
 			for _, l := range w.listeners {
 				if l.Hear(news) {
-					k.say(l.Greet)
+					k.addToMessage(l.Greet)
 				}
 			}
 			if w.layouts != nil && news.Layout != nil {
-				w.layouts.take(news.Layout)
+				w.layouts.takeOrder(news.Layout)
 			}
 			if w.layouts != nil && news.Lanes != nil {
-				w.layouts.move(k.from, news.Lanes)
+				w.layouts.takeLanesOrder(k.from, news.Lanes)
 			}
 		}
 	}
@@ -251,13 +252,13 @@ func (w *Worker) LayoutState() *control.LayoutState {
 	if w.layouts == nil {
 		return nil
 	}
-	return w.layouts.state()
+	return w.layouts.stateMessage()
 }
 
 // ByLeader returns an error if a leader says what this agent holds, so that nobody else may load or
 // unload a model.
 func (w *Worker) ByLeader() error {
-	if w.layouts == nil || w.layouts.fixed() {
+	if w.layouts == nil || w.layouts.isFixed() {
 		return nil
 	}
 	return fmt.Errorf("%w: the leader says what this agent holds (--model-control leader); "+
@@ -270,6 +271,6 @@ func (w *Worker) TellMember(m *control.Member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, k := range w.followed {
-		k.say(func(w *control.WorkerMessage) { w.Member = m })
+		k.addToMessage(func(w *control.WorkerMessage) { w.Member = m })
 	}
 }

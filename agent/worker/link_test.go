@@ -11,11 +11,11 @@ import (
 // end.
 func TestForeignProfiles(t *testing.T) {
 	k := &followedLink{}
-	for i := range 3 * mostProfiles {
-		k.told(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
+	for i := range 3 * maxProfiles {
+		k.storeMessage(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
 	}
-	if all := k.take().Profiles; len(all) != mostProfiles ||
-		all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
-		t.Errorf("%d profiles are kept, want the last %d", len(all), mostProfiles)
+	if all := k.takeMessage().Profiles; len(all) != maxProfiles ||
+		all[len(all)-1].Model != fmt.Sprint(3*maxProfiles-1) {
+		t.Errorf("%d profiles are kept, want the last %d", len(all), maxProfiles)
 	}
 }

@@ -159,7 +159,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		m.refused.WithLabelValues(reason)
 	}
 	registry.MustRegister(m.queries, m.items, m.late,
-		m.queue, m.execution, m.merged, m.accuracy, m.nonFinite, m.loads, m.loadDuration, m.warmUpDuration,
+		m.queue, m.execution, m.merged, m.accuracy, m.nonFinite, m.loads, m.loadDuration,
+		m.warmUpDuration,
 		m.modelState, m.qosTarget,
 		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
@@ -214,13 +215,13 @@ type versionMetrics struct {
 	failedFor     atomic.Int64           // time spent on them, ns
 	lastInference atomic.Int64           // Unix time in ms; 0 before the first
 	nonFinite     *prometheus.CounterVec // of all versions
-	rating        atomic.Pointer[rating]
+	rating        atomic.Pointer[familyRating]
 	ended         *tally // of all versions
 }
 
-// version returns the metrics of a version with a QoS target: the same object in all calls, until
-// the target changes or forget has removed the version.
-func (m *metrics) version(model string, number int64, target time.Duration) *versionMetrics {
+// versionMetrics returns the metrics of a version with a QoS target: the same object in all calls,
+// until the target changes or forget has removed the version.
+func (m *metrics) versionMetrics(model string, number int64, target time.Duration) *versionMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := VersionKey{model, number}
@@ -257,26 +258,27 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	return v
 }
 
-// A rating says what each answer of a version of a family counts as.
-type rating struct {
+// A familyRating says what each answer of a version of a family counts as.
+type familyRating struct {
 	answers  prometheus.Observer
 	accuracy float64
 }
 
-// rate makes the answers of a version count for the family that its model.yaml names, if it does.
-func (m *metrics) rate(v *versionMetrics, c *models.Config) {
+// rateVersion makes the answers of a version count for the family that its model.yaml names, if it
+// does.
+func (m *metrics) rateVersion(v *versionMetrics, c *models.Config) {
 	if c.Family == "" {
 		v.rating.Store(nil)
 		return
 	}
-	v.rating.Store(&rating{
+	v.rating.Store(&familyRating{
 		m.accuracy.WithLabelValues(c.Family, v.key.Model, v.key.Number()), cmp.Or(c.Accuracy, 1),
 	})
 }
 
-// ran counts a query or a part that has run: its batch size, its time in the queue and on the lane,
-// and its execution, which counts once for all queries that ran as one.
-func (v *versionMetrics) ran(batchSize int, result *runtime.Result) {
+// countRun counts a query or a part that has run: its batch size, its time in the queue and on the
+// lane, and its execution, which counts once for all queries that ran as one.
+func (v *versionMetrics) countRun(batchSize int, result *runtime.Result) {
 	v.items.Add(float64(batchSize))
 	v.queue.Observe(result.Queue.Seconds())
 	v.execution.Observe(result.Execution.Seconds())
@@ -286,8 +288,8 @@ func (v *versionMetrics) ran(batchSize int, result *runtime.Result) {
 	}
 }
 
-// answered counts an answered query, whose latency was request.
-func (v *versionMetrics) answered(request, qosTarget time.Duration) {
+// countAnswered counts an answered query, whose latency was request.
+func (v *versionMetrics) countAnswered(request, qosTarget time.Duration) {
 	v.queries.Inc()
 	v.ended.answered.Add(1)
 	if request > qosTarget {
@@ -304,8 +306,8 @@ var valuesOf = map[tensor.NonFinite]string{
 	tensor.HasNaN: "nan", tensor.HasInfinity: "infinity", tensor.HasNegativeInfinity: "-infinity",
 }
 
-// answeredWith counts an answer, or that of a part, with values that are no finite numbers. Its series
-// exists from the first such answer on: nearly all models have none.
+// answeredWith counts an answer, or that of a part, with values that are no finite numbers. Its
+// series exists from the first such answer on: nearly all models have none.
 func (v *versionMetrics) answeredWith(n tensor.NonFinite) {
 	if n != tensor.Finite {
 		v.nonFinite.WithLabelValues(v.key.Model, v.key.Number(), valuesOf[n]).Inc()
@@ -322,8 +324,8 @@ func (v *versionMetrics) failedHere(err error, after time.Duration) {
 	}
 }
 
-// observe updates the metrics of state and loads after a change of a version's state.
-func (m *metrics) observe(e models.Event) {
+// observeEvent updates the metrics of state and loads after a change of a version's state.
+func (m *metrics) observeEvent(e models.Event) {
 	key := VersionKey{e.Model, e.Version}
 	m.mu.Lock()
 	if m.states[key] = e.State; e.Gone {
@@ -353,19 +355,19 @@ func (m *metrics) observe(e models.Event) {
 }
 
 const (
-	// keepSeries is how long the counters of a removed version stay, so that every scraper reads its
-	// last counts. Scrapers come once a minute or more often.
+	// keepSeries is how long the counters of a removed version stay, so that every scraper reads
+	// its last counts. Scrapers come once a minute or more often.
 	keepSeries = 10 * time.Minute
-	// keepVersions is how many removed versions of a model keep their counters for so long: the last
-	// ones. A version has some 40 series, and one may be pushed each minute.
+	// keepVersions is how many removed versions of a model keep their counters for so long: the
+	// last ones. A version has some 40 series, and one may be pushed each minute.
 	keepVersions = 3
 )
 
 // A VersionAbsence says since when versions have been absent. It is not safe for concurrent use.
 type VersionAbsence struct{ since profiles.Absence[VersionKey] }
 
-// Over returns the versions that have been absent for keepSeries, and those after whose end more than
-// keepVersions others of the model have ended. all are the versions with series, there reports
+// Over returns the versions that have been absent for keepSeries, and those after whose end more
+// than keepVersions others of the model have ended. all are the versions with series, there reports
 // whether one is not absent.
 func (a *VersionAbsence) Over(now time.Time, all iter.Seq[VersionKey],
 	there func(VersionKey) bool) []VersionKey {
@@ -379,13 +381,13 @@ func (a *VersionAbsence) Over(now time.Time, all iter.Seq[VersionKey],
 	return gone
 }
 
-// forget removes all series of versions that have not served for keepSeries, except the state of a
-// version that is still on disk. Of a model that many versions have left, it removes more; see
+// dropGone removes all series of versions that have not served for keepSeries, except the state of
+// a version that is still on disk. Of a model that many versions have left, it removes more; see
 // VersionAbsence.Over.
-func (m *metrics) forget(now time.Time) {
+func (m *metrics) dropGone(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, key := range m.unserved.Over(now, maps.Keys(m.versions), m.serves) {
+	for _, key := range m.unserved.Over(now, maps.Keys(m.versions), m.isServing) {
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
 		key.Drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.accuracy,
@@ -398,8 +400,8 @@ func (m *metrics) forget(now time.Time) {
 	}
 }
 
-// serves reports whether a version serves or is about to. m.mu is held.
-func (m *metrics) serves(key VersionKey) bool {
+// isServing reports whether a version serves or is about to. m.mu is held.
+func (m *metrics) isServing(key VersionKey) bool {
 	s := m.states[key]
 	return s != "" && s != models.Unavailable
 }
@@ -408,7 +410,7 @@ func (m *metrics) serves(key VersionKey) bool {
 func (w *Worker) Serves(key VersionKey) bool {
 	w.metrics.mu.Lock()
 	defer w.metrics.mu.Unlock()
-	return w.metrics.serves(key)
+	return w.metrics.isServing(key)
 }
 
 // Drop removes a version's series from each family.
@@ -449,13 +451,13 @@ func (w *Worker) Statistics(model string, number int64) *inference.ModelStatisti
 	if v == nil {
 		return nil
 	}
-	return v.statistics()
+	return v.toStatistics()
 }
 
-// statistics returns the counts in the inference protocol's form. As in other servers,
+// toStatistics returns the counts in the inference protocol's form. As in other servers,
 // inference_count counts items and execution_count executions. Several queries may be one
 // execution, and a query that runs as parts is several; the durations count for each query.
-func (v *versionMetrics) statistics() *inference.ModelStatistics {
+func (v *versionMetrics) toStatistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
 	}

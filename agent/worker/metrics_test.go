@@ -44,13 +44,13 @@ func TestMetricsForget(t *testing.T) {
 			m.loadDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.warmUpDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.qosTarget.WithLabelValues("ncf", fmt.Sprint(version)).Set(1)
-			m.version("ncf", version, time.Second).answered(1, 1)
+			m.versionMetrics("ncf", version, time.Second).countAnswered(1, 1)
 		}
-		m.observe(e)
+		m.observeEvent(e)
 	}
 	forget := func(after time.Duration) {
 		now = now.Add(after)
-		m.forget(now)
+		m.dropGone(now)
 	}
 	for _, v := range []int64{1, 2, 3} {
 		state(v, models.Loading, false)
@@ -76,7 +76,7 @@ func TestMetricsForget(t *testing.T) {
 	state(2, models.Loading, false)
 	state(2, models.Ready, false)
 	forget(keepSeries)
-	if series("2") != all || total(m.version("ncf", 2, time.Second).queries) != 1 {
+	if series("2") != all || total(m.versionMetrics("ncf", 2, time.Second).queries) != 1 {
 		t.Errorf("served again it has %d series of %d", series("2"), all)
 	}
 	const times = 60
@@ -95,7 +95,8 @@ func TestMetricsForget(t *testing.T) {
 	}
 	forget(keepSeries)
 	if len(m.versions) != 2 || len(m.states) != 2 {
-		t.Errorf("after %d more versions came and went %d are counted, %d have a state, want 2", times,
+		t.Errorf("after %d more versions came and went %d are counted, %d have a state, want 2",
+			times,
 			len(m.versions), len(m.states))
 	}
 }

@@ -35,9 +35,9 @@ func CheckLayout(l place.Layout) error {
 	return errors.Join(errs...)
 }
 
-// fits returns an error if the models of the agent's own layout take more than so many bytes of
-// memory; 0: that is not known.
-func (w *Worker) fits(usable int64) error {
+// checkMemory returns an error if the models of the agent's own layout take more than so many bytes
+// of memory; 0: that is not known.
+func (w *Worker) checkMemory(usable int64) error {
 	if usable <= 0 || !w.config.InMemory {
 		return nil
 	}
@@ -68,10 +68,10 @@ func LanesOf(l place.Layout) (lanes, cores int) {
 	return lanes, cores
 }
 
-// partitions makes the lanes of a layout, each on processors of its own, or those of the agent's own
-// settings for all models wherever the system runs them. Of now, it keeps the partitions that stay
-// as they are. What cannot be pinned runs unpinned, which the log says.
-func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part, error) {
+// makePartitions makes the lanes of a layout, each on processors of its own, or those of the
+// agent's own settings for all models wherever the system runs them. Of now, it keeps the
+// partitions that stay as they are. What cannot be pinned runs unpinned, which the log says.
+func (w *Worker) makePartitions(l place.Layout, now []runtime.Part) ([]runtime.Part, error) {
 	config := &w.config
 	lanes := runtime.LanesConfig{
 		Estimator:       w.estimates,
@@ -87,7 +87,7 @@ func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part,
 		p, err := runtime.NewPartition(runtime.PartitionConfig{LanesConfig: lanes})
 		return []runtime.Part{{Partition: p}}, err
 	}
-	assigned, err := w.isolate(l)
+	assigned, err := w.isolateLanes(l)
 	if err != nil {
 		config.Log.Warn("lanes are not pinned to processors", "layout", l.String(), "reason", err)
 	}
@@ -125,25 +125,25 @@ func (w *Worker) partitions(l place.Layout, now []runtime.Part) ([]runtime.Part,
 	return parts, nil
 }
 
-// arrange makes parts, which partitions has made of the layout, the agent's lanes, with sessions of
-// all models that load or are loaded. Those that were the lanes before run what they hold; retire ends
-// them. Whether or not it fails, the caller then calls abandon.
-func (w *Worker) arrange(ctx context.Context, l place.Layout, parts []runtime.Part) error {
+// arrangeLanes makes parts, which partitions has made of the layout, the agent's lanes, with
+// sessions of all models that load or are loaded. Those that were the lanes before run what they
+// hold; retire ends them. Whether or not it fails, the caller then calls abandon.
+func (w *Worker) arrangeLanes(ctx context.Context, l place.Layout, parts []runtime.Part) error {
 	w.arranging.Lock()
 	defer w.arranging.Unlock()
-	if err := w.place(ctx, parts); err != nil {
+	if err := w.placeSessions(ctx, parts); err != nil {
 		return err
 	}
 	w.layout.Store(&l)
 	if _, err := w.lanes.Arrange(parts...); err != nil {
 		return err
 	}
-	w.estimates.rearranged()
+	w.estimates.noteRearranged()
 	return nil
 }
 
-// abandon ends those of parts, which partitions has made, that have not become lanes.
-func (w *Worker) abandon(ctx context.Context, parts []runtime.Part) {
+// abandonPartitions ends those of parts, which partitions has made, that have not become lanes.
+func (w *Worker) abandonPartitions(ctx context.Context, parts []runtime.Part) {
 	w.arranging.Lock()
 	w.coming.Store(nil)
 	w.arranging.Unlock()
@@ -152,27 +152,29 @@ func (w *Worker) abandon(ctx context.Context, parts []runtime.Part) {
 			return o.Partition == part.Partition
 		})
 	})
-	w.retire(ctx, unused)
+	w.retirePartitions(ctx, unused)
 }
 
-// retire ends partitions that were lanes before. It returns when they have ended what they held,
-// which they may until ctx ends.
-func (w *Worker) retire(ctx context.Context, former []runtime.Part) {
+// retirePartitions ends partitions that were lanes before. It returns when they have ended what
+// they held, which they may until ctx ends.
+func (w *Worker) retirePartitions(ctx context.Context, former []runtime.Part) {
 	if err := w.lanes.Retire(ctx, former); err != nil {
 		w.config.Log.Warn("queries are cancelled on lanes that were replaced", "error", err)
 	}
-	w.leave(former)
+	w.closeSessions(former)
 }
 
-// place makes sessions of the models that load or are loaded for the partitions that run them.
-func (w *Worker) place(ctx context.Context, parts []runtime.Part) (err error) {
+// placeSessions makes sessions of the models that load or are loaded for the partitions that run
+// them.
+func (w *Worker) placeSessions(ctx context.Context, parts []runtime.Part) (err error) {
 	w.spreads.Range(func(runs, model any) bool {
 		for _, part := range parts {
 			if !slices.Contains(part.Models, model.(string)) {
 				continue
 			}
 			if err = runs.(*runtime.Spread).Place(ctx, part.Partition); err != nil {
-				err = fmt.Errorf("sessions of %s for lanes of %d cores: %w", model, part.Cores(), err)
+				err = fmt.Errorf("sessions of %s for lanes of %d cores: %w", model, part.Cores(),
+					err)
 				return false
 			}
 		}
@@ -193,8 +195,8 @@ func (w *Worker) placeOne(ctx context.Context, v *models.Version,
 	return part, err
 }
 
-// leave closes the sessions of partitions that are no lanes any more.
-func (w *Worker) leave(parts []runtime.Part) {
+// closeSessions closes the sessions of partitions that are no lanes any more.
+func (w *Worker) closeSessions(parts []runtime.Part) {
 	w.spreads.Range(func(runs, model any) bool {
 		for _, part := range parts {
 			if err := runs.(*runtime.Spread).Leave(part.Partition); err != nil {
@@ -205,15 +207,15 @@ func (w *Worker) leave(parts []runtime.Part) {
 	})
 }
 
-// closes closes a model.
-func (w *Worker) closes(runs *runtime.Spread) error {
+// closeModel closes a model.
+func (w *Worker) closeModel(runs *runtime.Spread) error {
 	w.spreads.Delete(runs)
 	return runs.Close()
 }
 
-// isolate returns the processors of the layout's lanes, by partition, and parts the cache where the
-// layout wants that. Without its own ways a layout has its processors all the same.
-func (w *Worker) isolate(l place.Layout) ([][][]int, error) {
+// isolateLanes returns the processors of the layout's lanes, by partition, and parts the cache
+// where the layout wants that. Without its own ways a layout has its processors all the same.
+func (w *Worker) isolateLanes(l place.Layout) ([][][]int, error) {
 	top, err := isolate.Read()
 	if err != nil {
 		return nil, err
@@ -250,8 +252,8 @@ func (w *Worker) isolate(l place.Layout) ([][][]int, error) {
 	return assigned, nil
 }
 
-// runsOn returns the partition of a version's model: that of the layout to which the agent is on its
-// way, or else that which it has. The error says that the layout has none.
+// runsOn returns the partition of a version's model: that of the layout to which the agent is on
+// its way, or else that which it has. The error says that the layout has none.
 func (w *Worker) runsOn(v *models.Version) (*runtime.Part, error) {
 	if coming := w.coming.Load(); coming != nil {
 		for i := range *coming {

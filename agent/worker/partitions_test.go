@@ -56,17 +56,17 @@ func TestLayoutFits(t *testing.T) {
 	}
 	w := &Worker{config: Config{Layout: layout, InMemory: true}, repository: repository}
 	for _, enough := range []int64{0, bytes} { // 0: not known
-		if err := w.fits(enough); err != nil {
+		if err := w.checkMemory(enough); err != nil {
 			t.Errorf("%d bytes: %v", enough, err)
 		}
 	}
-	err = w.fits(bytes - 1)
+	err = w.checkMemory(bytes - 1)
 	if err == nil || !strings.Contains(err.Error(), "layout ncf:2x1+wnd:1x1 does not fit") ||
 		!strings.Contains(err.Error(), "wnd ") || strings.Contains(err.Error(), "din ") {
 		t.Errorf("a byte too few: %v", err)
 	}
 	w.config.InMemory = false
-	if err := w.fits(1); err != nil {
+	if err := w.checkMemory(1); err != nil {
 		t.Errorf("emulated, or mapped from files: %v", err)
 	}
 }
@@ -133,7 +133,7 @@ func TestLoadWhileLanesMove(t *testing.T) {
 			const moved = "ncf:1x1+wnd:2x1"
 			var w *Worker
 			move := func() {
-				w.layouts.move("leader", &control.LanesOrder{
+				w.layouts.takeLanesOrder("leader", &control.LanesOrder{
 					Epoch: 1, From: layout.String(), To: moved,
 				})
 				for w.layout.Load().String() != moved {
@@ -141,7 +141,8 @@ func TestLoadWhileLanesMove(t *testing.T) {
 				}
 			}
 			if w, err = Open(Config{
-				Executor: x, Leading: &members.LeadershipWatch{}, Lanes: 3, Cores: 3, Layout: layout,
+				Executor: x, Leading: &members.LeadershipWatch{}, Lanes: 3, Cores: 3,
+				Layout:   layout,
 				ModelDir: dir, LoadTimeout: time.Minute, Placed: true, StateDir: t.TempDir(),
 				Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary(),
 				Host: testHost{}, Fleet: fleet, Health: testHost{},

@@ -15,9 +15,9 @@ const (
 	// keepReservation is how long a lane stays reserved after an answer to a probe. A gateway sends
 	// its query as soon as it has chosen among the answers.
 	keepReservation = 20 * time.Millisecond
-	// mostReservations is how many reservations one Probe stream may hold; the oldest is released
+	// maxReservations is how many reservations one Probe stream may hold; the oldest is released
 	// first.
-	mostReservations = 1024
+	maxReservations = 1024
 )
 
 // A reservationID names a reservation: the gateway's id and the number of the gateway's probe, both
@@ -27,8 +27,8 @@ type reservationID struct {
 	gateway, probe uint64
 }
 
-// take removes and returns the reservation id; nil if there is none.
-func (w *Worker) take(id reservationID) *runtime.Reservation {
+// takeReservation removes and returns the reservation id; nil if there is none.
+func (w *Worker) takeReservation(id reservationID) *runtime.Reservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.reservations[id]
@@ -45,7 +45,7 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 	owner := w.config.Callers.Identity(gateway.Context())
 	defer func() {
 		for _, id := range kept {
-			w.lanes.Release(w.take(id))
+			w.lanes.Release(w.takeReservation(id))
 		}
 	}()
 	for {
@@ -57,27 +57,27 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 		if req.Release {
 			// a gateway can release only reservations of its own stream
 			if slices.Contains(kept, id) {
-				w.lanes.Release(w.take(id))
+				w.lanes.Release(w.takeReservation(id))
 			}
 			continue
 		}
-		if len(kept) == mostReservations {
-			w.lanes.Release(w.take(kept[0]))
+		if len(kept) == maxReservations {
+			w.lanes.Release(w.takeReservation(kept[0]))
 			kept = kept[1:]
 		}
 		kept = append(kept, id)
 		if err := w.config.Callers.MayQuery(gateway.Context(), req.Model); err != nil {
 			return err
 		}
-		if err := gateway.Send(w.answer(gateway.Context(), id, req, full)); err != nil {
+		if err := gateway.Send(w.answerProbe(gateway.Context(), id, req, full)); err != nil {
 			return ended(err)
 		}
 	}
 }
 
-// answer returns how long until this agent would finish the query, -1 if it would not run it, and
-// reserves a lane for it.
-func (w *Worker) answer(ctx context.Context, id reservationID, req *control.ProbeRequest,
+// answerProbe returns how long until this agent would finish the query, -1 if it would not run it,
+// and reserves a lane for it.
+func (w *Worker) answerProbe(ctx context.Context, id reservationID, req *control.ProbeRequest,
 	full func(context.Context) error) *control.ProbeAnswer {
 	w.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}

@@ -35,14 +35,14 @@ type Model struct {
 // Close closes the sessions of the lanes, and the model.
 func (m *Model) Close() error {
 	m.checksum.cancel()
-	return m.of.closes(m.runs)
+	return m.of.closeModel(m.runs)
 }
 
 // Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
 // in its fleet: nobody else has decided that the query is to run, so the lanes do. See
 // [client.Own.InferAlone] for its arguments and what it sets of req; the caller must release the
-// response. A query whose answer req.Answer does not take has failed. Infer blocks until the query is
-// answered, has failed or ctx ends.
+// response. A query whose answer req.Answer does not take has failed. Infer blocks until the query
+// is answered, has failed or ctx ends.
 func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt, arrival time.Time,
 	canary int64) (*oip.Response, error) {
 	loaded, err := w.acquireAlone(req, canary)
@@ -62,7 +62,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 		return failed(err)
 	}
 	req.TrialSize = q.batchSize // not before: a query that is not valid is its client's fault
-	ran, err := w.execute(ctx, loaded, req, q, execution{
+	ran, err := w.executeQuery(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 		answers: req.Answer,
 	})
@@ -70,13 +70,13 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 	if err != nil {
 		return failed(err)
 	}
-	counts.answered(time.Since(arrival), v.Config.QoSTarget)
+	counts.countAnswered(time.Since(arrival), v.Config.QoSTarget)
 	counts.answeredWith(ran.nonFinite)
 	return ran.resp, nil
 }
 
-// acquireAlone is Acquire for a query of this agent, which is alone. It takes the canary if that is not
-// 0 and serves.
+// acquireAlone is Acquire for a query of this agent, which is alone. It takes the canary if that is
+// not 0 and serves.
 func (w *Worker) acquireAlone(req *oip.Request, canary int64) (*Loaded, error) {
 	if canary != 0 {
 		if loaded, err := w.repository.Acquire(req.Model, canary); err == nil {
@@ -97,20 +97,20 @@ type execution struct {
 	answers     *oip.Charge   // counts the bytes of the answer; nil: nobody does
 }
 
-// An executed is a query that has run, with its answer.
-type executed struct {
+// An executedRun is a query that has run, with its answer.
+type executedRun struct {
 	result    *runtime.Result // nil: it has not run
 	resp      *oip.Response   // its release releases the result; nil: the client cannot have it
 	nonFinite tensor.NonFinite
 }
 
-// execute queues the validated query q of req for a lane, runs it, makes its spans and its answer. It
-// blocks until then. The caller must release the answer. If the answer cannot be encoded as the
-// client asks, the query has run and has failed: execute returns both, and the error wraps
-// oip.ErrUnencodable. If there is no room for the answer, it counts as not run: another agent may have
-// room.
-func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, q query,
-	e execution) (executed, error) {
+// executeQuery queues the validated query q of req for a lane, runs it, makes its spans and its
+// answer. It blocks until then. The caller must release the answer. If the answer cannot be encoded
+// as the client asks, the query has run and has failed: execute returns both, and the error wraps
+// oip.ErrUnencodable. If there is no room for the answer, it counts as not run: another agent may
+// have room.
+func (w *Worker) executeQuery(ctx context.Context, loaded *Loaded, req *oip.Request, q query,
+	e execution) (executedRun, error) {
 	config := &loaded.Version.Config
 	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
@@ -131,10 +131,10 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, 
 		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})
 	if err != nil {
-		return executed{}, err
+		return executedRun{}, err
 	}
 	w.traceExecution(ctx, loaded, q, e.arrival, result)
-	ran := executed{result: result, resp: w.respond(loaded.Version, req, q, result)}
+	ran := executedRun{result: result, resp: w.makeResponse(loaded.Version, req, q, result)}
 	if err := req.CheckAnswer(ran.resp.Outputs); err != nil {
 		ran.resp.Release()
 		ran.resp = nil
@@ -142,18 +142,18 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, req *oip.Request, 
 	}
 	if err := e.answers.AtLeast(ran.resp.Bytes()); err != nil {
 		ran.resp.Release()
-		return executed{}, err
+		return executedRun{}, err
 	}
-	loaded.Model.counts.ran(q.batchSize, result)
+	loaded.Model.counts.countRun(q.batchSize, result)
 	for i := range ran.resp.Outputs {
 		ran.nonFinite = max(ran.nonFinite, ran.resp.Outputs[i].NonFinite())
 	}
 	return ran, nil
 }
 
-// respond returns the answer to req, with the outputs that it asks for, in its order. Releasing the
-// answer releases the result.
-func (w *Worker) respond(v *models.Version, req *oip.Request, q query,
+// makeResponse returns the answer to req, with the outputs that it asks for, in its order.
+// Releasing the answer releases the result.
+func (w *Worker) makeResponse(v *models.Version, req *oip.Request, q query,
 	result *runtime.Result) *oip.Response {
 	resp := &oip.Response{
 		Model:    v.Model,
@@ -204,8 +204,8 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 	execute.End(trace.WithTimestamp(ended))
 }
 
-// load is the repository's loader: it loads and warms up a version, and computes its checksum. While
-// the agent starts alone, a version serves before its checksum is known.
+// load is the repository's loader: it loads and warms up a version, and computes its checksum.
+// While the agent starts alone, a version serves before its checksum is known.
 func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
@@ -221,7 +221,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 			return
 		}
 		if sum.cancel(); runs != nil {
-			err = errors.Join(err, w.closes(runs))
+			err = errors.Join(err, w.closeModel(runs))
 		}
 	}()
 	load := func() {
@@ -267,10 +267,10 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	if late {
 		w.summing.Go(func() { w.tellChecksum(profile, sum) })
 	} else {
-		w.estimates.loaded(profile, sum.value)
+		w.estimates.noteLoaded(profile, sum.value)
 	}
-	counts := w.metrics.version(v.Model, v.Number, v.Config.QoSTarget)
-	w.metrics.rate(counts, &v.Config)
+	counts := w.metrics.versionMetrics(v.Model, v.Number, v.Config.QoSTarget)
+	w.metrics.rateVersion(counts, &v.Config)
 	return &Model{
 		Model:    runs.Model,
 		runs:     runs,
@@ -281,8 +281,8 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	}, nil
 }
 
-// warmUp warms up a version on the lanes of its model. If these are replaced meanwhile, it does so on
-// those that follow.
+// warmUp warms up a version on the lanes of its model. If these are replaced meanwhile, it does so
+// on those that follow.
 func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Spread) error {
 	part, err := w.placeOne(ctx, v, runs)
 	for err == nil {

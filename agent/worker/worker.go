@@ -42,8 +42,8 @@ type Callers interface {
 	// returns an error if the query exceeds the caller's limits.
 	Query(ctx context.Context, w secure.Way, bytes int64) error
 	// PartRows counts the rows of an attempt, if it is of a part of a query. It returns an error if
-	// the parts have together more rows than largest, the most that a query may have, and the caller
-	// may make no further query.
+	// the parts have together more rows than largest, the most that a query may have, and the
+	// caller may make no further query.
 	PartRows(ctx context.Context, a control.Attempt, rows, largest int) error
 }
 
@@ -176,7 +176,7 @@ func Open(config Config) (*Worker, error) {
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
 	w.estimates.book.SetSlowdowns(config.Slowdowns)
 	w.layout.Store(&config.Layout)
-	parts, err := w.partitions(config.Layout, nil)
+	parts, err := w.makePartitions(config.Layout, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -191,10 +191,11 @@ func Open(config Config) (*Worker, error) {
 	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
 		LoadTimeout: config.LoadTimeout, Explicit: config.LoadByCall,
 		Placed: config.Placed && !fixed,
-		Logger: config.Log, OnEvent: w.observe, Admit: w.admit,
+		Logger: config.Log, OnEvent: w.observeEvent, Admit: w.admitVersion,
 	})
 	if err == nil && fixed {
-		err = w.fits(cmp.Or(config.ModelMemory, usableMemory(memoryLimit(), residentMemory())))
+		err = w.checkMemory(cmp.Or(config.ModelMemory, usableMemory(memoryLimit(),
+			residentMemory())))
 	}
 	return w, err
 }
@@ -202,7 +203,7 @@ func Open(config Config) (*Worker, error) {
 // AdmitBy has a decide which versions may be loaded. It must be called before Run.
 func (w *Worker) AdmitBy(a Admission) { w.admission = a }
 
-func (w *Worker) admit(ctx context.Context, v *models.Version) error {
+func (w *Worker) admitVersion(ctx context.Context, v *models.Version) error {
 	if w.admission == nil {
 		return nil
 	}
@@ -228,7 +229,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}()
 	var beside sync.WaitGroup
 	defer beside.Wait()
-	beside.Go(func() { w.settle(ctx) })
+	beside.Go(func() { w.awaitSettled(ctx) })
 	if w.layouts != nil {
 		beside.Go(func() { w.layouts.run(ctx) })
 	}
@@ -236,8 +237,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	return w.repository.Run(ctx)
 }
 
-// Settled returns a channel that is closed when the repository has settled, and the fleet is told of
-// what it has loaded.
+// Settled returns a channel that is closed when the repository has settled, and the fleet is told
+// of what it has loaded.
 func (w *Worker) Settled() <-chan struct{} { return w.settled }
 
 // Repository returns the model repository.
@@ -251,26 +252,26 @@ func (w *Worker) Info() runtime.Info { return w.config.Executor.Info() }
 
 // Complete adds profiles to a view for models and lanes without one, as far as this agent has
 // learned them or they come with the program. The caller must own the view.
-func (w *Worker) Complete(v *control.View) { w.estimates.complete(v) }
+func (w *Worker) Complete(v *control.View) { w.estimates.addProfiles(v) }
 
 // Learned returns a number that changes whenever Complete may add other profiles than before.
 func (w *Worker) Learned() uint64 { return w.estimates.learnedTimes.Load() }
 
-// observe handles a change of a model version's state.
-func (w *Worker) observe(e models.Event) {
-	w.metrics.observe(e)
+// observeEvent handles a change of a model version's state.
+func (w *Worker) observeEvent(e models.Event) {
+	w.metrics.observeEvent(e)
 	w.config.Health.Observe(e)
 	w.config.Fleet.SelfChanged()
 	if w.layouts != nil {
-		w.layouts.look()
+		w.layouts.wakeRun()
 	}
 }
 
 // Forget removes estimates and metrics of versions that have long been gone. held names the
 // versions that the fleet holds, as "ncf/1". Forget must be called from time to time.
 func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool) {
-	w.estimates.forget(now, held)
-	w.metrics.forget(now)
+	w.estimates.dropGone(now, held)
+	w.metrics.dropGone(now)
 }
 
 // Sizes calls tell with the number of entries of each table that the Worker keeps, for tests that
@@ -293,15 +294,14 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 
 // Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, part that of
 // its control.PartHeader and merge that of its control.MergeHeader, "" if it has none, and received
-// the time when the headers arrived. answers counts the bytes of the answer; an attempt whose answer it
-// does not take counts as not run.
-// Attempt owns req, and releases its inputs; the caller must release the response. It tells the
-// leader the end of the attempt. An error that wraps outcome.ErrRefused means that the attempt was
-// not run and another agent may run the query.
+// the time when the headers arrived. answers counts the bytes of the answer; an attempt whose
+// answer it does not take counts as not run. Attempt owns req, and releases its inputs; the caller
+// must release the response. It tells the leader the end of the attempt. An error that wraps
+// outcome.ErrRefused means that the attempt was not run and another agent may run the query.
 func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *oip.Request,
 	received time.Time, answers *oip.Charge) (resp *oip.Response, err error) {
 	defer req.Release()
-	t, err := w.begin(ctx, header, part, merge, received)
+	t, err := w.beginAttempt(ctx, header, part, merge, received)
 	if err != nil {
 		return nil, err
 	}
@@ -313,8 +313,8 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 			span.SetAttributes(tracing.Part.Int(int(t.attempt.Part)))
 		}
 	}
-	defer func() { w.ended(t, err) }()
-	resp, err = w.perform(ctx, req, t, answers)
+	defer func() { w.reportEnd(t, err) }()
+	resp, err = w.performAttempt(ctx, req, t, answers)
 	if t.probed {
 		// fails only outside a gRPC call
 		_ = grpc.SetTrailer(ctx, control.RemainingTrailer(w.lanes.Remaining(t.held.Model)))
@@ -322,9 +322,9 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 	return resp, err
 }
 
-// begin returns the attempt that the headers name. It takes the attempt's reservation out of
+// beginAttempt returns the attempt that the headers name. It takes the attempt's reservation out of
 // w.reservations.
-func (w *Worker) begin(ctx context.Context, header, part, merge string,
+func (w *Worker) beginAttempt(ctx context.Context, header, part, merge string,
 	received time.Time) (*attempt, error) {
 	named, err := control.ParseAttempt(header, part, merge)
 	if err != nil {
@@ -338,7 +338,7 @@ func (w *Worker) begin(ctx context.Context, header, part, merge string,
 		},
 	}
 	if t.probed = named.Reservation != 0; t.probed {
-		t.reservation = w.take(reservationID{
+		t.reservation = w.takeReservation(reservationID{
 			w.config.Callers.Identity(ctx), named.Gateway, named.Reservation,
 		})
 	}
@@ -353,9 +353,9 @@ var errCutOff = fmt.Errorf("the call has ended before the query was received: %w
 // attempt's reservation and tells the leader that the attempt was not run. The arguments are those
 // of Attempt, for which a part is an attempt like any other.
 func (w *Worker) CutOff(ctx context.Context, header string, received time.Time) {
-	if t, err := w.begin(ctx, header, "", "", received); err == nil {
+	if t, err := w.beginAttempt(ctx, header, "", "", received); err == nil {
 		w.lanes.Release(t.reservation)
-		w.ended(t, errCutOff)
+		w.reportEnd(t, errCutOff)
 	}
 }
 
@@ -368,7 +368,7 @@ type attempt struct {
 	reservation *runtime.Reservation
 	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
-	ran         executed
+	ran         executedRun
 	cut         time.Duration // how long it had run when it was cut off; 0: it was not
 }
 
@@ -376,10 +376,10 @@ type attempt struct {
 // which may run on several agents, the first one does.
 func (t *attempt) isQuery() bool { return t.attempt.Part <= 1 && !t.attempt.Shadow }
 
-// perform validates the attempt's query and runs it.
-func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt,
+// performAttempt validates the attempt's query and runs it.
+func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attempt,
 	answers *oip.Charge) (*oip.Response, error) {
-	loaded, accuracy, err := w.acquire(asked{
+	loaded, accuracy, err := w.acquireVersion(versionRequest{
 		req.Model, req.Version, req.LeastAccuracy, batchSizeOf(req), t.attempt.Waited,
 	})
 	if err != nil {
@@ -414,8 +414,8 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt,
 		return nil, fmt.Errorf("%w: it is a shadow, and no lane is idle for %v", outcome.ErrRefused,
 			remaining)
 	}
-	w.hold(t, q.batchSize)
-	ran, err := w.execute(ctx, loaded, req, q, execution{
+	w.noteHeld(t, q.batchSize)
+	ran, err := w.executeQuery(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
 		reservation: t.reservation, answers: answers,
 		group: merge.GroupID{
@@ -441,7 +441,7 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt,
 		return nil, err
 	}
 	if t.isQuery() {
-		loaded.Model.counts.answered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
+		loaded.Model.counts.countAnswered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
 	}
 	if !t.attempt.Shadow { // the values of each part count
 		loaded.Model.counts.answeredWith(ran.nonFinite)
@@ -460,9 +460,9 @@ func batchSizeOf(req *oip.Request) int {
 	return int(min(max(1, req.Inputs[0].Shape[0]), math.MaxInt32))
 }
 
-// hold notes that the lanes are about to hold an attempt. If a gateway chose the lane without the
-// leader, hold tells the leader how long the lanes will be busy.
-func (w *Worker) hold(t *attempt, batchSize int) {
+// noteHeld notes that the lanes are about to hold an attempt. If a gateway chose the lane without
+// the leader, hold tells the leader how long the lanes will be busy.
+func (w *Worker) noteHeld(t *attempt, batchSize int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held[t.held] = true
@@ -471,7 +471,7 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	}
 	more := w.lanes.Estimate(names.NewModelKey(t.held.Model, t.held.Version), batchSize)
 	w.tellLeader(func(m *control.WorkerMessage) {
-		m.RemainingNs = w.remaining()
+		m.RemainingNs = w.remainingByLane()
 		more /= time.Duration(max(1, len(m.RemainingNs)))
 		for lane := range m.RemainingNs {
 			m.RemainingNs[lane] += int64(more)
@@ -479,14 +479,14 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	})
 }
 
-// avoidFor is how long a lane counts as busy after a run that failed of the card. It fails at once, so
-// the lane would always be free and get the query again, with others, until an agent that has to leave
-// has said so.
+// avoidFor is how long a lane counts as busy after a run that failed of the card. It fails at once,
+// so the lane would always be free and get the query again, with others, until an agent that has to
+// leave has said so.
 const avoidFor = 500 * time.Millisecond
 
-// ended tells the leader that an attempt has ended, with its durations or the reason why it was not
-// run.
-func (w *Worker) ended(t *attempt, err error) {
+// reportEnd tells the leader that an attempt has ended, with its durations or the reason why it was
+// not run.
+func (w *Worker) reportEnd(t *attempt, err error) {
 	w.mu.Lock()
 	delete(w.held, t.held)
 	w.mu.Unlock()
@@ -511,13 +511,13 @@ func (w *Worker) ended(t *attempt, err error) {
 			c.RemainingNs = int64(avoidFor)
 		}
 	}
-	w.completed(c)
+	w.addCompleted(c)
 }
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
 // the leader's decision; ran is empty if it was refused with err.
 func (w *Worker) completedAlone(v *models.Version, id control.Attempt, batchSize int, bytes int64,
-	arrival time.Time, ran executed, err error) {
+	arrival time.Time, ran executedRun, err error) {
 	c := &control.Completed{
 		Gateway: id.Gateway, Sequence: id.Sequence, Attempt: id.Attempt, Model: v.Model,
 		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
@@ -528,12 +528,12 @@ func (w *Worker) completedAlone(v *models.Version, id control.Attempt, batchSize
 	} else {
 		c.Refused = outcome.Of(err).Reason
 	}
-	w.completed(c)
+	w.addCompleted(c)
 }
 
 // durations sets the durations of c, which is about ran, so that a run of several queries counts
 // once, and one on a core of a divided lane by its share of the lane; and what its answer is.
-func durations(c *control.Completed, ran executed) {
+func durations(c *control.Completed, ran executedRun) {
 	result := ran.result
 	c.NonFinite, c.NoAnswer = ran.nonFinite != tensor.Finite, ran.resp == nil
 	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
@@ -549,9 +549,9 @@ func durations(c *control.Completed, ran executed) {
 	}
 }
 
-// completed adds the end of an attempt to the next message to the leader that this agent follows.
-// Without a leader it is dropped; this agent's own estimates learn of it in any case.
-func (w *Worker) completed(c *control.Completed) {
+// addCompleted adds the end of an attempt to the next message to the leader that this agent
+// follows. Without a leader it is dropped; this agent's own estimates learn of it in any case.
+func (w *Worker) addCompleted(c *control.Completed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if remaining := w.lanes.RemainingByLane(); int(c.Lane) < len(remaining) {
@@ -560,8 +560,8 @@ func (w *Worker) completed(c *control.Completed) {
 	w.tellLeader(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
 }
 
-// remaining returns the remaining time of each lane, in nanoseconds.
-func (w *Worker) remaining() []int64 {
+// remainingByLane returns the remaining time of each lane, in nanoseconds.
+func (w *Worker) remainingByLane() []int64 {
 	byLane := w.lanes.RemainingByLane()
 	ns := make([]int64, len(byLane))
 	for lane, d := range byLane {
