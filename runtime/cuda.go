@@ -71,9 +71,9 @@ func (c Config) findCUDA() (*cudaBuild, error) {
 // nvidia matches NVIDIA's libraries by their file names.
 var nvidia = regexp.MustCompile(`^lib(cublas|cudart|cudnn|cufft|curand|nvrtc|nvJitLink)`)
 
-// prepare chooses the card and loads NVIDIA's libraries that lie beside the build, so that the
+// prepareCard chooses the card and loads NVIDIA's libraries that lie beside the build, so that the
 // loader finds them without LD_LIBRARY_PATH. It must be called before the build is loaded.
-func (b *cudaBuild) prepare(spec string) (*gpu.Card, error) {
+func (b *cudaBuild) prepareCard(spec string) (*gpu.Card, error) {
 	// cuBLAS's own scratch memory, which package cuda makes needless.
 	if err := os.Setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0"); err != nil {
 		return nil, err
@@ -91,8 +91,8 @@ func (b *cudaBuild) prepare(spec string) (*gpu.Card, error) {
 // anyCUDA is a version of CUDA that every driver supports.
 const anyCUDA = 1
 
-// openCUDA finds a CUDA build and a card for it, before any library is loaded. The error says what is
-// missing: a driver or a card first, since without these a build is of no use.
+// openCUDA finds a CUDA build and a card for it, before any library is loaded. The error says what
+// is missing: a driver or a card first, since without these a build is of no use.
 func (c Config) openCUDA() (*cudaBuild, *gpu.Card, error) {
 	build, err := c.findCUDA()
 	if err != nil {
@@ -101,16 +101,16 @@ func (c Config) openCUDA() (*cudaBuild, *gpu.Card, error) {
 		}
 		return nil, nil, err
 	}
-	card, err := build.prepare(c.GPU)
+	card, err := build.prepareCard(c.GPU)
 	if err != nil {
 		return nil, nil, err
 	}
 	return build, card, nil
 }
 
-// cudaOptions are the options of the CUDA provider where a model may take at most memory bytes; 0: no
-// bound. With tf32 products of FP32 have the precision of FP16 on cards since Ampere, and answers are up
-// to 1e-3 from the CPU's. The options include others.
+// cudaOptions are the options of the CUDA provider where a model may take at most memory bytes; 0:
+// no bound. With tf32 products of FP32 have the precision of FP16 on cards since Ampere, and
+// answers are up to 1e-3 from the CPU's. The options include others.
 func cudaOptions(memory int64, tf32 bool, others map[string]string) map[string]string {
 	options := map[string]string{
 		"use_tf32": "0", // the provider's default is 1
@@ -158,8 +158,8 @@ func explain(err error, library string) error {
 type DeviceError struct {
 	// Dead is whether this process can use the GPU no more.
 	Dead bool
-	// Memory is whether the GPU had too little memory, and Wanted how many bytes more were asked for;
-	// 0: ONNX Runtime does not say. Free is how many nobody used right after; 0: not known.
+	// Memory is whether the GPU had too little memory, and Wanted how many bytes more were asked
+	// for; 0: ONNX Runtime does not say. Free is how many nobody used right after; 0: not known.
 	Memory       bool
 	Wanted, Free uint64
 	// Text is ONNX Runtime's.
@@ -213,7 +213,8 @@ var (
 		`(\d+)|CUDA failure 2:|CUBLAS(?:_LT)? failure 3:|ALLOC(?:ATION)?_FAILED`)
 )
 
-// deviceError returns err of ONNX Runtime or of package cuda as a DeviceError if it is one, else err.
+// deviceError returns err of ONNX Runtime or of package cuda as a DeviceError if it is one, else
+// err.
 func deviceError(err error) error {
 	var failed *cuda.Error
 	if errors.As(err, &failed) {
@@ -259,8 +260,8 @@ func runError(err error, card *gpu.Card) error {
 	return err
 }
 
-// loadError is err of a model's load on a card that had free bytes of memory, or of which that is not
-// known: then free is 0.
+// loadError is err of a model's load on a card that had free bytes of memory, or of which that is
+// not known: then free is 0.
 func loadError(err error, card *gpu.Card, free uint64) error {
 	device, err := onCard(err, card)
 	if device == nil || !device.Memory || free == 0 {

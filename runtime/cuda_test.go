@@ -63,7 +63,8 @@ func TestDeviceError(t *testing.T) {
 			Text: "CUBLAS failure 214: CUBLAS_STATUS_EXECUTION_FAILED (gemm(x))",
 		},
 		"CUBLAS failure 3: the resource allocation failed" + place + "expr=cublasCreate(&h); ": {
-			Memory: true, Text: "CUBLAS failure 3: the resource allocation failed (cublasCreate(&h))",
+			Memory: true,
+			Text:   "CUBLAS failure 3: the resource allocation failed (cublasCreate(&h))",
 		},
 		"CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED" + place + "expr=cublasCreate(&h); ": {
 			Memory: true, Text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED (cublasCreate(&h))",
@@ -142,8 +143,9 @@ func TestLoadError(t *testing.T) {
 		free uint64
 		want string
 	}{
-		{full, 800 << 20, "it does not fit into the memory of GPU 0 (Fake T4, GPU-a): 800.0 MiB of " +
-			"15.0 GiB were free, and it asked for 2.6 GiB more than it had got: " + full.Error()},
+		{full, 800 << 20,
+			"it does not fit into the memory of GPU 0 (Fake T4, GPU-a): 800.0 MiB of " +
+				"15.0 GiB were free, and it asked for 2.6 GiB more than it had got: " + full.Error()},
 		{errors.New("CUDA failure 2: out of memory ; GPU=0"), 1 << 30,
 			"it does not fit into the memory of GPU 0 (Fake T4, GPU-a): 1.0 GiB of 15.0 GiB were " +
 				"free: CUDA failure 2: out of memory"},
@@ -195,7 +197,8 @@ func TestFindCUDA(t *testing.T) {
 	for _, tt := range []struct{ installed, library, want string }{
 		{nowhere, "", "no CUDA build of ONNX Runtime: install the package muster-cuda, or name a " +
 			"library with --onnxruntime-lib"},
-		{cudaFolder(t, "1.2.3", "libcudart.so.13"), "", "install muster-cuda in the version of muster"},
+		{cudaFolder(t, "1.2.3", "libcudart.so.13"), "",
+			"install muster-cuda in the version of muster"},
 		{good, plain, plain + " has no " + ortlib.CUDAProvider + " beside it"},
 		{cudaFolder(t, ortlib.Version, "libcublas.so.13"), "", "does not say for which CUDA"},
 	} {
@@ -205,7 +208,8 @@ func TestFindCUDA(t *testing.T) {
 				tt.library, err, tt.want)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(good, ortlib.CUDAProvider), []byte("cut"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(good, ortlib.CUDAProvider), []byte("cut"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := find(good, ""); err == nil || !strings.Contains(err.Error(), "no shared library") {
@@ -216,7 +220,7 @@ func TestFindCUDA(t *testing.T) {
 // TestThread: work is done one after the other on one thread of the system, whoever has it.
 func TestThread(t *testing.T) {
 	one := newThread()
-	defer one.end()
+	defer one.stopThread()
 	threads := map[int]bool{} // written without a lock
 	failed := errors.New("failed")
 	var group sync.WaitGroup

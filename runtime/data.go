@@ -87,8 +87,8 @@ func readFile(ctx context.Context, f, null *os.File) error {
 	}
 }
 
-// A mapping is a range [from, to) of this process's addresses into which a file is mapped.
-type mapping struct {
+// A mappedFile is a range [from, to) of this process's addresses into which a file is mapped.
+type mappedFile struct {
 	from, to uintptr
 	writable bool // writes then stay in this process: ONNX Runtime maps privately
 	path     string
@@ -97,12 +97,12 @@ type mapping struct {
 
 // mappings returns the mappings of files in this process. files are real paths, as realPaths
 // returns them.
-func mappings(files map[string]bool) ([]mapping, error) {
+func mappings(files map[string]bool) ([]mappedFile, error) {
 	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return nil, err
 	}
-	var found []mapping
+	var found []mappedFile
 	for line := range strings.Lines(string(text)) {
 		// address perms offset dev inode path
 		slash := strings.IndexByte(line, '/')
@@ -114,7 +114,7 @@ func mappings(files map[string]bool) ([]mapping, error) {
 		if !files[path] {
 			continue
 		}
-		m := mapping{path: path}
+		m := mappedFile{path: path}
 		var permissions string
 		if _, err := fmt.Sscanf(line, "%x-%x %s %x", &m.from, &m.to, &permissions,
 			&m.offset); err != nil {
@@ -127,10 +127,10 @@ func mappings(files map[string]bool) ([]mapping, error) {
 }
 
 // without returns the parts of mappings that are not among others.
-func without(all, others []mapping) (left []mapping) {
+func without(all, others []mappedFile) (left []mappedFile) {
 	left = slices.Clone(all)
 	for _, o := range others {
-		var rest []mapping
+		var rest []mappedFile
 		for _, m := range left {
 			if o.to <= m.from || m.to <= o.from {
 				rest = append(rest, m)
@@ -228,7 +228,7 @@ func realPath(dir, location string) (string, error) {
 // populate enters the pages of mapped files into the page table. Otherwise the first queries would
 // do so, with one page fault for each page: thousands of lookups then take 10 ms, in which other
 // queries wait. Before Linux 5.14 the kernel cannot do this, and populate does nothing.
-func populate(ctx context.Context, all []mapping) error {
+func populate(ctx context.Context, all []mappedFile) error {
 	for _, m := range all {
 		for from := m.from; from < m.to; from += readPiece {
 			start := time.Now()
@@ -249,7 +249,7 @@ func populate(ctx context.Context, all []mapping) error {
 // (process_vm_readv), so that a file that is already too short gives an error and no SIGBUS.
 // While nobody is disturbed, two threads copy: the caller's, which may be of a low priority, and
 // another one.
-func detach(ctx context.Context, all []mapping) error {
+func detach(ctx context.Context, all []mappedFile) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var next atomic.Int64
@@ -259,7 +259,7 @@ func detach(ctx context.Context, all []mapping) error {
 			if i >= int64(len(all)) {
 				break
 			}
-			if err := all[i].detach(ctx); err != nil {
+			if err := all[i].copyToMemory(ctx); err != nil {
 				return fmt.Errorf("copy %s into memory: %w", all[i].path, err)
 			}
 		}
@@ -274,7 +274,7 @@ func detach(ctx context.Context, all []mapping) error {
 	return cmp.Or(err, <-other)
 }
 
-func (m mapping) detach(ctx context.Context) error {
+func (m mappedFile) copyToMemory(ctx context.Context) error {
 	size := m.to - m.from
 	// The copy begins as far from the beginning of a huge page as the mapping does, so that it
 	// keeps its huge pages when it takes the mapping's place.
@@ -378,8 +378,8 @@ func freeFiles(files map[string]bool) {
 	}
 }
 
-// availableMemory returns how many more bytes this process can use, by the limits of the machine and
-// of its cgroups. Page cache counts as available. It returns -1 if this is not known.
+// availableMemory returns how many more bytes this process can use, by the limits of the machine
+// and of its cgroups. Page cache counts as available. It returns -1 if this is not known.
 func availableMemory() int64 {
 	available := cgroup.AvailableMemory(os.DirFS("/"))
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {

@@ -319,8 +319,8 @@ func TestFilesThatChange(t *testing.T) {
 	part := must(runtime.NewPartition(runtime.PartitionConfig{
 		LanesConfig: runtime.LanesConfig{Lanes: 1, Cores: 1},
 	}))
-	placed := must(part.Place(t.Context(), m))
-	if err := placed.Close(); err != nil {
+	placedModel := must(part.Place(t.Context(), m))
+	if err := placedModel.Close(); err != nil {
 		t.Error(err)
 	}
 	ctx = writer{t.Context(), new(sync.Once), put(make([]byte, len(good)))}

@@ -35,9 +35,9 @@ func (e *Emulated) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return &emulatedModel{version: v, latency: e.latency}, nil
 }
 
-// mostOverrun bounds by how much one run shortens the next one. Go's timers wake a sleeping process
+// maxOverrun bounds by how much one run shortens the next one. Go's timers wake a sleeping process
 // up to a millisecond late; a longer delay means that the machine was busy.
-const mostOverrun = 2 * time.Millisecond
+const maxOverrun = 2 * time.Millisecond
 
 type emulatedModel struct {
 	version *models.Version
@@ -74,7 +74,7 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 			return nil, ctx.Err()
 		}
 	}
-	m.overrun.Store(int64(min(time.Since(start)-wait, mostOverrun)))
+	m.overrun.Store(int64(min(time.Since(start)-wait, maxOverrun)))
 	r := &Result{}
 	for _, out := range m.version.Outputs {
 		t, err := zeros(out, batch, m.version.Batchless)

@@ -6,8 +6,8 @@ import (
 	"github.com/muster-serve/muster/runtime/lane"
 )
 
-// Observe has a function be called with each event of lanes before it is handled, and then with what
-// is to be done; nil ends that.
+// Observe has a function be called with each event of lanes before it is handled, and then with
+// what is to be done; nil ends that.
 func (l *Lanes) Observe(f func(now time.Duration, e *lane.Event, actions []lane.Action)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -32,9 +32,9 @@ func GuardFiles(files map[string]bool) (end func() error) { return guardFiles(fi
 
 // Without is without of mappings, each by its ends and its offset in the file.
 func Without(all, others [][3]uintptr) (left [][3]uintptr) {
-	mappings := func(all [][3]uintptr) (m []mapping) {
+	mappings := func(all [][3]uintptr) (m []mappedFile) {
 		for _, a := range all {
-			m = append(m, mapping{from: a[0], to: a[1], offset: a[2]})
+			m = append(m, mappedFile{from: a[0], to: a[1], offset: a[2]})
 		}
 		return m
 	}

@@ -26,27 +26,30 @@ import (
 )
 
 const (
-	// mostStaged bounds the bytes of a model's inputs and outputs for its largest graph.
-	mostStaged = 64 << 20
-	// smallCopy is how many bytes one thread copies as soon as several would. More are copied in chunks,
-	// by several threads, and each chunk of an input goes to the card while the next ones are copied.
+	// maxStaged bounds the bytes of a model's inputs and outputs for its largest graph.
+	maxStaged = 64 << 20
+	// smallCopy is how many bytes one thread copies as soon as several would. More are copied in
+	// chunks, by several threads, and each chunk of an input goes to the card while the next ones
+	// are copied.
 	smallCopy = 256 << 10
-	// mostCopiers is how many threads copy; more would wait for the memory.
-	mostCopiers = 8
-	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was made
-	// of, as a share of the largest value: some kernels sum in another order each time, also in FP16.
+	// maxCopiers is how many threads copy; more would wait for the memory.
+	maxCopiers = 8
+	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was
+	// made of, as a share of the largest value: some kernels sum in another order each time, also
+	// in FP16.
 	agreement = 2e-3
 )
 
-// A graphs runs a model on the card. For some batch sizes it has a CUDA graph, in which the copies to
-// and from the card and all kernels of the model are one call. A query takes the graph of the next
-// larger size; the rows that it does not have are those of an earlier query, and what comes of them is
-// left unread. ONNX Runtime itself starts each kernel by a call of its own, for which the card waits.
+// A graphs runs a model on the card. For some batch sizes it has a CUDA graph, in which the copies
+// to and from the card and all kernels of the model are one call. A query takes the graph of the
+// next larger size; the rows that it does not have are those of an earlier query, and what comes of
+// them is left unread. ONNX Runtime itself starts each kernel by a call of its own, for which the
+// card waits.
 //
 // Large inputs are copied to the card before the graph runs: see smallCopy.
 //
-// Runs follow one another: they share memory, and the session's scratch memory is the graphs' too. So
-// nothing else may run on the session, or shrink its memory.
+// Runs follow one another: they share memory, and the session's scratch memory is the graphs' too.
+// So nothing else may run on the session, or shrink its memory.
 type graphs struct {
 	s       *session
 	stream  *cuda.Stream
@@ -104,9 +107,9 @@ func (s *session) whyNoGraphs(v *models.Version) string {
 	return ""
 }
 
-// withGraphs creates the session and its graphs if the version can have them, and logs why not. Then s
-// has neither. An error is one after which no session can be.
-func (o *ONNX) withGraphs(ctx context.Context, s *session, v *models.Version, common shared,
+// withGraphs creates the session and its graphs if the version can have them, and logs why not.
+// Then s has neither. An error is one after which no session can be.
+func (o *ONNX) withGraphs(ctx context.Context, s *session, v *models.Version, common sharedTensors,
 	inputs, outputs []string) error {
 	why := s.whyNoGraphs(v)
 	if why == "" {
@@ -122,7 +125,7 @@ func (o *ONNX) withGraphs(ctx context.Context, s *session, v *models.Version, co
 }
 
 // loadGraphs creates the session and its graphs. After an error s has neither.
-func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, common shared,
+func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, common sharedTensors,
 	inputs, outputs []string) (err error) {
 	if err := cuda.Open(); err != nil {
 		return err
@@ -137,7 +140,7 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 	if g.stream, err = cuda.NewStream(); err != nil {
 		return err
 	}
-	s.ort, err = o.plain(v, s.threads, common, inputs, outputs, map[string]string{
+	s.ort, err = o.plainSession(v, s.threads, common, inputs, outputs, map[string]string{
 		// Otherwise ONNX Runtime frees memory of the machine that a graph copies from. It makes no
 		// graph: see RunOnCard.
 		"enable_cuda_graph":       "1",
@@ -154,8 +157,8 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 	for i := range s.outputs {
 		row += s.outputRow(i)
 	}
-	sizes := graphSizes(max(1, min(v.Config.LargestBatchSize, mostStaged/row)))
-	if err := g.allocate(sizes[len(sizes)-1]); err != nil {
+	sizes := graphSizes(max(1, min(v.Config.LargestBatchSize, maxStaged/row)))
+	if err := g.allocateBuffers(sizes[len(sizes)-1]); err != nil {
 		return err
 	}
 	// ONNX Runtime has handles for each thread, which it makes in that thread's first run.
@@ -176,12 +179,12 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 	}
 	s.graphs = g
 	o.log.Info("runs as CUDA graphs", "model", s.name, "graphs", len(g.sizes), "largest_batch_size",
-		g.largest(), "took_ms", float64(time.Since(start).Microseconds())/1e3)
+		g.largestBatch(), "took_ms", float64(time.Since(start).Microseconds())/1e3)
 	return nil
 }
 
-// largest is the batch size of the largest graph.
-func (g *graphs) largest() int { return g.sizes[len(g.sizes)-1].rows }
+// largestBatch is the batch size of the largest graph.
+func (g *graphs) largestBatch() int { return g.sizes[len(g.sizes)-1].rows }
 
 // dropSlow drops the graphs that take longer than a larger one: cuBLAS has slow kernels for some
 // sizes.
@@ -209,11 +212,12 @@ func (g *graphs) inGraph(rows int) bool {
 	return size <= smallCopy
 }
 
-// withTablesOffCard creates a session whose tables stay in the machine's memory, where package kernels
-// looks up their rows; the rest of the model runs on the card. It returns nil if failure, of the model
-// as a whole, is not for want of the card's memory, or if the model has no tables that can stay behind.
+// withTablesOffCard creates a session whose tables stay in the machine's memory, where package
+// kernels looks up their rows; the rest of the model runs on the card. It returns nil if failure,
+// of the model as a whole, is not for want of the card's memory, or if the model has no tables that
+// can stay behind.
 func (o *ONNX) withTablesOffCard(v *models.Version, signature *onnx.Signature, t threads,
-	common shared, inputs, outputs []string, failure error) *ort.DynamicAdvancedSession {
+	common sharedTensors, inputs, outputs []string, failure error) *ort.DynamicAdvancedSession {
 	var device *DeviceError
 	if o.card == nil || !errors.As(deviceError(failure), &device) || !device.Memory {
 		return nil
@@ -239,8 +243,8 @@ func (s *session) outputRow(i int) int {
 	return s.outputs[i].rowElements * s.outputs[i].DataType.Size()
 }
 
-// allocate allocates the buffers, for rows rows.
-func (g *graphs) allocate(rows int) error {
+// allocateBuffers allocates the buffers, for rows rows.
+func (g *graphs) allocateBuffers(rows int) error {
 	for i := range g.s.inputs {
 		b, err := cuda.NewBuffer(max(1, rows*g.s.inputRow(i)))
 		if err != nil {
@@ -259,7 +263,8 @@ func (g *graphs) allocate(rows int) error {
 }
 
 // add makes the graph of a batch size, and compares what it answers with what ONNX Runtime does.
-func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, outputs []string) error {
+func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs,
+	outputs []string) error {
 	values, err := RandomInputs(random, v, rows)
 	if err != nil {
 		return err
@@ -267,7 +272,7 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 	for i, in := range values {
 		copy(g.in[i].Host, in.Data)
 	}
-	in, out, err := g.tensors(rows)
+	in, out, err := g.tensorsOf(rows)
 	defer func() {
 		for _, t := range slices.Concat(in, out) {
 			t.Destroy()
@@ -298,8 +303,9 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 		}
 		return errors.Join(errs...)
 	}
-	// The outputs' memory is reused uncleared. fill gives it other contents before each of the two runs
-	// that are compared: what a run does not write differs, and the model then runs without graphs.
+	// The outputs' memory is reused uncleared. fill gives it other contents before each of the two
+	// runs that are compared: what a run does not write differs, and the model then runs without
+	// graphs.
 	fill := func(with byte) error {
 		var errs []error
 		for i, b := range g.out {
@@ -344,8 +350,8 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs, out
 	return nil
 }
 
-// tensors returns the inputs and outputs of a batch size on the card.
-func (g *graphs) tensors(rows int) (in, out []*ortapi.CardTensor, err error) {
+// tensorsOf returns the inputs and outputs of a batch size on the card.
+func (g *graphs) tensorsOf(rows int) (in, out []*ortapi.CardTensor, err error) {
 	tensorOf := func(p models.Port, b *cuda.Buffer, row int) (*ortapi.CardTensor, error) {
 		shape := slices.Clone(p.Shape)
 		shape[0] = int64(rows)
@@ -392,15 +398,16 @@ func agrees(t tensor.DataType, got, want []byte) bool {
 	return apart <= agreement*largest
 }
 
-// execute runs queries as one, of batch rows in all, in pieces if these are more than the largest
-// graph's, and fills r's outputs. The end of ctx takes effect between two pieces.
-func (g *graphs) execute(ctx context.Context, r *run, queries [][]tensor.Tensor, batch int) error {
+// executeQueries runs queries as one, of batch rows in all, in pieces if these are more than the
+// largest graph's, and fills r's outputs. The end of ctx takes effect between two pieces.
+func (g *graphs) executeQueries(ctx context.Context, r *run, queries [][]tensor.Tensor,
+	batch int) error {
 	for row := 0; row < batch; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		rows := balanced(batch-row, g.largest())
-		if err := g.piece(r, queries, row, rows); err != nil {
+		rows := balanced(batch-row, g.largestBatch())
+		if err := g.runPiece(r, queries, row, rows); err != nil {
 			return runError(err, g.s.from.card)
 		}
 		row += rows
@@ -408,15 +415,15 @@ func (g *graphs) execute(ctx context.Context, r *run, queries [][]tensor.Tensor,
 	return nil
 }
 
-// piece runs the rows [row, row+rows).
-func (g *graphs) piece(r *run, queries [][]tensor.Tensor, row, rows int) error {
+// runPiece runs the rows [row, row+rows).
+func (g *graphs) runPiece(r *run, queries [][]tensor.Tensor, row, rows int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	at, _ := slices.BinarySearchFunc(g.sizes, rows, func(s sizedGraph, rows int) int {
 		return s.rows - rows
 	})
 	size := g.sizes[at]
-	if err := g.stage(queries, row, rows, !g.inGraph(size.rows)); err != nil {
+	if err := g.stageRows(queries, row, rows, !g.inGraph(size.rows)); err != nil {
 		return err
 	}
 	if err := size.graph.Run(g.stream); err != nil {
@@ -434,9 +441,9 @@ func (g *graphs) piece(r *run, queries [][]tensor.Tensor, row, rows int) error {
 	return g.copy()
 }
 
-// stage copies the rows [row, row+rows) of the queries' inputs, one query behind the other, to where
-// the card reads them, and sends them to the card if the graph does not.
-func (g *graphs) stage(queries [][]tensor.Tensor, row, rows int, send bool) error {
+// stageRows copies the rows [row, row+rows) of the queries' inputs, one query behind the other, to
+// where the card reads them, and sends them to the card if the graph does not.
+func (g *graphs) stageRows(queries [][]tensor.Tensor, row, rows int, send bool) error {
 	g.chunks = g.chunks[:0]
 	for i, b := range g.in {
 		width := g.s.inputRow(i)
@@ -463,7 +470,8 @@ func (g *graphs) stage(queries [][]tensor.Tensor, row, rows int, send bool) erro
 	return g.copy()
 }
 
-// copy copies the chunks, by several threads if that is worth it, and sends those that are to be sent.
+// copy copies the chunks, by several threads if that is worth it, and sends those that are to be
+// sent.
 func (g *graphs) copy() error {
 	size := 0
 	for _, c := range g.chunks {
@@ -471,7 +479,7 @@ func (g *graphs) copy() error {
 	}
 	workers := 1
 	if size > smallCopy {
-		workers = min(len(g.chunks), g.s.threads.count, mostCopiers)
+		workers = min(len(g.chunks), g.s.threads.count, maxCopiers)
 	}
 	var next atomic.Int32
 	work := func() error {

@@ -14,7 +14,8 @@ import (
 )
 
 func TestGraphSizes(t *testing.T) {
-	if got, want := graphSizes(40), []int{1, 2, 4, 6, 8, 12, 16, 24, 32, 40}; !slices.Equal(got, want) {
+	if got, want := graphSizes(40), []int{1, 2, 4, 6, 8, 12, 16, 24, 32, 40}; !slices.Equal(got,
+		want) {
 		t.Errorf("up to 40: %v, want %v", got, want)
 	}
 	for largest := 1; largest < 3000; largest++ {
@@ -23,7 +24,8 @@ func TestGraphSizes(t *testing.T) {
 			t.Fatalf("up to %d: %v", largest, sizes)
 		}
 		for i := 1; i < len(sizes); i++ {
-			// A query just above a size has a third of its graph's rows idle at most; of few rows more.
+			// A query just above a size has a third of its graph's rows idle at most; of few rows
+			// more.
 			low, high := sizes[i-1], sizes[i]
 			if high <= low || low >= 4 && 3*(high-low-1) > high {
 				t.Fatalf("up to %d: %v, from %d to %d", largest, sizes, low, high)
@@ -98,7 +100,7 @@ func TestStage(t *testing.T) {
 		}
 		row := random.IntN(batch + 1)
 		rows := random.IntN(batch - row + 1)
-		if err := g.stage(queries, row, rows, false); err != nil {
+		if err := g.stageRows(queries, row, rows, false); err != nil {
 			t.Fatal(err)
 		}
 		for i, b := range g.in {

@@ -159,10 +159,10 @@ type Lanes struct {
 	wakeAt    time.Duration
 	classes   []*class
 	memory    []memory // by lane
-	asked     asked
+	asked     arrivalTimes
 	drained   chan struct{} // closed when draining and nothing is left
-	// observe, which may be nil, is for tests: it is called with each event before the state gets it,
-	// and then with what is to be done.
+	// observe, which may be nil, is for tests: it is called with each event before the state gets
+	// it, and then with what is to be done.
 	observe func(now time.Duration, e *lane.Event, actions []lane.Action)
 }
 
@@ -213,12 +213,12 @@ func NewLanes(cfg LanesConfig) *Lanes {
 	return l
 }
 
-// now returns the time since l.start.
-func (l *Lanes) now() time.Duration { return time.Since(l.start) }
+// sinceStart returns the time since l.start.
+func (l *Lanes) sinceStart() time.Duration { return time.Since(l.start) }
 
 // step tells the state what has happened, and carries out what is to be done. l.mu is held.
 func (l *Lanes) step(now time.Duration, e lane.Event) {
-	actions, wakeAt := l.decide(now, e)
+	actions, wakeAt := l.stepState(now, e)
 	for i := range actions {
 		l.carryOut(&actions[i])
 	}
@@ -233,8 +233,8 @@ func (l *Lanes) step(now time.Duration, e lane.Event) {
 	}
 }
 
-// decide tells the state what has happened, and returns what is to be done. l.mu is held.
-func (l *Lanes) decide(now time.Duration, e lane.Event) ([]lane.Action, time.Duration) {
+// stepState tells the state what has happened, and returns what is to be done. l.mu is held.
+func (l *Lanes) stepState(now time.Duration, e lane.Event) ([]lane.Action, time.Duration) {
 	if l.observe == nil {
 		return l.state.Step(now, e)
 	}
@@ -249,7 +249,7 @@ func (l *Lanes) passTime() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wakeAt = lane.Never
-	l.step(l.now(), lane.Event{Kind: lane.TimePassed})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.TimePassed})
 }
 
 func (l *Lanes) carryOut(a *lane.Action) {
@@ -263,13 +263,13 @@ func (l *Lanes) carryOut(a *lane.Action) {
 		if a.Run != nil {
 			newMergedRun(a.Run)
 		}
-		c.decide()
+		c.letGoOn()
 	case lane.Refuse:
 		c.refusal = c.refusalOf(a)
-		c.decide()
+		c.letGoOn()
 	case lane.Answer:
 		c.result, c.merged.parts[a.Member] = c.merged.parts[a.Member], nil
-		c.decide()
+		c.letGoOn()
 	case lane.CancelRun:
 		if c.merged != nil {
 			c.merged.cancel()
@@ -281,8 +281,8 @@ func (l *Lanes) carryOut(a *lane.Action) {
 	}
 }
 
-// decide lets the caller go on, if it waits.
-func (c *caller) decide() {
+// letGoOn lets the caller go on, if it waits.
+func (c *caller) letGoOn() {
 	if c.isDecided {
 		return
 	}
@@ -352,7 +352,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	if q.Reservation != nil {
 		c.Reservation = &q.Reservation.Reservation
 	}
-	admitted := l.admit(c, &q)
+	admitted := l.admitQuery(c, &q)
 	if c.decided != nil {
 		l.wait(c)
 	}
@@ -385,18 +385,18 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	return result, nil
 }
 
-// admit hands the query to the state. admitted is the time, since l.start.
-func (l *Lanes) admit(c *caller, q *Query) (admitted time.Duration) {
+// admitQuery hands the query to the state. admitted is the time, since l.start.
+func (l *Lanes) admitQuery(c *caller, q *Query) (admitted time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
+	now := l.sinceStart()
 	c.Arrival = now
 	if !q.Arrival.IsZero() {
 		c.Arrival = q.Arrival.Sub(l.start)
 	}
 	c.Class = l.classOf(q)
 	if !q.Background {
-		l.asked.note(now)
+		l.asked.noteArrival(now)
 	}
 	l.step(now, lane.Event{Kind: lane.Arrived, Query: &c.Query, Cause: causeOf(c.ctx)})
 	if !c.isDecided {
@@ -419,7 +419,7 @@ func (l *Lanes) wait(c *caller) {
 		return
 	}
 	run := c.merged
-	l.step(l.now(), lane.Event{Kind: lane.Cancelled, Query: &c.Query, Cause: causeOf(c.ctx)})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.Cancelled, Query: &c.Query, Cause: causeOf(c.ctx)})
 	l.mu.Unlock()
 	if run != nil {
 		<-run.copied // the run reads c.inputs until then
@@ -440,7 +440,7 @@ func (l *Lanes) runAlone(c *caller, q *Query) (*Result, error) {
 		if c.IsOnCore() {
 			result.Divided = l.cores
 		}
-		l.end(c, result.Execution, 0)
+		l.endRun(c, result.Execution, 0)
 		return result, nil
 	}
 	if ended := c.ctx.Err(); ended == nil || !errors.Is(err, ended) {
@@ -455,11 +455,11 @@ func (l *Lanes) runAlone(c *caller, q *Query) (*Result, error) {
 	return nil, c.refusal
 }
 
-// end tells the state that c's run has a result.
-func (l *Lanes) end(c *caller, execution time.Duration, cause lane.Reason) {
+// endRun tells the state that c's run has a result.
+func (l *Lanes) endRun(c *caller, execution time.Duration, cause lane.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.step(l.now(), lane.Event{
+	l.step(l.sinceStart(), lane.Event{
 		Kind: lane.RunEnded, Query: &c.Query, Execution: execution, Cause: cause,
 	})
 }
@@ -468,9 +468,9 @@ func (l *Lanes) end(c *caller, execution time.Duration, cause lane.Reason) {
 func (l *Lanes) fail(c *caller, cause lane.Reason) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
+	now := l.sinceStart()
 	if m := c.merged; m != nil {
-		m.leave()
+		m.releaseMembers()
 	}
 	l.step(now, lane.Event{Kind: lane.RunFailed, Query: &c.Query, Cause: cause})
 	return now
@@ -481,7 +481,7 @@ func (l *Lanes) fail(c *caller, cause lane.Reason) time.Duration {
 // ended, and returns ctx's error.
 func (l *Lanes) Drain(ctx context.Context) error {
 	l.mu.Lock()
-	l.step(l.now(), lane.Event{Kind: lane.DrainBegan})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.DrainBegan})
 	l.mu.Unlock()
 	select {
 	case <-l.drained:
@@ -489,7 +489,7 @@ func (l *Lanes) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	l.step(l.now(), lane.Event{Kind: lane.DrainTimedOut})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.DrainTimedOut})
 	l.mu.Unlock()
 	timer := time.NewTimer(stuckAfter)
 	defer timer.Stop()
@@ -504,21 +504,21 @@ func (l *Lanes) Drain(ctx context.Context) error {
 func (l *Lanes) Stats() LanesStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state.Stats(l.now())
+	return l.state.Stats(l.sinceStart())
 }
 
 // Remaining returns LanesStats.Remaining.
 func (l *Lanes) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state.Remaining(l.now())
+	return l.state.Remaining(l.sinceStart())
 }
 
 // RemainingByLane returns LanesStats.RemainingByLane.
 func (l *Lanes) RemainingByLane() []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state.RemainingByLane(l.now())
+	return l.state.RemainingByLane(l.sinceStart())
 }
 
 // Estimate returns the expected execution time of a query; 0 if nothing is known of its profile.
@@ -542,7 +542,7 @@ func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duratio
 	r.Profile, r.BatchSize, r.Keep = profile, batchSize, keep
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.step(l.now(), lane.Event{Kind: lane.Reserved, Reservation: &r.Reservation})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.Reserved, Reservation: &r.Reservation})
 	return r
 }
 
@@ -550,7 +550,7 @@ func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duratio
 func (l *Lanes) Release(r *Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.step(l.now(), lane.Event{Kind: lane.Released, Reservation: &r.Reservation})
+	l.step(l.sinceStart(), lane.Event{Kind: lane.Released, Reservation: &r.Reservation})
 }
 
 // RefusesUnread reports whether a query that begins to arrive, beside held bytes of others that
@@ -562,7 +562,7 @@ func (l *Lanes) RefusesUnread(held int64) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	actions, _ := l.decide(l.now(), lane.Event{Kind: lane.ReadBegan, HeldBytes: held})
+	actions, _ := l.stepState(l.sinceStart(), lane.Event{Kind: lane.ReadBegan, HeldBytes: held})
 	return len(actions) > 0
 }
 
@@ -570,6 +570,6 @@ func (l *Lanes) RefusesUnread(held int64) bool {
 func (l *Lanes) UnreadError(held int64) *OverloadedError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	actions, _ := l.decide(l.now(), lane.Event{Kind: lane.UnreadRefused, HeldBytes: held})
+	actions, _ := l.stepState(l.sinceStart(), lane.Event{Kind: lane.UnreadRefused, HeldBytes: held})
 	return overloadedError(&actions[0])
 }

@@ -81,8 +81,9 @@ func newMergedRun(run *lane.Run) {
 	}
 }
 
-// leave makes the members, whose run has ended, no members any more. The lanes' mutex is held.
-func (m *mergedRun) leave() {
+// releaseMembers makes the members, whose run has ended, no members any more. The lanes' mutex is
+// held.
+func (m *mergedRun) releaseMembers() {
 	for _, c := range m.members {
 		c.merged = nil
 	}
@@ -97,18 +98,18 @@ func (l *Lanes) runMerged(c *caller, q *Query) (result *Result, err error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if c.merged == m {
-			l.step(l.now(), lane.Event{
+			l.step(l.sinceStart(), lane.Event{
 				Kind: lane.Cancelled, Query: &c.Query, Cause: causeOf(c.ctx),
 			})
 		}
 	})
 	defer stop()
 	whole, err := l.run(c, q.Model, func(model Model) (*Result, error) {
-		if j, ok := model.(joining); ok && j.joins() {
+		if j, ok := model.(joiningModel); ok && j.canJoin() {
 			defer close(m.copied)
-			return j.runJoined(m.ctx, m.inputs())
+			return j.runJoined(m.ctx, m.memberInputs())
 		}
-		inputs := l.memory[c.Lane()].concatenate(m)
+		inputs := l.memory[c.Lane()].concatenateInputs(m)
 		close(m.copied)
 		return model.Run(m.ctx, inputs)
 	})
@@ -123,7 +124,7 @@ func (l *Lanes) runMerged(c *caller, q *Query) (result *Result, err error) {
 		return nil, c.refusal
 	}
 	result = m.parts[0]
-	l.end(c, result.Execution, cause)
+	l.endRun(c, result.Execution, cause)
 	for _, part := range m.parts[1:] {
 		if part != nil { // nobody waits for it
 			part.Release()
@@ -136,17 +137,17 @@ func (l *Lanes) runMerged(c *caller, q *Query) (result *Result, err error) {
 	return result, nil
 }
 
-// A joining model may run queries as one without their inputs lying one behind the other.
-type joining interface {
+// A joiningModel model may run queries as one without their inputs lying one behind the other.
+type joiningModel interface {
 	Model
-	joins() bool
+	canJoin() bool
 	// runJoined is [Model.Run] for queries whose inputs are alike but for the batch size, if joins
 	// returns true.
 	runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error)
 }
 
-// inputs returns the members' inputs.
-func (m *mergedRun) inputs() (all [][]tensor.Tensor) {
+// memberInputs returns the members' inputs.
+func (m *mergedRun) memberInputs() (all [][]tensor.Tensor) {
 	for _, c := range m.members {
 		all = append(all, c.inputs)
 	}
@@ -160,8 +161,8 @@ type memory struct {
 	data   [][]byte // by input
 }
 
-// concatenate returns the inputs of m's members as those of one query.
-func (b *memory) concatenate(m *mergedRun) []tensor.Tensor {
+// concatenateInputs returns the inputs of m's members as those of one query.
+func (b *memory) concatenateInputs(m *mergedRun) []tensor.Tensor {
 	first := m.members[0].inputs
 	b.inputs, b.shapes = append(b.inputs[:0], first...), b.shapes[:0]
 	for len(b.data) < len(first) {

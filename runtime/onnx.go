@@ -43,9 +43,9 @@ type Config struct {
 	LibraryPath string
 	// Provider is the hardware to compute on; empty means Auto.
 	Provider Provider
-	// GPU is the card or MIG slice to use, as [gpu.Open] takes it; empty means the first. GPUMemory is
-	// how many bytes of its memory each session, which is a loaded model, may take for tensors; 0
-	// means no bound. Both have no effect on the CPU.
+	// GPU is the card or MIG slice to use, as [gpu.Open] takes it; empty means the first. GPUMemory
+	// is how many bytes of its memory each session, which is a loaded model, may take for tensors;
+	// 0 means no bound. Both have no effect on the CPU.
 	GPU       string
 	GPUMemory int64
 	// Cores is how many CPU cores the lanes share; 0 for isolate.Cores.
@@ -86,13 +86,13 @@ func (c Config) Validate() error {
 	if c.GPUMemory < 0 {
 		errs = append(errs, fmt.Errorf("GPU memory %d: want 0 or more", c.GPUMemory))
 	}
-	if cores := c.cores(); c.Cores >= 0 && c.Lanes > cores {
+	if cores := c.coresOrDefault(); c.Cores >= 0 && c.Lanes > cores {
 		errs = append(errs, fmt.Errorf("lanes %d: more than the %d cores", c.Lanes, cores))
 	}
 	return errors.Join(errs...)
 }
 
-func (c Config) cores() int {
+func (c Config) coresOrDefault() int {
 	if c.Cores > 0 {
 		return c.Cores
 	}
@@ -146,7 +146,7 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		Version:  ort.GetVersion(),
 		Library:  cmp.Or(path, "embedded"),
 		Provider: CPU,
-		Threads:  cfg.cores() / max(cfg.Lanes, 1),
+		Threads:  cfg.coresOrDefault() / max(cfg.Lanes, 1),
 	}}
 	if o.log == nil {
 		o.log = slog.New(slog.DiscardHandler)

@@ -31,7 +31,7 @@ const (
 	steady varying = "steady" // by a tenth
 	// As on a machine that others use: each by 30 %, and all by 30 % more in the course of three
 	// seconds.
-	shared varying = "shared"
+	sharedTensors varying = "shared"
 	// As where others take the cores at times: one in ten takes several times as long.
 	uneven varying = "uneven"
 )
@@ -39,7 +39,7 @@ const (
 func (m timed) Run(ctx context.Context, _ []tensor.Tensor) (*runtime.Result, error) {
 	factor := .9 + .2*rand.Float64()
 	switch m.how {
-	case shared:
+	case sharedTensors:
 		now := float64(time.Now().UnixNano()) / 1e9
 		factor = (.7 + .6*rand.Float64()) * (1 + .3*math.Sin(2*math.Pi*now/3))
 	case uneven:
@@ -76,8 +76,8 @@ func runs(whole, onCore time.Duration, how varying) (m runtime.Model, cut *atomi
 // queryBytes are the inputs of a query.
 var queryBytes = make([]byte, 100<<10)
 
-// closedLoop has clients send queries for a time, each at most one in a pace, and the next one when it
-// knows the outcome of the last; after a refusal, when it is to try again.
+// closedLoop has clients send queries for a time, each at most one in a pace, and the next one when
+// it knows the outcome of the last; after a refusal, when it is to try again.
 func closedLoop(t *testing.T, clients int, model runtime.Model, target, pace, lasts time.Duration,
 	lanes *runtime.Lanes) outcomes {
 	var all outcomes
@@ -142,7 +142,8 @@ func (l outcomes) inTime(target time.Duration) (n int) {
 
 // TestOverload: clients that ask for more than the lanes can do are answered in time or refused,
 // and the lanes do as much in time as they can, or nearly; also on a machine that others use, where
-// two cores of a lane serve no more when they run a query each, and where one run in ten takes long.
+// two cores of a lane serve no more when they run a query each, and where one run in ten takes
+// long.
 func TestOverload(t *testing.T) {
 	const target, mean, lasts = 25 * time.Millisecond, 8 * time.Millisecond, 20 * time.Second
 	for _, c := range []struct {
@@ -150,7 +151,7 @@ func TestOverload(t *testing.T) {
 		how          varying
 	}{
 		{1, 1, steady}, {2, 1, steady}, {1, 2, steady},
-		{1, 1, shared}, {2, 1, shared}, {1, 2, shared},
+		{1, 1, sharedTensors}, {2, 1, sharedTensors}, {1, 2, sharedTensors},
 		{1, 1, uneven}, {2, 1, uneven}, {1, 2, uneven},
 	} {
 		for _, clients := range []int{-512, -8, 8, 64, 512} {
@@ -210,8 +211,9 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// TestRefusesUnread: while an overload lasts, and only then, no more queries are read than the lanes
-// serve in four targets, and those that are refused unread are told to try again one after the other.
+// TestRefusesUnread: while an overload lasts, and only then, no more queries are read than the
+// lanes serve in four targets, and those that are refused unread are told to try again one after
+// the other.
 func TestRefusesUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target, mean = 25 * time.Millisecond, 8 * time.Millisecond
@@ -278,9 +280,9 @@ func (m otherAtFirst) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime
 	return m.timed.Run(ctx, inputs)
 }
 
-// TestFirstRuns: first runs on one core that were so slow by accident, or so different, that queries
-// seem to have no time for one do not keep the lane whole for ever, nor do clients that try again all
-// at once.
+// TestFirstRuns: first runs on one core that were so slow by accident, or so different, that
+// queries seem to have no time for one do not keep the lane whole for ever, nor do clients that try
+// again all at once.
 func TestFirstRuns(t *testing.T) {
 	const target, lasts, onCore = 25 * time.Millisecond, 20 * time.Second, 12 * time.Millisecond
 	for _, first := range [][]time.Duration{

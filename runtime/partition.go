@@ -75,7 +75,7 @@ func (p *Partition) CPUs() [][]int { return p.cpus }
 func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 	resizable, ok := model.(resizable)
 	if !ok { // an emulated one takes as long as it is told
-		return &placed{sessions: []Model{model}}, nil
+		return &placedModel{sessions: []Model{model}}, nil
 	}
 	each := []threads{{count: p.cores}}
 	if p.cores > 1 && p.cpus != nil {
@@ -84,9 +84,9 @@ func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 			each = append(each, threads{count: p.cores, cpus: cpus})
 		}
 	}
-	m := &placed{}
+	m := &placedModel{}
 	for _, t := range each {
-		if resizable.suits(t) {
+		if resizable.suitsThreads(t) {
 			m.sessions = append(m.sessions, model)
 			continue
 		}
@@ -102,26 +102,26 @@ func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 // A resizable model can run with other threads than it was loaded for.
 type resizable interface {
 	Model
-	// suits reports whether the model's runs have these threads.
-	suits(t threads) bool
+	// suitsThreads reports whether the model's runs have these threads.
+	suitsThreads(t threads) bool
 	// withThreads loads the model's version once more, for runs with these threads.
 	withThreads(ctx context.Context, t threads) (Model, error)
 }
 
-// A placed model is a model as it runs on a partition.
-type placed struct {
+// A placedModel model is a model as it runs on a partition.
+type placedModel struct {
 	sessions []Model // by lane; a single one is that of all lanes
 	owned    []Model
 	closing  sync.Once
 }
 
 // Run implements [Model].
-func (m *placed) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
+func (m *placedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
 	return m.sessions[0].Run(ctx, inputs)
 }
 
 // Close implements [Model].
-func (m *placed) Close() (err error) {
+func (m *placedModel) Close() (err error) {
 	m.closing.Do(func() {
 		for _, s := range m.owned {
 			err = errors.Join(err, s.Close())
@@ -130,8 +130,8 @@ func (m *placed) Close() (err error) {
 	return err
 }
 
-// on returns the session for a lane's runs.
-func (m *placed) on(lane int) Model { return m.sessions[min(lane, len(m.sessions)-1)] }
+// sessionFor returns the session for a lane's runs.
+func (m *placedModel) sessionFor(lane int) Model { return m.sessions[min(lane, len(m.sessions)-1)] }
 
 // A Spread is a model that runs on several partitions of a process, on each with sessions for the
 // cores of its lanes. Its methods may be called concurrently.
@@ -209,8 +209,8 @@ type pin struct {
 	failed sync.Once
 }
 
-// worthApart is how long a run takes at least, for each that may run beside it, that is kept on another
-// processor than those: that takes about a hundredth of this time.
+// worthApart is how long a run takes at least, for each that may run beside it, that is kept on
+// another processor than those: that takes about a hundredth of this time.
 const worthApart = 100 * time.Microsecond
 
 // apart keeps the runs of all lanes of the process that have one thread on different processors.
@@ -218,8 +218,8 @@ var apart = sync.OnceValue(isolate.NewApart)
 
 // run calls f with the model as it is on c's lane, on whose processors f then runs.
 func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Result, error) {
-	if m, ok := model.(*placed); ok {
-		model = m.on(c.Lane())
+	if m, ok := model.(*placedModel); ok {
+		model = m.sessionFor(c.Lane())
 	}
 	s, _ := model.(*session)
 	switch {
@@ -230,7 +230,8 @@ func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Re
 		} else if p.told != nil {
 			p.failed.Do(func() { p.told(p.lane, err) })
 		}
-	case s != nil && s.threads.count == 1 && c.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
+	case s != nil && s.threads.count == 1 &&
+		c.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
 		thread := apart().Enter()
 		defer apart().Leave(thread)
 	}
@@ -256,10 +257,10 @@ func (e *ensembleModel) withThreads(ctx context.Context, t threads) (Model, erro
 	return &other, nil
 }
 
-// suits implements [resizable].
-func (e *ensembleModel) suits(t threads) bool {
+// suitsThreads implements [resizable].
+func (e *ensembleModel) suitsThreads(t threads) bool {
 	return !slices.ContainsFunc(e.parts, func(m Model) bool {
 		r, ok := m.(resizable)
-		return ok && !r.suits(t)
+		return ok && !r.suitsThreads(t)
 	})
 }

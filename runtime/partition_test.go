@@ -79,7 +79,8 @@ func TestPinnedLanes(t *testing.T) {
 	}
 	for n := range 10 {
 		r, err := p.Do(context.Background(), runtime.Query{
-			Model: model, BatchSize: 1, Lane: n % 2, Merge: []names.MergePolicy{"", names.MergeNexus}[n/5],
+			Model: model, BatchSize: 1, Lane: n % 2, Merge: []names.MergePolicy{"",
+				names.MergeNexus}[n/5],
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -157,8 +158,8 @@ func poolThreads(t *testing.T) map[string]string {
 	return found
 }
 
-// TestThreadsLeaveCaller: the threads of a session run on other processors than the thread that calls
-// it, also when that moves.
+// TestThreadsLeaveCaller: the threads of a session run on other processors than the thread that
+// calls it, also when that moves.
 func TestThreadsLeaveCaller(t *testing.T) {
 	cpus := processors(t, 2)
 	x, err := runtime.OpenONNX(runtime.Config{
@@ -241,12 +242,12 @@ func TestPartitionSessions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			placed, err := p.Place(ctx, m)
+			placedModel, err := p.Place(ctx, m)
 			if err != nil {
 				t.Fatal(err)
 			}
-			// ONNX Runtime starts one thread less than a run has, and each goes where it belongs once
-			// it runs, which may be after the session is there.
+			// ONNX Runtime starts one thread less than a run has, and each goes where it belongs
+			// once it runs, which may be after the session is there.
 			var all []string
 			if cfg.Cores == 2 && cfg.CPUs != nil {
 				all = append(all, fmt.Sprint(cpus[1]))
@@ -258,7 +259,7 @@ func TestPartitionSessions(t *testing.T) {
 			if pinned := pinned(); !slices.Equal(pinned, all) {
 				t.Errorf("threads are pinned to %v, want %v", pinned, all)
 			}
-			r, err := p.Do(ctx, runtime.Query{Model: placed, Inputs: inputs, BatchSize: 300})
+			r, err := p.Do(ctx, runtime.Query{Model: placedModel, Inputs: inputs, BatchSize: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +268,7 @@ func TestPartitionSessions(t *testing.T) {
 			}
 			r.Release()
 			for range 2 {
-				if err := placed.Close(); err != nil {
+				if err := placedModel.Close(); err != nil {
 					t.Error(err)
 				}
 			}

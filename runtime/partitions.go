@@ -22,14 +22,14 @@ type Part struct {
 }
 
 // Partitions are all lanes of a process, numbered through, each with the models of its partition.
-// Other partitions can take their place while queries run ([Partitions.Arrange]). The methods may be
-// called concurrently; only Do, Drain and Retire block.
+// Other partitions can take their place while queries run ([Partitions.Arrange]). The methods may
+// be called concurrently; only Do, Drain and Retire block.
 type Partitions struct {
 	now atomic.Pointer[arrangement]
 	// changing guards changes of now.
 	changing sync.Mutex
-	// draining counts the queries that got no answer because their lanes drain. Lanes that were replaced
-	// refuse some that others then answer.
+	// draining counts the queries that got no answer because their lanes drain. Lanes that were
+	// replaced refuse some that others then answer.
 	draining atomic.Uint64
 }
 
@@ -200,7 +200,7 @@ func drain(ctx context.Context, parts []Part) error {
 
 // Considerate is [Lanes.Considerate] of all lanes.
 func (p *Partitions) Considerate(ctx context.Context) context.Context {
-	return context.WithValue(ctx, serving{}, p)
+	return context.WithValue(ctx, servingModels{}, p)
 }
 
 // Calm is [Lanes.Calm] of all lanes.
@@ -210,15 +210,15 @@ func (p *Partitions) Calm() bool {
 	return !slices.ContainsFunc(now.parts, busy) && !slices.ContainsFunc(now.former, busy)
 }
 
-// RefusesUnread is [Lanes.RefusesUnread] if there is one partition. With several it is false: before it
-// is read, nobody knows for which of them a query is.
+// RefusesUnread is [Lanes.RefusesUnread] if there is one partition. With several it is false:
+// before it is read, nobody knows for which of them a query is.
 func (p *Partitions) RefusesUnread(held int64) bool {
 	parts := p.Parts()
 	return len(parts) == 1 && parts[0].RefusesUnread(held)
 }
 
-// UnreadError is [Lanes.UnreadError] if there is one partition. With several, the client is told to try
-// again when the first of their lanes is free.
+// UnreadError is [Lanes.UnreadError] if there is one partition. With several, the client is told to
+// try again when the first of their lanes is free.
 func (p *Partitions) UnreadError(held int64) *OverloadedError {
 	if parts := p.Parts(); len(parts) == 1 {
 		return parts[0].UnreadError(held)

@@ -95,16 +95,16 @@ type session struct {
 	ort     *ort.DynamicAdvancedSession // nil once closed
 	// memory is the external data as the session keeps it in memory, common what it has of another
 	// session's. mapped holds the files if memory is still mapped from them, else nil.
-	memory []mapping
-	common shared
+	memory []mappedFile
+	common sharedTensors
 	mapped map[string]bool
 	// graphs is what runs the queries on the card; nil: ort does.
 	graphs *graphs
-	// thread is what calls ort on a card; nil: whoever has a query. For each thread that calls it ort
-	// has handles of CUDA's libraries, which take some 100 MB of the card.
+	// thread is what calls ort on a card; nil: whoever has a query. For each thread that calls it
+	// ort has handles of CUDA's libraries, which take some 100 MB of the card.
 	thread *thread
-	// single is the same version with sessions of one thread, for [Lanes] to run several queries at a
-	// time; nil: none.
+	// single is the same version with sessions of one thread, for [Lanes] to run several queries at
+	// a time; nil: none.
 	single *session
 }
 
@@ -120,9 +120,9 @@ type port struct {
 	input int
 }
 
-// preallocated reports whether a run gives ONNX Runtime memory for the output, which r.block holds;
-// allocate is the session's. The binding has no memory for strings.
-func (p *port) preallocated(allocate bool) bool {
+// isPreallocated reports whether a run gives ONNX Runtime memory for the output, which r.block
+// holds; allocate is the session's. The binding has no memory for strings.
+func (p *port) isPreallocated(allocate bool) bool {
 	if p.input >= 0 {
 		return p.DataType != tensor.Bytes
 	}
@@ -190,8 +190,8 @@ func (s *session) withThreads(ctx context.Context, t threads) (Model, error) {
 	return other, nil
 }
 
-// suits implements [resizable]. One thread is the caller's, wherever that runs.
-func (s *session) suits(t threads) bool {
+// suitsThreads implements [resizable]. One thread is the caller's, wherever that runs.
+func (s *session) suitsThreads(t threads) bool {
 	return s.threads.count == t.count && (t.count == 1 || slices.Equal(s.threads.cpus, t.cpus))
 }
 
@@ -204,9 +204,9 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 	if err != nil {
 		return nil, err
 	}
-	var common shared
+	var common sharedTensors
 	if like != nil {
-		common, err = like.share(v.Path)
+		common, err = like.shareWith(v.Path)
 	} else {
 		err = readFolder(ctx, dir)
 	}
@@ -247,7 +247,7 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 		return fail(errors.Join(endGuard(), err))
 	}
 	s.common = common
-	err = o.bring(ctx, s, files, before)
+	err = o.loadSession(ctx, s, files, before)
 	if err = errors.Join(endGuard(), err); err != nil {
 		s.mapped = nil // this function holds the files
 		return nil, errors.Join(err, s.Close())
@@ -255,11 +255,11 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 	return s, nil
 }
 
-// bring loads the external data that the session has mapped from the files; before is what was
-// mapped of them before it was made. It replaces the mapped files by private copies. If that is not
-// wanted (MapData) or not possible, it populates the mappings and logs the reason.
-func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool,
-	before []mapping) error {
+// loadSession loads the external data that the session has mapped from the files; before is what
+// was mapped of them before it was made. It replaces the mapped files by private copies. If that is
+// not wanted (MapData) or not possible, it populates the mappings and logs the reason.
+func (o *ONNX) loadSession(ctx context.Context, s *session, files map[string]bool,
+	before []mappedFile) error {
 	all, err := mappings(files)
 	if err != nil {
 		return err
@@ -287,10 +287,10 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool,
 	return nil
 }
 
-// load creates the session of a version, which uses the tensors in common. It reads no other external
-// data that stays in memory.
+// load creates the session of a version, which uses the tensors in common. It reads no other
+// external data that stays in memory.
 func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Signature,
-	t threads, common shared) (*session, error) {
+	t threads, common sharedTensors) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -335,8 +335,9 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	}
 	if s.ort == nil {
 		var err error
-		if s.ort, err = o.plain(v, t, common, inputs, outputs, nil); err != nil {
-			if s.ort = o.withTablesOffCard(v, signature, t, common, inputs, outputs, err); s.ort == nil {
+		if s.ort, err = o.plainSession(v, t, common, inputs, outputs, nil); err != nil {
+			if s.ort = o.withTablesOffCard(v, signature, t, common, inputs, outputs,
+				err); s.ort == nil {
 				return nil, err
 			}
 		}
@@ -348,8 +349,9 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	return s, nil
 }
 
-// plain creates a session of the model as it is; onCard is as for sessionOptions.
-func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, outputs []string,
+// plainSession creates a session of the model as it is; onCard is as for sessionOptions.
+func (o *ONNX) plainSession(v *models.Version, t threads, common sharedTensors, inputs,
+	outputs []string,
 	onCard map[string]string) (*ort.DynamicAdvancedSession, error) {
 	opts, err := o.sessionOptions(v, t, onCard)
 	if err != nil {
@@ -370,7 +372,7 @@ func (o *ONNX) plain(v *models.Version, t threads, common shared, inputs, output
 // nil if the model has no such lookups, or if they do not give what the standard operators
 // do, and logs why.
 func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threads,
-	common shared, inputs, outputs []string) *ort.DynamicAdvancedSession {
+	common sharedTensors, inputs, outputs []string) *ort.DynamicAdvancedSession {
 	log := o.log.With("model", v.String())
 	if common != nil { // the first session has said it
 		log = slog.New(slog.DiscardHandler)
@@ -384,7 +386,7 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	}
 	var s *ort.DynamicAdvancedSession
 	if err == nil {
-		s, err = o.rewritten(k, v, t, common, inputs, outputs)
+		s, err = o.rewrittenSession(k, v, t, common, inputs, outputs)
 	}
 	if err != nil {
 		log.Warn("lookups stay with ONNX Runtime's operators", "reason", trim(err))
@@ -398,8 +400,9 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	return s
 }
 
-// rewritten creates the session of v's model as rewritten, after a check.
-func (o *ONNX) rewritten(k *kernels.Rewritten, v *models.Version, t threads, common shared,
+// rewrittenSession creates the session of v's model as rewritten, after a check.
+func (o *ONNX) rewrittenSession(k *kernels.Rewritten, v *models.Version, t threads,
+	common sharedTensors,
 	inputs, outputs []string) (*ort.DynamicAdvancedSession, error) {
 	opts, err := o.sessionOptions(v, t, nil)
 	if err != nil {
@@ -442,8 +445,8 @@ func rowElements(out models.Port, batchless bool) int {
 	return n
 }
 
-// sessionOptions returns the options of a session of v; onCard are options of the CUDA provider beside
-// the usual ones.
+// sessionOptions returns the options of a session of v; onCard are options of the CUDA provider
+// beside the usual ones.
 func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]string) (
 	*ort.SessionOptions, error) {
 	opts, err := ort.NewSessionOptions()
@@ -481,10 +484,10 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 }
 
 // spin has a session's threads spin while they wait, but not for long. A run wakes a thread that
-// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for 200 us
-// are often still awake when the next small query comes. For longer, as by ONNX Runtime's default,
-// they take cores from threads with work. While they spin they pause up to 8 times at once, which
-// leaves more to a thread that shares their core.
+// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for 200
+// us are often still awake when the next small query comes. For longer, as by ONNX Runtime's
+// default, they take cores from threads with work. While they spin they pause up to 8 times at
+// once, which leaves more to a thread that shares their core.
 func spin(opts *ort.SessionOptions, version string) error {
 	const prefix = "session.intra_op."
 	if !boundsSpinning(version) {
@@ -528,7 +531,7 @@ func (s *session) Close() error {
 		err = s.ort.Destroy()
 	}
 	if s.thread != nil {
-		s.thread.end()
+		s.thread.stopThread()
 	}
 	s.threads.started.Close()
 	err = errors.Join(single, err, s.common.Close())
@@ -537,11 +540,10 @@ func (s *session) Close() error {
 	return err
 }
 
-// Run executes one query. On the CPU a batch of independent rows runs in pieces of about 10 ms, on a
-// card in pieces of the largest batch size, and the end of ctx takes effect between two pieces. Any
-// other run is terminated through ONNX Runtime,
-// which takes effect between two nodes of the graph. Input data that is not aligned for its type is
-// copied.
+// Run executes one query. On the CPU a batch of independent rows runs in pieces of about 10 ms, on
+// a card in pieces of the largest batch size, and the end of ctx takes effect between two pieces.
+// Any other run is terminated through ONNX Runtime, which takes effect between two nodes of the
+// graph. Input data that is not aligned for its type is copied.
 func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -553,10 +555,10 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	return s.run(ctx, inputs, nil, batch)
 }
 
-// joins implements [joining].
-func (s *session) joins() bool { return s.graphs != nil }
+// canJoin implements [joiningModel].
+func (s *session) canJoin() bool { return s.graphs != nil }
 
-// runJoined implements [joining].
+// runJoined implements [joiningModel].
 func (s *session) runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error) {
 	batch := 0
 	for _, inputs := range queries {
@@ -579,14 +581,14 @@ func (s *session) run(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 	}
 	r := s.runs.Get().(*run)
 	start := time.Now()
-	if err := r.execute(ctx, inputs, joined, batch); err != nil {
-		r.recycle()
+	if err := r.executeQuery(ctx, inputs, joined, batch); err != nil {
+		r.recycleRun()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		return nil, fmt.Errorf("run %s: %w", s.name, indexError(err))
 	}
-	return &Result{Outputs: r.outputs, Execution: time.Since(start), release: r.recycle}, nil
+	return &Result{Outputs: r.outputs, Execution: time.Since(start), release: r.recycleRun}, nil
 }
 
 // checkInputs checks that the inputs have the ports' data types and one batch size, and that their
@@ -655,15 +657,15 @@ func newRun(s *session) *run {
 	return r
 }
 
-// recycle makes r available for other queries.
-func (r *run) recycle() {
+// recycleRun makes r available for other queries.
+func (r *run) recycleRun() {
 	clear(r.outputs)
 	r.s.runs.Put(r)
 }
 
-// execute runs the query, in pieces if the session allows that, and sets r.outputs. It runs several
-// as one if joined is not nil, which takes graphs.
-func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
+// executeQuery runs the query, in pieces if the session allows that, and sets r.outputs. It runs
+// several as one if joined is not nil, which takes graphs.
+func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
 	batch int) error {
 	s := r.s
 	if err := r.prepareOutputs(inputs, batch); err != nil {
@@ -675,7 +677,7 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 			defer clear(r.alone[:])
 			joined = r.alone[:]
 		}
-		return s.graphs.execute(ctx, r, joined, batch)
+		return s.graphs.executeQueries(ctx, r, joined, batch)
 	}
 	if !s.pieces {
 		err := r.callCancellable(ctx, inputs, batch)
@@ -700,7 +702,7 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 			rows = balanced(rows, most)
 		}
 		start := time.Now()
-		if err := r.call(inputs, batch, row, rows, nil); err != nil {
+		if err := r.runRows(inputs, batch, row, rows, nil); err != nil {
 			return err
 		}
 		took := time.Since(start)
@@ -733,7 +735,8 @@ func (r *run) prepareOutputs(inputs []tensor.Tensor, batch int) error {
 		case out.rowElements > 0:
 			if batch > largestTensor/out.DataType.Size()/out.rowElements {
 				return fmt.Errorf(
-					"output %q of batch size %d and shape %v would take more than %d bytes", out.Name,
+					"output %q of batch size %d and shape %v would take more than %d bytes",
+					out.Name,
 					batch, out.Shape, largestTensor)
 			}
 			size += roundUp(batch * out.rowElements * out.DataType.Size())
@@ -774,7 +777,7 @@ func roundUp(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 // callCancellable runs the whole batch in one call, which is terminated when ctx ends.
 func (r *run) callCancellable(ctx context.Context, inputs []tensor.Tensor, batch int) error {
 	if ctx.Done() == nil {
-		return r.call(inputs, batch, 0, batch, nil)
+		return r.runRows(inputs, batch, 0, batch, nil)
 	}
 	opts, err := ort.NewRunOptions()
 	if err != nil {
@@ -786,15 +789,16 @@ func (r *run) callCancellable(ctx context.Context, inputs []tensor.Tensor, batch
 		defer close(terminated)
 		opts.Terminate()
 	})
-	err = r.call(inputs, batch, 0, batch, opts)
+	err = r.runRows(inputs, batch, 0, batch, opts)
 	if !stop() {
 		<-terminated // opts must not be freed while Terminate uses it
 	}
 	return err
 }
 
-// call runs the rows [row, row+rows) of a batch in one call of ONNX Runtime. opts may be nil.
-func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOptions) (err error) {
+// runRows runs the rows [row, row+rows) of a batch in one call of ONNX Runtime. opts may be nil.
+func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
+	opts *ort.RunOptions) (err error) {
 	defer func() {
 		destroy(r.in)
 		destroy(r.out)
@@ -806,7 +810,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 		} else {
 			stride := len(in.Data) / max(batch, 1)
 			r.in[i], err = r.newValue(in.DataType, in.Shape, rows,
-				r.aligned(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
+				r.alignedData(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
 		}
 		if err != nil {
 			return fmt.Errorf("input %q: %w", in.Name, err)
@@ -814,7 +818,7 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	}
 	allocate := r.s.allocate.Load()
 	for i, out := range r.s.outputs {
-		if !out.preallocated(allocate) {
+		if !out.isPreallocated(allocate) {
 			continue
 		}
 		o := r.outputs[i]
@@ -827,14 +831,14 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	if t := r.s.threads; t.started != nil && t.cpus == nil {
 		t.started.LeaveCaller()
 	}
-	if err := r.s.infer(r.in, r.out, opts); err != nil {
+	if err := r.s.runModel(r.in, r.out, opts); err != nil {
 		if card := r.s.from.card; card != nil {
 			return runError(trim(err), card)
 		}
 		return trim(err)
 	}
 	for i, out := range r.s.outputs {
-		if out.input >= 0 || out.preallocated(allocate) {
+		if out.input >= 0 || out.isPreallocated(allocate) {
 			continue
 		}
 		if err := take(r.out[i], &r.outputs[i]); err != nil {
@@ -844,8 +848,8 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	return nil
 }
 
-// infer has ONNX Runtime run the model once, on the session's thread if it has one.
-func (s *session) infer(in, out []ort.Value, opts *ort.RunOptions) error {
+// runModel has ONNX Runtime run the model once, on the session's thread if it has one.
+func (s *session) runModel(in, out []ort.Value, opts *ort.RunOptions) error {
 	if s.thread == nil {
 		return s.ort.RunWithOptions(in, out, opts)
 	}
@@ -874,7 +878,7 @@ func (t *thread) do(work func() error) error {
 	return <-done
 }
 
-func (t *thread) end() { close(t.work) }
+func (t *thread) stopThread() { close(t.work) }
 
 // newValue makes a value of ONNX Runtime that shares data: one of the given shape, but of rows in
 // place of its batch size. It pins data until r.pinner.Unpin.
@@ -897,9 +901,9 @@ func (r *run) newValue(t tensor.DataType, shape []int64, rows int, data []byte) 
 
 var empty [8]byte
 
-// aligned returns data, or a copy if data is not aligned for its type: ONNX Runtime's kernels may
-// rely on the alignment.
-func (r *run) aligned(input int, t tensor.DataType, data []byte) []byte {
+// alignedData returns data, or a copy if data is not aligned for its type: ONNX Runtime's kernels
+// may rely on the alignment.
+func (r *run) alignedData(input int, t tensor.DataType, data []byte) []byte {
 	if len(data) == 0 || uintptr(unsafe.Pointer(&data[0]))%uintptr(t.Size()) == 0 {
 		return data
 	}
@@ -932,8 +936,8 @@ func trim(err error) error {
 var noLocale = regexp.MustCompile(`Failed to construct locale with name:([^\s:]+)`)
 
 // localeError returns err or, if it is of a locale that the machine does not have, what to do. A
-// StringNormalizer without the attribute needs en_US.UTF-8, which images of clouds and containers leave
-// out.
+// StringNormalizer without the attribute needs en_US.UTF-8, which images of clouds and containers
+// leave out.
 func localeError(err error) error {
 	found := noLocale.FindStringSubmatch(err.Error())
 	if found == nil {

@@ -13,15 +13,16 @@ import (
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
 )
 
-// A shared is the tensors of external data that a session has in common with another one of the same
-// model: those that the other has in memory as they are in the file, such as embedding tables.
-// Weights that ONNX Runtime has rearranged for its kernels are not among them. It must outlive the
-// session, and the other session must outlive it. It is nil for the first session of a model.
-type shared map[string]*ort.CustomDataTensor
+// A sharedTensors is the tensors of external data that a session has in common with another one of
+// the same model: those that the other has in memory as they are in the file, such as embedding
+// tables. Weights that ONNX Runtime has rearranged for its kernels are not among them. It must
+// outlive the session, and the other session must outlive it. It is nil for the first session of a
+// model.
+type sharedTensors map[string]*ort.CustomDataTensor
 
-// share returns what a further session of the model at path can have in common with s.
-func (s *session) share(path string) (_ shared, err error) {
-	common := shared{}
+// shareWith returns what a further session of the model at path can have in common with s.
+func (s *session) shareWith(path string) (_ sharedTensors, err error) {
+	common := sharedTensors{}
 	if len(s.memory) == 0 {
 		return common, nil
 	}
@@ -48,7 +49,7 @@ func (s *session) share(path string) (_ shared, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		data := s.held(file, t.External.Offset, int64(elements*t.DataType.Size()))
+		data := s.heldBytes(file, t.External.Offset, int64(elements*t.DataType.Size()))
 		if data == nil || len(t.Shape) == 0 { // the binding makes no scalars
 			continue
 		}
@@ -60,9 +61,9 @@ func (s *session) share(path string) (_ shared, err error) {
 	return common, nil
 }
 
-// held returns length bytes of a file from an offset on, if the session has all of them in memory;
-// else nil. They are valid until the session is closed.
-func (s *session) held(file string, offset, length int64) []byte {
+// heldBytes returns length bytes of a file from an offset on, if the session has all of them in
+// memory; else nil. They are valid until the session is closed.
+func (s *session) heldBytes(file string, offset, length int64) []byte {
 	for _, m := range s.memory {
 		from, size := int64(m.offset), int64(m.to-m.from)
 		if length > 0 && m.path == file && offset >= from && length <= size &&
@@ -76,7 +77,7 @@ func (s *session) held(file string, offset, length int64) []byte {
 }
 
 // add has a session with the options use the tensors.
-func (c shared) add(options *ort.SessionOptions) error {
+func (c sharedTensors) add(options *ort.SessionOptions) error {
 	var errs []error
 	for name, value := range c {
 		errs = append(errs, ortapi.ShareInitializer(options, name, value))
@@ -85,7 +86,7 @@ func (c shared) add(options *ort.SessionOptions) error {
 }
 
 // Close frees what stands for the tensors, not their memory.
-func (c shared) Close() error {
+func (c sharedTensors) Close() error {
 	var errs []error
 	for _, value := range c {
 		errs = append(errs, value.Destroy())

@@ -69,32 +69,33 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	return nil
 }
 
-// serving is the key of a context's lanes.
-type serving struct{}
+// servingModels is the key of a context's lanes.
+type servingModels struct{}
 
 const (
-	// fewQueries is how many queries within calmTime are so few that loads go on at full speed: a load
-	// is sooner done then, and disturbs one or two of them.
+	// fewQueries is how many queries within calmTime are so few that loads go on at full speed: a
+	// load is sooner done then, and disturbs one or two of them.
 	fewQueries = 10
 	calmTime   = time.Second
 )
 
-// An asked notes when the last queries came that were not background ones.
-type asked struct {
+// An arrivalTimes notes when the last queries came that were not background ones.
+type arrivalTimes struct {
 	at   [fewQueries]time.Duration // 0: never
 	next int                       // the place of the oldest one
 }
 
-// note notes that a query came.
-func (a *asked) note(now time.Duration) {
+// noteArrival notes that a query came.
+func (a *arrivalTimes) noteArrival(now time.Duration) {
 	a.at[a.next] = max(now, 1)
 	a.next = (a.next + 1) % len(a.at)
 }
 
-// Considerate returns a context with which loads pause between their pieces only while [Lanes.Calm] is
-// false: as long as hardly anybody is served, as when an agent starts, hardly anybody is disturbed.
+// Considerate returns a context with which loads pause between their pieces only while [Lanes.Calm]
+// is false: as long as hardly anybody is served, as when an agent starts, hardly anybody is
+// disturbed.
 func (l *Lanes) Considerate(ctx context.Context) context.Context {
-	return context.WithValue(ctx, serving{}, l)
+	return context.WithValue(ctx, servingModels{}, l)
 }
 
 // Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
@@ -115,7 +116,7 @@ func Pause(ctx context.Context, d time.Duration) error {
 
 // calm reports whether a context is one of [Lanes.Considerate], whose lanes are calm.
 func calm(ctx context.Context) bool {
-	l, ok := ctx.Value(serving{}).(interface{ Calm() bool })
+	l, ok := ctx.Value(servingModels{}).(interface{ Calm() bool })
 	return ok && l.Calm()
 }
 
@@ -125,7 +126,7 @@ func (l *Lanes) Calm() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	oldest := l.asked.at[l.asked.next]
-	return oldest == 0 || l.now()-oldest > calmTime
+	return oldest == 0 || l.sinceStart()-oldest > calmTime
 }
 
 // RandomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.

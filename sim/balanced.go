@@ -16,10 +16,10 @@ var withBalancers = []string{Prequal, ORCA}
 // round robin does not use new weights.
 const balancing = 12 * time.Second
 
-// A balanced has gateways that each balance the queries of a model over the lanes that hold it.
-// Queries are assigned to gateways in turn, and a query goes to its lane at once. Lanes answer
+// A balancedPolicy has gateways that each balance the queries of a model over the lanes that hold
+// it. Queries are assigned to gateways in turn, and a query goes to its lane at once. Lanes answer
 // Prequal's probes, and report their load to ORCA's clients with each answer to a query.
-type balanced struct {
+type balancedPolicy struct {
 	*run
 	servers []balancedServer
 	each    []balancedGateway // by model and gateway
@@ -41,8 +41,8 @@ type balancedGateway struct {
 	weighted *balancers.Weighted
 }
 
-func newBalanced(r *run) *balanced {
-	b := &balanced{run: r, servers: make([]balancedServer, len(r.lanes))}
+func newBalanced(r *run) *balancedPolicy {
+	b := &balancedPolicy{run: r, servers: make([]balancedServer, len(r.lanes))}
 	for m := range r.models {
 		var g balancedGateway
 		for id := range r.lanes {
@@ -52,8 +52,8 @@ func newBalanced(r *run) *balanced {
 				g.lanes = append(g.lanes, id)
 			}
 		}
-		for i := range r.cfg.gateways() {
-			seed := r.cfg.Seed*uint64(r.cfg.gateways()) + uint64(i)
+		for i := range r.cfg.gatewaysOrDefault() {
+			seed := r.cfg.Seed*uint64(r.cfg.gatewaysOrDefault()) + uint64(i)
 			if r.cfg.Policy == Prequal {
 				g.prequal = balancers.NewPrequal(len(g.lanes), seed)
 			} else {
@@ -65,9 +65,9 @@ func newBalanced(r *run) *balanced {
 	return b
 }
 
-// choose says to which lane a gateway sends a query, and sends the probes that it wants.
-func (b *balanced) choose(gateway int, q *fleet.Query) int {
-	g := &b.each[q.Model*b.cfg.gateways()+gateway]
+// chooseLane says to which lane a gateway sends a query, and sends the probes that it wants.
+func (b *balancedPolicy) chooseLane(gateway int, q *fleet.Query) int {
+	g := &b.each[q.Model*b.cfg.gatewaysOrDefault()+gateway]
 	if len(g.lanes) == 0 {
 		b.fail(fmt.Errorf("query %d: no lane holds %s", q.Sequence, b.models[q.Model].Name))
 		return 0
@@ -79,14 +79,14 @@ func (b *balanced) choose(gateway int, q *fleet.Query) int {
 	for _, probed := range probes {
 		b.asked++
 		b.fleet.Schedule(b.fleet.Now(), func() { // after the query
-			b.fleet.Schedule(b.fleet.Now()+b.cfg.RTT/2, func() { b.probed(g, probed) })
+			b.fleet.Schedule(b.fleet.Now()+b.cfg.RTT/2, func() { b.answerProbe(g, probed) })
 		})
 	}
 	return g.lanes[server]
 }
 
-// probed makes a lane answer a probe of a gateway, which knows it by a number.
-func (b *balanced) probed(g *balancedGateway, server int) {
+// answerProbe makes a lane answer a probe of a gateway, which knows it by a number.
+func (b *balancedPolicy) answerProbe(g *balancedGateway, server int) {
 	lane := g.lanes[server]
 	answer := b.servers[lane].Answer(b.fleet.Has(lane))
 	b.fleet.Schedule(b.fleet.Now()+b.cfg.RTT/2, func() {
@@ -94,9 +94,10 @@ func (b *balanced) probed(g *balancedGateway, server int) {
 	})
 }
 
-// answered reports a lane's load to the gateway of a query that it has answered.
-func (b *balanced) answered(gateway int, q *fleet.Query, by fleet.Answer) {
-	s, g, now := &b.servers[by.Lane], &b.each[q.Model*b.cfg.gateways()+gateway], b.fleet.Now()
+// noteAnswer reports a lane's load to the gateway of a query that it has answered.
+func (b *balancedPolicy) noteAnswer(gateway int, q *fleet.Query, by fleet.Answer) {
+	s, g, now := &b.servers[by.Lane], &b.each[q.Model*b.cfg.gatewaysOrDefault()+gateway],
+		b.fleet.Now()
 	if g.prequal != nil {
 		s.Ended(by.Found, now-b.cfg.RTT/2-by.CameAt)
 		return

@@ -157,7 +157,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 		}
 		var rate float64
 		if cfg.Policy == DRS && cfg.Threshold == 0 {
-			rate, err = s.threshold(ctx, best)
+			rate, err = s.tuneThreshold(ctx, best)
 		} else {
 			rate, err = s.find(ctx, cfg.Seed, best)
 		}
@@ -239,9 +239,10 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 		Policies:          make([]Entry, len(policies)),
 	}
 	if slices.Contains(policies, Oracle) {
-		c.Notes = append(c.Notes, "the oracle is that of KAIROS's paper: it runs whole queries one by "+
-			"one, the largest first on base types and the smallest first on others. It is no bound: "+
-			"other policies may exceed it, above all where they split or merge queries")
+		c.Notes = append(c.Notes,
+			"the oracle is that of KAIROS's paper: it runs whole queries one by "+
+				"one, the largest first on base types and the smallest first on others. It is no bound: "+
+				"other policies may exceed it, above all where they split or merge queries")
 	}
 	c.Homogeneous.Ratio = round(homogeneous.Rate/c.HomogeneousScaled, 6)
 	candidates := all

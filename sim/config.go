@@ -135,8 +135,8 @@ type Config struct {
 	// query that it would start later.
 	Deadline time.Duration
 
-	// Faults are the faults of the run. If there are any, elections are simulated, too, and gateways
-	// that go on without a leader.
+	// Faults are the faults of the run. If there are any, elections are simulated, too, and
+	// gateways that go on without a leader.
 	Faults []fleet.Fault
 	// Gateways is the number of gateways, which share the queries equally; 0 means 4.
 	Gateways int
@@ -275,14 +275,14 @@ func (c *Config) validateModels() (errs []error) {
 	return errs
 }
 
-func (c *Config) policy() string {
+func (c *Config) policyOrDefault() string {
 	if c.Policy == "" {
 		return DefaultPolicy
 	}
 	return c.Policy
 }
 
-func (c *Config) gateways() int { return cmp.Or(c.Gateways, 4) }
+func (c *Config) gatewaysOrDefault() int { return cmp.Or(c.Gateways, 4) }
 
 // defaultLargest is the largest batch size of a model that does not say another.
 const defaultLargest = 1000
@@ -295,8 +295,8 @@ func (c *Config) largestRun(m *Model) int {
 	return m.BatchSizes.Largest()
 }
 
-// kinds returns, by model, what the queries share that one lane may merge.
-func (c *Config) kinds(predicted []*match.Table) []*merge.Kind {
+// mergeKinds returns, by model, what the queries share that one lane may merge.
+func (c *Config) mergeKinds(predicted []*match.Table) []*merge.Kind {
 	kinds := make([]*merge.Kind, len(predicted))
 	for i, table := range predicted {
 		if c.Merge.Merges() && table != nil {
@@ -306,7 +306,7 @@ func (c *Config) kinds(predicted []*match.Table) []*merge.Kind {
 	return kinds
 }
 
-func (m *Model) known(instanceType string) match.Latencies {
+func (m *Model) knownLatencies(instanceType string) match.Latencies {
 	if m.Known != nil {
 		return m.Known[instanceType]
 	}
@@ -320,15 +320,15 @@ func (m *Model) qosShare() float64 {
 	return m.QoSShare
 }
 
-func (m *Model) weight() float64 {
+func (m *Model) weightOrDefault() float64 {
 	if m.Weight == 0 {
 		return 1
 	}
 	return m.Weight
 }
 
-// stream returns the stream of arriving queries.
-func (c *Config) stream() (iter.Seq[workload.Query], error) {
+// queryStream returns the stream of arriving queries.
+func (c *Config) queryStream() (iter.Seq[workload.Query], error) {
 	if c.Stream != nil {
 		return c.Stream(c)
 	}

@@ -22,12 +22,12 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 		m := &models[i]
 		known := make([]plan.Latencies, len(prices))
 		for t, price := range prices {
-			if l := m.known(price.Type); l != nil {
+			if l := m.knownLatencies(price.Type); l != nil {
 				known[t] = l
 			}
 		}
 		p.Models = append(p.Models, plan.Model{
-			Name: m.Name, QoSTarget: m.QoSTarget, Weight: m.weight(),
+			Name: m.Name, QoSTarget: m.QoSTarget, Weight: m.weightOrDefault(),
 			BatchSizes: Distribution(m.BatchSizes), Latencies: known,
 		})
 	}

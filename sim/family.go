@@ -55,36 +55,36 @@ func (m *Model) SetVariants(variants []Variant) {
 	var latencies, known []map[string]match.Latencies
 	for i := range variants {
 		latencies = append(latencies, variants[i].Latencies)
-		known = append(known, variants[i].known())
+		known = append(known, variants[i].knownLatencies())
 	}
 	m.Latencies, m.Known = fastestOf(latencies), fastestOf(known)
 }
 
-func (v *Variant) known() map[string]match.Latencies {
+func (v *Variant) knownLatencies() map[string]match.Latencies {
 	if v.Known != nil {
 		return v.Known
 	}
 	return v.Latencies
 }
 
-// variants returns what can answer a query for m: its variants, or m itself.
-func (m *Model) variants() []Variant {
+// variantsOf returns what can answer a query for m: its variants, or m itself.
+func (m *Model) variantsOf() []Variant {
 	if len(m.Variants) > 0 {
 		return m.Variants
 	}
 	return []Variant{{m.Name, 1, m.Latencies, m.Known}}
 }
 
-// family is m's name if it is a family, "" if it is a model.
-func (m *Model) family() string {
+// familyName is m's name if it is a family, "" if it is a model.
+func (m *Model) familyName() string {
 	if len(m.Variants) > 0 {
 		return m.Name
 	}
 	return ""
 }
 
-// holding returns an instance like l that holds some models only.
-func (l lane) holding(has func(variant int) bool) lane {
+// withModels returns an instance like l that holds some models only.
+func (l lane) withModels(has func(variant int) bool) lane {
 	l.execution, l.known = slices.Clone(l.execution), slices.Clone(l.known)
 	l.predicted = slices.Clone(l.predicted)
 	for i := range l.predicted {
@@ -108,10 +108,10 @@ func (c *Config) validateFamilies() (errs []error) {
 			names[m.Name] = true
 		}
 		best := accuracy.Best{}
-		for _, v := range m.variants() {
+		for _, v := range m.variantsOf() {
 			best.Add(m.Name, v.Accuracy)
 		}
-		for _, v := range m.variants() {
+		for _, v := range m.variantsOf() {
 			if why := best.Why(m.Name, v.Accuracy); why != "" { // no leader would let it answer
 				bad("variant %s is %s", v.Name, why)
 			}
@@ -145,7 +145,7 @@ func (c *Config) validateFamilies() (errs []error) {
 		}
 		for _, name := range h.Models {
 			if !slices.ContainsFunc(c.Models, func(m Model) bool {
-				return slices.ContainsFunc(m.variants(),
+				return slices.ContainsFunc(m.variantsOf(),
 					func(v Variant) bool { return v.Name == name })
 			}) {
 				bad("hold: model %s is not simulated", name)
@@ -154,8 +154,8 @@ func (c *Config) validateFamilies() (errs []error) {
 	}
 	for i := range c.Models {
 		m := &c.Models[i]
-		if len(c.Holds) > 0 && !slices.ContainsFunc(c.parts(), func(p part) bool {
-			return p.latencies(m) != nil
+		if len(c.Holds) > 0 && !slices.ContainsFunc(c.poolParts(), func(p part) bool {
+			return p.bestLatencies(m) != nil
 		}) {
 			bad("model %s: no instance holds it", m.Name)
 		}
@@ -170,8 +170,8 @@ type part struct {
 	holds []string // nil: all models
 }
 
-// parts returns the parts of the pool: of each type, in the pool's order, first the holdings.
-func (c *Config) parts() (all []part) {
+// poolParts returns the parts of the pool: of each type, in the pool's order, first the holdings.
+func (c *Config) poolParts() (all []part) {
 	for _, in := range c.Pool {
 		left := in.Count
 		for _, h := range c.Holds {
@@ -191,14 +191,16 @@ func (c *Config) parts() (all []part) {
 	return all
 }
 
-func (p *part) has(model string) bool { return p.holds == nil || slices.Contains(p.holds, model) }
+func (p *part) hasModel(model string) bool {
+	return p.holds == nil || slices.Contains(p.holds, model)
+}
 
-// models are the models, and variants of families, that p's instances hold, in order.
-func (p *part) models(all []Model) []names.ModelKey {
+// heldModels are the models, and variants of families, that p's instances hold, in order.
+func (p *part) heldModels(all []Model) []names.ModelKey {
 	held := []names.ModelKey{}
 	for i := range all {
-		for _, v := range all[i].variants() {
-			if p.has(v.Name) {
+		for _, v := range all[i].variantsOf() {
+			if p.hasModel(v.Name) {
 				held = append(held, names.ModelKey(v.Name))
 			}
 		}
@@ -207,12 +209,12 @@ func (p *part) models(all []Model) []names.ModelKey {
 	return held
 }
 
-// latencies returns what is known of m's latencies on p, of the fastest variant that p holds; nil
-// if it holds none.
-func (p *part) latencies(m *Model) match.Latencies {
+// bestLatencies returns what is known of m's latencies on p, of the fastest variant that p holds;
+// nil if it holds none.
+func (p *part) bestLatencies(m *Model) match.Latencies {
 	var all latency.Fastest
-	for _, v := range m.variants() {
-		if l := v.known()[p.typ]; l != nil && p.has(v.Name) {
+	for _, v := range m.variantsOf() {
+		if l := v.knownLatencies()[p.typ]; l != nil && p.hasModel(v.Name) {
 			all = append(all, l)
 		}
 	}
@@ -222,11 +224,11 @@ func (p *part) latencies(m *Model) match.Latencies {
 	return all
 }
 
-// shares returns, for each variant of m, the share of its queries that [BindDrawn] sends to it: in
-// proportion to the fluid limit of the instances that hold it, of whose time each variant of m that
-// they hold has an equal part.
-func (c *Config) shares(m *Model) ([]float64, error) {
-	parts, shares, sum := c.parts(), make([]float64, len(m.Variants)), 0.0
+// drawnShares returns, for each variant of m, the share of its queries that [BindDrawn] sends to
+// it: in proportion to the fluid limit of the instances that hold it, of whose time each variant of
+// m that they hold has an equal part.
+func (c *Config) drawnShares(m *Model) ([]float64, error) {
+	parts, shares, sum := c.poolParts(), make([]float64, len(m.Variants)), 0.0
 	for i, v := range m.Variants {
 		alone := Model{
 			Name: v.Name, QoSTarget: m.QoSTarget, QoSShare: m.QoSShare, BatchSizes: m.BatchSizes,
@@ -236,11 +238,11 @@ func (c *Config) shares(m *Model) ([]float64, error) {
 		for _, p := range parts {
 			held := 0
 			for _, o := range m.Variants {
-				if p.has(o.Name) {
+				if p.hasModel(o.Name) {
 					held++
 				}
 			}
-			if p.has(v.Name) {
+			if p.hasModel(v.Name) {
 				// Time shared between the variants counts as that many fewer instances; multiplied
 				// by all numbers of variants up to 6, none is broken.
 				p.count *= 60 / max(1, min(held, 6))

@@ -94,7 +94,7 @@ func TestBoundLate(t *testing.T) {
 				bound.EffectiveAccuracy, drawn.Late, drawn.EffectiveAccuracy)
 		}
 		for i := range drawn.Models {
-			shares, err := cfg.shares(&cfg.Models[i])
+			shares, err := cfg.drawnShares(&cfg.Models[i])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,8 +8,8 @@ import (
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
-// mostAgents bounds the agents of a fleet with faults, because each of them knows all others.
-const mostAgents = 1000
+// maxAgents bounds the agents of a fleet with faults, because each of them knows all others.
+const maxAgents = 1000
 
 // validateFaults reports what is wrong with the faults, and settings that cannot be simulated with
 // faults.
@@ -18,11 +18,12 @@ func (c *Config) validateFaults() (errs []error) {
 		return nil
 	}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policy()) {
-		bad("policy %s cannot be simulated with faults: no agent leads with it", c.policy())
+	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policyOrDefault()) {
+		bad("policy %s cannot be simulated with faults: no agent leads with it",
+			c.policyOrDefault())
 	}
-	if n := c.Pool.Count(); n > mostAgents {
-		bad("pool has %d instances, want 1..%d with faults", n, mostAgents)
+	if n := c.Pool.Count(); n > maxAgents {
+		bad("pool has %d instances, want 1..%d with faults", n, maxAgents)
 	}
 	if c.Probes < 0 {
 		bad("number of lanes asked is %d, want 0 or more with faults: gateways of a fleet ask",

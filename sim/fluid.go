@@ -27,7 +27,7 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 // split as the models allow; with late, models may miss their QoS targets, as for a leader, see
 // [fluid.Bin.Late].
 func (c *Config) FluidLimit(splits, late bool) (*fluid.Solution, error) {
-	types, parts := typeOrder(c.Models, c.Pool), c.parts()
+	types, parts := typeOrder(c.Models, c.Pool), c.poolParts()
 	slices.SortStableFunc(parts, func(a, b part) int {
 		return slices.Index(types, a.typ) - slices.Index(types, b.typ)
 	})
@@ -39,7 +39,7 @@ func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solutio
 	var weights float64
 	p := fluid.Program{Unserved: 1}
 	for i := range models {
-		weights += models[i].weight()
+		weights += models[i].weightOrDefault()
 		p.Unserved = min(p.Unserved, 1-models[i].qosShare())
 	}
 	for i := range parts {
@@ -47,7 +47,7 @@ func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solutio
 		if slices.ContainsFunc(parts, func(o part) bool {
 			return o.typ == parts[i].typ && !slices.Equal(o.holds, parts[i].holds)
 		}) {
-			typ.Models = parts[i].models(models)
+			typ.Models = parts[i].heldModels(models)
 		}
 		p.Types = append(p.Types, typ)
 	}
@@ -55,11 +55,12 @@ func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solutio
 		m := &models[i]
 		known := make([]fluid.Latencies, len(parts))
 		for k := range parts {
-			if l := parts[k].latencies(m); l != nil {
+			if l := parts[k].bestLatencies(m); l != nil {
 				known[k] = l
 			}
 		}
-		bins := fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, Distribution(m.BatchSizes),
+		bins := fluid.Bins(names.ModelKey(m.Name), m.weightOrDefault()/weights,
+			Distribution(m.BatchSizes),
 			m.QoSTarget, known)
 		for b := range bins {
 			bins[b].Splits = splits && m.Splits

@@ -25,7 +25,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	stream, err := c.stream()
+	stream, err := c.queryStream()
 	if err != nil {
 		return 0, err
 	}
@@ -68,7 +68,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 			next = &items[last]
 		}
 		execution := l.execution[0]
-		if mean(m.known(r.types[l.instanceType]), next.batch) > m.QoSTarget {
+		if mean(m.knownLatencies(r.types[l.instanceType]), next.batch) > m.QoSTarget {
 			continue // the smallest is too large for it, so it takes no more
 		}
 		if base[l.instanceType] {

@@ -42,7 +42,7 @@ func newPlanner(r *run) (*placing.Planner, error) {
 	for i, name := range r.fleet.AgentNames() {
 		l := placing.Lane{Agent: name, Type: r.serves.Lanes[i].Type}
 		for v := range r.variants {
-			if r.lanes[i].holds(r.variants[v].Name) {
+			if r.lanes[i].holdsModel(r.variants[v].Name) {
 				l.Holds = append(l.Holds, v)
 			}
 		}
@@ -68,8 +68,9 @@ func (r *run) wakePlanner() {
 	}
 }
 
-// acts tells the planner of an action of the leader. The leader begins before there is a planner.
-func (r *run) acts(a *leader.Action) {
+// notePlannerAction tells the planner of an action of the leader. The leader begins before there is
+// a planner.
+func (r *run) notePlannerAction(a *leader.Action) {
 	if r.placed != nil {
 		r.placed.Acts(r.fleet.Now(), a)
 	}

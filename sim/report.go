@@ -100,7 +100,7 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 		if err != nil {
 			return nil, err
 		}
-		if _, err := s.threshold(ctx, 0); err != nil {
+		if _, err := s.tuneThreshold(ctx, 0); err != nil {
 			return nil, err
 		}
 		c.Threshold = s.cfg.Threshold
@@ -147,7 +147,7 @@ func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func
 func newReport(cfg *Config) *Report {
 	return &Report{
 		Model:     modelNames(cfg.Models),
-		Policy:    cfg.policy(),
+		Policy:    cfg.policyOrDefault(),
 		Pool:      cfg.Pool.String(),
 		Queries:   cfg.Queries,
 		Threshold: cfg.Threshold,
@@ -245,7 +245,7 @@ func warnings(models []Model, pool Pool) []string {
 		for _, p := range m.BatchSizes.PMF() {
 			serves := false
 			for _, in := range pool {
-				l := m.known(in.Type)
+				l := m.knownLatencies(in.Type)
 				serves = serves || in.Count > 0 && l != nil && l.Mean(p.BatchSize) <= m.QoSTarget
 			}
 			if serves {

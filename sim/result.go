@@ -147,7 +147,7 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	}{plain(r), r.Duration.Seconds(), float64(r.DecisionCost) / 1e3})
 }
 
-func (r *run) result() *Result {
+func (r *run) makeResult() *Result {
 	steps, cost := r.fleet.Steps()
 	res := &Result{
 		Seed:         r.cfg.Seed,
@@ -189,7 +189,7 @@ func (r *run) result() *Result {
 			all.Merge(m.latency)
 		}
 	}
-	res.EffectiveAccuracy = res.accuracy()
+	res.EffectiveAccuracy = res.meanAccuracy()
 	res.QoSSatisfaction = res.Satisfaction()
 	res.shared, res.baseOnly = classes[shared], classes[baseOnly]
 	res.QoSSatisfactionShared = res.shared.Satisfaction()
@@ -231,8 +231,8 @@ func (r *run) result() *Result {
 	return res
 }
 
-// accuracy is the mean accuracy of the answers, 0 if there is no family.
-func (r *Result) accuracy() float64 {
+// meanAccuracy is the mean accuracy of the answers, 0 if there is no family.
+func (r *Result) meanAccuracy() float64 {
 	var all []VariantResult
 	family := false
 	for _, m := range r.Models {

@@ -41,8 +41,10 @@ type lane struct {
 	seat         colocate.Seat
 }
 
-// holds reports whether the lane holds a model at the start.
-func (l *lane) holds(model string) bool { return l.only == nil || slices.Contains(l.only, model) }
+// holdsModel reports whether the lane holds a model at the start.
+func (l *lane) holdsModel(model string) bool {
+	return l.only == nil || slices.Contains(l.only, model)
+}
 
 // A run is the state of one simulation.
 type run struct {
@@ -57,7 +59,7 @@ type run struct {
 	lanes      []lane
 	known      []lane           // by type: a lane that holds all models
 	placed     *placing.Planner // nil: what lanes hold does not change
-	balanced   *balanced        // nil: no balancer of another system decides
+	balanced   *balancedPolicy  // nil: no balancer of another system decides
 	fleet      *fleet.Fleet
 	serves     fleet.Config // describes fleet, which counts in its lanes
 	log        *queryLog
@@ -118,10 +120,10 @@ func Run(ctx context.Context, cfg *Config) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.simulate(ctx); err != nil {
+	if err := r.simulateAll(ctx); err != nil {
 		return nil, err
 	}
-	return r.result(), r.err
+	return r.makeResult(), r.err
 }
 
 func newRun(cfg *Config) (*run, error) {
@@ -158,13 +160,13 @@ func newRun(cfg *Config) (*run, error) {
 			latency: newHistogram(),
 		}
 		if len(m.Variants) > 0 && cfg.Bind == BindDrawn {
-			if state.shares, err = cfg.shares(m); err != nil {
+			if state.shares, err = cfg.drawnShares(m); err != nil {
 				return nil, err
 			}
 		}
 		r.models = append(r.models, state)
-		for _, v := range m.variants() {
-			r.variants = append(r.variants, variantState{Variant: v, family: m.family()})
+		for _, v := range m.variantsOf() {
+			r.variants = append(r.variants, variantState{Variant: v, family: m.familyName()})
 		}
 	}
 	if cfg.Log != nil {
@@ -178,7 +180,7 @@ func newRun(cfg *Config) (*run, error) {
 		for i := range r.variants {
 			v := &r.variants[i]
 			m := &cfg.Models[r.modelOf(i)]
-			execution, known := v.Latencies[name], v.known()[name]
+			execution, known := v.Latencies[name], v.knownLatencies()[name]
 			var predicted *match.Table
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
@@ -194,14 +196,14 @@ func newRun(cfg *Config) (*run, error) {
 			l.predicted = append(l.predicted, predicted)
 		}
 		r.known = append(r.known, l)
-		for _, p := range cfg.parts() {
+		for _, p := range cfg.poolParts() {
 			if p.typ != name {
 				continue
 			}
 			its := l
 			its.only = p.holds
 			if p.holds != nil && cfg.Placement == nil {
-				its = l.holding(func(variant int) bool { return p.has(r.variants[variant].Name) })
+				its = l.withModels(func(variant int) bool { return p.hasModel(r.variants[variant].Name) })
 			}
 			for range p.count {
 				r.lanes = append(r.lanes, its)
@@ -254,8 +256,8 @@ func (r *run) matchModels() []match.Model {
 	return models
 }
 
-func (r *run) simulate(ctx context.Context) error {
-	stream, err := r.cfg.stream()
+func (r *run) simulateAll(ctx context.Context) error {
+	stream, err := r.cfg.queryStream()
 	if err != nil {
 		return err
 	}
@@ -275,8 +277,8 @@ func (r *run) simulate(ctx context.Context) error {
 	}
 	arrived := 0
 	for q := range stream {
-		r.until(ctx, q.At)
-		r.arrive(&q)
+		r.runUntil(ctx, q.At)
+		r.addQuery(&q)
 		if q.At >= r.warmUp {
 			if arrived++; arrived%interruptible == 0 && r.cfg.Progress != nil {
 				r.cfg.Progress(arrived)
@@ -294,7 +296,7 @@ func (r *run) simulate(ctx context.Context) error {
 	default:
 		return errors.New("no queries arrive")
 	}
-	r.until(ctx, fleet.Never)
+	r.runUntil(ctx, fleet.Never)
 	if r.err != nil {
 		return r.err
 	}
@@ -309,14 +311,14 @@ func (r *run) simulate(ctx context.Context) error {
 // interruptible is the number of queries after which a run tells how many have arrived.
 const interruptible = 1 << 12
 
-// until lets happen what happens up to a time.
-func (r *run) until(ctx context.Context, t time.Duration) {
+// runUntil lets happen what happens up to a time.
+func (r *run) runUntil(ctx context.Context, t time.Duration) {
 	if err := r.fleet.Until(ctx, t); err != nil {
 		r.fail(err)
 	}
 }
 
-func (r *run) arrive(q *workload.Query) {
+func (r *run) addQuery(q *workload.Query) {
 	r.now = q.At
 	model := 0
 	if q.Model != r.models[0].Name {
@@ -337,20 +339,20 @@ func (r *run) arrive(q *workload.Query) {
 	}
 	seq := r.next
 	r.next++
-	*r.at(seq) = query{
+	*r.queryAt(seq) = query{
 		arrival: r.now, model: int32(model), batch: int32(q.BatchSize), live: true,
 		early: q.At < r.warmUp,
 	}
 	asked := fleet.Query{
 		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Arrival: r.now,
-		Uniform: rank(r.ranks), Noise: r.factor(r.noise),
+		Uniform: rank(r.ranks), Noise: r.drawFactor(r.noise),
 	}
 	if m.shares != nil {
 		asked.Model += draw(m.shares, r.draws)
 	} else {
-		asked.Family = names.ModelKey(m.family())
+		asked.Family = names.ModelKey(m.familyName())
 	}
-	if !r.at(seq).early {
+	if !r.queryAt(seq).early {
 		m.counts.Queries++
 	}
 	if r.placed != nil {
@@ -363,20 +365,20 @@ func (r *run) arrive(q *workload.Query) {
 // rank draws a number that is uniform in (0, 1).
 func rank(from *rand.Rand) float64 { return (float64(from.Uint64()>>12) + 0.5) / (1 << 52) }
 
-// factor draws the factor of a service time.
-func (r *run) factor(from *rand.Rand) float64 {
+// drawFactor draws the factor of a service time.
+func (r *run) drawFactor(from *rand.Rand) float64 {
 	if r.cfg.LatencyNoise == 0 {
 		return 1
 	}
 	return latency.NoiseFactor(r.cfg.LatencyNoise, from)
 }
 
-func (r *run) at(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
+func (r *run) queryAt(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
 
 func (r *run) grow() {
 	ring := make([]query, 2*len(r.ring))
 	for seq := r.first; seq < r.next; seq++ {
-		ring[seq&uint64(len(ring)-1)] = *r.at(seq)
+		ring[seq&uint64(len(ring)-1)] = *r.queryAt(seq)
 	}
 	r.ring = ring
 }
@@ -388,7 +390,7 @@ func (r *run) markLate() {
 		return
 	}
 	for r.overdueAt = max(r.overdueAt, r.first); r.overdueAt < r.next; r.overdueAt++ {
-		q := r.at(r.overdueAt)
+		q := r.queryAt(r.overdueAt)
 		m := &r.models[q.model]
 		if r.now-q.arrival <= m.QoSTarget {
 			return
@@ -416,7 +418,7 @@ func (r *run) fail(err error) {
 
 // setWaits sets whether a query waits for a lane.
 func (r *run) setWaits(seq uint64, waits bool) {
-	q := r.at(seq)
+	q := r.queryAt(seq)
 	if q.waits == waits {
 		return
 	}
@@ -435,24 +437,24 @@ func (r *run) accountQueue() {
 	r.queueSince = r.now
 }
 
-// finish gives a query its outcome. by counts if it is served.
-func (r *run) finish(seq uint64, o Outcome, by fleet.Answer) {
-	q := r.at(seq)
+// finishQuery gives a query its outcome. by counts if it is served.
+func (r *run) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
+	q := r.queryAt(seq)
 	r.setWaits(seq, false)
 	q.live = false
 	if !q.early {
-		r.count(seq, q, o, by)
+		r.countOutcome(seq, q, o, by)
 	}
 	if r.placed != nil {
 		r.tellEnd(q, o, by)
 	}
-	for r.first < r.next && !r.at(r.first).live {
+	for r.first < r.next && !r.queryAt(r.first).live {
 		r.first++
 	}
 }
 
-// count counts a query's outcome.
-func (r *run) count(seq uint64, q *query, o Outcome, by fleet.Answer) {
+// countOutcome counts a query's outcome.
+func (r *run) countOutcome(seq uint64, q *query, o Outcome, by fleet.Answer) {
 	m := &r.models[q.model]
 	latency := r.now - q.arrival
 	onTime := o == Served && latency <= m.QoSTarget
@@ -508,7 +510,7 @@ func typeOrder(models []Model, pool Pool) []string {
 
 func isBase(models []Model, instanceType string) bool {
 	return !slices.ContainsFunc(models, func(m Model) bool {
-		l := m.known(instanceType)
+		l := m.knownLatencies(instanceType)
 		return l == nil || l.Mean(m.BatchSizes.Largest()) > m.QoSTarget
 	})
 }
@@ -518,7 +520,7 @@ func isBase(models []Model, instanceType string) bool {
 func sharedSizes(m *Model, pool Pool) []bool {
 	shared := make([]bool, m.BatchSizes.Largest()+1)
 	for _, in := range pool {
-		l := m.known(in.Type)
+		l := m.knownLatencies(in.Type)
 		if in.Count == 0 || l == nil || l.Mean(m.BatchSizes.Largest()) <= m.QoSTarget {
 			continue
 		}

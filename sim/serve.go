@@ -22,11 +22,11 @@ func (r *run) describeFleet() {
 	r.serves = fleet.Config{
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed, Threshold: r.cfg.Threshold,
 		RTT: r.cfg.RTT, Jitter: r.cfg.Jitter, Deadline: r.cfg.Deadline,
-		Gateways: r.cfg.gateways(), GossipDelay: r.cfg.GossipDelay,
+		Gateways: r.cfg.gatewaysOrDefault(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, inquire.DefaultProbes),
 		Faults: r.cfg.Faults, Settled: len(r.cfg.Faults) == 0,
 		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record,
-		Clock: r.cfg.Clock, Service: r.service, Luck: r.drawLuck,
+		Clock: r.cfg.Clock, Service: r.serviceTime, Luck: r.drawLuck,
 	}
 	c := &r.serves
 	for i, m := range r.matchModels() {
@@ -39,33 +39,33 @@ func (r *run) describeFleet() {
 	switch {
 	case r.balanced != nil:
 		c.Policy, c.Candidates = "", -1
-		c.Choose, c.Answered = r.balanced.choose, r.balanced.answered
+		c.Choose, c.Answered = r.balanced.chooseLane, r.balanced.noteAnswer
 	case r.cfg.Policy == Priced:
 		c.Policy, c.Candidates = "", -1
 	}
 	if r.cfg.Placement != nil {
-		c.Acts = r.acts
+		c.Acts = r.notePlannerAction
 	}
 	c.Waits = func(seq uint64, waits bool) {
 		r.now = r.fleet.Now()
 		r.setWaits(seq, waits)
 	}
-	c.Split = func(seq uint64) { r.models[r.at(seq).model].counts.Split++ }
+	c.Split = func(seq uint64) { r.models[r.queryAt(seq).model].counts.Split++ }
 	c.Finish = func(seq uint64, o fleet.Outcome, by fleet.Answer) {
 		r.now = r.fleet.Now()
-		r.finish(seq, outcomes[o], by)
+		r.finishQuery(seq, outcomes[o], by)
 	}
 }
 
 func (r *run) describeLane(l *lane) fleet.Lane {
 	its := fleet.Lane{
 		Type: names.LaneType(r.types[l.instanceType]), Known: l.known, Predicted: l.predicted,
-		Kinds: r.cfg.kinds(l.predicted), Seat: l.seat,
+		Kinds: r.cfg.mergeKinds(l.predicted), Seat: l.seat,
 	}
 	if l.only != nil {
 		its.Holds = []int{}
 		for i := range r.variants {
-			if l.predicted[i] != nil && l.holds(r.variants[i].Name) {
+			if l.predicted[i] != nil && l.holdsModel(r.variants[i].Name) {
 				its.Holds = append(its.Holds, i)
 			}
 		}
@@ -73,8 +73,8 @@ func (r *run) describeLane(l *lane) fleet.Lane {
 	return its
 }
 
-// service is how long a lane runs a query.
-func (r *run) service(lane int, q *fleet.Query) time.Duration {
+// serviceTime is how long a lane runs a query.
+func (r *run) serviceTime(lane int, q *fleet.Query) time.Duration {
 	service := r.lanes[lane].execution[q.Model].Quantile(q.Uniform, q.BatchSize)
 	if q.Noise != 1 {
 		service = time.Duration(float64(service) * q.Noise)
@@ -86,5 +86,5 @@ func (r *run) service(lane int, q *fleet.Query) time.Duration {
 func (r *run) drawLuck(q *fleet.Query, part int) {
 	const numbers = match.MostParts + 1 // of a query and its parts
 	luck := rand.New(rand.NewPCG(r.cfg.Seed, q.Sequence*numbers+uint64(part)))
-	q.Uniform, q.Noise = rank(luck), r.factor(luck)
+	q.Uniform, q.Noise = rank(luck), r.drawFactor(luck)
 }

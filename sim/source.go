@@ -189,7 +189,8 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 		loads := make([]workload.Load, len(c.Models))
 		for i := range c.Models {
 			m := &c.Models[i]
-			loads[i] = workload.Load{Model: m.Name, Share: m.weight(), BatchSizes: m.BatchSizes}
+			loads[i] = workload.Load{Model: m.Name, Share: m.weightOrDefault(),
+				BatchSizes: m.BatchSizes}
 		}
 		if len(phases) == 0 {
 			a, err := workload.ParseArrivals(arrivals, c.Rate)
@@ -218,7 +219,8 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 // warped lets the time of a stream pass Factor times as fast in each phase, so that an arrival that
 // is due in a later phase than the one before it is neither lost nor drawn anew.
 func warped(stream iter.Seq[workload.Query], phases []Phase) iter.Seq[workload.Query] {
-	var length, passes float64 // of all phases in ns, and how much of the stream's time passes in them
+	// of all phases in ns, and how much of the stream's time passes in them
+	var length, passes float64
 	for _, p := range phases {
 		length += float64(p.Duration)
 		passes += float64(p.Duration) * p.Factor

@@ -55,7 +55,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 		return nil, err
 	}
 	if s.cfg.Policy == DRS && s.cfg.Threshold == 0 {
-		if _, err := s.threshold(ctx, 0); err != nil {
+		if _, err := s.tuneThreshold(ctx, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -137,8 +137,8 @@ func newSearch(cfg *Config) (*search, error) {
 	return s, nil
 }
 
-// holds reports whether the QoS targets hold at a rate.
-func (s *search) holds(ctx context.Context, seed uint64, rate float64) (bool, error) {
+// meetsTargets reports whether the QoS targets hold at a rate.
+func (s *search) meetsTargets(ctx context.Context, seed uint64, rate float64) (bool, error) {
 	cfg := s.cfg
 	// Round the rate as reports do, because a run may differ if the last digits do.
 	cfg.Rate, cfg.Seed = round(rate, 6), seed
@@ -147,10 +147,10 @@ func (s *search) holds(ctx context.Context, seed uint64, rate float64) (bool, er
 		return false, err
 	}
 	r.stopWhenLost = true
-	if err := r.simulate(ctx); err != nil {
+	if err := r.simulateAll(ctx); err != nil {
 		return false, fmt.Errorf("at %.6g queries/s: %w", rate, err)
 	}
-	return !r.lost && r.result().Satisfied, nil
+	return !r.lost && r.makeResult().Satisfied, nil
 }
 
 // find returns the allowable throughput with one seed, in queries/s, or 0 if it is not above
@@ -166,7 +166,7 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 	var err error
 	probe := func(rate float64) (ok bool) {
 		if err == nil {
-			ok, err = s.holds(ctx, seed, rate)
+			ok, err = s.meetsTargets(ctx, seed, rate)
 		}
 		return ok
 	}
@@ -210,10 +210,10 @@ const maxOvershoot = 1.05
 // DRS is the policy whose threshold is searched.
 const DRS = "drs"
 
-// threshold sets the threshold of drs with the highest throughput with the configuration's seed,
-// and returns that throughput, 0 if none is above atLeast. A threshold that is no better than the
-// best so far takes one probe.
-func (s *search) threshold(ctx context.Context, atLeast float64) (rate float64, err error) {
+// tuneThreshold sets the threshold of drs with the highest throughput with the configuration's
+// seed, and returns that throughput, 0 if none is above atLeast. A threshold that is no better than
+// the best so far takes one probe.
+func (s *search) tuneThreshold(ctx context.Context, atLeast float64) (rate float64, err error) {
 	largest := 0
 	for i := range s.cfg.Models {
 		largest = max(largest, s.cfg.Models[i].BatchSizes.Largest())

@@ -52,7 +52,7 @@ func TestStopWhenLost(t *testing.T) {
 	for share := 0.3; share < 1.2; share += 0.1 {
 		c := *cfg
 		c.Rate = share * s.limit
-		got, err := s.holds(t.Context(), cfg.Seed, c.Rate)
+		got, err := s.meetsTargets(t.Context(), cfg.Seed, c.Rate)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -75,7 +75,7 @@ type Rule struct {
 	Color    color.Color
 }
 
-func (r Rule) style() draw.LineStyle {
+func (r Rule) lineStyle() draw.LineStyle {
 	return draw.LineStyle{
 		Color: r.Color, Width: vg.Points(1), Dashes: []vg.Length{vg.Points(4), vg.Points(3)},
 	}
@@ -85,19 +85,19 @@ func (r Rule) style() draw.LineStyle {
 func (r Rule) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	if r.Vertical {
-		c.StrokeLine2(r.style(), x(r.At), c.Min.Y, x(r.At), c.Max.Y)
+		c.StrokeLine2(r.lineStyle(), x(r.At), c.Min.Y, x(r.At), c.Max.Y)
 		return
 	}
-	c.StrokeLine2(r.style(), c.Min.X, y(r.At), c.Max.X, y(r.At))
+	c.StrokeLine2(r.lineStyle(), c.Min.X, y(r.At), c.Max.X, y(r.At))
 }
 
 // Thumbnail draws a piece of it.
 func (r Rule) Thumbnail(c *draw.Canvas) {
 	if r.Vertical {
-		c.StrokeLine2(r.style(), c.Center().X, c.Min.Y, c.Center().X, c.Max.Y)
+		c.StrokeLine2(r.lineStyle(), c.Center().X, c.Min.Y, c.Center().X, c.Max.Y)
 		return
 	}
-	c.StrokeLine2(r.style(), c.Min.X, c.Center().Y, c.Max.X, c.Center().Y)
+	c.StrokeLine2(r.lineStyle(), c.Min.X, c.Center().Y, c.Max.X, c.Center().Y)
 }
 
 // A Note stands in the margin, right of the frame.
@@ -123,15 +123,15 @@ func (n Notes) Width() (width vg.Length) {
 
 // Plot draws them.
 func (n Notes) Plot(c draw.Canvas, p *plot.Plot) {
-	type placed struct {
+	type placedMark struct {
 		Note
 		y vg.Length
 	}
-	all := make([]placed, len(n))
+	all := make([]placedMark, len(n))
 	for i, one := range n {
-		all[i] = placed{one, one.At(c, p)}
+		all[i] = placedMark{one, one.At(c, p)}
 	}
-	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(b.y, a.y) })
+	slices.SortStableFunc(all, func(a, b placedMark) int { return cmp.Compare(b.y, a.y) })
 	const apart = 11
 	below := c.Min.Y + apart*vg.Length(len(all)-1) // where the lowest of the others still fits
 	next := c.Max.Y

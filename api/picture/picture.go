@@ -111,8 +111,8 @@ var (
 	entryGap, legendMargin = vg.Points(14), vg.Points(5)
 )
 
-// columns is how many entries of the legend fit beside each other, and how wide each is.
-func (p *Panel) columns(width vg.Length) (n int, each vg.Length) {
+// legendColumns is how many entries of the legend fit beside each other, and how wide each is.
+func (p *Panel) legendColumns(width vg.Length) (n int, each vg.Length) {
 	for _, e := range p.entries {
 		each = max(each, thumb+vg.Points(4)+legendText.Width(e.name)+entryGap)
 	}
@@ -125,12 +125,12 @@ func (p *Panel) legendHeight(width vg.Length) vg.Length {
 	if len(p.entries) == 0 {
 		return 0
 	}
-	n, _ := p.columns(width)
+	n, _ := p.legendColumns(width)
 	return vg.Length((len(p.entries)+n-1)/n)*rowHeight + legendMargin
 }
 
-// least is the width at which the title and each entry of the legend have room.
-func (p *Panel) least() (width vg.Length) {
+// minWidth is the width at which the title and each entry of the legend have room.
+func (p *Panel) minWidth() (width vg.Length) {
 	const axis = 70 // labels and title of Y, and what is left free at the edges
 	for _, e := range p.entries {
 		width = max(width, axis+thumb+vg.Points(4)+legendText.Width(e.name)+2*legendMargin)
@@ -165,7 +165,7 @@ type frame struct{ panel *Panel }
 // Plot draws them.
 func (f frame) Plot(c draw.Canvas, _ *plot.Plot) {
 	p := f.panel
-	n, each := p.columns(c.Size().X)
+	n, each := p.legendColumns(c.Size().X)
 	if height := p.legendHeight(c.Size().X); height > 0 {
 		// Lines of the grid end below the legend.
 		c.FillPolygon(color.White, box(c.Min.X, c.Max.Y-height, c.Max.X, c.Max.Y))
@@ -209,24 +209,24 @@ func Page(columns int, panels ...*Panel) *Picture { return &Picture{columns, pan
 // Size is the picture's, in points: each column is as wide as its widest panel, or as the title and
 // the legend of one need, and each row as high as its highest.
 func (p *Picture) Size() (width, height vg.Length) {
-	for _, w := range p.sizes(false) {
+	for _, w := range p.panelSizes(false) {
 		width += w
 	}
-	for _, h := range p.sizes(true) {
+	for _, h := range p.panelSizes(true) {
 		height += h
 	}
 	return width, height
 }
 
-// sizes are the heights of the rows or the widths of the columns.
-func (p *Picture) sizes(rows bool) []vg.Length {
+// panelSizes are the heights of the rows or the widths of the columns.
+func (p *Picture) panelSizes(rows bool) []vg.Length {
 	n := p.Columns
 	if rows {
 		n = (len(p.Panels) + p.Columns - 1) / p.Columns
 	}
 	sizes := make([]vg.Length, n)
 	for i, one := range p.Panels {
-		at, size := i%p.Columns, max(one.Width, one.least())
+		at, size := i%p.Columns, max(one.Width, one.minWidth())
 		if rows {
 			at, size = i/p.Columns, one.Height
 		}
@@ -239,7 +239,7 @@ func (p *Picture) sizes(rows bool) []vg.Length {
 func (p *Picture) Draw(canvas vg.Canvas) {
 	width, height := p.Size()
 	all := draw.NewCanvas(canvas, width, height)
-	widths, heights := p.sizes(false), p.sizes(true)
+	widths, heights := p.panelSizes(false), p.panelSizes(true)
 	top := height
 	for row, h := range heights {
 		left := vg.Length(0)

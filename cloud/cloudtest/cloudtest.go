@@ -1,5 +1,5 @@
-// Package cloudtest has a provider for tests that fails as EC2 does, in virtual time, and what every
-// provider must fulfil.
+// Package cloudtest has a provider for tests that fails as EC2 does, in virtual time, and what
+// every provider must fulfil.
 package cloudtest
 
 import (
@@ -47,16 +47,16 @@ type instance struct {
 // Close waits until the programs that were begun have been handed to Start.
 func (p *Provider) Close() { p.running.Wait() }
 
-// Intercept has before called before each call does anything, with its name and what it is for; what
-// it returns the call ends with. after is called when a call has done all, and its error is a lost
-// answer. nil: nothing.
+// Intercept has before called before each call does anything, with its name and what it is for;
+// what it returns the call ends with. after is called when a call has done all, and its error is a
+// lost answer. nil: nothing.
 func (p *Provider) Intercept(before, after func(call, of string) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.before, p.after = before, after
 }
 
-func (p *Provider) call(ctx context.Context, name, of string, do func() error) error {
+func (p *Provider) callProvider(ctx context.Context, name, of string, do func() error) error {
 	p.mu.Lock()
 	before, after := p.before, p.after
 	p.mu.Unlock()
@@ -80,12 +80,12 @@ func (p *Provider) call(ctx context.Context, name, of string, do func() error) e
 // Offers returns Prices.
 func (p *Provider) Offers(ctx context.Context, types []profiles.InstanceType) (
 	offers []cloud.Offer, err error) {
-	err = p.call(ctx, "prices", "", func() error {
+	err = p.callProvider(ctx, "prices", "", func() error {
 		for kind, price := range p.Prices {
 			if !slices.Contains(types, kind.Type) {
 				continue
 			}
-			for _, zone := range p.zones() {
+			for _, zone := range p.zoneNames() {
 				offers = append(offers, cloud.Offer{Kind: kind, Zone: zone, Price: price})
 			}
 		}
@@ -94,7 +94,7 @@ func (p *Provider) Offers(ctx context.Context, types []profiles.InstanceType) (
 	return offers, err
 }
 
-func (p *Provider) zones() []string {
+func (p *Provider) zoneNames() []string {
 	if len(p.Zones) == 0 {
 		return []string{"a"}
 	}
@@ -103,7 +103,7 @@ func (p *Provider) zones() []string {
 
 // List lists what was launched at least Lag ago, and what has ended within the last hour.
 func (p *Provider) List(ctx context.Context) (all []rent.Instance, err error) {
-	err = p.call(ctx, "list", "", func() error {
+	err = p.callProvider(ctx, "list", "", func() error {
 		for _, i := range p.instances {
 			if time.Since(i.launched) < p.Lag ||
 				i.State == rent.Gone && time.Since(i.ended) > time.Hour {
@@ -122,10 +122,10 @@ func (p *Provider) List(ctx context.Context) (all []rent.Instance, err error) {
 // Launch gives the slot's instance.
 func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) (
 	given rent.Instance, err error) {
-	err = p.call(ctx, "launch", slot.String(), func() error {
+	err = p.callProvider(ctx, "launch", slot.String(), func() error {
 		zones := spec.Zones
 		if len(zones) == 0 {
-			zones = p.zones()
+			zones = p.zoneNames()
 		}
 		for _, i := range p.instances {
 			if i.Slot == slot {
@@ -145,16 +145,16 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 			State: rent.Pending, Price: p.Prices[slot.Kind],
 		}}
 		p.instances = append(p.instances, i)
-		p.paid()
+		p.notePaid()
 		given = i.Instance
-		p.running.Go(func() { p.boot(i) })
+		p.running.Go(func() { p.bootInstance(i) })
 		return nil
 	})
 	return given, err
 }
 
-// boot begins an instance's program after Boots.
-func (p *Provider) boot(i *instance) {
+// bootInstance begins an instance's program after Boots.
+func (p *Provider) bootInstance(i *instance) {
 	time.Sleep(p.Boots)
 	p.mu.Lock()
 	if i.State != rent.Pending {
@@ -177,8 +177,8 @@ func (p *Provider) boot(i *instance) {
 	}
 }
 
-// paid keeps the highest price ever paid. p.mu is held.
-func (p *Provider) paid() {
+// notePaid keeps the highest price ever paid. p.mu is held.
+func (p *Provider) notePaid() {
 	price := 0.0
 	for _, i := range p.instances {
 		if i.State < rent.Stopping {
@@ -206,7 +206,7 @@ func (p *Provider) find(id string) *instance {
 
 // Mark notes that instances are being drained.
 func (p *Provider) Mark(ctx context.Context, ids ...string) error {
-	return p.call(ctx, "mark", fmt.Sprint(ids), func() error {
+	return p.callProvider(ctx, "mark", fmt.Sprint(ids), func() error {
 		for _, id := range ids {
 			if i := p.find(id); i != nil {
 				i.Drained = true
@@ -218,18 +218,18 @@ func (p *Provider) Mark(ctx context.Context, ids ...string) error {
 
 // Return ends instances.
 func (p *Provider) Return(ctx context.Context, ids ...string) error {
-	return p.call(ctx, "return", fmt.Sprint(ids), func() error {
+	return p.callProvider(ctx, "return", fmt.Sprint(ids), func() error {
 		for _, id := range ids {
 			if i := p.find(id); i != nil {
-				p.end(i)
+				p.endInstance(i)
 			}
 		}
 		return nil
 	})
 }
 
-// end ends an instance. p.mu is held.
-func (p *Provider) end(i *instance) {
+// endInstance ends an instance. p.mu is held.
+func (p *Provider) endInstance(i *instance) {
 	if i.State >= rent.Stopping {
 		return
 	}
@@ -244,7 +244,7 @@ func (p *Provider) TakeBack(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if i := p.find(id); i != nil {
-		p.end(i)
+		p.endInstance(i)
 	}
 }
 

@@ -60,23 +60,23 @@ func Parse(path, text string) (*Policy, error) {
 	if doc == nil {
 		return nil, fmt.Errorf("%s: empty, want `fleet: NAME` and more", path)
 	}
-	r.section(doc.Content[0], "", keys{
-		"fleet": func(n *yaml.Node) { p.Fleet = r.text(n) },
+	r.readSection(doc.Content[0], "", keys{
+		"fleet": func(n *yaml.Node) { p.Fleet = r.readText(n) },
 		"mode": func(n *yaml.Node) {
 			p.Mode = Mode(r.oneOf(n, "off", "advise", "approve", "auto"))
 		},
-		"objective": func(n *yaml.Node) { r.objective(n, p) },
-		"limits":    func(n *yaml.Node) { r.limits(n, p) },
-		"calm":      func(n *yaml.Node) { p.Calm = r.duration(n) },
-		"change":    func(n *yaml.Node) { r.change(n, p) },
+		"objective": func(n *yaml.Node) { r.readObjective(n, p) },
+		"limits":    func(n *yaml.Node) { r.readLimits(n, p) },
+		"calm":      func(n *yaml.Node) { p.Calm = r.readDuration(n) },
+		"change":    func(n *yaml.Node) { r.readChange(n, p) },
 		"spare": func(n *yaml.Node) {
-			if p.Spare = r.count(n); p.Spare > 1 {
+			if p.Spare = r.readCount(n); p.Spare > 1 {
 				r.Fault(n, "spare: %d, want 0 or 1", p.Spare)
 			}
 		},
-		"spot":    func(n *yaml.Node) { r.spot(n, p) },
-		"ec2":     func(n *yaml.Node) { p.EC2 = r.ec2(n) },
-		"process": func(n *yaml.Node) { p.Process = r.process(n) },
+		"spot":    func(n *yaml.Node) { r.readSpot(n, p) },
+		"ec2":     func(n *yaml.Node) { p.EC2 = r.readEC2(n) },
+		"process": func(n *yaml.Node) { p.Process = r.readProcess(n) },
 	})
 	if err := r.JoinFaults(); err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ type reader struct{ document.Faults }
 
 type keys map[string]func(*yaml.Node)
 
-// mapping calls each for every entry of n.
-func (r *reader) mapping(n *yaml.Node, name string, each func(key, value *yaml.Node)) {
+// readMapping calls each for every entry of n.
+func (r *reader) readMapping(n *yaml.Node, name string, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		r.Fault(n, "%swant keys and values", name)
 		return
@@ -107,12 +107,12 @@ func (r *reader) mapping(n *yaml.Node, name string, each func(key, value *yaml.N
 	}
 }
 
-// section reads a mapping of known keys.
-func (r *reader) section(n *yaml.Node, name string, known keys) {
+// readSection reads a mapping of known keys.
+func (r *reader) readSection(n *yaml.Node, name string, known keys) {
 	if name != "" {
 		name += ": "
 	}
-	r.mapping(n, name, func(key, value *yaml.Node) {
+	r.readMapping(n, name, func(key, value *yaml.Node) {
 		read, ok := known[key.Value]
 		if !ok {
 			r.Fault(key, "%sunknown key %q, want one of %s", name, key.Value,
@@ -123,36 +123,39 @@ func (r *reader) section(n *yaml.Node, name string, known keys) {
 	})
 }
 
-func (r *reader) objective(n *yaml.Node, p *Policy) {
-	r.section(n, "objective", keys{
+func (r *reader) readObjective(n *yaml.Node, p *Policy) {
+	r.readSection(n, "objective", keys{
 		"rate": func(n *yaml.Node) {
 			if n.Value != "auto" {
-				p.Rate = r.number(n, 0, 1e9, "auto, or queries/s above 0")
+				p.Rate = r.readNumber(n, 0, 1e9, "auto, or queries/s above 0")
 			}
 		},
-		"headroom": func(n *yaml.Node) { p.Headroom = r.number(n, 1, 10, "1 to 10") },
-		"budget":   func(n *yaml.Node) { p.Budget = r.number(n, 0, 1e6, "$/hr above 0") },
+		"headroom": func(n *yaml.Node) { p.Headroom = r.readNumber(n, 1, 10, "1 to 10") },
+		"budget":   func(n *yaml.Node) { p.Budget = r.readNumber(n, 0, 1e6, "$/hr above 0") },
 	})
 }
 
-func (r *reader) limits(n *yaml.Node, p *Policy) {
-	r.section(n, "limits", keys{
+func (r *reader) readLimits(n *yaml.Node, p *Policy) {
+	r.readSection(n, "limits", keys{
 		"max_price_usd_per_hour": func(n *yaml.Node) {
-			p.MaxPrice = r.number(n, 0, 1e6, "$/hr above 0")
+			p.MaxPrice = r.readNumber(n, 0, 1e6, "$/hr above 0")
 		},
-		"min_instances": func(n *yaml.Node) { p.MinInstances = r.count(n) },
+		"min_instances": func(n *yaml.Node) { p.MinInstances = r.readCount(n) },
 		"types": func(n *yaml.Node) {
 			p.Types = map[profiles.InstanceType]choose.Limits{}
-			r.mapping(n, "limits.types: ", func(key, value *yaml.Node) {
+			r.readMapping(n, "limits.types: ", func(key, value *yaml.Node) {
 				var l choose.Limits
-				r.section(value, "limits.types."+key.Value, keys{
-					"min": func(n *yaml.Node) { l.Min = r.count(n) },
+				r.readSection(value, "limits.types."+key.Value, keys{
+					"min": func(n *yaml.Node) { l.Min = r.readCount(n) },
 					"max": func(n *yaml.Node) {
-						if l.Max = r.count(n); l.Max == 0 {
+						if l.Max = r.readCount(n); l.Max == 0 {
 							r.Fault(n, "max: 0, want 1 or more; leave the type out to have none")
 						}
 					},
-					"spot": func(n *yaml.Node) { l.OnDemand = r.oneOf(n, "true", "false") == "false" },
+					"spot": func(n *yaml.Node) {
+						l.OnDemand = r.oneOf(n, "true",
+							"false") == "false"
+					},
 				})
 				p.Types[profiles.InstanceType(key.Value)] = l
 			})
@@ -160,15 +163,15 @@ func (r *reader) limits(n *yaml.Node, p *Policy) {
 	})
 }
 
-func (r *reader) change(n *yaml.Node, p *Policy) {
-	r.section(n, "change", keys{
+func (r *reader) readChange(n *yaml.Node, p *Policy) {
+	r.readSection(n, "change", keys{
 		"launches": func(n *yaml.Node) {
-			if p.Launches = r.count(n); p.Launches == 0 {
+			if p.Launches = r.readCount(n); p.Launches == 0 {
 				r.Fault(n, "launches: 0, want 1 or more")
 			}
 		},
-		"drains":    func(n *yaml.Node) { p.Drains = r.share(n) },
-		"threshold": func(n *yaml.Node) { p.Threshold = r.share(n) },
+		"drains":    func(n *yaml.Node) { p.Drains = r.readShare(n) },
+		"threshold": func(n *yaml.Node) { p.Threshold = r.readShare(n) },
 		"window": func(n *yaml.Node) {
 			var err error
 			if p.Window, err = ParseWindow(n.Value); err != nil {
@@ -178,22 +181,22 @@ func (r *reader) change(n *yaml.Node, p *Policy) {
 	})
 }
 
-func (r *reader) spot(n *yaml.Node, p *Policy) {
-	r.section(n, "spot", keys{
+func (r *reader) readSpot(n *yaml.Node, p *Policy) {
+	r.readSection(n, "spot", keys{
 		"share": func(n *yaml.Node) {
 			if n.Value != "0" && n.Value != "0%" {
-				p.SpotShare = r.share(n)
+				p.SpotShare = r.readShare(n)
 			}
 		},
-		"max_pool": func(n *yaml.Node) { p.MaxPool = r.share(n) },
+		"max_pool": func(n *yaml.Node) { p.MaxPool = r.readShare(n) },
 	})
 }
 
-func (r *reader) ec2(n *yaml.Node) *EC2 {
+func (r *reader) readEC2(n *yaml.Node) *EC2 {
 	e := &EC2{}
-	r.section(n, "ec2", keys{
-		"region":   func(n *yaml.Node) { e.Region = r.text(n) },
-		"template": func(n *yaml.Node) { e.Template = r.text(n) },
+	r.readSection(n, "ec2", keys{
+		"region":   func(n *yaml.Node) { e.Region = r.readText(n) },
+		"template": func(n *yaml.Node) { e.Template = r.readText(n) },
 		"template_version": func(n *yaml.Node) {
 			e.TemplateVersion = n.Value
 			if v, err := strconv.ParseUint(n.Value, 10, 32); err != nil || v == 0 {
@@ -217,12 +220,12 @@ func (r *reader) ec2(n *yaml.Node) *EC2 {
 	return e
 }
 
-func (r *reader) process(n *yaml.Node) *Process {
+func (r *reader) readProcess(n *yaml.Node) *Process {
 	p := &Process{}
-	r.section(n, "process", keys{
-		"dir":    func(n *yaml.Node) { p.Dir = r.text(n) },
-		"models": func(n *yaml.Node) { p.Models = r.text(n) },
-		"boots":  func(n *yaml.Node) { p.Boots = r.duration(n) },
+	r.readSection(n, "process", keys{
+		"dir":    func(n *yaml.Node) { p.Dir = r.readText(n) },
+		"models": func(n *yaml.Node) { p.Models = r.readText(n) },
+		"boots":  func(n *yaml.Node) { p.Boots = r.readDuration(n) },
 		"short": func(n *yaml.Node) {
 			for _, t := range r.list(n) {
 				p.Short = append(p.Short, profiles.InstanceType(t))
@@ -238,7 +241,7 @@ func (r *reader) process(n *yaml.Node) *Process {
 	return p
 }
 
-func (r *reader) text(n *yaml.Node) string {
+func (r *reader) readText(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode || n.Value == "" {
 		r.Fault(n, "want a word")
 	}
@@ -251,7 +254,7 @@ func (r *reader) list(n *yaml.Node) (all []string) {
 		return nil
 	}
 	for _, c := range n.Content {
-		all = append(all, r.text(c))
+		all = append(all, r.readText(c))
 	}
 	return all
 }
@@ -264,8 +267,8 @@ func (r *reader) oneOf(n *yaml.Node, of ...string) string {
 	return n.Value
 }
 
-// number reads a number above 0 and in [least, most].
-func (r *reader) number(n *yaml.Node, least, most float64, want string) float64 {
+// readNumber reads a number above 0 and in [least, most].
+func (r *reader) readNumber(n *yaml.Node, least, most float64, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v >= least && v <= most) {
 		r.Fault(n, "%.40q, want %s", n.Value, want)
@@ -273,7 +276,7 @@ func (r *reader) number(n *yaml.Node, least, most float64, want string) float64 
 	return v
 }
 
-func (r *reader) count(n *yaml.Node) int {
+func (r *reader) readCount(n *yaml.Node) int {
 	v, err := strconv.ParseUint(n.Value, 10, 16)
 	if n.Kind != yaml.ScalarNode || err != nil {
 		r.Fault(n, "%.40q, want a whole number from 0 to 65535", n.Value)
@@ -281,8 +284,8 @@ func (r *reader) count(n *yaml.Node) int {
 	return int(v)
 }
 
-// share reads "10%" or 0.1.
-func (r *reader) share(n *yaml.Node) float64 {
+// readShare reads "10%" or 0.1.
+func (r *reader) readShare(n *yaml.Node) float64 {
 	text, percent := strings.CutSuffix(n.Value, "%")
 	v, err := strconv.ParseFloat(text, 64)
 	if percent {
@@ -294,7 +297,7 @@ func (r *reader) share(n *yaml.Node) float64 {
 	return v
 }
 
-func (r *reader) duration(n *yaml.Node) time.Duration {
+func (r *reader) readDuration(n *yaml.Node) time.Duration {
 	d, err := time.ParseDuration(n.Value)
 	if n.Kind != yaml.ScalarNode || err != nil || d < 0 {
 		r.Fault(n, "%.40q, want a duration, such as 10m", n.Value)

@@ -70,8 +70,8 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 				return err
 			}
 			cause := context.Cause(cmd.Context())
-			if s, ok := cause.(signalled); ok && s.mustRestart() {
-				return interrupted{cause}
+			if s, ok := cause.(signalError); ok && s.mustRestart() {
+				return interruptError{cause}
 			}
 			return nil
 		},

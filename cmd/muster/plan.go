@@ -277,7 +277,7 @@ func (o *planOptions) run(cmd *cobra.Command, p *plancmd.Problem) error {
 		}
 	}
 	if o.plotFile != "" {
-		if err := o.plot(cmd, p, first, line); err != nil {
+		if err := o.plotPlans(cmd, p, first, line); err != nil {
 			return err
 		}
 	}
@@ -319,7 +319,7 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*plancmd.Problem, erro
 	if len(types) == 0 {
 		types = plancmd.ProfiledTypes(source, o.sim.models)
 	}
-	cfg, source, err := o.sim.config(types)
+	cfg, source, err := o.sim.makeConfig(types)
 	if err != nil {
 		return nil, err
 	}
@@ -331,12 +331,13 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*plancmd.Problem, erro
 		return nil, errors.New("budget: give --budget for the most throughput, or --rate for the " +
 			"least cost")
 	}
-	return o.simulated(cfg, prices, source.String())
+	return o.simulatedProblem(cfg, prices, source.String())
 }
 
-// simulated makes the problem for the queries of cfg on the types of prices, and the simulation
-// that evaluates its configurations. It changes cfg. source says where the latencies come from.
-func (o *planOptions) simulated(cfg *sim.Config, prices []sim.Price,
+// simulatedProblem makes the problem for the queries of cfg on the types of prices, and the
+// simulation that evaluates its configurations. It changes cfg. source says where the latencies
+// come from.
+func (o *planOptions) simulatedProblem(cfg *sim.Config, prices []sim.Price,
 	source string) (*plancmd.Problem, error) {
 	types := make([]string, len(prices))
 	for i, price := range prices {
@@ -389,10 +390,10 @@ func (o *planOptions) simulated(cfg *sim.Config, prices []sim.Price,
 	return opened, nil
 }
 
-// plot simulates the throughput of every plan of r and draws it with the bound and the price to
-// o.plotFile. If throughput is the objective, the simulated value also becomes the plan's predicted
-// one.
-func (o *planOptions) plot(cmd *cobra.Command, p *plancmd.Problem, r *plan.Result,
+// plotPlans simulates the throughput of every plan of r and draws it with the bound and the price
+// to o.plotFile. If throughput is the objective, the simulated value also becomes the plan's
+// predicted one.
+func (o *planOptions) plotPlans(cmd *cobra.Command, p *plancmd.Problem, r *plan.Result,
 	line *terminal.StatusLine) error {
 	throughput := *p.Simulation
 	throughput.Objective = plan.MostThroughput

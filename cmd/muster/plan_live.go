@@ -85,7 +85,7 @@ func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, _, err := o.sim.base()
+	cfg, _, err := o.sim.baseConfig()
 	if err != nil {
 		return nil, misuse.Of(err)
 	}
@@ -97,7 +97,7 @@ func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	if !cmd.Flags().Changed("budget") && !cmd.Flags().Changed("rate") {
 		o.budget = live.Cost(prices)
 	}
-	p, err := o.simulated(cfg, prices, "the fleet's own profiles where it has learned some")
+	p, err := o.simulatedProblem(cfg, prices, "the fleet's own profiles where it has learned some")
 	if err != nil {
 		return nil, err
 	}

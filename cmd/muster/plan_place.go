@@ -38,7 +38,7 @@ func newPlanPlaceCommand() *cobra.Command {
     --family feed=dien:1,dien-s:.97:dien*.5@2 --rate 900 --budget 2.5
   muster plan place --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --rate 900 --least-accuracy 0.99`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.plan(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.planFleet(cmd) },
 	}
 	flags := cmd.Flags()
 	o.sim.addModels(flags)
@@ -71,8 +71,9 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 	case !(o.headroom >= 1 && o.headroom <= 100):
 		return nil, fmt.Errorf("place-headroom: %v, want 1..100", o.headroom)
 	case load.IsFile(o.sim.arrivals):
-		return nil, errors.New("arrivals: the load is --rate; give poisson, constant, gamma:SHAPE " +
-			"or artifact")
+		return nil,
+			errors.New("arrivals: the load is --rate; give poisson, constant, gamma:SHAPE " +
+				"or artifact")
 	}
 	source, err := sim.OpenSource(o.sim.samples)
 	if err != nil {
@@ -92,7 +93,7 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 		}
 		types = plancmd.ProfiledTypes(source, models)
 	}
-	cfg, source, err := o.sim.config(types)
+	cfg, source, err := o.sim.makeConfig(types)
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +113,8 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 	}, validate(*cfg, types)
 }
 
-// plan plans instances and what they hold.
-func (o *planPlaceOptions) plan(cmd *cobra.Command) error {
+// planFleet plans instances and what they hold.
+func (o *planPlaceOptions) planFleet(cmd *cobra.Command) error {
 	p, err := o.open(cmd)
 	if err != nil {
 		return misuse.Of(err)

@@ -27,13 +27,13 @@ import (
 const (
 	// agentName is the name of the command that drains when it is asked to finish.
 	agentName = "agent"
-	// endTime is how long every other command may take to finish: nothing can end one that opens a FIFO
-	// to which nobody writes, or reads a network file system whose server is away.
+	// endTime is how long every other command may take to finish: nothing can end one that opens a
+	// FIFO to which nobody writes, or reads a network file system whose server is away.
 	endTime = 5 * time.Second
 )
 
-// awaitEnd waits for the end of a command and returns its error; false if it does not end although ctx
-// has. A command that drains has a limit of its own.
+// awaitEnd waits for the end of a command and returns its error; false if it does not end although
+// ctx has. A command that drains has a limit of its own.
 func awaitEnd(ctx context.Context, ended <-chan error, drains *atomic.Bool) (err error, ok bool) {
 	select {
 	case err := <-ended:
@@ -76,14 +76,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err, ok := awaitEnd(ctx, ended, &drains)
 	switch {
 	case !ok:
-		fmt.Fprintf(stderr, "the command has not ended %v after %v: does a file system not answer?\n",
+		fmt.Fprintf(stderr,
+			"the command has not ended %v after %v: does a file system not answer?\n",
 			endTime, context.Cause(ctx))
-		return interrupted{context.Cause(ctx)}
+		return interruptError{context.Cause(ctx)}
 	case err != nil && !began.Load():
 		return misuse.Of(err)
 	case ctx.Err() != nil &&
 		(errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
-		return interrupted{context.Cause(ctx)}
+		return interruptError{context.Cause(ctx)}
 	}
 	return err
 }
@@ -98,21 +99,21 @@ var selectors = []former.Selector{
 	{Of: "muster sim", Flag: "fault", Command: "faults", Kept: true},
 }
 
-// interrupted is the error of a command that a signal ended before its work was done. What the
+// interruptError is the error of a command that a signal ended before its work was done. What the
 // command had found by then it has printed.
-type interrupted struct{ cause error }
+type interruptError struct{ cause error }
 
-func (interrupted) Error() string { return "interrupted" }
+func (interruptError) Error() string { return "interrupted" }
 
 // exitStatus returns the exit status of a command that ended with err, which is not nil: 2 for a
 // misuse, 128 and the signal's number after a signal, else 1.
 func exitStatus(err error) int {
-	var signal interrupted
+	var signal interruptError
 	if errors.As(err, &signal) {
-		if s, ok := signal.cause.(signalled); ok {
-			return s.status()
+		if s, ok := signal.cause.(signalError); ok {
+			return s.exitStatus()
 		}
-		return signalled{syscall.SIGINT}.status()
+		return signalError{syscall.SIGINT}.exitStatus()
 	}
 	if misuse.Is(err) {
 		return 2
@@ -302,8 +303,8 @@ func hint(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 }
 
-// withFlag returns the commands, quoted, that have a flag which cmd has not, of those that share its
-// first word.
+// withFlag returns the commands, quoted, that have a flag which cmd has not, of those that share
+// its first word.
 func withFlag(cmd *cobra.Command, flag string) (commands []string) {
 	top := cmd
 	for top.HasParent() && top.Parent().HasParent() {

@@ -14,11 +14,11 @@ import (
 
 // What the signals do that could end a process:
 //
-//   - SIGINT and SIGTERM ask the command to finish, an agent to drain. A second one ends it at once.
+// - SIGINT and SIGTERM ask the command to finish, an agent to drain. A second one ends it at once.
 //   - SIGHUP asks for the same, as when the terminal or the SSH session of a command ends; it never
 //     ends a command at once, because the kernel and the shell may each send one. A command started
 //     with SIGHUP ignored (nohup) goes on.
-//   - SIGQUIT asks for the same after it has written the stacks of all goroutines to standard error.
+// - SIGQUIT asks for the same after it has written the stacks of all goroutines to standard error.
 //     A second one is Go's: the stacks once more, and the end.
 //   - SIGPIPE, of a write to a standard output that nobody reads any more, ends a command in
 //     silence, as it does other tools. An agent goes on; see serveOnWithoutReaders.
@@ -49,21 +49,21 @@ func handleFinish(signals <-chan os.Signal, stderr io.Writer, cancel context.Can
 			// 2 is the form of a crash. If nobody reads the stacks, they are lost.
 			_ = pprof.Lookup("goroutine").WriteTo(stderr, 2)
 		}
-		cancel(signalled{s.(syscall.Signal)})
+		cancel(signalError{s.(syscall.Signal)})
 	}
 }
 
-// signalled is why main ended a command's context.
-type signalled struct{ signal syscall.Signal }
+// signalError is why main ended a command's context.
+type signalError struct{ signal syscall.Signal }
 
-func (s signalled) Error() string { return unix.SignalName(s.signal) }
+func (s signalError) Error() string { return unix.SignalName(s.signal) }
 
-// status is the exit status of a command that the signal ended before its work was done.
-func (s signalled) status() int { return 128 + int(s.signal) }
+// exitStatus is the exit status of a command that the signal ended before its work was done.
+func (s signalError) exitStatus() int { return 128 + int(s.signal) }
 
 // mustRestart reports whether an agent that drained for the signal is wanted back: nobody who stops
 // a service sends SIGHUP or SIGQUIT. So the agent's status is not 0, and systemd starts it again.
-func (s signalled) mustRestart() bool {
+func (s signalError) mustRestart() bool {
 	return s.signal == syscall.SIGHUP || s.signal == syscall.SIGQUIT
 }
 

@@ -215,7 +215,7 @@ Policies: ` + strings.Join(sim.Policies(), ", ") + `.
     --pool g4dn.xlarge=4,r5n.large=6 --hold g4dn.xlarge=2:wnd,dien --rate 900`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.simulate(cmd, func(*sim.Config) error { return nil })
+			return o.simulateRate(cmd, func(*sim.Config) error { return nil })
 		},
 	}
 	flags := cmd.Flags()
@@ -237,7 +237,7 @@ func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg, source, err := o.config(pool.Types())
+	cfg, source, err := o.makeConfig(pool.Types())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -263,9 +263,9 @@ func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
 	return cfg, source, o.change.Apply(cfg)
 }
 
-// simulate simulates one rate and prints the report. more adds to the configuration what the
+// simulateRate simulates one rate and prints the report. more adds to the configuration what the
 // command simulates besides.
-func (o *simPoolOptions) simulate(cmd *cobra.Command, more func(*sim.Config) error) error {
+func (o *simPoolOptions) simulateRate(cmd *cobra.Command, more func(*sim.Config) error) error {
 	cfg, source, err := o.open()
 	if err != nil {
 		return misuse.Of(err)
@@ -288,14 +288,14 @@ func (o *simPoolOptions) simulate(cmd *cobra.Command, more func(*sim.Config) err
 	return o.run(cmd, cfg, source, o.logFile, o.recordFile)
 }
 
-// config makes the configuration of models and load that the flags describe, with latencies on the
-// given types. The caller sets the pool and the policy.
-func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, error) {
+// makeConfig makes the configuration of models and load that the flags describe, with latencies on
+// the given types. The caller sets the pool and the policy.
+func (o *simOptions) makeConfig(instanceTypes []string) (*sim.Config, *sim.Source, error) {
 	source, err := sim.OpenSource(o.samples)
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg, qosTarget, err := o.base()
+	cfg, qosTarget, err := o.baseConfig()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -373,9 +373,9 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 	return cfg, source, nil
 }
 
-// base makes the configuration that the flags describe, without models. A qosTarget of 0 means that
-// each model has its own.
-func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error) {
+// baseConfig makes the configuration that the flags describe, without models. A qosTarget of 0
+// means that each model has its own.
+func (o *simOptions) baseConfig() (cfg *sim.Config, qosTarget time.Duration, err error) {
 	ms := func(flag string, x float64) time.Duration {
 		if err == nil && !(x >= 0 && x <= 3.6e6) {
 			err = fmt.Errorf("%s: %v, want 0 to an hour", flag, x)

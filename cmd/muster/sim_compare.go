@@ -51,7 +51,7 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 					return misuse.Of(err)
 				}
 			}
-			return o.compare(cmd, policies, prices, budget, given, plotFile)
+			return o.comparePolicies(cmd, policies, prices, budget, given, plotFile)
 		},
 	}
 	flags := cmd.Flags()
@@ -74,9 +74,9 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 	return cmd
 }
 
-// compare compares the policies on each model and prints each comparison when it is complete. A nil
-// pool means each policy's best one.
-func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
+// comparePolicies compares the policies on each model and prints each comparison when it is
+// complete. A nil pool means each policy's best one.
+func (o *simOptions) comparePolicies(cmd *cobra.Command, policies []string, prices []sim.Price,
 	budget float64, pool sim.Pool, plotFile string) error {
 	if load.IsFile(o.arrivals) {
 		return misuse.Errorf("arrivals: a comparison varies the rate, so it takes no file; give " +
@@ -103,7 +103,7 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 		for i, p := range prices {
 			types[i] = p.Type
 		}
-		cfg, source, err := one.config(types)
+		cfg, source, err := one.makeConfig(types)
 		if err != nil {
 			return misuse.Of(err)
 		}

@@ -37,7 +37,7 @@ no leader answers. All agents rank alike, so the last by name leads.
   muster sim faults --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault faults.txt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.simulate(cmd, func(cfg *sim.Config) (err error) {
+			return o.simulateRate(cmd, func(cfg *sim.Config) (err error) {
 				if cfg.Faults, err = readFaults(faults); err == nil && len(cfg.Faults) == 0 {
 					err = errors.New("fault: give --fault at least once")
 				}

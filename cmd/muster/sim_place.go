@@ -25,7 +25,7 @@ func newSimPlaceCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			defer placement.Close()
-			return o.simulate(cmd,
+			return o.simulateRate(cmd,
 				func(cfg *sim.Config) error { return placement.Apply(cfg, o.seeds) })
 		},
 	}

@@ -218,13 +218,13 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 	var weights []float64
 	var sum, greatest float64
 	for t.next() {
-		b, err := t.integer("batch_size", 1, maxBatchSize)
+		b, err := t.integerOf("batch_size", 1, maxBatchSize)
 		if err != nil {
 			return nil, err
 		}
 		w := 1.0
-		if t.has("weight") {
-			if w, err = t.number("weight"); err != nil {
+		if t.hasColumn("weight") {
+			if w, err = t.numberOf("weight"); err != nil {
 				return nil, err
 			}
 			if w <= 0 {
@@ -352,7 +352,7 @@ func (t *csvTable) next() bool {
 	case errors.Is(t.err, csv.ErrFieldCount):
 		line, _ := t.r.FieldPos(0)
 		t.err = fmt.Errorf("%s: line %d: %d values, want %d: %s", t.name, line, len(t.row),
-			len(t.columns), strings.Join(t.header(), ","))
+			len(t.columns), strings.Join(t.columnNames(), ","))
 		return false
 	case t.err != nil:
 		t.err = fmt.Errorf("%s: %w", t.name, t.err)
@@ -361,8 +361,8 @@ func (t *csvTable) next() bool {
 	return true
 }
 
-// header returns the names of the columns in their order.
-func (t *csvTable) header() []string {
+// columnNames returns the names of the columns in their order.
+func (t *csvTable) columnNames() []string {
 	names := make([]string, len(t.columns))
 	for name, i := range t.columns {
 		names[i] = name
@@ -370,12 +370,14 @@ func (t *csvTable) header() []string {
 	return names
 }
 
-func (t *csvTable) has(column string) bool {
+func (t *csvTable) hasColumn(column string) bool {
 	_, ok := t.columns[column]
 	return ok
 }
 
-func (t *csvTable) text(column string) string { return strings.TrimSpace(t.row[t.columns[column]]) }
+func (t *csvTable) textOf(column string) string {
+	return strings.TrimSpace(t.row[t.columns[column]])
+}
 
 func (t *csvTable) errorf(column, format string, args ...any) error {
 	line, pos := t.r.FieldPos(t.columns[column])
@@ -383,19 +385,19 @@ func (t *csvTable) errorf(column, format string, args ...any) error {
 		fmt.Sprintf(format, args...))
 }
 
-func (t *csvTable) integer(column string, least, most int) (int, error) {
-	n, err := strconv.Atoi(t.text(column))
+func (t *csvTable) integerOf(column string, least, most int) (int, error) {
+	n, err := strconv.Atoi(t.textOf(column))
 	if err != nil || n < least || n > most {
-		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.text(column), least,
+		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.textOf(column), least,
 			most)
 	}
 	return n, nil
 }
 
-func (t *csvTable) number(column string) (float64, error) {
-	x, err := strconv.ParseFloat(t.text(column), 64)
+func (t *csvTable) numberOf(column string) (float64, error) {
+	x, err := strconv.ParseFloat(t.textOf(column), 64)
 	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, t.errorf(column, "found %q, want a number", t.text(column))
+		return 0, t.errorf(column, "found %q, want a number", t.textOf(column))
 	}
 	return x, nil
 }

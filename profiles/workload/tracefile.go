@@ -47,7 +47,7 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 	index := map[string]uint32{}
 	var last time.Duration
 	for t.next() {
-		ms, err := t.number("arrival_ms")
+		ms, err := t.numberOf("arrival_ms")
 		if err != nil {
 			return nil, err
 		}
@@ -60,11 +60,11 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 				ms, float64(last)/float64(time.Millisecond))
 		}
 		last = at
-		model := t.text("model")
+		model := t.textOf("model")
 		if model == "" {
 			return nil, t.errorf("model", "found no name")
 		}
-		size, err := t.integer("batch_size", 1, maxBatchSize)
+		size, err := t.integerOf("batch_size", 1, maxBatchSize)
 		if err != nil {
 			return nil, err
 		}

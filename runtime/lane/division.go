@@ -72,7 +72,7 @@ func (s *State) serveOnCore(now time.Duration) bool {
 	q, hasLoad := s.next[0], s.queue.Len() >= s.cores || s.isOverloaded(now)
 	again := hasLoad && s.triesAgain(q, now)
 	if !again && !q.fitsOneCore() { // it waits until a lane is whole
-		s.hasten(q, now)
+		s.hastenQuery(q, now)
 		return false
 	}
 	if n := len(s.free); n > 0 {
@@ -95,10 +95,10 @@ func (s *State) serveOnCore(now time.Duration) bool {
 	return true
 }
 
-// hasten has q, which is next but needs a whole lane, stay next if it has waited for long. Else it
-// could wait for ever: queries in time go before it, and as long as they overlap on the cores of a
-// lane, the lane is never whole.
-func (s *State) hasten(q *Query, now time.Duration) {
+// hastenQuery has q, which is next but needs a whole lane, stay next if it has waited for long.
+// Else it could wait for ever: queries in time go before it, and as long as they overlap on the
+// cores of a lane, the lane is never whole.
+func (s *State) hastenQuery(q *Query, now time.Duration) {
 	if len(s.idle) > 0 || !s.queue.Hasten(q, now) {
 		return
 	}
@@ -188,7 +188,8 @@ func (s *State) planDivision(q *Query, now time.Duration) {
 		return
 	}
 	longest := q.wholeEstimate + onCore + spread
-	if (known == 0 || float64(known) < coreGain*float64(most)) && s.missed.lasts(q.QoSTarget, now) {
+	if (known == 0 || float64(known) < coreGain*float64(most)) && s.missed.isLasting(q.QoSTarget,
+		now) {
 		longest = onCore
 	}
 	if q.QoSTarget > 0 && longest > q.QoSTarget {
@@ -238,9 +239,9 @@ func (q *Query) planWholeLane() {
 	}
 }
 
-// widen has q, which waits and has become late for one core, wait for a whole lane instead, and
-// reports whether it does: unless there is load, or q is late for that as well.
-func (s *State) widen(q *Query, now time.Duration) bool {
+// widenQuery has q, which waits and has become late for one core, wait for a whole lane instead,
+// and reports whether it does: unless there is load, or q is late for that as well.
+func (s *State) widenQuery(q *Query, now time.Duration) bool {
 	if !q.suitsOneCore || now+q.wholeEstimate > q.dueTime() || s.queue.Len() >= s.cores ||
 		!s.removeWaiting(q) {
 		return false

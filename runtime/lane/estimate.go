@@ -26,14 +26,14 @@ type linearEstimator map[names.ModelKey]*Line
 
 func (e linearEstimator) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	if l := e[profile]; l != nil {
-		return l.at(batchSize)
+		return l.predictAt(batchSize)
 	}
 	return 0
 }
 
 func (e linearEstimator) High(profile names.ModelKey, batchSize int) time.Duration {
 	if l := e[profile]; l != nil {
-		return time.Duration(float64(l.at(batchSize)) * (1 + normal90*l.spread()))
+		return time.Duration(float64(l.predictAt(batchSize)) * (1 + normal90*l.relativeSpread()))
 	}
 	return 0
 }
@@ -67,7 +67,7 @@ const forget = 0.99
 
 func (l *Line) Observe(batchSize int, d time.Duration) {
 	x, y := float64(batchSize), max(d, time.Nanosecond).Seconds()
-	if predicted := l.at(batchSize).Seconds(); predicted > 0 && batchSize <= l.largest {
+	if predicted := l.predictAt(batchSize).Seconds(); predicted > 0 && batchSize <= l.largest {
 		l.n = l.n*forget + 1
 		l.deviations = l.deviations*forget + (y/predicted-1)*(y/predicted-1)
 	}
@@ -78,21 +78,21 @@ func (l *Line) Observe(batchSize int, d time.Duration) {
 	l.y = l.y*forget + w*y
 	l.xx = l.xx*forget + w*x*x
 	l.xy = l.xy*forget + w*x*y
-	l.fit()
+	l.fitLine()
 }
 
-// spread returns the relative standard deviation of observations from their predictions; 0 before
-// it is known.
-func (l *Line) spread() float64 {
+// relativeSpread returns the relative standard deviation of observations from their predictions; 0
+// before it is known.
+func (l *Line) relativeSpread() float64 {
 	if l.n == 0 {
 		return 0
 	}
 	return math.Sqrt(l.deviations / l.n)
 }
 
-// fit fits the floor, in seconds, and the slope, in seconds per row. While the batch sizes observed
-// are too alike to tell them apart, the two keep their ratio.
-func (l *Line) fit() {
+// fitLine fits the floor, in seconds, and the slope, in seconds per row. While the batch sizes
+// observed are too alike to tell them apart, the two keep their ratio.
+func (l *Line) fitLine() {
 	x, y := l.x/l.w, l.y/l.w
 	variance := l.xx/l.w - x*x
 	if !(variance > 1e-3*x*x) {
@@ -107,9 +107,9 @@ func (l *Line) fit() {
 	}
 }
 
-// at returns the predicted duration at a batch size; 0 before the first observation. If only one
-// batch size was observed, smaller ones take as long as it, and larger ones in proportion.
-func (l *Line) at(batchSize int) time.Duration {
+// predictAt returns the predicted duration at a batch size; 0 before the first observation. If only
+// one batch size was observed, smaller ones take as long as it, and larger ones in proportion.
+func (l *Line) predictAt(batchSize int) time.Duration {
 	if l.w == 0 {
 		return 0
 	}

@@ -33,18 +33,18 @@ type overload struct {
 	timelyCores int           // cores that run a query which was in time when it started
 	spare       queue.Spare   // since a lane was idle
 	spareOver   time.Duration // over which spare is averaged; 0 until a query may be refused
-	missed      missed
+	missed      missedTargets
 	returned    time.Duration // when all that were refused can have been served after trying again
 	// meanWork and meanBytes are moving averages of the queries that may be refused: of their share
 	// of the time of all lanes, in ns, and of the bytes of their inputs.
 	meanWork, meanBytes float64
 }
 
-// A missed tells a lasting overload from a burst. Under a lasting one each late query that runs
-// makes those late that come meanwhile, until all are. So lanes run none any more that has become
-// late by waiting. A queue that a burst left drains by itself: CoDel (Nichols and Jacobson, 2012)
-// tells the two apart in the same way, by how long it lasts.
-type missed struct {
+// A missedTargets tells a lasting overload from a burst. Under a lasting one each late query that
+// runs makes those late that come meanwhile, until all are. So lanes run none any more that has
+// become late by waiting. A queue that a burst left drains by itself: CoDel (Nichols and Jacobson,
+// 2012) tells the two apart in the same way, by how long it lasts.
+type missedTargets struct {
 	// share is that of the queries that were refused, or late at their start or their deadline, a
 	// moving average.
 	share   float64
@@ -53,15 +53,16 @@ type missed struct {
 }
 
 // noteArrival notes that a query with a target has come.
-func (m *missed) noteArrival(target, now time.Duration) {
+func (m *missedTargets) noteArrival(target, now time.Duration) {
 	if now-m.arrived > overloadTargets*target {
 		m.since = now
 	}
 	m.arrived = max(m.arrived, now)
 }
 
-// note notes whether a query that could have been in time missed its target; see missed.share.
-func (m *missed) note(did bool, now time.Duration) {
+// noteOutcome notes whether a query that could have been in time missed its target; see
+// missed.share.
+func (m *missedTargets) noteOutcome(did bool, now time.Duration) {
 	one := 0.
 	if did {
 		one = 1
@@ -71,8 +72,8 @@ func (m *missed) note(did bool, now time.Duration) {
 	}
 }
 
-// lasts reports whether there is a lasting overload, for queries with a target.
-func (m *missed) lasts(target, now time.Duration) bool {
+// isLasting reports whether there is a lasting overload, for queries with a target.
+func (m *missedTargets) isLasting(target, now time.Duration) bool {
 	return m.share >= missedShare && now-m.since > overloadTargets*target &&
 		now-m.arrived <= overloadTargets*target
 }
@@ -101,7 +102,7 @@ func (q *Query) isCapable() bool {
 // noteMissed notes whether q was refused, is late as it starts, or has met its deadline before.
 func (s *State) noteMissed(q *Query, did bool, now time.Duration) {
 	if q.isCapable() {
-		s.missed.note(did, now)
+		s.missed.noteOutcome(did, now)
 	}
 }
 
@@ -113,7 +114,7 @@ func (s *State) waitsInVain(q *Query, work, now time.Duration) bool {
 	if !q.isRefusable() {
 		return false
 	}
-	if q.isCapable() && s.missed.lasts(q.QoSTarget, now) {
+	if q.isCapable() && s.missed.isLasting(q.QoSTarget, now) {
 		return true
 	}
 	share := 1.
@@ -130,12 +131,13 @@ func (s *State) refusesAtOnce(q *Query, now time.Duration) bool {
 	if !q.isRefusable() {
 		return false
 	}
-	free := s.Remaining(now) - s.work()/time.Duration(s.lanes) // until the first lane is free
+	// until the first lane is free
+	free := s.Remaining(now) - s.waitingWork()/time.Duration(s.lanes)
 	before := time.Duration(s.lessSaved(s.queue.Before(q.LatestStart+q.Estimate, now)))
 	before /= time.Duration(s.lanes)
 	margin := time.Duration(0)
 	if before >= q.Estimate && s.isOverloaded(now) {
-		margin = q.margin()
+		margin = q.safetyMargin()
 	}
 	if now+max(0, free)+before+margin <= q.LatestStart {
 		return false
@@ -150,7 +152,7 @@ func (s *State) refusesAtOnce(q *Query, now time.Duration) bool {
 // lessSaved returns a part of the waiting work less what merging and dividing save of it.
 func (s *State) lessSaved(part time.Duration) float64 {
 	if all := s.queue.Estimate(); all > 0 {
-		return float64(part) * float64(s.work()) / float64(all)
+		return float64(part) * float64(s.waitingWork()) / float64(all)
 	}
 	return float64(part)
 }
@@ -158,7 +160,7 @@ func (s *State) lessSaved(part time.Duration) float64 {
 // refuseOverload refuses q because too much waits.
 func (s *State) refuseOverload(q *Query, now time.Duration) {
 	s.dropped.Overloaded++
-	s.act(Action{
+	s.addAction(Action{
 		Kind: Refuse, Query: q, Reason: Overloaded,
 		Waiting: s.queue.Len(), WaitingBytes: s.queue.Bytes(), RetryAfter: s.retryOf(q, now),
 	})
@@ -167,7 +169,7 @@ func (s *State) refuseOverload(q *Query, now time.Duration) {
 // refuseLate refuses q, which rejects to be late and is.
 func (s *State) refuseLate(q *Query, now time.Duration) {
 	s.dropped.Late++
-	s.act(Action{Kind: Refuse, Query: q, Reason: Late, RetryAfter: s.retryOf(q, now)})
+	s.addAction(Action{Kind: Refuse, Query: q, Reason: Late, RetryAfter: s.retryOf(q, now)})
 }
 
 // retryOf returns after which time the client of q, which is refused, is to try again.
@@ -180,17 +182,17 @@ func (s *State) retryOf(q *Query, now time.Duration) time.Duration {
 // all of them tried again as soon as a lane is free, refusals would take the more time from
 // queries, the more clients there are.
 func (s *State) retryAfter(work, now time.Duration) time.Duration {
-	free := now + max(s.Remaining(now), s.overdue(now))
+	free := now + max(s.Remaining(now), s.overdueTime(now))
 	again := min(max(s.returned, free), free+maxReturn)
 	s.returned = again + work
 	return max(again-now, time.Millisecond)
 }
 
-// overdue returns for how long every lane has run longer than expected, which is since its run's
-// start if nothing was known of it; 0 if one has not. The best guess of how much longer such a run
-// takes is as long again, and at most maxReturn: so who is refused asks a few times, and not a
-// thousand times a second.
-func (s *State) overdue(now time.Duration) time.Duration {
+// overdueTime returns for how long every lane has run longer than expected, which is since its
+// run's start if nothing was known of it; 0 if one has not. The best guess of how much longer such
+// a run takes is as long again, and at most maxReturn: so who is refused asks a few times, and not
+// a thousand times a second.
+func (s *State) overdueTime(now time.Duration) time.Duration {
 	if len(s.idle)+len(s.free) > 0 {
 		return 0
 	}
@@ -214,7 +216,7 @@ func (s *State) refusesUnread(held int64, now time.Duration) bool {
 		return false
 	}
 	s.missed.noteArrival(target, now)
-	s.missed.note(true, now)
+	s.missed.noteOutcome(true, now)
 	return true
 }
 
@@ -263,17 +265,17 @@ func (s *State) refuseWaiting(q *Query, now time.Duration) {
 	s.removeWaiting(q)
 	s.noteMissed(q, true, now)
 	s.refuseOverload(q, now)
-	s.leave(q)
+	s.removeAdmitted(q)
 }
 
-// margin returns how much longer than expected q may run and still surely be in time: hardly any
-// run takes twice as much longer than expected as nine of ten do.
-func (q *Query) margin() time.Duration { return 2 * max(0, q.spread) }
+// safetyMargin returns how much longer than expected q may run and still surely be in time: hardly
+// any run takes twice as much longer than expected as nine of ten do.
+func (q *Query) safetyMargin() time.Duration { return 2 * max(0, q.spread) }
 
 // isOverloaded reports whether the overload lasts. So many queries come then that lanes can choose
 // among those that wait.
 func (s *State) isOverloaded(now time.Duration) bool {
-	return s.missed.lasts(s.spareOver/spareTargets, now)
+	return s.missed.isLasting(s.spareOver/spareTargets, now)
 }
 
 // preferSafe refuses queries that may well end too late, in favour of others that wait, while the
@@ -285,7 +287,7 @@ func (s *State) preferSafe(now time.Duration) {
 			return
 		}
 		q := s.next[0]
-		if q.Due() == queue.NoTarget || !q.isCapable() || now+q.margin() <= q.LatestStart {
+		if q.Due() == queue.NoTarget || !q.isCapable() || now+q.safetyMargin() <= q.LatestStart {
 			return
 		}
 		s.refuseWaiting(q, now)

@@ -44,7 +44,7 @@ func (s *State) leaveRun(q *Query) {
 	}
 	r.abandoned[i] = true
 	if r.left--; r.left == 0 {
-		s.act(Action{Kind: CancelRun, Query: r.Members[0]})
+		s.addAction(Action{Kind: CancelRun, Query: r.Members[0]})
 	}
 }
 
@@ -58,8 +58,8 @@ func (s *State) endMembers(r *Run, now time.Duration) {
 		}
 		late = late || q.dueTime() < now
 		if !r.abandoned[i] {
-			s.leave(q)
-			s.act(Action{Kind: Answer, Query: q, Member: i})
+			s.removeAdmitted(q)
+			s.addAction(Action{Kind: Answer, Query: q, Member: i})
 		}
 	}
 	r.Members[0].class.Ran(r.Rows, late)
@@ -76,7 +76,7 @@ func (s *State) failMembers(r *Run, now time.Duration) {
 		}
 		s.leaveClass(q)
 		if q.isLate(now) {
-			s.leave(q)
+			s.removeAdmitted(q)
 			s.refuseLate(q, now)
 		} else {
 			s.push(q, now)

@@ -74,7 +74,7 @@ func (s *State) Step(now time.Duration, e Event) (actions []Action, wakeAt time.
 	s.actions = s.actions[:0]
 	switch e.Kind {
 	case Arrived:
-		s.admit(e.Query, e.Cause, now)
+		s.admitQuery(e.Query, e.Cause, now)
 	case Cancelled:
 		s.cancel(e.Query, e.Cause, now)
 	case RunEnded:
@@ -84,15 +84,15 @@ func (s *State) Step(now time.Duration, e Event) (actions []Action, wakeAt time.
 	case TimePassed:
 		s.checkQueries(now)
 	case Reserved:
-		s.reserve(e.Reservation, now)
+		s.reserveTime(e.Reservation, now)
 	case Released:
 		delete(s.reserved, e.Reservation)
 	case ReadBegan:
 		if s.refusesUnread(e.HeldBytes, now) {
-			s.act(Action{Kind: RefuseUnread})
+			s.addAction(Action{Kind: RefuseUnread})
 		}
 	case UnreadRefused:
-		s.act(Action{
+		s.addAction(Action{
 			Kind: Refuse, Reason: Overloaded, Waiting: s.queue.Len(), WaitingBytes: e.HeldBytes,
 			RetryAfter: s.retryAfter(time.Duration(s.meanWork), now),
 		})
@@ -104,7 +104,7 @@ func (s *State) Step(now time.Duration, e Event) (actions []Action, wakeAt time.
 	case DrainTimedOut:
 		for _, q := range s.admitted {
 			q.abandoned = true
-			s.act(Action{Kind: Abandon, Query: q})
+			s.addAction(Action{Kind: Abandon, Query: q})
 		}
 	}
 	wakeAt = s.serveAt
@@ -114,13 +114,16 @@ func (s *State) Step(now time.Duration, e Event) (actions []Action, wakeAt time.
 	return s.actions, wakeAt
 }
 
-func (s *State) act(a Action) { s.actions = append(s.actions, a) }
+func (s *State) addAction(a Action) { s.actions = append(s.actions, a) }
 
-// refuse has q, which is not admitted any more, get no answer.
-func (s *State) refuse(q *Query, why Reason) { s.act(Action{Kind: Refuse, Query: q, Reason: why}) }
+// refuseQuery has q, which is not admitted any more, get no answer.
+func (s *State) refuseQuery(q *Query, why Reason) {
+	s.addAction(Action{Kind: Refuse, Query: q, Reason: why})
+}
 
-// admit gives q an idle lane, or queues it, or refuses it. cause is set if nobody waits for it.
-func (s *State) admit(q *Query, cause Reason, now time.Duration) {
+// admitQuery gives q an idle lane, or queues it, or refuses it. cause is set if nobody waits for
+// it.
+func (s *State) admitQuery(q *Query, cause Reason, now time.Duration) {
 	delete(s.reserved, q.Reservation)
 	q.Estimate = s.estimator.Estimate(q.Profile, q.BatchSize)
 	q.wholeEstimate, q.spread = q.Estimate, s.estimator.High(q.Profile, q.BatchSize)-q.Estimate
@@ -133,7 +136,7 @@ func (s *State) admit(q *Query, cause Reason, now time.Duration) {
 	switch {
 	case s.draining:
 		s.dropped.Draining++
-		s.refuse(q, Draining)
+		s.refuseQuery(q, Draining)
 		return
 	case cause != 0:
 		s.refuseOutOfTime(q, cause, now)
@@ -234,7 +237,7 @@ func (s *State) serve(now time.Duration) {
 			q.started, q.lane = now, lane
 			if i > 0 { // start does so for the first
 				s.noteMissed(q, now > q.LatestStart, now)
-				s.uncheck(q)
+				s.removeCheck(q)
 			}
 		}
 		var together *Run
@@ -255,7 +258,7 @@ func (s *State) serveAwaiting(now time.Duration) {
 
 // start gives q its lane, or one core of it, alone or as the first of a run.
 func (s *State) start(q *Query, run *Run, now time.Duration) {
-	s.uncheck(q)
+	s.removeCheck(q)
 	q.running, q.started = true, now
 	s.running = append(s.running, q)
 	if !q.onCore {
@@ -273,7 +276,7 @@ func (s *State) start(q *Query, run *Run, now time.Duration) {
 	if run != nil {
 		s.planRun(q, run)
 	}
-	s.act(Action{Kind: Start, Query: q, Run: run})
+	s.addAction(Action{Kind: Start, Query: q, Run: run})
 }
 
 // cancel handles that nobody waits for q any more. Of queries that run together, the others go on.
@@ -281,22 +284,22 @@ func (s *State) cancel(q *Query, cause Reason, now time.Duration) {
 	switch {
 	case q.admitted == 0: // it has ended
 	case s.removeWaiting(q):
-		s.leave(q)
+		s.removeAdmitted(q)
 		s.refuseOutOfTime(q, cause, now)
 		s.serveAwaiting(now)
 	case q.run != nil && !q.running:
-		s.leave(q)
+		s.removeAdmitted(q)
 		s.refuseOutOfTime(q, cause, now)
 		s.leaveRun(q)
 	case q.run != nil:
 		s.leaveRun(q)
 	default:
-		s.act(Action{Kind: CancelRun, Query: q})
+		s.addAction(Action{Kind: CancelRun, Query: q})
 	}
 }
 
-// drop counts q, for which nobody waits any more, and refuses it.
-func (s *State) drop(q *Query, cause Reason) {
+// dropQuery counts q, for which nobody waits any more, and refuses it.
+func (s *State) dropQuery(q *Query, cause Reason) {
 	switch {
 	case q.abandoned:
 		cause = Draining
@@ -306,12 +309,12 @@ func (s *State) drop(q *Query, cause Reason) {
 	default:
 		s.dropped.Cancelled++
 	}
-	s.refuse(q, cause)
+	s.refuseQuery(q, cause)
 }
 
 // refuseOutOfTime is drop for a query that has not run.
 func (s *State) refuseOutOfTime(q *Query, cause Reason, now time.Duration) {
-	s.drop(q, cause)
+	s.dropQuery(q, cause)
 	if cause == DeadlinePassed && !q.abandoned {
 		s.noteMissed(q, true, now)
 	}
@@ -331,7 +334,7 @@ func (s *State) endRun(q *Query, e *Event, now time.Duration) {
 		s.estimateAnew(q.Profile, now)
 	}
 	if e.Cause != 0 {
-		s.drop(q, e.Cause)
+		s.dropQuery(q, e.Cause)
 	}
 	s.freeLane(q, now)
 }
@@ -346,12 +349,12 @@ func (s *State) failRun(q *Query, cause Reason, now time.Duration) {
 		case q.isLate(now):
 			s.refuseLate(q, now)
 		default:
-			s.act(Action{Kind: Rerun, Query: q})
+			s.addAction(Action{Kind: Rerun, Query: q})
 			return
 		}
 	}
 	if cause == DeadlinePassed || cause == CallerLeft {
-		s.drop(q, cause)
+		s.dropQuery(q, cause)
 	}
 	s.freeLane(q, now)
 }
@@ -376,19 +379,19 @@ func (s *State) freeLane(q *Query, now time.Duration) {
 	s.noteLoad(q, now)
 	s.preferSafe(now)
 	s.serve(now)
-	s.leave(q)
+	s.removeAdmitted(q)
 	s.refuseHopeless(now)
 }
 
-// leave takes q off the admitted queries.
-func (s *State) leave(q *Query) {
+// removeAdmitted takes q off the admitted queries.
+func (s *State) removeAdmitted(q *Query) {
 	i, last := int(q.admitted)-1, len(s.admitted)-1
 	s.admitted[i] = s.admitted[last]
 	s.admitted[i].admitted = q.admitted
 	s.admitted[last] = nil
 	s.admitted = s.admitted[:last]
 	q.admitted = 0
-	s.uncheck(q)
+	s.removeCheck(q)
 	s.leaveClass(q)
 	s.noteDrained()
 }
@@ -396,7 +399,7 @@ func (s *State) leave(q *Query) {
 // noteDrained says so if the lanes drain and no query is left.
 func (s *State) noteDrained() {
 	if s.draining && len(s.admitted) == 0 {
-		s.act(Action{Kind: Drained})
+		s.addAction(Action{Kind: Drained})
 	}
 }
 
@@ -409,13 +412,13 @@ func (s *State) checkWhenLate(q *Query, now time.Duration) {
 
 // check has q be looked at at a time.
 func (s *State) check(q *Query, at time.Duration) {
-	s.uncheck(q)
+	s.removeCheck(q)
 	q.checkAt = at
 	heap.Push(&s.checks, q)
 }
 
-// uncheck has q not be looked at.
-func (s *State) uncheck(q *Query) {
+// removeCheck has q not be looked at.
+func (s *State) removeCheck(q *Query) {
 	if q.checkIndex > 0 {
 		heap.Remove(&s.checks, int(q.checkIndex)-1)
 	}
@@ -426,14 +429,14 @@ func (s *State) uncheck(q *Query) {
 func (s *State) checkQueries(now time.Duration) {
 	for len(s.checks) > 0 && s.checks[0].checkAt <= now {
 		q := s.checks[0]
-		s.uncheck(q)
+		s.removeCheck(q)
 		switch {
 		case q.running: // a run that never ends blocks no lane
 			s.freeLane(q, now)
-		case s.widen(q, now):
+		case s.widenQuery(q, now):
 		case q.rejectsLate():
 			s.removeWaiting(q)
-			s.leave(q)
+			s.removeAdmitted(q)
 			s.refuseLate(q, now)
 			s.serveAwaiting(now)
 		}

@@ -21,10 +21,10 @@ type Reservation struct {
 	estimate time.Duration
 }
 
-// reserve estimates when a query would be answered, and reserves its execution time: Remaining
+// reserveTime estimates when a query would be answered, and reserves its execution time: Remaining
 // counts it as if the query waited. The reservation ends when the query comes with it, by Released,
 // or after Keep.
-func (s *State) reserve(r *Reservation, now time.Duration) {
+func (s *State) reserveTime(r *Reservation, now time.Duration) {
 	r.Remaining, r.until = s.Remaining(now), now+r.Keep
 	r.estimate = s.estimator.Estimate(r.Profile, r.BatchSize)
 	own := float64(s.estimator.High(r.Profile, r.BatchSize) - r.estimate)
@@ -44,9 +44,9 @@ func (s *State) HasReserved(r *Reservation, now time.Duration) bool {
 	return has && now < r.until
 }
 
-// reservations returns the number of reservations and the sum of their estimates. It drops those
+// sumReservations returns the number of reservations and the sum of their estimates. It drops those
 // whose time has passed.
-func (s *State) reservations(now time.Duration) (n int, estimate time.Duration) {
+func (s *State) sumReservations(now time.Duration) (n int, estimate time.Duration) {
 	for r := range s.reserved {
 		if r.until <= now {
 			delete(s.reserved, r)
@@ -117,8 +117,8 @@ func (s *State) Stats(now time.Duration) Stats {
 	}
 }
 
-// work estimates how long all waiting queries take.
-func (s *State) work() time.Duration {
+// waitingWork estimates how long all waiting queries take.
+func (s *State) waitingWork() time.Duration {
 	work := s.queue.Estimate() - s.saved
 	for _, c := range s.classes {
 		work -= c.Saved()
@@ -129,7 +129,7 @@ func (s *State) work() time.Duration {
 // Remaining returns Stats.Remaining: the shortest time until a running query ends, plus one lane's
 // share of the queries that wait and of the reservations.
 func (s *State) Remaining(now time.Duration) time.Duration {
-	n, reserved := s.reservations(now)
+	n, reserved := s.sumReservations(now)
 	idle := len(s.idle) + len(s.free)
 	if n < idle {
 		return 0
@@ -141,12 +141,12 @@ func (s *State) Remaining(now time.Duration) time.Duration {
 			first = min(first, q.remainingRun(now))
 		}
 	}
-	return first + (s.work()+reserved)/time.Duration(s.lanes)
+	return first + (s.waitingWork()+reserved)/time.Duration(s.lanes)
 }
 
 // LaneRemaining returns Stats.RemainingByLane of one lane.
 func (s *State) LaneRemaining(lane int, now time.Duration) time.Duration {
-	remaining := s.work() / time.Duration(s.lanes)
+	remaining := s.waitingWork() / time.Duration(s.lanes)
 	for _, q := range s.running {
 		if q.lane == lane {
 			remaining += s.laneShare(q, now)
@@ -159,7 +159,7 @@ func (s *State) LaneRemaining(lane int, now time.Duration) time.Duration {
 func (s *State) RemainingByLane(now time.Duration) []time.Duration {
 	remaining := make([]time.Duration, s.lanes)
 	for lane := range remaining {
-		remaining[lane] = s.work() / time.Duration(s.lanes)
+		remaining[lane] = s.waitingWork() / time.Duration(s.lanes)
 	}
 	for _, q := range s.running {
 		remaining[q.lane] += s.laneShare(q, now)

@@ -33,8 +33,8 @@ type Place struct {
 	LatestStart, Estimate time.Duration
 	// Bytes is the size of the query's inputs.
 	Bytes int64
-	// Background makes the query wait until no other query does, or for BackgroundWait. It counts in
-	// none of the queue's sums.
+	// Background makes the query wait until no other query does, or for BackgroundWait. It counts
+	// in none of the queue's sums.
 	Background bool
 
 	in       class         // none while the query does not wait
@@ -52,8 +52,8 @@ const BackgroundWait = 100 * time.Millisecond
 // Waits reports whether the query is in a queue.
 func (p *Place) Waits() bool { return p.in != none }
 
-// Due returns when the answer of a waiting query is due; NoTarget if the query does not wait, or not
-// among those that can be in time.
+// Due returns when the answer of a waiting query is due; NoTarget if the query does not wait, or
+// not among those that can be in time.
 func (p *Place) Due() time.Duration {
 	if p.in != inTime {
 		return NoTarget
@@ -118,11 +118,11 @@ func (q *Queue[T]) PushAgain(item T, now time.Duration) {
 	}
 	switch {
 	case p.Background:
-		q.enter(background, item)
+		q.addToClass(background, item)
 	case p.LatestStart < now:
-		q.enter(late, item)
+		q.addToClass(late, item)
 	default:
-		q.enter(inTime, item)
+		q.addToClass(inTime, item)
 	}
 	if !p.Background {
 		q.len++
@@ -131,8 +131,8 @@ func (q *Queue[T]) PushAgain(item T, now time.Duration) {
 	}
 }
 
-// enter adds item to the items of a class.
-func (q *Queue[T]) enter(to class, item T) {
+// addToClass adds item to the items of a class.
+func (q *Queue[T]) addToClass(to class, item T) {
 	p := item.place()
 	p.in, p.key = to, 0
 	if to == inTime {
@@ -143,7 +143,7 @@ func (q *Queue[T]) enter(to class, item T) {
 
 // Pop removes and returns the query that should start now. ok is false if the queue is empty.
 func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
-	q.age(now)
+	q.moveAged(now)
 	for c := range q.of {
 		if len(q.of[c]) > 0 {
 			item = q.of[c][0]
@@ -153,14 +153,14 @@ func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
 	return item, false
 }
 
-// age moves the queries that have become late by now, and background queries that have waited for
-// long enough.
-func (q *Queue[T]) age(now time.Duration) {
+// moveAged moves the queries that have become late by now, and background queries that have waited
+// for long enough.
+func (q *Queue[T]) moveAged(now time.Duration) {
 	for len(q.of[background]) > 0 && q.of[background][0].place().turn < now {
-		q.enter(waited, heap.Pop(&q.of[background]).(T))
+		q.addToClass(waited, heap.Pop(&q.of[background]).(T))
 	}
 	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
-		q.enter(late, heap.Pop(&q.of[inTime]).(T))
+		q.addToClass(late, heap.Pop(&q.of[inTime]).(T))
 	}
 }
 
@@ -172,14 +172,14 @@ func (q *Queue[T]) Hasten(item T, now time.Duration) bool {
 		return false
 	}
 	heap.Remove(&q.of[late], p.index)
-	q.enter(waited, item)
+	q.addToClass(waited, item)
 	return true
 }
 
 // First appends to into the first queries that Pop would return, in that order, as long as they are
 // of the class of the first one, and at most most. It removes none.
 func (q *Queue[T]) First(into []T, now time.Duration, most int) []T {
-	q.age(now)
+	q.moveAged(now)
 	for c := range q.of {
 		waiting := q.of[c]
 		if len(waiting) == 0 {
@@ -195,10 +195,10 @@ func (q *Queue[T]) First(into []T, now time.Duration, most int) []T {
 			}
 			q.next[0] = q.next[last]
 			q.next = q.next[:last]
-			waiting.sink(q.next)
+			waiting.sinkFirst(q.next)
 			for child := 2*at + 1; child <= 2*at+2 && child < len(waiting); child++ {
 				q.next = append(q.next, child)
-				waiting.rise(q.next)
+				waiting.riseLast(q.next)
 			}
 		}
 		return into
@@ -206,8 +206,8 @@ func (q *Queue[T]) First(into []T, now time.Duration, most int) []T {
 	return into
 }
 
-// sink restores the heap of positions after its first has changed.
-func (h items[T]) sink(positions []int) {
+// sinkFirst restores the heap of positions after its first has changed.
+func (h items[T]) sinkFirst(positions []int) {
 	for i := 0; ; {
 		child := 2*i + 1
 		if child >= len(positions) {
@@ -224,8 +224,8 @@ func (h items[T]) sink(positions []int) {
 	}
 }
 
-// rise restores the heap of positions after one was appended.
-func (h items[T]) rise(positions []int) {
+// riseLast restores the heap of positions after one was appended.
+func (h items[T]) riseLast(positions []int) {
 	for i := len(positions) - 1; i > 0; {
 		parent := (i - 1) / 2
 		if !h.Less(positions[i], positions[parent]) {

@@ -7,8 +7,8 @@ import (
 
 // A Spare measures which share of the lanes' time is left for late queries: the time in which lanes
 // run queries that were late when they started. It is a moving average that starts at 1, and again
-// at 1 whenever a lane is idle: a lane that had nothing to run shows that late queries get time. The
-// zero value is ready for use. It is not safe for concurrent use.
+// at 1 whenever a lane is idle: a lane that had nothing to run shows that late queries get time.
+// The zero value is ready for use. It is not safe for concurrent use.
 type Spare struct {
 	taken float64 // 1 less the average
 	held  float64 // share of the lanes that run queries in time since the last Note
@@ -36,7 +36,7 @@ func (s *Spare) Share(now, over time.Duration) float64 {
 // than due: those that would run before a query that is due then. It takes time proportional to the
 // number of queries in time.
 func (q *Queue[T]) Before(due, now time.Duration) (work time.Duration) {
-	q.age(now)
+	q.moveAged(now)
 	for _, item := range q.of[inTime] {
 		if p := item.place(); p.key <= due && p.LatestStart >= now {
 			work += p.Estimate
@@ -49,7 +49,7 @@ func (q *Queue[T]) Before(due, now time.Duration) (work time.Duration) {
 // Place.Estimate of all late ones. ok is false if there is none. It takes time proportional to the
 // number of queries that wait.
 func (q *Queue[T]) Late(now time.Duration) (first, last T, work time.Duration, ok bool) {
-	q.age(now)
+	q.moveAged(now)
 	for _, c := range []class{late, inTime} { // of the latter those that are late behind others
 		for _, item := range q.of[c] {
 			p := item.place()

@@ -116,9 +116,9 @@ func (n *Node) Simulate(length time.Duration) *Run {
 	}
 	for i := range s.tenants {
 		s.tenants[i] = place.Tenant{Profile: n.Profiles[i], Workers: n.Workers[i], Ways: n.Ways[i]}
-		s.next[i] = s.arrival(i, 0, length)
+		s.next[i] = s.nextArrival(i, 0, length)
 	}
-	s.assign()
+	s.assignWorkers()
 	tick := n.Period
 	for {
 		at, lane := tick, -1
@@ -138,13 +138,13 @@ func (n *Node) Simulate(length time.Duration) *Run {
 		case from >= 0:
 			s.arrived[from]++
 			s.run.Arrived[from]++
-			s.queue[from] = append(s.queue[from], job{at, s.work(from)})
-			s.next[from] = s.arrival(from, at, length)
+			s.queue[from] = append(s.queue[from], job{at, s.drawWork(from)})
+			s.next[from] = s.nextArrival(from, at, length)
 			s.serve(from)
 		case lane >= 0:
 			s.done(lane)
 		default:
-			s.period()
+			s.endPeriod()
 			tick += n.Period
 			if at >= length && s.run.Served == s.run.Arrived || at > length+time.Hour {
 				return s.run
@@ -153,8 +153,8 @@ func (n *Node) Simulate(length time.Duration) *Run {
 	}
 }
 
-// arrival is when the next query of a tenant arrives after a time, forever if none does.
-func (s *node) arrival(tenant int, after, length time.Duration) time.Duration {
+// nextArrival is when the next query of a tenant arrives after a time, forever if none does.
+func (s *node) nextArrival(tenant int, after, length time.Duration) time.Duration {
 	most := s.MostRates[tenant]
 	for most > 0 {
 		after += 1 + time.Duration(s.random.ExpFloat64()/most*1e9)
@@ -168,7 +168,7 @@ func (s *node) arrival(tenant int, after, length time.Duration) time.Duration {
 	return forever
 }
 
-func (s *node) work(tenant int) time.Duration {
+func (s *node) drawWork(tenant int) time.Duration {
 	mean := float64(meanAlone(s.Machine, s.Profiles[tenant]))
 	return 1 + time.Duration(mean*math.Exp(spread*s.random.NormFloat64()-spread*spread/2))
 }
@@ -186,11 +186,11 @@ func (s *node) serve(tenant int) {
 		w.job, w.busy = s.queue[tenant][0], true
 		s.queue[tenant] = s.queue[tenant][1:]
 		s.machine.Start(s.now, lane, tenant, w.job.work)
-		s.retimed()
+		s.applyMoved()
 	}
 }
 
-func (s *node) retimed() {
+func (s *node) applyMoved() {
 	for lane, end := range s.machine.Moved() {
 		s.workers[lane].end = end
 	}
@@ -204,17 +204,17 @@ func (s *node) done(lane int) {
 	s.run.Served[tenant]++
 	w.busy = false
 	s.machine.Stop(s.now, lane)
-	s.retimed()
+	s.applyMoved()
 	if w.leaves {
 		w.leaves, w.tenant = false, -1
-		s.assign()
+		s.assignWorkers()
 	}
 	s.serve(tenant)
 }
 
-// assign gives free workers to the tenants that are to have more, and takes those that one has too
-// many: idle ones at once, others when their runs have ended.
-func (s *node) assign() {
+// assignWorkers gives free workers to the tenants that are to have more, and takes those that one
+// has too many: idle ones at once, others when their runs have ended.
+func (s *node) assignWorkers() {
 	for tenant := range s.has {
 		more := s.has[tenant]
 		for i := range s.workers {
@@ -263,8 +263,8 @@ func (s *node) assign() {
 	}
 }
 
-// period ends a period: the manager sees what happened and decides.
-func (s *node) period() {
+// endPeriod ends a period: the manager sees what happened and decides.
+func (s *node) endPeriod() {
 	p := Period{End: s.now}
 	for i := range s.tenants {
 		t := &s.tenants[i]
@@ -287,7 +287,7 @@ func (s *node) period() {
 				s.has[i], s.ways[i] = t.Workers, t.Ways
 			}
 			s.machine.Retime(s.now)
-			s.retimed()
+			s.applyMoved()
 		}
 	}
 	for i, t := range s.tenants {
@@ -296,7 +296,7 @@ func (s *node) period() {
 	s.run.Periods = append(s.run.Periods, p)
 	if moved {
 		s.ordered = s.now
-		s.assign()
+		s.assignWorkers()
 	}
 }
 

@@ -46,40 +46,40 @@ type promise struct {
 	of      *lane.Reservation
 }
 
-// join starts an agent at a time. It knows all other agents.
-func (a *agent) join(at time.Duration) (err error) {
-	config := election.Config{ID: a.member.Name, Rank: a.rank()}
+// joinAt starts an agent at a time. It knows all other agents.
+func (a *agent) joinAt(at time.Duration) (err error) {
+	config := election.Config{ID: a.member.Name, Rank: a.electionRank()}
 	if a.node, err = election.New(config); err != nil {
 		return err
 	}
-	a.f.on(&a.host, at-a.f.now, func() {
+	a.f.callAt(&a.host, at-a.f.now, func() {
 		a.step(&election.Event{Kind: election.TimePassed})
-		a.others(a.meet)
+		a.eachOther(a.addMember)
 	})
 	return nil
 }
 
-// rank is the agent's rank in the election.
-func (a *agent) rank() election.Rank {
+// electionRank is the agent's rank in the election.
+func (a *agent) electionRank() election.Rank {
 	if n := a.f.cfg.Candidates; n < 0 || n > 0 && a.index >= n {
 		return election.RankOf(election.Never, false, 0)
 	}
 	return election.RankOf(election.May, false, 0)
 }
 
-// meet takes it that b is a member. Of two that never lead, neither elects the other.
-func (a *agent) meet(b *agent) {
-	if a.rank() == 0 && b.rank() == 0 {
+// addMember takes it that b is a member. Of two that never lead, neither elects the other.
+func (a *agent) addMember(b *agent) {
+	if a.electionRank() == 0 && b.electionRank() == 0 {
 		return
 	}
-	a.step(&election.Event{Kind: election.MemberUp, ID: b.member.Name, Rank: b.rank()})
+	a.step(&election.Event{Kind: election.MemberUp, ID: b.member.Name, Rank: b.electionRank()})
 	if a.term != nil {
 		a.term.open(b)
 	}
 }
 
-// knows reports whether another agent, or this one, is a member to it.
-func (a *agent) knows(b *agent) bool { return a == b || !a.left && !b.left }
+// isMember reports whether another agent, or this one, is a member to it.
+func (a *agent) isMember(b *agent) bool { return a == b || !a.left && !b.left }
 
 // step steps the agent's election node and carries out its actions.
 func (a *agent) step(e *election.Event) {
@@ -98,7 +98,7 @@ func (a *agent) step(e *election.Event) {
 	if a.wakeAt = at; at == Never {
 		return
 	}
-	f.on(&a.host, at-f.now, func() {
+	f.callAt(&a.host, at-f.now, func() {
 		if a.wakeAt == at {
 			a.wakeAt = Never
 			a.step(&election.Event{Kind: election.TimePassed})
@@ -117,26 +117,26 @@ func (a *agent) carryOut(act election.Action) {
 			})
 		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
 	case election.Persist:
-		f.on(&a.host, persistTime, func() {
+		f.callAt(&a.host, persistTime, func() {
 			a.epoch = max(a.epoch, act.Claim.Epoch)
 			a.step(&election.Event{Kind: election.Persisted, Epoch: act.Claim.Epoch})
 		})
 	case election.Lead:
-		a.lead(act.Claim)
+		a.beginTerm(act.Claim)
 	case election.StepDown:
-		a.term.end()
+		a.term.endTerm()
 		a.term = nil
-		f.on(&a.host, 0, a.endIfDrained)
+		f.callAt(&a.host, 0, a.endIfDrained)
 	case election.Follow:
 		a.follow = act.Claim
 		successor := a.node.Successor()
 		for _, g := range f.gateways {
-			f.send(&a.host, &g.host, func() { g.learn(act.Claim, successor) }, nil)
+			f.send(&a.host, &g.host, func() { g.noteLeadership(act.Claim, successor) }, nil)
 		}
 	case election.NoLeader:
 		a.follow = election.Claim{}
 	case election.Look:
-		f.on(&a.host, f.cfg.RTT, func() {
+		f.callAt(&a.host, f.cfg.RTT, func() {
 			if f.named[act.To].dead {
 				a.step(&election.Event{Kind: election.ProcessEnded, ID: act.To})
 			}
@@ -144,13 +144,13 @@ func (a *agent) carryOut(act election.Action) {
 	}
 }
 
-// broken handles that the connection to another agent has broken. A new connection shows whether
-// that agent's process has ended.
-func (a *agent) broken(b *agent) {
+// handleBroken handles that the connection to another agent has broken. A new connection shows
+// whether that agent's process has ended.
+func (a *agent) handleBroken(b *agent) {
 	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
-	a.f.on(&a.host, a.f.cfg.RTT, func() {
+	a.f.callAt(&a.host, a.f.cfg.RTT, func() {
 		if a.term != nil {
-			a.term.broken(b)
+			a.term.handleBroken(b)
 		}
 	})
 }

@@ -50,8 +50,8 @@ type Config struct {
 	Probes      int
 	Faults      []Fault
 	// Settled says that the fleet begins at time 0, led, and with all its links open, and that
-	// nothing can fail: there are no Faults, nobody is elected, and nobody watches whether others are
-	// silent. The leader, if there may be one, is a host of its own.
+	// nothing can fail: there are no Faults, nobody is elected, and nobody watches whether others
+	// are silent. The leader, if there may be one, is a host of its own.
 	Settled bool
 	// Limit and Prices are the solution of the fluid program; Limit is in queries/s, and the models
 	// that tell classes of lanes apart have no versions.
@@ -72,19 +72,19 @@ type Config struct {
 
 	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
 	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is
-	// split, which happens once at most. Finish is called with a query's outcome; by counts if it is
-	// served.
+	// split, which happens once at most. Finish is called with a query's outcome; by counts if it
+	// is served.
 	Service func(lane int, q *Query) time.Duration
 	Split   func(sequence uint64)
 	// Luck, if not nil, gives a part of a query, counted from 1, random numbers of its own.
 	Luck   func(q *Query, part int)
 	Waits  func(sequence uint64, waits bool)
 	Finish func(sequence uint64, o Outcome, by Answer)
-	// Acts, if not nil, is called with the actions of the leader of a fleet that is settled, but not
-	// with its decisions.
+	// Acts, if not nil, is called with the actions of the leader of a fleet that is settled, but
+	// not with its decisions.
 	Acts func(a *leader.Action)
-	// Choose, if not nil, says to which lane a gateway that has no leader sends a query. Answered is
-	// then called when the answer comes.
+	// Choose, if not nil, says to which lane a gateway that has no leader sends a query. Answered
+	// is then called when the answer comes.
 	Choose   func(gateway int, q *Query) (lane int)
 	Answered func(gateway int, q *Query, by Answer)
 }
@@ -98,11 +98,13 @@ type Model struct {
 	Deadline time.Duration
 }
 
-// id is the model's id at a leader.
-func (m *Model) id() leader.ModelID { return leader.ModelID{Name: string(m.Name), Version: 1} }
+// leaderID is the model's id at a leader.
+func (m *Model) leaderID() leader.ModelID {
+	return leader.ModelID{Name: string(m.Name), Version: 1}
+}
 
-// deadline is how long after its arrival a query of a model is dropped; 0 means never.
-func (c *Config) deadline(model int) time.Duration {
+// deadlineOf is how long after its arrival a query of a model is dropped; 0 means never.
+func (c *Config) deadlineOf(model int) time.Duration {
 	return cmp.Or(c.Models[model].Deadline, c.Deadline)
 }
 
@@ -153,8 +155,8 @@ type Query struct {
 	CancelAfter time.Duration
 }
 
-// asks is what a query asks for.
-func (c *Config) asks(q *Query) names.ModelKey {
+// askedName is what a query asks for.
+func (c *Config) askedName(q *Query) names.ModelKey {
 	if q.Family != "" {
 		return q.Family
 	}

@@ -35,8 +35,8 @@ const (
 	slow = "delay"
 )
 
-// mostTime bounds the times of a fault.
-const mostTime = time.Hour
+// maxTime bounds the times of a fault.
+const maxTime = time.Hour
 
 // TheLeader is the target of a fault on the agent that leads when the fault happens.
 const TheLeader = "leader"
@@ -133,9 +133,9 @@ func ParseFault(text string) (Fault, error) {
 			continue
 		}
 		x, err := time.ParseDuration(d.text)
-		if err != nil || x < d.least || x > mostTime {
+		if err != nil || x < d.least || x > maxTime {
 			return bad("got the %s %q, want a duration like 20ms or 10s, up to %v", d.name, d.text,
-				mostTime)
+				maxTime)
 		}
 		*d.to = x
 	}
@@ -252,8 +252,8 @@ type Result struct {
 	open bool // it has hit the leader, and no other agent has led since
 }
 
-// tally counts a query's outcome in the results of the faults within Window of its arrival.
-func (f *Fleet) tally(q *Query, onTime bool, o Outcome) {
+// tallyOutcome counts a query's outcome in the results of the faults within Window of its arrival.
+func (f *Fleet) tallyOutcome(q *Query, onTime bool, o Outcome) {
 	for i := range f.results {
 		r := &f.results[i]
 		var c *Count

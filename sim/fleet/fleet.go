@@ -42,26 +42,27 @@ const Patience = 2 * time.Minute
 // A message takes half a round trip, and arrives after earlier messages between the same two hosts.
 // Under faults it is delayed or lost as in a TCP connection.
 type Fleet struct {
-	cfg       *Config
-	now       time.Duration
-	err       error
-	steps     int           // number of leaders' steps
-	cost      time.Duration // their time, by Config.Clock
-	probes    uint64        // that gateways sent, which have no leader
-	done      int           // number of events that have happened
-	open      int           // queries without an outcome
-	rng       *rand.Rand
-	stopped   bool
-	calls     []*call  // whose memory is to be used again
-	queries   []*asked // the same
-	events    eventQueue
-	spare     []*message // whose memory is to be used again
-	calm      bool       // all messages between two hosts take half a round trip
-	agents    []*agent
-	named     map[names.AgentName]*agent
-	indexOf   map[names.ModelKey]int // of models, in Config.Models
-	gateways  []*gateway
-	lastAt    map[[2]*host]time.Duration        // when the last message from one host to another arrives
+	cfg      *Config
+	now      time.Duration
+	err      error
+	steps    int           // number of leaders' steps
+	cost     time.Duration // their time, by Config.Clock
+	probes   uint64        // that gateways sent, which have no leader
+	done     int           // number of events that have happened
+	open     int           // queries without an outcome
+	rng      *rand.Rand
+	stopped  bool
+	calls    []*call         // whose memory is to be used again
+	queries  []*gatewayQuery // the same
+	events   eventQueue
+	spare    []*message // whose memory is to be used again
+	calm     bool       // all messages between two hosts take half a round trip
+	agents   []*agent
+	named    map[names.AgentName]*agent
+	indexOf  map[names.ModelKey]int // of models, in Config.Models
+	gateways []*gateway
+	// when the last message from one host to another arrives
+	lastAt    map[[2]*host]time.Duration
 	delays    []delay                           // delays in force
 	known     *leader.Advice                    // latencies and prices, known from the start
 	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
@@ -97,18 +98,18 @@ func New(cfg *Config) (*Fleet, error) {
 		f.gateways = append(f.gateways, g)
 	}
 	if cfg.Settled {
-		return f, f.settle()
+		return f, f.beginSettled()
 	}
 	// A random begin, so that the times of heartbeats depend on the seed.
 	begin := f.now + time.Duration(f.rng.Int64N(int64(heartbeats)))
 	for _, a := range f.agents {
-		if err := a.join(begin); err != nil {
+		if err := a.joinAt(begin); err != nil {
 			return nil, err
 		}
 	}
 	for i, fault := range byTime(cfg.Faults) {
 		f.results = append(f.results, Result{Fault: fault.String(), at: fault.At})
-		f.do(fault.At, func() { f.strike(fault, &f.results[i]) })
+		f.do(fault.At, func() { f.strikeFault(fault, &f.results[i]) })
 	}
 	return f, nil
 }
@@ -137,9 +138,9 @@ func (f *Fleet) addAgents() {
 			}
 			model := &f.cfg.Models[m]
 			if l.Holds == nil || slices.Contains(l.Holds, m) {
-				a.member.Models = append(a.member.Models, model.describe(l.Type))
+				a.member.Models = append(a.member.Models, model.describeOn(l.Type))
 			}
-			if key := (names.TableKey{Model: model.id().Key(), Type: l.Type}); !known[key] {
+			if key := (names.TableKey{Model: model.leaderID().Key(), Type: l.Type}); !known[key] {
 				known[key] = true
 				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
 					TableKey: key, Table: table,
@@ -151,10 +152,10 @@ func (f *Fleet) addAgents() {
 	}
 }
 
-// describe describes a model on a lane of a type.
-func (m *Model) describe(laneType names.LaneType) leader.Model {
+// describeOn describes a model on a lane of a type.
+func (m *Model) describeOn(laneType names.LaneType) leader.Model {
 	return leader.Model{
-		ModelID: m.id(), QoSTarget: m.QoSTarget, Share: m.Share,
+		ModelID: m.leaderID(), QoSTarget: m.QoSTarget, Share: m.Share,
 		Largest: m.LargestBatchSize, RejectLate: m.RejectLate,
 		Splits: m.Splits, Merge: string(m.Merge), Family: string(m.Family), Accuracy: m.Accuracy,
 		Profile: profileKey(m, laneType),
@@ -186,17 +187,17 @@ func (f *Fleet) fail(err error) {
 func (f *Fleet) Arrive(q Query) {
 	f.now = q.Arrival
 	f.open++
-	f.arrive(q)
+	f.routeArrival(q)
 }
 
 // ArriveLater makes a query arrive at its time of arrival, which is to come.
 func (f *Fleet) ArriveLater(q Query) {
 	f.open++
-	f.do(q.Arrival, func() { f.arrive(q) })
+	f.do(q.Arrival, func() { f.routeArrival(q) })
 }
 
-func (f *Fleet) arrive(q Query) {
-	f.gateways[q.Sequence%uint64(len(f.gateways))].arrive(q)
+func (f *Fleet) routeArrival(q Query) {
+	f.gateways[q.Sequence%uint64(len(f.gateways))].takeQuery(q)
 }
 
 // do schedules a function for a time.
@@ -212,7 +213,7 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 		if f.done++; f.done%interruptible == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if t == Never && (f.open == 0 && f.now >= f.faultAt+Window || f.idle() ||
+		if t == Never && (f.open == 0 && f.now >= f.faultAt+Window || f.isIdle() ||
 			f.nextAt() == Never) {
 			break
 		}
@@ -254,7 +255,7 @@ func (f *Fleet) next() {
 	case happens.message != nil:
 		f.deliverMessage(happens.message)
 	case happens.host != nil:
-		f.deliver(happens.host, happens.do)
+		f.deliverTo(happens.host, happens.do)
 	default:
 		happens.do()
 	}
@@ -270,9 +271,9 @@ func (f *Fleet) nextToWake() (first *term) {
 	return first
 }
 
-// idle reports whether nothing has happened to any query for Patience, and no lane runs a query.
-func (f *Fleet) idle() bool {
-	runs := func(a *agent) bool { return len(a.running) > 0 && !a.frozen() }
+// isIdle reports whether nothing has happened to any query for Patience, and no lane runs a query.
+func (f *Fleet) isIdle() bool {
+	runs := func(a *agent) bool { return len(a.running) > 0 && !a.isFrozen() }
 	return f.now-f.movedAt > Patience && !slices.ContainsFunc(f.agents, runs)
 }
 

@@ -34,13 +34,13 @@ type gateway struct {
 	known    *match.Priced
 	decision *inquire.State
 	wakeAt   time.Duration
-	inquired map[uint64]*asked // queries with an open inquiry, by id
+	inquired map[uint64]*gatewayQuery // queries with an open inquiry, by id
 }
 
-// asked is a query that the gateway owns, or a part of one: a Query with fewer rows.
-type asked struct {
+// gatewayQuery is a query that the gateway owns, or a part of one: a Query with fewer rows.
+type gatewayQuery struct {
 	Query
-	whole *asked // of which it is a part; nil: it is none
+	whole *gatewayQuery // of which it is a part; nil: it is none
 	state queries.Query
 	waits int     // 1 while it waits for a lane; of a query that was split, how many parts wait
 	calls []*call // those under way: two while the query is hedged
@@ -53,7 +53,7 @@ type asked struct {
 // A call carries an attempt to an agent, and its answer back.
 type call struct {
 	lane.Query
-	of          *asked
+	of          *gatewayQuery
 	model       int // which runs: the query's, or one of the family that it asks for
 	gateway     *gateway
 	number      int           // 1 for the query's first
@@ -68,14 +68,14 @@ type call struct {
 	found       int // how many others were at the lane then
 }
 
-// An ending is how an attempt ended.
-type ending uint8
+// An attemptExit is how an attempt ended.
+type attemptExit uint8
 
 const (
-	answered ending = iota
-	rejected        // the query is late, and its model rejects late queries
-	refused         // another agent may answer
-	unheard         // as refused, because the agent was not reached
+	answered attemptExit = iota
+	rejected             // the query is late, and its model rejects late queries
+	refused              // another agent may answer
+	unheard              // as refused, because the agent was not reached
 )
 
 // A fate is the outcome of a query that is not served, as an error.
@@ -86,9 +86,9 @@ func (fate) Error() string { return "the query is not served" }
 func newGateway(f *Fleet, index int) (*gateway, error) {
 	g := &gateway{
 		host: newHost(), f: f, index: index, id: uint64(index + 1), wakeAt: Never,
-		inquired: map[uint64]*asked{},
+		inquired: map[uint64]*gatewayQuery{},
 	}
-	g.state = queries.New(g.slow)
+	g.state = queries.New(g.p99Execution)
 	if f.cfg.Settled && f.cfg.Candidates >= 0 || f.cfg.Choose != nil {
 		return g, nil
 	}
@@ -96,7 +96,7 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 		return nil, err
 	}
 	if !f.cfg.Settled {
-		f.on(&g.host, 0, g.seek)
+		f.callAt(&g.host, 0, g.seek)
 	}
 	return g, nil
 }
@@ -112,7 +112,7 @@ func (g *gateway) knowLanes() error {
 	}
 	g.known, g.decision = p, inquire.New(max(1, f.cfg.Probes), seed)
 	for _, a := range f.agents {
-		if err := g.join(a); err != nil {
+		if err := g.addLane(a); err != nil {
 			return err
 		}
 	}
@@ -121,15 +121,15 @@ func (g *gateway) knowLanes() error {
 	if f.cfg.GossipDelay > 0 {
 		for i := range f.agents {
 			turn := f.cfg.GossipDelay * time.Duration(i) / time.Duration(len(f.agents))
-			f.do(f.now+turn, func() { g.gossip(f.agents[i]) })
+			f.do(f.now+turn, func() { g.reportLoad(f.agents[i]) })
 		}
 	}
 	return nil
 }
 
-// slow is the 99th percentile of a query's execution latency at an agent.
-func (g *gateway) slow(q *queries.Query, name names.AgentName) time.Duration {
-	of := q.Tag.(*asked)
+// p99Execution is the 99th percentile of a query's execution latency at an agent.
+func (g *gateway) p99Execution(q *queries.Query, name names.AgentName) time.Duration {
+	of := q.Tag.(*gatewayQuery)
 	model := of.Model
 	if of.Family != "" {
 		model = g.f.indexOf[q.Variant()]
@@ -137,8 +137,8 @@ func (g *gateway) slow(q *queries.Query, name names.AgentName) time.Duration {
 	return g.f.named[name].lane.Known[model].Quantile(0.99, of.BatchSize)
 }
 
-// join adds an agent's lane to those that the gateway knows.
-func (g *gateway) join(a *agent) error {
+// addLane adds an agent's lane to those that the gateway knows.
+func (g *gateway) addLane(a *agent) error {
 	l := a.lane
 	var models []names.ModelKey
 	for m, table := range l.Predicted {
@@ -154,63 +154,64 @@ func (g *gateway) join(a *agent) error {
 	return nil
 }
 
-// gossip reports an agent's load to the gateway, every GossipDelay.
-func (g *gateway) gossip(a *agent) {
+// reportLoad reports an agent's load to the gateway, every GossipDelay.
+func (g *gateway) reportLoad(a *agent) {
 	f := g.f
-	if o, is := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !(is && o.breaks()) {
-		at, busy := epoch.Add(f.now), a.busy()
+	if o, is := f.findOutage(&a.host, &g.host); !a.dead && !a.isFrozen() && !(is &&
+		o.lastsUntilBroken()) {
+		at, busy := epoch.Add(f.now), a.busyTime()
 		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, busy) }, nil)
 	}
-	f.do(f.now+f.cfg.GossipDelay, func() { g.gossip(a) })
+	f.do(f.now+f.cfg.GossipDelay, func() { g.reportLoad(a) })
 }
 
-func (g *gateway) now() time.Time { return epoch.Add(g.f.now) }
+func (g *gateway) timeNow() time.Time { return epoch.Add(g.f.now) }
 
-// left and joined handle that an agent is no longer a member, or is one again.
-func (g *gateway) left(a *agent) {
+// handleLeft and joined handle that an agent is no longer a member, or is one again.
+func (g *gateway) handleLeft(a *agent) {
 	g.known.Leave(match.LaneID(a.index))
-	g.decision.Lost(g.now(), match.LaneID(a.index))
-	g.news()
-	g.leave()
+	g.decision.Lost(g.timeNow(), match.LaneID(a.index))
+	g.endPause()
+	g.endHandling()
 }
 
-func (g *gateway) joined(a *agent) {
-	if err := g.join(a); err != nil {
+func (g *gateway) handleJoined(a *agent) {
+	if err := g.addLane(a); err != nil {
 		g.f.fail(err)
 	}
-	g.news()
+	g.endPause()
 }
 
-// arrive takes a new query.
-func (g *gateway) arrive(new Query) {
+// takeQuery takes a new query.
+func (g *gateway) takeQuery(new Query) {
 	f := g.f
 	q := f.newQuery(new)
-	if d := f.cfg.deadline(new.Model); d > 0 {
+	if d := f.cfg.deadlineOf(new.Model); d > 0 {
 		q.timed, q.state.Deadline = true, new.Arrival+d
-		f.on(&g.host, d, func() { g.endEarly(q, Dropped) })
+		f.callAt(&g.host, d, func() { g.endEarly(q, Dropped) })
 	}
 	if new.CancelAfter > 0 {
 		q.timed = true
-		f.on(&g.host, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
+		f.callAt(&g.host, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
 	}
-	g.waits(q, true)
+	g.noteWaiting(q, true)
 	g.state.Arrive(&q.state, f.now)
-	g.leave()
+	g.endHandling()
 	g.watch()
 }
 
 // endEarly ends a query that may not have its outcome yet.
-func (g *gateway) endEarly(q *asked, o Outcome) {
+func (g *gateway) endEarly(q *gatewayQuery, o Outcome) {
 	g.state.End(&q.state, fate(o))
 	for len(q.calls) > 0 {
-		g.abort(q.calls[0])
+		g.abortCall(q.calls[0])
 	}
-	g.leave()
+	g.endHandling()
 }
 
-// waits notes that a query, or a part, begins or ends to wait for a lane. A query that was split
-// waits while one of its parts does.
-func (g *gateway) waits(q *asked, begins bool) {
+// noteWaiting notes that a query, or a part, begins or ends to wait for a lane. A query that was
+// split waits while one of its parts does.
+func (g *gateway) noteWaiting(q *gatewayQuery, begins bool) {
 	if begins == (q.waits > 0) {
 		return
 	}
@@ -234,10 +235,10 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	if split == nil {
 		return
 	}
-	whole := split.Tag.(*asked)
+	whole := split.Tag.(*gatewayQuery)
 	parts := make([]*queries.Query, len(rows))
 	for i, n := range rows {
-		part := &asked{Query: whole.Query, whole: whole}
+		part := &gatewayQuery{Query: whole.Query, whole: whole}
 		part.BatchSize = n
 		if g.f.cfg.Luck != nil {
 			g.f.cfg.Luck(&part.Query, i+1)
@@ -245,23 +246,24 @@ func (g *gateway) split(sequence uint64, rows []int) {
 		part.state.Tag, parts[i] = part, &part.state
 	}
 	for _, part := range parts {
-		g.waits(part.Tag.(*asked), true)
+		g.noteWaiting(part.Tag.(*gatewayQuery), true)
 	}
 	whole.waits = len(parts)
 	g.state.Split(split, parts)
 	g.f.cfg.Split(whole.Sequence)
 }
 
-// leave ends the handling of an event: it carries out the actions of the state and of the decision.
-func (g *gateway) leave() {
+// endHandling ends the handling of an event: it carries out the actions of the state and of the
+// decision.
+func (g *gateway) endHandling() {
 	g.carryOut()
-	g.settle()
+	g.carryOutDecision()
 	for q := g.state.Inquire(g.f.now); q != nil; q = g.state.Inquire(g.f.now) {
-		g.begin(q.Tag.(*asked))
-		g.settle()
+		g.beginInquiry(q.Tag.(*gatewayQuery))
+		g.carryOutDecision()
 	}
 	for m, ok := g.state.Message(); ok; m, ok = g.state.Message() {
-		g.tell(m)
+		g.sendToLeader(m)
 	}
 }
 
@@ -270,12 +272,12 @@ func (g *gateway) carryOut() {
 	for do, ok := g.state.Next(); ok; do, ok = g.state.Next() {
 		switch do.Kind {
 		case queries.Wake:
-			g.look(do.Query.Tag.(*asked))
+			g.sendOrEnd(do.Query.Tag.(*gatewayQuery))
 		case queries.CutOff:
-			q := do.Query.Tag.(*asked)
+			q := do.Query.Tag.(*gatewayQuery)
 			for _, c := range slices.Clone(q.calls) {
 				if c.number == int(do.Attempt) {
-					g.abort(c)
+					g.abortCall(c)
 				}
 			}
 			g.state.Attempted(&q.state, do.Attempt, queries.Elsewhere, nil, g.f.now)
@@ -287,11 +289,11 @@ func (g *gateway) carryOut() {
 	}
 }
 
-// look sends a query to its target, if it has one, or ends it, if it has its outcome.
-func (g *gateway) look(q *asked) {
+// sendOrEnd sends a query to its target, if it has one, or ends it, if it has its outcome.
+func (g *gateway) sendOrEnd(q *gatewayQuery) {
 	f := g.f
 	if err, ended := q.state.Ended(); ended {
-		g.end(q, err)
+		g.endQuery(q, err)
 		return
 	}
 	t, ok := g.state.Take(&q.state, f.now)
@@ -313,9 +315,9 @@ func (g *gateway) look(q *asked) {
 		g.calls = append(g.calls, c)
 	}
 	f.movedAt = f.now
-	g.waits(q, false)
+	g.noteWaiting(q, false)
 	if c.to.left {
-		f.on(&g.host, 0, func() { c.ended(unheard, -1) })
+		f.callAt(&g.host, 0, func() { c.handleEnd(unheard, -1) })
 		return
 	}
 	m := f.newMessage(attempted)
@@ -323,33 +325,33 @@ func (g *gateway) look(q *asked) {
 	f.sendMessage(f.drawJitter(), &g.host, &c.to.host, m)
 }
 
-// end handles that a query, or a part, has its outcome.
-func (g *gateway) end(q *asked, err error) {
+// endQuery handles that a query, or a part, has its outcome.
+func (g *gateway) endQuery(q *gatewayQuery, err error) {
 	if q.done {
 		return
 	}
 	q.done = true
 	f := g.f
 	if q.whole != nil {
-		g.waits(q, false)
+		g.noteWaiting(q, false)
 		return
 	}
 	o := Served
 	if err != nil {
-		o = f.outcome(err)
+		o = f.outcomeOf(err)
 	}
 	f.movedAt = f.now
 	f.open--
 	by := Answer{Lane: -1}
 	if o == Served {
-		by = q.by.answer()
+		by = q.by.toAnswer()
 	}
-	f.tally(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
+	f.tallyOutcome(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
 	f.cfg.Finish(q.Sequence, o, by)
 }
 
-// outcome is that of a query that has ended with an error.
-func (f *Fleet) outcome(err error) Outcome {
+// outcomeOf is that of a query that has ended with an error.
+func (f *Fleet) outcomeOf(err error) Outcome {
 	o := Lost // it was tried too often
 	if why, ok := err.(fate); ok {
 		o = Outcome(why)
@@ -360,7 +362,7 @@ func (f *Fleet) outcome(err error) Outcome {
 	return o
 }
 
-func (c *call) answer() Answer {
+func (c *call) toAnswer() Answer {
 	return Answer{
 		Lane: c.to.index, Model: c.model, Found: c.found, CameAt: c.cameAt, Start: c.Started(),
 	}
@@ -368,50 +370,50 @@ func (c *call) answer() Answer {
 
 // The functions from here on handle attempts.
 
-// drop removes a call under way.
-func (g *gateway) drop(c *call) {
+// removeCall removes a call under way.
+func (g *gateway) removeCall(c *call) {
 	is := func(o *call) bool { return o == c }
 	g.calls = slices.DeleteFunc(g.calls, is)
 	c.of.calls = slices.DeleteFunc(c.of.calls, is)
 }
 
-// abort cuts off an attempt under way.
-func (g *gateway) abort(c *call) {
+// abortCall cuts off an attempt under way.
+func (g *gateway) abortCall(c *call) {
 	g.f.send(&g.host, &c.to.host, func() { c.to.cutOff(c) }, nil)
-	g.drop(c)
+	g.removeCall(c)
 }
 
-// ended tells the gateway how an attempt ended and, unless remaining is negative, how long the
+// handleEnd tells the gateway how an attempt ended and, unless remaining is negative, how long the
 // agent is busy.
-func (c *call) ended(how ending, remaining time.Duration) {
+func (c *call) handleEnd(how attemptExit, remaining time.Duration) {
 	q, g := c.of, c.gateway
 	if remaining >= 0 && g.known != nil {
-		g.known.Heard(match.LaneID(c.to.index), g.now(), remaining)
+		g.known.Heard(match.LaneID(c.to.index), g.timeNow(), remaining)
 	}
 	if !slices.Contains(q.calls, c) { // the query goes elsewhere or has its outcome
 		return
 	}
 	if wait := q.state.Backoff(); how == unheard && wait > 0 {
-		g.f.on(&g.host, g.f.jitter(wait), func() {
+		g.f.callAt(&g.host, g.f.jitterTime(wait), func() {
 			if slices.Contains(q.calls, c) {
-				g.attempted(c, how)
+				g.noteAttemptOver(c, how)
 			}
 		})
 		return
 	}
 	if how == answered && g.f.cfg.Answered != nil {
-		by := c.answer()
+		by := c.toAnswer()
 		by.Remaining = remaining
 		g.f.cfg.Answered(g.index, &q.Query, by)
 	}
-	g.attempted(c, how)
+	g.noteAttemptOver(c, how)
 	g.f.recycleCall(c)
 }
 
-// attempted tells the state that an attempt is over.
-func (g *gateway) attempted(c *call, how ending) {
+// noteAttemptOver tells the state that an attempt is over.
+func (g *gateway) noteAttemptOver(c *call, how attemptExit) {
 	f, q, attempt := g.f, c.of, uint32(c.number)
-	g.drop(c)
+	g.removeCall(c)
 	switch how {
 	case answered:
 		q.by = c
@@ -424,24 +426,24 @@ func (g *gateway) attempted(c *call, how ending) {
 	default:
 		g.state.Attempted(&q.state, attempt, queries.Elsewhere, fate(Lost), f.now)
 		if len(q.calls) == 0 {
-			g.waits(q, true)
+			g.noteWaiting(q, true)
 		}
 	}
-	g.leave()
+	g.endHandling()
 }
 
-// broken handles that the connections to an agent have broken.
-func (g *gateway) broken(a *agent) {
+// handleBroken handles that the connections to an agent have broken.
+func (g *gateway) handleBroken(a *agent) {
 	for _, c := range slices.Clone(g.calls) {
 		if c.to == a {
-			c.ended(unheard, -1)
+			c.handleEnd(unheard, -1)
 		}
 	}
-	g.decision.Lost(g.now(), match.LaneID(a.index))
+	g.decision.Lost(g.timeNow(), match.LaneID(a.index))
 	if g.to == a {
 		g.hangUp()
 	}
-	g.leave()
+	g.endHandling()
 }
 
 // The functions from here on handle the link to the leader.
@@ -453,20 +455,20 @@ func (g *gateway) seek() {
 	g.stream++
 	stream := g.stream
 	if name == "" {
-		f.on(&g.host, f.jitter(wait), func() {
+		f.callAt(&g.host, f.jitterTime(wait), func() {
 			if g.stream == stream {
 				g.seek()
 			}
 		})
-		g.leave()
+		g.endHandling()
 		return
 	}
 	to := f.named[name]
 	g.to = to
-	g.patience(stream)
+	g.endSilentStream(stream)
 	over := func() {
 		if g.stream == stream {
-			g.closed()
+			g.handleClosed()
 		}
 	}
 	f.send(&g.host, &to.host, func() {
@@ -476,20 +478,20 @@ func (g *gateway) seek() {
 		}
 		follow, successor := to.follow, to.node.Successor()
 		f.send(&to.host, &g.host, func() {
-			g.learn(follow, successor)
+			g.noteLeadership(follow, successor)
 			over()
 		}, nil)
 	}, over)
-	g.leave()
+	g.endHandling()
 }
 
-// patience ends the stream if its other end was silent for too long.
-func (g *gateway) patience(stream int) {
+// endSilentStream ends the stream if its other end was silent for too long.
+func (g *gateway) endSilentStream(stream int) {
 	if g.stream != stream {
 		return
 	}
 	if left := g.state.Patience(g.f.now); left > 0 {
-		g.f.on(&g.host, left, func() { g.patience(stream) })
+		g.f.callAt(&g.host, left, func() { g.endSilentStream(stream) })
 		return
 	}
 	g.hangUp()
@@ -503,44 +505,44 @@ func (g *gateway) hangUp() {
 	}
 	g.f.send(&g.host, &to.host, func() {
 		if to.term != nil {
-			to.term.disconnect(g)
+			to.term.handleDisconnect(g)
 		}
 	}, nil)
-	g.closed()
+	g.handleClosed()
 }
 
-// closed handles that the stream has ended, and looks for another leader.
-func (g *gateway) closed() {
+// handleClosed handles that the stream has ended, and looks for another leader.
+func (g *gateway) handleClosed() {
 	g.to, g.link = nil, nil
 	g.state.Tried(g.f.now)
 	g.seek()
 }
 
-// opened handles that a leader has answered.
-func (g *gateway) opened(t *term, successor names.AgentName) {
+// handleOpened handles that a leader has answered.
+func (g *gateway) handleOpened(t *term, successor names.AgentName) {
 	if g.to != t.agent { // the gateway has given this stream up
-		g.f.send(&g.host, &t.agent.host, func() { t.disconnect(g) }, nil)
+		g.f.send(&g.host, &t.agent.host, func() { t.handleDisconnect(g) }, nil)
 		return
 	}
 	if g.link != t {
 		g.link = t
 		g.state.Opened(g.f.now)
-		g.leave()
+		g.endHandling()
 		g.watch()
 	}
-	g.learn(t.claim, successor)
+	g.noteLeadership(t.claim, successor)
 }
 
-// learn takes news of who leads and who is to lead next.
-func (g *gateway) learn(c election.Claim, successor names.AgentName) {
+// noteLeadership takes news of who leads and who is to lead next.
+func (g *gateway) noteLeadership(c election.Claim, successor names.AgentName) {
 	if g.state.Learn(queries.Leadership{Epoch: c.Epoch, Leader: c.Leader, Successor: successor}) {
-		g.news()
+		g.endPause()
 	}
-	g.leave()
+	g.endHandling()
 }
 
-// news ends a pause between two rounds.
-func (g *gateway) news() {
+// endPause ends a pause between two rounds.
+func (g *gateway) endPause() {
 	if g.to == nil {
 		g.seek()
 	}
@@ -570,18 +572,18 @@ const numbering = match.MostParts + 1
 
 // submit describes a query to the leader.
 func (g *gateway) submit(s *queries.Submit) leader.Event {
-	q := s.Query.Tag.(*asked)
+	q := s.Query.Tag.(*gatewayQuery)
 	return leader.Event{
 		Kind: leader.Submitted, Gateway: g.id, Sequence: g.numberAtLeader(q.state.Sequence),
 		Attempt:   int(s.Attempts),
-		Model:     leader.ModelID{Name: string(g.f.cfg.asks(&q.Query))},
+		Model:     leader.ModelID{Name: string(g.f.cfg.askedName(&q.Query))},
 		BatchSize: q.BatchSize,
 		Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
 	}
 }
 
-// tell sends a message of the state to the leader.
-func (g *gateway) tell(m queries.Message) {
+// sendToLeader sends a message of the state to the leader.
+func (g *gateway) sendToLeader(m queries.Message) {
 	f := g.f
 	if len(m.Submit) == 1 && len(m.Cancel)+len(m.Unused) == 0 {
 		one := f.newMessage(submitted)
@@ -606,19 +608,19 @@ func (g *gateway) tell(m queries.Message) {
 		})
 	}
 	t := g.link
-	f.send(&g.host, t.host, func() { t.hear(g, events) }, nil)
+	f.send(&g.host, t.host, func() { t.handleEvents(g, events) }, nil)
 }
 
-// heard handles a message of the leader, which has read that many submits.
-func (g *gateway) heard(t *term, read uint64) {
+// handleMessage handles a message of the leader, which has read that many submits.
+func (g *gateway) handleMessage(t *term, read uint64) {
 	if g.link == t {
 		g.state.Heard(read, g.f.now)
-		g.leave()
+		g.endHandling()
 	}
 }
 
-// told handles a decision of the leader, which has read that many submits.
-func (g *gateway) told(m *message) {
+// handleDecision handles a decision of the leader, which has read that many submits.
+func (g *gateway) handleDecision(m *message) {
 	if g.link != m.term {
 		return
 	}
@@ -636,7 +638,7 @@ func (g *gateway) told(m *message) {
 		})
 	case leader.OfferAgain:
 		if q := g.state.OfferAgain(sequence, uint32(d.Attempt)); q != nil {
-			g.waits(q.Tag.(*asked), true)
+			g.noteWaiting(q.Tag.(*gatewayQuery), true)
 		}
 	case leader.Reject:
 		why := fate(Rejected)
@@ -648,7 +650,7 @@ func (g *gateway) told(m *message) {
 		}
 		g.state.Reject(sequence, why)
 	}
-	g.leave()
+	g.endHandling()
 }
 
 // watch checks whether the leader is silent while there are queries.
@@ -663,20 +665,20 @@ func (g *gateway) watch() {
 	if !led {
 		wait = g.state.LookAgain(f.now)
 	}
-	f.on(&g.host, wait, func() {
+	f.callAt(&g.host, wait, func() {
 		g.watching = false
 		if !led && g.state.Check(f.now) {
-			g.decision.Avoid(g.now(), match.LaneID(g.to.index))
+			g.decision.Avoid(g.timeNow(), match.LaneID(g.to.index))
 		}
-		g.leave()
+		g.endHandling()
 		g.watch()
 	})
 }
 
 // The functions from here on handle decisions without a leader.
 
-// begin begins an inquiry for a query.
-func (g *gateway) begin(q *asked) {
+// beginInquiry begins an inquiry for a query.
+func (g *gateway) beginInquiry(q *gatewayQuery) {
 	f := g.f
 	if f.cfg.Choose != nil {
 		began := f.readClock()
@@ -693,11 +695,11 @@ func (g *gateway) begin(q *asked) {
 	}
 	if f.cfg.GossipDelay == 0 {
 		for _, a := range f.agents {
-			g.known.Heard(match.LaneID(a.index), g.now(), a.remaining())
+			g.known.Heard(match.LaneID(a.index), g.timeNow(), a.remainingTime())
 		}
 	}
 	about := match.Inquiry{
-		Query: q.state.Sequence, Model: f.cfg.asks(&q.Query), BatchSize: q.BatchSize,
+		Query: q.state.Sequence, Model: f.cfg.askedName(&q.Query), BatchSize: q.BatchSize,
 		Arrival: epoch.Add(q.Arrival),
 	}
 	for _, name := range q.state.Failed() {
@@ -706,18 +708,18 @@ func (g *gateway) begin(q *asked) {
 	if f.cfg.Probes >= 0 {
 		g.inquired[q.state.Sequence] = q
 		began := f.readClock()
-		g.decision.Begin(g.now(), about)
+		g.decision.Begin(g.timeNow(), about)
 		g.countDecision(began)
 		return
 	}
 	began := f.readClock()
-	best := g.known.Rank(g.now(), &about, f.cfg.RTT, 1)
+	best := g.known.Rank(g.timeNow(), &about, f.cfg.RTT, 1)
 	g.countDecision(began)
 	if len(best) == 0 {
 		f.fail(fmt.Errorf("query %d: no lane holds %s", q.Sequence, about.Model))
 		return
 	}
-	g.known.Sent(best[0].Lane, g.now(), best[0].Latency)
+	g.known.Sent(best[0].Lane, g.timeNow(), best[0].Latency)
 	g.send(q, int(best[0].Lane), best[0].Model)
 }
 
@@ -730,7 +732,7 @@ func (g *gateway) countDecision(began time.Duration) {
 }
 
 // send sends a query to a lane that was not asked. It is not sent elsewhere for being overdue.
-func (g *gateway) send(q *asked, lane int, model names.ModelKey) {
+func (g *gateway) send(q *gatewayQuery, lane int, model names.ModelKey) {
 	const notAsked, never = math.MaxUint64, Never / 2
 	t := queries.Target{
 		Agent: g.f.agents[lane].member.Name, Reservation: notAsked, Took: never,
@@ -742,8 +744,8 @@ func (g *gateway) send(q *asked, lane int, model names.ModelKey) {
 	g.carryOut()
 }
 
-// settle carries out the decision's actions.
-func (g *gateway) settle() {
+// carryOutDecision carries out the decision's actions.
+func (g *gateway) carryOutDecision() {
 	f := g.f
 	if g.decision == nil {
 		return
@@ -757,9 +759,9 @@ func (g *gateway) settle() {
 				model = f.indexOf[do.Model]
 			}
 			f.probes++
-			f.send(&g.host, &a.host, func() { a.probed(g, id, model, batch) }, func() {
-				g.decision.Unasked(g.now(), id)
-				g.leave()
+			f.send(&g.host, &a.host, func() { a.answerProbe(g, id, model, batch) }, func() {
+				g.decision.Unasked(g.timeNow(), id)
+				g.endHandling()
 			})
 		case inquire.ReleaseLane:
 			g.release(f.agents[do.Lane], do.ID)
@@ -786,11 +788,11 @@ func (g *gateway) settle() {
 		return
 	}
 	g.wakeAt = at
-	f.on(&g.host, at-f.now, func() {
+	f.callAt(&g.host, at-f.now, func() {
 		if g.wakeAt == at {
 			g.wakeAt = Never
-			g.decision.Pass(g.now())
-			g.leave()
+			g.decision.Pass(g.timeNow())
+			g.endHandling()
 		}
 	})
 }
@@ -799,10 +801,10 @@ func (g *gateway) release(a *agent, id uint64) {
 	g.f.send(&g.host, &a.host, func() { a.releasePromise(g, id) }, nil)
 }
 
-// answered handles an agent's answer to a question.
-func (g *gateway) answered(a *agent, id uint64, remaining, finish time.Duration) {
+// handleProbeAnswer handles an agent's answer to a question.
+func (g *gateway) handleProbeAnswer(a *agent, id uint64, remaining, finish time.Duration) {
 	began := g.f.readClock()
-	g.decision.Answered(g.now(), match.LaneID(a.index), id, remaining, finish)
+	g.decision.Answered(g.timeNow(), match.LaneID(a.index), id, remaining, finish)
 	g.countDecision(began)
-	g.leave()
+	g.endHandling()
 }

@@ -12,30 +12,30 @@ import (
 	"github.com/muster-serve/muster/sim/colocate"
 )
 
-// greet sends an agent's description and the attempts that its lane holds to t's leader, if the
-// agent follows it.
-func (a *agent) greet(t *term) {
+// sendGreeting sends an agent's description and the attempts that its lane holds to t's leader, if
+// the agent follows it.
+func (a *agent) sendGreeting(t *term) {
 	if a.follow != t.claim {
 		return
 	}
 	a.link = t
 	e := leader.Event{
-		Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.busy()},
+		Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.busyTime()},
 	}
 	for _, c := range a.held {
 		e.Holds = append(e.Holds, leader.Held{
 			Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
-			Model: a.f.cfg.Models[c.model].id(), BatchSize: c.of.BatchSize,
+			Model: a.f.cfg.Models[c.model].leaderID(), BatchSize: c.of.BatchSize,
 		})
 	}
-	a.tell(func(t *term) {
-		t.described(&leader.Event{Kind: leader.Described, Member: a.member, Free: e.Free})
+	a.sendToLeader(func(t *term) {
+		t.handleDescription(&leader.Event{Kind: leader.Described, Member: a.member, Free: e.Free})
 		t.step(&e)
 	})
 }
 
-// tell sends a message to the leader that the agent follows.
-func (a *agent) tell(what func(t *term)) {
+// sendToLeader sends a message to the leader that the agent follows.
+func (a *agent) sendToLeader(what func(t *term)) {
 	if t := a.link; t != nil && a.follow == t.claim {
 		a.f.send(&a.host, t.host, func() {
 			if !t.over {
@@ -51,8 +51,8 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	e := leader.Event{
 		Kind: leader.Completed, Agent: a.member.Name,
 		Gateway: c.gateway.id, Sequence: c.gateway.numberAtLeader(c.of.state.Sequence),
-		Attempt: c.number, Model: f.cfg.Models[c.model].id(), BatchSize: c.of.BatchSize,
-		Remaining: a.busy(), Refused: refused,
+		Attempt: c.number, Model: f.cfg.Models[c.model].leaderID(), BatchSize: c.of.BatchSize,
+		Remaining: a.busyTime(), Refused: refused,
 		Execution: ran, Latency: f.now - c.of.Arrival,
 	}
 	if !refused {
@@ -68,10 +68,10 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	}
 }
 
-// answer tells an attempt's gateway how the attempt has ended.
-func (a *agent) answer(c *call, how ending) {
+// sendAnswer tells an attempt's gateway how the attempt has ended.
+func (a *agent) sendAnswer(c *call, how attemptExit) {
 	m := a.f.newMessage(attemptEnded)
-	m.call, m.how, m.remaining = c, how, a.remaining()
+	m.call, m.how, m.remaining = c, how, a.remainingTime()
 	a.f.sendMessage(0, &a.host, &c.gateway.host, m)
 }
 
@@ -137,7 +137,7 @@ func (a *agent) stepLane(e lane.Event) {
 	}
 	if wakeAt < a.laneWakesAt {
 		a.laneWakesAt = wakeAt
-		a.f.on(&a.host, wakeAt-a.f.now, func() {
+		a.f.callAt(&a.host, wakeAt-a.f.now, func() {
 			if a.laneWakesAt == wakeAt {
 				a.laneWakesAt = Never
 			}
@@ -146,8 +146,8 @@ func (a *agent) stepLane(e lane.Event) {
 	}
 }
 
-// takes handles an attempt that has arrived: the lane runs it, queues it or refuses it.
-func (a *agent) takes(c *call) {
+// takeAttempt handles an attempt that has arrived: the lane runs it, queues it or refuses it.
+func (a *agent) takeAttempt(c *call) {
 	f, l := a.f, a.lane
 	if c.over { // cut off on its way
 		return
@@ -167,17 +167,17 @@ func (a *agent) takes(c *call) {
 		promised = a.lanes.HasReserved(c.Reservation, f.now)
 	}
 	c.cameAt, c.found = f.now, len(a.held)
-	if deadline := f.cfg.deadline(c.model); deadline > 0 && !promised &&
-		f.now+a.remaining() > c.Arrival+deadline {
+	if deadline := f.cfg.deadlineOf(c.model); deadline > 0 && !promised &&
+		f.now+a.remainingTime() > c.Arrival+deadline {
 		a.endsEarly(c, refused, 0)
 		return
 	}
-	before := a.busy()
+	before := a.busyTime()
 	a.held = append(a.held, c)
 	a.stepLane(lane.Event{Kind: lane.Arrived, Query: &c.Query})
 	if c.reservation != 0 && !c.over { // not sent by the leader
 		free := []time.Duration{before + l.Predicted[c.model].Mean(c.of.BatchSize)}
-		a.tell(func(t *term) {
+		a.sendToLeader(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
 	}
@@ -204,7 +204,7 @@ func (a *agent) start(c *call, run *lane.Run) {
 	a.freeAt, f.movedAt = f.now, f.now
 	if on := l.Seat.Machine; on != nil {
 		on.Start(f.now, l.Seat.Lane, c.model, service)
-		f.retime(on)
+		f.retimeRuns(on)
 		return
 	}
 	a.scheduleEnd(f.now + service)
@@ -221,18 +221,18 @@ func (a *agent) scheduleEnd(at time.Duration) {
 	f.scheduleMessage(at-f.now, &a.host, m)
 }
 
-// retime changes the ends of runs that changes on their machine have moved.
-func (f *Fleet) retime(on *colocate.Machine) {
+// retimeRuns changes the ends of runs that changes on their machine have moved.
+func (f *Fleet) retimeRuns(on *colocate.Machine) {
 	for lane, end := range on.Moved() {
 		f.agents[lane].scheduleEnd(end)
 	}
 }
 
-// vacate tells the lane's machine, if it shares one, that nothing runs there any more.
-func (a *agent) vacate() {
+// vacateMachine tells the lane's machine, if it shares one, that nothing runs there any more.
+func (a *agent) vacateMachine() {
 	if on := a.lane.Seat.Machine; on != nil {
 		on.Stop(a.f.now, a.lane.Seat.Lane)
-		a.f.retime(on)
+		a.f.retimeRuns(on)
 	}
 }
 
@@ -250,29 +250,29 @@ func (a *agent) runEnded(run int) {
 	a.running, a.ended = a.ended[:0], ended
 	ended = slices.DeleteFunc(ended, func(c *call) bool { return c.over }) // cut off before
 	for _, c := range ended {
-		a.drop(c)
+		a.removeCall(c)
 	}
-	a.vacate()
+	a.vacateMachine()
 	a.stepLane(e)
 	for _, c := range ended {
 		a.tellEnd(c, false, 0)
-		a.answer(c, answered)
+		a.sendAnswer(c, answered)
 	}
 	a.endIfDrained()
 }
 
-func (a *agent) drop(c *call) {
+func (a *agent) removeCall(c *call) {
 	c.over = true
 	a.held = slices.DeleteFunc(a.held, func(o *call) bool { return o == c })
 }
 
 // endsEarly reports that the lane does not run an attempt, or not any more; then ran is how long it
 // had run.
-func (a *agent) endsEarly(c *call, why ending, ran time.Duration) {
-	a.drop(c)
+func (a *agent) endsEarly(c *call, why attemptExit, ran time.Duration) {
+	a.removeCall(c)
 	a.tellEnd(c, true, ran)
-	a.answer(c, why)
-	a.f.on(&a.host, 0, a.endIfDrained)
+	a.sendAnswer(c, why)
+	a.f.callAt(&a.host, 0, a.endIfDrained)
 }
 
 // cutOff makes the lane stop an attempt that waits or runs. Others of its run go on.
@@ -289,7 +289,7 @@ func (a *agent) cutOff(c *call) {
 		}
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
 		a.running = a.running[:0]
-		a.vacate()
+		a.vacateMachine()
 		a.stepLane(lane.Event{
 			Kind: lane.RunFailed, Query: &first.Query, Cause: lane.CallerLeft,
 		})
@@ -297,15 +297,15 @@ func (a *agent) cutOff(c *call) {
 	a.endsEarly(c, refused, ran)
 }
 
-// busy is how long the agent expects its lane to be busy with what it has, as it tells leaders and
-// gossip: they would not hear that a promise lapses.
-func (a *agent) busy() time.Duration { return a.lanes.LaneRemaining(0, a.f.now) }
+// busyTime is how long the agent expects its lane to be busy with what it has, as it tells leaders
+// and gossip: they would not hear that a promise lapses.
+func (a *agent) busyTime() time.Duration { return a.lanes.LaneRemaining(0, a.f.now) }
 
-// remaining is the same with what the agent has promised, as it tells gateways that ask.
-func (a *agent) remaining() time.Duration { return a.lanes.Remaining(a.f.now) }
+// remainingTime is the same with what the agent has promised, as it tells gateways that ask.
+func (a *agent) remainingTime() time.Duration { return a.lanes.Remaining(a.f.now) }
 
-// probed makes the agent answer a question, and reserve its lane.
-func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
+// answerProbe makes the agent answer a question, and reserve its lane.
+func (a *agent) answerProbe(g *gateway, id uint64, model int, batch int) {
 	const certainty = 0.9
 	r := &lane.Reservation{
 		Profile: a.f.cfg.Models[model].Name, BatchSize: batch, Keep: keepPlace,
@@ -317,7 +317,7 @@ func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
 		return !a.lanes.HasReserved(p.of, a.f.now)
 	})
 	a.promises = append(a.promises, promise{g, id, r})
-	a.f.send(&a.host, &g.host, func() { g.answered(a, id, remaining, finish) }, nil)
+	a.f.send(&a.host, &g.host, func() { g.handleProbeAnswer(a, id, remaining, finish) }, nil)
 }
 
 // takePromise takes a reservation off the promises; nil if there is none.

@@ -46,10 +46,11 @@ func (t *term) tellLatencies(all []*leader.Latency) {
 		f.told[l.TableKey] = *l
 	}
 	for _, g := range f.gateways {
-		t.tell(g, func() {
+		t.callGateway(g, func() {
 			for _, l := range all {
 				if m := f.modelOf(l.Model); m >= 0 {
-					if err := g.known.SetProfile(f.cfg.Models[m].Name, l.Type, l.Table); err != nil {
+					if err := g.known.SetProfile(f.cfg.Models[m].Name, l.Type,
+						l.Table); err != nil {
 						f.fail(err)
 					}
 				}
@@ -61,7 +62,7 @@ func (t *term) tellLatencies(all []*leader.Latency) {
 			for _, l := range all {
 				if m := f.modelOf(l.Model); m >= 0 && b.lane.Predicted[m] != nil &&
 					(l.Type == b.member.Type || l.Type == b.member.OwnType) {
-					b.lane.learn(m, l.Table, l.Profile)
+					b.lane.setKnown(m, l.Table, l.Profile)
 				}
 			}
 		}, nil)
@@ -70,11 +71,11 @@ func (t *term) tellLatencies(all []*leader.Latency) {
 
 // modelOf is the index of the model that leaders know by a key, -1 if there is none.
 func (f *Fleet) modelOf(key names.ModelKey) int {
-	return slices.IndexFunc(f.cfg.Models, func(m Model) bool { return m.id().Key() == key })
+	return slices.IndexFunc(f.cfg.Models, func(m Model) bool { return m.leaderID().Key() == key })
 }
 
-// learn takes it that a model's latency on the lane is known to be another.
-func (l *Lane) learn(model int, table *match.Table, known match.Latencies) {
+// setKnown takes it that a model's latency on the lane is known to be another.
+func (l *Lane) setKnown(model int, table *match.Table, known match.Latencies) {
 	l.Predicted[model], l.Known[model] = table, known
 	if model < len(l.Kinds) && l.Kinds[model] != nil {
 		l.Kinds[model].Latency, l.Kinds[model].Largest = table, table.Largest()

@@ -50,7 +50,7 @@ type message struct {
 	model    string // of the action
 	name     names.AgentName
 
-	how       ending
+	how       attemptExit
 	remaining time.Duration
 	run       int
 }
@@ -74,13 +74,13 @@ func (f *Fleet) handle(m *message) {
 	case submitted:
 		m.term.hearSubmit(m.gateway, &m.event)
 	case decided:
-		m.gateway.told(m)
+		m.gateway.handleDecision(m)
 	case acknowledged:
-		m.gateway.heard(m.term, m.read)
+		m.gateway.handleMessage(m.term, m.read)
 	case attempted:
-		m.call.to.takes(m.call)
+		m.call.to.takeAttempt(m.call)
 	case attemptEnded:
-		m.call.ended(m.how, m.remaining)
+		m.call.handleEnd(m.how, m.remaining)
 	case completed:
 		if !m.term.over {
 			m.term.step(&m.event)
@@ -90,13 +90,13 @@ func (f *Fleet) handle(m *message) {
 	}
 }
 
-// refuses reports whether the sender of a message learns that to's process has ended.
-func (m *message) refuses() bool { return m.kind == attempted || m.refused != nil }
+// tellsOfEnd reports whether the sender of a message learns that to's process has ended.
+func (m *message) tellsOfEnd() bool { return m.kind == attempted || m.refused != nil }
 
 // wasRefused tells the sender so.
 func (m *message) wasRefused() {
 	if m.kind == attempted {
-		m.call.ended(unheard, -1)
+		m.call.handleEnd(unheard, -1)
 		return
 	}
 	m.refused()

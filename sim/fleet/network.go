@@ -27,8 +27,8 @@ const (
 // An outage is a time in which messages do not get through.
 type outage struct{ since, until time.Duration }
 
-// breaks reports whether it lasts until connections break.
-func (o outage) breaks() bool { return o.until-o.since > connectionTimeout }
+// lastsUntilBroken reports whether it lasts until connections break.
+func (o outage) lastsUntilBroken() bool { return o.until-o.since > connectionTimeout }
 
 func newHost() host {
 	h := host{thaws: -warmUp}
@@ -52,24 +52,24 @@ type delay struct {
 	amount time.Duration
 }
 
-// jitter is a random duration between d/2 and 3d/2.
-func (f *Fleet) jitter(d time.Duration) time.Duration {
+// jitterTime is a random duration between d/2 and 3d/2.
+func (f *Fleet) jitterTime(d time.Duration) time.Duration {
 	return d/2 + time.Duration(f.rng.Int64N(int64(d)))
 }
 
-func (f *Fleet) frozen(h *host) bool { return h.thaws > f.now }
+func (f *Fleet) isHostFrozen(h *host) bool { return h.thaws > f.now }
 
-func (a *agent) frozen() bool { return a.f.frozen(&a.host) }
+func (a *agent) isFrozen() bool { return a.f.isHostFrozen(&a.host) }
 
-// on calls what at a host after a time; later if the host is frozen then, never if it is dead.
-func (f *Fleet) on(h *host, after time.Duration, what func()) {
+// callAt calls what at a host after a time; later if the host is frozen then, never if it is dead.
+func (f *Fleet) callAt(h *host, after time.Duration, what func()) {
 	f.events.push(event{at: f.now + max(after, 0), host: h, do: what})
 }
 
-func (f *Fleet) deliver(h *host, what func()) {
+func (f *Fleet) deliverTo(h *host, what func()) {
 	switch {
 	case h.dead:
-	case f.frozen(h), len(h.inbox) > 0: // keep the order of arrival
+	case f.isHostFrozen(h), len(h.inbox) > 0: // keep the order of arrival
 		h.inbox = append(h.inbox, what)
 	default:
 		what()
@@ -80,10 +80,10 @@ func (f *Fleet) deliver(h *host, what func()) {
 func (f *Fleet) deliverMessage(m *message) {
 	switch h := m.to; {
 	case h.dead:
-		if m.refuses() {
-			f.on(m.from, m.way, m.wasRefused)
+		if m.tellsOfEnd() {
+			f.callAt(m.from, m.way, m.wasRefused)
 		}
-	case f.frozen(h), len(h.inbox) > 0:
+	case f.isHostFrozen(h), len(h.inbox) > 0:
 		h.inbox = append(h.inbox, func() { f.handle(m) })
 	default:
 		f.handle(m)
@@ -99,8 +99,8 @@ func (f *Fleet) isCalm() bool {
 		!slices.ContainsFunc(f.cfg.Lanes, func(l Lane) bool { return l.Distance != 0 })
 }
 
-// way is how long a message takes.
-func (f *Fleet) way(from, to *host) time.Duration {
+// messageTime is how long a message takes.
+func (f *Fleet) messageTime(from, to *host) time.Duration {
 	if from == to {
 		return 0
 	}
@@ -114,10 +114,10 @@ func (f *Fleet) way(from, to *host) time.Duration {
 	return way
 }
 
-// cut returns the outage which keeps messages from one host from getting to another; false if none
-// does. Where messages do not get through in one direction, neither do acknowledgements of those in
-// the other: their connections break, too, and from then on nothing gets through.
-func (f *Fleet) cut(from, to *host) (longest outage, is bool) {
+// findOutage returns the outage which keeps messages from one host from getting to another; false
+// if none does. Where messages do not get through in one direction, neither do acknowledgements of
+// those in the other: their connections break, too, and from then on nothing gets through.
+func (f *Fleet) findOutage(from, to *host) (longest outage, is bool) {
 	for _, h := range []*host{from, to} {
 		for d, o := range h.cuts {
 			if from == to || o.until <= f.now {
@@ -164,12 +164,12 @@ func (f *Fleet) sendMessage(jitter time.Duration, from, to *host, m *message) {
 		}
 		return
 	}
-	m.way = f.way(from, to) + jitter
+	m.way = f.messageTime(from, to) + jitter
 	at := f.now + m.way
-	if o, is := f.cut(from, to); is {
-		if o.breaks() {
-			if m.refuses() && f.now-o.since >= connectionTimeout {
-				f.on(from, m.way, m.wasRefused)
+	if o, is := f.findOutage(from, to); is {
+		if o.lastsUntilBroken() {
+			if m.tellsOfEnd() && f.now-o.since >= connectionTimeout {
+				f.callAt(from, m.way, m.wasRefused)
 			}
 			return
 		}

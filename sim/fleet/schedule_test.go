@@ -145,7 +145,8 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		r.cfg.Models[0].Merge = names.MergeDeadline
 		for i := range r.cfg.Lanes {
 			l := &r.cfg.Lanes[i]
-			l.Kinds = []*merge.Kind{{Policy: names.MergeDeadline, Latency: l.Predicted[0], Largest: 40}}
+			l.Kinds = []*merge.Kind{{Policy: names.MergeDeadline, Latency: l.Predicted[0],
+				Largest: 40}}
 		}
 	}
 	var err error
@@ -240,7 +241,7 @@ func (r *referee) run() {
 				a.member.Name, len(a.held), kept)
 		}
 	}
-	leads := r.f.leader()
+	leads := r.f.currentLeader()
 	if r.cfg.Candidates < 0 {
 		if leads != nil {
 			r.failf("%s leads, and must not", leads.member.Name)
@@ -309,7 +310,7 @@ func (r *referee) look() {
 		if g.link == nil {
 			continue
 		}
-		if a := g.link.agent; a.frozen() && !a.dead && max(a.cuts[into].until,
+		if a := g.link.agent; a.isFrozen() && !a.dead && max(a.cuts[into].until,
 			a.cuts[outOf].until) <= a.froze {
 			const least = time.Second + 70*ms // what it said before may be under way
 			if r.f.now-a.froze > least {
@@ -468,7 +469,7 @@ var mutants = []*mutant{
 				for _, c := range g.calls {
 					if whole := c.of.whole; whole != nil && whole.by != nil && !whole.done {
 						g.state.End(&whole.state, nil)
-						g.leave()
+						g.endHandling()
 						return
 					}
 				}

@@ -8,10 +8,10 @@ import (
 	"github.com/muster-serve/muster/leader"
 )
 
-// settle begins the leadership of a fleet that is settled, unless nobody may lead: the leader knows
-// all lanes, what runs on them takes, and how long the way to them is, as if a former leader had
-// learned it.
-func (f *Fleet) settle() error {
+// beginSettled begins the leadership of a fleet that is settled, unless nobody may lead: the leader
+// knows all lanes, what runs on them takes, and how long the way to them is, as if a former leader
+// had learned it.
+func (f *Fleet) beginSettled() error {
 	if f.cfg.Candidates < 0 {
 		return f.err
 	}
@@ -77,7 +77,7 @@ func (f *Fleet) Hold(lane int, models []int) {
 	member := *a.member
 	member.Models = nil
 	for _, m := range models {
-		member.Models = append(member.Models, f.cfg.Models[m].describe(member.Type))
+		member.Models = append(member.Models, f.cfg.Models[m].describeOn(member.Type))
 	}
 	member.Revision++
 	a.member = &member

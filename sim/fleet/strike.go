@@ -7,8 +7,9 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 )
 
-// leader is the agent that leads, the latest elected if there are several; nil if none leads.
-func (f *Fleet) leader() (leads *agent) {
+// currentLeader is the agent that leads, the latest elected if there are several; nil if none
+// leads.
+func (f *Fleet) currentLeader() (leads *agent) {
 	for _, a := range f.agents {
 		if !a.dead && a.term != nil && (leads == nil ||
 			leads.term.claim.Compare(a.term.claim) < 0) {
@@ -18,14 +19,14 @@ func (f *Fleet) leader() (leads *agent) {
 	return leads
 }
 
-// strike makes a fault happen.
-func (f *Fleet) strike(fault Fault, r *Result) {
+// strikeFault makes a fault happen.
+func (f *Fleet) strikeFault(fault Fault, r *Result) {
 	f.faultAt = f.now
 	var hit *agent
 	switch fault.Target {
 	case "":
 	case TheLeader:
-		hit = f.leader()
+		hit = f.currentLeader()
 	default:
 		hit = f.named[fault.Target]
 	}
@@ -39,7 +40,7 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	if fault.Duration > 0 {
 		until = f.now + fault.Duration
 	}
-	if hit != nil && hit == f.leader() && fault.Verb != slow {
+	if hit != nil && hit == f.currentLeader() && fault.Verb != slow {
 		for i := range f.results { // the leader that earlier faults hit still leads
 			f.results[i].open = false
 		}
@@ -47,11 +48,11 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	}
 	switch fault.Verb {
 	case kill:
-		hit.kill()
+		hit.killProcess()
 	case drain:
-		hit.drain(fault.Duration)
+		hit.beginDrain(fault.Duration)
 	case freeze:
-		hit.freeze(until)
+		hit.freezeUntil(until)
 	case cut:
 		hit.cutNetwork(until, into, outOf)
 	case deafen:
@@ -67,8 +68,8 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	}
 }
 
-// others calls do for all agents but a.
-func (a *agent) others(do func(b *agent)) {
+// eachOther calls do for all agents but a.
+func (a *agent) eachOther(do func(b *agent)) {
 	for _, b := range a.f.agents {
 		if b != a {
 			do(b)
@@ -76,8 +77,8 @@ func (a *agent) others(do func(b *agent)) {
 	}
 }
 
-// kill ends an agent's process. All connections to it break.
-func (a *agent) kill() {
+// killProcess ends an agent's process. All connections to it break.
+func (a *agent) killProcess() {
 	f := a.f
 	a.dead, a.inbox = true, nil
 	if a.term != nil {
@@ -90,38 +91,38 @@ func (a *agent) kill() {
 		c.over = true
 	}
 	a.resetLane()
-	a.others(func(b *agent) { f.send(&a.host, &b.host, func() { b.broken(a) }, nil) })
+	a.eachOther(func(b *agent) { f.send(&a.host, &b.host, func() { b.handleBroken(a) }, nil) })
 	for _, g := range f.gateways {
-		f.send(&a.host, &g.host, func() { g.broken(a) }, nil)
+		f.send(&a.host, &g.host, func() { g.handleBroken(a) }, nil)
 	}
 	life := a.lives
 	f.do(f.now+gossipGivesUp, func() {
 		if a.lives == life {
-			a.leave()
+			a.handleRemoval()
 		}
 	})
 }
 
-// drain makes an agent end when its lane has nothing left, and start again a time after that; 0:
-// never.
-func (a *agent) drain(back time.Duration) {
+// beginDrain makes an agent end when its lane has nothing left, and start again a time after that;
+// 0: never.
+func (a *agent) beginDrain(back time.Duration) {
 	if a.member.Draining {
 		return
 	}
-	a.describe(true)
+	a.renewDescription(true)
 	a.startsAgainAfter = back
 	a.f.tellViews()
-	a.tell(func(t *term) {
+	a.sendToLeader(func(t *term) {
 		t.step(&leader.Event{
-			Kind: leader.Described, Member: a.member, Free: []time.Duration{a.busy()},
+			Kind: leader.Described, Member: a.member, Free: []time.Duration{a.busyTime()},
 		})
 	})
 	a.step(&election.Event{Kind: election.Resigned})
 	a.endIfDrained()
 }
 
-// describe makes a new description of the agent.
-func (a *agent) describe(draining bool) {
+// renewDescription makes a new description of the agent.
+func (a *agent) renewDescription(draining bool) {
 	member := *a.member
 	member.Draining = draining
 	member.Revision++
@@ -135,8 +136,8 @@ func (a *agent) endIfDrained() {
 	if !a.member.Draining || a.dead || len(a.held) > 0 || a.term != nil {
 		return
 	}
-	a.kill()
-	a.leave() // it says so
+	a.killProcess()
+	a.handleRemoval() // it says so
 	if a.startsAgainAfter > 0 {
 		f.do(f.now+a.startsAgainAfter, a.startAgain)
 	}
@@ -145,10 +146,10 @@ func (a *agent) endIfDrained() {
 // startAgain starts the agent's process again.
 func (a *agent) startAgain() {
 	a.dead, a.lives = false, a.lives+1
-	a.describe(false)
+	a.renewDescription(false)
 	a.follow, a.link, a.wakeAt = election.Claim{}, nil, Never
 	node, err := election.New(election.Config{
-		ID: a.member.Name, Rank: a.rank(), Epoch: a.epoch,
+		ID: a.member.Name, Rank: a.electionRank(), Epoch: a.epoch,
 	})
 	if err != nil {
 		a.f.fail(err)
@@ -159,23 +160,23 @@ func (a *agent) startAgain() {
 	a.comeBack()
 }
 
-// freeze stops an agent until a time.
-func (a *agent) freeze(until time.Duration) {
+// freezeUntil stops an agent until a time.
+func (a *agent) freezeUntil(until time.Duration) {
 	f := a.f
-	if !a.frozen() {
+	if !a.isFrozen() {
 		a.froze = f.now
 	}
 	a.thaws = max(a.thaws, until)
 	f.do(f.now+gossipGivesUp, func() {
-		if a.frozen() && !a.dead && f.now-a.froze >= gossipGivesUp {
-			a.leave()
+		if a.isFrozen() && !a.dead && f.now-a.froze >= gossipGivesUp {
+			a.handleRemoval()
 		}
 	})
 	if until == Never {
 		return
 	}
 	f.do(until, func() {
-		if a.dead || a.frozen() {
+		if a.dead || a.isFrozen() {
 			return
 		}
 		a.step(&election.Event{Kind: election.TimePassed})
@@ -202,18 +203,18 @@ func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 		if a.dead || !f.cutFor(&a.host, connectionTimeout) {
 			return
 		}
-		a.others(func(b *agent) {
-			f.on(&b.host, 0, func() { b.broken(a) })
-			f.on(&a.host, 0, func() { a.broken(b) })
+		a.eachOther(func(b *agent) {
+			f.callAt(&b.host, 0, func() { b.handleBroken(a) })
+			f.callAt(&a.host, 0, func() { a.handleBroken(b) })
 		})
 		for _, g := range f.gateways {
-			g.broken(a)
+			g.handleBroken(a)
 		}
 	})
 	// Gossip needs both directions: a ping, and its answer.
 	f.do(f.now+gossipGivesUp, func() {
 		if !a.dead && f.cutFor(&a.host, gossipGivesUp) {
-			a.leave()
+			a.handleRemoval()
 		}
 	})
 	if until != Never {
@@ -221,23 +222,23 @@ func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 	}
 }
 
-// leave handles that gossip removes an agent as a member, and all others at that agent.
-func (a *agent) leave() {
+// handleRemoval handles that gossip removes an agent as a member, and all others at that agent.
+func (a *agent) handleRemoval() {
 	if a.left {
 		return
 	}
 	a.left = true
 	f := a.f
-	a.others(func(b *agent) {
+	a.eachOther(func(b *agent) {
 		if b.left {
 			return
 		}
-		f.on(&b.host, 0, func() {
+		f.callAt(&b.host, 0, func() {
 			b.step(&election.Event{
 				Kind: election.MemberDown, ID: a.member.Name,
 			})
 		})
-		f.on(&a.host, 0, func() {
+		f.callAt(&a.host, 0, func() {
 			a.step(&election.Event{
 				Kind: election.MemberDown, ID: b.member.Name,
 			})
@@ -245,34 +246,34 @@ func (a *agent) leave() {
 	})
 	f.tellViews()
 	for _, g := range f.gateways {
-		g.left(a)
+		g.handleLeft(a)
 	}
 }
 
 // comeBack handles that gossip hears an agent again.
 func (a *agent) comeBack() {
 	f := a.f
-	if !a.left || a.dead || a.frozen() || f.cutFor(&a.host, 0) {
+	if !a.left || a.dead || a.isFrozen() || f.cutFor(&a.host, 0) {
 		return
 	}
 	a.left = false
-	a.others(func(b *agent) {
+	a.eachOther(func(b *agent) {
 		if b.left {
 			return
 		}
-		f.on(&b.host, 0, func() { b.meet(a) })
-		f.on(&a.host, 0, func() { a.meet(b) })
+		f.callAt(&b.host, 0, func() { b.addMember(a) })
+		f.callAt(&a.host, 0, func() { a.addMember(b) })
 	})
 	f.tellViews()
 	for _, g := range f.gateways {
-		g.joined(a)
+		g.handleJoined(a)
 	}
 }
 
 // tellViews tells all leaders which agents are members.
 func (f *Fleet) tellViews() {
 	for _, a := range f.agents {
-		f.on(&a.host, 0, func() {
+		f.callAt(&a.host, 0, func() {
 			if a.term != nil {
 				a.term.viewChanged()
 			}

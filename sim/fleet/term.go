@@ -28,12 +28,13 @@ type term struct {
 	wakeDelayed bool         // it is time to step the state, but its host is frozen
 	told        []uint64     // by gateway: decisions of this leader
 	passed      leader.Event // that time has passed; kept, because it is passed often
-	lacks       bool         // there are latencies of models that it did not know when it was told of them
-	record      bytes.Buffer
-	rec         *leader.Recorder // nil: not recorded
+	// there are latencies of models that it did not know when it was told of them
+	lacks  bool
+	record bytes.Buffer
+	rec    *leader.Recorder // nil: not recorded
 
-	// learned is what the leader learns by; nil unless Config.Learns. It looks at what was seen after
-	// learnRest, and again at looksAt.
+	// learned is what the leader learns by; nil unless Config.Learns. It looks at what was seen
+	// after learnRest, and again at looksAt.
 	learned *learn.State
 	seen    learn.Seen
 	looksAt time.Duration
@@ -42,8 +43,8 @@ type term struct {
 // learnRest is how long queries and answers gather before a leader learns from them.
 const learnRest = 50 * time.Millisecond
 
-// lead starts the term of an agent that has been elected.
-func (a *agent) lead(claim election.Claim) {
+// beginTerm starts the term of an agent that has been elected.
+func (a *agent) beginTerm(claim election.Claim) {
 	f := a.f
 	cfg := leader.Config{
 		Self: a.member.Name, Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser,
@@ -67,7 +68,7 @@ func (a *agent) lead(claim election.Claim) {
 		for _, key := range slices.SortedFunc(maps.Keys(f.told), names.TableKey.Compare) {
 			told = append(told, f.told[key])
 		}
-		t.learned.Suggest(a.members(), told)
+		t.learned.Suggest(a.knownMembers(), told)
 	}
 	t.viewChanged()
 	t.step(&leader.Event{Kind: leader.TimePassed})
@@ -101,15 +102,15 @@ func (f *Fleet) newTerm(at *host, cfg leader.Config) (*term, error) {
 	return t, nil
 }
 
-// end ends the term and its streams.
-func (t *term) end() {
+// endTerm ends the term and its streams.
+func (t *term) endTerm() {
 	t.markOver()
 	for i, g := range t.f.gateways {
 		if t.linked[i] {
 			t.f.send(t.host, &g.host, func() {
 				t.linked[i] = false
 				if g.to == t.agent {
-					g.closed()
+					g.handleClosed()
 				}
 			}, nil)
 		}
@@ -122,8 +123,8 @@ func (t *term) markOver() {
 	t.f.liveTerms = slices.DeleteFunc(t.f.liveTerms, func(o *term) bool { return o == t })
 }
 
-// tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies of
-// models that it does not know yet, and is told them again when an agent has described itself.
+// tellKnown tells the leader what is known from the start, unless it learns. It takes no latencies
+// of models that it does not know yet, and is told them again when an agent has described itself.
 func (t *term) tellKnown() {
 	if t.learned == nil {
 		t.step(&leader.Event{Kind: leader.Learned, Advice: t.f.known})
@@ -131,8 +132,8 @@ func (t *term) tellKnown() {
 	}
 }
 
-// described takes an agent's description.
-func (t *term) described(e *leader.Event) {
+// handleDescription takes an agent's description.
+func (t *term) handleDescription(e *leader.Event) {
 	t.step(e)
 	if t.lacks {
 		t.tellKnown()
@@ -140,35 +141,36 @@ func (t *term) described(e *leader.Event) {
 }
 
 func (t *term) viewChanged() {
-	t.step(&leader.Event{Kind: leader.ViewChanged, Members: t.agent.members()})
+	t.step(&leader.Event{Kind: leader.ViewChanged, Members: t.agent.knownMembers()})
 }
 
-// members are the members that the agent knows.
-func (a *agent) members() (all []*leader.Member) {
+// knownMembers are the members that the agent knows.
+func (a *agent) knownMembers() (all []*leader.Member) {
 	for _, b := range a.f.agents {
-		if a.knows(b) {
+		if a.isMember(b) {
 			all = append(all, b.member)
 		}
 	}
 	return all
 }
 
-// learn has the leader learn from what was seen, after a time.
-func (t *term) learn(after time.Duration) {
+// learnAfter has the leader learn from what was seen, after a time.
+func (t *term) learnAfter(after time.Duration) {
 	at := t.f.now + after
 	if t.learned == nil || t.looksAt <= at {
 		return
 	}
 	t.looksAt = at
-	t.f.on(t.host, after, func() {
+	t.f.callAt(t.host, after, func() {
 		if t.over || t.looksAt != at {
 			return
 		}
 		seen := t.seen
 		t.seen, t.looksAt = learn.Seen{}, Never
-		advice, next, _ := t.learned.Look(epoch.Add(t.f.now), seen) // prices may be unknown at first
+		// prices may be unknown at first
+		advice, next, _ := t.learned.Look(epoch.Add(t.f.now), seen)
 		if next > 0 {
-			t.learn(next)
+			t.learnAfter(next)
 		}
 		if advice != nil {
 			t.step(&leader.Event{Kind: leader.Learned, Advice: advice})
@@ -178,7 +180,7 @@ func (t *term) learn(after time.Duration) {
 
 // open makes the leader open a link to a member, which then greets it.
 func (t *term) open(b *agent) {
-	if t.over || !t.agent.knows(b) {
+	if t.over || !t.agent.isMember(b) {
 		return
 	}
 	hello := election.Message{
@@ -190,12 +192,12 @@ func (t *term) open(b *agent) {
 				Kind: election.Received, ID: t.agent.member.Name, Message: hello,
 			})
 		}
-		b.greet(t)
-	}, func() { t.broken(b) })
+		b.sendGreeting(t)
+	}, func() { t.handleBroken(b) })
 }
 
-// broken handles that the link to a member has broken.
-func (t *term) broken(b *agent) {
+// handleBroken handles that the link to a member has broken.
+func (t *term) handleBroken(b *agent) {
 	if t.over {
 		return
 	}
@@ -203,7 +205,7 @@ func (t *term) broken(b *agent) {
 		Kind: leader.LinkBroken, Agent: b.member.Name, Gone: b.dead, Why: "it does not answer",
 	})
 	if !b.dead {
-		t.f.on(t.host, redial, func() { t.open(b) })
+		t.f.callAt(t.host, redial, func() { t.open(b) })
 	}
 }
 
@@ -213,16 +215,16 @@ func (t *term) connect(g *gateway) {
 	t.step(&leader.Event{Kind: leader.GatewayConnected, Gateway: g.id})
 }
 
-// disconnect handles that a gateway's stream has ended.
-func (t *term) disconnect(g *gateway) {
+// handleDisconnect handles that a gateway's stream has ended.
+func (t *term) handleDisconnect(g *gateway) {
 	if !t.over && t.linked[g.index] {
 		t.linked[g.index] = false
 		t.step(&leader.Event{Kind: leader.GatewayLost, Gateway: g.id})
 	}
 }
 
-// hear takes the events of a gateway's message, and acknowledges them.
-func (t *term) hear(g *gateway, events []leader.Event) {
+// handleEvents takes the events of a gateway's message, and acknowledges them.
+func (t *term) handleEvents(g *gateway, events []leader.Event) {
 	if t.over || !t.linked[g.index] {
 		return
 	}
@@ -234,7 +236,7 @@ func (t *term) hear(g *gateway, events []leader.Event) {
 		}
 		t.step(&events[i])
 	}
-	t.acknowledge(g, told)
+	t.acknowledgeSubmits(g, told)
 }
 
 // hearSubmit takes a message of a gateway with one query.
@@ -245,13 +247,13 @@ func (t *term) hearSubmit(g *gateway, e *leader.Event) {
 	told := t.told[g.index]
 	t.read[g.index]++
 	t.step(e)
-	t.acknowledge(g, told)
+	t.acknowledgeSubmits(g, told)
 }
 
-// acknowledge tells a gateway how many submits are read, unless a decision has told it already: a
-// decision says so, too, and more than told were made. In a fleet that is settled no gateway waits
-// for that.
-func (t *term) acknowledge(g *gateway, told uint64) {
+// acknowledgeSubmits tells a gateway how many submits are read, unless a decision has told it
+// already: a decision says so, too, and more than told were made. In a fleet that is settled no
+// gateway waits for that.
+func (t *term) acknowledgeSubmits(g *gateway, told uint64) {
 	if !t.linked[g.index] || t.told[g.index] > told || t.f.cfg.Settled {
 		return
 	}
@@ -260,8 +262,8 @@ func (t *term) acknowledge(g *gateway, told uint64) {
 	t.f.sendMessage(0, t.host, &g.host, m)
 }
 
-// tell calls what at a gateway, if it has a stream, after a message's way.
-func (t *term) tell(g *gateway, what func()) {
+// callGateway calls what at a gateway, if it has a stream, after a message's way.
+func (t *term) callGateway(g *gateway, what func()) {
 	if t.linked[g.index] {
 		t.f.send(t.host, &g.host, what, nil)
 	}
@@ -314,12 +316,12 @@ func (f *Fleet) countStep(began time.Duration) {
 // wake steps the state at the time for which it asked.
 func (t *term) wake() {
 	f, at, h := t.f, t.wakeAt, t.host
-	if !h.dead && !f.frozen(h) && len(h.inbox) == 0 {
+	if !h.dead && !f.isHostFrozen(h) && len(h.inbox) == 0 {
 		t.passTime()
 		return
 	}
 	t.wakeDelayed = true
-	f.deliver(h, func() {
+	f.deliverTo(h, func() {
 		if t.wakeAt == at {
 			t.passTime()
 		}
@@ -366,13 +368,13 @@ func (t *term) carryOutElse(a *leader.Action) {
 	case leader.Welcome:
 		g := f.gateways[a.Gateway-1]
 		successor := t.agent.node.Successor()
-		t.tell(g, func() { g.opened(t, successor) })
+		t.callGateway(g, func() { g.handleOpened(t, successor) })
 	case leader.Heartbeat:
 		for i, g := range f.gateways {
 			read, successor := t.read[i], t.agent.node.Successor()
-			t.tell(g, func() {
-				g.learn(t.claim, successor)
-				g.heard(t, read)
+			t.callGateway(g, func() {
+				g.noteLeadership(t.claim, successor)
+				g.handleMessage(t, read)
 			})
 		}
 	case leader.TellAhead:
@@ -380,12 +382,12 @@ func (t *term) carryOutElse(a *leader.Action) {
 	case leader.AskHeld:
 		t.open(f.named[a.Agent])
 	default:
-		t.see(a)
+		t.noteForLearning(a)
 	}
 }
 
-// see keeps what the learning loop is to be told of.
-func (t *term) see(a *leader.Action) {
+// noteForLearning keeps what the learning loop is to be told of.
+func (t *term) noteForLearning(a *leader.Action) {
 	f := t.f
 	if t.learned == nil {
 		return
@@ -396,21 +398,21 @@ func (t *term) see(a *leader.Action) {
 	case leader.TellPrices:
 		prices := unversioned(a.Prices)
 		for _, g := range f.gateways {
-			t.tell(g, func() { g.known.SetPrices(prices) })
+			t.callGateway(g, func() { g.known.SetPrices(prices) })
 		}
 	case leader.Arrived:
 		t.seen.Arrivals = append(t.seen.Arrivals, learn.Arrival{
 			Model: a.Model, BatchSize: a.BatchSize, At: epoch.Add(f.now),
 		})
-		t.learn(learnRest)
+		t.learnAfter(learnRest)
 	case leader.Observed, leader.ObservedCut:
 		t.seen.Observations = append(t.seen.Observations, learn.Observation{
 			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
 			Cut: a.Kind == leader.ObservedCut, At: epoch.Add(f.now),
 		})
-		t.learn(learnRest)
+		t.learnAfter(learnRest)
 	case leader.PoolChanged:
 		t.seen.Pool = a.Pool
-		t.learn(0)
+		t.learnAfter(0)
 	}
 }

@@ -302,9 +302,9 @@ func (p *Planner) Acts(now time.Duration, a *leader.Action) {
 
 // Wake lets the planner decide, and returns when to call it next.
 func (p *Planner) Wake(now time.Duration) (next time.Duration, err error) {
-	p.learn(now)
+	p.learnFromRuns(now)
 	for i := range p.lanes {
-		p.work(i, now)
+		p.continueChange(i, now)
 	}
 	if p.plan != nil && now >= p.planAt {
 		p.decider.Solved(p.plan)
@@ -313,7 +313,7 @@ func (p *Planner) Wake(now time.Duration) (next time.Duration, err error) {
 	s := &p.snapshot
 	for i := range p.lanes {
 		l, a := &p.lanes[i], &s.Agents[i]
-		a.Held, a.Taken, a.State = p.layout(l.held), l.taken, l.state
+		a.Held, a.Taken, a.State = p.layoutOf(l.held), l.taken, l.state
 		if a.Type = l.Type; p.slow[l.Agent] != "" {
 			a.Type = p.slow[l.Agent]
 		}
@@ -334,8 +334,8 @@ func (p *Planner) Wake(now time.Duration) (next time.Duration, err error) {
 	return now + step, p.err
 }
 
-// learn lets the learning loop look at what ran.
-func (p *Planner) learn(now time.Duration) {
+// learnFromRuns lets the learning loop look at what ran.
+func (p *Planner) learnFromRuns(now time.Duration) {
 	a, _, err := p.learner.Look(epoch.Add(now), p.seen)
 	p.seen = learn.Seen{Arrivals: p.seen.Arrivals[:0], Observations: p.seen.Observations[:0]}
 	if err != nil && p.err == nil {
@@ -353,14 +353,15 @@ func (p *Planner) learn(now time.Duration) {
 		for _, l := range a.Latencies {
 			known[l.TableKey] = l.Table
 		}
-		p.expect(known)
+		p.replaceExpected(known)
 		p.snapshot.Latencies = known
 	}
 	p.fleet.Advise(a)
 }
 
-// expect replaces the latencies of what has not run by what runs of others have shown of them.
-func (p *Planner) expect(known map[names.TableKey]replan.Latencies) {
+// replaceExpected replaces the latencies of what has not run by what runs of others have shown of
+// them.
+func (p *Planner) replaceExpected(known map[names.TableKey]replan.Latencies) {
 	shown := p.learner.ProfileErrors()
 	for _, key := range p.untried {
 		v := &p.variants[p.model[key.Model]]
@@ -376,7 +377,7 @@ func (p *Planner) expect(known map[names.TableKey]replan.Latencies) {
 	}
 }
 
-func (p *Planner) layout(variants []int) place.Layout {
+func (p *Planner) layoutOf(variants []int) place.Layout {
 	var models []names.ModelKey
 	for _, v := range variants {
 		models = append(models, p.variants[v].Key())
@@ -392,7 +393,7 @@ func (p *Planner) carryOut(now time.Duration, a *replan.Answer) {
 		p.result.Steps += p.plan.Steps
 	}
 	for _, e := range a.Events {
-		if len(p.result.Events) < mostEvents {
+		if len(p.result.Events) < maxEvents {
 			p.result.Events = append(p.result.Events, Told{now.Seconds(), string(e.Kind), e.Text})
 		}
 	}
@@ -400,7 +401,7 @@ func (p *Planner) carryOut(now time.Duration, a *replan.Answer) {
 		i := slices.IndexFunc(p.lanes, func(l lane) bool { return l.Agent == m.Agent })
 		if l := &p.lanes[i]; m.Stamp.Compare(l.taken) > 0 && l.state != replan.Changing {
 			l.taken, l.move, l.state, l.loads = m.Stamp, m, replan.Changing, false
-			p.begin(i, now)
+			p.beginChange(i, now)
 		}
 	}
 	if a.Placement == nil || a.Placement.Version == p.version {
@@ -418,8 +419,8 @@ func (p *Planner) carryOut(now time.Duration, a *replan.Answer) {
 	}
 }
 
-// begin lets a lane begin to change.
-func (p *Planner) begin(i int, now time.Duration) {
+// beginChange lets a lane begin to change.
+func (p *Planner) beginChange(i int, now time.Duration) {
 	l := &p.lanes[i]
 	if l.move.DrainFirst {
 		l.held = slices.DeleteFunc(slices.Clone(l.held), func(v int) bool {
@@ -427,11 +428,11 @@ func (p *Planner) begin(i int, now time.Duration) {
 		})
 		p.fleet.Hold(i, l.held)
 	}
-	p.work(i, now)
+	p.continueChange(i, now)
 }
 
-// work lets a lane that changes go on.
-func (p *Planner) work(i int, now time.Duration) {
+// continueChange lets a lane that changes go on.
+func (p *Planner) continueChange(i int, now time.Duration) {
 	l := &p.lanes[i]
 	if l.state != replan.Changing {
 		return
@@ -455,5 +456,5 @@ func (p *Planner) work(i int, now time.Duration) {
 		l.held = append(l.held, p.model[m])
 	}
 	p.fleet.Hold(i, l.held)
-	p.changed(now)
+	p.countChange(now)
 }

@@ -39,8 +39,8 @@ type Told struct {
 	Text string  `json:"text"`
 }
 
-// mostEvents bounds the events of a result.
-const mostEvents = 1000
+// maxEvents bounds the events of a result.
+const maxEvents = 1000
 
 // A window is ten seconds of a run.
 type window struct{ counts []count } // by family
@@ -51,16 +51,16 @@ type count struct {
 	accuracy              float64 // sum
 }
 
-// mean is the mean accuracy of the answers, 0 if there were none.
-func (w *count) mean() float64 {
+// meanAccuracy is the mean accuracy of the answers, 0 if there were none.
+func (w *count) meanAccuracy() float64 {
 	if w.answered == 0 {
 		return 0
 	}
 	return math.Round(w.accuracy/float64(w.answered)*1e6) / 1e6
 }
 
-// changed counts a change.
-func (p *Planner) changed(now time.Duration) {
+// countChange counts a change.
+func (p *Planner) countChange(now time.Duration) {
 	if now < WarmUp {
 		return
 	}
@@ -72,15 +72,15 @@ func (p *Planner) changed(now time.Duration) {
 	p.result.MostChanges = max(p.result.MostChanges, len(p.minute))
 }
 
-// timeline writes the windows, family by family.
-func (p *Planner) timeline(w io.Writer) error {
+// writeTimeline writes the windows, family by family.
+func (p *Planner) writeTimeline(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("start_s,family,ended,late,accuracy\n")
 	for i := range p.windows {
 		for f := range p.families {
 			c := &p.windows[i].counts[f]
 			fmt.Fprintf(&b, "%.0f,%s,%d,%d,%.6f\n", start(i), p.families[f].Name, c.ended, c.late,
-				c.mean())
+				c.meanAccuracy())
 		}
 	}
 	_, err := io.WriteString(w, b.String())
@@ -103,16 +103,16 @@ func (p *Planner) Result(now time.Duration) (*Result, error) {
 			all.ended, all.late = all.ended+c.ended, all.late+c.late
 			all.answered, all.accuracy = all.answered+c.answered, all.accuracy+c.accuracy
 		}
-		r.Windows = append(r.Windows, Totals{start(i), all.ended, all.late, all.mean()})
+		r.Windows = append(r.Windows, Totals{start(i), all.ended, all.late, all.meanAccuracy()})
 		if all.answered >= 10 {
-			least, most = min(least, all.mean()), max(most, all.mean())
+			least, most = min(least, all.meanAccuracy()), max(most, all.meanAccuracy())
 		}
 	}
 	if most > 0 {
 		r.AccuracyDrop = math.Round((most-least)*1e5) / 1e3
 	}
 	if p.cfg.Timeline != nil {
-		return &r, p.timeline(p.cfg.Timeline)
+		return &r, p.writeTimeline(p.cfg.Timeline)
 	}
 	return &r, nil
 }

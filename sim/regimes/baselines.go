@@ -27,7 +27,7 @@ func Policies() []Policy {
 		{Name: "clockwork-earliest"},
 		{Name: "edf", NewChooser: func() match.Chooser { return &edf{} }},
 		{Name: "shortest-work", NewChooser: func() match.Chooser {
-			return &arrivalQueues{pick: leastWork}
+			return &arrivalQueues{pick: minWork}
 		}},
 		{Name: "two-choices", NewChooser: func() match.Chooser {
 			return &arrivalQueues{pick: ofTwo}
@@ -130,8 +130,8 @@ func (p *arrivalQueues) Choose(v match.View) {
 // work is the expected time until a lane has done what it runs and what is queued there.
 func work(l match.UsableLane) time.Duration { return l.Start() + l.QueuedWork() }
 
-// leastWork is join-the-shortest-queue, by work.
-func leastWork(_ match.View, _ match.WaitingQuery, among []match.UsableLane) match.UsableLane {
+// minWork is join-the-shortest-queue, by work.
+func minWork(_ match.View, _ match.WaitingQuery, among []match.UsableLane) match.UsableLane {
 	return slices.MinFunc(among, byWork)
 }
 

@@ -20,8 +20,8 @@ type class struct {
 	lanes *Lanes
 }
 
-// classes are the regime's lanes as they differ in fact.
-func (r *Regime) classes() (all []class) {
+// laneClasses are the regime's lanes as they differ in fact.
+func (r *Regime) laneClasses() (all []class) {
 	for i := range r.Lanes {
 		l := &r.Lanes[i]
 		name := names.LaneType(fmt.Sprintf("%s-%d", l.Type, i))
@@ -37,7 +37,7 @@ func (r *Regime) knownClasses() (all []class) {
 		l := &r.Lanes[i]
 		t := fluid.Type{Name: names.LaneType(l.Type), Count: l.Count}
 		for m := range r.Models {
-			if l.holds(&r.Models[m]) {
+			if l.holdModel(&r.Models[m]) {
 				t.Models = append(t.Models, names.ModelKey(r.Models[m].Name))
 			}
 		}
@@ -81,7 +81,7 @@ func (r *Regime) solve(classes []class, models []Model, splits bool,
 		}
 		on := make([]fluid.Latencies, len(classes))
 		for k := range classes {
-			if l := classes[k].lanes; l.holds(m) {
+			if l := classes[k].lanes; l.holdModel(m) {
 				on[k] = latency(m, l)
 			}
 		}
@@ -101,12 +101,12 @@ func (r *Regime) solve(classes []class, models []Model, splits bool,
 
 func trueLatency(m *Model, l *Lanes) match.Latencies { return l.slowDown(m.Latencies[l.Type]) }
 
-func knownLatency(m *Model, l *Lanes) match.Latencies { return m.known(l.Type) }
+func knownLatency(m *Model, l *Lanes) match.Latencies { return m.knownLatencies(l.Type) }
 
 // Limit is the fluid limit, in queries/s of all feasible models together.
 func (r *Regime) Limit() (float64, error) {
 	if r.limit == 0 {
-		s, err := r.solve(r.classes(), r.Models, false, trueLatency)
+		s, err := r.solve(r.laneClasses(), r.Models, false, trueLatency)
 		if err != nil {
 			return 0, err
 		}
@@ -115,8 +115,8 @@ func (r *Regime) Limit() (float64, error) {
 	return r.limit, nil
 }
 
-// rate is the mean arrival rate of all models together, in queries/s.
-func (r *Regime) rate() (float64, error) {
+// arrivalRate is the mean arrival rate of all models together, in queries/s.
+func (r *Regime) arrivalRate() (float64, error) {
 	limit, err := r.Limit()
 	if err != nil {
 		return 0, err
@@ -136,7 +136,7 @@ func (r *Regime) rate() (float64, error) {
 // other model had any, by the fluid limit. By it the shares that models get in overload are
 // compared.
 func (r *Regime) sharesAlone() ([]float64, error) {
-	rate, err := r.rate()
+	rate, err := r.arrivalRate()
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (r *Regime) sharesAlone() ([]float64, error) {
 		if m.Infeasible {
 			continue
 		}
-		s, err := r.solve(r.classes(), r.Models[i:i+1], false, trueLatency)
+		s, err := r.solve(r.laneClasses(), r.Models[i:i+1], false, trueLatency)
 		if err != nil {
 			return nil, err
 		}
@@ -159,8 +159,8 @@ func (r *Regime) sharesAlone() ([]float64, error) {
 	return shares, nil
 }
 
-// advice is the solution that leaders and gateways know.
-func (r *Regime) advice() (limit float64, prices []match.Price, err error) {
+// fluidAdvice is the solution that leaders and gateways know.
+func (r *Regime) fluidAdvice() (limit float64, prices []match.Price, err error) {
 	if r.known == nil {
 		if r.known, err = r.solve(r.knownClasses(), r.Models, true, knownLatency); err != nil {
 			return 0, nil, err

@@ -31,13 +31,13 @@ func List() ([]*Regime, error) {
 	l.twoModels()
 	l.manyModels()
 	l.manySpeeds()
-	l.arrivals()
+	l.addArrivalRegimes()
 	l.runTimes()
 	l.wrongProfiles()
-	l.network()
+	l.addNetworkRegimes()
 	l.comingAndGoing()
-	l.odd()
-	l.large()
+	l.addOddRegimes()
+	l.addLargeRegimes()
 	for _, r := range l.all {
 		if slices.Contains(longOnly, r.Name) {
 			r.ShortQueries = 0
@@ -67,8 +67,8 @@ type lister struct {
 
 func (l *lister) add(r Regime) { l.all = append(l.all, &r) }
 
-// must notes an error, after which the list is of no use.
-func (l *lister) must(err error) {
+// noteError notes an error, after which the list is of no use.
+func (l *lister) noteError(err error) {
 	if l.err == nil {
 		l.err = err
 	}
@@ -82,11 +82,11 @@ func pool(base, auxiliary int) []Lanes {
 	return []Lanes{{Type: "g4dn.xlarge", Count: base}, {Type: "r5n.large", Count: auxiliary}}
 }
 
-// published returns a model with the latencies that were published, as production serves it unless
+// publishedModel returns a model with the latencies that were published, as production serves it unless
 // it is to be whole: then its queries run whole, and one by one.
-func (l *lister) published(name string, whole bool) Model {
+func (l *lister) publishedModel(name string, whole bool) Model {
 	m, err := l.source.Model(name, []string{"g4dn.xlarge", "r5n.large"}, workload.Trace(), 0)
-	l.must(err)
+	l.noteError(err)
 	if whole {
 		return Model{Model: m}
 	}
@@ -111,7 +111,7 @@ func (l *lister) oneModel() {
 				Name: fmt.Sprintf("%s-%g", name, load),
 				About: fmt.Sprintf("%s on %d + %d lanes at %g of the limit, %s", x.model, x.base,
 					x.auxiliary, load, how),
-				Models: []Model{l.published(x.model, x.whole)}, Lanes: pool(x.base, x.auxiliary),
+				Models: []Model{l.publishedModel(x.model, x.whole)}, Lanes: pool(x.base, x.auxiliary),
 				Load: load, Deadline: usualDeadline, Queries: 8000, ShortQueries: 1000,
 			})
 		}
@@ -124,15 +124,15 @@ func (l *lister) fewSizes() *workload.BatchSizes {
 	sizes, err := workload.Weighted("few", []workload.Probability{
 		{BatchSize: 2, P: .3}, {BatchSize: 5, P: .4}, {BatchSize: 8, P: .3},
 	})
-	l.must(err)
+	l.noteError(err)
 	return sizes
 }
 
-// synthetic returns a model of which queries have 1 to 10 items, with a fixed latency on each type.
-func (l *lister) synthetic(name string, target time.Duration, weight float64,
+// syntheticModel returns a model of which queries have 1 to 10 items, with a fixed latency on each type.
+func (l *lister) syntheticModel(name string, target time.Duration, weight float64,
 	latencies map[string]match.Latencies) Model {
 	sizes, err := workload.Gaussian(5, 2, 10)
-	l.must(err)
+	l.noteError(err)
 	return Model{Model: sim.Model{
 		Name: name, QoSTarget: target, Weight: weight, BatchSizes: sizes, Latencies: latencies,
 	}}
@@ -162,8 +162,8 @@ func (l *lister) twoModels() {
 					About: fmt.Sprintf("models with targets of %v and %v, %g:1 in queries, on 3 + 6 "+
 						"lanes at %g of the limit", apart.short, apart.long, weight, load),
 					Models: []Model{
-						l.synthetic("short", apart.short, weight, byTarget(apart.short, .3, .8)),
-						l.synthetic("long", apart.long, 1, byTarget(apart.long, .3, .8)),
+						l.syntheticModel("short", apart.short, weight, byTarget(apart.short, .3, .8)),
+						l.syntheticModel("long", apart.long, 1, byTarget(apart.long, .3, .8)),
 					},
 					Lanes: []Lanes{{Type: "fast", Count: 3}, {Type: "slow", Count: 6}},
 					Load:  load, Deadline: usualDeadline, Queries: 8000, ShortQueries: 1500,
@@ -172,22 +172,22 @@ func (l *lister) twoModels() {
 		}
 	}
 	for _, load := range []float64{.3, .8, 1.2} {
-		wnd := l.published("wnd", false)
+		wnd := l.publishedModel("wnd", false)
 		wnd.Weight = 6
 		l.add(Regime{
 			Name:   fmt.Sprintf("wnd+rm2-6:1-%g", load),
 			About:  fmt.Sprintf("wnd and rm2, 6:1 in queries, on 3 + 10 lanes at %g of the limit", load),
-			Models: []Model{wnd, l.published("rm2", false)}, Lanes: pool(3, 10),
+			Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: pool(3, 10),
 			Load: load, Deadline: usualDeadline, Queries: 12000, ShortQueries: 1500,
 		})
 	}
-	wnd := l.published("wnd", false)
+	wnd := l.publishedModel("wnd", false)
 	wnd.Weight = 6
 	l.add(Regime{
 		Name: "wnd+rm2-late-1.2",
 		About: "the same at 1.2 of the limit, where all queries are dropped after 3 s: many targets " +
 			"of the one model, few of the other",
-		Models: []Model{wnd, l.published("rm2", false)}, Lanes: pool(3, 10), Load: 1.2,
+		Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: pool(3, 10), Load: 1.2,
 		DeadlineAfter: 3 * time.Second, Queries: 12000, ShortQueries: 3000,
 	})
 }
@@ -252,7 +252,7 @@ func (l *lister) manyModels() {
 			Load:  load, Deadline: usualDeadline, Queries: 16000, ShortQueries: 2000,
 		}
 		for i, w := range zipf(models) {
-			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
+			m := l.syntheticModel(modelName(i), target, w, byTarget(target, .3, .8))
 			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
 		}
@@ -301,8 +301,8 @@ func (l *lister) manySpeeds() {
 				}
 			}
 			r.Models = []Model{
-				l.synthetic("short", short, 4, latencies[0]),
-				l.synthetic("long", long, 1, latencies[1]),
+				l.syntheticModel("short", short, 4, latencies[0]),
+				l.syntheticModel("long", long, 1, latencies[1]),
 			}
 			l.add(r)
 		}
@@ -313,7 +313,7 @@ func (l *lister) manySpeeds() {
 			About: fmt.Sprintf("a model on 2 + 8 lanes at %g of the limit; on half of each type's, "+
 				"queries of more than 5 items take 1.6 times as long as on the others, and leaders "+
 				"learn", load),
-			Models: []Model{l.synthetic("m", short, 1, byTarget(short, .3, .55))},
+			Models: []Model{l.syntheticModel("m", short, 1, byTarget(short, .3, .55))},
 			Load:   load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
 			Queries:      16000,
 			ShortQueries: 3000,
@@ -333,12 +333,12 @@ func (l *lister) manySpeeds() {
 	}
 }
 
-func (l *lister) arrivals() {
+func (l *lister) addArrivalRegimes() {
 	heavy, err := workload.Weighted("heavy-tailed", pareto(1.2, 1000))
-	l.must(err)
+	l.noteError(err)
 	for _, load := range []float64{.3, .8, 1.2} {
 		m, err := l.source.Model("wnd", []string{"g4dn.xlarge", "r5n.large"}, heavy, 0)
-		l.must(err)
+		l.noteError(err)
 		m.Splits = true
 		l.add(Regime{
 			Name: fmt.Sprintf("heavy-tail-%g", load),
@@ -367,7 +367,7 @@ func (l *lister) arrivals() {
 				Name: fmt.Sprintf("%s-%g", name, x.load),
 				About: fmt.Sprintf("wnd, %s, on 3 + 10 lanes at %g of the limit in the mean; %s", how,
 					x.load, x.about),
-				Models: []Model{l.published("wnd", whole)}, Lanes: pool(3, 10), Load: x.load,
+				Models: []Model{l.publishedModel("wnd", whole)}, Lanes: pool(3, 10), Load: x.load,
 				Phases: x.phases, Deadline: usualDeadline, Queries: 12000, ShortQueries: 2000,
 			})
 		}
@@ -448,7 +448,7 @@ func (l *lister) runTimes() {
 		for _, learns := range []bool{false, true} {
 			for _, load := range []float64{.3, .8, 1.2} {
 				usual := byTarget(target, .05, .11)
-				m := l.synthetic("m", target, 1, map[string]match.Latencies{})
+				m := l.syntheticModel("m", target, 1, map[string]match.Latencies{})
 				for laneType, u := range usual {
 					m.Latencies[laneType] = law.of(u)
 				}
@@ -493,7 +493,7 @@ func (l *lister) wrongProfiles() {
 				Name: fmt.Sprintf("wrong%+g-%g", percent, load),
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong, and nobody learns", load, percent),
-				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
+				Models: []Model{misjudge(l.publishedModel("wnd", true), 1+percent/100)},
 				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Queries: 8000,
 				ShortQueries: short,
 			})
@@ -505,7 +505,7 @@ func (l *lister) wrongProfiles() {
 				Name: fmt.Sprintf("wrong%+g-learned-%g", percent, load),
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong at first, and leaders learn", load, percent),
-				Models: []Model{misjudge(l.published("wnd", true), 1+percent/100)},
+				Models: []Model{misjudge(l.publishedModel("wnd", true), 1+percent/100)},
 				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
 				Queries: 12000, ShortQueries: 2000,
 			})
@@ -513,10 +513,10 @@ func (l *lister) wrongProfiles() {
 	}
 }
 
-func (l *lister) network() {
+func (l *lister) addNetworkRegimes() {
 	for _, percent := range []float64{1, 5, 10} {
 		for _, load := range []float64{.3, .85, 1.2} {
-			m := l.published("rm2", true)
+			m := l.publishedModel("rm2", true)
 			rtt := scale(m.QoSTarget, percent/100)
 			l.add(Regime{
 				Name: fmt.Sprintf("rtt%g-%g", percent, load),
@@ -529,7 +529,7 @@ func (l *lister) network() {
 		}
 	}
 	for _, load := range []float64{.3, .85} {
-		m := l.published("rm2", true)
+		m := l.publishedModel("rm2", true)
 		far := scale(m.QoSTarget, .05)
 		l.add(Regime{
 			Name: fmt.Sprintf("zones-%g", load),
@@ -551,7 +551,7 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("come-and-go-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 12 lanes at %g of the limit; each second a lane drains and "+
 				"leaves, and the one that left before joins", load),
-			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 12), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(3, 12), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, Queries: 12000, ShortQueries: 3000,
 		}
 		for i := range 30 {
@@ -567,7 +567,7 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("cancel-storm-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit; clients cancel 30 %% of the "+
 				"queries after a fifth of the target", load),
-			Models: []Model{l.published("wnd", false)}, Lanes: pool(3, 10), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(3, 10), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: .3, CancelAfter: .2,
 			Queries: 12000, ShortQueries: 2000,
 		})
@@ -577,24 +577,24 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("retry-storm-%g", load),
 			About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; clients cancel after a "+
 				"target, and try again after half a target, three times", load),
-			Models: []Model{l.published("wnd", true)}, Lanes: pool(2, 9), Load: load,
+			Models: []Model{l.publishedModel("wnd", true)}, Lanes: pool(2, 9), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: 1, CancelAfter: 1,
 			RetryAfter: .5, Retries: 3, Queries: 8000, ShortQueries: 2000,
 		})
 	}
 }
 
-func (l *lister) odd() {
+func (l *lister) addOddRegimes() {
 	const target = 100 * time.Millisecond
 	for _, load := range []float64{.3, .8} {
 		// The latencies are known to be above the target everywhere.
-		never := l.synthetic("never", target, 1, byTarget(target, 2, 2.5))
+		never := l.syntheticModel("never", target, 1, byTarget(target, 2, 2.5))
 		never.Infeasible = true
 		l.add(Regime{
 			Name: fmt.Sprintf("infeasible-%g", load),
 			About: fmt.Sprintf("a model on 3 + 8 lanes at %g of the limit, and one with 1 %% of the "+
 				"queries that no lane can answer in time; leaders learn prices", load),
-			Models: []Model{l.synthetic("m", target, 99, byTarget(target, .3, .8)), never},
+			Models: []Model{l.syntheticModel("m", target, 99, byTarget(target, .3, .8)), never},
 			Lanes:  []Lanes{{Type: "fast", Count: 3}, {Type: "slow", Count: 8}}, Load: load,
 			Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
 			Queries: 12000, ShortQueries: 2000,
@@ -606,8 +606,8 @@ func (l *lister) odd() {
 			About: fmt.Sprintf("two models, 1:1, on 12 lanes of one type, of which 2 hold the one, 4 "+
 				"the other and 6 both, at %g of the limit; leaders learn prices", load),
 			Models: []Model{
-				l.synthetic("a", target, 1, byTarget(target, .3, .5)),
-				l.synthetic("b", target, 1, byTarget(target, .3, .5)),
+				l.syntheticModel("a", target, 1, byTarget(target, .3, .5)),
+				l.syntheticModel("b", target, 1, byTarget(target, .3, .5)),
 			},
 			Lanes: []Lanes{
 				{Type: "slow", Count: 2, Models: []string{"a"}},
@@ -628,7 +628,7 @@ func (l *lister) odd() {
 			ShortQueries: 2000,
 		}
 		for i, w := range zipf(models) {
-			m := l.synthetic(modelName(i), target, w, byTarget(target, .3, .8))
+			m := l.syntheticModel(modelName(i), target, w, byTarget(target, .3, .8))
 			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
 		}
@@ -636,18 +636,18 @@ func (l *lister) odd() {
 	}
 }
 
-func (l *lister) large() {
+func (l *lister) addLargeRegimes() {
 	for _, load := range []float64{.3, .8, 1.2} {
 		l.add(Regime{
 			Name:   fmt.Sprintf("lanes200-%g", load),
 			About:  fmt.Sprintf("wnd on 40 + 160 lanes at %g of the limit", load),
-			Models: []Model{l.published("wnd", false)}, Lanes: pool(40, 160), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(40, 160), Load: load,
 			Deadline: usualDeadline, Queries: 20000, Seeds: 1,
 		})
 	}
 	l.add(Regime{
 		Name: "lanes2000-0.8", About: "wnd on 400 + 1600 lanes at 0.8 of the limit",
-		Models: []Model{l.published("wnd", false)}, Lanes: pool(400, 1600), Load: .8,
+		Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(400, 1600), Load: .8,
 		Deadline: usualDeadline, Queries: 60000, Seeds: 1,
 	})
 }

@@ -99,16 +99,16 @@ func (m *Model) largestRun() int {
 	return max(largest, usual)
 }
 
-// known is the latency on a type that the policy assumes.
-func (m *Model) known(laneType string) match.Latencies {
+// knownLatencies is the latency on a type that the policy assumes.
+func (m *Model) knownLatencies(laneType string) match.Latencies {
 	if m.Known != nil {
 		return m.Known[laneType]
 	}
 	return m.Latencies[laneType]
 }
 
-// holds reports whether the lanes hold a model.
-func (l *Lanes) holds(m *Model) bool {
+// holdModel reports whether the lanes hold a model.
+func (l *Lanes) holdModel(m *Model) bool {
 	if m.Latencies[l.Type] == nil {
 		return false
 	}

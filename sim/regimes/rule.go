@@ -57,17 +57,17 @@ func (r *Regime) Broken(results []*Result) (broken []Break, err error) {
 	}
 	for _, x := range results {
 		if x != subject {
-			broken = append(broken, r.compare(subject, x, alone)...)
+			broken = append(broken, r.compareWith(subject, x, alone)...)
 		}
 	}
 	return broken, nil
 }
 
 // isFair reports whether the rule is about fairness: several models are above the limit.
-func (r *Regime) isFair() bool { return r.feasible() > 1 && r.Load > 1 }
+func (r *Regime) isFair() bool { return r.countFeasible() > 1 && r.Load > 1 }
 
-// compare returns where a baseline is better. alone is nil unless fairness counts.
-func (r *Regime) compare(subject, x *Result, alone []float64) (broken []Break) {
+// compareWith returns where a baseline is better. alone is nil unless fairness counts.
+func (r *Regime) compareWith(subject, x *Result, alone []float64) (broken []Break) {
 	note := func(better bool, figure string, theirs, ours float64) {
 		if better {
 			broken = append(broken, Break{x.Policy, figure, theirs, ours})
@@ -80,7 +80,7 @@ func (r *Regime) compare(subject, x *Result, alone []float64) (broken []Break) {
 	}
 	note(theirs > (1+tolerance)*ours, "in time/s", theirs, ours)
 	if alone != nil {
-		ours, theirs = subject.leastShare(alone), x.leastShare(alone)
+		ours, theirs = subject.minShare(alone), x.minShare(alone)
 		note(theirs > ours+lessFair, "least of a model", theirs, ours)
 		return broken
 	}
@@ -96,8 +96,8 @@ func (r *Regime) compare(subject, x *Result, alone []float64) (broken []Break) {
 	return broken
 }
 
-// feasible is the number of feasible models.
-func (r *Regime) feasible() (n int) {
+// countFeasible is the number of feasible models.
+func (r *Regime) countFeasible() (n int) {
 	for i := range r.Models {
 		if !r.Models[i].Infeasible {
 			n++
@@ -106,9 +106,9 @@ func (r *Regime) feasible() (n int) {
 	return n
 }
 
-// leastShare is the least part that a model gets of the share that it would reach alone. Models
+// minShare is the least part that a model gets of the share that it would reach alone. Models
 // that would reach nothing, or have few queries, do not count.
-func (x *Result) leastShare(alone []float64) float64 {
+func (x *Result) minShare(alone []float64) float64 {
 	least := math.Inf(1)
 	for i := range x.Models {
 		if alone[i] > 0 && x.Models[i].Queries >= fewQueries {
@@ -136,6 +136,7 @@ func DescribeRule() Description {
 	return Description{
 		Subject: Subject, Seeds: len(usual.SeedsOf(false)), ShortSeeds: usual.SeedsOf(true),
 		MoreThroughput: percent * moreThroughput, LessLate: percent * lessLate,
-		FasterLatency: percent * fasterLatency, LessFair: lessFair, TotalAbove: percent * totalAbove,
+		FasterLatency: percent * fasterLatency, LessFair: lessFair,
+		TotalAbove: percent * totalAbove,
 	}
 }

@@ -155,7 +155,7 @@ type arrival struct {
 }
 
 func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64) (*Result, error) {
-	rate, err := r.rate()
+	rate, err := r.arrivalRate()
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64
 	if o.Short {
 		queries = r.ShortQueries
 	}
-	last, err := e.arrive(ctx, rate, queries, seed)
+	last, err := e.runArrivals(ctx, rate, queries, seed)
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +184,8 @@ func (r *Regime) runSeed(ctx context.Context, p *Policy, o *Options, seed uint64
 	return x, nil
 }
 
-// arrive lets the queries arrive, and returns when the last one has.
-func (e *execution) arrive(ctx context.Context, rate float64, queries int,
+// runArrivals lets the queries arrive, and returns when the last one has.
+func (e *execution) runArrivals(ctx context.Context, rate float64, queries int,
 	seed uint64) (last time.Duration, err error) {
 	r := e.r
 	drawn := &sim.Config{Rate: rate, Seed: seed}
@@ -264,7 +264,7 @@ func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 		Seed: seed, RTT: r.RTT, Jitter: r.Jitter, Deadline: r.DeadlineAfter,
 		Gateways: cmp.Or(r.Gateways, 4),
 		Probes:   inquire.DefaultProbes, Faults: r.Faults, NewChooser: p.NewChooser,
-		GossipDelay: time.Second, Service: e.service, Finish: e.finish,
+		GossipDelay: time.Second, Service: e.serviceTime, Finish: e.countOutcome,
 		Split: func(uint64) {}, Waits: func(uint64, bool) {},
 	}
 	if p.NewChooser == nil {
@@ -278,7 +278,7 @@ func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 	}
 	if r.Learns {
 		c.Learns, c.Prior = true, e.priorTable
-	} else if c.Limit, c.Prices, err = r.advice(); err != nil {
+	} else if c.Limit, c.Prices, err = r.fluidAdvice(); err != nil {
 		return nil, err
 	}
 	for i := range r.Models {
@@ -312,8 +312,8 @@ func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lan
 		m := &r.Models[i]
 		var known match.Latencies
 		var table *match.Table
-		if l.holds(m) {
-			known = m.known(l.Type)
+		if l.holdModel(m) {
+			known = m.knownLatencies(l.Type)
 			key := [2]string{m.Name, l.Type}
 			if table = tables[key]; table == nil {
 				var err error
@@ -333,8 +333,8 @@ func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lan
 	return lane, nil
 }
 
-// service is how long a lane runs a query.
-func (e *execution) service(lane int, q *fleet.Query) time.Duration {
+// serviceTime is how long a lane runs a query.
+func (e *execution) serviceTime(lane int, q *fleet.Query) time.Duration {
 	on := e.lanes[lane]
 	l := on.slowDown(e.r.Models[q.Model].Latencies[on.Type])
 	return max(1, l.Quantile(q.Uniform, q.BatchSize))
@@ -346,7 +346,7 @@ const priorKnots = 20
 // priorTable is what a leader that learns knows at first of a model on a type.
 func (e *execution) priorTable(model int, laneType names.LaneType) *profiles.Table {
 	m := &e.r.Models[model]
-	l := m.known(string(laneType))
+	l := m.knownLatencies(string(laneType))
 	if l == nil {
 		return nil
 	}
@@ -367,8 +367,8 @@ func (e *execution) priorTable(model int, laneType names.LaneType) *profiles.Tab
 	return table
 }
 
-// finish counts the outcome of a query.
-func (e *execution) finish(sequence uint64, o fleet.Outcome, _ fleet.Answer) {
+// countOutcome counts the outcome of a query.
+func (e *execution) countOutcome(sequence uint64, o fleet.Outcome, _ fleet.Answer) {
 	q := e.open[sequence]
 	delete(e.open, sequence)
 	m, target, now := &e.results[q.Model], e.r.Models[q.Model].QoSTarget, e.fleet.Now()

@@ -40,7 +40,8 @@ func (r *Regime) WriteRows(w io.Writer, results []*Result) error {
 		if _, err := fmt.Fprintf(w,
 			"| %s | %s | %.2f | %.2f | %.2f | %.3f | %.3f | %.1f | %s | %s |\n",
 			name, x.Policy, 100*x.LateShare(r), x.QuantileMS(r, .5), x.QuantileMS(r, .99),
-			x.Quantile(r, .5), x.Quantile(r, .99), x.InTimeRate(r), x.shares(), cost); err != nil {
+			x.Quantile(r, .5), x.Quantile(r, .99), x.InTimeRate(r), x.formatShares(),
+			cost); err != nil {
 			return err
 		}
 	}
@@ -63,8 +64,8 @@ func (r *Regime) WriteBreaks(w io.Writer, all []Break) error {
 	return nil
 }
 
-// shares are the shares of the models' queries that were answered in time, in %.
-func (x *Result) shares() string {
+// formatShares are the shares of the models' queries that were answered in time, in %.
+func (x *Result) formatShares() string {
 	var all []string
 	least, sum := 1.0, 0.0
 	for i := range x.Models {

@@ -22,8 +22,8 @@ type Group struct {
 	until   time.Duration // when the lane waits no longer
 }
 
-// awaited reports whether the lane is to wait for more queries of the group, which may be nil.
-func (g *Group) awaited(now time.Duration) bool {
+// isAwaited reports whether the lane is to wait for more queries of the group, which may be nil.
+func (g *Group) isAwaited(now time.Duration) bool {
 	return g != nil && g.missing > 0 && now < g.until
 }
 

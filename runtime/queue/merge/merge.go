@@ -71,11 +71,11 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 	}
 	switch k.Policy {
 	case names.MergeDeadline:
-		k.deadline(now, waiting)
+		k.takeByDeadline(now, waiting)
 	case names.MergeNexus:
 		k.whileInTime(now, waiting)
 	case names.MergeAIMD:
-		k.within(waiting, min(k.Largest, int(max(k.most, 1))))
+		k.takeWithin(waiting, min(k.Largest, int(max(k.most, 1))))
 	case names.MergeProteus, names.MergeSymphony:
 		sum, all := k.whileInTime(now, waiting)
 		if waiting[0].Due == Never || !all {
@@ -92,8 +92,8 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 	return k.taken, now
 }
 
-// deadline takes what MergeDeadline runs now.
-func (k *Kind) deadline(now time.Duration, waiting []Item) {
+// takeByDeadline takes what MergeDeadline runs now.
+func (k *Kind) takeByDeadline(now time.Duration, waiting []Item) {
 	sum, due := waiting[0].Batch, waiting[0].Due
 	for i := 1; i < len(waiting); i++ {
 		if x := &waiting[i]; x.Planned {
@@ -164,8 +164,8 @@ func (k *Kind) nearlyMost(batch int) time.Duration {
 	return mean + 3*(k.Latency.P80(batch)-mean)
 }
 
-// within takes queries in their order, up to most items.
-func (k *Kind) within(waiting []Item, most int) {
+// takeWithin takes queries in their order, up to most items.
+func (k *Kind) takeWithin(waiting []Item, most int) {
 	sum := waiting[0].Batch
 	for i := 1; i < len(waiting); i++ {
 		if waiting[i].Other {
@@ -193,17 +193,17 @@ func (k *Kind) Ran(batch int, late bool) {
 }
 
 // Enter counts a query that waits at the lane from now on. estimate is how long it would run alone.
-func (k *Kind) Enter(batch int, estimate time.Duration) { k.count(1, batch, estimate) }
+func (k *Kind) Enter(batch int, estimate time.Duration) { k.addCounts(1, batch, estimate) }
 
 // Leave counts that a query waits no more. The arguments are those of its Enter.
-func (k *Kind) Leave(batch int, estimate time.Duration) { k.count(-1, -batch, -estimate) }
+func (k *Kind) Leave(batch int, estimate time.Duration) { k.addCounts(-1, -batch, -estimate) }
 
-func (k *Kind) count(n, batch int, estimate time.Duration) {
+func (k *Kind) addCounts(n, batch int, estimate time.Duration) {
 	k.n, k.batch, k.estimate = k.n+n, k.batch+batch, k.estimate+estimate
 }
 
-// seeks reports whether a query of the kind, which may be nil, seeks others to run with.
-func (k *Kind) seeks() bool {
+// seeksOthers reports whether a query of the kind, which may be nil, seeks others to run with.
+func (k *Kind) seeksOthers() bool {
 	return k != nil && k.Policy.Merges() && (k.n > 1 || k.Policy.Waits())
 }
 

@@ -32,9 +32,9 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 		return nil, until
 	}
 	switch kind, _, group := t.waiting[0].Merging(); {
-	case group.awaited(now):
+	case group.isAwaited(now):
 		return nil, group.until
-	case !kind.seeks():
+	case !kind.seeksOthers():
 		q.Remove(t.waiting[0])
 		return append(t.run, t.waiting[0]), now
 	}
@@ -42,9 +42,9 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 	for i, head := range t.waiting {
 		kind, batch, group := head.Merging()
 		switch {
-		case group.awaited(now): // only where the queries before wait for others by their policy
+		case group.isAwaited(now): // only where the queries before wait for others by their policy
 			return nil, min(until, group.until)
-		case !kind.seeks():
+		case !kind.seeksOthers():
 			q.Remove(head)
 			return append(t.run, head), now
 		}
@@ -57,7 +57,7 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 			of, n, with := x.Merging()
 			other := item(x, n)
 			other.Planned = with != nil && with == group && of == kind
-			other.Other = of != kind || !other.Planned && with.awaited(now)
+			other.Other = of != kind || !other.Planned && with.isAwaited(now)
 			t.items = append(t.items, other)
 		}
 		take, at := kind.Choose(now, t.items)

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// versions reads the models, and those of the families, that e names, each once.
-func (e *evaluation) versions() ([]*models.Version, error) {
+// readVersions reads the models, and those of the families, that e names, each once.
+func (e *evaluation) readVersions() ([]*models.Version, error) {
 	var list []*models.Version
 	for _, name := range e.names {
 		v, err := models.ReadNewest(e.dir, name)

@@ -24,7 +24,7 @@ const (
 	// teacher is the value of --against for the model of which the others are variants.
 	teacher     = "teacher"
 	defaultRows = 200_000
-	mostRows    = 100_000_000
+	maxRows     = 100_000_000
 	// generatedRows is on how many rows `models generate` measures variants. Differences between
 	// variants are known well enough from those.
 	generatedRows = 50_000
@@ -95,8 +95,8 @@ type evaluation struct {
 
 // check returns the fault of the flags, if there is one.
 func (e *evaluation) check() error {
-	if e.rows < 0 || e.rows > mostRows {
-		return misuse.Errorf("--rows: got %d, want 1 to %d, or 0 for the default", e.rows, mostRows)
+	if e.rows < 0 || e.rows > maxRows {
+		return misuse.Errorf("--rows: got %d, want 1 to %d, or 0 for the default", e.rows, maxRows)
 	}
 	if e.plot != "" {
 		if ending := filepath.Ext(e.plot); ending != ".png" {
@@ -111,7 +111,7 @@ func (e *evaluation) check() error {
 
 // run measures the models, and writes, draws and prints the result as the flags ask.
 func (e *evaluation) run(cmd *cobra.Command) error {
-	versions, err := e.versions()
+	versions, err := e.readVersions()
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (e *evaluation) run(cmd *cobra.Command) error {
 		defer m.Close()
 		subjects = append(subjects, subjectOf(v, m))
 	}
-	rows, scores, err := e.score(cmd, subjects)
+	rows, scores, err := e.scoreSubjects(cmd, subjects)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (e *evaluation) run(cmd *cobra.Command) error {
 		return err
 	}
 	if e.write {
-		if err := e.rate(versions, list, models.Measurement{
+		if err := e.writeRatings(versions, list, models.Measurement{
 			Against: against, Rows: int64(rows.Count()), Seed: e.seed,
 		}); err != nil {
 			return err
@@ -166,9 +166,10 @@ func (e *evaluation) run(cmd *cobra.Command) error {
 	return printTable(cmd.OutOrStdout(), list, rows.Count(), against)
 }
 
-// score returns the rows, and how well the subjects answer them. The first is the teacher, if there
-// is one.
-func (e *evaluation) score(cmd *cobra.Command, subjects []evaluate.Subject) (rows evaluate.Rows,
+// scoreSubjects returns the rows, and how well the subjects answer them. The first is the teacher,
+// if there is one.
+func (e *evaluation) scoreSubjects(cmd *cobra.Command,
+	subjects []evaluate.Subject) (rows evaluate.Rows,
 	scores []evaluate.Score, err error) {
 	ctx, first := cmd.Context(), subjects[0].Version
 	progress := terminal.NewPercentage(cmd.ErrOrStderr(), "evaluate")
@@ -205,8 +206,8 @@ func subjectOf(v *models.Version, m runtime.Model) evaluate.Subject {
 	}}
 }
 
-// rate writes what was measured to the models' configurations.
-func (e *evaluation) rate(versions []*models.Version, list []measured,
+// writeRatings writes what was measured to the models' configurations.
+func (e *evaluation) writeRatings(versions []*models.Version, list []measuredVariant,
 	how models.Measurement) error {
 	for _, m := range list {
 		how.Error = m.Error

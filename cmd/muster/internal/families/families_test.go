@@ -85,7 +85,7 @@ func TestVariants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var list []measured
+	var list []measuredVariant
 	if err := json.Unmarshal([]byte(out[strings.Index(out, "["):]), &list); err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,8 @@ func TestEvaluateFile(t *testing.T) {
 // Of models of two families that are measured together, the best of each has accuracy 1.
 func TestRateFamilies(t *testing.T) {
 	dir := small(t, "ncf")
-	if err := os.CopyFS(filepath.Join(dir, "own"), os.DirFS(filepath.Join(dir, "ncf"))); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, "own"), os.DirFS(filepath.Join(dir,
+		"ncf"))); err != nil {
 		t.Fatal(err)
 	}
 	var versions []*models.Version
@@ -235,7 +236,7 @@ func TestRateFamilies(t *testing.T) {
 		versions = append(versions, v)
 	}
 	e := evaluation{dir: dir}
-	err := e.rate(versions, []measured{
+	err := e.writeRatings(versions, []measuredVariant{
 		{Model: "own", Metric: models.AUC, Score: .7, Accuracy: .67},
 		{Model: "ncf", Metric: models.AUC, Score: .8, Accuracy: 1},
 	}, models.Measurement{Against: "rows.csv", Rows: 100})

@@ -22,7 +22,7 @@ var (
 
 // drawTo writes a chart of accuracy against the latency of the largest batch, as PNG.
 // Dominated models are orange.
-func drawTo(f *os.File, list []measured) error {
+func drawTo(f *os.File, list []measuredVariant) error {
 	last := len(list[0].Latencies) - 1
 	p := plot.New()
 	p.Title.Text = "Accuracy against latency (orange: another is faster and no less accurate)"
@@ -79,7 +79,7 @@ func ticks(low, high float64) (marks []plot.Tick) {
 }
 
 // writeChart writes the chart to the file at path.
-func writeChart(path string, list []measured) error {
+func writeChart(path string, list []measuredVariant) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

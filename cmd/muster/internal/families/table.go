@@ -20,9 +20,9 @@ import (
 // sizes are the batch sizes whose latency is measured.
 var sizes = []int{1, 64, 512}
 
-// A measured model is a line of the table. Latencies are in ms, by sizes; 0 for a size
+// A measuredVariant model is a line of the table. Latencies are in ms, by sizes; 0 for a size
 // that the model refuses.
-type measured struct {
+type measuredVariant struct {
 	Model     string        `json:"model"`
 	Bytes     int64         `json:"bytes"`
 	Latencies []float64     `json:"latency_ms"`
@@ -34,18 +34,19 @@ type measured struct {
 	Beside    string        `json:"lost_beside"`
 	Accuracy  float64       `json:"accuracy"`
 	Dominated string        `json:"dominated_by,omitempty"`
-	// TooInaccurate is whether it does not answer for the family, with the best of these models in it.
+	// TooInaccurate is whether it does not answer for the family, with the best of these models in
+	// it.
 	TooInaccurate bool `json:"too_inaccurate,omitempty"`
 }
 
 // tableOf makes the lines of the table.
 func tableOf(versions []*models.Version, scores []evaluate.Score, latencies [][]time.Duration) (
-	[]measured, error) {
+	[]measuredVariant, error) {
 	beside := slices.IndexFunc(scores, func(s evaluate.Score) bool { return s.Model == s.Beside })
 	best := scores[beside].Value
-	var list []measured
+	var list []measuredVariant
 	for i, s := range scores {
-		m := measured{
+		m := measuredVariant{
 			Model: s.Model, Metric: s.Metric, Score: s.Value, Error: s.Error, Lost: s.Lost,
 			LostError: s.LostError, Beside: s.Beside, Accuracy: s.Metric.Accuracy(s.Value, best),
 		}
@@ -71,7 +72,7 @@ func tableOf(versions []*models.Version, scores []evaluate.Score, latencies [][]
 
 // dominatedBy reports whether m is no more accurate than other and slower with batches. A few
 // percent of latency are noise.
-func (m measured) dominatedBy(other measured) bool {
+func (m measuredVariant) dominatedBy(other measuredVariant) bool {
 	last := len(m.Latencies) - 1
 	for i := max(0, last-1); i <= last; i++ {
 		if !(m.Latencies[i] > 1.03*other.Latencies[i]) {
@@ -97,7 +98,7 @@ func bytesOf(folder string) (n int64, err error) {
 }
 
 // printTable prints the table, and what it means.
-func printTable(w io.Writer, list []measured, rows int, against string) error {
+func printTable(w io.Writer, list []measuredVariant, rows int, against string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(table, "MODEL\tBYTES\t")
 	for i := range list[0].Latencies {
@@ -122,7 +123,8 @@ func printTable(w io.Writer, list []measured, rows int, against string) error {
 	for _, m := range list {
 		if m.Dominated != "" {
 			but := ""
-			i := slices.IndexFunc(list, func(o measured) bool { return o.Model == m.Dominated })
+			i := slices.IndexFunc(list,
+				func(o measuredVariant) bool { return o.Model == m.Dominated })
 			if m.Bytes < list[i].Bytes {
 				but = fmt.Sprintf(", but takes %.1f times the bytes",
 					float64(list[i].Bytes)/float64(m.Bytes))

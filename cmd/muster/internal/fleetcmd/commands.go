@@ -166,7 +166,8 @@ for, and, by asking the provider without renting, rights, template and subnets.`
 		if err := errors.Join(faults...); err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "%s: fleet %s, mode %s, provider %s: no fault found\n", args[0],
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: fleet %s, mode %s, provider %s: no fault found\n",
+			args[0],
 			p.Fleet, p.Mode, p.Provider())
 		return nil
 	}
@@ -174,14 +175,14 @@ for, and, by asking the provider without renting, rights, template and subnets.`
 	return cmd
 }
 
-// A changing is a command that changes what is desired.
-type changing struct {
+// A changeOptions is a command that changes what is desired.
+type changeOptions struct {
 	open              func() (Client, error)
 	yes, dryRun, wait bool
 	timeout           time.Duration
 }
 
-func (c *changing) flags(cmd *cobra.Command, dial Dial) {
+func (c *changeOptions) addFlags(cmd *cobra.Command, dial Dial) {
 	c.open = dial(cmd)
 	fs := cmd.Flags()
 	fs.BoolVar(&c.yes, "yes", false, "do not ask")
@@ -191,8 +192,9 @@ func (c *changing) flags(cmd *cobra.Command, dial Dial) {
 }
 
 // run shows what follows of a change, asks, makes it and waits.
-func (c *changing) run(cmd *cobra.Command, of func(*control.FleetState) (*control.SetFleetRequest,
-	error)) error {
+func (c *changeOptions) run(cmd *cobra.Command,
+	of func(*control.FleetState) (*control.SetFleetRequest,
+		error)) error {
 	out := cmd.OutOrStdout()
 	var version uint64
 	err := with(cmd, c.open, func(ctx context.Context, client Client) error {
@@ -236,7 +238,7 @@ func (c *changing) run(cmd *cobra.Command, of func(*control.FleetState) (*contro
 	if err != nil || c.dryRun || !c.wait {
 		return err
 	}
-	return c.await(cmd, version)
+	return c.awaitVersion(cmd, version)
 }
 
 // asked asks a person.
@@ -247,8 +249,8 @@ func asked(cmd *cobra.Command) bool {
 		strings.EqualFold(strings.TrimSpace(line), "yes")
 }
 
-// await waits until a version is what the fleet is.
-func (c *changing) await(cmd *cobra.Command, version uint64) error {
+// awaitVersion waits until a version is what the fleet is.
+func (c *changeOptions) awaitVersion(cmd *cobra.Command, version uint64) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 	defer cancel()
 	ticker := time.NewTicker(time.Second)
@@ -273,13 +275,14 @@ func (c *changing) await(cmd *cobra.Command, version uint64) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("after %v: %w; muster fleet status says what is held", c.timeout, last)
+			return fmt.Errorf("after %v: %w; muster fleet status says what is held", c.timeout,
+				last)
 		}
 	}
 }
 
 func applyCommand(dial Dial) *cobra.Command {
-	var c changing
+	var c changeOptions
 	var counts []string
 	cmd := &cobra.Command{
 		Use:   "apply [FILE]",
@@ -309,7 +312,8 @@ with it if it is replaced by another.`,
 					if err != nil {
 						return misuse.Errorf("count: %q, want TYPE=N", count)
 					}
-					all.Counts = append(all.Counts, &control.FleetCount{Kind: kind, Count: uint32(n)})
+					all.Counts = append(all.Counts, &control.FleetCount{Kind: kind,
+						Count: uint32(n)})
 				}
 				req.Change = &control.SetFleetRequest_Counts{Counts: all}
 			}
@@ -318,13 +322,13 @@ with it if it is replaced by another.`,
 			})
 		},
 	}
-	c.flags(cmd, dial)
+	c.addFlags(cmd, dial)
 	lists.Var(cmd.Flags(), &counts, "count", nil, "`TYPE=N`: rent N of the type; of others none")
 	return cmd
 }
 
 func approveCommand(dial Dial) *cobra.Command {
-	var c changing
+	var c changeOptions
 	cmd := &cobra.Command{
 		Use:   "approve [NUMBER]",
 		Short: "Have the leader carry out its proposal",
@@ -349,7 +353,7 @@ func approveCommand(dial Dial) *cobra.Command {
 			})
 		},
 	}
-	c.flags(cmd, dial)
+	c.addFlags(cmd, dial)
 	return cmd
 }
 
@@ -391,7 +395,8 @@ func pauseCommand(dial Dial) *cobra.Command {
 			}
 			pause = int64(d)
 		}
-		return &control.SetFleetRequest{Change: &control.SetFleetRequest_PauseNs{PauseNs: pause}}, nil
+		return &control.SetFleetRequest{Change: &control.SetFleetRequest_PauseNs{PauseNs: pause}},
+			nil
 	})
 }
 
@@ -421,7 +426,7 @@ alone, as they may be another fleet's.`,
 }
 
 func destroyCommand(dial Dial) *cobra.Command {
-	var c changing
+	var c changeOptions
 	cmd := &cobra.Command{
 		Use:     "destroy",
 		Short:   "Drain and return all that is rented, but machines that can rent",
@@ -435,6 +440,6 @@ func destroyCommand(dial Dial) *cobra.Command {
 			})
 		},
 	}
-	c.flags(cmd, dial)
+	c.addFlags(cmd, dial)
 	return cmd
 }

@@ -82,7 +82,8 @@ func testFleet(n int) *control.FleetStatus {
 	return s
 }
 
-// TestRefusals: status and a wide top say why queries failed, of which model, and which reached none.
+// TestRefusals: status and a wide top say why queries failed, of which model, and which reached
+// none.
 func TestRefusals(t *testing.T) {
 	s := testFleet(1)
 	s.Models = append([]*control.ModelStatus{{Rate: 0.2, Refused: 2,
@@ -138,7 +139,8 @@ func TestGPUs(t *testing.T) {
 	if top := ansi.Strip(Draw(s, 110, 0)); strings.Count(top, "GPU trouble") != 1 {
 		t.Errorf("top: got\n%s\nwant in it once: GPU trouble", top)
 	}
-	if printed.Reset(); Print(&printed, testFleet(3)) != nil || strings.Contains(printed.String(), "GPU") {
+	if printed.Reset(); Print(&printed, testFleet(3)) != nil || strings.Contains(printed.String(),
+		"GPU") {
 		t.Errorf("status of a fleet without GPUs: got\n%s", &printed)
 	}
 }
@@ -253,7 +255,8 @@ func TestSmallScreen(t *testing.T) {
 		s := testFleet(agents)
 		shown := ansi.Strip(Draw(s, 40, 11)) // the twelfth line says whom top asks
 		for _, want := range []string{
-			"MODEL", "RATE/S", "LATE 60S", "REFUSED", "dien/1", "410.2", "0.4 %", "ncf/1", "! 3.0 %",
+			"MODEL", "RATE/S", "LATE 60S", "REFUSED", "dien/1", "410.2", "0.4 %", "ncf/1",
+			"! 3.0 %",
 			"ncf/2", "retired/7", "AGENT",
 		} {
 			if !strings.Contains(shown, want) {
@@ -388,13 +391,13 @@ func TestSource(t *testing.T) {
 		if err != nil || len(s.GetView().GetMembers()) != 3 {
 			t.Fatalf("got %v, %v", s, err)
 		}
-		if got := source.note(time.Second); !strings.HasPrefix(got, note) {
+		if got := source.lastLine(time.Second); !strings.HasPrefix(got, note) {
 			t.Errorf("got the note %q, want %q", got, note)
 		}
 	}
 	ask("q quits; asks " + agents[0].address + " every 1s")
-	if strings.Contains(source.note(time.Second), "since") {
-		t.Errorf("the first agent asked: got the note %q", source.note(time.Second))
+	if strings.Contains(source.lastLine(time.Second), "since") {
+		t.Errorf("the first agent asked: got the note %q", source.lastLine(time.Second))
 	}
 	agents[0].server.Stop()
 	ask(fmt.Sprintf("q quits; asks %s every 1s, since %s cannot be reached: ", agents[1].address,
@@ -409,7 +412,7 @@ func TestSource(t *testing.T) {
 	}
 
 	// Members that have left are forgotten, servers that the user gave are not.
-	source.learn(&control.FleetStatus{
+	source.setAddresses(&control.FleetStatus{
 		View: &control.View{Members: []*control.Member{{Address: "b:1"}, {}}},
 	})
 	if got, want := fmt.Sprint(source.addresses[1:]), fmt.Sprintf("[%s b:1]",

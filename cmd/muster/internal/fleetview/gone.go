@@ -29,7 +29,7 @@ func (f *Source) WaitGone(ctx context.Context, agents []string, gone func(agent 
 	for {
 		s, err := f.Ask(ctx)
 		if ctx.Err() == nil {
-			alone := !f.others(agents)
+			alone := !f.hasOthers(agents)
 			agents = slices.DeleteFunc(agents, func(name string) bool {
 				away := err == nil && !slices.Contains(memberNames(s), name) ||
 					errors.Is(err, errUnreachable) && alone
@@ -51,8 +51,8 @@ func (f *Source) WaitGone(ctx context.Context, agents []string, gone func(agent 
 	}
 }
 
-// others reports whether the fleet, when it was last asked, had members beside the agents.
-func (f *Source) others(agents []string) bool {
+// hasOthers reports whether the fleet, when it was last asked, had members beside the agents.
+func (f *Source) hasOthers(agents []string) bool {
 	return slices.ContainsFunc(f.members, func(name string) bool {
 		return !slices.Contains(agents, name)
 	})

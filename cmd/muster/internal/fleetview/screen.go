@@ -269,8 +269,8 @@ type agentEntry struct {
 	*control.AgentStatus
 }
 
-// trouble orders agents: those that need somebody's attention come first.
-func (e *agentEntry) trouble() int {
+// troubleRank orders agents: those that need somebody's attention come first.
+func (e *agentEntry) troubleRank() int {
 	switch {
 	case e.GetOverdue():
 		return 0
@@ -298,7 +298,7 @@ func agentEntries(s *control.FleetStatus) (agents []*agentEntry) {
 		agents = append(agents, byName[name])
 	}
 	slices.SortStableFunc(agents,
-		func(a, b *agentEntry) int { return cmp.Compare(a.trouble(), b.trouble()) })
+		func(a, b *agentEntry) int { return cmp.Compare(a.troubleRank(), b.troubleRank()) })
 	return agents
 }
 
@@ -333,11 +333,12 @@ func agentTable(s *control.FleetStatus, width int) table {
 		return text + "  " + note
 	}
 	t := table{
-		title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4, least: 1,
+		title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4,
+		least: 1,
 	}
 	for i, e := range agents {
 		r := row{}
-		switch e.trouble() {
+		switch e.troubleRank() {
 		case 0:
 			r.style = red
 		case 1, 2:

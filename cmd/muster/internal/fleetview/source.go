@@ -30,8 +30,8 @@ const (
 	// askTimeout is how long an agent may take to answer. It is longer than an agent waits for a
 	// leader that does not answer.
 	askTimeout = 3 * time.Second
-	// mostAsked is how many agents one Ask tries before it fails.
-	mostAsked = 4
+	// maxAsked is how many agents one Ask tries before it fails.
+	maxAsked = 4
 )
 
 // NewSource returns a source that asks the servers, and the agents that these know. servers are
@@ -44,13 +44,13 @@ func NewSource(servers []string, options ...grpc.DialOption) *Source {
 // for each of at most four agents.
 func (f *Source) Ask(ctx context.Context) (*control.FleetStatus, error) {
 	var first error // of the agent that answered the Ask before
-	for range min(mostAsked, len(f.addresses)) {
+	for range min(maxAsked, len(f.addresses)) {
 		s, err := f.askFirst(ctx)
 		if err == nil {
 			if first != nil {
 				f.left = first.Error()
 			}
-			f.learn(s)
+			f.setAddresses(s)
 			return s, nil
 		}
 		if first == nil {
@@ -92,9 +92,9 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 	return nil, fmt.Errorf("%s: %s", address, client.Reason(err))
 }
 
-// learn sets the addresses that Ask can use to the user's servers and the members in s. The agent
-// that answered stays first.
-func (f *Source) learn(s *control.FleetStatus) {
+// setAddresses sets the addresses that Ask can use to the user's servers and the members in s. The
+// agent that answered stays first.
+func (f *Source) setAddresses(s *control.FleetStatus) {
 	f.members = memberNames(s)
 	known := slices.Clone(f.servers)
 	for _, m := range s.GetView().GetMembers() {
@@ -118,9 +118,9 @@ func memberNames(s *control.FleetStatus) (names []string) {
 	return names
 }
 
-// note returns the text of the last line: the address that is asked, and why it is no
+// lastLine returns the text of the last line: the address that is asked, and why it is no
 // longer the one before.
-func (f *Source) note(interval time.Duration) string {
+func (f *Source) lastLine(interval time.Duration) string {
 	note := fmt.Sprintf("q quits; asks %s every %v", f.addresses[0], interval)
 	if f.left != "" {
 		note += ", since " + terminal.Plain(f.left)

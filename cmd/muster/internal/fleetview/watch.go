@@ -19,7 +19,8 @@ import (
 func Watch(ctx context.Context, source *Source, first *control.FleetStatus, interval time.Duration,
 	in io.Reader, out io.Writer) error {
 	m := screen{
-		ctx: ctx, source: source, interval: interval, status: first, note: source.note(interval),
+		ctx: ctx, source: source, interval: interval, status: first,
+		note: source.lastLine(interval),
 	}
 	// The process's signals end ctx, so bubbletea must not handle them.
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in),
@@ -61,11 +62,11 @@ func (m screen) wait() tea.Cmd {
 	return tea.Tick(m.interval, func(time.Time) tea.Msg { return lookDue{} })
 }
 
-// look asks source for the fleet's state. Only its answer starts the wait for the next look, so
-// looks do not overlap.
-func (m screen) look() tea.Msg {
+// askSource asks source for the fleet's state. Only its answer starts the wait for the next look,
+// so looks do not overlap.
+func (m screen) askSource() tea.Msg {
 	s, err := m.source.Ask(m.ctx)
-	return answer{time.Now(), s, m.source.note(m.interval), err}
+	return answer{time.Now(), s, m.source.lastLine(m.interval), err}
 }
 
 // Update implements tea.Model.
@@ -79,7 +80,7 @@ func (m screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case lookDue:
-		return m, m.look
+		return m, m.askSource
 	case answer:
 		if msg.err == nil {
 			m.status, m.note, m.failing = msg.status, msg.note, time.Time{}

@@ -16,8 +16,8 @@ type Selector struct {
 	Of      string // the path of the command that had the flag, such as "muster plan"
 	Flag    string // without dashes
 	Command string // the name of the subcommand
-	// Prefix is how the flag's value begins where it selects the subcommand, of which the rest of the
-	// value is an argument now; "" of a flag without a value.
+	// Prefix is how the flag's value begins where it selects the subcommand, of which the rest of
+	// the value is an argument now; "" of a flag without a value.
 	Prefix string
 	Kept   bool // the subcommand has the flag, too, with the same values
 }
@@ -54,9 +54,10 @@ func Rewrite(root *cobra.Command, args []string, selectors []Selector) (now []st
 			}
 			if selected, err := strconv.ParseBool(value); s.isSwitch() && inOne && err == nil &&
 				!selected {
-				return slices.Delete(slices.Clone(args), i, end), "" // it says what is so without it
+				// it says what is so without it
+				return slices.Delete(slices.Clone(args), i, end), ""
 			}
-			return s.rewrite(args, at, i, end, value[len(s.Prefix):])
+			return s.rewriteArgs(args, at, i, end, value[len(s.Prefix):])
 		}
 		i = end - 1
 	}
@@ -76,8 +77,8 @@ func CommandOf(cmd *cobra.Command, flag string, selectors []Selector) string {
 
 func (s Selector) isSwitch() bool { return s.Prefix == "" && !s.Kept }
 
-// rewrite has the subcommand of s do what args[i:end] selects, for the command args[at].
-func (s Selector) rewrite(args []string, at, i, end int, argument string) ([]string, string) {
+// rewriteArgs has the subcommand of s do what args[i:end] selects, for the command args[at].
+func (s Selector) rewriteArgs(args []string, at, i, end int, argument string) ([]string, string) {
 	before, selects, after := args[at+1:i], args[i:end], args[end:]
 	now := append(slices.Clone(args[:at+1]), s.Command)
 	old, present := strings.Join(selects, " "), s.Command

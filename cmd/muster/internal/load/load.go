@@ -92,7 +92,7 @@ func Read(o Options, stdin io.Reader) (*Load, error) {
 		return nil, err
 	}
 	switch {
-	case l.sized():
+	case l.hasSizes():
 		l.Workload.BatchSizes = strings.Join(o.Inputs, ", ")
 		return l, nil
 	case o.BatchSize == "":
@@ -133,8 +133,8 @@ func (l *Load) readInputs(stdin io.Reader) error {
 	return nil
 }
 
-// sized reports whether all models have files of inputs that give their batch sizes.
-func (l *Load) sized() bool {
+// hasSizes reports whether all models have files of inputs that give their batch sizes.
+func (l *Load) hasSizes() bool {
 	return !slices.ContainsFunc(l.loads, func(o workload.Load) bool {
 		return l.given[o.Model] == nil || l.given[o.Model].Queries == nil
 	})

@@ -147,7 +147,7 @@ func (d *document) read(from *json.Decoder, path string, depth int) (any, error)
 				return nil, err
 			}
 			if _, ok := o.values[name]; ok {
-				d.fault(at, "is there twice")
+				d.addFault(at, "is there twice")
 				continue
 			}
 			o.keys, o.values[name] = append(o.keys, name), value
@@ -165,7 +165,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-func (d *document) fault(path, format string, args ...any) {
+func (d *document) addFault(path, format string, args ...any) {
 	if len(d.faults) == faultsShown {
 		d.more++
 		return
@@ -188,10 +188,10 @@ func (d *document) err() error {
 	return errors.New(text)
 }
 
-func (e element) fault(format string, args ...any) { e.of.fault(e.path, format, args...) }
+func (e element) addFault(format string, args ...any) { e.of.addFault(e.path, format, args...) }
 
-// found says what e is, for a fault.
-func (e element) found() string {
+// foundText says what e is, for a fault.
+func (e element) foundText() string {
 	switch v := e.value.(type) {
 	case *object:
 		return "an object"
@@ -208,18 +208,18 @@ func (e element) found() string {
 	return fmt.Sprint(e.value)
 }
 
-// fields returns the object's values by name. An object has all the wanted ones, and others only of
-// the optional ones.
-func (e element) fields(wanted, optional []string) map[string]element {
+// readFields returns the object's values by name. An object has all the wanted ones, and others
+// only of the optional ones.
+func (e element) readFields(wanted, optional []string) map[string]element {
 	o, ok := e.value.(*object)
 	if !ok {
-		e.fault("is %s, want an object", e.found())
+		e.addFault("is %s, want an object", e.foundText())
 		return nil
 	}
 	fields := map[string]element{}
 	for _, key := range o.keys {
 		if !slices.Contains(wanted, key) && !slices.Contains(optional, key) {
-			e.of.fault(join(e.path, key), "unknown, want one of %s",
+			e.of.addFault(join(e.path, key), "unknown, want one of %s",
 				strings.Join(slices.Concat(wanted, optional), ", "))
 			continue
 		}
@@ -227,7 +227,7 @@ func (e element) fields(wanted, optional []string) map[string]element {
 	}
 	for _, key := range wanted {
 		if _, ok := fields[key]; !ok {
-			e.of.fault(join(e.path, key), "is missing")
+			e.of.addFault(join(e.path, key), "is missing")
 			fields[key] = element{e.of, join(e.path, key), absent{}}
 		}
 	}
@@ -237,14 +237,14 @@ func (e element) fields(wanted, optional []string) map[string]element {
 // absent is the value of an element whose absence was noted.
 type absent struct{}
 
-// members returns an object's values in the file's order.
-func (e element) members() (names []string, values []element) {
+// readMembers returns an object's values in the file's order.
+func (e element) readMembers() (names []string, values []element) {
 	if e.value == (absent{}) {
 		return nil, nil
 	}
 	o, ok := e.value.(*object)
 	if !ok {
-		e.fault("is %s, want an object", e.found())
+		e.addFault("is %s, want an object", e.foundText())
 		return nil, nil
 	}
 	for _, key := range o.keys {
@@ -253,14 +253,14 @@ func (e element) members() (names []string, values []element) {
 	return o.keys, values
 }
 
-// items returns a list's elements.
-func (e element) items() (items []element) {
+// readItems returns a list's elements.
+func (e element) readItems() (items []element) {
 	if e.value == (absent{}) {
 		return nil
 	}
 	list, ok := e.value.([]any)
 	if !ok {
-		e.fault("is %s, want a list", e.found())
+		e.addFault("is %s, want a list", e.foundText())
 	}
 	for i, v := range list {
 		items = append(items, element{e.of, fmt.Sprintf("%s[%d]", e.path, i), v})
@@ -268,17 +268,17 @@ func (e element) items() (items []element) {
 	return items
 }
 
-// text returns a string that is not empty.
-func (e element) text() string {
+// readText returns a string that is not empty.
+func (e element) readText() string {
 	s, ok := e.value.(string)
 	if e.value != (absent{}) && (!ok || s == "") {
-		e.fault("is %s, want a name", e.found())
+		e.addFault("is %s, want a name", e.foundText())
 	}
 	return s
 }
 
-// number returns a finite number >= 0.
-func (e element) number() float64 {
+// readNumber returns a finite number >= 0.
+func (e element) readNumber() float64 {
 	n, ok := e.value.(json.Number)
 	x := math.NaN()
 	if ok {
@@ -286,22 +286,22 @@ func (e element) number() float64 {
 	}
 	if !(x >= 0) || math.IsInf(x, 0) {
 		if e.value != (absent{}) {
-			e.fault("is %s, want a finite number >= 0", e.found())
+			e.addFault("is %s, want a finite number >= 0", e.foundText())
 		}
 		return 0
 	}
 	return x
 }
 
-// count returns a whole number between 0 and most.
-func (e element) count(most int) int {
+// readCount returns a whole number between 0 and most.
+func (e element) readCount(most int) int {
 	before := len(e.of.faults) + e.of.more
-	x := e.number()
+	x := e.readNumber()
 	if len(e.of.faults)+e.of.more > before {
 		return 0
 	}
 	if x != math.Trunc(x) || x > float64(most) {
-		e.fault("is %s, want a whole number from 0 to %d", e.found(), most)
+		e.addFault("is %s, want a whole number from 0 to %d", e.foundText(), most)
 		return 0
 	}
 	return int(x)

@@ -54,7 +54,7 @@ The demand is --load times the most that each model serves on one server.`,
 					return err
 				}
 			}
-			r, err := s.report(load, steps)
+			r, err := s.makeReport(load, steps)
 			if err != nil {
 				return err
 			}
@@ -92,71 +92,72 @@ func readSharing(path string, stdin io.Reader) (*heraFile, error) {
 	return s, nil
 }
 
-// mostCores bounds the cores and ways of a file.
-const mostCores = 1024
+// maxCores bounds the cores and ways of a file.
+const maxCores = 1024
 
 func (s *heraFile) read(root element) {
 	// What such a file may hold beside, as the answers of another program, is not read.
-	fields := root.fields([]string{"cores", "ways", "bw_gbs", "low", "qps", "membw_half_cores"},
+	fields := root.readFields([]string{"cores", "ways", "bw_gbs", "low", "qps", "membw_half_cores"},
 		[]string{"note", "affinity", "emu", "slowdown", "models", "machine", "bandwidth_by",
 			"slowdown_error", "latencies", "steal", "others", "unsure"})
 	if fields == nil {
 		return
 	}
 	s.machine = place.Machine{
-		Cores: fields["cores"].count(mostCores), Ways: fields["ways"].count(mostCores),
-		Bandwidth: fields["bw_gbs"].number(),
+		Cores: fields["cores"].readCount(maxCores), Ways: fields["ways"].readCount(maxCores),
+		Bandwidth: fields["bw_gbs"].readNumber(),
 	}
 	if s.machine.Cores < 2 {
-		fields["cores"].fault("is %s, want at least 2", fields["cores"].found())
+		fields["cores"].addFault("is %s, want at least 2", fields["cores"].foundText())
 	}
 	at := map[string]*place.Profile{}
-	models, tables := fields["qps"].members()
+	models, tables := fields["qps"].readMembers()
 	for i, model := range models {
 		p := &place.Profile{Model: model}
 		at[model] = p
 		s.profiles = append(s.profiles, p)
-		rows := tables[i].items()
+		rows := tables[i].readItems()
 		if len(rows) != s.machine.Cores+1 {
-			tables[i].fault("has %d rows, want one for each number of workers from 0 to %d",
+			tables[i].addFault("has %d rows, want one for each number of workers from 0 to %d",
 				len(rows), s.machine.Cores)
 		}
 		for _, row := range rows {
 			var by []float64
-			for _, e := range row.items() {
-				by = append(by, e.number())
+			for _, e := range row.readItems() {
+				by = append(by, e.readNumber())
 			}
 			if len(by) != s.machine.Ways+1 {
-				row.fault("has %d numbers, want one for each number of ways from 0 to %d", len(by),
+				row.addFault("has %d numbers, want one for each number of ways from 0 to %d",
+					len(by),
 					s.machine.Ways)
 			}
 			p.QPS = append(p.QPS, by)
 		}
 	}
-	named, bandwidths := fields["membw_half_cores"].members()
+	named, bandwidths := fields["membw_half_cores"].readMembers()
 	has := map[string]bool{}
 	for i, model := range named {
 		if p := at[model]; p != nil {
-			p.Bandwidth, has[model] = bandwidths[i].number(), true
+			p.Bandwidth, has[model] = bandwidths[i].readNumber(), true
 		} else {
-			bandwidths[i].fault("qps has no such model")
+			bandwidths[i].addFault("qps has no such model")
 		}
 	}
 	for i, model := range models {
 		if !has[model] {
-			tables[i].fault("membw_half_cores has no such model")
+			tables[i].addFault("membw_half_cores has no such model")
 		}
 	}
 	if slowdown, ok := fields["slowdown"]; ok {
 		readSlowdown(slowdown, at)
 	}
-	for _, e := range fields["low"].items() {
-		model := e.text()
+	for _, e := range fields["low"].readItems() {
+		model := e.readText()
 		switch p := at[model]; {
 		case p == nil && model != "":
-			e.fault("qps has no model %q", model)
+			e.addFault("qps has no model %q", model)
 		case p != nil && p.Low:
-			e.fault("%q is there twice", model)
+			e.addFault("%q is there twice", model)
 		case p != nil:
 			p.Low = true
 		}
@@ -164,21 +165,21 @@ func (s *heraFile) read(root element) {
 }
 
 func readSlowdown(slowdown element, at map[string]*place.Profile) {
-	models, tables := slowdown.members()
+	models, tables := slowdown.readMembers()
 	for i, model := range models {
 		p := at[model]
 		if p == nil {
-			tables[i].fault("qps has no such model")
+			tables[i].addFault("qps has no such model")
 			continue
 		}
 		p.Slowdown = map[string]float64{}
-		neighbours, values := tables[i].members()
+		neighbours, values := tables[i].readMembers()
 		for j, neighbour := range neighbours {
 			if at[neighbour] == nil {
-				values[j].fault("qps has no such model")
+				values[j].addFault("qps has no such model")
 			}
-			if p.Slowdown[neighbour] = values[j].number(); p.Slowdown[neighbour] == 0 {
-				values[j].fault("is 0, want a number above 0")
+			if p.Slowdown[neighbour] = values[j].readNumber(); p.Slowdown[neighbour] == 0 {
+				values[j].addFault("is 0, want a number above 0")
 			}
 		}
 	}
@@ -232,7 +233,7 @@ type serverCounts struct {
 	Solve      int `json:"solve"`
 }
 
-func (s *heraFile) report(load float64, steps int) (*sharingReport, error) {
+func (s *heraFile) makeReport(load float64, steps int) (*sharingReport, error) {
 	if steps < 0 {
 		return nil, misuse.Errorf("--steps is %d, want >= 0", steps)
 	}

@@ -54,8 +54,8 @@ milliseconds. The same steps give the same answer on every machine.`,
 	return cmd
 }
 
-// mostAgents is the largest count of a type.
-const mostAgents = 1_000_000_000
+// maxAgents is the largest count of a type.
+const maxAgents = 1_000_000_000
 
 // A problem is a file as a program. Each family is a class, and each rate or layout a choice.
 type problem struct {
@@ -78,27 +78,27 @@ func readProblem(path string, stdin io.Reader) (*problem, error) {
 }
 
 func (p *problem) read(d *document, root element) {
-	fields := root.fields([]string{"types", "variants", "demand"},
+	fields := root.readFields([]string{"types", "variants", "demand"},
 		[]string{"rates", "layouts", "objective", "note"})
 	if fields == nil {
 		return
 	}
 	types, variants := names{what: "type"}, names{what: "variant"}
-	for _, e := range fields["types"].items() {
-		if f := e.fields([]string{"name", "count"}, nil); f != nil {
+	for _, e := range fields["types"].readItems() {
+		if f := e.readFields([]string{"name", "count"}, nil); f != nil {
 			types.add(f["name"])
 			p.Types = append(p.Types, place.Type{
-				Name: f["name"].text(), Count: f["count"].count(mostAgents),
+				Name: f["name"].readText(), Count: f["count"].readCount(maxAgents),
 			})
 		}
 	}
 	families := map[string]int{}
-	for _, e := range fields["variants"].items() {
-		if f := e.fields([]string{"name", "family", "accuracy"}, nil); f != nil {
+	for _, e := range fields["variants"].readItems() {
+		if f := e.readFields([]string{"name", "family", "accuracy"}, nil); f != nil {
 			variants.add(f["name"])
 			v := place.Variant{
-				Model: f["name"].text(), Family: f["family"].text(),
-				Accuracy: f["accuracy"].number(),
+				Model: f["name"].readText(), Family: f["family"].readText(),
+				Accuracy: f["accuracy"].readNumber(),
 			}
 			if _, ok := families[v.Family]; !ok {
 				families[v.Family] = len(p.Classes)
@@ -111,90 +111,90 @@ func (p *problem) read(d *document, root element) {
 		if e.value == "fewest" {
 			p.Objective = place.FewestAgents
 		} else {
-			e.fault(`is %s, want "fewest" or nothing`, e.found())
+			e.addFault(`is %s, want "fewest" or nothing`, e.foundText())
 		}
 	}
 	rates, hasRates := fields["rates"]
 	layouts, hasLayouts := fields["layouts"]
 	switch {
 	case hasRates && hasLayouts:
-		layouts.fault("is there beside rates, want one of them")
+		layouts.addFault("is there beside rates, want one of them")
 	case hasRates:
 		p.readRates(rates, &types, &variants, families)
 	case hasLayouts:
 		p.layouts = true
 		p.readLayouts(layouts, &types, &variants, families)
 	default:
-		d.fault("rates", "is missing, and so is layouts")
+		d.addFault("rates", "is missing, and so is layouts")
 	}
-	demanded, rate := fields["demand"].members()
+	demanded, rate := fields["demand"].readMembers()
 	for i, family := range demanded {
 		if k, ok := families[family]; ok {
-			p.Classes[k].Rate = rate[i].number()
+			p.Classes[k].Rate = rate[i].readNumber()
 		} else {
-			rate[i].fault("no variant is of this family")
+			rate[i].addFault("no variant is of this family")
 		}
 	}
 }
 
 func (p *problem) readRates(e element, types, variants *names, families map[string]int) {
 	seen := map[[2]int]string{}
-	for _, e := range e.items() {
-		f := e.fields([]string{"type", "variant", "qps"}, nil)
+	for _, e := range e.readItems() {
+		f := e.readFields([]string{"type", "variant", "qps"}, nil)
 		if f == nil {
 			continue
 		}
-		t, v, qps := types.index(f["type"]), variants.index(f["variant"]), f["qps"].number()
+		t, v, qps := types.indexOf(f["type"]), variants.indexOf(f["variant"]), f["qps"].readNumber()
 		if t < 0 || v < 0 {
 			continue
 		}
 		if first, ok := seen[[2]int{t, v}]; ok {
-			e.fault("is of the same type and variant as %s", first)
+			e.addFault("is of the same type and variant as %s", first)
 			continue
 		}
 		seen[[2]int{t, v}] = e.path
 		p.Choices = append(p.Choices, place.Choice{
 			Type: t, Layout: p.Variants[v].Model,
-			Partitions: [][]place.Service{{p.service(v, qps, families)}},
+			Partitions: [][]place.Service{{p.serviceOf(v, qps, families)}},
 		})
 	}
 }
 
-func (p *problem) service(v int, qps float64, families map[string]int) place.Service {
+func (p *problem) serviceOf(v int, qps float64, families map[string]int) place.Service {
 	return place.Service{Class: families[p.Variants[v].Family], Variant: v, Rate: qps}
 }
 
 func (p *problem) readLayouts(e element, types, variants *names, families map[string]int) {
 	seen := map[[2]string]string{}
-	for _, e := range e.items() {
-		f := e.fields([]string{"name", "type", "serves"}, nil)
+	for _, e := range e.readItems() {
+		f := e.readFields([]string{"name", "type", "serves"}, nil)
 		if f == nil {
 			continue
 		}
-		c := place.Choice{Type: types.index(f["type"]), Layout: f["name"].text()}
+		c := place.Choice{Type: types.indexOf(f["type"]), Layout: f["name"].readText()}
 		served := map[int]string{}
-		for _, e := range f["serves"].items() {
-			f := e.fields([]string{"variant", "qps"}, nil)
+		for _, e := range f["serves"].readItems() {
+			f := e.readFields([]string{"variant", "qps"}, nil)
 			if f == nil {
 				continue
 			}
-			v, qps := variants.index(f["variant"]), f["qps"].number()
+			v, qps := variants.indexOf(f["variant"]), f["qps"].readNumber()
 			if v < 0 {
 				continue
 			}
 			if first, ok := served[v]; ok {
-				e.fault("is of the same variant as %s", first)
+				e.addFault("is of the same variant as %s", first)
 				continue
 			}
 			served[v] = e.path
-			c.Partitions = append(c.Partitions, []place.Service{p.service(v, qps, families)})
+			c.Partitions = append(c.Partitions, []place.Service{p.serviceOf(v, qps, families)})
 		}
 		if c.Type < 0 {
 			continue
 		}
 		key := [2]string{p.Types[c.Type].Name, c.Layout}
 		if first, ok := seen[key]; ok {
-			e.fault("has the same name and type as %s", first)
+			e.addFault("has the same name and type as %s", first)
 			continue
 		}
 		seen[key] = e.path
@@ -213,22 +213,22 @@ func (n *names) add(e element) {
 	if n.at == nil {
 		n.at = map[string]int{}
 	}
-	name := e.text()
+	name := e.readText()
 	if _, ok := n.at[name]; ok && name != "" {
-		e.fault("there is a %s %q before", n.what, name)
+		e.addFault("there is a %s %q before", n.what, name)
 	} else {
 		n.at[name] = len(n.list)
 	}
 	n.list = append(n.list, name)
 }
 
-// index is that of a name, -1 if there is none, which it notes.
-func (n *names) index(e element) int {
-	name := e.text()
+// indexOf is that of a name, -1 if there is none, which it notes.
+func (n *names) indexOf(e element) int {
+	name := e.readText()
 	i, ok := n.at[name]
 	if !ok {
 		if name != "" {
-			e.fault("there is no %s %q", n.what, name)
+			e.addFault("there is no %s %q", n.what, name)
 		}
 		return -1
 	}
@@ -241,19 +241,19 @@ type answer struct {
 	Accuracy    float64 `json:"accuracy"`
 	Bound       float64 `json:"bound"`
 	// Proven: no placement is better.
-	Proven      bool      `json:"proven"`
-	Agents      int       `json:"agents"`
-	LeastAgents *int      `json:"least_agents,omitempty"`
-	Counts      []counted `json:"counts"`
-	Flow        []flow    `json:"flow"`
-	Seconds     float64   `json:"seconds"`
-	Steps       int       `json:"steps"`
+	Proven      bool            `json:"proven"`
+	Agents      int             `json:"agents"`
+	LeastAgents *int            `json:"least_agents,omitempty"`
+	Counts      []countedLayout `json:"counts"`
+	Flow        []flow          `json:"flow"`
+	Seconds     float64         `json:"seconds"`
+	Steps       int             `json:"steps"`
 
 	served []float64 // by family
 	points []float64 // by family: accuracy times what is served
 }
 
-type counted struct {
+type countedLayout struct {
 	Type    string `json:"type"`
 	Variant string `json:"variant,omitempty"`
 	Layout  string `json:"layout,omitempty"`
@@ -278,7 +278,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 	}
 	a := &answer{
 		ServedShare: sol.Served, Accuracy: sol.Accuracy, Bound: sol.Bound, Proven: sol.Proven,
-		Agents: sol.Agents, Counts: []counted{}, Flow: []flow{},
+		Agents: sol.Agents, Counts: []countedLayout{}, Flow: []flow{},
 		Seconds: time.Since(start).Seconds(), Steps: sol.Steps,
 		served: make([]float64, len(p.Classes)), points: make([]float64, len(p.Classes)),
 	}
@@ -289,7 +289,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 		if sol.Counts[i] == 0 {
 			continue
 		}
-		n := counted{Type: p.Types[c.Type].Name, Variant: c.Layout, Count: sol.Counts[i]}
+		n := countedLayout{Type: p.Types[c.Type].Name, Variant: c.Layout, Count: sol.Counts[i]}
 		if p.layouts {
 			n.Variant, n.Layout = "", c.Layout
 		}
@@ -313,7 +313,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 func (a *answer) writeText(to io.Writer, p *problem) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "served %s of the demand, accuracy %.3f points, %s\n",
-		percent(a.ServedShare), a.Accuracy, a.optimality())
+		percent(a.ServedShare), a.Accuracy, a.describeGap())
 	fmt.Fprintf(&b, "%d agents", a.Agents)
 	if a.LeastAgents != nil {
 		fmt.Fprintf(&b, ", at least %d are needed", *a.LeastAgents)
@@ -344,7 +344,7 @@ func (a *answer) writeText(to io.Writer, p *problem) error {
 	for i, t := range p.Types {
 		order[t.Name] = i
 	}
-	slices.SortStableFunc(counts, func(x, y counted) int {
+	slices.SortStableFunc(counts, func(x, y countedLayout) int {
 		return cmp.Compare(order[x.Type], order[y.Type])
 	})
 	for _, n := range counts {
@@ -369,8 +369,8 @@ func (a *answer) writeText(to io.Writer, p *problem) error {
 	return err
 }
 
-// optimality says how good the placement is known to be.
-func (a *answer) optimality() string {
+// describeGap says how good the placement is known to be.
+func (a *answer) describeGap() string {
 	if a.Proven {
 		return "proven to be the best"
 	}

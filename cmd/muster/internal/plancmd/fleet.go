@@ -84,7 +84,7 @@ func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, mode
 		Leader: reported.GetLeadership().GetLeader(), Epoch: reported.GetLeadership().GetEpoch(),
 		Counts: map[string]int{},
 	}
-	demand, err := live.demanded(reported, o.Models)
+	demand, err := live.demandedModels(reported, o.Models)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -92,13 +92,13 @@ func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, mode
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	live.count(reported)
+	live.countAgents(reported)
 	known := lead.TablesOf(reported)
-	if prices, err = live.choose(o.Types, allPrices, demand, known); err != nil {
+	if prices, err = live.chooseTypes(o.Types, allPrices, demand, known); err != nil {
 		return nil, nil, nil, err
 	}
 	for _, d := range demand {
-		m, err := live.model(d, prices, known, o.RejectLate)
+		m, err := live.modelOf(d, prices, known, o.RejectLate)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -161,9 +161,9 @@ func (live *Fleet) Cost(prices []sim.Price) (sum float64) {
 	return rounded(sum)
 }
 
-// demanded returns the models to plan for: those of names, or all if names is empty. It leaves out
-// models with too few queries, and notes them. It is an error if none is left.
-func (live *Fleet) demanded(fleet *control.FleetDemand,
+// demandedModels returns the models to plan for: those of names, or all if names is empty. It
+// leaves out models with too few queries, and notes them. It is an error if none is left.
+func (live *Fleet) demandedModels(fleet *control.FleetDemand,
 	names []string) (demand []*control.ModelDemand, err error) {
 	there := map[string]bool{}
 	for _, m := range fleet.GetModels() {
@@ -207,9 +207,9 @@ func (live *Fleet) demanded(fleet *control.FleetDemand,
 	return demand, nil
 }
 
-// count sets the Counts of the running fleet, and notes agents that the plan takes for something
-// simpler.
-func (live *Fleet) count(fleet *control.FleetDemand) {
+// countAgents sets the Counts of the running fleet, and notes agents that the plan takes for
+// something simpler.
+func (live *Fleet) countAgents(fleet *control.FleetDemand) {
 	for _, m := range fleet.GetMembers() {
 		if m.GetDraining() {
 			continue
@@ -223,9 +223,9 @@ func (live *Fleet) count(fleet *control.FleetDemand) {
 	}
 }
 
-// choose returns the instance types to choose from: those asked for, or all on which every model
-// has a profile. The types of the running fleet must be among them.
-func (live *Fleet) choose(asked []string, prices map[string]float64,
+// chooseTypes returns the instance types to choose from: those asked for, or all on which every
+// model has a profile. The types of the running fleet must be among them.
+func (live *Fleet) chooseTypes(asked []string, prices map[string]float64,
 	demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
 	names := asked
 	if len(names) == 0 {
@@ -261,9 +261,9 @@ func (live *Fleet) choose(asked []string, prices map[string]float64,
 	return types, nil
 }
 
-// model makes the simulated model of a demand, with the latencies known for the types of prices,
+// modelOf makes the simulated model of a demand, with the latencies known for the types of prices,
 // and adds where these come from to live.Evidence.
-func (live *Fleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
+func (live *Fleet) modelOf(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
 	rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
 		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
@@ -298,7 +298,7 @@ func (live *Fleet) model(d *control.ModelDemand, prices []sim.Price, known lead.
 // of them serves and costs, and which instances to rent and to release. It evaluates up to two
 // configurations.
 func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) error {
-	throughput := live.throughput(p, r)
+	throughput := live.throughputEvaluator(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
 		cost := liveCost{
 			Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c),
@@ -324,7 +324,7 @@ func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) erro
 			return err
 		}
 	}
-	if keep, err := live.keep(p, now, best); err != nil {
+	if keep, err := live.keepsRunning(p, now, best); err != nil {
 		return err
 	} else if keep {
 		proposed, live.Proposed = now, live.Current
@@ -354,9 +354,9 @@ func (live *Fleet) Running(p *Problem) plan.Configuration {
 	return c
 }
 
-// throughput returns an evaluator of a configuration's allowable throughput. It takes the value
-// that the planner has found, or else evaluates in the planner's way.
-func (live *Fleet) throughput(p *Problem, r *plan.Result) plan.EvaluatorFunc {
+// throughputEvaluator returns an evaluator of a configuration's allowable throughput. It takes the
+// value that the planner has found, or else evaluates in the planner's way.
+func (live *Fleet) throughputEvaluator(p *Problem, r *plan.Result) plan.EvaluatorFunc {
 	simulation := *p.Simulation
 	simulation.Objective = plan.MostThroughput
 	bound, byBound := p.Evaluator.(plan.BoundEvaluator)
@@ -374,10 +374,10 @@ func (live *Fleet) throughput(p *Problem, r *plan.Result) plan.EvaluatorFunc {
 	}
 }
 
-// keep reports whether the running fleet is better than the best plan. It is, if the plan does
-// not serve the demand, the fleet is within the budget, and the plan serves no more by evaluation
-// and by fluid limit.
-func (live *Fleet) keep(p *Problem, now plan.Configuration, best *plan.Plan) (bool, error) {
+// keepsRunning reports whether the running fleet is better than the best plan. It is, if the plan
+// does not serve the demand, the fleet is within the budget, and the plan serves no more by
+// evaluation and by fluid limit.
+func (live *Fleet) keepsRunning(p *Problem, now plan.Configuration, best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
 		serves = meets(p, best)

@@ -103,7 +103,7 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 		Searched: found.Evaluations, Doubt: found.Doubt, Plans: []placedFleet{},
 	}
 	if p.LeastAccuracy > 0 {
-		r.Objective = leastCost
+		r.Objective = minCost
 	}
 	for _, m := range p.Config.Models {
 		r.Families = append(r.Families, m.Name)
@@ -112,25 +112,25 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 		r.Notes = append(r.Notes, strings.ReplaceAll(e.Text, "no agent", "no instance"))
 	}
 	for i := range found.Plans {
-		r.Plans = append(r.Plans, p.fleet(&found.Plans[i]))
+		r.Plans = append(r.Plans, p.fleetOf(&found.Plans[i]))
 	}
 	if len(r.Plans) == 0 || r.Plans[0].Served == 0 {
 		return nil, errors.New(strings.Join(append(
 			[]string{"plan: no fleet within the limits serves any query in time"}, r.Notes...),
 			"; "))
 	}
-	p.notes(r)
+	p.addNotes(r)
 	if simulate {
 		progress("simulating plan 1")
-		if err := p.simulate(ctx, &r.Plans[0]); err != nil {
+		if err := p.simulateFleet(ctx, &r.Plans[0]); err != nil {
 			return nil, err
 		}
 	}
 	return r, nil
 }
 
-// fleet is a placement for people.
-func (p *Placed) fleet(from *plan.Placement) placedFleet {
+// fleetOf is a placement for people.
+func (p *Placed) fleetOf(from *plan.Placement) placedFleet {
 	f := placedFleet{
 		Configuration: map[string]int{}, Price: rounded(from.Price), Served: rounded(from.Served),
 		Accuracy: rounded(from.Accuracy / 100), Holds: []heldLayout{},
@@ -184,8 +184,8 @@ func (p *Placed) typeIndex(name string) int {
 	return slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
 }
 
-// notes says what falls short.
-func (p *Placed) notes(r *PlacedReport) {
+// addNotes says what falls short.
+func (p *Placed) addNotes(r *PlacedReport) {
 	first := &r.Plans[0]
 	if p.LeastAccuracy > 0 && !r.Met {
 		r.Notes = append(r.Notes,
@@ -201,8 +201,8 @@ func (p *Placed) notes(r *PlacedReport) {
 	}
 }
 
-// simulate simulates a fleet that holds what it is to hold, at the rate without headroom.
-func (p *Placed) simulate(ctx context.Context, f *placedFleet) error {
+// simulateFleet simulates a fleet that holds what it is to hold, at the rate without headroom.
+func (p *Placed) simulateFleet(ctx context.Context, f *placedFleet) error {
 	cfg := *p.Config
 	cfg.Rate, cfg.Pool, cfg.Holds = p.Rate, nil, nil
 	for _, t := range p.Types {

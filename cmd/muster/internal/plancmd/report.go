@@ -10,7 +10,7 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-const leastCost = "least cost"
+const minCost = "least cost"
 
 // A Report is the output of `muster plan`: --json prints its fields, WriteText a table. Numbers
 // are rounded to six decimals, so that all machines print the same.
@@ -88,7 +88,7 @@ func NewReport(p *Problem, planner string, plain bool, r *plan.Result,
 		Log:  []loggedEstimate{},
 	}
 	if p.Objective == plan.LeastCost {
-		report.Objective = leastCost
+		report.Objective = minCost
 	}
 	counts := func(c plan.Configuration) map[string]int {
 		m := map[string]int{}
@@ -135,7 +135,7 @@ func NewReport(p *Problem, planner string, plain bool, r *plan.Result,
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	asked := fmt.Sprintf("%s within %v $/hr", r.Objective, r.Budget)
-	if r.Objective == leastCost {
+	if r.Objective == minCost {
 		asked = r.Objective
 		if r.Rate > 0 {
 			asked += fmt.Sprintf(" for %v queries/s", r.Rate)
@@ -163,7 +163,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for i, one := range r.Plans {
 		expected := fmt.Sprintf("%.1f queries/s by the bound", one.Predicted)
 		switch {
-		case one.Evaluated && r.Objective == leastCost:
+		case one.Evaluated && r.Objective == minCost:
 			expected = fmt.Sprintf("%.2f%s %% within QoS", 100*one.Satisfaction,
 				plusMinus(100*one.StdErr, 2))
 		case one.Evaluated:

@@ -85,7 +85,8 @@ sim" and "muster plan" read that file, or several in one (docs/profiles.md).`,
 		"ONNX Runtime library to load instead of the embedded one")
 	fs.StringVar(&o.provider, "provider", string(runtime.Auto),
 		"with --samples: what models run on, cpu, cuda (an NVIDIA GPU), or auto, cuda if it works")
-	fs.StringVar(&o.gpu, "gpu", "", "with --samples: the GPU, by number or UUID (default the first)")
+	fs.StringVar(&o.gpu, "gpu", "",
+		"with --samples: the GPU, by number or UUID (default the first)")
 	fs.StringVar(&o.instanceType, "instance-type", "",
 		"with --samples: instance type to name in the file (default one made of the processor)")
 	settings.Add(flags, fs)
@@ -310,7 +311,7 @@ func print(out io.Writer, f *sharing.File) error {
 		}
 	}
 	if len(f.Unsure) > 0 {
-		fmt.Fprintf(out, "\nunsure, with %d times the rounds:\n", mostRepeats)
+		fmt.Fprintf(out, "\nunsure, with %d times the rounds:\n", maxRepeats)
 		for _, u := range f.Unsure {
 			fmt.Fprintf(out, "  %s\n", terminal.Plain(u))
 		}

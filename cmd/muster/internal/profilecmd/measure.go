@@ -32,7 +32,8 @@ type subject struct {
 const variety = 4096
 
 // newSubject loads a model, with inputs of the batch sizes. The caller closes the model.
-func newSubject(ctx context.Context, x runtime.Executor, v *models.Version, batches []int) (*subject,
+func newSubject(ctx context.Context, x runtime.Executor, v *models.Version,
+	batches []int) (*subject,
 	error) {
 	model, err := x.Load(ctx, v)
 	if err != nil {
@@ -73,9 +74,9 @@ type sample struct {
 	beside float64
 }
 
-// A pinned worker is a thread that stays on a processor and runs queries of a subject, in the
+// A pinnedWorker worker is a thread that stays on a processor and runs queries of a subject, in the
 // phases in which it is on.
-type pinned struct {
+type pinnedWorker struct {
 	subject *subject
 	batches int // of the subject's: that many, the smallest
 	pin     *isolate.Pin
@@ -102,7 +103,7 @@ func clock(thread int32) time.Duration {
 
 // A measurement is workers that run side by side.
 type measurement struct {
-	workers []*pinned
+	workers []*pinnedWorker
 	phases  int
 	least   time.Duration // of a turn
 	ended   atomic.Int64  // the last turn that has ended
@@ -124,12 +125,12 @@ type measurement struct {
 // processor's frequency and what else the machine has to do there would not be as they are in the
 // other phases, and "alone" would be beside that. For the same reason workers wait for each other
 // without sleeping. measure blocks until all is done or ctx ends.
-func measure(ctx context.Context, workers []*pinned, phases, rounds int, least time.Duration,
+func measure(ctx context.Context, workers []*pinnedWorker, phases, rounds int, least time.Duration,
 	watch *watch) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	m := &measurement{
-		workers: workers, phases: phases, least: least, watch: watch, links: watch.links(workers),
+		workers: workers, phases: phases, least: least, watch: watch, links: watch.linksOf(workers),
 	}
 	defer context.AfterFunc(ctx, func() { m.ended.Store(math.MaxInt64) })()
 	for i, w := range workers {
@@ -143,7 +144,7 @@ func measure(ctx context.Context, workers []*pinned, phases, rounds int, least t
 	var run sync.WaitGroup
 	for _, w := range workers {
 		run.Go(func() {
-			if err := m.work(ctx, w, rounds); err != nil {
+			if err := m.runWorker(ctx, w, rounds); err != nil {
 				cancel(err)
 			}
 		})
@@ -152,8 +153,8 @@ func measure(ctx context.Context, workers []*pinned, phases, rounds int, least t
 	return context.Cause(ctx)
 }
 
-// work is a worker's thread.
-func (m *measurement) work(ctx context.Context, w *pinned, rounds int) error {
+// runWorker is a worker's thread.
+func (m *measurement) runWorker(ctx context.Context, w *pinnedWorker, rounds int) error {
 	if err := w.pin.Enter(); err != nil {
 		return err
 	}
@@ -185,10 +186,11 @@ func (m *measurement) work(ctx context.Context, w *pinned, rounds int) error {
 
 // step runs a batch size in all phases, again and again until the processors were together or there
 // is no more time to wait for that; false: ctx has ended.
-func (m *measurement) step(ctx context.Context, w *pinned, turn *int64, round, step, batch int,
+func (m *measurement) step(ctx context.Context, w *pinnedWorker, turn *int64, round, step,
+	batch int,
 	r *rand.Rand) (bool, error) {
 	for {
-		before, ok := m.look(ctx, w, turn, time.Now())
+		before, ok := m.checkProcessors(ctx, w, turn, time.Now())
 		if !ok {
 			return false, nil
 		}
@@ -211,11 +213,11 @@ func (m *measurement) step(ctx context.Context, w *pinned, turn *int64, round, s
 				continue
 			}
 			var err error
-			if got[phase], err = m.turn(ctx, w, *turn, batch, r); err != nil {
+			if got[phase], err = m.runTurn(ctx, w, *turn, batch, r); err != nil {
 				return false, err
 			}
 		}
-		after, ok := m.look(ctx, w, turn, begun)
+		after, ok := m.checkProcessors(ctx, w, turn, begun)
 		if !ok {
 			return false, nil
 		}
@@ -228,7 +230,7 @@ func (m *measurement) step(ctx context.Context, w *pinned, turn *int64, round, s
 			*of = append(*of, samples...)
 		}
 		if w == m.workers[0] {
-			m.watch.count(before == unfit || after == unfit)
+			m.watch.countStep(before == unfit || after == unfit)
 		}
 		return true, nil
 	}
@@ -236,14 +238,15 @@ func (m *measurement) step(ctx context.Context, w *pinned, turn *int64, round, s
 
 // next is the beginning of the next turn: it waits until all workers are ready for it; false: ctx
 // has ended.
-func (m *measurement) next(ctx context.Context, w *pinned, turn *int64) bool {
+func (m *measurement) next(ctx context.Context, w *pinnedWorker, turn *int64) bool {
 	*turn++
 	w.at.Store(*turn)
-	return m.meet(ctx, *turn)
+	return m.meetWorkers(ctx, *turn)
 }
 
-// meet waits, without sleeping, until all workers are ready for a turn; false: ctx has ended.
-func (m *measurement) meet(ctx context.Context, turn int64) bool {
+// meetWorkers waits, without sleeping, until all workers are ready for a turn; false: ctx has
+// ended.
+func (m *measurement) meetWorkers(ctx context.Context, turn int64) bool {
 	for _, o := range m.workers {
 		for o.at.Load() < turn && ctx.Err() == nil {
 		}
@@ -251,8 +254,8 @@ func (m *measurement) meet(ctx context.Context, turn int64) bool {
 	return ctx.Err() == nil
 }
 
-// turn runs queries of a batch size until every worker has run one and the time is over.
-func (m *measurement) turn(ctx context.Context, w *pinned, turn int64, batch int,
+// runTurn runs queries of a batch size until every worker has run one and the time is over.
+func (m *measurement) runTurn(ctx context.Context, w *pinnedWorker, turn int64, batch int,
 	r *rand.Rand) (got []sample, err error) {
 	s, began, own := w.subject, time.Now(), w.thread.Load()
 	before := make([]time.Duration, len(m.workers)) // the clocks, then what they have gone on
@@ -278,9 +281,10 @@ func (m *measurement) turn(ctx context.Context, w *pinned, turn int64, batch int
 		}
 		got = append(got, one)
 		w.done.Store(turn)
-		if time.Since(began) >= m.least && !slices.ContainsFunc(m.workers, func(o *pinned) bool {
-			return o.done.Load() < turn
-		}) {
+		if time.Since(began) >= m.least && !slices.ContainsFunc(m.workers,
+			func(o *pinnedWorker) bool {
+				return o.done.Load() < turn
+			}) {
 			m.ended.Store(turn)
 			return got, nil
 		}

@@ -35,8 +35,8 @@ type profiler struct {
 	sizes    *workload.BatchSizes
 }
 
-// mostRepeats is how often a result that is not sure is measured on.
-const mostRepeats = 2
+// maxRepeats is how often a result that is not sure is measured on.
+const maxRepeats = 2
 
 // run measures everything into p.file.
 func (p *profiler) run(ctx context.Context, pairs bool) error {
@@ -59,7 +59,7 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 	p.file.BandwidthBy = "copying memory on all cores"
 	p.step()
 	for _, s := range p.subjects {
-		if err := p.scale(ctx, s); err != nil {
+		if err := p.measureScaling(ctx, s); err != nil {
 			return err
 		}
 		p.step()
@@ -73,7 +73,7 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 		}
 		for i, a := range p.subjects {
 			for _, b := range p.subjects[i:] {
-				if err := p.pair(ctx, a, b); err != nil {
+				if err := p.measurePair(ctx, a, b); err != nil {
 					return err
 				}
 				p.step()
@@ -84,12 +84,13 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 	if err != nil {
 		return err
 	}
-	p.file.Steal, p.file.Others = after.since(before)
+	p.file.Steal, p.file.Others = after.shareSince(before)
 	p.file.WaitedS = round(p.watch.waited.Seconds(), 1)
 	if p.watch.apart > 0 {
 		p.file.Apart = round(float64(p.watch.apart)/float64(p.watch.steps), 4)
-		p.file.Unsure = append(p.file.Unsure, fmt.Sprintf("the processors shared no cache in %.0f %% of "+
-			"all that was measured, though the machine says that they do", 100*p.file.Apart))
+		p.file.Unsure = append(p.file.Unsure,
+			fmt.Sprintf("the processors shared no cache in %.0f %% of "+
+				"all that was measured, though the machine says that they do", 100*p.file.Apart))
 	}
 	return nil
 }
@@ -101,15 +102,16 @@ func (p *profiler) step() {
 
 // workers returns a worker of a subject on each of some processors, which runs so many of its batch
 // sizes.
-func workers(s *subject, cpus []int, batches int, on func(worker, phase, round int) bool) ([]*pinned,
+func workers(s *subject, cpus []int, batches int,
+	on func(worker, phase, round int) bool) ([]*pinnedWorker,
 	error) {
-	var all []*pinned
+	var all []*pinnedWorker
 	for i, cpu := range cpus {
 		pin, err := isolate.NewPin([]int{cpu})
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, &pinned{
+		all = append(all, &pinnedWorker{
 			subject: s, batches: batches, pin: pin, cpu: cpu,
 			on: func(phase, round int) bool { return on(i, phase, round) },
 		})
@@ -117,8 +119,8 @@ func workers(s *subject, cpus []int, batches int, on func(worker, phase, round i
 	return all, nil
 }
 
-// scale measures a model's latencies with each count of workers, and what they serve.
-func (p *profiler) scale(ctx context.Context, s *subject) error {
+// measureScaling measures a model's latencies with each count of workers, and what they serve.
+func (p *profiler) measureScaling(ctx context.Context, s *subject) error {
 	name := s.version.Model
 	most := slices.Max(p.counts)
 	// Each round begins with another processor: they may not be equally fast.
@@ -129,11 +131,11 @@ func (p *profiler) scale(ctx context.Context, s *subject) error {
 		return err
 	}
 	var unsure []string
-	for range mostRepeats {
+	for range maxRepeats {
 		if err := measure(ctx, all, len(p.counts), p.rounds, p.least, p.watch); err != nil {
 			return err
 		}
-		p.file.Latencies[name], unsure = p.latencies(s, all)
+		p.file.Latencies[name], unsure = p.latenciesOf(s, all)
 		if len(unsure) == 0 {
 			break
 		}
@@ -143,14 +145,15 @@ func (p *profiler) scale(ctx context.Context, s *subject) error {
 	p.file.Models[name] = sharing.Model{
 		Version: s.version.Number, Checksum: s.checksum,
 		QoSTargetMS: float64(c.QoSTarget) / 1e6, QoSPercentile: c.QoSPercentile,
-		LargestBatchSize: p.largest(s),
+		LargestBatchSize: p.largestBatch(s),
 	}
-	return p.serves(ctx, s)
+	return p.computeServed(ctx, s)
 }
 
-// latencies returns a model's latencies, by counts of workers and batch sizes, and which are
+// latenciesOf returns a model's latencies, by counts of workers and batch sizes, and which are
 // not sure.
-func (p *profiler) latencies(s *subject, all []*pinned) (list []sharing.Latency, unsure []string) {
+func (p *profiler) latenciesOf(s *subject, all []*pinnedWorker) (list []sharing.Latency,
+	unsure []string) {
 	for phase, count := range p.counts {
 		for batch, size := range s.batches {
 			var samples []sample
@@ -179,17 +182,17 @@ func (p *profiler) latencies(s *subject, all []*pinned) (list []sharing.Latency,
 	return list, unsure
 }
 
-// serves computes the queries/s and the bandwidth of a model by its latencies.
-func (p *profiler) serves(ctx context.Context, s *subject) error {
+// computeServed computes the queries/s and the bandwidth of a model by its latencies.
+func (p *profiler) computeServed(ctx context.Context, s *subject) error {
 	name := s.version.Model
-	sizes, err := p.sizes.AtMost(p.largest(s))
+	sizes, err := p.sizes.AtMost(p.largestBatch(s))
 	if err != nil {
 		return err
 	}
 	by := map[int]float64{} // queries/s by count of workers
 	half := max(1, p.file.Cores/2)
 	for _, count := range p.counts {
-		if by[count], err = p.throughput(ctx, s, sizes, count); err != nil {
+		if by[count], err = p.findThroughput(ctx, s, sizes, count); err != nil {
 			return err
 		}
 	}
@@ -198,7 +201,7 @@ func (p *profiler) serves(ctx context.Context, s *subject) error {
 		rows[w] = []float64{round(between(p.counts, by, w), 2)}
 	}
 	p.file.QPS[name] = rows
-	least, most := p.medians(s, p.counts[0]), p.medians(s, p.counts[len(p.counts)-1])
+	least, most := p.medianTimes(s, p.counts[0]), p.medianTimes(s, p.counts[len(p.counts)-1])
 	if expect(sizes, s.batches, least) < lowScalability*expect(sizes, s.batches, most) {
 		p.file.Low = append(p.file.Low, name)
 	}
@@ -210,8 +213,8 @@ func (p *profiler) serves(ctx context.Context, s *subject) error {
 // cores below which the model counts as one of low worker scalability.
 const lowScalability = .8
 
-// medians returns a model's times by batch size, in ms.
-func (p *profiler) medians(s *subject, workers int) (y []float64) {
+// medianTimes returns a model's times by batch size, in ms.
+func (p *profiler) medianTimes(s *subject, workers int) (y []float64) {
 	for _, l := range p.file.Latencies[s.version.Model] {
 		if l.Workers == workers {
 			y = append(y, l.P50)
@@ -220,12 +223,13 @@ func (p *profiler) medians(s *subject, workers int) (y []float64) {
 	return y
 }
 
-// largest is the largest batch size with which queries of a model come to one worker: the largest
-// that it serves within half of the target, so that it may wait as long. Larger ones are split.
-func (p *profiler) largest(s *subject) int {
+// largestBatch is the largest batch size with which queries of a model come to one worker: the
+// largest that it serves within half of the target, so that it may wait as long. Larger ones are
+// split.
+func (p *profiler) largestBatch(s *subject) int {
 	largest := min(s.version.Config.LargestBatchSize, p.sizes.Largest())
 	half := float64(s.version.Config.QoSTarget) / float64(time.Millisecond) / 2
-	y := p.medians(s, p.counts[0])
+	y := p.medianTimes(s, p.counts[0])
 	for b := largest; b > 1; b-- {
 		if at(s.batches, y, b) <= half {
 			return b
@@ -256,9 +260,9 @@ func between(counts []int, by map[int]float64, w int) float64 {
 	return value
 }
 
-// throughput is the most queries/s that so many workers serve within the model's QoS target, by
+// findThroughput is the most queries/s that so many workers serve within the model's QoS target, by
 // simulation with queries of the production trace.
-func (p *profiler) throughput(ctx context.Context, s *subject, sizes *workload.BatchSizes,
+func (p *profiler) findThroughput(ctx context.Context, s *subject, sizes *workload.BatchSizes,
 	count int) (float64, error) {
 	const typ = "worker"
 	c := &s.version.Config
@@ -295,7 +299,7 @@ func (p *profiler) throughput(ctx context.Context, s *subject, sizes *workload.B
 	}
 	// Enough that those within the target at the end do not count.
 	within := 20 * c.QoSTarget.Seconds() * limit.Rate
-	if within > mostQueries {
+	if within > maxQueries {
 		return limit.Rate, nil // waiting hardly matters
 	}
 	found, err := sim.FindThroughput(ctx, &sim.Config{
@@ -308,19 +312,19 @@ func (p *profiler) throughput(ctx context.Context, s *subject, sizes *workload.B
 }
 
 // How many queries a simulation has.
-const fewestQueries, mostQueries = 5000, 200_000
+const fewestQueries, maxQueries = 5000, 200_000
 
 // simSeeds is over how many runs a throughput is averaged.
 const simSeeds = 3
 
-// mostPairs is how often a pair is measured on until it is precise.
-const mostPairs = 4
+// maxPairs is how often a pair is measured on until it is precise.
+const maxPairs = 4
 
-// pair measures how much longer a model's queries take beside the other's, each on half of the
-// cores. A model beside itself is beside a copy with tables of its own, as any other model has
+// measurePair measures how much longer a model's queries take beside the other's, each on half of
+// the cores. A model beside itself is beside a copy with tables of its own, as any other model has
 // them. On the same tables both go through the same rows at about the same time, and each finds in
 // the cache what the other has fetched: two workers of rm2 were .75 times as slow as one.
-func (p *profiler) pair(ctx context.Context, a, b *subject) error {
+func (p *profiler) measurePair(ctx context.Context, a, b *subject) error {
 	if a == b {
 		var err error
 		if b, err = p.again(ctx, a); err != nil {
@@ -330,13 +334,13 @@ func (p *profiler) pair(ctx context.Context, a, b *subject) error {
 	}
 	half := len(p.cpus) / 2
 	const first, second, both = 0, 1, 2
-	ofA, err := workers(a, p.cpus[:half], p.needed(a), func(_, phase, _ int) bool {
+	ofA, err := workers(a, p.cpus[:half], p.countNeeded(a), func(_, phase, _ int) bool {
 		return phase != second
 	})
 	if err != nil {
 		return err
 	}
-	ofB, err := workers(b, p.cpus[half:2*half], p.needed(b), func(_, phase, _ int) bool {
+	ofB, err := workers(b, p.cpus[half:2*half], p.countNeeded(b), func(_, phase, _ int) bool {
 		return phase != first
 	})
 	if err != nil {
@@ -350,15 +354,15 @@ func (p *profiler) pair(ctx context.Context, a, b *subject) error {
 		if err := measure(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least, p.watch); err != nil {
 			return err
 		}
-		r, errA := p.slowdown(ofA, first, both)
-		q, errB := p.slowdown(ofB, second, both)
+		r, errA := p.slowdownOf(ofA, first, both)
+		q, errB := p.slowdownOf(ofB, second, both)
 		if a.version == b.version {
 			r, errA = math.Sqrt(r*q), math.Hypot(errA, errB)/2
 			q, errB = r, errA
 		}
 		set(a, b, r, errA)
 		set(b, a, q, errB)
-		if err := max(errA, errB); err <= precise || try == mostPairs {
+		if err := max(errA, errB); err <= precise || try == maxPairs {
 			if err > sure {
 				p.file.Unsure = append(p.file.Unsure, fmt.Sprintf("%s beside %s: %.0f %%",
 					a.version.Model, b.version.Model, 100*err))
@@ -368,10 +372,10 @@ func (p *profiler) pair(ctx context.Context, a, b *subject) error {
 	}
 }
 
-// slowdown is how much longer the workers' queries took in one phase than in another.
-func (p *profiler) slowdown(of []*pinned, alone, together int) (r, err float64) {
+// slowdownOf is how much longer the workers' queries took in one phase than in another.
+func (p *profiler) slowdownOf(of []*pinnedWorker, alone, together int) (r, err float64) {
 	s := of[0].subject
-	sizes, e := p.sizes.AtMost(p.largest(s))
+	sizes, e := p.sizes.AtMost(p.largestBatch(s))
 	if e != nil {
 		return 0, 1
 	}
@@ -382,10 +386,10 @@ func (p *profiler) slowdown(of []*pinned, alone, together int) (r, err float64) 
 	return ratio(sizes, s.batches[:of[0].batches], before, after)
 }
 
-// needed is how many of a model's batch sizes say how long its queries take: all up to the first
-// that is as large as the largest query.
-func (p *profiler) needed(s *subject) int {
-	largest := p.largest(s)
+// countNeeded is how many of a model's batch sizes say how long its queries take: all up to the
+// first that is as large as the largest query.
+func (p *profiler) countNeeded(s *subject) int {
+	largest := p.largestBatch(s)
 	for i, b := range s.batches {
 		if b >= largest {
 			return i + 1

@@ -103,7 +103,8 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// smallModels makes small models of the zoo, for batch sizes up to 64, and returns their repository.
+// smallModels makes small models of the zoo, for batch sizes up to 64, and returns their
+// repository.
 func smallModels(t *testing.T, names ...string) string {
 	repository := t.TempDir()
 	for _, model := range names {
@@ -182,13 +183,15 @@ func TestBadSamples(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	if got := sampleSizes(33); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24,
+	if got := sampleSizes(33); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20,
+		24,
 		28, 32, 33}) {
 		t.Errorf("up to 33: %v", got)
 	}
 	s := samples{runs: [][]float64{{4, 1, 3, 2}}}
-	if s.quantile(0, .5) != 2 || s.quantile(0, .99) != 4 || s.quantile(0, 0) != 1 {
-		t.Errorf("of 1 to 4: %v, %v, %v", s.quantile(0, .5), s.quantile(0, .99), s.quantile(0, 0))
+	if s.quantileOf(0, .5) != 2 || s.quantileOf(0, .99) != 4 || s.quantileOf(0, 0) != 1 {
+		t.Errorf("of 1 to 4: %v, %v, %v", s.quantileOf(0, .5), s.quantileOf(0, .99),
+			s.quantileOf(0, 0))
 	}
 }
 
@@ -293,7 +296,7 @@ func TestUsage(t *testing.T) {
 	}
 	before, after := read("cpu  10 0 0 90 0 0 0 0 0 0"), read("cpu  60 0 20 100 0 0 0 20 0 0")
 	after.own = 50
-	stolen, others := after.since(before)
+	stolen, others := after.shareSince(before)
 	if stolen != .2 || others != .2 { // of 100: 20 stolen, 90 busy of which 50 are its own
 		t.Errorf("got %v and %v", stolen, others)
 	}
@@ -417,7 +420,7 @@ func TestMeasureEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := func(m runtime.Model) []*pinned {
+	one := func(m runtime.Model) []*pinnedWorker {
 		s := &subject{
 			version: &models.Version{Model: "m", Number: 1}, model: m, batches: []int{1},
 			inputs: [][][]tensor.Tensor{{nil}},
@@ -435,7 +438,8 @@ func TestMeasureEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := measure(ctx, one(brief{}), 1, 1_000_000, 0, &watch{}); !errors.Is(err, context.Canceled) {
+	if err := measure(ctx, one(brief{}), 1, 1_000_000, 0, &watch{}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("got %v, want that ctx ended", err)
 	}
 }

@@ -25,10 +25,10 @@ import (
 )
 
 const (
-	// mostRuns is how many runs of a batch size follow each other in a round, at most.
-	mostRuns = 50
-	// sampleTurns is how many turns of the other measurements they take: there are fewer of them, and
-	// their tail counts.
+	// maxRuns is how many runs of a batch size follow each other in a round, at most.
+	maxRuns = 50
+	// sampleTurns is how many turns of the other measurements they take: there are fewer of them,
+	// and their tail counts.
 	sampleTurns = 10
 )
 
@@ -50,9 +50,10 @@ type samples struct {
 	runs    [][]float64 // by batch
 }
 
-// measureSamples measures the models' runs on the lane that an agent of this machine has by default:
-// all of the cores, or the GPU.
-func (o *options) measureSamples(ctx context.Context, names []string, out, messages io.Writer) error {
+// measureSamples measures the models' runs on the lane that an agent of this machine has by
+// default: all of the cores, or the GPU.
+func (o *options) measureSamples(ctx context.Context, names []string, out,
+	messages io.Writer) error {
 	x, err := runtime.OpenONNX(runtime.Config{
 		LibraryPath: o.library, Provider: runtime.Provider(o.provider), GPU: o.gpu, Cores: o.cores,
 		Kernels: true,
@@ -104,7 +105,7 @@ func (o *options) measureSamples(ctx context.Context, names []string, out, messa
 	if err != nil {
 		return err
 	}
-	stolen, others := after.since(before)
+	stolen, others := after.shareSince(before)
 	if err := write(o.samples, func(w io.Writer) error {
 		return writeSamples(w, instanceType, all)
 	}); err != nil {
@@ -115,21 +116,23 @@ func (o *options) measureSamples(ctx context.Context, names []string, out, messa
 	}); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s as %s\nmeanwhile the hypervisor took %.1f %% of the cores' time, and other "+
-		"processes %.1f %%\n\n", terminal.Plain(processor), terminal.Plain(string(instanceType)),
+	fmt.Fprintf(out,
+		"%s as %s\nmeanwhile the hypervisor took %.1f %% of the cores' time, and other "+
+			"processes %.1f %%\n\n", terminal.Plain(processor), terminal.Plain(string(instanceType)),
 		100*stolen, 100*others)
 	if err := printSamples(out, all); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nwritten to %s and %s; to simulate with them:\n  muster sim --samples %[1]s "+
-		"--model %[3]s --qos-ms %[4]g --pool %[5]s=2 --find-throughput\n", o.samples, o.picture,
+	fmt.Fprintf(out,
+		"\nwritten to %s and %s; to simulate with them:\n  muster sim --samples %[1]s "+
+			"--model %[3]s --qos-ms %[4]g --pool %[5]s=2 --find-throughput\n", o.samples, o.picture,
 		subjects[0].version.Model,
 		float64(subjects[0].version.Config.QoSTarget)/float64(time.Millisecond), instanceType)
 	return nil
 }
 
-// sampleRuns measures runs round by round, in each round all models and batch sizes in turn: after a
-// run that does not count, runs for least, 3 at least and mostRuns at most.
+// sampleRuns measures runs round by round, in each round all models and batch sizes in turn: after
+// a run that does not count, runs for least, 3 at least and mostRuns at most.
 func sampleRuns(ctx context.Context, subjects []*subject, rounds int, least time.Duration,
 	progress func(done, total int64)) ([]samples, error) {
 	all := make([]samples, len(subjects))
@@ -142,14 +145,15 @@ func sampleRuns(ctx context.Context, subjects []*subject, rounds int, least time
 		for i, s := range subjects {
 			for b, batch := range s.batches {
 				began := time.Now()
-				for n := 0; n <= 3 || n <= mostRuns && time.Since(began) < least; n++ {
+				for n := 0; n <= 3 || n <= maxRuns && time.Since(began) < least; n++ {
 					start := time.Now()
 					err := s.run(ctx, b, len(all[i].runs[b])+n)
 					if took := time.Since(start); n > 0 {
 						all[i].runs[b] = append(all[i].runs[b], ms(took))
 					}
 					if err != nil {
-						return nil, fmt.Errorf("run %s with batch size %d: %w", s.version, batch, err)
+						return nil, fmt.Errorf("run %s with batch size %d: %w", s.version, batch,
+							err)
 					}
 				}
 				done++
@@ -178,11 +182,12 @@ func writeSamples(w io.Writer, instanceType profiles.InstanceType, all []samples
 	return rows.Error()
 }
 
-func (s *samples) quantile(batch int, q float64) float64 {
+func (s *samples) quantileOf(batch int, q float64) float64 {
 	return quantile(slices.Sorted(slices.Values(s.runs[batch])), q)
 }
 
-// printSamples writes the samples for people: those of each octave's first batch size and the largest.
+// printSamples writes the samples for people: those of each octave's first batch size and the
+// largest.
 func printSamples(out io.Writer, all []samples) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tbatch size\tp50 ms\tp99 ms\titems/s\truns\t")
@@ -191,9 +196,9 @@ func printSamples(out io.Writer, all []samples) error {
 			if bits.OnesCount(uint(batch)) > 1 && i < len(s.batches)-1 {
 				continue
 			}
-			p50 := s.quantile(i, .5)
+			p50 := s.quantileOf(i, .5)
 			fmt.Fprintf(w, "%s\t%d\t%.4g\t%.4g\t%.0f\t%d\t\n", terminal.Plain(s.model), batch, p50,
-				s.quantile(i, .99), 1e3*float64(batch)/p50, len(s.runs[i]))
+				s.quantileOf(i, .99), 1e3*float64(batch)/p50, len(s.runs[i]))
 		}
 	}
 	return w.Flush()
@@ -212,7 +217,7 @@ func drawSamples(processor string, all []samples) *picture.Panel {
 		median := &picture.Curve{LineStyle: picture.Line(i)}
 		tail := dots(i)
 		for b, batch := range s.batches {
-			p50, p99 := s.quantile(b, .5), s.quantile(b, .99)
+			p50, p99 := s.quantileOf(b, .5), s.quantileOf(b, .99)
 			median.XYs = append(median.XYs, plotter.XY{X: float64(batch), Y: p50})
 			tail.XYs = append(tail.XYs, plotter.XY{X: float64(batch), Y: p99})
 			least, most, largest = min(least, p50), max(most, p99), max(largest, batch)

@@ -48,16 +48,16 @@ func newWatch(top *isolate.Topology, patience time.Duration) *watch {
 
 // A link is two workers whose processors should share a cache.
 type link struct {
-	a, b *pinned
+	a, b *pinnedWorker
 	_    [128]byte // ball has a cache line of its own
 	ball atomic.Int64
 	_    [128]byte
 }
 
-// links are those of some workers: of each cache the first with all others, which is enough to see
-// that one of them is elsewhere.
-func (w *watch) links(workers []*pinned) (links []*link) {
-	first := map[int]*pinned{}
+// linksOf are those of some workers: of each cache the first with all others, which is enough to
+// see that one of them is elsewhere.
+func (w *watch) linksOf(workers []*pinnedWorker) (links []*link) {
+	first := map[int]*pinnedWorker{}
 	for _, o := range workers {
 		cache, ok := w.caches[o.cpu]
 		if !ok {
@@ -82,9 +82,9 @@ func roundTrip(ctx context.Context, l *link, first bool, turn int64) time.Durati
 		for range trips {
 			if first {
 				l.ball.Store(ball + 1)
-				l.await(ctx, ball+2)
+				l.awaitValue(ctx, ball+2)
 			} else {
-				l.await(ctx, ball+1)
+				l.awaitValue(ctx, ball+1)
 				l.ball.Store(ball + 2)
 			}
 			ball += 2
@@ -94,8 +94,8 @@ func roundTrip(ctx context.Context, l *link, first bool, turn int64) time.Durati
 	return least
 }
 
-// await waits for a value of the ball, or until ctx ends.
-func (l *link) await(ctx context.Context, value int64) {
+// awaitValue waits for a value of the ball, or until ctx ends.
+func (l *link) awaitValue(ctx context.Context, value int64) {
 	for n := 1; l.ball.Load() < value; n++ {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return
@@ -110,9 +110,11 @@ const (
 	unfit       // they are apart, and there is no more
 )
 
-// look lets all workers find out whether their processors are together, and returns what all of
-// them do now; false: ctx has ended. begun is when that began which is lost if they are to wait.
-func (m *measurement) look(ctx context.Context, w *pinned, turn *int64, begun time.Time) (int32,
+// checkProcessors lets all workers find out whether their processors are together, and returns what
+// all of them do now; false: ctx has ended. begun is when that began which is lost if they are to
+// wait.
+func (m *measurement) checkProcessors(ctx context.Context, w *pinnedWorker, turn *int64,
+	begun time.Time) (int32,
 	bool) {
 	if len(m.links) == 0 {
 		return goOn, true
@@ -135,7 +137,7 @@ func (m *measurement) look(ctx context.Context, w *pinned, turn *int64, begun ti
 		return 0, false
 	}
 	if w == m.workers[0] { // the others wait for it
-		m.verdict.Store(m.watch.decide(m.apart.Load() == found, time.Since(begun)))
+		m.verdict.Store(m.watch.decideNext(m.apart.Load() == found, time.Since(begun)))
 	}
 	if !m.next(ctx, w, turn) {
 		return 0, false
@@ -143,9 +145,9 @@ func (m *measurement) look(ctx context.Context, w *pinned, turn *int64, begun ti
 	return m.verdict.Load(), true
 }
 
-// decide is what workers do whose processors are apart or not, after what took so long and is lost
-// if they wait.
-func (w *watch) decide(apart bool, took time.Duration) int32 {
+// decideNext is what workers do whose processors are apart or not, after what took so long and is
+// lost if they wait.
+func (w *watch) decideNext(apart bool, took time.Duration) int32 {
 	switch {
 	case !apart:
 		return goOn
@@ -158,8 +160,8 @@ func (w *watch) decide(apart bool, took time.Duration) int32 {
 	return wait
 }
 
-// count counts a step whose processors were apart or not.
-func (w *watch) count(apart bool) {
+// countStep counts a step whose processors were apart or not.
+func (w *watch) countStep(apart bool) {
 	w.steps++
 	if apart {
 		w.apart++

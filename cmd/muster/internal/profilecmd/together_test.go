@@ -25,7 +25,7 @@ func (c counted) Run(ctx context.Context, in []tensor.Tensor) (*runtime.Result, 
 
 // twoOf returns two workers of a model, the second of which is off. They are on one processor, but
 // say that they are on two.
-func twoOf(t *testing.T, m runtime.Model, phases *atomic.Int64) []*pinned {
+func twoOf(t *testing.T, m runtime.Model, phases *atomic.Int64) []*pinnedWorker {
 	top, err := isolate.Read()
 	if err != nil {
 		t.Fatal(err)
@@ -113,12 +113,12 @@ func TestApartForever(t *testing.T) {
 // other caches are not.
 func TestLinks(t *testing.T) {
 	w := &watch{caches: map[int]int{0: 0, 1: 0, 2: 0, 8: 8, 9: 8}}
-	var all []*pinned
+	var all []*pinnedWorker
 	for _, cpu := range []int{0, 8, 1, 9, 0, 2, 77} { // 0 is there twice, 77 is none of the machine
-		all = append(all, &pinned{cpu: cpu})
+		all = append(all, &pinnedWorker{cpu: cpu})
 	}
 	var got [][2]int
-	for _, l := range w.links(all) {
+	for _, l := range w.linksOf(all) {
 		got = append(got, [2]int{l.a.cpu, l.b.cpu})
 	}
 	want := [][2]int{{0, 1}, {8, 9}, {0, 2}}

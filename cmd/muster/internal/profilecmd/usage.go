@@ -56,9 +56,9 @@ func parseUsage(stat string) (u usage, err error) {
 	return u, nil
 }
 
-// since returns the parts of the time since before that the hypervisor gave to other machines, and
-// that other processes took.
-func (u usage) since(before usage) (stolen, others float64) {
+// shareSince returns the parts of the time since before that the hypervisor gave to other machines,
+// and that other processes took.
+func (u usage) shareSince(before usage) (stolen, others float64) {
 	all := u.all - before.all
 	if all <= 0 {
 		return 0, 0

@@ -28,8 +28,9 @@ type inStore struct {
 	above  uint64        // the next release has a higher number
 }
 
-// trust is that of the releases from which signed ones follow: those that the same key has signed.
-func (k inStore) trust() releases.Trust {
+// releaseTrust is that of the releases from which signed ones follow: those that the same key has
+// signed.
+func (k inStore) releaseTrust() releases.Trust {
 	if k.signer == nil {
 		return releases.Trust{}
 	}
@@ -41,8 +42,9 @@ func (k inStore) write(ctx context.Context, next *control.Release, entry *store.
 	*control.ReleaseResponse, error) {
 	next.Number, next.TimeUnixNs = max(entry.Release, k.above)+1, time.Now().UnixNano()
 	if next.Number > entry.Release+store.MaxReleaseStep {
-		return nil, fmt.Errorf("number %d is more than %d above %d, the newest of %s in %s: agents would "+
-			"pass it over", next.Number, store.MaxReleaseStep, entry.Release, next.Model, k.s)
+		return nil,
+			fmt.Errorf("number %d is more than %d above %d, the newest of %s in %s: agents would "+
+				"pass it over", next.Number, store.MaxReleaseStep, entry.Release, next.Model, k.s)
 	}
 	if err := next.Validate(); err != nil {
 		return nil, err
@@ -71,7 +73,7 @@ func (k inStore) sign(ctx context.Context, model string) (*control.ReleaseRespon
 	if newest == nil {
 		return nil, fmt.Errorf("no version of %.80q was released in %s", model, k.s)
 	}
-	err = releases.ReadSigned(ctx, k.s, newest, k.trust())
+	err = releases.ReadSigned(ctx, k.s, newest, k.releaseTrust())
 	switch {
 	case err == nil:
 		return shown(newest), nil
@@ -84,17 +86,18 @@ func (k inStore) sign(ctx context.Context, model string) (*control.ReleaseRespon
 
 func (k inStore) SetRelease(ctx context.Context, req *control.SetReleaseRequest,
 	_ ...grpc.CallOption) (*control.ReleaseResponse, error) {
-	newest, entry, err := releases.NewestValid(ctx, k.s, req.GetModel(), k.trust())
+	newest, entry, err := releases.NewestValid(ctx, k.s, req.GetModel(), k.releaseTrust())
 	if err != nil {
 		return nil, err
 	}
 	if k.signer != nil && newest.GetNumber() < entry.Release &&
 		(req.GetVersion() == 0 || req.GetShare() > 0) {
 		// What it is signed for would follow from what somebody else wrote.
-		return nil, fmt.Errorf("release %d of %s is not signed by this key: look at it (muster models "+
-			"release %s --store URL), and sign it (muster models release %s --store URL --sign KEY) or "+
-			"promote a version without --share", entry.Release, req.GetModel(), req.GetModel(),
-			req.GetModel())
+		return nil,
+			fmt.Errorf("release %d of %s is not signed by this key: look at it (muster models "+
+				"release %s --store URL), and sign it (muster models release %s --store URL --sign KEY) or "+
+				"promote a version without --share", entry.Release, req.GetModel(), req.GetModel(),
+				req.GetModel())
 	}
 	if v := req.GetVersion(); v > 0 && !slices.Contains(entry.Versions, v) {
 		return nil, fmt.Errorf("%s has no version %d of %s, it has %v", k.s, v, req.GetModel(),

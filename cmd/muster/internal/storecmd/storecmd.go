@@ -221,7 +221,8 @@ A pull that was cut off goes on when it is repeated.`,
 			}
 			defer s.Close()
 			p := &puller{
-				Fetcher: store.Fetcher{Store: s}, dir: dir, fleet: cmp.Or(fleet, store.FleetName(address)),
+				Fetcher: store.Fetcher{Store: s}, dir: dir, fleet: cmp.Or(fleet,
+					store.FleetName(address)),
 			}
 			if keys != "" {
 				if p.Keys, err = store.ReadKeys(keys); err != nil {
@@ -236,7 +237,7 @@ A pull that was cut off goes on when it is repeated.`,
 			}
 			defer p.Cache.Close()
 			for _, arg := range args {
-				if err := p.pull(cmd, arg); err != nil {
+				if err := p.pullModel(cmd, arg); err != nil {
 					return err
 				}
 			}
@@ -271,8 +272,8 @@ type puller struct {
 	dir, fleet string
 }
 
-// choose returns a version that is not revoked: number or, if that is 0, the newest.
-func (p *puller) choose(ctx context.Context, name string, number int64) (int64, error) {
+// chooseVersion returns a version that is not revoked: number or, if that is 0, the newest.
+func (p *puller) chooseVersion(ctx context.Context, name string, number int64) (int64, error) {
 	entry, err := p.Store.Entry(ctx, name)
 	if err != nil {
 		return 0, err
@@ -289,7 +290,8 @@ func (p *puller) choose(ctx context.Context, name string, number int64) (int64, 
 		case err == nil && number != 0:
 			return 0, fmt.Errorf("%s version %d is revoked in %s, by %s: %s", name, n, p.Store,
 				terminal.Plain(r.CreatedBy), terminal.Plain(r.Why))
-		case errors.Is(err, store.ErrSignature), errors.Is(err, store.ErrInvalid): // it does not count
+		// it does not count
+		case errors.Is(err, store.ErrSignature), errors.Is(err, store.ErrInvalid):
 			return n, nil
 		case err != nil:
 			return 0, err
@@ -301,13 +303,13 @@ func (p *puller) choose(ctx context.Context, name string, number int64) (int64, 
 	return 0, fmt.Errorf("all versions of %s in %s are revoked", name, p.Store)
 }
 
-func (p *puller) pull(cmd *cobra.Command, arg string) error {
+func (p *puller) pullModel(cmd *cobra.Command, arg string) error {
 	ctx, f, dir := cmd.Context(), &p.Fetcher, p.dir
 	name, number, err := parseVersion(arg)
 	if err != nil {
 		return err
 	}
-	if number, err = p.choose(ctx, name, number); err != nil {
+	if number, err = p.chooseVersion(ctx, name, number); err != nil {
 		return err
 	}
 	m, err := f.Store.Trusted(ctx, name, number, f.Keys)
@@ -332,8 +334,8 @@ func (p *puller) pull(cmd *cobra.Command, arg string) error {
 	return err
 }
 
-// A listed is one version of a model in a store.
-type listed struct {
+// A listedVersion is one version of a model in a store.
+type listedVersion struct {
 	Model     string    `json:"model"`
 	Version   int64     `json:"version"`
 	Bytes     int64     `json:"bytes"`
@@ -384,21 +386,21 @@ func List(cmd *cobra.Command, address string, asJSON bool) error {
 // readers is how many manifests are read at a time.
 const readers = 16
 
-func list(ctx context.Context, s *store.Store) ([]listed, error) {
+func list(ctx context.Context, s *store.Store) ([]listedVersion, error) {
 	index, err := s.Index(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all := []listed{}
+	all := []listedVersion{}
 	for name, entry := range index {
 		for _, version := range entry.Versions {
-			all = append(all, listed{
+			all = append(all, listedVersion{
 				Model: name, Version: version, Signed: slices.Contains(entry.Signed, version),
 				Revoked: slices.Contains(entry.Revoked, version),
 			})
 		}
 	}
-	slices.SortFunc(all, func(a, b listed) int {
+	slices.SortFunc(all, func(a, b listedVersion) int {
 		if c := strings.Compare(a.Model, b.Model); c != 0 {
 			return c
 		}
