@@ -238,7 +238,8 @@ func (l *Lanes) stepState(now time.Duration, e lane.Event) ([]lane.Action, time.
 	if l.observe == nil {
 		return l.state.Step(now, e)
 	}
-	l.observe(now, &e, nil)
+	observed := e // so that only an event that is observed is moved to the heap
+	l.observe(now, &observed, nil)
 	actions, wakeAt := l.state.Step(now, e)
 	l.observe(now, nil, actions)
 	return actions, wakeAt
