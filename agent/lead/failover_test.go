@@ -212,7 +212,8 @@ func TestWorkerEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			agenttest.InFleet(t, func(f *agenttest.Fleet) {
 				agents := []*agenttest.Member{
-					f.Start(), f.Start(agenttest.NeverLeads), f.Start(agenttest.NeverLeads), f.Start(agenttest.NeverLeads),
+					f.Start(), f.Start(agenttest.NeverLeads), f.Start(agenttest.NeverLeads),
+					f.Start(agenttest.NeverLeads),
 				}
 				f.Settled(agents...)
 				f.Led(agents...)

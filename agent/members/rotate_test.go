@@ -265,7 +265,8 @@ func TestRotateTwice(t *testing.T) {
 			t.Errorf("a rotation while another is under way: %v", err)
 		}
 		time.Sleep(agenttest.RotationPause)
-		if err := errors.Join(req(agenttest.AddKey, 2, agenttest.NewerKey), req(agenttest.EndKeys, 2, nil)); err != nil {
+		if err := errors.Join(req(agenttest.AddKey, 2, agenttest.NewerKey),
+			req(agenttest.EndKeys, 2, nil)); err != nil {
 			t.Error(err)
 		}
 		if err := req(agenttest.OnlyKey, 1, agents[1].Gossip().Keys()[0]); status.Code(
