@@ -15,7 +15,7 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// variant makes the agent emulate copies of NCF, by their names. Their executions take so long.
+// Variants makes the agent emulate copies of NCF, by their names. Their executions take so long.
 // Each has the lines of settings in its model.yaml.
 func (f *Fleet) Variants(latency time.Duration, settings map[string]string) func(agent.Inside) {
 	f.Helper()

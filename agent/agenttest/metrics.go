@@ -73,8 +73,8 @@ func Held(a agent.Inside, what string) (held int) {
 	return held
 }
 
-// ServesAsDocumented: of the metrics whose names have the prefix the agent serves those of
-// docs/metrics.md, with the types and labels there, and no others.
+// ServesAsDocumented checks that of the metrics whose names have the prefix the agent serves those
+// of docs/metrics.md, with the types and labels there, and no others.
 func ServesAsDocumented(t testing.TB, a agent.Inside, prefix string) {
 	t.Helper()
 	families, err := a.Registry().Gather()

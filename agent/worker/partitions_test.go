@@ -85,11 +85,6 @@ func (x *holding) Load(ctx context.Context, v *models.Version) (runtime.Model, e
 	return x.Executor.Load(ctx, v)
 }
 
-// A leaderless agent follows nobody.
-type leaderless struct{ members.Leading }
-
-func (leaderless) Leadership() *control.Leadership { return nil }
-
 // A testFleet has no other agents, unless alone says so.
 type testFleet struct {
 	changed chan struct{} // of size 1, or nil

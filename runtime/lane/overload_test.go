@@ -41,8 +41,7 @@ func closedLoop(t *testing.T, seed uint64, clients int, pace, answer time.Durati
 		return time.Duration(float64(mean) * factor / 1.25), false // the mean of that
 	}
 	var answered []time.Duration
-	var send func()
-	send = func() {
+	send := func() {
 		if w.now < lasts {
 			q := Query{
 				Profile: "wnd/1", BatchSize: 256, Arrival: w.now, QoSTarget: wndTarget,
