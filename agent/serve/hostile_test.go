@@ -392,8 +392,10 @@ func TestBadInput(t *testing.T) {
 			if status, answer := a.Do("POST", "/v2/models/ncf/infer", body); status != http.StatusOK {
 				t.Errorf("next query by REST: %d %s", status, answer)
 			}
-			if held := agenttest.Held(a.Inside, "serve: bytes of queries"); held != 0 {
-				t.Errorf("%d bytes are held", held)
+			// A server hears in its own time that a client has gone. Bytes that it kept for ever
+			// would end this test by its time-out.
+			for agenttest.Held(a.Inside, "serve: bytes of queries") != 0 {
+				goruntime.Gosched()
 			}
 		})
 	}
