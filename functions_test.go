@@ -1,0 +1,82 @@
+package muster_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// maxLines bounds the lines of a function: two screens, which a reader can hold in mind. It is
+// chosen; all but the functions in longFunctions were below it when it was set.
+const maxLines = 100
+
+// longFunctions are those that are longer, as "folder function". The list may only shrink.
+var longFunctions = []string{
+	"agent Validate", "cmd/muster add", "scripts/fleet load", "scripts/fleet overloadedMetrics",
+	"scripts/fleet store", "scripts/fleet testOverhead", "scripts/fleet wrongCanary",
+	"sim/figures heraFig14", "sim/figures ribbonFig12", "sim/figures ribbonFig16",
+	"sim/figures ribbonFig4",
+}
+
+// TestFunctions: no function that was written by hand is longer than maxLines.
+func TestFunctions(t *testing.T) {
+	var long []string
+	files := 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			if path == "build" || d.Name() == "testdata" ||
+				strings.HasPrefix(d.Name(), ".") && path != "." {
+				return fs.SkipDir
+			}
+			return nil
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		files++
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		if ast.IsGenerated(file) {
+			return nil
+		}
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			lines := set.Position(f.End()).Line - set.Position(f.Pos()).Line + 1
+			if lines > maxLines {
+				long = append(long, fmt.Sprintf("%s %s", filepath.Dir(path), f.Name.Name))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files < 500 {
+		t.Errorf("looked at %d files, want all", files)
+	}
+	slices.Sort(long)
+	for _, name := range long {
+		if !slices.Contains(longFunctions, name) {
+			t.Errorf("%s has more than %d lines: split it", name, maxLines)
+		}
+	}
+	for _, name := range longFunctions {
+		if !slices.Contains(long, name) {
+			t.Errorf("%s is not longer than %d lines: take it off the list", name, maxLines)
+		}
+	}
+}
