@@ -16,7 +16,7 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // A Model is a model for which queries arrive.
@@ -91,7 +91,7 @@ type Config struct {
 	Holds []Holding
 	// Placement, if not nil, is how the models that instances hold are decided while queries
 	// arrive; Holds are those at the start.
-	Placement *placing.Config
+	Placement *placement.Config
 	// Bind is how a query for a family is bound to a variant: by the policy when it starts
 	// ("matcher", or ""), or drawn at its gateway when it arrives ("drawn"), in proportion to the
 	// fluid limits of the instances that hold the variants.

@@ -8,20 +8,20 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/sim/fleet"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // newPlanner returns what decides the placement of a run, nil if it does not change.
-func newPlanner(r *run) (*placing.Planner, error) {
+func newPlanner(r *run) (*placement.Planner, error) {
 	if r.cfg.Placement == nil {
 		return nil, nil
 	}
-	var variants []placing.Variant
-	var families []placing.Family
+	var variants []placement.Variant
+	var families []placement.Family
 	known := map[names.TableKey]match.Latencies{}
 	for i := range r.variants {
 		m := &r.cfg.Models[r.modelOf(i)]
-		v := placing.Variant{
+		v := placement.Variant{
 			Name: r.variants[i].Name, Family: r.modelOf(i), Accuracy: r.variants[i].Accuracy,
 			Merges: r.cfg.Merge.Merges(), Largest: r.cfg.largestRun(m),
 		}
@@ -34,13 +34,13 @@ func newPlanner(r *run) (*placing.Planner, error) {
 	}
 	for i := range r.cfg.Models {
 		m := &r.cfg.Models[i]
-		families = append(families, placing.Family{
+		families = append(families, placement.Family{
 			Name: m.Name, QoSTarget: m.QoSTarget, Sizes: Distribution(m.BatchSizes),
 		})
 	}
-	var lanes []placing.Lane
+	var lanes []placement.Lane
 	for i, name := range r.fleet.AgentNames() {
-		l := placing.Lane{Agent: name, Type: r.serves.Lanes[i].Type}
+		l := placement.Lane{Agent: name, Type: r.serves.Lanes[i].Type}
 		for v := range r.variants {
 			if r.lanes[i].holdsModel(r.variants[v].Name) {
 				l.Holds = append(l.Holds, v)
@@ -48,11 +48,11 @@ func newPlanner(r *run) (*placing.Planner, error) {
 		}
 		lanes = append(lanes, l)
 	}
-	p, err := placing.New(r.cfg.Placement, variants, families, lanes, known,
+	p, err := placement.New(r.cfg.Placement, variants, families, lanes, known,
 		placedFleet{r.fleet, r})
 	if err == nil {
 		r.fleet.Schedule(0, r.wakePlanner)
-		r.warmUp = placing.WarmUp
+		r.warmUp = placement.WarmUp
 	}
 	return p, err
 }
@@ -86,16 +86,16 @@ func (r *run) tellEnd(q *query, o Outcome, by fleet.Answer) {
 	r.placed.Ended(int(q.model), variant, late, q.arrival)
 }
 
-// A placedFleet implements [placing.Fleet].
+// A placedFleet implements [placement.Fleet].
 type placedFleet struct {
 	*fleet.Fleet
 	run *run
 }
 
-// Busy implements [placing.Fleet].
+// Busy implements [placement.Fleet].
 func (p placedFleet) Busy(lane int) bool { return p.Has(lane) > 0 }
 
-// Forecast implements [placing.Fleet]: queries whose variants are drawn are drawn by it.
+// Forecast implements [placement.Fleet]: queries whose variants are drawn are drawn by it.
 func (p placedFleet) Forecast(family int, byVariant []float64) {
 	m := &p.run.models[family]
 	shares := byVariant[m.first:][:max(1, len(m.Variants))]

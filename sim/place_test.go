@@ -11,7 +11,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // placed has three families of three variants, each twice as fast and two points less accurate than
@@ -46,7 +46,7 @@ func placed(tb testing.TB) *Config {
 			Holding{"g4dn.xlarge", 2, []string{variants[0].Name}},
 			Holding{"r5n.large", 4, []string{variants[1].Name}})
 	}
-	cfg.Placement = &placing.Config{}
+	cfg.Placement = &placement.Config{}
 	cfg.Policy = "horizon"
 	return cfg
 }
@@ -98,7 +98,7 @@ func TestPlacementFollowsStep(t *testing.T) {
 		return base / 3
 	})
 	res := mustRun(t, cfg)
-	at := map[float64]placing.Totals{}
+	at := map[float64]placement.Totals{}
 	for _, w := range res.Placement.Windows {
 		at[w.StartS] = w
 	}

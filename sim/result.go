@@ -9,7 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/muster-serve/muster/sim/fleet"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // An Outcome is the outcome of a query. Every query has exactly one.
@@ -131,7 +131,7 @@ type Result struct {
 	// Faults are the results of Config.Faults, in the order of their times.
 	Faults []fleet.Result `json:"faults,omitempty"`
 	// Placement tells how the models that instances hold changed.
-	Placement *placing.Result `json:"placement,omitempty"`
+	Placement *placement.Result `json:"placement,omitempty"`
 
 	latency          *hdrhistogram.Histogram // over all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only

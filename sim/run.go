@@ -17,7 +17,7 @@ import (
 	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // A query is a query that has arrived.
@@ -57,9 +57,9 @@ type run struct {
 	variants   []variantState // what can run, in the order of models
 	types      []string       // base types first
 	lanes      []lane
-	known      []lane           // by type: a lane that holds all models
-	placed     *placing.Planner // nil: what lanes hold does not change
-	balanced   *balancedPolicy  // nil: no balancer of another system decides
+	known      []lane             // by type: a lane that holds all models
+	placed     *placement.Planner // nil: what lanes hold does not change
+	balanced   *balancedPolicy    // nil: no balancer of another system decides
 	fleet      *fleet.Fleet
 	serves     fleet.Config // describes fleet, which counts in its lanes
 	log        *queryLog

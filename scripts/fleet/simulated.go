@@ -14,7 +14,7 @@ import (
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/scripts/harness"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // A placedPhase is what was found at one rate.
@@ -71,7 +71,7 @@ func (p *placedRun) compareWithSimulated(ctx context.Context, rate float64,
 	for i, phase := range live {
 		lasts := placedPhases
 		if i == 0 {
-			lasts += placing.WarmUp
+			lasts += placement.WarmUp
 		}
 		load = append(load, fmt.Sprintf("%s:%g", lasts, phase.times))
 		queries += phase.times * rate * lasts.Seconds()
@@ -87,7 +87,7 @@ func (p *placedRun) compareWithSimulated(ctx context.Context, rate float64,
 	}
 	var found struct {
 		PerSeed []struct {
-			Placement placing.Result `json:"placement"`
+			Placement placement.Result `json:"placement"`
 		} `json:"per_seed"`
 	}
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
@@ -98,7 +98,7 @@ func (p *placedRun) compareWithSimulated(ctx context.Context, rate float64,
 	}
 	placed := found.PerSeed[0].Placement
 	for i, phase := range live {
-		from := placing.WarmUp + time.Duration(i)*placedPhases
+		from := placement.WarmUp + time.Duration(i)*placedPhases
 		var ended, late int
 		accuracy := 0.
 		for _, w := range placed.Windows {

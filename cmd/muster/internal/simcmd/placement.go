@@ -10,7 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/placing"
+	"github.com/muster-serve/muster/sim/placement"
 )
 
 // PlacementHelp says what `muster sim place` does.
@@ -64,7 +64,7 @@ func (f *Placement) Apply(cfg *sim.Config, seeds int) error {
 	if f.fits < 1 {
 		errs = append(errs, fmt.Errorf("fits: %d, want 1 or more", f.fits))
 	}
-	cfg.Placement = &placing.Config{
+	cfg.Placement = &placement.Config{
 		Replan: replan.Config{
 			Period: ms("place-period-ms", f.periodMS), Headroom: f.headroom, Seed: cfg.Seed,
 		},

@@ -1,7 +1,7 @@
-// Package placing lets a simulated fleet's placement be decided in virtual time, by the code that
+// Package placement lets a simulated fleet's placement be decided in virtual time, by the code that
 // decides it in production: package leader/place/replan. It drains and loads for the lanes, runs
 // the learning loop, and keeps the account of what changed.
-package placing
+package placement
 
 import (
 	"cmp"

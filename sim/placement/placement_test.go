@@ -1,4 +1,4 @@
-package placing
+package placement
 
 import (
 	"math"
