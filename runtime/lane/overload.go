@@ -132,7 +132,7 @@ func (s *State) refusesAtOnce(q *Query, now time.Duration) bool {
 		return false
 	}
 	// until the first lane is free
-	free := s.Remaining(now) - s.waitingWork()/time.Duration(s.lanes)
+	free := s.Remaining(now) - s.WaitingWork()/time.Duration(s.lanes)
 	before := time.Duration(s.lessSaved(s.queue.Before(q.LatestStart+q.Estimate, now)))
 	before /= time.Duration(s.lanes)
 	margin := time.Duration(0)
@@ -152,7 +152,7 @@ func (s *State) refusesAtOnce(q *Query, now time.Duration) bool {
 // lessSaved returns a part of the waiting work less what merging and dividing save of it.
 func (s *State) lessSaved(part time.Duration) float64 {
 	if all := s.queue.Estimate(); all > 0 {
-		return float64(part) * float64(s.waitingWork()) / float64(all)
+		return float64(part) * float64(s.WaitingWork()) / float64(all)
 	}
 	return float64(part)
 }

@@ -117,8 +117,8 @@ func (s *State) Stats(now time.Duration) Stats {
 	}
 }
 
-// waitingWork estimates how long all waiting queries take.
-func (s *State) waitingWork() time.Duration {
+// WaitingWork estimates how long all waiting queries take, of one lane.
+func (s *State) WaitingWork() time.Duration {
 	work := s.queue.Estimate() - s.saved
 	for _, c := range s.classes {
 		work -= c.Saved()
@@ -141,12 +141,12 @@ func (s *State) Remaining(now time.Duration) time.Duration {
 			first = min(first, q.remainingRun(now))
 		}
 	}
-	return first + (s.waitingWork()+reserved)/time.Duration(s.lanes)
+	return first + (s.WaitingWork()+reserved)/time.Duration(s.lanes)
 }
 
 // LaneRemaining returns Stats.RemainingByLane of one lane.
 func (s *State) LaneRemaining(lane int, now time.Duration) time.Duration {
-	remaining := s.waitingWork() / time.Duration(s.lanes)
+	remaining := s.WaitingWork() / time.Duration(s.lanes)
 	for _, q := range s.running {
 		if q.lane == lane {
 			remaining += s.laneShare(q, now)
@@ -159,7 +159,7 @@ func (s *State) LaneRemaining(lane int, now time.Duration) time.Duration {
 func (s *State) RemainingByLane(now time.Duration) []time.Duration {
 	remaining := make([]time.Duration, s.lanes)
 	for lane := range remaining {
-		remaining[lane] = s.waitingWork() / time.Duration(s.lanes)
+		remaining[lane] = s.WaitingWork() / time.Duration(s.lanes)
 	}
 	for _, q := range s.running {
 		remaining[q.lane] += s.laneShare(q, now)

@@ -2,22 +2,22 @@ package scaling
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/lane"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// lanes run queries as Muster's do: in the order of runtime/queue, merged by runtime/queue/merge.
+// lanes run queries as Muster's do, by runtime/lane.
 // An agent that gets another variant finishes what it has first, and then loads.
 type lanes struct {
 	*run
 	tables [][]*match.Table // by type and variant; nil: the type cannot run it
-	of     []*lane          // by agent, the lane that takes queries; nil: there is none
-	taker  merge.Taker[*attempt]
-	groups merge.Groups
+	of     []*variantLane   // by agent, the lane that takes queries; nil: there is none
 	last   match.LaneID
 	tell   teller
 	ran    [][]ran // by type and variant
@@ -31,42 +31,56 @@ type ran struct {
 
 // A teller is told what happens at lanes.
 type teller interface {
-	joined(l *lane)
+	joined(l *variantLane)
 	// ended: the lane has run the attempt, or rejects it because it would be late.
 	ended(a *attempt, rejected bool)
-	left(l *lane) // takes no more queries
-	gone(l *lane) // has answered the last one
+	left(l *variantLane) // takes no more queries
+	gone(l *variantLane) // has answered the last one
 }
 
-type lane struct {
+type variantLane struct {
 	id                  match.LaneID
 	agent, typ, variant int
-	queue               queue.Queue[*attempt]
-	kind                *merge.Kind
+	state               *lane.State
+	class               *lane.Class // nil: it merges nothing
+	held                int         // attempts there
 	running             []*attempt
 	freeAt              time.Duration
-	startsAt            time.Duration
+	wakeAt              time.Duration // when its state is stepped again; lane.Never: it need not
 	retired             bool
 }
 
 type attempt struct {
-	queue.Place
+	lane.Query
 	id, number int
-	lane       *lane
-	group      *merge.Group
+	on         *variantLane
 }
 
-// Merging implements [merge.Query].
-func (a *attempt) Merging() (kind *merge.Kind, batch int, group *merge.Group) {
-	return a.lane.kind, 1, a.group
+// A lanePredictor predicts what a lane runs by what is known of its variant.
+type lanePredictor struct {
+	all *lanes
+	of  *variantLane
 }
+
+// Estimate implements [lane.Estimator].
+func (p *lanePredictor) Estimate(_ names.ModelKey, batchSize int) time.Duration {
+	return p.all.tables[p.of.typ][p.of.variant].Mean(batchSize)
+}
+
+// High implements [lane.Estimator]: the fleet's latencies do not vary.
+func (p *lanePredictor) High(profile names.ModelKey, batchSize int) time.Duration {
+	return p.Estimate(profile, batchSize)
+}
+
+// Observe implements [lane.Estimator].
+func (p *lanePredictor) Observe(names.ModelKey, int, time.Duration) {}
 
 // What happens at a lane.
 type (
-	laneStarts  struct{ lane *lane }
-	laneEnds    struct{ lane *lane }
-	becomesLate struct{ attempt *attempt }
-	laneJoins   struct{ agent, placed int }
+	laneWakes struct{ lane *variantLane }
+	laneEnds  struct{ lane *variantLane }
+	refused   struct{ attempt *attempt }
+	laneJoins struct{ agent, placed int }
 )
 
 // known is a fleet's latency of a variant on a type.
@@ -82,7 +96,7 @@ func (k known) Mean(n int) time.Duration { return k.of[k.run.sizeFor(n)] }
 func (k known) Quantile(_ float64, n int) time.Duration { return k.Mean(n) }
 
 func newLanes(r *run, tell teller) (*lanes, error) {
-	s := &lanes{run: r, of: make([]*lane, len(r.state.Agents)), tell: tell}
+	s := &lanes{run: r, of: make([]*variantLane, len(r.state.Agents)), tell: tell}
 	for t := range r.Fleet.Types {
 		s.tables = append(s.tables, make([]*match.Table, len(r.Fleet.Variants)))
 		s.ran = append(s.ran, make([]ran, len(r.Fleet.Variants)))
@@ -126,7 +140,7 @@ func (s *lanes) placed(agent int) {
 		}
 		l.retired = true
 		s.tell.left(l)
-		if len(l.running) > 0 || l.queue.Len() > 0 {
+		if l.held > 0 {
 			return
 		}
 		s.of[agent] = nil
@@ -152,38 +166,51 @@ func (s *lanes) join(x laneJoins) {
 	}
 	s.last++
 	table := s.tables[a.Type][a.Variant]
-	l := &lane{id: s.last, agent: x.agent, typ: a.Type, variant: a.Variant}
+	l := &variantLane{
+		id: s.last, agent: x.agent, typ: a.Type, variant: a.Variant, wakeAt: lane.Never,
+	}
+	l.state = lane.New(lane.Config{
+		Lanes: 1, Cores: 1, MaxWaiting: math.MaxInt, MaxWaitingBytes: math.MaxInt64,
+		Estimator: &lanePredictor{s, l},
+	})
 	if s.Batching.Merges() {
-		l.kind = &merge.Kind{Policy: s.Batching, Latency: table, Largest: table.Largest()}
+		l.class = &lane.Class{
+			Kind: merge.Kind{Policy: s.Batching, Latency: table, Largest: table.Largest()},
+		}
 	}
 	s.of[x.agent] = l
 	s.tell.joined(l)
 }
 
-// send puts a query into a lane's queue.
-func (s *lanes) send(l *lane, id, number int, group merge.GroupID) {
+// send has a query come to a lane.
+func (s *lanes) send(l *variantLane, id, number int, group merge.GroupID) {
 	q := &s.queries[id]
-	a := &attempt{id: id, number: number, lane: l}
-	a.Estimate = s.tables[l.typ][l.variant].Mean(1)
-	a.LatestStart = queue.LatestStart(q.at, q.due-q.at, a.Estimate)
+	a := &attempt{id: id, number: number, on: l}
+	a.Query = lane.Query{
+		Owner: a, BatchSize: 1, Arrival: q.at, QoSTarget: q.due - q.at, RejectLate: true,
+		Class: l.class, Group: group,
+	}
+	l.held++
 	s.state.Agents[l.agent].Holds++
-	l.queue.Push(a, s.now)
-	if l.kind != nil {
-		l.kind.Enter(1, a.Estimate)
-		a.group = s.groups.Arrive(group, s.now, a.LatestStart)
-	}
-	s.push(a.LatestStart+1, becomesLate{a})
-	if len(l.running) == 0 {
-		s.startAt(l, s.now)
-	}
+	s.step(l, lane.Event{Kind: lane.Arrived, Query: &a.Query})
 }
 
-func (s *lanes) startAt(l *lane, at time.Duration) {
-	if l.startsAt > 0 && l.startsAt <= at+1 {
-		return
+// step tells a lane what has happened, and carries out what is to be done.
+func (s *lanes) step(l *variantLane, e lane.Event) {
+	actions, wakeAt := l.state.Step(s.now, e)
+	for i := range actions {
+		a := &actions[i]
+		switch a.Kind {
+		case lane.Start:
+			s.start(l, a.Query, a.Run)
+		case lane.Refuse: // whoever sends a query is not to hear of it meanwhile
+			s.push(s.now, refused{a.Query.Owner.(*attempt)})
+		}
 	}
-	l.startsAt = at + 1
-	s.push(at, laneStarts{l})
+	if wakeAt < l.wakeAt {
+		l.wakeAt = wakeAt
+		s.push(wakeAt, laneWakes{l})
+	}
 }
 
 // handle handles what happens at lanes.
@@ -191,38 +218,25 @@ func (s *lanes) handle(e event) {
 	switch x := e.what.(type) {
 	case laneJoins:
 		s.join(x)
-	case laneStarts:
-		s.start(x.lane)
+	case laneWakes:
+		x.lane.wakeAt = lane.Never
+		s.step(x.lane, lane.Event{Kind: lane.TimePassed})
 	case laneEnds:
 		s.end(x.lane)
-	case becomesLate:
+	case refused:
 		s.late(x.attempt)
 	}
 }
 
-func (s *lanes) start(l *lane) {
-	if l.startsAt <= s.now+1 {
-		l.startsAt = 0
-	}
-	if len(l.running) > 0 {
-		return
-	}
-	run, until := s.taker.Take(&l.queue, s.now)
-	if len(run) == 0 {
-		if until != merge.Never {
-			s.startAt(l, until)
-		} else {
-			s.empty(l)
-		}
-		return
-	}
-	l.running = append(l.running[:0], run...)
-	if l.kind != nil {
-		for _, a := range run {
-			l.kind.Leave(1, a.Estimate)
+// start starts a run of a query, or of several.
+func (s *lanes) start(l *variantLane, first *lane.Query, run *lane.Run) {
+	l.running = append(l.running[:0], first.Owner.(*attempt))
+	if run != nil {
+		for _, q := range run.Members[1:] {
+			l.running = append(l.running, q.Owner.(*attempt))
 		}
 	}
-	size := s.sizeFor(len(run))
+	size := s.sizeFor(len(l.running))
 	took := s.latency(l.typ, l.variant, size)
 	ran := &s.ran[l.typ][l.variant]
 	ran.runs, ran.took = ran.runs+1, ran.took+took
@@ -231,65 +245,51 @@ func (s *lanes) start(l *lane) {
 	s.push(l.freeAt, laneEnds{l})
 }
 
-func (s *lanes) end(l *lane) {
+func (s *lanes) end(l *variantLane) {
 	ended := slices.Clone(l.running)
 	l.running = l.running[:0]
-	late := false
 	for _, a := range ended {
 		s.finish(a.id, l.variant, false)
-		late = late || s.now > s.queries[a.id].due
-		s.groups.Leave(a.group)
-		s.holds(l, -1)
+		s.release(l)
 	}
-	if l.kind != nil {
-		l.kind.Ran(len(ended), late)
-	}
-	s.start(l)
+	first := &ended[0].Query
+	s.step(l, lane.Event{
+		Kind: lane.RunEnded, Query: first, Execution: s.now - first.Started(),
+	})
+	s.leaveIfEmpty(l)
 	for _, a := range ended {
 		s.tell.ended(a, false)
 	}
 }
 
-func (s *lanes) holds(l *lane, d int) {
+// release notes that a lane holds an attempt less.
+func (s *lanes) release(l *variantLane) {
+	l.held--
 	if s.of[l.agent] == l {
-		s.state.Agents[l.agent].Holds += d
+		s.state.Agents[l.agent].Holds--
 	}
 }
 
-// late makes a lane give up a query that would be late.
+// late handles that a lane has given up a query that would be late.
 func (s *lanes) late(a *attempt) {
-	if !a.Waits() || a.LatestStart >= s.now {
-		return
-	}
-	l := a.lane
-	l.queue.Remove(a)
-	if l.kind != nil {
-		l.kind.Leave(1, a.Estimate)
-	}
-	s.groups.Leave(a.group)
-	s.holds(l, -1)
+	s.release(a.on)
 	s.finish(a.id, -1, false)
 	s.tell.ended(a, true)
-	if len(l.running) == 0 {
-		s.startAt(l, s.now)
-	}
+	s.leaveIfEmpty(a.on)
 }
 
-// empty lets a retired lane go.
-func (s *lanes) empty(l *lane) {
-	if l.retired && s.of[l.agent] == l {
+// leaveIfEmpty lets a retired lane go that holds nothing.
+func (s *lanes) leaveIfEmpty(l *variantLane) {
+	if l.retired && l.held == 0 && s.of[l.agent] == l {
 		s.of[l.agent] = nil
 		s.tell.gone(l)
 		s.joinsAfter(l.agent)
 	}
 }
 
-// remaining is how long a lane is busy with what it has.
-func (s *lanes) remaining(l *lane) time.Duration {
-	d := l.queue.Estimate()
-	if l.kind != nil {
-		d -= l.kind.Saved()
-	}
+// remaining is how long a lane is busy with what it has; what runs ends when it will.
+func (s *lanes) remaining(l *variantLane) time.Duration {
+	d := l.state.WaitingWork()
 	if len(l.running) > 0 {
 		d += max(0, l.freeAt-s.now)
 	}
@@ -320,7 +320,7 @@ func (d *drawn) arrived(id int) {
 }
 
 func (d *drawn) handle(e event)       { d.lanes.handle(e) }
-func (d *drawn) joined(*lane)         {}
+func (d *drawn) joined(*variantLane)  {}
 func (d *drawn) ended(*attempt, bool) {}
-func (d *drawn) left(*lane)           {}
-func (d *drawn) gone(*lane)           {}
+func (d *drawn) left(*variantLane)    {}
+func (d *drawn) gone(*variantLane)    {}

@@ -22,7 +22,7 @@ type matched struct {
 	sent    []int // by query: attempts so far
 	// by type and variant: of what the fleet says, how long runs are known to take
 	times  [][]float64
-	byID   map[match.LaneID]*lane
+	byID   map[match.LaneID]*variantLane
 	models map[names.ModelKey]int
 	wakeAt time.Duration
 }
@@ -31,7 +31,7 @@ type wakes struct{}
 
 func newMatched(r *run) (*matched, error) {
 	m := &matched{
-		sent: make([]int, len(r.queries)), byID: map[match.LaneID]*lane{},
+		sent: make([]int, len(r.queries)), byID: map[match.LaneID]*variantLane{},
 		models: map[names.ModelKey]int{},
 	}
 	var err error
@@ -103,8 +103,8 @@ func (m *matched) learn() error {
 			}
 			m.profile(t, v)
 			for _, l := range m.of {
-				if l != nil && l.typ == t && l.variant == v && l.kind != nil {
-					l.kind.Latency = m.tables[t][v]
+				if l != nil && l.typ == t && l.variant == v && l.class != nil {
+					l.class.Latency = m.tables[t][v]
 				}
 			}
 		}
@@ -174,7 +174,7 @@ func (m *matched) step(e *match.Event) {
 	}
 }
 
-func (m *matched) joined(l *lane) {
+func (m *matched) joined(l *variantLane) {
 	m.byID[l.id] = l
 	m.step(&match.Event{
 		Kind: match.LaneJoined, Lane: l.id,
@@ -183,19 +183,19 @@ func (m *matched) joined(l *lane) {
 	})
 }
 
-func (m *matched) left(l *lane) {
+func (m *matched) left(l *variantLane) {
 	m.step(&match.Event{Kind: match.LaneDraining, Lane: l.id})
 }
 
-func (m *matched) gone(l *lane) {
+func (m *matched) gone(l *variantLane) {
 	m.step(&match.Event{Kind: match.LaneLost, Lane: l.id})
 	delete(m.byID, l.id)
 }
 
 func (m *matched) ended(a *attempt, rejected bool) {
 	e := match.Event{
-		Kind: match.Completed, Query: m.queryID(a.id), Attempt: a.number, Lane: a.lane.id,
-		Remaining: m.remaining(a.lane),
+		Kind: match.Completed, Query: m.queryID(a.id), Attempt: a.number, Lane: a.on.id,
+		Remaining: m.remaining(a.on),
 	}
 	if rejected {
 		m.step(&match.Event{Kind: match.Cancelled, Query: e.Query})
