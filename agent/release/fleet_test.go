@@ -131,9 +131,10 @@ func TestReleases(t *testing.T) {
 		})
 		next := f.Led(rest...)
 		answers(f, "under the next leader", map[string]float64{"1": .75, "2": .25}, rest...)
+		// A hash chooses of 200 queries about 50 for the canary, with a deviation of 6.
 		f.Eventually(10*time.Second, func() string {
 			resp, err := rest[0].Control.Release(f.Context(), &control.ReleaseRequest{Model: "ncf"})
-			if err != nil || resp.GetReleases()[0].GetCanary().GetQueries() < 40 {
+			if err != nil || resp.GetReleases()[0].GetCanary().GetQueries() < 20 {
 				return fmt.Sprintf("got %v, %v", resp, err)
 			}
 			return ""

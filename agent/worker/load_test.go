@@ -16,6 +16,7 @@ import (
 	orcav3 "github.com/cncf/xds/go/xds/data/orca/v3"
 	orcaservice "github.com/cncf/xds/go/xds/service/orca/v3"
 	"google.golang.org/grpc"
+	_ "google.golang.org/grpc/balancer/weightedroundrobin" // registers weighted_round_robin
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
