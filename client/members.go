@@ -189,7 +189,7 @@ func (m *members) find(name, version string, least float64) (held *fleetVersion,
 	held, number, err = m.findModel(name, version)
 	if err == nil && least > 0 && cmp.Or(held.accuracy, 1) < least {
 		return nil, 0, nil, status.Errorf(codes.NotFound,
-			"model %q has accuracy %v, which does not reach least_accuracy %v", name,
+			"model %q has accuracy %v, which does not reach min_accuracy %v", name,
 			held.accuracy, least)
 	}
 	return held, number, nil, err

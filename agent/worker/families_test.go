@@ -162,7 +162,7 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 			`version "1" of "rank", which is a family`},
 		{agenttest.Asks("rank", 1.5), codes.InvalidArgument, "least_accuracy is 1.5"},
 		{agenttest.Asks("rank", -1), codes.InvalidArgument, "least_accuracy is -1"},
-		{agenttest.Asks("ncf-int8", .99), codes.NotFound, "does not reach least_accuracy 0.99"},
+		{agenttest.Asks("ncf-int8", .99), codes.NotFound, "does not reach min_accuracy 0.99"},
 		{agenttest.Asks("rang", 0), codes.NotFound, "families: rank"},
 	} {
 		_, err := a.OIP.ModelInfer(f.Context(), c.req)
@@ -279,7 +279,7 @@ func TestFamilyBySDK(t *testing.T) {
 				f.Fatalf("got %+v, %v, want the answer of ncf", resp, err)
 			}
 			resp.Release()
-			if _, err := ask(2); err == nil || !strings.Contains(err.Error(), "least_accuracy") {
+			if _, err := ask(2); err == nil || !strings.Contains(err.Error(), "min_accuracy") {
 				f.Errorf("least accuracy 2: %v, want an error that names it", err)
 			}
 			// Without the best variant the fleet serves what it has, and says what it has not.
@@ -296,7 +296,7 @@ func TestFamilyBySDK(t *testing.T) {
 			})
 			f.Eventually(10*time.Second, func() string { // the client's own view may be older
 				_, err = ask(.96)
-				if want := `no variant of family "rank" reaches least_accuracy 0.96; the most ` +
+				if want := `no variant of family "rank" reaches min_accuracy 0.96; the most ` +
 					`accurate is ncf-int8 with 0.95`; err == nil ||
 					!strings.Contains(err.Error(), want) {
 					return fmt.Sprintf("got %v, want %s", err, want)

@@ -153,7 +153,7 @@ func (f *Family) Refuses(version string, least float64) (why string, invalid boo
 			strings.Join(f.Names(), ", ")), true
 	}
 	if best := f.Variants[0]; best.KnownAccuracy() < least {
-		return fmt.Sprintf("no variant of family %q reaches least_accuracy %v; the most accurate "+
+		return fmt.Sprintf("no variant of family %q reaches min_accuracy %v; the most accurate "+
 			"is %s with %v", f.Name, least, best.GetName(), best.KnownAccuracy()), false
 	}
 	return "", false

@@ -65,7 +65,7 @@ func TestFamilies(t *testing.T) {
 		}
 	}
 	f.Variants = f.Variants[1:]
-	const want = `no variant of family "ctr" reaches least_accuracy 0.9995; the most accurate is ` +
+	const want = `no variant of family "ctr" reaches min_accuracy 0.9995; the most accurate is ` +
 		`wnd-int8 with 0.9994`
 	if why, invalid := f.Refuses("", .9995); why != want || invalid {
 		t.Errorf("got %q, %v, want %q", why, invalid, want)

@@ -36,7 +36,7 @@ func (r *Request) marshal() (mem.BufferSlice, error) {
 		e.writeParameter(4, "timeout", int64(r.Timeout/time.Microsecond))
 	}
 	if r.LeastAccuracy > 0 {
-		e.writeParameter(4, "least_accuracy", r.LeastAccuracy)
+		e.writeParameter(4, leastAccuracyParameter, r.LeastAccuracy)
 	}
 	if err := e.writeParameters(4, r.Parameters); err != nil {
 		return nil, err

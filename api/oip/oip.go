@@ -28,7 +28,7 @@ type Request struct {
 	// wire); 0 if it gave none.
 	Timeout time.Duration
 	// LeastAccuracy is the least accuracy of the model that is to answer, in (0, 1], from the
-	// `least_accuracy` parameter; 0 if any will do.
+	// `min_accuracy` parameter; 0 if any will do.
 	LeastAccuracy float64
 	// Parameters holds the remaining request parameters: bool, int64,
 	// uint64, float64 or string.
@@ -65,7 +65,7 @@ type RequestedOutput struct {
 // none. It wraps [ErrInvalid] and names the input.
 func (r *Request) Check() error {
 	if r.LeastAccuracy != 0 {
-		if err := checkLeastAccuracy(r.LeastAccuracy); err != nil {
+		if err := checkLeastAccuracy(minAccuracyParameter, r.LeastAccuracy); err != nil {
 			return err
 		}
 	}

@@ -5,29 +5,42 @@ import (
 	"slices"
 )
 
-// takeLeastAccuracy moves the parameter `least_accuracy` to r.LeastAccuracy.
+// The parameter that bounds the accuracy of the model that answers, and its former name, which
+// gateways send on because agents of before know no other.
+const (
+	minAccuracyParameter   = "min_accuracy"
+	leastAccuracyParameter = "least_accuracy"
+)
+
+// takeLeastAccuracy moves the parameter `min_accuracy`, or `least_accuracy`, to r.LeastAccuracy.
 func (r *Request) takeLeastAccuracy() error {
-	v, ok := r.Parameters["least_accuracy"]
-	if !ok {
-		return nil
+	given := false
+	for _, name := range []string{minAccuracyParameter, leastAccuracyParameter} {
+		v, ok := r.Parameters[name]
+		if !ok {
+			continue
+		}
+		if given {
+			return invalidf("parameters %s and %s are given, expected one of them",
+				minAccuracyParameter, leastAccuracyParameter)
+		}
+		bound, ok := number(v)
+		if !ok {
+			return invalidf("parameter %s is %v (%T), expected a number above 0, at most 1", name, v,
+				v)
+		}
+		if err := checkLeastAccuracy(name, bound); err != nil {
+			return err
+		}
+		r.LeastAccuracy, given = bound, true
+		take(&r.Parameters, name)
 	}
-	least, ok := number(v)
-	if !ok {
-		return invalidf("parameter least_accuracy is %v (%T), expected a number above 0, at most 1",
-			v, v)
-	}
-	if err := checkLeastAccuracy(least); err != nil {
-		return err
-	}
-	r.LeastAccuracy = least
-	take(&r.Parameters, "least_accuracy")
 	return nil
 }
 
-func checkLeastAccuracy(least float64) error {
-	if !(least > 0 && least <= 1) {
-		return invalidf("parameter least_accuracy is %v, expected a number above 0, at most 1",
-			least)
+func checkLeastAccuracy(name string, bound float64) error {
+	if !(bound > 0 && bound <= 1) {
+		return invalidf("parameter %s is %v, expected a number above 0, at most 1", name, bound)
 	}
 	return nil
 }

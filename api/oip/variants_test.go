@@ -41,11 +41,18 @@ func double(x float64) *inference.InferParameter {
 }
 
 func TestLeastAccuracy(t *testing.T) {
+	names := map[bool]string{false: "min_accuracy", true: "least_accuracy"}
+	both := `{"parameters":{"min_accuracy":0.9,"least_accuracy":0.9},` +
+		`"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[1]}]}`
+	if _, err := DecodeRequest(post(both, -1), testLimit, nil); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "expected one of them") {
+		t.Errorf("both names: got %v, want that one is expected", err)
+	}
 	check := func(how, value string, req *Request, err error, want float64) {
 		t.Helper()
 		switch {
 		case want == 0:
-			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "least_accuracy") {
+			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "_accuracy") {
 				t.Errorf("%s: least_accuracy %s: error %v, want one that names it", how, value, err)
 			}
 		case err != nil || req.LeastAccuracy != want || req.Parameters != nil:
@@ -54,13 +61,14 @@ func TestLeastAccuracy(t *testing.T) {
 		}
 	}
 	for _, c := range leastAccuracies {
-		body := `{"parameters":{"least_accuracy":` + c.text +
+		name := names[c.text == "1"] // both names mean the same
+		body := `{"parameters":{"` + name + `":` + c.text +
 			`},"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[1]}]}`
 		req, err := DecodeRequest(post(body, -1), testLimit, nil)
 		check("REST", c.text, req, err, c.want)
 
 		wire, err := proto.Marshal(&inference.ModelInferRequest{ModelName: "ctr",
-			Parameters: map[string]*inference.InferParameter{"least_accuracy": c.param}})
+			Parameters: map[string]*inference.InferParameter{name: c.param}})
 		if err != nil {
 			t.Fatal(err)
 		}

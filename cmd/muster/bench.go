@@ -120,7 +120,7 @@ ends with status 130.`,
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.DurationVar(&o.timeout, "timeout", 0,
 		"time after which a query has failed; 0 means the model's deadline")
-	flags.Float64Var(&o.leastAccuracy, "least-accuracy", 0,
+	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
 		"least accuracy of the variants that answer for a family; 0 means any")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
@@ -161,7 +161,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 		fault("fail-below: %v, want percent above 0 and up to 100", o.failBelow)
 	}
 	if !(o.leastAccuracy >= 0 && o.leastAccuracy <= 1) {
-		fault("least-accuracy: %v, want above 0 and at most 1, or 0 for any", o.leastAccuracy)
+		fault("min-accuracy: %v, want above 0 and at most 1, or 0 for any", o.leastAccuracy)
 	}
 	if o.timeout < 0 {
 		fault("timeout: %v, want 0 or more", o.timeout)

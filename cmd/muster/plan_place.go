@@ -36,7 +36,7 @@ func newPlanPlaceCommand() *cobra.Command {
 ` + latenciesHelp,
 		Example: `  muster plan place --family ctr=wnd:1,wnd-int8:.985:wnd*.4 \
     --family feed=dien:1,dien-s:.97:dien*.5@2 --rate 900 --budget 2.5
-  muster plan place --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --rate 900 --least-accuracy 0.99`,
+  muster plan place --family ctr=wnd:1,wnd-int8:.985:wnd*.4 --rate 900 --min-accuracy 0.99`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.planFleet(cmd) },
 	}
@@ -46,7 +46,7 @@ func newPlanPlaceCommand() *cobra.Command {
 	o.addGoal(flags)
 	o.addEvaluation(flags)
 	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "how many times the rate is planned for")
-	flags.Float64Var(&o.leastAccuracy, "least-accuracy", 0,
+	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
 		"mean accuracy of the answers at which to serve all queries at the least cost")
 	o.sim.addLoad(flags, "")
 	o.sim.addRuns(flags)
@@ -63,11 +63,11 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 		return nil, err
 	case !given("rate") || math.IsInf(o.rate, 1):
 		return nil, fmt.Errorf("rate: %v queries/s, want above 0: give --rate", o.rate)
-	case !given("budget") && !given("least-accuracy"):
+	case !given("budget") && !given("min-accuracy"):
 		return nil, errors.New("budget: give --budget for the most accurate fleet within it, or " +
-			"--least-accuracy for the cheapest")
-	case given("least-accuracy") && !(o.leastAccuracy > 0 && o.leastAccuracy <= 1):
-		return nil, fmt.Errorf("least-accuracy: %v, want above 0 and up to 1", o.leastAccuracy)
+			"--min-accuracy for the cheapest")
+	case given("min-accuracy") && !(o.leastAccuracy > 0 && o.leastAccuracy <= 1):
+		return nil, fmt.Errorf("min-accuracy: %v, want above 0 and up to 1", o.leastAccuracy)
 	case !(o.headroom >= 1 && o.headroom <= 100):
 		return nil, fmt.Errorf("place-headroom: %v, want 1..100", o.headroom)
 	case load.IsFile(o.sim.arrivals):

@@ -22,9 +22,9 @@ func TestPlanPlaceBadInput(t *testing.T) {
 		"--model rm2 --rate 10 --budget NaN":               "budget: NaN",
 		"--model rm2 --rate 10 --budget .01":               "below the cheapest instance",
 		"--model rm2 --rate 10 --budget 1e5":               "lower the budget, limit how many",
-		"--model rm2 --rate 10 --least-accuracy 0":         "least-accuracy: 0",
-		"--model rm2 --rate 10 --least-accuracy 1.1":       "least-accuracy: 1.1",
-		"--model rm2 --rate 1e9 --least-accuracy 1":        "give a budget",
+		"--model rm2 --rate 10 --min-accuracy 0":           "min-accuracy: 0",
+		"--model rm2 --rate 10 --min-accuracy 1.1":         "min-accuracy: 1.1",
+		"--model rm2 --rate 1e9 --min-accuracy 1":          "give a budget",
 		"--model rm2 --rate 10 --budget 2 --live":          "unknown flag: --live",
 		"--model rm2 --rate 10 --budget 2 --plot a.png":    `it is a flag of "muster plan"`,
 		"--model rm2 --rate 10 --budget 2 --planner fluid": `it is a flag of "muster plan", "muster plan live"`,
@@ -92,9 +92,9 @@ func TestPlanPlace(t *testing.T) {
 	for args, met := range map[string]bool{
 		"--budget 2.5":                      true,
 		"--budget .6":                       false,
-		"--least-accuracy .99":              true,
-		"--least-accuracy .99 --budget 1.5": false,
-		"--least-accuracy .99 --budget 4 --max r5n.large=3": true,
+		"--min-accuracy .99":                true,
+		"--least-accuracy .99 --budget 1.5": false, // the former name
+		"--min-accuracy .99 --budget 4 --max r5n.large=3": true,
 	} {
 		stdout, _, err := execute(t, append([]string{"plan", "place", "--rate", "900", "--json",
 			"--types", "g4dn.xlarge,r5n.large", "--queries", "2000", "--seeds", "1"},

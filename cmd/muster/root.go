@@ -135,6 +135,14 @@ func beforeRun(cmd *cobra.Command, do func(cmd *cobra.Command)) {
 	}
 }
 
+// presentFlag returns the present name of a flag that has a former one.
+func presentFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	if name == "least-accuracy" {
+		name = "min-accuracy"
+	}
+	return pflag.NormalizedName(name)
+}
+
 // newRoot makes the command `muster` with all its subcommands. Each call makes new ones, so that
 // tests do not share the values of flags.
 func newRoot() *cobra.Command {
@@ -168,6 +176,7 @@ else 1.`,
 			return errors.Join(warnOfVariables(cmd, args), applySettings(cmd, args))
 		},
 	}
+	root.SetGlobalNormalizationFunc(presentFlag)
 	root.PersistentFlags().String(settings.Flag, "",
 		"YAML file with settings (default ./"+settings.DefaultFile+" if it exists)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -22,7 +22,7 @@ import (
 const PlaceHelp = `Plan together how many instances to rent and which variant each of them holds, for
 the --family and --model that are given. With --budget it is the fleet within it that
 serves the largest share of the queries at --rate, and of those the one with the most
-accurate answers. With --least-accuracy it is the cheapest that serves all of them at
+accurate answers. With --min-accuracy it is the cheapest that serves all of them at
 this mean accuracy. Rates are planned for as a leader with
 "--model-control leader" plans for them, --place-headroom times as high. The first
 plan is simulated, unless --evaluator is bound.`
