@@ -131,6 +131,10 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *Loaded, req *oip.Requ
 		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})
 	if err != nil {
+		var cut *runtime.CutError
+		if errors.As(err, &cut) {
+			w.estimates.observeCut(loaded.Model.profile, q.batchSize, cut.After)
+		}
 		return executedRun{}, err
 	}
 	w.traceExecution(ctx, loaded, q, e.arrival, result)

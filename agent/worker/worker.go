@@ -429,7 +429,6 @@ func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attemp
 		var cut *runtime.CutError
 		if errors.As(err, &cut) {
 			t.cut = cut.After
-			w.estimates.observeCut(loaded.Model.profile, q.batchSize, cut.After)
 		}
 		if errors.As(err, &overloaded) || errors.Is(err, runtime.ErrDraining) ||
 			errors.Is(err, runtime.ErrClosed) || errors.As(err, &device) {
