@@ -14,8 +14,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A busyReplanner asks for one problem to be solved, which takes until goOn is closed, as on a machine
-// that has nothing to spare for what runs at a low priority.
+// A busyReplanner asks for one problem to be solved, which takes until goOn is closed, as on a
+// machine that has nothing to spare for what runs at a low priority.
 type busyReplanner struct {
 	asked, solving atomic.Bool
 	goOn           chan struct{}
@@ -71,8 +71,8 @@ func (r *busyReplanner) Command(replan.Command) error              { return nil 
 func (r *busyReplanner) Memory() replan.Memory                     { return replan.Memory{} }
 func (r *busyReplanner) Explain(names.AgentName) ([]string, error) { return nil, nil }
 
-// TestLeadAgainWhileSolving: an agent that loses the leadership and has it again leads at once, also
-// while the plan of its former term is still being solved.
+// TestLeadAgainWhileSolving: an agent that loses the leadership and has it again leads at once,
+// also while the plan of its former term is still being solved.
 func TestLeadAgainWhileSolving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &busyReplanner{goOn: make(chan struct{})}
@@ -88,8 +88,8 @@ func TestLeadAgainWhileSolving(t *testing.T) {
 			return l.Leader == "a" && l.Epoch >= epoch
 		}
 		soon(t, 2*time.Second, "b follows a", func() bool { return follows(1) })
-		term := a.leader.leads()
-		term.call(func() {
+		term := a.leader.currentTerm()
+		term.callInLoop(func() {
 			term.layouts["a"] = &control.LayoutState{Automatic: true}
 			term.placing.wake.Send()
 		})

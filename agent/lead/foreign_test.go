@@ -105,14 +105,14 @@ func (in *toldLeader) do(x fuzzing.Record) {
 			return
 		}
 		if g := in.gateways[x.Who]; g != nil {
-			in.told(g, m)
+			in.handleGatewayMessage(g, m)
 		} else if checkHello(m.GetHello()) == nil {
 			in.connectGateway(x.Who, m.GetHello().GetGateway())
-			in.told(in.gateways[x.Who], m)
+			in.handleGatewayMessage(in.gateways[x.Who], m)
 		}
 	case disconnect:
 		if g := in.gateways[x.Who]; g != nil {
-			in.disconnect(g)
+			in.removeGateway(g)
 			in.gateways[x.Who] = nil
 		}
 	case sayWorker:
@@ -146,14 +146,14 @@ func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
 	first := !in.greeted[who]
 	in.greeted[who] = in.greeted[who] || m.Member != nil
 	if in.greeted[who] {
-		in.heard(names.AgentName(name), m, first)
+		in.handleMemberMessage(names.AgentName(name), m, first)
 	}
 }
 
 // pass lets time pass, in which the learning loop looks at what it has been told.
 func (in *toldLeader) pass(d time.Duration) {
 	in.now = in.now.Add(d)
-	in.learning.look(in.now)
+	in.learning.passSeen(in.now)
 	for {
 		select {
 		case t := <-in.inbox:
@@ -251,7 +251,7 @@ func FuzzLeader(f *testing.F) {
 		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
 		in.pass(time.Second)
 		in.connectGateway(3, 1<<60)
-		in.told(in.gateways[3], &control.GatewayMessage{
+		in.handleGatewayMessage(in.gateways[3], &control.GatewayMessage{
 			Submit: []*control.Submit{
 				{Sequence: 1, Model: "m", Version: 1, BatchSize: 3, TimeLeftNs: 1e9},
 			},
@@ -271,12 +271,12 @@ func FuzzLeader(f *testing.F) {
 func TestTrim(t *testing.T) {
 	s := &control.Submit{
 		Model: "ncf", Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-		Tracestate: strings.Repeat("x", mostTracestate),
+		Tracestate: strings.Repeat("x", maxTracestate),
 	}
 	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2),
 		append([]byte{100}, make([]byte, 100)...)...))
 	trim(s)
-	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" ||
+	if len(s.Tracestate) != maxTracestate || s.Traceparent == "" ||
 		len(s.ProtoReflect().GetUnknown()) > 0 {
 		t.Errorf("kept %v, want both contexts and nothing unknown", s)
 	}
@@ -284,7 +284,7 @@ func TestTrim(t *testing.T) {
 	if trim(s); s.Tracestate != "" || s.Traceparent == "" {
 		t.Errorf("kept %v, want no tracestate", s)
 	}
-	s.Traceparent, s.Tracestate = strings.Repeat("x", mostTraceparent+1), "a=b"
+	s.Traceparent, s.Tracestate = strings.Repeat("x", maxTraceparent+1), "a=b"
 	if trim(s); s.Traceparent+s.Tracestate != "" {
 		t.Errorf("kept %v, want no context", s)
 	}
@@ -332,12 +332,12 @@ func TestRefusedSubmit(t *testing.T) {
 	submit := &control.GatewayMessage{
 		Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}},
 	}
-	in.told(g, submit)
+	in.handleGatewayMessage(g, submit)
 	if all, _ := in.state.Waiting(); all != 1 {
 		t.Fatalf("%d queries wait, want 1", all)
 	}
 	over = &secure.LimitError{RetryAfter: time.Second}
-	in.told(g, submit)
+	in.handleGatewayMessage(g, submit)
 	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 ||
 		g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
 		t.Errorf("%d queries wait, and the gateway gets %v; want none, and a rejection", all, g.out)

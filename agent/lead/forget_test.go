@@ -19,7 +19,7 @@ func TestLeaderForgets(t *testing.T) {
 		defer w.stop()
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		term := a.leader.leads()
+		term := a.leader.currentTerm()
 		g := w.gateway(7)
 		defer g.close()
 		join := func(name string) *testNode {
@@ -30,7 +30,7 @@ func TestLeaderForgets(t *testing.T) {
 			b.member.Models = append(b.member.Models, testModel("n", 100*time.Millisecond))
 			b.mu.Unlock()
 			soon(t, time.Second, name+" is there", func() (there bool) {
-				term.call(func() {
+				term.callInLoop(func() {
 					n := term.state.Sizes()
 					there = n["members"] == 2 && n["latencies"] == 3
 				})
@@ -47,13 +47,13 @@ func TestLeaderForgets(t *testing.T) {
 		known := func() (what string) {
 			var sizes map[string]int
 			monitors := 0
-			term.call(func() { sizes = term.state.Sizes() })
-			term.learning.ask(func() { monitors = term.learning.state.Sizes()["monitors"] })
+			term.callInLoop(func() { sizes = term.state.Sizes() })
+			term.learning.askLoop(func() { monitors = term.learning.state.Sizes()["monitors"] })
 			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"],
 				sizes["latencies"], monitors)
 		}
 		ask := func(model string) {
-			term.learning.arrived(learn.Arrival{
+			term.learning.addArrival(learn.Arrival{
 				Model: leader.ModelID{Name: model, Version: 1}, BatchSize: 10, At: time.Now(),
 			})
 			time.Sleep(time.Second)

@@ -22,15 +22,15 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// mostUnread is how many decisions and messages may wait to be read by a gateway before the leader
+// maxUnread is how many decisions and messages may wait to be read by a gateway before the leader
 // ends its stream. The gateway then submits again those of its queries that a client still waits
 // for.
-const mostUnread = 1 << 16
+const maxUnread = 1 << 16
 
-// mostTracestate and mostTraceparent are the longest trace context headers, in bytes, that the
+// maxTracestate and mostTraceparent are the longest trace context headers, in bytes, that the
 // leader keeps with a query; it drops longer ones. W3C Trace Context allows that for a tracestate
 // of more than 512 bytes.
-const mostTracestate, mostTraceparent = 512, 64
+const maxTracestate, maxTraceparent = 512, 64
 
 // A gateway is a gateway that is connected to this leader by a Match stream. The term's loop owns
 // the fields above mu.
@@ -63,7 +63,7 @@ type gateway struct {
 // until the stream ends or this agent no longer leads. If this agent does not lead, or loses the
 // leadership, Match returns FAILED_PRECONDITION with the leadership that this agent knows.
 func (l *Leader) Match(s control.Stream[control.MatchMessage, control.GatewayMessage]) error {
-	t := l.leads()
+	t := l.currentTerm()
 	if t == nil {
 		return l.errNotLeading()
 	}
@@ -134,15 +134,15 @@ func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.G
 	}
 	// A client with a name may say that its gateway is an agent's.
 	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == "" || g.client != ""
-	t.post(func() { t.connect(g) })
-	defer t.post(func() { t.disconnect(g) })
+	t.postToLoop(func() { t.connect(g) })
+	defer t.postToLoop(func() { t.removeGateway(g) })
 	hello <- nil
 	for err == nil {
 		said := m
 		for _, submit := range said.GetSubmit() {
 			trim(submit)
 		}
-		t.post(func() { t.told(g, said) })
+		t.postToLoop(func() { t.handleGatewayMessage(g, said) })
 		m, err = s.Recv()
 	}
 	cut(err)
@@ -152,10 +152,10 @@ func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.G
 // so that a client cannot make the leader hold more memory.
 func trim(s *control.Submit) {
 	s.ProtoReflect().SetUnknown(nil)
-	if len(s.GetTraceparent()) > mostTraceparent {
+	if len(s.GetTraceparent()) > maxTraceparent {
 		s.Traceparent = ""
 	}
-	if s.GetTraceparent() == "" || len(s.GetTracestate()) > mostTracestate {
+	if s.GetTraceparent() == "" || len(s.GetTracestate()) > maxTracestate {
 		s.Tracestate = ""
 	}
 }
@@ -174,9 +174,9 @@ func checkHello(h *control.GatewayHello) error {
 	return nil
 }
 
-// may counts a query against the limits of the gateway's client. It returns nil if the client may
-// make the query, else the reason.
-func (g *gateway) may(s *control.Submit) error {
+// countAgainstLimits counts a query against the limits of the gateway's client. It returns nil if
+// the client may make the query, else the reason.
+func (g *gateway) countAgainstLimits(s *control.Submit) error {
 	if g.count != nil {
 		if err := g.count(s.GetBytes()); err != nil {
 			return err
@@ -189,10 +189,10 @@ func (g *gateway) may(s *control.Submit) error {
 }
 
 // connect adds a gateway to the term, and ends the stream of an earlier connection with the same
-// id. A gateway's id belongs to who has opened the stream: a gateway comes back with its id when its
-// stream has broken, before the leader may have noticed, and nobody else can end its stream by it.
-// Callers without an identity, as without TLS, cannot be told apart; of them, the id itself proves
-// the gateway, as it has 64 random bits and the leader tells it to nobody.
+// id. A gateway's id belongs to who has opened the stream: a gateway comes back with its id when
+// its stream has broken, before the leader may have noticed, and nobody else can end its stream by
+// it. Callers without an identity, as without TLS, cannot be told apart; of them, the id itself
+// proves the gateway, as it has 64 random bits and the leader tells it to nobody.
 func (t *term) connect(g *gateway) {
 	former := t.gateways[g.id]
 	if former != nil && former.owner != g.owner {
@@ -208,8 +208,8 @@ func (t *term) connect(g *gateway) {
 	t.step(leader.Event{Kind: leader.GatewayConnected, Gateway: g.id, Client: g.client})
 }
 
-// disconnect removes a gateway, unless a newer connection has taken its place.
-func (t *term) disconnect(g *gateway) {
+// removeGateway removes a gateway, unless a newer connection has taken its place.
+func (t *term) removeGateway(g *gateway) {
 	if t.gateways[g.id] != g {
 		return
 	}
@@ -224,19 +224,20 @@ func (t *term) disconnect(g *gateway) {
 // does not know.
 const activeBeat, restingBeat, resting = 25 * time.Millisecond, 175 * time.Millisecond, time.Second
 
-// beat adds a heartbeat to the next message to a gateway, unless it got a message not long ago.
-func (t *term) beat(g *gateway) {
+// addHeartbeat adds a heartbeat to the next message to a gateway, unless it got a message not long
+// ago.
+func (t *term) addHeartbeat(g *gateway) {
 	often := activeBeat
 	if t.now.Sub(g.heard) > resting && !t.state.HasQueries(g.id) {
 		often = restingBeat
 	}
 	if t.now.Sub(g.told) >= often {
-		t.outbox(g)
+		t.nextMessage(g)
 	}
 }
 
-// outbox returns the message that goes to a gateway at the next flush, for the loop to add to.
-func (t *term) outbox(g *gateway) *control.MatchMessage {
+// nextMessage returns the message that goes to a gateway at the next flush, for the loop to add to.
+func (t *term) nextMessage(g *gateway) *control.MatchMessage {
 	if g.out == nil {
 		g.out = &control.MatchMessage{}
 		t.touched = append(t.touched, g)
@@ -255,7 +256,7 @@ func (t *term) flush() {
 		g.mu.Lock()
 		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain) + len(m.Split)
 		g.pending = join(g.pending, m)
-		full := g.unread > mostUnread
+		full := g.unread > maxUnread
 		g.mu.Unlock()
 		if full {
 			g.cut(
@@ -309,8 +310,8 @@ func join(earlier, later *control.MatchMessage) *control.MatchMessage {
 	return earlier
 }
 
-// told handles a message of a gateway. Only the loop calls it.
-func (t *term) told(g *gateway, m *control.GatewayMessage) {
+// handleGatewayMessage handles a message of a gateway. Only the loop calls it.
+func (t *term) handleGatewayMessage(g *gateway, m *control.GatewayMessage) {
 	if t.gateways[g.id] != g {
 		return
 	}
@@ -320,15 +321,15 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 		t.submit(g, s)
 	}
 	if len(m.GetSubmit()) > 0 {
-		t.outbox(g) // flush then sends g.received, which acknowledges the submits
+		t.nextMessage(g) // flush then sends g.received, which acknowledges the submits
 	}
 	for _, sequence := range m.GetCancel() {
 		t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
 	}
 	for _, f := range m.GetFailed() {
-		t.failed(g, f)
+		t.countFailures(g, f)
 	}
-	t.compared(g, m.GetCompared())
+	t.countCompared(g, m.GetCompared())
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{
 			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(),
@@ -338,17 +339,17 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	}
 }
 
-// mostFailed is how many failures of one kind a gateway may report in one message: a client could
+// maxFailed is how many failures of one kind a gateway may report in one message: a client could
 // make the counts meaningless.
-const mostFailed = 1 << 20
+const maxFailed = 1 << 20
 
-// failed counts queries that failed at a gateway, or that the gateway was told were refused.
-func (t *term) failed(g *gateway, f *control.Failed) {
+// countFailures counts queries that failed at a gateway, or that the gateway was told were refused.
+func (t *term) countFailures(g *gateway, f *control.Failed) {
 	if !slices.Contains(outcome.Reasons(), f.GetReason()) {
 		return
 	}
 	e := leader.Event{
-		Kind: leader.Failed, Why: f.GetReason(), N: min(f.GetCount(), mostFailed),
+		Kind: leader.Failed, Why: f.GetReason(), N: min(f.GetCount(), maxFailed),
 		Excused: outcome.Excuses(f.GetReason()),
 	}
 	if f.BatchSize != nil {
@@ -360,22 +361,22 @@ func (t *term) failed(g *gateway, f *control.Failed) {
 	}
 	t.step(e)
 	if g.sdk {
-		id := t.known(e.Model)
+		id := t.knownID(e.Model)
 		t.leader.config.Counts.CountFailed(id.Name, id.Version, e.Why, e.N)
 	}
 }
 
-// known returns id if the fleet's members hold it, else nothing: clients must not be able to create
-// metric series.
-func (t *term) known(id leader.ModelID) leader.ModelID {
+// knownID returns id if the fleet's members hold it, else nothing: clients must not be able to
+// create metric series.
+func (t *term) knownID(id leader.ModelID) leader.ModelID {
 	if t.state.Knows(id) {
 		return id
 	}
 	return leader.ModelID{}
 }
 
-// leastAccuracy is that of a submit. A gateway has checked it; what is out of range counts as any.
-func leastAccuracy(s *control.Submit) float64 {
+// minAccuracy is that of a submit. A gateway has checked it; what is out of range counts as any.
+func minAccuracy(s *control.Submit) float64 {
 	if least := s.GetLeastAccuracy(); least > 0 && least <= 1 {
 		return least
 	}
@@ -396,20 +397,20 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		Waited:    control.Duration(s.GetWaitedNs()), Agent: names.AgentName(s.GetAgent()),
 		Lane:          int(s.GetLane()),
 		Splits:        s.GetSplits(),
-		LeastAccuracy: leastAccuracy(s),
+		LeastAccuracy: minAccuracy(s),
 		TagSize:       len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {
 		e.TimeLeft = control.Duration(s.GetTimeLeftNs())
 	}
-	if x := t.traced(s); x != nil {
+	if x := t.queryTraceOf(s); x != nil {
 		e.Tag = x
 	}
-	if err := g.may(s); err != nil {
+	if err := g.countAgainstLimits(s); err != nil {
 		e.Denied, e.RetryAfter = status.Convert(err).Message(), outcome.Of(err).RetryAfter
 	}
 	if g.sdk && e.Attempt == 0 && !(e.Splits && partOf(match.QueryID{Sequence: e.Sequence}) > 0) {
-		id := t.known(t.state.Newest(e.Model))
+		id := t.knownID(t.state.Newest(e.Model))
 		t.leader.config.Counts.Arrived(id.Name, id.Version)
 	}
 	t.step(e)

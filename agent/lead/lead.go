@@ -88,9 +88,9 @@ const eventKey = "event"
 // a step of the election takes.
 //
 // Besides the term's goroutines it has one for the election's timers, one that follows the fleet's
-// members, one for each link that it has opened, one for each plan that is solved, and short-lived ones
-// that write the epoch or find out whether the leader's process has ended. All have ended when Run
-// returns.
+// members, one for each link that it has opened, one for each plan that is solved, and short-lived
+// ones that write the epoch or find out whether the leader's process has ended. All have ended when
+// Run returns.
 type Leader struct {
 	config  Config
 	fleet   Fleet
@@ -151,7 +151,7 @@ func New(config Config) (*Leader, error) {
 	l.links.elect, l.links.broken = l.Elect, func(name names.AgentName) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
 	}
-	config.Registry.MustRegister(prometheus.CollectorFunc(l.collect))
+	config.Registry.MustRegister(prometheus.CollectorFunc(l.collectMetrics))
 	return l, nil
 }
 
@@ -188,7 +188,7 @@ func (l *Leader) Run(ctx context.Context) error {
 	l.mu.Unlock()
 	close(l.began)
 	l.running.Go(func() { l.followMembers(ctx) })
-	l.timers(ctx)
+	l.stepTimers(ctx)
 
 	l.mu.Lock()
 	l.ctx = nil
@@ -204,8 +204,8 @@ func (l *Leader) Run(ctx context.Context) error {
 	return nil
 }
 
-// timers steps the election at the times that it asks for, until ctx ends.
-func (l *Leader) timers(ctx context.Context) {
+// stepTimers steps the election at the times that it asks for, until ctx ends.
+func (l *Leader) stepTimers(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -238,7 +238,7 @@ func (l *Leader) followMembers(ctx context.Context) {
 		l.mu.Unlock()
 		if t != nil {
 			// first, so that the election's message to a new member uses the term's link
-			l.links.lead(t)
+			l.links.openFor(t)
 		}
 		there := map[names.AgentName]bool{}
 		for _, m := range l.fleet.View().GetMembers() {
@@ -258,11 +258,11 @@ func (l *Leader) followMembers(ctx context.Context) {
 			if !there[name] {
 				delete(known, name)
 				l.step(&election.Event{Kind: election.MemberDown, ID: name})
-				l.links.drop(name)
+				l.links.dropLink(name)
 			}
 		}
 		if t != nil {
-			t.post(t.viewChanged)
+			t.postToLoop(t.viewChanged)
 		}
 		select {
 		case <-changed:
@@ -323,14 +323,14 @@ func (l *Leader) step(e *election.Event) {
 	for i := range actions {
 		l.do(&actions[i])
 	}
-	l.publish()
+	l.publishLeadership()
 }
 
 // do carries out an action of the election. l.mu is held.
 func (l *Leader) do(a *election.Action) {
 	switch a.Kind {
 	case election.Send:
-		l.links.send(a.To, l.message(&a.Message))
+		l.links.send(a.To, l.toMessage(&a.Message))
 	case election.Persist:
 		epoch := a.Claim.Epoch
 		l.running.Go(func() {
@@ -345,7 +345,7 @@ func (l *Leader) do(a *election.Action) {
 		l.metrics.leads.Set(1)
 		l.term = newTerm(l, a.Claim, l.term)
 		l.running.Go(l.term.run)
-		l.links.lead(l.term)
+		l.links.openFor(l.term)
 	case election.StepDown:
 		l.log.Info("leading no more", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.leads.Set(0)
@@ -390,8 +390,8 @@ func (l *Leader) keepEpoch(epoch uint64) bool {
 	return true
 }
 
-// message returns an election message in the form in which it is sent.
-func (l *Leader) message(m *election.Message) *control.Election {
+// toMessage returns an election message in the form in which it is sent.
+func (l *Leader) toMessage(m *election.Message) *control.Election {
 	return &control.Election{
 		From: string(l.fleet.Self()), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch,
 		Rank: uint32(m.Claim.Rank), Leader: string(m.Claim.Leader),
@@ -399,8 +399,9 @@ func (l *Leader) message(m *election.Message) *control.Election {
 	}
 }
 
-// publish makes a changed leadership visible to the other parts and the gateways. l.mu is held.
-func (l *Leader) publish() {
+// publishLeadership makes a changed leadership visible to the other parts and the gateways. l.mu is
+// held.
+func (l *Leader) publishLeadership() {
 	known, successor := l.Leadership(), l.node.Successor()
 	if known.Epoch == l.claim.Epoch && known.Leader == string(l.claim.Leader) &&
 		known.Successor == string(successor) {
@@ -410,7 +411,7 @@ func (l *Leader) publish() {
 		Epoch: l.claim.Epoch, Leader: string(l.claim.Leader), Successor: string(successor),
 	})
 	if t := l.term; t != nil {
-		l.running.Go(func() { t.post(t.tellLeadership) })
+		l.running.Go(func() { t.postToLoop(t.tellLeadership) })
 	}
 }
 
@@ -423,7 +424,7 @@ func (l *Leader) Leadership() *control.Leadership { return l.following.Leadershi
 // counts.
 func (l *Leader) Linked(from names.AgentName, send func(*control.Election)) (
 	closed func(inOrder bool)) {
-	forget := l.links.linked(from, send)
+	forget := l.links.noteLinked(from, send)
 	return func(inOrder bool) {
 		if newest := forget(); newest && !inOrder {
 			l.step(&election.Event{Kind: election.StreamBroken, ID: from})
@@ -476,8 +477,8 @@ func (l *Leader) Resign(ctx context.Context) {
 	}
 }
 
-// leads returns the current term, or nil if this agent does not lead.
-func (l *Leader) leads() *term {
+// currentTerm returns the current term, or nil if this agent does not lead.
+func (l *Leader) currentTerm() *term {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.term == nil || l.term.ctx.Err() != nil {
@@ -489,8 +490,8 @@ func (l *Leader) leads() *term {
 // Status adds to s the rates, queues and recent decisions that only the leader knows; it adds
 // nothing if this agent does not lead. It waits for the term's loop.
 func (l *Leader) Status(s *control.FleetStatus) {
-	if t := l.leads(); t != nil {
-		t.call(func() { t.fillStatus(s) })
+	if t := l.currentTerm(); t != nil {
+		t.callInLoop(func() { t.fillStatus(s) })
 		t.placing.fillStatus(s)
 	}
 }
@@ -501,14 +502,14 @@ var effectiveAccuracy = prometheus.NewDesc("muster_family_accuracy",
 		"answers of the last 10 s. Only the leader has it.",
 	[]string{"family"}, nil)
 
-// collect adds the metrics that only a leader has, as of now.
-func (l *Leader) collect(metrics chan<- prometheus.Metric) {
-	t := l.leads()
+// collectMetrics adds the metrics that only a leader has, as of now.
+func (l *Leader) collectMetrics(metrics chan<- prometheus.Metric) {
+	t := l.currentTerm()
 	if t == nil {
 		return
 	}
 	var families []leader.FamilyStatus
-	t.call(func() { families = t.state.Families() })
+	t.callInLoop(func() { families = t.state.Families() })
 	for _, f := range families {
 		if f.Accuracy > 0 { // there were answers
 			metrics <- prometheus.MustNewConstMetric(effectiveAccuracy, prometheus.GaugeValue,
@@ -520,8 +521,8 @@ func (l *Leader) collect(metrics chan<- prometheus.Metric) {
 // Demand adds to d the models' demand and the learned profiles, which only the leader knows. It
 // reports false, and adds nothing, if this agent does not lead. It waits for the learning loop.
 func (l *Leader) Demand(d *control.FleetDemand) bool {
-	t := l.leads()
-	return t != nil && t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) })
+	t := l.currentTerm()
+	return t != nil && t.learning.askLoop(func() { t.learning.fillDemand(d, time.Now()) })
 }
 
 // errNotLeading is the error for a gateway that takes this agent for the leader:
@@ -573,13 +574,13 @@ func writeEpoch(dir string, epoch uint64) error {
 }
 
 // Leads reports whether this agent leads.
-func (l *Leader) Leads() bool { return l.leads() != nil }
+func (l *Leader) Leads() bool { return l.currentTerm() != nil }
 
 // Holds returns the attempts that this agent, if it leads, believes a member's lane to hold; nil if
 // it does not lead. For tests.
 func (l *Leader) Holds(agent names.AgentName, lane int) (held []leader.Held) {
-	if t := l.leads(); t != nil {
-		t.call(func() { held = t.state.Holds(agent, lane) })
+	if t := l.currentTerm(); t != nil {
+		t.callInLoop(func() { held = t.state.Holds(agent, lane) })
 	}
 	return held
 }
@@ -591,18 +592,18 @@ func (l *Leader) Sizes(add func(what string, n int)) {
 	add("links: out", len(l.links.out))
 	add("links: in", len(l.links.in))
 	l.links.mu.Unlock()
-	t := l.leads()
+	t := l.currentTerm()
 	if t == nil {
 		return
 	}
-	t.call(func() {
+	t.callInLoop(func() {
 		for what, n := range t.state.Sizes() {
 			add("state: "+what, n)
 		}
 		add("term: gateways", len(t.gateways))
 		add("term: described", len(t.described)+len(t.viewed))
 	})
-	t.learning.ask(func() {
+	t.learning.askLoop(func() {
 		for what, n := range t.learning.state.Sizes() {
 			add("learning: "+what, n)
 		}

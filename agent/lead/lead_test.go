@@ -216,7 +216,7 @@ func (w *leaderWorld) node(name string) *testNode {
 // leading returns who leads, nil if it is not one alone.
 func (w *leaderWorld) leading() (leads *testNode) {
 	for _, n := range w.all() {
-		if n.ctx.Err() == nil && n.leader.leads() != nil {
+		if n.ctx.Err() == nil && n.leader.currentTerm() != nil {
 			if leads != nil {
 				return nil
 			}
@@ -777,8 +777,8 @@ func TestLeaderServes(t *testing.T) {
 			t.Errorf("status is %v with %d decisions", s, n)
 		}
 		var ahead time.Duration
-		term := leads.leads()
-		term.call(func() { ahead = term.state.Ahead() })
+		term := leads.currentTerm()
+		term.callInLoop(func() { ahead = term.state.Ahead() })
 		if ahead < 150*time.Microsecond || ahead > 700*time.Microsecond {
 			t.Errorf("decides %v ahead, want two ways of %v and a little", ahead, w.oneWay)
 		}
@@ -884,8 +884,8 @@ func TestLeaderLearnsNoTurmoil(t *testing.T) {
 			soon(t, time.Second, "the query is answered", func() bool { return g.open() == 0 })
 		}
 		learned := func() (ahead time.Duration) {
-			term := a.leader.leads()
-			term.call(func() { ahead = term.state.Ahead() })
+			term := a.leader.currentTerm()
+			term.callInLoop(func() { ahead = term.state.Ahead() })
 			return ahead
 		}
 		if ahead := learned(); ahead != 0 {
@@ -1003,8 +1003,8 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 
 // typeOf is what the leader takes a worker's lanes for.
 func typeOf(leader *testNode, worker names.AgentName) (typ names.LaneType) {
-	term := leader.leader.leads()
-	term.call(func() {
+	term := leader.leader.currentTerm()
+	term.callInLoop(func() {
 		for _, a := range term.state.Status().Agents {
 			if a.Name == worker {
 				typ = a.Type
@@ -1116,8 +1116,8 @@ func TestLeaderForgetsGateway(t *testing.T) {
 		}
 		synctest.Wait()
 		left := 0
-		term := a.leader.leads()
-		term.call(func() { left = len(term.gateways) + term.state.Sizes()["gateways"] })
+		term := a.leader.currentTerm()
+		term.callInLoop(func() { left = len(term.gateways) + term.state.Sizes()["gateways"] })
 		if left > 0 {
 			t.Errorf("the leader writes to %d gateways, want none", left)
 		}

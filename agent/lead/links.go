@@ -24,16 +24,16 @@ const (
 	// A leader opens a broken link again after firstRedial; it doubles the wait at each failure, up
 	// to lastRedial.
 	firstRedial, lastRedial = 10 * time.Millisecond, 500 * time.Millisecond
-	// mostElections is how many election messages may wait for a link; the oldest are dropped,
+	// maxElections is how many election messages may wait for a link; the oldest are dropped,
 	// because the election repeats its messages.
-	mostElections = 32
-	// mostListBytes bounds the bytes of releases and of profiles in one message, unless a single one is
-	// larger; the rest go in the next messages. With a placement's mostMemory it is well below serve's
-	// leastLimit, which every agent accepts.
-	mostListBytes = 256 << 10
-	// mostPriceBytes bounds those of prices, which a member takes as all that there are: types beyond
-	// them have none. It is enough for a thousand types.
-	mostPriceBytes = 128 << 10
+	maxElections = 32
+	// maxListBytes bounds the bytes of releases and of profiles in one message, unless a single one
+	// is larger; the rest go in the next messages. With a placement's mostMemory it is well below
+	// serve's leastLimit, which every agent accepts.
+	maxListBytes = 256 << 10
+	// maxPriceBytes bounds those of prices, which a member takes as all that there are: types
+	// beyond them have none. It is enough for a thousand types.
+	maxPriceBytes = 128 << 10
 )
 
 // links are the Link streams between this agent and the others, which carry election messages and
@@ -72,9 +72,10 @@ func (s *links) start(ctx context.Context) {
 	s.ctx = ctx
 }
 
-// linked notes a link that another agent has opened. The caller calls closed when it ends; closed
-// reports whether no newer link of that agent has replaced it.
-func (s *links) linked(from names.AgentName, send func(*control.Election)) (closed func() bool) {
+// noteLinked notes a link that another agent has opened. The caller calls closed when it ends;
+// closed reports whether no newer link of that agent has replaced it.
+func (s *links) noteLinked(from names.AgentName,
+	send func(*control.Election)) (closed func() bool) {
 	in := &inbound{send}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,8 +108,8 @@ func (s *links) send(to names.AgentName, m *control.Election) {
 	}
 	k.push(func(out *control.LeaderMessage) {
 		out.Election = append(out.Election, m)
-		if n := len(out.Election); n > mostElections {
-			out.Election = out.Election[n-mostElections:]
+		if n := len(out.Election); n > maxElections {
+			out.Election = out.Election[n-maxElections:]
 		}
 	})
 }
@@ -125,8 +126,8 @@ func (s *links) open(to names.AgentName, t *term) *link {
 	return k
 }
 
-// lead opens a link to each described member to which the term has none yet.
-func (s *links) lead(t *term) {
+// openFor opens a link to each described member to which the term has none yet.
+func (s *links) openFor(t *term) {
 	members := s.fleet.View().GetMembers()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +158,8 @@ func (s *links) stepDown() {
 	}
 }
 
-// drop closes the link to an agent that is no longer a member.
-func (s *links) drop(name names.AgentName) {
+// dropLink closes the link to an agent that is no longer a member.
+func (s *links) dropLink(name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.out[name]; k != nil {
@@ -167,8 +168,8 @@ func (s *links) drop(name names.AgentName) {
 	}
 }
 
-// tell calls add with the next message of each of the term's links.
-func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
+// addToAll calls add with the next message of each of the term's links.
+func (s *links) addToAll(t *term, add func(*control.LeaderMessage)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.out {
@@ -187,12 +188,12 @@ func (s *links) tellOne(t *term, name names.AgentName, add func(*control.LeaderM
 	}
 }
 
-// renew opens the link to a member again, which makes the member report what its lanes hold.
-func (s *links) renew(t *term, name names.AgentName) {
+// reopenLink opens the link to a member again, which makes the member report what its lanes hold.
+func (s *links) reopenLink(t *term, name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.out[name]; k != nil && k.term == t {
-		k.renew()
+		k.endStream()
 	}
 }
 
@@ -222,8 +223,8 @@ func (k *link) push(add func(*control.LeaderMessage)) {
 	k.wake.Send()
 }
 
-// take returns the next message to be sent, and removes it; nil if there is none.
-func (k *link) take() *control.LeaderMessage {
+// takeMessage returns the next message to be sent, and removes it; nil if there is none.
+func (k *link) takeMessage() *control.LeaderMessage {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.pending
@@ -231,16 +232,16 @@ func (k *link) take() *control.LeaderMessage {
 	return m
 }
 
-// keep moves the profiles and releases beyond mostListBytes from m to the next message, and leaves
-// prices out beyond mostPriceBytes.
-func (k *link) keep(m *control.LeaderMessage) {
-	m.Prices, _ = cut(m.Prices, mostPriceBytes)
+// keepForNext moves the profiles and releases beyond mostListBytes from m to the next message, and
+// leaves prices out beyond mostPriceBytes.
+func (k *link) keepForNext(m *control.LeaderMessage) {
+	m.Prices, _ = cut(m.Prices, maxPriceBytes)
 	var profiles []*control.Profile
-	if m.Profiles, profiles = cut(m.Profiles, mostListBytes); len(profiles) > 0 {
+	if m.Profiles, profiles = cut(m.Profiles, maxListBytes); len(profiles) > 0 {
 		k.push(func(out *control.LeaderMessage) { out.Profiles = newest(profiles, out.Profiles) })
 	}
 	var releases []*control.Release
-	if m.Releases, releases = cut(m.Releases, mostListBytes); len(releases) > 0 {
+	if m.Releases, releases = cut(m.Releases, maxListBytes); len(releases) > 0 {
 		k.push(func(out *control.LeaderMessage) {
 			if len(out.Releases) == 0 { // otherwise it has all of them, and newer ones
 				out.Releases = releases
@@ -249,7 +250,8 @@ func (k *link) keep(m *control.LeaderMessage) {
 	}
 }
 
-// cut divides all into the first messages of at most limit bytes together, at least one, and the rest.
+// cut divides all into the first messages of at most limit bytes together, at least one, and the
+// rest.
 func cut[M proto.Message](all []M, limit int) (now, later []M) {
 	size := 0
 	for n, m := range all {
@@ -271,7 +273,7 @@ func newest(earlier, later []*control.Profile) []*control.Profile {
 
 // handOver moves the unsent election messages to the link that replaces k, and closes k.
 func (k *link) handOver(to *link) {
-	if m := k.take(); m != nil {
+	if m := k.takeMessage(); m != nil {
 		to.push(func(out *control.LeaderMessage) {
 			out.Election = append(m.Election, out.Election...)
 		})
@@ -279,8 +281,8 @@ func (k *link) handOver(to *link) {
 	k.cancel()
 }
 
-// renew ends the current stream. run then opens a new one, on which the member greets again.
-func (k *link) renew() {
+// endStream ends the current stream. run then opens a new one, on which the member greets again.
+func (k *link) endStream() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.refresh != nil {
@@ -288,27 +290,27 @@ func (k *link) renew() {
 	}
 }
 
-// serves reports whether the link belongs to a term that has not ended.
-func (k *link) serves() bool { return k.term != nil && k.term.ctx.Err() == nil }
+// isServing reports whether the link belongs to a term that has not ended.
+func (k *link) isServing() bool { return k.term != nil && k.term.ctx.Err() == nil }
 
-// post makes the term's loop call do, unless the link has been closed by then: another link has
-// replaced it, or the member has left.
-func (k *link) post(do func()) {
-	k.term.post(func() {
+// postToTerm makes the term's loop call do, unless the link has been closed by then: another link
+// has replaced it, or the member has left.
+func (k *link) postToTerm(do func()) {
+	k.term.postToLoop(func() {
 		if k.ctx.Err() == nil {
 			do()
 		}
 	})
 }
 
-// retire removes the link from links.out and reports true if nothing needs it. Later messages open
-// a new link.
-func (k *link) retire() bool {
+// retireIfIdle removes the link from links.out and reports true if nothing needs it. Later messages
+// open a new link.
+func (k *link) retireIfIdle() bool {
 	k.links.mu.Lock()
 	defer k.links.mu.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.serves() || k.pending != nil {
+	if k.isServing() || k.pending != nil {
 		return false
 	}
 	if k.links.out[k.to] == k {
@@ -323,11 +325,11 @@ var errIdle = errors.New("idle")
 // run keeps the link open, and opens it again when it breaks, until nothing needs it or it is
 // cancelled.
 func (k *link) run() {
-	defer k.end()
+	defer k.endLink()
 	wait := firstRedial
 	for {
 		opened := time.Now()
-		renewed, err := k.exchange()
+		renewed, err := k.exchangeMessages()
 		if k.ctx.Err() != nil || errors.Is(err, errIdle) {
 			return
 		}
@@ -338,12 +340,12 @@ func (k *link) run() {
 			wait = firstRedial
 		}
 		k.links.broken(k.to)
-		if !k.serves() {
+		if !k.isServing() {
 			return
 		}
 		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
 		gone := k.links.fleet.Gone(k.ctx, k.to)
-		k.post(func() { k.term.linkBroken(k.to, gone, err) })
+		k.postToTerm(func() { k.term.linkBroken(k.to, gone, err) })
 		select {
 		case <-time.After(wait):
 			wait = min(2*wait, lastRedial)
@@ -353,7 +355,7 @@ func (k *link) run() {
 	}
 }
 
-func (k *link) end() {
+func (k *link) endLink() {
 	k.cancel()
 	k.links.mu.Lock()
 	defer k.links.mu.Unlock()
@@ -362,9 +364,9 @@ func (k *link) end() {
 	}
 }
 
-// exchange opens the stream, and sends and receives until it ends. renewed reports that renew has
-// ended the stream, which is then no failure.
-func (k *link) exchange() (renewed bool, err error) {
+// exchangeMessages opens the stream, and sends and receives until it ends. renewed reports that
+// renew has ended the stream, which is then no failure.
+func (k *link) exchangeMessages() (renewed bool, err error) {
 	ctx, cancel := context.WithCancel(k.ctx)
 	defer cancel()
 	anew := false
@@ -420,15 +422,15 @@ func (k *link) exchange() (renewed bool, err error) {
 		for _, e := range m.GetElection() {
 			k.links.elect(e)
 		}
-		if k.serves() && (m.Member != nil || m.Completed != nil || m.RemainingNs != nil ||
+		if k.isServing() && (m.Member != nil || m.Completed != nil || m.RemainingNs != nil ||
 			m.Layout != nil || m.Fleet != nil) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
 				// The same as k.post, with one closure for each message instead of two.
-				k.term.post(func() {
+				k.term.postToLoop(func() {
 					if k.ctx.Err() == nil {
-						k.term.heard(k.to, m, first)
+						k.term.handleMemberMessage(k.to, m, first)
 					}
 				})
 			}
@@ -460,7 +462,7 @@ func (k *link) write(ctx context.Context,
 	idle := time.NewTimer(idleLink)
 	defer idle.Stop()
 	for {
-		m := k.take()
+		m := k.takeMessage()
 		if m == nil && first {
 			m = &control.LeaderMessage{}
 		}
@@ -468,11 +470,11 @@ func (k *link) write(ctx context.Context,
 			if first {
 				first = false
 				m.From = string(k.links.fleet.Self())
-				if k.serves() {
-					k.term.introduce(k.to, m)
+				if k.isServing() {
+					k.term.addIntroduction(k.to, m)
 				}
 			}
-			k.keep(m)
+			k.keepForNext(m)
 			if err := s.Send(m); err != nil {
 				return err
 			}
@@ -481,7 +483,7 @@ func (k *link) write(ctx context.Context,
 		select {
 		case <-k.wake:
 		case <-idle.C:
-			if k.retire() {
+			if k.retireIfIdle() {
 				return errIdle
 			}
 			idle.Reset(idleLink)

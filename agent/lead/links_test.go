@@ -72,8 +72,8 @@ func TestManyProfiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		const many, size = 300, 20 << 10
-		term := a.leader.leads()
-		term.call(func() {
+		term := a.leader.currentTerm()
+		term.callInLoop(func() {
 			ghost, advice := &leader.Member{Name: "ghost"}, &leader.Advice{}
 			for i := range many {
 				id := leader.ModelID{Name: fmt.Sprintf("m%d", i), Version: 1}
@@ -88,7 +88,7 @@ func TestManyProfiles(t *testing.T) {
 			term.step(leader.Event{
 				Kind: leader.ViewChanged, Members: []*leader.Member{ghost, {Name: "a"}},
 			})
-			term.advise(advice)
+			term.applyAdvice(advice)
 		})
 		b := w.add("b", -1, linear)
 		told := func() (profiles, largest int) {
@@ -106,22 +106,23 @@ func TestManyProfiles(t *testing.T) {
 		}
 		soon(t, time.Second, "b knows all profiles",
 			func() bool { n, _ := told(); return n == many })
-		if _, largest := told(); largest > mostListBytes+size {
+		if _, largest := told(); largest > maxListBytes+size {
 			t.Errorf("a message has %d bytes, want not much more than %d", largest,
-				mostListBytes)
+				maxListBytes)
 		}
 	})
 }
 
-// TestCutMessages: however many releases and types there are, each message of a link is one that members
-// accept, and all releases come.
+// TestCutMessages: however many releases and types there are, each message of a link is one that
+// members accept, and all releases come.
 func TestCutMessages(t *testing.T) {
 	k := &link{wake: make(chan struct{}, 1)}
 	var all []*control.Release
 	for i := range 1 << 12 {
 		all = append(all, &control.Release{
 			Model: fmt.Sprintf("%0255d", i), Number: 1, Current: 1,
-			Why: strings.Repeat("w", control.MaxWhyBytes), By: strings.Repeat("b", control.MaxByBytes),
+			Why: strings.Repeat("w", control.MaxWhyBytes), By: strings.Repeat("b",
+				control.MaxByBytes),
 		})
 	}
 	var prices []*control.TypePrice
@@ -130,8 +131,8 @@ func TestCutMessages(t *testing.T) {
 	}
 	k.push(func(m *control.LeaderMessage) { m.Releases, m.Prices = all, prices })
 	var told []*control.Release
-	for m := k.take(); m != nil; m = k.take() {
-		k.keep(m)
+	for m := k.takeMessage(); m != nil; m = k.takeMessage() {
+		k.keepForNext(m)
 		if size := proto.Size(m); size > 1<<20 {
 			t.Fatalf("a message has %d bytes, members accept 1 MiB", size)
 		}
@@ -141,10 +142,10 @@ func TestCutMessages(t *testing.T) {
 		t.Errorf("%d of %d releases have come", len(told), len(all))
 	}
 	k.push(func(m *control.LeaderMessage) { m.Releases = all })
-	k.keep(k.take())
+	k.keepForNext(k.takeMessage())
 	k.push(func(m *control.LeaderMessage) { m.Releases = all[:1] }) // the newest that there are
-	k.keep(k.take())
-	if m := k.take(); m != nil {
+	k.keepForNext(k.takeMessage())
+	if m := k.takeMessage(); m != nil {
 		t.Errorf("after the newest releases come others: %d", len(m.Releases))
 	}
 }

@@ -61,7 +61,7 @@ func (o *outlook) trigger(now time.Time, counts map[string]int, rate float64) st
 // look makes the outlook anew if that is due.
 func (s *planning) look(ctx context.Context) {
 	counts := instancesOf(s.term.leader.fleet.View().GetMembers())
-	rate := s.term.beating.rate()
+	rate := s.term.beating.arrivalRate()
 	if trigger := s.outlook.trigger(time.Now(), counts, rate); trigger != "" {
 		s.show(ctx, trigger, counts, rate)
 	}
@@ -71,7 +71,7 @@ func (s *planning) look(ctx context.Context) {
 func (s *planning) show(ctx context.Context, trigger string, counts map[string]int, rate float64) {
 	l := s.term.leader
 	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
-	if !s.term.learning.ask(func() { s.term.learning.fillDemand(d, time.Now()) }) {
+	if !s.term.learning.askLoop(func() { s.term.learning.fillDemand(d, time.Now()) }) {
 		return // the term has ended
 	}
 	p := &control.Plan{Trigger: trigger, Approximate: true, Priced: true}

@@ -93,7 +93,7 @@ func (s *planning) run(ctx context.Context) {
 		}
 		if len(changes) > 0 {
 			s.show(ctx, "demand", instancesOf(s.term.leader.fleet.View().GetMembers()),
-				s.term.beating.rate())
+				s.term.beating.arrivalRate())
 		}
 		select {
 		case <-time.After(planRest):
@@ -118,10 +118,10 @@ func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
 		return
 	}
 	l.metrics.demandChanged(p)
-	l.metrics.proposed(p)
+	l.metrics.setProposal(p)
 	l.log.Info("demand has changed", "model", p.Model, "version", p.Version, "kind", p.Kind,
 		"before", c.Before.String(), "now", c.Now.String(), "plan", p.Reason, eventKey, "demand")
-	s.term.post(func() { s.term.propose(p) })
+	s.term.postToLoop(func() { s.term.sendProposal(p) })
 }
 
 func loadOf(d profiles.Demand) *control.Proposal_Load {
@@ -136,7 +136,7 @@ func loadOf(d profiles.Demand) *control.Proposal_Load {
 func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Proposal) error {
 	l := s.term.leader
 	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
-	if !s.term.learning.ask(func() { s.term.learning.fillDemand(d, time.Now()) }) {
+	if !s.term.learning.askLoop(func() { s.term.learning.fillDemand(d, time.Now()) }) {
 		return context.Canceled // the term has ended
 	}
 	problem, running, err := problemOf(d, l.config.Catalogue, l.config.Library)

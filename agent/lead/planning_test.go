@@ -90,7 +90,7 @@ func TestPlanningRests(t *testing.T) {
 		defer w.stop()
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		planning := a.leader.leads().planning
+		planning := a.leader.currentTerm().planning
 		told := func() (all []*control.Proposal) {
 			synctest.Wait()
 			a.mu.Lock()
@@ -140,8 +140,8 @@ func TestPlanningRests(t *testing.T) {
 	})
 }
 
-// TestPlansWithAllRuns: where one run in ten takes eight times as long, plans have the mean of all runs,
-// by which lanes are busy, not that of usual ones.
+// TestPlansWithAllRuns: where one run in ten takes eight times as long, plans have the mean of all
+// runs, by which lanes are busy, not that of usual ones.
 func TestPlansWithAllRuns(t *testing.T) {
 	book, now := profiles.NewBook(nil), time.Unix(1e9, 0)
 	key := profiles.Key{Model: "m", Version: 1, InstanceType: "x", Provider: "cpu"}
@@ -156,7 +156,7 @@ func TestPlansWithAllRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := &learning{book: book, state: learn.New(book)}
+	s := &profileLearner{book: book, state: learn.New(book)}
 	var out control.FleetDemand
 	s.fillDemand(&out, now)
 	if len(out.GetProfiles()) != 1 {

@@ -6,14 +6,14 @@ import (
 	"github.com/muster-serve/muster/leader"
 )
 
-// releases is what package release needs of the term.
-func (t *term) releases() release.Term {
+// releaseTerm is what package release needs of the term.
+func (t *term) releaseTerm() release.Term {
 	return release.Term{
 		Epoch:   t.claim.Epoch,
 		Trials:  func() []leader.Trial { return asked(t, t.state.Trials) },
 		Serving: func() map[string][]int64 { return asked(t, t.state.Serving) },
 		Tell: func(all []*control.Release) {
-			t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Releases = all })
+			t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Releases = all })
 			t.released.Send()
 		},
 	}
@@ -35,8 +35,9 @@ func (t *term) followReleases() {
 	}
 }
 
-// compared takes answers that an agent's gateway has compared; what clients say does not count.
-func (t *term) compared(g *gateway, all []*control.AnswersCompared) {
+// countCompared takes answers that an agent's gateway has compared; what clients say does not
+// count.
+func (t *term) countCompared(g *gateway, all []*control.AnswersCompared) {
 	if r := t.leader.config.Releases; r != nil && len(all) > 0 && !g.sdk {
 		r.Compared(all)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-// rents is what package rent needs of the term.
-func (t *term) rents() rent.Term {
+// rentTerm is what package rent needs of the term.
+func (t *term) rentTerm() rent.Term {
 	l := t.leader
 	return rent.Term{
 		Self: string(l.fleet.Self()), Epoch: t.claim.Epoch, View: l.fleet.View,
@@ -25,7 +25,7 @@ func (t *term) rents() rent.Term {
 				return s
 			})
 		},
-		Problem: t.problem,
+		Problem: t.planProblem,
 		Drain: func(ctx context.Context, agent string) error {
 			conn, err := l.fleet.Dial(names.AgentName(agent))
 			if err != nil {
@@ -41,22 +41,22 @@ func (t *term) rents() rent.Term {
 
 // tellDesired sends all members what is desired of the fleet. It does not block.
 func (t *term) tellDesired(d *control.DesiredFleet) {
-	t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Fleet = d })
+	t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Fleet = d })
 }
 
-// desired takes what a member says is desired of the fleet. What is newer than this agent knows is
-// of a leader that this agent has not followed, and all are told.
-func (t *term) desired(member names.AgentName, d *control.DesiredFleet) {
+// noteDesired takes what a member says is desired of the fleet. What is newer than this agent knows
+// is of a leader that this agent has not followed, and all are told.
+func (t *term) noteDesired(member names.AgentName, d *control.DesiredFleet) {
 	if r := t.leader.config.Rent; r != nil && r.Said(t.claim.Epoch, string(member), d) {
 		t.tellDesired(d)
 	}
 }
 
-// problem is the demand with the types that all models with demand have a profile on.
-func (t *term) problem() (*plan.Problem, error) {
+// planProblem is the demand with the types that all models with demand have a profile on.
+func (t *term) planProblem() (*plan.Problem, error) {
 	l := t.leader
 	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
-	if !t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) }) {
+	if !t.learning.askLoop(func() { t.learning.fillDemand(d, time.Now()) }) {
 		return nil, errors.New("the term has ended")
 	}
 	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)

@@ -253,8 +253,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	return m
 }
 
-// assigned counts queries that go to a type of instance, by bins of batch sizes.
-func (m *metrics) assigned(typ string, bins *[beat.Bins]uint32) {
+// countAssigned counts queries that go to a type of instance, by bins of batch sizes.
+func (m *metrics) countAssigned(typ string, bins *[beat.Bins]uint32) {
 	sum := 0.0
 	for _, n := range bins {
 		sum += float64(n)
@@ -274,8 +274,8 @@ func (m *metrics) demandChanged(p *control.Proposal) {
 // counts.
 const keepSeries = 10 * time.Minute
 
-// Forget removes the series of versions that the fleet has not held for ten minutes. Agents that have
-// led, and lead no more, have some too. It must be called from time to time.
+// Forget removes the series of versions that the fleet has not held for ten minutes. Agents that
+// have led, and lead no more, have some too. It must be called from time to time.
 func (l *Leader) Forget(now time.Time, held map[names.ModelKey]bool) {
 	m := l.metrics
 	m.mu.Lock()
@@ -306,8 +306,8 @@ func (m *metrics) unmetAre(all []leader.Unmet) {
 	}
 }
 
-// proposed sets the metrics of the proposed plan.
-func (m *metrics) proposed(p *control.Proposal) {
+// setProposal sets the metrics of the proposed plan.
+func (m *metrics) setProposal(p *control.Proposal) {
 	m.instances.Reset()
 	for _, i := range p.GetProposed() {
 		m.instances.WithLabelValues(i.GetType()).Set(float64(i.GetCount()))
@@ -315,8 +315,8 @@ func (m *metrics) proposed(p *control.Proposal) {
 	m.gain.Set(p.GetGain())
 }
 
-// decided counts a decision. It avoids a label lookup for the most frequent kind.
-func (m *metrics) decided(d *match.Decision) {
+// countDecision counts a decision. It avoids a label lookup for the most frequent kind.
+func (m *metrics) countDecision(d *match.Decision) {
 	if d.Action == match.Assign && d.Reason == match.Matched {
 		m.matched.Inc()
 		return

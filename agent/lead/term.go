@@ -23,8 +23,8 @@ import (
 
 // A term is the time for which this agent leads, from its election until it steps down. The
 // goroutine of run owns state and all fields below it; other goroutines reach them by post and
-// call. A term has more goroutines, those of learning, planning, placing, beating and noding, and Match
-// runs one for each gateway.
+// call. A term has more goroutines, those of learning, planning, placing, beating and noding, and
+// Match runs one for each gateway.
 type term struct {
 	leader *Leader
 	claim  election.Claim
@@ -35,11 +35,11 @@ type term struct {
 	// inbox queues functions for the loop. Its size lets streams go on reading while the loop is in
 	// one step.
 	inbox    chan task
-	learning *learning
+	learning *profileLearner
 	planning *planning
-	placing  *placing
-	beating  *beating
-	noding   *noding
+	placing  *placementPump
+	beating  *sampler
+	noding   *nodeManager
 
 	start time.Time
 	now   time.Time
@@ -82,20 +82,20 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 // stop makes the term end. It does not block; done is closed when the term has ended.
 func (t *term) stop() { t.cancel() }
 
-// post makes the loop call do. It blocks while the inbox is full, and drops do once the term has
-// ended.
-func (t *term) post(do func()) {
+// postToLoop makes the loop call do. It blocks while the inbox is full, and drops do once the term
+// has ended.
+func (t *term) postToLoop(do func()) {
 	select {
 	case t.inbox <- task{time.Now(), do}:
 	case <-t.ctx.Done():
 	}
 }
 
-// call makes the loop call do, and blocks until do has returned or the term has ended. It must not
-// be called by the loop.
-func (t *term) call(do func()) {
+// callInLoop makes the loop call do, and blocks until do has returned or the term has ended. It
+// must not be called by the loop.
+func (t *term) callInLoop(do func()) {
 	finished := make(chan struct{})
-	t.post(func() { do(); close(finished) })
+	t.postToLoop(func() { do(); close(finished) })
 	select {
 	case <-finished:
 	case <-t.done:
@@ -106,7 +106,7 @@ func (t *term) call(do func()) {
 // the caller may be a goroutine that the term waits for.
 func asked[T any](t *term, look func() T) (none T) {
 	answer := make(chan T, 1)
-	t.post(func() { answer <- look() })
+	t.postToLoop(func() { answer <- look() })
 	select {
 	case a := <-answer:
 		return a
@@ -133,10 +133,10 @@ func (t *term) run() {
 	beside.Go(func() { t.placing.run(t.ctx) })
 	beside.Go(func() { t.noding.run(t.ctx) })
 	if r := t.leader.config.Rent; r != nil {
-		beside.Go(func() { r.Run(t.ctx, t.rents()) })
+		beside.Go(func() { r.Run(t.ctx, t.rentTerm()) })
 	}
 	if r := t.leader.config.Releases; r != nil {
-		beside.Go(func() { r.Run(t.ctx, t.releases()) })
+		beside.Go(func() { r.Run(t.ctx, t.releaseTerm()) })
 	}
 	defer beside.Wait()
 	defer t.cancel()
@@ -199,9 +199,9 @@ func (t *term) open() bool {
 		l.log.Error("cannot lead", "error", err) // cannot happen: the settings were checked
 		return false
 	}
-	t.learning.suggest(view)
+	t.learning.startFrom(view)
 	if t.proposal = l.fleet.Proposal(); t.proposal != nil {
-		l.metrics.proposed(t.proposal)
+		l.metrics.setProposal(t.proposal)
 	}
 	t.viewChanged()
 	t.followReleases()
@@ -254,41 +254,41 @@ func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
 	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
-		t.decided(a)
+		t.handleDecision(a)
 	case leader.Welcome:
 		if g := t.gateways[a.Gateway]; g != nil {
-			out := t.outbox(g)
+			out := t.nextMessage(g)
 			out.Leadership = l.Leadership()
 			out.Prices, out.Profiles = pricesOf(t.state.Prices()), profilesOf(t.state.Latencies())
 		}
 	case leader.Heartbeat:
 		for _, g := range t.gateways {
-			t.beat(g)
+			t.addHeartbeat(g)
 		}
 	case leader.TellLatencies:
 		profiles := profilesOf(a.Latencies)
 		for _, g := range t.gateways {
-			out := t.outbox(g)
+			out := t.nextMessage(g)
 			out.Profiles = newest(out.Profiles, profiles)
 		}
-		l.links.tell(
+		l.links.addToAll(
 			t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
 	case leader.TellPrices:
 		prices := pricesOf(a.Prices)
 		for _, g := range t.gateways {
-			t.outbox(g).Prices = prices
+			t.nextMessage(g).Prices = prices
 		}
-		l.links.tell(t, func(m *control.LeaderMessage) { m.Prices = prices })
+		l.links.addToAll(t, func(m *control.LeaderMessage) { m.Prices = prices })
 	case leader.TellAhead:
 		ahead := int64(a.Duration)
 		l.metrics.ahead.Set(a.Duration.Seconds())
-		l.links.tell(t, func(m *control.LeaderMessage) { m.AheadNs = ahead })
+		l.links.addToAll(t, func(m *control.LeaderMessage) { m.AheadNs = ahead })
 	case leader.AskHeld:
-		l.links.renew(t, a.Agent)
+		l.links.reopenLink(t, a.Agent)
 	case leader.Arrived:
-		t.learning.arrived(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
+		t.learning.addArrival(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
 	case leader.Observed, leader.ObservedCut:
-		t.learning.observed(learn.Observation{
+		t.learning.addObservation(learn.Observation{
 			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
 			Cut: a.Kind == leader.ObservedCut, At: t.now,
 		})
@@ -336,17 +336,18 @@ func (t *term) targetUnmet(a *leader.Action) {
 		eventKey, "target")
 }
 
-// decided counts and traces a decision, and adds it to the next message to the query's gateway.
-func (t *term) decided(a *leader.Action) {
+// handleDecision counts and traces a decision, and adds it to the next message to the query's
+// gateway.
+func (t *term) handleDecision(a *leader.Action) {
 	d := &a.Decision
-	t.leader.metrics.decided(d)
-	t.beating.decided(a)
-	t.trace(a)
+	t.leader.metrics.countDecision(d)
+	t.beating.countDecision(a)
+	t.traceDecision(a)
 	g := t.gateways[d.Query.Gateway]
 	if g == nil {
 		return
 	}
-	out := t.outbox(g)
+	out := t.nextMessage(g)
 	switch a.Kind {
 	case leader.Assign:
 		assign := &control.Assign{
@@ -399,7 +400,7 @@ func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 		size += proto.Size(told)
 		all = append(all, told)
 	}
-	if size > mostPriceBytes {
+	if size > maxPriceBytes {
 		for _, told := range all {
 			told.Classes = nil
 		}
@@ -438,9 +439,9 @@ func (t *term) viewChanged() {
 	t.placing.wake.Send()
 }
 
-// ask has the goroutine that takes functions from asks call do, and blocks until do has returned.
-// It reports false, without calling do, if the term has ended.
-func (t *term) ask(asks chan<- func(), do func()) bool {
+// askGoroutine has the goroutine that takes functions from asks call do, and blocks until do has
+// returned. It reports false, without calling do, if the term has ended.
+func (t *term) askGoroutine(asks chan<- func(), do func()) bool {
 	done := make(chan struct{})
 	select {
 	case asks <- func() { do(); close(done) }:
@@ -451,10 +452,10 @@ func (t *term) ask(asks chan<- func(), do func()) bool {
 	}
 }
 
-// introduce adds the leadership, prices and profiles to the first message of a link, so that a
-// member that accepts this leader follows it before the member greets.
-func (t *term) introduce(to names.AgentName, m *control.LeaderMessage) {
-	m.Placement = t.placing.introduction(to)
+// addIntroduction adds the leadership, prices and profiles to the first message of a link, so that
+// a member that accepts this leader follows it before the member greets.
+func (t *term) addIntroduction(to names.AgentName, m *control.LeaderMessage) {
+	m.Placement = t.placing.introductionTo(to)
 	m.Leadership = t.leader.Leadership()
 	if r := t.leader.config.Rent; r != nil {
 		m.Fleet = r.Desired()
@@ -462,23 +463,23 @@ func (t *term) introduce(to names.AgentName, m *control.LeaderMessage) {
 	if r := t.leader.config.Releases; r != nil {
 		m.Releases = r.All()
 	}
-	m.Election = append(m.Election, t.leader.message(&election.Message{
+	m.Election = append(m.Election, t.leader.toMessage(&election.Message{
 		Kind: election.Heartbeat, Claim: t.claim,
 		Successor: names.AgentName(m.Leadership.GetSuccessor()),
 	}))
-	t.call(func() {
+	t.callInLoop(func() {
 		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(
 			t.state.Ahead()), t.proposal
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }
 
-// heard handles a message of a member. greets is set for the first message of the member on its
-// current stream, which lists what its lanes hold.
-func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool) {
+// handleMemberMessage handles a message of a member. greets is set for the first message of the
+// member on its current stream, which lists what its lanes hold.
+func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
 	if greets || m.GetFleet() != nil {
-		t.desired(name, m.GetFleet())
+		t.noteDesired(name, m.GetFleet())
 	}
 	if r := t.leader.config.Releases; r != nil {
 		r.Heard(m.GetReleases()) // of a leader that this agent has not followed, if they are newer
@@ -495,7 +496,7 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 		t.placing.wake.Send()
 	}
 	for _, c := range m.GetCompleted() {
-		t.completed(name, c)
+		t.handleCompletion(name, c)
 	}
 	if greets {
 		holds := make([]leader.Held, len(m.GetHeld()))
@@ -513,10 +514,10 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 	}
 }
 
-func (t *term) completed(name names.AgentName, c *control.Completed) {
+func (t *term) handleCompletion(name names.AgentName, c *control.Completed) {
 	if !c.GetShadow() {
-		t.beating.completed(name, c)
-		t.noding.completed(name, c)
+		t.beating.countCompletion(name, c)
+		t.noding.countCompletion(name, c)
 	}
 	t.step(leader.Event{
 		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()),
@@ -549,8 +550,8 @@ func durations(ns []int64) []time.Duration {
 	return all
 }
 
-// advise passes the learning loop's advice to the state.
-func (t *term) advise(a *leader.Advice) {
+// applyAdvice passes the learning loop's advice to the state.
+func (t *term) applyAdvice(a *leader.Advice) {
 	if a.Priced {
 		t.leader.metrics.limit.Set(a.Limit)
 		t.leader.metrics.unmetAre(a.Unmet)
@@ -558,16 +559,16 @@ func (t *term) advise(a *leader.Advice) {
 	t.step(leader.Event{Kind: leader.Learned, Advice: a})
 }
 
-// propose sends a plan to all members. The loop calls it.
-func (t *term) propose(p *control.Proposal) {
+// sendProposal sends a plan to all members. The loop calls it.
+func (t *term) sendProposal(p *control.Proposal) {
 	t.proposal = p
-	t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Proposal = p })
+	t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Proposal = p })
 }
 
 // tellLeadership sends the gateways the leader and its successor.
 func (t *term) tellLeadership() {
 	for _, g := range t.gateways {
-		t.outbox(g).Leadership = t.leader.Leadership()
+		t.nextMessage(g).Leadership = t.leader.Leadership()
 	}
 	t.placing.tellSuccessor()
 }

@@ -27,8 +27,8 @@ type queryTrace struct {
 	rows  []int // of the parts, which share the trace; nil: the query was not split here
 }
 
-// traced returns the queryTrace of a submitted query; nil if the query is not traced.
-func (t *term) traced(s *control.Submit) *queryTrace {
+// queryTraceOf returns the queryTrace of a submitted query; nil if the query is not traced.
+func (t *term) queryTraceOf(s *control.Submit) *queryTrace {
 	if t.leader.config.Tracer == nil || s.GetTraceparent() == "" {
 		return nil
 	}
@@ -45,8 +45,8 @@ func (t *term) traced(s *control.Submit) *queryTrace {
 // partOf returns the number of the part of a query that id names, 0 if it names a whole query.
 func partOf(id match.QueryID) int { return int(id.Sequence - id.Whole().Sequence) }
 
-// trace makes the span of a decision about a query, if the query is traced.
-func (t *term) trace(a *leader.Action) {
+// traceDecision makes the span of a decision about a query, if the query is traced.
+func (t *term) traceDecision(a *leader.Action) {
 	q, _ := a.Tag.(*queryTrace)
 	if q == nil {
 		return

@@ -136,12 +136,12 @@ func (ms *Members) askStranger(o *other, address string) error {
 		o.described, o.shown = m, nil
 		o.conn = stream.New(conn, ms.config.Queries.To(address))
 		ms.config.Log.Info("agent joined", "agent", o.name, "address", address, "event", "joined")
-		ms.replace(o)
+		ms.replaceFormer(o)
 		ms.touchMembers()
 		ms.config.Gossip.Vouch(gossip.Member{Name: string(o.name)})
 		ms.membersChanged.Tell()
 		o.askAgain() // its description may have changed meanwhile
-		ms.running.Go(func() { ms.describe(o) })
+		ms.running.Go(func() { ms.describeStranger(o) })
 		return nil
 	default:
 		if now := time.Now(); err != nil && !o.logged &&
@@ -173,9 +173,9 @@ func (ms *Members) warnUndescribed(o *other, err error) {
 		"agent", o.name, "address", o.address, "error", err, "event", "silent")
 }
 
-// describe calls Describe on o whenever gossip says that o's description may have changed, until o
-// leaves. It runs on a goroutine of its own.
-func (ms *Members) describe(o *other) {
+// describeStranger calls Describe on o whenever gossip says that o's description may have changed,
+// until o leaves. It runs on a goroutine of its own.
+func (ms *Members) describeStranger(o *other) {
 	failing, wait := false, describeAgain
 	for {
 		select {
@@ -222,9 +222,9 @@ func (ms *Members) describe(o *other) {
 	}
 }
 
-// replace removes the members that had o's address before o. Their processes must have ended,
+// replaceFormer removes the members that had o's address before o. Their processes must have ended,
 // although gossip may not know it yet, or may have repeated an old message. ms.mu is held.
-func (ms *Members) replace(o *other) {
+func (ms *Members) replaceFormer(o *other) {
 	for _, former := range ms.others {
 		if former != o && former.address == o.address {
 			ms.config.Log.Info("agent started anew", "agent", o.name, "former", former.name,
@@ -260,8 +260,8 @@ func longest(texts ...string) (n int) {
 	return n
 }
 
-// mostLanes is the largest number of lanes that this agent accepts in a description.
-const mostLanes = 1 << 12
+// maxLanes is the largest number of lanes that this agent accepts in a description.
+const maxLanes = 1 << 12
 
 // CheckDescription returns why this agent cannot accept m as the description of the agent called
 // name: a value out of range, another agent's name, or a protocol version that spoken does not
@@ -281,8 +281,8 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		m.GetRented().GetZone()) > control.MaxNameBytes:
 		return fmt.Errorf("one of its address, type, provider, executor, role, version and machine has "+
 			"more than %d bytes", control.MaxNameBytes)
-	case m.GetLanes() > mostLanes:
-		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), mostLanes)
+	case m.GetLanes() > maxLanes:
+		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), maxLanes)
 	case !notNegative(m.GetPriceUsdPerHour()):
 		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0",
 			m.GetPriceUsdPerHour())

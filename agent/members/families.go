@@ -23,9 +23,9 @@ import (
 // that it found, before it counts as joined.
 const joinPatience = 3 * time.Second
 
-// join counts this agent as joined once all members of gossip have described themselves; ready says
-// that gossip has tried to join.
-func (ms *Members) join(ready bool) {
+// markJoined counts this agent as joined once all members of gossip have described themselves;
+// ready says that gossip has tried to join.
+func (ms *Members) markJoined(ready bool) {
 	if !ready {
 		return
 	}
@@ -117,7 +117,7 @@ func withdraw(own *control.Member, before, later []*control.Member, apart map[st
 				holder.GetName())
 		}
 		if first, ok := families[family]; ok {
-			if differs := first.version().Misfit(versionOf(m)); differs != "" {
+			if differs := first.toVersion().Misfit(versionOf(m)); differs != "" {
 				return fmt.Sprintf("does not fit into family %q: %s", family, differs)
 			}
 		}
@@ -167,8 +167,8 @@ type variant struct {
 	holder *control.Member
 }
 
-// version describes the variant to package models, whose errors name it.
-func (v variant) version() *models.Version {
+// toVersion describes the variant to package models, whose errors name it.
+func (v variant) toVersion() *models.Version {
 	version := versionOf(v.Model)
 	version.Model = fmt.Sprintf("%s of agent %q", v.GetName(), v.holder.GetName())
 	return version

@@ -17,9 +17,9 @@ const (
 	// watchBeat is how often every Watch stream gets a message with the current loads, even if none
 	// has changed. Without it a watcher could not tell whether this agent lives.
 	watchBeat = time.Second
-	// mostSteps is how many changes a watcher may lag behind; a watcher further behind gets the
+	// maxSteps is how many changes a watcher may lag behind; a watcher further behind gets the
 	// whole view.
-	mostSteps = 16
+	maxSteps = 16
 )
 
 // A feed holds the messages for the Watch streams. It encodes each change, and the whole view
@@ -83,7 +83,7 @@ func (f *feed) update(loads bool) {
 
 // add adds a step. f.mu is held.
 func (f *feed) add(change *control.View) {
-	if len(f.steps) == mostSteps {
+	if len(f.steps) == maxSteps {
 		f.steps = slices.Delete(f.steps, 0, 1)
 	}
 	step, err := oip.Encode(change)
@@ -94,8 +94,8 @@ func (f *feed) add(change *control.View) {
 	f.news.Tell()
 }
 
-// join registers a watcher; leave must be called when it ends.
-func (f *feed) join() {
+// addWatcher registers a watcher; leave must be called when it ends.
+func (f *feed) addWatcher() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.watchers++; f.watchers == 1 {
@@ -144,7 +144,7 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 	if !req.GetChanges() {
 		return ms.watchWhole(stream, sees)
 	}
-	ms.feed.join()
+	ms.feed.addWatcher()
 	defer ms.feed.removeWatcher()
 	for revision := uint64(0); ; {
 		news := ms.feed.news.Next()

@@ -177,7 +177,7 @@ func TestFeed(t *testing.T) {
 			w := &watchers[rng.IntN(len(watchers))]
 			switch {
 			case !w.joined:
-				k.feed.join()
+				k.feed.addWatcher()
 				*w = watcher{joined: true}
 			case rng.IntN(30) == 0:
 				k.feed.removeWatcher()

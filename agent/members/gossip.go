@@ -93,7 +93,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 	var patience <-chan time.Time
 	for {
 		changed := ms.Changed()
-		ms.join(ready == nil)
+		ms.markJoined(ready == nil)
 		m, apart := ms.describeSelf()
 		ms.tellApart(apart)
 		m.Revision = last.Revision

@@ -91,20 +91,20 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 		return nil, fmt.Errorf("%s: empty, want `clients:`", path)
 	}
 	found := false
-	p.mapping(doc.Content[0], "`clients:`", func(key, value *yaml.Node) {
+	p.parseMapping(doc.Content[0], "`clients:`", func(key, value *yaml.Node) {
 		if key.Value != "clients" {
 			p.Fault(key, "unknown key %q, want clients", key.Value)
 			return
 		}
 		found = true
-		p.mapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`",
+		p.parseMapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`",
 			func(key, value *yaml.Node) {
 				if key.Value != Anyone {
 					if err := checkName(key.Value); err != nil {
 						p.Fault(key, "%v", err)
 					}
 				}
-				a.clients[key.Value] = p.grant(key.Value, value)
+				a.clients[key.Value] = p.parseGrant(key.Value, value)
 			})
 	})
 	switch {
@@ -118,8 +118,8 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 
 type accessParser struct{ document.Faults }
 
-// mapping calls each for every entry of the mapping n, or reports a fault.
-func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *yaml.Node)) {
+// parseMapping calls each for every entry of the mapping n, or reports a fault.
+func (p *accessParser) parseMapping(n *yaml.Node, want string, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		p.Fault(n, "want %s", want)
 		return
@@ -136,44 +136,45 @@ func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *
 	}
 }
 
-func (p *accessParser) grant(client string, n *yaml.Node) grant {
+func (p *accessParser) parseGrant(client string, n *yaml.Node) grant {
 	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
-	p.mapping(n, "{models: [...], control: [...], limits: {...}}", func(key, value *yaml.Node) {
-		switch key.Value {
-		case "models":
-			for _, model := range p.list(value, "models") {
-				g.models[model.Value] = true
-			}
-		case "control":
-			for _, call := range p.list(value, "control calls") {
-				if !slices.Contains(controls, Control(call.Value)) {
-					p.Fault(call, "control call %q, want one of %q", call.Value, controls)
+	p.parseMapping(n, "{models: [...], control: [...], limits: {...}}",
+		func(key, value *yaml.Node) {
+			switch key.Value {
+			case "models":
+				for _, model := range p.list(value, "models") {
+					g.models[model.Value] = true
 				}
-				g.control[Control(call.Value)] = true
+			case "control":
+				for _, call := range p.list(value, "control calls") {
+					if !slices.Contains(controls, Control(call.Value)) {
+						p.Fault(call, "control call %q, want one of %q", call.Value, controls)
+					}
+					g.control[Control(call.Value)] = true
+				}
+			case "limits":
+				g.limits = p.parseLimits(client, value)
+			default:
+				p.Fault(key, "unknown key %q, want models, control or limits", key.Value)
 			}
-		case "limits":
-			g.limits = p.limits(client, value)
-		default:
-			p.Fault(key, "unknown key %q, want models, control or limits", key.Value)
-		}
-	})
+		})
 	return g
 }
 
-// limits parses a client's limits; nil if n sets none.
-func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
+// parseLimits parses a client's limits; nil if n sets none.
+func (p *accessParser) parseLimits(client string, n *yaml.Node) *allowance {
 	a := allowance{}
 	var burst *yaml.Node
 	of := func(key string) string { return fmt.Sprintf("client %q: %s", client, key) }
-	p.mapping(n, of("limits")+
+	p.parseMapping(n, of("limits")+
 		": {queries_per_second: ..., burst: ..., bytes_per_second: ..., streams: ...}",
 		func(key, value *yaml.Node) {
 			switch key.Value {
 			case "queries_per_second":
-				a.queries = p.number(value, of(key.Value), "a number above 0, such as 200")
+				a.queries = p.parseNumber(value, of(key.Value), "a number above 0, such as 200")
 			case "burst":
 				burst = value
-				if a.burst = p.number(value, of(key.Value),
+				if a.burst = p.parseNumber(value, of(key.Value),
 					"a number of at least 1"); a.burst > 0 && a.burst < 1 {
 					p.Fault(value,
 						"%s: %s, want a number of at least 1: below that no query is let in",
@@ -212,8 +213,8 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 // maxRate is the largest limit: larger numbers are not exact as float64.
 const maxRate = 1 << 50
 
-// number parses a scalar > 0.
-func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
+// parseNumber parses a scalar > 0.
+func (p *accessParser) parseNumber(n *yaml.Node, of, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= maxRate) {
 		p.Fault(n, "%s: %.40q, want %s; without one there is no limit", of, n.Value, want)
@@ -266,16 +267,16 @@ func (p *accessParser) list(n *yaml.Node, of string) []*yaml.Node {
 	return elements
 }
 
-// of returns the client's rights: its own entry, else that of "*".
-func (a *Access) of(client string) grant {
+// rightsOf returns the client's rights: its own entry, else that of "*".
+func (a *Access) rightsOf(client string) grant {
 	if g, ok := a.clients[client]; ok {
 		return g
 	}
 	return a.clients[Anyone]
 }
 
-// knows reports whether the client has an entry, its own or that of "*".
-func (a *Access) knows(client string) bool {
+// hasEntry reports whether the client has an entry, its own or that of "*".
+func (a *Access) hasEntry(client string) bool {
 	_, own := a.clients[client]
 	_, anyone := a.clients[Anyone]
 	return own || anyone
@@ -283,13 +284,13 @@ func (a *Access) knows(client string) bool {
 
 // MayQuery reports whether the client may query the model.
 func (a *Access) MayQuery(client, model string) bool {
-	g := a.of(client)
+	g := a.rightsOf(client)
 	return g.models[Anyone] || g.models[model]
 }
 
 // MayControl reports whether the client may make the control call.
 func (a *Access) MayControl(client string, call Control) bool {
-	return a.of(client).control[call]
+	return a.rightsOf(client).control[call]
 }
 
 // Models returns the names of the models in the access file, without "*", sorted.

@@ -241,7 +241,9 @@ func (e *LimitError) grpcStatus() error {
 }
 
 // allowanceOf returns the client's limits; nil: none.
-func (g *Guard) allowanceOf(client string) *allowance { return g.access.get().of(client).limits }
+func (g *Guard) allowanceOf(client string) *allowance {
+	return g.access.get().rightsOf(client).limits
+}
 
 // callerLimits returns the caller of the call with context ctx, and its limits; a is nil if it has
 // none.

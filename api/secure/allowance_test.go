@@ -32,7 +32,7 @@ func TestLimits(t *testing.T) {
 		"none":  nil,
 		"other": {0, 1, 1000, 0},
 	} {
-		if got := a.of(client).limits; (got == nil) != (want == nil) ||
+		if got := a.rightsOf(client).limits; (got == nil) != (want == nil) ||
 			got != nil && *got != *want {
 			t.Errorf("%s: got %v, want %v", client, got, want)
 		}

@@ -37,8 +37,8 @@ type attempts struct {
 	right map[shown]struct{}
 }
 
-// A failed is an address from which wrong keys have come.
-type failed struct {
+// A failingAddress is one from which wrong keys have come.
+type failingAddress struct {
 	holder string
 	keys   []digest // at most mostAttempts
 	since  time.Time
@@ -62,14 +62,14 @@ func (a *attempts) fail(holder string, key digest, now time.Time) time.Duration 
 		if len(a.by) == maxAttempting {
 			a.remove(a.order.Front())
 		}
-		e = a.order.PushBack(&failed{holder: holder, since: now})
+		e = a.order.PushBack(&failingAddress{holder: holder, since: now})
 		if a.by == nil {
 			a.by = map[string]*list.Element{}
 		}
 		a.by[holder] = e
 		a.wrong.Store(int32(a.order.Len()))
 	}
-	f := e.Value.(*failed)
+	f := e.Value.(*failingAddress)
 	for _, before := range f.keys {
 		if before == key {
 			return 0
@@ -92,18 +92,18 @@ func (a *attempts) wait(of shown, now time.Time) time.Duration {
 // waitLocked is wait of an address. It forgets addresses whose time is over. a.mu is held.
 func (a *attempts) waitLocked(holder string, now time.Time) time.Duration {
 	for e := a.order.Front(); e != nil &&
-		now.Sub(e.Value.(*failed).since) >= attemptsOver; e = a.order.Front() {
+		now.Sub(e.Value.(*failingAddress).since) >= attemptsOver; e = a.order.Front() {
 		a.remove(e)
 	}
 	e := a.by[holder]
-	if e == nil || len(e.Value.(*failed).keys) < maxAttempts {
+	if e == nil || len(e.Value.(*failingAddress).keys) < maxAttempts {
 		return 0
 	}
-	return e.Value.(*failed).since.Add(attemptsOver).Sub(now)
+	return e.Value.(*failingAddress).since.Add(attemptsOver).Sub(now)
 }
 
 func (a *attempts) remove(e *list.Element) {
-	delete(a.by, a.order.Remove(e).(*failed).holder)
+	delete(a.by, a.order.Remove(e).(*failingAddress).holder)
 	a.wrong.Store(int32(a.order.Len()))
 }
 

@@ -10,16 +10,16 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// following holds the open calls, streams among them, of callers who have shown who they are. When
-// the API keys or the access file change, the calls end whose callers may make them no more: a
+// rightsWatch holds the open calls, streams among them, of callers who have shown who they are.
+// When the API keys or the access file change, the calls end whose callers may make them no more: a
 // stream may stay open for ever.
-type following struct {
+type rightsWatch struct {
 	mu    sync.Mutex
-	calls map[*followed]struct{}
+	calls map[*watchedCall]struct{}
 }
 
-// A followed is an open call.
-type followed struct {
+// A watchedCall is an open call.
+type watchedCall struct {
 	caller caller
 	demand demand
 	end    func(*refusal) // must not block
@@ -28,10 +28,10 @@ type followed struct {
 // followRights has end called when the caller c, who may make a call that needs the rights d, loses
 // the right to make it; end may be called at once. The call counts as open until done is called.
 func (g *Guard) followRights(c caller, d demand, end func(*refusal)) (done func()) {
-	f := &followed{c, d, end}
+	f := &watchedCall{c, d, end}
 	g.following.mu.Lock()
 	if g.following.calls == nil {
-		g.following.calls = map[*followed]struct{}{}
+		g.following.calls = map[*watchedCall]struct{}{}
 	}
 	g.following.calls[f] = struct{}{}
 	g.following.mu.Unlock()

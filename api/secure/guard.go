@@ -39,7 +39,7 @@ type Guard struct {
 	waiting   waitingConns // connections in their handshake
 	turns     *handshakeSlots
 	silent    silent
-	following following
+	following rightsWatch
 	open      peers // gRPC connections, both accepted and dialled
 	// What callers other than agents hold. strangers' calls are also among calls.
 	connections           connections
@@ -89,9 +89,9 @@ type Options struct {
 }
 
 // ShareSessions makes logins good for all agents of the fleet: keys returns those that the agents
-// share, the newest first, from which they derive the secret of logins. Without it, or without keys,
-// logins are good for this process alone. It must be called before the first server serves; keys is
-// called concurrently and must not block.
+// share, the newest first, from which they derive the secret of logins. Without it, or without
+// keys, logins are good for this process alone. It must be called before the first server serves;
+// keys is called concurrently and must not block.
 func (g *Guard) ShareSessions(keys func() [][]byte) { g.sessionKeys = keys }
 
 // Open returns a Guard, and reads the files that config names. The error says what is wrong with
@@ -407,7 +407,7 @@ func (g *Guard) checkRights(c caller, d demand) *refusal {
 			code: codes.PermissionDenied, reason: "may not query",
 			text: fmt.Sprintf("client %q may not query model %q", c.name, d.model),
 		}
-	case d.control == "" && !d.query && c.name != "" && !g.access.get().knows(c.name):
+	case d.control == "" && !d.query && c.name != "" && !g.access.get().hasEntry(c.name):
 		return &refusal{
 			code: codes.PermissionDenied, reason: "no rights",
 			text: fmt.Sprintf("client %q has no rights: the access file has neither it nor %q",

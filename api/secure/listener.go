@@ -104,7 +104,7 @@ var errEvicted = errors.New("too many connections say nothing")
 func (g *Guard) performHandshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()
-	leave := g.waiting.enter(raw)
+	leave := g.waiting.addConn(raw)
 	taking := &turnConn{Conn: raw, turns: g.turns, ctx: ctx, holder: holderOf(raw.RemoteAddr())}
 	conn := tls.Server(taking, g.serverConfig(p))
 	err := conn.HandshakeContext(ctx)
@@ -167,9 +167,9 @@ type waiter struct {
 	evicted bool
 }
 
-// enter adds conn, and closes the oldest connection if there are too many. leave removes conn, and
-// reports whether it had been closed for another.
-func (w *waitingConns) enter(conn net.Conn) (leave func() (evicted bool)) {
+// addConn adds conn, and closes the oldest connection if there are too many. leave removes conn,
+// and reports whether it had been closed for another.
+func (w *waitingConns) addConn(conn net.Conn) (leave func() (evicted bool)) {
 	me := &waiter{conn: conn}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -196,7 +196,7 @@ func (g *Guard) Listen(l net.Listener) net.Listener {
 		return plainListener{l, g}
 	}
 	ready := &tlsListener{
-		Listener: l, guard: g, accepted: make(chan accepted), closed: make(chan struct{}),
+		Listener: l, guard: g, accepted: make(chan acceptedConn), closed: make(chan struct{}),
 		shaking: map[net.Conn]bool{},
 	}
 	ready.running.Go(ready.acceptLoop)
@@ -206,7 +206,7 @@ func (g *Guard) Listen(l net.Listener) net.Listener {
 type tlsListener struct {
 	net.Listener
 	guard    *Guard
-	accepted chan accepted
+	accepted chan acceptedConn
 	running  sync.WaitGroup
 
 	once    sync.Once
@@ -215,7 +215,7 @@ type tlsListener struct {
 	shaking map[net.Conn]bool // connections in their handshake; nil once closed
 }
 
-type accepted struct {
+type acceptedConn struct {
 	conn net.Conn
 	err  error
 }
@@ -228,7 +228,7 @@ func (l *tlsListener) acceptLoop() {
 		}
 		if err != nil {
 			// the server waits a little and calls Accept again
-			if !l.deliverConn(accepted{err: err}) {
+			if !l.deliverConn(acceptedConn{err: err}) {
 				return
 			}
 			continue
@@ -274,13 +274,13 @@ func (l *tlsListener) performHandshake(raw net.Conn) {
 		return
 	}
 	l.guard.provenBy(raw, conn.ConnectionState())
-	if !l.deliverConn(accepted{conn: conn}) {
+	if !l.deliverConn(acceptedConn{conn: conn}) {
 		_ = conn.Close() // no server will accept it
 	}
 }
 
 // deliverConn passes a to the server's Accept, and reports false if the listener was closed first.
-func (l *tlsListener) deliverConn(a accepted) bool {
+func (l *tlsListener) deliverConn(a acceptedConn) bool {
 	select {
 	case l.accepted <- a:
 		return true

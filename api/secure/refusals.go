@@ -27,7 +27,7 @@ type refusals struct {
 	log *slog.Logger
 
 	mu       sync.Mutex
-	said     map[peerReason]*saying
+	said     map[peerReason]*refusalLog
 	minute   time.Time // when the current minute began
 	lines    int
 	unlogged int // refusals without a line since the last line
@@ -37,8 +37,8 @@ type refusals struct {
 
 type peerReason struct{ peer, reason string }
 
-// A saying is when a refusal of a peer was last logged, and how many have come since.
-type saying struct {
+// A refusalLog is when a refusal of a peer was last logged, and how many have come since.
+type refusalLog struct {
 	at    time.Time
 	since int
 }
@@ -77,9 +77,9 @@ func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 	}
 	r.log.Warn(what, attrs...)
 	if s == nil && len(r.said) >= maxPeers || r.said == nil {
-		r.said = map[peerReason]*saying{}
+		r.said = map[peerReason]*refusalLog{}
 	}
-	r.said[key] = &saying{at: now}
+	r.said[key] = &refusalLog{at: now}
 }
 
 // logSum logs, as one event, how many refusals there were since its last call, if any.

@@ -36,9 +36,9 @@ const (
 	placingRest = 100 * time.Millisecond
 	// tablesEvery is how often the replanner gets new latencies and batch sizes.
 	tablesEvery = 5 * time.Second
-	// mostMemory is how many bytes of a replanner's memory go to the successor; the oldest
+	// maxMemory is how many bytes of a replanner's memory go to the successor; the oldest
 	// placements are left out beyond it.
-	mostMemory = 256 << 10
+	maxMemory = 256 << 10
 )
 
 // A Replanner decides what agents hold, as [replan.Replanner].
@@ -53,10 +53,10 @@ type Replanner interface {
 // newReplanner is Config.Replanner where that is nil.
 func newReplanner(c replan.Config, m replan.Memory) (Replanner, error) { return replan.New(c, m) }
 
-// placing runs a [Replanner] beside the term's loop: it tells it what the fleet is like, solves
-// what it asks to be solved on a goroutine of its own, and sends agents the layouts that it decides
-// on. The goroutine of run owns all fields but wake and asks, and what mu guards.
-type placing struct {
+// placementPump runs a [Replanner] beside the term's loop: it tells it what the fleet is like,
+// solves what it asks to be solved on a goroutine of its own, and sends agents the layouts that it
+// decides on. The goroutine of run owns all fields but wake and asks, and what mu guards.
+type placementPump struct {
 	term *term
 	wake wakeup.Signal // an agent has come further
 	asks chan func()   // functions for run's goroutine to call
@@ -83,15 +83,15 @@ type placingTables struct {
 	sizes     map[string]profiles.Distribution // by family
 }
 
-func newPlacing(t *term) *placing {
-	return &placing{
+func newPlacing(t *term) *placementPump {
+	return &placementPump{
 		term: t, wake: wakeup.New(), asks: make(chan func()),
 		solved: make(chan *replan.Plan, 1),
 	}
 }
 
 // run steps the replanner until ctx ends.
-func (s *placing) run(ctx context.Context) {
+func (s *placementPump) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -116,13 +116,13 @@ func (s *placing) run(ctx context.Context) {
 	}
 }
 
-// ask is [term.ask] on run's goroutine.
-func (s *placing) ask(do func()) bool { return s.term.ask(s.asks, do) }
+// askLoop is [term.askGoroutine] on run's goroutine.
+func (s *placementPump) askLoop(do func()) bool { return s.term.askGoroutine(s.asks, do) }
 
 // step looks at the fleet, has the replanner decide, and carries out what it decides. It returns
 // how long until the next step is due.
-func (s *placing) step(ctx context.Context, now time.Time) time.Duration {
-	snapshot := s.look(now)
+func (s *placementPump) step(ctx context.Context, now time.Time) time.Duration {
+	snapshot := s.lookAtFleet(now)
 	if ctx.Err() != nil {
 		return time.Second
 	}
@@ -134,7 +134,7 @@ func (s *placing) step(ctx context.Context, now time.Time) time.Duration {
 		return time.Second
 	}
 	if s.replanner == nil {
-		if !s.begin() {
+		if !s.beginReplanner() {
 			return time.Minute
 		}
 	}
@@ -143,10 +143,10 @@ func (s *placing) step(ctx context.Context, now time.Time) time.Duration {
 	return min(max(a.Next.Sub(now), placingRest), time.Second)
 }
 
-// begin makes the replanner, from the newest memory that is known.
-func (s *placing) begin() bool {
+// beginReplanner makes the replanner, from the newest memory that is known.
+func (s *placementPump) beginReplanner() bool {
 	l := s.term.leader
-	memory := s.newest()
+	memory := s.newestMemory()
 	replanner := l.config.Replanner
 	if replanner == nil {
 		replanner = newReplanner
@@ -161,8 +161,8 @@ func (s *placing) begin() bool {
 	return true
 }
 
-// newest is the memory of the newest placement, of this agent's disk or of the leader before.
-func (s *placing) newest() (newest replan.Memory) {
+// newestMemory is the memory of the newest placement, of this agent's disk or of the leader before.
+func (s *placementPump) newestMemory() (newest replan.Memory) {
 	l := s.term.leader
 	kept := &control.Placement{}
 	text, err := os.ReadFile(l.placementPath())
@@ -195,13 +195,14 @@ func (l *Leader) placementPath() string {
 	return filepath.Join(l.config.StateDir, "placement.json")
 }
 
-// look returns what the replanner is to know; nil if no agent lets the leader say what it holds.
-func (s *placing) look(now time.Time) *replan.Snapshot {
+// lookAtFleet returns what the replanner is to know; nil if no agent lets the leader say what it
+// holds.
+func (s *placementPump) lookAtFleet(now time.Time) *replan.Snapshot {
 	t := s.term
 	var out *replan.Snapshot
 	needs := map[names.TableKey]tableNeed{}
 	gathered := make(chan struct{})
-	t.post(func() { out = s.gather(needs); close(gathered) })
+	t.postToLoop(func() { out = s.gather(needs); close(gathered) })
 	select {
 	case <-gathered:
 	case <-t.ctx.Done(): // the loop may have ended, and waits for run
@@ -210,7 +211,7 @@ func (s *placing) look(now time.Time) *replan.Snapshot {
 	if out == nil {
 		return nil
 	}
-	s.refresh(now, needs)
+	s.refreshLatencies(now, needs)
 	out.Latencies = s.tables.latencies
 	for i := range out.Families {
 		out.Families[i].Sizes = s.tables.sizes[out.Families[i].Name]
@@ -229,7 +230,7 @@ type tableNeed struct {
 
 // gather makes a snapshot without latencies and batch sizes, which needs lists. The term's loop
 // calls it.
-func (s *placing) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
+func (s *placementPump) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
 	t := s.term
 	if !slices.ContainsFunc(slices.Collect(maps.Values(t.layouts)),
 		(*control.LayoutState).GetAutomatic) {
@@ -344,9 +345,9 @@ func newestOf(all []*control.Model) []*control.Model {
 		func(m *control.Model) bool { return !m.GetNewest() })
 }
 
-// refresh asks the learning loop for latencies and batch sizes, if those known are old or do not
-// cover what is needed.
-func (s *placing) refresh(now time.Time, needs map[names.TableKey]tableNeed) {
+// refreshLatencies asks the learning loop for latencies and batch sizes, if those known are old or
+// do not cover what is needed.
+func (s *placementPump) refreshLatencies(now time.Time, needs map[names.TableKey]tableNeed) {
 	covered := true
 	for key := range needs {
 		covered = covered && s.tables.of[key]
@@ -359,7 +360,7 @@ func (s *placing) refresh(now time.Time, needs map[names.TableKey]tableNeed) {
 		sizes: map[string]profiles.Distribution{},
 	}
 	families := map[names.ModelKey]string{}
-	s.term.learning.ask(func() {
+	s.term.learning.askLoop(func() {
 		shown := s.term.learning.state.ProfileErrors()
 		for key, n := range needs {
 			table := s.term.learning.book.Expected(n.key, shown, n.family)
@@ -399,7 +400,7 @@ func (s *placing) refresh(now time.Time, needs map[names.TableKey]tableNeed) {
 }
 
 // carryOut does what an answer asks for.
-func (s *placing) carryOut(ctx context.Context, a *replan.Answer) {
+func (s *placementPump) carryOut(ctx context.Context, a *replan.Answer) {
 	l := s.term.leader
 	for _, e := range a.Events {
 		level := slog.LevelWarn
@@ -424,9 +425,9 @@ func (s *placing) carryOut(ctx context.Context, a *replan.Answer) {
 		l.metrics.placementVersion.Set(float64(a.Placement.Version))
 	}
 	if a.Remember {
-		s.remember(s.replanner.Memory())
+		s.storeMemory(s.replanner.Memory())
 	}
-	s.show(a)
+	s.showStatus(a)
 	for _, m := range a.Moves {
 		order := &control.LayoutOrder{
 			Epoch: m.Stamp.Epoch, Version: m.Stamp.Version, Layout: m.Layout.String(),
@@ -450,8 +451,8 @@ func (s *placing) carryOut(ctx context.Context, a *replan.Answer) {
 	}
 }
 
-// remember keeps the replanner's memory on disk, and sends it to the members.
-func (s *placing) remember(m replan.Memory) {
+// storeMemory keeps the replanner's memory on disk, and sends it to the members.
+func (s *placementPump) storeMemory(m replan.Memory) {
 	l := s.term.leader
 	text, err := json.Marshal(m)
 	if err == nil {
@@ -464,28 +465,28 @@ func (s *placing) remember(m replan.Memory) {
 		l.log.Warn("the placement is not kept", "error", err)
 	}
 	memory := &control.Placement{Version: versionOf(m), Memory: text}
-	for len(memory.Memory) > mostMemory && len(m.Placements) > 1 {
+	for len(memory.Memory) > maxMemory && len(m.Placements) > 1 {
 		m.Placements = m.Placements[1:]
 		memory.Memory, _ = json.Marshal(m) // as before
 	}
 	m.Placements = nil
 	short, _ := json.Marshal(m)
-	if len(memory.Memory) > mostMemory { // the successor begins anew, and the link stays
+	if len(memory.Memory) > maxMemory { // the successor begins anew, and the link stays
 		memory.Memory = nil
 	}
-	if len(short) > mostMemory {
+	if len(short) > maxMemory {
 		short = nil
 	}
 	brief := &control.Placement{Version: memory.Version, Memory: short}
 	s.mu.Lock()
 	s.memory, s.brief = memory, brief
 	s.mu.Unlock()
-	l.links.tell(s.term, func(out *control.LeaderMessage) { out.Placement = brief })
+	l.links.addToAll(s.term, func(out *control.LeaderMessage) { out.Placement = brief })
 	s.tellSuccessor()
 }
 
 // tellSuccessor sends the whole memory to who is to lead next.
-func (s *placing) tellSuccessor() {
+func (s *placementPump) tellSuccessor() {
 	s.mu.Lock()
 	memory := s.memory
 	s.mu.Unlock()
@@ -497,8 +498,8 @@ func (s *placing) tellSuccessor() {
 		func(out *control.LeaderMessage) { out.Placement = memory })
 }
 
-// introduction is what a member is told of the placement when a link to it opens.
-func (s *placing) introduction(to names.AgentName) *control.Placement {
+// introductionTo is what a member is told of the placement when a link to it opens.
+func (s *placementPump) introductionTo(to names.AgentName) *control.Placement {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if string(to) == s.term.leader.Leadership().GetSuccessor() {
@@ -507,8 +508,8 @@ func (s *placing) introduction(to names.AgentName) *control.Placement {
 	return s.brief
 }
 
-// show makes the status for people.
-func (s *placing) show(a *replan.Answer) {
+// showStatus makes the status for people.
+func (s *placementPump) showStatus(a *replan.Answer) {
 	out, forecasts := &control.PlacementStatus{}, map[string]place.FamilyForecast{}
 	memory := s.replanner.Memory()
 	out.Paused = memory.Paused
@@ -552,8 +553,8 @@ func (s *placing) show(a *replan.Answer) {
 	s.status, s.forecasts = out, forecasts
 }
 
-// pinned reports whether a person has pinned an agent's layout.
-func (s *placing) pinned(agent names.AgentName) bool {
+// isPinned reports whether a person has pinned an agent's layout.
+func (s *placementPump) isPinned(agent names.AgentName) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.status.GetAgents(),
@@ -563,7 +564,7 @@ func (s *placing) pinned(agent names.AgentName) bool {
 }
 
 // fillStatus adds the placement to out; nothing if there is none.
-func (s *placing) fillStatus(out *control.FleetStatus) {
+func (s *placementPump) fillStatus(out *control.FleetStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out.Placement = s.status
@@ -577,14 +578,14 @@ func (s *placing) fillStatus(out *control.FleetStatus) {
 // Place does what a person asks of the placement, in by's name. Only a leader can.
 func (l *Leader) Place(ctx context.Context, req *control.PlaceRequest, by string) (
 	*control.PlaceResponse, error) {
-	t := l.leads()
+	t := l.currentTerm()
 	if t == nil {
 		return nil, status.Error(codes.Unavailable,
 			"the fleet has no leader now, and only a leader places models")
 	}
 	out := &control.PlaceResponse{}
 	var err error
-	if !t.placing.ask(func() { err = t.placing.command(req, by, out) }) {
+	if !t.placing.askLoop(func() { err = t.placing.carryOutCommand(req, by, out) }) {
 		return nil, status.Error(codes.Unavailable, "the leader has stopped leading")
 	}
 	return out, err
@@ -596,7 +597,8 @@ var verbs = map[string]replan.Verb{
 	"rollback": replan.Rollback,
 }
 
-func (s *placing) command(req *control.PlaceRequest, by string, out *control.PlaceResponse) error {
+func (s *placementPump) carryOutCommand(req *control.PlaceRequest, by string,
+	out *control.PlaceResponse) error {
 	if s.replanner == nil || s.snapshot == nil {
 		return status.Error(codes.FailedPrecondition,
 			"no agent lets the leader say what it holds: "+
@@ -608,7 +610,7 @@ func (s *placing) command(req *control.PlaceRequest, by string, out *control.Pla
 	}
 	switch {
 	case req.GetVerb() == "explain":
-		if err := s.knows(c.Agent); err != nil {
+		if err := s.checkAgent(c.Agent); err != nil {
 			return err
 		}
 		var err error
@@ -620,7 +622,7 @@ func (s *placing) command(req *control.PlaceRequest, by string, out *control.Pla
 			"rollback or explain", req.GetVerb())
 	default:
 		if verb == replan.Pin || verb == replan.Unpin {
-			if err := s.knows(c.Agent); err != nil {
+			if err := s.checkAgent(c.Agent); err != nil {
 				return err
 			}
 		}
@@ -639,8 +641,8 @@ func (s *placing) command(req *control.PlaceRequest, by string, out *control.Pla
 	return nil
 }
 
-// knows returns an error if an agent is none whose layout the leader says.
-func (s *placing) knows(agent names.AgentName) error {
+// checkAgent returns an error if an agent is none whose layout the leader says.
+func (s *placementPump) checkAgent(agent names.AgentName) error {
 	var there []string
 	for i := range s.snapshot.Agents {
 		switch a := &s.snapshot.Agents[i]; {

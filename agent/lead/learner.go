@@ -20,9 +20,9 @@ const (
 	// learnRest is how long queries and answers gather before the learning loop handles them
 	// together. A wake-up for each would cost the leader more time than the learning itself.
 	learnRest = 50 * time.Millisecond
-	// mostObserved is how many queries, and how many answers, may wait to be learned from; further
+	// maxObserved is how many queries, and how many answers, may wait to be learned from; further
 	// ones are dropped.
-	mostObserved = 1 << 14
+	maxObserved = 1 << 14
 )
 
 // This does not compile unless members.KeepTold >= learn.KeepTold. Members must keep a profile of
@@ -30,10 +30,10 @@ const (
 // leader send the profile again.
 const _ = uint(members.KeepTold - learn.KeepTold)
 
-// learning runs a [learn.State] beside the term's loop: it passes the queries and answers of the
-// term to the state, passes the state's advice to the term, and saves the book. The goroutine of
-// run owns all fields except seen, which mu guards.
-type learning struct {
+// profileLearner runs a [learn.State] beside the term's loop: it passes the queries and answers of
+// the term to the state, passes the state's advice to the term, and saves the book. The goroutine
+// of run owns all fields except seen, which mu guards.
+type profileLearner struct {
 	term *term
 	wake wakeup.Signal // the pool has changed
 	come wakeup.Signal // seen has queries or answers
@@ -47,9 +47,9 @@ type learning struct {
 	problem string // the last error logged, so that it is logged once
 }
 
-func newLearning(t *term) *learning {
+func newLearning(t *term) *profileLearner {
 	book := t.leader.book
-	return &learning{
+	return &profileLearner{
 		term: t, wake: wakeup.New(), come: wakeup.New(),
 		asks: make(chan func()),
 		book: book, state: learn.New(book),
@@ -57,36 +57,36 @@ func newLearning(t *term) *learning {
 }
 
 // poolIs passes the current pool of lanes. It does not block.
-func (s *learning) poolIs(p *leader.Pool) {
+func (s *profileLearner) poolIs(p *leader.Pool) {
 	s.mu.Lock()
 	s.seen.Pool = p
 	s.mu.Unlock()
 	s.wake.Send()
 }
 
-// arrived passes a query that was submitted. It does not block.
-func (s *learning) arrived(a learn.Arrival) {
+// addArrival passes a query that was submitted. It does not block.
+func (s *profileLearner) addArrival(a learn.Arrival) {
 	s.mu.Lock()
-	if len(s.seen.Arrivals) < mostObserved {
+	if len(s.seen.Arrivals) < maxObserved {
 		s.seen.Arrivals = append(s.seen.Arrivals, a)
 	}
 	s.mu.Unlock()
 	s.come.Send()
 }
 
-// observed passes the execution time of an answered query. It does not block.
-func (s *learning) observed(o learn.Observation) {
+// addObservation passes the execution time of an answered query. It does not block.
+func (s *profileLearner) addObservation(o learn.Observation) {
 	s.mu.Lock()
-	if len(s.seen.Observations) < mostObserved {
+	if len(s.seen.Observations) < maxObserved {
 		s.seen.Observations = append(s.seen.Observations, o)
 	}
 	s.mu.Unlock()
 	s.come.Send()
 }
 
-// suggest passes the profiles of the former leader, which learning starts from. It must be called
+// startFrom passes the profiles of the former leader, which learning starts from. It must be called
 // before run.
-func (s *learning) suggest(v *control.View) {
+func (s *profileLearner) startFrom(v *control.View) {
 	members := make([]*leader.Member, len(v.GetMembers()))
 	for i, m := range v.GetMembers() {
 		members[i] = memberOf(s.term.leader.config.Catalogue, m)
@@ -100,7 +100,7 @@ func (s *learning) suggest(v *control.View) {
 
 // run passes what was seen to the state, and its advice to the term, until ctx ends. It saves the
 // book from time to time and when it returns.
-func (s *learning) run(ctx context.Context) {
+func (s *profileLearner) run(ctx context.Context) {
 	defer s.save()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -120,7 +120,7 @@ func (s *learning) run(ctx context.Context) {
 			continue
 		case <-timer.C:
 		case <-tidy.C:
-			s.forget(time.Now())
+			s.dropGone(time.Now())
 			s.save()
 			continue
 		case ask := <-s.asks:
@@ -129,18 +129,19 @@ func (s *learning) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if next := s.look(time.Now()); next > 0 {
+		if next := s.passSeen(time.Now()); next > 0 {
 			timer.Reset(next)
 		}
 	}
 }
 
-// ask is [term.ask] on run's goroutine.
-func (s *learning) ask(do func()) bool { return s.term.ask(s.asks, do) }
+// askLoop is [term.askGoroutine] on run's goroutine.
+func (s *profileLearner) askLoop(do func()) bool { return s.term.askGoroutine(s.asks, do) }
 
-// look passes what was seen since the last call to the state, and the state's advice to the term.
-// It returns the time until the next call is due; 0 if none is due before something new is seen.
-func (s *learning) look(now time.Time) (next time.Duration) {
+// passSeen passes what was seen since the last call to the state, and the state's advice to the
+// term. It returns the time until the next call is due; 0 if none is due before something new is
+// seen.
+func (s *profileLearner) passSeen(now time.Time) (next time.Duration) {
 	s.mu.Lock()
 	seen := s.seen
 	s.seen = learn.Seen{}
@@ -152,25 +153,25 @@ func (s *learning) look(now time.Time) (next time.Duration) {
 	}
 	s.term.planning.changed(s.state.DemandChanges())
 	if advice != nil {
-		s.term.post(func() { s.term.advise(advice) })
+		s.term.postToLoop(func() { s.term.applyAdvice(advice) })
 	}
 	return next
 }
 
-// forget removes what was learned of versions and lanes that have long been gone, from the state
+// dropGone removes what was learned of versions and lanes that have long been gone, from the state
 // and from the term.
-func (s *learning) forget(now time.Time) {
+func (s *profileLearner) dropGone(now time.Time) {
 	models, tables := s.state.Forget(now)
 	if len(models) > 0 || len(tables) > 0 {
-		s.term.post(func() {
+		s.term.postToLoop(func() {
 			s.term.step(leader.Event{Kind: leader.Outdated, Models: models, Tables: tables})
 		})
 	}
 }
 
-// fillDemand adds to out each model's rate and batch sizes, and the learned profiles, whose means are
-// those of all runs: out is to plan with.
-func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
+// fillDemand adds to out each model's rate and batch sizes, and the learned profiles, whose means
+// are those of all runs: out is to plan with.
+func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 	for _, d := range s.state.Demand(now) {
 		known := &control.ModelDemand{
 			Model: d.Name, Version: d.Version, QosTargetNs: int64(d.QoSTarget),
@@ -195,7 +196,7 @@ func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 }
 
 // save writes the book to its file if it has changed. It logs a failure.
-func (s *learning) save() {
+func (s *profileLearner) save() {
 	l := s.term.leader
 	if !s.state.Changed() || l.forgetful {
 		return

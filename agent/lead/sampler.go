@@ -23,9 +23,9 @@ const beatEvery = time.Second
 // nobody has simulated it.
 const approximately = 0.95
 
-// beating makes the beats of a term: the term's loop counts, and hands over what it has counted
+// sampler makes the beats of a term: the term's loop counts, and hands over what it has counted
 // once a second; the goroutine of run makes a message of it. So viewers cost the leader nothing.
-type beating struct {
+type sampler struct {
 	term  *term
 	taken chan second // of size 1
 
@@ -55,8 +55,8 @@ type second struct {
 	passed time.Duration
 }
 
-func newBeating(t *term) *beating {
-	return &beating{
+func newBeating(t *term) *sampler {
+	return &sampler{
 		term: t, taken: make(chan second, 1), counts: beat.NewCounts(nil),
 		meter: beat.NewMeter(), before: map[leader.ModelID]leader.ModelGlance{},
 		// beyond those of earlier epochs, and half of them for agents that see no leader
@@ -64,11 +64,11 @@ func newBeating(t *term) *beating {
 	}
 }
 
-// rate returns how many queries a second arrived, as of the last beat.
-func (s *beating) rate() float64 { return math.Float64frombits(s.asked.Load()) }
+// arrivalRate returns how many queries a second arrived, as of the last beat.
+func (s *sampler) arrivalRate() float64 { return math.Float64frombits(s.asked.Load()) }
 
-// decided counts a decision if it is an assignment. The loop calls it.
-func (s *beating) decided(a *leader.Action) {
+// countDecision counts a decision if it is an assignment. The loop calls it.
+func (s *sampler) countDecision(a *leader.Action) {
 	if a.Kind != leader.Assign {
 		return
 	}
@@ -76,8 +76,8 @@ func (s *beating) decided(a *leader.Action) {
 	s.counts.Decided(typ, a.Model, a.BatchSize, a.Decision.Slack < 0)
 }
 
-// completed counts an answer. The loop calls it.
-func (s *beating) completed(agent names.AgentName, c *control.Completed) {
+// countCompletion counts an answer. The loop calls it.
+func (s *sampler) countCompletion(agent names.AgentName, c *control.Completed) {
 	if c.GetRefused() != "" || s.term.described[agent].GetLanes() <= c.GetLane() {
 		return
 	}
@@ -92,7 +92,7 @@ func (s *beating) completed(agent names.AgentName, c *control.Completed) {
 // tick hands over the counts of a second that is over. The loop calls it whenever it has done
 // something, which is more often than each second. If run has not taken the second before,
 // the counts go on.
-func (s *beating) tick(now time.Duration) {
+func (s *sampler) tick(now time.Duration) {
 	if now < s.last+beatEvery || len(s.taken) == cap(s.taken) {
 		return
 	}
@@ -103,22 +103,22 @@ func (s *beating) tick(now time.Duration) {
 }
 
 // run makes a beat of each second, until ctx ends.
-func (s *beating) run(ctx context.Context) {
+func (s *sampler) run(ctx context.Context) {
 	defer s.term.leader.metrics.factorsAre(nil)
 	for {
 		select {
 		case x := <-s.taken:
-			s.term.leader.config.Beat(s.make(x))
+			s.term.leader.config.Beat(s.makeSample(x))
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// make returns the message of a second, with the fleet, which is the same as before if that has not
-// changed.
-func (s *beating) make(x second) *control.PulseMessage {
-	s.describe(x.glance)
+// makeSample returns the message of a second, with the fleet, which is the same as before if that
+// has not changed.
+func (s *sampler) makeSample(x second) *control.PulseMessage {
+	s.describeFleet(x.glance)
 	out := &control.PulseMessage{Fleet: s.fleet}
 	lanes := map[names.AgentName]int{}
 	for i := range x.glance.Lanes {
@@ -146,10 +146,10 @@ func (s *beating) make(x second) *control.PulseMessage {
 	if g.Any {
 		b.Within = g.Within
 	}
-	b.Lanes, row.Busy = s.lanes(g)
+	b.Lanes, row.Busy = s.encodeLanes(g)
 	s.ofModels(b, g)
 	for cell, bins := range x.counts.Heat {
-		s.term.leader.metrics.assigned(cell.Type, bins)
+		s.term.leader.metrics.countAssigned(cell.Type, bins)
 		typ, known := s.types[cell.Type]
 		model, held := s.models[cell.Model.Key()]
 		if !known || !held {
@@ -179,8 +179,8 @@ func (s *beating) make(x second) *control.PulseMessage {
 	return out
 }
 
-// describe makes the fleet anew if members, leadership, factors or what is paid have changed.
-func (s *beating) describe(g *leader.Glance) {
+// describeFleet makes the fleet anew if members, leadership, factors or what is paid have changed.
+func (s *sampler) describeFleet(g *leader.Glance) {
 	view := s.term.leader.fleet.View()
 	factors := map[string]float64{}
 	for agent, f := range g.Factors {
@@ -229,8 +229,8 @@ func told(before, f float64) float64 {
 	return f
 }
 
-// lanes returns the lanes as a beat holds them, and the share of their time in use.
-func (s *beating) lanes(g *leader.Glance) (encoded []byte, busy float64) {
+// encodeLanes returns the lanes as a beat holds them, and the share of their time in use.
+func (s *sampler) encodeLanes(g *leader.Glance) (encoded []byte, busy float64) {
 	all := make([]control.LaneBeat, 0, s.fleet.CountLanes())
 	for _, a := range s.fleet.Agents {
 		for range a.Lanes {
@@ -277,7 +277,7 @@ func (s *beating) lanes(g *leader.Glance) (encoded []byte, busy float64) {
 }
 
 // ofModels adds to b what is known of each model, and to its row the sums.
-func (s *beating) ofModels(b *control.Beat, g *leader.Glance) {
+func (s *sampler) ofModels(b *control.Beat, g *leader.Glance) {
 	now := make(map[leader.ModelID]leader.ModelGlance, len(g.Models))
 	for _, m := range g.Models {
 		now[m.ModelID] = m

@@ -13,33 +13,33 @@ import (
 	"github.com/muster-serve/muster/leader/place/node"
 )
 
-// noding moves lanes between the models that share an agent, as a [node.Manager] decides. The term's
-// loop owns all fields.
-type noding struct {
+// nodeManager moves lanes between the models that share an agent, as a [node.Manager] decides. The
+// term's loop owns all fields.
+type nodeManager struct {
 	term    *term
 	manager *node.Manager
 	last    time.Time // of the manager's last step
 	version uint64    // of the last order
 }
 
-func newNoding(t *term) *noding { return &noding{term: t, manager: node.New()} }
+func newNoding(t *term) *nodeManager { return &nodeManager{term: t, manager: node.New()} }
 
 // run makes the loop step the manager until ctx ends.
-func (s *noding) run(ctx context.Context) {
+func (s *nodeManager) run(ctx context.Context) {
 	ticker := time.NewTicker(node.Period)
 	defer ticker.Stop()
 	for {
 		select {
 		case now := <-ticker.C:
-			s.term.post(func() { s.step(now) })
+			s.term.postToLoop(func() { s.step(now) })
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// completed counts an answer.
-func (s *noding) completed(agent names.AgentName, c *control.Completed) {
+// countCompletion counts an answer.
+func (s *nodeManager) countCompletion(agent names.AgentName, c *control.Completed) {
 	if c.GetRefused() == "" {
 		s.manager.Answered(agent, c.GetModel(), control.Duration(c.GetExecutionNs()),
 			control.Duration(c.GetLatencyNs()))
@@ -47,13 +47,13 @@ func (s *noding) completed(agent names.AgentName, c *control.Completed) {
 }
 
 // step steps the manager, and orders agents to move the lanes that it wants to be moved.
-func (s *noding) step(now time.Time) {
+func (s *nodeManager) step(now time.Time) {
 	t := s.term
-	agents := s.agents()
+	agents := s.movableAgents()
 	var families []node.Family
 	if len(agents) > 0 {
 		for _, c := range t.state.FamilyCounts() {
-			families = append(families, s.family(&c))
+			families = append(families, s.familyOf(&c))
 		}
 	}
 	moves := s.manager.Step(now.Sub(s.last), agents, families)
@@ -69,12 +69,13 @@ func (s *noding) step(now time.Time) {
 	}
 }
 
-// agents are those whose lanes may move: they let the leader, and nobody has pinned their layout.
-func (s *noding) agents() (all []node.Agent) {
+// movableAgents are those whose lanes may move: they let the leader, and nobody has pinned their
+// layout.
+func (s *nodeManager) movableAgents() (all []node.Agent) {
 	t := s.term
 	for _, name := range slices.Sorted(maps.Keys(t.layouts)) {
 		state, m := t.layouts[name], t.described[name]
-		if state.GetLanes() == "" || m == nil || m.GetDraining() || t.placing.pinned(name) ||
+		if state.GetLanes() == "" || m == nil || m.GetDraining() || t.placing.isPinned(name) ||
 			state.GetState() != "reached" {
 			continue
 		}
@@ -87,8 +88,8 @@ func (s *noding) agents() (all []node.Agent) {
 	return all
 }
 
-// family is what is known of a family: what arrived, and the target of its models.
-func (s *noding) family(c *leader.FamilyCount) node.Family {
+// familyOf is what is known of a family: what arrived, and the target of its models.
+func (s *nodeManager) familyOf(c *leader.FamilyCount) node.Family {
 	f := node.Family{
 		Arrived: c.Arrived, WaitingLate: c.WaitingLate, QoSTarget: c.QoSTarget, Share: .95,
 	}
