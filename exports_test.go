@@ -96,25 +96,10 @@ func TestExports(t *testing.T) {
 
 // TestInside: no product code looks into an agent by [agent.Inside], which is for tests.
 func TestInside(t *testing.T) {
-	files := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir():
-			if path == "build" || path == "agent/agenttest" || strings.HasPrefix(d.Name(), ".") &&
-				path != "." {
-				return fs.SkipDir
-			}
-			return nil
-		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
-			path == "agent/inside.go":
-			return nil
-		}
-		files++
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
+	files := eachFile(t, ".", parser.SkipObjectResolution, func(path string, _ *token.FileSet,
+		file *ast.File) {
+		if path == "agent/inside.go" || strings.HasPrefix(path, "agent/agenttest/") {
+			return
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			if id, ok := n.(*ast.Ident); ok && id.Name == "Inside" {
@@ -122,11 +107,7 @@ func TestInside(t *testing.T) {
 			}
 			return true
 		})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if files < 500 {
 		t.Errorf("looked at %d files, want all", files)
 	}

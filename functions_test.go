@@ -5,10 +5,8 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -27,28 +25,10 @@ var longFunctions = []string{
 // TestFunctions: no function that was written by hand is longer than maxLines.
 func TestFunctions(t *testing.T) {
 	var long []string
-	files := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir():
-			if path == "build" || d.Name() == "testdata" ||
-				strings.HasPrefix(d.Name(), ".") && path != "." {
-				return fs.SkipDir
-			}
-			return nil
-		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		files++
-		set := token.NewFileSet()
-		file, err := parser.ParseFile(set, path, nil, parser.ParseComments)
-		if err != nil {
-			return err
-		}
+	files := eachFile(t, ".", parser.ParseComments, func(path string, set *token.FileSet,
+		file *ast.File) {
 		if ast.IsGenerated(file) {
-			return nil
+			return
 		}
 		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
@@ -60,11 +40,7 @@ func TestFunctions(t *testing.T) {
 				long = append(long, fmt.Sprintf("%s %s", filepath.Dir(path), f.Name.Name))
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if files < 500 {
 		t.Errorf("looked at %d files, want all", files)
 	}

@@ -3,6 +3,7 @@ package muster_test
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -379,29 +380,43 @@ func TestImports(t *testing.T) {
 // build tags, with the file's folder.
 func eachImport(t *testing.T, do func(file, dir, imported string)) {
 	t.Helper()
-	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+	eachFile(t, ".", parser.ImportsOnly, func(file string, _ *token.FileSet, parsed *ast.File) {
+		for _, spec := range parsed.Imports {
+			do(file, filepath.ToSlash(filepath.Dir(file)), strings.Trim(spec.Path.Value, `"`))
+		}
+	})
+}
+
+// eachFile parses each Go file below a folder of the module that is no test, whatever its build
+// tags, and calls do with it. It returns how many there are.
+func eachFile(t *testing.T, folder string, mode parser.Mode,
+	do func(file string, set *token.FileSet, parsed *ast.File)) (files int) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.FromSlash(folder), func(file string, d fs.DirEntry,
+		err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") ||
-			d.Name() == "testdata") {
+			d.Name() == "testdata" || file == "build") {
 			return fs.SkipDir
 		}
 		if d.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
 			return nil
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		set := token.NewFileSet()
+		parsed, err := parser.ParseFile(set, file, nil, mode)
 		if err != nil {
 			return err
 		}
-		for _, spec := range parsed.Imports {
-			do(file, filepath.ToSlash(filepath.Dir(file)), strings.Trim(spec.Path.Value, `"`))
-		}
+		files++
+		do(file, set, parsed)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return files
 }
 
 // TestFoldersAcyclic: no two top-level folders import each other, neither directly nor by way of

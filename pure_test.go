@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -84,19 +83,7 @@ func impurities(file *ast.File) (found []string) {
 func TestPure(t *testing.T) {
 	used := map[string]bool{}
 	for _, folder := range pure {
-		files := 0
-		err := filepath.WalkDir(filepath.FromSlash(folder), func(name string, d fs.DirEntry,
-			err error) error {
-			if err != nil || d.IsDir() || filepath.Ext(name) != ".go" ||
-				strings.HasSuffix(name, "_test.go") {
-				return err
-			}
-			// Every file counts, whatever its build tags.
-			file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-			if err != nil {
-				return err
-			}
-			files++
+		files := eachFile(t, folder, 0, func(name string, _ *token.FileSet, file *ast.File) {
 			for _, what := range impurities(file) {
 				function, _, _ := strings.Cut(what, ": ")
 				if search := filepath.ToSlash(name) + ": " +
@@ -107,11 +94,7 @@ func TestPure(t *testing.T) {
 				t.Errorf("%s: %s; nothing in %s may start a goroutine or read a clock", name, what,
 					folder)
 			}
-			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if files == 0 {
 			t.Errorf("%s holds no Go file", folder)
 		}

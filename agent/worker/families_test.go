@@ -3,9 +3,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -170,30 +168,8 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 			f.Errorf("%s: %v: %v, want %v with %q", a.Host, c.req, err, c.code, c.want)
 		}
 	}
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, to string) (net.Conn,
-		error) {
-		return f.Network.Dial(ctx, "client", to)
-	}}
-	defer transport.CloseIdleConnections()
-	rest := func(method, path, body string) (int, string) {
-		req, err := http.NewRequestWithContext(f.Context(), method, "http://"+a.Host+":8000"+path,
-			strings.NewReader(body))
-		if err != nil {
-			f.Fatal(err)
-		}
-		resp, err := transport.RoundTrip(req)
-		if err != nil {
-			f.Fatal(err)
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			f.Fatal(err)
-		}
-		return resp.StatusCode, string(text)
-	}
 	body := strings.Replace(agenttest.NCFBody(2), "{", `{"parameters":{"least_accuracy":1},`, 1)
-	if code, text := rest("POST", "/v2/models/rank/infer", body); code != 200 ||
+	if code, text := request(f, a, "POST", "/v2/models/rank/infer", body); code != 200 ||
 		!strings.Contains(text, `"model_name":"rank","model_version":"","parameters":{`+
 			`"variant":"ncf","variant_version":"1","accuracy":1,"emulated":true}`) {
 		f.Errorf("%s: REST: %d %s", a.Host, code, text)
@@ -203,11 +179,11 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 		"/v2/models/rank/versions/1": 400, "/v2/models/rank/stats": 200,
 		"/v2/models/rank/config": 200, "/v2/models/rank/versions/1/config": 400,
 	} {
-		if code, text := rest("GET", path, ""); code != want {
+		if code, text := request(f, a, "GET", path, ""); code != want {
 			f.Errorf("%s: REST: %s: %d %s, want %d", a.Host, path, code, text, want)
 		}
 	}
-	if code, text := rest("POST", "/v2/models/rank/versions/1/infer", body); code != 400 {
+	if code, text := request(f, a, "POST", "/v2/models/rank/versions/1/infer", body); code != 400 {
 		f.Errorf("%s: REST: version of a family: %d %s, want 400", a.Host, code, text)
 	}
 

@@ -25,15 +25,15 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// post sends a query by REST to an agent of the fleet.
-func post(f *agenttest.Fleet, a *agenttest.Member, path, body string) (int, string) {
+// request sends a request by REST to an agent of the fleet.
+func request(f *agenttest.Fleet, a *agenttest.Member, method, path, body string) (int, string) {
 	f.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, to string) (net.Conn,
 		error) {
 		return f.Network.Dial(ctx, "client", to)
 	}}
 	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(f.Context(), "POST", "http://"+a.Host+":8000"+path,
+	req, err := http.NewRequestWithContext(f.Context(), method, "http://"+a.Host+":8000"+path,
 		strings.NewReader(body))
 	if err != nil {
 		f.Fatal(err)
@@ -100,7 +100,7 @@ func TestStrangeAnswers(t *testing.T) {
 				infer := func(n int, body string, want int, text string) {
 					f.Helper()
 					for i := range n {
-						got, said := post(f, all[i%len(all)], "/v2/models/ncf/infer", body)
+						got, said := request(f, all[i%len(all)], "POST", "/v2/models/ncf/infer", body)
 						if got != want || !strings.Contains(said, text) {
 							f.Errorf("answer %v: got %d %s, want %d with %s", answer.Load(), got, said,
 								want, text)
