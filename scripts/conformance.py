@@ -25,6 +25,8 @@ import grpc
 import numpy as np
 import onnx
 import onnxruntime
+import openapi_schema_validator
+import openapi_spec_validator
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
@@ -986,6 +988,64 @@ def check_curl(agent):
     equal({m["state"] for m in json.loads(body)}, {"READY"}, "states of the ready")
 
 
+def check_openapi(agent, model):
+    """The OpenAPI document is valid, and each answer has the form that it gives."""
+    url = f"http://{agent.http}"
+    document = json.loads(curl(url + "/v2/openapi.json")[1])
+    openapi_spec_validator.validate(document)
+
+    def check(schema, value, what):
+        whole = {**schema, "components": document["components"]}
+        errors = list(openapi_schema_validator.OAS30Validator(whole).iter_errors(value))
+        assert not errors, f"{what}: {errors[0].message} at {list(errors[0].path)}"
+
+    def content(part):
+        return part["content"]["application/json"]["schema"]
+
+    query = {
+        "id": "7",
+        "parameters": {"timeout": 60_000_000},
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}],
+        "outputs": [{"name": "y", "parameters": {"binary_data": False}}],
+    }
+    bodies = {
+        "infer": query,
+        "index": {"ready": True},
+        "load": {"parameters": {"agent": "all"}},
+    }
+    for name, version in (("reciprocal", "1"), (model.name, "1"), ("none", "9")):
+        for path, item in document["paths"].items():
+            for method in {"get", "post"} & item.keys():
+                operation = item[method]
+                if name != "reciprocal" and path.endswith(("/infer", "load", "unload")):
+                    continue
+                if path.endswith("unload"):  # other checks need the model
+                    continue
+                last = path.rsplit("/", 1)[-1]
+                args = ["-X", method.upper()]
+                if last in bodies:
+                    check(
+                        content(operation["requestBody"]),
+                        bodies[last],
+                        f"body of {path}",
+                    )
+                    args += ["-d", json.dumps(bodies[last])]
+                where = path.replace("{model}", name).replace("{version}", version)
+                status, body = curl(url + where, *args)
+                wanted = 404 if name == "none" and "{model}" in path else 200
+                equal(status, wanted, f"status of {where}: {body[:200]}")
+                answers = operation["responses"]
+                answer = answers[str(status)]
+                if "$ref" in answer:
+                    answer = document["components"]["responses"][
+                        answer["$ref"].rsplit("/", 1)[-1]
+                    ]
+                if "content" in answer:
+                    check(content(answer), json.loads(body), where)
+                else:
+                    equal(body, "", f"body of {where}")
+
+
 def check_curl_errors(agent):
     url = f"http://{agent.http}"
     infer = url + "/v2/models/reciprocal/infer"
@@ -1237,6 +1297,7 @@ def run(checks, agent, zoo, args):
         )
     checks.run("curl", check_curl, agent)
     checks.run("curl: bad requests", check_curl_errors, agent)
+    checks.run("OpenAPI document", check_openapi, agent, bounded)
     checks.run("body over the limit", check_too_large, agent)
     checks.run("half-closed connection", check_half_closed, agent)
     checks.run(

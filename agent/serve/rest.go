@@ -24,6 +24,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/openapi"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/runtime"
@@ -69,37 +70,60 @@ type rest struct {
 	mux     *http.ServeMux
 }
 
+// A route is a pattern of a path, as http.ServeMux reads it, and what answers it.
+type route struct {
+	pattern string
+	serve   func(http.ResponseWriter, *http.Request) error
+}
+
 // newREST returns a handler with all paths of the protocol.
 func (s *Server) newREST() *rest {
 	r := &rest{Server: s, service: service{s}, mux: http.NewServeMux()}
-	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
-		r.mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
-			if err := h(w, req); err != nil {
+	routes := r.routes()
+	for path, why := range missingPaths {
+		routes = append(routes, route{path, missingPath(why)})
+	}
+	for _, route := range routes {
+		r.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, req *http.Request) {
+			if err := route.serve(w, req); err != nil {
 				writeError(w, s.hideNames(req.Context(), err))
 			}
 		})
 	}
-	handle("GET /{$}", r.serveRoot)
-	handle("GET /livez", r.serveLive)
-	handle("GET /readyz", r.serverReady)
-	handle("GET /v2", r.serverMetadata)
-	handle("GET /v2/health/live", r.serveLive)
-	handle("GET /v2/health/ready", r.serverReady)
-	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
-		handle("GET "+model, r.modelMetadata)
-		handle("GET "+model+"/ready", r.modelReady)
-		handle("GET "+model+"/config", r.modelConfig)
-		handle("GET "+model+"/stats", r.modelStatistics)
-		handle("POST "+model+"/infer", r.serveInfer)
-	}
-	for path, why := range missingPaths {
-		handle(path, missingPath(why))
-	}
-	handle("GET /v2/models/stats", r.modelStatistics)
-	handle("POST /v2/repository/index", r.repositoryIndex)
-	handle("POST /v2/repository/models/{model}/load", r.modelLoad)
-	handle("POST /v2/repository/models/{model}/unload", r.modelUnload)
 	return r
+}
+
+// routes returns what an agent answers by REST. api/openapi describes each of them.
+func (r *rest) routes() []route {
+	routes := []route{
+		{"GET /{$}", r.serveRoot},
+		{"GET /livez", r.serveLive},
+		{"GET /readyz", r.serverReady},
+		{"GET /v2", r.serverMetadata},
+		{"GET /v2/health/live", r.serveLive},
+		{"GET /v2/health/ready", r.serverReady},
+		{"GET /v2/openapi.json", serveOpenAPI},
+		{"GET /v2/models/stats", r.modelStatistics},
+		{"POST /v2/repository/index", r.repositoryIndex},
+		{"POST /v2/repository/models/{model}/load", r.modelLoad},
+		{"POST /v2/repository/models/{model}/unload", r.modelUnload},
+	}
+	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
+		routes = append(routes,
+			route{"GET " + model, r.modelMetadata},
+			route{"GET " + model + "/ready", r.modelReady},
+			route{"GET " + model + "/config", r.modelConfig},
+			route{"GET " + model + "/stats", r.modelStatistics},
+			route{"POST " + model + "/infer", r.serveInfer})
+	}
+	return routes
+}
+
+// serveOpenAPI answers with the description of this interface.
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(openapi.Document) // fails only if the client has gone
+	return nil
 }
 
 func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {

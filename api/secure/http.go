@@ -171,7 +171,7 @@ func demandOfPath(path string) demand {
 		return demand{open: true} // files that are the same everywhere
 	case at(0) != "v2":
 		return demand{}
-	case at(1) == "health":
+	case at(1) == "health", len(parts) == 2 && parts[1] == "openapi.json":
 		return demand{open: true}
 	case at(1) == "models" && at(2) != "" && !(len(parts) == 3 && parts[2] == "stats"):
 		return demand{query: true, model: parts[2]}
