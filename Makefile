@@ -4,8 +4,8 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo race fuzz lint check-onnx conformance examples dashboard-test scenarios chaos moto \
-	bench packages test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build test demo reproduce-test race fuzz lint check-onnx conformance examples dashboard-test \
+	scenarios chaos moto bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -32,6 +32,10 @@ race: onnxruntime
 		-p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $$(go list ./... | \
 		grep -vE '/(api/names|client/queries|cmd/.*/placecmd|leader(/.*)?|profiles(/.*)?|runtime/queue|sim(/.*)?)$$')
 	go test -trimpath -vet=off -race -short -cpu 1 -run 'TestCompare|Throughput|TestOracle' ./sim
+
+# The short tests of reproduce/, a module of its own: papers' figures, and the systems in them.
+reproduce-test:
+	go -C reproduce test -trimpath -vet=off -short ./...
 
 # Every fuzz target for FUZZTIME.
 fuzz:

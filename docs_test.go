@@ -161,7 +161,7 @@ var (
 	testedName  = regexp.MustCompile(`-(?:run|bench)[ =]'?([A-Z]\w*)`)
 	// A document names folders and files of the repository from its root.
 	folders = regexp.MustCompile(`^(?:agent|api|client|cloud|cmd|deploy|docs|examples|gossip|leader|` +
-		`models|profiles|runtime|scripts|sim)/[\w./-]*\w$`)
+		`models|profiles|reproduce|runtime|scripts|sim)/[\w./-]*\w$`)
 )
 
 // missing is what a document names in code and the repository does not have, and how many names
@@ -210,8 +210,12 @@ func TestDocumentedSymbols(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	others, err := filepath.Glob("reproduce/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	s, names := declared(t), 0
-	for _, file := range slices.Concat(documents, []string{"README.md", "CONTRIBUTING.md"}) {
+	for _, file := range slices.Concat(documents, others, []string{"README.md", "CONTRIBUTING.md"}) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -18,8 +18,8 @@ const maxLines = 100
 var longFunctions = []string{
 	"agent Validate", "cmd/muster add", "scripts/fleet load", "scripts/fleet overloadedMetrics",
 	"scripts/fleet store", "scripts/fleet testOverhead", "scripts/fleet wrongCanary",
-	"sim/figures heraFig14", "sim/figures ribbonFig12", "sim/figures ribbonFig16",
-	"sim/figures ribbonFig4",
+	"reproduce/figures heraFig14", "reproduce/figures ribbonFig12", "reproduce/figures ribbonFig16",
+	"reproduce/figures ribbonFig4",
 }
 
 // TestFunctions: no function that was written by hand is longer than maxLines.

@@ -44,6 +44,7 @@ var only = map[string]string{
 	"github.com/NVIDIA/go-nvml":       "runtime/gpu",
 	module + "runtime/gpu/fakenvidia": "scripts",         // and tests: no agent may have a card that is made up
 	module + "agent/agenttest":        "agent/agenttest", // and tests
+	module + "reproduce":              "reproduce",
 }
 
 // rules are the design's arrows, inwards. Tests may import more.
@@ -158,11 +159,6 @@ var rules = []rule{
 		folder: "leader/place", imports: []string{"api/names", "leader/internal", "profiles"},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "what agents should hold is arithmetic on types, rates and demand",
-	},
-	{
-		folder: "leader/place/rivals", imports: []string{"leader/place"},
-		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
-		reason: "rivals decide as the placement does, from the same values",
 	},
 	{
 		folder: "leader/inquire", imports: []string{"leader/match", "api/names"},
@@ -313,6 +309,16 @@ var rules = []rule{
 	{
 		folder: "cmd", imports: []string{"..."},
 		reason: "commands put everything together; nobody imports them",
+	},
+	{
+		folder: "reproduce",
+		imports: []string{
+			"api/names", "client/queries", "leader", "profiles", "runtime/lane", "runtime/load",
+			"runtime/queue", "sim",
+		},
+		never: network,
+		reason: "the papers' figures are simulated by the parts that decide; nothing of Muster " +
+			"imports them",
 	},
 	{
 		folder: "scripts", imports: []string{"..."},
@@ -577,6 +583,13 @@ func TestImportRules(t *testing.T) {
 		{"sim", module + "client/queries", true},
 		{"sim", module + "client", false},
 		{"sim", module + "agent", false},
+		{"sim", module + "reproduce/policies", false},
+		{"cmd/muster", module + "reproduce/figures", false},
+		{"scripts/bench", module + "reproduce/figures", false},
+		{"reproduce/figures", module + "sim", true},
+		{"reproduce/figures", module + "reproduce/scaling", true},
+		{"reproduce/figures", module + "agent", false},
+		{"reproduce/figures", module + "cmd/muster", false},
 		{"profiles/workload", module + "sim", false},
 		{"api/picture", module + "sim", false},
 		{"client/bench", module + "sim", false},

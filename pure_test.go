@@ -16,7 +16,8 @@ import (
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
 	"api/accuracy", "api/list", "api/names", "api/picture", "client/queries", "leader", "profiles",
-	"runtime/lane", "runtime/load", "runtime/queue", "sim",
+	"reproduce/figures", "reproduce/picture", "reproduce/placements", "reproduce/planners",
+	"reproduce/scaling", "runtime/lane", "runtime/load", "runtime/queue", "sim",
 }
 
 // searches are the functions there that start goroutines all the same: each of these simulates a

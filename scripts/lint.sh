@@ -42,8 +42,10 @@ fi
 # all of this shares it with `make build`.
 GOFLAGS="$(go env GOFLAGS) -trimpath"
 export GOFLAGS
-"$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)" ./...
+staticcheck=$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)
+"$staticcheck" ./...
 go vet ./...
+(cd reproduce && "$staticcheck" ./... && go vet ./... && go mod tidy -diff)
 go run ./scripts/notice -check
 
 wait "$venv"

@@ -365,7 +365,7 @@ muster: warning: environment variable MUSTER_CONFIGS is no setting; did you mean
 muster: warning: environment variable MUSTER_GRCP is no setting; did you mean "MUSTER_GRPC"?
 `
 	for _, args := range []string{
-		"version", "config print", "config check f.yaml", "sim", "reproduce x",
+		"version", "config print", "config check f.yaml", "sim",
 		"status --server 127.0.0.1:1",
 		"plan", "keys generate", "models list --dir .",
 	} {
@@ -482,8 +482,7 @@ func TestMisuse(t *testing.T) {
 		"fleet apply":                             "want a fleet.yaml, or",
 		"fleet apply --count x":                   `count: "x", want TYPE=N`,
 		"fleet pause x":                           `"x", want a duration`,
-		"reproduce x":                             `figure "x" is unknown`,
-		"reproduce kairos-fig5 --seeds 0":         "0 and 20000, want",
+		"reproduce kairos-fig5 --seeds 1":         "go -C reproduce run . all",
 	} {
 		_, _, err := execute(t, strings.Fields(args)...)
 		if err == nil || exitStatus(err) != 2 || !strings.Contains(err.Error(), want) {

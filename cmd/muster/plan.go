@@ -19,7 +19,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/figures"
+	"github.com/muster-serve/muster/sim/charts"
 )
 
 // planOptions are the flags that commands which plan a fleet share.
@@ -419,7 +419,7 @@ func (o *planOptions) plotPlans(cmd *cobra.Command, p *plancmd.Problem, r *plan.
 	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner,
 		plancmd.TypeNames(p.Problem))
 	err := writePicture(o.plotFile, func(w io.Writer, format string) error {
-		return figures.DrawPlans(w, format, title, names, r.Plans, simulated)
+		return charts.DrawPlans(w, format, title, names, r.Plans, simulated)
 	})
 	if err == nil {
 		line.Done()

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim"
-	"github.com/muster-serve/muster/sim/figures"
+	"github.com/muster-serve/muster/sim/charts"
 )
 
 func newSimCompareCommand() *cobra.Command {
@@ -143,7 +143,7 @@ func (o *simOptions) comparePolicies(cmd *cobra.Command, policies []string, pric
 		return nil
 	}
 	if err := writePicture(plotFile, func(w io.Writer, format string) error {
-		return figures.DrawComparisons(w, format, all)
+		return charts.DrawComparisons(w, format, all)
 	}); err != nil {
 		return err
 	}

@@ -251,29 +251,3 @@ func TestSimCompare(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestReproduce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long")
-	}
-	out := filepath.Join(t.TempDir(), "new")
-	if _, _, err := execute(t, "reproduce", "kairos-fig99", "--out", out); err == nil ||
-		!strings.Contains(err.Error(), "kairos-fig16") {
-		t.Errorf("unknown figure: %v", err)
-	}
-	if _, _, err := execute(t, "reproduce", "kairos-fig5", "--data", out, "--out",
-		out); err == nil || !strings.Contains(err.Error(), "samples.csv") {
-		t.Errorf("data that is none: %v", err)
-	}
-	stdout, _, err := execute(t, "reproduce", "kairos-fig5", "--out", out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(stdout, "published/kairos/samples.csv.gz") {
-		t.Errorf("does not say where the latencies come from: %s", stdout)
-	}
-	files, err := os.ReadDir(out)
-	if err != nil || len(files) != 3 {
-		t.Errorf("files %v, %v; want csv, png and txt", files, err)
-	}
-}

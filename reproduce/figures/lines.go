@@ -1,0 +1,41 @@
+package figures
+
+import (
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+
+	"github.com/muster-serve/muster/reproduce/picture"
+)
+
+// A lineChart has a line for each series, over 1, 2, 3, ...
+type lineChart struct {
+	title, xLabel, yLabel string
+	series                []series // errors are not drawn
+	line                  float64  // a dashed line across at this value; 0: none
+	lineName              string   // what it is
+}
+
+// panel makes the chart.
+func (c *lineChart) panel() *picture.Panel {
+	p := picture.New(c.title, c.xLabel, c.yLabel)
+	p.Y.Min, p.Y.Max, p.X.Min = 0, c.line, 0
+	p.Y.Tick.Marker, p.X.Tick.Marker = plot.TickerFunc(roundTicks), plot.TickerFunc(roundTicks)
+	p.Add(picture.Grid(false))
+	for i, s := range c.series {
+		v := &picture.Curve{LineStyle: picture.Line(i), Mark: picture.Mark(i)}
+		v.Mark.Radius = vg.Points(2.5)
+		for j, y := range s.values {
+			v.XYs = append(v.XYs, plotter.XY{X: float64(j + 1), Y: y})
+		}
+		p.Add(v)
+		p.Legend(s.name, v)
+	}
+	if c.line > 0 {
+		rule := picture.Rule{At: c.line, Color: picture.Dark}
+		p.Add(rule)
+		p.Legend(c.lineName, rule)
+	}
+	p.X.Max++
+	return p
+}

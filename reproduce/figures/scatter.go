@@ -1,0 +1,221 @@
+package figures
+
+import (
+	"image/color"
+	"math"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/muster-serve/muster/reproduce/picture"
+)
+
+// A scatterChart has named points of several kinds, and a vertical line.
+type scatterChart struct {
+	title, xLabel, yLabel string
+	kinds                 []pointKind
+	line                  float64
+	lineName              string
+	left, right           float64 // of the x axis
+}
+
+type pointKind struct {
+	name   string
+	points []namedPoint
+}
+
+type namedPoint struct {
+	name string
+	x, y float64
+}
+
+// panel makes the chart.
+func (c *scatterChart) panel() *picture.Panel {
+	p := picture.New(c.title, c.xLabel, c.yLabel)
+	p.Height = vg.Points(340)
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = c.left, c.right, 0, 0
+	p.Y.Tick.Marker, p.X.Tick.Marker = plot.TickerFunc(roundTicks), plot.TickerFunc(roundTicks)
+	p.Add(picture.Grid(true))
+	rule := picture.Rule{At: c.line, Vertical: true, Color: picture.Dark}
+	p.Add(rule, c)
+	for i, kind := range c.kinds {
+		for _, one := range kind.points {
+			p.Y.Max = max(p.Y.Max, one.y)
+		}
+		p.Legend(kind.name, picture.Glyph{GlyphStyle: picture.Mark(i)})
+	}
+	p.Legend(c.lineName, rule)
+	return p
+}
+
+// Plot draws the points, and their names where nothing else is.
+func (c *scatterChart) Plot(canvas draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&canvas)
+	const radius, gap = 4, 3
+	var taken []vg.Rectangle
+	for i, kind := range c.kinds {
+		mark := picture.Mark(i)
+		mark.Radius = radius
+		for _, one := range kind.points {
+			at := vg.Point{X: x(one.x), Y: y(one.y)}
+			canvas.DrawGlyph(mark, at)
+			taken = append(taken, around(at, radius, radius))
+		}
+	}
+	line := around(vg.Point{X: x(c.line), Y: canvas.Center().Y}, 1, canvas.Size().Y/2)
+	taken = append(taken, line)
+	style := picture.Text(8)
+	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+	for _, kind := range c.kinds {
+		for _, one := range kind.points {
+			w, h := style.Width(one.name)/2+1, vg.Length(4)
+			dx, dy := radius+gap+w, radius+gap+h
+			var best vg.Rectangle
+			fewest := math.MaxInt
+			for _, d := range []vg.Point{
+				{X: -dx}, {X: dx}, {Y: dy}, {Y: -dy}, {X: -dx, Y: dy}, {X: -dx, Y: -dy},
+				{X: dx, Y: dy}, {X: dx, Y: -dy}, {X: -2 * dx}, {X: -2 * dx, Y: dy},
+			} {
+				place := around(vg.Point{X: x(one.x), Y: y(one.y)}.Add(d), w, h)
+				if n := crowd(place, taken, canvas.Rectangle); n < fewest {
+					best, fewest = place, n
+				}
+			}
+			canvas.FillText(style, vg.Point{
+				X: (best.Min.X + best.Max.X) / 2, Y: (best.Min.Y + best.Max.Y) / 2,
+			}, one.name)
+			taken = append(taken, best)
+		}
+	}
+}
+
+func around(at vg.Point, width, height vg.Length) vg.Rectangle {
+	half := vg.Point{X: width, Y: height}
+	return vg.Rectangle{Min: at.Sub(half), Max: at.Add(half)}
+}
+
+// crowd is how many of the rectangles r touches; being beyond the frame counts as many.
+func crowd(r vg.Rectangle, taken []vg.Rectangle, frame vg.Rectangle) (n int) {
+	for _, t := range taken {
+		if r.Min.X < t.Max.X && t.Min.X < r.Max.X && r.Min.Y < t.Max.Y && t.Min.Y < r.Max.Y {
+			n++
+		}
+	}
+	if r.Min.X < frame.Min.X || r.Max.X > frame.Max.X || r.Min.Y < frame.Min.Y ||
+		r.Max.Y > frame.Max.Y {
+		n += 100
+	}
+	return n
+}
+
+// A gridChart is what a search evaluated of all configurations of two types (RIBBON Fig. 12).
+type gridChart struct {
+	title, xLabel, yLabel string
+	share                 [][]float64 // within QoS, by counts of the two types; NaN: not there
+	price                 [][]float64
+	target                float64
+	evaluated             [][2]int
+	optimum               [2]int
+}
+
+// panel makes the chart: red misses the target, the lighter the less; green meets it, the darker
+// the cheaper; circles are what was evaluated, the star is the optimum.
+func (c *gridChart) panel() *picture.Panel {
+	p := picture.New(c.title, c.xLabel, c.yLabel)
+	p.Width, p.Height, p.Headroom = vg.Points(290), vg.Points(360), 0
+	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
+	p.Y.Tick.Marker = plot.TickerFunc(func(low, _ float64) []plot.Tick { // none beside the legend
+		return roundTicks(low, float64(len(c.share[0])))
+	})
+	p.Add(c)
+	p.Legend("misses QoS, light: barely", picture.Swatch{Color: missLight})
+	p.Legend("meets it, dark: cheap", picture.Swatch{Color: meetDark})
+	p.Legend("evaluated", picture.Glyph{GlyphStyle: evaluatedMark})
+	p.Legend("optimum", starMark{})
+	p.X.Min, p.X.Max = -0.5, float64(len(c.share))-0.5
+	p.Y.Min, p.Y.Max = -0.5, float64(len(c.share[0]))-0.5
+	return p
+}
+
+// Plot draws the cells and the marks.
+func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&canvas)
+	least, most := math.Inf(1), 0.0 // prices of what meets the target
+	for i := range c.share {
+		for j, share := range c.share[i] {
+			if share >= c.target {
+				least, most = min(least, c.price[i][j]), max(most, c.price[i][j])
+			}
+		}
+	}
+	for i := range c.share {
+		for j, share := range c.share[i] {
+			if math.IsNaN(share) {
+				continue
+			}
+			cell := mix(missDark, missLight,
+				share/c.target)
+			if share >= c.target {
+				cell = mix(meetDark, meetLight,
+					(c.price[i][j]-least)/max(most-least, 1e-9))
+			}
+			l, r, b, t := x(float64(i)-0.48), x(float64(i)+0.48), y(float64(j)-0.46), y(float64(j)+
+				0.46)
+			canvas.FillPolygon(cell, []vg.Point{
+				{X: l, Y: b}, {X: r, Y: b}, {X: r, Y: t}, {X: l, Y: t},
+			})
+		}
+	}
+	at := func(c [2]int) vg.Point { return vg.Point{X: x(float64(c[0])), Y: y(float64(c[1]))} }
+	for _, e := range c.evaluated {
+		canvas.DrawGlyph(evaluatedMark, at(e))
+	}
+	drawStar(&canvas, at(c.optimum))
+}
+
+var (
+	missDark, missLight = color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff}
+	meetDark, meetLight = color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff}
+	evaluatedMark       = draw.GlyphStyle{
+		Color: picture.Colour(0), Radius: vg.Points(4), Shape: draw.CircleGlyph{},
+	}
+)
+
+// A starMark is the optimum in the legend.
+type starMark struct{}
+
+// Thumbnail draws it.
+func (starMark) Thumbnail(c *draw.Canvas) { drawStar(c, c.Center()) }
+
+func drawStar(c *draw.Canvas, at vg.Point) {
+	outline := star(at, vg.Points(7))
+	c.FillPolygon(color.RGBA{0xff, 0xc8, 0x00, 0xff}, outline)
+	c.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)},
+		append(outline, outline[0]))
+}
+
+// star is one of five rays.
+func star(at vg.Point, radius vg.Length) []vg.Point {
+	var points []vg.Point
+	for k := range 10 {
+		r := radius
+		if k%2 == 1 {
+			r *= 0.4
+		}
+		angle := math.Pi/2 + float64(k)*math.Pi/5
+		points = append(points, vg.Point{
+			X: at.X + r*vg.Length(math.Cos(angle)), Y: at.Y + r*vg.Length(math.Sin(angle)),
+		})
+	}
+	return points
+}
+
+// mix goes from a, at 0, to b, at 1.
+func mix(a, b color.RGBA, part float64) color.Color {
+	part = max(0, min(1, part))
+	between := func(a, b uint8) uint8 {
+		return uint8(math.Round(float64(a) + part*(float64(b)-float64(a))))
+	}
+	return color.RGBA{between(a.R, b.R), between(a.G, b.G), between(a.B, b.B), 0xff}
+}

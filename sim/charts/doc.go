@@ -1,0 +1,3 @@
+// Package charts draws what simulations say as bars: policies compared, and plans with their bounds
+// and prices.
+package charts
