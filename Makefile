@@ -61,14 +61,14 @@ examples: build
 dashboard-test: build
 	@scripts/dashboard.sh
 
-# Every scenario of scripts/fleet, each for some seconds: fleets of agents as processes, which are
-# killed, frozen, cut off, replaced and overloaded. `go run ./scripts/fleet` lists the scenarios.
+# Every scenario of scripts/test/fleet, each for some seconds: fleets of agents as processes, which are
+# killed, frozen, cut off, replaced and overloaded. `go run ./scripts/test/fleet` lists the scenarios.
 scenarios: build
-	@go run ./scripts/fleet all --short
+	@go run ./scripts/test/fleet all --short
 
 # The scenario chaos: all of that at random, for ten minutes; CHAOS_FLAGS="--for 1m" for less.
 chaos: build
-	@go run ./scripts/fleet chaos $(CHAOS_FLAGS)
+	@go run ./scripts/test/fleet chaos $(CHAOS_FLAGS)
 
 # Holds cloud/ec2 against moto, a program that answers like AWS.
 moto:
@@ -98,7 +98,7 @@ generate:
 
 # Writes NOTICE: what the binary contains from others, under which licences.
 notice:
-	@go run ./scripts/notice
+	@go run ./scripts/tools/notice
 
 # Downloads ONNX Runtime's library if it is not there; with CUDA=1 also its CUDA build and NVIDIA's
 # libraries (1.4 GB), for amd64.

@@ -7,7 +7,7 @@ import _ "embed"
 //go:embed LICENSE
 var License string
 
-// Notice is made by scripts/notice.
+// Notice is made by scripts/tools/notice.
 //
 //go:embed NOTICE
 var Notice string

@@ -79,7 +79,7 @@ type Config struct {
 	// and waits as long as Profile says. Default "onnx".
 	Executor string
 	// Profile says where the emulated executor takes its latencies from: the path of a file that
-	// `go run ./scripts/fit-profiles` writes, or "shipped" for the profiles that come with the
+	// `go run ./scripts/tools/profiles` writes, or "shipped" for the profiles that come with the
 	// program. Must be empty for other executors. Default empty.
 	Profile string
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto", which is CUDA on a

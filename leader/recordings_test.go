@@ -20,9 +20,9 @@ const (
 )
 
 // TestRecordings: a leader decides as it did when the golden recordings were made, byte for byte.
-// scripts/record.sh makes them: of each of five models below and above its limit, of three models
-// (mixed), with a killed leader and a cut link (faults), and with a term for each other policy
-// (rivals).
+// scripts/tools/record.sh makes them: of each of five models below and above its limit, of three
+// models (mixed), with a killed leader and a cut link (faults), and with a term for each other
+// policy (rivals).
 func TestRecordings(t *testing.T) {
 	files, err := filepath.Glob("testdata/recordings/*.txt.gz")
 	if err != nil || len(files) != 8 {

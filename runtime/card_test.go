@@ -19,7 +19,7 @@ import (
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
 	"github.com/muster-serve/muster/runtime/runtimetest"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // openBoth opens the executors on the machine's card and on its CPU, whose log is the test's.

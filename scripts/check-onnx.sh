@@ -12,4 +12,4 @@ if [ -z "$dir" ]; then
   rm -rf "$dir"
   bin/muster models generate all --scale small --out "$dir"
 fi
-"$commands/python" scripts/check-onnx.py "$dir"
+"$commands/python" scripts/test/onnx/check.py "$dir"

@@ -20,6 +20,7 @@ else
   sed -i 's/^deadline_ms: .*/deadline_ms: 60000/' "$work"/models/*/model.yaml
 fi
 export ORT_DISABLE_TELEMETRY=1
-"$commands/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
+here=scripts/test/conformance
+"$commands/python" $here/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
 # A Triton model repository, and all that Triton's clients may ask.
-timeout 300 "$commands/python" scripts/triton.py --muster bin/muster
+timeout 300 "$commands/python" $here/triton.py --muster bin/muster

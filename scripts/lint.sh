@@ -46,7 +46,7 @@ staticcheck=$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)
 "$staticcheck" ./...
 go vet ./...
 (cd reproduce && "$staticcheck" ./... && go vet ./... && go mod tidy -diff)
-go run ./scripts/notice -check
+go run ./scripts/tools/notice -check
 
 wait "$venv"
 commands=$(scripts/venv.sh lint)

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // A queries is a query connection to an agent.

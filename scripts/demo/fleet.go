@@ -10,7 +10,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // The emulated fleet. It serves RM2, whose queries take long: so there are few of them, and this

@@ -26,7 +26,7 @@ import (
 
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models/zoo"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // patience is how long a client waits for an answer. A query without an answer by then counts as

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // The real models, in the order they are shown.

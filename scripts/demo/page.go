@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // pageURL is where an agent shows the fleet.

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cloud/process"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 const rentedFleet = `fleet: demo

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/client/bench"
-	"github.com/muster-serve/muster/scripts/harness"
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // A row is one line of the closing table.

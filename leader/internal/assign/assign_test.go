@@ -127,7 +127,7 @@ func TestAssignmentDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// matrix makes the matrix that scripts/assignment-answers.py makes from the
+// matrix makes the matrix that scripts/tools/answers/assignment.py makes from the
 // same arguments; the kinds are described there.
 func matrix(seed uint64, kind string, rows, columns int) []float64 {
 	cost := make([]float64, rows*columns)
@@ -169,7 +169,7 @@ func matrix(seed uint64, kind string, rows, columns int) []float64 {
 }
 
 // TestAssignmentAgainstSciPy compares the optimal costs with those that
-// scripts/assignment-answers.py had from SciPy.
+// scripts/tools/answers/assignment.py had from SciPy.
 func TestAssignmentAgainstSciPy(t *testing.T) {
 	const path = "testdata/answers.csv"
 	f, err := os.Open(path)
@@ -214,7 +214,7 @@ func TestAssignmentAgainstSciPy(t *testing.T) {
 	}
 }
 
-// BenchmarkAssignment reports the fastest call as min-ns; scripts/bench-assignment.sh
+// BenchmarkAssignment reports the fastest call as min-ns; scripts/bench/assignment.sh
 // holds it against SciPy's on the same matrices.
 func BenchmarkAssignment(b *testing.B) {
 	for _, size := range [][2]int{

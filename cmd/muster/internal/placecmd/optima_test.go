@@ -12,7 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader/place"
 )
 
-// An optimum is what HiGHS found for a case, and what it proved: scripts/place-answers.py.
+// An optimum is what HiGHS found for a case, and what it proved: scripts/tools/answers/place.py.
 type optimum struct {
 	name            string
 	served, most    float64 // the largest share that it found, and a bound of it
