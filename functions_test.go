@@ -18,7 +18,7 @@ const maxLines = 100
 var longFunctions = []string{
 	"agent Validate", "cmd/muster add", "scripts/test/fleet load",
 	"scripts/test/fleet overloadedMetrics", "scripts/test/fleet store",
-	"scripts/test/fleet testOverhead", "scripts/test/fleet wrongCanary",
+	"scripts/test/fleet wrongCanary",
 	"reproduce/figures heraFig14", "reproduce/figures ribbonFig12", "reproduce/figures ribbonFig16",
 	"reproduce/figures ribbonFig4",
 }

@@ -19,7 +19,7 @@ import (
 
 // BenchmarkHops compares the way of a query by a gateway, to the leader and back and to the worker
 // and back, with that by a relay that passes the same bytes on and does nothing else. Both are over
-// loopback, within this process; `scripts/test/fleet overhead` does it with processes.
+// loopback, within this process; `scripts/bench/overhead` does it with processes.
 func BenchmarkHops(b *testing.B) {
 	worker := listen(b, &benchWorker{})
 	b.Run("relay", func(b *testing.B) {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/muster-serve/muster/api/oip"
@@ -76,30 +75,15 @@ func queryOf(repository, model string, batch int) (*oip.Request, error) {
 // queries/s.
 func closed(ctx context.Context, c *client.Client, q *oip.Request, clients int, d time.Duration) (
 	us []float64, qps float64, err error) {
-	var mu sync.Mutex
-	var group sync.WaitGroup
 	start := time.Now()
-	for range clients {
-		group.Go(func() {
-			var mine []float64
-			var failed error
-			for now := start; now.Sub(start) < d; {
-				begin := time.Now()
-				answer, e := c.Infer(ctx, q)
-				if e != nil {
-					failed = e
-					break
-				}
+	us, err = harness.Loop{Clients: clients, For: d,
+		Send: func(ctx context.Context) (time.Duration, error) {
+			answer, err := c.Infer(ctx, q)
+			if err == nil {
 				answer.Release()
-				now = time.Now()
-				mine = append(mine, float64(now.Sub(begin).Nanoseconds())/1e3)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			us, err = append(us, mine...), errors.Join(err, failed)
-		})
-	}
-	group.Wait()
+			return 0, err
+		}}.Run(ctx)
 	return us, float64(len(us)) / time.Since(start).Seconds(), err
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -19,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -355,29 +353,12 @@ func (r *run) measureCase(ctx context.Context, p *process, q query) (f figures, 
 
 // load lets clients each send the query again and again for a time, and at least ten times, and
 // returns the latencies in us.
-func load(ctx context.Context, a asker, q query, clients int, d time.Duration) (times []float64,
-	err error) {
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	begin := time.Now()
-	for range clients {
-		all.Go(func() {
-			var own []float64
-			var failed error
-			for time.Since(begin) < d || len(own) < 10 {
-				start := time.Now()
-				if _, failed = a.sendQuery(ctx, q); failed != nil {
-					break
-				}
-				own = append(own, float64(time.Since(start))/float64(time.Microsecond))
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			times, err = append(times, own...), cmp.Or(err, failed)
-		})
-	}
-	all.Wait()
-	return times, err
+func load(ctx context.Context, a asker, q query, clients int, d time.Duration) ([]float64, error) {
+	return harness.Loop{Clients: clients, For: d, Least: 10,
+		Send: func(ctx context.Context) (time.Duration, error) {
+			_, err := a.sendQuery(ctx, q)
+			return 0, err
+		}}.Run(ctx)
 }
 
 // loop measures ONNX Runtime alone.

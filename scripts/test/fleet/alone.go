@@ -165,35 +165,23 @@ type outcomes struct {
 func (l *closedLoop) run(ctx context.Context, clients int, pace, lasts time.Duration) (all outcomes,
 	err error) {
 	var mu sync.Mutex
-	var running sync.WaitGroup
-	end := time.Now().Add(lasts)
-	for i := range clients {
-		running.Go(func() {
-			own := outcomes{}
-			wait := pace * time.Duration(i) / time.Duration(clients)
-			for harness.Settle(ctx, wait) == nil && time.Now().Before(end) {
-				start := time.Now()
-				err := l.sendQuery(ctx)
-				took := time.Since(start)
-				s := status.Convert(err)
-				wait = pace - took
-				switch s.Code() {
-				case codes.OK:
-					own.answered = append(own.answered, took)
-				case codes.ResourceExhausted:
-					own.refused++
-					wait = max(wait, oip.RetryAfter(s))
-				default:
-					own.failed++
-				}
-			}
+	_, err = harness.Loop{Clients: clients, For: lasts, Pace: pace,
+		Send: func(ctx context.Context) (wait time.Duration, err error) {
+			start := time.Now()
+			err = l.sendQuery(ctx)
+			took := time.Since(start)
 			mu.Lock()
 			defer mu.Unlock()
-			all.answered = append(all.answered, own.answered...)
-			all.refused += own.refused
-			all.failed += own.failed
-		})
-	}
-	running.Wait()
-	return all, ctx.Err()
+			switch s := status.Convert(err); s.Code() {
+			case codes.OK:
+				all.answered = append(all.answered, took)
+			case codes.ResourceExhausted:
+				all.refused++
+				wait = oip.RetryAfter(s)
+			default:
+				all.failed++
+			}
+			return wait, nil
+		}}.Run(ctx)
+	return all, err
 }

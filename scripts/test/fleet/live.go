@@ -56,7 +56,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 		m := report.Models[0]
 		r.printLine("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit,
 			m.LatencyMS.P50, m.LatencyMS.P99)
-		r.reportSince(before, c)
+		r.printLine("  %s", harness.DescribeSince(before, c))
 		if r.short {
 			return r.endLoad(d, begin)
 		}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/client"
@@ -49,13 +48,13 @@ func (r *run) testLoading(ctx context.Context) error {
 		r.printLine("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair],
 			beside[pair], n)
 	}
-	ratio := median(beside) / median(alone)
+	ratio := harness.Median(beside) / harness.Median(alone)
 	r.checkWanted(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads,
 		loading.Seconds()*1e3/float64(max(1, loads)))
 	r.wantQuiet(ratio <= 1.5,
 		"medians of %.3f ms alone and %.3f ms during loads: %.2f times, want at most 1.5",
-		median(alone),
-		median(beside), ratio)
+		harness.Median(alone),
+		harness.Median(beside), ratio)
 	return r.endLoad(d, begin)
 }
 
@@ -75,9 +74,4 @@ func loadUntil(ctx context.Context, c *client.Client, model string, d *harness.D
 		loads++
 	}
 	return loads, took, nil
-}
-
-func median(xs []float64) float64 {
-	xs = slices.Sorted(slices.Values(xs))
-	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
 }

@@ -79,11 +79,6 @@ var scenarios = []scenario{
 		"3 min", "20 s", (*run).testMetrics, nil},
 	{"partition", "half of the agents cut off and reconnected, in network namespaces (needs root)",
 		"1 min", "15 s", (*run).testPartition, nil},
-	{"overhead", "the time that Muster adds to a query, compared with bare gRPC relays", "1 min",
-		"10 s",
-		(*run).testOverhead, overheadFlags},
-	{"cpu", "the CPU time of idle agents, and of a query beside its execution", "1 min", "10 s",
-		(*run).measureCPU, cpuFlags},
 	{"loading", "the latency of a model while another is loaded", "1 min", "10 s",
 		(*run).testLoading,
 		nil},
@@ -140,7 +135,7 @@ func main() {
 		}
 		root.AddCommand(cmd)
 	}
-	root.AddCommand(newAllCommand(r), newRelayCommand())
+	root.AddCommand(newAllCommand(r))
 	if err := root.ExecuteContext(ctx); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted")
@@ -157,13 +152,9 @@ type run struct {
 	seed        uint64
 	out         io.Writer
 	flags       struct { // those that single scenarios add
-		duration time.Duration
-		previous string
-		threads  int
-		agents   int
-		profiles string
-		rate     float64
-
+		duration  time.Duration
+		previous  string
+		agents    int
 		megabytes int64
 	}
 
@@ -339,18 +330,6 @@ func (r *run) driverOf(ctx context.Context, f *harness.Fleet,
 	c *client.Client) (*harness.Driver, error) {
 	return harness.NewDriver(ctx, c, map[string]float64{f.Models[0]: 1},
 		pick(r, 0, harness.Patience))
-}
-
-// reportSince says what the client's gateway did for its queries since it had the given counters.
-func (r *run) reportSince(before client.Stats, c *client.Client) {
-	now := c.Gateway().Stats()
-	queries := float64(max(1, now.Queries-before.Queries))
-	each := func(now, before uint64) float64 { return float64(now-before) / queries }
-	r.printLine("  a query: %.2f messages with submits, %.2f attempts, %.4f without a leader, "+
-		"%.4f questions to workers; the leader was silent %d times",
-		each(now.SubmitMessages, before.SubmitMessages), each(now.Attempts, before.Attempts),
-		each(now.Leaderless, before.Leaderless), each(now.Probes, before.Probes),
-		now.Silences-before.Silences)
 }
 
 // simulatedLimit is the rate, in queries/s, that a pool should be able to serve: the allowable

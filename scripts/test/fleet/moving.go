@@ -80,9 +80,9 @@ func (r *run) testMoving(ctx context.Context) error {
 			return err
 		}
 	}
-	r.wantQuiet(median(longer) <= 1.5,
+	r.wantQuiet(harness.Median(longer) <= 1.5,
 		"medians of %.3f ms alone and %.3f ms during loads; in the median turn %.2f times as long, "+
-			"want at most 1.5", median(alone), median(beside), median(longer))
+			"want at most 1.5", harness.Median(alone), harness.Median(beside), harness.Median(longer))
 	return r.endLoad(d, begin)
 }
 

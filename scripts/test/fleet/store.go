@@ -72,7 +72,7 @@ func (r *run) store(ctx context.Context) error {
 	}
 
 	begin := time.Now()
-	agentsTook := &processes{what: "agents"}
+	agentsTook := &harness.Processes{What: "agents"}
 	for i := range agents {
 		kind := "r5n.large"
 		if i < agents/5 {
@@ -86,7 +86,7 @@ func (r *run) store(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		agentsTook.pids = append(agentsTook.pids, n.PID())
+		agentsTook.PIDs = append(agentsTook.PIDs, n.PID())
 	}
 	if err := r.waitForVersion(ctx, f, f.Models, 1); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (r *run) store(ctx context.Context) error {
 	cost := func(bytes int64, cpu time.Duration) float64 {
 		return cpu.Seconds() * 1e9 / float64(bytes) / float64(agents)
 	}
-	cpu, err := agentsTook.cpuTime()
+	cpu, err := agentsTook.CPUTime()
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,8 @@ func (r *run) store(ctx context.Context) error {
 		}
 		load.Seed, load.Duration = r.seed+uint64(turn), 0
 		var busy, quiet *bench.Report
-		come, err := during([]*processes{agentsTook}, func() error {
+		began := time.Now()
+		come, err := harness.CPUTimesDuring([]*harness.Processes{agentsTook}, func() error {
 			if err := d.Start(ctx, load); err != nil {
 				return err
 			}
@@ -152,6 +153,7 @@ func (r *run) store(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		passed := time.Since(began)
 		if err := r.verify(f, s, "wnd", int64(turn)+2); err != nil {
 			return err
 		}
@@ -159,8 +161,8 @@ func (r *run) store(ctx context.Context) error {
 		if err := r.waitAWhile(ctx, 5*time.Second); err != nil {
 			return err
 		}
-		load.Duration = come.passed
-		stay, err := during([]*processes{agentsTook}, func() error {
+		load.Duration = passed
+		stay, err := harness.CPUTimesDuring([]*harness.Processes{agentsTook}, func() error {
 			quiet, err = d.Run(ctx, load) // the same queries
 			return err
 		})
@@ -171,9 +173,9 @@ func (r *run) store(ctx context.Context) error {
 		alone, beside = append(alone, a.LatencyMS.P99), append(beside, b.LatencyMS.P99)
 		r.printLine("  %d MB in %.1f s: p99 of dien %.1f ms alone, %.1f ms beside; within QoS %.2f %% "+
 			"and %.2f %%; %.1f CPU s more for each GB of an agent", second/1e6,
-			come.passed.Seconds(),
+			passed.Seconds(),
 			a.LatencyMS.P99, b.LatencyMS.P99, 100*a.QoSSatisfaction, 100*b.QoSSatisfaction,
-			cost(second, come.cpu[0]-stay.cpu[0]))
+			cost(second, come[0]-stay[0]))
 	}
 	peers, fromStore, err := r.receivedBytes(ctx, f)
 	if err != nil {
@@ -184,10 +186,10 @@ func (r *run) store(ctx context.Context) error {
 	r.printLine("  the store sent %.0f MB; the agents received %.0f MB of it and %.0f MB of each other",
 		sent/1e6, fromStore/1e6, peers/1e6)
 	r.wantQuiet(copies <= 3, "%.2f copies of %d MB from the store, want at most 3", copies, all)
-	ratio := median(beside) / median(alone)
+	ratio := harness.Median(beside) / harness.Median(alone)
 	r.wantQuiet(ratio <= 1.2,
 		"p99 of %.1f ms alone and %.1f ms while versions come: %.2f times, want at most 1.2",
-		median(alone), median(beside), ratio)
+		harness.Median(alone), harness.Median(beside), ratio)
 	return r.endLoad(d, begin)
 }
 

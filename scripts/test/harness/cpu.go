@@ -57,15 +57,49 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	return t, nil
 }
 
-// ProcessTime is how long a process has run on CPUs, in user and system mode together, without its
-// children. It is exact to a hundredth of a second.
-func ProcessTime(pid int) (time.Duration, error) {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, err
+// Processes are one or more processes with the same task, counted together.
+type Processes struct {
+	What string
+	PIDs []int
+}
+
+// CPUTime is how long the processes have run on CPUs, in user and system mode together, without
+// their children. It is exact to a hundredth of a second.
+func (p *Processes) CPUTime() (sum time.Duration, err error) {
+	for _, pid := range p.PIDs {
+		proc, err := procfs.NewProc(pid)
+		if err != nil {
+			return 0, err
+		}
+		stat, err := proc.Stat()
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(stat.CPUTime() * float64(time.Second))
 	}
-	stat, err := proc.Stat()
-	return time.Duration(stat.CPUTime() * float64(time.Second)), err
+	return sum, nil
+}
+
+// CPUTimesDuring returns the CPU time that each of the processes uses while do runs.
+func CPUTimesDuring(all []*Processes, do func() error) ([]time.Duration, error) {
+	used := make([]time.Duration, len(all))
+	read := func(sign time.Duration) error {
+		for i, p := range all {
+			t, err := p.CPUTime()
+			if err != nil {
+				return err
+			}
+			used[i] += sign * t
+		}
+		return nil
+	}
+	if err := read(-1); err != nil {
+		return nil, err
+	}
+	if err := do(); err != nil {
+		return nil, err
+	}
+	return used, read(1)
 }
 
 // takenShares returns the shares of all time since before that went to other programs of this

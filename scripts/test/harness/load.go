@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/profiles/workload"
 )
@@ -227,4 +228,16 @@ func (d *Driver) Beside(ctx context.Context, f *Fleet, model string) (time.Durat
 		took -= after[i].Time - before[i].Time
 	}
 	return max(0, took/queries), err
+}
+
+// DescribeSince says what the client's gateway did for its queries since it had the given counters.
+func DescribeSince(before client.Stats, c *client.Client) string {
+	now := c.Gateway().Stats()
+	queries := float64(max(1, now.Queries-before.Queries))
+	each := func(now, before uint64) float64 { return float64(now-before) / queries }
+	return fmt.Sprintf("a query: %.2f messages with submits, %.2f attempts, %.4f without a leader, "+
+		"%.4f questions to workers; the leader was silent %d times",
+		each(now.SubmitMessages, before.SubmitMessages), each(now.Attempts, before.Attempts),
+		each(now.Leaderless, before.Leaderless), each(now.Probes, before.Probes),
+		now.Silences-before.Silences)
 }

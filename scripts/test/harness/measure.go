@@ -18,6 +18,12 @@ func Unhurried(config []byte) []byte {
 	})
 }
 
+// Median returns the median of values, which it leaves as they are.
+func Median(values []float64) float64 {
+	values = slices.Sorted(slices.Values(values))
+	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
+}
+
 // Quantile returns a quantile of values, which it sorts; 0 if there are none.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {

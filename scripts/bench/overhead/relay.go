@@ -40,7 +40,7 @@ func dialRaw(address string) (*grpc.ClientConn, error) {
 			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))...)
 }
 
-// newRelayCommand is a hidden command: overhead starts this program again as a relay.
+// newRelayCommand is a hidden command: hops starts this program again as a relay.
 func newRelayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "relay ADDRESS|BYTES", Hidden: true, Args: cobra.ExactArgs(1),

@@ -9,11 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
@@ -28,94 +24,90 @@ const (
 	atATime    = 32          // queries in flight while rates are measured
 )
 
-func overheadFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().IntVar(&r.flags.threads, "threads", 1,
-		"GOMAXPROCS of each process; 0: as Go chooses")
-}
-
 // A way is one route of queries, with what was measured of it.
 type way struct {
 	name    string
 	query   func(context.Context) error
-	times   []time.Duration // latencies of queries, one at a time
-	medians []float64       // median latency of each round, in us
-	rates   []float64       // queries/s of each round, many at a time
+	times   []float64 // latencies of queries, one at a time, in us
+	medians []float64 // median latency of each round, in us
+	rates   []float64 // queries/s of each round, many at a time
 
-	processes []*processes // that handle the queries
+	processes []*harness.Processes // that handle the queries
+	cpu       [][]float64          // the CPU time of a query in each, by round, many at a time, in us
 }
 
-// processes are one or more processes with the same task, counted together.
-type processes struct {
-	what string
-	pids []int
-	cpu  []float64 // CPU time of a query in each round, many at a time, in us
-}
-
-// cpuTime is the CPU time that the processes have used.
-func (p *processes) cpuTime() (sum time.Duration, err error) {
-	for _, pid := range p.pids {
-		t, err := harness.ProcessTime(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += t
-	}
-	return sum, nil
-}
-
-// testOverhead measures the time that Muster adds to a query's execution, and compares it with that
+// measureHops measures the time that Muster adds to a query's execution, and compares it with that
 // of bare gRPC relays, which pass the same bytes over as many hops. There are two routes: by the
 // SDK, through leader and worker; and by a client that knows only the Open Inference Protocol,
 // through a gateway too. It also measures the queries/s that a leader distributes to four workers
 // whose execution takes no time, and the CPU time that each process uses for a query, which varies
 // less than the rate. The queries are NCF's at batch size 8; the routes are measured in turns.
-// Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate. The short form has
-// two rounds, not ten, and wants only that all queries are answered.
+// Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate.
 //
 // Every process, this one and the relays too, runs Go code on one thread. With more threads on few
 // cores, processes that look for work disturb each other by more than what is measured.
-func (r *run) testOverhead(ctx context.Context) error {
-	runtime.GOMAXPROCS(r.flags.threads)
-	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.flags.threads)); err != nil { // for the others
+func (r *run) measureHops(ctx context.Context) error {
+	runtime.GOMAXPROCS(r.threads)
+	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.threads)); err != nil { // for the others
 		return err
 	}
-	rounds, queries, window := pick(r, 10, 2), pick(r, 400, 100), pick(r, time.Second,
-		300*time.Millisecond)
 	f, err := r.idleFleet(ctx)
+	if f != nil {
+		defer f.Stop()
+	}
 	if err != nil {
 		return err
 	}
+	ways, relays, err := r.makeWays(ctx, f)
+	if relays != nil {
+		defer relays.stop()
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.measureLatencies(ctx, f, ways); err != nil {
+		return err
+	}
+	return r.measureRates(ctx, f, ways[0], ways[1], relays)
+}
+
+// makeWays makes the routes: each bare one is followed by Muster's of as many hops.
+func (r *run) makeWays(ctx context.Context, f *harness.Fleet) ([]*way, *relays, error) {
 	request, err := ncfQuery()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	direct, err := r.newClient(f.Addresses()[:1])
+	direct, err := client.New(f.Addresses()[:1])
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	plain, err := r.newClient(f.Addresses()[1:2], client.WithoutFleet())
+	context.AfterFunc(ctx, func() { direct.Close() })
+	plain, err := client.New(f.Addresses()[1:2], client.WithoutFleet())
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
+	context.AfterFunc(ctx, func() { plain.Close() })
 	answer, err := firstAnswer(ctx, direct, plain, request)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	relays, err := startRelays(request, answer)
-	if relays != nil {
-		r.atEnd = append(r.atEnd, relays.stop)
-	}
-	if err != nil {
-		return err
-	}
+	return []*way{
+		{name: "bare relay, two hops", query: relays.queryTwoHops},
+		{name: "SDK, leader and worker", query: inferring(direct, request)},
+		{name: "bare relays, three hops", query: relays.queryThreeHops},
+		{
+			name:  "OIP client, gateway, leader and worker",
+			query: inferring(plain, request),
+		},
+	}, relays, err
+}
 
-	two := &way{name: "bare relay, two hops", query: relays.queryTwoHops}
-	sdk := &way{name: "SDK, leader and worker", query: inferring(direct, request)}
-	three := &way{name: "bare relays, three hops", query: relays.queryThreeHops}
-	gateway := &way{
-		name: "OIP client, gateway, leader and worker", query: inferring(plain, request),
-	}
-	ways := []*way{two, sdk, three, gateway}
+// queries is how many queries a round sends on each route, one at a time.
+const queries = 400
+
+// measureLatencies measures the latencies of queries one at a time.
+func (r *run) measureLatencies(ctx context.Context, f *harness.Fleet, ways []*way) error {
 	for _, x := range ways { // first opens connections, and lets buffers grow
 		if _, err := x.inTurn(ctx, queries); err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
@@ -125,7 +117,7 @@ func (r *run) testOverhead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for range rounds {
+	for range r.rounds {
 		for _, x := range ways {
 			times, err := x.inTurn(ctx, queries+queries/4)
 			if err != nil {
@@ -135,7 +127,7 @@ func (r *run) testOverhead(ctx context.Context) error {
 			times = times[queries/4:]
 			x.times = append(x.times, times...)
 			slices.Sort(times)
-			x.medians = append(x.medians, us(times[len(times)/2]))
+			x.medians = append(x.medians, times[len(times)/2])
 		}
 	}
 	after, err := executed(ctx, f)
@@ -143,11 +135,17 @@ func (r *run) testOverhead(ctx context.Context) error {
 		return err
 	}
 	n := after.Count - before.Count
-	r.checkWanted(n >= uint64(2*rounds*queries),
+	r.want(n >= uint64(2*r.rounds*queries),
 		"workers executed %d of the %d queries sent by Muster", n,
-		2*rounds*(queries+queries/4))
-	r.reportTimes(ways, us(after.Time-before.Time)/float64(max(1, n)))
+		2*r.rounds*(queries+queries/4))
+	r.reportTimes(ways, harness.Microseconds(after.Time-before.Time)/float64(max(1, n)))
+	return nil
+}
 
+// measureRates measures the queries/s that a relay passes on and that Muster distributes to four
+// workers, and the CPU time of a query.
+func (r *run) measureRates(ctx context.Context, f *harness.Fleet, two, sdk *way,
+	relays *relays) error {
 	for len(f.Nodes) < 6 {
 		if _, err := f.Add(ctx, workerType, workerArgs(f)...); err != nil {
 			return err
@@ -157,7 +155,7 @@ func (r *run) testOverhead(ctx context.Context) error {
 		return err
 	}
 	for begin := time.Now(); ; { // until each worker has executed a query
-		if _, err := sdk.measureRate(ctx, window); err != nil {
+		if _, err := sdk.measureRate(ctx, r.time); err != nil {
 			return err
 		}
 		all, err := f.Executed(ctx, "ncf")
@@ -171,64 +169,67 @@ func (r *run) testOverhead(ctx context.Context) error {
 			return errors.New("a worker got no query within a minute")
 		}
 	}
-	two.processes = []*processes{
-		{what: "client", pids: []int{os.Getpid()}},
-		{what: "relay", pids: []int{relays.pidOf(1)}},
-		{what: "server", pids: []int{relays.pidOf(0)}},
+	two.processes = []*harness.Processes{
+		{What: "client", PIDs: []int{os.Getpid()}},
+		{What: "relay", PIDs: []int{relays.pidOf(1)}},
+		{What: "server", PIDs: []int{relays.pidOf(0)}},
 	}
-	sdk.processes = []*processes{
-		{what: "client", pids: []int{os.Getpid()}},
-		{what: "leader", pids: []int{f.Nodes[0].PID()}},
-		{what: "workers"},
+	sdk.processes = []*harness.Processes{
+		{What: "client", PIDs: []int{os.Getpid()}},
+		{What: "leader", PIDs: []int{f.Nodes[0].PID()}},
+		{What: "workers"},
 	}
 	for _, n := range f.Nodes[2:] { // the second is a gateway
-		sdk.processes[2].pids = append(sdk.processes[2].pids, n.PID())
+		sdk.processes[2].PIDs = append(sdk.processes[2].PIDs, n.PID())
 	}
-	for range rounds {
+	sdk.cpu = nil // of no processes so far
+	for range r.rounds {
 		for _, x := range []*way{two, sdk} {
-			rate, err := x.measureRate(ctx, window)
+			rate, err := x.measureRate(ctx, r.time)
 			if err != nil {
 				return fmt.Errorf("%s: %w", x.name, err)
 			}
 			x.rates = append(x.rates, rate)
 		}
 	}
-	bare, leader := median(two.rates), median(sdk.rates)
-	r.wantQuiet(leader >= 0.45*bare,
+	bare, leader := harness.Median(two.rates), harness.Median(sdk.rates)
+	r.want(leader >= 0.45*bare,
 		"%d queries at a time, 4 workers: relay %.0f queries/s, leader %.0f queries/s, %.2f of "+
 			"it, want at least 0.45",
 		atATime, bare, leader, leader/bare)
 	for _, x := range []*way{two, sdk} {
-		r.printLine("  %-40s CPU time of a query: %s", x.name, x.cpuTimes())
+		fmt.Printf("  %-40s CPU time of a query: %s\n", x.name, x.cpuTimes())
 	}
 	return nil
 }
 
-// cpuTimes says how much CPU time a query takes in each process and in all, as
-// medians of the rounds.
+// cpuTimes says how much CPU time a query takes in each process and in all, as medians
+// of the rounds.
 func (x *way) cpuTimes() string {
 	sums := make([]float64, len(x.rates))
 	text := ""
-	for _, p := range x.processes {
-		for round, cpu := range p.cpu {
-			sums[round] += cpu
+	for i, p := range x.processes {
+		var of []float64
+		for round, cpu := range x.cpu {
+			sums[round] += cpu[i]
+			of = append(of, cpu[i])
 		}
-		text += fmt.Sprintf("%s %.0f us, ", p.what, median(p.cpu))
+		text += fmt.Sprintf("%s %.0f us, ", p.What, harness.Median(of))
 	}
-	return text + fmt.Sprintf("all %.0f us", median(sums))
+	return text + fmt.Sprintf("all %.0f us", harness.Median(sums))
 }
 
-// reportTimes compares the times of Muster's ways, less execution (in us), with
-// those of the relays.
+// reportTimes compares the times of Muster's ways, less execution (in us), with those of the
+// relays.
 func (r *run) reportTimes(ways []*way, execution float64) {
-	r.printLine(
+	fmt.Printf(
 		"NCF at batch size 8, %d queries on each route, one at a time, GOMAXPROCS=%d; Muster's "+
-			"times include an execution of %.1f us",
+			"times include an execution of %.1f us\n",
 		len(ways[0].times), runtime.GOMAXPROCS(0), execution)
 	for i, x := range ways {
 		slices.Sort(x.times)
-		r.printLine("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]),
-			us(x.times[len(x.times)*99/100]))
+		fmt.Printf("  %-40s median %7.1f us, p99 %8.1f us\n", x.name, x.times[len(x.times)/2],
+			x.times[len(x.times)*99/100])
 		if i%2 == 0 {
 			continue
 		}
@@ -238,7 +239,7 @@ func (r *run) reportTimes(ways []*way, execution float64) {
 		}
 		slices.Sort(ratios)
 		n := len(ratios)
-		r.wantQuiet(ratios[n/2] <= 1.4,
+		r.want(ratios[n/2] <= 1.4,
 			"%s: without execution %.2f times the relay's time (quartiles of the rounds %.2f and "+
 				"%.2f), want at most 1.4",
 			x.name, ratios[n/2], ratios[n/4], ratios[n*3/4])
@@ -260,7 +261,6 @@ func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
 		Muster: r.muster, Dir: r.dir,
 		Args: []string{"--executor", "emulated", "--profile", profile, "--model-dir", none},
 	}
-	r.atEnd = append(r.atEnd, f.Stop)
 	_, err := f.Add(ctx, workerType, "--leader", "must")
 	for _, args := range [][]string{{"--leader", "never"}, workerArgs(f)} {
 		if err == nil {
@@ -268,7 +268,7 @@ func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return f, err
 	}
 	return f, f.WaitComplete(ctx)
 }
@@ -289,7 +289,7 @@ func writeProfile(path string) error {
 		return err
 	}
 	info := profiles.ModelInfo{Name: "ncf", QoSTarget: 5 * time.Millisecond, LargestBatchSize: 1000}
-	library, err := profiles.NewLibrary("no time", "scripts/test/fleet overhead",
+	library, err := profiles.NewLibrary("no time", "scripts/bench/overhead",
 		[]profiles.ModelInfo{info}, []*profiles.Table{table})
 	if err != nil {
 		return err
@@ -343,64 +343,34 @@ func executed(ctx context.Context, f *harness.Fleet) (sum harness.Executed, err 
 	return sum, err
 }
 
-// inTurn sends n queries one after the other and returns their latencies. It uses a goroutine of
-// its own, because main's is locked to its thread, and so takes longer to wake.
-func (x *way) inTurn(ctx context.Context, n int) ([]time.Duration, error) {
-	times := make([]time.Duration, n)
-	sent := make(chan error)
-	go func() {
-		for i := range times {
-			start := time.Now()
-			if err := x.query(ctx); err != nil {
-				sent <- err
-				return
-			}
-			times[i] = time.Since(start)
-		}
-		sent <- ctx.Err()
-	}()
-	return times, <-sent
+// inTurn sends n queries one after the other and returns their latencies in us.
+func (x *way) inTurn(ctx context.Context, n int) ([]float64, error) {
+	return harness.Loop{Clients: 1, Least: n, Send: x.send}.Run(ctx)
 }
+
+func (x *way) send(ctx context.Context) (time.Duration, error) { return 0, x.query(ctx) }
 
 // measureRate keeps atATime queries in flight for the window and returns the queries/s that were
 // answered.
 func (x *way) measureRate(ctx context.Context, window time.Duration) (float64, error) {
-	var answered atomic.Int64
-	var first error
-	var once sync.Once
-	var all sync.WaitGroup
-	before := make([]time.Duration, len(x.processes))
-	for i, p := range x.processes {
-		var err error
-		if before[i], err = p.cpuTime(); err != nil {
-			return 0, err
-		}
+	var us []float64
+	var took time.Duration
+	used, err := harness.CPUTimesDuring(x.processes, func() (err error) {
+		start := time.Now()
+		us, err = harness.Loop{Clients: atATime, For: window, Send: x.send}.Run(ctx)
+		took = time.Since(start)
+		return err
+	})
+	if err != nil {
+		return 0, err
 	}
-	start := time.Now()
-	for range atATime {
-		all.Go(func() {
-			for time.Since(start) < window {
-				if err := x.query(ctx); err != nil {
-					once.Do(func() { first = err })
-					return
-				}
-				answered.Add(1)
-			}
-		})
+	var cpu []float64
+	for _, t := range used {
+		cpu = append(cpu, harness.Microseconds(t)/float64(max(1, len(us))))
 	}
-	all.Wait()
-	took := time.Since(start)
-	for i, p := range x.processes {
-		after, err := p.cpuTime()
-		if err != nil {
-			return 0, err
-		}
-		p.cpu = append(p.cpu, us(after-before[i])/float64(max(1, answered.Load())))
-	}
-	return float64(answered.Load()) / took.Seconds(), first
+	x.cpu = append(x.cpu, cpu)
+	return float64(len(us)) / took.Seconds(), nil
 }
-
-func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 // ncfQuery is a query to the zoo's NCF. Its timeout is long, so that a slow answer still counts.
 func ncfQuery() (*oip.Request, error) {
