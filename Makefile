@@ -18,9 +18,9 @@ test race: export GOGC ?= 400
 test: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off ./...
 
-# Shows Muster at work on this machine, in four minutes; with DEMO_FLAGS=--short in half of that.
+# Shows a fleet at work on this machine, in a minute; with DEMO_FLAGS=--short in half of that.
 demo: build
-	@go run -trimpath -tags embed_onnxruntime ./scripts/demo $(DEMO_FLAGS)
+	@bin/muster demo $(DEMO_FLAGS)
 
 # The short tests with the race detector, without those of packages that start no goroutine
 # (pure_test.go). Of sim only the searches start any. -cpu 1, because with more the race detector

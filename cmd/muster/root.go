@@ -187,7 +187,7 @@ else 1.`,
 		commands []*cobra.Command
 	}{
 		{"Serve models:", []*cobra.Command{
-			newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand(),
+			newDemoCommand(), newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand(),
 		}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{

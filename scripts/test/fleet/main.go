@@ -87,6 +87,8 @@ var scenarios = []scenario{
 	{"placement",
 		"the accuracy of families while the leader changes what agents hold, and is killed",
 		"5 min", "90 s", (*run).testPlacement, nil},
+	{"rented", "machines rented and returned as the load doubles and falls, and one killed", "3 min",
+		"90 s", (*run).testRented, nil},
 	{"moving", "the latency of a model while the agent changes another one for its variant",
 		"3 min",
 		"15 s", (*run).testMoving, nil},

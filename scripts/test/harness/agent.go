@@ -1,5 +1,5 @@
 // Package harness runs agents as child processes, sends queries to them, and counts what became of
-// the queries. The scenarios of scripts/test/fleet and the demo use it.
+// the queries. The scenarios of scripts/test/fleet use it.
 //
 // A [Fleet] is a number of agents that find each other, on loopback or, with a [Network], each in a
 // network namespace of its own; with [Certificates] they use TLS. A [Driver] sends queries by
@@ -47,8 +47,6 @@ type Config struct {
 	Args   []string // further arguments; the addresses are set by Start
 	// Host is the address it listens on, "" meaning 127.0.0.1.
 	Host string
-	// DefaultPorts: it listens on the agent's default ports if all of them are free.
-	DefaultPorts bool
 	// Namespace is the network namespace it runs in, "" meaning this one.
 	Namespace string
 	// After is an agent that has ended. This one takes its addresses, and appends to its log. If it
@@ -67,7 +65,7 @@ func Start(c Config) (*Agent, error) {
 		a.Metrics, a.Gossip = c.After.Metrics, c.After.Gossip
 	} else if c.Namespace != "" { // nobody else has ports there
 		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
-	} else if !c.DefaultPorts || !a.useDefaultPorts(c.Host) {
+	} else {
 		ports, err := freePorts(c.Host, 4)
 		if err != nil {
 			return nil, err
@@ -114,18 +112,6 @@ func (a *Agent) setAddresses(host string, ports ...int) {
 	for i, to := range []*string{&a.HTTP, &a.GRPC, &a.Metrics, &a.Gossip} {
 		*to = net.JoinHostPort(host, fmt.Sprint(ports[i]))
 	}
-}
-
-func (a *Agent) useDefaultPorts(host string) bool {
-	a.setAddresses(host, 8000, 8001, 8002, 7946)
-	for _, address := range []string{a.HTTP, a.GRPC, a.Metrics, a.Gossip} {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			return false
-		}
-		l.Close()
-	}
-	return true
 }
 
 // nextPort is where freePorts looks next. It is below the ports that the system gives to outgoing

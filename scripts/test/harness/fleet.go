@@ -30,7 +30,6 @@ type Fleet struct {
 	Dir          string        // for models, state and logs
 	Models       []string      // the models that every agent serves
 	Args         []string      // further arguments of every agent
-	DefaultPorts bool          // as in Config
 	Network      *Network      // has a namespace for each agent; nil: all are on loopback
 	Certificates *Certificates // nil: no TLS, no gossip key
 	// Nodes are the agents that should be alive.
@@ -99,7 +98,7 @@ func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*
 		return nil, err
 	}
 	n.config = Config{
-		Muster: f.Muster, DefaultPorts: f.DefaultPorts, Host: "127.0.0.1",
+		Muster: f.Muster, Host: "127.0.0.1",
 		Log:  filepath.Join(f.Dir, fmt.Sprintf("agent-%d.log", n.Index)),
 		Args: []string{"--model-dir", filepath.Join(f.Dir, "models"), "--state-dir", state},
 	}
