@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -204,18 +205,24 @@ func missing(s symbols, document string) (names int, lacks []string) {
 	return names, lacks
 }
 
+// pages are the files that a pattern names, with slashes.
+func pages(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+	}
+	return files
+}
+
 // TestDocumentedSymbols: the Go symbols, tests, folders and files that documents name exist.
 func TestDocumentedSymbols(t *testing.T) {
-	documents, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	others, err := filepath.Glob("reproduce/docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	s, names := declared(t), 0
-	for _, file := range slices.Concat(documents, others, []string{"README.md", "CONTRIBUTING.md"}) {
+	for _, file := range slices.Concat(pages(t, "docs/*.md"), pages(t, "docs/internals/*.md"),
+		pages(t, "reproduce/docs/*.md"), []string{"README.md", "CONTRIBUTING.md"}) {
+		if file == "docs/internals/history.md" { // it names the paths of a former commit
+			continue
+		}
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -250,5 +257,55 @@ func TestMissing(t *testing.T) {
 		if _, lacks := missing(s, document); len(lacks) != want {
 			t.Errorf("in %q %q is missing, want %d names", document, lacks, want)
 		}
+	}
+}
+
+// TestPagesAreReached: docs/README.md links to every page of docs and docs/internals, and llms.txt to
+// every page of docs.
+func TestPagesAreReached(t *testing.T) {
+	links := regexp.MustCompile(`\]\(([^)#\s]+)`)
+	for index, wanted := range map[string][]string{
+		"docs/README.md": append(pages(t, "docs/*.md"), pages(t, "docs/internals/*.md")...),
+		"llms.txt":       pages(t, "docs/*.md"),
+	} {
+		text, err := os.ReadFile(index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		linked := map[string]bool{index: true}
+		for _, m := range links.FindAllStringSubmatch(string(text), -1) {
+			linked[path.Join(path.Dir(index), m[1])] = true
+		}
+		for _, page := range wanted {
+			if !linked[page] {
+				t.Errorf("%s does not link to %s", index, page)
+			}
+		}
+	}
+}
+
+// TestUserPagesAreShort: what a user reads stays short. What a page holds beyond that (methods,
+// measurements, proofs) belongs into docs/internals, on a page of its subject. They had 71,000 words
+// when they held all of it.
+func TestUserPagesAreShort(t *testing.T) {
+	words := func(file string) int {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(strings.Fields(string(text)))
+	}
+	const maxWords, maxReadme = 33_500, 1_200
+	sum := 0
+	for _, page := range pages(t, "docs/*.md") {
+		if page != "docs/configuration.md" { // a reference that is made from the code
+			sum += words(page)
+		}
+	}
+	if sum > maxWords {
+		t.Errorf("the pages of docs have %d words, want at most %d", sum, maxWords)
+	}
+	if n := words("README.md"); n > maxReadme {
+		t.Errorf("README.md has %d words, want at most %d", n, maxReadme)
 	}
 }

@@ -118,7 +118,7 @@ type Config struct {
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
 	// Limits bound the connections and calls that callers without an agent's certificate hold open,
-	// in all. Default 384 connections and 384 calls; docs/security.md says what they cost.
+	// in all. Default 384 connections and 384 calls; docs/internals/limits.md says what they cost.
 	Limits secure.Limits
 
 	// LoadTimeout is how long a model version may take to load and warm up; the load fails when it

@@ -156,7 +156,7 @@ func TestLibraryRoundTrip(t *testing.T) {
 	}
 }
 
-// TestH200: the file of docs/gpu.md can be read, and has the papers' models.
+// TestH200: the file of docs/internals/gpu.md can be read, and has the papers' models.
 func TestH200(t *testing.T) {
 	f, err := os.Open("h200.json")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // TestDemandChanges: the demand of a simulated fleet changes, at 20 seeds of each model, and
-// is planned for anew. It holds what docs/planning.md says of it; a test run has one seed of
+// is planned for anew. It holds what docs/internals/demand.md says of it; a test run has one seed of
 // one model, all are
 //
 //	MUSTER_SLOW_TESTS=1 go test ./sim -run DemandChanges -v

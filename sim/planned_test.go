@@ -8,7 +8,7 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-// TestPlannersShown holds what docs/planning.md says of the planners. It takes
+// TestPlannersShown holds what docs/internals/planning.md says of the planners. It takes
 // some minutes, so it runs only when asked:
 //
 //	MUSTER_SLOW_TESTS=1 go test ./sim -run PlannersShown -timeout 1h -v

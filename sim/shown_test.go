@@ -9,7 +9,7 @@ import (
 	"github.com/muster-serve/muster/profiles/workload"
 )
 
-// TestShown holds what docs/simulations.md says, and what the policies must
+// TestShown holds what docs/internals/policies.md says, and what the policies must
 // reach. It takes some minutes, so it runs only when asked:
 //
 //	MUSTER_SLOW_TESTS=1 go test ./sim -run Shown -timeout 1h -v

@@ -34,14 +34,24 @@ func codeOf(document string) (code []string) {
 	return code
 }
 
+// documentsOf are the documents of the repository that name commands.
+func documentsOf(t *testing.T) []string {
+	t.Helper()
+	documents := []string{"../../README.md", "../../SECURITY.md", "../../examples/README.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/internals/*.md"} {
+		files, err := filepath.Glob("../../" + pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+		}
+		documents = append(documents, files...)
+	}
+	return documents
+}
+
 // TestDocumentedCommands: every command and every flag that the documents name
 // exists.
 func TestDocumentedCommands(t *testing.T) {
-	documents, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documents = append(documents, "../../README.md", "../../examples/README.md")
+	documents := documentsOf(t)
 	root := newRoot()
 	root.InitDefaultCompletionCmd()
 	known := map[string]bool{"version": true, "help": true}
@@ -118,12 +128,8 @@ func anchors(document string) map[string]bool {
 // TestDocumentsReadWell: no line of a document is longer than 120 characters, and every link within
 // the repository leads to a file and, with a #, to a heading of it.
 func TestDocumentsReadWell(t *testing.T) {
-	documents, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documents = append(documents, "../../README.md", "../../CONTRIBUTING.md",
-		"../../examples/README.md")
+	documents := append(documentsOf(t), "../../CONTRIBUTING.md", "../../llms.txt",
+		"../../reproduce/docs/figures.md")
 	links := 0
 	for _, name := range documents {
 		content, err := os.ReadFile(name)

@@ -7,7 +7,7 @@
 // There is one file for each command. A command reads flags, environment and config file, fills the
 // Config of the package that does the work, and prints the result; it decides nothing itself. What
 // several commands share, and the longer part of one, is a package of internal/. Packages below
-// never read settings themselves. docs/architecture.md lists them.
+// never read settings themselves. docs/internals/architecture.md lists them.
 package main
 
 import (

@@ -384,7 +384,7 @@ func TestFailingCanary(t *testing.T) {
 }
 
 // TestGoodCanary: a canary that is as good as the current version is promoted after about as many
-// of its queries as docs/releases.md says.
+// of its queries as docs/internals/canary.md says.
 func TestGoodCanary(t *testing.T) {
 	for _, tt := range []struct {
 		failed, late float64

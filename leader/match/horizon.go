@@ -41,7 +41,7 @@ const (
 	idleTargets             = 0.3
 )
 
-// horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
+// horizon is Muster's own policy; docs/internals/policies.md compares it with kairos. It departs from
 // kairos in ten ways. An instance's time costs the fluid program's price, which rises with the
 // type's backlog and falls with the spare time of the lanes; the answer's time costs the more
 // instead. Above the limit families get fair shares (demand.go), the dearest queries are shed

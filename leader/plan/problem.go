@@ -73,7 +73,7 @@ type Problem struct {
 }
 
 // DefaultEfficiency is the least share of the fluid limit that the policy horizon reaches on pools
-// of about a dozen instances (docs/simulations.md).
+// of about a dozen instances (docs/internals/policies.md).
 const DefaultEfficiency = 0.85
 
 // DefaultTarget is the default of [Problem.Target].

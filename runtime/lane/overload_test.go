@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The machine of docs/performance.md, where a real agent of two cores serves WND 256 under
+// The machine of docs/internals/overload.md, where a real agent of two cores serves WND 256 under
 // overload: a query takes some 8 ms of both cores, and as much of one as of both; to refuse one
 // takes the agent .9 ms of a core and its client half as much; and where many are refused, an
 // answer reaches its client 3 to 4 ms after the agent has sent it.
@@ -76,7 +76,7 @@ func closedLoop(t *testing.T, seed uint64, clients int, pace, answer time.Durati
 }
 
 // TestOverloadAsMeasured: simulated lanes under overload answer as many in time, of what two
-// clients get, and within the times, as docs/performance.md has measured at a real agent.
+// clients get, and within the times, as docs/internals/overload.md has measured at a real agent.
 func TestOverloadAsMeasured(t *testing.T) {
 	const seeds = 25
 	median := func(x []float64) float64 {
