@@ -17,7 +17,8 @@ import (
 var pure = []string{
 	"api/accuracy", "api/list", "api/names", "api/picture", "client/queries", "leader", "profiles",
 	"reproduce/figures", "reproduce/picture", "reproduce/placements", "reproduce/planners",
-	"reproduce/scaling", "runtime/lane", "runtime/load", "runtime/queue", "sim",
+	"reproduce/policies", "reproduce/scaling", "runtime/lane", "runtime/load", "runtime/queue",
+	"sim",
 }
 
 // searches are the functions there that start goroutines all the same: each of these simulates a

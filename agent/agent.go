@@ -36,6 +36,7 @@ import (
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/models/dirlock"
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
@@ -133,6 +134,11 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		if a.catalogue, err = a.catalogue.ExtendFile(config.Catalogue); err != nil {
 			return nil, fmt.Errorf("catalogue: %w", err)
 		}
+	}
+	if match.IsFormerPolicy(config.Policy) {
+		a.log.Warn("the policy is not there any more; the default takes its place",
+			"policy", config.Policy, "default", match.DefaultPolicy)
+		a.config.Policy = match.DefaultPolicy
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
 	if config.Rented != "" && config.Rented != rentedEC2 {

@@ -365,7 +365,7 @@ func (c Config) Validate() error {
 				"r5n.large/on-demand/0/0",
 			c.Rented)
 	}
-	if !slices.Contains(match.Policies(), c.Policy) {
+	if !slices.Contains(match.Policies(), c.Policy) && !match.IsFormerPolicy(c.Policy) {
 		fault("policy: %q, want one of %q", c.Policy, match.Policies())
 	}
 	if err := validateInstanceType(c.InstanceType); err != nil {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // TestFleetSettings: settings with which an agent could meet nobody, or too many, are refused.
@@ -88,5 +90,21 @@ func TestGossipKeyFileIsPrivate(t *testing.T) {
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("mode %v: got %v, want %q", mode, err, want)
 		}
+	}
+}
+
+// TestFormerPolicy: an agent whose settings name a policy that Muster had says so, and serves by the
+// default.
+func TestFormerPolicy(t *testing.T) {
+	var log bytes.Buffer
+	config := DefaultConfig()
+	config.Policy = "drs"
+	a, err := New(config, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.config.Policy != match.DefaultPolicy || !strings.Contains(log.String(), "level=WARN") ||
+		!strings.Contains(log.String(), "policy=drs default=horizon") {
+		t.Errorf("takes %q, logged %q", a.config.Policy, &log)
 	}
 }

@@ -125,10 +125,14 @@ func (out *Replayed) replayTerm(in *lineReader) error {
 	}
 	decoder := json.NewDecoder(strings.NewReader(data))
 	decoder.DisallowUnknownFields()
-	var cfg Config
-	if err := decoder.Decode(&cfg); err != nil {
+	var settings struct {
+		Config
+		Threshold int // of the former policy drs, which New refuses
+	}
+	if err := decoder.Decode(&settings); err != nil {
 		return in.lineError("settings: %w", err)
 	}
+	cfg := settings.Config
 	s, err := New(cfg)
 	if err != nil {
 		return in.lineError("settings: %w", err)

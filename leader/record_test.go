@@ -160,3 +160,14 @@ func FuzzParseEvent(f *testing.F) {
 		}
 	})
 }
+
+// TestReplayOfFormerPolicy: a recording of a policy that agents had is read, with the settings that
+// it had, and the error says where the policy went.
+func TestReplayOfFormerPolicy(t *testing.T) {
+	text := Header + " decider=1\n" +
+		`config {"Self":"a","Policy":"drs","Threshold":300,"Seed":1,"Ahead":500000}` + "\n"
+	if _, err := Replay(strings.NewReader(text)); err == nil ||
+		!strings.Contains(err.Error(), "reproduce/ in Muster's repository has it") {
+		t.Errorf("got %v, want where the policy drs went", err)
+	}
+}

@@ -38,9 +38,6 @@ type Config struct {
 	// NewChooser, if not nil, makes a policy from outside of [match.Policies], in place of Policy.
 	// A recording does not have it, so it cannot be replayed.
 	NewChooser func() match.Chooser `json:"-"`
-	// Threshold is the batch size above which drs sends a query to the base type.
-	// Only drs reads it.
-	Threshold int `json:",omitempty"`
 	// Seed starts the random source of the policies that have one.
 	Seed uint64
 	// Ahead is how long before its start the former leader decided on a query; 0 if unknown.
@@ -154,8 +151,7 @@ type lane struct {
 // New returns the state of a new term, or what is wrong with cfg.
 func New(cfg Config) (*State, error) {
 	m, err := match.New(match.Config{
-		Policy: cfg.Policy, NewChooser: cfg.NewChooser, Threshold: cfg.Threshold,
-		Settle: settleTime, Seed: cfg.Seed,
+		Policy: cfg.Policy, NewChooser: cfg.NewChooser, Settle: settleTime, Seed: cfg.Seed,
 	})
 	if err != nil {
 		return nil, err

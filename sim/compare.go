@@ -156,7 +156,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 			return nil, nil, err
 		}
 		var rate float64
-		if cfg.Policy == DRS && cfg.Threshold == 0 {
+		if cfg.tunes() {
 			rate, err = s.tuneThreshold(ctx, best)
 		} else {
 			rate, err = s.find(ctx, cfg.Seed, best)

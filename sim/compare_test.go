@@ -40,7 +40,7 @@ func TestCompare(t *testing.T) {
 	cfg := reference(t, "rm2")
 	cfg.Queries = 1000
 	const budget = 0.85
-	c, err := Compare(t.Context(), cfg, []string{"horizon", "fcfs", DRS, Oracle}, paperPrices,
+	c, err := Compare(t.Context(), cfg, []string{"horizon", "fcfs", Oracle}, paperPrices,
 		budget, nil, 2, nil)
 	if err != nil {
 		t.Fatal(err)

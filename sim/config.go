@@ -96,10 +96,12 @@ type Config struct {
 	// ("matcher", or ""), or drawn at its gateway when it arrives ("drawn"), in proportion to the
 	// fluid limits of the instances that hold the variants.
 	Bind string
-	// Policy is one of [Policies]; "" means [DefaultPolicy].
+	// Policy is one of [Policies], or the name of one of Others; "" means [DefaultPolicy].
 	Policy string
-	// Threshold is the batch size above which the policy drs sends a query to the base type. If it
-	// is 0, [FindThroughput] searches for the best one.
+	// Others are policies from outside of production that Policy may name, too.
+	Others []Policy
+	// Threshold is the parameter of a policy of Others that has one. If it is 0, [FindThroughput]
+	// searches for the best one.
 	Threshold int
 	// Rate is the mean arrival rate of all models together in queries/s.
 	Rate float64
@@ -165,29 +167,12 @@ type Config struct {
 // MaxRate bounds [Config.Rate], in queries/s; it is the fastest rate of package workload.
 const MaxRate = 1e6
 
-// Policies lists the names that [Config.Policy] accepts: those of leader/match, priced, prequal and
-// orca (gateways decide without a leader), and oracle (knows the future).
-func Policies() []string {
-	return append(match.Policies(), Priced, Prequal, ORCA, Oracle)
-}
-
-// DefaultPolicy is the policy of a Config that names none.
-const DefaultPolicy = match.DefaultPolicy
-
-// The simulator's policies beside those of leader/match.
-const (
-	Priced  = "priced"
-	Prequal = "prequal"
-	ORCA    = "orca"
-	Oracle  = "oracle"
-)
-
 // Validate reports everything that is wrong with c, or nil.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if c.Policy != "" && !slices.Contains(Policies(), c.Policy) {
-		bad("policy %q is unknown, there are: %s", c.Policy, strings.Join(Policies(), ", "))
+	if err := c.validatePolicy(); err != nil {
+		errs = append(errs, err)
 	}
 	if !(c.Rate > 0 && c.Rate <= MaxRate) {
 		bad("rate is %v queries/s, want above 0 and up to %v", c.Rate, float64(MaxRate))
@@ -273,13 +258,6 @@ func (c *Config) validateModels() (errs []error) {
 		}
 	}
 	return errs
-}
-
-func (c *Config) policyOrDefault() string {
-	if c.Policy == "" {
-		return DefaultPolicy
-	}
-	return c.Policy
 }
 
 func (c *Config) gatewaysOrDefault() int { return cmp.Or(c.Gateways, 4) }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim/latency"
 )
@@ -21,7 +20,7 @@ import (
 // TestConservation: every query that arrives has exactly one outcome, under every
 // policy, in and beyond what the pool can serve, and the counts agree with the log.
 func TestConservation(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
+	for _, policy := range testedPolicies() {
 		for _, rate := range []float64{100, 1000} {
 			for _, way := range []struct {
 				name   string
@@ -46,7 +45,7 @@ func TestConservation(t *testing.T) {
 			} {
 				t.Run(fmt.Sprintf("%s/%v/%s", policy, rate, way.name), func(t *testing.T) {
 					cfg := reference(t, "rm2")
-					cfg.Policy, cfg.Rate, cfg.Queries, cfg.Threshold = policy, rate, 400, 500
+					cfg.Policy, cfg.Others, cfg.Rate, cfg.Queries = policy, others, rate, 400
 					var log bytes.Buffer
 					cfg.Log = &log
 					way.change(cfg)
@@ -98,8 +97,8 @@ func TestSeveralModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
-		cfg.Policy, cfg.Rate, cfg.Threshold = policy, 0.4*limit.Rate, 300
+	for _, policy := range testedPolicies() {
+		cfg.Policy, cfg.Others, cfg.Rate = policy, others, 0.4*limit.Rate
 		var log bytes.Buffer
 		cfg.Log = &log
 		res := mustRun(t, cfg)
@@ -275,7 +274,7 @@ func TestBadConfig(t *testing.T) {
 		{"rate 0", func(c *Config) { c.Rate = 0 }, "rate is 0"},
 		{"rate negative", func(c *Config) { c.Rate = -1 }, "rate is -1"},
 		{"rate absurd", func(c *Config) { c.Rate = 1e300 }, "rate is 1e+300"},
-		{"policy", func(c *Config) { c.Policy = "best" }, "there are: clockwork-cheapest,"},
+		{"policy", func(c *Config) { c.Policy = "best" }, "there are: fcfs,"},
 		{"queries", func(c *Config) { c.Queries = 0 }, "number of queries is 0"},
 		{"pool empty", func(c *Config) { c.Pool = nil }, "pool has 0 instances"},
 		{"pool of no use", func(c *Config) { c.Pool = Pool{{"p3.2xlarge", 1}} }, "can run it"},

@@ -109,10 +109,10 @@ func TestBoundLate(t *testing.T) {
 
 // TestEveryPolicyBinds: all policies that simulate families serve them, and answers add up.
 func TestEveryPolicyBinds(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced) {
+	for _, policy := range append(match.Policies(), Priced, others[0].Name) {
 		cfg := families(t)
 		divided(cfg)
-		cfg.Policy, cfg.Rate, cfg.Queries, cfg.Threshold = policy, 300, 500, 200
+		cfg.Policy, cfg.Others, cfg.Rate, cfg.Queries = policy, others, 300, 500
 		res := mustRun(t, cfg)
 		for _, m := range res.Models {
 			n := 0

@@ -18,7 +18,8 @@ func (c *Config) validateFaults() (errs []error) {
 		return nil
 	}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policyOrDefault()) {
+	if slices.Contains([]string{Priced, Prequal, ORCA, Oracle}, c.policyOrDefault()) ||
+		c.other() != nil {
 		bad("policy %s cannot be simulated with faults: no agent leads with it",
 			c.policyOrDefault())
 	}

@@ -73,7 +73,7 @@ func CheckSeeds(seeds int) error {
 }
 
 // RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... concurrently. With Log or Record seeds
-// must be 1. If the policy is drs and cfg.Threshold is 0, the best threshold is searched first.
+// must be 1. If the policy has a threshold and cfg.Threshold is 0, the best one is searched first.
 // progress, if not nil, is called with the number of queries that have arrived in all runs
 // together.
 //
@@ -95,7 +95,7 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 		rates[i] = cfg.Rate
 	}
 	c := *cfg
-	if c.Policy == DRS && c.Threshold == 0 {
+	if c.tunes() {
 		s, err := newSearch(&c)
 		if err != nil {
 			return nil, err

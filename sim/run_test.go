@@ -65,13 +65,13 @@ func mustRun(tb testing.TB, cfg *Config) *Result {
 }
 
 func TestDeterministic(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
+	for _, policy := range testedPolicies() {
 		t.Run(policy, func(t *testing.T) {
 			var results, logs [2]bytes.Buffer
 			for i := range results {
 				cfg := reference(t, "rm2")
-				cfg.Policy, cfg.LatencyNoise, cfg.RTT, cfg.Log = policy, 0.05, 7*
-					time.Millisecond, &logs[i]
+				cfg.Policy, cfg.Others, cfg.Log = policy, others, &logs[i]
+				cfg.LatencyNoise, cfg.RTT = 0.05, 7*time.Millisecond
 				if err := json.NewEncoder(&results[i]).Encode(mustRun(t, cfg)); err != nil {
 					t.Fatal(err)
 				}
@@ -85,7 +85,7 @@ func TestDeterministic(t *testing.T) {
 					strings.Count(logs[0].String(), "\n"))
 			}
 			cfg := reference(t, "rm2")
-			cfg.Policy, cfg.Seed = policy, 2
+			cfg.Policy, cfg.Others, cfg.Seed = policy, others, 2
 			other := mustRun(t, cfg)
 			if other.Latency == mustRun(t, reference(t, "rm2")).Latency {
 				t.Error("another seed gives the same latencies")

@@ -20,7 +20,7 @@ var outcomes = [...]Outcome{
 // describeFleet describes the fleet that serves the run's queries.
 func (r *run) describeFleet() {
 	r.serves = fleet.Config{
-		Policy: r.cfg.Policy, Seed: r.cfg.Seed, Threshold: r.cfg.Threshold,
+		Policy: r.cfg.Policy, Seed: r.cfg.Seed,
 		RTT: r.cfg.RTT, Jitter: r.cfg.Jitter, Deadline: r.cfg.Deadline,
 		Gateways: r.cfg.gatewaysOrDefault(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, inquire.DefaultProbes),
@@ -42,6 +42,10 @@ func (r *run) describeFleet() {
 		c.Choose, c.Answered = r.balanced.chooseLane, r.balanced.noteAnswer
 	case r.cfg.Policy == Priced:
 		c.Policy, c.Candidates = "", -1
+	}
+	if other := r.cfg.other(); other != nil {
+		c.Policy = ""
+		c.NewChooser = func() match.Chooser { return other.NewChooser(r.cfg) }
 	}
 	if r.cfg.Placement != nil {
 		c.Acts = r.notePlannerAction

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
 )
 
@@ -118,11 +117,11 @@ func TestShown(t *testing.T) {
 
 // TestAlwaysWithinFluidLimit: no policy serves more than water would.
 func TestAlwaysWithinFluidLimit(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
+	for _, policy := range testedPolicies() {
 		cfg := reference(t, "wnd")
-		cfg.Policy, cfg.Pool, cfg.Threshold = policy, Pool{
+		cfg.Policy, cfg.Others, cfg.Pool = policy, others, Pool{
 			{"g4dn.xlarge", 2}, {"c5n.2xlarge", 2}, {"t3.xlarge", 3},
-		}, 300
+		}
 		cfg.Queries = 2000
 		found, err := FindThroughput(t.Context(), cfg, 2, nil)
 		if err != nil {

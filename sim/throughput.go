@@ -10,8 +10,6 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/muster-serve/muster/leader/match"
 )
 
 // Tolerance is the precision of an allowable throughput, as a share of the fluid limit.
@@ -28,7 +26,7 @@ type Throughput struct {
 	FluidLimit    float64 `json:"fluid_limit_qps"`
 	// Share is Rate as a share of the fluid limit.
 	Share float64 `json:"share_of_fluid_limit"`
-	// Threshold is the threshold of drs that was given or found.
+	// Threshold is that of the policy that was given or found, 0 if it has none.
 	Threshold int `json:"threshold,omitempty"`
 }
 
@@ -54,7 +52,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.Policy == DRS && s.cfg.Threshold == 0 {
+	if s.cfg.tunes() {
 		if _, err := s.tuneThreshold(ctx, 0); err != nil {
 			return nil, err
 		}
@@ -207,10 +205,7 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 // maxOvershoot is the largest factor by which a finite run is assumed to exceed the fluid limit.
 const maxOvershoot = 1.05
 
-// DRS is the policy whose threshold is searched.
-const DRS = "drs"
-
-// tuneThreshold sets the threshold of drs with the highest throughput with the configuration's
+// tuneThreshold sets the policy's threshold with the highest throughput with the configuration's
 // seed, and returns that throughput, 0 if none is above atLeast. A threshold that is no better than
 // the best so far takes one probe.
 func (s *search) tuneThreshold(ctx context.Context, atLeast float64) (rate float64, err error) {
@@ -219,7 +214,7 @@ func (s *search) tuneThreshold(ctx context.Context, atLeast float64) (rate float
 		largest = max(largest, s.cfg.Models[i].BatchSizes.Largest())
 	}
 	best := atLeast
-	s.cfg.Threshold, rate, err = match.ThresholdSearch(largest,
+	s.cfg.Threshold, rate, err = s.cfg.other().Tune(largest,
 		func(threshold int) (float64, error) {
 			s.cfg.Threshold = threshold
 			found, err := s.find(ctx, s.cfg.Seed, best)

@@ -95,7 +95,7 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 2 " +
 			"--plain": "plain: the planner is kairos+; only ribbon",
 		"--model rm2 --budget 2 --top 0":                         "top is 0",
-		"--model rm2 --budget 2 --policy best --max r5n.large=1": "there are: clockwork-cheapest",
+		"--model rm2 --budget 2 --policy best --max r5n.large=1": "there are: fcfs, horizon, kairos",
 		"--model rm2 --model wnd --budget 2 --planner kairos": "for several use the fluid " +
 			"planner",
 		"--model rm2 --budget 2 --batch " + dir + "/shares.csv": "add up to 0.8, want 1",

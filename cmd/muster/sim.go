@@ -149,7 +149,6 @@ type simPoolOptions struct {
 	change       simcmd.Change
 	holds        []string
 	bind         string
-	threshold    int
 	// Of commands that simulate one rate.
 	rate                float64
 	logFile, recordFile string // "": none
@@ -175,8 +174,6 @@ func (o *simPoolOptions) addHoldings(flags *pflag.FlagSet) {
 	flags.StringVar(&o.bind, "bind", sim.BindByMatcher,
 		"how a query for a family is bound to a variant: matcher, when it starts, or drawn, when "+
 			"it arrives")
-	flags.IntVar(&o.threshold, "threshold", 0,
-		"batch size above which the policy drs uses the base type; 0: search for the best")
 }
 
 // addRate adds the rate, and files of what happens at it.
@@ -241,7 +238,7 @@ func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.Pool, cfg.Policy, cfg.Threshold, cfg.Bind = pool, o.policy, o.threshold, o.bind
+	cfg.Pool, cfg.Policy, cfg.Bind = pool, o.policy, o.bind
 	for _, text := range o.holds {
 		h, err := variants.ParseHolding(text)
 		if err != nil {

@@ -59,10 +59,7 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 		"model to compare the policies on, or all; repeat it for several, compared one by one")
 	flags.Float64Var(&budget, "budget", 2.5, "$/hr that a pool may cost")
 	lists.Var(flags, &policies, "policies",
-		[]string{
-			"horizon", "kairos", "fcfs", "drs", "clockwork-earliest", "clockwork-cheapest",
-			"oracle",
-		}, "policies to compare")
+		[]string{"horizon", "kairos", "fcfs", "oracle"}, "policies to compare")
 	lists.Var(flags, &types, "types", sim.PaperTypes(), "instance types that a pool may have")
 	flags.StringVar(&pool, "pool", "",
 		"pool that all policies use, as TYPE=COUNT,TYPE=COUNT, instead of each one's best")

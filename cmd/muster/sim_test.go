@@ -62,7 +62,8 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 1e99" + pool:   "rate is 1e+99",
 		"--model rm2 --rate NaN" + pool:    "rate is NaN",
 		"--model rm2 --rate 5 --policy p" +
-			pool: "there are: clockwork-cheapest",
+			pool: "there are: fcfs, horizon, kairos",
+		"--model rm2 --rate 5 --policy drs" + pool:       "reproduce/ in Muster's repository has it",
 		"--model rm2 --rate 5 --queries 0" + pool:        "number of queries is 0",
 		"--model rm2 --rate 5 --seeds 0" + pool:          "number of seeds is 0",
 		"--model rm2 --rate 5 --qos-ms -1" + pool:        "qos-ms: -1",
@@ -102,7 +103,7 @@ func TestSimBadInput(t *testing.T) {
 		"compare --model rm2 --budget 0.2":      "no pool within 0.2",
 		"compare --model rm2 --types g5.xlarge": "g4dn.xlarge",
 		"compare --model rm2 --policies best --budget " +
-			"0.6": "there are: clockwork-cheapest",
+			"0.6": "there are: fcfs, horizon, kairos",
 	} {
 		stdout, _, err := execute(t, append([]string{"sim"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -86,6 +86,9 @@ func (w WaitingQuery) QoSTarget() time.Duration { return fromMs(w.q.family.targe
 // TimeLeft is the time until the query's QoS target; it is negative if that has passed.
 func (w WaitingQuery) TimeLeft() time.Duration { return fromMs(w.q.shard.m.remainingTime(w.q)) }
 
+// Waited is the time since the query's arrival.
+func (w WaitingQuery) Waited() time.Duration { return fromMs(w.q.shard.m.now - w.q.arrival) }
+
 // IsLate reports whether no lane type can answer the query within its QoS target any more, by the
 // mean latency.
 func (w WaitingQuery) IsLate() bool { return w.q.isLate }
@@ -95,6 +98,30 @@ func (u UsableLane) ID() LaneID { return u.l.id }
 
 // Type is the lane's type.
 func (u UsableLane) Type() names.LaneType { return u.l.typ.name }
+
+// IsBase reports whether the lane's type is a base type: it meets every model's QoS target at the
+// largest batch size.
+func (u UsableLane) IsBase() bool { return u.l.typ.base }
+
+// Serves reports whether the lane holds a variant that may answer the query.
+func (u UsableLane) Serves(q WaitingQuery) bool { return u.l.canServe(q.q) }
+
+// Outstanding is how many queries the lane has not answered or has queued.
+func (u UsableLane) Outstanding() int { return len(u.l.held) + u.l.queue.queries.Len() }
+
+// MeanLatency is [UsableLane.Latency] also on a lane that ends before the query does. The lane must
+// serve the query.
+func (u UsableLane) MeanLatency(q WaitingQuery, start time.Duration) time.Duration {
+	_, latency := u.l.inTime(q.q, u.l.m.remainingTime(q.q)-toMs(start))
+	return fromMs(latency)
+}
+
+// Coefficient is the type's heterogeneity coefficient C_j (KAIROS, Definition 1), in (0, 1], for the
+// variant whose latency [UsableLane.Latency] returns. The lane must serve the query.
+func (u UsableLane) Coefficient(q WaitingQuery, start time.Duration) float64 {
+	model, _ := u.l.inTime(q.q, u.l.m.remainingTime(q.q)-toMs(start))
+	return u.l.typ.coefficient[model]
+}
 
 // IsOpen reports whether the lane may be given a query now.
 func (u UsableLane) IsOpen() bool { return u.l.open() }
@@ -141,4 +168,24 @@ func (c chooserPolicy) enqueueArrival(s *shard, q *query) {
 func (c chooserPolicy) assignQueries(s *shard) {
 	s.leaveEndingLanes(c)
 	c.Choose(View{s})
+}
+
+// maxMoved is how many queries of one queue are offered to other lanes in a round.
+const maxMoved = 64
+
+// leaveEndingLanes lets the queries arrive again that are in the queue of a lane that is now to end
+// before they do.
+func (s *shard) leaveEndingLanes(p policy) {
+	for _, l := range s.lanes {
+		q := l.queue.queries.First()
+		for range maxMoved {
+			if q == nil || l.endsAfter(q, l.start()) {
+				break
+			}
+			next := q.inQueue.Next()
+			l.queue.remove(q)
+			p.enqueueArrival(s, q)
+			q = next
+		}
+	}
 }

@@ -98,3 +98,35 @@ func TestChooser(t *testing.T) {
 		t.Errorf("queries went to lanes %v, want %v", sent, want)
 	}
 }
+
+// drawnQueues queues each query at a lane that it draws among those that serve the query.
+type drawnQueues struct{}
+
+func (drawnQueues) QueryArrived(v View, q WaitingQuery) {
+	var serve, last []UsableLane // those that serve it, and of these those that end after it does
+	for l := range v.Lanes() {
+		if l.Serves(q) {
+			serve = append(serve, l)
+		}
+		if _, ok := l.Latency(q, l.Start()+l.QueuedWork()); ok {
+			last = append(last, l)
+		}
+	}
+	if len(last) > 0 {
+		serve = last
+	}
+	if len(serve) > 0 {
+		v.Enqueue(q, serve[v.Rand().IntN(len(serve))])
+	}
+}
+
+func (drawnQueues) Choose(v View) {
+	for l := range v.Lanes() {
+		for q := range l.Queued() {
+			if !l.IsOpen() {
+				break
+			}
+			v.Assign(q, l)
+		}
+	}
+}

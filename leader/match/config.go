@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -72,9 +71,6 @@ type Config struct {
 	Policy string
 	// NewChooser, if not nil, makes a policy from outside for each shard, in place of Policy.
 	NewChooser func() Chooser
-	// Threshold is the batch size above which the policy drs sends a query to the base type. No
-	// other policy reads it.
-	Threshold int
 	// DispatchAhead is how long before a lane is free the matcher may give it its next query, to
 	// hide the time of the way there; 0 means only when it is free. A lane has at most two queries,
 	// or up to [LaneDepth] as long as they take less than DispatchAhead together.
@@ -89,7 +85,7 @@ type Config struct {
 	// of it, and joined below 2/3 of it. 0 means 15; a negative value means one shard, however
 	// large the pool.
 	ShardLanes int
-	// Seed starts the random source of the policies random and power-of-two.
+	// Seed starts the random source, by which queries are dealt to shards and which choosers share.
 	Seed uint64
 }
 
@@ -114,11 +110,10 @@ func (c *Config) Validate() error {
 			bad("%w", err)
 		}
 	}
-	if c.Policy != "" && !slices.Contains(Policies(), c.Policy) {
-		bad("policy %q is unknown, there are: %s", c.Policy, strings.Join(Policies(), ", "))
-	}
-	if c.Threshold < 0 {
-		bad("threshold is %d, want >= 0", c.Threshold)
+	if c.Policy != "" {
+		if err := CheckPolicy(c.Policy); err != nil {
+			bad("%w", err)
+		}
 	}
 	if c.MaxWaiting < 0 {
 		bad("most waiting queries is %d, want >= 0", c.MaxWaiting)

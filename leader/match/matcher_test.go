@@ -2,7 +2,6 @@ package match
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -146,7 +145,7 @@ type logged struct {
 func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load float64) *busyPool {
 	const target = 25 * time.Millisecond
 	m, err := New(Config{
-		Policy: policy, Threshold: 300, ShardLanes: shardLanes, Models: []Model{
+		Policy: policy, ShardLanes: shardLanes, Models: []Model{
 			{Name: "wnd", QoSTarget: target, LargestBatchSize: 1000, Splits: true},
 		},
 	})
@@ -355,29 +354,13 @@ func TestConfigRefuses(t *testing.T) {
 		"largest batch size": {
 			Models: []Model{{Name: "a", QoSTarget: 1, LargestBatchSize: MaxBatchSize + 1}},
 		},
-		"power-of-two":         {Models: good.Models, Policy: "magic"},
-		"threshold is -1":      {Models: good.Models, Threshold: -1},
+		"fcfs, horizon":        {Models: good.Models, Policy: "magic"},
+		"reproduce/ in":        {Models: good.Models, Policy: "power-of-two"},
 		"dispatch ahead is -1": {Models: good.Models, DispatchAhead: -1},
 	} {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)
 		}
-	}
-}
-
-func TestThresholdSearch(t *testing.T) {
-	calls := 0
-	got, best, err := ThresholdSearch(1000, func(threshold int) (float64, error) {
-		calls++
-		return 100 - math.Abs(float64(threshold-317))/10, nil
-	})
-	if err != nil || math.Abs(float64(got-317)) > 10 || best < 99 || calls > 40 {
-		t.Errorf("got threshold %d at %v after %d calls, %v; want 317", got, best, calls, err)
-	}
-	broken := errors.New("broken")
-	if _, _, err := ThresholdSearch(1000,
-		func(int) (float64, error) { return 0, broken }); !errors.Is(err, broken) {
-		t.Errorf("got error %v, want %v", err, broken)
 	}
 }
 

@@ -520,7 +520,7 @@ func (r *referee) step(e Event) []Decision {
 		if served != (q.shard != r.m.nowhere) || served && !q.shard.hasLaneFor(q) {
 			r.failf("query %v waits where no lane is for it", id)
 		}
-		if _, queued := q.shard.policy.(*queues); queued && served && (q.queue == nil ||
+		if _, queued := q.shard.policy.(chooserPolicy); queued && served && (q.queue == nil ||
 			!slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.isUsable()) {
 			r.failf("query %v is in the queue of no lane of its shard", id)
 		}
@@ -557,7 +557,7 @@ func lessQuery(a, b QueryID) int {
 // prices change, lanes answer early, late, twice or never, refuse and are overdue. The referee
 // checks every decision. In the end lanes behave, and every query must get its outcome.
 func TestPromises(t *testing.T) {
-	for _, policy := range Policies() {
+	for _, policy := range append(Policies(), "chooser") {
 		t.Run(policy, func(t *testing.T) {
 			var splits atomic.Int64
 			rapid.Check(t, func(t *rapid.T) { play(t, policy, &splits) })
@@ -571,7 +571,7 @@ func TestPromises(t *testing.T) {
 func play(t *rapid.T, policy string, splits *atomic.Int64) {
 	types := []names.LaneType{"base", "mid", "slow"}
 	speed := map[names.LaneType]int{"base": 10, "mid": 25, "slow": 60}
-	r := newReferee(t, Config{
+	config := Config{
 		Policy: policy,
 		Models: []Model{
 			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100,
@@ -580,10 +580,13 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300,
 				RejectLate: rapid.Bool().Draw(t, "reject late b"), Splits: true},
 		},
-		Threshold:     rapid.IntRange(0, 100).Draw(t, "threshold"),
 		DispatchAhead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
 		ShardLanes:    rapid.SampledFrom([]int{0, 2, -1}).Draw(t, "shard lanes"),
-	})
+	}
+	if policy == "chooser" {
+		config.Policy, config.NewChooser = "", func() Chooser { return &drawnQueues{} }
+	}
+	r := newReferee(t, config)
 	r.splits = splits
 	table := func(model names.ModelKey, typ names.LaneType, percent int) *Table {
 		tab, err := NewTable(stairs{200, speed[typ] * percent}, r.model(model).LargestBatchSize)

@@ -49,8 +49,6 @@ func scriptConfig(t *testing.T, d *datadriven.TestData) (Config, error) {
 		switch arg.Key {
 		case "policy":
 			cfg.Policy = arg.Vals[0]
-		case "threshold":
-			arg.Scan(t, 0, &cfg.Threshold)
 		case "max-waiting":
 			arg.Scan(t, 0, &cfg.MaxWaiting)
 		case "shard-lanes":

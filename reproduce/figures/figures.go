@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/reproduce/picture"
+	"github.com/muster-serve/muster/reproduce/policies"
 	"github.com/muster-serve/muster/sim"
 )
 
@@ -216,7 +217,9 @@ func (l *lab) config(model string, sizes *workload.BatchSizes) (*sim.Config, err
 	if err != nil {
 		return nil, err
 	}
-	return &sim.Config{Models: []sim.Model{m}, Queries: l.Queries, Seed: 1}, nil
+	return &sim.Config{
+		Models: []sim.Model{m}, Queries: l.Queries, Seed: 1, Others: policies.All(),
+	}, nil
 }
 
 // compare finds each policy's best pool for the model.

@@ -38,9 +38,8 @@ record mixed --model wnd --model dien --model ncf --pool g4dn.xlarge=1,r5n.large
   --deadline-ms 90 --merge none --queries 400
 record faults faults --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 --queries 800 \
   --fault cut-r5n.large-3@400ms+500ms --fault kill-leader@900ms
-for policy in kairos fcfs clockwork-earliest clockwork-cheapest round-robin random \
-  least-outstanding power-of-two drs; do
-  record rivals --policy "$policy" --threshold 300 --model wnd --pool g4dn.xlarge=1,r5n.large=3 \
+for policy in kairos fcfs; do
+  record policies --policy "$policy" --model wnd --pool g4dn.xlarge=1,r5n.large=3 \
     --rate 500 --deadline-ms 60 --merge none --queries 120
 done
 

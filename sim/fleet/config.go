@@ -33,8 +33,6 @@ type Config struct {
 	Policy     string
 	NewChooser func() match.Chooser
 	Seed       uint64
-	// Threshold is the batch size above which the policy drs sends a query to the base type.
-	Threshold int
 	// RTT is the round trip between any two hosts. Jitter is how much longer, in the mean, the way
 	// of a query to its lane takes, with an exponential distribution.
 	RTT, Jitter time.Duration

@@ -17,7 +17,7 @@ func (f *Fleet) beginSettled() error {
 	}
 	leads := newHost()
 	t, err := f.newTerm(&leads, leader.Config{
-		Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser, Threshold: f.cfg.Threshold,
+		Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser,
 		Seed: f.cfg.Seed, Ahead: f.cfg.RTT,
 	})
 	if err != nil {

@@ -3,6 +3,5 @@
 //
 // A [Regime] is data; [List] has them all. [Run] runs one under a policy on the fleet of package
 // sim/fleet, gateways, elections and network included. [Broken] holds a regime's results against
-// the rule that no baseline may do better than the policy that production uses. The baselines that
-// production does not have are here, on the interface [match.Chooser].
+// the rule that no baseline may do better than the policy that production uses.
 package regimes

@@ -1,4 +1,4 @@
-package regimes
+package baselines
 
 import (
 	"slices"
@@ -30,9 +30,7 @@ type assignment struct {
 // have targets of 100 and 1,000 ms.
 func newClinic(t *testing.T, policy string, lanes ...time.Duration) *clinic {
 	t.Helper()
-	all := Policies()
-	p := all[slices.IndexFunc(all, func(p Policy) bool { return p.Name == policy })]
-	m, err := match.New(match.Config{NewChooser: p.NewChooser, Models: []match.Model{
+	m, err := match.New(match.Config{NewChooser: New(policy), Models: []match.Model{
 		{Name: "short", QoSTarget: 100 * ms, LargestBatchSize: 10},
 		{Name: "long", QoSTarget: time.Second, LargestBatchSize: 10},
 	}})
@@ -171,5 +169,44 @@ func TestTwoChoices(t *testing.T) {
 	}
 	if got := longest("two-choices"); got < 5 || got > 8 {
 		t.Errorf("with two-choices a lane gets up to %d queries, want 5 to 8", got)
+	}
+}
+
+// TestInTurn: lanes in the order of their ids, whatever they have.
+func TestInTurn(t *testing.T) {
+	c := newClinic(t, "round-robin", 2*ms, 9*ms)
+	for query := range uint64(4) {
+		c.submit(query+1, "long", 1)
+	}
+	c.ends(2*ms, 1, 1)
+	c.ends(7*ms, 2, 2)
+	c.want(assignment{1, 1}, assignment{2, 2}, assignment{3, 1}, assignment{4, 2})
+}
+
+// TestLeastOutstanding: what lanes have is counted, and its work is not.
+func TestLeastOutstanding(t *testing.T) {
+	c := newClinic(t, "least-outstanding", 2*ms, 9*ms)
+	c.submit(1, "long", 10)
+	c.submit(2, "long", 1)
+	c.ends(9*ms, 2, 2)
+	c.submit(3, "long", 1)
+	c.want(assignment{1, 1}, assignment{2, 2}, assignment{3, 2})
+}
+
+// TestClockwork: the lane that ends first, or the cheapest one that is in time.
+func TestClockwork(t *testing.T) {
+	for policy, want := range map[string][]assignment{
+		"clockwork-earliest": {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 2}},
+		"clockwork-cheapest": {{1, 2}, {2, 1}, {3, 1}, {4, 1}, {5, 1}},
+	} {
+		c := newClinic(t, policy, 2*ms, 9*ms)
+		for query := range uint64(5) {
+			c.submit(query+1, "short", 10)
+		}
+		for i := 0; i < len(c.sent); i++ {
+			c.ends(ms, c.sent[i].lane, c.sent[i].query)
+		}
+		slices.SortFunc(c.sent, func(a, b assignment) int { return int(a.query) - int(b.query) })
+		c.want(want...)
 	}
 }
