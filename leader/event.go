@@ -10,12 +10,13 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
-type Kind uint8
+// An EventKind says what happened. The comment of each kind lists the fields of [Event] that
+// it uses.
+type EventKind uint8
 
 const (
 	// TimePassed says only that time has passed; see [State.Next].
-	TimePassed Kind = iota
+	TimePassed EventKind = iota
 	// ViewChanged: Members. The fleet's view has changed; Members are all that it lists.
 	ViewChanged
 	// Described: Member, Free. A member has described itself over its link. Those of its lanes that
@@ -61,7 +62,7 @@ const (
 // An Event tells a state what happened. Kind says which fields count. The state keeps what the
 // fields point to: the caller must not change it afterwards.
 type Event struct {
-	Kind Kind
+	Kind EventKind
 
 	// Gateway and Sequence name a query.
 	Gateway, Sequence uint64

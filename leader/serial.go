@@ -46,7 +46,7 @@ var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome"
 	"lane-overdue", "lane-silent", "lane-answers", "departs", "target-unmet", "nonsense"}
 
 // String returns the serial form of k.
-func (k Kind) String() string { return name(kindNames, int(k)) }
+func (k EventKind) String() string { return name(kindNames, int(k)) }
 
 // String returns the serial form of k.
 func (k ActionKind) String() string { return name(actionNames, int(k)) }
@@ -92,7 +92,7 @@ var (
 	remainingField = lines.DurationField("remaining",
 		func(e *Event) *time.Duration { return &e.Remaining })
 
-	kindFields = map[Kind]lines.Form[Event]{
+	kindFields = map[EventKind]lines.Form[Event]{
 		Greeted:   {agentField, freeField},
 		LanesFree: {agentField, freeField},
 		LinkBroken: {
@@ -354,7 +354,7 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1],
 			all)
 	}
-	e.Kind = Kind(kind)
+	e.Kind = EventKind(kind)
 	switch e.Kind {
 	case Learned:
 		e.Advice = &Advice{}

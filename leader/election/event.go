@@ -60,13 +60,14 @@ func (m Message) String() string {
 	return s
 }
 
-// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
-type Kind uint8
+// An EventKind says what happened. The comment of each kind lists the fields of [Event] that
+// it uses.
+type EventKind uint8
 
 const (
 	// TimePassed says only that time has passed; the caller steps with it when the
 	// node asked to be stepped and nothing else happened.
-	TimePassed Kind = iota
+	TimePassed EventKind = iota
 	// MemberUp: ID, Rank. The agent is a member, or its rank has changed. The rank of the node's
 	// own agent holds from its next claim on. Whoever should be told who leads can be made a member
 	// of rank 0.
@@ -95,7 +96,7 @@ var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "do
 
 // An Event tells a node what happened. Kind says which fields count.
 type Event struct {
-	Kind    Kind
+	Kind    EventKind
 	ID      names.AgentName
 	Rank    Rank
 	Epoch   uint64

@@ -110,8 +110,8 @@ func TestResignedInTime(t *testing.T) {
 	t.Error("leads on")
 }
 
-// TestFewHeartbeats checks that a member gets few heartbeats while it acknowledges them and there is
-// no news, and one each 50 ms otherwise.
+// TestFewHeartbeats checks that a member gets few heartbeats while it acknowledges them and there
+// is no news, and one each 50 ms otherwise.
 func TestFewHeartbeats(t *testing.T) {
 	n, at := leadingNode(t)
 	beats := func(acknowledges bool) (beats int) {
@@ -262,7 +262,7 @@ func TestAnyEvents(t *testing.T) {
 					time.Millisecond, 100 * time.Millisecond, 2 * time.Second,
 				}[r.IntN(3)])
 			other, leader := w.procs[r.IntN(4)], w.procs[r.IntN(4)]
-			e := Event{Kind: Kind(r.IntN(int(Resigned) + 1)), ID: other.id, Rank: other.rank}
+			e := Event{Kind: EventKind(r.IntN(int(Resigned) + 1)), ID: other.id, Rank: other.rank}
 			e.Message = Message{Kind: MessageKind(r.IntN(int(Resign) + 1)), Heard: r.IntN(2) == 0,
 				Claim: Claim{
 					Epoch: p.node.seen + uint64(r.IntN(3)), Rank: leader.rank, Leader: leader.id,

@@ -62,13 +62,13 @@ type State struct {
 	asked, unanswered uint64
 }
 
-// A Kind says what the caller is to do.
-type Kind uint8
+// An ActionKind says what the caller is to do.
+type ActionKind uint8
 
 const (
 	// AskLane: ask Lane when it would finish Query with Model. ID names the question, and the
 	// reservation that the answer brings.
-	AskLane Kind = iota
+	AskLane ActionKind = iota
 	// ReleaseLane: free Lane's reservation ID, for the query goes elsewhere.
 	ReleaseLane
 	// SendQuery: send Query to Lane, which has reserved itself under ID, to run Model. With a
@@ -84,9 +84,9 @@ const (
 	LaneSilent
 )
 
-// A Action is an action for the caller. Kind says which fields count.
+// An Action is an action for the caller. Kind says which fields count.
 type Action struct {
-	Kind  Kind
+	Kind  ActionKind
 	Query uint64 // 0 in a ReleaseLane after a late answer
 	Lane  match.LaneID
 	// Model is the model that the query names, or a variant of the family that it names, and

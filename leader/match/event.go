@@ -17,13 +17,14 @@ type QueryID struct {
 // uses a number twice. Ties between lanes go to the smaller number.
 type LaneID uint32
 
-// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
-type Kind uint8
+// An EventKind says what happened. The comment of each kind lists the fields of [Event] that
+// it uses.
+type EventKind uint8
 
 const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
-	TimePassed Kind = iota
+	TimePassed EventKind = iota
 	// Submitted: Query, Model, LeastAccuracy, BatchSize, Waited, TimeLeft, Attempt, Splits. Model
 	// is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
 	// none. A second submit of a query that the matcher knows is ignored, unless its gateway has
@@ -95,7 +96,7 @@ const (
 
 // An Event tells a matcher what happened. Kind says which fields count.
 type Event struct {
-	Kind  Kind
+	Kind  EventKind
 	Query QueryID
 	// Attempt is the number of the assignment; 1 for a query's first.
 	Attempt int

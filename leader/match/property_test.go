@@ -672,7 +672,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		}
 		r.step(e)
 	}
-	answer := func(kind Kind) {
+	answer := func(kind EventKind) {
 		id, ok := pick(t, r.lanes, lessLane)
 		if !ok || len(r.lanes[id].held) == 0 {
 			return
@@ -683,7 +683,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 			Remaining: duration("remaining", time.Millisecond) / 2,
 		})
 	}
-	onLane := func(kind Kind) {
+	onLane := func(kind EventKind) {
 		if id, ok := pick(t, r.lanes, lessLane); ok {
 			r.step(
 				Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond),
@@ -743,11 +743,11 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		case 8, 9, 10, 11, 12, 13:
 			answer(Completed)
 		case 14:
-			answer(rapid.SampledFrom([]Kind{Refused, Unused}).Draw(t, "kind"))
+			answer(rapid.SampledFrom([]EventKind{Refused, Unused}).Draw(t, "kind"))
 		case 15, 16:
 			join(someModels.Draw(t, "models"))
 		case 17:
-			onLane(rapid.SampledFrom([]Kind{
+			onLane(rapid.SampledFrom([]EventKind{
 				LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining, LaneEnds,
 			}).Draw(t, "kind"))
 		case 18:
@@ -775,7 +775,8 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		case 21: // an answer that comes after the query has gone elsewhere, or of a lane long lost
 			if id, ok := pick(t, r.queries, lessQuery); ok && r.queries[id].attempt > 1 {
 				r.step(Event{
-					Kind: rapid.SampledFrom([]Kind{Completed, Refused}).Draw(t, "kind"), Query: id,
+					Kind:    rapid.SampledFrom([]EventKind{Completed, Refused}).Draw(t, "kind"),
+					Query:   id,
 					Attempt: 1, Lane: lane + 1,
 				})
 			}

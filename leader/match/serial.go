@@ -48,7 +48,7 @@ func name(names []string, i int) string {
 }
 
 // String returns the serial form of k.
-func (k Kind) String() string { return name(kindNames, int(k)) }
+func (k EventKind) String() string { return name(kindNames, int(k)) }
 
 // String returns the serial form of a.
 func (a Action) String() string { return name(actionNames, int(a)) }
@@ -91,7 +91,7 @@ var (
 		func(e *Event) *time.Duration { return &e.Remaining })
 	attemptFields = lines.Form[Event]{queryField, attemptField, laneField, remainingField}
 
-	kindFields = map[Kind]lines.Form[Event]{
+	kindFields = map[EventKind]lines.Form[Event]{
 		Submitted: {
 			queryField, attemptField, anyLaneField, modelField,
 			lines.IntField("batch", func(e *Event) *int { return &e.BatchSize }),
@@ -319,7 +319,7 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1],
 			strings.Join(kindNames, ", "))
 	}
-	e.Kind = Kind(kind)
+	e.Kind = EventKind(kind)
 	for _, f := range fields[2:] {
 		if err := e.set(f); err != nil {
 			return 0, e, fmt.Errorf("event %.80q: %w", line, err)

@@ -309,7 +309,8 @@ func (r *Replanner) makePlacement(version uint64, reason string, families []plac
 }
 
 // makeNextVersion makes the next version of what is wanted, and tells of it.
-func (r *Replanner) makeNextVersion(kind Kind, reason string, families []place.FamilyForecast) {
+func (r *Replanner) makeNextVersion(kind EventKind, reason string,
+	families []place.FamilyForecast) {
 	before := r.placement
 	r.makePlacement(r.placement.Version+1, reason, families)
 	changed := 0

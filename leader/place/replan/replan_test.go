@@ -27,7 +27,7 @@ func (w *world) accuracy() float64 {
 }
 
 // wants fails the test unless some event of a kind has the words.
-func (w *world) wants(t *testing.T, kind Kind, words ...string) {
+func (w *world) wants(t *testing.T, kind EventKind, words ...string) {
 	t.Helper()
 	texts := w.told(kind)
 	if !slices.ContainsFunc(texts, func(text string) bool {

@@ -132,25 +132,25 @@ type Wait struct {
 	Why    string
 }
 
-// A Kind is the kind of an Event.
-type Kind string
+// An EventKind is the kind of an Event.
+type EventKind string
 
 // The kinds of events.
 const (
-	Planned   Kind = "placement"   // a new placement; Version
-	Unserved  Kind = "unserved"    // no placement serves all of a family's demand; Family
-	Unplaced  Kind = "not_placed"  // no agent can hold a family or a variant
-	Slower    Kind = "slower"      // a model is slower than what the placement assumes
-	LoadFails Kind = "load_failed" // a load failed; the model is barred on the agent
+	Planned   EventKind = "placement"   // a new placement; Version
+	Unserved  EventKind = "unserved"    // no placement serves all of a family's demand; Family
+	Unplaced  EventKind = "not_placed"  // no agent can hold a family or a variant
+	Slower    EventKind = "slower"      // a model is slower than what the placement assumes
+	LoadFails EventKind = "load_failed" // a load failed; the model is barred on the agent
 	// a placement made more queries late; Version is the new one
-	Undone    Kind = "placement_undone"
-	Stuck     Kind = "change_stuck" // an agent cannot go where it should
-	Commanded Kind = "placement_command"
+	Undone    EventKind = "placement_undone"
+	Stuck     EventKind = "change_stuck" // an agent cannot go where it should
+	Commanded EventKind = "placement_command"
 )
 
 // An Event is something to tell.
 type Event struct {
-	Kind    Kind
+	Kind    EventKind
 	Agent   names.AgentName // or ""
 	Family  string          // or ""
 	Model   names.ModelKey  // or ""

@@ -466,7 +466,7 @@ func (w *world) checkMove(m Move, layouts map[names.AgentName]string) {
 }
 
 // told reports whether an event of a kind was told, and its text.
-func (w *world) told(kind Kind) (texts []string) {
+func (w *world) told(kind EventKind) (texts []string) {
 	for _, e := range w.events {
 		if e.Kind == kind {
 			texts = append(texts, e.Text)
