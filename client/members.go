@@ -24,7 +24,7 @@ type members struct {
 	models map[string]*fleetModel
 	// families are those that no model has the name of.
 	families map[string]*fleetFamily
-	releases map[string]canary.Release // of models
+	releases map[string]canary.Rollout // of models
 }
 
 // A fleetFamily is a family whose variants members hold. As a version it has what the variants
@@ -58,10 +58,10 @@ type fleetVersion struct {
 func newMembers(v *control.View) *members {
 	m := &members{
 		view: v, byName: map[names.AgentName]*control.Member{}, models: map[string]*fleetModel{},
-		releases: make(map[string]canary.Release, len(v.GetReleases())),
+		releases: make(map[string]canary.Rollout, len(v.GetReleases())),
 	}
 	for _, r := range v.GetReleases() {
-		m.releases[r.GetModel()] = canary.Release{
+		m.releases[r.GetModel()] = canary.Rollout{
 			Current: r.GetCurrent(), Canary: r.GetCanary(), Share: r.GetShare(),
 		}
 	}
@@ -271,7 +271,7 @@ func (f *fleetModel) servesVersion(version int64) bool {
 }
 
 // bestVersion is the version for queries that name none and are not a canary's.
-func (f *fleetModel) bestVersion(r canary.Release) (best int64) {
+func (f *fleetModel) bestVersion(r canary.Rollout) (best int64) {
 	leaving := int64(0)
 	for version := range f.versions {
 		if f.servesVersion(version) {

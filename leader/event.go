@@ -138,8 +138,8 @@ type Event struct {
 	Models []ModelID
 	Tables []names.TableKey
 
-	// Releases are by model; a model without one was never released.
-	Releases []Release
+	// Rollouts are by model; a model without one was never released.
+	Rollouts []ModelRollout
 	// Shadow says that an attempt was made to compare its answer, and is no client's query.
 	Shadow bool
 }

@@ -13,21 +13,21 @@ import (
 // Parts of a query are numbered between queries.
 const _ = uint(canary.Numbering-(match.MostParts+1)) + uint(match.MostParts+1-canary.Numbering)
 
-// A Release says which versions of a model answer the queries that name none.
-type Release struct {
+// A ModelRollout says which versions of a model answer the queries that name none.
+type ModelRollout struct {
 	Model string
-	canary.Release
+	canary.Rollout
 }
 
 // setReleases takes all releases. A trial goes on as long as its release is the same. What a canary
 // did before it was taken back would take it back again at once; and with another share its queries
 // are of another time than the current version's: if a canary gets more of them since an overload
 // began, it is late more often, though it is as good.
-func (s *State) setReleases(all []Release) {
+func (s *State) setReleases(all []ModelRollout) {
 	before := s.releases
-	s.releases = make(map[string]canary.Release, len(all))
+	s.releases = make(map[string]canary.Rollout, len(all))
 	for _, r := range all {
-		s.releases[r.Model] = r.Release
+		s.releases[r.Model] = r.Rollout
 	}
 	for _, m := range s.models {
 		now, was := s.releases[m.Name], before[m.Name]
@@ -120,7 +120,7 @@ func (s *State) trialSize(q *query, told int) int {
 
 // A Trial is what the state has counted of a canary, beside the current version.
 type Trial struct {
-	Release
+	ModelRollout
 	canary.Trial
 	// Serves says that agents that do not drain hold the canary.
 	Serves bool
@@ -134,7 +134,7 @@ func (s *State) Trials() (all []Trial) {
 		if r.Canary == 0 {
 			continue
 		}
-		t := Trial{Release: Release{name, r}, Serves: s.served[ModelID{name, r.Canary}]}
+		t := Trial{ModelRollout: ModelRollout{name, r}, Serves: s.served[ModelID{name, r.Canary}]}
 		if m := s.models[ModelID{name, r.Current}]; m != nil && m.trial != nil {
 			t.Current = *m.trial
 		}

@@ -22,11 +22,11 @@ func versions(name string, all ...int64) *Member {
 }
 
 // release tells of a release of the model m.
-func (in *told) release(r canary.Release) []Action {
+func (in *told) release(r canary.Rollout) []Action {
 	in.t.Helper()
-	e := Event{Kind: Released, Releases: []Release{{"m", r}}}
+	e := Event{Kind: Released, Rollouts: []ModelRollout{{"m", r}}}
 	_, again, err := ParseEvent(AppendEvent(nil, in.now, &e))
-	if err != nil || len(again.Releases) != 1 || again.Releases[0] != e.Releases[0] {
+	if err != nil || len(again.Rollouts) != 1 || again.Rollouts[0] != e.Rollouts[0] {
 		in.t.Errorf("read as %+v, %v, want %+v", again, err, e)
 	}
 	return in.tell(e)
@@ -70,9 +70,9 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	expect("nothing was released", 1, map[int64]int{4: 200}, 0)
-	in.release(canary.Release{Current: 3})
+	in.release(canary.Rollout{Current: 3})
 	expect("3 is released", 1000, map[int64]int{3: 200}, 200)
-	tried := canary.Release{Current: 3, Canary: 4, Share: .2}
+	tried := canary.Rollout{Current: 3, Canary: 4, Share: .2}
 	in.release(tried)
 	takes := 0
 	for i := range uint64(200) {
@@ -88,16 +88,16 @@ func TestRelease(t *testing.T) {
 		trials[0].Canary.Runs.Total != canaryTotal.Answered {
 		t.Errorf("got the trials %+v", trials)
 	}
-	in.release(canary.Release{Current: 3, Canary: 5, Share: .5})
+	in.release(canary.Rollout{Current: 3, Canary: 5, Share: .5})
 	expect("nobody holds the canary", 3000, map[int64]int{3: 200}, 200)
 	// The canary's queries are to be compared with those of the same time.
 	if trials := in.Trials(); trials[0].Serves || trials[0].Current.Total().Queries() != 0 {
 		t.Errorf("another canary, which nobody holds: %+v count of the current version",
 			trials[0].Current.Total())
 	}
-	in.release(canary.Release{Current: 5})
+	in.release(canary.Rollout{Current: 5})
 	expect("nobody holds the current version", 4000, map[int64]int{4: 200}, 200)
-	in.release(canary.Release{Current: 3, Canary: 4})
+	in.release(canary.Rollout{Current: 3, Canary: 4})
 	expect("4 was taken back", 5000, map[int64]int{3: 200}, 200)
 	if a := in.ask(6000*canary.Numbering, ModelID{"m", 4}, 0); a == nil ||
 		a.Model.Version != 4 || a.Known {
@@ -111,7 +111,7 @@ func TestTrialAgain(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
 	in.join(versions("w0", 3, 4))
-	counted := func(what string, r canary.Release, before uint64) {
+	counted := func(what string, r canary.Rollout, before uint64) {
 		t.Helper()
 		in.release(r)
 		got := in.Trials()[0]
@@ -119,13 +119,13 @@ func TestTrialAgain(t *testing.T) {
 			t.Errorf("%s: %d queries count, want %d", what, n, before)
 		}
 	}
-	counted("on trial", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
+	counted("on trial", canary.Rollout{Current: 3, Canary: 4, Share: .2}, 0)
 	in.goes(1, 100)
-	counted("the same again", canary.Release{Current: 3, Canary: 4, Share: .2}, 100)
-	counted("a larger share", canary.Release{Current: 3, Canary: 4, Share: .5}, 0)
+	counted("the same again", canary.Rollout{Current: 3, Canary: 4, Share: .2}, 100)
+	counted("a larger share", canary.Rollout{Current: 3, Canary: 4, Share: .5}, 0)
 	in.goes(1000, 50)
-	counted("taken back", canary.Release{Current: 3, Canary: 4}, 50)
-	counted("tried again", canary.Release{Current: 3, Canary: 4, Share: .2}, 0)
+	counted("taken back", canary.Rollout{Current: 3, Canary: 4}, 50)
+	counted("tried again", canary.Rollout{Current: 3, Canary: 4, Share: .2}, 0)
 }
 
 // TestReleaseMovesWaiting: queries that wait when a canary is taken back wait for the version that
@@ -134,7 +134,7 @@ func TestReleaseMovesWaiting(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
 	in.join(versions("w0", 3, 4))
-	in.release(canary.Release{Current: 3, Canary: 4, Share: .999})
+	in.release(canary.Rollout{Current: 3, Canary: 4, Share: .999})
 	var running []*Action
 	for i := uint64(1); i <= 8; i++ {
 		if a := in.ask(i*canary.Numbering, ModelID{"m", 0}, 0); a != nil {
@@ -144,7 +144,7 @@ func TestReleaseMovesWaiting(t *testing.T) {
 	if waiting, _ := in.Waiting(); waiting < 4 || len(running) == 0 {
 		t.Fatalf("%d queries wait and %d run", waiting, len(running))
 	}
-	in.release(canary.Release{Current: 3, Canary: 4})
+	in.release(canary.Rollout{Current: 3, Canary: 4})
 	in.now += 10 * time.Millisecond
 	for _, a := range in.tell(Event{
 		Kind: Completed, Agent: "w0", Gateway: 1, Sequence: running[0].Decision.Query.Sequence,
@@ -161,7 +161,7 @@ func TestTrial(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
 	in.join(versions("w0", 3, 4))
-	in.release(canary.Release{Current: 3, Canary: 4, Share: .5})
+	in.release(canary.Rollout{Current: 3, Canary: 4, Share: .5})
 	ends := func(version int64, took time.Duration, shadow bool) {
 		in.now += took
 		in.tell(Event{
@@ -215,7 +215,7 @@ func TestTrialCountsWhatItTries(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
 	in.join(versions("w0", 3, 4))
-	in.release(canary.Release{Current: 3, Canary: 4, Share: .5})
+	in.release(canary.Rollout{Current: 3, Canary: 4, Share: .5})
 	for i := range uint64(10) {
 		a := in.ask((i+1)*canary.Numbering, ModelID{"m", 4}, 0)
 		if a == nil || a.Kind != Assign {
@@ -269,7 +269,7 @@ func TestReleaseOfFamily(t *testing.T) {
 		t.Fatalf("nothing released: got %+v, want version 4", a)
 	}
 	in.answer(a)
-	in.release(canary.Release{Current: 3, Canary: 4, Share: .9})
+	in.release(canary.Rollout{Current: 3, Canary: 4, Share: .9})
 	for i := uint64(2); i < 4; i++ {
 		a := in.ask(4*i, ModelID{"f", 0}, 0)
 		if a == nil || a.Model.Version != 3 {

@@ -223,7 +223,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 			b = lines.Item(lines.Item(b, "latency", key.Model), "type", key.Type)
 		}
 	case Released:
-		for _, r := range e.Releases {
+		for _, r := range e.Rollouts {
 			b = lines.Item(b, "model", names.NewModelKey(r.Model, r.Current))
 			b = lines.Int(b, "canary", int(r.Canary))
 			b = lines.Float(b, "share", r.Share)
@@ -421,13 +421,14 @@ func (p *parser) set(key, value string) (err error) {
 	case Released:
 		if key == "model" {
 			id := parseModel(value)
-			e.Releases = append(e.Releases, Release{id.Name, canary.Release{Current: id.Version}})
+			e.Rollouts = append(e.Rollouts, ModelRollout{id.Name,
+				canary.Rollout{Current: id.Version}})
 			return nil
 		}
-		if len(e.Releases) == 0 {
+		if len(e.Rollouts) == 0 {
 			return lines.ErrNoField
 		}
-		switch r := &e.Releases[len(e.Releases)-1]; key {
+		switch r := &e.Rollouts[len(e.Rollouts)-1]; key {
 		case "canary":
 			r.Canary, err = strconv.ParseInt(value, 10, 64)
 		case "share":

@@ -76,7 +76,7 @@ type State struct {
 	// by model name: of the versions on lanes that do not drain, the one for queries that name none
 	// and are not a canary's
 	newest   map[string]int64
-	releases map[string]canary.Release // by model name
+	releases map[string]canary.Rollout // by model name
 	served   map[ModelID]bool          // versions on lanes that do not drain
 	// families is, by name, the versions that answer for a family, the most accurate first.
 	families map[string][]*model
@@ -220,7 +220,7 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	case Failed:
 		s.countFailures(e)
 	case Released:
-		s.setReleases(e.Releases)
+		s.setReleases(e.Rollouts)
 	}
 	return s.out
 }

@@ -26,9 +26,9 @@ func (t *term) followReleases() {
 		return
 	}
 	all := r.All()
-	e := leader.Event{Kind: leader.Released, Releases: make([]leader.Release, len(all))}
+	e := leader.Event{Kind: leader.Released, Rollouts: make([]leader.ModelRollout, len(all))}
 	for i, x := range all {
-		e.Releases[i] = leader.Release{Model: x.GetModel(), Release: release.Choice(x)}
+		e.Rollouts[i] = leader.ModelRollout{Model: x.GetModel(), Rollout: release.Choice(x)}
 	}
 	if len(all) > 0 {
 		t.step(e)

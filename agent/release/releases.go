@@ -87,7 +87,7 @@ type Releases struct {
 // A snapshot is all releases, and the choices that they are.
 type snapshot struct {
 	all      []*control.Release // by model
-	choices  map[string]canary.Release
+	choices  map[string]canary.Rollout
 	compared map[string]bool // models with a canary on trial whose answers are compared
 }
 
@@ -183,14 +183,15 @@ func ofPresent(value *float64) float64 {
 }
 
 // Choice is what a release says to who chooses versions.
-func Choice(x *control.Release) canary.Release {
-	return canary.Release{
+func Choice(x *control.Release) canary.Rollout {
+	return canary.Rollout{
 		Current: x.GetCurrent(), Canary: x.GetCanary(), Share: x.GetShare(),
 	}
 }
 
-// Of is the release of a model, the zero Release if there is none. It does not block.
-func (r *Releases) Of(model string) canary.Release { return r.now.Load().choices[model] }
+// Of says which versions of a model answer, the zero Rollout if nothing was released. It does not
+// block.
+func (r *Releases) Of(model string) canary.Rollout { return r.now.Load().choices[model] }
 
 // Compares reports whether answers of a model's canary are to be compared with those of the current
 // version. It does not block.
@@ -214,7 +215,7 @@ func (r *Releases) All() []*control.Release { return r.now.Load().all }
 // publishKnown makes Of and All return what is known. r.mu is held, but in New.
 func (r *Releases) publishKnown() {
 	s := &snapshot{
-		choices: make(map[string]canary.Release, len(r.known)), compared: map[string]bool{},
+		choices: make(map[string]canary.Rollout, len(r.known)), compared: map[string]bool{},
 	}
 	s.all = slices.SortedFunc(maps.Values(r.known),
 		func(a, b *control.Release) int { return cmp.Compare(a.Model, b.Model) })
@@ -633,7 +634,7 @@ func (r *Releases) judgeCounts(counted *leader.Trial) (canary.Verdict, *control.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	x := r.known[counted.Model]
-	if !Choice(x).OnTrial() || Choice(x) != counted.Release.Release {
+	if !Choice(x).OnTrial() || Choice(x) != counted.ModelRollout.Rollout {
 		return canary.Verdict{}, x, time.Time{}
 	}
 	t := r.trialOf(x)

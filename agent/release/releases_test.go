@@ -44,7 +44,8 @@ func TestTrialAgain(t *testing.T) {
 				Epoch: 1, Tell: func([]*control.Release) {},
 				Trials: func() []leader.Trial {
 					return []leader.Trial{{
-						Release: leader.Release{Model: "ncf", Release: r.Of("ncf")}, Serves: true,
+						ModelRollout: leader.ModelRollout{Model: "ncf", Rollout: r.Of("ncf")},
+						Serves:       true,
 					}}
 				},
 				Serving: func() map[string][]int64 { return map[string][]int64{"ncf": {3, 4}} },
@@ -88,9 +89,9 @@ func TestTrialAgain(t *testing.T) {
 	})
 }
 
-// TestBounded: what an older agent tells, or an earlier version has kept, does not go on to others as
-// it came: texts are cut, and a number that leaves no room for later ones is left out. Only the owner
-// may read the file.
+// TestBounded: what an older agent tells, or an earlier version has kept, does not go on to others
+// as it came: texts are cut, and a number that leaves no room for later ones is left out. Only the
+// owner may read the file.
 func TestBounded(t *testing.T) {
 	long := strings.Repeat("why", 1<<20)
 	dir := t.TempDir()
@@ -186,8 +187,9 @@ func try(t *testing.T, req *control.SetReleaseRequest, test func(*testing.T, *tr
 				Epoch: 1, Tell: func([]*control.Release) {},
 				Trials: func() []leader.Trial {
 					return []leader.Trial{{
-						Release: leader.Release{Model: "ncf", Release: x.Of("ncf")}, Serves: true,
-						Trial: *x.counted.Load(),
+						ModelRollout: leader.ModelRollout{Model: "ncf", Rollout: x.Of("ncf")},
+						Serves:       true,
+						Trial:        *x.counted.Load(),
 					}}
 				},
 				Serving: func() map[string][]int64 { return map[string][]int64{"ncf": {3, 4}} },
@@ -259,7 +261,8 @@ func TestCompared(t *testing.T) {
 				t.Error("answers are to be compared")
 			}
 			x.Releases.Compared(answers(50, 50, 1))
-			if s := x.after(t, 3*every); s.GetState() != "on trial" || s.GetAnswers().GetCompared() > 0 {
+			if s := x.after(t, 3*every); s.GetState() != "on trial" ||
+				s.GetAnswers().GetCompared() > 0 {
 				t.Errorf("got %v", s)
 			}
 		})
@@ -364,8 +367,8 @@ func TestTwoLeaders(t *testing.T) {
 	})
 }
 
-// A slowStore is a store that cannot be written at first; then it takes what was to be written until
-// it is told to go on, and denies what others write meanwhile.
+// A slowStore is a store that cannot be written at first; then it takes what was to be written
+// until it is told to go on, and denies what others write meanwhile.
 type slowStore struct {
 	denies atomic.Bool
 	goOn   chan struct{}

@@ -13,18 +13,18 @@ import (
 
 func TestPrefer(t *testing.T) {
 	for _, tt := range []struct {
-		r    Release
+		r    Rollout
 		a, b int64
 		want int64
 	}{
-		{Release{}, 3, 4, 4},
-		{Release{}, 3, 0, 3},
-		{Release{Current: 3}, 3, 4, 3},
-		{Release{Current: 3}, 4, 5, 5},
-		{Release{Current: 3, Canary: 4, Share: .1}, 4, 3, 3},
-		{Release{Current: 3, Canary: 4, Share: .1}, 4, 2, 2}, // the current one is not there yet
-		{Release{Current: 3, Canary: 4}, 2, 4, 2},            // taken back
-		{Release{Current: 3, Canary: 4}, 4, 0, 4},            // rather than nothing
+		{Rollout{}, 3, 4, 4},
+		{Rollout{}, 3, 0, 3},
+		{Rollout{Current: 3}, 3, 4, 3},
+		{Rollout{Current: 3}, 4, 5, 5},
+		{Rollout{Current: 3, Canary: 4, Share: .1}, 4, 3, 3},
+		{Rollout{Current: 3, Canary: 4, Share: .1}, 4, 2, 2}, // the current one is not there yet
+		{Rollout{Current: 3, Canary: 4}, 2, 4, 2},            // taken back
+		{Rollout{Current: 3, Canary: 4}, 4, 0, 4},            // rather than nothing
 	} {
 		for _, pair := range [][2]int64{{tt.a, tt.b}, {tt.b, tt.a}} {
 			if got := tt.r.Prefer(pair[0], pair[1]); got != tt.want {
@@ -40,7 +40,7 @@ func TestShare(t *testing.T) {
 	const queries = 2000 // of each residue class
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, share := range []float64{.01, .05, .2, .5, .99} {
-		release := Release{Current: 3, Canary: 4, Share: share}
+		release := Rollout{Current: 3, Canary: 4, Share: share}
 		classes, sum := 0, 0.
 		for _, period := range []uint64{
 			1, 2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 34, 50, 55, 60, 64, 89, 100, 128, 144, 233, 256,
@@ -73,7 +73,7 @@ func TestShare(t *testing.T) {
 				share, classes, sum/float64(classes))
 		}
 	}
-	for _, none := range []Release{{}, {Current: 3}, {Current: 3, Canary: 4}} {
+	for _, none := range []Rollout{{}, {Current: 3}, {Current: 3, Canary: 4}} {
 		for id := range uint64(1000) {
 			if none.Takes(7, id*Numbering) {
 				t.Fatalf("%+v: query %d goes to the canary", none, id)
@@ -82,7 +82,7 @@ func TestShare(t *testing.T) {
 	}
 	near, want := 0, .3*.3*10_000
 	for id := range uint64(10_000) {
-		third := Release{Current: 3, Canary: 4, Share: .3}
+		third := Rollout{Current: 3, Canary: 4, Share: .3}
 		if third.Takes(41, id*Numbering) && third.Takes(42, id*Numbering) {
 			near++
 		}
@@ -93,7 +93,7 @@ func TestShare(t *testing.T) {
 			want)
 	}
 	yes, no := func(int64) bool { return true }, func(int64) bool { return false }
-	all := Release{Current: 3, Canary: 4, Share: .999999}
+	all := Rollout{Current: 3, Canary: 4, Share: .999999}
 	if got := all.Version(0, 0, 3, yes); got != 4 {
 		t.Errorf("got version %d, want the canary", got)
 	}
@@ -173,7 +173,7 @@ func (l *load) query(r *rand.Rand, t *Trial, canary bool) {
 
 // run judges each second, until the canary's fate is decided or the time is over.
 func (l load) run(r *rand.Rand, rule Rule, limit time.Duration) (Verdict, time.Duration) {
-	t, release, sequence := Trial{}, Release{Current: 1, Canary: 2, Share: l.share}, uint64(0)
+	t, release, sequence := Trial{}, Rollout{Current: 1, Canary: 2, Share: l.share}, uint64(0)
 	gateway := r.Uint64()
 	for age := time.Second; age <= limit; age += time.Second {
 		for range int(l.rate) {
@@ -197,7 +197,7 @@ func (l load) run(r *rand.Rand, rule Rule, limit time.Duration) (Verdict, time.D
 // peek decides after each query until the canary's fate is decided, or so many of its queries have
 // ended. It returns how many that took.
 func (l load) peek(r *rand.Rand, rule Rule, queries int) (Decision, int) {
-	t, release, sequence := Trial{}, Release{Current: 1, Canary: 2, Share: l.share}, uint64(0)
+	t, release, sequence := Trial{}, Rollout{Current: 1, Canary: 2, Share: l.share}, uint64(0)
 	gateway := r.Uint64()
 	for n := 0; n < queries; {
 		sequence += Numbering

@@ -1,8 +1,8 @@
 package canary
 
-// A Release says which version of a model answers the queries that name none. The zero value means
+// A Rollout says which version of a model answers the queries that name none. The zero value means
 // that nothing was released: the newest version answers.
-type Release struct {
+type Rollout struct {
 	// Current is the version that answers.
 	Current int64
 	// Canary is a version that answers a Share of the queries in Current's place; 0: there is none.
@@ -12,10 +12,10 @@ type Release struct {
 }
 
 // OnTrial reports whether a canary answers queries.
-func (r Release) OnTrial() bool { return r.Canary != 0 && r.Share > 0 }
+func (r Rollout) OnTrial() bool { return r.Canary != 0 && r.Share > 0 }
 
 // Versions are those that are to serve, the current one first.
-func (r Release) Versions() []int64 {
+func (r Rollout) Versions() []int64 {
 	switch {
 	case r.Current == 0:
 		return nil
@@ -28,7 +28,7 @@ func (r Release) Versions() []int64 {
 // Prefer returns which of two versions that serve answers a query that is not for the canary: the
 // current version before any other, the canary after all others, of two others the newer. A version
 // that is 0 does not serve.
-func (r Release) Prefer(a, b int64) int64 {
+func (r Rollout) Prefer(a, b int64) int64 {
 	rank := func(v int64) int {
 		switch {
 		case v == 0:
@@ -56,7 +56,7 @@ const Numbering = 4
 // multiples, as all did at first, choose other queries but the same share. A hash decides: of
 // queries that have something in common, such as each hundredth one of a gateway, the canary gets
 // its share as by independent draws. Any regular choice falls in step with some regular client.
-func (r Release) Takes(gateway, sequence uint64) bool {
+func (r Rollout) Takes(gateway, sequence uint64) bool {
 	if !r.OnTrial() {
 		return false
 	}
@@ -76,7 +76,7 @@ func mix(x uint64) uint64 {
 
 // Version returns the version that answers a query which names none: the canary, if the query is
 // its and serves says that the canary serves, else other, which is the best by Prefer.
-func (r Release) Version(gateway, sequence uint64, other int64,
+func (r Rollout) Version(gateway, sequence uint64, other int64,
 	serves func(version int64) bool) int64 {
 	if r.Takes(gateway, sequence) && serves(r.Canary) {
 		return r.Canary
