@@ -4,6 +4,7 @@ import (
 	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/agent/release/stored"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -22,7 +23,7 @@ func (a *Agent) openReleases(t *stored.Trust) {
 		Apply: func(all []*control.Release) {
 			choices := make(map[string]models.Choice, len(all))
 			for _, r := range all {
-				choices[r.GetModel()] = release.Choice(r)
+				choices[r.GetModel()] = canary.RolloutOf(r)
 			}
 			a.worker.Repository().Choose(choices)
 			a.members.SetReleases(all)

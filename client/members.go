@@ -61,9 +61,7 @@ func newMembers(v *control.View) *members {
 		releases: make(map[string]canary.Rollout, len(v.GetReleases())),
 	}
 	for _, r := range v.GetReleases() {
-		m.releases[r.GetModel()] = canary.Rollout{
-			Current: r.GetCurrent(), Canary: r.GetCanary(), Share: r.GetShare(),
-		}
+		m.releases[r.GetModel()] = canary.RolloutOf(r)
 	}
 	for _, member := range v.GetMembers() {
 		m.byName[member.AgentName()] = member

@@ -4,6 +4,7 @@ import (
 	"github.com/muster-serve/muster/agent/release"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/canary"
 )
 
 // releaseTerm is what package release needs of the term.
@@ -28,7 +29,7 @@ func (t *term) followReleases() {
 	all := r.All()
 	e := leader.Event{Kind: leader.Released, Rollouts: make([]leader.ModelRollout, len(all))}
 	for i, x := range all {
-		e.Rollouts[i] = leader.ModelRollout{Model: x.GetModel(), Rollout: release.Choice(x)}
+		e.Rollouts[i] = leader.ModelRollout{Model: x.GetModel(), Rollout: canary.RolloutOf(x)}
 	}
 	if len(all) > 0 {
 		t.step(e)

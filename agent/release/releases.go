@@ -182,13 +182,6 @@ func ofPresent(value *float64) float64 {
 	return *value
 }
 
-// Choice is what a release says to who chooses versions.
-func Choice(x *control.Release) canary.Rollout {
-	return canary.Rollout{
-		Current: x.GetCurrent(), Canary: x.GetCanary(), Share: x.GetShare(),
-	}
-}
-
 // Of says which versions of a model answer, the zero Rollout if nothing was released. It does not
 // block.
 func (r *Releases) Of(model string) canary.Rollout { return r.now.Load().choices[model] }
@@ -220,7 +213,7 @@ func (r *Releases) publishKnown() {
 	s.all = slices.SortedFunc(maps.Values(r.known),
 		func(a, b *control.Release) int { return cmp.Compare(a.Model, b.Model) })
 	for model, x := range r.known {
-		s.choices[model] = Choice(x)
+		s.choices[model] = canary.RolloutOf(x)
 		if _, compared := x.ComparedWithin(); compared && x.GetShare() > 0 {
 			s.compared[model] = true
 		}
@@ -611,7 +604,7 @@ func (r *Releases) hasTrial() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, x := range r.known {
-		if Choice(x).OnTrial() {
+		if canary.RolloutOf(x).OnTrial() {
 			return true
 		}
 	}
@@ -634,7 +627,7 @@ func (r *Releases) judgeCounts(counted *leader.Trial) (canary.Verdict, *control.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	x := r.known[counted.Model]
-	if !Choice(x).OnTrial() || Choice(x) != counted.ModelRollout.Rollout {
+	if !canary.RolloutOf(x).OnTrial() || canary.RolloutOf(x) != counted.ModelRollout.Rollout {
 		return canary.Verdict{}, x, time.Time{}
 	}
 	t := r.trialOf(x)

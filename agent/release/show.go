@@ -76,7 +76,7 @@ func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 	s.Verdict = s.Release.Why
 	t := r.trials[x.Model]
 	switch {
-	case !Choice(x).OnTrial():
+	case !canary.RolloutOf(x).OnTrial():
 	case t != nil && t.serves:
 		s.Verdict = t.verdict
 	case t != nil:

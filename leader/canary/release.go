@@ -11,6 +11,15 @@ type Rollout struct {
 	Share  float64 // in [0, 1)
 }
 
+// RolloutOf is what a release of the protocol, a control.Release, says of the versions.
+func RolloutOf(r interface {
+	GetCurrent() int64
+	GetCanary() int64
+	GetShare() float64
+}) Rollout {
+	return Rollout{Current: r.GetCurrent(), Canary: r.GetCanary(), Share: r.GetShare()}
+}
+
 // OnTrial reports whether a canary answers queries.
 func (r Rollout) OnTrial() bool { return r.Canary != 0 && r.Share > 0 }
 
