@@ -27,7 +27,7 @@ type FamilyCount struct {
 const earlier = time.Second
 
 // familyName is the name under which the queries for a model are counted.
-func (m *model) familyName() string {
+func (m *heldModel) familyName() string {
 	if m.told != "" {
 		return m.told
 	}
@@ -35,7 +35,7 @@ func (m *model) familyName() string {
 }
 
 // familyCount returns the counts of a model's family.
-func (s *State) familyCount(m *model) *FamilyCount {
+func (s *State) familyCount(m *heldModel) *FamilyCount {
 	name := m.familyName()
 	f := s.counts[name]
 	if f == nil {

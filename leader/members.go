@@ -20,7 +20,7 @@ func (s *State) describeMember(described *Member, free []time.Duration) {
 	s.changedMembers = append(s.changedMembers, m)
 	s.mendLink(m)
 	delete(s.gone, m.Name)
-	holds := make([]*model, 0, len(described.Models))
+	holds := make([]*heldModel, 0, len(described.Models))
 	for _, held := range described.Models {
 		holds = append(holds, s.learnModel(held))
 	}
@@ -129,12 +129,12 @@ func (m *member) laneAt(index int) *lane {
 }
 
 // holdsOf are the models that a part's lanes hold, by key.
-func (m *member) holdsOf(p *Part) []*model {
+func (m *member) holdsOf(p *Part) []*heldModel {
 	if m.Parts == nil {
 		return m.holds
 	}
 	return slices.DeleteFunc(slices.Clone(m.holds),
-		func(held *model) bool { return !slices.Contains(p.Models, held.ModelID) })
+		func(held *heldModel) bool { return !slices.Contains(p.Models, held.ModelID) })
 }
 
 // typeOf is the instance type of a member's lanes as the matcher knows it: the member's own, if its
@@ -303,7 +303,7 @@ func (s *State) handleCompletion(e *Event) {
 
 // earlyMerged is how much shorter than predicted a run of several queries was, of which e completes
 // one; unknownEarly if another one's completion tells of the run.
-func (s *State) earlyMerged(ln *lane, m *model, e *Event) time.Duration {
+func (s *State) earlyMerged(ln *lane, m *heldModel, e *Event) time.Duration {
 	if m == nil || e.Execution == 0 {
 		return unknownEarly
 	}
@@ -315,7 +315,7 @@ func (s *State) earlyMerged(ln *lane, m *model, e *Event) time.Duration {
 }
 
 // hasArrived tells the learning loop of a query that has arrived.
-func (s *State) hasArrived(m *model, batch int) {
+func (s *State) hasArrived(m *heldModel, batch int) {
 	a := s.addAction(Arrived)
 	a.Model, a.BatchSize = m.ModelID, batch
 }
@@ -327,7 +327,7 @@ func (s *State) countFailures(e *Event) {
 	case m != nil:
 	case e.Model.Version == 0 && s.families[e.Model.Name] != nil:
 		if m = s.unbound[e.Model.Name]; m == nil {
-			m = &model{ModelID: e.Model}
+			m = &heldModel{ModelID: e.Model}
 			s.unbound[e.Model.Name] = m
 		}
 	default:

@@ -14,8 +14,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A model is a version of a model that at least one member holds.
-type model struct {
+// A heldModel is a version of a model that at least one member holds.
+type heldModel struct {
 	ModelID
 	key names.ModelKey
 	settings
@@ -30,10 +30,10 @@ type model struct {
 	held, serving int // how many members hold it, and how many of them do not drain
 }
 
-func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
+func byKey(a, b *heldModel) int { return cmp.Compare(a.key, b.key) }
 
 // keys are the keys of the given models.
-func keys(of []*model) []names.ModelKey {
+func keys(of []*heldModel) []names.ModelKey {
 	all := make([]names.ModelKey, len(of))
 	for i, m := range of {
 		all[i] = m.key
@@ -154,7 +154,7 @@ func (s *State) viewChanged(members []*Member) {
 
 // learnModel takes a member's description of a model. Settings that no member has any more are
 // dropped only when the view changes.
-func (s *State) learnModel(m Model) *model {
+func (s *State) learnModel(m Model) *heldModel {
 	settings := settingsOf(&m)
 	if k := s.models[m.ModelID]; k != nil {
 		settings = settings.combineWith(k.settings)
@@ -163,11 +163,11 @@ func (s *State) learnModel(m Model) *model {
 }
 
 // modelIs tells the matcher of a model that is new or whose settings have changed.
-func (s *State) modelIs(id ModelID, settings settings) *model {
+func (s *State) modelIs(id ModelID, settings settings) *heldModel {
 	k := s.models[id]
 	switch {
 	case k == nil:
-		k = &model{ModelID: id, key: id.Key()}
+		k = &heldModel{ModelID: id, key: id.Key()}
 		s.models[id] = k
 		i, _ := slices.BinarySearchFunc(s.sortedModels, k, byKey)
 		s.sortedModels = slices.Insert(s.sortedModels, i, k)
@@ -188,7 +188,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 
 // describeModel tells the matcher of a model. Of each model of a family only one version answers
 // for it: the one that was released, else the newest.
-func (s *State) describeModel(k *model) {
+func (s *State) describeModel(k *heldModel) {
 	k.told = s.familyOf(k)
 	s.step(match.Event{
 		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
@@ -199,7 +199,7 @@ func (s *State) describeModel(k *model) {
 
 // familyOf is the family for which a version answers, "" if it does not for any. Members leave
 // variants out that are too inaccurate beside those that they know of; older members do not.
-func (s *State) familyOf(k *model) string {
+func (s *State) familyOf(k *heldModel) string {
 	if k.family == "" || k.Version != s.newestOf(k.Name) ||
 		s.best.Excludes(k.family, k.accuracy) {
 		return ""
@@ -222,18 +222,18 @@ func (s *State) arrangeFamilies() {
 	for _, k := range s.models {
 		delete(s.families, k.Name)
 	}
-	maps.DeleteFunc(s.unbound, func(family string, _ *model) bool {
+	maps.DeleteFunc(s.unbound, func(family string, _ *heldModel) bool {
 		return s.families[family] == nil
 	})
 	for _, all := range s.families {
-		slices.SortStableFunc(all, func(a, b *model) int {
+		slices.SortStableFunc(all, func(a, b *heldModel) int {
 			return cmp.Compare(b.knownAccuracy(), a.knownAccuracy())
 		})
 	}
 }
 
 // knownAccuracy is the model's accuracy, 1 if it is unknown.
-func (m *model) knownAccuracy() float64 { return accuracy.Known(m.accuracy) }
+func (m *heldModel) knownAccuracy() float64 { return accuracy.Known(m.accuracy) }
 
 // lengthenTables extends the matcher's tables of a model to a larger batch size, which is about to
 // become the model's largest. The matcher forgets a table that ends before the largest batch size.
@@ -378,7 +378,7 @@ func (s *State) newestOf(name string) int64 {
 	}
 	newest, prefix := int64(0), name+"/"
 	from, _ := slices.BinarySearchFunc(s.sortedModels, prefix,
-		func(m *model, prefix string) int { return cmp.Compare(string(m.key), prefix) })
+		func(m *heldModel, prefix string) int { return cmp.Compare(string(m.key), prefix) })
 	for _, m := range s.sortedModels[from:] {
 		if !strings.HasPrefix(string(m.key), prefix) {
 			break
@@ -426,7 +426,8 @@ func (s *State) deleteOutdated(e *Event) {
 			continue
 		}
 		delete(s.models, id)
-		s.sortedModels = slices.DeleteFunc(s.sortedModels, func(o *model) bool { return o == m })
+		s.sortedModels = slices.DeleteFunc(s.sortedModels,
+			func(o *heldModel) bool { return o == m })
 		s.modelsStale = true
 		maps.DeleteFunc(s.latencies,
 			func(k names.TableKey, _ *Latency) bool { return k.Model == m.key })
@@ -511,9 +512,9 @@ func (s *State) whyUnmet(id ModelID) string {
 }
 
 // modelOf is the model with a key, nil if there is none.
-func (s *State) modelOf(key names.ModelKey) *model {
+func (s *State) modelOf(key names.ModelKey) *heldModel {
 	i, ok := slices.BinarySearchFunc(s.sortedModels, key,
-		func(m *model, key names.ModelKey) int { return cmp.Compare(m.key, key) })
+		func(m *heldModel, key names.ModelKey) int { return cmp.Compare(m.key, key) })
 	if !ok {
 		return nil
 	}

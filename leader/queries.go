@@ -48,7 +48,7 @@ type query struct {
 	byFamily bool    // asked is a family
 	accuracy float64 // the least that its answer must have
 	// model is the version that answers; nil if that is unknown, or open because a family is asked.
-	model    *model
+	model    *heldModel
 	batch    int
 	attempts int
 	agent    names.AgentName // where the gateway says that it is; "" means nowhere

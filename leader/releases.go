@@ -86,7 +86,7 @@ func (s *State) rebindQueries(moves func(q *query, to ModelID) bool) {
 }
 
 // countRun counts an execution for a trial. batch is 0 if its time cannot be compared.
-func (s *State) countRun(m *model, typ names.LaneType, batch int, took time.Duration) {
+func (s *State) countRun(m *heldModel, typ names.LaneType, batch int, took time.Duration) {
 	if m.trial == nil || took <= 0 {
 		return
 	}

@@ -64,14 +64,14 @@ type State struct {
 	// Members whose process has ended, while the view still lists them.
 	gone map[names.AgentName]bool
 
-	models       map[ModelID]*model
-	sortedModels []*model // the same, by key
+	models       map[ModelID]*heldModel
+	sortedModels []*heldModel // the same, by key
 	// nowhere counts the queries that failed without reaching a version.
-	nowhere model
+	nowhere heldModel
 	// loadable are the models that no member holds and queries may wait for all the same.
 	loadable map[ModelID]bool
 	// unbound counts, by family, the queries for it that failed.
-	unbound map[string]*model
+	unbound map[string]*heldModel
 	counts  map[string]*FamilyCount // by family; without what is known of its models
 	// by model name: of the versions on lanes that do not drain, the one for queries that name none
 	// and are not a canary's
@@ -79,7 +79,7 @@ type State struct {
 	releases map[string]canary.Rollout // by model name
 	served   map[ModelID]bool          // versions on lanes that do not drain
 	// families is, by name, the versions that answer for a family, the most accurate first.
-	families map[string][]*model
+	families map[string][]*heldModel
 	// best has, by the family that they name, the best of all versions, loadableBest of those that
 	// members may be told to load; "" is no family.
 	best, loadableBest accuracy.Best
@@ -124,13 +124,13 @@ type member struct {
 	*Member         // its last description
 	lanes   []*lane // by index
 	typ     names.LaneType
-	holds   []*model // by key
+	holds   []*heldModel // by key
 	// when its lanes are given up unless its link comes back; 0: the link is there
 	lostAt time.Duration
 	broken string // why its link broke
 	// counted are the models for which the member counts as one that holds them, and if serves is
 	// set as one that takes queries.
-	counted []*model
+	counted []*heldModel
 	serves  bool
 	busy    secondsRing // time in use, ns
 }
@@ -143,7 +143,7 @@ type lane struct {
 	index  int
 
 	typ      names.LaneType
-	holds    []*model // by key
+	holds    []*heldModel // by key
 	draining bool
 	ends     time.Duration // as the member had it when the matcher was told
 }
@@ -160,13 +160,13 @@ func New(cfg Config) (*State, error) {
 		cfg: cfg, matcher: m,
 		members: map[names.AgentName]*member{}, lanes: map[match.LaneID]*lane{},
 		view: map[names.AgentName]*Member{}, gone: map[names.AgentName]bool{},
-		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
+		models: map[ModelID]*heldModel{}, newest: map[string]int64{}, served: map[ModelID]bool{},
 		parked:   map[names.AgentName][]*query{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
-		factors: map[names.AgentName]float64{}, families: map[string][]*model{},
+		factors: map[names.AgentName]float64{}, families: map[string][]*heldModel{},
 		best: accuracy.Best{}, loadableBest: accuracy.Best{},
-		unbound: map[string]*model{}, counts: map[string]*FamilyCount{},
+		unbound: map[string]*heldModel{}, counts: map[string]*FamilyCount{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64
 	return s, nil

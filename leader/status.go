@@ -194,7 +194,7 @@ func (s *State) heldVersions() map[ModelID]bool {
 }
 
 // statusAt returns the status of the model as of now.
-func (m *model) statusAt(now time.Duration) ModelStatus {
+func (m *heldModel) statusAt(now time.Duration) ModelStatus {
 	minute, lately := m.lastSeconds(now, StatusSeconds), m.lastSeconds(now, rateSeconds)
 	status := ModelStatus{
 		ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late,
@@ -237,7 +237,7 @@ func (t *tally) inTimeShare() (share float64, any bool) {
 }
 
 // countTally adds t to the model's counts of the current second and of the whole term.
-func (s *State) countTally(m *model, t tally) {
+func (s *State) countTally(m *heldModel, t tally) {
 	s.ended.add(s.now, float64(t.answered+t.lost+t.excused))
 	if m != &s.nowhere {
 		f := s.familyCount(m)
@@ -255,7 +255,7 @@ func (s *State) countTally(m *model, t tally) {
 }
 
 // lastSeconds is the sum of the counts of the last seconds.
-func (m *model) lastSeconds(now time.Duration, seconds int64) (sum tally) {
+func (m *heldModel) lastSeconds(now time.Duration, seconds int64) (sum tally) {
 	second := int64(now / time.Second)
 	for i := range m.perSecond {
 		if p := &m.perSecond[i]; p.second > second-seconds && p.second <= second {

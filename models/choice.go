@@ -26,7 +26,7 @@ func (r *Repository[M]) Choose(choices map[string]Choice) {
 }
 
 // preferVersion is the choice's Prefer, else the newer version.
-func (m *model[M]) preferVersion(a, b int64) int64 {
+func (m *modelFolder[M]) preferVersion(a, b int64) int64 {
 	if m.choice == nil {
 		return max(a, b)
 	}

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// A Loaded is a version that is loaded and can run queries. It stays loaded until every holder has
-// released it. It may be used concurrently.
-type Loaded[M io.Closer] struct {
+// A LoadedVersion is a version that is loaded and can run queries. It stays loaded until every
+// holder has released it. It may be used concurrently.
+type LoadedVersion[M io.Closer] struct {
 	Version *Version
 	Model   M
 
@@ -18,14 +18,15 @@ type Loaded[M io.Closer] struct {
 	closed chan struct{} // closed when Model has been closed
 }
 
-func newLoaded[M io.Closer](v *Version, m M) *Loaded[M] {
-	l := &Loaded[M]{Version: v, Model: m, unused: make(chan struct{}), closed: make(chan struct{})}
+func newLoadedVersion[M io.Closer](v *Version, m M) *LoadedVersion[M] {
+	l := &LoadedVersion[M]{Version: v, Model: m, unused: make(chan struct{}),
+		closed: make(chan struct{})}
 	l.uses.Store(1)
 	return l
 }
 
 // addHolder adds a holder. It returns false if there is none left and the version is being closed.
-func (l *Loaded[M]) addHolder() bool {
+func (l *LoadedVersion[M]) addHolder() bool {
 	for {
 		n := l.uses.Load()
 		if n == 0 {
@@ -39,7 +40,7 @@ func (l *Loaded[M]) addHolder() bool {
 
 // Release ends the use of l that a call of [Repository.Acquire] began. Call it exactly
 // once for each Acquire.
-func (l *Loaded[M]) Release() {
+func (l *LoadedVersion[M]) Release() {
 	if l.uses.Add(-1) == 0 {
 		close(l.unused)
 	}

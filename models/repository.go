@@ -143,7 +143,7 @@ type Repository[M io.Closer] struct {
 
 	mu     sync.Mutex
 	closed bool
-	models map[string]*model[M]
+	models map[string]*modelFolder[M]
 	// loading is the load for which others wait; nil if none is in progress, or only slow ones.
 	loading *load[M]
 	// retired holds a function for each load that no longer serves. The function closes it after
@@ -158,12 +158,12 @@ type Repository[M io.Closer] struct {
 
 // servingVersions holds the versions of a model that serve.
 type servingVersions[M io.Closer] struct {
-	newest   *Loaded[M] // or the one that the model's choice prefers
-	versions map[int64]*Loaded[M]
+	newest   *LoadedVersion[M] // or the one that the model's choice prefers
+	versions map[int64]*LoadedVersion[M]
 }
 
-// A model is the state of one folder of the repository.
-type model[M io.Closer] struct {
+// A modelFolder is the state of one folder of the repository.
+type modelFolder[M io.Closer] struct {
 	name     string
 	config   fingerprint
 	base     fingerprint // see folder
@@ -186,7 +186,7 @@ type model[M io.Closer] struct {
 // A load is a load of a version in progress.
 type load[M io.Closer] struct {
 	*version[M]
-	model  *model[M]
+	model  *modelFolder[M]
 	files  fingerprint // of the files that it loads
 	cancel context.CancelCauseFunc
 }
@@ -200,13 +200,13 @@ type version[M io.Closer] struct {
 	tries  bool        // whether it would be wanted, if fewer newer ones were broken
 
 	loading   bool
-	loaded    *Loaded[M]       // the load that serves; nil if none does
-	loadedAs  fingerprint      // of the files of loaded
-	failure   error            // of the last load; nil if it succeeded
-	failedAs  fingerprint      // of the files of that load
-	retiring  int              // how many earlier loads wait for their last queries
-	took      time.Duration    // of the last load that succeeded
-	described *diskDescription // nil until OnDisk has read the files
+	loaded    *LoadedVersion[M] // the load that serves; nil if none does
+	loadedAs  fingerprint       // of the files of loaded
+	failure   error             // of the last load; nil if it succeeded
+	failedAs  fingerprint       // of the files of that load
+	retiring  int               // how many earlier loads wait for their last queries
+	took      time.Duration     // of the last load that succeeded
+	described *diskDescription  // nil until OnDisk has read the files
 
 	told Status // the status in the last event
 }
@@ -257,7 +257,7 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		progress: wakeup.New(),
 		settled:  make(chan struct{}),
 		stopped:  make(chan struct{}),
-		models:   map[string]*model[M]{},
+		models:   map[string]*modelFolder[M]{},
 		noted:    map[string]bool{},
 		scanner:  newScanner(dir),
 	}
@@ -371,7 +371,7 @@ func (r *Repository[M]) close() {
 // Acquire returns a loaded version for one query; version 0 means the newest that is ready, or the
 // one that the model's [Choice] prefers. It does not block. The caller calls Release when the query
 // is done. The error wraps ErrNotFound or ErrNotReady.
-func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error) {
+func (r *Repository[M]) Acquire(model string, version int64) (*LoadedVersion[M], error) {
 	for {
 		s, ok := (*r.serving.Load())[model]
 		if !ok {
@@ -483,7 +483,7 @@ func (r *Repository[M]) knownModels() map[string]*known {
 }
 
 // statusesOf returns the status of each version of a model, or one that says why it has none.
-func (r *Repository[M]) statusesOf(m *model[M]) []Status {
+func (r *Repository[M]) statusesOf(m *modelFolder[M]) []Status {
 	if len(m.versions) == 0 {
 		return []Status{{Model: m.name, State: Unavailable, Reason: m.problem}}
 	}
@@ -496,7 +496,7 @@ func (r *Repository[M]) statusesOf(m *model[M]) []Status {
 }
 
 // statusOf returns the state of v and its reason, after choose.
-func (r *Repository[M]) statusOf(m *model[M], v *version[M]) Status {
+func (r *Repository[M]) statusOf(m *modelFolder[M], v *version[M]) Status {
 	s := Status{Model: m.name, Version: v.number, State: Unavailable}
 	switch {
 	case v.loaded != nil:
@@ -634,7 +634,7 @@ func (r *Repository[M]) beginUnload(model string) (closed []<-chan struct{}, err
 }
 
 // filesOnDisk returns the fingerprints of the versions of m that are on disk.
-func (m *model[M]) filesOnDisk() map[int64]fingerprint {
+func (m *modelFolder[M]) filesOnDisk() map[int64]fingerprint {
 	files := map[int64]fingerprint{}
 	for _, v := range m.versions {
 		if v.found != (fingerprint{}) {
@@ -672,7 +672,7 @@ func (r *Repository[M]) followsChanges(model string) bool {
 func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	m, ok := r.models[name]
 	if !ok {
-		m = &model[M]{
+		m = &modelFolder[M]{
 			name: name, versions: map[int64]*version[M]{}, unloaded: r.options.Explicit,
 			choice: r.choices[name],
 		}
@@ -726,7 +726,7 @@ const maxTries = 100
 
 // chooseVersions sets wanted for each version: whether the version policy or the model's choice
 // chooses it. A version whose files cannot be loaded does not count as one of the newest.
-func (m *model[M]) chooseVersions() {
+func (m *modelFolder[M]) chooseVersions() {
 	if m.order == nil {
 		m.order = slices.SortedFunc(maps.Values(m.versions), func(a, b *version[M]) int {
 			return cmp.Compare(b.number, a.number)
@@ -761,7 +761,7 @@ func (m *model[M]) chooseVersions() {
 
 // next returns the version that is to be loaded before all others, the one that the choice prefers
 // or the newest; nil if there is none.
-func (m *model[M]) next() *version[M] {
+func (m *modelFolder[M]) next() *version[M] {
 	m.chooseVersions()
 	if m.unloaded {
 		return nil
@@ -776,7 +776,7 @@ func (m *model[M]) next() *version[M] {
 }
 
 // isChanging reports whether versions that are to be loaded wait until their files stay the same.
-func (m *model[M]) isChanging() bool {
+func (m *modelFolder[M]) isChanging() bool {
 	m.chooseVersions()
 	for _, v := range m.order {
 		if v.wanted && !m.unloaded && !v.stable && !v.isCurrent() && !v.isBroken() {
@@ -792,7 +792,7 @@ func (m *model[M]) isChanging() bool {
 func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := slices.SortedFunc(maps.Values(r.models), func(a, b *model[M]) int {
+	all := slices.SortedFunc(maps.Values(r.models), func(a, b *modelFolder[M]) int {
 		// Models for which a call of Load waits come first.
 		return cmp.Or(cmp.Compare(min(1, len(b.waiting)), min(1, len(a.waiting))),
 			cmp.Compare(a.name, b.name))
@@ -869,7 +869,7 @@ func (r *Repository[M]) takeRequest(req *request) {
 }
 
 // requestLoad makes the versions of a model load that its policy chooses. r.mu is held.
-func (r *Repository[M]) requestLoad(name string, f folder) *model[M] {
+func (r *Repository[M]) requestLoad(name string, f folder) *modelFolder[M] {
 	r.noteModel(name, f, true)
 	r.noted[name] = true
 	m := r.models[name]
@@ -896,7 +896,7 @@ func (r *Repository[M]) Readmit() {
 }
 
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
-func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
+func (r *Repository[M]) start(ctx context.Context, m *modelFolder[M], v *version[M]) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	l := &load[M]{version: v, model: m, files: v.found, cancel: cancel}
 	v.loading, m.loading, r.loading = true, l, l
@@ -929,11 +929,12 @@ func (r *Repository[M]) letOthersPass(l *load[M]) {
 
 // run loads a version. It returns at the latest 2 s after ctx or the timeout ends, even if the
 // loader has not returned.
-func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Loaded[M], error) {
+func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*LoadedVersion[M],
+	error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.options.LoadTimeout, ErrSlow)
 	defer cancel()
 	type result struct {
-		loaded *Loaded[M]
+		loaded *LoadedVersion[M]
 		err    error
 	}
 	ended := make(chan result, 1)
@@ -957,7 +958,7 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 			ended <- result{nil, fmt.Errorf("load %s: %w", described.Path, err)}
 			return
 		}
-		ended <- result{newLoaded(described, m), nil}
+		ended <- result{newLoadedVersion(described, m), nil}
 	}()
 	var res result
 	select {
@@ -988,8 +989,8 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 
 // finishLoad notes the result of a load: the version serves from now on, or has failed with err, or
 // is closed if ctx has ended.
-func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *Loaded[M], err error,
-	took time.Duration) {
+func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *LoadedVersion[M],
+	err error, took time.Duration) {
 	m, v := l.model, l.version
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -1027,7 +1028,7 @@ func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *Load
 
 // retireReplaced retires the versions whose files are gone or that the policy no longer chooses. It
 // first waits until those that the policy chooses are loaded or have failed.
-func (r *Repository[M]) retireReplaced(m *model[M]) {
+func (r *Repository[M]) retireReplaced(m *modelFolder[M]) {
 	m.chooseVersions()
 	ready := false
 	for _, v := range m.order {
@@ -1053,7 +1054,7 @@ func (r *Repository[M]) retireReplaced(m *model[M]) {
 // retireVersion takes v's load out of service, if there is one; it is closed after its last query.
 // why is logged. It is "" if a new load of v serves at once, or if the repository closes. The
 // caller calls update afterwards. r.mu is held.
-func (r *Repository[M]) retireVersion(m *model[M], v *version[M], why string) {
+func (r *Repository[M]) retireVersion(m *modelFolder[M], v *version[M], why string) {
 	l := v.loaded
 	if l == nil {
 		return
@@ -1115,7 +1116,7 @@ func (r *Repository[M]) update() {
 func (r *Repository[M]) publishServing() {
 	serving := make(map[string]*servingVersions[M], len(r.models))
 	for name, m := range r.models {
-		s := &servingVersions[M]{versions: map[int64]*Loaded[M]{}}
+		s := &servingVersions[M]{versions: map[int64]*LoadedVersion[M]{}}
 		for number, v := range m.versions {
 			if v.loaded == nil {
 				continue
@@ -1133,7 +1134,7 @@ func (r *Repository[M]) publishServing() {
 }
 
 // reportEvent reports v's status as an event, with the other fields of e. r.mu is held.
-func (r *Repository[M]) reportEvent(m *model[M], v *version[M], e Event) {
+func (r *Repository[M]) reportEvent(m *modelFolder[M], v *version[M], e Event) {
 	e.Status = r.statusOf(m, v)
 	v.told = e.Status
 	r.options.Logger.Debug("model state", "model", m.name, "version", v.number, "state",

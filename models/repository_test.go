@@ -221,7 +221,7 @@ func (b *bench) serves(model string, want int64) {
 }
 
 // hold acquires a version and expects it.
-func (b *bench) hold(model string, version int64) *Loaded[*fake] {
+func (b *bench) hold(model string, version int64) *LoadedVersion[*fake] {
 	b.t.Helper()
 	l, err := b.Acquire(model, version)
 	if err != nil {

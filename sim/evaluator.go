@@ -26,7 +26,7 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 				known[t] = l
 			}
 		}
-		p.Models = append(p.Models, plan.Model{
+		p.Models = append(p.Models, plan.ModelDemand{
 			Name: m.Name, QoSTarget: m.QoSTarget, Weight: m.weightOrDefault(),
 			BatchSizes: Distribution(m.BatchSizes), Latencies: known,
 		})

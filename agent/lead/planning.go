@@ -226,7 +226,7 @@ func problemAt(d *control.FleetDemand, pricesOf func() (map[string]float64, erro
 	}
 	target, queries := 0.0, uint64(profiles.MaxBatchSize)
 	for i, m := range asked {
-		model := plan.Model{
+		model := plan.ModelDemand{
 			Name:      string(m.Key()),
 			QoSTarget: control.Duration(m.GetQosTargetNs()),
 			Weight:    m.GetRate(), Latencies: tables[i],

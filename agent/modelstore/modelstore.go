@@ -161,12 +161,12 @@ type Follower struct {
 	moved    atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
 	// The fields below belong to Run.
-	index  map[string]*store.Entry // as the store said last
-	unread map[string]error        // what it did not say
-	last   map[string]error        // what does not succeed
-	models map[string]*model       // those that are held or wanted
-	lists  int                     // how many looks have begun
-	looked time.Time               // when the last one has
+	index  map[string]*store.Entry   // as the store said last
+	unread map[string]error          // what it did not say
+	last   map[string]error          // what does not succeed
+	models map[string]*followedModel // those that are held or wanted
+	lists  int                       // how many looks have begun
+	looked time.Time                 // when the last one has
 	// overdue is whether it has not ended in time.
 	overdue bool
 	taken   int // the number of the last look that has ended
@@ -183,8 +183,9 @@ type Follower struct {
 	untrusted map[versionOf]error
 }
 
-// A model is what is known of one. While it is fetched, it belongs to the goroutine that does so.
-type model struct {
+// A followedModel is what is known of one. While it is fetched, it belongs to the goroutine that
+// does so.
+type followedModel struct {
 	name string
 	held []*store.Manifest // what the directory holds
 	// manifests are those of the wanted versions: read from the store, or held here if it has them
@@ -219,7 +220,7 @@ type storeListing struct {
 
 // A fetchAttempt is the end of an attempt.
 type fetchAttempt struct {
-	model *model
+	model *followedModel
 	err   error
 }
 
@@ -240,7 +241,7 @@ func New(config Config) (*Follower, error) {
 	}
 	f := &Follower{
 		config: config, cache: cache, refresh: make(chan *ask), listed: make(chan storeListing),
-		brought: make(chan fetchAttempt), models: map[string]*model{}, look: wakeup.New(),
+		brought: make(chan fetchAttempt), models: map[string]*followedModel{}, look: wakeup.New(),
 	}
 	for name, held := range cache.Held() {
 		f.modelOf(name).held = held
@@ -299,9 +300,9 @@ func (f *Follower) Holds(model string) bool { return f.cache.Holds(model) }
 // Store returns the store, nil until it has been opened. Run closes it when it ends.
 func (f *Follower) Store() *store.Store { return f.opened.Load() }
 
-func (f *Follower) modelOf(name string) *model {
+func (f *Follower) modelOf(name string) *followedModel {
 	if f.models[name] == nil {
-		f.models[name] = &model{name: name, manifests: map[int64]*store.Manifest{}}
+		f.models[name] = &followedModel{name: name, manifests: map[int64]*store.Manifest{}}
 	}
 	return f.models[name]
 }
@@ -524,8 +525,8 @@ func (f *Follower) followsModel(name string) bool {
 // which the first one's settings hold, and the newest. A released one that is here stays, by its
 // manifest here, when the store has it no longer. Beside them it returns those that are here and
 // serve, until the wanted ones serve too.
-func (f *Follower) wantedVersions(m *model, entry *store.Entry, statuses []models.Status) (wanted,
-	beside []int64) {
+func (f *Follower) wantedVersions(m *followedModel, entry *store.Entry,
+	statuses []models.Status) (wanted, beside []int64) {
 	revoked := f.revoked[m.name]
 	available := slices.DeleteFunc(slices.Clone(entry.Versions), func(number int64) bool {
 		return revoked[number]
@@ -710,7 +711,7 @@ func (f *Follower) reportFaults(statuses []models.Status) {
 
 // holdsOnly reports whether the directory has these versions, and no others, of which those that
 // are wanted were read from the store.
-func (m *model) holdsOnly(wanted, beside []int64) bool {
+func (m *followedModel) holdsOnly(wanted, beside []int64) bool {
 	var held []int64
 	for _, h := range m.held {
 		held = append(held, h.Version)
@@ -722,7 +723,7 @@ func (m *model) holdsOnly(wanted, beside []int64) bool {
 // fetchVersions makes a model's folder hold versions, of which those beside the wanted are there.
 // serves are those that do. A wanted version that is not signed as it must be keeps the others from
 // nothing, unless it is the first, which is to answer, and does not serve.
-func (f *Follower) fetchVersions(ctx context.Context, m *model, wanted, beside []int64,
+func (f *Follower) fetchVersions(ctx context.Context, m *followedModel, wanted, beside []int64,
 	serves map[int64]bool) error {
 	maps.DeleteFunc(m.manifests, func(number int64, _ *store.Manifest) bool {
 		return !slices.Contains(wanted, number)

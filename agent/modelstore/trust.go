@@ -190,7 +190,7 @@ func (f *Follower) cutAll(ctx context.Context, running *sync.WaitGroup) {
 
 // removeRevoked takes revoked versions of a model out of the model directory, whatever becomes of
 // the others: the model repository then unloads them.
-func (f *Follower) removeRevoked(m *model, revoked map[int64]bool) error {
+func (f *Follower) removeRevoked(m *followedModel, revoked map[int64]bool) error {
 	var left []*store.Manifest
 	for _, held := range m.held {
 		if !revoked[held.Version] {

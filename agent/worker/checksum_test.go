@@ -78,7 +78,8 @@ func TestLateChecksum(t *testing.T) {
 		alone := true
 		w := &Worker{config: Config{Fleet: &testFleet{alone: &alone}}}
 		var err error
-		if w.repository, err = models.Open[*Model](t.TempDir(), nil, models.Options{}); err != nil {
+		if w.repository, err = models.Open[*LoadedModel](t.TempDir(), nil,
+			models.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		begun := func() (*checksum, *models.Version) {

@@ -124,7 +124,7 @@ func (w *Worker) describeModel(s models.Status) (*control.Model, *models.Version
 
 // Held returns the description of a version that this agent holds, which the caller owns. Newest is
 // not set.
-func (w *Worker) Held(loaded *Loaded) *control.Model {
+func (w *Worker) Held(loaded *LoadedVersion) *control.Model {
 	held := w.describeVersion(loaded.Version)
 	held.Checksum = loaded.Model.checksum.knownSum()
 	return held

@@ -33,12 +33,12 @@ func TestDescribeWithoutNewest(t *testing.T) {
 	}
 	w := &Worker{config: Config{Executor: executor}}
 	if w.repository, err = models.Open(dir,
-		func(ctx context.Context, v *models.Version) (*Model, error) {
+		func(ctx context.Context, v *models.Version) (*LoadedModel, error) {
 			m, err := executor.Load(ctx, v)
 			if err != nil {
 				return nil, err
 			}
-			return &Model{
+			return &LoadedModel{
 				Model: m, runs: runtime.NewSpread(m), of: w, checksum: sums[v.Number],
 			}, nil
 		}, models.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {

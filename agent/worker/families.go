@@ -26,7 +26,7 @@ type versionRequest struct {
 // family, else 0. Of a family's variants that this agent holds it takes the most accurate that
 // would be in time, else the fastest. The caller must release the version. The error is that of
 // Acquire.
-func (w *Worker) acquireVersion(a versionRequest) (*Loaded, float64, error) {
+func (w *Worker) acquireVersion(a versionRequest) (*LoadedVersion, float64, error) {
 	loaded, err := w.Acquire(a.model, a.version)
 	if err == nil || !errors.Is(err, models.ErrNotFound) {
 		return loaded, 0, err

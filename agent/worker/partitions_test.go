@@ -39,7 +39,8 @@ func TestLayoutFits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	repository, err := models.Open(dir, func(context.Context, *models.Version) (*Model, error) {
+	repository, err := models.Open(dir, func(context.Context, *models.Version) (*LoadedModel,
+		error) {
 		return nil, nil
 	}, models.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

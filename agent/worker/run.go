@@ -18,12 +18,12 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// A Loaded is a loaded version that Acquire has returned. The version stays loaded until the caller
-// calls Release.
-type Loaded = models.Loaded[*Model]
+// A LoadedVersion is a loaded version that Acquire has returned. The version stays loaded until the
+// caller calls Release.
+type LoadedVersion = models.LoadedVersion[*LoadedModel]
 
-// A Model is a loaded version as the repository holds it.
-type Model struct {
+// A LoadedModel is a loaded version as the repository holds it.
+type LoadedModel struct {
 	runtime.Model
 	runs     *runtime.Spread // as the lanes of its partition run it
 	of       *Worker
@@ -33,7 +33,7 @@ type Model struct {
 }
 
 // Close closes the sessions of the lanes, and the model.
-func (m *Model) Close() error {
+func (m *LoadedModel) Close() error {
 	m.checksum.cancel()
 	return m.of.closeModel(m.runs)
 }
@@ -77,7 +77,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 
 // acquireAlone is Acquire for a query of this agent, which is alone. It takes the canary if that is
 // not 0 and serves.
-func (w *Worker) acquireAlone(req *oip.Request, canary int64) (*Loaded, error) {
+func (w *Worker) acquireAlone(req *oip.Request, canary int64) (*LoadedVersion, error) {
 	if canary != 0 {
 		if loaded, err := w.repository.Acquire(req.Model, canary); err == nil {
 			return loaded, nil
@@ -109,8 +109,8 @@ type executedRun struct {
 // as the client asks, the query has run and has failed: execute returns both, and the error wraps
 // oip.ErrUnencodable. If there is no room for the answer, it counts as not run: another agent may
 // have room.
-func (w *Worker) executeQuery(ctx context.Context, loaded *Loaded, req *oip.Request, q query,
-	e execution) (executedRun, error) {
+func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *oip.Request,
+	q query, e execution) (executedRun, error) {
 	config := &loaded.Version.Config
 	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
@@ -176,7 +176,7 @@ func (w *Worker) makeResponse(v *models.Version, req *oip.Request, q query,
 // Acquire returns a version of a model for one query; version "" is the newest that is ready. The
 // caller must release it. The error wraps models.ErrNotFound, models.ErrNotReady or
 // outcome.ErrInvalid.
-func (w *Worker) Acquire(model, version string) (*Loaded, error) {
+func (w *Worker) Acquire(model, version string) (*LoadedVersion, error) {
 	number, err := ParseVersion(model, version)
 	if err != nil {
 		return nil, err
@@ -186,8 +186,8 @@ func (w *Worker) Acquire(model, version string) (*Loaded, error) {
 
 // traceExecution makes two spans of a query that has just run: one for its wait and one for its
 // execution.
-func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, arrival time.Time,
-	result *runtime.Result) {
+func (w *Worker) traceExecution(ctx context.Context, loaded *LoadedVersion, q query,
+	arrival time.Time, result *runtime.Result) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
 		return
@@ -210,7 +210,7 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 
 // load is the repository's loader: it loads and warms up a version, and computes its checksum.
 // While the agent starts alone, a version serves before its checksum is known.
-func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err error) {
+func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, err error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
 	if _, err := w.runsOn(v); err != nil {
@@ -275,7 +275,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *Model, err err
 	}
 	counts := w.metrics.versionMetrics(v.Model, v.Number, v.Config.QoSTarget)
 	w.metrics.rateVersion(counts, &v.Config)
-	return &Model{
+	return &LoadedModel{
 		Model:    runs.Model,
 		runs:     runs,
 		of:       w,

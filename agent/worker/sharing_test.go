@@ -166,7 +166,7 @@ func TestMeasuredSlowdowns(t *testing.T) {
 				variants(a)
 				a.Config().Sharing = file
 				m := &sharing.File{
-					Cores: goruntime.NumCPU(), Models: map[string]sharing.Model{},
+					Cores: goruntime.NumCPU(), Models: map[string]sharing.MeasuredModel{},
 					QPS: map[string][][]float64{},
 					Slowdown: map[string]map[string]float64{
 						"rm2": {"wnd": 1.5, "rm2": 2}, "wnd": {"rm2": 1.25},
@@ -181,7 +181,7 @@ func TestMeasuredSlowdowns(t *testing.T) {
 					if err != nil {
 						f.Fatal(err)
 					}
-					m.Models[model] = sharing.Model{Version: 1, Checksum: sum}
+					m.Models[model] = sharing.MeasuredModel{Version: 1, Checksum: sum}
 				}
 				change(m)
 				out, err := os.Create(file)
@@ -197,10 +197,10 @@ func TestMeasuredSlowdowns(t *testing.T) {
 		for want, change := range map[string]func(*sharing.File){
 			"": func(*sharing.File) {},
 			`model "wnd" was measured as version 7, and it is version 1 now`: func(m *sharing.File) {
-				m.Models["wnd"] = sharing.Model{Version: 7}
+				m.Models["wnd"] = sharing.MeasuredModel{Version: 7}
 			},
 			`model "wnd", version 1, was measured with other files`: func(m *sharing.File) {
-				m.Models["wnd"] = sharing.Model{Version: 1, Checksum: "0123456789"}
+				m.Models["wnd"] = sharing.MeasuredModel{Version: 1, Checksum: "0123456789"}
 			},
 			"was measured on a machine with 1000 cores": func(m *sharing.File) { m.Cores = 1000 },
 		} {

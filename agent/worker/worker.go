@@ -148,7 +148,7 @@ type Worker struct {
 	arranging  sync.RWMutex
 	spreads    sync.Map         // all models that load or are loaded: *runtime.Spread to the name
 	isolator   isolate.Isolator // nil: nothing parts the cache
-	repository *models.Repository[*Model]
+	repository *models.Repository[*LoadedModel]
 	layouts    *layouts // nil: no leader says what this agent holds
 	sums       fileSums
 	summing    sync.WaitGroup // goroutines of checksums
@@ -242,7 +242,7 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) Settled() <-chan struct{} { return w.settled }
 
 // Repository returns the model repository.
-func (w *Worker) Repository() *models.Repository[*Model] { return w.repository }
+func (w *Worker) Repository() *models.Repository[*LoadedModel] { return w.repository }
 
 // Lanes returns the lanes.
 func (w *Worker) Lanes() *runtime.Partitions { return w.lanes }

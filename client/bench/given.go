@@ -70,7 +70,7 @@ func batchSizeOf(inputs []tensor.Tensor) (int, error) {
 }
 
 // useGiven makes the given inputs those of the model.
-func (m *Model) useGiven(g *Given) error {
+func (m *TargetModel) useGiven(g *Given) error {
 	if len(g.Queries) > 0 {
 		m.queries = map[int][]*oip.Request{}
 		m.rows = 0
@@ -126,7 +126,7 @@ func rowEnds(data []byte, rows int) ([]int, error) {
 }
 
 // hasBatch reports whether a query of the batch size can be made.
-func (m *Model) hasBatch(batchSize int) bool {
+func (m *TargetModel) hasBatch(batchSize int) bool {
 	if m.queries != nil {
 		return len(m.queries[batchSize]) > 0
 	}
@@ -134,7 +134,7 @@ func (m *Model) hasBatch(batchSize int) bool {
 }
 
 // smallestBatch returns the smallest batch size of which a query can be made.
-func (m *Model) smallestBatch() int {
+func (m *TargetModel) smallestBatch() int {
 	b := 1
 	for !m.hasBatch(b) && b < m.rows {
 		b++
@@ -144,7 +144,7 @@ func (m *Model) smallestBatch() int {
 
 // makeQuery returns a query of the given batch size, of which the model must have some. It is the
 // caller's, but shares the tensors' data with others.
-func (m *Model) makeQuery(batchSize int, r *rand.Rand) *oip.Request {
+func (m *TargetModel) makeQuery(batchSize int, r *rand.Rand) *oip.Request {
 	given := m.queries[batchSize]
 	q := given[r.IntN(len(given))]
 	return &oip.Request{

@@ -85,7 +85,7 @@ func TestGivenRows(t *testing.T) {
 			sent = append(sent, r)
 			return nil
 		}}
-	m, err := NewModel(t.Context(), s, "m", ModelOptions{
+	m, err := NewTargetModel(t.Context(), s, "m", ModelOptions{
 		LargestBatchSize: 64, Given: &Given{Rows: rows},
 	})
 	if err != nil {
@@ -134,7 +134,7 @@ func TestGivenQueries(t *testing.T) {
 		t.Errorf("batch sizes are %v", pmf)
 	}
 	s := &fakeServer{properties: fakeProperties(), answer: after(0)}
-	m, err := NewModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Given: given})
+	m, err := NewTargetModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Given: given})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestGivenErrors(t *testing.T) {
 			Queries: []*oip.Request{{Inputs: []tensor.Tensor{{Name: "x", Shape: []int64{0}}}}},
 		},
 	} {
-		_, err := NewModel(t.Context(), s, "m", ModelOptions{
+		_, err := NewTargetModel(t.Context(), s, "m", ModelOptions{
 			LargestBatchSize: 1000, QoSTarget: time.Second, Given: given,
 		})
 		if err == nil || !strings.Contains(err.Error(), want) {

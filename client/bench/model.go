@@ -21,8 +21,8 @@ type Server interface {
 		error)
 }
 
-// A Model is a model under load, with inputs ready to be sent.
-type Model struct {
+// A TargetModel is a model under load, with inputs ready to be sent.
+type TargetModel struct {
 	Name string
 	// QoSTarget is the latency within which QoSPercentile percent of the queries, in (0, 100],
 	// should be answered.
@@ -93,10 +93,11 @@ const (
 	maxInputBytes = 2 << 30
 )
 
-// NewModel asks the server for the model's inputs, makes random ones unless some are given,
+// NewTargetModel asks the server for the model's inputs, makes random ones unless some are given,
 // and sends one small query to check that the server accepts them. It blocks until that is
 // answered or ctx ends.
-func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (*Model, error) {
+func NewTargetModel(ctx context.Context, server Server, name string, o ModelOptions) (*TargetModel,
+	error) {
 	metadata, err := server.ModelMetadata(ctx, name, "")
 	if err != nil {
 		return nil, fmt.Errorf("metadata of model %q: %w", name, err)
@@ -129,13 +130,13 @@ func Batchless(ctx context.Context, server Server, name string) (bool, error) {
 	return properties.Batchless, nil
 }
 
-func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOptions) (*Model,
-	error) {
+func newModel(metadata *inference.ModelMetadataResponse, name string,
+	o ModelOptions) (*TargetModel, error) {
 	properties, err := oip.ParseProperties(metadata.GetProperties())
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{
+	m := &TargetModel{
 		Name: name, QoSTarget: o.QoSTarget, QoSPercentile: properties.QoSPercentile,
 		Timeout: o.Timeout, LeastAccuracy: o.LeastAccuracy, batchless: properties.Batchless,
 	}
@@ -191,7 +192,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 }
 
 // addInput adds an input by its description, without values.
-func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
+func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
 	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
 	size := in.dataType.Size()
 	if in.dataType == tensor.Bytes {
@@ -283,7 +284,7 @@ func (in *input) fill(rows, second int, bounds []int64, r *rand.Rand) {
 
 // makeRequest makes a query of the given batch size, and says which of the model's rows is its
 // first.
-func (m *Model) makeRequest(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
+func (m *TargetModel) makeRequest(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
 	if m.queries != nil {
 		return m.makeQuery(batchSize, r), 0
 	}
@@ -292,7 +293,7 @@ func (m *Model) makeRequest(batchSize int, r *rand.Rand) (req *oip.Request, from
 }
 
 // rowsFrom makes a query of some of the model's rows.
-func (m *Model) rowsFrom(from, batchSize int) *oip.Request {
+func (m *TargetModel) rowsFrom(from, batchSize int) *oip.Request {
 	req := &oip.Request{Model: m.Name, LeastAccuracy: m.LeastAccuracy,
 		Inputs: make([]tensor.Tensor, len(m.inputs))}
 	for i := range m.inputs {

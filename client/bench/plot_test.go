@@ -76,7 +76,7 @@ func TestPlotOfFailures(t *testing.T) {
 				}
 				return answer(ctx, req)
 			}
-			models := []*Model{fakeModel(t, s, "ncf"), fakeModel(t, s, "wnd")}
+			models := []*TargetModel{fakeModel(t, s, "ncf"), fakeModel(t, s, "wnd")}
 			loaded = true
 			report, err := run(t.Context(), s, models, Config{
 				Queries:  steady(t, 200, "ncf", "wnd"),

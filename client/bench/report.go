@@ -37,7 +37,7 @@ type ModelReport struct {
 	QoSPercentile float64 `json:"qos_percentile"`
 	Queries       int64   `json:"queries"` // queries that were due
 	Answered      int64   `json:"answered"`
-	// Verified counts the answers that agree with the reference's; see [Model.Verify].
+	// Verified counts the answers that agree with the reference's; see [TargetModel.Verify].
 	Verified int64 `json:"verified,omitempty"`
 	Late     int64 `json:"late"` // answered after the QoS target
 	// Emulated counts the answers of agents that run no models: their latencies are those of a
@@ -91,7 +91,7 @@ func (r *Report) QoSMet() bool {
 		func(m ModelReport) bool { return m.Queries > 0 && !m.QoSMet })
 }
 
-// Wrong returns an error if an answer departs from the reference's; see [Model.Verify].
+// Wrong returns an error if an answer departs from the reference's; see [TargetModel.Verify].
 func (r *Report) Wrong() error {
 	for _, m := range r.Models {
 		for _, f := range m.Failures {

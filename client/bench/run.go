@@ -85,7 +85,7 @@ type ModelLatency struct {
 // answers, and returns a report. If ctx ended the run early the report says so, and there is no
 // error. Its goroutines, one for each query in flight and one for the progress, have ended when it
 // returns.
-func Run(ctx context.Context, server Server, models []*Model, c Config) (*Report, error) {
+func Run(ctx context.Context, server Server, models []*TargetModel, c Config) (*Report, error) {
 	t, err := newTimer()
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ type generator struct {
 
 var errPointless = errors.New("more queries missed the QoS target than are allowed to")
 
-func run(ctx context.Context, server Server, models []*Model, c Config,
+func run(ctx context.Context, server Server, models []*TargetModel, c Config,
 	wait func(context.Context, time.Time) error) (*Report, error) {
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultMaxInFlight
@@ -298,7 +298,7 @@ func (g *generator) currentProgress(start, last, now time.Time) Progress {
 
 // A recorder counts the outcomes of one model's queries.
 type recorder struct {
-	*Model
+	*TargetModel
 	tolerable int // misses allowed before the run ends; negative: any number
 
 	mu         sync.Mutex
@@ -318,9 +318,9 @@ type recorder struct {
 	recentVariants variants
 }
 
-func newRecorder(m *Model) *recorder {
+func newRecorder(m *TargetModel) *recorder {
 	return &recorder{
-		Model: m, tolerable: -1, failures: map[string]*Failure{}, latencies: newHistogram(),
+		TargetModel: m, tolerable: -1, failures: map[string]*Failure{}, latencies: newHistogram(),
 		recent: newHistogram(),
 	}
 }

@@ -79,9 +79,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 // sleepUntil waits on Go's timers, which a synctest bubble drives.
 func sleepUntil(ctx context.Context, until time.Time) error { return sleep(ctx, time.Until(until)) }
 
-func fakeModel(t *testing.T, s *fakeServer, name string) *Model {
+func fakeModel(t *testing.T, s *fakeServer, name string) *TargetModel {
 	t.Helper()
-	m, err := NewModel(t.Context(), s, name, ModelOptions{LargestBatchSize: 64, Seed: 1})
+	m, err := NewTargetModel(t.Context(), s, name, ModelOptions{LargestBatchSize: 64, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func stream(t *testing.T, arrivals string, rate float64, sizes *workload.BatchSi
 
 func mustRun(t *testing.T, s *fakeServer, c Config, models ...string) *Report {
 	t.Helper()
-	var ms []*Model
+	var ms []*TargetModel
 	for _, name := range models {
 		ms = append(ms, fakeModel(t, s, name))
 	}
@@ -187,7 +187,7 @@ func TestQoSMet(t *testing.T) {
 		{100, 30_000, 1, false, "99.99 %"},
 		{100, 1000, 0, true, "100.00 %"},
 	} {
-		m := newRecorder(&Model{
+		m := newRecorder(&TargetModel{
 			Name: "m", QoSTarget: 10 * time.Millisecond, QoSPercentile: tt.percentile,
 		})
 		for i := range tt.answers {
@@ -223,14 +223,14 @@ func TestRunDoesNotOmit(t *testing.T) {
 				}
 				return sleep(ctx, time.Millisecond)
 			}}
-		m, err := NewModel(t.Context(), s, "m", ModelOptions{
+		m, err := NewTargetModel(t.Context(), s, "m", ModelOptions{
 			LargestBatchSize: 64, Timeout: time.Minute,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		start = time.Now()
-		r, err := run(t.Context(), s, []*Model{m},
+		r, err := run(t.Context(), s, []*TargetModel{m},
 			Config{Queries: steady(t, 100, "m"), Duration: 4 * time.Second}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
@@ -278,7 +278,7 @@ func TestRunEndsEarly(t *testing.T) {
 		m := fakeModel(t, s, "m")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		r, err := run(ctx, s, []*Model{m},
+		r, err := run(ctx, s, []*TargetModel{m},
 			Config{Queries: steady(t, 100, "m"), Duration: time.Hour}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
@@ -367,7 +367,7 @@ func TestRunRefusesUnknownQueries(t *testing.T) {
 			`model "other"`:   {Model: "other", BatchSize: 1},
 			"batch size 1000": {Model: "m", BatchSize: 1000},
 		} {
-			_, err := run(t.Context(), s, []*Model{m},
+			_, err := run(t.Context(), s, []*TargetModel{m},
 				Config{Queries: slices.Values([]workload.Query{q})}, sleepUntil)
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one with %q", err, want)
@@ -492,7 +492,7 @@ func TestNewModelErrors(t *testing.T) {
 			}, "m", ModelOptions{LargestBatchSize: 1},
 		},
 	} {
-		if _, err := NewModel(t.Context(), c.server, c.name, c.o); err == nil ||
+		if _, err := NewTargetModel(t.Context(), c.server, c.name, c.o); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
@@ -517,7 +517,8 @@ func TestNewModelErrors(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
-	m, err := NewModel(t.Context(), &fakeServer{answer: ok, properties: fakeProperties()}, "m",
+	m, err := NewTargetModel(t.Context(), &fakeServer{answer: ok, properties: fakeProperties()},
+		"m",
 		ModelOptions{LargestBatchSize: 65})
 	if err != nil || m.LargestBatchSize != 64 || len(m.Notes) != 1 ||
 		!strings.Contains(m.Notes[0], "up to 64") {

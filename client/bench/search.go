@@ -121,8 +121,8 @@ func (t tally) isWithin(share float64) (yes, certain bool) {
 // the share within QoS decides. A probe ends early when three times the misses that are allowed
 // have been seen. The search also ends when a rate of a 32nd of the first one fails, as load
 // cannot be the cause.
-func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput,
-	error) {
+func FindThroughput(ctx context.Context, server Server, models []*TargetModel,
+	s Search) (*Throughput, error) {
 	t, err := newTimer()
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func FindThroughput(ctx context.Context, server Server, models []*Model, s Searc
 type searcher struct {
 	Search
 	server Server
-	models []*Model
+	models []*TargetModel
 	wait   func(context.Context, time.Time) error
 	end    time.Time // zero until Limit is known
 	found  Throughput
@@ -144,7 +144,7 @@ type searcher struct {
 // errOutOfTime ends a search that has no time for another probe.
 var errOutOfTime = errors.New("out of time")
 
-func findThroughput(ctx context.Context, server Server, models []*Model, s Search,
+func findThroughput(ctx context.Context, server Server, models []*TargetModel, s Search,
 	wait func(context.Context, time.Time) error) (*Throughput, error) {
 	if s.Precision == 0 {
 		s.Precision = 0.05

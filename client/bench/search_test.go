@@ -35,7 +35,7 @@ func TestFindThroughput(t *testing.T) {
 		s := &fakeServer{properties: fakeProperties(), answer: oneAtATime(time.Millisecond)}
 		start := time.Now()
 		var probes []Probe
-		found, err := findThroughput(t.Context(), s, []*Model{fakeModel(t, s, "m")}, Search{
+		found, err := findThroughput(t.Context(), s, []*TargetModel{fakeModel(t, s, "m")}, Search{
 			Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) {
 				return steady(t, rate, "m"), nil
 			},
@@ -74,7 +74,7 @@ func TestFindThroughputOfPoisson(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found, err := findThroughput(t.Context(), s, []*Model{fakeModel(t, s, "m")}, Search{
+		found, err := findThroughput(t.Context(), s, []*TargetModel{fakeModel(t, s, "m")}, Search{
 			Queries: func(rate float64, seed uint64) (iter.Seq[workload.Query], error) {
 				a, err := workload.ParseArrivals("poisson", rate)
 				if err != nil {
@@ -104,7 +104,7 @@ func TestFindThroughputThatIsNotThere(t *testing.T) {
 			},
 			Limit: time.Minute,
 		}
-		models := []*Model{fakeModel(t, s, "m")}
+		models := []*TargetModel{fakeModel(t, s, "m")}
 		found, err := findThroughput(t.Context(), s, models, search, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func TestFindThroughputOfFewQueries(t *testing.T) {
 		}
 		var begun []string
 		search.Begun = func(text string) { begun = append(begun, text) }
-		models := []*Model{fakeModel(t, s, "m"), fakeModel(t, s, "other")}
+		models := []*TargetModel{fakeModel(t, s, "m"), fakeModel(t, s, "other")}
 		found, err := findThroughput(t.Context(), s, models, search, sleepUntil)
 		if err != nil {
 			t.Fatal(err)

@@ -38,9 +38,9 @@ func (s *familyServer) Infer(ctx context.Context, req *oip.Request) (*oip.Respon
 func TestEffectiveAccuracy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &familyServer{fakeServer: fakeServer{after(time.Millisecond), fakeProperties()}}
-		var models []*Model
+		var models []*TargetModel
 		for _, name := range []string{"ctr", "plain"} {
-			m, err := NewModel(t.Context(), server, name, ModelOptions{
+			m, err := NewTargetModel(t.Context(), server, name, ModelOptions{
 				LargestBatchSize: 64, Seed: 1, LeastAccuracy: .8,
 			})
 			if err != nil {

@@ -31,7 +31,7 @@ var errWrong = errors.New("wrong answer")
 // departs from it is a failed query. Each row of the model's outputs must depend on the same row of
 // the inputs alone. Verify has the reference answer all rows that queries of the model can have, a
 // few queries' worth, and blocks until then.
-func (m *Model) Verify(ctx context.Context, reference Reference) error {
+func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
 	if m.batchless {
 		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare",
 			m.Name)
@@ -86,7 +86,7 @@ func (e *expectedRows) rowAt(i int) []byte { return e.data[i*e.width : (i+1)*e.w
 
 // check compares an answer to n rows from the row from on with the reference's. It returns an error
 // that wraps errWrong and names the output, the row and the first value that departs.
-func (m *Model) check(resp *oip.Response, from, n int) error {
+func (m *TargetModel) check(resp *oip.Response, from, n int) error {
 	for i := range m.expected {
 		want := &m.expected[i]
 		out, ok := resp.Output(want.name)

@@ -80,7 +80,8 @@ func TestVerify(t *testing.T) {
 			right := &changed{fakeServer: fakeServer{
 				properties: fakeProperties(), answer: after(time.Millisecond),
 			}}
-			m, err := NewModel(t.Context(), right, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
+			m, err := NewTargetModel(t.Context(), right, "m", ModelOptions{LargestBatchSize: 64,
+				Seed: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,7 +89,7 @@ func TestVerify(t *testing.T) {
 				t.Fatal(err)
 			}
 			server := &changed{right.fakeServer, tt.change}
-			r, err := run(t.Context(), server, []*Model{m}, Config{
+			r, err := run(t.Context(), server, []*TargetModel{m}, Config{
 				Queries: steady(t, 100, "m"), Duration: time.Second,
 			}, sleepUntil)
 			if err != nil {
@@ -171,7 +172,7 @@ func TestVerifyNothing(t *testing.T) {
 	} {
 		s := &changed{fakeServer{properties: fakeProperties(),
 			answer: func(context.Context, *oip.Request) error { return nil }}, tt.change}
-		m, err := NewModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
+		m, err := NewTargetModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,7 +4,7 @@ import "github.com/muster-serve/muster/leader/internal/simplex"
 
 // search is the state of a search: counts of the model's choices, and what they are worth.
 type search struct {
-	m    *model
+	m    *scaledProgram
 	n    []int // by choice
 	used []int // by type
 	// caps is, by greedy group and level, what the counts offer.
@@ -15,7 +15,7 @@ type search struct {
 	work int // operations so far
 }
 
-func newSearch(m *model) *search {
+func newSearch(m *scaledProgram) *search {
 	s := &search{
 		m: m, n: make([]int, len(m.choices)), used: make([]int, len(m.types)),
 		caps: make([][]float64, len(m.groups)), val: make([]float64, len(m.groups)),

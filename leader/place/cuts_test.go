@@ -17,7 +17,7 @@ func TestCuts(t *testing.T) {
 		if combinations(p) > 5000 {
 			continue
 		}
-		s := newSearch(newModel(p))
+		s := newSearch(newScaledProgram(p))
 		if len(s.m.choices) == 0 {
 			continue
 		}

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// A model is a Program in the units of the search. Flow is in parts of its class's demand, so that
-// a class has 1 to be served, and value is normalised: accuracy is between 0 and 1.
-type model struct {
+// A scaledProgram is a Program in the units of the search. Flow is in parts of its class's demand,
+// so that a class has 1 to be served, and value is normalised: accuracy is between 0 and 1.
+type scaledProgram struct {
 	types   []int     // agents
 	rate    []float64 // by class, queries/s: what is asked, or all that agents could serve if less
 	weight  []float64 // by class: rate's part of demand
@@ -67,9 +67,9 @@ const served = 1e6
 // matter.
 const negligible = 1e-7
 
-// newModel translates p, which must be valid.
-func newModel(p *Program) *model {
-	m := &model{}
+// newScaledProgram translates p, which must be valid.
+func newScaledProgram(p *Program) *scaledProgram {
+	m := &scaledProgram{}
 	for _, t := range p.Types {
 		m.types = append(m.types, t.Count)
 	}
@@ -153,7 +153,7 @@ func (c *choice) appendGroups(to []int) []int {
 	return to
 }
 
-func (m *model) translateChoices(p *Program, class []int) {
+func (m *scaledProgram) translateChoices(p *Program, class []int) {
 	for i, from := range p.Choices {
 		c := choice{typ: from.Type, most: m.types[from.Type], source: i}
 		for j, partition := range from.Partitions {
@@ -192,7 +192,7 @@ func (m *model) translateChoices(p *Program, class []int) {
 }
 
 // groupClasses joins the classes that share the time of a partition.
-func (m *model) groupClasses() {
+func (m *scaledProgram) groupClasses() {
 	of := make([]int, len(m.weight))
 	for k := range of {
 		of[k] = k
@@ -237,7 +237,7 @@ func (m *model) groupClasses() {
 }
 
 // computeGains sets the gains of offers and the costs of agents.
-func (m *model) computeGains(p *Program) {
+func (m *scaledProgram) computeGains(p *Program) {
 	best := 0.0
 	for _, v := range p.Variants {
 		best = max(best, v.Accuracy)
@@ -303,7 +303,7 @@ func (m *model) computeGains(p *Program) {
 }
 
 // estimateAgents estimates the agents that serve all of the demand if each serves one class.
-func (m *model) estimateAgents() float64 {
+func (m *scaledProgram) estimateAgents() float64 {
 	best := make([]float64, len(m.weight))
 	for i := range m.choices {
 		for _, part := range m.choices[i].parts {
@@ -325,7 +325,7 @@ func (m *model) estimateAgents() float64 {
 }
 
 // removeDominated removes choices than which another of the type is as cheap and at least as good.
-func (m *model) removeDominated() {
+func (m *scaledProgram) removeDominated() {
 	type key struct{ typ, class int }
 	byKey := map[key][]int{}
 	for i := range m.choices {

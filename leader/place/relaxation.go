@@ -11,7 +11,7 @@ import (
 // once. Prices and changes cost nothing. It is not safe for concurrent use.
 type CountRelaxation struct {
 	program Program
-	model   *model
+	model   *scaledProgram
 	region  *region
 	lo, hi  []int
 }
@@ -23,7 +23,7 @@ func NewCountRelaxation(p *Program) (*CountRelaxation, error) {
 	}
 	r := &CountRelaxation{program: *p}
 	r.program.Current, r.program.Objective = nil, MostAccurate
-	r.model = newModel(&r.program)
+	r.model = newScaledProgram(&r.program)
 	for i := range r.model.choices {
 		r.model.choices[i].cost = 0
 	}
@@ -75,7 +75,7 @@ func (r *CountRelaxation) Solve(counts []int, steps int) *Solution {
 }
 
 // withCounts is the model with other counts of agents, of no type more than m has.
-func (m *model) withCounts(counts []int) *model {
+func (m *scaledProgram) withCounts(counts []int) *scaledProgram {
 	with := *m
 	with.types, with.choices, with.groups = counts, nil, slices.Clone(m.groups)
 	for g := range with.groups {

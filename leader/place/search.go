@@ -21,7 +21,7 @@ func Solve(p *Program, steps int) (*Solution, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	m := newModel(p)
+	m := newScaledProgram(p)
 	s := newSearch(m)
 	f := &finder{
 		search: s, limit: min(steps, 1<<50) * operations,

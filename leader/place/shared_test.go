@@ -67,7 +67,7 @@ func worthShared(p *Program, counts []int) (share, points float64) {
 		fixed.Types = append(fixed.Types, Type{Count: n})
 		fixed.Choices = append(fixed.Choices, c)
 	}
-	m := newModel(fixed)
+	m := newScaledProgram(fixed)
 	if m.demand == 0 {
 		return 1, 0
 	}

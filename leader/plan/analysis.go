@@ -86,14 +86,14 @@ func Analyse(p *Problem) (*Analysis, error) {
 
 // meetsTarget reports whether the mean latency of the batch size on type i is within the model's
 // QoS target.
-func (m *Model) meetsTarget(i, batchSize int) bool {
+func (m *ModelDemand) meetsTarget(i, batchSize int) bool {
 	return m.Latencies[i].Mean(batchSize) <= m.QoSTarget
 }
 
 // recordServingTypes records which types serve which of the model's queries. If so many queries are
 // served by no type that the target cannot be met, it removes the largest batch sizes, as few as
 // possible.
-func (a *Analysis) recordServingTypes(m *Model) error {
+func (a *Analysis) recordServingTypes(m *ModelDemand) error {
 	sets := make([]uint64, len(m.BatchSizes)) // by batch size: the types that serve it
 	var all, unserved float64                 // shares
 	for b, s := range m.BatchSizes {
@@ -148,7 +148,7 @@ func (a *Analysis) recordServingTypes(m *Model) error {
 }
 
 // minLatency is the least mean latency of a batch size over all types.
-func (m *Model) minLatency(batchSize int) time.Duration {
+func (m *ModelDemand) minLatency(batchSize int) time.Duration {
 	least := time.Duration(math.MaxInt64)
 	for _, l := range m.Latencies {
 		least = min(least, l.Mean(batchSize))
@@ -193,7 +193,7 @@ func (a *Analysis) prepareProgram() {
 	}
 }
 
-func (m *Model) weightOrDefault() float64 {
+func (m *ModelDemand) weightOrDefault() float64 {
 	if m.Weight == 0 {
 		return 1
 	}

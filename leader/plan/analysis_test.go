@@ -41,7 +41,7 @@ func rm2() *Problem {
 	}
 	return &Problem{
 		Types: paperTypes(), Budget: 2.5,
-		Models: []Model{{
+		Models: []ModelDemand{{
 			Name: "rm2", QoSTarget: 350 * time.Millisecond, BatchSizes: trace(),
 			Latencies: []Latencies{
 				us(3.70, 0.2575), us(2.60, 0.3866), us(3.91, 0.4009), us(2.83, 0.8827),
@@ -61,7 +61,7 @@ func randomProblem(r *rand.Rand) *Problem {
 		p.Types = append(p.Types, t)
 	}
 	for i := range 1 + r.IntN(3) {
-		m := Model{
+		m := ModelDemand{
 			Name:      fmt.Sprint("model-", i),
 			QoSTarget: time.Duration(20+r.IntN(100)) * time.Millisecond, Weight: 0.5 + r.Float64(),
 		}
@@ -89,7 +89,7 @@ func randomProblem(r *rand.Rand) *Problem {
 func TestEq15(t *testing.T) {
 	p := &Problem{
 		Types: []Type{{"auxiliary", 1, 0}, {"base", 1, 0}}, Budget: 9,
-		Models: []Model{{
+		Models: []ModelDemand{{
 			Name: "m", QoSTarget: 5 * time.Second, BatchSizes: profiles.Distribution{
 				{BatchSize: 1, Share: 0.5}, {BatchSize: 3, Share: 0.5},
 			},
@@ -322,7 +322,7 @@ func TestPercent(t *testing.T) {
 	}
 	p := &Problem{
 		Types: []Type{{"a", 1, 1}, {"b", 2, 1}}, Objective: LeastCost, Rate: 1,
-		Models: []Model{{
+		Models: []ModelDemand{{
 			Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1,
 				Share: 1}},
 			Latencies: []Latencies{line{0, time.Millisecond}, line{0, time.Microsecond}},

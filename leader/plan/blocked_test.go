@@ -18,8 +18,8 @@ func (l always) Mean(int) time.Duration { return time.Duration(l) }
 // free of long runs, and expects no more.
 func TestBlocked(t *testing.T) {
 	sizes := profiles.Distribution{{BatchSize: 1, Share: 1}}
-	model := func(name string, target, latency time.Duration) Model {
-		return Model{Name: name, QoSTarget: target, BatchSizes: sizes,
+	model := func(name string, target, latency time.Duration) ModelDemand {
+		return ModelDemand{Name: name, QoSTarget: target, BatchSizes: sizes,
 			Latencies: []Latencies{always(latency)}}
 	}
 	for _, tt := range []struct {
@@ -35,7 +35,7 @@ func TestBlocked(t *testing.T) {
 	} {
 		p := &Problem{
 			Types: []Type{{Name: "x", Price: 1}}, Budget: 200, Target: 0.99, Efficiency: 0.85,
-			Models: []Model{
+			Models: []ModelDemand{
 				model("short", 5*time.Millisecond, time.Millisecond),
 				model("long", 2*time.Second, tt.long),
 			},

@@ -67,7 +67,7 @@ func TestValidate(t *testing.T) {
 	good := func() *Problem {
 		return &Problem{
 			Types: []Type{{"a", 1, 0}, {"b", 0.5, 3}}, Budget: 2,
-			Models: []Model{{
+			Models: []ModelDemand{{
 				Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{
 					{BatchSize: 1, Share: 0.5}, {BatchSize: 9, Share: 0.5},
 				},

@@ -368,7 +368,7 @@ func TestFluidComesNearest(t *testing.T) {
 	for _, rate := range []float64{290, 1000} {
 		p := &Problem{
 			Types: []Type{{"a", 1, 0}},
-			Models: []Model{{
+			Models: []ModelDemand{{
 				Name: "m", QoSTarget: 100 * time.Millisecond,
 				BatchSizes: []profiles.Share{{BatchSize: 1, Share: 1}},
 				Latencies:  []Latencies{line{0, 10 * time.Millisecond}},
@@ -390,7 +390,7 @@ func TestFluidComesNearest(t *testing.T) {
 func TestExactLoad(t *testing.T) {
 	p := &Problem{
 		Types: []Type{{"a", 1, 0}},
-		Models: []Model{{
+		Models: []ModelDemand{{
 			Name: "m", QoSTarget: 100 * time.Millisecond,
 			BatchSizes: []profiles.Share{{BatchSize: 1, Share: 1}},
 			Latencies:  []Latencies{line{0, time.Millisecond}},

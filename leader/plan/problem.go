@@ -37,8 +37,8 @@ type Type struct {
 	Max int
 }
 
-// A Model is the part of the demand that is for one model.
-type Model struct {
+// A ModelDemand is the part of the demand that is for one model.
+type ModelDemand struct {
 	Name string
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
@@ -66,7 +66,7 @@ type Problem struct {
 	Target float64
 	// Models are the demand. There are none if only the evaluator knows the demand, as with a
 	// published table.
-	Models []Model
+	Models []ModelDemand
 	// Efficiency is the share of the fluid limit that a fleet is assumed to serve within the QoS
 	// target where nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
 	Efficiency float64

@@ -31,7 +31,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	current Configuration) (*Decision, error) {
 	asked := *p
 	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
-	asked.Models = slices.DeleteFunc(slices.Clone(p.Models), func(m Model) bool {
+	asked.Models = slices.DeleteFunc(slices.Clone(p.Models), func(m ModelDemand) bool {
 		return m.Weight == 0 // else it would count as 1
 	})
 	if len(asked.Models) == 0 {
@@ -96,7 +96,7 @@ type Decision struct {
 // unchanged) and another rate of all queries together (0: unchanged).
 func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate float64) (*Problem,
 	error) {
-	i := slices.IndexFunc(p.Models, func(m Model) bool { return m.Name == model })
+	i := slices.IndexFunc(p.Models, func(m ModelDemand) bool { return m.Name == model })
 	if i < 0 {
 		return nil, fmt.Errorf("no model %q in the problem", model)
 	}

@@ -39,7 +39,7 @@ type File struct {
 	// the cores, than without the neighbour; SlowdownError is its relative standard error.
 	Slowdown      map[string]map[string]float64 `json:"slowdown,omitempty"`
 	SlowdownError map[string]map[string]float64 `json:"slowdown_error,omitempty"`
-	Models        map[string]Model              `json:"models"`
+	Models        map[string]MeasuredModel      `json:"models"`
 	// Latencies are by model, in order of workers and batch size.
 	Latencies map[string][]Latency `json:"latencies"`
 	// Steal is the part of the cores' time that the hypervisor gave to others, Others that which
@@ -61,8 +61,8 @@ type Machine struct {
 	Processors string `json:"processors"` // their numbers, as 0-3
 }
 
-// A Model is the files that were measured.
-type Model struct {
+// A MeasuredModel is the files that were measured.
+type MeasuredModel struct {
 	Version       int64   `json:"version"`
 	Checksum      string  `json:"checksum"`
 	QoSTargetMS   float64 `json:"qos_target_ms"`
@@ -137,7 +137,7 @@ func (f *File) Write(w io.Writer) error {
 // A StaleError says that a model is not the one that was measured.
 type StaleError struct {
 	Model             string
-	Measured, Present Model
+	Measured, Present MeasuredModel
 }
 
 func (e *StaleError) Error() string {
@@ -162,7 +162,7 @@ func (f *File) Check(model string, version int64, checksum string, cores int) er
 		return fmt.Errorf("model %q was not measured: run `muster profile %s`", model, model)
 	case m.Version != version || m.Checksum != checksum:
 		return &StaleError{
-			Model: model, Measured: m, Present: Model{Version: version, Checksum: checksum},
+			Model: model, Measured: m, Present: MeasuredModel{Version: version, Checksum: checksum},
 		}
 	case cores != 0 && cores != f.Cores:
 		return fmt.Errorf(

@@ -18,7 +18,7 @@ func good() *File {
 		Slowdown: map[string]map[string]float64{
 			"rm2": {"rm2": 1.2, "wnd": 1.05}, "wnd": {"rm2": 1.1, "wnd": 1.02},
 		},
-		Models: map[string]Model{
+		Models: map[string]MeasuredModel{
 			"rm2": {Version: 1, Checksum: "0123456789"}, "wnd": {
 				Version: 3, Checksum: "abcdef0123",
 			},

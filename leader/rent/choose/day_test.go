@@ -39,7 +39,7 @@ const (
 func problem(t *testing.T, prices map[rent.Kind]float64) *plan.Problem {
 	t.Helper()
 	p := &plan.Problem{}
-	model := plan.Model{Name: "rm2", QoSTarget: 350 * time.Millisecond, Weight: 1}
+	model := plan.ModelDemand{Name: "rm2", QoSTarget: 350 * time.Millisecond, Weight: 1}
 	for _, x := range workload.Trace().PMF() {
 		model.BatchSizes = append(model.BatchSizes, profiles.Share{BatchSize: x.BatchSize, Share: x.P})
 	}
@@ -54,7 +54,7 @@ func problem(t *testing.T, prices map[rent.Kind]float64) *plan.Problem {
 		p.Types = append(p.Types, plan.Type{Name: kind.Type, Price: prices[kind]})
 		model.Latencies = append(model.Latencies, table)
 	}
-	p.Models = []plan.Model{model}
+	p.Models = []plan.ModelDemand{model}
 	return p
 }
 

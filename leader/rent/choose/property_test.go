@@ -112,7 +112,7 @@ func TestChangePaysWithinHour(t *testing.T) {
 	old, other := rent.Kind{Type: "old"}, rent.Kind{Type: "other"}
 	p := &plan.Problem{
 		Types: []plan.Type{{Name: old.Type}, {Name: other.Type}},
-		Models: []plan.Model{{
+		Models: []plan.ModelDemand{{
 			Name: "rm2", QoSTarget: 350 * time.Millisecond, Weight: 1,
 			BatchSizes: []profiles.Share{{BatchSize: 100, Share: 1}},
 			Latencies:  []plan.Latencies{table, table}, // the same machine by two names

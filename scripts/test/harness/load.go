@@ -40,7 +40,7 @@ type Load struct {
 type Driver struct {
 	*Ledger
 	server bench.Server
-	models []*bench.Model
+	models []*bench.TargetModel
 	shares map[string]float64
 
 	stopped atomic.Bool
@@ -59,7 +59,7 @@ func NewDriver(ctx context.Context, server bench.Server, shares map[string]float
 	}
 	d := &Driver{server: server, shares: shares, Ledger: newLedger(ctx, server, clients)}
 	for _, name := range slices.Sorted(maps.Keys(shares)) {
-		m, err := bench.NewModel(ctx, server, name, bench.ModelOptions{
+		m, err := bench.NewTargetModel(ctx, server, name, bench.ModelOptions{
 			LargestBatchSize: workload.Trace().Largest(), Timeout: patience, Seed: 1,
 		})
 		if err != nil {

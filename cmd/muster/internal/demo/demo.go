@@ -324,7 +324,7 @@ func (d *demo) sendLoad(ctx context.Context, server bench.Server,
 	none := bench.ModelReport{}
 	sizes := workload.Trace()
 	checked := &checkedServer{Server: server}
-	model, err := bench.NewModel(ctx, checked, Model, bench.ModelOptions{
+	model, err := bench.NewTargetModel(ctx, checked, Model, bench.ModelOptions{
 		LargestBatchSize: sizes.Largest(), Timeout: patience, Seed: 1,
 	})
 	if err != nil {
@@ -345,7 +345,7 @@ func (d *demo) sendLoad(ctx context.Context, server bench.Server,
 		defer done()
 		config.Progress = show
 	}
-	report, err := bench.Run(ctx, checked, []*bench.Model{model}, config)
+	report, err := bench.Run(ctx, checked, []*bench.TargetModel{model}, config)
 	if err := orCause(ctx, err); err != nil {
 		return none, nil, err
 	}

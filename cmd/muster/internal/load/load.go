@@ -38,7 +38,7 @@ type Load struct {
 	// Workload describes the queries in reports.
 	Workload bench.Workload
 	// Models are those to query, with their inputs. Prepare makes them.
-	Models []*bench.Model
+	Models []*bench.TargetModel
 
 	options Options
 	trace   *workload.TraceFile // nil unless arrivals come from a file
@@ -210,7 +210,7 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 			LargestBatchSize: sizes.Largest(),
 			Given:            l.given[name],
 		}
-		m, err := bench.NewModel(ctx, server, name, options)
+		m, err := bench.NewTargetModel(ctx, server, name, options)
 		if err != nil {
 			return err
 		}

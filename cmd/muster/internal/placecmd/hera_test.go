@@ -136,7 +136,7 @@ func TestHeraMeasured(t *testing.T) {
 		Slowdown: map[string]map[string]float64{
 			"ncf": {"ncf": 1.25, "rm2": 1.25}, "rm2": {"ncf": 1, "rm2": 1.25},
 		},
-		Models: map[string]sharing.Model{
+		Models: map[string]sharing.MeasuredModel{
 			"ncf": {Version: 1, Checksum: sum}, "rm2": {Version: 1, Checksum: "x"},
 		},
 	}
@@ -168,7 +168,7 @@ func TestHeraMeasured(t *testing.T) {
 		t.Errorf("affinity %v, want .9", got)
 	}
 
-	f.Models["ncf"] = sharing.Model{Version: 1, Checksum: "0123456789abcdef"}
+	f.Models["ncf"] = sharing.MeasuredModel{Version: 1, Checksum: "0123456789abcdef"}
 	write()
 	if _, err := muster(t, "", "hera", path, "--model-dir", dir); err == nil ||
 		!strings.Contains(err.Error(),

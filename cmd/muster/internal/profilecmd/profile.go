@@ -46,7 +46,7 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 		p.of += n * (n + 1) / 2
 	}
 	p.file.QPS, p.file.HalfBandwidth = map[string][][]float64{}, map[string]float64{}
-	p.file.Models = map[string]sharing.Model{}
+	p.file.Models = map[string]sharing.MeasuredModel{}
 	p.file.Latencies = map[string][]sharing.Latency{}
 	p.file.Low = []string{}
 	before, err := readUsage()
@@ -142,7 +142,7 @@ func (p *profiler) measureScaling(ctx context.Context, s *subject) error {
 	}
 	p.file.Unsure = append(p.file.Unsure, unsure...)
 	c := &s.version.Config
-	p.file.Models[name] = sharing.Model{
+	p.file.Models[name] = sharing.MeasuredModel{
 		Version: s.version.Number, Checksum: s.checksum,
 		QoSTargetMS: float64(c.QoSTarget) / 1e6, QoSPercentile: c.QoSPercentile,
 		LargestBatchSize: p.largestBatch(s),

@@ -18,7 +18,7 @@ import (
 // Verify prepares models under load for the comparison of their answers with those of the newest
 // versions in the repository dir. It blocks until ONNX Runtime has answered all rows that queries
 // of them can have.
-func Verify(ctx context.Context, dir string, all []*bench.Model) error {
+func Verify(ctx context.Context, dir string, all []*bench.TargetModel) error {
 	executor, err := runtime.OpenONNX(runtime.Config{Provider: runtime.CPU})
 	if err != nil {
 		return err
@@ -26,7 +26,8 @@ func Verify(ctx context.Context, dir string, all []*bench.Model) error {
 	return verify(ctx, executor, dir, all)
 }
 
-func verify(ctx context.Context, executor runtime.Executor, dir string, all []*bench.Model) error {
+func verify(ctx context.Context, executor runtime.Executor, dir string,
+	all []*bench.TargetModel) error {
 	for _, m := range all {
 		v, err := models.ReadNewest(dir, m.Name)
 		if err != nil {
@@ -40,7 +41,7 @@ func verify(ctx context.Context, executor runtime.Executor, dir string, all []*b
 		if err != nil {
 			return err
 		}
-		if err := m.Verify(ctx, model{v, loaded}); err != nil {
+		if err := m.Verify(ctx, localModel{v, loaded}); err != nil {
 			_ = loaded.Close() // the error is told
 			return err
 		}
@@ -51,14 +52,14 @@ func verify(ctx context.Context, executor runtime.Executor, dir string, all []*b
 	return nil
 }
 
-// A model answers queries of one version, in place of a server.
-type model struct {
+// A localModel answers queries of one version, in place of a server.
+type localModel struct {
 	version *models.Version
 	loaded  runtime.Model
 }
 
 // Infer implements [bench.Reference].
-func (m model) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+func (m localModel) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	inputs := make([]tensor.Tensor, len(m.version.Inputs))
 	for i, p := range m.version.Inputs {
 		at := slices.IndexFunc(req.Inputs, func(t tensor.Tensor) bool { return t.Name == p.Name })

@@ -21,7 +21,7 @@ import (
 
 // A server answers with ONNX Runtime, by parts of the given size or whole; in place of a fleet.
 type server struct {
-	model
+	localModel
 	parts    int  // rows of a part; 0: queries are whole
 	backward bool // it joins parts in the wrong order
 }
@@ -49,7 +49,7 @@ func (s server) ModelMetadata(context.Context, string,
 func (s server) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	rows := int(req.Inputs[0].Shape[0])
 	if s.parts == 0 || rows <= s.parts {
-		return s.model.Infer(ctx, req)
+		return s.localModel.Infer(ctx, req)
 	}
 	sizes := []int{s.parts, rows - s.parts}
 	queries, err := req.Split(sizes)
@@ -93,17 +93,17 @@ func TestVerify(t *testing.T) {
 			parts    int
 			backward bool
 		}{{0, false}, {7, false}, {100, false}, {7, true}} {
-			s := server{model{v, loaded}, tt.parts, tt.backward}
-			m, err := bench.NewModel(t.Context(), s, name, bench.ModelOptions{
+			s := server{localModel{v, loaded}, tt.parts, tt.backward}
+			m, err := bench.NewTargetModel(t.Context(), s, name, bench.ModelOptions{
 				LargestBatchSize: 300, Seed: 1,
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := verify(t.Context(), executor, dir, []*bench.Model{m}); err != nil {
+			if err := verify(t.Context(), executor, dir, []*bench.TargetModel{m}); err != nil {
 				t.Fatal(err)
 			}
-			report, err := bench.Run(t.Context(), s, []*bench.Model{m}, bench.Config{
+			report, err := bench.Run(t.Context(), s, []*bench.TargetModel{m}, bench.Config{
 				Queries: sizes(name, 300, 1, 8, 33, 250, 299),
 			})
 			if err != nil {
@@ -138,7 +138,7 @@ func sizes(model string, all ...int) iter.Seq[workload.Query] {
 func TestVerifyRefuses(t *testing.T) {
 	v := &models.Version{Model: "ncf", Number: 1, Inputs: []models.Port{{Name: "ids"}}}
 	req := &oip.Request{Inputs: []tensor.Tensor{{Name: "dense"}}}
-	if _, err := (model{version: v}).Infer(t.Context(), req); err == nil ||
+	if _, err := (localModel{version: v}).Infer(t.Context(), req); err == nil ||
 		!strings.Contains(fmt.Sprint(err), `takes an input "ids"`) {
 		t.Errorf("got %v, want an error that names the input", err)
 	}
