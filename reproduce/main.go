@@ -45,11 +45,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o figures.Options
 	var out string
 	cmd := &cobra.Command{
-		Use:   "reproduce list | all | FIGURE...",
+		Use:   "reproduce list | all | chart | FIGURE...",
 		Short: "Reproduce figures of the papers by simulation",
 		Long: `Reproduce figures of the KAIROS, RIBBON, Hera and Proteus papers by simulation. Each is
 written as FIGURE.csv, FIGURE.png and FIGURE.txt; the last says which results of
 the paper the simulation reproduces and which it does not.
+
+"chart" makes that of Muster's README instead, as chart.svg, and chart.md with its
+numbers.
 
 Figures: ` + strings.Join(figures.Names(), ", ") + `.
 
@@ -62,7 +65,7 @@ part of this program; without it the figures are of families and a trace of our 
 		Example: `  go -C reproduce run . kairos-fig5
   go -C reproduce run . kairos-fig8 kairos-fig9 ribbon-fig10 --out figures
   go -C reproduce run . proteus-fig4 --data Proteus`,
-		ValidArgs:     append(figures.Names(), "all", "list"),
+		ValidArgs:     append(figures.Names(), "all", "chart", "list"),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -93,6 +96,8 @@ func reproduce(cmd *cobra.Command, args []string, o figures.Options, out string)
 	case slices.Equal(args, []string{"list"}):
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(figures.Names(), "\n"))
 		return err
+	case slices.Equal(args, []string{"chart"}):
+		return makeChart(cmd, o, out)
 	case slices.Equal(args, []string{"all"}):
 		args = figures.Names()
 	}
@@ -121,14 +126,7 @@ func reproduce(cmd *cobra.Command, args []string, o figures.Options, out string)
 func makeFigure(cmd *cobra.Command, name string, o figures.Options, out string) error {
 	began := time.Now()
 	o.Clock = func() time.Duration { return time.Since(began) }
-	last := began
-	o.Progress = func(format string, args ...any) {
-		if time.Since(last) < progressEvery {
-			return
-		}
-		last = time.Now()
-		fmt.Fprintf(cmd.ErrOrStderr(), name+": "+format+"\n", args...)
-	}
+	o.Progress = reportProgress(cmd, name)
 	f, err := figures.Reproduce(cmd.Context(), name, o)
 	if err != nil {
 		return err
@@ -143,6 +141,37 @@ func makeFigure(cmd *cobra.Command, name string, o figures.Options, out string) 
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: %s.csv, .png, .txt\n", f.Name, path)
 	return f.WriteText(cmd.OutOrStdout())
+}
+
+// makeChart makes README's chart, as chart.svg and chart.md.
+func makeChart(cmd *cobra.Command, o figures.Options, out string) error {
+	o.Progress = reportProgress(cmd, "chart")
+	c, err := figures.MakeChart(cmd.Context(), o)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return fmt.Errorf("out: %w", err)
+	}
+	if err := writeFile(filepath.Join(out, "chart.svg"), c.WriteSVG); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(out, "chart.md"), c.WriteTable); err != nil {
+		return err
+	}
+	return c.WriteTable(cmd.OutOrStdout())
+}
+
+// reportProgress returns what prints what is being done, now and then.
+func reportProgress(cmd *cobra.Command, name string) func(format string, args ...any) {
+	last := time.Now()
+	return func(format string, args ...any) {
+		if time.Since(last) < progressEvery {
+			return
+		}
+		last = time.Now()
+		fmt.Fprintf(cmd.ErrOrStderr(), name+": "+format+"\n", args...)
+	}
 }
 
 // progressEvery is the time between two lines that say what is being done.

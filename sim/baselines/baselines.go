@@ -30,6 +30,17 @@ func Names() []string { return slices.Sorted(maps.Keys(baselines)) }
 // none of that name.
 func New(name string) func() match.Chooser { return baselines[name] }
 
+// NewCapable is New of a baseline that queues each query at a lane as it arrives, in a fair form for
+// unlike lanes: it picks among the lanes that would answer the query in time if they were idle, if
+// there are any.
+func NewCapable(name string) func() match.Chooser {
+	return func() match.Chooser {
+		queues := baselines[name]().(*arrivalQueues)
+		queues.capable = true
+		return queues
+	}
+}
+
 // edf is earliest deadline first: in the order of their QoS targets, each query goes to the lane
 // where it would end first, and waits if that is not open yet. Queries that cannot be in time any
 // more come last, the oldest first.
@@ -99,8 +110,10 @@ type picker func(v match.View, q match.WaitingQuery, among []match.UsableLane) m
 // lane's queue is that of arrival. Of the lanes that serve a query it picks among those that very
 // likely end after it does, if there are any.
 type arrivalQueues struct {
-	pick  picker
-	among []match.UsableLane // scratch
+	pick picker
+	// capable says to pick among the lanes that would answer in time if they were idle.
+	capable bool
+	among   []match.UsableLane // scratch
 }
 
 func queueAt(pick picker) func() match.Chooser {
@@ -110,6 +123,17 @@ func queueAt(pick picker) func() match.Chooser {
 // QueryArrived implements [match.Chooser].
 func (p *arrivalQueues) QueryArrived(v match.View, q match.WaitingQuery) {
 	p.among = p.among[:0]
+	if p.capable {
+		for l := range v.Lanes() {
+			if took, ok := l.Latency(q, work(l)); ok && took <= q.QoSTarget() {
+				p.among = append(p.among, l)
+			}
+		}
+		if len(p.among) > 0 {
+			v.Enqueue(q, p.pick(v, q, p.among))
+			return
+		}
+	}
 	for l := range v.Lanes() {
 		if _, ok := l.Latency(q, work(l)); ok {
 			p.among = append(p.among, l)

@@ -30,7 +30,12 @@ type assignment struct {
 // have targets of 100 and 1,000 ms.
 func newClinic(t *testing.T, policy string, lanes ...time.Duration) *clinic {
 	t.Helper()
-	m, err := match.New(match.Config{NewChooser: New(policy), Models: []match.Model{
+	return newClinicOf(t, New(policy), lanes...)
+}
+
+func newClinicOf(t *testing.T, newChooser func() match.Chooser, lanes ...time.Duration) *clinic {
+	t.Helper()
+	m, err := match.New(match.Config{NewChooser: newChooser, Models: []match.Model{
 		{Name: "short", QoSTarget: 100 * ms, LargestBatchSize: 10},
 		{Name: "long", QoSTarget: time.Second, LargestBatchSize: 10},
 	}})
@@ -209,4 +214,20 @@ func TestClockwork(t *testing.T) {
 		slices.SortFunc(c.sent, func(a, b assignment) int { return int(a.query) - int(b.query) })
 		c.want(want...)
 	}
+}
+
+// TestCapable: in turn among the lanes that would answer in time if they were idle, and among all if
+// none would.
+func TestCapable(t *testing.T) {
+	c := newClinicOf(t, NewCapable("round-robin"), 2*ms, 20*ms)
+	c.submit(1, "short", 10) // takes 200 ms on lane 2
+	c.submit(2, "short", 10)
+	c.submit(3, "short", 1)
+	c.ends(20*ms, 1, 1)
+	c.want(assignment{1, 1}, assignment{3, 2}, assignment{2, 1})
+
+	c = newClinicOf(t, NewCapable("round-robin"), 20*ms, 30*ms)
+	c.submit(1, "short", 10)
+	c.submit(2, "short", 10)
+	c.want(assignment{1, 1}, assignment{2, 2})
 }
