@@ -84,7 +84,7 @@ func (r *run) measure(ctx context.Context, what func(context.Context) error) err
 		return fmt.Errorf("%w; logs are in %s", err, r.dir)
 	}
 	if r.missed {
-		return errors.New("Muster takes more than is wanted")
+		return errors.New("the overhead of Muster is above its limit")
 	}
 	return nil
 }
