@@ -313,8 +313,8 @@ var rules = []rule{
 	{
 		folder: "reproduce",
 		imports: []string{
-			"api/names", "client/queries", "leader", "profiles", "runtime/lane", "runtime/load",
-			"runtime/queue", "sim",
+			"api/names", "api/picture", "client/queries", "leader", "profiles", "runtime/lane",
+			"runtime/load", "runtime/queue", "sim",
 		},
 		never: network,
 		reason: "the papers' figures are simulated by the parts that decide; nothing of Muster " +

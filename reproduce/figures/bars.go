@@ -9,7 +9,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/muster-serve/muster/reproduce/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // A chart is groups of bars side by side.

@@ -16,10 +16,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/profiles/workload"
-	"github.com/muster-serve/muster/reproduce/picture"
 	"github.com/muster-serve/muster/reproduce/policies"
 	"github.com/muster-serve/muster/sim"
 )

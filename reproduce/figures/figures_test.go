@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/muster-serve/muster/reproduce/picture/picturetest"
+	"github.com/muster-serve/muster/api/picture/picturetest"
 )
 
 // TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: what is

@@ -9,8 +9,8 @@ import (
 
 	"gonum.org/v1/gonum/stat"
 
+	"github.com/muster-serve/muster/api/picture/picturetest"
 	"github.com/muster-serve/muster/leader/place"
-	"github.com/muster-serve/muster/reproduce/picture/picturetest"
 )
 
 // TestHeraUtilisation: the utilisations of pairs are those that an independent program found, to a

@@ -5,7 +5,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 
-	"github.com/muster-serve/muster/reproduce/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // A lineChart has a line for each series, over 1, 2, 3, ...

@@ -8,8 +8,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/place"
-	"github.com/muster-serve/muster/reproduce/picture"
 )
 
 // A matrix has a number for each two models, darker the higher it is.

@@ -3,7 +3,7 @@ package figures
 import (
 	"gonum.org/v1/plot/vg"
 
-	"github.com/muster-serve/muster/reproduce/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // A shown is what can stand on a page.

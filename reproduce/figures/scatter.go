@@ -8,7 +8,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/muster-serve/muster/reproduce/picture"
+	"github.com/muster-serve/muster/api/picture"
 )
 
 // A scatterChart has named points of several kinds, and a vertical line.

@@ -17,9 +17,9 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
-	"github.com/muster-serve/muster/reproduce/picture"
 	"github.com/muster-serve/muster/sim"
 )
 
