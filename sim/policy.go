@@ -1,9 +1,7 @@
 package sim
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -30,11 +28,13 @@ const (
 	Oracle  = "oracle"
 )
 
-// Policies lists the names that [Config.Policy] accepts in any Config: those of leader/match,
-// priced, prequal and orca (gateways decide without a leader), and oracle (knows the future).
-func Policies() []string {
-	return append(match.Policies(), Priced, Prequal, ORCA, Oracle)
-}
+// own are the policies that only the simulator has: priced, prequal and orca (gateways decide
+// without a leader), and oracle (knows the future).
+var own = []string{Priced, Prequal, ORCA, Oracle}
+
+// Policies lists the names that [Config.Policy] accepts in any Config: those of leader/match, and
+// the simulator's own.
+func Policies() []string { return append(match.Policies(), own...) }
 
 // other returns the policy of Others that Policy names, nil if it names none of them.
 func (c *Config) other() *Policy {
@@ -53,18 +53,14 @@ func (c *Config) tunes() bool {
 }
 
 func (c *Config) validatePolicy() error {
-	if c.Policy == "" || slices.Contains(Policies(), c.Policy) || c.other() != nil {
+	if c.Policy == "" {
 		return nil
 	}
-	there := Policies()
+	others := slices.Clone(own)
 	for _, other := range c.Others {
-		there = append(there, other.Name)
+		others = append(others, other.Name)
 	}
-	if match.IsFormerPolicy(c.Policy) {
-		return fmt.Errorf("policy %q is no policy of production any more, there are: %s; reproduce/ "+
-			"in Muster's repository has it", c.Policy, strings.Join(there, ", "))
-	}
-	return fmt.Errorf("policy %q is unknown, there are: %s", c.Policy, strings.Join(there, ", "))
+	return match.CheckPolicy(c.Policy, others...)
 }
 
 func (c *Config) policyOrDefault() string {

@@ -30,12 +30,13 @@ var former = []string{
 // IsFormerPolicy reports whether name is of a policy that production no longer has.
 func IsFormerPolicy(name string) bool { return slices.Contains(former, name) }
 
-// CheckPolicy returns nil if name is one of [Policies], else an error that lists them, and of a
-// former policy says where it went.
-func CheckPolicy(name string) error {
-	there := strings.Join(Policies(), ", ")
+// CheckPolicy returns nil if name is one of [Policies] or of others, else an error that lists them,
+// and of a former policy says where it went.
+func CheckPolicy(name string, others ...string) error {
+	all := append(Policies(), others...)
+	there := strings.Join(all, ", ")
 	switch {
-	case policies[name] != nil:
+	case slices.Contains(all, name):
 		return nil
 	case IsFormerPolicy(name):
 		return fmt.Errorf("policy %q is no policy of production any more, there are: %s; "+
