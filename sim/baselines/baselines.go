@@ -122,33 +122,26 @@ func queueAt(pick picker) func() match.Chooser {
 
 // QueryArrived implements [match.Chooser].
 func (p *arrivalQueues) QueryArrived(v match.View, q match.WaitingQuery) {
-	p.among = p.among[:0]
-	if p.capable {
-		for l := range v.Lanes() {
-			if took, ok := l.Latency(q, work(l)); ok && took <= q.QoSTarget() {
-				p.among = append(p.among, l)
-			}
-		}
-		if len(p.among) > 0 {
-			v.Enqueue(q, p.pick(v, q, p.among))
-			return
-		}
+	ends := func(l match.UsableLane) bool { _, ok := l.Latency(q, work(l)); return ok }
+	inTime := func(l match.UsableLane) bool {
+		took, ok := l.Latency(q, work(l))
+		return ok && took <= q.QoSTarget()
 	}
+	if p.capable && p.collect(v, inTime) || p.collect(v, ends) ||
+		p.collect(v, func(l match.UsableLane) bool { return l.Serves(q) }) {
+		v.Enqueue(q, p.pick(v, q, p.among))
+	}
+}
+
+// collect sets among to the lanes that may have a query, and reports whether there are any.
+func (p *arrivalQueues) collect(v match.View, may func(match.UsableLane) bool) bool {
+	p.among = p.among[:0]
 	for l := range v.Lanes() {
-		if _, ok := l.Latency(q, work(l)); ok {
+		if may(l) {
 			p.among = append(p.among, l)
 		}
 	}
-	if len(p.among) == 0 {
-		for l := range v.Lanes() {
-			if l.Serves(q) {
-				p.among = append(p.among, l)
-			}
-		}
-	}
-	if len(p.among) > 0 {
-		v.Enqueue(q, p.pick(v, q, p.among))
-	}
+	return len(p.among) > 0
 }
 
 // Choose implements [match.Chooser].
