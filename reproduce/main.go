@@ -96,13 +96,12 @@ func reproduce(cmd *cobra.Command, args []string, o figures.Options, out string)
 	case slices.Equal(args, []string{"list"}):
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(figures.Names(), "\n"))
 		return err
-	case slices.Equal(args, []string{"chart"}):
-		return makeChart(cmd, o, out)
 	case slices.Equal(args, []string{"all"}):
 		args = figures.Names()
 	}
+	chart := slices.Equal(args, []string{"chart"})
 	for _, name := range args {
-		if !slices.Contains(figures.Names(), name) {
+		if !chart && !slices.Contains(figures.Names(), name) {
 			return fmt.Errorf("%w: figure %q is unknown, there are: %s", errUsage, name,
 				strings.Join(figures.Names(), ", "))
 		}
@@ -113,6 +112,9 @@ func reproduce(cmd *cobra.Command, args []string, o figures.Options, out string)
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return fmt.Errorf("out: %w", err)
+	}
+	if chart {
+		return makeChart(cmd, o, out)
 	}
 	for _, name := range args {
 		if err := makeFigure(cmd, name, o, out); err != nil {
@@ -149,9 +151,6 @@ func makeChart(cmd *cobra.Command, o figures.Options, out string) error {
 	c, err := figures.MakeChart(cmd.Context(), o)
 	if err != nil {
 		return err
-	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return fmt.Errorf("out: %w", err)
 	}
 	if err := writeFile(filepath.Join(out, "chart.svg"), c.WriteSVG); err != nil {
 		return err

@@ -20,6 +20,7 @@ func TestRun(t *testing.T) {
 		"kairos-fig99":                   "kairos-fig16",
 		"kairos-fig5 list":               `"list" is unknown`,
 		"kairos-fig5 --seeds 0":          "0 and 20000, want",
+		"chart --seeds 0":                "0 and 20000, want",
 		"kairos-fig5 --sedes 1":          "unknown flag",
 		"kairos-fig5 --data " + t.Name(): "samples.csv",
 	} {
