@@ -16,7 +16,7 @@ import (
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
 	"api/accuracy", "api/list", "api/names", "api/picture", "client/queries", "leader", "profiles",
-	"reproduce/figures", "reproduce/placements", "reproduce/planners",
+	"reproduce/figures", "reproduce/merging", "reproduce/placements", "reproduce/planners",
 	"reproduce/policies", "reproduce/scaling", "runtime/lane", "runtime/load", "runtime/queue",
 	"sim",
 }

@@ -181,12 +181,13 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Merging is how several waiting queries run as one: Merge, or where that is empty the default, which
-// is names.MergeDeadline if rows are independent. Otherwise nothing can be merged.
+// Merging is how several waiting queries run as one: Merge, or what takes the place of a former
+// policy, or where Merge is empty the default, which is names.MergeDeadline if rows are independent.
+// Otherwise nothing can be merged.
 func (c *Config) Merging() names.MergePolicy {
 	switch {
 	case c.Merge != "":
-		return c.Merge
+		return c.Merge.Current()
 	case c.RowsIndependent:
 		return names.MergeDeadline
 	}
@@ -225,7 +226,7 @@ func (c Config) Validate() error {
 		"largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
 	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late,
 		LateServe, LateReject)
-	check(c.Merge == "" || slices.Contains(names.MergePolicies(), c.Merge),
+	check(c.Merge == "" || c.Merge.IsFormer() || slices.Contains(names.MergePolicies(), c.Merge),
 		"merge is %q, expected one of %v", c.Merge, names.MergePolicies())
 	check(c.RowsIndependent || !c.Merge.Merges(),
 		"merge is %q, expected %q because rows are not independent", c.Merge, names.MergeNone)

@@ -57,7 +57,7 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, KeepWhole: true, Merge: names.MergeNexus, TF32: true, Late: LateReject,
+			RowsIndependent:  true, KeepWhole: true, Merge: "nexus", TF32: true, Late: LateReject,
 			WarmUp:   []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
@@ -189,7 +189,7 @@ merge: often
 			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, tf32, ` +
 			`versions, warm_up`,
 		`model.yaml:25: key "deadline_ms" is given twice`,
-		`model.yaml:26: merge: got "often", expected one of [deadline proteus nexus symphony aimd none]`,
+		`model.yaml:26: merge: got "often", expected one of [deadline none]`,
 		`model.yaml:24: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
 		`model.yaml:5: split: got "true", expected false unless rows_independent is true`,
 		`model.yaml:7: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,
@@ -228,7 +228,7 @@ func TestValidate(t *testing.T) {
 		"deadline is 1ms":         func(c *Config) { c.Deadline = time.Millisecond },
 		"largest batch size is 0": func(c *Config) { c.LargestBatchSize = 0 },
 		`merge is "x"`:            func(c *Config) { c.RowsIndependent, c.Merge = true, "x" },
-		`merge is "nexus", expected "none" because rows`: func(c *Config) { c.Merge = names.MergeNexus },
+		`merge is "nexus", expected "none" because rows`: func(c *Config) { c.Merge = "nexus" },
 		`late is "x"`:                func(c *Config) { c.Late = "x" },
 		"warm-up batch size is 1001": func(c *Config) { c.WarmUp = []int{1001} },
 		"version is 0":               func(c *Config) { c.Versions.Specific = []int64{0} },
@@ -347,6 +347,18 @@ func TestPortBounds(t *testing.T) {
 		if got := p.Bounds(); !slices.Equal(got, tt.want) || low != tt.low || high != tt.high ||
 			limited != tt.limited {
 			t.Errorf("%+v: got %v, from %d to %d %v", tt, got, low, high, limited)
+		}
+	}
+}
+
+// TestFormerMerging: a model.yaml whose merge is a policy that lanes had is read, and kept as it is,
+// and its queries are merged by the default.
+func TestFormerMerging(t *testing.T) {
+	for _, policy := range []names.MergePolicy{"proteus", "nexus", "symphony", "aimd"} {
+		c := DefaultConfig()
+		c.RowsIndependent, c.Merge = true, policy
+		if err := c.Validate(); err != nil || c.Merging() != names.MergeDeadline {
+			t.Errorf("%s: merges by %q, %v", policy, c.Merging(), err)
 		}
 	}
 }

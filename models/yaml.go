@@ -187,7 +187,7 @@ func (p *parser) configSetters(c *Config, g *givenValues) map[string]func(key st
 		},
 		"merge": func(key string, v *yaml.Node) {
 			g.merging = v
-			if c.Merge = names.MergePolicy(v.Value); !slices.Contains(names.MergePolicies(), c.Merge) {
+			if c.Merge = names.MergePolicy(v.Value); c.Merge.Current().Check() != nil {
 				p.wrong(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
 				c.Merge = ""
 			}

@@ -220,7 +220,7 @@ func TestNarrow(t *testing.T) {
 // TestNarrowLeaveTurns: a query without a target that needs the whole lane waits for a moment when none
 // waits that goes before it, but not until none runs.
 func TestNarrowLeaveTurns(t *testing.T) {
-	for _, policy := range []names.MergePolicy{"", names.MergeProteus} {
+	for _, policy := range []names.MergePolicy{"", names.MergeDeadline} {
 		onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
 			s.narrow()
 			for client := range 2 {
@@ -280,25 +280,6 @@ func TestNarrowLearns(t *testing.T) {
 		onCore(128*200, 1)
 		if got := onCore(1280, 1); got != 1270 {
 			t.Errorf("%d of 1280 on a core when that takes less again, want all but each 128th", got)
-		}
-	})
-}
-
-// TestMergedIsNotDivided: a lane stays whole for queries that run as one.
-func TestMergedIsNotDivided(t *testing.T) {
-	onStage(t, runtime.LanesConfig{Cores: 2}, func(t *testing.T, s *stage) {
-		s.learn()
-		s.send(t.Context(), "a", 5, divide)
-		for _, name := range []string{"b", "c", "d"} {
-			s.send(t.Context(), name, 2, func(q *runtime.Query) {
-				q.Divide, q.QoSTarget, q.Merge, q.LargestBatch = true, 200*ms, names.MergeSymphony, 10
-			})
-		}
-		s.wg.Wait()
-		for _, outcome := range s.done {
-			if strings.Contains(outcome, "core") || !strings.Contains(outcome, "ok") {
-				t.Error(outcome)
-			}
 		}
 	})
 }
@@ -381,7 +362,7 @@ func TestDivideRandomly(t *testing.T) {
 							q.QoSTarget = time.Duration(r.IntN(100)) * ms
 							q.Deadline = time.Now().Add(3 * q.QoSTarget)
 						}
-						q.Merge = []names.MergePolicy{"", names.MergeProteus}[r.IntN(2)]
+						q.Merge = []names.MergePolicy{"", names.MergeDeadline}[r.IntN(2)]
 						q.LargestBatch = 40
 					})
 				}

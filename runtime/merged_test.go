@@ -358,22 +358,6 @@ func TestMergeOutcomes(t *testing.T) {
 			"c: 2 of 2 items, waited 10.1ms at 20.3ms",
 			"d: 2 of 2 items, joined, waited 10.1ms at 20.3ms",
 		}},
-		{"a lane waits", func(m *merging) {
-			symphony := func(d time.Duration) func(q *runtime.Query) {
-				return func(q *runtime.Query) { q.QoSTarget, q.Merge = d, names.MergeSymphony }
-			}
-			m.send(background, "a", 1, symphony(50*ms)) // until 39.9 ms, for two until 39.8 ms
-			m.send(background, "b", 1, symphony(60*ms))
-			time.Sleep(5 * ms)
-			// need not wait
-			m.send(background, "c", 1, func(q *runtime.Query) { q.Profile = "m/2" })
-			time.Sleep(36 * ms)
-			m.send(background, "d", 1, symphony(30*ms))
-		}, []int64{1, 2, 1}, []string{
-			"a: 2 of 2 items, waited 39.8ms at 50ms",
-			"b: 2 of 2 items, joined, waited 39.8ms at 50ms",
-			"c: 1 of 1 items, waited 0s at 15.1ms", "d: 1 of 1 items, waited 19.9ms at 71ms",
-		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onMerging(t, func(m *merging) {

@@ -80,7 +80,7 @@ func TestPinnedLanes(t *testing.T) {
 	for n := range 10 {
 		r, err := p.Do(context.Background(), runtime.Query{
 			Model: model, BatchSize: 1, Lane: n % 2, Merge: []names.MergePolicy{"",
-				names.MergeNexus}[n/5],
+				names.MergeDeadline}[n/5],
 		})
 		if err != nil {
 			t.Fatal(err)

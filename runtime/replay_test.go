@@ -180,7 +180,7 @@ func overload(t *testing.T, lanes *runtime.Lanes) {
 					q.Deadline = time.Now().Add(2 * q.QoSTarget)
 				}
 				if r.IntN(3) == 0 {
-					q.Merge = []names.MergePolicy{names.MergeDeadline, names.MergeSymphony}[r.IntN(2)]
+					q.Merge = names.MergeDeadline
 				}
 				if r.IntN(10) == 0 {
 					q.Reservation = lanes.Reserve("m/1", rows, target)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"slices"
 	"strings"
 	"time"
 
@@ -194,8 +193,10 @@ func (c *Config) Validate() error {
 			bad("%s is %v, want 0..%v", name, d, MaxLatency)
 		}
 	}
-	if c.Merge != "" && !slices.Contains(names.MergePolicies(), c.Merge) {
-		bad("merge is %q, want one of %v", c.Merge, names.MergePolicies())
+	if c.Merge != "" {
+		if err := c.Merge.Check(); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	if c.Gateways < 0 || c.Gateways > 10_000 {
 		bad("number of gateways is %d, want 0..10000", c.Gateways)

@@ -35,7 +35,7 @@ func TestConservation(t *testing.T) {
 					c.Deadline, c.Models[0].RejectLate = 3*c.Models[0].QoSTarget, true
 				}},
 				{"merged", func(c *Config) {
-					c.Models[0].BatchSizes, c.Merge = small(), names.MergePolicies()[int(rate)%5]
+					c.Models[0].BatchSizes, c.Merge = small(), names.MergePolicies()[int(rate)/1000]
 					c.Rate *= 20
 				}},
 				{"merged over a network", func(c *Config) {

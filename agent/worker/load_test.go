@@ -44,6 +44,30 @@ func taking(mean time.Duration) func(agent.Inside) {
 	}
 }
 
+// TestFormerMergePolicy: a model whose model.yaml names a merge policy that Muster had is served, by
+// the default, and the log says so.
+func TestFormerMergePolicy(t *testing.T) {
+	config := agenttest.Config(t)
+	config.ModelDir = t.TempDir()
+	if err := agenttest.CopyNCF(config.ModelDir, "ncf", func(settings []byte) []byte {
+		return append(settings, "\nmerge: nexus\n"...)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a := agenttest.Start(t, config, agenttest.Emulated())
+	if err := a.InferGRPC(agenttest.NCFRequest(3)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "model=ncf version=1 merge=nexus default=deadline"; !strings.Contains(a.Log.String(),
+		want) {
+		t.Errorf("the log lacks %q", want)
+	}
+	described, err := a.GRPC.ModelConfig(t.Context(), &inference.ModelConfigRequest{Name: "ncf"})
+	if err != nil || described.GetConfig().GetDynamicBatching() == nil {
+		t.Errorf("described as %v, %v, want that it merges", described, err)
+	}
+}
+
 // TestWeightedRoundRobin: a client with gRPC's own weighted round robin gives an agent with half
 // the speed half the queries, once the reports have told it so.
 func TestWeightedRoundRobin(t *testing.T) {

@@ -249,6 +249,11 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, e
 	took := time.Since(start)
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
 		took.Milliseconds())
+	if v.Config.Merge.IsFormer() {
+		w.config.Log.Warn("the merge policy is not there any more; the default takes its place",
+			"model", v.Model, "version", v.Number, "merge", string(v.Config.Merge), "default",
+			string(v.Config.Merging()))
+	}
 	sum.begin()
 	if late = late && w.startsAlone(); !late {
 		err = sum.wait(ctx)

@@ -1,10 +1,15 @@
 package names
 
+import (
+	"fmt"
+	"slices"
+)
+
 // A MergePolicy names how a lane chooses the waiting queries that run as one. A model's
 // configuration sets it, and package merge, which carries it out, takes it from there.
 type MergePolicy string
 
-// The policies. All but MergeDeadline and MergeNone are those of others, to compare with.
+// The policies.
 const (
 	// MergeNone runs each query alone. So does the empty policy.
 	MergeNone MergePolicy = "none"
@@ -12,31 +17,38 @@ const (
 	// urgency, as long as that saves a tenth of the time that they would take one after the other,
 	// all that run together are in time, and none that waits becomes late by it.
 	MergeDeadline MergePolicy = "deadline"
-	// MergeProteus waits until the most urgent query would be late if one more came and ran with it
-	// (Proteus, ASPLOS 2024, section 5).
-	MergeProteus MergePolicy = "proteus"
-	// MergeNexus never waits. It takes as many as let the most urgent one be in time (Nexus, SOSP
-	// 2019). Queries that are late already run when none is in time, or are rejected, by the order
-	// of the queue.
-	MergeNexus MergePolicy = "nexus"
-	// MergeSymphony waits as long as the most urgent query permits, so that other lanes stay idle
-	// and can be given back (deferred batching; Symphony, 2023).
-	MergeSymphony MergePolicy = "symphony"
-	// MergeAIMD takes up to a number of items that grows by one after a run of that size in which
-	// nothing was late, and shrinks by a tenth after one in which something was (Clipper, NSDI
-	// 2017).
-	MergeAIMD MergePolicy = "aimd"
 )
 
+// formerMergePolicies are those of others, which agents of protocol 7 may still have. They are rules
+// of the module reproduce now.
+var formerMergePolicies = []MergePolicy{"proteus", "nexus", "symphony", "aimd"}
+
 // MergePolicies lists all policies, the default first.
-func MergePolicies() []MergePolicy {
-	return []MergePolicy{
-		MergeDeadline, MergeProteus, MergeNexus, MergeSymphony, MergeAIMD, MergeNone,
+func MergePolicies() []MergePolicy { return []MergePolicy{MergeDeadline, MergeNone} }
+
+// IsFormer reports whether p is a policy that lanes no longer have.
+func (p MergePolicy) IsFormer() bool { return slices.Contains(formerMergePolicies, p) }
+
+// Current is the policy by which lanes carry out p: MergeDeadline for a former policy, else p.
+func (p MergePolicy) Current() MergePolicy {
+	if p.IsFormer() {
+		return MergeDeadline
 	}
+	return p
+}
+
+// Check returns nil if p is one of [MergePolicies], else an error that lists them, and of a former
+// policy says where it went.
+func (p MergePolicy) Check() error {
+	switch {
+	case slices.Contains(MergePolicies(), p):
+		return nil
+	case p.IsFormer():
+		return fmt.Errorf("merge is %q, which lanes no longer have, want one of %v; reproduce/ in "+
+			"Muster's repository has it", p, MergePolicies())
+	}
+	return fmt.Errorf("merge is %q, want one of %v", p, MergePolicies())
 }
 
 // Merges reports whether the policy merges at all.
 func (p MergePolicy) Merges() bool { return p != "" && p != MergeNone }
-
-// Waits reports whether the policy may leave a lane idle although queries wait.
-func (p MergePolicy) Waits() bool { return p == MergeProteus || p == MergeSymphony }

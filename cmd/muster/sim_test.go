@@ -64,6 +64,7 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --policy p" +
 			pool: "there are: fcfs, horizon, kairos",
 		"--model rm2 --rate 5 --policy drs" + pool:       "reproduce/ in Muster's repository has it",
+		"--model rm2 --rate 5 --merge nexus" + pool:      "reproduce/ in Muster's repository has it",
 		"--model rm2 --rate 5 --queries 0" + pool:        "number of queries is 0",
 		"--model rm2 --rate 5 --seeds 0" + pool:          "number of seeds is 0",
 		"--model rm2 --rate 5 --qos-ms -1" + pool:        "qos-ms: -1",

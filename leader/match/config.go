@@ -3,7 +3,6 @@ package match
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -51,9 +50,10 @@ func (m *Model) validate() error {
 	if m.Family == m.Name {
 		errs = append(errs, fmt.Errorf("model %q has the name of its family", m.Name))
 	}
-	if m.Merge != "" && !slices.Contains(names.MergePolicies(), m.Merge) {
-		errs = append(errs, fmt.Errorf("model %q: merge is %q, want one of %v", m.Name, m.Merge,
-			names.MergePolicies()))
+	if m.Merge != "" {
+		if err := m.Merge.Check(); err != nil {
+			errs = append(errs, fmt.Errorf("model %q: %w", m.Name, err))
+		}
 	}
 	return errors.Join(errs...)
 }

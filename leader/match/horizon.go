@@ -537,7 +537,7 @@ func (h *horizon) dispatchGroup(s *shard, g int) {
 		}
 		c := h.cellAt(int(chosen), g)
 		h.rows[chosen].model = c.model
-		if s.holdsBack(h.rows[chosen], l, c.mean) || h.waitsForMerge(s, grp, h.rows[chosen], l) {
+		if s.holdsBack(h.rows[chosen], l, c.mean) {
 			continue
 		}
 		k := slices.Index(grp.rest, chosen)

@@ -17,9 +17,9 @@ import (
 type Merge = names.MergePolicy
 
 // ParseMerge returns the policy of a name; "", which merges nothing, for a name that it does not
-// know, because a later release may know more.
+// know, because a later release may know more. Lanes of earlier agents may have a former policy.
 func ParseMerge(name string) Merge {
-	if p := Merge(name); p.Merges() && slices.Contains(names.MergePolicies(), p) {
+	if p := Merge(name).Current(); p.Merges() && p.Check() == nil {
 		return p
 	}
 	return ""
@@ -32,15 +32,6 @@ type mergeBuffer struct {
 	waiting []*query // the items' queries
 }
 
-// mergePolicy returns how the model's queries are merged. Each lane grows and shrinks the runs of
-// AIMD by itself; the matcher gives it as many queries as can be in time.
-func (m *Model) mergePolicy() names.MergePolicy {
-	if m.Merge == names.MergeAIMD {
-		return names.MergeNexus
-	}
-	return m.Merge
-}
-
 // fill adds waiting queries to the runs that the decisions from index from on begin. It is called
 // when the round has no other lane for them now.
 func (h *horizon) fill(s *shard, from int) {
@@ -51,7 +42,7 @@ func (h *horizon) fill(s *shard, from int) {
 			continue
 		}
 		first, l := s.m.queries[d.Query], s.m.lanes[d.Lane]
-		if !s.m.models[first.model].mergePolicy().Merges() {
+		if !s.m.models[first.model].Merge.Merges() {
 			continue
 		}
 		if !planned {
@@ -61,7 +52,7 @@ func (h *horizon) fill(s *shard, from int) {
 		start := l.freeAt - l.latencyTable(first.model).mean[first.batch]
 		h.merging.collectMergeable(s, h.groupOf(l), first, l, start)
 		take, _ := h.merging.kind.Choose(0, h.merging.items)
-		if len(take) > 1 && s.m.models[first.model].Merge != names.MergeAIMD {
+		if len(take) > 1 {
 			s.m.merged++
 			d.Merge, d.Merged = s.m.merged, len(take)
 		}
@@ -118,7 +109,7 @@ func (h *horizon) groupOf(l *lane) *group {
 func (b *mergeBuffer) collectMergeable(s *shard, grp *group, first *query, l *lane, start float64) {
 	m := s.m
 	table := l.typ.tables[first.model]
-	b.kind.Policy, b.kind.Latency = m.models[first.model].mergePolicy(), table
+	b.kind.Policy, b.kind.Latency = m.models[first.model].Merge, table
 	b.kind.Largest = table.largestWithin(l.ends-start, table.Largest())
 	due := func(q *query) float64 { return q.arrival + q.family.target - start }
 	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
@@ -140,23 +131,6 @@ func (b *mergeBuffer) collectMergeable(s *shard, grp *group, first *query, l *la
 		}
 		b.items, b.waiting = append(b.items, x), append(b.waiting, q)
 	}
-}
-
-// waitsForMerge reports whether l is to idle although it could run first, because more queries may
-// come that run with it. The shard then looks again in time.
-func (h *horizon) waitsForMerge(s *shard, grp *group, first *query, l *lane) bool {
-	if !s.m.models[first.model].mergePolicy().Waits() {
-		return false
-	}
-	const soon = 0.005 // ms; less is no wait
-	h.notePlan()
-	h.merging.collectMergeable(s, grp, first, l, s.m.now+l.start())
-	_, until := h.merging.kind.Choose(0, h.merging.items)
-	if toMs(until) <= soon {
-		return false
-	}
-	s.m.timers.set(&l.timer, s.m.now+toMs(until)-soon)
-	return true
 }
 
 // joinRun sends a waiting query to l, to run together with the queries that l got last, whose run

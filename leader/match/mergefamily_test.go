@@ -387,3 +387,15 @@ func TestMixture(t *testing.T) {
 		})
 	}
 }
+
+// TestParseMerge: what lanes of earlier agents do is planned for as the default.
+func TestParseMerge(t *testing.T) {
+	for name, want := range map[string]Merge{
+		"": "", "none": "", "of a later release": "", "deadline": names.MergeDeadline,
+		"nexus": names.MergeDeadline, "aimd": names.MergeDeadline,
+	} {
+		if got := ParseMerge(name); got != want {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+}

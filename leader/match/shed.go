@@ -91,11 +91,9 @@ func (t *instanceType) safeLatencyMs(model int, q *query) float64 {
 	return table.safe[q.batch] + *t.margins[model].marginFor(table.mean[q.batch], q.family.target)
 }
 
-// adaptMargin learns from the answer to q, which l has run, unless q was started late. Where
-// queries wait for others to run with, all are started at their last moment, so that a miss tells
-// nothing.
+// adaptMargin learns from the answer to q, which l has run, unless q was started late.
 func (l *lane) adaptMargin(q *query) {
-	if q.lost || q.isLate || l.m.models[q.model].mergePolicy().Waits() {
+	if q.lost || q.isLate {
 		return
 	}
 	target := q.family.target

@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/profiles/workload"
+	"github.com/muster-serve/muster/reproduce/merging"
 	"github.com/muster-serve/muster/reproduce/placements"
 	"github.com/muster-serve/muster/reproduce/scaling"
 )
@@ -199,18 +200,18 @@ func (s *setting) contenders() ([]contender, error) {
 func onOurLanes(on string) []contender {
 	return []contender{
 		{"clipper-ha" + on, scaling.Config{
-			Rival: &placements.Clipper{MostAccurate: true}, Batching: names.MergeAIMD}},
+			Rival: &placements.Clipper{MostAccurate: true}, Batching: merging.AIMD}},
 		{"clipper-ht" + on, scaling.Config{
-			Rival: &placements.Clipper{}, Batching: names.MergeAIMD}},
+			Rival: &placements.Clipper{}, Batching: merging.AIMD}},
 		{"sommelier" + on, scaling.Config{
 			Rival: &placements.Proteus{
 				KeepFamilies: true, ByFlow: true, Upgrade: true, Steps: proteusSteps,
-			}, Batching: names.MergeProteus}},
+			}, Batching: merging.Proteus}},
 		{"infaas-accuracy" + on, scaling.Config{
-			Rival: &placements.INFaaS{}, Batching: names.MergeAIMD}},
+			Rival: &placements.INFaaS{}, Batching: merging.AIMD}},
 		{"proteus" + on, scaling.Config{
 			Rival:    &placements.Proteus{ByFlow: true, Upgrade: true, Steps: proteusSteps},
-			Batching: names.MergeProteus}},
+			Batching: merging.Proteus}},
 		{"slackfit", scaling.Config{Rival: &placements.SlackFit{}}},
 		musterLine(),
 	}
@@ -373,14 +374,15 @@ func proteusFig5(ctx context.Context, l *lab) (*Figure, error) {
 	return f, nil
 }
 
-// proteusFig6 compares how queries are merged, by the artifact's rules and by ours.
+// proteusFig6 compares how queries are merged, by the artifact's rules and by rules for Muster's
+// lanes. Proteus decides what agents hold and where queries go.
 func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 	f := &Figure{Rows: [][]string{slices.Concat([]string{"arrivals"}, scalingHeader)}}
 	artifact := []names.MergePolicy{
 		scaling.ArtifactProteus, scaling.ArtifactNexus, scaling.ArtifactAIMD,
 	}
 	ours := []names.MergePolicy{
-		names.MergeDeadline, names.MergeProteus, names.MergeNexus, names.MergeAIMD,
+		names.MergeDeadline, merging.Proteus, merging.Nexus, merging.AIMD,
 	}
 	c := chart{title: "Proteus Fig. 6: merging", yLabel: "violations, %"}
 	for _, p := range slices.Concat(artifact, ours) {
@@ -396,8 +398,10 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 		c.groups = append(c.groups, trace)
 		share := map[names.MergePolicy]float64{}
 		for i, p := range slices.Concat(artifact, ours) {
-			run := musterLine()
-			run.config.Batching = p
+			run := contender{name: string(p), config: scaling.Config{
+				Rival:    &placements.Proteus{ByFlow: true, Upgrade: true, Steps: proteusSteps},
+				Batching: p,
+			}}
 			if slices.Contains(artifact, p) {
 				run.config = scaling.Config{
 					Rival: &placements.Proteus{Upgrade: true, Steps: proteusSteps}, Batching: p,
@@ -405,7 +409,6 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 					Forecast: scaling.EWMA(1.6),
 				}
 			}
-			run.name = string(p)
 			r, err := l.simulate(ctx, s, &run)
 			if err != nil {
 				return nil, err
@@ -424,11 +427,11 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 			fmt.Sprintf("%s: on %s, by the artifact's rules and count, Proteus %.3f, Nexus %.3f, "+
 				"AIMD %.3f; the paper has them in this order.", outcome(a <= b && b <= d), trace, a,
 				b, d),
-			fmt.Sprintf("%s: on %s, Muster's queries are violated no more with deadline (%.4f) than "+
-				"with proteus (%.4f); nexus %.4f, aimd %.4f.",
-				outcome(share[names.MergeDeadline] <= share[names.MergeProteus]+1e-4), trace,
-				share[names.MergeDeadline], share[names.MergeProteus], share[names.MergeNexus],
-				share[names.MergeAIMD]))
+			fmt.Sprintf("%s: on %s, on Muster's lanes queries are violated no more with deadline "+
+				"(%.4f) than with proteus (%.4f); nexus %.4f, aimd %.4f.",
+				outcome(share[names.MergeDeadline] <= share[merging.Proteus]+1e-4), trace,
+				share[names.MergeDeadline], share[merging.Proteus], share[merging.Nexus],
+				share[merging.AIMD]))
 	}
 	f.show(1, &c)
 	f.Text = append(f.Text, from)

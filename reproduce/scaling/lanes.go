@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/reproduce/merging"
 	"github.com/muster-serve/muster/runtime/lane"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
@@ -175,7 +176,10 @@ func (s *lanes) join(x laneJoins) {
 	})
 	if s.Batching.Merges() {
 		l.class = &lane.Class{
-			Kind: merge.Kind{Policy: s.Batching, Latency: table, Largest: table.Largest()},
+			Kind: merge.Kind{
+				Policy: s.Batching, Rule: merging.New(s.Batching), Latency: table,
+				Largest: table.Largest(),
+			},
 		}
 	}
 	s.of[x.agent] = l

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/reproduce/merging"
 	"github.com/muster-serve/muster/reproduce/placements"
 )
 
@@ -78,8 +79,8 @@ func TestSystems(t *testing.T) {
 		name string
 		Config
 	}{
-		{"clipper-ha", Config{Rival: &placements.Clipper{MostAccurate: true}, Batching: names.MergeAIMD}},
-		{"clipper-ht", Config{Rival: &placements.Clipper{}, Batching: names.MergeAIMD}},
+		{"clipper-ha", Config{Rival: &placements.Clipper{MostAccurate: true}, Batching: merging.AIMD}},
+		{"clipper-ht", Config{Rival: &placements.Clipper{}, Batching: merging.AIMD}},
 		{"artifact-aimd", Config{Rival: &placements.Clipper{}, Batching: ArtifactAIMD}},
 		{"artifact-nexus", Config{Rival: &placements.Proteus{}, Batching: ArtifactNexus}},
 		{"artifact-proteus", Config{Rival: &placements.Proteus{}, Batching: ArtifactProteus}},

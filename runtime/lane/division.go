@@ -102,7 +102,7 @@ func (s *State) hastenQuery(q *Query, now time.Duration) {
 	if len(s.idle) > 0 || !s.queue.Hasten(q, now) {
 		return
 	}
-	if q.class != nil && q.class.Policy.Waits() { // nobody waits for others that it might run with
+	if q.class != nil && q.class.Waits() { // nobody waits for others that it might run with
 		s.noteNotWaiting(q)
 		s.leaveClass(q)
 		s.noteWaiting(q)
@@ -211,7 +211,7 @@ func (s *State) planDivision(q *Query, now time.Duration) {
 func (s *State) triesAgain(q *Query, now time.Duration) bool {
 	most := q.wholeEstimate * time.Duration(s.cores) // as long as all cores together
 	if !q.ruledOut || len(s.idle) == 0 || now+most > q.dueTime() ||
-		q.class != nil && q.class.Policy.Waits() {
+		q.class != nil && q.class.Waits() {
 		return false
 	}
 	s.ruledOutTries++
@@ -227,7 +227,7 @@ func scaled(d, a, b time.Duration) time.Duration {
 // less of a lane's time if it ran with others as one.
 func (q *Query) fitsOneCore() bool {
 	return q.suitsOneCore &&
-		(q.class == nil || !q.class.Policy.Waits() && (q.tries || q.class.Saved() == 0))
+		(q.class == nil || !q.class.Waits() && (q.tries || q.class.Saved() == 0))
 }
 
 // planWholeLane has q, which gets a whole lane, no longer be expected to run on one core.

@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/queue/merge/mergetest"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "run only the schedule of this seed, and say what happens")
@@ -41,13 +42,19 @@ func schedule(seed uint64, m *mutant, trace func(string)) (counts map[Reason]int
 		}
 		return took, r.IntN(100) < failing
 	}
-	policies := append(names.MergePolicies(), names.MergeDeadline)
 	var classes []*Class
 	for range 3 {
-		classes = append(classes, &Class{
+		c := &Class{
 			Profile: names.ModelKey(string(rune('a' + r.IntN(3)))),
-			Kind:    merge.Kind{Policy: policies[r.IntN(len(policies))], Largest: 10 + r.IntN(40)},
-		})
+			Kind:    merge.Kind{Policy: names.MergeDeadline, Largest: 10 + r.IntN(40)},
+		}
+		switch r.IntN(4) {
+		case 0:
+			c.Policy = names.MergeNone
+		case 1:
+			c.Rule = &mergetest.Patient{}
+		}
+		classes = append(classes, c)
 	}
 	load := time.Duration(1+r.IntN(20)) * ms / 4 // between two queries
 	refuses := r.IntN(2) == 0

@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/queue/merge/mergetest"
 )
 
 // TestScripts runs the scripts in testdata/scripts; -rewrite writes what they answer. The commands:
@@ -163,9 +164,13 @@ func (p *script) happen(what string, words []string) error {
 		_, q.Background = args["background"]
 		if policy, largest, ok := strings.Cut(args["merge"], ":"); ok {
 			if p.classes[policy] == nil {
-				p.classes[policy] = &Class{Profile: "m/1", Kind: merge.Kind{
+				c := &Class{Profile: "m/1", Kind: merge.Kind{
 					Policy: names.MergePolicy(policy), Largest: number(largest),
 				}}
+				if policy == "patient" {
+					c.Rule = &mergetest.Patient{}
+				}
+				p.classes[policy] = c
 			}
 			q.Class = p.classes[policy]
 		}

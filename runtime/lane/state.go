@@ -132,7 +132,7 @@ func (s *State) admitQuery(q *Query, cause Reason, now time.Duration) {
 	s.noteRefusable(q, now)
 	s.noteSize(q)
 	// Others may be awaited even while a lane is idle, and so wait those that come meanwhile.
-	waits := q.Class != nil && (q.Class.Policy.Waits() || q.Group.Number != 0)
+	waits := q.Class != nil && (q.Class.Waits() || q.Group.Number != 0)
 	switch {
 	case s.draining:
 		s.dropped.Draining++

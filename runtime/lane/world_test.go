@@ -396,7 +396,7 @@ func (w *world) check() {
 // awaited reports whether a query waits for others to run with, which late ones do not pass.
 func (w *world) awaited() bool {
 	return slices.ContainsFunc(w.visitors, func(v *visitor) bool {
-		return v.waits && (v.group != nil || v.class != nil && v.class.Policy.Waits())
+		return v.waits && (v.group != nil || v.class != nil && v.class.Waits())
 	})
 }
 

@@ -13,8 +13,6 @@ const (
 	// Gain bounds the time of a run of MergeDeadline, as a share of what its parts would take one
 	// after the other. The tenth to be gained covers errors of the profile.
 	Gain = 0.9
-	// aimdLess is the factor of AIMD after a late query.
-	aimdLess = 0.9
 )
 
 // Never is when the answer of a query is due that is late already or has no QoS target.
@@ -49,15 +47,27 @@ type Item struct {
 // A Kind is what queries that may run together share: they are of one version of a model, and their
 // inputs differ in the batch size only. It also counts those of them that wait at a lane.
 type Kind struct {
-	Policy  names.MergePolicy
+	Policy names.MergePolicy
+	// Rule, if not nil, chooses in place of Policy, which must be one that merges.
+	Rule    Rule
 	Latency Latency
 	// Largest is the largest batch size of a run.
 	Largest int
 
 	n, batch int           // queries that wait, and their items
 	estimate time.Duration // the sum of the times that they would run alone
-	most     float64       // items of a run (AIMD); 0 stands for 1
 	taken    []int
+}
+
+// A Rule is a way of merging from outside of production, to compare with. It serves one kind at one
+// lane.
+type Rule interface {
+	// Choose is [Kind.Choose] for a kind whose latency is known.
+	Choose(k *Kind, now time.Duration, waiting []Item) (take []int, until time.Duration)
+	// Ran is [Kind.Ran].
+	Ran(k *Kind, batch int, late bool)
+	// Waits reports whether Choose may leave a lane idle although queries wait.
+	Waits() bool
 }
 
 // Choose returns which of the waiting queries run now, by their index. The first one is always
@@ -69,25 +79,11 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 	if k.Latency == nil || k.Latency.Mean(waiting[0].Batch) <= 0 {
 		return k.taken, now
 	}
-	switch k.Policy {
-	case names.MergeDeadline:
+	if k.Rule != nil {
+		return k.Rule.Choose(k, now, waiting)
+	}
+	if k.Policy == names.MergeDeadline {
 		k.takeByDeadline(now, waiting)
-	case names.MergeNexus:
-		k.whileInTime(now, waiting)
-	case names.MergeAIMD:
-		k.takeWithin(waiting, min(k.Largest, int(max(k.most, 1))))
-	case names.MergeProteus, names.MergeSymphony:
-		sum, all := k.whileInTime(now, waiting)
-		if waiting[0].Due == Never || !all {
-			break
-		}
-		last := sum // the run that is just in time at until
-		if k.Policy == names.MergeProteus {
-			last += max(1, (sum+len(k.taken)/2)/len(k.taken)) // one more of the usual size
-		}
-		if last <= k.Largest {
-			return k.taken, max(now, waiting[0].Due-k.nearlyMost(last))
-		}
 	}
 	return k.taken, now
 }
@@ -138,59 +134,15 @@ func (k *Kind) takeByDeadline(now time.Duration, waiting []Item) {
 	}
 }
 
-// whileInTime takes queries in their order as long as the first is in time. It returns the sum of
-// their batch sizes, and whether that are all that may run together.
-func (k *Kind) whileInTime(now time.Duration, waiting []Item) (sum int, all bool) {
-	sum = waiting[0].Batch
-	for i := 1; i < len(waiting); i++ {
-		if waiting[i].Other {
-			continue
-		}
-		more := sum + waiting[i].Batch
-		if more > k.Largest || waiting[0].Due != Never &&
-			now+k.Latency.P80(more) > waiting[0].Due {
-			return sum, false
-		}
-		k.taken = append(k.taken, i)
-		sum = more
-	}
-	return sum, len(waiting) < Most
-}
-
-// nearlyMost is a time that hardly any run of a batch size exceeds, for policies that wait: by the
-// 80 % quantile one run in five would be late. Where latency is normal, it is the 99.4 % quantile.
-func (k *Kind) nearlyMost(batch int) time.Duration {
-	mean := k.Latency.Mean(batch)
-	return mean + 3*(k.Latency.P80(batch)-mean)
-}
-
-// takeWithin takes queries in their order, up to most items.
-func (k *Kind) takeWithin(waiting []Item, most int) {
-	sum := waiting[0].Batch
-	for i := 1; i < len(waiting); i++ {
-		if waiting[i].Other {
-			continue
-		}
-		if sum += waiting[i].Batch; sum > most {
-			return
-		}
-		k.taken = append(k.taken, i)
-	}
-}
-
 // Ran tells the outcome of a run: its batch size, and whether any of its queries was late.
 func (k *Kind) Ran(batch int, late bool) {
-	if k.Policy != names.MergeAIMD {
-		return
-	}
-	k.most = max(k.most, 1)
-	switch {
-	case late:
-		k.most = max(1, k.most*aimdLess)
-	case batch >= int(k.most):
-		k.most = min(k.most+1, float64(k.Largest))
+	if k.Rule != nil {
+		k.Rule.Ran(k, batch, late)
 	}
 }
+
+// Waits reports whether a lane may be left idle although queries of the kind wait.
+func (k *Kind) Waits() bool { return k.Rule != nil && k.Rule.Waits() }
 
 // Enter counts a query that waits at the lane from now on. estimate is how long it would run alone.
 func (k *Kind) Enter(batch int, estimate time.Duration) { k.addCounts(1, batch, estimate) }
@@ -204,7 +156,7 @@ func (k *Kind) addCounts(n, batch int, estimate time.Duration) {
 
 // seeksOthers reports whether a query of the kind, which may be nil, seeks others to run with.
 func (k *Kind) seeksOthers() bool {
-	return k != nil && k.Policy.Merges() && (k.n > 1 || k.Policy.Waits())
+	return k != nil && k.Policy.Merges() && (k.n > 1 || k.Waits())
 }
 
 // Saved returns by how much the waiting queries take less time merged than alone, as an estimate; 0

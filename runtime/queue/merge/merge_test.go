@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/runtime/queue"
 	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/runtime/queue/merge/mergetest"
 )
 
 const ms = time.Millisecond
@@ -76,66 +77,12 @@ func TestChoose(t *testing.T) {
 			other(items(1, 100, 1, 15, 1, 100), 1, 4850*ms/1000), []int{0}, 0},
 		{"another kind is late in any case", names.MergeDeadline, floor, 100,
 			other(items(1, 100, 1, 15, 1, 100), 1, 5*ms), []int{0, 2}, 0},
-
-		{"nexus", names.MergeNexus, floor, 100, items(1, 12, 5, 13, 50, 14, 1, 15), []int{0, 1}, 0},
-		{"nexus without gain", names.MergeNexus, steep, 100, items(1, 50, 1, 50, 1, 50, 1, 50),
-			[]int{0, 1, 2, 3}, 0},
-		{"nexus, late ones", names.MergeNexus, floor, 5, items(1, 0, 3, 0, 3, 0), []int{0, 1}, 0},
-
-		// 10.2 ms for two items, 11.22 ms by the quantile, nearly at most 13.26 ms
-		{"proteus waits for a second", names.MergeProteus, floor, 100, items(1, 50), []int{0},
-			50*ms - 13260*time.Microsecond},
-		{"proteus waits for a third", names.MergeProteus, floor, 100, items(2, 50, 2, 60), []int{0, 1},
-			50*ms - 13780*time.Microsecond},
-		{"proteus runs", names.MergeProteus, floor, 100, items(1, 12, 1, 13, 1, 14, 50, 15),
-			[]int{0, 1, 2}, 0},
-		{"proteus is full", names.MergeProteus, floor, 2, items(1, 50, 1, 50), []int{0, 1}, 0},
-		{"proteus, late ones", names.MergeProteus, floor, 9, items(1, 0, 1, 0), []int{0, 1}, 0},
-
-		{"symphony waits longer", names.MergeSymphony, floor, 100, items(1, 50), []int{0},
-			50*ms - 13130*time.Microsecond},
-		{"symphony is full", names.MergeSymphony, floor, 2, items(1, 50, 1, 50, 1, 50), []int{0, 1}, 0},
-
-		{"aimd begins with one", names.MergeAIMD, floor, 100, items(1, 50, 1, 50), []int{0}, 0},
 	} {
 		k := &merge.Kind{Policy: tt.policy, Latency: tt.latency, Largest: tt.largest}
 		take, until := k.Choose(0, tt.waiting)
 		if !slices.Equal(take, tt.take) || until != tt.until {
 			t.Errorf("%s: takes %v, until %v, want %v, %v", tt.name, take, until, tt.take, tt.until)
 		}
-	}
-}
-
-func TestAIMD(t *testing.T) {
-	k := &merge.Kind{Policy: names.MergeAIMD, Latency: line{ms, 0}, Largest: 30}
-	waiting := items(slices.Repeat([]int{1, 0}, 64)...)
-	size := func() int {
-		take, _ := k.Choose(0, waiting)
-		return len(take)
-	}
-	for want := 1; want < 20; want++ {
-		if got := size(); got != want {
-			t.Fatalf("after %d runs in time %d queries run, want %d", want-1, got, want)
-		}
-		k.Ran(want, false)
-	}
-	if k.Ran(3, false); size() != 20 {
-		t.Errorf("a small run lets the next have %d, want still 20", size())
-	}
-	if k.Ran(20, true); size() != 18 {
-		t.Errorf("after a late one %d run, want 18", size())
-	}
-	for range 100 {
-		k.Ran(size(), false)
-	}
-	if size() != 30 {
-		t.Errorf("%d run, want at most the largest batch size, 30", size())
-	}
-	for range 100 {
-		k.Ran(size(), true)
-	}
-	if size() != 1 {
-		t.Errorf("%d run, want at least 1", size())
 	}
 }
 
@@ -269,7 +216,7 @@ func TestTake(t *testing.T) {
 	var q queue.Queue[*query]
 	var taker merge.Taker[*query]
 	a := &merge.Kind{Policy: names.MergeDeadline, Latency: line{10 * ms, 0}, Largest: 100}
-	b := &merge.Kind{Policy: names.MergeSymphony, Latency: line{10 * ms, 0}, Largest: 100}
+	b := &merge.Kind{Policy: names.MergeDeadline, Rule: &mergetest.Patient{}, Latency: line{10 * ms, 0}, Largest: 100}
 	push := func(name string, k *merge.Kind, due time.Duration) {
 		x := &query{name: name, kind: k, batch: 1}
 		x.Estimate = 10 * ms
@@ -298,7 +245,7 @@ func TestTake(t *testing.T) {
 	}
 	want(0, "", merge.Never)
 	push("b1", b, 50*ms)
-	want(0, "", 37*ms) // 50 ms less 10 and three times the way to the quantile
+	want(0, "", 28*ms) // 50 ms less twice the quantile
 	push("a1", a, 60*ms)
 	push("alone", nil, 70*ms)
 	push("b2", b, 80*ms)
@@ -307,11 +254,11 @@ func TestTake(t *testing.T) {
 	push("background", nil, 20*ms)
 	want(0, "a1 a2 ", 0) // b waits, a need not
 	want(0, "alone ", 0)
-	want(0, "", 37*ms)
-	want(37*ms, "b1 b2 ", 0)
-	want(37*ms, "late ", 0)
-	want(37*ms, "background ", 0)
-	want(37*ms, "", merge.Never)
+	want(0, "", 28*ms)
+	want(28*ms, "b1 b2 ", 0)
+	want(28*ms, "late ", 0)
+	want(28*ms, "background ", 0)
+	want(28*ms, "", merge.Never)
 }
 
 // TestGroup: a lane waits for the queries of a group for 2 ms at most and a quarter of their slack,
