@@ -59,7 +59,7 @@ type Learner struct {
 	// inherited is the 99 % quantile of the profile that the learner started from, divided by its
 	// mean; 0 if there is none. It counts until the tail knows more.
 	inherited float64
-	early     [earlyQueries]query
+	early     [earlyQueries]earlyObservation
 	kept      int // queries in early
 	observed  uint64
 	changes   int
@@ -283,7 +283,7 @@ func (l *Learner) observeExecution(batch int, latency time.Duration, agentName n
 	if isEarly {
 		a.seen, l.updated = now, now
 		l.observed++
-		l.early[l.kept] = query{batch, value}
+		l.early[l.kept] = earlyObservation{batch, value}
 		l.kept++
 		a.queries++
 		l.startOver()
@@ -326,8 +326,8 @@ func (l *Learner) observeExecution(batch int, latency time.Duration, agentName n
 	return nil
 }
 
-// A query is one early observation, unchanged.
-type query struct {
+// An earlyObservation is one of the first runs, kept as it was observed.
+type earlyObservation struct {
 	batch   int
 	latency float64 // ns
 }
@@ -337,7 +337,7 @@ type query struct {
 func (l *Learner) startOver() {
 	early := l.early[:l.kept]
 	floor, slope := medianLine(early)
-	line := func(q query) float64 { return floor + slope*float64(q.batch) }
+	line := func(q earlyObservation) float64 { return floor + slope*float64(q.batch) }
 	var sizes [earlyQueries]float64
 	for i, q := range early {
 		sizes[i] = math.Abs(q.latency/line(q) - 1)
@@ -357,7 +357,7 @@ func (l *Learner) startOver() {
 // medianLine returns the line, with floor and slope of at least 0, that is nearest to most queries.
 // It tries the lines through two of them, and those through one with the usual share of floor, and
 // chooses the one with the least sum of |latency - line| / max(latency, line).
-func medianLine(queries []query) (floor, slope float64) {
+func medianLine(queries []earlyObservation) (floor, slope float64) {
 	least := math.Inf(1)
 	try := func(f, s float64) {
 		if f < 0 || s < 0 {

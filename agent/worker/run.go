@@ -110,7 +110,7 @@ type executedRun struct {
 // oip.ErrUnencodable. If there is no room for the answer, it counts as not run: another agent may
 // have room.
 func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *oip.Request,
-	q query, e execution) (executedRun, error) {
+	q validatedRequest, e execution) (executedRun, error) {
 	config := &loaded.Version.Config
 	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
@@ -157,7 +157,7 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 
 // makeResponse returns the answer to req, with the outputs that it asks for, in its order.
 // Releasing the answer releases the result.
-func (w *Worker) makeResponse(v *models.Version, req *oip.Request, q query,
+func (w *Worker) makeResponse(v *models.Version, req *oip.Request, q validatedRequest,
 	result *runtime.Result) *oip.Response {
 	resp := &oip.Response{
 		Model:    v.Model,
@@ -186,7 +186,7 @@ func (w *Worker) Acquire(model, version string) (*LoadedVersion, error) {
 
 // traceExecution makes two spans of a query that has just run: one for its wait and one for its
 // execution.
-func (w *Worker) traceExecution(ctx context.Context, loaded *LoadedVersion, q query,
+func (w *Worker) traceExecution(ctx context.Context, loaded *LoadedVersion, q validatedRequest,
 	arrival time.Time, result *runtime.Result) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {

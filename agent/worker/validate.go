@@ -15,8 +15,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A query is a validated request.
-type query struct {
+// A validatedRequest is a request that fits the signature of its model.
+type validatedRequest struct {
 	inputs    []tensor.Tensor // in the order of the model's signature
 	batchSize int             // in [1, the model's largest]
 	// positions of the wanted outputs in the signature, in the request's order
@@ -27,8 +27,8 @@ type query struct {
 // limit, the length of the contents, and ids within their bounds. A runtime that is given a
 // validated query reads no memory outside its tensors and its embedding tables. The error wraps
 // outcome.ErrInvalid.
-func validate(v *models.Version, req *oip.Request) (query, error) {
-	q := query{inputs: make([]tensor.Tensor, len(v.Inputs))}
+func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
+	q := validatedRequest{inputs: make([]tensor.Tensor, len(v.Inputs))}
 	if v.Batchless {
 		q.batchSize = 1
 	}
@@ -37,31 +37,32 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		t := &req.Inputs[i]
 		position := portIndex(v.Inputs, t.Name)
 		if position < 0 {
-			return query{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v,
+			return validatedRequest{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v,
 				portNames(v.Inputs))
 		}
 		if given[position] {
-			return query{}, outcome.Invalid("input %q is given twice", t.Name)
+			return validatedRequest{}, outcome.Invalid("input %q is given twice", t.Name)
 		}
 		given[position] = true
 		if err := checkTensor(v, &v.Inputs[position], t); err != nil {
-			return query{}, err
+			return validatedRequest{}, err
 		}
 		if !v.Batchless {
 			if err := q.checkBatch(v, req, t); err != nil {
-				return query{}, err
+				return validatedRequest{}, err
 			}
 		}
 		if err := checkContents(t); err != nil {
-			return query{}, err
+			return validatedRequest{}, err
 		}
 		if err := checkIDs(&v.Inputs[position], t); err != nil {
-			return query{}, err
+			return validatedRequest{}, err
 		}
 		q.inputs[position] = *t
 	}
 	if i := slices.Index(given, false); i >= 0 {
-		return query{}, outcome.Invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v,
+		return validatedRequest{}, outcome.Invalid("input %q is missing, %s takes %s",
+			v.Inputs[i].Name, v,
 			portNames(v.Inputs))
 	}
 	var err error
@@ -70,7 +71,7 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 }
 
 // checkBatch checks an input's batch size, and takes it for that of the query if it is the first.
-func (q *query) checkBatch(v *models.Version, req *oip.Request, t *tensor.Tensor) error {
+func (q *validatedRequest) checkBatch(v *models.Version, req *oip.Request, t *tensor.Tensor) error {
 	batchSize := t.Shape[0]
 	if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
 		return outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)

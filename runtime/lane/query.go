@@ -99,7 +99,7 @@ func (e *estimatedLatency) P80(batch int) time.Duration {
 	return mean + time.Duration(share*float64(max(0, e.estimator.High(e.profile, batch)-mean)))
 }
 
-// Merging implements [merge.Query].
+// Merging implements [merge.Mergeable].
 func (q *Query) Merging() (of *merge.Kind, batch int, group *merge.Group) {
 	if q.class == nil {
 		return nil, q.BatchSize, nil

@@ -6,8 +6,8 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// A Query is a query in a [queue.Queue] of which several may run together.
-type Query interface {
+// A Mergeable is a query in a [queue.Queue] of which several may run together.
+type Mergeable interface {
 	queue.Item
 	// Merging returns what the query shares with those that it may run with, and its batch size. A
 	// nil kind means that it runs alone. group, if not nil, was sent to run together.
@@ -15,7 +15,7 @@ type Query interface {
 }
 
 // A Taker takes from a queue what a lane is to run next. The zero value is ready to use.
-type Taker[T Query] struct {
+type Taker[T Mergeable] struct {
 	waiting, run []T
 	items        []Item
 	tried        []*Kind
@@ -85,7 +85,7 @@ func (t *Taker[T]) hasTried(kind *Kind) bool {
 }
 
 // item describes a query.
-func item[T Query](x T, batch int) Item {
+func item[T Mergeable](x T, batch int) Item {
 	of := queue.PlaceOf(x)
 	due := of.Due()
 	if due == queue.NoTarget {
