@@ -75,7 +75,7 @@ type query struct {
 	least  float64
 	// splitFor is the variant that the parts of a query that names a family are for; empty of
 	// others.
-	splitFor queries.Variant
+	splitFor queries.ChosenVariant
 	batch    uint32
 	part     part // which part of a query it is, if any
 	bytes    uint64
@@ -478,7 +478,8 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	if member := g.members.Load().byName[to.Agent]; member == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
 	} else {
-		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(q.req, to.Variant),
+		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(q.req,
+			to.ChosenVariant),
 			&attempt)
 	}
 	if resp != nil && q.family != nil {
@@ -525,7 +526,7 @@ func (q *query) isOver() bool {
 
 // forVariant returns the query for an attempt: req, or if it names a family a copy that names the
 // variant. It shares the inputs, which req frees.
-func forVariant(req *oip.Request, v queries.Variant) *oip.Request {
+func forVariant(req *oip.Request, v queries.ChosenVariant) *oip.Request {
 	if v.Model == "" {
 		return req
 	}

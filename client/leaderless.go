@@ -578,9 +578,9 @@ func (l *leaderless) next() (d leaderlessDecision, ok bool) {
 	case do.Kind == inquire.SendQuery:
 		d.target = queries.Target{Agent: l.agents[do.Lane], Reservation: do.ID, Took: do.Finish}
 		if about.query.family != nil {
-			d.target.Variant = queries.Variant{Model: do.Model, Accuracy: do.Accuracy}
+			d.target.ChosenVariant = queries.ChosenVariant{Model: do.Model, Accuracy: do.Accuracy}
 		} else {
-			d.target.Variant.Model = about.released
+			d.target.ChosenVariant.Model = about.released
 		}
 	case do.Asked == 0:
 		d.why = "no agent that takes queries holds the model"

@@ -188,7 +188,7 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 			Agent: names.AgentName(a.GetAgent()),
 			Lane:  a.GetLane(),
 			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
-			Merge: a.GetMerge(), Merged: a.GetMerged(), Variant: variant(a),
+			Merge: a.GetMerge(), Merged: a.GetMerged(), ChosenVariant: variant(a),
 		})
 	}
 	for _, r := range m.GetReject() {
@@ -199,11 +199,11 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 }
 
 // variant is the variant that an assignment names, empty for none.
-func variant(a *control.Assign) queries.Variant {
+func variant(a *control.Assign) queries.ChosenVariant {
 	if a.GetModel() == "" {
-		return queries.Variant{}
+		return queries.ChosenVariant{}
 	}
-	return queries.Variant{
+	return queries.ChosenVariant{
 		Model: names.NewModelKey(a.GetModel(), a.GetVersion()), Accuracy: a.GetAccuracy(),
 	}
 }

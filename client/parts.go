@@ -44,7 +44,7 @@ func (g *Gateway) split(s *control.Split) {
 	switch {
 	case whole.family != nil:
 		model, version = s.GetModel(), s.GetVersion()
-		whole.splitFor = queries.Variant{
+		whole.splitFor = queries.ChosenVariant{
 			Model: names.NewModelKey(model, version), Accuracy: s.GetAccuracy(),
 		}
 	case version == 0 && s.GetModel() != "": // it was released

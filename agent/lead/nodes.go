@@ -50,7 +50,7 @@ func (s *nodeManager) countCompletion(agent names.AgentName, c *control.Complete
 func (s *nodeManager) step(now time.Time) {
 	t := s.term
 	agents := s.movableAgents()
-	var families []node.Family
+	var families []node.FamilyLoad
 	if len(agents) > 0 {
 		for _, c := range t.state.FamilyCounts() {
 			families = append(families, s.familyOf(&c))
@@ -71,7 +71,7 @@ func (s *nodeManager) step(now time.Time) {
 
 // movableAgents are those whose lanes may move: they let the leader, and nobody has pinned their
 // layout.
-func (s *nodeManager) movableAgents() (all []node.Agent) {
+func (s *nodeManager) movableAgents() (all []node.SharedAgent) {
 	t := s.term
 	for _, name := range slices.Sorted(maps.Keys(t.layouts)) {
 		state, m := t.layouts[name], t.described[name]
@@ -83,14 +83,14 @@ func (s *nodeManager) movableAgents() (all []node.Agent) {
 		if err != nil {
 			continue // it is of a later version of Muster
 		}
-		all = append(all, node.Agent{Name: name, Lanes: l})
+		all = append(all, node.SharedAgent{Name: name, Lanes: l})
 	}
 	return all
 }
 
 // familyOf is what is known of a family: what arrived, and the target of its models.
-func (s *nodeManager) familyOf(c *leader.FamilyCount) node.Family {
-	f := node.Family{
+func (s *nodeManager) familyOf(c *leader.FamilyCount) node.FamilyLoad {
+	f := node.FamilyLoad{
 		Arrived: c.Arrived, WaitingLate: c.WaitingLate, QoSTarget: c.QoSTarget, Share: .95,
 	}
 	for _, id := range c.Models {

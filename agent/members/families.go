@@ -97,7 +97,7 @@ func compareJoined(a, b *control.Member) int {
 // models that have the name of a family. An agent that is still joining holds variants back. A
 // variant that is too inaccurate gives way to members that joined later, too.
 func withdraw(own *control.Member, before, later []*control.Member, apart map[string]string) {
-	holders, families := map[string]*control.Member{}, map[string]variant{}
+	holders, families := map[string]*control.Member{}, map[string]memberModel{}
 	for _, m := range before {
 		for _, held := range m.GetModels() {
 			if holders[held.GetName()] == nil {
@@ -106,7 +106,7 @@ func withdraw(own *control.Member, before, later []*control.Member, apart map[st
 		}
 		for _, held := range slices.Concat(m.GetModels(), m.GetLoadable()) {
 			if f := held.GetFamily(); f != "" && families[f].Model == nil {
-				families[f] = variant{held, m}
+				families[f] = memberModel{held, m}
 			}
 		}
 	}
@@ -161,14 +161,14 @@ func withdraw(own *control.Member, before, later []*control.Member, apart map[st
 // onlyOwnName begins the reason why a model is not served as the variant of its family.
 const onlyOwnName = "served under its own name only: "
 
-// A variant is a model that another member holds.
-type variant struct {
+// A memberModel is a model that another member holds.
+type memberModel struct {
 	*control.Model
 	holder *control.Member
 }
 
 // toVersion describes the variant to package models, whose errors name it.
-func (v variant) toVersion() *models.Version {
+func (v memberModel) toVersion() *models.Version {
 	version := versionOf(v.Model)
 	version.Model = fmt.Sprintf("%s of agent %q", v.GetName(), v.holder.GetName())
 	return version

@@ -45,9 +45,10 @@ type ModelReport struct {
 	Emulated int64 `json:"emulated,omitempty"`
 	// EffectiveAccuracy is the mean accuracy of the answers of a family, and Variants are those who
 	// gave them, the most accurate first; absent for a model.
-	EffectiveAccuracy float64   `json:"effective_accuracy,omitempty"`
-	Variants          []Variant `json:"variants,omitempty"`
-	Failed            int64     `json:"failed"` // not answered; Failures has the reasons, by count
+	EffectiveAccuracy float64          `json:"effective_accuracy,omitempty"`
+	Variants          []VariantAnswers `json:"variants,omitempty"`
+	// not answered; Failures has the reasons, by count
+	Failed int64 `json:"failed"`
 	// Unfinished counts queries that were in flight when ctx ended the run. No other field counts
 	// them.
 	Unfinished int64     `json:"unfinished"`

@@ -10,8 +10,8 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// A Variant is a model that answered queries for a family.
-type Variant struct {
+// VariantAnswers are the answers that a variant gave to queries for its family.
+type VariantAnswers struct {
 	Model    string  `json:"model"`
 	Version  string  `json:"version"`
 	Accuracy float64 `json:"accuracy"` // in (0, 1]; 0 if unknown
@@ -20,7 +20,7 @@ type Variant struct {
 }
 
 // variants counts the answers of a family by the variant that gave them.
-type variants map[Variant]int64
+type variants map[VariantAnswers]int64
 
 // countAnswer counts an answer; that of a query for a model does not count.
 func (v *variants) countAnswer(answer *oip.Response) {
@@ -30,14 +30,14 @@ func (v *variants) countAnswer(answer *oip.Response) {
 	if *v == nil {
 		*v = variants{}
 	}
-	(*v)[Variant{
+	(*v)[VariantAnswers{
 		Model: answer.Variant, Version: answer.VariantVersion, Accuracy: answer.Accuracy,
 	}]++
 }
 
 // reportVariants returns the variants, the most accurate first, and their answers' mean accuracy, 0
 // if there are none. An unknown accuracy counts as 1.
-func (v variants) reportVariants() (all []Variant, accuracy float64) {
+func (v variants) reportVariants() (all []VariantAnswers, accuracy float64) {
 	var answers int64
 	for _, n := range v {
 		answers += n
@@ -46,7 +46,7 @@ func (v variants) reportVariants() (all []Variant, accuracy float64) {
 		variant.Answered, variant.Share = n, float64(n)/float64(answers)
 		all = append(all, variant)
 	}
-	slices.SortFunc(all, func(a, b Variant) int {
+	slices.SortFunc(all, func(a, b VariantAnswers) int {
 		return cmp.Or(cmp.Compare(b.Accuracy, a.Accuracy), cmp.Compare(a.Model, b.Model),
 			cmp.Compare(a.Version, b.Version))
 	})
@@ -57,7 +57,7 @@ func (v variants) reportVariants() (all []Variant, accuracy float64) {
 }
 
 // sharesOf describes who answered, in one line.
-func sharesOf(all []Variant) string {
+func sharesOf(all []VariantAnswers) string {
 	parts := make([]string, len(all))
 	for i, v := range all {
 		known := "unknown"

@@ -232,7 +232,7 @@ type Target struct {
 	// Merge and Merged name the queries with which it is to run, as in [Assign].
 	Merge  uint64
 	Merged uint32
-	Variant
+	ChosenVariant
 
 	// claimed: the leader knows of the attempt from this gateway; the lane may report its end to
 	// another leader.
@@ -242,9 +242,9 @@ type Target struct {
 	overdue time.Duration
 }
 
-// A Variant is the model that is to answer a query that names a family, with its version; empty for
-// a query that names a model.
-type Variant struct {
+// A ChosenVariant is the model that is to answer a query that names a family, with its version;
+// empty for a query that names a model.
+type ChosenVariant struct {
 	Model    names.ModelKey
 	Accuracy float64 // in (0, 1]
 }
@@ -260,7 +260,7 @@ type Assign struct {
 	// Merged is how many they are.
 	Merge  uint64
 	Merged uint32
-	Variant
+	ChosenVariant
 }
 
 // A Submit asks the leader for a lane. If Agent is set, it says instead where the query is already.
@@ -477,7 +477,7 @@ func (s *State) Assign(a Assign) {
 	q.atLeader = assigned
 	s.goTo(q, Target{
 		Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took, Merge: a.Merge,
-		Merged: a.Merged, Variant: a.Variant,
+		Merged: a.Merged, ChosenVariant: a.ChosenVariant,
 	})
 }
 

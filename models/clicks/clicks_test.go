@@ -30,7 +30,7 @@ var (
 // ours is the teacher of their seed. Most of the time of a small training is a teacher's start.
 var ours = sync.OnceValue(func() *teacher { return newTeacher(small.Seed) })
 
-func train(t *testing.T, o Options) *Family {
+func train(t *testing.T, o Options) *TrainedFamily {
 	t.Helper()
 	f, err := ours().trainFamily(t.Context(), o)
 	if err != nil {
@@ -41,7 +41,7 @@ func train(t *testing.T, o Options) *Family {
 
 // The same seed trains the same bytes on any number of cores, another seed others.
 func TestTrainIsDeterministic(t *testing.T) {
-	files := func(f *Family) (all []byte) {
+	files := func(f *TrainedFamily) (all []byte) {
 		for _, m := range f.Members {
 			all = append(all, m.net.toONNX(m.Model).Marshal()...)
 		}

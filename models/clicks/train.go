@@ -51,9 +51,9 @@ const (
 	curveRows = 20_000
 )
 
-// A Family is the trained members.
-type Family struct {
-	Members []Member
+// A TrainedFamily is models that were trained to answer the same question.
+type TrainedFamily struct {
+	Members []TrainedModel
 	// BestAUC is that of the teacher's own probabilities on the test rows: no model has a higher
 	// one, but by chance.
 	BestAUC float64
@@ -61,8 +61,8 @@ type Family struct {
 	test    *rows
 }
 
-// A Member is a trained model.
-type Member struct {
+// A TrainedModel is a trained model.
+type TrainedModel struct {
 	// Model is its name, such as "clicks-l".
 	Model string
 	Size  Size
@@ -92,7 +92,7 @@ func (o Options) Validate() error {
 }
 
 // Train trains the family. It blocks for a minute or more.
-func Train(ctx context.Context, o Options) (*Family, error) {
+func Train(ctx context.Context, o Options) (*TrainedFamily, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -101,8 +101,8 @@ func Train(ctx context.Context, o Options) (*Family, error) {
 }
 
 // trainFamily trains the family on the teacher's rows. o has no zeros.
-func (t *teacher) trainFamily(ctx context.Context, o Options) (*Family, error) {
-	f := &Family{options: o, test: newRows(o.TestRows)}
+func (t *teacher) trainFamily(ctx context.Context, o Options) (*TrainedFamily, error) {
+	f := &TrainedFamily{options: o, test: newRows(o.TestRows)}
 	t.fill(f.test, toTest)
 	var err error
 	if f.BestAUC, err = evaluate.AUC(f.test.label, f.test.probability); err != nil {
@@ -114,7 +114,7 @@ func (t *teacher) trainFamily(ctx context.Context, o Options) (*Family, error) {
 	var total, done int64
 	for _, size := range Sizes {
 		n := newNet(size, o.Seed)
-		f.Members = append(f.Members, Member{
+		f.Members = append(f.Members, TrainedModel{
 			Model: FamilyName + "-" + size.Name, Size: size, Parameters: len(n.weights), net: n,
 		})
 		total += int64(len(n.weights)+fixedCost) * int64(o.Rows)
@@ -160,7 +160,7 @@ const TestFile = "clicks-test.npz"
 
 // Write installs the members in the repository dir, and writes the test rows to TestFile in it.
 // written says of each member whether it was not there already; see models.Install.
-func (f *Family) Write(dir string, overwrite bool) (written []bool, err error) {
+func (f *TrainedFamily) Write(dir string, overwrite bool) (written []bool, err error) {
 	for _, m := range f.Members {
 		w, err := models.Install(dir, m.Model, f.options.provenanceOf(m.Size), overwrite,
 			m.write(f))
@@ -226,7 +226,7 @@ func littleEndian(values []float32) []byte {
 }
 
 // write returns the function that writes the member's folder.
-func (m Member) write(f *Family) func(folder string) error {
+func (m TrainedModel) write(f *TrainedFamily) func(folder string) error {
 	return func(folder string) error {
 		graph := m.net.toONNX(m.Model)
 		c := models.DefaultConfig()

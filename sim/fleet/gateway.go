@@ -634,7 +634,7 @@ func (g *gateway) handleDecision(m *message) {
 		g.state.Assign(queries.Assign{
 			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: m.name, Took: d.Wait + d.Latency,
 			Merge: d.Merge, Merged: uint32(d.Merged),
-			Variant: queries.Variant{Model: names.ModelKey(m.model)},
+			ChosenVariant: queries.ChosenVariant{Model: names.ModelKey(m.model)},
 		})
 	case leader.OfferAgain:
 		if q := g.state.OfferAgain(sequence, uint32(d.Attempt)); q != nil {

@@ -21,14 +21,14 @@ const Period = time.Second
 // later ones replace the earlier.
 const maxAnswers = 4096
 
-// An Agent shares its lanes between the models of its layout.
-type Agent struct {
+// A SharedAgent shares its lanes between the models of its layout.
+type SharedAgent struct {
 	Name  names.AgentName
 	Lanes place.Layout // as it has them now
 }
 
-// A Family is what arrived for a model, or for any of a family's variants.
-type Family struct {
+// A FamilyLoad is what arrived for a model, or for any of a family's variants.
+type FamilyLoad struct {
 	Arrived     uint64 // since the beginning
 	WaitingLate int    // of those that wait for a lane now
 	Models      []string
@@ -46,24 +46,24 @@ type Move struct {
 
 // A Manager decides which lanes move. The zero value is not ready; use [New].
 type Manager struct {
-	agents  map[names.AgentName]*agent
+	agents  map[names.AgentName]*agentPeriod
 	arrived map[string]uint64 // by family's first model, at the last step
 	stepped bool
 }
 
 // New returns a manager that knows nothing yet.
 func New() *Manager {
-	return &Manager{agents: map[names.AgentName]*agent{}, arrived: map[string]uint64{}}
+	return &Manager{agents: map[names.AgentName]*agentPeriod{}, arrived: map[string]uint64{}}
 }
 
-// An agent is what was seen of one since the last step.
-type agent struct {
-	models map[string]*seen
+// An agentPeriod is what was seen of an agent since the last step.
+type agentPeriod struct {
+	models map[string]*modelPeriod
 	calm   [2]int
 }
 
-// seen is what was seen of a model on an agent.
-type seen struct {
+// A modelPeriod is what was seen of a model on an agent.
+type modelPeriod struct {
 	answered  int
 	latencies []time.Duration // of the period
 	// Of the runs: a mean over periods, and of the squares. They are forgotten slowly, so that one
@@ -107,11 +107,12 @@ func shares(l place.Layout) bool {
 
 // Step looks at a period that has passed since the last step, and returns the lanes to move. Agents
 // that are not named are forgotten.
-func (m *Manager) Step(passed time.Duration, agents []Agent, families []Family) (moves []Move) {
+func (m *Manager) Step(passed time.Duration, agents []SharedAgent,
+	families []FamilyLoad) (moves []Move) {
 	arrivals := map[string]float64{} // queries/s, by model's family
-	of := map[string]*Family{}       // by model
+	of := map[string]*FamilyLoad{}   // by model
 	now := map[string]uint64{}
-	answered := map[*Family]int{}
+	answered := map[*FamilyLoad]int{}
 	for i := range families {
 		f := &families[i]
 		if len(f.Models) == 0 {
@@ -128,21 +129,21 @@ func (m *Manager) Step(passed time.Duration, agents []Agent, families []Family) 
 	}
 	m.arrived = now
 	known := m.agents
-	m.agents = map[names.AgentName]*agent{}
+	m.agents = map[names.AgentName]*agentPeriod{}
 	for _, x := range agents {
 		if !shares(x.Lanes) {
 			continue
 		}
 		a := known[x.Name]
 		if a == nil {
-			a = &agent{models: map[string]*seen{}}
+			a = &agentPeriod{models: map[string]*modelPeriod{}}
 		}
 		m.agents[x.Name] = a
 		for _, p := range x.Lanes.Partitions {
 			for _, key := range p.Models {
 				model, _ := key.Split()
 				if a.models[model] == nil {
-					a.models[model] = &seen{}
+					a.models[model] = &modelPeriod{}
 				}
 				if f := of[model]; f != nil {
 					answered[f] += a.models[model].answered
@@ -169,8 +170,8 @@ func (m *Manager) Step(passed time.Duration, agents []Agent, families []Family) 
 
 // step is Step for one agent. answered is how many queries of a family all agents have answered
 // that share lanes, of which there are so many.
-func (a *agent) step(x Agent, of map[string]*Family, arrivals map[string]float64,
-	answered map[*Family]int, agents int) (Move, bool) {
+func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals map[string]float64,
+	answered map[*FamilyLoad]int, agents int) (Move, bool) {
 	machine := place.Machine{}
 	for _, p := range x.Lanes.Partitions {
 		machine.Cores += p.Lanes
@@ -179,7 +180,7 @@ func (a *agent) step(x Agent, of map[string]*Family, arrivals map[string]float64
 	for i, p := range x.Lanes.Partitions {
 		t := &tenants[i]
 		t.Workers, t.Calm = p.Lanes, a.calm[i]
-		var all seen
+		var all modelPeriod
 		target, share := math.Inf(1), 0.0
 		for _, key := range p.Models {
 			model, _ := key.Split()
@@ -233,7 +234,7 @@ func why(tenants *[2]place.Tenant, l place.Layout) string {
 }
 
 // tail is the latency within which the family's share of the answers came, by its target.
-func tail(latencies []time.Duration, f *Family) float64 {
+func tail(latencies []time.Duration, f *FamilyLoad) float64 {
 	if len(latencies) == 0 || f.QoSTarget <= 0 {
 		return 0
 	}
@@ -248,7 +249,7 @@ const minUse, maxUse = 0.5, 0.9
 // profileOf is how many queries/s so many lanes serve within a target, in seconds. The wait for a
 // lane is about exponential in heavy traffic, with the mean of Kingman's formula: the use of the
 // lanes is such that a share of the queries waits no longer than the target leaves.
-func (s *seen) profileOf(lanes int, target, share float64) *place.Profile {
+func (s *modelPeriod) profileOf(lanes int, target, share float64) *place.Profile {
 	p := &place.Profile{QPS: make([][]float64, lanes+1)}
 	for w := range p.QPS {
 		p.QPS[w] = []float64{0}

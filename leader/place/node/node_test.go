@@ -52,19 +52,19 @@ func (p *pair) second(part float64, rates [2]float64) {
 		}
 	}
 	p.rates = rates
-	var families []node.Family
+	var families []node.FamilyLoad
 	for i, model := range modelNames {
 		late := 0
 		if serves := float64(p.layout.Partitions[i].Lanes) / p.runs[i].Seconds(); p.waits[i]/serves >
 			target.Seconds() {
 			late = int(p.waits[i])
 		}
-		families = append(families, node.Family{
+		families = append(families, node.FamilyLoad{
 			Arrived: p.arrived[i], WaitingLate: late, Models: []string{model}, QoSTarget: target,
 			Share: .95,
 		})
 	}
-	agents := []node.Agent{{Name: "eve", Lanes: p.layout}}
+	agents := []node.SharedAgent{{Name: "eve", Lanes: p.layout}}
 	for _, move := range p.m.Step(node.Period, agents, families) {
 		if move.Agent != "eve" || !move.From.Equal(p.layout) || move.Why == "" {
 			p.t.Errorf("%+v, while the lanes are %s", move, p.layout)
@@ -139,9 +139,11 @@ func TestNothingToMove(t *testing.T) {
 		m := node.New()
 		for n := range 5 {
 			m.Answered("eve", "wnd", 5*time.Millisecond, time.Second)
-			moves := m.Step(node.Period, []node.Agent{{Name: "eve", Lanes: l}}, []node.Family{{
-				Arrived: uint64(5000 * n), Models: []string{"wnd"}, QoSTarget: target, Share: .95,
-			}})
+			moves := m.Step(node.Period, []node.SharedAgent{{Name: "eve", Lanes: l}},
+				[]node.FamilyLoad{{
+					Arrived: uint64(5000 * n), Models: []string{"wnd"}, QoSTarget: target,
+					Share: .95,
+				}})
 			if len(moves) > 0 {
 				t.Errorf("%s: %+v", layout, moves)
 			}
@@ -156,7 +158,7 @@ func TestFleetShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := node.New()
-	agents := []node.Agent{{Name: "ann", Lanes: l}, {Name: "bob", Lanes: l}}
+	agents := []node.SharedAgent{{Name: "ann", Lanes: l}, {Name: "bob", Lanes: l}}
 	var arrived uint64
 	for range 3 {
 		for _, x := range []struct {
@@ -168,7 +170,7 @@ func TestFleetShares(t *testing.T) {
 			}
 		}
 		arrived += 400 // half of them are answered later
-		moves := m.Step(node.Period, agents, []node.Family{{
+		moves := m.Step(node.Period, agents, []node.FamilyLoad{{
 			Arrived: arrived, Models: []string{"wnd"}, QoSTarget: target, Share: .95,
 		}})
 		for _, move := range moves {

@@ -88,7 +88,7 @@ measured are written beside the models, to ` + clicks.TestFile + `.`,
 }
 
 // printCurves prints the learning curves.
-func printCurves(w io.Writer, f *clicks.Family) {
+func printCurves(w io.Writer, f *clicks.TrainedFamily) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(table, "AUC AFTER ROWS\t")
 	for _, m := range f.Members {

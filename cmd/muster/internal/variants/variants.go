@@ -15,15 +15,15 @@ import (
 	"github.com/muster-serve/muster/sim/latency"
 )
 
-// A Family is a family as a flag describes it.
-type Family struct {
+// A FamilySpec is a family as a flag describes it.
+type FamilySpec struct {
 	Name     string
 	Share    float64 // of the queries, beside the other families' and models' shares
-	Variants []Variant
+	Variants []VariantSpec
 }
 
-// A Variant is a model that takes Factor times as long as the model Of.
-type Variant struct {
+// A VariantSpec is a model that takes Factor times as long as the model Of.
+type VariantSpec struct {
 	Name     string
 	Accuracy float64
 	Of       string
@@ -32,14 +32,14 @@ type Variant struct {
 
 // Parse reads NAME=VARIANT:ACCURACY,VARIANT:ACCURACY[@SHARE]. A variant without known latencies is
 // VARIANT:ACCURACY:MODEL*FACTOR: it takes FACTOR times as long as MODEL.
-func Parse(text string) (f Family, err error) {
+func Parse(text string) (f FamilySpec, err error) {
 	const form = "NAME=VARIANT:ACCURACY[:MODEL*FACTOR],...[@SHARE]"
 	name, rest, ok := strings.Cut(text, "=")
 	if !ok || name == "" {
 		return f, fmt.Errorf("family: got %q, want %s", text, form)
 	}
 	list, share, shared := strings.Cut(rest, "@")
-	f = Family{Name: name, Share: 1}
+	f = FamilySpec{Name: name, Share: 1}
 	if shared {
 		if _, f.Share, err = load.ParseShare(name + "=" + share); err != nil {
 			return f, fmt.Errorf("family: %w", err)
@@ -50,7 +50,7 @@ func Parse(text string) (f Family, err error) {
 		if len(fields) < 2 || len(fields) > 3 || fields[0] == "" {
 			return f, fmt.Errorf("family %s: got the variant %q, want %s", name, part, form)
 		}
-		v := Variant{Name: fields[0], Of: fields[0], Factor: 1}
+		v := VariantSpec{Name: fields[0], Of: fields[0], Factor: 1}
 		if v.Accuracy, err = strconv.ParseFloat(fields[1], 64); err != nil ||
 			!(v.Accuracy > 0 && v.Accuracy <= 1) {
 			return f, fmt.Errorf("family %s: %s has accuracy %q, want a number above 0 and up to 1",
@@ -67,7 +67,7 @@ func Parse(text string) (f Family, err error) {
 					"wnd*0.4", name, v.Name, fields[2])
 			}
 		}
-		if slices.ContainsFunc(f.Variants, func(o Variant) bool { return o.Name == v.Name }) {
+		if slices.ContainsFunc(f.Variants, func(o VariantSpec) bool { return o.Name == v.Name }) {
 			return f, fmt.Errorf("family %s: %s is given twice", name, v.Name)
 		}
 		f.Variants = append(f.Variants, v)
@@ -76,7 +76,7 @@ func Parse(text string) (f Family, err error) {
 }
 
 // Model makes the family as the simulator takes it. model makes a model with its latencies.
-func (f Family) Model(model func(name string) (sim.Model, error)) (sim.Model, error) {
+func (f FamilySpec) Model(model func(name string) (sim.Model, error)) (sim.Model, error) {
 	var m sim.Model
 	var all []sim.Variant
 	var differ []error

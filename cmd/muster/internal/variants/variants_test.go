@@ -10,7 +10,7 @@ import (
 
 func TestParse(t *testing.T) {
 	got, err := Parse("ctr=wnd:1,wnd-int8:.985:wnd*.4@2")
-	want := Family{"ctr", 2, []Variant{{"wnd", 1, "wnd", 1}, {"wnd-int8", .985, "wnd", .4}}}
+	want := FamilySpec{"ctr", 2, []VariantSpec{{"wnd", 1, "wnd", 1}, {"wnd-int8", .985, "wnd", .4}}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
