@@ -37,15 +37,15 @@ var (
 	errUnwanted = errors.New("models: load is no longer wanted")
 )
 
-// A State is the state of a version. The values are those of Triton's repository index.
-type State string
+// A VersionState is the state of a version. The values are those of Triton's repository index.
+type VersionState string
 
 // The states of a version.
 const (
-	Unavailable State = "UNAVAILABLE"
-	Loading     State = "LOADING"
-	Ready       State = "READY"
-	Unloading   State = "UNLOADING"
+	Unavailable VersionState = "UNAVAILABLE"
+	Loading     VersionState = "LOADING"
+	Ready       VersionState = "READY"
+	Unloading   VersionState = "UNLOADING"
 )
 
 // A Status is one line of the repository's index.
@@ -53,7 +53,7 @@ type Status struct {
 	Model string
 	// Version is the version's number; 0 for a model without any version.
 	Version int64
-	State   State
+	State   VersionState
 	// Reason is why the version is not ready, or a problem of a version that is ready; else empty.
 	Reason string
 }

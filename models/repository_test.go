@@ -231,7 +231,7 @@ func (b *bench) hold(model string, version int64) *LoadedVersion[*fake] {
 }
 
 // status checks a line of the index, of which reason is a part.
-func (b *bench) status(model string, version int64, state State, reason string) {
+func (b *bench) status(model string, version int64, state VersionState, reason string) {
 	b.t.Helper()
 	for _, s := range b.Index() {
 		if s.Model == model && s.Version == version {

@@ -327,7 +327,7 @@ func (t *term) bestVariants() accuracy.Best {
 }
 
 // layoutStates are the states of a LayoutState.
-var layoutStates = map[string]replan.State{
+var layoutStates = map[string]replan.ChangeState{
 	"reached": replan.Settled, "loading": replan.Changing, "draining": replan.Changing,
 	"failed": replan.Failed,
 }

@@ -546,7 +546,7 @@ func (f *Follower) wantedVersions(m *followedModel, entry *store.Entry,
 			wanted = append(wanted, number)
 		}
 	}
-	states := map[int64]models.State{}
+	states := map[int64]models.VersionState{}
 	for _, s := range statuses {
 		if s.Model == m.name {
 			states[s.Version] = s.State

@@ -128,9 +128,9 @@ func (p *publisher) serve(version int64, agents ...*agenttest.Member) {
 
 // states are those of the versions of ncf, once all that is to happen now has happened: an agent that
 // has just been started sets its worker on a goroutine of its own.
-func states(a *agenttest.Member) map[int64]models.State {
+func states(a *agenttest.Member) map[int64]models.VersionState {
 	synctest.Wait()
-	all := map[int64]models.State{}
+	all := map[int64]models.VersionState{}
 	if a.Worker() != nil {
 		for _, s := range a.Worker().Repository().Index() {
 			all[s.Version] = s.State

@@ -485,9 +485,9 @@ func usableMemory(limit, resident int64) int64 {
 
 // loadedModels are the models of which a version is in one of the states, by name; without any
 // state, those that are loaded or being loaded.
-func (s *layouts) loadedModels(states ...models.State) (all []string) {
+func (s *layouts) loadedModels(states ...models.VersionState) (all []string) {
 	if len(states) == 0 {
-		states = []models.State{models.Ready, models.Loading}
+		states = []models.VersionState{models.Ready, models.Loading}
 	}
 	for _, status := range s.worker.repository.Index() {
 		if slices.Contains(states, status.State) && !slices.Contains(all, status.Model) {

@@ -63,7 +63,7 @@ type metrics struct {
 
 	mu       sync.Mutex
 	versions map[VersionKey]*versionMetrics
-	states   map[VersionKey]models.State // "": neither on disk nor in memory
+	states   map[VersionKey]models.VersionState // "": neither on disk nor in memory
 	// Since when a version has not served, and has not existed.
 	unserved, gone VersionAbsence
 }
@@ -110,7 +110,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		registry: registry,
-		versions: map[VersionKey]*versionMetrics{}, states: map[VersionKey]models.State{},
+		versions: map[VersionKey]*versionMetrics{}, states: map[VersionKey]models.VersionState{},
 
 		queries: counter("muster_queries_total", "Queries answered.", version...),
 		items: counter("muster_items_total",
@@ -337,7 +337,7 @@ func (m *metrics) observeEvent(e models.Event) {
 		key.Drop(m.modelState)
 		return
 	}
-	for _, state := range []models.State{
+	for _, state := range []models.VersionState{
 		models.Unavailable, models.Loading, models.Ready, models.Unloading,
 	} {
 		value := 0.0

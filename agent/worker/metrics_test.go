@@ -35,7 +35,7 @@ func TestMetricsForget(t *testing.T) {
 		}
 		return n
 	}
-	state := func(version int64, s models.State, gone bool) {
+	state := func(version int64, s models.VersionState, gone bool) {
 		e := models.Event{
 			Status: models.Status{Model: "ncf", Version: version, State: s}, Gone: gone,
 		}

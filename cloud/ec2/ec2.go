@@ -344,7 +344,7 @@ func tagsOf(list []types.Tag) map[string]string {
 	return tags
 }
 
-func stateOf(s *types.InstanceState) (rent.State, error) {
+func stateOf(s *types.InstanceState) (rent.InstanceState, error) {
 	if s == nil {
 		return 0, errors.New("EC2 says no state")
 	}

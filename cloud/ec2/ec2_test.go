@@ -507,7 +507,7 @@ func TestEndedByOthers(t *testing.T) {
 		p := open(t, testConfig(f))
 		for n, tt := range []struct {
 			state string
-			want  rent.State
+			want  rent.InstanceState
 			ends  int
 		}{
 			{"running", rent.Running, 1}, {"stopped", rent.Stopping, 1},

@@ -100,17 +100,18 @@ func ParseSlot(text string) (Slot, error) {
 	return Slot{kind, int(ordinal), int(generation)}, nil
 }
 
-// A State is what a provider says of an instance.
-type State uint8
+// An InstanceState is what a provider says of an instance.
+type InstanceState uint8
 
 const (
-	Pending  State = iota // paid for, and starts
-	Running               // paid for
-	Stopping              // will be gone; not paid for any more
-	Gone                  // ended; listed for a while, so that the slot's next generation is known
+	Pending  InstanceState = iota // paid for, and starts
+	Running                       // paid for
+	Stopping                      // will be gone; not paid for any more
+	// ended; listed for a while, so that the slot's next generation is known
+	Gone
 )
 
-func (s State) String() string {
+func (s InstanceState) String() string {
 	switch s {
 	case Pending:
 		return "pending"
@@ -129,7 +130,7 @@ type Instance struct {
 	ID    string // the provider's name of it
 	Slot  Slot
 	Zone  string
-	State State
+	State InstanceState
 	// Age is the time since it was launched, as of the answer that it came with; clocks of two
 	// machines are never compared.
 	Age time.Duration

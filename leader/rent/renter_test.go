@@ -245,14 +245,14 @@ func TestSpent(t *testing.T) {
 // TestEnded: an instance that another tool ends, or that the provider takes, is told once, also if it
 // is first seen while it stops.
 func TestEnded(t *testing.T) {
-	for _, first := range []State{Stopping, Gone} {
+	for _, first := range []InstanceState{Stopping, Gone} {
 		r := New(policyOf(6), 0)
 		s := situation(map[Kind]int{small: 2}, slots(small, 2)...)
 		r.Step(s)
 		s.Agents[1].Ends = time.Minute
 		r.Step(s)
 		s.Agents = nil
-		become := func(state State) []string {
+		become := func(state InstanceState) []string {
 			for i := range s.Instances {
 				s.Instances[i].State = state
 			}

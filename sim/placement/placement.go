@@ -144,7 +144,7 @@ type Planner struct {
 type lane struct {
 	Lane
 	held  []int
-	state replan.State
+	state replan.ChangeState
 	taken place.Stamp
 	move  replan.Move
 	loads bool

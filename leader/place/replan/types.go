@@ -45,7 +45,7 @@ type Agent struct {
 	Held place.Layout
 	// Taken is the stamp of the last layout that it took, from any leader; State how far it is.
 	Taken place.Stamp
-	State State
+	State ChangeState
 	// With Failed: Why, and the models whose load failed; none: all that it would have loaded.
 	Why    string
 	Failed []names.ModelKey
@@ -55,12 +55,12 @@ type Agent struct {
 	Draining bool
 }
 
-// A State is how far an agent is on the way to the last layout that it took.
-type State uint8
+// A ChangeState is how far an agent is on the way to the last layout that it took.
+type ChangeState uint8
 
 const (
 	// Settled: it holds what it took, or never took any.
-	Settled State = iota
+	Settled ChangeState = iota
 	// Changing: it loads or drains.
 	Changing
 	// Failed: it could not reach what it took, and holds what it held before.

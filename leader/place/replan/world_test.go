@@ -29,7 +29,7 @@ type worker struct {
 
 	held   place.Layout // what its lanes hold
 	taken  place.Stamp
-	state  State
+	state  ChangeState
 	failed []names.ModelKey
 	target Move
 	until  time.Time
