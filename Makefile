@@ -5,7 +5,7 @@ DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
 .PHONY: build test demo reproduce-test race fuzz lint check-onnx conformance examples dashboard-test \
-	scenarios chaos moto bench packages test-packages vulncheck generate notice onnxruntime clean
+	scenarios chaos moto stores bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -73,6 +73,10 @@ chaos: build
 # Holds cloud/ec2 against moto, a program that answers like AWS.
 moto:
 	@scripts/moto.sh
+
+# Holds models/store/remote against Azurite and fake-gcs-server, which answer like Azure and Google.
+stores:
+	@scripts/stores.sh
 
 # Benchmarks that compare serving with ONNX Runtime alone and with a bare gRPC echo.
 bench: onnxruntime

@@ -39,10 +39,13 @@ var only = map[string]string{
 	"github.com/aws/aws-sdk-go-v2/service/ec2":     "cloud/ec2",
 	"github.com/aws/aws-sdk-go-v2/service/pricing": "cloud/ec2",
 	"github.com/aws/aws-sdk-go-v2/service/sts":     "cloud/ec2",
-	"gocloud.dev":                     "models/store/remote",
-	"oras.land/oras-go":               "models/store/oci",
-	"github.com/NVIDIA/go-nvml":       "runtime/gpu",
-	module + "runtime/gpu/fakenvidia": "scripts",         // and tests: no agent may have a card that is made up
+	"github.com/aws/aws-sdk-go-v2/service/s3":      "models/store/remote",
+	"github.com/Azure/azure-sdk-for-go":            "models/store/remote",
+	"golang.org/x/oauth2":                          "models/store/remote",
+	"oras.land/oras-go":                            "models/store/oci",
+	"github.com/NVIDIA/go-nvml":                    "runtime/gpu",
+	// And tests: no agent may have a card that is made up.
+	module + "runtime/gpu/fakenvidia": "scripts",
 	module + "agent/agenttest":        "agent/agenttest", // and tests
 	module + "reproduce":              "reproduce",
 }

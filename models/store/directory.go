@@ -20,8 +20,8 @@ import (
 // Directory returns the bucket in a folder of a disk, which agents may share by a network file
 // system. It makes the folder when it writes the first object.
 //
-// gocloud.dev/blob/fileblob, which could do this, looks whether a file exists and then renames
-// another over it: of two writers both would win. A hard link has one winner.
+// A file gets its name by a hard link, of which two writers have one winner. To look whether the file
+// exists and then rename another over it would let both win.
 //
 // A file system that hangs keeps nobody waiting for longer than his context (see files.Do).
 func Directory(dir string) Bucket {

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// google answers as Google does, with tokens that are old at once.
-type google struct{}
+// googleAnswers answers as Google does, with tokens that are old at once.
+type googleAnswers struct{}
 
-func (google) RoundTrip(r *http.Request) (*http.Response, error) {
+func (googleAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func TestGCSTokens(t *testing.T) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", file)
 	real := http.DefaultTransport
 	t.Cleanup(func() { http.DefaultTransport = real })
-	http.DefaultTransport = google{}
+	http.DefaultTransport = googleAnswers{}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s, err := Open(ctx, "gs://bucket")

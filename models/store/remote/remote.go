@@ -1,22 +1,25 @@
-// Package remote opens the buckets of package store by their URLs: those of S3, GCS and Azure, with
-// gocloud.dev/blob, those of registries, by package oci, and folders.
+// Package remote opens the buckets of package store by their URLs: those of S3 and Azure, by the
+// clouds' own libraries, those of Google, by HTTP, those of registries, by package oci, and folders.
 //
 // Credentials are those that each cloud's own tools use: the environment, the files in the home
 // directory, and the machine's role. Nothing but this package imports a cloud's storage library.
 package remote
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
-	"gocloud.dev/blob"
-	"gocloud.dev/gcerrors"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/models/store/oci"
@@ -61,8 +64,8 @@ func parse(address string) (*url.URL, error) {
 	return u, nil
 }
 
-// Open opens the store at a URL, such as s3://bucket/prefix. The parameters behind "?" are those of
-// gocloud.dev/blob, such as region, endpoint and use_path_style for S3.
+// Open opens the store at a URL, such as s3://bucket/prefix. An unknown parameter behind "?" is an
+// error that names those there are, such as region, endpoint and use_path_style for S3.
 func Open(ctx context.Context, address string) (*store.Store, error) {
 	u, err := parse(address)
 	if err != nil {
@@ -79,114 +82,128 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 		}
 		return store.New(b, name), nil
 	}
-	prefix := strings.Trim(u.Path, "/")
-	u.Path = ""
-	// Google's library keeps the context for all of the process, and gets each later token with it.
 	b, err := openBucket(context.WithoutCancel(ctx), u)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", name, explain(err))
+		return nil, fmt.Errorf("open %s: %w", name, wrapped(err))
 	}
+	prefix := strings.Trim(u.Path, "/")
 	if prefix != "" {
-		b = blob.PrefixedBucket(b, prefix+"/")
+		prefix += "/"
 	}
-	return store.New(&bucket{b, name}, name), nil
+	return store.New(&prefixed{b, prefix, name}, name), nil
 }
 
-// bucket is a store.Bucket by gocloud.dev/blob.
-type bucket struct {
-	b    *blob.Bucket
-	name string
+// openBucket opens the bucket that a URL names, without its prefix. Google's library keeps the context
+// for all of the process, and gets each later token with it.
+func openBucket(ctx context.Context, u *url.URL) (store.Bucket, error) {
+	switch u.Scheme {
+	case "gs":
+		return openGoogle(ctx, u)
+	case "azblob":
+		return openAzure(u)
+	}
+	return openS3(ctx, u)
+}
+
+// parseParameters hands the parameters of a URL to those who read them, by name.
+func parseParameters(q url.Values, readers map[string]func(value string) error) error {
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		read := readers[name]
+		if read == nil {
+			return fmt.Errorf("there is no parameter %q, expected %s", name,
+				strings.Join(slices.Sorted(maps.Keys(readers)), ", "))
+		}
+		if len(q[name]) > 1 {
+			return fmt.Errorf("parameter %s: %d values, expected one", name, len(q[name]))
+		}
+		if err := read(q[name][0]); err != nil {
+			return fmt.Errorf("parameter %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // pageSize is how many keys are listed at a time: the most that all clouds take.
 const pageSize = 1000
 
-func (b *bucket) List(ctx context.Context, prefix string,
+// A prefixed bucket is the part of a cloud's bucket whose keys begin with a prefix. Its errors wrap
+// those of package store, and name the object and the bucket.
+type prefixed struct {
+	of           store.Bucket
+	prefix, name string
+}
+
+func (b *prefixed) List(ctx context.Context, prefix string,
 	each func(key string, size int64) error) error {
-	token := blob.FirstPageToken
-	for {
-		page, next, err := b.b.ListPage(ctx, token, pageSize, &blob.ListOptions{Prefix: prefix})
-		if err != nil {
-			return explain(err)
-		}
-		for _, o := range page {
-			if err := each(o.Key, o.Size); err != nil {
-				return err
-			}
-		}
-		if len(next) == 0 {
-			return nil
-		}
-		token = next
-	}
-}
-
-func (b *bucket) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser, int64,
-	error) {
-	r, err := b.b.NewRangeReader(ctx, key, offset, length, nil)
-	if err != nil {
-		return nil, 0, explain(err)
-	}
-	return r, r.Size(), nil
-}
-
-func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	kind := "application/octet-stream"
-	if strings.HasSuffix(key, ".json") {
-		kind = "application/json"
-	}
-	w, err := b.b.NewWriter(ctx, key, &blob.WriterOptions{
-		ContentType: kind, IfNotExist: true, BufferSize: bufferSize(size),
+	var stopped error
+	err := b.of.List(ctx, b.prefix+prefix, func(key string, size int64) error {
+		stopped = each(strings.TrimPrefix(key, b.prefix), size)
+		return stopped
 	})
-	if err != nil {
-		return explain(err)
+	if stopped != nil {
+		return stopped
 	}
-	n, err := io.Copy(w, r)
-	if err == nil && n != size {
-		err = fmt.Errorf("%s: read %d bytes to write, expected %d", key, n, size)
-	}
-	if err != nil {
-		cancel() // so that Close writes nothing
-		_ = w.Close()
-		return explain(err)
-	}
-	return explain(w.Close())
+	return b.explain("list "+prefix, err)
 }
 
-// bufferSize is the size of an upload's parts, of which S3 takes 10,000; the least is 8 MiB.
-func bufferSize(size int64) int { return int(max(8<<20, size/9000)) }
+func (b *prefixed) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser, int64,
+	error) {
+	r, size, err := b.of.Open(ctx, b.prefix+key, offset, length)
+	if err != nil {
+		return nil, 0, b.explain(key, err)
+	}
+	return r, size, nil
+}
 
-func (b *bucket) Close() error { return b.b.Close() }
+func (b *prefixed) Create(ctx context.Context, key string, size int64, r io.Reader) error {
+	return b.explain(key, b.of.Create(ctx, b.prefix+key, size, r))
+}
 
-// explain wraps the store's sentinel that belongs to an error.
-func explain(err error) error {
-	var to error
-	switch gcerrors.Code(err) {
-	case gcerrors.NotFound:
-		to = store.ErrNotFound
-	case gcerrors.FailedPrecondition, gcerrors.AlreadyExists:
-		to = store.ErrExists
-	case gcerrors.PermissionDenied:
-		to = store.ErrDenied
-	default:
-		text := ""
-		if err != nil {
-			text = err.Error()
-		}
-		for _, denied := range []string{
-			"AccessDenied", "StatusCode: 403", "StatusCode: 401", "InvalidAccessKeyId",
-			"SignatureDoesNotMatch", "get credentials", "could not find default credentials",
-			"AuthenticationFailed", "AuthorizationFailure",
-		} {
-			if strings.Contains(text, denied) {
-				to = store.ErrDenied
-			}
+func (b *prefixed) Close() error { return b.of.Close() }
+
+// explain says what an error of a cloud is about, and wraps the store's sentinel that belongs to it.
+func (b *prefixed) explain(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of %s: %w", what, b.name, wrapped(err))
+}
+
+// wrapped wraps the store's sentinel that belongs to an error of a cloud.
+func wrapped(err error) error {
+	if to := sentinelOf(err); to != nil && !errors.Is(err, to) {
+		return fmt.Errorf("%w: %w", to, err)
+	}
+	return err
+}
+
+func sentinelOf(err error) error {
+	var azure *azcore.ResponseError
+	var google *statusError
+	code := s3Code(err)
+	switch {
+	case errors.As(err, &azure):
+		code = cmp.Or(azure.ErrorCode, strconv.Itoa(azure.StatusCode))
+	case errors.As(err, &google):
+		code = strconv.Itoa(google.code)
+	}
+	switch code {
+	case "NoSuchBucket", "NoSuchKey", "NotFound", "BlobNotFound", "ContainerNotFound",
+		"ResourceNotFound", "404":
+		return store.ErrNotFound
+	case "PreconditionFailed", "BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet", "412":
+		return store.ErrExists
+	case "AccessDenied", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch",
+		"AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "401", "403":
+		return store.ErrDenied
+	}
+	// Libraries have no error of their own for credentials that are not there.
+	for _, denied := range []string{
+		"get credentials", "could not find default credentials", "DefaultAzureCredential",
+	} {
+		if strings.Contains(err.Error(), denied) {
+			return store.ErrDenied
 		}
 	}
-	if to == nil || errors.Is(err, to) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", to, err)
+	return nil
 }
