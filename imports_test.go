@@ -45,7 +45,7 @@ var only = map[string]string{
 	"oras.land/oras-go":                            "models/store/oci",
 	"github.com/NVIDIA/go-nvml":                    "runtime/gpu",
 	// And tests: no agent may have a card that is made up.
-	module + "runtime/gpu/fakenvidia": "scripts",
+	module + "runtime/gpu/fakenvidia": "runtime/gpu/fakenvidia",
 	module + "agent/agenttest":        "agent/agenttest", // and tests
 	module + "reproduce":              "reproduce",
 }

@@ -30,6 +30,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
 // A run is one run of the command.
@@ -127,12 +129,12 @@ func (r *run) measureRounds(ctx context.Context) error {
 // the others go on.
 func (r *run) measureOne(ctx context.Context, round int, s server, cases []query) error {
 	fmt.Fprintf(os.Stderr, "round %d of %d: %-36s ", round+1, r.rounds, s.name)
-	watch := watchCPU()
+	watch := harness.WatchNeighboursBut(ours)
 	got := result{Round: round, Server: s.name, Cases: map[string]figures{}}
 	err := func() error {
 		if s.loop != nil {
 			err := r.loop(ctx, s, cases, &got)
-			got.Others, got.Stolen = watch.takenShares()
+			got.Others, got.Stolen = watch.TakenShares()
 			return err
 		}
 		p, err := r.start(ctx, s, "all", cases)
@@ -153,7 +155,7 @@ func (r *run) measureOne(ctx context.Context, round int, s server, cases []query
 			}
 			got.Cases[q.name] = f
 		}
-		got.Others, got.Stolen = watch.takenShares() // before the server is gone
+		got.Others, got.Stolen = watch.TakenShares() // before the server is gone
 		return nil
 	}()
 	switch {

@@ -266,39 +266,6 @@ func (rs results) medianRatio(name, server, other string, of func(figures) float
 	return harness.Quantile(ratios, 0.5)
 }
 
-// A cpuWatch knows how the CPUs' time was spent before.
-type cpuWatch struct{ user, all, stolen, own float64 }
-
-func cpuNow() (w cpuWatch) {
-	proc, err := procfs.NewDefaultFS()
-	if err != nil {
-		return w
-	}
-	stat, err := proc.Stat()
-	if err != nil {
-		return w
-	}
-	t := stat.CPUTotal
-	w.stolen = t.Steal
-	w.user = t.User + t.Nice + t.System + t.IRQ + t.SoftIRQ
-	w.all = w.user + t.Steal + t.Idle + t.Iowait
-	processes, err := proc.AllProcs()
-	if err != nil {
-		return w
-	}
-	for _, p := range processes {
-		s, err := p.Stat()
-		switch {
-		case err != nil:
-		case s.PID == os.Getpid():
-			w.own += s.CPUTime() + float64(s.CUTime+s.CSTime)/100 // in ticks of 10 ms
-		case ours(p.PID):
-			w.own += s.CPUTime()
-		}
-	}
-	return w
-}
-
 // ours reports whether a process was started by this one, or by one of those.
 func ours(pid int) bool {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -315,14 +282,4 @@ func (p *process) cpuTime() (sum float64) {
 		}
 	}
 	return sum
-}
-
-func watchCPU() cpuWatch { return cpuNow() }
-
-// takenShares returns the shares of the CPUs' time that other processes took since, and that was
-// stolen.
-func (w cpuWatch) takenShares() (others, stolen float64) {
-	now := cpuNow()
-	all := max(0.01, now.all-w.all)
-	return max(0, now.user-w.user-(now.own-w.own)) / all, (now.stolen - w.stolen) / all
 }

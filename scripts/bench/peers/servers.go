@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -149,7 +148,8 @@ const poll = 5 * time.Millisecond
 // each of them.
 func (r *run) start(ctx context.Context, s server, repository string, queries []query) (*process,
 	error) {
-	ports, err := freePorts(4)
+	// Of MLServer, which has no setting for it, the third is the first plus two.
+	ports, err := harness.FreePorts("127.0.0.1", 4)
 	if err != nil {
 		return nil, err
 	}
@@ -291,20 +291,6 @@ func marked(mark string) (pids []int) {
 		}
 	}
 	return pids
-}
-
-// freePorts returns ports of this machine that are free; of MLServer's, the third is the first plus
-// two.
-func freePorts(n int) (ports []int, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
 }
 
 // read returns the body of an answer, which must be of status 200.

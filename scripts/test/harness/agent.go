@@ -66,7 +66,7 @@ func Start(c Config) (*Agent, error) {
 	} else if c.Namespace != "" { // nobody else has ports there
 		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
 	} else {
-		ports, err := freePorts(c.Host, 4)
+		ports, err := FreePorts(c.Host, 4)
 		if err != nil {
 			return nil, err
 		}
@@ -114,12 +114,12 @@ func (a *Agent) setAddresses(host string, ports ...int) {
 	}
 }
 
-// nextPort is where freePorts looks next. It is below the ports that the system gives to outgoing
-// connections: one of those could take a port between freePorts and the agent's start.
+// nextPort is where FreePorts looks next. It is below the ports that the system gives to outgoing
+// connections: one of those could take a port between FreePorts and the agent's start.
 var nextPort = 10000 + rand.IntN(20000)
 
-// freePorts returns n free ports of host, which it has not returned before.
-func freePorts(host string, n int) (ports []int, err error) {
+// FreePorts returns n free ports of host, which it has not returned before.
+func FreePorts(host string, n int) (ports []int, err error) {
 	for tries := 0; len(ports) < n; tries++ {
 		nextPort++
 		l, listenErr := net.Listen("tcp", net.JoinHostPort(host, fmt.Sprint(nextPort)))

@@ -10,7 +10,7 @@ import (
 )
 
 func TestFreePorts(t *testing.T) {
-	ports, err := freePorts("127.0.0.1", 3)
+	ports, err := FreePorts("127.0.0.1", 3)
 	if err != nil {
 		t.Fatal(err)
 	}

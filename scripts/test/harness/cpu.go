@@ -34,9 +34,9 @@ func machineTime(proc procfs.FS) (cpuTime, error) {
 	return t, err
 }
 
-// readCPUTime reads the time of the machine; own is that of the process pid and its children,
-// including those that have ended.
-func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
+// readCPUTime reads the time of the machine; own is that of the process pid, its children and what
+// else is ours, including children of all those that have ended.
+func readCPUTime(proc procfs.FS, pid int, ours func(pid int) bool) (cpuTime, error) {
 	t, err := machineTime(proc)
 	if err != nil {
 		return cpuTime{}, err
@@ -47,8 +47,8 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	}
 	for _, p := range all {
 		s, err := p.Stat()
-		if err != nil || s.PID != pid && s.PPID != pid {
-			continue // it has just ended, or is neither the process nor its child
+		if err != nil || s.PID != pid && s.PPID != pid && !ours(p.PID) {
+			continue // it has just ended, or is another's
 		}
 		const ticks = 100 // in a second, on every architecture that Go supports
 		t.own += (float64(s.UTime) + float64(s.STime) + float64(s.CUTime) +
@@ -135,34 +135,51 @@ func note(others, stolen float64) string {
 type Neighbours struct {
 	proc *procfs.FS
 	pid  int
+	ours func(pid int) bool
 	last cpuTime
 	told bool
 }
 
-// WatchNeighbours begins to watch.
+// WatchNeighbours begins to watch. This process and its children are no others.
 func WatchNeighbours() *Neighbours {
-	n := &Neighbours{pid: os.Getpid()}
+	return WatchNeighboursBut(func(int) bool { return false })
+}
+
+// WatchNeighboursBut is WatchNeighbours where more processes are no others: those that are ours.
+func WatchNeighboursBut(ours func(pid int) bool) *Neighbours {
+	n := &Neighbours{pid: os.Getpid(), ours: ours}
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return n
 	}
-	if n.last, err = readCPUTime(proc, n.pid); err == nil {
+	if n.last, err = readCPUTime(proc, n.pid, ours); err == nil {
 		n.proc = &proc
 	}
 	return n
 }
 
+// TakenShares returns the shares of the CPUs' time that went to other programs of this machine, and
+// to other virtual machines, since the last call.
+func (n *Neighbours) TakenShares() (others, stolen float64) {
+	if n.proc == nil {
+		return 0, 0
+	}
+	now, err := readCPUTime(*n.proc, n.pid, n.ours)
+	if err != nil {
+		return 0, 0
+	}
+	before := n.last
+	n.last = now
+	return now.takenShares(before)
+}
+
 // Look returns a note if others took much CPU time since the last call. It does so once at most.
 func (n *Neighbours) Look() string {
-	if n.proc == nil || n.told {
+	if n.told {
 		return ""
 	}
-	now, err := readCPUTime(*n.proc, n.pid)
-	if err != nil {
-		return ""
-	}
-	text := note(now.takenShares(n.last))
-	n.last, n.told = now, text != ""
+	text := note(n.TakenShares())
+	n.told = text != ""
 	return text
 }
 

@@ -11,6 +11,9 @@ import (
 	"github.com/prometheus/procfs"
 )
 
+// none says of each process that it is not ours.
+func none(int) bool { return false }
+
 // writeProc writes what of /proc is read: ticks of user, system, idle and stolen time, and those of
 // processes, each with its parent and its user and system time, and that of its children that
 // ended.
@@ -46,7 +49,7 @@ func TestCPUTimeTaken(t *testing.T) {
 		12: {1, 5000, 0, 0, 0},   // another's
 	}
 	proc := writeProc(t, dir, [4]int{7000, 1000, 90000, 0}, processes)
-	before, err := readCPUTime(proc, 10)
+	before, err := readCPUTime(proc, 10, none)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +63,8 @@ func TestCPUTimeTaken(t *testing.T) {
 	}
 	processes[10] = [5]int{1, 200, 100, 600, 50}
 	processes[12] = [5]int{1, 5400, 0, 0, 0}
-	after, err := readCPUTime(writeProc(t, dir, [4]int{7500, 1200, 91200, 100}, processes), 10)
+	after, err := readCPUTime(writeProc(t, dir, [4]int{7500, 1200, 91200, 100}, processes), 10,
+		none)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +88,7 @@ func TestNeighboursAreToldOfOnce(t *testing.T) {
 	dir := t.TempDir()
 	me := map[int][5]int{10: {}}
 	proc := writeProc(t, dir, [4]int{0, 0, 1000, 0}, me)
-	n := &Neighbours{proc: &proc, pid: 10}
+	n := &Neighbours{proc: &proc, pid: 10, ours: none}
 	if text := n.Look(); text != "" {
 		t.Errorf("while all is idle: %q", text)
 	}

@@ -53,7 +53,7 @@ func StartPrometheus(ctx context.Context, binary, dir string, native bool,
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts("127.0.0.1", 1)
+	ports, err := FreePorts("127.0.0.1", 1)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,6 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
 	"context"

@@ -1,7 +1,10 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -12,8 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/scripts/test/harness"
 )
@@ -22,10 +23,6 @@ const (
 	metaSize = 200 // bytes that each agent says about itself
 	loadSize = 32  // bytes of the load that each announces every second
 )
-
-func gossipFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().IntVar(&r.flags.agents, "agents", 0, "how many agents; default 50, with --short 15")
-}
 
 // A measurement measures the gossip of several agents in this process.
 type measurement struct {
@@ -41,10 +38,7 @@ const headers = 28
 // all see each other; all notice that the one has failed; an agent sends at most 25 kB/s, headers
 // included. The short form has 15 agents, for three seconds.
 func (r *run) testGossip(ctx context.Context) error {
-	m := measurement{agents: max(3, r.flags.agents)}
-	if r.flags.agents == 0 {
-		m.agents = pick(r, 50, 15)
-	}
+	m := measurement{agents: max(3, cmp.Or(*agentCount, pick(r, 50, 15)))}
 	window := pick(r, 20*time.Second, 3*time.Second)
 	var level slog.LevelVar
 	level.Set(slog.LevelWarn)

@@ -1,10 +1,14 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/xml"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -19,35 +23,24 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
-func storeFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().Int64Var(&r.flags.megabytes, "megabytes", 0,
-		"size of all models; default 1000, with --short 24")
-	cmd.Flags().IntVar(&r.flags.agents, "agents", 0, "how many agents; default 20, with --short 6")
-}
+var megabytes = flag.Int64("megabytes", 0,
+	"size of all models in TestStore (default 1000, with -short 24)")
 
-// store has twenty emulated agents, which follow a model store of 1 GB on an S3 server of this
+// testStore has twenty emulated agents, which follow a model store of 1 GB on an S3 server of this
 // process. All of them start at once, with nothing on their disks, and fetch half of it. The other
 // half are new versions that come one after another, each under a load for DIEN; the same load
 // follows alone. Wanted: every agent holds all, with the right bytes; no query fails; the store
 // sends at most three copies, at the start too; while versions come, the p99 of DIEN is at most 1.2
 // times as long (medians of five turns). Every agent has the whole, so that this needs 22 GB of
-// disk; --megabytes takes less. The short form has six agents and 24 MB, and wants only that all
+// disk; -megabytes takes less. The short form has six agents and 24 MB, and wants only that all
 // agents hold what was pushed, and that no query fails.
-func (r *run) store(ctx context.Context) error {
-	agents := r.flags.agents
-	if agents == 0 {
-		agents = pick(r, 20, 6)
-	}
-	all := r.flags.megabytes
-	if all == 0 {
-		all = pick(r, int64(1000), 24)
-	}
+func (r *run) testStore(ctx context.Context) error {
+	agents := cmp.Or(*agentCount, pick(r, 20, 6))
+	all := cmp.Or(*megabytes, pick(r, int64(1000), 24))
 	if err := r.roomFor((int64(agents) + 2) * all * 1e6); err != nil {
 		return err
 	}
@@ -201,7 +194,7 @@ func (r *run) roomFor(bytes int64) error {
 	}
 	if free := int64(disk.Bavail) * disk.Bsize; free < bytes {
 		return skip{fmt.Errorf(
-			"%.1f GB of disk are needed and %.1f GB free; --megabytes takes less",
+			"%.1f GB of disk are needed and %.1f GB free; -megabytes takes less",
 			float64(bytes)/1e9, float64(free)/1e9)}
 	}
 	return nil

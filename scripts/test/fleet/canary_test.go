@@ -1,4 +1,6 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
 	"context"
@@ -32,32 +34,22 @@ const (
 	canaryTarget = time.Second
 )
 
-// testCanary has canaries tried by fleets under load. A good one is to be promoted by the rule, and
-// a bad one taken back within a minute, which the log, the commands, the metrics, the events and
-// the dashboard must say: one that takes twice as long, on emulated agents; and one whose answers
-// to 1 % of the queries are wrong, on agents that run models of a store. What is released in the
-// store, another fleet follows, and so do agents that begin anew with nothing on their disks.
+// testSlowCanary has a fleet of emulated agents under load try a version that is as fast as the current
+// one, and then one that takes twice as long. The good one is to be promoted by the rule, and the
+// bad one taken back within a minute, which the log, the commands, the metrics, the events and the
+// dashboard must say.
 //
-// The short form has larger shares, of the queries and of wrong answers. It misses something only
-// if a canary has no verdict after many times as many queries as it takes.
-func (r *run) testCanary(ctx context.Context) error {
-	if err := r.slowCanary(ctx); err != nil {
-		return err
-	}
-	return r.wrongCanary(ctx)
-}
-
-// slowCanary tries a version that is as fast as the current one, and then one that takes twice as
-// long.
-func (r *run) slowCanary(ctx context.Context) error {
-	dir := filepath.Join(r.dir, "slow")
+// The short form has larger shares of the queries. It misses something only if a canary has no
+// verdict after many times as many queries as it takes.
+func (r *run) testSlowCanary(ctx context.Context) error {
+	dir := r.dir
 	// On a busy machine a run takes longer by some time, whichever version it is of. Twice as long
 	// is to be seen all the same.
 	takes := pick(r, 20*time.Millisecond, 60*time.Millisecond)
 	f := &harness.Fleet{Muster: r.muster, Dir: dir, Models: []string{canaryModel}, Args: []string{
 		"--executor", "emulated", "--profile", filepath.Join(dir, "profiles.json"),
 	}}
-	defer f.Stop() // before the next fleet starts
+	r.atEnd = append(r.atEnd, f.Stop)
 	if err := f.GenerateSmall(ctx); err != nil {
 		return err
 	}
@@ -116,10 +108,12 @@ func (r *run) slowCanary(ctx context.Context) error {
 	return r.endLoad(t.d, begin)
 }
 
-// wrongCanary tries versions of a store, on agents that run them: one with the weights of the
-// current one, and one with some weights that are wrong.
-func (r *run) wrongCanary(ctx context.Context) error {
-	dir := filepath.Join(r.dir, "wrong")
+// testWrongCanary is testSlowCanary of agents that run the models of a store: of a version with the weights
+// of the current one, and of one whose answers to 1 % of the queries are wrong. What is released in
+// the store, another fleet follows, and so do agents that begin anew with nothing on their disks.
+// The short form has more wrong answers.
+func (r *run) testWrongCanary(ctx context.Context) error {
+	dir := r.dir
 	source, address := filepath.Join(dir, "source"), "file://"+filepath.Join(dir, "store")
 	if _, err := zoo.Generate(ctx, source, canaryModel,
 		zoo.Options{Scale: zoo.Small}); err != nil {

@@ -1,8 +1,11 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,16 +14,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/scripts/test/harness"
 )
 
-func upgradeFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.flags.previous, "previous", "",
-		"binary of the previous version; by default "+oldestCompatible+" is built")
-}
+var previousBinary = flag.String("previous", "",
+	"binary of the previous version for TestUpgrade (default: "+oldestCompatible+" is built)")
 
 // oldestCompatible is the commit that this version and all between work together with, until a
 // version has a tag.
@@ -32,7 +31,7 @@ const oldestCompatible = "958423c3"
 // each version ask the agents of the other. Wanted: no query of either fails, and each command
 // succeeds. The short form has three agents.
 func (r *run) testUpgrade(ctx context.Context) error {
-	previous := r.flags.previous
+	previous := *previousBinary
 	if previous == "" {
 		var err error
 		if previous, err = r.buildPrevious(ctx); err != nil {

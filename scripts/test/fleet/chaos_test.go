@@ -1,8 +1,12 @@
-package main
+//go:build fleet
+
+package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -15,8 +19,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/scripts/test/harness"
@@ -25,18 +27,17 @@ import (
 // chaosModels are the models that are served, with their shares of the queries.
 var chaosModels = map[string]float64{"dien": 1, "wnd": 1, "rm2": 2}
 
-func chaosFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&r.flags.duration, "for", 0,
-		"how long events happen; default 10m, with --short 10s")
-}
+var stormTime = flag.Duration("for", 0,
+	"how long events happen in TestChaos (default 10m, with -short 10s)")
 
 // A chaos is a run of this scenario. The loop in storm owns all that events change.
 type chaos struct {
 	*run
 	ctx     context.Context
-	size    int     // agents
-	load    float64 // of the fluid limit
-	every   time.Duration
+	size    int           // agents
+	load    float64       // of the fluid limit
+	every   time.Duration // the mean time between two events
+	lasts   time.Duration // how long events happen
 	fleet   *harness.Fleet
 	agents  []*agent
 	sdk     *client.Client
@@ -69,10 +70,8 @@ func (r *run) testChaos(ctx context.Context) error {
 	c := &chaos{
 		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3),
 		every: pick(r, 2*time.Second, time.Second),
+		lasts: cmp.Or(*stormTime, pick(r, 10*time.Minute, 10*time.Second)),
 		todo:  make(chan func()), counts: map[string]int{},
-	}
-	if r.flags.duration == 0 {
-		r.flags.duration = pick(r, 10*time.Minute, 10*time.Second)
 	}
 	if err := harness.Unshare(); err != nil { // returns nil in the new process only
 		r.printLine("No agent will be cut off: %v", err)
@@ -188,7 +187,7 @@ func (c *chaos) connect() error {
 func (c *chaos) runStorm() error {
 	c.looked = c.begun
 	if err := c.driver.Start(c.ctx,
-		harness.Load{Rate: c.rate, Duration: c.flags.duration, Seed: c.seed}); err != nil {
+		harness.Load{Rate: c.rate, Duration: c.lasts, Seed: c.seed}); err != nil {
 		return err
 	}
 	c.runInBackground(func() error { _, err := c.driver.Wait(); return err }, func(err error) {
@@ -210,7 +209,7 @@ func (c *chaos) runStorm() error {
 		case <-look.C:
 			c.observeFleet()
 		case <-next.C:
-			if time.Since(c.begun) < c.flags.duration-c.every {
+			if time.Since(c.begun) < c.lasts-c.every {
 				c.startRandomEvent()
 				next.Reset(seconds(order, 0.1, 1.9) * c.every / time.Second)
 			}
@@ -240,7 +239,7 @@ func (c *chaos) measureUsages() ([]harness.Usage, error) {
 // reportFindings examines the fleet after the storm, and prints what was found and what was wanted.
 func (c *chaos) reportFindings(before []harness.Usage) error {
 	c.printLine("Calm again")
-	ended := c.begun.Add(c.flags.duration) // when the load ended
+	ended := c.begun.Add(c.lasts) // when the load ended
 	whole := c.fleet.WaitAgreed(c.ctx)
 	key := c.changeKeyInCalm()
 	calm := time.Now()
