@@ -8,26 +8,33 @@ import (
 )
 
 // A query is a query that waits or is sent to a lane. The memory of queries is reused.
+//
+// Invariant, between two steps: the query either waits or is sent.
+//   - One that waits is in one list of its shard: late if isLate, else live. It has a class there,
+//     which counts it, and no lane. Its deadline has not passed, and neither has lostAt if it is
+//     live. Its timer is set to the earlier of these two, if that is finite.
+//   - One that is sent has a lane that has joined and that keeps a reservation for its last attempt.
+//     It has no class and is in no list, and its timer is not set.
 type query struct {
 	id       QueryID
-	family   *family // what it asks for
-	accuracy float64 // the least that its answer must have
-	// model is the variant that it is sent to run; while horizon merges queries, also the one with
-	// which it is planned.
+	family   *family // the family or the single model that the query names
+	accuracy float64 // the minimum for the answer, 0..1
+	// model is the variant that the lane is to run; while horizon merges queries, also the variant
+	// with which horizon plans the query.
 	model    int
 	batch    int
-	arrival  float64
-	deadline float64 // +Inf: none
+	arrival  float64 // ms; before the first event if negative
+	deadline float64 // ms; +Inf: none
 	bound
-	cost     float64 // what the cheapest time costs in which its shard answers it, blurred
-	lateWork float64 // its part of the shard's lateWork, while it waits and is late
+	cost     float64 // the lowest price at which its shard can answer it, blurred
+	lateWork float64 // its part of the shard's lateWork, ms, while it waits and is late
 	attempt  int     // number of the last assignment; 0: none yet
 	splits   bool    // its gateway can split it
 	part     bool    // it is a part of a query that was split
 
 	lost    bool  // its demand counts it as lost
 	waiting bool  // in a list of its shard
-	isLate  bool  // waiting, and lost
+	isLate  bool  // no type could meet its QoS target any more when it last waited
 	sent    bool  // to lane
 	lane    *lane // the lane to which it is sent
 	shard   *shard
@@ -49,10 +56,12 @@ type query struct {
 }
 
 // A bound says what the pool can do at best for a query.
+//
+// Invariant: lostAt is the arrival plus the QoS target less the least latency, if that is finite.
 type bound struct {
-	lostAt    float64 // a query that still waits then can meet its QoS target on no type
-	sizeClass int     // size class
-	least     float64 // the least mean latency on any type in the pool; +Inf: none serves it
+	lostAt    float64 // ms; a query that still waits then meets its QoS target on no type
+	sizeClass int     // shared or baseOnly
+	least     float64 // the minimum mean latency of all types in the pool, ms; +Inf: none serves it
 }
 
 // waitingWork is what the query adds to the work of the waiting queries; 0, which stands for
@@ -64,21 +73,27 @@ func (b bound) waitingWork() float64 {
 	return b.least
 }
 
-// All in ms but the first. A lane is overdue when its answer is late by overdueQuantiles times the
-// 99 % quantile of the latency and by at least overdueLeast, or overdueDoubt while the latency is
-// hardly known. It is asked again what it holds every overdueAgain. A query may take onTheWay,
-// beside twice the usual time, to reach its lane after it was assigned or after its gateway said
-// where it is.
 const (
+	// A lane is overdue when its answer is late by overdueQuantiles times the 99 % quantile of the
+	// latency, and by at least overdueLeast ms, or overdueDoubt ms while the latency is hardly
+	// known. Three quantiles, because a run that takes eight times as long as most must not count
+	// as overdue if one run in twenty does so (docs/internals/lanes.md); 100 ms and 1 s are chosen:
+	// longer than a pause of a garbage collector, and than a first run.
 	overdueQuantiles = 3
 	overdueLeast     = 100
 	overdueDoubt     = 1000
-	overdueAgain     = 2000
-	onTheWay         = 20
+	// overdueAgain is after how many ms the matcher asks an overdue lane again; chosen.
+	overdueAgain = 2000
+	// A query may take onTheWay ms, beside twice the usual time, to reach its lane after it was
+	// assigned or after its gateway said where it is. Chosen: many times a network's delay, and
+	// a fraction of overdueLeast.
+	onTheWay = 20
 )
 
 // LaneDepth is how many unanswered queries a lane may have, running ones included. Those that run
-// together count as one. It has more than two only if they are short compared with DispatchAhead.
+// together count as one. A lane has more than two only if they are short compared with
+// DispatchAhead. Chosen: with 8, short queries cost 0.6 of the CPU time that they cost with two,
+// because messages carry several of them.
 const LaneDepth = 8
 
 // A laneSpec is what a lane is and which models it holds.
@@ -88,7 +103,14 @@ type laneSpec struct {
 	lanePrice
 }
 
-// A lane as the matcher knows it.
+// A lane is a lane as the matcher knows it.
+//
+// Invariants, between two steps:
+//   - The timer due is set if and only if the lane holds a reservation.
+//   - An overdue lane holds a reservation and was asked at least once what it holds; a lane that is
+//     not overdue has asked = 0.
+//   - counted equals isUsable, and every lane is in exactly one shard.
+//   - Reservations of one run are neighbours in held, and the numbers of the runs ascend.
 type lane struct {
 	m  *Matcher
 	id LaneID
@@ -100,16 +122,14 @@ type lane struct {
 	counted bool      // among the usable lanes
 	idle    spareTime // kept while there are families
 
-	freeAt   float64
-	ends     float64       // its set's
+	freeAt   float64       // ms; when the lane has run all that it holds, as predicted
+	ends     float64       // ms; its set's
 	held     []reservation // attempts sent and not answered, the oldest first
 	draining bool
 	overdue  bool
-	asked    int // how often it was asked what it holds since it is overdue
-	timer    timer
-	// due is when the lane should have answered or is asked again; it is set while the lane holds
-	// something.
-	due timer
+	asked    int   // how often the matcher has asked what it holds since it is overdue
+	timer    timer // when the lane opens without an answer
+	due      timer // when the lane should have answered, or the matcher asks it again
 
 	started int // shard.starts when it last got a query
 
@@ -117,17 +137,20 @@ type lane struct {
 }
 
 // A reservation is an attempt that the lane has not answered.
+//
+// Invariants: claimed and told exclude each other; latency >= 0, and 0 if it is unknown; since is
+// not in the future.
 type reservation struct {
 	query   QueryID
 	family  *family // nil if it is unknown
 	attempt int
-	latency float64 // predicted
-	grace   float64 // how late its answer may be before the lane is overdue
-	since   float64 // when it was assigned, or first reported
-	claimed bool    // reported by the gateway, not by the lane
-	told    bool    // the lane has confirmed it
-	joined  bool    // it was to run together with the one before; latency is what it adds
-	run     uint64  // those that run together have the same number
+	latency float64 // predicted mean, ms; of a reservation that joined a run, what it adds
+	grace   float64 // ms by which the answer may be late before the lane is overdue
+	since   float64 // ms; when the attempt was assigned, or first reported
+	claimed bool    // the gateway has reported the attempt, and the lane has not
+	told    bool    // the lane has confirmed the attempt
+	joined  bool    // it runs together with the reservation before it
+	run     uint64  // the number of its run
 }
 
 // isUsable reports whether l may be given queries, now or later.
@@ -171,7 +194,7 @@ func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 // very likely end before l does; false if t is nil.
 func (l *lane) outlastsRun(t *Table, batch int) bool { return l.lastsFrom(l.start(), t, batch) }
 
-// lastsFrom is lasts of a query that starts there in start ms.
+// lastsFrom is outlastsRun for a query that starts at l in start ms.
 func (l *lane) lastsFrom(start float64, t *Table, batch int) bool {
 	return t != nil && (math.IsInf(l.ends, 1) || l.m.now+start+t.tail[batch] <= l.ends)
 }
@@ -233,8 +256,7 @@ func (l *lane) addReservation(r reservation) {
 	l.held = append(l.held, r)
 }
 
-// noteAnswer notes that l has answered, and that by its own account it has work for the given time
-// left.
+// noteAnswer notes that l has answered, and that l says it has work left for the given time, ms.
 func (l *lane) noteAnswer(remaining float64) {
 	held, grace, end := 0.0, 0.0, 0.0
 	for i := range l.held {
@@ -248,7 +270,7 @@ func (l *lane) noteAnswer(remaining float64) {
 		}
 		end += r.latency
 	}
-	// The account may also leave out a query that has just started there.
+	// The account may also leave out a query that has just started at the lane.
 	l.setFree(max(l.m.now+max(remaining, held-l.m.ahead), end))
 	l.setDue(l.m.now + max(remaining, held) + grace)
 }
@@ -313,19 +335,24 @@ func (u *queue) remove(q *query) {
 }
 
 // A queryClass is the waiting queries of a shard that the same variants may answer; the live ones
-// are in a list, the oldest first. Policies look at a bounded number of queries in a round; by class,
-// so that many of a model whose lanes are busy do not hide those of another, whose lanes idle.
+// are in a list, the oldest first. Policies look at a bounded number of queries of each class in a
+// round. Without classes, many queries of a model whose lanes are busy would hide the queries of
+// another model whose lanes idle.
+//
+// Invariants: live has the live queries of the shard with this class, late counts the late ones,
+// and lateWork is the sum of their lateWork. All queries of a class name the same family, and the
+// same number of its variants may answer them.
 type queryClass struct {
 	family  *family
 	demand  *demand
-	allowed int // how many of its variants
+	allowed int // how many of the family's variants may answer
 	live    list.List[query]
-	next    *query // the next one of [shard.oldestLive], which has come to so many
+	next    *query // scratch of [shard.oldestLive]: the next query, after looked others
 	looked  int
 	// scratch of arrange: its queries' places, or what the pool can do for them, may have changed
 	unsure, moved bool
-	late          int     // how many are late
-	lateWork      float64 // their part of the shard's
+	late          int
+	lateWork      float64 // ms
 	// serving is horizon's as of the round with the number gathered; see [horizon.servingGroups].
 	serving  []int
 	gathered uint64

@@ -2,6 +2,7 @@ package match
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -487,6 +488,10 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("query %v is rejected as %v", d.Query, d.Reason)
 			}
 			delete(lost, d.Query)
+			if q.part && (d.Reason == UnknownModel || d.Reason == BadBatchSize) &&
+				e.Kind == Submitted && e.Query == d.Query { // the others are cancelled
+				r.parts(d.Query.Whole(), func(id QueryID, _ *seenQuery) { r.cancelled(id) })
+			}
 			r.rejected(d.Query)
 			if q.part { // a sibling that was lost is not offered again
 				for p := 1; p <= MostParts; p++ {
@@ -509,6 +514,8 @@ func (r *referee) step(e Event) []Decision {
 	if all, _ := r.m.Waiting(); all != r.waiting() {
 		r.failf("the matcher says that %d queries wait, want %d", all, r.waiting())
 	}
+	r.checkQueries()
+	r.checkLanes()
 	for id, q := range r.m.queries {
 		if !q.waiting {
 			continue
@@ -529,6 +536,119 @@ func (r *referee) step(e Event) []Decision {
 		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)
 	}
 	return decisions
+}
+
+// checkQueries checks the invariants of query, queryClass and shard.
+func (r *referee) checkQueries() {
+	m := r.m
+	for id, q := range m.queries {
+		due := q.deadline
+		if !q.isLate {
+			due = min(due, q.lostAt)
+		}
+		switch {
+		case q.id != id || q.waiting == q.sent:
+			r.failf("query %v: waiting %v, sent %v", id, q.waiting, q.sent)
+		case q.sent && (q.lane == nil || m.lanes[q.lane.id] != q.lane || q.class != nil ||
+			q.queue != nil || q.timer.at >= 0):
+			r.failf("query %v is sent, and is %+v", id, q)
+		case q.sent && q.lane.findReservation(id, q.attempt) < 0:
+			r.failf("query %v is sent to lane %d, which has no reservation", id, q.lane.id)
+		case q.waiting && (q.lane != nil || q.deadline <= m.now || !q.isLate && q.lostAt <= m.now ||
+			(q.timer.at >= 0) != !math.IsInf(due, 1) || q.timer.at >= 0 && q.timer.time != due):
+			r.failf("query %v waits at %v, and is %+v", id, m.now, q)
+		}
+	}
+	waiting := 0
+	for _, s := range append(slices.Clone(m.shards), m.nowhere) {
+		var work [2]float64
+		lateWork, live := 0.0, map[*queryClass]int{}
+		late, lateWorkOf := map[*queryClass]int{}, map[*queryClass]float64{}
+		for q := s.live.First(); q != nil; q = q.inShard.Next() {
+			if m.queries[q.id] != q || q.shard != s || !q.waiting || q.isLate {
+				r.failf("query %v is among the live ones of a shard, and is %+v", q.id, q)
+			}
+			work[q.sizeClass] += q.waitingWork()
+			live[q.class]++
+		}
+		for q := s.late.First(); q != nil; q = q.inShard.Next() {
+			if m.queries[q.id] != q || q.shard != s || !q.waiting || !q.isLate {
+				r.failf("query %v is among the late ones of a shard, and is %+v", q.id, q)
+			}
+			lateWork += q.lateWork
+			late[q.class]++
+			lateWorkOf[q.class] += q.lateWork
+		}
+		waiting += s.live.Len() + s.late.Len()
+		for _, k := range s.classes {
+			if k.live.Len() != live[k] || k.late != late[k] || !near(k.lateWork, lateWorkOf[k]) {
+				r.failf("a class has %d queries, %d late with %v ms; want %d, %d, %v", k.live.Len(),
+					k.late, k.lateWork, live[k], late[k], lateWorkOf[k])
+			}
+			for q := k.live.First(); q != nil; q = q.inClass.Next() {
+				if q.class != k || q.family != k.family || len(q.allowedVariants()) != k.allowed {
+					r.failf("query %v is in the class of others: %+v, %+v", q.id, q, k)
+				}
+			}
+		}
+		if !near(work[0], s.work[0]) || !near(work[1], s.work[1]) || !near(lateWork, s.lateWork) {
+			r.failf("work of %v and %v late waits, the shard has %v and %v", work, lateWork, s.work,
+				s.lateWork)
+		}
+	}
+	for _, q := range m.queries {
+		if q.waiting {
+			waiting--
+		}
+	}
+	if waiting != 0 {
+		r.failf("%d more queries are in lists than wait", waiting)
+	}
+}
+
+// near reports whether two sums of the same numbers in different orders are equal.
+func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6 }
+
+// checkLanes checks the invariants of lane and reservation.
+func (r *referee) checkLanes() {
+	m := r.m
+	if len(m.all) != len(m.lanes) ||
+		!slices.IsSortedFunc(m.all, func(a, b *lane) int { return lessLane(a.id, b.id) }) {
+		r.failf("%d lanes of %d are in order", len(m.all), len(m.lanes))
+	}
+	for id, l := range m.lanes {
+		switch {
+		case l.id != id || l.counted != l.isUsable() || !l.placed ||
+			!slices.Contains(l.shard.lanes, l):
+			r.failf("lane %d is %+v", id, l)
+		case (l.due.at >= 0) != (len(l.held) > 0):
+			r.failf("lane %d holds %v, and should answer: %v", id, l.held, l.due.at >= 0)
+		case l.overdue != (l.asked > 0) || l.overdue && len(l.held) == 0:
+			r.failf("lane %d is overdue: %v, was asked %d times, and holds %v", id, l.overdue,
+				l.asked, l.held)
+		}
+		for i := range l.held {
+			h := &l.held[i]
+			if h.claimed && h.told || h.latency < 0 || h.since > m.now ||
+				i > 0 && h.run < l.held[i-1].run {
+				r.failf("lane %d holds %v", id, l.held)
+			}
+		}
+	}
+	for _, s := range m.shards {
+		usable := 0
+		for _, l := range s.lanes {
+			if l.shard != s || m.lanes[l.id] != l {
+				r.failf("lane %d is in a shard that is not its own", l.id)
+			}
+			if l.isUsable() {
+				usable++
+			}
+		}
+		if usable != s.usable {
+			r.failf("a shard counts %d usable lanes of %d", s.usable, usable)
+		}
+	}
 }
 
 // pick draws a key of a map in a reproducible way.
