@@ -35,6 +35,11 @@ func (m *members) isLoadable(model string) bool {
 	return v != nil && v.loadable
 }
 
+// Loadable reports whether no member that stays holds a model, and the leader may have one load it.
+//
+// Deprecated: a gateway asks [GatewayConfig.Own] by itself. It stays for programs that call it.
+func (g *Gateway) Loadable(model string) bool { return g.members.Load().isLoadable(model) }
+
 // inferAlone has the gateway's own agent run a query. A canary gets its share, as in a fleet.
 func (g *Gateway) inferAlone(ctx context.Context, req *oip.Request, arrival time.Time,
 	known *members) (*oip.Response, error) {

@@ -78,7 +78,7 @@ func (r *Releases) createInStore(ctx context.Context, kept *control.Release) err
 }
 
 func (r *Releases) logUnstored(model string, err error) {
-	r.log.Error("a release holds in this fleet only: it is not written to the model store", "model",
+	r.log.Error("a release holds in this fleet only: the model store cannot be written", "model",
 		model, "error", err, eventKey, "broken")
 }
 
