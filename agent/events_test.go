@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -139,8 +140,8 @@ func TestEventsOfFleet(t *testing.T) {
 				"model=ncf version=1 share=0",
 			one.Name() +
 				" fleet: asked to change the fleet by admin (certificate) from bufconn ",
-			one.Name() + " release: release model=ncf what=promoted current=1 canary=0 share=0 " +
-				"number=1 by=admin (certificate)",
+			one.Name() + " release: release model=ncf what=promoted current=1 canary=0 previous=0 " +
+				"share=0 number=1 by=admin (certificate)",
 			one.Name() +
 				" drain: asked to have another agent drain by admin (certificate) from bufconn " +
 				"agent=" + two.Name(),
@@ -172,8 +173,13 @@ func TestEventsOfFleet(t *testing.T) {
 			}
 		}
 		if log := one.Log.String(); !strings.Contains(log,
-			`msg="asked to unload a model" model=ncf on=all event=unload who="admin (certificate)"`) {
+			`asked to unload ncf on all agents" model=ncf on=all event=unload who="admin (certificate)"`) {
 			f.Errorf("the log does not say who asked:\n%s", log)
+		}
+		for _, e := range one.Events().After(0) { // JSON is what the dashboard and --json show
+			if said := strconv.Quote(e.JSON().Sentence); !strings.Contains(one.Log.String(), "msg="+said) {
+				f.Errorf("the log lacks the sentence %s", said)
+			}
 		}
 		// One that follows has had the same.
 		followed := ""

@@ -86,7 +86,7 @@ func TestWatch(t *testing.T) {
 			f.Error(err)
 		}
 		next("one agent again", 1)
-		if !strings.Contains(a.Log.String(), "agent left") {
+		if !strings.Contains(a.Log.String(), "left the fleet") {
 			f.Errorf("log of the agent that stays: %s", a.Log)
 		}
 	})
@@ -277,8 +277,8 @@ func TestSameHostRestarted(t *testing.T) {
 		f.Kill(b)
 		again := f.StartOn(b.Host)
 		f.Settled(a, again)
-		if log := a.Log.String(); !strings.Contains(log, "agent started anew") ||
-			strings.Contains(log, "is not heard any more") {
+		if log := a.Log.String(); !strings.Contains(log, "event=replaced") ||
+			strings.Contains(log, "event=failed") {
 			f.Errorf("log: %s", log)
 		}
 	})

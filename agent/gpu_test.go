@@ -121,7 +121,7 @@ func TestGPU(t *testing.T) {
 	}
 	a.Stop = func() error { return nil } // it has ended as it should
 	for _, line := range []string{
-		`msg="the GPU is slowed"`, "xid=63", `msg="this agent leaves: its GPU has failed"`, "msg=drained",
+		"is slowed (", "xid=63", "leaves: its GPU", "event=drained",
 	} {
 		if !strings.Contains(a.Log.String(), line) {
 			t.Errorf("the log has no %s:\n%s", line, a.Log)

@@ -61,7 +61,7 @@ func TestSpotNotice(t *testing.T) {
 		}
 		log := spot.Log.String()
 		for _, want := range []string{
-			"the provider takes this machine back", "draining", "drained",
+			"the provider takes the machine of", "event=draining", "event=drained",
 		} {
 			if !strings.Contains(log, want) {
 				f.Errorf("the log lacks %q", want)

@@ -22,12 +22,12 @@ func TestStateDirNotWritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := agenttest.Start(t, config, agenttest.Emulated())
-	for !strings.Contains(a.Log.String(), "msg=ready") {
+	for !strings.Contains(a.Log.String(), "event=ready") {
 		goruntime.Gosched()
 	}
 	for _, want := range []string{
 		"cannot lead: its state directory cannot be written", config.StateDir,
-		"msg=ready may_lead=false",
+		"and never leads\" may_lead=false",
 	} {
 		if log := a.Log.String(); !strings.Contains(log, want) {
 			t.Errorf("no %q in the log", want)

@@ -50,7 +50,7 @@ for i in 1 2 3; do
     MUSTER_GOSSIP=127.0.0.1:0 MUSTER_LOG_FORMAT=json \
     bin/muster agent --config "examples/systemd/agent$i.yaml" 2>"$work/agent$i.log" &
   agents+=($!)
-  until_ok 60 grep -q '"msg":"ready"' "$work/agent$i.log"
+  until_ok 60 grep -q '"event":"ready"' "$work/agent$i.log"
   join=$(field advertised_addr "$work/agent1.log")
 done
 http=$(field http "$work/agent1.log") grpc=$(field grpc "$work/agent1.log")

@@ -93,7 +93,7 @@ echo "== drain"
 kill -"$(setting KillSignal)" "$agent"
 wait "$agent" || { cat "$work/log" >&2; fail "exit status $? after $(setting KillSignal), want 0"; }
 agent=
-grep -q 'msg=drained' "$work/log" || { cat "$work/log" >&2; fail "the agent's log does not say msg=drained"; }
+grep -q 'event=drained' "$work/log" || { cat "$work/log" >&2; fail "the agent's log does not say event=drained"; }
 
 echo "== remove"
 dpkg --purge muster

@@ -193,7 +193,7 @@ func (f *Fleet) UnderLoad(family string, agents ...*Member) (stop func() (int, [
 }
 
 var orderTaken = regexp.MustCompile(
-	`bringing this agent to a layout" layout=(\S+) epoch=(\d+) version=(\d+)`)
+	`changes to layout [^"]*" layout=(\S+) epoch=(\d+) version=(\d+)`)
 
 // Fenced checks that no agent has taken a layout older than its last.
 func (f *Fleet) Fenced(agents ...*Member) {

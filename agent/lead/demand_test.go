@@ -135,7 +135,7 @@ func TestDemandChanges(t *testing.T) {
 					events := slices.DeleteFunc(leader.Events().After(0),
 						func(e *control.Event) bool { return e.Kind != "demand" })
 					if len(events) != 1 ||
-						strings.Count(leader.Log.String(), "demand has changed") != 1 {
+						strings.Count(leader.Log.String(), "event=demand") != 1 {
 						f.Errorf("the leader tells %d events: %v", len(events), events)
 					}
 					if changes, types := series(f, leader, "muster_demand_changes_total"), series(f,

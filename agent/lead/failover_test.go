@@ -90,8 +90,9 @@ func TestLeadersFrozen(t *testing.T) {
 		led := map[string]int{}
 		for _, a := range agents {
 			for line := range strings.Lines(a.Log.String()) {
-				if _, epoch, ok := strings.Cut(line, `msg="leading the fleet" epoch=`); ok {
-					led[strings.TrimSpace(epoch)]++
+				if _, epoch, ok := strings.Cut(line, ` leads the fleet in epoch `); ok {
+					epoch, _, _ = strings.Cut(epoch, `"`)
+					led[epoch]++
 				}
 			}
 		}

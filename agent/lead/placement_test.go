@@ -293,7 +293,7 @@ func TestPlaceCalls(t *testing.T) {
 			f.Errorf("got the commands %+v, want two pauses and two pins", s.Commands)
 		}
 		for _, a := range []*agenttest.Member{fixed, placed} {
-			if !strings.Contains(a.Log.String(), `msg="asked to pause the placement"`) {
+			if !strings.Contains(a.Log.String(), `asked to pause the placement"`) {
 				f.Errorf("%s has not logged who asked to pause", a.Host)
 			}
 		}
@@ -381,7 +381,7 @@ func TestPlacedOnlyHost(t *testing.T) {
 		f.Led(rest...)
 		f.Eventually(5*time.Second, func() string { // before a new leader settles
 			for _, a := range rest {
-				if strings.Contains(a.Log.String(), `to a layout" layout=ncf`) {
+				if strings.Contains(a.Log.String(), ` layout=ncf`) {
 					return ""
 				}
 			}

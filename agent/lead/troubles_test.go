@@ -42,8 +42,7 @@ func TestUndescribed(t *testing.T) {
 			if m := x.Members().Member(names.AgentName(cut.AgentName())); m == nil || len(m.Models) > 0 {
 				f.Errorf("%s lists %v, want the agent without models", x.AgentName(), m)
 			}
-			if n := strings.Count(x.Log.String(),
-				"gossips but does not say what it serves"); n != 1 {
+			if n := strings.Count(x.Log.String(), "event=silent"); n != 1 {
 				f.Errorf("%s says %d times that an agent does not say what it serves, want once",
 					x.AgentName(), n)
 			}
@@ -89,7 +88,7 @@ func TestClockOff(t *testing.T) {
 				if m := x.Members().Member(names.AgentName(off.AgentName())); m == nil || len(m.Models) > 0 {
 					return fmt.Sprintf("%s lists %v, want %s without models", x.AgentName(), m, off.AgentName())
 				}
-				if !strings.Contains(x.Log.String(), "agent gossips but does not say") {
+				if !strings.Contains(x.Log.String(), "does not describe itself") {
 					return string(x.AgentName() + " does not say that it cannot ask")
 				}
 			}

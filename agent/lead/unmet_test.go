@@ -49,7 +49,7 @@ func TestTargetUnmet(t *testing.T) {
 					documented[name])
 			}
 		}
-		if log := leader.Log.String(); strings.Count(log, "a model cannot meet its QoS target") != 1 ||
+		if log := leader.Log.String(); strings.Count(log, "cannot meet its QoS target") != 1 ||
 			!strings.Contains(log, "event=target") {
 			f.Error("the log does not say so, or more than once")
 		}

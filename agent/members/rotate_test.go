@@ -53,7 +53,7 @@ func TestRotate(t *testing.T) {
 		f.Holds(agents, agenttest.NewerKey)
 		for _, a := range agents {
 			for _, bad := range []string{
-				"not heard", "agent left", "unreadable", "taken for dead",
+				"event=failed", "event=left", "unreadable", "taken for dead",
 			} {
 				if strings.Contains(a.Log.String(), bad) {
 					t.Errorf("log of %s has %q", a.AgentName(), bad)

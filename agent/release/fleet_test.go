@@ -313,13 +313,13 @@ func TestFailingCanary(t *testing.T) {
 				f.Fatal(err)
 			}
 			s := resp.GetReleases()[0]
-			if v := s.GetVerdict(); strings.Contains(v, "queries failed, of the current version's 0 of") &&
+			if v := s.GetVerdict(); strings.Contains(v, "queries failed, 0.0 % of the current version's ") &&
 				strings.HasPrefix(v, "undecided") {
 				undecided = v
 			}
 			if why := s.GetRelease().GetWhy(); s.GetState() == "taken back" &&
 				strings.HasPrefix(why, "rolled back by the rule") &&
-				strings.Contains(why, "queries failed, of the current version's 0 of") {
+				strings.Contains(why, "queries failed, 0.0 % of the current version's ") {
 				f.Logf("before: %s; after %d queries: %s", undecided, sent, why)
 				break
 			}

@@ -498,7 +498,7 @@ func (r *Releases) makeRelease(ctx context.Context, term *Term, model string, by
 // reportRelease tells of a release that is made.
 func (r *Releases) reportRelease(what string, x *control.Release) {
 	r.log.Info("release", "model", x.Model, "what", what, "current", x.Current, "canary", x.Canary,
-		"share", x.Share, "number", x.Number, "by", x.By, eventKey, "release")
+		"previous", x.Previous, "share", x.Share, "number", x.Number, "by", x.By, eventKey, "release")
 }
 
 // Compared takes the answers that a gateway has compared since it told of them last.

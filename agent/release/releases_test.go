@@ -225,7 +225,7 @@ func TestUndecided(t *testing.T) {
 		counted.Canary.Classes[0].Answered = 44
 		counted.Current.Classes[0].Answered = 950
 		x.counted.Store(counted)
-		const says = "undecided: 6 of 50 queries failed, of the current version's 0 of 950: "
+		const says = "undecided: 12 % of 50 queries failed, 0.0 % of the current version's 950: "
 		if s := x.after(t, 3*every); s.GetState() != "on trial" ||
 			!strings.HasPrefix(s.GetVerdict(), says) {
 			t.Errorf("got %v, want it undecided", s)

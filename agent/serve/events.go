@@ -21,8 +21,9 @@ import (
 )
 
 // An event is a log line with the attribute [eventKey], whose value is the event's kind. Any
-// package makes an event by logging such a line. The agent keeps its last events in memory,
-// whatever the log level, and returns them to the call Events.
+// package makes an event by logging such a line, with fixed words that have a sentence in
+// [control.Event.Sentence]. The agent keeps its last events in memory, whatever the log level, and
+// returns them to the call Events. Its log has the sentence in place of the fixed words.
 
 const (
 	// eventKey is the log attribute that makes a line an event. Its value, the kind, must be one of
@@ -35,7 +36,7 @@ const (
 )
 
 const (
-	// maxEvents is how many events are kept, and mostOfKind how many of one kind, so that events
+	// maxEvents is how many events are kept, and maxOfKind how many of one kind, so that events
 	// that outsiders can cause, such as refusals, do not displace all others.
 	maxEvents, maxOfKind = 1024, 256
 	// maxEventBytes bounds the text of one event, so that all events take at most 2 MiB.
@@ -116,6 +117,7 @@ func (h *eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
 func (h *eventHandler) Handle(ctx context.Context, line slog.Record) error {
 	if e := eventOf(line, h.attrs); e != nil {
 		h.events.add(e)
+		line.Message = e.Sentence() // as `muster events` and the dashboard say it
 	}
 	if !h.next.Enabled(ctx, line.Level) {
 		return nil
@@ -263,7 +265,7 @@ func (s *Server) FleetEvents(ctx context.Context) []*control.Event {
 	return all
 }
 
-// eventsOf returns the events of another agent, at most mostEvents, so that a faulty agent cannot
+// eventsOf returns the events of another agent, at most maxEvents, so that a faulty agent cannot
 // fill this one's memory.
 func (s *Server) eventsOf(ctx context.Context, name names.AgentName) (events []*control.Event,
 	err error) {

@@ -368,7 +368,7 @@ func TestFamilyNames(t *testing.T) {
 					f.Errorf("it announces %q, want %s and no family", got, c.want)
 				}
 				log := agents[1].Log.String()
-				if strings.Count(log, "a model is not served as its model.yaml says") != 1 ||
+				if strings.Count(log, "is not served as its model.yaml says") != 1 ||
 					!strings.Contains(log, agents[0].Name()) {
 					f.Errorf("log: %s\nwant one warning, and one line that names %s", log, agents[0].Name())
 				}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -80,31 +78,15 @@ Times are by the agent's clock. With --json each line is one event.`,
 }
 
 // printEvent prints an event on one line for people: its time and kind, its agent if agent is set,
-// what happened, its details, and the client that asked for it.
+// and its sentence.
 func printEvent(w io.Writer, e *control.Event, agent bool) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"),
-		terminal.Plain(e.GetKind()))
+	name := ""
 	if agent {
-		fmt.Fprintf(&b, "%s  ", terminal.Plain(e.GetAgent()))
+		name = terminal.Plain(e.GetAgent()) + "  "
 	}
-	b.WriteString(terminal.Plain(e.GetWhat()))
-	for _, d := range e.GetDetails() {
-		value := terminal.Plain(d.GetValue())
-		if value == "" || strings.ContainsAny(value, ` ="`) {
-			value = strconv.Quote(d.GetValue())
-		}
-		fmt.Fprintf(&b, " %s=%s", terminal.Plain(d.GetKey()), value)
-	}
-	if who := terminal.Plain(e.GetWho()); who != "" {
-		fmt.Fprintf(&b, ", by %s", who)
-	} else if e.GetFrom() != "" {
-		b.WriteString(", by an unnamed client")
-	}
-	if from := terminal.Plain(e.GetFrom()); from != "" {
-		fmt.Fprintf(&b, " from %s", from)
-	}
-	_, err := fmt.Fprintln(w, b.String())
+	_, err := fmt.Fprintf(w, "%s  %-9s  %s%s\n",
+		time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"),
+		terminal.Plain(e.GetKind()), name, terminal.Plain(e.Sentence()))
 	return err
 }
 

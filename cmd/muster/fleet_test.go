@@ -230,17 +230,19 @@ func TestFleetCommands(t *testing.T) {
 	const when = `^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  `
 	wantOutput(
 		t, true,
-		when+`unload    asked to unload a model model=ncf on=`+agents[1].name+
-			`, by an unnamed client from 127\.0\.0\.1:\d+$`, "events")
+		when+`unload     an unnamed client at 127\.0\.0\.1:\d+ asked to unload ncf on `+
+			agents[1].name+`$`, "events")
 	wantOutput(
 		t, true,
-		when+`unloaded  `+agents[1].name+
-			`  model serves no more model=ncf version=1 why="unloaded by call"$`, "events",
+		when+`unloaded   `+agents[1].name+
+			`  ncf: version 1 no longer serves: unloaded by call$`, "events",
 		"--fleet")
 	wantOutput(
 		t, true,
 		`^{"time":"[^"]*","agent":"`+last.name+
 			`","sequence":\d+,"kind":"unload","what":"asked to unload a model",`+
+			`"sentence":"an unnamed client at 127\.0\.0\.1:\d+ asked to unload ncf on `+
+			agents[1].name+`",`+
 			`"from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`,
 		"events", "--json")
 
@@ -258,7 +260,7 @@ func TestFleetCommands(t *testing.T) {
 	// Named ones drain, then the one that is asked, at last all that are left.
 	drained := func(p *process) {
 		t.Helper()
-		p.waitForLog(t, "msg=drained")
+		p.waitForLog(t, "event=drained")
 		if err := p.Wait(); err != nil {
 			t.Errorf("%s after a drain: %v", p.name, err)
 		}

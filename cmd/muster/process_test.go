@@ -113,7 +113,7 @@ func startAgent(t testing.TB, models string, settings ...string) *process {
 		t.Fatal("the log does not begin with the agent's addresses")
 	}
 	p.gossip, p.name, p.http, p.grpc, p.metrics = said[1], said[2], said[3], said[4], said[5]
-	p.waitForLog(t, "msg=ready")
+	p.waitForLog(t, "event=ready")
 	return p
 }
 
@@ -203,7 +203,7 @@ func TestAgentProcess(t *testing.T) {
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	p.waitForLog(t, "msg=drained")
+	p.waitForLog(t, "event=drained")
 	if err := p.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
@@ -268,7 +268,7 @@ func TestSecureProcess(t *testing.T) {
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	p.waitForLog(t, "msg=drained")
+	p.waitForLog(t, "event=drained")
 	if err := p.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
@@ -293,7 +293,7 @@ func TestSecondSignal(t *testing.T) {
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	p.waitForLog(t, "msg=draining")
+	p.waitForLog(t, "event=draining")
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

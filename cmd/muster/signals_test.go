@@ -72,8 +72,8 @@ func TestSignalsThatEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, after, found := strings.Cut(string(log),
-				"msg=draining why="+unix.SignalName(tt.signal))
-			if !found || !strings.Contains(after, "msg=drained") ||
+				"why="+unix.SignalName(tt.signal))
+			if !found || !strings.Contains(after, "event=drained") ||
 				!regexp.MustCompile(tt.log).MatchString(before) {
 				t.Errorf("it does not say that it drains for %v: %s", tt.signal, log)
 			}
@@ -100,7 +100,7 @@ func TestSignalsThatDoNotEnd(t *testing.T) {
 	}
 	p.wantServing(t)
 	p.signal(t, syscall.SIGTERM)
-	p.waitForLog(t, "msg=drained")
+	p.waitForLog(t, "event=drained")
 	if err := p.Wait(); err != nil {
 		t.Error(err)
 	}
@@ -148,7 +148,7 @@ func TestHangUpTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.signal(t, syscall.SIGHUP)
-	p.waitForLog(t, "msg=draining")
+	p.waitForLog(t, "event=draining")
 	p.signal(t, syscall.SIGHUP)
 	p.signal(t, syscall.SIGTERM)
 	p.signal(t, syscall.SIGUSR1) // its line is written after the others were handled or were not
@@ -164,7 +164,7 @@ func TestHangUpTwice(t *testing.T) {
 		t.Fatalf("the query that the agent held is lost: %v", err)
 	}
 	resp.Body.Close()
-	p.waitForLog(t, "msg=drained")
+	p.waitForLog(t, "event=drained")
 	_ = p.Wait()
 	if got := p.ProcessState.ExitCode(); got != 129 {
 		t.Errorf("status: got %d (%v), want 129, of the first signal", got, p.ProcessState)
@@ -180,7 +180,7 @@ func TestNoHangUp(t *testing.T) {
 	p.waitForLog(t, "signal=SIGUSR1")
 	p.wantServing(t)
 	p.signal(t, syscall.SIGTERM)
-	p.waitForLog(t, "msg=draining why=SIGTERM")
+	p.waitForLog(t, "why=SIGTERM")
 }
 
 // TestOutputReaderGone: a command whose output nobody reads ends as other tools do: of SIGPIPE, and

@@ -101,7 +101,7 @@ func TestTraces(t *testing.T) {
 			if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			p.waitForLog(t, "msg=drained")
+			p.waitForLog(t, "event=drained")
 			if err := p.Wait(); err != nil {
 				t.Errorf("the agent ended with %v", err)
 			}

@@ -350,7 +350,7 @@ func TestFailingCanary(t *testing.T) {
 	rule.PromoteQueries = 50
 	v := rule.Judge(counted(6, 50, 0, 950), time.Minute)
 	if v.Decision != Wait || !v.Undecided || !strings.HasPrefix(v.Why,
-		"undecided: 6 of 50 queries failed, of the current version's 0 of 950: at most 38 points more, "+
+		"undecided: 12 % of 50 queries failed, 0.0 % of the current version's 950: at most 38 points more, "+
 			"where a promotion needs less than 1 point; it needs about ") {
 		t.Errorf("6 of 50: got %+v", v)
 	}
@@ -366,7 +366,7 @@ func TestFailingCanary(t *testing.T) {
 	}
 	v = rule.Judge(counted(26, 1000, 0, 19000), time.Minute)
 	if v.Decision != RollBack || !strings.HasPrefix(v.Why,
-		"26 of 1000 queries failed, of the current version's 0 of 19000: at least 0.89 points more, "+
+		"2.6 % of 1000 queries failed, 0.0 % of the current version's 19000: at least 0.89 points more, "+
 			"where 0.1 points are tolerated") {
 		t.Errorf("26 of 1000: got %+v", v)
 	}
@@ -462,8 +462,8 @@ func TestTerms(t *testing.T) {
 		{0, time.Hour, 0, Wait, "it is no worse, and promoted by hand"},
 		{time.Minute, time.Second, 0, Wait, "it is no worse, and promoted in 59s"},
 		{time.Minute, time.Minute, 0, Promote,
-			"it was no worse in 1000 of its queries and 1m0s; 0 of " +
-				"1000 queries failed, of the current version's 0 of 9000: at most 0.8"},
+			"it was no worse in 1000 of its queries and 1m0s; 0.0 % of " +
+				"1000 queries failed, 0.0 % of the current version's 9000: at most 0.8"},
 		{0, time.Second, 1200, Wait, "promoted after 200 more of its queries"},
 		{0, time.Second, 1000, Promote, "it was no worse"},
 		{time.Minute, time.Hour, 1200, Wait, "promoted after 200 more"},
@@ -491,7 +491,7 @@ func TestUndecided(t *testing.T) {
 		says string
 	}{
 		{"never asked", &Trial{}, "none of its queries has ended yet"},
-		{"hardly asked", counted(0, 5, 0, 95), "0 of 5 queries failed"},
+		{"hardly asked", counted(0, 5, 0, 95), "0.0 % of 5 queries failed"},
 		{"not compared", uncompared,
 			"0 of 0 compared answers differ: at most 100 points more, where a " +
 				"promotion needs less than 1 point; how many more of its queries it needs is not known yet"},

@@ -314,11 +314,25 @@ func (r *Rule) waitsFor(c *comparison) string {
 
 // countedNoun says what was counted.
 func (c *comparison) countedNoun() string {
-	text := fmt.Sprintf("%.0f of %.0f %s", c.canary.hits, c.canary.draws, c.what)
+	text := fmt.Sprintf("%s of %.0f %s", c.canary, c.canary.draws, c.what)
 	if c.usual.draws > 0 {
-		text += fmt.Sprintf(", of the current version's %.0f of %.0f", c.usual.hits, c.usual.draws)
+		text += fmt.Sprintf(", %s of the current version's %.0f", c.usual, c.usual.draws)
 	}
 	return text
+}
+
+func (s share) String() string {
+	percent := 100 * s.hits / s.draws
+	switch {
+	case s.draws == 0:
+		return "0"
+	case percent >= 9.95:
+		return fmt.Sprintf("%.0f %%", percent)
+	case percent == 0 || percent >= .095:
+		return fmt.Sprintf("%.1f %%", percent)
+	default:
+		return fmt.Sprintf("%.1g %%", percent)
+	}
 }
 
 // atMost says how much above the current version's a share is at most.

@@ -10,8 +10,6 @@ const kinds = {
   slow: ["warning", 60], broken: ["error", 60], returned: ["good", 60], lane: ["warning", 1], demand: ["plan", 1],
   load: ["model", 5], unload: ["quiet", 5], drain: ["quiet", 5], keys: ["model", 5], refused: ["warning", 1], files: ["quiet", 5],
 };
-const told = ["agent", "leader", "epoch", "model", "version", "address", "grpc", "http", "metrics", "model_dir",
-  "advertised_grpc", "may_lead", "took_ms"];
 const newcomer = 10; // seconds after its start in which an agent hears of those who were there before
 
 // about is what an event is about: an agent, a leader's epoch, a version of a model; "": itself.
@@ -41,37 +39,24 @@ export function story(events) {
     const [look, within] = kinds[e.kind] ?? ["other", 0];
     let g = groups.get(key);
     if (!g || e.at - g.last > within) {
-      g = { key: key + " " + e.time, at: e.at, time: e.time, kind: e.kind, look, subject, first: e, by: new Set(), leader: "" };
+      g = { key: key + " " + e.time, at: e.at, time: e.time, kind: e.kind, look, subject, first: e, by: new Set() };
       groups.set(key, g);
       all.push(g);
     }
     g.last = e.at;
     g.by.add(e.agent);
-    if (e.kind === "leader") g.leader ||= e.details.leader ?? (/^leading/.test(e.what) ? e.agent : "");
+    // Who leads says it best, and others who followed at once may have said it first.
+    if (e.kind === "leader" && /^leading/.test(e.what)) g.first = e;
     if (e.kind === "joined") Object.assign(g, { kind: e.kind, first: e });
   }
-  return all.reverse().map((g) => ({ ...g, title: title(g), details: details(g) }));
+  return all.reverse().map((g) => ({ ...g, title: g.first.sentence, details: details(g) }));
 }
 
-function title({ kind, subject, first, leader }) {
-  if (kind === "leader") return leader ? leader + " leads" + (subject ? ", " + subject : "") : first.what;
-  const verb = {
-    started: "started", joined: "joined", ready: "is ready", left: "left", failed: "has failed", draining: "drains",
-    drained: "has drained", loaded: "serves", unloaded: "serves no more", broken: "cannot be loaded",
-    silent: "does not answer", answers: "answers again",
-  }[kind];
-  if (verb && subject) return subject + " " + verb;
-  return (subject ? subject + ": " : "") + (first.what || kind);
-}
-
+// details says which agents an event is of, where its sentence does not.
 function details({ kind, first, by }) {
-  const parts = [];
-  if (["loaded", "unloaded", "slow", "broken", "returned"].includes(kind)) parts.push("on " + (by.size === 1 ? [...by][0] : by.size + " agents"));
-  else if (["failed", "silent", "answers", "left"].includes(kind)) parts.push("seen by " + (by.size === 1 ? [...by][0] : by.size + " agents"));
-  else if (["lane", "demand", "target", "refused", "files"].includes(kind)) parts.push("at " + first.agent);
-  if (first.who) parts.push("by " + first.who + (first.from ? " from " + first.from : ""));
-  for (const [k, v] of Object.entries(first.details)) {
-    if (!told.includes(k) && v !== "" && parts.length < 5) parts.push(k.replaceAll("_", " ") + " " + v);
-  }
-  return parts.join(" · ");
+  const agents = by.size === 1 ? [...by][0] : by.size + " agents";
+  if (["loaded", "unloaded", "slow", "broken", "returned"].includes(kind)) return "on " + agents;
+  if (["failed", "silent", "answers", "left"].includes(kind)) return "seen by " + agents;
+  if (["lane", "demand", "target", "refused", "files"].includes(kind)) return "at " + first.agent;
+  return "";
 }

@@ -272,19 +272,20 @@ export function simulate({
     approximate: true,
     more: ["r5n.large", "c5n.2xlarge", "g4dn.xlarge"].filter((t) => pool[t]).map((t) => ({ type: rename(t), rate: { "r5n.large": 74, "c5n.2xlarge": 103, "g4dn.xlarge": 91 }[t], price: priced ? types[t].price : null })),
   } : { number: 0, reason: "The leader plans when it knows what is asked." };
-  const happened = (ago, kind, what, who, details = {}) => ({
-    time: new Date((start - ago) * 1000).toISOString(), agent: fleet.agents[fleet.leader].name, sequence: 600 - ago, kind, what, who, from: "", details,
+  const leads = fleet.agents[fleet.leader].name;
+  const happened = (ago, kind, what, sentence, details = {}) => ({
+    time: new Date((start - ago) * 1000).toISOString(), agent: leads, sequence: 600 - ago, kind, what, sentence, who: "", from: "", details,
   });
   return {
     session: { agent: fleet.agents[Math.min(1, n - 1)].name, software: "0.9.0", build: "fixture", in: true, name: "", login: false, login_refused: "", may: { events: true, plan: true } },
     hello: { agent: fleet.agents[Math.min(1, n - 1)].name, software: "0.9.0", build: "fixture" },
     fleet, histories, beats, profiles, plan,
     events: events ? { events: [
-      happened(482, "leader", "leading the fleet", "", { epoch: "12" }),
-      happened(338, "failed", "agent failed", "", { agent: rename("r5n-13-9b0c"), address: "10.0.2.19:8001" }),
-      happened(255, "joined", "agent joined", "", { agent: rename("r5n-13-77de"), address: "10.0.2.20:8001" }),
-      happened(130, "loaded", "model ready", "", { model: rename("wnd"), version: "1", took_ms: "210" }),
-      happened(34, "drain", "asked to drain", "admin (certificate)", { agent: fleet.agents[n - 1].name }),
+      happened(482, "leader", "leading the fleet", `${leads} leads the fleet in epoch 12`, { epoch: "12" }),
+      happened(338, "failed", "agent failed", `${rename("r5n-13-9b0c")} at 10.0.2.19:8001 failed: it no longer answers`, { agent: rename("r5n-13-9b0c") }),
+      happened(255, "joined", "agent joined", `${rename("r5n-13-77de")} joined the fleet at 10.0.2.20:8001`, { agent: rename("r5n-13-77de") }),
+      happened(130, "loaded", "model ready", `${rename("wnd")}: version 1 was loaded in 210 ms`, { model: rename("wnd"), version: "1" }),
+      happened(34, "drain", "asked to have another agent drain", `admin (certificate) at 10.0.2.7:50412 asked ${fleet.agents[n - 1].name} to drain`, { agent: fleet.agents[n - 1].name }),
     ] } : { events: [] },
   };
 }

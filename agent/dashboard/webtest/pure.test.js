@@ -399,7 +399,7 @@ test("refusals: 401 asks for a key, 503 waits as long as it says, others are sai
 });
 
 test("what all agents tell is told once", () => {
-  const told = (at, agent, kind, what, details = {}, who = "") => ({ key: at + agent + kind, at, time: new Date(at * 1000).toISOString(), agent, kind, what, details, who, from: "" });
+  const told = (at, agent, kind, what, details = {}, who = "") => ({ key: at + agent + kind, at, time: new Date(at * 1000).toISOString(), agent, kind, what, details, who, from: "", sentence: `${kind} of ${agent}` });
   const all = story([
     told(1, "a", "started", "muster agent", { http: "x" }), told(1.1, "a", "leader", "leading the fleet", { epoch: "1" }),
     told(1.2, "a", "loaded", "model ready", { model: "ncf", version: "1" }),
@@ -409,7 +409,7 @@ test("what all agents tell is told once", () => {
     told(95, "a", "drain", "asked to drain", { agent: "c" }, "admin"), told(99, "a", "of a later version", "something new", { x: "y" }),
     told(200, "a", "failed", "agent failed", { agent: "b" }),
   ].reverse());
-  assert.deepEqual(all.map((e) => e.title), ["b has failed", "something new", "c: asked to drain", "b has failed", "b joined", "ncf/1 serves", "a leads, epoch 1", "a started"]);
-  assert.deepEqual(all.map((e) => e.details), ["seen by a", "x y", "by admin", "seen by 2 agents", "", "on 2 agents", "", ""]);
+  assert.deepEqual(all.map((e) => e.title), ["failed of a", "of a later version of a", "drain of a", "failed of c", "joined of a", "loaded of a", "leader of a", "started of a"], "the server's sentences");
+  assert.deepEqual(all.map((e) => e.details), ["seen by a", "", "", "seen by 2 agents", "", "on 2 agents", "", ""]);
   assert.equal(new Set(all.map((e) => e.key)).size, all.length);
 });

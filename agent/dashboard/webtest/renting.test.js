@@ -21,7 +21,7 @@ describe("a page of a fleet that rents", { skip: missing() || (existsSync(muster
 
   async function field(name) {
     for (let i = 0; i < 600; i++) {
-      const found = new RegExp(name === "ready" ? '"msg":"(ready)"' : `"${name}":"([^"]+)"`).exec(readFileSync(join(dir, "log"), "utf8"));
+      const found = new RegExp(name === "ready" ? '"event":"(ready)"' : `"${name}":"([^"]+)"`).exec(readFileSync(join(dir, "log"), "utf8"));
       if (found) return found[1];
       await sleep(100);
     }

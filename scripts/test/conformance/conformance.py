@@ -213,11 +213,11 @@ class Agent:
             if record is None:
                 self.process.kill()
                 sys.exit("the agent did not become ready:\n" + "".join(self.lines))
-            if record.get("msg") == "muster agent":
+            if record.get("event") == "started":
                 self.http, self.grpc, self.metrics = (
                     record[k] for k in ("http", "grpc", "metrics")
                 )
-            if record.get("msg") == "ready":
+            if record.get("event") == "ready":
                 return
 
     def read(self, messages):

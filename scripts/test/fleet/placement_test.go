@@ -440,7 +440,7 @@ func wants(s *control.FleetStatus) map[string]string {
 }
 
 var orderTaken = regexp.MustCompile(
-	`bringing this agent to a layout.* layout=(\S+) epoch=(\d+) version=(\d+)`)
+	`changes to layout.* layout=(\S+) epoch=(\d+) version=(\d+)`)
 
 // checkFenced wants that no agent has taken a layout that was older than its last.
 func (p *placedRun) checkFenced() error {

@@ -89,7 +89,7 @@ func parseUsage(metrics []byte) (u Usage, err error) {
 // What ReadLogs looks for in the agents' logs.
 var (
 	trouble = regexp.MustCompile(`level=(WARN|ERROR) msg=("(?:[^"\\]|\\.)*"|\S+)`)
-	leading = regexp.MustCompile(`msg="leading the fleet" .*epoch=(\d+)`)
+	leading = regexp.MustCompile(`msg="[^ "]+ leads the fleet in epoch \d+" .*epoch=(\d+)`)
 	named   = regexp.MustCompile(`\S+-[0-9a-f]{8}\b`) // the name of an agent
 	crashed = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*|WARNING: DATA RACE)`)
 )
