@@ -4,7 +4,7 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo reproduce-test race fuzz lint check-onnx conformance examples dashboard-test \
+.PHONY: build test demo reproduce-test race fuzz lint cross check-onnx conformance examples dashboard-test \
 	scenarios chaos moto stores bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
@@ -44,6 +44,10 @@ fuzz:
 # Formatting, vet, staticcheck, shellcheck and ruff, and whether NOTICE is current.
 lint:
 	@scripts/lint.sh
+
+# Whether all commands and their tests compile where agents do not run, and without cgo.
+cross:
+	@go run -trimpath ./scripts/tools/cross ./cmd/muster/... linux/amd64 darwin/arm64 darwin/amd64 windows/amd64
 
 # Generates models and checks them with the ONNX project's checker.
 check-onnx: build

@@ -14,8 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/muster-serve/muster/api/files"
 )
 
 // A fingerprint is a hash of the names, sizes, modification times and inodes of files; it changes
@@ -108,7 +109,7 @@ func (s *scanner) statFile(path string) (fs.FileInfo, error) {
 // readDir returns what is in a folder, by name. Anything else is an error, also a FIFO.
 func (s *scanner) readDir(path string) ([]fs.DirEntry, error) {
 	s.callBefore(path)
-	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	dir, err := files.OpenFolder(path)
 	if err != nil {
 		return nil, err
 	}
@@ -344,10 +345,7 @@ func (s *scanner) hashFile(h hash.Hash, name string, info fs.FileInfo, err error
 	case info.IsDir(): // its modification time does not count; its files do
 		fmt.Fprintf(h, "%q\n", name)
 	default:
-		inode := uint64(0)
-		if s, ok := info.Sys().(*syscall.Stat_t); ok {
-			inode = s.Ino
-		}
-		fmt.Fprintf(h, "%q %d %d %d\n", name, inode, info.Size(), info.ModTime().UnixNano())
+		fmt.Fprintf(h, "%q %d %d %d\n", name, inodeOf(info), info.Size(),
+			info.ModTime().UnixNano())
 	}
 }

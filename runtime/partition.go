@@ -99,6 +99,15 @@ func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 	return m, nil
 }
 
+// threads are those of one run of a model: how many, and on which processors those run that ONNX
+// Runtime starts; all but one, which is the caller's.
+type threads struct {
+	count int
+	cpus  []int // by thread, the caller's first; nil: wherever the system wants
+	// started are the others of a session; nil if it has none.
+	started *startedThreads
+}
+
 // A resizable model can run with other threads than it was loaded for.
 type resizable interface {
 	Model
@@ -209,6 +218,9 @@ type pin struct {
 	failed sync.Once
 }
 
+// A threaded model says how many threads its runs have. One of a partition or an ensemble does not.
+type threaded interface{ threadCount() int }
+
 // worthApart is how long a run takes at least, for each that may run beside it, that is kept on
 // another processor than those: that takes about a hundredth of this time.
 const worthApart = 100 * time.Microsecond
@@ -221,7 +233,7 @@ func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Re
 	if m, ok := model.(*placedModel); ok {
 		model = m.sessionFor(c.Lane())
 	}
-	s, _ := model.(*session)
+	s, _ := model.(threaded)
 	switch {
 	case l.pins != nil:
 		p := l.pins[c.Lane()]
@@ -230,7 +242,7 @@ func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Re
 		} else if p.told != nil {
 			p.failed.Do(func() { p.told(p.lane, err) })
 		}
-	case s != nil && s.threads.count == 1 &&
+	case s != nil && s.threadCount() == 1 &&
 		c.Estimate >= worthApart*time.Duration(l.lanes*l.cores):
 		thread := apart().Enter()
 		defer apart().Leave(thread)

@@ -1,3 +1,5 @@
+//go:build linux && cgo
+
 package runtime
 
 import (
@@ -36,10 +38,6 @@ const firstPiece = 16
 // alignment of output buffers, in bytes: a cache line and the widest vector register.
 const alignment = 64
 
-// largestTensor bounds the bytes of a tensor that this package allocates. An absurd shape then
-// gives an error instead of running the process out of memory.
-const largestTensor = 2 << 30
-
 var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
 	tensor.Bool:   ort.TensorElementDataTypeBool,
 	tensor.Uint8:  ort.TensorElementDataTypeUint8,
@@ -55,15 +53,6 @@ var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
 	tensor.FP32:   ort.TensorElementDataTypeFloat,
 	tensor.FP64:   ort.TensorElementDataTypeDouble,
 	tensor.Bytes:  ort.TensorElementDataTypeString,
-}
-
-// threads are those of one run of a model: how many, and on which processors those run that ONNX
-// Runtime starts; all but one, which is the caller's.
-type threads struct {
-	count int
-	cpus  []int // by thread, the caller's first; nil: wherever the system wants
-	// started are the others of a session; nil if it has none.
-	started *ortapi.Threads
 }
 
 // A session is a model version loaded into ONNX Runtime, shared by all lanes of as many cores.
@@ -157,6 +146,9 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	}
 	return s, nil
 }
+
+// threadCount implements [threaded].
+func (s *session) threadCount() int { return s.threads.count }
 
 // onOneCore implements [divisible].
 func (s *session) onOneCore() Model {
@@ -589,43 +581,6 @@ func (s *session) run(ctx context.Context, inputs []tensor.Tensor, joined [][]te
 		return nil, fmt.Errorf("run %s: %w", s.name, indexError(err))
 	}
 	return &Result{Outputs: r.outputs, Execution: time.Since(start), release: r.recycleRun}, nil
-}
-
-// checkInputs checks that the inputs have the ports' data types and one batch size, and that their
-// data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
-// batch size, which is 1 without a batch.
-func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
-	err error) {
-	if len(inputs) != len(ports) {
-		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))
-	}
-	for i, in := range inputs {
-		want := ports[i]
-		if in.DataType != want.DataType {
-			return 0, fmt.Errorf("input %q is %s, want %s", want.Name, in.DataType, want.DataType)
-		}
-		if len(in.Shape) == 0 {
-			return 0, fmt.Errorf("input %q has no dimensions", want.Name)
-		}
-		n, err := tensor.Elements(in.Shape)
-		if err != nil {
-			return 0, fmt.Errorf("input %q: %w", want.Name, err)
-		}
-		if size := in.DataType.Size(); size > 0 && (len(in.Data)%size != 0 ||
-			len(in.Data)/size != n) {
-			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name,
-				len(in.Data), in.Shape, in.DataType)
-		}
-		if batchless {
-			batch = 1
-		} else if i == 0 {
-			batch = int(in.Shape[0])
-		} else if int(in.Shape[0]) != batch {
-			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name,
-				in.Shape[0], ports[0].Name, batch)
-		}
-	}
-	return batch, nil
 }
 
 // A run holds the memory of one query, from its start until its outputs are released. Runs are

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/muster-serve/muster/api/files"
@@ -36,7 +35,7 @@ const maxSums = 1024
 type fileID struct {
 	device, inode     uint64
 	size              int64
-	modified, changed syscall.Timespec
+	modified, changed int64 // ns since 1970
 }
 
 // sumPiece is how many bytes are hashed between two pauses: in some 0.2 ms, which a query may have
@@ -93,15 +92,6 @@ func (c *fileSums) sumOf(ctx context.Context, f *os.File, info fs.FileInfo, rest
 	}
 	c.known[id] = sum
 	return sum, nil
-}
-
-// identify returns a file's identity, or false if the system does not provide one.
-func identify(info fs.FileInfo) (fileID, bool) {
-	s, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fileID{}, false
-	}
-	return fileID{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}, true
 }
 
 // versionChecksum returns a checksum of the names and contents of a version's files, by which the

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"runtime"
 )
 
 // A Config says how a server authenticates itself and its callers. The zero value means no
@@ -98,13 +99,13 @@ func Loopback(address string) bool {
 }
 
 // ReadSecret reads a file, and returns an error if other users of the machine may read it. what
-// names the file's content in errors.
+// names the file's content in errors. On Windows, whose files have no mode, it does not look.
 func ReadSecret(what, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	if mode := info.Mode().Perm(); mode&0o007 != 0 {
+	if mode := info.Mode().Perm(); mode&0o007 != 0 && runtime.GOOS != "windows" {
 		return nil, fmt.Errorf(
 			"%s: %s has mode %04o, want 0600, or 0640 for a group: others must not read it", what,
 			path, mode)

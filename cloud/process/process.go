@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,6 +64,9 @@ type Provider struct{ config Config }
 
 // New returns a provider of the fleet, and makes its directory.
 func New(config Config) (*Provider, error) {
+	if runtime.GOOS != "linux" {
+		return nil, fmt.Errorf("instances that are processes need Linux; this is %s", runtime.GOOS)
+	}
 	if err := os.MkdirAll(config.Dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -164,7 +168,7 @@ func (p *Provider) refreshRecord(r *record) error {
 	switch {
 	case r.isAlive():
 		if !r.Returned.IsZero() && time.Since(r.Returned) > patience {
-			_ = syscall.Kill(-r.PID, syscall.SIGKILL)
+			_ = signalGroup(r.PID, syscall.SIGKILL)
 		}
 		return nil
 	case r.PID == 0 && time.Since(r.Launched) < claimed:
@@ -295,7 +299,7 @@ func (p *Provider) start(r *record, slot rent.Slot) error {
 	defer log.Close()
 	cmd := exec.Command("/bin/sh", arguments...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = ownGroup()
 	release, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -323,7 +327,7 @@ func (p *Provider) Return(_ context.Context, ids ...string) error {
 		if r.Ended.IsZero() && r.Returned.IsZero() {
 			r.Returned = time.Now()
 			if r.isAlive() {
-				_ = syscall.Kill(-r.PID, syscall.SIGTERM) // it may have ended
+				_ = signalGroup(r.PID, syscall.SIGTERM) // it may have ended
 			}
 		}
 	})
@@ -377,7 +381,7 @@ func Signal(dir, id string, signal syscall.Signal) error {
 	if !r.isAlive() {
 		return fmt.Errorf("%s does not run", id)
 	}
-	return syscall.Kill(-r.PID, signal)
+	return signalGroup(r.PID, signal)
 }
 
 // KillAll ends all instances whose files are in dir.

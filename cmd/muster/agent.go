@@ -38,6 +38,9 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
   MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkSystem(runtime.GOOS); err != nil {
+				return err
+			}
 			if err := settings.validate(); err != nil {
 				return misuse.Of(err)
 			}
@@ -78,6 +81,15 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 	}
 	settings.add(cmd.Flags())
 	return cmd
+}
+
+// checkSystem returns an error if agents do not run on an operating system.
+func checkSystem(goos string) error {
+	if goos == "linux" {
+		return nil
+	}
+	return fmt.Errorf("an agent needs Linux; this is %s, where the commands work that need no "+
+		"agent of their own: infer, bench, status, top, plan, sim, ...", goos)
 }
 
 // threads returns how many of an agent's threads may run Go at once.

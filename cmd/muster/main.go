@@ -13,9 +13,12 @@ package main
 import (
 	"context"
 	"os"
+
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 func main() {
+	terminal.EnableEscapes()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go handleFinish(notifyFinish(), os.Stderr, cancel)
 	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil {

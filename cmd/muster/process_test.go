@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -360,6 +362,31 @@ func TestHungCommand(t *testing.T) {
 		}
 		if err := writer.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestCertsOnFullDisk: where a file cannot be written, nothing is left of it.
+func TestCertsOnFullDisk(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if _, _, err := execute(t, "certs", "init", "--dir", "ca"); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"certs init --dir new", "certs issue client ads --dir ca --out new",
+	} {
+		cmd := exec.Command("sh", "-c", "ulimit -f 0; exec \"$0\" "+args, self)
+		cmd.Env = append(os.Environ(), mainVariable+"=1")
+		if out, err := cmd.CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), "file too large; nothing was written to new/") {
+			t.Errorf("%s: got %v %s", args, err, out)
+		}
+		if left, err := os.ReadDir("new"); err != nil || len(left) > 0 {
+			t.Errorf("%s left %v, %v", args, left, err)
 		}
 	}
 }

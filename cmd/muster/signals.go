@@ -8,8 +8,6 @@ import (
 	"os/signal"
 	"runtime/pprof"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // What the signals do that could end a process:
@@ -56,7 +54,7 @@ func handleFinish(signals <-chan os.Signal, stderr io.Writer, cancel context.Can
 // signalError is why main ended a command's context.
 type signalError struct{ signal syscall.Signal }
 
-func (s signalError) Error() string { return unix.SignalName(s.signal) }
+func (s signalError) Error() string { return signalName(s.signal) }
 
 // exitStatus is the exit status of a command that the signal ended before its work was done.
 func (s signalError) exitStatus() int { return 128 + int(s.signal) }
@@ -65,13 +63,6 @@ func (s signalError) exitStatus() int { return 128 + int(s.signal) }
 // a service sends SIGHUP or SIGQUIT. So the agent's status is not 0, and systemd starts it again.
 func (s signalError) mustRestart() bool {
 	return s.signal == syscall.SIGHUP || s.signal == syscall.SIGQUIT
-}
-
-// logged are the signals that an agent ignores and logs: people send some of them to daemons, and
-// the kernel the others. SIGXFSZ is not among them, because a log line could cause the next one.
-var logged = []os.Signal{
-	syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGVTALRM, syscall.SIGXCPU,
-	syscall.SIGIO, syscall.SIGPWR,
 }
 
 // serveOnWithoutReaders makes the process survive the loss of the readers of its standard output
@@ -89,7 +80,7 @@ func serveOnWithoutReaders(log *slog.Logger) (stop func()) {
 		defer close(done)
 		for s := range signals {
 			log.Info("signal ignored; SIGTERM drains the agent",
-				"signal", unix.SignalName(s.(syscall.Signal)))
+				"signal", signalName(s.(syscall.Signal)))
 		}
 	}()
 	return func() {

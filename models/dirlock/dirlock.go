@@ -8,8 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxPID bounds what is read of a lock file, in bytes: a process id and a line's end.
@@ -30,6 +28,9 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("%s is locked by process %d", e.File, e.PID)
 }
 
+// errHeld is lock's error if another process has locked the file.
+var errHeld = errors.New("locked by another process")
+
 // Lock locks the file at path, which it makes if there is none, and writes this process's id to it.
 // It does not wait. If another process has locked the file, the error is a *[HeldError]. On a file
 // system without locks it keeps nobody out and is no error. The caller closes the file, which
@@ -39,11 +40,11 @@ func Lock(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
-	case nil:
-	case unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOLCK:
+	switch err = lock(f); {
+	case err == nil:
+	case errors.Is(err, errors.ErrUnsupported):
 		return f, nil
-	case unix.EWOULDBLOCK:
+	case errors.Is(err, errHeld):
 		return nil, errors.Join(&HeldError{path, holder(f)}, f.Close())
 	default:
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,8 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/models/dirlock"
@@ -105,15 +103,13 @@ func (c *Cache) setBound() error {
 // diskUsage are the bytes of the file system in all, and those that are free. A file system that
 // does not say how large it is has no bound.
 func (c *Cache) diskUsage() (bytes struct{ total, free int64 }, err error) {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(c.pathOf(), &stat); err != nil {
+	bytes.total, bytes.free, err = diskSpace(c.pathOf())
+	if err != nil {
 		return bytes, &fs.PathError{Op: "statfs", Path: c.pathOf(), Err: err}
 	}
-	if bytes.total = int64(stat.Blocks) * stat.Bsize; bytes.total <= 0 {
+	if bytes.total <= 0 {
 		bytes.total, bytes.free = math.MaxInt64, math.MaxInt64
-		return bytes, nil
 	}
-	bytes.free = int64(stat.Bavail) * stat.Bsize
 	return bytes, nil
 }
 
@@ -415,7 +411,15 @@ func (c *Cache) pinFiles(files []File) (unpin func()) {
 type idle struct {
 	path  string
 	bytes int64
-	left  syscall.Timespec
+	left  time.Time
+}
+
+// A fileStat is what a file system keeps of a file beside its size.
+type fileStat struct {
+	bytes int64 // that it takes on the disk, without holes
+	links uint64
+	// changed is when its inode changed, as it does with its links: when a folder let go of it.
+	changed time.Time
 }
 
 // usage is what the files of a cache take.
@@ -437,29 +441,26 @@ func (c *Cache) measureUsage(wanted map[string]bool) (u usage, err error) {
 			if err != nil {
 				continue // it was removed meanwhile
 			}
-			stat, ok := info.Sys().(*syscall.Stat_t)
+			path, size := c.pathOf(folder, e.Name()), info.Size()
+			stat, ok := readFileStat(path, info)
 			if !ok {
 				continue
 			}
-			size := info.Size()
 			sum := e.Name()[:min(len(e.Name()), 64)]
 			if folder == partsFolder {
-				size = stat.Blocks * 512 // what has not come takes nothing
+				size = stat.bytes // what has not come takes nothing
 				if wanted[sum] {
 					u.begun += size
 					continue
 				}
 			}
 			u.held += size
-			if stat.Nlink == 1 && !wanted[sum] {
-				// The change of an inode is that of its links, when a folder let go of it.
-				u.unused = append(u.unused, idle{c.pathOf(folder, e.Name()), size, stat.Ctim})
+			if stat.links == 1 && !wanted[sum] {
+				u.unused = append(u.unused, idle{path, size, stat.changed})
 			}
 		}
 	}
-	slices.SortFunc(u.unused, func(a, b idle) int {
-		return cmp.Or(cmp.Compare(a.left.Sec, b.left.Sec), cmp.Compare(a.left.Nsec, b.left.Nsec))
-	})
+	slices.SortFunc(u.unused, func(a, b idle) int { return a.left.Compare(b.left) })
 	return u, nil
 }
 

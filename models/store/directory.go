@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/muster-serve/muster/api/files"
@@ -112,7 +111,7 @@ const (
 // openFolder opens a folder to read its names, and nothing else that may have its path.
 func (d *directory) openFolder(ctx context.Context, path string) (*os.File, error) {
 	return files.Do(ctx, d.calls, func() (*os.File, error) {
-		return os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+		return files.OpenFolder(path)
 	}, closeFile)
 }
 

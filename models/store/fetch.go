@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/muster-serve/muster/api/files"
 )
@@ -230,7 +229,7 @@ func (p *parts) close() error { return errors.Join(p.data.Close(), p.have.Close(
 // not all is to be written when the file is whole.
 func (p *parts) put(i int) error {
 	offset, length, _ := p.file.partRange(i)
-	_ = unix.SyncFileRange(int(p.data.Fd()), offset, length, unix.SYNC_FILE_RANGE_WRITE)
+	beginWriting(p.data, offset, length)
 	if _, err := p.have.WriteAt([]byte{1}, int64(i)); err != nil {
 		return err
 	}
@@ -776,8 +775,7 @@ func (c *Cache) freeMissing(sum string) error {
 			continue
 		}
 		// A file system without holes frees the end alone.
-		_ = unix.Fallocate(int(data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
-			int64(i)*partBytes, partBytes)
+		freeRange(data, int64(i)*partBytes, partBytes)
 	}
 	info, err := data.Stat()
 	if err != nil {

@@ -1,3 +1,5 @@
+//go:build linux && cgo
+
 package gpu
 
 /*
@@ -36,9 +38,6 @@ var (
 // minDriver is the oldest driver, by its branch, that runs what was built for a major version of
 // CUDA, as NVIDIA's page "CUDA Compatibility" lists it.
 var minDriver = map[int]int{11: 450, 12: 525, 13: 580}
-
-// ErrNoDriver is wrapped if the machine has no NVIDIA driver.
-var ErrNoDriver = errors.New("no NVIDIA driver")
 
 // A driver is libcuda.so.1, loaded.
 type driver struct{ library unsafe.Pointer }

@@ -1,3 +1,5 @@
+//go:build linux && cgo
+
 package gpu
 
 import (
@@ -9,49 +11,20 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A Card is the GPU, or the MIG slice of one, that this process uses. Its methods may be called
-// concurrently.
-type Card struct {
-	// UUID is NVIDIA's name of it, GPU-... or MIG-...; "" if the card cannot be watched.
-	UUID string
-	// Name is the product's. Index is the card's place in the machine, by PCI bus, of a slice that
-	// of its card.
-	Name  string
-	Index int
-	// Driver is the driver's version; "" if it is not known.
-	Driver string
-	// Memory is the bytes of memory that the card or the slice has.
-	Memory uint64
-	// Others is how many more cards and slices the machine has.
-	Others int
-	// Unwatched is why the card is used and not watched; nil: it can be watched.
-	Unwatched error
-
+// handles are what NVML knows a card by.
+type handles struct {
 	device nvml.Device
 	// parent is the card of a slice, else device; instance is the slice's number on it, or whole.
 	parent   nvml.Device
 	instance uint32
-	broken   atomic.Pointer[error] // of Fail; nil: it was not called
 }
 
-// Fail has Watch end with err, as if the driver had told of a fault: whoever uses the card has
-// found that this process can do so no more. Only the first call counts.
-func (c *Card) Fail(err error) { c.broken.CompareAndSwap(nil, &err) }
-
-// whole as a Card's instance says that it is no slice; NVML's events say so too.
+// whole as the instance says that a card is no slice; NVML's events say so too.
 const whole = ^uint32(0)
-
-func (c *Card) String() string {
-	if c.UUID == "" {
-		return "GPU"
-	}
-	return fmt.Sprintf("GPU %d (%s, %s)", c.Index, c.Name, c.UUID)
-}
 
 // management is NVML, initialized once in a process and then for its life.
 var management struct {
@@ -227,7 +200,7 @@ func list(api nvml.Interface) ([]*Card, error) {
 
 // newCard describes a card or a slice; nil if it does not answer.
 func newCard(device, parent nvml.Device, index int) *Card {
-	c := &Card{Index: index, device: device, parent: parent, instance: whole}
+	c := &Card{Index: index, handles: handles{device: device, parent: parent, instance: whole}}
 	var ret nvml.Return
 	if c.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
 		return nil

@@ -1,3 +1,5 @@
+//go:build linux && cgo
+
 package gpu
 
 import (
@@ -8,38 +10,6 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
-
-// A Status is what is known of a card at one moment. Of a slice the memory is its own, and the rest
-// that of its card.
-type Status struct {
-	Memory, Used uint64 // bytes
-	// Utilization is the share of time in which the card computed, in [0, 1]. It, Temperature and
-	// Power are -1 if the card does not say.
-	Utilization float64
-	Temperature int     // degrees Celsius
-	Power       float64 // W
-	// Slowed lists, of SlowedBy, why the card's clocks are lower than they could be.
-	Slowed []string
-	// Corrected and Uncorrected are how many errors of its memory the card has counted since the
-	// driver was loaded; 0 of a card without ECC.
-	Corrected, Uncorrected uint64
-	// Xids is how many faults the driver has told of since the watch began, and Xid the number of
-	// the last; 0: there was none.
-	Xids, Xid uint64
-	// Failed is why this process can use the card no more; nil: it can.
-	Failed error
-}
-
-// What slows a card down. PowerCap is usual under load; the others are not.
-const (
-	PowerCap   = "power_cap"   // the card draws what it may
-	Heat       = "heat"        // the card is too hot
-	PowerBrake = "power_brake" // the machine tells it to draw less
-	Hardware   = "hardware"    // the card has another reason
-)
-
-// SlowedBy lists the values of Status.Slowed.
-func SlowedBy() []string { return []string{PowerCap, Heat, PowerBrake, Hardware} }
 
 // slowedBy reads NVML's mask.
 func slowedBy(mask uint64) (why []string) {

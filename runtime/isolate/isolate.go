@@ -43,16 +43,6 @@ type Isolator interface {
 	Close() error
 }
 
-// Open returns this machine's Isolator. Where the cache cannot be divided, the reason is in its
-// Limits, and Apply refuses groups with Ways. Groups that earlier processes have left are removed.
-func Open() Isolator {
-	r, err := openResctrl(realFiles(resctrlRoot), alive)
-	if err != nil {
-		return undividedCache{err.Error()}
-	}
-	return r
-}
-
 // undividedCache is the Isolator of a machine whose cache cannot be divided.
 type undividedCache struct{ why string }
 

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/muster-serve/muster/runtime/cgroup"
 )
 
@@ -60,11 +58,11 @@ func coresOf(processors int, quota float64) (cores int, why string) {
 // Read returns the topology of this machine. It reads /sys and /proc; processors that are offline,
 // or that the process's affinity or cpuset excludes, are left out.
 func Read() (*Topology, error) {
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return nil, fmt.Errorf("read the process's processors: %w", err)
+	allowed, err := readAllowed()
+	if err != nil {
+		return nil, err
 	}
-	return read(os.DirFS("/"), allowed.IsSet)
+	return read(os.DirFS("/"), allowed)
 }
 
 func read(root fs.FS, allowed func(cpu int) bool) (*Topology, error) {

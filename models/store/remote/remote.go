@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,7 +48,7 @@ func parse(address string) (*url.URL, error) {
 			return nil, fmt.Errorf("%q names no bucket; %s", address, want)
 		}
 	case "file":
-		if u.Host != "" || !filepath.IsAbs(u.Path) {
+		if u.Host != "" || !filepath.IsAbs(filePath(u)) {
 			return nil, fmt.Errorf("%q, expected file:///PATH", address)
 		}
 	case "oci":
@@ -64,6 +65,15 @@ func parse(address string) (*url.URL, error) {
 	return u, nil
 }
 
+// filePath is the path that a file's URL names: file:///C:/models names C:\models on Windows.
+func filePath(u *url.URL) string {
+	path := u.Path
+	if runtime.GOOS == "windows" {
+		path = strings.TrimPrefix(path, "/")
+	}
+	return filepath.FromSlash(path)
+}
+
 // Open opens the store at a URL, such as s3://bucket/prefix. An unknown parameter behind "?" is an
 // error that names those there are, such as region, endpoint and use_path_style for S3.
 func Open(ctx context.Context, address string) (*store.Store, error) {
@@ -74,7 +84,7 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	name := u.Scheme + "://" + u.Host + u.Path
 	switch u.Scheme {
 	case "file":
-		return store.New(store.Directory(u.Path), name), nil
+		return store.New(store.Directory(filePath(u)), name), nil
 	case "oci":
 		b, err := oci.Open(u, boundedReader(http.DefaultTransport.RoundTrip))
 		if err != nil {

@@ -1,3 +1,5 @@
+//go:build linux && cgo
+
 package profilecmd
 
 import (
@@ -17,9 +19,6 @@ import (
 
 // apart is the round trip from which on two processors do not share a cache.
 const apart = 200 * time.Nanosecond
-
-// longestWait is how long a whole command waits for processors that are apart.
-const longestWait = 5 * time.Minute
 
 // nap is between two looks at processors that are apart. All workers sleep meanwhile.
 const nap = 20 * time.Millisecond

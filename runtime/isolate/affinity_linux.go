@@ -85,3 +85,12 @@ func (p *Pin) Leave() {
 	}
 	runtime.UnlockOSThread()
 }
+
+// readAllowed returns which processors the kernel lets this process use.
+func readAllowed() (func(cpu int) bool, error) {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return nil, fmt.Errorf("read the process's processors: %w", err)
+	}
+	return allowed.IsSet, nil
+}

@@ -16,6 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Open returns this machine's Isolator. Where the cache cannot be divided, the reason is in its
+// Limits, and Apply refuses groups with Ways. Groups that earlier processes have left are removed.
+func Open() Isolator {
+	r, err := openResctrl(realFiles(resctrlRoot), alive)
+	if err != nil {
+		return undividedCache{err.Error()}
+	}
+	return r
+}
+
 // resctrlRoot is where resctrl is mounted.
 const resctrlRoot = "/sys/fs/resctrl"
 

@@ -1,0 +1,15 @@
+package worker
+
+import (
+	"io/fs"
+	"syscall"
+)
+
+// identify returns a file's identity, or false if the system does not provide one.
+func identify(info fs.FileInfo) (fileID, bool) {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fileID{}, false
+	}
+	return fileID{uint64(s.Dev), s.Ino, s.Size, s.Mtim.Nano(), s.Ctim.Nano()}, true
+}

@@ -1,0 +1,6 @@
+//go:build !windows
+
+package terminal
+
+// EnableEscapes does nothing: terminals understand escapes.
+func EnableEscapes() {}

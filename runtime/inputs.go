@@ -1,0 +1,49 @@
+package runtime
+
+import (
+	"fmt"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// largestTensor bounds the bytes of a tensor that this package allocates. An absurd shape then
+// gives an error instead of running the process out of memory.
+const largestTensor = 2 << 30
+
+// checkInputs checks that the inputs have the ports' data types and one batch size, and that their
+// data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
+// batch size, which is 1 without a batch.
+func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
+	err error) {
+	if len(inputs) != len(ports) {
+		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))
+	}
+	for i, in := range inputs {
+		want := ports[i]
+		if in.DataType != want.DataType {
+			return 0, fmt.Errorf("input %q is %s, want %s", want.Name, in.DataType, want.DataType)
+		}
+		if len(in.Shape) == 0 {
+			return 0, fmt.Errorf("input %q has no dimensions", want.Name)
+		}
+		n, err := tensor.Elements(in.Shape)
+		if err != nil {
+			return 0, fmt.Errorf("input %q: %w", want.Name, err)
+		}
+		if size := in.DataType.Size(); size > 0 && (len(in.Data)%size != 0 ||
+			len(in.Data)/size != n) {
+			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name,
+				len(in.Data), in.Shape, in.DataType)
+		}
+		if batchless {
+			batch = 1
+		} else if i == 0 {
+			batch = int(in.Shape[0])
+		} else if int(in.Shape[0]) != batch {
+			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name,
+				in.Shape[0], ports[0].Name, batch)
+		}
+	}
+	return batch, nil
+}
