@@ -238,7 +238,7 @@ func TrialSize(batchSize int) int {
 }
 
 // maxFailures bounds the kinds of failures that a gateway remembers until it has a leader to tell
-// of them, mostTold those of one message: an agent accepts messages of 64 KiB.
+// of them, maxTold those of one message: an agent accepts messages of 64 KiB.
 const maxFailures, maxTold = 1 << 8, 1 << 5
 
 // hasNews reports whether the leader is to be told of more than queries. The caller holds the lock.

@@ -545,7 +545,7 @@ type SizeFactor struct {
 	Factor, Error float64
 }
 
-// minSizeErrors and leastSizeFactor are the least departure of a size factor from 1, in standard
+// minSizeErrors and minSizeFactor are the least departure of a size factor from 1, in standard
 // errors and by itself, with which those of an agent are told: with less it is chance, since many
 // are looked at, or does not matter.
 const minSizeErrors, minSizeFactor = 4, 0.05

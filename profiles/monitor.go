@@ -56,7 +56,7 @@ type arrival struct {
 const (
 	monitorWindow = 10_000
 	// A reference is taken of at least so many queries, but after a change of those of settleTime,
-	// if they are leastSettled.
+	// if they are minSettled.
 	minReference = 1_000
 	settleTime   = 30 * time.Second
 	minSettled   = 100

@@ -78,7 +78,7 @@ func TestKernels(t *testing.T) {
 					t.Errorf("without kernels: logged %s", silent)
 				}
 				used := strings.Contains(log.String(), "lookups use operators of Muster")
-				if used != (name != "dien" && name != "ncf") { // see leastJoined
+				if used != (name != "dien" && name != "ncf") { // see minJoined
 					t.Errorf("with kernels: logged %s", log)
 				}
 			}

@@ -98,7 +98,7 @@ var DienDir = sync.OnceValues(func() (string, error) {
 	})
 })
 
-// CopyNCF copies ncfDir's model into a model directory under a name, with its settings changed.
+// CopyNCF copies the NCF model into a model directory under a name, with its settings changed.
 func CopyNCF(dir, name string, change func(settings []byte) []byte) error {
 	ncf, err := NCFDir()
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 const (
 	// quiet is how long no beat of a leader comes before the hub makes beats of what gossip knows.
 	quiet = 2500 * time.Millisecond
-	// maxEvents is how many events of the fleet are kept, mostToldEvents how many
+	// maxEvents is how many events of the fleet are kept, maxToldEvents how many
 	// go with one beat.
 	maxEvents, maxToldEvents = 1000, 200
 	// maxUnread is how many messages may wait for a watcher before it is cut off. A viewer that

@@ -27,7 +27,7 @@ import (
 // for.
 const maxUnread = 1 << 16
 
-// maxTracestate and mostTraceparent are the longest trace context headers, in bytes, that the
+// maxTracestate and maxTraceparent are the longest trace context headers, in bytes, that the
 // leader keeps with a query; it drops longer ones. W3C Trace Context allows that for a tracestate
 // of more than 512 bytes.
 const maxTracestate, maxTraceparent = 512, 64

@@ -28,8 +28,8 @@ const (
 	// because the election repeats its messages.
 	maxElections = 32
 	// maxListBytes bounds the bytes of releases and of profiles in one message, unless a single one
-	// is larger; the rest go in the next messages. With a placement's mostMemory it is well below
-	// serve's leastLimit, which every agent accepts.
+	// is larger; the rest go in the next messages. With a placement's maxMemory it is well below
+	// serve's minLimit, which every agent accepts.
 	maxListBytes = 256 << 10
 	// maxPriceBytes bounds those of prices, which a member takes as all that there are: types
 	// beyond them have none. It is enough for a thousand types.
@@ -232,8 +232,8 @@ func (k *link) takeMessage() *control.LeaderMessage {
 	return m
 }
 
-// keepForNext moves the profiles and releases beyond mostListBytes from m to the next message, and
-// leaves prices out beyond mostPriceBytes.
+// keepForNext moves the profiles and releases beyond maxListBytes from m to the next message, and
+// leaves prices out beyond maxPriceBytes.
 func (k *link) keepForNext(m *control.LeaderMessage) {
 	m.Prices, _ = cut(m.Prices, maxPriceBytes)
 	var profiles []*control.Profile

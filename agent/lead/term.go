@@ -383,7 +383,7 @@ func (t *term) handleDecision(a *leader.Action) {
 	}
 }
 
-// pricesOf converts prices. If they are more than mostPriceBytes, it leaves the classes out:
+// pricesOf converts prices. If they are more than maxPriceBytes, it leaves the classes out:
 // members and gateways then go by the prices of the types.
 func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 	size := 0

@@ -27,7 +27,7 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// askBy sends a query with testHeaders.
+// askBy sends a query with the test headers.
 func askBy(a *agenttest.Member, protocol string) {
 	f := a.Fleet
 	f.Helper()

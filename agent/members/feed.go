@@ -32,7 +32,7 @@ type feed struct {
 	mu       sync.Mutex
 	watchers int // how many streams watch; with none, nothing is encoded
 	changes  control.Changes
-	// The last changes, encoded, at most mostSteps, oldest first. The last of them leads to
+	// The last changes, encoded, at most maxSteps, oldest first. The last of them leads to
 	// changes.Revision().
 	steps []oip.Encoded
 	whole oip.Encoded // the view of that revision, encoded when first needed

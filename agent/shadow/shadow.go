@@ -28,7 +28,7 @@ import (
 const (
 	// perSecond bounds the shadows that an agent sends.
 	perSecond = 20
-	// maxAtOnce bounds those under way, and mostBytes the inputs of each.
+	// maxAtOnce bounds those under way, and maxBytes the inputs of each.
 	maxAtOnce, maxBytes = 4, 4 << 20
 	// patience is how long a shadow may take.
 	patience = 2 * time.Second

@@ -32,7 +32,7 @@ type followedLink struct {
 
 	mu       sync.Mutex
 	unsaid   *control.WorkerMessage // the next message to send; nil: nothing
-	overflow bool                   // there were more than mostUnsaid ends of attempts
+	overflow bool                   // there were more than maxUnsaid ends of attempts
 	// The prices, profiles, dispatch-ahead time, plan, layout and placement from the other end,
 	// until this agent follows it and takes them, and its orders; nil: nothing new.
 	news *control.LeaderMessage

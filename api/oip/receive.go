@@ -81,7 +81,7 @@ func (c *Charge) Only(n int64) {
 	c.held = n
 }
 
-// A compressed message may grow to mostInflation times its size, and to freeInflation bytes in any
+// A compressed message may grow to maxInflation times its size, and to freeInflation bytes in any
 // case. gzip's own limit is 1032 times, for a repeated byte; usual contents grow tenfold.
 const (
 	maxInflation  = 100

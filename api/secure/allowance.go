@@ -118,7 +118,7 @@ const (
 // meters count the use of clients with limits. The methods may be called concurrently.
 type meters struct {
 	mu    sync.Mutex
-	of    map[string]*meter // by client; "" is shared by clients beyond mostMeters
+	of    map[string]*meter // by client; "" is shared by clients beyond maxMeters
 	swept time.Time
 }
 

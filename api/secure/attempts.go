@@ -14,7 +14,7 @@ import (
 // Wrong API keys are limited wherever they are shown: by gRPC, by REST and in a login. A
 // certificate and the cookie of a login need no limit: they are signed.
 const (
-	// An address may show mostAttempts wrong keys in attemptsOver. The same one again shows nothing
+	// An address may show maxAttempts wrong keys in attemptsOver. The same one again shows nothing
 	// new, so a client with an old key does not keep others of its address out.
 	maxAttempts  = 5
 	attemptsOver = time.Minute
@@ -40,7 +40,7 @@ type attempts struct {
 // A failingAddress is one from which wrong keys have come.
 type failingAddress struct {
 	holder string
-	keys   []digest // at most mostAttempts
+	keys   []digest // at most maxAttempts
 	since  time.Time
 }
 

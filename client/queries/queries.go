@@ -352,7 +352,7 @@ func (s *State) Next() (a Action, ok bool) {
 
 func (s *State) do(a Action) { s.actions = append(s.actions, a) }
 
-// Message returns the next message to the leader, with at most mostTogether items; false if there
+// Message returns the next message to the leader, with at most maxTogether items; false if there
 // is nothing to tell. It is valid until the next event. Cancellations go only after all submits,
 // and unused assignments only after both.
 func (s *State) Message() (m Message, ok bool) {
@@ -851,7 +851,7 @@ func (s *State) Close(why error) {
 }
 
 // Inquire returns the oldest query that is to be decided without a leader now, or nil. The caller
-// reports the result with Decided or Undecided. At most mostInquiries decisions are open at a time.
+// reports the result with Decided or Undecided. At most maxInquiries decisions are open at a time.
 func (s *State) Inquire(now time.Duration) *Query {
 	if s.inquiries >= maxInquiries {
 		return nil

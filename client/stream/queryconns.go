@@ -16,7 +16,7 @@ import (
 
 const (
 	// maxConns bounds the query connections to an agent. Queries beyond them go on the stream or
-	// are calls. mostSmall is how many of them small queries use. Many small ones cost less on one
+	// are calls. maxSmall is how many of them small queries use. Many small ones cost less on one
 	// stream, which sends several at a time, and wait more evenly there.
 	maxConns, maxSmall = 8, 2
 	// spare is how long a query connection stays open that was not needed.

@@ -36,7 +36,7 @@ const (
 	// maxLarge bounds the models that are remembered for their large answers.
 	maxLarge = 1 << 10
 	// pause is how long after a stream has begun the next one may begin at the earliest; it doubles
-	// up to mostPause with each that the agent does not accept. retire is how long a stream without
+	// up to maxPause with each that the agent does not accept. retire is how long a stream without
 	// queries stays open.
 	pause, maxPause, retire = 100 * time.Millisecond, time.Minute, time.Minute
 )

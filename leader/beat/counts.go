@@ -14,7 +14,7 @@ const Bins = 44
 
 const minBin, maxBin = 8, 1000
 
-// binOf is the bin of each batch size up to mostBin.
+// binOf is the bin of each batch size up to maxBin.
 var binOf = func() (bins [maxBin + 1]uint8) {
 	for size := range bins {
 		if size > minBin {

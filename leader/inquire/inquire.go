@@ -19,7 +19,7 @@ const (
 	// A lane has answerTimeout, or three usual round trips if that is longer, to answer. A lane
 	// that is asked alone has soonTimeout, because others can still be asked after it. Once one
 	// lane can serve the query in time, the others have two of that lane's round trips, but at
-	// least leastTimeout.
+	// least minTimeout.
 	answerTimeout = 20 * time.Millisecond
 	soonTimeout   = 5 * time.Millisecond
 	minTimeout    = time.Millisecond

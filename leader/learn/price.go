@@ -16,8 +16,8 @@ import (
 const (
 	// pricedOver is the time over which the models' arrival rates are averaged for the prices.
 	pricedOver = 30 * time.Second
-	// A model has at most mostBins bins of batch sizes in the fluid program; fewer, but not less
-	// than leastBins, if there are more than mostLatencies latencies by bin and class of lanes: 16
+	// A model has at most maxBins bins of batch sizes in the fluid program; fewer, but not less
+	// than minBins, if there are more than maxLatencies latencies by bin and class of lanes: 16
 	// MB.
 	maxBins, minBins, maxLatencies = 100, 5, 2_000_000
 	// minPriceChange is the least relative change of a price that is told. A price below noPrice
@@ -282,7 +282,7 @@ func binned(d profiles.Distribution, largest, most int) (bins profiles.Distribut
 }
 
 // samePrices reports whether the lists have the same types and classes and no price or service time
-// differs by more than leastPriceChange.
+// differs by more than minPriceChange.
 func samePrices(a, b []fluid.Price) bool {
 	near := func(x, y float64) bool {
 		return math.Abs(x-y) <= max(noPrice, minPriceChange*max(x, y))

@@ -17,7 +17,7 @@ import (
 
 const (
 	// minChange is the least relative change of a mean or the 80 % quantile that is told,
-	// leastTailChange that of a load or the 99 % quantile, which vary more and matter less: a lane
+	// minTailChange that of a load or the 99 % quantile, which vary more and matter less: a lane
 	// is overdue after several times that quantile.
 	minChange     = 0.01
 	minTailChange = 0.05

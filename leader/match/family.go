@@ -11,7 +11,7 @@ import (
 )
 
 // What an answer of a variant costs for its accuracy, in units of what an average query is worth:
-// regretOfPoint for each point (.01) below the family's best variant, and mostRegret at most.
+// regretOfPoint for each point (.01) below the family's best variant, and maxRegret at most.
 const regretOfPoint, maxRegret = 0.4, 5
 
 // A family is what a query asks for: the models that may answer it. For a query that names a model

@@ -33,7 +33,7 @@ const (
 	// lanes are spare.
 	spareLanes, spareMost = 3, 0.75
 	// Prices are those of time at the limit. For the choice between variants, time costs the less
-	// the more a group idles: its whole price if it does not idle, and leastScarcity of that if its
+	// the more a group idles: its whole price if it does not idle, and minScarcity of that if its
 	// lanes have idled for plentyIdle of the last time or more. That time is idleTargets QoS
 	// targets of the slowest model. A longer one would see a burst too late: slow variants would
 	// fill the lanes first.

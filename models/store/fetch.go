@@ -419,7 +419,7 @@ type swarm struct {
 	asked time.Time // when peers were last asked
 	known int       // how many parts peers are known to have, in all, and how many peers there are
 	grown time.Time // when that last grew
-	// failed is how many times in a row a peer has failed; mostWrong or more: it is not asked
+	// failed is how many times in a row a peer has failed; maxWrong or more: it is not asked
 	// again. later is when one that was busy or failed may be asked.
 	failed map[string]int
 	later  map[string]time.Time

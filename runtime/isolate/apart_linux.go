@@ -56,7 +56,7 @@ func (a *Apart) Enter() int {
 	return thread
 }
 
-// currentCPU returns the processor that the calling thread is on; mostCPUs if the kernel does not
+// currentCPU returns the processor that the calling thread is on; maxCPUs if the kernel does not
 // say.
 func currentCPU() int {
 	var cpu uint32

@@ -183,7 +183,7 @@ func (n *Neighbours) Look() string {
 	return text
 }
 
-// A stolenTime knows when more than mostTaken of the CPUs' time was stolen. Without /proc it never
+// A stolenTime knows when more than maxTaken of the CPUs' time was stolen. Without /proc it never
 // was.
 type stolenTime struct {
 	mu    sync.Mutex

@@ -134,7 +134,7 @@ func (o *options) measureSamples(ctx context.Context, names []string, out,
 }
 
 // sampleRuns measures runs round by round, in each round all models and batch sizes in turn: after
-// a run that does not count, runs for least, 3 at least and mostRuns at most.
+// a run that does not count, runs for least, 3 at least and maxRuns at most.
 func sampleRuns(ctx context.Context, subjects []*subject, rounds int, least time.Duration,
 	progress func(done, total int64)) ([]samples, error) {
 	all := make([]samples, len(subjects))
