@@ -183,8 +183,8 @@ type Member struct {
 	Parts []Part
 }
 
-// A Part is lanes of a member that are alike: a partition of what it holds. Lanes that leave a
-// member's description are lost; one that is to end its queries before drains first.
+// A Part is the lanes of one partition of a member. The leader loses lanes that a member's
+// description no longer lists; a member that wants to end their queries first has them drain.
 type Part struct {
 	// First is the index of the part's first lane; the others follow. A member uses an index once.
 	First, Lanes int
@@ -265,7 +265,7 @@ type Latency struct {
 
 // Advice is a result of the learning loop.
 type Advice struct {
-	Latencies []*Latency // those that are new or have changed
+	Latencies []*Latency // the models that are new or have changed
 	// Factors is, by agent, its latency divided by its type's mean. Slow is, by agent, the agent's
 	// own type, for the agents that have one. nil means: as before.
 	Factors map[names.AgentName]float64

@@ -369,9 +369,9 @@ func (s *State) countModels() (served map[ModelID]bool) {
 	return served
 }
 
-// newestOf is the version of a model for queries that name none and are not a canary's: of those on
-// lanes that do not drain the one that was released, else the newest. If there is none, it is that
-// of those that any member has.
+// newestOf is the version of a model for queries that name no version and are not a canary's. Of
+// the versions on lanes that do not drain it is the released one, else the newest. If there is none
+// on such lanes, the same rule holds for the versions that any member has.
 func (s *State) newestOf(name string) int64 {
 	if v, ok := s.newest[name]; ok {
 		return v

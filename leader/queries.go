@@ -39,8 +39,18 @@ type gateway struct {
 	account *account // its client's, or its own if the client has no name
 }
 
-// A query is a query that the matcher knows, or a parked one: its gateway says that it is at a
-// member that has not greeted yet.
+// A query is a query that the matcher knows, or one that is parked: its gateway says that it is at
+// a member that has not greeted yet.
+//
+// Invariants, between two steps:
+//   - A gateway has a query and its parts never at once: submitting or splitting one replaces the
+//     other.
+//   - An account's bytes are the sum of the weights of the queries of its gateways.
+//   - A query that is parked is listed once, under its agent. It stays there if its gateway cancels
+//     it or submits it again; submitParked then drops it. parkings is the length of all these
+//     lists.
+//   - heardAt is the time as of which waited and timeLeft hold. timeLeft is 0 if there is no
+//     deadline, and less than 0 if the gateway says that it has passed.
 type query struct {
 	gateway  *gateway
 	sequence uint64
@@ -58,8 +68,8 @@ type query struct {
 	heardAt  time.Duration
 	tag      any
 	tagSize  int
-	weight   int // bytes that it counts in its gateway's account
-	parked   bool
+	weight   int    // bytes that it counts in its gateway's account
+	parked   bool   // it is parked, or was
 	parkedAs uint64 // its number among the parked ones
 	splits   bool   // its gateway can split it
 	// whole is the batch size of the query of which this is a part, if its release says which
@@ -253,7 +263,7 @@ func (s *State) submit(q *query) {
 	variants := s.families[q.asked.Name]
 	q.byFamily = q.asked.Version == 0 && len(variants) > 0
 	if q.attempts == 0 && g.hasParts(q.sequence) {
-		return // it was submitted before it was split
+		return // the gateway submitted the whole before it read the split
 	}
 	q.model, q.heardAt = s.models[id], s.now
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize

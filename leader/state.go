@@ -87,8 +87,8 @@ type State struct {
 	gateways  map[uint64]*gateway // the connected ones, by id
 	connected uint64              // how many have connected so far
 	accounts  map[string]*account // of named clients with a gateway, by name
-	// parked are, by the agent that is said to have them, the queries that wait for its greeting;
-	// parkings is how many there are, and parkedLast numbers them.
+	// parked are, by agent, the queries that their gateways say are there, and that wait for its
+	// greeting; parkings counts them, and parkedLast numbers them.
 	parked     map[names.AgentName][]*query
 	parkings   int
 	parkedLast uint64
@@ -97,7 +97,8 @@ type State struct {
 	prices    []fluid.Price
 	unmet     map[ModelID]float64 // see Advice.Unmet
 	latencies map[names.TableKey]*Latency
-	slow      map[names.AgentName]names.LaneType // by agent: its own type, if it has one
+	// the types of agents that depart from their instance type
+	slow      map[names.AgentName]names.LaneType
 	factors   map[names.AgentName]float64
 	limit     float64 // the fluid limit, queries/s; 0: unknown
 	ahead     aheadEstimate
@@ -128,8 +129,8 @@ type member struct {
 	// when its lanes are given up unless its link comes back; 0: the link is there
 	lostAt time.Duration
 	broken string // why its link broke
-	// counted are the models for which the member counts as one that holds them, and if serves is
-	// set as one that takes queries.
+	// counted are the models of which the member counts as a holder; serves says that it also
+	// counts as one that takes queries.
 	counted []*heldModel
 	serves  bool
 	busy    secondsRing // time in use, ns
@@ -257,7 +258,7 @@ func (s *State) matcherTime() time.Time { return origin.Add(s.now) }
 // addAction adds an action. The returned pointer is valid until the next call.
 func (s *State) addAction(kind ActionKind) *Action {
 	n := len(s.out)
-	s.out = slices.Grow(s.out, 1)[:n+1] // beyond its length it is zero
+	s.out = slices.Grow(s.out, 1)[:n+1] // Step has cleared what is beyond the length
 	s.out[n].Kind = kind
 	return &s.out[n]
 }

@@ -351,6 +351,7 @@ func (w *world) step(e *Event) {
 			}
 		}
 	}
+	w.checkQueries()
 	if at := w.began + w.state.Next(); at != w.wakeAt {
 		w.wakeAt = at
 		state := w.state
@@ -417,6 +418,53 @@ func (w *world) do(a *Action) {
 	case Nonsense:
 		w.failf("%s", a.Message)
 	}
+}
+
+// checkQueries checks the invariants of query in the leader's state.
+func (w *world) checkQueries() {
+	s, bytes := w.state, map[*account]int{}
+	for id, g := range s.gateways {
+		if g.id != id {
+			w.failf("gateway %d is listed as %d", g.id, id)
+		}
+		for sequence, q := range g.queries {
+			bytes[g.account] += q.weight
+			parked := 0
+			for agent, all := range s.parked {
+				if n := count(all, q); n > 0 && q.agent == agent {
+					parked += n
+				}
+			}
+			if q.gateway != g || q.sequence != sequence || q.heardAt > s.now || q.weight <= 0 ||
+				parked > 1 || parked == 1 && !q.parked {
+				w.failf("query %d/%d is parked %d times, and is %+v", id, sequence, parked, *q)
+			}
+			if q.isPart() && g.queries[q.matchID().Whole().Sequence] != nil {
+				w.failf("query %d/%d is a part, and the whole is there", id, sequence)
+			}
+		}
+	}
+	for a, n := range bytes {
+		if a.bytes != n {
+			w.failf("an account counts %d bytes, want %d", a.bytes, n)
+		}
+	}
+	parked := 0
+	for _, all := range s.parked {
+		parked += len(all)
+	}
+	if parked != s.parkings {
+		w.failf("%d queries are parked, the state counts %d", parked, s.parkings)
+	}
+}
+
+func count(all []*query, q *query) (n int) {
+	for _, o := range all {
+		if o == q {
+			n++
+		}
+	}
+	return n
 }
 
 // excuse notes that a member's lanes are lost: what they had may run elsewhere.

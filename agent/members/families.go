@@ -15,12 +15,12 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// This file keeps the names of families and models apart in the fleet. Each agent decides about
-// its own models: what contradicts an agent that joined before is withdrawn from the description.
-// So all others can believe a description.
+// This file keeps the names of families and models unambiguous in the fleet. Each agent withdraws
+// from its own description what contradicts an agent that joined before it. So the others can rely
+// on every description.
 
-// joinPatience is how long after it has joined gossip an agent waits for the descriptions of those
-// that it found, before it counts as joined.
+// joinPatience is how long an agent that has joined gossip waits for the descriptions of the agents
+// that it found, before it counts as joined. Chosen: longer than one Describe call that times out.
 const joinPatience = 3 * time.Second
 
 // markJoined counts this agent as joined once all members of gossip have described themselves;
@@ -92,10 +92,11 @@ func compareJoined(a, b *control.Member) int {
 	return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// withdraw removes from own what contradicts the members that were there before, and adds the
-// reasons to apart: families that have the name of a model, or variants that do not agree; and
-// models that have the name of a family. An agent that is still joining holds variants back. A
-// variant that is too inaccurate gives way to members that joined later, too.
+// withdraw removes from own what contradicts the members of before, and adds the reasons to apart,
+// by model. A family must not have the name of a model, nor a model the name of a family; the
+// variants of a family must have the same inputs and outputs. An agent that is still joining
+// withholds its variants. A variant that is too inaccurate is withdrawn even if the more accurate
+// ones joined later.
 func withdraw(own *control.Member, before, later []*control.Member, apart map[string]string) {
 	holders, families := map[string]*control.Member{}, map[string]memberModel{}
 	for _, m := range before {
@@ -202,7 +203,7 @@ func PortsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []model
 	return ports
 }
 
-// tellApart takes the models that are not served as their model.yaml says, and logs each new
+// tellApart replaces the models that are not served as their model.yaml says, and logs each new
 // reason.
 func (ms *Members) tellApart(apart map[string]string) {
 	ms.mu.Lock()
@@ -217,8 +218,9 @@ func (ms *Members) tellApart(apart map[string]string) {
 	}
 }
 
-// Apart returns, by model of this agent, why it is not served as its model.yaml says: because it or
-// its family contradicts another. The caller must not change it.
+// Apart returns this agent's incompatible models, and for each the reason why the agent does not
+// serve it as its model.yaml says: the model or its family contradicts another agent's. The caller
+// must not change the map.
 func (ms *Members) Apart() map[string]string {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()

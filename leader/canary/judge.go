@@ -178,8 +178,8 @@ type Rule struct {
 	// Wrong limits the share of compared answers that differ. Promotion needs it only if Compared.
 	Wrong    Limit
 	Compared bool
-	// PromoteAfter and PromoteQueries are after which time and how many of its queries a canary is
-	// promoted, of the two those that are not 0; if both are 0, it is not.
+	// PromoteAfter and PromoteQueries say after how long and after how many of its queries a canary
+	// is promoted. 0 means no condition; if both are 0, nobody promotes it automatically.
 	PromoteAfter   time.Duration
 	PromoteQueries uint64
 	// MaxUndecided is how long after PromoteAfter a canary may stay undecided until it is rolled

@@ -6,7 +6,7 @@ type Rollout struct {
 	// Current is the version that answers.
 	Current int64
 	// Canary is a version that answers a Share of the queries in Current's place; 0: there is none.
-	// One whose Share is 0 was taken back: it answers only while there is no other version.
+	// A canary whose Share is 0 was rolled back: it answers only while no other version can.
 	Canary int64
 	Share  float64 // in [0, 1)
 }
@@ -23,7 +23,7 @@ func RolloutOf(r interface {
 // OnTrial reports whether a canary answers queries.
 func (r Rollout) OnTrial() bool { return r.Canary != 0 && r.Share > 0 }
 
-// Versions are those that are to serve, the current one first.
+// Versions are the versions that agents are to serve, the current one first.
 func (r Rollout) Versions() []int64 {
 	switch {
 	case r.Current == 0:

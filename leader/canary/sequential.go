@@ -152,9 +152,9 @@ func (c comparison) scaleDraws(factor float64) comparison {
 	return c
 }
 
-// decideOn returns what follows from comparisons, and the one that it follows from: that in which
-// the canary is worse, or the first of those for which a promotion has to wait; nil if all are
-// known to be within their limits.
+// decideOn returns the verdict of all comparisons, and the comparison that decides it: one in which
+// the canary is worse, or else the first that is still open; nil if the canary is within all
+// limits.
 func (r *Rule) decideOn(all []comparison) (Decision, *comparison) {
 	for i := range all {
 		if c := &all[i]; c.canary.draws >= c.minDraws &&

@@ -43,7 +43,7 @@ func (k MessageKind) String() string {
 type Message struct {
 	Kind  MessageKind
 	Claim Claim
-	// Successor is who should lead after the sender; empty if there is nobody.
+	// Successor is the agent that should lead after the sender; "" if there is none.
 	Successor names.AgentName
 	// Heard says that the sender hears the leader of Claim at present.
 	Heard bool

@@ -19,8 +19,8 @@ type Node struct {
 	members []*member // others, in the order of their ids
 	seen    uint64    // the highest epoch heard of or persisted
 
-	// top is the highest claim known. leading says that it is our own; following says that we
-	// believe that its leader, which may be ourselves, leads.
+	// top is the highest known claim. leading says that this agent made it; following says that
+	// this agent believes that the claimant, perhaps itself, leads.
 	top       Claim
 	leading   bool
 	following bool
@@ -447,8 +447,8 @@ func (n *Node) leadOn() {
 	}
 }
 
-// needsNoHeartbeat reports whether the member needs no heartbeat before all get one: it has
-// acknowledged the last one, which said all that there is to say.
+// needsNoHeartbeat reports whether the member needs no heartbeat before the next one to all
+// members: it has acknowledged the last one, and nothing has changed since.
 func (n *Node) needsNoHeartbeat(m *member) bool {
 	return !m.broken && !m.toldAt.IsZero() && !m.ackedAt.Before(m.toldAt) && m.told == n.successor
 }

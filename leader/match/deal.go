@@ -9,12 +9,12 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A modelSet is what lanes have in common that hold the same models and end at the same time. It is
-// there while such a lane is.
+// A modelSet is a set of models that lanes hold, and the time when these lanes end. It exists while
+// a lane has it.
 type modelSet struct {
 	key    string
 	holds  []bool // by model
-	models []int  // those that it has, in order
+	models []int  // the models of the set, ascending
 	ends   float64
 	lanes  int // how many lanes have it
 	at     int // its index among the matcher's sets
@@ -76,8 +76,8 @@ func (t *tally) add(s *shard, n int) {
 	(*t)[s.index] += int32(n)
 }
 
-// A departure is a lane that has left a shard or may not be given queries there any more, with what
-// it was.
+// A departure is a lane that has left a shard, or that may get no queries there any more, with its
+// former type and set.
 type departure struct {
 	shard *shard
 	lane  *lane
@@ -135,7 +135,7 @@ func (m *Matcher) setOf(models []int, ends float64) *modelSet {
 	return s
 }
 
-// enrollLane takes it that l is of a type and holds a set. arrange then deals it to a shard.
+// enrollLane enters l as a lane of a type that holds a set. arrange then deals it to a shard.
 func (m *Matcher) enrollLane(l *lane, typ *instanceType, s *modelSet) {
 	l.typ, l.set, l.holds, l.ends = typ, s, s.holds, s.ends
 	l.setPrice(m.classModels(typ))
@@ -150,7 +150,7 @@ func (m *Matcher) enrollLane(l *lane, typ *instanceType, s *modelSet) {
 	m.countUsable(l, l.isUsable())
 }
 
-// withdrawLane undoes enrollLane. l keeps its shard, in which it is no more.
+// withdrawLane undoes enrollLane. l.shard stays, though the shard does not list l any more.
 func (m *Matcher) withdrawLane(l *lane) {
 	m.countUsable(l, false)
 	if l.placed {
@@ -178,7 +178,7 @@ func (m *Matcher) withdrawLane(l *lane) {
 // reclassLane changes what l is, holds or how long it lasts.
 func (m *Matcher) reclassLane(l *lane, typ *instanceType, s *modelSet) {
 	if l.typ != typ || l.set != s {
-		s.lanes++ // so that it is there still
+		s.lanes++ // withdrawLane must not remove the set
 		m.withdrawLane(l)
 		m.enrollLane(l, typ, s)
 		s.lanes--

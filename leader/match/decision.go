@@ -75,8 +75,9 @@ type Decision struct {
 	// Accuracy the variant's, 1 if it is unknown. Assign, Split
 	Model, Family names.ModelKey
 	Accuracy      float64
-	// Merge, if not 0, is the number of the run in which the lane is to run the query with others
-	// that are assigned to it in the same step; Merged is how many they all are. Assign has these.
+	// Merge, if not 0, is the number of the run in which the lane runs the query together with
+	// others that the same step assigns to the lane; Merged is the number of queries in the run.
+	// Assign has both.
 	Merge  uint64
 	Merged int
 	// Cost is the cost that the policy minimised, in the policy's own unit; 0 if it has none.

@@ -17,7 +17,7 @@ const regretOfPoint, maxRegret = 0.4, 5
 // A family is what a query asks for: the models that may answer it. For a query that names a model
 // it is that model alone.
 type family struct {
-	name     names.ModelKey // "" if it is one model, which the query names
+	name     names.ModelKey // "" of a single model, which queries name
 	variants []variant      // the most accurate first, then by name
 	// All variants agree in the QoS target, in ms, and in rejectLate; while they are being changed
 	// one after the other, what some allow is allowed. largest is the least of their largest batch
@@ -76,7 +76,7 @@ type catalogue struct {
 	byName map[names.ModelKey]int     // models
 	alone  []*family                  // by model: the model alone
 	named  map[names.ModelKey]*family // families
-	// anyRenewed says that some families are renewed, anyEmpty that some have no variants.
+	// anyRenewed says that a family is renewed, anyEmpty that one has no variants
 	anyRenewed, anyEmpty bool
 }
 
@@ -93,7 +93,7 @@ func (c *catalogue) lookupFamily(name names.ModelKey) *family {
 	return c.named[name]
 }
 
-// applyModelChange takes it that a model is new, has other settings, or is gone.
+// applyModelChange enters a model that is new, has other settings, or is gone.
 func (c *catalogue) applyModelChange(models []Model, i int, was names.ModelKey) {
 	c.anyRenewed = true
 	for len(c.alone) <= i {
@@ -129,8 +129,8 @@ func (c *catalogue) applyModelChange(models []Model, i int, was names.ModelKey) 
 	}
 }
 
-// clearChanges takes it that what has changed is arranged. It forgets the families without variants
-// that no query asks for.
+// clearChanges notes that all changes are arranged. It deletes the families without variants that
+// no query names.
 func (c *catalogue) clearChanges(queries map[QueryID]*query) {
 	if c.anyRenewed {
 		c.anyRenewed, c.anyEmpty = false, false

@@ -314,7 +314,7 @@ func (l *lane) predictMean(model, batch int) float64 {
 // A queue holds waiting queries in the order of their arrival, for a policy: the queries queued at
 // one lane, or those of one kind.
 type queue struct {
-	lane    *lane // the lane that has the queue; nil if none has it
+	lane    *lane // the lane whose queue this is; nil: a policy's own
 	queries list.List[query]
 	work    float64 // the sum of the predicted latencies
 }
@@ -358,7 +358,7 @@ type queryClass struct {
 	gathered uint64
 }
 
-// allowedVariants are those that may answer its queries.
+// allowedVariants are the variants that may answer the queries of the class.
 func (k *queryClass) allowedVariants() []variant {
 	return k.family.variants[:min(k.allowed, len(k.family.variants))]
 }

@@ -76,7 +76,7 @@ type instanceType struct {
 	lanePrice // of lanes whose class has no price of its own
 	classes   laneClasses
 	margins   []margin // by model
-	isOwn     bool     // it is one agent's alone, which departs from its type
+	isOwn     bool     // one agent has the type to itself, because it departs from its former type
 }
 
 func newInstanceType(name names.LaneType, models int) *instanceType {
@@ -484,7 +484,7 @@ func (m *Matcher) submit(e *Event) {
 		}
 		m.cancel(known) // its gateway has made attempts on its own since
 	} else if e.Attempt == 0 && m.hasParts(e.Query) {
-		return // its gateway has submitted it before it was split
+		return // the gateway submitted it before it was split
 	}
 	reason := Matched
 	switch {
@@ -925,8 +925,9 @@ func (m *Matcher) setTable(t *instanceType, model int, table *Table) {
 // changes is what has changed since the last arrange, but for the lanes; see [layout].
 type changes struct {
 	pending bool // arrange is to be called
-	// touched says, by model, that on some type there is a first usable lane or no lane any more
-	// that holds it, or that its latency or its settings have changed. touches lists these models.
+	// touched says, by model, that the first usable lane of a type now holds it or the last one
+	// does not any more, or that its latency or its settings have changed. touches lists these
+	// models.
 	touched []bool
 	touches []int
 	// moved says, by model, that the bounds of its queries may have changed, and anyMoved that some
@@ -1021,8 +1022,8 @@ func (m *Matcher) findChanged() {
 	}
 }
 
-// findUnsure collects such queries of s; those that a lane with the given set served, if there is
-// one, have lost that lane.
+// findUnsure collects the queries of s that may have to wait elsewhere. If lost is not nil, they
+// include those that a lane with this set could serve.
 func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 	late := false
 	for _, k := range s.classes {
@@ -1047,8 +1048,8 @@ func (m *Matcher) findUnsure(s *shard, lost *modelSet) {
 	}
 }
 
-// enterAgain has q enter again unless it may keep its place. moved says that its bound may have
-// changed.
+// enterAgain collects q, which must then enter a shard again, unless q may keep its place. moved
+// says that q's bound may have changed.
 func (m *Matcher) enterAgain(q *query, moved bool) {
 	m.visited++
 	if !q.entersAgain && (m.split || q.family.renewed || !q.shard.keepsQuery(q, moved) ||

@@ -62,7 +62,7 @@ type Inquiry struct {
 	LeastAccuracy float64
 	BatchSize     int
 	Arrival       time.Time
-	// Failed are lanes that have failed the query. They are asked only if there are no others.
+	// Failed are the lanes that have failed the query. They are asked only if there are no others.
 	Failed []LaneID
 }
 
