@@ -102,6 +102,18 @@ type Stats struct {
 
 // A Query is a query that the gateway owns. Before [State.Arrive] the caller fills in the exported
 // fields except Sequence; afterwards nobody changes them.
+//
+// Invariants, between two events:
+//   - goesTo is set if and only if the stage is bound or cutOff; at is the target of an attempt if
+//     the stage is sent, doubted or cutOff; earlier, the target of a second attempt, is set in no
+//     other stage than bound, sent and doubted. Attempt 0 means not set.
+//   - The query is in State.pending until its stage is divided or ended, and in a heap of turns
+//     only if a decision without a leader may be made for it.
+//   - atLeader is refused only while an attempt is under way or about to be made, which is the
+//     query's last.
+//   - open counts the parts without an outcome; it is above 0 if and only if the stage is divided.
+//   - attempts <= match.MaxAttempts. number is at least the number of the attempt under way, and
+//     never falls.
 type Query struct {
 	// Sequence is a multiple of 4. The numbers between are those of the query's parts; see
 	// [match.QueryID].
@@ -110,7 +122,7 @@ type Query struct {
 	Deadline time.Duration // 0: none
 	Tag      any           // a value of the caller's
 
-	whole *Query   // of which it is a part; nil: it is none
+	whole *Query   // the query of which it is a part; nil: it is no part
 	parts []*Query // nil: it was not split
 	open  int      // parts without an outcome
 
@@ -132,7 +144,7 @@ type Query struct {
 	again    time.Duration
 	failed   []names.AgentName // members that have failed it
 
-	turns *turns // the heap that it is in; nil if in none
+	turns *turns // the heap that has it; nil if none has
 	index int    // its index there
 	due   time.Duration
 }
@@ -147,7 +159,7 @@ const (
 	bound
 	sent // an attempt is under way at the target at
 	// doubted: an attempt is under way, but the leader has given it up or it is overdue. It goes on
-	// until there is another target, and beside that if it may be hedged.
+	// until there is another target, and beside that target if a hedge is permitted.
 	doubted
 	cutOff  // the attempt under way is aborted: another target, goesTo, is known
 	divided // its parts run instead; an attempt that was under way is aborted
@@ -163,7 +175,7 @@ const (
 	assigned                 // the leader knows the lane that it is on, or on its way to
 	// refused: the leader refused it while an attempt was under way, which is its last.
 	refused
-	passed // it is decided without the leader, though there may be one
+	passed // the gateway decides without the leader, though there may be one
 )
 
 // hasTarget reports whether the query has a target to which it is not sent yet.
@@ -761,7 +773,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 		s.giveBackClaimed(q)
 		q.earlier = Target{}
 		return
-	case !current: // it was cut off for the one after it
+	case !current: // the attempt was cut off for its successor
 		return
 	case q.hasTarget(): // the attempt was cut off for the target, or failed just before
 		q.stage = bound

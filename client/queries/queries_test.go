@@ -686,7 +686,28 @@ func (r *run) check() {
 				q.Sequence)
 		}
 	}
+	for _, c := range r.callers {
+		r.checkQuery(c.q)
+	}
 	r.compare()
+}
+
+// checkQuery checks the invariants of Query.
+func (r *run) checkQuery(q *Query) {
+	second := q.stage == bound || q.stage == sent || q.stage == doubted
+	open := 0
+	for _, part := range q.parts {
+		if part.stage != ended {
+			open++
+		}
+	}
+	if q.stage != ended && ((q.goesTo.Attempt != 0) != q.hasTarget() ||
+		q.underWay() && q.at.Attempt == 0 || q.earlier.Attempt != 0 && !second ||
+		q.atLeader == refused && q.stage == held ||
+		q.parts != nil && q.open != open || (q.stage == divided) != (q.open > 0) ||
+		q.underWay() && q.number < q.at.Attempt) {
+		r.failf("query %d has %d open parts, and is %+v", q.Sequence, open, *q)
+	}
 }
 
 // compare checks, when nothing is under way, that the leader knows where queries are, and holds no

@@ -102,7 +102,7 @@ func (s *State) hastenQuery(q *Query, now time.Duration) {
 	if len(s.idle) > 0 || !s.queue.Hasten(q, now) {
 		return
 	}
-	if q.class != nil && q.class.Waits() { // nobody waits for others that it might run with
+	if q.class != nil && q.class.Waits() { // no query waits for others to run with
 		s.noteNotWaiting(q)
 		s.leaveClass(q)
 		s.noteWaiting(q)

@@ -26,7 +26,7 @@ const (
 	// panicked. The reason may lie in one of those that run together, so each of them runs alone
 	// then.
 	RunFailed
-	// TimePassed: the time is the one that Step has asked for, or any other.
+	// TimePassed: the time that Step has asked for has come, or any other.
 	TimePassed
 	// Reserved: Reservation, whose first fields are set, is made; Step sets the others.
 	Reserved
@@ -72,7 +72,7 @@ const (
 	Panicked
 )
 
-// An ActionKind is what is to be done.
+// An ActionKind is what the caller is to do.
 type ActionKind uint8
 
 const (

@@ -12,6 +12,15 @@ import (
 // A Query is a query for the lanes. Before it comes, the caller fills in the exported fields, and
 // those of Place but LatestStart and Estimate; afterwards nobody changes them. Times are since a
 // fixed time that the caller chooses.
+//
+// Invariants, between two steps:
+//   - The query is admitted (admitted > 0) from its admission to its outcome. While admitted it
+//     either waits in the queue, holds a lane (running), or is another member of a run whose first
+//     query holds the lane. A background query may have lost its lane to others; then it is not
+//     admitted any more.
+//   - checkAt counts only while checkIndex > 0. A query that waits is checked once, when it has
+//     become late; one that runs only if it is a background query.
+//   - class and group are nil unless the query is admitted.
 type Query struct {
 	queue.Place
 	Owner any // a value of the caller's
@@ -35,8 +44,8 @@ type Query struct {
 	Divide bool
 	// Preferred is the lane that the query gets if that is idle, else any lane.
 	Preferred int
-	// Class is what the query shares with those that it may run together with; nil: it runs alone.
-	// A background query has none.
+	// Class has the queries with which this one may run together; nil: it runs alone. A background
+	// query has none.
 	Class *Class
 	// Group names the queries with which a leader wants the query to run; the lane waits for them
 	// for a moment. It counts only if Class is set.
@@ -46,22 +55,22 @@ type Query struct {
 	Reservation *Reservation
 
 	class  *Class        // nil: the query runs alone
-	group  *merge.Group  // that it was sent to run with; nil: none
+	group  *merge.Group  // the group that it was sent with; nil: none
 	spread time.Duration // the 90 % quantile of the execution time, less Estimate
 	// wholeEstimate is what it is expected to take on all cores of a lane.
 	wholeEstimate time.Duration
 	saved         time.Duration // see State.savedByDividing; while it waits
 	checkAt       time.Duration // when to look at it: it may be late, or have a lane for too long
-	run           *Run          // the run with others that it is part of; nil: none
+	run           *Run          // its run with others; nil: it runs alone or waits
 	started       time.Duration // when it got its lane
 	lane          int           // the lane's number
 	// Its index among the admitted queries and among the checks, and one; 0: it is not among them.
 	admitted, checkIndex int32
-	// suitsOneCore says that one core is to run it while others wait, ruledOut that it would but
-	// for what is known of runs on one core.
+	// suitsOneCore says that one core runs it while others wait. ruledOut says that one core would,
+	// but for what is known of runs on one core.
 	suitsOneCore, ruledOut bool
-	// narrow says that one core is to run it though there is no load, tries that it goes the way
-	// that is not expected to be best, to learn of it; see division.
+	// narrow says that one core runs it even without load. tries says that it runs the way that is
+	// not expected to be best, so that the estimator learns of that; see division.
 	narrow, tries bool
 	onCore        bool // whether it has one core of the lane
 	running       bool // whether it holds its lane
@@ -138,7 +147,7 @@ func (q *Query) remainingRun(now time.Duration) time.Duration {
 	return max(0, q.Estimate-(now-q.started))
 }
 
-// setEstimate has q, which is due when it was, be expected to take d.
+// setEstimate sets q's expected run time to d and keeps the time when its answer is due.
 func (q *Query) setEstimate(d time.Duration) {
 	if q.LatestStart != queue.NoTarget {
 		q.LatestStart += q.Estimate - d

@@ -116,7 +116,7 @@ func (s *State) Step(now time.Duration, e Event) (actions []Action, wakeAt time.
 
 func (s *State) addAction(a Action) { s.actions = append(s.actions, a) }
 
-// refuseQuery has q, which is not admitted any more, get no answer.
+// refuseQuery tells the caller that q gets no answer.
 func (s *State) refuseQuery(q *Query, why Reason) {
 	s.addAction(Action{Kind: Refuse, Query: q, Reason: why})
 }
@@ -131,7 +131,8 @@ func (s *State) admitQuery(q *Query, cause Reason, now time.Duration) {
 	q.suitsOneCore = q.Divide && s.cores > 1
 	s.noteRefusable(q, now)
 	s.noteSize(q)
-	// Others may be awaited even while a lane is idle, and so wait those that come meanwhile.
+	// A lane may be idle because it awaits queries to merge; q must not pass the queries that wait
+	// for it.
 	waits := q.Class != nil && (q.Class.Waits() || q.Group.Number != 0)
 	switch {
 	case s.draining:
@@ -248,8 +249,8 @@ func (s *State) serve(now time.Duration) {
 	}
 }
 
-// serveAwaiting serves the queries that wait if an idle lane waits for more of them: the one that
-// has just left may be the one that it waited with, and that none was to pass.
+// serveAwaiting serves the queries that wait if an idle lane waits for more of them. The query that
+// has just left may be the one that the lane awaited, and that no other was to pass.
 func (s *State) serveAwaiting(now time.Duration) {
 	if s.serveAt != Never {
 		s.serve(now)
@@ -403,29 +404,31 @@ func (s *State) noteDrained() {
 	}
 }
 
-// checkWhenLate has q, which waits, be looked at when it has become late, if that changes anything.
+// checkWhenLate schedules a check of q, which waits, for when it has become late, if being late
+// changes anything for it.
 func (s *State) checkWhenLate(q *Query, now time.Duration) {
 	if q.LatestStart >= now && (q.rejectsLate() || q.suitsOneCore) {
 		s.check(q, q.LatestStart+1)
 	}
 }
 
-// check has q be looked at at a time.
+// check schedules a check of q.
 func (s *State) check(q *Query, at time.Duration) {
 	s.removeCheck(q)
 	q.checkAt = at
 	heap.Push(&s.checks, q)
 }
 
-// removeCheck has q not be looked at.
+// removeCheck cancels q's check.
 func (s *State) removeCheck(q *Query) {
 	if q.checkIndex > 0 {
 		heap.Remove(&s.checks, int(q.checkIndex)-1)
 	}
 }
 
-// checkQueries looks at the queries that have become late while they waited, at background queries
-// that have had a lane for long, and at those that waited for others to be merged with.
+// checkQueries handles the checks that are due: of queries that have become late while they waited,
+// and of background queries that have had a lane for long. It also serves queries that have waited
+// long enough for others to be merged with.
 func (s *State) checkQueries(now time.Duration) {
 	for len(s.checks) > 0 && s.checks[0].checkAt <= now {
 		q := s.checks[0]

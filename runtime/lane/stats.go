@@ -86,7 +86,7 @@ type Dropped struct {
 	Draining   uint64 // refused or dropped while draining
 }
 
-// Add adds what can be summed over lanes that are not there at the same time.
+// Add adds the sums of o to s. The lanes of s and o need not exist at the same time.
 func (s *Stats) Add(o Stats) {
 	s.Running += o.Running
 	s.Waiting += o.Waiting

@@ -365,6 +365,7 @@ func (w *world) check() {
 		w.failf("%d queries of %d bytes wait that take %v less %v, the lanes have %d, %d, %v, %v",
 			n, bytes, estimate, saved, s.queue.Len(), s.queue.Bytes(), s.queue.Estimate(), s.saved)
 	}
+	w.checkQueries()
 	busy := 0
 	for lane, on := range w.lanes {
 		whole := 0
@@ -390,6 +391,49 @@ func (w *world) check() {
 				w.failf("%d waits, and a lane is idle", v.number)
 			}
 		}
+	}
+}
+
+// checkQueries checks the invariants of Query.
+func (w *world) checkQueries() {
+	s, users, timely, running := w.s, map[*Class]int{}, 0, 0
+	for i, q := range s.admitted {
+		v := q.Owner.(*visitor)
+		progress := 0
+		for _, is := range []bool{v.Waits(), q.running, q.run != nil && !q.running} {
+			if is {
+				progress++
+			}
+		}
+		if int(q.admitted) != i+1 || progress != 1 {
+			w.failf("%d is admitted as %d, and is %+v", v.number, i, q)
+		}
+		if q.class != nil {
+			users[q.class]++
+		}
+		if q.running {
+			running++
+			if q.timely {
+				timely += s.coresOf(q)
+			}
+		}
+		if q.checkIndex > 0 && (q.running && !q.Background || !q.running && !v.Waits()) {
+			w.failf("%d is to be checked, and is %+v", v.number, q)
+		}
+	}
+	for i, q := range s.checks {
+		if int(q.checkIndex) != i+1 || q.admitted == 0 {
+			w.failf("%d is to be checked, and is %+v", q.Owner.(*visitor).number, q)
+		}
+	}
+	for _, c := range s.classes {
+		if c.users != users[c] || c.users == 0 {
+			w.failf("a class of %s counts %d queries of %d", c.Profile, c.users, users[c])
+		}
+	}
+	if len(s.classes) != len(users) || running != len(s.running) || timely != s.timelyCores {
+		w.failf("%d classes of %d, %d run of %d, %d timely cores of %d", len(s.classes), len(users),
+			len(s.running), running, s.timelyCores, timely)
 	}
 }
 
