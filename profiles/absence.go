@@ -12,8 +12,8 @@ import (
 // is not safe for concurrent use.
 type Absence[K comparable] struct{ since map[K]time.Time }
 
-// Over asks there which keys of all are present now, and returns the keys that have been absent in
-// all calls for at least keep. It returns such a key in each call while all contains it.
+// Over calls there to learn which keys of all are present now, and returns the keys that have been
+// absent in all calls for at least keep. It returns such a key in each call while all contains it.
 func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K],
 	there func(K) bool) (over []K) {
 	since := map[K]time.Time{}
@@ -34,8 +34,8 @@ func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K],
 	return over
 }
 
-// Excess returns the keys that the last call of Over has noted as absent, but for the n of each group
-// that were noted last; of those that were noted at once, the ones that compare as the highest.
+// Excess returns the keys that the last call of Over noted as absent, except the n last noted ones
+// of each group. Of keys that one call noted, those that compare highest count as the last.
 func (a *Absence[K]) Excess(n int, group func(K) string, compare func(a, b K) int) (over []K) {
 	groups := map[string][]K{}
 	for k := range a.since {

@@ -23,11 +23,14 @@ import (
 //   - that of the newest earlier version,
 //   - that of any other version,
 //   - the shipped profile of the model on the instance type,
-//   - for a lane beside other models: what is known of the lane without them, as much slower as
-//     [Book.SetSlowdowns] says.
+//   - for a lane beside other models: the profile of the lane without them, slowed down by the
+//     factor of [Book.SetSlowdowns].
 //
 // Files written before checksums were kept hold learners under keys without a checksum. Such a
 // learner moves to the first key, equal but for the checksum, that a method is called with.
+//
+// Invariant: a learner is listed under its own key, and has observed a query or has a profile to
+// start from, so its table is never nil.
 //
 // A Book is not safe for concurrent use.
 type Book struct {
@@ -166,13 +169,14 @@ func (b *Book) shippedTable(key Key) *Table {
 }
 
 const (
-	// keptVersions is how many unused versions Forget keeps of a model on one kind of lane, the
-	// newest ones: a new version starts from them, and a version that returns continues.
+	// keptVersions is how many unused versions Forget keeps of a model on one class of lanes, the
+	// newest ones: a new version starts from them, and a version that returns continues. Chosen.
 	keptVersions = 2
-	// keptUnused is how many unused keys Forget keeps in all, those updated last.
+	// keptUnused is how many unused keys Forget keeps in all, those updated last. Chosen, as the
+	// two below; they bound the file that an agent saves.
 	keptUnused = 256
-	// keepShared is how long Forget keeps unused keys with neighbours, of which it keeps keptShared
-	// at most, those updated last: placements come back, but there are many.
+	// keepShared is how long Forget keeps unused keys with neighbours, of which it keeps at most
+	// keptShared, those updated last. Placements come back, but there are many of them.
 	keepShared = time.Hour
 	keptShared = 64
 )

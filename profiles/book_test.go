@@ -203,6 +203,9 @@ func TestBookKeysByChecksum(t *testing.T) {
 		strings.Contains(string(text), "checksum") {
 		t.Errorf("a table, which older gateways read, is written as %s (%v)", text, err)
 	}
+	if err := b.CheckKeys(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestKeyOf: a lane that is the whole machine has the key of the shipped profiles.

@@ -83,6 +83,9 @@ func FuzzBook(f *testing.F) {
 		if b.Load(path) != nil {
 			return
 		}
+		if err := b.CheckKeys(); err != nil {
+			t.Error(err)
+		}
 		for _, key := range b.Keys() {
 			if err := b.Observe(key, 3, 2*time.Millisecond, "a", start); err != nil {
 				t.Errorf("%v: %v", key, err)

@@ -14,11 +14,21 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Problem is a snapshot's, with the demand to plan for. It shares nothing that changes.
+// A Problem is what a snapshot says of the fleet, with the demand to plan for. It shares nothing
+// that changes.
+//
+// Invariants, once buildProgram has run:
+//   - Each agent is in exactly one kind, of its type and number of lanes. current has its layout at
+//     the same index as agents.
+//   - The classes of family f are first[f] to first[f]+len(classes[f])-1 of program. classes[f]
+//     ascends, has 1 to maxClasses entries, and every query of f is of one of these classes.
+//   - choices has the kind and layout of each choice of program, at the same index.
+//   - assignLayouts gives an agent a layout of its kind, so it fits the agent and is not barred
+//     there, or the layout that the agent has.
 type Problem struct {
 	agents     []Agent // without those that leave
 	current    []place.Layout
-	only       map[names.AgentName]bool // agents that keep what is current
+	only       map[names.AgentName]bool // agents that keep their current layout
 	variants   []Variant
 	families   []Family
 	rate       []float64 // by family, that arrives
@@ -75,14 +85,16 @@ type Plan struct {
 	missing                  []Event
 }
 
-// horizon is the time in which a change must gain more than it costs.
+// horizon is the time in which a change must gain more than it costs. Chosen: three periods of the
+// replanner, so that a change pays before the demand is likely to be another.
 const horizon = 30 * time.Second
 
-// disturbance is what an agent's change costs, in points of accuracy of what the agent serves
-// while it loads.
+// disturbance is what an agent's change costs, in points of accuracy of what the agent serves while
+// it loads. Chosen. That loads cost something, and this wish for few changes, take .07 points of
+// accuracy in the simulation of docs/internals/placement.md.
 const disturbance = 10
 
-// usualLoad is how long a load takes of which nothing is known.
+// usualLoad is how long the load of a model takes of which nothing is known; chosen.
 const usualLoad = 5 * time.Second
 
 // Solve solves the problem. It takes below a second of a core and may run beside a step.
@@ -347,8 +359,9 @@ func coarse(sizes profiles.Distribution) []bin {
 	return bins
 }
 
-// latenciesOf returns what is known of a variant on a partition, nil if it cannot run there. Where
-// nothing is known of it, it is taken to be as slow as its family's slowest that is known.
+// latenciesOf returns the latencies of a variant on a partition, nil if it cannot run there. A
+// variant without known latencies counts as slow as the slowest variant of its family that has
+// some.
 func (p *Problem) latenciesOf(v *Variant, t names.LaneType) Latencies {
 	if l := p.latencies[names.TableKey{Model: v.Model, Type: t}]; l != nil {
 		return l
@@ -371,11 +384,12 @@ func (p *Problem) latenciesOf(v *Variant, t names.LaneType) Latencies {
 	return slowest
 }
 
-// maxClasses is how many size classes a family has at most.
+// maxClasses is how many size classes a family has at most. Chosen; each class multiplies the
+// program.
 const maxClasses = 4
 
-// cutBatchSizes divides the batch sizes of each family where some variant somewhere is in time no
-// more.
+// cutBatchSizes divides the batch sizes of each family into classes. A class ends at the largest
+// size that some variant somewhere serves in time.
 func (p *Problem) cutBatchSizes() {
 	cuts := make([][]bool, len(p.families))
 	for f := range cuts {
@@ -423,8 +437,8 @@ func (p *Problem) inTime(f int, l Latencies) int {
 	return last
 }
 
-// room is the part of the QoS target within which a run should end, where some agent can: the rest
-// is for waiting.
+// room is the part of the QoS target within which a run should end, where some agent can do that:
+// the rest is for waiting. Chosen.
 const room = .7
 
 // setTimeLimits sets, by family and bin, the longest run that counts as in time.
@@ -470,8 +484,8 @@ func (p *Problem) eachPair(do func(f int, l Latencies)) {
 	}
 }
 
-// eachBin calls do with the bins of class k of family f. What is larger than the largest that is
-// served in time counts as that.
+// eachBin calls do with the bins of class k of family f. Sizes that no variant serves in time count
+// as the largest size that one does.
 func (p *Problem) eachBin(f, k int, do func(bin)) {
 	low, high := 0, p.classes[f][k]
 	if k > 0 {
@@ -604,7 +618,7 @@ func (p *Problem) lowerToSlowest(c *place.Choice, to []float64) {
 	}
 }
 
-// keepProgram is the program in which all agents keep what they have.
+// keepProgram returns the program in which all agents keep their layouts.
 func (p *Problem) keepProgram() *place.Program {
 	kept := &place.Program{Variants: p.program.Variants, Classes: p.program.Classes, Seed: p.seed}
 	for c, n := range p.program.Current {
@@ -687,11 +701,14 @@ func (p *Problem) assignLayouts(plan *Plan, counts []int) {
 	}
 }
 
-// maxAssigned bounds the agents times layouts of which the best assignment is found at once.
+// maxAssigned bounds the size of an assignment problem, in agents times layouts; larger ones are
+// solved in parts. Solving takes time with the cube of the size. Chosen: 1,000 agents and layouts
+// at once.
 const maxAssigned = 1 << 20
 
-// fill assigns the slots, which are choices, to agents that are free, of which there are as many or
-// more.
+// fill assigns each slot, which is the index of a choice, to one of the free agents, so that
+// loading takes the least time in all: the linear assignment problem, solved by package assign.
+// There are at least as many free agents as slots.
 func (p *Problem) fill(plan *Plan, k *kind, slots, free []int) {
 	for len(slots) > 0 {
 		n := len(slots)

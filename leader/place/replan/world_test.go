@@ -224,6 +224,7 @@ func (w *world) tick() {
 	}
 	if a.Solve != nil {
 		w.plan, w.planAt = a.Solve.Solve(), w.now.Add(w.solveFor)
+		w.checkProblem(a.Solve)
 	}
 	for _, m := range a.Moves {
 		if w.lossy && w.rng.IntN(3) == 0 {
@@ -355,6 +356,59 @@ func (w *world) check(a *Answer) {
 	}
 	for _, m := range a.Moves {
 		w.checkMove(m, layouts)
+	}
+}
+
+// checkProblem checks the invariants of Problem once its program is built.
+func (w *world) checkProblem(p *Problem) {
+	kindOf := make([]int, len(p.agents))
+	for k, kind := range p.kinds {
+		for _, a := range kind.agents {
+			kindOf[a] += k + 1
+			if p.agents[a].Type != kind.typ || p.agents[a].Lanes != kind.lanes {
+				w.fail("agent %s is of kind %+v", p.agents[a].Name, kind)
+			}
+		}
+		if len(kind.layouts) != len(kind.names) {
+			w.fail("a kind has %d layouts and %d names", len(kind.layouts), len(kind.names))
+		}
+	}
+	for a, k := range kindOf {
+		if k == 0 || k > len(p.kinds) || !slices.Contains(p.kinds[k-1].agents, a) {
+			w.fail("agent %s is not of exactly one kind", p.agents[a].Name)
+		}
+	}
+	next := 0
+	for f := range p.families {
+		ends := p.classes[f]
+		if p.first[f] != next || len(ends) < 1 || len(ends) > maxClasses ||
+			!slices.IsSorted(ends) || len(slices.Compact(slices.Clone(ends))) != len(ends) {
+			w.fail("family %d has classes %v from %d on, want from %d on", f, ends, p.first[f], next)
+		}
+		next += len(ends)
+		share := 0.0
+		for k := range ends {
+			share += p.classShare(f, k)
+			class := p.program.Classes[p.first[f]+k]
+			if class.Family != p.families[f].Name {
+				w.fail("class %d of family %s is of %s", k, p.families[f].Name, class.Family)
+			}
+		}
+		if share < 1-1e-9 || share > 1+1e-9 {
+			w.fail("family %d has classes of %v of its queries", f, share)
+		}
+	}
+	if next != len(p.program.Classes) || len(p.choices) != len(p.program.Choices) ||
+		len(p.current) != len(p.agents) {
+		w.fail("%d classes of %d, %d choices of %d, %d layouts of %d agents", next,
+			len(p.program.Classes), len(p.choices), len(p.program.Choices), len(p.current),
+			len(p.agents))
+	}
+	for c, o := range p.choices {
+		if choice := p.program.Choices[c]; choice.Type != o.kind ||
+			choice.Layout != p.kinds[o.kind].names[o.layout] {
+			w.fail("choice %d is %+v and %+v", c, o, choice)
+		}
 	}
 }
 
