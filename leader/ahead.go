@@ -31,10 +31,12 @@ type aheadSample struct {
 
 const (
 	// The spread is the quantile spreadQuantile of how much shorter executions are than predicted:
-	// a standard deviation if those are normally distributed.
+	// one standard deviation of a normal distribution. In the simulator the throughput of DIEN is
+	// highest with that much.
 	spreadQuantile = 0.84
-	// The first fit is made after aheadAnswers answers, and each later one after moreAnswers more:
-	// a fit costs as much CPU time as deciding on some queries.
+	// The first fit is made after aheadAnswers answers, and each later one after moreAnswers more.
+	// Chosen: a fit costs as much CPU time as deciding on some queries, and half of the samples are
+	// new then.
 	aheadAnswers, moreAnswers = 32, 64
 	// unknownEarly stands for an execution of which only its end is known.
 	unknownEarly time.Duration = math.MinInt64

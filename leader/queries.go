@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxSubmitted bounds the queries of one gateway that the leader remembers, and the parked
-	// queries of all gateways together.
+	// queries of all gateways together. It is MostSubmittedBytes by SubmitOverhead.
 	maxSubmitted = 1 << 16
 	// fullRetryAfter is what a gateway with so many queries is told to wait: in a second a fleet
 	// serves thousands of them. Chosen; twice as much either way changes nothing.
@@ -24,7 +24,7 @@ const (
 	// SubmitOverhead is the memory of a submit without its strings, in bytes.
 	SubmitOverhead = 256
 	// maxHeld bounds the queries that gateways say a lane holds, without the lane having confirmed
-	// it.
+	// it. Chosen: numbers come from other machines, and a lane has at most LaneDepth runs.
 	maxHeld = 1 << 10
 )
 

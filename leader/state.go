@@ -14,16 +14,19 @@ import (
 )
 
 const (
-	// heartbeat is how often a leader sends each gateway a message and checks its lanes.
+	// heartbeat is how often a leader sends each gateway a message and checks its lanes. Chosen: a
+	// gateway counts a leader as silent after three heartbeats, so 150 ms without a leader.
 	heartbeat = 50 * time.Millisecond
 	// settleTime is how long after taking over the leader waits for a lane to greet. After that it
-	// assigns anew a query that its gateway says is at that lane.
+	// assigns anew a query that its gateway says is at that lane. Chosen: two heartbeats.
 	settleTime = 100 * time.Millisecond
 	// Turmoil is how long after taking over the leader learns nothing about the way of queries,
-	// because everybody is connecting. Until then it uses what the former leader had found.
+	// because all members and gateways are connecting. Until then it uses what the former leader
+	// had found. Chosen.
 	Turmoil = time.Second
 	// linkGrace is how long after a member's link broke the leader waits for a new one before it
-	// gives the member's lanes up.
+	// gives the member's lanes up. Chosen: longer than the longest wait between two attempts to
+	// open a link.
 	linkGrace = time.Second
 	// DecisionsKept is how many decisions a [Status] has at most.
 	DecisionsKept = 64

@@ -13,7 +13,7 @@ import (
 const (
 	// StatusSeconds is the number of seconds over which a status counts queries.
 	StatusSeconds = 60
-	// rateSeconds is the longest time, in seconds, over which a status averages rates.
+	// rateSeconds is the longest time, in seconds, over which a status averages rates. Chosen.
 	rateSeconds = 10
 )
 

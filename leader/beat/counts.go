@@ -8,8 +8,8 @@ import (
 	"github.com/muster-serve/muster/leader"
 )
 
-// Bins is the number of bins of batch sizes: bin 0 has those up to 8, the last one those above
-// 1,000, and those between have bins that are 12 % wide.
+// Bins is the number of bins of batch sizes: bin 0 has sizes up to 8, the last one those above
+// 1,000, and those between have bins 12 % wide. Chosen.
 const Bins = 44
 
 const minBin, maxBin = 8, 1000

@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// latencySeconds is of how many seconds' answers a [Meter] knows percentiles.
+	// latencySeconds is the number of seconds whose answers a [Meter] computes percentiles of.
+	// Chosen.
 	latencySeconds = 15
-	// busyOver is the time over which a [Meter] averages how busy lanes are: what is longer ago
-	// counts for 1/e.
+	// busyOver is the time constant of the exponential average (EWMA) of how busy lanes are.
+	// Chosen.
 	busyOver = 10 * time.Second
 )
 

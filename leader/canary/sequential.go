@@ -170,7 +170,7 @@ func (r *Rule) decideOn(all []comparison) (Decision, *comparison) {
 	return Promote, nil
 }
 
-// maxMore bounds what queriesLeft foretells, in multiples of the queries so far.
+// maxMore bounds the forecast of queriesLeft, in multiples of the queries so far, so that it ends.
 const maxMore = 1 << 20
 
 // queriesLeft returns how many more of its queries a canary needs until the comparisons decide, if

@@ -120,7 +120,7 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if len(s.types) > maxExact || s.approximates {
 		return s.solveApproximately(p), nil
 	}
-	const enough = 100_000 // steps; some tens are usual
+	const enough = 100_000 // steps; some tens are usual, so more means a fault
 	for range enough {
 		s.computeDuals()
 		if !s.chooseEntry() {

@@ -15,10 +15,12 @@ import (
 
 const (
 	// For the first firstQueries queries of a profile that was not learned before, advice is due at
-	// once; later on, at the interval below.
+	// once; later on, at the interval below. Both are chosen: a profile is good after about thirty
+	// queries (profiles.Learner).
 	firstQueries = 32
 	interval     = 250 * time.Millisecond
-	// pricesInterval is how often prices are computed while queries arrive.
+	// pricesInterval is how often prices are computed while queries arrive. Chosen; it is far below
+	// pricedOver, over which rates are averaged.
 	pricesInterval = 2 * time.Second
 	// keepGone is how long the state keeps what belongs to a version that no member holds, or to a
 	// type that no lane has. A restart or a rolling upgrade takes less time.

@@ -15,6 +15,7 @@ import (
 
 const (
 	// pricedOver is the time over which the models' arrival rates are averaged for the prices.
+	// Chosen.
 	pricedOver = 30 * time.Second
 	// A model has at most maxBins bins of batch sizes in the fluid program; fewer, but not less
 	// than minBins, if there are more than maxLatencies latencies by bin and class of lanes: 16

@@ -21,7 +21,8 @@ const (
 	// is overdue after several times that quantile.
 	minChange     = 0.01
 	minTailChange = 0.05
-	// sureQueries is the number of queries from which on a profile is not doubtful.
+	// sureQueries is the number of queries from which on a profile is not doubtful. Chosen;
+	// profiles keeps as many before it decides which of them are outliers.
 	sureQueries = 16
 	// An agent gets profiles of its own when its factor, or that of a model or of a class of its
 	// batch sizes, departs from 1 by more than slowFrom, and keeps them until all are within
@@ -30,8 +31,8 @@ const (
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
 	// minError is a lower bound for the standard error of a factor.
 	minError = 0.01
-	// modelSpread is the standard deviation of an agent's factors for models from the mean of them,
-	// before queries have run: that of agents from their type.
+	// modelSpread is the standard deviation of an agent's factors for models from their mean,
+	// before queries have run. Chosen: that of agents from their type.
 	modelSpread = 0.1
 	// The factor of one model, or of one class of its batch sizes, counts as nearer to 1 by
 	// sureErrors standard errors than it seems, since many are looked at, and some are far from 1
@@ -284,7 +285,7 @@ func (s *State) profileOf(member *leader.Member, part *leader.Part, m *leader.Mo
 	return now
 }
 
-// longestGuess is the longest time that is guessed. Quantiles of much longer ones would overflow.
+// longestGuess bounds a guessed latency. Quantiles of much longer ones would overflow.
 const longestGuess = 24 * time.Hour
 
 // Guess is the profile of a model of which nothing is known: half of the QoS target for the largest

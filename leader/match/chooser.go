@@ -170,7 +170,8 @@ func (c chooserPolicy) assignQueries(s *shard) {
 	c.Choose(View{s})
 }
 
-// maxMoved is how many queries of one queue are offered to other lanes in a round.
+// maxMoved is how many queries of one queue are offered to other lanes in a round; chosen, so that
+// a round stays short.
 const maxMoved = 64
 
 // leaveEndingLanes lets the queries arrive again that are in the queue of a lane that is now to end

@@ -31,7 +31,7 @@ type demand struct {
 }
 
 // minArrivals is how many queries a share needs to count in full: that one of fewer is lost is
-// chance.
+// chance. Chosen.
 const minArrivals = 20
 
 // size is the number of arrivals to which a loss is compared.
@@ -130,7 +130,8 @@ func (s *shard) noteLost(q *query) {
 	}
 }
 
-// fairWithin is by how much shares may differ before a family counts as behind another.
+// fairWithin is the difference of shares above which a family counts as behind another. Chosen:
+// less is noise.
 const fairWithin = 0.02
 
 // isBehind reports whether another family has got a larger share at s than that of d.

@@ -10,8 +10,9 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// What an answer of a variant costs for its accuracy, in units of what an average query is worth:
-// regretOfPoint for each point (.01) below the family's best variant, and maxRegret at most.
+// The cost of a variant's answer for its lack of accuracy, in units of the value of an average
+// query: regretOfPoint for each point (.01) below the family's best variant, and at most maxRegret.
+// Chosen.
 const regretOfPoint, maxRegret = 0.4, 5
 
 // A family is what a query asks for: the models that may answer it. For a query that names a model

@@ -9,28 +9,32 @@ import (
 
 // The constants of horizon; costs are in units of what an average query is worth.
 const (
-	// waitPrice is the cost of starting one QoS target later.
+	// waitPrice is the cost of starting one QoS target later. Half or twice as much changes
+	// throughput by .0005 of the fluid limit (docs/internals/matching.md).
 	waitPrice = 4
 	// latePrice is the cost of a slot in which a query would be late; it is above the cost of any
 	// query of the round. The query's usual cost there, divided by lateScale, is added to it, and
 	// so orders such slots.
 	latePrice, lateScale = 20, 1000
-	// fairPrice is added to it for each share that the query's family has got less than another,
-	// latePrice at most, so that the slots go first to whom .01 is missing. Twice or half of it
-	// makes no difference.
+	// fairPrice is added to latePrice for each share that the query's family has got less than
+	// another, up to latePrice. So a slot goes first to a family whose share is .01 smaller. Twice
+	// or half of it makes no difference.
 	fairPrice = 200
-	// fullBacklog is the backlog, in QoS targets, above which prices do not rise.
+	// fullBacklog is the backlog, in QoS targets, above which prices do not rise. Chosen.
 	fullBacklog = 0.8
 	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have at
 	// most calmWork QoS targets of work. The bound rises by calmWork for each calmQueue lost
 	// queries, and for each QoS target since the query was lost; otherwise a lost query would wait
 	// in vain in a small pool that is never quite calm, beside an idle lane. Towards the query's
-	// deadline, if it has one, the bound rises to a whole QoS target of work.
+	// deadline, if it has one, the bound rises to a whole QoS target of work. A smaller calmWork
+	// gains throughput, .0034 of the limit from .05 to .005, and lets lost queries wait for longer
+	// (docs/internals/matching.md).
 	calmWork, calmQueue = 0.0002, 20
-	// The smallest of the oldest calmChoice lost queries starts first.
+	// The smallest of the oldest calmChoice lost queries starts first. Chosen.
 	calmChoice = 4
 	// Lost queries start at once if, in the mean, spareLanes lanes or a share spareMost of all
-	// lanes are spare.
+	// lanes are spare. With a smaller share small pools lose: dien on 1 and 4 lanes loses 1 % with
+	// a fifth.
 	spareLanes, spareMost = 3, 0.75
 	// Prices are those of time at the limit. For the choice between variants, time costs the less
 	// the more a group idles: its whole price if it does not idle, and minScarcity of that if its

@@ -9,12 +9,13 @@ import (
 
 // The KAIROS paper (section 5.1) leaves the values of the first two to the implementation.
 const (
-	// kairosMargin is the part of the QoS target that waiting and latency may use (Eq. 8).
+	// kairosMargin is the part of the QoS target that waiting and latency may use (Eq. 8); chosen.
 	kairosMargin = 0.98
 	// kairosPenalty times the QoS target replaces the latency of a pair that would miss the target
 	// (Eq. 8).
 	kairosPenalty = 10
-	// roundRows bounds the waiting queries of a round, in queries per lane that serves them.
+	// roundRows bounds the waiting queries of a round, in queries per lane that serves them;
+	// chosen.
 	roundRows = 2
 )
 

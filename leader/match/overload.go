@@ -7,12 +7,12 @@ import (
 
 const (
 	// spareTargets is the time over which spare time is averaged, in QoS targets of the slowest
-	// model.
+	// model; chosen.
 	spareTargets = 10
 	// minSpare is a lower bound for the share of spare time in estimates.
 	minSpare = 0.01
 	// longestReturn bounds how long, in ms, a refused client is told to wait beyond what its query
-	// would have: not all try again.
+	// would have. Chosen, since some clients never come back.
 	longestReturn = 10_000
 )
 

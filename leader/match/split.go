@@ -103,9 +103,11 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 
 // The costs are those of horizon.
 const (
-	// A query that is planned is split if its parts cost at most splitGain of what it would cost.
+	// A query that is planned is split if its parts cost at most splitGain of what it would cost;
+	// chosen.
 	splitGain = 0.7
-	// A risky query is split if its parts cost at most splitMost.
+	// A risky query is split if its parts cost at most splitMost; chosen, between waitPrice and
+	// latePrice.
 	splitMost = 6
 )
 

@@ -139,7 +139,8 @@ func (c *climb) isCoupled(g int) bool {
 	return false
 }
 
-// candidates is how many of the best additions, and removals, of a type are combined.
+// candidates is how many of the best additions, and of the best removals, of a type are combined;
+// chosen, for the work grows with its square.
 const candidates = 4
 
 // bestMove is the best move. Of each type it combines the best additions and removals, of as many

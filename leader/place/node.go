@@ -13,14 +13,14 @@ type Tenant struct {
 	Calm int
 }
 
-// Where Adjust takes no worker of a tenant: its tail at or above the slack. Beyond
-// tight it is late.
+// Tail latencies by QoS target: a tenant is late above tight, and Adjust takes no worker of one at
+// or above slack. slack is chosen, the paper has no number.
 const (
 	tight = 1.0
 	slack = 0.8
 )
 
-// patience is after how many calm periods a tenant loses a worker.
+// patience is after how many calm periods a tenant loses a worker; chosen.
 const patience = 3
 
 // Adjust gives each of two tenants its workers and ways for the next period: Hera's Algorithm 3. A

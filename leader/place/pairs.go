@@ -7,8 +7,9 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// How many pairs are worth choosing from: of each model of low worker scalability those with its
-// best partners, each with splits from one end to the other of what both can have.
+// Bounds of the pairs to choose from: a model of low worker scalability is combined with its
+// bestPartners best partners, and each pair gets bestSplits splits of the cores, from one end to
+// the other. Chosen; the number of pairs multiplies the program.
 const (
 	bestPartners = 3
 	bestSplits   = 4

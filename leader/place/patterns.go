@@ -330,7 +330,7 @@ func (p *patterns) solveRelaxation(lo, hi []int) (value, bound float64) {
 	return value, bound
 }
 
-// several is how many patterns of a group are kept if they may not be all that matter.
+// several is how many patterns of a group are kept if they may not be all that matter; chosen.
 const several = 400
 
 // enumeratePatterns finds patterns that could be part of a better solution than the one at hand,

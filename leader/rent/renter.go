@@ -20,18 +20,20 @@ const (
 // slack is what rounding may make of a sum of prices or rates.
 const slack = 1e-9
 
-// deaf is after how long an agent that was told to drain, and does not say that it does, counts as
-// one that serves.
+// deaf is how long an agent that was told to drain may fail to say that it drains before it counts
+// as one that serves. Chosen.
 const deaf = 30 * time.Second
 
-// restart is how long an agent that restarts may be away. An instance that drains is returned after
-// that: one that is only out of sight may still answer queries.
+// restart is how long an agent that restarts may be away. After that an instance that drains is
+// returned; before, one that is only out of sight may still answer queries. Chosen.
 const restart = 90 * time.Second
 
-// slow is the factor of latency from which an agent goes before others of its type.
+// slow is the factor of latency from which an agent goes before others of its type: that from which
+// an agent counts as slow everywhere.
 const slow = 1.1
 
-// duds is how many instances of a kind in a row may fail to join before it is left alone.
+// duds is how many instances of a kind in a row may fail to join before the planner leaves the kind
+// alone. Chosen: one may fail by chance, and each costs its first minutes.
 const duds = 2
 
 // A place is a slot of any generation.
@@ -177,8 +179,8 @@ func (r *Renter) Returned(a Action, now time.Duration) {
 	h.returned = true
 }
 
-// Lacking are the kinds that are left alone now, in order. What the planner may choose of them is
-// what is there.
+// Lacking are the kinds that are left alone now, in order. The planner may choose no more of them
+// than there are.
 func (r *Renter) Lacking(now time.Duration) (all []Lack) {
 	for _, kind := range slices.SortedFunc(maps.Keys(r.lacks), Kind.Compare) {
 		if l := r.lacks[kind]; now < l.until {

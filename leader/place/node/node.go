@@ -17,8 +17,8 @@ import (
 // Period is how often [Manager.Step] should be called.
 const Period = time.Second
 
-// maxAnswers bounds the answers whose latencies are kept of a partition and period: beyond it the
-// later ones replace the earlier.
+// maxAnswers bounds the latencies that are kept of a partition and period; beyond it, later ones
+// replace earlier ones. Chosen: the 99 % quantile then rests on 40 latencies.
 const maxAnswers = 4096
 
 // A SharedAgent shares its lanes between the models of its layout.
@@ -71,7 +71,7 @@ type modelPeriod struct {
 	weight, time, square float64
 }
 
-// forget is by how much the runs of former periods count less each period.
+// forget is the factor by which each period reduces the weight of earlier runs (EWMA); chosen.
 const forget = 0.7
 
 // Answered notes that an agent has run a query: for how long, with the share of a run of several,
@@ -243,12 +243,14 @@ func tail(latencies []time.Duration, f *FamilyLoad) float64 {
 	return float64(latencies[n]) / float64(f.QoSTarget)
 }
 
-// How much of their time lanes can be in use.
+// Bounds of the share of their time in which lanes run. Chosen: outside of them the formula of
+// heavy traffic does not hold, or leaves no room for bursts.
 const minUse, maxUse = 0.5, 0.9
 
-// profileOf is how many queries/s so many lanes serve within a target, in seconds. The wait for a
-// lane is about exponential in heavy traffic, with the mean of Kingman's formula: the use of the
-// lanes is such that a share of the queries waits no longer than the target leaves.
+// profileOf returns how many queries/s so many lanes serve within a target, in seconds. In heavy
+// traffic the wait for a lane is about exponential, with the mean of Kingman's formula (Proceedings
+// of the Cambridge Philosophical Society 57, 1961). The lanes are used so much that a share of the
+// queries waits no longer than the target leaves.
 func (s *modelPeriod) profileOf(lanes int, target, share float64) *place.Profile {
 	p := &place.Profile{QPS: make([][]float64, lanes+1)}
 	for w := range p.QPS {

@@ -8,7 +8,8 @@ import (
 // DemandWindow is the length of the windows in which a [Demand] counts.
 const DemandWindow = time.Second
 
-// demandAlpha is the weight of a window in the moving average.
+// demandAlpha is the weight of a window in the moving average (EWMA), whose memory is thus 2.6
+// windows. Chosen.
 const demandAlpha = 1 / 2.6
 
 // A Demand estimates at which rate a family's queries arrive, from a count of all that have

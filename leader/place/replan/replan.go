@@ -456,7 +456,8 @@ func (r *Replanner) waitingLate() (n int) {
 	return n
 }
 
-// slow is how many times its latency a model's is that makes a plan's rates wrong.
+// slow is the factor by which a model's latency must exceed that of the plan for the plan's rates
+// to count as wrong; chosen.
 const slow = 1.5
 
 // slowerThanPlanned compares the latencies of what agents should hold with those of the plan.

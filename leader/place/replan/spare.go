@@ -22,11 +22,11 @@ import (
 // changes nothing, or between two plans: an agent that has the memory holds the family's fastest
 // variant, too; if none has, one does in place of what it holds, all of which others hold as well.
 
-// hosts is how many agents should host each family, if they can.
+// hosts is how many agents should host each family, if they can: one may be lost.
 const hosts = 2
 
-// hostless is how long a family has no host before it counts as lost: agents greet a new leader,
-// and links that have broken come back, within it.
+// hostless is how long a family has no host before it counts as lost. Chosen: agents greet a new
+// leader, and links that have broken come back, within it.
 const hostless = 500 * time.Millisecond
 
 // A roster is agents and what they are to hold.

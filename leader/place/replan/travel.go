@@ -17,7 +17,8 @@ type travel struct {
 	waits []Wait
 }
 
-// patience is how long an agent may take to change beyond ten times what its loads usually take.
+// patience is how long an agent may take to change beyond ten times what its loads usually take;
+// chosen.
 const patience = 2 * time.Minute
 
 // Lanes of an agent that changes count in one of two ways. Those that are away may serve nothing of

@@ -50,7 +50,8 @@ type Limits struct {
 // starting is about how long a new instance is paid for before it serves.
 const starting = time.Minute
 
-// agreeing is how many choices in a row must agree before one that is not urgent counts.
+// agreeing is how many choices in a row must agree before one that is not urgent counts
+// (hysteresis); chosen.
 const agreeing = 2
 
 // A Chooser remembers the load and its last choices. It is not safe for concurrent use.
@@ -122,7 +123,7 @@ func (c *Chooser) Needed(now time.Duration) (rate float64, lasts time.Duration) 
 	return rate * c.config.Headroom, lasts
 }
 
-// A Fleet is what is there.
+// A Fleet is the instances that there are.
 type Fleet struct {
 	// Problem has the demand, and the types with their latencies; its prices, limits and objective
 	// are not read.
@@ -140,8 +141,8 @@ type Choice struct {
 	Rate   float64 // planned for, in queries/s
 	Price  float64 // of Counts in $/hr
 	Now    float64 // of what is desired now
-	// Serves is the load that may be planned for Counts, with what was not rented: what they are
-	// expected to serve, in queries/s, after each loss that they have to bear.
+	// Serves is the load, in queries/s, that may be planned for Counts and the instances that were
+	// not rented: what they are expected to serve after each loss that they have to bear.
 	Serves float64
 	// Change: it should become what is desired. Urgent: what is desired does not serve the rate, or
 	// would not after a loss that the config has it bear.
@@ -182,7 +183,8 @@ func (c *Chooser) fill(counts map[rent.Kind]int, total int,
 	return counts
 }
 
-// sunk is the price of what is there anyway.
+// sunk is the price of instances that are there anyway, relative to new ones; above 0, so that of
+// equal fleets the smaller one wins.
 const sunk = 1e-6
 
 // Choose plans for the highest load of late. Problem must have demand.
