@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// LoadInterval is the least time between two loads of an agent in a fleet of up to loadMembers.
-	// In a larger fleet it grows with the members, so that the loads that each agent forwards a
-	// second stay the same.
+	// LoadInterval is the least time between two loads of an agent in a fleet of up to loadMembers;
+	// both are chosen. In a larger fleet it grows with the members, so that the loads that each
+	// agent forwards a second stay the same.
 	LoadInterval = time.Second
 	loadMembers  = 50
 )

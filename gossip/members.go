@@ -32,9 +32,10 @@ type Event struct {
 // EventKind says what has changed.
 type EventKind int
 
-// The kinds of events. A member that has Left has announced it; one that has Failed has been silent
-// for some seconds, and may come back under the same name if it was only cut off. A Refused one was
-// not accepted because there are MaxStrangers strangers; [Gossip.Vouch] makes this agent join it.
+// The kinds of events. A member that has Left announced that it would. One that has Failed was
+// silent for some seconds; it comes back under the same name if it was only cut off. One that was
+// Refused is not accepted, because there are MaxStrangers strangers; [Gossip.Vouch] makes this
+// agent join it.
 const (
 	Joined EventKind = iota
 	Updated
@@ -83,9 +84,9 @@ type departedMember struct {
 // keep a dead member in memory.
 const strangerMemory = time.Minute
 
-// hostReserve is how many reserved places for strangers one host may have. The sender's address of
-// a packet may be forged, that of a stream may not. So a quarter of the places is reserved for
-// members at hosts that have a stream open to this agent, as a joining agent has.
+// hostReserve is how many reserved places for strangers one host may have; chosen. The sender's
+// address of a packet may be forged, that of a stream may not. So a quarter of the places is
+// reserved for members at hosts that have a stream open to this agent, as a joining agent has.
 const hostReserve = 4
 
 var errStrangers = errors.New("too many members have not said what they are")
@@ -173,7 +174,7 @@ func (g *Gossip) mayReserve(host netip.Addr) bool {
 }
 
 // This agent tries to join failed members again for failedMemory, and remembers at most maxFailed
-// of them.
+// of them. Both are chosen.
 const (
 	failedMemory = time.Hour
 	maxFailed    = 256

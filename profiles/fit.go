@@ -17,7 +17,9 @@ type fit struct {
 	winsor       float64           // standard deviations
 }
 
-// Priors: the assumptions before there is evidence, and their weights.
+// Priors: the assumptions before there is evidence, and their weights. Noise, steps, spreads and
+// limits are relative to the latency unless they say otherwise. All are chosen by the errors on the
+// papers' samples that [Learner] states.
 const (
 	// The relative noise of a query, and how many queries that is worth.
 	noisePrior, noisePriorQueries = 0.1, 2

@@ -122,7 +122,8 @@ type run struct {
 }
 
 const (
-	// Bins: single batch sizes up to fineBins, then 8 to the octave.
+	// Bins: single batch sizes up to fineBins, then 8 to the octave. Chosen, as the memories below,
+	// by the errors on the papers' samples that [Learner] states.
 	fineBins = 16
 	binCount = fineBins + 8*12 // up to MaxBatchSize
 
@@ -130,24 +131,27 @@ const (
 	shapeMemory = 4000 // queries the distribution of z remembers
 	agentMemory = 500  // queries the factor of an agent remembers
 	// An agent without queries for agentLife is forgotten; the mean of the factors then excludes
-	// it.
+	// it. Chosen.
 	agentLife = 10 * time.Minute
 
 	// The first earlyQueries queries are kept unchanged, because only later ones show which of them
-	// are outliers. A query less than earlyLimit from the line is no outlier.
+	// are outliers. A query less than earlyLimit, as a share, from the line is no outlier. Both are
+	// chosen.
 	earlyQueries = 16
 	earlyLimit   = 0.25
 
 	winsorLimit = 4.0 // standard deviations
 	winsorShare = 0.995
 
-	// Each residual, in standard deviations, is limited to changeClip, reduced by changeSlack and
-	// added to the cumulative sum. At changeLimit the change is adopted: eight extreme queries in a
-	// row suffice, single ones never do.
+	// A change is recognised by the cumulative sum of Page (CUSUM; Biometrika 41, 1954), for rises
+	// and for falls. Each residual, in standard deviations, is limited to changeClip, reduced by
+	// changeSlack and added to the sum. At changeLimit the change is adopted: eight extreme queries
+	// in a row suffice, single ones never do. Chosen: a slowdown by 1.5 is then recognised after 7
+	// queries, on the noisiest type after up to 32.
 	changeClip  = 4.0
 	changeSlack = 0.5
 	changeLimit = 24.0
-	// The weight that evidence from before a change keeps.
+	// The weight that evidence from before a change keeps; chosen.
 	changeDoubt = 0.1
 	// A bin with less evidence than this, in queries, loses no more. After 300 changes it would
 	// have none of which a mean could be told.

@@ -55,13 +55,14 @@ type arrival struct {
 
 const (
 	monitorWindow = 10_000
-	// A reference is taken of at least so many queries, but after a change of those of settleTime,
-	// if they are minSettled.
+	// A reference is taken of at least minReference queries, but after a change of those of
+	// settleTime, if they are at least minSettled. All are chosen; monitorWindow is the paper's
+	// (KAIROS section 5.2).
 	minReference = 1_000
 	settleTime   = 30 * time.Second
 	minSettled   = 100
 	// What comes in the first warmUp is no part of the first reference: clients that begin, or
-	// queries that had waited for a leader.
+	// queries that had waited for a leader. Chosen.
 	warmUp        = time.Second
 	referenceBins = 16
 	falseAlarms   = 1e-4

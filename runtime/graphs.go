@@ -32,7 +32,7 @@ const (
 	maxStaged = 64 << 20
 	// smallCopy is how many bytes one thread copies as soon as several would. More are copied in
 	// chunks, by several threads, and each chunk of an input goes to the card while the next ones
-	// are copied.
+	// are copied. Chosen.
 	smallCopy = 256 << 10
 	// maxCopiers is how many threads copy; more would wait for the memory.
 	maxCopiers = 8

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// stuckAfter is how long Drain waits for the runs that it has cancelled.
+// stuckAfter is how long Drain waits for the runs that it has cancelled; chosen. Code in ONNX
+// Runtime that does not look at the cancellation is left behind.
 const stuckAfter = 5 * time.Second
 
 // Errors of a dropped query. A query that was refused because too much waits has an

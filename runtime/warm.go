@@ -28,9 +28,11 @@ func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 }
 
 const (
-	// warmPiece is about how long one of the small queries keeps a lane.
+	// warmPiece is about how long one of the small queries keeps a lane. Chosen: a query that comes
+	// meanwhile hardly waits.
 	warmPiece = 250 * time.Microsecond
-	// warmPause is the ratio of a pause to the query before it.
+	// warmPause is the ratio of a pause to the query before it: a warm-up takes a tenth of a lane's
+	// time. Chosen.
 	warmPause = 9
 	// warmEnough is the execution time after which a batch size is warm. More random lookups would
 	// only touch pages that earlier ones have touched.

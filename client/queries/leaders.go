@@ -9,7 +9,8 @@ import (
 
 const (
 	// minSilence is the least time that a leader has to acknowledge a submit before it counts as
-	// silent.
+	// silent. Chosen: longer than a pause of Go's garbage collector or of a busy machine's
+	// scheduler.
 	minSilence = 10 * time.Millisecond
 	// heartbeatSilence is how long a leader may send nothing, while there are queries, before it
 	// counts as silent: three heartbeats. Without queries it sends fewer.
@@ -17,10 +18,11 @@ const (
 	// lostSilence is how long a leader may send nothing before the gateway looks for another: the
 	// time after which agents elect one.
 	lostSilence = time.Second
-	// firstAnswer is how long a member tried as the leader has to answer.
+	// firstAnswer is how long a member tried as the leader has to answer. Chosen: longer than a
+	// connection takes to open, and so short that a frozen leader is noticed soon.
 	firstAnswer = 250 * time.Millisecond
-	// firstRetry and lastRetry bound how long the gateway waits before it tries again
-	// to reach a leader.
+	// firstRetry and lastRetry bound how long the gateway waits before it tries again to reach a
+	// leader, a wait that doubles. Chosen: an election takes many times as long.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 25 * time.Millisecond
 	// WatchInterval is the longest time between two calls of [State.Check] while there are queries.

@@ -15,21 +15,24 @@ import (
 
 const (
 	// minOverdue is how late, at least, an attempt that no leader watches must be before it is
-	// given up.
+	// given up. Chosen: what a leader allows a lane whose latency it knows.
 	minOverdue = 100 * time.Millisecond
 	// maxLed is how many attempts in a row may fail that the leader chose. After them the query is
 	// decided without the leader, which may not know yet which members this gateway cannot reach.
+	// Chosen: half of match.MaxAttempts.
 	maxLed = 2
 	// maxInquiries is how many queries are decided without a leader at a time, the oldest first.
+	// Chosen; each asks several lanes.
 	maxInquiries = 8
 	// maxTogether is how many submits, cancellations and assignments one message may have. An
 	// agent accepts messages of 64 KiB, and the longest of these takes about 1 KiB.
 	maxTogether = 48
 	// firstAgain is the backoff of a query after the second member in a row could not be reached;
-	// see [Query.Backoff].
+	// see [Query.Backoff]. Chosen.
 	firstAgain = 10 * time.Millisecond
-	// A query that goes elsewhere while an attempt of it is under way has both go on: it is hedged.
-	// hedgeShare is the share of attempts that may do so over time, hedgeBurst how many at once.
+	// A query that goes elsewhere while an attempt of it is under way has both go on: it is hedged
+	// (Dean and Barroso, "The Tail at Scale", Communications of the ACM 56, 2013). hedgeShare is
+	// the share of attempts that may do so over time, hedgeBurst how many at once: a token bucket.
 	// Chosen: a hedge takes at most one more run of a lane, so lanes have at most 5 % more to do,
 	// which is less than what the slowest runs of a fleet cost without; the queries of a few lanes
 	// that stop together are within the burst, and beyond it an attempt is cut off for the next.

@@ -8,9 +8,10 @@ import (
 
 // Above the limit not all queries can be answered in time. Horizon then serves of each family the
 // same part of what the family would reach if it were alone on the lanes: the shares are max-min
-// fair. So a model with a short target is not passed over for the many queries of a long target
-// that have waited for longer, and a family that floods the lanes takes no more from the others
-// than one that just fills them. Below the limit all shares are 1, and nothing depends on them.
+// fair (Bertsekas and Gallager, Data Networks, section 6.5.2). So a model with a short target is
+// not passed over for the many queries of a long target that have waited for longer, and a family
+// that floods the lanes takes no more from the others than one that just fills them. Below the
+// limit all shares are 1, and nothing depends on them.
 
 // A demand is what a family has asked of a shard and lost there in the last time. The counts decay
 // over Matcher.spareOver; at time since they were right.

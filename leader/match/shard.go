@@ -237,8 +237,8 @@ func (s *shard) keepsQuery(q *query, moved bool) bool {
 }
 
 // routeQuery returns the shard at which q is to wait: of two drawn at random that can serve q, the
-// one with the shorter backlog for q's size class. A query that no lane can serve goes to the shard
-// nowhere until the lanes change.
+// one with the shorter backlog for q's size class (the power of two choices; Mitzenmacher, IEEE
+// TPDS 12, 2001). A query that no lane can serve goes to the shard nowhere until the lanes change.
 func (m *Matcher) routeQuery(q *query) *shard {
 	if len(m.shards) == 1 {
 		if m.shards[0].hasLaneFor(q) {

@@ -6,8 +6,10 @@ package match
 //
 // So horizon sheds the queries of a family whose cost is above a threshold: it plans no lane for
 // them, and starts them only on a lane that would idle. The threshold falls with each query below
-// it that is lost, and rises with each that is started, until about one of sixty is lost. Near the
-// limit and below it fewer are lost, and nothing is shed.
+// it that is lost, and rises with each that is started, until about one of sixty is lost: a
+// stochastic approximation (Robbins and Monro, Annals of Mathematical Statistics 22, 1951), as are
+// the margins below and the lanes of reserve.go. Near the limit and below it fewer are lost, and
+// nothing is shed.
 type shedThreshold struct {
 	// threshold is the largest cost of queries that are not shed, as a part of maxCost, in (0, 1];
 	// 1 sheds none.
@@ -71,7 +73,7 @@ const (
 	marginClasses = 4
 	// A margin grows by marginStep targets with each query that is late, up to maxMargin. It
 	// shrinks by marginStep x marginMisses with each in time, so in balance the share marginMisses
-	// is late.
+	// is late. That share is what a QoS target of 99 % leaves; the other two are chosen.
 	marginStep, marginMisses, maxMargin = 0.02, 0.01, 0.5
 )
 

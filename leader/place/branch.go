@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// A node of branch and bound: each free choice has between lo and hi agents. In the master program
-// of patterns each group may use so many of each type.
+// A node of branch and bound (Land and Doig, Econometrica 28, 1960): each free choice has between
+// lo and hi agents. In the master program of patterns each group may use so many of each type.
 type node struct {
 	lo, hi []int
 	bound  float64

@@ -43,8 +43,9 @@ const (
 	// thetaLimit is the widest margin. The margin is widened if no candidate is left and none has
 	// met the target, as happens with many slow instances.
 	thetaLimit = 0.16
-	// ribbonXi is the parameter xi of expected improvement: a smaller improvement of the objective
-	// is not worth an evaluation.
+	// ribbonXi is the parameter xi of expected improvement (Jones, Schonlau and Welch, Journal of
+	// Global Optimization 13, 1998): a smaller improvement of the objective is not worth an
+	// evaluation. Chosen.
 	ribbonXi = 0.03
 	// A configuration is not evaluated if its probability to meet the target, or to serve more, is
 	// below unlikely.

@@ -8,18 +8,22 @@ import (
 )
 
 const (
-	// loadRuns is the time constant of the average number of busy cores, in runs.
+	// loadRuns is the time constant of the average number of busy cores, in runs. Chosen: a lane
+	// that became whole after any query that had no other beside it lost up to 30 %
+	// (docs/internals/lanes.md).
 	loadRuns = 8
-	// wholeLoad is the share of the time that a lane may be busy, if it is whole, for it not to
-	// stay divided.
+	// wholeLoad is the share of its time that a lane would be busy if it were whole below which it
+	// does not stay divided. Chosen.
 	wholeLoad = 0.7
 	// coreGain is the share of what all cores together take for a query, the product of their
-	// number and the time, below which one core serves it better under overload.
+	// number and the time, below which one core serves it better under overload. Chosen: the tenth
+	// covers errors of the estimates.
 	coreGain = 0.9
 	// Lanes find out by trying whether one core serves a query as fast as all of them, if it takes
 	// at most shortRun on all. A query of a model of which nothing is known for one core runs on
 	// one, and each tryEvery-th query the other way than the rest. Of longer ones, which run on one
-	// core while others wait, these do so even if merging is expected to save more.
+	// core while others wait, these do so even if merging is expected to save more. Chosen: the
+	// tries cost less than 1 % of the runs.
 	tryEvery = 128
 	// shortRun bounds what a wrong answer costs: one that was true while others used the machine is
 	// corrected only by the tries. Longer runs gain from all cores, but for models that cannot use

@@ -62,7 +62,8 @@ type Line struct {
 	n, deviations float64
 }
 
-// forget is the factor by which each new observation reduces the weight of the older ones.
+// forget is the factor by which each new observation reduces the weight of the older ones, so that
+// about 100 count (EWMA). Chosen.
 const forget = 0.99
 
 func (l *Line) Observe(batchSize int, d time.Duration) {

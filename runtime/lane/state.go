@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// maxBackgroundRun is the longest time for which a background query keeps a lane. It is a few times
-// what a piece of a warm-up takes, and a few QoS targets.
+// maxBackgroundRun is the longest time for which a background query keeps a lane. Chosen: a few
+// times what a piece of a warm-up takes, and a few QoS targets.
 const maxBackgroundRun = 100 * time.Millisecond
 
 // A Config is what the lanes of an agent are. All fields are required.

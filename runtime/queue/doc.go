@@ -2,12 +2,12 @@
 // and the simulator both use it.
 //
 // The order has three classes. Queries that can still meet their QoS targets come first, in the
-// order in which their answers are due. Queries that are late or have no QoS target come next, in
-// order of arrival. Background queries come last, in order of arrival, but first once they have waited
-// for [BackgroundWait].
+// order in which their answers are due: earliest deadline first (EDF). Queries that are late or
+// have no QoS target come next, in order of arrival. Background queries come last, in order of
+// arrival, but first once they have waited for [BackgroundWait].
 //
 // If any order lets all queries of the first class meet their QoS targets, then the order by due
-// time does (Jackson's rule for one machine). The order by latest start does not have this
+// time does (Jackson, 1955, for one machine). The order by latest start does not have this
 // property: it can run a long query before a short one that is due earlier.
 //
 // [Spare] measures how much of the lanes' time late queries get, and so how long they will wait.

@@ -183,8 +183,8 @@ func (c *Chooser) fill(counts map[rent.Kind]int, total int,
 	return counts
 }
 
-// sunk is the price of instances that are there anyway, relative to new ones; above 0, so that of
-// equal fleets the smaller one wins.
+// sunk is the price, in $/hr, that the problem gives to instances that are there anyway. It is
+// above 0, so that of equal fleets the smaller one wins.
 const sunk = 1e-6
 
 // Choose plans for the highest load of late. Problem must have demand.

@@ -2,7 +2,7 @@ package merge
 
 import "time"
 
-// MostCollect bounds how long a lane waits for the other queries of a group.
+// MostCollect bounds how long a lane waits for the other queries of a group. Chosen.
 const MostCollect = 2 * time.Millisecond
 
 // A GroupID names a group at a lane. The zero value names none.
