@@ -70,7 +70,7 @@ type Agent struct {
 	// openStore opens the model store at a URL; nil: Config.ModelStore must be empty.
 	openStore func(ctx context.Context, url string) (*store.Store, error)
 	rented    atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it
-	ends      atomic.Pointer[notice]         // of this machine's end; nil: there was none
+	ends      atomic.Pointer[notice]         // of this machine's end; nil: none has come
 	host      host
 
 	// The fields below are set by Run before the agent serves its first call.

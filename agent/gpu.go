@@ -27,8 +27,8 @@ type cardWatch struct {
 	told   *control.GPU
 }
 
-// openCard returns the watch of the executor's card. An emulated executor has none: then it is that
-// of the card that is named, if one is.
+// openCard returns the watch of the executor's card. For an emulated executor, which has none, it
+// returns the watch of the card that the settings name, if they name one.
 func (a *Agent) openCard() (*cardWatch, error) {
 	var card *gpu.Card
 	if a.executor.Info().Executor == "emulated" && a.config.GPU != "" {

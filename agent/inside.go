@@ -43,7 +43,7 @@ func (i Inside) Addresses() Addresses { return i.Agent.addresses }
 // AgentName is the agent's name.
 func (i Inside) AgentName() names.AgentName { return i.Agent.name }
 
-// Members is the room that knows who is there.
+// Members is the part that knows the members of the fleet.
 func (i Inside) Members() *members.Members { return i.Agent.members }
 
 // Worker is the room that runs models.
@@ -61,7 +61,7 @@ func (i Inside) Gateway() *client.Gateway { return i.Agent.gateway }
 // Counts are those of clients' queries.
 func (i Inside) Counts() *serve.Counts { return i.Agent.counts }
 
-// Followed is the leadership that the agent follows; none until it has started.
+// Followed is the leadership that the agent follows; an empty one until the agent has started.
 func (i Inside) Followed() *control.Leadership { return i.Agent.leadership.Leadership() }
 
 // Leading is the room of elections and terms.
@@ -70,7 +70,7 @@ func (i Inside) Leading() *lead.Leader { return i.Agent.leading }
 // Renter is the room that rents machines.
 func (i Inside) Renter() *rent.Manager { return i.Agent.renting }
 
-// Releases is the room that knows what is released.
+// Releases is the part that knows the releases.
 func (i Inside) Releases() *release.Releases { return i.Agent.releases }
 
 // Gossip is the membership.

@@ -83,8 +83,8 @@ func (m *metrics) watchGossip(gossiped func() gossip.Stats) {
 	)
 }
 
-// watchGPU registers metrics of the card that read its status whenever they are scraped. Of a card that
-// cannot be watched there is only what it is.
+// watchGPU registers metrics of the card that read its status at each scrape. A card that cannot be
+// watched has only the metric that names it.
 func (m *metrics) watchGPU(card *gpu.Card, status func() gpu.Status) {
 	text := func(of string) string { return strings.ToValidUTF8(of, "?") } // of the driver
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -28,22 +28,23 @@ const rentedEC2 = "ec2"
 const (
 	// spotEvery is how often a spot instance is asked for notices, as AWS advises.
 	spotEvery = 5 * time.Second
-	// maintenanceEvery is how often any other one is asked for maintenance.
+	// maintenanceEvery is how often an agent on any other instance asks for maintenance notices;
+	// chosen.
 	maintenanceEvery = time.Minute
 	// spotWarning is how long before the end AWS tells it.
 	spotWarning = 2 * time.Minute
 	// maintenanceNear is how long before its maintenance a machine counts as one that ends. Until
 	// then the fleet is advised to leave it.
 	maintenanceNear = time.Hour
-	// minDrain is the least time before its end in which a machine drains.
+	// minDrain is the minimum time before its end in which a machine drains; chosen.
 	minDrain = 15 * time.Second
 	// afterDrain is what is left of a machine's time when its drain must have ended.
 	afterDrain = 3 * time.Second
 )
 
-// homeless is how long a rented machine's agent looks for its fleet before it drains: nobody may
-// know that the machine is paid for. One that has found its fleet once stays without it, so that
-// the loss of all that lead does not end the fleet.
+// homeless is how long the agent of a rented machine looks for its fleet before it drains: nobody
+// may know that the machine is paid for. An agent that has found its fleet once stays without it,
+// so that the loss of all agents that may lead does not end the fleet. Chosen.
 const homeless = 15 * time.Minute
 
 // knowsFleet reports whether an agent of this machine has seen another one, as foundFleet has kept.
@@ -96,7 +97,7 @@ func (m *machine) reportEnd(a *Agent, n notice) {
 	a.setRented(rented)
 }
 
-// errNone is the metadata service's answer that there is no such thing.
+// errNone says that the metadata service has no such value.
 var errNone = errors.New("none")
 
 // get asks once, without retries: what is asked for is asked for again soon.

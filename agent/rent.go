@@ -17,7 +17,7 @@ func (a *Agent) Rent(open func(p *policy.Policy, join string) (cloud.Provider, e
 	a.rents = open
 }
 
-// openRenting makes the part that rents, for an agent that can, and for all others the one that
+// openRenting makes the part that rents, for an agent that may rent; for others, the part that
 // remembers what is desired.
 func (a *Agent) openRenting() (err error) {
 	config := rent.Config{

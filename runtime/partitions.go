@@ -15,7 +15,7 @@ import (
 // A Part is a partition and the models whose queries run there.
 type Part struct {
 	*Partition
-	// Models are those of the partition; nil: all that no other partition has.
+	// Models are the models of the partition; nil: all that no other partition has.
 	Models []string
 	// First is the number of its first lane among all lanes; Arrange sets it.
 	First int
@@ -90,8 +90,8 @@ func (p *Partitions) Arrange(parts ...Part) (former []Part, err error) {
 	return former, nil
 }
 
-// Retire ends partitions that Arrange has returned: it blocks until all that they hold has ended,
-// or cancels it when ctx ends.
+// Retire ends partitions that Arrange has returned. It blocks until all that they hold has ended;
+// when ctx ends, it cancels the rest.
 func (p *Partitions) Retire(ctx context.Context, former []Part) error {
 	err := drain(ctx, former)
 	p.changing.Lock()
@@ -211,7 +211,7 @@ func (p *Partitions) Calm() bool {
 }
 
 // RefusesUnread is [Lanes.RefusesUnread] if there is one partition. With several it is false:
-// before it is read, nobody knows for which of them a query is.
+// before a query is read, its partition is unknown.
 func (p *Partitions) RefusesUnread(held int64) bool {
 	parts := p.Parts()
 	return len(parts) == 1 && parts[0].RefusesUnread(held)

@@ -93,7 +93,7 @@ type Hub struct {
 
 // A watcher gets what is new from a hub.
 type watcher struct {
-	viewer bool         // it is of a page; otherwise it is another agent
+	viewer bool         // a page reads it; otherwise another agent does
 	out    chan *packet // closed when it is cut off
 }
 

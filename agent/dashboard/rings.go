@@ -113,8 +113,9 @@ func (r *rings) put(seconds, minutes []*control.Row) (newSeconds, newMinutes []r
 	return newSeconds, newMinutes
 }
 
-// rowsAfter returns the rows of what is later than second, which no row of the last one is above. A
-// minute that second is within is one of them: who knows of second knew it in part.
+// rowsAfter returns the rows of the times after second, but none above second within the last row.
+// The minute that has second in it is one of them: a viewer that knows second knew that minute in
+// part.
 func (r *rings) rowsAfter(second, last uint64) (seconds, minutes []row) {
 	pick := func(ring []row, step, span uint64) (all []row) {
 		for i := range ring {

@@ -105,7 +105,7 @@ func (d *Dashboard) serveStream(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// lastSecond returns the last second that a viewer says that it has; 0 if it says none.
+// lastSecond returns the last second that a viewer says it has; 0 if it says none.
 func lastSecond(req *http.Request) uint64 {
 	text := req.Header.Get("Last-Event-ID")
 	if text == "" {

@@ -36,7 +36,7 @@ const maxTracestate, maxTraceparent = 512, 64
 // the fields above mu.
 type gateway struct {
 	id  uint64
-	sdk bool // it is of no agent, so nobody scrapes what it counts
+	sdk bool // nobody scrapes the counts of a gateway that is no agent
 	// mayQuery returns nil if the gateway's client may query the model, else the reason. A nil
 	// function allows every model.
 	mayQuery func(model string) error
@@ -375,7 +375,8 @@ func (t *term) knownID(id leader.ModelID) leader.ModelID {
 	return leader.ModelID{}
 }
 
-// minAccuracy is that of a submit. A gateway has checked it; what is out of range counts as any.
+// minAccuracy returns the accuracy that a submit demands. A gateway has checked it; a value out of
+// range demands nothing.
 func minAccuracy(s *control.Submit) float64 {
 	if least := s.GetLeastAccuracy(); least > 0 && least <= 1 {
 		return least

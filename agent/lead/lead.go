@@ -52,7 +52,7 @@ type Config struct {
 	// anything is learned. Neither may be nil.
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
-	// Slowdowns are those from which profiles of models beside others start; nil: none.
+	// Slowdowns are the factors from which profiles of models beside others start; nil: none.
 	Slowdowns profiles.Slowdowns
 	// Clients identifies the callers that open Match streams; nil: every caller may query every
 	// model, without a name.

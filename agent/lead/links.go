@@ -31,8 +31,8 @@ const (
 	// is larger; the rest go in the next messages. With a placement's maxMemory it is well below
 	// serve's minLimit, which every agent accepts.
 	maxListBytes = 256 << 10
-	// maxPriceBytes bounds those of prices, which a member takes as all that there are: types
-	// beyond them have none. It is enough for a thousand types.
+	// maxPriceBytes bounds the bytes of prices in one message, which a member takes as all prices:
+	// types beyond them have none. It is enough for a thousand types. Chosen.
 	maxPriceBytes = 128 << 10
 )
 
@@ -243,7 +243,7 @@ func (k *link) keepForNext(m *control.LeaderMessage) {
 	var releases []*control.Release
 	if m.Releases, releases = cut(m.Releases, maxListBytes); len(releases) > 0 {
 		k.push(func(out *control.LeaderMessage) {
-			if len(out.Releases) == 0 { // otherwise it has all of them, and newer ones
+			if len(out.Releases) == 0 { // otherwise the member has all of them, and newer ones
 				out.Releases = releases
 			}
 		})

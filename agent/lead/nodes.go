@@ -69,8 +69,8 @@ func (s *nodeManager) step(now time.Time) {
 	}
 }
 
-// movableAgents are those whose lanes may move: they let the leader, and nobody has pinned their
-// layout.
+// movableAgents are the agents whose lanes may move: they let the leader move them, and nobody has
+// pinned their layout.
 func (s *nodeManager) movableAgents() (all []node.SharedAgent) {
 	t := s.term
 	for _, name := range slices.Sorted(maps.Keys(t.layouts)) {

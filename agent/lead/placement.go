@@ -127,7 +127,7 @@ func (s *placementPump) step(ctx context.Context, now time.Time) time.Duration {
 		return time.Second
 	}
 	s.snapshot = snapshot
-	if snapshot == nil { // nobody is placed any more, and people are to see that
+	if snapshot == nil { // no agent has a placement any more, and people must see that
 		s.mu.Lock()
 		s.status, s.forecasts = nil, nil
 		s.mu.Unlock()

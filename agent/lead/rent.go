@@ -44,8 +44,9 @@ func (t *term) tellDesired(d *control.DesiredFleet) {
 	t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Fleet = d })
 }
 
-// noteDesired takes what a member says is desired of the fleet. What is newer than this agent knows
-// is of a leader that this agent has not followed, and all are told.
+// noteDesired takes over what a member says is desired of the fleet. If it is newer than what this
+// agent knows, it is of a leader that this agent has not followed, and noteDesired tells all
+// members.
 func (t *term) noteDesired(member names.AgentName, d *control.DesiredFleet) {
 	if r := t.leader.config.Rent; r != nil && r.Said(t.claim.Epoch, string(member), d) {
 		t.tellDesired(d)

@@ -28,7 +28,7 @@ import (
 type term struct {
 	leader *Leader
 	claim  election.Claim
-	former *term // run waits until it has ended; nil: there was none
+	former *term // run waits until this one has ended; nil: there was none
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -55,7 +55,7 @@ type term struct {
 	// the last description of each member that has greeted, by name
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
-	// what each of them holds and could hold, if it has said so
+	// what each member holds and could hold, if it has said so
 	layouts  map[names.AgentName]*control.LayoutState
 	released wakeup.Signal // a release was made
 }
@@ -482,7 +482,7 @@ func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessag
 		t.noteDesired(name, m.GetFleet())
 	}
 	if r := t.leader.config.Releases; r != nil {
-		r.Heard(m.GetReleases()) // of a leader that this agent has not followed, if they are newer
+		r.Heard(m.GetReleases()) // releases of a leader that this agent has not followed, if newer
 	}
 	if m.Member != nil {
 		t.described[name] = m.Member

@@ -14,8 +14,8 @@ type LeadershipWatch struct {
 	news    Broadcast                          // announces changes of current
 }
 
-// noLeadership is that of a watch to which nothing was published. It is one message, so that views
-// made of it are recognized as unchanged.
+// noLeadership is the leadership before any was published. It is one message, so that views made of
+// it compare as unchanged.
 var noLeadership = &control.Leadership{}
 
 // Leadership returns the leader that this agent follows, which may be this agent itself, with the

@@ -135,7 +135,7 @@ type Members struct {
 	current   *control.View     // the view; nil if it has to be built anew, from members and all
 	members   []*control.Member // sorted by name; nil if they have to be gathered
 	families  map[string]string // of members' models, by model; nil: there are none
-	// profiles and those that Estimates add; nil if they have to be gathered
+	// profiles, with those that Estimates add; nil if they must be gathered
 	all       []*control.Profile
 	learnedAt uint64 // Estimates.Learned when all was gathered
 }

@@ -47,7 +47,7 @@ type Rotation struct {
 	gossip  *gossip.Gossip
 	id      uint64
 	key     []byte
-	made    bool // this agent has generated the key, so no person has it
+	made    bool // no person has the key: this agent generated it
 	// without names the agents that may keep the old key.
 	without map[names.AgentName]bool
 	// expected is the number of agents that the fleet must have; 0: any.
@@ -88,8 +88,8 @@ func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
 func (r *Rotation) Fingerprint() string { return gossip.Fingerprint(r.key) }
 
 // Run performs all steps on all agents. It blocks until they have completed, one agent has failed
-// or ctx ends. If it stops early, it tells the agents so, and returns an error that says which key
-// they use now.
+// or ctx ends. If it stops early, it tells the agents to stop, and returns an error that says which
+// key they use now.
 func (r *Rotation) Run(ctx context.Context) error {
 	err := r.run(ctx)
 	if err != nil {

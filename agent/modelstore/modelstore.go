@@ -43,14 +43,16 @@ type Config struct {
 	CacheBytes int64
 	// Models are the names of the models to fetch; none: all of the store.
 	Models []string
-	// Keys are those of which one must have signed each version and revocation; nil: none must.
+	// Keys are the keys of which one must have signed each version and revocation; nil: nothing
+	// must be signed.
 	Keys *secure.File[store.Keys]
 	// Fleet is the name of the fleets that signed revocations must be for.
 	Fleet string
 	// Rekeyed is called when the keys have changed, and Readmit when versions that Admit has
 	// refused are to be tried again. They must not block; nil: not.
 	Rekeyed, Readmit func()
-	// BytesPerSecond bounds what is received, and what is sent to others; 0 is no bound.
+	// BytesPerSecond bounds the bytes received from the store, and the bytes sent to other agents;
+	// 0 is no bound.
 	BytesPerSecond int64
 	// Poll is the time between two looks at the store.
 	Poll time.Duration
@@ -127,20 +129,22 @@ const (
 	// pending is the time between two looks at what is released and which versions serve, on which
 	// depends which older ones are to stay.
 	pending = time.Second
-	// long is how long a model that is fetched keeps others waiting, which is so that agents fetch
-	// the same at a time, with few questions to each other.
+	// long is how long a model that is being fetched keeps others waiting. So agents fetch the same
+	// model at the same time, and ask each other little. Chosen.
 	long = 10 * time.Second
 	// listTime is for a look at the store.
 	listTime = time.Minute
-	// readers is how many releases are read at a time, and releaseTime for all.
+	// readers is how many releases are read at a time, and releaseTime bounds the time for all of
+	// them. Chosen.
 	readers     = 16
 	releaseTime = 20 * time.Second
-	// overdue is the age of a look that is a fault: all of it is bounded, so that it hangs.
+	// overdue is the age from which a poll of the store counts as hanging; chosen, for all steps of
+	// a poll have shorter bounds.
 	overdue = 2 * time.Minute
-	// stalled is how long nothing may come or be written while a model is fetched before that is a
-	// fault. All that a store does ends within a minute, and each wait for other agents in 20 s.
+	// stalled is how long a fetch may receive and write nothing before that is a fault. Chosen: all
+	// calls of a store end within a minute, and each wait for other agents in 20 s.
 	stalled = 5 * time.Minute
-	// endTime is how long Run waits at its end for what it has begun.
+	// endTime is how long Run waits at its end for what it has begun; chosen.
 	endTime = 5 * time.Second
 	// whole is the fault of the store itself, beside those of models.
 	whole = ""
@@ -164,7 +168,7 @@ type Follower struct {
 	index  map[string]*store.Entry   // as the store said last
 	unread map[string]error          // what it did not say
 	last   map[string]error          // what does not succeed
-	models map[string]*followedModel // those that are held or wanted
+	models map[string]*followedModel // the versions that this agent holds or wants
 	lists  int                       // how many looks have begun
 	looked time.Time                 // when the last one has
 	// overdue is whether it has not ended in time.
@@ -183,8 +187,8 @@ type Follower struct {
 	untrusted map[versionOf]error
 }
 
-// A followedModel is what is known of one. While it is fetched, it belongs to the goroutine that
-// does so.
+// A followedModel is what is known of one model. While a goroutine fetches the model, the value
+// belongs to it.
 type followedModel struct {
 	name string
 	held []*store.Manifest // what the directory holds
@@ -196,7 +200,7 @@ type followedModel struct {
 	err       error        // the last attempt's; nil: it succeeded
 	again     time.Time    // when it is tried again after an error
 	moved     atomic.Int64 // when it last got further, in ms of Unix time
-	begun     time.Time    // when it began to be fetched; zero: it is not
+	begun     time.Time    // when the fetch began; zero: none is under way
 	// judged says of the versions judgedOf, by the keys judgedAs, why they are not trusted.
 	judged   map[int64]error
 	judgedAs int
@@ -335,7 +339,7 @@ func (f *Follower) Run(ctx context.Context) {
 			looking, f.looked, due = true, time.Now(), time.Now().Add(f.config.Poll)
 			f.lists++
 			number, opened, revoked, rekeyed := f.lists, f.fetcher.Store, f.revoked, f.rekeyed
-			again := f.revokedBy != rekeyed // by other keys than those that there are now
+			again := f.revokedBy != rekeyed // by other keys than the present ones
 			running.Go(func() {
 				l := f.list(ctx, opened, revoked, again)
 				l.number, l.rekeyed = number, rekeyed
@@ -354,7 +358,7 @@ func (f *Follower) Run(ctx context.Context) {
 		case <-timer.C:
 		case <-f.look:
 			due = time.Time{}
-			select { // others who want one want no further one
+			select { // a poll that is requested meanwhile is this one
 			case <-timer.C:
 			case <-ctx.Done():
 				return
@@ -426,8 +430,8 @@ func (f *Follower) answerWaiting() {
 	})
 }
 
-// list asks the store, which it opens if it is nil, which versions there are. known are the
-// revocations that were read before, which are to be read again if again is set.
+// list opens the store if it is nil, and returns which versions it has. known are the revocations
+// that were read before; again says whether to read them again.
 func (f *Follower) list(ctx context.Context, s *store.Store, known map[string]map[int64]bool,
 	again bool) storeListing {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
@@ -521,10 +525,10 @@ func (f *Follower) followsModel(name string) bool {
 	return len(f.config.Models) == 0 || slices.Contains(f.config.Models, name)
 }
 
-// wantedVersions returns the versions of a model that are to be here: those that are released, of
-// which the first one's settings hold, and the newest. A released one that is here stays, by its
-// manifest here, when the store has it no longer. Beside them it returns those that are here and
-// serve, until the wanted ones serve too.
+// wantedVersions returns the versions of a model that this agent is to have: the released ones, of
+// which the first has the settings that hold, and the newest. A released version that is here
+// stays, by its manifest here, when the store has it no longer. wantedVersions also returns the
+// versions here that serve until the wanted ones do.
 func (f *Follower) wantedVersions(m *followedModel, entry *store.Entry,
 	statuses []models.Status) (wanted, beside []int64) {
 	revoked := f.revoked[m.name]
@@ -586,7 +590,7 @@ func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
 			f.noteAttempt(name)
 			continue
 		}
-		if m.keyed != f.rekeyed { // what they say must be signed by the keys that there are now
+		if m.keyed != f.rekeyed { // their statements must be signed by the present keys
 			clear(m.manifests)
 			m.keyed = f.rekeyed
 		}
@@ -653,7 +657,7 @@ func (f *Follower) endAttempt(b fetchAttempt) {
 	if b.err != nil {
 		m.again = time.Now().Add(f.config.Poll)
 	}
-	if m.changed { // what has come may have a signature that was missing
+	if m.changed { // a signature that was missing may have come
 		m.changed = false
 		f.retryRefused()
 	}
@@ -720,9 +724,10 @@ func (m *followedModel) holdsOnly(wanted, beside []int64) bool {
 		!slices.ContainsFunc(wanted, func(number int64) bool { return m.manifests[number] == nil })
 }
 
-// fetchVersions makes a model's folder hold versions, of which those beside the wanted are there.
-// serves are those that do. A wanted version that is not signed as it must be keeps the others from
-// nothing, unless it is the first, which is to answer, and does not serve.
+// fetchVersions makes a model's folder hold versions; those that are not wanted are there already.
+// serves are the versions that serve. If a wanted version lacks a signature that it must have, the
+// others are fetched all the same, unless it is the first one, which is to answer, and does not
+// serve.
 func (f *Follower) fetchVersions(ctx context.Context, m *followedModel, wanted, beside []int64,
 	serves map[int64]bool) error {
 	maps.DeleteFunc(m.manifests, func(number int64, _ *store.Manifest) bool {

@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	// While there are queries, files come and go at a part of the rate that is allowed: 1/lessRate.
+	// While there are queries, files come and go at 1/lessRate of the permitted rate; chosen.
 	lessRate = 16
-	// And their sums, and reads and writes of the disk, take one part in 1+rest of one core's time.
-	// This counts by the clock, so that on a machine where others use the cores too, it is less.
+	// While there are queries, checksums and the reading and writing of files take one part in
+	// 1+rest of one core's time; chosen. The clock measures it, so on a machine where others use
+	// the cores too, it is less.
 	rest = 63
 )
 

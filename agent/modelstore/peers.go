@@ -23,14 +23,15 @@ const (
 	// askAll is the time between two questions about a file to agents that neither have nor fetch
 	// it. They say so by themselves when they begin to.
 	askAll = 30 * time.Second
-	// maxAsked is how many of those that fetch a file are asked at a time how far they are.
+	// maxAsked is how many of the agents that fetch a file are asked at a time how far they are;
+	// chosen.
 	maxAsked = 3
 	askTime  = 5 * time.Second // for an answer
-	// awaited is how long an agent that does not answer is waited for before the store is asked: at
-	// the start of a fleet its agents hear of each other before they reach each other.
+	// awaited is how long this agent waits for one that does not answer before it asks the store:
+	// at the start of a fleet, agents hear of each other before they reach each other. Chosen.
 	awaited = 15 * time.Second
 	// maxReaders is how many agents may read from one at a time. The fewer, the sooner each has a
-	// part that it can give to others.
+	// part that it can give to others. Chosen.
 	maxReaders  = 3
 	largestRead = 8 << 20
 	message     = 256 << 10 // bytes of a message
@@ -54,8 +55,9 @@ type Peers struct {
 
 // askedPeer is what is known of who has a file.
 type askedPeer struct {
-	last  time.Time                     // when others were asked
-	lacks map[names.AgentName]time.Time // when agents said that they neither have nor fetch it
+	last time.Time // when others were asked
+	// when agents said that they neither have nor fetch the file
+	lacks map[names.AgentName]time.Time
 	has   map[names.AgentName]store.Has
 }
 
@@ -87,8 +89,8 @@ func (p *Peers) noteFetch(sum string, agent names.AgentName) {
 	}
 }
 
-// Ask implements store.Peers. It asks all members that it has not asked, and some of those that
-// have a part of the file.
+// Ask implements store.Peers. It asks all members that it has not asked yet, and again some of
+// those that have a part of the file.
 func (p *Peers) Ask(ctx context.Context, f store.File) (all bool) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-serve/muster/models/store"
 )
 
-// trustedKeys are those of which one must have signed what is loaded; nil: none must.
+// trustedKeys are the keys of which one must have signed what is loaded; nil: nothing must be
+// signed.
 func (f *Follower) trustedKeys() store.Keys {
 	if f == nil || f.config.Keys == nil {
 		return nil
@@ -119,9 +120,10 @@ func (f *Follower) findUntrusted(statuses []models.Status) map[string]error {
 	return faults
 }
 
-// readRevocations sets which versions are revoked in the store, and the errors of revocations that
-// do not count. A model is left as it is while one of its revocations cannot be read. known are
-// those that were read before; again is whether they are to be read again.
+// readRevocations reads the store's revocations, and sets which versions are revoked and which
+// revocations do not count, with the errors. A model stays as it is while one of its revocations
+// cannot be read. known are the revocations that were read before; again says whether to read them
+// again.
 func (f *Follower) readRevocations(ctx context.Context, s *store.Store, l *storeListing,
 	known map[string]map[int64]bool, again bool) {
 	l.revoked, l.odd = map[string]map[int64]bool{}, map[string]error{}

@@ -29,7 +29,7 @@ import (
 
 // A Config says how an agent keeps releases.
 type Config struct {
-	// StateDir is where they are kept.
+	// StateDir is the folder of the file that keeps the releases.
 	StateDir string
 	// Apply makes the agent follow all releases, by model, which it must not change. It is called
 	// at first, unless there are none, and after each change, one call at a time, and must not
@@ -80,11 +80,11 @@ type Releases struct {
 	trials map[string]*trial
 	term   *Term // nil while this agent does not lead
 	making bool  // a release is being made
-	// nonsense is what was wrong with the last release that was left out.
+	// nonsense is the fault of the last release that was ignored.
 	nonsense string
 }
 
-// A snapshot is all releases, and the choices that they are.
+// A snapshot is all releases, and the choices of versions that follow from them.
 type snapshot struct {
 	all      []*control.Release // by model
 	choices  map[string]canary.Rollout
@@ -174,7 +174,7 @@ func newer(a, b *control.Release) bool {
 		cmp.Compare(ofPresent(a.MaxDifference), ofPresent(b.MaxDifference))) > 0
 }
 
-// ofPresent is the value, -1 if there is none.
+// ofPresent stands for the value of the present release; -1 if there is none.
 func ofPresent(value *float64) float64 {
 	if value == nil {
 		return -1
@@ -221,9 +221,9 @@ func (r *Releases) publishKnown() {
 	r.now.Store(s)
 }
 
-// Read takes a release that the model store has, and that is signed if it must be. The caller must
-// not change it afterwards. If this agent leads, all members are told. It takes the place of what
-// others have told of the same number, too; and of whatever is known if anyway is set.
+// Read takes over a release from the model store, which is signed if it must be. The caller must
+// not change it afterwards. If this agent leads, it tells all members. The release replaces what
+// other agents have told of the same number, too; if anyway is set, it replaces whatever is known.
 func (r *Releases) Read(x *control.Release, anyway bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -58,8 +58,8 @@ type Manager struct {
 
 	mu      sync.Mutex
 	desired *control.DesiredFleet // the newest known; never changed, only replaced; nil: none
-	// said is what members have said in the term saidIn that they know to be desired, by name;
-	// heard is closed when one says so again.
+	// said is, by member, what the member has said in the term saidIn that it knows to be desired.
+	// heard is closed when a member says so again.
 	said    map[string]*control.DesiredFleet
 	saidIn  uint64
 	heard   chan struct{}
@@ -112,8 +112,8 @@ func (r *Manager) Desired() *control.DesiredFleet {
 	return r.desired
 }
 
-// Heard takes what another agent says is desired, if it is newer than what this one knows, and
-// reports whether it is. The caller must not change it afterwards.
+// Heard takes over what another agent says is desired, if that is newer than what this agent knows,
+// and reports whether it is. The caller must not change it afterwards.
 func (r *Manager) Heard(d *control.DesiredFleet) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,8 +154,8 @@ func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) boo
 // keepWait is how long a change waits for most of the agents that may lead.
 const keepWait = 3 * time.Second
 
-// know counts the agents that may lead: all, and those that have said in this term what they know
-// to be desired, and know d if that is not nil. This agent is one of them.
+// know returns how many agents may lead, and how many of these have said in this term that they
+// know d or what is newer; if d is nil, that have said anything. This agent is one of them.
 func (l *loop) know(d *control.DesiredFleet) (know, all int) {
 	members, r := l.term.View().GetMembers(), l.manager
 	r.mu.Lock()
@@ -304,7 +304,7 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 	}
 	l.mu.Lock()
 	if textOf(next.Counts) != textOf(d.GetCounts()) || next.Known != d.GetKnown() {
-		l.shown.Proposal, l.shown.Outlook = nil, "" // it was of a change from what was desired
+		l.shown.Proposal, l.shown.Outlook = nil, "" // both are of a change to what was desired
 	}
 	l.mu.Unlock()
 	if know, all, ok := l.await(next); !ok {
@@ -396,7 +396,7 @@ func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) err
 	case *control.SetFleetRequest_PauseNs:
 		pause := c.PauseNs
 		if pause > 0 && pause == d.PausedNs {
-			pause++ // so that other agents see that it begins anew
+			pause++ // other agents must see that it begins anew
 		}
 		d.PausedNs, d.Why = pause, "paused"
 		if pause == 0 {

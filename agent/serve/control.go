@@ -240,7 +240,8 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	if leader == s.config.Name {
 		s.config.Leading.Status(status)
 	}
-	status.Proposal = s.config.Members.Proposal() // every agent knows it, be there a leader or none
+	// every agent knows the releases, with or without a leader
+	status.Proposal = s.config.Members.Proposal()
 	known := map[string]*control.AgentStatus{}
 	for _, a := range status.Agents {
 		known[a.Name] = a

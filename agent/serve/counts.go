@@ -26,8 +26,8 @@ type Counts struct {
 	failureSeconds *prometheus.CounterVec
 
 	mu sync.Mutex
-	// asked are the arrivals at the versions that clients have asked this agent for, or that it has
-	// loaded.
+	// asked counts the arrivals at the versions that clients have asked this agent for, or that it
+	// has loaded.
 	asked map[worker.VersionKey]prometheus.Counter
 	// unknown says since when a version has been neither in the fleet nor served here.
 	unknown worker.VersionAbsence

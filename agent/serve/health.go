@@ -22,8 +22,9 @@ type Health struct {
 
 	mu    sync.Mutex
 	serve map[string]map[int64]bool // the ready versions of each model
-	// models are those whose status the server has: their files have been seen. The server cannot
-	// be asked for them by a caller that may know of some: its List is of all, and of at most 100.
+	// models are the models that the server keeps a status of: their files have been seen. Callers
+	// that may know only some models cannot use the server's own List, which is of all models, and
+	// of at most 100.
 	models map[string]bool
 }
 

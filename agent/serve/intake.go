@@ -29,8 +29,8 @@ type intake struct {
 
 	mu sync.Mutex
 	of map[string]int64 // bytes that each client with a name holds
-	// refused are the clients, "" for all without a name, of which none has been let in since it
-	// was refused.
+	// refused are the clients that were refused and have not been let in since; "" stands for all
+	// without a name.
 	refused map[string]refusals
 }
 
@@ -154,7 +154,7 @@ func (i *intake) overloadError(ctx context.Context, held, n int64) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	r, known := i.refused[client]
-	if !known || now.Sub(r.last) > 2*maxBackOff { // it has not asked when it should have
+	if !known || now.Sub(r.last) > 2*maxBackOff { // the client did not ask when it should have
 		r = refusals{first: now, bytes: n}
 	}
 	r.last, r.bytes = now, min(r.bytes, n)

@@ -77,8 +77,8 @@ type Config struct {
 	Health     *Health
 	Local      *Local // this agent's connection to itself; New registers the services with it
 
-	// Note says something of a version that serves, such as that nobody has signed it; "" if there
-	// is nothing to say. nil: there never is. It must not block.
+	// Note returns a remark about a version that serves, such as that nobody has signed it; "" if
+	// there is none. It may be nil. It must not block.
 	Note func(model string, version int64) string
 	// Refresh brings a model's files to what a model store has, and blocks until then. Without a
 	// store it does nothing.

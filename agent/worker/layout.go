@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// keepUnplaced is how long a model stays loaded after others have been told that this agent
-	// does not hold it any more: queries for it may be on their way.
+	// keepUnplaced is how long a model stays loaded after the description does not list it any
+	// more: queries for it may be on their way. Chosen.
 	keepUnplaced = 5 * time.Second
 	// firstOrder is how long an agent that has never held anything waits for a leader's order. Then
 	// it loads by itself what its memory takes.
@@ -50,8 +50,8 @@ type layouts struct {
 	// ctx is run's, and retiring waits for lanes that were replaced; run owns both.
 	ctx      context.Context
 	retiring sync.WaitGroup
-	// limit is the most memory that this process may use, resident what it uses, both in bytes;
-	// they return 0 where that is not known. Tests replace them.
+	// limit returns the memory that this process may use, resident what it uses, both in bytes; 0
+	// where that is unknown. Tests replace them.
 	limit, resident func() int64
 
 	mu        sync.Mutex
@@ -62,8 +62,8 @@ type layouts struct {
 	order     *control.LayoutOrder // the last that was taken; nil: none
 	fresh     bool                 // run has not begun with order
 	supersede context.CancelFunc   // ends what run does for the order before; nil: it does nothing
-	// announced are the models that others are told of, by name. Those that are loaded beside them
-	// are on their way in or out.
+	// announced are, by name, the models that the description lists. Models that are loaded beside
+	// them are about to be announced or unloaded.
 	announced map[string]bool
 	at        string // a state
 	why       string // of a failure
@@ -199,7 +199,7 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	w := s.worker
 	from := w.layout.Load()
 	if o == nil || from.String() != o.GetFrom() {
-		return // it is for lanes that have changed since
+		return // the lanes have changed since
 	}
 	to, err := place.ParseLayout(o.GetTo())
 	if err == nil {
@@ -647,7 +647,7 @@ func modelsOf(l place.Layout) (all []string) {
 	return all
 }
 
-// without are those of all that are not in out.
+// without returns the elements of all that are not in out.
 func without(all, out []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(x string) bool {
 		return slices.Contains(out, x)

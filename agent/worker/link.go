@@ -227,7 +227,8 @@ func ended(err error) error {
 	return err
 }
 
-// applyMessages applies what k's other end has told if that is the leader that this agent follows.
+// applyMessages applies the messages from k's other end if that is the leader that this agent
+// follows.
 func (w *Worker) applyMessages(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
 		if news := k.takeMessage(); news != nil {

@@ -155,8 +155,8 @@ func (w *Worker) abandonPartitions(ctx context.Context, parts []runtime.Part) {
 	w.retirePartitions(ctx, unused)
 }
 
-// retirePartitions ends partitions that were lanes before. It returns when they have ended what
-// they held, which they may until ctx ends.
+// retirePartitions ends former partitions. It returns when they have run what they held; when ctx
+// ends, it cancels the rest.
 func (w *Worker) retirePartitions(ctx context.Context, former []runtime.Part) {
 	if err := w.lanes.Retire(ctx, former); err != nil {
 		w.config.Log.Warn("queries are cancelled on lanes that were replaced", "error", err)
@@ -252,8 +252,8 @@ func (w *Worker) isolateLanes(l place.Layout) ([][][]int, error) {
 	return assigned, nil
 }
 
-// runsOn returns the partition of a version's model: that of the layout to which the agent is on
-// its way, or else that which it has. The error says that the layout has none.
+// runsOn returns the partition that runs a version's model: of the layout to which the agent is
+// changing, else of the present one. The error says that the layout has none.
 func (w *Worker) runsOn(v *models.Version) (*runtime.Part, error) {
 	if coming := w.coming.Load(); coming != nil {
 		for i := range *coming {
@@ -269,7 +269,7 @@ func (w *Worker) runsOn(v *models.Version) (*runtime.Part, error) {
 	return nil, fmt.Errorf("the layout %s has no lanes for model %q", w.layout.Load(), v.Model)
 }
 
-// describeParts returns which lanes have which models; nil if all lanes have all.
+// describeParts returns which lanes hold which models; nil if all lanes hold all models.
 func (w *Worker) describeParts() (parts []*control.Part) {
 	first := 0
 	for _, p := range w.layout.Load().Partitions {

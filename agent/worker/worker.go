@@ -143,7 +143,7 @@ type Worker struct {
 	estimates *estimates
 	lanes     *runtime.Partitions
 	layout    atomic.Pointer[place.Layout]   // of the lanes
-	coming    atomic.Pointer[[]runtime.Part] // the lanes that are to be; nil: those that are
+	coming    atomic.Pointer[[]runtime.Part] // the lanes to change to; nil: no change
 	// arranging is held while lanes are replaced, and shared while a load finds those of its model.
 	arranging  sync.RWMutex
 	spreads    sync.Map         // all models that load or are loaded: *runtime.Spread to the name
@@ -369,7 +369,8 @@ type attempt struct {
 	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
 	ran         executedRun
-	cut         time.Duration // how long it had run when it was cut off; 0: it was not
+	// how long the run had taken when it was cut off; 0: it was not cut off
+	cut time.Duration
 }
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,

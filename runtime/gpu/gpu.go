@@ -184,7 +184,7 @@ func list(api nvml.Interface) ([]*Card, error) {
 		for j := range most {
 			slice, ret := device.GetMigDeviceHandleByIndex(j)
 			if ret != nvml.SUCCESS {
-				continue // there is none of that number
+				continue // no device has that number
 			}
 			c := newCard(slice, device, i)
 			instance, ret := slice.GetGpuInstanceId()

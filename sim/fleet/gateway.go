@@ -40,7 +40,7 @@ type gateway struct {
 // gatewayQuery is a query that the gateway owns, or a part of one: a Query with fewer rows.
 type gatewayQuery struct {
 	Query
-	whole *gatewayQuery // of which it is a part; nil: it is none
+	whole *gatewayQuery // the query of which it is a part; nil: it is no part
 	state queries.Query
 	waits int     // 1 while it waits for a lane; of a query that was split, how many parts wait
 	calls []*call // those under way: two while the query is hedged
@@ -289,7 +289,7 @@ func (g *gateway) carryOut() {
 	}
 }
 
-// sendOrEnd sends a query to its target, if it has one, or ends it, if it has its outcome.
+// sendOrEnd sends a query that has a target, and ends one that has its outcome.
 func (g *gateway) sendOrEnd(q *gatewayQuery) {
 	f := g.f
 	if err, ended := q.state.Ended(); ended {

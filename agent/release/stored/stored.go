@@ -60,7 +60,7 @@ func (t *Trust) Forget() {
 	t.signed = nil
 }
 
-// has notes which release the store has as its newest.
+// has notes which release is the store's newest.
 func (t *Trust) has(model string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,7 +190,7 @@ func (k Store) Create(ctx context.Context, r *control.Release) (*control.Release
 	if err != nil {
 		return nil, err
 	}
-	if newest.GetNumber() < r.GetNumber() { // what has its number is not valid
+	if newest.GetNumber() < r.GetNumber() { // the store's release of this number is not valid
 		r.Number = entry.Release + 1
 		r.Kept = r.Number
 		if err := releases.Create(ctx, s, r); !errors.Is(err, store.ErrExists) {

@@ -54,8 +54,8 @@ func (r *Replanner) beginChanges() {
 		case h.away:
 			r.goOn(c, h)
 		case len(r.wanted[h.Name].Partitions) == 0:
-			// It held nothing when it came, and what it has loaded by itself since it need not
-			// unload before there is a plan.
+			// The agent held nothing when it came. It need not unload what it has loaded by itself
+			// since before there is a plan.
 		case !h.Held.Equal(r.wanted[h.Name]) && (r.settled || r.rescued[h.Name]):
 			pending = append(pending, h)
 		}
@@ -105,7 +105,7 @@ func (r *Replanner) takeCensus() *census {
 	for _, name := range slices.Sorted(maps.Keys(r.agents)) {
 		a := r.agents[name]
 		if !a.sentAt.IsZero() && a.Taken.Compare(a.sent.Stamp) >= 0 && a.State != Changing {
-			a.sentAt = time.Time{} // it is there, or has failed
+			a.sentAt = time.Time{} // the agent has it, or has failed to load it
 		}
 		h := &host{agent: a, away: !a.sentAt.IsZero() || a.State == Changing}
 		before := a.Held
