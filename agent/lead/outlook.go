@@ -132,7 +132,7 @@ func outlookOf(ctx context.Context, d *control.FleetDemand, prices map[string]fl
 		if now, err = a.Plan(running, "what runs now"); err != nil {
 			return err
 		}
-		p.Reason = "without the prices of all types nothing is proposed"
+		p.Reason = "the leader proposes no fleet before it knows the prices of all types"
 	}
 	p.Now = choiceOf(problem, &now, p.Priced)
 	for _, g := range now.Gains {

@@ -373,7 +373,7 @@ func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.Desi
 	}
 	if begin {
 		next.Counts, next.Known = toCounts(least), true
-		next.Why, next.By = "the least that the policy asks for", ""
+		next.Why, next.By = "the minimum of the policy", ""
 	}
 	if l.desire(d, next) != nil {
 		return d
@@ -416,7 +416,7 @@ func (l *loop) gather(p *policy.Policy, d *control.DesiredFleet) *rent.Seen {
 	case !p.Mode.Acts():
 		seen.Paused = fmt.Sprintf("the mode is %s", p.Mode)
 	case !d.GetKnown():
-		seen.Paused = "nothing is desired yet: approve a proposal, or set how many"
+		seen.Paused = "no machines are desired yet: approve a proposal, or set counts"
 	}
 	return seen
 }
@@ -685,7 +685,7 @@ func (l *loop) propose(c *choose.Choice, p *policy.Policy, why string) {
 	if proposal.Waits == "" {
 		switch p.Mode {
 		case policy.Advise:
-			proposal.Waits = "the mode is advise: nothing is rented or returned"
+			proposal.Waits = "the mode is advise: the leader rents and returns no machines"
 		case policy.Approve:
 			proposal.Waits = "somebody has to approve it"
 		default:

@@ -83,13 +83,13 @@ func New(config Config) (*Manager, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, fmt.Errorf("what is desired of the fleet: %w", err)
+		return nil, fmt.Errorf("read the desired fleet: %w", err)
 	default:
 		d := &control.DesiredFleet{}
 		// A later version may have written more.
 		err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, d)
 		if err != nil {
-			return nil, fmt.Errorf("what is desired of the fleet: %s: %w", r.statePath(), err)
+			return nil, fmt.Errorf("read the desired fleet: %s: %w", r.statePath(), err)
 		}
 		r.desired = d
 		// When the pause began is not known any more: it may last longer, never shorter.
@@ -225,7 +225,7 @@ func (r *Manager) storeDesired(d *control.DesiredFleet) {
 			}
 		}
 		if err != nil {
-			r.log.Error("what is desired of the fleet is not kept on disk", "error", err)
+			r.log.Error("the desired fleet cannot be written to disk", "error", err)
 		}
 	}
 	r.wake.Send()
@@ -238,7 +238,7 @@ func (r *Manager) State() (*control.FleetState, error) {
 	r.mu.Unlock()
 	if l == nil {
 		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, and only a "+
-			"leader knows what is rented")
+			"leader knows the rented machines")
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -280,13 +280,13 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 	}
 	if know, all, ok := l.await(nil); !ok {
 		return nil, status.Errorf(codes.Unavailable,
-			"this leader has heard of %d of the %d agents "+
-				"that may lead what is desired, and changes nothing before it has of most", know, all)
+			"the leader changes nothing before most agents that may lead have reported which "+
+				"machines they know to be desired: %d of %d have", know, all)
 	}
 	d := r.Desired()
 	if req.GetExpectedVersion() > 0 && req.GetExpectedVersion() != d.GetVersion() {
-		return nil, status.Errorf(codes.Aborted, "version %d is desired meanwhile, and not %d: "+
-			"look at it, and try again", d.GetVersion(), req.GetExpectedVersion())
+		return nil, status.Errorf(codes.Aborted, "the desired fleet is now version %d, not %d: "+
+			"review it and try again", d.GetVersion(), req.GetExpectedVersion())
 	}
 	next := proto.CloneOf(d)
 	if next == nil {
@@ -329,7 +329,7 @@ func (l *loop) desire(before, next *control.DesiredFleet) error {
 	l.manager.mu.Lock()
 	defer l.manager.mu.Unlock()
 	if l.manager.desired != before {
-		return status.Error(codes.Aborted, "what is desired has changed meanwhile: try again")
+		return status.Error(codes.Aborted, "the desired fleet has changed meanwhile: try again")
 	}
 	next.Epoch, next.Version = l.term.Epoch, before.GetVersion()+1
 	l.manager.storeDesired(next)
@@ -383,10 +383,10 @@ func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) err
 		proposal := l.shown.GetProposal()
 		switch {
 		case proposal == nil:
-			return status.Error(codes.FailedPrecondition, "nothing is proposed now")
+			return status.Error(codes.FailedPrecondition, "the leader has no proposal now")
 		case proposal.GetNumber() != c.Approve:
-			return status.Errorf(codes.Aborted, "proposal %d is there meanwhile, and not %d: look "+
-				"at it, and try again", proposal.GetNumber(), c.Approve)
+			return status.Errorf(codes.Aborted, "the proposal is now %d, not %d: review it and "+
+				"try again", proposal.GetNumber(), c.Approve)
 		case !p.Mode.Acts():
 			return status.Errorf(codes.FailedPrecondition, "the mode is %s, in which nothing is "+
 				"rented or returned: apply a fleet.yaml with mode approve or auto first", p.Mode)

@@ -357,9 +357,9 @@ func TestRentingRefuses(t *testing.T) {
 			{&control.SetFleetRequest{}, codes.InvalidArgument, "no change: want counts"},
 			{&control.SetFleetRequest{ExpectedVersion: now.Desired.Version + 7,
 				Change: &control.SetFleetRequest_PauseNs{PauseNs: -1}}, codes.Aborted,
-				"is desired meanwhile"},
+				"the desired fleet is now version"},
 			{&control.SetFleetRequest{Change: &control.SetFleetRequest_Approve{Approve: 99}},
-				codes.FailedPrecondition, "nothing is proposed"},
+				codes.FailedPrecondition, "the leader has no proposal"},
 			{setCounts("g4dn.xlarge", 9), codes.OutOfRange,
 				"$4.734/hr: limits.max_price_usd_per_hour is 3"},
 			{setCounts("p5.48xlarge", 1), codes.OutOfRange, "does not have the type"},
@@ -367,7 +367,7 @@ func TestRentingRefuses(t *testing.T) {
 			{setPolicy(strings.Replace(rentPolicy, "fleet: test", "fleet: other", 1)),
 				codes.InvalidArgument, `"other", but this fleet is "test"`},
 			{setPolicy(strings.Replace(rentPolicy, "hour: 3", "hour: 0.01", 1)), codes.OutOfRange,
-				"0.01 $/hr does not pay for the least"},
+				"0.01 $/hr does not pay for the minimum"},
 			{setPolicy("mode: on"), codes.InvalidArgument, `fleet.yaml:1: "on", want one of off`},
 		} {
 			_, err := r.keepers[1].Control.SetFleet(r.Context(), tt.req)

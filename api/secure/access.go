@@ -129,7 +129,7 @@ func (p *accessParser) parseMapping(n *yaml.Node, want string, each func(key, va
 		case e.Key.Kind != yaml.ScalarNode:
 			p.Fault(e.Key, "want a name before the colon")
 		case e.First != 0:
-			p.Fault(e.Key, "%q is there before, at line %d", e.Key.Value, e.First)
+			p.Fault(e.Key, "%q is set twice, first at line %d", e.Key.Value, e.First)
 		default:
 			each(e.Key, e.Value)
 		}

@@ -59,7 +59,7 @@ func TestLimits(t *testing.T) {
 		"{bytes_per_second: 1e300GB}": `bytes_per_second: "1e300GB", want bytes`,
 		"{streams: 0}":                `access:3: client "ads": streams: "0", want a whole number above 0`,
 		"{streams: 1.5}":              `streams: "1.5", want a whole number`,
-		"{streams: 2, streams: 3}":    `"streams" is there before, at line 3`,
+		"{streams: 2, streams: 3}":    `"streams" is set twice, first at line 3`,
 	} {
 		_, err := ParseAccess("access",
 			[]byte("clients:\n  feed: {}\n  ads: {models: [wnd], limits: "+limits+"}\n"))

@@ -91,7 +91,7 @@ func TestParseAccess(t *testing.T) {
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n",
 			"want the name of one of the models"},
 		{"client twice", "clients:\n  ads: {}\n  ads: {}\n",
-			`access:3: "ads" is there before, at line 2`},
+			`access:3: "ads" is set twice, first at line 2`},
 		{"bad name", "clients:\n  'a*': {}\n", `name "a*"`},
 		{"no YAML", "clients: a: b\n", "access: "},
 		{"two documents", "clients: {}\n---\nclients: {}\n", "more than one document"},

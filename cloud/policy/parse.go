@@ -100,7 +100,7 @@ func (r *reader) readMapping(n *yaml.Node, name string, each func(key, value *ya
 	}
 	for e := range document.Entries(n) {
 		if e.First != 0 {
-			r.Fault(e.Key, "%s%q is there before, at line %d", name, e.Key.Value, e.First)
+			r.Fault(e.Key, "%s%q is set twice, first at line %d", name, e.Key.Value, e.First)
 			continue
 		}
 		each(e.Key, e.Value)

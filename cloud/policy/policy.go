@@ -132,7 +132,7 @@ func (p *Policy) Validate() error {
 		fault("fleet: %q, want a name of up to 63 small letters, digits, dots and hyphens", p.Fleet)
 	}
 	if !(p.MaxPrice > 0) || math.IsInf(p.MaxPrice, 0) {
-		fault("limits.max_price_usd_per_hour: %v, want the most that all of the fleet may cost",
+		fault("limits.max_price_usd_per_hour: %v, want the maximum price of the whole fleet",
 			p.MaxPrice)
 	}
 	if len(p.Types) == 0 {
@@ -196,7 +196,7 @@ func (p *Policy) Affords(prices map[rent.Kind]float64) error {
 		limit, name = p.Budget, "objective.budget"
 	}
 	if cost > limit+1e-9 {
-		return fmt.Errorf("%s: %v $/hr does not pay for the least that the file asks for, %s at "+
+		return fmt.Errorf("%s: %v $/hr does not pay for the minimum of this file, %s at "+
 			"%.4g $/hr", name, limit, strings.Join(of, ", "), cost)
 	}
 	return nil

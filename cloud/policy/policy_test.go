@@ -54,7 +54,7 @@ func TestFaults(t *testing.T) {
 	for _, tt := range []struct{ old, new, want string }{
 		{"mode: off", "mode: on", `f:2: "on", want one of off, advise, approve, auto`},
 		{"calm: 20m", "clam: 20m", `f:8: unknown key "clam", want one of calm, change, ec2`},
-		{"calm: 20m", "mode: auto", `f:8: "mode" is there before, at line 2`},
+		{"calm: 20m", "mode: auto", `f:8: "mode" is set twice, first at line 2`},
 		{"headroom: 1.2", "headroom: 0.9", `f:3: "0.9", want 1 to 10`},
 		{"rate: auto", "rate: -3", `f:3: "-3", want auto, or queries/s above 0`},
 		{"max: 4", "max: 0", "f:7: max: 0, want 1 or more; leave the type out to have none"},
@@ -65,7 +65,7 @@ func TestFaults(t *testing.T) {
 		{`"7"`, "$Latest", `f:10: template_version: "$Latest", want the number of a version`},
 		{"region: us-east-1, ", "", "f:10: ec2: no region"},
 		{"fleet: prod", "fleet: Prod Fleet", `fleet: "Prod Fleet", want a name`},
-		{"  max_price_usd_per_hour: 6.0\n", "", "limits.max_price_usd_per_hour: 0, want the most"},
+		{"  max_price_usd_per_hour: 6.0\n", "", "limits.max_price_usd_per_hour: 0, want the maximum"},
 		{"min_instances: 3", "min_instances: 30", "limits.min_instances: 30, but the types' max " +
 			"allow 24"},
 		{"headroom: 1.2", "budget: 7", "objective.budget: 7 $/hr is above"},
@@ -97,7 +97,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestBudgetBelowMinimum: a limit that does not pay for the least that the file asks for is named
+// TestBudgetBelowMinimum: a limit that does not pay for the minimum of the file is named
 // with both sums.
 func TestBudgetBelowMinimum(t *testing.T) {
 	prices := map[rent.Kind]float64{{Type: "g4dn.xlarge"}: 0.526, {Type: "r5n.large"}: 0.149}
@@ -105,9 +105,8 @@ func TestBudgetBelowMinimum(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "limits.max_price_usd_per_hour: 0.8 $/hr does not pay for the least that the file " +
-		"asks " +
-		"for, 1 x g4dn.xlarge, 2 of the cheapest at 0.824 $/hr"
+	want := "limits.max_price_usd_per_hour: 0.8 $/hr does not pay for the minimum of this " +
+		"file, 1 x g4dn.xlarge, 2 of the cheapest at 0.824 $/hr"
 	if err := p.Affords(prices); err == nil || err.Error() != want {
 		t.Errorf("%v, want %q", err, want)
 	}

@@ -9,7 +9,7 @@ import (
 func newFleetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
-		Short: "Rent and return machines, so that the fleet is what its plan says",
+		Short: "Rent and return machines as the fleet's plan needs them",
 	}
 	cmd.AddCommand(fleetcmd.Commands(func(cmd *cobra.Command) func() (fleetcmd.Client, error) {
 		settings := &clientSettings{}

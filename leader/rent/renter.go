@@ -461,11 +461,11 @@ func (s *step) mayAct() bool {
 		s.holdKind(NoMajority, 0, everything,
 			"this leader does not see most of the agents that may lead")
 	case s.ListAge > s.policy.Stale:
-		s.holdKind(NoList, 0, everything, "the provider has not said what is rented for %v",
+		s.holdKind(NoList, 0, everything, "the provider has not listed the rented machines for %v",
 			round(s.ListAge))
 	case s.Now < s.began+s.policy.Settle:
 		s.holdKind(Settling, s.began+s.policy.Settle, everything,
-			"this leader is new, and watches first")
+			"this leader is new and watches first")
 	case len(others) > 0:
 		s.holdKind(TwoFleets, 0, everything, "%d of the instances with this fleet's name were "+
 			"launched by another fleet (%s; this one is %s): give one of them another name, or "+
@@ -516,11 +516,11 @@ func (s *step) returnSurplus() {
 			}
 			if m.Phase == Starting {
 				s.do(Action{
-					Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is not desired any more",
+					Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is no longer desired",
 				})
 			} else {
 				s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
-					Why: "it is not desired any more"})
+					Why: "it is no longer desired"})
 			}
 			s.have[kind] = s.have[kind][1:]
 			s.starting--
@@ -597,12 +597,11 @@ func (s *step) launchMissing() {
 		case price <= 0:
 			s.holdKind(NoPrice, 0, what, "its price is not known")
 		case s.unpriced != nil:
-			s.holdKind(NoPrice, 0, what, "the price of %s, of which there are some, is not known",
+			s.holdKind(NoPrice, 0, what, "the price of %s, which the fleet rents, is not known",
 				s.unpriced)
 		case s.out.Price+price > s.policy.MaxPrice+slack:
 			s.holdKind(PriceLimit, 0, what,
-				"what is paid for would cost $%.3f/hr, and the limit is "+
-					"$%.3f", s.out.Price+price, s.policy.MaxPrice)
+				"the fleet would cost $%.3f/hr, above its limit of $%.3f", s.out.Price+price, s.policy.MaxPrice)
 			s.blocked = true
 		case s.starting >= s.policy.Launches:
 			s.holdKind(Busy, 0, what, "%d are starting", s.starting)
@@ -702,7 +701,7 @@ func (s *step) drainExcess() {
 		case s.NoReturns != "":
 			s.holdKind(Window, 0, what, "%s", s.NoReturns)
 		case s.missing && !s.blocked:
-			s.holdKind(NewFirst, 0, what, "what is to be there beside it does not serve yet")
+			s.holdKind(NewFirst, 0, what, "other desired machines do not serve yet")
 		case s.agents-1 < s.policy.Min:
 			s.holdKind(Needed, 0, what, "%d agents serve, and %d must", s.agents, s.policy.Min)
 		case s.Serves(rest) < s.Needed-slack:

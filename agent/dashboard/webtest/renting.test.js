@@ -89,7 +89,7 @@ process: {dir: ${dir}/machines, models: ${dir}/models}
     assert.doesNotMatch(text, /return 1 r5n.large/, "one proposal, not the planner's beside the leader's");
     assert.match(text, /somebody has to approve it/);
     assert.match(text, /one machine lost, at most 50 % on spot machines/);
-    assert.match(text, /nothing is desired yet: approve a proposal, or set how many/i, "what is held, and why");
+    assert.match(text, /no machines are desired yet: approve a proposal, or set counts/i, "what is held, and why");
     assert.equal(proposed.price_usd_per_hour ?? 0, 0, "nothing is rented before it is approved");
     await settle(page);
     assert.deepEqual(await axe(page), []);

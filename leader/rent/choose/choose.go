@@ -194,7 +194,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 		rate = c.config.Rate * c.config.Headroom
 	}
 	if !(rate > 0) {
-		return nil, errors.New("nothing is asked for")
+		return nil, errors.New("the fleet gets no queries")
 	}
 	budget := c.config.MaxPrice
 	if c.config.Budget > 0 {
@@ -295,8 +295,8 @@ func (c *Chooser) planOnDemand(ctx context.Context, f *Fleet, objective plan.Obj
 		least = min(least, t.Price)
 	}
 	if p.Budget = budget; p.Budget < least {
-		return nil, fmt.Errorf("the limit of %.4g $/hr does not pay for the least that the limits "+
-			"ask for", c.config.MaxPrice)
+		return nil, fmt.Errorf("the limit of $%.4g/hr is below the price of the cheapest type, "+
+			"$%.4g/hr", c.config.MaxPrice, least)
 	}
 	result, err := plan.Fluid{Top: 1}.Plan(ctx, &p, nil)
 	if err != nil {

@@ -64,10 +64,10 @@ func statusCommand(dial Dial) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what is rented, what is desired, and what is held",
-		Long: `Show the machines that the fleet's leader rents, by instance type: how many are
-desired, serve, start and drain, and what they cost; what the leader proposes;
-and what it holds back, with the reason.`,
+		Short: "Show rented machines, desired machines and changes that are held",
+		Long: `Show the machines that the fleet's leader rents: of each instance type how many are
+desired, serve, start and drain, and their price. The leader's proposal follows,
+then the changes that it holds back, with the reasons.`,
 		Example: `  muster fleet status
   muster fleet status --json`,
 		Args: cobra.NoArgs,
@@ -97,7 +97,7 @@ and what it holds back, with the reason.`,
 func planCommand(dial Dial) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show the fleet that the leader proposes, what changes and what is held",
+		Short: "Show the fleet that the leader proposes and the changes that it holds back",
 		Example: `  muster fleet plan
   muster fleet approve`,
 		Args: cobra.NoArgs,
@@ -127,9 +127,9 @@ func checkCommand() *cobra.Command {
 	var catalogue string
 	cmd := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Check a fleet.yaml, and whether the provider would do what it asks for",
-		Long: `Check a fleet.yaml: its lines, whether its limits pay for the least that it asks
-for, and, by asking the provider without renting, rights, template and subnets.`,
+		Short: "Check a fleet.yaml, and whether the provider would rent its machines",
+		Long: `Check a fleet.yaml: its lines, and whether its price limit pays for its minimum. Then
+ask the provider, without renting, about rights, template and subnets.`,
 		Example: `  muster fleet check fleet.yaml`,
 		Args:    cobra.ExactArgs(1),
 	}
@@ -185,9 +185,9 @@ type changeOptions struct {
 func (c *changeOptions) addFlags(cmd *cobra.Command, dial Dial) {
 	c.open = dial(cmd)
 	fs := cmd.Flags()
-	fs.BoolVar(&c.yes, "yes", false, "do not ask")
-	fs.BoolVar(&c.dryRun, "dry-run", false, "say what would be done, and do nothing")
-	fs.BoolVar(&c.wait, "wait", false, "wait until the fleet is as desired")
+	fs.BoolVar(&c.yes, "yes", false, "make the change without asking")
+	fs.BoolVar(&c.dryRun, "dry-run", false, "show what would change, and change nothing")
+	fs.BoolVar(&c.wait, "wait", false, "wait until the fleet has the desired machines")
 	fs.DurationVar(&c.timeout, "timeout", 15*time.Minute, "how long to wait")
 }
 
@@ -243,7 +243,7 @@ func (c *changeOptions) run(cmd *cobra.Command,
 
 // asked asks a person.
 func asked(cmd *cobra.Command) bool {
-	fmt.Fprint(cmd.ErrOrStderr(), "do that? [y/N] ")
+	fmt.Fprint(cmd.ErrOrStderr(), "Make this change? [y/N] ")
 	line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // "" is no
 	return strings.EqualFold(strings.TrimSpace(line), "y") ||
 		strings.EqualFold(strings.TrimSpace(line), "yes")
@@ -275,7 +275,7 @@ func (c *changeOptions) awaitVersion(cmd *cobra.Command, version uint64) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("after %v: %w; muster fleet status says what is held", c.timeout,
+			return fmt.Errorf("after %v: %w; muster fleet status shows which changes are held", c.timeout,
 				last)
 		}
 	}
@@ -286,10 +286,10 @@ func applyCommand(dial Dial) *cobra.Command {
 	var counts []string
 	cmd := &cobra.Command{
 		Use:   "apply [FILE]",
-		Short: "Give the leader another fleet.yaml, or say how many instances to rent",
-		Long: `Give the fleet's leader another fleet.yaml, or, with --count, say how many
-instances of each type are to be rented. The leader does the rest, and goes on
-with it if it is replaced by another.`,
+		Short: "Give the leader another fleet.yaml, or set how many instances to rent",
+		Long: `Give the fleet's leader another fleet.yaml or, with --count, set how many instances
+of each type to rent. The leader rents and returns machines until the fleet has
+them; if another agent becomes leader, it continues.`,
 		Example: `  muster fleet apply fleet.yaml
   muster fleet apply --count g4dn.xlarge=1 --count r5n.large=4 --wait`,
 		Args: cobra.MaximumNArgs(1),
@@ -323,7 +323,7 @@ with it if it is replaced by another.`,
 		},
 	}
 	c.addFlags(cmd, dial)
-	lists.Var(cmd.Flags(), &counts, "count", nil, "`TYPE=N`: rent N of the type; of others none")
+	lists.Var(cmd.Flags(), &counts, "count", nil, "`TYPE=N`: rent N of this type, and none of the types that no --count names")
 	return cmd
 }
 
@@ -339,7 +339,7 @@ func approveCommand(dial Dial) *cobra.Command {
 			return c.run(cmd, func(s *control.FleetState) (*control.SetFleetRequest, error) {
 				number := s.GetProposal().GetNumber()
 				if number == 0 {
-					return nil, errors.New("nothing is proposed now")
+					return nil, errors.New("the leader has no proposal now")
 				}
 				if len(args) > 0 {
 					var err error
@@ -382,7 +382,9 @@ func simple(dial Dial, cmd *cobra.Command,
 func pauseCommand(dial Dial) *cobra.Command {
 	return simple(dial, &cobra.Command{
 		Use:   "pause [DURATION]",
-		Short: "Have the leader rent and return nothing, for a time or until resumed",
+		Short: "Stop the leader from renting and returning machines",
+		Long: `Stop the leader from renting and returning machines, for DURATION or until
+"muster fleet resume".`,
 		Example: `  muster fleet pause 30m
   muster fleet pause`,
 		Args: cobra.MaximumNArgs(1),
@@ -415,9 +417,9 @@ func bootstrapCommand(dial Dial) *cobra.Command {
 	return simple(dial, &cobra.Command{
 		Use:   "bootstrap",
 		Short: "Have a new leader take over the machines of a fleet whose leaders are all lost",
-		Long: `Have the leader adopt the machines that carry its fleet's name and were rented
-by agents that are all lost, with what they knew. Without this it leaves them
-alone, as they may be another fleet's.`,
+		Long: `Have the leader adopt the machines that carry its fleet's name, after all agents that
+rented them are lost with their state. Without this command the leader leaves such
+machines alone, because another fleet may own them.`,
 		Example: `  muster fleet bootstrap`,
 		Args:    cobra.NoArgs,
 	}, func([]string) (*control.SetFleetRequest, error) {
@@ -429,7 +431,7 @@ func destroyCommand(dial Dial) *cobra.Command {
 	var c changeOptions
 	cmd := &cobra.Command{
 		Use:     "destroy",
-		Short:   "Drain and return all that is rented, but machines that can rent",
+		Short:   "Drain and return all rented machines except those that can rent",
 		Example: `  muster fleet destroy --yes --wait`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

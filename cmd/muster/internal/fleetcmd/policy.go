@@ -23,14 +23,15 @@ func policyCommand() *cobra.Command {
 this fleet.yaml: they may rent machines of the file's types, from its launch
 template, with the fleet's tag, and end only machines with that tag.
 
-AWS is asked for the account, and for the launch template's image and security
-groups. With --account nobody is asked, and the policy bounds neither of these.`,
+The command asks AWS for the account, and for the launch template's image and
+security groups. With --account it asks nobody, and the policy allows every image
+and security group.`,
 		Example: `  muster fleet policy fleet.yaml > keeper.json
   muster fleet policy fleet.yaml --account 123456789012`,
 		Args: cobra.ExactArgs(1),
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&account, "account", "", "the account's `number`; default: AWS is asked")
+	fs.StringVar(&account, "account", "", "`number` of the account (default: that of the credentials)")
 	fs.StringVar(&role, "worker-role", "muster-worker",
 		"`name` of the role that the launch template gives to rented machines")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

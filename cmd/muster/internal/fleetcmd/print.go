@@ -60,8 +60,8 @@ func idle(s *control.FleetState) string {
 	if s.GetMode() != "" || len(s.GetMachines()) > 0 {
 		return ""
 	}
-	return fmt.Sprintf("nothing rents machines now: %s\n",
-		cmp.Or(s.GetFault(), "the leader has just begun"))
+	return fmt.Sprintf("no agent rents machines now: %s\n",
+		cmp.Or(s.GetFault(), "the leader is new"))
 }
 
 // Print prints a state for people.
@@ -75,7 +75,7 @@ func Print(w io.Writer, s *control.FleetState) error {
 	state := "changing"
 	switch {
 	case !s.GetDesired().GetKnown():
-		state = "nothing is desired yet"
+		state = "no machines are desired yet"
 	case s.GetExact():
 		state = "as desired"
 	}
@@ -117,19 +117,19 @@ func printPlan(b *strings.Builder, s *control.FleetState) {
 		fmt.Fprintf(b, "\n%s\n", s.GetOutlook())
 	}
 	if len(s.GetNext()) > 0 {
-		b.WriteString("\nwould be done now\n")
+		b.WriteString("\nnext changes\n")
 		for _, n := range s.Next {
 			fmt.Fprintf(b, "  %s\n", n)
 		}
 	}
 	if len(s.GetHeld()) > 0 {
-		b.WriteString("\nheld\n")
+		b.WriteString("\nheld back\n")
 		for _, h := range s.Held {
 			fmt.Fprintf(b, "  %s: %s%s\n", h.What, h.Why, forText(h.ForNs))
 		}
 	}
 	if len(s.GetLacking()) > 0 {
-		b.WriteString("\nnot to be had\n")
+		b.WriteString("\nunavailable\n")
 		for _, l := range s.Lacking {
 			fmt.Fprintf(b, "  %s: %s%s\n", l.Kind, l.Why, forText(l.ForNs))
 		}

@@ -10,9 +10,9 @@ import (
 // TestPrintIdle: a fleet whose leader cannot rent is told in a sentence, not as a state of renting.
 func TestPrintIdle(t *testing.T) {
 	for fault, want := range map[string]string{
-		"the leader runs without --rent FILE": "nothing rents machines now: the leader runs " +
+		"the leader runs without --rent FILE": "no agent rents machines now: the leader runs " +
 			"without --rent FILE\n",
-		"": "nothing rents machines now: the leader has just begun\n",
+		"": "no agent rents machines now: the leader is new\n",
 	} {
 		var b strings.Builder
 		if err := Print(&b, &control.FleetState{Fault: fault}); err != nil || b.String() != want {
