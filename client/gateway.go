@@ -77,12 +77,12 @@ type query struct {
 	// others.
 	splitFor queries.ChosenVariant
 	batch    uint32
-	part     part // which part of a query it is, if any
+	part     part // the number of the part; 0: no part
 	bytes    uint64
 	trace    *queryTrace   // nil: it is not traced
 	wake     wakeup.Signal // the caller checks the query again
 	why      string        // why no lane took it when there was no leader
-	answer   *oip.Response // the outcome, if it is one
+	answer   *oip.Response // the outcome, if there is one
 	aborts   [match.MaxAttempts]underWay
 	busy     bool // the caller makes an attempt, and does not see wake
 	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges
@@ -412,7 +412,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	return resp, err
 }
 
-// run does what is to be done for q, which may be a part, until it has its outcome.
+// run carries out q, which may be a part, until q has its outcome.
 func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
 	g.mu.Lock()
 	q.ctx, q.req = ctx, req

@@ -22,7 +22,7 @@ type members struct {
 	view   *control.View
 	byName map[names.AgentName]*control.Member
 	models map[string]*fleetModel
-	// families are those that no model has the name of.
+	// families are the families that do not have the name of a model.
 	families map[string]*fleetFamily
 	releases map[string]canary.Rollout // of models
 }
@@ -37,8 +37,8 @@ type fleetFamily struct {
 // A fleetModel is a model that members hold, or that is in no family and may be loaded.
 type fleetModel struct {
 	newest int64 // version for queries that name none
-	// leaving is the newest version that members hold which drain, or that may be loaded. It is
-	// newest if no other member holds any.
+	// leaving is the newest version that only draining members hold, or that members may load. It
+	// equals newest if no other member holds one.
 	leaving  int64
 	versions map[int64]*fleetVersion
 }

@@ -17,7 +17,7 @@ type EventKind uint8
 const (
 	// TimePassed says only that time has passed; see [State.Next].
 	TimePassed EventKind = iota
-	// ViewChanged: Members. The fleet's view has changed; Members are all that it lists.
+	// ViewChanged: Members. The fleet's view has changed; Members are all members in it.
 	ViewChanged
 	// Described: Member, Free. A member has described itself over its link. Those of its lanes that
 	// have not joined yet join.
@@ -55,7 +55,7 @@ const (
 	// Failed: Model, BatchSize, Why, N, Excused. A gateway says how queries of its clients failed.
 	// BatchSize is 0 if the gateway tells none, and below 0 if they count in no trial of a canary.
 	Failed
-	// Released: Releases. Another release was made; these are all that hold.
+	// Released: Releases. A release was made or has changed; Releases are all that hold now.
 	Released
 )
 
@@ -230,7 +230,7 @@ func (m *Member) Model(id ModelID) *Model {
 	return nil
 }
 
-// Groups returns the member's parts; one of all lanes if it has none.
+// Groups returns the member's parts; if it has none, one part of all its lanes.
 func (m *Member) Groups() []Part {
 	if m.Parts != nil {
 		return m.Parts

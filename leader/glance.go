@@ -6,8 +6,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A Glance is the part of a state that is shown each second. It is much cheaper than a [Status], so
-// that it can be taken whoever looks.
+// A Glance is the part of a state that is shown each second. It costs much less than a [Status], so
+// it is made whether somebody looks or not.
 type Glance struct {
 	Waiting, WaitingLate int
 	Rate                 float64 // queries/s that arrive, as in Status
@@ -33,7 +33,7 @@ type LaneGlance struct {
 	Agent    names.AgentName
 	Lane     int
 	Free     time.Duration  // until it is free
-	Runs     names.ModelKey // the model that it runs; "": none
+	Runs     names.ModelKey // the model that the lane runs; "": none
 	Draining bool
 	Overdue  bool // its answer is late; it gets no query until it answers
 	Silent   bool // it has been asked what it holds, more than once, and has not answered

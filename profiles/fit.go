@@ -87,7 +87,7 @@ func (f *fit) estimateFrom(l *Learner) {
 			relative = line[2] / (f.slope * f.slope)
 		}
 		doubt := math.Sqrt(f.doubt[i]*f.doubt[i] + relative)
-		if !(doubt <= maxDoubt) { // also where so little is known that it is no number
+		if !(doubt <= maxDoubt) { // also if too little is known for a number
 			doubt = maxDoubt
 		}
 		f.doubt[i] = doubt

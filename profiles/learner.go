@@ -525,8 +525,8 @@ type Agent struct {
 	Factor float64
 	// Error is the standard error of Factor; the error of the type's profile is not included.
 	Error float64
-	// Sizes says by class of batch sizes what more there is to Factor, if observations show that it
-	// is not the same for all.
+	// Sizes is, by class of batch sizes, the factor beside Factor, if observations show that the
+	// classes differ.
 	Sizes []SizeFactor
 	// Seen is when the agent's last query was observed.
 	Seen time.Time

@@ -55,7 +55,7 @@ const (
 // reject keys that they do not know, their factors by size and the tail. These are learned anew, or
 // inherited from the profiles that a former leader has told.
 func (l *Learner) MarshalJSON() ([]byte, error) {
-	centered := *l // so that what is left out is nothing on average
+	centered := *l // the part that is left out is 0 on average
 	centered.agents = slices.Clone(l.agents)
 	centered.centerSizes()
 	l = &centered

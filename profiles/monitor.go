@@ -287,9 +287,9 @@ func (m *Monitor) Rebase() {
 // takeReference makes a reference of the queries held, and starts the blocks anew.
 func (m *Monitor) takeReference() {
 	r := &reference{queries: float64(m.held)}
-	// Bins: batch sizes one after the other until they make up 1 / referenceBins of the queries.
-	// One that does so alone has a bin of its own, apart from its neighbours even where the
-	// reference has none of those.
+	// A bin takes batch sizes in ascending order until they make up 1 / referenceBins of the
+	// queries. A size that makes up as much alone has a bin of its own, also where the reference
+	// has none of its neighbours.
 	bin := 0.0
 	closeBin := func(edge int) {
 		r.edges = append(r.edges, edge)

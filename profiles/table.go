@@ -34,8 +34,8 @@ type Knot struct {
 	P50       time.Duration
 	P90       time.Duration
 	P99       time.Duration
-	// Load is the mean of all queries, where Mean is that of usual ones, of which freak ones count
-	// only up to a limit. 0 means that it is Mean.
+	// Load is the mean over all queries. Mean is that of usual queries: outliers enter it only up
+	// to a limit. 0 means that Load equals Mean.
 	Load time.Duration
 	// Error is the relative standard error of Mean, >= 0: 0.02 is 2 %.
 	Error float64

@@ -150,8 +150,8 @@ func explain(err error, library string) error {
 	if !strings.Contains(err.Error(), "Failed to load shared library") {
 		return deviceError(trim(err))
 	}
-	// It fails again, in the same way. It cannot be tried before ONNX Runtime has: the provider
-	// looks for what has loaded it.
+	// The second attempt fails in the same way. It must come after ONNX Runtime's own, because the
+	// provider looks for the libraries that ONNX Runtime has loaded.
 	provider := filepath.Join(filepath.Dir(library), ortlib.CUDAProvider)
 	return cmp.Or(gpu.Preload([]string{provider}), err)
 }

@@ -328,9 +328,9 @@ func (m mappedFile) copyToMemory(ctx context.Context) error {
 	return nil
 }
 
-// loading holds the data files, by real path, of the sessions that are being made, and of those
-// that map their files and are being closed. Nobody else maps or unmaps those files meanwhile, so
-// what a session has mapped is what is mapped after it was made and was not before.
+// loading holds, by real path, the data files of sessions that are being made, and of sessions that
+// map their files and are being closed. No other session maps or unmaps these files meanwhile. So a
+// session has mapped what is mapped after it was made and was not before.
 var loading struct {
 	sync.Mutex
 	files map[string]chan struct{} // closed when they are free again
@@ -352,8 +352,8 @@ func lockFiles(ctx context.Context, files map[string]bool) (unlock func(), err e
 	}
 }
 
-// holdFiles notes that the files are held. If one of them is already, it does nothing but return
-// its path, and a channel that is closed when it is free.
+// holdFiles notes that the files are held. If one of them is held already, holdFiles only returns
+// its path, and a channel that closes when the file is free.
 func holdFiles(files map[string]bool) (busy chan struct{}, path string) {
 	loading.Lock()
 	defer loading.Unlock()

@@ -472,8 +472,8 @@ func (g *graphs) stageRows(queries [][]tensor.Tensor, row, rows int, send bool) 
 	return g.copy()
 }
 
-// copy copies the chunks, by several threads if that is worth it, and sends those that are to be
-// sent.
+// copy copies the chunks, in several threads if that is worth it, and sends the chunks of inputs to
+// the card.
 func (g *graphs) copy() error {
 	size := 0
 	for _, c := range g.chunks {

@@ -96,8 +96,8 @@ type Query struct {
 	// Group names the queries with which a leader wants the query to run; the lane waits for them
 	// for a moment. It counts only if Merge merges.
 	Group merge.GroupID
-	// Reservation is the time that Reserve has kept for this query; nil if there is none. Do
-	// releases it when it admits or refuses the query.
+	// Reservation is the time that Reserve has kept for this query; nil: none. Do releases it when
+	// it admits or refuses the query.
 	Reservation *Reservation
 	// Refuse refuses the query as overload as soon as it is expected neither to meet its QoS target
 	// nor to start before its deadline, among the late queries that run when a lane would be idle.
@@ -162,8 +162,8 @@ type Lanes struct {
 	memory    []memory // by lane
 	asked     arrivalTimes
 	drained   chan struct{} // closed when draining and nothing is left
-	// observe, which may be nil, is for tests: it is called with each event before the state gets
-	// it, and then with what is to be done.
+	// observe is for tests, and else nil. It is called with each event before the state handles it,
+	// and then with the actions.
 	observe func(now time.Duration, e *lane.Event, actions []lane.Action)
 }
 
@@ -179,7 +179,7 @@ type caller struct {
 	decided   chan struct{} // closed when isDecided; nil if that was so at once
 	isDecided bool          // whether the query has a lane, or its answer, or is refused
 	refusal   error         // why it is refused
-	merged    *mergedRun    // the run with others that it is part of; nil: none
+	merged    *mergedRun    // the query's run with others; nil: none
 	result    *Result       // its part of the result of another caller's run
 }
 
@@ -239,7 +239,7 @@ func (l *Lanes) stepState(now time.Duration, e lane.Event) ([]lane.Action, time.
 	if l.observe == nil {
 		return l.state.Step(now, e)
 	}
-	observed := e // so that only an event that is observed is moved to the heap
+	observed := e // only an observed event is moved to the heap
 	l.observe(now, &observed, nil)
 	actions, wakeAt := l.state.Step(now, e)
 	l.observe(now, nil, actions)

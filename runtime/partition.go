@@ -22,9 +22,9 @@ type PartitionConfig struct {
 	CPUs [][]int
 }
 
-// A Partition is some cores of this machine and the lanes there. Models that are to run there are
-// placed there first. Several partitions of a process are independent of each other. Its methods
-// may be called concurrently.
+// A Partition is some cores of this machine and the lanes on them. A model that is to run there is
+// placed there first. Partitions of a process are independent of each other. The methods may be
+// called concurrently.
 type Partition struct {
 	*Lanes
 	cores int
@@ -99,12 +99,12 @@ func (p *Partition) Place(ctx context.Context, model Model) (Model, error) {
 	return m, nil
 }
 
-// threads are those of one run of a model: how many, and on which processors those run that ONNX
-// Runtime starts; all but one, which is the caller's.
+// threads are the threads of one run of a model: their number, and the processors of those that
+// ONNX Runtime starts, which are all but the caller's.
 type threads struct {
 	count int
 	cpus  []int // by thread, the caller's first; nil: wherever the system wants
-	// started are the others of a session; nil if it has none.
+	// started are the threads that ONNX Runtime started for the session; nil: none.
 	started *startedThreads
 }
 
@@ -119,7 +119,7 @@ type resizable interface {
 
 // A placedModel model is a model as it runs on a partition.
 type placedModel struct {
-	sessions []Model // by lane; a single one is that of all lanes
+	sessions []Model // by lane; a single one holds for all lanes
 	owned    []Model
 	closing  sync.Once
 }

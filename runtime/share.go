@@ -15,11 +15,11 @@ import (
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
 )
 
-// A sharedTensors is the tensors of external data that a session has in common with another one of
-// the same model: those that the other has in memory as they are in the file, such as embedding
-// tables. Weights that ONNX Runtime has rearranged for its kernels are not among them. It must
-// outlive the session, and the other session must outlive it. It is nil for the first session of a
-// model.
+// A sharedTensors is the tensors of external data that a session shares with an earlier session of
+// the same model: tensors that the earlier one has in memory as they are in the file, such as
+// embedding tables. Weights that ONNX Runtime has rearranged for its kernels are not among them. It
+// must outlive the session, and the earlier session must outlive it. It is nil for the first
+// session of a model.
 type sharedTensors map[string]*ort.CustomDataTensor
 
 // shareWith returns what a further session of the model at path can have in common with s.

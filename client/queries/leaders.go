@@ -249,8 +249,8 @@ func (s *State) Heard(received uint64, now time.Duration) {
 // but at least leastSilence.
 func (s *State) maxSilence() time.Duration { return max(minSilence, 3*s.usual) }
 
-// Check checks whether the leader is silent, and reports whether it has become so. From then on
-// queries are decided without it, until it has acknowledged all submits.
+// Check reports whether the leader has become silent. From then on queries are decided without it,
+// until it has acknowledged all submits.
 func (s *State) Check(now time.Duration) (silent bool) {
 	if s.link == linkOpen && (len(s.unacked) > 0 && now-s.unacked[0] > s.maxSilence() ||
 		now-max(s.heardAt, s.busyAt) > max(heartbeatSilence, s.maxSilence())) {

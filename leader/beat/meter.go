@@ -73,8 +73,8 @@ func (m *Meter) Take(c *Counts, passed time.Duration, lanes map[names.AgentName]
 			if i < len(now) && passed > 0 {
 				share = float64(now[i]) / float64(passed)
 			}
-			// An execution counts when it ends, so one that is longer than a second is more than
-			// all of that second; the mean is right.
+			// An execution counts when it ends, so one longer than a second makes a lane more than
+			// wholly busy in that second; the mean is right.
 			busy[i] = keep*busy[i] + (1-keep)*share
 		}
 	}

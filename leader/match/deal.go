@@ -85,7 +85,7 @@ type departure struct {
 	set   *modelSet
 }
 
-// A layout says which lanes there are, what they hold, and to which shards they are dealt.
+// A layout has the lanes, what they hold, and the shards to which they are dealt.
 type layout struct {
 	sets       []*modelSet
 	byKey      map[string]*modelSet

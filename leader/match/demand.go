@@ -123,7 +123,7 @@ func (s *shard) noteLost(q *query) {
 	d := s.countLost(q)
 	switch behind := s.isBehind(d); {
 	case d.shedsQuery(q):
-		if behind { // the lanes are not scarce for d, others have them
+		if behind { // other families have the lanes that d lacks
 			d.admitMore(q)
 		}
 	case !s.adaptReservedLanes(q, d) && !behind:

@@ -93,7 +93,7 @@ type cell struct {
 	mean, safe float64 // safe is the 80 % quantile
 	price      float64 // of 1 ms
 	regret     float64 // what the answer costs for its accuracy
-	from, n    int32   // its variants in others, if there are several
+	from, n    int32   // the row's variants in others, if there are several
 }
 
 // costWithoutWait is what the row costs there, without waiting.
@@ -350,8 +350,8 @@ func (h *horizon) priceRow(row, group int) {
 	h.dearest = max(h.dearest, c.costWithoutWait())
 }
 
-// priceDiscount is the part of its price that g's time costs a query for which there are so many
-// variants.
+// priceDiscount returns the part of its price that g's time costs a query that so many variants may
+// answer.
 func (g *group) priceDiscount(variants int) float64 {
 	if variants > 1 {
 		return g.scarcity

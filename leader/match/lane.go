@@ -96,7 +96,7 @@ const (
 // because messages carry several of them.
 const LaneDepth = 8
 
-// A laneSpec is what a lane is and which models it holds.
+// A laneSpec is the type, models and price of a lane.
 type laneSpec struct {
 	typ   *instanceType
 	holds []bool // by model

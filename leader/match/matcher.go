@@ -151,7 +151,7 @@ type Reservation struct {
 	Claimed bool
 	// Told says that the lane has reported the attempt.
 	Told bool
-	// Live says that this is the attempt that counts for its query.
+	// Live says that this attempt is the one that counts for its query.
 	Live bool
 }
 

@@ -83,8 +83,8 @@ func (r *region) searchCounts(best float64, nodes, limit int) (counts []int, val
 		b.tryRoundings()
 		f := b.mostFractionalChoice()
 		if f < 0 {
-			// The relaxation is as it may be; its rounding was tried, and no counts of this node
-			// are better.
+			// The relaxation has whole counts only, and its rounding was tried: no counts of this
+			// node are better.
 			continue
 		}
 		split := int(math.Floor(b.agents[f] + 1e-7))

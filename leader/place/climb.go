@@ -9,7 +9,7 @@ import "math"
 type climb struct {
 	s       *search
 	choices []int // that may be moved
-	of      []int // choices by their group: all that serve it
+	of      []int // by group, the choices that serve it
 	start   []int // by group, where they begin in of
 	add     []float64
 	remove  []float64

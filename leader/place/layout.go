@@ -14,8 +14,9 @@ import (
 // A Partition is some cores of an agent, and the models that run there.
 type Partition struct {
 	Models []names.ModelKey
-	// Lanes is how many lanes the partition has, each of so many Cores. Both are 0 for the lanes
-	// that the agent has by its own settings; such a partition is its layout's only one.
+	// Lanes is the number of lanes of the partition, and Cores that of the cores of each. Both are
+	// 0 for the lanes that the agent has by its own settings; such a partition is the only one of
+	// its layout.
 	Lanes, Cores int
 	// Ways of the last-level cache that are the partition's alone; 0: it shares the cache with all.
 	Ways int

@@ -104,7 +104,8 @@ func (p *patterns) addPresentPattern(g int) {
 	p.add(g, q)
 }
 
-// add keeps a pattern if it is the best that uses the same agents. It says whether it is.
+// add keeps a pattern if it is the best of those that use the same agents, and reports whether it
+// is.
 func (p *patterns) add(g int, q *pattern) bool {
 	var key []byte
 	for _, n := range q.use {

@@ -71,7 +71,7 @@ type Solution struct {
 	Counts []int // agents by choice
 	// Flow is queries/s by choice, partition and service.
 	Flow [][][]float64
-	// Served is the part of the demand that is served, in [0, 1]; 1 if there is none.
+	// Served is the served part of the demand, in [0, 1]; 1 if there is no demand.
 	Served float64
 	// Accuracy is the mean over what is served, in points; 0 if nothing is.
 	Accuracy float64

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A region is a part of a program that is solved by itself: the choices that are free there. All
-// others keep their counts.
+// A region is a part of a program that is solved by itself: its free choices. All others keep their
+// counts.
 type region struct {
 	s        *search
 	free     []int // choices
@@ -14,7 +14,7 @@ type region struct {
 	groups   []int // that the free choices serve
 	// fixed is, by group and level, what the choices that are not free offer to greedy groups.
 	fixed [][]float64
-	// held are those choices' partitions that serve other groups, with their counts.
+	// held are the partitions of the other choices that serve other groups, with their counts.
 	held []columnPool
 
 	// share, if >= 0, is the part of the demand that is served, no more and no less. Value is

@@ -160,8 +160,8 @@ func (f *finder) serve(limit int) {
 
 func (f *finder) boundGap() float64 { return f.bound - f.totalValue() }
 
-// lossOf is what one agent of choice i costs at the relaxation's prices beyond what it gains. No
-// solution that has one is worth more than the bound less that.
+// lossOf returns by how much the cost of one agent of choice i at the relaxation's prices exceeds
+// its gain. A solution that has such an agent is worth at most the bound less that.
 func (f *finder) lossOf(i int) float64 {
 	c := &f.m.choices[i]
 	loss := f.prices[c.typ] + c.cost

@@ -42,8 +42,8 @@ type File struct {
 	Models        map[string]MeasuredModel      `json:"models"`
 	// Latencies are by model, in order of workers and batch size.
 	Latencies map[string][]Latency `json:"latencies"`
-	// Steal is the part of the cores' time that the hypervisor gave to others, Others that which
-	// other processes took.
+	// Steal is the part of the cores' time that the hypervisor gave to other machines, Others the
+	// part that other processes took.
 	Steal  float64 `json:"steal"`
 	Others float64 `json:"others"`
 	// Apart is the part of the measurements in which processors of a virtual machine did not share
@@ -134,7 +134,7 @@ func (f *File) Write(w io.Writer) error {
 	return e.Encode(f)
 }
 
-// A StaleError says that a model is not the one that was measured.
+// A StaleError says that a model has changed since it was measured.
 type StaleError struct {
 	Model             string
 	Measured, Present MeasuredModel

@@ -23,7 +23,7 @@ const (
 // A table is the rows that a value consists of: those of the constant rows that ids name, in the
 // order of ids, as floats.
 type table struct {
-	rows, scales string // scales is empty if there are none
+	rows, scales string // scales is empty without quantisation
 	ids          string
 	form         form
 }

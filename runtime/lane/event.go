@@ -8,7 +8,7 @@ import (
 // Never is a time that does not come.
 const Never time.Duration = math.MaxInt64
 
-// An EventKind is what has happened.
+// An EventKind is the kind of an [Event].
 type EventKind uint8
 
 const (
@@ -44,7 +44,8 @@ const (
 	DrainTimedOut
 )
 
-// An Event is something that has happened. Which fields are set depends on its kind.
+// An Event is something that has happened at the lanes or to a query. Its kind says which fields
+// are set.
 type Event struct {
 	Kind        EventKind
 	Cause       Reason

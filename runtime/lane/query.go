@@ -50,8 +50,7 @@ type Query struct {
 	// Group names the queries with which a leader wants the query to run; the lane waits for them
 	// for a moment. It counts only if Class is set.
 	Group merge.GroupID
-	// Reservation is the time that is kept for this query; nil if there is none. It ends as the
-	// query comes.
+	// Reservation is the time that is kept for this query; nil: none. It ends when the query comes.
 	Reservation *Reservation
 
 	class  *Class        // nil: the query runs alone

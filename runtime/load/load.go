@@ -15,7 +15,7 @@ const window = 10 * time.Second
 // backlog is the time of waiting that counts as one more busy lane.
 const backlog = time.Second
 
-// Totals are a server's lanes and what they have done since its start.
+// Totals are the number of a server's lanes, and sums over their runs since its start.
 type Totals struct {
 	Lanes int
 	// Busy is the sum of the times in which a lane ran a query.

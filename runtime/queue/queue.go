@@ -164,8 +164,8 @@ func (q *Queue[T]) moveAged(now time.Duration) {
 	}
 }
 
-// Hasten has a late query that has waited for BackgroundWait go before all that are not such, and
-// reports whether it does.
+// Hasten moves a late query that has waited for BackgroundWait before all queries that have not
+// waited so long, and reports whether it has moved it.
 func (q *Queue[T]) Hasten(item T, now time.Duration) bool {
 	p := item.place()
 	if p.in != late || p.turn >= now {

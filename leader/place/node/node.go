@@ -168,8 +168,8 @@ func (m *Manager) Step(passed time.Duration, agents []SharedAgent,
 	return moves
 }
 
-// step is Step for one agent. answered is how many queries of a family all agents have answered
-// that share lanes, of which there are so many.
+// step is Step for one agent. answered is, by family, how many queries were answered by all agents
+// that share lanes; there are so many such agents.
 func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals map[string]float64,
 	answered map[*FamilyLoad]int, agents int) (Move, bool) {
 	machine := place.Machine{}

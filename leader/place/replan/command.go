@@ -77,7 +77,7 @@ func (r *Replanner) Command(c Command) error {
 	return nil
 }
 
-// findAgent is an agent that there is.
+// findAgent returns the agent of a name, if it is in the snapshot.
 func (r *Replanner) findAgent(name names.AgentName) (*agent, error) {
 	a := r.agents[name]
 	if a == nil {

@@ -102,7 +102,7 @@ func (p *Problem) Solve() *Plan {
 	plan := &Plan{problem: p}
 	p.buildProgram(plan)
 	sol, err := place.Solve(&p.program, p.steps)
-	if err != nil { // the program is made here, so that it is valid
+	if err != nil { // buildProgram makes only valid programs
 		panic(err)
 	}
 	plan.Served, plan.Accuracy, plan.Bound, plan.Steps = sol.Served, sol.Accuracy, sol.Bound,

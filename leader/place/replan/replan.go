@@ -61,7 +61,7 @@ type agent struct {
 	// failed is the stamp of the failure that was handled last.
 	failed  place.Stamp
 	sent    Move         // the last one that may begin; no stamp: none
-	sentAt  time.Time    // zero: none is on its way
+	sentAt  time.Time    // zero: no plan is being made
 	held    place.Layout // when that began
 	stuckAt time.Time    // until when it keeps what it holds
 }
@@ -230,8 +230,8 @@ func (r *Replanner) beginTerm() {
 		}
 	}
 	if newest > r.placement.Version && !r.settled {
-		// An agent has heard of a placement that this leader does not know, and so it is not the
-		// newest: what the agents hold is nearer to it.
+		// An agent has taken a placement that this leader does not know, so this leader's is not
+		// the newest: the agents' layouts are nearer to the newest one.
 		clear(r.wanted)
 		r.adoptHeld()
 		r.makePlacement(newest+1,
@@ -252,7 +252,7 @@ func (r *Replanner) beginTerm() {
 	switch {
 	case r.placement.Version == 0:
 		r.makePlacement(1, r.placement.Reason, nil)
-	case !listed: // who has come keeps what it holds, until there is another version
+	case !listed: // an agent that has come keeps its layout until the next version
 		r.reviseForecast(r.placement.Families)
 	}
 }
@@ -269,8 +269,8 @@ func (r *Replanner) reviseForecast(families []place.FamilyForecast) {
 	}
 }
 
-// list is what is wanted, since the placement that has said so all the while, or else since
-// version.
+// list returns the wanted layouts. Since of each is the first version that has wanted it without a
+// break: as in the present placement, or version if the layout is new.
 func (r *Replanner) list(version uint64) (all []place.AgentLayout) {
 	since := map[names.AgentName]place.AgentLayout{}
 	for _, a := range r.placement.Agents {

@@ -29,7 +29,7 @@ const hosts = 2
 // leader, and links that have broken come back, within it.
 const hostless = 500 * time.Millisecond
 
-// A roster is agents and what they are to hold.
+// A roster is agents, and what each is to hold.
 type roster struct {
 	agents  []Agent
 	layouts []place.Layout // by agent
@@ -215,7 +215,7 @@ func (r *Replanner) hostFamily(f *Family, family []*Variant, there map[string]in
 	for _, name := range slices.Sorted(maps.Keys(r.agents)) {
 		a := r.agents[name]
 		if !a.sentAt.IsZero() || a.State == Changing || r.pinOf(name) != nil {
-			continue // it is on its way, or has to stay
+			continue // the agent is on its way, or must stay
 		}
 		if holds(r.wanted[name], family) {
 			r.rescued[name] = true // and may begin

@@ -237,8 +237,8 @@ func (r *Replanner) goOn(c *census, h *host) {
 	taken := h.sentAt.IsZero() || h.Taken.Compare(h.sent.Stamp) >= 0
 	wanted := r.wanted[h.Name]
 	if !taken && !h.sent.Layout.Equal(wanted) && r.maySupersede(c, h) {
-		// For all that is known it has not begun, and the newer version supersedes the move, which
-		// may be on its way. That the agent should now stay as it is has to be said, too.
+		// As far as is known the agent has not begun, and the newer version supersedes the move,
+		// which may be on its way. So the agent must also be told if it is now to stay as it is.
 		h.sent.DrainFirst = !r.fitsBeside(h.agent, wanted) || !r.fitTogether(h.agent,
 			h.sent.Layout, wanted)
 		h.sent.Layout, h.sent.Why = wanted, r.placement.Reason
@@ -293,9 +293,9 @@ func (r *Replanner) wait(h *host, why string) {
 	r.moving.waits = append(r.moving.waits, Wait{h.Name, r.wanted[h.Name], why})
 }
 
-// unlock is for agents that are the last hosts of some family, while nobody is on the way: no other
-// will take over. One takes what it should hold beside what it holds, if that fits; else it keeps
-// what it holds. Either is planned with for a while.
+// unlock handles agents that are the last hosts of some family while no agent is on its way, so no
+// other will take over. One of them takes its wanted layout beside what it holds, if both fit; else
+// it keeps what it holds. The planner then reckons with that for a while.
 func (r *Replanner) unlock(last []*host) {
 	for _, h := range last {
 		both := place.NewLayout(union(h.Held, r.wanted[h.Name])...)

@@ -12,7 +12,7 @@ import (
 // Layouts, and what Sizes, Available and the layouts point to: the caller must not change these
 // afterwards, but hand new ones to a later step.
 type Snapshot struct {
-	Agents   []Agent   // by name; those that are not listed are lost
+	Agents   []Agent   // by name; an agent that is not listed is lost
 	Families []Family  // by name; a model that is in no family is one of its own
 	Variants []Variant // by model; all that some agent holds or could load
 	// Latencies are what is known now, by model and type of lanes; what is absent cannot run. The
@@ -36,7 +36,7 @@ type Agent struct {
 	Type names.LaneType
 	// Lanes and Cores are those of its own settings: lanes, and cores of all together.
 	Lanes, Cores int
-	// Memory is what models may take there in all, those that it holds included, in bytes; 0:
+	// Memory is the space for models at the agent, those that it holds included, in bytes; 0:
 	// unknown, and everything fits.
 	Memory int64
 	// Available are the models that it has on disk or holds.
@@ -49,7 +49,7 @@ type Agent struct {
 	// With Failed: Why, and the models whose load failed; none: all that it would have loaded.
 	Why    string
 	Failed []names.ModelKey
-	// Fixed says that it always holds what its settings say: it is never asked to change.
+	// Fixed says that the agent always holds what its settings say, and is never asked to change.
 	Fixed bool
 	// Draining says that it leaves: its lanes count no more, and it is not asked to change.
 	Draining bool
@@ -59,7 +59,7 @@ type Agent struct {
 type ChangeState uint8
 
 const (
-	// Settled: it holds what it took, or never took any.
+	// Settled: the agent holds the layout that it took last, or never took one.
 	Settled ChangeState = iota
 	// Changing: it loads or drains.
 	Changing
@@ -101,8 +101,8 @@ type Answer struct {
 	// Solve, if not nil, is to be solved beside the leader's loop, by [Problem.Solve]; its plan is
 	// for [Replanner.Solved]. A step asks for no second one before that, unless the first is stale.
 	Solve *Problem
-	// Moves may begin now: each is to be sent to its agent. A move is answered again by the next
-	// steps until the agent's Taken says that it has it, so that one that is lost is sent again.
+	// Moves are the changes that may begin now; the caller sends each to its agent. Later steps
+	// answer a move again until the agent's Taken has it, so a lost one is sent again.
 	Moves []Move
 	// Waits are the agents that should hold something else and may not begin yet.
 	Waits []Wait

@@ -16,7 +16,7 @@ type watch struct {
 	history []tally // one a second, the newest last
 	before  *place.Placement
 	was     float64 // the late share of the two periods before
-	// when all agents were there; zero: they are not, or nothing is watched
+	// when all agents had arrived; zero: not all have, or nothing is watched
 	since  time.Time
 	base   tally                // then
 	mid    tally                // a period later

@@ -30,7 +30,7 @@ type Latency interface {
 type Item struct {
 	// Batch is its batch size.
 	Batch int
-	// Due is when its answer is due; Never if it is late or has no target.
+	// Due is when the query's answer is due; Never if it is late or has no target.
 	Due time.Duration
 	// Mean and P80 are how long it runs alone. Choose reads them only if Other is set.
 	Mean, P80 time.Duration
@@ -101,8 +101,9 @@ func (k *Kind) takeByDeadline(now time.Duration, waiting []Item) {
 		sum, due = waiting[0].Batch, waiting[0].Due
 	}
 	mean := k.Latency.Mean(sum)
-	// The run must end by limit, so that those are in time that are not taken, are more urgent than
-	// some that are, and would be in time after the first. They take behind, one after the other.
+	// The run must end by limit. Otherwise queries would be late that are not taken, that are more
+	// urgent than some taken ones, and that would be in time after the first query alone. They take
+	// behind in all, one after the other.
 	limit, behind := Never, time.Duration(0)
 	for i := 1; i < len(waiting); i++ {
 		x := &waiting[i]
