@@ -564,6 +564,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 
 // stopTimeout is how long Run waits, after the drain, for its goroutines to end. A model closes
 // only when its last query has ended, and a query inside ONNX Runtime cannot be forced to end.
+// Chosen.
 const stopTimeout = 10 * time.Second
 
 // listeners are the sockets of the agent's three servers.

@@ -514,7 +514,8 @@ func validateInstanceType(name string) error {
 	return nil
 }
 
-// maxShared bounds the cores of a layout, by those of the machine.
+// maxShared bounds the cores of a layout, as a multiple of the machine's: lanes may share cores,
+// but a number far above is a mistake. Chosen.
 const maxShared = 16
 
 // parseLayout is Layout as a value.

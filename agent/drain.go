@@ -7,11 +7,11 @@ import (
 )
 
 // handOver is how long a draining agent in a fleet goes on taking queries, so that the other agents
-// hear of the drain before it refuses any.
+// hear of the drain before it refuses any. Chosen: two heartbeats of a leader.
 const handOver = 100 * time.Millisecond
 
 // lastShare is the part of the drain's time, as a divisor, that is left for the answers to queries
-// that come just before the servers close: 3 s of the default 30.
+// that come just before the servers close: 3 s of the default 30. Chosen.
 const lastShare = 10
 
 // What makes an agent drain beside a signal and the failure of a server.

@@ -38,7 +38,7 @@ const (
 	maintenanceNear = time.Hour
 	// minDrain is the minimum time before its end in which a machine drains; chosen.
 	minDrain = 15 * time.Second
-	// afterDrain is what is left of a machine's time when its drain must have ended.
+	// afterDrain is what is left of a machine's time when its drain must have ended. Chosen.
 	afterDrain = 3 * time.Second
 )
 

@@ -26,7 +26,7 @@ import (
 	"github.com/muster-serve/muster/client/stream"
 )
 
-// maxAttempts is on how many servers a call is tried at most.
+// maxAttempts is the number of servers on which a call is tried at most. Chosen.
 const maxAttempts = 3
 
 // A Client sends queries to one or more servers. It spreads them over the servers to which it has a

@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	// metadataTimeout is how long a server may take to return its metadata.
+	// metadataTimeout is how long a server may take to return its metadata. Chosen.
 	metadataTimeout = 3 * time.Second
 	// viewSilence is how long a watched agent may send no view before another is watched; agents
 	// send one each second.
 	viewSilence = 3 * time.Second
-	// rediscover is the least time between the starts of two rounds over all servers.
+	// rediscover is the least time between the starts of two rounds over all servers. Chosen.
 	rediscover = 200 * time.Millisecond
 )
 

@@ -18,7 +18,7 @@ import (
 )
 
 // maxDirect is the most unacknowledged submits with which a caller sends its own submit. With more
-// of them the stream's Send could block.
+// of them the stream's Send could block. Chosen.
 const maxDirect = 32
 
 // A link is the gateway's stream to one leader.

@@ -20,7 +20,7 @@ const (
 	// MaxMeta is the largest meta of a member, in bytes.
 	MaxMeta = memberlist.MetaMaxSize
 	// MaxLoad is the largest load, in bytes. Every agent's load reaches every other agent each
-	// second, so a hundred bytes are already many.
+	// second, so a hundred bytes are already many. Chosen.
 	MaxLoad = 512
 	// maxName is the longest name of a member, in bytes: most messages contain names.
 	maxName = 128

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// faultInterval is how long the same fault is not logged again.
+	// faultInterval is how long the same fault is not logged again. Chosen.
 	faultInterval = 10 * time.Minute
 	// maxFaults is how many different faults are logged within faultInterval: forged packets could
 	// cause any number.

@@ -34,9 +34,10 @@ const (
 // packets a second from all others together, and opens a stream every ten seconds.
 const (
 	// packetRate and packetBurst bound the packets a second of each vouched member, and of all
-	// other senders together, who may be anybody.
+	// other senders together, who may be anybody. Chosen: some three times what a fleet of any size
+	// sends.
 	packetRate, packetBurst = 100, 200
-	// streamRate and streamBurst bound the streams a second that strangers open.
+	// streamRate and streamBurst bound the streams a second that strangers open. Chosen.
 	streamRate, streamBurst = 50, 100
 	// readRate and acceptRate bound the packets and streams a second that are read from the system
 	// at all, even if only to be dropped. Beyond that, packets are lost and streams wait, those of

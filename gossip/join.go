@@ -16,12 +16,13 @@ import (
 const (
 	// Without another member, join tries the seeds again after firstRetry, and doubles the wait
 	// each time up to rejoinInterval. With other members, it tries them every rejoinInterval.
+	// Chosen.
 	firstRetry     = 500 * time.Millisecond
 	rejoinInterval = 15 * time.Second
 	// failedTries is how many failed members, chosen at random, are tried each time: a single one
 	// that answers sends all members that it knows.
 	failedTries = 4
-	// parallelJoins bounds how many addresses are tried at once.
+	// parallelJoins bounds how many addresses are tried at once. Chosen.
 	parallelJoins = 8
 	// If a wait of tick takes longer than tick+pause, this process was suspended. By then the
 	// others have declared it dead and forgotten it, so it joins resumeTries of them again.

@@ -28,13 +28,13 @@ import (
 )
 
 const (
-	// maxStaged bounds the bytes of a model's inputs and outputs for its largest graph.
+	// maxStaged bounds the bytes of a model's inputs and outputs for its largest graph. Chosen.
 	maxStaged = 64 << 20
 	// smallCopy is how many bytes one thread copies as soon as several would. More are copied in
 	// chunks, by several threads, and each chunk of an input goes to the card while the next ones
 	// are copied. Chosen.
 	smallCopy = 256 << 10
-	// maxCopiers is how many threads copy; more would wait for the memory.
+	// maxCopiers is how many threads copy; more would wait for the memory. Chosen.
 	maxCopiers = 8
 	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was
 	// made of, as a share of the largest value: some kernels sum in another order each time, also

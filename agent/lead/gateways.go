@@ -24,7 +24,7 @@ import (
 
 // maxUnread is how many decisions and messages may wait to be read by a gateway before the leader
 // ends its stream. The gateway then submits again those of its queries that a client still waits
-// for.
+// for. Chosen: as many as the queries that a gateway may have.
 const maxUnread = 1 << 16
 
 // maxTracestate and maxTraceparent are the longest trace context headers, in bytes, that the
@@ -221,7 +221,8 @@ func (t *term) removeGateway(g *gateway) {
 // A gateway with queries gets a message at least each activeBeat and a heartbeat of the state, one
 // without each restingBeat and a heartbeat: the link is there when a query comes. A gateway counts
 // as without once nothing has come from it for resting: it may have queries of which the leader
-// does not know.
+// does not know. Chosen: both well within the 150 ms and more after which a gateway counts a leader
+// as silent while it has queries.
 const activeBeat, restingBeat, resting = 25 * time.Millisecond, 175 * time.Millisecond, time.Second
 
 // addHeartbeat adds a heartbeat to the next message to a gateway, unless it got a message not long

@@ -19,9 +19,10 @@ import (
 const (
 	// learnRest is how long queries and answers gather before the learning loop handles them
 	// together. A wake-up for each would cost the leader more time than the learning itself.
+	// Chosen.
 	learnRest = 50 * time.Millisecond
 	// maxObserved is how many queries, and how many answers, may wait to be learned from; further
-	// ones are dropped.
+	// ones are dropped. Chosen: far more than come within learnRest.
 	maxObserved = 1 << 14
 )
 

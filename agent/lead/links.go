@@ -19,10 +19,10 @@ import (
 
 const (
 	// idleLink is how long a link that was opened for election messages stays open after the last
-	// message.
+	// message. Chosen.
 	idleLink = 3 * time.Second
 	// A leader opens a broken link again after firstRedial; it doubles the wait at each failure, up
-	// to lastRedial.
+	// to lastRedial. Chosen: within linkGrace of the leader's state.
 	firstRedial, lastRedial = 10 * time.Millisecond, 500 * time.Millisecond
 	// maxElections is how many election messages may wait for a link; the oldest are dropped,
 	// because the election repeats its messages.

@@ -32,9 +32,10 @@ import (
 )
 
 const (
-	// placingRest is the least time between two steps of the replanner.
+	// placingRest is the least time between two steps of the replanner. Chosen.
 	placingRest = 100 * time.Millisecond
-	// tablesEvery is how often the replanner gets new latencies and batch sizes.
+	// tablesEvery is how often the replanner gets new latencies and batch sizes. Chosen: half of
+	// the replanner's period.
 	tablesEvery = 5 * time.Second
 	// maxMemory is how many bytes of a replanner's memory go to the successor; the oldest
 	// placements are left out beyond it.

@@ -271,7 +271,7 @@ func (m *metrics) demandChanged(p *control.Proposal) {
 }
 
 // keepSeries is how long the series of versions that are gone stay, so that scrapers read the last
-// counts.
+// counts. Chosen: longer than any usual scrape interval.
 const keepSeries = 10 * time.Minute
 
 // Forget removes the series of versions that the fleet has not held for ten minutes. Agents that

@@ -21,15 +21,16 @@ import (
 )
 
 const (
-	// describeTimeout bounds one Describe call to another agent.
+	// describeTimeout bounds one Describe call to another agent. Chosen.
 	describeTimeout = 2 * time.Second
 	// An agent whose Describe call failed is called again after describeAgain; the wait doubles at
-	// each failure, up to describeAgainLongest.
+	// each failure, up to describeAgainLongest. Chosen.
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
-	// describers is how many goroutines call Describe on strangers.
+	// describers is how many goroutines call Describe on strangers. Chosen.
 	describers = 8
 	// failuresPerSecond is how many calls to strangers may fail in a second. Anybody who can send
 	// gossip can name agents that do not exist, and must not make this agent dial all the time.
+	// Chosen.
 	failuresPerSecond = 50
 	// sayUndescribed is the least time between two log lines about strangers that fail to describe
 	// themselves.
@@ -260,7 +261,8 @@ func longest(texts ...string) (n int) {
 	return n
 }
 
-// maxLanes is the largest number of lanes that this agent accepts in a description.
+// maxLanes is the largest number of lanes that this agent accepts in a description. Chosen: numbers
+// come from other machines.
 const maxLanes = 1 << 12
 
 // CheckDescription returns why this agent cannot accept m as the description of the agent called

@@ -12,13 +12,13 @@ import (
 
 const (
 	// watchInterval is the least time between two messages of a Watch stream: changes within it are
-	// sent together.
+	// sent together. Chosen.
 	watchInterval = 20 * time.Millisecond
 	// watchBeat is how often every Watch stream gets a message with the current loads, even if none
 	// has changed. Without it a watcher could not tell whether this agent lives.
 	watchBeat = time.Second
 	// maxSteps is how many changes a watcher may lag behind; a watcher further behind gets the
-	// whole view.
+	// whole view. Chosen.
 	maxSteps = 16
 )
 

@@ -29,7 +29,7 @@ const (
 
 // rotationPause is how long an agent waits for the next step of a rotation before it accepts
 // another rotation. Two rotations at once could each remove the key that the other has made some
-// agents use.
+// agents use. Chosen.
 const rotationPause = 30 * time.Second
 
 // A Keyring manages the gossip keys of this agent: those in use, and the file from which a

@@ -115,7 +115,8 @@ type load struct {
 	remaining []time.Duration
 }
 
-// largestLanes is how many lanes of an agent have their remaining time in gossip.
+// largestLanes is how many lanes of an agent have their remaining time in gossip. Chosen: so many
+// fit into gossip's limit.
 const largestLanes = 64
 
 func (l load) encode() []byte {

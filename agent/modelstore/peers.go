@@ -21,7 +21,7 @@ import (
 
 const (
 	// askAll is the time between two questions about a file to agents that neither have nor fetch
-	// it. They say so by themselves when they begin to.
+	// it. They say so by themselves when they begin to. Chosen.
 	askAll = 30 * time.Second
 	// maxAsked is how many of the agents that fetch a file are asked at a time how far they are;
 	// chosen.

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// patience bounds each call of the store.
+	// patience bounds each call of the store. Chosen.
 	patience = 5 * time.Second
-	// again is the time between two attempts to write what the store lacks.
+	// again is the time between two attempts to write what the store lacks. Chosen.
 	again = 15 * time.Second
 )
 

@@ -63,7 +63,8 @@ var ErrUnsigned = errors.New("releases in the model store must be signed")
 // eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// maxReleases bounds the models that an agent keeps releases of.
+// maxReleases bounds the models that an agent keeps releases of. Chosen: releases come from other
+// machines, and all are kept in memory.
 const maxReleases = 1 << 12
 
 // Releases are those that an agent knows.
@@ -534,7 +535,7 @@ const (
 	// every is how often a leader judges canaries.
 	every = time.Second
 	// remindAfter is how long a promotion that is due stays undecided between two events that say
-	// so.
+	// so. Chosen.
 	remindAfter = 24 * time.Hour
 )
 

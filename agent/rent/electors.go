@@ -8,8 +8,8 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// forgotten is after how long an agent that may lead, and is gone, does not count any more while
-// most of the others are there.
+// forgotten is how long an agent that may lead may be gone until it does not count any more, while
+// most of the others are there. Chosen.
 const forgotten = 24 * time.Hour
 
 // electors are the agents that may lead, by address: a name changes with each start. A leader that

@@ -151,7 +151,7 @@ func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) boo
 	return r.Heard(d)
 }
 
-// keepWait is how long a change waits for most of the agents that may lead.
+// keepWait is how long a change waits for most of the agents that may lead. Chosen.
 const keepWait = 3 * time.Second
 
 // know returns how many agents may lead, and how many of these have said in this term that they

@@ -129,7 +129,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	return resp, nil
 }
 
-// statusTimeout bounds the leader's answer to a Status or Demand call of this agent.
+// statusTimeout bounds the leader's answer to a Status or Demand call of this agent. Chosen.
 const statusTimeout = 2 * time.Second
 
 // toLeader returns a client of the leader; nil if the call is for this agent itself.

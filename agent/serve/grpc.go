@@ -30,20 +30,20 @@ import (
 const (
 	// ReceiveTimeout is how long a client may take to send a query. It frees the memory of queries
 	// that clients never finish. On a stream it counts for each query, and the server then closes
-	// the client's connection.
+	// the client's connection. Chosen.
 	ReceiveTimeout = 30 * time.Second
 	// SendTimeout is how long a client may take to read an answer. The server then closes the
-	// client's connection.
+	// client's connection. Chosen.
 	SendTimeout = 30 * time.Second
-	// connectTimeout is how long a client may take to open a connection or to
-	// send the headers of a request.
+	// connectTimeout is how long a client may take to open a connection or to send the headers of a
+	// request. Chosen.
 	connectTimeout = 10 * time.Second
-	// idleTimeout is how long a connection without requests stays open.
+	// idleTimeout is how long a connection without requests stays open. Chosen.
 	idleTimeout = 5 * time.Minute
 	// streamWorkers is how many goroutines serve calls repeatedly, so that calls need not grow a
-	// new stack each; calls beyond them get a goroutine of their own.
+	// new stack each; calls beyond them get a goroutine of their own. Chosen.
 	streamWorkers = 32
-	// streamsPerConnection bounds the calls in progress on one connection.
+	// streamsPerConnection bounds the calls in progress on one connection. Chosen.
 	streamsPerConnection = 1024
 	// largestHeader bounds the headers of a request, in bytes.
 	largestHeader = 64 << 10

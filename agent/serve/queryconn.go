@@ -26,7 +26,7 @@ import (
 )
 
 // lookAgain is how often the server looks for query connections whose clients have gone, or which
-// have been idle for too long.
+// have been idle for too long. Chosen.
 const lookAgain = 250 * time.Millisecond
 
 // queryConns are the query connections of a server ([queryconn]). Each has a goroutine, which

@@ -446,7 +446,7 @@ func writeBody(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(append(body, '\n')) // fails only if the client has gone
 }
 
-// largestMessage bounds the body of a request that is not a query, in bytes.
+// largestMessage bounds the body of a request that is not a query, in bytes. Chosen.
 const largestMessage = 64 << 10
 
 // readBody decodes the body of a request that is not a query into v: a JSON object, or nothing,

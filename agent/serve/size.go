@@ -8,10 +8,10 @@ import (
 )
 
 // minLimit is the message size, in bytes, that every agent accepts, whatever its models. The
-// messages between agents must not exceed it.
+// messages between agents must not exceed it. Chosen.
 const minLimit = 1 << 20
 
-// envelope is how many bytes a query may have in addition to its tensors' elements.
+// envelope is how many bytes a query may have in addition to its tensors' elements. Chosen.
 const envelope = 64 << 10
 
 // The most bytes that an element of a tensor takes on the wire.

@@ -15,7 +15,7 @@ import (
 )
 
 // maxStreamed is how many queries of one stream are answered at a time. Further ones are not read
-// from the connection.
+// from the connection. Chosen.
 const maxStreamed = 64
 
 // An streamAnswer is a query of a stream with its answer, or its error.

@@ -21,7 +21,7 @@ const (
 	maxConns, maxSmall = 8, 2
 	// spare is how long a query connection stays open that was not needed.
 	spare = time.Minute
-	// dialTimeout is how long it may take to open one.
+	// dialTimeout is how long a connection may take to open; chosen.
 	dialTimeout = 3 * time.Second
 )
 

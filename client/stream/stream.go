@@ -31,13 +31,13 @@ const (
 	// return at once up to 64 KiB. So nobody waits for the stream: beyond it, queries are calls.
 	maxUnsent = 48 << 10
 	// maxWaiting bounds the queries on the stream that have no answer. An agent runs twice as many
-	// at a time.
+	// at a time. Chosen.
 	maxWaiting = 512
-	// maxLarge bounds the models that are remembered for their large answers.
+	// maxLarge bounds the models that are remembered for their large answers. Chosen.
 	maxLarge = 1 << 10
 	// pause is how long after a stream has begun the next one may begin at the earliest; it doubles
 	// up to maxPause with each that the agent does not accept. retire is how long a stream without
-	// queries stays open.
+	// queries stays open. Chosen.
 	pause, maxPause, retire = 100 * time.Millisecond, time.Minute, time.Minute
 )
 

@@ -38,7 +38,7 @@ func slowedBy(mask uint64) (why []string) {
 const (
 	// lookEvery is the time between two looks at a card.
 	lookEvery = time.Second
-	// eventWait is how long NVML waits for an event at a time; a watch ends no sooner.
+	// eventWait is how long NVML waits for an event at a time; a watch ends no sooner. Chosen.
 	eventWait = 250 * time.Millisecond
 )
 

@@ -155,7 +155,7 @@ func readCPUs(root fs.FS, name string) ([]int, error) {
 	return cpus, nil
 }
 
-// maxCPUs bounds the numbers of processors, as the kernel's masks do here.
+// maxCPUs bounds the numbers of processors: it is the size of the kernel's masks here.
 const maxCPUs = 1024
 
 // ParseCPUs reads a list of processors in the kernel's form, such as "0-3,8". It returns them in

@@ -17,7 +17,7 @@ const (
 	// a share of the largest value. Both sum in float32, but the standard ones not always in the
 	// order of ids.
 	tolerance = 1e-5
-	// checkedRows is how many rows of each table the check uses.
+	// checkedRows is how many rows of each table the check uses. Chosen.
 	checkedRows = 64
 )
 

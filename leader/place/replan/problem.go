@@ -200,7 +200,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 		total += d
 	}
 	for f := range p.families {
-		// A family that is hardly asked for keeps a host all the same.
+		// A family with hardly any queries keeps a host all the same.
 		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
 		p.demand[f] = asked + staffingFactor*math.Sqrt(asked*p.bestRate(f))
 		for k := range p.classes[f] {
