@@ -40,7 +40,7 @@ func openGoogle(ctx context.Context, u *url.URL) (*googleBucket, error) {
 	var params google.CredentialsParams
 	params.Scopes = []string{"https://www.googleapis.com/auth/cloud-platform"}
 	anonymous := false
-	overHTTP := func(string) error { return errors.New("Google's buckets are read over HTTP alone") }
+	overHTTP := func(string) error { return errors.New("buckets of Google are read over HTTP alone") }
 	err := parseParameters(u.Query(), map[string]func(string) error{
 		"access_id": func(value string) error {
 			anonymous = anonymous || value == "-"
