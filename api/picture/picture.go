@@ -1,7 +1,7 @@
 // Package picture says how all pictures of Muster look: one typeface without serifs, colours,
 // dashes and marks that tell series apart, a frame around the data, and a legend in that
-// frame which no data runs through. Who draws adds plotters of gonum to a Panel, and writes
-// panels as PNG or SVG.
+// frame which no data runs through. Who draws adds plotters to a Panel, and writes panels as PNG or
+// SVG.
 package picture
 
 import (
@@ -10,14 +10,6 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // Colours are those of series: of Okabe and Ito, which colour-blind readers can tell apart, without
@@ -35,166 +27,258 @@ var (
 	Dark = color.RGBA{0x55, 0x55, 0x55, 0xff}
 )
 
-var (
-	dashes = [][]vg.Length{nil, {7, 3}, {2, 2}, {8, 2, 2, 2}, {4, 2}, {12, 3}, {5, 2, 1, 2, 1, 2}}
-	marks  = []draw.GlyphDrawer{
-		draw.CircleGlyph{}, draw.SquareGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{},
-		draw.BoxGlyph{}, draw.TriangleGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{},
-	}
-)
+var dashes = [][]float64{
+	nil, {7, 3}, {2, 2}, {8, 2, 2, 2}, {4, 2}, {12, 3}, {5, 2, 1, 2, 1, 2},
+}
 
 // Colour is that of series i.
 func Colour(i int) color.RGBA { return Colours[i%len(Colours)] }
 
-// Line is how series i is drawn as a line. A later one is thinner and has gaps, so one below it
+// LineOf is how series i is drawn as a line. A later one is thinner and has gaps, so one below it
 // shows where both run alike.
-func Line(i int) draw.LineStyle {
-	return draw.LineStyle{
-		Color: Colour(i), Width: vg.Points(max(1.2, 2.4-0.4*float64(i))),
-		Dashes: dashes[i%len(dashes)],
+func LineOf(i int) LineStyle {
+	return LineStyle{
+		Color: Colour(i), Width: max(1.2, 2.4-0.4*float64(i)), Dashes: dashes[i%len(dashes)],
 	}
 }
 
-// Mark is how a point of series i is drawn.
-func Mark(i int) draw.GlyphStyle {
-	return draw.GlyphStyle{Color: Colour(i), Radius: vg.Points(3), Shape: marks[i%len(marks)]}
+// MarkOf is how a point of series i is drawn.
+func MarkOf(i int) MarkStyle {
+	return MarkStyle{Color: Colour(i), Radius: 3, Shape: Disc + Shape(i)%Plus}
 }
 
-// Text is the style of text of a size in points.
-func Text(size float64) text.Style {
-	return text.Style{
-		Color: color.Black, Handler: plot.DefaultTextHandler,
-		Font: font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, vg.Points(size)),
-	}
+// TextOf is the style of text of a size in points.
+func TextOf(size float64) TextStyle { return TextStyle{Size: size, Color: color.Black} }
+
+// A Plotter draws data. If it has a method
+// DataRange() (xMin, xMax, yMin, yMax float64), the axes contain that.
+type Plotter interface {
+	// Plot draws on the canvas within the panel's frame.
+	Plot(c Canvas, p *Panel)
 }
 
-// A Panel is a plot with a frame and a legend. Set X.Min, X.Max, Y.Min and Y.Max to the range of
-// the data, or add plotters that tell it; Draw makes room above that for Headroom and the legend.
+// A Thumbnailer draws what the legend shows of a plotter.
+type Thumbnailer interface{ Thumbnail(c Canvas) }
+
+// A Panel is a plot with a frame and a legend; lengths are in points. Set X.Min, X.Max, Y.Min and
+// Y.Max to the range of the data, or add plotters that tell it; there is made room above that for
+// Headroom and the legend.
 type Panel struct {
-	*plot.Plot
-	Width, Height vg.Length
-	Headroom      vg.Length // kept free of data below the legend, for labels
-	Margin        vg.Length // kept free right of the frame, for labels
+	Title         string
+	X, Y          Axis
+	Width, Height float64
+	Headroom      float64 // kept free of data below the legend, for labels
+	Margin        float64 // kept free right of the frame, for labels
+	plotters      []Plotter
 	entries       []entry
 }
 
 type entry struct {
 	name   string
-	thumbs []plot.Thumbnailer
+	thumbs []Thumbnailer
 }
+
+const tickLength = 4
 
 // New returns a panel of 520 x 300 points.
 func New(title, xLabel, yLabel string) *Panel {
-	p := &Panel{
-		Plot: plot.New(), Width: vg.Points(520), Height: vg.Points(300), Headroom: vg.Points(8),
+	axis := func(label string) Axis {
+		return Axis{Label: label, Min: math.Inf(1), Max: math.Inf(-1), TickLength: tickLength}
 	}
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, xLabel, yLabel
-	p.Title.TextStyle.Font, p.Title.Padding = Text(11).Font, vg.Points(6)
-	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.Label.TextStyle.Font, axis.Tick.Label.Font = Text(10).Font, Text(9).Font
-		axis.Label.Padding = vg.Points(3)
-		axis.LineStyle.Width, axis.Padding = 0, 0 // the frame is drawn instead
-		axis.Tick.Length = vg.Points(4)
+	return &Panel{
+		Title: title, X: axis(xLabel), Y: axis(yLabel), Width: 520, Height: 300, Headroom: 8,
 	}
-	return p
+}
+
+// Add adds plotters, the lowest first.
+func (p *Panel) Add(plotters ...Plotter) {
+	for _, one := range plotters {
+		if data, ok := one.(interface {
+			DataRange() (xMin, xMax, yMin, yMax float64)
+		}); ok {
+			xMin, xMax, yMin, yMax := data.DataRange()
+			p.X.contain(xMin)
+			p.X.contain(xMax)
+			p.Y.contain(yMin)
+			p.Y.contain(yMax)
+		}
+	}
+	p.plotters = append(p.plotters, plotters...)
 }
 
 // Legend adds a line of the legend: a name, and what it looks like.
-func (p *Panel) Legend(name string, thumbs ...plot.Thumbnailer) {
+func (p *Panel) Legend(name string, thumbs ...Thumbnailer) {
 	p.entries = append(p.entries, entry{name, thumbs})
 }
 
-// The sizes of the legend, in points.
+// NameX labels 0, 1, 2 and so on of the X axis.
+func (p *Panel) NameX(names ...string) { p.X.name(names) }
+
+// NameY labels 0, 1, 2 and so on of the Y axis.
+func (p *Panel) NameY(names ...string) { p.Y.name(names) }
+
+// Transforms are where values of X and Y are on a canvas of the data.
+func (p *Panel) Transforms(c Canvas) (x, y func(float64) float64) {
+	size := c.Size()
+	return func(v float64) float64 { return c.Min.X + size.X*p.X.place(v) },
+		func(v float64) float64 { return c.Min.Y + size.Y*p.Y.place(v) }
+}
+
+// The styles of a panel's texts, and the sizes of its legend.
 var (
-	legendText             = Text(9)
-	rowHeight, thumb       = vg.Points(13), vg.Points(24)
-	entryGap, legendMargin = vg.Points(14), vg.Points(5)
+	titleText, axisText          = TextOf(11), TextOf(10)
+	TickText, legendText         = TextOf(9), TextOf(9)
+	rowHeight, thumb, thumbGap   = 13., 24., 4.
+	entryGap, legendMargin       = 14., 5.
+	titleGap, labelGap, frameGap = 6., 3., 2.
 )
 
 // legendColumns is how many entries of the legend fit beside each other, and how wide each is.
-func (p *Panel) legendColumns(width vg.Length) (n int, each vg.Length) {
+func (p *Panel) legendColumns(width float64) (n int, each float64) {
 	for _, e := range p.entries {
-		each = max(each, thumb+vg.Points(4)+legendText.Width(e.name)+entryGap)
+		each = max(each, thumb+thumbGap+legendText.Width(e.name)+entryGap)
 	}
 	n = min(len(p.entries), int((width-2*legendMargin+entryGap)/max(each, 1)))
 	return max(n, 1), each
 }
 
 // legendHeight is that of the legend in a frame of the width.
-func (p *Panel) legendHeight(width vg.Length) vg.Length {
+func (p *Panel) legendHeight(width float64) float64 {
 	if len(p.entries) == 0 {
 		return 0
 	}
 	n, _ := p.legendColumns(width)
-	return vg.Length((len(p.entries)+n-1)/n)*rowHeight + legendMargin
+	return float64((len(p.entries)+n-1)/n)*rowHeight + legendMargin
 }
 
 // minWidth is the width at which the title and each entry of the legend have room.
-func (p *Panel) minWidth() (width vg.Length) {
+func (p *Panel) minWidth() (width float64) {
 	const axis = 70 // labels and title of Y, and what is left free at the edges
 	for _, e := range p.entries {
-		width = max(width, axis+thumb+vg.Points(4)+legendText.Width(e.name)+2*legendMargin)
+		width = max(width, axis+thumb+thumbGap+legendText.Width(e.name)+2*legendMargin)
 	}
-	return p.Margin + max(width, p.Title.TextStyle.Width(p.Title.Text)+vg.Points(24))
+	return p.Margin + max(width, titleText.Width(p.Title)+24)
 }
 
-// Draw draws the panel.
-func (p *Panel) Draw(c draw.Canvas) {
-	c = draw.Crop(c, vg.Points(6), -vg.Points(12)-p.Margin, vg.Points(5), -vg.Points(8))
-	p.DataCanvas(c) // turns a range without data into one
-	low, high := p.Y.Min, p.Y.Max
-	defer func() { p.Y.Max = high }()
+// draw draws the panel.
+func (p *Panel) draw(c Canvas) {
+	c = c.Crop(6, -12-p.Margin, 5, -8)
+	whole := *p
+	whole.X.settle()
+	whole.Y.settle()
+	low, high := whole.Y.Min, whole.Y.Max
 	// The frame's size depends on the labels of the axis, and these on the range.
 	for range 2 {
-		frame := p.DataCanvas(c).Size()
-		share := max(0.2, 1-float64((p.legendHeight(frame.X)+p.Headroom)/frame.Y))
-		if _, logarithmic := p.Y.Scale.(plot.LogScale); logarithmic {
-			p.Y.Max = low * math.Pow(high/low, 1/share)
+		frame := whole.dataCanvas(c).Size()
+		share := max(0.2, 1-(p.legendHeight(frame.X)+p.Headroom)/frame.Y)
+		if p.Y.Log {
+			whole.Y.Max = low * math.Pow(high/low, 1/share)
 		} else {
-			p.Y.Max = low + (high-low)/share
+			whole.Y.Max = low + (high-low)/share
 		}
 	}
-	whole := *p.Plot
-	whole.Add(frame{p})
-	whole.Draw(c)
+	data := whole.dataCanvas(c)
+	whole.drawAxes(c, data)
+	for _, one := range p.plotters {
+		one.Plot(data, &whole)
+	}
+	whole.drawFrame(data)
 }
 
-// A frame draws a panel's frame and, in it, the legend.
-type frame struct{ panel *Panel }
+// dataCanvas is the part of a panel's canvas that is in the frame.
+func (p *Panel) dataCanvas(c Canvas) Canvas {
+	left, right, bottom, top := 0., 0., 0., 0.
+	if p.Title != "" {
+		top = titleText.Size + titleGap
+	}
+	for _, t := range p.Y.ticks() {
+		left = max(left, TickText.Width(t.Label))
+	}
+	left += p.Y.TickLength + frameGap
+	if p.Y.Label != "" {
+		left += axisText.Size + labelGap
+	}
+	bottom = TickText.Size + p.X.TickLength + frameGap
+	if p.X.Label != "" {
+		bottom += axisText.Size + labelGap
+	}
+	data := c.Crop(left, 0, bottom, -top)
+	x, _ := p.Transforms(data)
+	for _, t := range p.X.ticks() { // the first and the last may stand beyond the frame
+		half := TickText.Width(t.Label) / 2
+		right = max(right, x(t.Value)+half-c.Max.X-p.Margin-tickLength)
+		left = max(left, left+c.Min.X-(x(t.Value)-half))
+	}
+	return c.Crop(left, -right, bottom, -top)
+}
 
-// Plot draws them.
-func (f frame) Plot(c draw.Canvas, _ *plot.Plot) {
-	p := f.panel
+// drawAxes draws the title, and the labels and marks of the axes.
+func (p *Panel) drawAxes(c, data Canvas) {
+	centred := func(style TextStyle) TextStyle { style.XAlign = Middle; return style }
+	half := titleText.Width(p.Title) / 2 // a long title has room only beside the frame, too
+	c.FillText(centred(titleText), Point{
+		max(c.Min.X+half, min(data.Center().X, c.Max.X-half)), c.Max.Y - capitals*titleText.Size,
+	}, p.Title)
+	c.FillText(centred(axisText), Point{data.Center().X, c.Min.Y + 0.2*axisText.Size}, p.X.Label)
+	turned := centred(axisText)
+	turned.Turned = true
+	c.FillText(turned, Point{c.Min.X + capitals*axisText.Size, data.Center().Y}, p.Y.Label)
+	x, y := p.Transforms(data)
+	style := LineStyle{Color: frameColour, Width: 0.5}
+	length := func(of Axis, t Tick) float64 {
+		if t.Label == "" {
+			return of.TickLength / 2
+		}
+		return of.TickLength
+	}
+	for _, t := range p.X.ticks() {
+		at := Point{x(t.Value), data.Min.Y}
+		if n := length(p.X, t); n > 0 {
+			c.StrokeLine(style, at, at.Sub(Point{Y: n}))
+		}
+		c.FillText(centred(TickText), at.Sub(Point{
+			Y: p.X.TickLength + frameGap + capitals*TickText.Size,
+		}), t.Label)
+	}
+	for _, t := range p.Y.ticks() {
+		at := Point{data.Min.X, y(t.Value)}
+		if n := length(p.Y, t); n > 0 {
+			c.StrokeLine(style, at, at.Sub(Point{X: n}))
+		}
+		left := TickText
+		left.YAlign = Middle
+		c.FillText(left, at.Sub(Point{
+			X: p.Y.TickLength + frameGap + TickText.Width(t.Label),
+		}), t.Label)
+	}
+}
+
+var frameColour = color.Gray{0x66}
+
+// drawFrame draws a panel's frame and, in it, the legend.
+func (p *Panel) drawFrame(c Canvas) {
 	n, each := p.legendColumns(c.Size().X)
 	if height := p.legendHeight(c.Size().X); height > 0 {
 		// Lines of the grid end below the legend.
-		c.FillPolygon(color.White, box(c.Min.X, c.Max.Y-height, c.Max.X, c.Max.Y))
+		c.FillRectangle(color.White, Rectangle{Point{c.Min.X, c.Max.Y - height}, c.Max})
 	}
 	for i, e := range p.entries {
-		at := vg.Point{
-			X: c.Min.X + legendMargin + vg.Length(i%n)*each,
-			Y: c.Max.Y - legendMargin - vg.Length(i/n+1)*rowHeight,
+		at := Point{
+			X: c.Min.X + legendMargin + float64(i%n)*each,
+			Y: c.Max.Y - legendMargin - float64(i/n+1)*rowHeight,
 		}
 		icon := c
-		icon.Rectangle = vg.Rectangle{
-			Min: at.Add(vg.Point{Y: vg.Points(2)}),
-			Max: at.Add(vg.Point{X: thumb, Y: rowHeight - vg.Points(2)}),
+		icon.Rectangle = Rectangle{
+			Min: at.Add(Point{Y: 2}), Max: at.Add(Point{X: thumb, Y: rowHeight - 2}),
 		}
 		for _, t := range e.thumbs {
-			t.Thumbnail(&icon)
+			t.Thumbnail(icon)
 		}
 		style := legendText
-		style.YAlign = draw.YCenter
-		c.FillText(style, at.Add(vg.Point{X: thumb + vg.Points(4), Y: rowHeight / 2}), e.name)
+		style.YAlign = Middle
+		c.FillText(style, at.Add(Point{X: thumb + thumbGap, Y: rowHeight / 2}), e.name)
 	}
-	outline := box(c.Min.X, c.Min.Y, c.Max.X, c.Max.Y)
-	c.StrokeLines(draw.LineStyle{Color: color.Gray{0x66}, Width: vg.Points(0.75)},
-		append(outline, outline[0]))
-}
-
-func box(left, bottom, right, top vg.Length) []vg.Point {
-	return []vg.Point{{X: left, Y: bottom}, {X: right, Y: bottom}, {X: right, Y: top},
-		{X: left, Y: top}}
+	c.StrokeOutline(LineStyle{Color: frameColour, Width: 0.75}, c.corners())
 }
 
 // A Picture is panels in rows of so many columns.
@@ -206,25 +290,14 @@ type Picture struct {
 // Page is a picture of panels.
 func Page(columns int, panels ...*Panel) *Picture { return &Picture{columns, panels} }
 
-// Size is the picture's, in points: each column is as wide as its widest panel, or as the title and
-// the legend of one need, and each row as high as its highest.
-func (p *Picture) Size() (width, height vg.Length) {
-	for _, w := range p.panelSizes(false) {
-		width += w
-	}
-	for _, h := range p.panelSizes(true) {
-		height += h
-	}
-	return width, height
-}
-
-// panelSizes are the heights of the rows or the widths of the columns.
-func (p *Picture) panelSizes(rows bool) []vg.Length {
+// panelSizes are the heights of the rows or the widths of the columns: each column is as wide as its
+// widest panel, or as the title and the legend of one need, and each row as high as its highest.
+func (p *Picture) panelSizes(rows bool) []float64 {
 	n := p.Columns
 	if rows {
 		n = (len(p.Panels) + p.Columns - 1) / p.Columns
 	}
-	sizes := make([]vg.Length, n)
+	sizes := make([]float64, n)
 	for i, one := range p.Panels {
 		at, size := i%p.Columns, max(one.Width, one.minWidth())
 		if rows {
@@ -235,22 +308,30 @@ func (p *Picture) panelSizes(rows bool) []vg.Length {
 	return sizes
 }
 
-// Draw draws the picture on a canvas of its size.
-func (p *Picture) Draw(canvas vg.Canvas) {
-	width, height := p.Size()
-	all := draw.NewCanvas(canvas, width, height)
+// Draw draws the picture.
+func (p *Picture) Draw() *Drawing {
+	d := &Drawing{}
 	widths, heights := p.panelSizes(false), p.panelSizes(true)
-	top := height
+	for _, w := range widths {
+		d.Width += w
+	}
+	for _, h := range heights {
+		d.Height += h
+	}
+	all := Canvas{Rectangle{Max: Point{d.Width, d.Height}}, d}
+	all.FillRectangle(color.White, all.Rectangle)
+	top := d.Height
 	for row, h := range heights {
-		left := vg.Length(0)
+		left := 0.
 		for column, w := range widths {
 			if i := row*p.Columns + column; i < len(p.Panels) {
-				p.Panels[i].Draw(draw.Crop(all, left, left+w-width, top-h, top-height))
+				p.Panels[i].draw(all.Crop(left, left+w-d.Width, top-h, top-d.Height))
 			}
 			left += w
 		}
 		top -= h
 	}
+	return d
 }
 
 // Format is the format of a picture in a file of that name, by the name's ending. The error names
@@ -267,23 +348,7 @@ func Format(name string) (format string, err error) {
 // Write writes the picture in a format that Format has returned.
 func (p *Picture) Write(w io.Writer, format string) error {
 	if format == "png" {
-		return p.WritePNG(w)
+		return p.Draw().writePNG(w)
 	}
-	width, height := p.Size()
-	canvas := vgsvg.New(width, height)
-	all := draw.NewCanvas(canvas, width, height)
-	all.FillPolygon(color.White, box(0, 0, width, height))
-	p.Draw(canvas)
-	_, err := canvas.WriteTo(w)
-	return err
-}
-
-// WritePNG writes the picture, with two pixels for each point.
-func (p *Picture) WritePNG(w io.Writer) error {
-	width, height := p.Size()
-	canvas := vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144),
-		vgimg.UseBackgroundColor(color.White))
-	p.Draw(canvas)
-	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
-	return err
+	return p.Draw().writeSVG(w)
 }

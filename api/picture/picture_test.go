@@ -2,15 +2,14 @@ package picture_test
 
 import (
 	"bytes"
+	"encoding/xml"
 	"fmt"
+	"image/color"
+	"image/png"
+	"io"
 	"slices"
 	"strings"
 	"testing"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/api/picture/picturetest"
@@ -21,8 +20,8 @@ func panel(n int) *picture.Panel {
 	p := picture.New("title", "x", "y")
 	for i := range n {
 		v := &picture.Curve{
-			XYs:       plotter.XYs{{X: 0, Y: 1}, {X: 1, Y: 2}, {X: 2, Y: 1000}},
-			LineStyle: picture.Line(i), Mark: picture.Mark(i),
+			Values:    []picture.Point{{X: 0, Y: 1}, {X: 1, Y: 2}, {X: 2, Y: 1000}},
+			LineStyle: picture.LineOf(i), Mark: picture.MarkOf(i),
 		}
 		p.Add(v)
 		p.Legend(fmt.Sprintf("a series of a rather long name, number %d", i), v)
@@ -34,15 +33,12 @@ func panel(n int) *picture.Panel {
 // frame, and no curve runs through it.
 func TestLegendIsOffTheData(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 3, 9} {
-		for _, scale := range []plot.Normalizer{plot.LinearScale{}, plot.LogScale{}} {
+		for _, logarithmic := range []bool{false, true} {
 			p := panel(n)
 			if n == 0 {
 				p.X.Max, p.Y.Min, p.Y.Max = 2, 1, 1000
 			}
-			p.Y.Scale = scale
-			if _, ok := scale.(plot.LogScale); ok {
-				p.Y.Tick.Marker = plot.LogTicks{}
-			}
+			p.Y.Log = logarithmic
 			d := picturetest.Check(t, picture.Page(1, p))
 			entries := d.Find("a series")
 			if len(entries) != n {
@@ -50,7 +46,7 @@ func TestLegendIsOffTheData(t *testing.T) {
 			}
 			frame := d.Strokes[len(d.Strokes)-1].Points
 			top, right := frame[2].Y, frame[2].X
-			highest := vg.Length(0)
+			highest := 0.
 			for _, s := range d.Strokes {
 				if !s.Grey && s.Points[len(s.Points)-1].X-s.Points[0].X > 100 {
 					highest = max(highest, s.Points[len(s.Points)-1].Y)
@@ -59,8 +55,8 @@ func TestLegendIsOffTheData(t *testing.T) {
 			for _, e := range entries {
 				if e.Box.Max.Y > top || e.Box.Max.X > right || e.Box.Min.Y < highest {
 					t.Errorf(
-						"%d series, %T: %q is at %v; the frame ends at (%v, %v), the data at %v",
-						n, scale, e.String, e.Box, right, top, highest)
+						"%d series, logarithms %v: %q is at %v; the frame ends at (%v, %v), the data at %v",
+						n, logarithmic, e.String, e.Box, right, top, highest)
 				}
 			}
 			if p.Y.Max != 1000 {
@@ -76,7 +72,7 @@ func TestLongNames(t *testing.T) {
 	p.Legend(strings.Repeat("a name without end ", 12), picture.Swatch{Color: picture.Grey})
 	picturetest.Check(t, picture.Page(1, p))
 	p = panel(2)
-	p.Title.Text = strings.Repeat("a title without end ", 12)
+	p.Title = strings.Repeat("a title without end ", 12)
 	picturetest.Check(t, picture.Page(1, p, panel(1)))
 }
 
@@ -84,11 +80,11 @@ func TestLongNames(t *testing.T) {
 func TestSeriesAreToldApart(t *testing.T) {
 	colours, shapes := map[string]int{}, map[string]int{}
 	for i := range 8 {
-		line, mark := picture.Line(i), picture.Mark(i)
+		line, mark := picture.LineOf(i), picture.MarkOf(i)
 		if other, seen := colours[fmt.Sprint(line.Color)]; seen {
 			t.Errorf("series %d and %d have the colour %v", i, other, line.Color)
 		}
-		shape := fmt.Sprintf("%v %T", line.Dashes, mark.Shape)
+		shape := fmt.Sprintf("%v %v", line.Dashes, mark.Shape)
 		if other, seen := shapes[shape]; seen {
 			t.Errorf("series %d and %d are both %s", i, other, shape)
 		}
@@ -105,8 +101,8 @@ func TestNotes(t *testing.T) {
 		for _, v := range at {
 			notes = append(notes, picture.Note{
 				Text: fmt.Sprintf("at %v", v), Color: picture.Dark,
-				At: func(c draw.Canvas, p *plot.Plot) vg.Length {
-					_, y := p.Transforms(&c)
+				At: func(c picture.Canvas, p *picture.Panel) float64 {
+					_, y := p.Transforms(c)
 					return y(v)
 				},
 			})
@@ -147,5 +143,112 @@ func TestFormats(t *testing.T) {
 			format == "svg" && !strings.Contains(b.String(), "a series of a rather long name") {
 			t.Errorf("%s begins with %.20q, want %q", name, &b, begin)
 		}
+	}
+}
+
+func TestLogTicks(t *testing.T) {
+	var got []string
+	for _, tick := range picture.LogTicks(0.04, 30_000) {
+		if tick.Label != "" {
+			got = append(got, tick.Label)
+		}
+	}
+	want := "0.05 0.1 0.2 0.5 1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000"
+	if text := strings.Join(got, " "); text != want {
+		t.Errorf("labels %s, want %s", text, want)
+	}
+}
+
+// drawer draws what a test wants.
+type drawer func(c picture.Canvas)
+
+func (d drawer) Plot(c picture.Canvas, _ *picture.Panel) { d(c) }
+
+// TestPixels: a PNG has surfaces, lines, the gaps of dashes, and texts where the drawing has them.
+func TestPixels(t *testing.T) {
+	p := picture.New("", "", "")
+	red := color.RGBA{0xff, 0, 0, 0xff}
+	var at picture.Point
+	p.Add(drawer(func(c picture.Canvas) {
+		at = c.Min.Add(picture.Point{X: 100, Y: 100})
+		c.FillRectangle(red, picture.Rectangle{Min: at, Max: at.Add(picture.Point{X: 10, Y: 10})})
+		style := picture.LineStyle{Color: red, Width: 4, Dashes: []float64{20, 20}}
+		c.StrokeLine(style, at.Add(picture.Point{Y: 40}), at.Add(picture.Point{X: 30, Y: 40}),
+			at.Add(picture.Point{X: 100, Y: 40}))
+		text := picture.TextOf(20)
+		text.Color = red
+		c.FillText(text, at.Add(picture.Point{Y: -50}), "MMM")
+		text.Turned = true
+		c.FillText(text, at.Add(picture.Point{X: -20}), "MMM")
+	}))
+	var b bytes.Buffer
+	if err := picture.Page(1, p).Write(&b, "png"); err != nil {
+		t.Fatal(err)
+	}
+	drawn, err := png.Decode(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// coloured is the share of a rectangle, from a corner beside at, that is not white.
+	coloured := func(x, y, width, height float64) float64 {
+		seen, all := 0, 0
+		for i := range int(2 * width) {
+			for j := range int(2 * height) {
+				_, green, _, _ := drawn.At(int(2*(at.X+x))+i, drawn.Bounds().Dy()-1-int(2*(at.Y+y))-j).
+					RGBA()
+				all++
+				if green < 0x8000 {
+					seen++
+				}
+			}
+		}
+		return float64(seen) / float64(all)
+	}
+	for _, one := range []struct {
+		what                string
+		x, y, width, height float64
+		low, high           float64
+	}{
+		{"the rectangle", 1, 1, 8, 8, 1, 1},
+		{"right of the rectangle", 11, 1, 8, 8, 0, 0},
+		{"the first dash", 1, 39, 18, 2, 1, 1},
+		{"above it", 1, 43, 18, 5, 0, 0},
+		{"the first gap", 21, 39, 18, 2, 0, 0},
+		{"the dash after it, across no corner", 41, 39, 18, 2, 1, 1},
+		{"the text", 2, -49, 45, 12, .3, .7},
+		{"below the text", 2, -56, 45, 4, 0, 0},
+		{"the turned text", -33, 2, 12, 45, .3, .7},
+		{"right of the turned text", -18, 12, 10, 30, 0, 0},
+	} {
+		got := coloured(one.x, one.y, one.width, one.height)
+		if got < one.low || got > one.high {
+			t.Errorf("%s: %.2f is coloured, want %.2f to %.2f", one.what, got, one.low, one.high)
+		}
+	}
+}
+
+// TestSVG: texts of any characters make well-formed XML.
+func TestSVG(t *testing.T) {
+	p := panel(1)
+	p.Title = `a<b & "c"`
+	var b bytes.Buffer
+	if err := picture.Page(1, p).Write(&b, "svg"); err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for decoder := xml.NewDecoder(&b); ; {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, ok := token.(xml.CharData); ok {
+			texts = append(texts, string(text))
+		}
+	}
+	if !slices.Contains(texts, p.Title) {
+		t.Errorf("texts %q, want %q among them", texts, p.Title)
 	}
 }

@@ -8,11 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 )
 
@@ -31,9 +26,8 @@ func (r *Report) drawPicture() *picture.Picture {
 		title += "; cut short"
 	}
 	p := picture.New(title, "percentile of the queries, failed ones included", "latency, ms")
-	p.Width, p.Height = vg.Points(648), vg.Points(403)
-	p.X.Scale, p.Y.Scale = plot.LinearScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = percentileTicks{}, logTicks{}
+	p.Width, p.Height = 648, 403
+	p.Y.Log, p.X.Ticks = true, percentileTicks
 
 	lowest, highest, failing := math.Inf(1), 0.0, 0
 	right := nines(0.999)
@@ -52,11 +46,11 @@ func (r *Report) drawPicture() *picture.Picture {
 	}
 	p.Y.Min, p.Y.Max = lowest/1.5, highest
 	p.X.Min, p.X.Max = 0, right
-	p.Add(picture.Grid(true))
+	p.Add(picture.Grid{Vertical: true})
 	notes := addTargets(p, r.Models)
 	band := failedBand{from: highest, models: failing}
 	if failing > 0 {
-		p.Headroom = band.bandHeight() + vg.Points(12)
+		p.Headroom = band.bandHeight() + 12
 		notes = append(notes, picture.Note{Text: "failed", Color: picture.Dark,
 			At: band.bandMiddle})
 		p.Add(band)
@@ -68,7 +62,7 @@ func (r *Report) drawPicture() *picture.Picture {
 		v := curveOf(m, i, right)
 		if m.Failed > 0 {
 			lane := failing
-			v.failedAt = func(c draw.Canvas, p *plot.Plot) vg.Length {
+			v.failedAt = func(c picture.Canvas, p *picture.Panel) float64 {
 				return band.modelLine(c, p, lane)
 			}
 			failing++
@@ -137,8 +131,8 @@ func addTargets(p *picture.Panel, models []ModelReport) (notes picture.Notes) {
 		p.Add(picture.Rule{At: m.QoSTargetMS, Color: c})
 		notes = append(notes, picture.Note{
 			Text: fmt.Sprintf("target %g ms", m.QoSTargetMS), Color: c,
-			At: func(c draw.Canvas, p *plot.Plot) vg.Length {
-				_, y := p.Transforms(&c)
+			At: func(c picture.Canvas, p *picture.Panel) float64 {
+				_, y := p.Transforms(c)
 				return y(m.QoSTargetMS)
 			},
 		})
@@ -155,114 +149,91 @@ type failedBand struct {
 
 const bandGap, laneHeight = 8, 6 // points
 
-func (b failedBand) bandHeight() vg.Length { return vg.Length(laneHeight * (b.models + 1)) }
+func (b failedBand) bandHeight() float64 { return float64(laneHeight * (b.models + 1)) }
 
-func (b failedBand) bandBottom(c draw.Canvas, p *plot.Plot) vg.Length {
-	_, y := p.Transforms(&c)
+func (b failedBand) bandBottom(c picture.Canvas, p *picture.Panel) float64 {
+	_, y := p.Transforms(c)
 	return y(b.from) + bandGap
 }
 
-func (b failedBand) bandMiddle(c draw.Canvas, p *plot.Plot) vg.Length {
+func (b failedBand) bandMiddle(c picture.Canvas, p *picture.Panel) float64 {
 	return b.bandBottom(c, p) + b.bandHeight()/2
 }
 
 // modelLine is where the i-th of the models has its line.
-func (b failedBand) modelLine(c draw.Canvas, p *plot.Plot, i int) vg.Length {
-	return b.bandBottom(c, p) + vg.Length(laneHeight*(i+1))
+func (b failedBand) modelLine(c picture.Canvas, p *picture.Panel, i int) float64 {
+	return b.bandBottom(c, p) + float64(laneHeight*(i+1))
 }
 
 // Plot draws the band.
-func (b failedBand) Plot(c draw.Canvas, p *plot.Plot) {
+func (b failedBand) Plot(c picture.Canvas, p *picture.Panel) {
 	low, high := b.bandBottom(c, p), b.bandBottom(c, p)+b.bandHeight()
-	c.FillPolygon(color.RGBA{0xf4, 0xe3, 0xe0, 0xff}, []vg.Point{
+	c.FillPolygon(color.RGBA{0xf4, 0xe3, 0xe0, 0xff}, []picture.Point{
 		{X: c.Min.X, Y: low}, {X: c.Max.X, Y: low}, {X: c.Max.X, Y: high}, {X: c.Min.X, Y: high},
 	})
 }
 
 // A curve is a model's latency by percentile.
 type curve struct {
-	plotter.XYs // of the answered queries
-	line        draw.LineStyle
-	mark        draw.GlyphStyle
-	marked      []plotter.XY // the p99, unless it failed
+	values []picture.Point // of the answered queries
+	line   picture.LineStyle
+	mark   picture.MarkStyle
+	marked []picture.Point // the p99, unless it failed
 	// failedAt is the height of the line of the failed queries, which are those from the percentile
 	// at from to the one at to; nil if there are none.
-	failedAt func(draw.Canvas, *plot.Plot) vg.Length
+	failedAt func(picture.Canvas, *picture.Panel) float64
 	from, to float64
 }
 
 // curveOf is the curve of model i up to the place right on the axis.
 func curveOf(m ModelReport, i int, right float64) *curve {
 	v := &curve{
-		line: picture.Line(i), mark: picture.Mark(i), from: nines(m.answeredShare()), to: right,
+		line: picture.LineOf(i), mark: picture.MarkOf(i), from: nines(m.answeredShare()), to: right,
 	}
-	v.mark.Radius = vg.Points(4)
+	v.mark.Radius = 4
 	const steps = 500
 	for i := range steps {
 		x := right * float64(i) / (steps - 1)
 		if ms, ok := m.latencyAt(1 - math.Pow(10, -x)); ok {
-			v.XYs = append(v.XYs, plotter.XY{X: x, Y: ms})
+			v.values = append(v.values, picture.Point{X: x, Y: ms})
 		}
 	}
 	if ms, ok := m.latencyAt(0.99); ok {
-		v.marked = append(v.marked, plotter.XY{X: nines(0.99), Y: ms})
+		v.marked = append(v.marked, picture.Point{X: nines(0.99), Y: ms})
 	}
 	return v
 }
 
 // Plot draws it.
-func (v *curve) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	var points []vg.Point
-	for _, one := range v.XYs {
-		points = append(points, vg.Point{X: x(one.X), Y: y(one.Y)})
+func (v *curve) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
+	var points []picture.Point
+	for _, one := range v.values {
+		points = append(points, picture.Point{X: x(one.X), Y: y(one.Y)})
 	}
 	if v.failedAt != nil {
 		if len(points) > 0 { // straight up
-			points = append(points, vg.Point{X: x(v.from), Y: points[len(points)-1].Y})
+			points = append(points, picture.Point{X: x(v.from), Y: points[len(points)-1].Y})
 		}
 		high := v.failedAt(c, p)
-		points = append(points, vg.Point{X: x(v.from), Y: high}, vg.Point{X: x(v.to), Y: high})
+		points = append(points, picture.Point{X: x(v.from), Y: high}, picture.Point{X: x(v.to), Y: high})
 	}
-	c.StrokeLines(v.line, points)
+	c.StrokeLine(v.line, points...)
 	for _, one := range v.marked {
-		c.DrawGlyph(v.mark, vg.Point{X: x(one.X), Y: y(one.Y)})
+		c.DrawMark(v.mark, picture.Point{X: x(one.X), Y: y(one.Y)})
 	}
 }
 
 // percentileTicks marks the common percentiles.
-type percentileTicks struct{}
-
-func (percentileTicks) Ticks(lo, hi float64) []plot.Tick {
-	var ticks []plot.Tick
+func percentileTicks(lo, hi float64) []picture.Tick {
+	var ticks []picture.Tick
 	for _, s := range []string{
 		"0", "50", "75", "90", "95", "99", "99.5", "99.9", "99.99", "99.999",
 	} {
 		var percentile float64
 		fmt.Sscan(s, &percentile)
 		if x := nines(percentile / 100); x >= lo && x <= hi+1e-9 {
-			ticks = append(ticks, plot.Tick{Value: x, Label: s})
-		}
-	}
-	return ticks
-}
-
-// logTicks labels 1, 2 and 5 times the powers of ten.
-type logTicks struct{}
-
-func (logTicks) Ticks(lo, hi float64) []plot.Tick {
-	var ticks []plot.Tick
-	for decade := math.Pow(10, math.Floor(math.Log10(lo))); decade <= hi; decade *= 10 {
-		for i := 1; i < 10; i++ {
-			y := float64(i) * decade
-			if y < lo || y > hi {
-				continue
-			}
-			t := plot.Tick{Value: y}
-			if i == 1 || i == 2 || i == 5 {
-				t.Label = fmt.Sprintf("%.6g", y)
-			}
-			ticks = append(ticks, t)
+			ticks = append(ticks, picture.Tick{Value: x, Label: s})
 		}
 	}
 	return ticks

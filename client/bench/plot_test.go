@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -180,17 +179,4 @@ func workloadSizes(t *testing.T) *workload.BatchSizes {
 		t.Fatal(err)
 	}
 	return d
-}
-
-func TestLogTicks(t *testing.T) {
-	var got []string
-	for _, tick := range (logTicks{}).Ticks(0.04, 30_000) {
-		if tick.Label != "" {
-			got = append(got, tick.Label)
-		}
-	}
-	want := "0.05 0.1 0.2 0.5 1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000"
-	if text := strings.Join(got, " "); text != want {
-		t.Errorf("labels %s, want %s", text, want)
-	}
 }

@@ -39,7 +39,7 @@ type Figure struct {
 func (f *Figure) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(f.Rows) }
 
 // WritePNG draws the figure.
-func (f *Figure) WritePNG(w io.Writer) error { return f.picture().WritePNG(w) }
+func (f *Figure) WritePNG(w io.Writer) error { return f.picture().Write(w, "png") }
 
 // show has the figure drawn as charts in rows of so many columns.
 func (f *Figure) show(columns int, charts ...shown) {

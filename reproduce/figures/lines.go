@@ -1,10 +1,6 @@
 package figures
 
 import (
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-
 	"github.com/muster-serve/muster/api/picture"
 )
 
@@ -20,13 +16,12 @@ type lineChart struct {
 func (c *lineChart) panel() *picture.Panel {
 	p := picture.New(c.title, c.xLabel, c.yLabel)
 	p.Y.Min, p.Y.Max, p.X.Min = 0, c.line, 0
-	p.Y.Tick.Marker, p.X.Tick.Marker = plot.TickerFunc(roundTicks), plot.TickerFunc(roundTicks)
-	p.Add(picture.Grid(false))
+	p.Add(picture.Grid{})
 	for i, s := range c.series {
-		v := &picture.Curve{LineStyle: picture.Line(i), Mark: picture.Mark(i)}
-		v.Mark.Radius = vg.Points(2.5)
+		v := &picture.Curve{LineStyle: picture.LineOf(i), Mark: picture.MarkOf(i)}
+		v.Mark.Radius = 2.5
 		for j, y := range s.values {
-			v.XYs = append(v.XYs, plotter.XY{X: float64(j + 1), Y: y})
+			v.Values = append(v.Values, picture.Point{X: float64(j + 1), Y: y})
 		}
 		p.Add(v)
 		p.Legend(s.name, v)

@@ -4,10 +4,6 @@ import (
 	"image/color"
 	"strconv"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/place"
 )
@@ -46,31 +42,28 @@ func (m *matrix) set(a, b *place.Profile, value float64) {
 func (m *matrix) panel() *picture.Panel {
 	p := picture.New(m.title, "", "")
 	n := float64(len(m.models))
-	p.Width, p.Height, p.Headroom = vg.Points(480), vg.Points(330), 0
+	p.Width, p.Height, p.Headroom = 480, 330, 0
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = -.5, n-.5, -.5, n-.5
-	p.NominalX(m.models...)
-	p.NominalY(m.models...)
-	p.X.LineStyle.Width, p.Y.LineStyle.Width, p.X.Padding, p.Y.Padding = 0, 0, vg.Points(
-		3), vg.Points(3)
+	p.NameX(m.models...)
+	p.NameY(m.models...)
 	p.Add(m)
-	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = -.5, n-.5, -.5, n-.5
 	return p
 }
 
 // Plot draws the cells.
-func (m *matrix) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	style := picture.Text(8.5)
-	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+func (m *matrix) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
+	style := picture.TextOf(8.5)
+	style.XAlign, style.YAlign = picture.Middle, picture.Middle
 	for at, value := range m.values {
 		column, row := float64(at[0]), float64(at[1])
 		part := min(max((value-m.low)/(m.top-m.low), 0), 1)
 		fill := picture.Colour(0)
 		mix := func(v uint8) uint8 { return uint8(255 - part*0.8*float64(255-v)) }
-		c.FillPolygon(color.RGBA{mix(fill.R), mix(fill.G), mix(fill.B), 255}, []vg.Point{
+		c.FillPolygon(color.RGBA{mix(fill.R), mix(fill.G), mix(fill.B), 255}, []picture.Point{
 			{X: x(column - .5), Y: y(row - .5)}, {X: x(column + .5), Y: y(row - .5)},
 			{X: x(column + .5), Y: y(row + .5)}, {X: x(column - .5), Y: y(row + .5)},
 		})
-		c.FillText(style, vg.Point{X: x(column), Y: y(row)}, strconv.FormatFloat(value, 'f', 2, 64))
+		c.FillText(style, picture.Point{X: x(column), Y: y(row)}, strconv.FormatFloat(value, 'f', 2, 64))
 	}
 }

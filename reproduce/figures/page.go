@@ -1,8 +1,6 @@
 package figures
 
 import (
-	"gonum.org/v1/plot/vg"
-
 	"github.com/muster-serve/muster/api/picture"
 )
 
@@ -12,7 +10,7 @@ type shown interface{ panel() *picture.Panel }
 // page is a picture of charts in rows of so many columns.
 func page(columns int, charts ...shown) *picture.Picture {
 	panels := make([]*picture.Panel, len(charts))
-	widest := vg.Length(0)
+	widest := float64(0)
 	for i, c := range charts {
 		panels[i] = c.panel()
 		widest = max(widest, panels[i].Width)

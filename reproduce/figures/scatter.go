@@ -4,10 +4,6 @@ import (
 	"image/color"
 	"math"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 )
 
@@ -33,56 +29,55 @@ type namedPoint struct {
 // panel makes the chart.
 func (c *scatterChart) panel() *picture.Panel {
 	p := picture.New(c.title, c.xLabel, c.yLabel)
-	p.Height = vg.Points(340)
+	p.Height = 340
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = c.left, c.right, 0, 0
-	p.Y.Tick.Marker, p.X.Tick.Marker = plot.TickerFunc(roundTicks), plot.TickerFunc(roundTicks)
-	p.Add(picture.Grid(true))
+	p.Add(picture.Grid{Vertical: true})
 	rule := picture.Rule{At: c.line, Vertical: true, Color: picture.Dark}
 	p.Add(rule, c)
 	for i, kind := range c.kinds {
 		for _, one := range kind.points {
 			p.Y.Max = max(p.Y.Max, one.y)
 		}
-		p.Legend(kind.name, picture.Glyph{GlyphStyle: picture.Mark(i)})
+		p.Legend(kind.name, picture.Mark{MarkStyle: picture.MarkOf(i)})
 	}
 	p.Legend(c.lineName, rule)
 	return p
 }
 
 // Plot draws the points, and their names where nothing else is.
-func (c *scatterChart) Plot(canvas draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&canvas)
+func (c *scatterChart) Plot(canvas picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(canvas)
 	const radius, gap = 4, 3
-	var taken []vg.Rectangle
+	var taken []picture.Rectangle
 	for i, kind := range c.kinds {
-		mark := picture.Mark(i)
+		mark := picture.MarkOf(i)
 		mark.Radius = radius
 		for _, one := range kind.points {
-			at := vg.Point{X: x(one.x), Y: y(one.y)}
-			canvas.DrawGlyph(mark, at)
+			at := picture.Point{X: x(one.x), Y: y(one.y)}
+			canvas.DrawMark(mark, at)
 			taken = append(taken, around(at, radius, radius))
 		}
 	}
-	line := around(vg.Point{X: x(c.line), Y: canvas.Center().Y}, 1, canvas.Size().Y/2)
+	line := around(picture.Point{X: x(c.line), Y: canvas.Center().Y}, 1, canvas.Size().Y/2)
 	taken = append(taken, line)
-	style := picture.Text(8)
-	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+	style := picture.TextOf(8)
+	style.XAlign, style.YAlign = picture.Middle, picture.Middle
 	for _, kind := range c.kinds {
 		for _, one := range kind.points {
-			w, h := style.Width(one.name)/2+1, vg.Length(4)
+			w, h := style.Width(one.name)/2+1, float64(4)
 			dx, dy := radius+gap+w, radius+gap+h
-			var best vg.Rectangle
+			var best picture.Rectangle
 			fewest := math.MaxInt
-			for _, d := range []vg.Point{
+			for _, d := range []picture.Point{
 				{X: -dx}, {X: dx}, {Y: dy}, {Y: -dy}, {X: -dx, Y: dy}, {X: -dx, Y: -dy},
 				{X: dx, Y: dy}, {X: dx, Y: -dy}, {X: -2 * dx}, {X: -2 * dx, Y: dy},
 			} {
-				place := around(vg.Point{X: x(one.x), Y: y(one.y)}.Add(d), w, h)
+				place := around(picture.Point{X: x(one.x), Y: y(one.y)}.Add(d), w, h)
 				if n := crowd(place, taken, canvas.Rectangle); n < fewest {
 					best, fewest = place, n
 				}
 			}
-			canvas.FillText(style, vg.Point{
+			canvas.FillText(style, picture.Point{
 				X: (best.Min.X + best.Max.X) / 2, Y: (best.Min.Y + best.Max.Y) / 2,
 			}, one.name)
 			taken = append(taken, best)
@@ -90,13 +85,13 @@ func (c *scatterChart) Plot(canvas draw.Canvas, p *plot.Plot) {
 	}
 }
 
-func around(at vg.Point, width, height vg.Length) vg.Rectangle {
-	half := vg.Point{X: width, Y: height}
-	return vg.Rectangle{Min: at.Sub(half), Max: at.Add(half)}
+func around(at picture.Point, width, height float64) picture.Rectangle {
+	half := picture.Point{X: width, Y: height}
+	return picture.Rectangle{Min: at.Sub(half), Max: at.Add(half)}
 }
 
 // crowd is how many of the rectangles r touches; being beyond the frame counts as many.
-func crowd(r vg.Rectangle, taken []vg.Rectangle, frame vg.Rectangle) (n int) {
+func crowd(r picture.Rectangle, taken []picture.Rectangle, frame picture.Rectangle) (n int) {
 	for _, t := range taken {
 		if r.Min.X < t.Max.X && t.Min.X < r.Max.X && r.Min.Y < t.Max.Y && t.Min.Y < r.Max.Y {
 			n++
@@ -123,15 +118,14 @@ type gridChart struct {
 // the cheaper; circles are what was evaluated, the star is the optimum.
 func (c *gridChart) panel() *picture.Panel {
 	p := picture.New(c.title, c.xLabel, c.yLabel)
-	p.Width, p.Height, p.Headroom = vg.Points(290), vg.Points(360), 0
-	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
-	p.Y.Tick.Marker = plot.TickerFunc(func(low, _ float64) []plot.Tick { // none beside the legend
-		return roundTicks(low, float64(len(c.share[0])))
-	})
+	p.Width, p.Height, p.Headroom = 290, 360, 0
+	p.Y.Ticks = func(low, _ float64) []picture.Tick { // none beside the legend
+		return picture.RoundTicks(low, float64(len(c.share[0])))
+	}
 	p.Add(c)
 	p.Legend("misses QoS, light: barely", picture.Swatch{Color: missLight})
 	p.Legend("meets it, dark: cheap", picture.Swatch{Color: meetDark})
-	p.Legend("evaluated", picture.Glyph{GlyphStyle: evaluatedMark})
+	p.Legend("evaluated", picture.Mark{MarkStyle: evaluatedMark})
 	p.Legend("optimum", starMark{})
 	p.X.Min, p.X.Max = -0.5, float64(len(c.share))-0.5
 	p.Y.Min, p.Y.Max = -0.5, float64(len(c.share[0]))-0.5
@@ -139,8 +133,8 @@ func (c *gridChart) panel() *picture.Panel {
 }
 
 // Plot draws the cells and the marks.
-func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&canvas)
+func (c *gridChart) Plot(canvas picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(canvas)
 	least, most := math.Inf(1), 0.0 // prices of what meets the target
 	for i := range c.share {
 		for j, share := range c.share[i] {
@@ -162,23 +156,23 @@ func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
 			}
 			l, r, b, t := x(float64(i)-0.48), x(float64(i)+0.48), y(float64(j)-0.46), y(float64(j)+
 				0.46)
-			canvas.FillPolygon(cell, []vg.Point{
+			canvas.FillPolygon(cell, []picture.Point{
 				{X: l, Y: b}, {X: r, Y: b}, {X: r, Y: t}, {X: l, Y: t},
 			})
 		}
 	}
-	at := func(c [2]int) vg.Point { return vg.Point{X: x(float64(c[0])), Y: y(float64(c[1]))} }
+	at := func(c [2]int) picture.Point { return picture.Point{X: x(float64(c[0])), Y: y(float64(c[1]))} }
 	for _, e := range c.evaluated {
-		canvas.DrawGlyph(evaluatedMark, at(e))
+		canvas.DrawMark(evaluatedMark, at(e))
 	}
-	drawStar(&canvas, at(c.optimum))
+	drawStar(canvas, at(c.optimum))
 }
 
 var (
 	missDark, missLight = color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff}
 	meetDark, meetLight = color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff}
-	evaluatedMark       = draw.GlyphStyle{
-		Color: picture.Colour(0), Radius: vg.Points(4), Shape: draw.CircleGlyph{},
+	evaluatedMark       = picture.MarkStyle{
+		Color: picture.Colour(0), Radius: 4, Shape: picture.Disc,
 	}
 )
 
@@ -186,26 +180,25 @@ var (
 type starMark struct{}
 
 // Thumbnail draws it.
-func (starMark) Thumbnail(c *draw.Canvas) { drawStar(c, c.Center()) }
+func (starMark) Thumbnail(c picture.Canvas) { drawStar(c, c.Center()) }
 
-func drawStar(c *draw.Canvas, at vg.Point) {
-	outline := star(at, vg.Points(7))
+func drawStar(c picture.Canvas, at picture.Point) {
+	outline := star(at, 7)
 	c.FillPolygon(color.RGBA{0xff, 0xc8, 0x00, 0xff}, outline)
-	c.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)},
-		append(outline, outline[0]))
+	c.StrokeOutline(picture.LineStyle{Color: color.Black, Width: 0.7}, outline)
 }
 
 // star is one of five rays.
-func star(at vg.Point, radius vg.Length) []vg.Point {
-	var points []vg.Point
+func star(at picture.Point, radius float64) []picture.Point {
+	var points []picture.Point
 	for k := range 10 {
 		r := radius
 		if k%2 == 1 {
 			r *= 0.4
 		}
 		angle := math.Pi/2 + float64(k)*math.Pi/5
-		points = append(points, vg.Point{
-			X: at.X + r*vg.Length(math.Cos(angle)), Y: at.Y + r*vg.Length(math.Sin(angle)),
+		points = append(points, picture.Point{
+			X: at.X + r*float64(math.Cos(angle)), Y: at.Y + r*float64(math.Sin(angle)),
 		})
 	}
 	return points

@@ -13,10 +13,6 @@ import (
 	"strconv"
 	"time"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles/workload"
@@ -158,13 +154,13 @@ type timelines struct {
 // panel makes the picture.
 func (l *timelines) panel() *picture.Panel {
 	p := picture.New(l.title, "ms", "")
-	p.Width, p.Height, p.Headroom = vg.Points(560), vg.Points(260), 0
+	p.Width, p.Height, p.Headroom = 560, 260, 0
 	p.X.Min, p.X.Max = 0, 0
-	var ticks []plot.Tick
+	var ticks []picture.Tick
 	rows := 0
 	for _, line := range l.all {
 		for j, t := range l.types {
-			ticks = append(ticks, plot.Tick{Value: float64(-rows), Label: line.policy + ", " + t})
+			ticks = append(ticks, picture.Tick{Value: float64(-rows), Label: line.policy + ", " + t})
 			p.Add(&rowBars{line.bars, j, float64(-rows)})
 			rows++
 			for _, b := range line.bars {
@@ -174,8 +170,8 @@ func (l *timelines) panel() *picture.Panel {
 	}
 	p.X.Max *= 1.05
 	p.Y.Min, p.Y.Max = -float64(rows)+0.4, 0.6
-	p.Y.Tick.Marker, p.X.Tick.Marker = plot.ConstantTicks(ticks), plot.TickerFunc(roundTicks)
-	p.Y.Tick.Length, p.Y.Padding = 0, vg.Points(3)
+	p.Y.Ticks = func(float64, float64) []picture.Tick { return ticks }
+	p.Y.TickLength = 0
 	return p
 }
 
@@ -187,33 +183,33 @@ type rowBars struct {
 }
 
 // Plot draws them; those beyond the QoS target are hatched by a red frame.
-func (r *rowBars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	style := picture.Text(9)
-	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+func (r *rowBars) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
+	style := picture.TextOf(9)
+	style.XAlign, style.YAlign = picture.Middle, picture.Middle
 	for _, b := range r.bars {
 		if b.lane != r.lane {
 			continue
 		}
-		box := []vg.Point{
+		box := []picture.Point{
 			{X: x(b.start), Y: y(r.y - 0.32)}, {X: x(b.finish), Y: y(r.y - 0.32)},
 			{X: x(b.finish), Y: y(r.y + 0.32)}, {X: x(b.start), Y: y(r.y + 0.32)},
 		}
 		label := fmt.Sprintf("Q%d: %d", b.query+1, b.batchSize)
-		frame := draw.LineStyle{Color: color.Black, Width: vg.Points(0.75)}
+		frame := picture.LineStyle{Color: color.Black, Width: 0.75}
 		fill := tint(picture.Colour(b.query % 4))
 		if !b.onTime {
 			label += ", late"
 			fill = color.Gray{0xee}
-			frame = draw.LineStyle{
-				Color: picture.Colour(1), Width: vg.Points(1.5), Dashes: []vg.Length{
-					vg.Points(4), vg.Points(2),
+			frame = picture.LineStyle{
+				Color: picture.Colour(1), Width: 1.5, Dashes: []float64{
+					4, 2,
 				},
 			}
 		}
 		c.FillPolygon(fill, box)
-		c.StrokeLines(frame, append(box, box[0]))
-		c.FillText(style, vg.Point{X: (x(b.start) + x(b.finish)) / 2, Y: y(r.y)}, label)
+		c.StrokeOutline(frame, box)
+		c.FillText(style, picture.Point{X: (x(b.start) + x(b.finish)) / 2, Y: y(r.y)}, label)
 	}
 }
 

@@ -6,10 +6,6 @@ import (
 	"math"
 	"strconv"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/sim"
 )
@@ -41,24 +37,23 @@ const labelSize = 7.5
 func (c *chart) panel() *picture.Panel {
 	p := picture.New(c.title, "", c.yLabel)
 	p.Y.Min, p.Y.Max = 0, c.line
-	p.Y.Tick.Marker = plot.TickerFunc(roundTicks)
-	p.Add(picture.Grid(false))
+	p.Add(picture.Grid{})
 
 	// A bar is at least so wide that its value fits above it, upright or turned; a group, that its
 	// name does.
-	group := vg.Points(46)
+	group := 46.
 	for _, name := range c.groups {
-		group = max(group, p.X.Tick.Label.Width(name)/0.75)
+		group = max(group, picture.TickText.Width(name)/0.75)
 	}
-	each := max(vg.Points(labelSize+2), 0.75*group/vg.Length(len(c.series)))
-	group = max(group, each*vg.Length(len(c.series))*1.35)
-	p.Width = max(vg.Points(420), group*vg.Length(len(c.groups))+vg.Points(80))
+	each := max(labelSize+2, 0.75*group/float64(len(c.series)))
+	group = max(group, each*float64(len(c.series))*1.35)
+	p.Width = max(420, group*float64(len(c.groups))+80)
 	turned := false
-	var above []plot.Plotter // of the line
+	var above []picture.Plotter // of the line
 	for i, s := range c.series {
 		b := &bars{
 			series: s, color: c.color(i), width: each,
-			offset: each * vg.Length(float64(i)-float64(len(c.series)-1)/2),
+			offset: each * float64(float64(i)-float64(len(c.series)-1)/2),
 		}
 		p.Add(b)
 		above = append(above, &values{b, &turned})
@@ -72,9 +67,9 @@ func (c *chart) panel() *picture.Panel {
 			turned = turned || label.Width(valueLabel(v)) > each
 		}
 	}
-	p.Headroom = vg.Points(18)
+	p.Headroom = 18
 	if turned {
-		p.Headroom = vg.Points(34)
+		p.Headroom = 34
 	}
 	if c.line > 0 {
 		rule := picture.Rule{At: c.line, Color: picture.Dark}
@@ -82,8 +77,7 @@ func (c *chart) panel() *picture.Panel {
 		p.Legend(c.lineName, rule)
 	}
 	p.Add(above...)
-	p.NominalX(c.groups...)
-	p.X.LineStyle.Width, p.X.Padding, p.Y.Padding = 0, vg.Points(3), 0
+	p.NameX(c.groups...)
 	p.X.Min, p.X.Max = -0.5, float64(len(c.groups))-0.5
 	return p
 }
@@ -99,24 +93,6 @@ func (c *chart) color(i int) color.Color {
 	return picture.Colour(i)
 }
 
-// roundTicks are five to ten labelled steps of 1, 2 or 5 times a power of ten.
-func roundTicks(lo, hi float64) []plot.Tick {
-	step := math.Pow10(int(math.Floor(math.Log10((hi - lo) / 5))))
-	for _, times := range []float64{5, 2} {
-		if (hi-lo)/(step*times) >= 5 {
-			step *= times
-			break
-		}
-	}
-	var ticks []plot.Tick
-	for i := math.Ceil(lo / step); i*step <= hi; i++ {
-		ticks = append(ticks, plot.Tick{
-			Value: i * step, Label: strconv.FormatFloat(math.Round(i*step*1e6)/1e6+0, 'g', -1, 64),
-		})
-	}
-	return ticks
-}
-
 // error is half the length of the whisker of group i.
 func (s *series) error(i int) float64 {
 	if s.errors == nil {
@@ -129,29 +105,29 @@ func (s *series) error(i int) float64 {
 type bars struct {
 	series
 	color         color.Color
-	offset, width vg.Length
+	offset, width float64
 }
 
 // Plot draws them.
-func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	style := draw.LineStyle{Color: color.Black, Width: vg.Points(0.75)}
+func (b *bars) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
+	style := picture.LineStyle{Color: color.Black, Width: 0.75}
 	for i, v := range b.values {
 		if math.IsNaN(v) {
 			continue
 		}
 		at := x(float64(i)) + b.offset
 		left, right := at-b.width/2, at+b.width/2
-		c.FillPolygon(b.color, []vg.Point{
+		c.FillPolygon(b.color, []picture.Point{
 			{X: left, Y: y(0)}, {X: right, Y: y(0)}, {X: right, Y: y(v)}, {X: left, Y: y(v)},
 		})
 		if e := b.error(i); e > 0 {
-			c.StrokeLine2(style, at, y(v-e), at, y(v+e))
+			c.StrokeLine(style, picture.Point{X: at, Y: y(v - e)}, picture.Point{X: at, Y: y(v + e)})
 		}
 	}
 }
 
-var label = picture.Text(labelSize)
+var label = picture.TextOf(labelSize)
 
 // valueLabel is the text above a bar.
 func valueLabel(v float64) string {
@@ -175,12 +151,12 @@ type values struct {
 }
 
 // Plot draws them, on white, for a line may be there.
-func (b *values) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
+func (b *values) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
 	style := label
-	style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
+	style.XAlign, style.YAlign = picture.Middle, picture.Left
 	if *b.turned {
-		style.Rotation, style.XAlign, style.YAlign = math.Pi/2, draw.XLeft, draw.YCenter
+		style.Turned, style.XAlign, style.YAlign = true, picture.Left, picture.Middle
 	}
 	for i, v := range b.values {
 		high := 0.0
@@ -188,12 +164,12 @@ func (b *values) Plot(c draw.Canvas, p *plot.Plot) {
 			high = v + b.error(i)
 		}
 		text := valueLabel(v)
-		wide, tall := label.Width(text), vg.Points(labelSize)
+		wide, tall := label.Width(text), labelSize
 		if *b.turned {
 			wide, tall = tall, wide
 		}
-		at := vg.Point{X: x(float64(i)) + b.offset, Y: y(high) + vg.Points(2)}
-		c.FillPolygon(color.White, []vg.Point{
+		at := picture.Point{X: x(float64(i)) + b.offset, Y: y(high) + 2}
+		c.FillPolygon(color.White, []picture.Point{
 			{X: at.X - wide/2, Y: at.Y}, {X: at.X + wide/2, Y: at.Y},
 			{X: at.X + wide/2, Y: at.Y + tall}, {X: at.X - wide/2, Y: at.Y + tall},
 		})

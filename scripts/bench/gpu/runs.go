@@ -16,10 +16,6 @@ import (
 	"strconv"
 	"time"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -252,10 +248,9 @@ func (r *run) draw(all []measured) error {
 	var panels []*picture.Panel
 	for _, name := range names {
 		p := picture.New(name, "batch size", "median of a run, ms")
-		p.Width = vg.Points(260)
-		p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-		p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-		p.Add(picture.Grid(true))
+		p.Width = 260
+		p.X.Log, p.Y.Log = true, true
+		p.Add(picture.Grid{Vertical: true})
 		least, most := math.Inf(1), 0.
 		for i, series := range []struct {
 			name string
@@ -265,14 +260,14 @@ func (r *run) draw(all []measured) error {
 			{"ONNX Runtime in Python, GPU", func(m measured) float64 { return m.Python }},
 			{"Muster, CPU", func(m measured) float64 { return m.CPU }},
 		} {
-			c := &picture.Curve{LineStyle: picture.Line(i), Mark: picture.Mark(i)}
+			c := &picture.Curve{LineStyle: picture.LineOf(i), Mark: picture.MarkOf(i)}
 			for _, m := range all {
 				if y := series.of(m) / 1e3; m.Model == name && y > 0 {
-					c.XYs = append(c.XYs, plotter.XY{X: float64(m.Batch), Y: y})
+					c.Values = append(c.Values, picture.Point{X: float64(m.Batch), Y: y})
 					least, most = min(least, y), max(most, y)
 				}
 			}
-			if len(c.XYs) > 0 {
+			if len(c.Values) > 0 {
 				p.Add(c)
 				p.Legend(series.name, c)
 			}
@@ -284,5 +279,5 @@ func (r *run) draw(all []measured) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(picture.Page(3, panels...).WritePNG(f), f.Close())
+	return errors.Join(picture.Page(3, panels...).Write(f, "png"), f.Close())
 }

@@ -7,11 +7,6 @@ import (
 	"image/color"
 	"math"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/profiles/sharing"
 )
@@ -29,12 +24,12 @@ func chart(f *sharing.File) *picture.Picture {
 // scalability is queries/s by workers, in parts of those of one.
 func scalability(f *sharing.File) *picture.Panel {
 	p := picture.New("Queries/s by workers", "workers, a core each", "parts of one worker's")
-	p.Width = vg.Points(320)
+	p.Width = 320
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, float64(f.Cores)+.2, 0, float64(f.Cores)
-	p.Add(picture.Grid(true))
+	p.Add(picture.Grid{Vertical: true})
 	ideal := &picture.Curve{
-		XYs:       plotter.XYs{{X: 0, Y: 0}, {X: float64(f.Cores), Y: float64(f.Cores)}},
-		LineStyle: draw.LineStyle{Color: picture.Grey, Width: vg.Points(1)},
+		Values:    []picture.Point{{X: 0, Y: 0}, {X: float64(f.Cores), Y: float64(f.Cores)}},
+		LineStyle: picture.LineStyle{Color: picture.Grey, Width: 1},
 	}
 	p.Add(ideal)
 	for i, name := range modelsOf(f) {
@@ -42,9 +37,9 @@ func scalability(f *sharing.File) *picture.Panel {
 		if one <= 0 {
 			continue
 		}
-		c := &picture.Curve{LineStyle: picture.Line(i), Mark: picture.Mark(i)}
+		c := &picture.Curve{LineStyle: picture.LineOf(i), Mark: picture.MarkOf(i)}
 		for n := range f.Cores + 1 {
-			c.XYs = append(c.XYs, plotter.XY{X: float64(n), Y: f.QPS[name][n][0] / one})
+			c.Values = append(c.Values, picture.Point{X: float64(n), Y: f.QPS[name][n][0] / one})
 		}
 		p.Add(c)
 		p.Legend(fmt.Sprintf("%s (%.4g queries/s)", name, one), c)
@@ -57,21 +52,20 @@ func scalability(f *sharing.File) *picture.Panel {
 func latencies(f *sharing.File) *picture.Panel {
 	p := picture.New("Time of a batch; dots: beside workers on all other cores", "batch size",
 		"median, ms")
-	p.Width = vg.Points(340)
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-	p.Add(picture.Grid(true))
+	p.Width = 340
+	p.X.Log, p.Y.Log = true, true
+	p.Add(picture.Grid{Vertical: true})
 	least, most := math.Inf(1), 0.0
 	for i, name := range modelsOf(f) {
-		c := &picture.Curve{LineStyle: picture.Line(i)}
+		c := &picture.Curve{LineStyle: picture.LineOf(i)}
 		all := dots(i)
 		for _, l := range f.Latencies[name] {
-			at := plotter.XY{X: float64(l.BatchSize), Y: l.P50}
+			at := picture.Point{X: float64(l.BatchSize), Y: l.P50}
 			if l.Workers == f.Latencies[name][0].Workers {
-				c.XYs = append(c.XYs, at)
+				c.Values = append(c.Values, at)
 			}
 			if l.Workers == f.Cores {
-				all.XYs = append(all.XYs, at)
+				all.Values = append(all.Values, at)
 			}
 			least, most = min(least, l.P50), max(most, l.P50)
 		}
@@ -86,7 +80,7 @@ func latencies(f *sharing.File) *picture.Panel {
 // dots is a curve of marks without a line.
 func dots(i int) *picture.Curve {
 	return &picture.Curve{
-		LineStyle: draw.LineStyle{Color: color.Transparent}, Mark: picture.Mark(i),
+		LineStyle: picture.LineStyle{Color: color.Transparent}, Mark: picture.MarkOf(i),
 	}
 }
 
@@ -97,13 +91,14 @@ func floor10(x float64) float64 { return math.Pow10(int(math.Floor(math.Log10(ma
 func slowdowns(f *sharing.File) *picture.Panel {
 	names := modelsOf(f)
 	p := picture.New("Slowdown of a model beside another", "beside", "")
-	p.Width, p.Headroom = vg.Points(max(240, float64(90+46*len(names)))), 0
+	p.Width, p.Headroom = max(240, float64(90+46*len(names))), 0
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, float64(len(names)), 0, float64(len(names))
-	var ticks plot.ConstantTicks
+	var ticks []picture.Tick
 	for i, name := range names {
-		ticks = append(ticks, plot.Tick{Value: float64(i) + .5, Label: name})
+		ticks = append(ticks, picture.Tick{Value: float64(i) + .5, Label: name})
 	}
-	p.X.Tick.Marker, p.Y.Tick.Marker = ticks, ticks
+	all := func(float64, float64) []picture.Tick { return ticks }
+	p.X.Ticks, p.Y.Ticks = all, all
 	p.Add(&heat{names, f.Slowdown})
 	return p
 }
@@ -115,13 +110,13 @@ type heat struct {
 }
 
 // Plot draws the cells.
-func (h *heat) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
+func (h *heat) Plot(c picture.Canvas, p *picture.Panel) {
+	x, y := p.Transforms(c)
 	for i, of := range h.names {
 		for j, beside := range h.names {
 			s := h.slowdown[of][beside]
 			dark := min(max(0, (s-1)/.5), 1) // half as long again is the darkest
-			cell := []vg.Point{
+			cell := []picture.Point{
 				{X: x(float64(j)), Y: y(float64(i))}, {X: x(float64(j + 1)), Y: y(float64(i))},
 				{X: x(float64(j + 1)), Y: y(float64(i + 1))}, {
 					X: x(float64(j)), Y: y(float64(i + 1)),
@@ -130,9 +125,9 @@ func (h *heat) Plot(c draw.Canvas, p *plot.Plot) {
 			blend := func(to uint8) uint8 { return uint8(255 - dark*float64(255-to)) }
 			full := picture.Colour(1)
 			c.FillPolygon(color.RGBA{blend(full.R), blend(full.G), blend(full.B), 255}, cell)
-			style := picture.Text(9)
-			style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
-			c.FillText(style, vg.Point{X: x(float64(j) + .5), Y: y(float64(i) + .5)},
+			style := picture.TextOf(9)
+			style.XAlign, style.YAlign = picture.Middle, picture.Middle
+			c.FillText(style, picture.Point{X: x(float64(j) + .5), Y: y(float64(i) + .5)},
 				fmt.Sprintf("%.2f", s))
 		}
 	}

@@ -15,10 +15,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
@@ -210,18 +206,17 @@ func printSamples(out io.Writer, all []samples) error {
 func drawSamples(processor string, all []samples) *picture.Panel {
 	p := picture.New("Time of a run on "+processor+"; dots: its 99th percentile", "batch size",
 		"median, ms")
-	p.Width = vg.Points(480)
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-	p.Add(picture.Grid(true))
+	p.Width = 480
+	p.X.Log, p.Y.Log = true, true
+	p.Add(picture.Grid{Vertical: true})
 	least, most, largest := math.Inf(1), 0., 1
 	for i, s := range all {
-		median := &picture.Curve{LineStyle: picture.Line(i)}
+		median := &picture.Curve{LineStyle: picture.LineOf(i)}
 		tail := dots(i)
 		for b, batch := range s.batches {
 			p50, p99 := s.quantileOf(b, .5), s.quantileOf(b, .99)
-			median.XYs = append(median.XYs, plotter.XY{X: float64(batch), Y: p50})
-			tail.XYs = append(tail.XYs, plotter.XY{X: float64(batch), Y: p99})
+			median.Values = append(median.Values, picture.Point{X: float64(batch), Y: p50})
+			tail.Values = append(tail.Values, picture.Point{X: float64(batch), Y: p99})
 			least, most, largest = min(least, p50), max(most, p99), max(largest, batch)
 		}
 		p.Add(median, tail)
