@@ -36,9 +36,9 @@ type Config struct {
 	// Bind is the address to listen on, over UDP and TCP: ip:port, localhost:port or :port (all
 	// addresses). Port 0 lets the system choose. Empty means 127.0.0.1:7946.
 	Bind string
-	// Advertise is the address that other agents use to reach this one: host or host:port. Empty
-	// means the address that it listens on; if that is all addresses, the address from which this
-	// machine reaches others.
+	// Advertise is the address that other agents use to reach this one, as host or host:port. Empty
+	// means the address on which it listens; if it listens on all addresses, the one from which
+	// this machine reaches others.
 	Advertise string
 	// Seeds are addresses of some agents of the fleet to join, in any order: host or host:port,
 	// where a host is an IP address or a DNS name with one or more of them. The port is 7946 if

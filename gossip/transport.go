@@ -92,7 +92,7 @@ type transport struct {
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // nil after Shutdown
-	// The streams that strangers have opened, and those that vouched members have.
+	// the streams of strangers, and those of vouched members
 	strangers, members openedStreams
 }
 
@@ -321,7 +321,7 @@ func (t *transport) streamOpen(host netip.Addr) bool {
 type conn struct {
 	net.Conn
 	transport *transport
-	opened    *openedStreams // the counts that it belongs to; nil: this agent has opened it
+	opened    *openedStreams // the counts that the stream is part of; nil: this agent opened it
 	from      netip.Addr
 	read      int // guarded by transport.mu
 }

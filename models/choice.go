@@ -5,8 +5,8 @@ package models
 type Choice interface {
 	// Versions are loaded, if they are on disk, whatever the policy says.
 	Versions() []int64
-	// Prefer returns which of two versions a query gets that names none. One that is 0 is not
-	// there.
+	// Prefer returns which of two versions answers a query that names none; a version of 0 does not
+	// exist.
 	Prefer(a, b int64) int64
 }
 

@@ -52,7 +52,7 @@ type Provenance struct {
 	Architecture string
 	Scale        string // the factor of the tables' numbers of rows, a fraction such as "1/16"
 	Seed         uint64
-	// From is the model of which this one is a variant, and Variant how it was made of it, such as
+	// From is the model of which this one is a variant, and Variant is how it was made, such as
 	// "int8". Both are empty for a model that is no variant.
 	From    string
 	Variant string

@@ -23,7 +23,7 @@ type Step struct {
 	Inputs, Outputs []string
 }
 
-// maxSteps bounds the steps of an ensemble.
+// maxSteps bounds the steps of an ensemble. Chosen.
 const maxSteps = 256
 
 // readEnsemble reads a version of an ensemble with the configuration c, and the versions of its

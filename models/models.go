@@ -247,8 +247,8 @@ func FileVersion(path string) (*Version, error) {
 	return v, nil
 }
 
-// insteadOf names the files beside a missing one that are probably meant to be it: "; found
-// mlp.onnx, expected model.onnx". It returns "" if there are none.
+// insteadOf names the files beside a missing one that somebody has probably written in its place:
+// "; found mlp.onnx, expected model.onnx". It returns "" if there are none.
 func insteadOf(missing string) string {
 	entries, _ := os.ReadDir(filepath.Dir(missing)) // the caller has an error already
 	var others []string

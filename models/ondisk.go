@@ -19,7 +19,7 @@ type OnDisk struct {
 	Bytes int64
 	// LoadTime is how long its last load took, warming included; 0 if it was not loaded yet.
 	LoadTime time.Duration
-	// Problem is why it cannot be loaded; nil if that is not known to be so.
+	// Problem is why the version cannot be loaded; nil if no reason is known.
 	Problem error
 }
 

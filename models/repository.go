@@ -720,8 +720,8 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	}
 }
 
-// maxTries is how many versions in a row are tried that cannot be loaded, before none serves in
-// place of those that the policy chooses. Somebody who has pushed as many broken ones knows.
+// maxTries is how many versions in a row may fail to load until none serves in place of those that
+// the policy chooses. Chosen: who has pushed so many broken ones knows.
 const maxTries = 100
 
 // chooseVersions sets wanted for each version: whether the version policy or the model's choice
@@ -759,8 +759,8 @@ func (m *modelFolder[M]) chooseVersions() {
 	}
 }
 
-// next returns the version that is to be loaded before all others, the one that the choice prefers
-// or the newest; nil if there is none.
+// next returns the version to load first: the one that the choice prefers, else the newest; nil if
+// there is none.
 func (m *modelFolder[M]) next() *version[M] {
 	m.chooseVersions()
 	if m.unloaded {
@@ -854,7 +854,8 @@ func (r *Repository[M]) scanParts(ctx context.Context, model string) map[string]
 	return parts
 }
 
-// takeRequest notes a call of Load and what it has read, so that startNext loads what is needed.
+// takeRequest notes a call of Load and what it has read, so that startNext loads the missing
+// versions.
 func (r *Repository[M]) takeRequest(req *request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

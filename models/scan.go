@@ -33,9 +33,9 @@ type folder struct {
 	policy *VersionPolicy
 	// versions has the fingerprint of each version by its number.
 	versions map[int64]fingerprint
-	// passedOver is how many versions are there beside them.
+	// passedOver is how many other versions are in the folder.
 	passedOver int
-	// problem is why the folder has no version; empty if it has one.
+	// problem is why the folder has no version; "" if it has one.
 	problem string
 	// unreadable is whether the folder could not be read. The other fields but problem are then
 	// unknown.

@@ -140,7 +140,8 @@ func (p *parser) mapping(where string, n *yaml.Node,
 	}
 }
 
-// givenValues are the values of a model.yaml that others are checked against; nil where it has none.
+// givenValues are the values of a model.yaml that others are checked against; nil where the file
+// has none.
 type givenValues struct {
 	target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
 

@@ -86,7 +86,7 @@ const MaxInstances = 100_000
 type Config struct {
 	Models []Model
 	Pool   Pool
-	// Holds says which models instances hold; those that it is not about hold all.
+	// Holds says which models instances hold; instances that it does not list hold all.
 	Holds []Holding
 	// Placement, if not nil, is how the models that instances hold are decided while queries
 	// arrive; Holds are those at the start.
@@ -100,7 +100,7 @@ type Config struct {
 	// Others are policies from outside of production that Policy may name, too.
 	Others []Policy
 	// Threshold is the parameter of a policy of Others that has one. If it is 0, [FindThroughput]
-	// searches for the best one.
+	// searches for the best value.
 	Threshold int
 	// Rate is the mean arrival rate of all models together in queries/s.
 	Rate float64

@@ -36,7 +36,7 @@ var own = []string{Priced, Prequal, ORCA, Oracle}
 // the simulator's own.
 func Policies() []string { return append(match.Policies(), own...) }
 
-// other returns the policy of Others that Policy names, nil if it names none of them.
+// other returns the policy of Others that Policy names; nil if Policy names none of them.
 func (c *Config) other() *Policy {
 	for i := range c.Others {
 		if c.Others[i].Name == c.Policy {

@@ -26,7 +26,7 @@ type Throughput struct {
 	FluidLimit    float64 `json:"fluid_limit_qps"`
 	// Share is Rate as a share of the fluid limit.
 	Share float64 `json:"share_of_fluid_limit"`
-	// Threshold is that of the policy that was given or found, 0 if it has none.
+	// Threshold is the threshold of the policy, given or found; 0 if the policy has none.
 	Threshold int `json:"threshold,omitempty"`
 }
 

@@ -13,8 +13,8 @@ import (
 //   - One that waits is in one list of its shard: late if isLate, else live. It has a class there,
 //     which counts it, and no lane. Its deadline has not passed, and neither has lostAt if it is
 //     live. Its timer is set to the earlier of these two, if that is finite.
-//   - One that is sent has a lane that has joined and that keeps a reservation for its last attempt.
-//     It has no class and is in no list, and its timer is not set.
+//   - One that is sent has a lane that has joined and keeps a reservation for its last attempt. It
+//     has no class and is in no list, and its timer is not set.
 type query struct {
 	id       QueryID
 	family   *family // the family or the single model that the query names

@@ -355,7 +355,8 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 	return plan, nil
 }
 
-// minBlocked is the least share of the fluid limit that a plan says to be lost by blocking.
+// minBlocked is the smallest share of the fluid limit whose loss by blocking a plan mentions;
+// chosen.
 const minBlocked = 0.01
 
 // blockedLimit returns the fluid limit of c if long runs leave time to the models with far shorter

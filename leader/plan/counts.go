@@ -150,7 +150,7 @@ func (s *countSearch) relaxCounts(lo, hi []int) (x []float64, bound float64, ok 
 			s.row = append(s.row, i)
 		}
 	}
-	const unbounded = 1e15 // no column gets there: that the cuts can be satisfied is checked first
+	const unbounded = 1e15 // no column gets there: the cuts were checked to be satisfiable
 	for _, y := range s.cuts {
 		least, most := 0.0, 0.0
 		for i, worth := range y {
@@ -185,7 +185,8 @@ func (s *countSearch) relaxCounts(lo, hi []int) (x []float64, bound float64, ok 
 	return x, bound, true
 }
 
-// part is the unit in which counts that are not whole are given to the fluid program.
+// part is the number of units in an instance, in which counts that are not whole are given to the
+// fluid program.
 const part = 1e6
 
 // reachesRate reports whether the fluid limit of the counts reaches the rate.

@@ -31,7 +31,7 @@ type fit struct {
 }
 
 // Length scales, in instances, are tried from shortest up, each 2^(1/4) times the one before.
-// Beyond the last, 32 instances, the kernel hardly distinguishes configurations.
+// Beyond the last, 32 instances, the kernel hardly distinguishes configurations. Chosen.
 const (
 	shortest    = 0.25
 	lengthSteps = 29
@@ -104,6 +104,7 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 }
 
 // predictBlock is how many configurations predict handles at a time; it bounds predict's memory.
+// Chosen.
 const predictBlock = 1024
 
 // predictAt writes the mean and standard deviation of the process at each configuration.

@@ -50,13 +50,14 @@ type PlacedResult struct {
 	Doubt string
 }
 
-// PlacedTolerance is by how much accuracy, in points, the best may exceed what is found.
+// PlacedTolerance is the accuracy, in points, by which the best plan may exceed the found one;
+// chosen.
 const PlacedTolerance = 0.01
 
 const (
-	searchSteps = 2_000  // of each configuration that is searched
-	finalSteps  = 50_000 // of those that are returned
-	// maxSearched bounds the configurations that are searched.
+	searchSteps = 2_000  // of each searched configuration; chosen
+	finalSteps  = 50_000 // of each returned configuration; chosen
+	// maxSearched bounds the configurations that are searched; chosen.
 	maxSearched = 600
 )
 
@@ -179,7 +180,7 @@ func (s *placedSearch) ownBound(i int) float64 {
 	return s.bound[i]
 }
 
-// isReachable says that some configuration's bound reaches what is needed.
+// isReachable reports whether the bound of some configuration reaches what is needed.
 func (s *placedSearch) isReachable() bool {
 	for i := range s.space {
 		if s.bound[i] >= s.need && s.ownBound(i) >= s.need {
@@ -269,7 +270,8 @@ func (s *placedSearch) makePlan(ctx context.Context) (*PlacedResult, error) {
 // searchBest searches for the configuration that is worth most, and returns its worth and a bound
 // of that.
 func (s *placedSearch) searchBest(ctx context.Context) (worth, bound float64, err error) {
-	// More instances are worth no less, so only those are searched to which none can be added.
+	// More instances are worth no less, so only configurations are searched to which none can be
+	// added.
 	var full []int
 	for i, c := range s.space {
 		more := false
@@ -306,7 +308,7 @@ func (s *placedSearch) searchBest(ctx context.Context) (worth, bound float64, er
 }
 
 // searchCheapest searches for the cheapest configuration that is worth what is needed, and returns
-// a price below which there is none. A fleet that is as cheap as one that is known is not searched.
+// a price below which there is none. It searches no fleet as dear as a known one, or dearer.
 func (s *placedSearch) searchCheapest(ctx context.Context, need float64) (float64, error) {
 	order := make([]int, len(s.space))
 	for i := range order {
@@ -339,7 +341,8 @@ func (s *placedSearch) searchCheapest(ctx context.Context, need float64) (float6
 		if least = known(); least <= s.price[i]+roundingError {
 			break
 		}
-		// So that one is found at all, prices are passed over once many were searched in vain.
+		// Some prices are passed over once many were searched in vain, so that a plan is found at
+		// all.
 		if tried++; tried%(maxSearched/3) == 0 {
 			from, skipped = min(from, s.price[i]), 1.02*s.price[i]
 		}
@@ -347,7 +350,8 @@ func (s *placedSearch) searchCheapest(ctx context.Context, need float64) (float6
 	return min(from, least), nil
 }
 
-// rankFound orders what was found: what is worth what is needed by price, then the others by worth.
+// rankFound orders the found plans: those that are worth what is needed by price, then the others
+// by worth.
 func (s *placedSearch) rankFound(need float64) {
 	slices.SortStableFunc(s.found, func(a, b Placement) int {
 		x, y := a.worth >= need, b.worth >= need

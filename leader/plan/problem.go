@@ -79,7 +79,7 @@ const DefaultEfficiency = 0.85
 // DefaultTarget is the default of [Problem.Target].
 const DefaultTarget = 0.99
 
-// MaxConfigurations bounds the search space.
+// MaxConfigurations bounds the search space, and so its memory; chosen.
 const MaxConfigurations = 4_000_000
 
 // targetOrDefault is Target, or its default.

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// maxAlone is the largest number of instances of one type that searchLimits tries.
+	// maxAlone is the largest number of instances of one type that searchLimits tries. Chosen.
 	maxAlone = 256
-	// noMore is the least increase of the share of queries within QoS for which an instance more
-	// counts as useful.
+	// noMore is the smallest increase of the share of queries within QoS for which one more
+	// instance counts as useful; chosen.
 	noMore = 0.0005
 )
 

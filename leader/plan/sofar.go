@@ -2,8 +2,9 @@ package plan
 
 import "fmt"
 
-// SoFar is the result of a search that was interrupted after these evaluations: the plans are those
-// evaluated, the best first, at most top of them (0: DefaultTop). It is nil if there are none.
+// SoFar returns the result of a search that was interrupted after these evaluations: their
+// configurations as plans, the best first, at most top of them (0: DefaultTop). It is nil if there
+// are none.
 func SoFar(p *Problem, evaluations []Evaluation, top int) (*Result, error) {
 	if len(evaluations) == 0 {
 		return nil, nil

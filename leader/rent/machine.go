@@ -136,8 +136,8 @@ type Instance struct {
 	Age time.Duration
 	// By is the identity of the fleet that launched it: two fleets of one name differ in it.
 	By string
-	// Drained says that it was marked to be returned as soon as its agent has left.
+	// Drained says that the machine was marked to be returned as soon as its agent has left.
 	Drained  bool
-	Template string  // what it was launched from, and its version
+	Template string  // the template that the machine was launched from, and its version
 	Price    float64 // $/hr now; 0: unknown
 }

@@ -379,7 +379,7 @@ func (s *step) placeMachine(m *Machine) {
 	case Draining:
 		s.draining++
 	case Leaving:
-		s.serving[m.Slot.Type]++ // until it is drained; it does not count as had
+		s.serving[m.Slot.Type]++ // until the machine is drained; it does not count as present
 		s.agents++
 	default:
 		if m.Phase < Serving {
@@ -565,7 +565,8 @@ func truth(a, b bool) int {
 	return 1
 }
 
-// launchMissing asks for what is desired and not there, that first which adds most for its price.
+// launchMissing asks for the desired machines that are missing, first for the one that adds most
+// for its price.
 func (s *step) launchMissing() {
 	counts := map[profiles.InstanceType]int{}
 	maps.Copy(counts, s.serving)

@@ -135,7 +135,7 @@ type Reason string
 const (
 	NoMajority Reason = "majority"   // the leader does not see most of those that may lead
 	Settling   Reason = "settling"   // the leader is new
-	NoList     Reason = "list"       // the provider has not said what there is
+	NoList     Reason = "list"       // the provider has not listed its machines yet
 	Paused     Reason = "paused"     // a person wants it so, or the mode
 	TwoFleets  Reason = "two-fleets" // another fleet has the same name
 	PriceLimit Reason = "price"      // the limit would be passed
@@ -200,9 +200,9 @@ type Lack struct {
 type Step struct {
 	Actions  []Action
 	Held     []Held
-	Machines []Machine // of this fleet, ordered by slot; those that have ended are left out
+	Machines []Machine // the fleet's machines, ordered by slot, without those that have ended
 	Foreign  []Agent   // that serve and were not rented by this fleet
-	// Price is that of all that is paid for, in $/hr.
+	// Price is the sum of the prices of all machines that are paid for, in $/hr.
 	Price float64
 	// Events tell of what has changed without this Renter doing it.
 	Events []string

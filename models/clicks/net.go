@@ -46,7 +46,7 @@ const (
 	learningRate = .05
 	firstSquare  = 1e-4
 	// miniBatch is how many rows make one step. It is worked on in pieces of a fixed size, whose
-	// gradients are added in order.
+	// gradients are added in order. Chosen.
 	miniBatch = 512
 	piece     = 64
 )

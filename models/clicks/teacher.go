@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// The rows: features of ids, each with as many ids, and dense features.
+// The rows: features of ids, each with as many ids, and dense features. Chosen.
 const (
 	features = 4
 	ids      = 50
@@ -19,6 +19,7 @@ const (
 	teacherInputs = features*teacherDim + dense
 	zipfExponent  = 1.05
 	// logitSpread is the standard deviation of the teacher's logits, and logitMean their mean.
+	// Chosen.
 	logitSpread = 3.5
 	logitMean   = -.5
 )

@@ -45,7 +45,7 @@ const (
 )
 
 const (
-	// checkpoints is how many points a learning curve has.
+	// checkpoints is how many points a learning curve has. Chosen.
 	checkpoints = 8
 	// curveRows is how many of the test rows its points are measured on.
 	curveRows = 20_000

@@ -16,8 +16,8 @@ const maxPID = 32
 // A HeldError says that another process has locked the file.
 type HeldError struct {
 	File string
-	// PID is the other process's id, as it has written it to the file; 0 if it has written none. In
-	// a container it is an id of that container.
+	// PID is the other process's id, as the lock file has it; 0 if it has none. In a container it
+	// is an id of that container.
 	PID int
 }
 

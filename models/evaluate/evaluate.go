@@ -48,7 +48,7 @@ type Score struct {
 	Rows   int
 }
 
-// batch is how many rows run at a time. It is a multiple of items.
+// batch is how many rows run at a time. It is a multiple of items. Chosen.
 const batch = 500
 
 // answers are the answers of a model by output, in the order of the first subject's, and row: the
@@ -109,7 +109,8 @@ func collect(ctx context.Context, subjects []Subject, rows Rows,
 	return all, ctx.Err()
 }
 
-// placesOf returns for each output of v which one it is of first, which has the same in any order.
+// placesOf returns, for each output of v, the index of the same output of first; outputs may be in
+// any order.
 func placesOf(v, first *models.Version) (places []int, err error) {
 	if len(v.Outputs) != len(first.Outputs) {
 		return nil, fmt.Errorf("%s has %d outputs, %s has %d", v, len(v.Outputs), first,
@@ -306,5 +307,6 @@ func Latencies(ctx context.Context, subjects []Subject, rows Rows, sizes []int) 
 	return medians, nil
 }
 
-// rounds is how many runs Latencies takes the median of.
+// rounds is how many runs Latencies takes the median of. Chosen, odd so that the median is one of
+// them.
 const rounds = 41

@@ -16,14 +16,14 @@ import (
 
 const (
 	// maxInts bounds the elements of a constant or an attribute whose values are read: axes,
-	// shapes, indices of columns.
+	// shapes, indices of columns. Chosen.
 	maxInts = 4 << 10
 	// maxSteps and maxElements bound what is kept of a graph's nodes, and of the elements that are
 	// followed at a time; a larger model has no bounds. The largest models of recommendation have
 	// some thousand nodes, and rows of some thousand ids.
 	maxSteps    = 1 << 17
 	maxElements = 1 << 18
-	// maxFollowed bounds the elements that are followed in all, which takes some 10 ms.
+	// maxFollowed bounds the elements that are followed in all, which takes some 10 ms. Chosen.
 	maxFollowed = 1 << 23
 	// maxRows bounds an inferred bound, so that twice as much is a number too.
 	maxRows = 1 << 62
@@ -45,8 +45,8 @@ type constant struct{ shape, ints []int64 }
 // A route says which elements of the model's inputs are those of a value, of unchanged values.
 type route struct {
 	kind tensor.DataType
-	// dims are the value's dimensions. All elements along a Dynamic one have the same bounds: it
-	// counts as one element. Nil if it is not known which element is where.
+	// dims are the value's dimensions. A Dynamic one counts as one element, since all elements
+	// along it have the same bounds. nil if the places of the elements are unknown.
 	dims []int64
 	// elements are numbers of elements of inputs, in the order of dims; see follower.first.
 	elements []int32

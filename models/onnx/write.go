@@ -45,7 +45,7 @@ type Node struct {
 	Outputs    []string
 	Attributes []Attribute
 
-	raw []byte // the NodeProto that was read, which is then what is written
+	raw []byte // the NodeProto of a node that was read; it is written as it is
 }
 
 // An Attribute of a node. Value is an int64, a []int64, a float32 or a string. In a node that was
@@ -64,7 +64,7 @@ type Initializer struct {
 	Data     []byte
 	External External
 
-	raw []byte // the TensorProto that was read, which is then what is written
+	raw []byte // the TensorProto of a tensor that was read; it is written as it is
 }
 
 // External is the location of an initializer's elements in another file.

@@ -40,8 +40,8 @@ type Cache struct {
 	locked *os.File
 
 	mu sync.Mutex
-	// parts are those of the files that are being fetched, and claimed is closed when that has
-	// ended, by SHA-256.
+	// parts are, by SHA-256, the parts of the files that are being fetched; claimed is closed when
+	// that has ended.
 	parts   map[string]*parts
 	claimed map[string]chan struct{}
 	pinned  map[string]pin
@@ -143,7 +143,8 @@ func (c *Cache) lock() (err error) {
 	return err
 }
 
-// Close lets others open the cache. What is there may still be read, and nothing be changed.
+// Close lets other processes open the cache. This one may still read what is there, and must not
+// change it.
 func (c *Cache) Close() error { return c.locked.Close() }
 
 // removeUnfinished removes the folders of models to which no link leads.

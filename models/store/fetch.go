@@ -53,8 +53,8 @@ const (
 type Peers interface {
 	// Self is the name of the agent that asks.
 	Self() string
-	// Ask asks others what they have of a file, and tells them that this agent fetches it. It takes
-	// seconds at most. It reports false if some have not answered who may do so soon.
+	// Ask asks other agents what they have of a file, and tells them that this agent fetches it. It
+	// takes seconds at most. It reports false if agents have not answered that may do so soon.
 	Ask(ctx context.Context, f File) (all bool)
 	// Known returns what the others that have or fetch a file have of it, by name, as far as is
 	// known at this moment. The caller may change the map.
@@ -66,8 +66,8 @@ type Peers interface {
 
 // Has is what an agent has of a file.
 type Has struct {
-	// All is whether it has the whole file. If not, it fetches the file, Parts has a bit for each
-	// part that it has, and Taking one for each that it takes from the store now.
+	// All says that the agent has the whole file. If not, it fetches the file; Parts has a bit for
+	// each part that it has, and Taking one for each that it takes from the store now.
 	All           bool
 	Parts, Taking []byte
 }
@@ -87,7 +87,7 @@ func bit(set []byte, i int) bool { return i/8 < len(set) && set[i/8]&(1<<(i%8)) 
 type Fetcher struct {
 	Cache *Cache
 	Store *Store
-	// Keys are those of which one must have signed each version; nil: none must.
+	// Keys are the keys of which one must have signed each version; nil: nothing must be signed.
 	Keys Keys
 	// Peers are asked before the store; nil: there are none.
 	Peers Peers
@@ -166,7 +166,7 @@ func (f *Fetcher) Ensure(ctx context.Context, model string, versions []*Manifest
 	return f.Cache.Install(model, versions)
 }
 
-// parts are those of a file that is being fetched.
+// parts are the parts of a file that is being fetched.
 type parts struct {
 	file File
 	data *os.File // of the file's whole size
@@ -225,8 +225,8 @@ func (c *Cache) open(f File) (*parts, error) {
 
 func (p *parts) close() error { return errors.Join(p.data.Close(), p.have.Close()) }
 
-// put notes that a part is there, and is right. The kernel begins to write it to the disk, so that
-// not all is to be written when the file is whole.
+// put notes that a part is in the file, and is right. The kernel begins to write it to the disk, so
+// that little is left to write when the file is complete.
 func (p *parts) put(i int) error {
 	offset, length, _ := p.file.partRange(i)
 	beginWriting(p.data, offset, length)
@@ -240,7 +240,7 @@ func (p *parts) put(i int) error {
 	return nil
 }
 
-// heldParts returns what is there, and what is being taken from the store.
+// heldParts returns the parts that are here, and those that are being taken from the store.
 func (p *parts) heldParts() Has {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -408,9 +408,9 @@ func (f *Fetcher) completeFile(ctx context.Context, p *parts) error {
 	return os.Remove(path + ".have")
 }
 
-// A swarm fetches one file from the store and from peers that fetch it too. Each part has an agent,
-// of those that want it, that takes it from the store; the others wait until that one has it. So
-// all take about one copy from the store.
+// A swarm fetches one file from the store and from peers that fetch it too. For each part, one of
+// these agents takes it from the store, and the others wait until that one has it. So all together
+// take about one copy from the store.
 type swarm struct {
 	fetcher *Fetcher
 	parts   *parts
@@ -465,8 +465,8 @@ func (s *swarm) release(part int) {
 	s.parts.taken[part], s.parts.store[part] = false, false
 }
 
-// askPeers asks the peers what they have, unless that was done a short time ago. The first call
-// blocks all others, so that nothing is taken before those who want the file know of each other.
+// askPeers asks the peers what they have, unless it did so a short time ago. The first call blocks
+// all others: no part is taken before the agents that want the file know of each other.
 func (s *swarm) askPeers(ctx context.Context) {
 	peers := s.fetcher.Peers
 	if peers == nil {

@@ -141,8 +141,8 @@ func (s *Store) hasBlob(ctx context.Context, f File) (has bool, err error) {
 	return true, nil
 }
 
-// checkingReader reads a file that must not have changed since it was described: at its end it
-// returns an error instead of io.EOF if it has, so that nothing is written.
+// checkingReader reads a file that must not change after it was described: if it has, the reader
+// returns an error at the end instead of io.EOF, so that the store keeps nothing.
 type checkingReader struct {
 	of   io.Reader
 	hash hash.Hash
@@ -271,8 +271,8 @@ func (s *Store) Signature(ctx context.Context, model string, version int64) ([]b
 var errNoSignature = errors.New("it has no signature; pushing the same version again adds one: " +
 	"muster models push --sign KEY")
 
-// Trusted reads the manifest of a version, with its signature if it has one. If keys is not nil,
-// one of them must have signed it, which is checked before the document is parsed.
+// Trusted reads the manifest of a version, with its signature if there is one. If keys is not nil,
+// one of them must have signed it, which Trusted checks before it parses the document.
 func (s *Store) Trusted(ctx context.Context, model string, version int64, keys Keys) (*Manifest,
 	error) {
 	document, err := s.readManifest(ctx, model, version)
@@ -280,7 +280,7 @@ func (s *Store) Trusted(ctx context.Context, model string, version int64, keys K
 		return nil, err
 	}
 	signature, err := s.Signature(ctx, model, version)
-	// Some stores deny what is not there.
+	// Some stores answer "denied" for what they do not have.
 	none := errors.Is(err, ErrNotFound) || keys == nil && errors.Is(err, ErrDenied)
 	if err != nil && !none {
 		return nil, err

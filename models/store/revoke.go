@@ -11,7 +11,7 @@ import (
 // as its document is in the store.
 type Revocation struct {
 	Format int `json:"format"`
-	// Fleet is the name of the fleets that it is for; "" of one that is not signed.
+	// Fleet is the name of the fleets that the revocation is for; "" in one that is not signed.
 	Fleet   string    `json:"fleet,omitempty"`
 	Model   string    `json:"model"`
 	Version int64     `json:"version"`

@@ -37,8 +37,8 @@ type Entry struct {
 	Release  uint64  // the number of the newest release; 0: none
 	// Releases are the numbers of all releases up to that, in order.
 	Releases []uint64
-	// Strange is the lowest number of the releases that are passed over, because it is too far
-	// above that of the one before; 0: none is.
+	// Strange is the lowest number of a release that is ignored because it is too far above the one
+	// before; 0: none is.
 	Strange uint64
 }
 

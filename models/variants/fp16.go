@@ -71,7 +71,7 @@ type halver struct {
 	halves      map[string]string
 	outputs     map[string]bool
 	statistics  map[string]bool // values that stay FP32, and are cast for the first who takes them
-	nodes, last []onnx.Node     // last are those behind all others
+	nodes, last []onnx.Node     // last are the nodes behind all others
 	constants   int             // how many were stored in FP16
 }
 

@@ -63,7 +63,7 @@ func int8Layers(g *onnx.Graph) (Report, error) {
 // weight, or its transpose.
 type layer struct {
 	node       onnx.Node
-	x, bias    string // bias is empty if there is none
+	x, bias    string // bias is empty for a layer without one
 	weight     onnx.Initializer
 	transposed bool
 	in, out    int
@@ -191,7 +191,7 @@ func (q *quantiser) quantiseInput(x string) quantisedInput {
 	if have, ok := q.inputs[x]; ok {
 		return have
 	}
-	// Values that are not negative use all 8 bits, others have their zero in the middle.
+	// Inputs that are never negative use all 8 bits; others have 0 in the middle.
 	largest, zero, of := float32(127), byte(128), x
 	switch p := q.producers[x]; {
 	case p.Standard() && (p.Op == "Relu" || p.Op == "Sigmoid" || p.Op == "Softmax"):

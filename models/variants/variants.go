@@ -171,7 +171,8 @@ type Options struct {
 // Made is a variant.
 type Made struct {
 	Name string
-	// Written is whether it was made now; false if it was there already. Report is then empty.
+	// Written says that this call has made the variant. If false, the variant existed already, and
+	// Report is empty.
 	Written bool
 	Report  Report
 }

@@ -156,7 +156,7 @@ func (p *arrivalQueues) Choose(v match.View) {
 	}
 }
 
-// work is the expected time until a lane has done what it runs and what is queued there.
+// work is the expected time until a lane has finished its run and its queue.
 func work(l match.UsableLane) time.Duration { return l.Start() + l.QueuedWork() }
 
 func byWork(a, b match.UsableLane) int { return cmp.Compare(work(a), work(b)) }

@@ -15,7 +15,7 @@ type chart struct {
 	title, yLabel string
 	groups        []string
 	series        []series
-	reference     bool    // the first series is what the others are held against
+	reference     bool    // the others are compared with the first series
 	line          float64 // a dashed line across at this value; 0: none
 	lineName      string  // what it is
 }
@@ -23,7 +23,7 @@ type chart struct {
 // A series is one bar in each group.
 type series struct {
 	name   string    // "" if the chart has no other, and the axis says what it is
-	values []float64 // by group; NaN: there is none
+	values []float64 // by group; NaN: the group has none
 	errors []float64 // half the length of its whisker; nil: none
 }
 

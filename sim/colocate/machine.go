@@ -109,7 +109,7 @@ type Sharing struct {
 	Slowdown Slowdown
 }
 
-// Lanes are some of one type.
+// Lanes are lanes of one type.
 type Lanes struct {
 	Type  string
 	Count int

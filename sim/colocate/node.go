@@ -212,8 +212,8 @@ func (s *node) done(lane int) {
 	s.serve(tenant)
 }
 
-// assignWorkers gives free workers to the tenants that are to have more, and takes those that one
-// has too many: idle ones at once, others when their runs have ended.
+// assignWorkers gives free workers to tenants that lack some, and takes surplus ones back: idle
+// workers at once, others when their runs have ended.
 func (s *node) assignWorkers() {
 	for tenant := range s.has {
 		more := s.has[tenant]
@@ -222,7 +222,7 @@ func (s *node) assignWorkers() {
 				more--
 			}
 		}
-		for i := range s.workers { // one that was to leave and may stay after all
+		for i := range s.workers { // a worker that was to leave may stay after all
 			if w := &s.workers[i]; more > 0 && w.tenant == tenant && w.leaves {
 				w.leaves = false
 				more--

@@ -47,7 +47,7 @@ func Shared(m place.Machine, of []*place.Profile, ways []int) Slowdown {
 			each *= m.Bandwidth / wanted
 		}
 		if !(each > 0) {
-			return 1e6 // it cannot run there at all
+			return 1e6 // the model cannot run there at all
 		}
 		return p.QPS[1][m.Ways] / each
 	}

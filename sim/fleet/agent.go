@@ -16,7 +16,7 @@ type agent struct {
 	lane   *Lane
 	freeAt time.Duration // when its lane ends the query that it runs
 	member *leader.Member
-	left   bool   // gossip has removed it as a member, and all others at it
+	left   bool   // gossip has removed the agent as a member, and all members at the agent
 	lives  int    // counts how often its process has started again
 	epoch  uint64 // the highest on its disk
 	// startsAgainAfter is how long after it has drained its process starts again; 0: never.
@@ -25,7 +25,7 @@ type agent struct {
 	wakeAt           time.Duration  // when to step the node
 	follow           election.Claim // zero: it follows nobody
 	term             *term          // its own leadership; nil: it does not lead
-	link             *term          // the term that it has greeted
+	link             *term          // the term whose leader the agent has greeted
 
 	lanes       *lane.State
 	classes     []lane.Class  // by model, those of what its lane merges

@@ -47,9 +47,9 @@ type Config struct {
 	GossipDelay time.Duration
 	Probes      int
 	Faults      []Fault
-	// Settled says that the fleet begins at time 0, led, and with all its links open, and that
-	// nothing can fail: there are no Faults, nobody is elected, and nobody watches whether others
-	// are silent. The leader, if there may be one, is a host of its own.
+	// Settled says that the fleet begins at time 0, led and with all its links open, and that
+	// nothing can fail: there are no Faults and no elections, and no agent watches others for
+	// silence. The leader, if there may be one, is a host of its own.
 	Settled bool
 	// Limit and Prices are the solution of the fluid program; Limit is in queries/s, and the models
 	// that tell classes of lanes apart have no versions.
@@ -141,7 +141,8 @@ type Lane struct {
 type Query struct {
 	Sequence uint64 // its number in the run
 	Model    int    // its index in Config.Models
-	// Family, if it is not "", is asked for: any of its models may answer. Model is one of them.
+	// Family, if it is not "", is the family that the query names: any of its models may answer.
+	// Model is one of them.
 	Family names.ModelKey
 	// BatchSize is in 1..the model's largest batch size.
 	BatchSize int
@@ -183,8 +184,8 @@ const (
 	Dropped
 	// NeverServed: the query still waited at the end of the run.
 	NeverServed
-	// Lost: all attempts that a query may have have failed.
+	// Lost: all permitted attempts have failed.
 	Lost
-	// Cancelled: its client has cancelled it.
+	// Cancelled: the client has cancelled the query.
 	Cancelled
 )

@@ -57,7 +57,7 @@ type call struct {
 	model       int // which runs: the query's, or one of the family that it asks for
 	gateway     *gateway
 	number      int           // 1 for the query's first
-	sent        merge.GroupID // with which it is to run
+	sent        merge.GroupID // the queries that it is to run with
 	merged      int           // items of its run, if others run with it
 	joined      bool          // it runs with another, whose end tells the leader of the run
 	over        bool          // the lane has run it or given it back

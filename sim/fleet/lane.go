@@ -301,7 +301,8 @@ func (a *agent) cutOff(c *call) {
 // and gossip: they would not hear that a promise lapses.
 func (a *agent) busyTime() time.Duration { return a.lanes.LaneRemaining(0, a.f.now) }
 
-// remainingTime is the same with what the agent has promised, as it tells gateways that ask.
+// remainingTime is the same including the time that the agent has promised; it is what gateways
+// that ask are told.
 func (a *agent) remainingTime() time.Duration { return a.lanes.Remaining(a.f.now) }
 
 // answerProbe makes the agent answer a question, and reserve its lane.

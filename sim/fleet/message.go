@@ -12,7 +12,7 @@ import (
 type messageKind uint8
 
 const (
-	// function: do, what its arrival does. All messages that few queries need are of this kind.
+	// function: its arrival calls do. All kinds of messages that few queries need are of this kind.
 	function messageKind = iota
 	// submitted: term, gateway, event. A gateway submits a query to the leader.
 	submitted

@@ -11,7 +11,7 @@ type host struct {
 	distance time.Duration // how much longer messages from and to it take
 	froze    time.Duration
 	thaws    time.Duration // it is frozen until then
-	inbox    []func()      // what has arrived while it was frozen
+	inbox    []func()      // messages that have arrived while the agent was frozen
 	cuts     [directions]outage
 }
 

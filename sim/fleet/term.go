@@ -28,7 +28,7 @@ type term struct {
 	wakeDelayed bool         // it is time to step the state, but its host is frozen
 	told        []uint64     // by gateway: decisions of this leader
 	passed      leader.Event // that time has passed; kept, because it is passed often
-	// there are latencies of models that it did not know when it was told of them
+	// latencies exist of models that the leader did not know when it got them
 	lacks  bool
 	record bytes.Buffer
 	rec    *leader.Recorder // nil: not recorded

@@ -72,7 +72,7 @@ type Model struct {
 	Infeasible bool
 }
 
-// Lanes are some lanes that are alike.
+// Lanes are lanes of one type.
 type Lanes struct {
 	Type  string
 	Count int

@@ -35,8 +35,8 @@ type Config struct {
 	// Spare is how many machines may be lost, whichever, and the rest still serves what is planned
 	// for: 0 or 1.
 	Spare int
-	// SpotShare is the share of what is planned for that spot machines may serve, those of one type
-	// MaxPool of it; 0: none.
+	// SpotShare is the share of the planned load that spot machines may serve, and MaxPool the
+	// share that spot machines of one type may; 0: none.
 	SpotShare, MaxPool float64
 }
 

@@ -41,7 +41,7 @@ type document struct {
 
 // A Trust says which releases count. The zero value takes all.
 type Trust struct {
-	// Keys are those of which one must have signed a release; nil: none must.
+	// Keys are the keys of which one must have signed a release; nil: nothing must be signed.
 	Keys store.Keys
 	// Fleet is the name that a signed release must be for.
 	Fleet string
