@@ -368,7 +368,7 @@ func (s *State) linkBroken(e *Event) {
 // Gone reports whether the process of an agent that is in the view has ended.
 func (s *State) Gone(agent names.AgentName) bool { return s.gone[agent] }
 
-// mendLink takes it that a member's link is not broken any more, or no matter.
+// mendLink clears the fault of a member's link: there is a new link, or the member is given up.
 func (s *State) mendLink(m *member) {
 	if m.lostAt > 0 {
 		m.lostAt = 0

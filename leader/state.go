@@ -313,7 +313,7 @@ func (s *State) carryOut(d *match.Decision) {
 			}
 		}
 	case match.Reject:
-		g.removeQuery(d.Query.Sequence) // its gateway says that it failed
+		g.removeQuery(d.Query.Sequence) // the gateway reports the failure
 		if q != nil && q.isPart() {     // the whole query is refused
 			g.eachPart(q.matchID().Whole().Sequence,
 				func(part *query) { g.removeQuery(part.sequence) })

@@ -105,7 +105,7 @@ func (l *Leader) Match(s control.Stream[control.MatchMessage, control.GatewayMes
 				continue
 			}
 			if len(m.Profiles)+len(m.Prices) > 0 && g.mayQuery != nil &&
-				g.mayQuery("") != nil { // there may be models that its client may not query
+				g.mayQuery("") != nil { // its client may not query all models
 				members.Hide(m, func(model string) bool { return g.mayQuery(model) == nil })
 			}
 			if err := s.Send(m); err != nil {

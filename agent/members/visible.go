@@ -97,8 +97,8 @@ func (ms *Members) aliasOf(model string) string {
 	return "hidden-" + hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// addTypes adds to types those of m's lanes, with what the client makes of them who is shown the
-// member as shown.
+// addTypes adds the types of m's lanes to types, each with the type that a client sees to whom m is
+// shown as shown.
 func addTypes(types map[names.LaneType]names.LaneType, m, shown *control.Member) {
 	add := func(from, to names.LaneType) {
 		types[from] = to

@@ -23,7 +23,8 @@ type pacer struct {
 	limit *rate.Limiter // nil: no bound
 	less  float64       // bytes a second while there are queries; 0: no bound
 	pause func(ctx context.Context, d time.Duration) error
-	turn  chan struct{} // of size 1: one waits at a time, so that the bounds are those of all
+	// of size 1: one file waits at a time, so that the bounds hold for all of them
+	turn chan struct{}
 }
 
 func newPacer(c *Config) *pacer {

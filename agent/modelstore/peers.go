@@ -53,7 +53,7 @@ type Peers struct {
 	silent map[names.AgentName]time.Time // since when agents do not answer
 }
 
-// askedPeer is what is known of who has a file.
+// askedPeer is what the other agents have of one file, as far as they have said.
 type askedPeer struct {
 	last time.Time // when others were asked
 	// when agents said that they neither have nor fetch the file

@@ -72,7 +72,7 @@ type Releases struct {
 	config Config
 	log    *slog.Logger
 
-	// now is what is known, for those who must not wait while mu is held.
+	// now is a copy of the releases for readers that must not wait while mu is held.
 	now atomic.Pointer[snapshot]
 
 	mu    sync.Mutex
@@ -373,8 +373,8 @@ func (r *Releases) Set(ctx context.Context, req *control.SetReleaseRequest) (
 	return r.State(req.GetModel())
 }
 
-// Change makes a release the one that is asked for: a promotion, or a roll-back if no version is
-// named. versions are those that there are of the model.
+// Change makes next the release that req asks for: a promotion, or a roll-back if req names no
+// version. versions are the existing versions of the model.
 func Change(next *control.Release, req *control.SetReleaseRequest, versions []int64) error {
 	next.Model, next.By = req.GetModel(), req.GetBy()
 	if req.GetVersion() == 0 {

@@ -91,7 +91,7 @@ type execution struct {
 	timeout     time.Duration // the query's own, counted from its arrival; 0: none
 	arrival     time.Time
 	lane        int  // the preferred lane; -1: any
-	alone       bool // nobody else has decided that the query is to run
+	alone       bool // the agent is alone: no other one has decided that the query runs
 	reservation *runtime.Reservation
 	group       merge.GroupID // the queries with which a leader wants it to run
 	answers     *oip.Charge   // counts the bytes of the answer; nil: nobody does

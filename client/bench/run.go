@@ -339,7 +339,8 @@ func (m *recorder) notSent(limit int) {
 	m.fail("not sent", fmt.Sprintf("not sent, as %d queries were in flight", limit))
 }
 
-// answeredBy counts who has answered a query for a family, and answers of agents that run no model.
+// answeredBy counts the variants that have answered queries for a family, and answers of agents
+// that run no model.
 func (m *recorder) answeredBy(answer *oip.Response) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

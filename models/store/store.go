@@ -33,7 +33,7 @@ func (s *Store) Close() error { return s.bucket.Close() }
 type Entry struct {
 	Versions []int64 // in order
 	Signed   []int64 // those with a signature, in order
-	Revoked  []int64 // those of which there is a revocation, which may not count, in order
+	Revoked  []int64 // versions that have a revocation, in order; it may not count
 	Release  uint64  // the number of the newest release; 0: none
 	// Releases are the numbers of all releases up to that, in order.
 	Releases []uint64

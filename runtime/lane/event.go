@@ -65,7 +65,7 @@ const (
 	Late
 	// DeadlinePassed: the query's deadline has passed.
 	DeadlinePassed
-	// CallerLeft: whoever has sent the query does not wait for the answer.
+	// CallerLeft: the sender of the query does not wait for the answer.
 	CallerLeft
 	// Draining: the lanes drain.
 	Draining

@@ -67,7 +67,7 @@ func (a *agent) electionRank() election.Rank {
 	return election.RankOf(election.May, false, 0)
 }
 
-// addMember takes it that b is a member. Of two that never lead, neither elects the other.
+// addMember enters b as a member. Of two that never lead, neither elects the other.
 func (a *agent) addMember(b *agent) {
 	if a.electionRank() == 0 && b.electionRank() == 0 {
 		return

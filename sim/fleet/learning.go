@@ -74,7 +74,7 @@ func (f *Fleet) modelOf(key names.ModelKey) int {
 	return slices.IndexFunc(f.cfg.Models, func(m Model) bool { return m.leaderID().Key() == key })
 }
 
-// setKnown takes it that a model's latency on the lane is known to be another.
+// setKnown sets the known latency of a model on the lane.
 func (l *Lane) setKnown(model int, table *match.Table, known match.Latencies) {
 	l.Predicted[model], l.Known[model] = table, known
 	if model < len(l.Kinds) && l.Kinds[model] != nil {

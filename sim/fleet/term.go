@@ -16,7 +16,7 @@ import (
 // A term is an agent's leadership.
 type term struct {
 	f           *Fleet
-	agent       *agent // who leads; nil in a fleet that is settled
+	agent       *agent // the leader; nil in a settled fleet
 	host        *host  // where it does
 	claim       election.Claim
 	state       *leader.State

@@ -29,8 +29,8 @@ type window struct {
 	rate float64
 }
 
-// Count takes that so many queries have arrived in all by now. A count below the last one begins
-// anew: whoever counts has forgotten some.
+// Count notes that so many queries have arrived in all by now. A count below the last one begins
+// anew: the counter was reset.
 func (d *Demand) Count(now time.Time, arrived uint64) {
 	if !d.began || arrived < d.count {
 		d.began, d.since, d.count = true, now, arrived
