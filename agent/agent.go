@@ -31,6 +31,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
@@ -236,7 +237,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.gossip.Close()
-	a.log.Info("muster agent", "version", Version(), "agent", a.name,
+	a.log.Info("muster agent", "version", version.Current(), "agent", a.name,
 		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics,
 		"advertised_grpc", a.advertised,
 		"model_dir", a.config.ModelDir, eventKey, "started")
@@ -365,7 +366,7 @@ func (a *Agent) openServer() {
 		SendTimeout: a.env.SendTimeout,
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
 		Encrypted: a.config.Security.TLS(), Beats: a.hub,
-		Pprof: a.config.Pprof, Version: Version(),
+		Pprof: a.config.Pprof, Version: version.Current(),
 		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) },
 		Draining: a.host.Draining,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,

@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -120,7 +121,8 @@ func (a *Agent) introduction() *control.Member {
 
 // sign adds to a description what does not depend on the worker.
 func (a *Agent) sign(m *control.Member) {
-	m.Name, m.Address, m.Role, m.Software = string(a.name), a.advertised, a.config.Leader, Version()
+	m.Name, m.Address, m.Role = string(a.name), a.advertised, a.config.Leader
+	m.Software = version.Current()
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.host.Draining()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/runtime/gpu"
 )
@@ -31,7 +32,7 @@ func newMetrics() *metrics {
 	}
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "muster_build_info", Help: "The version of this binary, as a label; always 1.",
-		ConstLabels: prometheus.Labels{"version": Version()},
+		ConstLabels: prometheus.Labels{"version": version.Current()},
 	}, func() float64 { return 1 })
 	m.registry.MustRegister(m.refusals, build,
 		collectors.NewGoCollector(),

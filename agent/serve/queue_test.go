@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
@@ -288,7 +289,7 @@ func TestCounts(t *testing.T) {
 		"muster_waiting_queries": 0,
 		"muster_held_bytes":      0,
 		`muster_runtime_info{executor="emulated",provider="cpu",version=""}`: 1,
-		fmt.Sprintf(`muster_build_info{version=%q}`, agent.Version()):        1,
+		fmt.Sprintf(`muster_build_info{version=%q}`, version.Current()):      1,
 	} {
 		wantMetric(a, series, want)
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/cmd/muster/internal/former"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
@@ -165,7 +165,7 @@ else 1.`,
 		Example: `  muster models generate ncf wnd     make two models in ./model-repository
   muster agent                       serve them
   muster infer ncf --batch-size 8    send a query by hand`,
-		Version:       agent.Version(),
+		Version:       version.Current(),
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
 		// A command without flags that are settings ignores environment and config file.

@@ -21,7 +21,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/api/version"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 )
@@ -103,7 +103,7 @@ func (s *traceSettings) open(ctx context.Context, instance string,
 		return nil, nil, fmt.Errorf("traces: %w", err)
 	}
 	attributes := []attribute.KeyValue{
-		semconv.ServiceName("muster"), semconv.ServiceVersion(agent.Version()),
+		semconv.ServiceName("muster"), semconv.ServiceVersion(version.Current()),
 	}
 	if instance != "" {
 		attributes = append(attributes, semconv.ServiceInstanceID(instance))

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/api/version"
 )
 
 func newVersionCommand() *cobra.Command {
@@ -16,7 +16,7 @@ func newVersionCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "muster %s %s %s/%s\n",
-				agent.Version(), goruntime.Version(), goruntime.GOOS, goruntime.GOARCH)
+				version.Current(), goruntime.Version(), goruntime.GOOS, goruntime.GOARCH)
 			return err
 		},
 	}

@@ -1,4 +1,5 @@
-package agent
+// Package version says which version of Muster a program is.
+package version
 
 import (
 	"regexp"
@@ -12,10 +13,10 @@ const next = "0.1.0"
 // the commit, with "+dirty" if files have changed since.
 var pseudoVersion = regexp.MustCompile(`^v\d+\.\d+\.\d+-(?:[\w.]+\.)?\d{14}-([0-9a-f]{12})(\+dirty)?$`)
 
-// Version is the version of this binary, as https://semver.org has it: the tag that it was built
+// Current is the version of this binary, as https://semver.org has it: the tag that it was built
 // from without its "v", such as "0.1.0", else "0.1.0-dev+" and the commit, or "0.1.0-dev" for a
 // build that does not know its commit.
-func Version() string {
+func Current() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return versionOf("")
@@ -23,7 +24,7 @@ func Version() string {
 	return versionOf(info.Main.Version)
 }
 
-// versionOf is Version for the version that Go's build information has.
+// versionOf is Current for the version that Go's build information has.
 func versionOf(built string) string {
 	if built == "" || built == "(devel)" {
 		return next + "-dev"
