@@ -189,6 +189,15 @@ var rules = []rule{
 			"elsewhere",
 	},
 	{
+		folder: "cloud/plugin",
+		imports: []string{
+			"api/provider", "api/version", "cloud", "leader/rent", "profiles",
+		},
+		never: []string{module + "cloud/ec2"},
+		reason: "how a provider runs in a process of its own has nothing to do with whose machines " +
+			"it rents",
+	},
+	{
 		folder: "cloud/ec2", imports: []string{"api/files", "cloud", "leader/rent", "profiles"},
 		reason: "one package speaks to AWS, and what it says to it is in one place",
 	},
@@ -660,6 +669,8 @@ func TestImportRules(t *testing.T) {
 		{"cloud/ec2", "github.com/aws/aws-sdk-go-v2/service/ec2/types", true},
 		{"cloud/process", "github.com/aws/aws-sdk-go-v2/service/ec2", false},
 		{"cmd/muster", "github.com/aws/aws-sdk-go-v2/service/pricing", false},
+		{"cmd/muster", module + "cloud/plugin", true},
+		{"cloud/plugin", module + "cloud/ec2", false},
 		{"cloud", module + "agent", false},
 		{"stray", "fmt", false},
 	} {
