@@ -4,13 +4,18 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo reproduce-test race fuzz lint cross check-onnx conformance examples dashboard-test \
-	scenarios chaos moto stores bench packages test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance \
+	examples dashboard-test scenarios chaos moto stores bench packages test-packages vulncheck \
+	generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
 	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
 		-o bin/muster ./cmd/muster
+
+# The program that rents on EC2, which agents start: the SDK of EC2 alone compiles for minutes.
+muster-ec2:
+	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -ldflags='-s -w' -o bin/muster-ec2 ./cmd/muster-ec2
 
 # All tests, with the real ONNX Runtime. They run without go vet, which `make lint` runs. GOGC=400
 # saves a quarter of their CPU time. With -trimpath they reuse what `make build` has compiled.
@@ -75,8 +80,8 @@ scenarios: build
 chaos: build
 	@$(FLEET) -run '^TestChaos$$' -timeout 0 $(CHAOS_FLAGS)
 
-# Holds cloud/ec2 against moto, a program that answers like AWS.
-moto:
+# Holds cloud/ec2 and bin/muster-ec2 against moto, a program that answers like AWS.
+moto: muster-ec2
 	@scripts/moto.sh
 
 # Holds models/store/remote against Azurite and fake-gcs-server, which answer like Azure and Google.

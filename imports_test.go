@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -44,6 +45,7 @@ var only = map[string]string{
 	"golang.org/x/oauth2":                          "models/store/remote",
 	"oras.land/oras-go":                            "models/store/oci",
 	"github.com/NVIDIA/go-nvml":                    "runtime/gpu",
+	module + "cloud/ec2":                           "cmd/muster-ec2", // no agent has EC2's SDK in it
 	// And tests: no agent may have a card that is made up.
 	module + "runtime/gpu/fakenvidia": "runtime/gpu/fakenvidia",
 	module + "agent/agenttest":        "agent/agenttest", // and tests
@@ -557,6 +559,29 @@ func TestStandsAlone(t *testing.T) {
 	}
 }
 
+// TestAgentWithoutEC2: nothing that the agent's binary is built of is for EC2 alone, in other modules
+// neither. The SDK's package ec2 compiles for two minutes of CPU time.
+func TestAgentWithoutEC2(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "./cmd/muster").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v: %s", err, out)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, module+"cloud/plugin") {
+		t.Errorf("cmd/muster is not built of cloud/plugin, but of %d packages", len(packages))
+	}
+	for _, p := range packages {
+		for _, never := range []string{
+			"github.com/aws/aws-sdk-go-v2/service/ec2", "github.com/aws/aws-sdk-go-v2/service/pricing",
+			module + "cloud/ec2",
+		} {
+			if under(p, never) {
+				t.Errorf("cmd/muster is built of %s", p)
+			}
+		}
+	}
+}
+
 // TestImportRules checks that the rules catch what they are there to catch.
 func TestImportRules(t *testing.T) {
 	for _, tt := range []struct {
@@ -669,7 +694,9 @@ func TestImportRules(t *testing.T) {
 		{"cloud/ec2", "github.com/aws/aws-sdk-go-v2/service/ec2/types", true},
 		{"cloud/process", "github.com/aws/aws-sdk-go-v2/service/ec2", false},
 		{"cmd/muster", "github.com/aws/aws-sdk-go-v2/service/pricing", false},
+		{"cmd/muster", module + "cloud/ec2", false},
 		{"cmd/muster", module + "cloud/plugin", true},
+		{"cmd/muster-ec2", module + "cloud/ec2", true},
 		{"cloud/plugin", module + "cloud/ec2", false},
 		{"cloud", module + "agent", false},
 		{"stray", "fmt", false},

@@ -66,8 +66,9 @@ type Agent struct {
 	catalogue *profiles.Catalogue
 	library   *profiles.Library  // the profiles that come with the program
 	slow      profiles.Slowdowns // measured; nil: none
-	// rents opens the provider of a policy; nil: this agent rents nothing.
-	rents func(p *policy.Policy, join string) (cloud.Provider, error)
+	// findProvider and rents find and open the provider of a policy; nil: this agent rents nothing.
+	findProvider func(*policy.Policy) error
+	rents        func(p *policy.Policy, join string) (cloud.Provider, error)
 	// openStore opens the model store at a URL; nil: Config.ModelStore must be empty.
 	openStore func(ctx context.Context, url string) (*store.Store, error)
 	rented    atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it

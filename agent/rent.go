@@ -10,11 +10,13 @@ import (
 	"github.com/muster-serve/muster/cloud/policy"
 )
 
-// Rent has the agent rent machines while it leads, by the policy in the file Config.Rent. open
-// returns the provider of a policy; join is the gossip address by which what is rented joins this
-// agent. Rent must be called before Run.
-func (a *Agent) Rent(open func(p *policy.Policy, join string) (cloud.Provider, error)) {
-	a.rents = open
+// Rent has the agent rent machines while it leads, by the policy in the file Config.Rent. find
+// returns an error if this machine lacks what the provider of a policy needs. open returns that
+// provider, and the agent closes one that has a method Close; join is the gossip address by which
+// what is rented joins this agent. Rent must be called before Run.
+func (a *Agent) Rent(find func(*policy.Policy) error,
+	open func(p *policy.Policy, join string) (cloud.Provider, error)) {
+	a.findProvider, a.rents = find, open
 }
 
 // openRenting makes the part that rents, for an agent that may rent; for others, the part that
@@ -31,7 +33,7 @@ func (a *Agent) openRenting() (err error) {
 		if a.rents == nil {
 			return fmt.Errorf("rent: %s: this program has no provider", a.config.Rent)
 		}
-		config.Policy = string(text)
+		config.Policy, config.Find = string(text), a.findProvider
 		config.Open = func(p *policy.Policy) (cloud.Provider, error) {
 			return a.rents(p, a.gossip.Addr().String())
 		}

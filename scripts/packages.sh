@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# packages.sh [amd64] [arm64]: builds the release binary for each architecture (default: both) and
-# packs it as deb and rpm into build/packages, with an SBOM (CycloneDX). To build for an architecture
+# packages.sh [amd64] [arm64]: builds the release binaries for each architecture (default: both) and
+# packs them as deb and rpm into build/packages, with an SBOM of each (CycloneDX). To build for an architecture
 # that is not this machine's, it needs a C compiler for that one: CC_amd64 or CC_arm64 (default:
 # Debian's cross compilers). VERSION is the version of the packages (default: from git's tags), and
 # SOURCE_DATE_EPOCH the time of the files in them (default: the last commit's). CUDA=1 also packs
@@ -49,12 +49,16 @@ for arch in "$@"; do
   mkdir -p "$out/$arch"
   CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
     -o "$out/$arch/muster" ./cmd/muster
+  CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto -ldflags='-s -w' \
+    -o "$out/$arch/muster-ec2" ./cmd/muster-ec2
   for format in deb rpm; do
     GOARCH=$arch "$nfpm" package --config deploy/nfpm.yaml --packager "$format" --target "$out/"
   done
   sbom=$out/muster_${VERSION}_$arch.cdx.json
   # Licences are NOTICE's matter: -licenses would ask the network for each.
   "$cyclonedx" bin -json -std -version "v$VERSION" -output "$sbom" "$out/$arch/muster"
+  "$cyclonedx" bin -json -std -version "v$VERSION" -output "$out/muster-ec2_${VERSION}_$arch.cdx.json" \
+    "$out/$arch/muster-ec2"
   GOARCH='' go run ./runtime/internal/ortlib/sbom -sbom "$sbom" -libraries "build/onnxruntime/linux-$arch"
   if [ "${CUDA:-}" = 1 ] && [ "$arch" = amd64 ]; then
     scripts/fetch-onnxruntime-cuda.sh "$arch"

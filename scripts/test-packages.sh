@@ -37,9 +37,9 @@ mode=$(stat -c '%U:%G %a' /etc/muster)
 muster config check /etc/muster/muster.yaml
 
 echo "== licences"
-# NOTICE in the package must name every module that the binary says it is built of.
+# NOTICE in the package must name every module that the binaries say they are built of.
 dpkg-deb --fsys-tarfile "${debs[0]}" | tar -xO ./usr/share/doc/muster/NOTICE.gz | gunzip >"$work/NOTICE"
-go version -m "$(command -v muster)" | awk '$1 == "dep" { print $2, $3 }' >"$work/modules"
+go version -m "$(command -v muster)" "$(command -v muster-ec2)" | awk '$1 == "dep" { print $2, $3 }' >"$work/modules"
 [ "$(wc -l <"$work/modules")" -gt 20 ] || fail "$(command -v muster) names fewer than 20 modules"
 while read -r module; do
   grep -Fqx "  $module" "$work/NOTICE" || fail "NOTICE.gz does not name $module"
@@ -47,6 +47,13 @@ done <"$work/modules"
 muster licenses >"$work/licenses"
 last=$(tail -n 1 "$work/modules")
 grep -Fqx "  $last" "$work/licenses" || fail "muster licenses does not name $last, as NOTICE.gz does"
+
+echo "== muster-ec2"
+muster-ec2 --version
+printf '%s\n' 'fleet: prod' 'limits: {max_price_usd_per_hour: 1, types: {t3a.small: {max: 1}}}' \
+  'ec2: {region: nowhere, template: t, template_version: "1", subnets: [subnet-00000000]}' >"$work/fleet.yaml"
+muster fleet check "$work/fleet.yaml" 2>"$work/check" && fail "muster fleet check finds no fault in the region nowhere"
+grep -q 'ec2.region: "nowhere"' "$work/check" || { cat "$work/check" >&2; fail "muster does not ask muster-ec2"; }
 
 unit=/usr/lib/systemd/system/muster.service
 if command -v systemd-analyze >/dev/null; then
@@ -97,7 +104,7 @@ grep -q 'event=drained' "$work/log" || { cat "$work/log" >&2; fail "the agent's 
 
 echo "== remove"
 dpkg --purge muster
-for left in /usr/bin/muster "$unit" /etc/muster/muster.yaml; do
+for left in /usr/bin/muster /usr/bin/muster-ec2 "$unit" /etc/muster/muster.yaml; do
   [ ! -e "$left" ] || fail "$left is left behind"
 done
 rm -rf /etc/muster # with the certificates that were put there
@@ -107,7 +114,7 @@ echo "== all packages"
 has() {
   local files file
   files=$(cat)
-  for file in bin/muster lib/systemd/system/muster.service \
+  for file in bin/muster bin/muster-ec2 lib/systemd/system/muster.service \
     share/doc/muster/{copyright,LICENSE,NOTICE.gz,ThirdPartyNotices.txt.gz,changelog.gz} \
     share/man/man1/{muster,muster-agent,muster-models-generate}.1.gz \
     share/bash-completion/completions/muster \

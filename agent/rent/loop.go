@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -119,6 +120,7 @@ func (r *Manager) Run(ctx context.Context, term Term) {
 func (l *loop) now() time.Duration { return time.Since(l.began) }
 
 func (l *loop) run(ctx context.Context) {
+	defer func() { closeProvider(l.provider) }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	look := time.NewTicker(loadEvery)
@@ -192,6 +194,12 @@ func (l *loop) round(ctx context.Context) time.Duration {
 
 // usePolicy opens the provider of what is desired, where its policy is another than before.
 func (l *loop) usePolicy(d *control.DesiredFleet) {
+	before := l.provider
+	defer func() { // without mu
+		if l.provider != before {
+			closeProvider(before)
+		}
+	}()
 	text := d.GetPolicy()
 	if text == "" {
 		text = l.manager.config.Policy
@@ -234,6 +242,13 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 		l.chooser.SetConfig(p.Choose())
 	}
 	l.planned = time.Time{}
+}
+
+// closeProvider ends what a provider has, such as a process.
+func closeProvider(p cloud.Provider) {
+	if c, ok := p.(io.Closer); ok {
+		_ = c.Close()
+	}
 }
 
 // call calls the provider, and keeps what it ends with.

@@ -35,8 +35,12 @@ type Config struct {
 	// Policy is the text of fleet.yaml, for a fleet that has none yet; "": this agent does not
 	// rent.
 	Policy string
+	// Find returns an error if this machine lacks what the provider that a policy names needs. nil:
+	// it has all.
+	Find func(*policy.Policy) error
 	// Open returns the provider that a policy names. It may be called again for another policy, and
-	// must not be nil if Policy is not "".
+	// must not be nil if Policy is not "". A provider with a method Close is closed when it is not
+	// used any more.
 	Open     func(*policy.Policy) (cloud.Provider, error)
 	Registry prometheus.Registerer
 	Log      *slog.Logger
@@ -79,6 +83,9 @@ func New(config Config) (*Manager, error) {
 	if r.first, err = policy.Parse("rent", config.Policy); err != nil {
 		return nil, err
 	}
+	if err := r.findProvider(r.first); err != nil {
+		return nil, fmt.Errorf("rent: %w", err)
+	}
 	text, err := os.ReadFile(r.statePath())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -97,6 +104,13 @@ func New(config Config) (*Manager, error) {
 	}
 	r.metrics = newMetrics(config.Registry)
 	return r, nil
+}
+
+func (r *Manager) findProvider(p *policy.Policy) error {
+	if r.config.Find == nil {
+		return nil
+	}
+	return r.config.Find(p)
 }
 
 func (r *Manager) statePath() string { return filepath.Join(r.config.StateDir, "desired.json") }
@@ -376,6 +390,10 @@ func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) err
 		}
 		if err := next.Affords(l.prices); err != nil {
 			return status.Error(codes.OutOfRange, err.Error())
+		}
+		if err := l.manager.findProvider(next); err != nil {
+			return status.Errorf(codes.FailedPrecondition, "the leader cannot rent by this "+
+				"fleet.yaml: %s", err)
 		}
 		d.Policy, d.Why = c.Policy, "another fleet.yaml"
 		d.Destroyed = false

@@ -2,6 +2,7 @@ package rent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -169,4 +170,52 @@ func TestStateWhileElected(t *testing.T) {
 		}
 		cancel()
 	})
+}
+
+// A closer counts how often it is closed.
+type closer struct {
+	cloud.Provider
+	closed int
+}
+
+func (c *closer) Close() error {
+	c.closed++
+	return nil
+}
+
+// TestProvidersAreClosed: a provider ends with the policy that names it, and with the term.
+func TestProvidersAreClosed(t *testing.T) {
+	r := renter(t, t.TempDir())
+	var opened []*closer
+	r.config.Open = func(*policy.Policy) (cloud.Provider, error) {
+		opened = append(opened, &closer{})
+		return opened[len(opened)-1], nil
+	}
+	l := &loop{manager: r, began: time.Now(), term: Term{
+		Changed: func() <-chan struct{} { return nil },
+	}}
+	another := strings.Replace(r.config.Policy, "hour: 1", "hour: 2", 1)
+	for _, text := range []string{"", "", another, "mode: of another world"} {
+		l.usePolicy(&control.DesiredFleet{Policy: text})
+	}
+	if len(opened) != 2 || opened[0].closed != 1 || opened[1].closed != 1 {
+		t.Fatalf("opened %+v, want two, each closed once", opened)
+	}
+	l.usePolicy(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if l.run(ctx); len(opened) != 3 || opened[2].closed != 1 {
+		t.Errorf("at the end of the term: %+v", opened)
+	}
+}
+
+// TestProviderNotFound: an agent that lacks what its provider needs does not start.
+func TestProviderNotFound(t *testing.T) {
+	_, err := New(Config{
+		Policy: renter(t, t.TempDir()).config.Policy, Registry: prometheus.NewRegistry(),
+		Find: func(*policy.Policy) error { return errors.New("no program muster-ec2") },
+	})
+	if err == nil || err.Error() != "rent: no program muster-ec2" {
+		t.Errorf("got %v", err)
+	}
 }

@@ -117,7 +117,7 @@ func testRenting(t *testing.T, text string, test func(*rentedFleet)) {
 				dead := &atomic.Bool{}
 				r.dead[a.Name()] = dead
 				a.Config().Rent = file
-				a.Rent(func(*policy.Policy, string) (cloud.Provider, error) {
+				a.Rent(findUnlessEC2, func(*policy.Policy, string) (cloud.Provider, error) {
 					return caller{r.cloud, dead}, nil
 				})
 			}))
@@ -131,6 +131,14 @@ func testRenting(t *testing.T, text string, test func(*rentedFleet)) {
 		close(r.boots)
 		<-r.booted
 	})
+}
+
+// findUnlessEC2 finds what all providers but EC2 need.
+func findUnlessEC2(p *policy.Policy) error {
+	if p.EC2 != nil {
+		return errors.New("no program muster-ec2")
+	}
+	return nil
 }
 
 // boot runs an agent on a rented machine.
@@ -368,6 +376,9 @@ func TestRentingRefuses(t *testing.T) {
 				codes.InvalidArgument, `"other", but this fleet is "test"`},
 			{setPolicy(strings.Replace(rentPolicy, "hour: 3", "hour: 0.01", 1)), codes.OutOfRange,
 				"0.01 $/hr does not pay for the minimum"},
+			{setPolicy(rentPolicy[:strings.Index(rentPolicy, "process:")] + "ec2: {region: us-east-1, " +
+				`template: t, template_version: "1", subnets: [subnet-1]}`), codes.FailedPrecondition,
+				"the leader cannot rent by this fleet.yaml: no program muster-ec2"},
 			{setPolicy("mode: on"), codes.InvalidArgument, `fleet.yaml:1: "on", want one of off`},
 		} {
 			_, err := r.keepers[1].Control.SetFleet(r.Context(), tt.req)

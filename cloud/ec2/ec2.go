@@ -39,13 +39,13 @@ const (
 
 // Settings say where and from what a fleet's instances are launched: the part ec2 of fleet.yaml.
 type Settings struct {
-	Region string `yaml:"region"`
+	Region string `json:"region"`
 	// Template is the launch template's id (lt-...) or name.
-	Template string `yaml:"template"`
+	Template string `json:"template"`
 	// TemplateVersion is a number: $Latest and $Default change under a fleet's feet.
-	TemplateVersion string `yaml:"template_version"`
+	TemplateVersion string `json:"template_version"`
 	// Subnets are ids, one or more of each zone to rent in.
-	Subnets []string `yaml:"subnets"`
+	Subnets []string `json:"subnets"`
 }
 
 var (
@@ -91,8 +91,8 @@ type Config struct {
 	Fleet string
 	// Types are those that the fleet may rent: Check asks for them.
 	Types []profiles.InstanceType
-	// Catalogue has the prices for when AWS does not tell them.
-	Catalogue *profiles.Catalogue
+	// Prices are the catalogue's in $/hr, for when AWS does not tell them.
+	Prices map[profiles.InstanceType]float64
 	// StateDir is where prices are kept over a restart; "" keeps them in memory alone.
 	StateDir string
 	Log      *slog.Logger
@@ -153,9 +153,6 @@ func Open(ctx context.Context, c Config) (*Provider, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Catalogue == nil {
-		c.Catalogue = profiles.DefaultCatalogue()
 	}
 	loaded, err := c.load(ctx)
 	if err != nil {
@@ -332,7 +329,7 @@ func (p *Provider) toInstance(i types.Instance) (rent.Instance, error) {
 	if ours.State, err = stateOf(i.State); err != nil {
 		return rent.Instance{}, err
 	}
-	ours.Price = p.prices.knownPrice(slot.Kind, ours.Zone, p.config.Catalogue)
+	ours.Price = p.prices.knownPrice(slot.Kind, ours.Zone, p.config.Prices)
 	return ours, nil
 }
 

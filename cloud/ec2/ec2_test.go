@@ -40,8 +40,20 @@ func testConfig(back http.Handler) Config {
 			Subnets: []string{"subnet-0000000a", "subnet-0000000b"},
 		},
 		Fleet: "prod", Types: []profiles.InstanceType{"r5n.large", "g4dn.xlarge"},
+		Prices:   cataloguePrices(),
 		Endpoint: "http://ec2.test", client: direct{back},
 	}
+}
+
+// cataloguePrices are those of the default catalogue.
+func cataloguePrices() map[profiles.InstanceType]float64 {
+	prices := map[profiles.InstanceType]float64{}
+	for _, t := range profiles.DefaultCatalogue().Types() {
+		if known, err := profiles.DefaultCatalogue().Lookup(t); err == nil {
+			prices[t] = known.PriceUSDPerHour
+		}
+	}
+	return prices
 }
 
 func open(t *testing.T, c Config) *Provider {

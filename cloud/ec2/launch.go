@@ -283,7 +283,7 @@ func (p *Provider) checkLaunched(ctx context.Context, slot rent.Slot, spec cloud
 	}
 	return rent.Instance{
 		ID: id, Slot: slot, Zone: zone, State: rent.Pending, By: spec.By,
-		Price: p.prices.knownPrice(slot.Kind, zone, p.config.Catalogue),
+		Price: p.prices.knownPrice(slot.Kind, zone, p.config.Prices),
 	}, nil
 }
 

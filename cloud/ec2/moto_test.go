@@ -16,6 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/cloudtest"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -49,6 +50,15 @@ func TestMoto(t *testing.T) {
 	c.Subnets, c.Template = motoAccount(t, c)
 
 	t.Run("contract", func(t *testing.T) { contract(t, f, c) })
+	t.Run("process", func(t *testing.T) {
+		c := c
+		c.Fleet += "-process"
+		p := openProcess(t, c, server.URL)
+		for _, fault := range p.Check(t.Context()) {
+			t.Errorf("%s", fault)
+		}
+		cloudtest.Contract(t, rent.Kind{Type: "r5n.large"}, p, openProcess(t, c, server.URL))
+	})
 	t.Run("offers", func(t *testing.T) {
 		p := open(t, c)
 		offers, err := p.Offers(t.Context(), []profiles.InstanceType{"g4dn.xlarge", "no.such"})

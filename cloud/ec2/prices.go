@@ -98,7 +98,8 @@ func sound(usd float64) bool { return usd > 0 && usd < dearest && !math.IsNaN(us
 // knownPrice is what is known of a kind's price in a zone, without asking: on demand what AWS said
 // last, else the catalogue's; for spot the zone's, else the dearest zone's, else that on demand,
 // which a spot price is at most. 0 if nobody knows.
-func (b *priceBook) knownPrice(kind rent.Kind, zone string, catalogue *profiles.Catalogue) float64 {
+func (b *priceBook) knownPrice(kind rent.Kind, zone string,
+	catalogue map[profiles.InstanceType]float64) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if kind.Market == rent.Spot {
@@ -118,10 +119,7 @@ func (b *priceBook) knownPrice(kind rent.Kind, zone string, catalogue *profiles.
 	if p, ok := b.onDemand[kind.Type]; ok {
 		return p.USD
 	}
-	if known, err := catalogue.Lookup(kind.Type); err == nil {
-		return known.PriceUSDPerHour
-	}
-	return 0
+	return catalogue[kind.Type]
 }
 
 // Offers implements [cloud.Provider]. A price on demand that AWS does not tell is that of the
@@ -165,7 +163,7 @@ func (p *Provider) Offers(ctx context.Context, of []profiles.InstanceType) ([]cl
 			if !slices.Contains(ours, zone) {
 				continue
 			}
-			if usd := b.knownPrice(onDemand, zone, p.config.Catalogue); usd > 0 {
+			if usd := b.knownPrice(onDemand, zone, p.config.Prices); usd > 0 {
 				offers = append(offers, cloud.Offer{Kind: onDemand, Zone: zone, Price: usd})
 			}
 			b.mu.Lock()
@@ -245,8 +243,8 @@ func (p *Provider) learnOnDemand(ctx context.Context, t profiles.InstanceType) e
 		if ok {
 			instead = fmt.Sprintf("$%g/hr, which AWS said on %s", told.USD,
 				told.At.UTC().Format(time.DateOnly))
-		} else if known, err := p.config.Catalogue.Lookup(t); err == nil {
-			instead = fmt.Sprintf("$%g/hr, the catalogue's", known.PriceUSDPerHour)
+		} else if known := p.config.Prices[t]; known > 0 {
+			instead = fmt.Sprintf("$%g/hr, the catalogue's", known)
 		}
 		b.log.Warn("AWS does not tell a price", "instance_type", string(t), "used", instead,
 			"error", err)

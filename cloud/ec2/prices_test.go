@@ -87,13 +87,7 @@ func TestPricesThatAWSDoesNotTell(t *testing.T) {
 		f.refuse["DescribeSpotPriceHistory"] = []string{"UnauthorizedOperation", "..."}
 		var log strings.Builder
 		c.Log = logTo(&log)
-		catalogue, err := profiles.DefaultCatalogue().Extend("own", strings.NewReader(
-			"instance_types: [{type: r5n.large, price_usd_per_hour: 0.2, class: "+
-				"memory-optimized}]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Catalogue = catalogue
+		c.Prices = map[profiles.InstanceType]float64{"r5n.large": 0.2}
 		p := open(t, c)
 		for range 3 {
 			offers, err := p.Offers(t.Context(), []profiles.InstanceType{"r5n.large"})

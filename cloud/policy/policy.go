@@ -61,10 +61,10 @@ type Policy struct {
 
 // EC2 says where and from what instances are launched.
 type EC2 struct {
-	Region          string
-	Template        string // the launch template's name
-	TemplateVersion string // a number
-	Subnets         []string
+	Region          string   `json:"region"`
+	Template        string   `json:"template"`         // the launch template's name
+	TemplateVersion string   `json:"template_version"` // a number
+	Subnets         []string `json:"subnets"`
 }
 
 // Process says how emulated agents are started on this machine.

@@ -66,8 +66,8 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 				a.Trace(provider)
 			}
 			a.OpenStore(remote.Open)
-			a.Rent(func(p *policy.Policy, join string) (cloud.Provider, error) {
-				return fleetcmd.Open(p, settings.Config, join)
+			a.Rent(fleetcmd.Find, func(p *policy.Policy, join string) (cloud.Provider, error) {
+				return fleetcmd.Open(p, settings.Config, join, log)
 			})
 			if err := a.Run(cmd.Context()); err != nil {
 				return err

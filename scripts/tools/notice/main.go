@@ -32,10 +32,10 @@ import (
 	"github.com/google/licensecheck"
 )
 
-const (
-	binary      = "./cmd/muster"
-	onnxruntime = "runtime/internal/ortlib"
-)
+const onnxruntime = "runtime/internal/ortlib"
+
+// binaries are what packages hold.
+var binaries = []string{"./cmd/muster", "./cmd/muster-ec2"}
 
 var architectures = []string{"amd64", "arm64"}
 
@@ -177,7 +177,8 @@ func onnxruntimeVersion() (string, error) {
 func goModules() ([]component, error) {
 	found := map[string]component{}
 	for _, arch := range architectures {
-		cmd := exec.Command("go", "list", "-deps", "-json=Dir,Module", binary)
+		cmd := exec.Command("go",
+			append([]string{"list", "-deps", "-json=Dir,Module"}, binaries...)...)
 		cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=1")
 		out, err := output(cmd)
 		if err != nil {
@@ -293,10 +294,10 @@ Copyright 2026 The Muster Authors
 
 Licensed under the Apache License, Version 2.0: see LICENSE.
 
-The muster binary holds what is listed here, each with the marks of its licence's and notices'
-texts, which follow. What ONNX Runtime holds of others is in its own ThirdPartyNotices.txt, beside
-this file or in ` + onnxruntime + `; "muster licenses" prints it too. The source of a Go
-module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
+The binaries muster and muster-ec2 hold what is listed here, each with the marks of its licence's
+and notices' texts, which follow. What ONNX Runtime holds of others is in its own
+ThirdPartyNotices.txt, beside this file or in ` + onnxruntime + `; "muster licenses" prints it too.
+The source of a Go module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
 
 "make notice" makes this file.
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -138,16 +140,21 @@ ask the provider, without renting, about rights, template and subnets.`,
 		if err != nil {
 			return err
 		}
-		provider, err := Open(p, agent.Config{Catalogue: catalogue}, "127.0.0.1:7946")
+		provider, err := Open(p, agent.Config{Catalogue: catalogue}, "127.0.0.1:7946",
+			slog.Default())
 		if err != nil {
 			return err
+		}
+		if c, ok := provider.(io.Closer); ok {
+			defer c.Close()
 		}
 		var faults []error
 		for _, f := range provider.Check(cmd.Context()) {
 			faults = append(faults, errors.New(f.String()))
 		}
 		offers, err := provider.Offers(cmd.Context(), p.Names())
-		if err != nil {
+		said := func(fault error) bool { return strings.HasSuffix(fault.Error(), err.Error()) }
+		if err != nil && !slices.ContainsFunc(faults, said) {
 			faults = append(faults, fmt.Errorf("prices: %w", err))
 		}
 		prices := map[rent.Kind]float64{}

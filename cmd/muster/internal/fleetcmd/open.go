@@ -2,31 +2,51 @@
 package fleetcmd
 
 import (
-	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/cloud"
-	"github.com/muster-serve/muster/cloud/ec2"
+	"github.com/muster-serve/muster/cloud/plugin"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cloud/process"
 	"github.com/muster-serve/muster/profiles"
 )
 
-// openEC2 returns EC2's provider, with the credentials that AWS's own tools would use.
-func openEC2(p *policy.Policy, stateDir string, catalogue *profiles.Catalogue) (*ec2.Provider,
-	error) {
-	return ec2.Open(context.Background(), ec2.Config{
-		Settings: ec2.Settings(*p.EC2), Fleet: p.Fleet, Types: p.Names(), Catalogue: catalogue,
-		StateDir: stateDir, Log: slog.Default(),
-	})
+// Find returns an error if this machine lacks the program of the provider that a policy names.
+func Find(p *policy.Policy) error {
+	if p.EC2 == nil {
+		return nil
+	}
+	_, err := plugin.Find(p.Provider())
+	return err
+}
+
+// openPlugin returns the provider of a policy that has one in a process of its own.
+func openPlugin(p *policy.Policy, stateDir string, catalogue *profiles.Catalogue,
+	log *slog.Logger) (*plugin.Provider, error) {
+	settings, err := json.Marshal(p.EC2)
+	if err != nil {
+		return nil, err
+	}
+	fleet := plugin.Fleet{
+		Name: p.Fleet, Types: p.Names(), Settings: settings, StateDir: stateDir,
+		Prices: map[profiles.InstanceType]float64{},
+	}
+	for _, t := range catalogue.Types() {
+		if known, err := catalogue.Lookup(t); err == nil {
+			fleet.Prices[t] = known.PriceUSDPerHour
+		}
+	}
+	return plugin.Open(p.Provider(), fleet, log), nil
 }
 
 // Open returns the provider that a policy names. What it launches for the agent with this config
-// joins the agent's gossip at join.
-func Open(p *policy.Policy, config agent.Config, join string) (cloud.Provider, error) {
+// joins the agent's gossip at join. The caller closes a provider that has a method Close.
+func Open(p *policy.Policy, config agent.Config, join string, log *slog.Logger) (cloud.Provider,
+	error) {
 	catalogue := profiles.DefaultCatalogue()
 	if config.Catalogue != "" {
 		var err error
@@ -35,7 +55,7 @@ func Open(p *policy.Policy, config agent.Config, join string) (cloud.Provider, e
 		}
 	}
 	if p.EC2 != nil {
-		return openEC2(p, config.StateDir, catalogue)
+		return openPlugin(p, config.StateDir, catalogue, log)
 	}
 	program, err := os.Executable()
 	if err != nil {

@@ -1,14 +1,12 @@
 package fleetcmd
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"strings"
+	"io"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
-	"github.com/muster-serve/muster/cloud/ec2"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -43,38 +41,17 @@ and security group.`,
 			return fmt.Errorf("%s: section %s, want ec2: only EC2 has policies", args[0],
 				p.Provider())
 		}
-		scope := ec2.PolicyScope{
-			Fleet: p.Fleet, Region: p.EC2.Region, Account: account, Types: p.Names(),
-		}
-		if strings.HasPrefix(p.EC2.Template, "lt-") {
-			scope.Template = p.EC2.Template
-		}
-		if account == "" {
-			if scope, err = askScope(cmd.Context(), p); err != nil {
-				return err
-			}
-		}
-		scope.WorkerRole = role
-		text, err := ec2.Policy(scope)
+		provider, err := openPlugin(p, "", profiles.DefaultCatalogue(), slog.Default())
 		if err != nil {
 			return err
 		}
-		_, err = cmd.OutOrStdout().Write(text)
+		defer provider.Close()
+		text, err := provider.Policy(cmd.Context(), account, role)
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(cmd.OutOrStdout(), text)
 		return err
 	}
 	return cmd
-}
-
-// askScope asks AWS what the policy is to be bounded by.
-func askScope(ctx context.Context, p *policy.Policy) (ec2.PolicyScope, error) {
-	provider, err := openEC2(p, "", profiles.DefaultCatalogue())
-	if err != nil {
-		return ec2.PolicyScope{}, err
-	}
-	scope, err := provider.Scope(ctx)
-	if err != nil {
-		err = fmt.Errorf("%w; %w", err,
-			errors.New("with --account NUMBER the policy is printed without asking AWS"))
-	}
-	return scope, err
 }

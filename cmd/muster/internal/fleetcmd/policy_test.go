@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/cloud/ec2"
+	"github.com/muster-serve/muster/cloud/plugin"
 )
 
 const ec2Fleet = `fleet: prod
@@ -16,6 +19,33 @@ limits:
 ec2: {region: us-east-1, template: lt-0123456789abcdef0, template_version: "7",
   subnets: [subnet-0000000a]}
 `
+
+// TestMain has this test's program be muster-ec2 where a command starts it.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "muster-ec2" {
+		os.Exit(plugin.Serve(ec2.Program()))
+	}
+	os.Exit(m.Run())
+}
+
+// withEC2 has commands find muster-ec2 in PATH, and AWS at url.
+func withEC2(t *testing.T, url string) {
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(own, filepath.Join(dir, "muster-ec2")); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_CA_BUNDLE": "",
+		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+		"AWS_PROFILE": "", "AWS_MAX_ATTEMPTS": "1", "AWS_ENDPOINT_URL": url, "PATH": dir,
+	} {
+		t.Setenv(name, value)
+	}
+}
 
 // run executes `muster fleet NAME ARGUMENTS` with a fleet.yaml of this content as the first argument.
 func runWith(t *testing.T, content, name string, args ...string) (string, error) {
@@ -39,13 +69,6 @@ func runWith(t *testing.T, content, name string, args ...string) (string, error)
 
 // TestPolicyCommand: without AWS the policy has what the file says; with it, what AWS says.
 func TestPolicyCommand(t *testing.T) {
-	for name, value := range map[string]string{
-		"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_CA_BUNDLE": "",
-		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-		"AWS_PROFILE": "", "AWS_MAX_ATTEMPTS": "1",
-	} {
-		t.Setenv(name, value)
-	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 		_, _ = w.Write([]byte(`<ErrorResponse><Error><Code>ExpiredToken</Code>` +
@@ -53,7 +76,7 @@ func TestPolicyCommand(t *testing.T) {
 			`</ErrorResponse>`))
 	}))
 	defer server.Close()
-	t.Setenv("AWS_ENDPOINT_URL", server.URL)
+	withEC2(t, server.URL)
 
 	out, err := runWith(t, ec2Fleet, "policy", "--account", "123456789012", "--worker-role", "w")
 	for _, want := range []string{
@@ -80,6 +103,28 @@ func TestPolicyCommand(t *testing.T) {
 		if out, err := runWith(t, tt.content, tt.command, tt.args...); err == nil ||
 			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v %s, want %s", name, err, out, tt.want)
+		}
+	}
+}
+
+// TestCheckSaysOnce: what the provider refuses at once is one fault, not one of each call.
+func TestCheckSaysOnce(t *testing.T) {
+	withEC2(t, "http://127.0.0.1:0")
+	_, err := runWith(t, strings.Replace(ec2Fleet, "us-east-1", "nowhere", 1), "check")
+	const want = `provider ec2: muster-ec2: ec2.region: "nowhere", want a region such as us-east-1`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestNoProgram: without muster-ec2, the commands that need it say where it is to be.
+func TestNoProgram(t *testing.T) {
+	t.Setenv("PATH", "/nowhere")
+	for _, name := range []string{"check", "policy"} {
+		if out, err := runWith(t, ec2Fleet, name); err == nil ||
+			!strings.Contains(err.Error(), "no program muster-ec2 in") ||
+			!strings.Contains(err.Error(), "/nowhere") {
+			t.Errorf("%s: got %v %s", name, err, out)
 		}
 	}
 }
