@@ -78,7 +78,7 @@ fi
 
 echo "=== Go client"
 if ! (cd examples/go-client &&
-  GOWORK=off GOFLAGS=-mod=readonly go build -o "$work/go-client" .); then
+  GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=readonly" go build -o "$work/go-client" .); then
   echo "examples: if go.mod has changed: cd examples/go-client && go mod tidy" >&2
   exit 1
 fi

@@ -39,7 +39,7 @@ const (
 )
 
 // flags are those of `make build`.
-var flags = []string{"-trimpath", "-tags=embed_onnxruntime"}
+var flags = []string{"-trimpath", "-tags=embed_onnxruntime", "-gcflags=all=-dwarf=false"}
 
 func main() {
 	graph := flag.String("graph", "", "the action graph of an earlier cold build")
@@ -157,7 +157,7 @@ type coldBuild struct {
 func readBuild(graph string) (*coldBuild, error) {
 	b := &coldBuild{packages: map[string]*gopackage{}}
 	out, err := output(exec.Command("go", slices.Concat([]string{"list", "-deps",
-		"-json=ImportPath,Module,Imports,ImportMap"}, flags, []string{binary})...))
+		"-json=ImportPath,Module,Imports,ImportMap"}, flags[:2], []string{binary})...))
 	if err != nil {
 		return nil, err
 	}
