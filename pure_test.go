@@ -24,7 +24,7 @@ var pure = []string{
 // searches are the functions there that start goroutines all the same: each of these simulates a
 // whole run, alone.
 var searches = []string{
-	"sim/compare.go: Compare", "sim/report.go: report", "sim/throughput.go: FindThroughput",
+	"sim/compare.go: Compare", "sim/report.go: makeReport", "sim/throughput.go: FindThroughput",
 }
 
 // impure are the functions of the standard library that read the clock, wait for it, or start a

@@ -450,7 +450,7 @@ func (a *Agent) checkStateDir() {
 	if a.electionRole() == election.Never {
 		return
 	}
-	if err := writable(a.config.StateDir); err != nil {
+	if err := checkWritable(a.config.StateDir); err != nil {
 		a.log.Error(
 			"this agent serves but cannot lead: its state directory cannot be written; mend that "+
 				"and restart it",
@@ -459,9 +459,9 @@ func (a *Agent) checkStateDir() {
 	}
 }
 
-// writable makes the directory if there is none, and reports why a file with 4096 bytes cannot be
-// written in it; nil if it can.
-func writable(dir string) error {
+// checkWritable makes the directory if there is none, and reports why a file with 4096 bytes cannot
+// be written in it; nil if it can.
+func checkWritable(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ func TestGPUIsCalm(t *testing.T) {
 		card: &gpu.Card{Name: "Fake"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		changed: func() { told++ }, slowed: map[string]time.Time{},
 	}
-	w.told = w.description()
+	w.told = w.describeCard()
 	at := time.Now()
 	see := func(after time.Duration, s gpu.Status, want int, why string) {
 		t.Helper()

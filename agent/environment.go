@@ -11,7 +11,8 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// An Environment is what an agent uses of the world around it. Tests replace parts of it before Run.
+// An Environment is what an agent uses of the world around it. Tests replace parts of it before
+// Run.
 type Environment struct {
 	// OpenExecutor opens the executor that runs the models.
 	OpenExecutor func(Config, *slog.Logger) (runtime.Executor, error)
@@ -28,7 +29,7 @@ type Environment struct {
 
 func defaultEnvironment() Environment {
 	return Environment{
-		OpenExecutor: openExecutor, Network: sockets(),
+		OpenExecutor: openExecutor, Network: newTCPNetwork(),
 		ReceiveTimeout: serve.ReceiveTimeout, SendTimeout: serve.SendTimeout,
 		Spoken: control.Spoken,
 	}

@@ -34,7 +34,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Seeds:     a.config.Join,
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
-		Meta:      members.MetaOf(a.introduction()).Encode(),
+		Meta:      members.MetaOf(a.describeSelf()).Encode(),
 		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.env.Spoken) },
 		Logger:    a.log,
 
@@ -112,8 +112,8 @@ func (s self) Describe() (m *control.Member, apart map[string]string) {
 	return m, apart
 }
 
-// introduction returns this agent's description while it has no worker yet.
-func (a *Agent) introduction() *control.Member {
+// describeSelf returns this agent's description while it has no worker yet.
+func (a *Agent) describeSelf() *control.Member {
 	m := &control.Member{InstanceType: string(a.host.InstanceType())}
 	a.sign(m)
 	return m

@@ -46,7 +46,7 @@ func (a *Agent) openCard() (*cardWatch, error) {
 		card: card, log: a.log, changed: a.members.SelfChanged,
 		slowed: map[string]time.Time{},
 	}
-	w.told = w.description()
+	w.told = w.describeCard()
 	a.metrics.watchGPU(card, w.lastStatus)
 	return w, nil
 }
@@ -85,7 +85,7 @@ func (w *cardWatch) noteStatus(s gpu.Status, now time.Time) {
 			ended = append(ended, reason)
 		}
 	}
-	told := w.description()
+	told := w.describeCard()
 	news := !proto.Equal(told, w.told)
 	w.told = told
 	w.mu.Unlock()
@@ -118,9 +118,9 @@ func (w *cardWatch) noteStatus(s gpu.Status, now time.Time) {
 	}
 }
 
-// description returns what the fleet is told of the card: nothing that changes each second, since
+// describeCard returns what the fleet is told of the card: nothing that changes each second, since
 // each change is a new description of the agent. w.mu is held, or nobody else has w.
-func (w *cardWatch) description() *control.GPU {
+func (w *cardWatch) describeCard() *control.GPU {
 	const little = 256 << 20 // of memory
 	m := &control.GPU{
 		Index: uint32(w.card.Index), Name: w.card.Name, Uuid: w.card.UUID,

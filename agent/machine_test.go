@@ -28,7 +28,7 @@ func TestBadNotices(t *testing.T) {
 		`{"action":"stop","time":"tomorrow"}`: spotWarning,
 		`{"time":7}`:                          spotWarning,
 	} {
-		if got := interruption(text, now); got.ends.Sub(now) != want || !got.advised {
+		if got := parseInterruption(text, now); got.ends.Sub(now) != want || !got.advised {
 			t.Errorf("interruption(%q) ends in %v, want %v", text, got.ends.Sub(now), want)
 		}
 	}
@@ -37,12 +37,12 @@ func TestBadNotices(t *testing.T) {
 		"": "scheduled maintenance", "{}": "scheduled maintenance",
 		`[{"Code":"system-reboot","NotBefore":"soon"}]`: "system-reboot: NotBefore",
 	} {
-		got, err := maintenance(text, before, now)
+		got, err := parseMaintenance(text, before, now)
 		if err == nil || !strings.Contains(err.Error(), says) || got != before {
 			t.Errorf("maintenance(%q) = %+v, %v", text, got, err)
 		}
 	}
-	if got, err := maintenance("[]", before, now); err != nil || got != (notice{}) {
+	if got, err := parseMaintenance("[]", before, now); err != nil || got != (notice{}) {
 		t.Errorf("maintenance([]) = %+v, %v", got, err)
 	}
 }

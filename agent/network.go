@@ -38,8 +38,8 @@ type Network struct {
 	Credentials, queryCredentials credentials.TransportCredentials
 }
 
-// sockets is the network of an agent outside tests: TCP.
-func sockets() Network {
+// newTCPNetwork is the network of an agent outside tests: TCP.
+func newTCPNetwork() Network {
 	return Network{
 		Listen: func(name, address string) (net.Listener, error) {
 			l, err := net.Listen("tcp", address)

@@ -245,12 +245,12 @@ func (m *machine) askEnd(ctx context.Context, last notice, now time.Time) (notic
 		if err != nil {
 			return last, err
 		}
-		return maintenance(text, last, now)
+		return parseMaintenance(text, last, now)
 	}
 	action, err := m.get(ctx, "spot/instance-action")
 	switch {
 	case err == nil && last.ends.IsZero():
-		return interruption(action, now), nil
+		return parseInterruption(action, now), nil
 	case err == nil:
 		return last, nil
 	case !errors.Is(err, errNone):
@@ -268,10 +268,10 @@ func (m *machine) askEnd(ctx context.Context, last notice, now time.Time) (notic
 	return last, err
 }
 
-// interruption reads {"action": "terminate", "time": "2026-11-23T08:22:00Z"}. A notice that cannot
-// be read is one all the same, and the clock of this machine may be wrong: the end is within
+// parseInterruption reads {"action": "terminate", "time": "2026-11-23T08:22:00Z"}. A notice that
+// cannot be read is one all the same, and the clock of this machine may be wrong: the end is within
 // spotWarning in any case.
-func interruption(text string, now time.Time) notice {
+func parseInterruption(text string, now time.Time) notice {
 	var told struct {
 		Action string
 		Time   time.Time
@@ -286,8 +286,9 @@ func interruption(text string, now time.Time) notice {
 	return n
 }
 
-// maintenance reads the list of the machine's scheduled events, and takes the first that stops it.
-func maintenance(text string, last notice, now time.Time) (notice, error) {
+// parseMaintenance reads the list of the machine's scheduled events, and takes the first that stops
+// it.
+func parseMaintenance(text string, last notice, now time.Time) (notice, error) {
 	var events []struct{ Code, NotBefore, State string }
 	if err := json.Unmarshal([]byte(text), &events); err != nil {
 		return last, fmt.Errorf("scheduled maintenance: %w", err)

@@ -9,7 +9,7 @@ import (
 // TestStateDirWritable: what was written to find out is gone.
 func TestStateDirWritable(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := writable(dir); err != nil {
+	if err := checkWritable(dir); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {

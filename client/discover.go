@@ -119,7 +119,7 @@ func (d *discovery) run() {
 		if plain == len(servers) {
 			return
 		}
-		wait := time.NewTimer(max(0, jitter(rediscover)-time.Since(started)))
+		wait := time.NewTimer(max(0, addJitter(rediscover)-time.Since(started)))
 		select {
 		case <-wait.C:
 		case <-d.ctx.Done():

@@ -489,9 +489,9 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	trace.endAttempt(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
 		g.leaderless.noteRemaining(to.Agent, attempt.Remaining)
-	} else if backoff > 0 && judge(err) == queries.Elsewhere {
+	} else if backoff > 0 && judgeError(err) == queries.Elsewhere {
 		select {
-		case <-time.After(jitter(backoff)):
+		case <-time.After(addJitter(backoff)):
 		case <-attemptCtx.Done():
 		}
 	}
@@ -504,7 +504,7 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 		g.queries.End(&q.Query, g.latenessError(ctx, q, now))
 	}
 	_, before := q.Ended()
-	g.queries.Attempted(&q.Query, to.Attempt, judge(err), err, now)
+	g.queries.Attempted(&q.Query, to.Attempt, judgeError(err), err, now)
 	if _, ended := q.Ended(); resp != nil && ended && !before {
 		q.answer = resp
 	} else if resp != nil { // the answer of another attempt counts
@@ -574,9 +574,9 @@ func (g *Gateway) latenessError(ctx context.Context, q *query, now time.Duration
 		(now - q.Arrival).Round(10*time.Microsecond), where)
 }
 
-// judge says what the error of an attempt means for the query: no member would answer it, or
+// judgeError says what the error of an attempt means for the query: no member would answer it, or
 // another may.
-func judge(err error) queries.Outcome {
+func judgeError(err error) queries.Outcome {
 	if err == nil {
 		return queries.Answered
 	}
@@ -715,5 +715,5 @@ func (g *Gateway) watch() {
 	}
 }
 
-// jitter is a random duration between d/2 and 3d/2.
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+// addJitter is a random duration between d/2 and 3d/2.
+func addJitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }

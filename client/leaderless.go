@@ -424,13 +424,13 @@ func (l *leaderless) beginInquiry(q *query, failed []names.AgentName) {
 // handleAnswer takes a member's answer to a question.
 func (l *leaderless) handleAnswer(lane match.LaneID, answer *control.ProbeAnswer) {
 	l.step(func(now time.Time) {
-		remaining, finish := said(answer.GetRemainingNs()), said(answer.GetFinishNs())
+		remaining, finish := toDuration(answer.GetRemainingNs()), toDuration(answer.GetFinishNs())
 		l.decision.Answered(now, lane, answer.GetId(), remaining, finish)
 	})
 }
 
-// said converts a message's duration in ns; negative values keep their special meaning.
-func said(ns int64) time.Duration {
+// toDuration converts a message's duration in ns; negative values keep their special meaning.
+func toDuration(ns int64) time.Duration {
 	if ns < 0 {
 		return -1
 	}

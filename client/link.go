@@ -71,7 +71,7 @@ func (g *Gateway) followLeader() {
 			err := g.serve(ctx, hangUp, known[name])
 			g.log.Debug("link to the leader has ended", "leader", name, "error", err)
 		} else {
-			g.pauseFor(jitter(wait))
+			g.pauseFor(addJitter(wait))
 		}
 		hangUp()
 	}
@@ -188,18 +188,18 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 			Agent: names.AgentName(a.GetAgent()),
 			Lane:  a.GetLane(),
 			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
-			Merge: a.GetMerge(), Merged: a.GetMerged(), ChosenVariant: variant(a),
+			Merge: a.GetMerge(), Merged: a.GetMerged(), ChosenVariant: toChosenVariant(a),
 		})
 	}
 	for _, r := range m.GetReject() {
-		g.queries.Reject(r.GetSequence(), rejection(r))
+		g.queries.Reject(r.GetSequence(), rejectionError(r))
 	}
 	// Do not send from here: if this goroutine stopped reading, the leader would block.
 	g.leaveCritical(false)
 }
 
-// variant is the variant that an assignment names, empty for none.
-func variant(a *control.Assign) queries.ChosenVariant {
+// toChosenVariant is the variant that an assignment names, empty for none.
+func toChosenVariant(a *control.Assign) queries.ChosenVariant {
 	if a.GetModel() == "" {
 		return queries.ChosenVariant{}
 	}
@@ -208,8 +208,8 @@ func variant(a *control.Assign) queries.ChosenVariant {
 	}
 }
 
-// rejection is the error of a query that the leader has rejected.
-func rejection(r *control.Reject) error {
+// rejectionError is the error of a query that the leader has rejected.
+func rejectionError(r *control.Reject) error {
 	code, reason, wait := codes.ResourceExhausted, "overloaded", time.Duration(r.GetRetryAfterNs())
 	switch r.GetReason() {
 	case match.UnknownModel.String(), match.LeastAccuracy.String():

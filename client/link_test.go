@@ -75,7 +75,7 @@ func TestRejectionReasons(t *testing.T) {
 		match.BadBatchSize: "invalid", match.Overloaded: "overloaded",
 		match.TooManyAttempts: "unavailable", match.Limit: "limit",
 	} {
-		err := rejection(&control.Reject{Reason: why.String(), RetryAfterNs: 1})
+		err := rejectionError(&control.Reject{Reason: why.String(), RetryAfterNs: 1})
 		if got := oip.Reason(status.Convert(err)); got != reason {
 			t.Errorf("rejected as %v: got the reason %q, want %q", why, got, reason)
 		}

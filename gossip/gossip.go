@@ -152,7 +152,7 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 	if err != nil {
 		return nil, err
 	}
-	if g.advertise, err = advertised(ctx, config, base, bound); err != nil {
+	if g.advertise, err = advertisedAddress(ctx, config, base, bound); err != nil {
 		return nil, errors.Join(err, base.Shutdown())
 	}
 	g.transport = newTransport(base, g.advertise, g.keyring != nil, &g.stats)
@@ -362,8 +362,9 @@ func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err
 	return nil, bound, fmt.Errorf("gossip: listen on %v: %w", bound, err)
 }
 
-// advertised returns the address that other agents use to reach an agent that listens on bound.
-func advertised(ctx context.Context, config Config, base memberlist.Transport,
+// advertisedAddress returns the address that other agents use to reach an agent that listens on
+// bound.
+func advertisedAddress(ctx context.Context, config Config, base memberlist.Transport,
 	bound netip.AddrPort) (netip.AddrPort, error) {
 	if config.Advertise != "" {
 		host, port, err := splitHostPort(config.Advertise, 0)

@@ -194,7 +194,7 @@ func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
 			switch {
 			case ctx.Err() != nil:
 			case err != nil && slices.Contains(g.config.Seeds, t.what):
-				reason := explain(err, t.addr)
+				reason := explainJoin(err, t.addr)
 				g.faults.logAs(fmt.Sprint("join ", t, withoutNumbers(reason)), slog.LevelWarn,
 					"gossip: cannot join by seed, will try again",
 					"seed", t.what, "addr", t.addr, "reason", reason)
@@ -234,9 +234,9 @@ func lookup(ctx context.Context, config Config, host string) ([]netip.Addr, erro
 	return addrs, nil
 }
 
-// explain translates an error of memberlist's Join for the log. memberlist's errors have no types,
-// so it compares their text.
-func explain(err error, addr netip.AddrPort) string {
+// explainJoin translates an error of memberlist's Join for the log. memberlist's errors have no
+// types, so it compares their text.
+func explainJoin(err error, addr netip.AddrPort) string {
 	text := err.Error()
 	if _, cause, ok := strings.Cut(text, addr.String()+": "); ok {
 		text = cause

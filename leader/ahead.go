@@ -90,11 +90,11 @@ func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Durat
 	return rest[len(rest)/2]
 }
 
-// estimate is how long before its start a query of the median size must be decided on; false until
-// enough is known. A lane that ends early says so, and gets its next query three ways later, one
-// and a half times the way of an assignment and its payload. The spread cannot save more than that,
-// however early lanes end.
-func (e *aheadEstimate) estimate() (time.Duration, bool) {
+// estimateAhead is how long before its start a query of the median size must be decided on; false
+// until enough is known. A lane that ends early says so, and gets its next query three ways later,
+// one and a half times the way of an assignment and its payload. The spread cannot save more than
+// that, however early lanes end.
+func (e *aheadEstimate) estimateAhead() (time.Duration, bool) {
 	if since := e.observed - e.fitted; since >= moreAnswers ||
 		e.fitted == 0 && since >= aheadAnswers {
 		e.fitLine()

@@ -16,11 +16,11 @@ func TestAheadEstimate(t *testing.T) {
 		for i := range 31 {
 			e.observeAnswer(3*time.Millisecond, 0, 0, uint64(1000*i))
 		}
-		if v, ok := e.estimate(); ok {
+		if v, ok := e.estimateAhead(); ok {
 			t.Errorf("after 31 answers it says %v, want nothing yet", v)
 		}
 		e.fixed = 5 * time.Millisecond
-		if v, ok := e.estimate(); !ok || v != e.fixed {
+		if v, ok := e.estimateAhead(); !ok || v != e.fixed {
 			t.Errorf("after a leader that had found 5ms it says %v, %t", v, ok)
 		}
 		const perByte = 8 // ns
@@ -38,7 +38,7 @@ func TestAheadEstimate(t *testing.T) {
 				time.Duration(rng.NormFloat64()*float64(time.Millisecond)),
 				bytes)
 		}
-		v, ok := e.estimate()
+		v, ok := e.estimateAhead()
 		if want := 3*time.Millisecond + perByte*100_000; !ok || v < want*8/10 || v > want*13/10 {
 			t.Errorf("seed %d: got %v, %t, want about %v", seed, v, ok, time.Duration(want))
 		}
@@ -55,14 +55,14 @@ func TestAheadUnknown(t *testing.T) {
 		}
 		e.observeAnswer(3*time.Millisecond, 0, early, 1000)
 	}
-	if v, ok := e.estimate(); !ok || v != 3*time.Millisecond {
+	if v, ok := e.estimateAhead(); !ok || v != 3*time.Millisecond {
 		t.Errorf("got %v, %t, want 2ms of way and 1ms of spread", v, ok)
 	}
 	var none aheadEstimate
 	for range 128 {
 		none.observeAnswer(3*time.Millisecond, 0, unknownEarly, 1000)
 	}
-	if v, ok := none.estimate(); !ok || v != 2*time.Millisecond {
+	if v, ok := none.estimateAhead(); !ok || v != 2*time.Millisecond {
 		t.Errorf("got %v, %t, want 2ms of way and no spread", v, ok)
 	}
 }
@@ -107,7 +107,7 @@ func TestAheadSpread(t *testing.T) {
 		for range 2 * aheadAnswers {
 			e.observeAnswer(test.way*3/2, 0, test.early, 1000)
 		}
-		if v, ok := e.estimate(); !ok || v != test.want {
+		if v, ok := e.estimateAhead(); !ok || v != test.want {
 			t.Errorf("a way of %v, ends %v early: got %v, %t, want %v", test.way, test.early, v, ok,
 				test.want)
 		}

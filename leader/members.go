@@ -95,7 +95,7 @@ func (s *State) arrangeLanes(m *member, free []time.Duration) (changed bool) {
 				}
 				if isNew {
 					e.Kind, e.Agent = match.LaneJoined, m.Name
-					e.Remaining = at(free, slices.Index(m.lanes, ln))
+					e.Remaining = freeIn(free, slices.Index(m.lanes, ln))
 					s.lanes[ln.id] = ln
 				}
 				s.step(e)
@@ -154,8 +154,8 @@ func (s *State) typeOfPart(m *member, p *Part) names.LaneType {
 	return p.OwnType
 }
 
-// at is the time from now until lane i is free.
-func at(free []time.Duration, i int) time.Duration {
+// freeIn is the time from now until lane i is free.
+func freeIn(free []time.Duration, i int) time.Duration {
 	if i < len(free) {
 		return free[i]
 	}
@@ -169,8 +169,9 @@ func (s *State) handleGreeting(e *Event) {
 		return
 	}
 	for i, ln := range m.lanes {
-		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: s.remainingNow(at(e.Free,
-			i))}
+		has := match.Event{Kind: match.LaneHas, Lane: ln.id,
+			Remaining: s.remainingNow(freeIn(e.Free,
+				i))}
 		for j := range e.Holds {
 			if h := &e.Holds[j]; h.Lane == ln.index {
 				has.Holds = append(has.Holds, match.Held{

@@ -511,7 +511,7 @@ func (p *parser) setAdvice(key, value string) (err error) {
 		err = l.Profile.UnmarshalJSON(l.Told)
 	case key == "factors":
 		a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
-		_, err = yes(value)
+		_, err = parseYes(value)
 	case key == "agent" && a.Factors != nil:
 		p.agent = names.AgentName(value)
 		a.Factors[p.agent] = 0
@@ -536,7 +536,7 @@ func (p *parser) setAdvice(key, value string) (err error) {
 	return err
 }
 
-func yes(value string) (bool, error) {
+func parseYes(value string) (bool, error) {
 	if value != "yes" {
 		return false, fmt.Errorf("got %s, want yes", value)
 	}

@@ -363,7 +363,7 @@ func (s *State) runHeartbeat() {
 // tuneAhead tells the matcher and the members how long the way to a lane takes, if that has
 // changed.
 func (s *State) tuneAhead() {
-	ahead, ok := s.ahead.estimate()
+	ahead, ok := s.ahead.estimateAhead()
 	ahead = min(ahead, s.aheadMost)
 	if diff := (ahead - s.aheadSet).Abs(); !ok || diff < 20*time.Microsecond ||
 		diff*10 < s.aheadSet {

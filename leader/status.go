@@ -274,10 +274,10 @@ type secondsRing struct {
 	}
 }
 
-func tenth(now time.Duration) int64 { return int64(now / (100 * time.Millisecond)) }
+func tenthsOf(now time.Duration) int64 { return int64(now / (100 * time.Millisecond)) }
 
 func (r *secondsRing) add(now time.Duration, v float64) {
-	at := tenth(now)
+	at := tenthsOf(now)
 	p := &r.parts[at%int64(len(r.parts))]
 	if p.at != at {
 		p.at, p.sum = at, 0
@@ -287,7 +287,7 @@ func (r *secondsRing) add(now time.Duration, v float64) {
 
 // sumOver is the sum of the values added in the time over before now, at most a minute.
 func (r *secondsRing) sumOver(now time.Duration, over time.Duration) (sum float64) {
-	last := tenth(now)
+	last := tenthsOf(now)
 	for at := max(0, last-int64(over/(100*time.Millisecond))+1); at <= last; at++ {
 		if p := &r.parts[at%int64(len(r.parts))]; p.at == at {
 			sum += p.sum

@@ -29,15 +29,15 @@ const maxSteps = 256
 // readEnsemble reads a version of an ensemble with the configuration c, and the versions of its
 // steps: of each model the newest that its version policy chooses, unless the step names one.
 func readEnsemble(dir, model string, number int64, c Config) (*Version, error) {
-	path, err := within(dir, model, TritonFile)
+	path, err := pathWithin(dir, model, TritonFile)
 	if err != nil {
 		return nil, err
 	}
 	c.noteStray(dir, model, filepath.Join(model, strconv.FormatInt(number, 10)), nil)
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs, more []error
-	v.Inputs, errs = declared("input", c.Inputs)
-	v.Outputs, more = declared("output", c.Outputs)
+	v.Inputs, errs = declaredPorts("input", c.Inputs)
+	v.Outputs, more = declaredPorts("output", c.Outputs)
 	errs = append(errs, more...)
 	if c.Batchless {
 		errs = append(errs, v.withoutBatch("max_batch_size is 0"))
@@ -51,9 +51,9 @@ func readEnsemble(dir, model string, number int64, c Config) (*Version, error) {
 	return v, nil
 }
 
-// declared returns the inputs or outputs of an ensemble: what its files say of each name. There is
-// no model to know more.
-func declared(role string, said []Port) (ports []Port, errs []error) {
+// declaredPorts returns the inputs or outputs of an ensemble: what its files say of each name.
+// There is no model to know more.
+func declaredPorts(role string, said []Port) (ports []Port, errs []error) {
 	for _, s := range said {
 		i := slices.IndexFunc(ports, func(p Port) bool { return p.Name == s.Name })
 		if i < 0 {
@@ -120,7 +120,7 @@ func (v *Version) assembleSteps(dir string) error {
 				func(in string) bool { return tensors[in] == nil })
 		})
 		if i < 0 {
-			return stuck(waiting, tensors)
+			return stuckError(waiting, tensors)
 		}
 		if err := waiting[i].run(tensors); err != nil {
 			return fmt.Errorf("%s: %w", waiting[i].name, err)
@@ -134,7 +134,7 @@ func (v *Version) assembleSteps(dir string) error {
 			func(in Port) bool { return in.Name == p.Name }) {
 			return fmt.Errorf("output %q: no step makes it", p.Name)
 		}
-		if err := fits(p, made.Port); err != nil {
+		if err := checkFits(p, made.Port); err != nil {
 			return fmt.Errorf("output %q, which %s makes: %w", p.Name, made.by, err)
 		}
 	}
@@ -196,14 +196,14 @@ func (v *Version) step(dir string, said *triton.ModelEnsembling_Step) (Step, err
 				"which is %d", part.Config.LargestBatchSize, v.Config.LargestBatchSize)
 	}
 	step := Step{Version: part}
-	if step.Inputs, err = mapped("input", part.Inputs, said.GetInputMap()); err != nil {
+	if step.Inputs, err = mapNames("input", part.Inputs, said.GetInputMap()); err != nil {
 		return Step{}, err
 	}
 	if i := slices.Index(step.Inputs, ""); i >= 0 {
 		return Step{}, fmt.Errorf("input_map has nothing for the model's input %q",
 			part.Inputs[i].Name)
 	}
-	if step.Outputs, err = mapped("output", part.Outputs, said.GetOutputMap()); err != nil {
+	if step.Outputs, err = mapNames("output", part.Outputs, said.GetOutputMap()); err != nil {
 		return Step{}, err
 	}
 	if len(said.GetOutputMap()) == 0 {
@@ -213,9 +213,9 @@ func (v *Version) step(dir string, said *triton.ModelEnsembling_Step) (Step, err
 	return step, nil
 }
 
-// mapped returns the tensors' names that a map has for the ports of a model, in their order; "" for
-// a port that is not there.
-func mapped(role string, ports []Port, names map[string]string) ([]string, error) {
+// mapNames returns the tensors' names that a map has for the ports of a model, in their order; ""
+// for a port that is not there.
+func mapNames(role string, ports []Port, names map[string]string) ([]string, error) {
 	all := make([]string, len(ports))
 	for _, key := range slices.Sorted(maps.Keys(names)) {
 		i := slices.IndexFunc(ports, func(p Port) bool { return p.Name == key })
@@ -239,11 +239,11 @@ func mapped(role string, ports []Port, names map[string]string) ([]string, error
 func (s *namedStep) run(tensors map[string]*madeTensor) error {
 	for i, name := range s.Inputs {
 		t, p := tensors[name], s.Version.Inputs[i]
-		if err := fits(p, t.Port); err != nil {
+		if err := checkFits(p, t.Port); err != nil {
 			return fmt.Errorf("input %q gets tensor %q of %s: %w", p.Name, name, t.by, err)
 		}
 		t.used = true
-		t.Shape = narrower(t.Shape, p.Shape)
+		t.Shape = narrowShape(t.Shape, p.Shape)
 		t.IDBounds = LeastBounds(t.IDBounds, p.IDBounds)
 		t.InferredBounds = LeastBounds(t.InferredBounds, p.InferredBounds)
 	}
@@ -260,8 +260,8 @@ func (s *namedStep) run(tensors map[string]*madeTensor) error {
 	return nil
 }
 
-// fits returns an error unless a tensor that is as made can be one as wanted.
-func fits(wanted, made Port) error {
+// checkFits returns an error unless a tensor that is as made can be one as wanted.
+func checkFits(wanted, made Port) error {
 	if wanted.DataType != made.DataType {
 		return fmt.Errorf("it is %s, expected %s", made.DataType, wanted.DataType)
 	}
@@ -275,8 +275,8 @@ func fits(wanted, made Port) error {
 	return nil
 }
 
-// narrower returns the shape a with the sizes of b where it has none; they fit.
-func narrower(a, b []int64) []int64 {
+// narrowShape returns the shape a with the sizes of b where it has none; they fit.
+func narrowShape(a, b []int64) []int64 {
 	a = slices.Clone(a)
 	for i := range min(len(a), len(b)) {
 		if a[i] == Dynamic {
@@ -286,8 +286,8 @@ func narrower(a, b []int64) []int64 {
 	return a
 }
 
-// stuck says why none of the steps can run.
-func stuck(waiting []namedStep, tensors map[string]*madeTensor) error {
+// stuckError says why none of the steps can run.
+func stuckError(waiting []namedStep, tensors map[string]*madeTensor) error {
 	made := map[string]bool{}
 	for _, s := range waiting {
 		for _, name := range s.Outputs {
@@ -310,7 +310,7 @@ func stuck(waiting []namedStep, tensors map[string]*madeTensor) error {
 // withParts returns the fingerprint base of a model's settings, with those of all files of the
 // models that it consists of, if it is an ensemble: then they are files of its versions.
 func (s *scanner) withParts(model string, base fingerprint) fingerprint {
-	path, err := within(s.dir, model, TritonFile)
+	path, err := pathWithin(s.dir, model, TritonFile)
 	if err != nil {
 		return base
 	}

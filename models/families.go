@@ -141,15 +141,15 @@ func (v *Version) Misfit(other *Version) string {
 	case a.Late != b.Late:
 		return differ("late", b.Late, a.Late)
 	}
-	if why := differing("input", v.Model, v.Inputs, other.Inputs); why != "" {
+	if why := describePortDifferences("input", v.Model, v.Inputs, other.Inputs); why != "" {
 		return why
 	}
-	return differing("output", v.Model, v.Outputs, other.Outputs)
+	return describePortDifferences("output", v.Model, v.Outputs, other.Outputs)
 }
 
-// differing returns how the ports theirs differ from ours, those of model; empty if they do not.
-// Their order does not count, as queries name them.
-func differing(role, model string, ours, theirs []Port) string {
+// describePortDifferences returns how the ports theirs differ from ours, those of model; empty if
+// they do not. Their order does not count, as queries name them.
+func describePortDifferences(role, model string, ours, theirs []Port) string {
 	rest := slices.Clone(theirs)
 	for _, p := range ours {
 		i := slices.IndexFunc(rest, func(other Port) bool { return other.Name == p.Name })

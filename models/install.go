@@ -22,7 +22,7 @@ func Install(dir, model string, made Provenance, overwrite bool,
 		return false, err
 	}
 	target := filepath.Join(dir, model)
-	there, err := replaceable(target, made, overwrite)
+	there, err := findReplaceable(target, made, overwrite)
 	if err != nil || there == same {
 		return false, err
 	}
@@ -66,8 +66,9 @@ const (
 	other           // another generated model, which may be replaced
 )
 
-// replaceable returns what is in the folder target, where a model of the provenance made is to be.
-func replaceable(target string, made Provenance, overwrite bool) (occupant, error) {
+// findReplaceable returns what is in the folder target, where a model of the provenance made is to
+// be.
+func findReplaceable(target string, made Provenance, overwrite bool) (occupant, error) {
 	entries, err := os.ReadDir(target)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nobody, nil

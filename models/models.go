@@ -112,7 +112,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return readEnsemble(dir, model, number, c)
 	}
 	folder := filepath.Join(model, strconv.FormatInt(number, 10))
-	path, err := within(dir, folder, cmp.Or(c.ModelFile, ModelFile))
+	path, err := pathWithin(dir, folder, cmp.Or(c.ModelFile, ModelFile))
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	}
 	read := []string{filepath.Base(path)}
 	for _, d := range s.Data {
-		if _, err := within(dir, folder, d.Location); err != nil {
+		if _, err := pathWithin(dir, folder, d.Location); err != nil {
 			return nil, err
 		}
 		first, _, _ := strings.Cut(d.Location, string(filepath.Separator))
@@ -277,9 +277,9 @@ func checkName(model string) error {
 	return nil
 }
 
-// within returns the path of a file in dir. It is an error if the file lies outside of dir through
-// symbolic links. A file that does not exist is no error.
-func within(dir string, elements ...string) (string, error) {
+// pathWithin returns the path of a file in dir. It is an error if the file lies outside of dir
+// through symbolic links. A file that does not exist is no error.
+func pathWithin(dir string, elements ...string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
@@ -324,7 +324,7 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 		}
 		switch {
 		case s.Shape == nil:
-		case p.Shape == nil || narrows(s.Shape, p.Shape, batchless):
+		case p.Shape == nil || isNarrower(s.Shape, p.Shape, batchless):
 			p.Shape = s.Shape
 		default:
 			errs = append(errs,
@@ -340,9 +340,9 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 	return ports, errs
 }
 
-// narrows reports whether a shape is that of the model, or has fixed sizes where the model's has
+// isNarrower reports whether a shape is that of the model, or has fixed sizes where the model's has
 // not, but for a batch size.
-func narrows(said, have []int64, batchless bool) bool {
+func isNarrower(said, have []int64, batchless bool) bool {
 	if !batchless && len(said) > 0 && len(have) > 0 && said[0] != have[0] {
 		return false
 	}

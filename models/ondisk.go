@@ -87,7 +87,7 @@ func (r *Repository[M]) OnDisk() []OnDisk {
 
 // bytesOf is the size of a version's files in all, hidden ones left out.
 func (r *Repository[M]) bytesOf(model string, number int64) (sum int64) {
-	dir := followed(filepath.Join(r.dir, model, strconv.FormatInt(number, 10)))
+	dir := followLink(filepath.Join(r.dir, model, strconv.FormatInt(number, 10)))
 	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || path != dir && filepath.Base(path)[0] == '.' {
 			return nil // what cannot be read fails the load

@@ -97,9 +97,9 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 	if name := t.GetName(); name != "" && name != model {
 		r.fault("name is %q, expected that of the folder, %q, or none", name, model)
 	}
-	r.refuse(t)
-	r.platform(t)
-	r.policy(t.GetVersionPolicy())
+	r.refuseSettings(t)
+	r.readPlatform(t)
+	r.readVersionPolicy(t.GetVersionPolicy())
 	r.rest.Name, r.rest.VersionPolicy, r.rest.MaxBatchSize = "", nil, 0
 	most := int64(t.GetMaxBatchSize())
 	if most < 0 || most > largestBatchSize {
@@ -110,13 +110,14 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 		c.LargestBatchSize = int(most)
 	}
 	for i, p := range t.GetInput() {
-		c.Inputs = append(c.Inputs, r.port("input", p.GetName(), p.GetDataType(), p.GetDims(),
+		c.Inputs = append(c.Inputs, r.readPort("input", p.GetName(), p.GetDataType(), p.GetDims(),
 			most > 0))
 		rest := r.rest.Input[i]
 		rest.Name, rest.DataType, rest.Dims = "", 0, nil
 	}
 	for i, p := range t.GetOutput() {
-		c.Outputs = append(c.Outputs, r.port("output", p.GetName(), p.GetDataType(), p.GetDims(),
+		c.Outputs = append(c.Outputs, r.readPort("output", p.GetName(), p.GetDataType(),
+			p.GetDims(),
 			most > 0))
 		rest := r.rest.Output[i]
 		rest.Name, rest.DataType, rest.Dims = "", 0, nil
@@ -124,7 +125,7 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 	shaped := func(p Port) bool { return p.Shape != nil }
 	c.Batchless = most == 0 && (c.Ensemble != nil || slices.ContainsFunc(c.Inputs, shaped) ||
 		slices.ContainsFunc(c.Outputs, shaped))
-	r.batching(t, most)
+	r.readBatching(t, most)
 	r.warmUp(t, most)
 	if file := t.GetDefaultModelFilename(); file != "" {
 		if file != filepath.Base(file) || !filepath.IsLocal(file) || file == "." {
@@ -134,8 +135,8 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 	}
 }
 
-// refuse adds faults for what would change the answers, so that it cannot be left out.
-func (r *tritonReader) refuse(t *triton.ModelConfig) {
+// refuseSettings adds faults for what would change the answers, so that it cannot be left out.
+func (r *tritonReader) refuseSettings(t *triton.ModelConfig) {
 	refuse := func(there bool, what, why string) {
 		if there {
 			r.fault("%s is not supported: %s", what, why)
@@ -163,13 +164,13 @@ func (r *tritonReader) refuse(t *triton.ModelConfig) {
 	}
 }
 
-func (r *tritonReader) platform(t *triton.ModelConfig) {
+func (r *tritonReader) readPlatform(t *triton.ModelConfig) {
 	steps := t.GetEnsembleScheduling()
 	isEnsemble := t.GetPlatform() == ensemble
 	switch {
 	case isEnsemble != (steps != nil):
 		r.fault("platform is %q and ensemble_scheduling is %s, expected platform %q and "+
-			"ensemble_scheduling, or neither", t.GetPlatform(), given(steps != nil), ensemble)
+			"ensemble_scheduling, or neither", t.GetPlatform(), givenText(steps != nil), ensemble)
 	case isEnsemble && t.GetBackend() != "":
 		r.fault("backend is %q, expected none for platform %q", t.GetBackend(), ensemble)
 	case !isEnsemble && (t.GetPlatform() != "" && t.GetPlatform() != "onnxruntime_onnx" ||
@@ -185,14 +186,14 @@ func (r *tritonReader) platform(t *triton.ModelConfig) {
 	}
 }
 
-func given(there bool) string {
+func givenText(there bool) string {
 	if there {
 		return "there"
 	}
 	return "not there"
 }
 
-func (r *tritonReader) policy(p *triton.ModelVersionPolicy) {
+func (r *tritonReader) readVersionPolicy(p *triton.ModelVersionPolicy) {
 	switch {
 	case p.GetAll() != nil:
 		r.config.Versions = VersionPolicy{All: true}
@@ -212,8 +213,9 @@ func (r *tritonReader) policy(p *triton.ModelVersionPolicy) {
 	}
 }
 
-// port reads an input or output. batched says whether dims lack the batch size.
-func (r *tritonReader) port(role, name string, d triton.DataType, dims []int64, batched bool) Port {
+// readPort reads an input or output. batched says whether dims lack the batch size.
+func (r *tritonReader) readPort(role, name string, d triton.DataType, dims []int64,
+	batched bool) Port {
 	if name == "" {
 		r.fault("%s: has no name", role)
 	}
@@ -247,9 +249,9 @@ func dataType(d triton.DataType) tensor.DataType {
 	return tensor.DataType(strings.TrimPrefix(d.String(), "TYPE_"))
 }
 
-// batching reads dynamic_batching: whoever asks for it says that the rows of a batch are
+// readBatching reads dynamic_batching: whoever asks for it says that the rows of a batch are
 // independent.
-func (r *tritonReader) batching(t *triton.ModelConfig, most int64) {
+func (r *tritonReader) readBatching(t *triton.ModelConfig, most int64) {
 	b := t.GetDynamicBatching()
 	if b == nil || most == 0 {
 		return

@@ -75,17 +75,17 @@ func (r Rating) editFile(path string, data []byte) ([]byte, error) {
 			&yaml.Node{Kind: yaml.ScalarNode, Value: key}, value)
 	}
 	if r.Family != "" {
-		set("family", text(r.Family))
+		set("family", textNode(r.Family))
 	}
 	if r.Accuracy != 0 {
-		set("accuracy", number(r.Accuracy))
+		set("accuracy", numberNode(r.Accuracy))
 	}
 	if r.Score != 0 {
-		set("score", number(r.Score))
-		set("metric", text(string(r.Metric)))
+		set("score", numberNode(r.Score))
+		set("metric", textNode(string(r.Metric)))
 	}
 	if m := r.Measured; m != (Measurement{}) {
-		m.Error = rounded(m.Error)
+		m.Error = roundTo6(m.Error)
 		var n yaml.Node
 		if err := n.Encode(measurement(m)); err != nil {
 			return nil, err
@@ -117,21 +117,21 @@ func moveComments(n *yaml.Node) {
 	}
 }
 
-func text(s string) *yaml.Node {
+func textNode(s string) *yaml.Node {
 	var n yaml.Node
 	n.SetString(s)
 	return &n
 }
 
-// number shows f with the six digits after the point that a score on a million rows can have.
-func number(f float64) *yaml.Node {
+// numberNode shows f with the six digits after the point that a score on a million rows can have.
+func numberNode(f float64) *yaml.Node {
 	return &yaml.Node{
 		Kind: yaml.ScalarNode, Tag: "!!float",
-		Value: strconv.FormatFloat(rounded(f), 'f', -1, 64),
+		Value: strconv.FormatFloat(roundTo6(f), 'f', -1, 64),
 	}
 }
 
-func rounded(f float64) float64 { return math.Round(f*1e6) / 1e6 }
+func roundTo6(f float64) float64 { return math.Round(f*1e6) / 1e6 }
 
 // Rerate gives the measured variants of a family in the repository dir their accuracies anew, from
 // their scores. Those that were measured on the same rows belong together. It returns the models
@@ -165,11 +165,11 @@ func Rerate(dir, family string) ([]string, error) {
 	var changed []string
 	for _, v := range all {
 		c := v.Config
-		accuracy := rounded(c.Metric.Accuracy(c.Score, best[rowsOf(c)]))
+		accuracy := roundTo6(c.Metric.Accuracy(c.Score, best[rowsOf(c)]))
 		if accuracy == c.Accuracy {
 			continue
 		}
-		path, err := within(dir, v.Model, ConfigFile)
+		path, err := pathWithin(dir, v.Model, ConfigFile)
 		if err != nil {
 			return changed, err
 		}

@@ -289,9 +289,9 @@ func (s *scanner) readNumbers(path string) (numbers []int64, others []string, er
 	return numbers, others, nil
 }
 
-// followed returns where a path leads that may be a symbolic link: WalkDir does not look into a
+// followLink returns where a path leads that may be a symbolic link: WalkDir does not look into a
 // folder behind one. It returns a path that leads nowhere as it is.
-func followed(path string) string {
+func followLink(path string) string {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		return real
 	}

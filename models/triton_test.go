@@ -130,7 +130,8 @@ func TestTritonConfig(t *testing.T) {
 	if v, err = ReadVersion(dir, "m", 1); err != nil {
 		t.Fatal(err)
 	}
-	if c := v.Config; c.LargestBatchSize != 8 || c.RowsIndependent || c.Merging() != names.MergeNone ||
+	if c := v.Config; c.LargestBatchSize != 8 || c.RowsIndependent ||
+		c.Merging() != names.MergeNone ||
 		c.Deadline != 50*time.Millisecond || c.QoSTarget != 20*time.Millisecond ||
 		!slices.Equal(c.WarmUp, []int{1}) || len(v.Inputs[1].IDBounds) != 1 {
 		t.Errorf("with a model.yaml: got %+v", c)
@@ -265,9 +266,9 @@ func TestEnsembleVersion(t *testing.T) {
 	}
 }
 
-// TestEnsembleInputs: an input has the sizes and the id bounds of all models that take it, so that a
-// query which one of them refuses is refused before the first one runs. (A query with fewer ids than
-// bounds made the check of its ids endless.)
+// TestEnsembleInputs: an input has the sizes and the id bounds of all models that take it, so that
+// a query which one of them refuses is refused before the first one runs. (A query with fewer ids
+// than bounds made the check of its ids endless.)
 func TestEnsembleInputs(t *testing.T) {
 	for _, tt := range []struct { // the id bounds of the models and of the ensemble
 		a, b, e string
@@ -454,7 +455,7 @@ func FuzzTriton(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		path := filepath.Join(t.TempDir(), TritonFile)
 		writeText(t, path, string(data))
-		c := unset()
+		c := unsetConfig()
 		if err := readTriton(path, "m", &c); err != nil {
 			if !strings.Contains(err.Error(), path) {
 				t.Errorf("%v: does not name the file", err)

@@ -26,10 +26,10 @@ const largestConfig = 1 << 20
 // ReadConfig reads a model.yaml. A file that does not exist gives DefaultConfig.
 // All faults are reported at once, each with the file, the line, the key, what
 // was found and what was expected.
-func ReadConfig(path string) (Config, error) { return readConfig(path, unset()) }
+func ReadConfig(path string) (Config, error) { return readConfig(path, unsetConfig()) }
 
-// unset returns the defaults without those that depend on other settings.
-func unset() Config {
+// unsetConfig returns the defaults without those that depend on other settings.
+func unsetConfig() Config {
 	c := DefaultConfig()
 	c.Deadline, c.WarmUp = 0, nil
 	return c
@@ -38,15 +38,15 @@ func unset() Config {
 // configOf reads the settings of a model in the repository dir: those of its model.yaml, and where
 // that says nothing those of its config.pbtxt.
 func configOf(dir, model string) (Config, error) {
-	c := unset()
-	path, err := within(dir, model, TritonFile)
+	c := unsetConfig()
+	path, err := pathWithin(dir, model, TritonFile)
 	if err != nil {
 		return Config{}, err
 	}
 	if err := readTriton(path, model, &c); err != nil {
 		return Config{}, err
 	}
-	if path, err = within(dir, model, ConfigFile); err != nil {
+	if path, err = pathWithin(dir, model, ConfigFile); err != nil {
 		return Config{}, err
 	}
 	return readConfig(path, c)
@@ -83,7 +83,9 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-func parseConfig(path string, data []byte) (Config, error) { return parseOver(path, data, unset()) }
+func parseConfig(path string, data []byte) (Config, error) {
+	return parseOver(path, data, unsetConfig())
+}
 
 // parseOver parses a model.yaml, over settings that setDefaults has not completed.
 func parseOver(path string, data []byte, c Config) (Config, error) {
@@ -105,21 +107,21 @@ func parseOver(path string, data []byte, c Config) (Config, error) {
 // faults name, such as "inputs[0].name", and the key's value.
 type parser struct{ document.Faults }
 
-// wrong adds a fault: the value n of key is not what is expected.
-func (p *parser) wrong(key string, n *yaml.Node, expected string) {
+// addFault adds a fault: the value n of key is not what is expected.
+func (p *parser) addFault(key string, n *yaml.Node, expected string) {
 	p.Fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
 }
 
-// mapping calls the setter of each key in n with the key's full name. Unknown and repeated keys are
-// faults. where is the full name of n; it is empty for the document.
-func (p *parser) mapping(where string, n *yaml.Node,
+// readMapping calls the setter of each key in n with the key's full name. Unknown and repeated keys
+// are faults. where is the full name of n; it is empty for the document.
+func (p *parser) readMapping(where string, n *yaml.Node,
 	setters map[string]func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		what := where
 		if what == "" {
 			what = "the document"
 		}
-		p.wrong(what, n, "a mapping")
+		p.addFault(what, n, "a mapping")
 		return
 	}
 	for e := range document.Entries(n) {
@@ -151,7 +153,7 @@ type givenValues struct {
 
 func (p *parser) config(n *yaml.Node, c *Config) {
 	g := givenValues{splits: true}
-	p.mapping("", n, p.configSetters(c, &g))
+	p.readMapping("", n, p.configSetters(c, &g))
 	// Ports of config.pbtxt stay: the version checks that all that is said of a port agrees.
 	c.Inputs, c.Outputs = append(c.Inputs, g.inputs...), append(c.Outputs, g.outputs...)
 	c.setDefaults()
@@ -159,37 +161,38 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 }
 
 // configSetters are those of a model.yaml's keys.
-func (p *parser) configSetters(c *Config, g *givenValues) map[string]func(key string, v *yaml.Node) {
+func (p *parser) configSetters(c *Config,
+	g *givenValues) map[string]func(key string, v *yaml.Node) {
 	return map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
 			g.target = v
-			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
+			p.readMilliseconds(key, v, longestQoSTarget, &c.QoSTarget)
 		},
 		"qos_percentile": func(key string, v *yaml.Node) {
-			p.float(key, v, 100, &c.QoSPercentile)
+			p.readFloat(key, v, 100, &c.QoSPercentile)
 		},
 		"deadline_ms": func(key string, v *yaml.Node) {
 			g.deadline = v
-			p.milliseconds(key, v, longestDeadline, &c.Deadline)
+			p.readMilliseconds(key, v, longestDeadline, &c.Deadline)
 		},
 		"largest_batch_size": func(key string, v *yaml.Node) {
-			if i, ok := p.integer(key, v, largestBatchSize); ok {
+			if i, ok := p.readInteger(key, v, largestBatchSize); ok {
 				c.LargestBatchSize = int(i)
 			}
 		},
 		"rows_independent": func(key string, v *yaml.Node) {
-			p.boolean(key, v, &c.RowsIndependent)
+			p.readBoolean(key, v, &c.RowsIndependent)
 		},
-		"tf32": func(key string, v *yaml.Node) { p.boolean(key, v, &c.TF32) },
+		"tf32": func(key string, v *yaml.Node) { p.readBoolean(key, v, &c.TF32) },
 		"split": func(key string, v *yaml.Node) {
 			g.split = v
-			p.boolean(key, v, &g.splits)
+			p.readBoolean(key, v, &g.splits)
 			c.KeepWhole = !g.splits
 		},
 		"merge": func(key string, v *yaml.Node) {
 			g.merging = v
 			if c.Merge = names.MergePolicy(v.Value); c.Merge.Current().Check() != nil {
-				p.wrong(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
+				p.addFault(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
 				c.Merge = ""
 			}
 		},
@@ -197,44 +200,44 @@ func (p *parser) configSetters(c *Config, g *givenValues) map[string]func(key st
 			switch c.Late = LatePolicy(v.Value); c.Late {
 			case LateServe, LateReject:
 			default:
-				p.wrong(key, v, fmt.Sprintf("%q or %q", LateServe, LateReject))
+				p.addFault(key, v, fmt.Sprintf("%q or %q", LateServe, LateReject))
 			}
 		},
 		"warm_up": func(key string, v *yaml.Node) {
 			g.warmUp = v
 			c.WarmUp = []int{}
-			for _, i := range p.integers(key, v, "a list of batch sizes", largestBatchSize) {
+			for _, i := range p.readIntegers(key, v, "a list of batch sizes", largestBatchSize) {
 				c.WarmUp = append(c.WarmUp, int(i))
 			}
 		},
 		"versions": func(key string, v *yaml.Node) { p.versions(key, v, &c.Versions) },
 		"family":   func(key string, v *yaml.Node) { p.text(key, v, &c.Family) },
-		"accuracy": func(key string, v *yaml.Node) { p.float(key, v, 1, &c.Accuracy) },
+		"accuracy": func(key string, v *yaml.Node) { p.readFloat(key, v, 1, &c.Accuracy) },
 		"score": func(key string, v *yaml.Node) {
 			g.score = v
-			p.float(key, v, 1, &c.Score)
+			p.readFloat(key, v, 1, &c.Score)
 		},
 		"metric": func(key string, v *yaml.Node) {
 			g.metric = v
 			if _, ok := metrics[Metric(v.Value)]; !ok || v.Kind != yaml.ScalarNode {
-				p.wrong(key, v, knownMetrics())
+				p.addFault(key, v, knownMetrics())
 				return
 			}
 			c.Metric = Metric(v.Value)
 		},
 		"measured": func(key string, v *yaml.Node) {
 			g.measured = v
-			p.measurement(key, v, &c.Measured)
+			p.readMeasurement(key, v, &c.Measured)
 		},
-		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &g.inputs) },
-		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &g.outputs) },
+		"inputs":  func(key string, v *yaml.Node) { p.readPorts(key, v, true, &g.inputs) },
+		"outputs": func(key string, v *yaml.Node) { p.readPorts(key, v, false, &g.outputs) },
 		"tables": func(key string, v *yaml.Node) {
-			p.list(key, v, "a list of tables",
-				func(key string, v *yaml.Node) { p.table(key, v, c) })
+			p.readList(key, v, "a list of tables",
+				func(key string, v *yaml.Node) { p.readTable(key, v, c) })
 		},
 		"generated": func(key string, v *yaml.Node) {
 			c.Generated = &Provenance{}
-			p.provenance(key, v, c.Generated)
+			p.readProvenance(key, v, c.Generated)
 		},
 	}
 }
@@ -242,18 +245,19 @@ func (p *parser) configSetters(c *Config, g *givenValues) map[string]func(key st
 // checkConfig checks settings against each other.
 func (p *parser) checkConfig(c *Config, g *givenValues) {
 	if g.deadline != nil && c.Deadline < c.QoSTarget {
-		p.wrong("deadline_ms", g.deadline,
+		p.addFault("deadline_ms", g.deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
 	}
 	if g.deadline == nil && c.Deadline < c.QoSTarget && g.target != nil {
-		p.wrong("qos_target_ms", g.target, fmt.Sprintf("at most default_timeout_microseconds of %s, "+
-			"which is %s ms, or deadline_ms beside it", TritonFile, milliseconds(c.Deadline)))
+		p.addFault("qos_target_ms", g.target,
+			fmt.Sprintf("at most default_timeout_microseconds of %s, "+
+				"which is %s ms, or deadline_ms beside it", TritonFile, milliseconds(c.Deadline)))
 	}
 	if g.split != nil && g.splits && !c.RowsIndependent {
-		p.wrong("split", g.split, "false unless rows_independent is true")
+		p.addFault("split", g.split, "false unless rows_independent is true")
 	}
 	if g.merging != nil && c.Merge.Merges() && !c.RowsIndependent {
-		p.wrong("merge", g.merging,
+		p.addFault("merge", g.merging,
 			fmt.Sprintf("%q, because rows_independent is not true", names.MergeNone))
 	}
 	switch {
@@ -279,21 +283,21 @@ func (p *parser) checkConfig(c *Config, g *givenValues) {
 
 func (p *parser) text(key string, n *yaml.Node, into *string) {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" || n.Value == "" {
-		p.wrong(key, n, "text")
+		p.addFault(key, n, "text")
 		return
 	}
 	*into = n.Value
 }
 
-// boolean reads true or false into into, which a fault leaves as it is.
-func (p *parser) boolean(key string, n *yaml.Node, into *bool) {
+// readBoolean reads true or false into into, which a fault leaves as it is.
+func (p *parser) readBoolean(key string, n *yaml.Node, into *bool) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" || n.Decode(into) != nil {
-		p.wrong(key, n, "true or false")
+		p.addFault(key, n, "true or false")
 	}
 }
 
-// integer reads a whole number from 1 to largest; false after a fault.
-func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) {
+// readInteger reads a whole number from 1 to largest; false after a fault.
+func (p *parser) readInteger(key string, n *yaml.Node, largest int64) (int64, bool) {
 	var i int64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil || i < 1 ||
 		i > largest {
@@ -301,40 +305,40 @@ func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) 
 		if largest == math.MaxInt64 {
 			expected = "a whole number of at least 1"
 		}
-		p.wrong(key, n, expected)
+		p.addFault(key, n, expected)
 		return 0, false
 	}
 	return i, true
 }
 
-// float reads a number above 0 and at most largest into into, which a fault leaves as it is.
-func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64) {
+// readFloat reads a number above 0 and at most largest into into, which a fault leaves as it is.
+func (p *parser) readFloat(key string, n *yaml.Node, largest float64, into *float64) {
 	var f float64
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
 		n.Decode(&f) != nil || !(f > 0 && f <= largest) {
-		p.wrong(key, n, "a number above 0 and up to "+strconv.FormatFloat(largest, 'f', -1, 64))
+		p.addFault(key, n, "a number above 0 and up to "+strconv.FormatFloat(largest, 'f', -1, 64))
 		return
 	}
 	*into = f
 }
 
-func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration,
+func (p *parser) readMilliseconds(key string, n *yaml.Node, largest time.Duration,
 	into *time.Duration) {
 	var ms float64
 	before := p.CountFaults()
-	p.float(key, n, float64(largest/time.Millisecond), &ms)
+	p.readFloat(key, n, float64(largest/time.Millisecond), &ms)
 	if d := time.Duration(math.Round(ms * float64(time.Millisecond))); d > 0 {
 		*into = d
 	} else if p.CountFaults() == before {
-		p.wrong(key, n, "at least 0.000001, a nanosecond")
+		p.addFault(key, n, "at least 0.000001, a nanosecond")
 	}
 }
 
-// list calls read for each element of n, with the element's key, such as "inputs[0]".
-func (p *parser) list(key string, n *yaml.Node, expected string,
+// readList calls read for each element of n, with the element's key, such as "inputs[0]".
+func (p *parser) readList(key string, n *yaml.Node, expected string,
 	read func(key string, element *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
-		p.wrong(key, n, expected)
+		p.addFault(key, n, expected)
 		return
 	}
 	for i, element := range n.Content {
@@ -342,10 +346,10 @@ func (p *parser) list(key string, n *yaml.Node, expected string,
 	}
 }
 
-func (p *parser) integers(key string, n *yaml.Node, expected string, largest int64) []int64 {
+func (p *parser) readIntegers(key string, n *yaml.Node, expected string, largest int64) []int64 {
 	var all []int64
-	p.list(key, n, expected, func(key string, element *yaml.Node) {
-		if i, ok := p.integer(key, element, largest); ok {
+	p.readList(key, n, expected, func(key string, element *yaml.Node) {
+		if i, ok := p.readInteger(key, element, largest); ok {
 			all = append(all, i)
 		}
 	})
@@ -357,40 +361,41 @@ func (p *parser) versions(key string, n *yaml.Node, policy *VersionPolicy) {
 	case n.Kind == yaml.ScalarNode && n.Value == "all":
 		policy.All = true
 	case n.Kind == yaml.SequenceNode && len(n.Content) > 0:
-		policy.Specific = p.integers(key, n, "", math.MaxInt64)
+		policy.Specific = p.readIntegers(key, n, "", math.MaxInt64)
 	case n.Kind == yaml.MappingNode:
-		p.mapping(key, n, map[string]func(string, *yaml.Node){
+		p.readMapping(key, n, map[string]func(string, *yaml.Node){
 			"latest": func(key string, n *yaml.Node) {
-				if i, ok := p.integer(key, n, math.MaxInt32); ok {
+				if i, ok := p.readInteger(key, n, math.MaxInt32); ok {
 					policy.Latest = int(i)
 				}
 			},
 		})
 	default:
-		p.wrong(key, n, `"all", {latest: N} or a list of versions`)
+		p.addFault(key, n, `"all", {latest: N} or a list of versions`)
 	}
 }
 
-func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
-	p.list(key, n, "a list, each with a name", func(key string, n *yaml.Node) {
+func (p *parser) readPorts(key string, n *yaml.Node, areInputs bool, into *[]Port) {
+	p.readList(key, n, "a list, each with a name", func(key string, n *yaml.Node) {
 		var port Port
 		setters := map[string]func(string, *yaml.Node){
 			"name": func(key string, n *yaml.Node) { p.text(key, n, &port.Name) },
 			"data_type": func(key string, n *yaml.Node) {
 				if port.DataType = tensor.DataType(n.Value); !port.DataType.Valid() {
-					p.wrong(key, n,
+					p.addFault(key, n,
 						"a data type of the Open Inference Protocol, such as FP32 or INT64")
 				}
 			},
-			"shape": func(key string, n *yaml.Node) { port.Shape = p.shape(key, n) },
+			"shape": func(key string, n *yaml.Node) { port.Shape = p.readShape(key, n) },
 		}
 		if areInputs {
 			setters["id_bounds"] = func(key string, n *yaml.Node) {
-				port.IDBounds = p.integers(key, n, "a list of the numbers of ids", math.MaxInt64)
+				port.IDBounds = p.readIntegers(key, n, "a list of the numbers of ids",
+					math.MaxInt64)
 			}
 		}
 		before := p.CountFaults()
-		p.mapping(key, n, setters)
+		p.readMapping(key, n, setters)
 		switch {
 		case p.CountFaults() > before:
 		case port.Name == "":
@@ -403,31 +408,31 @@ func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
 	})
 }
 
-// shape reads a list of dimensions. The first is the batch size and must be -1; others may be.
-func (p *parser) shape(key string, n *yaml.Node) []int64 {
+// readShape reads a list of dimensions. The first is the batch size and must be -1; others may be.
+func (p *parser) readShape(key string, n *yaml.Node) []int64 {
 	var shape []int64
-	p.list(key, n, "a list of dimensions", func(key string, n *yaml.Node) {
+	p.readList(key, n, "a list of dimensions", func(key string, n *yaml.Node) {
 		var d int64
 		if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&d) != nil || d < Dynamic {
-			p.wrong(key, n, "a whole number of at least 0, or -1 for a dynamic dimension")
+			p.addFault(key, n, "a whole number of at least 0, or -1 for a dynamic dimension")
 		} else if len(shape) == 0 && d != Dynamic {
-			p.wrong(key, n, "-1, the batch size")
+			p.addFault(key, n, "-1, the batch size")
 		}
 		shape = append(shape, d)
 	})
 	return shape
 }
 
-func (p *parser) table(key string, n *yaml.Node, c *Config) {
+func (p *parser) readTable(key string, n *yaml.Node, c *Config) {
 	var t Table
 	count := func(into *int64) func(string, *yaml.Node) {
 		return func(key string, n *yaml.Node) {
-			if i, ok := p.integer(key, n, math.MaxInt64); ok {
+			if i, ok := p.readInteger(key, n, math.MaxInt64); ok {
 				*into = i
 			}
 		}
 	}
-	p.mapping(key, n, map[string]func(string, *yaml.Node){
+	p.readMapping(key, n, map[string]func(string, *yaml.Node){
 		"name":    func(key string, n *yaml.Node) { p.text(key, n, &t.Name) },
 		"rows":    count(&t.Rows),
 		"dim":     count(&t.Dim),
@@ -436,38 +441,38 @@ func (p *parser) table(key string, n *yaml.Node, c *Config) {
 	c.Tables = append(c.Tables, t)
 }
 
-func (p *parser) provenance(key string, n *yaml.Node, g *Provenance) {
-	p.mapping(key, n, map[string]func(string, *yaml.Node){
+func (p *parser) readProvenance(key string, n *yaml.Node, g *Provenance) {
+	p.readMapping(key, n, map[string]func(string, *yaml.Node){
 		"generator":    func(key string, n *yaml.Node) { p.text(key, n, &g.Generator) },
 		"architecture": func(key string, n *yaml.Node) { p.text(key, n, &g.Architecture) },
 		"scale":        func(key string, n *yaml.Node) { p.text(key, n, &g.Scale) },
-		"seed":         func(key string, n *yaml.Node) { p.seed(key, n, &g.Seed) },
+		"seed":         func(key string, n *yaml.Node) { p.readSeed(key, n, &g.Seed) },
 		"from":         func(key string, n *yaml.Node) { p.text(key, n, &g.From) },
 		"variant":      func(key string, n *yaml.Node) { p.text(key, n, &g.Variant) },
 	})
 }
 
-func (p *parser) seed(key string, n *yaml.Node, into *uint64) {
+func (p *parser) readSeed(key string, n *yaml.Node, into *uint64) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(into) != nil {
-		p.wrong(key, n, "a whole number of at least 0")
+		p.addFault(key, n, "a whole number of at least 0")
 	}
 }
 
-func (p *parser) measurement(key string, n *yaml.Node, m *Measurement) {
+func (p *parser) readMeasurement(key string, n *yaml.Node, m *Measurement) {
 	before := p.CountFaults()
-	p.mapping(key, n, map[string]func(string, *yaml.Node){
+	p.readMapping(key, n, map[string]func(string, *yaml.Node){
 		"against": func(key string, n *yaml.Node) { p.text(key, n, &m.Against) },
 		"rows": func(key string, n *yaml.Node) {
-			if i, ok := p.integer(key, n, math.MaxInt64); ok {
+			if i, ok := p.readInteger(key, n, math.MaxInt64); ok {
 				m.Rows = i
 			}
 		},
-		"seed": func(key string, n *yaml.Node) { p.seed(key, n, &m.Seed) },
+		"seed": func(key string, n *yaml.Node) { p.readSeed(key, n, &m.Seed) },
 		"error": func(key string, n *yaml.Node) {
 			// A score of 1 for every row has no error.
 			if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
 				n.Decode(&m.Error) != nil || !(m.Error >= 0 && m.Error <= 1) {
-				p.wrong(key, n, "a number from 0 to 1")
+				p.addFault(key, n, "a number from 0 to 1")
 			}
 		},
 	})

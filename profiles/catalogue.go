@@ -111,7 +111,7 @@ func (c *Catalogue) Lookup(t InstanceType) (Instance, error) {
 		})
 		of := ""
 		if len(known) > 0 {
-			of = " known types of that family are " + joined(known) + ";"
+			of = " known types of that family are " + joinNames(known) + ";"
 		}
 		return Instance{}, fmt.Errorf(
 			"instance type %q is not in the catalogue, so it has no price:%s "+
@@ -173,18 +173,18 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 			fault("is already given at line %d", before)
 		}
 		lines[y.Type] = y.line
-		if !positive(y.PriceUSDPerHour) {
+		if !isPositive(y.PriceUSDPerHour) {
 			fault("price_usd_per_hour is %v, want a number above 0", y.PriceUSDPerHour)
 		}
 		if y.VCPUs != nil && *y.VCPUs <= 0 {
 			fault("vcpus is %d, want at least 1", *y.VCPUs)
 		}
-		if y.MemoryGiB != nil && !positive(*y.MemoryGiB) {
+		if y.MemoryGiB != nil && !isPositive(*y.MemoryGiB) {
 			fault("memory_gib is %v, want a number above 0", *y.MemoryGiB)
 		}
 		switch {
 		case !slices.Contains(classes, y.Class):
-			fault("class is %q, want one of %s", y.Class, joined(classes))
+			fault("class is %q, want one of %s", y.Class, joinNames(classes))
 		case y.Class == Accelerated && y.GPU == "":
 			fault("class is accelerated but gpu is not named")
 		case y.Class != Accelerated && y.GPU != "":
@@ -274,7 +274,7 @@ func (y *instanceYAML) read(n *yaml.Node, faults *document.Faults) {
 		{"type", "a name", &y.Type},
 		{"price_usd_per_hour", "a number above 0", &y.PriceUSDPerHour},
 		{"vcpus", "a whole number", &y.VCPUs}, {"memory_gib", "a number above 0", &y.MemoryGiB},
-		{"class", "one of " + joined(classes), &y.Class}, {"gpu", "a name", &y.GPU},
+		{"class", "one of " + joinNames(classes), &y.Class}, {"gpu", "a name", &y.GPU},
 	}
 	var keys []string
 	for _, f := range fields {
@@ -282,15 +282,16 @@ func (y *instanceYAML) read(n *yaml.Node, faults *document.Faults) {
 	}
 	if n.Kind != yaml.MappingNode && (n.Kind != yaml.AliasNode ||
 		n.Alias.Kind != yaml.MappingNode) {
-		faults.Fault(n, "found %s, want an instance type: a mapping with the keys %s", document.Found(n),
-			joined(keys))
+		faults.Fault(n, "found %s, want an instance type: a mapping with the keys %s",
+			document.Found(n),
+			joinNames(keys))
 		return
 	}
 	for e := range document.Entries(n) {
 		i := slices.Index(keys, e.Key.Value)
 		switch {
 		case i < 0:
-			faults.Fault(e.Key, "unknown key %q; known are %s", e.Key.Value, joined(keys))
+			faults.Fault(e.Key, "unknown key %q; known are %s", e.Key.Value, joinNames(keys))
 		case e.First != 0:
 			faults.Fault(e.Key, "%s is given twice", e.Key.Value)
 		case e.Value.Decode(fields[i].into) != nil:
@@ -300,10 +301,10 @@ func (y *instanceYAML) read(n *yaml.Node, faults *document.Faults) {
 	}
 }
 
-func positive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
+func isPositive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
 
-// joined returns names as a list for an error message; "none" without any.
-func joined[S ~string](names []S) string {
+// joinNames returns names as a list for an error message; "none" without any.
+func joinNames[S ~string](names []S) string {
 	if len(names) == 0 {
 		return "none"
 	}

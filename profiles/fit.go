@@ -75,7 +75,7 @@ func (f *fit) estimateFrom(l *Learner) {
 		}
 		value[i] = b.latency/b.weight/f.baseLatencyNs(l.prior, b.batch/b.weight) - 1
 		variance[i] = f.noise[i] * f.noise[i] / b.weight /
-			robustness(value[i], f.noise[i]*f.noise[i]/b.weight+spread*spread)
+			huberWeight(value[i], f.noise[i]*f.noise[i]/b.weight+spread*spread)
 	}
 	f.smoothBins(&value, &variance, step, spread)
 	for i := range f.doubt {
@@ -122,8 +122,8 @@ func (f *fit) estimateNoise(l *Learner) {
 	}
 }
 
-// robustness returns Huber's weight, in (0, 1], of a relative deviation with the given variance.
-func robustness(deviation, variance float64) float64 {
+// huberWeight returns Huber's weight, in (0, 1], of a relative deviation with the given variance.
+func huberWeight(deviation, variance float64) float64 {
 	z := math.Abs(deviation) / math.Sqrt(variance)
 	return min(1, robustLimit/z)
 }
@@ -155,7 +155,7 @@ func (f *fit) fitLine(l *Learner) (covariance [3]float64) {
 			at, say := y, 1.0 // at first relative to what was seen, which favours the small
 			if round > 0 {
 				at = f.floor + f.slope*x
-				say = robustness(y/at-1, v)
+				say = huberWeight(y/at-1, v)
 			}
 			p := say / (v * at * at)
 			ff += p
@@ -195,7 +195,7 @@ func (f *fit) fitFactor(l *Learner) (variance float64) {
 			}
 			ratio := b.latency / b.weight / l.prior.meanNs(int(b.batch/b.weight+0.5))
 			v := f.noise[i]*f.noise[i]/b.weight + priorDeviation*priorDeviation
-			say := robustness(ratio/f.slope-1, v) / (v * f.slope * f.slope)
+			say := huberWeight(ratio/f.slope-1, v) / (v * f.slope * f.slope)
 			p += say
 			r += say * ratio
 		}
@@ -295,17 +295,17 @@ func (f *fit) makeTable(l *Learner) *Table {
 	for i := range knots {
 		k, noise := &knots[i], f.noise[min(i, top)]
 		at := func(z float64, least time.Duration) time.Duration {
-			return max(saturated(means[i]*max(1+z*noise, 0.1)), least)
+			return max(saturateDuration(means[i]*max(1+z*noise, 0.1)), least)
 		}
-		k.Mean = max(saturated(means[i]), 1)
+		k.Mean = max(saturateDuration(means[i]), 1)
 		k.P50 = at(z50, 1)
 		k.P90 = at(z90, k.P50)
 		k.P99 = at(z99, k.P90)
 		// Shape has nothing beyond this limit, and is finer up to it.
 		if long > (1+f.winsor*noise)*tailRatio(1) {
-			k.P99 = max(k.P99, saturated(means[i]*long))
+			k.P99 = max(k.P99, saturateDuration(means[i]*long))
 		}
-		k.Load = saturated(float64(k.Mean) * (1 + excess))
+		k.Load = saturateDuration(float64(k.Mean) * (1 + excess))
 	}
 	origin, source := Learned, fmt.Sprintf("%d queries", l.observed)
 	if l.observed == 0 { // there is a prior

@@ -68,7 +68,7 @@ func (l *Learner) MarshalJSON() ([]byte, error) {
 		if b.weight > 0 {
 			j.Bins = append(j.Bins, binJSON{
 				b.batch / b.weight, b.weight,
-				min(max(b.latency/b.weight/1e6, minLatency), ms(longest)),
+				min(max(b.latency/b.weight/1e6, minLatency), toMs(longest)),
 				min(math.Sqrt(b.square/b.weight), maxNoise),
 			})
 		}
@@ -134,9 +134,9 @@ func readLearner(data []byte) (*Learner, error) {
 			return nil, fmt.Errorf("%s: the bin of batch size %v occurs twice", j.Key, b.Batch)
 		case !(b.Weight > 0 && b.Weight <= binMemory+1):
 			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
-		case !(b.Latency >= minLatency && b.Latency <= ms(longest)):
+		case !(b.Latency >= minLatency && b.Latency <= toMs(longest)):
 			return nil, fault("latency_ms", b.Latency,
-				fmt.Sprintf("%v to %v", minLatency, ms(longest)))
+				fmt.Sprintf("%v to %v", minLatency, toMs(longest)))
 		case !(b.Noise >= 0 && b.Noise <= maxNoise):
 			return nil, fault("noise", b.Noise, fmt.Sprintf("0 to %v", maxNoise))
 		}

@@ -127,12 +127,12 @@ type Demand struct {
 }
 
 func (d Demand) String() string {
-	return fmt.Sprintf("%s queries/s, mean batch size %s, 5 %% above %d", figures(d.Rate),
-		figures(d.MeanSize), d.LargeSize)
+	return fmt.Sprintf("%s queries/s, mean batch size %s, 5 %% above %d", formatFigures(d.Rate),
+		formatFigures(d.MeanSize), d.LargeSize)
 }
 
-// figures writes x with four significant figures, or as a whole number from 1,000 on.
-func figures(x float64) string {
+// formatFigures writes x with four significant figures, or as a whole number from 1,000 on.
+func formatFigures(x float64) string {
 	if x >= 1000 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}
@@ -322,7 +322,7 @@ func (m *Monitor) takeReference() {
 	for i := 1; i < m.held; i++ {
 		squares += math.Pow(m.arrivalAt(i).at.Sub(m.arrivalAt(i-1).at).Seconds()-r.gap, 2)
 	}
-	r.Rate, r.variation = rate(1, r.gap), 1
+	r.Rate, r.variation = rateOf(1, r.gap), 1
 	if r.gap > 0 {
 		r.variation = max(1, squares/gaps/(r.gap*r.gap))
 	}
@@ -399,13 +399,13 @@ func (m *Monitor) settleSuspicion(now time.Time) {
 	case sizes >= confirmed:
 		c.Kind = RateChanged
 	}
-	c.Now.Rate = rate(float64(b.queries), now.Sub(b.start).Seconds())
+	c.Now.Rate = rateOf(float64(b.queries), now.Sub(b.start).Seconds())
 	c.Now.MeanSize, c.Now.LargeSize = m.sizeStatistics()
 	m.change = c
 	m.takeReference()
 }
 
-func rate(n, seconds float64) float64 {
+func rateOf(n, seconds float64) float64 {
 	if seconds <= 0 {
 		return math.Inf(1)
 	}

@@ -77,7 +77,7 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 	rows.FieldsPerRecord = -1 // checked below, with a better error
 	header, err := rows.Read()
 	if errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("empty; want the header %s", joined(samplesHeader))
+		return nil, fmt.Errorf("empty; want the header %s", joinNames(samplesHeader))
 	}
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 		line, _ := rows.FieldPos(0)
 		if len(row) != len(samplesHeader) {
 			return nil, fmt.Errorf("line %d: %d columns, want %d (%s)", line, len(row),
-				len(samplesHeader), joined(samplesHeader))
+				len(samplesHeader), joinNames(samplesHeader))
 		}
 		for i := range 2 {
 			if row[i] == "" {
@@ -114,7 +114,8 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 				MaxBatchSize)
 		}
 		latency, err := strconv.ParseFloat(row[3], 64)
-		if err != nil || !(latency >= ms(1)) || latency > ms(maxLatency) || math.IsNaN(latency) {
+		if err != nil || !(latency >= toMs(1)) || latency > toMs(maxLatency) ||
+			math.IsNaN(latency) {
 			return nil, fmt.Errorf(
 				"line %d, column sample_ms: %q is not a latency in ms above 0 and up to %v", line,
 				row[3], maxLatency)
@@ -195,12 +196,12 @@ func (s *Samples) Series(model string, t InstanceType) (*Series, error) {
 	types, ok := s.series[model]
 	if !ok {
 		return nil, fmt.Errorf("%s holds no samples of model %q, only of %s", s.name, model,
-			joined(s.Models()))
+			joinNames(s.Models()))
 	}
 	series, ok := types[t]
 	if !ok {
 		return nil, fmt.Errorf("%s holds no samples of %s on instance type %q, only on %s", s.name,
-			model, t, joined(s.Types(model)))
+			model, t, joinNames(s.Types(model)))
 	}
 	return series, nil
 }

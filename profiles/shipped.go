@@ -90,7 +90,7 @@ func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*L
 		k := t.Key()
 		if _, ok := l.models[k.Model]; !ok {
 			return nil, fmt.Errorf("a profile is of model %q, which is not among the models %s",
-				k.Model, joined(l.Models()))
+				k.Model, joinNames(l.Models()))
 		}
 		if _, twice := l.tables[k.Model][k.InstanceType]; twice {
 			return nil, fmt.Errorf("the profile of %s on %s occurs twice", k.Model, k.InstanceType)
@@ -130,7 +130,7 @@ func (l *Library) Write(w io.Writer) error {
 	j := libraryJSON{Format: libraryFormat, Source: l.source, Command: l.command}
 	for _, name := range l.Models() {
 		m := l.models[name]
-		j.Models = append(j.Models, modelJSON{m.Name, ms(m.QoSTarget), m.LargestBatchSize})
+		j.Models = append(j.Models, modelJSON{m.Name, toMs(m.QoSTarget), m.LargestBatchSize})
 		for _, t := range l.Types(name) {
 			j.Tables = append(j.Tables, l.tables[name][t])
 		}
@@ -161,7 +161,7 @@ func (l *Library) Model(name string) (ModelInfo, error) {
 	m, ok := l.models[name]
 	if !ok {
 		return ModelInfo{}, fmt.Errorf("no latency profile of model %q; there are %s", name,
-			joined(l.Models()))
+			joinNames(l.Models()))
 	}
 	return m, nil
 }
@@ -175,7 +175,7 @@ func (l *Library) Table(model string, t InstanceType) (*Table, error) {
 	table, ok := l.tables[model][t]
 	if !ok {
 		return nil, fmt.Errorf("no latency profile of %s on instance type %q; there are %s", model,
-			t, joined(l.Types(model)))
+			t, joinNames(l.Types(model)))
 	}
 	return table, nil
 }

@@ -121,7 +121,7 @@ func (t *Table) segmentOf(batch int) (lo, hi *Knot, share float64) {
 }
 
 // Mean returns the mean latency of a query of the given batch size (>= 1; less is taken as 1).
-func (t *Table) Mean(batch int) time.Duration { return saturated(t.meanNs(batch)) }
+func (t *Table) Mean(batch int) time.Duration { return saturateDuration(t.meanNs(batch)) }
 
 func (t *Table) meanNs(batch int) float64 {
 	lo, hi, share := t.segmentOf(batch)
@@ -141,7 +141,7 @@ func (t *Table) Load(batch int) time.Duration {
 	lo, hi, share := t.segmentOf(batch)
 	ratio := lo.loadRatio()
 	ratio += min(share, 1) * (hi.loadRatio() - ratio)
-	return saturated(t.meanNs(batch) * ratio)
+	return saturateDuration(t.meanNs(batch) * ratio)
 }
 
 // ByLoad returns the table with loads in place of the means, for what plans with the lanes' time.
@@ -183,10 +183,10 @@ func (t *Table) Quantile(p float64, batch int) time.Duration {
 	z := normalQuantile(p)
 	lo, hi, share := t.segmentOf(batch)
 	if share > 1 {
-		return saturated(hi.quantileNs(z) * t.meanNs(batch) / float64(hi.Mean))
+		return saturateDuration(hi.quantileNs(z) * t.meanNs(batch) / float64(hi.Mean))
 	}
 	a, b := lo.quantileNs(z), hi.quantileNs(z)
-	return saturated(a + share*(b-a))
+	return saturateDuration(a + share*(b-a))
 }
 
 func normalQuantile(p float64) float64 { return math.Sqrt2 * math.Erfinv(2*p-1) }
@@ -249,9 +249,9 @@ func (t *Table) ScaleBy(factor func(batch int) float64) *Table {
 
 func (k *Knot) scaleLatency(factor float64) {
 	for _, d := range []*time.Duration{&k.Mean, &k.P50, &k.P90, &k.P99} {
-		*d = max(1, saturated(float64(*d)*factor))
+		*d = max(1, saturateDuration(float64(*d)*factor))
 	}
-	k.Load = saturated(float64(k.Load) * factor)
+	k.Load = saturateDuration(float64(k.Load) * factor)
 }
 
 // Scale returns the table with every latency multiplied by factor, which must be above 0. That is
@@ -284,7 +284,7 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	j.Checksum, j.Beside = "", ""
 	for _, k := range t.knots {
 		j.Knots = append(j.Knots, knotJSON{
-			k.BatchSize, ms(k.Mean), ms(k.P50), ms(k.P90), ms(k.P99), k.Error,
+			k.BatchSize, toMs(k.Mean), toMs(k.P50), toMs(k.P90), toMs(k.P99), k.Error,
 		})
 	}
 	return json.Marshal(j)
@@ -300,7 +300,7 @@ func (t *Table) UnmarshalJSON(data []byte) error {
 	knots := make([]Knot, len(j.Knots))
 	for i, k := range j.Knots {
 		for _, v := range []float64{k.Mean, k.P50, k.P90, k.P99} {
-			if !(v <= ms(longest)) {
+			if !(v <= toMs(longest)) {
 				return fmt.Errorf(
 					"read latency profile of %s: batch size %d: latency %v ms is above %v", j.Key,
 					k.BatchSize, v, longest)
@@ -322,12 +322,12 @@ func (t *Table) UnmarshalJSON(data []byte) error {
 // longest is the longest latency that a table holds or returns: 36 years.
 const longest time.Duration = 1 << 60
 
-func saturated(ns float64) time.Duration { return time.Duration(min(ns, float64(longest))) }
+func saturateDuration(ns float64) time.Duration { return time.Duration(min(ns, float64(longest))) }
 
 // maxLatency is the longest execution time that is accepted as a measurement.
 const maxLatency = 24 * time.Hour
 
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func fromMS(v float64) time.Duration {
 	return time.Duration(math.Round(v * float64(time.Millisecond)))

@@ -141,9 +141,9 @@ func addCUDA(opts *ort.SessionOptions, memory int64, tf32 bool, others map[strin
 	return opts.AppendExecutionProviderCUDA(options)
 }
 
-// explain returns err of the first use of the CUDA provider beside a library. If the provider could
-// not be loaded, it says why, which ONNX Runtime tells only its log.
-func explain(err error, library string) error {
+// explainCUDA returns err of the first use of the CUDA provider beside a library. If the provider
+// could not be loaded, it says why, which ONNX Runtime tells only its log.
+func explainCUDA(err error, library string) error {
 	if err == nil {
 		return nil
 	}

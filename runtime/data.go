@@ -97,9 +97,9 @@ type mappedFile struct {
 	offset   uintptr // of from, in the file
 }
 
-// mappings returns the mappings of files in this process. files are real paths, as realPaths
+// readMappings returns the mappings of files in this process. files are real paths, as realPaths
 // returns them.
-func mappings(files map[string]bool) ([]mappedFile, error) {
+func readMappings(files map[string]bool) ([]mappedFile, error) {
 	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return nil, err
@@ -128,8 +128,8 @@ func mappings(files map[string]bool) ([]mappedFile, error) {
 	return found, nil
 }
 
-// without returns the parts of mappings that are not among others.
-func without(all, others []mappedFile) (left []mappedFile) {
+// subtractMappings returns the parts of mappings that are not among others.
+func subtractMappings(all, others []mappedFile) (left []mappedFile) {
 	left = slices.Clone(all)
 	for _, o := range others {
 		var rest []mappedFile
@@ -227,10 +227,10 @@ func realPath(dir, location string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// populate enters the pages of mapped files into the page table. Otherwise the first queries would
-// do so, with one page fault for each page: thousands of lookups then take 10 ms, in which other
-// queries wait. Before Linux 5.14 the kernel cannot do this, and populate does nothing.
-func populate(ctx context.Context, all []mappedFile) error {
+// populatePages enters the pages of mapped files into the page table. Otherwise the first queries
+// would do so, with one page fault for each page: thousands of lookups then take 10 ms, in which
+// other queries wait. Before Linux 5.14 the kernel cannot do this, and populate does nothing.
+func populatePages(ctx context.Context, all []mappedFile) error {
 	for _, m := range all {
 		for from := m.from; from < m.to; from += readPiece {
 			start := time.Now()
@@ -246,12 +246,12 @@ func populate(ctx context.Context, all []mappedFile) error {
 	return nil
 }
 
-// detach replaces mapped files by private memory with the same contents. Later writes to the files
-// then have no effect, and truncating one does not kill the process. The kernel copies the contents
-// (process_vm_readv), so that a file that is already too short gives an error and no SIGBUS.
-// While nobody is disturbed, two threads copy: the caller's, which may be of a low priority, and
-// another one.
-func detach(ctx context.Context, all []mappedFile) error {
+// detachFiles replaces mapped files by private memory with the same contents. Later writes to the
+// files then have no effect, and truncating one does not kill the process. The kernel copies the
+// contents (process_vm_readv), so that a file that is already too short gives an error and no
+// SIGBUS. While nobody is disturbed, two threads copy: the caller's, which may be of a low
+// priority, and another one.
+func detachFiles(ctx context.Context, all []mappedFile) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var next atomic.Int64
@@ -268,7 +268,7 @@ func detach(ctx context.Context, all []mappedFile) error {
 		return nil
 	}
 	other := make(chan error, 1)
-	go func() { other <- copyWhile(func() bool { return calm(ctx) }) }()
+	go func() { other <- copyWhile(func() bool { return isCalm(ctx) }) }()
 	err := copyWhile(func() bool { return true })
 	if err != nil {
 		stop()

@@ -77,7 +77,7 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	m.overrun.Store(int64(min(time.Since(start)-wait, maxOverrun)))
 	r := &Result{}
 	for _, out := range m.version.Outputs {
-		t, err := zeros(out, batch, m.version.Batchless)
+		t, err := newZeros(out, batch, m.version.Batchless)
 		if err != nil {
 			return nil, fmt.Errorf("run %s: %w", m.version, err)
 		}
@@ -88,9 +88,9 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	return r, nil
 }
 
-// zeros returns a tensor for p at a batch size with all elements zero. Dimensions that the model
+// newZeros returns a tensor for p at a batch size with all elements zero. Dimensions that the model
 // leaves open are 1.
-func zeros(p models.Port, batch int, batchless bool) (tensor.Tensor, error) {
+func newZeros(p models.Port, batch int, batchless bool) (tensor.Tensor, error) {
 	shape, row := []int64{int64(batch)}, p.Shape[min(1, len(p.Shape)):]
 	if batchless && len(p.Shape) > 0 {
 		shape, row = nil, p.Shape

@@ -38,7 +38,7 @@ func Without(all, others [][3]uintptr) (left [][3]uintptr) {
 		}
 		return m
 	}
-	for _, m := range without(mappings(all), mappings(others)) {
+	for _, m := range subtractMappings(mappings(all), mappings(others)) {
 		left = append(left, [3]uintptr{m.from, m.to, m.offset})
 	}
 	return left

@@ -345,7 +345,7 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs,
 	}
 	g.sizes = append(g.sizes, sizedGraph{rows, graph, took})
 	for i, b := range g.out {
-		if p := g.s.outputs[i]; !agrees(p.DataType, b.Host[:len(want[i])], want[i]) {
+		if p := g.s.outputs[i]; !isEqualOutput(p.DataType, b.Host[:len(want[i])], want[i]) {
 			return fmt.Errorf("output %q is not as without it", p.Name)
 		}
 	}
@@ -376,8 +376,8 @@ func (g *graphs) tensorsOf(rows int) (in, out []*ortapi.CardTensor, err error) {
 	return in, out, nil
 }
 
-// agrees reports whether an output is as it is wanted; of a type other than FP32, exactly.
-func agrees(t tensor.DataType, got, want []byte) bool {
+// isEqualOutput reports whether an output is as it is wanted; of a type other than FP32, exactly.
+func isEqualOutput(t tensor.DataType, got, want []byte) bool {
 	if t != tensor.FP32 || bytes.Equal(got, want) {
 		return bytes.Equal(got, want)
 	}
@@ -408,7 +408,7 @@ func (g *graphs) executeQueries(ctx context.Context, r *run, queries [][]tensor.
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		rows := balanced(batch-row, g.largestBatch())
+		rows := balancedSize(batch-row, g.largestBatch())
 		if err := g.runPiece(r, queries, row, rows); err != nil {
 			return runError(err, g.s.from.card)
 		}

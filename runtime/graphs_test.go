@@ -60,7 +60,7 @@ func TestAgrees(t *testing.T) {
 		{tensor.Int64, []byte{1, 0, 0, 0, 0, 0, 0, 0}, []byte{1, 0, 0, 0, 0, 0, 0, 0}, true},
 		{tensor.Int64, []byte{1, 0, 0, 0, 0, 0, 0, 0}, []byte{2, 0, 0, 0, 0, 0, 0, 0}, false},
 	} {
-		if got := agrees(c.of, c.got, c.want); got != c.agrees {
+		if got := isEqualOutput(c.of, c.got, c.want); got != c.agrees {
 			t.Errorf("%s: % x and % x agree: %v", c.of, c.got, c.want, got)
 		}
 	}

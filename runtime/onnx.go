@@ -80,7 +80,7 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		o.log = slog.New(slog.DiscardHandler)
 	}
 	if card != nil {
-		noCUDA = explain(probeCUDA(cfg.GPUMemory), path)
+		noCUDA = explainCUDA(probeCUDA(cfg.GPUMemory), path)
 	}
 	switch {
 	case cfg.Provider == CPU:

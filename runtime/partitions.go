@@ -80,7 +80,7 @@ func (p *Partitions) Arrange(parts ...Part) (former []Part, err error) {
 	defer p.changing.Unlock()
 	before := p.now.Load()
 	for _, part := range before.parts {
-		if !has(numbered, part.Partition) {
+		if !hasPartition(numbered, part.Partition) {
 			former = append(former, part)
 		}
 	}
@@ -93,12 +93,12 @@ func (p *Partitions) Arrange(parts ...Part) (former []Part, err error) {
 // Retire ends partitions that Arrange has returned. It blocks until all that they hold has ended;
 // when ctx ends, it cancels the rest.
 func (p *Partitions) Retire(ctx context.Context, former []Part) error {
-	err := drain(ctx, former)
+	err := drainParts(ctx, former)
 	p.changing.Lock()
 	defer p.changing.Unlock()
 	next := *p.now.Load()
 	next.former = slices.DeleteFunc(slices.Clone(next.former), func(part Part) bool {
-		if !has(former, part.Partition) {
+		if !hasPartition(former, part.Partition) {
 			return false
 		}
 		s := part.Stats()
@@ -110,7 +110,7 @@ func (p *Partitions) Retire(ctx context.Context, former []Part) error {
 	return err
 }
 
-func has(parts []Part, p *Partition) bool {
+func hasPartition(parts []Part, p *Partition) bool {
 	return slices.ContainsFunc(parts, func(o Part) bool { return o.Partition == p })
 }
 
@@ -123,13 +123,13 @@ func (p *Partitions) Former() []Part { return p.now.Load().former }
 // Of returns the partition of a model; nil if it has none.
 func (p *Partitions) Of(model string) *Part {
 	now := p.now.Load()
-	if part := of(now.parts, model); part != nil {
+	if part := partOf(now.parts, model); part != nil {
 		return part
 	}
-	return of(now.former, model)
+	return partOf(now.former, model)
 }
 
-func of(parts []Part, model string) *Part {
+func partOf(parts []Part, model string) *Part {
 	var others *Part
 	for i := range parts {
 		part := &parts[i]
@@ -181,10 +181,10 @@ func (p *Partitions) Do(ctx context.Context, q Query) (*Result, error) {
 // Drain drains all lanes; see [Lanes.Drain].
 func (p *Partitions) Drain(ctx context.Context) error {
 	now := p.now.Load()
-	return drain(ctx, slices.Concat(now.parts, now.former))
+	return drainParts(ctx, slices.Concat(now.parts, now.former))
 }
 
-func drain(ctx context.Context, parts []Part) error {
+func drainParts(ctx context.Context, parts []Part) error {
 	errs := make(chan error, len(parts))
 	for _, part := range parts {
 		go func() { errs <- part.Drain(ctx) }()

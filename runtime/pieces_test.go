@@ -8,7 +8,7 @@ func TestPieces(t *testing.T) {
 		for most := 1; most <= rows; most++ {
 			pieces := 0
 			for rest := rows; rest > 0; pieces++ {
-				n := balanced(rest, most)
+				n := balancedSize(rest, most)
 				if n < 1 || n > most {
 					t.Fatalf("piece of %d rows of %d, at most %d allowed", n, rest, most)
 				}

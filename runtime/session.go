@@ -223,7 +223,7 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 		return fail(err)
 	}
 	defer unlock()
-	before, err := mappings(files)
+	before, err := readMappings(files)
 	if err != nil {
 		return fail(err)
 	}
@@ -252,11 +252,11 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 // not wanted (MapData) or not possible, it populates the mappings and logs the reason.
 func (o *ONNX) loadSession(ctx context.Context, s *session, files map[string]bool,
 	before []mappedFile) error {
-	all, err := mappings(files)
+	all, err := readMappings(files)
 	if err != nil {
 		return err
 	}
-	s.memory = without(all, before)
+	s.memory = subtractMappings(all, before)
 	var size int64
 	for _, m := range s.memory {
 		size += int64(m.to - m.from)
@@ -264,7 +264,7 @@ func (o *ONNX) loadSession(ctx context.Context, s *session, files map[string]boo
 	if !o.mapData {
 		available := availableMemory()
 		if available < 0 || size <= available-available/10 {
-			return detach(ctx, s.memory)
+			return detachFiles(ctx, s.memory)
 		}
 		o.log.Warn(
 			"data stays mapped from its files; do not write to them: truncating one would kill "+
@@ -272,7 +272,7 @@ func (o *ONNX) loadSession(ctx context.Context, s *session, files map[string]boo
 			"model", s.name,
 			"reason", fmt.Sprintf("it has %d bytes, and %d are available", size, available))
 	}
-	if err := populate(ctx, s.memory); err != nil {
+	if err := populatePages(ctx, s.memory); err != nil {
 		return err
 	}
 	s.mapped = files
@@ -463,7 +463,7 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 		opts.SetInterOpNumThreads(1),
 		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
 		opts.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
-		spin(opts, o.info.Version),
+		setSpinning(opts, o.info.Version),
 	)
 	if o.info.Provider == CUDA {
 		err = errors.Join(err, addCUDA(opts, o.memory, v.Config.TF32, onCard))
@@ -475,12 +475,12 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 	return opts, nil
 }
 
-// spin has a session's threads spin while they wait, but not for long. A run wakes a thread that
-// sleeps for each node that it divides, which takes some 30 us each time. Threads that spin for 200
-// us are often still awake when the next small query comes. For longer, as by ONNX Runtime's
-// default, they take cores from threads with work. While they spin they pause up to 8 times at
-// once, which leaves more to a thread that shares their core.
-func spin(opts *ort.SessionOptions, version string) error {
+// setSpinning has a session's threads spin while they wait, but not for long. A run wakes a thread
+// that sleeps for each node that it divides, which takes some 30 us each time. Threads that spin
+// for 200 us are often still awake when the next small query comes. For longer, as by ONNX
+// Runtime's default, they take cores from threads with work. While they spin they pause up to 8
+// times at once, which leaves more to a thread that shares their core.
+func setSpinning(opts *ort.SessionOptions, version string) error {
 	const prefix = "session.intra_op."
 	if !boundsSpinning(version) {
 		return opts.AddSessionConfigEntry(prefix+"allow_spinning", "0")
@@ -654,7 +654,7 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 		}
 		rows := batch - row
 		if rows > most+most/4 { // a piece that is a quarter larger is better than one more piece
-			rows = balanced(rows, most)
+			rows = balancedSize(rows, most)
 		}
 		start := time.Now()
 		if err := r.runRows(inputs, batch, row, rows, nil); err != nil {
@@ -669,9 +669,9 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 	return nil
 }
 
-// balanced divides rows into the fewest pieces of at most most rows, of about equal size, and
+// balancedSize divides rows into the fewest pieces of at most most rows, of about equal size, and
 // returns the size of the first.
-func balanced(rows, most int) int {
+func balancedSize(rows, most int) int {
 	pieces := (rows + most - 1) / most
 	return (rows + pieces - 1) / pieces
 }
@@ -755,8 +755,8 @@ func (r *run) callCancellable(ctx context.Context, inputs []tensor.Tensor, batch
 func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 	opts *ort.RunOptions) (err error) {
 	defer func() {
-		destroy(r.in)
-		destroy(r.out)
+		destroyValues(r.in)
+		destroyValues(r.out)
 		r.pinner.Unpin() // the values that point to the memory are destroyed
 	}()
 	for i, in := range inputs {
@@ -796,7 +796,7 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 		if out.input >= 0 || out.isPreallocated(allocate) {
 			continue
 		}
-		if err := take(r.out[i], &r.outputs[i]); err != nil {
+		if err := takeOutput(r.out[i], &r.outputs[i]); err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
 		}
 	}
@@ -870,8 +870,8 @@ func (r *run) alignedData(input int, t tensor.DataType, data []byte) []byte {
 	return c
 }
 
-// destroy frees the values and sets them to nil.
-func destroy(values []ort.Value) {
+// destroyValues frees the values and sets them to nil.
+func destroyValues(values []ort.Value) {
 	for i, v := range values {
 		if v != nil {
 			v.Destroy()

@@ -15,9 +15,9 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// take sets t's shape and data to those of v, an output that ONNX Runtime allocated. The binding
-// has already copied the data into Go memory, which t then shares.
-func take(v ort.Value, t *tensor.Tensor) error {
+// takeOutput sets t's shape and data to those of v, an output that ONNX Runtime allocated. The
+// binding has already copied the data into Go memory, which t then shares.
+func takeOutput(v ort.Value, t *tensor.Tensor) error {
 	t.Shape = v.GetShape()
 	switch v := v.(type) {
 	case *ort.StringTensor:

@@ -21,7 +21,7 @@ import (
 // a batch size after 20 ms of execution. With a context of [Lanes.Considerate] it pauses only while
 // queries come.
 func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
-	if err := warm(ctx, l, m, v); err != nil {
+	if err := warmModel(ctx, l, m, v); err != nil {
 		return fmt.Errorf("warm %s: %w", v.Path, err)
 	}
 	return nil
@@ -39,7 +39,7 @@ const (
 	warmEnough = 20 * time.Millisecond
 )
 
-func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
+func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	r := rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
 	var speed lane.Line
 	for _, batch := range v.Config.WarmUp {
@@ -103,7 +103,7 @@ func (l *Lanes) Considerate(ctx context.Context) context.Context {
 // Pause blocks for d, or until ctx ends, whose error it then returns. With a context of
 // [Lanes.Considerate] it returns at once if these are calm.
 func Pause(ctx context.Context, d time.Duration) error {
-	if calm(ctx) {
+	if isCalm(ctx) {
 		return ctx.Err()
 	}
 	timer := time.NewTimer(d)
@@ -116,8 +116,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// calm reports whether a context is one of [Lanes.Considerate], whose lanes are calm.
-func calm(ctx context.Context) bool {
+// isCalm reports whether a context is one of [Lanes.Considerate], whose lanes are calm.
+func isCalm(ctx context.Context) bool {
 	l, ok := ctx.Value(servingModels{}).(interface{ Calm() bool })
 	return ok && l.Calm()
 }
@@ -135,7 +135,7 @@ func (l *Lanes) Calm() bool {
 func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
-		in, err := zeros(p, batch, v.Batchless)
+		in, err := newZeros(p, batch, v.Batchless)
 		if err != nil {
 			return nil, fmt.Errorf("input %w", err)
 		}

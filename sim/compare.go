@@ -136,7 +136,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 		if err != nil {
 			return nil, nil, err
 		}
-		candidates[i] = candidate{pool: pool, limit: round(limit.Rate, 6)}
+		candidates[i] = candidate{pool: pool, limit: roundTo(limit.Rate, 6)}
 	}
 	slices.SortStableFunc(candidates,
 		func(a, b candidate) int { return cmp.Compare(b.limit, a.limit) })
@@ -235,7 +235,7 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 		Model:             modelNames(cfg.Models),
 		Budget:            budget,
 		Homogeneous:       homogeneous,
-		HomogeneousScaled: round(homogeneous.Rate*budget/homogeneous.PriceUSDPerHour, 6),
+		HomogeneousScaled: roundTo(homogeneous.Rate*budget/homogeneous.PriceUSDPerHour, 6),
 		Policies:          make([]Entry, len(policies)),
 	}
 	if slices.Contains(policies, Oracle) {
@@ -244,7 +244,7 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 				"one, the largest first on base types and the smallest first on others. It is no bound: "+
 				"other policies may exceed it, above all where they split or merge queries")
 	}
-	c.Homogeneous.Ratio = round(homogeneous.Rate/c.HomogeneousScaled, 6)
+	c.Homogeneous.Ratio = roundTo(homogeneous.Rate/c.HomogeneousScaled, 6)
 	candidates := all
 	if pool != nil {
 		candidates = []Pool{pool}
@@ -267,8 +267,8 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 				return fmt.Errorf("policy %s: %w", policy, err)
 			}
 			c.Policies[i] = Entry{
-				policy, best.String(), round(best.Cost(prices), 6), t,
-				round(t.Rate/c.HomogeneousScaled, 6),
+				policy, best.String(), roundTo(best.Cost(prices), 6), t,
+				roundTo(t.Rate/c.HomogeneousScaled, 6),
 			}
 			return nil
 		})
@@ -295,7 +295,7 @@ func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget fl
 		if err != nil {
 			return Entry{}, fmt.Errorf("homogeneous pool %s: %w", pool, err)
 		}
-		cost := round(pool.Cost(prices), 6)
+		cost := roundTo(pool.Cost(prices), 6)
 		if best.Throughput == nil || t.Rate/cost > best.Rate/best.PriceUSDPerHour {
 			best = Entry{Policy: "fcfs", Pool: pool.String(), PriceUSDPerHour: cost, Throughput: t}
 		}

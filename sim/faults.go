@@ -19,7 +19,7 @@ func (c *Config) validateFaults() (errs []error) {
 	}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if slices.Contains([]string{Priced, Prequal, ORCA, Oracle}, c.policyOrDefault()) ||
-		c.other() != nil {
+		c.findOther() != nil {
 		bad("policy %s cannot be simulated with faults: no agent leads with it",
 			c.policyOrDefault())
 	}

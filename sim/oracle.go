@@ -35,7 +35,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	}
 	items := make([]item, 0, c.Queries)
 	for q := range stream {
-		items = append(items, item{q.BatchSize, rank(r.ranks)})
+		items = append(items, item{q.BatchSize, drawUniform(r.ranks)})
 		if len(items) == c.Queries {
 			break
 		}
@@ -68,7 +68,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 			next = &items[last]
 		}
 		execution := l.execution[0]
-		if mean(m.knownLatencies(r.types[l.instanceType]), next.batch) > m.QoSTarget {
+		if meanLatency(m.knownLatencies(r.types[l.instanceType]), next.batch) > m.QoSTarget {
 			continue // the smallest is too large for it, so it takes no more
 		}
 		if base[l.instanceType] {
@@ -111,7 +111,7 @@ func (h *idleLanes) Pop() any {
 	return l
 }
 
-func mean(l match.Latencies, batchSize int) time.Duration {
+func meanLatency(l match.Latencies, batchSize int) time.Duration {
 	if l == nil {
 		return math.MaxInt64
 	}

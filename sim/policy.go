@@ -36,8 +36,8 @@ var own = []string{Priced, Prequal, ORCA, Oracle}
 // the simulator's own.
 func Policies() []string { return append(match.Policies(), own...) }
 
-// other returns the policy of Others that Policy names; nil if Policy names none of them.
-func (c *Config) other() *Policy {
+// findOther returns the policy of Others that Policy names; nil if Policy names none of them.
+func (c *Config) findOther() *Policy {
 	for i := range c.Others {
 		if c.Others[i].Name == c.Policy {
 			return &c.Others[i]
@@ -48,7 +48,7 @@ func (c *Config) other() *Policy {
 
 // tunes reports whether the threshold of the policy is to be searched.
 func (c *Config) tunes() bool {
-	other := c.other()
+	other := c.findOther()
 	return other != nil && other.Tune != nil && c.Threshold == 0
 }
 

@@ -105,7 +105,7 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 		}
 		c.Threshold = s.cfg.Threshold
 	}
-	r, err := report(ctx, &c, rates, progress)
+	r, err := makeReport(ctx, &c, rates, progress)
 	if r != nil {
 		r.Rate = c.Rate
 	}
@@ -131,7 +131,7 @@ func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func
 	}
 	var r *Report
 	if err == nil && c.Policy != Oracle && t.Rate > 0 {
-		r, err = report(ctx, &c, rates, nil)
+		r, err = makeReport(ctx, &c, rates, nil)
 	}
 	if r == nil {
 		if err != nil && ctx.Err() == nil {
@@ -151,13 +151,14 @@ func newReport(cfg *Config) *Report {
 		Pool:      cfg.Pool.String(),
 		Queries:   cfg.Queries,
 		Threshold: cfg.Threshold,
-		Warnings:  warnings(cfg.Models, cfg.Pool),
+		Warnings:  listWarnings(cfg.Models, cfg.Pool),
 		Runs:      []*Result{},
 	}
 }
 
-// report runs cfg once for each rate above 0, with successive seeds.
-func report(ctx context.Context, cfg *Config, rates []float64, progress func(arrived int)) (*Report,
+// makeReport runs cfg once for each rate above 0, with successive seeds.
+func makeReport(ctx context.Context, cfg *Config, rates []float64,
+	progress func(arrived int)) (*Report,
 	error) {
 	r := newReport(cfg)
 	caller := ctx
@@ -211,7 +212,7 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 		cost += run.DecisionCost / time.Duration(len(rates))
 	}
 	if all.Queries > 0 {
-		r.SplitShare = round(float64(all.Split)/float64(all.Queries), 6)
+		r.SplitShare = roundTo(float64(all.Split)/float64(all.Queries), 6)
 	}
 	answers := 0.0
 	for _, run := range r.Runs {
@@ -221,23 +222,23 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 			r.EffectiveAccuracy += run.EffectiveAccuracy * float64(run.Served)
 		}
 	}
-	r.EffectiveAccuracy = round(r.EffectiveAccuracy/max(answers, 1), 6)
-	q := quantiles(latency)
+	r.EffectiveAccuracy = roundTo(r.EffectiveAccuracy/max(answers, 1), 6)
+	q := toQuantiles(latency)
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
 	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b,
 		&q
-	r.DecisionCostUs = round(float64(cost)/1e3, 3)
+	r.DecisionCostUs = roundTo(float64(cost)/1e3, 3)
 	for _, run := range r.Runs {
 		r.Faults = fleet.Summarize(r.Faults, run.Faults)
 	}
 	for i := range r.Faults {
-		r.Faults[i].WithoutLeaderMS = round(r.Faults[i].WithoutLeaderMS, 6)
+		r.Faults[i].WithoutLeaderMS = roundTo(r.Faults[i].WithoutLeaderMS, 6)
 	}
 	return r, err
 }
 
-// warnings says which batch sizes no instance of the pool serves within the QoS target.
-func warnings(models []Model, pool Pool) []string {
+// listWarnings says which batch sizes no instance of the pool serves within the QoS target.
+func listWarnings(models []Model, pool Pool) []string {
 	var all []string
 	for i := range models {
 		m := &models[i]

@@ -81,8 +81,8 @@ type Quantiles struct {
 	P99 float64 `json:"p99"`
 }
 
-func quantiles(h *hdrhistogram.Histogram) Quantiles {
-	at := func(q float64) float64 { return round(float64(h.ValueAtQuantile(q))/1e6, 6) }
+func toQuantiles(h *hdrhistogram.Histogram) Quantiles {
+	at := func(q float64) float64 { return roundTo(float64(h.ValueAtQuantile(q))/1e6, 6) }
 	return Quantiles{at(50), at(95), at(99)}
 }
 
@@ -154,12 +154,12 @@ func (r *run) makeResult() *Result {
 		Rate:         r.cfg.Rate,
 		Duration:     r.now,
 		QueueLongest: r.queueLongest,
-		FluidLimit:   round(r.limit.Rate, 6),
+		FluidLimit:   roundTo(r.limit.Rate, 6),
 		Steps:        steps,
 		Satisfied:    true,
 	}
 	if r.splitLimit != r.limit {
-		res.SplitFluidLimit = round(r.splitLimit.Rate, 6)
+		res.SplitFluidLimit = roundTo(r.splitLimit.Rate, 6)
 	}
 	all := r.models[0].latency
 	if len(r.models) > 1 {
@@ -168,7 +168,7 @@ func (r *run) makeResult() *Result {
 	var classes [2]Counts
 	for i := range r.models {
 		m := &r.models[i]
-		mr := ModelResult{Model: m.Name, Counts: m.counts, Latency: quantiles(m.latency)}
+		mr := ModelResult{Model: m.Name, Counts: m.counts, Latency: toQuantiles(m.latency)}
 		mr.QoSSatisfaction = mr.Satisfaction()
 		mr.QoSSatisfactionBaseOnly = m.classes[baseOnly].Satisfaction()
 		mr.QoSSatisfactionShared = m.classes[shared].Satisfaction()
@@ -176,7 +176,7 @@ func (r *run) makeResult() *Result {
 			mr.Variants = append(mr.Variants, VariantResult{v.Name, v.Accuracy, v.served})
 		}
 		if len(mr.Variants) > 0 {
-			mr.EffectiveAccuracy = round(EffectiveAccuracy(mr.Variants), 6)
+			mr.EffectiveAccuracy = roundTo(EffectiveAccuracy(mr.Variants), 6)
 		}
 		mr.Satisfied = m.counts.Late <= allowedLate(m.qosShare(), m.counts.Queries)
 		res.Satisfied = res.Satisfied && mr.Satisfied
@@ -194,9 +194,9 @@ func (r *run) makeResult() *Result {
 	res.shared, res.baseOnly = classes[shared], classes[baseOnly]
 	res.QoSSatisfactionShared = res.shared.Satisfaction()
 	res.QoSSatisfactionBaseOnly = res.baseOnly.Satisfaction()
-	res.Latency, res.latency = quantiles(all), all
+	res.Latency, res.latency = toQuantiles(all), all
 	if r.now > 0 {
-		res.QueueMean = round(r.queueSum/float64(r.now), 6)
+		res.QueueMean = roundTo(r.queueSum/float64(r.now), 6)
 	}
 	for t, name := range r.types {
 		tr := TypeResult{Type: name, Count: r.cfg.Pool.Of(name)}
@@ -208,7 +208,7 @@ func (r *run) makeResult() *Result {
 			}
 		}
 		if r.now > 0 {
-			tr.Utilisation = round(float64(busy)/float64(r.now)/float64(tr.Count), 6)
+			tr.Utilisation = roundTo(float64(busy)/float64(r.now)/float64(tr.Count), 6)
 		}
 		res.Types = append(res.Types, tr)
 	}
@@ -223,7 +223,7 @@ func (r *run) makeResult() *Result {
 		probes = r.balanced.asked
 	}
 	if probes > 0 {
-		res.Probes = round(float64(probes)/float64(r.next), 6)
+		res.Probes = roundTo(float64(probes)/float64(r.next), 6)
 	}
 	if r.cfg.Clock != nil && steps > 0 {
 		res.DecisionCost = cost / time.Duration(steps)
@@ -244,7 +244,7 @@ func (r *Result) meanAccuracy() float64 {
 	if !family {
 		return 0
 	}
-	return round(EffectiveAccuracy(all), 6)
+	return roundTo(EffectiveAccuracy(all), 6)
 }
 
 func (c *Counts) add(o Counts) {
@@ -265,8 +265,8 @@ func allowedLate(qosShare float64, n int) int {
 
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(MaxLatency), 3) }
 
-// round rounds to the given decimals, because processors differ in the last digits.
-func round(x float64, decimals int) float64 {
+// roundTo rounds to the given decimals, because processors differ in the last digits.
+func roundTo(x float64, decimals int) float64 {
 	scale := math.Pow10(decimals)
 	return math.Round(x*scale) / scale
 }

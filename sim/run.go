@@ -345,7 +345,7 @@ func (r *run) addQuery(q *workload.Query) {
 	}
 	asked := fleet.Query{
 		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Arrival: r.now,
-		Uniform: rank(r.ranks), Noise: r.drawFactor(r.noise),
+		Uniform: drawUniform(r.ranks), Noise: r.drawFactor(r.noise),
 	}
 	if m.shares != nil {
 		asked.Model += draw(m.shares, r.draws)
@@ -362,8 +362,8 @@ func (r *run) addQuery(q *workload.Query) {
 	r.fleet.Arrive(asked)
 }
 
-// rank draws a number that is uniform in (0, 1).
-func rank(from *rand.Rand) float64 { return (float64(from.Uint64()>>12) + 0.5) / (1 << 52) }
+// drawUniform draws a number that is uniform in (0, 1).
+func drawUniform(from *rand.Rand) float64 { return (float64(from.Uint64()>>12) + 0.5) / (1 << 52) }
 
 // drawFactor draws the factor of a service time.
 func (r *run) drawFactor(from *rand.Rand) float64 {

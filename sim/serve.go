@@ -43,7 +43,7 @@ func (r *run) describeFleet() {
 	case r.cfg.Policy == Priced:
 		c.Policy, c.Candidates = "", -1
 	}
-	if other := r.cfg.other(); other != nil {
+	if other := r.cfg.findOther(); other != nil {
 		c.Policy = ""
 		c.NewChooser = func() match.Chooser { return other.NewChooser(r.cfg) }
 	}
@@ -90,5 +90,5 @@ func (r *run) serviceTime(lane int, q *fleet.Query) time.Duration {
 func (r *run) drawLuck(q *fleet.Query, part int) {
 	const numbers = match.MostParts + 1 // of a query and its parts
 	luck := rand.New(rand.NewPCG(r.cfg.Seed, q.Sequence*numbers+uint64(part)))
-	q.Uniform, q.Noise = rank(luck), r.drawFactor(luck)
+	q.Uniform, q.Noise = drawUniform(luck), r.drawFactor(luck)
 }

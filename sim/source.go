@@ -212,13 +212,13 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 		if err != nil {
 			return nil, err
 		}
-		return warped(stream, phases), nil
+		return warpTime(stream, phases), nil
 	}
 }
 
-// warped lets the time of a stream pass Factor times as fast in each phase, so that an arrival that
-// is due in a later phase than the one before it is neither lost nor drawn anew.
-func warped(stream iter.Seq[workload.Query], phases []Phase) iter.Seq[workload.Query] {
+// warpTime lets the time of a stream pass Factor times as fast in each phase, so that an arrival
+// that is due in a later phase than the one before it is neither lost nor drawn anew.
+func warpTime(stream iter.Seq[workload.Query], phases []Phase) iter.Seq[workload.Query] {
 	// of all phases in ns, and how much of the stream's time passes in them
 	var length, passes float64
 	for _, p := range phases {

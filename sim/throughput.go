@@ -69,7 +69,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 			}
 			seed := cfg.Seed + uint64(i)
 			rate, err := s.find(ctx, seed, 0)
-			t.PerSeed[i] = Seed{seed, round(rate, 6)}
+			t.PerSeed[i] = Seed{seed, roundTo(rate, 6)}
 			if progress != nil {
 				mu.Lock()
 				defer mu.Unlock()
@@ -91,7 +91,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 	}
 	t.Rate, t.StandardError = meanAndError(rates)
 	if s.limit > 0 {
-		t.Share = round(t.Rate/s.limit, 6)
+		t.Share = roundTo(t.Rate/s.limit, 6)
 	}
 	return t, err
 }
@@ -108,7 +108,7 @@ func meanAndError(values []float64) (mean, standardError float64) {
 		}
 		standardError = math.Sqrt(squares / (n - 1) / n)
 	}
-	return round(mean, 6), round(standardError, 6)
+	return roundTo(mean, 6), roundTo(standardError, 6)
 }
 
 // A search simulates one configuration at different rates.
@@ -131,7 +131,7 @@ func newSearch(cfg *Config) (*search, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.limit = round(limit.Rate, 6)
+	s.limit = roundTo(limit.Rate, 6)
 	return s, nil
 }
 
@@ -139,7 +139,7 @@ func newSearch(cfg *Config) (*search, error) {
 func (s *search) meetsTargets(ctx context.Context, seed uint64, rate float64) (bool, error) {
 	cfg := s.cfg
 	// Round the rate as reports do, because a run may differ if the last digits do.
-	cfg.Rate, cfg.Seed = round(rate, 6), seed
+	cfg.Rate, cfg.Seed = roundTo(rate, 6), seed
 	r, err := newRun(&cfg)
 	if err != nil {
 		return false, err
@@ -214,7 +214,7 @@ func (s *search) tuneThreshold(ctx context.Context, atLeast float64) (rate float
 		largest = max(largest, s.cfg.Models[i].BatchSizes.Largest())
 	}
 	best := atLeast
-	s.cfg.Threshold, rate, err = s.cfg.other().Tune(largest,
+	s.cfg.Threshold, rate, err = s.cfg.findOther().Tune(largest,
 		func(threshold int) (float64, error) {
 			s.cfg.Threshold = threshold
 			found, err := s.find(ctx, s.cfg.Seed, best)

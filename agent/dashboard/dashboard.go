@@ -71,7 +71,7 @@ func New(config Config) *Dashboard {
 
 // ServeHTTP implements [http.Handler].
 func (d *Dashboard) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	protect(w.Header())
+	setSecurityHeaders(w.Header())
 	d.mux.ServeHTTP(w, req)
 }
 

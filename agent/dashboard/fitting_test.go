@@ -18,7 +18,7 @@ func TestFitting(t *testing.T) {
 			Sequence: i + 1, What: strings.Repeat("w", 2048), Agent: strings.Repeat("a", 255),
 		})
 	}
-	got := fitting(events)
+	got := fitEvents(events)
 	size := proto.Size(&control.TellRequest{Agent: events[0].Agent, Events: got})
 	if len(got) < 16 || size > 64<<10 || got[len(got)-1].GetSequence() != 200 {
 		t.Errorf("%d events of %d bytes, the last is %v; want at most 64 KiB of the last ones",
@@ -28,10 +28,10 @@ func TestFitting(t *testing.T) {
 	for _, e := range events {
 		e.What = "short"
 	}
-	if got := fitting(events); len(got) != maxTellEvents {
+	if got := fitEvents(events); len(got) != maxTellEvents {
 		t.Errorf("%d short events, want %d", len(got), maxTellEvents)
 	}
-	if got := fitting(nil); len(got) > 0 {
+	if got := fitEvents(nil); len(got) > 0 {
 		t.Errorf("got %d of no events", len(got))
 	}
 }

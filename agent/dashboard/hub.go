@@ -483,7 +483,7 @@ func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseSer
 	for len(first.seconds)+len(first.minutes) > 0 {
 		n, m := min(maxRows, len(first.seconds)), min(maxRows, len(first.minutes))
 		past := &control.PulseMessage{
-			Seconds: messages(first.seconds[:n]), Minutes: messages(first.minutes[:m]),
+			Seconds: toRowMessages(first.seconds[:n]), Minutes: toRowMessages(first.minutes[:m]),
 		}
 		first.seconds, first.minutes = first.seconds[n:], first.minutes[m:]
 		if err := stream.Send(past); err != nil {
@@ -497,8 +497,8 @@ func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseSer
 				return status.Error(codes.ResourceExhausted, "beats are not read in time")
 			}
 			m := &control.PulseMessage{
-				Beat: p.beat, Plan: p.plan, Seconds: messages(p.seconds),
-				Minutes: messages(p.minutes),
+				Beat: p.beat, Plan: p.plan, Seconds: toRowMessages(p.seconds),
+				Minutes: toRowMessages(p.minutes),
 			}
 			if p.fleet != told {
 				m.Fleet, told = p.fleet, p.fleet
@@ -512,7 +512,7 @@ func (h *Hub) Pulse(req *control.PulseRequest, stream control.Dashboard_PulseSer
 	}
 }
 
-func messages(rows []row) (all []*control.Row) {
+func toRowMessages(rows []row) (all []*control.Row) {
 	for i := range rows {
 		all = append(all, rows[i].toMessage())
 	}
@@ -555,7 +555,7 @@ func (h *Hub) tellEvents(ctx context.Context) {
 		leader := h.config.Leading.Leadership().GetLeader()
 		if leader != to {
 			to = leader
-			if again := lately(h.config.Events.After(0), time.Now()); again < told {
+			if again := settledSequence(h.config.Events.After(0), time.Now()); again < told {
 				told = again
 			}
 			select {
@@ -565,7 +565,7 @@ func (h *Hub) tellEvents(ctx context.Context) {
 			}
 			continue
 		}
-		events := fitting(h.config.Events.After(told))
+		events := fitEvents(h.config.Events.After(told))
 		var retry <-chan time.Time
 		switch {
 		case len(events) == 0:
@@ -595,8 +595,8 @@ func (h *Hub) tellEvents(ctx context.Context) {
 	}
 }
 
-// fitting returns the last events that one call of Tell may have.
-func fitting(events []*control.Event) []*control.Event {
+// fitEvents returns the last events that one call of Tell may have.
+func fitEvents(events []*control.Event) []*control.Event {
 	first, size := len(events), 0
 	for first > 0 && len(events)-first < maxTellEvents {
 		if size += proto.Size(events[first-1]); size > maxTellBytes {
@@ -607,9 +607,9 @@ func fitting(events []*control.Event) []*control.Event {
 	return events[first:]
 }
 
-// lately returns the sequence number of the last event that happened more than againTime ago; 0 if
-// none did.
-func lately(events []*control.Event, now time.Time) (sequence uint64) {
+// settledSequence returns the sequence number of the last event that happened more than againTime
+// ago; 0 if none did.
+func settledSequence(events []*control.Event, now time.Time) (sequence uint64) {
 	for _, e := range events {
 		if now.Sub(time.Unix(0, e.GetTimeUnixNs())) <= againTime {
 			break

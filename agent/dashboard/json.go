@@ -92,10 +92,10 @@ func appendNumber(b []byte, v float64) []byte {
 	return strconv.AppendFloat(b, v, 'g', 6, 64)
 }
 
-func milliseconds(ns float64) number { return number(ns / 1e6) }
+func toMs(ns float64) number { return number(ns / 1e6) }
 
-// positive is v, or not known if it is 0.
-func positive(v float64) number {
+// unknownIfZero is v, or not known if it is 0.
+func unknownIfZero(v float64) number {
 	if v > 0 {
 		return number(v)
 	}
@@ -165,7 +165,8 @@ func fleetOf(f *control.Fleet, c class) *fleetJSON {
 		Models: []modelJSON{}, Families: []familyJSON{}, Agents: []agentJSON{},
 	}
 	for _, t := range f.GetTypes() {
-		out.Types = append(out.Types, typeJSON{Name: t.GetName(), Price: positive(t.GetPrice())})
+		out.Types = append(out.Types, typeJSON{Name: t.GetName(),
+			Price: unknownIfZero(t.GetPrice())})
 	}
 	families := map[string]int{}
 	for i, m := range f.GetModels() {
@@ -175,10 +176,10 @@ func fleetOf(f *control.Fleet, c class) *fleetJSON {
 		}
 		out.Models = append(out.Models, modelJSON{
 			Name: m.GetName(), Version: m.GetVersion(),
-			TargetMs:   milliseconds(float64(m.GetQosTargetNs())),
+			TargetMs:   toMs(float64(m.GetQosTargetNs())),
 			Percentile: number(m.GetQosPercentile()),
 			Largest:    m.GetLargestBatchSize(), Family: m.GetFamily(),
-			Accuracy: positive(m.GetAccuracy()),
+			Accuracy: unknownIfZero(m.GetAccuracy()),
 		})
 		if m.GetFamily() == "" {
 			continue
@@ -215,8 +216,9 @@ func fleetOf(f *control.Fleet, c class) *fleetJSON {
 		out.Agents = append(out.Agents, agentJSON{
 			Name: a.GetName(), Type: a.GetType(), Address: a.GetAddress(), Lanes: a.GetLanes(),
 			Cores: a.GetCores(), Provider: a.GetProvider(), Executor: a.GetExecutor(),
-			Draining: a.GetDraining(), Factor: positive(a.GetFactor()), Software: a.GetSoftware(),
-			Models: holds, Price: positive(a.GetPrice()),
+			Draining: a.GetDraining(), Factor: unknownIfZero(a.GetFactor()),
+			Software: a.GetSoftware(),
+			Models:   holds, Price: unknownIfZero(a.GetPrice()),
 		})
 	}
 	return out
@@ -298,7 +300,7 @@ func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
 		out.Models = append(out.Models, modelBeatJSON{
 			Model: i, Rate: number(m.GetRate()), Answered: row.GetAnswered(), Late: row.GetLate(),
 			Failed: row.GetFailed(), Within: number(m.GetWithin()),
-			P50Ms: milliseconds(row.GetP50Ns()), P99Ms: milliseconds(row.GetP99Ns()),
+			P50Ms: toMs(row.GetP50Ns()), P99Ms: toMs(row.GetP99Ns()),
 		})
 	}
 	lanes, _ := b.LanesOf(f) // checked before

@@ -93,7 +93,7 @@ func (d *Dashboard) serveProfiles(w http.ResponseWriter, req *http.Request) {
 		}
 		out.Models = append(out.Models, modelProfilesJSON{
 			Model: at, Name: m.GetName(), Version: m.GetVersion(),
-			TargetMs: milliseconds(float64(m.GetQosTargetNs())),
+			TargetMs: toMs(float64(m.GetQosTargetNs())),
 			Types:    d.profilesOf(view, m),
 		})
 	}
@@ -197,12 +197,13 @@ func choiceOf(c *control.Plan_Choice) *choiceJSON {
 		return nil
 	}
 	out := &choiceJSON{
-		Instances: []countJSON{}, Price: positive(c.GetPrice()), Limit: positive(c.GetLimit()),
-		Allowable: positive(c.GetAllowable()), Binding: c.GetBinding(),
+		Instances: []countJSON{}, Price: unknownIfZero(c.GetPrice()),
+		Limit:     unknownIfZero(c.GetLimit()),
+		Allowable: unknownIfZero(c.GetAllowable()), Binding: c.GetBinding(),
 	}
 	for _, i := range c.GetInstances() {
 		out.Instances = append(out.Instances, countJSON{
-			i.GetType(), i.GetCount(), positive(i.GetPrice()),
+			i.GetType(), i.GetCount(), unknownIfZero(i.GetPrice()),
 		})
 	}
 	return out
@@ -215,8 +216,8 @@ func (d *Dashboard) servePlan(w http.ResponseWriter, req *http.Request) {
 	}
 	p := d.hub.Planned()
 	out := planJSON{
-		Number: p.GetNumber(), AgeMs: milliseconds(float64(p.GetAgeNs())), Trigger: p.GetTrigger(),
-		Priced: p.GetPriced(), Rate: positive(p.GetRate()), Change: p.GetChange(),
+		Number: p.GetNumber(), AgeMs: toMs(float64(p.GetAgeNs())), Trigger: p.GetTrigger(),
+		Priced: p.GetPriced(), Rate: unknownIfZero(p.GetRate()), Change: p.GetChange(),
 		Gain: number(p.GetGain()), Reason: p.GetReason(), Notes: []string{},
 		Now: choiceOf(p.GetNow()), Proposed: choiceOf(p.GetProposed()),
 		Approximate: p.GetApproximate(), More: []gainJSON{},
@@ -228,7 +229,7 @@ func (d *Dashboard) servePlan(w http.ResponseWriter, req *http.Request) {
 	out.Notes = append(out.Notes, p.GetNotes()...)
 	for _, g := range p.GetMore() {
 		out.More = append(out.More, gainJSON{
-			g.GetType(), number(g.GetRate()), positive(g.GetPrice()),
+			g.GetType(), number(g.GetRate()), unknownIfZero(g.GetPrice()),
 		})
 	}
 	writeJSON(w, out)

@@ -48,7 +48,7 @@ func rentedOf(s *control.FleetState) rentedJSON {
 	}
 	for _, h := range s.GetHeld() {
 		out.Held = append(out.Held,
-			heldJSON{h.GetWhat(), h.GetWhy(), milliseconds(float64(h.GetForNs()))})
+			heldJSON{h.GetWhat(), h.GetWhy(), toMs(float64(h.GetForNs()))})
 	}
 	return out
 }

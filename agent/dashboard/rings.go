@@ -164,12 +164,12 @@ func (r *row) addRow(o *row) {
 		}
 		m := &r.models[i]
 		m.answered, m.late, m.failed = m.answered+x.answered, m.late+x.late, m.failed+x.failed
-		m.p50, m.p99 = most(m.p50, x.p50), most(m.p99, x.p99)
+		m.p50, m.p99 = maxKnown(m.p50, x.p50), maxKnown(m.p99, x.p99)
 	}
 }
 
-// most is the higher of two numbers, either of which may be unknown.
-func most(a, b float32) float32 {
+// maxKnown is the higher of two numbers, either of which may be unknown.
+func maxKnown(a, b float32) float32 {
 	if math.IsNaN(float64(a)) || b > a {
 		return b
 	}

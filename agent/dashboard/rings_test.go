@@ -50,7 +50,7 @@ func TestRings(t *testing.T) {
 	}
 	var other rings
 	other.add(rowOf(rowAt(last+1, 1))) // what it knows itself stays
-	newSeconds, newMinutes := other.put(messages(seconds), messages(minutes))
+	newSeconds, newMinutes := other.put(toRowMessages(seconds), toRowMessages(minutes))
 	if len(newSeconds) != 599 || len(newMinutes) != 1439 {
 		t.Errorf("%d seconds and %d minutes were new", len(newSeconds), len(newMinutes))
 	}
@@ -71,7 +71,7 @@ func TestRings(t *testing.T) {
 	if _, again = r.rowsAfter(199_979, last); len(again) != 1 || again[0].second != 199_980 {
 		t.Errorf("after the last second of a minute there are %d minutes, %+v", len(again), again)
 	}
-	if s, m := other.put(messages(seconds), messages(minutes)); len(s)+len(m) != 0 {
+	if s, m := other.put(toRowMessages(seconds), toRowMessages(minutes)); len(s)+len(m) != 0 {
 		t.Errorf("told twice, %d seconds and %d minutes are new", len(s), len(m))
 	}
 }

@@ -40,7 +40,7 @@ var thePage = sync.OnceValue(func() *page {
 		if err != nil {
 			return err
 		}
-		f := &file{content: content, zipped: zip(content), kind: kindOf(name)}
+		f := &file{content: content, zipped: compressGzip(content), kind: kindOf(name)}
 		sum := sha256.Sum256(content)
 		f.tag = `"` + hex.EncodeToString(sum[:8]) + `"`
 		_, _ = all.Write(append([]byte(name), sum[:]...)) // never fails
@@ -75,7 +75,7 @@ func kindOf(name string) string {
 	return "application/octet-stream"
 }
 
-func zip(content []byte) []byte {
+func compressGzip(content []byte) []byte {
 	var b bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is valid
 	_, _ = w.Write(content)                               // a buffer takes everything
@@ -92,8 +92,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect
 	"img-src 'self' data:; font-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action " +
 	"'self'"
 
-// protect sets the headers of every answer under /dashboard/.
-func protect(h http.Header) {
+// setSecurityHeaders sets the headers of every answer under /dashboard/.
+func setSecurityHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")

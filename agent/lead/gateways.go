@@ -256,7 +256,7 @@ func (t *term) flush() {
 		m.Received = g.received
 		g.mu.Lock()
 		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain) + len(m.Split)
-		g.pending = join(g.pending, m)
+		g.pending = mergeMessages(g.pending, m)
 		full := g.unread > maxUnread
 		g.mu.Unlock()
 		if full {
@@ -269,39 +269,39 @@ func (t *term) flush() {
 	t.touched = t.touched[:0]
 }
 
-// revoke removes an assignment from a message that was not sent yet. A gateway reads the OfferAgain
-// entries of a message before its Assign entries, so it would take the old assignment for a new
-// one.
-func revoke(m *control.MatchMessage, sequence uint64, attempt uint32) {
+// revokeAssignment removes an assignment from a message that was not sent yet. A gateway reads the
+// OfferAgain entries of a message before its Assign entries, so it would take the old assignment
+// for a new one.
+func revokeAssignment(m *control.MatchMessage, sequence uint64, attempt uint32) {
 	m.Assign = slices.DeleteFunc(m.Assign,
 		func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
 }
 
-// unsplit removes the split of a query from a message that was not sent yet; m may be nil. The
+// revokeSplit removes the split of a query from a message that was not sent yet; m may be nil. The
 // gateway has submitted the query since, which replaces its parts. It would take the old split for
 // one that follows the submit, which the message acknowledges.
-func unsplit(m *control.MatchMessage, sequence uint64) {
+func revokeSplit(m *control.MatchMessage, sequence uint64) {
 	if m != nil {
 		m.Split = slices.DeleteFunc(m.Split,
 			func(s *control.Split) bool { return s.Sequence == sequence })
 	}
 }
 
-// join merges a later message into an earlier one that was not sent yet, and returns the result. It
-// keeps the order of the two messages' effects.
-func join(earlier, later *control.MatchMessage) *control.MatchMessage {
+// mergeMessages merges a later message into an earlier one that was not sent yet, and returns the
+// result. It keeps the order of the two messages' effects.
+func mergeMessages(earlier, later *control.MatchMessage) *control.MatchMessage {
 	if earlier == nil {
 		return later
 	}
 	for _, o := range later.OfferAgain {
-		revoke(earlier, o.Sequence, o.Attempt)
+		revokeAssignment(earlier, o.Sequence, o.Attempt)
 	}
 	earlier.Received = later.Received
 	earlier.OfferAgain = append(earlier.OfferAgain, later.OfferAgain...)
 	earlier.Split = append(earlier.Split, later.Split...)
 	earlier.Assign = append(earlier.Assign, later.Assign...)
 	earlier.Reject = append(earlier.Reject, later.Reject...)
-	earlier.Profiles = newest(earlier.Profiles, later.Profiles)
+	earlier.Profiles = mergeProfiles(earlier.Profiles, later.Profiles)
 	if later.Leadership != nil {
 		earlier.Leadership = later.Leadership
 	}
@@ -387,9 +387,9 @@ func minAccuracy(s *control.Submit) float64 {
 
 // submit passes a query that a gateway submitted to the state, as a Submitted event.
 func (t *term) submit(g *gateway, s *control.Submit) {
-	unsplit(g.out, s.GetSequence())
+	revokeSplit(g.out, s.GetSequence())
 	g.mu.Lock()
-	unsplit(g.pending, s.GetSequence())
+	revokeSplit(g.pending, s.GetSequence())
 	g.mu.Unlock()
 	e := leader.Event{
 		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(),

@@ -242,7 +242,7 @@ func (l *Leader) followMembers(ctx context.Context) {
 		}
 		there := map[names.AgentName]bool{}
 		for _, m := range l.fleet.View().GetMembers() {
-			if !described(m) {
+			if !hasDescription(m) {
 				continue
 			}
 			name, rank := m.AgentName(), rankOf(m)
@@ -272,9 +272,9 @@ func (l *Leader) followMembers(ctx context.Context) {
 	}
 }
 
-// described reports whether a member has described itself. Before that, only gossip says that the
-// member exists, and anybody may have sent that.
-func described(m *control.Member) bool { return m.GetLanes() > 0 }
+// hasDescription reports whether a member has described itself. Before that, only gossip says that
+// the member exists, and anybody may have sent that.
+func hasDescription(m *control.Member) bool { return m.GetLanes() > 0 }
 
 // rankOf returns a member's rank; if its description has none, the lowest rank of its role.
 func rankOf(m *control.Member) election.Rank {

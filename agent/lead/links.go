@@ -135,7 +135,7 @@ func (s *links) openFor(t *term) {
 		return
 	}
 	for _, m := range members {
-		if !described(m) {
+		if !hasDescription(m) {
 			continue
 		}
 		k := s.out[m.AgentName()]
@@ -235,13 +235,16 @@ func (k *link) takeMessage() *control.LeaderMessage {
 // keepForNext moves the profiles and releases beyond maxListBytes from m to the next message, and
 // leaves prices out beyond maxPriceBytes.
 func (k *link) keepForNext(m *control.LeaderMessage) {
-	m.Prices, _ = cut(m.Prices, maxPriceBytes)
+	m.Prices, _ = cutToLimit(m.Prices, maxPriceBytes)
 	var profiles []*control.Profile
-	if m.Profiles, profiles = cut(m.Profiles, maxListBytes); len(profiles) > 0 {
-		k.push(func(out *control.LeaderMessage) { out.Profiles = newest(profiles, out.Profiles) })
+	if m.Profiles, profiles = cutToLimit(m.Profiles, maxListBytes); len(profiles) > 0 {
+		k.push(func(out *control.LeaderMessage) {
+			out.Profiles = mergeProfiles(profiles,
+				out.Profiles)
+		})
 	}
 	var releases []*control.Release
-	if m.Releases, releases = cut(m.Releases, maxListBytes); len(releases) > 0 {
+	if m.Releases, releases = cutToLimit(m.Releases, maxListBytes); len(releases) > 0 {
 		k.push(func(out *control.LeaderMessage) {
 			if len(out.Releases) == 0 { // otherwise the member has all of them, and newer ones
 				out.Releases = releases
@@ -250,9 +253,9 @@ func (k *link) keepForNext(m *control.LeaderMessage) {
 	}
 }
 
-// cut divides all into the first messages of at most limit bytes together, at least one, and the
-// rest.
-func cut[M proto.Message](all []M, limit int) (now, later []M) {
+// cutToLimit divides all into the first messages of at most limit bytes together, at least one, and
+// the rest.
+func cutToLimit[M proto.Message](all []M, limit int) (now, later []M) {
 	size := 0
 	for n, m := range all {
 		if size += proto.Size(m); n > 0 && size > limit {
@@ -262,8 +265,8 @@ func cut[M proto.Message](all []M, limit int) (now, later []M) {
 	return all, nil
 }
 
-// newest merges two lists of profiles; for a model and type in both it keeps that of later.
-func newest(earlier, later []*control.Profile) []*control.Profile {
+// mergeProfiles merges two lists of profiles; for a model and type in both it keeps that of later.
+func mergeProfiles(earlier, later []*control.Profile) []*control.Profile {
 	all := slices.DeleteFunc(slices.Clone(earlier), func(p *control.Profile) bool {
 		return slices.ContainsFunc(later,
 			func(q *control.Profile) bool { return p.Model == q.Model && p.Type == q.Type })

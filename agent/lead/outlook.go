@@ -34,7 +34,7 @@ type outlook struct {
 func instancesOf(members []*control.Member) map[string]int {
 	counts := map[string]int{}
 	for _, m := range members {
-		if !m.GetDraining() && described(m) {
+		if !m.GetDraining() && hasDescription(m) {
 			counts[m.GetInstanceType()]++
 		}
 	}

@@ -256,7 +256,7 @@ func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 		prices[string(t)] = in.PriceUSDPerHour
 	}
 	for _, m := range d.GetMembers() {
-		if m.GetDraining() || !described(m) {
+		if m.GetDraining() || !hasDescription(m) {
 			continue
 		}
 		t := m.GetInstanceType()

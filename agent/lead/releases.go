@@ -11,8 +11,8 @@ import (
 func (t *term) releaseTerm() release.Term {
 	return release.Term{
 		Epoch:   t.claim.Epoch,
-		Trials:  func() []leader.Trial { return asked(t, t.state.Trials) },
-		Serving: func() map[string][]int64 { return asked(t, t.state.Serving) },
+		Trials:  func() []leader.Trial { return askLoop(t, t.state.Trials) },
+		Serving: func() map[string][]int64 { return askLoop(t, t.state.Serving) },
 		Tell: func(all []*control.Release) {
 			t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Releases = all })
 			t.released.Send()

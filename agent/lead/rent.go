@@ -19,7 +19,7 @@ func (t *term) rentTerm() rent.Term {
 		Self: string(l.fleet.Self()), Epoch: t.claim.Epoch, View: l.fleet.View,
 		Changed: l.fleet.Changed,
 		Status: func() *control.FleetStatus {
-			return asked(t, func() *control.FleetStatus {
+			return askLoop(t, func() *control.FleetStatus {
 				s := &control.FleetStatus{}
 				t.fillStatus(s)
 				return s

@@ -186,7 +186,7 @@ func (s *sampler) describeFleet(g *leader.Glance) {
 	factors := map[string]float64{}
 	for agent, f := range g.Factors {
 		if f > 0 {
-			factors[string(agent)] = told(s.factors[string(agent)], f)
+			factors[string(agent)] = publishedFactor(s.factors[string(agent)], f)
 		}
 	}
 	leadership := s.term.leader.Leadership()
@@ -220,11 +220,11 @@ func (s *sampler) describeFleet(g *leader.Glance) {
 	}
 }
 
-// told returns the factor to publish for an agent: the published one if f is within 0.05 of it and
+// publishedFactor returns the factor to publish for an agent: the published one if f is within 0.05 of it and
 // on the same side of SlowFactor, else f. Without this hysteresis, a factor that drifts would
 // change the fleet's description, and a new one would go to all agents, each second. 0.05 is
 // chosen: half of the departure that makes an agent slow.
-func told(before, f float64) float64 {
+func publishedFactor(before, f float64) float64 {
 	if before > 0 && math.Abs(f-before) < 0.05 &&
 		(f > control.SlowFactor) == (before > control.SlowFactor) {
 		return before

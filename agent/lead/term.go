@@ -102,9 +102,9 @@ func (t *term) callInLoop(do func()) {
 	}
 }
 
-// asked returns what the loop gets from look; the zero value once the term ends. Unlike with call,
-// the caller may be a goroutine that the term waits for.
-func asked[T any](t *term, look func() T) (none T) {
+// askLoop returns what the loop gets from look; the zero value once the term ends. Unlike with
+// call, the caller may be a goroutine that the term waits for.
+func askLoop[T any](t *term, look func() T) (none T) {
 	answer := make(chan T, 1)
 	t.postToLoop(func() { answer <- look() })
 	select {
@@ -269,10 +269,10 @@ func (t *term) carryOut(a *leader.Action) {
 		profiles := profilesOf(a.Latencies)
 		for _, g := range t.gateways {
 			out := t.nextMessage(g)
-			out.Profiles = newest(out.Profiles, profiles)
+			out.Profiles = mergeProfiles(out.Profiles, profiles)
 		}
 		l.links.addToAll(
-			t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
+			t, func(m *control.LeaderMessage) { m.Profiles = mergeProfiles(m.Profiles, profiles) })
 	case leader.TellPrices:
 		prices := pricesOf(a.Prices)
 		for _, g := range t.gateways {
@@ -376,7 +376,7 @@ func (t *term) handleDecision(a *leader.Action) {
 		}
 		out.Split = append(out.Split, split)
 	case leader.OfferAgain:
-		revoke(out, d.Query.Sequence, uint32(d.Attempt))
+		revokeAssignment(out, d.Query.Sequence, uint32(d.Attempt))
 		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{
 			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Reason: d.Reason.String(),
 		})
@@ -477,7 +477,7 @@ func (t *term) addIntroduction(to names.AgentName, m *control.LeaderMessage) {
 // handleMemberMessage handles a message of a member. greets is set for the first message of the
 // member on its current stream, which lists what its lanes hold.
 func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessage, greets bool) {
-	free := durations(m.GetRemainingNs())
+	free := toDurations(m.GetRemainingNs())
 	if greets || m.GetFleet() != nil {
 		t.noteDesired(name, m.GetFleet())
 	}
@@ -538,8 +538,8 @@ func (t *term) linkBroken(name names.AgentName, gone bool, err error) {
 	t.step(leader.Event{Kind: leader.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
 }
 
-// durations converts nanoseconds that a member sent; nil if there are none.
-func durations(ns []int64) []time.Duration {
+// toDurations converts nanoseconds that a member sent; nil if there are none.
+func toDurations(ns []int64) []time.Duration {
 	if len(ns) == 0 {
 		return nil
 	}

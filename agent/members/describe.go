@@ -253,8 +253,8 @@ func (ms *Members) askDescription(o *other, conn grpc.ClientConnInterface) (*con
 // models of a few inputs each take half as much.
 const maxDescriptionBytes = 16 << 20
 
-// longest is the length of the longest of texts.
-func longest(texts ...string) (n int) {
+// maxLength is the length of the longest of texts.
+func maxLength(texts ...string) (n int) {
 	for _, text := range texts {
 		n = max(n, len(text))
 	}
@@ -278,7 +278,8 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 	case proto.Size(m) > maxDescriptionBytes:
 		return fmt.Errorf("its description has %d bytes, want at most %d", proto.Size(m),
 			maxDescriptionBytes)
-	case longest(m.GetAddress(), m.GetInstanceType(), m.GetProvider(), m.GetExecutor(), m.GetRole(),
+	case maxLength(m.GetAddress(), m.GetInstanceType(), m.GetProvider(), m.GetExecutor(),
+		m.GetRole(),
 		m.GetSoftware(), m.GetRented().GetInstance(), m.GetRented().GetSlot(),
 		m.GetRented().GetZone()) > control.MaxNameBytes:
 		return fmt.Errorf("one of its address, type, provider, executor, role, version and machine has "+
@@ -293,7 +294,7 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		switch {
 		case model.GetName() == "":
 			return errors.New("it says that it holds a model without a name")
-		case longest(model.GetName(), model.GetFamily(), model.GetChecksum(),
+		case maxLength(model.GetName(), model.GetFamily(), model.GetChecksum(),
 			model.GetMerge()) > control.MaxNameBytes:
 			return fmt.Errorf("it says that it holds model %.80q..., want names of at most %d bytes",
 				model.GetName(), control.MaxNameBytes)

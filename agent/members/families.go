@@ -76,7 +76,7 @@ func (ms *Members) describeSelf() (*control.Member, map[string]string) {
 		}
 	}
 	slices.SortFunc(before, compareJoined)
-	withdraw(own, before, later, apart)
+	removeContradictions(own, before, later, apart)
 	return own, apart
 }
 
@@ -92,12 +92,12 @@ func compareJoined(a, b *control.Member) int {
 	return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// withdraw removes from own what contradicts the members of before, and adds the reasons to apart,
+// removeContradictions removes from own what contradicts the members of before, and adds the reasons to apart,
 // by model. A family must not have the name of a model, nor a model the name of a family; the
 // variants of a family must have the same inputs and outputs. An agent that is still joining
 // withholds its variants. A variant that is too inaccurate is withdrawn even if the more accurate
 // ones joined later.
-func withdraw(own *control.Member, before, later []*control.Member, apart map[string]string) {
+func removeContradictions(own *control.Member, before, later []*control.Member, apart map[string]string) {
 	holders, families := map[string]*control.Member{}, map[string]memberModel{}
 	for _, m := range before {
 		for _, held := range m.GetModels() {

@@ -81,7 +81,8 @@ func TestWithdraw(t *testing.T) {
 				`ncf-int8: served under its own name only: family "ncf" has the name of a model ` +
 					`of agent "first"`}},
 		{"a model with the name of another's family",
-			agentWith("me", 2, held("ctr", ""), held("din", "")), []*control.Member{first}, nil, "din",
+			agentWith("me", 2, held("ctr", ""), held("din", "")), []*control.Member{first}, nil,
+			"din",
 			[]string{`ctr: not served: agent "first" has a family of this name`}},
 		{"another QoS target", agentWith("me", 2, held("wnd-int8", "ctr", slow)),
 			[]*control.Member{first}, nil, "wnd-int8", []string{
@@ -94,7 +95,7 @@ func TestWithdraw(t *testing.T) {
 			[]*control.Member{first}, nil, "wnd-int8", []string{`late is reject, serve in wnd of`}},
 	} {
 		apart := map[string]string{}
-		withdraw(c.own, c.before, c.later, apart)
+		removeContradictions(c.own, c.before, c.later, apart)
 		var left []string
 		for _, m := range c.own.Models {
 			name := m.Name

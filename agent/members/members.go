@@ -402,7 +402,7 @@ func (ms *Members) Names() []names.AgentName {
 // the agents that are, and wraps outcome.ErrNoAgent.
 func (ms *Members) NoAgent(name names.AgentName) error {
 	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent,
-		enumerated(names.Strings(ms.Names())))
+		listNames(names.Strings(ms.Names())))
 }
 
 // NoModel returns the error for a request for a model, or a version of one, that no member holds.
@@ -423,15 +423,15 @@ func (ms *Members) NoModel(model string, version int64) error {
 			model)
 	case len(versions) > 0:
 		return fmt.Errorf("%w on any agent: version %d of model %q; there are %s",
-			models.ErrNotFound, version, model, enumerated(versions))
+			models.ErrNotFound, version, model, listNames(versions))
 	}
 	return fmt.Errorf("%w on any agent: model %.255q; there are %s", models.ErrNotFound, model,
-		enumerated(held))
+		listNames(held))
 }
 
-// enumerated joins the first ten names in order, and says how many more there are. It sorts names
+// listNames joins the first ten names in order, and says how many more there are. It sorts names
 // in place.
-func enumerated(all []string) string {
+func listNames(all []string) string {
 	slices.Sort(all)
 	all = slices.Compact(all)
 	if more := len(all) - 10; more > 0 {

@@ -20,8 +20,8 @@ const (
 	again = 15 * time.Second
 )
 
-// waits reports whether a release is to be written to the store, which lacks it.
-func waits(x *control.Release) bool { return x.GetKept() > 0 && x.GetKept() < x.GetNumber() }
+// needsStoring reports whether a release is to be written to the store, which lacks it.
+func needsStoring(x *control.Release) bool { return x.GetKept() > 0 && x.GetKept() < x.GetNumber() }
 
 // asKept returns the release as the store is to have it: under the number that follows there.
 func asKept(x *control.Release) *control.Release {
@@ -94,7 +94,7 @@ func (r *Releases) keepAll(ctx context.Context, term *Term) {
 			return
 		}
 		for _, x := range r.All() {
-			if !waits(x) {
+			if !needsStoring(x) {
 				continue
 			}
 			err := r.keepLater(ctx, term, x)
@@ -125,11 +125,11 @@ func (r *Releases) keepLater(ctx context.Context, term *Term, x *control.Release
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known[x.GetModel()]
-	if r.term != term || !newer(kept, known) {
+	if r.term != term || !isNewer(kept, known) {
 		return nil
 	}
 	next := kept
-	if newer(known, x) { // made meanwhile for this fleet: it follows what the store has now
+	if isNewer(known, x) { // made meanwhile for this fleet: it follows what the store has now
 		next = proto.CloneOf(known)
 		next.Kept, next.Number = kept.GetKept(), max(known.GetNumber(), kept.GetKept()+1)
 	}

@@ -159,11 +159,11 @@ func New(config Config) *Releases {
 
 func (r *Releases) statePath() string { return filepath.Join(r.config.StateDir, "releases.json") }
 
-// newer reports whether a is newer than b, another release of the same model. What the store has
+// isNewer reports whether a is newer than b, another release of the same model. What the store has
 // decides first: a fleet's own releases follow one of the store, or none. The leaders of the two
 // sides of a fleet that was cut in two may have the same epoch, so what the releases say decides
 // last: without that each side would follow its own for good.
-func newer(a, b *control.Release) bool {
+func isNewer(a, b *control.Release) bool {
 	return cmp.Or(cmp.Compare(a.GetKept(), b.GetKept()), cmp.Compare(a.GetNumber(), b.GetNumber()),
 		cmp.Compare(a.GetEpoch(), b.GetEpoch()), cmp.Compare(b.GetCurrent(), a.GetCurrent()),
 		cmp.Compare(b.GetCanary(), a.GetCanary()), cmp.Compare(b.GetShare(), a.GetShare()),
@@ -230,7 +230,7 @@ func (r *Releases) Read(x *control.Release, anyway bool) {
 	defer r.mu.Unlock()
 	known := r.known[x.GetModel()]
 	same := known != nil && known.GetKept() == x.GetKept() && known.GetNumber() == x.GetNumber()
-	if known != nil && !anyway && !newer(x, known) && (!same || alike(x, known)) ||
+	if known != nil && !anyway && !isNewer(x, known) && (!same || isSameRelease(x, known)) ||
 		known == nil && len(r.known) >= maxReleases || !r.isAcceptable(x, "the model store") {
 		return
 	}
@@ -241,11 +241,12 @@ func (r *Releases) Read(x *control.Release, anyway bool) {
 	r.applyChange()
 }
 
-// alike reports whether two releases of the same number say the same, whichever leader made them.
-func alike(a, b *control.Release) bool {
+// isSameRelease reports whether two releases of the same number say the same, whichever leader made
+// them.
+func isSameRelease(a, b *control.Release) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Epoch = b.Epoch
-	return !newer(a, b) && !newer(b, a)
+	return !isNewer(a, b) && !isNewer(b, a)
 }
 
 // Greet adds the releases to a message to a leader.
@@ -261,7 +262,7 @@ func (r *Releases) Hear(m *control.LeaderMessage) (answers bool) {
 // caller must not change it afterwards. If this agent leads, all members are told.
 func (r *Releases) Heard(all []*control.Release) (news bool) {
 	if slices.EqualFunc(all, r.All(), func(a, b *control.Release) bool {
-		return a.GetModel() == b.GetModel() && !newer(a, b)
+		return a.GetModel() == b.GetModel() && !isNewer(a, b)
 	}) {
 		return false
 	}
@@ -269,7 +270,7 @@ func (r *Releases) Heard(all []*control.Release) (news bool) {
 	defer r.mu.Unlock()
 	for _, x := range all {
 		known := r.known[x.GetModel()]
-		if known != nil && !newer(x, known) || known == nil && len(r.known) >= maxReleases ||
+		if known != nil && !isNewer(x, known) || known == nil && len(r.known) >= maxReleases ||
 			!r.isAcceptable(x, "another agent") ||
 			r.config.Trusts != nil && !r.config.Trusts(x) {
 			continue
@@ -483,7 +484,7 @@ func (r *Releases) makeRelease(ctx context.Context, term *Term, model string, by
 	switch {
 	case r.term != term && next.GetKept() < next.GetNumber(): // else the store has it
 		return errNoLeader
-	case r.known[model] != before && !newer(next, r.known[model]):
+	case r.known[model] != before && !isNewer(next, r.known[model]):
 		return status.Error(codes.Aborted, ErrNewer.Error())
 	}
 	if r.known[model] = next; before == nil && len(r.known) > maxReleases {
@@ -499,7 +500,8 @@ func (r *Releases) makeRelease(ctx context.Context, term *Term, model string, by
 // reportRelease tells of a release that is made.
 func (r *Releases) reportRelease(what string, x *control.Release) {
 	r.log.Info("release", "model", x.Model, "what", what, "current", x.Current, "canary", x.Canary,
-		"previous", x.Previous, "share", x.Share, "number", x.Number, "by", x.By, eventKey, "release")
+		"previous", x.Previous, "share", x.Share, "number", x.Number, "by", x.By, eventKey,
+		"release")
 }
 
 // Compared takes the answers that a gateway has compared since it told of them last.
@@ -580,7 +582,7 @@ func (r *Releases) judgeTrials(ctx context.Context, term *Term) {
 			continue
 		}
 		err := r.makeRelease(ctx, term, counted.Model, true, func(next *control.Release) error {
-			if newer(next, x) {
+			if isNewer(next, x) {
 				return status.Error(codes.Aborted, ErrNewer.Error())
 			}
 			next.Why = "promoted by the rule: " + verdict.Why

@@ -31,15 +31,15 @@ func (r *Releases) State(model string) (*control.ReleaseResponse, error) {
 	}
 	if term != nil {
 		if served := term.Serving(); len(served[model]) == 0 {
-			return nil, unknown(model, served)
+			return nil, unknownModelError(model, served)
 		}
 	}
 	return nil, status.Errorf(codes.NotFound, "no version of %.80q was released: its newest "+
 		"version serves", model)
 }
 
-// unknown is the error of a model that no agent serves.
-func unknown(model string, served map[string][]int64) error {
+// unknownModelError is the error of a model that no agent serves.
+func unknownModelError(model string, served map[string][]int64) error {
 	there := "no model"
 	if len(served) > 0 {
 		there = strings.Join(slices.Sorted(maps.Keys(served)), ", ")
@@ -70,7 +70,7 @@ func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 		},
 		State: StateOf(x),
 	}
-	if waits(x) {
+	if needsStoring(x) {
 		s.Release.Why += "; in this fleet only: it is not written to the model store"
 	}
 	s.Verdict = s.Release.Why
@@ -86,7 +86,8 @@ func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 	}
 	if t != nil && x.Canary != 0 {
 		s.AgeNs = int64(t.age)
-		s.Current, s.Canary = show(&t.counted.Current), show(&t.counted.Canary)
+		s.Current, s.Canary = toVersionCounts(&t.counted.Current),
+			toVersionCounts(&t.counted.Canary)
 		s.Current.Slow, s.Canary.Slow = t.counted.Slow()
 		a := &t.counted.Answers
 		s.Answers = &control.AnswersCompared{
@@ -97,7 +98,7 @@ func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 	return s
 }
 
-func show(c *canary.Counts) *control.VersionCounts {
+func toVersionCounts(c *canary.Counts) *control.VersionCounts {
 	total := c.Total()
 	return &control.VersionCounts{
 		Queries: total.Queries(), Late: total.Late, Failed: total.Failed, Runs: c.Runs.Total,

@@ -390,7 +390,7 @@ func (l *loop) identify(d *control.DesiredFleet, p *policy.Policy) *control.Desi
 		next.Counts, next.Known = toCounts(least), true
 		next.Why, next.By = "the minimum of the policy", ""
 	}
-	if l.desire(d, next) != nil {
+	if l.setDesired(d, next) != nil {
 		return d
 	}
 	return l.manager.Desired()
@@ -662,7 +662,7 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 			l.propose(choice, p, err.Error())
 			return
 		}
-		if l.desire(d, next) == nil {
+		if l.setDesired(d, next) == nil {
 			l.propose(nil, p, choice.Why)
 		}
 		return

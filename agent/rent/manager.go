@@ -131,7 +131,7 @@ func (r *Manager) Desired() *control.DesiredFleet {
 func (r *Manager) Heard(d *control.DesiredFleet) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if d == nil || !newer(d, r.desired) {
+	if d == nil || !isNewer(d, r.desired) {
 		return false
 	}
 	r.storeDesired(d)
@@ -168,9 +168,9 @@ func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) boo
 // keepWait is how long a change waits for most of the agents that may lead. Chosen.
 const keepWait = 3 * time.Second
 
-// know returns how many agents may lead, and how many of these have said in this term that they
-// know d or what is newer; if d is nil, that have said anything. This agent is one of them.
-func (l *loop) know(d *control.DesiredFleet) (know, all int) {
+// countKnowing returns how many agents may lead, and how many of these have said in this term that they
+// countKnowing d or what is newer; if d is nil, that have said anything. This agent is one of them.
+func (l *loop) countKnowing(d *control.DesiredFleet) (know, all int) {
 	members, r := l.term.View().GetMembers(), l.manager
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,7 +184,7 @@ func (l *loop) know(d *control.DesiredFleet) (know, all int) {
 		}
 		addresses[m.GetAddress()] = true
 		said, ok := r.said[m.GetName()]
-		if m.GetName() == l.term.Self || ok && r.saidIn == l.term.Epoch && !newer(d, said) {
+		if m.GetName() == l.term.Self || ok && r.saidIn == l.term.Epoch && !isNewer(d, said) {
 			know++
 		}
 	}
@@ -194,20 +194,20 @@ func (l *loop) know(d *control.DesiredFleet) (know, all int) {
 // knowsMost reports whether most of the agents that may lead have said what they know to be
 // desired. This leader then knows the newest that most of them have known.
 func (l *loop) knowsMost() bool {
-	know, all := l.know(nil)
+	know, all := l.countKnowing(nil)
 	return 2*know > all
 }
 
-// await waits until most of the agents that may lead know d, or have said what they know if d is
-// nil. It returns how many do, and false where that are too few for too long.
-func (l *loop) await(d *control.DesiredFleet) (know, all int, ok bool) {
+// awaitMajority waits until most of the agents that may lead know d, or have said what they know if
+// d is nil. It returns how many do, and false where that are too few for too long.
+func (l *loop) awaitMajority(d *control.DesiredFleet) (know, all int, ok bool) {
 	timeout := time.NewTimer(keepWait)
 	defer timeout.Stop()
 	for {
 		l.manager.mu.Lock()
 		heard, leads := l.manager.heard, l.manager.term == l
 		l.manager.mu.Unlock()
-		know, all = l.know(d)
+		know, all = l.countKnowing(d)
 		if 2*know > all || !leads {
 			return know, all, leads
 		}
@@ -219,8 +219,8 @@ func (l *loop) await(d *control.DesiredFleet) (know, all int, ok bool) {
 	}
 }
 
-// newer reports whether a is newer than b.
-func newer(a, b *control.DesiredFleet) bool {
+// isNewer reports whether a is newer than b.
+func isNewer(a, b *control.DesiredFleet) bool {
 	return a.GetEpoch() > b.GetEpoch() ||
 		a.GetEpoch() == b.GetEpoch() && a.GetVersion() > b.GetVersion()
 }
@@ -292,7 +292,7 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 	case !r.Rents():
 		return nil, errCannot
 	}
-	if know, all, ok := l.await(nil); !ok {
+	if know, all, ok := l.awaitMajority(nil); !ok {
 		return nil, status.Errorf(codes.Unavailable,
 			"the leader changes nothing before most agents that may lead have reported which "+
 				"machines they know to be desired: %d of %d have", know, all)
@@ -307,13 +307,13 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 		next = &control.DesiredFleet{}
 	}
 	next.By = req.GetBy()
-	if err := l.change(next, req); err != nil {
+	if err := l.applyRequest(next, req); err != nil {
 		return nil, err
 	}
 	if req.GetDryRun() {
 		return l.dryRun(next), nil
 	}
-	if err := l.desire(d, next); err != nil {
+	if err := l.setDesired(d, next); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
@@ -321,7 +321,7 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 		l.shown.Proposal, l.shown.Outlook = nil, "" // both are of a change to what was desired
 	}
 	l.mu.Unlock()
-	if know, all, ok := l.await(next); !ok {
+	if know, all, ok := l.awaitMajority(next); !ok {
 		return nil, status.Errorf(codes.DeadlineExceeded,
 			"version %d is desired, but only %d of the "+
 				"%d agents that may lead have said that they know: it may be lost with this leader",
@@ -335,8 +335,8 @@ func (r *Manager) Set(req *control.SetFleetRequest) (*control.FleetState, error)
 	return r.State()
 }
 
-// desire makes next what is desired, unless that has changed since before.
-func (l *loop) desire(before, next *control.DesiredFleet) error {
+// setDesired makes next what is desired, unless that has changed since before.
+func (l *loop) setDesired(before, next *control.DesiredFleet) error {
 	if !l.knowsMost() {
 		return status.Error(codes.Unavailable, "this leader does not know yet what most know")
 	}
@@ -356,8 +356,8 @@ func (l *loop) desire(before, next *control.DesiredFleet) error {
 	return nil
 }
 
-// change applies a request to what is desired.
-func (l *loop) change(d *control.DesiredFleet, req *control.SetFleetRequest) error {
+// applyRequest applies a request to what is desired.
+func (l *loop) applyRequest(d *control.DesiredFleet, req *control.SetFleetRequest) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.policy

@@ -35,7 +35,7 @@ func (l *loop) show(p *policy.Policy, d *control.DesiredFleet, seen *rent.Seen, 
 		if seen.Paused != "" { // what would be done
 			would := *seen
 			would.Paused = ""
-			s.Next, s.Held = l.would(&would, s.Held)
+			s.Next, s.Held = l.previewStep(&would, s.Held)
 		}
 		for _, lack := range l.renter.Lacking(l.now()) {
 			s.Lacking = append(s.Lacking, &control.LackingKind{Kind: lack.Kind.String(),
@@ -77,9 +77,9 @@ func (l *loop) fill(s *control.FleetState, seen *rent.Seen, step *rent.Step) {
 	}
 }
 
-// would says what a step would do, and hold beside held. It leaves the renter as it is: a step that
-// is not carried out changes nothing in it but what it has seen.
-func (l *loop) would(seen *rent.Seen, held []*control.HeldChange) ([]string,
+// previewStep says what a step would do, and hold beside held. It leaves the renter as it is: a
+// step that is not carried out changes nothing in it but what it has seen.
+func (l *loop) previewStep(seen *rent.Seen, held []*control.HeldChange) ([]string,
 	[]*control.HeldChange) {
 	var next []string
 	step := l.renter.Step(seen)

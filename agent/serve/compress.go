@@ -13,10 +13,10 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// decompressed returns req with a body that decompresses as Content-Encoding says, or an error that
-// wraps outcome.ErrInvalid. It does not limit the body's size: the reader must count decompressed
-// bytes.
-func decompressed(req *http.Request) (*http.Request, error) {
+// decompressBody returns req with a body that decompresses as Content-Encoding says, or an error
+// that wraps outcome.ErrInvalid. It does not limit the body's size: the reader must count
+// decompressed bytes.
+func decompressBody(req *http.Request) (*http.Request, error) {
 	var body *oip.Inflater
 	var err error
 	switch encoding := req.Header.Get("Content-Encoding"); strings.ToLower(encoding) {

@@ -45,7 +45,7 @@ func TestDecompressed(t *testing.T) {
 		}
 		req := httptest.NewRequest("POST", "/", &sent)
 		req.Header.Set("Content-Encoding", coding)
-		plain, err := decompressed(req)
+		plain, err := decompressBody(req)
 		if err != nil {
 			t.Errorf("%q: %v", coding, err)
 			continue
@@ -56,7 +56,7 @@ func TestDecompressed(t *testing.T) {
 	}
 	req := httptest.NewRequest("POST", "/", nil)
 	req.Header.Set("Content-Encoding", "BR")
-	if _, err := decompressed(req); err == nil || !strings.Contains(err.Error(), `"BR"`) {
+	if _, err := decompressBody(req); err == nil || !strings.Contains(err.Error(), `"BR"`) {
 		t.Errorf("an unknown coding: %v", err)
 	}
 }

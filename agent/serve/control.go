@@ -188,9 +188,10 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 func (s controlService) Place(ctx context.Context, req *control.PlaceRequest) (
 	*control.PlaceResponse, error) {
 	resp, err := s.changePlacement(ctx, req)
-	s.logRequest(ctx, "placement", "asked to "+placeVerb(req), err, "agent", short(req.GetAgent()),
+	s.logRequest(ctx, "placement", "asked to "+placeVerb(req), err, "agent",
+		cutName(req.GetAgent()),
 		"layout",
-		short(req.GetLayout()), "version", req.GetVersion())
+		cutName(req.GetLayout()), "version", req.GetVersion())
 	return resp, err
 }
 

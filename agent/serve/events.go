@@ -189,8 +189,8 @@ func (s *Server) logRequest(ctx context.Context, kind, what string, err error, a
 	s.config.Log.Info(what, attrs...)
 }
 
-// short cuts a name that a client chose to 255 characters, so that it fits into an event.
-func short(name string) string { return fmt.Sprintf("%.255s", name) }
+// cutName cuts a name that a client chose to 255 characters, so that it fits into an event.
+func cutName(name string) string { return fmt.Sprintf("%.255s", name) }
 
 // Events streams the stored events of this agent, or of all agents. If asked to follow, it blocks
 // and streams new events of this agent until the call ends.

@@ -157,7 +157,7 @@ func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 		interceptor grpc.UnaryServerInterceptor) (any, error) {
 		resp, err := handle(service, ctx, decode, interceptor)
 		if r := receiptOf(ctx); r != nil {
-			r.end(err)
+			r.noteEnd(err)
 		}
 		return resp, err
 	}
@@ -228,7 +228,7 @@ func (s *Server) register(to grpc.ServiceRegistrar) {
 // isAttempt reports whether a query is a gateway's attempt, which this agent must run itself or
 // refuse.
 func isAttempt(ctx context.Context) bool {
-	return len(headers(ctx, control.AttemptHeader)) > 0
+	return len(headerValues(ctx, control.AttemptHeader)) > 0
 }
 
 // A receipt is the state of a query by gRPC from its arrival until its answer is sent. It is also
@@ -262,9 +262,9 @@ func (r *receipt) expire() {
 	r.cancel()
 }
 
-// end must be called when the call ends with err. If the query was not received, end counts it; of
-// an attempt, it tells the leader that the attempt was not run.
-func (r *receipt) end(err error) {
+// noteEnd must be called when the call ends with err. If the query was not received, end counts it;
+// of an attempt, it tells the leader that the attempt was not run.
+func (r *receipt) noteEnd(err error) {
 	if r.received {
 		return
 	}
@@ -386,16 +386,16 @@ func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Cont
 	r.Context, r.cancel = context.WithCancel(ctx)
 	if err := ctx.Err(); err != nil { // gRPC does not call the handler then, so end is called here
 		r.cancel()
-		r.end(err)
+		r.noteEnd(err)
 		return ctx, status.FromContextError(err).Err()
 	}
 	s.arriving.addTimeout(&r.timeout, s.config.ReceiveTimeout, r)
 	return r, nil
 }
 
-// received ends the timeout for the arrival of the call's query, and returns the time at which it
-// began to arrive.
-func received(ctx context.Context) (arrival time.Time) {
+// noteArrival ends the timeout for the arrival of the call's query, and returns the time at which
+// it began to arrive.
+func noteArrival(ctx context.Context) (arrival time.Time) {
 	r := receiptOf(ctx)
 	if r == nil {
 		return time.Now()
@@ -405,18 +405,18 @@ func received(ctx context.Context) (arrival time.Time) {
 	return r.arrival
 }
 
-// headers returns the values of a call's header, which the caller must not change. Unlike
+// headerValues returns the values of a call's header, which the caller must not change. Unlike
 // metadata's function it copies nothing if the call has a receipt.
-func headers(ctx context.Context, name string) []string {
+func headerValues(ctx context.Context, name string) []string {
 	if r := receiptOf(ctx); r != nil {
 		return r.header[name]
 	}
 	return metadata.ValueFromIncomingContext(ctx, name)
 }
 
-// header returns the first value of a call's header, "" if there is none.
-func header(ctx context.Context, name string) string {
-	if values := headers(ctx, name); len(values) > 0 {
+// firstHeader returns the first value of a call's header, "" if there is none.
+func firstHeader(ctx context.Context, name string) string {
+	if values := headerValues(ctx, name); len(values) > 0 {
 		return values[0]
 	}
 	return ""

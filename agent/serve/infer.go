@@ -136,7 +136,7 @@ func (t transport) Infer(ctx context.Context, to *control.Member, req *oip.Reque
 // agent makes spans, the gateway replaces it with its own span.
 func passTrace(ctx context.Context) context.Context {
 	for _, name := range tracing.Headers {
-		for _, value := range headers(ctx, name) {
+		for _, value := range headerValues(ctx, name) {
 			ctx = metadata.AppendToOutgoingContext(ctx, name, value)
 		}
 	}

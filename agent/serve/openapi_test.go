@@ -27,7 +27,7 @@ func TestOpenAPI(t *testing.T) {
 		}
 	}
 	served := map[string]bool{}
-	for _, route := range (&rest{}).routes() {
+	for _, route := range (&rest{}).listRoutes() {
 		served[strings.ReplaceAll(route.pattern, "{$}", "")] = true
 	}
 	if !maps.Equal(described, served) {

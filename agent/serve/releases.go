@@ -48,7 +48,7 @@ func (s controlService) SetRelease(ctx context.Context, req *control.SetReleaseR
 		if req.GetVersion() == 0 {
 			what = "asked to roll a model back"
 		}
-		s.logRequest(ctx, "release", what, err, "model", short(req.GetModel()), "version",
+		s.logRequest(ctx, "release", what, err, "model", cutName(req.GetModel()), "version",
 			req.GetVersion(), "share", req.GetShare())
 	}
 	return resp, err

@@ -79,7 +79,7 @@ type route struct {
 // newREST returns a handler with all paths of the protocol.
 func (s *Server) newREST() *rest {
 	r := &rest{Server: s, service: service{s}, mux: http.NewServeMux()}
-	routes := r.routes()
+	routes := r.listRoutes()
 	for path, why := range missingPaths {
 		routes = append(routes, route{path, missingPath(why)})
 	}
@@ -93,8 +93,8 @@ func (s *Server) newREST() *rest {
 	return r
 }
 
-// routes returns what an agent answers by REST. api/openapi describes each of them.
-func (r *rest) routes() []route {
+// listRoutes returns what an agent answers by REST. api/openapi describes each of them.
+func (r *rest) listRoutes() []route {
 	routes := []route{
 		{"GET /{$}", r.serveRoot},
 		{"GET /livez", r.serveLive},
@@ -213,17 +213,17 @@ func (r *rest) serverReady(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func (r *rest) serverMetadata(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ServerMetadata, &inference.ServerMetadataRequest{})
+	return answerCall(w, req, r.service.ServerMetadata, &inference.ServerMetadataRequest{})
 }
 
 func (r *rest) modelMetadata(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{
+	return answerCall(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{
 		Name: req.PathValue("model"), Version: req.PathValue("version"),
 	})
 }
 
 func (r *rest) modelConfig(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ModelConfig, &inference.ModelConfigRequest{
+	return answerCall(w, req, r.service.ModelConfig, &inference.ModelConfigRequest{
 		Name: req.PathValue("model"), Version: req.PathValue("version"),
 	})
 }
@@ -252,7 +252,7 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 }
 
 func (r *rest) modelStatistics(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ModelStatistics, &inference.ModelStatisticsRequest{
+	return answerCall(w, req, r.service.ModelStatistics, &inference.ModelStatisticsRequest{
 		Name: req.PathValue("model"), Version: req.PathValue("version"),
 	})
 }
@@ -264,7 +264,7 @@ func (r *rest) repositoryIndex(w http.ResponseWriter, req *http.Request) error {
 	if err := readBody(req, &body); err != nil {
 		return err
 	}
-	return answer(w, req, r.service.RepositoryIndex, &inference.RepositoryIndexRequest{
+	return answerCall(w, req, r.service.RepositoryIndex, &inference.RepositoryIndexRequest{
 		Ready: body.Ready,
 	})
 }
@@ -383,7 +383,7 @@ func (r *rest) receiveQuery(req *http.Request, charge *oip.Charge) (*oip.Request
 // charge.
 func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request,
 	error) {
-	plain, err := decompressed(req)
+	plain, err := decompressBody(req)
 	if err != nil {
 		return nil, err
 	}
@@ -402,8 +402,8 @@ func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge)
 	return nil, outcome.Invalid("%w", err) // the client's body cannot be read
 }
 
-// answer calls a method of the service and writes its answer as JSON.
-func answer[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request,
+// answerCall calls a method of the service and writes its answer as JSON.
+func answerCall[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request,
 	call func(context.Context, Req) (Resp, error), message Req) error {
 	resp, err := call(req.Context(), message)
 	if err != nil {

@@ -67,7 +67,7 @@ func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRe
 
 // ModelInfer answers a query that came by gRPC, and makes its span.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-	arrival := received(ctx)
+	arrival := noteArrival(ctx)
 	ctx, span := s.traceCall(ctx, req, arrival)
 	resp, err := s.modelInfer(ctx, req, arrival)
 	if span != nil && err == nil && resp.Variant != "" {
@@ -81,10 +81,10 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 // answers counts the bytes of the answer; nil: nobody does.
 func (s service) makeAttempt(ctx context.Context, req *oip.Request, arrival time.Time,
 	answers *oip.Charge) (*oip.Response, error) {
-	req.JSON = req.JSON || header(ctx, control.JSONHeader) != ""
+	req.JSON = req.JSON || firstHeader(ctx, control.JSONHeader) != ""
 	compare := s.compareAnswer(req)
-	resp, err := s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
-		header(ctx, control.PartHeader), header(ctx, control.MergeHeader), req, arrival,
+	resp, err := s.config.Worker.Attempt(ctx, firstHeader(ctx, control.AttemptHeader),
+		firstHeader(ctx, control.PartHeader), firstHeader(ctx, control.MergeHeader), req, arrival,
 		answers)
 	compare(resp, err)
 	return resp, s.hideNames(ctx, err)
@@ -180,9 +180,9 @@ func (s service) RepositoryModelLoad(ctx context.Context,
 			})
 			return err
 		})
-	s.logRequest(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()),
+	s.logRequest(ctx, "load", "asked to load a model", err, "model", cutName(req.GetModelName()),
 		"on",
-		short(string(chosen)))
+		cutName(string(chosen)))
 	if err != nil {
 		return nil, err
 	}
@@ -232,9 +232,10 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 			})
 			return err
 		})
-	s.logRequest(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()),
+	s.logRequest(ctx, "unload", "asked to unload a model", err, "model",
+		cutName(req.GetModelName()),
 		"on",
-		short(string(chosen)))
+		cutName(string(chosen)))
 	if err != nil {
 		return nil, err
 	}

@@ -58,14 +58,14 @@ func (s service) ModelStreamInfer(stream oip.InferStream) error {
 			select {
 			case answer, more = <-order:
 			default:
-				go drop(order)
+				go releaseAnswers(order)
 				return runtime.ErrDraining
 			}
 		}
 		switch {
 		case more:
 			if err := s.sendStreamed(stream, <-answer); err != nil {
-				go drop(order)
+				go releaseAnswers(order)
 				return err
 			}
 		case errors.Is(ended, io.EOF):
@@ -76,8 +76,8 @@ func (s service) ModelStreamInfer(stream oip.InferStream) error {
 	}
 }
 
-// drop releases the answers that nobody will read. It returns when the stream has ended.
-func drop(order <-chan chan streamAnswer) {
+// releaseAnswers releases the answers that nobody will read. It returns when the stream has ended.
+func releaseAnswers(order <-chan chan streamAnswer) {
 	for answer := range order {
 		if a := <-answer; a.resp != nil {
 			a.resp.Release()

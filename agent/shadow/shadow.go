@@ -126,9 +126,9 @@ func (c *Comparer) Answered(req *oip.Request, resp *oip.Response) {
 	}
 	again := &oip.Request{
 		Model: req.Model, Version: strconv.FormatInt(r.GetCurrent(), 10),
-		Inputs: copies(req.Inputs), Outputs: slices.Clone(req.Outputs),
+		Inputs: copyTensors(req.Inputs), Outputs: slices.Clone(req.Outputs),
 	}
-	answer := copies(resp.Outputs)
+	answer := copyTensors(resp.Outputs)
 	c.running.Go(func() {
 		c.compareAnswers(r, to, attempt, again, answer)
 		c.mu.Lock()
@@ -159,7 +159,7 @@ func (c *Comparer) idleHolder(key names.ModelKey) *control.Member {
 	return all[rand.IntN(len(all))]
 }
 
-func copies(tensors []tensor.Tensor) []tensor.Tensor {
+func copyTensors(tensors []tensor.Tensor) []tensor.Tensor {
 	all := slices.Clone(tensors)
 	for i := range all {
 		all[i].Data, all[i].Shape = slices.Clone(all[i].Data), slices.Clone(all[i].Shape)
@@ -178,7 +178,7 @@ func (c *Comparer) compareAnswers(r *control.Release, to *control.Member, attemp
 		return
 	}
 	defer resp.Release()
-	top := difference(answer, resp.Outputs)
+	top := maxDifference(answer, resp.Outputs)
 	told := &control.AnswersCompared{
 		Model: r.GetModel(), Canary: r.GetCanary(), Current: r.GetCurrent(), Compared: 1,
 	}
@@ -190,10 +190,10 @@ func (c *Comparer) compareAnswers(r *control.Release, to *control.Member, attemp
 	c.config.Tell(told)
 }
 
-// difference is the largest difference between the scores of two answers, relative to scores above
-// 1; +Inf if they differ in form, in values that are no floating-point numbers, or in whether one
-// is a number at all.
-func difference(a, b []tensor.Tensor) (most float64) {
+// maxDifference is the largest difference between the scores of two answers, relative to scores
+// above 1; +Inf if they differ in form, in values that are no floating-point numbers, or in whether
+// one is a number at all.
+func maxDifference(a, b []tensor.Tensor) (most float64) {
 	if len(a) != len(b) {
 		return math.Inf(1)
 	}

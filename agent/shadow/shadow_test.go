@@ -27,8 +27,9 @@ func halves(d tensor.DataType, values ...float64) []tensor.Tensor {
 
 func TestDifference(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
-	ids := []tensor.Tensor{{Name: "id", DataType: tensor.Int64, Shape: []int64{1}, Data: make([]byte, 8)}}
-	others := copies(ids)
+	ids := []tensor.Tensor{{Name: "id", DataType: tensor.Int64, Shape: []int64{1},
+		Data: make([]byte, 8)}}
+	others := copyTensors(ids)
 	others[0].Data[0] = 1
 	for _, tt := range []struct {
 		what string
@@ -47,10 +48,10 @@ func TestDifference(t *testing.T) {
 		{"of bfloat16, one no number", halves(tensor.BF16, math.NaN()), halves(tensor.BF16, 1),
 			math.Inf(1)},
 		{"both zero", halves(tensor.BF16, 0), halves(tensor.BF16, math.Copysign(0, -1)), 0},
-		{"alike ids", ids, copies(ids), 0},
+		{"alike ids", ids, copyTensors(ids), 0},
 		{"other ids", ids, others, math.Inf(1)},
 	} {
-		for _, d := range []float64{difference(tt.a, tt.b)} {
+		for _, d := range []float64{maxDifference(tt.a, tt.b)} {
 			if d != tt.want && math.Abs(d-tt.want) > 1e-6 {
 				t.Errorf("%s: got %v, want %v", tt.what, d, tt.want)
 			}

@@ -53,7 +53,7 @@ const (
 // blocks until it has read the file or ctx ends.
 func (c *fileSums) sumOf(ctx context.Context, f *os.File, info fs.FileInfo, rest time.Duration) (
 	[sha256.Size]byte, error) {
-	id, identified := identify(info)
+	id, identified := fileIDOf(info)
 	c.mu.Lock()
 	sum, ok := c.known[id]
 	c.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *fileSums) sumOf(ctx context.Context, f *os.File, info fs.FileInfo, rest
 	if err != nil {
 		return sum, err
 	}
-	if after, _ := identify(now); identified && after != id {
+	if after, _ := fileIDOf(now); identified && after != id {
 		return sum, fmt.Errorf("%s changed while it was read", f.Name())
 	}
 	c.mu.Lock()
@@ -169,7 +169,7 @@ func filesOf(v *models.Version) string {
 	}
 	if len(v.Steps) == 0 {
 		_ = eachFile(v, func(name string, _ *os.File, info fs.FileInfo) error {
-			id, _ := identify(info)
+			id, _ := fileIDOf(info)
 			fmt.Fprintf(&all, "%q %v\n", name, id)
 			return nil
 		})

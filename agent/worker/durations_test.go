@@ -28,7 +28,7 @@ func TestDurations(t *testing.T) {
 		},
 	} {
 		var got control.Completed
-		durations(&got, executedRun{result: &c.result, resp: &oip.Response{}})
+		setDurations(&got, executedRun{result: &c.result, resp: &oip.Response{}})
 		if got.QueueNs != int64(c.queue) || got.ExecutionNs != int64(c.execution) ||
 			got.Divided != (c.result.Divided > 0) {
 			t.Errorf("%s: queue %d, execution %d, divided %v, want %v and %v", name, got.QueueNs,

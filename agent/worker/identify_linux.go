@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// identify returns a file's identity, or false if the system does not provide one.
-func identify(info fs.FileInfo) (fileID, bool) {
+// fileIDOf returns a file's identity, or false if the system does not provide one.
+func fileIDOf(info fs.FileInfo) (fileID, bool) {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return fileID{}, false

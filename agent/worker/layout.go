@@ -203,7 +203,7 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	}
 	to, err := place.ParseLayout(o.GetTo())
 	if err == nil {
-		err = alike(*from, to)
+		err = checkOnlyLanesDiffer(*from, to)
 	}
 	var parts []runtime.Part
 	if err == nil {
@@ -235,8 +235,9 @@ func (s *layouts) retireLanes() {
 	s.retiring.Go(func() { s.worker.retirePartitions(s.ctx, former) })
 }
 
-// alike returns an error unless two layouts differ only in how many lanes each partition has.
-func alike(a, b place.Layout) error {
+// checkOnlyLanesDiffer returns an error unless two layouts differ only in how many lanes each
+// partition has.
+func checkOnlyLanesDiffer(a, b place.Layout) error {
 	lanesOf := func(l place.Layout) (n int) { n, _ = LanesOf(l); return n }
 	same := slices.EqualFunc(a.Partitions, b.Partitions, func(p, q place.Partition) bool {
 		return slices.Equal(p.Models, q.Models) && p.Cores == q.Cores && p.Ways == q.Ways &&
@@ -257,7 +258,7 @@ func (s *layouts) loadInitial(ctx context.Context) {
 			wanted = modelsOf(l)
 			if lanes, _ := LanesOf(l); lanes > 0 {
 				s.followLayout(ctx, l, false)
-				wanted = without(wanted, s.announcedModels())
+				wanted = subtractNames(wanted, s.announcedModels())
 			}
 		} else {
 			s.worker.config.Log.Warn("the last layout cannot be read", "file", s.layoutPath(),
@@ -308,15 +309,15 @@ func (s *layouts) followLayout(ctx context.Context, layout place.Layout, drainFi
 		s.fail(ctx, before, faults)
 		return
 	}
-	missing := without(wanted, s.loadedModels(models.Ready))
-	s.unloadModels(ctx, without(s.loadedModels(), append(slices.Clone(wanted), before...)))
+	missing := subtractNames(wanted, s.loadedModels(models.Ready))
+	s.unloadModels(ctx, subtractNames(s.loadedModels(), append(slices.Clone(wanted), before...)))
 	if drainFirst || s.memoryError(missing) != nil {
 		s.setState(stateDraining, "", nil)
-		s.announceModels(both(before, wanted))
+		s.announceModels(intersectNames(before, wanted))
 		if !sleep(ctx, keepUnplaced) {
 			return
 		}
-		s.unloadModels(ctx, without(s.loadedModels(), wanted))
+		s.unloadModels(ctx, subtractNames(s.loadedModels(), wanted))
 		s.setState(stateLoading, "", nil)
 		if err := s.memoryError(missing); err != nil {
 			s.fail(ctx, before, map[names.ModelKey]error{"": err})
@@ -356,7 +357,7 @@ func (s *layouts) followLayout(ctx context.Context, layout place.Layout, drainFi
 	s.ordered = layout
 	s.mu.Unlock()
 	s.announceModels(wanted)
-	if extra := without(s.loadedModels(), wanted); len(extra) > 0 {
+	if extra := subtractNames(s.loadedModels(), wanted); len(extra) > 0 {
 		s.setState(stateDraining, "", nil)
 		if !sleep(ctx, keepUnplaced) {
 			return
@@ -383,13 +384,13 @@ func (s *layouts) fail(ctx context.Context, before []string, faults map[names.Mo
 	}
 	slices.Sort(failed)
 	slices.Sort(why)
-	for _, model := range without(before, s.loadedModels(models.Ready)) {
+	for _, model := range subtractNames(before, s.loadedModels(models.Ready)) {
 		if err := s.worker.repository.Load(ctx, model); err != nil {
 			why = append(why, fmt.Sprintf("and what was held before: %v", err))
 		}
 	}
-	s.announceModels(both(before, s.loadedModels()))
-	s.unloadModels(ctx, without(s.loadedModels(), before))
+	s.announceModels(intersectNames(before, s.loadedModels()))
+	s.unloadModels(ctx, subtractNames(s.loadedModels(), before))
 	if ctx.Err() != nil {
 		return
 	}
@@ -596,7 +597,7 @@ func (s *layouts) stateMessage() *control.LayoutState {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m.Holds = holds(s.ordered, keys).String()
+	m.Holds = layoutOfHeld(s.ordered, keys).String()
 	m.Epoch, m.Version = s.order.GetEpoch(), s.order.GetVersion()
 	m.State, m.Why, m.Failed = s.at, s.why, s.failed
 	if s.fresh {
@@ -605,8 +606,8 @@ func (s *layouts) stateMessage() *control.LayoutState {
 	return m
 }
 
-// holds is the layout of the models that are held, on the lanes that were ordered.
-func holds(ordered place.Layout, held []names.ModelKey) place.Layout {
+// layoutOfHeld is the layout of the models that are held, on the lanes that were ordered.
+func layoutOfHeld(ordered place.Layout, held []names.ModelKey) place.Layout {
 	var l place.Layout
 	for _, p := range ordered.Partitions {
 		var models []names.ModelKey
@@ -647,14 +648,14 @@ func modelsOf(l place.Layout) (all []string) {
 	return all
 }
 
-// without returns the elements of all that are not in out.
-func without(all, out []string) []string {
+// subtractNames returns the elements of all that are not in out.
+func subtractNames(all, out []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(x string) bool {
 		return slices.Contains(out, x)
 	})
 }
 
-func both(a, b []string) []string { return without(a, without(a, b)) }
+func intersectNames(a, b []string) []string { return subtractNames(a, subtractNames(a, b)) }
 
 // sleep blocks for d. It reports false, at once, when ctx ends.
 func sleep(ctx context.Context, d time.Duration) bool {

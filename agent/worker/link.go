@@ -135,7 +135,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 	elections control.Elections) error {
 	first, err := leader.Recv()
 	if err != nil {
-		return ended(err)
+		return streamError(err)
 	}
 	if first.From == "" {
 		return outcome.Invalid("the first message of a link names nobody")
@@ -170,7 +170,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 		w.followed = slices.DeleteFunc(w.followed, func(o *followedLink) bool { return o == k })
 	}()
 	if err := leader.Send(greeting); err != nil {
-		return ended(err)
+		return streamError(err)
 	}
 	first.Election = nil
 
@@ -195,7 +195,7 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 		}
 		if m != nil {
 			if err := leader.Send(m); err != nil {
-				return ended(err)
+				return streamError(err)
 			}
 			continue
 		}
@@ -213,14 +213,14 @@ func (w *Worker) Link(leader control.Stream[control.WorkerMessage, control.Leade
 			}
 			return err
 		case <-leader.Context().Done():
-			return ended(leader.Context().Err())
+			return streamError(leader.Context().Err())
 		}
 	}
 }
 
-// ended returns the error of a stream whose Recv or Send returned err: nil for io.EOF, the end in
-// order.
-func ended(err error) error {
+// streamError returns the error of a stream whose Recv or Send returned err: nil for io.EOF, the
+// end in order.
+func streamError(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
 	}

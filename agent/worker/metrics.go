@@ -32,9 +32,9 @@ func durationBounds(target time.Duration) []float64 {
 	}
 }
 
-// native sets o to a native histogram with buckets 10 % wide. Without classic buckets, a scraper
-// that takes no native ones gets the count and the sum only.
-func native(o prometheus.HistogramOpts) prometheus.HistogramOpts {
+// withNativeBuckets sets o to a native histogram with buckets 10 % wide. Without classic buckets, a
+// scraper that takes no native ones gets the count and the sum only.
+func withNativeBuckets(o prometheus.HistogramOpts) prometheus.HistogramOpts {
 	o.NativeHistogramBucketFactor, o.NativeHistogramMaxBucketNumber = 1.1, 160
 	return o
 }
@@ -104,7 +104,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
 	duration := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(native(prometheus.HistogramOpts{
+		return prometheus.NewHistogramVec(withNativeBuckets(prometheus.HistogramOpts{
 			Name: name, Help: help,
 		}), version)
 	}
@@ -237,7 +237,7 @@ func (m *metrics) versionMetrics(model string, number int64, target time.Duratio
 		items:     m.items.WithLabelValues(labels...),
 		late:      m.late.WithLabelValues(labels...),
 		// not of a HistogramVec, all of whose histograms have the same bounds
-		request: prometheus.NewHistogram(native(prometheus.HistogramOpts{
+		request: prometheus.NewHistogram(withNativeBuckets(prometheus.HistogramOpts{
 			Name:        "muster_request_duration_seconds",
 			Help:        "Time from a query's arrival to its answer, of queries answered.",
 			ConstLabels: prometheus.Labels{"model": model, "version": key.Number()},
@@ -422,8 +422,8 @@ func (k VersionKey) Drop(families ...interface {
 	}
 }
 
-// totals returns the count and the sum of a histogram that is in seconds.
-func totals(h prometheus.Histogram) (count uint64, sum time.Duration) {
+// histogramTotals returns the count and the sum of a histogram that is in seconds.
+func histogramTotals(h prometheus.Histogram) (count uint64, sum time.Duration) {
 	var m dto.Metric
 	if err := h.Write(&m); err != nil {
 		return 0, 0 // a histogram's Write returns no error
@@ -432,8 +432,8 @@ func totals(h prometheus.Histogram) (count uint64, sum time.Duration) {
 		float64(time.Second))
 }
 
-// total returns the value of a counter.
-func total(c prometheus.Counter) float64 {
+// counterValue returns the value of a counter.
+func counterValue(c prometheus.Counter) float64 {
 	var m dto.Metric
 	if err := c.Write(&m); err != nil {
 		return 0 // a counter's Write returns no error
@@ -461,16 +461,16 @@ func (v *versionMetrics) toStatistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
 	}
-	requests, requestTime := totals(v.request)
-	queued, queueTime := totals(v.queue)
-	executed, executionTime := totals(v.execution)
-	executions, _ := totals(v.merged)
+	requests, requestTime := histogramTotals(v.request)
+	queued, queueTime := histogramTotals(v.queue)
+	executed, executionTime := histogramTotals(v.execution)
+	executions, _ := histogramTotals(v.merged)
 	none := duration(executed, 0) // the time for copying is not measured
 	return &inference.ModelStatistics{
 		Name:           v.key.Model,
 		Version:        v.key.Number(),
 		LastInference:  uint64(v.lastInference.Load()),
-		InferenceCount: uint64(total(v.items)),
+		InferenceCount: uint64(counterValue(v.items)),
 		ExecutionCount: executions,
 		InferenceStats: &inference.InferStatistics{
 			Success:       duration(requests, requestTime),

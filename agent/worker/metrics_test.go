@@ -76,7 +76,7 @@ func TestMetricsForget(t *testing.T) {
 	state(2, models.Loading, false)
 	state(2, models.Ready, false)
 	forget(keepSeries)
-	if series("2") != all || total(m.versionMetrics("ncf", 2, time.Second).queries) != 1 {
+	if series("2") != all || counterValue(m.versionMetrics("ncf", 2, time.Second).queries) != 1 {
 		t.Errorf("served again it has %d series of %d", series("2"), all)
 	}
 	const times = 60

@@ -51,7 +51,7 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 	for {
 		req, err := gateway.Recv()
 		if err != nil {
-			return ended(err)
+			return streamError(err)
 		}
 		id := reservationID{owner, req.Gateway, req.Id}
 		if req.Release {
@@ -70,7 +70,7 @@ func (w *Worker) Probe(gateway control.Stream[control.ProbeAnswer, control.Probe
 			return err
 		}
 		if err := gateway.Send(w.answerProbe(gateway.Context(), id, req, full)); err != nil {
-			return ended(err)
+			return streamError(err)
 		}
 	}
 }

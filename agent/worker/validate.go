@@ -93,7 +93,7 @@ func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 	}
 	if len(t.Shape) != len(p.Shape) {
 		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name,
-			t.Shape, len(t.Shape), len(p.Shape), shape(v, p.Shape))
+			t.Shape, len(t.Shape), len(p.Shape), formatShape(v, p.Shape))
 	}
 	first := 1
 	if v.Batchless {
@@ -105,7 +105,7 @@ func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 			continue
 		}
 		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)",
-			t.Name, t.Shape, shape(v, p.Shape))
+			t.Name, t.Shape, formatShape(v, p.Shape))
 	}
 	return nil
 }
@@ -277,8 +277,8 @@ func portNames(ports []models.Port) string {
 	return strings.Join(names, ", ")
 }
 
-// shape formats a shape of v's signature with N as the batch size: [N 4].
-func shape(v *models.Version, dims []int64) string {
+// formatShape formats a shape of v's signature with N as the batch size: [N 4].
+func formatShape(v *models.Version, dims []int64) string {
 	if v.Batchless {
 		return fmt.Sprint(dims)
 	}

@@ -498,7 +498,7 @@ func (w *Worker) reportEnd(t *attempt, err error) {
 		Bytes: uint64(t.bytes), Shadow: t.attempt.Shadow,
 	}
 	if t.ran.result != nil {
-		durations(c, t.ran)
+		setDurations(c, t.ran)
 	} else {
 		c.Refused, c.ExecutionNs = "panic", int64(t.cut)
 		if err != nil {
@@ -524,16 +524,16 @@ func (w *Worker) completedAlone(v *models.Version, id control.Attempt, batchSize
 		Bytes: uint64(bytes),
 	}
 	if ran.result != nil {
-		durations(c, ran)
+		setDurations(c, ran)
 	} else {
 		c.Refused = outcome.Of(err).Reason
 	}
 	w.addCompleted(c)
 }
 
-// durations sets the durations of c, which is about ran, so that a run of several queries counts
+// setDurations sets the durations of c, which is about ran, so that a run of several queries counts
 // once, and one on a core of a divided lane by its share of the lane; and what its answer is.
-func durations(c *control.Completed, ran executedRun) {
+func setDurations(c *control.Completed, ran executedRun) {
 	result := ran.result
 	c.NonFinite, c.NoAnswer = ran.nonFinite != tensor.Finite, ran.resp == nil
 	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)

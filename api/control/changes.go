@@ -81,14 +81,14 @@ func (c *Changes) Next(v *View) *View {
 	}
 	c.nextMembers(v.Members, change)
 	c.nextProfiles(v.Profiles, change)
-	if v.AheadNs == before.AheadNs && !change.changes() {
+	if v.AheadNs == before.AheadNs && !change.hasChanges() {
 		return nil
 	}
 	return c.step(change)
 }
 
-// changes reports whether a change, or a whole view, says anything but loads and times.
-func (v *View) changes() bool {
+// hasChanges reports whether a change, or a whole view, says anything but loads and times.
+func (v *View) hasChanges() bool {
 	return v.GetLeadership() != nil || v.GetNoPrices() || v.GetNoReleases() ||
 		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles())+
 			len(v.GetReleases()) > 0
@@ -114,13 +114,13 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 			continue
 		}
 		fresh := &toldMember{Member: m}
-		fresh.holds = c.hold(m.GetModels(), change)
-		fresh.could = c.hold(m.GetLoadable(), change)
+		fresh.holds = c.holdModels(m.GetModels(), change)
+		fresh.could = c.holdModels(m.GetLoadable(), change)
 		if told != nil {
 			c.release(told) // released last, so that a model in both stays
 		}
 		c.members[m.GetName()] = fresh
-		change.Members = append(change.Members, fresh.wire())
+		change.Members = append(change.Members, fresh.toMessage())
 	}
 	if len(c.members) == len(members) {
 		return
@@ -139,10 +139,10 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 	}
 }
 
-// hold returns the entries of a member's models, and tells of those that are new.
-func (c *Changes) hold(all []*Model, change *View) (told []*toldModel) {
+// holdModels returns the entries of a member's models, and tells of those that are new.
+func (c *Changes) holdModels(all []*Model, change *View) (told []*toldModel) {
 	for _, model := range all {
-		known := c.model(model)
+		known := c.modelEntry(model)
 		if known.holders++; known.holders == 1 {
 			change.Models = append(change.Models, known.Model)
 		}
@@ -151,9 +151,9 @@ func (c *Changes) hold(all []*Model, change *View) (told []*toldModel) {
 	return told
 }
 
-// model returns the entry for m's content: members with equal models share one entry, which is sent
-// once.
-func (c *Changes) model(m *Model) *toldModel {
+// modelEntry returns the entry for m's content: members with equal models share one entry, which is
+// sent once.
+func (c *Changes) modelEntry(m *Model) *toldModel {
 	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil { // invalid UTF-8, which no message from the wire has; treat m as unique
 		content = fmt.Appendf(nil, "%p", m)
@@ -161,7 +161,7 @@ func (c *Changes) model(m *Model) *toldModel {
 	known := c.models[string(content)]
 	if known == nil {
 		c.lastModel++
-		told := shallow(m)
+		told := shallowCopy(m)
 		told.Number = c.lastModel
 		known = &toldModel{Model: told, content: string(content)}
 		c.models[known.content] = known
@@ -179,15 +179,15 @@ func (c *Changes) release(m *toldMember) {
 	}
 }
 
-// wire returns the member as it is sent: with the models' numbers in place of the models.
-func (m *toldMember) wire() *Member {
-	w := shallow(m.Member)
-	w.Models, w.Held = nil, numbers(m.holds)
-	w.Loadable, w.Could = nil, numbers(m.could)
+// toMessage returns the member as it is sent: with the models' numbers in place of the models.
+func (m *toldMember) toMessage() *Member {
+	w := shallowCopy(m.Member)
+	w.Models, w.Held = nil, modelNumbers(m.holds)
+	w.Loadable, w.Could = nil, modelNumbers(m.could)
 	return w
 }
 
-func numbers(of []*toldModel) []uint64 {
+func modelNumbers(of []*toldModel) []uint64 {
 	all := make([]uint64, len(of))
 	for i, model := range of {
 		all[i] = model.Number
@@ -195,8 +195,8 @@ func numbers(of []*toldModel) []uint64 {
 	return all
 }
 
-// shallow returns a copy of a message that shares the values of its fields.
-func shallow[M proto.Message](m M) M {
+// shallowCopy returns a copy of a message that shares the values of its fields.
+func shallowCopy[M proto.Message](m M) M {
 	c := m.ProtoReflect().New()
 	m.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		c.Set(field, value)
@@ -253,7 +253,7 @@ func (c *Changes) Whole(now time.Time) *View {
 		AheadNs: c.view.AheadNs, Revision: c.revision, Releases: c.view.Releases,
 	}
 	for _, m := range c.view.Members {
-		v.Members = append(v.Members, c.members[m.GetName()].wire())
+		v.Members = append(v.Members, c.members[m.GetName()].toMessage())
 	}
 	for _, model := range c.models {
 		v.Models = append(v.Models, model.Model)
@@ -328,7 +328,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 				cmp.Compare(a.GetType(), b.GetType()))
 		})
 	}
-	return whole || v.GetAheadNs() != before.GetAheadNs() || v.changes(), nil
+	return whole || v.GetAheadNs() != before.GetAheadNs() || v.hasChanges(), nil
 }
 
 func (w *Watched) takeMembers(v *View) error {
@@ -340,10 +340,10 @@ func (w *Watched) takeMembers(v *View) error {
 	}
 	for _, m := range v.GetMembers() {
 		var err error
-		if m.Models, err = w.take(m, m.GetHeld(), m.Models); err != nil {
+		if m.Models, err = w.addModels(m, m.GetHeld(), m.Models); err != nil {
 			return err
 		}
-		if m.Loadable, err = w.take(m, m.GetCould(), m.Loadable); err != nil {
+		if m.Loadable, err = w.addModels(m, m.GetCould(), m.Loadable); err != nil {
 			return err
 		}
 		w.members[m.GetName()] = m
@@ -361,8 +361,8 @@ func (w *Watched) takeMembers(v *View) error {
 	return nil
 }
 
-// take adds the models of the numbers, which are a member's, to all.
-func (w *Watched) take(m *Member, numbers []uint64, all []*Model) ([]*Model, error) {
+// addModels adds the models of the numbers, which are a member's, to all.
+func (w *Watched) addModels(m *Member, numbers []uint64, all []*Model) ([]*Model, error) {
 	for _, number := range numbers {
 		model := w.models[number]
 		if model == nil {

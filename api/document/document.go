@@ -77,7 +77,7 @@ func fault(data []byte, err error) error {
 			found = nouns[found]
 		}
 		return fmt.Errorf("%s is %s, want %s", cmp.Or(kind.Field, "the value"), found,
-			wanted(kind.Type))
+			describeType(kind.Type))
 	case errors.As(err, &syntax):
 		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte("\n"))
 		return fmt.Errorf("line %d: not JSON: %w", line, syntax)
@@ -98,7 +98,7 @@ var nouns = map[string]string{
 	"object": "an object",
 }
 
-func wanted(t reflect.Type) string {
+func describeType(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
 		return "a text"
@@ -111,7 +111,7 @@ func wanted(t reflect.Type) string {
 	case reflect.Struct, reflect.Map:
 		return "an object"
 	case reflect.Pointer:
-		return wanted(t.Elem())
+		return describeType(t.Elem())
 	}
 	return "a whole number"
 }

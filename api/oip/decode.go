@@ -243,14 +243,14 @@ func (b *body) placeFor(n, left int, charge *Charge) []byte {
 			if left -= size; left < 0 {
 				return nil
 			}
-			total += align(size)
+			total += alignUp(size)
 		}
 		if charge.AtLeast(int64(total)) != nil {
 			return nil
 		}
 		b.block = newBlock(total)
 	}
-	if align(n) > len(b.block.mem)-b.block.used {
+	if alignUp(n) > len(b.block.mem)-b.block.used {
 		return nil
 	}
 	b.placed++
@@ -498,8 +498,8 @@ func (r *Request) checkSequence() error {
 	}
 }
 
-// take removes a parameter.
-func take(parameters *map[string]any, name string) {
+// removeParameter removes a parameter.
+func removeParameter(parameters *map[string]any, name string) {
 	if delete(*parameters, name); len(*parameters) == 0 {
 		*parameters = nil
 	}
@@ -521,7 +521,7 @@ func (r *Request) takeTimeout() error {
 			v, v)
 	}
 	r.Timeout = time.Duration(min(us, math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
-	take(&r.Parameters, "timeout")
+	removeParameter(&r.Parameters, "timeout")
 	return nil
 }
 
@@ -541,7 +541,7 @@ func (b *body) read(s side, charge *Charge) (*block, error) {
 		if err != nil {
 			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
 		}
-		total += align(n)
+		total += alignUp(n)
 	}
 	if err := charge.AtLeast(int64(total)); err != nil {
 		return nil, err

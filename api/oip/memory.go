@@ -51,8 +51,8 @@ func (h *hold) Put(*[]byte) { h.dropReader() }
 // widest vector load.
 const alignment = 64
 
-// align rounds n up to a multiple of alignment.
-func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
+// alignUp rounds n up to a multiple of alignment.
+func alignUp(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 
 // Buffers is a pool of buffers for messages. gRPC's own clears each buffer, and takes 1 MiB for one
 // of more than 32 KiB. This one has a size class for each power of two; what it returns has bytes
@@ -120,6 +120,6 @@ func newBlock(n int) *block {
 // align(n).
 func (b *block) takeBytes(n int) []byte {
 	p := b.mem[b.used : b.used+n : b.used+n]
-	b.used += align(n)
+	b.used += alignUp(n)
 	return p
 }

@@ -44,9 +44,9 @@ func (p Properties) Map() map[string]string {
 			m[name] = strconv.FormatFloat(x, 'f', -1, 64)
 		}
 	}
-	number("qos_target_ms", milliseconds(p.QoSTarget))
+	number("qos_target_ms", toMs(p.QoSTarget))
 	number("qos_percentile", p.QoSPercentile)
-	number("deadline_ms", milliseconds(p.Deadline))
+	number("deadline_ms", toMs(p.Deadline))
 	number("largest_batch_size", float64(p.LargestBatchSize))
 	if p.Batchless {
 		m[batchless] = "true"
@@ -145,4 +145,4 @@ func ParseProperties(m map[string]string) (Properties, error) {
 	return p, nil
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -264,9 +264,9 @@ func (r *Request) decodeParameters(j *jsonReader) error {
 	})
 }
 
-// unsupported returns an error for a parameter that would change the location or the meaning of an
-// input's or output's data.
-func unsupported(j *jsonReader, parameter string) error {
+// unsupportedError returns an error for a parameter that would change the location or the meaning
+// of an input's or output's data.
+func unsupportedError(j *jsonReader, parameter string) error {
 	switch parameter {
 	case "shared_memory_region", "classification":
 		return j.errorf("parameter %s is not supported", parameter)
@@ -304,7 +304,7 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 					in.binary, err = j.readNatural()
 					return err
 				}
-				if err := unsupported(j, key); err != nil {
+				if err := unsupportedError(j, key); err != nil {
 					return err
 				}
 				return j.skip(0)
@@ -355,7 +355,7 @@ func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
 					out.Binary = &v
 					return err
 				}
-				if err := unsupported(j, key); err != nil {
+				if err := unsupportedError(j, key); err != nil {
 					return err
 				}
 				return j.skip(0)
@@ -390,7 +390,7 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 			return tooLarge(body.left + body.read)
 		}
 		binary += max(0, inputs[i].binary)
-		total += align(n)
+		total += alignUp(n)
 	}
 	if d := body.declared; d >= 0 && d != body.read+binary {
 		return invalidf("the body has %d bytes, expected %d: %d of JSON and %d of binary data", d,

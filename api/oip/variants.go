@@ -24,16 +24,17 @@ func (r *Request) takeLeastAccuracy() error {
 			return invalidf("parameters %s and %s are given, expected one of them",
 				minAccuracyParameter, leastAccuracyParameter)
 		}
-		bound, ok := number(v)
+		bound, ok := parseNumber(v)
 		if !ok {
-			return invalidf("parameter %s is %v (%T), expected a number above 0, at most 1", name, v,
+			return invalidf("parameter %s is %v (%T), expected a number above 0, at most 1", name,
+				v,
 				v)
 		}
 		if err := checkLeastAccuracy(name, bound); err != nil {
 			return err
 		}
 		r.LeastAccuracy, given = bound, true
-		take(&r.Parameters, name)
+		removeParameter(&r.Parameters, name)
 	}
 	return nil
 }
@@ -45,8 +46,8 @@ func checkLeastAccuracy(name string, bound float64) error {
 	return nil
 }
 
-// number converts a parameter; false if it is none.
-func number(v any) (float64, bool) {
+// parseNumber converts a parameter; false if it is none.
+func parseNumber(v any) (float64, bool) {
 	switch v := v.(type) {
 	case float64:
 		return v, true
@@ -66,12 +67,12 @@ const (
 	emulatedParameter       = "emulated"
 )
 
-// takeParameters moves the parameters that have fields of their own to those, if there are such of the
-// right types.
+// takeParameters moves the parameters that have fields of their own to those, if there are such of
+// the right types.
 func (r *Response) takeParameters() {
 	if emulated, ok := r.Parameters[emulatedParameter].(bool); ok {
 		r.Emulated = emulated
-		take(&r.Parameters, emulatedParameter)
+		removeParameter(&r.Parameters, emulatedParameter)
 	}
 	variant, ok := r.Parameters[variantParameter].(string)
 	if !ok {
@@ -79,13 +80,13 @@ func (r *Response) takeParameters() {
 	}
 	r.Variant = variant
 	r.VariantVersion, _ = r.Parameters[variantVersionParameter].(string)
-	if accuracy, _ := number(r.Parameters[accuracyParameter]); accuracy > 0 && accuracy <= 1 {
+	if accuracy, _ := parseNumber(r.Parameters[accuracyParameter]); accuracy > 0 && accuracy <= 1 {
 		r.Accuracy = accuracy
 	}
 	for _, name := range []string{
 		variantParameter, variantVersionParameter, accuracyParameter,
 	} {
-		take(&r.Parameters, name)
+		removeParameter(&r.Parameters, name)
 	}
 }
 

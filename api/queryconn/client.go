@@ -65,7 +65,7 @@ func (c *Client) readAnswer(a *oip.StreamedAnswer) error {
 	}
 	n, err := c.readLength("an answer", math.MaxInt32)
 	if err != nil {
-		return unexpected(err)
+		return toUnexpectedEOF(err)
 	}
 	var message mem.BufferSlice
 	if n > 0 && n <= c.countBuffered() {
@@ -76,7 +76,7 @@ func (c *Client) readAnswer(a *oip.StreamedAnswer) error {
 		message = mem.BufferSlice{mem.NewBuffer(b, pool)}
 		if err := c.readFull(*b); err != nil {
 			message.Free()
-			return unexpected(err)
+			return toUnexpectedEOF(err)
 		}
 	}
 	defer message.Free()

@@ -128,7 +128,7 @@ func (r *reader) release() {
 	}
 }
 
-func unexpected(err error) error {
+func toUnexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}

@@ -82,7 +82,7 @@ func (s *Server) Next() (*oip.StreamedQuery, error) {
 		err = s.readWithin(s.timeouts.Head, read)
 	}
 	if err != nil {
-		return nil, unexpected(err)
+		return nil, toUnexpectedEOF(err)
 	}
 	q := new(oip.StreamedQuery)
 	return q, q.DecodeHead(head)
@@ -118,7 +118,7 @@ func (s *Server) skip() error {
 	if !s.asked || s.broken != nil || s.begun && s.unread == 0 {
 		return s.broken
 	}
-	return unexpected(s.readWithin(s.timeouts.Rest, func() error {
+	return toUnexpectedEOF(s.readWithin(s.timeouts.Rest, func() error {
 		if !s.begun {
 			n, err := s.readLength("a query", math.MaxInt32)
 			if err != nil {
@@ -211,7 +211,7 @@ func (s *Server) wait(n int, read func() error) error {
 		return read()
 	}
 	stop := context.AfterFunc(s.ctx, func() { _ = s.conn.SetReadDeadline(past) })
-	err := unexpected(read())
+	err := toUnexpectedEOF(read())
 	if !stop() {
 		err = context.Cause(s.ctx)
 	}

@@ -191,15 +191,15 @@ type callKey struct {
 func (k callKey) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
 	info, _ := credentials.RequestInfoFromContext(ctx)
 	if err := credentials.CheckSecurityLevel(info.AuthInfo,
-		credentials.PrivacyAndIntegrity); err != nil && !k.insecure && !local(uri) {
+		credentials.PrivacyAndIntegrity); err != nil && !k.insecure && !isLocal(uri) {
 		return nil, status.Error(codes.Unauthenticated,
 			"the API key is not sent unencrypted to another machine: want tls-ca, or insecure")
 	}
 	return map[string]string{"authorization": "Bearer " + k.key}, nil
 }
 
-// local reports whether the called server, by gRPC's URI of the service, is on this machine.
-func local(uri []string) bool {
+// isLocal reports whether the called server, by gRPC's URI of the service, is on this machine.
+func isLocal(uri []string) bool {
 	if len(uri) != 1 {
 		return false
 	}

@@ -136,9 +136,9 @@ func readFile(what, path string) ([]byte, error) {
 	return data, nil
 }
 
-// whole returns an error if the last line of a list has no newline: a full disk or an interrupted
-// copy may have cut it, and left the beginning of a key or a name.
-func whole(what, path string, data []byte) error {
+// checkWholeLines returns an error if the last line of a list has no newline: a full disk or an
+// interrupted copy may have cut it, and left the beginning of a key or a name.
+func checkWholeLines(what, path string, data []byte) error {
 	if len(data) > 0 && data[len(data)-1] != '\n' {
 		return fmt.Errorf(
 			"%s: %s has no newline at its end, want one: without it a file that is cut off looks "+

@@ -92,9 +92,9 @@ func (g *Guard) followCall(ctx context.Context, method string) context.Context {
 	return ctx
 }
 
-// ended returns why a call with context ctx was ended because its caller may not make it any more;
-// nil if it was not.
-func ended(ctx context.Context) error {
+// endedError returns why a call with context ctx was ended because its caller may not make it any
+// more; nil if it was not.
+func endedError(ctx context.Context) error {
 	if ctx.Err() != nil {
 		if r, ok := context.Cause(ctx).(*refusal); ok {
 			return r

@@ -328,7 +328,7 @@ func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	resp, err := handle(ctx, req)
 	if err != nil {
-		return nil, cmp.Or(ended(ctx), err)
+		return nil, cmp.Or(endedError(ctx), err)
 	}
 	return resp, nil
 }
@@ -339,5 +339,5 @@ func (g *Guard) interceptStream(srv any, s grpc.ServerStream, info *grpc.StreamS
 		return err
 	}
 	err := handle(srv, s)
-	return cmp.Or(ended(s.Context()), err)
+	return cmp.Or(endedError(s.Context()), err)
 }

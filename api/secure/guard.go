@@ -130,7 +130,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		}
 		data, err := ReadSecret("api-keys", config.APIKeysFile)
 		if err == nil {
-			err = whole("api-keys", config.APIKeysFile, data)
+			err = checkWholeLines("api-keys", config.APIKeysFile, data)
 		}
 		if err != nil {
 			return nil, err
@@ -146,7 +146,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		}
 		data, err := readFile("access", config.AccessFile)
 		if err == nil {
-			err = whole("access", config.AccessFile, data)
+			err = checkWholeLines("access", config.AccessFile, data)
 		}
 		if err != nil {
 			return nil, err
@@ -308,7 +308,7 @@ func (g *Guard) authenticateCaller(state *tls.ConnectionState, authorization []s
 		}
 	}
 	if keys := g.keys.get(); keys != nil {
-		key, given, r := bearer(authorization)
+		key, given, r := bearerToken(authorization)
 		if r != nil {
 			return caller{}, r
 		}
@@ -343,8 +343,8 @@ func (g *Guard) wantedCredentials() string {
 	return "a client certificate or an API key (authorization: Bearer KEY)"
 }
 
-// bearer returns the token of an authorization header; given is false without a header.
-func bearer(headers []string) (token string, given bool, _ *refusal) {
+// bearerToken returns the token of an authorization header; given is false without a header.
+func bearerToken(headers []string) (token string, given bool, _ *refusal) {
 	if len(headers) > 1 {
 		return "", false, &refusal{
 			code: codes.Unauthenticated, reason: "several authorizations",

@@ -181,16 +181,16 @@ func (g *Guard) Login(w http.ResponseWriter, req *http.Request, key string) (cod
 	s := session{name: name, end: time.Now().Add(sessionTime).Unix()}
 	s.mac = s.sign(g.cookieSecrets()[0], sum)
 	g.log.Info("logged in to the dashboard", "who", name, "from", req.RemoteAddr)
-	http.SetCookie(w, cookie(req, s.String(), int(sessionTime.Seconds())))
+	http.SetCookie(w, sessionCookie(req, s.String(), int(sessionTime.Seconds())))
 	return http.StatusNoContent, 0, nil
 }
 
 // Logout removes the cookie of a request's browser.
 func (g *Guard) Logout(w http.ResponseWriter, req *http.Request) {
-	http.SetCookie(w, cookie(req, "", -1))
+	http.SetCookie(w, sessionCookie(req, "", -1))
 }
 
-func cookie(req *http.Request, value string, seconds int) *http.Cookie {
+func sessionCookie(req *http.Request, value string, seconds int) *http.Cookie {
 	return &http.Cookie{
 		Name: cookieName(req), Value: value, Path: "/", MaxAge: seconds, HttpOnly: true,
 		Secure: req.TLS != nil, SameSite: http.SameSiteStrictMode,

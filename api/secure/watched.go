@@ -39,7 +39,7 @@ func watch[T any](what string, read func() (T, error), paths ...string) (*watche
 	for range startLooks {
 		w.stamps = w.statFiles()
 		v, err := read()
-		if w.seen = w.statFiles(); same(w.seen, w.stamps) {
+		if w.seen = w.statFiles(); isSameFiles(w.seen, w.stamps) {
 			if err != nil {
 				return nil, err
 			}
@@ -67,13 +67,13 @@ func (w *watchedFiles[T]) refreshFiles(log *slog.Logger) bool {
 	defer w.mu.Unlock()
 	w.looked = time.Now()
 	stamps := w.statFiles()
-	still := same(stamps, w.seen)
+	still := isSameFiles(stamps, w.seen)
 	w.seen = stamps
-	if w.fault == "" && same(stamps, w.stamps) || !still {
+	if w.fault == "" && isSameFiles(stamps, w.stamps) || !still {
 		return false
 	}
 	v, err := w.read()
-	if w.seen = w.statFiles(); !same(w.seen, stamps) {
+	if w.seen = w.statFiles(); !isSameFiles(w.seen, stamps) {
 		return false
 	}
 	if err != nil {
@@ -85,7 +85,7 @@ func (w *watchedFiles[T]) refreshFiles(log *slog.Logger) bool {
 		return false
 	}
 	// A file may have been missing for a moment and be back unchanged.
-	changed := !same(stamps, w.stamps)
+	changed := !isSameFiles(stamps, w.stamps)
 	w.value.Store(&v)
 	w.stamps, w.fault = stamps, ""
 	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "), "event",
@@ -116,7 +116,7 @@ func (w *watchedFiles[T]) statFiles() []os.FileInfo {
 	return stamps
 }
 
-func same(a, b []os.FileInfo) bool {
+func isSameFiles(a, b []os.FileInfo) bool {
 	for i := range a {
 		if a[i] == nil || b[i] == nil {
 			if a[i] != b[i] {

@@ -21,7 +21,7 @@ func (r *Report) WritePlot(w io.Writer, format string) error {
 
 func (r *Report) drawPicture() *picture.Picture {
 	title := fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",
-		count(r.countQueries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
+		countText(r.countQueries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
 	if r.Interrupted {
 		title += "; cut short"
 	}
@@ -33,7 +33,7 @@ func (r *Report) drawPicture() *picture.Picture {
 	right := nines(0.999)
 	for _, m := range r.Models {
 		if m.Answered > 0 {
-			lowest = min(lowest, float64(quantile(m.latencies, 0.001))/1e6)
+			lowest = min(lowest, float64(percentileLatency(m.latencies, 0.001))/1e6)
 			highest = max(highest, m.LatencyMS.Max)
 		}
 		highest = max(highest, m.QoSTargetMS)
@@ -91,7 +91,7 @@ func (m *ModelReport) answeredShare() float64 {
 // latencyAt is the latency in ms at a quantile of all queries; ok is false if that one failed.
 func (m *ModelReport) latencyAt(q float64) (ms float64, ok bool) {
 	d := quantileOfAll(m.latencies, m.Failed, 100*q)
-	return milliseconds(d), d != never && m.Answered > 0
+	return toMs(d), d != never && m.Answered > 0
 }
 
 // legendOf says of a model what the curve shows.
@@ -101,10 +101,10 @@ func legendOf(m ModelReport) string {
 	}
 	p99 := "failed"
 	if ms, ok := m.latencyAt(0.99); ok {
-		p99 = figures(ms) + " ms"
+		p99 = formatFigures(ms) + " ms"
 	}
 	parts := []string{
-		fmt.Sprintf("%s: %s/s, p99 %s, %s within %g ms", m.Model, figures(m.OfferedQPS), p99,
+		fmt.Sprintf("%s: %s/s, p99 %s, %s within %g ms", m.Model, formatFigures(m.OfferedQPS), p99,
 			Percent(m.QoSSatisfaction), m.QoSTargetMS),
 	}
 	if m.Late > 0 {
@@ -239,8 +239,8 @@ func percentileTicks(lo, hi float64) []picture.Tick {
 	return ticks
 }
 
-// count is "1 query" or "7 queries".
-func count(n int64, one, many string) string {
+// countText is "1 query" or "7 queries".
+func countText(n int64, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}

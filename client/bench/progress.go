@@ -46,13 +46,13 @@ func (p Progress) String() string {
 	if p.Duration > 0 {
 		fmt.Fprintf(&b, " of %.0f", p.Duration.Round(time.Second).Seconds())
 	}
-	fmt.Fprintf(&b, "  %s/s", figures(p.Rate))
+	fmt.Fprintf(&b, "  %s/s", formatFigures(p.Rate))
 	for _, m := range p.P99 {
 		switch {
 		case m.Latency == never:
 			fmt.Fprintf(&b, "  %s p99 ∞", m.Model)
 		case m.Latency > 0:
-			fmt.Fprintf(&b, "  %s p99 %s ms", m.Model, figures(milliseconds(m.Latency)))
+			fmt.Fprintf(&b, "  %s p99 %s ms", m.Model, formatFigures(toMs(m.Latency)))
 		}
 	}
 	for _, m := range p.Accuracy {

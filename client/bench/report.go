@@ -105,10 +105,10 @@ func (r *Report) Wrong() error {
 	return nil
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// round keeps three decimals.
-func round(x float64) float64 { return math.Round(x*1000) / 1000 }
+// roundTo3 keeps three decimals.
+func roundTo3(x float64) float64 { return math.Round(x*1000) / 1000 }
 
 // MarshalJSON writes +Inf as null, as JSON has no infinity.
 func (l Latencies) MarshalJSON() ([]byte, error) {
@@ -159,11 +159,11 @@ func latenciesOf(h *hdrhistogram.Histogram, failed int64) (l Latencies) {
 		if d == never {
 			return math.Inf(1)
 		}
-		return milliseconds(d)
+		return toMs(d)
 	}
 	return Latencies{
-		Mean: round(h.Mean() / 1000), P50: at(50), P90: at(90), P95: at(95), P99: at(99),
-		P999: at(99.9), Max: milliseconds(quantile(h, 100)),
+		Mean: roundTo3(h.Mean() / 1000), P50: at(50), P90: at(90), P95: at(95), P99: at(99),
+		P999: at(99.9), Max: toMs(percentileLatency(h, 100)),
 	}
 }
 
@@ -173,14 +173,14 @@ func (g *generator) makeReport(start time.Time, span, elapsed time.Duration, cau
 	r := &Report{
 		Started:             start.UTC().Truncate(time.Millisecond),
 		Workload:            g.config.Workload,
-		DurationS:           round(span.Seconds()),
+		DurationS:           roundTo3(span.Seconds()),
 		Interrupted:         cause != nil,
 		GeneratorDelayMS:    latenciesOf(g.delays, 0),
 		GeneratorOnSchedule: true,
 	}
 	for _, m := range g.models {
 		// The delay's p99 may be up to a tenth of the tightest QoS target.
-		if m.queries > 0 && quantile(g.delays, 99) > m.QoSTarget/10 {
+		if m.queries > 0 && percentileLatency(g.delays, 99) > m.QoSTarget/10 {
 			r.GeneratorOnSchedule = false
 		}
 		r.Models = append(r.Models, m.modelReport(span, elapsed))
@@ -193,7 +193,7 @@ func (m *recorder) modelReport(span, elapsed time.Duration) ModelReport {
 	defer m.mu.Unlock()
 	r := ModelReport{
 		Model:         m.Name,
-		QoSTargetMS:   round(milliseconds(m.QoSTarget)),
+		QoSTargetMS:   roundTo3(toMs(m.QoSTarget)),
 		QoSPercentile: m.QoSPercentile,
 		Queries:       m.queries,
 		Answered:      m.latencies.TotalCount(),
@@ -217,9 +217,9 @@ func (m *recorder) modelReport(span, elapsed time.Duration) ModelReport {
 		r.QoSMet = tally{finished, r.Late + r.Failed}.reachesShare(r.QoSPercentile / 100)
 	}
 	if span > 0 {
-		r.OfferedQPS = round(float64(r.Queries) / span.Seconds())
-		r.ItemsPerSecond = round(float64(m.items) / span.Seconds())
-		r.AchievedQPS = round(float64(r.Answered) / max(span, elapsed).Seconds())
+		r.OfferedQPS = roundTo3(float64(r.Queries) / span.Seconds())
+		r.ItemsPerSecond = roundTo3(float64(m.items) / span.Seconds())
+		r.AchievedQPS = roundTo3(float64(r.Answered) / max(span, elapsed).Seconds())
 	}
 	return r
 }
@@ -229,7 +229,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	if r.Workload.RateQPS > 0 {
 		fmt.Fprintf(&b, "%.1f s of %s arrivals at %s queries/s, batch sizes %s, seed %d\n\n",
-			r.DurationS, r.Workload.Arrivals, figures(r.Workload.RateQPS), r.Workload.BatchSizes,
+			r.DurationS, r.Workload.Arrivals, formatFigures(r.Workload.RateQPS),
+			r.Workload.BatchSizes,
 			r.Workload.Seed)
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -255,9 +256,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, m := range r.Models {
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s%s\t%g\t%d\t%d\t\n", m.Model,
 			m.Queries,
-			figures(m.OfferedQPS), figures(m.AchievedQPS),
-			figures(m.LatencyMS.P50), figures(m.LatencyMS.P95), figures(m.LatencyMS.P99),
-			figures(m.LatencyMS.Max),
+			formatFigures(m.OfferedQPS), formatFigures(m.AchievedQPS),
+			formatFigures(m.LatencyMS.P50), formatFigures(m.LatencyMS.P95),
+			formatFigures(m.LatencyMS.P99),
+			formatFigures(m.LatencyMS.Max),
 			Percent(m.QoSSatisfaction), accuracy(m), m.QoSTargetMS, m.Late, m.Failed)
 	}
 	if err := t.Flush(); err != nil {
@@ -300,7 +302,7 @@ func (r *Report) WriteText(w io.Writer) error {
 				"(p99 %s ms), and\n"+
 				"the latencies include that. Give it a lower rate, or a machine with cores to "+
 				"spare.\n",
-			figures(r.GeneratorDelayMS.Max), figures(r.GeneratorDelayMS.P99))
+			formatFigures(r.GeneratorDelayMS.Max), formatFigures(r.GeneratorDelayMS.P99))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -312,8 +314,8 @@ func Percent(share float64) string {
 	return fmt.Sprintf("%.2f %%", math.Floor(share*1e4+1e-6)/100)
 }
 
-// figures writes x with three significant digits, and as a whole number from 100 on.
-func figures(x float64) string {
+// formatFigures writes x with three significant digits, and as a whole number from 100 on.
+func formatFigures(x float64) string {
 	switch {
 	case math.IsInf(x, 1):
 		return "∞"

@@ -179,7 +179,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 		if err := g.wait(ctx, due); err != nil {
 			return time.Since(start), onlyIfAlive(ctx, err)
 		}
-		record(g.delays, time.Since(due))
+		recordLatency(g.delays, time.Since(due))
 		m.countSent(q.BatchSize)
 		select {
 		case g.slots <- struct{}{}:
@@ -360,15 +360,15 @@ func (m *recorder) countFinished(latency time.Duration, err error,
 	defer m.mu.Unlock()
 	switch {
 	case err == nil:
-		record(m.latencies, latency)
-		record(m.recent, latency)
+		recordLatency(m.latencies, latency)
+		recordLatency(m.recent, latency)
 		if latency > m.QoSTarget {
 			m.late++
 		}
 	case cancelled:
 		m.unfinished++
 	default:
-		m.fail(reason(err), err.Error())
+		m.fail(reasonOf(err), err.Error())
 	}
 	return m.tolerable >= 0 && m.late+m.failed > int64(m.tolerable)
 }
@@ -384,8 +384,8 @@ func (m *recorder) fail(reason, example string) {
 	f.Count++
 }
 
-// reason names the kind of an error.
-func reason(err error) string {
+// reasonOf names the kind of an error.
+func reasonOf(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return client.ErrDeadline.Error()
 	}
@@ -409,13 +409,13 @@ const (
 
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, histogramMost, 3) }
 
-func record(h *hdrhistogram.Histogram, d time.Duration) {
+func recordLatency(h *hdrhistogram.Histogram, d time.Duration) {
 	// Cannot fail: the value is within the histogram's range.
 	_ = h.RecordValue(min(max(int64(d/histogramUnit), 1), histogramMost))
 }
 
-// quantile is the latency at a percentile in 0..100; 0 if h is empty.
-func quantile(h *hdrhistogram.Histogram, percentile float64) time.Duration {
+// percentileLatency is the latency at a percentile in 0..100; 0 if h is empty.
+func percentileLatency(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * histogramUnit
 }
 
@@ -432,5 +432,5 @@ func quantileOfAll(h *hdrhistogram.Histogram, failed int64, percentile float64) 
 			return never
 		}
 	}
-	return quantile(h, min(percentile, 100))
+	return percentileLatency(h, min(percentile, 100))
 }

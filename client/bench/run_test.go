@@ -566,7 +566,7 @@ func TestReportJSON(t *testing.T) {
 func TestLatenciesOfFailed(t *testing.T) {
 	h := newHistogram()
 	for i := range 990 {
-		record(h, time.Duration(i+1)*time.Millisecond)
+		recordLatency(h, time.Duration(i+1)*time.Millisecond)
 	}
 	for _, tt := range []struct {
 		failed   int64

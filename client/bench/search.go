@@ -234,7 +234,7 @@ func (s *searcher) beginSearch(rate float64) error {
 			fmt.Sprintf("a probe sends at least so many queries that its result is 95 %% sure "+
 				"(%s): "+
 				"%.1f s at %s/s; the search ends after %v at the latest", strings.Join(least, ", "),
-				duration.Seconds(), figures(rate), s.Limit.Round(time.Second)))
+				duration.Seconds(), formatFigures(rate), s.Limit.Round(time.Second)))
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []tally) 
 		return false, false, err
 	}
 	if left := time.Until(s.end); left < duration {
-		s.found.NextS = round(duration.Seconds())
+		s.found.NextS = roundTo3(duration.Seconds())
 		return false, false, errOutOfTime
 	}
 	queries, err := s.Queries(rate, seed)
@@ -346,7 +346,7 @@ func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []tally) 
 		return false, false, err
 	}
 	p := Probe{
-		RateQPS:             round(rate),
+		RateQPS:             roundTo3(rate),
 		DurationS:           report.DurationS,
 		QoSSatisfaction:     1,
 		Held:                !report.Interrupted && report.QoSMet(),
@@ -427,14 +427,14 @@ func (s *searcher) mayMiss(model string) float64 {
 
 // String describes the result in one line.
 func (t *Throughput) String() string {
-	text := fmt.Sprintf("allowable throughput %s queries/s", figures(t.AllowableQPS))
+	text := fmt.Sprintf("allowable throughput %s queries/s", formatFigures(t.AllowableQPS))
 	switch {
 	case t.AllowableQPS == 0 && t.FailingQPS > 0:
-		text = fmt.Sprintf("allowable throughput below %s queries/s", figures(t.FailingQPS))
+		text = fmt.Sprintf("allowable throughput below %s queries/s", formatFigures(t.FailingQPS))
 	case t.AllowableQPS == 0:
 		text = "allowable throughput unknown"
 	case t.FailingQPS > 0:
-		text += fmt.Sprintf(" (%s missed the QoS target)", figures(t.FailingQPS))
+		text += fmt.Sprintf(" (%s missed the QoS target)", formatFigures(t.FailingQPS))
 	default:
 		text += " or more"
 	}
@@ -454,7 +454,7 @@ func (p Probe) String() string {
 		outcome = "fails"
 	}
 	text := fmt.Sprintf("%8s queries/s  %s: %s within QoS of %d queries in %.1f s",
-		figures(p.RateQPS), outcome, Percent(p.QoSSatisfaction), p.Queries, p.DurationS)
+		formatFigures(p.RateQPS), outcome, Percent(p.QoSSatisfaction), p.Queries, p.DurationS)
 	if p.EffectiveAccuracy > 0 {
 		text += fmt.Sprintf(", accuracy %.4f", p.EffectiveAccuracy)
 	}

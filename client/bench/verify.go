@@ -62,7 +62,7 @@ func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
 		}
 		e := expectedRows{out.Name, out.DataType, out.Shape[1:], out.Data, len(out.Data) / m.rows}
 		for i := 1; i < m.rows && !tell; i++ {
-			tell = differs(e.dataType, e.rowAt(i), e.rowAt(i-1)) >= 0
+			tell = firstDifference(e.dataType, e.rowAt(i), e.rowAt(i-1)) >= 0
 		}
 		m.expected = append(m.expected, e)
 	}
@@ -97,27 +97,28 @@ func (m *TargetModel) check(resp *oip.Response, from, n int) error {
 		}
 		for i := range n {
 			got, right := out.Data[i*want.width:(i+1)*want.width], want.rowAt(from+i)
-			if at := differs(want.dataType, got, right); at >= 0 {
+			if at := firstDifference(want.dataType, got, right); at >= 0 {
 				return fmt.Errorf("%w: output %q, row %d of %d, value %d is %v, want %v", errWrong,
-					want.name, i, n, at, number(want.dataType, got, at),
-					number(want.dataType, right, at))
+					want.name, i, n, at, elementAsFloat(want.dataType, got, at),
+					elementAsFloat(want.dataType, right, at))
 			}
 		}
 	}
 	return nil
 }
 
-// differs returns the index of the first element of a that departs from that of b, -1 if none does.
-func differs(d tensor.DataType, a, b []byte) int {
+// firstDifference returns the index of the first element of a that departs from that of b, -1 if
+// none does.
+func firstDifference(d tensor.DataType, a, b []byte) int {
 	for i := range len(a) / d.Size() {
-		x, y := number(d, a, i), number(d, b, i)
+		x, y := elementAsFloat(d, a, i), elementAsFloat(d, b, i)
 		if x == y || math.IsNaN(x) && math.IsNaN(y) {
 			continue
 		}
 		near := math.Abs(x-y) <= tolerance*max(math.Abs(y), tolerance)
 		if d == tensor.FP16 || d == tensor.BF16 {
 			finite := !math.IsInf(x, 0) && !math.IsInf(y, 0) && !math.IsNaN(x-y)
-			apart := place(a, i) - place(b, i)
+			apart := float16Rank(a, i) - float16Rank(b, i)
 			near = finite && -1 <= apart && apart <= 1
 		}
 		if !near {
@@ -127,8 +128,9 @@ func differs(d tensor.DataType, a, b []byte) int {
 	return -1
 }
 
-// place counts the floats of 16 bits from 0 to element i of data, which is below 0 if that is.
-func place(data []byte, i int) int {
+// float16Rank counts the floats of 16 bits from 0 to element i of data, which is below 0 if that
+// is.
+func float16Rank(data []byte, i int) int {
 	bits := int(binary.LittleEndian.Uint16(data[2*i:]))
 	if at := bits &^ (1 << 15); at != bits {
 		return -at
@@ -136,8 +138,8 @@ func place(data []byte, i int) int {
 	return bits
 }
 
-// number returns element i of data, of 64-bit integers the nearest float.
-func number(d tensor.DataType, data []byte, i int) float64 {
+// elementAsFloat returns element i of data, of 64-bit integers the nearest float.
+func elementAsFloat(d tensor.DataType, data []byte, i int) float64 {
 	at := data[i*d.Size():]
 	switch d {
 	case tensor.FP32:

@@ -117,8 +117,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestDiffersHalves: numbers of 16 bits may differ by one in the last place, which is more than 0.01 %
-// of them, and there are two zeros.
+// TestDiffersHalves: numbers of 16 bits may differ by one in the last place, which is more than
+// 0.01 % of them, and there are two zeros.
 func TestDiffersHalves(t *testing.T) {
 	half := func(d tensor.DataType, v float64) []byte {
 		h, ok := tensor.HalfOf(d, v)
@@ -132,23 +132,24 @@ func TestDiffersHalves(t *testing.T) {
 	}
 	for _, d := range []tensor.DataType{tensor.FP16, tensor.BF16} {
 		zero, negative := half(d, 0), half(d, math.Copysign(0, -1))
-		if differs(d, zero, negative) >= 0 {
+		if firstDifference(d, zero, negative) >= 0 {
 			t.Errorf("%s: 0 and -0 differ", d)
 		}
 		for _, v := range []float64{0, 1e-6, 0.02, 0.5, -0.02, 1, 300} {
 			x := half(d, v)
-			if differs(d, x, after(x, 1)) >= 0 || differs(d, after(x, 1), x) >= 0 {
+			if firstDifference(d, x, after(x, 1)) >= 0 || firstDifference(d, after(x, 1), x) >= 0 {
 				t.Errorf("%s: %v and the number beside it differ", d, v)
 			}
-			if differs(d, x, after(x, 2)) < 0 {
+			if firstDifference(d, x, after(x, 2)) < 0 {
 				t.Errorf("%s: %v and the second number after it do not differ", d, v)
 			}
 		}
-		if differs(d, half(d, 1e-6), half(d, -1e-6)) < 0 || differs(d, half(d, 1), half(d, -1)) < 0 {
+		if firstDifference(d, half(d, 1e-6), half(d, -1e-6)) < 0 || firstDifference(d, half(d, 1),
+			half(d, -1)) < 0 {
 			t.Errorf("%s: the sign makes no difference", d)
 		}
 		nan := half(d, math.NaN())
-		if differs(d, nan, nan) >= 0 || differs(d, nan, half(d, math.Inf(1))) < 0 {
+		if firstDifference(d, nan, nan) >= 0 || firstDifference(d, nan, half(d, math.Inf(1))) < 0 {
 			t.Errorf("%s: NaN is not like itself alone", d)
 		}
 	}

@@ -376,9 +376,9 @@ func (s *State) Message() (m Message, ok bool) {
 	}
 	s.stats.SubmitMessages++
 	all, room := s.message, maxTogether
-	m.Submit, s.message.Submit = cut(all.Submit, &room)
-	m.Cancel, s.message.Cancel = cut(all.Cancel, &room)
-	m.Unused, s.message.Unused = cut(all.Unused, &room)
+	m.Submit, s.message.Submit = cutToRoom(all.Submit, &room)
+	m.Cancel, s.message.Cancel = cutToRoom(all.Cancel, &room)
+	m.Unused, s.message.Unused = cutToRoom(all.Unused, &room)
 	return m, true
 }
 
@@ -387,8 +387,8 @@ func (s *State) HasMessage() bool {
 	return len(s.message.Submit)+len(s.message.Cancel)+len(s.message.Unused) > 0
 }
 
-// cut splits all into the first items, for which there is room, and the others.
-func cut[T any](all []T, room *int) (now, later []T) {
+// cutToRoom splits all into the first items, for which there is room, and the others.
+func cutToRoom[T any](all []T, room *int) (now, later []T) {
 	if len(all) <= *room {
 		*room -= len(all)
 		return all, all[:0]

@@ -148,7 +148,7 @@ func (p *pool) sendQuery(ctx context.Context, c *queryconn.Client, q *oip.Reques
 	reply *oip.Response,
 	trailer *metadata.MD) (err error, answered bool) {
 	m := &oip.StreamedQuery{Query: q, Metadata: slices.Clip(c.Metadata)}
-	if err := outgoing(ctx, m); err != nil {
+	if err := addOutgoing(ctx, m); err != nil {
 		p.giveBack(c)
 		return err, true
 	}
@@ -164,5 +164,5 @@ func (p *pool) sendQuery(ctx context.Context, c *queryconn.Client, q *oip.Reques
 		return nil, false
 	}
 	p.giveBack(c)
-	return result(&a, reply, trailer), true
+	return takeResult(&a, reply, trailer), true
 }

@@ -234,7 +234,7 @@ var queriesStream = func() int {
 func (s *open) sendQuery(ctx context.Context, q *oip.Request, reply *oip.Response,
 	trailer *metadata.MD) (err error, sent bool) {
 	m := &oip.StreamedQuery{Query: q, Outbox: &s.unsent}
-	if err := outgoing(ctx, m); err != nil {
+	if err := addOutgoing(ctx, m); err != nil {
 		return err, true
 	}
 	size := m.Size()
@@ -340,14 +340,14 @@ func (s *open) receiveAnswers() error {
 			}
 			s.mu.Unlock()
 		}
-		waits.err = result(&a, waits.reply, waits.trailer)
+		waits.err = takeResult(&a, waits.reply, waits.trailer)
 		waits.done <- struct{}{}
 	}
 }
 
-// outgoing adds the deadline and the outgoing metadata of ctx to a query, or returns the error of a
-// call whose deadline has passed.
-func outgoing(ctx context.Context, m *oip.StreamedQuery) error {
+// addOutgoing adds the deadline and the outgoing metadata of ctx to a query, or returns the error
+// of a call whose deadline has passed.
+func addOutgoing(ctx context.Context, m *oip.StreamedQuery) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		if m.Timeout = time.Until(deadline); m.Timeout <= 0 {
 			return status.FromContextError(context.DeadlineExceeded).Err()
@@ -363,8 +363,8 @@ func outgoing(ctx context.Context, m *oip.StreamedQuery) error {
 	return nil
 }
 
-// result returns a call's result: it moves the answer to reply, or returns the error.
-func result(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) error {
+// takeResult returns a call's result: it moves the answer to reply, or returns the error.
+func takeResult(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) error {
 	if trailer != nil && a.HasRemaining {
 		*trailer = control.RemainingTrailer(a.Remaining)
 	}

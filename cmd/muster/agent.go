@@ -55,7 +55,7 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 				return err
 			}
 			if os.Getenv("GOMAXPROCS") == "" {
-				runtime.GOMAXPROCS(threads(settings.Executor, a.MostLanes()))
+				runtime.GOMAXPROCS(countGoThreads(settings.Executor, a.MostLanes()))
 			}
 			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
 			if err != nil {
@@ -92,8 +92,8 @@ func checkSystem(goos string) error {
 		"agent of their own: infer, bench, status, top, plan, sim, ...", goos)
 }
 
-// threads returns how many of an agent's threads may run Go at once.
-func threads(executor string, lanes int) int {
+// countGoThreads returns how many of an agent's threads may run Go at once.
+func countGoThreads(executor string, lanes int) int {
 	if executor == "emulated" {
 		// Many emulated agents share one machine. Idle Go threads spin while they look for work,
 		// which takes CPU time from the other agents.

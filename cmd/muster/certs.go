@@ -52,7 +52,7 @@ func newCertsInitCommand(dir *string) *cobra.Command {
   muster certs init --dir /root/fleet --name "recommendation fleet"`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			life, err := lifetime(days)
+			life, err := parseLifetime(days)
 			if err != nil {
 				return err
 			}
@@ -145,7 +145,7 @@ agents and clients read (--tls-crl). Without arguments it only renews the list.`
   muster certs revoke old/node1.crt
   muster certs revoke --days 30`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			life, err := lifetime(days)
+			life, err := parseLifetime(days)
 			if err != nil {
 				return err
 			}
@@ -195,8 +195,8 @@ Next, replace the list of every agent and client with it:
 	return cmd
 }
 
-// lifetime converts days to a duration; it accepts 1 day to 100 years.
-func lifetime(days int) (time.Duration, error) {
+// parseLifetime converts days to a duration; it accepts 1 day to 100 years.
+func parseLifetime(days int) (time.Duration, error) {
 	const most = 100 * 365
 	if days < 1 || days > most {
 		return 0, misuse.Errorf("days: %d, want 1 to %d", days, most)
@@ -208,7 +208,7 @@ func lifetime(days int) (time.Duration, error) {
 // its key to out (or to dir, if out is ""), and prints how to use it. It sets order.Life from days.
 func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secure.Order) error {
 	var err error
-	if order.Life, err = lifetime(days); err != nil {
+	if order.Life, err = parseLifetime(days); err != nil {
 		return err
 	}
 	if order.Name != filepath.Base(order.Name) || order.Name == "ca" {

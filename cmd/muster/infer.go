@@ -47,7 +47,8 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeModels(&settings),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			provider, flush, err := traces.open(cmd.Context(), "", warnings(cmd.ErrOrStderr()))
+			provider, flush, err := traces.open(cmd.Context(), "",
+				newWarningLogger(cmd.ErrOrStderr()))
 			if err != nil {
 				return err
 			}
@@ -98,7 +99,8 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 	traces.add(cmd.Flags())
 	flags := cmd.Flags()
 	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
-	flags.StringVar(&input, "input", "", "file with the query as JSON or .npz; - for standard input")
+	flags.StringVar(&input, "input", "",
+		"file with the query as JSON or .npz; - for standard input")
 	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
@@ -179,8 +181,9 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 			took.Round(time.Microsecond))
 	}
 	if response.Emulated {
-		fmt.Fprintln(w, "emulated: no model has run; the agent waited as long as its profile says, "+
-			"and these values mean nothing")
+		fmt.Fprintln(w,
+			"emulated: no model has run; the agent waited as long as its profile says, "+
+				"and these values mean nothing")
 	}
 	for _, o := range decoded.Outputs {
 		fmt.Fprintf(w, "%s %s %v\n", terminal.Plain(o.Name), terminal.Plain(o.Datatype), o.Shape)

@@ -180,14 +180,15 @@ else 1.`,
 	root.PersistentFlags().String(settings.Flag, "",
 		"YAML file with settings (default ./"+settings.DefaultFile+" if it exists)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return hint(cmd, err)
+		return addHint(cmd, err)
 	})
 	for _, group := range []struct {
 		title    string
 		commands []*cobra.Command
 	}{
 		{"Serve models:", []*cobra.Command{
-			newDemoCommand(), newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand(),
+			newDemoCommand(), newAgentCommand(), newModelsCommand(), newConfigCommand(),
+			newCertsCommand(),
 		}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{
@@ -222,7 +223,7 @@ func newHelpCommand() *cobra.Command {
 			if err != nil || len(rest) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return subcommands(of), cobra.ShellCompDirectiveNoFileComp
+			return subcommandNames(of), cobra.ShellCompDirectiveNoFileComp
 		},
 		// PreRunE, because an unknown command is misuse.
 		PreRunE: func(cmd *cobra.Command, args []string) error {
@@ -258,7 +259,7 @@ func refuseUnknown(cmd *cobra.Command) {
 			if err != nil && len(args) > 0 && cmd.HasSubCommands() {
 				return unknownCommand(cmd, args[0])
 			} else if err != nil {
-				return hint(cmd, err)
+				return addHint(cmd, err)
 			}
 			return nil
 		}
@@ -271,14 +272,14 @@ func refuseUnknown(cmd *cobra.Command) {
 // unknownCommand is the error of a subcommand that cmd does not have.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	err := fmt.Errorf("unknown command %q for %q", name, cmd.CommandPath())
-	if near := suggest.Near(name, subcommands(cmd)); near != "" {
+	if near := suggest.Near(name, subcommandNames(cmd)); near != "" {
 		return fmt.Errorf("%w%s", err, near)
 	}
-	return hint(cmd, err)
+	return addHint(cmd, err)
 }
 
-// subcommands returns the names of the subcommands of cmd that users may call.
-func subcommands(cmd *cobra.Command) (names []string) {
+// subcommandNames returns the names of the subcommands of cmd that users may call.
+func subcommandNames(cmd *cobra.Command) (names []string) {
 	for _, child := range cmd.Commands() {
 		if !child.Hidden {
 			names = append(names, child.Name())
@@ -287,9 +288,9 @@ func subcommands(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// hint adds to an error of arguments or flags where to read more: `see "muster ... --help"`. For an
-// unknown flag it is the name of a near one.
-func hint(cmd *cobra.Command, err error) error {
+// addHint adds to an error of arguments or flags where to read more: `see "muster ... --help"`. For
+// an unknown flag it is the name of a near one.
+func addHint(cmd *cobra.Command, err error) error {
 	var wrong *pflag.InvalidValueError
 	if errors.As(err, &wrong) {
 		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name,

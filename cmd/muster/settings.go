@@ -204,13 +204,13 @@ func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 // dialOptions returns the gRPC options for TLS and the API key. Problems with certificates that
 // appear later are written to stderr.
 func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
-	options, err := s.DialOptions(warnings(stderr))
+	options, err := s.DialOptions(newWarningLogger(stderr))
 	return options, misuse.Of(err)
 }
 
-// warnings returns the logger of a command that does not log otherwise: it writes warnings and
-// errors to stderr.
-func warnings(stderr io.Writer) *slog.Logger {
+// newWarningLogger returns the logger of a command that does not log otherwise: it writes warnings
+// and errors to stderr.
+func newWarningLogger(stderr io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 

@@ -17,7 +17,7 @@ func TestThreads(t *testing.T) {
 		{"onnx", 16, 16, 24}, {"emulated", 16, 16, 1},
 	} {
 		runtime.GOMAXPROCS(c.processors)
-		if all := threads(c.executor, c.lanes); all != c.all {
+		if all := countGoThreads(c.executor, c.lanes); all != c.all {
 			t.Errorf("%s, %d processors, %d lanes: %d threads, want %d", c.executor, c.processors,
 				c.lanes, all, c.all)
 		}

@@ -273,7 +273,8 @@ func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 	case decision == RollBack:
 		return Verdict{Decision: RollBack, Why: fmt.Sprintf(
 			"%s: at least %s more, where %s are tolerated; the chance of an error is at most %.3g %%",
-			c.countedNoun(), points(c.lowExcess(r.Alpha/reasons)), points(c.limit.Tolerated),
+			c.countedNoun(), formatPoints(c.lowExcess(r.Alpha/reasons)),
+			formatPoints(c.limit.Tolerated),
 			100*r.Alpha)}
 	case decision == Wait && !byHand && age >= r.PromoteAfter+r.MaxUndecided:
 		return Verdict{Decision: RollBack, Why: fmt.Sprintf("still undecided after %v: %s; try it "+
@@ -310,7 +311,7 @@ func (r *Rule) Judge(t *Trial, age time.Duration) Verdict {
 // waitsFor says what is known of a comparison for which a promotion has to wait.
 func (r *Rule) waitsFor(c *comparison) string {
 	return fmt.Sprintf("%s: %s, where a promotion needs less than %s", c.countedNoun(),
-		atMost(c.highExcess(r.Beta)), points(c.limit.Margin))
+		atMost(c.highExcess(r.Beta)), formatPoints(c.limit.Margin))
 }
 
 // countedNoun says what was counted.
@@ -339,13 +340,13 @@ func (s share) String() string {
 // atMost says how much above the current version's a share is at most.
 func atMost(excess float64) string {
 	if excess < 0 {
-		return "at least " + points(-excess) + " fewer"
+		return "at least " + formatPoints(-excess) + " fewer"
 	}
-	return "at most " + points(excess) + " more"
+	return "at most " + formatPoints(excess) + " more"
 }
 
-// points prints a difference of two shares.
-func points(difference float64) string {
+// formatPoints prints a difference of two shares.
+func formatPoints(difference float64) string {
 	switch text := fmt.Sprintf("%.2g", 100*difference); {
 	case text == "1":
 		return "1 point"

@@ -70,14 +70,14 @@ func (r Rollout) Takes(gateway, sequence uint64) bool {
 		return false
 	}
 	const golden = 0x9E3779B97F4A7C15 // odd, and its bits look random: SplitMix64's step
-	place := mix(mix(gateway) + sequence/Numbering*golden)
+	place := mixBits(mixBits(gateway) + sequence/Numbering*golden)
 	return float64(place>>11)/(1<<53) < r.Share
 }
 
-// mix returns a number of which each bit depends on all bits of x: the last step of SplitMix64
+// mixBits returns a number of which each bit depends on all bits of x: the last step of SplitMix64
 // (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). What it
 // returns decides which queries go to a canary, in all agents and clients: it must not change.
-func mix(x uint64) uint64 {
+func mixBits(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
 	x = (x ^ x>>27) * 0x94D049BB133111EB
 	return x ^ x>>31

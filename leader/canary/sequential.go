@@ -33,9 +33,9 @@ var tilts, tiltsUp, tiltsDown = func() (t, up, down [16]float64) {
 	return t, up, down
 }()
 
-// evidence returns the evidence that a bound needs which is one of so many and may err, together
-// with the others, with a chance of alpha.
-func evidence(alpha float64, bounds int) float64 {
+// neededEvidence returns the evidence that a bound needs which is one of so many and may err,
+// together with the others, with a chance of alpha.
+func neededEvidence(alpha float64, bounds int) float64 {
 	return math.Log(float64(len(tilts)*bounds) / alpha)
 }
 
@@ -65,7 +65,7 @@ func upperBound(k, n, evidence float64) float64 {
 // Bounds returns bounds of a share of which k of n draws are known. The chance that the true share
 // is ever outside, at whichever n one looks, is at most alpha.
 func Bounds(k, n uint64, alpha float64) (low, high float64) {
-	e := evidence(alpha, 2)
+	e := neededEvidence(alpha, 2)
 	return lowerBound(float64(k), float64(n), e), upperBound(float64(k), float64(n), e)
 }
 
@@ -121,8 +121,9 @@ func (c *comparison) byClass(canary, current *Counts, of func(*Tally) (hits, dra
 // that: it decides how long a trial takes, for a canary has the fewer queries. The rest is divided
 // among the current version's parts (union bound).
 func (c *comparison) lowExcess(alpha float64) float64 {
-	low, e := lowerBound(c.canary.hits, c.canary.draws, evidence(alpha, 2)), evidence(alpha,
-		2*parts)
+	low, e := lowerBound(c.canary.hits, c.canary.draws, neededEvidence(alpha, 2)),
+		neededEvidence(alpha,
+			2*parts)
 	for i, w := range c.weights {
 		if w > 0 && low > 0 {
 			low -= w * upperBound(c.current[i].hits, c.current[i].draws, e)
@@ -133,7 +134,8 @@ func (c *comparison) lowExcess(alpha float64) float64 {
 
 // highExcess returns the bound from above, which holds but for a chance of beta.
 func (c *comparison) highExcess(beta float64) float64 {
-	high, e := upperBound(c.canary.hits, c.canary.draws, evidence(beta, 2)), evidence(beta, 2*parts)
+	high, e := upperBound(c.canary.hits, c.canary.draws, neededEvidence(beta, 2)),
+		neededEvidence(beta, 2*parts)
 	for i, w := range c.weights {
 		if w > 0 && c.current[i].hits > 0 {
 			high -= w * lowerBound(c.current[i].hits, c.current[i].draws, e)

@@ -114,7 +114,7 @@ func (n *Node) Step(now time.Time, e *Event) (actions []Action, next time.Time) 
 	if n.now.IsZero() {
 		n.now, n.base = now, now.Add(n.cfg.JoinWait)
 	}
-	n.now = later(n.now, now)
+	n.now = laterOf(n.now, now)
 	n.checkFreeze()
 	n.apply(e)
 	n.doDueWork()
@@ -138,7 +138,7 @@ func (n *Node) checkFreeze() {
 		return
 	}
 	n.listenUntil = n.now.Add(n.wait(listenWait))
-	n.base = later(n.base, n.listenUntil)
+	n.base = laterOf(n.base, n.listenUntil)
 	n.claiming = false
 	if n.leading && late >= n.cfg.Silence-n.wait(2) {
 		n.stepDown(Frozen)
@@ -342,7 +342,7 @@ func (n *Node) answerProposal(from names.AgentName, c Claim) {
 		// The other agent will hear of our claim and give way.
 	default:
 		n.claiming = false
-		n.base = later(n.base, n.now.Add(n.wait(proposeWait+2)))
+		n.base = laterOf(n.base, n.now.Add(n.wait(proposeWait+2)))
 		n.send(from, Message{Kind: Grant, Claim: c})
 	}
 }
@@ -364,11 +364,11 @@ func (n *Node) handleRefusal(c Claim, heard bool) {
 	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.wait(freshWait):
 		// The sender may hear of the leader's end a little later than we did. We ask again, and
 		// give it the full time to refuse.
-		n.claimEnd = later(n.claimEnd, n.now.Add(n.wait(proposeWait)))
-		n.sendAt = earlier(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
+		n.claimEnd = laterOf(n.claimEnd, n.now.Add(n.wait(proposeWait)))
+		n.sendAt = earlierOf(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
 	case heard && (higher || n.claiming):
 		n.claiming = false
-		n.base = later(n.base, n.now.Add(n.cfg.Silence/2))
+		n.base = laterOf(n.base, n.now.Add(n.cfg.Silence/2))
 	case (n.claiming && c.Epoch >= n.claim.Epoch || higher && led) && n.mayLead():
 		n.startClaim(false) // with a higher epoch
 	}
@@ -382,7 +382,7 @@ func (n *Node) stepDown(why Reason) {
 // loseLeader gives up the leader that we follow.
 func (n *Node) loseLeader(why Reason) {
 	n.following = false
-	n.base = later(n.base, n.now) // base is later if we have granted another's claim
+	n.base = laterOf(n.base, n.now) // base is later if we have granted another's claim
 	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
 
@@ -581,7 +581,7 @@ func (n *Node) isDeaf() bool {
 // what it sends gets through; others can lead. In a fleet of two it goes on: the other agent has
 // probably lost its power, and the stream to it breaks soon.
 func (n *Node) hearsNobody() bool {
-	if n.now.Sub(later(n.spokeAt, n.ledAt)) < n.cfg.Silence {
+	if n.now.Sub(laterOf(n.spokeAt, n.ledAt)) < n.cfg.Silence {
 		return false
 	}
 	standing := 0
@@ -616,9 +616,9 @@ func (n *Node) lostAt() time.Time {
 			// within this time.
 			wait = n.cfg.Heartbeat + heartbeatSlack
 		}
-		t = earlier(t, n.brokenAt.Add(wait))
+		t = earlierOf(t, n.brokenAt.Add(wait))
 	}
-	return later(t, n.listenUntil)
+	return laterOf(t, n.listenUntil)
 }
 
 // nextStepAt is when the node wants to be stepped next.
@@ -630,15 +630,15 @@ func (n *Node) nextStepAt() time.Time {
 	if n.following {
 		// A freeze must be noticed before the leader counts as lost, so the node is stepped at
 		// least this often.
-		t = earlier(n.lostAt(), n.now.Add(n.wait(freezeWait)))
+		t = earlierOf(n.lostAt(), n.now.Add(n.wait(freezeWait)))
 	}
 	if n.claiming {
-		t = earlier(t, n.claimEnd)
+		t = earlierOf(t, n.claimEnd)
 		if n.persisted {
-			t = earlier(t, n.sendAt)
+			t = earlierOf(t, n.sendAt)
 		}
 	} else if n.wantsToLead() {
-		t = earlier(t, n.claimAt())
+		t = earlierOf(t, n.claimAt())
 	}
 	return t
 }
@@ -653,15 +653,15 @@ func (n *Node) send(to names.AgentName, msg Message) {
 	n.out = append(n.out, Action{Kind: Send, To: to, Message: msg})
 }
 
-func later(a, b time.Time) time.Time {
+func laterOf(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}
 	return a
 }
 
-// earlier is the earlier of two times, where the zero time means never.
-func earlier(a, b time.Time) time.Time {
+// earlierOf is the earlier of two times, where the zero time means never.
+func earlierOf(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}

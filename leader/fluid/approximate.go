@@ -72,7 +72,7 @@ func (s *Solver) solveApproximately(p *Program) *Solution {
 	for i, t := range s.types {
 		count[i] = float64(p.Types[t].Count)
 	}
-	best := divide(share, first, options, count)
+	best := findDivision(share, first, options, count)
 	sol.Rate = best.reach * 1000 / s.counted
 	served := make([]float64, len(p.Types))
 	scale := 1 / best.cost
@@ -135,10 +135,10 @@ func (s *Solver) wholeShares() (share []float64, ok bool) {
 	return share, true
 }
 
-// divide looks for the division with the highest rate. Its prices are those that prove the lowest
-// upper bound of all divisions' rates, not the ones at which it was found. first says, by bin,
-// which of the options are the bin's.
-func divide(share []float64, first []int, options []option, count []float64) (best division) {
+// findDivision looks for the division with the highest rate. Its prices are those that prove the
+// lowest upper bound of all divisions' rates, not the ones at which it was found. first says, by
+// bin, which of the options are the bin's.
+func findDivision(share []float64, first []int, options []option, count []float64) (best division) {
 	n := len(count)
 	now := division{
 		price: make([]float64, n), load: make([]float64, n), served: make([]float64, n),

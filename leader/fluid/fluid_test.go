@@ -71,7 +71,7 @@ func plain(t *testing.T, p *Program) float64 {
 		for i := range n {
 			if bin.Latency[i] > 0 {
 				a.Set(b, 1+b*n+i, 1)
-				a.Set(bins+i, 1+b*n+i, milliseconds(bin.Latency[i]))
+				a.Set(bins+i, 1+b*n+i, toMs(bin.Latency[i]))
 			}
 		}
 	}
@@ -86,7 +86,7 @@ func plain(t *testing.T, p *Program) float64 {
 			count += p.Types[i].Count
 			for b, bin := range p.Bins {
 				if over := bin.Latency[i] - kept.Target; over > 0 && bin.Model != kept.Model {
-					a.Set(row, 1+b*n+i, milliseconds(over))
+					a.Set(row, 1+b*n+i, toMs(over))
 				}
 			}
 		}
@@ -162,9 +162,9 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 	for b, bin := range p.Bins {
 		w := sol.Worth[b]
 		for i, l := range bin.Latency {
-			if l > 0 && w > sol.PerMs[i]*milliseconds(l)*(1+1e-9)+1e-12 {
+			if l > 0 && w > sol.PerMs[i]*toMs(l)*(1+1e-9)+1e-12 {
 				t.Fatalf("%+v: batch size %d is worth %v, but %s serves it for %v", p,
-					bin.BatchSize, w, p.Types[i].Name, sol.PerMs[i]*milliseconds(l))
+					bin.BatchSize, w, p.Types[i].Name, sol.PerMs[i]*toMs(l))
 			}
 		}
 		worth += bin.Share * w

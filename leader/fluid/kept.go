@@ -86,7 +86,7 @@ func (s *Solver) setKept(p *Program) {
 				if s.late[b] {
 					continue
 				}
-				if ms := s.latency[b*n+i] - milliseconds(kept.Target); ms > 0 &&
+				if ms := s.latency[b*n+i] - toMs(kept.Target); ms > 0 &&
 					!math.IsInf(ms, 1) && p.Bins[b].Model != kept.Model {
 					row[b*n+i] = ms
 				}

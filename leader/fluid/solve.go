@@ -161,7 +161,7 @@ func (s *Solver) prepareRows(p *Program) {
 		for _, t := range s.types {
 			ms := math.Inf(1)
 			if b.Latency[t] > 0 {
-				ms = milliseconds(b.Latency[t])
+				ms = toMs(b.Latency[t])
 			}
 			s.latency = append(s.latency, ms)
 		}
@@ -211,7 +211,7 @@ func (s *Solver) setLate(p *Program) {
 		}
 		for i, t := range s.types {
 			if l := p.Bins[b].Late; l != nil && l[t] > 0 {
-				s.latency[b*n+i] = milliseconds(l[t])
+				s.latency[b*n+i] = toMs(l[t])
 			}
 		}
 		if _, cost := s.cheapestWhole(b); math.IsInf(cost, 1) {
@@ -437,7 +437,7 @@ func (s *Solver) setWorth(sol *Solution, p *Program) {
 		}
 		for b, bin := range p.Bins {
 			if bin.Latency[t] > 0 {
-				sol.PerMs[t] = max(sol.PerMs[t], sol.Worth[b]/milliseconds(bin.Latency[t]))
+				sol.PerMs[t] = max(sol.PerMs[t], sol.Worth[b]/toMs(bin.Latency[t]))
 			}
 		}
 	}
@@ -490,4 +490,4 @@ func (p *Price) isOfAll(share float64) bool {
 	})
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

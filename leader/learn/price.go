@@ -209,11 +209,11 @@ func (s *State) fluidProgram(now time.Time) *fluid.Program {
 				tables[t] = append(tables[t], s.told[key].table)
 			}
 		}
-		for _, x := range binned(s.monitors[d.ModelID].Distribution(), d.Largest, bins) {
+		for _, x := range reduceBins(s.monitors[d.ModelID].Distribution(), d.Largest, bins) {
 			bin := fluid.Bin{
 				Model: d.Key(), BatchSize: x.BatchSize, Share: x.Share * d.rate, Splits: d.Splits,
 			}
-			bin.Latency, bin.Late = latencies(d, classes, tables, x.BatchSize)
+			bin.Latency, bin.Late = latenciesByClass(d, classes, tables, x.BatchSize)
 			p.Bins = append(p.Bins, bin)
 		}
 	}
@@ -221,10 +221,10 @@ func (s *State) fluidProgram(now time.Time) *fluid.Program {
 	return p
 }
 
-// latencies returns how long a batch size takes a lane, by class, with the fastest variant that the
-// class holds: 0 where no variant is usually in time. If none is in any class, late are those
-// whatever the target; all 0 if late queries are rejected, which takes no lane's time.
-func latencies(d *modelDemand, classes []laneClass, tables [][]*profiles.Table,
+// latenciesByClass returns how long a batch size takes a lane, by class, with the fastest variant
+// that the class holds: 0 where no variant is usually in time. If none is in any class, late are
+// those whatever the target; all 0 if late queries are rejected, which takes no lane's time.
+func latenciesByClass(d *modelDemand, classes []laneClass, tables [][]*profiles.Table,
 	batchSize int) (inTime, late []time.Duration) {
 	type loads struct{ all, inTime time.Duration }
 	of := make([][]loads, len(tables)) // as tables
@@ -266,9 +266,9 @@ func latencies(d *modelDemand, classes []laneClass, tables [][]*profiles.Table,
 	return inTime, late
 }
 
-// binned reduces the distribution to at most so many batch sizes, counting neighbouring sizes as
-// the largest of them.
-func binned(d profiles.Distribution, largest, most int) (bins profiles.Distribution) {
+// reduceBins reduces the distribution to at most so many batch sizes, counting neighbouring sizes
+// as the largest of them.
+func reduceBins(d profiles.Distribution, largest, most int) (bins profiles.Distribution) {
 	width := (largest + most - 1) / most
 	end := 0
 	for _, x := range d {

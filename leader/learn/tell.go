@@ -56,8 +56,9 @@ func (s *State) typeOf(m *leader.Member, p *leader.Part) names.LaneType {
 	return p.Type
 }
 
-// held calls yield with each model that lanes of a pool's member hold, and the part that they are.
-func held(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.Part)) {
+// eachHeld calls yield with each model that lanes of a pool's member hold, and the part that they
+// are.
+func eachHeld(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.Part)) {
 	groups := p.Groups()
 	for i := range groups {
 		heldBy(p, &groups[i], func(id leader.ModelID) { yield(id, &groups[i]) })
@@ -211,7 +212,7 @@ func (s *State) adviseProfiles(a *leader.Advice) error {
 	done := map[names.TableKey]bool{}
 	for i := range s.pool.Members {
 		p := &s.pool.Members[i]
-		held(p, func(id leader.ModelID, part *leader.Part) {
+		eachHeld(p, func(id leader.ModelID, part *leader.Part) {
 			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member, part)}
 			m := s.findModel(id)
 			if done[key] || m == nil {

@@ -103,7 +103,7 @@ func (s *shard) noteArrival(q *query) {
 	cost := s.minCost(q)
 	d.arrivals++
 	d.cost += cost
-	q.cost, q.lost = cost*blur(q.id), q.isLate
+	q.cost, q.lost = cost*blurFactor(q.id), q.isLate
 	d.maxCost = max(d.maxCost, q.cost)
 	d.reserved = max(0, d.reserved-reserveReturn/d.size())
 }
@@ -179,10 +179,10 @@ func (s *shard) minCost(q *query) float64 {
 	return least
 }
 
-// decayDemand brings the demand of a class with live queries up to now. Alone, the family could have
-// all the time of the lanes that serve it. They would lose its largest queries, so they answer more
-// of its queries than their time is a part of what all take: with the published batch sizes of rm2
-// .86 and .75 where it is .74 and .57, near the square root.
+// decayDemand brings the demand of a class with live queries up to now. Alone, the family could
+// have all the time of the lanes that serve it. They would lose its largest queries, so they answer
+// more of its queries than their time is a part of what all take: with the published batch sizes of
+// rm2 .86 and .75 where it is .74 and .57, near the square root.
 func (h *horizon) decayDemand(s *shard, k *queryClass) {
 	d := k.demand
 	d.decayTo(s.m)
@@ -201,8 +201,8 @@ func (h *horizon) decayDemand(s *shard, k *queryClass) {
 }
 
 // byShare iterates over the live queries: those first whose family has got the smallest share, each
-// counting as answered for the next, and of a family the oldest first, at most so many of each class.
-// The loop must not change which queries are live.
+// counting as answered for the next, and of a family the oldest first, at most so many of each
+// class. The loop must not change which queries are live.
 func (s *shard) byShare(most int) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
 		order := s.order[:0]
@@ -239,8 +239,8 @@ func (s *shard) byShare(most int) iter.Seq[*query] {
 	}
 }
 
-// A classShare is a class whose next query is to be looked at, and the share of its family, which may
-// have risen since.
+// A classShare is a class whose next query is to be looked at, and the share of its family, which
+// may have risen since.
 type classShare struct {
 	share float64
 	class *queryClass

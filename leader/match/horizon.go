@@ -45,8 +45,8 @@ const (
 	idleTargets             = 0.3
 )
 
-// horizon is Muster's own policy; docs/internals/policies.md compares it with kairos. It departs from
-// kairos in ten ways. An instance's time costs the fluid program's price, which rises with the
+// horizon is Muster's own policy; docs/internals/policies.md compares it with kairos. It departs
+// from kairos in ten ways. An instance's time costs the fluid program's price, which rises with the
 // type's backlog and falls with the spare time of the lanes; the answer's time costs the more
 // instead. Above the limit families get fair shares (demand.go), the dearest queries are shed
 // (shed.go), and lanes are kept from long runs (reserve.go). Queries are matched to two slots per
@@ -176,7 +176,7 @@ func sparePart(share float64) float64 { return math.Sqrt(min(1, max(0, share))) 
 // collectGroups collects the groups and their work.
 func (h *horizon) collectGroups(s *shard) {
 	h.groups = h.groups[:0]
-	s.spare.advance(s.m.now, s.m.spareOver)
+	s.spare.advanceTo(s.m.now, s.m.spareOver)
 	h.spare = sparePart(s.spare.share)
 	for _, l := range s.lanes { // sorted by type and models held
 		if !l.isUsable() {
@@ -234,7 +234,7 @@ func (h *horizon) servingGroups(k *queryClass) []int {
 func (g *group) assessScarcity(s *shard) {
 	idle := 0.0
 	for _, l := range g.lanes {
-		l.idle.advance(s.m.now, s.m.idleOver())
+		l.idle.advanceTo(s.m.now, s.m.idleOver())
 		idle += l.idle.share / float64(len(g.lanes))
 	}
 	g.scarcity = min(1, max(minScarcity, 1-idle/plentyIdle))

@@ -33,8 +33,8 @@ func spareOver(targets []float64) (over float64) {
 	return over
 }
 
-// advance updates the average, which is taken over the given time, to now.
-func (t *spareTime) advance(now, over float64) {
+// advanceTo updates the average, which is taken over the given time, to now.
+func (t *spareTime) advanceTo(now, over float64) {
 	if now > t.since {
 		t.share -= (t.idle - t.share) * math.Expm1((t.since-now)/over)
 		t.since = now
@@ -44,13 +44,13 @@ func (t *spareTime) advance(now, over float64) {
 // hasSpare reports whether lanes are plenty, so that a lost query that starts hardly ever delays
 // another.
 func (s *shard) hasSpare() bool {
-	s.spare.advance(s.m.now, s.m.spareOver)
+	s.spare.advanceTo(s.m.now, s.m.spareOver)
 	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
 }
 
 // noteSpare records how many lanes are idle from now on.
 func (s *shard) noteSpare() {
-	s.spare.advance(s.m.now, s.m.spareOver)
+	s.spare.advanceTo(s.m.now, s.m.spareOver)
 	s.spare.idle = 0
 	if len(s.m.named) > 0 {
 		for _, l := range s.lanes {
@@ -72,7 +72,7 @@ func (m *Matcher) idleOver() float64 { return idleTargets / spareTargets * m.spa
 
 // noteIdle records whether l is idle from now on.
 func (l *lane) noteIdle() {
-	l.idle.advance(l.m.now, l.m.idleOver())
+	l.idle.advanceTo(l.m.now, l.m.idleOver())
 	l.idle.idle = 0
 	if len(l.held) == 0 && l.freeAt <= l.m.now {
 		l.idle.idle = 1
@@ -81,7 +81,7 @@ func (l *lane) noteIdle() {
 
 // giveSpare records that a late query gets a lane for the given time, in ms.
 func (s *shard) giveSpare(latency float64) {
-	s.spare.advance(s.m.now, s.m.spareOver)
+	s.spare.advanceTo(s.m.now, s.m.spareOver)
 	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
 }
 
@@ -98,19 +98,19 @@ func (s *shard) lateWait(q *query) float64 {
 		}
 	}
 	for _, k := range s.classes {
-		if k.late > 0 && (k == q.class || s.contends(q, k)) {
+		if k.late > 0 && (k == q.class || s.canContend(q, k)) {
 			work += k.lateWork
 		}
 	}
 	if work <= 0 || lanes == 0 {
 		return 0
 	}
-	s.spare.advance(s.m.now, s.m.spareOver)
+	s.spare.advanceTo(s.m.now, s.m.spareOver)
 	return work / (max(minSpare, s.spare.share) * float64(lanes))
 }
 
-// contends reports whether some lane may run both q and the queries of a class.
-func (s *shard) contends(q *query, k *queryClass) bool {
+// canContend reports whether some lane may run both q and the queries of a class.
+func (s *shard) canContend(q *query, k *queryClass) bool {
 	return slices.ContainsFunc(s.lanes, func(l *lane) bool {
 		return l.isUsable() && l.canServe(q) && slices.ContainsFunc(k.allowedVariants(),
 			func(v variant) bool {

@@ -30,10 +30,10 @@ const (
 	minShedLoss = 0.025
 )
 
-// blur is the factor in [1, 1 + maxBlur) by which a query's cost is blurred before it is compared
-// to the threshold. Where many queries cost the same, the threshold would else shed all of them or
-// none.
-func blur(id QueryID) float64 {
+// blurFactor is the factor in [1, 1 + maxBlur) by which a query's cost is blurred before it is
+// compared to the threshold. Where many queries cost the same, the threshold would else shed all of
+// them or none.
+func blurFactor(id QueryID) float64 {
 	const maxBlur = 0.1
 	x := id.Gateway*0x9e3779b97f4a7c15 + id.Sequence // SplitMix64
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

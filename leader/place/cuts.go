@@ -101,7 +101,7 @@ func (r *region) farthestCut(g, level int, flow, certain float64) (c cut, ok boo
 		most := d * whole * (1 - rest)
 		for f, n := range r.agents {
 			if n > 0 {
-				most += n * rounded(rate[f], d, rest)
+				most += n * roundedCount(rate[f], d, rest)
 			}
 		}
 		r.s.work += 5 * len(r.free)
@@ -117,14 +117,14 @@ func (r *region) farthestCut(g, level int, flow, certain float64) (c cut, ok boo
 		group: g, level: level, constant: certain + size*whole*(1-rest), of: rate,
 	}
 	for f := range rate {
-		c.of[f] = rounded(rate[f], size, rest)
+		c.of[f] = roundedCount(rate[f], size, rest)
 	}
 	return c, true
 }
 
-// rounded is what an agent of some rate counts in the cut for agents of rate d, of which a whole
-// number and the part rest serve what is left.
-func rounded(rate, d, rest float64) float64 {
+// roundedCount is what an agent of some rate counts in the cut for agents of rate d, of which a
+// whole number and the part rest serve what is left.
+func roundedCount(rate, d, rest float64) float64 {
 	full := math.Floor(rate/d + 1e-9)
 	return d * (full*rest + min(max(0, rate/d-full), rest))
 }

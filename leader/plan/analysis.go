@@ -286,7 +286,7 @@ func (a *Analysis) Space() ([]Configuration, error) {
 	if err != nil {
 		return nil, err
 	}
-	space := collect(all)
+	space := collectConfigurations(all)
 	if len(space) == 0 {
 		return nil, a.noneFeasible()
 	}
@@ -434,11 +434,11 @@ func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
 // is too small should not be advised to take a smaller one.
 func (p *Problem) rankPlans(plans []Plan) {
 	more := func(x, y Plan) int {
-		limits := cmp.Compare(digits(y.FluidLimit), digits(x.FluidLimit))
+		limits := cmp.Compare(roundBound(y.FluidLimit), roundBound(x.FluidLimit))
 		if x.FluidLimit == 0 && y.FluidLimit == 0 {
-			return cmp.Compare(digits(y.Price), digits(x.Price))
+			return cmp.Compare(roundBound(y.Price), roundBound(x.Price))
 		}
-		return cmp.Or(limits, cmp.Compare(digits(x.Price), digits(y.Price)))
+		return cmp.Or(limits, cmp.Compare(roundBound(x.Price), roundBound(y.Price)))
 	}
 	slices.SortStableFunc(plans, func(x, y Plan) int {
 		if p.Objective == MostThroughput {
@@ -446,12 +446,12 @@ func (p *Problem) rankPlans(plans []Plan) {
 				return more(x, y)
 			}
 			return cmp.Or(cmp.Compare(y.Predicted, x.Predicted),
-				cmp.Compare(digits(x.Price), digits(y.Price)))
+				cmp.Compare(roundBound(x.Price), roundBound(y.Price)))
 		}
 		switch xMeets, yMeets := x.Satisfaction >= p.targetOrDefault(),
 			y.Satisfaction >= p.targetOrDefault(); {
 		case xMeets && yMeets:
-			return cmp.Compare(digits(x.Price), digits(y.Price))
+			return cmp.Compare(roundBound(x.Price), roundBound(y.Price))
 		case xMeets:
 			return -1
 		case yMeets:
@@ -466,11 +466,11 @@ func servesLess(plan, first *Plan) string {
 	switch {
 	case first.Predicted > 0:
 		return fmt.Sprintf("serves %s %% less than the first",
-			percent(below(plan.Predicted, first.Predicted)))
+			formatPercent(percentBelow(plan.Predicted, first.Predicted)))
 	case first.FluidLimit > 0:
 		return fmt.Sprintf(
 			"serves no rate within the QoS target either; its fluid limit is %s %% below the "+
-				"first's", percent(below(plan.FluidLimit, first.FluidLimit)))
+				"first's", formatPercent(percentBelow(plan.FluidLimit, first.FluidLimit)))
 	}
 	return "serves no rate within the QoS target either"
 }
@@ -480,17 +480,17 @@ func servesLess(plan, first *Plan) string {
 const servesNothing = "no configuration that was evaluated meets the QoS target at any rate, " +
 	"however low"
 
-// below is by how many percent x is below best; 0 if best is 0.
-func below(x, best float64) float64 {
+// percentBelow is by how many percent x is below best; 0 if best is 0.
+func percentBelow(x, best float64) float64 {
 	if best == 0 {
 		return 0
 	}
 	return 100 * (1 - x/best)
 }
 
-// percent writes a percentage with two significant figures, or as a whole number from 10 on, and
-// never with an exponent.
-func percent(x float64) string {
+// formatPercent writes a percentage with two significant figures, or as a whole number from 10 on,
+// and never with an exponent.
+func formatPercent(x float64) string {
 	if x >= 10 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}

@@ -221,7 +221,7 @@ func TestRelaxation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			limit[i] = digits(sol.Rate)
+			limit[i] = roundBound(sol.Rate)
 		}
 		relaxed := newRelaxation(a, space)
 		highest, err := relaxed.highestLimits(7)
@@ -254,7 +254,7 @@ func TestRelaxation(t *testing.T) {
 		want := math.Inf(1)
 		for i, c := range space {
 			if limit[i] >= need {
-				want = min(want, digits(p.Price(c)))
+				want = min(want, roundBound(p.Price(c)))
 			}
 		}
 		if cheapest[0].price != want || frontier[0].price != want ||
@@ -316,7 +316,7 @@ func TestPercent(t *testing.T) {
 		0: "0", 1e-14: "0", .0123: "0.012", 1.25: "1.2", 9.97: "10", 62.5: "62", 99.7: "100",
 		100: "100", 123.4: "123", 1e4: "10000",
 	} {
-		if got := percent(x); got != want {
+		if got := formatPercent(x); got != want {
 			t.Errorf("%v: got %s, want %s", x, got, want)
 		}
 	}

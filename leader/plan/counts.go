@@ -72,7 +72,7 @@ func newCountSearch(a *Analysis, maxRate float64) (*countSearch, error) {
 // cheapestCounts returns the cheapest counts within the limits whose fluid limit reaches the rate;
 // nil if there are none. With any it returns the first that it finds.
 func (s *countSearch) cheapestCounts(rate float64, any bool) (Configuration, error) {
-	s.rate, s.best, s.cost, s.any, s.nodes = digits(rate), nil, math.Inf(1), any, maxNodes
+	s.rate, s.best, s.cost, s.any, s.nodes = roundBound(rate), nil, math.Inf(1), any, maxNodes
 	if any {
 		s.nodes = maxNodesAny
 	}
@@ -202,7 +202,7 @@ func (s *countSearch) reachesRate(x []float64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return digits(sol.Rate/scale) >= rate, nil
+	return roundBound(sol.Rate/scale) >= rate, nil
 }
 
 // addCut adds the cut of the counts. Types that they lack take part with a millionth of an
@@ -259,7 +259,7 @@ func (s *countSearch) fastestCounts() (Configuration, error) {
 		if err != nil {
 			return 0, err
 		}
-		return digits(sol.Rate), nil
+		return roundBound(sol.Rate), nil
 	}
 	high, err := limit(s.max) // each type as if it had the whole budget
 	if err != nil {

@@ -44,7 +44,7 @@ func TestCounts(t *testing.T) {
 		}
 		if got, err = newRelaxation(a, short).cheapestReaching(1, rate); err != nil ||
 			len(got) != len(want) ||
-			len(got) > 0 && (got[0].price > want[0].price+1e-6 || got[0].bound < digits(rate)) {
+			len(got) > 0 && (got[0].price > want[0].price+1e-6 || got[0].bound < roundBound(rate)) {
 			t.Errorf("problem %d: for %.3g queries/s %v, %v, want %v", i, rate, got, err, want)
 		}
 		s, err := newCountSearch(a, rate)

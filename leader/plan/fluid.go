@@ -42,7 +42,7 @@ func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error)
 			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
 		}
 		return fmt.Sprintf("its fluid limit is %s %% below the first's",
-			percent(below(found[i].bound, found[0].bound)))
+			formatPercent(percentBelow(found[i].bound, found[0].bound)))
 	})
 }
 
@@ -198,6 +198,6 @@ func (a *Analysis) cheapestReason(space int, found []boundedConfiguration) func(
 				space, a.Problem.Rate, 100*a.Problem.efficiencyOrDefault())
 		}
 		return fmt.Sprintf("costs %s %% more than the first",
-			percent(100*(found[i].price/found[0].price-1)))
+			formatPercent(100*(found[i].price/found[0].price-1)))
 	}
 }

@@ -92,7 +92,7 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 	k := mat.NewSymDense(len(at), nil)
 	for i := range at {
 		for j := range i {
-			k.SetSym(i, j, kernel.covarianceAt(distance2(at[i], at[j])))
+			k.SetSym(i, j, kernel.covarianceAt(squaredDistance(at[i], at[j])))
 		}
 		k.SetSym(i, i, 1+nugget)
 	}
@@ -118,7 +118,7 @@ func (g *gaussianProcess) predictAt(at []Configuration, mean, deviation []float6
 		for i, x := range g.at {
 			w, row := g.weights.AtVec(i), k.Data[i*m:(i+1)*m]
 			for j, c := range at[:m] {
-				v := g.kernel.covarianceAt(distance2(x, c))
+				v := g.kernel.covarianceAt(squaredDistance(x, c))
 				row[j] = v
 				mean[j] += w * v
 			}
@@ -140,8 +140,8 @@ func (g *gaussianProcess) predictAt(at []Configuration, mean, deviation []float6
 	}
 }
 
-// distance2 is the squared Euclidean distance of two configurations, in instances.
-func distance2(a, b Configuration) int {
+// squaredDistance is the squared Euclidean distance of two configurations, in instances.
+func squaredDistance(a, b Configuration) int {
 	sum := 0
 	for i, n := range a {
 		d := n - b[i]
@@ -193,8 +193,8 @@ func expectedImprovement(mean, deviation, best float64) float64 {
 		return max(0, mean-best)
 	}
 	z := (mean - best) / deviation
-	return (mean-best)*above(-z) + deviation*math.Exp(-z*z/2)/math.Sqrt(2*math.Pi)
+	return (mean-best)*normalTail(-z) + deviation*math.Exp(-z*z/2)/math.Sqrt(2*math.Pi)
 }
 
-// above is the probability that a standard normal variable exceeds z.
-func above(z float64) float64 { return math.Erfc(z/math.Sqrt2) / 2 }
+// normalTail is the probability that a standard normal variable exceeds z.
+func normalTail(z float64) float64 { return math.Erfc(z/math.Sqrt2) / 2 }

@@ -39,7 +39,7 @@ func TestGaussianProcess(t *testing.T) {
 		k := mat.NewDense(n, n, nil)
 		z := mat.NewVecDense(n, nil)
 		covariance := func(a, b Configuration) float64 {
-			return g.amplitude * matern52(math.Sqrt(float64(distance2(a, b)))/g.kernel.length)
+			return g.amplitude * matern52(math.Sqrt(float64(squaredDistance(a, b)))/g.kernel.length)
 		}
 		for i := range at {
 			for j := range at {

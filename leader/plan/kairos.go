@@ -58,7 +58,7 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 			return reason
 		}
 		return fmt.Sprintf("its bound is %s %% below the highest",
-			percent(below(found[i].bound, all[0].bound)))
+			formatPercent(percentBelow(found[i].bound, all[0].bound)))
 	})
 }
 
@@ -78,7 +78,8 @@ func (a *Analysis) firstByOrder(n int, order func(x, y boundedConfiguration) int
 	}
 	for c := range all {
 		space++
-		b := boundedConfiguration{c: c, price: digits(a.Problem.Price(c)), bound: a.eq15.boundOf(c)}
+		b := boundedConfiguration{c: c, price: roundBound(a.Problem.Price(c)),
+			bound: a.eq15.boundOf(c)}
 		if b.bound < need || len(first) == n && order(b, first[n-1]) >= 0 {
 			continue
 		}

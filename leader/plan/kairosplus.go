@@ -227,7 +227,7 @@ func minCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error
 		plan := &r.Plans[i]
 		plan.Reason = fmt.Sprintf(
 			"meets the target of %.4g %%, and costs %s %% more than the first",
-			100*target, percent(100*(plan.Price/r.Plans[0].Price-1)))
+			100*target, formatPercent(100*(plan.Price/r.Plans[0].Price-1)))
 		if plan.Satisfaction < target {
 			plan.Reason = fmt.Sprintf("misses the target of %.4g %%", 100*target)
 		} else if i == 0 {

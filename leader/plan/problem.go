@@ -337,15 +337,15 @@ func (p *Problem) Space() ([]Configuration, error) {
 	if err != nil {
 		return nil, err
 	}
-	space := collect(all)
+	space := collectConfigurations(all)
 	if len(space) == 0 {
 		return nil, errors.New("no configuration to choose from: the types' limits allow none")
 	}
 	return space, nil
 }
 
-// collect clones the configurations of an iterator into a slice.
-func collect(all iter.Seq[Configuration]) []Configuration {
+// collectConfigurations clones the configurations of an iterator into a slice.
+func collectConfigurations(all iter.Seq[Configuration]) []Configuration {
 	var space []Configuration
 	var counts []int // one allocation for many configurations
 	for c := range all {

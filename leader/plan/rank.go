@@ -23,8 +23,8 @@ type boundedConfiguration struct {
 	price, bound float64
 }
 
-// digits rounds a bound before it is compared, because processors differ in the last digits.
-func digits(x float64) float64 { return math.Round(x*1e6) / 1e6 }
+// roundBound rounds a bound before it is compared, because processors differ in the last digits.
+func roundBound(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 // byBound orders by falling bound, and equal bounds by rising price.
 func byBound(a, b boundedConfiguration) int {
@@ -69,7 +69,7 @@ func (r *relaxation) solve(i int) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("fluid limit of %s: %w", r.a.Problem.Name(r.space[i]), err)
 	}
-	r.limit[i], r.done[i] = digits(sol.Rate), true
+	r.limit[i], r.done[i] = roundBound(sol.Rate), true
 	if sol.Rate == 0 {
 		return 0, nil // it has no prices
 	}
@@ -140,7 +140,7 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 	price = make([]float64, len(r.space))
 	order = make([]int, len(r.space))
 	for i, c := range r.space {
-		price[i], order[i] = digits(r.a.Problem.Price(c)), i
+		price[i], order[i] = roundBound(r.a.Problem.Price(c)), i
 	}
 	slices.SortFunc(
 		order, func(i, j int) int { return cmp.Or(cmp.Compare(price[i], price[j]), i-j) })
@@ -151,7 +151,7 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 // equally cheap ones, those of the highest limit.
 func (r *relaxation) cheapestReaching(n int, need float64) ([]boundedConfiguration, error) {
 	order, price := r.byPrice()
-	need = digits(need) // as limits are
+	need = roundBound(need) // as limits are
 	var found []boundedConfiguration
 	for _, i := range order {
 		if len(found) >= n && price[i] > found[len(found)-1].price {

@@ -137,7 +137,7 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 		return nil, err
 	}
 	if d.Plan.Evaluated {
-		estimate, err := recall(ctx, result.Evaluations, e, current)
+		estimate, err := recallOrEvaluate(ctx, result.Evaluations, e, current)
 		if err != nil {
 			return nil, err
 		}
@@ -147,8 +147,9 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 	return d, nil
 }
 
-// recall returns the known estimate of c, or evaluates c.
-func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuration) (Estimate,
+// recallOrEvaluate returns the known estimate of c, or evaluates c.
+func recallOrEvaluate(ctx context.Context, known []Evaluation, e Evaluator,
+	c Configuration) (Estimate,
 	error) {
 	for _, k := range known {
 		if slices.Equal(k.Configuration, c) {

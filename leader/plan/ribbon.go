@@ -437,7 +437,7 @@ func (s *ribbonSearch) probabilitiesBetter(candidates []int, mean, deviation []f
 	for j := range likely {
 		likely[j] = 1
 		if !(s.p.Objective == LeastCost && s.theta == ribbonTheta) &&
-			above((better-mean[j])/deviation[j]) < unlikely {
+			normalTail((better-mean[j])/deviation[j]) < unlikely {
 			likely[j] = 0
 		}
 	}
@@ -452,7 +452,7 @@ func (s *ribbonSearch) probabilitiesMeet(of []int) []float64 {
 		of)
 	target := s.nearnessOf(s.p.targetOrDefault())
 	for j := range mean {
-		mean[j] = above((target - mean[j]) / deviation[j])
+		mean[j] = normalTail((target - mean[j]) / deviation[j])
 	}
 	return mean
 }

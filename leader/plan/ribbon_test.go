@@ -255,7 +255,10 @@ func TestSaturation(t *testing.T) {
 			return 0.95
 		}},
 	} {
-		got, err := saturation(tt.most, func(n int) (float64, error) { return tt.share(n), nil })
+		got, err := findSaturation(tt.most, func(n int) (float64, error) {
+			return tt.share(n),
+				nil
+		})
 		if err != nil || got != tt.want {
 			t.Errorf("at most %d: got %d, want %d (%v)", tt.most, got, tt.want, err)
 		}

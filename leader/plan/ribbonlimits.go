@@ -55,7 +55,7 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 			t.Max = 1
 			continue
 		}
-		n, err := saturation(most, share)
+		n, err := findSaturation(most, share)
 		if err != nil {
 			return nil, fmt.Errorf("how many instances of %s are of use: %w", t.Name, err)
 		}
@@ -64,10 +64,10 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 	return &limited, nil
 }
 
-// saturation returns the least n in 1..most at which share(n), which is roughly monotone, reaches
-// its maximum. An overloaded pool answers almost no query in time, with one instance or two, so a
-// flat part counts only above a share of a half.
-func saturation(most int, share func(n int) (float64, error)) (int, error) {
+// findSaturation returns the least n in 1..most at which share(n), which is roughly monotone,
+// reaches its maximum. An overloaded pool answers almost no query in time, with one instance or
+// two, so a flat part counts only above a share of a half.
+func findSaturation(most int, share func(n int) (float64, error)) (int, error) {
 	hi := 1
 	top, err := share(hi)
 	if err != nil {

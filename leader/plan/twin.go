@@ -103,7 +103,7 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 		byPrice[i] = i
 	}
 	slices.SortStableFunc(byPrice,
-		func(i, j int) int { return cmp.Compare(digits(w.price[i]), digits(w.price[j])) })
+		func(i, j int) int { return cmp.Compare(roundBound(w.price[i]), roundBound(w.price[j])) })
 	for {
 		next, err := w.proposeNext(ctx, byPrice)
 		if err != nil {
@@ -148,7 +148,7 @@ func (w *twinSearch) proposeNext(ctx context.Context, byPrice []int) (int, error
 			return -1, err
 		}
 		mean, deviation := errorOf(w.space[i])
-		chance := above((w.nearnessOf(w.p.targetOrDefault()) - w.nearnessOf(predicted.Value) -
+		chance := normalTail((w.nearnessOf(w.p.targetOrDefault()) - w.nearnessOf(predicted.Value) -
 			mean) / math.Hypot(deviation, w.uncertaintyOf(predicted)))
 		if !w.met && chance >= 0.5 {
 			return i, nil

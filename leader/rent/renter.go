@@ -407,7 +407,8 @@ func (s *step) findPhase(m *Machine, h *history) {
 		case h.isDraining():
 			m.Phase = Draining
 		case h.joined && away > s.policy.Lost:
-			m.Phase, m.Why = Lost, fmt.Sprintf("its agent has been away for %v", round(away))
+			m.Phase, m.Why = Lost, fmt.Sprintf("its agent has been away for %v",
+				roundToSeconds(away))
 		case !h.joined && min(m.Age, away) > s.policy.JoinTimeout:
 			m.Phase, m.Why = Lost,
 				fmt.Sprintf("its agent has not joined within %v", s.policy.JoinTimeout)
@@ -443,7 +444,7 @@ func (s *step) findPhase(m *Machine, h *history) {
 	}
 }
 
-func round(d time.Duration) time.Duration { return d.Round(time.Second) }
+func roundToSeconds(d time.Duration) time.Duration { return d.Round(time.Second) }
 
 // mayAct reports whether anything may be done at all, and says why where it may not.
 func (s *step) mayAct() bool {
@@ -462,7 +463,7 @@ func (s *step) mayAct() bool {
 			"this leader does not see most of the agents that may lead")
 	case s.ListAge > s.policy.Stale:
 		s.holdKind(NoList, 0, everything, "the provider has not listed the rented machines for %v",
-			round(s.ListAge))
+			roundToSeconds(s.ListAge))
 	case s.Now < s.began+s.policy.Settle:
 		s.holdKind(Settling, s.began+s.policy.Settle, everything,
 			"this leader is new and watches first")
@@ -489,7 +490,7 @@ func (s *step) returnMachines() {
 			h.dud = !h.joined
 		case m.Phase == Leaving && m.Agent.Ends <= s.policy.Notice:
 			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
-				Why: fmt.Sprintf("the provider takes it in %v", round(m.Agent.Ends))})
+				Why: fmt.Sprintf("the provider takes it in %v", roundToSeconds(m.Agent.Ends))})
 			s.serving[m.Slot.Type]--
 			s.agents--
 		case m.Phase == Leaving:
@@ -534,16 +535,16 @@ func (s *step) firstToGo(a, b *Machine) int {
 		return c // what does not serve yet
 	}
 	if a.Agent == nil || b.Agent == nil {
-		return cmp.Or(truth(b.Agent == nil, a.Agent == nil), cmp.Compare(a.Age, b.Age),
+		return cmp.Or(boolOrder(b.Agent == nil, a.Agent == nil), cmp.Compare(a.Age, b.Age),
 			-cmp.Compare(a.Slot.Ordinal, b.Slot.Ordinal))
 	}
 	return cmp.Or(
-		truth(a.Agent.Keeper, b.Agent.Keeper),
-		truth(a.Agent.Leads, b.Agent.Leads),
-		truth(b.Instance.Drained, a.Instance.Drained),
-		truth(b.Agent.Risky, a.Agent.Risky),
-		truth(s.hasDrifted(b), s.hasDrifted(a)),
-		truth(b.Agent.Factor > slow, a.Agent.Factor > slow),
+		boolOrder(a.Agent.Keeper, b.Agent.Keeper),
+		boolOrder(a.Agent.Leads, b.Agent.Leads),
+		boolOrder(b.Instance.Drained, a.Instance.Drained),
+		boolOrder(b.Agent.Risky, a.Agent.Risky),
+		boolOrder(s.hasDrifted(b), s.hasDrifted(a)),
+		boolOrder(b.Agent.Factor > slow, a.Agent.Factor > slow),
 		cmp.Compare(a.Agent.Load, b.Agent.Load),
 		cmp.Compare(a.Age, b.Age),
 		-cmp.Compare(a.Slot.Ordinal, b.Slot.Ordinal),
@@ -554,8 +555,8 @@ func (s *step) hasDrifted(m *Machine) bool {
 	return s.Template != "" && m.Template != "" && m.Template != s.Template
 }
 
-// truth orders false before true.
-func truth(a, b bool) int {
+// boolOrder orders false before true.
+func boolOrder(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

@@ -190,7 +190,7 @@ func (n *net) trainPass(ctx context.Context, r *rows, progress func(rows int)) e
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		parallel(len(pieces), func(p int) {
+		runParallel(len(pieces), func(p int) {
 			n.computeLogits(pieces[p], r, first+p*piece, piece)
 			n.computeGradients(pieces[p], r, first+p*piece, piece)
 		})
@@ -220,7 +220,7 @@ func (n *net) step(gradients []float32) {
 			continue // no row had this id
 		}
 		n.squares[at] += sum / float32(dim)
-		rate := learningRate / root(n.squares[at])
+		rate := learningRate / sqrt32(n.squares[at])
 		for d, v := range g {
 			n.weights[at+d] -= rate * v
 		}
@@ -228,16 +228,16 @@ func (n *net) step(gradients []float32) {
 	for i := embeddings; i < len(n.weights); i++ {
 		g := gradients[i]
 		n.squares[i] += g * g
-		n.weights[i] -= learningRate * g / root(n.squares[i])
+		n.weights[i] -= learningRate * g / sqrt32(n.squares[i])
 	}
 }
 
-func root(v float32) float32 { return float32(math.Sqrt(float64(v))) }
+func sqrt32(v float32) float32 { return float32(math.Sqrt(float64(v))) }
 
 // answerRows returns the logits of all rows.
 func (n *net) answerRows(r *rows) []float32 {
 	logits := make([]float32, len(r.label))
-	parallel((len(logits)+block-1)/block, func(b int) {
+	runParallel((len(logits)+block-1)/block, func(b int) {
 		s := n.newScratch()
 		for first := b * block; first < min(len(logits), (b+1)*block); first += piece {
 			count := min(piece, len(logits)-first)
@@ -248,8 +248,8 @@ func (n *net) answerRows(r *rows) []float32 {
 	return logits
 }
 
-// parallel calls do for 0 to n-1 on all cores, and returns when all calls have.
-func parallel(n int, do func(i int)) {
+// runParallel calls do for 0 to n-1 on all cores, and returns when all calls have.
+func runParallel(n int, do func(i int)) {
 	workers := min(n, goruntime.GOMAXPROCS(0))
 	var next atomic.Int64
 	work := func() {

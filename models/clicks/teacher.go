@@ -118,7 +118,7 @@ func (t *teacher) draw(random *rand.Rand) (chosen [features]uint8, x [teacherInp
 // fill draws all rows of r, of the given purpose, on all cores.
 func (t *teacher) fill(r *rows, purpose uint64) {
 	n := len(r.label)
-	parallel((n+block-1)/block, func(b int) {
+	runParallel((n+block-1)/block, func(b int) {
 		random := rand.New(rand.NewPCG(t.seed, purpose+uint64(b)))
 		for i := b * block; i < min(n, (b+1)*block); i++ {
 			chosen, x := t.draw(random)

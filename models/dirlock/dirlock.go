@@ -45,7 +45,7 @@ func Lock(path string) (*os.File, error) {
 	case errors.Is(err, errors.ErrUnsupported):
 		return f, nil
 	case errors.Is(err, errHeld):
-		return nil, errors.Join(&HeldError{path, holder(f)}, f.Close())
+		return nil, errors.Join(&HeldError{path, readHolder(f)}, f.Close())
 	default:
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
@@ -56,8 +56,8 @@ func Lock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// holder returns the id in a lock file; 0 if there is none.
-func holder(f *os.File) int {
+// readHolder returns the id in a lock file; 0 if there is none.
+func readHolder(f *os.File) int {
 	text := make([]byte, maxPID)
 	n, _ := f.ReadAt(text, 0)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text[:n])))

@@ -56,9 +56,9 @@ const batch = 500
 // whose label is 1.
 type answers [][]float32
 
-// collect runs all rows through the subjects. progress, if not nil, is called with the rows that
-// are done times subjects, and their total, by one goroutine at a time.
-func collect(ctx context.Context, subjects []Subject, rows Rows,
+// collectAnswers runs all rows through the subjects. progress, if not nil, is called with the rows
+// that are done times subjects, and their total, by one goroutine at a time.
+func collectAnswers(ctx context.Context, subjects []Subject, rows Rows,
 	progress func(done, total int64)) ([]answers, error) {
 	n := rows.Count()
 	all := make([]answers, len(subjects))
@@ -131,7 +131,7 @@ func placesOf(v, first *models.Version) (places []int, err error) {
 func (a answers) copyAnswers(v *models.Version, outputs []tensor.Tensor, places []int, first,
 	n int) error {
 	for o, out := range outputs {
-		values, err := floats(out)
+		values, err := toFloats(out)
 		if err != nil {
 			return fmt.Errorf("output %q: %w", v.Outputs[o].Name, err)
 		}
@@ -152,7 +152,7 @@ func (a answers) copyAnswers(v *models.Version, outputs []tensor.Tensor, places 
 	return nil
 }
 
-func floats(t tensor.Tensor) ([]float32, error) {
+func toFloats(t tensor.Tensor) ([]float32, error) {
 	switch t.DataType {
 	case tensor.FP32:
 		return tensor.Values[float32](t)
@@ -173,7 +173,7 @@ func floats(t tensor.Tensor) ([]float32, error) {
 // teacher rates highest are among the model's ten, as a share.
 func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uint64,
 	progress func(done, total int64)) ([]Score, error) {
-	all, err := collect(ctx, subjects, rows, progress)
+	all, err := collectAnswers(ctx, subjects, rows, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -182,9 +182,9 @@ func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uin
 		if rows.Count() < items {
 			return nil, fmt.Errorf("got %d rows, expected at least %d to rank", rows.Count(), items)
 		}
-		return scores(subjects, all, models.Top10, true, func(o int, a []float32) (components,
+		return makeScores(subjects, all, models.Top10, true, func(o int, a []float32) (components,
 			error) {
-			return top10(teacher[o], a), nil
+			return topTenShare(teacher[o], a), nil
 		})
 	}
 	labels := make([][]bool, len(teacher))
@@ -207,7 +207,7 @@ func AgainstLabels(ctx context.Context, subjects []Subject, rows Rows, labels []
 				len(s.Version.Outputs))
 		}
 	}
-	all, err := collect(ctx, subjects, rows, progress)
+	all, err := collectAnswers(ctx, subjects, rows, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -216,14 +216,15 @@ func AgainstLabels(ctx context.Context, subjects []Subject, rows Rows, labels []
 
 func againstLabels(subjects []Subject, all []answers, labels [][]bool, taught bool) ([]Score,
 	error) {
-	return scores(subjects, all, models.AUC, taught, func(o int, a []float32) (components, error) {
-		return auc(labels[o], a)
+	return makeScores(subjects, all, models.AUC, taught, func(o int, a []float32) (components,
+		error) {
+		return aucComponents(labels[o], a)
 	})
 }
 
-// scores makes the scores from what measure says of each output: the score is their mean. taught is
-// whether the first subject is the teacher.
-func scores(subjects []Subject, all []answers, metric models.Metric, taught bool,
+// makeScores makes the scores from what measure says of each output: the score is their mean.
+// taught is whether the first subject is the teacher.
+func makeScores(subjects []Subject, all []answers, metric models.Metric, taught bool,
 	measure func(output int, a []float32) (components, error)) ([]Score, error) {
 	parts := make([][]components, len(subjects)) // by subject and output
 	list := make([]Score, len(subjects))

@@ -67,7 +67,7 @@ func TestAUC(t *testing.T) {
 		return labels, answers
 	}
 	labels, answers := draw()
-	c, err := auc(labels, answers)
+	c, err := aucComponents(labels, answers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestAUC(t *testing.T) {
 	var sum, squares, predicted float64
 	const draws = 400
 	for range draws {
-		c, err := auc(draw())
+		c, err := aucComponents(draw())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,12 +104,12 @@ func TestAUC(t *testing.T) {
 		t.Errorf("got error %v, want about the spread of %v", predicted, spread)
 	}
 	for _, label := range []bool{false, true} {
-		if _, err := auc([]bool{label, label}, []float32{1, 2}); err == nil ||
+		if _, err := aucComponents([]bool{label, label}, []float32{1, 2}); err == nil ||
 			!strings.Contains(err.Error(), "the AUC needs both") {
 			t.Errorf("all labels %v: got error %v", label, err)
 		}
 	}
-	if _, err := auc([]bool{true}, []float32{1, 2}); err == nil ||
+	if _, err := aucComponents([]bool{true}, []float32{1, 2}); err == nil ||
 		err.Error() != "got 1 labels for 2 rows" {
 		t.Errorf("got error %v", err)
 	}
@@ -266,7 +266,7 @@ func TestDraw(t *testing.T) {
 	}
 	users, items := map[int64]bool{}, map[int64]bool{}
 	for i := range 1000 {
-		user, item := integer(whole[1], 2*i), integer(whole[1], 2*i+1)
+		user, item := elementAsInt(whole[1], 2*i), elementAsInt(whole[1], 2*i+1)
 		if user < 0 || user >= 1000 || item < 0 || item >= 10 {
 			t.Fatalf("row %d has ids %d and %d", i, user, item)
 		}

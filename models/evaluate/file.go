@@ -118,7 +118,7 @@ func (t *table) checkIDs(v *models.Version) error {
 			run = row / int(x.Shape[1])
 		}
 		for i := range t.rows * row {
-			id := integer(x, i)
+			id := elementAsInt(x, i)
 			low, high, ok := p.IDRange(i % row / max(run, 1))
 			if ok && (id < low || id >= high) {
 				return fmt.Errorf(
@@ -130,8 +130,8 @@ func (t *table) checkIDs(v *models.Version) error {
 	return nil
 }
 
-// integer returns element i of a tensor of integers.
-func integer(t tensor.Tensor, i int) int64 {
+// elementAsInt returns element i of a tensor of integers.
+func elementAsInt(t tensor.Tensor, i int) int64 {
 	size := t.DataType.Size()
 	b := t.Data[i*size:][:size]
 	switch t.DataType {
@@ -255,7 +255,7 @@ func appendText(b []byte, d tensor.DataType, s string) ([]byte, error) {
 		return binary.LittleEndian.AppendUint64(b, math.Float64bits(f)), err
 	case tensor.Bool:
 		v, err := strconv.ParseBool(s)
-		return append(b, byte(index(v))), err
+		return append(b, byte(labelIndex(v))), err
 	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
 		i, err := strconv.ParseInt(s, 10, 8*d.Size())
 		return appendInteger(b, d, i), err
@@ -299,12 +299,12 @@ func readNPZ(path string, v *models.Version) (*table, error) {
 		return nil, fmt.Errorf("array %q has shape %v, expected [rows] or [rows, outputs]",
 			labelColumn, label.Shape)
 	}
-	if !float(label.DataType) && !whole(label.DataType) {
+	if !isFloat(label.DataType) && !isInteger(label.DataType) {
 		return nil, fmt.Errorf("array %q holds %s, expected numbers 0 or 1, or bools", labelColumn,
 			label.DataType)
 	}
 	for i := range t.rows * t.labels {
-		t.values = append(t.values, element(label, i))
+		t.values = append(t.values, elementAsFloat(label, i))
 	}
 	for _, p := range v.Inputs {
 		x, err := file.Read(p.Name)
@@ -322,36 +322,37 @@ func readNPZ(path string, v *models.Version) (*table, error) {
 			return nil, fmt.Errorf("array %q has %d rows, but there are %d labels", p.Name,
 				x.Shape[0], t.rows)
 		}
-		if t.inputs[p.Name], err = convert(x, p); err != nil {
+		if t.inputs[p.Name], err = convertTensor(x, p); err != nil {
 			return nil, err
 		}
 	}
 	return t, nil
 }
 
-// float and whole say which data types are converted into each other. Those that are in neither,
+// isFloat and whole say which data types are converted into each other. Those that are in neither,
 // 16-bit floats and strings, are not.
-func float(d tensor.DataType) bool { return d == tensor.FP32 || d == tensor.FP64 }
+func isFloat(d tensor.DataType) bool { return d == tensor.FP32 || d == tensor.FP64 }
 
-func whole(d tensor.DataType) bool {
-	return d.Size() > 0 && !float(d) && d != tensor.FP16 && d != tensor.BF16
+func isInteger(d tensor.DataType) bool {
+	return d.Size() > 0 && !isFloat(d) && d != tensor.FP16 && d != tensor.BF16
 }
 
-// element returns element i of a tensor as a number.
-func element(t tensor.Tensor, i int) float64 {
+// elementAsFloat returns element i of a tensor as a number.
+func elementAsFloat(t tensor.Tensor, i int) float64 {
 	switch t.DataType {
 	case tensor.FP32:
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:])))
 	case tensor.FP64:
 		return math.Float64frombits(binary.LittleEndian.Uint64(t.Data[8*i:]))
 	}
-	return float64(integer(t, i))
+	return float64(elementAsInt(t, i))
 }
 
-// convert returns the tensor with the data type of p: floats become floats, integers integers.
-func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
+// convertTensor returns the tensor with the data type of p: floats become floats, integers
+// integers.
+func convertTensor(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
 	from, to := t.DataType, p.DataType
-	if from != to && !(float(from) && float(to)) && !(whole(from) && whole(to)) {
+	if from != to && !(isFloat(from) && isFloat(to)) && !(isInteger(from) && isInteger(to)) {
 		return tensor.Tensor{}, fmt.Errorf("array %q holds %s, expected %s", p.Name, from, to)
 	}
 	t.Name, t.DataType = p.Name, to
@@ -365,14 +366,15 @@ func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
 		switch p.DataType {
 		case tensor.FP32:
 			t.Data = binary.LittleEndian.AppendUint32(t.Data,
-				math.Float32bits(float32(element(old, i))))
+				math.Float32bits(float32(elementAsFloat(old, i))))
 		case tensor.FP64:
-			t.Data = binary.LittleEndian.AppendUint64(t.Data, math.Float64bits(element(old, i)))
+			t.Data = binary.LittleEndian.AppendUint64(t.Data, math.Float64bits(elementAsFloat(old,
+				i)))
 		default:
-			v := integer(old, i)
+			v := elementAsInt(old, i)
 			t.Data = appendInteger(t.Data, to, v)
 			// A number of UINT64 above those of INT64 appears as one below 0.
-			if integer(t, i) != v || v < 0 && (from == tensor.Uint64 || to == tensor.Uint64) ||
+			if elementAsInt(t, i) != v || v < 0 && (from == tensor.Uint64 || to == tensor.Uint64) ||
 				to == tensor.Bool && v > 1 {
 				text := strconv.FormatInt(v, 10)
 				if from == tensor.Uint64 {

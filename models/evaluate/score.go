@@ -47,9 +47,9 @@ func (c components) subtract(other components) components {
 	return d
 }
 
-// auc returns the area under the ROC curve: the share of pairs of a row labelled 1 and one labelled
-// 0 in which the former has the higher answer; equal answers count half.
-func auc(labels []bool, answers []float32) (components, error) {
+// aucComponents returns the area under the ROC curve: the share of pairs of a row labelled 1 and
+// one labelled 0 in which the former has the higher answer; equal answers count half.
+func aucComponents(labels []bool, answers []float32) (components, error) {
 	if len(labels) != len(answers) {
 		return components{}, fmt.Errorf("got %d labels for %d rows", len(labels), len(answers))
 	}
@@ -58,8 +58,8 @@ func auc(labels []bool, answers []float32) (components, error) {
 	at := make([]int, len(answers))
 	for i := range order {
 		order[i] = i
-		at[i] = int(total[index(labels[i])])
-		total[index(labels[i])]++
+		at[i] = int(total[labelIndex(labels[i])])
+		total[labelIndex(labels[i])]++
 	}
 	for label, n := range total {
 		if n == 0 {
@@ -75,7 +75,7 @@ func auc(labels []bool, answers []float32) (components, error) {
 		last := first
 		equal := [2]float64{}
 		for ; last < len(order) && answers[order[last]] == answers[order[first]]; last++ {
-			equal[index(labels[order[last]])]++
+			equal[labelIndex(labels[order[last]])]++
 		}
 		for _, i := range order[first:last] {
 			if labels[i] {
@@ -94,7 +94,7 @@ func auc(labels []bool, answers []float32) (components, error) {
 	return c, nil
 }
 
-func index(label bool) int {
+func labelIndex(label bool) int {
 	if label {
 		return 1
 	}
@@ -107,15 +107,15 @@ const (
 	kept  = 10
 )
 
-// top10 returns the mean share of the teacher's ten best of a hundred rows that are among the ten
-// best of the answers. Of equal answers the earlier row is better.
-func top10(teacher, answers []float32) components {
+// topTenShare returns the mean share of the teacher's ten best of a hundred rows that are among the
+// ten best of the answers. Of equal answers the earlier row is better.
+func topTenShare(teacher, answers []float32) components {
 	var c components
 	groups, total := len(teacher)/items, 0
 	for g := range groups {
-		want := best(teacher[g*items:][:items])
+		want := bestTen(teacher[g*items:][:items])
 		n := 0
-		for _, i := range best(answers[g*items:][:items]) {
+		for _, i := range bestTen(answers[g*items:][:items]) {
 			if slices.Contains(want, i) {
 				n++
 			}
@@ -127,7 +127,7 @@ func top10(teacher, answers []float32) components {
 	return c
 }
 
-func best(answers []float32) []int {
+func bestTen(answers []float32) []int {
 	order := make([]int, len(answers))
 	for i := range order {
 		order[i] = i
@@ -139,6 +139,6 @@ func best(answers []float32) []int {
 // AUC returns the area under the ROC curve of answers to rows with the given labels. It is an error
 // if all labels are the same.
 func AUC(labels []bool, answers []float32) (float64, error) {
-	c, err := auc(labels, answers)
+	c, err := aucComponents(labels, answers)
 	return c.value, err
 }

@@ -74,7 +74,7 @@ func inferBounds(inputs, outputs []Port, steps []step,
 	for _, p := range inputs {
 		delete(f.constants, p.Name)
 		f.shapes[p.Name] = p.Shape
-		n := product(p.Shape)
+		n := countElements(p.Shape)
 		if !isInteger(p.DataType) || n <= 0 || n > int64(maxElements-len(f.bounds)) {
 			continue
 		}
@@ -98,7 +98,7 @@ func inferBounds(inputs, outputs []Port, steps []step,
 	all := map[string][]int64{}
 	for _, p := range inputs {
 		if at, ok := first[p.Name]; ok {
-			if b := byColumn(p.Shape, f.bounds[at:][:product(p.Shape)]); b != nil {
+			if b := byColumn(p.Shape, f.bounds[at:][:countElements(p.Shape)]); b != nil {
 				all[p.Name] = b
 			}
 		}
@@ -117,7 +117,7 @@ func byColumn(shape, bounds []int64) []int64 {
 	}
 	inner := int64(1)
 	if len(shape) > 2 {
-		inner = product(shape[2:])
+		inner = countElements(shape[2:])
 	}
 	list := make([]int64, columns)
 	open := make([]bool, columns) // for a column with an element of any value
@@ -236,7 +236,7 @@ func (f *follower) lookUp(s *step) {
 			return
 		}
 		for j := range indices.dims[last] { // which dimension of data the element is an index of
-			f.noteBound(pick(indices, last, []int64{j}).elements, data[from+j])
+			f.noteBound(pickElements(indices, last, []int64{j}).elements, data[from+j])
 		}
 	}
 }
@@ -263,7 +263,7 @@ func (f *follower) routeOfOutput(s *step, r route) (route, bool) {
 		return r, true
 	case "Cast":
 		to := elementTypes[uint64(s.intAttribute("to", 0))]
-		ok := widens(r.kind, to)
+		ok := isWidening(r.kind, to)
 		r.kind = to
 		return r, ok
 	case "Unsqueeze", "Squeeze", "Flatten", "Reshape":
@@ -280,7 +280,7 @@ func (f *follower) routeOfOutput(s *step, r route) (route, bool) {
 		if r.dims == nil {
 			return loose, true
 		}
-		return transpose(r, s.ints["perm"]), true
+		return transposeRoute(r, s.ints["perm"]), true
 	case "Slice":
 		return f.routeOfSlice(s, r)
 	case "Gather": // of columns
@@ -308,7 +308,7 @@ func (f *follower) routeOfOutput(s *step, r route) (route, bool) {
 		if len(indices) > maxElements/len(r.elements) {
 			return route{}, false
 		}
-		r = pick(r, int(axis), indices)
+		r = pickElements(r, int(axis), indices)
 		r.dims = dims
 		return r, true
 	}
@@ -374,8 +374,8 @@ func (f *follower) reshapedDims(s *step, dims []int64) []int64 {
 		if axis < 0 || axis > int64(len(dims)) {
 			return nil
 		}
-		before, ok := merged(dims[:axis])
-		after, ok2 := merged(dims[axis:])
+		before, ok := mergeDims(dims[:axis])
+		after, ok2 := mergeDims(dims[axis:])
 		if !ok || !ok2 {
 			return nil
 		}
@@ -385,25 +385,25 @@ func (f *follower) reshapedDims(s *step, dims []int64) []int64 {
 		if !ok || s.intAttribute("allowzero", 0) != 0 {
 			return nil
 		}
-		return reshape(dims, to)
+		return reshapeDims(dims, to)
 	}
 	return nil
 }
 
-// merged returns the size of some dimensions as one; false if elements of different bounds then lie
-// in a Dynamic one.
-func merged(dims []int64) (int64, bool) {
+// mergeDims returns the size of some dimensions as one; false if elements of different bounds then
+// lie in a Dynamic one.
+func mergeDims(dims []int64) (int64, bool) {
 	dynamic := slices.Contains(dims, Dynamic)
-	n := product(dims)
+	n := countElements(dims)
 	if !dynamic {
 		return n, n >= 0
 	}
 	return Dynamic, n == 1
 }
 
-// reshape returns the dimensions of a value that is reshaped to the constant to; nil if elements of
-// different bounds would lie in a Dynamic one.
-func reshape(dims, to []int64) []int64 {
+// reshapeDims returns the dimensions of a value that is reshaped to the constant to; nil if
+// elements of different bounds would lie in a Dynamic one.
+func reshapeDims(dims, to []int64) []int64 {
 	out := slices.Clone(to)
 	open := -1
 	for i, d := range out {
@@ -436,22 +436,22 @@ func reshape(dims, to []int64) []int64 {
 	if slices.Contains(have, Dynamic) {
 		return nil
 	}
-	size := product(have)
+	size := countElements(have)
 	if open >= 0 {
 		rest[open] = 1
-		n := product(rest)
+		n := countElements(rest)
 		if n <= 0 || size%n != 0 {
 			return nil
 		}
 		rest[open] = size / n
 	}
-	if size < 0 || product(rest) != size {
+	if size < 0 || countElements(rest) != size {
 		return nil
 	}
 	return out
 }
 
-func transpose(r route, permutation []int64) route {
+func transposeRoute(r route, permutation []int64) route {
 	rank := len(r.dims)
 	if permutation == nil {
 		for i := range rank {
@@ -472,7 +472,7 @@ func transpose(r route, permutation []int64) route {
 	n := int64(1)
 	for i := rank - 1; i >= 0; i-- {
 		strides[i] = n
-		n *= along(r.dims[i])
+		n *= elementsAlong(r.dims[i])
 	}
 	out := route{kind: r.kind}
 	for _, a := range permutation {
@@ -481,8 +481,8 @@ func transpose(r route, permutation []int64) route {
 	for i := range int64(len(r.elements)) {
 		from := int64(0)
 		for k := rank - 1; k >= 0; k-- {
-			from += i % along(out.dims[k]) * strides[permutation[k]]
-			i /= along(out.dims[k])
+			from += i % elementsAlong(out.dims[k]) * strides[permutation[k]]
+			i /= elementsAlong(out.dims[k])
 		}
 		out.elements = append(out.elements, r.elements[from])
 	}
@@ -532,13 +532,13 @@ func (f *follower) routeOfSlice(s *step, r route) (route, bool) {
 			}
 			return route{}, false
 		}
-		r = pick(r, int(axis), sliced(size, starts[i], ends[i], steps[i]))
+		r = pickElements(r, int(axis), sliceIndices(size, starts[i], ends[i], steps[i]))
 	}
 	return r, true
 }
 
-// sliced returns the indices of a Slice of a dimension.
-func sliced(size, start, end, step int64) (indices []int64) {
+// sliceIndices returns the indices of a Slice of a dimension.
+func sliceIndices(size, start, end, step int64) (indices []int64) {
 	if start < 0 {
 		start += size
 	}
@@ -594,8 +594,8 @@ func (f *follower) split(s *step, r route) {
 		if n < 0 || n > size-at {
 			return
 		}
-		indices := sliced(size, at, at+n, 1)
-		if part := pick(r, int(axis), indices); len(part.elements) > 0 {
+		indices := sliceIndices(size, at, at+n, 1)
+		if part := pickElements(r, int(axis), indices); len(part.elements) > 0 {
 			f.set(s.outputs[i], part)
 		}
 		at += n
@@ -642,7 +642,7 @@ func (f *follower) followConcat(s *step) {
 	}
 	out.dims = slices.Clone(parts[0].dims)
 	out.dims[axis] = size
-	outer := int(product(out.dims[:axis]))
+	outer := int(countElements(out.dims[:axis]))
 	for i := range outer {
 		for _, p := range parts {
 			n := len(p.elements) / outer
@@ -652,12 +652,12 @@ func (f *follower) followConcat(s *step) {
 	f.set(s.outputs[0], out)
 }
 
-// pick returns the elements at some indices of a dimension that is not Dynamic.
-func pick(r route, axis int, indices []int64) route {
+// pickElements returns the elements at some indices of a dimension that is not Dynamic.
+func pickElements(r route, axis int, indices []int64) route {
 	out := route{kind: r.kind, dims: slices.Clone(r.dims)}
 	out.dims[axis] = int64(len(indices))
-	inner := product(r.dims[axis+1:])
-	for outer := range product(r.dims[:axis]) {
+	inner := countElements(r.dims[axis+1:])
+	for outer := range countElements(r.dims[:axis]) {
 		for _, i := range indices {
 			at := (outer*r.dims[axis] + i) * inner
 			out.elements = append(out.elements, r.elements[at:at+inner]...)
@@ -680,7 +680,7 @@ func (f *follower) shapeOf(s *step) []int64 {
 		if len(s.inputs) != 2 || f.shapes[s.inputs[1]] == nil {
 			return nil
 		}
-		return broadcast(in, f.shapes[s.inputs[1]])
+		return broadcastShape(in, f.shapes[s.inputs[1]])
 	case "MatMul":
 		if len(s.inputs) != 2 || len(in) != 2 || len(f.shapes[s.inputs[1]]) != 2 {
 			return nil
@@ -692,7 +692,7 @@ func (f *follower) shapeOf(s *step) []int64 {
 		}
 		return f.reshapedDims(s, in)
 	case "Transpose":
-		r := transpose(route{dims: in}, s.ints["perm"])
+		r := transposeRoute(route{dims: in}, s.ints["perm"])
 		return r.dims
 	case "Concat":
 		out := slices.Clone(in)
@@ -719,8 +719,8 @@ func (f *follower) shapeOf(s *step) []int64 {
 	return nil
 }
 
-// broadcast returns the shape of what an operator makes of each pair of elements.
-func broadcast(a, b []int64) []int64 {
+// broadcastShape returns the shape of what an operator makes of each pair of elements.
+func broadcastShape(a, b []int64) []int64 {
 	if len(a) < len(b) {
 		a, b = b, a
 	}
@@ -760,20 +760,20 @@ func (s *step) intAttribute(attribute string, otherwise int64) int64 {
 	return otherwise
 }
 
-// along is the number of elements along a dimension; see route.dims.
-func along(d int64) int64 {
+// elementsAlong is the number of elements along a dimension; see route.dims.
+func elementsAlong(d int64) int64 {
 	if d == Dynamic {
 		return 1
 	}
 	return d
 }
 
-// product is the number of elements of some dimensions; see route.dims. It is -1 if that is more
-// than maxRows.
-func product(dims []int64) int64 {
+// countElements is the number of elements of some dimensions; see route.dims. It is -1 if that is
+// more than maxRows.
+func countElements(dims []int64) int64 {
 	n := int64(1)
 	for _, d := range dims {
-		if d = along(d); d < 0 || d > 0 && n > maxRows/d {
+		if d = elementsAlong(d); d < 0 || d > 0 && n > maxRows/d {
 			return -1
 		}
 		n *= d
@@ -789,8 +789,8 @@ var integerBits = map[tensor.DataType]int{
 
 func isInteger(t tensor.DataType) bool { return integerBits[t] != 0 }
 
-// widens reports whether every integer of a type is the same in another.
-func widens(from, to tensor.DataType) bool {
+// isWidening reports whether every integer of a type is the same in another.
+func isWidening(from, to tensor.DataType) bool {
 	f, t := integerBits[from], integerBits[to]
 	switch {
 	case f == 0 || t == 0:

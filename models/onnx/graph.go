@@ -309,10 +309,10 @@ func nestedUses(node []byte, used map[string]int, depth int) error {
 	if depth > deepest {
 		return fmt.Errorf("graphs nested deeper than %d", deepest)
 	}
-	return each(node, nodeAttribute, func(attribute []byte) error {
+	return eachField(node, nodeAttribute, func(attribute []byte) error {
 		visit := func(graph []byte) error {
-			err := each(graph, graphNode, func(node []byte) error {
-				if err := each(node, nodeInput, func(name []byte) error {
+			err := eachField(graph, graphNode, func(node []byte) error {
+				if err := eachField(node, nodeInput, func(name []byte) error {
 					used[string(name)]++
 					return nil
 				}); err != nil {
@@ -323,21 +323,21 @@ func nestedUses(node []byte, used map[string]int, depth int) error {
 			if err != nil {
 				return err
 			}
-			return each(graph, graphOutput, func(value []byte) error {
+			return eachField(graph, graphOutput, func(value []byte) error {
 				name, err := nameOf(value, valueName)
 				used[name]++
 				return err
 			})
 		}
-		if err := each(attribute, attributeGraph, visit); err != nil {
+		if err := eachField(attribute, attributeGraph, visit); err != nil {
 			return err
 		}
-		return each(attribute, attributeGraphs, visit)
+		return eachField(attribute, attributeGraphs, visit)
 	})
 }
 
-// each calls visit for the body of each field number of a message.
-func each(b []byte, number protowire.Number, visit func(body []byte) error) error {
+// eachField calls visit for the body of each field number of a message.
+func eachField(b []byte, number protowire.Number, visit func(body []byte) error) error {
 	fields, err := split(b)
 	for _, f := range fields {
 		if f.number == number && f.body != nil {
@@ -423,7 +423,8 @@ func (n *Node) renameField(number protowire.Number, i int, name string) {
 		return
 	}
 	at := -1
-	n.raw, _ = rewrite(n.raw, func(f wireField) ([]byte, error) { // readNode has split it before
+	// readNode has split it before
+	n.raw, _ = rewriteFields(n.raw, func(f wireField) ([]byte, error) {
 		if f.number == number {
 			if at++; at == i {
 				return []byte(name), nil
@@ -433,9 +434,9 @@ func (n *Node) renameField(number protowire.Number, i int, name string) {
 	})
 }
 
-// rewrite returns the message with the bodies of some fields changed: those for which change
+// rewriteFields returns the message with the bodies of some fields changed: those for which change
 // returns one. It returns b itself if it changes none.
-func rewrite(b []byte, change func(wireField) ([]byte, error)) ([]byte, error) {
+func rewriteFields(b []byte, change func(wireField) ([]byte, error)) ([]byte, error) {
 	fields, err := split(b)
 	if err != nil {
 		return nil, err
@@ -761,7 +762,7 @@ func (w *dataWriter) moveTensor(b []byte) ([]byte, error) {
 
 // moveSparse returns the SparseTensorProto with its external data moved to the file.
 func (w *dataWriter) moveSparse(b []byte) ([]byte, error) {
-	return rewrite(b, func(f wireField) ([]byte, error) {
+	return rewriteFields(b, func(f wireField) ([]byte, error) {
 		if f.number == sparseValues || f.number == sparseIndices {
 			return w.moveTensor(f.body)
 		}
@@ -771,7 +772,7 @@ func (w *dataWriter) moveSparse(b []byte) ([]byte, error) {
 
 // moveFunction returns the FunctionProto with its external data moved to the file.
 func (w *dataWriter) moveFunction(b []byte) ([]byte, error) {
-	return rewrite(b, func(f wireField) ([]byte, error) {
+	return rewriteFields(b, func(f wireField) ([]byte, error) {
 		switch f.number {
 		case functionNode:
 			return w.moveNode(f.body)
@@ -784,7 +785,7 @@ func (w *dataWriter) moveFunction(b []byte) ([]byte, error) {
 
 // moveNode returns the NodeProto with the external data of its attributes moved to the file.
 func (w *dataWriter) moveNode(b []byte) ([]byte, error) {
-	return rewrite(b, func(f wireField) ([]byte, error) {
+	return rewriteFields(b, func(f wireField) ([]byte, error) {
 		if f.number != nodeAttribute {
 			return nil, nil
 		}
@@ -797,14 +798,14 @@ func (w *dataWriter) moveAttribute(b []byte) ([]byte, error) {
 	if !w.movesData() {
 		return b, nil
 	}
-	return rewrite(b, func(f wireField) ([]byte, error) {
+	return rewriteFields(b, func(f wireField) ([]byte, error) {
 		switch f.number {
 		case attributeTensor, attributeTensors:
 			return w.moveTensor(f.body)
 		case attributeSparse, attributeSparseTensors:
 			return w.moveSparse(f.body)
 		case attributeGraph, attributeGraphs:
-			return rewrite(f.body, func(f wireField) ([]byte, error) {
+			return rewriteFields(f.body, func(f wireField) ([]byte, error) {
 				switch f.number {
 				case graphNode:
 					return w.moveNode(f.body)

@@ -51,11 +51,11 @@ func valueRank(b []byte) (name string, rank int) {
 		return "", -1
 	}
 	rank = -1
-	_ = each(b, valueType, func(kind []byte) error {
-		return each(kind, typeTensor, func(t []byte) error {
-			return each(t, tensorTypeShape, func(shape []byte) error {
+	_ = eachField(b, valueType, func(kind []byte) error {
+		return eachField(kind, typeTensor, func(t []byte) error {
+			return eachField(t, tensorTypeShape, func(shape []byte) error {
 				rank = 0
-				return each(shape, shapeDim, func([]byte) error {
+				return eachField(shape, shapeDim, func([]byte) error {
 					rank++
 					return nil
 				})
@@ -72,8 +72,8 @@ func (g *Graph) Undeclare(d tensor.DataType) {
 	g.graph = slices.DeleteFunc(g.graph, func(f wireField) bool {
 		found := false
 		if f.number == graphValueInfo {
-			_ = each(f.body, valueType, func(kind []byte) error {
-				return each(kind, typeTensor, func(t []byte) error {
+			_ = eachField(f.body, valueType, func(kind []byte) error {
+				return eachField(kind, typeTensor, func(t []byte) error {
 					fields, err := split(t)
 					found = found || slices.ContainsFunc(fields, func(f wireField) bool {
 						return f.number == tensorTypeElement && elementTypes[f.value] == d
@@ -163,7 +163,7 @@ func (g *Graph) readData(t Initializer, n int64) ([]byte, error) {
 				// what a damaged tensor has besides must not go behind it
 				data = slices.Clip(f.body)
 			case f.number == tensorFloatData && t.DataType == tensor.FP32:
-				floats, err := fixed(f)
+				floats, err := fixedFloats(f)
 				if err != nil {
 					return nil, err
 				}
@@ -185,8 +185,8 @@ func (g *Graph) readData(t Initializer, n int64) ([]byte, error) {
 	return data[:n], nil
 }
 
-// fixed returns the bytes of 32-bit floats, packed or one alone.
-func fixed(f wireField) ([]byte, error) {
+// fixedFloats returns the bytes of 32-bit floats, packed or one alone.
+func fixedFloats(f wireField) ([]byte, error) {
 	if f.body != nil {
 		return f.body, nil
 	}
@@ -220,25 +220,26 @@ func appendVarints(data []byte, f wireField, size int) ([]byte, error) {
 }
 
 // Applies reports whether a graph within a node that was read applies an operator, at any depth.
-func (n Node) Applies(operator string) bool { return applies(n.raw, operator, 0) }
+func (n Node) Applies(operator string) bool { return appliesOperator(n.raw, operator, 0) }
 
-func applies(node []byte, operator string, depth int) bool {
+func appliesOperator(node []byte, operator string, depth int) bool {
 	found := false
 	if depth > deepest {
 		return false
 	}
 	visit := func(graph []byte) error {
-		return each(graph, graphNode, func(node []byte) error {
+		return eachField(graph, graphNode, func(node []byte) error {
 			op, err := nameOf(node, nodeOpType)
-			found = found || op == operator || applies(node, operator, depth+1)
+			found = found || op == operator || appliesOperator(node, operator, depth+1)
 			return err
 		})
 	}
-	_ = each(node, nodeAttribute, func(attribute []byte) error { // readNode has split it before
-		if err := each(attribute, attributeGraph, visit); err != nil {
+	// readNode has split it before
+	_ = eachField(node, nodeAttribute, func(attribute []byte) error {
+		if err := eachField(attribute, attributeGraph, visit); err != nil {
 			return err
 		}
-		return each(attribute, attributeGraphs, visit)
+		return eachField(attribute, attributeGraphs, visit)
 	})
 	return found
 }

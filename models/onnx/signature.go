@@ -511,7 +511,7 @@ func (r *reader) readTensor(f field) (name string, c constant, err error) {
 	if err != nil {
 		return "", constant{}, fmt.Errorf("tensor %q: %w", name, err)
 	}
-	if !few || external || int64(len(c.ints)) != product(c.shape) ||
+	if !few || external || int64(len(c.ints)) != countElements(c.shape) ||
 		elementTypes[kind] != tensor.Int64 && elementTypes[kind] != tensor.Int32 {
 		c.ints = nil
 	}

@@ -72,7 +72,7 @@ type Has struct {
 	Parts, Taking []byte
 }
 
-func (h Has) hasPart(i int) bool { return h.All || bit(h.Parts, i) }
+func (h Has) hasPart(i int) bool { return h.All || hasBit(h.Parts, i) }
 
 func (h Has) countParts() (n int) {
 	for _, b := range h.Parts {
@@ -81,7 +81,7 @@ func (h Has) countParts() (n int) {
 	return n
 }
 
-func bit(set []byte, i int) bool { return i/8 < len(set) && set[i/8]&(1<<(i%8)) != 0 }
+func hasBit(set []byte, i int) bool { return i/8 < len(set) && set[i/8]&(1<<(i%8)) != 0 }
 
 // A Fetcher fetches the files of versions into a cache.
 type Fetcher struct {
@@ -244,11 +244,11 @@ func (p *parts) put(i int) error {
 func (p *parts) heldParts() Has {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Has{Parts: pack(p.there), Taking: pack(p.store)}
+	return Has{Parts: packBits(p.there), Taking: packBits(p.store)}
 }
 
-// pack returns a bit for each element.
-func pack(set []bool) []byte {
+// packBits returns a bit for each element.
+func packBits(set []bool) []byte {
 	packed := make([]byte, (len(set)+7)/8)
 	for i, in := range set {
 		if in {
@@ -554,17 +554,17 @@ func (s *swarm) countAhead(part int, known map[string]Has) (n int) {
 		return 0
 	}
 	_, _, sum := s.parts.file.partRange(part)
-	self := rank(sum, s.fetcher.Peers.Self())
+	self := rankAgent(sum, s.fetcher.Peers.Self())
 	for name, has := range known {
-		if has.hasPart(part) || bit(has.Taking, part) || rank(sum, name) > self {
+		if has.hasPart(part) || hasBit(has.Taking, part) || rankAgent(sum, name) > self {
 			n++
 		}
 	}
 	return n
 }
 
-// rank orders agents for a part, in another order for each part.
-func rank(sum, name string) uint64 {
+// rankAgent orders agents for a part, in another order for each part.
+func rankAgent(sum, name string) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s %s", name, sum)
 	return h.Sum64()

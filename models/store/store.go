@@ -79,9 +79,9 @@ const (
 	maxReadTime = time.Minute
 )
 
-// within runs do, which lists, reads or writes documents, for at most the given time, and for as
+// runWithin runs do, which lists, reads or writes documents, for at most the given time, and for as
 // many requests as CountRequest allows.
-func within(ctx context.Context, most time.Duration, do func(context.Context) error) error {
+func runWithin(ctx context.Context, most time.Duration, do func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	err := do(context.WithValue(limited, requests{}, new(atomic.Int64)))
@@ -148,7 +148,7 @@ func (s *Store) readIndex(ctx context.Context, prefix string) (map[string]*Entry
 		}
 		return nil
 	}
-	err := within(ctx, maxListTime, func(ctx context.Context) error {
+	err := runWithin(ctx, maxListTime, func(ctx context.Context) error {
 		return s.bucket.List(ctx, prefix, each)
 	})
 	if err != nil {
@@ -286,7 +286,7 @@ func (s *Store) Newest(ctx context.Context, model string) (int64, error) {
 // read returns a document of at most limit bytes.
 func (s *Store) read(ctx context.Context, key string, limit int) (data []byte, err error) {
 	var size int64
-	err = within(ctx, maxReadTime, func(ctx context.Context) error {
+	err = runWithin(ctx, maxReadTime, func(ctx context.Context) error {
 		r, n, err := s.bucket.Open(ctx, key, 0, -1)
 		if err != nil {
 			return err
@@ -311,7 +311,7 @@ func (s *Store) read(ctx context.Context, key string, limit int) (data []byte, e
 }
 
 func (s *Store) createObject(ctx context.Context, key string, data []byte) error {
-	return within(ctx, maxReadTime, func(ctx context.Context) error {
+	return runWithin(ctx, maxReadTime, func(ctx context.Context) error {
 		return s.bucket.Create(ctx, key, int64(len(data)), bytes.NewReader(data))
 	})
 }

@@ -105,14 +105,14 @@ func (h *halver) addNode(n onnx.Node) error {
 	gives := takes && !slices.Contains(halfQuestions, n.Op)
 	switch {
 	case n.Standard() && slices.Contains(bodies, n.Op):
-		return errors.New(describe(n, "fp16 does not change the graphs within nodes"))
+		return errors.New(describeNode(n, "fp16 does not change the graphs within nodes"))
 	case takes && (!n.Standard() || gives && !slices.Contains(halfOperators, n.Op)):
-		return errors.New(describe(n,
+		return errors.New(describeNode(n,
 			"it computes with FP32, and is no operator that fp16 knows on a GPU"))
 	case n.Standard() && n.Op == "Cast":
 		to, _ := n.Attribute("to").(int64)
 		if takes && slices.Contains(wholeNumbers, to) {
-			return errors.New(describe(n,
+			return errors.New(describeNode(n,
 				"it makes whole numbers of FP32, which FP16 does not hold above 2048"))
 		}
 		if n.Attribute("to") == toFloat.Value {
@@ -186,7 +186,7 @@ func (h *halver) halfOf(name string) (string, error) {
 			return "", fmt.Errorf("tensor %q holds %v, and FP16 at most 65504", name, v)
 		}
 		data = binary.LittleEndian.AppendUint16(data, element)
-		largest = max(largest, abs(v))
+		largest = max(largest, abs32(v))
 	}
 	if largest > 0 && largest < minLargest {
 		return "", fmt.Errorf("tensor %q holds at most %v, too little for FP16 to keep it", name,

@@ -33,7 +33,7 @@ func int8Layers(g *onnx.Graph) (Report, error) {
 			"the model has version %d of the standard operators, int8 needs at "+
 				"least %d; export it again", g.Signature.Opset, minOpset)
 	}
-	q := &quantiser{graph: g, producers: producers(g), inputs: map[string]quantisedInput{},
+	q := &quantiser{graph: g, producers: producersOf(g), inputs: map[string]quantisedInput{},
 		weights: map[string][2]string{}}
 	var nodes []onnx.Node
 	var report Report
@@ -48,7 +48,7 @@ func int8Layers(g *onnx.Graph) (Report, error) {
 			return Report{}, err
 		}
 		if why != "" {
-			report.Left = append(report.Left, describe(n, why))
+			report.Left = append(report.Left, describeNode(n, why))
 			nodes = append(nodes, n)
 			continue
 		}
@@ -120,8 +120,8 @@ func (l layer) weightMatrix(g *onnx.Graph) ([]float32, error) {
 	return m, nil
 }
 
-// producers returns the node that computes each value.
-func producers(g *onnx.Graph) map[string]onnx.Node {
+// producersOf returns the node that computes each value.
+func producersOf(g *onnx.Graph) map[string]onnx.Node {
 	all := map[string]onnx.Node{}
 	for _, n := range g.Nodes {
 		for _, output := range n.Outputs {
@@ -247,7 +247,7 @@ func (q *quantiser) quantiseWeight(l layer) (weight, scales string, err error) {
 	}
 	perOutput := make([]float32, l.out)
 	for i, w := range m {
-		perOutput[i%l.out] = max(perOutput[i%l.out], abs(w)) // NaN if w is
+		perOutput[i%l.out] = max(perOutput[i%l.out], abs32(w)) // NaN if w is
 	}
 	var scaled []byte
 	for o, most := range perOutput {
@@ -259,7 +259,7 @@ func (q *quantiser) quantiseWeight(l layer) (weight, scales string, err error) {
 	}
 	integers := make([]byte, len(m))
 	for i, w := range m {
-		integers[i] = byte(int8(nearest(w, perOutput[i%l.out])))
+		integers[i] = byte(int8(nearestMultiple(w, perOutput[i%l.out])))
 	}
 	weight = q.graph.Fresh(l.weight.Name + "/int8")
 	scales = q.graph.Fresh(l.weight.Name + "/scale")
@@ -271,10 +271,10 @@ func (q *quantiser) quantiseWeight(l layer) (weight, scales string, err error) {
 	return weight, scales, nil
 }
 
-func abs(v float32) float32 { return float32(math.Abs(float64(v))) }
+func abs32(v float32) float32 { return float32(math.Abs(float64(v))) }
 
-// nearest returns the whole number of scales that is nearest to v; 0 if scale is 0.
-func nearest(v, scale float32) int {
+// nearestMultiple returns the whole number of scales that is nearest to v; 0 if scale is 0.
+func nearestMultiple(v, scale float32) int {
 	if scale == 0 {
 		return 0
 	}

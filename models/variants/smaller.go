@@ -32,11 +32,11 @@ func lowRank(g *onnx.Graph, rank int) (Report, error) {
 				rank)
 		}
 		if l.why != "" {
-			report.Left = append(report.Left, describe(n, l.why))
+			report.Left = append(report.Left, describeNode(n, l.why))
 			nodes = append(nodes, n)
 			continue
 		}
-		first, second, err := factors(g, l, rank)
+		first, second, err := addFactors(g, l, rank)
 		if err != nil {
 			return Report{}, err
 		}
@@ -54,9 +54,9 @@ func lowRank(g *onnx.Graph, rank int) (Report, error) {
 	return report, nil
 }
 
-// factors adds the matrices [in, rank] and [rank, out] whose product is near to alpha times the
+// addFactors adds the matrices [in, rank] and [rank, out] whose product is near to alpha times the
 // layer's weights, and returns their names.
-func factors(g *onnx.Graph, l layer, rank int) (first, second string, err error) {
+func addFactors(g *onnx.Graph, l layer, rank int) (first, second string, err error) {
 	values, err := l.weightMatrix(g)
 	if err != nil {
 		return "", "", err
@@ -65,7 +65,7 @@ func factors(g *onnx.Graph, l layer, rank int) (first, second string, err error)
 	for i, v := range values {
 		w.Set(i/l.out, i%l.out, float64(v*l.alpha))
 	}
-	basis := dominant(w, min(rank+oversampling, l.in, l.out))
+	basis := dominantBasis(w, min(rank+oversampling, l.in, l.out))
 	var small mat.Dense
 	small.Mul(basis.T(), w)
 	var svd mat.SVD
@@ -100,10 +100,10 @@ const (
 	powers       = 6
 )
 
-// dominant returns an orthonormal basis of a subspace that holds almost all of the matrix w that n
-// dimensions can (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review
-// 2011, algorithm 4.4). A whole decomposition takes 100 times as long.
-func dominant(w *mat.Dense, n int) *mat.Dense {
+// dominantBasis returns an orthonormal basis of a subspace that holds almost all of the matrix w
+// that n dimensions can (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM
+// Review 2011, algorithm 4.4). A whole decomposition takes 100 times as long.
+func dominantBasis(w *mat.Dense, n int) *mat.Dense {
 	_, out := w.Dims()
 	random := rand.New(rand.NewPCG(1, 1)) // any fixed seed
 	start := mat.NewDense(out, n, nil)
@@ -114,20 +114,20 @@ func dominant(w *mat.Dense, n int) *mat.Dense {
 	}
 	var y mat.Dense
 	y.Mul(w, start)
-	basis := orthonormal(&y)
+	basis := orthonormalBasis(&y)
 	for range powers {
 		var back, forth mat.Dense
 		back.Mul(w.T(), basis)
-		forth.Mul(w, orthonormal(&back))
-		basis = orthonormal(&forth)
+		forth.Mul(w, orthonormalBasis(&back))
+		basis = orthonormalBasis(&forth)
 	}
 	return basis
 }
 
-// orthonormal returns an orthonormal basis of the space of m's columns, by the modified
+// orthonormalBasis returns an orthonormal basis of the space of m's columns, by the modified
 // Gram-Schmidt process. It does so twice, as the first round leaves errors. (mat.QR would
 // compute a square Q.)
-func orthonormal(m *mat.Dense) *mat.Dense {
+func orthonormalBasis(m *mat.Dense) *mat.Dense {
 	var columns mat.Dense
 	columns.CloneFrom(m.T())
 	for range 2 {

@@ -9,10 +9,10 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// tables stores embedding tables in integers of the given bits, 8 or 4, with a scale for each row.
-// A table is a constant FP32 matrix whose rows Gather nodes look up. It uses standard operators:
-// the operator GatherBlockQuantized of ONNX Runtime takes 3 to 6 times as long.
-func tables(g *onnx.Graph, bits int) (Report, error) {
+// quantizeTables stores embedding tables in integers of the given bits, 8 or 4, with a scale for
+// each row. A table is a constant FP32 matrix whose rows Gather nodes look up. It uses standard
+// operators: the operator GatherBlockQuantized of ONNX Runtime takes 3 to 6 times as long.
+func quantizeTables(g *onnx.Graph, bits int) (Report, error) {
 	lookups := map[string][]int{} // the Gather nodes of each table
 	for i, n := range g.Nodes {
 		axis, _ := n.Attribute("axis").(int64)
@@ -37,10 +37,10 @@ func tables(g *onnx.Graph, bits int) (Report, error) {
 		delete(lookups, name)
 		t, _ := g.Constant(name)
 		if why := whyNoTable(g, t, len(at), bits); why != "" {
-			report.Left = append(report.Left, describe(n, why))
+			report.Left = append(report.Left, describeNode(n, why))
 			continue
 		}
-		integers, scales, err := table(g, t, bits)
+		integers, scales, err := quantizeTable(g, t, bits)
 		if err != nil {
 			return Report{}, err
 		}
@@ -56,15 +56,15 @@ func tables(g *onnx.Graph, bits int) (Report, error) {
 			if bits == 4 {
 				// The high half of a byte h * 16 + l is floor(byte / 16).
 				high := op("Floor", []string{
-					op("Mul", []string{row, float(g, "table4/sixteenth", 1./16)}),
+					op("Mul", []string{row, addFloat(g, "table4/sixteenth", 1./16)}),
 				})
 				low := op("Sub", []string{
-					row, op("Mul", []string{high, float(g, "table4/sixteen", 16)}),
+					row, op("Mul", []string{high, addFloat(g, "table4/sixteen", 16)}),
 				})
 				row = op("Concat", []string{low, high}, onnx.Attribute{
 					Name: "axis", Value: int64(-1),
 				})
-				row = op("Sub", []string{row, float(g, "table4/zero", 8)})
+				row = op("Sub", []string{row, addFloat(g, "table4/zero", 8)})
 			}
 			op("Mul", []string{row, op("Gather", []string{scales, ids})})
 			nodes[len(nodes)-1].Outputs[0] = output
@@ -83,7 +83,7 @@ func tables(g *onnx.Graph, bits int) (Report, error) {
 	return report, nil
 }
 
-func float(g *onnx.Graph, name string, v float32) string {
+func addFloat(g *onnx.Graph, name string, v float32) string {
 	if _, ok := g.Constant(name); !ok {
 		g.Add(onnx.Initializer{Name: name, DataType: tensor.FP32, Shape: []int64{},
 			Data: binary.LittleEndian.AppendUint32(nil, math.Float32bits(v))})
@@ -106,10 +106,11 @@ func whyNoTable(g *onnx.Graph, t onnx.Initializer, lookups, bits int) string {
 	return ""
 }
 
-// table adds the table's integers and scales to the graph and returns their names. With 4 bits a
-// byte holds element j of a row, and above it the element half a row after j, each 8 above its
-// value.
-func table(g *onnx.Graph, t onnx.Initializer, bits int) (integers, scales string, err error) {
+// quantizeTable adds the table's integers and scales to the graph and returns their names. With 4
+// bits a byte holds element j of a row, and above it the element half a row after j, each 8 above
+// its value.
+func quantizeTable(g *onnx.Graph, t onnx.Initializer, bits int) (integers, scales string,
+	err error) {
 	values, err := g.Floats(t)
 	if err != nil {
 		return "", "", err
@@ -125,7 +126,7 @@ func table(g *onnx.Graph, t onnx.Initializer, bits int) (integers, scales string
 		row := values[r*dim:][:dim]
 		most := float32(0)
 		for _, v := range row {
-			most = max(most, abs(v))
+			most = max(most, abs32(v))
 		}
 		if math.IsNaN(float64(most)) || math.IsInf(float64(most), 0) {
 			return "", "", fmt.Errorf("row %d of table %q holds a weight that is %v", r, t.Name,
@@ -134,9 +135,9 @@ func table(g *onnx.Graph, t onnx.Initializer, bits int) (integers, scales string
 		scale := most / largest
 		factors = binary.LittleEndian.AppendUint32(factors, math.Float32bits(scale))
 		for j := range width {
-			v := nearest(row[j], scale)
+			v := nearestMultiple(row[j], scale)
 			if bits == 4 {
-				v = v + 8 + (nearest(row[j+width], scale)+8)<<4
+				v = v + 8 + (nearestMultiple(row[j+width], scale)+8)<<4
 			}
 			data = append(data, byte(v))
 		}

@@ -49,7 +49,7 @@ func (k Kind) changesAndSuffix() (changes []func(*onnx.Graph) (Report, error), s
 			change = fp16
 		case (name == "table8" || name == "table4") && !has:
 			bits := int(name[len(name)-1] - '0')
-			change = func(g *onnx.Graph) (Report, error) { return tables(g, bits) }
+			change = func(g *onnx.Graph) (Report, error) { return quantizeTables(g, bits) }
 		case name == "lowrank":
 			rank, err := strconv.Atoi(argument)
 			if err != nil || rank < 1 {
@@ -106,8 +106,8 @@ type Report struct {
 	Left []string
 }
 
-// describe names a node in a report.
-func describe(n onnx.Node, why string) string {
+// describeNode names a node in a report.
+func describeNode(n onnx.Node, why string) string {
 	name := n.Name
 	if name == "" && len(n.Outputs) > 0 {
 		name = "the node of " + n.Outputs[0]
@@ -140,12 +140,12 @@ func (k Kind) rewriteFile(from, to string) (Report, error) {
 	if all.Changed == 0 {
 		return Report{}, fmt.Errorf("%w: model %s has nothing that %s changes%s", ErrNothing, from,
 			k,
-			reasons(all.Left))
+			formatReasons(all.Left))
 	}
 	return all, g.Write(to)
 }
 
-func reasons(left []string) string {
+func formatReasons(left []string) string {
 	if len(left) == 0 {
 		return ": it has no MatMul, Gemm or Gather with constant FP32 weights of two dimensions"
 	}

@@ -46,7 +46,7 @@ func buildNCF(b *builder) {
 	mlp := b.addMLP("mlp", b.addConcat("mlp", 128, mlpUser, mlpItem), "Relu", 128, 256, 256, 128,
 		64)
 	// The bias is above 0, so that most outputs are above 0 too.
-	w := b.addWeight("top.weight", 0, spread(2./128), 64, 128)
+	w := b.addWeight("top.weight", 0, uniformSpread(2./128), 64, 128)
 	bias := b.addWeight("top.bias", 1, smallBias, 64)
 	b.addNode("Relu", "top", []string{
 		b.addGemm("top", b.addConcat("top", 128, mf, b.addRowReshape("mlp", mlp, 64)), w, bias),
@@ -136,7 +136,7 @@ func buildDIN(b *builder) {
 	x = b.addConcat("top", 4*dim, user, b.addRowReshape("attention", attention, dim), ad, context)
 	x = b.addMLP("top", x, "Relu", 4*dim, 200, 80)
 	// The bias is above 0, so that most outputs are above 0 too.
-	w := b.addWeight("top_2.weight", 0, spread(2./80), 2, 80)
+	w := b.addWeight("top_2.weight", 0, uniformSpread(2./80), 2, 80)
 	bias := b.addWeight("top_2.bias", 1, smallBias, 2)
 	b.addNode("Relu", "top_2", []string{b.addGemm("top_2", x, w, bias)})
 	b.addOutput("scores", 2)
@@ -179,7 +179,7 @@ func buildDIEN(b *builder) {
 
 	x := b.addConcat("top", state+3*dim, b.addRowReshape("augru", h, state), profile, ad, context)
 	x = b.addMLP("top", x, "Relu", state+3*dim, 200, 80)
-	b.addFullyConnected("top_2", x, 80, 2, "Softmax", axis(1))
+	b.addFullyConnected("top_2", x, 80, 2, "Softmax", axisAttribute(1))
 	b.addOutput("probabilities", 2)
 }
 
@@ -193,16 +193,18 @@ const attentionVariance = 9
 // is about a quarter.
 func (b *builder) addAttention(states []string, e string, state, dim int64) []string {
 	const name = "attention"
-	w := b.addWeight(name+".weight", 0, spread(attentionVariance/(float64(state*dim)/4)), state,
+	w := b.addWeight(name+".weight", 0, uniformSpread(attentionVariance/(float64(state*dim)/4)),
+		state,
 		dim)
 	steps := int64(len(states))
 	q := b.addNode("Gemm", name, []string{e, w}, onnx.Attribute{Name: "transB", Value: int64(1)})
-	h := b.addNode("Concat", name, states, axis(1))
+	h := b.addNode("Concat", name, states, axisAttribute(1))
 	scores := b.addNode("MatMul", name, []string{
 		b.addReshape(name, h, 0, steps, state), b.addReshape(name, q, 0, state, 1),
 	})
-	a := b.addNode("Softmax", name, []string{b.addReshape(name, scores, 0, steps)}, axis(1))
-	return b.addNodes("Split", name, len(states), []string{a}, axis(1))
+	a := b.addNode("Softmax", name, []string{b.addReshape(name, scores, 0, steps)},
+		axisAttribute(1))
+	return b.addNodes("Split", name, len(states), []string{a}, axisAttribute(1))
 }
 
 // A gru is a gated recurrent unit, unrolled:
@@ -230,11 +232,14 @@ func (b *builder) newGRU(name string, in int64, inVariance float64, state int64,
 		b:     b,
 		name:  name,
 		state: state,
-		w:     b.addWeight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
-		bias:  b.addWeight(name+".bias", 0, smallBias, 3*state),
-		uGates: b.addWeight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state,
+		w: b.addWeight(name+".input", 0, uniformSpread(2/(float64(in)*inVariance)), 3*state,
+			in),
+		bias: b.addWeight(name+".bias", 0, smallBias, 3*state),
+		uGates: b.addWeight(name+".gates", 0, uniformSpread(2/(float64(state)*stateVariance)),
+			2*state,
 			state),
-		uCand: b.addWeight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state,
+		uCand: b.addWeight(name+".candidate", 0, uniformSpread(2/(float64(state)*stateVariance)),
+			state,
 			state),
 	}
 }
@@ -247,7 +252,7 @@ func (g *gru) step(x, h, attention string) string {
 		name := strings.ReplaceAll(fmt.Sprint("split", sizes), " ", "_")
 		return b.addNodes("Split", g.name, len(sizes), []string{value, b.addConstant(name,
 			sizes...)},
-			axis(1))
+			axisAttribute(1))
 	}
 	op := func(op string, values ...string) string { return b.addNode(op, g.name, values) }
 

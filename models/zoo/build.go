@@ -124,8 +124,8 @@ func (b *builder) addWeight(name string, mean, spread float64, shape ...int64) s
 	return name
 }
 
-// spread returns half the width of a uniform distribution with the given variance.
-func spread(variance float64) float64 { return math.Sqrt(3 * variance) }
+// uniformSpread returns half the width of a uniform distribution with the given variance.
+func uniformSpread(variance float64) float64 { return math.Sqrt(3 * variance) }
 
 // addIDs declares the packed input of ids and splits it by table, into [N, 1] for
 // one lookup or [N, 1, lookups].
@@ -135,7 +135,7 @@ func (b *builder) addIDs(tables int, lookups int64) []string {
 		shape = append(shape, lookups)
 	}
 	ids := b.addInput(idsInput, tensor.Int64, shape...)
-	return b.addNodes("Split", idsInput, tables, []string{ids}, axis(1))
+	return b.addNodes("Split", idsInput, tables, []string{ids}, axisAttribute(1))
 }
 
 // addTable adds the next embedding table, of fullRows rows at full scale, and looks
@@ -143,10 +143,10 @@ func (b *builder) addIDs(tables int, lookups int64) []string {
 // variance.
 func (b *builder) addTable(name string, ids []string, fullRows, dim, lookups int64) string {
 	own := ids[len(b.tables)]
-	t := models.Table{Name: name, Rows: rows(fullRows, b.scale), Dim: dim, Lookups: lookups}
+	t := models.Table{Name: name, Rows: scaleRows(fullRows, b.scale), Dim: dim, Lookups: lookups}
 	b.tables = append(b.tables, t)
-	w := b.addWeight(name, 0, spread(1/float64(lookups)), t.Rows, dim)
-	found := b.addNode("Gather", name, []string{w, own}, axis(0))
+	w := b.addWeight(name, 0, uniformSpread(1/float64(lookups)), t.Rows, dim)
+	found := b.addNode("Gather", name, []string{w, own}, axisAttribute(0))
 	if lookups == 1 {
 		return found
 	}
@@ -155,7 +155,7 @@ func (b *builder) addTable(name string, ids []string, fullRows, dim, lookups int
 	})
 }
 
-func axis(i int64) onnx.Attribute { return onnx.Attribute{Name: "axis", Value: i} }
+func axisAttribute(i int64) onnx.Attribute { return onnx.Attribute{Name: "axis", Value: i} }
 
 // addReshape gives x another shape; a 0 in it stands for the batch size.
 func (b *builder) addReshape(name, x string, shape ...int64) string {
@@ -171,7 +171,7 @@ func (b *builder) addRowReshape(name, x string, width int64) string {
 
 // addConcat concatenates rows [N, 1, ...] to [N, width].
 func (b *builder) addConcat(name string, width int64, rows ...string) string {
-	return b.addReshape(name, b.addNode("Concat", name, rows, axis(2)), 0, width)
+	return b.addReshape(name, b.addNode("Concat", name, rows, axisAttribute(2)), 0, width)
 }
 
 // addGemm multiplies x [N, in] by the transposed weight [out, in] and adds bias.
@@ -188,7 +188,7 @@ const smallBias = 0.1
 // The variance of W follows He's rule, 2 / inputs.
 func (b *builder) addFullyConnected(name, x string, in, out int64, activation string,
 	attributes ...onnx.Attribute) string {
-	w := b.addWeight(name+".weight", 0, spread(2/float64(in)), out, in)
+	w := b.addWeight(name+".weight", 0, uniformSpread(2/float64(in)), out, in)
 	bias := b.addWeight(name+".bias", 0, smallBias, out)
 	return b.addNode(activation, name, []string{b.addGemm(name, x, w, bias)}, attributes...)
 }

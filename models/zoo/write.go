@@ -141,7 +141,7 @@ func (w weight) appendElements(b []byte, first, count int64) []byte {
 		return math.Float32bits(mean + float32(float32(odd)*step))
 	}
 	for i := first; i < first+count; i += 2 {
-		bits := mix(w.key + uint64(i/2)*0x9e3779b97f4a7c15)
+		bits := mixBits(w.key + uint64(i/2)*0x9e3779b97f4a7c15)
 		b = binary.LittleEndian.AppendUint32(b, element(bits>>40))
 		if i+1 < first+count {
 			b = binary.LittleEndian.AppendUint32(b, element(bits>>16&(1<<24-1)))
@@ -150,9 +150,9 @@ func (w weight) appendElements(b []byte, first, count int64) []byte {
 	return b
 }
 
-// mix is the output function of SplitMix64 (Steele, Lea and Flood, "Fast
+// mixBits is the output function of SplitMix64 (Steele, Lea and Flood, "Fast
 // splittable pseudorandom number generators", OOPSLA 2014).
-func mix(z uint64) uint64 {
+func mixBits(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31

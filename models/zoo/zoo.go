@@ -75,8 +75,8 @@ func (s Scale) scaleError() error {
 		Small, Default, Full)
 }
 
-// rows returns full * f, rounded to the nearest whole number, at least 1.
-func rows(full int64, f *big.Rat) int64 {
+// scaleRows returns full * f, rounded to the nearest whole number, at least 1.
+func scaleRows(full int64, f *big.Rat) int64 {
 	twice := new(big.Int).Mul(big.NewInt(2*full), f.Num())
 	twice.Add(twice, f.Denom())
 	twice.Quo(twice, new(big.Int).Mul(big.NewInt(2), f.Denom()))

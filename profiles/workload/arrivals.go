@@ -55,24 +55,26 @@ func ParseArrivals(s string, rate float64) (Arrivals, error) {
 	return nil, fmt.Errorf("arrivals %q: want %s", s, list(arrivalsForms))
 }
 
-func seconds(x float64) time.Duration { return time.Duration(math.Round(x * 1e9)) }
+func secondsToDuration(x float64) time.Duration { return time.Duration(math.Round(x * 1e9)) }
 
 type poisson struct{ rate float64 }
 
-func (p poisson) Gap(r *rand.Rand) time.Duration { return seconds(r.ExpFloat64() / p.rate) }
-func (p poisson) Rate() float64                  { return p.rate }
-func (p poisson) String() string                 { return "poisson" }
+func (p poisson) Gap(r *rand.Rand) time.Duration {
+	return secondsToDuration(r.ExpFloat64() / p.rate)
+}
+func (p poisson) Rate() float64  { return p.rate }
+func (p poisson) String() string { return "poisson" }
 
 type constant struct{ rate float64 }
 
-func (c constant) Gap(*rand.Rand) time.Duration { return seconds(1 / c.rate) }
+func (c constant) Gap(*rand.Rand) time.Duration { return secondsToDuration(1 / c.rate) }
 func (c constant) Rate() float64                { return c.rate }
 func (c constant) String() string               { return "constant" }
 
 type gamma struct{ rate, shape float64 }
 
 func (g gamma) Gap(r *rand.Rand) time.Duration {
-	return seconds(distuv.Gamma{Alpha: g.shape, Beta: g.shape, Src: r}.Rand() / g.rate)
+	return secondsToDuration(distuv.Gamma{Alpha: g.shape, Beta: g.shape, Src: r}.Rand() / g.rate)
 }
 func (g gamma) Rate() float64  { return g.rate }
 func (g gamma) String() string { return fmt.Sprintf("gamma:%g", g.shape) }

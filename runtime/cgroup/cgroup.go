@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// groups calls visit for each group with the controller that this process is in, from its own up to
-// the root: all limits on the way hold. second says whether it is of version 2.
-func groups(root fs.FS, controller string, visit func(dir string, second bool)) {
+// eachGroup calls visit for each group with the controller that this process is in, from its own up
+// to the root: all limits on the way hold. second says whether it is of version 2.
+func eachGroup(root fs.FS, controller string, visit func(dir string, second bool)) {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
 		return
@@ -46,7 +46,7 @@ func groups(root fs.FS, controller string, visit func(dir string, second bool)) 
 // root of the file system.
 func CPUQuota(root fs.FS) float64 {
 	least := 0.0
-	groups(root, "cpu", func(dir string, second bool) {
+	eachGroup(root, "cpu", func(dir string, second bool) {
 		var quota, period float64
 		if second {
 			// "max 100000" or "150000 100000"
@@ -72,11 +72,11 @@ func CPUQuota(root fs.FS) float64 {
 	return least
 }
 
-// AvailableMemory returns how many more bytes the process can use; -1 if there is no limit. Page cache
-// counts as available. root is the root of the file system.
+// AvailableMemory returns how many more bytes the process can use; -1 if there is no limit. Page
+// cache counts as available. root is the root of the file system.
 func AvailableMemory(root fs.FS) int64 {
 	available := int64(-1)
-	groups(root, "memory", func(dir string, second bool) {
+	eachGroup(root, "memory", func(dir string, second bool) {
 		limitFile, usedFile := "memory.limit_in_bytes", "memory.usage_in_bytes"
 		cached := []string{"total_inactive_file ", "total_active_file "}
 		if second {

@@ -32,8 +32,8 @@ var management struct {
 	api nvml.Interface
 }
 
-// manage returns NVML. The error wraps ErrNoDriver if the machine does not have it.
-func manage() (nvml.Interface, error) {
+// openNVML returns NVML. The error wraps ErrNoDriver if the machine does not have it.
+func openNVML() (nvml.Interface, error) {
 	management.Lock()
 	defer management.Unlock()
 	if management.api != nil {
@@ -70,7 +70,7 @@ func Open(spec string, major int) (*Card, error) {
 			return nil, err
 		}
 	}
-	api, err := manage()
+	api, err := openNVML()
 	version := ""
 	if err == nil {
 		version, _ = api.SystemGetDriverVersion() // only for messages
@@ -87,7 +87,7 @@ func Open(spec string, major int) (*Card, error) {
 	case err == nil && spec == "" && set && first == "":
 		return nil, fmt.Errorf("%s is empty, which hides all GPUs from this process", visible)
 	case err == nil:
-		if card, err = choose(api, cmp.Or(spec, first), version); err != nil {
+		if card, err = chooseCard(api, cmp.Or(spec, first), version); err != nil {
 			return nil, err
 		}
 	case cuda == nil, spec != "": // without NVML nothing is known of the cards
@@ -112,8 +112,8 @@ func firstOf(list string) string {
 	return strings.TrimSpace(first)
 }
 
-// choose returns the card that spec names.
-func choose(api nvml.Interface, spec, version string) (*Card, error) {
+// chooseCard returns the card that spec names.
+func chooseCard(api nvml.Interface, spec, version string) (*Card, error) {
 	cards, err := list(api)
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func choose(api nvml.Interface, spec, version string) (*Card, error) {
 		if len(named) > 1 {
 			return nil, fmt.Errorf("%q is the beginning of several GPUs' UUIDs; %s", spec, there)
 		}
-		return nil, fmt.Errorf("no GPU %q; %s%s", spec, there, sliced(cards, spec))
+		return nil, fmt.Errorf("no GPU %q; %s%s", spec, there, splitHint(cards, spec))
 	}
 	card := named[0]
 	card.Driver, card.Others = version, len(cards)-1
@@ -149,8 +149,8 @@ func isNamed(uuid, spec string) bool {
 	return uuid == spec || strings.HasPrefix(spec, "GPU-") && strings.HasPrefix(uuid, spec)
 }
 
-// sliced says that the card that spec names is split, if it is.
-func sliced(cards []*Card, spec string) string {
+// splitHint says that the card that spec names is split, if it is.
+func splitHint(cards []*Card, spec string) string {
 	for _, c := range cards {
 		parent, _ := c.parent.GetUUID()
 		if c.instance != whole && (spec == strconv.Itoa(c.Index) || isNamed(parent, spec)) {

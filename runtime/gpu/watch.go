@@ -87,7 +87,7 @@ func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 				last = time.Time{}
 			}
 		case ret != nvml.ERROR_TIMEOUT:
-			if s.Failed = lost(c, ret); s.Failed == nil {
+			if s.Failed = lostError(c, ret); s.Failed == nil {
 				why = ret
 			}
 		}
@@ -96,7 +96,7 @@ func (c *Card) Watch(ctx context.Context, seen func(Status)) {
 
 // registerEvents registers for the card's faults.
 func (c *Card) registerEvents() (nvml.EventSet, error) {
-	api, err := manage()
+	api, err := openNVML()
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +117,8 @@ func (c *Card) isConcerned(e nvml.EventData) bool {
 		(c.instance == whole || e.GpuInstanceId == whole || e.GpuInstanceId == c.instance)
 }
 
-// lost returns the error of a card that NVML has lost; nil if ret says something else.
-func lost(c *Card, ret nvml.Return) error {
+// lostError returns the error of a card that NVML has lost; nil if ret says something else.
+func lostError(c *Card, ret nvml.Return) error {
 	if slices.Contains([]nvml.Return{
 		nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED, nvml.ERROR_GPU_NOT_FOUND,
 	}, ret) {
@@ -132,7 +132,7 @@ func (c *Card) readStatus(s *Status) {
 	s.Utilization, s.Temperature, s.Power, s.Slowed = -1, -1, -1, nil
 	failed := func(ret nvml.Return) bool {
 		if s.Failed == nil {
-			s.Failed = lost(c, ret)
+			s.Failed = lostError(c, ret)
 		}
 		return ret != nvml.SUCCESS
 	}

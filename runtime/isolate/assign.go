@@ -92,9 +92,9 @@ func newFree(t *Topology) *free {
 	return f
 }
 
-// room is how many processors of a cache's cores are free, in cores that no partition uses and in
-// all.
-func room(cores []*core) (whole, all int) {
+// countFree is how many processors of a cache's cores are free, in cores that no partition uses and
+// in all.
+func countFree(cores []*core) (whole, all int) {
 	for _, c := range cores {
 		all += len(c.cpus)
 		if !c.used {
@@ -108,13 +108,13 @@ func room(cores []*core) (whole, all int) {
 // else of the unused cores of all, else of one cache, else of all.
 func (f *free) takeCPUs(n int) []int {
 	all := slices.Concat(f.caches...)
-	whole, _ := room(all)
+	whole, _ := countFree(all)
 	for _, shared := range []bool{false, true} {
 		// The cache with the least room that is enough: the others then keep theirs for larger
 		// ones.
 		best, least := -1, 0
 		for i, cores := range f.caches {
-			fits, used := room(cores)
+			fits, used := countFree(cores)
 			if shared {
 				fits = used
 			}

@@ -310,7 +310,7 @@ func (r *resctrl) changeGroups(ctx context.Context, groups []Group) error {
 	}
 	rest := r.mask
 	if r.limits.Ways-at >= r.limits.LeastWays {
-		rest = r.mask &^ ways(r.mask, 0, at)
+		rest = r.mask &^ takeWays(r.mask, 0, at)
 	}
 	if err := r.files.WriteFile("schemata", r.schemataLine(rest)); err != nil {
 		return r.explainFailure("set the ways that all share", err)
@@ -333,7 +333,7 @@ func (r *resctrl) set(g Group, from int) error {
 		}
 		r.folders[g.Name] = folder
 	}
-	mask := ways(r.mask, from, g.Ways)
+	mask := takeWays(r.mask, from, g.Ways)
 	if err := r.files.WriteFile(path.Join(folder, "schemata"), r.schemataLine(mask)); err != nil {
 		return r.explainFailure(fmt.Sprintf("give group %s the ways %x", g.Name, mask), err)
 	}
@@ -344,8 +344,8 @@ func (r *resctrl) set(g Group, from int) error {
 	return nil
 }
 
-// ways returns n of the bits of mask, after skipping some. The kernel's mask has no gaps.
-func ways(mask uint64, skip, n int) uint64 {
+// takeWays returns n of the bits of mask, after skipping some. The kernel's mask has no gaps.
+func takeWays(mask uint64, skip, n int) uint64 {
 	first := bits.TrailingZeros64(mask)
 	return (1<<n - 1) << (first + skip)
 }

@@ -145,7 +145,7 @@ func (r *Rewritten) Check(options *ort.SessionOptions) error {
 		return err
 	}
 	for i := 0; i < len(outputs); i += 2 {
-		if err := same(outputs[i], outputs[i+1]); err != nil {
+		if err := checkSame(outputs[i], outputs[i+1]); err != nil {
 			return fmt.Errorf("%s: %w", r.check.Outputs[i].Name, err)
 		}
 	}
@@ -229,9 +229,9 @@ func randomIDs(random *rand.Rand, kind tensor.DataType, shape []int64, rows int6
 	return ort.NewTensor(ort.NewShape(shape...), values)
 }
 
-// same returns an error if two tensors have different shapes or values that differ by more than the
-// tolerance.
-func same(ours, theirs ort.Value) error {
+// checkSame returns an error if two tensors have different shapes or values that differ by more
+// than the tolerance.
+func checkSame(ours, theirs ort.Value) error {
 	a, ok := ours.(*ort.Tensor[float32])
 	b, known := theirs.(*ort.Tensor[float32])
 	if !ok || !known {
@@ -240,10 +240,10 @@ func same(ours, theirs ort.Value) error {
 	if !slices.Equal(a.GetShape(), b.GetShape()) {
 		return fmt.Errorf("got shape %v, the standard operators %v", a.GetShape(), b.GetShape())
 	}
-	return near(a.GetData(), b.GetData())
+	return checkNear(a.GetData(), b.GetData())
 }
 
-func near(ours, theirs []float32) error {
+func checkNear(ours, theirs []float32) error {
 	var largest float64
 	for _, v := range theirs {
 		if v := math.Abs(float64(v)); v > largest && !math.IsInf(v, 0) {

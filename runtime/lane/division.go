@@ -203,7 +203,7 @@ func (s *State) planDivision(q *Query, now time.Duration) {
 	s.plannedTries++
 	q.tries = known == 0 || s.plannedTries%tryEvery == 0
 	q.narrow = q.wholeEstimate <= shortRun && (known > 0 && known <= q.wholeEstimate) != q.tries
-	if q.spread = scaled(q.spread, onCore, q.wholeEstimate); known > 0 {
+	if q.spread = scaleDuration(q.spread, onCore, q.wholeEstimate); known > 0 {
 		q.spread = spread
 	}
 	q.setEstimate(onCore)
@@ -222,8 +222,8 @@ func (s *State) triesAgain(q *Query, now time.Duration) bool {
 	return s.ruledOutTries%tryEvery == 0
 }
 
-// scaled returns d times a / b, whose product with d may overflow.
-func scaled(d, a, b time.Duration) time.Duration {
+// scaleDuration returns d times a / b, whose product with d may overflow.
+func scaleDuration(d, a, b time.Duration) time.Duration {
 	return time.Duration(float64(d) * float64(a) / float64(b))
 }
 
@@ -237,7 +237,7 @@ func (q *Query) fitsOneCore() bool {
 // planWholeLane has q, which gets a whole lane, no longer be expected to run on one core.
 func (q *Query) planWholeLane() {
 	if q.suitsOneCore {
-		q.spread = scaled(q.spread, q.wholeEstimate, q.Estimate)
+		q.spread = scaleDuration(q.spread, q.wholeEstimate, q.Estimate)
 		q.setEstimate(q.wholeEstimate)
 		q.suitsOneCore, q.narrow = false, false
 	}

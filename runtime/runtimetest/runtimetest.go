@@ -19,7 +19,7 @@ func Library(t testing.TB) string {
 		return path
 	}
 	platform := goruntime.GOOS + "-" + goruntime.GOARCH
-	found, _ := filepath.Glob(filepath.Join(root(t), "build/onnxruntime", platform,
+	found, _ := filepath.Glob(filepath.Join(repositoryRoot(t), "build/onnxruntime", platform,
 		"libonnxruntime.so.*"))
 	if len(found) > 0 {
 		return found[len(found)-1]
@@ -36,9 +36,9 @@ func Library(t testing.TB) string {
 // began is the folder of the package under test, in which go test starts the test binary.
 var began, _ = os.Getwd()
 
-// root returns the repository's folder. It does not use the paths of source files, which -trimpath
-// removes.
-func root(t testing.TB) string {
+// repositoryRoot returns the repository's folder. It does not use the paths of source files, which
+// -trimpath removes.
+func repositoryRoot(t testing.TB) string {
 	for dir := began; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir
@@ -59,8 +59,8 @@ func Open(t testing.TB) *runtime.ONNX {
 	return o
 }
 
-// OpenCard returns the executors on the machine's card and on its CPU with all cores, both of the CUDA
-// build that MUSTER_CUDA_LIB names. cfg says the rest. It skips the test without one.
+// OpenCard returns the executors on the machine's card and on its CPU with all cores, both of the
+// CUDA build that MUSTER_CUDA_LIB names. cfg says the rest. It skips the test without one.
 func OpenCard(t testing.TB, cfg runtime.Config) (card, cpu *runtime.ONNX) {
 	t.Helper()
 	cfg.LibraryPath = os.Getenv("MUSTER_CUDA_LIB")

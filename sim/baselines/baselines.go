@@ -30,9 +30,9 @@ func Names() []string { return slices.Sorted(maps.Keys(baselines)) }
 // none of that name.
 func New(name string) func() match.Chooser { return baselines[name] }
 
-// NewCapable is New of a baseline that queues each query at a lane as it arrives, in a fair form for
-// unlike lanes: it picks among the lanes that would answer the query in time if they were idle, if
-// there are any.
+// NewCapable is New of a baseline that queues each query at a lane as it arrives, in a fair form
+// for unlike lanes: it picks among the lanes that would answer the query in time if they were idle,
+// if there are any.
 func NewCapable(name string) func() match.Chooser {
 	return func() match.Chooser {
 		queues := baselines[name]().(*arrivalQueues)
@@ -122,19 +122,19 @@ func queueAt(pick picker) func() match.Chooser {
 
 // QueryArrived implements [match.Chooser].
 func (p *arrivalQueues) QueryArrived(v match.View, q match.WaitingQuery) {
-	ends := func(l match.UsableLane) bool { _, ok := l.Latency(q, work(l)); return ok }
+	ends := func(l match.UsableLane) bool { _, ok := l.Latency(q, expectedWork(l)); return ok }
 	inTime := func(l match.UsableLane) bool {
-		took, ok := l.Latency(q, work(l))
+		took, ok := l.Latency(q, expectedWork(l))
 		return ok && took <= q.QoSTarget()
 	}
-	if p.capable && p.collect(v, inTime) || p.collect(v, ends) ||
-		p.collect(v, func(l match.UsableLane) bool { return l.Serves(q) }) {
+	if p.capable && p.collectLanes(v, inTime) || p.collectLanes(v, ends) ||
+		p.collectLanes(v, func(l match.UsableLane) bool { return l.Serves(q) }) {
 		v.Enqueue(q, p.pick(v, q, p.among))
 	}
 }
 
-// collect sets among to the lanes that may have a query, and reports whether there are any.
-func (p *arrivalQueues) collect(v match.View, may func(match.UsableLane) bool) bool {
+// collectLanes sets among to the lanes that may have a query, and reports whether there are any.
+func (p *arrivalQueues) collectLanes(v match.View, may func(match.UsableLane) bool) bool {
 	p.among = p.among[:0]
 	for l := range v.Lanes() {
 		if may(l) {
@@ -156,10 +156,10 @@ func (p *arrivalQueues) Choose(v match.View) {
 	}
 }
 
-// work is the expected time until a lane has finished its run and its queue.
-func work(l match.UsableLane) time.Duration { return l.Start() + l.QueuedWork() }
+// expectedWork is the expected time until a lane has finished its run and its queue.
+func expectedWork(l match.UsableLane) time.Duration { return l.Start() + l.QueuedWork() }
 
-func byWork(a, b match.UsableLane) int { return cmp.Compare(work(a), work(b)) }
+func byWork(a, b match.UsableLane) int { return cmp.Compare(expectedWork(a), expectedWork(b)) }
 
 func byOutstanding(a, b match.UsableLane) int {
 	return cmp.Compare(a.Outstanding(), b.Outstanding())
@@ -199,10 +199,10 @@ func (r *roundRobin) pick(_ match.View, _ match.WaitingQuery,
 	return next
 }
 
-// pickEarliest and pickCheapest are two variants of Clockwork. Among the lanes where the query would
-// meet its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one of the
-// cheapest type (least C_j; of these the first to finish). If there is no such lane, both take the
-// one that finishes first.
+// pickEarliest and pickCheapest are two variants of Clockwork. Among the lanes where the query
+// would meet its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one
+// of the cheapest type (least C_j; of these the first to finish). If there is no such lane, both
+// take the one that finishes first.
 func pickEarliest(_ match.View, q match.WaitingQuery, among []match.UsableLane) match.UsableLane {
 	return pickInTime(q, among, false)
 }
@@ -216,7 +216,7 @@ func pickInTime(q match.WaitingQuery, among []match.UsableLane,
 	left := q.TimeLeft()
 	finish, cost := time.Duration(math.MaxInt64), math.Inf(1)
 	for i, l := range among {
-		wait := work(l)
+		wait := expectedWork(l)
 		f := wait + l.MeanLatency(q, wait)
 		c := math.Inf(1)
 		if cheapest && f <= left {

@@ -33,8 +33,8 @@ const homogeneousLine = "homogeneous, scaled to budget"
 // labelSize is that of the values above the bars, in points.
 const labelSize = 7.5
 
-// panel makes the chart.
-func (c *chart) panel() *picture.Panel {
+// newPanel makes the chart.
+func (c *chart) newPanel() *picture.Panel {
 	p := picture.New(c.title, "", c.yLabel)
 	p.Y.Min, p.Y.Max = 0, c.line
 	p.Add(picture.Grid{})
@@ -52,7 +52,7 @@ func (c *chart) panel() *picture.Panel {
 	var above []picture.Plotter // of the line
 	for i, s := range c.series {
 		b := &bars{
-			series: s, color: c.color(i), width: each,
+			series: s, color: c.seriesColor(i), width: each,
 			offset: each * float64(float64(i)-float64(len(c.series)-1)/2),
 		}
 		p.Add(b)
@@ -82,8 +82,8 @@ func (c *chart) panel() *picture.Panel {
 	return p
 }
 
-// color is grey for the reference and one of its own for each other series.
-func (c *chart) color(i int) color.Color {
+// seriesColor is grey for the reference and one of its own for each other series.
+func (c *chart) seriesColor(i int) color.Color {
 	if c.reference {
 		i--
 	}
@@ -196,5 +196,5 @@ func DrawComparisons(w io.Writer, format string, all []*sim.Comparison) error {
 			s.errors = append(s.errors, e.StandardError/comparison.HomogeneousScaled)
 		}
 	}
-	return picture.Page(1, c.panel()).Write(w, format)
+	return picture.Page(1, c.newPanel()).Write(w, format)
 }

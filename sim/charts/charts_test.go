@@ -28,7 +28,7 @@ func TestBars(t *testing.T) {
 				c.series = append(c.series, s)
 			}
 			c.series[0].values[0] = math.NaN()
-			d := picturetest.Check(t, picture.Page(1, c.panel()))
+			d := picturetest.Check(t, picture.Page(1, c.newPanel()))
 			if got := len(d.Find("series")); got != n {
 				t.Errorf("%d series in the legend, want %d", got, n)
 			}

@@ -35,7 +35,7 @@ func plansPicture(title string, names []string, plans []plan.Plan,
 		rates.series[1].errors = append(rates.series[1].errors, simulated[i].StdErr)
 		prices.series[0].values = append(prices.series[0].values, p.Price)
 	}
-	above, below := rates.panel(), prices.panel()
+	above, below := rates.newPanel(), prices.newPanel()
 	widest := max(above.Width, below.Width) // so that they are alike
 	above.Width, below.Width = widest, widest
 	return picture.Page(1, above, below), nil

@@ -274,7 +274,7 @@ func (s *node) endPeriod() {
 			s.latency[i] = append(s.latency[i], float64(s.now-waits.arrived)/
 				float64(Target(s.Machine, s.Profiles[i])))
 		}
-		t.Tail = quantile(s.latency[i])
+		t.Tail = tailQuantile(s.latency[i])
 		p.Traffic[i], p.Tail[i] = t.Traffic, t.Tail
 		s.latency[i], s.arrived[i] = s.latency[i][:0], 0
 	}
@@ -300,8 +300,8 @@ func (s *node) endPeriod() {
 	}
 }
 
-// quantile is the 95 % quantile; 0 of none. It sorts the values.
-func quantile(values []float64) float64 {
+// tailQuantile is the 95 % quantile; 0 of none. It sorts the values.
+func tailQuantile(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
 	}

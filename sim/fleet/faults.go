@@ -182,14 +182,14 @@ func CheckTargets(faults []Fault, types []names.LaneType, counts []int) (errs []
 		if !there {
 			errs = append(errs,
 				fmt.Errorf("fault %q: got the target %q, want %q or one of the agents %s",
-					f, f.Target, TheLeader, agents(types, counts)))
+					f, f.Target, TheLeader, listAgents(types, counts)))
 		}
 	}
 	return errs
 }
 
-// agents lists the names of a pool's agents in short form.
-func agents(types []names.LaneType, counts []int) string {
+// listAgents lists the names of a pool's agents in short form.
+func listAgents(types []names.LaneType, counts []int) string {
 	var all []string
 	for i, name := range types {
 		switch n := counts[i]; {

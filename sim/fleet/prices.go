@@ -9,21 +9,22 @@ import (
 
 // Versioned returns prices whose models have the versions that leaders of simulations know.
 func Versioned(prices []match.Price) []match.Price {
-	return renamed(prices, func(model names.ModelKey) names.ModelKey {
+	return renamePrices(prices, func(model names.ModelKey) names.ModelKey {
 		return names.NewModelKey(string(model), 1)
 	})
 }
 
-// unversioned returns prices whose models have no versions, as gateways of simulations know them.
-func unversioned(prices []match.Price) []match.Price {
-	return renamed(prices, func(model names.ModelKey) names.ModelKey {
+// withoutVersions returns prices whose models have no versions, as gateways of simulations know
+// them.
+func withoutVersions(prices []match.Price) []match.Price {
+	return renamePrices(prices, func(model names.ModelKey) names.ModelKey {
 		name, _ := model.Split()
 		return names.ModelKey(name)
 	})
 }
 
-// renamed returns a copy of prices with other names of the models that tell classes apart.
-func renamed(prices []match.Price, name func(names.ModelKey) names.ModelKey) []match.Price {
+// renamePrices returns a copy of prices with other names of the models that tell classes apart.
+func renamePrices(prices []match.Price, name func(names.ModelKey) names.ModelKey) []match.Price {
 	all := slices.Clone(prices)
 	for i := range all {
 		all[i].Classes = slices.Clone(all[i].Classes)

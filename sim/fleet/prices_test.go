@@ -19,7 +19,7 @@ func TestVersioned(t *testing.T) {
 	if len(told) != 2 || !told[0].Equal(want) || told[1].Classes != nil {
 		t.Errorf("got %v, want %v", told, want)
 	}
-	if again := unversioned(told); len(again) != 2 || !again[0].Equal(of("m", "n")) {
+	if again := withoutVersions(told); len(again) != 2 || !again[0].Equal(of("m", "n")) {
 		t.Errorf("back again: got %v", again)
 	}
 	if !given[0].Equal(of("m", "n")) || !told[0].Equal(want) {

@@ -396,7 +396,7 @@ func (t *term) noteForLearning(a *leader.Action) {
 	case leader.TellLatencies:
 		t.tellLatencies(slices.Clone(a.Latencies))
 	case leader.TellPrices:
-		prices := unversioned(a.Prices)
+		prices := withoutVersions(a.Prices)
 		for _, g := range f.gateways {
 			t.callGateway(g, func() { g.known.SetPrices(prices) })
 		}

@@ -179,7 +179,7 @@ func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
 	for key, l := range known {
 		p.snapshot.Latencies[key] = l
 		i := slices.IndexFunc(variants, func(v Variant) bool { return v.Key() == key.Model })
-		t, err := table(variants[i].Profile(key.Type), l, variants[i].Largest)
+		t, err := newTable(variants[i].Profile(key.Type), l, variants[i].Largest)
 		if err != nil {
 			return nil, fmt.Errorf("model %s on %s: %w", variants[i].Name, key.Type, err)
 		}
@@ -226,8 +226,8 @@ func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
 	return p, nil
 }
 
-// table is a profile of latencies.
-func table(key profiles.Key, l match.Latencies, largest int) (*profiles.Table, error) {
+// newTable is a profile of latencies.
+func newTable(key profiles.Key, l match.Latencies, largest int) (*profiles.Table, error) {
 	if t, ok := l.(*profiles.Table); ok {
 		return t.As(key), nil
 	}

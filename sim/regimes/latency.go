@@ -14,14 +14,14 @@ type bimodal struct {
 }
 
 func (l bimodal) Mean(batchSize int) time.Duration {
-	return scale(l.Latencies.Mean(batchSize), 1+l.share*(l.factor-1))
+	return scaleDuration(l.Latencies.Mean(batchSize), 1+l.share*(l.factor-1))
 }
 
 func (l bimodal) Quantile(p float64, batchSize int) time.Duration {
 	if usual := 1 - l.share; p < usual {
 		return l.Latencies.Quantile(p/usual, batchSize)
 	}
-	return scale(l.Latencies.Quantile((p-(1-l.share))/l.share, batchSize), l.factor)
+	return scaleDuration(l.Latencies.Quantile((p-(1-l.share))/l.share, batchSize), l.factor)
 }
 
 // logNormal are latencies with the means of others and log-normal around them, by the standard
@@ -34,7 +34,7 @@ type logNormal struct {
 func (l logNormal) Quantile(p float64, batchSize int) time.Duration {
 	const least = 1e-9
 	z := math.Sqrt2 * math.Erfinv(2*min(max(p, least), 1-least)-1)
-	return scale(l.Mean(batchSize), math.Exp(l.deviation*z-l.deviation*l.deviation/2))
+	return scaleDuration(l.Mean(batchSize), math.Exp(l.deviation*z-l.deviation*l.deviation/2))
 }
 
 // slowDown returns the latencies on the lanes of what takes so long on their type.
@@ -51,9 +51,9 @@ type slowedLatency struct {
 }
 
 func (l slowedLatency) Mean(batchSize int) time.Duration {
-	return scale(l.Latencies.Mean(batchSize), l.by(batchSize))
+	return scaleDuration(l.Latencies.Mean(batchSize), l.by(batchSize))
 }
 
 func (l slowedLatency) Quantile(p float64, batchSize int) time.Duration {
-	return scale(l.Latencies.Quantile(p, batchSize), l.by(batchSize))
+	return scaleDuration(l.Latencies.Quantile(p, batchSize), l.by(batchSize))
 }

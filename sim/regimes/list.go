@@ -77,8 +77,8 @@ func (l *lister) noteError(err error) {
 // loads are the multiples of the limit at which the simplest regimes are run.
 var loads = []float64{.03, .3, .5, .8, .95, 1, 1.2, 1.5, 3}
 
-// pool is a pool of the two types of the papers' mixed pools.
-func pool(base, auxiliary int) []Lanes {
+// mixedPool is a pool of the two types of the papers' mixed pools.
+func mixedPool(base, auxiliary int) []Lanes {
 	return []Lanes{{Type: "g4dn.xlarge", Count: base}, {Type: "r5n.large", Count: auxiliary}}
 }
 
@@ -111,7 +111,7 @@ func (l *lister) oneModel() {
 				Name: fmt.Sprintf("%s-%g", name, load),
 				About: fmt.Sprintf("%s on %d + %d lanes at %g of the limit, %s", x.model, x.base,
 					x.auxiliary, load, how),
-				Models: []Model{l.publishedModel(x.model, x.whole)}, Lanes: pool(x.base, x.auxiliary),
+				Models: []Model{l.publishedModel(x.model, x.whole)}, Lanes: mixedPool(x.base, x.auxiliary),
 				Load: load, Deadline: usualDeadline, Queries: 8000, ShortQueries: 1000,
 			})
 		}
@@ -142,7 +142,7 @@ func (l *lister) syntheticModel(name string, target time.Duration, weight float6
 // target on a fast and a slow type; half of that is for the run and half for the items.
 func byTarget(target time.Duration, fast, slow float64) map[string]match.Latencies {
 	of := func(part float64) match.Latencies {
-		return latency.Fixed{Base: scale(target, part/2), PerItem: scale(target, part/20)}
+		return latency.Fixed{Base: scaleDuration(target, part/2), PerItem: scaleDuration(target, part/20)}
 	}
 	return map[string]match.Latencies{"fast": of(fast), "slow": of(slow)}
 }
@@ -177,7 +177,7 @@ func (l *lister) twoModels() {
 		l.add(Regime{
 			Name:   fmt.Sprintf("wnd+rm2-6:1-%g", load),
 			About:  fmt.Sprintf("wnd and rm2, 6:1 in queries, on 3 + 10 lanes at %g of the limit", load),
-			Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: pool(3, 10),
+			Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: mixedPool(3, 10),
 			Load: load, Deadline: usualDeadline, Queries: 12000, ShortQueries: 1500,
 		})
 	}
@@ -187,7 +187,7 @@ func (l *lister) twoModels() {
 		Name: "wnd+rm2-late-1.2",
 		About: "the same at 1.2 of the limit, where all queries are dropped after 3 s: many targets " +
 			"of the one model, few of the other",
-		Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: pool(3, 10), Load: 1.2,
+		Models: []Model{wnd, l.publishedModel("rm2", false)}, Lanes: mixedPool(3, 10), Load: 1.2,
 		DeadlineAfter: 3 * time.Second, Queries: 12000, ShortQueries: 3000,
 	})
 }
@@ -195,8 +195,8 @@ func (l *lister) twoModels() {
 // warmUpShare is the share of the queries that leaders that learn may use up before queries count.
 const warmUpShare = 0.25
 
-// zipf are weights of n models by Zipf's law.
-func zipf(n int) []float64 {
+// zipfWeights are weights of n models by Zipf's law.
+func zipfWeights(n int) []float64 {
 	all := make([]float64, n)
 	for i := range all {
 		all[i] = 1 / float64(i+1)
@@ -204,9 +204,9 @@ func zipf(n int) []float64 {
 	return all
 }
 
-// spread gives each of the models of the weights to lanes, in proportion to the weights and to two
+// spreadModels gives each of the models of the weights to lanes, in proportion to the weights and to two
 // at least, and each lane so many models at most. The lanes come one by one, of types in turn.
-func spread(weights []float64, types []string, lanes, each int) []Lanes {
+func spreadModels(weights []float64, types []string, lanes, each int) []Lanes {
 	all := make([]Lanes, lanes)
 	for i := range all {
 		all[i] = Lanes{Type: types[i%len(types)], Count: 1}
@@ -248,10 +248,10 @@ func (l *lister) manyModels() {
 			Name: fmt.Sprintf("zipf50-%g", load),
 			About: fmt.Sprintf("50 models by Zipf's law with a target of %v on 30 lanes of two "+
 				"types, each of which holds 10, at %g of the limit", target, load),
-			Lanes: spread(zipf(models), []string{"fast", "slow", "slow"}, lanes, each),
+			Lanes: spreadModels(zipfWeights(models), []string{"fast", "slow", "slow"}, lanes, each),
 			Load:  load, Deadline: usualDeadline, Queries: 16000, ShortQueries: 2000,
 		}
-		for i, w := range zipf(models) {
+		for i, w := range zipfWeights(models) {
 			m := l.syntheticModel(modelName(i), target, w, byTarget(target, .3, .8))
 			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
@@ -295,7 +295,7 @@ func (l *lister) manySpeeds() {
 					r.Lanes = append(r.Lanes, lanes)
 					for m, target := range []time.Duration{short, long} {
 						latencies[m][lanes.Type] = latency.Fixed{
-							Base: scale(target, part/2), PerItem: scale(target, part/20),
+							Base: scaleDuration(target, part/2), PerItem: scaleDuration(target, part/20),
 						}
 					}
 				}
@@ -334,7 +334,7 @@ func (l *lister) manySpeeds() {
 }
 
 func (l *lister) addArrivalRegimes() {
-	heavy, err := workload.Weighted("heavy-tailed", pareto(1.2, 1000))
+	heavy, err := workload.Weighted("heavy-tailed", paretoSizes(1.2, 1000))
 	l.noteError(err)
 	for _, load := range []float64{.3, .8, 1.2} {
 		m, err := l.source.Model("wnd", []string{"g4dn.xlarge", "r5n.large"}, heavy, 0)
@@ -344,7 +344,7 @@ func (l *lister) addArrivalRegimes() {
 			Name: fmt.Sprintf("heavy-tail-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit, batch sizes by a Pareto law "+
 				"of shape 1.2", load),
-			Models: []Model{{Model: m, Merge: names.MergeDeadline}}, Lanes: pool(3, 10), Load: load,
+			Models: []Model{{Model: m, Merge: names.MergeDeadline}}, Lanes: mixedPool(3, 10), Load: load,
 			Deadline: usualDeadline, Queries: 8000, ShortQueries: 1500,
 		})
 	}
@@ -367,15 +367,15 @@ func (l *lister) addArrivalRegimes() {
 				Name: fmt.Sprintf("%s-%g", name, x.load),
 				About: fmt.Sprintf("wnd, %s, on 3 + 10 lanes at %g of the limit in the mean; %s", how,
 					x.load, x.about),
-				Models: []Model{l.publishedModel("wnd", whole)}, Lanes: pool(3, 10), Load: x.load,
+				Models: []Model{l.publishedModel("wnd", whole)}, Lanes: mixedPool(3, 10), Load: x.load,
 				Phases: x.phases, Deadline: usualDeadline, Queries: 12000, ShortQueries: 2000,
 			})
 		}
 	}
 }
 
-// pareto are batch sizes with a tail that falls as their power.
-func pareto(shape float64, largest int) (all []workload.Probability) {
+// paretoSizes are batch sizes with a tail that falls as their power.
+func paretoSizes(shape float64, largest int) (all []workload.Probability) {
 	beyond := func(size int) float64 { return math.Pow(float64(size), -shape) }
 	rest := 1 - beyond(largest+1)
 	for size := 1; size <= largest; size++ {
@@ -392,7 +392,7 @@ func mmpp(seed uint64) (phases []sim.Phase) {
 	const states, dwell = 200, 500 * time.Millisecond
 	length, passes := 0.0, 0.0
 	for i := range states {
-		p := sim.Phase{Duration: max(1, scale(dwell, rng.ExpFloat64())), Factor: .4}
+		p := sim.Phase{Duration: max(1, scaleDuration(dwell, rng.ExpFloat64())), Factor: .4}
 		if i%2 == 1 {
 			p.Factor = 1.6
 		}
@@ -424,9 +424,9 @@ func flashCrowd(uint64) []sim.Phase {
 	const period = 3 * time.Second
 	usual := 1 / (1 - part + part*times)
 	return []sim.Phase{
-		{Duration: scale(period, .4), Factor: usual},
-		{Duration: scale(period, part), Factor: times * usual},
-		{Duration: scale(period, .5), Factor: usual},
+		{Duration: scaleDuration(period, .4), Factor: usual},
+		{Duration: scaleDuration(period, part), Factor: times * usual},
+		{Duration: scaleDuration(period, .5), Factor: usual},
 	}
 }
 
@@ -473,8 +473,8 @@ func (l *lister) runTimes() {
 	}
 }
 
-// misjudge lets the policy know a model's latencies times a factor.
-func misjudge(m Model, factor float64) Model {
+// misjudgeModel lets the policy know a model's latencies times a factor.
+func misjudgeModel(m Model, factor float64) Model {
 	m.Known = map[string]match.Latencies{}
 	for laneType, l := range m.Latencies {
 		m.Known[laneType] = latency.Scaled(l, factor)
@@ -493,8 +493,8 @@ func (l *lister) wrongProfiles() {
 				Name: fmt.Sprintf("wrong%+g-%g", percent, load),
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong, and nobody learns", load, percent),
-				Models: []Model{misjudge(l.publishedModel("wnd", true), 1+percent/100)},
-				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Queries: 8000,
+				Models: []Model{misjudgeModel(l.publishedModel("wnd", true), 1+percent/100)},
+				Lanes:  mixedPool(2, 9), Load: load, Deadline: usualDeadline, Queries: 8000,
 				ShortQueries: short,
 			})
 		}
@@ -505,8 +505,8 @@ func (l *lister) wrongProfiles() {
 				Name: fmt.Sprintf("wrong%+g-learned-%g", percent, load),
 				About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; all latencies are "+
 					"known %+g %% wrong at first, and leaders learn", load, percent),
-				Models: []Model{misjudge(l.publishedModel("wnd", true), 1+percent/100)},
-				Lanes:  pool(2, 9), Load: load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
+				Models: []Model{misjudgeModel(l.publishedModel("wnd", true), 1+percent/100)},
+				Lanes:  mixedPool(2, 9), Load: load, Deadline: usualDeadline, Learns: true, WarmUp: warmUpShare,
 				Queries: 12000, ShortQueries: 2000,
 			})
 		}
@@ -517,20 +517,20 @@ func (l *lister) addNetworkRegimes() {
 	for _, percent := range []float64{1, 5, 10} {
 		for _, load := range []float64{.3, .85, 1.2} {
 			m := l.publishedModel("rm2", true)
-			rtt := scale(m.QoSTarget, percent/100)
+			rtt := scaleDuration(m.QoSTarget, percent/100)
 			l.add(Regime{
 				Name: fmt.Sprintf("rtt%g-%g", percent, load),
 				About: fmt.Sprintf("rm2, whole, on 3 + 10 lanes at %g of the limit; a round trip of "+
 					"%g %% of the target, a query's way longer by half of that in the mean", load,
 					percent),
-				Models: []Model{m}, Lanes: pool(3, 10), Load: load, RTT: rtt, Jitter: rtt / 2,
+				Models: []Model{m}, Lanes: mixedPool(3, 10), Load: load, RTT: rtt, Jitter: rtt / 2,
 				Deadline: usualDeadline, Queries: 8000, ShortQueries: 1000,
 			})
 		}
 	}
 	for _, load := range []float64{.3, .85} {
 		m := l.publishedModel("rm2", true)
-		far := scale(m.QoSTarget, .05)
+		far := scaleDuration(m.QoSTarget, .05)
 		l.add(Regime{
 			Name: fmt.Sprintf("zones-%g", load),
 			About: fmt.Sprintf("rm2, whole, on 4 + 12 lanes at %g of the limit; a round trip of 1 %% "+
@@ -539,7 +539,7 @@ func (l *lister) addNetworkRegimes() {
 				{Type: "g4dn.xlarge", Count: 2}, {Type: "g4dn.xlarge", Count: 2, Distance: far},
 				{Type: "r5n.large", Count: 6}, {Type: "r5n.large", Count: 6, Distance: far},
 			},
-			Load: load, RTT: scale(m.QoSTarget, .01), Deadline: usualDeadline, Queries: 8000,
+			Load: load, RTT: scaleDuration(m.QoSTarget, .01), Deadline: usualDeadline, Queries: 8000,
 			ShortQueries: 1000,
 		})
 	}
@@ -551,7 +551,7 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("come-and-go-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 12 lanes at %g of the limit; each second a lane drains and "+
 				"leaves, and the one that left before joins", load),
-			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(3, 12), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: mixedPool(3, 12), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, Queries: 12000, ShortQueries: 3000,
 		}
 		for i := range 30 {
@@ -567,7 +567,7 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("cancel-storm-%g", load),
 			About: fmt.Sprintf("wnd on 3 + 10 lanes at %g of the limit; clients cancel 30 %% of the "+
 				"queries after a fifth of the target", load),
-			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(3, 10), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: mixedPool(3, 10), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: .3, CancelAfter: .2,
 			Queries: 12000, ShortQueries: 2000,
 		})
@@ -577,7 +577,7 @@ func (l *lister) comingAndGoing() {
 			Name: fmt.Sprintf("retry-storm-%g", load),
 			About: fmt.Sprintf("wnd, whole, on 2 + 9 lanes at %g of the limit; clients cancel after a "+
 				"target, and try again after half a target, three times", load),
-			Models: []Model{l.publishedModel("wnd", true)}, Lanes: pool(2, 9), Load: load,
+			Models: []Model{l.publishedModel("wnd", true)}, Lanes: mixedPool(2, 9), Load: load,
 			RTT: 200 * time.Microsecond, Deadline: usualDeadline, CancelShare: 1, CancelAfter: 1,
 			RetryAfter: .5, Retries: 3, Queries: 8000, ShortQueries: 2000,
 		})
@@ -623,11 +623,11 @@ func (l *lister) addOddRegimes() {
 			Name: fmt.Sprintf("leaderless-%g", load),
 			About: fmt.Sprintf("20 models by Zipf's law on 20 lanes of two types, each of which holds "+
 				"6, at %g of the limit; %s has no leader, the others have one", load, Subject),
-			Lanes: spread(zipf(models), []string{"fast", "slow"}, lanes, each), Load: load,
+			Lanes: spreadModels(zipfWeights(models), []string{"fast", "slow"}, lanes, each), Load: load,
 			RTT: 500 * time.Microsecond, Deadline: usualDeadline, Leaderless: true, Queries: 12000,
 			ShortQueries: 2000,
 		}
-		for i, w := range zipf(models) {
+		for i, w := range zipfWeights(models) {
 			m := l.syntheticModel(modelName(i), target, w, byTarget(target, .3, .8))
 			m.BatchSizes = l.fewSizes()
 			r.Models = append(r.Models, m)
@@ -641,13 +641,13 @@ func (l *lister) addLargeRegimes() {
 		l.add(Regime{
 			Name:   fmt.Sprintf("lanes200-%g", load),
 			About:  fmt.Sprintf("wnd on 40 + 160 lanes at %g of the limit", load),
-			Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(40, 160), Load: load,
+			Models: []Model{l.publishedModel("wnd", false)}, Lanes: mixedPool(40, 160), Load: load,
 			Deadline: usualDeadline, Queries: 20000, Seeds: 1,
 		})
 	}
 	l.add(Regime{
 		Name: "lanes2000-0.8", About: "wnd on 400 + 1600 lanes at 0.8 of the limit",
-		Models: []Model{l.publishedModel("wnd", false)}, Lanes: pool(400, 1600), Load: .8,
+		Models: []Model{l.publishedModel("wnd", false)}, Lanes: mixedPool(400, 1600), Load: .8,
 		Deadline: usualDeadline, Queries: 60000, Seeds: 1,
 	})
 }

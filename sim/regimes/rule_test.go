@@ -22,7 +22,7 @@ func makeResult(r *Regime, policy string, part float64, shares ...float64) *Resu
 		m := ModelResult{Queries: queries, InTime: int(math.Round(share * queries))}
 		m.Answered = m.InTime
 		for range m.InTime {
-			m.latencies = append(m.latencies, scale(r.Models[i].QoSTarget, part))
+			m.latencies = append(m.latencies, scaleDuration(r.Models[i].QoSTarget, part))
 		}
 		x.Models = append(x.Models, m)
 	}

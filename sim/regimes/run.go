@@ -73,7 +73,7 @@ func (x *Result) Quantile(r *Regime, p float64) float64 {
 		}
 	}
 	slices.Sort(all)
-	return quantile(all, p)
+	return quantileOf(all, p)
 }
 
 // QuantileMS is the same in ms.
@@ -85,10 +85,10 @@ func (x *Result) QuantileMS(r *Regime, p float64) float64 {
 		}
 	}
 	slices.Sort(all)
-	return float64(quantile(all, p)) / 1e6
+	return float64(quantileOf(all, p)) / 1e6
 }
 
-func quantile[T any](sorted []T, p float64) (at T) {
+func quantileOf[T any](sorted []T, p float64) (at T) {
 	if n := len(sorted); n > 0 {
 		at = sorted[min(int(p*float64(n)), n-1)]
 	}
@@ -242,7 +242,7 @@ func (e *execution) beginTry(a *arrival) fleet.Query {
 	a.Sequence = e.sequence
 	a.tries++
 	if a.cancels {
-		a.CancelAfter = scale(e.r.Models[a.Model].QoSTarget, e.r.CancelAfter)
+		a.CancelAfter = scaleDuration(e.r.Models[a.Model].QoSTarget, e.r.CancelAfter)
 	}
 	e.open[a.Sequence] = *a
 	return a.Query
@@ -284,7 +284,7 @@ func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 	for i := range r.Models {
 		m := &r.Models[i]
 		c.Models = append(c.Models, fleet.Model{
-			Share: qosShare, Deadline: scale(m.QoSTarget, r.Deadline),
+			Share: qosShare, Deadline: scaleDuration(m.QoSTarget, r.Deadline),
 			Model: match.Model{
 				Name: names.ModelKey(m.Name), QoSTarget: m.QoSTarget,
 				LargestBatchSize: m.BatchSizes.Largest(), Splits: m.Splits, Merge: m.Merge,
@@ -374,7 +374,7 @@ func (e *execution) countOutcome(sequence uint64, o fleet.Outcome, _ fleet.Answe
 	m, target, now := &e.results[q.Model], e.r.Models[q.Model].QoSTarget, e.fleet.Now()
 	switch {
 	case o == fleet.Cancelled && q.tries <= e.r.Retries:
-		q.Arrival = now + scale(target, e.r.RetryAfter)
+		q.Arrival = now + scaleDuration(target, e.r.RetryAfter)
 		e.fleet.ArriveLater(e.beginTry(&q))
 	case !q.counts:
 	case o == fleet.Served:
@@ -386,6 +386,6 @@ func (e *execution) countOutcome(sequence uint64, o fleet.Outcome, _ fleet.Answe
 	}
 }
 
-func scale(d time.Duration, by float64) time.Duration {
+func scaleDuration(d time.Duration, by float64) time.Duration {
 	return time.Duration(float64(d) * by)
 }

@@ -56,11 +56,11 @@ func Text(w io.Writer, r *sim.Report) error {
 	}
 	if len(r.Faults) > 0 {
 		b.WriteByte('\n')
-		faults(&b, r)
+		writeFaults(&b, r)
 	}
 	if len(r.Runs) > 0 {
 		b.WriteByte('\n')
-		runs(&b, r)
+		writeRuns(&b, r)
 	}
 	for _, run := range r.Runs {
 		if run.Placement != nil {
@@ -74,8 +74,8 @@ func Text(w io.Writer, r *sim.Report) error {
 	return err
 }
 
-// faults writes, for each fault, the outcomes of the queries before and after it.
-func faults(b *strings.Builder, r *sim.Report) {
+// writeFaults writes, for each fault, the outcomes of the queries before and after it.
+func writeFaults(b *strings.Builder, r *sim.Report) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window,
 		fleet.Window)
@@ -103,7 +103,7 @@ func faults(b *strings.Builder, r *sim.Report) {
 	fmt.Fprintf(b, "of all %d queries %d late, %d lost\n", queries, overdue, lost)
 }
 
-func runs(b *strings.Builder, r *sim.Report) {
+func writeRuns(b *strings.Builder, r *sim.Report) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	families := r.EffectiveAccuracy > 0
 	fmt.Fprint(t, "seed\trate\twithin QoS\t")
@@ -141,12 +141,12 @@ func runs(b *strings.Builder, r *sim.Report) {
 	}
 	if families {
 		b.WriteByte('\n')
-		variants(b, r)
+		writeVariants(b, r)
 	}
 }
 
-// variants writes what each variant has answered.
-func variants(b *strings.Builder, r *sim.Report) {
+// writeVariants writes what each variant has answered.
+func writeVariants(b *strings.Builder, r *sim.Report) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "seed\tfamily\tqueries\twithin QoS\taccuracy\tanswered by\t")
 	for _, run := range r.Runs {

@@ -16,14 +16,15 @@ import (
 	"github.com/muster-serve/muster/models/store/releases"
 )
 
-// A Trust knows which signatures count, and which releases of the store this process has found signed.
+// A Trust knows which signatures count, and which releases of the store this process has found
+// signed.
 type Trust struct {
 	Keys       *secure.File[store.Keys] // nil: none must be signed
 	Fleet, URL string                   // of the fleet, and of the store
 
 	mu sync.Mutex
-	// signed are the numbers of the newest releases that were found to be signed, by model, and newest
-	// those of the newest ones that the store has.
+	// signed are the numbers of the newest releases that were found to be signed, by model, and
+	// newest those of the newest ones that the store has.
 	signed, newest map[string]uint64
 }
 
@@ -42,10 +43,10 @@ func OpenTrust(fleet, url, keys string) (*Trust, error) {
 	return t, nil
 }
 
-func (t *Trust) required() bool { return t.Keys != nil }
+func (t *Trust) isRequired() bool { return t.Keys != nil }
 
-// releases is the trust in the form in which package releases needs it.
-func (t *Trust) releases() releases.Trust {
+// toReleasesTrust is the trust in the form in which package releases needs it.
+func (t *Trust) toReleasesTrust() releases.Trust {
 	r := releases.Trust{Fleet: t.Fleet, URL: t.URL}
 	if t.Keys != nil {
 		r.Keys = t.Keys.Get()
@@ -60,8 +61,8 @@ func (t *Trust) Forget() {
 	t.signed = nil
 }
 
-// has notes which release is the store's newest.
-func (t *Trust) has(model string, number uint64) {
+// noteNewest notes which release is the store's newest.
+func (t *Trust) noteNewest(model string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.newest == nil {
@@ -70,8 +71,8 @@ func (t *Trust) has(model string, number uint64) {
 	t.newest[model] = number
 }
 
-// found notes that a release is signed.
-func (t *Trust) found(model string, number uint64) {
+// noteSigned notes that a release is signed.
+func (t *Trust) noteSigned(model string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.signed == nil {
@@ -80,9 +81,9 @@ func (t *Trust) found(model string, number uint64) {
 	t.signed[model] = number
 }
 
-// Covers reports whether the release in the store that a release is, or follows, need not be signed or
-// was found to be. A fleet's own release follows none of the store. One that is too far above what the
-// store has comes from an agent of before, which took any number.
+// Covers reports whether the release in the store that a release is, or follows, need not be signed
+// or was found to be. A fleet's own release follows none of the store. One that is too far above
+// what the store has comes from an agent of before, which took any number.
 func (t *Trust) Covers(x *control.Release) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +103,7 @@ type Follower struct {
 // Follow makes the fleet follow the newest release that the store has of a model.
 func (f Follower) Follow(ctx context.Context, s *store.Store, model string,
 	number uint64) error {
-	f.Trust.has(model, number)
+	f.Trust.noteNewest(model, number)
 	kept := f.Releases.Kept(model)
 	jumped := kept > number+store.MaxReleaseStep
 	switch {
@@ -111,14 +112,15 @@ func (f Follower) Follow(ctx context.Context, s *store.Store, model string,
 	case kept > number && !jumped:
 		return fmt.Errorf("%w: this agent knows release %d of %s, which %s has no longer, so that nobody "+
 			"can tell whether it was signed; release a version under a higher number: muster models "+
-			"promote %s VERSION --store %s --fleet-name %s --above %d --sign KEY", store.ErrSignature,
+			"promote %s VERSION --store %s --fleet-name %s --above %d --sign KEY",
+			store.ErrSignature,
 			kept, model, s, model, f.Trust.URL, f.Trust.Fleet, kept)
 	}
-	r, err := releases.ReadTrusted(ctx, s, model, number, f.Trust.releases())
+	r, err := releases.ReadTrusted(ctx, s, model, number, f.Trust.toReleasesTrust())
 	if err != nil {
 		return err
 	}
-	f.Trust.found(model, number)
+	f.Trust.noteSigned(model, number)
 	f.Releases.Read(r, jumped)
 	return nil
 }
@@ -171,13 +173,14 @@ func (k Store) Versions(ctx context.Context, model string) ([]int64, error) {
 
 // Create implements [release.Store].
 func (k Store) Create(ctx context.Context, r *control.Release) (*control.Release, error) {
-	if k.Trust.required() {
+	if k.Trust.isRequired() {
 		do := fmt.Sprintf("promote %s %d", r.GetModel(), cmp.Or(r.GetCanary(), r.GetCurrent()))
 		if r.GetCanary() != 0 && r.GetShare() == 0 {
 			do = "rollback " + r.GetModel()
 		}
-		return nil, fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
-			"--sign KEY", release.ErrUnsigned, do, k.Trust.URL, k.Trust.Fleet)
+		return nil,
+			fmt.Errorf("%w, and agents have no key: muster models %s --store %s --fleet-name %s "+
+				"--sign KEY", release.ErrUnsigned, do, k.Trust.URL, k.Trust.Fleet)
 	}
 	s, err := k.open()
 	if err == nil {
@@ -198,6 +201,7 @@ func (k Store) Create(ctx context.Context, r *control.Release) (*control.Release
 		}
 		return nil, release.ErrNewer
 	}
-	return newest, fmt.Errorf("%w: in the model store is number %d, version %d, %s", release.ErrNewer,
+	return newest, fmt.Errorf("%w: in the model store is number %d, version %d, %s",
+		release.ErrNewer,
 		newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
 }

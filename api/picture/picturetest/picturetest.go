@@ -56,7 +56,7 @@ func Check(t *testing.T, p *picture.Picture) *Drawing {
 				d.Height)
 		}
 		for _, other := range d.Texts[:i] {
-			if overlap(shrunk(one.Box), shrunk(other.Box)) {
+			if overlap(shrinkBox(one.Box), shrinkBox(other.Box)) {
 				t.Errorf("%q at %v and %q at %v are upon each other", one.String, one.Box,
 					other.String, other.Box)
 			}
@@ -66,7 +66,7 @@ func Check(t *testing.T, p *picture.Picture) *Drawing {
 				continue
 			}
 			for k := range s.Points[1:] {
-				if crosses(s.Points[k], s.Points[k+1], shrunk(one.Box)) {
+				if crossesBox(s.Points[k], s.Points[k+1], shrinkBox(one.Box)) {
 					t.Errorf("a line of colour %s runs through %q at %v", s.Color, one.String,
 						one.Box)
 					break
@@ -93,7 +93,7 @@ func (d *Drawing) read(elements []any) {
 	}
 }
 
-func shrunk(r picture.Rectangle) picture.Rectangle {
+func shrinkBox(r picture.Rectangle) picture.Rectangle {
 	const by = 0.5
 	return picture.Rectangle{
 		Min: r.Min.Add(picture.Point{X: by, Y: by}), Max: r.Max.Sub(picture.Point{X: by, Y: by}),
@@ -104,8 +104,8 @@ func overlap(a, b picture.Rectangle) bool {
 	return a.Min.X < b.Max.X && b.Min.X < a.Max.X && a.Min.Y < b.Max.Y && b.Min.Y < a.Max.Y
 }
 
-// crosses reports whether the line from p to q touches the box (Liang and Barsky).
-func crosses(p, q picture.Point, r picture.Rectangle) bool {
+// crossesBox reports whether the line from p to q touches the box (Liang and Barsky).
+func crossesBox(p, q picture.Point, r picture.Rectangle) bool {
 	from, to := 0.0, 1.0
 	for _, edge := range [][2]float64{
 		{p.X - q.X, p.X - r.Min.X}, {q.X - p.X, r.Max.X - p.X},

@@ -94,7 +94,7 @@ func (r *Reader) read(f *zip.File) (array tensor.Tensor, err error) {
 			h.elements, h.size, h.shape)
 	}
 	if h.dataType == tensor.Bytes {
-		if data, err = h.strings(data); err != nil {
+		if data, err = h.readStrings(data); err != nil {
 			return array, err
 		}
 	}
@@ -209,8 +209,8 @@ func (h *header) setType(descr string) error {
 	return nil
 }
 
-// strings returns padded strings as the data of a tensor.
-func (h *header) strings(data []byte) (words []byte, err error) {
+// readStrings returns padded strings as the data of a tensor.
+func (h *header) readStrings(data []byte) (words []byte, err error) {
 	words = make([]byte, 0, len(data)/h.size*4)
 	for i := range h.elements {
 		s := data[i*h.size:][:h.size]

@@ -36,7 +36,7 @@ func (a *Solver) Solve(cost []float64, rows, columns int, match []int) (total fl
 			rows, columns, len(cost), len(match), rows*columns, rows)
 	}
 	forbidden := false
-	if !finite(cost) {
+	if !allFinite(cost) {
 		for i, c := range cost {
 			if !(c > math.Inf(-1)) {
 				return 0, 0, fmt.Errorf(
@@ -88,8 +88,8 @@ func (a *Solver) Solve(cost []float64, rows, columns int, match []int) (total fl
 	return total, matched, nil
 }
 
-// finite reports whether all of c are finite numbers.
-func finite(c []float64) bool {
+// allFinite reports whether all of c are finite numbers.
+func allFinite(c []float64) bool {
 	// 0 * x is NaN if x is not finite, and a sum with NaN stays NaN. There are four sums because
 	// each addition waits for the one before it to the same sum.
 	var s0, s1, s2, s3 float64

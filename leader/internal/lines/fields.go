@@ -47,8 +47,8 @@ func (fs Form[T]) Set(of *T, key, value string) error {
 	return ErrNoField
 }
 
-// field makes a field of an appending function and a parsing one.
-func field[T, V any](key string, at func(*T) *V, write func([]byte, string, V) []byte,
+// newField makes a field of an appending function and a parsing one.
+func newField[T, V any](key string, at func(*T) *V, write func([]byte, string, V) []byte,
 	parse func(string) (V, error)) *Field[T] {
 	return &Field[T]{
 		Key:    key,
@@ -62,51 +62,51 @@ func field[T, V any](key string, at func(*T) *V, write func([]byte, string, V) [
 
 // IntField is a number of either sign.
 func IntField[T any](key string, at func(*T) *int) *Field[T] {
-	return field(key, at, Int, strconv.Atoi)
+	return newField(key, at, Int, strconv.Atoi)
 }
 
 // CountField is a number of things, less than 2^31.
 func CountField[T any](key string, at func(*T) *int) *Field[T] {
-	return field(key, at, Int, ParseCount)
+	return newField(key, at, Int, ParseCount)
 }
 
 // NumberField is a number that is written if it is 0 too; of less than 2^31.
 func NumberField[T any](key string, at func(*T) *int) *Field[T] {
-	return field(key, at, Number, ParseCount)
+	return newField(key, at, Number, ParseCount)
 }
 
 // UintField is a number of so many bits.
 func UintField[T any](key string, bits int, at func(*T) *uint64) *Field[T] {
-	return field(key, at, func(b []byte, key string, v uint64) []byte {
+	return newField(key, at, func(b []byte, key string, v uint64) []byte {
 		return Int(b, key, int(v))
 	}, func(value string) (uint64, error) { return strconv.ParseUint(value, 10, bits) })
 }
 
 // FloatField is any number, written exactly.
 func FloatField[T any](key string, at func(*T) *float64) *Field[T] {
-	return field(key, at, Float, func(value string) (float64, error) {
+	return newField(key, at, Float, func(value string) (float64, error) {
 		return strconv.ParseFloat(value, 64)
 	})
 }
 
 // ShareField is a number in [0, 1], written exactly.
 func ShareField[T any](key string, at func(*T) *float64) *Field[T] {
-	return field(key, at, Float, ParseShare)
+	return newField(key, at, Float, ParseShare)
 }
 
 // DurationField is a duration.
 func DurationField[T any](key string, at func(*T) *time.Duration) *Field[T] {
-	return field(key, at, Duration, time.ParseDuration)
+	return newField(key, at, Duration, time.ParseDuration)
 }
 
 // TextField is a text or a name.
 func TextField[T any, S ~string](key string, at func(*T) *S) *Field[T] {
-	return field(key, at, Text[S], func(value string) (S, error) { return S(value), nil })
+	return newField(key, at, Text[S], func(value string) (S, error) { return S(value), nil })
 }
 
 // FlagField is written as the word if it is on.
 func FlagField[T any](key, word string, at func(*T) *bool) *Field[T] {
-	return field(key, at, func(b []byte, key string, on bool) []byte {
+	return newField(key, at, func(b []byte, key string, on bool) []byte {
 		return Flag(b, key, word, on)
 	}, func(value string) (bool, error) {
 		if value != word {
@@ -130,7 +130,7 @@ func QueryField[T any](key string, at func(*T) (gateway, sequence *uint64)) *Fie
 
 // GatewayField is the number of a gateway, 0 too.
 func GatewayField[T any](at func(*T) *uint64) *Field[T] {
-	return field("gateway", at, func(b []byte, _ string, v uint64) []byte {
+	return newField("gateway", at, func(b []byte, _ string, v uint64) []byte {
 		return strconv.AppendUint(append(b, " gateway="...), v, 10)
 	}, func(value string) (uint64, error) { return strconv.ParseUint(value, 10, 64) })
 }

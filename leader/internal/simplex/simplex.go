@@ -76,11 +76,11 @@ func (l *Program) basicCost(k int) float64 {
 
 func (l *Program) start() {
 	m := len(l.rhs)
-	l.inverse = grown(l.inverse, m*m)
+	l.inverse = growTo(l.inverse, m*m)
 	clear(l.inverse)
-	l.basis, l.Price, l.change = grown(l.basis, m), grown(l.Price, m), grown(l.change, m)
+	l.basis, l.Price, l.change = growTo(l.basis, m), growTo(l.Price, m), growTo(l.change, m)
 	l.value = append(l.value[:0], l.rhs...)
-	l.at = grown(l.at, len(l.Cost))
+	l.at = growTo(l.at, len(l.Cost))
 	clear(l.at)
 	for i := range m {
 		l.inverse[i*m+i] = 1
@@ -332,7 +332,7 @@ func (l *Program) refactorBasis() {
 
 // Solution writes the columns' values to x.
 func (l *Program) Solution(x []float64) []float64 {
-	x = grown(x, len(l.Cost))
+	x = growTo(x, len(l.Cost))
 	for j, at := range l.at {
 		x[j] = 0
 		if at == atUpper {
@@ -365,8 +365,8 @@ func (l *Program) Bound() float64 {
 	return z
 }
 
-// grown returns s with length n; its contents are undefined.
-func grown[T any](s []T, n int) []T {
+// growTo returns s with length n; its contents are undefined.
+func growTo[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n, n+n/4)
 	}

@@ -96,8 +96,8 @@ func (m *Manager) Answered(name names.AgentName, model string, execution, latenc
 	s.square += execution.Seconds() * execution.Seconds()
 }
 
-// shares reports whether lanes can move between the partitions of a layout.
-func shares(l place.Layout) bool {
+// canMoveLanes reports whether lanes can move between the partitions of a layout.
+func canMoveLanes(l place.Layout) bool {
 	if len(l.Partitions) != 2 {
 		return false
 	}
@@ -131,7 +131,7 @@ func (m *Manager) Step(passed time.Duration, agents []SharedAgent,
 	known := m.agents
 	m.agents = map[names.AgentName]*agentPeriod{}
 	for _, x := range agents {
-		if !shares(x.Lanes) {
+		if !canMoveLanes(x.Lanes) {
 			continue
 		}
 		a := known[x.Name]
@@ -194,7 +194,7 @@ func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals ma
 			}
 			traffic := part * arrivals[f.Models[0]]
 			t.Traffic += traffic
-			t.Tail = max(t.Tail, tail(s.latencies, f))
+			t.Tail = max(t.Tail, tailLatency(s.latencies, f))
 			if waits := part * float64(f.WaitingLate); waits > 0 {
 				t.Tail = max(t.Tail, 1+waits/max(1, traffic))
 			}
@@ -219,11 +219,11 @@ func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals ma
 	for i := range to.Partitions {
 		to.Partitions[i].Lanes = next[i].Workers
 	}
-	return Move{Agent: x.Name, From: x.Lanes, To: to, Why: why(&tenants, x.Lanes)}, true
+	return Move{Agent: x.Name, From: x.Lanes, To: to, Why: explainMove(&tenants, x.Lanes)}, true
 }
 
-// why says what each partition's queries/s were, and its tail latency.
-func why(tenants *[2]place.Tenant, l place.Layout) string {
+// explainMove says what each partition's queries/s were, and its tail latency.
+func explainMove(tenants *[2]place.Tenant, l place.Layout) string {
 	var text [2]string
 	for i, t := range tenants {
 		text[i] = fmt.Sprintf("%s had %.3g queries/s, of %.3g that %d lanes serve, at %.2g of its "+
@@ -233,8 +233,8 @@ func why(tenants *[2]place.Tenant, l place.Layout) string {
 	return text[0] + "; " + text[1]
 }
 
-// tail is the latency within which the family's share of the answers came, by its target.
-func tail(latencies []time.Duration, f *FamilyLoad) float64 {
+// tailLatency is the latency within which the family's share of the answers came, by its target.
+func tailLatency(latencies []time.Duration, f *FamilyLoad) float64 {
 	if len(latencies) == 0 || f.QoSTarget <= 0 {
 		return 0
 	}

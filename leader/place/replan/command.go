@@ -81,8 +81,9 @@ func (r *Replanner) Command(c Command) error {
 func (r *Replanner) findAgent(name names.AgentName) (*agent, error) {
 	a := r.agents[name]
 	if a == nil {
-		return nil, fmt.Errorf("no agent is named %q; there are %s", name, several(names.Strings(
-			slices.Sorted(maps.Keys(r.agents)))))
+		return nil, fmt.Errorf("no agent is named %q; there are %s", name,
+			summarizeTexts(names.Strings(
+				slices.Sorted(maps.Keys(r.agents)))))
 	}
 	return a, nil
 }

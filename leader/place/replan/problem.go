@@ -168,7 +168,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 	}
 	for i := range p.families {
 		p.family[p.families[i].Name] = i
-		p.sizes = append(p.sizes, coarse(p.families[i].Sizes))
+		p.sizes = append(p.sizes, toBins(p.families[i].Sizes))
 	}
 	p.groupAgents()
 	p.setTimeLimits()
@@ -177,7 +177,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 	for i := range p.variants {
 		v := &p.variants[i]
 		p.program.Variants = append(p.program.Variants, place.Variant{
-			Model: string(v.Model), Family: v.Family, Accuracy: 100 * accuracy(v),
+			Model: string(v.Model), Family: v.Family, Accuracy: 100 * accuracyOrBest(v),
 		})
 	}
 	slowest := make([]float64, len(p.families)) // by family: the least that an agent serves
@@ -226,7 +226,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 	plan.missing = p.missingEvents()
 }
 
-func accuracy(v *Variant) float64 {
+func accuracyOrBest(v *Variant) float64 {
 	if v.Accuracy == 0 {
 		return 1
 	}
@@ -290,7 +290,7 @@ func (p *Problem) groupAgents() {
 
 // misfitReason says why an agent cannot hold a layout, "" if it can.
 func (p *Problem) misfitReason(a *Agent, l place.Layout) string {
-	return fits(a, l, p.bytes, func(m names.ModelKey) bool {
+	return whyUnfit(a, l, p.bytes, func(m names.ModelKey) bool {
 		_, barred := p.barred[bar{a.Name, m}]
 		return barred
 	})
@@ -303,7 +303,7 @@ func (p *Problem) bytes(m names.ModelKey) int64 {
 	return 0
 }
 
-func fits(a *Agent, l place.Layout, bytes func(names.ModelKey) int64,
+func whyUnfit(a *Agent, l place.Layout, bytes func(names.ModelKey) int64,
 	barred func(names.ModelKey) bool) string {
 	need, cores := int64(0), 0
 	for _, m := range l.Models() {
@@ -334,8 +334,8 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%.4g GB", float64(bytes)/1e9)
 }
 
-// coarse is a distribution in few bins.
-func coarse(sizes profiles.Distribution) []bin {
+// toBins is a distribution in few bins.
+func toBins(sizes profiles.Distribution) []bin {
 	if len(sizes) == 0 {
 		return []bin{{1, 1, 1}}
 	}
@@ -570,9 +570,9 @@ func (p *Problem) serviceRate(f, class int, v *Variant, known Latencies) float64
 	return 1 / max(sum/share, 1e-9)
 }
 
-// staffingFactor is that of square-root staffing (Halfin and Whitt, Operations Research 29, 1981): a
-// family that needs n agents gets n + staffingFactor sqrt(n), so that few of its queries wait. With
-// .5 about half of them wait for a moment while the load is at its forecast.
+// staffingFactor is that of square-root staffing (Halfin and Whitt, Operations Research 29, 1981):
+// a family that needs n agents gets n + staffingFactor sqrt(n), so that few of its queries wait.
+// With .5 about half of them wait for a moment while the load is at its forecast.
 const staffingFactor = .5
 
 // bestRate is the rate at which the fastest agent serves family f with the most accurate variant.
@@ -652,7 +652,7 @@ func (p *Problem) forecastFamilies(program *place.Program,
 		for v := range p.variants {
 			if p.variants[v].Family == family.Family && flow[v] > 0 {
 				served += flow[v]
-				family.Accuracy += flow[v] * accuracy(&p.variants[v])
+				family.Accuracy += flow[v] * accuracyOrBest(&p.variants[v])
 				family.Shares = append(family.Shares,
 					place.VariantShare{Model: p.variants[v].Model, Share: flow[v]})
 			}
@@ -769,7 +769,7 @@ func (p *Problem) missingEvents() []Event {
 		if !can && len(why) > 0 {
 			all = append(
 				all, Event{Kind: Unplaced, Model: v.Model, Family: v.Family, Text: fmt.Sprintf(
-					"no agent can hold model %s: %s", v.Model, several(why))})
+					"no agent can hold model %s: %s", v.Model, summarizeTexts(why))})
 		}
 	}
 	for f, is := range served {
@@ -793,8 +793,8 @@ func (p *Problem) missingEvents() []Event {
 	return all
 }
 
-// several is the first of the texts.
-func several(texts []string) string {
+// summarizeTexts is the first of the texts.
+func summarizeTexts(texts []string) string {
 	if len(texts) <= 3 {
 		return strings.Join(texts, "; ")
 	}

@@ -41,8 +41,8 @@ type roster struct {
 	bytes func(m names.ModelKey) int64
 }
 
-// holds reports whether a layout has a variant of a family.
-func holds(l place.Layout, family []*Variant) bool {
+// holdsFamily reports whether a layout has a variant of a family.
+func holdsFamily(l place.Layout, family []*Variant) bool {
 	return slices.ContainsFunc(family, func(v *Variant) bool { return l.Has(v.Model) })
 }
 
@@ -57,7 +57,10 @@ func (r *roster) add(family []*Variant, target time.Duration, room bool) int {
 	}
 	// Agents are looked at from behind a host on, so that families with a host each do not all
 	// choose the same agents.
-	first := 1 + slices.IndexFunc(r.layouts, func(l place.Layout) bool { return holds(l, family) })
+	first := 1 + slices.IndexFunc(r.layouts, func(l place.Layout) bool {
+		return holdsFamily(l,
+			family)
+	})
 	var best *offer
 	better := func(a, b *offer) int {
 		return cmp.Or(cmp.Compare(a.late, b.late), -cmp.Compare(a.held, b.held),
@@ -67,7 +70,7 @@ func (r *roster) add(family []*Variant, target time.Duration, room bool) int {
 	for n := range r.agents {
 		i := (first + n) % len(r.agents)
 		a, l := &r.agents[i], r.layouts[i]
-		if !r.may(i) || a.Draining || a.Fixed || holds(l, family) ||
+		if !r.may(i) || a.Draining || a.Fixed || holdsFamily(l, family) ||
 			len(l.Partitions) > 1 || len(l.Partitions) == 1 && l.Partitions[0].Lanes > 0 {
 			continue
 		}
@@ -207,7 +210,7 @@ func (r *Replanner) hostFamily(f *Family, family []*Variant, there map[string]in
 			if known == nil {
 				return 0
 			}
-			sizes := coarse(f.Sizes)
+			sizes := toBins(f.Sizes)
 			return known.Mean(sizes[len(sizes)/2].mean)
 		},
 	}
@@ -217,7 +220,7 @@ func (r *Replanner) hostFamily(f *Family, family []*Variant, there map[string]in
 		if !a.sentAt.IsZero() || a.State == Changing || r.pinOf(name) != nil {
 			continue // the agent is on its way, or must stay
 		}
-		if holds(r.wanted[name], family) {
+		if holdsFamily(r.wanted[name], family) {
 			r.rescued[name] = true // and may begin
 			return
 		}

@@ -184,7 +184,7 @@ func (r *Replanner) fitsBeside(a *agent, l place.Layout) bool { return r.fitToge
 // fitTogether reports whether the models of two layouts fit into an agent's memory together.
 func (r *Replanner) fitTogether(a *agent, k, l place.Layout) bool {
 	sum := int64(0)
-	for _, m := range union(k, l) {
+	for _, m := range unionModels(k, l) {
 		if v := r.variantOf(m); v != nil {
 			sum += v.Bytes
 		}
@@ -298,7 +298,7 @@ func (r *Replanner) wait(h *host, why string) {
 // it keeps what it holds. The planner then reckons with that for a while.
 func (r *Replanner) unlock(last []*host) {
 	for _, h := range last {
-		both := place.NewLayout(union(h.Held, r.wanted[h.Name])...)
+		both := place.NewLayout(unionModels(h.Held, r.wanted[h.Name])...)
 		if r.fitsBeside(h.agent, r.wanted[h.Name]) && r.misfitReason(h.agent, both) == "" {
 			r.keepLayout(
 				h, both,
@@ -322,7 +322,7 @@ func (r *Replanner) keepLayout(h *host, l place.Layout, reason string) {
 	r.requestPlan(reason)
 }
 
-func union(a, b place.Layout) []names.ModelKey {
+func unionModels(a, b place.Layout) []names.ModelKey {
 	all := append(a.Models(), b.Models()...)
 	slices.Sort(all)
 	return slices.Compact(all)

@@ -163,7 +163,7 @@ func (r *Replanner) misfitReason(a *agent, l place.Layout) string {
 		}
 		return 0
 	}
-	return fits(&a.Agent, l, bytes, func(m names.ModelKey) bool {
+	return whyUnfit(&a.Agent, l, bytes, func(m names.ModelKey) bool {
 		_, barred := r.barred[bar{a.Name, m}]
 		return barred
 	})

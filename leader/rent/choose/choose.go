@@ -352,14 +352,14 @@ func Serves(problem *plan.Problem) (func(map[profiles.InstanceType]int) float64,
 		key := config.String()
 		rate, ok := known[key]
 		if !ok {
-			rate = serves(a, config)
+			rate = servedRate(a, config)
 			known[key] = rate
 		}
 		return rate
 	}, nil
 }
 
-func serves(a *plan.Analysis, config plan.Configuration) float64 {
+func servedRate(a *plan.Analysis, config plan.Configuration) float64 {
 	if config.Count() == 0 {
 		return 0
 	}

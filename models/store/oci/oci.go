@@ -55,11 +55,11 @@ const (
 
 // Check returns what is wrong with the URL of a repository, or nil.
 func Check(u *url.URL) error {
-	_, err := reference(u)
+	_, err := parseReference(u)
 	return err
 }
 
-func reference(u *url.URL) (registry.Reference, error) {
+func parseReference(u *url.URL) (registry.Reference, error) {
 	ref, err := registry.ParseReference(u.Host + u.Path)
 	if err == nil && ref.Reference != "" {
 		err = errors.New("it names a tag or a digest")
@@ -79,7 +79,7 @@ func reference(u *url.URL) (registry.Reference, error) {
 // nothing. HTTPS is used but on loopback, or with the parameter plain_http=true. transport sends
 // the requests.
 func Open(u *url.URL, transport http.RoundTripper) (store.Bucket, error) {
-	ref, err := reference(u)
+	ref, err := parseReference(u)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func Open(u *url.URL, transport http.RoundTripper) (store.Bucket, error) {
 				Cache:      auth.NewCache(),
 				Credential: credentials.Credential(docker),
 			},
-			Reference: ref, PlainHTTP: plain || loopback(ref.Host()), TagListPageSize: pageSize,
+			Reference: ref, PlainHTTP: plain || isLoopback(ref.Host()), TagListPageSize: pageSize,
 		},
 		name: "oci://" + ref.String(),
 	}, nil
@@ -118,7 +118,7 @@ func (d *discreet) RoundTrip(req *http.Request) (*http.Response, error) {
 		req.Header.Get("Content-Type") == "application/x-www-form-urlencoded"
 	at := req.URL.Host
 	if secret && req.URL.Scheme != "https" && !strings.EqualFold(nameOf(at), nameOf(d.registry)) &&
-		!(loopback(at) && loopback(d.registry)) {
+		!(isLoopback(at) && isLoopback(d.registry)) {
 		if req.Body != nil {
 			_ = req.Body.Close() // as a RoundTripper must
 		}
@@ -135,7 +135,7 @@ var errPlain = errors.New("no credentials in plain text to another host")
 // nameOf is a host without its port.
 func nameOf(host string) string { return (&url.URL{Host: host}).Hostname() }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -330,11 +330,11 @@ func (b *bucket) openDocument(ctx context.Context, key string, offset, length in
 	if err != nil {
 		return nil, 0, b.explainError(key, err)
 	}
-	return verified(document, m.Config), size, nil
+	return verifyDigest(document, m.Config), size, nil
 }
 
-// verified reads a document, whose digest its artifact has.
-func verified(r io.ReadCloser, desc ocispec.Descriptor) io.ReadCloser {
+// verifyDigest reads a document, whose digest its artifact has.
+func verifyDigest(r io.ReadCloser, desc ocispec.Descriptor) io.ReadCloser {
 	v := content.NewVerifyReader(r, desc)
 	return struct {
 		io.Reader
@@ -382,7 +382,7 @@ func (b *bucket) Create(ctx context.Context, key string, size int64, r io.Reader
 	m := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
 		ArtifactType: documentType, Config: content.NewDescriptorFromBytes(documentType, text),
-		Layers: layers(text),
+		Layers: layersOf(text),
 	}
 	if err := b.push(ctx, m.Config, text); err != nil {
 		return b.explainError(key, err)
@@ -417,8 +417,8 @@ func (b *bucket) push(ctx context.Context, desc ocispec.Descriptor, text []byte)
 	return b.repo.Blobs().Push(ctx, desc, bytes.NewReader(text))
 }
 
-// layers are the files of a version's manifest; none of another document.
-func layers(document []byte) (all []ocispec.Descriptor) {
+// layersOf are the files of a version's manifest; none of another document.
+func layersOf(document []byte) (all []ocispec.Descriptor) {
 	m := store.Manifest{}
 	if json.Unmarshal(document, &m) != nil {
 		return nil

@@ -49,8 +49,8 @@ type Trust struct {
 	URL string
 }
 
-// check returns an error that wraps store.ErrSignature unless the document is signed, for the fleet.
-// It asks for the signature before anybody parses the document.
+// check returns an error that wraps store.ErrSignature unless the document is signed, for the
+// fleet. It asks for the signature before anybody parses the document.
 func (t *Trust) check(ctx context.Context, s *store.Store, model string, number uint64,
 	data []byte) error {
 	if t.Keys == nil {
@@ -66,7 +66,8 @@ func (t *Trust) check(ctx context.Context, s *store.Store, model string, number 
 	if err == nil {
 		d := document{}
 		if err = json.Unmarshal(data, &d); err == nil && d.Fleet != t.Fleet {
-			err = fmt.Errorf("it is signed for the fleet %.255q, this one is %q (--fleet-name)", d.Fleet,
+			err = fmt.Errorf("it is signed for the fleet %.255q, this one is %q (--fleet-name)",
+				d.Fleet,
 				t.Fleet)
 		}
 	}
@@ -86,8 +87,8 @@ func Read(ctx context.Context, s *store.Store, model string, number uint64) (*co
 	return ReadTrusted(ctx, s, model, number, Trust{})
 }
 
-// ReadTrusted is Read, and also an error that wraps store.ErrSignature unless the release is signed as
-// trust says.
+// ReadTrusted is Read, and also an error that wraps store.ErrSignature unless the release is signed
+// as trust says.
 func ReadTrusted(ctx context.Context, s *store.Store, model string, number uint64, trust Trust) (
 	*control.Release, error) {
 	data, err := s.Release(ctx, model, number)
@@ -139,13 +140,13 @@ func Newest(ctx context.Context, s *store.Store, model string) (*control.Release
 	return r, entry, err
 }
 
-// maxInvalid is how many releases NewestValid looks at, so that who fills a store does not have every
-// call read all of it.
+// maxInvalid is how many releases NewestValid looks at, so that who fills a store does not have
+// every call read all of it.
 const maxInvalid = 16
 
-// NewestValid is Newest, but for releases that are not valid, or not signed as trust says, which nobody
-// follows: it passes them over. One that needs a later program is an error, for others may follow it. The
-// next release is one above the newest in the store, whether that is valid or not.
+// NewestValid is Newest, but for releases that are not valid, or not signed as trust says, which
+// nobody follows: it passes them over. One that needs a later program is an error, for others may
+// follow it. The next release is one above the newest in the store, whether that is valid or not.
 func NewestValid(ctx context.Context, s *store.Store, model string, trust Trust) (*control.Release,
 	*store.Entry, error) {
 	entry, err := s.Entry(ctx, model)
@@ -160,8 +161,9 @@ func NewestValid(ctx context.Context, s *store.Store, model string, trust Trust)
 			return r, entry, err
 		}
 		if len(entry.Releases)-i == maxInvalid {
-			return nil, entry, fmt.Errorf("none of the newest %d releases is valid, remove them: %w",
-				maxInvalid, err)
+			return nil, entry,
+				fmt.Errorf("none of the newest %d releases is valid, remove them: %w",
+					maxInvalid, err)
 		}
 	}
 	return nil, entry, nil
@@ -175,11 +177,12 @@ func Create(ctx context.Context, s *store.Store, r *control.Release) error {
 	if err != nil {
 		return err
 	}
-	return create(ctx, s, r, data)
+	return createRelease(ctx, s, r, data)
 }
 
-// CreateSigned is Create, and writes the signature of a release for a fleet after it. If that fails,
-// the release does not count where signatures are required, and may be written again as the next one.
+// CreateSigned is Create, and writes the signature of a release for a fleet after it. If that
+// fails, the release does not count where signatures are required, and may be written again as the
+// next one.
 func CreateSigned(ctx context.Context, s *store.Store, r *control.Release, signer *store.Signer,
 	fleet string) error {
 	data, err := encode(r, fleet)
@@ -190,7 +193,7 @@ func CreateSigned(ctx context.Context, s *store.Store, r *control.Release, signe
 	if err != nil {
 		return fmt.Errorf("sign release %d of %s: %w", r.GetNumber(), r.GetModel(), err)
 	}
-	if err := create(ctx, s, r, data); err != nil {
+	if err := createRelease(ctx, s, r, data); err != nil {
 		return err
 	}
 	err = s.CreateReleaseSignature(ctx, r.GetModel(), r.GetNumber(), signature)
@@ -223,7 +226,7 @@ func encode(r *control.Release, fleet string) ([]byte, error) {
 	return data.Bytes(), err
 }
 
-func create(ctx context.Context, s *store.Store, r *control.Release, data []byte) error {
+func createRelease(ctx context.Context, s *store.Store, r *control.Release, data []byte) error {
 	err := s.CreateRelease(ctx, r.GetModel(), r.GetNumber(), data)
 	if errors.Is(err, store.ErrExists) {
 		there, readErr := s.Release(ctx, r.GetModel(), r.GetNumber())

@@ -30,14 +30,14 @@ func Read(dir string) (*Folder, error) {
 		if e.IsDir() || !strings.Contains(e.Name(), ".so") {
 			continue
 		}
-		if f.Needs[e.Name()], err = needs(filepath.Join(dir, e.Name())); err != nil {
+		if f.Needs[e.Name()], err = readNeeded(filepath.Join(dir, e.Name())); err != nil {
 			return nil, err
 		}
 	}
 	return f, nil
 }
 
-func needs(path string) ([]string, error) {
+func readNeeded(path string) ([]string, error) {
 	file, err := elf.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s is no shared library: %w", path, err)

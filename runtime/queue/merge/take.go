@@ -52,10 +52,10 @@ func (t *Taker[T]) Take(q *queue.Queue[T], now time.Duration) (run []T, until ti
 			continue
 		}
 		t.tried = append(t.tried, kind)
-		t.items = append(t.items[:0], item(head, batch))
+		t.items = append(t.items[:0], toItem(head, batch))
 		for _, x := range t.waiting[i+1:] {
 			of, n, with := x.Merging()
-			other := item(x, n)
+			other := toItem(x, n)
 			other.Planned = with != nil && with == group && of == kind
 			other.Other = of != kind || !other.Planned && with.isAwaited(now)
 			t.items = append(t.items, other)
@@ -84,8 +84,8 @@ func (t *Taker[T]) hasTried(kind *Kind) bool {
 	return false
 }
 
-// item describes a query.
-func item[T Mergeable](x T, batch int) Item {
+// toItem describes a query.
+func toItem[T Mergeable](x T, batch int) Item {
 	of := queue.PlaceOf(x)
 	due := of.Due()
 	if due == queue.NoTarget {

@@ -90,7 +90,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d := &demo{Config: c}
-	if err = d.show(ctx); err != nil && ctx.Err() != nil {
+	if err = d.runDemo(ctx); err != nil && ctx.Err() != nil {
 		err = ctx.Err()
 	} else if err != nil {
 		return fmt.Errorf("%w\nThe agents' logs are in %s", err, c.Dir)
@@ -142,7 +142,7 @@ func makeDir(dir string) (string, error) {
 // printLine prints a line of the story.
 func (d *demo) printLine(format string, args ...any) { fmt.Fprintf(d.Out, format+"\n", args...) }
 
-func (d *demo) show(ctx context.Context) error {
+func (d *demo) runDemo(ctx context.Context) error {
 	models := filepath.Join(d.Dir, "models")
 	if err := generateModel(ctx, models); err != nil {
 		return fmt.Errorf("make the model: %w", err)
@@ -185,7 +185,7 @@ The load is %d queries/s to the model %s, with the batch sizes of a production t
 To go on: muster models generate ncf wnd && muster agent serves two models that run;
 muster sim, muster plan and muster bench --help: which machines, and how many.`)
 	if d.Keep {
-		return d.keep(f, shows)
+		return d.serveLoad(f, shows)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (d *demo) showBalancer(ctx context.Context, models string) error {
 	if err := d.startAgents(f); err != nil {
 		return err
 	}
-	c, err := client.New(f.addresses(), client.WithTimeout(patience), client.WithoutFleet())
+	c, err := client.New(f.agentAddresses(), client.WithTimeout(patience), client.WithoutFleet())
 	if err != nil {
 		return err
 	}
@@ -274,8 +274,8 @@ func (d *demo) printResult(m bench.ModelReport) {
 		bench.Percent(m.QoSSatisfaction), m.Queries, m.QoSTargetMS, m.QoSPercentile)
 }
 
-// keep has the fleet serve its load until ctx ends.
-func (d *demo) keep(f *fleet, shows *agent) error {
+// serveLoad has the fleet serve its load until ctx ends.
+func (d *demo) serveLoad(f *fleet, shows *agent) error {
 	d.printLine(`
 The fleet serves its load until Ctrl-C. From another terminal:
   muster top --server %s
@@ -290,7 +290,7 @@ The fleet serves its load until Ctrl-C. From another terminal:
 // loadFleet puts the load on the fleet for a while, or until its context ends. It is an error if
 // the fleet loses a query or answers one wrongly.
 func (d *demo) loadFleet(f *fleet, duration time.Duration) (bench.ModelReport, error) {
-	c, err := client.New(f.addresses(), client.WithTimeout(patience))
+	c, err := client.New(f.agentAddresses(), client.WithTimeout(patience))
 	if err != nil {
 		return bench.ModelReport{}, err
 	}
@@ -305,7 +305,7 @@ func (d *demo) loadFleet(f *fleet, duration time.Duration) (bench.ModelReport, e
 // checkNoneLost is an error if a query was lost or answered wrongly. One that was refused because
 // too many wait is not lost: its client was told.
 func checkNoneLost(m bench.ModelReport, wrong *wrongAnswers) error {
-	lost := m.Failed - refusals(m) - wrong.count
+	lost := m.Failed - countRefusals(m) - wrong.count
 	if lost+wrong.count == 0 {
 		return nil
 	}

@@ -31,7 +31,8 @@ func TestTable(t *testing.T) {
 	failed := bench.ModelReport{Queries: 1, LatencyMS: bench.Latencies{
 		P50: math.Inf(1), P99: math.Inf(1)}}
 	var b strings.Builder
-	if err := writeTable(&b, []row{{"plain load balancer", whole}, {"Muster", failed}}); err != nil {
+	if err := writeTable(&b, []row{{"plain load balancer", whole}, {"Muster",
+		failed}}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `
@@ -99,9 +100,10 @@ func TestLostQueriesFail(t *testing.T) {
 	if err := checkNoneLost(m, wrong); err != nil {
 		t.Error(err)
 	}
-	if m.QoSSatisfaction != 0 || m.Failed != patient.refused.Load() || refusals(m) != m.Failed {
+	if m.QoSSatisfaction != 0 || m.Failed != patient.refused.Load() ||
+		countRefusals(m) != m.Failed {
 		t.Errorf("%.2f in time, %d failed, %d refused; want 0, and twice %d", m.QoSSatisfaction,
-			m.Failed, refusals(m), patient.refused.Load())
+			m.Failed, countRefusals(m), patient.refused.Load())
 	}
 }
 

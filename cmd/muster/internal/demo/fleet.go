@@ -168,7 +168,7 @@ func (a *agent) setAddresses(ports []int) {
 // have ended.
 func (f *fleet) stop() {
 	for _, a := range f.agents {
-		a.kill()
+		a.killProcess()
 	}
 	for _, a := range f.agents {
 		<-a.exited
@@ -176,14 +176,14 @@ func (f *fleet) stop() {
 	f.cancel(nil)
 }
 
-// kill ends the agent's process without a warning.
-func (a *agent) kill() {
+// killProcess ends the agent's process without a warning.
+func (a *agent) killProcess() {
 	a.ending.Store(true)
 	_ = a.process.Process.Kill() // an error says that it has ended
 }
 
-// addresses are the agents' gRPC addresses.
-func (f *fleet) addresses() (all []string) {
+// agentAddresses are the agents' gRPC addresses.
+func (f *fleet) agentAddresses() (all []string) {
 	for _, a := range f.agents {
 		all = append(all, a.grpc)
 	}
@@ -285,7 +285,7 @@ func (f *fleet) killLeader() (story string, err error) {
 	err = f.watch(ctx, survivor, func(v *control.View) bool {
 		if killed.IsZero() { // the watch has begun
 			killed = time.Now()
-			leader.kill()
+			leader.killProcess()
 			return false
 		}
 		l := v.GetLeadership()

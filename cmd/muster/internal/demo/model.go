@@ -42,9 +42,9 @@ func generateModel(ctx context.Context, dir string) error {
 	return os.WriteFile(config, []byte(settings), 0o644)
 }
 
-// refusals is how many queries were refused because too many wait. They are not lost: their clients
-// were told. A report counts them among the failed ones.
-func refusals(m bench.ModelReport) (n int64) {
+// countRefusals is how many queries were refused because too many wait. They are not lost: their
+// clients were told. A report counts them among the failed ones.
+func countRefusals(m bench.ModelReport) (n int64) {
 	for _, f := range m.Failures {
 		if f.Reason == client.ErrOverloaded.Error() {
 			n += f.Count

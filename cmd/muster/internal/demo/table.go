@@ -23,7 +23,7 @@ func writeTable(w io.Writer, rows []row) error {
 	for _, r := range rows {
 		m := r.report
 		fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%d\n", r.what, m.Queries,
-			bench.Percent(m.QoSSatisfaction), m.LatencyMS.P50, m.LatencyMS.P99, refusals(m))
+			bench.Percent(m.QoSSatisfaction), m.LatencyMS.P50, m.LatencyMS.P99, countRefusals(m))
 	}
 	if err := t.Flush(); err != nil {
 		return err

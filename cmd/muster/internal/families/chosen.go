@@ -83,9 +83,9 @@ func (e *evaluation) withTeacher(list []*models.Version) ([]*models.Version, err
 	return append([]*models.Version{v}, rest...), nil
 }
 
-// agree checks that the models take the same rows. models.Families checks that of the models of a
-// family, with their configurations, so all get a family and the same configuration.
-func agree(list []*models.Version) error {
+// checkSameRows checks that the models take the same rows. models.Families checks that of the
+// models of a family, with their configurations, so all get a family and the same configuration.
+func checkSameRows(list []*models.Version) error {
 	var alike []*models.Version
 	for _, v := range list {
 		c := *v

@@ -124,7 +124,7 @@ func (e *evaluation) run(cmd *cobra.Command) error {
 	} else {
 		e.seed = 0 // a file's rows need none
 	}
-	if err := agree(versions); err != nil {
+	if err := checkSameRows(versions); err != nil {
 		return err
 	}
 	var subjects []evaluate.Subject
@@ -140,7 +140,7 @@ func (e *evaluation) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	latencies, err := evaluate.Latencies(cmd.Context(), subjects, rows, fitting(rows.Count()))
+	latencies, err := evaluate.Latencies(cmd.Context(), subjects, rows, sizesUpTo(rows.Count()))
 	if err != nil {
 		return err
 	}
@@ -188,8 +188,8 @@ func (e *evaluation) scoreSubjects(cmd *cobra.Command,
 	return rows, scores, err
 }
 
-// fitting returns the sizes up to the number of rows.
-func fitting(rows int) []int {
+// sizesUpTo returns the sizes up to the number of rows.
+func sizesUpTo(rows int) []int {
 	return slices.DeleteFunc(slices.Clone(sizes), func(n int) bool { return n > rows })
 }
 

@@ -39,8 +39,8 @@ func (l *library) open() (*runtime.ONNX, error) {
 	return runtime.OpenONNX(runtime.Config{LibraryPath: l.path, Provider: runtime.CPU, Cores: 1})
 }
 
-// accepts returns a check that ONNX Runtime loads a variant.
-func accepts(ort *runtime.ONNX) variants.Check {
+// newLoadCheck returns a check that ONNX Runtime loads a variant.
+func newLoadCheck(ort *runtime.ONNX) variants.Check {
 	return func(ctx context.Context, v *models.Version) error {
 		m, err := ort.Load(ctx, v)
 		if err != nil {

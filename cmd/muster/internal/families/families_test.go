@@ -256,7 +256,7 @@ func TestFigures(t *testing.T) {
 		0.00512: "0.00512", 1.2345: "1.23", 99.96: "100", 123.6: "124", 1234.5: "1234",
 		20_000: "20000",
 	} {
-		if got := figures(x); got != want {
+		if got := formatFigures(x); got != want {
 			t.Errorf("%v: got %s, want %s", x, got, want)
 		}
 	}

@@ -53,7 +53,7 @@ func (v *Variants) Make(cmd *cobra.Command, dir, model string, overwrite bool) e
 	names := []string{model}
 	for _, k := range v.kinds {
 		made, err := variants.Make(cmd.Context(), dir, model, variants.Kind(k), variants.Options{
-			Family: familyOf(v.family, model), Overwrite: overwrite, Check: accepts(ort),
+			Family: familyOf(v.family, model), Overwrite: overwrite, Check: newLoadCheck(ort),
 		})
 		if err != nil {
 			return err

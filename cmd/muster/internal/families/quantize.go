@@ -52,7 +52,7 @@ ONNX Runtime must accept the result, else nothing is written.`,
 			dir, model, inRepository := repositoryOf(args[0])
 			if inRepository && out == "" {
 				made, err := variants.Make(cmd.Context(), dir, model, kind, variants.Options{
-					Family: familyOf(family, model), Overwrite: overwrite, Check: accepts(ort),
+					Family: familyOf(family, model), Overwrite: overwrite, Check: newLoadCheck(ort),
 				})
 				if err == nil {
 					printMade(w, made, dir)
@@ -62,7 +62,8 @@ ONNX Runtime must accept the result, else nothing is written.`,
 			if out == "" {
 				out = strings.TrimSuffix(args[0], ".onnx") + kind.Name("") + ".onnx"
 			}
-			r, err := variants.Quantize(cmd.Context(), args[0], out, kind, overwrite, accepts(ort))
+			r, err := variants.Quantize(cmd.Context(), args[0], out, kind, overwrite,
+				newLoadCheck(ort))
 			if err != nil {
 				return err
 			}

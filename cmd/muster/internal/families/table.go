@@ -109,7 +109,7 @@ func printTable(w io.Writer, list []measuredVariant, rows int, against string) e
 	for _, m := range list {
 		fmt.Fprintf(table, "%s\t%d\t", terminal.Plain(m.Model), m.Bytes)
 		for _, l := range m.Latencies {
-			fmt.Fprintf(table, "%s\t", figures(l))
+			fmt.Fprintf(table, "%s\t", formatFigures(l))
 		}
 		fmt.Fprintf(table, "%.4f\t%.4f\t%.5f\t%.5f\t%.4f\t\n", m.Score, m.Error, m.Lost,
 			m.LostError, m.Accuracy)
@@ -144,8 +144,8 @@ func printTable(w io.Writer, list []measuredVariant, rows int, against string) e
 	return nil
 }
 
-// figures writes x with three significant figures, or as a whole number from 100 on.
-func figures(x float64) string {
+// formatFigures writes x with three significant figures, or as a whole number from 100 on.
+func formatFigures(x float64) string {
 	if x >= 100 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}

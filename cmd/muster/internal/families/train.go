@@ -58,7 +58,7 @@ measured are written beside the models, to ` + clicks.TestFile + `.`,
 			for i, m := range f.Members {
 				names = append(names, m.Model)
 				made, err := variants.Make(cmd.Context(), out, m.Model, "int8", variants.Options{
-					Overwrite: overwrite || written[i], Check: accepts(ort),
+					Overwrite: overwrite || written[i], Check: newLoadCheck(ort),
 				})
 				switch {
 				case errors.Is(err, variants.ErrNothing):

@@ -50,8 +50,8 @@ func Commands(dial Dial) []*cobra.Command {
 	}
 }
 
-// with opens a client, and calls do with it.
-func with(cmd *cobra.Command, open func() (Client, error),
+// withClient opens a client, and calls do with it.
+func withClient(cmd *cobra.Command, open func() (Client, error),
 	do func(context.Context, Client) error) error {
 	c, err := open()
 	if err != nil {
@@ -76,7 +76,7 @@ then the changes that it holds back, with the reasons.`,
 	}
 	open := dial(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return with(cmd, open, func(ctx context.Context, c Client) error {
+		return withClient(cmd, open, func(ctx context.Context, c Client) error {
 			s, err := c.Fleet(ctx)
 			if err != nil {
 				return err
@@ -106,14 +106,14 @@ func planCommand(dial Dial) *cobra.Command {
 	}
 	open := dial(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return with(cmd, open, func(ctx context.Context, c Client) error {
+		return withClient(cmd, open, func(ctx context.Context, c Client) error {
 			s, err := c.Fleet(ctx)
 			if err != nil {
 				return err
 			}
 			terminal.PlainMessage(s)
 			var b strings.Builder
-			b.WriteString(idle(s))
+			b.WriteString(idleReason(s))
 			printPlan(&b, s)
 			if b.Len() == 0 {
 				b.WriteString("\nthere is no plan yet\n")
@@ -204,7 +204,7 @@ func (c *changeOptions) run(cmd *cobra.Command,
 		error)) error {
 	out := cmd.OutOrStdout()
 	var version uint64
-	err := with(cmd, c.open, func(ctx context.Context, client Client) error {
+	err := withClient(cmd, c.open, func(ctx context.Context, client Client) error {
 		now, err := client.Fleet(ctx)
 		if err != nil {
 			return err
@@ -228,7 +228,7 @@ func (c *changeOptions) run(cmd *cobra.Command,
 		if c.dryRun {
 			return nil
 		}
-		if !c.yes && !asked(cmd) {
+		if !c.yes && !askConfirmation(cmd) {
 			return errors.New("not done")
 		}
 		req.DryRun = false
@@ -248,8 +248,8 @@ func (c *changeOptions) run(cmd *cobra.Command,
 	return c.awaitVersion(cmd, version)
 }
 
-// asked asks a person.
-func asked(cmd *cobra.Command) bool {
+// askConfirmation asks a person.
+func askConfirmation(cmd *cobra.Command) bool {
 	fmt.Fprint(cmd.ErrOrStderr(), "Make this change? [y/N] ")
 	line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // "" is no
 	return strings.EqualFold(strings.TrimSpace(line), "y") ||
@@ -264,7 +264,7 @@ func (c *changeOptions) awaitVersion(cmd *cobra.Command, version uint64) error {
 	defer ticker.Stop()
 	var last error
 	for {
-		err := with(cmd, c.open, func(ctx context.Context, client Client) error {
+		err := withClient(cmd, c.open, func(ctx context.Context, client Client) error {
 			s, err := client.Fleet(ctx)
 			switch {
 			case err != nil:
@@ -364,8 +364,8 @@ func approveCommand(dial Dial) *cobra.Command {
 	return cmd
 }
 
-// simple is a command that makes one change without asking.
-func simple(dial Dial, cmd *cobra.Command,
+// newSimpleCommand is a command that makes one change without asking.
+func newSimpleCommand(dial Dial, cmd *cobra.Command,
 	of func([]string) (*control.SetFleetRequest, error)) *cobra.Command {
 	open := dial(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -373,7 +373,7 @@ func simple(dial Dial, cmd *cobra.Command,
 		if err != nil {
 			return err
 		}
-		return with(cmd, open, func(ctx context.Context, c Client) error {
+		return withClient(cmd, open, func(ctx context.Context, c Client) error {
 			s, err := c.SetFleet(ctx, req)
 			if err != nil {
 				return err
@@ -387,7 +387,7 @@ func simple(dial Dial, cmd *cobra.Command,
 }
 
 func pauseCommand(dial Dial) *cobra.Command {
-	return simple(dial, &cobra.Command{
+	return newSimpleCommand(dial, &cobra.Command{
 		Use:   "pause [DURATION]",
 		Short: "Stop the leader from renting and returning machines",
 		Long: `Stop the leader from renting and returning machines, for DURATION or until
@@ -410,7 +410,7 @@ func pauseCommand(dial Dial) *cobra.Command {
 }
 
 func resumeCommand(dial Dial) *cobra.Command {
-	return simple(dial, &cobra.Command{
+	return newSimpleCommand(dial, &cobra.Command{
 		Use:     "resume",
 		Short:   "End a pause",
 		Example: `  muster fleet resume`,
@@ -421,7 +421,7 @@ func resumeCommand(dial Dial) *cobra.Command {
 }
 
 func bootstrapCommand(dial Dial) *cobra.Command {
-	return simple(dial, &cobra.Command{
+	return newSimpleCommand(dial, &cobra.Command{
 		Use:   "bootstrap",
 		Short: "Have a new leader take over the machines of a fleet whose leaders are all lost",
 		Long: `Have the leader adopt the machines that carry its fleet's name, after all agents that

@@ -55,8 +55,8 @@ func rowsOf(s *control.FleetState) map[string]*row {
 	return rows
 }
 
-// idle says that nothing rents, and why; it is "" where something does.
-func idle(s *control.FleetState) string {
+// idleReason says that nothing rents, and why; it is "" where something does.
+func idleReason(s *control.FleetState) string {
 	if s.GetMode() != "" || len(s.GetMachines()) > 0 {
 		return ""
 	}
@@ -67,7 +67,7 @@ func idle(s *control.FleetState) string {
 // Print prints a state for people.
 func Print(w io.Writer, s *control.FleetState) error {
 	terminal.PlainMessage(s)
-	if why := idle(s); why != "" {
+	if why := idleReason(s); why != "" {
 		_, err := io.WriteString(w, why)
 		return err
 	}

@@ -24,14 +24,15 @@ func printFamilies(w io.Writer, s *control.FleetStatus) error {
 		"\nFAMILY\tQUERIES/S\tWITHIN QOS\tACCURACY\t"+title+"BEST\tANSWERED BY")
 	for _, f := range s.GetFamilies() {
 		fmt.Fprintf(table, "%s\t%.1f\t%s\t%s\t%s%.4f\t%s\n", f.GetFamily(), f.GetRate(),
-			percent(f.GetWithinQos(), f.WithinQos != nil), accuracyOf(f), forecast(f), f.GetBest(),
+			formatPercent(f.GetWithinQos(), f.WithinQos != nil), accuracyOf(f), forecast(f),
+			f.GetBest(),
 			sharesOf(f))
 	}
 	return table.Flush()
 }
 
-// forecastOf formats the accuracy that the placement expects, and which part of the demand it cannot
-// serve, as a cell of a table.
+// forecastOf formats the accuracy that the placement expects, and which part of the demand it
+// cannot serve, as a cell of a table.
 func forecastOf(f *control.FamilyStatus) string {
 	switch {
 	case f.Forecast == nil:
@@ -69,13 +70,13 @@ func familyTable(s *control.FleetStatus, width int) table {
 	for _, f := range s.GetFamilies() {
 		all = append(all, f.GetFamily())
 	}
-	name := min(longest(all, len("FAMILY")), max(12, width/4))
+	name := min(maxWidth(all, len("FAMILY")), max(12, width/4))
 	form := "%s %10s %8s %8s %8s  %s"
 	if width < 60 { // what is late, and the accuracy, come first
 		form = "%[1]s %8[3]s %8[4]s"
 	}
 	t := table{
-		title: fmt.Sprintf(form, fit("FAMILY", name), "RATE/S", "LATE 60S", "ACCURACY", "BEST",
+		title: fmt.Sprintf(form, fitText("FAMILY", name), "RATE/S", "LATE 60S", "ACCURACY", "BEST",
 			"ANSWERED BY"),
 		weight: 1, least: 2,
 		rest: func(from int) string {
@@ -91,7 +92,7 @@ func familyTable(s *control.FleetStatus, width int) table {
 		if f.WithinQos != nil {
 			late = fmt.Sprintf("%.1f %%", 100*(1-f.GetWithinQos()))
 		}
-		t.rows = append(t.rows, row{text: fmt.Sprintf(form, fit(f.GetFamily(), name),
+		t.rows = append(t.rows, row{text: fmt.Sprintf(form, fitText(f.GetFamily(), name),
 			perSecond(f.GetRate()), late, accuracyOf(f), fmt.Sprintf("%.4f", f.GetBest()),
 			sharesOf(f))})
 	}

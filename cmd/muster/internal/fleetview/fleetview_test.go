@@ -277,7 +277,7 @@ func TestBrief(t *testing.T) {
 		{10 * time.Millisecond, "10ms"}, {9999 * time.Millisecond, "9999ms"},
 		{10 * time.Second, "10s"}, {9999 * time.Second, "9999s"}, {math.MaxInt64, "2562048h"},
 	} {
-		if got := brief(int64(tt.d)); got != tt.want {
+		if got := formatBrief(int64(tt.d)); got != tt.want {
 			t.Errorf("%v: got %q, want %q", tt.d, got, tt.want)
 		}
 	}
@@ -426,7 +426,7 @@ func TestCount(t *testing.T) {
 	for n, want := range map[uint64]string{
 		99_999_999: "99999999", 123_456_789: "123.5M", 100e9: "100G", 1234e9: "1234G",
 	} {
-		if got := count(n); got != want {
+		if got := formatCount(n); got != want {
 			t.Errorf("%d: got %s, want %s", n, got, want)
 		}
 	}

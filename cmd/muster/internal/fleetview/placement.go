@@ -54,10 +54,10 @@ func placementTable(s *control.FleetStatus, width int) table {
 	for _, a := range s.GetPlacement().GetAgents() {
 		all = append(all, a.GetAgent())
 	}
-	name := min(longest(all, len("AGENT")), max(12, width/3))
+	name := min(maxWidth(all, len("AGENT")), max(12, width/3))
 	form := "%s  %s -> %s  %s"
 	t := table{
-		title:  fmt.Sprintf(form, fit("AGENT", name), "HOLDS", "WANTED", "WAITS FOR"),
+		title:  fmt.Sprintf(form, fitText("AGENT", name), "HOLDS", "WANTED", "WAITS FOR"),
 		weight: 1, least: 2,
 		rest: func(int) string { return "... more agents" },
 	}
@@ -65,7 +65,8 @@ func placementTable(s *control.FleetStatus, width int) table {
 		if a.GetWanted() == "" && !a.GetPinned() {
 			continue
 		}
-		t.rows = append(t.rows, row{text: fmt.Sprintf(form, fit(a.GetAgent(), name), a.GetHolds(),
+		t.rows = append(t.rows, row{text: fmt.Sprintf(form, fitText(a.GetAgent(), name),
+			a.GetHolds(),
 			wantedOf(a), a.GetWaits())})
 	}
 	return t

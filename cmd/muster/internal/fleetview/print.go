@@ -51,7 +51,7 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		a := told[m.GetName()]
 		free := make([]string, 0, len(a.GetRemainingNs()))
 		for _, ns := range a.GetRemainingNs() {
-			free = append(free, milliseconds(ns))
+			free = append(free, formatMs(ns))
 		}
 		const most = 4 // lanes
 		if len(free) > most {
@@ -60,7 +60,7 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(),
 			m.GetInstanceType(), m.GetLanes(), m.GetCores(),
 			terminal.OrDash(strings.Join(free, " ")), a.GetWaiting(),
-			percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()),
+			formatPercent(a.GetBusy(), leadership.GetLeader() != ""), formatFactor(a.GetFactor()),
 			terminal.OrDash(strings.Join(statesOf(s, m, a), ", ")))
 	}
 	if err := errors.Join(table.Flush(), printGPUs(w, s)); err != nil {
@@ -83,15 +83,16 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			name, version = cmp.Or(m.GetModel(), noModel), "-"
 		}
 		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
-			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
+			formatPercent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
 			m.GetRefused())
 		if share := m.GetUnmetShare(); share > 0 {
-			why = append(why, fmt.Sprintf("%s cannot meet its QoS target with %.3g %% of its queries: %s",
-				nameOf(m), 100*share, m.GetWhyUnmet()))
+			why = append(why,
+				fmt.Sprintf("%s cannot meet its QoS target with %.3g %% of its queries: %s",
+					nameOf(m), 100*share, m.GetWhyUnmet()))
 		}
 		if n := m.GetNonFinite(); n > 0 {
 			why = append(why, fmt.Sprintf("answers of %s with NaN or infinity: %s", nameOf(m),
-				count(n)))
+				formatCount(n)))
 		}
 		if len(m.GetRefusals()) > 0 {
 			why = append(why, fmt.Sprintf("refused of %s: %s", nameOf(m), reasonsOf(m)))
@@ -133,7 +134,7 @@ func troublesOf(g *control.GPU) (words []string) {
 		words = append(words, fmt.Sprintf("Xid %d", g.GetXid()))
 	}
 	if n := g.GetUncorrected(); n > 0 {
-		words = append(words, fmt.Sprintf("%s uncorrected memory errors", count(n)))
+		words = append(words, fmt.Sprintf("%s uncorrected memory errors", formatCount(n)))
 	}
 	if len(g.GetSlowed()) > 0 {
 		words = append(words, "slowed: "+strings.Join(g.GetSlowed(), " and "))
@@ -162,7 +163,7 @@ func reasonsOf(m *control.ModelStatus) string {
 			parts = append(parts, "...")
 			break
 		}
-		parts = append(parts, fmt.Sprintf("%s %s", r.GetReason(), count(r.GetCount())))
+		parts = append(parts, fmt.Sprintf("%s %s", r.GetReason(), formatCount(r.GetCount())))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -268,21 +269,21 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 	return words
 }
 
-// milliseconds formats a duration that is given in nanoseconds.
-func milliseconds(ns int64) string {
+// formatMs formats a duration that is given in nanoseconds.
+func formatMs(ns int64) string {
 	return fmt.Sprintf("%.1fms", float64(ns)/float64(time.Millisecond))
 }
 
-// percent formats a share in [0, 1], or "-" if it is not known.
-func percent(share float64, known bool) string {
+// formatPercent formats a share in [0, 1], or "-" if it is not known.
+func formatPercent(share float64, known bool) string {
 	if !known {
 		return "-"
 	}
 	return fmt.Sprintf("%.1f %%", 100*share)
 }
 
-// factor formats an agent's latency relative to the mean of its type; 0 is unknown.
-func factor(f float64) string {
+// formatFactor formats an agent's latency relative to the mean of its type; 0 is unknown.
+func formatFactor(f float64) string {
 	if f == 0 {
 		return "-"
 	}

@@ -46,7 +46,7 @@ func Draw(s *control.FleetStatus, width, height int) string {
 		lines = append(lines, placement)
 	}
 	for i := range lines {
-		lines[i] = bold.Render(cut(lines[i], width))
+		lines[i] = bold.Render(cutText(lines[i], width))
 	}
 	rows := math.MaxInt
 	for height > 0 {
@@ -60,8 +60,8 @@ func Draw(s *control.FleetStatus, width, height int) string {
 		}
 		tables = tables[:len(tables)-1] // what matters most comes first
 	}
-	for i, given := range share(rows, tables) {
-		lines = append(lines, "", bold.Render(cut(tables[i].title, width)))
+	for i, given := range divideLines(rows, tables) {
+		lines = append(lines, "", bold.Render(cutText(tables[i].title, width)))
 		lines = append(lines, tables[i].draw(given, width)...)
 	}
 	if height > 0 {
@@ -95,17 +95,17 @@ func (t *table) draw(lines, width int) []string {
 	}
 	var drawn []string
 	for _, r := range t.rows[:shown] {
-		drawn = append(drawn, r.style.Render(cut(r.text, width)))
+		drawn = append(drawn, r.style.Render(cutText(r.text, width)))
 	}
 	if lines > 0 && shown < len(t.rows) {
-		drawn = append(drawn, faint.Render(cut(t.rest(shown), width)))
+		drawn = append(drawn, faint.Render(cutText(t.rest(shown), width)))
 	}
 	return drawn
 }
 
-// share divides the lines among the tables: first each gets its least, then they get the rest in
-// proportion to their weights. No table gets more lines than it has rows.
-func share(lines int, tables []table) []int {
+// divideLines divides the lines among the tables: first each gets its least, then they get the rest
+// in proportion to their weights. No table gets more lines than it has rows.
+func divideLines(lines int, tables []table) []int {
 	given := make([]int, len(tables))
 	for i := range tables {
 		given[i] = max(0, min(tables[i].atLeast(), lines))
@@ -140,14 +140,14 @@ func fleetHeader(s *control.FleetStatus) []string {
 		}
 	}
 	agents := len(s.GetView().GetMembers())
-	size := counted(agents, "agent")
+	size := countNoun(agents, "agent")
 	switch {
 	case emulated == agents && agents > 0:
-		size = counted(agents, "emulated agent")
+		size = countNoun(agents, "emulated agent")
 	case emulated > 0:
 		size += fmt.Sprintf(" (%d emulated)", emulated)
 	}
-	size += ", " + counted(lanes, "lane")
+	size += ", " + countNoun(lanes, "lane")
 	if price > 0 {
 		size += fmt.Sprintf(", $%.2f/hr", price)
 	}
@@ -166,7 +166,7 @@ func fleetHeader(s *control.FleetStatus) []string {
 	}
 	load := fmt.Sprintf("rate %s/s", perSecond(s.GetRate()))
 	if limit := s.GetFluidLimit(); limit > 0 {
-		load += fmt.Sprintf(" %s %.0f %% of the fluid limit %s/s", bar(s.GetRate()/limit, 10),
+		load += fmt.Sprintf(" %s %.0f %% of the fluid limit %s/s", drawBar(s.GetRate()/limit, 10),
 			100*s.GetRate()/limit, perSecond(limit))
 	} else {
 		load += ", fluid limit unknown"
@@ -211,7 +211,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 		}
 		return cmp.Or(cmp.Compare(lost(a), lost(b)), cmp.Compare(a, b))
 	})
-	name := min(longest(names.Strings(keys), len("MODEL")), max(12, width/4))
+	name := min(maxWidth(names.Strings(keys), len("MODEL")), max(12, width/4))
 	form := "%s %6s %10s %8s %8s %10s %9s %9s  %s"
 	const others = 69 // columns of form that are not the name's
 	if width < 60 {   // the rate, and what is late and refused, come first
@@ -223,10 +223,10 @@ func modelTable(s *control.FleetStatus, width int) table {
 		title = "WHY"
 	}
 	t := table{
-		title: fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
+		title: fmt.Sprintf(form, fitText("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
 			"ANSWERED", "LATE", "REFUSED", title),
 		weight: 3, least: 4,
-		rest: func(from int) string { return "... " + counted(len(keys)-from, "more model") },
+		rest: func(from int) string { return "... " + countNoun(len(keys)-from, "more model") },
 	}
 	for _, key := range keys {
 		e := models[key]
@@ -237,12 +237,13 @@ func modelTable(s *control.FleetStatus, width int) table {
 		}
 		if e.held.GetQosTargetNs() > 0 {
 			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(),
-				brief(e.held.GetQosTargetNs()))
+				formatBrief(e.held.GetQosTargetNs()))
 		}
 		if e.ModelStatus != nil {
 			rate = perSecond(e.GetRate())
-			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(
-				e.GetRefused())
+			answered, lateQueries, refused = formatCount(e.GetAnswered()),
+				formatCount(e.GetLate()), formatCount(
+					e.GetRefused())
 			if reasons {
 				why = reasonsOf(e.ModelStatus)
 			}
@@ -255,7 +256,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 				}
 			}
 		}
-		r.text = fmt.Sprintf(form, fit(shown, name), fmt.Sprint(e.agents), target, rate, late,
+		r.text = fmt.Sprintf(form, fitText(shown, name), fmt.Sprint(e.agents), target, rate, late,
 			answered, lateQueries, refused, why)
 		t.rows = append(t.rows, r)
 	}
@@ -313,20 +314,21 @@ func agentTable(s *control.FleetStatus, width int) table {
 	}
 	led := s.GetView().GetLeadership().GetLeader() != "" // only a leader knows how busy lanes are
 	full := fullBar(s)
-	lanesTitle := "LANES full=" + brief(full)
+	lanesTitle := "LANES full=" + formatBrief(full)
 	factor := width >= 100 // there is room for the column
 	// If there is too little room, the bars shrink first, then the names; the states never do.
-	typ := min(longest(types, len("TYPE")), 3*width/20)
+	typ := min(maxWidth(types, len("TYPE")), 3*width/20)
 	room := width - typ - len("   123ms 1234  99%   ")
 	if factor {
 		room -= len("   1.00")
 	}
-	room -= min(longest(notes, 0), len("overdue, draining, emulated"))
-	name := min(longest(names, len("AGENT")), max(room-len(lanesTitle), 12))
+	room -= min(maxWidth(notes, 0), len("overdue, draining, emulated"))
+	name := min(maxWidth(names, len("AGENT")), max(room-len(lanesTitle), 12))
 	lanes := max(8, min(room-name, 60))
 	line := func(agent, instanceType, lane, free, waiting, busy, factorText, note string) string {
-		text := fmt.Sprintf("%s %s %s %6s %4s %4s", fitName(agent, name), fit(instanceType, typ),
-			fit(lane, lanes), free, waiting, busy)
+		text := fmt.Sprintf("%s %s %s %6s %4s %4s", fitName(agent, name), fitText(instanceType,
+			typ),
+			fitText(lane, lanes), free, waiting, busy)
 		if factor {
 			text += fmt.Sprintf(" %6s", factorText)
 		}
@@ -351,8 +353,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 				busy = fmt.Sprintf("%.0f%%", 100*e.GetBusy())
 			}
 			if len(e.GetRemainingNs()) > 0 {
-				lane = bars(e.GetRemainingNs(), full, lanes)
-				free = brief(slices.Min(e.GetRemainingNs()))
+				lane = drawLaneBars(e.GetRemainingNs(), full, lanes)
+				free = formatBrief(slices.Min(e.GetRemainingNs()))
 			}
 			if e.GetFactor() > 0 {
 				factorText = fmt.Sprintf("%.2f", e.GetFactor())
@@ -374,8 +376,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 				states[state]++
 			}
 		}
-		text := fmt.Sprintf("... %s, %s: %d waiting", counted(len(agents)-from, "more agent"),
-			counted(lanes, "lane"), waiting)
+		text := fmt.Sprintf("... %s, %s: %d waiting", countNoun(len(agents)-from, "more agent"),
+			countNoun(lanes, "lane"), waiting)
 		if led {
 			text += fmt.Sprintf(", %.0f %% busy", 100*busy/max(1, float64(lanes)))
 		}
@@ -392,7 +394,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 // decisionTable lists the leader's last decisions, newest first.
 func decisionTable(s *control.FleetStatus, width int) table {
 	t := table{title: "DECIDED LAST", weight: 2, least: 1, rest: func(from int) string {
-		return "... " + counted(len(s.GetDecisions())-from, "more decision")
+		return "... " + countNoun(len(s.GetDecisions())-from, "more decision")
 	}}
 	for _, d := range s.GetDecisions() {
 		words := strings.Fields(d)
@@ -452,9 +454,9 @@ func fullBar(s *control.FleetStatus) int64 {
 	return remaining
 }
 
-// bars draws one bar for each lane, width columns for all of them. Lanes that do not fit are
-// counted at the end.
-func bars(remaining []int64, full int64, width int) string {
+// drawLaneBars draws one bar for each lane, width columns for all of them. Lanes that do not fit
+// are counted at the end.
+func drawLaneBars(remaining []int64, full int64, width int) string {
 	const least = len("[##]")
 	shown := min(len(remaining), width/least)
 	if shown < len(remaining) {
@@ -467,7 +469,7 @@ func bars(remaining []int64, full int64, width int) string {
 			room -= len(" +99")
 		}
 		cells := room*(i+1)/shown - room*i/shown - 2
-		b.WriteString(bar(float64(r)/float64(max(1, full)), cells))
+		b.WriteString(drawBar(float64(r)/float64(max(1, full)), cells))
 	}
 	if shown < len(remaining) {
 		fmt.Fprintf(&b, " +%d", len(remaining)-shown)
@@ -475,9 +477,9 @@ func bars(remaining []int64, full int64, width int) string {
 	return b.String()
 }
 
-// bar draws a bar of which share, in [0, 1], is filled. A share above 0 fills at least one
+// drawBar draws a bar of which share, in [0, 1], is filled. A share above 0 fills at least one
 // cell; NaN fills none.
-func bar(share float64, cells int) string {
+func drawBar(share float64, cells int) string {
 	filled := 0
 	if share > 0 {
 		filled = int(math.Ceil(min(1, share) * float64(cells)))
@@ -485,8 +487,8 @@ func bar(share float64, cells int) string {
 	return "[" + strings.Repeat("#", filled) + strings.Repeat("-", cells-filled) + "]"
 }
 
-// brief formats a duration, given in nanoseconds, in at most six characters.
-func brief(ns int64) string {
+// formatBrief formats a duration, given in nanoseconds, in at most six characters.
+func formatBrief(ns int64) string {
 	switch d := time.Duration(ns); {
 	case d <= 0:
 		return "0"
@@ -509,8 +511,8 @@ func perSecond(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// count formats n in at most eight characters.
-func count(n uint64) string {
+// formatCount formats n in at most eight characters.
+func formatCount(n uint64) string {
 	switch {
 	case n < 1e8:
 		return fmt.Sprint(n)
@@ -521,39 +523,39 @@ func count(n uint64) string {
 	}
 }
 
-// counted formats n with the noun in singular or plural: "1 agent", "2 agents".
-func counted(n int, noun string) string {
+// countNoun formats n with the noun in singular or plural: "1 agent", "2 agents".
+func countNoun(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// cut shortens text to at most width columns. A ~ at the end marks that something is cut off.
-func cut(text string, width int) string {
-	return ansi.Truncate(strings.TrimRight(printable(text), " "), width, "~")
+// cutText shortens text to at most width columns. A ~ at the end marks that something is cut off.
+func cutText(text string, width int) string {
+	return ansi.Truncate(strings.TrimRight(toPrintable(text), " "), width, "~")
 }
 
-// fit makes text exactly width columns wide: it cuts it or adds spaces.
-func fit(text string, width int) string {
-	text = cut(text, width)
+// fitText makes text exactly width columns wide: it cuts it or adds spaces.
+func fitText(text string, width int) string {
+	text = cutText(text, width)
 	return text + strings.Repeat(" ", max(0, width-ansi.StringWidth(text)))
 }
 
 // fitName is fit for an agent's name. It cuts in the middle and keeps the end, because names often
 // begin alike.
 func fitName(name string, width int) string {
-	name = printable(name)
+	name = toPrintable(name)
 	if over := ansi.StringWidth(name) - width; over > 0 && width > 1 {
 		head := (width - 1) / 2
 		return ansi.Truncate(name, head, "") + "~" + ansi.TruncateLeft(name, over+head+1, "")
 	}
-	return fit(name, width)
+	return fitText(name, width)
 }
 
-// printable replaces each unprintable character by a "?", so that text from other machines cannot
+// toPrintable replaces each unprintable character by a "?", so that text from other machines cannot
 // control the terminal and keeps its width.
-func printable(text string) string {
+func toPrintable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'
@@ -562,8 +564,8 @@ func printable(text string) string {
 	}, text)
 }
 
-// longest returns the width of the widest text, or least if that is larger.
-func longest(texts []string, least int) int {
+// maxWidth returns the width of the widest text, or least if that is larger.
+func maxWidth(texts []string, least int) int {
 	for _, t := range texts {
 		least = max(least, ansi.StringWidth(t))
 	}

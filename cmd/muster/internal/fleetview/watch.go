@@ -102,7 +102,7 @@ func (m screen) View() tea.View {
 	if m.width > 0 && m.height > 0 {
 		view.Content = lipgloss.PlaceVertical(m.height-1, lipgloss.Top,
 			Draw(m.status, m.width, m.height-1)) +
-			"\n" + faint.Render(cut(m.note, m.width))
+			"\n" + faint.Render(cutText(m.note, m.width))
 	}
 	return view
 }

@@ -141,7 +141,7 @@ func (d *document) read(from *json.Decoder, path string, depth int) (any, error)
 				return nil, err
 			}
 			name := key.(string) // the decoder lets no other key pass
-			at := join(path, name)
+			at := joinPath(path, name)
 			value, err := d.read(from, at, depth+1)
 			if err != nil {
 				return nil, err
@@ -158,7 +158,7 @@ func (d *document) read(from *json.Decoder, path string, depth int) (any, error)
 	return token, nil
 }
 
-func join(path, name string) string {
+func joinPath(path, name string) string {
 	if path == "" {
 		return name
 	}
@@ -219,16 +219,16 @@ func (e element) readFields(wanted, optional []string) map[string]element {
 	fields := map[string]element{}
 	for _, key := range o.keys {
 		if !slices.Contains(wanted, key) && !slices.Contains(optional, key) {
-			e.of.addFault(join(e.path, key), "unknown, want one of %s",
+			e.of.addFault(joinPath(e.path, key), "unknown, want one of %s",
 				strings.Join(slices.Concat(wanted, optional), ", "))
 			continue
 		}
-		fields[key] = element{e.of, join(e.path, key), o.values[key]}
+		fields[key] = element{e.of, joinPath(e.path, key), o.values[key]}
 	}
 	for _, key := range wanted {
 		if _, ok := fields[key]; !ok {
-			e.of.addFault(join(e.path, key), "is missing")
-			fields[key] = element{e.of, join(e.path, key), absent{}}
+			e.of.addFault(joinPath(e.path, key), "is missing")
+			fields[key] = element{e.of, joinPath(e.path, key), absent{}}
 		}
 	}
 	return fields
@@ -248,7 +248,7 @@ func (e element) readMembers() (names []string, values []element) {
 		return nil, nil
 	}
 	for _, key := range o.keys {
-		values = append(values, element{e.of, join(e.path, key), o.values[key]})
+		values = append(values, element{e.of, joinPath(e.path, key), o.values[key]})
 	}
 	return o.keys, values
 }

@@ -313,7 +313,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 func (a *answer) writeText(to io.Writer, p *problem) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "served %s of the demand, accuracy %.3f points, %s\n",
-		percent(a.ServedShare), a.Accuracy, a.describeGap())
+		formatPercent(a.ServedShare), a.Accuracy, a.describeGap())
 	fmt.Fprintf(&b, "%d agents", a.Agents)
 	if a.LeastAgents != nil {
 		fmt.Fprintf(&b, ", at least %d are needed", *a.LeastAgents)
@@ -377,6 +377,6 @@ func (a *answer) describeGap() string {
 	return fmt.Sprintf("at most %.3f is possible", a.Bound)
 }
 
-func percent(share float64) string {
+func formatPercent(share float64) string {
 	return fmt.Sprintf("%.3f %%", 100*share)
 }

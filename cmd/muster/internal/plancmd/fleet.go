@@ -158,7 +158,7 @@ func (live *Fleet) Cost(prices []sim.Price) (sum float64) {
 	for _, p := range prices {
 		sum += p.PriceUSDPerHour * float64(live.Counts[p.Type])
 	}
-	return rounded(sum)
+	return roundTo6(sum)
 }
 
 // demandedModels returns the models to plan for: those of names, or all if names is empty. It
@@ -188,7 +188,7 @@ func (live *Fleet) demandedModels(fleet *control.FleetDemand,
 		}
 		demand = append(demand, m)
 		live.Demand = append(live.Demand, liveDemand{
-			Model: m.GetModel(), Version: m.GetVersion(), Rate: rounded(m.GetRate()),
+			Model: m.GetModel(), Version: m.GetVersion(), Rate: roundTo6(m.GetRate()),
 			Queries: m.GetQueries(), QoS: float64(m.GetQosTargetNs()) / 1e6,
 		})
 	}
@@ -287,8 +287,8 @@ func (live *Fleet) modelOf(d *control.ModelDemand, prices []sim.Price, known lea
 		live.Evidence = append(live.Evidence, liveEvidence{
 			Model: m.Name, Type: price.Type, Learned: learned.Table != nil,
 			Queries: learned.Queries,
-			Age:     rounded(learned.Age.Seconds()),
-			Error:   rounded(table.Error(int(m.BatchSizes.Mean()))),
+			Age:     roundTo6(learned.Age.Seconds()),
+			Error:   roundTo6(table.Error(int(m.BatchSizes.Mean()))),
 		})
 	}
 	return m, nil
@@ -301,7 +301,7 @@ func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) erro
 	throughput := live.throughputEvaluator(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
 		cost := liveCost{
-			Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c),
+			Configuration: map[string]int{}, Price: roundTo6(p.Price(c)), name: p.Name(c),
 		}
 		for i, n := range c {
 			if n > 0 {
@@ -309,7 +309,7 @@ func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) erro
 			}
 		}
 		e, err := throughput(ctx, c)
-		cost.Throughput, cost.StdErr = rounded(e.Value), rounded(e.StdErr)
+		cost.Throughput, cost.StdErr = roundTo6(e.Value), roundTo6(e.StdErr)
 		return cost, err
 	}
 	now := live.Running(p)
@@ -380,7 +380,7 @@ func (live *Fleet) throughputEvaluator(p *Problem, r *plan.Result) plan.Evaluato
 func (live *Fleet) keepsRunning(p *Problem, now plan.Configuration, best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
-		serves = meets(p, best)
+		serves = meetsTarget(p, best)
 	}
 	if serves || !p.Affordable(now) {
 		return false, nil
@@ -397,8 +397,9 @@ func (live *Fleet) keepsRunning(p *Problem, now plan.Configuration, best *plan.P
 		live.Current.Throughput == live.Proposed.Throughput && limit.Rate >= best.FluidLimit, nil
 }
 
-// meets reports whether the evaluator found that the plan meets the QoS target at the planned rate.
-func meets(p *Problem, best *plan.Plan) bool {
+// meetsTarget reports whether the evaluator found that the plan meets the QoS target at the planned
+// rate.
+func meetsTarget(p *Problem, best *plan.Plan) bool {
 	return p.Objective == plan.LeastCost && best.Evaluated && best.Satisfaction >= p.Target
 }
 
@@ -411,7 +412,7 @@ func (live *Fleet) noteDemand(ctx context.Context, p *Problem, best *plan.Plan) 
 			demand += d.Rate
 		}
 	}
-	if live.Proposed.Throughput >= demand || meets(p, best) {
+	if live.Proposed.Throughput >= demand || meetsTarget(p, best) {
 		return
 	}
 	note := fmt.Sprintf(

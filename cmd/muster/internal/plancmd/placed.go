@@ -98,8 +98,8 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	r := &PlacedReport{
 		Objective: "the most served, then the most accurate", Source: p.Source, Budget: p.Budget,
 		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy, Met: found.Met,
-		Bound: rounded(found.Bound / 100), BoundServed: rounded(found.BoundServed),
-		BoundPrice: rounded(found.BoundPrice), SearchSpace: found.SearchSpace,
+		Bound: roundTo6(found.Bound / 100), BoundServed: roundTo6(found.BoundServed),
+		BoundPrice: roundTo6(found.BoundPrice), SearchSpace: found.SearchSpace,
 		Searched: found.Evaluations, Doubt: found.Doubt, Plans: []placedFleet{},
 	}
 	if p.LeastAccuracy > 0 {
@@ -132,8 +132,8 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 // fleetOf is a placement for people.
 func (p *Placed) fleetOf(from *plan.Placement) placedFleet {
 	f := placedFleet{
-		Configuration: map[string]int{}, Price: rounded(from.Price), Served: rounded(from.Served),
-		Accuracy: rounded(from.Accuracy / 100), Holds: []heldLayout{},
+		Configuration: map[string]int{}, Price: roundTo6(from.Price), Served: roundTo6(from.Served),
+		Accuracy: roundTo6(from.Accuracy / 100), Holds: []heldLayout{},
 		name: p.Name(from.Configuration),
 	}
 	for i, n := range from.Configuration {
@@ -159,7 +159,7 @@ func (p *Placed) fleetOf(from *plan.Placement) placedFleet {
 		for _, v := range h.Models {
 			h.Rate += flow[v]
 		}
-		h.Rate = rounded(h.Rate)
+		h.Rate = roundTo6(h.Rate)
 		f.Holds = append(f.Holds, h)
 	}
 	slices.SortStableFunc(f.Holds, func(a, b heldLayout) int {
@@ -167,12 +167,12 @@ func (p *Placed) fleetOf(from *plan.Placement) placedFleet {
 	})
 	for i, forecast := range p.renting.Forecast(from.Solution) {
 		family := placedFamily{
-			Family: forecast.Family, Rate: rounded(p.rates[i]), Planned: rounded(forecast.Demand),
-			Served: rounded(forecast.Served), Accuracy: rounded(forecast.Accuracy),
+			Family: forecast.Family, Rate: roundTo6(p.rates[i]), Planned: roundTo6(forecast.Demand),
+			Served: roundTo6(forecast.Served), Accuracy: roundTo6(forecast.Accuracy),
 			Shares: map[string]float64{},
 		}
 		for _, s := range forecast.Shares {
-			family.Shares[p.names[s.Model]] = rounded(s.Share)
+			family.Shares[p.names[s.Model]] = roundTo6(s.Share)
 			family.order = append(family.order, p.names[s.Model])
 		}
 		f.Families = append(f.Families, family)
@@ -218,8 +218,8 @@ func (p *Placed) simulateFleet(ctx context.Context, f *placedFleet) error {
 		return fmt.Errorf("simulate plan 1: %w", err)
 	}
 	f.Simulated = &simulatedFleet{
-		WithinQoS: rounded(*report.QoSSatisfaction),
-		Accuracy:  rounded(cmp.Or(report.EffectiveAccuracy, 1)),
+		WithinQoS: roundTo6(*report.QoSSatisfaction),
+		Accuracy:  roundTo6(cmp.Or(report.EffectiveAccuracy, 1)),
 	}
 	return nil
 }
@@ -306,7 +306,7 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	fmt.Fprintln(t, "\t$/hr\tserved\taccuracy\tconfiguration")
 	for i, f := range r.Plans {
 		fmt.Fprintf(t, "%d\t%.3f\t%s %%\t%.4f\t%s\n", i+1, f.Price, percentDown(f.Served),
-			down(f.Accuracy), f.name)
+			roundDown4(f.Accuracy), f.name)
 	}
 	t.Flush()
 	first := &r.Plans[0]
@@ -316,7 +316,8 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 		most = max(most, h.Count)
 	}
 	for _, h := range first.Holds {
-		fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%.1f queries/s\n", h.Type, bar(h.Count, most), h.Count,
+		fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%.1f queries/s\n", h.Type, drawBar(h.Count, most),
+			h.Count,
 			strings.Join(h.Models, ", "), h.Rate)
 	}
 	t.Flush()
@@ -328,7 +329,7 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 			by = append(by, fmt.Sprintf("%s %.1f %%", v, 100*f.Shares[v]))
 		}
 		fmt.Fprintf(t, "  %s\t%.1f\t%.1f\t%s %%\t%.4f\t%s\n", f.Family, f.Rate, f.Planned,
-			percentDown(f.Served), down(f.Accuracy), strings.Join(by, ", "))
+			percentDown(f.Served), roundDown4(f.Accuracy), strings.Join(by, ", "))
 	}
 	t.Flush()
 	if s := first.Simulated; s != nil {
@@ -354,13 +355,13 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	return err
 }
 
-// bar is a bar of n marks, of at most 24.
-func bar(n, most int) string {
+// drawBar is a bar of n marks, of at most 24.
+func drawBar(n, most int) string {
 	return strings.Repeat("#", max(1, n*min(most, 24)/max(1, most)))
 }
 
 // percentDown writes a share as percent, rounded down, so that only all is 100.
-func percentDown(share float64) string { return fmt.Sprintf("%.2f", 100*down(share)) }
+func percentDown(share float64) string { return fmt.Sprintf("%.2f", 100*roundDown4(share)) }
 
-// down rounds down to four decimals.
-func down(x float64) float64 { return math.Floor(x*1e4+1e-6) / 1e4 }
+// roundDown4 rounds down to four decimals.
+func roundDown4(x float64) float64 { return math.Floor(x*1e4+1e-6) / 1e4 }

@@ -99,28 +99,28 @@ func NewReport(p *Problem, planner string, plain bool, r *plan.Result,
 	}
 	if trials != nil {
 		t := *trials
-		t.Mean, t.Ended, t.Violating, t.Cost = rounded(t.Mean), rounded(t.Ended), rounded(
-			t.Violating), rounded(t.Cost)
+		t.Mean, t.Ended, t.Violating, t.Cost = roundTo6(t.Mean), roundTo6(t.Ended), roundTo6(
+			t.Violating), roundTo6(t.Cost)
 		report.Trials = &t
-		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), rounded(
+		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), roundTo6(
 			trials.OptimumPrice), p.Name(trials.Optimum)
 	}
 	for _, one := range r.Plans {
 		f := plannedFleet{
-			Configuration: counts(one.Configuration), Price: rounded(one.Price),
-			Predicted: rounded(one.Predicted), Satisfaction: rounded(one.Satisfaction),
-			StdErr: rounded(one.StdErr), Evaluated: one.Evaluated, Bound: rounded(one.Bound),
-			FluidLimit: rounded(one.FluidLimit),
+			Configuration: counts(one.Configuration), Price: roundTo6(one.Price),
+			Predicted: roundTo6(one.Predicted), Satisfaction: roundTo6(one.Satisfaction),
+			StdErr: roundTo6(one.StdErr), Evaluated: one.Evaluated, Bound: roundTo6(one.Bound),
+			FluidLimit: roundTo6(one.FluidLimit),
 			Binding:    one.Binding, Reason: one.Reason, name: p.Name(one.Configuration),
 		}
 		for _, g := range one.Gains {
-			f.Gains = append(f.Gains, gainOfType{g.Type, rounded(g.Rate), g.Price})
+			f.Gains = append(f.Gains, gainOfType{g.Type, roundTo6(g.Rate), g.Price})
 		}
 		report.Plans = append(report.Plans, f)
 	}
 	for _, one := range r.Evaluations {
-		l := loggedEstimate{Configuration: counts(one.Configuration), StdErr: rounded(one.StdErr)}
-		if value := rounded(one.Value); p.Objective == plan.LeastCost {
+		l := loggedEstimate{Configuration: counts(one.Configuration), StdErr: roundTo6(one.StdErr)}
+		if value := roundTo6(one.Value); p.Objective == plan.LeastCost {
 			l.Satisfaction = &value
 		} else {
 			l.Throughput = &value
@@ -220,5 +220,5 @@ func plusMinus(standardError float64, decimals int) string {
 	return fmt.Sprintf(" ± %.*f", decimals, standardError)
 }
 
-// rounded rounds to six decimals, because processors differ in the last digits.
-func rounded(x float64) float64 { return math.Round(x*1e6) / 1e6 }
+// roundTo6 rounds to six decimals, because processors differ in the last digits.
+func roundTo6(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -11,18 +11,18 @@ import (
 	"github.com/muster-serve/muster/profiles/sharing"
 )
 
-// chart draws the measurements: how models scale with workers, how long a batch takes, and, where
-// it was measured, how much longer beside another model.
-func chart(f *sharing.File) *picture.Picture {
-	panels := []*picture.Panel{scalability(f), latencies(f)}
+// drawChart draws the measurements: how models scale with workers, how long a batch takes, and,
+// where it was measured, how much longer beside another model.
+func drawChart(f *sharing.File) *picture.Picture {
+	panels := []*picture.Panel{newScalabilityPanel(f), newLatencyPanel(f)}
 	if f.Slowdown != nil {
-		panels = append(panels, slowdowns(f))
+		panels = append(panels, newSlowdownPanel(f))
 	}
 	return picture.Page(len(panels), panels...)
 }
 
-// scalability is queries/s by workers, in parts of those of one.
-func scalability(f *sharing.File) *picture.Panel {
+// newScalabilityPanel is queries/s by workers, in parts of those of one.
+func newScalabilityPanel(f *sharing.File) *picture.Panel {
 	p := picture.New("Queries/s by workers", "workers, a core each", "parts of one worker's")
 	p.Width = 320
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, float64(f.Cores)+.2, 0, float64(f.Cores)
@@ -48,8 +48,8 @@ func scalability(f *sharing.File) *picture.Panel {
 	return p
 }
 
-// latencies are medians by batch size, of one worker and of all.
-func latencies(f *sharing.File) *picture.Panel {
+// newLatencyPanel are medians by batch size, of one worker and of all.
+func newLatencyPanel(f *sharing.File) *picture.Panel {
 	p := picture.New("Time of a batch; dots: beside workers on all other cores", "batch size",
 		"median, ms")
 	p.Width = 340
@@ -58,7 +58,7 @@ func latencies(f *sharing.File) *picture.Panel {
 	least, most := math.Inf(1), 0.0
 	for i, name := range modelsOf(f) {
 		c := &picture.Curve{LineStyle: picture.LineOf(i)}
-		all := dots(i)
+		all := newDots(i)
 		for _, l := range f.Latencies[name] {
 			at := picture.Point{X: float64(l.BatchSize), Y: l.P50}
 			if l.Workers == f.Latencies[name][0].Workers {
@@ -77,8 +77,8 @@ func latencies(f *sharing.File) *picture.Panel {
 	return p
 }
 
-// dots is a curve of marks without a line.
-func dots(i int) *picture.Curve {
+// newDots is a curve of marks without a line.
+func newDots(i int) *picture.Curve {
 	return &picture.Curve{
 		LineStyle: picture.LineStyle{Color: color.Transparent}, Mark: picture.MarkOf(i),
 	}
@@ -87,8 +87,8 @@ func dots(i int) *picture.Curve {
 // floor10 is the power of ten below x.
 func floor10(x float64) float64 { return math.Pow10(int(math.Floor(math.Log10(max(x, 1e-6))))) }
 
-// slowdowns is a table with a colour for each cell.
-func slowdowns(f *sharing.File) *picture.Panel {
+// newSlowdownPanel is a table with a colour for each cell.
+func newSlowdownPanel(f *sharing.File) *picture.Panel {
 	names := modelsOf(f)
 	p := picture.New("Slowdown of a model beside another", "beside", "")
 	p.Width, p.Headroom = max(240, float64(90+46*len(names))), 0

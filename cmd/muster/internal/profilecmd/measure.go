@@ -93,8 +93,8 @@ type pinnedWorker struct {
 	done   atomic.Int64 // the turn in which it has run a query, or has none to run
 }
 
-// clock is the processor time of a thread.
-func clock(thread int32) time.Duration {
+// threadTime is the processor time of a thread.
+func threadTime(thread int32) time.Duration {
 	const perThread, scheduler = 4, 2 // as the kernel's CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED
 	var t unix.Timespec
 	if err := unix.ClockGettime(^thread<<3|perThread|scheduler, &t); err != nil {
@@ -116,18 +116,19 @@ type measurement struct {
 	verdict atomic.Int32 // of the last look
 }
 
-// measure lets workers run in phases, rounds times each. In a round each worker runs its batch
-// sizes in an order of the round's, and each of them in all phases, one right after the other: what
-// else changes on the machine, and on the machine under a virtual one, changes all phases alike. A
-// turn (a batch size in a phase) lasts until each worker that is on has run a query, and at least
-// least. If processors were apart before or after a batch size, it runs again, as long as the watch
-// has time to wait.
+// measurePhases lets workers run in phases, rounds times each. In a round each worker runs its
+// batch sizes in an order of the round's, and each of them in all phases, one right after the
+// other: what else changes on the machine, and on the machine under a virtual one, changes all
+// phases alike. A turn (a batch size in a phase) lasts until each worker that is on has run a
+// query, and at least least. If processors were apart before or after a batch size, it runs again,
+// as long as the watch has time to wait.
 //
 // Workers that are off keep their processors busy without touching memory. If they slept, the
 // processor's frequency and what else the machine has to do there would not be as they are in the
 // other phases, and "alone" would be beside that. For the same reason workers wait for each other
 // without sleeping. measure blocks until all is done or ctx ends.
-func measure(ctx context.Context, workers []*pinnedWorker, phases, rounds int, least time.Duration,
+func measurePhases(ctx context.Context, workers []*pinnedWorker, phases, rounds int,
+	least time.Duration,
 	watch *watch) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -264,15 +265,15 @@ func (m *measurement) runTurn(ctx context.Context, w *pinnedWorker, turn int64, 
 	for {
 		start := time.Now() // before the clocks are read, and after: no part is above 1
 		for i, o := range m.workers {
-			before[i] = clock(o.thread.Load())
+			before[i] = threadTime(o.thread.Load())
 		}
-		cpu := clock(own)
+		cpu := threadTime(own)
 		if err := s.run(ctx, batch, r.Int()); err != nil {
 			return nil, fmt.Errorf("%s, batch size %d: %w", s.version, s.batches[batch], err)
 		}
-		one := sample{cpu: clock(own) - cpu, beside: 1}
+		one := sample{cpu: threadTime(own) - cpu, beside: 1}
 		for i, o := range m.workers {
-			before[i] = clock(o.thread.Load()) - before[i]
+			before[i] = threadTime(o.thread.Load()) - before[i]
 		}
 		took := time.Since(start)
 		for _, had := range before {

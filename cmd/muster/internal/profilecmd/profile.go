@@ -55,7 +55,7 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 	if err != nil {
 		return err
 	}
-	if p.file.Bandwidth, err = bandwidth(ctx, p.cpus); err != nil {
+	if p.file.Bandwidth, err = measureBandwidth(ctx, p.cpus); err != nil {
 		return err
 	}
 	p.file.BandwidthBy = "copying memory on all cores"
@@ -87,9 +87,9 @@ func (p *profiler) run(ctx context.Context, pairs bool) error {
 		return err
 	}
 	p.file.Steal, p.file.Others = after.shareSince(before)
-	p.file.WaitedS = round(p.watch.waited.Seconds(), 1)
+	p.file.WaitedS = roundTo(p.watch.waited.Seconds(), 1)
 	if p.watch.apart > 0 {
-		p.file.Apart = round(float64(p.watch.apart)/float64(p.watch.steps), 4)
+		p.file.Apart = roundTo(float64(p.watch.apart)/float64(p.watch.steps), 4)
 		p.file.Unsure = append(p.file.Unsure,
 			fmt.Sprintf("the processors shared no cache in %.0f %% of "+
 				"all that was measured, though the machine says that they do", 100*p.file.Apart))
@@ -102,9 +102,9 @@ func (p *profiler) step() {
 	p.progress(p.done, p.of)
 }
 
-// workers returns a worker of a subject on each of some processors, which runs so many of its batch
-// sizes.
-func workers(s *subject, cpus []int, batches int,
+// newWorkers returns a worker of a subject on each of some processors, which runs so many of its
+// batch sizes.
+func newWorkers(s *subject, cpus []int, batches int,
 	on func(worker, phase, round int) bool) ([]*pinnedWorker,
 	error) {
 	var all []*pinnedWorker
@@ -126,7 +126,7 @@ func (p *profiler) measureScaling(ctx context.Context, s *subject) error {
 	name := s.version.Model
 	most := slices.Max(p.counts)
 	// Each round begins with another processor: they may not be equally fast.
-	all, err := workers(s, p.cpus[:most], len(s.batches), func(worker, phase, round int) bool {
+	all, err := newWorkers(s, p.cpus[:most], len(s.batches), func(worker, phase, round int) bool {
 		return (worker+round)%most < p.counts[phase]
 	})
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *profiler) measureScaling(ctx context.Context, s *subject) error {
 	}
 	var unsure []string
 	for range maxRepeats {
-		if err := measure(ctx, all, len(p.counts), p.rounds, p.least, p.watch); err != nil {
+		if err := measurePhases(ctx, all, len(p.counts), p.rounds, p.least, p.watch); err != nil {
 			return err
 		}
 		p.file.Latencies[name], unsure = p.latenciesOf(s, all)
@@ -167,11 +167,11 @@ func (p *profiler) latenciesOf(s *subject, all []*pinnedWorker) (list []sharing.
 			times := timesOf(samples)
 			l := sharing.Latency{
 				Workers: count, BatchSize: size, Samples: len(times),
-				Error: round(spread(times), 4),
+				Error: roundTo(medianError(times), 4),
 			}
 			slices.Sort(times)
 			ms := func(q float64) float64 {
-				return round(float64(quantile(times, q))/float64(time.Millisecond), 6)
+				return roundTo(float64(quantile(times, q))/float64(time.Millisecond), 6)
 			}
 			l.P50, l.P90, l.P99 = ms(.5), ms(.9), ms(.99)
 			list = append(list, l)
@@ -200,14 +200,15 @@ func (p *profiler) computeServed(ctx context.Context, s *subject) error {
 	}
 	rows := make([][]float64, p.file.Cores+1)
 	for w := range rows {
-		rows[w] = []float64{round(between(p.counts, by, w), 2)}
+		rows[w] = []float64{roundTo(interpolate(p.counts, by, w), 2)}
 	}
 	p.file.QPS[name] = rows
 	least, most := p.medianTimes(s, p.counts[0]), p.medianTimes(s, p.counts[len(p.counts)-1])
-	if expect(sizes, s.batches, least) < lowScalability*expect(sizes, s.batches, most) {
+	if expectedValue(sizes, s.batches, least) < lowScalability*expectedValue(sizes, s.batches,
+		most) {
 		p.file.Low = append(p.file.Low, name)
 	}
-	p.file.HalfBandwidth[name] = round(rowBytes(s)*sizes.Mean()*rows[half][0]/1e9, 3)
+	p.file.HalfBandwidth[name] = roundTo(rowBytes(s)*sizes.Mean()*rows[half][0]/1e9, 3)
 	return nil
 }
 
@@ -233,7 +234,7 @@ func (p *profiler) largestBatch(s *subject) int {
 	half := float64(s.version.Config.QoSTarget) / float64(time.Millisecond) / 2
 	y := p.medianTimes(s, p.counts[0])
 	for b := largest; b > 1; b-- {
-		if at(s.batches, y, b) <= half {
+		if interpolateAt(s.batches, y, b) <= half {
 			return b
 		}
 	}
@@ -250,8 +251,8 @@ func rowBytes(s *subject) float64 {
 	return bytes
 }
 
-// between is the value at w of a curve through (0, 0) and some points, linear between them.
-func between(counts []int, by map[int]float64, w int) float64 {
+// interpolate is the value at w of a curve through (0, 0) and some points, linear between them.
+func interpolate(counts []int, by map[int]float64, w int) float64 {
 	low, value := 0, 0.0
 	for _, c := range counts {
 		if w <= c {
@@ -336,24 +337,25 @@ func (p *profiler) measurePair(ctx context.Context, a, b *subject) error {
 	}
 	half := len(p.cpus) / 2
 	const first, second, both = 0, 1, 2
-	ofA, err := workers(a, p.cpus[:half], p.countNeeded(a), func(_, phase, _ int) bool {
+	ofA, err := newWorkers(a, p.cpus[:half], p.countNeeded(a), func(_, phase, _ int) bool {
 		return phase != second
 	})
 	if err != nil {
 		return err
 	}
-	ofB, err := workers(b, p.cpus[half:2*half], p.countNeeded(b), func(_, phase, _ int) bool {
+	ofB, err := newWorkers(b, p.cpus[half:2*half], p.countNeeded(b), func(_, phase, _ int) bool {
 		return phase != first
 	})
 	if err != nil {
 		return err
 	}
 	set := func(of, beside *subject, r, err float64) {
-		p.file.Slowdown[of.version.Model][beside.version.Model] = round(r, 4)
-		p.file.SlowdownError[of.version.Model][beside.version.Model] = round(err, 4)
+		p.file.Slowdown[of.version.Model][beside.version.Model] = roundTo(r, 4)
+		p.file.SlowdownError[of.version.Model][beside.version.Model] = roundTo(err, 4)
 	}
 	for try := 1; ; try++ {
-		if err := measure(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least, p.watch); err != nil {
+		if err := measurePhases(ctx, slices.Concat(ofA, ofB), 3, p.rounds, p.least,
+			p.watch); err != nil {
 			return err
 		}
 		r, errA := p.slowdownOf(ofA, first, both)
@@ -385,7 +387,7 @@ func (p *profiler) slowdownOf(of []*pinnedWorker, alone, together int) (r, err f
 	for _, w := range of {
 		before, after = append(before, w.rounds[alone]...), append(after, w.rounds[together]...)
 	}
-	return ratio(sizes, s.batches[:of[0].batches], before, after)
+	return slowdownRatio(sizes, s.batches[:of[0].batches], before, after)
 }
 
 // countNeeded is how many of a model's batch sizes say how long its queries take: all up to the
@@ -400,8 +402,8 @@ func (p *profiler) countNeeded(s *subject) int {
 	return len(s.batches)
 }
 
-// round rounds to some digits after the point, so that files can be read and compared.
-func round(x float64, digits int) float64 {
+// roundTo rounds to some digits after the point, so that files can be read and compared.
+func roundTo(x float64, digits int) float64 {
 	f := math.Pow10(digits)
 	return math.Round(x*f) / f
 }

@@ -272,18 +272,19 @@ func TestRatio(t *testing.T) {
 		}
 		return rounds
 	}
-	r, err := ratio(sizes, batches, phase(false), phase(true))
-	want := expect(sizes, batches, []float64{3, 120}) / expect(sizes, batches, []float64{1, 100})
+	r, err := slowdownRatio(sizes, batches, phase(false), phase(true))
+	want := expectedValue(sizes, batches, []float64{3, 120}) / expectedValue(sizes, batches,
+		[]float64{1, 100})
 	if math.Abs(r-want) > 1e-6 || err > .001 {
 		t.Errorf("got %v +- %v, want %v", r, err, want)
 	}
-	if _, err := ratio(sizes, batches, phase(false)[:2], phase(true)[:2]); err < .9 {
+	if _, err := slowdownRatio(sizes, batches, phase(false)[:2], phase(true)[:2]); err < .9 {
 		t.Errorf("two rounds: error %v, want 1, about", err)
 	}
-	if got := at([]int{1, 10, 20}, []float64{1, 10, 40}, 15); got != 25 {
+	if got := interpolateAt([]int{1, 10, 20}, []float64{1, 10, 40}, 15); got != 25 {
 		t.Errorf("between 10 and 20: got %v, want 25", got)
 	}
-	if got := at([]int{1, 10, 20}, []float64{1, 10, 40}, 30); got != 70 {
+	if got := interpolateAt([]int{1, 10, 20}, []float64{1, 10, 40}, 30); got != 70 {
 		t.Errorf("beyond the last: got %v, want 70", got)
 	}
 }
@@ -317,7 +318,7 @@ func TestCounts(t *testing.T) {
 	}
 	by := map[int]float64{2: 20, 4: 30}
 	for w, want := range []float64{0, 10, 20, 25, 30} {
-		if got := between([]int{2, 4}, by, w); got != want {
+		if got := interpolate([]int{2, 4}, by, w); got != want {
 			t.Errorf("%d workers: got %v, want %v", w, got, want)
 		}
 	}
@@ -355,11 +356,12 @@ func TestAloneCounts(t *testing.T) {
 	}
 	s := &subject{model: brief{}, batches: []int{1}, inputs: [][][]tensor.Tensor{{nil}}}
 	cpu := top.CPUs[0].Number
-	all, err := workers(s, []int{cpu, cpu}, 1, func(worker, _, _ int) bool { return worker == 0 })
+	all, err := newWorkers(s, []int{cpu, cpu}, 1,
+		func(worker, _, _ int) bool { return worker == 0 })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := measure(context.Background(), all, 1, 1, 0, &watch{}); err != nil {
+	if err := measurePhases(context.Background(), all, 1, 1, 0, &watch{}); err != nil {
 		t.Fatal(err)
 	}
 	samples := all[0].rounds[0][0][0]
@@ -384,14 +386,14 @@ func TestPhasesInterleave(t *testing.T) {
 	s := &subject{
 		model: brief{}, batches: []int{1, 2}, inputs: [][][]tensor.Tensor{{nil}, {nil}},
 	}
-	all, err := workers(s, []int{top.CPUs[0].Number}, 2, func(_, phase, _ int) bool {
+	all, err := newWorkers(s, []int{top.CPUs[0].Number}, 2, func(_, phase, _ int) bool {
 		phases = append(phases, phase)
 		return true
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := measure(context.Background(), all, 3, 2, 0, &watch{}); err != nil {
+	if err := measurePhases(context.Background(), all, 3, 2, 0, &watch{}); err != nil {
 		t.Fatal(err)
 	}
 	if want := []int{0, 1, 2, 2, 1, 0, 2, 1, 0, 0, 1, 2}; !slices.Equal(phases, want) {
@@ -428,19 +430,19 @@ func TestMeasureEnds(t *testing.T) {
 			inputs: [][][]tensor.Tensor{{nil}},
 		}
 		cpu := top.CPUs[0].Number
-		all, err := workers(s, []int{cpu, cpu}, 1, func(w, _, _ int) bool { return w == 0 })
+		all, err := newWorkers(s, []int{cpu, cpu}, 1, func(w, _, _ int) bool { return w == 0 })
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
-	if err := measure(context.Background(), one(failing{}), 1, 3, 0, &watch{}); err == nil ||
+	if err := measurePhases(context.Background(), one(failing{}), 1, 3, 0, &watch{}); err == nil ||
 		!strings.Contains(err.Error(), "broken") {
 		t.Errorf("got %v, want that it is broken", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := measure(ctx, one(brief{}), 1, 1_000_000, 0, &watch{}); !errors.Is(err,
+	if err := measurePhases(ctx, one(brief{}), 1, 1_000_000, 0, &watch{}); !errors.Is(err,
 		context.Canceled) {
 		t.Errorf("got %v, want that ctx ended", err)
 	}

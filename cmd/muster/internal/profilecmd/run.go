@@ -92,7 +92,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		return err
 	}
 	if err := write(o.picture, func(w io.Writer) error {
-		return chart(p.file).Write(w, o.format)
+		return drawChart(p.file).Write(w, o.format)
 	}); err != nil {
 		return err
 	}

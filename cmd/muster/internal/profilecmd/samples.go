@@ -116,7 +116,8 @@ func (o *options) measureSamples(ctx context.Context, names []string, out,
 	}
 	fmt.Fprintf(out,
 		"%s as %s\nmeanwhile the hypervisor took %.1f %% of the cores' time, and other "+
-			"processes %.1f %%\n\n", terminal.Plain(processor), terminal.Plain(string(instanceType)),
+			"processes %.1f %%\n\n", terminal.Plain(processor),
+		terminal.Plain(string(instanceType)),
 		100*stolen, 100*others)
 	if err := printSamples(out, all); err != nil {
 		return err
@@ -147,7 +148,7 @@ func sampleRuns(ctx context.Context, subjects []*subject, rounds int, least time
 					start := time.Now()
 					err := s.run(ctx, b, len(all[i].runs[b])+n)
 					if took := time.Since(start); n > 0 {
-						all[i].runs[b] = append(all[i].runs[b], ms(took))
+						all[i].runs[b] = append(all[i].runs[b], toMs(took))
 					}
 					if err != nil {
 						return nil, fmt.Errorf("run %s with batch size %d: %w", s.version, batch,
@@ -162,7 +163,7 @@ func sampleRuns(ctx context.Context, subjects []*subject, rounds int, least time
 	return all, nil
 }
 
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // writeSamples writes them as [profiles.ReadSamples] reads them.
 func writeSamples(w io.Writer, instanceType profiles.InstanceType, all []samples) error {
@@ -212,7 +213,7 @@ func drawSamples(processor string, all []samples) *picture.Panel {
 	least, most, largest := math.Inf(1), 0., 1
 	for i, s := range all {
 		median := &picture.Curve{LineStyle: picture.LineOf(i)}
-		tail := dots(i)
+		tail := newDots(i)
 		for b, batch := range s.batches {
 			p50, p99 := s.quantileOf(b, .5), s.quantileOf(b, .99)
 			median.Values = append(median.Values, picture.Point{X: float64(batch), Y: p50})

@@ -20,9 +20,10 @@ const precise = .01
 // beside is the part of a run in which the neighbours must have had their cores for it to count.
 const beside = .8
 
-// counting returns the runs, or what is of several, during which all workers had their cores. Where
-// the machine was so busy that they hardly did, it is the third during which they had them most.
-func counting[T any](all []T, part func(T) float64) []T {
+// countedRuns returns the runs, or what is of several, during which all workers had their cores.
+// Where the machine was so busy that they hardly did, it is the third during which they had them
+// most.
+func countedRuns[T any](all []T, part func(T) float64) []T {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(part(b), part(a)) })
 	n := 0
@@ -34,7 +35,7 @@ func counting[T any](all []T, part func(T) float64) []T {
 
 // timesOf are those of the runs that count.
 func timesOf(all []sample) (times []time.Duration) {
-	for _, one := range counting(all, func(s sample) float64 { return s.beside }) {
+	for _, one := range countedRuns(all, func(s sample) float64 { return s.beside }) {
 		times = append(times, one.cpu)
 	}
 	return times
@@ -50,9 +51,9 @@ func median[T cmp.Ordered](x []T) T {
 	return x[len(x)/2]
 }
 
-// spread is the relative standard error of the median of x: by its median deviation, which single
-// long runs do not move. It is 1 for fewer than three values.
-func spread[T ~float64 | ~int64](x []T) float64 {
+// medianError is the relative standard error of the median of x: by its median deviation, which
+// single long runs do not move. It is 1 for fewer than three values.
+func medianError[T ~float64 | ~int64](x []T) float64 {
 	if len(x) < 3 {
 		return 1
 	}
@@ -71,17 +72,17 @@ func quantile[T cmp.Ordered](sorted []T, q float64) T {
 	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }
 
-// expect is the mean of a curve over a distribution of batch sizes. y is by batch size; between
-// batches it is linear, below the first it is the first's, and beyond the last it goes on.
-func expect(sizes *workload.BatchSizes, batches []int, y []float64) float64 {
+// expectedValue is the mean of a curve over a distribution of batch sizes. y is by batch size;
+// between batches it is linear, below the first it is the first's, and beyond the last it goes on.
+func expectedValue(sizes *workload.BatchSizes, batches []int, y []float64) float64 {
 	mean := 0.0
 	for _, p := range sizes.PMF() {
-		mean += p.P * at(batches, y, p.BatchSize)
+		mean += p.P * interpolateAt(batches, y, p.BatchSize)
 	}
 	return mean
 }
 
-func at(batches []int, y []float64, batch int) float64 {
+func interpolateAt(batches []int, y []float64, batch int) float64 {
 	if batch <= batches[0] || len(batches) == 1 {
 		return y[0]
 	}
@@ -98,10 +99,10 @@ type contrast struct {
 	ratio, beside float64
 }
 
-// ratio is how much longer the queries of the trace took in one phase than in another, and its
-// relative standard error. Runs are compared within a round, where they follow each other; of a
+// slowdownRatio is how much longer the queries of the trace took in one phase than in another, and
+// its relative standard error. Runs are compared within a round, where they follow each other; of a
 // batch size the median counts, and batch sizes by how much of the time they take.
-func ratio(sizes *workload.BatchSizes, batches []int, alone, together [][][]sample) (r,
+func slowdownRatio(sizes *workload.BatchSizes, batches []int, alone, together [][][]sample) (r,
 	err float64) {
 	times, ratios := make([]float64, len(batches)), make([]float64, len(batches))
 	errs := make([]float64, len(batches))
@@ -112,7 +113,7 @@ func ratio(sizes *workload.BatchSizes, batches []int, alone, together [][][]samp
 			all = append(all, alone[n][i]...)
 			// The first of a turn takes longest, so as many of both.
 			k := min(len(alone[n][i]), len(together[n][i]))
-			a, b := summary(alone[n][i][:k]), summary(together[n][i][:k])
+			a, b := medianSample(alone[n][i][:k]), medianSample(together[n][i][:k])
 			if a.cpu > 0 && b.cpu > 0 {
 				contrasts = append(contrasts, contrast{
 					float64(b.cpu) / float64(a.cpu), min(a.beside, b.beside),
@@ -124,27 +125,27 @@ func ratio(sizes *workload.BatchSizes, batches []int, alone, together [][][]samp
 		}
 		times[i] = float64(median(timesOf(all)))
 		var rs []float64
-		for _, c := range counting(contrasts, func(c contrast) float64 { return c.beside }) {
+		for _, c := range countedRuns(contrasts, func(c contrast) float64 { return c.beside }) {
 			rs = append(rs, c.ratio)
 		}
-		errs[i] = spread(rs)
+		errs[i] = medianError(rs)
 		ratios[i] = median(rs)
 	}
-	whole := expect(sizes, batches, times)
+	whole := expectedValue(sizes, batches, times)
 	for i := range batches {
 		part := make([]float64, len(batches))
 		part[i] = times[i] * ratios[i]
-		is := expect(sizes, batches, part) / whole
+		is := expectedValue(sizes, batches, part) / whole
 		r += is
 		err = math.Hypot(err, is*errs[i])
 	}
 	return r, err / r
 }
 
-// summary is the median run of those that count, with the least part that one of them had.
-func summary(all []sample) (s sample) {
+// medianSample is the median run of those that count, with the least part that one of them had.
+func medianSample(all []sample) (s sample) {
 	s.beside = 1
-	counted := counting(all, func(s sample) float64 { return s.beside })
+	counted := countedRuns(all, func(s sample) float64 { return s.beside })
 	for _, one := range counted {
 		s.beside = min(s.beside, one.beside)
 	}

@@ -34,7 +34,7 @@ func twoOf(t *testing.T, m runtime.Model, phases *atomic.Int64) []*pinnedWorker 
 	}
 	s := &subject{model: m, batches: []int{1}, inputs: [][][]tensor.Tensor{{nil}}}
 	cpu := top.CPUs[0].Number
-	all, err := workers(s, []int{cpu, cpu}, 1, func(worker, _, _ int) bool {
+	all, err := newWorkers(s, []int{cpu, cpu}, 1, func(worker, _, _ int) bool {
 		if worker == 0 {
 			phases.Add(1)
 		}
@@ -69,7 +69,7 @@ func TestApartRunsAgain(t *testing.T) {
 			return found
 		},
 	}
-	if err := measure(context.Background(), all, 2, 1, 0, w); err != nil {
+	if err := measurePhases(context.Background(), all, 2, 1, 0, w); err != nil {
 		t.Fatal(err)
 	}
 	if got := phases.Load(); len(looks) > 0 || got != 4 {
@@ -97,7 +97,7 @@ func TestApartForever(t *testing.T) {
 		caches: map[int]int{0: 0, 1: 0}, left: 1,
 		roundTrip: func(context.Context, *link, bool, int64) time.Duration { return apart },
 	}
-	if err := measure(context.Background(), all, 1, 3, 0, w); err != nil {
+	if err := measurePhases(context.Background(), all, 1, 3, 0, w); err != nil {
 		t.Fatal(err)
 	}
 	if w.steps != 3 || w.apart != 3 || w.waited < nap {

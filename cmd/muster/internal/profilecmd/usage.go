@@ -67,12 +67,12 @@ func (u usage) shareSince(before usage) (stolen, others float64) {
 	}
 	stolen = (u.stolen - before.stolen) / all
 	others = (u.busy-before.busy-(u.own-before.own))/all - stolen
-	return round(stolen, 4), round(max(0, others), 4)
+	return roundTo(stolen, 4), roundTo(max(0, others), 4)
 }
 
-// bandwidth is the memory's, in GB/s, when all processors copy: bytes that are read and written by
-// each thread's processor time.
-func bandwidth(ctx context.Context, cpus []int) (float64, error) {
+// measureBandwidth is the memory's, in GB/s, when all processors copy: bytes that are read and
+// written by each thread's processor time.
+func measureBandwidth(ctx context.Context, cpus []int) (float64, error) {
 	const size, most = 64 << 20, 8 // far larger than a core's share of the caches
 	rates := make([]float64, len(cpus))
 	errs := make([]error, len(cpus))
@@ -98,9 +98,9 @@ func bandwidth(ctx context.Context, cpus []int) (float64, error) {
 				if errs[i] = ctx.Err(); errs[i] != nil {
 					return
 				}
-				start := clock(thread)
+				start := threadTime(thread)
 				copy(to, from)
-				rates[i] = max(rates[i], 2*size/(clock(thread)-start).Seconds()/1e9)
+				rates[i] = max(rates[i], 2*size/(threadTime(thread)-start).Seconds()/1e9)
 			}
 		})
 	}
@@ -109,5 +109,5 @@ func bandwidth(ctx context.Context, cpus []int) (float64, error) {
 	for _, r := range rates {
 		sum += r
 	}
-	return round(sum, 2), errors.Join(errs...)
+	return roundTo(sum, 2), errors.Join(errs...)
 }

@@ -61,7 +61,7 @@ func (k inStore) write(ctx context.Context, next *control.Release, entry *store.
 	} else if err != nil {
 		return nil, err
 	}
-	return shown(next), nil
+	return toResponse(next), nil
 }
 
 // sign writes the newest release of a model as the next one, signed, unless it is.
@@ -76,7 +76,7 @@ func (k inStore) sign(ctx context.Context, model string) (*control.ReleaseRespon
 	err = releases.ReadSigned(ctx, k.s, newest, k.releaseTrust())
 	switch {
 	case err == nil:
-		return shown(newest), nil
+		return toResponse(newest), nil
 	case !errors.Is(err, store.ErrSignature):
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (k inStore) Release(ctx context.Context, req *control.ReleaseRequest, _ ...
 			err = fmt.Errorf("no version of %.80q was released in %s: its newest version serves",
 				model, k.s)
 		}
-		return shown(newest), err
+		return toResponse(newest), err
 	}
 	index, err := k.s.Index(ctx)
 	if err != nil {
@@ -147,15 +147,15 @@ func (k inStore) Release(ctx context.Context, req *control.ReleaseRequest, _ ...
 			case err != nil:
 				return nil, err
 			default:
-				out.Releases = append(out.Releases, shown(r).Releases...)
+				out.Releases = append(out.Releases, toResponse(r).Releases...)
 			}
 		}
 	}
 	return out, nil
 }
 
-// shown is the answer that has the releases, of whose trials a store knows nothing.
-func shown(all ...*control.Release) *control.ReleaseResponse {
+// toResponse is the answer that has the releases, of whose trials a store knows nothing.
+func toResponse(all ...*control.Release) *control.ReleaseResponse {
 	out := &control.ReleaseResponse{}
 	for _, r := range all {
 		out.Releases = append(out.Releases, &control.ReleaseState{

@@ -39,7 +39,7 @@ const timeout = 10 * time.Second
 // Commands are the commands for releases.
 func Commands(dial Dial) []*cobra.Command {
 	return []*cobra.Command{
-		promote(dial), rollback(dial), show(dial, false), show(dial, true),
+		newPromote(dial), newRollback(dial), newShow(dial, false), newShow(dial, true),
 	}
 }
 
@@ -65,9 +65,9 @@ func (p *place) open(ctx context.Context, signer *store.Signer) (k inStore, err 
 	return k, err
 }
 
-// call makes a command make a call of an agent, or of the store in a place, and print the answer. in is
-// nil for a command that needs a fleet.
-func call(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Context, k keeper,
+// runCall makes a command make a call of an agent, or of the store in a place, and print the
+// answer. in is nil for a command that needs a fleet.
+func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Context, k keeper,
 	args []string) (*control.ReleaseResponse, error),
 	print func(io.Writer, *control.ReleaseResponse) error) *cobra.Command {
 	open, explain := dial(cmd)
@@ -124,7 +124,7 @@ func call(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Context,
 	return cmd
 }
 
-func promote(dial Dial) *cobra.Command {
+func newPromote(dial Dial) *cobra.Command {
 	req, share, after, difference := &control.SetReleaseRequest{}, "", time.Duration(0), 0.
 	cmd := &cobra.Command{
 		Use:   "promote MODEL VERSION",
@@ -163,7 +163,7 @@ It needs the right "fleet" where clients have names.`,
 	flags.Uint64Var(&in.above, "above", 0,
 		"with --store: give the release a number above this one, where fleets know one that was "+
 			"removed from the store")
-	return call(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
+	return runCall(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		var err error
 		if req.Version, err = strconv.ParseInt(args[1], 10, 64); err != nil || req.Version < 1 {
@@ -174,14 +174,16 @@ It needs the right "fleet" where clients have names.`,
 		}
 		compares, older := flags.Changed("max-difference"), flags.Changed("tolerance")
 		if req.Share == 0 && (after != 0 || req.PromoteQueries != 0 || compares || older) {
-			return nil, misuse.Errorf("--promote-after, --promote-queries and --max-difference are " +
-				"for a canary: they need --share")
+			return nil,
+				misuse.Errorf("--promote-after, --promote-queries and --max-difference are " +
+					"for a canary: they need --share")
 		}
 		switch {
 		case compares && older:
 			return nil, misuse.Errorf("--tolerance beside --max-difference, want one of them")
 		case compares && !(difference >= 0 && difference <= math.MaxFloat64):
-			return nil, misuse.Errorf("--max-difference %v, want a number of at least 0", difference)
+			return nil, misuse.Errorf("--max-difference %v, want a number of at least 0",
+				difference)
 		case compares:
 			req.MaxDifference = &difference
 		}
@@ -217,7 +219,7 @@ func ParseShare(text string) (float64, error) {
 	return share, nil
 }
 
-func rollback(dial Dial) *cobra.Command {
+func newRollback(dial Dial) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback MODEL",
 		Short: "Take a model's canary back or, if it has none, return to the version before",
@@ -228,14 +230,14 @@ It needs the right "fleet" where clients have names.`,
 		Example: "  muster models rollback ncf",
 		Args:    cobra.ExactArgs(1),
 	}
-	return call(dial, cmd, storeFlags(cmd), func(ctx context.Context, k keeper, args []string) (
+	return runCall(dial, cmd, storeFlags(cmd), func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		return k.SetRelease(ctx, &control.SetReleaseRequest{Model: args[0]})
 	}, printReleases)
 }
 
-// show is the command release, or compare.
-func show(dial Dial, compares bool) *cobra.Command {
+// newShow is the command release, or compare.
+func newShow(dial Dial, compares bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "release [MODEL]",
 		Short:   "Show which versions of models are released",
@@ -260,7 +262,7 @@ has signed it: agents with --require-signature follow signed ones only.`
 		cmd.Example += "\n  muster models release ncf --store s3://acme-models/prod --sign release.key"
 		in = storeFlags(cmd)
 	}
-	return call(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
+	return runCall(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		if s, ok := k.(inStore); ok && s.signer != nil {
 			if len(args) == 0 {
@@ -286,7 +288,7 @@ func printReleases(out io.Writer, resp *control.ReleaseResponse) error {
 	for _, s := range resp.GetReleases() {
 		r, canary, share := s.GetRelease(), "-", "-"
 		if r.GetCanary() != 0 {
-			canary, share = fmt.Sprint(r.GetCanary()), percent(r.GetShare())
+			canary, share = fmt.Sprint(r.GetCanary()), formatPercent(r.GetShare())
 		}
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\n", r.GetModel(), r.GetCurrent(), canary, share,
 			s.GetState(), cmp.Or(s.GetVerdict(), r.GetWhy()))
@@ -294,7 +296,7 @@ func printReleases(out io.Writer, resp *control.ReleaseResponse) error {
 	return t.Flush()
 }
 
-func percent(share float64) string { return fmt.Sprintf("%.3g%%", 100*share) }
+func formatPercent(share float64) string { return fmt.Sprintf("%.3g%%", 100*share) }
 
 func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 	for _, s := range resp.GetReleases() {
@@ -305,7 +307,7 @@ func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 			continue
 		}
 		fmt.Fprintf(out, "%s: version %d beside %d with %s of the queries, %s for %v\n%s\n\n",
-			r.GetModel(), r.GetCanary(), r.GetCurrent(), percent(r.GetShare()), s.GetState(),
+			r.GetModel(), r.GetCanary(), r.GetCurrent(), formatPercent(r.GetShare()), s.GetState(),
 			time.Duration(s.GetAgeNs()).Round(time.Second), cmp.Or(s.GetVerdict(), r.GetWhy()))
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "VERSION\tQUERIES\tLATE\tFAILED\tSLOW RUNS\tP50 RUN\tP99 RUN")
@@ -314,9 +316,10 @@ func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 			*control.VersionCounts
 		}{{r.GetCurrent(), s.GetCurrent()}, {r.GetCanary(), s.GetCanary()}} {
 			fmt.Fprintf(t, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", x.version, x.GetQueries(),
-				counted(x.GetLate(), x.GetQueries()-min(x.GetFailed(), x.GetQueries())),
-				counted(x.GetFailed(), x.GetQueries()), bounds(x.GetSlow(), x.GetRuns()),
-				took(x.GetP50Ns()), took(x.GetP99Ns()))
+				formatCounted(x.GetLate(), x.GetQueries()-min(x.GetFailed(), x.GetQueries())),
+				formatCounted(x.GetFailed(), x.GetQueries()), formatBounds(x.GetSlow(),
+					x.GetRuns()),
+				formatTook(x.GetP50Ns()), formatTook(x.GetP99Ns()))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -335,25 +338,26 @@ func printComparison(out io.Writer, resp *control.ReleaseResponse) error {
 			out, "\n%d answers were compared: %d are wrong, by more than %.3g (%s); the top "+
 				"difference of a score is %.3g in the mean, %.3g at most\n", a.GetCompared(),
 			a.GetWrong(),
-			within, bounds(a.GetWrong(), a.GetCompared()),
+			within, formatBounds(a.GetWrong(), a.GetCompared()),
 			a.GetSum()/float64(a.GetCompared()), a.GetMost())
 	}
 	return nil
 }
 
-// counted prints how many of n there are, and their share, with its bounds of 99 % confidence.
-func counted(k, n uint64) string { return fmt.Sprintf("%d: %s", k, bounds(k, n)) }
+// formatCounted prints how many of n there are, and their share, with its bounds of 99 %
+// confidence.
+func formatCounted(k, n uint64) string { return fmt.Sprintf("%d: %s", k, formatBounds(k, n)) }
 
-// bounds prints a share, with its bounds of 99 % confidence.
-func bounds(k, n uint64) string {
+// formatBounds prints a share, with its bounds of 99 % confidence.
+func formatBounds(k, n uint64) string {
 	if n == 0 {
 		return "-"
 	}
 	low, high := canary.Bounds(k, n, .01)
-	return fmt.Sprintf("%s [%.3g, %.3g]", percent(float64(k)/float64(n)), 100*low, 100*high)
+	return fmt.Sprintf("%s [%.3g, %.3g]", formatPercent(float64(k)/float64(n)), 100*low, 100*high)
 }
 
-func took(ns int64) string {
+func formatTook(ns int64) string {
 	if ns == 0 {
 		return "-"
 	}

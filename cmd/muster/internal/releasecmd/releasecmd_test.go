@@ -135,7 +135,7 @@ func value(v *float64) float64 {
 // promoted runs promote.
 func promoted(t *testing.T, args []string) error {
 	t.Helper()
-	cmd := promote(func(*cobra.Command) (func() (*grpc.ClientConn, error), func(error) error) {
+	cmd := newPromote(func(*cobra.Command) (func() (*grpc.ClientConn, error), func(error) error) {
 		return nil, nil
 	})
 	cmd.SetArgs(args)
@@ -179,8 +179,8 @@ func TestUnknownModelInStore(t *testing.T) {
 	}
 }
 
-// TestSign: a release of before is written once more, signed, and once only; what others wrote without
-// the key is no ground on which something is signed.
+// TestSign: a release of before is written once more, signed, and once only; what others wrote
+// without the key is no ground on which something is signed.
 func TestSign(t *testing.T) {
 	dir := t.TempDir()
 	s := store.New(store.Directory(dir), "the store")

@@ -26,9 +26,10 @@ func isSecret(f *pflag.Flag) bool {
 	return false
 }
 
-// each calls print for each setting of flags in the order of their names. A value is a string, a
-// []string or a secretValue. origins is what Resolve returned.
-func each(flags *pflag.FlagSet, origins map[string]string, print func(name string, value any)) {
+// eachSetting calls print for each setting of flags in the order of their names. A value is a
+// string, a []string or a secretValue. origins is what Resolve returned.
+func eachSetting(flags *pflag.FlagSet, origins map[string]string,
+	print func(name string, value any)) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if _, ok := origins[f.Name]; !ok {
 			return
@@ -50,7 +51,7 @@ func each(flags *pflag.FlagSet, origins map[string]string, print func(name strin
 func WriteYAML(w io.Writer, flags *pflag.FlagSet, origins map[string]string) error {
 	document := yaml.Node{Kind: yaml.MappingNode}
 	var secrets []string
-	each(flags, origins, func(name string, value any) {
+	eachSetting(flags, origins, func(name string, value any) {
 		var key, v yaml.Node
 		key.SetString(name)
 		switch value := value.(type) {
@@ -94,7 +95,7 @@ type Setting struct {
 
 // List returns the settings of flags in the order of their names. origins is what Resolve returned.
 func List(flags *pflag.FlagSet, origins map[string]string) (all []Setting) {
-	each(flags, origins, func(name string, value any) {
+	eachSetting(flags, origins, func(name string, value any) {
 		s := Setting{Name: name, Value: value, From: origins[name]}
 		if _, s.Secret = value.(secretValue); s.Secret {
 			s.Value = nil

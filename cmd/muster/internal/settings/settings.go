@@ -35,13 +35,13 @@ func Add(flags, fs *pflag.FlagSet) {
 			return
 		}
 		f.Annotations = map[string][]string{annotation: {"true"}}
-		f.Usage += " [" + variable(f.Name) + "]"
+		f.Usage += " [" + variableName(f.Name) + "]"
 		flags.AddFlag(f)
 	})
 }
 
-// variable returns the name of a setting's environment variable.
-func variable(setting string) string {
+// variableName returns the name of a setting's environment variable.
+func variableName(setting string) string {
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
 }
 
@@ -75,15 +75,15 @@ func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]strin
 	known.VisitAll(func(f *pflag.Flag) {
 		// An empty variable counts as unset: compose files and systemd units pass empty variables
 		// for settings that the user did not choose.
-		value := os.Getenv(variable(f.Name))
+		value := os.Getenv(variableName(f.Name))
 		own := flagOf(f.Name)
 		if value == "" || own == nil {
 			return
 		}
 		if err := set(own, []string{value}); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", variable(f.Name), err))
+			faults = append(faults, fmt.Errorf("%s: %w", variableName(f.Name), err))
 		}
-		origins[f.Name] = variable(f.Name)
+		origins[f.Name] = variableName(f.Name)
 	})
 	file, err := findFile(cmd)
 	if err != nil {
@@ -167,14 +167,14 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 	faults := document.Faults{Path: path}
 	for e := range document.Entries(root) {
 		key := e.Key.Value
-		values, ok := scalars(e.Value)
+		values, ok := scalarValues(e.Value)
 		switch f := known.Lookup(key); {
 		case f == nil:
 			faults.Fault(e.Key, "unknown setting %q%s", key, suggest.Near(key, flagNames(known)))
 		case e.First != 0:
 			faults.Fault(e.Key, "%s is already set, at line %d", key, e.First)
 		case !ok:
-			faults.Fault(e.Key, "%s: want %s", key, wanted(f))
+			faults.Fault(e.Key, "%s: want %s", key, describeValue(f))
 		default:
 			entries = append(entries, entry{
 				key: key, values: values, position: fmt.Sprintf("%s:%d", path, e.Key.Line),
@@ -184,8 +184,8 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 	return entries, faults.JoinFaults()
 }
 
-// scalars returns the values of a scalar, or of a list of scalars; false for any other node.
-func scalars(n *yaml.Node) ([]string, bool) {
+// scalarValues returns the values of a scalar, or of a list of scalars; false for any other node.
+func scalarValues(n *yaml.Node) ([]string, bool) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -211,7 +211,7 @@ func set(f *pflag.Flag, values []string) error {
 		return list.Replace(values)
 	}
 	if len(values) != 1 {
-		return fmt.Errorf("got %d values, want one: %s", len(values), wanted(f))
+		return fmt.Errorf("got %d values, want one: %s", len(values), describeValue(f))
 	}
 	if err := f.Value.Set(values[0]); err != nil {
 		return WrongValue(f, values[0], err)
@@ -224,11 +224,11 @@ func WrongValue(f *pflag.Flag, value string, why error) error {
 	if errors.Is(why, strconv.ErrRange) {
 		return fmt.Errorf("%q is too large or too small", value)
 	}
-	return fmt.Errorf("got %q, want %s", value, wanted(f))
+	return fmt.Errorf("got %q, want %s", value, describeValue(f))
 }
 
-// wanted says in words what values f has.
-func wanted(f *pflag.Flag) string {
+// describeValue says in words what values f has.
+func describeValue(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "int", "int64":
 		return "a whole number"
@@ -254,7 +254,7 @@ func wanted(f *pflag.Flag) string {
 func WarnOfUnknown(stderr io.Writer, known *pflag.FlagSet) {
 	names := []string{strings.TrimPrefix(configVariable, variablePrefix)}
 	for _, name := range flagNames(known) {
-		names = append(names, strings.TrimPrefix(variable(name), variablePrefix))
+		names = append(names, strings.TrimPrefix(variableName(name), variablePrefix))
 	}
 	environment := os.Environ()
 	slices.Sort(environment)

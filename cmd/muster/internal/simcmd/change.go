@@ -44,7 +44,7 @@ func (c *Change) Apply(cfg *sim.Config) error {
 		}
 	}
 	for _, text := range c.slower {
-		if err := slower(cfg, text); err != nil {
+		if err := parseSlower(cfg, text); err != nil {
 			return err
 		}
 	}
@@ -81,8 +81,8 @@ func (c *Change) applySwing(cfg *sim.Config) error {
 	return nil
 }
 
-// slower lets the queries of cfg take longer than is known.
-func slower(cfg *sim.Config, text string) error {
+// parseSlower lets the queries of cfg take longer than is known.
+func parseSlower(cfg *sim.Config, text string) error {
 	typ, factor, only := strings.Cut(text, "=")
 	if !only {
 		typ, factor = "", text

@@ -98,7 +98,7 @@ func (f FamilySpec) Model(model func(name string) (sim.Model, error)) (sim.Model
 			m.BatchSizes = of.BatchSizes
 		}
 		all = append(all, sim.Variant{
-			Name: v.Name, Accuracy: v.Accuracy, Latencies: scaled(of.Latencies, v.Factor),
+			Name: v.Name, Accuracy: v.Accuracy, Latencies: scaleLatencies(of.Latencies, v.Factor),
 		})
 	}
 	m.Name, m.Weight = f.Name, f.Share
@@ -106,7 +106,8 @@ func (f FamilySpec) Model(model func(name string) (sim.Model, error)) (sim.Model
 	return m, errors.Join(differ...)
 }
 
-func scaled(latencies map[string]match.Latencies, factor float64) map[string]match.Latencies {
+func scaleLatencies(latencies map[string]match.Latencies,
+	factor float64) map[string]match.Latencies {
 	by := map[string]match.Latencies{}
 	for name, l := range latencies {
 		by[name] = latency.Scaled(l, factor)
