@@ -4,7 +4,7 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-# The binary is stripped, and nothing reads what debuggers need: a fifth of the time to compile. All
+# The binary is stripped, and nothing reads what debuggers need: a tenth of the time to compile. All
 # that make calls has the flag, so that it shares what is compiled; `make build GOFLAGS=` goes without.
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
