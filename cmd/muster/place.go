@@ -42,7 +42,7 @@ the same lanes; "-" is none.`,
 			`Return to an earlier placement, as a new version, and pause, so that the leader does
 not change it back at once. Muster status shows the version of the placement; the
 leader remembers the last 16.`, "  muster place rollback 17"),
-		placeVerb("explain", "AGENT", "Say why an agent holds what it holds", "",
+		placeVerb("explain", "AGENT", "Explain why the leader places these models on an agent", "",
 			"  muster place explain worker-3-1f2e3d4c"))
 	return cmd
 }

@@ -145,7 +145,7 @@ limit that no plan exceeds.
 // addGoal adds what a plan is for, and what it may choose from.
 func (o *planOptions) addGoal(flags *pflag.FlagSet) {
 	o.addLimits(flags)
-	flags.Float64Var(&o.rate, "rate", 0, "queries a second to serve at the least cost")
+	flags.Float64Var(&o.rate, "rate", 0, "queries a second to serve at minimum cost")
 }
 
 // addLimits adds what a plan may choose from.
@@ -153,7 +153,7 @@ func (o *planOptions) addLimits(flags *pflag.FlagSet) {
 	flags.Float64Var(&o.budget, "budget", 0, "$/hr that the fleet may cost")
 	lists.Var(flags, &o.types, "types", nil,
 		"instance types to choose from (default: all with a profile of the models)")
-	lists.Var(flags, &o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
+	lists.Var(flags, &o.limits, "max", nil, "maximum number of instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.catalogue, "catalogue", "",
 		"YAML file with more instance types and prices than the built-in ones")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "how many plans to show")

@@ -41,7 +41,7 @@ prices that its leader knows, and compare the plan with the fleet as it is. With
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.sim.models, "model", nil,
-		"model to plan for (default: all that the fleet is asked for); repeat it for several")
+		"model to plan for (default: every model that gets queries); repeat it for several")
 	o.addGoal(flags)
 	o.addSearch(flags)
 	o.addEvaluation(flags)

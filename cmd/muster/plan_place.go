@@ -47,7 +47,7 @@ func newPlanPlaceCommand() *cobra.Command {
 	o.addEvaluation(flags)
 	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "how many times the rate is planned for")
 	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
-		"mean accuracy of the answers at which to serve all queries at the least cost")
+		"minimum mean accuracy of the answers, for the cheapest fleet that serves all queries")
 	o.sim.addLoad(flags, "")
 	o.sim.addRuns(flags)
 	o.sim.addConditions(flags)

@@ -131,7 +131,7 @@ func (p *Problem) Validate() error {
 		bad("rate is %v queries/s, want above 0", p.Rate)
 	}
 	if p.Objective == LeastCost && p.Rate == 0 && len(p.Models) > 0 {
-		bad("least cost of which load? give a rate above 0 queries/s")
+		bad("rate: give a rate above 0 queries/s, for which to minimise the cost")
 	}
 	if !(p.Target >= 0 && p.Target < 1) {
 		bad("QoS target is met by a share of %v of the queries, want in (0, 1), such as 0.99",

@@ -52,8 +52,8 @@ func (t Twin) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error
 	case e == nil || t.Model == nil:
 		return nil, errors.New("twin compares a model with evaluations: give it both")
 	case p.Objective != LeastCost:
-		return nil, errors.New("twin looks for the least cost of a load: give it a rate; for the " +
-			"most throughput take kairos+")
+		return nil, errors.New("twin minimises the cost of a load: give it a rate; to maximise " +
+			"throughput take kairos+")
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err

@@ -40,7 +40,7 @@ func (r *Replanner) Command(c Command) error {
 			return err
 		}
 		if a.Fixed {
-			return fmt.Errorf("agent %s always holds what its settings say", c.Agent)
+			return fmt.Errorf("agent %s always holds the models of its settings", c.Agent)
 		}
 		if err := c.Layout.Validate(); err != nil {
 			return fmt.Errorf("layout %s: %w", c.Layout, err)
@@ -61,8 +61,8 @@ func (r *Replanner) Command(c Command) error {
 		if !r.removePin(c.Agent) {
 			return fmt.Errorf("agent %s is not pinned", c.Agent)
 		}
-		r.requestPlan(fmt.Sprintf("agent %s is not pinned any more", c.Agent))
-		text = fmt.Sprintf("agent %s is not pinned any more%s", c.Agent, by)
+		r.requestPlan(fmt.Sprintf("agent %s is no longer pinned", c.Agent))
+		text = fmt.Sprintf("agent %s is no longer pinned%s", c.Agent, by)
 	case Rollback:
 		if err := r.rollBackTo(c.Version, by); err != nil {
 			return err

@@ -350,7 +350,7 @@ func (r *Replanner) barModels(a *agent, why string, models []names.ModelKey) {
 	for _, m := range models {
 		r.barred[bar{a.Name, m}] = r.now.Add(r.cfg.Bar)
 		r.addEvent(Event{Kind: LoadFails, Agent: a.Name, Model: m, Version: a.Taken.Version,
-			Text: fmt.Sprintf("agent %s could not load model %s, and is not asked to for %v: %s",
+			Text: fmt.Sprintf("agent %s could not load model %s, and does not try again for %v: %s",
 				a.Name, m, r.cfg.Bar, why)})
 	}
 	reason := fmt.Sprintf("agent %s could not load %s", a.Name, strings.Join(names.Strings(models),

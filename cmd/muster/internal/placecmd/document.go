@@ -68,7 +68,7 @@ func readDocument(path string, stdin io.Reader) (*document, element, error) {
 		if _, err = decoder.Token(); err == io.EOF {
 			return d, element{d, "", value}, nil
 		} else if err == nil {
-			err = errors.New("there is more after the value")
+			err = errors.New("the value is followed by more text")
 		}
 	}
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -119,7 +119,7 @@ func (d *document) read(from *json.Decoder, path string, depth int) (any, error)
 		return nil, err
 	}
 	if depth > deepest {
-		return nil, fmt.Errorf("%s: more than %d values in each other", path, deepest)
+		return nil, fmt.Errorf("%s: values are nested more than %d deep", path, deepest)
 	}
 	switch token {
 	case json.Delim('['):
@@ -147,7 +147,7 @@ func (d *document) read(from *json.Decoder, path string, depth int) (any, error)
 				return nil, err
 			}
 			if _, ok := o.values[name]; ok {
-				d.addFault(at, "is there twice")
+				d.addFault(at, "is given twice")
 				continue
 			}
 			o.keys, o.values[name] = append(o.keys, name), value
@@ -183,7 +183,7 @@ func (d *document) err() error {
 	}
 	text := d.name + ": " + strings.Join(d.faults, "\n"+d.name+": ")
 	if d.more > 0 {
-		text += fmt.Sprintf("\n%s: and %d faults more", d.name, d.more)
+		text += fmt.Sprintf("\n%s: and %d more faults", d.name, d.more)
 	}
 	return errors.New(text)
 }

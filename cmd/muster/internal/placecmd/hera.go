@@ -29,15 +29,16 @@ func newHeraCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hera FILE",
 		Short: "Find which models share servers well, and how many servers they need",
-		Long: `Find, for profiles of models in a file, how little each two hurt each other side by
-side (Hera's Algorithm 1), how much of a server they use at their best split, and
-how many servers serve a demand: with one model a server, with pairs by Hera's
-Algorithm 2, and with the counts of pairs that "muster place solve" finds. FILE is
-JSON, "-" is the standard input; docs/placement.md describes it. "muster profile"
-writes such a file; with --model-dir it is refused if a model there is not the one
-that was measured.
+		Long: `Find which models share servers well: for each two models in FILE, how little they
+slow each other (Hera's Algorithm 1) and how much of a server they use at their best
+split. Then count the servers for a demand: with one model a server, with pairs by
+Hera's Algorithm 2, and with the pairs that "muster place solve" finds.
 
-The demand is --load times the most that each model serves on one server.`,
+FILE is JSON, "-" is the standard input; docs/placement.md describes it, and "muster
+profile" writes it. With --model-dir the command fails if a model there is not the
+one that was measured.
+
+The demand of each model is --load times the maximum that one server serves.`,
 		Example: `  muster place hera profiles.json --load 10
   muster place hera profiles.json --load 1 --json`,
 		Args: cobra.ExactArgs(1),
@@ -65,7 +66,7 @@ The demand is --load times the most that each model serves on one server.`,
 		},
 	}
 	cmd.Flags().Float64Var(&load, "load", 1,
-		"each model's demand, in parts of its most on a server")
+		"demand of each model, as a multiple of the maximum that one server serves")
 	cmd.Flags().IntVar(&steps, "steps", place.DefaultSteps, "how long to search at most")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&modelDir, "model-dir", "",
@@ -157,7 +158,7 @@ func (s *heraFile) read(root element) {
 		case p == nil && model != "":
 			e.addFault("qps has no model %q", model)
 		case p != nil && p.Low:
-			e.addFault("%q is there twice", model)
+			e.addFault("%q is given twice", model)
 		case p != nil:
 			p.Low = true
 		}

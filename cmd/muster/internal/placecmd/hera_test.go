@@ -97,7 +97,7 @@ func TestHeraRefuses(t *testing.T) {
 		{`[0,1,2]`, `[0,1]`, "qps.a[1]: has 2 numbers"},
 		{`[0,1,2]`, `[0,1,NaN]`, "qps.a[1][2]: is NaN"},
 		{`["a"]`, `["c"]`, `low[0]: qps has no model "c"`},
-		{`["a"]`, `["a", "a"]`, `low[1]: "a" is there twice`},
+		{`["a"]`, `["a", "a"]`, `low[1]: "a" is given twice`},
 		{`"b": 2}`, `"c": 2}`, "membw_half_cores.c: qps has no such model"},
 		{`, "b": 2}`, `}`, "qps.b: membw_half_cores has no such model"},
 		{`"bw_gbs": 10`, `"bw_gbs": -1`, "bw_gbs: is -1"},

@@ -23,10 +23,10 @@ func newSolveCommand() *cobra.Command {
 		Use:   "solve FILE",
 		Short: "Find the best placement for a problem in a file",
 		Long: `Find how many agents of each type should hold which variant, or which layout of
-variants, so that the largest share of the demand is served, and of the placements
-that serve it the most accurate one. With "objective": "fewest" the one with the
-fewest agents instead. FILE is JSON, "-" is the standard input; docs/placement.md
-describes it.
+variants. The best placement serves the largest share of the demand, and of those
+that serve this share it has the highest accuracy; with "objective": "fewest" it has
+the fewest agents instead. FILE is JSON, "-" is the standard input;
+docs/placement.md describes it.
 
 The answer has an upper bound of the accuracy: no placement that serves the same
 share has a higher one. --steps bounds the search; a thousand take some
@@ -118,14 +118,14 @@ func (p *problem) read(d *document, root element) {
 	layouts, hasLayouts := fields["layouts"]
 	switch {
 	case hasRates && hasLayouts:
-		layouts.addFault("is there beside rates, want one of them")
+		layouts.addFault("is given beside rates, want one of them")
 	case hasRates:
 		p.readRates(rates, &types, &variants, families)
 	case hasLayouts:
 		p.layouts = true
 		p.readLayouts(layouts, &types, &variants, families)
 	default:
-		d.addFault("rates", "is missing, and so is layouts")
+		d.addFault("rates", "is missing, as is layouts; want one of them")
 	}
 	demanded, rate := fields["demand"].readMembers()
 	for i, family := range demanded {

@@ -120,14 +120,14 @@ func TestSolveRefuses(t *testing.T) {
 		{`"count": 20`, `"count": 2.5`, "types[0].count: is 2.5, want a whole number"},
 		{`"count": 20`, `"count": -1`, "types[0].count: is -1"},
 		{`"bert": 100`, `"bort": 100`, "demand.bort: no variant is of this family"},
-		{`"bert": 100`, `"bert": 100, "bert": 2`, "demand.bert: is there twice"},
+		{`"bert": 100`, `"bert": 100, "bert": 2`, "demand.bert: is given twice"},
 		{`"bert": 100`, `"bert": Infinity`, "demand.bert: is Infinity"},
 		{`"demand"`, `"objective": "most", "demand"`, `objective: is "most", want "fewest"`},
-		{`"demand"`, `"layouts": [], "demand"`, "layouts: is there beside rates"},
+		{`"demand"`, `"layouts": [], "demand"`, "layouts: is given beside rates"},
 		{`"rates"`, `"layouts"`, "layouts[0].name: is missing"},
 		{`{"types"`, `["types"`, "not JSON"},
 		{`100}}`, `100}`, "ends too early"},
-		{`100}}`, `100}} {}`, "there is more after the value"},
+		{`100}}`, `100}} {}`, "the value is followed by more text"},
 	} {
 		text := strings.Replace(bert, tt.old, tt.new, 1)
 		if text == bert {

@@ -96,7 +96,7 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 		return nil, fmt.Errorf("plan: %w", err)
 	}
 	r := &PlacedReport{
-		Objective: "the most served, then the most accurate", Source: p.Source, Budget: p.Budget,
+		Objective: "maximum share served, then maximum accuracy", Source: p.Source, Budget: p.Budget,
 		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy, Met: found.Met,
 		Bound: roundTo6(found.Bound / 100), BoundServed: roundTo6(found.BoundServed),
 		BoundPrice: roundTo6(found.BoundPrice), SearchSpace: found.SearchSpace,
@@ -295,10 +295,10 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 		within = fmt.Sprintf(", within %v $/hr", r.Budget)
 	}
 	if r.LeastAccuracy > 0 {
-		fmt.Fprintf(&b, "least cost for %v queries/s at an accuracy of %v%s\n", r.Rate,
+		fmt.Fprintf(&b, "minimum cost for %v queries/s at an accuracy of %v%s\n", r.Rate,
 			r.LeastAccuracy, within)
 	} else {
-		fmt.Fprintf(&b, "the most of %v queries/s, then the most accurate%s\n", r.Rate, within)
+		fmt.Fprintf(&b, "maximum share of %v queries/s, then maximum accuracy%s\n", r.Rate, within)
 	}
 	fmt.Fprintf(&b, "%d of %d configurations placed, for %v times the rate (%s)\n\n", r.Searched,
 		r.SearchSpace, r.Headroom, r.Source)
@@ -338,7 +338,7 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	}
 	switch {
 	case r.BoundPrice > 0:
-		fmt.Fprintf(&b, "No fleet that does it costs less than %.3f $/hr.\n", r.BoundPrice)
+		fmt.Fprintf(&b, "Every fleet that serves this costs at least %.3f $/hr.\n", r.BoundPrice)
 	case r.BoundServed > first.Served+5e-5:
 		fmt.Fprintf(&b, "No fleet within the limits serves more than %.2f %%.\n", 100*r.BoundServed)
 	case r.Bound > 0:

@@ -192,7 +192,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(
 			&b,
 			"\nEvaluations until a run found the best configuration, %[2]s at %.4[3]g $/hr, over "+
-				"%[1]d runs: mean %.1[4]f, median %[5]v, most %[6]d; %[7]d runs did not find it.\n"+
+				"%[1]d runs: mean %.1[4]f, median %[5]v, maximum %[6]d; %[7]d runs did not find it.\n"+
 				"Of these evaluations %.1[8]f missed the target, in the mean. They cost %.2[9]f "+
 				"%% "+
 				"of evaluating all configurations. A run ended after %.1[10]f evaluations.\n",

@@ -213,7 +213,7 @@ func TestBadOptions(t *testing.T) {
 		"--rounds is 2":                         {options{rounds: 2}, top, nil},
 		"--workers has 3, want":                 {options{counts: []int{1, 3}}, top, nil},
 		"--workers has 1, want":                 {options{counts: []int{1, 1}}, top, nil},
-		`model "a" is there twice`:              {options{}, top, []string{"a", "a"}},
+		`model "a" is given twice`:              {options{}, top, []string{"a", "a"}},
 		"--picture: x.gif has the ending":       {options{picture: "x.gif"}, top, nil},
 		"nowhere/x.json cannot be written":      {options{out: "nowhere/x.json"}, top, nil},
 	} {

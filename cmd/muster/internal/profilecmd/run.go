@@ -109,7 +109,7 @@ func (o *options) check(names []string, top *isolate.Topology) error {
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
-			fault("model %q is there twice", name)
+			fault("model %q is given twice", name)
 		}
 	}
 	if o.cores == 0 {
