@@ -670,7 +670,7 @@ func (f *Follower) reportFaults(statuses []models.Status) {
 		faults = map[string]error{}
 	}
 	if f.overdue {
-		faults[whole] = fmt.Errorf("a look at the store has not ended in %v: does a file system not "+
+		faults[whole] = fmt.Errorf("a poll of the store has not ended in %v: does a file system not "+
 			"answer?", overdue)
 	}
 	for name, m := range f.models {

@@ -55,7 +55,7 @@ type Store interface {
 }
 
 // ErrNewer means that the store has a newer release than this agent knew.
-var ErrNewer = errors.New("another release was made meanwhile: look at it, and try again")
+var ErrNewer = errors.New("another release was made meanwhile: review it and try again")
 
 // ErrUnsigned means that the store takes signed releases only.
 var ErrUnsigned = errors.New("releases in the model store must be signed")

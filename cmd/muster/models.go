@@ -153,7 +153,7 @@ func newModelsListCommand() *cobra.Command {
 		},
 	}
 	settings.add(cmd.Flags())
-	cmd.Flags().StringVar(&dir, "dir", "", "list this directory instead of asking an agent")
+	cmd.Flags().StringVar(&dir, "dir", "", "list this directory instead of an agent's models")
 	storecmd.AddFlag(cmd.Flags(), &address, "list this store instead of asking an agent")
 	cmd.MarkFlagsMutuallyExclusive("dir", "store")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")

@@ -171,7 +171,7 @@ func (m *Manifest) Validate() error {
 	for i := 1; i < len(sorted); i++ {
 		before, name := sorted[i-1], strings.ReplaceAll(sorted[i-1], "\x00", "/")
 		if sorted[i] == before {
-			fault("file %q is there twice", name)
+			fault("file %q is listed twice", name)
 		} else if strings.HasPrefix(sorted[i], before+"\x00") {
 			fault("file %q is also a folder", name)
 		}

@@ -61,7 +61,7 @@ func familyOf(given, model string) string {
 // printMade says what became of a variant in the directory dir.
 func printMade(w io.Writer, made variants.Made, dir string) {
 	if !made.Written {
-		fmt.Fprintf(w, "%s: there already in %s\n", made.Name, dir)
+		fmt.Fprintf(w, "%s: already in %s\n", made.Name, dir)
 		return
 	}
 	fmt.Fprintf(w, "%s: made in %s, %d parts changed\n", made.Name, dir, made.Report.Changed)
@@ -70,7 +70,7 @@ func printMade(w io.Writer, made variants.Made, dir string) {
 
 func printLeft(w io.Writer, r variants.Report) {
 	for _, left := range r.Left {
-		fmt.Fprintf(w, "  left as it is: %s\n", terminal.Plain(left))
+		fmt.Fprintf(w, "  unchanged: %s\n", terminal.Plain(left))
 	}
 }
 

@@ -128,16 +128,16 @@ func newPromote(dial Dial) *cobra.Command {
 	req, share, after, difference := &control.SetReleaseRequest{}, "", time.Duration(0), 0.
 	cmd := &cobra.Command{
 		Use:   "promote MODEL VERSION",
-		Short: "Have a version of a model answer the queries that name none, or a share of them",
-		Long: `Have a version of a model answer the queries that name none, in the whole fleet and
-until another is promoted. With --share it is a canary: it answers that share of
-them beside the current version, until it is promoted, or rolled back by the rule
-that docs/releases.md states or by hand. "muster models compare" shows how it does.
-With --max-difference its answers are compared with the current version's.
+		Short: "Release a version of a model to all queries that name no version, or to a share",
+		Long: `Release a version of a model: it answers the queries that name no version, in the
+whole fleet, until another version is promoted. With --share the version is a canary:
+it answers that share of the queries beside the current version, until it is promoted
+or rolled back, by hand or by the rule in docs/releases.md. "muster models compare"
+compares the two. With --max-difference the fleet also compares their answers.
 
-With --store no fleet is asked: the release is written to the store, and all fleets
-whose agents have this --model-store follow it as soon as they look. A fleet that
-follows a store writes its own releases there too.
+With --store the command asks no fleet: it writes the release to the store. All fleets
+whose agents have this --model-store follow it after their next poll. A fleet that
+follows a store also writes its own releases there.
 
 It needs the right "fleet" where clients have names.`,
 		Example: `  muster models promote ncf 3
@@ -222,9 +222,9 @@ func ParseShare(text string) (float64, error) {
 func newRollback(dial Dial) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback MODEL",
-		Short: "Take a model's canary back or, if it has none, return to the version before",
-		Long: `Take a model's canary back: it answers no more queries that name no version. If the
-model has no canary, the version that was current before is current again.
+		Short: "Roll back a model's canary or, if it has none, its current version",
+		Long: `Roll back a model's canary: it stops answering queries that name no version. If the
+model has no canary, its previous version becomes current again.
 
 It needs the right "fleet" where clients have names.`,
 		Example: "  muster models rollback ncf",
@@ -247,18 +247,19 @@ func newShow(dial Dial, compares bool) *cobra.Command {
 	print := printReleases
 	var in *place
 	if compares {
-		cmd.Use, cmd.Short = "compare MODEL", "Show how a model's canary does beside the current "+
+		cmd.Use, cmd.Short = "compare MODEL", "Compare a model's canary with its current "+
 			"version"
 		cmd.Long =
-			`Show how a model's canary does beside the current version, over the same time: what
-the leader has counted since it leads or since the canary came, whichever is later.
-Bounds hold with 99 % confidence, however often one looks.`
+			`Compare a model's canary with its current version over the same time, which begins
+when the canary is promoted or another agent becomes leader. Bounds hold with 99 %
+confidence, however often one looks.`
 		cmd.Example = "  muster models compare ncf"
 		cmd.Args, print = cobra.ExactArgs(1), printComparison
 	} else {
-		cmd.Long = `Show which versions of models are released. With --store and --sign the newest release
-of the model there is written once more, as the next one and signed, unless this key
-has signed it: agents with --require-signature follow signed ones only.`
+		cmd.Long = `Show which versions of models are released. With --store and --sign the command signs
+the model's newest release in the store and writes it as the next release, unless
+this key has signed it already. Agents with --require-signature follow only signed
+releases.`
 		cmd.Example += "\n  muster models release ncf --store s3://acme-models/prod --sign release.key"
 		in = storeFlags(cmd)
 	}

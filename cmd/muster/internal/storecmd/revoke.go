@@ -21,16 +21,16 @@ func newRevoke() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke MODEL@VERSION...",
 		Short: "Take versions out of service in all fleets that follow a store",
-		Long: `Take versions out of service: agents that follow the store unload them when they
-look, within --model-store-poll, also where nothing else can serve in their place,
-and fetch them no more. Where agents have --require-signature, a revocation must be
+		Long: `Take versions out of service: agents that follow the store unload them at their next
+poll, within --model-store-poll, even if no other version can serve, and never fetch
+them again. Where agents have --require-signature, a revocation must be
 signed by a key that they trust (--sign).
 
 --key revokes all versions in the store that a key has signed, by its number as
-minisign prints it. Take it out of the files of --require-signature first: a key that
-is taken out keeps new loads out, and unloads nothing.
+minisign prints it. First remove the key from the files of --require-signature; this
+prevents new loads but unloads no version.
 
-It holds as long as its document, models/MODEL/revoked/VERSION.json, is in the store.`,
+A revocation holds as long as its document, models/MODEL/revoked/VERSION.json, is in the store.`,
 		Example: `  muster models revoke ncf@3 --store s3://acme-models/prod --sign release.key
   muster models revoke --key 7D2E5C1A9B04F3E6 --store s3://acme-models/prod --sign new.key`,
 		RunE: func(cmd *cobra.Command, args []string) error {

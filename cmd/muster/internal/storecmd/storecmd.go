@@ -176,7 +176,7 @@ func push(cmd *cobra.Command, s *store.Store, folder string, version int64,
 		said += fmt.Sprintf(", of which %d were there", shared)
 	}
 	if !pushed.New {
-		said = fmt.Sprintf("%s: there already, with the same files, pushed %s by %s", v,
+		said = fmt.Sprintf("%s: already in the store, with the same files, pushed %s by %s", v,
 			m.Created.Format(time.RFC3339), terminal.Plain(m.CreatedBy))
 	}
 	if pushed.Signed {
