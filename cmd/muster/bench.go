@@ -53,8 +53,8 @@ targets.
 
 The load is an open loop: each query is sent at its arrival time, whether or not
 earlier ones have been answered, and its latency counts from its arrival time.
-The server tells which inputs, id bounds and QoS targets the models have; the
-values of the inputs are random.
+The server reports the inputs, id bounds and QoS targets of the models; the values
+of the inputs are random.
 
 Batch sizes (--batch):
   trace               the production trace that KAIROS was evaluated with
@@ -121,7 +121,7 @@ ends with status 130.`,
 	flags.DurationVar(&o.timeout, "timeout", 0,
 		"time after which a query has failed; 0 means the model's deadline")
 	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
-		"least accuracy of the variants that answer for a family; 0 means any")
+		"minimum accuracy of the variants that answer for a family; 0 means any")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
 		"write the results as JSON to this file; with - to standard output, instead of the table")

@@ -19,7 +19,7 @@ func newDemoCommand() *cobra.Command {
 emulated: each is an agent that runs no model, but waits for each query as long as
 was measured on its instance type. A load is served first by a plain load balancer
 before these machines, then by the same machines as a fleet, and last while the
-fleet's leader is killed. A table at the end says what was seen.
+fleet's leader is killed. A table at the end compares them.
 
 Meanwhile a browser can watch the fleet on its dashboard, whose address is printed.
 All agents listen on 127.0.0.1 and end with this command. It needs Linux, 512 MiB of

@@ -40,7 +40,7 @@ func TestDemo(t *testing.T) {
 	}
 	for _, want := range []string{
 		"EMULATED", `Watch it: http://127\.0\.0\.1:\d+/dashboard/`,
-		`\(r5n\.large\) was killed; \d+ ms later \S+ \(\S+\) led`, "None was lost",
+		`\(r5n\.large\) was killed; \d+ ms later \S+ \(\S+\) led`, "No query was lost",
 		`(?m)^plain load balancer +\d+ `, `(?m)^Muster +\d+ `, `(?m)^Muster, its leader killed +\d+ `,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {

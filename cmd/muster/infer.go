@@ -105,7 +105,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	flags.Float64Var(&leastAccuracy, "min-accuracy", 0,
-		"least accuracy of the variant that answers for a family; 0 means any")
+		"minimum accuracy of the variant that answers for a family; 0 means any")
 	flags.BoolVar(&asJSON, "json", false, "print the answer as JSON, with all values")
 	cmd.MarkFlagsMutuallyExclusive("input", "batch-size")
 	return cmd

@@ -56,7 +56,7 @@ func newKeysRotateCommand() *cobra.Command {
 		Short: "Change the gossip key of a running fleet",
 		Long: `Change the gossip key of a running fleet without losing an agent. The agent at
 --server makes all agents accept the new key, then makes all encrypt with it, then
-makes all forget the other keys. An agent whose --gossip-key is a file writes the
+makes all delete the other keys. An agent whose --gossip-key is a file writes the
 new key to that file. An agent whose --gossip-key is the key itself needs the new
 key in its settings before it restarts; choose the key with --key to have it.
 
@@ -109,7 +109,7 @@ var rotationWords = map[string]string{
 	"list": "answers",
 	"add":  "accepts the new key",
 	"use":  "encrypts with the new key",
-	"only": "has forgotten the other keys",
+	"only": "has deleted the other keys",
 }
 
 // followRotation prints each agent's progress until next returns io.EOF, and then what the user

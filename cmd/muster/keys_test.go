@@ -77,7 +77,7 @@ func TestFollowRotation(t *testing.T) {
 b: not done (list): it does not answer
 a: accepts the new key
 a: encrypts with the new key
-a: has forgotten the other keys
+a: has deleted the other keys
 
 done: 1 agents use key 02, and no other
 put the new key into the settings of these agents before they restart: a

@@ -42,13 +42,13 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 		"URL of a model store, such as s3://bucket/prefix, whose models are fetched into "+
 			"--model-dir")
 	lists.Var(fs, &s.StoreModels, "store-models", s.StoreModels,
-		"models to fetch from the store; without any all")
+		"models to fetch from the store (default: all)")
 	fs.Int64Var(&s.ModelCacheSize, "model-cache-size", s.ModelCacheSize,
 		"bytes that files of the store may take in --model-dir; 0: 80 % of its file system")
 	fs.Int64Var(&s.StoreRate, "model-store-rate", s.StoreRate,
-		"bytes a second to receive of the store and of other agents; 0: no bound")
+		"maximum bytes a second to receive from the store and other agents; 0: no limit")
 	fs.DurationVar(&s.StorePoll, "model-store-poll", s.StorePoll,
-		"time between two looks at the store")
+		"time between two polls of the store")
 	fs.StringVar(&s.RequireSignature, "require-signature", s.RequireSignature,
 		"`file` of public keys of minisign, of which one must have signed the store's versions "+
 			"and releases")
@@ -90,7 +90,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.GPU, "gpu", s.GPU,
 		"card, or MIG slice of one, to run models on: its number or its UUID (default: the first)")
 	fs.Int64Var(&s.GPUMemory, "gpu-memory", s.GPUMemory,
-		"bytes of the card's memory that each model may take for its tensors; 0: no bound")
+		"bytes of the card's memory that each model may take for its tensors; 0: no limit")
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib,
 		"ONNX Runtime library to load instead of the embedded one or that of muster-cuda")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries,
@@ -100,10 +100,10 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout,
 		"time after which the load and warm-up of a model version has failed")
 	fs.IntVar(&s.Limits.Connections, "max-connections", s.Limits.Connections,
-		"most open connections, not counting agents with certificates; one address may have 3/4 "+
+		"maximum number of open connections, not counting agents with certificates; one address may have 3/4 "+
 			"of them; 0: no limit")
 	fs.IntVar(&s.Limits.Calls, "max-calls", s.Limits.Calls,
-		"most open gRPC calls and streams, not counting queries and agents with certificates; "+
+		"maximum number of open gRPC calls and streams, not counting queries and agents with certificates; "+
 			"one peer may have 3/4 of them; 0: no limit")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout,
 		"longest time that a draining agent waits for its queries to finish")

@@ -113,7 +113,7 @@ func (o *simOptions) addConditions(flags *pflag.FlagSet) {
 			"0.05")
 	flags.Float64Var(&o.rttMS, "rtt-ms", 0, "network round trip in ms")
 	flags.Float64Var(&o.jitterMS, "jitter-ms", 0,
-		"how many ms longer the way of a query's inputs to a lane takes in the mean, at random")
+		"mean of a random delay, in ms, of a query's inputs on the way to a lane")
 	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0,
 		"drop a query that has waited for this many ms; 0: never")
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
@@ -186,9 +186,9 @@ func (o *simPoolOptions) addRate(flags *pflag.FlagSet) {
 
 // holdingsHelp says what the flags of addHoldings do.
 const holdingsHelp = familyHelp + `
-All instances hold all variants, but for those of --hold. With --bind drawn a query's
-variant is drawn in proportion to the fluid limits of the instances that hold each,
-of whose time the variants that they hold have equal parts.`
+Every instance holds all variants, except the instances of --hold. With --bind drawn
+each query gets a random variant, in proportion to the fluid limit of the instances
+that hold it; an instance gives equal parts of its time to the variants it holds.`
 
 func newSimCommand() *cobra.Command {
 	var o simPoolOptions
@@ -273,7 +273,7 @@ func (o *simPoolOptions) simulateRate(cmd *cobra.Command, more func(*sim.Config)
 		return misuse.Errorf("rate: give --rate, or search for one with \"muster sim throughput\"")
 	}
 	if o.seeds > 1 && (o.logFile != "" || o.recordFile != "") {
-		return misuse.Errorf("log and record are of one run, and there are %d; give --seeds 1",
+		return misuse.Errorf("log and record take one run, not %d: give --seeds 1",
 			o.seeds)
 	}
 	if err := more(cfg); err != nil {

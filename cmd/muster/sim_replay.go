@@ -18,9 +18,8 @@ func newSimReplayCommand() *cobra.Command {
 		Short: "Replay recorded events and check that the decisions are the same",
 		Long: `Replay the events of a recording, made with "muster sim --record" or
 "muster agent --record", and check that the leader decides the same, byte for byte.
-The first line that differs is an error. Another version of Muster may decide
-otherwise: its recordings name the version of what decided, and where they differ
-the output says so, without an error.`,
+The first line that differs is an error, unless another version of Muster made the
+recording, which may decide otherwise: then the command only reports the difference.`,
 		Example: `  muster sim replay run.txt`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

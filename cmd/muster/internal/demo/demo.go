@@ -264,7 +264,7 @@ func (d *demo) showFailover(f *fleet) error {
 	}
 	d.printLine("   %s", k.story)
 	d.printResult(m)
-	d.printLine("   None was lost")
+	d.printLine("   No query was lost")
 	d.rows = append(d.rows, row{"Muster, its leader killed", m})
 	return nil
 }

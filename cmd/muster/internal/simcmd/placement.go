@@ -79,7 +79,7 @@ func (f *Placement) Apply(cfg *sim.Config, seeds int) error {
 	}
 	if f.timeline != "" {
 		if seeds > 1 {
-			return fmt.Errorf("timeline: it is of one run, and there are %d; give --seeds 1", seeds)
+			return fmt.Errorf("timeline takes one run, not %d: give --seeds 1", seeds)
 		}
 		var err error
 		if f.file, err = os.Create(f.timeline); err != nil {

@@ -29,7 +29,7 @@ func TestFlags(t *testing.T) {
 		"--place-period-ms 0":          "place-period-ms: 0, want above 0 and up to an hour",
 		"--load-time-ms -1":            "load-time-ms: -1, want above 0 and up to an hour",
 		"--solve-time-ms NaN":          "solve-time-ms: NaN, want above 0 and up to an hour",
-		"--timeline x.csv":             "timeline: it is of one run, and there are 3; give --seeds 1",
+		"--timeline x.csv":             "timeline takes one run, not 3: give --seeds 1",
 		"--swing 10m":                  `swing: "10m", want PERIOD:DEPTH`,
 		"--swing 10m:1.5":              `swing: "10m:1.5", want PERIOD:DEPTH`,
 		"--slower 0":                   `slower: "0", want FACTOR or TYPE=FACTOR`,
