@@ -164,6 +164,10 @@ type Config struct {
 // Splits reports whether a leader may have a query run as several parts, on a lane each.
 func (c *Config) Splits() bool { return c.RowsIndependent && !c.KeepWhole }
 
+// deadlineTargets is how many QoS targets the default Deadline is, so that a query that is a little
+// late is still answered.
+const deadlineTargets = 10
+
 // Bounds of a Config.
 const (
 	longestQoSTarget = time.Hour
@@ -197,7 +201,7 @@ func (c *Config) Merging() names.MergePolicy {
 // setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.
 func (c *Config) setDefaults() {
 	if c.Deadline == 0 {
-		c.Deadline = 10 * c.QoSTarget
+		c.Deadline = deadlineTargets * c.QoSTarget
 	}
 	if c.WarmUp == nil {
 		c.WarmUp = []int{1}

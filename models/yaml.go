@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -112,10 +111,9 @@ func (p *parser) addFault(key string, n *yaml.Node, expected string) {
 	p.Fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
 }
 
-// readMapping calls the setter of each key in n with the key's full name. Unknown and repeated keys
-// are faults. where is the full name of n; it is empty for the document.
-func (p *parser) readMapping(where string, n *yaml.Node,
-	setters map[string]func(key string, value *yaml.Node)) {
+// readMapping reads each key in n. Unknown and repeated keys are faults. where is the full name of n; it
+// is empty for the document.
+func (p *parser) readMapping(where string, n *yaml.Node, keys []document.Key) {
 	if n.Kind != yaml.MappingNode {
 		what := where
 		if what == "" {
@@ -129,15 +127,15 @@ func (p *parser) readMapping(where string, n *yaml.Node,
 		if where != "" {
 			key = where + "." + key
 		}
-		set, ok := setters[e.Key.Value]
+		known := document.FindKey(keys, e.Key.Value)
 		switch {
-		case !ok:
+		case known == nil:
 			p.Fault(e.Key, "unknown key %q, expected one of %s", key,
-				strings.Join(slices.Sorted(maps.Keys(setters)), ", "))
+				strings.Join(slices.Sorted(slices.Values(document.KeyNames(keys))), ", "))
 		case e.First != 0:
 			p.Fault(e.Key, "key %q is given twice", key)
 		default:
-			set(key, e.Value)
+			known.Read(key, e.Value)
 		}
 	}
 }
@@ -153,93 +151,11 @@ type givenValues struct {
 
 func (p *parser) config(n *yaml.Node, c *Config) {
 	g := givenValues{splits: true}
-	p.readMapping("", n, p.configSetters(c, &g))
+	p.readMapping("", n, p.configKeys(c, &g))
 	// Ports of config.pbtxt stay: the version checks that all that is said of a port agrees.
 	c.Inputs, c.Outputs = append(c.Inputs, g.inputs...), append(c.Outputs, g.outputs...)
 	c.setDefaults()
 	p.checkConfig(c, &g)
-}
-
-// configSetters are those of a model.yaml's keys.
-func (p *parser) configSetters(c *Config,
-	g *givenValues) map[string]func(key string, v *yaml.Node) {
-	return map[string]func(string, *yaml.Node){
-		"qos_target_ms": func(key string, v *yaml.Node) {
-			g.target = v
-			p.readMilliseconds(key, v, longestQoSTarget, &c.QoSTarget)
-		},
-		"qos_percentile": func(key string, v *yaml.Node) {
-			p.readFloat(key, v, 100, &c.QoSPercentile)
-		},
-		"deadline_ms": func(key string, v *yaml.Node) {
-			g.deadline = v
-			p.readMilliseconds(key, v, longestDeadline, &c.Deadline)
-		},
-		"largest_batch_size": func(key string, v *yaml.Node) {
-			if i, ok := p.readInteger(key, v, largestBatchSize); ok {
-				c.LargestBatchSize = int(i)
-			}
-		},
-		"rows_independent": func(key string, v *yaml.Node) {
-			p.readBoolean(key, v, &c.RowsIndependent)
-		},
-		"tf32": func(key string, v *yaml.Node) { p.readBoolean(key, v, &c.TF32) },
-		"split": func(key string, v *yaml.Node) {
-			g.split = v
-			p.readBoolean(key, v, &g.splits)
-			c.KeepWhole = !g.splits
-		},
-		"merge": func(key string, v *yaml.Node) {
-			g.merging = v
-			if c.Merge = names.MergePolicy(v.Value); c.Merge.Current().Check() != nil {
-				p.addFault(key, v, fmt.Sprintf("one of %v", names.MergePolicies()))
-				c.Merge = ""
-			}
-		},
-		"late": func(key string, v *yaml.Node) {
-			switch c.Late = LatePolicy(v.Value); c.Late {
-			case LateServe, LateReject:
-			default:
-				p.addFault(key, v, fmt.Sprintf("%q or %q", LateServe, LateReject))
-			}
-		},
-		"warm_up": func(key string, v *yaml.Node) {
-			g.warmUp = v
-			c.WarmUp = []int{}
-			for _, i := range p.readIntegers(key, v, "a list of batch sizes", largestBatchSize) {
-				c.WarmUp = append(c.WarmUp, int(i))
-			}
-		},
-		"versions": func(key string, v *yaml.Node) { p.versions(key, v, &c.Versions) },
-		"family":   func(key string, v *yaml.Node) { p.text(key, v, &c.Family) },
-		"accuracy": func(key string, v *yaml.Node) { p.readFloat(key, v, 1, &c.Accuracy) },
-		"score": func(key string, v *yaml.Node) {
-			g.score = v
-			p.readFloat(key, v, 1, &c.Score)
-		},
-		"metric": func(key string, v *yaml.Node) {
-			g.metric = v
-			if _, ok := metrics[Metric(v.Value)]; !ok || v.Kind != yaml.ScalarNode {
-				p.addFault(key, v, knownMetrics())
-				return
-			}
-			c.Metric = Metric(v.Value)
-		},
-		"measured": func(key string, v *yaml.Node) {
-			g.measured = v
-			p.readMeasurement(key, v, &c.Measured)
-		},
-		"inputs":  func(key string, v *yaml.Node) { p.readPorts(key, v, true, &g.inputs) },
-		"outputs": func(key string, v *yaml.Node) { p.readPorts(key, v, false, &g.outputs) },
-		"tables": func(key string, v *yaml.Node) {
-			p.readList(key, v, "a list of tables",
-				func(key string, v *yaml.Node) { p.readTable(key, v, c) })
-		},
-		"generated": func(key string, v *yaml.Node) {
-			c.Generated = &Provenance{}
-			p.readProvenance(key, v, c.Generated)
-		},
-	}
 }
 
 // checkConfig checks settings against each other.
@@ -363,13 +279,7 @@ func (p *parser) versions(key string, n *yaml.Node, policy *VersionPolicy) {
 	case n.Kind == yaml.SequenceNode && len(n.Content) > 0:
 		policy.Specific = p.readIntegers(key, n, "", math.MaxInt64)
 	case n.Kind == yaml.MappingNode:
-		p.readMapping(key, n, map[string]func(string, *yaml.Node){
-			"latest": func(key string, n *yaml.Node) {
-				if i, ok := p.readInteger(key, n, math.MaxInt32); ok {
-					policy.Latest = int(i)
-				}
-			},
-		})
+		p.readMapping(key, n, p.versionKeys(policy))
 	default:
 		p.addFault(key, n, `"all", {latest: N} or a list of versions`)
 	}
@@ -378,24 +288,8 @@ func (p *parser) versions(key string, n *yaml.Node, policy *VersionPolicy) {
 func (p *parser) readPorts(key string, n *yaml.Node, areInputs bool, into *[]Port) {
 	p.readList(key, n, "a list, each with a name", func(key string, n *yaml.Node) {
 		var port Port
-		setters := map[string]func(string, *yaml.Node){
-			"name": func(key string, n *yaml.Node) { p.text(key, n, &port.Name) },
-			"data_type": func(key string, n *yaml.Node) {
-				if port.DataType = tensor.DataType(n.Value); !port.DataType.Valid() {
-					p.addFault(key, n,
-						"a data type of the Open Inference Protocol, such as FP32 or INT64")
-				}
-			},
-			"shape": func(key string, n *yaml.Node) { port.Shape = p.readShape(key, n) },
-		}
-		if areInputs {
-			setters["id_bounds"] = func(key string, n *yaml.Node) {
-				port.IDBounds = p.readIntegers(key, n, "a list of the numbers of ids",
-					math.MaxInt64)
-			}
-		}
 		before := p.CountFaults()
-		p.readMapping(key, n, setters)
+		p.readMapping(key, n, p.portKeys(&port, areInputs))
 		switch {
 		case p.CountFaults() > before:
 		case port.Name == "":
@@ -425,31 +319,8 @@ func (p *parser) readShape(key string, n *yaml.Node) []int64 {
 
 func (p *parser) readTable(key string, n *yaml.Node, c *Config) {
 	var t Table
-	count := func(into *int64) func(string, *yaml.Node) {
-		return func(key string, n *yaml.Node) {
-			if i, ok := p.readInteger(key, n, math.MaxInt64); ok {
-				*into = i
-			}
-		}
-	}
-	p.readMapping(key, n, map[string]func(string, *yaml.Node){
-		"name":    func(key string, n *yaml.Node) { p.text(key, n, &t.Name) },
-		"rows":    count(&t.Rows),
-		"dim":     count(&t.Dim),
-		"lookups": count(&t.Lookups),
-	})
+	p.readMapping(key, n, p.tableKeys(&t))
 	c.Tables = append(c.Tables, t)
-}
-
-func (p *parser) readProvenance(key string, n *yaml.Node, g *Provenance) {
-	p.readMapping(key, n, map[string]func(string, *yaml.Node){
-		"generator":    func(key string, n *yaml.Node) { p.text(key, n, &g.Generator) },
-		"architecture": func(key string, n *yaml.Node) { p.text(key, n, &g.Architecture) },
-		"scale":        func(key string, n *yaml.Node) { p.text(key, n, &g.Scale) },
-		"seed":         func(key string, n *yaml.Node) { p.readSeed(key, n, &g.Seed) },
-		"from":         func(key string, n *yaml.Node) { p.text(key, n, &g.From) },
-		"variant":      func(key string, n *yaml.Node) { p.text(key, n, &g.Variant) },
-	})
 }
 
 func (p *parser) readSeed(key string, n *yaml.Node, into *uint64) {
@@ -460,22 +331,7 @@ func (p *parser) readSeed(key string, n *yaml.Node, into *uint64) {
 
 func (p *parser) readMeasurement(key string, n *yaml.Node, m *Measurement) {
 	before := p.CountFaults()
-	p.readMapping(key, n, map[string]func(string, *yaml.Node){
-		"against": func(key string, n *yaml.Node) { p.text(key, n, &m.Against) },
-		"rows": func(key string, n *yaml.Node) {
-			if i, ok := p.readInteger(key, n, math.MaxInt64); ok {
-				m.Rows = i
-			}
-		},
-		"seed": func(key string, n *yaml.Node) { p.readSeed(key, n, &m.Seed) },
-		"error": func(key string, n *yaml.Node) {
-			// A score of 1 for every row has no error.
-			if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
-				n.Decode(&m.Error) != nil || !(m.Error >= 0 && m.Error <= 1) {
-				p.addFault(key, n, "a number from 0 to 1")
-			}
-		},
-	})
+	p.readMapping(key, n, p.measurementKeys(m))
 	if p.CountFaults() == before && (m.Against == "" || m.Rows == 0) {
 		p.Fault(n, "%s: expected at least against and rows", key)
 	}

@@ -91,21 +91,14 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 		return nil, fmt.Errorf("%s: empty, want `clients:`", path)
 	}
 	found := false
+	keys := p.accessKeys(a)
 	p.parseMapping(doc.Content[0], "`clients:`", func(key, value *yaml.Node) {
-		if key.Value != "clients" {
-			p.Fault(key, "unknown key %q, want clients", key.Value)
+		if k := document.FindKey(keys, key.Value); k != nil {
+			found = true
+			k.Read(key.Value, value)
 			return
 		}
-		found = true
-		p.parseMapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`",
-			func(key, value *yaml.Node) {
-				if key.Value != Anyone {
-					if err := checkName(key.Value); err != nil {
-						p.Fault(key, "%v", err)
-					}
-				}
-				a.clients[key.Value] = p.parseGrant(key.Value, value)
-			})
+		p.Fault(key, "unknown key %q, want %s", key.Value, document.ListNames(keys))
 	})
 	switch {
 	case p.CountFaults() > 0:
@@ -138,25 +131,14 @@ func (p *accessParser) parseMapping(n *yaml.Node, want string, each func(key, va
 
 func (p *accessParser) parseGrant(client string, n *yaml.Node) grant {
 	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
+	keys := p.grantKeys(client, &g)
 	p.parseMapping(n, "{models: [...], control: [...], limits: {...}}",
 		func(key, value *yaml.Node) {
-			switch key.Value {
-			case "models":
-				for _, model := range p.list(value, "models") {
-					g.models[model.Value] = true
-				}
-			case "control":
-				for _, call := range p.list(value, "control calls") {
-					if !slices.Contains(controls, Control(call.Value)) {
-						p.Fault(call, "control call %q, want one of %q", call.Value, controls)
-					}
-					g.control[Control(call.Value)] = true
-				}
-			case "limits":
-				g.limits = p.parseLimits(client, value)
-			default:
-				p.Fault(key, "unknown key %q, want models, control or limits", key.Value)
+			if k := document.FindKey(keys, key.Value); k != nil {
+				k.Read(key.Value, value)
+				return
 			}
+			p.Fault(key, "unknown key %q, want %s", key.Value, document.ListNames(keys))
 		})
 	return g
 }
@@ -165,38 +147,17 @@ func (p *accessParser) parseGrant(client string, n *yaml.Node) grant {
 func (p *accessParser) parseLimits(client string, n *yaml.Node) *allowance {
 	a := allowance{}
 	var burst *yaml.Node
+	keys := p.limitKeys(&a, &burst)
 	of := func(key string) string { return fmt.Sprintf("client %q: %s", client, key) }
 	p.parseMapping(n, of("limits")+
 		": {queries_per_second: ..., burst: ..., bytes_per_second: ..., streams: ...}",
 		func(key, value *yaml.Node) {
-			switch key.Value {
-			case "queries_per_second":
-				a.queries = p.parseNumber(value, of(key.Value), "a number above 0, such as 200")
-			case "burst":
-				burst = value
-				if a.burst = p.parseNumber(value, of(key.Value),
-					"a number of at least 1"); a.burst > 0 && a.burst < 1 {
-					p.Fault(value,
-						"%s: %s, want a number of at least 1: below that no query is let in",
-						of(key.Value), value.Value)
-				}
-			case "bytes_per_second":
-				a.bytes = p.bytes(value, of(key.Value))
-			case "streams":
-				streams, err := strconv.ParseInt(value.Value, 10, 32)
-				if value.Kind != yaml.ScalarNode || err != nil || streams < 1 {
-					p.Fault(value,
-						"%s: %.40q, want a whole number above 0; without one there is no limit",
-						of(key.Value), value.Value)
-				}
-				a.streams = int(streams)
-			default:
-				p.Fault(
-					key,
-					"client %q: unknown limit %q, want queries_per_second, burst, "+
-						"bytes_per_second "+
-						"or streams", client, key.Value)
+			if k := document.FindKey(keys, key.Value); k != nil {
+				k.Read(of(key.Value), value)
+				return
 			}
+			p.Fault(key, "client %q: unknown limit %q, want %s", client, key.Value,
+				document.ListNames(keys))
 		})
 	switch {
 	case burst == nil:

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -12,8 +11,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/api/document"
-	"github.com/muster-serve/muster/leader/rent/choose"
-	"github.com/muster-serve/muster/profiles"
 )
 
 // largest is the most bytes that a file may have; agents send it to each other.
@@ -44,7 +41,7 @@ func Read(path string) (*Policy, string, error) {
 //	spot: {share: 50%, max_pool: 30%}
 //	ec2: {region: us-east-1, template: muster-worker, template_version: "7", subnets: [subnet-a]}
 //
-// docs/rent.md describes the keys. A file that uses keys of a later version of Muster has
+// [Keys] describes the keys. A file that uses keys of a later version of Muster has
 // `requires: N`; the error wraps [document.FormatError] if this program does not know them. path is
 // for errors; all faults are reported at once, with their lines.
 func Parse(path, text string) (*Policy, error) {
@@ -60,24 +57,7 @@ func Parse(path, text string) (*Policy, error) {
 	if doc == nil {
 		return nil, fmt.Errorf("%s: empty, want `fleet: NAME` and more", path)
 	}
-	r.readSection(doc.Content[0], "", keys{
-		"fleet": func(n *yaml.Node) { p.Fleet = r.readText(n) },
-		"mode": func(n *yaml.Node) {
-			p.Mode = Mode(r.oneOf(n, "off", "advise", "approve", "auto"))
-		},
-		"objective": func(n *yaml.Node) { r.readObjective(n, p) },
-		"limits":    func(n *yaml.Node) { r.readLimits(n, p) },
-		"calm":      func(n *yaml.Node) { p.Calm = r.readDuration(n) },
-		"change":    func(n *yaml.Node) { r.readChange(n, p) },
-		"spare": func(n *yaml.Node) {
-			if p.Spare = r.readCount(n); p.Spare > 1 {
-				r.Fault(n, "spare: %d, want 0 or 1", p.Spare)
-			}
-		},
-		"spot":    func(n *yaml.Node) { r.readSpot(n, p) },
-		"ec2":     func(n *yaml.Node) { p.EC2 = r.readEC2(n) },
-		"process": func(n *yaml.Node) { p.Process = r.readProcess(n) },
-	})
+	r.readSection(doc.Content[0], "", r.policyKeys(p))
 	if err := r.JoinFaults(); err != nil {
 		return nil, err
 	}
@@ -89,8 +69,6 @@ func Parse(path, text string) (*Policy, error) {
 
 // A reader reads the values of a document and gathers faults.
 type reader struct{ document.Faults }
-
-type keys map[string]func(*yaml.Node)
 
 // readMapping calls each for every entry of n.
 func (r *reader) readMapping(n *yaml.Node, name string, each func(key, value *yaml.Node)) {
@@ -108,104 +86,24 @@ func (r *reader) readMapping(n *yaml.Node, name string, each func(key, value *ya
 }
 
 // readSection reads a mapping of known keys.
-func (r *reader) readSection(n *yaml.Node, name string, known keys) {
+func (r *reader) readSection(n *yaml.Node, name string, known []document.Key) {
 	if name != "" {
 		name += ": "
 	}
 	r.readMapping(n, name, func(key, value *yaml.Node) {
-		read, ok := known[key.Value]
-		if !ok {
+		k := document.FindKey(known, key.Value)
+		if k == nil {
 			r.Fault(key, "%sunknown key %q, want one of %s", name, key.Value,
-				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+				strings.Join(slices.Sorted(slices.Values(document.KeyNames(known))), ", "))
 			return
 		}
-		read(value)
-	})
-}
-
-func (r *reader) readObjective(n *yaml.Node, p *Policy) {
-	r.readSection(n, "objective", keys{
-		"rate": func(n *yaml.Node) {
-			if n.Value != "auto" {
-				p.Rate = r.readNumber(n, 0, 1e9, "auto, or queries/s above 0")
-			}
-		},
-		"headroom": func(n *yaml.Node) { p.Headroom = r.readNumber(n, 1, 10, "1 to 10") },
-		"budget":   func(n *yaml.Node) { p.Budget = r.readNumber(n, 0, 1e6, "$/hr above 0") },
-	})
-}
-
-func (r *reader) readLimits(n *yaml.Node, p *Policy) {
-	r.readSection(n, "limits", keys{
-		"max_price_usd_per_hour": func(n *yaml.Node) {
-			p.MaxPrice = r.readNumber(n, 0, 1e6, "$/hr above 0")
-		},
-		"min_instances": func(n *yaml.Node) { p.MinInstances = r.readCount(n) },
-		"types": func(n *yaml.Node) {
-			p.Types = map[profiles.InstanceType]choose.Limits{}
-			r.readMapping(n, "limits.types: ", func(key, value *yaml.Node) {
-				var l choose.Limits
-				r.readSection(value, "limits.types."+key.Value, keys{
-					"min": func(n *yaml.Node) { l.Min = r.readCount(n) },
-					"max": func(n *yaml.Node) {
-						if l.Max = r.readCount(n); l.Max == 0 {
-							r.Fault(n, "max: 0, want 1 or more; leave the type out to have none")
-						}
-					},
-					"spot": func(n *yaml.Node) {
-						l.OnDemand = r.oneOf(n, "true",
-							"false") == "false"
-					},
-				})
-				p.Types[profiles.InstanceType(key.Value)] = l
-			})
-		},
-	})
-}
-
-func (r *reader) readChange(n *yaml.Node, p *Policy) {
-	r.readSection(n, "change", keys{
-		"launches": func(n *yaml.Node) {
-			if p.Launches = r.readCount(n); p.Launches == 0 {
-				r.Fault(n, "launches: 0, want 1 or more")
-			}
-		},
-		"drains":    func(n *yaml.Node) { p.Drains = r.readShare(n) },
-		"threshold": func(n *yaml.Node) { p.Threshold = r.readShare(n) },
-		"window": func(n *yaml.Node) {
-			var err error
-			if p.Window, err = ParseWindow(n.Value); err != nil {
-				r.Fault(n, "window: %v", err)
-			}
-		},
-	})
-}
-
-func (r *reader) readSpot(n *yaml.Node, p *Policy) {
-	r.readSection(n, "spot", keys{
-		"share": func(n *yaml.Node) {
-			if n.Value != "0" && n.Value != "0%" {
-				p.SpotShare = r.readShare(n)
-			}
-		},
-		"max_pool": func(n *yaml.Node) { p.MaxPool = r.readShare(n) },
+		k.Read(name+key.Value, value)
 	})
 }
 
 func (r *reader) readEC2(n *yaml.Node) *EC2 {
 	e := &EC2{}
-	r.readSection(n, "ec2", keys{
-		"region":   func(n *yaml.Node) { e.Region = r.readText(n) },
-		"template": func(n *yaml.Node) { e.Template = r.readText(n) },
-		"template_version": func(n *yaml.Node) {
-			e.TemplateVersion = n.Value
-			if v, err := strconv.ParseUint(n.Value, 10, 32); err != nil || v == 0 {
-				r.Fault(n, "template_version: %q, want the number of a version: with $Latest or "+
-					"$Default a fleet would change without being told to", n.Value)
-			}
-		},
-		"subnets": func(n *yaml.Node) { e.Subnets = r.list(n) },
-	})
+	r.readSection(n, "ec2", r.ec2Keys(e))
 	for _, x := range []struct {
 		key   string
 		given bool
@@ -222,16 +120,7 @@ func (r *reader) readEC2(n *yaml.Node) *EC2 {
 
 func (r *reader) readProcess(n *yaml.Node) *Process {
 	p := &Process{}
-	r.readSection(n, "process", keys{
-		"dir":    func(n *yaml.Node) { p.Dir = r.readText(n) },
-		"models": func(n *yaml.Node) { p.Models = r.readText(n) },
-		"boots":  func(n *yaml.Node) { p.Boots = r.readDuration(n) },
-		"short": func(n *yaml.Node) {
-			for _, t := range r.list(n) {
-				p.Short = append(p.Short, profiles.InstanceType(t))
-			}
-		},
-	})
+	r.readSection(n, "process", r.processKeys(p))
 	if p.Dir == "" {
 		r.Fault(n, "process: no dir, want a directory for the agents' state")
 	}

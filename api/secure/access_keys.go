@@ -1,0 +1,133 @@
+package secure
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/api/document"
+)
+
+// AccessKeys describes the keys of an access file.
+func AccessKeys() []document.Key {
+	return append([]document.Key{document.RequiresKey()}, new(accessParser).accessKeys(nil)...)
+}
+
+// accessKeys are those of an access file, but [document.Requires].
+func (p *accessParser) accessKeys(a *Access) []document.Key {
+	return []document.Key{{
+		Name: "clients", Type: "mapping from the names of clients",
+		Meaning: "what each client may do, by the name in its certificate or of its API key. A " +
+			"client without an entry has that of `\"*\"`; if there is none, it may call only what " +
+			"everybody may. It must be given.",
+		Read: func(_ string, n *yaml.Node) {
+			p.parseMapping(n, "lines of `name: {models: [...], control: [...], limits: {...}}`",
+				func(key, value *yaml.Node) {
+					if key.Value != Anyone {
+						if err := checkName(key.Value); err != nil {
+							p.Fault(key, "%v", err)
+						}
+					}
+					a.clients[key.Value] = p.parseGrant(key.Value, value)
+				})
+		},
+		Keys: p.grantKeys("", new(grant)), Of: ".NAME",
+	}}
+}
+
+// grantKeys are those of a client.
+func (p *accessParser) grantKeys(client string, g *grant) []document.Key {
+	return []document.Key{
+		{
+			Name: "models", Type: "list of models' names", Default: "none",
+			Meaning: "which models the client may query. `\"*\"` is all.",
+			Read: func(_ string, n *yaml.Node) {
+				for _, model := range p.list(n, "models") {
+					g.models[model.Value] = true
+				}
+			},
+		},
+		{
+			Name: "control", Type: "list of " + listControls(), Default: "none",
+			Meaning: "which [rights](security.md#rights) the client has.",
+			Read: func(_ string, n *yaml.Node) {
+				for _, call := range p.list(n, "control calls") {
+					if !slices.Contains(controls, Control(call.Value)) {
+						p.Fault(call, "control call %q, want one of %q", call.Value, controls)
+					}
+					g.control[Control(call.Value)] = true
+				}
+			},
+		},
+		{
+			Name: "limits", Type: "mapping", Default: "no limits",
+			Meaning: "how much the client may use of each agent. Under `\"*\"` each client has them " +
+				"by itself.",
+			Read: func(_ string, n *yaml.Node) { g.limits = p.parseLimits(client, n) },
+			Keys: p.limitKeys(new(allowance), new(*yaml.Node)),
+		},
+	}
+}
+
+// listControls lists the rights for people.
+func listControls() string {
+	var names []string
+	for _, c := range controls {
+		names = append(names, "`"+string(c)+"`")
+	}
+	return strings.Join(names, ", ")
+}
+
+// limitKeys are those of a client's limits. burst becomes the value of the key burst.
+func (p *accessParser) limitKeys(a *allowance, burst **yaml.Node) []document.Key {
+	return []document.Key{
+		{
+			Name: "queries_per_second", Type: "number above 0", Default: "no limit",
+			Meaning: "queries that are let in, in the long run.",
+			Read: func(key string, n *yaml.Node) {
+				a.queries = p.parseNumber(n, key, "a number above 0, such as 200")
+			},
+		},
+		{
+			Name: "burst", Type: "number of at least 1", Default: "the queries of a second",
+			Meaning: "queries that are let in at once after a pause. It needs `queries_per_second`.",
+			Read: func(key string, n *yaml.Node) {
+				*burst = n
+				if a.burst = p.parseNumber(n, key,
+					"a number of at least 1"); a.burst > 0 && a.burst < 1 {
+					p.Fault(n, "%s: %s, want a number of at least 1: below that no query is let in",
+						key, n.Value)
+				}
+			},
+		},
+		{
+			Name: "bytes_per_second", Type: "number of bytes of at least 1, with or without a unit (" +
+				listUnits() + ")", Default: "no limit",
+			Meaning: "bytes of queries.",
+			Read:    func(key string, n *yaml.Node) { a.bytes = p.bytes(n, key) },
+		},
+		{
+			Name: "streams", Type: "whole number of at least 1", Default: "no limit",
+			Meaning: "calls open at a time, by gRPC and REST, queries included.",
+			Read: func(key string, n *yaml.Node) {
+				streams, err := strconv.ParseInt(n.Value, 10, 32)
+				if n.Kind != yaml.ScalarNode || err != nil || streams < 1 {
+					p.Fault(n, "%s: %.40q, want a whole number above 0; without one there is no limit",
+						key, n.Value)
+				}
+				a.streams = int(streams)
+			},
+		},
+	}
+}
+
+// listUnits lists the units of bytes for people.
+func listUnits() string {
+	var names []string
+	for _, u := range units {
+		names = append(names, "`"+u.name+"`")
+	}
+	return strings.Join(names, ", ")
+}
