@@ -10,7 +10,7 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance \
 	examples dashboard-test scenarios chaos moto stores bench packages test-packages vulncheck \
-	generate notice onnxruntime clean
+	generate reference notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -113,6 +113,12 @@ vulncheck:
 # Generates the code in api/.
 generate:
 	@scripts/generate-api.sh
+
+# Writes docs/configuration.md, which the code has in it.
+reference:
+	@mkdir -p build
+	@go run -trimpath ./cmd/muster config reference > build/configuration.md
+	@mv build/configuration.md docs/configuration.md
 
 # Writes NOTICE: what the binary contains from others, under which licences.
 notice:

@@ -17,7 +17,8 @@ func newConfigCommand() *cobra.Command {
 		Use:   "config",
 		Short: "Check and show settings",
 	}
-	cmd.AddCommand(newConfigCheckCommand(), newConfigPrintCommand())
+	cmd.AddCommand(newConfigCheckCommand(), newConfigPrintCommand(),
+		newConfigReferenceCommand())
 	return cmd
 }
 

@@ -55,6 +55,7 @@ func TestDocumentedCommands(t *testing.T) {
 	root := newRoot()
 	root.InitDefaultCompletionCmd()
 	known := map[string]bool{"version": true, "help": true}
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
 	var collect func(*cobra.Command)
 	collect = func(cmd *cobra.Command) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { known[f.Name] = true })

@@ -22,7 +22,8 @@ const (
 	Flag        = "config"      // of the path of the config file
 	DefaultFile = "muster.yaml" // in the working directory
 
-	configVariable = "MUSTER_CONFIG"
+	FileVariable = "MUSTER_CONFIG" // of the path of the config file, where Flag does not give it
+
 	variablePrefix = "MUSTER_"
 	annotation     = "muster_setting" // marks the flags that are settings
 )
@@ -35,13 +36,16 @@ func Add(flags, fs *pflag.FlagSet) {
 			return
 		}
 		f.Annotations = map[string][]string{annotation: {"true"}}
-		f.Usage += " [" + variableName(f.Name) + "]"
+		f.Usage += " [" + VariableName(f.Name) + "]"
 		flags.AddFlag(f)
 	})
 }
 
-// variableName returns the name of a setting's environment variable.
-func variableName(setting string) string {
+// IsSetting reports whether a flag is a setting.
+func IsSetting(f *pflag.Flag) bool { return f.Annotations[annotation] != nil }
+
+// VariableName returns the name of a setting's environment variable.
+func VariableName(setting string) string {
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
 }
 
@@ -51,7 +55,7 @@ func variableName(setting string) string {
 func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]string, err error) {
 	origins = map[string]string{}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Annotations[annotation] == nil {
+		if !IsSetting(f) {
 			return
 		}
 		origins[f.Name] = "default"
@@ -75,15 +79,15 @@ func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]strin
 	known.VisitAll(func(f *pflag.Flag) {
 		// An empty variable counts as unset: compose files and systemd units pass empty variables
 		// for settings that the user did not choose.
-		value := os.Getenv(variableName(f.Name))
+		value := os.Getenv(VariableName(f.Name))
 		own := flagOf(f.Name)
 		if value == "" || own == nil {
 			return
 		}
 		if err := set(own, []string{value}); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", variableName(f.Name), err))
+			faults = append(faults, fmt.Errorf("%s: %w", VariableName(f.Name), err))
 		}
-		origins[f.Name] = variableName(f.Name)
+		origins[f.Name] = VariableName(f.Name)
 	})
 	file, err := findFile(cmd)
 	if err != nil {
@@ -127,7 +131,7 @@ func findFile(cmd *cobra.Command) (string, error) {
 	if path, err := cmd.Flags().GetString(Flag); err == nil && path != "" {
 		return path, nil
 	}
-	if path := os.Getenv(configVariable); path != "" {
+	if path := os.Getenv(FileVariable); path != "" {
 		return path, nil
 	}
 	if _, err := os.Stat(DefaultFile); errors.Is(err, os.ErrNotExist) {
@@ -174,7 +178,7 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 		case e.First != 0:
 			faults.Fault(e.Key, "%s is already set, at line %d", key, e.First)
 		case !ok:
-			faults.Fault(e.Key, "%s: want %s", key, describeValue(f))
+			faults.Fault(e.Key, "%s: want %s", key, DescribeValue(f))
 		default:
 			entries = append(entries, entry{
 				key: key, values: values, position: fmt.Sprintf("%s:%d", path, e.Key.Line),
@@ -211,7 +215,7 @@ func set(f *pflag.Flag, values []string) error {
 		return list.Replace(values)
 	}
 	if len(values) != 1 {
-		return fmt.Errorf("got %d values, want one: %s", len(values), describeValue(f))
+		return fmt.Errorf("got %d values, want one: %s", len(values), DescribeValue(f))
 	}
 	if err := f.Value.Set(values[0]); err != nil {
 		return WrongValue(f, values[0], err)
@@ -224,11 +228,11 @@ func WrongValue(f *pflag.Flag, value string, why error) error {
 	if errors.Is(why, strconv.ErrRange) {
 		return fmt.Errorf("%q is too large or too small", value)
 	}
-	return fmt.Errorf("got %q, want %s", value, describeValue(f))
+	return fmt.Errorf("got %q, want %s", value, DescribeValue(f))
 }
 
-// describeValue says in words what values f has.
-func describeValue(f *pflag.Flag) string {
+// DescribeValue says in words what values f has.
+func DescribeValue(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "int", "int64":
 		return "a whole number"
@@ -244,6 +248,8 @@ func describeValue(f *pflag.Flag) string {
 		return "a text"
 	case "stringSlice", "stringArray":
 		return "a list of texts"
+	case "intSlice":
+		return "a list of whole numbers"
 	}
 	return "a " + f.Value.Type()
 }
@@ -252,9 +258,9 @@ func describeValue(f *pflag.Flag) string {
 // MUSTER_ but belongs to no setting. known has the settings of all commands. This is not an error:
 // Kubernetes sets variables such as MUSTER_SERVICE_HOST for a service with the name muster.
 func WarnOfUnknown(stderr io.Writer, known *pflag.FlagSet) {
-	names := []string{strings.TrimPrefix(configVariable, variablePrefix)}
+	names := []string{strings.TrimPrefix(FileVariable, variablePrefix)}
 	for _, name := range flagNames(known) {
-		names = append(names, strings.TrimPrefix(variableName(name), variablePrefix))
+		names = append(names, strings.TrimPrefix(VariableName(name), variablePrefix))
 	}
 	environment := os.Environ()
 	slices.Sort(environment)
