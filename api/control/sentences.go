@@ -3,9 +3,10 @@ package control
 // sentences are what people read of events, in the log, in `muster events` and on the dashboard, by
 // the event's kind and its fixed words, [Event.What]. {key} is the value of a detail, {agent@} the
 // agent that saw the event, {who@} the client that asked, with its address. {key:form} writes a
-// value for people, as [Event.writeAs] does: {lanes:count lane} is "1 lane" or "2 lanes". [...] is left out if a detail in it is absent, empty
-// or 0; [key=value?...|...] is its first half if the detail has this value, else its second. An
-// error that has no place in its sentence follows at the end.
+// value for people, as [Event.writeAs] does: {lanes:count lane} is "1 lane" or "2 lanes". [...] is
+// left out if a detail in it is absent, empty or 0; [key=value?...|...] is its first half if the
+// detail has this value, else its second. An error that has no place in its sentence follows at the
+// end.
 var sentences = map[string]map[string]string{
 	"started": {
 		"muster agent": "{agent@} started: version {version}, HTTP at {http}, gRPC at {grpc}",
