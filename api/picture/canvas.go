@@ -145,8 +145,11 @@ func (c Canvas) FillPolygon(fill color.Color, points []Point) { c.add(Polygon{fi
 // FillRectangle draws a rectangle.
 func (c Canvas) FillRectangle(fill color.Color, r Rectangle) { c.FillPolygon(fill, r.corners()) }
 
-// StrokeLine draws a line through points.
+// StrokeLine draws a line through points, or none if style has no color.
 func (c Canvas) StrokeLine(style LineStyle, points ...Point) {
+	if style.Color == nil {
+		return
+	}
 	if _, _, _, alpha := style.Color.RGBA(); alpha > 0 && len(points) > 1 {
 		c.add(Line{style, points})
 	}
