@@ -119,3 +119,19 @@ func TestPlacementFollowsStep(t *testing.T) {
 		t.Error("nothing changed")
 	}
 }
+
+// TestPlacementFillsMemory: where memory has room for all variants, a fleet whose leader places them
+// is as accurate as one that holds them all from the start.
+func TestPlacementFillsMemory(t *testing.T) {
+	cfg := placed(t)
+	cfg.Rate = .2 * must(FluidLimit(cfg.Models, cfg.Pool)).Rate
+	cfg.Queries = 20_000
+	held := *cfg
+	held.Holds, held.Placement = nil, nil
+	cfg.Placement.Fits = 9
+	want, got := mustRun(t, &held), mustRun(t, cfg)
+	if got.EffectiveAccuracy < want.EffectiveAccuracy-.001 || want.EffectiveAccuracy > .999 {
+		t.Errorf("accuracy %.4f, want at least that of a fleet that holds all, %.4f, less .001",
+			got.EffectiveAccuracy, want.EffectiveAccuracy)
+	}
+}

@@ -23,8 +23,8 @@ import (
 //   - The classes of family f are first[f] to first[f]+len(classes[f])-1 of program. classes[f]
 //     ascends, has 1 to maxClasses entries, and every query of f is of one of these classes.
 //   - choices has the kind and layout of each choice of program, at the same index.
-//   - assignLayouts gives an agent a layout of its kind, so it fits the agent and is not barred
-//     there, or the layout that the agent has.
+//   - assignLayouts gives an agent the layout that it has, or a layout of its kind and what else
+//     the agent has memory for. So what it has to load fits it and is not barred there.
 type Problem struct {
 	agents     []Agent // without those that leave
 	current    []place.Layout
@@ -42,6 +42,8 @@ type Problem struct {
 	steps      int
 	seed       uint64
 
+	memory  []int64                // by agent, that its layout may take: see memoryFor
+	asked   []bool                 // by family: queries for it arrive
 	model   map[names.ModelKey]int // index in variants
 	family  map[string]int
 	sizes   [][]bin           // by family
@@ -51,6 +53,7 @@ type Problem struct {
 	kinds   []*kind
 	program place.Program
 	choices []option // by choice of program
+	held    []int    // by choice of program: agents that have it now
 }
 
 // An option is a layout of a kind.
@@ -63,6 +66,8 @@ type kind struct {
 	agents  []int
 	layouts []place.Layout
 	names   []string
+	// shared says of each layout that it is a maximal set of variants: see maximalSets.
+	shared []bool
 }
 
 // A bin is a narrow range of batch sizes.
@@ -89,6 +94,11 @@ type Plan struct {
 // replanner, so that a change pays before the demand is likely to be another.
 const horizon = 30 * time.Second
 
+// lasting is the time in which a change must gain more than it costs that unloads nothing: no later
+// plan has a reason to take it back. Chosen: most loads of a day differ from those ten minutes
+// before, and then other variants may be of use.
+const lasting = 10 * time.Minute
+
 // disturbance is what an agent's change costs, in points of accuracy of what the agent serves while
 // it loads. Chosen. That loads cost something, and this wish for few changes, take .07 points of
 // accuracy in the simulation of docs/internals/placement.md.
@@ -101,26 +111,66 @@ const usualLoad = 5 * time.Second
 func (p *Problem) Solve() *Plan {
 	plan := &Plan{problem: p}
 	p.buildProgram(plan)
-	sol, err := place.Solve(&p.program, p.steps)
-	if err != nil { // buildProgram makes only valid programs
-		panic(err)
-	}
+	sol := p.searchCounts()
 	plan.Served, plan.Accuracy, plan.Bound, plan.Steps = sol.Served, sol.Accuracy, sol.Bound,
 		sol.Steps
 	plan.families = p.forecastFamilies(&p.program, sol)
 	p.assignLayouts(plan, sol.Counts)
-	kept := p.keepProgram()
-	if sol, err = place.Solve(kept, 0); err != nil {
-		panic(err)
-	}
-	plan.KeptServed, plan.KeptAccuracy = sol.Served, sol.Accuracy
+	kept, was := p.evaluate(p.current, p.demand)
+	plan.KeptServed, plan.KeptAccuracy = was.Served, was.Accuracy
 	if !plan.isWorthChanges() {
 		plan.layouts = slices.Clone(p.current)
 		plan.Served, plan.Accuracy = plan.KeptServed, plan.KeptAccuracy
-		plan.families = p.forecastFamilies(kept, sol)
+		plan.families = p.forecastFamilies(kept, was)
 	}
 	p.standBy(plan)
 	return plan
+}
+
+// searchCounts solves the program twice, with the layouts that are maximal sets of variants and
+// without, and returns the better solution. The best with them is never worse, but their program is
+// harder, and the search of a large one may end before it finds as much.
+func (p *Problem) searchCounts() *place.Solution {
+	var rest []int // choices that are no maximal sets
+	for c, o := range p.choices {
+		if !p.kinds[o.kind].shared[o.layout] || p.held[c] > 0 {
+			rest = append(rest, c)
+		}
+	}
+	if len(rest) == len(p.choices) {
+		return solve(&p.program, p.steps)
+	}
+	best := solve(&p.program, p.steps/2)
+	fewer := p.program
+	fewer.Choices, fewer.Current = nil, nil
+	for _, c := range rest {
+		fewer.Choices = append(fewer.Choices, p.program.Choices[c])
+		fewer.Current = append(fewer.Current, p.program.Current[c])
+	}
+	sol := solve(&fewer, p.steps/2)
+	if best.Served > sol.Served+negligible ||
+		best.Served > sol.Served-negligible && best.Accuracy >= sol.Accuracy {
+		return best
+	}
+	counts, flow := sol.Counts, sol.Flow
+	sol.Counts, sol.Flow = make([]int, len(p.choices)), make([][][]float64, len(p.choices))
+	for i, c := range rest {
+		sol.Counts[c], sol.Flow[c] = counts[i], flow[i]
+	}
+	sol.Bound = max(sol.Bound, best.Bound)
+	return sol
+}
+
+// negligible is a share of the demand that rounding may make.
+const negligible = 1e-9
+
+// solve solves a program that is valid, as it is made here.
+func solve(program *place.Program, steps int) *place.Solution {
+	sol, err := place.Solve(program, steps)
+	if err != nil {
+		panic(err)
+	}
+	return sol
 }
 
 // isWorthChanges reports whether the plan is worth its changes: what it serves more, and more
@@ -135,15 +185,27 @@ func (plan *Plan) isWorthChanges() bool {
 	if p.calm && more < .01 {
 		return false
 	}
-	points := plan.Served*plan.Accuracy - plan.KeptServed*plan.KeptAccuracy + 100*more
-	cost := 0.0
+	// Demand is more than what arrives, most of the time, and then more accurate variants may be of
+	// use than where all of it does.
+	_, now := p.evaluate(plan.layouts, p.rate)
+	_, kept := p.evaluate(p.current, p.rate)
+	points := max(
+		plan.Served*plan.Accuracy-plan.KeptServed*plan.KeptAccuracy+100*more,
+		now.Served*now.Accuracy-kept.Served*kept.Accuracy+100*(now.Served-kept.Served),
+	)
+	cost := 0.0 // in points of accuracy
 	for i := range p.agents {
-		if !plan.layouts[i].Equal(p.current[i]) {
-			cost += disturbance * p.load(p.current[i], plan.layouts[i]).Seconds() /
-				float64(len(p.agents))
+		if plan.layouts[i].Equal(p.current[i]) {
+			continue
 		}
+		within := horizon
+		if !p.unloads(p.current[i], plan.layouts[i]) {
+			within = lasting
+		}
+		cost += disturbance * p.load(p.current[i], plan.layouts[i]).Seconds() /
+			within.Seconds() / float64(len(p.agents))
 	}
-	return points*horizon.Seconds() > cost
+	return points > cost
 }
 
 // load is how long an agent that holds one layout takes to another.
@@ -169,6 +231,10 @@ func (p *Problem) buildProgram(plan *Plan) {
 	for i := range p.families {
 		p.family[p.families[i].Name] = i
 		p.sizes = append(p.sizes, toBins(p.families[i].Sizes))
+		p.asked = append(p.asked, p.demand[i] > 0)
+	}
+	for i := range p.agents {
+		p.memory = append(p.memory, p.memoryFor(&p.agents[i]))
 	}
 	p.groupAgents()
 	p.setTimeLimits()
@@ -186,7 +252,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 			Name: string(kind.typ), Count: len(kind.agents),
 		})
 		for l := range kind.layouts {
-			c := p.choiceOf(k, l)
+			c := p.choiceOf(k, kind.layouts[l])
 			if len(c.Partitions) == 0 {
 				continue
 			}
@@ -209,11 +275,19 @@ func (p *Problem) buildProgram(plan *Plan) {
 			})
 		}
 	}
-	current := make([]int, len(p.choices))
+	p.held = make([]int, len(p.choices))
+	current := make([]int, len(p.choices)) // and those for which it only adds to what they have
 	load := 0.0
+	now := make([]string, len(p.agents))
+	for i := range p.current {
+		now[i] = p.current[i].String()
+	}
 	for c, o := range p.choices {
 		for _, a := range p.kinds[o.kind].agents {
-			if p.current[a].String() == p.kinds[o.kind].names[o.layout] {
+			if now[a] == p.kinds[o.kind].names[o.layout] {
+				p.held[c]++
+				current[c]++
+			} else if p.canAdd(a, p.kinds[o.kind].layouts[o.layout]) {
 				current[c]++
 			}
 		}
@@ -236,6 +310,7 @@ func accuracyOrBest(v *Variant) float64 {
 // groupAgents makes the kinds.
 func (p *Problem) groupAgents() {
 	byType := map[names.LaneType][]place.Layout{}
+	shared := map[names.LaneType]map[string]bool{} // layouts that are maximal sets of variants
 	seen := map[names.LaneType]map[string]bool{}
 	add := func(t names.LaneType, l place.Layout) {
 		if seen[t] == nil {
@@ -258,6 +333,13 @@ func (p *Problem) groupAgents() {
 		}
 		add(t, p.current[i])
 	}
+	p.eachMaximalSet(func(t names.LaneType, l place.Layout) {
+		if shared[t] == nil {
+			shared[t] = map[string]bool{}
+		}
+		shared[t][l.String()] = true
+		add(t, l)
+	})
 	index := map[string]*kind{}
 	for i := range p.agents {
 		a := &p.agents[i]
@@ -280,6 +362,7 @@ func (p *Problem) groupAgents() {
 			k = &kind{typ: a.Type, lanes: a.Lanes, layouts: can}
 			for _, l := range can {
 				k.names = append(k.names, l.String())
+				k.shared = append(k.shared, shared[a.Type][l.String()])
 			}
 			index[key.String()] = k
 			p.kinds = append(p.kinds, k)
@@ -509,10 +592,9 @@ func (p *Problem) classShare(f, k int) float64 {
 	return share
 }
 
-// choiceOf is layout l of kind k with its rates; it has no partition if it serves nothing.
-func (p *Problem) choiceOf(k, l int) place.Choice {
-	layout := p.kinds[k].layouts[l]
-	c := place.Choice{Type: k, Layout: p.kinds[k].names[l]}
+// choiceOf is a layout on agents of kind k with its rates; it has no partition if it serves nothing.
+func (p *Problem) choiceOf(k int, layout place.Layout) place.Choice {
+	c := place.Choice{Type: k, Layout: layout.String()}
 	for i, part := range layout.Partitions {
 		lanes := cmp.Or(part.Lanes, p.kinds[k].lanes)
 		t := layout.LaneType(i, p.kinds[k].typ)
@@ -618,18 +700,35 @@ func (p *Problem) lowerToSlowest(c *place.Choice, to []float64) {
 	}
 }
 
-// keepProgram returns the program in which all agents keep their layouts.
-func (p *Problem) keepProgram() *place.Program {
-	kept := &place.Program{Variants: p.program.Variants, Classes: p.program.Classes, Seed: p.seed}
-	for c, n := range p.program.Current {
-		if n > 0 {
-			choice := p.program.Choices[c]
-			choice.Type = len(kept.Types)
-			kept.Types = append(kept.Types, place.Type{Count: n})
-			kept.Choices = append(kept.Choices, choice)
+// evaluate solves the program of agents that hold the layouts, by family at rates in queries/s. It
+// returns the program, too.
+func (p *Problem) evaluate(layouts []place.Layout, rates []float64) (*place.Program,
+	*place.Solution) {
+	program := &place.Program{Variants: p.program.Variants, Seed: p.seed}
+	for f, rate := range rates {
+		for k := range p.classes[f] {
+			program.Classes = append(program.Classes, place.Class{
+				Family: p.families[f].Name, Rate: rate * p.classShare(f, k),
+			})
 		}
 	}
-	return kept
+	for k, kind := range p.kinds {
+		choice := map[string]int{} // by layout
+		for _, a := range kind.agents {
+			name := layouts[a].String()
+			c, ok := choice[name]
+			if !ok {
+				c = len(program.Types)
+				of := p.choiceOf(k, layouts[a])
+				of.Type = c
+				program.Types = append(program.Types, place.Type{})
+				program.Choices = append(program.Choices, of)
+				choice[name] = c
+			}
+			program.Types[c].Count++
+		}
+	}
+	return program, solve(program, 0)
 }
 
 // forecastFamilies is what a solution of program expects of the families.
@@ -698,7 +797,9 @@ func (p *Problem) assignLayouts(plan *Plan, counts []int) {
 			}
 		}
 		p.fill(plan, kind, slots, free)
+		p.extendLayouts(plan, kind, counts, byKind[k])
 	}
+	p.dropUnasked(plan)
 }
 
 // maxAssigned bounds the size of an assignment problem, in agents times layouts; larger ones are
@@ -718,8 +819,7 @@ func (p *Problem) fill(plan *Plan, k *kind, slots, free []int) {
 		cost := make([]float64, 0, n*len(free))
 		for _, c := range slots[:n] {
 			for _, a := range free {
-				to := k.layouts[p.choices[c].layout]
-				cost = append(cost, p.load(p.current[a], to).Seconds())
+				cost = append(cost, p.load(p.current[a], k.layouts[p.choices[c].layout]).Seconds())
 			}
 		}
 		match := make([]int, n)

@@ -1,6 +1,7 @@
 package replan
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -297,6 +298,9 @@ func TestUndone(t *testing.T) {
 // periods, and that is said.
 func TestSlower(t *testing.T) {
 	w := newWorld(1, 2, 6)
+	for _, k := range w.workers {
+		k.memory = 100 // for one variant, so that they change
+	}
 	w.rates["f0"] = 30
 	w.elect(Memory{})
 	w.lives(t, 60*time.Second)
@@ -383,5 +387,79 @@ func TestSwap(t *testing.T) {
 		} else if !swapped {
 			t.Errorf("the agents hold %s and %s", w.workers[0].held, w.workers[1].held)
 		}
+	}
+}
+
+// TestHoldsWhatFits: agents hold all variants that their memory has room for, as holding one more
+// costs no capacity, but for room to load another if not all fit. Those of families that nobody asks
+// for they do not load.
+func TestHoldsWhatFits(t *testing.T) {
+	for memory, want := range map[int64]int{100: 1, 250: 1, 350: 2, 600: 4, 0: 4} {
+		w := newWorld(3, 2, 6)
+		w.rates = map[string]float64{"f0": 20, "f1": 20}
+		for _, k := range w.workers {
+			k.memory, k.held = memory, place.NewLayout(k.available[len(k.name)%4])
+		}
+		w.elect(Memory{})
+		w.lives(t, 60*time.Second)
+		others := 0 // that hold what nobody asks for, or less
+		for _, k := range w.workers {
+			asked := slices.DeleteFunc(slices.Clone(k.held.Models()), func(m names.ModelKey) bool {
+				return strings.HasPrefix(string(m), "f2")
+			})
+			if len(asked) != want || len(asked) != len(k.held.Models()) {
+				others++
+			}
+		}
+		if others > hosts {
+			t.Errorf("memory %d: %d agents do not hold %d variants of f0 and f1, want at most %d",
+				memory, others, want, hosts)
+		}
+	}
+}
+
+// TestPlacedNoWorse: for no demand does the plan serve less than agents that hold what fits
+// without a plan, nor as much at less accuracy.
+func TestPlacedNoWorse(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 5))
+	for range 200 {
+		w := newWorld(1+rng.IntN(3), 1+rng.IntN(3), 1+rng.IntN(5))
+		for i := range w.families {
+			w.rates[w.families[i].Name] = 60 * rng.Float64()
+		}
+		all := w.workers[0].available
+		for _, k := range w.workers {
+			k.memory = int64(100 * (1 + rng.IntN(len(all)+1)))
+			k.held = place.NewLayout(all[:min(len(all), int(k.memory/100))]...)
+		}
+		s := w.snapshot()
+		p := &Problem{
+			agents: s.Agents, variants: s.Variants, families: s.Families, latencies: s.Latencies,
+			only: map[names.AgentName]bool{}, steps: 2000,
+		}
+		for i := range s.Agents {
+			p.current = append(p.current, s.Agents[i].Held)
+		}
+		for i := range s.Families {
+			p.rate = append(p.rate, w.rates[s.Families[i].Name])
+		}
+		p.demand = slices.Clone(p.rate)
+		if plan := p.Solve(); plan.Served < plan.KeptServed-1e-9 ||
+			plan.Served < plan.KeptServed+1e-9 && plan.Accuracy < plan.KeptAccuracy-1e-6 {
+			t.Errorf("%v, of agents with %v: got %v at %v, kept %v at %v", w.rates, all, plan.Served,
+				plan.Accuracy, plan.KeptServed, plan.KeptAccuracy)
+		}
+	}
+}
+
+// TestWatchesNothingUnknown: a placement is not undone for queries that are late where nothing is
+// known of the time before, as after a leader's start under overload.
+func TestWatchesNothingUnknown(t *testing.T) {
+	w := newWorld(2, 2, 6)
+	w.elect(Memory{})
+	w.lateness["f0"], w.lateness["f1"] = .3, .3
+	w.lives(t, 120*time.Second)
+	if texts := w.told(Undone); len(texts) > 0 {
+		t.Errorf("undone: %q", texts)
 	}
 }

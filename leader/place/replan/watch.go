@@ -49,14 +49,15 @@ func (r *Replanner) tallyQueries() tally {
 	return t
 }
 
-// watchPlacement begins to watch the placement that has just been made in place of another.
+// watchPlacement begins to watch the placement that has just been made in place of another. It does
+// not where nothing is known of before, as after a leader's start: there is nothing to compare with.
 func (w *watch) watchPlacement(r *Replanner, before *place.Placement) {
-	w.before, w.since, w.half, w.was = before, time.Time{}, false, 0
+	w.before, w.since, w.half = nil, time.Time{}, false
 	now := r.tallyQueries()
 	for _, t := range w.history {
 		if now.at.Sub(t.at) <= 2*r.cfg.Period {
-			if share, ok := now.lateSince(t); ok {
-				w.was = share
+			if share, ok := now.lateSince(t); ok && now.at.Sub(t.at) >= r.cfg.Period {
+				w.before, w.was = before, share
 			}
 			break
 		}
