@@ -26,7 +26,7 @@ if [ -n "$long" ]; then
   exit 1
 fi
 # Subjects are "folder: verb object" and have at most 72 characters, in all commits after this one.
-first=0313396a
+first=0313396c
 if git cat-file -e "$first^{commit}" 2>/dev/null; then # a shallow clone may not have it
   wrong=$(git log --no-merges --format='%h %s' "$first"..HEAD |
     grep -vE '^[0-9a-f]+ [[:alnum:]._/-]+(, [[:alnum:]._/-]+)*: [[:lower:]].*[^.]$' || true)
