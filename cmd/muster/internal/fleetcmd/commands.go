@@ -18,6 +18,7 @@ import (
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
@@ -148,13 +149,14 @@ ask the provider, without renting, about rights, template and subnets.`,
 		if c, ok := provider.(io.Closer); ok {
 			defer c.Close()
 		}
+		found := provider.Check(cmd.Context())
 		var faults []error
-		for _, f := range provider.Check(cmd.Context()) {
+		for _, f := range found {
 			faults = append(faults, errors.New(f.String()))
 		}
 		offers, err := provider.Offers(cmd.Context(), p.Names())
-		said := func(fault error) bool { return strings.HasSuffix(fault.Error(), err.Error()) }
-		if err != nil && !slices.ContainsFunc(faults, said) {
+		said := func(f cloud.Fault) bool { return strings.Contains(err.Error(), f.Why) }
+		if err != nil && !slices.ContainsFunc(found, said) {
 			faults = append(faults, fmt.Errorf("prices: %w", err))
 		}
 		prices := map[rent.Kind]float64{}

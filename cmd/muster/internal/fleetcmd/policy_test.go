@@ -117,12 +117,12 @@ func TestCheckSaysOnce(t *testing.T) {
 	}
 }
 
-// TestNoProgram: without muster-ec2, the commands that need it say where it is to be.
+// TestNoProgram: without muster-ec2, the commands that need it say once where it is to be.
 func TestNoProgram(t *testing.T) {
 	t.Setenv("PATH", "/nowhere")
 	for _, name := range []string{"check", "policy"} {
 		if out, err := runWith(t, ec2Fleet, name); err == nil ||
-			!strings.Contains(err.Error(), "no program muster-ec2 in") ||
+			strings.Count(err.Error(), "no program muster-ec2 in") != 1 ||
 			!strings.Contains(err.Error(), "/nowhere") {
 			t.Errorf("%s: got %v %s", name, err, out)
 		}
