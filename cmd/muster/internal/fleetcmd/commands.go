@@ -332,7 +332,8 @@ them; if another agent becomes leader, it continues.`,
 		},
 	}
 	c.addFlags(cmd, dial)
-	lists.Var(cmd.Flags(), &counts, "count", nil, "`TYPE=N`: rent N of this type, and none of the types that no --count names")
+	lists.Var(cmd.Flags(), &counts, "count", nil,
+		"`TYPE=N`: rent N of this type, and none of the types that no --count names")
 	return cmd
 }
 
