@@ -89,7 +89,7 @@ func checkSystem(goos string) error {
 		return nil
 	}
 	return fmt.Errorf("an agent needs Linux; this is %s, where the commands work that need no "+
-		"agent of their own: infer, bench, status, top, plan, sim, ...", goos)
+		"agent of their own, such as infer, bench, status, top, plan and sim", goos)
 }
 
 // countGoThreads returns how many of an agent's threads may run Go at once.
