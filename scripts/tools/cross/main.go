@@ -22,6 +22,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/muster-serve/muster/scripts/tools/command"
 )
 
 func main() {
@@ -65,8 +67,7 @@ func check(program, platform string) (packages int, err error) {
 	cmd := exec.Command("go", "list", "-e", "-deps", "-test",
 		"-json=ImportPath,Dir,GoFiles,ImportMap,Standard,Error", program)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+machine)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
+	out, err := command.Output(cmd)
 	if err != nil {
 		return 0, err
 	}

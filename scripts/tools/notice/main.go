@@ -30,6 +30,8 @@ import (
 	"strings"
 
 	"github.com/google/licensecheck"
+
+	"github.com/muster-serve/muster/scripts/tools/command"
 )
 
 const onnxruntime = "runtime/internal/ortlib"
@@ -126,7 +128,7 @@ func inRepository() ([]component, error) {
 		return nil, err
 	}
 	// New files count before they are committed.
-	out, err := output(exec.Command("git", "ls-files", "-z",
+	out, err := command.Output(exec.Command("git", "ls-files", "-z",
 		"--cached", "--others", "--exclude-standard", "--deduplicate"))
 	if err != nil {
 		return nil, err
@@ -180,7 +182,7 @@ func goModules() ([]component, error) {
 		cmd := exec.Command("go",
 			append([]string{"list", "-deps", "-json=Dir,Module"}, binaries...)...)
 		cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=1")
-		out, err := output(cmd)
+		out, err := command.Output(cmd)
 		if err != nil {
 			return nil, err
 		}
@@ -342,18 +344,4 @@ func tidy(text string) string {
 		lines = append(lines, strings.TrimRight(line, " \t\r\n\f"))
 	}
 	return strings.Trim(strings.Join(lines, "\n"), "\n") + "\n"
-}
-
-// output runs a command and returns its standard output. Its error has the command's standard
-// error.
-func output(cmd *exec.Cmd) ([]byte, error) {
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
-		}
-		return nil, fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
-	}
-	return out, nil
 }

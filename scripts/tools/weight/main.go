@@ -14,7 +14,6 @@ import (
 	"cmp"
 	"debug/elf"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +24,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/scripts/tools/command"
 )
 
 const (
@@ -111,7 +112,7 @@ func build(graph, to, ldflags string, env ...string) error {
 	}
 	cmd := exec.Command("go", append(args, "-ldflags="+ldflags, "-o", to, binary)...)
 	cmd.Env = append(os.Environ(), append(env, "CGO_ENABLED=1")...)
-	_, err := output(cmd)
+	_, err := command.Output(cmd)
 	return err
 }
 
@@ -156,7 +157,7 @@ type coldBuild struct {
 // the go command.
 func readBuild(graph string) (*coldBuild, error) {
 	b := &coldBuild{packages: map[string]*gopackage{}}
-	out, err := output(exec.Command("go", slices.Concat([]string{"list", "-deps",
+	out, err := command.Output(exec.Command("go", slices.Concat([]string{"list", "-deps",
 		"-json=ImportPath,Module,Imports,ImportMap"}, flags[:2], []string{binary})...))
 	if err != nil {
 		return nil, err
@@ -353,16 +354,3 @@ func (b *coldBuild) table() string {
 
 // cost orders modules: a megabyte weighs as ten CPU seconds do, as in the sums of today.
 func cost(w weight) float64 { return w.cpu.Seconds() + w.bytes/1e5 }
-
-// output runs a command and returns its standard output. Its error has the standard error.
-func output(cmd *exec.Cmd) ([]byte, error) {
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
-		}
-		return nil, fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
-	}
-	return out, nil
-}
