@@ -16,8 +16,9 @@ import (
 // looked at: none of their subsets serves more. Where memory has room for all variants that is one
 // set.
 
-// maxSets bounds the maximal sets of agents with the same memory and disk. Chosen: with 64, the
-// program of 12 types and 3 families of 4 variants is solved in the steps that it has.
+// maxSets bounds the maximal sets of agents with the same memory and disk. Chosen: with 64, plans
+// for 12 types and 10 families of 4 variants, 480 sets, take a second of a core and are within .03
+// points of the bound; for 4 types and 20 families, 256 sets, within .1 (BenchmarkSolve).
 const maxSets = 64
 
 // eachMaximalSet calls do with the maximal sets of variants of the agents that may change, as
@@ -61,7 +62,7 @@ func (p *Problem) eachMaximalSet(do func(names.LaneType, place.Layout)) {
 	}
 }
 
-// maxNodes bounds the search for maximal sets: a thousandth of a second.
+// maxNodes bounds the steps of the search for maximal sets. Chosen: some hundred microseconds.
 const maxNodes = 20_000
 
 // maximalSets lists the sets of the variants that fit the memory, 0 for any, and to which no other
