@@ -4,5 +4,5 @@ package worker
 
 import "io/fs"
 
-// identify returns false: a file is read again for each checksum.
-func identify(fs.FileInfo) (fileID, bool) { return fileID{}, false }
+// fileIDOf returns false: a file is read again for each checksum.
+func fileIDOf(fs.FileInfo) (fileID, bool) { return fileID{}, false }
