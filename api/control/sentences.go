@@ -71,7 +71,7 @@ var sentences = map[string]map[string]string{
 			": the newest {followed} count, {passed_over} do not",
 		"model not loaded": "{model}: version {version} could not be loaded" +
 			"[older_load_serves=true?; its earlier load keeps serving]: {error}",
-		"a release holds in this fleet only: it is not written to the model store": "{model}: the " +
+		"a release holds in this fleet only: the model store cannot be written": "{model}: the " +
 			"release could not be written to the model store and holds in this fleet only: {error}",
 		"a release that is not valid is left out": "an invalid release from {from} is ignored: {error}",
 		"the model store is not followed; what is here serves on": "{model}: the model store cannot " +

@@ -161,7 +161,7 @@ func TestPlanPlaceText(t *testing.T) {
 	}
 	for _, want := range []string{
 		"ctr, feed: maximum share of 900 queries/s, then maximum accuracy, within 0.6 $/hr",
-		"r5n.large=4", "Plan 1:\n  r5n.large  ##", "wnd-int8 100.0 %", "Note: plan 1 leaves",
+		"r5n.large=4", "Plan 1:\n  r5n.large  #", "wnd-int8 100.0 %", "Note: plan 1 leaves",
 		"of feed unserved.",
 	} {
 		if !strings.Contains(stdout, want) {
