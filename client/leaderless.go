@@ -250,7 +250,7 @@ func (l *leaderless) remakePriced() {
 	priced, err := match.NewPriced(models, rand.Uint64())
 	if err != nil { // a member's description of a model is invalid
 		l.priced = nil
-		l.decision.Know(nil)
+		l.decision.SetLanes(nil)
 		return
 	}
 	unknown := make([]*match.Table, len(models))
@@ -307,7 +307,7 @@ func (l *leaderless) remakePriced() {
 		}
 	}
 	l.priced = priced
-	l.decision.Know(priced)
+	l.decision.SetLanes(priced)
 }
 
 // remakeAhead calls arrange ahead of need, once every prepareInterval.

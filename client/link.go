@@ -183,7 +183,7 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 		g.split(s)
 	}
 	for _, a := range m.GetAssign() {
-		g.queries.Assign(queries.Assign{
+		g.queries.HandleAssignment(queries.Assign{
 			Sequence: a.GetSequence(), Attempt: a.GetAttempt(),
 			Agent: names.AgentName(a.GetAgent()),
 			Lane:  a.GetLane(),

@@ -32,7 +32,8 @@ func TestMessagesAreSmall(t *testing.T) {
 		q.Tag, q.Deadline = q, 1<<40
 		g.queries.Arrive(&q.Query, 1)
 		// of none of its queries
-		g.queries.Assign(queries.Assign{Sequence: 10000 + i, Agent: names.AgentName(long(128))})
+		g.queries.HandleAssignment(queries.Assign{Sequence: 10000 + i,
+			Agent: names.AgentName(long(128))})
 		g.Failed(Failure{Model: long(255), Version: 1<<40 + int64(i), Reason: "unavailable"})
 	}
 	var told []string

@@ -69,9 +69,9 @@ func (e *aheadEstimate) fitLine() {
 	e.bytes = many[0].bytes
 	e.perByte = 0
 	if run := float64(many[len(many)/2].bytes) - float64(few[len(few)/2].bytes); run > 0 {
-		e.perByte = max(0, float64(e.medianAhead(many, 0)-e.medianAhead(few, 0))/run)
+		e.perByte = max(0, float64(e.medianLeadTime(many, 0)-e.medianLeadTime(few, 0))/run)
 	}
-	e.fixed = max(0, e.medianAhead(s, e.perByte))
+	e.fixed = max(0, e.medianLeadTime(s, e.perByte))
 	slices.SortFunc(s, func(a, b aheadSample) int { return cmp.Compare(a.early, b.early) })
 	first, _ := slices.BinarySearchFunc(s, unknownEarly+1,
 		func(x aheadSample, early time.Duration) int { return cmp.Compare(x.early, early) })
@@ -80,8 +80,8 @@ func (e *aheadEstimate) fitLine() {
 	}
 }
 
-// medianAhead is the median of the samples' ways without the part that their bytes account for.
-func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Duration {
+// medianLeadTime is the median of the samples' ways without the part that their bytes account for.
+func (e *aheadEstimate) medianLeadTime(s []aheadSample, perByte float64) time.Duration {
 	rest := e.rest[:len(s)]
 	for i, x := range s {
 		rest[i] = x.ahead - time.Duration(perByte*float64(x.bytes))

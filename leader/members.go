@@ -295,7 +295,7 @@ func (s *State) handleCompletion(e *Event) {
 		return // another query's completion tells of the run, or there was none of the whole lane
 	}
 	if e.Merged == 0 && !e.Shadow {
-		s.countRun(m, ln.typ, e.BatchSize, e.Execution)
+		s.countTrialRun(m, ln.typ, e.BatchSize, e.Execution)
 	}
 	seen := s.addAction(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID

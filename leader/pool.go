@@ -273,15 +273,15 @@ func (s *State) poolChanged() {
 	}
 	s.arrangeFamilies()
 	before := s.served
-	if s.served = served; s.othersServe(before) {
+	if s.served = served; s.servedVersionsChanged(before) {
 		// Queries may wait for a version that no lane serves any more.
 		s.rebindQueries(func(q *query, _ ModelID) bool { return !s.served[q.model.ModelID] })
 	}
 }
 
-// othersServe reports whether other versions of a model are served than before, and there are
-// several.
-func (s *State) othersServe(before map[ModelID]bool) bool {
+// servedVersionsChanged reports whether other versions of a model are served than before, and there
+// are several.
+func (s *State) servedVersionsChanged(before map[ModelID]bool) bool {
 	for i, m := range s.sortedModels {
 		several := i > 0 && s.sortedModels[i-1].Name == m.Name ||
 			i+1 < len(s.sortedModels) && s.sortedModels[i+1].Name == m.Name

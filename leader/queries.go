@@ -259,7 +259,7 @@ func (s *State) denyQuery(g *gateway, e *Event) {
 
 // submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
-	g, id := q.gateway, s.bind(q.asked, q.matchID())
+	g, id := q.gateway, s.resolveModel(q.asked, q.matchID())
 	variants := s.families[q.asked.Name]
 	q.byFamily = q.asked.Version == 0 && len(variants) > 0
 	if q.attempts == 0 && g.hasParts(q.sequence) {

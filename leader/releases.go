@@ -45,9 +45,9 @@ func (s *State) setReleases(all []ModelRollout) {
 	}
 }
 
-// bind returns what answers a query that names asked: asked itself if that has a version, else what
-// the model's release says, else the newest version.
-func (s *State) bind(asked ModelID, q match.QueryID) ModelID {
+// resolveModel returns what answers a query that names asked: asked itself if that has a version,
+// else what the model's release says, else the newest version.
+func (s *State) resolveModel(asked ModelID, q match.QueryID) ModelID {
 	other := s.Newest(asked)
 	if r, ok := s.releases[asked.Name]; ok && asked.Version == 0 {
 		other.Version = r.Version(q.Gateway, q.Sequence, other.Version,
@@ -72,7 +72,7 @@ func (s *State) rebindQueries(moves func(q *query, to ModelID) bool) {
 			if q == nil || q.asked.Version != 0 || q.byFamily || q.model == nil {
 				continue
 			}
-			to := s.bind(q.asked, q.matchID())
+			to := s.resolveModel(q.asked, q.matchID())
 			if !s.served[to] || !moves(q, to) || !s.matcher.Waits(q.matchID()) {
 				continue
 			}
@@ -85,8 +85,8 @@ func (s *State) rebindQueries(moves func(q *query, to ModelID) bool) {
 	}
 }
 
-// countRun counts an execution for a trial. batch is 0 if its time cannot be compared.
-func (s *State) countRun(m *heldModel, typ names.LaneType, batch int, took time.Duration) {
+// countTrialRun counts an execution for a trial. batch is 0 if its time cannot be compared.
+func (s *State) countTrialRun(m *heldModel, typ names.LaneType, batch int, took time.Duration) {
 	if m.trial == nil || took <= 0 {
 		return
 	}

@@ -80,7 +80,7 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 				largest, model = fit, v
 			}
 		}
-		best := bestOf(family, largest)
+		best := bestAccuracy(family, largest)
 		f := Family{Name: family}
 		for _, v := range all {
 			why := best.Why(family, v.Config.Accuracy)
@@ -107,8 +107,8 @@ func Families(versions []*Version) (families []Family, apart map[string]string) 
 	return families, apart
 }
 
-// bestOf is the accuracy of the best of a family's variants.
-func bestOf(family string, variants []*Version) accuracy.Best {
+// bestAccuracy is the accuracy of the best of a family's variants.
+func bestAccuracy(family string, variants []*Version) accuracy.Best {
 	best := accuracy.Best{}
 	for _, v := range variants {
 		best.Add(family, v.Config.Accuracy)

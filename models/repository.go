@@ -893,7 +893,7 @@ func (r *Repository[M]) Readmit() {
 		}
 	}
 	r.update()
-	r.letOthersPass(nil)
+	r.letOtherLoadsPass(nil)
 }
 
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
@@ -911,7 +911,7 @@ func (r *Repository[M]) start(ctx context.Context, m *modelFolder[M], v *version
 				r.options.LoadTimeout, "event", "slow")
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.letOthersPass(l)
+			r.letOtherLoadsPass(l)
 		})
 		defer slow.Stop()
 		loaded, err := r.run(ctx, m.name, v.number)
@@ -919,9 +919,9 @@ func (r *Repository[M]) start(ctx context.Context, m *modelFolder[M], v *version
 	})
 }
 
-// letOthersPass lets other loads go ahead without waiting for l, if that is not nil, and wakes Run.
-// r.mu is held.
-func (r *Repository[M]) letOthersPass(l *load[M]) {
+// letOtherLoadsPass lets other loads go ahead without waiting for l, if that is not nil, and wakes
+// Run. r.mu is held.
+func (r *Repository[M]) letOtherLoadsPass(l *load[M]) {
 	if l != nil && r.loading == l {
 		r.loading = nil
 	}
@@ -1024,7 +1024,7 @@ func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *Load
 		r.reportEvent(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
-	r.letOthersPass(l)
+	r.letOtherLoadsPass(l)
 }
 
 // retireReplaced retires the versions whose files are gone or that the policy no longer chooses. It

@@ -104,13 +104,14 @@ func TestBookIsBounded(t *testing.T) {
 		t.Errorf("of %d keys %d are left and %d forgotten, want 256 left", types, len(b.Keys()),
 			len(forgotten))
 	}
-	if b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t399"}) == nil ||
-		b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t0"}) != nil {
+	if b.FindLearner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t399"}) == nil ||
+		b.FindLearner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t0"}) != nil {
 		t.Errorf("those learned last are not those that are left: %v", b.Keys())
 	}
 }
 
-// TestExcess: of each group the keys stay that were noted last, and the highest of those noted at once.
+// TestExcess: of each group the keys stay that were noted last, and the highest of those noted at
+// once.
 func TestExcess(t *testing.T) {
 	var a profiles.Absence[string]
 	now := time.Unix(0, 0)

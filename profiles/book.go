@@ -58,8 +58,8 @@ func compareKeys(a, b Key) int {
 		cmp.Compare(a.Checksum, b.Checksum))
 }
 
-// Learner returns the learner of a key; nil if it has none. The learner belongs to the book.
-func (b *Book) Learner(key Key) *Learner {
+// FindLearner returns the learner of a key; nil if it has none. The learner belongs to the book.
+func (b *Book) FindLearner(key Key) *Learner {
 	if l := b.learners[key]; l != nil || key.Checksum == "" {
 		return l
 	}
@@ -91,7 +91,7 @@ func (b *Book) ObserveCut(key Key, batch int, ran time.Duration, agent names.Age
 }
 
 func (b *Book) addObservation(key Key, add func(*Learner) error) error {
-	l := b.Learner(key)
+	l := b.FindLearner(key)
 	if l == nil {
 		l = NewLearner(key, b.start(key))
 	}
@@ -107,8 +107,8 @@ func (b *Book) addObservation(key Key, add func(*Learner) error) error {
 // Table returns the profile learned for a key, or else the profile that its learner would start
 // from; nil if there is neither.
 func (b *Book) Table(key Key) *Table {
-	if l := b.Learner(key); l != nil {
-		return l.Table()
+	if l := b.FindLearner(key); l != nil {
+		return l.LatencyTable()
 	}
 	if start := b.start(key); start != nil {
 		return start.As(key)
@@ -119,7 +119,7 @@ func (b *Book) Table(key Key) *Table {
 // Begin makes a learner for key that starts from prior instead of the profile that the book would
 // choose. It does nothing if the key has a learner.
 func (b *Book) Begin(key Key, prior *Table) {
-	if b.Learner(key) == nil {
+	if b.FindLearner(key) == nil {
 		b.learners[key] = NewLearner(key, prior)
 	}
 }
@@ -145,7 +145,7 @@ func (b *Book) start(key Key) *Table {
 		best = l
 	}
 	if best != nil {
-		return best.Table()
+		return best.LatencyTable()
 	}
 	if key.Beside != "" {
 		if alone := b.Table(key.withoutNeighbours()); alone != nil {

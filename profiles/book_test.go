@@ -66,7 +66,8 @@ func TestBookStartsFromWhatIsAlike(t *testing.T) {
 				slowness)
 		}
 	}
-	if err := b.Observe(bookKey(8), 0, 1, "a", m.now); err == nil || b.Learner(bookKey(8)) != nil {
+	if err := b.Observe(bookKey(8), 0, 1, "a", m.now); err == nil ||
+		b.FindLearner(bookKey(8)) != nil {
 		t.Errorf("a bad observation: %v, and a learner", err)
 	}
 	if keys := b.Keys(); len(keys) != 2 || keys[0] != bookKey(3) || keys[1] != bookKey(5) {
@@ -106,7 +107,7 @@ func TestBookSaveLoad(t *testing.T) {
 	if err := two.Observe(bookKey(7), 10, time.Millisecond, "b", m.now); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(two.Keys()); got != 3 || two.Learner(bookKey(1)).Queries() != 300 {
+	if got := len(two.Keys()); got != 3 || two.FindLearner(bookKey(1)).Queries() != 300 {
 		t.Errorf("%d keys read back and learned", got)
 	}
 
@@ -176,7 +177,7 @@ func TestBookKeysByChecksum(t *testing.T) {
 	learn(at(1, ""), 100*time.Millisecond)
 	is(at(1, "aa"), profiles.Learned, 100*time.Millisecond)
 	if keys := b.Keys(); len(keys) != 1 || keys[0] != at(1, "aa") ||
-		b.Learner(at(1, "aa")).Queries() != 100 {
+		b.FindLearner(at(1, "aa")).Queries() != 100 {
 		t.Errorf("what was learned without a checksum is now of %v", keys)
 	}
 	is(at(1, "bb"), profiles.Inherited, 100*time.Millisecond)
@@ -286,9 +287,9 @@ func TestBookRestore(t *testing.T) {
 						!strings.Contains(r.Fault.Error(), path)) {
 					t.Errorf("fault is %v, want %q", r.Fault, x.fault)
 				}
-				if got := b.Learner(bookKey(2)); (got != nil) != (x.fault == "") ||
+				if got := b.FindLearner(bookKey(2)); (got != nil) != (x.fault == "") ||
 					got != nil && (got.Queries() != 200 ||
-						got.Table().Mean(200).Round(100*time.Microsecond) != 22800*
+						got.LatencyTable().Mean(200).Round(100*time.Microsecond) != 22800*
 							time.Microsecond) {
 					t.Errorf("learned %+v", got)
 				}

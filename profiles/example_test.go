@@ -48,7 +48,7 @@ func ExampleLearner() {
 			log.Fatal(err)
 		}
 	}
-	learned := learner.Table()
+	learned := learner.LatencyTable()
 	fmt.Printf("a batch of 200: %.1f ms shipped, %.1f ms learned from %d queries\n",
 		inMs(prior.Mean(200)), inMs(learned.Mean(200)), learner.Queries())
 	// Output:

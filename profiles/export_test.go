@@ -11,7 +11,7 @@ func (m *Monitor) Suspicious() bool { return m.suspicion != nil }
 // CheckKeys returns an error if the invariant of Book does not hold.
 func (b *Book) CheckKeys() error {
 	for key, l := range b.learners {
-		if l.key != key || l.Table() == nil || l.Table().Key() != key {
+		if l.key != key || l.LatencyTable() == nil || l.LatencyTable().Key() != key {
 			return fmt.Errorf("the learner of %v has the key %v", key, l.key)
 		}
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestManyChanges: a machine whose speed changes again and again, as beside a noisy neighbour, makes
-// less and less of what was seen at other batch sizes before, but never nothing: what was learned can
-// be used, saved and loaded.
+// TestManyChanges: a machine whose speed changes again and again, as beside a noisy neighbour,
+// makes less and less of what was seen at other batch sizes before, but never nothing: what was
+// learned can be used, saved and loaded.
 func TestManyChanges(t *testing.T) {
 	l := profiles.NewLearner(profiles.Key{Model: "m", InstanceType: "t"}, nil)
 	now := time.Unix(1e9, 0).UTC()
@@ -41,7 +41,7 @@ func TestManyChanges(t *testing.T) {
 
 // usable checks that a learner makes a valid profile, and can be saved and loaded.
 func usable(t interface{ Errorf(string, ...any) }, l *profiles.Learner) {
-	if table := l.Table(); table != nil {
+	if table := l.LatencyTable(); table != nil {
 		last := time.Duration(0)
 		for b := 1; b <= profiles.MaxBatchSize; b *= 4 {
 			mean, e := table.Mean(b), table.Error(b)
@@ -63,7 +63,8 @@ func usable(t interface{ Errorf(string, ...any) }, l *profiles.Learner) {
 func wide(low, high float64) *rapid.Generator[float64] {
 	return rapid.Custom(func(t *rapid.T) float64 {
 		least := max(low, 1e-300)
-		at := math.Log(least) + (math.Log(high)-math.Log(least))*rapid.Float64Range(0, 1).Draw(t, "at")
+		at := math.Log(least) + (math.Log(high)-math.Log(least))*rapid.Float64Range(0, 1).Draw(t,
+			"at")
 		return rapid.SampledFrom([]float64{low, high, min(max(math.Exp(at), least), high),
 			min(max(math.Exp(at), least), high)}).Draw(t, "of")
 	})

@@ -93,7 +93,7 @@ func FuzzBook(f *testing.F) {
 			if table := b.Table(key); table != nil && table.Mean(1) <= 0 {
 				t.Errorf("%v: mean %v", key, table.Mean(1))
 			}
-			b.Learner(key).Agents()
+			b.FindLearner(key).Agents()
 		}
 		if err := b.Save(saved); err != nil {
 			t.Errorf("what was loaded cannot be saved: %v", err)

@@ -629,10 +629,10 @@ func (l *Learner) meanFactor() float64 {
 	return sum / weight
 }
 
-// Table returns the profile learned so far, for the mean of the type's agents. An agent's own
-// profile is this one scaled by its Factor. It is nil if no query was observed and there is no
+// LatencyTable returns the profile learned so far, for the mean of the type's agents. An agent's
+// own profile is this one scaled by its Factor. It is nil if no query was observed and there is no
 // prior. The mean latency never falls as the batch size grows.
-func (l *Learner) Table() *Table {
+func (l *Learner) LatencyTable() *Table {
 	if l.sinceRefit > 0 {
 		l.refitModel()
 	}

@@ -99,12 +99,12 @@ func TestLearnerFindsTheMeans(t *testing.T) {
 		for seed := range uint64(20) {
 			m, l := newMachine(series, seed), profiles.NewLearner(profiles.Key{}, nil)
 			m.teach(t, l, 30, "a", 1)
-			after30 = append(after30, errorsOf(l.Table(), series, 1)...)
+			after30 = append(after30, errorsOf(l.LatencyTable(), series, 1)...)
 			if seed >= 5 {
 				continue
 			}
 			m.teach(t, l, 1970, "a", 1)
-			table := l.Table()
+			table := l.LatencyTable()
 			e := errorsOf(table, series, 1)
 			if m := median(e); m >= limit2000 {
 				t.Errorf("seed %d: median error after 2000 queries is %.2f %%, want under %.0f %%",
@@ -149,7 +149,8 @@ func TestLearnerFindsTheQuantiles(t *testing.T) {
 			for _, batch := range series.BatchSizes() {
 				e = append(
 					e,
-					math.Abs(ms(l.Table().Quantile(c.p, batch))/ms(truth.Quantile(c.p, batch))-1))
+					math.Abs(ms(l.LatencyTable().Quantile(c.p, batch))/ms(truth.Quantile(c.p,
+						batch))-1))
 			}
 			limit := c.limit
 			if noisy {
@@ -181,7 +182,7 @@ func TestLearnerShrugsOffOutliers(t *testing.T) {
 			var moved []float64
 			for _, batch := range series.BatchSizes() {
 				moved = append(moved,
-					math.Abs(ms(dirty.Table().Mean(batch))/ms(clean.Table().Mean(batch))-1))
+					math.Abs(ms(dirty.LatencyTable().Mean(batch))/ms(clean.LatencyTable().Mean(batch))-1))
 			}
 			t.Logf(
 				"seed %d: 1 %% of the samples ten times too large move the mean by %.2f %% "+
@@ -216,7 +217,7 @@ func TestLearnerSeesAMachineSlowDown(t *testing.T) {
 				t.Fatalf("seed %d: 1.5 times slower, unseen for 100 queries", seed)
 			}
 			m.teach(t, l, 100-seen, "a", 1.5)
-			e := median(errorsOf(l.Table(), series, 1.5))
+			e := median(errorsOf(l.LatencyTable(), series, 1.5))
 			t.Logf("seed %d: seen after %d queries; median error after 100: %.1f %%", seed, seen,
 				100*e)
 			if e > limit {
@@ -225,7 +226,7 @@ func TestLearnerSeesAMachineSlowDown(t *testing.T) {
 						"%.0f %%", seed, 100*e, 100*limit)
 			}
 			m.teach(t, l, 300, "a", 1)
-			if e := median(errorsOf(l.Table(), series, 1)); e > limit {
+			if e := median(errorsOf(l.LatencyTable(), series, 1)); e > limit {
 				t.Errorf(
 					"seed %d: median error after it recovered is %.1f %%, want at most %.0f %%",
 					seed, 100*e, 100*limit)
@@ -248,7 +249,7 @@ func TestLearnerFollowsADrift(t *testing.T) {
 		worst := 0.0
 		for slowness := 1.0; slowness < 1.3; slowness += 0.01 {
 			m.teach(t, l, 150, "a", slowness)
-			worst = max(worst, median(errorsOf(l.Table(), series, slowness)))
+			worst = max(worst, median(errorsOf(l.LatencyTable(), series, slowness)))
 		}
 		t.Logf(
 			"a machine that slows down by 30 %% over 4,500 queries: the median error is %.1f %% "+
@@ -287,7 +288,7 @@ func TestLearnerTellsAgentsApart(t *testing.T) {
 			if math.Abs(sum/float64(len(l.Agents()))-1) > 0.05 {
 				t.Errorf("%s, %s: the mean factor is %.3f", it, when, sum/3)
 			}
-			if e := median(errorsOf(l.Table(), s, mean)); e > 0.06 {
+			if e := median(errorsOf(l.LatencyTable(), s, mean)); e > 0.06 {
 				t.Errorf("%s, %s: median error of the type's mean is %.1f %%", it, when, 100*e)
 			}
 		}
@@ -323,7 +324,7 @@ func TestLearnerTellsAgentsApart(t *testing.T) {
 		if a := l.Agents(); len(a) != 1 || a[0].Name != "b" || a[0].Factor != 1 {
 			t.Errorf("%s: agents two hours later: %v", it, a)
 		}
-		if e := median(errorsOf(l.Table(), s, 1.5)); e > 0.06 {
+		if e := median(errorsOf(l.LatencyTable(), s, 1.5)); e > 0.06 {
 			t.Errorf("%s: median error with b alone is %.1f %%", it, 100*e)
 		}
 	}
@@ -347,7 +348,7 @@ func TestLearnerStartsFromAPrior(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := profiles.NewLearner(key, shipped)
-	table := l.Table()
+	table := l.LatencyTable()
 	if table.Origin() != profiles.Inherited || table.Key() != key {
 		t.Errorf("before any query: %s of %s", table.Origin(), table.Key())
 	}
@@ -360,20 +361,20 @@ func TestLearnerStartsFromAPrior(t *testing.T) {
 	// The new version is three times as fast, and five queries tell.
 	m := newMachine(s, 1)
 	m.teach(t, l, 5, "a", 1/3.0)
-	if e := median(errorsOf(l.Table(), s, 1/3.0)); e > 0.10 {
+	if e := median(errorsOf(l.LatencyTable(), s, 1/3.0)); e > 0.10 {
 		t.Errorf("after 5 queries of a version three times as fast the median error is %.1f %%",
 			100*e)
 	}
 	m.teach(t, l, 2000, "a", 1/3.0)
-	if e := median(errorsOf(l.Table(), s, 1/3.0)); e > 0.02 ||
-		l.Table().Origin() != profiles.Learned {
+	if e := median(errorsOf(l.LatencyTable(), s, 1/3.0)); e > 0.02 ||
+		l.LatencyTable().Origin() != profiles.Learned {
 		t.Errorf("after 2005 queries the median error is %.1f %%", 100*e)
 	}
 	// Ten times slower, and of another shape.
 	other := series(t, "wnd", "g4dn.xlarge")
 	l = profiles.NewLearner(key, shipped)
 	newMachine(other, 1).teach(t, l, 2000, "a", 1)
-	if e := median(errorsOf(l.Table(), other, 1)); e > 0.05 {
+	if e := median(errorsOf(l.LatencyTable(), other, 1)); e > 0.05 {
 		t.Errorf(
 			"started from another model's profile, the median error after 2000 queries is %.1f %%",
 			100*e)
@@ -383,8 +384,8 @@ func TestLearnerStartsFromAPrior(t *testing.T) {
 func TestLearnerFewOrOddObservations(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	l := profiles.NewLearner(profiles.Key{Model: "m"}, nil)
-	if l.Table() != nil {
-		t.Errorf("a table from nothing: %v", l.Table().Knots())
+	if l.LatencyTable() != nil {
+		t.Errorf("a table from nothing: %v", l.LatencyTable().Knots())
 	}
 	for _, c := range []struct {
 		batch   int
@@ -395,13 +396,13 @@ func TestLearnerFewOrOddObservations(t *testing.T) {
 			t.Errorf("batch size %d, latency %v: no error", c.batch, c.latency)
 		}
 	}
-	if l.Queries() != 0 || len(l.Agents()) != 0 || l.Table() != nil {
+	if l.Queries() != 0 || len(l.Agents()) != 0 || l.LatencyTable() != nil {
 		t.Errorf("rejected observations left a trace: %d queries", l.Queries())
 	}
 	if err := l.Observe(100, 10*time.Millisecond, "a", now); err != nil {
 		t.Fatal(err)
 	}
-	table := l.Table()
+	table := l.LatencyTable()
 	if got := ms(table.Mean(100)); math.Abs(got-10) > 0.5 {
 		t.Errorf("after one query of 10 ms the mean is %v ms", got)
 	}
@@ -423,13 +424,13 @@ func TestLearnerFewOrOddObservations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("after one query of 200 ms and 19 of 10 ms the mean is %v", l.Table().Mean(64))
+	t.Logf("after one query of 200 ms and 19 of 10 ms the mean is %v", l.LatencyTable().Mean(64))
 	for range 200 {
 		if err := l.Observe(64, 10*time.Millisecond, "a", now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := ms(l.Table().Mean(64)); math.Abs(got-10) > 1 {
+	if got := ms(l.LatencyTable().Mean(64)); math.Abs(got-10) > 1 {
 		t.Errorf("after 219 queries of 10 ms the mean is %v ms", got)
 	}
 }
@@ -471,8 +472,9 @@ func TestLearnerIsDeterministicAndSurvivesJSON(t *testing.T) {
 		}
 		for batch := 1; batch <= 2000; batch += 7 {
 			for _, got := range []float64{
-				ms(back.Table().Mean(batch)) / ms(l.Table().Mean(batch)),
-				ms(back.Table().Quantile(.9, batch)) / ms(l.Table().Quantile(.9, batch)),
+				ms(back.LatencyTable().Mean(batch)) / ms(l.LatencyTable().Mean(batch)),
+				ms(back.LatencyTable().Quantile(.9, batch)) / ms(l.LatencyTable().Quantile(.9,
+					batch)),
 			} {
 				if math.Abs(got-1) > 1e-4 {
 					t.Errorf("%s: read back, the profile at %d differs by a factor %v", name, batch,
@@ -508,7 +510,7 @@ func TestLearnerJSONErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	knots := l.Table().Knots()
+	knots := l.LatencyTable().Knots()
 	change := func(f func(map[string]any)) string {
 		var v map[string]any
 		if err := json.Unmarshal(data, &v); err != nil {
@@ -558,7 +560,7 @@ func TestLearnerJSONErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("reading %.100s: %v, want %q", c.in, err, c.want)
 		}
-		if diff := cmp.Diff(knots, l.Table().Knots()); diff != "" {
+		if diff := cmp.Diff(knots, l.LatencyTable().Knots()); diff != "" {
 			t.Fatalf("an error changed the learner: %s", diff)
 		}
 	}
@@ -609,13 +611,13 @@ func FuzzLearner(f *testing.F) {
 			now = now.Add(time.Duration(data[3]) * time.Minute)
 			last := time.Duration(0)
 			for b := 1; b <= profiles.MaxBatchSize; b *= 2 {
-				mean := l.Table().Mean(b)
+				mean := l.LatencyTable().Mean(b)
 				if mean < last || mean <= 0 ||
-					l.Table().Quantile(0.99, b) < l.Table().Quantile(0.5, b) {
+					l.LatencyTable().Quantile(0.99, b) < l.LatencyTable().Quantile(0.5, b) {
 					t.Fatalf("mean %v at batch size %d, %v at half of it", mean, b, last)
 				}
 				last = mean
-				if e := l.Table().Error(b); !(e >= 0) || math.IsInf(e, 1) {
+				if e := l.LatencyTable().Error(b); !(e >= 0) || math.IsInf(e, 1) {
 					t.Fatalf("error %v at batch size %d", e, b)
 				}
 			}

@@ -46,7 +46,7 @@ func (p *pair) teach(t *testing.T, l *profiles.Learner, n int) {
 func (p *pair) errorOf(l *profiles.Learner, agent names.AgentName, batch int) float64 {
 	for _, a := range l.Agents() {
 		if a.Name == agent {
-			predicted := ms(l.Table().ScaleBy(a.At).Mean(batch))
+			predicted := ms(l.LatencyTable().ScaleBy(a.At).Mean(batch))
 			return predicted/p.latency(agent, batch) - 1
 		}
 	}

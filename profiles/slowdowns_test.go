@@ -102,7 +102,7 @@ func TestForgetsNeighbours(t *testing.T) {
 			t.Fatalf("after %d minutes %d keys are left, want 2: %v", minute, n, b.Keys())
 		}
 	}
-	if b.Learner(key(0)) == nil || b.Learner(key(1)) == nil {
+	if b.FindLearner(key(0)) == nil || b.FindLearner(key(1)) == nil {
 		t.Errorf("the keys left are %v", b.Keys())
 	}
 }

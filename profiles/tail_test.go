@@ -42,8 +42,8 @@ func (m *bimodal) mean(batch int) time.Duration {
 	return time.Duration(float64(m.usual(batch)) * (1 + m.share*(m.times-1)))
 }
 
-// teach has the learner observe n queries of an agent. What runs longer than cutAt(batch) is cut off
-// then; 0 means never.
+// teach has the learner observe n queries of an agent. What runs longer than cutAt(batch) is cut
+// off then; 0 means never.
 func (m *bimodal) teach(t testing.TB, l *profiles.Learner, n int, agent names.AgentName,
 	cutAt func(batch int) time.Duration) {
 	t.Helper()
@@ -72,12 +72,12 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// TestByLoad: what plans with lanes' time has the plain mean, also in the form that is told, and the
-// quantiles as they are.
+// TestByLoad: what plans with lanes' time has the plain mean, also in the form that is told, and
+// the quantiles as they are.
 func TestByLoad(t *testing.T) {
 	m, l := newBimodal(1, 0.05, 8), profiles.NewLearner(profiles.Key{Model: "m"}, nil)
 	m.teach(t, l, 3000, "a", nil)
-	data, err := json.Marshal(l.Table().ByLoad())
+	data, err := json.Marshal(l.LatencyTable().ByLoad())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,8 @@ func TestByLoad(t *testing.T) {
 	}
 	for _, batch := range []int{20, 100, 180, 400} {
 		within(t, "mean / plain mean", ratio(told.Mean(batch), m.mean(batch)), 0.93, 1.07)
-		within(t, "p80 as before", ratio(told.Quantile(0.8, batch), l.Table().Quantile(0.8, batch)),
+		within(t, "p80 as before", ratio(told.Quantile(0.8, batch), l.LatencyTable().Quantile(0.8,
+			batch)),
 			0.99, 1.01)
 	}
 }
@@ -96,7 +97,7 @@ func TestLearnerFindsASlowMode(t *testing.T) {
 	for seed := range uint64(5) {
 		m, l := newBimodal(seed, 0.05, 8), profiles.NewLearner(profiles.Key{}, nil)
 		m.teach(t, l, 3000, "a", nil)
-		table := l.Table()
+		table := l.LatencyTable()
 		for _, batch := range []int{20, 100, 180} {
 			usual := m.usual(batch)
 			within(t, "p99 / usual mean", ratio(table.Quantile(0.99, batch), usual), 7, 11)
@@ -116,19 +117,19 @@ func TestLearnerFindsASlowModeThatIsCutOff(t *testing.T) {
 	for seed := range uint64(5) {
 		m, l := newBimodal(seed, 0.05, 8), profiles.NewLearner(profiles.Key{}, nil)
 		m.teach(t, l, 3000, "a", func(batch int) time.Duration {
-			if table := l.Table(); table != nil {
+			if table := l.LatencyTable(); table != nil {
 				return table.Mean(batch) + 3*table.Quantile(0.99, batch)
 			}
 			return 0
 		})
-		table := l.Table()
+		table := l.LatencyTable()
 		within(t, "p99 / usual mean", ratio(table.Quantile(0.99, 100), m.usual(100)), 7, 11)
 		within(t, "load / plain mean", ratio(table.Load(100), m.mean(100)), 0.93, 1.1)
 	}
 	// If all are cut off at half of what they take, half of it is known, and no less.
 	m, l := newBimodal(9, 0.05, 8), profiles.NewLearner(profiles.Key{}, nil)
 	m.teach(t, l, 3000, "a", func(batch int) time.Duration { return 4 * m.usual(batch) })
-	within(t, "p99 / usual mean where all is cut at 4", ratio(l.Table().Quantile(0.99, 100),
+	within(t, "p99 / usual mean where all is cut at 4", ratio(l.LatencyTable().Quantile(0.99, 100),
 		m.usual(100)), 3.5, 5)
 }
 
@@ -137,16 +138,18 @@ func TestLearnerSeesASlowdownThatIsCutOff(t *testing.T) {
 	m.teach(t, l, 1000, "a", nil)
 	m.share, m.times = 1, 10
 	m.teach(t, l, 60, "a", func(batch int) time.Duration {
-		return l.Table().Mean(batch) + 3*l.Table().Quantile(0.99, batch)
+		return l.LatencyTable().Mean(batch) + 3*l.LatencyTable().Quantile(0.99, batch)
 	})
-	within(t, "mean / usual mean after all became 10 times as long", ratio(l.Table().Mean(100),
-		m.usual(100)), 8, 12)
+	within(t, "mean / usual mean after all became 10 times as long",
+		ratio(l.LatencyTable().Mean(100),
+			m.usual(100)), 8, 12)
 }
 
 func TestLearnerIgnoresOneFreak(t *testing.T) {
 	for _, before := range []int{3, 40, 400} {
-		clean, dirty := profiles.NewLearner(profiles.Key{}, nil), profiles.NewLearner(profiles.Key{},
-			nil)
+		clean, dirty := profiles.NewLearner(profiles.Key{}, nil),
+			profiles.NewLearner(profiles.Key{},
+				nil)
 		for _, l := range []*profiles.Learner{clean, dirty} {
 			m := newBimodal(1, 0, 1)
 			m.teach(t, l, before, "a", nil)
@@ -164,7 +167,7 @@ func TestLearnerIgnoresOneFreak(t *testing.T) {
 			"p99":  func(t *profiles.Table) time.Duration { return t.Quantile(0.99, 100) },
 		} {
 			within(t, what+" with one freak of 100 times / without",
-				ratio(of(dirty.Table()), of(clean.Table())), 0.97, 1.15)
+				ratio(of(dirty.LatencyTable()), of(clean.LatencyTable())), 0.97, 1.15)
 		}
 	}
 }
@@ -180,9 +183,11 @@ func TestLearnerTakesASlowdownForNoSlowMode(t *testing.T) {
 		for i := range 200 * agents {
 			m.teach(t, l, 1, names.AgentName(string(rune('a'+i%agents))), nil)
 		}
-		within(t, "p99 / mean after all became 6 times as long", ratio(l.Table().Quantile(0.99, 100),
-			l.Table().Mean(100)), 1.1, 1.6)
-		within(t, "load / mean", ratio(l.Table().Load(100), l.Table().Mean(100)), 1, 1.03)
+		within(t, "p99 / mean after all became 6 times as long",
+			ratio(l.LatencyTable().Quantile(0.99, 100),
+				l.LatencyTable().Mean(100)), 1.1, 1.6)
+		within(t, "load / mean", ratio(l.LatencyTable().Load(100), l.LatencyTable().Mean(100)), 1,
+			1.03)
 	}
 }
 
@@ -191,7 +196,7 @@ func TestLearnerOfAPlainMachineHasLoadAndMeanAlike(t *testing.T) {
 	for seed := range uint64(5) {
 		m, l := newBimodal(seed, 0, 1), profiles.NewLearner(profiles.Key{}, nil)
 		m.teach(t, l, 3000, "a", nil)
-		table := l.Table()
+		table := l.LatencyTable()
 		within(t, "load / mean", ratio(table.Load(100), m.usual(100)), 0.98, 1.02)
 		within(t, "p99 / mean", ratio(table.Quantile(0.99, 100), m.usual(100)), 1.2, 1.32)
 	}
@@ -201,7 +206,7 @@ func TestLearnerOfAPlainMachineHasLoadAndMeanAlike(t *testing.T) {
 func TestLearnerInheritsASlowMode(t *testing.T) {
 	m, l := newBimodal(1, 0.05, 8), profiles.NewLearner(profiles.Key{}, nil)
 	m.teach(t, l, 3000, "a", nil)
-	data, err := json.Marshal(l.Table())
+	data, err := json.Marshal(l.LatencyTable())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,10 +217,12 @@ func TestLearnerInheritsASlowMode(t *testing.T) {
 	next := profiles.NewLearner(profiles.Key{}, &told)
 	for _, n := range []int{0, 10, 100, 1000} {
 		m.teach(t, next, n, "a", nil)
-		within(t, "p99 / usual mean", ratio(next.Table().Quantile(0.99, 100), m.usual(100)), 6.5, 11)
+		within(t, "p99 / usual mean", ratio(next.LatencyTable().Quantile(0.99, 100), m.usual(100)),
+			6.5, 11)
 	}
 	m.share = 0 // and it ends
 	m.teach(t, next, 9000, "a", nil)
-	within(t, "p99 / usual mean long after the slow mode", ratio(next.Table().Quantile(0.99, 100),
+	within(t, "p99 / usual mean long after the slow mode", ratio(next.LatencyTable().Quantile(0.99,
+		100),
 		m.usual(100)), 1.1, 2)
 }

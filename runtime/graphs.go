@@ -440,7 +440,7 @@ func (g *graphs) runPiece(r *run, queries [][]tensor.Tensor, row, rows int) erro
 			g.chunks = append(g.chunks, chunk{to: to[at:end], from: b.Host[at:end]})
 		}
 	}
-	return g.copy()
+	return g.copyChunks()
 }
 
 // stageRows copies the rows [row, row+rows) of the queries' inputs, one query behind the other, to
@@ -469,12 +469,12 @@ func (g *graphs) stageRows(queries [][]tensor.Tensor, row, rows int, send bool) 
 			}
 		}
 	}
-	return g.copy()
+	return g.copyChunks()
 }
 
-// copy copies the chunks, in several threads if that is worth it, and sends the chunks of inputs to
-// the card.
-func (g *graphs) copy() error {
+// copyChunks copies the chunks, in several threads if that is worth it, and sends the chunks of
+// inputs to the card.
+func (g *graphs) copyChunks() error {
 	size := 0
 	for _, c := range g.chunks {
 		size += len(c.from)

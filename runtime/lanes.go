@@ -434,7 +434,7 @@ func (l *Lanes) runAlone(c *caller, q *Query) (*Result, error) {
 	if c.IsOnCore() {
 		model = c.single
 	}
-	result, err := l.run(c, model, func(m Model) (*Result, error) {
+	result, err := l.runOnLane(c, model, func(m Model) (*Result, error) {
 		return m.Run(c.ctx, q.Inputs)
 	})
 	if err == nil {

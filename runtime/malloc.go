@@ -11,6 +11,6 @@ package runtime
 // #endif
 import "C"
 
-// giveBack returns memory that ONNX Runtime has freed to the system. glibc's malloc keeps freed
-// memory in its arenas if blocks of other sessions lie between the freed ones.
-func giveBack() { C.give_back() }
+// releaseFreedMemory returns memory that ONNX Runtime has freed to the system. glibc's malloc keeps
+// freed memory in its arenas if blocks of other sessions lie between the freed ones.
+func releaseFreedMemory() { C.give_back() }

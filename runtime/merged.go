@@ -104,7 +104,7 @@ func (l *Lanes) runMerged(c *caller, q *Query) (result *Result, err error) {
 		}
 	})
 	defer stop()
-	whole, err := l.run(c, q.Model, func(model Model) (*Result, error) {
+	whole, err := l.runOnLane(c, q.Model, func(model Model) (*Result, error) {
 		if j, ok := model.(joiningModel); ok && j.canJoin() {
 			defer close(m.copied)
 			return j.runJoined(m.ctx, m.memberInputs())

@@ -228,8 +228,8 @@ const worthApart = 100 * time.Microsecond
 // apart keeps the runs of all lanes of the process that have one thread on different processors.
 var apart = sync.OnceValue(isolate.NewApart)
 
-// run calls f with the model as it is on c's lane, on whose processors f then runs.
-func (l *Lanes) run(c *caller, model Model, f func(Model) (*Result, error)) (*Result, error) {
+// runOnLane calls f with the model as it is on c's lane, on whose processors f then runs.
+func (l *Lanes) runOnLane(c *caller, model Model, f func(Model) (*Result, error)) (*Result, error) {
 	if m, ok := model.(*placedModel); ok {
 		model = m.sessionFor(c.Lane())
 	}

@@ -455,7 +455,8 @@ func (o *ONNX) sessionOptions(v *models.Version, t threads, onCard map[string]st
 			strings.Join(affinities, ";"))
 	}
 	if t.count > 1 {
-		err = errors.Join(err, t.started.Start(opts)) // the caller may have a low priority
+		// the caller may have a low priority
+		err = errors.Join(err, t.started.Start(opts))
 	}
 	err = errors.Join(
 		err,
@@ -528,7 +529,7 @@ func (s *session) Close() error {
 	s.threads.started.Close()
 	err = errors.Join(single, err, s.common.Close())
 	s.ort = nil
-	giveBack()
+	releaseFreedMemory()
 	return err
 }
 

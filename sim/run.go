@@ -416,8 +416,8 @@ func (r *run) fail(err error) {
 	}
 }
 
-// setWaits sets whether a query waits for a lane.
-func (r *run) setWaits(seq uint64, waits bool) {
+// setWaiting sets whether a query waits for a lane.
+func (r *run) setWaiting(seq uint64, waits bool) {
 	q := r.queryAt(seq)
 	if q.waits == waits {
 		return
@@ -440,7 +440,7 @@ func (r *run) accountQueue() {
 // finishQuery gives a query its outcome. by counts if it is served.
 func (r *run) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
 	q := r.queryAt(seq)
-	r.setWaits(seq, false)
+	r.setWaiting(seq, false)
 	q.live = false
 	if !q.early {
 		r.countOutcome(seq, q, o, by)

@@ -52,7 +52,7 @@ func (r *run) describeFleet() {
 	}
 	c.Waits = func(seq uint64, waits bool) {
 		r.now = r.fleet.Now()
-		r.setWaits(seq, waits)
+		r.setWaiting(seq, waits)
 	}
 	c.Split = func(seq uint64) { r.models[r.queryAt(seq).model].counts.Split++ }
 	c.Finish = func(seq uint64, o fleet.Outcome, by fleet.Answer) {

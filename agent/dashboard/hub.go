@@ -155,7 +155,7 @@ func (h *Hub) deliverNew(m *control.PulseMessage, own bool) error {
 	p := &packet{fleet: fleet, plan: m.GetPlan()}
 	p.seconds, p.minutes = h.rings.put(m.GetSeconds(), m.GetMinutes())
 	for _, r := range p.seconds {
-		h.heardOf(r.second, now)
+		h.noteSecond(r.second, now)
 	}
 	for _, e := range m.GetEvents() {
 		h.addEvent(e)
@@ -183,8 +183,8 @@ func (h *Hub) deliverNew(m *control.PulseMessage, own bool) error {
 	return nil
 }
 
-// heardOf notes that somebody has counted to a second. h.mu is held.
-func (h *Hub) heardOf(second uint64, now time.Time) {
+// noteSecond notes that somebody has counted to a second. h.mu is held.
+func (h *Hub) noteSecond(second uint64, now time.Time) {
 	if second > h.last && second < farSecond {
 		h.last, h.lastAt = second, now
 	}
@@ -296,7 +296,7 @@ func (h *Hub) watch(viewer bool, after uint64) (w *watcher, first *packet) {
 	h.watchers[w] = true
 	h.wakeUp()
 	if !viewer {
-		h.heardOf(after, time.Now()) // so that the seconds go on for the other agent, too
+		h.noteSecond(after, time.Now()) // so that the seconds go on for the other agent, too
 	}
 	first = &packet{fleet: h.fleet, plan: h.plannedNow(), events: slices.Clone(h.events)}
 	first.seconds, first.minutes = h.rings.rowsAfter(after, h.last)

@@ -556,7 +556,7 @@ func TestClock(t *testing.T) {
 			t.Errorf("%v later the second is %d, want %d", tt.now.Sub(now), got, tt.want)
 		}
 	}
-	h.heardOf(math.MaxUint64, now)
+	h.noteSecond(math.MaxUint64, now)
 	if h.last != 1000 {
 		t.Errorf("a foreign second is taken: %d", h.last)
 	}

@@ -55,7 +55,7 @@ func (c class) visibleIndices(f *control.Fleet) []int {
 	return at
 }
 
-func index(at []int, i int) int {
+func visibleIndex(at []int, i int) int {
 	if at == nil || i < 0 {
 		return i
 	}
@@ -170,7 +170,7 @@ func fleetOf(f *control.Fleet, c class) *fleetJSON {
 	}
 	families := map[string]int{}
 	for i, m := range f.GetModels() {
-		i := index(at, i)
+		i := visibleIndex(at, i)
 		if i < 0 {
 			continue
 		}
@@ -209,7 +209,7 @@ func fleetOf(f *control.Fleet, c class) *fleetJSON {
 		out.Types[a.GetType()].Agents++
 		holds := []int{}
 		for _, m := range a.GetModels() {
-			if i := index(at, int(m)); i >= 0 {
+			if i := visibleIndex(at, int(m)); i >= 0 {
 				holds = append(holds, i)
 			}
 		}
@@ -291,7 +291,7 @@ func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
 		rows[m.GetModel()] = m
 	}
 	for _, m := range b.GetModels() {
-		i := index(at, int(m.GetModel()))
+		i := visibleIndex(at, int(m.GetModel()))
 		named := f.Models[m.GetModel()]
 		row := rows[string(names.NewModelKey(named.GetName(), named.GetVersion()))]
 		if i < 0 || row == nil {
@@ -312,10 +312,10 @@ func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
 		if lane.Busy < 0 {
 			l.Busy[i] = math.NaN()
 		}
-		l.Model[i], l.Flags[i] = float64(index(at, lane.Model)), float64(lane.Flags)
+		l.Model[i], l.Flags[i] = float64(visibleIndex(at, lane.Model)), float64(lane.Flags)
 	}
 	for _, h := range b.GetHeat() {
-		i := index(at, int(h.GetModel()))
+		i := visibleIndex(at, int(h.GetModel()))
 		if i < 0 {
 			continue
 		}
@@ -326,7 +326,7 @@ func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
 		out.Heat = append(out.Heat, heat)
 	}
 	for shots := b.GetShots(); len(shots) > 3; shots = shots[4:] {
-		if i := index(at, int(shots[2])); i >= 0 {
+		if i := visibleIndex(at, int(shots[2])); i >= 0 {
 			out.Shots = append(out.Shots, [4]int{int(shots[0]), int(shots[1]), i, int(shots[3])})
 		}
 	}
@@ -374,7 +374,7 @@ func historyOf(rows []row, step int, f *control.Fleet, c class) *historyJSON {
 	}
 	where := map[string]int{}
 	for i, m := range f.GetModels() {
-		if i := index(at, i); i >= 0 {
+		if i := visibleIndex(at, i); i >= 0 {
 			where[string(names.NewModelKey(m.GetName(), m.GetVersion()))] = len(out.Models)
 			empty := func() numbers {
 				n := make(numbers, len(rows))

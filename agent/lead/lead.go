@@ -238,7 +238,7 @@ func (l *Leader) followMembers(ctx context.Context) {
 		l.mu.Unlock()
 		if t != nil {
 			// first, so that the election's message to a new member uses the term's link
-			l.links.openFor(t)
+			l.links.openTermLinks(t)
 		}
 		there := map[names.AgentName]bool{}
 		for _, m := range l.fleet.View().GetMembers() {
@@ -345,7 +345,7 @@ func (l *Leader) do(a *election.Action) {
 		l.metrics.leads.Set(1)
 		l.term = newTerm(l, a.Claim, l.term)
 		l.running.Go(l.term.run)
-		l.links.openFor(l.term)
+		l.links.openTermLinks(l.term)
 	case election.StepDown:
 		l.log.Info("leading no more", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.leads.Set(0)

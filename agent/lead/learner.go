@@ -186,7 +186,7 @@ func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 		out.Models = append(out.Models, known)
 	}
 	for _, l := range s.state.Learned() {
-		table, err := json.Marshal(l.Table().ByLoad())
+		table, err := json.Marshal(l.LatencyTable().ByLoad())
 		if err != nil {
 			continue // a learned table can always be encoded
 		}

@@ -126,8 +126,8 @@ func (s *links) open(to names.AgentName, t *term) *link {
 	return k
 }
 
-// openFor opens a link to each described member to which the term has none yet.
-func (s *links) openFor(t *term) {
+// openTermLinks opens a link to each described member to which the term has none yet.
+func (s *links) openTermLinks(t *term) {
 	members := s.fleet.View().GetMembers()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -474,7 +474,7 @@ func (k *link) write(ctx context.Context,
 				first = false
 				m.From = string(k.links.fleet.Self())
 				if k.isServing() {
-					k.term.addIntroduction(k.to, m)
+					k.term.addInitialState(k.to, m)
 				}
 			}
 			k.keepForNext(m)

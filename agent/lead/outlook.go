@@ -129,7 +129,7 @@ func outlookOf(ctx context.Context, d *control.FleetDemand, prices map[string]fl
 		if err != nil {
 			return err
 		}
-		if now, err = a.Plan(running, "what runs now"); err != nil {
+		if now, err = a.DescribeConfiguration(running, "what runs now"); err != nil {
 			return err
 		}
 		p.Reason = "the leader proposes no fleet before it knows the prices of all types"

@@ -90,10 +90,10 @@ func (s *sampler) countCompletion(agent names.AgentName, c *control.Completed) {
 		control.Duration(c.GetLatencyNs()))
 }
 
-// tick hands over the counts of a second that is over. The loop calls it whenever it has done
-// something, which is more often than each second. If run has not taken the second before,
-// the counts go on.
-func (s *sampler) tick(now time.Duration) {
+// handOverCounts hands over the counts of a second that is over. The loop calls it whenever it has
+// done something, which is more often than each second. If run has not taken the second before, the
+// counts go on.
+func (s *sampler) handOverCounts(now time.Duration) {
 	if now < s.last+beatEvery || len(s.taken) == cap(s.taken) {
 		return
 	}
@@ -220,9 +220,9 @@ func (s *sampler) describeFleet(g *leader.Glance) {
 	}
 }
 
-// publishedFactor returns the factor to publish for an agent: the published one if f is within 0.05 of it and
-// on the same side of SlowFactor, else f. Without this hysteresis, a factor that drifts would
-// change the fleet's description, and a new one would go to all agents, each second. 0.05 is
+// publishedFactor returns the factor to publish for an agent: the published one if f is within 0.05
+// of it and on the same side of SlowFactor, else f. Without this hysteresis, a factor that drifts
+// would change the fleet's description, and a new one would go to all agents, each second. 0.05 is
 // chosen: half of the departure that makes an agent slow.
 func publishedFactor(before, f float64) float64 {
 	if before > 0 && math.Abs(f-before) < 0.05 &&

@@ -168,7 +168,7 @@ func (t *term) run() {
 			t.step(leader.Event{Kind: leader.TimePassed})
 		}
 		t.flush()
-		t.beating.tick(t.now.Sub(t.start))
+		t.beating.handOverCounts(t.now.Sub(t.start))
 		timer.Reset(max(0, t.state.Next()-t.now.Sub(t.start)))
 	}
 }
@@ -254,7 +254,7 @@ func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
 	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
-		t.handleDecision(a)
+		t.sendDecision(a)
 	case leader.Welcome:
 		if g := t.gateways[a.Gateway]; g != nil {
 			out := t.nextMessage(g)
@@ -336,9 +336,9 @@ func (t *term) targetUnmet(a *leader.Action) {
 		eventKey, "target")
 }
 
-// handleDecision counts and traces a decision, and adds it to the next message to the query's
+// sendDecision counts and traces a decision, and adds it to the next message to the query's
 // gateway.
-func (t *term) handleDecision(a *leader.Action) {
+func (t *term) sendDecision(a *leader.Action) {
 	d := &a.Decision
 	t.leader.metrics.countDecision(d)
 	t.beating.countDecision(a)
@@ -452,9 +452,9 @@ func (t *term) askGoroutine(asks chan<- func(), do func()) bool {
 	}
 }
 
-// addIntroduction adds the leadership, prices and profiles to the first message of a link, so that
+// addInitialState adds the leadership, prices and profiles to the first message of a link, so that
 // a member that accepts this leader follows it before the member greets.
-func (t *term) addIntroduction(to names.AgentName, m *control.LeaderMessage) {
+func (t *term) addInitialState(to names.AgentName, m *control.LeaderMessage) {
 	m.Placement = t.placing.introductionTo(to)
 	m.Leadership = t.leader.Leadership()
 	if r := t.leader.config.Rent; r != nil {

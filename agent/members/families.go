@@ -57,9 +57,9 @@ func (ms *Members) joinAnyway() {
 	}
 }
 
-// describeSelf returns this agent's description without what contradicts others, and by model why
-// it is not served as its model.yaml says.
-func (ms *Members) describeSelf() (*control.Member, map[string]string) {
+// describeThisAgent returns this agent's description without what contradicts others, and by model
+// why it is not served as its model.yaml says.
+func (ms *Members) describeThisAgent() (*control.Member, map[string]string) {
 	own, apart := ms.self.Describe()
 	for model, why := range apart {
 		apart[model] = onlyOwnName + why
@@ -92,12 +92,13 @@ func compareJoined(a, b *control.Member) int {
 	return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// removeContradictions removes from own what contradicts the members of before, and adds the reasons to apart,
-// by model. A family must not have the name of a model, nor a model the name of a family; the
-// variants of a family must have the same inputs and outputs. An agent that is still joining
-// withholds its variants. A variant that is too inaccurate is withdrawn even if the more accurate
-// ones joined later.
-func removeContradictions(own *control.Member, before, later []*control.Member, apart map[string]string) {
+// removeContradictions removes from own what contradicts the members of before, and adds the
+// reasons to apart, by model. A family must not have the name of a model, nor a model the name of a
+// family; the variants of a family must have the same inputs and outputs. An agent that is still
+// joining withholds its variants. A variant that is too inaccurate is withdrawn even if the more
+// accurate ones joined later.
+func removeContradictions(own *control.Member, before, later []*control.Member,
+	apart map[string]string) {
 	holders, families := map[string]*control.Member{}, map[string]memberModel{}
 	for _, m := range before {
 		for _, held := range m.GetModels() {

@@ -94,7 +94,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 	for {
 		changed := ms.Changed()
 		ms.markJoined(ready == nil)
-		m, apart := ms.describeSelf()
+		m, apart := ms.describeThisAgent()
 		ms.tellApart(apart)
 		m.Revision = last.Revision
 		if !proto.Equal(m, last) {

@@ -55,7 +55,7 @@ func NewKeyring(members *Members, file string) *Keyring {
 // outcome.ErrRotation, outcome.ErrInvalid or gossip.ErrNotEncrypted, and then has changed nothing
 // or can be repeated.
 func (k *Keyring) Step(req *control.KeyringRequest) (*control.AgentKeys, error) {
-	keys, err := k.step(req)
+	keys, err := k.runRotationStep(req)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (k *Keyring) Step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	return keys, nil
 }
 
-func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) {
+func (k *Keyring) runRotationStep(req *control.KeyringRequest) (*control.AgentKeys, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	held := k.gossip.Keys()

@@ -178,7 +178,7 @@ func New(config Config) *Members {
 // before what asks for this agent or the view.
 func (ms *Members) Represent(self Self) {
 	ms.self = self
-	ms.own, ms.apart = ms.describeSelf()
+	ms.own, ms.apart = ms.describeThisAgent()
 }
 
 // PublishLoads passes each load that gossip receives, and this agent's own, on to a receiver, which

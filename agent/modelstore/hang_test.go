@@ -157,7 +157,7 @@ func TestPacer(t *testing.T) {
 	const rate = 16 << 20
 	synctest.Test(t, func(t *testing.T) {
 		queries := true
-		p := newPacer(&Config{
+		p := newTransferPacer(&Config{
 			BytesPerSecond: rate,
 			Pause: func(_ context.Context, d time.Duration) error {
 				if queries {
@@ -200,8 +200,8 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// TestHear: an agent that asks because it fetches a file is known to those who fetch it too, at once,
-// and forgotten when it leaves the fleet. Time is virtual.
+// TestHear: an agent that asks because it fetches a file is known to those who fetch it too, at
+// once, and forgotten when it leaves the fleet. Time is virtual.
 func TestHear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers := map[names.AgentName]*Server{}
@@ -234,8 +234,8 @@ func TestHear(t *testing.T) {
 	})
 }
 
-// stuck is a bucket whose calls do not end, not even with their context, while it hangs: as those of a
-// file system whose server is away.
+// stuck is a bucket whose calls do not end, not even with their context, while it hangs: as those
+// of a file system whose server is away.
 type stuck struct {
 	store.Bucket
 	in string // the part of keys for which it hangs
@@ -258,8 +258,8 @@ func (s *stuck) Open(ctx context.Context, key string, offset, length int64) (io.
 	return s.Bucket.Open(ctx, key, offset, length)
 }
 
-// TestStuck: what never ends, not even when it is told to, is a fault, and keeps the agent from ending
-// for a few seconds. Time is virtual.
+// TestStuck: what never ends, not even when it is told to, is a fault, and keeps the agent from
+// ending for a few seconds. Time is virtual.
 func TestStuck(t *testing.T) {
 	for _, in := range []string{"list models/", "blobs/"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -258,7 +258,7 @@ func New(config Config) (*Follower, error) {
 			"on, and no other version comes", "dir", config.Dir, "bound_bytes", bound, "over_bytes",
 			over, "setting", "model-cache-size")
 	}
-	pacer := newPacer(&config)
+	pacer := newTransferPacer(&config)
 	f.fetcher = &store.Fetcher{
 		Cache: cache,
 		Pace: func(ctx context.Context, n int, took time.Duration) error {
@@ -349,7 +349,7 @@ func (f *Follower) Run(ctx context.Context) {
 				}
 			})
 		}
-		f.bringAll(ctx, &running)
+		f.startVersions(ctx, &running)
 		f.answerWaiting()
 		timer.Reset(pending)
 		select {
@@ -568,9 +568,9 @@ func (f *Follower) wantedVersions(m *followedModel, entry *store.Entry,
 	return wanted, beside
 }
 
-// bringAll begins to bring the models to what the store said when it was last asked, and to what is
-// released.
-func (f *Follower) bringAll(ctx context.Context, running *sync.WaitGroup) {
+// startVersions begins to bring the models to what the store said when it was last asked, and to
+// what is released.
+func (f *Follower) startVersions(ctx context.Context, running *sync.WaitGroup) {
 	now, statuses := time.Now(), f.config.Statuses()
 	f.cutAll(ctx, running)
 	busy := false

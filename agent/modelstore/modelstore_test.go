@@ -130,7 +130,7 @@ func (b *bench) look() {
 	b.applyListing(l)
 	var running sync.WaitGroup
 	for {
-		b.bringAll(b.t.Context(), &running)
+		b.startVersions(b.t.Context(), &running)
 		busy := false
 		for _, m := range b.Follower.models {
 			busy = busy || !m.begun.IsZero()

@@ -27,7 +27,7 @@ type pacer struct {
 	turn chan struct{}
 }
 
-func newPacer(c *Config) *pacer {
+func newTransferPacer(c *Config) *pacer {
 	p := &pacer{pause: c.Pause, turn: make(chan struct{}, 1)}
 	if n := c.BytesPerSecond; n > 0 {
 		p.limit, p.less = rate.NewLimiter(rate.Limit(n), 1<<20), float64(n)/lessRate

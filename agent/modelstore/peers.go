@@ -246,7 +246,7 @@ func NewServer(f *Follower) *Server {
 		return &Server{}
 	}
 	return &Server{
-		follower: f, readers: make(chan struct{}, maxReaders), pacer: newPacer(&f.config),
+		follower: f, readers: make(chan struct{}, maxReaders), pacer: newTransferPacer(&f.config),
 	}
 }
 

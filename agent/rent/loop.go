@@ -616,7 +616,7 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	problem, err := l.term.Problem()
 	l.noPlan = err != nil
 	if err != nil {
-		l.propose(nil, p, "no plan: "+err.Error())
+		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
 	if serves, err := choose.Serves(problem); err == nil {
@@ -628,7 +628,7 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 		}
 	}
 	if d.GetDestroyed() {
-		l.propose(nil, p, "")
+		l.showProposal(nil, p, "")
 		return
 	}
 	l.mu.Lock()
@@ -648,30 +648,30 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	choice, err := l.chooser.Choose(ctx, now, f)
 	l.noPlan = err != nil
 	if err != nil {
-		l.propose(nil, p, "no plan: "+err.Error())
+		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
 	if !choice.Change {
-		l.propose(nil, p, choice.Why)
+		l.showProposal(nil, p, choice.Why)
 		return
 	}
 	if p.Mode == policy.Auto && d.GetKnown() && l.manager.pauseReason(d) == "" {
 		next := proto.CloneOf(d)
 		next.Counts, next.Why, next.By = toCounts(choice.Counts), choice.Why, ""
 		if err := p.Allows(choice.Counts, f.Prices); err != nil {
-			l.propose(choice, p, err.Error())
+			l.showProposal(choice, p, err.Error())
 			return
 		}
 		if l.setDesired(d, next) == nil {
-			l.propose(nil, p, choice.Why)
+			l.showProposal(nil, p, choice.Why)
 		}
 		return
 	}
-	l.propose(choice, p, "")
+	l.showProposal(choice, p, "")
 }
 
-// propose shows a choice, nil for none, and why there is none or why it waits.
-func (l *loop) propose(c *choose.Choice, p *policy.Policy, why string) {
+// showProposal shows a choice, nil for none, and why there is none or why it waits.
+func (l *loop) showProposal(c *choose.Choice, p *policy.Policy, why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.shown.Outlook = why

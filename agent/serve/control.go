@@ -89,7 +89,7 @@ func (s controlService) Link(stream control.Control_LinkServer) error {
 // Probe serves the stream by which a gateway without a leader asks when this agent would finish a
 // query.
 func (s controlService) Probe(stream control.Control_ProbeServer) error {
-	return s.config.Worker.Probe(stream, s.intake.fullError)
+	return s.config.Worker.Probe(stream, s.intake.checkRoom)
 }
 
 // Drain asks the named agents, or this one if none is named, to drain and stop. It returns once

@@ -361,7 +361,7 @@ func (s *Server) admitCall(ctx context.Context, info *tap.Info) (context.Context
 // fullFor returns an error if the agent has no room for a query, or the client has exceeded its
 // limits. It runs before the query is read, when a refusal costs least. header is the call's.
 func (s *Server) fullFor(ctx context.Context, header metadata.MD) error {
-	return s.withinIntake(ctx, header, s.intake.fullError(ctx))
+	return s.withinIntake(ctx, header, s.intake.checkRoom(ctx))
 }
 
 // withinIntake is fullFor for a query of which the intake has said err.

@@ -43,8 +43,8 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	return resp, s.hideNames(ctx, err)
 }
 
-// inferAlone has this agent's worker run a query of its gateway, which has no other agent to ask.
-func (s *Server) inferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
+// inferLocally has this agent's worker run a query of its gateway, which has no other agent to ask.
+func (s *Server) inferLocally(ctx context.Context, req *oip.Request, id control.Attempt,
 	arrival time.Time, canary int64) (*oip.Response, error) {
 	compare := s.compareAnswer(req)
 	resp, err := s.config.Worker.Infer(ctx, req, id, arrival, canary)

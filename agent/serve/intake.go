@@ -57,9 +57,9 @@ const minAnswers = 64 << 10
 // clientShare is how many bytes one client with a name may hold.
 func (i *intake) clientShare() int64 { return i.limit / 2 }
 
-// fullError returns an error if there is no room for another query, whose size is not known yet, or
+// checkRoom returns an error if there is no room for another query, whose size is not known yet, or
 // if it would be late before it has been read.
-func (i *intake) fullError(ctx context.Context) error {
+func (i *intake) checkRoom(ctx context.Context) error {
 	held := i.heldBytes()
 	if held >= i.limit || i.lanes.RefusesUnread(i.held.Load()) {
 		return i.overloadError(ctx, held, 0)

@@ -42,10 +42,10 @@ func TestIntake(t *testing.T) {
 			t.Errorf("%s: got %v, want success = %v", step, err, ok)
 		}
 	}
-	check("empty", in.fullError(anyone), true)
+	check("empty", in.checkRoom(anyone), true)
 	check("larger than the limit, alone", in.Take(anyone, 150, 0), true)
 	check("its next part", in.Take(anyone, 10, 150), true)
-	check("full", in.fullError(anyone), false)
+	check("full", in.checkRoom(anyone), false)
 	check("one more", in.Take(anyone, 1, 0), false)
 	in.Give(anyone, 160)
 	check("part", in.Take(anyone, 60, 0), true)
@@ -57,10 +57,10 @@ func TestIntake(t *testing.T) {
 	check("a client's half", in.Take(ads, 50, 0), true)
 	check("more than its half", in.Take(ads, 1, 0), false)
 	check("more than its half, of a query that it has begun", in.Take(ads, 1, 10), false)
-	check("its next query", in.fullError(ads), false)
-	check("another's", in.fullError(feed), true)
+	check("its next query", in.checkRoom(ads), false)
+	check("another's", in.checkRoom(feed), true)
 	check("another's half", in.Take(feed, 50, 0), true)
-	check("anyone's", in.fullError(anyone), false)
+	check("anyone's", in.checkRoom(anyone), false)
 	in.Give(ads, 50)
 	in.Give(feed, 50)
 	check("a client's own, alone", in.Take(ads, 150, 0), true)
@@ -113,7 +113,7 @@ func TestIntakeBacksOff(t *testing.T) {
 			if err := in.Take(ctx, 100, 0); err != nil { // alone it may have any size
 				t.Fatal(err)
 			}
-			if n := tries(func() error { return in.fullError(ctx) }); n > 20 {
+			if n := tries(func() error { return in.checkRoom(ctx) }); n > 20 {
 				t.Errorf("client %q tried %d times in %v at its headers, want at most 20", client,
 					n,
 					arrives)
@@ -123,7 +123,7 @@ func TestIntakeBacksOff(t *testing.T) {
 				t.Fatal(err)
 			}
 			var over *runtime.OverloadedError
-			if err := in.fullError(ctx); !errors.As(err, &over) ||
+			if err := in.checkRoom(ctx); !errors.As(err, &over) ||
 				over.RetryAfter > time.Millisecond {
 				t.Errorf("client %q: after there was room: got %v, want the shortest", client, err)
 			}

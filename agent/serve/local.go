@@ -109,7 +109,7 @@ func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
 // InferAlone implements [client.Own]. Nothing is copied.
 func (c *Local) InferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
 	arrival time.Time, canary int64) (*oip.Response, error) {
-	return c.server.inferAlone(ctx, req, id, arrival, canary)
+	return c.server.inferLocally(ctx, req, id, arrival, canary)
 }
 
 // copyMessage copies the message from into to. Copies of queries and answers share the tensors.

@@ -200,7 +200,7 @@ func (s service) answerStreamed(r *streamQuery, req *oip.Request,
 	if err != nil {
 		return refuse(err)
 	}
-	err = s.intake.fullError(r)
+	err = s.intake.checkRoom(r)
 	if err == nil {
 		err = s.countQuery(r, r.header)
 	}

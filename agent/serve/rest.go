@@ -362,7 +362,7 @@ func (r *rest) receiveQuery(req *http.Request, charge *oip.Charge) (*oip.Request
 		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q",
 			oip.ErrTooLarge, req.ContentLength, limit, model)
 	}
-	if err := r.intake.fullError(req.Context()); err != nil {
+	if err := r.intake.checkRoom(req.Context()); err != nil {
 		return nil, err
 	}
 	if err := r.config.Guard.Query(req.Context(), secure.Asked, 0); err != nil {

@@ -183,12 +183,12 @@ func (w *Worker) placeSessions(ctx context.Context, parts []runtime.Part) (err e
 	return err
 }
 
-// placeOne returns the partition of a version's model, with sessions for it in runs.
-func (w *Worker) placeOne(ctx context.Context, v *models.Version,
+// placeVersion returns the partition of a version's model, with sessions for it in runs.
+func (w *Worker) placeVersion(ctx context.Context, v *models.Version,
 	runs *runtime.Spread) (*runtime.Part, error) {
 	w.arranging.RLock()
 	defer w.arranging.RUnlock()
-	part, err := w.runsOn(v)
+	part, err := w.partitionOf(v)
 	if err == nil && part.Models != nil {
 		err = runs.Place(ctx, part.Partition)
 	}
@@ -252,9 +252,9 @@ func (w *Worker) isolateLanes(l place.Layout) ([][][]int, error) {
 	return assigned, nil
 }
 
-// runsOn returns the partition that runs a version's model: of the layout to which the agent is
-// changing, else of the present one. The error says that the layout has none.
-func (w *Worker) runsOn(v *models.Version) (*runtime.Part, error) {
+// partitionOf returns the partition that runs a version's model: of the layout to which the agent
+// is changing, else of the present one. The error says that the layout has none.
+func (w *Worker) partitionOf(v *models.Version) (*runtime.Part, error) {
 	if coming := w.coming.Load(); coming != nil {
 		for i := range *coming {
 			if part := &(*coming)[i]; part.Models == nil ||

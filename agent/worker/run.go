@@ -213,7 +213,7 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *LoadedVersion, q va
 func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, err error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()
-	if _, err := w.runsOn(v); err != nil {
+	if _, err := w.partitionOf(v); err != nil {
 		return nil, err
 	}
 	ctx = w.lanes.Considerate(ctx)
@@ -235,7 +235,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, e
 		}
 		runs = runtime.NewSpread(model)
 		w.spreads.Store(runs, v.Model)
-		_, err = w.placeOne(ctx, v, runs)
+		_, err = w.placeVersion(ctx, v, runs)
 	}
 	if w.lanes.Calm() {
 		sum.begin() // a load uses one core, and nobody is disturbed
@@ -293,14 +293,14 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, e
 // warmUp warms up a version on the lanes of its model. If these are replaced meanwhile, it does so
 // on those that follow.
 func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Spread) error {
-	part, err := w.placeOne(ctx, v, runs)
+	part, err := w.placeVersion(ctx, v, runs)
 	for err == nil {
 		warm := runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
 		if warm != nil && !errors.Is(warm, runtime.ErrDraining) {
 			return warm
 		}
 		before := part.Partition
-		if part, err = w.placeOne(ctx, v, runs); err == nil && part.Partition == before {
+		if part, err = w.placeVersion(ctx, v, runs); err == nil && part.Partition == before {
 			return warm
 		}
 	}

@@ -62,7 +62,7 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 	}
 	size := elements * t.DataType.Size()
 	if t.DataType == tensor.Bytes {
-		size = 2 * c.len()
+		size = 2 * c.bytesLeft()
 	}
 	r := contentReader{t: t, elements: elements, data: block.takeBytes(size)}
 	t.Data = r.data[:0]
@@ -114,8 +114,8 @@ func (r *contentReader) readMore() error {
 func (r *contentReader) readPacked(c *cursor) error {
 	size := r.t.DataType.Size()
 	if r.t.DataType == tensor.FP32 || r.t.DataType == tensor.FP64 {
-		n := c.len() / size
-		if c.len()%size != 0 {
+		n := c.bytesLeft() / size
+		if c.bytesLeft()%size != 0 {
 			return errTruncated
 		}
 		if n > r.elements-r.n {
@@ -126,7 +126,7 @@ func (r *contentReader) readPacked(c *cursor) error {
 		r.n += n
 		return nil
 	}
-	for c.len() > 0 {
+	for c.bytesLeft() > 0 {
 		if err := r.readElement(c); err != nil {
 			return err
 		}
@@ -142,7 +142,7 @@ func (r *contentReader) readElement(c *cursor) error {
 	size := r.t.DataType.Size()
 	at := r.data[r.n*size:]
 	if r.t.DataType == tensor.FP32 || r.t.DataType == tensor.FP64 {
-		if c.len() < size {
+		if c.bytesLeft() < size {
 			return errTruncated
 		}
 		c.copyTo(at[:size])
@@ -193,7 +193,7 @@ func (r *contentReader) bytes(c *cursor) error {
 	if err != nil {
 		return err
 	}
-	n := m.len()
+	n := m.bytesLeft()
 	at := r.data[len(r.t.Data):]
 	binary.LittleEndian.PutUint32(at, uint32(n))
 	m.copyTo(at[4 : 4+n])

@@ -185,7 +185,7 @@ func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 // that it does not know (and has not read) them.
 func eachField(
 	c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
-	for c.len() > 0 {
+	for c.bytesLeft() > 0 {
 		num, typ, err := c.readTag()
 		if err != nil {
 			return err
@@ -214,11 +214,11 @@ func (b *body) addRaw(c *cursor) error {
 	if err != nil {
 		return err
 	}
-	if n > uint64(c.len()) {
+	if n > uint64(c.bytesLeft()) {
 		return errTruncated
 	}
 	raw := cursor{}
-	if data := b.placeFor(int(n), c.len(), c.from.charge); data != nil {
+	if data := b.placeFor(int(n), c.bytesLeft(), c.from.charge); data != nil {
 		c.arriveTo(data)
 		raw.cur = data
 	} else {
@@ -291,9 +291,9 @@ func (b *body) decodeTensor(c *cursor) error {
 			}
 			if t.Shape == nil {
 				// a dimension takes at least one byte on the wire
-				t.Shape = make([]int64, 0, min(dims.len(), highestRank))
+				t.Shape = make([]int64, 0, min(dims.bytesLeft(), highestRank))
 			}
-			for dims.len() > 0 {
+			for dims.bytesLeft() > 0 {
 				if t.Shape, err = appendDim(t.Shape, &dims); err != nil {
 					return true, err
 				}
@@ -303,7 +303,7 @@ func (b *body) decodeTensor(c *cursor) error {
 		case num == 4 && typ == protowire.BytesType:
 			err = decodeParameter(&m, &parameters)
 		case num == 5 && typ == protowire.BytesType:
-			if contents.len() > 0 {
+			if contents.bytesLeft() > 0 {
 				return true, errors.New("contents given twice")
 			}
 			contents, err = m.readMessage()
@@ -338,7 +338,7 @@ func decodeDataType(c *cursor) (tensor.DataType, error) {
 		return "", err
 	}
 	var name [8]byte
-	n := m.len()
+	n := m.bytesLeft()
 	if n > len(name) {
 		return "", fmt.Errorf("datatype of %d bytes", n)
 	}
@@ -601,10 +601,10 @@ func (b *body) size(i int, s side) (int, error) {
 		return 0, err
 	}
 	if len(b.raw) > 0 {
-		if contents.len() > 0 {
+		if contents.bytesLeft() > 0 {
 			return 0, fmt.Errorf("has contents beside %s; one or the other is allowed", s.raw)
 		}
-		n := b.raw[i].len()
+		n := b.raw[i].bytesLeft()
 		if t.DataType != tensor.Bytes && n != elements*t.DataType.Size() {
 			return 0, fmt.Errorf("%s has %d bytes, expected %d for %s %v", s.raw, n,
 				elements*t.DataType.Size(), t.DataType, t.Shape)
@@ -612,13 +612,13 @@ func (b *body) size(i int, s side) (int, error) {
 		return n, nil
 	}
 	// An element takes at least one byte on the wire.
-	if elements > contents.len() {
+	if elements > contents.bytesLeft() {
 		return 0, fmt.Errorf("contents with fewer than the %d elements of %s %v", elements,
 			t.DataType, t.Shape)
 	}
 	if t.DataType == tensor.Bytes {
 		// On the wire at least two bytes precede an element's own bytes; in memory four do.
-		return 2 * contents.len(), nil
+		return 2 * contents.bytesLeft(), nil
 	}
 	return elements * t.DataType.Size(), nil
 }
@@ -654,7 +654,7 @@ func (b *body) readTensor(i int, s side, block *block) error {
 	if len(b.raw) == 0 {
 		return readContents(t, elements, b.contents[i], block)
 	}
-	t.Data = block.takeBytes(b.raw[i].len())
+	t.Data = block.takeBytes(b.raw[i].bytesLeft())
 	b.raw[i].copyTo(t.Data)
 	return checkElements(t, elements)
 }

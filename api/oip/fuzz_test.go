@@ -349,11 +349,12 @@ func FuzzWire(f *testing.F) {
 		c := newCursor(split(wire, 1+int(piece)))
 		got, err := c.readVarint()
 		want, n := protowire.ConsumeVarint(wire)
-		if (err == nil) != (n > 0) || err == nil && (got != want || c.len() != len(wire)-n) {
-			t.Errorf("varint: got %d, %v, %d left, want %d of %d bytes", got, err, c.len(), want, n)
+		if (err == nil) != (n > 0) || err == nil && (got != want || c.bytesLeft() != len(wire)-n) {
+			t.Errorf("varint: got %d, %v, %d left, want %d of %d bytes", got, err, c.bytesLeft(),
+				want, n)
 		}
 		c = newCursor(split(wire, 1+int(piece)))
-		for c.len() > 0 {
+		for c.bytesLeft() > 0 {
 			num, typ, err := c.readTag()
 			if err == nil {
 				err = c.skipField(num, typ)

@@ -515,7 +515,8 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 	case tensor.FP64:
 		return (*jsonReader).readFP64, nil
 	case tensor.FP16, tensor.BF16:
-		return func(r *jsonReader, dst []byte) (int, error) { return r.readHalf(d, dst) }, nil
+		return func(r *jsonReader, dst []byte) (int, error) { return r.readHalfElement(d, dst) },
+			nil
 	case tensor.Bool:
 		return func(r *jsonReader, dst []byte) (int, error) {
 			v, err := r.readBool()
@@ -587,8 +588,8 @@ func (r *jsonReader) readFP64(dst []byte) (int, error) {
 	return 8, err
 }
 
-// readHalf decodes a 16-bit float of type d.
-func (r *jsonReader) readHalf(d tensor.DataType, dst []byte) (int, error) {
+// readHalfElement decodes a 16-bit float of type d.
+func (r *jsonReader) readHalfElement(d tensor.DataType, dst []byte) (int, error) {
 	r.next()
 	start := r.pos
 	v, err := r.readFloat(64)

@@ -181,9 +181,9 @@ func (r *receiver) done() {
 	receivers.Put(r)
 }
 
-// beginMessage reads the header of a message, and returns the message's length after it has counted
-// it. At the end of the stream it returns io.EOF.
-func (r *receiver) beginMessage() (int, error) {
+// readMessageHeader reads the header of a message, and returns the message's length after it has
+// counted it. At the end of the stream it returns io.EOF.
+func (r *receiver) readMessageHeader() (int, error) {
 	if err := r.from.ReadMessageHeader(r.header[:]); err != nil {
 		return 0, receiveError(err)
 	}
@@ -201,7 +201,7 @@ func (r *receiver) beginMessage() (int, error) {
 // receiveMessage reads one message, and decompresses it if needed. It counts the bytes before it
 // reads them. At the end of the stream it returns io.EOF.
 func (r *receiver) receiveMessage() (mem.BufferSlice, error) {
-	n, err := r.beginMessage()
+	n, err := r.readMessageHeader()
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +417,7 @@ func (r *receiver) receiveOnly(m any) error {
 
 // receiveInto reads one message into m. It decodes a large query while it arrives.
 func (r *receiver) receiveInto(m any) error {
-	n, err := r.beginMessage()
+	n, err := r.readMessageHeader()
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func (q *StreamedQuery) unmarshal(data mem.BufferSlice) error {
 			}
 			var s cursor
 			if s, err = c.readMessage(); err == nil {
-				b := make([]byte, s.len())
+				b := make([]byte, s.bytesLeft())
 				s.copyTo(b)
 				q.Metadata = append(q.Metadata, string(b))
 			}
@@ -294,7 +294,7 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 			a.ID, err = c.readVarint()
 		case num == 2 && typ == protowire.BytesType:
 			if of, err = c.readMessage(); err == nil {
-				b := make([]byte, of.len())
+				b := make([]byte, of.bytesLeft())
 				of.copyTo(b)
 				a.Error = new(spb.Status)
 				err = proto.Unmarshal(b, a.Error)

@@ -31,8 +31,8 @@ func newCursor(data mem.BufferSlice) cursor {
 	return cursor{rest: data, left: data.Len()}
 }
 
-// len returns the number of bytes left.
-func (c *cursor) len() int { return len(c.cur) + c.left }
+// bytesLeft returns the number of bytes left.
+func (c *cursor) bytesLeft() int { return len(c.cur) + c.left }
 
 // fill moves to the next buffer if the current one is used up. It reports whether any bytes are
 // left.
@@ -76,7 +76,7 @@ func (c *cursor) arriveTo(dst []byte) {
 }
 
 func (c *cursor) skip(n int) error {
-	if n > c.len() {
+	if n > c.bytesLeft() {
 		return errTruncated
 	}
 	for n > 0 && c.fill() {
@@ -89,7 +89,7 @@ func (c *cursor) skip(n int) error {
 // subCursor returns a cursor over the next n bytes, and moves past them. They stay in memory until
 // the whole message is decoded.
 func (c *cursor) subCursor(n int) (cursor, error) {
-	if c.from != nil && n <= c.len() {
+	if c.from != nil && n <= c.bytesLeft() {
 		more, err := c.from.keepPiece(n - len(c.cur) - c.rest.Len())
 		if err != nil {
 			return cursor{}, err
@@ -151,7 +151,7 @@ func (c *cursor) readMessage() (cursor, error) {
 	if err != nil {
 		return cursor{}, err
 	}
-	if n > uint64(c.len()) {
+	if n > uint64(c.bytesLeft()) {
 		return cursor{}, errTruncated
 	}
 	return c.subCursor(int(n))
@@ -163,7 +163,7 @@ func (c *cursor) readText() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	n := s.len()
+	n := s.bytesLeft()
 	if n > longestText {
 		return "", fmt.Errorf("a string of %d bytes, at most %d are accepted", n, longestText)
 	}
@@ -183,7 +183,7 @@ func (c *cursor) readText() (string, error) {
 
 // readFixed decodes a little-endian number of n bytes, at most 8.
 func (c *cursor) readFixed(n int) (uint64, error) {
-	if n > c.len() {
+	if n > c.bytesLeft() {
 		return 0, errTruncated
 	}
 	var b [8]byte

@@ -79,7 +79,7 @@ func (cs *connections) add(c *countedConn) {
 		cs.strangers, cs.clients = map[*countedConn]struct{}{}, map[*countedConn]struct{}{}
 	}
 	cs.strangers[c] = struct{}{}
-	cs.addUnits(c.holder, 1)
+	cs.grantUnits(c.holder, 1)
 }
 
 // remove counts c no more. Calls after the first do nothing. cs.mu is held.
@@ -123,7 +123,7 @@ func (cs *connections) noteName(c *countedConn, name string) {
 	cs.remove(c)
 	c.client.Store(&name)
 	cs.clients[c] = struct{}{}
-	cs.addUnits(holder, 1)
+	cs.grantUnits(holder, 1)
 	cs.known++
 }
 

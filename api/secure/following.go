@@ -78,9 +78,9 @@ func (g *Guard) endLost() {
 	}
 }
 
-// followCall returns the context of a gRPC call, which ends when its caller loses the right to make
-// it; ended then returns why.
-func (g *Guard) followCall(ctx context.Context, method string) context.Context {
+// cancelOnRightLoss returns the context of a gRPC call, which ends when its caller loses the right
+// to make it; ended then returns why.
+func (g *Guard) cancelOnRightLoss(ctx context.Context, method string) context.Context {
 	c, _ := ctx.Value(callerKey{}).(caller)
 	// it has nothing to lose, or its connection ends with its certificate
 	if c.name == "" || c.agent {
@@ -92,9 +92,9 @@ func (g *Guard) followCall(ctx context.Context, method string) context.Context {
 	return ctx
 }
 
-// endedError returns why a call with context ctx was ended because its caller may not make it any
-// more; nil if it was not.
-func endedError(ctx context.Context) error {
+// endingRefusal returns why a call with context ctx was ended because its caller may not make it
+// any more; nil if it was not.
+func endingRefusal(ctx context.Context) error {
 	if ctx.Err() != nil {
 		if r, ok := context.Cause(ctx).(*refusal); ok {
 			return r

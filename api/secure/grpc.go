@@ -328,7 +328,7 @@ func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	resp, err := handle(ctx, req)
 	if err != nil {
-		return nil, cmp.Or(endedError(ctx), err)
+		return nil, cmp.Or(endingRefusal(ctx), err)
 	}
 	return resp, nil
 }
@@ -339,5 +339,5 @@ func (g *Guard) interceptStream(srv any, s grpc.ServerStream, info *grpc.StreamS
 		return err
 	}
 	err := handle(srv, s)
-	return cmp.Or(endedError(s.Context()), err)
+	return cmp.Or(endingRefusal(s.Context()), err)
 }

@@ -51,7 +51,7 @@ func (q *quota) takeUnits(peer string, n int) bool {
 	if !q.hasRoom(peer, n) {
 		return false
 	}
-	q.addUnits(peer, n)
+	q.grantUnits(peer, n)
 	return true
 }
 
@@ -60,8 +60,8 @@ func (q *quota) hasRoom(peer string, n int) bool {
 	return q.limit == 0 || q.by[peer]+n <= freeShare*(q.limit-q.held-n+1)
 }
 
-// addUnits gives the peer n more units. q.mu is held.
-func (q *quota) addUnits(peer string, n int) {
+// grantUnits gives the peer n more units. q.mu is held.
+func (q *quota) grantUnits(peer string, n int) {
 	if q.by == nil {
 		q.by = map[string]int{}
 	}
@@ -181,5 +181,5 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 			done()
 		}
 	})
-	return g.followCall(ctx, method), nil
+	return g.cancelOnRightLoss(ctx, method), nil
 }

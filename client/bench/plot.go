@@ -63,7 +63,7 @@ func (r *Report) drawPicture() *picture.Picture {
 		if m.Failed > 0 {
 			lane := failing
 			v.failedAt = func(c picture.Canvas, p *picture.Panel) float64 {
-				return band.modelLine(c, p, lane)
+				return band.modelLineY(c, p, lane)
 			}
 			failing++
 		}
@@ -160,8 +160,8 @@ func (b failedBand) bandMiddle(c picture.Canvas, p *picture.Panel) float64 {
 	return b.bandBottom(c, p) + b.bandHeight()/2
 }
 
-// modelLine is where the i-th of the models has its line.
-func (b failedBand) modelLine(c picture.Canvas, p *picture.Panel, i int) float64 {
+// modelLineY is where the i-th of the models has its line.
+func (b failedBand) modelLineY(c picture.Canvas, p *picture.Panel, i int) float64 {
 	return b.bandBottom(c, p) + float64(laneHeight*(i+1))
 }
 
@@ -216,7 +216,8 @@ func (v *curve) Plot(c picture.Canvas, p *picture.Panel) {
 			points = append(points, picture.Point{X: x(v.from), Y: points[len(points)-1].Y})
 		}
 		high := v.failedAt(c, p)
-		points = append(points, picture.Point{X: x(v.from), Y: high}, picture.Point{X: x(v.to), Y: high})
+		points = append(points, picture.Point{X: x(v.from), Y: high}, picture.Point{X: x(v.to),
+			Y: high})
 	}
 	c.StrokeLine(v.line, points...)
 	for _, one := range v.marked {

@@ -200,7 +200,7 @@ func (s *State) dropLink(now time.Duration) (lost bool) {
 	}
 	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		q.since = now
-		if q.isSubmitted() {
+		if q.isKnownToLeader() {
 			q.atLeader = unknown
 		}
 	}
@@ -214,7 +214,7 @@ func (s *State) linkIs(link linkState, lost bool) {
 	}
 	s.link, s.lost = link, lost
 	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
-		s.schedule(q)
+		s.scheduleLeaderless(q)
 	}
 }
 

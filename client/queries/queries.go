@@ -189,8 +189,8 @@ func (q *Query) underWay() bool {
 	return q.stage == sent || q.stage == doubted || q.stage == cutOff
 }
 
-// isSubmitted reports whether the leader knows of the query.
-func (q *Query) isSubmitted() bool { return q.atLeader == waits || q.atLeader == assigned }
+// isKnownToLeader reports whether the leader knows of the query.
+func (q *Query) isKnownToLeader() bool { return q.atLeader == waits || q.atLeader == assigned }
 
 // Ended reports whether the query has its outcome. err is nil if the outcome is the answer, which
 // the query's caller has.
@@ -424,7 +424,7 @@ func (s *State) Arrive(q *Query, now time.Duration) {
 	if s.link == linkOpen {
 		s.submit(q, now)
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 }
 
 // insert adds q after the query before, at the end if that is nil.
@@ -468,15 +468,15 @@ func (s *State) submit(q *Query, now time.Duration) {
 	s.stats.Submits++
 }
 
-// Assign takes the leader's choice for a query.
-func (s *State) Assign(a Assign) {
+// HandleAssignment takes the leader's choice for a query.
+func (s *State) HandleAssignment(a Assign) {
 	q := s.bySequence[a.Sequence]
 	switch {
 	case q == nil:
 		s.reportForgotten(a.Sequence)
 		s.returnAssignment(a)
 		return
-	case !q.isSubmitted(): // the query was decided meanwhile, and the leader has been told
+	case !q.isKnownToLeader(): // the query was decided meanwhile, and the leader has been told
 		s.returnAssignment(a)
 		return
 	case s.crossesSubmit(q), a.Attempt <= max(q.number, q.goesTo.Attempt):
@@ -530,13 +530,13 @@ func (s *State) Split(q *Query, parts []*Query) {
 		part.Arrival, part.Deadline, part.since = q.Arrival, q.Deadline, q.since
 		part.whole, part.atLeader = q, waits
 		s.insert(part, before)
-		s.schedule(part)
+		s.scheduleLeaderless(part)
 		before = part
 	}
 	s.pending.Remove(&q.inPending)
 	s.stats.Superseded += uint64(s.cutOff(q, 0))
 	q.stage = divided
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 	s.do(Action{Kind: Wake, Query: q})
 }
 
@@ -580,7 +580,7 @@ func (s *State) goTo(q *Query, t Target) {
 		s.stats.Superseded += uint64(s.cutOff(q, 0))
 		q.stage = cutOff
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 }
 
 // dropTarget gives back the target to which q was to be sent.
@@ -589,20 +589,20 @@ func (s *State) dropTarget(q *Query) {
 		return
 	}
 	if t := q.goesTo; t.Reservation == 0 {
-		s.giveBack(q, &t)
+		s.returnLane(q, &t)
 	} else {
 		s.release(t)
 	}
-	s.removeTarget(q)
+	s.clearTarget(q)
 }
 
 func (s *State) release(t Target) {
 	s.do(Action{Kind: Release, Agent: t.Agent, Reservation: t.Reservation})
 }
 
-// removeTarget removes q's target. An attempt that was cut off for it stays cut off, and one that
+// clearTarget removes q's target. An attempt that was cut off for it stays cut off, and one that
 // was to go on beside it goes on.
-func (s *State) removeTarget(q *Query) {
+func (s *State) clearTarget(q *Query) {
 	q.goesTo = Target{}
 	switch {
 	case q.stage == cutOff:
@@ -628,8 +628,8 @@ func (s *State) returnAssignment(a Assign) {
 	}
 }
 
-// giveBack gives the lane of a target that q does not need back to the leader.
-func (s *State) giveBack(q *Query, t *Target) {
+// returnLane gives the lane of a target that q does not need back to the leader.
+func (s *State) returnLane(q *Query, t *Target) {
 	s.returnAssignment(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent,
 		Lane: t.Lane})
 }
@@ -638,7 +638,7 @@ func (s *State) giveBack(q *Query, t *Target) {
 // told another leader so.
 func (s *State) giveBackClaimed(q *Query) {
 	if q.earlier.claimed {
-		s.giveBack(q, &q.earlier)
+		s.returnLane(q, &q.earlier)
 	}
 }
 
@@ -651,7 +651,7 @@ func (s *State) reportCancelled(sequence uint64) {
 
 // cancelAtLeader cancels q at the leader.
 func (s *State) cancelAtLeader(q *Query) {
-	if q.isSubmitted() {
+	if q.isKnownToLeader() {
 		q.atLeader = unknown
 		s.reportCancelled(q.Sequence)
 	}
@@ -666,10 +666,10 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	case q == nil:
 		s.reportForgotten(sequence)
 		return nil
-	case !q.isSubmitted() || s.crossesSubmit(q):
+	case !q.isKnownToLeader() || s.crossesSubmit(q):
 		return nil
 	case q.hasTarget() && q.goesTo.Reservation == 0 && q.goesTo.Attempt == attempt:
-		s.removeTarget(q)
+		s.clearTarget(q)
 		q.atLeader = waits
 		q.number = max(q.number, attempt)
 	case q.underWay() && q.at.Attempt == attempt:
@@ -678,7 +678,7 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 			q.stage = doubted
 		}
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 	return q
 }
 
@@ -696,13 +696,13 @@ func (s *State) Left(agent names.AgentName, now time.Duration) {
 			continue
 		}
 		if q.stage, q.since = doubted, now; q.atLeader == assigned {
-			s.giveBack(q, &q.at)
+			s.returnLane(q, &q.at)
 		}
 		if q.atLeader == assigned || s.link == linkOpen && q.atLeader == unknown {
 			s.stats.ResubmitsFailed++
 			s.submit(q, now)
 		}
-		s.schedule(q)
+		s.scheduleLeaderless(q)
 	}
 }
 
@@ -710,7 +710,7 @@ func (s *State) Left(agent names.AgentName, now time.Duration) {
 // under way goes on, as the last one.
 func (s *State) Reject(sequence uint64, why error) {
 	q := s.bySequence[sequence]
-	if q == nil || !q.isSubmitted() {
+	if q == nil || !q.isKnownToLeader() {
 		return
 	}
 	if s.crossesSubmit(q) { // the leader has not read the last submit yet
@@ -742,7 +742,7 @@ func (s *State) Take(q *Query, now time.Duration) (t Target, ok bool) {
 	if q.at.Reservation != 0 {
 		s.stats.Leaderless++
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 	return q.at, true
 }
 
@@ -759,7 +759,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 		switch {
 		case !current || q.atLeader != assigned || q.hasTarget():
 		case q.at.claimed:
-			s.giveBack(q, &q.at)
+			s.returnLane(q, &q.at)
 		case o == Answered:
 			q.atLeader = unknown
 		}
@@ -791,7 +791,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 	}
 	switch {
 	case q.atLeader == refused && hedged: // the earlier attempt is the last
-		s.schedule(q)
+		s.scheduleLeaderless(q)
 		return
 	case q.atLeader == refused:
 		s.End(q, q.err)
@@ -802,7 +802,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 	}
 	q.since = now
 	if q.atLeader == assigned { // the leader need not reserve the lane any more
-		s.giveBack(q, &last)
+		s.returnLane(q, &last)
 	}
 	switch {
 	case o == Final, q.attempts >= match.MaxAttempts: // the earlier attempt is the last
@@ -817,7 +817,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 		s.stats.ResubmitsFailed++
 		s.submit(q, now)
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 }
 
 // End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt of q is
@@ -832,7 +832,7 @@ func (s *State) End(q *Query, err error) {
 		s.pending.Remove(&q.inPending)
 	}
 	q.stage, q.err = ended, err
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 	delete(s.bySequence, q.Sequence)
 	s.do(Action{Kind: Wake, Query: q})
 	if whole := q.whole; whole != nil {
@@ -884,16 +884,16 @@ func (s *State) Inquire(now time.Duration) *Query {
 	if q.stage == sent {
 		q.stage = doubted
 	}
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 	return q
 }
 
 // Unheard reports whether there are queries that Inquire may return now or later.
 func (s *State) Unheard() bool { return len(s.ready.queries)+len(s.later.queries) > 0 }
 
-// schedule recomputes when q is to be decided without a leader. It is called after a change of
-// anything on which that depends.
-func (s *State) schedule(q *Query) {
+// scheduleLeaderless recomputes when q is to be decided without a leader. It is called after a
+// change of anything on which that depends.
+func (s *State) scheduleLeaderless(q *Query) {
 	if q.turns != nil {
 		heap.Remove(q.turns, q.index)
 	}
@@ -945,5 +945,5 @@ func (s *State) Undecided(q *Query, again time.Duration) {
 func (s *State) endInquiry(q *Query) {
 	s.inquiries--
 	q.inquired = false
-	s.schedule(q)
+	s.scheduleLeaderless(q)
 }

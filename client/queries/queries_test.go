@@ -346,7 +346,7 @@ func (r *run) assign(sequence uint64) {
 		if r.mutant != nil && r.mutant.assign != nil {
 			r.mutant.assign(r, &a)
 		}
-		r.s.Assign(a)
+		r.s.HandleAssignment(a)
 	})
 }
 
@@ -626,10 +626,10 @@ func (r *run) check() {
 		if next := q.inPending.Next(); next != nil && next.Sequence < q.Sequence {
 			r.failf("query %d comes before query %d", q.Sequence, next.Sequence)
 		}
-		if q.isSubmitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
+		if q.isKnownToLeader() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
 			r.failf("query %d counts as submitted, and is not", q.Sequence)
 		}
-		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.isSubmitted() &&
+		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.isKnownToLeader() &&
 			l.rows[q.Sequence] == nil {
 			r.failf("query %d is submitted, but the leader does not know it", q.Sequence)
 		}

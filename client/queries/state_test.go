@@ -183,7 +183,7 @@ func TestOfferedAgain(t *testing.T) {
 			t.Fatalf("attempt %d does not go on although it may yet answer", n)
 		}
 	}
-	r.s.Assign(Assign{Sequence: 4, Attempt: match.MaxAttempts + 1, Agent: "b"})
+	r.s.HandleAssignment(Assign{Sequence: 4, Attempt: match.MaxAttempts + 1, Agent: "b"})
 	r.carryOut()
 	if m := r.told(); len(c.goOn()) != 2 || len(m.Unused) != 1 ||
 		!slices.Equal(m.Cancel, []uint64{4}) {
@@ -319,7 +319,7 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 		r := led(t)
 		c := r.arrive()
 		r.s.Heard(1, r.now)
-		r.s.Assign(Assign{Sequence: 4, Attempt: 1, Agent: "x", Lane: 2})
+		r.s.HandleAssignment(Assign{Sequence: 4, Attempt: 1, Agent: "x", Lane: 2})
 		r.carryOut()
 		r.look(c)
 		r.hangUp("a test")
@@ -390,7 +390,7 @@ func TestLeaderHeardAgain(t *testing.T) {
 		}
 		r.up, r.heard = r.up[:1], r.now
 		for _, crossing := range r.leader.assigned {
-			r.s.Assign(crossing)
+			r.s.HandleAssignment(crossing)
 			r.carryOut()
 		}
 		r.look(c)

@@ -60,7 +60,7 @@ func BenchmarkLed(b *testing.B) {
 		s.Arrive(q, 0)
 		s.Message()
 		s.Heard(q.Sequence, 0)
-		s.Assign(Assign{Sequence: q.Sequence, Attempt: 1, Agent: "b"})
+		s.HandleAssignment(Assign{Sequence: q.Sequence, Attempt: 1, Agent: "b"})
 		s.Take(q, 0)
 		s.Attempted(q, q.at.Attempt, Answered, nil, 0)
 		drain(s)

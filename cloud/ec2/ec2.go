@@ -189,9 +189,9 @@ func (c Config) load(ctx context.Context) (aws.Config, error) {
 // awsCall is one call of AWS, with an error of package cloud's.
 type awsCall[In, Out any] func(context.Context, In) (Out, error)
 
-// bound is a call of a client's, of which as many as calls holds run at a time, each within
+// limitCall is a call of a client's, of which as many as calls holds run at a time, each within
 // callTimeout.
-func bound[In, Out, Opt any](calls chan struct{}, name string,
+func limitCall[In, Out, Opt any](calls chan struct{}, name string,
 	do func(context.Context, In, ...func(*Opt)) (Out, error)) awsCall[In, Out] {
 	return func(ctx context.Context, in In) (Out, error) {
 		select {
@@ -239,21 +239,22 @@ func servicesOf(loaded aws.Config, region string) services {
 		o.Region = priceRegion(region)
 	})
 	return services{
-		describeInstances:  bound(calls, "ec2:DescribeInstances", to.DescribeInstances),
-		createFleet:        bound(calls, "ec2:CreateFleet", to.CreateFleet),
-		createTags:         bound(calls, "ec2:CreateTags", to.CreateTags),
-		terminateInstances: bound(calls, "ec2:TerminateInstances", to.TerminateInstances),
-		describeSubnets:    bound(calls, "ec2:DescribeSubnets", to.DescribeSubnets),
-		describeInstanceTypeOfferings: bound(calls, "ec2:DescribeInstanceTypeOfferings",
+		describeInstances:  limitCall(calls, "ec2:DescribeInstances", to.DescribeInstances),
+		createFleet:        limitCall(calls, "ec2:CreateFleet", to.CreateFleet),
+		createTags:         limitCall(calls, "ec2:CreateTags", to.CreateTags),
+		terminateInstances: limitCall(calls, "ec2:TerminateInstances", to.TerminateInstances),
+		describeSubnets:    limitCall(calls, "ec2:DescribeSubnets", to.DescribeSubnets),
+		describeInstanceTypeOfferings: limitCall(calls, "ec2:DescribeInstanceTypeOfferings",
 			to.DescribeInstanceTypeOfferings),
-		describeInstanceTypes: bound(calls, "ec2:DescribeInstanceTypes", to.DescribeInstanceTypes),
-		describeSpotPriceHistory: bound(calls, "ec2:DescribeSpotPriceHistory",
+		describeInstanceTypes: limitCall(calls, "ec2:DescribeInstanceTypes",
+			to.DescribeInstanceTypes),
+		describeSpotPriceHistory: limitCall(calls, "ec2:DescribeSpotPriceHistory",
 			to.DescribeSpotPriceHistory),
-		describeLaunchTemplateVersions: bound(calls, "ec2:DescribeLaunchTemplateVersions",
+		describeLaunchTemplateVersions: limitCall(calls, "ec2:DescribeLaunchTemplateVersions",
 			to.DescribeLaunchTemplateVersions),
-		runInstances: bound(calls, "ec2:RunInstances", to.RunInstances),
-		getProducts:  bound(calls, "pricing:GetProducts", prices.GetProducts),
-		getCallerIdentity: bound(calls, "sts:GetCallerIdentity",
+		runInstances: limitCall(calls, "ec2:RunInstances", to.RunInstances),
+		getProducts:  limitCall(calls, "pricing:GetProducts", prices.GetProducts),
+		getCallerIdentity: limitCall(calls, "sts:GetCallerIdentity",
 			sts.NewFromConfig(loaded).GetCallerIdentity),
 	}
 }
@@ -363,7 +364,7 @@ func stateOf(s *types.InstanceState) (rent.InstanceState, error) {
 
 // Mark implements [cloud.Provider].
 func (p *Provider) Mark(ctx context.Context, ids ...string) error {
-	ours, err := p.ownIDs(ctx, ids)
+	ours, err := p.ownLiveIDs(ctx, ids)
 	if err != nil || len(ours) == 0 {
 		return err
 	}
@@ -375,7 +376,7 @@ func (p *Provider) Mark(ctx context.Context, ids ...string) error {
 
 // Return implements [cloud.Provider].
 func (p *Provider) Return(ctx context.Context, ids ...string) error {
-	ours, err := p.ownIDs(ctx, ids)
+	ours, err := p.ownLiveIDs(ctx, ids)
 	if err != nil || len(ours) == 0 {
 		return err
 	}
@@ -383,10 +384,10 @@ func (p *Provider) Return(ctx context.Context, ids ...string) error {
 	return err
 }
 
-// ownIDs asks EC2 for the ids and returns those that have not ended. It refuses all of them if one
-// is not of this fleet. EC2 knows an ended instance for about an hour, so an id that it does not
-// know is none to end; nor is one so new that it does not know it yet, which the next list has.
-func (p *Provider) ownIDs(ctx context.Context, ids []string) ([]string, error) {
+// ownLiveIDs asks EC2 for the ids and returns those that have not ended. It refuses all of them if
+// one is not of this fleet. EC2 knows an ended instance for about an hour, so an id that it does
+// not know is none to end; nor is one so new that it does not know it yet, which the next list has.
+func (p *Provider) ownLiveIDs(ctx context.Context, ids []string) ([]string, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}

@@ -129,7 +129,8 @@ func TestKilledWhileLaunching(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "signal: killed") {
 		t.Fatalf("the launch during which it is killed: %v", err)
 	}
-	for _, kind := range []error{cloud.ErrQuota, cloud.ErrDenied, cloud.ErrThrottled, cloud.ErrSpent,
+	for _, kind := range []error{cloud.ErrQuota, cloud.ErrDenied, cloud.ErrThrottled,
+		cloud.ErrSpent,
 		context.DeadlineExceeded} {
 		if errors.Is(err, kind) { // it would say that nothing was launched
 			t.Errorf("%v is %v", err, kind)
@@ -167,7 +168,7 @@ func TestProcessKeepsPrices(t *testing.T) {
 
 // TestLaterSettings: a key that a later agent sends is refused by name.
 func TestLaterSettings(t *testing.T) {
-	_, err := configOf(plugin.Fleet{Settings: []byte(`{"region": "us-east-1", "later": 1}`)})
+	_, err := fleetConfig(plugin.Fleet{Settings: []byte(`{"region": "us-east-1", "later": 1}`)})
 	if err == nil || !strings.Contains(err.Error(), `"later"`) {
 		t.Errorf("got %v", err)
 	}

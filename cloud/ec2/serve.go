@@ -24,7 +24,7 @@ func Program() plugin.Program {
 
 // openFor opens the provider of a fleet, with the credentials that AWS's own tools would use.
 func openFor(ctx context.Context, f plugin.Fleet, log *slog.Logger) (*Provider, error) {
-	c, err := configOf(f)
+	c, err := fleetConfig(f)
 	if err != nil {
 		return nil, err
 	}
@@ -32,8 +32,8 @@ func openFor(ctx context.Context, f plugin.Fleet, log *slog.Logger) (*Provider, 
 	return Open(ctx, c)
 }
 
-// configOf is what an agent says of its fleet.
-func configOf(f plugin.Fleet) (Config, error) {
+// fleetConfig is what an agent says of its fleet.
+func fleetConfig(f plugin.Fleet) (Config, error) {
 	c := Config{Fleet: f.Name, Types: f.Types, StateDir: f.StateDir, Prices: f.Prices}
 	d := json.NewDecoder(bytes.NewReader(f.Settings))
 	d.DisallowUnknownFields() // of a later version of Muster
@@ -43,10 +43,10 @@ func configOf(f plugin.Fleet) (Config, error) {
 	return c, nil
 }
 
-// policyOf is [plugin.Program]'s Policy. Without an account, AWS is asked for that and for what else
-// bounds the policy.
+// policyOf is [plugin.Program]'s Policy. Without an account, AWS is asked for that and for what
+// else bounds the policy.
 func policyOf(ctx context.Context, f plugin.Fleet, account, workerRole string) (string, error) {
-	c, err := configOf(f)
+	c, err := fleetConfig(f)
 	if err != nil {
 		return "", err
 	}

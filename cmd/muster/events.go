@@ -47,7 +47,7 @@ Times are by the agent's clock. With --json each line is one event.`,
 				Follow: follow, Fleet: fleet,
 			})
 			if err != nil {
-				return ofServer(settings, err)
+				return wrapServerError(settings, err)
 			}
 			show := printEvent
 			if asJSON {
@@ -59,7 +59,7 @@ Times are by the agent's clock. With --json each line is one event.`,
 				case errors.Is(err, io.EOF), follow && cmd.Context().Err() != nil:
 					return nil
 				case err != nil:
-					return ofServer(settings, err)
+					return wrapServerError(settings, err)
 				}
 				if err := show(cmd.OutOrStdout(), e, fleet); err != nil {
 					return err

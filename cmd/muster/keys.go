@@ -84,10 +84,10 @@ that the agent at --server knows all the others.`,
 			defer conn.Close()
 			stream, err := control.NewControlClient(conn).RotateKeys(cmd.Context(), req)
 			if err != nil {
-				return ofServer(settings, err)
+				return wrapServerError(settings, err)
 			}
 			if err := followRotation(cmd.OutOrStdout(), stream.Recv); err != nil {
-				return ofServer(settings, err)
+				return wrapServerError(settings, err)
 			}
 			return nil
 		},
@@ -125,7 +125,7 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 		if err != nil {
 			return err
 		}
-		terminal.PlainMessage(p)
+		terminal.SanitizeMessage(p)
 		keys := p.GetKeys()
 		if fault := keys.GetFault(); fault != "" {
 			behind[keys.GetAgent()] = true
@@ -176,9 +176,9 @@ digits of its SHA-256. An agent encrypts with one key and accepts all it holds.`
 			defer cancel()
 			list, err := control.NewControlClient(conn).ListKeys(ctx, &control.ListKeysRequest{})
 			if err != nil {
-				return ofServer(settings, err)
+				return wrapServerError(settings, err)
 			}
-			terminal.PlainMessage(list)
+			terminal.SanitizeMessage(list)
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tALSO ACCEPTS\tKEPT IN\tFAULT")
 			for _, a := range list.GetAgents() {
@@ -232,8 +232,8 @@ func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 	return conn, misuse.Of(err)
 }
 
-// ofServer names the first server in an error of a call to it, and keeps the part of the error that
-// people need.
-func ofServer(s clientSettings, err error) error {
+// wrapServerError names the first server in an error of a call to it, and keeps the part of the
+// error that people need.
+func wrapServerError(s clientSettings, err error) error {
 	return fmt.Errorf("%s: %s", s.servers[0], client.Reason(err))
 }

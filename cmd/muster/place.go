@@ -68,9 +68,9 @@ func placeVerb(verb, args, short, long, example string) *cobra.Command {
 			defer conn.Close()
 			resp, err := control.NewControlClient(conn).Place(cmd.Context(), req)
 			if err != nil {
-				return ofServer(settings, err)
+				return wrapServerError(settings, err)
 			}
-			terminal.PlainMessage(resp)
+			terminal.SanitizeMessage(resp)
 			for _, line := range resp.GetLines() {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}

@@ -73,7 +73,7 @@ func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	terminal.PlainMessage(fleet)
+	terminal.SanitizeMessage(fleet)
 	catalogue, err := readCatalogue(o.catalogue)
 	if err != nil {
 		return nil, misuse.Of(err)

@@ -14,6 +14,6 @@ func releaseCommands() []*cobra.Command {
 		settings := &clientSettings{}
 		settings.add(cmd.Flags())
 		return func() (*grpc.ClientConn, error) { return settings.dialFirst(cmd.ErrOrStderr()) },
-			func(err error) error { return ofServer(*settings, err) }
+			func(err error) error { return wrapServerError(*settings, err) }
 	})
 }

@@ -38,7 +38,7 @@ If the output is no terminal, or with --once, it prints the whole state once.`,
 				return misuse.Errorf("interval: %v, want at least %v", interval, shortestInterval)
 			}
 			out := cmd.OutOrStdout()
-			live := !once && terminal.Is(out) && terminal.Is(cmd.InOrStdin())
+			live := !once && terminal.IsTerminal(out) && terminal.IsTerminal(cmd.InOrStdin())
 			warnings := cmd.ErrOrStderr()
 			if live {
 				// Warnings would be written over the screen. The screen shows their consequence.

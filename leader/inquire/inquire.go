@@ -148,9 +148,9 @@ func New(probes int, seed uint64) *State {
 	}
 }
 
-// Know sets the lanes from now on; nil means that none are known. The caller calls Lost for each
-// lane that has left since, and goes on updating p with what it hears.
-func (s *State) Know(p *match.Priced) { s.known = p }
+// SetLanes sets the lanes from now on; nil means that none are known. The caller calls Lost for
+// each lane that has left since, and goes on updating p with what it hears.
+func (s *State) SetLanes(p *match.Priced) { s.known = p }
 
 // Counts returns how many questions were asked, and how many of them were not answered in time.
 func (s *State) Counts() (asked, unanswered uint64) { return s.asked, s.unanswered }

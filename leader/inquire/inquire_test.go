@@ -70,7 +70,7 @@ func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		known := pricedPool(t, 1)
 		l := New(DefaultProbes, 1)
-		l.Know(known)
+		l.SetLanes(known)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			duration := func(key string, or time.Duration) time.Duration {
 				var text string
@@ -459,7 +459,7 @@ func TestProperties(t *testing.T) {
 			avoided: map[match.LaneID]time.Time{}, gone: map[match.LaneID]bool{},
 			frozen: map[match.LaneID]bool{},
 		}
-		r.l.Know(r.known)
+		r.l.SetLanes(r.known)
 		r.note("seed %d", seed)
 		for range 150 {
 			r.random()
@@ -490,7 +490,7 @@ func TestProperties(t *testing.T) {
 func TestLearnsFromLateAnswers(t *testing.T) {
 	p := pricedPool(t, 1)
 	l := New(DefaultProbes, 1)
-	l.Know(p)
+	l.SetLanes(p)
 	now := epoch
 	one := func(roundTrip time.Duration) (silent int) {
 		l.Begin(now, match.Inquiry{Query: 1, Model: "m", BatchSize: 50, Arrival: now})
@@ -548,7 +548,7 @@ func TestLearnsFromLateAnswers(t *testing.T) {
 // TestAllocates: an inquiry allocates nothing once there have been some.
 func TestAllocates(t *testing.T) {
 	l := New(DefaultProbes, 1)
-	l.Know(pricedPool(t, 1))
+	l.SetLanes(pricedPool(t, 1))
 	if n := testing.AllocsPerRun(1000, func() {
 		l.Begin(epoch, match.Inquiry{
 			Query: 1, Model: "m", BatchSize: 50, Arrival: epoch.Add(-6 * time.Millisecond),

@@ -131,7 +131,7 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 			continue
 		}
 		// from a file, which does not say how long outliers are
-		if l := s.book.Learner(key); l != nil {
+		if l := s.book.FindLearner(key); l != nil {
 			l.Inherit(&t)
 		}
 		s.book.Begin(key, &t)
@@ -230,7 +230,7 @@ func (s *State) observeExecution(x Observation) (urgent bool) {
 		return false
 	}
 	s.unlooked, s.changed = true, true
-	l := s.book.Learner(key)
+	l := s.book.FindLearner(key)
 	return !s.learned[key] && l != nil && l.Queries() <= firstQueries
 }
 
@@ -316,7 +316,7 @@ func (s *State) Demand(now time.Time) []Demand {
 // must not change them.
 func (s *State) Learned() (all []*profiles.Learner) {
 	for _, key := range s.book.Keys() { // keys that differ only in the checksum are neighbours
-		l := s.book.Learner(key)
+		l := s.book.FindLearner(key)
 		if l.Queries() == 0 {
 			continue
 		}

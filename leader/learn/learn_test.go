@@ -27,7 +27,7 @@ func TestBeginsFromLearned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	table, err := json.Marshal(learner.Table())
+	table, err := json.Marshal(learner.LatencyTable())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestOtherFiles(t *testing.T) {
 		t.Errorf("these are slow: %v, want none", w.slow)
 	}
 	for i, want := range []uint64{100, 200, 200} {
-		if got := w.book.Learner(all[i].Models[0].Profile).Queries(); got != want {
+		if got := w.book.FindLearner(all[i].Models[0].Profile).Queries(); got != want {
 			t.Errorf("%d queries are known of the files of %s, want %d", got, all[i].Name, want)
 		}
 	}

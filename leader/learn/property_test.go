@@ -129,7 +129,7 @@ func (p *plain) check() {
 	}
 	if p.last.Factors != nil { // it has looked at profiles this time
 		for _, key := range p.book.Keys() {
-			if l := p.book.Learner(key); l.Shared() {
+			if l := p.book.FindLearner(key); l.Shared() {
 				l.Agents() // as the state has it, so that both take the same evidence into account
 			}
 		}
@@ -147,8 +147,10 @@ func (p *plain) checkTold() {
 			p.t.Errorf("%s on %s was never told", key.Model, key.Type)
 		} else if want.low != nil && !within(l.Profile, want, 0.01+0.05*p.isOwn(key)) {
 			for _, batch := range compared {
-				p.t.Errorf("%s on %s: batches of %d take %v as told, %v to %v as learned", key.Model,
-					key.Type, batch, l.Profile.Mean(batch), want.low.Mean(batch), want.high.Mean(batch))
+				p.t.Errorf("%s on %s: batches of %d take %v as told, %v to %v as learned",
+					key.Model,
+					key.Type, batch, l.Profile.Mean(batch), want.low.Mean(batch),
+					want.high.Mean(batch))
 			}
 		}
 	}
@@ -201,8 +203,8 @@ func (p *plain) isOwn(key names.TableKey) float64 {
 	return 0
 }
 
-// want is what should be told: of an agent that departs, what is between its factor for the model and
-// that for all.
+// want is what should be told: of an agent that departs, what is between its factor for the model
+// and that for all.
 func (p *plain) want() map[names.TableKey]bounds {
 	all := map[names.TableKey]bounds{}
 	for _, x := range p.members {
@@ -213,7 +215,7 @@ func (p *plain) want() map[names.TableKey]bounds {
 				all[key] = bounds{}
 				if table := p.book.Table(of); table != nil {
 					g := profiles.Agent{Factor: p.last.Factors[x.Name]}
-					if l := p.book.Learner(of); l != nil && l.Shared() {
+					if l := p.book.FindLearner(of); l != nil && l.Shared() {
 						for _, a := range l.Agents() {
 							if a.Name == x.Name {
 								g = a
@@ -257,7 +259,8 @@ func (p *plain) checkOwn() {
 			p.t.Errorf("%s is slow, and nothing is known of its factor", name)
 		case now && !before:
 			if p.departs++; max(away, p.away(name)) <= 0.10 {
-				p.t.Errorf("%s departs with a factor of %.3f, of models %.3f", name, f, p.away(name))
+				p.t.Errorf("%s departs with a factor of %.3f, of models %.3f", name, f,
+					p.away(name))
 			}
 		case !now && before && known:
 			if p.returns++; away >= 0.05 {
@@ -273,7 +276,7 @@ func (p *plain) checkOwn() {
 // away is the largest departure of an agent from its type at a model, of some size.
 func (p *plain) away(name names.AgentName) (most float64) {
 	for _, key := range p.book.Keys() {
-		if l := p.book.Learner(key); l.Shared() {
+		if l := p.book.FindLearner(key); l.Shared() {
 			for _, a := range l.Agents() {
 				for batch := 1; a.Name == name && batch <= largest; batch++ {
 					most = max(most, math.Abs(a.At(batch)-1))

@@ -159,9 +159,9 @@ func (x *agentFactor) noteDeparture(g *profiles.Agent) {
 func (s *State) findDepartures(a *leader.Advice) {
 	known := map[names.AgentName]*agentFactor{}
 	keys := slices.DeleteFunc(s.book.Keys(),
-		func(key profiles.Key) bool { return !s.book.Learner(key).Shared() })
+		func(key profiles.Key) bool { return !s.book.FindLearner(key).Shared() })
 	for _, key := range keys {
-		for g := range s.book.Learner(key).EachAgent {
+		for g := range s.book.FindLearner(key).EachAgent {
 			x := known[g.Name]
 			if x == nil {
 				x = &agentFactor{}
@@ -190,7 +190,7 @@ func (s *State) findDepartures(a *leader.Advice) {
 		if len(now) == 0 {
 			break
 		}
-		for g := range s.book.Learner(key).EachAgent {
+		for g := range s.book.FindLearner(key).EachAgent {
 			if d := now[g.Name]; d != nil {
 				d.models[key] = known[g.Name].shrinkToMean(g)
 			}
@@ -274,7 +274,7 @@ func (s *State) profileOf(member *leader.Member, part *leader.Part, m *leader.Mo
 		key = ofType
 	}
 	now := profile{table: s.book.Expected(key, shown, familyOf(m)), largest: m.Largest, sure: true}
-	l := s.book.Learner(key)
+	l := s.book.FindLearner(key)
 	if l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] ||
 		l == nil && key.Beside != "" { // what neighbours cost is a guess, until queries have run
 		now.sure = false

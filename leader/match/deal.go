@@ -207,7 +207,7 @@ func (m *Matcher) countUsable(l *lane, usable bool) {
 		was := l.typ.lanes[i]
 		l.typ.lanes[i] += n
 		if was == 0 || was+n == 0 {
-			m.touchModel(i)
+			m.markModelChanged(i)
 		}
 	}
 }
@@ -259,10 +259,11 @@ func (m *Matcher) displaceLane(l *lane) {
 	}
 }
 
-// layOutShards deals the lanes that have joined or changed to shards, and moves as few others as
-// the invariant of components asks for. All lanes are dealt anew only if there are to be more or
-// fewer shards, if components join or come apart, or if one is to have more or fewer shards.
-func (m *Matcher) layOutShards() {
+// assignLanesToShards deals the lanes that have joined or changed to shards, and moves as few
+// others as the invariant of components asks for. All lanes are dealt anew only if there are to be
+// more or fewer shards, if components join or come apart, or if one is to have more or fewer
+// shards.
+func (m *Matcher) assignLanesToShards() {
 	same := true
 	if m.regroups {
 		same, m.regroups = m.regroupSets(), false

@@ -139,7 +139,7 @@ func (f *changingFleet) anew() *Matcher {
 	}
 	f.step(m, Event{Kind: TimePassed})
 	m.dealAnew()
-	m.rearrange()
+	m.applyChanges()
 	return m
 }
 

@@ -115,8 +115,8 @@ func (s *shard) noteStart(q *query) {
 	}
 }
 
-// noteLost counts a query that cannot be started in time any more.
-func (s *shard) noteLost(q *query) {
+// adaptToLoss counts a query that cannot be started in time any more.
+func (s *shard) adaptToLoss(q *query) {
 	if s.isOutsideDemand(q) {
 		return
 	}

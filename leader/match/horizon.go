@@ -176,7 +176,7 @@ func sparePart(share float64) float64 { return math.Sqrt(min(1, max(0, share))) 
 // collectGroups collects the groups and their work.
 func (h *horizon) collectGroups(s *shard) {
 	h.groups = h.groups[:0]
-	s.spare.advanceTo(s.m.now, s.m.spareOver)
+	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	h.spare = sparePart(s.spare.share)
 	for _, l := range s.lanes { // sorted by type and models held
 		if !l.isUsable() {
@@ -234,7 +234,7 @@ func (h *horizon) servingGroups(k *queryClass) []int {
 func (g *group) assessScarcity(s *shard) {
 	idle := 0.0
 	for _, l := range g.lanes {
-		l.idle.advanceTo(s.m.now, s.m.idleOver())
+		l.idle.updateAverage(s.m.now, s.m.idleOver())
 		idle += l.idle.share / float64(len(g.lanes))
 	}
 	g.scarcity = min(1, max(minScarcity, 1-idle/plentyIdle))
@@ -645,7 +645,7 @@ func (h *horizon) serveHopeless(s *shard) {
 	for _, q := range h.risky {
 		for g := range h.groups {
 			for _, l := range h.groups[g].lanes {
-				if len(h.groups[g].rest) > 0 || !s.hasSpare() {
+				if len(h.groups[g].rest) > 0 || !s.hasSpareLanes() {
 					continue
 				}
 				if model, t := l.fastestVariant(q); model >= 0 && !s.holdsBack(q, l,
@@ -686,7 +686,7 @@ func (h *horizon) serveLost(s *shard) bool {
 // findLostQuery returns the lost query that may start on l of grp, or nil.
 func (h *horizon) findLostQuery(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
 	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.Len())/calmQueue)
-	if s.hasSpare() {
+	if s.hasSpareLanes() {
 		work = 0
 	}
 	n := 0

@@ -215,14 +215,14 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 	}
 	m.now = max(m.now, toMs(now.Sub(m.origin)))
 	if m.pending && e.Kind != ProfileChanged {
-		m.rearrange()
+		m.applyChanges()
 	}
 	err = m.apply(e)
 	if m.pending && e.More {
 		return m.out, now, err
 	}
 	if m.pending {
-		m.rearrange()
+		m.applyChanges()
 	}
 	if e.Kind == TimePassed { // with another event, more that happened by now may still come
 		m.remindOverdueLanes()
@@ -268,7 +268,7 @@ func (m *Matcher) askOverdueLane(l *lane, due float64) {
 	if !l.overdue {
 		l.overdue = true
 		m.countUsable(l, false)
-		m.rearrange()
+		m.applyChanges()
 		m.takeBack(l, LaneOverdue)
 		l.shard.dirty = true
 	}
@@ -290,21 +290,21 @@ func (m *Matcher) expireTimers() {
 			}
 			continue
 		}
-		m.settleQuery(item.query)
+		m.enforceDeadline(item.query)
 	}
 }
 
-// settleQuery checks a waiting query. It rejects a query past its deadline, moves one whose QoS
+// enforceDeadline checks a waiting query. It rejects a query past its deadline, moves one whose QoS
 // target no type can meet any more to the late ones, and sets the timer of a query that goes on
 // waiting.
-func (m *Matcher) settleQuery(q *query) {
+func (m *Matcher) enforceDeadline(q *query) {
 	switch {
 	case q.deadline <= m.now:
 		m.rejectQuery(q, DeadlinePassed, 0)
 		return
 	case !q.isLate && q.lostAt <= m.now:
 		if q.family.rejectLate {
-			q.shard.noteLost(q)
+			q.shard.adaptToLoss(q)
 			m.rejectQuery(q, Late, q.shard.backlogMs(q))
 			return
 		}
@@ -441,19 +441,19 @@ func (m *Matcher) applyToLane(e *Event) error {
 		m.dues.remove(&l.due)
 		l.overdue = true // the queries in its queue must wait elsewhere
 		m.withdrawLane(l)
-		m.rearrange()
+		m.applyChanges()
 		m.takeBack(l, LaneGone)
 	case LaneDraining:
 		l.draining = true
 		m.countUsable(l, false)
-		m.rearrange()
+		m.applyChanges()
 	case LaneEnds:
 		ends := math.Inf(1)
 		if e.Remaining > 0 {
 			ends = m.now + toMs(e.Remaining)
 		}
 		m.reclassLane(l, l.typ, m.setOf(l.set.models, ends))
-		m.rearrange()
+		m.applyChanges()
 	case LaneModels:
 		holds, err := m.heldModels(e)
 		if err != nil {
@@ -464,7 +464,7 @@ func (m *Matcher) applyToLane(e *Event) error {
 			typ = m.instanceType(e.Type)
 		}
 		m.reclassLane(l, typ, m.setOf(holds, l.ends))
-		m.rearrange()
+		m.applyChanges()
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
 		if len(l.held) > 0 && !l.overdue {
@@ -644,7 +644,7 @@ func (m *Matcher) wait(q *query) {
 	}
 	q.bound = m.computeBound(q)
 	m.routeQuery(q).addLive(q)
-	m.settleQuery(q)
+	m.enforceDeadline(q)
 	if q.waiting {
 		q.shard.policy.enqueueArrival(q.shard, q)
 	}
@@ -674,7 +674,7 @@ func (m *Matcher) backInTime(l *lane) {
 	if l.overdue {
 		l.overdue, l.asked = false, 0
 		m.countUsable(l, l.isUsable())
-		m.rearrange()
+		m.applyChanges()
 	}
 }
 
@@ -766,7 +766,7 @@ func (m *Matcher) joinLane(e *Event) error {
 		func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
 	m.enrollLane(l, m.instanceType(e.Type), m.setOf(holds, math.Inf(1)))
-	m.rearrange()
+	m.applyChanges()
 	l.setFree(m.now + toMs(e.Remaining))
 	return nil
 }
@@ -851,7 +851,7 @@ func (m *Matcher) changeModel(e *Event) error {
 			m.setTable(t, i, nil)
 		}
 	}
-	m.touchModel(i)
+	m.markModelChanged(i)
 	m.numberFamilies()
 	m.changeAllShards()
 	return nil
@@ -884,7 +884,7 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 		t.stale, t.margins[i] = true, margin{}
 		m.setTable(t, i, nil)
 	}
-	m.touchModel(i)
+	m.markModelChanged(i)
 	m.numberFamilies()
 	m.changeAllShards()
 	return nil
@@ -919,7 +919,7 @@ func (m *Matcher) setTable(t *instanceType, model int, table *Table) {
 		t.known++
 	}
 	t.tables[model], t.stale = table, true
-	m.touchModel(model)
+	m.markModelChanged(model)
 }
 
 // changes is what has changed since the last arrange, but for the lanes; see [layout].
@@ -939,8 +939,9 @@ type changes struct {
 	held    []int // scratch
 }
 
-// touchModel notes that what depends on which types serve a model, and how fast, may have changed.
-func (m *Matcher) touchModel(model int) {
+// markModelChanged notes that what depends on which types serve a model, and how fast, may have
+// changed.
+func (m *Matcher) markModelChanged(model int) {
 	if !m.touched[model] {
 		m.touched[model], m.touches = true, append(m.touches, model)
 	}
@@ -954,17 +955,17 @@ func (m *Matcher) changeAllShards() {
 	}
 }
 
-// rearrange recomputes what depends on the lanes and profiles that have changed since it was called
-// last: the coefficients and the order of the types, the shards and their lanes, and where and
-// until when each waiting query waits. Queries for which nothing has changed keep their place.
+// applyChanges recomputes what depends on the lanes and profiles that have changed since it was
+// called last: the coefficients and the order of the types, the shards and their lanes, and where
+// and until when each waiting query waits. Queries for which nothing has changed keep their place.
 //
 // Its cost is in proportion to what has changed: a lane that joins or leaves costs the models that
 // it holds, a look at each shard, and the queries of its shard that it alone could serve.
-func (m *Matcher) rearrange() {
+func (m *Matcher) applyChanges() {
 	m.pending = false
 	m.recomputeTypes()
 	m.forgetTypes()
-	m.layOutShards()
+	m.assignLanesToShards()
 	for _, s := range m.shards {
 		if s.unsorted {
 			m.visited += len(s.lanes)
@@ -1059,8 +1060,8 @@ func (m *Matcher) enterAgain(q *query, moved bool) {
 	}
 }
 
-// assessFamily adds a family to what is known of t's speed.
-func (t *instanceType) assessFamily(f *family) {
+// addFamilySpeed adds a family to what is known of t's speed.
+func (t *instanceType) addFamilySpeed(f *family) {
 	largest := math.Inf(1)
 	for _, v := range f.variants {
 		if t.tables[v.model] != nil {
@@ -1128,7 +1129,7 @@ func (m *Matcher) assessTypes() {
 	for f := range m.allFamilies(m.models) {
 		for _, t := range stale {
 			if len(f.variants) > 0 {
-				t.assessFamily(f)
+				t.addFamilySpeed(f)
 			}
 		}
 	}

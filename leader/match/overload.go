@@ -33,24 +33,24 @@ func spareOver(targets []float64) (over float64) {
 	return over
 }
 
-// advanceTo updates the average, which is taken over the given time, to now.
-func (t *spareTime) advanceTo(now, over float64) {
+// updateAverage updates the average, which is taken over the given time, to now.
+func (t *spareTime) updateAverage(now, over float64) {
 	if now > t.since {
 		t.share -= (t.idle - t.share) * math.Expm1((t.since-now)/over)
 		t.since = now
 	}
 }
 
-// hasSpare reports whether lanes are plenty, so that a lost query that starts hardly ever delays
-// another.
-func (s *shard) hasSpare() bool {
-	s.spare.advanceTo(s.m.now, s.m.spareOver)
+// hasSpareLanes reports whether lanes are plenty, so that a lost query that starts hardly ever
+// delays another.
+func (s *shard) hasSpareLanes() bool {
+	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
 }
 
 // noteSpare records how many lanes are idle from now on.
 func (s *shard) noteSpare() {
-	s.spare.advanceTo(s.m.now, s.m.spareOver)
+	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	s.spare.idle = 0
 	if len(s.m.named) > 0 {
 		for _, l := range s.lanes {
@@ -72,7 +72,7 @@ func (m *Matcher) idleOver() float64 { return idleTargets / spareTargets * m.spa
 
 // noteIdle records whether l is idle from now on.
 func (l *lane) noteIdle() {
-	l.idle.advanceTo(l.m.now, l.m.idleOver())
+	l.idle.updateAverage(l.m.now, l.m.idleOver())
 	l.idle.idle = 0
 	if len(l.held) == 0 && l.freeAt <= l.m.now {
 		l.idle.idle = 1
@@ -81,7 +81,7 @@ func (l *lane) noteIdle() {
 
 // giveSpare records that a late query gets a lane for the given time, in ms.
 func (s *shard) giveSpare(latency float64) {
-	s.spare.advanceTo(s.m.now, s.m.spareOver)
+	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
 }
 
@@ -105,7 +105,7 @@ func (s *shard) lateWait(q *query) float64 {
 	if work <= 0 || lanes == 0 {
 		return 0
 	}
-	s.spare.advanceTo(s.m.now, s.m.spareOver)
+	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	return work / (max(minSpare, s.spare.share) * float64(lanes))
 }
 
@@ -129,7 +129,7 @@ func (s *shard) becomesLate(q *query) {
 	s.m.countWaiting(q, -1)
 	s.leaveLive(q)
 	q.isLate = true
-	s.noteLost(q)
+	s.adaptToLoss(q)
 	s.late.Append(q, &q.inShard)
 	s.m.countWaiting(q, 1)
 	q.lateWork = s.meanLatency(q)
@@ -171,7 +171,7 @@ func (s *shard) turnAway(q *query) {
 	}
 	wait := s.lateWait(q)
 	if s.usable > 0 && !s.m.isSettling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
-		s.noteLost(q)
+		s.adaptToLoss(q)
 		s.refuseQuery(q, q.lostAt-s.m.now+wait)
 	}
 }

@@ -16,8 +16,9 @@ const (
 	reserveGain, maxReserveStep, reserveReturn = 100, 0.5, 0.2
 )
 
-// isBlockedBy reports whether a run of so many ms may make a query of f late that comes during it.
-func (f *family) isBlockedBy(ms float64) bool { return ms > f.target/2 }
+// mayMissTargetBehind reports whether a run of so many ms may make a query of f late that comes
+// during it.
+func (f *family) mayMissTargetBehind(ms float64) bool { return ms > f.target/2 }
 
 // adaptReservedLanes adapts the reserved lanes to the loss of q, of the demand d. It reports
 // whether q was lost because runs of families that have got a larger share blocked its lanes.
@@ -39,7 +40,7 @@ func (s *shard) adaptReservedLanes(q *query, d *demand) (blocked bool) {
 		lanes++
 		for i := range l.held {
 			if r := &l.held[i]; !blocked && r.family != nil && r.family != q.family &&
-				q.family.isBlockedBy(r.latency) {
+				q.family.mayMissTargetBehind(r.latency) {
 				o := s.knownDemand(r.family)
 				blocked = o == nil || o.servedShare() > share
 			}
@@ -56,7 +57,7 @@ func (s *shard) adaptReservedLanes(q *query, d *demand) (blocked bool) {
 func (s *shard) holdsBack(q *query, l *lane, ms float64) bool {
 	for _, d := range s.demands {
 		reserved := int(d.reserved + 0.5)
-		if reserved == 0 || d.family == q.family || !d.family.isBlockedBy(ms) ||
+		if reserved == 0 || d.family == q.family || !d.family.mayMissTargetBehind(ms) ||
 			!l.servesFamily(d.family) {
 			continue
 		}
@@ -64,7 +65,7 @@ func (s *shard) holdsBack(q *query, l *lane, ms float64) bool {
 		for _, o := range s.lanes {
 			if o != l && o.isUsable() && o.servesFamily(d.family) {
 				others++
-				if !d.family.isBlockedBy(o.freeAt - s.m.now) {
+				if !d.family.mayMissTargetBehind(o.freeAt - s.m.now) {
 					free++
 				}
 			}

@@ -178,7 +178,7 @@ func (s *shard) assignToLane(q *query, l *lane, model int, cost float64) bool {
 	if slack < 0 {
 		reason = Late
 		if !q.isLate {
-			s.noteLost(q)
+			s.adaptToLoss(q)
 		}
 	} else {
 		s.noteStart(q)

@@ -95,7 +95,7 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 	m.deleteQuery(q)
 	for _, part := range parts {
 		if part.waiting { // none is rejected together with another one
-			m.settleQuery(part)
+			m.enforceDeadline(part)
 		}
 	}
 	return parts

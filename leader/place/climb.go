@@ -101,7 +101,7 @@ func (c *climb) refreshStale() {
 	}
 	for g, stale := range c.stale {
 		of := c.of[c.start[g]:c.start[g+1]]
-		if !stale && !c.isCoupled(g) {
+		if !stale && !c.sharesStaleChoice(g) {
 			continue
 		}
 		c.within[g] = noMove
@@ -123,8 +123,8 @@ func (c *climb) refreshStale() {
 	clear(c.stale)
 }
 
-// isCoupled says that group g shares a choice with a group that is stale.
-func (c *climb) isCoupled(g int) bool {
+// sharesStaleChoice says that group g shares a choice with a group that is stale.
+func (c *climb) sharesStaleChoice(g int) bool {
 	for _, i := range c.of[c.start[g]:c.start[g+1]] {
 		parts := c.s.m.choices[i].parts
 		if len(parts) == 1 {

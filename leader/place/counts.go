@@ -127,8 +127,8 @@ func (s *search) sharedValue(g int,
 			time := l.AddRow(float64(s.n[i]))
 			for k := range part.offers {
 				o := &part.offers[k]
-				l.Put(time, 1/o.rate)
-				l.Put(row[o.class], 1)
+				l.AddCoefficient(time, 1/o.rate)
+				l.AddCoefficient(row[o.class], 1)
 				l.AddColumn(o.gain, 1)
 				flows = append(flows, flow{i, p, k})
 			}

@@ -311,10 +311,10 @@ func (p *patterns) solveRelaxation(lo, hi []int) (value, bound float64) {
 			}
 			for t, n := range q.use {
 				if n > 0 {
-					l.Put(t, float64(n))
+					l.AddCoefficient(t, float64(n))
 				}
 			}
-			l.Put(types+g, 1)
+			l.AddCoefficient(types+g, 1)
 			l.AddColumn(q.value, 1)
 			p.column, p.group = append(p.column, q), append(p.group, g)
 		}

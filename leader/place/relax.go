@@ -155,7 +155,7 @@ func (r *region) solveRelaxation(lo, hi []int) (value, bound float64, ok bool) {
 		}
 	}
 	for _, p := range r.pools {
-		l.Put(p.row, 1)
+		l.AddCoefficient(p.row, 1)
 		r.greedyFlow(p.group, p.level, 1)
 	}
 	l.Solve()
@@ -186,9 +186,9 @@ func (r *region) solveRelaxation(lo, hi []int) (value, bound float64, ok bool) {
 // endFlowColumn ends a column of flow to class k, ub at most.
 func (r *region) endFlowColumn(c column, k int, gain, ub float64) {
 	l := &r.s.lp
-	l.Put(r.classRow[k], 1)
+	l.AddCoefficient(r.classRow[k], 1)
 	if r.share >= 0 {
-		l.Put(r.total, r.s.m.weight[k])
+		l.AddCoefficient(r.total, r.s.m.weight[k])
 		gain -= r.s.m.weight[k] * served
 	}
 	l.AddColumn(gain, ub)
@@ -200,7 +200,7 @@ func (r *region) greedyFlow(g, level int, ub float64) {
 	group := &r.s.m.groups[g]
 	for k := range r.cuts {
 		if r.cuts[k].isBinding(g, level) {
-			r.s.lp.Put(r.cuts[k].row, 1)
+			r.s.lp.AddCoefficient(r.cuts[k].row, 1)
 		}
 	}
 	r.endFlowColumn(column{free: -1, group: g, level: level}, group.classes[0],
@@ -263,7 +263,7 @@ func (r *region) addHeld(p *part, n int) {
 	row := l.AddRow(float64(n))
 	for i := range p.offers {
 		o := &p.offers[i]
-		l.Put(row, 1/o.rate)
+		l.AddCoefficient(row, 1/o.rate)
 		r.endFlowColumn(column{free: -1, group: -1}, o.class, o.gain, 1)
 	}
 }
@@ -291,11 +291,11 @@ func (r *region) addSimple(f int, c *choice, lo, hi int) {
 	whole := min(left, more*rate)
 	if full <= most && full < more && last > 1e-6 {
 		whole = full * rate
-		l.Put(r.typeRow[c.typ], 1/last)
+		l.AddCoefficient(r.typeRow[c.typ], 1/last)
 		r.endFlowColumn(column{free: f, agents: 1 / last, time: 1 / o.rate}, o.class,
 			o.gain-r.agentCost(c)/last, last)
 	}
-	l.Put(r.typeRow[c.typ], 1/rate)
+	l.AddCoefficient(r.typeRow[c.typ], 1/rate)
 	r.endFlowColumn(column{free: f, agents: 1 / rate, time: 1 / o.rate}, o.class,
 		o.gain-r.agentCost(c)/rate, whole)
 }
@@ -319,9 +319,9 @@ func (r *region) addShared(f int, c *choice, lo, hi int) {
 	for i := range offers {
 		o := &offers[i]
 		agents := 1 / (o.rate * busy)
-		l.Put(r.typeRow[c.typ], agents)
+		l.AddCoefficient(r.typeRow[c.typ], agents)
 		if limit >= 0 {
-			l.Put(limit, agents)
+			l.AddCoefficient(limit, agents)
 		}
 		r.endFlowColumn(column{free: f, agents: agents, time: 1 / o.rate}, o.class,
 			o.gain-r.agentCost(c)*agents, 1)
@@ -348,7 +348,7 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 			row := l.AddRow(0)
 			for k := range p.offers {
 				o := &p.offers[k]
-				l.Put(row, 1/o.rate)
+				l.AddCoefficient(row, 1/o.rate)
 				r.endFlowColumn(column{free: -1, group: -1}, o.class, o.gain, 1)
 			}
 			supplies = append(supplies, supply{row, 1})
@@ -368,14 +368,14 @@ func (r *region) addLayout(f int, c *choice, lo, hi int) {
 		return
 	}
 	for _, at := range supplies {
-		l.Put(at.row, -at.rate/scale)
+		l.AddCoefficient(at.row, -at.rate/scale)
 	}
 	for k := range r.cuts {
 		if x := r.cuts[k].of[f]; x != 0 {
-			l.Put(r.cuts[k].row, -x/scale)
+			l.AddCoefficient(r.cuts[k].row, -x/scale)
 		}
 	}
-	l.Put(r.typeRow[c.typ], 1/scale)
+	l.AddCoefficient(r.typeRow[c.typ], 1/scale)
 	l.AddColumn(-r.agentCost(c)/scale, float64(hi-lo)*scale)
 	r.columns = append(r.columns, column{free: f, agents: 1 / scale, time: 1 / scale})
 }

@@ -314,9 +314,9 @@ func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
 	return a.solver.Solve(&a.program)
 }
 
-// Plan describes c: its price, its bounds, the types that limit its throughput, the gain of one
-// instance more of each type, and the expected rate by [Problem.Efficiency].
-func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
+// DescribeConfiguration describes c: its price, its bounds, the types that limit its throughput,
+// the gain of one instance more of each type, and the expected rate by [Problem.Efficiency].
+func (a *Analysis) DescribeConfiguration(c Configuration, reason string) (Plan, error) {
 	sol, err := a.Fluid(c)
 	if err != nil {
 		return Plan{}, err

@@ -44,7 +44,7 @@ func TestBlocked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := a.Plan(Configuration{tt.count}, "")
+		got, err := a.DescribeConfiguration(Configuration{tt.count}, "")
 		if err != nil {
 			t.Fatal(err)
 		}

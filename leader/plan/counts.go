@@ -164,12 +164,12 @@ func (s *countSearch) relaxCounts(lo, hi []int) (x []float64, bound float64, ok 
 			continue
 		}
 		for r, i := range s.row {
-			l.Put(r, y[i]/s.rate)
+			l.AddCoefficient(r, y[i]/s.rate)
 		}
 		l.AddColumn((s.rate-least)/s.rate, unbounded)
 	}
 	for r, i := range s.row {
-		l.Put(r, -1)
+		l.AddCoefficient(r, -1)
 		l.AddColumn(-float64(hi[i]-lo[i]), unbounded)
 	}
 	l.Solve()

@@ -181,7 +181,7 @@ func (a *Analysis) makeResult(space int, found []boundedConfiguration,
 
 // unevaluatedPlan is the plan of a configuration of which only the bound is known.
 func (a *Analysis) unevaluatedPlan(b boundedConfiguration, reason string) (Plan, error) {
-	plan, err := a.Plan(b.c, reason)
+	plan, err := a.DescribeConfiguration(b.c, reason)
 	plan.Bound = b.bound
 	plan.Predicted = min(plan.Predicted, a.Problem.efficiencyOrDefault()*b.bound)
 	return plan, err

@@ -74,7 +74,7 @@ func (k KairosPlus) maxThroughput(ctx context.Context, p *Problem, log *Log) (*R
 		if estimate.Value > b.bound {
 			exceeds = max(exceeds, (1+efficiencySpread)*estimate.Value/b.bound)
 		}
-		plan, err := a.Plan(b.c, "")
+		plan, err := a.DescribeConfiguration(b.c, "")
 		if err != nil {
 			return nil, err
 		}
@@ -216,7 +216,7 @@ func minCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error
 	target := a.Problem.targetOrDefault()
 	r := &Result{Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}
 	for _, e := range log.Evaluations() {
-		plan, err := a.Plan(e.Configuration, "")
+		plan, err := a.DescribeConfiguration(e.Configuration, "")
 		if err != nil {
 			return nil, err
 		}

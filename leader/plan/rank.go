@@ -60,8 +60,8 @@ func newRelaxation(a *Analysis, space []Configuration) *relaxation {
 	return r
 }
 
-// solve finds the fluid limit of configuration i and lowers the bounds of all.
-func (r *relaxation) solve(i int) (float64, error) {
+// solveFluidLimit finds the fluid limit of configuration i and lowers the bounds of all.
+func (r *relaxation) solveFluidLimit(i int) (float64, error) {
 	if r.done[i] {
 		return r.limit[i], nil
 	}
@@ -108,7 +108,7 @@ func (r *relaxation) next() (boundedConfiguration, error) {
 		if best < 0 {
 			return boundedConfiguration{}, nil
 		}
-		limit, err := r.solve(best)
+		limit, err := r.solveFluidLimit(best)
 		if err != nil {
 			return boundedConfiguration{}, err
 		}
@@ -160,7 +160,7 @@ func (r *relaxation) cheapestReaching(n int, need float64) ([]boundedConfigurati
 		if r.limit[i] < need {
 			continue
 		}
-		limit, err := r.solve(i)
+		limit, err := r.solveFluidLimit(i)
 		if err != nil {
 			return nil, err
 		}
@@ -182,7 +182,7 @@ func (r *relaxation) priceFrontier(need float64) ([]boundedConfiguration, error)
 		if r.limit[i] <= highest {
 			continue
 		}
-		limit, err := r.solve(i)
+		limit, err := r.solveFluidLimit(i)
 		if err != nil {
 			return nil, err
 		}

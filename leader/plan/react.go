@@ -133,7 +133,7 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 		return nil, errors.New("the planner found no plan")
 	}
 	d := &Decision{Plan: result.Plans[0], Result: result}
-	if d.Current, err = a.Plan(current, "what runs now"); err != nil {
+	if d.Current, err = a.DescribeConfiguration(current, "what runs now"); err != nil {
 		return nil, err
 	}
 	if d.Plan.Evaluated {

@@ -584,7 +584,7 @@ func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, t
 // evaluatedPlan is the plan of an evaluated configuration, with its bounds if there are profiles.
 func (p *Problem) evaluatedPlan(a *Analysis, e Evaluation) Plan {
 	if a != nil {
-		if described, err := a.Plan(e.Configuration, ""); err == nil {
+		if described, err := a.DescribeConfiguration(e.Configuration, ""); err == nil {
 			return a.Evaluated(described, e.Estimate)
 		}
 	}

@@ -134,7 +134,7 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 // likely than not meets the target. Once an evaluated one meets it, propose returns the one with
 // the largest product of price saved and probability to meet the target. -1 means none.
 func (w *twinSearch) proposeNext(ctx context.Context, byPrice []int) (int, error) {
-	errorOf := w.errorProcess()
+	errorOf := w.errorPredictor()
 	next, most := -1, 0.0
 	for _, i := range byPrice {
 		if w.done[i] {
@@ -241,9 +241,9 @@ func (w *twinSearch) uncertaintyOf(e Estimate) float64 {
 	return (w.nearnessOf(min(1, e.Value+deviation)) - w.nearnessOf(e.Value-deviation)) / 2
 }
 
-// errorProcess returns a function that predicts the mean and standard deviation of the model's
+// errorPredictor returns a function that predicts the mean and standard deviation of the model's
 // error at a configuration, on the scale of nearness.
-func (w *twinSearch) errorProcess() func(Configuration) (mean, deviation float64) {
+func (w *twinSearch) errorPredictor() func(Configuration) (mean, deviation float64) {
 	if w.evaluated == 0 {
 		return func(Configuration) (float64, float64) { return 0, twinError }
 	}

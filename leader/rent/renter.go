@@ -241,7 +241,7 @@ type step struct {
 	missing  bool // something that is desired does not serve yet
 }
 
-func (s *step) do(a Action) { s.out.Actions = append(s.out.Actions, a) }
+func (s *step) addAction(a Action) { s.out.Actions = append(s.out.Actions, a) }
 func (s *step) addEvent(f string, args ...any) {
 	s.out.Events = append(s.out.Events, fmt.Sprintf(f, args...))
 }
@@ -483,13 +483,13 @@ func (s *step) returnMachines() {
 	for _, m := range s.out.Machines {
 		switch {
 		case m.Phase == Drained:
-			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is drained"})
+			s.addAction(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is drained"})
 		case m.Phase == Lost:
-			s.do(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: m.Why})
+			s.addAction(Action{Kind: Return, Slot: m.Slot, ID: m.ID, Why: m.Why})
 			h := s.known[m.ID]
 			h.dud = !h.joined
 		case m.Phase == Leaving && m.Agent.Ends <= s.policy.Notice:
-			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+			s.addAction(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
 				Why: fmt.Sprintf("the provider takes it in %v", roundToSeconds(m.Agent.Ends))})
 			s.serving[m.Slot.Type]--
 			s.agents--
@@ -516,11 +516,11 @@ func (s *step) returnSurplus() {
 				break
 			}
 			if m.Phase == Starting {
-				s.do(Action{
+				s.addAction(Action{
 					Kind: Return, Slot: m.Slot, ID: m.ID, Why: "it is no longer desired",
 				})
 			} else {
-				s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+				s.addAction(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
 					Why: "it is no longer desired"})
 			}
 			s.have[kind] = s.have[kind][1:]
@@ -603,7 +603,8 @@ func (s *step) launchMissing() {
 				s.unpriced)
 		case s.out.Price+price > s.policy.MaxPrice+slack:
 			s.holdKind(PriceLimit, 0, what,
-				"the fleet would cost $%.3f/hr, above its limit of $%.3f", s.out.Price+price, s.policy.MaxPrice)
+				"the fleet would cost $%.3f/hr, above its limit of $%.3f", s.out.Price+price,
+				s.policy.MaxPrice)
 			s.blocked = true
 		case s.starting >= s.policy.Launches:
 			s.holdKind(Busy, 0, what, "%d are starting", s.starting)
@@ -627,7 +628,7 @@ func (s *step) repeatUnanswered(short map[Kind]int) {
 		if short[slot.Kind] == 0 || s.Waits(slot.Kind, s.Now) != "" {
 			continue
 		}
-		s.do(Action{Kind: Launch, Slot: slot, Avoid: s.zonesToAvoid(slot.Kind),
+		s.addAction(Action{Kind: Launch, Slot: slot, Avoid: s.zonesToAvoid(slot.Kind),
 			Why: "the provider has not answered"})
 		s.starting++
 		if short[slot.Kind]--; short[slot.Kind] == 0 {
@@ -656,7 +657,7 @@ func (s *step) launchOne(kind Kind) {
 		p.ordinal++
 	}
 	s.taken[p] = true
-	s.do(Action{Kind: Launch, Slot: Slot{kind, p.ordinal, s.generation[p]},
+	s.addAction(Action{Kind: Launch, Slot: Slot{kind, p.ordinal, s.generation[p]},
 		Avoid: s.zonesToAvoid(kind),
 		Why:   fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
 	s.out.Price += s.Prices[kind]
@@ -713,7 +714,7 @@ func (s *step) drainExcess() {
 		case s.draining >= most:
 			s.holdKind(Busy, 0, what, "%d are draining", s.draining)
 		default:
-			s.do(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
+			s.addAction(Action{Kind: Drain, Slot: m.Slot, ID: m.ID, Agent: m.Agent.Name,
 				Why: fmt.Sprintf("%d are desired", s.Desired.Counts[kind])})
 			s.have[kind] = s.have[kind][1:]
 			s.draining++

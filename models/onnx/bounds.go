@@ -198,11 +198,11 @@ func (f *follower) followStep(s *step, live bool) {
 		return
 	}
 	if r, ok = f.routeOfOutput(s, r); ok && len(r.elements) > 0 && len(r.elements) <= maxElements {
-		f.set(s.outputs[0], r)
+		f.setRoute(s.outputs[0], r)
 	}
 }
 
-func (f *follower) set(value string, r route) {
+func (f *follower) setRoute(value string, r route) {
 	f.followed += len(r.elements)
 	if value != "" { // that of an output which is left out
 		f.routes[value] = r
@@ -596,7 +596,7 @@ func (f *follower) split(s *step, r route) {
 		}
 		indices := sliceIndices(size, at, at+n, 1)
 		if part := pickElements(r, int(axis), indices); len(part.elements) > 0 {
-			f.set(s.outputs[i], part)
+			f.setRoute(s.outputs[i], part)
 		}
 		at += n
 	}
@@ -637,7 +637,7 @@ func (f *follower) followConcat(s *step) {
 		for _, p := range parts {
 			out.elements = append(out.elements, p.elements...)
 		}
-		f.set(s.outputs[0], out)
+		f.setRoute(s.outputs[0], out)
 		return
 	}
 	out.dims = slices.Clone(parts[0].dims)
@@ -649,7 +649,7 @@ func (f *follower) followConcat(s *step) {
 			out.elements = append(out.elements, p.elements[i*n:(i+1)*n]...)
 		}
 	}
-	f.set(s.outputs[0], out)
+	f.setRoute(s.outputs[0], out)
 }
 
 // pickElements returns the elements at some indices of a dimension that is not Dynamic.

@@ -289,7 +289,7 @@ func (r *reader) readGraph(f field, depth int) error {
 			}
 			return err
 		case graphSparseInitializer:
-			name, err := r.readSparse(f)
+			name, err := r.readSparseTensor(f)
 			if err == nil && depth == 0 {
 				r.constants[name] = constant{}
 			}
@@ -425,7 +425,7 @@ func (r *reader) readAttribute(f field, depth int, s *step) error {
 		case attributeGraph, attributeGraphs:
 			err = r.readGraph(f, depth+1)
 		case attributeSparse, attributeSparseTensors:
-			_, err = r.readSparse(f)
+			_, err = r.readSparseTensor(f)
 		}
 		return err
 	})
@@ -438,8 +438,8 @@ func (r *reader) readAttribute(f field, depth int, s *step) error {
 	return err
 }
 
-// readSparse reads a SparseTensorProto and returns its name, which is that of its values.
-func (r *reader) readSparse(f field) (name string, err error) {
+// readSparseTensor reads a SparseTensorProto and returns its name, which is that of its values.
+func (r *reader) readSparseTensor(f field) (name string, err error) {
 	m, err := f.readMessage()
 	if err != nil {
 		return "", err

@@ -358,7 +358,7 @@ func TestFetchFaults(t *testing.T) {
 			if len(versions) != 1 || filepath.Base(versions[0]) != now {
 				t.Errorf("got %v, want version %s alone", versions, now)
 			}
-			got, err := describeVersion(context.Background(), filepath.Join(dir, "ncf"),
+			got, err := buildManifest(context.Background(), filepath.Join(dir, "ncf"),
 				int64(now[0]-'0'))
 			if err != nil {
 				t.Fatal(err)

@@ -45,7 +45,7 @@ func (s *Store) Push(ctx context.Context, folder string, version int64, options 
 	if options.Progress == nil {
 		options.Progress = func(int64, int64) {}
 	}
-	m, err := describeVersion(ctx, folder, version)
+	m, err := buildManifest(ctx, folder, version)
 	if err != nil {
 		return Pushed{}, err
 	}
@@ -164,8 +164,8 @@ func (c *checkingReader) Read(p []byte) (int, error) {
 
 func sumOf(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// describeVersion reads the files of a version in the model's folder. It leaves out hidden ones.
-func describeVersion(ctx context.Context, folder string, version int64) (*Manifest, error) {
+// buildManifest reads the files of a version in the model's folder. It leaves out hidden ones.
+func buildManifest(ctx context.Context, folder string, version int64) (*Manifest, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
 		return nil, err

@@ -306,7 +306,7 @@ func (m *matcher) findRows(value string) (table, []onnx.Node, bool) {
 		t.form = formFP32
 		return t, []onnx.Node{n}, true
 	}
-	if t, nodes, ok := m.castGather(value, tensor.FP16); ok {
+	if t, nodes, ok := m.findCastGather(value, tensor.FP16); ok {
 		t.form = formFP16
 		return t, nodes, true
 	}
@@ -320,7 +320,7 @@ func (m *matcher) findRows(value string) (table, []onnx.Node, bool) {
 			continue
 		}
 		c, _ := m.graph.Constant(scales.rows)
-		t, nodes, ok := m.castGather(n.Inputs[1-i], tensor.Int8)
+		t, nodes, ok := m.findCastGather(n.Inputs[1-i], tensor.Int8)
 		t.form = formInt8
 		if !ok {
 			t, nodes, ok = m.findHalves(n.Inputs[1-i])
@@ -355,8 +355,8 @@ func (m *matcher) findGather(value string, kind tensor.DataType) (table, onnx.No
 // toFloat is TensorProto.DataType.FLOAT, which Cast's attribute names.
 const toFloat = 1
 
-// castGather is gather of a value that was converted to FP32.
-func (m *matcher) castGather(value string, kind tensor.DataType) (table, []onnx.Node, bool) {
+// findCastGather is gather of a value that was converted to FP32.
+func (m *matcher) findCastGather(value string, kind tensor.DataType) (table, []onnx.Node, bool) {
 	cast, ok := m.producerOf(value, "Cast")
 	to, _ := cast.Attribute("to").(int64)
 	if !ok || to != toFloat || !m.isUsedOnce(cast.Inputs[0]) {
@@ -402,7 +402,7 @@ func (m *matcher) findHalves(value string) (table, []onnx.Node, bool) {
 	if low.Inputs[0] != row || m.graph.Uses(row) != 2 {
 		return none()
 	}
-	t, nodes, ok := m.castGather(row, tensor.Uint8)
+	t, nodes, ok := m.findCastGather(row, tensor.Uint8)
 	return t, append(nodes, shift, floor, back, low, concat, minus), ok
 }
 

@@ -234,8 +234,8 @@ func (q *Query) fitsOneCore() bool {
 		(q.class == nil || !q.class.Waits() && (q.tries || q.class.Saved() == 0))
 }
 
-// planWholeLane has q, which gets a whole lane, no longer be expected to run on one core.
-func (q *Query) planWholeLane() {
+// expectWholeLane has q, which gets a whole lane, no longer be expected to run on one core.
+func (q *Query) expectWholeLane() {
 	if q.suitsOneCore {
 		q.spread = scaleDuration(q.spread, q.wholeEstimate, q.Estimate)
 		q.setEstimate(q.wholeEstimate)
@@ -250,7 +250,7 @@ func (s *State) widenQuery(q *Query, now time.Duration) bool {
 		!s.removeWaiting(q) {
 		return false
 	}
-	q.planWholeLane()
+	q.expectWholeLane()
 	s.queue.PushAgain(q, now)
 	s.noteWaiting(q)
 	s.checkWhenLate(q, now)

@@ -281,9 +281,9 @@ func (s *State) isOverloaded(now time.Duration) bool {
 	return s.missed.isLasting(s.spareOver/spareTargets, now)
 }
 
-// preferSafe refuses queries that may well end too late, in favour of others that wait, while the
+// refuseRisky refuses queries that may well end too late, in favour of others that wait, while the
 // overload lasts. What is due first runs first, so else many queries would end just too late.
-func (s *State) preferSafe(now time.Duration) {
+func (s *State) refuseRisky(now time.Duration) {
 	for s.isOverloaded(now) {
 		s.next = s.queue.First(s.next[:0], now, 2)
 		if len(s.next) < 2 {

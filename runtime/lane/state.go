@@ -154,7 +154,7 @@ func (s *State) admitQuery(q *Query, cause Reason, now time.Duration) {
 			s.startOnCore(q, now)
 			break
 		}
-		q.planWholeLane()
+		q.expectWholeLane()
 		q.lane = s.idle[i]
 		s.idle = slices.Delete(s.idle, i, i+1)
 		s.start(q, nil, now)
@@ -234,7 +234,7 @@ func (s *State) serve(now time.Duration) {
 		s.idle = s.idle[:last]
 		for i, q := range run {
 			s.noteNotWaiting(q)
-			q.planWholeLane()
+			q.expectWholeLane()
 			q.started, q.lane = now, lane
 			if i > 0 { // start does so for the first
 				s.noteMissed(q, now > q.LatestStart, now)
@@ -378,7 +378,7 @@ func (s *State) freeLane(q *Query, now time.Duration) {
 		s.idle = append(s.idle, q.lane)
 	}
 	s.noteLoad(q, now)
-	s.preferSafe(now)
+	s.refuseRisky(now)
 	s.serve(now)
 	s.removeAdmitted(q)
 	s.refuseHopeless(now)

@@ -187,16 +187,16 @@ func (f *Fleet) fail(err error) {
 func (f *Fleet) Arrive(q Query) {
 	f.now = q.Arrival
 	f.open++
-	f.routeArrival(q)
+	f.routeToGateway(q)
 }
 
 // ArriveLater makes a query arrive at its time of arrival, which is to come.
 func (f *Fleet) ArriveLater(q Query) {
 	f.open++
-	f.do(q.Arrival, func() { f.routeArrival(q) })
+	f.do(q.Arrival, func() { f.routeToGateway(q) })
 }
 
-func (f *Fleet) routeArrival(q Query) {
+func (f *Fleet) routeToGateway(q Query) {
 	f.gateways[q.Sequence%uint64(len(f.gateways))].takeQuery(q)
 }
 

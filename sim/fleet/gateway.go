@@ -117,7 +117,7 @@ func (g *gateway) knowLanes() error {
 		}
 	}
 	p.SetPrices(f.cfg.Prices)
-	g.decision.Know(p)
+	g.decision.SetLanes(p)
 	if f.cfg.GossipDelay > 0 {
 		for i := range f.agents {
 			turn := f.cfg.GossipDelay * time.Duration(i) / time.Duration(len(f.agents))
@@ -172,7 +172,7 @@ func (g *gateway) handleLeft(a *agent) {
 	g.known.Leave(match.LaneID(a.index))
 	g.decision.Lost(g.timeNow(), match.LaneID(a.index))
 	g.endPause()
-	g.endHandling()
+	g.carryOutActions()
 }
 
 func (g *gateway) handleJoined(a *agent) {
@@ -196,7 +196,7 @@ func (g *gateway) takeQuery(new Query) {
 	}
 	g.noteWaiting(q, true)
 	g.state.Arrive(&q.state, f.now)
-	g.endHandling()
+	g.carryOutActions()
 	g.watch()
 }
 
@@ -206,7 +206,7 @@ func (g *gateway) endEarly(q *gatewayQuery, o Outcome) {
 	for len(q.calls) > 0 {
 		g.abortCall(q.calls[0])
 	}
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // noteWaiting notes that a query, or a part, begins or ends to wait for a lane. A query that was
@@ -253,9 +253,9 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	g.f.cfg.Split(whole.Sequence)
 }
 
-// endHandling ends the handling of an event: it carries out the actions of the state and of the
+// carryOutActions ends the handling of an event: it carries out the actions of the state and of the
 // decision.
-func (g *gateway) endHandling() {
+func (g *gateway) carryOutActions() {
 	g.carryOut()
 	g.carryOutDecision()
 	for q := g.state.Inquire(g.f.now); q != nil; q = g.state.Inquire(g.f.now) {
@@ -429,7 +429,7 @@ func (g *gateway) noteAttemptOver(c *call, how attemptExit) {
 			g.noteWaiting(q, true)
 		}
 	}
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // handleBroken handles that the connections to an agent have broken.
@@ -443,7 +443,7 @@ func (g *gateway) handleBroken(a *agent) {
 	if g.to == a {
 		g.hangUp()
 	}
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // The functions from here on handle the link to the leader.
@@ -460,7 +460,7 @@ func (g *gateway) seek() {
 				g.seek()
 			}
 		})
-		g.endHandling()
+		g.carryOutActions()
 		return
 	}
 	to := f.named[name]
@@ -482,7 +482,7 @@ func (g *gateway) seek() {
 			over()
 		}, nil)
 	}, over)
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // endSilentStream ends the stream if its other end was silent for too long.
@@ -527,7 +527,7 @@ func (g *gateway) handleOpened(t *term, successor names.AgentName) {
 	if g.link != t {
 		g.link = t
 		g.state.Opened(g.f.now)
-		g.endHandling()
+		g.carryOutActions()
 		g.watch()
 	}
 	g.noteLeadership(t.claim, successor)
@@ -538,7 +538,7 @@ func (g *gateway) noteLeadership(c election.Claim, successor names.AgentName) {
 	if g.state.Learn(queries.Leadership{Epoch: c.Epoch, Leader: c.Leader, Successor: successor}) {
 		g.endPause()
 	}
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // endPause ends a pause between two rounds.
@@ -615,7 +615,7 @@ func (g *gateway) sendToLeader(m queries.Message) {
 func (g *gateway) handleMessage(t *term, read uint64) {
 	if g.link == t {
 		g.state.Heard(read, g.f.now)
-		g.endHandling()
+		g.carryOutActions()
 	}
 }
 
@@ -631,7 +631,7 @@ func (g *gateway) handleDecision(m *message) {
 	case leader.Split:
 		g.split(sequence, d.Rows)
 	case leader.Assign:
-		g.state.Assign(queries.Assign{
+		g.state.HandleAssignment(queries.Assign{
 			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: m.name, Took: d.Wait + d.Latency,
 			Merge: d.Merge, Merged: uint32(d.Merged),
 			ChosenVariant: queries.ChosenVariant{Model: names.ModelKey(m.model)},
@@ -650,7 +650,7 @@ func (g *gateway) handleDecision(m *message) {
 		}
 		g.state.Reject(sequence, why)
 	}
-	g.endHandling()
+	g.carryOutActions()
 }
 
 // watch checks whether the leader is silent while there are queries.
@@ -670,7 +670,7 @@ func (g *gateway) watch() {
 		if !led && g.state.Check(f.now) {
 			g.decision.Avoid(g.timeNow(), match.LaneID(g.to.index))
 		}
-		g.endHandling()
+		g.carryOutActions()
 		g.watch()
 	})
 }
@@ -761,7 +761,7 @@ func (g *gateway) carryOutDecision() {
 			f.probes++
 			f.send(&g.host, &a.host, func() { a.answerProbe(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.timeNow(), id)
-				g.endHandling()
+				g.carryOutActions()
 			})
 		case inquire.ReleaseLane:
 			g.release(f.agents[do.Lane], do.ID)
@@ -792,7 +792,7 @@ func (g *gateway) carryOutDecision() {
 		if g.wakeAt == at {
 			g.wakeAt = Never
 			g.decision.Pass(g.timeNow())
-			g.endHandling()
+			g.carryOutActions()
 		}
 	})
 }
@@ -806,5 +806,5 @@ func (g *gateway) handleProbeAnswer(a *agent, id uint64, remaining, finish time.
 	began := g.f.readClock()
 	g.decision.Answered(g.timeNow(), match.LaneID(a.index), id, remaining, finish)
 	g.countDecision(began)
-	g.endHandling()
+	g.carryOutActions()
 }

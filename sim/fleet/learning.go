@@ -27,7 +27,7 @@ func (f *Fleet) priorBook() *profiles.Book {
 				continue
 			}
 			key := profileKey(&f.cfg.Models[m], lane.Type)
-			if book.Learner(key) != nil {
+			if book.FindLearner(key) != nil {
 				continue
 			}
 			if prior := f.cfg.Prior(m, lane.Type); prior != nil {

@@ -469,7 +469,7 @@ var mutants = []*mutant{
 				for _, c := range g.calls {
 					if whole := c.of.whole; whole != nil && whole.by != nil && !whole.done {
 						g.state.End(&whole.state, nil)
-						g.endHandling()
+						g.carryOutActions()
 						return
 					}
 				}

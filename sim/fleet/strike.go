@@ -109,7 +109,7 @@ func (a *agent) beginDrain(back time.Duration) {
 	if a.member.Draining {
 		return
 	}
-	a.renewDescription(true)
+	a.setDraining(true)
 	a.startsAgainAfter = back
 	a.f.tellViews()
 	a.sendToLeader(func(t *term) {
@@ -121,8 +121,8 @@ func (a *agent) beginDrain(back time.Duration) {
 	a.endIfDrained()
 }
 
-// renewDescription makes a new description of the agent.
-func (a *agent) renewDescription(draining bool) {
+// setDraining makes a new description of the agent.
+func (a *agent) setDraining(draining bool) {
 	member := *a.member
 	member.Draining = draining
 	member.Revision++
@@ -146,7 +146,7 @@ func (a *agent) endIfDrained() {
 // startAgain starts the agent's process again.
 func (a *agent) startAgain() {
 	a.dead, a.lives = false, a.lives+1
-	a.renewDescription(false)
+	a.setDraining(false)
 	a.follow, a.link, a.wakeAt = election.Claim{}, nil, Never
 	node, err := election.New(election.Config{
 		ID: a.member.Name, Rank: a.electionRank(), Epoch: a.epoch,

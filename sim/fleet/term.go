@@ -154,8 +154,8 @@ func (a *agent) knownMembers() (all []*leader.Member) {
 	return all
 }
 
-// learnAfter has the leader learn from what was seen, after a time.
-func (t *term) learnAfter(after time.Duration) {
+// scheduleLearning has the leader learn from what was seen, after a time.
+func (t *term) scheduleLearning(after time.Duration) {
 	at := t.f.now + after
 	if t.learned == nil || t.looksAt <= at {
 		return
@@ -170,7 +170,7 @@ func (t *term) learnAfter(after time.Duration) {
 		// prices may be unknown at first
 		advice, next, _ := t.learned.Look(epoch.Add(t.f.now), seen)
 		if next > 0 {
-			t.learnAfter(next)
+			t.scheduleLearning(next)
 		}
 		if advice != nil {
 			t.step(&leader.Event{Kind: leader.Learned, Advice: advice})
@@ -404,15 +404,15 @@ func (t *term) noteForLearning(a *leader.Action) {
 		t.seen.Arrivals = append(t.seen.Arrivals, learn.Arrival{
 			Model: a.Model, BatchSize: a.BatchSize, At: epoch.Add(f.now),
 		})
-		t.learnAfter(learnRest)
+		t.scheduleLearning(learnRest)
 	case leader.Observed, leader.ObservedCut:
 		t.seen.Observations = append(t.seen.Observations, learn.Observation{
 			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
 			Cut: a.Kind == leader.ObservedCut, At: epoch.Add(f.now),
 		})
-		t.learnAfter(learnRest)
+		t.scheduleLearning(learnRest)
 	case leader.PoolChanged:
 		t.seen.Pool = a.Pool
-		t.learnAfter(0)
+		t.scheduleLearning(0)
 	}
 }

@@ -53,8 +53,8 @@ func (l *Program) AddRow(rhs float64) int {
 	return len(l.rhs) - 1
 }
 
-// Put adds an entry to the column that the next AddColumn ends.
-func (l *Program) Put(row int, entry float64) {
+// AddCoefficient adds an entry to the column that the next AddColumn ends.
+func (l *Program) AddCoefficient(row int, entry float64) {
 	l.row, l.entry = append(l.row, int32(row)), append(l.entry, entry)
 }
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestSolve: the solution of random programs is feasible, and worth what the duals say that no solution
-// exceeds. So by duality none is worth more.
+// TestSolve: the solution of random programs is feasible, and worth what the duals say that no
+// solution exceeds. So by duality none is worth more.
 func TestSolve(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	var l Program // reused, as searches do
@@ -27,7 +27,7 @@ func TestSolve(t *testing.T) {
 			for k := range rows {
 				if r.IntN(2) == 0 {
 					matrix[j][k] = r.Float64()*10 - 2
-					l.Put(k, matrix[j][k])
+					l.AddCoefficient(k, matrix[j][k])
 				}
 			}
 			bounds[j] = float64(r.IntN(6))

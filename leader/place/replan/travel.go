@@ -300,7 +300,7 @@ func (r *Replanner) unlock(last []*host) {
 	for _, h := range last {
 		both := place.NewLayout(unionModels(h.Held, r.wanted[h.Name])...)
 		if r.fitsBeside(h.agent, r.wanted[h.Name]) && r.misfitReason(h.agent, both) == "" {
-			r.keepLayout(
+			r.setWantedLayout(
 				h, both,
 				fmt.Sprintf("agent %s is the last host of a family: it holds both", h.Name))
 			return
@@ -311,11 +311,11 @@ func (r *Replanner) unlock(last []*host) {
 		"agent %s cannot change from %s to %s: it is the last host of a family, and both do not "+
 			"fit "+
 			"into its memory; it keeps what it holds", h.Name, h.Held, r.wanted[h.Name])})
-	r.keepLayout(h, h.Held, fmt.Sprintf("agent %s is the last host of a family", h.Name))
+	r.setWantedLayout(h, h.Held, fmt.Sprintf("agent %s is the last host of a family", h.Name))
 }
 
-// keepLayout wants a layout of an agent, and plans with that for a while.
-func (r *Replanner) keepLayout(h *host, l place.Layout, reason string) {
+// setWantedLayout wants a layout of an agent, and plans with that for a while.
+func (r *Replanner) setWantedLayout(h *host, l place.Layout, reason string) {
 	h.stuckAt = r.now.Add(r.cfg.Bar)
 	r.wanted[h.Name] = l
 	r.makeNextVersion(Planned, reason, nil)

@@ -25,9 +25,9 @@ import (
 )
 
 // googleBucket is a bucket of Google Cloud Storage, by its JSON API. The few requests that a store
-// needs stand here, because Google's library brings gRPC's xDS, Envoy's protocols and an exporter of
-// metrics: 219 packages that take an eighth of a build. S3's protocol, which Google's servers speak
-// too, knows no "unless it exists" there.
+// needs stand here, because Google's library brings gRPC's xDS, Envoy's protocols and an exporter
+// of metrics: 219 packages that take an eighth of a build. S3's protocol, which Google's servers
+// speak too, knows no "unless it exists" there.
 //
 // https://docs.cloud.google.com/storage/docs/json_api/v1
 type googleBucket struct {
@@ -94,19 +94,21 @@ func (b *googleBucket) objectsURL(folder string, q url.Values) string {
 
 // objectURL is the address of an object.
 func (b *googleBucket) objectURL(key string, q url.Values) string {
-	return b.base + "/storage/v1/b/" + url.PathEscape(b.bucket) + "/o/" + url.PathEscape(key) + "?" +
+	return b.base + "/storage/v1/b/" + url.PathEscape(b.bucket) + "/o/" + url.PathEscape(key) +
+		"?" +
 		q.Encode()
 }
 
-// maxAttempts and firstPause are what Google's library takes, but for the number of attempts: it has
-// no bound there.
+// maxAttempts and firstPause are what Google's library takes, but for the number of attempts: it
+// has no bound there.
 const (
 	maxAttempts = 5
 	firstPause  = time.Second
 )
 
-// send sends a request, and sends it again while the answer, or that there is none, may be otherwise
-// then. The error is a statusError if the answer has none of the statuses that are expected.
+// send sends a request, and sends it again while the answer, or that there is none, may be
+// otherwise then. The error is a statusError if the answer has none of the statuses that are
+// expected.
 func (b *googleBucket) send(ctx context.Context, method, address string, header http.Header,
 	body []byte, expected ...int) (*http.Response, error) {
 	pause := firstPause
@@ -143,7 +145,8 @@ func (b *googleBucket) send(ctx context.Context, method, address string, header 
 func isTransient(err error) bool {
 	var status *statusError
 	if errors.As(err, &status) {
-		return status.code == http.StatusRequestTimeout || status.code == http.StatusTooManyRequests ||
+		return status.code == http.StatusRequestTimeout ||
+			status.code == http.StatusTooManyRequests ||
 			status.code >= 500
 	}
 	var network net.Error
@@ -218,7 +221,8 @@ func (b *googleBucket) Open(ctx context.Context, key string, offset, length int6
 		header.Set("Range", part)
 		expected = http.StatusPartialContent
 	}
-	answer, err := b.send(ctx, http.MethodGet, b.objectURL(key, url.Values{"alt": {"media"}}), header,
+	answer, err := b.send(ctx, http.MethodGet, b.objectURL(key, url.Values{"alt": {"media"}}),
+		header,
 		nil, expected)
 	if err != nil {
 		return nil, 0, err
@@ -239,7 +243,7 @@ func (b *googleBucket) Create(ctx context.Context, key string, size int64, r io.
 		if err != nil {
 			return err
 		}
-		body, kind, err := related(metadata, part, contentType(key))
+		body, kind, err := buildRelatedBody(metadata, part, contentType(key))
 		if err != nil {
 			return err
 		}
@@ -276,8 +280,9 @@ func (b *googleBucket) Create(ctx context.Context, key string, size int64, r io.
 	return nil
 }
 
-// related is the body, and its content type, of a request with the metadata and the bytes of an object.
-func related(metadata, object []byte, kind string) ([]byte, string, error) {
+// buildRelatedBody is the body, and its content type, of a request with the metadata and the bytes
+// of an object.
+func buildRelatedBody(metadata, object []byte, kind string) ([]byte, string, error) {
 	var body bytes.Buffer
 	parts := multipart.NewWriter(&body)
 	for _, part := range []struct {

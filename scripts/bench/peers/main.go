@@ -133,7 +133,7 @@ func (r *run) measureOne(ctx context.Context, round int, s server, cases []query
 	got := result{Round: round, Server: s.name, Cases: map[string]figures{}}
 	err := func() error {
 		if s.loop != nil {
-			err := r.loop(ctx, s, cases, &got)
+			err := r.measureRuntime(ctx, s, cases, &got)
 			got.Others, got.Stolen = watch.TakenShares()
 			return err
 		}

@@ -361,8 +361,8 @@ func load(ctx context.Context, a asker, q query, clients int, d time.Duration) (
 		}}.Run(ctx)
 }
 
-// loop measures ONNX Runtime alone.
-func (r *run) loop(ctx context.Context, s server, cases []query, got *result) error {
+// measureRuntime measures ONNX Runtime alone.
+func (r *run) measureRuntime(ctx context.Context, s server, cases []query, got *result) error {
 	folder, err := filepath.Abs(filepath.Join(r.dir, "all"))
 	if err != nil {
 		return err

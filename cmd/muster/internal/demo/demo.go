@@ -201,7 +201,7 @@ func (d *demo) startAgents(f *fleet) error {
 		}
 	}
 	return f.awaitReady(func(ready int) {
-		if terminal.Is(d.Status) {
+		if terminal.IsTerminal(d.Status) {
 			status.Show("   %d of %d agents serve", ready, len(Machines))
 		}
 	})
@@ -340,7 +340,7 @@ func (d *demo) sendLoad(ctx context.Context, server bench.Server,
 		return none, nil, err
 	}
 	config := bench.Config{Queries: queries, Duration: duration}
-	if terminal.Is(d.Status) {
+	if terminal.IsTerminal(d.Status) {
 		show, done := bench.NewProgress(d.Status)
 		defer done()
 		config.Progress = show

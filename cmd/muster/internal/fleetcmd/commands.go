@@ -112,7 +112,7 @@ func planCommand(dial Dial) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			terminal.PlainMessage(s)
+			terminal.SanitizeMessage(s)
 			var b strings.Builder
 			b.WriteString(idleReason(s))
 			printPlan(&b, s)
@@ -220,7 +220,7 @@ func (c *changeOptions) run(cmd *cobra.Command,
 		if err != nil {
 			return err
 		}
-		terminal.PlainMessage(would)
+		terminal.SanitizeMessage(would)
 		if !c.yes || c.dryRun {
 			var b strings.Builder
 			would.Proposal, would.Outlook = nil, ""
@@ -284,7 +284,8 @@ func (c *changeOptions) awaitVersion(cmd *cobra.Command, version uint64) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("after %v: %w; muster fleet status shows which changes are held", c.timeout,
+			return fmt.Errorf("after %v: %w; muster fleet status shows which changes are held",
+				c.timeout,
 				last)
 		}
 	}

@@ -26,7 +26,7 @@ func printFamilies(w io.Writer, s *control.FleetStatus) error {
 		fmt.Fprintf(table, "%s\t%.1f\t%s\t%s\t%s%.4f\t%s\n", f.GetFamily(), f.GetRate(),
 			formatPercent(f.GetWithinQos(), f.WithinQos != nil), accuracyOf(f), forecast(f),
 			f.GetBest(),
-			sharesOf(f))
+			formatShares(f))
 	}
 	return table.Flush()
 }
@@ -51,9 +51,9 @@ func accuracyOf(f *control.FamilyStatus) string {
 	return fmt.Sprintf("%.4f", f.GetAccuracy())
 }
 
-// sharesOf says which part of the answers is whose: "wnd/1 61 %, wnd-int8/1 39 %"; without answers
-// it lists the variants.
-func sharesOf(f *control.FamilyStatus) string {
+// formatShares says which part of the answers is whose: "wnd/1 61 %, wnd-int8/1 39 %"; without
+// answers it lists the variants.
+func formatShares(f *control.FamilyStatus) string {
 	parts := make([]string, len(f.GetVariants()))
 	for i, v := range f.GetVariants() {
 		parts[i] = string(names.NewModelKey(v.GetModel(), v.GetVersion()))
@@ -94,7 +94,7 @@ func familyTable(s *control.FleetStatus, width int) table {
 		}
 		t.rows = append(t.rows, row{text: fmt.Sprintf(form, fitText(f.GetFamily(), name),
 			perSecond(f.GetRate()), late, accuracyOf(f), fmt.Sprintf("%.4f", f.GetBest()),
-			sharesOf(f))})
+			formatShares(f))})
 	}
 	return t
 }

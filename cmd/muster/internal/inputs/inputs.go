@@ -23,7 +23,7 @@ const largest = 2 << 30
 // any other is JSON, and has queries. Errors name the file.
 func Read(path string, stdin io.Reader) (*bench.Given, error) {
 	if path == "-" {
-		return readJSON("standard input", stdin)
+		return readJSONQueries("standard input", stdin)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -31,7 +31,7 @@ func Read(path string, stdin io.Reader) (*bench.Given, error) {
 	}
 	defer f.Close()
 	if filepath.Ext(path) != ".npz" {
-		return readJSON(path, f)
+		return readJSONQueries(path, f)
 	}
 	info, err := f.Stat()
 	if err != nil {
@@ -77,9 +77,9 @@ func ReadOne(path string, stdin io.Reader) (*oip.Request, error) {
 	return given.Queries[0], nil
 }
 
-// readJSON reads bodies of the REST API, one after the other. A line of its own for each is
+// readJSONQueries reads bodies of the REST API, one after the other. A line of its own for each is
 // usual but not needed.
-func readJSON(name string, r io.Reader) (*bench.Given, error) {
+func readJSONQueries(name string, r io.Reader) (*bench.Given, error) {
 	text, err := io.ReadAll(io.LimitReader(r, largest+1))
 	if err != nil {
 		return nil, fmt.Errorf("input %s: %w", name, err)

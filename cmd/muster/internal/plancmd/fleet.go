@@ -367,7 +367,7 @@ func (live *Fleet) throughputEvaluator(p *Problem, r *plan.Result) plan.Evaluato
 			}
 		}
 		if byBound {
-			described, err := bound.Analysis.Plan(c, "")
+			described, err := bound.Analysis.DescribeConfiguration(c, "")
 			return plan.Estimate{Value: described.Predicted}, err
 		}
 		return simulation.Evaluate(ctx, c)

@@ -207,7 +207,7 @@ func (m *measurement) step(ctx context.Context, w *pinnedWorker, turn *int64, ro
 			if (round+step)%2 == 1 { // so that a drift changes the first and the last alike
 				phase = m.phases - 1 - i
 			}
-			if !m.next(ctx, w, turn) {
+			if !m.awaitNextTurn(ctx, w, turn) {
 				return false, nil
 			}
 			if !w.on(phase, round) {
@@ -239,9 +239,9 @@ func (m *measurement) step(ctx context.Context, w *pinnedWorker, turn *int64, ro
 	}
 }
 
-// next is the beginning of the next turn: it waits until all workers are ready for it; false: ctx
-// has ended.
-func (m *measurement) next(ctx context.Context, w *pinnedWorker, turn *int64) bool {
+// awaitNextTurn is the beginning of the next turn: it waits until all workers are ready for it;
+// false: ctx has ended.
+func (m *measurement) awaitNextTurn(ctx context.Context, w *pinnedWorker, turn *int64) bool {
 	*turn++
 	w.at.Store(*turn)
 	return m.meetWorkers(ctx, *turn)

@@ -40,8 +40,8 @@ type profiler struct {
 // maxRepeats is how often a result that is not sure is measured on.
 const maxRepeats = 2
 
-// run measures everything into p.file.
-func (p *profiler) run(ctx context.Context, pairs bool) error {
+// measureAll measures everything into p.file.
+func (p *profiler) measureAll(ctx context.Context, pairs bool) error {
 	n := int64(len(p.subjects))
 	p.of = n + 1
 	if pairs {
@@ -164,7 +164,7 @@ func (p *profiler) latenciesOf(s *subject, all []*pinnedWorker) (list []sharing.
 					samples = append(samples, round[batch]...)
 				}
 			}
-			times := timesOf(samples)
+			times := countedCPUTimes(samples)
 			l := sharing.Latency{
 				Workers: count, BatchSize: size, Samples: len(times),
 				Error: roundTo(medianError(times), 4),

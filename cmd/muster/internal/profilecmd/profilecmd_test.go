@@ -237,13 +237,13 @@ func TestBesideMeasured(t *testing.T) {
 		}
 		all = append(all, one)
 	}
-	if got := timesOf(all); len(got) != 20 || slices.Contains(got, 5) {
+	if got := countedCPUTimes(all); len(got) != 20 || slices.Contains(got, 5) {
 		t.Errorf("got %v", got)
 	}
 	for i := range all {
 		all[i].beside = float64(i) / 100 // none ran all the time
 	}
-	if got := timesOf(all); len(got) != 10 {
+	if got := countedCPUTimes(all); len(got) != 10 {
 		t.Errorf("got %d runs, want the third during which the neighbours ran most", len(got))
 	}
 }

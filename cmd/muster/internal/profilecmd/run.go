@@ -85,7 +85,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		return newSubject(ctx, executor, s.version, s.batches)
 	}
 	byName(p.subjects)
-	if err := p.run(ctx, o.pairs); err != nil {
+	if err := p.measureAll(ctx, o.pairs); err != nil {
 		return err
 	}
 	if err := write(o.out, p.file.Write); err != nil {

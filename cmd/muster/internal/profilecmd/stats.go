@@ -33,8 +33,8 @@ func countedRuns[T any](all []T, part func(T) float64) []T {
 	return all[:max(n, (len(all)+2)/3)]
 }
 
-// timesOf are those of the runs that count.
-func timesOf(all []sample) (times []time.Duration) {
+// countedCPUTimes are those of the runs that count.
+func countedCPUTimes(all []sample) (times []time.Duration) {
 	for _, one := range countedRuns(all, func(s sample) float64 { return s.beside }) {
 		times = append(times, one.cpu)
 	}
@@ -123,7 +123,7 @@ func slowdownRatio(sizes *workload.BatchSizes, batches []int, alone, together []
 		if len(contrasts) == 0 {
 			return 0, 1
 		}
-		times[i] = float64(median(timesOf(all)))
+		times[i] = float64(median(countedCPUTimes(all)))
 		var rs []float64
 		for _, c := range countedRuns(contrasts, func(c contrast) float64 { return c.beside }) {
 			rs = append(rs, c.ratio)
@@ -149,6 +149,6 @@ func medianSample(all []sample) (s sample) {
 	for _, one := range counted {
 		s.beside = min(s.beside, one.beside)
 	}
-	s.cpu = median(timesOf(all))
+	s.cpu = median(countedCPUTimes(all))
 	return s
 }

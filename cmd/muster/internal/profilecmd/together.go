@@ -118,7 +118,7 @@ func (m *measurement) checkProcessors(ctx context.Context, w *pinnedWorker, turn
 	if len(m.links) == 0 {
 		return goOn, true
 	}
-	if !m.next(ctx, w, turn) {
+	if !m.awaitNextTurn(ctx, w, turn) {
 		return 0, false
 	}
 	for _, l := range m.links {
@@ -132,13 +132,13 @@ func (m *measurement) checkProcessors(ctx context.Context, w *pinnedWorker, turn
 		}
 	}
 	found := *turn
-	if !m.next(ctx, w, turn) {
+	if !m.awaitNextTurn(ctx, w, turn) {
 		return 0, false
 	}
 	if w == m.workers[0] { // the others wait for it
 		m.verdict.Store(m.watch.decideNext(m.apart.Load() == found, time.Since(begun)))
 	}
-	if !m.next(ctx, w, turn) {
+	if !m.awaitNextTurn(ctx, w, turn) {
 		return 0, false
 	}
 	return m.verdict.Load(), true

@@ -118,7 +118,7 @@ func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Conte
 			}
 			return terminal.PrintJSON(cmd.OutOrStdout(), json.RawMessage(text))
 		}
-		terminal.PlainMessage(resp)
+		terminal.SanitizeMessage(resp)
 		return print(cmd.OutOrStdout(), resp)
 	}
 	return cmd

@@ -55,9 +55,9 @@ func PlainLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// PlainMessage applies Plain to all strings in m, in place, except keys of maps. Fields of bytes
+// SanitizeMessage applies Plain to all strings in m, in place, except keys of maps. Fields of bytes
 // are left as they are.
-func PlainMessage(m proto.Message) { plainFields(m.ProtoReflect()) }
+func SanitizeMessage(m proto.Message) { plainFields(m.ProtoReflect()) }
 
 func plainFields(m protoreflect.Message) {
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -115,8 +115,8 @@ func (j PlainJSON) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Is reports whether stream, a reader or a writer, is a terminal.
-func Is(stream any) bool {
+// IsTerminal reports whether stream, a reader or a writer, is a terminal.
+func IsTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }

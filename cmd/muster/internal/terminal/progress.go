@@ -21,7 +21,7 @@ func NewPercentage(w io.Writer, title string) func(done, total int64) {
 }
 
 func newProgress(w io.Writer, title string, isBytes bool) func(done, total int64) {
-	if Is(w) {
+	if IsTerminal(w) {
 		var bar *progressbar.ProgressBar
 		return func(done, total int64) {
 			if bar == nil {

@@ -18,7 +18,7 @@ type StatusLine struct {
 // NewStatusLine returns a status line on w, which shows nothing yet.
 func NewStatusLine(w io.Writer) *StatusLine {
 	s := &StatusLine{w: w, every: 10 * time.Second, last: time.Now()}
-	if Is(w) {
+	if IsTerminal(w) {
 		s.terminal, s.every = true, 100*time.Millisecond
 	}
 	return s

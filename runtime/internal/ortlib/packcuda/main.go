@@ -24,7 +24,8 @@ import (
 
 // roots are the libraries without which there is no CUDA build.
 var roots = []string{
-	"libonnxruntime.so." + ortlib.Version, "libonnxruntime_providers_shared.so", ortlib.CUDAProvider,
+	"libonnxruntime.so." + ortlib.Version, "libonnxruntime_providers_shared.so",
+	ortlib.CUDAProvider,
 }
 
 // unneeded are the wheels' libraries that nothing of ours loads: other interfaces to cuBLAS and
@@ -66,7 +67,7 @@ func pack(wheels, requirements, to string) error {
 		if err != nil {
 			return err
 		}
-		if err := extract(wheel, r.name, fresh); err != nil {
+		if err := extractLibraries(wheel, r.name, fresh); err != nil {
 			return err
 		}
 	}
@@ -84,7 +85,8 @@ type requirement struct{ name, version string }
 
 // required reads pip's list.
 func required(list string) (all []requirement) {
-	for _, m := range regexp.MustCompile(`(?m)^([a-z0-9-]+)==(\S+)`).FindAllStringSubmatch(list, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^([a-z0-9-]+)==(\S+)`).FindAllStringSubmatch(list,
+		-1) {
 		all = append(all, requirement{m[1], m[2]})
 	}
 	return all
@@ -103,8 +105,9 @@ func wheelOf(dir string, r requirement) (string, error) {
 	return found[0], nil
 }
 
-// extract writes a wheel's libraries into a folder, and its licences into the folder's licenses.
-func extract(wheel, name, to string) error {
+// extractLibraries writes a wheel's libraries into a folder, and its licences into the folder's
+// licenses.
+func extractLibraries(wheel, name, to string) error {
 	z, err := zip.OpenReader(wheel)
 	if err != nil {
 		return fmt.Errorf("%s: %w", wheel, err)
