@@ -472,7 +472,7 @@ func (t *trial) takenBack(why, metric string) error {
 			return t.commandOutput("models", "compare", canaryModel)
 		}, []string{verdict, "version 3 beside"}},
 		{"muster events", func() (string, error) { return t.commandOutput("events", "--fleet") },
-			[]string{verdict, "release"}},
+			[]string{"version 3 was rolled back by the rule: ", "release"}},
 		{"the dashboard", func() (string, error) {
 			return get(t.ctx, page,
 				"/dashboard/api/events")
