@@ -3,9 +3,7 @@ package figures
 import (
 	"bytes"
 	"encoding/csv"
-	"fmt"
 	"image/png"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -130,43 +128,6 @@ func TestRibbonFigures(t *testing.T) {
 		if reached[method] != searchesPerSeed {
 			t.Errorf("%s came to the optimum in %d of %d searches", method, reached[method],
 				searchesPerSeed)
-		}
-	}
-}
-
-// TestBars: every bar has its value, one that is not there says so, and values and legend are in
-// the frame, with few bars and many.
-func TestBars(t *testing.T) {
-	for _, n := range []int{1, 2, 9} {
-		for _, groups := range []int{1, 5, 20} {
-			c := chart{title: "title", yLabel: "queries/s", line: 5, lineName: "a line"}
-			for g := range groups {
-				c.groups = append(c.groups, fmt.Sprintf("(1,0,%d,0)", g))
-			}
-			for i := range n {
-				s := series{name: fmt.Sprintf("series %d", i)}
-				for g := range groups {
-					s.values = append(s.values, 1.25+float64(1000*i+g))
-					s.errors = append(s.errors, 40)
-				}
-				c.series = append(c.series, s)
-			}
-			c.series[0].values[0] = math.NaN()
-			d := picturetest.Check(t, page(1, &c))
-			if got := len(d.Find("series")); got != n {
-				t.Errorf("%d series in the legend, want %d", got, n)
-			}
-			if len(d.Find("none")) != 1 {
-				t.Errorf("the bar that is not there is marked %d times", len(d.Find("none")))
-			}
-			for _, s := range c.series {
-				for _, v := range s.values {
-					if len(d.Find(valueLabel(v))) == 0 {
-						t.Errorf("%d series of %d: no bar has the value %s", n, groups,
-							valueLabel(v))
-					}
-				}
-			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"gonum.org/v1/gonum/stat"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/reproduce/placements"
 	"github.com/muster-serve/muster/sim/colocate"
@@ -87,11 +88,11 @@ func heraFig6(_ context.Context, l *lab) (*Figure, error) {
 	holds := true
 	var text []string
 	for _, p := range t.profiles {
-		s := series{name: p.Model}
+		s := picture.Series{Name: p.Model}
 		all := p.QPS[t.Cores][t.Ways]
 		for w := 1; w <= t.Cores; w++ {
 			part := p.QPS[w][t.Ways] / all
-			s.values = append(s.values, part)
+			s.Values = append(s.Values, part)
 			f.Rows = append(f.Rows, []string{
 				p.Model, strconv.Itoa(w), number(p.QPS[w][t.Ways]), number(part),
 			})
@@ -125,10 +126,10 @@ func heraFig7(_ context.Context, l *lab) (*Figure, error) {
 		xLabel: "ways", yLabel: "of that with 11 ways",
 	}
 	for _, p := range t.profiles {
-		s := series{name: p.Model}
+		s := picture.Series{Name: p.Model}
 		for w := 1; w <= t.Ways; w++ {
 			part := p.QPS[t.Cores][w] / p.QPS[t.Cores][t.Ways]
-			s.values = append(s.values, part)
+			s.Values = append(s.Values, part)
 			f.Rows = append(f.Rows, []string{
 				p.Model, strconv.Itoa(w), number(p.QPS[t.Cores][w]), number(part),
 			})
@@ -276,10 +277,10 @@ func heraFig11(_ context.Context, l *lab) (*Figure, error) {
 		add(3, pair[0].Model, pair[1].Model,
 			t.BestSplit(pair[0], pair[1]).Utilisation(pair[0], pair[1]))
 	}
-	c := chart{
-		title:  "Effective machine utilisation of the pairs chosen (Hera Fig. 11)",
-		yLabel: "EMU", groups: names, line: 1, lineName: "one model a machine",
-		series: []series{{name: "least"}, {name: "median"}, {name: "mean"}, {name: "most"}},
+	c := picture.BarChart{
+		Title:  "Effective machine utilisation of the pairs chosen (Hera Fig. 11)",
+		YLabel: "EMU", Groups: names, Line: 1, LineName: "one model a machine",
+		Series: []picture.Series{{Name: "least"}, {Name: "median"}, {Name: "mean"}, {Name: "most"}},
 	}
 	var means []float64
 	for _, values := range emu {
@@ -289,7 +290,7 @@ func heraFig11(_ context.Context, l *lab) (*Figure, error) {
 		for i, v := range []float64{
 			values[0], stat.Quantile(.5, stat.Empirical, values, nil), mean, values[len(values)-1],
 		} {
-			c.series[i].values = append(c.series[i].values, math.Round(v*1000)/1000)
+			c.Series[i].Values = append(c.Series[i].Values, math.Round(v*1000)/1000)
 		}
 	}
 	f.show(1, &c)
@@ -336,9 +337,9 @@ func heraFig15(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	var last [2][]float64
 	for k, c := range []*lineChart{&byLoad, &byRate} {
-		c.series = make([]series, len(names))
+		c.series = make([]picture.Series, len(names))
 		for i, name := range names {
-			c.series[i].name = name
+			c.series[i].Name = name
 		}
 		for load := 1; load <= 10; load++ {
 			if err := ctx.Err(); err != nil {
@@ -358,7 +359,7 @@ func heraFig15(ctx context.Context, l *lab) (*Figure, error) {
 			}
 			row := []string{what}
 			for i, n := range servers {
-				c.series[i].values = append(c.series[i].values, n)
+				c.series[i].Values = append(c.series[i].Values, n)
 				row = append(row, number(n))
 			}
 			f.Rows = append(f.Rows, row)
@@ -413,11 +414,11 @@ func heraFig17(_ context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	f := &Figure{Rows: [][]string{{"machine", "cache", "mean_emu", "least_emu"}}}
-	parted := chart{
-		title: "EMU of the pairs that Hera chooses (Hera Fig. 17a)", yLabel: "EMU",
-		groups: []string{"one model", "without CAT", "with CAT"},
-		series: []series{{name: "mean"}, {name: "least"}},
-		line:   1, lineName: "one model a machine",
+	parted := picture.BarChart{
+		Title: "EMU of the pairs that Hera chooses (Hera Fig. 17a)", YLabel: "EMU",
+		Groups: []string{"one model", "without CAT", "with CAT"},
+		Series: []picture.Series{{Name: "mean"}, {Name: "least"}},
+		Line:   1, LineName: "one model a machine",
 	}
 	emu := func(t *tenancy, of func(a, b *place.Profile) float64) (mean, least float64) {
 		var all []float64
@@ -439,13 +440,13 @@ func heraFig17(_ context.Context, l *lab) (*Figure, error) {
 		})
 		means = append(means, mean)
 		for k, v := range []float64{mean, lowest} {
-			parted.series[k].values = append(parted.series[k].values, math.Round(v*1000)/1000)
+			parted.Series[k].Values = append(parted.Series[k].Values, math.Round(v*1000)/1000)
 		}
 		f.Rows = append(f.Rows, []string{t.name(), name, number(mean), number(lowest)})
 	}
-	machines := chart{
-		title: "EMU on other machines: cores, ways, GB/s (Hera Fig. 17b)", yLabel: "EMU",
-		series: []series{{name: "mean"}, {name: "least"}}, line: 1, lineName: "one model a machine",
+	machines := picture.BarChart{
+		Title: "EMU on other machines: cores, ways, GB/s (Hera Fig. 17b)", YLabel: "EMU",
+		Series: []picture.Series{{Name: "mean"}, {Name: "least"}}, Line: 1, LineName: "one model a machine",
 	}
 	held := true
 	for _, m := range []place.Machine{
@@ -458,9 +459,9 @@ func heraFig17(_ context.Context, l *lab) (*Figure, error) {
 			return other.BestSplit(a, b).Utilisation(a, b)
 		})
 		held = held && mean > 1
-		machines.groups = append(machines.groups, other.name())
+		machines.Groups = append(machines.Groups, other.name())
 		for k, v := range []float64{mean, lowest} {
-			machines.series[k].values = append(machines.series[k].values, math.Round(v*1000)/1000)
+			machines.Series[k].Values = append(machines.Series[k].Values, math.Round(v*1000)/1000)
 		}
 		f.Rows = append(f.Rows, []string{other.name(), "parted", number(mean), number(lowest)})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"gonum.org/v1/gonum/stat"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/reproduce/placements"
 	"github.com/muster-serve/muster/sim/colocate"
@@ -85,11 +86,11 @@ func heraFig12(ctx context.Context, l *lab) (*Figure, error) {
 		if p == d {
 			continue
 		}
-		c := chart{
-			title: "DLRM-D and " + p.Model, yLabel: "load of " + p.Model,
-			series: []series{
-				{name: managers[0]}, {name: managers[1]}, {name: managers[2]},
-				{name: "by the profiles"},
+		c := picture.BarChart{
+			Title: "DLRM-D and " + p.Model, YLabel: "load of " + p.Model,
+			Series: []picture.Series{
+				{Name: managers[0]}, {Name: managers[1]}, {Name: managers[2]},
+				{Name: "by the profiles"},
 			},
 		}
 		for _, load := range loads {
@@ -102,10 +103,10 @@ func heraFig12(ctx context.Context, l *lab) (*Figure, error) {
 				values = append(values, t.sustained(manager, d, p, load))
 			}
 			values = append(values, t.byProfile(d, p, load))
-			c.groups = append(c.groups, fmt.Sprintf("DLRM-D %.0f %%", 100*load))
+			c.Groups = append(c.Groups, fmt.Sprintf("DLRM-D %.0f %%", 100*load))
 			row := []string{p.Model, number(load)}
 			for i, v := range values {
-				c.series[i].values = append(c.series[i].values, math.Round(v*1000)/1000)
+				c.Series[i].Values = append(c.Series[i].Values, math.Round(v*1000)/1000)
 				row = append(row, number(v))
 			}
 			f.Rows = append(f.Rows, row)
@@ -197,13 +198,13 @@ func heraFig14(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		tails := lineChart{
 			title: manager + ": tails", xLabel: "s", yLabel: "95 % quantile / target",
-			series: []series{{name: "DLRM-D"}, {name: "NCF"}}, line: 1, lineName: "target",
+			series: []picture.Series{{Name: "DLRM-D"}, {Name: "NCF"}}, line: 1, lineName: "target",
 		}
 		parts := lineChart{
 			title: manager + ": workers and ways", xLabel: "s", yLabel: "number",
-			series: []series{
-				{name: "DLRM-D workers"}, {name: "NCF workers"}, {name: "DLRM-D ways"},
-				{name: "NCF ways"},
+			series: []picture.Series{
+				{Name: "DLRM-D workers"}, {Name: "NCF workers"}, {Name: "DLRM-D ways"},
+				{Name: "NCF ways"},
 			},
 		}
 		inRow := 0
@@ -230,9 +231,9 @@ func heraFig14(ctx context.Context, l *lab) (*Figure, error) {
 			at := p.End.Seconds()
 			cells := []string{manager, number(at), number(load[0](at - 1)), number(load[1](at - 1))}
 			for k := range tail {
-				tails.series[k].values = append(tails.series[k].values, min(tail[k], 10))
-				parts.series[k].values = append(parts.series[k].values, float64(p.Workers[k]))
-				parts.series[2+k].values = append(parts.series[2+k].values, float64(p.Ways[k]))
+				tails.series[k].Values = append(tails.series[k].Values, min(tail[k], 10))
+				parts.series[k].Values = append(parts.series[k].Values, float64(p.Workers[k]))
+				parts.series[2+k].Values = append(parts.series[2+k].Values, float64(p.Ways[k]))
 			}
 			cells = append(cells, number(tail[0]), number(tail[1]))
 			for _, x := range []int{p.Workers[0], p.Workers[1], p.Ways[0], p.Ways[1]} {

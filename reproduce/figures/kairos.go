@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 )
@@ -28,29 +29,29 @@ func fig3(ctx context.Context, l *lab) (*Figure, error) {
 				"ratio_to_homogeneous"},
 		},
 	}
-	c := chart{title: "RM2: pools (g4dn, c5n, r5n) under different query distribution (KAIROS " +
+	c := picture.BarChart{Title: "RM2: pools (g4dn, c5n, r5n) under different query distribution (KAIROS " +
 		"Fig. 3)",
-		yLabel: "throughput / homogeneous", line: 1, lineName: homogeneousLine}
+		YLabel: "throughput / homogeneous", Line: 1, LineName: homogeneousLine}
 	ratio := map[string][]float64{}
 	for _, policy := range policies {
-		s := series{name: policy}
+		s := picture.Series{Name: policy}
 		for _, pool := range pools {
 			t, err := l.throughput(ctx, cfg, policy, pool)
 			if err != nil {
 				return nil, err
 			}
-			s.values = append(s.values, t.Rate/homogeneous)
-			s.errors = append(s.errors, t.StandardError/homogeneous)
+			s.Values = append(s.Values, t.Rate/homogeneous)
+			s.Errors = append(s.Errors, t.StandardError/homogeneous)
 			f.Rows = append(f.Rows, []string{
 				counts(pool, types), number(pool.Cost(l.prices)), policy, number(t.Rate),
 				number(t.StandardError), number(t.Rate / homogeneous),
 			})
 		}
-		ratio[policy] = s.values
-		c.series = append(c.series, s)
+		ratio[policy] = s.Values
+		c.Series = append(c.Series, s)
 	}
 	for _, pool := range pools {
-		c.groups = append(c.groups, counts(pool, types))
+		c.Groups = append(c.Groups, counts(pool, types))
 	}
 	f.show(1, &c)
 	below := true // every real policy stays below the oracle on every heterogeneous pool
@@ -96,10 +97,10 @@ func fig8(ctx context.Context, l *lab) (*Figure, error) {
 				"ratio"},
 		},
 	}
-	c := chart{title: "KAIROS and the best homogeneous pool at $2.5/hr (KAIROS Fig. 8)",
-		yLabel: "throughput / homogeneous",
-		groups: paperModels, reference: true, series: []series{
-			{name: "homogeneous, scaled to budget"}, {name: "kairos"},
+	c := picture.BarChart{Title: "KAIROS and the best homogeneous pool at $2.5/hr (KAIROS Fig. 8)",
+		YLabel: "throughput / homogeneous",
+		Groups: paperModels, Reference: true, Series: []picture.Series{
+			{Name: "homogeneous, scaled to budget"}, {Name: "kairos"},
 		}}
 	var ratios []float64
 	for _, model := range paperModels {
@@ -117,11 +118,11 @@ func fig8(ctx context.Context, l *lab) (*Figure, error) {
 			number(k.Ratio),
 		})
 		ratios = append(ratios, k.Ratio)
-		c.series[0].values = append(c.series[0].values, 1)
-		c.series[1].values = append(c.series[1].values, k.Ratio)
-		c.series[1].errors = append(c.series[1].errors, k.StandardError/r.HomogeneousScaled)
+		c.Series[0].Values = append(c.Series[0].Values, 1)
+		c.Series[1].Values = append(c.Series[1].Values, k.Ratio)
+		c.Series[1].Errors = append(c.Series[1].Errors, k.StandardError/r.HomogeneousScaled)
 	}
-	c.series[0].errors = make([]float64, len(paperModels))
+	c.Series[0].Errors = make([]float64, len(paperModels))
 	f.show(1, &c)
 	lo, loModel := least(ratios, paperModels)
 	hi, hiModel := most(ratios, paperModels)
@@ -144,14 +145,14 @@ func fig9(ctx context.Context, l *lab) (*Figure, error) {
 			{"model", "scheme", "pool", "throughput_qps", "standard_error_qps", "ratio_to_ribbon"},
 		},
 	}
-	c := chart{title: "Throughput at $2.5/hr, each scheme on its pool (KAIROS Fig. 9)",
-		yLabel: "throughput / RIBBON (fcfs)", groups: paperModels, reference: true,
-		series: []series{
-			{name: "ribbon (fcfs)"}, {name: "drs"}, {name: "clockwork"},
-			{name: "kairos (pool by Eq. 15)"}, {name: "kairos+ (best pool)"},
-			{name: "horizon (ours)"}, {name: "oracle"},
+	c := picture.BarChart{Title: "Throughput at $2.5/hr, each scheme on its pool (KAIROS Fig. 9)",
+		YLabel: "throughput / RIBBON (fcfs)", Groups: paperModels, Reference: true,
+		Series: []picture.Series{
+			{Name: "ribbon (fcfs)"}, {Name: "drs"}, {Name: "clockwork"},
+			{Name: "kairos (pool by Eq. 15)"}, {Name: "kairos+ (best pool)"},
+			{Name: "horizon (ours)"}, {Name: "oracle"},
 		}}
-	ratio := make([][]float64, len(c.series))
+	ratio := make([][]float64, len(c.Series))
 	for _, model := range paperModels {
 		cfg, err := l.config(model, workload.Trace())
 		if err != nil {
@@ -178,10 +179,10 @@ func fig9(ctx context.Context, l *lab) (*Figure, error) {
 			p[0], p[1], clockwork, {Pool: chosen.String(), Throughput: kairos}, p[4], p[5], p[6],
 		} {
 			ratio[i] = append(ratio[i], e.Rate/p[0].Rate)
-			c.series[i].values = append(c.series[i].values, e.Rate/p[0].Rate)
-			c.series[i].errors = append(c.series[i].errors, e.StandardError/p[0].Rate)
+			c.Series[i].Values = append(c.Series[i].Values, e.Rate/p[0].Rate)
+			c.Series[i].Errors = append(c.Series[i].Errors, e.StandardError/p[0].Rate)
 			f.Rows = append(f.Rows, []string{
-				model, c.series[i].name, e.Pool, number(e.Rate), number(e.StandardError),
+				model, c.Series[i].Name, e.Pool, number(e.Rate), number(e.StandardError),
 				number(e.Rate / p[0].Rate),
 			})
 		}
@@ -249,27 +250,27 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 			{"pool", "upper_bound_qps", "policy", "throughput_qps", "standard_error_qps"},
 		},
 	}
-	c := chart{title: "RM2: pools (g4dn, c5n, r5n, t3) of the highest bound (KAIROS Fig. " +
-		"14)", yLabel: "queries/s",
-		line: best, lineName: "the oracle on its best pool", reference: true, series: []series{
-			{name: "upper bound (Eq. 15)"},
+	c := picture.BarChart{Title: "RM2: pools (g4dn, c5n, r5n, t3) of the highest bound (KAIROS Fig. " +
+		"14)", YLabel: "queries/s",
+		Line: best, LineName: "the oracle on its best pool", Reference: true, Series: []picture.Series{
+			{Name: "upper bound (Eq. 15)"},
 		}}
 	for _, policy := range policies {
-		c.series = append(c.series, series{name: policy})
+		c.Series = append(c.Series, picture.Series{Name: policy})
 	}
 	others := 0.0
 	var bounds, share []float64
 	for _, b := range all {
-		c.groups = append(c.groups, counts(b.pool, sim.PaperTypes()))
-		c.series[0].values = append(c.series[0].values, b.bound)
+		c.Groups = append(c.Groups, counts(b.pool, sim.PaperTypes()))
+		c.Series[0].Values = append(c.Series[0].Values, b.bound)
 		bounds = append(bounds, b.bound)
 		for i, policy := range policies {
 			t, err := l.throughput(ctx, cfg, policy, b.pool)
 			if err != nil {
 				return nil, err
 			}
-			c.series[i+1].values = append(c.series[i+1].values, t.Rate)
-			c.series[i+1].errors = append(c.series[i+1].errors, t.StandardError)
+			c.Series[i+1].Values = append(c.Series[i+1].Values, t.Rate)
+			c.Series[i+1].Errors = append(c.Series[i+1].Errors, t.StandardError)
 			f.Rows = append(f.Rows, []string{
 				counts(b.pool, sim.PaperTypes()), number(b.bound), policy, number(t.Rate),
 				number(t.StandardError),
@@ -282,8 +283,8 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 		}
 	}
 	f.show(1, &c)
-	lo, loPool := least(share, c.groups)
-	hi, _ := most(bounds, c.groups)
+	lo, loPool := least(share, c.Groups)
+	hi, _ := most(bounds, c.Groups)
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: the bound is close to the oracle's best throughput, and no higher (%.1f against "+
@@ -321,14 +322,14 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 				"standard_error_qps", "ratio"},
 		},
 	}
-	c := chart{
-		title:  "KAIROS relative to homogeneous: batch sizes, noise (KAIROS Fig. 16)",
-		yLabel: "throughput / homogeneous", groups: paperModels, line: 1,
-		lineName:  homogeneousLine,
-		reference: true,
+	c := picture.BarChart{
+		Title:  "KAIROS relative to homogeneous: batch sizes, noise (KAIROS Fig. 16)",
+		YLabel: "throughput / homogeneous", Groups: paperModels, Line: 1,
+		LineName:  homogeneousLine,
+		Reference: true,
 	}
 	for _, setting := range settings {
-		s := series{name: setting.name}
+		s := picture.Series{Name: setting.name}
 		for _, model := range paperModels {
 			cfg, err := l.config(model, setting.sizes)
 			if err != nil {
@@ -340,17 +341,17 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 				return nil, err
 			}
 			k := r.Policies[0]
-			s.values = append(s.values, k.Ratio)
-			s.errors = append(s.errors, k.StandardError/r.HomogeneousScaled)
+			s.Values = append(s.Values, k.Ratio)
+			s.Errors = append(s.Errors, k.StandardError/r.HomogeneousScaled)
 			f.Rows = append(f.Rows, []string{
 				setting.name, model, number(r.HomogeneousScaled), k.Pool, number(k.Rate),
 				number(k.StandardError), number(k.Ratio),
 			})
 		}
-		c.series = append(c.series, s)
+		c.Series = append(c.Series, s)
 	}
 	f.show(1, &c)
-	trace, gauss := c.series[0].values, c.series[1].values
+	trace, gauss := c.Series[0].Values, c.Series[1].Values
 	lo, loModel := least(gauss, paperModels)
 	fewer := 0
 	for i := range paperModels {
@@ -366,8 +367,8 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		return most(loss, paperModels)
 	}
-	prediction, predictionModel := change(c.series[2].values)
-	latency, latencyModel := change(c.series[3].values)
+	prediction, predictionModel := change(c.Series[2].Values)
+	latency, latencyModel := change(c.Series[3].Values)
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: with Gaussian batch sizes KAIROS still gains on every model (least: %.2f x on "+
@@ -392,3 +393,6 @@ func sorted(set map[string]bool) []string {
 	}
 	return names
 }
+
+// homogeneousLine names the line at 1 where throughputs are relative.
+const homogeneousLine = "homogeneous, scaled to budget"

@@ -38,8 +38,8 @@ func (m *matrix) set(a, b *place.Profile, value float64) {
 	m.values[at], m.values[[2]int{at[1], at[0]}] = value, value
 }
 
-// panel makes the picture.
-func (m *matrix) panel() *picture.Panel {
+// NewPanel makes the picture.
+func (m *matrix) NewPanel() *picture.Panel {
 	p := picture.New(m.title, "", "")
 	n := float64(len(m.models))
 	p.Width, p.Height, p.Headroom = 480, 330, 0

@@ -5,14 +5,14 @@ import (
 )
 
 // A shown is what can stand on a page.
-type shown interface{ panel() *picture.Panel }
+type shown interface{ NewPanel() *picture.Panel }
 
 // page is a picture of charts in rows of so many columns.
 func page(columns int, charts ...shown) *picture.Picture {
 	panels := make([]*picture.Panel, len(charts))
 	widest := float64(0)
 	for i, c := range charts {
-		panels[i] = c.panel()
+		panels[i] = c.NewPanel()
 		widest = max(widest, panels[i].Width)
 	}
 	for _, p := range panels { // so that those below each other are alike

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/reproduce/planners"
@@ -45,10 +46,10 @@ func fig1(ctx context.Context, l *lab) (*Figure, error) {
 				"ratio_to_homogeneous"},
 		},
 	}
-	c := chart{
-		title:  "RM2: pools (g4dn, c5n, r5n) against homogeneous (KAIROS Fig. 1)",
-		yLabel: "queries/s", line: homogeneous, lineName: homogeneousLine, series: []series{
-			{name: "fcfs"},
+	c := picture.BarChart{
+		Title:  "RM2: pools (g4dn, c5n, r5n) against homogeneous (KAIROS Fig. 1)",
+		YLabel: "queries/s", Line: homogeneous, LineName: homogeneousLine, Series: []picture.Series{
+			{Name: "fcfs"},
 		},
 	}
 	types, pools := fig1Pools()
@@ -58,9 +59,9 @@ func fig1(ctx context.Context, l *lab) (*Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.groups = append(c.groups, counts(pool, types))
-		c.series[0].values = append(c.series[0].values, t.Rate)
-		c.series[0].errors = append(c.series[0].errors, t.StandardError)
+		c.Groups = append(c.Groups, counts(pool, types))
+		c.Series[0].Values = append(c.Series[0].Values, t.Rate)
+		c.Series[0].Errors = append(c.Series[0].Errors, t.StandardError)
 		ratio = append(ratio, t.Rate/homogeneous)
 		f.Rows = append(f.Rows, []string{
 			counts(pool, types), number(pool.Cost(l.prices)), number(t.Rate),
@@ -101,12 +102,12 @@ func fig2(ctx context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	f := &Figure{Rows: [][]string{{"evaluation", "pool", "throughput_qps", "ratio_to_homogeneous"}}}
-	s := series{name: "simulated annealing"}
+	s := picture.Series{Name: "simulated annealing"}
 	worse, best := 0, 0.0
 	explored := worth(all)
 	for i, e := range explored {
 		ratio := e.Value / homogeneous
-		s.values = append(s.values, ratio)
+		s.Values = append(s.Values, ratio)
 		if best = max(best, ratio); ratio < 1 {
 			worse++
 		}
@@ -117,7 +118,7 @@ func fig2(ctx context.Context, l *lab) (*Figure, error) {
 	c := lineChart{
 		title: "RM2: what simulated annealing explores (KAIROS Fig. 2)", xLabel: "evaluation",
 		yLabel: "throughput / homogeneous", line: 1,
-		lineName: homogeneousLine, series: []series{s},
+		lineName: homogeneousLine, series: []picture.Series{s},
 	}
 	f.show(1, &c)
 	f.Text = append(
@@ -158,9 +159,9 @@ func fig10(ctx context.Context, l *lab) (*Figure, error) {
 		},
 	}
 	policies := []string{"fcfs", "drs", "clockwork-earliest", "kairos"}
-	c := chart{
-		title:  "Evaluations until the search of kairos+ ends, by distribution (KAIROS Fig. 10)",
-		yLabel: "evaluations, % of the search space", groups: paperModels,
+	c := picture.BarChart{
+		Title:  "Evaluations until the search of kairos+ ends, by distribution (KAIROS Fig. 10)",
+		YLabel: "evaluations, % of the search space", Groups: paperModels,
 	}
 	share := make([][]float64, len(policies))
 	for i, policy := range policies {
@@ -181,7 +182,7 @@ func fig10(ctx context.Context, l *lab) (*Figure, error) {
 				number(percent), r.Plans[0].Configuration.String(), number(r.Plans[0].Predicted),
 			})
 		}
-		c.series = append(c.series, series{name: policy, values: share[i]})
+		c.Series = append(c.Series, picture.Series{Name: policy, Values: share[i]})
 	}
 	f.show(1, &c)
 	kairos := share[3]
@@ -256,9 +257,9 @@ func fig11(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	const ours = 4 // those before are the paper's
 	f := &Figure{Rows: [][]string{{"model", "search", "evaluations_mean", "percent_of_space"}}}
-	c := chart{
-		title:  "Evaluations until the configuration that kairos+ finds (KAIROS Fig. 11)",
-		yLabel: "evaluations, % of the search space", groups: paperModels,
+	c := picture.BarChart{
+		Title:  "Evaluations until the configuration that kairos+ finds (KAIROS Fig. 11)",
+		YLabel: "evaluations, % of the search space", Groups: paperModels,
 	}
 	share := make([][]float64, len(searches))
 	for _, model := range paperModels {
@@ -300,7 +301,7 @@ func fig11(ctx context.Context, l *lab) (*Figure, error) {
 		}
 	}
 	for i, search := range searches {
-		c.series = append(c.series, series{name: search.name, values: share[i]})
+		c.Series = append(c.Series, picture.Series{Name: search.name, Values: share[i]})
 	}
 	f.show(1, &c)
 	var fewer []float64
@@ -361,17 +362,17 @@ func fig12(ctx context.Context, l *lab) (*Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		s := series{name: scheme.name}
+		s := picture.Series{Name: scheme.name}
 		ended[scheme.name] = len(first)
 		for i, e := range first {
-			s.values = append(s.values, e.Value)
+			s.Values = append(s.Values, e.Value)
 			best[scheme.name] = max(best[scheme.name], e.Value)
 			f.Rows = append(f.Rows, []string{
 				scheme.name, strconv.Itoa(i + 1), e.Configuration.String(), number(e.Value),
 			})
 		}
-		for len(s.values) < evaluations { // it has ended, and what it found runs
-			s.values = append(s.values, best[scheme.name])
+		for len(s.Values) < evaluations { // it has ended, and what it found runs
+			s.Values = append(s.Values, best[scheme.name])
 		}
 		c.series = append(c.series, s)
 	}
@@ -383,8 +384,8 @@ func fig12(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.series = append(c.series, series{
-		name: "kairos", values: slices.Repeat([]float64{kairos.Rate}, evaluations),
+	c.series = append(c.series, picture.Series{
+		Name: "kairos", Values: slices.Repeat([]float64{kairos.Rate}, evaluations),
 	})
 	f.Rows = append(f.Rows, []string{
 		"kairos", "0", counts(chosen, sim.PaperTypes()), number(kairos.Rate),
@@ -392,7 +393,7 @@ func fig12(ctx context.Context, l *lab) (*Figure, error) {
 	f.show(1, &c)
 	mean := func(i int) float64 {
 		sum := 0.0
-		for _, v := range c.series[i].values {
+		for _, v := range c.series[i].Values {
 			sum += v
 		}
 		return sum / evaluations
@@ -443,10 +444,10 @@ func fig13(ctx context.Context, l *lab) (*Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &chart{title: model +
+		c := &picture.BarChart{Title: model +
 			": the pools (g4dn, c5n, r5n, t3) of the highest bound; * is KAIROS's choice (Fig. 13)",
-			yLabel: "queries/s", reference: true,
-			series: []series{{name: "upper bound (Eq. 15)"}, {name: "kairos"}}}
+			YLabel: "queries/s", Reference: true,
+			Series: []picture.Series{{Name: "upper bound (Eq. 15)"}, {Name: "kairos"}}}
 		best, chosenRate := 0.0, 0.0
 		for i, b := range pools {
 			t, err := l.throughput(ctx, cfg, "kairos", b.pool)
@@ -466,13 +467,13 @@ func fig13(ctx context.Context, l *lab) (*Figure, error) {
 				name += "*"
 				chosenRate = t.Rate
 			}
-			c.groups = append(c.groups, name)
-			c.series[0].values = append(c.series[0].values, b.bound)
-			c.series[1].values = append(c.series[1].values, t.Rate)
-			c.series[1].errors = append(c.series[1].errors, t.StandardError)
+			c.Groups = append(c.Groups, name)
+			c.Series[0].Values = append(c.Series[0].Values, b.bound)
+			c.Series[1].Values = append(c.Series[1].Values, t.Rate)
+			c.Series[1].Errors = append(c.Series[1].Errors, t.StandardError)
 		}
 		share = append(share, chosenRate/best)
-		trend = append(trend, mean(c.series[1].values[:top/2])/mean(c.series[1].values[top/2:]))
+		trend = append(trend, mean(c.Series[1].Values[:top/2])/mean(c.Series[1].Values[top/2:]))
 		charts = append(charts, c)
 	}
 	f.show(1, charts...)
@@ -517,14 +518,14 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 				"standard_error_qps", "ratio"},
 		},
 	}
-	c := chart{
-		title:  "KAIROS, on the pool it chooses, relative to homogeneous (KAIROS Fig. 15)",
-		yLabel: "throughput / homogeneous", groups: paperModels, line: 1,
-		lineName:  homogeneousLine,
-		reference: true,
+	c := picture.BarChart{
+		Title:  "KAIROS, on the pool it chooses, relative to homogeneous (KAIROS Fig. 15)",
+		YLabel: "throughput / homogeneous", Groups: paperModels, Line: 1,
+		LineName:  homogeneousLine,
+		Reference: true,
 	}
 	for _, setting := range settings {
-		s := series{name: setting.name}
+		s := picture.Series{Name: setting.name}
 		for _, model := range paperModels {
 			cfg, err := l.config(model, workload.Trace())
 			if err != nil {
@@ -544,18 +545,18 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 			if err != nil {
 				return nil, err
 			}
-			s.values = append(s.values, t.Rate/homogeneous)
-			s.errors = append(s.errors, t.StandardError/homogeneous)
+			s.Values = append(s.Values, t.Rate/homogeneous)
+			s.Errors = append(s.Errors, t.StandardError/homogeneous)
 			f.Rows = append(f.Rows, []string{
 				setting.name, model, number(homogeneous), counts(chosen, sim.PaperTypes()),
 				number(t.Rate), number(t.StandardError), number(t.Rate / homogeneous),
 			})
 		}
-		c.series = append(c.series, s)
+		c.Series = append(c.Series, s)
 	}
 	f.show(1, &c)
-	loA, modelA := least(c.series[1].values, paperModels)
-	loB, modelB := least(c.series[2].values, paperModels)
+	loA, modelA := least(c.Series[1].Values, paperModels)
+	loB, modelB := least(c.Series[2].Values, paperModels)
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: with four times the budget KAIROS gains substantially on every model (least: "+
@@ -563,7 +564,7 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 		fmt.Sprintf(
 			"%s: with QoS targets 20 %% higher it gains as before (least: %.2f x on %s; the "+
 				"means are %.2f x and before %.2f x).",
-			outcome(loB > 1.2 && mean(c.series[2].values) > 0.9*mean(c.series[0].values)),
-			loB, modelB, mean(c.series[2].values), mean(c.series[0].values)))
+			outcome(loB > 1.2 && mean(c.Series[2].Values) > 0.9*mean(c.Series[0].Values)),
+			loB, modelB, mean(c.Series[2].Values), mean(c.Series[0].Values)))
 	return f, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/reproduce/merging"
@@ -256,9 +257,9 @@ func overTime(title, label string, names []string, runs []*scaling.Result,
 	of func(scaling.Second) float64) *lineChart {
 	c := &lineChart{title: title, xLabel: "10 s", yLabel: label}
 	for i, r := range runs {
-		s := series{name: names[i]}
+		s := picture.Series{Name: names[i]}
 		for _, w := range r.Windows() {
-			s.values = append(s.values, of(w))
+			s.Values = append(s.Values, of(w))
 		}
 		c.series = append(c.series, s)
 	}
@@ -279,10 +280,10 @@ func (l *lab) endToEnd(ctx context.Context, trace, title string) (*Figure, *sett
 	f := &Figure{Rows: [][]string{scalingHeader}}
 	var names []string
 	var runs []*scaling.Result
-	bars := [2]chart{
-		{title: title, yLabel: "violations, %", series: []series{{name: "strict"},
-			{name: "as the artifact counts"}}},
-		{yLabel: "largest drop, points", series: []series{{}}},
+	bars := [2]picture.BarChart{
+		{Title: title, YLabel: "violations, %", Series: []picture.Series{{Name: "strict"},
+			{Name: "as the artifact counts"}}},
+		{YLabel: "largest drop, points", Series: []picture.Series{{}}},
 	}
 	for i := range all {
 		r, err := l.simulate(ctx, s, &all[i])
@@ -291,11 +292,11 @@ func (l *lab) endToEnd(ctx context.Context, trace, title string) (*Figure, *sett
 		}
 		names, runs = append(names, all[i].name), append(runs, r)
 		f.Rows = append(f.Rows, scalingRows(all[i].name, r)...)
-		bars[0].series[0].values = append(bars[0].series[0].values, 100*r.Total.Violations())
-		bars[0].series[1].values = append(bars[0].series[1].values, 100*r.Total.ByArtifact())
-		bars[1].series[0].values = append(bars[1].series[0].values, r.Drop())
+		bars[0].Series[0].Values = append(bars[0].Series[0].Values, 100*r.Total.Violations())
+		bars[0].Series[1].Values = append(bars[0].Series[1].Values, 100*r.Total.ByArtifact())
+		bars[1].Series[0].Values = append(bars[1].Series[0].Values, r.Drop())
 	}
-	bars[0].groups, bars[1].groups = names, names
+	bars[0].Groups, bars[1].Groups = names, names
 	f.show(1, &bars[0], &bars[1],
 		overTime("", "accuracy below 100, points", names, runs,
 			func(s scaling.Second) float64 { return 100 - s.Accuracy() }),
@@ -384,9 +385,9 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 	ours := []names.MergePolicy{
 		names.MergeDeadline, merging.Proteus, merging.Nexus, merging.AIMD,
 	}
-	c := chart{title: "Proteus Fig. 6: merging", yLabel: "violations, %"}
+	c := picture.BarChart{Title: "Proteus Fig. 6: merging", YLabel: "violations, %"}
 	for _, p := range slices.Concat(artifact, ours) {
-		c.series = append(c.series, series{name: string(p)})
+		c.Series = append(c.Series, picture.Series{Name: string(p)})
 	}
 	var from string
 	for _, trace := range []string{scaling.Poisson, scaling.Gamma, scaling.Uniform} {
@@ -395,7 +396,7 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 			return nil, err
 		}
 		from = s.from()
-		c.groups = append(c.groups, trace)
+		c.Groups = append(c.Groups, trace)
 		share := map[names.MergePolicy]float64{}
 		for i, p := range slices.Concat(artifact, ours) {
 			run := contender{name: string(p), config: scaling.Config{
@@ -420,7 +421,7 @@ func proteusFig6(ctx context.Context, l *lab) (*Figure, error) {
 			if i < len(artifact) {
 				share[p] = r.Total.ByArtifact()
 			}
-			c.series[i].values = append(c.series[i].values, 100*share[p])
+			c.Series[i].Values = append(c.Series[i].Values, 100*share[p])
 		}
 		a, b, d := share[artifact[0]], share[artifact[1]], share[artifact[2]]
 		f.Text = append(f.Text,
@@ -463,10 +464,10 @@ func proteusFig7(ctx context.Context, l *lab) (*Figure, error) {
 		{"without query assignment", drawn},
 	}
 	f := &Figure{Rows: [][]string{scalingHeader}}
-	bars := [2]chart{
-		{title: "Proteus Fig. 7: what each part gives", yLabel: "strict violations, %",
-			series: []series{{}}},
-		{yLabel: "largest drop, points", series: []series{{}}},
+	bars := [2]picture.BarChart{
+		{Title: "Proteus Fig. 7: what each part gives", YLabel: "strict violations, %",
+			Series: []picture.Series{{}}},
+		{YLabel: "largest drop, points", Series: []picture.Series{{}}},
 	}
 	share := map[string]float64{}
 	for i := range all {
@@ -477,8 +478,8 @@ func proteusFig7(ctx context.Context, l *lab) (*Figure, error) {
 		f.Rows = append(f.Rows, scalingRows(all[i].name, r)...)
 		share[all[i].name] = r.Total.Violations()
 		for k, x := range []float64{100 * r.Total.Violations(), r.Drop()} {
-			bars[k].series[0].values = append(bars[k].series[0].values, x)
-			bars[k].groups = append(bars[k].groups, all[i].name)
+			bars[k].Series[0].Values = append(bars[k].Series[0].Values, x)
+			bars[k].Groups = append(bars[k].Groups, all[i].name)
 		}
 	}
 	f.show(1, &bars[0], &bars[1])
@@ -502,7 +503,7 @@ func proteusFig10(ctx context.Context, l *lab) (*Figure, error) {
 		"agents", "types", "variants", "families", "steps", "seconds", "served_share",
 		"accuracy_points", "bound_points",
 	}}}
-	c := chart{title: "Proteus Fig. 10: time of a placement", yLabel: "s", series: []series{{}}}
+	c := picture.BarChart{Title: "Proteus Fig. 10: time of a placement", YLabel: "s", Series: []picture.Series{{}}}
 	longest := 0.0
 	clock := l.Clock
 	if clock == nil {
@@ -534,8 +535,8 @@ func proteusFig10(ctx context.Context, l *lab) (*Figure, error) {
 			strconv.Itoa(size.families), strconv.Itoa(sol.Steps), number(took), number(sol.Served),
 			number(sol.Accuracy), number(sol.Bound),
 		})
-		c.groups = append(c.groups, name)
-		c.series[0].values = append(c.series[0].values, took)
+		c.Groups = append(c.Groups, name)
+		c.Series[0].Values = append(c.Series[0].Values, took)
 	}
 	f.show(1, &c)
 	f.Text = append(f.Text, fmt.Sprintf("%s: a placement takes below 1 s on one core of this "+

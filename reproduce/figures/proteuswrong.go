@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/reproduce/scaling"
 )
 
@@ -42,13 +43,13 @@ func proteusWrong(ctx context.Context, l *lab) (*Figure, error) {
 		{fmt.Sprintf("%s %v x", s.fleet.Types[strongest].Name, wrongBy), one},
 	}
 	f := &Figure{Rows: [][]string{slices.Concat([]string{"profiles"}, scalingHeader)}}
-	bars := [2]chart{
-		{title: "profiles that are wrong", yLabel: "strict violations, %"},
-		{yLabel: "accuracy below 100, points"},
+	bars := [2]picture.BarChart{
+		{Title: "profiles that are wrong", YLabel: "strict violations, %"},
+		{YLabel: "accuracy below 100, points"},
 	}
 	for _, c := range cases {
 		for i := range bars {
-			bars[i].series = append(bars[i].series, series{name: c.name})
+			bars[i].Series = append(bars[i].Series, picture.Series{Name: c.name})
 		}
 	}
 	head := fmt.Sprintf("%-24s", "profiles")
@@ -69,8 +70,8 @@ func proteusWrong(ctx context.Context, l *lab) (*Figure, error) {
 			}
 			row := scalingRows(its.name, r)[0]
 			f.Rows = append(f.Rows, slices.Concat([]string{c.name}, row))
-			bars[0].series[k].values = append(bars[0].series[k].values, 100*r.Total.Violations())
-			bars[1].series[k].values = append(bars[1].series[k].values, 100-r.Total.Accuracy())
+			bars[0].Series[k].Values = append(bars[0].Series[k].Values, 100*r.Total.Violations())
+			bars[1].Series[k].Values = append(bars[1].Series[k].Values, 100-r.Total.Accuracy())
 			line += fmt.Sprintf("  %-18s", fmt.Sprintf("%5.2f (%.2f)", 100*r.Total.Violations(),
 				r.Total.Accuracy()))
 			if its.config.Learns {
@@ -79,10 +80,10 @@ func proteusWrong(ctx context.Context, l *lab) (*Figure, error) {
 					100*after.Violations())
 			}
 		}
-		bars[0].groups = append(bars[0].groups, system.name)
+		bars[0].Groups = append(bars[0].Groups, system.name)
 		f.Text = append(f.Text, strings.TrimSpace(line))
 	}
-	bars[1].groups = bars[0].groups
+	bars[1].Groups = bars[0].Groups
 	f.show(1, &bars[0], &bars[1])
 	f.Text = append(f.Text, fmt.Sprintf("Muster's in the first %d periods of 10 s, and then, %%%s.",
 		learned, late))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/reproduce/planners"
@@ -215,21 +216,21 @@ func ribbonFig9(ctx context.Context, l *lab) (*Figure, error) {
 				"saving_percent"},
 		},
 	}
-	c := chart{
-		title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 9)",
-		yLabel: "cost saving, %", groups: ribbonModels, series: []series{{name: "heterogeneous"}},
+	c := picture.BarChart{
+		Title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 9)",
+		YLabel: "cost saving, %", Groups: ribbonModels, Series: []picture.Series{{Name: "heterogeneous"}},
 	}
 	for _, t := range tables {
 		saving := 100 * t.saving(t.optimum)
-		c.series[0].values = append(c.series[0].values, saving)
+		c.Series[0].Values = append(c.Series[0].Values, saving)
 		f.Rows = append(f.Rows, []string{
 			t.model, t.homogeneous.String(), number(t.Price(t.homogeneous)), t.optimum.String(),
 			number(t.Price(t.optimum)), number(saving),
 		})
 	}
 	f.show(1, &c)
-	lo, m := least(c.series[0].values, ribbonModels)
-	hi, _ := most(c.series[0].values, ribbonModels)
+	lo, m := least(c.Series[0].Values, ribbonModels)
+	hi, _ := most(c.Series[0].Values, ribbonModels)
 	f.Text = append(
 		f.Text,
 		fmt.Sprintf(
@@ -250,20 +251,20 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 			{"model", "saving_percent", "method", "evaluations_mean", "runs_that_reached_it"},
 		},
 	}
-	c := chart{
-		title:  "Evaluations until a cost saving is reached (RIBBON Fig. 10)",
-		yLabel: "evaluations, mean",
+	c := picture.BarChart{
+		Title:  "Evaluations until a cost saving is reached (RIBBON Fig. 10)",
+		YLabel: "evaluations, mean",
 	}
 	methods := searchMethods()
 	toOptimum := make([][]float64, len(methods))
 	for _, m := range methods {
-		c.series = append(c.series, series{name: m.name})
+		c.Series = append(c.Series, picture.Series{Name: m.name})
 	}
 	for _, t := range tables {
 		highest := t.saving(t.optimum)
 		savings := []float64{0, highest / 2, highest}
 		for _, s := range savings {
-			c.groups = append(c.groups, fmt.Sprintf("%s %.1f %%", t.model, 100*s))
+			c.Groups = append(c.Groups, fmt.Sprintf("%s %.1f %%", t.model, 100*s))
 		}
 		for i, m := range methods {
 			all, err := l.searches(ctx, t, m)
@@ -276,7 +277,7 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 				if reached == 0 {
 					shown = math.NaN()
 				}
-				c.series[i].values = append(c.series[i].values, shown)
+				c.Series[i].Values = append(c.Series[i].Values, shown)
 				f.Rows = append(f.Rows, []string{
 					t.model, number(100 * s), m.name, number(mean), strconv.Itoa(reached),
 				})
@@ -337,23 +338,23 @@ func (l *lab) byTrials(ctx context.Context, title, yLabel, column string,
 	f := &Figure{
 		Rows: [][]string{{"model", "method", column, "evaluations_mean", "failed_runs", "runs"}},
 	}
-	c := chart{title: title, yLabel: yLabel, groups: ribbonModels}
+	c := picture.BarChart{Title: title, YLabel: yLabel, Groups: ribbonModels}
 	var values [][]float64 // by method, model
 	for _, m := range searchMethods() {
-		s := series{name: m.name}
+		s := picture.Series{Name: m.name}
 		for _, t := range tables {
 			trials, err := l.trials(ctx, t, m)
 			if err != nil {
 				return nil, nil, err
 			}
-			s.values = append(s.values, of(trials))
+			s.Values = append(s.Values, of(trials))
 			f.Rows = append(f.Rows, []string{
 				t.model, m.name, number(of(trials)), number(trials.Mean),
 				strconv.Itoa(trials.Failed), strconv.Itoa(trials.Runs),
 			})
 		}
-		c.series = append(c.series, s)
-		values = append(values, s.values)
+		c.Series = append(c.Series, s)
+		values = append(values, s.Values)
 	}
 	f.show(1, &c)
 	f.Text = []string{l.fromTables(searchesPerSeed * l.Seeds)}
@@ -548,11 +549,11 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 }
 
 // risen is a search under a heavier load as two lines: what is evaluated costs, and what it misses.
-func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) (cost, missed series) {
-	cost.name, missed.name = t.model, t.model
+func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) (cost, missed picture.Series) {
+	cost.Name, missed.Name = t.model, t.model
 	for _, one := range r.Evaluations {
-		cost.values = append(cost.values, p.Price(one.Configuration)/t.Price(t.optimum))
-		missed.values = append(missed.values, min(5, 100*(1-one.Value)))
+		cost.Values = append(cost.Values, p.Price(one.Configuration)/t.Price(t.optimum))
+		missed.Values = append(missed.Values, min(5, 100*(1-one.Value)))
 	}
 	return cost, missed
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
@@ -228,15 +229,15 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 				"cheapest_usd_per_hour", "saving_percent"},
 		},
 	}
-	better := chart{
-		title:  "Pools by how many types they have at most (RIBBON Fig. 8)",
-		yLabel: "pools cheaper than the base type alone",
+	better := picture.BarChart{
+		Title:  "Pools by how many types they have at most (RIBBON Fig. 8)",
+		YLabel: "pools cheaper than the base type alone",
 	}
-	saving := chart{yLabel: "cost saving of the cheapest, %"}
+	saving := picture.BarChart{YLabel: "cost saving of the cheapest, %"}
 	for k := 2; k <= len(types); k++ {
-		better.groups = append(better.groups, fmt.Sprintf("%d types", k))
+		better.Groups = append(better.Groups, fmt.Sprintf("%d types", k))
 	}
-	saving.groups = better.groups
+	saving.Groups = better.Groups
 	var saturates, counted [][]float64
 	for _, model := range ribbonModels {
 		s, err := l.simulatedPool(samples, model, types, 0, nil)
@@ -284,8 +285,8 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 				number(100 * (1 - lowest/s.Price(base))),
 			})
 		}
-		better.series = append(better.series, series{name: model, values: counts})
-		saving.series = append(saving.series, series{name: model, values: savings})
+		better.Series = append(better.Series, picture.Series{Name: model, Values: counts})
+		saving.Series = append(saving.Series, picture.Series{Name: model, Values: savings})
 		counted, saturates = append(counted, counts), append(saturates, savings)
 	}
 	f.show(1, &better, &saving)
@@ -350,12 +351,12 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 				"optimum_usd_per_hour", "saving_percent"},
 		},
 	}
-	c := chart{
-		title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 11)",
-		yLabel: "cost saving, %", groups: ribbonModels,
+	c := picture.BarChart{
+		Title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 11)",
+		YLabel: "cost saving, %", Groups: ribbonModels,
 	}
 	for _, sizes := range []*workload.BatchSizes{trace, alike, larger} {
-		one := series{name: sizes.String()}
+		one := picture.Series{Name: sizes.String()}
 		for _, model := range ribbonModels {
 			_, types, err := sim.RIBBONTable(model)
 			if err != nil {
@@ -377,16 +378,16 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 				return nil, err
 			}
 			saving := 100 * (1 - s.Price(optimum)/s.Price(base))
-			one.values = append(one.values, saving)
+			one.Values = append(one.Values, saving)
 			f.Rows = append(f.Rows, []string{
 				sizes.String(), model, base.String(), number(s.Price(base)), optimum.String(),
 				number(s.Price(optimum)), number(saving),
 			})
 		}
-		c.series = append(c.series, one)
+		c.Series = append(c.Series, one)
 	}
 	f.show(1, &c)
-	v := func(i int) []float64 { return c.series[i].values }
+	v := func(i int) []float64 { return c.Series[i].Values }
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: with Gaussian batch sizes of the trace's mean (%s) a mixed pool still costs "+
@@ -519,12 +520,12 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 				"optimum_usd_per_hour", "saving_percent"},
 		},
 	}
-	c := chart{
-		title:  "The cheapest pool against base instances alone, by target (RIBBON Fig. 15)",
-		yLabel: "cost saving, %", groups: ribbonModels,
+	c := picture.BarChart{
+		Title:  "The cheapest pool against base instances alone, by target (RIBBON Fig. 15)",
+		YLabel: "cost saving, %", Groups: ribbonModels,
 	}
 	for _, target := range []float64{plan.DefaultTarget, 0.98} {
-		s := series{name: fmt.Sprintf("p%.0f", 100*target)}
+		s := picture.Series{Name: fmt.Sprintf("p%.0f", 100*target)}
 		for _, t := range tables {
 			p := t.Table.Problem(target)
 			optimum, homogeneous, err := t.optima(ctx, p)
@@ -532,16 +533,16 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 				return nil, err
 			}
 			saving := 100 * (1 - p.Price(optimum)/p.Price(homogeneous))
-			s.values = append(s.values, saving)
+			s.Values = append(s.Values, saving)
 			f.Rows = append(f.Rows, []string{
 				number(100 * target), t.model, homogeneous.String(), number(p.Price(homogeneous)),
 				optimum.String(), number(p.Price(optimum)), number(saving),
 			})
 		}
-		c.series = append(c.series, s)
+		c.Series = append(c.Series, s)
 	}
 	f.show(1, &c)
-	strict, relaxed := c.series[0].values, c.series[1].values
+	strict, relaxed := c.Series[0].Values, c.Series[1].Values
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: with a target of 98 %% of the queries a mixed pool saves more than with 99 %%, "+

@@ -26,8 +26,8 @@ type namedPoint struct {
 	x, y float64
 }
 
-// panel makes the chart.
-func (c *scatterChart) panel() *picture.Panel {
+// NewPanel makes the chart.
+func (c *scatterChart) NewPanel() *picture.Panel {
 	p := picture.New(c.title, c.xLabel, c.yLabel)
 	p.Height = 340
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = c.left, c.right, 0, 0
@@ -114,9 +114,9 @@ type gridChart struct {
 	optimum               [2]int
 }
 
-// panel makes the chart: red misses the target, the lighter the less; green meets it, the darker
+// NewPanel makes the chart: red misses the target, the lighter the less; green meets it, the darker
 // the cheaper; circles are what was evaluated, the star is the optimum.
-func (c *gridChart) panel() *picture.Panel {
+func (c *gridChart) NewPanel() *picture.Panel {
 	p := picture.New(c.title, c.xLabel, c.yLabel)
 	p.Width, p.Height, p.Headroom = 290, 360, 0
 	p.Y.Ticks = func(low, _ float64) []picture.Tick { // none beside the legend

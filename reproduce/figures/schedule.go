@@ -151,8 +151,8 @@ type timelines struct {
 	all   []timeline
 }
 
-// panel makes the picture.
-func (l *timelines) panel() *picture.Panel {
+// NewPanel makes the picture.
+func (l *timelines) NewPanel() *picture.Panel {
 	p := picture.New(l.title, "ms", "")
 	p.Width, p.Height, p.Headroom = 560, 260, 0
 	p.X.Min, p.X.Max = 0, 0

@@ -26,16 +26,16 @@ func plansPicture(title string, names []string, plans []plan.Plan,
 		return nil, fmt.Errorf("draw plans: %d names and %d simulations of %d plans", len(names),
 			len(simulated), len(plans))
 	}
-	rates := chart{title: title, yLabel: "queries/s", groups: names, reference: true,
-		series: []series{{name: "upper bound"}, {name: "simulated"}}}
-	prices := chart{yLabel: "$/hr", groups: names, series: []series{{}}}
+	rates := picture.BarChart{Title: title, YLabel: "queries/s", Groups: names, Reference: true,
+		Series: []picture.Series{{Name: "upper bound"}, {Name: "simulated"}}}
+	prices := picture.BarChart{YLabel: "$/hr", Groups: names, Series: []picture.Series{{}}}
 	for i, p := range plans {
-		rates.series[0].values = append(rates.series[0].values, p.Bound)
-		rates.series[1].values = append(rates.series[1].values, simulated[i].Value)
-		rates.series[1].errors = append(rates.series[1].errors, simulated[i].StdErr)
-		prices.series[0].values = append(prices.series[0].values, p.Price)
+		rates.Series[0].Values = append(rates.Series[0].Values, p.Bound)
+		rates.Series[1].Values = append(rates.Series[1].Values, simulated[i].Value)
+		rates.Series[1].Errors = append(rates.Series[1].Errors, simulated[i].StdErr)
+		prices.Series[0].Values = append(prices.Series[0].Values, p.Price)
 	}
-	above, below := rates.newPanel(), prices.newPanel()
+	above, below := rates.NewPanel(), prices.NewPanel()
 	widest := max(above.Width, below.Width) // so that they are alike
 	above.Width, below.Width = widest, widest
 	return picture.Page(1, above, below), nil
