@@ -83,6 +83,19 @@ func (d *Demand) Most(now time.Time, within time.Duration) float64 {
 	return most
 }
 
+// Average is the mean rate of the windows that ended within the time before now, at most a minute.
+func (d *Demand) Average(now time.Time, within time.Duration) float64 {
+	sum, n := 0.0, 0
+	for _, w := range slices.Backward(d.windows) {
+		if now.Sub(w.end) >= within {
+			break
+		}
+		sum += w.rate
+		n++
+	}
+	return sum / float64(max(n, 1))
+}
+
 // Known is how long ago the first query arrived; 0 if none has.
 func (d *Demand) Known(now time.Time) time.Duration {
 	if !d.any {

@@ -32,6 +32,7 @@ type Problem struct {
 	variants   []Variant
 	families   []Family
 	rate       []float64 // by family, that arrives
+	usual      []float64 // by family, that has arrived in the mean of the demand's window
 	demand     []float64 // by family, to plan for
 	latencies  map[names.TableKey]Latencies
 	layouts    map[names.LaneType][]place.Layout
@@ -88,6 +89,8 @@ type Plan struct {
 	Bound                    float64
 	Steps                    int
 	missing                  []Event
+	// unserved is, by family, what the plan's agents do not serve of the usual rate, in queries/s.
+	unserved []float64
 }
 
 // horizon is the time in which a change must gain more than it costs. Chosen: three periods of the
@@ -124,7 +127,28 @@ func (p *Problem) Solve() *Plan {
 		plan.families = p.forecastFamilies(kept, was)
 	}
 	p.standBy(plan)
+	plan.unserved = p.unservedOf(plan)
 	return plan
+}
+
+// unservedOf returns what the plan does not serve of the usual rates, by family. The demand that it
+// is for is several times as much where few queries arrive, as headroom and staffing add to the
+// largest rate of a second: a plan that does not serve all of the demand may serve all queries.
+func (p *Problem) unservedOf(plan *Plan) []float64 {
+	unserved := make([]float64, len(p.families))
+	if len(p.usual) == 0 || !slices.ContainsFunc(plan.families, func(f place.FamilyForecast) bool {
+		return f.Served < 1-1e-6
+	}) {
+		return unserved
+	}
+	program, sol := p.evaluate(plan.layouts, p.usual)
+	copy(unserved, p.usual)
+	for v, flow := range p.flowByVariant(program, sol) {
+		if f, ok := p.family[p.variants[v].Family]; ok {
+			unserved[f] -= flow
+		}
+	}
+	return unserved
 }
 
 // searchCounts solves the program twice, with the layouts that are maximal sets of variants and
@@ -734,14 +758,7 @@ func (p *Problem) evaluate(layouts []place.Layout, rates []float64) (*place.Prog
 // forecastFamilies is what a solution of program expects of the families.
 func (p *Problem) forecastFamilies(program *place.Program,
 	sol *place.Solution) []place.FamilyForecast {
-	flow := make([]float64, len(p.variants))
-	for c := range sol.Flow {
-		for i := range sol.Flow[c] {
-			for s, rate := range sol.Flow[c][i] {
-				flow[program.Choices[c].Partitions[i][s].Variant] += rate
-			}
-		}
-	}
+	flow := p.flowByVariant(program, sol)
 	all := make([]place.FamilyForecast, len(p.families))
 	for f := range p.families {
 		family := place.FamilyForecast{
@@ -766,6 +783,19 @@ func (p *Problem) forecastFamilies(program *place.Program,
 		all[f] = family
 	}
 	return all
+}
+
+// flowByVariant is how many queries/s a solution of program has each variant answer.
+func (p *Problem) flowByVariant(program *place.Program, sol *place.Solution) []float64 {
+	flow := make([]float64, len(p.variants))
+	for c := range sol.Flow {
+		for i := range sol.Flow[c] {
+			for s, rate := range sol.Flow[c][i] {
+				flow[program.Choices[c].Partitions[i][s].Variant] += rate
+			}
+		}
+	}
+	return flow
 }
 
 // assignLayouts gives each agent a layout, so that as few models as possible are loaded.

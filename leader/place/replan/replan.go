@@ -403,16 +403,17 @@ func (r *Replanner) reportShortfalls(plan *Plan) {
 			return e.Family == family && e.Model == ""
 		})
 	}
-	for _, f := range plan.families {
+	for i, f := range plan.families {
 		key := string(Unserved) + f.Family
-		if f.Served >= 1-1e-6 || f.Rate == 0 || missing(f.Family) {
+		arrive, unserved := plan.problem.usual[i], plan.unserved[i]
+		if unserved <= 1e-6*arrive || missing(f.Family) {
 			continue
 		}
 		told[key] = true
 		r.addEventOnce(key, Event{Kind: Unserved, Family: f.Family, Version: r.placement.Version,
-			Text: fmt.Sprintf("no placement serves all: of %.4g queries/s planned for family %s, "+
-				"%.4g are not served (%.2f %%); %.4g queries/s arrive", f.Demand, f.Family,
-				f.Demand*(1-f.Served), 100*(1-f.Served), f.Rate)})
+			Text: fmt.Sprintf("no placement serves all: of %.4g queries/s that arrive for family "+
+				"%s, %.4g are not served (%.2f %%)", arrive, f.Family, unserved,
+				100*unserved/arrive)})
 	}
 	for key := range r.told {
 		if !told[key] && (strings.HasPrefix(key, string(Unserved)) ||
@@ -558,6 +559,7 @@ func (r *Replanner) makeProblem(reason string) *Problem {
 		d := r.demand[p.families[i].Name]
 		rate := max(d.Mean(), d.Last())
 		p.rate = append(p.rate, rate)
+		p.usual = append(p.usual, d.Average(r.now, r.cfg.Window))
 		p.demand = append(p.demand, r.cfg.Headroom*max(d.Most(r.now, r.cfg.Window), rate))
 	}
 	return p

@@ -353,6 +353,31 @@ func TestWhatCannotBe(t *testing.T) {
 	}
 }
 
+// TestUnservedHeadroom: a fleet that serves all queries that arrive is not said to leave some, though
+// it has no room for the headroom and staffing that each of several small families is planned with.
+func TestUnservedHeadroom(t *testing.T) {
+	w := newWorld(6, 1, 1)
+	w.workers[0].memory = 600
+	for f := range w.rates {
+		w.rates[f] = .625 // 30 % of the 12.5 queries/s that the agent serves, in all
+	}
+	w.elect(Memory{})
+	w.lives(t, 60*time.Second)
+	if !slices.ContainsFunc(w.answer.Placement.Families, func(f place.FamilyForecast) bool {
+		return f.Served < .99
+	}) {
+		t.Fatalf("all that is planned for is served: %+v", w.answer.Placement.Families)
+	}
+	if told := w.told(Unserved); len(told) > 0 {
+		t.Errorf("at 30 %% of the limit: %q", told)
+	}
+	for f := range w.rates {
+		w.rates[f] = 4
+	}
+	w.lives(t, 60*time.Second)
+	w.wants(t, Unserved, "of 4 queries/s that arrive for family f", "are not served")
+}
+
 // TestFewLoads: agents keep what they hold, wherever the plan is the same but for their names.
 func TestFewLoads(t *testing.T) {
 	w := newWorld(2, 1, 8)
