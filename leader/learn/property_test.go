@@ -93,7 +93,7 @@ func (p *plain) run(seed uint64) {
 				}
 			}
 		}
-		p.now = p.now.Add(time.Duration(p.random.IntN(400)) * time.Millisecond)
+		p.now = p.now.Add(time.Duration(p.random.IntN(2000)) * time.Millisecond)
 		p.check()
 	}
 }
@@ -404,7 +404,7 @@ func samePricesBut(a, b []fluid.Price, share float64) bool {
 }
 
 // TestDeparts has an agent's queries take longer and longer than its type's, and then less: it gets
-// a type of its own beyond 10 %, and keeps it until it is within 5 %.
+// a type of its own beyond 10 %, and keeps it until it has been within 5 % for a minute.
 func TestDeparts(t *testing.T) {
 	w := newWorld(t, 1)
 	var all []*leader.Member
@@ -427,7 +427,7 @@ func TestDeparts(t *testing.T) {
 				}
 				w.runs(x, m, batch, w.latency(batch, factor))
 			}
-			if w.now = w.now.Add(10 * time.Millisecond); i%25 == 0 {
+			if w.now = w.now.Add(30 * time.Millisecond); i%25 == 0 {
 				w.look()
 			}
 		}
@@ -452,6 +452,38 @@ func TestDeparts(t *testing.T) {
 	w.look()
 	if len(w.slow) > 0 || w.Sizes()["scaled"] > 0 {
 		t.Errorf("one that is gone has a type of its own: %v", w.slow)
+	}
+}
+
+// TestDepartsAgainAndAgain has other work slow an agent's machine for eight seconds of every
+// sixteen: it does not get and lose a type of its own with each.
+func TestDepartsAgainAndAgain(t *testing.T) {
+	w := newWorld(t, 1)
+	var all []*leader.Member
+	for i := range 4 {
+		all = append(all, member(names.AgentName(fmt.Sprint("w", i)), "x", "", m))
+	}
+	w.are(all...)
+	const steps = 12000 // two minutes
+	switches, own := 0, false
+	for i := range steps {
+		for j, x := range all {
+			batch, factor := 1+(i+j)*37%largest, 1.0
+			if j == 0 && i/800%2 == 1 {
+				factor = 1.3
+			}
+			w.runs(x, m, batch, w.latency(batch, factor))
+		}
+		if w.now = w.now.Add(10 * time.Millisecond); i%25 == 0 {
+			w.look()
+			if _, now := w.slow["w0"]; now != own {
+				own, switches = now, switches+1
+			}
+		}
+	}
+	if !own || switches != 1 {
+		t.Errorf("in two minutes it got or lost a type of its own %d times, and has one: %t; want once",
+			switches, own)
 	}
 }
 

@@ -29,6 +29,11 @@ const (
 	// slowUntil. They are scaled anew when one changes by more than slowAgain. A factor counts only
 	// if its standard error is at most slowError.
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
+	// keepOwn is how long an agent keeps profiles of its own after it departed last. A machine that
+	// does other work departs for some seconds, again and again, and each switch changes the types
+	// of the pool, with prices and plans. Chosen: profiles of its own cost an agent that is like
+	// its type nothing, so a minute without a departure is soon enough.
+	keepOwn = time.Minute
 	// minError is a lower bound for the standard error of a factor.
 	minError = 0.01
 	// modelSpread is the standard deviation of an agent's factors for models from their mean,
@@ -78,6 +83,7 @@ func heldBy(p *leader.PoolMember, part *leader.Part, yield func(id leader.ModelI
 type departure struct {
 	factor float64 // of models of which nothing is known there
 	models map[profiles.Key]profiles.Agent
+	last   time.Time // when the agent departed last
 }
 
 // agentAt is the departure for a model.
@@ -181,10 +187,15 @@ func (s *State) findDepartures(a *leader.Advice) {
 			continue
 		}
 		a.Factors[p.Name] = x.meanFactor()
-		if x.isDeparture(s.scaled[p.Name] != nil) {
-			a.Slow[p.Name] = p.OwnType
-			now[p.Name] = &departure{x.meanFactor(), map[profiles.Key]profiles.Agent{}}
+		before, last := s.scaled[p.Name], s.looked
+		if !x.isDeparture(before != nil) {
+			if before == nil || s.looked.Sub(before.last) >= keepOwn {
+				continue
+			}
+			last = before.last
 		}
+		a.Slow[p.Name] = p.OwnType
+		now[p.Name] = &departure{x.meanFactor(), map[profiles.Key]profiles.Agent{}, last}
 	}
 	for _, key := range keys {
 		if len(now) == 0 {
@@ -198,6 +209,7 @@ func (s *State) findDepartures(a *leader.Advice) {
 	}
 	for name, before := range s.scaled { // what has hardly changed stays
 		if d := now[name]; d != nil && d.isLike(before) {
+			before.last = d.last
 			now[name] = before
 		}
 	}
