@@ -201,9 +201,9 @@ func (l *Leader) placementPath() string {
 func (s *placementPump) lookAtFleet(now time.Time) *replan.Snapshot {
 	t := s.term
 	var out *replan.Snapshot
-	needs := map[names.TableKey]tableNeed{}
+	needs, wanted := tableNeeds{}, s.wantedLayouts()
 	gathered := make(chan struct{})
-	t.postToLoop(func() { out = s.gather(needs); close(gathered) })
+	t.postToLoop(func() { out = s.gather(needs, wanted); close(gathered) })
 	select {
 	case <-gathered:
 	case <-t.ctx.Done(): // the loop may have ended, and waits for run
@@ -220,19 +220,11 @@ func (s *placementPump) lookAtFleet(now time.Time) *replan.Snapshot {
 	return out
 }
 
-// A tableNeed says of which profile the latencies of a model on a type of lanes are.
-type tableNeed struct {
-	key     profiles.Key
-	target  time.Duration
-	largest int
-	factor  float64 // by which lanes of one agent's own type are slower
-	family  string
-}
-
-// gather makes a snapshot without latencies and batch sizes, which needs lists. The term's loop
-// calls it.
-func (s *placementPump) gather(needs map[names.TableKey]tableNeed) *replan.Snapshot {
-	t := s.term
+// gather makes a snapshot without latencies and batch sizes, which needs lists: also those of the
+// wanted layouts, by agent. The term's loop calls it.
+func (s *placementPump) gather(needs tableNeeds,
+	wanted map[names.AgentName][]place.Layout) *replan.Snapshot {
+	t, catalogue := s.term, s.term.leader.config.Catalogue
 	if !slices.ContainsFunc(slices.Collect(maps.Values(t.layouts)),
 		(*control.LayoutState).GetAutomatic) {
 		return nil
@@ -255,8 +247,9 @@ func (s *placementPump) gather(needs map[names.TableKey]tableNeed) *replan.Snaps
 		if a.Type == "" {
 			a.Type = m.LaneType()
 		}
-		if own := state.GetOwnLanes(); own > 0 { // the lanes of a layout come and go
-			a.Lanes, a.Cores = int(own), int(state.GetOwnCores())
+		own := describeLanes(m, place.Layout{})
+		if n := state.GetOwnLanes(); n > 0 { // the lanes of a layout come and go
+			own.Lanes, a.Lanes, a.Cores = n, int(n), int(state.GetOwnCores())
 		}
 		factor := 1.
 		if f := factors[name]; a.Type.IsOwn() && f > 0 {
@@ -264,7 +257,7 @@ func (s *placementPump) gather(needs map[names.TableKey]tableNeed) *replan.Snaps
 		}
 		could := m.GetModels()
 		if a.Fixed {
-			a.Held = place.NewLayout(keysOf(newestOf(could))...)
+			a.Held = layoutOf(m)
 		} else {
 			could = state.GetAvailable()
 			a.Memory = int64(state.GetMemoryBytes())
@@ -291,11 +284,15 @@ func (s *placementPump) gather(needs map[names.TableKey]tableNeed) *replan.Snaps
 			variants[v.Model] = v
 			targets[v.Family] = max(targets[v.Family], control.Duration(c.GetQosTargetNs()))
 			need := tableNeed{
-				key:    members.KeyOf(t.leader.config.Catalogue, m, c),
+				key:    members.KeyOf(catalogue, own, c),
 				target: control.Duration(c.GetQosTargetNs()), largest: int(c.GetLargestBatchSize()),
 				factor: factor, family: v.Family,
 			}
 			needs[names.TableKey{Model: v.Model, Type: a.Type}] = need
+		}
+		needs.addPartitions(catalogue, m, a.Type, a.Held, could)
+		for _, l := range wanted[name] {
+			needs.addPartitions(catalogue, m, a.Type, l, could)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(variants)) {
@@ -341,14 +338,9 @@ func keysOf(all []*control.Model) []names.ModelKey {
 	return keys
 }
 
-func newestOf(all []*control.Model) []*control.Model {
-	return slices.DeleteFunc(slices.Clone(all),
-		func(m *control.Model) bool { return !m.GetNewest() })
-}
-
 // refreshLatencies asks the learning loop for latencies and batch sizes, if those known are old or
 // do not cover what is needed.
-func (s *placementPump) refreshLatencies(now time.Time, needs map[names.TableKey]tableNeed) {
+func (s *placementPump) refreshLatencies(now time.Time, needs tableNeeds) {
 	covered := true
 	for key := range needs {
 		covered = covered && s.tables.of[key]

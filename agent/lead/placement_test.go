@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
 )
 
 // TestPlaced: agents come to the layouts that the leader says while they answer queries, and none
@@ -464,6 +466,90 @@ func TestPlacedSlower(t *testing.T) {
 		})
 		if sent, failed := stop(); len(failed) > 0 {
 			f.Errorf("%d of %d queries failed: %v", len(failed), sent, failed[0])
+		}
+	})
+}
+
+// TestPartitionsCount: agents with partitions count as what they serve, be it by their own settings
+// or because a person has pinned them. Under more load than they carry, a placement expects of them
+// within 10 % what they answer.
+func TestPartitionsCount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	if cores, _ := isolate.Cores(); cores < 2 {
+		t.Skip("this machine has one core")
+	}
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		takes := map[string]time.Duration{
+			"rm2": 100 * time.Millisecond, "wnd": 50 * time.Millisecond,
+		}
+		const settings = "qos_target_ms: 500\ndeadline_ms: 1500\nmerge: none\naccuracy: 1\nfamily: "
+		variants := f.Variants(0, map[string]string{
+			"rm2": settings + "rank\n", "wnd": settings + "feed\n",
+		})
+		timed := func(a agent.Inside) {
+			a.Config().Cores = 2
+			a.Environment().OpenExecutor = func(agent.Config, *slog.Logger) (runtime.Executor,
+				error) {
+				return runtime.NewEmulated(func(v *models.Version, _ int) time.Duration {
+					return takes[v.Model]
+				}), nil
+			}
+		}
+		fixed := f.Start(variants, timed,
+			func(a agent.Inside) { a.Config().Layout = "rm2:1x1+wnd:1x1" })
+		pinned := f.Start(variants, timed, f.Placed(nil, "rm2/1,wnd/1"))
+		f.Settled(fixed, pinned)
+		f.Led(fixed, pinned)
+		f.Hold(map[string]string{string(pinned.AgentName()): "rm2/1,wnd/1"}, fixed, pinned)
+		const layout = "rm2/1:1x1+wnd/1:1x1"
+		f.Eventually(time.Minute, func() string { // the leader's replanner has begun
+			_, err := fixed.Control.Place(f.Context(), &control.PlaceRequest{
+				Verb: "pin", Agent: string(pinned.AgentName()), Layout: layout,
+			})
+			if err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+		f.Hold(map[string]string{string(pinned.AgentName()): layout}, fixed, pinned)
+		set, stop := f.Offers(fixed, pinned)
+		set("rm2", 40) // queries/s; a lane serves 10
+		set("wnd", 80) // and 20
+		status := func() *control.FleetStatus {
+			s, err := fixed.Control.Status(f.Context(), &control.StatusRequest{})
+			if err != nil {
+				f.Fatal(err)
+			}
+			return s
+		}
+		time.Sleep(30 * time.Second) // latencies are learned, and planned with
+		before := status()
+		time.Sleep(20 * time.Second)
+		after := status()
+		stop()
+		answered := map[string]float64{} // queries/s
+		for _, m := range after.GetModels() {
+			answered[m.GetModel()] += float64(m.GetAnswered()) / 20
+		}
+		for _, m := range before.GetModels() {
+			answered[m.GetModel()] -= float64(m.GetAnswered()) / 20
+		}
+		for _, c := range []struct{ family, model string }{{"rank", "rm2"}, {"feed", "wnd"}} {
+			i := slices.IndexFunc(after.GetFamilies(), func(s *control.FamilyStatus) bool {
+				return s.GetFamily() == c.family
+			})
+			if i < 0 {
+				f.Fatalf("no family %s in %v", c.family, after.GetFamilies())
+			}
+			planned := after.GetFamilies()[i].GetDemand() * after.GetFamilies()[i].GetServed()
+			capacity := 2 / takes[c.model].Seconds()
+			if got := answered[c.model]; math.Abs(got/capacity-1) > .1 ||
+				math.Abs(planned/got-1) > .1 {
+				f.Errorf("%s: planned %.3g queries/s, answered %.3g of %.3g", c.family, planned,
+					got, capacity)
+			}
 		}
 	})
 }

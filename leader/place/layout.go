@@ -235,6 +235,12 @@ func (l Layout) Has(model names.ModelKey) bool {
 	})
 }
 
+// IsOnAllLanes reports whether the lanes of an agent's own settings serve all models of the layout:
+// it has no partitions, or holds nothing.
+func (l Layout) IsOnAllLanes() bool {
+	return len(l.Partitions) == 0 || len(l.Partitions) == 1 && l.Partitions[0].Lanes == 0
+}
+
 // LaneType is the type of partition i's lanes on an agent whose own lanes are of type t: prices and
 // profiles know lanes beside other models as a type of their own, "c5n.2xlarge/cpu/2+rm2" (the
 // models of the other partitions, whatever their versions; and the ways, "/4w").

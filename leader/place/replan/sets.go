@@ -183,22 +183,17 @@ func (p *Problem) fastest(f int, t names.LaneType) int {
 	return best
 }
 
-// isShared reports whether all models of a layout are served by all of an agent's lanes.
-func isShared(l place.Layout) bool {
-	return len(l.Partitions) == 0 || len(l.Partitions) == 1 && l.Partitions[0].Lanes == 0
-}
-
 // unloads reports whether an agent that goes from one layout to another unloads a model, or serves
 // any on other lanes.
 func (p *Problem) unloads(from, to place.Layout) bool {
-	return !from.Equal(to) && (!isShared(from) || !isShared(to) ||
+	return !from.Equal(to) && (!from.IsOnAllLanes() || !to.IsOnAllLanes() ||
 		slices.ContainsFunc(from.Models(), func(m names.ModelKey) bool { return !to.Has(m) }))
 }
 
 // canAdd reports whether agent a has the memory for a layout beside what it holds.
 func (p *Problem) canAdd(a int, l place.Layout) bool {
 	held := p.current[a]
-	if !isShared(held) || !isShared(l) {
+	if !held.IsOnAllLanes() || !l.IsOnAllLanes() {
 		return false
 	}
 	need := int64(0)
@@ -226,7 +221,7 @@ func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 	}
 	for _, a := range k.agents {
 		l := plan.layouts[a]
-		if p.only[p.agents[a].Name] || !isShared(l) {
+		if p.only[p.agents[a].Name] || !l.IsOnAllLanes() {
 			continue
 		}
 		models := l.Models()
@@ -235,7 +230,7 @@ func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 			need += p.bytes(m)
 		}
 		var more []names.ModelKey
-		if isShared(p.current[a]) {
+		if p.current[a].IsOnAllLanes() {
 			more = p.current[a].Models()
 		}
 		for _, m := range append(more, set.Models()...) {
@@ -268,7 +263,7 @@ func (p *Problem) dropUnasked(plan *Plan) {
 		}
 		for i := range p.agents {
 			l := plan.layouts[i]
-			if !isShared(l) || !slices.ContainsFunc(l.Models(), of) ||
+			if !l.IsOnAllLanes() || !slices.ContainsFunc(l.Models(), of) ||
 				slices.ContainsFunc(p.current[i].Models(), of) {
 				continue
 			}

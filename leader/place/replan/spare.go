@@ -70,8 +70,7 @@ func (r *roster) add(family []*Variant, target time.Duration, room bool) int {
 	for n := range r.agents {
 		i := (first + n) % len(r.agents)
 		a, l := &r.agents[i], r.layouts[i]
-		if !r.may(i) || a.Draining || a.Fixed || holdsFamily(l, family) ||
-			len(l.Partitions) > 1 || len(l.Partitions) == 1 && l.Partitions[0].Lanes > 0 {
+		if !r.may(i) || a.Draining || a.Fixed || holdsFamily(l, family) || !l.IsOnAllLanes() {
 			continue
 		}
 		var here *offer // of this agent
