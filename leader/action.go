@@ -88,10 +88,13 @@ type Action struct {
 	Pool      *Pool
 }
 
-// A Pool lists the members that have lanes and the models that they hold, for the learning loop.
+// A Pool lists the members that have lanes and the models that they hold or could load, for the
+// learning loop.
 type Pool struct {
 	Members []PoolMember // by name
 	Models  []Model      // by key, without Profile
+	// Loadable are the models that no member holds and one may load. They are among Models.
+	Loadable map[ModelID]bool
 }
 
 // A PoolMember is a member that has lanes.

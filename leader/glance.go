@@ -47,6 +47,9 @@ func (s *State) Glance(g *Glance) {
 	g.Rate = s.ended.sumOver(s.now, span) / span.Seconds()
 	var minute tally
 	for _, m := range s.models {
+		if s.onDisk[m.ModelID] && !s.loadable[m.ModelID] && m.total == (tally{}) {
+			continue // no lane has held it
+		}
 		status := m.statusAt(s.now)
 		g.Models = append(g.Models, ModelGlance{
 			ModelID: m.ModelID, Rate: status.Rate, Within: status.Within, Any: status.Any,

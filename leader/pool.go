@@ -14,7 +14,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A heldModel is a version of a model that at least one member holds.
+// A heldModel is a version of a model that at least one member holds or could load.
 type heldModel struct {
 	ModelID
 	key names.ModelKey
@@ -133,15 +133,26 @@ func (s *State) viewChanged(members []*Member) {
 			serves[m.Family] = true
 		}
 	}
-	// Queries for what no member serves, and one may load, wait for that.
-	s.loadable = map[ModelID]bool{}
+	// What no member holds, and one may load, stays in the catalogue: a family's demand is demand for
+	// its best variant on any disk, or nobody would make room for that one again. Queries for what no
+	// member serves wait for a load.
+	before := s.onDisk
+	s.loadable, s.onDisk = map[ModelID]bool{}, map[ModelID]bool{}
 	for id, settings := range could {
-		if _, ok := said[id]; !ok && !serves[cmp.Or(settings.family, id.Name)] {
-			s.loadable[id], said[id] = true, settings
+		if _, held := said[id]; held {
+			continue
+		}
+		s.onDisk[id], said[id] = true, settings
+		if !serves[cmp.Or(settings.family, id.Name)] {
+			s.loadable[id] = true
 		}
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(said), ModelID.compareTo) {
 		s.modelIs(id, said[id])
+	}
+	if !maps.Equal(before, s.onDisk) {
+		s.modelsStale = true
+		s.poolChanged()
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		if s.view[name] == nil && name != s.cfg.Self {
@@ -267,7 +278,9 @@ func (s *State) poolChanged() {
 	if s.modelsStale = false; stale {
 		served = s.countModels()
 	}
-	s.addAction(PoolChanged).Pool = &Pool{Members: s.poolMembers, Models: s.poolModels}
+	s.addAction(PoolChanged).Pool = &Pool{
+		Members: s.poolMembers, Models: s.poolModels, Loadable: s.onDisk,
+	}
 	if !stale {
 		return
 	}
@@ -398,7 +411,8 @@ func (s *State) Newest(id ModelID) ModelID {
 	return id
 }
 
-// Knows reports whether a member holds, or lately held, the version, or a variant of the family.
+// Knows reports whether a member holds, lately held or could load the version, or a variant of the
+// family.
 func (s *State) Knows(id ModelID) bool {
 	return s.models[id] != nil || id.Version == 0 && s.families[id.Name] != nil
 }
@@ -413,6 +427,7 @@ func (s *State) deleteOutdated(e *Event) {
 		}
 	}
 	asked := s.heldVersions()
+	maps.Copy(asked, s.onDisk)
 	for _, g := range s.gateways {
 		for _, q := range g.queries {
 			if q.model != nil {
@@ -505,7 +520,12 @@ func (s *State) setUnmet(unmet []Unmet) {
 
 // whyUnmet says why a model misses its QoS target.
 func (s *State) whyUnmet(id ModelID) string {
-	if !s.served[id] {
+	served := s.served[id]
+	if m := s.models[id]; m != nil { // a family's queries count for its best variant, held or not
+		served = served || slices.ContainsFunc(s.families[m.told],
+			func(v *heldModel) bool { return s.served[v.ModelID] })
+	}
+	if !served {
 		return "no agent that takes queries holds the model"
 	}
 	return "no lane answers these queries within the QoS target, however idle"

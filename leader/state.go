@@ -71,8 +71,10 @@ type State struct {
 	sortedModels []*heldModel // the same, by key
 	// nowhere counts the queries that failed without reaching a version.
 	nowhere heldModel
-	// loadable are the models that no member holds and queries may wait for all the same.
-	loadable map[ModelID]bool
+	// onDisk are the models that no member holds and a member may load that does not drain. They stay
+	// in models. loadable are those of them for which any query may wait: no member serves them or
+	// their family.
+	onDisk, loadable map[ModelID]bool
 	// unbound counts, by family, the queries for it that failed.
 	unbound map[string]*heldModel
 	counts  map[string]*FamilyCount // by family; without what is known of its models

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
@@ -173,7 +175,10 @@ func (s *profileLearner) dropGone(now time.Time) {
 // fillDemand adds to out each model's rate and batch sizes, and the learned profiles, whose means
 // are those of all runs: out is to plan with.
 func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
-	for _, d := range s.state.Demand(now) {
+	all := s.state.Demand(now)
+	learned := s.state.Learned()
+	moveToProfiled(all, func(m *leader.Model) bool { return s.isProfiled(out, learned, m) })
+	for _, d := range all {
 		known := &control.ModelDemand{
 			Model: d.Name, Version: d.Version, QosTargetNs: int64(d.QoSTarget),
 			QosPercentile:    d.Share,
@@ -185,7 +190,7 @@ func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 		}
 		out.Models = append(out.Models, known)
 	}
-	for _, l := range s.state.Learned() {
+	for _, l := range learned {
 		table, err := json.Marshal(l.LatencyTable().ByLoad())
 		if err != nil {
 			continue // a learned table can always be encoded
@@ -193,6 +198,50 @@ func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 		out.Profiles = append(out.Profiles, &control.LearnedProfile{
 			Table: table, Queries: l.Queries(), AgeNs: int64(now.Sub(l.Updated())),
 		})
+	}
+}
+
+// isProfiled reports whether a model's latencies are known on all types of instances that serve.
+func (s *profileLearner) isProfiled(d *control.FleetDemand, learned []*profiles.Learner,
+	m *leader.Model) bool {
+	for t := range instancesOf(d.GetMembers()) {
+		on := profiles.InstanceType(t)
+		if !slices.ContainsFunc(learned, func(l *profiles.Learner) bool {
+			key := l.Key()
+			return key.Model == m.Name && key.Version == m.Version && key.InstanceType == on
+		}) {
+			if _, err := s.term.leader.config.Library.Table(m.Name, on); err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// moveToProfiled counts the demand of a variant that is not profiled for the most accurate one of
+// its family that is, if there is one. Queries for a family count for its best variant on any disk,
+// which may never have run; nobody could plan for that.
+func moveToProfiled(all []learn.Demand, isProfiled func(*leader.Model) bool) {
+	for i := range all {
+		from := &all[i]
+		if from.Family == "" || from.Queries == 0 || isProfiled(from.Model) {
+			continue
+		}
+		var to *learn.Demand
+		for k := range all {
+			if v := &all[k]; v.Family == from.Family && k != i && isProfiled(v.Model) && (to == nil ||
+				accuracy.Known(v.Accuracy) > accuracy.Known(to.Accuracy)) {
+				to = v
+			}
+		}
+		if to == nil {
+			continue
+		}
+		if from.Queries > to.Queries {
+			to.BatchSizes = from.BatchSizes
+		}
+		to.Queries, to.Rate = to.Queries+from.Queries, to.Rate+from.Rate
+		from.Queries, from.Rate, from.BatchSizes = 0, 0, nil
 	}
 }
 

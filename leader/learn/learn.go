@@ -22,8 +22,8 @@ const (
 	// pricesInterval is how often prices are computed while queries arrive. Chosen; it is far below
 	// pricedOver, over which rates are averaged.
 	pricesInterval = 2 * time.Second
-	// keepGone is how long the state keeps what belongs to a version that no member holds, or to a
-	// type that no lane has. A restart or a rolling upgrade takes less time.
+	// keepGone is how long the state keeps what belongs to a version that no member holds or could
+	// load, or to a type that no lane has. A restart or a rolling upgrade takes less time.
 	keepGone = 5 * time.Minute
 	// ForgetInterval is how often the caller should call [State.Forget].
 	ForgetInterval = time.Minute
@@ -259,7 +259,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 		}
 	}
 	models = s.goneModels.Over(now, keepGone, known,
-		func(id leader.ModelID) bool { return heldModels[id] })
+		func(id leader.ModelID) bool { return heldModels[id] || s.pool.Loadable[id] })
 	tables = s.goneTables.Over(now, keepGone, maps.Keys(s.told),
 		func(key names.TableKey) bool { return heldTables[key] })
 	slices.SortFunc(tables, names.TableKey.Compare)
