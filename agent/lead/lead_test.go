@@ -961,7 +961,7 @@ func TestLeaderFollowsLanes(t *testing.T) {
 }
 
 // TestLeaderKnowsSlowAgents has one of three like agents run slower than the others: it gets a
-// profile of its own, and loses it when it is as fast again.
+// profile of its own, and loses it when it has been as fast again for a minute.
 func TestLeaderKnowsSlowAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
@@ -991,6 +991,7 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 		c.latency = linear
 		c.mu.Unlock()
 		g.load(250, 5*time.Second)
+		g.load(20, 65*time.Second)
 		s = &control.FleetStatus{}
 		a.leader.Status(s)
 		if f := s.Agents[2].Factor; f < 0.95 || f > 1.05 || typeOf(a, "c") != "box/cpu/1" {
