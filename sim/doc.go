@@ -21,7 +21,9 @@
 // Without faults the fleet is settled: it begins led, with all links open, and nothing ends that. So
 // there are no greetings and elections, nobody watches for silence, the leader is a host of its own,
 // and a lane that the leader asks what it holds need not answer, because it loses nothing. With
-// faults agents elect a leader, and there is a [leader.State] for each term.
+// faults agents elect a leader, and there is a [leader.State] for each term; where the leader
+// places models, each has a replanner of its own, which goes on from its predecessor's
+// placements.
 //
 // Two parts are no fleet: the policy oracle, which knows the future, and [FCFS], which simulates as
 // RIBBON's authors did for their tables. Latencies are known to the policy from the start, not

@@ -128,11 +128,9 @@ func (c *Config) validateFamilies() (errs []error) {
 		bad("bind is %q, want %s or %s", c.Bind, BindByMatcher, BindDrawn)
 	}
 	without := slices.Contains([]string{Prequal, ORCA, Oracle}, c.Policy)
-	if (several || len(c.Holds) > 0 || c.Sharing != nil) && (without || len(c.Faults) > 0) {
+	if (several || len(c.Holds) > 0 || c.Sharing != nil) && without {
 		bad("families, instances that hold some models only and machines that lanes share are " +
-			"not " +
-			"simulated with faults, nor by the policies " + Prequal + ", " + ORCA + " and " +
-			Oracle)
+			"not simulated by the policies " + Prequal + ", " + ORCA + " and " + Oracle)
 	}
 	left := map[string]int{}
 	for _, in := range c.Pool {

@@ -136,8 +136,8 @@ func TestFamilyConfigs(t *testing.T) {
 		"low is too inaccurate": func(c *Config) {
 			c.Models[0].Variants[1].Name, c.Models[0].Variants[1].Accuracy = "low", .3
 		},
-		`bind is "early"`:    func(c *Config) { c.Bind = "early" },
-		"not simulated with": func(c *Config) { c.Policy = ORCA },
+		`bind is "early"`:  func(c *Config) { c.Bind = "early" },
+		"not simulated by": func(c *Config) { c.Policy = ORCA },
 		"model x is not": func(c *Config) {
 			c.Holds = []Holding{{"g4dn.xlarge", 1, []string{"x"}}}
 		},

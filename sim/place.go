@@ -113,9 +113,9 @@ func (c *Config) validatePlacement() (errs []error) {
 		errs = append(errs, err)
 	}
 	without := []string{Priced, Prequal, ORCA, Oracle}
-	if slices.Contains(without, c.Policy) || len(c.Faults) > 0 {
-		errs = append(errs, fmt.Errorf("placements are not decided with faults, nor by policies "+
-			"without a leader: %v", without))
+	if slices.Contains(without, c.Policy) {
+		errs = append(errs, fmt.Errorf("placements are not decided by policies without a leader: %v",
+			without))
 	}
 	return errs
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/simcmd"
@@ -29,6 +30,8 @@ no leader answers. All agents rank alike, so the last by name leads.
 
 ` + simInputHelp + `
 
+` + holdingsHelp + `
+
 ` + simcmd.ChangeHelp,
 		Example: `  muster sim faults --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 \
     --fault kill-leader@10s --fault freeze-leader@15s+3s
@@ -46,12 +49,18 @@ no leader answers. All agents rank alike, so the last by name leads.
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&faults, "fault", nil,
-		"a fault, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one on each "+
-			"line; repeat it for several")
+	addFaults(flags, &faults, "see above")
 	o.addPool(flags)
+	o.addHoldings(flags)
 	o.addRate(flags)
 	return cmd
+}
+
+// addFaults adds the faults of a run, whose form is described in a place.
+func addFaults(flags *pflag.FlagSet, faults *[]string, where string) {
+	flags.StringArrayVar(faults, "fault", nil,
+		"a fault, as VERB-TARGET@TIME+DURATION:AMOUNT ("+where+"), or a file with one on each "+
+			"line; repeat it for several")
 }
 
 // readFaults reads the values of --fault. A value that is the path of a file stands for the faults

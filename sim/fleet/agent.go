@@ -54,14 +54,18 @@ func (a *agent) joinAt(at time.Duration) (err error) {
 	}
 	a.f.callAt(&a.host, at-a.f.now, func() {
 		a.step(&election.Event{Kind: election.TimePassed})
-		a.eachOther(a.addMember)
+		a.eachOther(func(b *agent) {
+			if !b.left {
+				a.addMember(b)
+			}
+		})
 	})
 	return nil
 }
 
 // electionRank is the agent's rank in the election.
 func (a *agent) electionRank() election.Rank {
-	if n := a.f.cfg.Candidates; n < 0 || n > 0 && a.index >= n {
+	if n := a.f.cfg.Candidates; n < 0 || n > 0 && a.index >= n || a.lane.NeverLeads {
 		return election.RankOf(election.Never, false, 0)
 	}
 	return election.RankOf(election.May, false, 0)

@@ -78,8 +78,8 @@ type Config struct {
 	Luck   func(q *Query, part int)
 	Waits  func(sequence uint64, waits bool)
 	Finish func(sequence uint64, o Outcome, by Answer)
-	// Acts, if not nil, is called with the actions of the leader of a fleet that is settled, but
-	// not with its decisions.
+	// Acts, if not nil, is called with the present leader's actions that are for its learning loop.
+	// In a fleet that is not settled, it replaces that of Learns.
 	Acts func(a *leader.Action)
 	// Choose, if not nil, says to which lane a gateway that has no leader sends a query. Answered
 	// is then called when the answer comes.
@@ -106,6 +106,9 @@ func (c *Config) deadlineOf(model int) time.Duration {
 	return cmp.Or(c.Models[model].Deadline, c.Deadline)
 }
 
+// learns reports whether what is known of latencies and prices may change.
+func (c *Config) learns() bool { return c.Learns || c.Acts != nil && !c.Settled }
+
 func (c *Config) matchModels() (all []match.Model) {
 	for i := range c.Models {
 		all = append(all, c.Models[i].Model)
@@ -126,6 +129,10 @@ type Lane struct {
 	Predicted []*match.Table
 	// Holds are the models that the lane holds at first; nil: all that it can run.
 	Holds []int
+	// Absent says that the lane's agent is not there at first: [Fleet.Start] starts it.
+	Absent bool
+	// NeverLeads says that its agent may not lead.
+	NeverLeads bool
 	// Kinds is, by model, how its queries run together on the lane; nil if they do not.
 	Kinds []*merge.Kind
 	// Seat is the lane's on a machine whose lanes slow each other down; its Machine is nil if none

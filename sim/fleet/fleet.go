@@ -103,6 +103,9 @@ func New(cfg *Config) (*Fleet, error) {
 	// A random begin, so that the times of heartbeats depend on the seed.
 	begin := f.now + time.Duration(f.rng.Int64N(int64(heartbeats)))
 	for _, a := range f.agents {
+		if a.left {
+			continue
+		}
 		if err := a.joinAt(begin); err != nil {
 			return nil, err
 		}
@@ -124,7 +127,7 @@ func (f *Fleet) addAgents() {
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
 		number[l.Type]++
-		if f.cfg.Learns {
+		if f.cfg.learns() {
 			l.Known, l.Predicted = slices.Clone(l.Known), slices.Clone(l.Predicted)
 		}
 		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never}
@@ -147,6 +150,7 @@ func (f *Fleet) addAgents() {
 				})
 			}
 		}
+		a.dead, a.left = l.Absent, l.Absent
 		f.agents = append(f.agents, a)
 		f.named[a.member.Name] = a
 	}

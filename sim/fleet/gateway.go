@@ -112,6 +112,9 @@ func (g *gateway) knowLanes() error {
 	}
 	g.known, g.decision = p, inquire.New(max(1, f.cfg.Probes), seed)
 	for _, a := range f.agents {
+		if a.left {
+			continue
+		}
 		if err := g.addLane(a); err != nil {
 			return err
 		}
@@ -145,7 +148,9 @@ func (g *gateway) addLane(a *agent) error {
 		if table == nil {
 			continue
 		}
-		models = append(models, g.f.cfg.Models[m].Name)
+		if a.holdsModel(m) {
+			models = append(models, g.f.cfg.Models[m].Name)
+		}
 		if err := g.known.SetProfile(g.f.cfg.Models[m].Name, l.Type, table); err != nil {
 			return err
 		}

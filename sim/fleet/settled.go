@@ -1,8 +1,6 @@
 package fleet
 
 import (
-	"time"
-
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader"
@@ -41,57 +39,3 @@ func (f *Fleet) beginSettled() error {
 
 // settledLeader is the name by which gateways know the leader of a fleet that is settled.
 const settledLeader = "leader"
-
-// Schedule calls a function at a time.
-func (f *Fleet) Schedule(at time.Duration, what func()) { f.do(at, what) }
-
-// MovedAt is when something last happened to a query.
-func (f *Fleet) MovedAt() time.Duration { return f.movedAt }
-
-// Has is how many queries a lane runs or has waiting.
-func (f *Fleet) Has(lane int) int { return len(f.agents[lane].held) }
-
-// BusySoFar is how long a lane has run queries.
-func (f *Fleet) BusySoFar(lane int) time.Duration {
-	a := f.agents[lane]
-	busy := a.lane.Busy
-	if len(a.running) > 0 {
-		busy -= a.freeAt - f.now
-	}
-	return busy
-}
-
-// The functions from here on are for fleets that are settled and led.
-
-// AgentNames are the agents' names, by lane.
-func (f *Fleet) AgentNames() (all []names.AgentName) {
-	for _, a := range f.agents {
-		all = append(all, a.member.Name)
-	}
-	return all
-}
-
-// Hold makes a lane hold these models, as its leader hears at once.
-func (f *Fleet) Hold(lane int, models []int) {
-	a := f.agents[lane]
-	member := *a.member
-	member.Models = nil
-	for _, m := range models {
-		member.Models = append(member.Models, f.cfg.Models[m].describeOn(member.Type))
-	}
-	member.Revision++
-	a.member = &member
-	a.link.step(&leader.Event{Kind: leader.Described, Member: a.member})
-}
-
-// WaitingLate is how many queries wait that are late already.
-func (f *Fleet) WaitingLate() int {
-	var g leader.Glance
-	f.terms[0].state.Glance(&g)
-	return g.WaitingLate
-}
-
-// Advise tells the leader what was learned.
-func (f *Fleet) Advise(a *leader.Advice) {
-	f.terms[0].step(&leader.Event{Kind: leader.Learned, Advice: a})
-}

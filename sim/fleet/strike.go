@@ -86,6 +86,7 @@ func (a *agent) killProcess() {
 	}
 	if len(a.running) > 0 {
 		a.lane.Busy -= max(0, a.freeAt-f.now)
+		a.vacateMachine()
 	}
 	for _, c := range a.held {
 		c.over = true

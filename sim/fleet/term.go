@@ -389,7 +389,10 @@ func (t *term) carryOutElse(a *leader.Action) {
 // noteForLearning keeps what the learning loop is to be told of.
 func (t *term) noteForLearning(a *leader.Action) {
 	f := t.f
-	if t.learned == nil {
+	if f.cfg.Acts != nil && t == f.currentTerm() {
+		f.cfg.Acts(a)
+	}
+	if !f.cfg.learns() {
 		return
 	}
 	switch a.Kind {
@@ -400,6 +403,11 @@ func (t *term) noteForLearning(a *leader.Action) {
 		for _, g := range f.gateways {
 			t.callGateway(g, func() { g.known.SetPrices(prices) })
 		}
+	}
+	if t.learned == nil {
+		return
+	}
+	switch a.Kind {
 	case leader.Arrived:
 		t.seen.Arrivals = append(t.seen.Arrivals, learn.Arrival{
 			Model: a.Model, BatchSize: a.BatchSize, At: epoch.Add(f.now),

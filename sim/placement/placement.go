@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/leader/place"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // A Config says how the placement is decided. The zero value of a field means its default.
@@ -36,6 +37,9 @@ type Config struct {
 	Fits int
 	// Blind says that nothing is learned of latencies while queries run.
 	Blind bool
+	// Speed is how many seconds of the time in which placements are decided pass in a second of
+	// the run, above 0; 0: one. It is one unless a day is simulated.
+	Speed float64
 	// Decider, if not nil, makes what decides in place of the replanner.
 	Decider func() Decider
 	// Timeline, if not nil, receives a CSV line for each family and window.
@@ -109,6 +113,10 @@ type Fleet interface {
 	Advise(a *leader.Advice)
 	// Forecast tells of the shares of a family that the variants are expected to answer.
 	Forecast(family int, byVariant []float64)
+	// Leader is the number of the leader's term, 0 if nobody leads. Later ones are higher.
+	Leader() uint64
+	// Agent says how a lane's agent is.
+	Agent(lane int) fleet.AgentState
 }
 
 // A Planner decides the placement of one run.
@@ -116,6 +124,8 @@ type Planner struct {
 	cfg      *Config
 	fleet    Fleet
 	decider  Decider
+	term     uint64 // of the leader whose decider it is
+	memory   replan.Memory
 	variants []Variant
 	families []Family
 	lanes    []lane
@@ -149,6 +159,8 @@ type lane struct {
 	move  replan.Move
 	loads bool
 	until time.Duration
+	// as of the last look
+	is fleet.AgentState
 }
 
 // epoch is the time at which a run starts.
@@ -156,6 +168,9 @@ var epoch = time.Unix(0, 0).UTC()
 
 // step is the time between two steps of the decider.
 const step = 250 * time.Millisecond
+
+// dayStep is that between two steps, in the time of a day that is simulated.
+const dayStep = time.Second
 
 // Key is how a variant is named.
 func (v *Variant) Key() names.ModelKey { return leader.ModelID{Name: v.Name, Version: 1}.Key() }
@@ -169,9 +184,9 @@ func (v *Variant) Profile(t names.LaneType) profiles.Key {
 
 // New returns the planner of a run. known are the latencies that are known at the start.
 func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
-	known map[names.TableKey]match.Latencies, fleet Fleet) (*Planner, error) {
+	known map[names.TableKey]match.Latencies, its Fleet) (*Planner, error) {
 	p := &Planner{
-		cfg: cfg, fleet: fleet, variants: variants, families: families,
+		cfg: cfg, fleet: its, variants: variants, families: families,
 		model: map[names.ModelKey]int{}, expected: map[names.TableKey]bool{},
 	}
 	book := profiles.NewBook(profiles.ShippedLibrary())
@@ -179,25 +194,14 @@ func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
 	for key, l := range known {
 		p.snapshot.Latencies[key] = l
 		i := slices.IndexFunc(variants, func(v Variant) bool { return v.Key() == key.Model })
-		t, err := newTable(variants[i].Profile(key.Type), l, variants[i].Largest)
+		t, err := NewTable(variants[i].Profile(key.Type), l, variants[i].Largest)
 		if err != nil {
 			return nil, fmt.Errorf("model %s on %s: %w", variants[i].Name, key.Type, err)
 		}
 		book.Begin(t.Key(), t)
 		p.untried = append(p.untried, key)
 	}
-	p.learner, p.book = learn.New(book), book
-	if cfg.Decider != nil {
-		p.decider = cfg.Decider()
-	} else {
-		c := cfg.Replan
-		c.Epoch = 1
-		r, err := replan.New(c, replan.Memory{})
-		if err != nil {
-			return nil, err
-		}
-		p.decider = r
-	}
+	p.book = book
 	var all []names.ModelKey
 	for i := range variants {
 		v := &variants[i]
@@ -226,8 +230,24 @@ func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
 	return p, nil
 }
 
-// newTable is a profile of latencies.
-func newTable(key profiles.Key, l match.Latencies, largest int) (*profiles.Table, error) {
+// beginTerm lets the leader of a term decide. It knows what its predecessor has learned, and its
+// placements, as leaders in production do from their disks and from the members.
+func (p *Planner) beginTerm(term uint64) error {
+	p.term, p.plan, p.version = term, nil, 0
+	p.learner = learn.New(p.book)
+	if p.cfg.Decider != nil {
+		p.decider = p.cfg.Decider()
+		return nil
+	}
+	c := p.cfg.Replan
+	c.Epoch = term
+	r, err := replan.New(c, p.memory)
+	p.decider = r
+	return err
+}
+
+// NewTable is a profile of latencies.
+func NewTable(key profiles.Key, l match.Latencies, largest int) (*profiles.Table, error) {
 	if t, ok := l.(*profiles.Table); ok {
 		return t.As(key), nil
 	}
@@ -252,6 +272,17 @@ func (p *Planner) loadTime(variant int) time.Duration {
 	return cmp.Or(p.cfg.LoadTime, 2*time.Second)
 }
 
+// Count sets how many queries of a family have arrived in all.
+func (p *Planner) Count(family int, arrived uint64) {
+	p.snapshot.Families[family].Arrived = arrived
+}
+
+// Begin says that a lane's agent has begun again, and holds nothing.
+func (p *Planner) Begin(lane int) { p.lanes[lane].held = nil }
+
+// Holds reports whether a lane holds any variant.
+func (p *Planner) Holds(lane int) bool { return len(p.lanes[lane].held) > 0 }
+
 // Arrived counts a query.
 func (p *Planner) Arrived(family int) { p.snapshot.Families[family].Arrived++ }
 
@@ -263,7 +294,7 @@ func (p *Planner) Ended(family, variant int, late bool, arrival time.Duration) {
 	if late {
 		f.Late++
 	}
-	if arrival < WarmUp {
+	if arrival < WarmUp || p.cfg.Speed > 0 {
 		return
 	}
 	i := int((arrival - WarmUp) / Window)
@@ -301,37 +332,75 @@ func (p *Planner) Acts(now time.Duration, a *leader.Action) {
 }
 
 // Wake lets the planner decide, and returns when to call it next.
-func (p *Planner) Wake(now time.Duration) (next time.Duration, err error) {
-	p.learnFromRuns(now)
+func (p *Planner) Wake(at time.Duration) (next time.Duration, err error) {
+	speed, step := 1.0, step
+	if p.cfg.Speed > 0 {
+		speed, step = p.cfg.Speed, time.Duration(float64(dayStep)/p.cfg.Speed)
+	}
+	now := time.Duration(float64(at) * speed)
+	p.lookAtAgents()
+	term := p.fleet.Leader()
+	if term != 0 && term != p.term {
+		if err := p.beginTerm(term); err != nil {
+			return 0, err
+		}
+	}
+	if term != 0 {
+		p.learnFromRuns(at)
+	}
 	for i := range p.lanes {
 		p.continueChange(i, now)
+	}
+	if term == 0 {
+		return at + step, p.err
 	}
 	if p.plan != nil && now >= p.planAt {
 		p.decider.Solved(p.plan)
 		p.plan = nil
 	}
+	a := p.decider.Step(epoch.Add(now), p.takeSnapshot())
+	p.carryOut(now, a)
+	return at + step, p.err
+}
+
+// lookAtAgents notes what has become of the agents. One that begins again has taken no layout yet.
+func (p *Planner) lookAtAgents() {
+	for i := range p.lanes {
+		l := &p.lanes[i]
+		was := l.is
+		if l.is = p.fleet.Agent(i); l.is.Lives != was.Lives || !l.is.Present && was.Present {
+			l.state, l.taken, l.move = replan.Settled, place.Stamp{}, replan.Move{}
+		}
+	}
+}
+
+// takeSnapshot is what the leader knows now, in the replanner's order.
+func (p *Planner) takeSnapshot() *replan.Snapshot {
 	s := &p.snapshot
+	byName := *s
+	byName.Agents = nil
 	for i := range p.lanes {
 		l, a := &p.lanes[i], &s.Agents[i]
+		if !l.is.Present {
+			continue
+		}
 		a.Held, a.Taken, a.State = p.layoutOf(l.held), l.taken, l.state
+		a.Draining = l.is.Draining
 		if a.Type = l.Type; p.slow[l.Agent] != "" {
 			a.Type = p.slow[l.Agent]
 		}
+		byName.Agents = append(byName.Agents, *a)
 	}
 	for i := range s.Families {
 		s.Families[i].WaitingLate = 0
 	}
 	s.Families[0].WaitingLate = p.fleet.WaitingLate()
-	byName := *s
-	byName.Agents = slices.Clone(s.Agents)
 	slices.SortFunc(byName.Agents,
 		func(a, b replan.Agent) int { return cmp.Compare(a.Name, b.Name) })
 	byName.Families = slices.Clone(s.Families)
 	slices.SortFunc(byName.Families,
 		func(a, b replan.Family) int { return cmp.Compare(a.Name, b.Name) })
-	a := p.decider.Step(epoch.Add(now), &byName)
-	p.carryOut(now, a)
-	return now + step, p.err
+	return &byName
 }
 
 // learnFromRuns lets the learning loop look at what ran.
@@ -392,6 +461,9 @@ func (p *Planner) carryOut(now time.Duration, a *replan.Answer) {
 		p.result.Solves++
 		p.result.Steps += p.plan.Steps
 	}
+	if r, ok := p.decider.(*replan.Replanner); ok && a.Remember {
+		p.memory = r.Memory()
+	}
 	for _, e := range a.Events {
 		if len(p.result.Events) < maxEvents {
 			p.result.Events = append(p.result.Events, Told{now.Seconds(), string(e.Kind), e.Text})
@@ -434,7 +506,7 @@ func (p *Planner) beginChange(i int, now time.Duration) {
 // continueChange lets a lane that changes go on.
 func (p *Planner) continueChange(i int, now time.Duration) {
 	l := &p.lanes[i]
-	if l.state != replan.Changing {
+	if l.state != replan.Changing || l.is.Ended {
 		return
 	}
 	if !l.loads {

@@ -8,14 +8,19 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // A still fleet does not change.
 type still struct{}
 
-func (still) Hold(int, []int)         {}
-func (still) Busy(int) bool           { return false }
-func (still) WaitingLate() int        { return 0 }
+func (still) Hold(int, []int)  {}
+func (still) Busy(int) bool    { return false }
+func (still) WaitingLate() int { return 0 }
+func (still) Leader() uint64   { return 1 }
+func (still) Agent(int) fleet.AgentState {
+	return fleet.AgentState{Present: true}
+}
 func (still) Advise(*leader.Advice)   {}
 func (still) Forecast(int, []float64) {}
 
