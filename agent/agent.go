@@ -566,7 +566,8 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 
 // stopTimeout is how long Run waits, after the drain, for its goroutines to end. A model closes
 // only when its last query has ended, and a query inside ONNX Runtime cannot be forced to end.
-// Chosen.
+// Chosen: longer than any run of the models that Muster is tested with takes, and with the drain's
+// 30 s within the 60 s that deploy/muster.service has systemd wait.
 const stopTimeout = 10 * time.Second
 
 // listeners are the sockets of the agent's three servers.

@@ -28,23 +28,26 @@ const rentedEC2 = "ec2"
 const (
 	// spotEvery is how often a spot instance is asked for notices, as AWS advises.
 	spotEvery = 5 * time.Second
-	// maintenanceEvery is how often an agent on any other instance asks for maintenance notices;
-	// chosen.
+	// maintenanceEvery is how often an agent on any other instance asks for maintenance notices.
+	// Chosen: AWS plans maintenance days ahead, and a call takes milliseconds.
 	maintenanceEvery = time.Minute
 	// spotWarning is how long before the end AWS tells it.
 	spotWarning = 2 * time.Minute
 	// maintenanceNear is how long before its maintenance a machine counts as one that ends. Until
 	// then the fleet is advised to leave it.
 	maintenanceNear = time.Hour
-	// minDrain is the minimum time before its end in which a machine drains; chosen.
+	// minDrain is the minimum time before its end in which a machine drains. Chosen: half of a
+	// drain by default, so that most queries still end when a notice comes late.
 	minDrain = 15 * time.Second
-	// afterDrain is what is left of a machine's time when its drain must have ended. Chosen.
+	// afterDrain is what is left of a machine's time when its drain must have ended. Chosen: an
+	// agent ends within a second or two after its drain, and each second here is lost for queries.
 	afterDrain = 3 * time.Second
 )
 
 // homeless is how long the agent of a rented machine looks for its fleet before it drains: nobody
 // may know that the machine is paid for. An agent that has found its fleet once stays without it,
-// so that the loss of all agents that may lead does not end the fleet. Chosen.
+// so that the loss of all agents that may lead does not end the fleet. Chosen: longer than
+// replacing the agents to join takes, and a machine that nobody knows costs a quarter of an hour.
 const homeless = 15 * time.Minute
 
 // knowsFleet reports whether an agent of this machine has seen another one, as foundFleet has kept.

@@ -131,7 +131,8 @@ func (d *Dashboard) serveSession(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// maxLogin is the largest body of a login, in bytes.
+// maxLogin is the largest body of a login, in bytes: the longest key, and as much for JSON's
+// escapes and spaces.
 const maxLogin = 2 * secure.LongestKey
 
 // parseLogin reads the body of a login.

@@ -24,17 +24,22 @@ import (
 
 const (
 	// quiet is how long no beat of a leader comes before the hub makes beats of what gossip knows.
+	// Chosen: leaders send one each second, so two have not come, and a change of leaders, which
+	// takes about a second, does not show.
 	quiet = 2500 * time.Millisecond
-	// maxEvents is how many events of the fleet are kept, maxToldEvents how many
-	// go with one beat.
+	// maxEvents is how many events of the fleet are kept, maxToldEvents how many go with one beat.
+	// Chosen: maxEvents fill a page several times and take at most 2 MB; five beats bring a new
+	// viewer all of them.
 	maxEvents, maxToldEvents = 1000, 200
 	// maxUnread is how many messages may wait for a watcher before it is cut off. A viewer that
-	// does not read for [writeTimeout] has been cut before.
+	// does not read for [writeTimeout] has been cut before. Chosen: three times the messages that
+	// come in that time, one each second.
 	maxUnread = 32
-	// maxRows is how many rows of the past go into one message.
+	// maxRows is how many rows of the past go into one message. Chosen: with 20 models such a
+	// message has some hundred KB, and 24 hours come in eight that interleave with what is new.
 	maxRows = 200
 	// farSecond is beyond all seconds that a fleet counts to. It keeps a foreign number from
-	// overflowing.
+	// overflowing: 2^50 s are 36 million years, and sums of a few stay below 2^63.
 	farSecond = 1 << 50
 )
 
@@ -535,14 +540,17 @@ func (h *Hub) Tell(_ context.Context, req *control.TellRequest) (*control.TellRe
 }
 
 const (
-	// tellTimeout bounds a call of Tell.
+	// tellTimeout bounds a call of Tell. Chosen: leaders answer in milliseconds, and what was not
+	// told goes with the next call.
 	tellTimeout = 2 * time.Second
-	// maxTellEvents is how many events an agent tells at once: the last ones.
+	// maxTellEvents is how many events an agent tells at once: the last ones. Chosen: far more than
+	// happen at once, but for a fault that repeats, and then the last ones tell it.
 	maxTellEvents = 64
 	// maxTellBytes is how many bytes they may have: an agent accepts messages of 64 KiB.
 	maxTellBytes = 48 << 10
 	// A new leader may not know what has happened in againTime before it led. All agents tell it,
-	// within againSpread.
+	// within againSpread. Chosen: a leader is replaced after about a second, or some when several
+	// fail in a row, and a second spreads a thousand agents' calls to one each ms.
 	againTime, againSpread = 30 * time.Second, time.Second
 )
 

@@ -65,7 +65,8 @@ func (d *Dashboard) serveFleet(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, rentedOf(s))
 }
 
-// maxApproval is the largest body of an approval, in bytes.
+// maxApproval is the largest body of an approval, in bytes: a number of 20 digits at most, with
+// room for spaces.
 const maxApproval = 256
 
 // serveApproval serves POST /dashboard/api/fleet: it approves the proposal of the number in the

@@ -9,9 +9,12 @@ import (
 )
 
 const (
+	// The rings hold ten minutes by the second, in which somebody who has just been called sees how
+	// it began, and a day by the minute, with its peak.
 	keptSeconds, keptMinutes = 600, 24 * 60
 	minute                   = 60 // seconds
-	// maxRowModels bounds the models of a row that another agent sends.
+	// maxRowModels bounds the models of a row that another agent sends. Chosen: more than people
+	// look at; 2,040 rows of them take some 17 MB.
 	maxRowModels = 256
 )
 

@@ -19,7 +19,8 @@ import (
 
 const (
 	// idleLink is how long a link that was opened for election messages stays open after the last
-	// message. Chosen.
+	// message. Chosen: three times election.Config.Silence, so that an election that repeats its
+	// messages opens each link once.
 	idleLink = 3 * time.Second
 	// A leader opens a broken link again after firstRedial; it doubles the wait at each failure, up
 	// to lastRedial. Chosen: within linkGrace of the leader's state.
@@ -32,7 +33,7 @@ const (
 	// serve's minLimit, which every agent accepts.
 	maxListBytes = 256 << 10
 	// maxPriceBytes bounds the bytes of prices in one message, which a member takes as all prices:
-	// types beyond them have none. It is enough for a thousand types. Chosen.
+	// types beyond them have none. It is enough for a thousand types, and half of maxListBytes.
 	maxPriceBytes = 128 << 10
 )
 

@@ -21,16 +21,21 @@ import (
 )
 
 const (
-	// describeTimeout bounds one Describe call to another agent. Chosen.
+	// describeTimeout bounds one Describe call to another agent. Chosen: agents answer in
+	// milliseconds, and one lost packet is sent again within a second.
 	describeTimeout = 2 * time.Second
 	// An agent whose Describe call failed is called again after describeAgain; the wait doubles at
-	// each failure, up to describeAgainLongest. Chosen.
+	// each failure, up to describeAgainLongest. Chosen: an agent that is starting is known as soon
+	// as it listens, and a fleet calls one that is unreachable six times a minute from each agent.
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
-	// describers is how many goroutines call Describe on strangers. Chosen.
+	// describers is how many goroutines call Describe on strangers. Chosen: at some ms a call a new
+	// agent knows a thousand others in a second, and eight that do not answer delay the rest by
+	// describeTimeout.
 	describers = 8
 	// failuresPerSecond is how many calls to strangers may fail in a second. Anybody who can send
 	// gossip can name agents that do not exist, and must not make this agent dial all the time.
-	// Chosen.
+	// Chosen: below what gossip.packetRate lets through, and above what an agent meets that joins a
+	// fleet which loses machines.
 	failuresPerSecond = 50
 	// sayUndescribed is the least time between two log lines about strangers that fail to describe
 	// themselves.

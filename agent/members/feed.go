@@ -12,13 +12,15 @@ import (
 
 const (
 	// watchInterval is the least time between two messages of a Watch stream: changes within it are
-	// sent together. Chosen.
+	// sent together. Chosen: a gateway may know so much later what changed, which is little beside
+	// an election, and a start of a fleet makes one message of dozens.
 	watchInterval = 20 * time.Millisecond
 	// watchBeat is how often every Watch stream gets a message with the current loads, even if none
 	// has changed. Without it a watcher could not tell whether this agent lives.
 	watchBeat = time.Second
 	// maxSteps is how many changes a watcher may lag behind; a watcher further behind gets the
-	// whole view. Chosen.
+	// whole view. Chosen: a watcher that reads lags by one or two, and the feed keeps so many
+	// changes in memory.
 	maxSteps = 16
 )
 

@@ -18,7 +18,8 @@ const loadInterval = gossip.LoadInterval
 
 // MostStrangers is how many members of gossip may be strangers, which have not described themselves
 // to this agent. With more of them, gossip's messages about real members are slower to arrive; with
-// fewer, a new agent takes longer to know a large fleet. Chosen.
+// fewer, a new agent takes longer to know a large fleet. Chosen: strangers are described in
+// milliseconds, so a thousand agents pass through so many places in a second or two.
 const MostStrangers = 128
 
 // Run follows gossip's events and gossips this agent's description and load. It blocks until ctx

@@ -29,7 +29,8 @@ const (
 
 // rotationPause is how long an agent waits for the next step of a rotation before it accepts
 // another rotation. Two rotations at once could each remove the key that the other has made some
-// agents use. Chosen.
+// agents use. Chosen: three times the longest step, see keyringTimeout, and one that was broken off
+// does not bar the next for long.
 const rotationPause = 30 * time.Second
 
 // A Keyring manages the gossip keys of this agent: those in use, and the file from which a

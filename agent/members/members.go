@@ -663,7 +663,8 @@ func (ms *Members) Placement() *control.Placement {
 
 // KeepTold is how long Members keep a profile after the last member with such lanes and such a
 // model version has gone. The leader remembers for a shorter time that it has sent the profile, so
-// it sends the profile again to lanes that come back after that. Chosen.
+// it sends the profile again to lanes that come back after that. Chosen: longer than a restart of a
+// machine with its agent takes, and the memory of a profile is some KiB.
 const KeepTold = 10 * time.Minute
 
 // KeyOf returns the key of the latency profile of the model m on the member's lanes. The member and

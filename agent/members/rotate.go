@@ -23,7 +23,7 @@ import (
 
 // keyringTimeout bounds the call for one step at one agent. Twice this must be less than
 // rotationPause: between two of its steps an agent may wait for another agent that takes the full
-// time. Chosen.
+// time. Chosen: a step takes milliseconds, and writing a file on a busy disk a second or two.
 const keyringTimeout = 5 * time.Second
 
 // rotationSteps lists the steps of a rotation. Each begins when all agents have completed the one

@@ -130,21 +130,25 @@ const (
 	// depends which older ones are to stay.
 	pending = time.Second
 	// long is how long a model that is being fetched keeps others waiting. So agents fetch the same
-	// model at the same time, and ask each other little. Chosen.
+	// model at the same time, and ask each other little. Chosen: most models come in less, and one
+	// that does not must not delay the small ones behind it.
 	long = 10 * time.Second
 	// listTime is for a look at the store.
 	listTime = time.Minute
 	// readers is how many releases are read at a time, and releaseTime bounds the time for all of
-	// them. Chosen.
+	// them. Chosen: at a tenth of a second each, a thousand releases are read in 7 s, and a store
+	// that hangs delays a poll by no more than half a minute.
 	readers     = 16
 	releaseTime = 20 * time.Second
-	// overdue is the age from which a poll of the store counts as hanging; chosen, for all steps of
-	// a poll have shorter bounds.
+	// overdue is the age from which a poll of the store counts as hanging. Chosen: the steps of a
+	// poll, listTime and releaseTime, have shorter bounds together.
 	overdue = 2 * time.Minute
 	// stalled is how long a fetch may receive and write nothing before that is a fault. Chosen: all
 	// calls of a store end within a minute, and each wait for other agents in 20 s.
 	stalled = 5 * time.Minute
-	// endTime is how long Run waits at its end for what it has begun; chosen.
+	// endTime is how long Run waits at its end for what it has begun. Chosen: cancelled calls end
+	// at once, but for those of a file system that hangs, and the agent's end must not wait for
+	// that.
 	endTime = 5 * time.Second
 	// whole is the fault of the store itself, beside those of models.
 	whole = ""

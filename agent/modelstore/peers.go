@@ -21,17 +21,20 @@ import (
 
 const (
 	// askAll is the time between two questions about a file to agents that neither have nor fetch
-	// it. They say so by themselves when they begin to. Chosen.
+	// it. They say so by themselves when they begin to. Chosen: it only makes up for a message that
+	// was lost, so the rarer the better, but many times while a large file comes.
 	askAll = 30 * time.Second
-	// maxAsked is how many of the agents that fetch a file are asked at a time how far they are;
-	// chosen.
+	// maxAsked is how many of the agents that fetch a file are asked at a time how far they are.
+	// Chosen: as many as maxReaders, so that each can find a source with room.
 	maxAsked = 3
 	askTime  = 5 * time.Second // for an answer
 	// awaited is how long this agent waits for one that does not answer before it asks the store:
-	// at the start of a fleet, agents hear of each other before they reach each other. Chosen.
+	// at the start of a fleet, agents hear of each other before they reach each other. Chosen:
+	// three times askTime, so that one lost call does not send every agent to the store.
 	awaited = 15 * time.Second
 	// maxReaders is how many agents may read from one at a time. The fewer, the sooner each has a
-	// part that it can give to others. Chosen.
+	// part that it can give to others. Chosen: with one, a slow reader would keep the others
+	// waiting; with many, all wait for the first part.
 	maxReaders  = 3
 	largestRead = 8 << 20
 	message     = 256 << 10 // bytes of a message

@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	// patience bounds each call of the store. Chosen.
+	// patience bounds each call of the store. Chosen: clouds answer in tenths of a second, and
+	// somebody waits for the outcome of a release.
 	patience = 5 * time.Second
-	// again is the time between two attempts to write what the store lacks. Chosen.
+	// again is the time between two attempts to write what the store lacks. Chosen: a store that is
+	// back has all releases soon, and four calls a minute cost nothing.
 	again = 15 * time.Second
 )
 

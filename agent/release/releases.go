@@ -537,7 +537,7 @@ const (
 	// every is how often a leader judges canaries.
 	every = time.Second
 	// remindAfter is how long a promotion that is due stays undecided between two events that say
-	// so. Chosen.
+	// so. Chosen: once a day reaches whoever reads events, and displaces no others.
 	remindAfter = 24 * time.Hour
 )
 

@@ -37,7 +37,8 @@ const (
 
 const (
 	// maxEvents is how many events are kept, and maxOfKind how many of one kind, so that events
-	// that outsiders can cause, such as refusals, do not displace all others. Chosen.
+	// that outsiders can cause, such as refusals, do not displace all others. Chosen: an agent has
+	// some dozen events a day, so they go back for weeks; they bound the memory with maxEventBytes.
 	maxEvents, maxOfKind = 1024, 256
 	// maxEventBytes bounds the text of one event, so that all events take at most 2 MiB.
 	maxEventBytes = 2048
@@ -227,7 +228,8 @@ func (s controlService) Events(req *control.EventsRequest,
 	}
 }
 
-// eventsTimeout bounds the answers of other agents to Events. Chosen.
+// eventsTimeout bounds the answers of other agents to Events. Chosen: agents answer in
+// milliseconds, and a user waits no longer for one that does not.
 const eventsTimeout = 2 * time.Second
 
 // FleetEvents returns the events of all agents, ordered by time. For an agent that does not answer,

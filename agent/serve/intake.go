@@ -41,7 +41,8 @@ type refusals struct {
 }
 
 // maxBackOff bounds how long refused clients are told to wait for room. What takes the room may be
-// queries that arrive slowly, and those are given up after ReceiveTimeout, 30 s. Chosen.
+// queries that arrive slowly, and those are given up after ReceiveTimeout, 30 s. Chosen: a third of
+// that, so that clients use the room soon after it is free.
 const maxBackOff = 10 * time.Second
 
 // clients is the part of [Callers] that an intake uses.

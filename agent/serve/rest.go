@@ -446,7 +446,8 @@ func writeBody(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(append(body, '\n')) // fails only if the client has gone
 }
 
-// largestMessage bounds the body of a request that is not a query, in bytes. Chosen.
+// largestMessage bounds the body of a request that is not a query, in bytes. Chosen: such requests,
+// as to load a model, have below 1 KiB, and many of this size at once take little memory.
 const largestMessage = 64 << 10
 
 // readBody decodes the body of a request that is not a query into v: a JSON object, or nothing,

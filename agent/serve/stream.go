@@ -15,7 +15,8 @@ import (
 )
 
 // maxStreamed is how many queries of one stream are answered at a time. Further ones are not read
-// from the connection. Chosen.
+// from the connection. Chosen: they keep some ten lanes busy with several each, and one stream
+// takes a bounded part of the memory.
 const maxStreamed = 64
 
 // An streamAnswer is a query of a stream with its answer, or its error.

@@ -26,7 +26,8 @@ import (
 
 const (
 	// keepUnplaced is how long a model stays loaded after the description does not list it any
-	// more: queries for it may be on their way. Chosen.
+	// more: queries for it may be on their way. Chosen: all gateways have the new description
+	// within a second or two, and memory that a change frees comes hardly later.
 	keepUnplaced = 5 * time.Second
 	// firstOrder is how long an agent that has never held anything waits for a leader's order. Then
 	// it loads by itself what its memory takes.
