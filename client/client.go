@@ -26,7 +26,8 @@ import (
 	"github.com/muster-serve/muster/client/stream"
 )
 
-// maxAttempts is the number of servers on which a call is tried at most. Chosen.
+// maxAttempts is the number of servers on which a call is tried at most. Chosen: one that has just
+// gone and one that drains are passed over, and a call that would fail everywhere fails soon.
 const maxAttempts = 3
 
 // A Client sends queries to one or more servers. It spreads them over the servers to which it has a

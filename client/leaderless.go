@@ -26,7 +26,8 @@ const (
 	prepareInterval = time.Second
 	// keepGone is how long a profile is kept of a type that no lane has, or of a version that no
 	// member holds. A leader keeps it for less time, and tells it again if the lanes come back
-	// later than that. Every lookGone the gateway looks for such profiles. Both are chosen.
+	// later than that. Every lookGone the gateway looks for such profiles. Chosen: keepGone is
+	// members.KeepTold, and profiles that stay for a minute longer take some KiB.
 	keepGone, lookGone = 10 * time.Minute, time.Minute
 )
 

@@ -22,13 +22,13 @@ const (
 	// Chosen: half of match.MaxAttempts.
 	maxLed = 2
 	// maxInquiries is how many queries are decided without a leader at a time, the oldest first.
-	// Chosen; each asks several lanes.
+	// Chosen: each asks several lanes, and further queries would ask the same ones.
 	maxInquiries = 8
 	// maxTogether is how many submits, cancellations and assignments one message may have. An
 	// agent accepts messages of 64 KiB, and the longest of these takes about 1 KiB.
 	maxTogether = 48
 	// firstAgain is the backoff of a query after the second member in a row could not be reached;
-	// see [Query.Backoff]. Chosen.
+	// see [Query.Backoff]. Chosen: many times a network's delay, and a part of most QoS targets.
 	firstAgain = 10 * time.Millisecond
 	// A query that goes elsewhere while an attempt of it is under way has both go on: it is hedged
 	// (Dean and Barroso, "The Tail at Scale", Communications of the ACM 56, 2013). hedgeShare is

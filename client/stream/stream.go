@@ -31,13 +31,16 @@ const (
 	// return at once up to 64 KiB. So nobody waits for the stream: beyond it, queries are calls.
 	maxUnsent = 48 << 10
 	// maxWaiting bounds the queries on the stream that have no answer. An agent runs twice as many
-	// at a time. Chosen.
+	// at a time. Chosen: more than a gateway sends to the lanes of one machine while it has a
+	// leader; beyond it queries are calls.
 	maxWaiting = 512
-	// maxLarge bounds the models that are remembered for their large answers. Chosen.
+	// maxLarge bounds the models that are remembered for their large answers. Chosen: more than a
+	// fleet serves, and a name takes some dozen bytes.
 	maxLarge = 1 << 10
 	// pause is how long after a stream has begun the next one may begin at the earliest; it doubles
 	// up to maxPause with each that the agent does not accept. retire is how long a stream without
-	// queries stays open. Chosen.
+	// queries stays open. Chosen: a stream that breaks costs its queries another attempt, so one
+	// that an agent refuses is tried ever more rarely; an idle one costs some KiB.
 	pause, maxPause, retire = 100 * time.Millisecond, time.Minute, time.Minute
 )
 
