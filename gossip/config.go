@@ -20,7 +20,8 @@ const (
 	// MaxMeta is the largest meta of a member, in bytes.
 	MaxMeta = memberlist.MetaMaxSize
 	// MaxLoad is the largest load, in bytes. Every agent's load reaches every other agent each
-	// second, so a hundred bytes are already many. Chosen.
+	// second, so a hundred bytes are already many. Chosen: 64 lanes with their remaining times take
+	// below 400, and a packet holds several such loads.
 	MaxLoad = 512
 	// maxName is the longest name of a member, in bytes: most messages contain names.
 	maxName = 128

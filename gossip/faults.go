@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// faultInterval is how long the same fault is not logged again. Chosen.
+	// faultInterval is how long the same fault is not logged again. Chosen: six lines an hour show
+	// that it lasts and hide no others.
 	faultInterval = 10 * time.Minute
 	// maxFaults is how many different faults are logged within faultInterval: forged packets could
 	// cause any number.

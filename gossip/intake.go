@@ -37,7 +37,9 @@ const (
 	// other senders together, who may be anybody. Chosen: some three times what a fleet of any size
 	// sends.
 	packetRate, packetBurst = 100, 200
-	// streamRate and streamBurst bound the streams a second that strangers open. Chosen.
+	// streamRate and streamBurst bound the streams a second that strangers open. Chosen: a fleet of
+	// a thousand agents that starts within half a minute stays below, and each stream may carry a
+	// whole state.
 	streamRate, streamBurst = 50, 100
 	// readRate and acceptRate bound the packets and streams a second that are read from the system
 	// at all, even if only to be dropped. Beyond that, packets are lost and streams wait, those of

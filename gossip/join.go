@@ -16,13 +16,15 @@ import (
 const (
 	// Without another member, join tries the seeds again after firstRetry, and doubles the wait
 	// each time up to rejoinInterval. With other members, it tries them every rejoinInterval.
-	// Chosen.
+	// Chosen: agents that start together find each other in a second, and the two sides of a mended
+	// partition in a quarter of a minute at four tries a minute.
 	firstRetry     = 500 * time.Millisecond
 	rejoinInterval = 15 * time.Second
 	// failedTries is how many failed members, chosen at random, are tried each time: a single one
 	// that answers sends all members that it knows.
 	failedTries = 4
-	// parallelJoins bounds how many addresses are tried at once. Chosen.
+	// parallelJoins bounds how many addresses are tried at once. Chosen: addresses that do not
+	// answer take seconds each, and eight joins at once bring eight whole states.
 	parallelJoins = 8
 	// If a wait of tick takes longer than tick+pause, this process was suspended. By then the
 	// others have declared it dead and forgotten it, so it joins resumeTries of them again.

@@ -84,9 +84,10 @@ type departedMember struct {
 // keep a dead member in memory.
 const strangerMemory = time.Minute
 
-// hostReserve is how many reserved places for strangers one host may have; chosen. The sender's
-// address of a packet may be forged, that of a stream may not. So a quarter of the places is
-// reserved for members at hosts that have a stream open to this agent, as a joining agent has.
+// hostReserve is how many reserved places for strangers one host may have. Chosen: as many agents
+// as commonly share a machine; others at that host wait for the places that are free to all. The
+// sender's address of a packet may be forged, that of a stream may not. So a quarter of the places
+// is reserved for members at hosts that have a stream open to this agent, as a joining agent has.
 const hostReserve = 4
 
 var errStrangers = errors.New("too many members have not said what they are")
@@ -174,7 +175,8 @@ func (g *Gossip) mayReserve(host netip.Addr) bool {
 }
 
 // This agent tries to join failed members again for failedMemory, and remembers at most maxFailed
-// of them. Both are chosen.
+// of them. Chosen: after an hour a partition is rarely mended by itself, and failedTries of 256
+// members are enough to find the other side.
 const (
 	failedMemory = time.Hour
 	maxFailed    = 256
