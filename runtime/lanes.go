@@ -15,7 +15,8 @@ import (
 	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// stuckAfter is how long Drain waits for the runs that it has cancelled; chosen. Code in ONNX
+// stuckAfter is how long Drain waits for the runs that it has cancelled. Chosen: operators end
+// within milliseconds, and an agent that ends has 10 s in all, its stopTimeout. Code in ONNX
 // Runtime that does not look at the cancellation is left behind.
 const stuckAfter = 5 * time.Second
 

@@ -32,7 +32,8 @@ const (
 	// meanwhile hardly waits.
 	warmPiece = 250 * time.Microsecond
 	// warmPause is the ratio of a pause to the query before it: a warm-up takes a tenth of a lane's
-	// time. Chosen.
+	// time. Chosen: that is less than the spare time of a fleet that is not overloaded, and a model
+	// is warm within seconds.
 	warmPause = 9
 	// warmEnough is the execution time after which a batch size is warm. More random lookups would
 	// only touch pages that earlier ones have touched.

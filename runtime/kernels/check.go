@@ -17,7 +17,9 @@ const (
 	// a share of the largest value. Both sum in float32, but the standard ones not always in the
 	// order of ids.
 	tolerance = 1e-5
-	// checkedRows is how many rows of each table the check uses. Chosen.
+	// checkedRows is how many rows of each table the check uses. Chosen: more than a vector has
+	// numbers, so that all paths of an operator run, and few enough that the copies of large tables
+	// take no memory.
 	checkedRows = 64
 )
 

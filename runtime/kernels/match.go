@@ -491,7 +491,8 @@ func (m *matcher) inputDimension(value string, axis int) int64 {
 	return 0
 }
 
-// deepest bounds the recursion of rankOf, so that it ends for any file; chosen.
+// deepest bounds the recursion of rankOf, so that it ends for any file. Chosen: models have a few
+// operators between an input and a lookup.
 const deepest = 32
 
 // rankOf returns how many dimensions a value has, if the file says so or it follows from the

@@ -13,7 +13,8 @@ const (
 	// (docs/internals/lanes.md).
 	loadRuns = 8
 	// wholeLoad is the share of its time that a lane would be busy if it were whole below which it
-	// does not stay divided. Chosen.
+	// does not stay divided. Chosen: above it queries would wait for each other at a whole lane,
+	// and well below it each runs alone and faster on all cores.
 	wholeLoad = 0.7
 	// coreGain is the share of what all cores together take for a query, the product of their
 	// number and the time, below which one core serves it better under overload. Chosen: the tenth

@@ -9,7 +9,9 @@ import (
 )
 
 const (
-	// spareTargets is the time constant of the average of spare time, in QoS targets; chosen.
+	// spareTargets is the time constant of the average of spare time, in QoS targets. Chosen:
+	// longer than a burst that queues absorb, and a refused client learns of the overload's end
+	// within some targets.
 	spareTargets = 5
 	// minSpare is a lower bound for the share of spare time in estimates.
 	minSpare = 0.01
@@ -24,7 +26,8 @@ const (
 	maxReturn = 10 * time.Second
 	// MinHeldBytes is how many bytes of queries that arrive, wait or run are never too many: beyond
 	// them, and beyond what lanes serve in maxHeldTargets QoS targets, the next query is refused
-	// unread while an overload lasts. Both are chosen.
+	// unread while an overload lasts. Chosen: 1 MiB is hundreds of most models' queries, and what
+	// waits for more than four targets is dropped by most clients.
 	MinHeldBytes   = 1 << 20
 	maxHeldTargets = 4
 )

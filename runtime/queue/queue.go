@@ -46,7 +46,8 @@ type Place struct {
 
 // BackgroundWait is how long a background query waits at most while others do; then it goes first.
 // Else models would never be warm on lanes that have more to do than they can, which may need them
-// most. Chosen.
+// most. Chosen: so ten background queries a second at most delay others, each by maxBackgroundRun
+// at most.
 const BackgroundWait = 100 * time.Millisecond
 
 // Waits reports whether the query is in a queue.

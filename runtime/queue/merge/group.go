@@ -2,7 +2,8 @@ package merge
 
 import "time"
 
-// MostCollect bounds how long a lane waits for the other queries of a group. Chosen.
+// MostCollect bounds how long a lane waits for the other queries of a group. Chosen: their gateways
+// send them at once, so they are apart by a network's delay; a lane that waits serves nobody.
 const MostCollect = 2 * time.Millisecond
 
 // A GroupID names a group at a lane. The zero value names none.
