@@ -22,7 +22,7 @@ const (
 	settleTime = 100 * time.Millisecond
 	// Turmoil is how long after taking over the leader learns nothing about the way of queries,
 	// because all members and gateways are connecting. Until then it uses what the former leader
-	// had found. Chosen.
+	// had found. Chosen: as linkGrace, after which those that come back are there.
 	Turmoil = time.Second
 	// linkGrace is how long after a member's link broke the leader waits for a new one before it
 	// gives the member's lanes up. Chosen: longer than the longest wait between two attempts to

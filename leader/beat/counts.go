@@ -9,7 +9,8 @@ import (
 )
 
 // Bins is the number of bins of batch sizes: bin 0 has sizes up to 8, the last one those above
-// 1,000, and those between have bins 12 % wide. Chosen.
+// 1,000, and those between have bins 12 % wide. Chosen: a curve of so many points looks smooth, and
+// a second of a model takes 176 bytes.
 const Bins = 44
 
 const minBin, maxBin = 8, 1000

@@ -11,10 +11,12 @@ import (
 
 const (
 	// latencySeconds is the number of seconds whose answers a [Meter] computes percentiles of.
-	// Chosen.
+	// Chosen: at 10 queries/s the 99 % quantile then rests on one or two, and a change shows within
+	// seconds.
 	latencySeconds = 15
 	// busyOver is the time constant of the exponential average (EWMA) of how busy lanes are.
-	// Chosen.
+	// Chosen: lanes run for milliseconds, so a second alone flickers; people see a change within
+	// seconds.
 	busyOver = 10 * time.Second
 )
 

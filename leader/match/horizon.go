@@ -20,7 +20,8 @@ const (
 	// another, up to latePrice. So a slot goes first to a family whose share is .01 smaller. Twice
 	// or half of it makes no difference.
 	fairPrice = 200
-	// fullBacklog is the backlog, in QoS targets, above which prices do not rise. Chosen.
+	// fullBacklog is the backlog, in QoS targets, above which prices do not rise. Chosen: what
+	// waits longer than .8 of its target has hardly time left to run.
 	fullBacklog = 0.8
 	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have at
 	// most calmWork QoS targets of work. The bound rises by calmWork for each calmQueue lost
@@ -30,7 +31,8 @@ const (
 	// gains throughput, .0034 of the limit from .05 to .005, and lets lost queries wait for longer
 	// (docs/internals/matching.md).
 	calmWork, calmQueue = 0.0002, 20
-	// The smallest of the oldest calmChoice lost queries starts first. Chosen.
+	// The smallest of the oldest calmChoice lost queries starts first. Chosen: with one, a large
+	// query holds up small ones behind it; with many, large ones would wait for ever.
 	calmChoice = 4
 	// Lost queries start at once if, in the mean, spareLanes lanes or a share spareMost of all
 	// lanes are spare. With a smaller share small pools lose: dien on 1 and 4 lanes loses 1 % with

@@ -9,13 +9,15 @@ import (
 
 // The KAIROS paper (section 5.1) leaves the values of the first two to the implementation.
 const (
-	// kairosMargin is the part of the QoS target that waiting and latency may use (Eq. 8); chosen.
+	// kairosMargin is the part of the QoS target that waiting and latency may use (Eq. 8). Chosen:
+	// the rest is for the network and errors of the estimates.
 	kairosMargin = 0.98
 	// kairosPenalty times the QoS target replaces the latency of a pair that would miss the target
 	// (Eq. 8).
 	kairosPenalty = 10
-	// roundRows bounds the waiting queries of a round, in queries per lane that serves them;
-	// chosen.
+	// roundRows bounds the waiting queries of a round, in queries per lane that serves them.
+	// Chosen: a round assigns one query to a lane, so those behind the second wait for the next
+	// round anyway; the assignment's time grows with the cube.
 	roundRows = 2
 )
 

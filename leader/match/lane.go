@@ -82,7 +82,9 @@ const (
 	overdueQuantiles = 3
 	overdueLeast     = 100
 	overdueDoubt     = 1000
-	// overdueAgain is after how many ms the matcher asks an overdue lane again; chosen.
+	// overdueAgain is after how many ms the matcher asks an overdue lane again. Chosen: a lane that
+	// runs a long query is asked a few times, and one that answers again is found within two
+	// seconds.
 	overdueAgain = 2000
 	// A query may take onTheWay ms, beside twice the usual time, to reach its lane after it was
 	// assigned or after its gateway said where it is. Chosen: many times a network's delay, and

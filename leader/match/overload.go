@@ -7,7 +7,8 @@ import (
 
 const (
 	// spareTargets is the time over which spare time is averaged, in QoS targets of the slowest
-	// model; chosen.
+	// model. Chosen: twice that of a lane (package runtime/lane), since a fleet's load changes more
+	// slowly than one lane's.
 	spareTargets = 10
 	// minSpare is a lower bound for the share of spare time in estimates.
 	minSpare = 0.01

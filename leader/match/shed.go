@@ -73,7 +73,8 @@ const (
 	marginClasses = 4
 	// A margin grows by marginStep targets with each query that is late, up to maxMargin. It
 	// shrinks by marginStep x marginMisses with each in time, so in balance the share marginMisses
-	// is late. That share is what a QoS target of 99 % leaves; the other two are chosen.
+	// is late. That share is what a QoS target of 99 % leaves. The other two are chosen: five late
+	// queries add a tenth of the target, and half of the target is always left to run.
 	marginStep, marginMisses, maxMargin = 0.02, 0.01, 0.5
 )
 

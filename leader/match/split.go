@@ -103,8 +103,9 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 
 // The costs are those of horizon.
 const (
-	// A query that is planned is split if its parts cost at most splitGain of what it would cost;
-	// chosen.
+	// A query that is planned is split if its parts cost at most splitGain of what it would cost.
+	// Chosen: parts take more work together than the query, and the difference covers errors of the
+	// estimates.
 	splitGain = 0.7
 	// A risky query is split if its parts cost at most splitMost; chosen, between waitPrice and
 	// latePrice.

@@ -331,7 +331,8 @@ func (p *patterns) solveRelaxation(lo, hi []int) (value, bound float64) {
 	return value, bound
 }
 
-// several is how many patterns of a group are kept if they may not be all that matter; chosen.
+// several is how many patterns of a group are kept if they may not be all that matter. Chosen: the
+// program of patterns has a column for each, and its time grows with their square.
 const several = 400
 
 // enumeratePatterns finds patterns that could be part of a better solution than the one at hand,
