@@ -15,7 +15,8 @@ const (
 	totalAbove     = 0.10  // answers in time of all models, as a share
 )
 
-// fewQueries is the number of a model's queries below which its share says little. Chosen.
+// fewQueries is the number of a model's queries below which its share says little. Chosen: one
+// query more or less is then the 2 % that the rule lets differ.
 const fewQueries = 50
 
 // exceptions are the groups of regimes, see [Regime.Group], for which the rule does not hold, with
