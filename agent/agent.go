@@ -138,7 +138,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		}
 	}
 	if match.IsFormerPolicy(config.Policy) {
-		a.log.Warn("the policy is not there any more; the default takes its place",
+		a.log.Warn("this version has no such policy; the agent uses the default",
 			"policy", config.Policy, "default", match.DefaultPolicy)
 		a.config.Policy = match.DefaultPolicy
 	}
@@ -263,7 +263,7 @@ func (a *Agent) open() (err error) {
 	}
 	info := a.executor.Info()
 	if info.Executor != "onnx" {
-		a.log.Warn("no model is run: answers are made up", "executor", info.Executor,
+		a.log.Warn("the agent runs no model: its answers are emulated", "executor", info.Executor,
 			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
 	a.logCores(info)
@@ -348,7 +348,7 @@ func (a *Agent) openWorker(info runtime.Info) error {
 		return err
 	}
 	if len(a.worker.Repository().Index()) == 0 && a.config.ModelStore == "" {
-		a.log.Warn("there is no model yet; it will be served as soon as there is one",
+		a.log.Warn("the model directory has no model; the agent serves one as soon as it is there",
 			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
 	}
 	return nil
@@ -452,8 +452,8 @@ func (a *Agent) checkStateDir() {
 	}
 	if err := checkWritable(a.config.StateDir); err != nil {
 		a.log.Error(
-			"this agent serves but cannot lead: its state directory cannot be written; mend that "+
-				"and restart it",
+			"this agent serves but cannot lead: it cannot write its state directory; make the "+
+				"directory writable and restart the agent",
 			"state_dir", a.config.StateDir, "error", err)
 		a.config.Leader = "never"
 	}

@@ -128,7 +128,7 @@ func TestNoModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := agenttest.Start(t, config, agenttest.Emulated())
-	if !strings.Contains(b.Log.String(), "there is no model yet") ||
+	if !strings.Contains(b.Log.String(), "the model directory has no model") ||
 		!strings.Contains(b.Log.String(), "muster models generate ncf --out "+config.ModelDir) {
 		t.Errorf("empty directory: log is %s", b.Log)
 	}

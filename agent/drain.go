@@ -47,16 +47,17 @@ func (a *Agent) drainAll(ctx context.Context, why error) {
 	// an agent that is alone answers new queries with UNAVAILABLE. Health checks report "not
 	// ready".
 	if err := a.worker.Lanes().Drain(ctx); err != nil {
-		a.log.Warn("queries were cut off", "error", err)
+		a.log.Warn("the drain timed out: the agent ended queries that still ran", "error", err)
 	}
 	// What comes in the last moment is answered before ctx ends.
 	lingering, stop := context.WithDeadline(ctx, start.Add(timeout-timeout/lastShare))
 	defer stop()
 	if left := a.server.AwaitClients(lingering, func(conns int) {
-		a.log.Info("waiting until HTTP clients send no more queries; a second signal ends the agent at once",
-			"connections", conns)
+		a.log.Info("the agent waits until HTTP clients send no more queries; a second signal ends "+
+			"it at once", "connections", conns)
 	}); left > 0 {
-		a.log.Info("HTTP connections that clients may still use are closed", "connections", left)
+		a.log.Info("the agent closes HTTP connections that clients may still use", "connections",
+			left)
 	}
 	a.close()
 	a.server.Stop(ctx)

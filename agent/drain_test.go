@@ -99,7 +99,7 @@ func TestDrainKeepsConnections(t *testing.T) {
 	g.Open()
 	asking.want(http.StatusOK, true) // it was answered before the lanes were closed
 	asking.wantEnd()
-	for !strings.Contains(a.Log.String(), "waiting until HTTP clients") {
+	for !strings.Contains(a.Log.String(), "the agent waits until HTTP clients") {
 		select {
 		case err := <-stopped:
 			t.Fatalf("the agent ended with idle connections: %v", err)

@@ -64,7 +64,7 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 		addr, err := gossip.Outbound()
 		if err != nil {
 			return "", fmt.Errorf(
-				"find the address by which others reach this machine: %w; say it with --advertise",
+				"find the address by which others reach this machine: %w; give it with --advertise",
 				err)
 		}
 		host = addr.String()
@@ -81,7 +81,7 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
 	})
 	a.host.instanceType.Store(t)
-	a.log.Info("instance type", "instance_type", string(t))
+	a.log.Info("the agent found its instance type", "instance_type", string(t))
 	a.members.SelfChanged()
 }
 
@@ -90,10 +90,11 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 func (a *Agent) leaveGossip() {
 	const timeout = 2 * time.Second
 	if err := a.gossip.Leave(timeout); err != nil {
-		a.log.Debug("leave gossip", "error", err) // the other agents will find this one failed
+		// the other agents will find this one failed
+		a.log.Debug("cannot leave gossip", "error", err)
 	}
 	if err := a.gossip.Close(); err != nil {
-		a.log.Debug("close gossip", "error", err)
+		a.log.Debug("cannot close gossip", "error", err)
 	}
 }
 

@@ -67,7 +67,8 @@ func (a *Agent) foundFleet(instance string) bool {
 		err = files.Replace(file, []byte(instance), 0o644)
 	}
 	if err != nil {
-		a.log.Warn("the next start will not know that there is a fleet", "file", file, "error", err)
+		a.log.Warn("cannot note that this agent found its fleet; its next start may drain if it "+
+			"finds none", "file", file, "error", err)
 	}
 	return true
 }
@@ -140,17 +141,19 @@ func (a *Agent) watchMachine(ctx context.Context) {
 		if err := m.findIdentity(ctx); err == nil {
 			break
 		} else if a.config.Rented != rentedEC2 && tries >= 2 {
-			a.log.Debug("this machine is not one of EC2's", "error", err)
+			a.log.Debug("this machine is not an EC2 instance", "error", err)
 			return
 		} else if tries == 2 {
-			a.log.Warn("notices of this machine's end are not heard of", "error", err)
+			a.log.Warn("cannot reach the metadata service, which announces the end of this machine; "+
+				"the agent tries again", "error", err)
 		}
 		if !pause(ctx, spotEvery) {
 			return
 		}
 	}
 	m.reportEnd(a, notice{})
-	a.log.Info("rented machine", "instance", m.rented.Instance, "slot", m.rented.Slot,
+	a.log.Info("the agent runs on a rented machine", "instance", m.rented.Instance, "slot",
+		m.rented.Slot,
 		"zone", m.rented.Zone, "spot", m.spot)
 	every := maintenanceEvery
 	if m.spot {
@@ -171,7 +174,8 @@ func (a *Agent) watchMachine(ctx context.Context) {
 		}
 		next, err := m.askEnd(ctx, last, time.Now())
 		if err != nil && !failed && ctx.Err() == nil {
-			a.log.Warn("notices of this machine's end cannot be read", "error", err)
+			a.log.Warn("cannot read whether the provider takes this machine back; the agent tries "+
+				"again", "error", err)
 		}
 		failed = err != nil
 		if next != last {

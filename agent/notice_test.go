@@ -158,7 +158,7 @@ func TestNoMetadataService(t *testing.T) {
 		keeper, spot := f.Start(), f.Start(rentedFrom(service))
 		f.Settled(keeper, spot)
 		time.Sleep(time.Minute)
-		if !strings.Contains(spot.Log.String(), "notices of this machine's end are not heard of") {
+		if !strings.Contains(spot.Log.String(), "cannot reach the metadata service") {
 			f.Error("the log does not say so")
 		}
 		service.SetBroken(false)

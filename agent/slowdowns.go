@@ -33,7 +33,8 @@ func (a *Agent) measuredSlowdowns() (profiles.Slowdowns, error) {
 	fresh := map[string]bool{}
 	for _, model := range slices.Sorted(maps.Keys(f.Models)) {
 		if err := a.checkMeasured(f, model); err != nil {
-			a.log.Warn("measured slowdowns are not used", "file", a.config.Sharing, "model", model,
+			a.log.Warn("the agent ignores measured slowdowns", "file", a.config.Sharing, "model",
+				model,
 				"reason", err)
 			continue
 		}

@@ -26,7 +26,7 @@ func TestStateDirNotWritable(t *testing.T) {
 		goruntime.Gosched()
 	}
 	for _, want := range []string{
-		"cannot lead: its state directory cannot be written", config.StateDir,
+		"cannot lead: it cannot write its state directory", config.StateDir,
 		"and never leads\" may_lead=false",
 	} {
 		if log := a.Log.String(); !strings.Contains(log, want) {

@@ -128,7 +128,8 @@ func (h *Hub) Led(m *control.PulseMessage) {
 		return // of a term that has ended
 	}
 	if err := h.deliverNew(m, true); err != nil {
-		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
+		// cannot happen
+		h.config.Log.Warn("this agent made an invalid sample of the fleet", "error", err)
 	}
 }
 
@@ -416,9 +417,10 @@ func (h *Hub) sourcesInOrder() []names.AgentName {
 	return []names.AgentName{names.AgentName(l.GetSuccessor()), names.AgentName(l.GetLeader())}
 }
 
-const (
-	minPause, maxPause = 50 * time.Millisecond, 2 * time.Second
-)
+// The hub follows another source after minPause, which doubles up to maxPause while sources fail.
+// Chosen: a new leader is followed within the second in which it sends its first beat, and an agent
+// without any source dials every two seconds.
+const minPause, maxPause = 50 * time.Millisecond, 2 * time.Second
 
 // followSources follows one of the sources, and the next when that one fails, until ctx ends.
 func (h *Hub) followSources(ctx context.Context, sources []names.AgentName) {
@@ -430,7 +432,7 @@ func (h *Hub) followSources(ctx context.Context, sources []names.AgentName) {
 		if ctx.Err() != nil {
 			return
 		}
-		h.config.Log.Debug("no more beats", "from", source, "error", err)
+		h.config.Log.Debug("a stream of samples of the fleet ended", "from", source, "error", err)
 		if time.Since(began) > quiet {
 			pause = minPause
 		}
@@ -654,7 +656,8 @@ func (h *Hub) beatAlone() {
 		return
 	}
 	if err := h.deliverNew(h.gossipSample(), true); err != nil {
-		h.config.Log.Warn("a beat of this agent makes no sense", "error", err) // cannot happen
+		// cannot happen
+		h.config.Log.Warn("this agent made an invalid sample of the fleet", "error", err)
 	}
 }
 

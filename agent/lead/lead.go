@@ -164,17 +164,17 @@ func (l *Leader) restoreBook() {
 	switch {
 	case err != nil && r.Kept == "":
 		l.log.Error(
-			"learned profiles cannot be read nor moved: what is learned from now on is not saved",
+			"cannot read the learned profiles nor rename their file; the leader saves none",
 			"file", l.bookPath(), "error", err)
 		l.forgetful = true
 	case r.Fault != nil:
-		l.log.Warn("learned profiles cannot be read: their file has another name now", "file",
+		l.log.Warn("cannot read the learned profiles; the leader renamed their file", "file",
 			l.bookPath(), "kept_as", r.Kept, "error", r.Fault)
 	case r.Kept != "":
-		l.log.Info("learned profiles were of an older format: that file has another name now",
+		l.log.Info("the learned profiles had an older format; the leader renamed their file",
 			"file", l.bookPath(), "kept_as", r.Kept)
 		if err != nil { // the next save tries again
-			l.log.Warn("learned profiles are not saved", "error", err)
+			l.log.Warn("cannot save the learned profiles", "error", err)
 		}
 	}
 }

@@ -153,7 +153,7 @@ func (s *profileLearner) passSeen(now time.Time) (next time.Duration) {
 	advice, next, err := s.state.Look(now, seen)
 	if err != nil && err.Error() != s.problem {
 		s.problem = err.Error()
-		s.term.leader.log.Warn("not all advice can be given", "error", err)
+		s.term.leader.log.Warn("the learning loop cannot advise on all models", "error", err)
 	}
 	s.term.planning.changed(s.state.DemandChanges())
 	if advice != nil {
@@ -257,6 +257,6 @@ func (s *profileLearner) save() {
 		err = s.book.Save(l.bookPath())
 	}
 	if err != nil {
-		l.log.Warn("learned profiles are not saved", "error", fmt.Errorf("profiles: %w", err))
+		l.log.Warn("cannot save the learned profiles", "error", fmt.Errorf("profiles: %w", err))
 	}
 }

@@ -347,7 +347,7 @@ func (k *link) run() {
 		if !k.isServing() {
 			return
 		}
-		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
+		k.links.log.Debug("the link to an agent broke", "agent", k.to, "error", err)
 		gone := k.links.fleet.Gone(k.ctx, k.to)
 		k.postToTerm(func() { k.term.linkBroken(k.to, gone, err) })
 		select {

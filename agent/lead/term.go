@@ -191,7 +191,8 @@ func (t *term) open() bool {
 	}
 	if l.config.Record != "" {
 		if err := t.startRecording(&config); err != nil {
-			l.log.Error("nothing is recorded", "file", l.config.Record, "error", err)
+			l.log.Error("cannot open the recording; the leader records nothing", "file",
+				l.config.Record, "error", err)
 		}
 	}
 	var err error
@@ -240,7 +241,7 @@ func (t *term) step(e leader.Event) {
 	actions := t.state.Step(now, &t.event)
 	if t.recorder != nil {
 		if err := t.recorder.Step(now, &t.event, actions); err != nil {
-			t.leader.log.Error("the recording ends here", "error", err)
+			t.leader.log.Error("cannot write the recording; it ends here", "error", err)
 			t.recorder = nil
 		}
 	}
@@ -306,7 +307,7 @@ func (t *term) carryOut(a *leader.Action) {
 			eventKey, "lane")
 	case leader.LaneOverdue:
 		l.metrics.overdue.Inc()
-		l.log.Debug("lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by",
+		l.log.Debug("a lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by",
 			a.Duration.String())
 	case leader.LaneSilent:
 		l.log.Warn("lane does not answer, it gets no queries until it does", "agent", a.Agent,

@@ -70,7 +70,7 @@ func (ms *Members) tellLoad(ctx context.Context) {
 			last = said
 			ms.loads.SetLoads([]*control.LaneLoad{ms.heardOwnLoad(l).Now(time.Now())})
 			if err := ms.config.Gossip.SetLoad(said); err != nil {
-				ms.config.Log.Warn("gossip this agent's load", "error", err)
+				ms.config.Log.Warn("cannot gossip this agent's load", "error", err)
 			}
 		}
 		select {
@@ -104,7 +104,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 			ms.update(m)
 			ms.self.TellMember(m)
 			if err := ms.config.Gossip.SetMeta(MetaOf(m).Encode()); err != nil {
-				ms.config.Log.Warn("gossip this agent's description", "error", err)
+				ms.config.Log.Warn("cannot gossip this agent's description", "error", err)
 			}
 		}
 		select {

@@ -145,7 +145,7 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 	if unseen := r.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
 		return fmt.Errorf(
 			"%w: %s sees no other agent, though it is to join by %s; nothing has been changed. "+
-				"Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
+				"Ask an agent that sees the fleet, or confirm with --expect 1 that there is no other",
 			outcome.ErrRotation, r.members.Self(), strings.Join(unseen, ", "))
 	}
 	return nil

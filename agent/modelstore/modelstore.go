@@ -258,9 +258,9 @@ func New(config Config) (*Follower, error) {
 	case err != nil:
 		return nil, errors.Join(err, cache.Close())
 	case over > 0:
-		config.Log.Warn("the files of the model store take more than they may; what is here serves "+
-			"on, and no other version comes", "dir", config.Dir, "bound_bytes", bound, "over_bytes",
-			over, "setting", "model-cache-size")
+		config.Log.Warn("the files of the model store exceed their limit; the versions that are "+
+			"here keep serving, and the agent fetches no other", "dir", config.Dir, "bound_bytes",
+			bound, "over_bytes", over, "setting", "model-cache-size")
 	}
 	pacer := newTransferPacer(&config)
 	f.fetcher = &store.Fetcher{
@@ -674,14 +674,14 @@ func (f *Follower) reportFaults(statuses []models.Status) {
 		faults = map[string]error{}
 	}
 	if f.overdue {
-		faults[whole] = fmt.Errorf("a poll of the store has not ended in %v: does a file system not "+
-			"answer?", overdue)
+		faults[whole] = fmt.Errorf("a poll of the store has not ended in %v: a file system may not "+
+			"answer", overdue)
 	}
 	for name, m := range f.models {
 		if moved := max(m.moved.Load(), f.moved.Load()); !m.begun.IsZero() &&
 			time.Since(time.UnixMilli(moved)) > stalled {
-			faults[name] = fmt.Errorf("nothing of it has come or been written in %v: does the file "+
-				"system of %s answer?", stalled, f.config.Dir)
+			faults[name] = fmt.Errorf("no byte of it was received or written in %v: the file system "+
+				"of %s may not answer", stalled, f.config.Dir)
 			continue
 		}
 		if m.err != nil {

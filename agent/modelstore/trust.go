@@ -109,7 +109,7 @@ func (f *Follower) findUntrusted(statuses []models.Status) map[string]error {
 		for number, err := range m.judged {
 			if err != nil && serves[versionOf{name, number}] {
 				all[versionOf{name, number}] = err
-				faults[name] = errors.Join(faults[name], fmt.Errorf("it serves on: %w", err))
+				faults[name] = errors.Join(faults[name], fmt.Errorf("it keeps serving: %w", err))
 			}
 		}
 	}

@@ -158,7 +158,7 @@ func TestRequire(t *testing.T) {
 		b.holds("the key is taken out", "ncf/1")
 		b.untrustedAre("the key is taken out", 1)
 		b.admits("the key is taken out", 1, "has signed it, trusted is")
-		if !b.says("it serves on") {
+		if !b.says("it keeps serving") {
 			t.Error("no event says that a version serves that nobody trusted has signed")
 		}
 		if note := b.Note("ncf", 1); !strings.Contains(note, "not signed by a key of --require-signature") {

@@ -316,7 +316,7 @@ func (r *Releases) applyChange() {
 		}
 	}
 	if err != nil {
-		r.log.Error("the releases of models are not kept on disk", "error", err)
+		r.log.Error("cannot write the releases of models to disk", "error", err)
 	}
 	maps.DeleteFunc(r.trials, func(model string, t *trial) bool {
 		before := t.of
@@ -596,7 +596,8 @@ func (r *Releases) judgeTrials(ctx context.Context, term *Term) {
 		})
 		if err != nil && ctx.Err() == nil {
 			r.noteRefused(counted.Model)
-			r.log.Warn("a canary's release is not changed", "model", counted.Model, "verdict",
+			r.log.Warn("the leader cannot promote or roll back a canary", "model", counted.Model,
+				"verdict",
 				verdict.Why, "error", err)
 		}
 	}

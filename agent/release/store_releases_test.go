@@ -190,7 +190,7 @@ func TestStoreReleases(t *testing.T) {
 		_, err = agents[1].Control.SetRelease(f.Context(),
 			&control.SetReleaseRequest{Model: "ncf", Version: 3})
 		if status.Code(err) != codes.Aborted ||
-			!strings.Contains(err.Error(), "number 4, version 2") {
+			!strings.Contains(err.Error(), "release 4, of version 2") {
 			f.Errorf("two at once: got %v", err)
 		}
 		f.Released(2, 0, 0, agents...)

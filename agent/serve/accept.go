@@ -21,13 +21,13 @@ func (l patientListener) Accept() (net.Conn, error) {
 		conn, err := l.Listener.Accept()
 		if err == nil || errors.Is(err, net.ErrClosed) {
 			if failing && err == nil {
-				l.log.Info("gRPC connections are accepted again")
+				l.log.Info("the server accepts gRPC connections again")
 			}
 			return conn, err
 		}
 		// for example, the process is out of file descriptors until a connection closes
 		if !failing {
-			l.log.Warn("no gRPC connection can be accepted for now", "error", err)
+			l.log.Warn("the server cannot accept gRPC connections; it tries again", "error", err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

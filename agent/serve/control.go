@@ -236,7 +236,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 			}
 		}
 		if err != nil {
-			s.config.Log.Debug("the leader does not say how the fleet is", "leader", leader,
+			s.config.Log.Debug("the leader does not report the fleet's state", "leader", leader,
 				"error", err)
 		}
 	}

@@ -40,7 +40,7 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 				// tries for a refused request. Later reads only notice that the client has gone.
 				if err := http.NewResponseController(w).SetReadDeadline(
 					time.Now().Add(s.config.ReceiveTimeout)); err != nil {
-					s.config.Log.Debug("bound the time to receive a body", "error", err)
+					s.config.Log.Debug("cannot set the deadline to receive a body", "error", err)
 				}
 			}
 			closing := &closingWriter{ResponseWriter: w, draining: s.config.Draining}

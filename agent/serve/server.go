@@ -191,7 +191,9 @@ func serveHTTP(server *http.Server, l net.Listener) error {
 func (s *Server) Stop(ctx context.Context) {
 	s.config.Guard.HangUp() // connections that have sent nothing would delay the stop
 	cutOff := func(server string) {
-		s.config.Log.Warn("connections were cut off", "server", server, "error", ctx.Err())
+		s.config.Log.Warn("the server closes connections whose calls have not ended", "server",
+			server,
+			"error", ctx.Err())
 	}
 	ended := make(chan struct{})
 	go func() {

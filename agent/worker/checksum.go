@@ -271,8 +271,8 @@ func (w *Worker) tellChecksum(profile names.ModelKey, s *checksum) {
 		w.estimates.noteLoaded(profile, s.value)
 		w.config.Fleet.SelfChanged()
 	case !errors.Is(s.err, context.Canceled):
-		w.config.Log.Error("other agents do not hear of the model until its files change", "model",
-			profile, "error", s.err)
+		w.config.Log.Error("cannot compute the checksum of a model; the agent does not report it to "+
+			"others until its files change", "model", profile, "error", s.err)
 	}
 }
 

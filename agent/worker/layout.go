@@ -216,7 +216,7 @@ func (s *layouts) moveLanes(ctx context.Context) {
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			w.config.Log.Error("lanes are not moved", "to", o.GetTo(), "error", err)
+			w.config.Log.Error("the agent cannot move lanes", "to", o.GetTo(), "error", err)
 		}
 		return
 	}
@@ -245,7 +245,7 @@ func checkOnlyLanesDiffer(a, b place.Layout) error {
 			q.Lanes > 0
 	})
 	if !same || lanesOf(a) != lanesOf(b) {
-		return fmt.Errorf("layout %s is not of the same partitions and as many lanes as %s", b, a)
+		return fmt.Errorf("layout %s has not the same partitions and number of lanes as %s", b, a)
 	}
 	return nil
 }
@@ -262,7 +262,7 @@ func (s *layouts) loadInitial(ctx context.Context) {
 				wanted = subtractNames(wanted, s.announcedModels())
 			}
 		} else {
-			s.worker.config.Log.Warn("the last layout cannot be read", "file", s.layoutPath(),
+			s.worker.config.Log.Warn("cannot read the last layout", "file", s.layoutPath(),
 				"error",
 				err)
 		}
@@ -524,7 +524,8 @@ func (s *layouts) unloadModels(ctx context.Context, all []string) {
 	for _, model := range all {
 		if err := s.worker.repository.Unload(ctx, model); err != nil && ctx.Err() == nil &&
 			!errors.Is(err, models.ErrNotFound) {
-			s.worker.config.Log.Error("a model is not unloaded", "model", model, "error", err)
+			s.worker.config.Log.Error("the agent cannot unload a model", "model", model, "error",
+				err)
 		}
 	}
 }
@@ -637,7 +638,7 @@ func (s *layouts) save(layout place.Layout) {
 		err = files.Replace(s.layoutPath(), []byte(layout.String()+"\n"), 0o644)
 	}
 	if err != nil {
-		s.worker.config.Log.Warn("the layout is not kept for the next start", "error", err)
+		s.worker.config.Log.Warn("cannot store the layout for the next start", "error", err)
 	}
 }
 

@@ -89,14 +89,15 @@ func (w *Worker) makePartitions(l place.Layout, now []runtime.Part) ([]runtime.P
 	}
 	assigned, err := w.isolateLanes(l)
 	if err != nil {
-		config.Log.Warn("lanes are not pinned to processors", "layout", l.String(), "reason", err)
+		config.Log.Warn("the agent cannot pin lanes to processors", "layout", l.String(), "reason",
+			err)
 	}
 	var parts []runtime.Part
 	for i, of := range l.Partitions {
 		cfg := runtime.PartitionConfig{LanesConfig: lanes}
 		cfg.Lanes, cfg.Cores = of.Lanes, of.Cores
 		cfg.Unpinned = func(lane int, err error) {
-			config.Log.Warn("a lane is not pinned to its processors any more", "models",
+			config.Log.Warn("a lane is no longer pinned to its processors", "models",
 				strings.Join(namesOf(of.Models), ","), "lane", lane, "reason", err)
 		}
 		if assigned != nil {
@@ -114,7 +115,8 @@ func (w *Worker) makePartitions(l place.Layout, now []runtime.Part) ([]runtime.P
 		}
 		part.Partition, err = runtime.NewPartition(cfg)
 		if err != nil { // a processor has just gone
-			config.Log.Warn("lanes are not pinned to processors", "partition", i, "reason", err)
+			config.Log.Warn("the agent cannot pin lanes to processors", "partition", i, "reason",
+				err)
 			cfg.CPUs = nil
 			if part.Partition, err = runtime.NewPartition(cfg); err != nil {
 				return nil, err
@@ -159,7 +161,7 @@ func (w *Worker) abandonPartitions(ctx context.Context, parts []runtime.Part) {
 // ends, it cancels the rest.
 func (w *Worker) retirePartitions(ctx context.Context, former []runtime.Part) {
 	if err := w.lanes.Retire(ctx, former); err != nil {
-		w.config.Log.Warn("queries are cancelled on lanes that were replaced", "error", err)
+		w.config.Log.Warn("the agent cancelled queries on lanes that it replaced", "error", err)
 	}
 	w.closeSessions(former)
 }
@@ -200,7 +202,8 @@ func (w *Worker) closeSessions(parts []runtime.Part) {
 	w.spreads.Range(func(runs, model any) bool {
 		for _, part := range parts {
 			if err := runs.(*runtime.Spread).Leave(part.Partition); err != nil {
-				w.config.Log.Warn("sessions are not closed", "model", model, "error", err)
+				w.config.Log.Warn("cannot close the sessions of a model", "model", model, "error",
+					err)
 			}
 		}
 		return true
@@ -230,7 +233,8 @@ func (w *Worker) isolateLanes(l place.Layout) ([][][]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.config.Log.Info("lanes are pinned", "processors", isolate.Describe(titles, assigned))
+	w.config.Log.Info("the agent pinned its lanes to processors", "processors",
+		isolate.Describe(titles, assigned))
 	var groups []isolate.Group
 	parted := w.isolator != nil
 	for i, want := range wants {
@@ -246,7 +250,8 @@ func (w *Worker) isolateLanes(l place.Layout) ([][][]int, error) {
 			w.isolator = isolate.Open()
 		}
 		if err := w.isolator.Apply(context.Background(), groups); err != nil {
-			w.config.Log.Warn("models share the whole cache", "reason", err)
+			w.config.Log.Warn("the agent cannot partition the cache; models share it", "reason",
+				err)
 		}
 	}
 	return assigned, nil

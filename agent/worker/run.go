@@ -250,7 +250,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, e
 	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
 		took.Milliseconds())
 	if v.Config.Merge.IsFormer() {
-		w.config.Log.Warn("the merge policy is not there any more; the default takes its place",
+		w.config.Log.Warn("this version has no such merge policy; the agent uses the default",
 			"model", v.Model, "version", v.Number, "merge", string(v.Config.Merge), "default",
 			string(v.Config.Merging()))
 	}

@@ -207,7 +207,7 @@ func TestMeasuredSlowdowns(t *testing.T) {
 			a := f.Start(agenttest.SharesLanes("rm2:1x1+wnd:1x1"), measured(change))
 			f.Settled(a)
 			text := a.Log.String()
-			if refused := strings.Contains(text, "measured slowdowns are not used"); refused !=
+			if refused := strings.Contains(text, "the agent ignores measured slowdowns"); refused !=
 				(want != "") || !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), want) {
 				f.Errorf("want %q in the log:\n%s", want, text)
 			}
@@ -229,8 +229,9 @@ func TestLayoutsGoOn(t *testing.T) {
 	machine := goruntime.NumCPU()
 	for _, c := range []struct{ layout, want string }{
 		{fmt.Sprintf("rm2:1x%d+wnd:2x1", machine),
-			fmt.Sprintf("lanes are not pinned to processors|the layout wants %d cores", machine+2)},
-		{"rm2:1x1/4w+wnd:1x1", "models share the whole cache|cannot be divided"},
+			fmt.Sprintf("the agent cannot pin lanes to processors|the layout wants %d cores",
+				machine+2)},
+		{"rm2:1x1/4w+wnd:1x1", "the agent cannot partition the cache|cannot be divided"},
 	} {
 		agenttest.InFleet(t, func(f *agenttest.Fleet) {
 			if strings.Contains(c.layout, "w+") && (machine < 2 || isolate.Open().Limits().Ways > 0) {

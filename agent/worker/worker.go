@@ -224,7 +224,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			return
 		}
 		if err := w.isolator.Close(); err != nil {
-			w.config.Log.Warn("the cache stays parted", "reason", err)
+			w.config.Log.Warn("the agent cannot remove the partitions of the cache", "reason", err)
 		}
 	}()
 	var beside sync.WaitGroup

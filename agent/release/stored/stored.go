@@ -110,11 +110,10 @@ func (f Follower) Follow(ctx context.Context, s *store.Store, model string,
 	case kept >= number && f.Trust.Covers(&control.Release{Model: model, Kept: kept}):
 		return nil
 	case kept > number && !jumped:
-		return fmt.Errorf("%w: this agent knows release %d of %s, which %s has no longer, so that nobody "+
+		return fmt.Errorf("%w: this agent knows release %d of %s, but %s no longer has it, so nobody "+
 			"can tell whether it was signed; release a version under a higher number: muster models "+
 			"promote %s VERSION --store %s --fleet-name %s --above %d --sign KEY",
-			store.ErrSignature,
-			kept, model, s, model, f.Trust.URL, f.Trust.Fleet, kept)
+			store.ErrSignature, kept, model, s, model, f.Trust.URL, f.Trust.Fleet, kept)
 	}
 	r, err := releases.ReadTrusted(ctx, s, model, number, f.Trust.toReleasesTrust())
 	if err != nil {
@@ -201,7 +200,6 @@ func (k Store) Create(ctx context.Context, r *control.Release) (*control.Release
 		}
 		return nil, release.ErrNewer
 	}
-	return newest, fmt.Errorf("%w: in the model store is number %d, version %d, %s",
-		release.ErrNewer,
-		newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
+	return newest, fmt.Errorf("%w: the model store has release %d, of version %d, %s",
+		release.ErrNewer, newest.GetNumber(), newest.GetCurrent(), newest.GetWhy())
 }
