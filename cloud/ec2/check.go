@@ -75,7 +75,7 @@ func dryRun(name string, err error) error {
 		return nil
 	}
 	if err == nil {
-		return fmt.Errorf("%s: a dry run was answered as if it were none", name)
+		return fmt.Errorf("%s: AWS answered a dry run like a call that does something", name)
 	}
 	return err
 }
@@ -237,7 +237,7 @@ func (p *Provider) checkTypes(ctx context.Context, zones map[string]string) erro
 		if t.ProcessorInfo != nil && !slices.Contains(t.ProcessorInfo.SupportedArchitectures,
 			types.ArchitectureTypeX8664) {
 			faults = append(faults,
-				fmt.Errorf("%s is of the architecture %v, and the profiles are "+
+				fmt.Errorf("%s has the architecture %v, and the profiles are "+
 					"of x86_64", t.InstanceType, t.ProcessorInfo.SupportedArchitectures))
 		}
 	}

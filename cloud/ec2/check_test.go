@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 		{name: "types", change: func(c *Config, _ *tinyEC2, _ *faults) {
 			c.Types = []profiles.InstanceType{"r5n.large", "m7g.large", "c5.large", "no.such"}
 		}, want: []string{"c5.large is offered in us-east-1f, and the subnets are in us-east-1a, " +
-			"us-east-1b\nno.such is not offered in us-east-1\nm7g.large is of the architecture"}},
+			"us-east-1b\nno.such is not offered in us-east-1\nm7g.large has the architecture"}},
 		{name: "no right to rent", change: func(_ *Config, _ *tinyEC2, f *faults) {
 			f.refuse["CreateFleet"] = []string{"UnauthorizedOperation"}
 			f.refuse["RunInstances"] = []string{"UnauthorizedOperation"}

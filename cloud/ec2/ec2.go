@@ -271,7 +271,7 @@ func (p *Provider) List(ctx context.Context) ([]rent.Instance, error) {
 	for _, i := range found {
 		ours, err := p.toInstance(i)
 		if err != nil {
-			p.log.Warn("an instance has the fleet's tag and is left alone",
+			p.log.Warn("Muster ignores an instance that has the fleet's tag",
 				"instance", aws.ToString(i.InstanceId), "error", err)
 			continue
 		}
@@ -344,7 +344,7 @@ func tagsOf(list []types.Tag) map[string]string {
 
 func stateOf(s *types.InstanceState) (rent.InstanceState, error) {
 	if s == nil {
-		return 0, errors.New("EC2 says no state")
+		return 0, errors.New("EC2 gives no state")
 	}
 	switch s.Name {
 	case types.InstanceStateNamePending:
@@ -359,7 +359,7 @@ func stateOf(s *types.InstanceState) (rent.InstanceState, error) {
 	case types.InstanceStateNameTerminated:
 		return rent.Gone, nil
 	}
-	return 0, fmt.Errorf("EC2 says the state %q", s.Name)
+	return 0, fmt.Errorf("EC2 gives the state %q, which Muster does not know", s.Name)
 }
 
 // Mark implements [cloud.Provider].

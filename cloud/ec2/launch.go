@@ -87,7 +87,7 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	}
 	if len(out.Errors) == 0 {
 		return p.adoptInstance(ctx, slot, n,
-			errors.New("ec2:CreateFleet: neither an instance nor an error"))
+			errors.New("ec2:CreateFleet: the answer has neither an instance nor an error"))
 	}
 	p.spendToken(slot, n)
 	return rent.Instance{}, p.refusalError(slot.Kind, zones, asked, out.Errors)

@@ -85,7 +85,7 @@ func (b *priceBook) open(dir, region string, log *slog.Logger) {
 		err = json.Unmarshal(content, &kept)
 	}
 	if err != nil {
-		log.Warn("the prices that were kept are not used", "file", b.file, "error", err)
+		log.Warn("cannot read the stored prices", "file", b.file, "error", err)
 		return
 	}
 	maps.DeleteFunc(kept, func(_ profiles.InstanceType, p price) bool { return !sound(p.USD) })
@@ -150,7 +150,7 @@ func (p *Provider) Offers(ctx context.Context, of []profiles.InstanceType) ([]cl
 		if ctx.Err() != nil {
 			return nil, err
 		}
-		p.log.Warn("spot prices are not known", "error", err)
+		p.log.Warn("cannot read spot prices", "error", err)
 	}
 	var offers []cloud.Offer
 	for _, t := range of {
@@ -246,7 +246,7 @@ func (p *Provider) learnOnDemand(ctx context.Context, t profiles.InstanceType) e
 		} else if known := p.config.Prices[t]; known > 0 {
 			instead = fmt.Sprintf("$%g/hr, the catalogue's", known)
 		}
-		b.log.Warn("AWS does not tell a price", "instance_type", string(t), "used", instead,
+		b.log.Warn("AWS gives no valid price", "instance_type", string(t), "used", instead,
 			"error", err)
 		return nil
 	}
@@ -266,7 +266,7 @@ func (b *priceBook) storePrices() {
 		err = files.Replace(b.file, append(content, '\n'), 0o644)
 	}
 	if err != nil {
-		b.log.Warn("prices cannot be kept", "file", b.file, "error", err)
+		b.log.Warn("cannot store prices", "file", b.file, "error", err)
 	}
 }
 

@@ -96,10 +96,10 @@ func TestPricesThatAWSDoesNotTell(t *testing.T) {
 				t.Errorf("got %v\n%s", err, text(offers))
 			}
 		}
-		if n := strings.Count(log.String(), "AWS does not tell a price"); n != 1 {
+		if n := strings.Count(log.String(), "AWS gives no valid price"); n != 1 {
 			t.Errorf("said %d times: %s", n, &log)
 		}
-		for _, want := range []string{"the catalogue's", "not you", "spot prices are not known"} {
+		for _, want := range []string{"the catalogue's", "not you", "cannot read spot prices"} {
 			if !strings.Contains(log.String(), want) {
 				t.Errorf("the log lacks %q: %s", want, &log)
 			}

@@ -45,7 +45,7 @@ func (l *logLines) flushLine() {
 		if l.first == "" {
 			l.first = fmt.Sprintf("%.500s", line)
 		}
-		l.log.Warn("the provider writes", "line", string(line))
+		l.log.Warn("the provider wrote a line that is no log record", "line", string(line))
 		return
 	}
 	l.first = ""

@@ -92,14 +92,15 @@ func (p *Provider) openProcess(ctx context.Context, opens bool) (*process, error
 	if p.running != nil {
 		select {
 		case <-p.running.ended: // between two calls
-			p.log.Warn("the provider is started again", "error", p.running.exit)
+			p.log.Warn("the agent starts the provider again", "error", p.running.exit)
 			p.noteEnd(p.running.exit)
 		default:
 		}
 	}
 	if p.running == nil {
 		if wait := time.Until(p.next); wait > 0 {
-			return nil, fmt.Errorf("%w; it is started again in %v", p.why, wait.Round(time.Second))
+			return nil, fmt.Errorf("%w; the agent starts it again in %v", p.why,
+				wait.Round(time.Second))
 		}
 		started, err := p.startProcess(ctx)
 		if err != nil {
@@ -124,7 +125,7 @@ func (p *Provider) openProcess(ctx context.Context, opens bool) (*process, error
 		p.noteEnd(err)
 		return nil, err
 	}
-	p.log.Info("the provider has started")
+	p.log.Info("the provider started")
 	p.running.opened = true
 	return p.running, nil
 }
@@ -149,7 +150,7 @@ func (p *Provider) abandonProcess(of *process, why error) {
 	p.lock <- struct{}{}
 	defer func() { <-p.lock }()
 	if p.running == of {
-		p.log.Warn("the provider is started again", "error", why)
+		p.log.Warn("the agent starts the provider again", "error", why)
 		p.noteEnd(why)
 	}
 }

@@ -149,7 +149,7 @@ func (p *process) readGreeting(ctx context.Context, name string, pipes *stdio,
 			"of the same version, and restart the agent", program(name), words[3], words[1],
 			version.Current(), protocol)
 	case words[3] != version.Current():
-		log.Warn("the provider is of another version: restart the agent to have both of one",
+		log.Warn("the provider has another version than the agent; restart the agent to have one",
 			"provider_version", words[3], "version", version.Current())
 	}
 	return nil

@@ -144,7 +144,7 @@ func TestBadPrograms(t *testing.T) {
 				}
 			}
 			if faults := p.Check(t.Context()); len(faults) != 1 ||
-				!strings.HasSuffix(faults[0].Why, "it is started again in 1s") {
+				!strings.HasSuffix(faults[0].Why, "the agent starts it again in 1s") {
 				t.Errorf("the next call: %v", faults)
 			}
 		})
@@ -213,7 +213,7 @@ func TestProcess(t *testing.T) {
 	if got := p.Check(t.Context()); len(got) != 2 {
 		t.Errorf("the next call after it is killed between two: %v", got)
 	}
-	await(t, lines, `level=WARN msg="the provider is started again" .*signal: killed`)
+	await(t, lines, `level=WARN msg="the agent starts the provider again" .*signal: killed`)
 }
 
 // TestParentKilled: the process of a provider ends with its parent, also while it works.
@@ -341,7 +341,7 @@ func TestLog(t *testing.T) {
 	l := &logLines{log: out}
 	for _, part := range []string{
 		"a library prints\n",
-		`{"time":"2026-11-23T08:22:00.5Z","level":"WARN","msg":"AWS does not tell a price",`,
+		`{"time":"2026-11-23T08:22:00.5Z","level":"WARN","msg":"AWS gives no valid price",`,
 		`"instance_type":"r5n.large","used":0.149,"a":["b"],"error":"x"}` + "\n",
 		`{"time":"2026-11-23T08:22:01Z","level":"DEBUG","msg":"chatter"}` + "\n\n",
 		"panic: oh\n\ngoroutine 1\n" + strings.Repeat("x", 3*maxLine), "\nrest",
@@ -358,7 +358,7 @@ func TestLog(t *testing.T) {
 			}
 			return ""
 		})
-	const want = `time=2026-11-23T08:22:00Z level=WARN msg="AWS does not tell a price" provider=test ` +
+	const want = `time=2026-11-23T08:22:00Z level=WARN msg="AWS gives no valid price" provider=test ` +
 		`instance_type=r5n.large used=0.149 a=[b] error=x` + "\n"
 	if !strings.Contains(got, want) || l.first != "panic: oh" || strings.Contains(got, "chatter") {
 		t.Errorf("got %s and %q", got, l.first)
