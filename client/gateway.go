@@ -705,7 +705,8 @@ func (g *Gateway) watch() {
 			now := g.timeNow()
 			if g.queries.Check(now) {
 				leader, _ := g.queries.Linked()
-				g.log.Debug("the leader is silent, deciding alone", "leader", leader, "waiting",
+				g.log.Debug("the leader is silent; the gateway decides alone", "leader", leader,
+					"waiting",
 					g.queries.Len())
 				g.leaderless.noteSilence(leader)
 			}

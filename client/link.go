@@ -70,7 +70,7 @@ func (g *Gateway) followLeader() {
 		}
 		if name != "" {
 			err := g.serve(ctx, hangUp, known[name])
-			g.log.Debug("link to the leader has ended", "leader", name, "error", err)
+			g.log.Debug("the link to the leader ended", "leader", name, "error", err)
 		} else {
 			g.pauseFor(addJitter(wait))
 		}

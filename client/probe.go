@@ -39,7 +39,7 @@ func (l *leaderless) proberOf(lane match.LaneID) *prober {
 		defer p.cancel()
 		err := p.run(ctx, l.g.config.Transport, m)
 		l.handleLostLane(lane)
-		l.g.log.Debug("probe stream has ended", "agent", m.GetName(), "error", err)
+		l.g.log.Debug("the probe stream ended", "agent", m.GetName(), "error", err)
 	})
 	return p
 }

@@ -67,8 +67,8 @@ func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
 		m.expected = append(m.expected, e)
 	}
 	if !tell && m.rows > 1 {
-		return fmt.Errorf("model %q: the reference answers all %d rows alike: there is nothing to "+
-			"tell them by", m.Name, m.rows)
+		return fmt.Errorf("model %q: the reference gives all %d rows the same answer, so rows cannot "+
+			"be told apart", m.Name, m.rows)
 	}
 	return nil
 }

@@ -161,7 +161,7 @@ func TestVerifyNothing(t *testing.T) {
 		change func(*oip.Response)
 		want   string
 	}{
-		"all alike": {func(resp *oip.Response) { clear(resp.Outputs[0].Data) }, "rows alike"},
+		"all alike": {func(resp *oip.Response) { clear(resp.Outputs[0].Data) }, "rows the same answer"},
 		"words": {func(resp *oip.Response) {
 			out := &resp.Outputs[0]
 			out.DataType = tensor.Bytes
