@@ -66,12 +66,12 @@ func (f *faultLog) logAs(key string, level slog.Level, text string, args ...any)
 	f.mu.Unlock()
 
 	if left > 0 {
-		f.log.Info("gossip: faults repeated", "times", left)
+		f.log.Info("gossip: faults repeated that were not logged", "times", left)
 	}
 	if n == 0 && !full {
 		f.log.Log(context.Background(), level, text, args...)
 	} else if n == 0 && rest == 1 {
-		f.log.Warn("gossip: too many different faults, others are not named for some minutes")
+		f.log.Warn("gossip: too many different faults; others are not logged for some minutes")
 	}
 }
 

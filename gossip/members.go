@@ -464,7 +464,7 @@ type refusal struct {
 
 // NotifyConflict implements [memberlist.ConflictDelegate].
 func (c callbacks) NotifyConflict(existing, other *memberlist.Node) {
-	c.g.faults.warn("gossip: two members have the same name, the second is ignored", "member",
+	c.g.faults.warn("gossip: two members have the same name; the second is ignored", "member",
 		existing.Name, "addr", existing.Address(),
 		"other_addr", other.Address())
 }
