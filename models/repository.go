@@ -1072,7 +1072,8 @@ func (r *Repository[M]) retireVersion(m *modelFolder[M], v *version[M], why stri
 		err := l.Model.Close()
 		close(l.closed)
 		if err != nil {
-			r.options.Logger.Error("close model", "model", m.name, "version", v.number, "error",
+			r.options.Logger.Error("cannot close a model", "model", m.name, "version", v.number,
+				"error",
 				err)
 		}
 		r.mu.Lock()

@@ -37,7 +37,7 @@ type requests struct{}
 func CountRequest(ctx context.Context) error {
 	sent, ok := ctx.Value(requests{}).(*atomic.Int64)
 	if ok && sent.Add(1) > maxRequests {
-		return fmt.Errorf("the answer has not come in %d requests, expected fewer: is it a model "+
+		return fmt.Errorf("the answer takes more than %d requests, expected fewer: is this a model "+
 			"store?", maxRequests)
 	}
 	return nil

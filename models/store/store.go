@@ -65,8 +65,8 @@ func (e *Entry) StrangeRelease(model string) error {
 	if e.Strange == 0 {
 		return nil
 	}
-	return fmt.Errorf("release %d of %s is passed over, with those above it: its number is more than "+
-		"%d above %d, that of the one before; remove it from the store", e.Strange, model,
+	return fmt.Errorf("release %d of %s and those above it are ignored: its number is more than %d "+
+		"above %d, the release before it; remove it from the store", e.Strange, model,
 		MaxReleaseStep, e.Release)
 }
 

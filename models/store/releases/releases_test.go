@@ -149,7 +149,7 @@ func TestStrange(t *testing.T) {
 		t.Errorf("got %v, %+v, %v, want release 1, and 2 as the newest number", r, entry, err)
 	}
 	if err := entry.StrangeRelease("ncf"); err == nil ||
-		!strings.Contains(err.Error(), "release 1048579 of ncf is passed over") {
+		!strings.Contains(err.Error(), "release 1048579 of ncf and those above it are ignored") {
 		t.Errorf("got %v", err)
 	}
 	if r, _, err := Newest(t.Context(), s, "ncf"); !errors.Is(err, store.ErrInvalid) {
