@@ -115,7 +115,7 @@ func Open(config Config, o Options) (*Guard, error) {
 	name, err := os.Hostname()
 	if err != nil {
 		// "localhost" and the loopback addresses still work as names
-		o.Logger.Debug("the machine's name is not known", "error", err)
+		o.Logger.Debug("cannot read the machine's name", "error", err)
 	}
 	g.hostname = strings.ToLower(name)
 	g.identity, err = identityFiles{
@@ -249,7 +249,7 @@ func (g *Guard) warnOfModels() {
 		}
 	}
 	if len(unknown) > 0 {
-		g.log.Warn("the access file names models that are not there", "file", g.config.AccessFile,
+		g.log.Warn("the access file names models that do not exist", "file", g.config.AccessFile,
 			"models", strings.Join(unknown, " "))
 	}
 }
