@@ -79,7 +79,7 @@ func (s *traceSettings) open(ctx context.Context, instance string,
 		return nil, func() {}, nil
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn("OpenTelemetry", "error", err)
+		log.Warn("OpenTelemetry reports an error", "error", err)
 	}))
 	protocol, err := otlpProtocol()
 	if err != nil {
