@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/election"
@@ -53,8 +54,8 @@ const (
 	planRest, shortRest = 20 * time.Second, 3 * time.Second
 	// loadEvery is how often the load is looked at.
 	loadEvery = 2 * time.Second
-	// changed is by which share the load or a price must change for a plan.
-	changed, priceChanged = 0.15, 0.05
+	// priceChanged is by which share a price must change for a plan.
+	priceChanged = 0.05
 )
 
 // A loop is one term's. Its goroutine is Manager.Run's; mu guards what it shares.
@@ -63,20 +64,20 @@ type loop struct {
 	term    Term
 	began   time.Time
 
-	provider  cloud.Provider
-	renter    *rent.Renter
-	chooser   *choose.Chooser
-	listed    time.Time // when list was made; zero: never
-	priced    time.Time
-	zones     map[rent.Kind][]string
-	serves    func(map[profiles.InstanceType]int) float64
-	planned   time.Time
-	rest      time.Duration // until the next plan
-	plannedOf float64       // the rate
-	noPlan    bool          // there was a reason against the last one
-	lacked    string
-	number    uint64
-	starts    map[string]time.Time
+	provider cloud.Provider
+	renter   *rent.Renter
+	chooser  *choose.Chooser
+	listed   time.Time // when list was made; zero: never
+	priced   time.Time
+	zones    map[rent.Kind][]string
+	serves   func(map[profiles.InstanceType]int) float64
+	planned  time.Time
+	rest     time.Duration // until the next plan
+	noPlan   bool          // there was a reason against the last one
+	exact    bool          // the fleet was as desired at the last step, and all of it served
+	lacked   string
+	number   uint64
+	starts   map[string]time.Time
 
 	mu     sync.Mutex
 	policy *policy.Policy // nil: it has faults
@@ -152,12 +153,40 @@ func (l *loop) look() bool {
 	if l.chooser == nil {
 		return false
 	}
-	l.chooser.Observe(l.now(), l.term.Status().GetRate())
-	peak, _ := l.chooser.Peak(l.now())
-	most := max(peak, l.plannedOf)
-	return time.Since(l.planned) >= l.rest && most > 0 &&
-		(l.noPlan || l.chooser.Undecided() || peak-l.plannedOf > changed*most ||
-			l.plannedOf-peak > changed*most)
+	now, status := l.now(), l.term.Status()
+	l.chooser.Observe(now, status.GetRate())
+	if l.chooser.ObserveLateness(now, desiredOf(l.manager.Desired()).Counts, l.exact,
+		latenessOf(status, l.term.View().GetMembers())) {
+		safe := l.chooser.SafeLoad()
+		l.manager.log.Warn("another load of the fleet counts as safe", "share", safe.Share, "why",
+			safe.Why, eventKey, "fleet")
+	}
+	needed, _ := l.chooser.Needed(now)
+	return time.Since(l.planned) >= l.rest && (l.noPlan && needed > 0 || l.chooser.NeedsPlan(now))
+}
+
+// latenessOf says how late the queries of the last minute were, by model. What is late however many
+// machines there are counts as allowed.
+func latenessOf(s *control.FleetStatus, members []*control.Member) (all []choose.Lateness) {
+	targets := map[names.ModelKey]float64{}
+	for _, m := range members {
+		for _, held := range m.GetModels() {
+			key := names.NewModelKey(held.GetName(), held.GetVersion())
+			targets[key] = max(targets[key], held.GetQosPercentile())
+		}
+	}
+	for _, m := range s.GetModels() {
+		key := names.NewModelKey(m.GetModel(), m.GetVersion())
+		target := targets[key]
+		if m.WithinQos == nil || !(target > 0 && target < 1) {
+			continue
+		}
+		all = append(all, choose.Lateness{
+			Model: string(key), Queries: 60 * m.GetRate(), LateShare: 1 - m.GetWithinQos(),
+			AllowedShare: min(1, 1-target+m.GetUnmetShare()),
+		})
+	}
+	return all
 }
 
 // round makes one step: it lists, plans if that is due, steps and acts. It returns in how long the
@@ -183,6 +212,7 @@ func (l *loop) round(ctx context.Context) time.Duration {
 		return 0
 	}
 	step := l.renter.Step(seen)
+	l.exact = step.Exact
 	acted := l.act(ctx, p, &step)
 	l.count(&step)
 	l.show(p, desired, seen, &step)
@@ -604,15 +634,13 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	for _, lack := range lacks {
 		lacked = append(lacked, lack.Kind.String())
 	}
-	peak, _ := l.chooser.Peak(now)
-	most := max(peak, l.plannedOf)
-	moved := most > 0 && max(peak-l.plannedOf, l.plannedOf-peak) > changed*most
 	if !l.planned.IsZero() && strings.Join(lacked, " ") == l.lacked &&
-		time.Since(l.planned) < planEvery && !(moved && time.Since(l.planned) >= l.rest) &&
-		!((l.noPlan || l.chooser.Undecided()) && time.Since(l.planned) >= l.rest) {
+		time.Since(l.planned) < planEvery &&
+		!((l.noPlan || l.chooser.NeedsPlan(now)) && time.Since(l.planned) >= l.rest) {
 		return
 	}
-	l.lacked, l.planned, l.plannedOf = strings.Join(lacked, " "), time.Now(), peak
+	l.lacked, l.planned = strings.Join(lacked, " "), time.Now()
+	l.chooser.MarkPlanned(now)
 	problem, err := l.term.Problem()
 	l.noPlan = err != nil
 	if err != nil {

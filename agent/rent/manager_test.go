@@ -18,7 +18,9 @@ import (
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/cloudtest"
 	"github.com/muster-serve/muster/cloud/policy"
+	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // renter returns a Manager that rents by a policy, with its state in dir.
@@ -218,4 +220,65 @@ func TestProviderNotFound(t *testing.T) {
 	if err == nil || err.Error() != "rent: no program muster-ec2" {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestLateFleetIsPlannedLarger: a leader that reads that a model misses its QoS target, on a fleet
+// that is as desired and was planned for its load, proposes a larger fleet and says why.
+func TestLateFleetIsPlannedLarger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := renter(t, t.TempDir())
+		r.config.Policy = strings.Replace(r.config.Policy, "mode: auto", "mode: approve", 1)
+		r.config.Policy = strings.Replace(r.config.Policy, "hour: 1", "hour: 9", 1)
+		kind := rent.Kind{Type: "g4dn.xlarge"}
+		r.config.Open = func(*policy.Policy) (cloud.Provider, error) {
+			return &cloudtest.Provider{Fleet: "test", Prices: map[rent.Kind]float64{kind: .526}}, nil
+		}
+		table, err := profiles.ShippedLibrary().Table("rm2", kind.Type)
+		if err != nil {
+			t.Fatal(err)
+		}
+		within := 1.0
+		l := &loop{manager: r, began: time.Now(), exact: true, shown: &control.FleetState{}}
+		l.term.View = func() *control.View {
+			return &control.View{Members: []*control.Member{{Models: []*control.Model{
+				{Name: "rm2", Version: 1, QosPercentile: .99},
+				{Name: "unmet", Version: 1, QosPercentile: .99},
+			}}}}
+		}
+		l.term.Status = func() *control.FleetStatus {
+			return &control.FleetStatus{Rate: 30, Models: []*control.ModelStatus{
+				{Model: "rm2", Version: 1, Rate: 28, WithinQos: &within},
+				// What no machine could mend does not count.
+				{Model: "unmet", Version: 1, Rate: 2, WithinQos: new(float64), UnmetShare: 1},
+			}}
+		}
+		l.term.Problem = func() (*plan.Problem, error) {
+			return &plan.Problem{Types: []plan.Type{{Name: kind.Type, Price: .526}},
+				Models: []plan.ModelDemand{{Name: "rm2", QoSTarget: 350 * time.Millisecond,
+					Weight: 1, BatchSizes: []profiles.Share{{BatchSize: 100, Share: 1}},
+					Latencies: []plan.Latencies{table}}}}, nil
+		}
+		d := &control.DesiredFleet{Known: true}
+		l.usePolicy(d)
+		l.refresh(t.Context(), l.policy)
+		propose := func(of time.Duration) *control.FleetProposal {
+			for until := time.Now().Add(of); time.Now().Before(until); time.Sleep(loadEvery) {
+				l.look()
+				l.plan(t.Context(), l.policy, d)
+			}
+			return l.shown.GetProposal()
+		}
+		before := propose(10 * time.Minute)
+		d.Counts = before.GetCounts()
+		r.desired = d
+		if p := propose(10 * time.Minute); p != nil || len(d.Counts) == 0 {
+			t.Fatalf("desires %v, and in time %v is proposed", d.Counts, p)
+		}
+		within = .9
+		after := propose(10 * time.Minute)
+		if after.GetCounts()[0].GetCount() <= d.Counts[0].GetCount() ||
+			!strings.Contains(after.GetWhy(), "10.0 % of the last minute's queries for rm2/1") {
+			t.Errorf("late: desires %v, and is proposed %v", d.Counts, after)
+		}
+	})
 }

@@ -54,6 +54,9 @@ const starting = time.Minute
 // (hysteresis); chosen.
 const agreeing = 2
 
+// changed is by which share what is needed must change for a plan. Chosen.
+const changed = 0.15
+
 // A Chooser remembers the load and its last choices. It is not safe for concurrent use.
 type Chooser struct {
 	config Config
@@ -61,6 +64,10 @@ type Chooser struct {
 	last   map[rent.Kind]int
 	agreed int
 	waits  bool // the last choice would be a change if it were agreed on
+
+	safe    SafeLoad
+	planned float64 // what was needed at the last plan, in queries/s
+	guard   *guard  // of the last plan; nil: there was none
 }
 
 type load struct {
@@ -69,7 +76,7 @@ type load struct {
 }
 
 // New returns a Chooser that has seen nothing.
-func New(config Config) *Chooser { return &Chooser{config: config} }
+func New(config Config) *Chooser { return &Chooser{config: config, safe: newSafeLoad()} }
 
 // SetConfig changes the bounds.
 func (c *Chooser) SetConfig(config Config) { c.config, c.agreed = config, 0 }
@@ -85,8 +92,34 @@ func (c *Chooser) Observe(now time.Duration, rate float64) {
 	c.loads = slices.Delete(c.loads, 0, gone)
 }
 
-// Undecided reports whether the last choice waits for another that agrees.
-func (c *Chooser) Undecided() bool { return c.waits }
+// ObserveLateness notes how the models did in the last minute, under the desired counts. exact says
+// that the fleet is as desired and all of it serves. It reports whether the safe load has changed.
+func (c *Chooser) ObserveLateness(now time.Duration, desired map[rent.Kind]int, exact bool,
+	models []Lateness) (changed bool) {
+	needed, _ := c.Needed(now)
+	carries := c.guard != nil && c.guard.safeRate(desired) >= needed*(1-1e-9)
+	return c.safe.observe(now, exact, carries, models)
+}
+
+// SafeLoad returns which share of what a fleet is expected to serve is planned for.
+func (c *Chooser) SafeLoad() SafeLoad { return c.safe }
+
+// SetSafeLoad takes over what another Chooser has learned.
+func (c *Chooser) SetSafeLoad(share float64, why string) {
+	if share >= minShare && share <= 1 { // not NaN
+		c.safe.Share, c.safe.Why = share, why
+	}
+}
+
+// MarkPlanned notes that a plan is made for what is needed now.
+func (c *Chooser) MarkPlanned(now time.Duration) { c.planned, _ = c.Needed(now) }
+
+// NeedsPlan reports whether another plan is due: what is needed has changed since the last one, or
+// the last choice waits for another that agrees.
+func (c *Chooser) NeedsPlan(now time.Duration) bool {
+	needed, _ := c.Needed(now)
+	return c.waits || math.Abs(needed-c.planned) > changed*max(needed, c.planned)
+}
 
 // Peak is the highest load of a minute, or of Calm if that is shorter, that ended within Calm, but
 // at least that of the last 20 s, and for how long it will count.
@@ -120,7 +153,7 @@ func (c *Chooser) Peak(now time.Duration) (rate float64, lasts time.Duration) {
 // Needed is what must be served while the fleet changes, in queries/s, and for how long at least.
 func (c *Chooser) Needed(now time.Duration) (rate float64, lasts time.Duration) {
 	rate, lasts = c.Peak(now)
-	return rate * c.config.Headroom, lasts
+	return rate * c.config.Headroom / c.safe.Share, lasts
 }
 
 // A Fleet is the instances that there are.
@@ -191,7 +224,7 @@ const sunk = 1e-6
 func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Choice, error) {
 	rate, _ := c.Needed(now)
 	if c.config.Rate > 0 {
-		rate = c.config.Rate * c.config.Headroom
+		rate = c.config.Rate * c.config.Headroom / c.safe.Share
 	}
 	if !(rate > 0) {
 		return nil, errors.New("the fleet gets no queries")
@@ -211,6 +244,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	if err != nil {
 		return nil, err
 	}
+	c.guard = g
 	choice := &Choice{Rate: rate}
 	switch {
 	case c.config.Budget > 0:
@@ -225,7 +259,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	if err != nil {
 		return nil, err
 	}
-	c.weighChange(choice, f, g)
+	c.weighChange(now, choice, f, g)
 	return choice, nil
 }
 
@@ -371,7 +405,7 @@ func servedRate(a *plan.Analysis, config plan.Configuration) float64 {
 }
 
 // weighChange says whether the choice is worth a change.
-func (c *Chooser) weighChange(choice *Choice, f *Fleet, g *guard) {
+func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *guard) {
 	overlap := 0.0
 	for kind, n := range choice.Counts {
 		choice.Price += float64(n) * f.Prices[kind]
@@ -391,7 +425,11 @@ func (c *Chooser) weighChange(choice *Choice, f *Fleet, g *guard) {
 	saves := choice.Now - choice.Price
 	within := c.limitFault(f)
 	worth := false
+	short := choice.Serves < choice.Rate*(1-1e-9) && c.config.Budget == 0
 	switch {
+	case same && short:
+		choice.Why = fmt.Sprintf("%s serves %.4g of the %.4g queries/s to plan for",
+			Text(choice.Counts), choice.Serves, choice.Rate)
 	case same:
 		choice.Why = fmt.Sprintf("%s is still the best for %.4g queries/s", Text(choice.Counts),
 			choice.Rate)
@@ -412,15 +450,71 @@ func (c *Chooser) weighChange(choice *Choice, f *Fleet, g *guard) {
 		worth = saves >= c.config.Threshold*choice.Now && saves > overlap
 		choice.Why = fmt.Sprintf("%s costs $%.4g/hr, %s $%.4g", Text(choice.Counts), choice.Price,
 			Text(f.Desired), choice.Now)
-		if !worth {
+		if fault := c.savingFault(at, choice); !worth {
 			choice.Why += ", which is not worth a change"
+		} else if fault != "" {
+			worth = false
+			choice.Why += ", but " + fault
 		}
+	}
+	if short {
+		choice.Why += ": " + c.reachedLimit(choice, f, g)
 	}
 	choice.Change = choice.Change || worth && c.agreed >= agreeing
 	if c.waits = worth && !choice.Change; c.waits {
 		choice.Why += "; another plan has to agree"
 	}
 	choice.Why += c.config.describeLosses()
+	if c.safe.Share < 1 {
+		choice.Why += "; " + c.safe.describe()
+	}
+}
+
+// savingFault says why a cheaper fleet is no saving; "" if it is one. It must carry the present
+// minute, whatever the rate that is to be planned for, and nothing is taken from a fleet that is
+// late.
+func (c *Chooser) savingFault(now time.Duration, choice *Choice) string {
+	if c.safe.late != "" {
+		return c.safe.late
+	}
+	if present := c.minuteRate(now); choice.Serves < present {
+		return fmt.Sprintf("it serves %.4g queries/s, and the last minute had %.4g", choice.Serves,
+			present)
+	}
+	return ""
+}
+
+// minuteRate is the mean load of the last minute, in queries/s.
+func (c *Chooser) minuteRate(now time.Duration) float64 {
+	sum, n := 0.0, 0.0
+	for _, l := range c.loads {
+		if now-l.at <= time.Minute {
+			sum, n = sum+l.rate, n+1
+		}
+	}
+	return sum / max(n, 1)
+}
+
+// reachedLimit says which limit keeps a choice from serving more.
+func (c *Chooser) reachedLimit(choice *Choice, f *Fleet, g *guard) string {
+	types, fits := false, false
+	for _, kind := range g.kinds {
+		if g.allowsOneMore(choice.Counts, kind) {
+			types = true
+			fits = fits || choice.Price+g.prices[kind] <= c.config.MaxPrice+1e-9
+		}
+	}
+	switch {
+	case fits:
+		return "no machine within the limits adds anything"
+	case types:
+		return fmt.Sprintf("limits.max_price_usd_per_hour, $%.4g, allows no more",
+			c.config.MaxPrice)
+	case len(f.Lacks) > 0:
+		return fmt.Sprintf("limits.types allows no more, and the provider has no more %s",
+			f.Lacks[0].Kind)
+	}
+	return "limits.types allows no more"
 }
 
 // limitFault says how the desired counts break the limits; "" if they do not.

@@ -123,7 +123,7 @@ func live(t *testing.T, of time.Duration, load func(time.Duration) float64, chan
 	desired := c.Least(prices)
 	random := rand.New(rand.NewPCG(26, 1))
 	var out result
-	planned, next, plannedOf := time.Duration(-time.Hour), time.Duration(0), 0.0
+	planned, next := time.Duration(-time.Hour), time.Duration(0)
 	begin := w.now
 	for w.now < begin+of {
 		w.pass()
@@ -137,11 +137,10 @@ func live(t *testing.T, of time.Duration, load func(time.Duration) float64, chan
 		if serves(serving) < rate {
 			out.short += tick
 		}
-		peak, _ := c.Peak(w.now)
-		moved := math.Abs(peak-plannedOf) > 0.15*max(peak, plannedOf)
 		if since := w.now - planned; since >= 5*time.Minute || since >= 20*time.Second &&
-			(moved || c.Undecided()) {
-			planned, plannedOf = w.now, peak
+			c.NeedsPlan(w.now) {
+			planned = w.now
+			c.MarkPlanned(w.now)
 			have := map[rent.Kind]int{}
 			for _, m := range w.machines {
 				have[m.Slot.Kind]++
