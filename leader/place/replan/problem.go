@@ -54,11 +54,13 @@ type Problem struct {
 	kinds   []*kind
 	program place.Program
 	choices []option // by choice of program
-	held    []int    // by choice of program: agents that have it now
 }
 
 // An option is a layout of a kind.
-type option struct{ kind, layout int }
+type option struct {
+	kind, layout int
+	held         bool // an agent has it now
+}
 
 // A kind is agents that can hold the same layouts at the same rates.
 type kind struct {
@@ -157,7 +159,7 @@ func (p *Problem) unservedOf(plan *Plan) []float64 {
 func (p *Problem) searchCounts() *place.Solution {
 	var rest []int // choices that are no maximal sets
 	for c, o := range p.choices {
-		if !p.kinds[o.kind].shared[o.layout] || p.held[c] > 0 {
+		if !p.kinds[o.kind].shared[o.layout] || o.held {
 			rest = append(rest, c)
 		}
 	}
@@ -281,7 +283,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 				continue
 			}
 			p.program.Choices = append(p.program.Choices, c)
-			p.choices = append(p.choices, option{k, l})
+			p.choices = append(p.choices, option{kind: k, layout: l})
 			p.lowerToSlowest(&c, slowest)
 		}
 	}
@@ -299,7 +301,6 @@ func (p *Problem) buildProgram(plan *Plan) {
 			})
 		}
 	}
-	p.held = make([]int, len(p.choices))
 	current := make([]int, len(p.choices)) // and those for which it only adds to what they have
 	load := 0.0
 	now := make([]string, len(p.agents))
@@ -309,7 +310,7 @@ func (p *Problem) buildProgram(plan *Plan) {
 	for c, o := range p.choices {
 		for _, a := range p.kinds[o.kind].agents {
 			if now[a] == p.kinds[o.kind].names[o.layout] {
-				p.held[c]++
+				p.choices[c].held = true
 				current[c]++
 			} else if p.canAdd(a, p.kinds[o.kind].layouts[o.layout]) {
 				current[c]++
@@ -410,19 +411,26 @@ func (p *Problem) bytes(m names.ModelKey) int64 {
 	return 0
 }
 
+// sumBytes is the memory that models take together, given what each takes.
+func sumBytes(models []names.ModelKey, bytes func(names.ModelKey) int64) (sum int64) {
+	for _, m := range models {
+		sum += bytes(m)
+	}
+	return sum
+}
+
 func whyUnfit(a *Agent, l place.Layout, bytes func(names.ModelKey) int64,
 	barred func(names.ModelKey) bool) string {
-	need, cores := int64(0), 0
-	for _, m := range l.Models() {
+	models, cores := l.Models(), 0
+	for _, m := range models {
 		if !slices.Contains(a.Available, m) && !a.Held.Has(m) {
 			return fmt.Sprintf("model %s is not on its disk", m)
 		}
 		if barred(m) {
 			return fmt.Sprintf("loading model %s failed there not long ago", m)
 		}
-		need += bytes(m)
 	}
-	if a.Memory > 0 && need > a.Memory {
+	if need := sumBytes(models, bytes); a.Memory > 0 && need > a.Memory {
 		return fmt.Sprintf("%s takes %s, and it has %s for models", l, size(need), size(a.Memory))
 	}
 	for _, q := range l.Partitions {

@@ -196,16 +196,7 @@ func (p *Problem) canAdd(a int, l place.Layout) bool {
 	if !held.IsOnAllLanes() || !l.IsOnAllLanes() {
 		return false
 	}
-	need := int64(0)
-	for _, m := range held.Models() {
-		need += p.bytes(m)
-	}
-	for _, m := range l.Models() {
-		if !held.Has(m) {
-			need += p.bytes(m)
-		}
-	}
-	return p.memory[a] == 0 || need <= p.memory[a]
+	return p.memory[a] == 0 || sumBytes(unionModels(held, l), p.bytes) <= p.memory[a]
 }
 
 // extendLayouts lets the agents of a kind hold what else their memory has room for: what they hold
@@ -225,10 +216,7 @@ func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 			continue
 		}
 		models := l.Models()
-		need := int64(0)
-		for _, m := range models {
-			need += p.bytes(m)
-		}
+		need := sumBytes(models, p.bytes)
 		var more []names.ModelKey
 		if p.current[a].IsOnAllLanes() {
 			more = p.current[a].Models()

@@ -104,16 +104,13 @@ func (r *roster) add(family []*Variant, target time.Duration, room bool) int {
 
 // leavesRoom reports whether an agent can load the largest other model beside a layout.
 func (r *roster) leavesRoom(a *Agent, l place.Layout) bool {
-	sum, largest := int64(0), int64(0)
-	for _, m := range l.Models() {
-		sum += r.bytes(m)
-	}
+	largest := int64(0)
 	for _, m := range a.Available {
 		if !l.Has(m) {
 			largest = max(largest, r.bytes(m))
 		}
 	}
-	return a.Memory == 0 || sum+largest <= a.Memory
+	return a.Memory == 0 || sumBytes(l.Models(), r.bytes)+largest <= a.Memory
 }
 
 // byFamily are the variants by family.
@@ -197,13 +194,8 @@ func (r *Replanner) rescueFamilies() {
 // hostFamily has an agent load a variant of a family at once.
 func (r *Replanner) hostFamily(f *Family, family []*Variant, there map[string]int) {
 	to := &roster{
-		bytes: func(m names.ModelKey) int64 {
-			if v := r.variantOf(m); v != nil {
-				return v.Bytes
-			}
-			return 0
-		},
-		fits: func(a *Agent, l place.Layout) string { return r.misfitReason(r.agents[a.Name], l) },
+		bytes: r.bytes,
+		fits:  func(a *Agent, l place.Layout) string { return r.misfitReason(r.agents[a.Name], l) },
 		takes: func(v *Variant, t names.LaneType) time.Duration {
 			known := r.last.Latencies[names.TableKey{Model: v.Model, Type: t}]
 			if known == nil {

@@ -167,6 +167,14 @@ func (r *Replanner) variantOf(m names.ModelKey) *Variant {
 	return &r.last.Variants[i]
 }
 
+// bytes is what a model takes in memory, 0 if that is unknown.
+func (r *Replanner) bytes(m names.ModelKey) int64 {
+	if v := r.variantOf(m); v != nil {
+		return v.Bytes
+	}
+	return 0
+}
+
 // load is how long loading the models of to that from does not have usually takes.
 func (r *Replanner) load(from, to place.Layout) (all time.Duration) {
 	for _, m := range to.Models() {
@@ -183,13 +191,7 @@ func (r *Replanner) fitsBeside(a *agent, l place.Layout) bool { return r.fitToge
 
 // fitTogether reports whether the models of two layouts fit into an agent's memory together.
 func (r *Replanner) fitTogether(a *agent, k, l place.Layout) bool {
-	sum := int64(0)
-	for _, m := range unionModels(k, l) {
-		if v := r.variantOf(m); v != nil {
-			sum += v.Bytes
-		}
-	}
-	return a.Memory == 0 || sum <= a.Memory
+	return a.Memory == 0 || sumBytes(unionModels(k, l), r.bytes) <= a.Memory
 }
 
 // mayChange says why an agent may not begin to change now, "" if it may; and whether that is

@@ -158,13 +158,7 @@ func (r *Replanner) returnTo(to *place.Placement) {
 
 // misfitReason is why an agent cannot hold a layout, "" if it can.
 func (r *Replanner) misfitReason(a *agent, l place.Layout) string {
-	bytes := func(m names.ModelKey) int64 {
-		if v := r.variantOf(m); v != nil {
-			return v.Bytes
-		}
-		return 0
-	}
-	return whyUnfit(&a.Agent, l, bytes, func(m names.ModelKey) bool {
+	return whyUnfit(&a.Agent, l, r.bytes, func(m names.ModelKey) bool {
 		_, barred := r.barred[bar{a.Name, m}]
 		return barred
 	})
