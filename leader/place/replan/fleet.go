@@ -12,7 +12,7 @@ import (
 type FleetProblem struct {
 	problem *Problem
 	// Program has a type for each instance type, in their order, and a choice for each layout that
-	// an instance may hold. Its counts are 0.
+	// an instance may hold, but for those to which its memory has room to add. Its counts are 0.
 	Program *place.Program
 	// Unplaced says which families and variants no instance can hold or serve.
 	Unplaced []Event
@@ -29,11 +29,33 @@ func NewFleetProblem(s *Snapshot, demand []float64) *FleetProblem {
 	}
 	plan := &Plan{problem: p}
 	p.buildProgram(plan)
+	p.dropCoveredChoices()
 	p.program.Current, p.program.Change = nil, 0
 	for t := range p.program.Types {
 		p.program.Types[t].Count = 0
 	}
 	return &FleetProblem{p, &p.program, plan.missing}
+}
+
+// dropCoveredChoices drops the choices that serve no more than another one of their kind, which
+// holds the same models and more on the same lanes: agents hold what their memory has room for, as
+// [Problem.extendLayouts] has it.
+func (p *Problem) dropCoveredChoices() {
+	layout := func(o option) place.Layout { return p.kinds[o.kind].layouts[o.layout] }
+	covers := func(larger, o option) bool {
+		l, models := layout(larger), layout(o).Models()
+		return larger.kind == o.kind && l.IsOnAllLanes() && layout(o).IsOnAllLanes() &&
+			len(l.Models()) > len(models) && !slices.ContainsFunc(models,
+			func(m names.ModelKey) bool { return !l.Has(m) })
+	}
+	var choices []place.Choice
+	var options []option
+	for c, o := range p.choices {
+		if !slices.ContainsFunc(p.choices, func(larger option) bool { return covers(larger, o) }) {
+			choices, options = append(choices, p.program.Choices[c]), append(options, o)
+		}
+	}
+	p.program.Choices, p.choices = choices, options
 }
 
 // Forecast is what a solution of the program expects of the families.

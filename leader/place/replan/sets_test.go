@@ -5,8 +5,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/place"
 )
 
 // TestMaximalSets: the sets are those that fit and to which nothing could be added, as a look at
@@ -67,5 +69,41 @@ func TestMaximalSets(t *testing.T) {
 	}
 	if got := len(p.maximalSets(all, 900)); got != maxSets {
 		t.Errorf("got %d sets of 200 variants, want %d", got, maxSets)
+	}
+}
+
+// TestFleetProblemHoldsAll: what instances of a fleet to come would hold is what agents of such a
+// fleet hold: as much as their memory has room for, and partitions where these are known.
+func TestFleetProblemHoldsAll(t *testing.T) {
+	for fits, want := range map[int]int{0: 1, 2: 28} { // all, or each two of 8 variants
+		p := fleetOf(2, 1, 2, fits)
+		parted := place.Layout{Partitions: []place.Partition{
+			{Models: p.agents[0].Available[:1], Lanes: 1, Cores: 1},
+			{Models: p.agents[0].Available[4:5], Lanes: 1, Cores: 1},
+		}}
+		for i := range parted.Partitions {
+			key := names.TableKey{
+				Model: parted.Partitions[i].Models[0], Type: parted.LaneType(i, "t0"),
+			}
+			p.latencies[key] = flat(time.Millisecond)
+		}
+		layouts := map[names.LaneType][]place.Layout{"t0": {parted}}
+		for i := range p.agents {
+			if fits > 0 { // a plan leaves room to load another
+				p.agents[i].Memory += 100
+			}
+		}
+		fleet := NewFleetProblem(&Snapshot{
+			Agents: p.agents, Families: p.families, Variants: p.variants, Latencies: p.latencies,
+			Layouts: layouts,
+		}, p.demand)
+		count := []int{-1, 0} // and the partitions
+		for _, c := range fleet.Program.Choices {
+			count[c.Type]++
+		}
+		if count[0] != want || count[1] != want {
+			t.Errorf("room for %d: %d and %d layouts on all lanes, want %d", fits, count[0],
+				count[1], want)
+		}
 	}
 }
