@@ -374,9 +374,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	q.Tag = q
 	// A batch size that no lane could take is left for the worker to refuse: its error says what is
 	// wrong with the inputs.
-	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
-		q.batch = uint32(min(max(1, req.Inputs[0].Shape[0]), int64(max(1, held.largest))))
-	}
+	q.batch = uint32(min(req.Rows(), int64(max(1, held.largest))))
 	q.bytes = uint64(req.Bytes())
 	deadline, given := ctx.Deadline()
 	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given ||

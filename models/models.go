@@ -30,8 +30,8 @@ type Port struct {
 	Name     string
 	DataType tensor.DataType
 	// Shape is the size of each dimension, or Dynamic. Unless the version is batchless, the first
-	// dimension is the batch size and always Dynamic. Shape is nil for an output whose shape the
-	// model does not declare.
+	// dimension is the batch size and always Dynamic; a scalar, whose Shape is empty, has none.
+	// Shape is nil for an output whose shape the model does not declare.
 	Shape []int64
 	// IDBounds limits the values of an integer input: value v at index i of the second dimension
 	// must satisfy 0 <= v < IDBounds[i]. A single bound holds for all indices. Nil is no limit.
@@ -40,7 +40,15 @@ type Port struct {
 	// IDBounds: value v must satisfy -InferredBounds[i] <= v < InferredBounds[i], since ONNX counts
 	// negative ids from the end, and may be any where that is 0. It has indices as IDBounds has.
 	InferredBounds []int64
+	// Labels name the columns of an output that the model's file declares as maps; see [onnx.Port].
+	Labels []string
+	// Varies is whether an output may have another shape than Shape says: its file fixes the first
+	// dimension, beside outputs with a row for each item.
+	Varies bool
 }
+
+// IsScalar reports whether the tensor has no dimensions. Such an input is the same for all items.
+func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
 
 // Bounds returns a bound above every id that the input takes, by indices as in IDBounds; nil if one
 // of them has none. The ids from 0 on below it are valid.
@@ -138,10 +146,13 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	var errs []error
 	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs, c.Batchless)
 	v.inferBounds(s)
-	outputs, more := mergePorts("output", s.Outputs, c.Outputs, c.Batchless)
+	why := s.Batchless()
+	outputs, more := mergePorts("output", freeFirst(s.Outputs, c.Batchless || why != ""), c.Outputs,
+		c.Batchless)
 	v.Outputs = outputs
 	errs = append(errs, more...)
-	why := s.Batchless()
+	v.noteOutputs(s)
+	errs = append(errs, v.checkInputs()...)
 	switch {
 	case c.Batchless:
 		errs = append(errs, v.withoutBatch("max_batch_size is 0 in "+TritonFile))
@@ -159,7 +170,72 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%s does not fit %s: %w", c.settingsPath(dir, model), path, err)
 	}
+	v.keepWhole()
 	return v, nil
+}
+
+// checkInputs returns an error for each input whose shape nobody says.
+func (v *Version) checkInputs() (errs []error) {
+	for i := range v.Inputs {
+		if p := &v.Inputs[i]; p.Shape == nil {
+			errs = append(errs, fmt.Errorf("input %q has no shape: export the model with the shape of "+
+				"each input, its first dimension dynamic, or say it in %s: inputs: [{name: %s, "+
+				"shape: [-1, ...]}]", p.Name, ConfigFile, p.Name))
+		}
+	}
+	return errs
+}
+
+// keepWhole makes the rows of a version with scalars dependent on each other: a scalar that comes in
+// is of one query, and one that comes out is made of all its rows.
+func (v *Version) keepWhole() {
+	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool { return p.IsScalar() })
+	if i < 0 || v.Batchless || !v.Config.RowsIndependent {
+		return
+	}
+	v.Config.RowsIndependent, v.Config.Merge = false, ""
+	v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("rows are not independent, "+
+		"whatever the settings say, because %q is a scalar: queries are neither split nor merged",
+		slices.Concat(v.Inputs, v.Outputs)[i].Name))
+}
+
+// freeFirst returns a model's outputs with a dynamic first dimension where the file says 1, beside
+// outputs that have a row for each item: exporters write so of an output with one element a row.
+// batchless says that there are no rows.
+func freeFirst(outputs []onnx.Port, batchless bool) []onnx.Port {
+	if batchless {
+		return outputs
+	}
+	outputs = slices.Clone(outputs)
+	for i := range outputs {
+		if p := &outputs[i]; p.FixesFirst() && p.Shape[0] == 1 {
+			p.Shape = slices.Clone(p.Shape)
+			p.Shape[0] = Dynamic
+		}
+	}
+	return outputs
+}
+
+// noteOutputs notes which outputs of the file are served as something else, or not at all.
+func (v *Version) noteOutputs(s *onnx.Signature) {
+	note := func(format string, args ...any) {
+		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf(format, args...))
+	}
+	for i := range v.Outputs {
+		p := &v.Outputs[i]
+		if p.Varies = !v.Config.Batchless && s.Batchless() == "" && s.Outputs[i].FixesFirst(); p.Varies {
+			note("output %q is declared with shape %v, beside outputs with a row for each item: it is "+
+				"answered as ONNX Runtime gives it", p.Name, s.Outputs[i].Shape)
+		}
+		if p.Labels = s.Outputs[i].Labels; p.Labels != nil {
+			note("output %q is a sequence of maps (ZipMap): it is answered as the tensor of their %d "+
+				"values a row, in the order of the model's metadata, labels.%[1]s", p.Name,
+				len(p.Labels))
+		}
+	}
+	for _, why := range s.Without {
+		note("left out: %s", why)
+	}
 }
 
 // inferBounds gives the inputs without id bounds those of their tables.
@@ -240,8 +316,13 @@ func FileVersion(path string) (*Version, error) {
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
 	v.Inputs, _ = mergePorts("input", s.Inputs, nil, false)
 	v.inferBounds(s)
-	v.Outputs, _ = mergePorts("output", s.Outputs, nil, false)
-	if why := s.Batchless(); why != "" {
+	why := s.Batchless()
+	v.Outputs, _ = mergePorts("output", freeFirst(s.Outputs, why != ""), nil, false)
+	v.noteOutputs(s)
+	if err := errors.Join(v.checkInputs()...); err != nil {
+		return nil, fmt.Errorf("read model %s: %w", path, err)
+	}
+	if why != "" {
 		return v, v.withoutBatch(why)
 	}
 	return v, nil
@@ -324,6 +405,7 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 		}
 		switch {
 		case s.Shape == nil:
+		case p.IsScalar() && isOne(s.Shape): // Triton's settings have no scalars
 		case p.Shape == nil || isNarrower(s.Shape, p.Shape, batchless):
 			p.Shape = s.Shape
 		default:
@@ -338,6 +420,16 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 		}
 	}
 	return ports, errs
+}
+
+// isOne reports whether a shape is that of one element, but for a batch size.
+func isOne(shape []int64) bool {
+	for i, d := range shape {
+		if d != 1 && (i > 0 || d != Dynamic) {
+			return false
+		}
+	}
+	return true
 }
 
 // isNarrower reports whether a shape is that of the model, or has fixed sizes where the model's has

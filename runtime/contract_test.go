@@ -84,7 +84,7 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 				in[0].Shape = []int64{-2, 4}
 				return in
 			},
-			"has no dimensions": func(in []tensor.Tensor) []tensor.Tensor {
+			`input "dense" has shape [], want [-1 4]`: func(in []tensor.Tensor) []tensor.Tensor {
 				in[0].Shape = nil
 				return in
 			},

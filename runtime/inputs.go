@@ -11,21 +11,22 @@ import (
 // gives an error instead of running the process out of memory.
 const largestTensor = 2 << 30
 
-// checkInputs checks that the inputs have the ports' data types and one batch size, and that their
-// data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
+// checkInputs checks that the inputs have the ports' data types and one batch size, except scalars,
+// and that their data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
 // batch size, which is 1 without a batch.
 func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
 	err error) {
 	if len(inputs) != len(ports) {
 		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))
 	}
+	first := -1 // the input that says the batch size
 	for i, in := range inputs {
-		want := ports[i]
+		want := &ports[i]
 		if in.DataType != want.DataType {
 			return 0, fmt.Errorf("input %q is %s, want %s", want.Name, in.DataType, want.DataType)
 		}
-		if len(in.Shape) == 0 {
-			return 0, fmt.Errorf("input %q has no dimensions", want.Name)
+		if (len(in.Shape) == 0) != want.IsScalar() {
+			return 0, fmt.Errorf("input %q has shape %v, want %v", want.Name, in.Shape, want.Shape)
 		}
 		n, err := tensor.Elements(in.Shape)
 		if err != nil {
@@ -36,13 +37,15 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (b
 			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name,
 				len(in.Data), in.Shape, in.DataType)
 		}
-		if batchless {
+		switch {
+		case batchless:
 			batch = 1
-		} else if i == 0 {
-			batch = int(in.Shape[0])
-		} else if int(in.Shape[0]) != batch {
+		case want.IsScalar():
+		case first < 0:
+			batch, first = int(in.Shape[0]), i
+		case int(in.Shape[0]) != batch:
 			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name,
-				in.Shape[0], ports[0].Name, batch)
+				in.Shape[0], ports[first].Name, batch)
 		}
 	}
 	return batch, nil

@@ -472,7 +472,7 @@ func TestMergedRows(t *testing.T) {
 func TestMergedTypes(t *testing.T) {
 	x := runtimetest.Open(t)
 	for name, m := range map[string]*onnx.Model{
-		"fixed": identity(false), "dynamic": dynamicIdentity(),
+		"fixed": identity(false), "dynamic": identity(true),
 	} {
 		v := write(t, m, nil)
 		v.Config.RowsIndependent = true

@@ -64,6 +64,7 @@ type session struct {
 	threads threads
 	inputs  []models.Port
 	outputs []port
+	sizes   []int // bytes of an element, by output
 	// batchless is whether a query has shapes of its own, without a batch size: models.Version has
 	// it.
 	batchless bool
@@ -296,22 +297,21 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		if _, ok := elementTypes[in.DataType]; !ok {
 			return nil, fmt.Errorf("input %q has unknown data type %q", in.Name, in.DataType)
 		}
-		if in.DataType == tensor.Bytes {
+		if in.DataType == tensor.Bytes || in.IsScalar() {
 			s.pieces = false
 		}
 	}
 	for _, out := range v.Outputs {
 		outputs = append(outputs, out.Name)
 		p := port{out, rowElements(out, v.Batchless), slices.Index(inputs, out.Name)}
+		if out.Varies {
+			p.rowElements = -1
+		}
 		if p.rowElements < 0 && p.input < 0 {
 			s.pieces = false
-			if out.DataType == tensor.FP16 || out.DataType == tensor.BF16 {
-				return nil, fmt.Errorf(
-					"output %q of type %s has shape %v: for this type only the batch size may be "+
-						"dynamic", out.Name, out.DataType, out.Shape)
-			}
 		}
 		s.outputs = append(s.outputs, p)
+		s.sizes = append(s.sizes, out.DataType.Size())
 	}
 	if len(inputs) == 0 || len(outputs) == 0 {
 		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
@@ -353,11 +353,44 @@ func (o *ONNX) plainSession(v *models.Version, t threads, common sharedTensors, 
 	if err := common.add(opts); err != nil {
 		return nil, err
 	}
-	s, err := ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
+	var s *ort.DynamicAdvancedSession
+	if hasMaps(v) {
+		var g *onnx.Graph
+		if g, err = onnx.ReadGraph(v.Path); err != nil {
+			return nil, err
+		}
+		var model []byte
+		if model, err = g.Marshal(); err != nil {
+			return nil, err
+		}
+		s, err = sessionOf(model, v, inputs, outputs, opts)
+	} else {
+		s, err = ort.NewDynamicAdvancedSession(v.Path, inputs, outputs, opts)
+	}
 	if err != nil {
 		return nil, localeError(trim(err))
 	}
 	return s, nil
+}
+
+// hasMaps reports whether the file of v has outputs that are no tensors where v has some, so that
+// ONNX Runtime cannot be given the file as it is.
+func hasMaps(v *models.Version) bool {
+	return slices.ContainsFunc(v.Outputs, func(p models.Port) bool { return p.Labels != nil })
+}
+
+// sessionOf creates a session of a model that is in memory, with the external data beside v's file.
+func sessionOf(model []byte, v *models.Version, inputs, outputs []string,
+	opts *ort.SessionOptions) (*ort.DynamicAdvancedSession, error) {
+	dir, err := filepath.Abs(filepath.Dir(v.Path))
+	if err != nil {
+		return nil, err
+	}
+	const folder = "session.model_external_initializers_file_folder_path"
+	if err := opts.AddSessionConfigEntry(folder, dir); err != nil {
+		return nil, err
+	}
+	return ort.NewDynamicAdvancedSessionWithONNXData(model, inputs, outputs, opts)
 }
 
 // withKernels creates a session that looks up rows of tables with package kernels. It returns
@@ -410,15 +443,7 @@ func (o *ONNX) rewrittenSession(k *kernels.Rewritten, v *models.Version, t threa
 	if err := common.add(opts); err != nil {
 		return nil, err
 	}
-	dir, err := filepath.Abs(filepath.Dir(v.Path))
-	if err != nil {
-		return nil, err
-	}
-	const folder = "session.model_external_initializers_file_folder_path"
-	if err := opts.AddSessionConfigEntry(folder, dir); err != nil {
-		return nil, err
-	}
-	return ort.NewDynamicAdvancedSessionWithONNXData(k.Model, inputs, outputs, opts)
+	return sessionOf(k.Model, v, inputs, outputs, opts)
 }
 
 // rowElements returns port.rowElements of an output.
@@ -635,13 +660,12 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 		}
 		return s.graphs.executeQueries(ctx, r, joined, batch)
 	}
-	if !s.pieces {
+	if !s.pieces || s.allocate.Load() {
 		err := r.callCancellable(ctx, inputs, batch)
-		if err != nil && strings.Contains(err.Error(), "pre-allocated output") {
-			s.allocate.Store(true)
-			err = r.callCancellable(ctx, inputs, batch)
+		if !s.doubtsShapes(err) {
+			return err
 		}
-		return err
+		return r.callCancellable(ctx, inputs, batch)
 	}
 	for row := 0; row < batch; {
 		if err := ctx.Err(); err != nil {
@@ -658,7 +682,9 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 			rows = balancedSize(rows, most)
 		}
 		start := time.Now()
-		if err := r.runRows(inputs, batch, row, rows, nil); err != nil {
+		if err := r.runRows(inputs, batch, row, rows, nil); s.doubtsShapes(err) {
+			return r.callCancellable(ctx, inputs, batch)
+		} else if err != nil {
 			return err
 		}
 		took := time.Since(start)
@@ -668,6 +694,18 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 		row += rows
 	}
 	return nil
+}
+
+// otherShape matches ONNX Runtime's errors for an output whose memory has another shape than the
+// output: one that a node makes, or that the graph's shapes rule out before the run. Other errors
+// are those of a query.
+var otherShape = regexp.MustCompile(`pre-allocated output|Got invalid dimensions for output|` +
+	`Invalid rank for output`)
+
+// doubtsShapes reports whether err is of an output with another shape than the batch size and the
+// signature predict. From then on ONNX Runtime allocates all outputs.
+func (s *session) doubtsShapes(err error) bool {
+	return err != nil && otherShape.MatchString(err.Error()) && !s.allocate.Swap(true)
 }
 
 // balancedSize divides rows into the fewest pieces of at most most rows, of about equal size, and
@@ -764,9 +802,13 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 		if in.DataType == tensor.Bytes {
 			r.in[i], err = newStrings(in)
 		} else {
-			stride := len(in.Data) / max(batch, 1)
+			data := in.Data
+			if len(in.Shape) > 0 {
+				stride := len(in.Data) / max(batch, 1)
+				data = data[row*stride : (row+rows)*stride]
+			}
 			r.in[i], err = r.newValue(in.DataType, in.Shape, rows,
-				r.alignedData(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
+				r.alignedData(i, in.DataType, data))
 		}
 		if err != nil {
 			return fmt.Errorf("input %q: %w", in.Name, err)
@@ -787,29 +829,38 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 	if t := r.s.threads; t.started != nil && t.cpus == nil {
 		t.started.LeaveCaller()
 	}
-	if err := r.s.runModel(r.in, r.out, opts); err != nil {
+	made, err := r.s.runModel(r.in, r.out, opts)
+	if err != nil {
 		if card := r.s.from.card; card != nil {
 			return runError(trim(err), card)
 		}
 		return trim(err)
 	}
 	for i, out := range r.s.outputs {
-		if out.input >= 0 || out.isPreallocated(allocate) {
-			continue
-		}
-		if err := takeOutput(r.out[i], &r.outputs[i]); err != nil {
-			return fmt.Errorf("output %q: %w", out.Name, err)
+		if out.input < 0 && r.out[i] == nil {
+			r.outputs[i].Shape, r.outputs[i].Data = made[i].Shape, made[i].Data
 		}
 	}
 	return nil
 }
 
-// runModel has ONNX Runtime run the model once, on the session's thread if it has one.
-func (s *session) runModel(in, out []ort.Value, opts *ort.RunOptions) error {
-	if s.thread == nil {
-		return s.ort.RunWithOptions(in, out, opts)
+// runModel has ONNX Runtime run the model once, on the session's thread if it has one. It returns the
+// outputs that are nil in out.
+func (s *session) runModel(in, out []ort.Value, opts *ort.RunOptions) (made []ortapi.Output,
+	err error) {
+	run := func() error { return s.ort.RunWithOptions(in, out, opts) }
+	if slices.Contains(out, nil) {
+		run = func() (err error) {
+			made, err = ortapi.Run(s.ort, opts, in, out, s.sizes)
+			return err
+		}
 	}
-	return s.thread.do(func() error { return s.ort.RunWithOptions(in, out, opts) })
+	if s.thread == nil {
+		err = run()
+	} else {
+		err = s.thread.do(run)
+	}
+	return made, err
 }
 
 // A thread does work, one after the other, on one thread of the system.
@@ -840,17 +891,24 @@ func (t *thread) stopThread() { close(t.work) }
 // place of its batch size. It pins data until r.pinner.Unpin.
 func (r *run) newValue(t tensor.DataType, shape []int64, rows int, data []byte) (ort.Value,
 	error) {
-	r.shape = append(r.shape[:0], shape...)
-	if !r.s.batchless {
-		r.shape[0] = int64(rows)
-	}
 	if len(data) == 0 {
 		data = empty[:] // the binding needs an address even for no elements
 	}
 	r.pinner.Pin(&data[0])
+	if len(shape) == 0 {
+		v, err := ortapi.NewScalar(data, elementTypes[t])
+		if err != nil {
+			return nil, err // not v: an interface with a nil pointer is not nil
+		}
+		return v, nil
+	}
+	r.shape = append(r.shape[:0], shape...)
+	if !r.s.batchless {
+		r.shape[0] = int64(rows)
+	}
 	v, err := ort.NewCustomDataTensor(r.shape, data, elementTypes[t])
 	if err != nil {
-		return nil, err // not v: an interface with a nil pointer is not nil
+		return nil, err
 	}
 	return v, nil
 }

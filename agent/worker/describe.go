@@ -155,6 +155,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 		Deadline:         v.Config.Deadline,
 		LargestBatchSize: v.Config.LargestBatchSize,
 		IDBounds:         idBounds(v.Inputs),
+		Labels:           labelsOf(v.Outputs),
 		Batchless:        v.Batchless,
 	}
 	if a := v.Config.Accuracy; a > 0 {
@@ -208,4 +209,22 @@ func idBounds(ports []models.Port) map[string][]int64 {
 		}
 	}
 	return bounds
+}
+
+// maxLabels bounds the bytes of an output's labels in the metadata, which goes to all agents. Chosen.
+const maxLabels = 4 << 10
+
+func labelsOf(ports []models.Port) map[string][]string {
+	labels := map[string][]string{}
+	for i := range ports {
+		p := &ports[i]
+		bytes := 0
+		for _, l := range p.Labels {
+			bytes += len(l) + 3 // quotes and a comma
+		}
+		if bytes > 0 && bytes <= maxLabels {
+			labels[p.Name] = p.Labels
+		}
+	}
+	return labels
 }

@@ -19,6 +19,7 @@ import (
 type validatedRequest struct {
 	inputs    []tensor.Tensor // in the order of the model's signature
 	batchSize int             // in [1, the model's largest]
+	first     string          // the input that says it
 	// positions of the wanted outputs in the signature, in the request's order
 	outputs []int
 }
@@ -47,8 +48,8 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 		if err := checkTensor(v, &v.Inputs[position], t); err != nil {
 			return validatedRequest{}, err
 		}
-		if !v.Batchless {
-			if err := q.checkBatch(v, req, t); err != nil {
+		if !v.Batchless && !v.Inputs[position].IsScalar() {
+			if err := q.checkBatch(v, t); err != nil {
 				return validatedRequest{}, err
 			}
 		}
@@ -71,17 +72,17 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 }
 
 // checkBatch checks an input's batch size, and takes it for that of the query if it is the first.
-func (q *validatedRequest) checkBatch(v *models.Version, req *oip.Request, t *tensor.Tensor) error {
+func (q *validatedRequest) checkBatch(v *models.Version, t *tensor.Tensor) error {
 	batchSize := t.Shape[0]
 	if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
 		return outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
 	}
 	if q.batchSize == 0 {
-		q.batchSize = int(batchSize)
+		q.batchSize, q.first = int(batchSize), t.Name
 	}
 	if int(batchSize) != q.batchSize {
 		return outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize,
-			req.Inputs[0].Name, q.batchSize)
+			q.first, q.batchSize)
 	}
 	return nil
 }
@@ -90,6 +91,9 @@ func (q *validatedRequest) checkBatch(v *models.Version, req *oip.Request, t *te
 func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 	if t.DataType != p.DataType {
 		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
+	}
+	if p.IsScalar() && isOne(t.Shape) { // clients of Triton, which has no scalars, send [1]
+		t.Shape = p.Shape
 	}
 	if len(t.Shape) != len(p.Shape) {
 		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name,
@@ -100,14 +104,19 @@ func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 		first = 0
 	}
 	for i := first; i < len(p.Shape); i++ {
-		// A dimension of size 0 would leave no elements.
-		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
+		// 0 is a size too: a new user's history is empty.
+		if p.Shape[i] == models.Dynamic && t.Shape[i] >= 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
 		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)",
 			t.Name, t.Shape, formatShape(v, p.Shape))
 	}
 	return nil
+}
+
+// isOne reports whether a shape is that of one element.
+func isOne(shape []int64) bool {
+	return !slices.ContainsFunc(shape, func(d int64) bool { return d != 1 })
 }
 
 // checkContents checks that the length of the data fits the shape.
@@ -185,6 +194,9 @@ func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
 	ids, err := tensor.Values[T](*t)
 	if err != nil {
 		return err
+	}
+	if len(ids) == 0 {
+		return nil
 	}
 	// Shape [N, tables, ...]: each table has its own bound. In every item, run consecutive ids
 	// belong to each table. With a single bound all ids are one run.

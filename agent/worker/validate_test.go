@@ -135,3 +135,66 @@ func TestIDs(t *testing.T) {
 		}
 	}
 }
+
+// TestScalarsAndEmptyDimensions: a scalar may be sent with shape [] or [1], wherever it stands, and
+// says nothing of the batch size; a dynamic dimension may be 0.
+func TestScalarsAndEmptyDimensions(t *testing.T) {
+	const n = models.Dynamic
+	of := func(shape ...int64) tensor.Tensor {
+		elements, err := tensor.Elements(shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tensor.Tensor{DataType: tensor.Int64, Shape: shape, Data: make([]byte, 8*elements)}
+	}
+	for _, tt := range []struct {
+		ports     [][]int64
+		batchless bool
+		given     []tensor.Tensor
+		batch     int
+		want      string
+	}{
+		{[][]int64{{}, {n, 3}}, false, []tensor.Tensor{of(), of(5, 3)}, 5, ""},
+		{[][]int64{{}, {n, 3}}, false, []tensor.Tensor{of(1), of(5, 3)}, 5, ""},
+		{[][]int64{{}, {}}, true, []tensor.Tensor{of(1, 1), of()}, 1, ""},
+		{[][]int64{{}, {n, 3}}, false, []tensor.Tensor{of(2), of(5, 3)}, 0, "want rank 0"},
+		{[][]int64{{}, {n, 3}, {n}}, false, []tensor.Tensor{of(1), of(5, 3), of(1)}, 0,
+			`input "c": batch size 1, but input "b" has 5`},
+		{[][]int64{{n, n}}, false, []tensor.Tensor{of(3, 0)}, 3, ""},
+		{[][]int64{{n, n, 2}}, false, []tensor.Tensor{of(3, 0, 2)}, 3, ""},
+		{[][]int64{{n, n}}, false, []tensor.Tensor{of(0, 3)}, 0, "batch size 0, want 1 to 10"},
+		{[][]int64{{n, 3}}, false, []tensor.Tensor{of(3, 0)}, 0, "shape [3 0], want [N 3]"},
+		{[][]int64{{n}}, true, []tensor.Tensor{of(0)}, 1, ""},
+		{[][]int64{{n, 2}}, true, []tensor.Tensor{of(0, 2)}, 1, ""},
+	} {
+		v := &models.Version{Batchless: tt.batchless}
+		v.Config.LargestBatchSize = 10
+		req := &oip.Request{}
+		for i, shape := range tt.ports {
+			name := string(rune('a' + i))
+			p := models.Port{Name: name, DataType: tensor.Int64, Shape: shape, IDBounds: []int64{4}}
+			if len(shape) == 2 && shape[1] == 2 {
+				p.IDBounds = []int64{4, 5}
+			}
+			v.Inputs = append(v.Inputs, p)
+			in := tt.given[i]
+			in.Name = name
+			req.Inputs = append(req.Inputs, in)
+		}
+		q, err := validate(v, req)
+		switch {
+		case tt.want != "":
+			if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v: got %v, want %q", tt.ports, err, tt.want)
+			}
+		case err != nil || q.batchSize != tt.batch:
+			t.Errorf("%v: got batch size %d, %v, want %d", tt.ports, q.batchSize, err, tt.batch)
+		default:
+			for i, p := range v.Inputs {
+				if len(q.inputs[i].Shape) != len(p.Shape) {
+					t.Errorf("%v: input %s has shape %v", tt.ports, p.Name, q.inputs[i].Shape)
+				}
+			}
+		}
+	}
+}

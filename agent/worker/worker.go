@@ -454,10 +454,7 @@ func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attemp
 
 // batchSizeOf returns the batch size of a query that was not validated yet, at least 1.
 func batchSizeOf(req *oip.Request) int {
-	if len(req.Inputs) == 0 || len(req.Inputs[0].Shape) == 0 {
-		return 1
-	}
-	return int(min(max(1, req.Inputs[0].Shape[0]), math.MaxInt32))
+	return int(min(req.Rows(), math.MaxInt32))
 }
 
 // noteHeld notes that the lanes are about to hold an attempt. If a gateway chose the lane without

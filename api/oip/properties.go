@@ -24,6 +24,8 @@ type Properties struct {
 	// model: of the family's variants, or of the one model.
 	Accuracy map[string]float64 // accuracy.MODEL
 	Score    map[string]float64 // score.MODEL
+	// Labels name the columns of outputs that are made of maps: labels.OUTPUT, a list in JSON.
+	Labels map[string][]string
 	// Batchless is whether the tensors have no batch dimension, so that a query counts as one item:
 	// batchless, "true" or left out.
 	Batchless bool
@@ -33,6 +35,7 @@ const (
 	idBoundsPrefix = "id_bounds."
 	accuracyPrefix = "accuracy."
 	scorePrefix    = "score."
+	labelsPrefix   = "labels."
 	batchless      = "batchless"
 )
 
@@ -57,6 +60,16 @@ func (p Properties) Map() map[string]string {
 			s[i] = strconv.FormatInt(b, 10)
 		}
 		m[idBoundsPrefix+input] = strings.Join(s, ",")
+	}
+	for output, labels := range p.Labels {
+		b := []byte{'['}
+		for i, label := range labels {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendJSONString(b, label)
+		}
+		m[labelsPrefix+output] = string(append(b, ']'))
 	}
 	if p.Family != "" {
 		m["family"] = p.Family
@@ -121,6 +134,30 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		}
 	}
 	p.Batchless = m[batchless] == "true"
+	for name, value := range m {
+		output, ok := strings.CutPrefix(name, labelsPrefix)
+		if !ok {
+			continue
+		}
+		var labels []string
+		j := jsonReader{text: []byte(value)}
+		err := j.readArray(func() error {
+			label, err := j.string()
+			labels = append(labels, label)
+			return err
+		})
+		if err == nil {
+			err = j.expectEnd()
+		}
+		if err != nil {
+			return Properties{}, fmt.Errorf("model property %s: %w, want a list of texts in JSON", name,
+				err)
+		}
+		if p.Labels == nil {
+			p.Labels = map[string][]string{}
+		}
+		p.Labels[output] = labels
+	}
 	for name, value := range m {
 		input, ok := strings.CutPrefix(name, idBoundsPrefix)
 		if !ok {

@@ -6,6 +6,18 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
+// Rows returns the batch size of a query whose model is not known: the largest first dimension of its
+// inputs, some of which may be the same for all rows; at least 1.
+func (r *Request) Rows() int64 {
+	rows := int64(1)
+	for i := range r.Inputs {
+		if shape := r.Inputs[i].Shape; len(shape) > 0 {
+			rows = max(rows, shape[0])
+		}
+	}
+	return rows
+}
+
 // Split returns queries of the given numbers of rows, in the order of r's rows; see [tensor.Split].
 // They share the inputs' memory as with Share: it is freed when all of them and r are released. The
 // error names the input whose first dimension is not the sum of rows, or whose form is wrong.

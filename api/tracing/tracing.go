@@ -87,8 +87,8 @@ func Query(req *oip.Request) []attribute.KeyValue {
 	if req.Version != "" {
 		attributes = append(attributes, Version.String(req.Version))
 	}
-	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
-		attributes = append(attributes, BatchSize.Int64(req.Inputs[0].Shape[0]))
+	if len(req.Inputs) > 0 {
+		attributes = append(attributes, BatchSize.Int64(req.Rows()))
 	}
 	return attributes
 }

@@ -52,6 +52,7 @@ type input struct {
 	name     string
 	dataType tensor.DataType
 	shape    []int64 // without the batch size, if there is one
+	scalar   bool    // without dimensions: a query has one value, whatever its batch size
 	rowBytes int     // of each row, unless there are ends
 	ends     []int   // where each row ends, if rows differ in length
 	data     []byte
@@ -59,6 +60,9 @@ type input struct {
 
 // rowsFrom returns n rows from row from on.
 func (in *input) rowsFrom(from, n int) []byte {
+	if in.scalar {
+		n = 1
+	}
 	if in.ends == nil {
 		return in.data[from*in.rowBytes : (from+n)*in.rowBytes]
 	}
@@ -205,10 +209,8 @@ func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata
 		return nil, fmt.Errorf("input %q: cannot make elements of type %q", in.name,
 			d.GetDatatype())
 	}
-	if len(d.GetShape()) == 0 {
-		return nil, fmt.Errorf("input %q has no batch dimension", in.name)
-	}
-	if in.shape = slices.Clone(d.GetShape()); !m.batchless {
+	in.scalar = len(d.GetShape()) == 0
+	if in.shape = slices.Clone(d.GetShape()); !m.batchless && !in.scalar {
 		in.shape = in.shape[1:]
 	}
 	for i, n := range in.shape {
@@ -299,7 +301,7 @@ func (m *TargetModel) rowsFrom(from, batchSize int) *oip.Request {
 	for i := range m.inputs {
 		in := &m.inputs[i]
 		shape := in.shape
-		if !m.batchless {
+		if !m.batchless && !in.scalar {
 			shape = append([]int64{int64(batchSize)}, in.shape...)
 		}
 		req.Inputs[i] = tensor.Tensor{

@@ -508,7 +508,6 @@ func TestNewModelErrors(t *testing.T) {
 	for want, md := range map[string]*inference.ModelMetadataResponse{
 		"no inputs":                {},
 		`elements of type "COMPL"`: metadata("COMPL", -1, 1),
-		"no batch dimension":       metadata("FP32"),
 		"0 elements a row":         metadata("FP32", -1, 0),
 		"too many elements":        metadata("FP32", -1, math.MaxInt64, math.MaxInt64),
 		"take":                     metadata("FP32", -1, 100_000_000),

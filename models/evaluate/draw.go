@@ -26,7 +26,7 @@ func Draw(v *models.Version, n int, seed uint64) (Rows, error) {
 			return nil, fmt.Errorf("input %q of %s %s: measure against a file of labelled rows",
 				p.Name, v, fmt.Sprintf(format, args...))
 		}
-		if slices.Contains(p.Shape[1:], models.Dynamic) {
+		if len(p.Shape) == 0 || slices.Contains(p.Shape[1:], models.Dynamic) {
 			return wrong("has shape %v, whose rows cannot be drawn", p.Shape)
 		}
 		switch p.DataType {

@@ -198,8 +198,9 @@ func readCSV(path string, v *models.Version, limit int) (*table, error) {
 	inputs := make([]tensor.Tensor, len(v.Inputs))
 	from := make([][]int, len(v.Inputs))
 	for i, p := range v.Inputs {
-		width, err := tensor.Elements(p.Shape[1:])
-		if err != nil || slices.Contains(p.Shape[1:], models.Dynamic) {
+		row := p.Shape[min(1, len(p.Shape)):]
+		width, err := tensor.Elements(row)
+		if len(p.Shape) == 0 || err != nil || slices.Contains(row, models.Dynamic) {
 			return nil, fmt.Errorf(
 				"input %q has shape %v: rows of a table have a fixed shape, use .npz",
 				p.Name, p.Shape)

@@ -73,6 +73,9 @@ func inferBounds(inputs, outputs []Port, steps []step,
 	first := map[string]int{} // the number of an input's first element
 	for _, p := range inputs {
 		delete(f.constants, p.Name)
+		if p.Shape == nil {
+			continue
+		}
 		f.shapes[p.Name] = p.Shape
 		n := countElements(p.Shape)
 		if !isInteger(p.DataType) || n <= 0 || n > int64(maxElements-len(f.bounds)) {

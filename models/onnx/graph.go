@@ -79,7 +79,8 @@ func split(b []byte) ([]wireField, error) {
 }
 
 // ReadGraph reads the model file at path, with the weights that it contains. It reads external data
-// when it is asked for. The errors are those of ReadSignature.
+// when it is asked for. Sequences of maps are tensors, as in the signature. The errors are those of
+// ReadSignature.
 func ReadGraph(path string) (*Graph, error) {
 	s, err := ReadSignature(path)
 	if err != nil {
@@ -158,6 +159,7 @@ func (g *Graph) read(path string) error {
 	}
 	g.addPlaceholder(graphNode)
 	g.addPlaceholder(graphInitializer)
+	g.replaceMaps()
 	g.used, err = g.countUses()
 	return err
 }

@@ -15,9 +15,12 @@ const Dynamic = -1
 type Port struct {
 	Name     string
 	DataType tensor.DataType
-	// Shape is the size of each dimension, or Dynamic. The first dimension is the batch size and
-	// always Dynamic. Shape is nil for an output whose shape the model does not declare.
+	// Shape is the size of each dimension, or Dynamic. It is empty, not nil, for a scalar, and nil if
+	// the model does not declare it.
 	Shape []int64
+	// Labels name the columns of an output that the file declares as a sequence of maps, from a
+	// label to its value: the tensor of the values takes its place. Nil for any other port.
+	Labels []string
 }
 
 // Field numbers of onnx.proto.
@@ -60,6 +63,7 @@ const (
 	attributeTensor        protowire.Number = 5
 	attributeGraph         protowire.Number = 6
 	attributeInts          protowire.Number = 8
+	attributeStrings       protowire.Number = 9
 	attributeTensors       protowire.Number = 10
 	attributeGraphs        protowire.Number = 11
 	attributeType          protowire.Number = 20

@@ -41,7 +41,8 @@ func TestReadSignature(t *testing.T) {
 	m := linear()
 	m.Inputs = append(m.Inputs, Port{
 		Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic},
-	})
+	}, Port{Name: "scalar", DataType: tensor.FP32, Shape: []int64{}},
+		Port{Name: "any", DataType: tensor.FP32})
 	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16})
 	m.Nodes[0].Attributes = []Attribute{
 		{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"},
@@ -198,6 +199,9 @@ func TestBatchless(t *testing.T) {
 		{[]int64{Dynamic, 2}, nil, ""},
 		{[]int64{1, 2}, []int64{Dynamic, 1}, `input "x" has shape [1 2] with a fixed first ` +
 			`dimension of 1; to serve batches, export the model with it dynamic`},
+		{[]int64{Dynamic, 2}, []int64{}, ""},
+		{[]int64{}, []int64{Dynamic}, "its inputs have no dimensions"},
+		{nil, []int64{Dynamic}, ""},
 		{[]int64{Dynamic, 2}, []int64{8, 1}, `output "y" has shape [8 1] with a fixed first ` +
 			`dimension of 8`},
 	} {
@@ -241,10 +245,6 @@ func TestReadSignatureErrors(t *testing.T) {
 			edit(func(m *Model) { m.Inputs[0].Name = strings.Repeat("x", 1025) }),
 			"a name of 1025 bytes",
 		},
-		"scalar": {
-			edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`,
-		},
-		"no shape": {edit(func(m *Model) { m.Inputs[0].Shape = nil }), `input "x" has no shape`},
 		"outside": {
 			external(External{Location: "../w.data", Length: 8}),
 			`external data in "../w.data": expected a path within the model's folder`,

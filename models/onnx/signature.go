@@ -1,11 +1,11 @@
 package onnx
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -24,9 +24,12 @@ type Signature struct {
 	Opset   int64
 	Domains map[string]int64
 	// Inputs are the graph's inputs that are not initializers, Outputs its
-	// outputs, both in the order of the file.
+	// outputs, both in the order of the file. An output that is a sequence of maps is the tensor of
+	// their values (see Port.Labels), and Graph has it so.
 	Inputs  []Port
 	Outputs []Port
+	// Without says of each other output why it cannot be served. A run need not ask for it.
+	Without []string
 	// Data lists the files that hold the model's external data.
 	Data []DataFile
 	// Bounds holds, by input of integers, how large its ids may be, as far as the graph looks them
@@ -37,6 +40,8 @@ type Signature struct {
 	// Operators holds the names of the operators that the graph applies, without those of graphs
 	// within nodes.
 	Operators map[string]bool
+	// Maps are the values of the graph that stand for sequences of maps and are tensors in Graph.
+	Maps map[string]bool
 }
 
 // A DataFile is a file with weights of a model, separate from its .onnx file.
@@ -51,8 +56,7 @@ type DataFile struct {
 // external data. It is an error if
 //
 //   - the file is no ONNX model,
-//   - an input or output is no tensor, is a scalar, or the Open Inference Protocol lacks its data
-//     type,
+//   - an input, or every output, is no tensor, or the Open Inference Protocol lacks its data type,
 //   - a file of external data is missing or too short.
 //
 // Errors name the path.
@@ -67,22 +71,37 @@ func ReadSignature(path string) (*Signature, error) {
 	return s, nil
 }
 
-// Batchless returns why the model has no batch dimension: the first dimension of one of its inputs
-// or outputs has a fixed size. It returns "" if that of all is dynamic, as far as they have shapes.
+// Batchless returns why the model has no batch dimension: the first dimension of one of its inputs,
+// or of all outputs, has a fixed size, or no input has one. It returns "" otherwise. Beside an output with rows, another
+// one may have something else: LightGBM's exporter declares a label for each row as [1].
 func (s *Signature) Batchless() string {
-	why := func(role string, ports []Port) string {
-		for _, p := range ports {
-			if len(p.Shape) > 0 && p.Shape[0] != Dynamic {
-				return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
-					"serve batches, export the model with it dynamic (torch.onnx.export: "+
-					"dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
-					role, p.Name, p.Shape, p.Shape[0], p.Name)
-			}
-		}
-		return ""
+	why := func(role string, p *Port) string {
+		return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
+			"serve batches, export the model with it dynamic (torch.onnx.export: "+
+			"dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
+			role, p.Name, p.Shape, p.Shape[0], p.Name)
 	}
-	return cmp.Or(why("input", s.Inputs), why("output", s.Outputs))
+	for i := range s.Inputs {
+		if p := &s.Inputs[i]; p.FixesFirst() {
+			return why("input", p)
+		}
+	}
+	if !slices.ContainsFunc(s.Inputs, func(p Port) bool { return !p.IsScalar() }) {
+		return "its inputs have no dimensions"
+	}
+	for i := range s.Outputs {
+		if !s.Outputs[i].FixesFirst() {
+			return ""
+		}
+	}
+	return why("output", &s.Outputs[0])
 }
+
+// IsScalar reports whether the port has no dimensions, and so the same value for all items.
+func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
+
+// FixesFirst reports whether the first dimension has a fixed size.
+func (p *Port) FixesFirst() bool { return len(p.Shape) > 0 && p.Shape[0] != Dynamic }
 
 func readFile(path string) (*Signature, error) {
 	f, info, err := files.Open(path)
@@ -178,24 +197,14 @@ func read(m message) (*Signature, error) {
 			continue
 		}
 		p, err := v.toPort("input")
-		if err == nil && p.Shape == nil {
-			err = fmt.Errorf(
-				"input %q has no shape: export the model with the shape of each input, its first "+
-					"dimension dynamic", v.name)
-		}
 		errs = append(errs, err)
 		r.signature.Inputs = append(r.signature.Inputs, p)
-	}
-	for _, v := range r.outputs {
-		p, err := v.toPort("output")
-		errs = append(errs, err)
-		r.signature.Outputs = append(r.signature.Outputs, p)
 	}
 	if len(r.signature.Inputs) == 0 {
 		errs = append(errs, errors.New("the model has no inputs"))
 	}
-	if len(r.signature.Outputs) == 0 {
-		errs = append(errs, errors.New("the model has no outputs"))
+	if err := r.addOutputs(m); err != nil {
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -205,6 +214,38 @@ func read(m message) (*Signature, error) {
 			r.constants)
 	}
 	return &r.signature, nil
+}
+
+// addOutputs gives the signature the outputs that can be served, and the reasons of the others. It is
+// an error if there are none.
+func (r *reader) addOutputs(m message) error {
+	if len(r.outputs) == 0 {
+		return errors.New("the model has no outputs")
+	}
+	maps, err := r.readMaps(m)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range r.outputs {
+		p, err := v.toPort("output")
+		if columns, ok := maps[v.name]; ok && v.kind != "" {
+			v.kind, v.element, v.hasShape = "", floatElement, true
+			v.shape = []int64{Dynamic, int64(len(columns))}
+			p, err = v.toPort("output")
+			p.Labels = columns
+		}
+		if err != nil {
+			errs = append(errs, err)
+			r.signature.Without = append(r.signature.Without, err.Error())
+			continue
+		}
+		r.signature.Outputs = append(r.signature.Outputs, p)
+	}
+	if len(r.signature.Outputs) == 0 {
+		return errors.Join(errs...)
+	}
+	return nil
 }
 
 // maxNameBytes bounds the name of an input or output, which is a few words. It is far below
@@ -230,11 +271,11 @@ func (v value) toPort(role string) (Port, error) {
 			"%s %q has ONNX element type %d, which the protocol has no name for", role, v.name,
 			v.element)
 	}
-	if v.hasShape && len(v.shape) == 0 {
-		return Port{}, fmt.Errorf("%s %q is a scalar; export the model with a tensor of one or "+
-			"more dimensions", role, v.name)
+	p := Port{Name: v.name, DataType: dataType, Shape: v.shape}
+	if v.hasShape && p.Shape == nil {
+		p.Shape = []int64{} // a scalar
 	}
-	return Port{Name: v.name, DataType: dataType, Shape: v.shape}, nil
+	return p, nil
 }
 
 func (r *reader) readOpset(f field) error {

@@ -1,5 +1,6 @@
 // What ONNX Runtime has and its Go binding lacks: threads of sessions, started by a thread of the
-// usual priority that may run on all processors; shared initializers; tensors in a card's memory.
+// usual priority that may run on all processors; shared initializers; tensors in a card's memory;
+// tensors without dimensions, and outputs of any type.
 #define _GNU_SOURCE // for threads' processors
 #include "calls.h"
 
@@ -18,12 +19,23 @@ enum {
 	GetErrorMessage = 2,
 	Run = 9,
 	CreateRunOptions = 39,
+	CreateTensorAsOrtValue = 48,
 	CreateTensorWithDataAsOrtValue = 49,
+	GetTensorMutableData = 51,
+	FillStringTensor = 52,
+	GetStringTensorDataLength = 53,
+	GetStringTensorContent = 54,
+	GetDimensionsCount = 61,
+	GetDimensions = 62,
+	GetTensorShapeElementCount = 64,
+	GetTensorTypeAndShape = 65,
 	CreateMemoryInfo = 68,
+	GetAllocatorWithDefaultOptions = 78,
 	ReleaseStatus = 93,
 	ReleaseMemoryInfo = 94,
 	ReleaseValue = 96,
 	ReleaseRunOptions = 97,
+	ReleaseTensorTypeAndShapeInfo = 99,
 	AddInitializer = 150,
 	AddRunConfigEntry = 165,
 	SessionOptionsSetCustomCreateThreadFn = 196,
@@ -180,18 +192,41 @@ char *initializer_set(void *options, const char *name, const void *value) {
 	return text_of(((adder *)api[AddInitializer])(options, name, value));
 }
 
-char *tensor_on_card(void *data, size_t size, const int64_t *shape, size_t dims, int type,
-	void **value) {
+// tensor_in makes an OrtValue of memory on a device, which must outlive it.
+static char *tensor_in(const char *device, void *data, size_t size, const int64_t *shape,
+	size_t dims, int type, void **value) {
 	// OrtDeviceAllocator and OrtMemTypeDefault are 0. The process sees one card, which is 0 too.
 	typedef void *memory_creator(const char *name, int type, int id, int kind, void **memory);
 	void *memory = NULL;
-	void *status = ((memory_creator *)api[CreateMemoryInfo])("Cuda", 0, 0, 0, &memory);
+	void *status = ((memory_creator *)api[CreateMemoryInfo])(device, 0, 0, 0, &memory);
 	if (status) return text_of(status);
 	typedef void *creator(const void *memory, void *data, size_t size, const int64_t *shape,
 		size_t dims, int type, void **value);
 	status = ((creator *)api[CreateTensorWithDataAsOrtValue])(memory, data, size, shape, dims, type,
 		value);
 	((void (*)(void *))api[ReleaseMemoryInfo])(memory);
+	return text_of(status);
+}
+
+char *tensor_on_card(void *data, size_t size, const int64_t *shape, size_t dims, int type,
+	void **value) {
+	return tensor_in("Cuda", data, size, shape, dims, type, value);
+}
+
+char *scalar_new(void *data, size_t size, int type, void **value) {
+	return tensor_in("Cpu", data, size, NULL, 0, type, value);
+}
+
+char *string_scalar_new(const char *text, void **value) {
+	void *allocator = NULL;
+	void *status = ((void *(*)(void **))api[GetAllocatorWithDefaultOptions])(&allocator);
+	if (status) return text_of(status);
+	typedef void *creator(void *allocator, const int64_t *shape, size_t dims, int type, void **value);
+	status = ((creator *)api[CreateTensorAsOrtValue])(allocator, NULL, 0, STRINGS, value);
+	if (status) return text_of(status);
+	typedef void *filler(void *value, const char *const *texts, size_t count);
+	status = ((filler *)api[FillStringTensor])(*value, &text, 1);
+	if (status) value_release(*value);
 	return text_of(status);
 }
 
@@ -212,4 +247,39 @@ char *run_on_card(void *session, const char *const *inputs, const void *const *i
 		status = ((runner *)api[Run])(session, options, inputs, in, count, outputs, outs, out);
 	((void (*)(void *))api[ReleaseRunOptions])(options);
 	return text_of(status);
+}
+
+char *session_run(void *session, const void *options, char *const *inputs, void *const *in,
+	size_t count, char *const *outputs, size_t outs, void **out) {
+	typedef void *runner(void *session, const void *options, char *const *inputs, void *const *in,
+		size_t count, char *const *outputs, size_t outs, void **out);
+	return text_of(((runner *)api[Run])(session, options, inputs, in, count, outputs, outs, out));
+}
+
+char *tensor_shape(void *value, int64_t *shape, size_t *rank, size_t *count) {
+	void *info = NULL;
+	void *status = ((void *(*)(void *, void **))api[GetTensorTypeAndShape])(value, &info);
+	if (status) return text_of(status);
+	typedef void *counter(const void *info, size_t *n);
+	status = ((counter *)api[GetDimensionsCount])(info, rank);
+	char *text = NULL;
+	if (!status && *rank > MAX_RANK) text = strdup("it has too many dimensions");
+	typedef void *getter(const void *info, int64_t *shape, size_t rank);
+	if (!status && !text && *rank) status = ((getter *)api[GetDimensions])(info, shape, *rank);
+	if (!status && !text) status = ((counter *)api[GetTensorShapeElementCount])(info, count);
+	((void (*)(void *))api[ReleaseTensorTypeAndShapeInfo])(info);
+	return text ? text : text_of(status);
+}
+
+char *tensor_data(void *value, void **data) {
+	return text_of(((void *(*)(void *, void **))api[GetTensorMutableData])(value, data));
+}
+
+char *strings_length(void *value, size_t *length) {
+	return text_of(((void *(*)(void *, size_t *))api[GetStringTensorDataLength])(value, length));
+}
+
+char *strings_copy(void *value, void *text, size_t length, size_t *begins, size_t count) {
+	typedef void *getter(void *value, void *text, size_t length, size_t *begins, size_t count);
+	return text_of(((getter *)api[GetStringTensorContent])(value, text, length, begins, count));
 }

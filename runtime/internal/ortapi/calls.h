@@ -29,6 +29,14 @@ char *initializer_set(void *options, const char *name, const void *value);
 char *tensor_on_card(void *data, size_t size, const int64_t *shape, size_t dims, int type,
 	void **value);
 
+// scalar_new makes an OrtValue without dimensions of memory with one element, which must outlive it.
+// It returns NULL or an error, which the caller frees.
+char *scalar_new(void *data, size_t size, int type, void **value);
+
+// string_scalar_new makes an OrtValue without dimensions that holds a copy of text. It returns NULL or
+// an error, which the caller frees.
+char *string_scalar_new(const char *text, void **value);
+
 // value_release frees an OrtValue.
 void value_release(void *value);
 
@@ -37,5 +45,25 @@ void value_release(void *value);
 // graphs. It returns NULL or an error, which the caller frees.
 char *run_on_card(void *session, const char *const *inputs, const void *const *in, size_t count,
 	const char *const *outputs, size_t outs, void **out);
+
+// session_run runs an OrtSession with OrtRunOptions, which may be NULL. It sets the values of out that
+// are NULL to those that it allocates, which the caller frees. It returns NULL or an error, which the
+// caller frees.
+char *session_run(void *session, const void *options, char *const *inputs, void *const *in,
+	size_t count, char *const *outputs, size_t outs, void **out);
+
+// MAX_RANK is the most dimensions that tensor_shape returns: those that a query may have.
+#define MAX_RANK 64
+
+// STRINGS is the ONNXTensorElementDataType of strings.
+#define STRINGS 8
+
+// tensor_shape returns the dimensions of an OrtValue and the number of its elements, tensor_data where
+// they are, strings_length how many bytes its strings have together, strings_copy the strings one
+// behind the other, and where each begins. Each returns NULL or an error, which the caller frees.
+char *tensor_shape(void *value, int64_t *shape, size_t *rank, size_t *count);
+char *tensor_data(void *value, void **data);
+char *strings_length(void *value, size_t *length);
+char *strings_copy(void *value, void *text, size_t length, size_t *begins, size_t count);
 
 #endif
