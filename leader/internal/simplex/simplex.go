@@ -29,6 +29,7 @@ type Program struct {
 	value   []float64 // of the basis' columns
 	at      []int8    // by structural column
 	change  []float64
+	updates int // of the inverse since it was computed
 }
 
 // Where a structural column is.
@@ -86,19 +87,37 @@ func (l *Program) start() {
 		l.inverse[i*m+i] = 1
 		l.basis[i] = int32(-1 - i)
 	}
+	l.updates = 0
 	l.Work += m * m
+}
+
+// Resume goes on from where Solve ended, after columns were added.
+func (l *Program) Resume() {
+	for len(l.at) < len(l.Cost) {
+		l.at = append(l.at, atZero)
+	}
+	l.optimize()
 }
 
 // Solve finds an optimum. If it must end early, because of rounding, the solution is feasible but
 // may not be best; Bound holds whatever the prices are.
 func (l *Program) Solve() {
 	l.start()
+	l.optimize()
+}
+
+// maxUpdates bounds the updates of the inverse, each of which adds rounding; chosen.
+const maxUpdates = 100
+
+// optimize pivots from the present basis until no column gains.
+func (l *Program) optimize() {
 	m := len(l.rhs)
 	stalled := 0
 	l.computePrices()
 	exact := true // the prices come from the basis, not from the prices before
-	for pivots := 1; pivots <= 50*(m+20)+len(l.Cost); pivots++ {
-		if pivots%100 == 0 {
+	for range 50*(m+20) + len(l.Cost) {
+		if l.updates++; l.updates == maxUpdates {
+			l.updates = 0
 			l.refactorBasis()
 			l.computePrices()
 			exact = true

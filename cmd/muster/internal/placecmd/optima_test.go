@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
+	apinames "github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/leader/place"
 )
 
@@ -96,6 +99,72 @@ func TestOptima(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestJointOptima: the planner of whole fleets, given all machines, finds what HiGHS does: machines
+// that hold one variant each are a special case.
+func TestJointOptima(t *testing.T) {
+	for _, o := range optima(t) {
+		if o.agents > 0 || o.problem.layouts ||
+			!strings.HasPrefix(o.name, "40-") && os.Getenv("MUSTER_SLOW_TESTS") == "" {
+			continue // another objective, or more than one partition, or it takes seconds
+		}
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel()
+			plan, err := fleetplan.Solve(fleetProblem(&o.problem.Program))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("served %.6f of %.6f, accuracy %.5f, HiGHS %.5f; bound %.5f, HiGHS %.5f; proven %v",
+				plan.Served, o.most, 100*plan.Accuracy, o.accuracy, 100*plan.MaxAccuracy, o.bound,
+				plan.Proven)
+			if plan.Served < o.served-2e-4 || plan.Served > o.most+1e-6 ||
+				plan.MaxServed < o.served-1e-6 {
+				t.Errorf("served %v, at most %v; HiGHS serves %v, and %v is possible", plan.Served,
+					plan.MaxServed, o.served, o.most)
+			}
+			if math.Abs(plan.Served-o.served) < 1e-6 && (100*plan.Accuracy < o.accuracy-.003 ||
+				100*plan.Accuracy > o.bound+1e-3 || 100*plan.MaxAccuracy < o.accuracy-1e-3) {
+				t.Errorf("accuracy %v, at most %v; HiGHS finds %v, and at most %v", 100*plan.Accuracy,
+					100*plan.MaxAccuracy, o.accuracy, o.bound)
+			}
+		})
+	}
+}
+
+// fleetProblem is a program as a problem of all machines that there are, each with memory for one
+// variant.
+func fleetProblem(from *place.Program) *fleetplan.Problem {
+	p := &fleetplan.Problem{AccuracyUSDPerHour: math.Inf(1)}
+	for _, t := range from.Types {
+		p.Types = append(p.Types, fleetplan.Type{
+			Name: t.Name, PriceUSDPerHour: t.Price, Min: t.Count, Max: t.Count, Capacity: 1,
+			MemoryBytes: 1,
+		})
+	}
+	index := make([]int, len(from.Variants)) // of the variant in its family
+	for _, c := range from.Classes {
+		f := fleetplan.Family{
+			Name: c.Family, Bins: []fleetplan.Bin{{BatchSize: 1, Rate: c.Rate}},
+		}
+		for v, of := range from.Variants {
+			if of.Family != c.Family {
+				continue
+			}
+			index[v] = len(f.Variants)
+			f.Variants = append(f.Variants, fleetplan.Variant{
+				Model: apinames.ModelKey(of.Model), Accuracy: of.Accuracy / 100, SizeBytes: 1,
+			})
+			f.Bins[0].RunTime = append(f.Bins[0].RunTime, make([]float64, len(from.Types)))
+		}
+		p.Families = append(p.Families, f)
+	}
+	for _, c := range from.Choices {
+		if s := c.Partitions[0][0]; s.Rate > 0 {
+			p.Families[s.Class].Bins[0].RunTime[index[s.Variant]][c.Type] = 1 / s.Rate
+		}
+	}
+	return p
 }
 
 // BenchmarkOptima measures the time that the cases take at the usual number of steps.

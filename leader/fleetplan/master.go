@@ -1,0 +1,475 @@
+package fleetplan
+
+import (
+	"math"
+	"slices"
+
+	"github.com/muster-serve/muster/leader/internal/simplex"
+)
+
+// A pool is machines that are alike: of one type, and of those that hold the same variants, if
+// their memory bounds them.
+type pool struct {
+	typ int
+	// holds is by family and variant; nil: the machines hold all of them, and are the only pool of
+	// the type.
+	holds [][]bool
+}
+
+// fits reports whether a machine of type t has memory for the variant.
+func (p *Problem) fits(family, variant, t int) bool {
+	memory := p.Types[t].MemoryBytes
+	return memory == 0 || p.Families[family].Variants[variant].SizeBytes <= memory*(1+rounding)
+}
+
+func (p *pool) hasVariant(family, variant int) bool {
+	return p.holds == nil || p.holds[family][variant]
+}
+
+// An answerer is a variant on a pool: what may answer a bin.
+type answerer struct {
+	variant, pool int32
+	// machines is what the bin's rate takes of the pool, in machines.
+	machines float64
+	accuracy float64
+}
+
+// A column is one way to answer a family: by bin, the index of an answerer, or unanswered.
+type column struct {
+	family  int
+	answers []int32
+	// What follows from answers: the machines that they take, the share of all demand that is served,
+	// and that share times the mean accuracy.
+	uses             []use
+	served, accuracy float64
+	used             bool // in some solution
+}
+
+// A use is machines of a pool.
+type use struct {
+	pool     int32
+	machines float64
+}
+
+const unanswered = -1
+
+// weights are the objective, in parts of the scale.
+type weights struct {
+	served   float64 // of all demand
+	shortage float64 // of accuracy below its target, of all demand
+	accuracy float64 // of all demand
+	cost     float64 // of a dollar an hour
+}
+
+// Served queries outweigh the target accuracies, and those dollars: each by what the cheapest fleet
+// that serves everything costs, so many times. Chosen: the costliest queries cost some hundred
+// times what the mean one does, and duals of 1e5 leave ten digits.
+const (
+	servedWorth   = 1e5
+	shortageWorth = 1e3
+	// slight is what accuracy is worth where dollars count first, or the other way round: it
+	// decides among fleets of like worth only.
+	slight = 1e-4
+)
+
+// A master is the linear relaxation of a problem on pools.
+type master struct {
+	problem *Problem
+	pools   []pool
+	demand  float64 // queries/s
+	need    []float64
+	weights weights
+	scale   float64 // $/hr; what the objective is counted in
+	// answerers are by family and bin.
+	answerers [][][]answerer
+	columns   []*column
+	lp        simplex.Program
+
+	// Rows of lp; -1 where there is none: of pools without machines. linkRow is by type with several
+	// pools: these have no more machines than the type.
+	poolRow, linkRow, convexRow, servedRow, targetRow []int
+	overallRow, budgetRow                             int
+	firstColumn                                       int // in lp, of columns
+	work                                              int
+}
+
+func newMaster(p *Problem, pools []pool) *master {
+	m := &master{problem: p, pools: pools}
+	for f := range p.Families {
+		rate := 0.0
+		for _, b := range p.Families[f].Bins {
+			rate += b.Rate
+		}
+		m.need = append(m.need, rate*(1-p.Unserved))
+		m.demand += rate
+	}
+	if m.demand > 0 {
+		for f := range m.need {
+			m.need[f] /= m.demand
+		}
+	}
+	m.setAnswerers()
+	m.setWeights()
+	return m
+}
+
+// setAnswerers lists what may answer each bin, without those than which the same pool has one as
+// fast and as accurate.
+func (m *master) setAnswerers() {
+	m.answerers = make([][][]answerer, len(m.problem.Families))
+	for f := range m.problem.Families {
+		family := &m.problem.Families[f]
+		m.answerers[f] = make([][]answerer, len(family.Bins))
+		for b := range family.Bins {
+			bin := &family.Bins[b]
+			if bin.Rate == 0 {
+				continue
+			}
+			var all []answerer
+			for i := range m.pools {
+				first := len(all)
+				for v := range family.Variants {
+					t := m.pools[i].typ
+					seconds := bin.RunTime[v][t]
+					if seconds == 0 || m.problem.Types[t].Max == 0 || !m.pools[i].hasVariant(f, v) ||
+						!m.problem.fits(f, v, t) {
+						continue
+					}
+					a := answerer{
+						int32(v), int32(i), bin.Rate * seconds / m.problem.Types[t].Capacity,
+						family.Variants[v].Accuracy,
+					}
+					if slices.ContainsFunc(all[first:], func(o answerer) bool {
+						return o.machines <= a.machines && o.accuracy >= a.accuracy
+					}) {
+						continue
+					}
+					kept := slices.DeleteFunc(all[first:], func(o answerer) bool {
+						return a.machines <= o.machines && a.accuracy >= o.accuracy
+					})
+					all = append(all[:first+len(kept)], a)
+				}
+			}
+			m.answerers[f][b] = all
+		}
+	}
+}
+
+// setWeights sets the objective. Its unit is what the cheapest fleet would cost that serves
+// everything, if machines could be divided.
+func (m *master) setWeights() {
+	best := 0.0
+	for f := range m.answerers {
+		for _, all := range m.answerers[f] {
+			cheapest := math.Inf(1)
+			for _, a := range all {
+				price := m.problem.Types[m.pools[a.pool].typ].PriceUSDPerHour
+				cheapest = min(cheapest, a.machines*price)
+				best = max(best, a.accuracy)
+			}
+			if len(all) > 0 {
+				m.scale += cheapest
+			}
+		}
+	}
+	if m.scale == 0 {
+		m.scale = 1
+	}
+	if best == 0 {
+		best = 1
+	}
+	m.weights = weights{
+		served: servedWorth, shortage: shortageWorth / best,
+		accuracy: m.problem.AccuracyUSDPerHour / m.scale, cost: 1 / m.scale,
+	}
+	switch worth := m.problem.AccuracyUSDPerHour; {
+	case worth == 0:
+		m.weights.accuracy = slight / best
+	case math.IsInf(worth, 1):
+		// A fleet that is limited by its budget alone may cost many times the scale.
+		m.weights.accuracy = 1 / best
+		m.weights.cost = slight / max(m.scale, m.problem.BudgetUSDPerHour)
+	}
+}
+
+// describe computes what follows from a column's answers.
+func (m *master) describe(c *column) *column {
+	c.uses, c.served, c.accuracy = nil, 0, 0
+	for b, i := range c.answers {
+		if i == unanswered {
+			continue
+		}
+		a := &m.answerers[c.family][b][i]
+		share := m.problem.Families[c.family].Bins[b].Rate / m.demand
+		if k := slices.IndexFunc(c.uses, func(u use) bool { return u.pool == a.pool }); k >= 0 {
+			c.uses[k].machines += a.machines
+		} else {
+			c.uses = append(c.uses, use{a.pool, a.machines})
+		}
+		c.served += share
+		c.accuracy += share * a.accuracy
+	}
+	return c
+}
+
+// Counts are whole numbers of machines: by type, and after those by pool.
+
+// limits returns the bounds of the counts.
+func (m *master) limits() (lo, hi []int) {
+	for _, t := range m.problem.Types {
+		lo, hi = append(lo, t.Min), append(hi, t.Max)
+	}
+	for i := range m.pools {
+		p := &m.pools[i]
+		lo, hi = append(lo, 0), append(hi, m.problem.Types[p.typ].Max)
+		if p.holds == nil {
+			lo[len(lo)-1] = m.problem.Types[p.typ].Min
+		}
+	}
+	return lo, hi
+}
+
+// tighten raises the lower bounds of types to what their pools have at least, and lowers the upper
+// bounds of pools to what their types leave. It reports false if nothing is between the bounds.
+func (m *master) tighten(lo, hi []int) bool {
+	types := len(m.problem.Types)
+	least := make([]int, types)
+	for i := range m.pools {
+		least[m.pools[i].typ] += lo[types+i]
+	}
+	for t := range least {
+		if lo[t] = max(lo[t], least[t]); lo[t] > hi[t] {
+			return false
+		}
+	}
+	for i := range m.pools {
+		k, t := types+i, m.pools[i].typ
+		if m.pools[i].holds == nil {
+			lo[k], hi[k] = max(lo[k], lo[t]), min(hi[k], hi[t])
+			lo[t], hi[t] = lo[k], hi[k]
+		}
+		if hi[k] = min(hi[k], hi[t]-least[t]+lo[k]); hi[k] < lo[k] {
+			return false
+		}
+	}
+	return true
+}
+
+// build writes the master program for counts between lo and hi, which are tight. It reports false if
+// the budget does not pay for lo.
+func (m *master) build(lo, hi []int) bool {
+	l := &m.lp
+	l.Reset()
+	m.poolRow, m.linkRow, m.convexRow, m.servedRow, m.targetRow = m.poolRow[:0], m.linkRow[:0],
+		m.convexRow[:0], m.servedRow[:0], m.targetRow[:0]
+	types := len(m.problem.Types)
+	least := 0.0
+	spare := slices.Clone(lo[:types]) // by type: machines of no pool
+	for i := range m.pools {
+		row := -1
+		if hi[types+i] > 0 {
+			row = l.AddRow(float64(lo[types+i]))
+		}
+		m.poolRow = append(m.poolRow, row)
+		spare[m.pools[i].typ] -= lo[types+i]
+	}
+	for t := range m.problem.Types {
+		row := -1
+		if slices.ContainsFunc(m.pools, func(p pool) bool { return p.typ == t && p.holds != nil }) {
+			row = l.AddRow(float64(spare[t]))
+		}
+		m.linkRow = append(m.linkRow, row)
+		least += float64(lo[t]) * m.problem.Types[t].PriceUSDPerHour
+	}
+	for f := range m.problem.Families {
+		m.convexRow = append(m.convexRow, l.AddRow(1))
+		m.servedRow = append(m.servedRow, l.AddRow(0))
+		row := -1
+		if m.problem.Families[f].TargetAccuracy > 0 {
+			row = l.AddRow(0)
+		}
+		m.targetRow = append(m.targetRow, row)
+	}
+	m.overallRow, m.budgetRow = -1, -1
+	if m.problem.TargetAccuracy > 0 {
+		m.overallRow = l.AddRow(0)
+	}
+	if budget := m.problem.BudgetUSDPerHour; budget > 0 {
+		if least > budget*(1+rounding) {
+			return false
+		}
+		m.budgetRow = l.AddRow(max(0, budget-least) / m.scale)
+	}
+	for t := range m.problem.Types { // machines beyond lo
+		price := m.problem.Types[t].PriceUSDPerHour
+		if row := m.linkRow[t]; row >= 0 {
+			l.AddCoefficient(row, -1)
+		}
+		for i := range m.pools {
+			if m.pools[i].typ == t && m.pools[i].holds == nil && m.poolRow[i] >= 0 {
+				l.AddCoefficient(m.poolRow[i], -1)
+			}
+		}
+		if m.budgetRow >= 0 {
+			l.AddCoefficient(m.budgetRow, price/m.scale)
+		}
+		l.AddColumn(-m.weights.cost*price, float64(hi[t]-lo[t]))
+	}
+	for i := range m.pools {
+		if m.pools[i].holds != nil && m.poolRow[i] >= 0 {
+			l.AddCoefficient(m.poolRow[i], -1)
+			l.AddCoefficient(m.linkRow[m.pools[i].typ], 1)
+		}
+		l.AddColumn(0, float64(hi[types+i]-lo[types+i]))
+	}
+	for f, need := range m.need { // what counts as served
+		l.AddCoefficient(m.servedRow[f], 1)
+		l.AddColumn(m.weights.served, need)
+	}
+	for f := range m.need { // the shortage of accuracy
+		if row := m.targetRow[f]; row >= 0 {
+			l.AddCoefficient(row, -1)
+			l.AddColumn(-m.weights.shortage, m.problem.Families[f].TargetAccuracy)
+		}
+	}
+	if m.overallRow >= 0 {
+		l.AddCoefficient(m.overallRow, -1)
+		l.AddColumn(-m.weights.shortage, m.problem.TargetAccuracy)
+	}
+	m.firstColumn = len(l.Cost)
+	for _, c := range m.columns {
+		m.put(c)
+	}
+	return true
+}
+
+// rounding is a relative error of sums.
+const rounding = 1e-9
+
+func (m *master) put(c *column) {
+	l := &m.lp
+	for _, u := range c.uses {
+		if m.poolRow[u.pool] < 0 {
+			l.AddColumn(0, 0) // there are no machines of the pool
+			return
+		}
+	}
+	for _, u := range c.uses {
+		l.AddCoefficient(m.poolRow[u.pool], u.machines)
+	}
+	l.AddCoefficient(m.convexRow[c.family], 1)
+	l.AddCoefficient(m.servedRow[c.family], -c.served)
+	if row := m.targetRow[c.family]; row >= 0 {
+		l.AddCoefficient(row, m.problem.Families[c.family].TargetAccuracy*c.served-c.accuracy)
+	}
+	if m.overallRow >= 0 {
+		l.AddCoefficient(m.overallRow, m.problem.TargetAccuracy*c.served-c.accuracy)
+	}
+	l.AddColumn(m.weights.accuracy*c.accuracy, 1)
+}
+
+// A relaxed is a solution of the relaxation.
+type relaxed struct {
+	counts []float64 // by type, and after those by pool
+	value  float64   // of the objective
+	bound  float64   // no solution is worth more
+	flows  []float64 // by column
+}
+
+// maxRounds bounds the rounds of column generation. Chosen: 500 random problems need at most 60.
+const maxRounds = 400
+
+// solve solves the relaxation with counts between lo and hi. It reports false if there is no
+// solution.
+func (m *master) solve(lo, hi []int) (*relaxed, bool) {
+	lo, hi = slices.Clone(lo), slices.Clone(hi)
+	if !m.tighten(lo, hi) || !m.build(lo, hi) {
+		return nil, false
+	}
+	r := &relaxed{bound: math.Inf(1)}
+	for round := range maxRounds {
+		if round == 0 {
+			m.lp.Solve()
+		} else {
+			m.lp.Resume()
+		}
+		restricted := m.lp.Bound()
+		gain, added := m.generateColumns()
+		r.bound = min(r.bound, restricted+gain)
+		if !added {
+			break
+		}
+	}
+	x := m.lp.Solution(nil)
+	for j, v := range x {
+		r.value += v * m.lp.Cost[j]
+	}
+	for k, n := range lo {
+		r.counts = append(r.counts, float64(n)+x[k])
+	}
+	types := len(m.problem.Types)
+	for t := range types {
+		cost := m.weights.cost * float64(lo[t]) * m.problem.Types[t].PriceUSDPerHour
+		r.value -= cost
+		r.bound -= cost
+	}
+	for i := range m.pools {
+		if t := m.pools[i].typ; m.pools[i].holds == nil {
+			r.counts[types+i] = r.counts[t]
+		}
+	}
+	r.flows = x[m.firstColumn:]
+	for j, x := range r.flows {
+		m.columns[j].used = m.columns[j].used || x > 0
+	}
+	m.work += m.lp.Work
+	m.lp.Work = 0
+	return r, true
+}
+
+// generateColumns adds the column of each family that gains most at the present prices, if any
+// does, and returns the sum of these gains.
+func (m *master) generateColumns() (gain float64, added bool) {
+	price := m.lp.Price
+	for f := range m.problem.Families {
+		served, accuracy := price[m.servedRow[f]], m.weights.accuracy
+		if row := m.targetRow[f]; row >= 0 {
+			served -= price[row] * m.problem.Families[f].TargetAccuracy
+			accuracy += price[row]
+		}
+		if m.overallRow >= 0 {
+			served -= price[m.overallRow] * m.problem.TargetAccuracy
+			accuracy += price[m.overallRow]
+		}
+		c := &column{family: f, answers: make([]int32, len(m.answerers[f]))}
+		total := -price[m.convexRow[f]]
+		for b, all := range m.answerers[f] {
+			share := m.problem.Families[f].Bins[b].Rate / m.demand
+			best, most := int32(unanswered), 0.0
+			for i := range all {
+				a := &all[i]
+				if m.poolRow[a.pool] < 0 {
+					continue
+				}
+				worth := share*(served+accuracy*a.accuracy) - a.machines*price[m.poolRow[a.pool]]
+				if worth > most {
+					best, most = int32(i), worth
+				}
+			}
+			c.answers[b] = best
+			total += most
+			m.work += len(all)
+		}
+		if total > enough {
+			gain += total
+			m.columns = append(m.columns, m.describe(c))
+			m.put(m.columns[len(m.columns)-1])
+			added = true
+		}
+	}
+	return gain, added
+}
+
+// enough is the gain of a column, in parts of the scale, from which it matters. The worth of what is
+// served has ten digits.
+const enough = 1e-7

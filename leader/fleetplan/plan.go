@@ -1,0 +1,197 @@
+package fleetplan
+
+import (
+	"math"
+	"slices"
+)
+
+// A Plan is a fleet, and how its machines answer the demand.
+type Plan struct {
+	// Counts are machines by type.
+	Counts []int
+	// Holdings say what the machines hold and answer, by type. Machines that would hold nothing of
+	// use are not among them.
+	Holdings []Holding
+	// CostUSDPerHour is the price of all machines.
+	CostUSDPerHour float64
+	// Families say how each family fares, in the problem's order.
+	Families []FamilyPlan
+	// Served is the share of all queries that is served in time, in [0, 1]; 1 if there are none.
+	// Queries of the share that may go unserved count as served.
+	Served float64
+	// Accuracy is the mean over what is answered; 0 if nothing is.
+	Accuracy float64
+	// No plan within the limits serves more than MaxServed. None that serves as much as this plan,
+	// and misses the target accuracies by no more, has a higher accuracy than MaxAccuracy, if
+	// accuracy counts before dollars, or costs less than MinCostUSDPerHour, if dollars do.
+	MaxServed, MaxAccuracy, MinCostUSDPerHour float64
+	// Proven says that no plan is better by more than a millionth.
+	Proven bool
+	// Duals are by type what one machine more would be worth, in $/hr, its price not counted.
+	Duals []float64
+	// value is what the plan is worth, bound what no plan is worth more than, in $/hr.
+	value, bound float64
+}
+
+// A Holding is machines of a type that hold the same variants.
+type Holding struct {
+	Type, Count int
+	// Variants are by family, and Rate in queries/s by family and those variants: what all of these
+	// machines together are to answer.
+	Variants [][]int
+	Rate     [][]float64
+}
+
+// A FamilyPlan is how the queries of a family are answered.
+type FamilyPlan struct {
+	// Answered is the share that is answered, Accuracy its mean accuracy.
+	Answered, Accuracy float64
+	Rate               []float64 // queries/s by variant
+}
+
+// Solve plans a fleet. It returns nil if no fleet is within the budget.
+func Solve(p *Problem) (*Plan, error) {
+	plans, err := new(Planner).Plan(p, 1)
+	if err != nil || len(plans) == 0 {
+		return nil, err
+	}
+	return plans[0], nil
+}
+
+// makePlan makes the plan of counts that s has found.
+func (s *countSearch) makePlan(c candidate) *Plan {
+	m, p := s.m, s.m.problem
+	plan := &Plan{
+		Counts: c.counts[:len(p.Types):len(p.Types)], Duals: make([]float64, len(p.Types)),
+		value: c.value * m.scale, bound: s.bound * m.scale,
+		Proven: s.bound <= c.value+worthwhile,
+	}
+	for t := range p.Types {
+		plan.CostUSDPerHour += float64(c.counts[t]) * p.Types[t].PriceUSDPerHour
+	}
+	of := make([]int, len(m.pools)) // index of the holding, by pool
+	for i := range m.pools {
+		of[i] = -1
+		if n := c.counts[len(p.Types)+i]; n > 0 {
+			of[i] = len(plan.Holdings)
+			plan.Holdings = append(plan.Holdings, m.newHolding(i, n))
+		}
+	}
+	r, _ := m.solve(c.counts, c.counts) // which the search has solved before
+	for i := range m.pools {
+		t := m.pools[i].typ
+		if row := m.poolRow[i]; row >= 0 {
+			plan.Duals[t] = max(plan.Duals[t], m.lp.Price[row]*m.scale)
+		}
+	}
+	plan.Families = make([]FamilyPlan, len(p.Families))
+	for f := range plan.Families {
+		plan.Families[f].Rate = make([]float64, len(p.Families[f].Variants))
+	}
+	served, points := make([]float64, len(p.Families)), 0.0
+	for j, x := range r.flows {
+		if x == 0 {
+			continue
+		}
+		way := m.columns[j]
+		family := &plan.Families[way.family]
+		served[way.family] += x * way.served
+		points += x * way.accuracy
+		family.Accuracy += x * way.accuracy
+		for b, i := range way.answers {
+			if i == unanswered {
+				continue
+			}
+			a := &m.answerers[way.family][b][i]
+			if of[a.pool] < 0 {
+				continue // of a pool without machines, by rounding
+			}
+			rate := x * p.Families[way.family].Bins[b].Rate
+			family.Rate[a.variant] += rate
+			h := &plan.Holdings[of[a.pool]]
+			h.Rate[way.family][slices.Index(h.Variants[way.family], int(a.variant))] += rate
+		}
+	}
+	m.summarize(plan, served, points, s.bound-c.value)
+	if sol := s.placed; sol != nil && math.Abs(sol.Served-plan.Served) < rounding {
+		plan.MaxAccuracy = max(plan.Accuracy, min(plan.MaxAccuracy, sol.Bound/100))
+		if sol.Proven && plan.Accuracy >= sol.Accuracy/100-rounding {
+			plan.Proven, plan.MaxServed = true, plan.Served
+		}
+	}
+	return plan
+}
+
+func (m *master) newHolding(pool, count int) Holding {
+	h := Holding{Type: m.pools[pool].typ, Count: count, Variants: m.variantsOf(pool)}
+	for _, variants := range h.Variants {
+		h.Rate = append(h.Rate, make([]float64, len(variants)))
+	}
+	return h
+}
+
+// summarize computes shares, accuracies and bounds: served are the shares of all demand that are
+// answered, by family, points those times their accuracies, and gap how much more another plan may
+// be worth, in parts of the scale.
+func (m *master) summarize(plan *Plan, served []float64, points, gap float64) {
+	if m.demand == 0 {
+		plan.Served = 1
+	}
+	answered, counted, best := 0.0, 0.0, 0.0
+	for f := range plan.Families {
+		of := &plan.Families[f]
+		of.Answered = 1
+		if m.need[f] > 0 {
+			all := m.need[f] / (1 - m.problem.Unserved)
+			plan.Served += min(1, served[f]/m.need[f]) * all
+			of.Answered = min(1, served[f]/all) // but for rounding
+		}
+		if served[f] > 0 {
+			of.Accuracy /= served[f]
+		}
+		answered += served[f]
+		counted += min(served[f], m.need[f])
+		for _, v := range m.problem.Families[f].Variants {
+			best = max(best, v.Accuracy)
+		}
+	}
+	w, worth := &m.weights, m.problem.AccuracyUSDPerHour
+	// What counts least may differ by its whole worth between plans that are else alike.
+	plan.Served = min(1, plan.Served)
+	plan.MaxServed = min(1, plan.Served+(max(0, gap)+m.leastWorth())/w.served)
+	if worth == 0 {
+		plan.MinCostUSDPerHour = max(0, plan.CostUSDPerHour-(max(0, gap)+slight)*m.scale)
+	}
+	if answered > 0 {
+		plan.Accuracy = min(best, points/answered)
+		if math.IsInf(worth, 1) {
+			dollars := m.problem.dollars()
+			plan.MaxAccuracy = min(best, (points+(max(0, gap)+w.cost*dollars)/w.accuracy)/counted)
+		}
+	}
+}
+
+// leastWorth is by how much plans that serve the same may differ in what they are worth otherwise,
+// in parts of the scale.
+func (m *master) leastWorth() float64 {
+	worth, target := 0.0, m.problem.TargetAccuracy
+	for _, f := range m.problem.Families {
+		target = max(target, f.TargetAccuracy)
+		for _, v := range f.Variants {
+			worth = max(worth, m.weights.accuracy*v.Accuracy)
+		}
+	}
+	return worth + 2*m.weights.shortage*target + m.weights.cost*m.problem.dollars()
+}
+
+// dollars is by how much the prices of two fleets may differ, in $/hr.
+func (p *Problem) dollars() float64 {
+	all := 0.0
+	for _, t := range p.Types {
+		all += t.PriceUSDPerHour * float64(t.Max-t.Min)
+	}
+	if p.BudgetUSDPerHour > 0 {
+		all = min(all, p.BudgetUSDPerHour)
+	}
+	return all
+}

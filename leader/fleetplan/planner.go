@@ -1,0 +1,137 @@
+package fleetplan
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// A Planner plans, and remembers of each plan what makes the next one quicker if the problem has
+// changed a little: the ways to answer that were of use, and the counts. It is not safe for
+// concurrent use.
+type Planner struct {
+	ways   []way
+	counts []int // by type
+}
+
+// A way is a column in terms that hold for another problem of as many families, bins and types.
+type way struct {
+	family   int
+	variants []int32 // by bin; unanswered
+	types    []int32
+}
+
+// againWork bounds the operations of a search that begins with what the last one found: about
+// thirty milliseconds.
+const againWork = 20_000_000
+
+// Plan plans a fleet: the best plan, and up to n-1 others that were found on the way or are a
+// machine from it, the better ones first. It returns none if no fleet is within the budget.
+func (pl *Planner) Plan(p *Problem, n int) ([]*Plan, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	m := newMaster(p, p.sharedPools())
+	s := newCountSearch(m, maxWork)
+	if pl.recall(m) {
+		s.limit = againWork
+		s.tryFormer(pl.counts)
+	}
+	s.branch()
+	if s.best == nil {
+		return nil, nil
+	}
+	pl.remember(s)
+	if pools, all := p.makePools(s); isBounded(pools) {
+		var err error
+		if s, err = p.boundMemory(s, pools, all); err != nil {
+			return nil, err
+		}
+	} else if n > 1 {
+		s.tryNeighbours()
+	}
+	slices.SortStableFunc(s.found, func(a, b candidate) int { return cmp.Compare(b.value, a.value) })
+	first := slices.IndexFunc(s.found, func(c candidate) bool { return slices.Equal(c.counts, s.best) })
+	s.found[0], s.found[first] = s.found[first], s.found[0]
+	var plans []*Plan
+	for _, c := range s.found[:min(n, len(s.found))] {
+		plans = append(plans, s.makePlan(c))
+	}
+	return plans, nil
+}
+
+// recall gives m the ways of the last plan, and reports whether there are any that fit.
+func (pl *Planner) recall(m *master) bool {
+	if len(pl.counts) != len(m.problem.Types) {
+		return false
+	}
+	for i := range pl.ways {
+		w := &pl.ways[i]
+		if w.family >= len(m.answerers) || len(w.variants) != len(m.answerers[w.family]) {
+			continue
+		}
+		c := &column{family: w.family, answers: make([]int32, len(w.variants))}
+		for b := range c.answers {
+			c.answers[b] = int32(slices.IndexFunc(m.answerers[w.family][b], func(a answerer) bool {
+				return a.variant == w.variants[b] && int32(m.pools[a.pool].typ) == w.types[b]
+			}))
+		}
+		m.columns = append(m.columns, m.describe(c))
+	}
+	return len(m.columns) > 0
+}
+
+func (pl *Planner) remember(s *countSearch) {
+	pl.counts, pl.ways = slices.Clone(s.best[:len(s.m.problem.Types)]), nil
+	for _, c := range s.m.columns {
+		if !c.used {
+			continue
+		}
+		w := way{c.family, slices.Clone(c.answers), slices.Clone(c.answers)}
+		for b, i := range c.answers {
+			if i != unanswered {
+				a := &s.m.answerers[c.family][b][i]
+				w.variants[b], w.types[b] = a.variant, int32(s.m.pools[a.pool].typ)
+			}
+		}
+		pl.ways = append(pl.ways, w)
+	}
+}
+
+// tryFormer tries the counts of the last plan, as far as they are within the limits.
+func (s *countSearch) tryFormer(former []int) {
+	p := s.m.problem
+	counts, x := slices.Clone(former), make([]float64, len(p.Types)+len(s.m.pools))
+	for t := range counts {
+		counts[t] = min(max(counts[t], p.Types[t].Min), p.Types[t].Max)
+	}
+	if !p.isTooDear(counts) {
+		s.try(s.m.dealMachines(counts, x))
+	}
+}
+
+// tryNeighbours tries all counts that are one machine from the best: one more, one less, or one of
+// another type instead.
+func (s *countSearch) tryNeighbours() {
+	p := s.m.problem
+	best, x := s.best[:len(p.Types)], make([]float64, len(p.Types)+len(s.m.pools))
+	for less := -1; less < len(p.Types); less++ {
+		for more := -1; more < len(p.Types); more++ {
+			if less == more || less >= 0 && best[less] == p.Types[less].Min ||
+				more >= 0 && best[more] == p.Types[more].Max {
+				continue
+			}
+			counts := slices.Clone(best)
+			if less >= 0 {
+				counts[less]--
+			}
+			if more >= 0 {
+				counts[more]++
+			}
+			if !p.isTooDear(counts) {
+				s.try(s.m.dealMachines(counts, x))
+			}
+		}
+	}
+	s.bound = math.Max(s.bound, s.value)
+}

@@ -1,0 +1,129 @@
+package fleetplan
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/muster-serve/muster/api/names"
+)
+
+// A Type is an instance type that a fleet has or may rent.
+type Type struct {
+	Name string
+	// PriceUSDPerHour is the price of a machine, >= 0.
+	PriceUSDPerHour float64
+	// Min and Max bound how many machines there are, 0 <= Min <= Max. A fleet as it is has both
+	// equal.
+	Min, Max int
+	// Capacity is how many seconds of run time a machine may be given in a second: its lanes times
+	// the share of their time up to which queries stay in time, > 0.
+	Capacity float64
+	// MemoryBytes is what a machine has for models, >= 0; 0: room for all of them.
+	MemoryBytes float64
+}
+
+// A Family is a kind of query, with the variants that can answer it. A model without a family is a
+// family of one.
+type Family struct {
+	Name     string
+	Variants []Variant
+	Bins     []Bin
+	// TargetAccuracy is the mean accuracy that the answers should have at least; 0: any.
+	TargetAccuracy float64
+}
+
+// A Variant is a model that can answer the queries of a family. Those below the family's floor of
+// accuracy are left out of the problem.
+type Variant struct {
+	Model     names.ModelKey
+	Accuracy  float64 // >= 0
+	SizeBytes float64 // what a machine needs to hold it, >= 0
+}
+
+// A Bin is a narrow range of the batch sizes of a family.
+type Bin struct {
+	BatchSize int     // the largest
+	Rate      float64 // queries/s, >= 0
+	// RunTime is the mean run time in seconds by variant and by type; 0 where the type cannot answer
+	// within the QoS target.
+	RunTime [][]float64
+}
+
+// A Problem is the demand for a fleet, and what the fleet may be. Solve changes nothing in it.
+type Problem struct {
+	Types    []Type
+	Families []Family
+	// Unserved is the share of each family's queries that may go unserved, in [0, 1): 0.01 for a
+	// target of 99 %.
+	Unserved float64
+	// TargetAccuracy is the mean accuracy that all answers together should have at least; 0: any.
+	TargetAccuracy float64
+	// BudgetUSDPerHour bounds the price of all machines; 0: no bound.
+	BudgetUSDPerHour float64
+	// AccuracyUSDPerHour is what a mean accuracy of 1 instead of 0 of all answers is worth, >= 0. 0
+	// asks for the cheapest fleet at the target accuracies, and then for the most accurate answers;
+	// +Inf for the most accurate answers within the budget, and then for the cheapest fleet.
+	AccuracyUSDPerHour float64
+}
+
+// Validate reports everything that is wrong with p, or nil.
+func (p *Problem) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	number := func(x float64, format string, args ...any) {
+		if !(x >= 0) || math.IsInf(x, 0) {
+			bad("%s is %v, want a finite number >= 0", fmt.Sprintf(format, args...), x)
+		}
+	}
+	if len(p.Types) == 0 {
+		bad("no types")
+	}
+	for _, t := range p.Types {
+		number(t.PriceUSDPerHour, "type %s: price", t.Name)
+		number(t.MemoryBytes, "type %s: memory", t.Name)
+		if number(t.Capacity, "type %s: capacity", t.Name); t.Capacity == 0 {
+			bad("type %s: capacity is 0, want above 0", t.Name)
+		}
+		if t.Min < 0 || t.Max < t.Min || t.Max > maxMachines {
+			bad("type %s: %d to %d machines, want 0 <= min <= max <= %d", t.Name, t.Min, t.Max,
+				maxMachines)
+		}
+	}
+	for _, f := range p.Families {
+		number(f.TargetAccuracy, "family %s: target accuracy", f.Name)
+		for _, v := range f.Variants {
+			number(v.Accuracy, "variant %s of family %s: accuracy", v.Model, f.Name)
+			number(v.SizeBytes, "variant %s of family %s: size", v.Model, f.Name)
+		}
+		for _, b := range f.Bins {
+			number(b.Rate, "family %s at batch size %d: rate", f.Name, b.BatchSize)
+			if len(b.RunTime) != len(f.Variants) {
+				bad("family %s at batch size %d: run times of %d variants, and there are %d",
+					f.Name, b.BatchSize, len(b.RunTime), len(f.Variants))
+			}
+			for v, times := range b.RunTime {
+				if len(times) != len(p.Types) {
+					bad("family %s at batch size %d: run times of variant %d on %d types, and "+
+						"there are %d", f.Name, b.BatchSize, v, len(times), len(p.Types))
+				}
+				for t, s := range times {
+					number(s, "family %s at batch size %d: run time of variant %d on type %d",
+						f.Name, b.BatchSize, v, t)
+				}
+			}
+		}
+	}
+	if !(p.Unserved >= 0 && p.Unserved < 1) {
+		bad("the share that may go unserved is %v, want in [0, 1)", p.Unserved)
+	}
+	number(p.TargetAccuracy, "the target accuracy")
+	number(p.BudgetUSDPerHour, "the budget")
+	if !(p.AccuracyUSDPerHour >= 0) {
+		bad("the worth of accuracy is %v, want >= 0", p.AccuracyUSDPerHour)
+	}
+	return errors.Join(errs...)
+}
+
+// maxMachines bounds the machines of a type, so that sums stay exact.
+const maxMachines = 1_000_000
