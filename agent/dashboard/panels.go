@@ -158,6 +158,7 @@ func (d *Dashboard) profilesOf(view *control.View, m *control.FleetModel) (
 
 type planJSON struct {
 	Number      uint64      `json:"number"`
+	State       string      `json:"state"` // "": there is no plan, or it is an older leader's
 	AgeMs       number      `json:"age_ms"`
 	Trigger     string      `json:"trigger"`
 	Priced      bool        `json:"priced"`
@@ -216,7 +217,7 @@ func (d *Dashboard) servePlan(w http.ResponseWriter, req *http.Request) {
 	}
 	p := d.hub.Planned()
 	out := planJSON{
-		Number: p.GetNumber(), AgeMs: toMs(float64(p.GetAgeNs())), Trigger: p.GetTrigger(),
+		Number: p.GetNumber(), State: p.GetState(), AgeMs: toMs(float64(p.GetAgeNs())), Trigger: p.GetTrigger(),
 		Priced: p.GetPriced(), Rate: unknownIfZero(p.GetRate()), Change: p.GetChange(),
 		Gain: number(p.GetGain()), Reason: p.GetReason(), Notes: []string{},
 		Now: choiceOf(p.GetNow()), Proposed: choiceOf(p.GetProposed()),

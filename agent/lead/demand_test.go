@@ -90,7 +90,7 @@ func TestDemandChanges(t *testing.T) {
 		plan  string
 	}{
 		{"sizes", "batch sizes", gaussian, rate,
-			"r5n.large=5 instead of g4dn.xlarge=1,r5n.large=2 serves"},
+			"r5n.large=1 instead of g4dn.xlarge=1,r5n.large=2 costs"},
 		{"rate", "arrival rate", workload.Trace(), 1.5 * rate,
 			"instead of g4dn.xlarge=1,r5n.large=2 costs"},
 	} {

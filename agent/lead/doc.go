@@ -9,8 +9,8 @@
 // The package itself decides nothing. Package election decides who leads, [leader.State] makes all
 // decisions of a leader, and [learn.State] learns. A term is the time for which this agent leads.
 // The term's loop turns messages into events for the state and the state's actions into messages,
-// and records both on request. Two loops run beside it: one learns, and one plans, by [plan.React],
-// when the demand has changed.
+// and records both on request. Two loops run beside it: one learns, and one plans, as
+// [propose.Proposer] decides.
 //
 // Leader.Run owns the goroutines: one for the election's timers, one that follows the members, one
 // for each open link, the term's loop, its learning loop and its planning loop. Short-lived

@@ -28,8 +28,9 @@ type Fleet interface {
 	// Changed returns a channel that is closed at the next change of the view's
 	// members.
 	Changed() <-chan struct{}
-	// Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller
-	// must not change it.
+	// Plan returns the last plan that a leader has sent to this agent, and Proposal the last change
+	// of demand; nil: none. The caller must not change them.
+	Plan() *control.Plan
 	Proposal() *control.Proposal
 	// Placement returns what the last leader has told this agent of the placement; nil: nothing. The
 	// caller must not change it.

@@ -50,6 +50,7 @@ func (f *stillFleet) View() *control.View {
 		Members: f.members,
 	}
 }
+func (f *stillFleet) Plan() *control.Plan                        { return nil }
 func (f *stillFleet) Proposal() *control.Proposal                { return nil }
 func (f *stillFleet) Placement() *control.Placement              { return nil }
 func (f *stillFleet) Changed() <-chan struct{}                   { return nil }

@@ -242,9 +242,21 @@ func (n *testNode) View() *control.View {
 
 func (n *testNode) Changed() <-chan struct{} { return n.world.change.Next() }
 
-// Proposal is the last that a leader told on a link.
 func (n *testNode) Placement() *control.Placement { return nil }
 
+// Plan is the last that a leader told on a link.
+func (n *testNode) Plan() (p *control.Plan) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.told {
+		if m.Plan != nil {
+			p = m.Plan
+		}
+	}
+	return p
+}
+
+// Proposal is the last change of demand that a leader told on a link.
 func (n *testNode) Proposal() (p *control.Proposal) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -155,7 +155,7 @@ func (s *profileLearner) passSeen(now time.Time) (next time.Duration) {
 		s.problem = err.Error()
 		s.term.leader.log.Warn("the learning loop cannot advise on all models", "error", err)
 	}
-	s.term.planning.changed(s.state.DemandChanges())
+	s.term.planning.addChanges(s.state.DemandChanges())
 	if advice != nil {
 		s.term.postToLoop(func() { s.term.applyAdvice(advice) })
 	}

@@ -610,6 +610,9 @@ func (s *placementPump) carryOutCommand(req *control.PlaceRequest, by string,
 		if out.Lines, err = s.replanner.Explain(c.Agent); err != nil {
 			return status.Error(codes.NotFound, err.Error())
 		}
+		if plan := s.term.leader.fleet.Plan(); plan.GetState() != "" {
+			out.Lines = append(out.Lines, plan.Lines()...)
+		}
 	case !changes:
 		return status.Errorf(codes.InvalidArgument, "verb %.40q, want pause, resume, pin, unpin, "+
 			"rollback or explain", req.GetVerb())

@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,48 +11,48 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/leader/propose"
 	"github.com/muster-serve/muster/profiles"
 )
 
-const (
-	// planRest is the least time between two plans. Changes wait meanwhile, the last of each model:
-	// a demand that changes all the time must not keep the leader planning, nor fill its log.
-	planRest = time.Minute
-	// LeastDemand is how many queries for a model must have arrived before its batch sizes count as
-	// known.
-	LeastDemand = 100
-)
+// LeastDemand is how many queries for a model must have arrived before its batch sizes count as
+// known.
+const LeastDemand = 100
 
-// planning is the planning loop of a term: when a model's demand has changed, it plans for the
-// fleet as it is, and reports the plan. It changes nothing in the fleet. The goroutine of run owns
-// all fields except changes, which mu guards.
-type planning struct {
+// fleetPlanner runs a [propose.Proposer] beside the term's loop: it plans for the fleet as it is
+// when the demand has changed, the instances or the rate, and sends the plan to all members and
+// dashboards. It changes nothing in the fleet. The goroutine of run owns all fields except changes,
+// which mu guards.
+type fleetPlanner struct {
 	term *term
 	wake wakeup.Signal // there are changes
 
-	outlook outlook
-	reason  string // of the last plan shown
+	proposer propose.Proposer
+	number   uint64
+	plan     *control.Plan // the last one sent; nil: none was
 
 	mu      sync.Mutex
 	changes map[leader.ModelID]learn.DemandChange // the changes not planned for yet
 }
 
-func newPlanning(t *term) *planning {
-	return &planning{
+func newPlanning(t *term) *fleetPlanner {
+	return &fleetPlanner{
 		term:    t,
 		wake:    wakeup.New(),
 		changes: map[leader.ModelID]learn.DemandChange{},
 	}
 }
 
-// changed passes changes of demand to the loop. It does not block.
-func (s *planning) changed(changes []learn.DemandChange) {
+// addChanges passes changes of demand to the loop. It does not block.
+func (s *fleetPlanner) addChanges(changes []learn.DemandChange) {
 	if len(changes) == 0 {
 		return
 	}
@@ -69,56 +70,164 @@ func (s *planning) changed(changes []learn.DemandChange) {
 	s.wake.Send()
 }
 
-// run plans for the changes, and for what the dashboard shows, until ctx ends.
-func (s *planning) run(ctx context.Context) {
+// takeChanges removes and returns the changes not planned for yet, in the order of time.
+func (s *fleetPlanner) takeChanges() []learn.DemandChange {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := slices.SortedFunc(maps.Values(s.changes),
+		func(a, b learn.DemandChange) int { return a.At.Compare(b.At) })
+	clear(s.changes)
+	return changes
+}
+
+// run plans whenever that is due, until ctx ends.
+func (s *fleetPlanner) run(ctx context.Context) {
 	inBackground()
-	look := time.NewTicker(outlookEvery)
-	defer look.Stop()
+	timer := time.NewTimer(propose.Every)
+	defer timer.Stop()
 	for {
 		select {
-		case <-look.C:
-			s.look(ctx)
-			continue
+		case <-timer.C:
 		case <-s.wake:
 		case <-ctx.Done():
 			return
 		}
-		s.mu.Lock()
-		changes := slices.SortedFunc(maps.Values(s.changes),
-			func(a, b learn.DemandChange) int { return a.At.Compare(b.At) })
-		clear(s.changes)
-		s.mu.Unlock()
-		for _, c := range changes {
-			s.propose(ctx, c)
-		}
-		if len(changes) > 0 {
-			s.show(ctx, "demand", instancesOf(s.term.leader.fleet.View().GetMembers()),
-				s.term.beating.arrivalRate())
-		}
-		select {
-		case <-time.After(planRest):
-		case <-ctx.Done():
-			return
-		}
+		timer.Reset(s.poll(ctx))
 	}
 }
 
-// propose plans for a change, and reports the plan in the log, the metrics and to all members.
-func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
+// poll plans if that is due, and sends the plan if it or its state has changed. It returns after
+// what time to poll again at the latest.
+func (s *fleetPlanner) poll(ctx context.Context) time.Duration {
+	now := time.Now()
+	s.mu.Lock()
+	changed := len(s.changes) > 0
+	s.mu.Unlock()
+	trigger, next := s.proposer.Poll(now, s.load(), changed)
+	if trigger == "" {
+		plan, _ := s.proposer.Revise()
+		s.sendPlan(plan)
+		return next
+	}
+	plan, err := s.planFor(ctx, now, trigger)
+	if ctx.Err() != nil {
+		return next
+	}
+	if err != nil {
+		plan = s.proposer.Failed(now, trigger, err)
+	}
+	s.sendPlan(plan)
+	if trigger == "demand" {
+		for _, c := range s.takeChanges() {
+			s.reportChange(c)
+		}
+	}
+	return next
+}
+
+// demand is what is asked of the fleet, and what is known of it; nil once the term has ended.
+func (t *term) demand() *control.FleetDemand {
+	d := &control.FleetDemand{Members: t.leader.fleet.View().GetMembers()}
+	if !t.learning.askLoop(func() { t.learning.fillDemand(d, time.Now()) }) {
+		return nil
+	}
+	return d
+}
+
+// load is the fleet's present one.
+func (s *fleetPlanner) load() propose.Load {
+	load := propose.Load{Instances: map[profiles.InstanceType]int{}}
+	members := s.term.leader.fleet.View().GetMembers()
+	for t, n := range instancesOf(members) {
+		load.Instances[profiles.InstanceType(t)] = n
+	}
+	targets := map[names.ModelKey]float64{}
+	for _, member := range members {
+		for _, m := range member.GetModels() {
+			targets[m.Key()] = m.GetQosPercentile()
+		}
+	}
+	for _, m := range s.term.beating.glance().Models {
+		of := propose.ModelLoad{Model: string(m.Key()), Rate: m.Rate}
+		if target := targets[m.Key()]; m.Any && target > 0 {
+			of.InTime, of.Target = m.Within, target
+			of.Queries = m.Rate * leader.StatusSeconds
+		}
+		load.Models = append(load.Models, of)
+	}
+	return load
+}
+
+// planFor plans for what is asked of the fleet.
+func (s *fleetPlanner) planFor(ctx context.Context, now time.Time, trigger string) (*propose.Plan,
+	error) {
+	l := s.term.leader
+	d := s.term.demand()
+	if d == nil {
+		return nil, context.Canceled // the term has ended
+	}
+	prices, err := PricesOf(d, l.config.Catalogue, true)
+	unpriced := err
+	if err != nil {
+		prices = map[string]float64{}
+		for t := range instancesOf(d.GetMembers()) {
+			prices[t] = 1
+		}
+	}
+	problem, running, err := problemAt(d, prices, l.config.Library)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := s.proposer.Plan(ctx, now, trigger, problem, running, unpriced == nil)
+	if err == nil && unpriced != nil {
+		plan.Notes = append(plan.Notes, unpriced.Error())
+	}
+	return plan, err
+}
+
+// sendPlan sends a plan to dashboards and all members, unless it is as it was sent last.
+func (s *fleetPlanner) sendPlan(plan *propose.Plan) {
+	if plan == nil {
+		return
+	}
+	l := s.term.leader
+	p := messageOf(plan)
+	if r := l.config.Rent; r != nil {
+		if state, err := r.State(); err == nil {
+			p.SetRented(state)
+		}
+	}
+	if s.plan != nil {
+		if p.Number = s.plan.Number; proto.Equal(p, s.plan) {
+			return
+		}
+	}
+	s.number++
+	p.Number = s.term.claim.Epoch<<20 | s.number // beyond those of earlier leaders
+	s.plan = p
+	l.metrics.setPlan(p)
+	l.config.Beat(&control.PulseMessage{Plan: p})
+	s.term.postToLoop(func() {
+		s.term.plan = p
+		l.links.addToAll(s.term, func(m *control.LeaderMessage) { m.Plan = p })
+	})
+}
+
+// reportChange reports a change of demand, with the last plan, in the log, the metrics and to all
+// members: older ones know no other plans.
+func (s *fleetPlanner) reportChange(c learn.DemandChange) {
 	l := s.term.leader
 	p := &control.Proposal{
 		TimeUnixNs: c.Seen.UnixNano(), Model: c.Model.Name, Version: c.Model.Version,
 		Kind:   string(c.Kind),
 		Before: loadOf(c.Before), Now: loadOf(c.Now),
+		Change: s.plan.GetChange(), Gain: s.plan.GetGain(), Reason: s.plan.GetReason(),
+		Current: countsOf(s.plan.GetNow()), Proposed: countsOf(s.plan.GetProposed()),
 	}
-	if err := s.plan(ctx, c, p); err != nil {
-		p.Reason = fmt.Sprintf("no plan: %v", err)
-	}
-	if ctx.Err() != nil {
-		return
+	if !p.Change {
+		p.Proposed = p.Current
 	}
 	l.metrics.demandChanged(p)
-	l.metrics.setProposal(p)
 	l.log.Info("demand has changed", "model", p.Model, "version", p.Version, "kind", p.Kind,
 		"before", c.Before.String(), "now", c.Now.String(), "plan", p.Reason, eventKey, "demand")
 	s.term.postToLoop(func() { s.term.sendProposal(p) })
@@ -132,56 +241,87 @@ func loadOf(d profiles.Demand) *control.Proposal_Load {
 	}
 }
 
-// plan adds the proposed configuration to p.
-func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Proposal) error {
-	l := s.term.leader
-	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
-	if !s.term.learning.askLoop(func() { s.term.learning.fillDemand(d, time.Now()) }) {
-		return context.Canceled // the term has ended
+func countsOf(c *control.Plan_Choice) (all []*control.Proposal_Instances) {
+	for _, i := range c.GetInstances() {
+		all = append(all, &control.Proposal_Instances{Type: i.GetType(), Count: i.GetCount()})
 	}
-	problem, running, err := problemOf(d, l.config.Catalogue, l.config.Library)
-	if err != nil {
-		return err
-	}
-	decision, err := plan.React(ctx, c.Kind, problem, running)
-	if err != nil {
-		return err
-	}
-	instances := func(c plan.Configuration) (all []*control.Proposal_Instances) {
-		for i, n := range c {
-			if n > 0 {
-				all = append(
-					all,
-					&control.Proposal_Instances{
-						Type:  string(problem.Types[i].Name),
-						Count: uint32(n),
-					},
-				)
-			}
-		}
-		return all
-	}
-	p.Change, p.Gain, p.Reason = decision.Change, decision.Gain, decision.Reason
-	p.Current, p.Proposed = instances(running), instances(decision.Plan.Configuration)
-	if !p.Change {
-		p.Proposed = p.Current
-	}
-	return nil
+	return all
 }
 
-// problemOf returns the planning problem for a running fleet, and its current configuration. The
-// instance types to choose from are those of the catalogue on which every model with demand has a
-// profile; the types of the running instances must be among them.
+// messageOf is a plan as agents and dashboards get it.
+func messageOf(plan *propose.Plan) *control.Plan {
+	p := &control.Plan{
+		Trigger: plan.Trigger, Approximate: true, Priced: plan.Priced, Rate: plan.Rate(),
+		Change: plan.Change, Gain: plan.Gain, Reason: plan.Reason, Notes: plan.Notes,
+		State: string(plan.State),
+	}
+	if plan.Now == nil {
+		return p
+	}
+	p.Now = choiceOf(plan.Problem, plan.Now, plan.Priced)
+	if plan.Best != nil {
+		p.Proposed = choiceOf(plan.Problem, plan.Best, plan.Priced)
+		p.Changes = control.ChangesOf(p.Now.Counts(), p.Proposed.Counts())
+	}
+	for _, g := range plan.Now.Gains {
+		more := &control.Plan_Gain{Type: g.Type, Rate: g.Rate}
+		if p.Priced {
+			more.Price = g.Price
+		}
+		p.More = append(p.More, more)
+	}
+	slices.SortStableFunc(p.More, func(a, b *control.Plan_Gain) int {
+		worth := func(g *control.Plan_Gain) float64 { return g.Rate / max(g.Price, 1e-9) }
+		return cmp.Compare(worth(b), worth(a))
+	})
+	return p
+}
+
+func choiceOf(problem *plan.Problem, p *plan.Plan, priced bool) *control.Plan_Choice {
+	c := &control.Plan_Choice{
+		Limit: p.FluidLimit, Allowable: approximately * p.FluidLimit, Binding: p.Binding,
+	}
+	if priced {
+		c.Price = p.Price
+	}
+	for i, n := range p.Configuration {
+		if n > 0 {
+			of := &control.Plan_FleetCount{Type: string(problem.Types[i].Name), Count: uint32(n)}
+			if priced {
+				of.Price = problem.Types[i].Price
+			}
+			c.Instances = append(c.Instances, of)
+		}
+	}
+	return c
+}
+
+// instancesOf counts the instances that serve, by type.
+func instancesOf(members []*control.Member) map[string]int {
+	counts := map[string]int{}
+	for _, m := range members {
+		if !m.GetDraining() && hasDescription(m) {
+			counts[m.GetInstanceType()]++
+		}
+	}
+	return counts
+}
+
+// problemOf is problemAt the prices of the catalogue and those that agents announce.
 func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
-	return problemAt(d, func() (map[string]float64, error) {
-		return PricesOf(d, catalogue, true)
-	}, library)
+	prices, err := PricesOf(d, catalogue, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	return problemAt(d, prices, library)
 }
 
-// problemAt is problemOf where the types to choose from are those with a price.
-func problemAt(d *control.FleetDemand, pricesOf func() (map[string]float64, error),
-	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
+// problemAt returns the planning problem for a running fleet, and its current configuration. The
+// instance types to choose from are those with a price on which every model with demand has a
+// profile; the types of the running instances must be among them.
+func problemAt(d *control.FleetDemand, prices map[string]float64, library *profiles.Library) (
+	*plan.Problem, plan.Configuration, error) {
 	known := TablesOf(d)
 	p := &plan.Problem{}
 	asked := slices.DeleteFunc(slices.Clone(d.GetModels()), func(m *control.ModelDemand) bool {
@@ -190,10 +330,6 @@ func problemAt(d *control.FleetDemand, pricesOf func() (map[string]float64, erro
 	if len(asked) == 0 {
 		return nil, nil, fmt.Errorf(
 			"of no model at least %d queries have come, and some in the last minute", LeastDemand)
-	}
-	prices, err := pricesOf()
-	if err != nil {
-		return nil, nil, err
 	}
 	counts := instancesOf(d.GetMembers())
 	if len(counts) == 0 {

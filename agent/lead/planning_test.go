@@ -103,7 +103,7 @@ func TestPlanningRests(t *testing.T) {
 			return all
 		}
 		change := func(model string, kind profiles.ChangeKind, from, to float64) {
-			planning.changed(
+			planning.addChanges(
 				[]learn.DemandChange{
 					{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
 						Kind: kind, Seen: time.Now(), At: time.Now(),

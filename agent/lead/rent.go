@@ -3,7 +3,6 @@ package lead
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/rent"
@@ -56,8 +55,8 @@ func (t *term) noteDesired(member names.AgentName, d *control.DesiredFleet) {
 // planProblem is the demand with the types that all models with demand have a profile on.
 func (t *term) planProblem() (*plan.Problem, error) {
 	l := t.leader
-	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
-	if !t.learning.askLoop(func() { t.learning.fillDemand(d, time.Now()) }) {
+	d := t.demand()
+	if d == nil {
 		return nil, errors.New("the term has ended")
 	}
 	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)

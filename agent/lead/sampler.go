@@ -34,7 +34,7 @@ type sampler struct {
 	counts *beat.Counts
 	last   time.Duration // when the counts began
 
-	asked atomic.Uint64 // the bits of the rate at the last beat, queries/s
+	latest atomic.Pointer[leader.Glance] // of the last beat; nil: none was made
 
 	// run owns these.
 	meter    *beat.Meter
@@ -65,8 +65,13 @@ func newBeating(t *term) *sampler {
 	}
 }
 
-// arrivalRate returns how many queries a second arrived, as of the last beat.
-func (s *sampler) arrivalRate() float64 { return math.Float64frombits(s.asked.Load()) }
+// glance returns the state as of the last beat. The caller must not change it.
+func (s *sampler) glance() *leader.Glance {
+	if g := s.latest.Load(); g != nil {
+		return g
+	}
+	return &leader.Glance{}
+}
 
 // countDecision counts a decision if it is an assignment. The loop calls it.
 func (s *sampler) countDecision(a *leader.Action) {
@@ -135,7 +140,7 @@ func (s *sampler) makeSample(x second) *control.PulseMessage {
 		return unknown
 	}
 	g := x.glance
-	s.asked.Store(math.Float64bits(g.Rate))
+	s.latest.Store(g)
 	row := &control.Row{
 		Beats: 1, Rate: g.Rate, Limit: known(g.Limit), Allowable: known(g.Limit * approximately),
 		Price: s.fleet.Price(), Waiting: uint32(g.Waiting), WaitingLate: uint32(g.WaitingLate),

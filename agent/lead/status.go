@@ -239,12 +239,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}, []string{"model", "version", "kind"})
 	m.instances = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "muster_proposed_instances",
-		Help: "Instances of the last plan for a changed demand, by type; what ran when it was " +
-			"made, where it is not worth changing.",
+		Help: "Instances of the last plan, by type; what ran when it was made, where it is not " +
+			"worth changing.",
 	}, []string{"instance_type"})
 	m.gain = gauge("muster_proposed_gain",
-		"By which share the last plan for a changed demand serves more than what ran, or costs "+
-			"less; below 0: costs more.")
+		"By which share the last plan costs less than what ran; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
 	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
 		m.overdue, m.ahead, m.limit, m.unmet, m.byType, m.factors,
@@ -306,10 +305,14 @@ func (m *metrics) unmetAre(all []leader.Unmet) {
 	}
 }
 
-// setProposal sets the metrics of the proposed plan.
-func (m *metrics) setProposal(p *control.Proposal) {
+// setPlan sets the metrics of the last plan.
+func (m *metrics) setPlan(p *control.Plan) {
 	m.instances.Reset()
-	for _, i := range p.GetProposed() {
+	fleet := p.GetProposed()
+	if fleet == nil {
+		fleet = p.GetNow()
+	}
+	for _, i := range fleet.GetInstances() {
 		m.instances.WithLabelValues(i.GetType()).Set(float64(i.GetCount()))
 	}
 	m.gain.Set(p.GetGain())

@@ -36,7 +36,7 @@ type term struct {
 	// one step.
 	inbox    chan task
 	learning *profileLearner
-	planning *planning
+	planning *fleetPlanner
 	placing  *placementPump
 	beating  *sampler
 	noding   *nodeManager
@@ -51,7 +51,8 @@ type term struct {
 
 	gateways map[uint64]*gateway // the connected gateways, by id
 	touched  []*gateway          // gateways whose out is not nil
-	proposal *control.Proposal   // the last one, by this agent or the leader before; nil: none
+	plan     *control.Plan       // the last one, by this agent or the leader before; nil: none
+	proposal *control.Proposal   // the same for the last change of demand
 	// the last description of each member that has greeted, by name
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
@@ -201,8 +202,9 @@ func (t *term) open() bool {
 		return false
 	}
 	t.learning.startFrom(view)
-	if t.proposal = l.fleet.Proposal(); t.proposal != nil {
-		l.metrics.setProposal(t.proposal)
+	t.proposal = l.fleet.Proposal()
+	if t.plan = l.fleet.Plan(); t.plan != nil {
+		l.metrics.setPlan(t.plan)
 	}
 	t.viewChanged()
 	t.followReleases()
@@ -469,8 +471,8 @@ func (t *term) addInitialState(to names.AgentName, m *control.LeaderMessage) {
 		Successor: names.AgentName(m.Leadership.GetSuccessor()),
 	}))
 	t.callInLoop(func() {
-		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(
-			t.state.Ahead()), t.proposal
+		m.Prices, m.AheadNs = pricesOf(t.state.Prices()), int64(t.state.Ahead())
+		m.Plan, m.Proposal = t.plan, t.proposal
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }
@@ -560,7 +562,7 @@ func (t *term) applyAdvice(a *leader.Advice) {
 	t.step(leader.Event{Kind: leader.Learned, Advice: a})
 }
 
-// sendProposal sends a plan to all members. The loop calls it.
+// sendProposal sends a change of demand to all members. The loop calls it.
 func (t *term) sendProposal(p *control.Proposal) {
 	t.proposal = p
 	t.leader.links.addToAll(t, func(m *control.LeaderMessage) { m.Proposal = p })

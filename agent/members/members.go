@@ -127,7 +127,8 @@ type Members struct {
 
 	prices    []*control.TypePrice
 	ahead     time.Duration
-	proposal  *control.Proposal  // the last plan of a leader; nil: none
+	plan      *control.Plan      // the last plan of a leader; nil: none
+	proposal  *control.Proposal  // the last change of demand that a leader saw; nil: none
 	placement *control.Placement // what the last leader told of the placement; nil: nothing
 	releases  []*control.Release // by model
 	profiles  map[names.TableKey]*control.Profile
@@ -601,13 +602,16 @@ func (ms *Members) heardLoad(name names.AgentName, b []byte, at time.Time) (cont
 	return o.load, true
 }
 
-// ToldByLeader stores the leader's prices, profiles and proposed plan in m, and the time before a
+// ToldByLeader stores the leader's prices, profiles and plan in m, and the time before a
 // lane is free at which the leader gives it the next query. Empty fields leave the stored values.
 // The caller must have checked that this agent follows the sender, and must not change m
 // afterwards.
 func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
+	if m.Plan != nil {
+		ms.plan = m.Plan
+	}
 	if m.Proposal != nil {
 		ms.proposal = m.Proposal
 	}
@@ -645,8 +649,16 @@ func (ms *Members) SetReleases(all []*control.Release) {
 	ms.markChanged()
 }
 
-// Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller must
-// not change it.
+// Plan returns the last plan that a leader has sent to this agent; nil: none. The caller must not
+// change it.
+func (ms *Members) Plan() *control.Plan {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.plan
+}
+
+// Proposal returns the last change of demand that a leader has sent to this agent; nil: none. The
+// caller must not change it.
 func (ms *Members) Proposal() *control.Proposal {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()

@@ -244,7 +244,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		s.config.Leading.Status(status)
 	}
 	// every agent knows the releases, with or without a leader
-	status.Proposal = s.config.Members.Proposal()
+	status.Plan, status.Proposal = s.config.Members.Plan(), s.config.Members.Proposal()
 	known := map[string]*control.AgentStatus{}
 	for _, a := range status.Agents {
 		known[a.Name] = a
@@ -274,7 +274,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	// The leader may know models that are not in the view, and decisions and layouts may name any
 	// model.
 	status.View = s.config.Members.Visible(view, sees)
-	status.Decisions, status.Placement = nil, nil
+	status.Decisions, status.Placement, status.Plan = nil, nil, nil
 	status.Models = slices.DeleteFunc(status.Models,
 		func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	status.Families = slices.DeleteFunc(status.Families,

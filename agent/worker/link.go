@@ -80,7 +80,7 @@ func (k *followedLink) next() (*control.WorkerMessage, error) {
 
 // storeMessage stores what a message of the other end tells this agent as its leader.
 func (k *followedLink) storeMessage(m *control.LeaderMessage) {
-	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil &&
+	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil && m.Plan == nil &&
 		m.Layout == nil && m.Placement == nil && m.Fleet == nil && m.Lanes == nil &&
 		len(m.Releases) == 0 {
 		return
@@ -97,6 +97,9 @@ func (k *followedLink) storeMessage(m *control.LeaderMessage) {
 	k.news.Profiles = k.news.Profiles[max(0, len(k.news.Profiles)-maxProfiles):]
 	if m.AheadNs > 0 {
 		k.news.AheadNs = m.AheadNs
+	}
+	if m.Plan != nil {
+		k.news.Plan = m.Plan
 	}
 	if m.Proposal != nil {
 		k.news.Proposal = m.Proposal

@@ -4163,6 +4163,7 @@ type LeaderMessage struct {
 	Fleet         *DesiredFleet          `protobuf:"bytes,10,opt,name=fleet,proto3" json:"fleet,omitempty"`                    // sent when there is another, and with the first message
 	Lanes         *LanesOrder            `protobuf:"bytes,11,opt,name=lanes,proto3" json:"lanes,omitempty"`                    // how the member is to split its lanes
 	Releases      []*Release             `protobuf:"bytes,20,rep,name=releases,proto3" json:"releases,omitempty"`              // sent when one has changed, and with the first message; all
+	Plan          *Plan                  `protobuf:"bytes,21,opt,name=plan,proto3" json:"plan,omitempty"`                      // sent when there is another or its state has changed, and with the first message
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4277,6 +4278,13 @@ func (x *LeaderMessage) GetLanes() *LanesOrder {
 func (x *LeaderMessage) GetReleases() []*Release {
 	if x != nil {
 		return x.Releases
+	}
+	return nil
+}
+
+func (x *LeaderMessage) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
 	}
 	return nil
 }
@@ -5344,6 +5352,7 @@ type FleetStatus struct {
 	Proposal      *Proposal        `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"`    // the last plan that a leader made for a changed demand, if any
 	Families      []*FamilyStatus  `protobuf:"bytes,10,rep,name=families,proto3" json:"families,omitempty"`   // by name
 	Placement     *PlacementStatus `protobuf:"bytes,11,opt,name=placement,proto3" json:"placement,omitempty"` // absent where no agent's layout is the leader's to say
+	Plan          *Plan            `protobuf:"bytes,21,opt,name=plan,proto3" json:"plan,omitempty"`           // the last one of a leader, if any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5455,6 +5464,13 @@ func (x *FleetStatus) GetPlacement() *PlacementStatus {
 	return nil
 }
 
+func (x *FleetStatus) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 // A PlacementStatus is the placement that a leader has decided, and how far the agents have come.
 type PlacementStatus struct {
 	state         protoimpl.MessageState         `protogen:"open.v1"`
@@ -5524,8 +5540,8 @@ func (x *PlacementStatus) GetAgents() []*PlacementStatus_AgentPlaced {
 	return nil
 }
 
-// A Proposal says how the demand of a model has changed, and which instances are best for what is
-// asked of the fleet since. Nothing is rented or released.
+// A Proposal says how the demand of a model has changed, and what was planned for it. Agents that do
+// not know a Plan show it.
 type Proposal struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When the change was first seen, by the leader's clock: for people, never compared.
@@ -5652,6 +5668,181 @@ func (x *Proposal) GetReason() string {
 	return ""
 }
 
+// A Plan is which instances the leader would have, for the fleet as it is and what is asked of it.
+type Plan struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Number      uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`            // counts on with each
+	AgeNs       int64                  `protobuf:"varint,2,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // as of when it was sent
+	Trigger     string                 `protobuf:"bytes,3,opt,name=trigger,proto3" json:"trigger,omitempty"`           // "demand", "fleet" or "time"
+	Priced      bool                   `protobuf:"varint,4,opt,name=priced,proto3" json:"priced,omitempty"`            // every running type has a price
+	Rate        float64                `protobuf:"fixed64,5,opt,name=rate,proto3" json:"rate,omitempty"`               // queries/s that it is for
+	Change      bool                   `protobuf:"varint,6,opt,name=change,proto3" json:"change,omitempty"`            // proposed is worth a change
+	Gain        float64                `protobuf:"fixed64,7,opt,name=gain,proto3" json:"gain,omitempty"`               // as of Proposal
+	Reason      string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`             // in words: what is planned and why, or why there is no plan
+	Notes       []string               `protobuf:"bytes,9,rep,name=notes,proto3" json:"notes,omitempty"`
+	Now         *Plan_Choice           `protobuf:"bytes,10,opt,name=now,proto3" json:"now,omitempty"`
+	Proposed    *Plan_Choice           `protobuf:"bytes,11,opt,name=proposed,proto3" json:"proposed,omitempty"`        // absent: none
+	Approximate bool                   `protobuf:"varint,12,opt,name=approximate,proto3" json:"approximate,omitempty"` // no allowable throughput was simulated
+	More        []*Plan_Gain           `protobuf:"bytes,13,rep,name=more,proto3" json:"more,omitempty"`                // what one more instance adds to now
+	// "proposed", "waits for approval", "in force" or "superseded", as leader/propose has them; "":
+	// there is no plan, or it is an older leader's.
+	State         string   `protobuf:"bytes,14,opt,name=state,proto3" json:"state,omitempty"`
+	Approve       uint64   `protobuf:"varint,15,opt,name=approve,proto3" json:"approve,omitempty"` // the number to approve it by; 0: nobody has to, or can
+	Waits         string   `protobuf:"bytes,16,opt,name=waits,proto3" json:"waits,omitempty"`      // why the leader does not carry it out by itself; "": it has no --rent
+	Changes       []string `protobuf:"bytes,17,rep,name=changes,proto3" json:"changes,omitempty"`  // "r5n.large: 2 more"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan) Reset() {
+	*x = Plan{}
+	mi := &file_control_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan) ProtoMessage() {}
+
+func (x *Plan) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
+func (*Plan) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *Plan) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Plan) GetAgeNs() int64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+func (x *Plan) GetTrigger() string {
+	if x != nil {
+		return x.Trigger
+	}
+	return ""
+}
+
+func (x *Plan) GetPriced() bool {
+	if x != nil {
+		return x.Priced
+	}
+	return false
+}
+
+func (x *Plan) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *Plan) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Plan) GetGain() float64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
+func (x *Plan) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Plan) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *Plan) GetNow() *Plan_Choice {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+func (x *Plan) GetProposed() *Plan_Choice {
+	if x != nil {
+		return x.Proposed
+	}
+	return nil
+}
+
+func (x *Plan) GetApproximate() bool {
+	if x != nil {
+		return x.Approximate
+	}
+	return false
+}
+
+func (x *Plan) GetMore() []*Plan_Gain {
+	if x != nil {
+		return x.More
+	}
+	return nil
+}
+
+func (x *Plan) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Plan) GetApprove() uint64 {
+	if x != nil {
+		return x.Approve
+	}
+	return 0
+}
+
+func (x *Plan) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
+func (x *Plan) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 type AgentStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5666,7 +5857,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5678,7 +5869,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5691,7 +5882,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -5763,7 +5954,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +5966,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +5979,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -5888,7 +6079,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5900,7 +6091,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5913,7 +6104,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -5987,7 +6178,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5999,7 +6190,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6012,7 +6203,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6028,7 +6219,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6040,7 +6231,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6053,7 +6244,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6102,7 +6293,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6305,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6318,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6205,7 +6396,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6217,7 +6408,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6230,7 +6421,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6263,7 +6454,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6275,7 +6466,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6288,7 +6479,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6307,7 +6498,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6319,7 +6510,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6332,7 +6523,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6352,7 +6543,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6364,7 +6555,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6377,7 +6568,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6414,7 +6605,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6426,7 +6617,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6439,7 +6630,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Event) GetAgent() string {
@@ -6508,7 +6699,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6520,7 +6711,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6533,7 +6724,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6565,7 +6756,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6768,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6781,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -6625,7 +6816,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6637,7 +6828,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6650,7 +6841,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -6675,7 +6866,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6687,7 +6878,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6700,7 +6891,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 type ListKeysResponse struct {
@@ -6712,7 +6903,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +6915,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +6928,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -6762,7 +6953,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6774,7 +6965,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6787,7 +6978,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -6845,7 +7036,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6857,7 +7048,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6870,7 +7061,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -6907,7 +7098,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6919,7 +7110,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6982,7 +7173,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6994,7 +7185,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7041,7 +7232,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7053,7 +7244,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7083,6 +7274,202 @@ func (x *Proposal_Instances) GetCount() uint32 {
 	return 0
 }
 
+type Plan_Choice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Instances     []*Plan_FleetCount     `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
+	Price         float64                `protobuf:"fixed64,2,opt,name=price,proto3" json:"price,omitempty"` // $/hour; 0: not known
+	Limit         float64                `protobuf:"fixed64,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Allowable     float64                `protobuf:"fixed64,4,opt,name=allowable,proto3" json:"allowable,omitempty"`
+	Binding       string                 `protobuf:"bytes,5,opt,name=binding,proto3" json:"binding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan_Choice) Reset() {
+	*x = Plan_Choice{}
+	mi := &file_control_control_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan_Choice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan_Choice) ProtoMessage() {}
+
+func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
+func (*Plan_Choice) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+}
+
+func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *Plan_Choice) GetPrice() float64 {
+	if x != nil {
+		return x.Price
+	}
+	return 0
+}
+
+func (x *Plan_Choice) GetLimit() float64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *Plan_Choice) GetAllowable() float64 {
+	if x != nil {
+		return x.Allowable
+	}
+	return 0
+}
+
+func (x *Plan_Choice) GetBinding() string {
+	if x != nil {
+		return x.Binding
+	}
+	return ""
+}
+
+type Plan_FleetCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Price         float64                `protobuf:"fixed64,3,opt,name=price,proto3" json:"price,omitempty"` // of one; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan_FleetCount) Reset() {
+	*x = Plan_FleetCount{}
+	mi := &file_control_control_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan_FleetCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan_FleetCount) ProtoMessage() {}
+
+func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
+func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63, 1}
+}
+
+func (x *Plan_FleetCount) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Plan_FleetCount) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Plan_FleetCount) GetPrice() float64 {
+	if x != nil {
+		return x.Price
+	}
+	return 0
+}
+
+type Plan_Gain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Rate          float64                `protobuf:"fixed64,2,opt,name=rate,proto3" json:"rate,omitempty"`   // queries/s
+	Price         float64                `protobuf:"fixed64,3,opt,name=price,proto3" json:"price,omitempty"` // $/hour; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan_Gain) Reset() {
+	*x = Plan_Gain{}
+	mi := &file_control_control_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan_Gain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan_Gain) ProtoMessage() {}
+
+func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
+func (*Plan_Gain) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{63, 2}
+}
+
+func (x *Plan_Gain) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Plan_Gain) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *Plan_Gain) GetPrice() float64 {
+	if x != nil {
+		return x.Price
+	}
+	return 0
+}
+
 type ModelStatus_Refusals struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // as docs/metrics.md lists them
@@ -7093,7 +7480,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7105,7 +7492,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7118,7 +7505,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7148,7 +7535,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7160,7 +7547,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7173,7 +7560,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7584,7 +7971,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
 	"\tsuccessor\x18\x06 \x01(\tR\tsuccessor\x12\x14\n" +
-	"\x05heard\x18\a \x01(\bR\x05heard\"\xf5\x04\n" +
+	"\x05heard\x18\a \x01(\bR\x05heard\"\xa2\x05\n" +
 	"\rLeaderMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x12=\n" +
 	"\n" +
@@ -7600,7 +7987,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05fleet\x18\n" +
 	" \x01(\v2\x1f.muster.control.v1.DesiredFleetR\x05fleet\x123\n" +
 	"\x05lanes\x18\v \x01(\v2\x1d.muster.control.v1.LanesOrderR\x05lanes\x126\n" +
-	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\"\xae\x03\n" +
+	"\breleases\x18\x14 \x03(\v2\x1a.muster.control.v1.ReleaseR\breleases\x12+\n" +
+	"\x04plan\x18\x15 \x01(\v2\x17.muster.control.v1.PlanR\x04plan\"\xae\x03\n" +
 	"\rWorkerMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
@@ -7697,7 +8085,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"%\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\"\xf2\x03\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\"\x9f\x04\n" +
 	"\vFleetStatus\x12+\n" +
 	"\x04view\x18\x01 \x01(\v2\x17.muster.control.v1.ViewR\x04view\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.muster.control.v1.AgentStatusR\x06agents\x126\n" +
@@ -7711,7 +8099,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\bproposal\x18\t \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\x12;\n" +
 	"\bfamilies\x18\n" +
 	" \x03(\v2\x1f.muster.control.v1.FamilyStatusR\bfamilies\x12@\n" +
-	"\tplacement\x18\v \x01(\v2\".muster.control.v1.PlacementStatusR\tplacement\"\xa4\x02\n" +
+	"\tplacement\x18\v \x01(\v2\".muster.control.v1.PlacementStatusR\tplacement\x12+\n" +
+	"\x04plan\x18\x15 \x01(\v2\x17.muster.control.v1.PlanR\x04plan\"\xa4\x02\n" +
 	"\x0fPlacementStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x16\n" +
 	"\x06paused\x18\x02 \x01(\bR\x06paused\x12\x16\n" +
@@ -7744,7 +8133,41 @@ const file_control_control_proto_rawDesc = "" +
 	"large_size\x18\x03 \x01(\rR\tlargeSize\x1a5\n" +
 	"\tInstances\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xa4\x01\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xbc\x06\n" +
+	"\x04Plan\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x15\n" +
+	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12\x18\n" +
+	"\atrigger\x18\x03 \x01(\tR\atrigger\x12\x16\n" +
+	"\x06priced\x18\x04 \x01(\bR\x06priced\x12\x12\n" +
+	"\x04rate\x18\x05 \x01(\x01R\x04rate\x12\x16\n" +
+	"\x06change\x18\x06 \x01(\bR\x06change\x12\x12\n" +
+	"\x04gain\x18\a \x01(\x01R\x04gain\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x14\n" +
+	"\x05notes\x18\t \x03(\tR\x05notes\x120\n" +
+	"\x03now\x18\n" +
+	" \x01(\v2\x1e.muster.control.v1.Plan.ChoiceR\x03now\x12:\n" +
+	"\bproposed\x18\v \x01(\v2\x1e.muster.control.v1.Plan.ChoiceR\bproposed\x12 \n" +
+	"\vapproximate\x18\f \x01(\bR\vapproximate\x120\n" +
+	"\x04more\x18\r \x03(\v2\x1c.muster.control.v1.Plan.GainR\x04more\x12\x14\n" +
+	"\x05state\x18\x0e \x01(\tR\x05state\x12\x18\n" +
+	"\aapprove\x18\x0f \x01(\x04R\aapprove\x12\x14\n" +
+	"\x05waits\x18\x10 \x01(\tR\x05waits\x12\x18\n" +
+	"\achanges\x18\x11 \x03(\tR\achanges\x1a\xae\x01\n" +
+	"\x06Choice\x12@\n" +
+	"\tinstances\x18\x01 \x03(\v2\".muster.control.v1.Plan.FleetCountR\tinstances\x12\x14\n" +
+	"\x05price\x18\x02 \x01(\x01R\x05price\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x01R\x05limit\x12\x1c\n" +
+	"\tallowable\x18\x04 \x01(\x01R\tallowable\x12\x18\n" +
+	"\abinding\x18\x05 \x01(\tR\abinding\x1aL\n" +
+	"\n" +
+	"FleetCount\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
+	"\x05price\x18\x03 \x01(\x01R\x05price\x1aD\n" +
+	"\x04Gain\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\x14\n" +
+	"\x05price\x18\x03 \x01(\x01R\x05price\"\xa4\x01\n" +
 	"\vAgentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fremaining_ns\x18\x02 \x03(\x03R\vremainingNs\x12\x18\n" +
@@ -7892,7 +8315,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -7957,36 +8380,40 @@ var file_control_control_proto_goTypes = []any{
 	(*FleetStatus)(nil),                     // 60: muster.control.v1.FleetStatus
 	(*PlacementStatus)(nil),                 // 61: muster.control.v1.PlacementStatus
 	(*Proposal)(nil),                        // 62: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 63: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 64: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 65: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 66: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 67: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 68: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 69: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 70: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 71: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 72: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 73: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 74: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 75: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 76: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 77: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 78: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 79: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 80: muster.control.v1.KeyringRequest
-	(*PlacementStatus_AgentPlaced)(nil),     // 81: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 82: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 83: muster.control.v1.Proposal.Instances
-	(*ModelStatus_Refusals)(nil),            // 84: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 85: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 86: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 87: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 88: inference.ModelMetadataResponse
+	(*Plan)(nil),                            // 63: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 64: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 65: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 66: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 67: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 68: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 69: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 70: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 71: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 72: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 73: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 74: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 75: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 76: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 77: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 78: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 79: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 80: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 81: muster.control.v1.KeyringRequest
+	(*PlacementStatus_AgentPlaced)(nil),     // 82: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 83: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 84: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 85: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 86: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 87: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 88: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 89: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 90: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 91: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 92: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	86,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	87,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	90,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	91,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
@@ -8008,7 +8435,7 @@ var file_control_control_proto_depIdxs = []int32{
 	19,  // 20: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
 	28,  // 21: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
 	19,  // 22: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	88,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	92,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	14,  // 24: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	32,  // 25: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	33,  // 26: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -8039,79 +8466,85 @@ var file_control_control_proto_depIdxs = []int32{
 	18,  // 51: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
 	50,  // 52: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
 	7,   // 53: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	46,  // 54: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 55: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	55,  // 56: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	56,  // 57: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	51,  // 58: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	18,  // 59: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 60: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	29,  // 61: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	31,  // 62: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	63,  // 63: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	64,  // 64: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	62,  // 65: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	65,  // 66: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	61,  // 67: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	81,  // 68: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	82,  // 69: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	82,  // 70: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	83,  // 71: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	83,  // 72: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	84,  // 73: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	85,  // 74: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	32,  // 75: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 76: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	68,  // 77: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	69,  // 78: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	74,  // 79: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	79,  // 80: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	79,  // 81: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	6,   // 82: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	30,  // 83: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	37,  // 84: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	47,  // 85: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	57,  // 86: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 87: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	59,  // 88: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	66,  // 89: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	70,  // 90: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	75,  // 91: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	77,  // 92: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	72,  // 93: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	53,  // 94: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	20,  // 95: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	27,  // 96: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 97: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 98: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	80,  // 99: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 100: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 101: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 102: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	31,  // 103: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	41,  // 104: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	48,  // 105: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	58,  // 106: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 107: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	60,  // 108: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	67,  // 109: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	71,  // 110: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	76,  // 111: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	78,  // 112: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	73,  // 113: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	54,  // 114: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	21,  // 115: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	21,  // 116: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 117: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 118: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	79,  // 119: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 120: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 121: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	102, // [102:122] is the sub-list for method output_type
-	82,  // [82:102] is the sub-list for method input_type
-	82,  // [82:82] is the sub-list for extension type_name
-	82,  // [82:82] is the sub-list for extension extendee
-	0,   // [0:82] is the sub-list for field type_name
+	63,  // 54: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	46,  // 55: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 56: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	55,  // 57: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	56,  // 58: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	51,  // 59: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	18,  // 60: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 61: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	29,  // 62: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	31,  // 63: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	64,  // 64: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	65,  // 65: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	62,  // 66: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	66,  // 67: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	61,  // 68: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	63,  // 69: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	82,  // 70: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	83,  // 71: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	83,  // 72: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	84,  // 73: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	84,  // 74: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	85,  // 75: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	85,  // 76: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	87,  // 77: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	88,  // 78: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	89,  // 79: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	32,  // 80: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 81: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	69,  // 82: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	70,  // 83: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	75,  // 84: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	80,  // 85: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	80,  // 86: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	86,  // 87: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 88: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	30,  // 89: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	37,  // 90: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	47,  // 91: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	57,  // 92: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 93: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	59,  // 94: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	67,  // 95: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	71,  // 96: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	76,  // 97: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	78,  // 98: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	73,  // 99: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	53,  // 100: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	20,  // 101: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	27,  // 102: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 103: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 104: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	81,  // 105: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 106: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 107: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 108: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	31,  // 109: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	41,  // 110: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	48,  // 111: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	58,  // 112: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 113: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	60,  // 114: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	68,  // 115: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	72,  // 116: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	77,  // 117: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	79,  // 118: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	74,  // 119: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	54,  // 120: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	21,  // 121: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	21,  // 122: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 123: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 124: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	80,  // 125: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 126: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 127: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	108, // [108:128] is the sub-list for method output_type
+	88,  // [88:108] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -8131,15 +8564,15 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Destroy)(nil),
 	}
 	file_control_control_proto_msgTypes[38].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[64].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[65].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[66].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   86,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

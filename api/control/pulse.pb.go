@@ -987,147 +987,6 @@ func (x *Heat) GetBins() []uint32 {
 	return nil
 }
 
-// A Plan is what the leader's planning loop proposes. Nothing is rented or released.
-type Plan struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`            // counts on with each
-	AgeNs         int64                  `protobuf:"varint,2,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // as of when it was sent
-	Trigger       string                 `protobuf:"bytes,3,opt,name=trigger,proto3" json:"trigger,omitempty"`           // "demand", "fleet" or "time"
-	Priced        bool                   `protobuf:"varint,4,opt,name=priced,proto3" json:"priced,omitempty"`            // every running type has a price
-	Rate          float64                `protobuf:"fixed64,5,opt,name=rate,proto3" json:"rate,omitempty"`               // queries/s that it is for
-	Change        bool                   `protobuf:"varint,6,opt,name=change,proto3" json:"change,omitempty"`
-	Gain          float64                `protobuf:"fixed64,7,opt,name=gain,proto3" json:"gain,omitempty"` // as of Proposal
-	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
-	Notes         []string               `protobuf:"bytes,9,rep,name=notes,proto3" json:"notes,omitempty"`
-	Now           *Plan_Choice           `protobuf:"bytes,10,opt,name=now,proto3" json:"now,omitempty"`
-	Proposed      *Plan_Choice           `protobuf:"bytes,11,opt,name=proposed,proto3" json:"proposed,omitempty"`        // absent: none
-	Approximate   bool                   `protobuf:"varint,12,opt,name=approximate,proto3" json:"approximate,omitempty"` // no allowable throughput was simulated
-	More          []*Plan_Gain           `protobuf:"bytes,13,rep,name=more,proto3" json:"more,omitempty"`                // what one more instance adds to now
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Plan) Reset() {
-	*x = Plan{}
-	mi := &file_control_pulse_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Plan) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Plan) ProtoMessage() {}
-
-func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
-func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *Plan) GetNumber() uint64 {
-	if x != nil {
-		return x.Number
-	}
-	return 0
-}
-
-func (x *Plan) GetAgeNs() int64 {
-	if x != nil {
-		return x.AgeNs
-	}
-	return 0
-}
-
-func (x *Plan) GetTrigger() string {
-	if x != nil {
-		return x.Trigger
-	}
-	return ""
-}
-
-func (x *Plan) GetPriced() bool {
-	if x != nil {
-		return x.Priced
-	}
-	return false
-}
-
-func (x *Plan) GetRate() float64 {
-	if x != nil {
-		return x.Rate
-	}
-	return 0
-}
-
-func (x *Plan) GetChange() bool {
-	if x != nil {
-		return x.Change
-	}
-	return false
-}
-
-func (x *Plan) GetGain() float64 {
-	if x != nil {
-		return x.Gain
-	}
-	return 0
-}
-
-func (x *Plan) GetReason() string {
-	if x != nil {
-		return x.Reason
-	}
-	return ""
-}
-
-func (x *Plan) GetNotes() []string {
-	if x != nil {
-		return x.Notes
-	}
-	return nil
-}
-
-func (x *Plan) GetNow() *Plan_Choice {
-	if x != nil {
-		return x.Now
-	}
-	return nil
-}
-
-func (x *Plan) GetProposed() *Plan_Choice {
-	if x != nil {
-		return x.Proposed
-	}
-	return nil
-}
-
-func (x *Plan) GetApproximate() bool {
-	if x != nil {
-		return x.Approximate
-	}
-	return false
-}
-
-func (x *Plan) GetMore() []*Plan_Gain {
-	if x != nil {
-		return x.More
-	}
-	return nil
-}
-
 type TellRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1138,7 +997,7 @@ type TellRequest struct {
 
 func (x *TellRequest) Reset() {
 	*x = TellRequest{}
-	mi := &file_control_pulse_proto_msgTypes[12]
+	mi := &file_control_pulse_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1009,7 @@ func (x *TellRequest) String() string {
 func (*TellRequest) ProtoMessage() {}
 
 func (x *TellRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[12]
+	mi := &file_control_pulse_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1022,7 @@ func (x *TellRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TellRequest.ProtoReflect.Descriptor instead.
 func (*TellRequest) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{12}
+	return file_control_pulse_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TellRequest) GetAgent() string {
@@ -1188,7 +1047,7 @@ type TellResponse struct {
 
 func (x *TellResponse) Reset() {
 	*x = TellResponse{}
-	mi := &file_control_pulse_proto_msgTypes[13]
+	mi := &file_control_pulse_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1059,7 @@ func (x *TellResponse) String() string {
 func (*TellResponse) ProtoMessage() {}
 
 func (x *TellResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[13]
+	mi := &file_control_pulse_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,203 +1072,7 @@ func (x *TellResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TellResponse.ProtoReflect.Descriptor instead.
 func (*TellResponse) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{13}
-}
-
-type Plan_Choice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Instances     []*Plan_FleetCount     `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
-	Price         float64                `protobuf:"fixed64,2,opt,name=price,proto3" json:"price,omitempty"` // $/hour; 0: not known
-	Limit         float64                `protobuf:"fixed64,3,opt,name=limit,proto3" json:"limit,omitempty"`
-	Allowable     float64                `protobuf:"fixed64,4,opt,name=allowable,proto3" json:"allowable,omitempty"`
-	Binding       string                 `protobuf:"bytes,5,opt,name=binding,proto3" json:"binding,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Plan_Choice) Reset() {
-	*x = Plan_Choice{}
-	mi := &file_control_pulse_proto_msgTypes[14]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Plan_Choice) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Plan_Choice) ProtoMessage() {}
-
-func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[14]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
-func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{11, 0}
-}
-
-func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
-	if x != nil {
-		return x.Instances
-	}
-	return nil
-}
-
-func (x *Plan_Choice) GetPrice() float64 {
-	if x != nil {
-		return x.Price
-	}
-	return 0
-}
-
-func (x *Plan_Choice) GetLimit() float64 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
-}
-
-func (x *Plan_Choice) GetAllowable() float64 {
-	if x != nil {
-		return x.Allowable
-	}
-	return 0
-}
-
-func (x *Plan_Choice) GetBinding() string {
-	if x != nil {
-		return x.Binding
-	}
-	return ""
-}
-
-type Plan_FleetCount struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Price         float64                `protobuf:"fixed64,3,opt,name=price,proto3" json:"price,omitempty"` // of one; 0: not known
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Plan_FleetCount) Reset() {
-	*x = Plan_FleetCount{}
-	mi := &file_control_pulse_proto_msgTypes[15]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Plan_FleetCount) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Plan_FleetCount) ProtoMessage() {}
-
-func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[15]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
-func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{11, 1}
-}
-
-func (x *Plan_FleetCount) GetType() string {
-	if x != nil {
-		return x.Type
-	}
-	return ""
-}
-
-func (x *Plan_FleetCount) GetCount() uint32 {
-	if x != nil {
-		return x.Count
-	}
-	return 0
-}
-
-func (x *Plan_FleetCount) GetPrice() float64 {
-	if x != nil {
-		return x.Price
-	}
-	return 0
-}
-
-type Plan_Gain struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	Rate          float64                `protobuf:"fixed64,2,opt,name=rate,proto3" json:"rate,omitempty"`   // queries/s
-	Price         float64                `protobuf:"fixed64,3,opt,name=price,proto3" json:"price,omitempty"` // $/hour; 0: not known
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Plan_Gain) Reset() {
-	*x = Plan_Gain{}
-	mi := &file_control_pulse_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Plan_Gain) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Plan_Gain) ProtoMessage() {}
-
-func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_pulse_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
-func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_pulse_proto_rawDescGZIP(), []int{11, 2}
-}
-
-func (x *Plan_Gain) GetType() string {
-	if x != nil {
-		return x.Type
-	}
-	return ""
-}
-
-func (x *Plan_Gain) GetRate() float64 {
-	if x != nil {
-		return x.Rate
-	}
-	return 0
-}
-
-func (x *Plan_Gain) GetPrice() float64 {
-	if x != nil {
-		return x.Price
-	}
-	return 0
+	return file_control_pulse_proto_rawDescGZIP(), []int{12}
 }
 
 var File_control_pulse_proto protoreflect.FileDescriptor
@@ -1507,37 +1170,7 @@ const file_control_pulse_proto_rawDesc = "" +
 	"\x04Heat\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\rR\x04type\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\rR\x05model\x12\x12\n" +
-	"\x04bins\x18\x03 \x03(\rR\x04bins\"\xdc\x05\n" +
-	"\x04Plan\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x15\n" +
-	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12\x18\n" +
-	"\atrigger\x18\x03 \x01(\tR\atrigger\x12\x16\n" +
-	"\x06priced\x18\x04 \x01(\bR\x06priced\x12\x12\n" +
-	"\x04rate\x18\x05 \x01(\x01R\x04rate\x12\x16\n" +
-	"\x06change\x18\x06 \x01(\bR\x06change\x12\x12\n" +
-	"\x04gain\x18\a \x01(\x01R\x04gain\x12\x16\n" +
-	"\x06reason\x18\b \x01(\tR\x06reason\x12\x14\n" +
-	"\x05notes\x18\t \x03(\tR\x05notes\x120\n" +
-	"\x03now\x18\n" +
-	" \x01(\v2\x1e.muster.control.v1.Plan.ChoiceR\x03now\x12:\n" +
-	"\bproposed\x18\v \x01(\v2\x1e.muster.control.v1.Plan.ChoiceR\bproposed\x12 \n" +
-	"\vapproximate\x18\f \x01(\bR\vapproximate\x120\n" +
-	"\x04more\x18\r \x03(\v2\x1c.muster.control.v1.Plan.GainR\x04more\x1a\xae\x01\n" +
-	"\x06Choice\x12@\n" +
-	"\tinstances\x18\x01 \x03(\v2\".muster.control.v1.Plan.FleetCountR\tinstances\x12\x14\n" +
-	"\x05price\x18\x02 \x01(\x01R\x05price\x12\x14\n" +
-	"\x05limit\x18\x03 \x01(\x01R\x05limit\x12\x1c\n" +
-	"\tallowable\x18\x04 \x01(\x01R\tallowable\x12\x18\n" +
-	"\abinding\x18\x05 \x01(\tR\abinding\x1aL\n" +
-	"\n" +
-	"FleetCount\x12\x12\n" +
-	"\x04type\x18\x01 \x01(\tR\x04type\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
-	"\x05price\x18\x03 \x01(\x01R\x05price\x1aD\n" +
-	"\x04Gain\x12\x12\n" +
-	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
-	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\x14\n" +
-	"\x05price\x18\x03 \x01(\x01R\x05price\"U\n" +
+	"\x04bins\x18\x03 \x03(\rR\x04bins\"U\n" +
 	"\vTellRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x120\n" +
 	"\x06events\x18\x02 \x03(\v2\x18.muster.control.v1.EventR\x06events\"\x0e\n" +
@@ -1558,36 +1191,33 @@ func file_control_pulse_proto_rawDescGZIP() []byte {
 	return file_control_pulse_proto_rawDescData
 }
 
-var file_control_pulse_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_control_pulse_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_control_pulse_proto_goTypes = []any{
-	(*PulseRequest)(nil),    // 0: muster.control.v1.PulseRequest
-	(*PulseMessage)(nil),    // 1: muster.control.v1.PulseMessage
-	(*Fleet)(nil),           // 2: muster.control.v1.Fleet
-	(*FleetType)(nil),       // 3: muster.control.v1.FleetType
-	(*FleetModel)(nil),      // 4: muster.control.v1.FleetModel
-	(*FleetAgent)(nil),      // 5: muster.control.v1.FleetAgent
-	(*Row)(nil),             // 6: muster.control.v1.Row
-	(*ModelRow)(nil),        // 7: muster.control.v1.ModelRow
-	(*Beat)(nil),            // 8: muster.control.v1.Beat
-	(*ModelBeat)(nil),       // 9: muster.control.v1.ModelBeat
-	(*Heat)(nil),            // 10: muster.control.v1.Heat
-	(*Plan)(nil),            // 11: muster.control.v1.Plan
-	(*TellRequest)(nil),     // 12: muster.control.v1.TellRequest
-	(*TellResponse)(nil),    // 13: muster.control.v1.TellResponse
-	(*Plan_Choice)(nil),     // 14: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil), // 15: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),       // 16: muster.control.v1.Plan.Gain
-	(*Event)(nil),           // 17: muster.control.v1.Event
-	(*Leadership)(nil),      // 18: muster.control.v1.Leadership
+	(*PulseRequest)(nil), // 0: muster.control.v1.PulseRequest
+	(*PulseMessage)(nil), // 1: muster.control.v1.PulseMessage
+	(*Fleet)(nil),        // 2: muster.control.v1.Fleet
+	(*FleetType)(nil),    // 3: muster.control.v1.FleetType
+	(*FleetModel)(nil),   // 4: muster.control.v1.FleetModel
+	(*FleetAgent)(nil),   // 5: muster.control.v1.FleetAgent
+	(*Row)(nil),          // 6: muster.control.v1.Row
+	(*ModelRow)(nil),     // 7: muster.control.v1.ModelRow
+	(*Beat)(nil),         // 8: muster.control.v1.Beat
+	(*ModelBeat)(nil),    // 9: muster.control.v1.ModelBeat
+	(*Heat)(nil),         // 10: muster.control.v1.Heat
+	(*TellRequest)(nil),  // 11: muster.control.v1.TellRequest
+	(*TellResponse)(nil), // 12: muster.control.v1.TellResponse
+	(*Event)(nil),        // 13: muster.control.v1.Event
+	(*Plan)(nil),         // 14: muster.control.v1.Plan
+	(*Leadership)(nil),   // 15: muster.control.v1.Leadership
 }
 var file_control_pulse_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.PulseMessage.fleet:type_name -> muster.control.v1.Fleet
 	8,  // 1: muster.control.v1.PulseMessage.beat:type_name -> muster.control.v1.Beat
 	6,  // 2: muster.control.v1.PulseMessage.seconds:type_name -> muster.control.v1.Row
 	6,  // 3: muster.control.v1.PulseMessage.minutes:type_name -> muster.control.v1.Row
-	17, // 4: muster.control.v1.PulseMessage.events:type_name -> muster.control.v1.Event
-	11, // 5: muster.control.v1.PulseMessage.plan:type_name -> muster.control.v1.Plan
-	18, // 6: muster.control.v1.Fleet.leadership:type_name -> muster.control.v1.Leadership
+	13, // 4: muster.control.v1.PulseMessage.events:type_name -> muster.control.v1.Event
+	14, // 5: muster.control.v1.PulseMessage.plan:type_name -> muster.control.v1.Plan
+	15, // 6: muster.control.v1.Fleet.leadership:type_name -> muster.control.v1.Leadership
 	3,  // 7: muster.control.v1.Fleet.types:type_name -> muster.control.v1.FleetType
 	4,  // 8: muster.control.v1.Fleet.models:type_name -> muster.control.v1.FleetModel
 	5,  // 9: muster.control.v1.Fleet.agents:type_name -> muster.control.v1.FleetAgent
@@ -1595,21 +1225,17 @@ var file_control_pulse_proto_depIdxs = []int32{
 	6,  // 11: muster.control.v1.Beat.row:type_name -> muster.control.v1.Row
 	9,  // 12: muster.control.v1.Beat.models:type_name -> muster.control.v1.ModelBeat
 	10, // 13: muster.control.v1.Beat.heat:type_name -> muster.control.v1.Heat
-	17, // 14: muster.control.v1.Beat.events:type_name -> muster.control.v1.Event
-	14, // 15: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	14, // 16: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	16, // 17: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	17, // 18: muster.control.v1.TellRequest.events:type_name -> muster.control.v1.Event
-	15, // 19: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	0,  // 20: muster.control.v1.Dashboard.Pulse:input_type -> muster.control.v1.PulseRequest
-	12, // 21: muster.control.v1.Dashboard.Tell:input_type -> muster.control.v1.TellRequest
-	1,  // 22: muster.control.v1.Dashboard.Pulse:output_type -> muster.control.v1.PulseMessage
-	13, // 23: muster.control.v1.Dashboard.Tell:output_type -> muster.control.v1.TellResponse
-	22, // [22:24] is the sub-list for method output_type
-	20, // [20:22] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	13, // 14: muster.control.v1.Beat.events:type_name -> muster.control.v1.Event
+	13, // 15: muster.control.v1.TellRequest.events:type_name -> muster.control.v1.Event
+	0,  // 16: muster.control.v1.Dashboard.Pulse:input_type -> muster.control.v1.PulseRequest
+	11, // 17: muster.control.v1.Dashboard.Tell:input_type -> muster.control.v1.TellRequest
+	1,  // 18: muster.control.v1.Dashboard.Pulse:output_type -> muster.control.v1.PulseMessage
+	12, // 19: muster.control.v1.Dashboard.Tell:output_type -> muster.control.v1.TellResponse
+	18, // [18:20] is the sub-list for method output_type
+	16, // [16:18] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_control_pulse_proto_init() }
@@ -1624,7 +1250,7 @@ func file_control_pulse_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_pulse_proto_rawDesc), len(file_control_pulse_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -191,7 +191,8 @@ export class Money {
       const why = !priced ? "A type that runs here has no price, so there is nothing to save by. Bars show counts."
         : plan?.reason || (plan?.number ? "Nothing better is known for this demand." : "No plan yet: the leader makes one when it knows the demand.");
       parts.push(el("div", { class: "save plain" },
-        el("b", {}, plan?.number && priced ? "Stay as you are" : priced ? "No plan yet" : "No prices"), el("p", {}, why)));
+        el("b", {}, plan?.state === "superseded" ? "The last plan is superseded"
+          : plan?.number && priced ? "Stay as you are" : priced ? "No plan yet" : "No prices"), el("p", {}, why)));
     }
     if (plan?.more?.length) {
       parts.push(table("What one more instance adds", ["one more", "adds", "costs", "queries/s per $/hr"], plan.more.map((m, i) => [

@@ -106,15 +106,10 @@ func Print(w io.Writer, s *control.FleetState) error {
 
 // printPlan prints what is proposed, what would be done and what is held.
 func printPlan(b *strings.Builder, s *control.FleetState) {
-	if p := s.GetProposal(); p != nil {
-		fmt.Fprintf(b, "\nproposal %d: $%.3f/hr instead of $%.3f; %s\n", p.Number,
-			p.PriceUsdPerHour, p.NowUsdPerHour, p.Waits)
-		for _, c := range p.Changes {
-			fmt.Fprintf(b, "  %s\n", c)
-		}
-		fmt.Fprintf(b, "  for %s\n", p.Why)
-	} else if s.GetOutlook() != "" {
-		fmt.Fprintf(b, "\n%s\n", s.GetOutlook())
+	var plan control.Plan
+	plan.SetRented(s)
+	if lines := plan.Lines(); len(lines) > 0 {
+		fmt.Fprintf(b, "\n%s\n", strings.Join(lines, "\n"))
 	}
 	if len(s.GetNext()) > 0 {
 		b.WriteString("\nnext changes\n")

@@ -179,8 +179,8 @@ func TestDraw(t *testing.T) {
 	})
 }
 
-// TestProposal: status and top say how the demand has changed and what is proposed, until it runs.
-func TestProposal(t *testing.T) {
+// TestPlan: status and top say how the demand has changed and what is planned, in which state.
+func TestPlan(t *testing.T) {
 	at := time.Now()
 	s := testFleet(2)
 	s.Proposal = &control.Proposal{
@@ -190,33 +190,41 @@ func TestProposal(t *testing.T) {
 		Change: true,
 		Reason: "g4dn.xlarge=1,r5n.large=13 instead of g4dn.xlarge=2 costs 2.463 instead of " +
 			"1.052 $/hr, and only that serves 601 queries/s",
-		Proposed: []*control.Proposal_Instances{
-			{Type: "g4dn.xlarge", Count: 1}, {Type: "r5n.large", Count: 13},
-		},
 	}
-	shown := func() (all string) {
+	wants := func(want string) {
+		t.Helper()
 		var b strings.Builder
 		if err := Print(&b, s); err != nil {
 			t.Fatal(err)
 		}
-		return b.String() + ansi.Strip(Draw(s, 150, 0))
+		got := b.String() + ansi.Strip(Draw(s, 150, 0))
+		if strings.Count(got, want) != 2 {
+			t.Errorf("got %s\nwant twice %s", got, want)
+		}
 	}
 	demand := "demand of wnd/2 changed at " + at.Format("15:04") +
 		": rate 400.2/s to 601.0/s, batch sizes of mean 236 to 250, 5 % above 606 to 414\n"
-	if got, want := shown(), demand+
-		"  plan: g4dn.xlarge=1,r5n.large=13 instead of"; strings.Count(got, want) != 2 {
-		t.Errorf("got %s\nwant twice %s", got, want)
+	wants(demand + "  plan: g4dn.xlarge=1,r5n.large=13 instead of") // an older leader's
+	s.Plan = &control.Plan{
+		State: "proposed", Change: true, Reason: "only that serves 601 queries/s",
+		Now: &control.Plan_Choice{Price: 1.052}, Proposed: &control.Plan_Choice{Price: 2.463},
+		Changes: []string{"g4dn.xlarge: 1 fewer", "r5n.large: 13 more"},
 	}
-	// as the fleet is
-	s.Proposal.Proposed = []*control.Proposal_Instances{{Type: "g4dn.xlarge", Count: 2}}
-	if got, want := shown(), demand+"  plan: carried out\n"; strings.Count(got, want) != 2 {
-		t.Errorf("got %s\nwant twice %s", got, want)
-	}
+	proposed := "plan, proposed: $2.463/hr instead of $1.052\n  g4dn.xlarge: 1 fewer\n" +
+		"  r5n.large: 13 more\n  only that serves 601 queries/s\n"
+	wants(demand + proposed)
+	s.Plan.State, s.Plan.Change = "superseded", false
+	wants(demand + "plan, superseded: only that serves")
 	s.Proposal.Kind, s.Proposal.TimeUnixNs = "arrival rate", at.Add(-48*time.Hour).UnixNano()
-	if got, want := shown(), at.Add(-48*time.Hour).Format("2006-01-02 15:04")+
-		": rate 400.2/s to 601.0/s\n"; strings.Count(got, want) != 2 {
-		t.Errorf("got %s\nwant twice %s", got, want)
-	}
+	wants(at.Add(-48*time.Hour).Format("2006-01-02 15:04") + ": rate 400.2/s to 601.0/s\n")
+	s.Proposal = nil
+	wants("plan, superseded: only that serves")
+	s.Plan.SetRented(&control.FleetState{Mode: "approve", Proposal: &control.FleetProposal{
+		Number: 7, PriceUsdPerHour: 2, NowUsdPerHour: 3, Why: "300 queries/s",
+		Waits: "somebody has to approve it", Changes: []string{"r5n.large: 2 fewer"},
+	}})
+	wants("plan 7, waits for approval: $2.000/hr instead of $3.000; somebody has to approve it\n" +
+		"  r5n.large: 2 fewer\n  for 300 queries/s\n")
 }
 
 // TestDrawFits: whatever the fleet and the terminal, nothing is drawn

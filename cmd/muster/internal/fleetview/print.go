@@ -35,7 +35,7 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		}
 		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
 	}
-	for _, line := range proposalOf(s) {
+	for _, line := range planOf(s) {
 		fmt.Fprintln(w, line)
 	}
 	if versions := versionsOf(s.GetView().GetMembers()); versions != "" {
@@ -168,34 +168,26 @@ func reasonsOf(m *control.ModelStatus) string {
 	return strings.Join(parts, ", ")
 }
 
-// proposalOf returns two lines: how the demand changed last, and the plan that the leader proposes
-// for it. It returns nil if the demand has not changed.
-func proposalOf(s *control.FleetStatus) []string {
-	p := s.GetProposal()
-	if p == nil {
-		return nil
-	}
-	at := time.Unix(0, p.GetTimeUnixNs())
-	when := at.Format("15:04")
-	if time.Since(at) > 12*time.Hour {
-		when = at.Format("2006-01-02 15:04")
-	}
-	demand := fmt.Sprintf("demand of %s changed at %s: %s",
-		names.NewModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p))
-	counts, same := map[string]uint32{}, len(p.GetProposed()) > 0
-	for _, m := range s.GetView().GetMembers() {
-		if !m.GetDraining() {
-			counts[m.GetInstanceType()]++
+// planOf returns how the demand changed last, and the leader's plan, in lines. It returns nil where
+// the demand has not changed and there is no plan.
+func planOf(s *control.FleetStatus) (lines []string) {
+	p, plan := s.GetProposal(), s.GetPlan()
+	if p != nil {
+		at := time.Unix(0, p.GetTimeUnixNs())
+		when := at.Format("15:04")
+		if time.Since(at) > 12*time.Hour {
+			when = at.Format("2006-01-02 15:04")
 		}
+		lines = append(lines, fmt.Sprintf("demand of %s changed at %s: %s",
+			names.NewModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p)))
 	}
-	for _, i := range p.GetProposed() {
-		same = same && counts[i.GetType()] == i.GetCount()
-		delete(counts, i.GetType())
+	switch {
+	case plan.GetState() != "" || p != nil && plan != nil:
+		lines = append(lines, plan.Lines()...)
+	case p != nil: // the leader knows no plans
+		lines = append(lines, "  plan: "+p.GetReason())
 	}
-	if p.GetChange() && same && len(counts) == 0 {
-		return []string{demand, "  plan: carried out"}
-	}
-	return []string{demand, "  plan: " + p.GetReason()}
+	return lines
 }
 
 // changeOf returns what has changed, the rate or the batch sizes of a model's queries, with the

@@ -41,7 +41,7 @@ func Draw(s *control.FleetStatus, width, height int) string {
 	},
 		func(t table) bool { return len(t.rows) == 0 })
 	lines := fleetHeader(s)
-	lines = append(lines, proposalOf(s)...)
+	lines = append(lines, planOf(s)...)
 	if placement := placementOf(s); placement != "" {
 		lines = append(lines, placement)
 	}
