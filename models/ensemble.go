@@ -29,7 +29,7 @@ const maxSteps = 256
 // readEnsemble reads a version of an ensemble with the configuration c, and the versions of its
 // steps: of each model the newest that its version policy chooses, unless the step names one.
 func readEnsemble(dir, model string, number int64, c Config) (*Version, error) {
-	path, err := pathWithin(dir, model, TritonFile)
+	path, _, err := resolvePath(dir, model, TritonFile)
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +310,7 @@ func stuckError(waiting []namedStep, tensors map[string]*madeTensor) error {
 // withParts returns the fingerprint base of a model's settings, with those of all files of the
 // models that it consists of, if it is an ensemble: then they are files of its versions.
 func (s *scanner) withParts(model string, base fingerprint) fingerprint {
-	path, err := pathWithin(s.dir, model, TritonFile)
+	path, _, err := resolvePath(s.dir, model, TritonFile)
 	if err != nil {
 		return base
 	}

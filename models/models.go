@@ -102,7 +102,7 @@ func (v *Version) String() string { return fmt.Sprintf("%s version %d", v.Model,
 
 // ReadVersion reads the configuration and the signature of a version in the repository dir, and
 // checks that they agree. It does not load the model. A file that lies outside of dir, through a
-// symbolic link, is an error. Errors name the file.
+// symbolic link, is noted, and is an error in what a store has delivered. Errors name the file.
 func ReadVersion(dir, model string, number int64) (*Version, error) {
 	if err := checkName(model); err != nil {
 		return nil, err
@@ -120,10 +120,11 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return readEnsemble(dir, model, number, c)
 	}
 	folder := filepath.Join(model, strconv.FormatInt(number, 10))
-	path, err := pathWithin(dir, folder, cmp.Or(c.ModelFile, ModelFile))
+	path, outside, err := resolvePath(dir, folder, cmp.Or(c.ModelFile, ModelFile))
 	if err != nil {
 		return nil, err
 	}
+	c.noteOutside(path, outside)
 	s, err := onnx.ReadSignature(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, gone := os.Stat(path); gone != nil { // the model itself, not its external data
@@ -135,8 +136,12 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	}
 	read := []string{filepath.Base(path)}
 	for _, d := range s.Data {
-		if _, err := pathWithin(dir, folder, d.Location); err != nil {
+		data, real, err := resolvePath(dir, folder, d.Location)
+		if err != nil {
 			return nil, err
+		}
+		if filepath.Dir(real) != filepath.Dir(outside) {
+			c.noteOutside(data, real)
 		}
 		first, _, _ := strings.Cut(d.Location, string(filepath.Separator))
 		read = append(read, first)
@@ -358,26 +363,54 @@ func checkName(model string) error {
 	return nil
 }
 
-// pathWithin returns the path of a file in dir. It is an error if the file lies outside of dir
-// through symbolic links. A file that does not exist is no error.
-func pathWithin(dir string, elements ...string) (string, error) {
-	dir, err := filepath.Abs(dir)
+// StoreFolder is the hidden folder of a model directory with what was fetched from a store.
+const StoreFolder = ".store"
+
+// resolvePath returns the path of a file in dir, and where it leads if that is outside of dir,
+// through symbolic links: whoever may write to the directory may have files elsewhere, as the cache
+// of Hugging Face and releases beside a link named current have them. What a store has delivered may
+// not lead out. A file that does not exist is no error.
+func resolvePath(dir string, elements ...string) (path, outside string, err error) {
+	dir, err = filepath.Abs(dir)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	path := filepath.Join(append([]string{dir}, elements...)...)
+	path = filepath.Join(append([]string{dir}, elements...)...)
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil { // the file does not exist or cannot be read
-		return path, nil
+		return path, "", nil
 	}
 	root, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	if relative, err := filepath.Rel(root, real); err != nil || !filepath.IsLocal(relative) {
-		return "", fmt.Errorf("%s leads to %s, outside of the model directory", path, real)
+	if isBelow(root, real) {
+		return path, "", nil
 	}
-	return path, nil
+	// Each folder on the way may be a link to the store's.
+	for folder := filepath.Dir(path); folder != dir && isBelow(dir, folder); {
+		if from, err := filepath.EvalSymlinks(folder); err == nil &&
+			isBelow(filepath.Join(root, StoreFolder), from) {
+			return "", "", fmt.Errorf("%s leads to %s, outside of the model directory, and comes from a "+
+				"store", path, real)
+		}
+		folder = filepath.Dir(folder)
+	}
+	return path, real, nil
+}
+
+// isBelow reports whether a path is that of a folder, or within it.
+func isBelow(folder, path string) bool {
+	relative, err := filepath.Rel(folder, path)
+	return err == nil && filepath.IsLocal(relative)
+}
+
+// noteOutside notes that a file lies outside of the model directory; outside is where, or "".
+func (c *Config) noteOutside(path, outside string) {
+	if outside != "" {
+		c.Notes = append(slices.Clone(c.Notes),
+			fmt.Sprintf("%s leads to %s, outside of the model directory", path, outside))
+	}
 }
 
 // mergePorts returns the model's ports (have) with the id bounds and shapes that its configuration

@@ -169,7 +169,11 @@ func Rerate(dir, family string) ([]string, error) {
 		if accuracy == c.Accuracy {
 			continue
 		}
-		path, err := pathWithin(dir, v.Model, ConfigFile)
+		path, outside, err := resolvePath(dir, v.Model, ConfigFile)
+		if err == nil && outside != "" {
+			err = fmt.Errorf("%s leads to %s, outside of the model directory: it is not written to", path,
+				outside)
+		}
 		if err != nil {
 			return changed, err
 		}

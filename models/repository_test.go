@@ -838,7 +838,8 @@ func TestConfigChange(t *testing.T) {
 	})
 }
 
-// Links may lead about the model directory, not out of it.
+// Links may lead about the model directory and out of it, but not those of models that came from a
+// store.
 func TestLinks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -861,12 +862,36 @@ func TestLinks(t *testing.T) {
 		link(filepath.Join(outside.dir, "secret/1"), "version/1")
 		link(filepath.Join(outside.dir, "secret/1/model.onnx"), "file/1/model.onnx")
 		link(filepath.Join(outside.dir, "model.yaml"), "config/model.yaml")
+		outside.add("2026-11-01/1")
+		link(outside.dir, "releases")
+		link("../releases/2026-11-01/1", "current/1")
+		const fetched = ".store/models/ID/"
+		b.add(fetched + "2")
+		link(filepath.Join(outside.dir, "secret/1/model.onnx"), fetched+"1/model.onnx")
+		link(".store/models/ID", "fetched")
+		link("../.store/models/ID/1", "fetched-version/1")
+		b.write(".store/models/SETTINGS/1/model.onnx", "")
+		link(filepath.Join(outside.dir, "model.yaml"), ".store/models/SETTINGS/model.yaml")
+		link(".store/models/SETTINGS", "fetched-settings")
 		b.start()
-		b.serves("real", 1)
-		b.serves("alias", 1)
-		for _, name := range []string{"model", "version", "file", "config"} {
-			b.status(name, 1, Unavailable, "outside of the model directory")
+		for _, name := range []string{
+			"real", "alias", "model", "version", "file", "config", "current",
+		} {
+			b.serves(name, 1)
 		}
+		v, err := ReadVersion(b.dir, "file", 1)
+		want := "file/1/model.onnx leads to " + filepath.Join(outside.dir, "secret/1/model.onnx") +
+			", outside of the model directory"
+		if err != nil || len(v.Config.Notes) != 1 || !strings.Contains(v.Config.Notes[0], want) {
+			t.Errorf("got %v and the notes %q, want %q", err, v.Config.Notes, want)
+		}
+		for _, name := range []string{"fetched", "fetched-version", "fetched-settings"} {
+			if _, err := ReadVersion(b.dir, name, 1); err == nil ||
+				!strings.Contains(err.Error(), "outside of the model directory, and comes from a store") {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+		b.serves("fetched", 2)
 	})
 }
 

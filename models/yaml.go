@@ -38,17 +38,22 @@ func unsetConfig() Config {
 // that says nothing those of its config.pbtxt.
 func configOf(dir, model string) (Config, error) {
 	c := unsetConfig()
-	path, err := pathWithin(dir, model, TritonFile)
-	if err != nil {
-		return Config{}, err
+	for _, name := range []string{TritonFile, ConfigFile} {
+		path, outside, err := resolvePath(dir, model, name)
+		if err != nil {
+			return Config{}, err
+		}
+		if name == TritonFile {
+			err = readTriton(path, model, &c)
+		} else {
+			c, err = readConfig(path, c)
+		}
+		if err != nil {
+			return Config{}, err
+		}
+		c.noteOutside(path, outside)
 	}
-	if err := readTriton(path, model, &c); err != nil {
-		return Config{}, err
-	}
-	if path, err = pathWithin(dir, model, ConfigFile); err != nil {
-		return Config{}, err
-	}
-	return readConfig(path, c)
+	return c, nil
 }
 
 // readConfig reads a model.yaml, over settings that setDefaults has not completed.

@@ -138,7 +138,11 @@ func (c *fileSums) versionChecksum(ctx context.Context, v *models.Version,
 
 // eachFile calls do with each file of a version, open, and its path in the version's folder.
 func eachFile(v *models.Version, do func(name string, f *os.File, info fs.FileInfo) error) error {
-	dir := filepath.Dir(v.Path)
+	// WalkDir does not look into a folder behind a link.
+	dir, err := filepath.EvalSymlinks(filepath.Dir(v.Path))
+	if err != nil {
+		return err
+	}
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err

@@ -51,6 +51,15 @@ func TestChecksum(t *testing.T) {
 		t.Error("files that differ in the middle have the same checksum")
 	}
 
+	link := filepath.Join(t.TempDir(), "1")
+	if err := os.Symlink(filepath.Dir(one.Path), link); err != nil {
+		t.Fatal(err)
+	}
+	linked := &models.Version{Model: "m", Number: 1, Path: filepath.Join(link, "model.onnx")}
+	if other := of(linked); other != want {
+		t.Errorf("the same files behind a link have %s and %s", want, other)
+	}
+
 	before := sums.read
 	if again := of(one); again != want || sums.read != before {
 		t.Errorf("again: got %s, want %s, and %d bytes read", again, want, sums.read-before)
