@@ -153,6 +153,12 @@ var rules = []rule{
 			"production runs",
 	},
 	{
+		folder:  "leader/fleetplan",
+		imports: []string{"api/names", "leader/internal", "leader/place"},
+		never:   append([]string{"log", "os"}, network...),
+		reason:  "a plan is arithmetic on types, variants and demand",
+	},
+	{
 		folder: "leader/match",
 		imports: []string{
 			"leader/fluid", "leader/internal", "api/list", "api/names", "profiles", "runtime/queue",
@@ -161,7 +167,9 @@ var rules = []rule{
 		reason: "matching is pure, and what else the leader does builds on it",
 	},
 	{
-		folder: "leader/place", imports: []string{"api/names", "leader/internal", "profiles"},
+		folder: "leader/place", imports: []string{
+			"api/names", "leader/fleetplan", "leader/internal", "profiles",
+		},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "what agents should hold is arithmetic on types, rates and demand",
 	},

@@ -192,8 +192,8 @@ func (m *master) dealMachines(ofTypes []int, x []float64) []int {
 	return counts
 }
 
-// dive rounds the relaxation of the counts between lo and hi, one count after the other and each time
-// the one that is nearest to the next whole number, and tries what it ends with.
+// dive rounds the relaxation of the counts between lo and hi, one count after the other and each
+// time the one that is nearest to the next whole number, and tries what it ends with.
 func (s *countSearch) dive(lo, hi []int, limit int) {
 	lo, hi = slices.Clone(lo), slices.Clone(hi)
 	for s.m.work < limit {

@@ -1,9 +1,9 @@
 // Package fleetplan plans a fleet as a whole: how many machines of each type there are, which
 // variants each holds, and which variant on which type answers which queries.
 //
-// In comes a Problem: the demand by family and batch size, the variants with their accuracies, sizes
-// and run times, the types with their prices, limits and memory. Out comes a Plan. What is best is
-// ordered: first the share of the queries that is served in time, then the families' target
+// In comes a Problem: the demand by family and batch size, the variants with their accuracies,
+// sizes and run times, the types with their prices, limits and memory. Out comes a Plan. What is
+// best is ordered: first the share of the queries that is served in time, then the families' target
 // accuracies, then dollars and accuracy, which [Problem.AccuracyUSDPerHour] weighs.
 //
 // Without variants it is the fluid program of KAIROS (leader/fluid); with fixed machines that hold

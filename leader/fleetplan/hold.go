@@ -200,8 +200,8 @@ func sum(counts []int) int {
 	return all
 }
 
-// placeVariants finds what so many machines of each type should hold, of the pools, as the placement
-// program does (leader/place), and returns counts by type and after those by pool.
+// placeVariants finds what so many machines of each type should hold, of the pools, as the
+// placement program does (leader/place), and returns counts by type and after those by pool.
 func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 	m, p := h.m, h.m.problem
 	program := &place.Program{}
@@ -300,7 +300,9 @@ func (p *Problem) makePools(relaxation *countSearch) (pools []pool, all bool) {
 	return pools, all
 }
 
-func (p *Problem) sizeOf(r ref) float64 { return p.Families[r.family].Variants[r.variant].SizeBytes }
+func (p *Problem) sizeOf(r ref) float64 {
+	return p.Families[r.family].Variants[r.variant].SizeBytes
+}
 
 // maxSets is up to how many maximal sets of a type all are looked at; chosen.
 const maxSets = 100
@@ -384,7 +386,8 @@ func (p *Problem) newPacker(useful []ref, typ int, memory float64, work map[ref]
 }
 
 // pack makes sets so that machines with them have time for the work of each variant: that of most
-// work first, and with it those that fit, by falling and by rising work. Each variant is in some set.
+// work first, and with it those that fit, by falling and by rising work. Each variant is in some
+// set.
 func (k *packer) pack() [][]ref {
 	reversed := slices.Clone(k.order)
 	slices.Reverse(reversed)

@@ -255,8 +255,8 @@ func (m *master) tighten(lo, hi []int) bool {
 	return true
 }
 
-// build writes the master program for counts between lo and hi, which are tight. It reports false if
-// the budget does not pay for lo.
+// build writes the master program for counts between lo and hi, which are tight. It reports false
+// if the budget does not pay for lo.
 func (m *master) build(lo, hi []int) bool {
 	l := &m.lp
 	l.Reset()
@@ -470,6 +470,6 @@ func (m *master) generateColumns() (gain float64, added bool) {
 	return gain, added
 }
 
-// enough is the gain of a column, in parts of the scale, from which it matters. The worth of what is
-// served has ten digits.
+// enough is the gain of a column, in parts of the scale, from which it matters. The worth of what
+// is served has ten digits.
 const enough = 1e-7

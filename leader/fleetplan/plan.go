@@ -165,8 +165,8 @@ func (m *master) summarize(plan *Plan, served []float64, points, gap float64) {
 	if answered > 0 {
 		plan.Accuracy = min(best, points/answered)
 		if math.IsInf(worth, 1) {
-			dollars := m.problem.dollars()
-			plan.MaxAccuracy = min(best, (points+(max(0, gap)+w.cost*dollars)/w.accuracy)/counted)
+			dearer := w.cost * (m.problem.maxPrice() - plan.CostUSDPerHour)
+			plan.MaxAccuracy = min(best, (points+(max(0, gap)+dearer)/w.accuracy)/counted)
 		}
 	}
 }
@@ -174,21 +174,24 @@ func (m *master) summarize(plan *Plan, served []float64, points, gap float64) {
 // leastWorth is by how much plans that serve the same may differ in what they are worth otherwise,
 // in parts of the scale.
 func (m *master) leastWorth() float64 {
-	worth, target := 0.0, m.problem.TargetAccuracy
+	lowest, highest, shortage := math.Inf(1), 0.0, 0.0
 	for _, f := range m.problem.Families {
-		target = max(target, f.TargetAccuracy)
+		low := math.Inf(1)
 		for _, v := range f.Variants {
-			worth = max(worth, m.weights.accuracy*v.Accuracy)
+			low, highest = min(low, v.Accuracy), max(highest, v.Accuracy)
 		}
+		lowest, shortage = min(lowest, low), max(shortage, f.TargetAccuracy-low)
 	}
-	return worth + 2*m.weights.shortage*target + m.weights.cost*m.problem.dollars()
+	shortage += max(0, m.problem.TargetAccuracy-lowest)
+	return m.weights.accuracy*highest + m.weights.shortage*shortage +
+		m.weights.cost*m.problem.maxPrice()
 }
 
-// dollars is by how much the prices of two fleets may differ, in $/hr.
-func (p *Problem) dollars() float64 {
+// maxPrice is what a fleet may cost at most, in $/hr.
+func (p *Problem) maxPrice() float64 {
 	all := 0.0
 	for _, t := range p.Types {
-		all += t.PriceUSDPerHour * float64(t.Max-t.Min)
+		all += t.PriceUSDPerHour * float64(t.Max)
 	}
 	if p.BudgetUSDPerHour > 0 {
 		all = min(all, p.BudgetUSDPerHour)

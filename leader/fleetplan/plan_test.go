@@ -363,7 +363,8 @@ func TestPackSets(t *testing.T) {
 	}
 }
 
-// large is a problem of 12 types and 50 families of 4 variants each, for some ten thousand machines.
+// large is a problem of 12 types and 50 families of 4 variants each, for some ten thousand
+// machines.
 func large() *Problem {
 	r := rand.New(rand.NewPCG(3, 3))
 	p := randomProblem(r, 12, 50, 4)

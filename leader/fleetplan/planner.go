@@ -51,7 +51,9 @@ func (pl *Planner) Plan(p *Problem, n int) ([]*Plan, error) {
 		s.tryNeighbours()
 	}
 	slices.SortStableFunc(s.found, func(a, b candidate) int { return cmp.Compare(b.value, a.value) })
-	first := slices.IndexFunc(s.found, func(c candidate) bool { return slices.Equal(c.counts, s.best) })
+	first := slices.IndexFunc(s.found, func(c candidate) bool {
+		return slices.Equal(c.counts, s.best)
+	})
 	s.found[0], s.found[first] = s.found[first], s.found[0]
 	var plans []*Plan
 	for _, c := range s.found[:min(n, len(s.found))] {

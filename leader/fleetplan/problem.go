@@ -127,3 +127,20 @@ func (p *Problem) Validate() error {
 
 // maxMachines bounds the machines of a type, so that sums stay exact.
 const maxMachines = 1_000_000
+
+// Enough is a number of machines of a type more than which answer no more, whatever these hold.
+func (p *Problem) Enough(typ int) int {
+	machines := 0.0
+	for _, f := range p.Families {
+		time := make([]float64, len(f.Variants)) // seconds of run time in a second
+		for _, b := range f.Bins {
+			for v := range time {
+				time[v] += b.Rate * b.RunTime[v][typ]
+			}
+		}
+		for _, seconds := range time {
+			machines += math.Ceil(seconds / p.Types[typ].Capacity)
+		}
+	}
+	return int(min(machines, maxMachines))
+}

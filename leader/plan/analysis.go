@@ -41,6 +41,10 @@ type Analysis struct {
 	unbudgeted bool
 }
 
+// errBudget is errTooMany without a budget that could be lowered.
+var errBudget = errors.New("too many configurations to choose from: give a budget, limit how " +
+	"many of a type, or name fewer types")
+
 // maxTypes is how many types fit into a set of type uint64.
 const maxTypes = 64
 

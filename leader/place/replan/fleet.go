@@ -4,61 +4,58 @@ import (
 	"slices"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/leader/place"
 )
 
-// A FleetProblem is the problem of a fleet that is not there yet: how many instances of each type
-// would hold what. Its program is that which the leader would solve for as many agents.
-type FleetProblem struct {
-	problem *Problem
-	// Program has a type for each instance type, in their order, and a choice for each layout that
-	// an instance may hold, but for those to which its memory has room to add. Its counts are 0.
-	Program *place.Program
-	// Unplaced says which families and variants no instance can hold or serve.
-	Unplaced []Event
-}
-
 // NewFleetProblem makes the problem of serving families at the rates of demand, in queries/s, which
 // are to have all headroom that is wanted, with instances of the types of s.Agents, of which each
-// stands for its type.
-func NewFleetProblem(s *Snapshot, demand []float64) *FleetProblem {
+// stands for its type: in their order, without prices and limits. Demand and rates are those for
+// which the leader would plan what so many agents hold. Families and variants are those of s in its
+// order; a second result says which of them no instance can hold or serve.
+func NewFleetProblem(s *Snapshot, demand []float64) (*fleetplan.Problem, []Event) {
 	p := &Problem{
 		agents: s.Agents, current: make([]place.Layout, len(s.Agents)), variants: s.Variants,
 		families: s.Families, rate: slices.Clone(demand), demand: slices.Clone(demand),
-		latencies: s.Latencies, layouts: s.Layouts, only: map[names.AgentName]bool{},
+		latencies: s.Latencies, only: map[names.AgentName]bool{},
 	}
 	plan := &Plan{problem: p}
 	p.buildProgram(plan)
-	p.dropCoveredChoices()
-	p.program.Current, p.program.Change = nil, 0
-	for t := range p.program.Types {
-		p.program.Types[t].Count = 0
+	fleet := &fleetplan.Problem{}
+	for _, kind := range p.kinds {
+		fleet.Types = append(fleet.Types, fleetplan.Type{
+			Name: string(kind.typ), Capacity: 1, MemoryBytes: float64(p.memory[kind.agents[0]]),
+		})
 	}
-	return &FleetProblem{p, &p.program, plan.missing}
-}
-
-// dropCoveredChoices drops the choices that serve no more than another one of their kind, which
-// holds the same models and more on the same lanes: agents hold what their memory has room for, as
-// [Problem.extendLayouts] has it.
-func (p *Problem) dropCoveredChoices() {
-	layout := func(o option) place.Layout { return p.kinds[o.kind].layouts[o.layout] }
-	covers := func(larger, o option) bool {
-		l, models := layout(larger), layout(o).Models()
-		return larger.kind == o.kind && l.IsOnAllLanes() && layout(o).IsOnAllLanes() &&
-			len(l.Models()) > len(models) && !slices.ContainsFunc(models,
-			func(m names.ModelKey) bool { return !l.Has(m) })
+	index := make([]int, len(p.variants)) // of the variant in its family
+	for f := range p.families {
+		family := fleetplan.Family{Name: p.families[f].Name}
+		for v := range p.variants {
+			if of := &p.variants[v]; of.Family == family.Name {
+				index[v] = len(family.Variants)
+				family.Variants = append(family.Variants, fleetplan.Variant{
+					Model: of.Model, Accuracy: accuracyOrBest(of), SizeBytes: float64(of.Bytes),
+				})
+			}
+		}
+		for k, largest := range p.classes[f] {
+			bin := fleetplan.Bin{
+				BatchSize: largest, Rate: p.program.Classes[p.first[f]+k].Rate,
+				RunTime: make([][]float64, len(family.Variants)),
+			}
+			for v := range bin.RunTime {
+				bin.RunTime[v] = make([]float64, len(fleet.Types))
+			}
+			family.Bins = append(family.Bins, bin)
+		}
+		fleet.Families = append(fleet.Families, family)
 	}
-	var choices []place.Choice
-	var options []option
-	for c, o := range p.choices {
-		if !slices.ContainsFunc(p.choices, func(larger option) bool { return covers(larger, o) }) {
-			choices, options = append(choices, p.program.Choices[c]), append(options, o)
+	for _, c := range p.program.Choices {
+		for _, service := range c.Partitions[0] { // the same in all layouts of one partition
+			f := p.family[p.program.Variants[service.Variant].Family]
+			bin := &fleet.Families[f].Bins[service.Class-p.first[f]]
+			bin.RunTime[index[service.Variant]][c.Type] = 1 / service.Rate
 		}
 	}
-	p.program.Choices, p.choices = choices, options
-}
-
-// Forecast is what a solution of the program expects of the families.
-func (r *FleetProblem) Forecast(sol *place.Solution) []place.FamilyForecast {
-	return r.problem.forecastFamilies(r.Program, sol)
+	return fleet, plan.missing
 }

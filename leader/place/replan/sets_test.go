@@ -5,10 +5,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/fleetplan"
 )
 
 // TestMaximalSets: the sets are those that fit and to which nothing could be added, as a look at
@@ -73,37 +72,39 @@ func TestMaximalSets(t *testing.T) {
 }
 
 // TestFleetProblemHoldsAll: what instances of a fleet to come would hold is what agents of such a
-// fleet hold: as much as their memory has room for, and partitions where these are known.
+// fleet hold: as much as their memory has room for.
 func TestFleetProblemHoldsAll(t *testing.T) {
-	for fits, want := range map[int]int{0: 1, 2: 28} { // all, or each two of 8 variants
+	for fits, want := range map[int]int{0: 8, 2: 2} { // of 8 variants
 		p := fleetOf(2, 1, 2, fits)
-		parted := place.Layout{Partitions: []place.Partition{
-			{Models: p.agents[0].Available[:1], Lanes: 1, Cores: 1},
-			{Models: p.agents[0].Available[4:5], Lanes: 1, Cores: 1},
-		}}
-		for i := range parted.Partitions {
-			key := names.TableKey{
-				Model: parted.Partitions[i].Models[0], Type: parted.LaneType(i, "t0"),
-			}
-			p.latencies[key] = flat(time.Millisecond)
-		}
-		layouts := map[names.LaneType][]place.Layout{"t0": {parted}}
 		for i := range p.agents {
 			if fits > 0 { // a plan leaves room to load another
 				p.agents[i].Memory += 100
 			}
 		}
-		fleet := NewFleetProblem(&Snapshot{
+		fleet, _ := NewFleetProblem(&Snapshot{
 			Agents: p.agents, Families: p.families, Variants: p.variants, Latencies: p.latencies,
-			Layouts: layouts,
 		}, p.demand)
-		count := []int{-1, 0} // and the partitions
-		for _, c := range fleet.Program.Choices {
-			count[c.Type]++
+		for i := range fleet.Types {
+			fleet.Types[i].Min, fleet.Types[i].Max = 2, 2
 		}
-		if count[0] != want || count[1] != want {
-			t.Errorf("room for %d: %d and %d layouts on all lanes, want %d", fits, count[0],
-				count[1], want)
+		plan, err := fleetplan.Solve(fleet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := 0
+		for _, h := range plan.Holdings {
+			held += h.Count
+			models := 0
+			for _, variants := range h.Variants {
+				models += len(variants)
+			}
+			if models != want {
+				t.Errorf("room for %d: an instance holds %v, want %d variants", fits, h.Variants, want)
+			}
+		}
+		if held != 2*len(fleet.Types) {
+			t.Errorf("room for %d: %d instances hold something, want %d", fits, held,
+				2*len(fleet.Types))
 		}
 	}
 }

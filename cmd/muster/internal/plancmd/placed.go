@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/sim"
@@ -37,13 +37,19 @@ type Placed struct {
 	LeastAccuracy float64 // in (0, 1]; 0: the best within the budget
 	Source        string
 
-	renting *replan.FleetProblem
-	names   map[names.ModelKey]string
-	rates   []float64 // by family
+	fleet    *fleetplan.Problem
+	unplaced []replan.Event
+	names    map[names.ModelKey]string
+	rates    []float64 // by family
 }
 
-// open makes the program.
-func (p *Placed) open() {
+// open makes the fleet's problem.
+func (p *Placed) open() error {
+	of := *p.Problem
+	of.Objective, of.Models, of.Rate = plan.LeastCost, nil, 0
+	if err := of.Validate(); err != nil {
+		return err
+	}
 	s := &replan.Snapshot{Latencies: map[names.TableKey]replan.Latencies{}}
 	p.names = map[names.ModelKey]string{}
 	merges, all := p.Config.Merge.Merges(), 0.0
@@ -81,38 +87,50 @@ func (p *Placed) open() {
 			Available: available,
 		})
 	}
-	p.renting = replan.NewFleetProblem(s, demand)
+	p.fleet, p.unplaced = replan.NewFleetProblem(s, demand)
+	p.fleet.BudgetUSDPerHour, p.fleet.TargetAccuracy = p.Budget, p.LeastAccuracy
+	if p.LeastAccuracy == 0 {
+		p.fleet.AccuracyUSDPerHour = math.Inf(1)
+	}
+	for i, t := range p.Types {
+		to := &p.fleet.Types[i]
+		if to.PriceUSDPerHour, to.Max = t.Price, p.fleet.Enough(i); t.Max > 0 {
+			to.Max = min(to.Max, t.Max)
+		}
+	}
+	return nil
 }
 
 // Plan plans, and simulates the best plan if it is to.
 func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	progress func(string)) (*PlacedReport, error) {
-	p.open()
+	if err := p.open(); err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
 	progress("searching for a fleet and what it holds")
-	found, err := plan.Placed{
-		Program: p.renting.Program, LeastAccuracy: 100 * p.LeastAccuracy, Top: top,
-	}.Plan(ctx, p.Problem)
+	plans, err := new(fleetplan.Planner).Plan(p.fleet, top)
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
+	first := plans[0] // the empty fleet is within all limits
 	r := &PlacedReport{
 		Objective: "maximum share served, then maximum accuracy", Source: p.Source, Budget: p.Budget,
-		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy, Met: found.Met,
-		Bound: roundTo6(found.Bound / 100), BoundServed: roundTo6(found.BoundServed),
-		BoundPrice: roundTo6(found.BoundPrice), SearchSpace: found.SearchSpace,
-		Searched: found.Evaluations, Doubt: found.Doubt, Plans: []placedFleet{},
+		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy,
+		Met:   first.Served > 1-1e-6 && first.Accuracy >= p.LeastAccuracy-1e-6,
+		Plans: []placedFleet{},
 	}
+	p.setBounds(r, first)
 	if p.LeastAccuracy > 0 {
 		r.Objective = minCost
 	}
 	for _, m := range p.Config.Models {
 		r.Families = append(r.Families, m.Name)
 	}
-	for _, e := range p.renting.Unplaced {
+	for _, e := range p.unplaced {
 		r.Notes = append(r.Notes, strings.ReplaceAll(e.Text, "no agent", "no instance"))
 	}
-	for i := range found.Plans {
-		r.Plans = append(r.Plans, p.fleetOf(&found.Plans[i]))
+	for _, one := range plans {
+		r.Plans = append(r.Plans, p.fleetOf(one))
 	}
 	if len(r.Plans) == 0 || r.Plans[0].Served == 0 {
 		return nil, errors.New(strings.Join(append(
@@ -129,59 +147,74 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	return r, nil
 }
 
-// fleetOf is a placement for people.
-func (p *Placed) fleetOf(from *plan.Placement) placedFleet {
-	f := placedFleet{
-		Configuration: map[string]int{}, Price: roundTo6(from.Price), Served: roundTo6(from.Served),
-		Accuracy: roundTo6(from.Accuracy / 100), Holds: []heldLayout{},
-		name: p.Name(from.Configuration),
+// setBounds says what no fleet exceeds, and how sure the first plan is the best.
+func (p *Placed) setBounds(r *PlacedReport, first *fleetplan.Plan) {
+	if p.LeastAccuracy > 0 && r.Met {
+		r.BoundPrice = roundTo6(first.MinCostUSDPerHour)
+		if first.MinCostUSDPerHour < first.CostUSDPerHour*(1-tolerance) {
+			r.Doubt = fmt.Sprintf("a fleet of %.4g $/hr or more may do, and not all were searched",
+				first.MinCostUSDPerHour)
+		}
+		return
 	}
-	for i, n := range from.Configuration {
+	r.BoundServed = roundTo6(first.MaxServed)
+	if p.LeastAccuracy == 0 {
+		r.Bound = roundTo6(first.MaxAccuracy)
+	}
+	if first.MaxServed > first.Served+tolerance || r.Bound > first.Accuracy+tolerance {
+		r.Doubt = "bounds do not exclude a better one, and not all were searched"
+	}
+}
+
+// tolerance is by how much the best plan may exceed the first one without a doubt being told: in
+// accuracy, share served or part of the price; chosen.
+const tolerance = 2e-4
+
+// fleetOf is a plan for people.
+func (p *Placed) fleetOf(from *fleetplan.Plan) placedFleet {
+	f := placedFleet{
+		Configuration: map[string]int{}, Price: roundTo6(from.CostUSDPerHour),
+		Served: roundTo6(from.Served), Accuracy: roundTo6(from.Accuracy), Holds: []heldLayout{},
+		name: p.Name(from.Counts),
+	}
+	for i, n := range from.Counts {
 		f.Configuration[string(p.Types[i].Name)] = n
 	}
-	program := p.renting.Program
-	for c, n := range from.Counts {
-		if n == 0 {
-			continue
-		}
-		choice := &program.Choices[c]
-		h := heldLayout{Type: string(p.Types[choice.Type].Name), Count: n}
-		flow := map[string]float64{}
-		for i, part := range choice.Partitions {
-			for k, s := range part {
-				v := p.names[names.ModelKey(program.Variants[s.Variant].Model)]
-				flow[v] += from.Flow[c][i][k]
-				if !slices.Contains(h.Models, v) {
-					h.Models = append(h.Models, v)
-				}
+	for _, held := range from.Holdings {
+		h := heldLayout{Type: string(p.Types[held.Type].Name), Count: held.Count}
+		for of, variants := range held.Variants {
+			for i, v := range variants {
+				h.Models = append(h.Models, p.names[p.fleet.Families[of].Variants[v].Model])
+				h.Rate += held.Rate[of][i]
 			}
-		}
-		for _, v := range h.Models {
-			h.Rate += flow[v]
 		}
 		h.Rate = roundTo6(h.Rate)
 		f.Holds = append(f.Holds, h)
 	}
-	slices.SortStableFunc(f.Holds, func(a, b heldLayout) int {
-		return cmp.Compare(p.typeIndex(a.Type), p.typeIndex(b.Type))
-	})
-	for i, forecast := range p.renting.Forecast(from.Solution) {
+	for i := range p.fleet.Families {
+		of, served := &p.fleet.Families[i], &from.Families[i]
 		family := placedFamily{
-			Family: forecast.Family, Rate: roundTo6(p.rates[i]), Planned: roundTo6(forecast.Demand),
-			Served: roundTo6(forecast.Served), Accuracy: roundTo6(forecast.Accuracy),
-			Shares: map[string]float64{},
+			Family: of.Name, Rate: roundTo6(p.rates[i]), Served: roundTo6(served.Answered),
+			Accuracy: roundTo6(served.Accuracy), Shares: map[string]float64{},
 		}
-		for _, s := range forecast.Shares {
-			family.Shares[p.names[s.Model]] = roundTo6(s.Share)
-			family.order = append(family.order, p.names[s.Model])
+		all := 0.0
+		for _, b := range of.Bins {
+			family.Planned += b.Rate
+		}
+		for _, rate := range served.Rate {
+			all += rate
+		}
+		family.Planned = roundTo6(family.Planned)
+		for v, rate := range served.Rate {
+			if rate > 0 {
+				name := p.names[of.Variants[v].Model]
+				family.Shares[name] = roundTo6(rate / all)
+				family.order = append(family.order, name)
+			}
 		}
 		f.Families = append(f.Families, family)
 	}
 	return f
-}
-
-func (p *Placed) typeIndex(name string) int {
-	return slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
 }
 
 // addNotes says what falls short.
@@ -234,9 +267,10 @@ type PlacedReport struct {
 	Headroom      float64  `json:"headroom"`
 	LeastAccuracy float64  `json:"least_accuracy,omitempty"`
 	// Met: the first plan serves all of the rate, and at the least accuracy.
-	Met         bool `json:"met"`
-	Searched    int  `json:"configurations_searched"`
-	SearchSpace int  `json:"search_space"`
+	Met bool `json:"met"`
+	// Searched and SearchSpace are 0: no configurations are listed.
+	Searched    int `json:"configurations_searched"`
+	SearchSpace int `json:"search_space"`
 	// No fleet within the limits serves more than BoundServed, nor as much as the first plan at a
 	// higher accuracy than Bound; or does so at the least accuracy for less than BoundPrice.
 	BoundServed float64       `json:"bound_served_share,omitempty"`
@@ -300,8 +334,7 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	} else {
 		fmt.Fprintf(&b, "maximum share of %v queries/s, then maximum accuracy%s\n", r.Rate, within)
 	}
-	fmt.Fprintf(&b, "%d of %d configurations placed, for %v times the rate (%s)\n\n", r.Searched,
-		r.SearchSpace, r.Headroom, r.Source)
+	fmt.Fprintf(&b, "planned for %v times the rate (%s)\n\n", r.Headroom, r.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t$/hr\tserved\taccuracy\tconfiguration")
 	for i, f := range r.Plans {
@@ -338,7 +371,8 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	}
 	switch {
 	case r.BoundPrice > 0:
-		fmt.Fprintf(&b, "Every fleet that serves this costs at least %.3f $/hr.\n", r.BoundPrice)
+		fmt.Fprintf(&b, "Every fleet that serves this costs at least %.3f $/hr.\n",
+			math.Floor(r.BoundPrice*1e3+1e-3)/1e3)
 	case r.BoundServed > first.Served+5e-5:
 		fmt.Fprintf(&b, "No fleet within the limits serves more than %.2f %%.\n", 100*r.BoundServed)
 	case r.Bound > 0:
